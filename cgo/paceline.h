@@ -1,0 +1,129 @@
+/*
+ * Paceline's C ABI: what libpaceline.so exports. Every function may be called from any thread.
+ *
+ * Conventions
+ *  - Functions that can fail return 0 (PL_OK) or a negative pl_status. Outputs are set only on success.
+ *  - Structures begin with their size in bytes, set by the caller, so that fields can be added at the end.
+ *  - Strings are UTF-8 and end with a NUL. Lengths are in bytes and times in milliseconds.
+ *  - After a failure pl_last_error() gives the calling thread's message.
+ *  - After fork() every function returns PL_ERR_FORKED in the child: the engine's threads stay with the parent.
+ */
+#ifndef PACELINE_H
+#define PACELINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PL_ABI_VERSION 1
+
+typedef enum pl_status {
+  PL_OK = 0,
+  PL_PENDING = 1,            /* a handle's operation is still under way */
+  PL_ERR_INVALID = -1,       /* an argument is wrong; nothing was started */
+  PL_ERR_NOT_INITIALIZED = -2,
+  PL_ERR_DUPLICATE = -3,     /* an operation of that name is in flight on this rank */
+  PL_ERR_MISMATCH = -4,      /* ranks brought different shapes, types or operations under one name */
+  PL_ERR_STALL = -5,         /* ranks did not come within the stall-shutdown time */
+  PL_ERR_PEER_LOST = -6,     /* a worker, server or the job is gone: shut down, then initialise again */
+  PL_ERR_SHUTDOWN = -7,      /* the engine was shut down while the operation was in flight */
+  PL_ERR_FORKED = -8,        /* called in a child after fork() */
+  PL_ERR_TIMEOUT = -9,       /* the deadline of this wait has passed; the operation goes on */
+  PL_ERR_MEMORY = -10,       /* a memory limit */
+  PL_ERR_UNSUPPORTED = -11,  /* for example a broadcast whose root has joined */
+  PL_ERR_INTERNAL = -12
+} pl_status;
+
+typedef enum pl_dtype {
+  PL_UINT8 = 0, PL_INT8, PL_INT16, PL_INT32, PL_INT64,
+  PL_FLOAT16, PL_BFLOAT16, PL_FLOAT32, PL_FLOAT64, PL_BOOL
+} pl_dtype;
+
+typedef enum pl_reduce_op { PL_AVERAGE = 0, PL_SUM, PL_ADASUM, PL_MIN, PL_MAX, PL_PRODUCT } pl_reduce_op;
+
+typedef enum pl_kind { PL_ALLREDUCE = 0, PL_ALLGATHER, PL_BROADCAST, PL_ALLTOALL, PL_REDUCESCATTER, PL_BARRIER } pl_kind;
+
+/* One collective operation. The input and output memory, dense and in row-major order of elements,
+ * must stay valid and untouched until the handle is done. */
+typedef struct pl_op {
+  uint32_t size;          /* sizeof(pl_op) */
+  uint32_t kind;          /* pl_kind */
+  uint32_t dtype;         /* pl_dtype */
+  uint32_t reduce_op;     /* pl_reduce_op: allreduce, reducescatter */
+  uint32_t process_set;   /* 0: all ranks */
+  int32_t root;           /* broadcast: global rank that has the data */
+  int32_t priority;       /* higher goes first; 0 by default */
+  uint32_t ndim;
+  const int64_t *shape;   /* of the input (alltoall, allgather: this rank's) */
+  const void *input;      /* may equal output (allreduce, broadcast); NULL where there are no bytes */
+  void *output;           /* allreduce, broadcast: bytes of the input; reducescatter: this rank's rows;
+                             allgather, alltoall: NULL, the engine makes it (pl_result) */
+  const int64_t *splits;  /* alltoall: rows for each rank of the set, or NULL for equal parts */
+  uint32_t nsplits;
+  double prescale;        /* allreduce, reducescatter: multiplies each input; 1.0 for none */
+  double postscale;       /* multiplies the result after averaging; 1.0 for none */
+  const char *name;       /* NULL: unnamed; such operations match in the order of their submission */
+} pl_op;
+
+/* What a finished operation gives beyond its output memory. */
+typedef struct pl_output {
+  uint32_t size;          /* sizeof(pl_output) */
+  void *data;             /* allgather, alltoall: rows of all sources in rank order; the caller owns it and
+                             returns it by pl_free; NULL where there are no bytes */
+  uint64_t bytes;
+  uint32_t nrows;         /* entries of rows */
+  const int64_t *rows;    /* allgather, alltoall: rows received from each rank of the set; valid until pl_release */
+  int32_t value;          /* join: the last rank that joined */
+} pl_output;
+
+uint32_t pl_abi_version(void);
+const char *pl_version(void);
+const char *pl_last_error(void);
+
+/* Starts the engine and joins the job: waits for the other ranks until the start timeout.
+ * settings: JSON object {"env": {"NAME": "value", ...}, "process_sets": [[0, 1], ...]}, env being the process's
+ * environment as far as it concerns Paceline. A second call while running does nothing. */
+int pl_init(const char *settings);
+/* Leaves the job. Operations in flight end with PL_ERR_SHUTDOWN. A call when not running does nothing. */
+int pl_shutdown(void);
+
+/* Writes what is known of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",
+ * "cross_size", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...]}. Returns the length, or a negative pl_status. Where the
+ * length is cap or more, nothing is written: call again with more room. */
+int64_t pl_info(char *buf, uint64_t cap);
+
+/* Submits count operations as one group: all are queued together, or none and an error is returned.
+ * handles receives count numbers >= 0. */
+int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles);
+/* Says that this rank has no more data: it takes part in later reductions with zeros until every rank has
+ * joined. The handle is done then, and its pl_output.value is the last rank that joined. */
+int pl_join(int32_t *handle);
+
+/* PL_PENDING, PL_OK when done, or the error the operation ended with. */
+int pl_poll(int32_t handle);
+/* Waits until the operation ends or timeout_ms has passed (negative: no limit but the engine's own
+ * deadlines). Returns as pl_poll, or PL_ERR_TIMEOUT. */
+int pl_wait(int32_t handle, int64_t timeout_ms);
+/* The message of an operation that ended with an error; returns the length as pl_info does. */
+int64_t pl_error(int32_t handle, char *buf, uint64_t cap);
+/* The output of an operation that is done. Hands pl_output.data over to the caller, once. */
+int pl_result(int32_t handle, pl_output *out);
+/* Forgets a handle that has ended; its number may be used again. */
+int pl_release(int32_t handle);
+void pl_free(void *data);
+
+/* Every rank calls these together, with the same ranks. A set with the same ranks keeps its number. */
+int pl_process_set_add(const int32_t *ranks, uint32_t count, uint32_t *id);
+int pl_process_set_remove(uint32_t id);
+
+/* Writes a Chrome trace of this rank's operations to path. */
+int pl_timeline_start(const char *path, int mark_cycles);
+int pl_timeline_stop(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

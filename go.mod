@@ -1,0 +1,3 @@
+module github.com/paceline/paceline
+
+go 1.25.0

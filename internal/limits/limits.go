@@ -1,0 +1,46 @@
+// Package limits names every bound that Paceline puts on input from outside. A length that comes
+// from a network, a file or a user is compared with one of these before memory is taken for it.
+package limits
+
+// Sizes in bytes.
+const (
+	// MaxPayload bounds the payload of one data frame: one partition, or one whole tensor where an
+	// operator needs it whole (Adasum).
+	MaxPayload = 1 << 30
+	// MaxBatch bounds the payload of one batch frame, in which small frames travel together.
+	MaxBatch = 256 << 10
+	// MaxControl bounds the JSON payload of one control frame (declarations, rosters, errors).
+	MaxControl = 16 << 20
+	// MaxPartition bounds the partition size setting.
+	MaxPartition = 256 << 20
+	// MinPartition is the smallest partition that a tensor is cut into.
+	MinPartition = 64 << 10
+	// DefaultPartition is the partition size when nothing is set (PSLD uses 4 MB, FluentPS the same).
+	DefaultPartition = 4 << 20
+	// MaxTensor bounds one tensor on one rank.
+	MaxTensor = 1 << 40
+	// MaxName bounds the name of a tensor.
+	MaxName = 4096
+	// MaxSecret bounds the job secret.
+	MaxSecret = 4096
+)
+
+// Counts.
+const (
+	// MaxRanks bounds the number of workers in a job.
+	MaxRanks = 1 << 14
+	// MaxServers bounds the number of servers in a job.
+	MaxServers = 1 << 14
+	// MaxDims bounds the number of dimensions of a tensor.
+	MaxDims = 64
+	// MaxTensors bounds how many (name, signature) pairs a job can declare.
+	MaxTensors = 1 << 20
+	// MaxParts bounds how many partitions one tensor is cut into.
+	MaxParts = 1 << 20
+	// MaxProcessSets bounds how many process sets a job can hold.
+	MaxProcessSets = 1 << 12
+	// MaxConnsPerServer bounds the connections that one worker opens to one server.
+	MaxConnsPerServer = 64
+	// MaxHandles bounds the operations that one worker can have in flight.
+	MaxHandles = 1 << 16
+)

@@ -1,0 +1,119 @@
+// Package rankset is a set of ranks: who contributed, who is live, who is still missing.
+package rankset
+
+import (
+	"fmt"
+	"math/bits"
+	"strings"
+)
+
+// Set is a set of ranks. The zero value is empty and ready to use. It is a value over a shared
+// slice: Clone before handing it to somebody who may change it.
+type Set struct{ words []uint64 }
+
+// Of makes a set of the given ranks.
+func Of(ranks ...int) Set {
+	var s Set
+	for _, r := range ranks {
+		s.Add(r)
+	}
+	return s
+}
+
+// Range makes the set {0, …, n-1}.
+func Range(n int) Set {
+	var s Set
+	for r := range n {
+		s.Add(r)
+	}
+	return s
+}
+
+// Add puts rank r in and reports whether it was new.
+func (s *Set) Add(r int) bool {
+	w, b := r>>6, uint64(1)<<(r&63)
+	for len(s.words) <= w {
+		s.words = append(s.words, 0)
+	}
+	if s.words[w]&b != 0 {
+		return false
+	}
+	s.words[w] |= b
+	return true
+}
+
+// Remove takes rank r out and reports whether it was in.
+func (s *Set) Remove(r int) bool {
+	if !s.Has(r) {
+		return false
+	}
+	s.words[r>>6] &^= 1 << (r & 63)
+	return true
+}
+
+// Has reports whether rank r is in.
+func (s Set) Has(r int) bool {
+	return r >= 0 && r>>6 < len(s.words) && s.words[r>>6]&(1<<(r&63)) != 0
+}
+
+// Len is the number of ranks in the set.
+func (s Set) Len() int {
+	n := 0
+	for _, w := range s.words {
+		n += bits.OnesCount64(w)
+	}
+	return n
+}
+
+// Covers reports whether every rank of other is in s.
+func (s Set) Covers(other Set) bool {
+	for i, w := range other.words {
+		var have uint64
+		if i < len(s.words) {
+			have = s.words[i]
+		}
+		if w&^have != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Minus is the set of ranks in s that are not in other.
+func (s Set) Minus(other Set) Set {
+	d := s.Clone()
+	for i := range d.words {
+		if i < len(other.words) {
+			d.words[i] &^= other.words[i]
+		}
+	}
+	return d
+}
+
+// Clone is a copy that shares nothing with s.
+func (s Set) Clone() Set { return Set{append([]uint64(nil), s.words...)} }
+
+// Reset empties the set and keeps its memory.
+func (s *Set) Reset() { clear(s.words) }
+
+// Ranks lists the ranks in rising order.
+func (s Set) Ranks() []int {
+	ranks := make([]int, 0, s.Len())
+	for i, w := range s.words {
+		for ; w != 0; w &= w - 1 {
+			ranks = append(ranks, i<<6+bits.TrailingZeros64(w))
+		}
+	}
+	return ranks
+}
+
+func (s Set) String() string { return "[" + Join(s.Ranks()) + "]" }
+
+// Join writes ranks as people read them: "0, 2, 5".
+func Join(ranks []int) string {
+	parts := make([]string, len(ranks))
+	for i, r := range ranks {
+		parts[i] = fmt.Sprint(r)
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,112 @@
+// Package units holds the small enumerations that every layer shares: element types, reduction
+// operators and kinds of collective. Their numbers travel on the wire and over the C ABI, so they
+// never change meaning; new ones are added at the end.
+package units
+
+import "fmt"
+
+// DType is the element type of a tensor.
+type DType uint8
+
+// Element types. The numbers are part of the wire format and of the C ABI.
+const (
+	Uint8 DType = iota
+	Int8
+	Int16
+	Int32
+	Int64
+	Float16
+	BFloat16
+	Float32
+	Float64
+	Bool
+	numDTypes
+)
+
+var dtypeNames = [numDTypes]string{"uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"}
+var dtypeSizes = [numDTypes]int{1, 1, 2, 4, 8, 2, 2, 4, 8, 1}
+
+// Valid reports whether d is a known element type.
+func (d DType) Valid() bool { return d < numDTypes }
+
+// Size is the size of one element in bytes, 0 for an unknown type.
+func (d DType) Size() int {
+	if !d.Valid() {
+		return 0
+	}
+	return dtypeSizes[d]
+}
+
+// Float reports whether d is a floating-point type.
+func (d DType) Float() bool { return d >= Float16 && d <= Float64 }
+
+func (d DType) String() string {
+	if !d.Valid() {
+		return fmt.Sprintf("dtype(%d)", uint8(d))
+	}
+	return dtypeNames[d]
+}
+
+// DTypes lists every element type.
+func DTypes() []DType {
+	all := make([]DType, numDTypes)
+	for i := range all {
+		all[i] = DType(i)
+	}
+	return all
+}
+
+// ReduceOp is how contributions are combined. The numbers are Horovod's.
+type ReduceOp uint8
+
+// Reduction operators, with Horovod's numbers.
+const (
+	Average ReduceOp = iota
+	Sum
+	Adasum
+	Min
+	Max
+	Product
+	numOps
+)
+
+var opNames = [numOps]string{"Average", "Sum", "Adasum", "Min", "Max", "Product"}
+
+// Valid reports whether op is a known operator.
+func (op ReduceOp) Valid() bool { return op < numOps }
+
+func (op ReduceOp) String() string {
+	if !op.Valid() {
+		return fmt.Sprintf("op(%d)", uint8(op))
+	}
+	return opNames[op]
+}
+
+// Kind is a kind of collective operation.
+type Kind uint8
+
+// Kinds of collective.
+const (
+	Allreduce Kind = iota
+	Allgather
+	Broadcast
+	Alltoall
+	Reducescatter
+	Barrier
+	numKinds
+)
+
+var kindNames = [numKinds]string{"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"}
+
+// Valid reports whether k is a known kind.
+func (k Kind) Valid() bool { return k < numKinds }
+
+// Reduces reports whether the operation combines contributions (others only move data).
+func (k Kind) Reduces() bool { return k == Allreduce || k == Reducescatter || k == Barrier }
+
+func (k Kind) String() string {
+	if !k.Valid() {
+		return fmt.Sprintf("kind(%d)", uint8(k))
+	}
+	return kindNames[k]
+}

@@ -1,0 +1,65 @@
+// Package transport says what a connection between two nodes promises. Backends (tcp, the in-memory
+// twin in transporttest, later shm and rdma) keep these promises and pass one conformance suite.
+//
+// A connection carries frames in order, both ways at once, between two nodes that have proved to
+// each other that they know the job secret before anything else was parsed. Nothing is lost while it
+// lives; when it ends, both sides are told why within the deadline of the backend.
+package transport
+
+import (
+	"context"
+	"errors"
+	"net"
+
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Conn is one authenticated connection.
+//
+// One goroutine reads, any number send. The memory behind the buffers given to Send is read until
+// Send returns and must not change before; the memory given to ReadPayload is written until it returns.
+type Conn interface {
+	// Send writes the buffers, whole frames one behind the other, in one vectored write where the
+	// backend can. It returns when the backend has taken every byte (memory may be used again) or
+	// the connection has failed. Sends do not mix. It consumes the slice itself, as net.Buffers does.
+	Send(buffers net.Buffers) error
+
+	// TrySend is Send that never waits for the peer: it takes what fits now and returns the rest of
+	// the buffers, empty when all was taken. It reports busy, and takes nothing, when another
+	// sender holds the connection. Whoever got a rest must Send it before anybody else's frames;
+	// the connection stays with that caller until then.
+	TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err error)
+
+	// ReadHeader reads the header of the next frame. The payload of the one before must have been
+	// read whole. A header that does not decode ends the connection. io.EOF is the peer's close
+	// between two frames.
+	ReadHeader(h *wire.Header) error
+
+	// ReadPayload fills b with the next bytes of the current frame's payload.
+	ReadPayload(b []byte) error
+
+	// RemoteAddr is the peer's address, for messages.
+	RemoteAddr() net.Addr
+
+	// Close ends the connection. Both sides' reads and sends return. It may be called twice.
+	Close() error
+}
+
+// Listener accepts connections whose peer has proved that it knows the job secret. One that does
+// not prove it is logged and closed by the backend, and never reaches Accept.
+type Listener interface {
+	Accept() (Conn, error) // net.ErrClosed after Close
+	Addr() net.Addr
+	Close() error
+}
+
+// Transport makes connections.
+type Transport interface {
+	Name() string
+	Listen(address string) (Listener, error)
+	Dial(ctx context.Context, address string) (Conn, error)
+}
+
+// ErrAuth is wrapped by errors of a handshake in which the peer did not prove that it knows the job
+// secret, or did not speak the protocol at all.
+var ErrAuth = errors.New("authentication failed")

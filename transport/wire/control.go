@@ -1,0 +1,232 @@
+package wire
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
+)
+
+// Role is what a node is in the job.
+type Role string
+
+// Roles.
+const (
+	RoleWorker    Role = "worker"
+	RoleServer    Role = "server"
+	RoleScheduler Role = "scheduler"
+)
+
+// Hello is the first frame on a connection after authentication.
+type Hello struct {
+	Role  Role   `json:"role"`
+	Round uint64 `json:"round,omitempty"` // round of the job (one init to shutdown) that the sender is in; 0 towards the scheduler
+	Rank  int    `json:"rank"`            // of a worker
+	Conn  int    `json:"conn,omitempty"`  // number of this connection among the sender's to this server
+}
+
+// Tensor describes one declared tensor: everything a server must know to hold its keys.
+type Tensor struct {
+	ID         uint32         `json:"id"`
+	Name       string         `json:"name"`
+	Kind       units.Kind     `json:"kind"`
+	Op         units.ReduceOp `json:"op"`
+	DType      units.DType    `json:"dtype"`
+	Shape      []int64        `json:"shape,omitempty"` // what must agree on every rank; for allgather and alltoall without the first dimension
+	Root       int            `json:"root,omitempty"`  // broadcast: global rank that has the data
+	ProcessSet uint32         `json:"process_set,omitempty"`
+	Ranks      []int          `json:"ranks"` // global ranks of the process set, rising
+	Prescale   float64        `json:"prescale"`
+	Postscale  float64        `json:"postscale"`
+	Generation uint64         `json:"generation,omitempty"` // rises each time the name failed on every rank, so that keys start anew
+	Parts      []uint32       `json:"parts"`                // bytes of each partition
+}
+
+// Signature is everything about the tensor in which all ranks must agree, as people read it:
+// "allreduce Sum float32 [10, 4]". Two ranks with different signatures under one name is an error.
+func (t *Tensor) Signature() string {
+	s := t.Kind.String()
+	if t.Kind == units.Allreduce || t.Kind == units.Reducescatter {
+		s += " " + t.Op.String()
+	}
+	s += " " + t.DType.String()
+	switch t.Kind {
+	case units.Allgather, units.Alltoall:
+		s += " [*" // the first dimension may differ
+		for _, d := range t.Shape {
+			s += fmt.Sprintf(", %d", d)
+		}
+		s += "]"
+	default:
+		s += " ["
+		for i, d := range t.Shape {
+			if i > 0 {
+				s += ", "
+			}
+			s += fmt.Sprint(d)
+		}
+		s += "]"
+	}
+	if t.Kind == units.Broadcast {
+		s += fmt.Sprintf(" from rank %d", t.Root)
+	}
+	if t.Prescale != 1 || t.Postscale != 1 {
+		s += fmt.Sprintf(" prescale %g postscale %g", t.Prescale, t.Postscale)
+	}
+	return s
+}
+
+// Check reports the first thing about t that is out of bounds.
+func (t *Tensor) Check() error {
+	var total int64
+	for _, n := range t.Parts {
+		total += int64(n)
+		if n > limits.MaxPayload {
+			return fmt.Errorf("tensor %q: partition of %d bytes, limit %d", t.Name, n, limits.MaxPayload)
+		}
+	}
+	switch {
+	case len(t.Name) == 0 || len(t.Name) > limits.MaxName:
+		return fmt.Errorf("tensor name of %d bytes, allowed are 1 to %d", len(t.Name), limits.MaxName)
+	case !t.Kind.Valid() || !t.Op.Valid() || !t.DType.Valid():
+		return fmt.Errorf("tensor %q: %v %v %v is not known here", t.Name, t.Kind, t.Op, t.DType)
+	case len(t.Shape) > limits.MaxDims:
+		return fmt.Errorf("tensor %q: %d dimensions, limit %d", t.Name, len(t.Shape), limits.MaxDims)
+	case len(t.Parts) == 0 || len(t.Parts) > limits.MaxParts:
+		return fmt.Errorf("tensor %q: %d partitions, allowed are 1 to %d", t.Name, len(t.Parts), limits.MaxParts)
+	case total > limits.MaxTensor:
+		return fmt.Errorf("tensor %q: %d bytes, limit %d", t.Name, total, int64(limits.MaxTensor))
+	case len(t.Ranks) == 0 || len(t.Ranks) > limits.MaxRanks:
+		return fmt.Errorf("tensor %q: %d ranks, allowed are 1 to %d", t.Name, len(t.Ranks), limits.MaxRanks)
+	}
+	for i, r := range t.Ranks {
+		if r < 0 || r >= limits.MaxRanks || i > 0 && r <= t.Ranks[i-1] {
+			return fmt.Errorf("tensor %q: ranks %v are not rising numbers under %d", t.Name, t.Ranks, limits.MaxRanks)
+		}
+	}
+	return nil
+}
+
+// FailureCode says why an operation failed; the C ABI passes it on.
+type FailureCode int
+
+// Failure codes.
+const (
+	FailMismatch    FailureCode = iota + 1 // ranks used one name for different operations
+	FailStall                              // ranks did not come within the stall-shutdown time
+	FailMemory                             // the server's memory limit
+	FailUnsupported                        // for example a broadcast whose root has joined
+)
+
+// Failure ends one operation on every rank of its process set.
+type Failure struct {
+	Code       FailureCode `json:"code"`
+	Name       string      `json:"name"`
+	ProcessSet uint32      `json:"process_set"`
+	Generation uint64      `json:"generation"`
+	Seq        uint64      `json:"seq"`
+	Text       string      `json:"text"` // names the tensor, the ranks and what each of them brought
+}
+
+// Stall tells a waiting worker whom a key waits for.
+type Stall struct {
+	Name    string  `json:"name"`
+	Missing []int   `json:"missing"`
+	Seconds float64 `json:"seconds"` // waited so far
+}
+
+// Lost tells of a peer that went away without a goodbye.
+type Lost struct {
+	Role Role   `json:"role"`
+	Rank int    `json:"rank"` // of a worker; index of a server
+	Why  string `json:"why"`
+}
+
+// Node is one member of the job.
+type Node struct {
+	Role      Role   `json:"role"`
+	Rank      int    `json:"rank"`      // rank of a worker, index of a server
+	LocalRank int    `json:"localRank"` // among the workers of its host
+	LocalSize int    `json:"localSize"`
+	Host      string `json:"host"`              // name of the machine, for people and for cross ranks
+	PID       int    `json:"pid,omitempty"`     // for messages
+	Server    string `json:"server,omitempty"`  // address of the server that this node holds, host:port; "" if it holds none
+	Version   string `json:"version,omitempty"` // release of the node
+}
+
+// Roster is the membership of one round of the job, alike on every node.
+type Roster struct {
+	Round   uint64 `json:"round"` // one init to shutdown of all workers; random start, never reused
+	Epoch   uint32 `json:"epoch"` // membership epoch at the start of the round
+	Workers []Node `json:"workers"`
+	// Servers in the order of their indices. An embedded server has its worker's rank in Rank and
+	// Role worker; a dedicated one has Role server.
+	Servers []Node `json:"servers"`
+}
+
+// Placed is the scheduler's answer to a declaration: the tensor's number and the server of each partition.
+type Placed struct {
+	ID      uint32 `json:"id"`
+	Servers []int  `json:"servers"` // index in Roster.Servers of each partition; that of partition 0 is the home server of the name
+}
+
+// ProcessSet is a numbered set of global ranks; 0 is every rank of the job.
+type ProcessSet struct {
+	ID    uint32 `json:"id"`
+	Ranks []int  `json:"ranks"`
+}
+
+// Control is one message between a node and the scheduler. Exactly one field beside ID and Error is set.
+// A request has ID > 0, and its answer the same ID.
+type Control struct {
+	ID    uint64 `json:"id,omitempty"`
+	Error string `json:"error,omitempty"` // in an answer: the request was refused, and why
+
+	Register *Register    `json:"register,omitempty"` // node → scheduler; answered by Roster when all have come
+	Roster   *Roster      `json:"roster,omitempty"`
+	Declare  []Tensor     `json:"declare,omitempty"` // worker → scheduler, without IDs; answered by Placed
+	Placed   []Placed     `json:"placed,omitempty"`
+	AddSet   []int        `json:"addSet,omitempty"`   // worker → scheduler: every worker asks; answered by Set when all have
+	RemoveID uint32       `json:"removeId,omitempty"` // worker → scheduler: every worker asks; answered when all have
+	Set      *ProcessSet  `json:"set,omitempty"`
+	Lost     *Lost        `json:"lost,omitempty"`   // node → scheduler: I lost this peer; scheduler → node: the job lost it
+	Beat     bool         `json:"beat,omitempty"`   // both ways, every beat interval
+	Bye      bool         `json:"bye,omitempty"`    // node → scheduler: I leave on purpose
+	Status   *StatusReply `json:"status,omitempty"` // asked with an empty one, by `paceline status`
+}
+
+// Register asks to take part in the next round of the job. A node that had been registered before
+// the scheduler was restarted sends what it knows, so that the scheduler learns it again.
+type Register struct {
+	Node      Node   `json:"node"`
+	Workers   int    `json:"workers"`             // number of workers in the job, 0 if the node does not know
+	Dedicated int    `json:"dedicated"`           // number of dedicated servers that the job waits for, 0 if not known
+	Placement string `json:"placement,omitempty"` // "round-robin" or "largest-first"; "" is the scheduler's setting
+	Known     *Known `json:"known,omitempty"`
+}
+
+// Known is what a node remembers of the running round, for a scheduler that was restarted.
+type Known struct {
+	Roster  Roster       `json:"roster"`
+	Tensors []Tensor     `json:"tensors,omitempty"`
+	Placed  []Placed     `json:"placed,omitempty"` // beside Tensors
+	Sets    []ProcessSet `json:"sets,omitempty"`
+}
+
+// StatusReply is what the scheduler knows, for people.
+type StatusReply struct {
+	State   string  `json:"state,omitempty"`   // "forming" or "running"
+	Waiting string  `json:"waiting,omitempty"` // forming: who is missing
+	Roster  *Roster `json:"roster,omitempty"`
+	Tensors int     `json:"tensors"`
+	Uptime  float64 `json:"uptimeSeconds"`
+}
+
+// DecodeJSON reads the JSON payload of a frame into v and names the frame in its error.
+func DecodeJSON(t Type, payload []byte, v any) error {
+	if err := json.Unmarshal(payload, v); err != nil {
+		return fmt.Errorf("bad %v payload: %w", t, err)
+	}
+	return nil
+}

@@ -1,0 +1,187 @@
+// Package wire defines what travels between the nodes of a job: a fixed header, little-endian and
+// versioned, followed by at most one payload. Data frames carry tensor bytes; control frames carry
+// JSON. The package does no I/O.
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
+)
+
+// Version is the version of the frame format. Peers of different versions refuse each other.
+const Version = 1
+
+// HeaderSize is the length of an encoded header in bytes.
+const HeaderSize = 64
+
+const magic = 0x4c50 // "PL" in little-endian order
+
+// Type says what a frame means.
+type Type uint8
+
+// Frame types. The comment says who sends it to whom and what the payload is.
+const (
+	TypeHello    Type = iota + 1 // worker → server, node → scheduler: JSON Hello; first frame of a connection
+	TypeWelcome                  // server → worker: the Hello was accepted
+	TypeAnnounce                 // worker → server: JSON Tensor, before the first frame of that tensor on this connection
+	TypePush                     // worker → server: one partition of a reduction; asks for the result unless FlagNoPull
+	TypePull                     // worker → server: asks for the result of an iteration that was pushed with FlagLatePull
+	TypeResult                   // server → worker: the answer to a push, pull or get
+	TypePut                      // worker → server: one partition that others will get (broadcast, allgather, alltoall)
+	TypeGet                      // worker → server: asks for a partition that somebody puts
+	TypeWindow                   // server → worker: Aux = payload bytes consumed so far on this connection
+	TypeFail                     // server → worker: JSON Failure, one operation of one tensor failed on every rank
+	TypeCancel                   // worker → server: the sender gives up this tensor; forget its keys
+	TypeJoin                     // worker → server: the sender has no more data (Horovod's join)
+	TypeJoined                   // server → worker: every rank has joined; Rank = the last one
+	TypeStall                    // server → worker: JSON Stall, some ranks have not come for this key
+	TypeLost                     // server → worker: JSON Lost, a peer died
+	TypeBatch                    // worker ↔ server: Count small frames, one behind the other, in the payload
+	TypeControl                  // node ↔ scheduler: JSON Control
+	TypeBye                      // any: the sender leaves on purpose; a connection that ends without it is a lost peer
+	numTypes
+)
+
+var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
+	"cancel", "join", "joined", "stall", "lost", "batch", "control", "bye"}
+
+func (t Type) String() string {
+	if t == 0 || t >= numTypes {
+		return fmt.Sprintf("type(%d)", uint8(t))
+	}
+	return typeNames[t]
+}
+
+// Flags modify a frame.
+type Flags uint16
+
+// Flag bits.
+const (
+	// FlagHome marks the one frame per operation that every rank sends to the tensor's home server,
+	// where ranks that use one name for different operations are found out.
+	FlagHome Flags = 1 << iota
+	// FlagNoPull on a push: the sender does not want the result (reducescatter).
+	FlagNoPull
+	// FlagLatePull on a push: the sender will ask for the result by a pull of its own.
+	FlagLatePull
+	knownFlags = FlagHome | FlagNoPull | FlagLatePull
+)
+
+// Header is the fixed part of every frame. Fields that a type does not use are zero.
+type Header struct {
+	Type         Type
+	Flags        Flags
+	DType        units.DType // element type of the payload
+	Codec        uint8       // how the payload is encoded; 0 is plain
+	Epoch        uint32      // membership epoch that the sender is in
+	Tensor       uint32      // number of the declared tensor
+	Part         uint32      // partition of the tensor; (Tensor, Part) is the key
+	Rank         uint32      // sending rank; in a result of a get the rank that put it
+	Length       uint32      // payload bytes behind the header
+	Iteration    uint64      // progress of the push, per tensor, counted from 0
+	Seq          uint64      // how often the name was used before, whatever the signature (FlagHome)
+	Aux          uint64      // put and get: Route(source, destination); window: consumed bytes
+	Divisor      uint32      // result: how many ranks contributed
+	Significance float32     // push: |g|/|w|, for the models that ask for it; 0 where not computed
+	Count        uint32      // batch: number of frames within
+}
+
+// Route packs the source and destination of a put or get. Destination -1 is "every reader".
+func Route(src, dst int) uint64 { return uint64(uint32(src))<<32 | uint64(uint32(int32(dst))) }
+
+// ErrHeader is wrapped by every error that decoding a header returns.
+var ErrHeader = errors.New("bad frame header")
+
+// Append appends the encoded header to b.
+func (h *Header) Append(b []byte) []byte {
+	var e [HeaderSize]byte
+	le := binary.LittleEndian
+	le.PutUint16(e[0:], magic)
+	e[2] = Version
+	e[3] = uint8(h.Type)
+	le.PutUint16(e[4:], uint16(h.Flags))
+	e[6] = uint8(h.DType)
+	e[7] = h.Codec
+	le.PutUint32(e[8:], h.Epoch)
+	le.PutUint32(e[12:], h.Tensor)
+	le.PutUint32(e[16:], h.Part)
+	le.PutUint32(e[20:], h.Rank)
+	le.PutUint32(e[24:], h.Length)
+	le.PutUint32(e[28:], h.Divisor)
+	le.PutUint64(e[32:], h.Iteration)
+	le.PutUint64(e[40:], h.Seq)
+	le.PutUint64(e[48:], h.Aux)
+	le.PutUint32(e[56:], math.Float32bits(h.Significance))
+	le.PutUint32(e[60:], h.Count)
+	return append(b, e[:]...)
+}
+
+// Decode reads a header from the first HeaderSize bytes of b and checks everything that can be
+// checked without knowing the tensor: magic, version, type, flags, element type and length limit.
+func (h *Header) Decode(b []byte) error {
+	if len(b) < HeaderSize {
+		return fmt.Errorf("%w: %d bytes, need %d", ErrHeader, len(b), HeaderSize)
+	}
+	le := binary.LittleEndian
+	if m := le.Uint16(b); m != magic {
+		return fmt.Errorf("%w: magic %#04x, want %#04x (is the peer a Paceline node?)", ErrHeader, m, magic)
+	}
+	if b[2] != Version {
+		return fmt.Errorf("%w: frame version %d, this node speaks %d; install the same release everywhere", ErrHeader, b[2], Version)
+	}
+	*h = Header{
+		Type:         Type(b[3]),
+		Flags:        Flags(le.Uint16(b[4:])),
+		DType:        units.DType(b[6]),
+		Codec:        b[7],
+		Epoch:        le.Uint32(b[8:]),
+		Tensor:       le.Uint32(b[12:]),
+		Part:         le.Uint32(b[16:]),
+		Rank:         le.Uint32(b[20:]),
+		Length:       le.Uint32(b[24:]),
+		Divisor:      le.Uint32(b[28:]),
+		Iteration:    le.Uint64(b[32:]),
+		Seq:          le.Uint64(b[40:]),
+		Aux:          le.Uint64(b[48:]),
+		Significance: math.Float32frombits(le.Uint32(b[56:])),
+		Count:        le.Uint32(b[60:]),
+	}
+	return h.check()
+}
+
+func (h *Header) check() error {
+	switch {
+	case h.Type == 0 || h.Type >= numTypes:
+		return fmt.Errorf("%w: unknown %v", ErrHeader, h.Type)
+	case h.Flags&^knownFlags != 0:
+		return fmt.Errorf("%w: unknown flags %#x in %v", ErrHeader, uint16(h.Flags&^knownFlags), h.Type)
+	case !h.DType.Valid():
+		return fmt.Errorf("%w: unknown %v in %v", ErrHeader, h.DType, h.Type)
+	case h.Rank >= limits.MaxRanks:
+		return fmt.Errorf("%w: rank %d in %v, limit %d", ErrHeader, h.Rank, h.Type, limits.MaxRanks)
+	case h.Part >= limits.MaxParts:
+		return fmt.Errorf("%w: partition %d in %v, limit %d", ErrHeader, h.Part, h.Type, limits.MaxParts)
+	case h.Length > h.Type.maxPayload():
+		return fmt.Errorf("%w: %v payload of %d bytes, limit %d", ErrHeader, h.Type, h.Length, h.Type.maxPayload())
+	}
+	return nil
+}
+
+// maxPayload is the greatest payload that a frame of type t may have.
+func (t Type) maxPayload() uint32 {
+	switch t {
+	case TypePush, TypePut, TypeResult:
+		return limits.MaxPayload
+	case TypeBatch:
+		return limits.MaxBatch
+	case TypeHello, TypeAnnounce, TypeFail, TypeStall, TypeLost, TypeControl:
+		return limits.MaxControl
+	default:
+		return 0
+	}
+}
