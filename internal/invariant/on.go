@@ -1,0 +1,6 @@
+//go:build invariants
+
+package invariant
+
+// On reports whether this build checks invariants.
+const On = true

@@ -1,0 +1,33 @@
+package condition
+
+import "fmt"
+
+// BSP is the bulk synchronous model: a pull waits until its iteration is closed, and an iteration is
+// closed when every live rank has pushed it (FluentPS Table III, row BSP).
+func BSP() Model { return Model{Name: "bsp", Pull: Closed{}, Push: EveryLive{}} }
+
+func newBSP(args []string) (Model, error) {
+	if len(args) != 0 {
+		return Model{}, fmt.Errorf("synchronisation model bsp takes no arguments, got %q", args)
+	}
+	return BSP(), nil
+}
+
+// Closed holds when the pull's own iteration is closed: i < V.
+type Closed struct{}
+
+// Holds implements PullCondition.
+func (Closed) Holds(v View) bool { return v.Progress < v.V }
+
+// Ahead implements PullCondition.
+func (Closed) Ahead() bool { return false }
+
+func (Closed) String() string { return "i < V" }
+
+// EveryLive holds when every live rank has pushed the open iteration: count[V] == N.
+type EveryLive struct{}
+
+// Holds implements PushCondition.
+func (EveryLive) Holds(v View) bool { return v.Count(v.V) == v.N }
+
+func (EveryLive) String() string { return "count[V] == N" }

@@ -1,0 +1,94 @@
+// Package condition decides, for one key, when a push counts, when an iteration closes and when a
+// pull is answered. It is FluentPS's server side (algorithms.md section 1) as a pure machine:
+// Step(input) → outputs, with no data, no I/O and no clock. The server's shards, which hold the
+// bytes, and the simulator drive the same code.
+//
+// A synchronisation model is a pull condition and a push condition. Each model is one file here and
+// one line in the table of models.go; a user's own is any pair of values of the two interfaces.
+package condition
+
+import "fmt"
+
+// View is what a condition sees: who asks, and how far everybody is. Progress counts from 0. V,
+// Fastest and Slowest are numbers of iterations: V are closed, and the fastest live rank has pushed
+// iterations up to Fastest-1 (0 before its first push). So a worker whose progress is i leads by i-V.
+type View struct {
+	Rank         int     // that pulls or has just pushed; -1 when a change of membership or condition asks
+	Progress     uint64  // of that pull or push; V when Rank is -1
+	V            uint64  // iterations closed; also the number of the iteration that is open
+	N            int     // live ranks
+	Fastest      uint64  // iterations that the furthest live rank has pushed
+	Slowest      uint64  // iterations that the least advanced live rank has pushed
+	Significance float32 // |g|/|w| of Rank's newest push, 0 where the worker did not compute it
+
+	count func(iteration uint64) int
+}
+
+// Count is the number of live ranks that have pushed an iteration which is not closed yet.
+func (v View) Count(iteration uint64) int {
+	if v.count == nil {
+		return 0
+	}
+	return v.count(iteration)
+}
+
+// PullCondition says whether a pull may be answered now. It is asked when the pull arrives and again
+// whenever the membership or a condition changes, and must depend on nothing but the view.
+type PullCondition interface {
+	Holds(v View) bool
+	// Ahead reports whether the condition may hold before the pull's own iteration is closed. Then
+	// there is no finished sum to answer with, and the key must accumulate.
+	Ahead() bool
+	String() string
+}
+
+// PushCondition says whether the open iteration v.V is closed now. It is asked after each push and
+// whenever the membership or a condition changes, and must depend on nothing but the view. An
+// iteration that nobody has pushed stays open whatever the condition says.
+type PushCondition interface {
+	Holds(v View) bool
+	String() string
+}
+
+// Dataflow is what a key holds. It is fixed when the tensor is declared.
+type Dataflow uint8
+
+// Dataflows.
+const (
+	// Aggregate keys hold the sum of one iteration: push a gradient, pull that iteration's sum.
+	Aggregate Dataflow = iota
+	// Accumulate keys hold the value: push a difference, pull the value as it is now.
+	Accumulate
+)
+
+func (d Dataflow) String() string {
+	switch d {
+	case Aggregate:
+		return "aggregate"
+	case Accumulate:
+		return "accumulate"
+	}
+	return fmt.Sprintf("dataflow(%d)", uint8(d))
+}
+
+// Parking is where a pull waits that the pull condition held back (FluentPS section III-C).
+type Parking uint8
+
+// Parking orders.
+const (
+	// Lazy files a pull under its own progress: it is answered when V passes that, with a fresh value.
+	Lazy Parking = iota
+	// SoftBarrier files a pull under the current V: it is answered at the next advance,
+	// unconditionally, with whatever the value is then.
+	SoftBarrier
+)
+
+func (p Parking) String() string {
+	switch p {
+	case Lazy:
+		return "lazy"
+	case SoftBarrier:
+		return "soft-barrier"
+	}
+	return fmt.Sprintf("parking(%d)", uint8(p))
+}

@@ -1,0 +1,91 @@
+package condition
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/paceline/paceline/internal/invariant"
+	"github.com/paceline/paceline/internal/rankset"
+)
+
+func TestParseKnowsEveryModelAndRefusesTheRest(t *testing.T) {
+	for _, name := range Names() {
+		if m, err := Parse(name); err != nil || m.Name != name {
+			t.Errorf("%s: %+v, %v", name, m, err)
+		}
+	}
+	for setting, want := range map[string]string{"bps": `unknown synchronisation model "bps", known are: bsp`, "bsp:3": "takes no arguments"} {
+		if _, err := Parse(setting); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got error %v, want one with %q", setting, err, want)
+		}
+	}
+}
+
+func TestModelNeedsBothConditions(t *testing.T) {
+	if _, err := New(Config{Model: Model{Name: "half", Pull: Closed{}}}); err == nil {
+		t.Fatal("a model without a push condition must be refused")
+	}
+}
+
+// A condition sees progress, rank, V, N, count, the fastest and slowest progress and the push's
+// significance (algorithms.md section 1, run-time control).
+func TestConditionSeesEveryonesProgress(t *testing.T) {
+	spy := &spy{}
+	m, err := New(Config{Live: rankset.Range(3), Model: Model{Name: "spy", Pull: spy, Push: EveryLive{}}, Dataflow: Accumulate})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, in := range []Input{Push(1, 0, 0.25), Push(1, 1, 0.5), Push(0, 0, 0), Push(2, 0, 0), Push(2, 1, 0)} {
+		m.Step(in, nil)
+	}
+	m.Step(Pull(1, 1), nil)
+	v := spy.saw
+	if v.Rank != 1 || v.Progress != 1 || v.V != 1 || v.N != 3 || v.Fastest != 2 || v.Slowest != 1 || v.Significance != 0.5 {
+		t.Errorf("saw %+v", v)
+	}
+	if v.Count(0) != 0 || v.Count(1) != 2 || v.Count(2) != 0 || (View{}).Count(0) != 0 {
+		t.Errorf("counts %d %d %d", v.Count(0), v.Count(1), v.Count(2))
+	}
+}
+
+type spy struct{ saw View }
+
+func (s *spy) Holds(v View) bool { s.saw = v; return true }
+func (s *spy) Ahead() bool       { return true }
+func (s *spy) String() string    { return "always" }
+
+func TestBSPIterationAllocatesNothing(t *testing.T) {
+	if invariant.On {
+		t.Skip("the checks allocate")
+	}
+	iteration := bspIteration(t, 8)
+	if n := testing.AllocsPerRun(100, iteration); n != 0 {
+		t.Errorf("an iteration allocates %v times", n)
+	}
+}
+
+func BenchmarkBSPIteration8Ranks(b *testing.B) {
+	iteration := bspIteration(b, 8)
+	b.ReportAllocs()
+	for b.Loop() {
+		iteration()
+	}
+}
+
+// bspIteration is one BSP iteration of n ranks, run once already.
+func bspIteration(t testing.TB, n int) func() {
+	m, err := New(Config{Live: rankset.Range(n), Model: BSP()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []Output
+	iteration := func() {
+		v := m.V()
+		for r := range n {
+			out = m.Step(Push(r, v, 0), out[:0])
+			out = m.Step(Pull(r, v), out[:0])
+		}
+	}
+	iteration()
+	return iteration
+}
