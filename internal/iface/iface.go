@@ -1,0 +1,137 @@
+// Package iface finds the addresses of this machine that a job's listeners bind to.
+package iface
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+)
+
+// Loopback is where the listeners of a local job are.
+const Loopback = "127.0.0.1"
+
+// IsLoopback reports whether host, a name or an address without port, can only mean this machine.
+// It asks no name server.
+func IsLoopback(host string) bool {
+	if strings.EqualFold(host, "localhost") {
+		return true
+	}
+	addr, err := netip.ParseAddr(host)
+	return err == nil && addr.IsLoopback()
+}
+
+// IsLocal reports whether host is this machine: its own name, or a name or address of one of its interfaces.
+func IsLocal(host, hostname string) bool {
+	if IsLoopback(host) || host == hostname || host == firstLabel(hostname) {
+		return true
+	}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return false // a name that is not ours: the remote shell's own tables say where it is
+	}
+	for _, a := range own {
+		if n, ok := a.(*net.IPNet); ok && n.IP.Equal(net.IP(addr.AsSlice())) {
+			return true
+		}
+	}
+	return false
+}
+
+// Address is the address to bind to for an interface's name or an address: "eth0" or "10.0.0.3".
+func Address(nameOrIP string) (string, error) {
+	if addr, err := netip.ParseAddr(nameOrIP); err == nil {
+		return addr.String(), nil
+	}
+	all, err := List()
+	if err != nil {
+		return "", err
+	}
+	names := make([]string, len(all))
+	for i, one := range all {
+		if one.Name == nameOrIP && len(one.Addresses) > 0 {
+			return one.Addresses[0], nil
+		}
+		names[i] = one.Name
+	}
+	return "", fmt.Errorf("no interface %q with an address on this machine; there are %s", nameOrIP, strings.Join(names, ", "))
+}
+
+// Towards is this machine's address from which packets to host leave. Nothing is sent.
+func Towards(host string) (string, error) {
+	conn, err := net.Dial("udp", net.JoinHostPort(host, "9"))
+	if err != nil {
+		return "", fmt.Errorf("no way to %s: %w", host, err)
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).IP.String(), nil
+}
+
+// Outward is this machine's address towards the rest of the world.
+func Outward() (string, error) {
+	if addr, err := Towards("192.0.2.1"); err == nil { // an address for documentation: only a default route leads there
+		return addr, nil
+	}
+	all, err := List()
+	if err != nil {
+		return "", err
+	}
+	for _, one := range all {
+		if len(one.Addresses) > 0 && !IsLoopback(one.Addresses[0]) {
+			return one.Addresses[0], nil
+		}
+	}
+	return "", errors.New("this machine has no address but loopback")
+}
+
+// Interface is one network interface that is up.
+type Interface struct {
+	Name      string   `json:"name"`
+	MTU       int      `json:"mtu"`
+	Addresses []string `json:"addresses"` // IPv4 first, without link-local ones
+}
+
+// List names the interfaces that are up.
+func List() ([]Interface, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	var up []Interface
+	for _, one := range all {
+		if one.Flags&net.FlagUp == 0 {
+			continue
+		}
+		addrs, err := one.Addrs()
+		if err != nil {
+			return nil, err
+		}
+		up = append(up, Interface{one.Name, one.MTU, usable(addrs)})
+	}
+	return up, nil
+}
+
+func usable(addrs []net.Addr) []string {
+	var v4, v6 []string
+	for _, a := range addrs {
+		n, ok := a.(*net.IPNet)
+		switch {
+		case !ok || n.IP.IsLinkLocalUnicast():
+		case n.IP.To4() != nil:
+			v4 = append(v4, n.IP.String())
+		default:
+			v6 = append(v6, n.IP.String())
+		}
+	}
+	return append(v4, v6...)
+}
+
+func firstLabel(hostname string) string {
+	label, _, _ := strings.Cut(hostname, ".")
+	return label
+}

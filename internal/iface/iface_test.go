@@ -1,0 +1,34 @@
+package iface
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestAddressOfLoopback(t *testing.T) {
+	for _, name := range []string{"lo", "127.0.0.1"} {
+		if got, err := Address(name); err != nil || got != Loopback {
+			t.Fatal(name, got, err)
+		}
+	}
+	if _, err := Address("no-such0"); err == nil || !strings.Contains(err.Error(), `no interface "no-such0"`) || !strings.Contains(err.Error(), "lo") {
+		t.Fatal(err)
+	}
+}
+
+func TestTowardsLoopbackLeavesFromLoopback(t *testing.T) {
+	if got, err := Towards(Loopback); err != nil || got != Loopback {
+		t.Fatal(got, err)
+	}
+}
+
+func TestWhoIsLocal(t *testing.T) {
+	for host, want := range map[string]bool{
+		"localhost": true, "127.0.0.1": true, "::1": true, "127.3.2.1": true,
+		"me.example": true, "me": true, "you": false, "192.0.2.77": false,
+	} {
+		if got := IsLocal(host, "me.example"); got != want {
+			t.Errorf("IsLocal(%q) = %v", host, got)
+		}
+	}
+}

@@ -1,0 +1,129 @@
+// Package secret makes, reads and checks the secret by which the processes of one job know each other.
+package secret
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/paceline/paceline/internal/limits"
+)
+
+// MinBytes is the shortest secret that is taken.
+const MinBytes = 16
+
+// New makes a secret of 256 random bits, as text that fits an environment variable.
+func New() []byte { return []byte(hex.EncodeToString(random(32))) }
+
+// Check reports a secret that is too short to be one, or longer than limits.MaxSecret.
+func Check(secret []byte) error {
+	if len(secret) < MinBytes || len(secret) > limits.MaxSecret {
+		return fmt.Errorf("a secret of %d bytes, allowed are %d to %d", len(secret), MinBytes, limits.MaxSecret)
+	}
+	return nil
+}
+
+// Derive makes from a secret the one for a purpose, such as one job among the user's jobs. Different
+// purposes give secrets that do not fit each other.
+func Derive(secret []byte, purpose string) []byte {
+	mac := hmac.New(sha256.New, secret)
+	mac.Write([]byte(purpose))
+	return []byte(hex.EncodeToString(mac.Sum(nil)))
+}
+
+// ReadFile reads a secret from a file, without the line break at its end. A file that others can
+// write is refused; for one that others can read the warning says so.
+func ReadFile(path string) (secret []byte, warning string, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, "", err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, "", err
+	}
+	switch mode := info.Mode(); {
+	case !mode.IsRegular():
+		return nil, "", fmt.Errorf("%s is not a regular file", path)
+	case mode.Perm()&0o022 != 0:
+		return nil, "", fmt.Errorf("%s can be written by others (mode %#o): run chmod 600 on it", path, mode.Perm())
+	case mode.Perm()&0o044 != 0:
+		warning = fmt.Sprintf("%s can be read by others (mode %#o): run chmod 600 on it", path, mode.Perm())
+	}
+	secret, err = io.ReadAll(io.LimitReader(file, limits.MaxSecret+2))
+	if err != nil {
+		return nil, "", err
+	}
+	secret = bytes.TrimRight(secret, "\r\n")
+	if err := Check(secret); err != nil {
+		return nil, "", fmt.Errorf("%s holds %w", path, err)
+	}
+	return secret, warning, nil
+}
+
+// RunDir is the directory for what the user's processes on this machine share: in the given run
+// directory of the session (XDG_RUNTIME_DIR) if there is one, else in the directory for temporary files.
+func RunDir(sessionDir string) string {
+	if sessionDir != "" {
+		return filepath.Join(sessionDir, "paceline")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("paceline-%d", os.Getuid()))
+}
+
+// Shared reads the secret that the user's processes on this machine share through the directory dir,
+// and makes it if there is none. All who call this at the same time get the same secret: it is written
+// under a name of its own and then linked to its place, which succeeds once. It stays there for later
+// jobs, so that no process can meet one that is out of date.
+func Shared(dir string) ([]byte, error) {
+	if err := privateDir(dir); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, "secret")
+	secret, _, err := ReadFile(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return secret, err
+	}
+	fresh := filepath.Join(dir, "secret."+hex.EncodeToString(random(8)))
+	defer os.Remove(fresh)
+	if err := os.WriteFile(fresh, New(), 0o600); err != nil {
+		return nil, err
+	}
+	if err := os.Link(fresh, path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	secret, _, err = ReadFile(path)
+	return secret, err
+}
+
+// privateDir makes dir, and refuses one into which another user could have put something.
+func privateDir(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	owner := info.Sys().(*syscall.Stat_t).Uid
+	if !info.IsDir() || int(owner) != os.Getuid() || info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("%s has to be a directory of user %d that nobody else can enter (it is %v of user %d): remove it or set PACELINE_JOB_SECRET",
+			dir, os.Getuid(), info.Mode(), owner)
+	}
+	return nil
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	rand.Read(b) // never fails
+	return b
+}

@@ -1,0 +1,216 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/paceline/paceline/internal/limits"
+)
+
+// A launcher is a set of variables that say who a process is. They are taken together, from the first
+// launcher whose rank and size are set: a job script under Slurm may well start torchrun, and then the
+// one's local rank does not fit the other's rank.
+type launcher struct {
+	name                 string
+	rank, size           string
+	localRank, localSize string
+	crossRank, crossSize string
+	sure                 bool // nothing but the launcher sets these: half of them is an error
+}
+
+var launchers = []launcher{
+	{"paceline", "PACELINE_RANK", "PACELINE_SIZE", "PACELINE_LOCAL_RANK", "PACELINE_LOCAL_SIZE", "PACELINE_CROSS_RANK", "PACELINE_CROSS_SIZE", true},
+	{"horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", true},
+	{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", true},
+	{"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "", "", false},
+	{"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", "", false},
+	{"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_NODEID", "SLURM_STEP_NUM_NODES", false},
+	{"byteps", "BYTEPS_GLOBAL_RANK", "", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "DMLC_WORKER_ID", "DMLC_NUM_WORKER", false},
+}
+
+// The table's rows about identity.
+var identityDocs = []struct {
+	name, preset, allowed, doc string
+	variable                   func(launcher) string
+	value                      func(*Settings) int
+}{
+	{"PACELINE_RANK", "0", fmt.Sprintf("are 0 to %d", limits.MaxRanks-1), "Number of this worker in the job.", func(l launcher) string { return l.rank }, func(s *Settings) int { return s.Rank }},
+	{"PACELINE_SIZE", "1", fmt.Sprintf("are 1 to %d", limits.MaxRanks), "Number of workers in the job.", func(l launcher) string { return l.size }, func(s *Settings) int { return s.Size }},
+	{"PACELINE_LOCAL_RANK", "", "are 0 to the local size less 1", "Number of this worker among those of its host. Without it, by the hosts' names.", func(l launcher) string { return l.localRank }, func(s *Settings) int { return s.LocalRank }},
+	{"PACELINE_LOCAL_SIZE", "", "are 1 to the size", "Number of workers on this host. Without it, by the hosts' names.", func(l launcher) string { return l.localSize }, func(s *Settings) int { return s.LocalSize }},
+	{"PACELINE_CROSS_RANK", "", "are 0 to the cross size less 1", "Number of this host in the job. Without it, by the hosts' names.", func(l launcher) string { return l.crossRank }, func(s *Settings) int { return s.CrossRank }},
+	{"PACELINE_CROSS_SIZE", "", "are 1 to the size", "Number of hosts in the job. Without it, by the hosts' names.", func(l launcher) string { return l.crossSize }, func(s *Settings) int { return s.CrossSize }},
+}
+
+func identityRows() []Setting {
+	var rows []Setting
+	for _, d := range identityDocs {
+		one := Setting{Name: d.name, Default: d.preset, Allowed: d.allowed, Doc: d.doc}
+		for _, l := range launchers[1:] {
+			if v := d.variable(l); v != "" {
+				one.Synonyms = append(one.Synonyms, v)
+			}
+		}
+		rows = append(rows, one)
+	}
+	return rows
+}
+
+func (s *Settings) identityValues() []Value {
+	var values []Value
+	for _, d := range identityDocs {
+		one := Value{d.name, strconv.Itoa(d.value(s)), s.from(d.name)}
+		if d.value(s) < 0 {
+			one.Value = "" // by the hosts' names
+		}
+		values = append(values, one)
+	}
+	return values
+}
+
+// identify fills in who this process is. Of a server or scheduler only the host matters.
+func identify(s *Settings, env map[string]string) error {
+	s.Rank, s.Size = 0, 1
+	s.LocalRank, s.LocalSize, s.CrossRank, s.CrossSize = -1, -1, -1, -1
+	if s.Role != "worker" && s.Role != "" { // "" where the role itself was wrong
+		return nil
+	}
+	l, err := launcherOf(env)
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		s.LocalRank, s.LocalSize, s.CrossRank, s.CrossSize = 0, 1, 0, 1
+		return nil
+	}
+	s.Launcher = l.name
+	r := numbers{env: env}
+	r.read(&s.Rank, l.rank, 0)
+	r.read(&s.Size, l.size, 1)
+	r.read(&s.LocalRank, l.localRank, 0)
+	r.read(&s.LocalSize, l.localSize, 1)
+	r.read(&s.CrossRank, l.crossRank, 0)
+	r.read(&s.CrossSize, l.crossSize, 1)
+	switch l.name {
+	case "srun":
+		s.LocalSize = tasksOnNode(env["SLURM_STEP_TASKS_PER_NODE"], s.CrossRank)
+	case "byteps":
+		byHosts(s, env)
+	}
+	for _, d := range identityDocs {
+		if v := d.variable(*l); v != "" && env[v] != "" {
+			s.From[d.name] = v
+		}
+	}
+	return errors.Join(r.err, bounds(s, l))
+}
+
+// launcherOf finds whose variables are set; nil for none.
+func launcherOf(env map[string]string) (*launcher, error) {
+	if env["SLURM_STEP_NUM_TASKS"] == "" && env["SLURM_STEP_ID"] != "" {
+		// Older srun. Without a step this is a batch script, whose SLURM_NTASKS are for later steps.
+		launchers := append([]launcher(nil), launchers...)
+		for i := range launchers {
+			if launchers[i].name == "srun" {
+				launchers[i].size = "SLURM_NTASKS"
+			}
+		}
+		return pick(launchers, env)
+	}
+	return pick(launchers, env)
+}
+
+func pick(launchers []launcher, env map[string]string) (*launcher, error) {
+	for i, l := range launchers {
+		rank, size := env[l.rank] != "", env[l.size] != ""
+		switch {
+		case l.name == "byteps":
+			if env["DMLC_NUM_WORKER"] != "" && (rank || env["DMLC_WORKER_ID"] != "") {
+				return &launchers[i], nil
+			}
+		case rank && size:
+			return &launchers[i], nil
+		case rank && l.sure:
+			return nil, fmt.Errorf("%s=%q is set, but %s is not: set both or none", l.rank, env[l.rank], l.size)
+		case size && l.sure:
+			return nil, fmt.Errorf("%s=%q is set, but %s is not: set both or none", l.size, env[l.size], l.rank)
+		}
+	}
+	return nil, nil
+}
+
+// byHosts works out BytePS's ranks: its workers are hosts, with a number of processes on each.
+func byHosts(s *Settings, env map[string]string) {
+	s.LocalRank, s.LocalSize = max(s.LocalRank, 0), max(s.LocalSize, 1)
+	s.Size = s.CrossSize * s.LocalSize
+	if env["BYTEPS_GLOBAL_RANK"] == "" {
+		s.Rank = s.CrossRank*s.LocalSize + s.LocalRank
+	}
+	s.From["PACELINE_RANK"], s.From["PACELINE_SIZE"] = "DMLC_WORKER_ID", "DMLC_NUM_WORKER"
+}
+
+// bounds reports numbers that do not fit each other.
+func bounds(s *Settings, l *launcher) error {
+	switch {
+	case s.Size > limits.MaxRanks:
+		return fmt.Errorf("%s=%d: allowed are 1 to %d", l.size, s.Size, limits.MaxRanks)
+	case s.Rank >= s.Size:
+		return fmt.Errorf("rank %d of %s in a job of %d: ranks count from 0", s.Rank, l.name, s.Size)
+	case s.LocalSize > s.Size:
+		return fmt.Errorf("%s=%d is more than the job's %d workers", l.localSize, s.LocalSize, s.Size)
+	case s.LocalSize > 0 && s.LocalRank >= s.LocalSize:
+		return fmt.Errorf("%s=%d with %d workers on this host: local ranks count from 0", l.localRank, s.LocalRank, s.LocalSize)
+	}
+	if s.Size == 1 {
+		s.LocalRank, s.LocalSize, s.CrossRank, s.CrossSize = 0, 1, 0, 1
+	}
+	return nil
+}
+
+// numbers reads variables that hold a number, and remembers the first that does not.
+type numbers struct {
+	env map[string]string
+	err error
+}
+
+func (r *numbers) read(into *int, variable string, low int) {
+	text := strings.TrimSpace(r.env[variable])
+	if variable == "" || text == "" {
+		return
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < low || n > limits.MaxRanks {
+		r.err = errors.Join(r.err, fmt.Errorf("%s=%q: allowed are %d to %d", variable, text, low, limits.MaxRanks))
+		return
+	}
+	*into = n
+}
+
+// tasksOnNode reads Slurm's list of the numbers of tasks on each node, "4(x2),3", at one of them;
+// -1 if it does not say.
+func tasksOnNode(list string, node int) int {
+	if list == "" || node < 0 {
+		return -1
+	}
+	for part := range strings.SplitSeq(list, ",") {
+		count, times := strings.TrimSuffix(part, ")"), 1
+		if head, tail, ok := strings.Cut(count, "(x"); ok {
+			n, err := strconv.Atoi(tail)
+			if err != nil {
+				return -1
+			}
+			count, times = head, n
+		}
+		tasks, err := strconv.Atoi(count)
+		if err != nil {
+			return -1
+		}
+		if node < times {
+			return tasks
+		}
+		node -= times
+	}
+	return -1
+}

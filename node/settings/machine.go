@@ -1,0 +1,139 @@
+package settings
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/paceline/paceline/internal/iface"
+	"github.com/paceline/paceline/internal/secret"
+)
+
+// Complete adds what only this machine knows: its name and address, the job's secret, the bound of a
+// server's memory. The settings are then ready to run by. It may be called again.
+func (s *Settings) Complete() (warnings []string, err error) {
+	if s.Host == "" {
+		if s.Host, err = os.Hostname(); err != nil {
+			return nil, fmt.Errorf("the machine has no name (set PACELINE_HOST): %w", err)
+		}
+	}
+	if s.ServerMemory == 0 {
+		s.ServerMemory = memoryBytes() / 2 / int64(max(s.LocalSize, 1))
+	}
+	if s.EmbedScheduler != "" && !s.Local {
+		host, port, _ := net.SplitHostPort(s.EmbedScheduler)
+		if host, err = s.masterAddress(host); err != nil {
+			return nil, err
+		}
+		s.EmbedScheduler = net.JoinHostPort(host, port)
+		s.Scheduler = s.EmbedScheduler
+	}
+	warning, err := s.loadSecret()
+	if warning != "" {
+		warnings = append(warnings, warning)
+	}
+	return warnings, err
+}
+
+// masterAddress is the address by which the other ranks know this machine as MASTER_ADDR. A machine's
+// own name may mean loopback to itself, and a service's name may lead here through a translation: then
+// it is the address of the interface that the job uses.
+func (s *Settings) masterAddress(host string) (string, error) {
+	if found, err := net.LookupIP(host); err == nil && len(found) > 0 {
+		if ip := found[0].String(); !found[0].IsLoopback() && iface.IsLocal(ip, "") {
+			return ip, nil
+		}
+	}
+	if s.Interface != "" {
+		return s.ListenHost()
+	}
+	return iface.Outward()
+}
+
+func (s *Settings) loadSecret() (warning string, err error) {
+	switch {
+	case len(s.JobSecret) > 0:
+	case s.SecretFile != "":
+		s.JobSecret, warning, err = secret.ReadFile(s.SecretFile)
+		if err != nil {
+			return "", fmt.Errorf("PACELINE_JOB_SECRET_FILE: %w", err)
+		}
+		if warning != "" {
+			warning = "PACELINE_JOB_SECRET_FILE: " + warning
+		}
+	default:
+		shared, err := secret.Shared(s.SecretDir)
+		if err != nil {
+			return "", fmt.Errorf("the job's secret (PACELINE_JOB_SECRET sets one): %w", err)
+		}
+		s.JobSecret = secret.Derive(shared, s.SecretFor)
+	}
+	return warning, nil
+}
+
+// ListenHost is the address that this process's listeners bind to and that others reach them at:
+// loopback for a local job, else that of the setting Interface, else the one from which this machine
+// reaches the scheduler.
+func (s *Settings) ListenHost() (string, error) {
+	switch {
+	case s.Interface != "":
+		address, err := iface.Address(s.Interface)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", s.from("PACELINE_INTERFACE"), err)
+		}
+		return address, nil
+	case s.Local:
+		return iface.Loopback, nil
+	}
+	host, _, err := net.SplitHostPort(s.Scheduler)
+	if err != nil {
+		return "", err
+	}
+	if s.EmbedScheduler != "" {
+		return host, nil // Complete made it the address by which the others know this machine
+	}
+	return iface.Towards(host)
+}
+
+// TimelinePath is the file that a rank traces to: rank 0 to the named one, rank 3 to trace.3.json where
+// the name is trace.json.
+func TimelinePath(path string, rank int) string {
+	if path == "" || rank == 0 {
+		return path
+	}
+	ext := filepath.Ext(path)
+	return fmt.Sprintf("%s.%d%s", strings.TrimSuffix(path, ext), rank, ext)
+}
+
+// memoryBytes is the memory of this machine, or of the container that holds us where that is less.
+func memoryBytes() int64 {
+	total := int64(4 << 30) // where the system does not say
+	if n, ok := meminfoTotal(); ok {
+		total = n
+	}
+	if text, err := os.ReadFile("/sys/fs/cgroup/memory.max"); err == nil {
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && n < total {
+			total = n
+		}
+	}
+	return total
+}
+
+func meminfoTotal() (int64, bool) {
+	file, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, false
+	}
+	defer file.Close()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		if rest, ok := strings.CutPrefix(lines.Text(), "MemTotal:"); ok {
+			n, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(rest, "kB")), 10, 64)
+			return n << 10, err == nil
+		}
+	}
+	return 0, false
+}

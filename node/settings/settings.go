@@ -1,0 +1,114 @@
+// Package settings turns a process's environment into what the engine runs by.
+//
+// One table (table.go) says which variables there are, what is allowed and what the default is; who
+// this process is in the job comes from the launcher's variables (identity.go); where the scheduler is
+// and what the job's secret is follow from both (meeting.go). FromEnv is a pure function of the
+// environment; Complete adds what only the machine knows.
+package settings
+
+import (
+	"errors"
+	"time"
+)
+
+// Settings are what one process runs by. Times are durations, sizes bytes.
+type Settings struct {
+	// Who this process is. Local and cross numbers that the launcher did not give are -1: they follow
+	// from the hosts in the roster.
+	Role      string `json:"role"` // "worker", "server" or "scheduler"
+	Rank      int    `json:"rank"`
+	Size      int    `json:"size"`
+	LocalRank int    `json:"local_rank"`
+	LocalSize int    `json:"local_size"`
+	CrossRank int    `json:"cross_rank"`
+	CrossSize int    `json:"cross_size"`
+	Host      string `json:"host"`     // name of this machine for people, alike for its ranks; Complete fills it
+	Launcher  string `json:"launcher"` // whose variables gave the rank: "paceline", "torchrun", ...; "" for none
+
+	// How the job meets.
+	Scheduler      string `json:"scheduler"`       // host:port to dial; "" where it is this process's own, on a port that is known once it listens
+	EmbedScheduler string `json:"embed_scheduler"` // host:port at which this process has to run the scheduler; "" if another does. Complete makes the host an address to bind to
+	Port           int    `json:"port"`            // of a scheduler in rank 0; 0 for a derived one
+	Local          bool   `json:"local"`           // every rank is on this host: listeners bind to loopback
+	Interface      string `json:"interface"`       // name or address to bind to and to be reached at; "" for the way towards the scheduler
+
+	JobSecret  []byte `json:"-"`           // Complete fills it from SecretFile, or for a local job from SecretDir
+	SecretFile string `json:"secret_file"` // file that holds the secret, given by the user
+	SecretDir  string `json:"secret_dir"`  // directory of the user's own shared secret, for a local job that was given none
+	SecretFor  string `json:"-"`           // what tells this local job from the user's others in SecretDir
+
+	TLSCert string `json:"tls_cert"` // paths of PEM files; TLS is used where they are given
+	TLSKey  string `json:"tls_key"`
+	TLSCA   string `json:"tls_ca"`
+
+	// Servers.
+	Servers      string `json:"servers"`       // "embedded", "dedicated" or "both"
+	NumServers   int    `json:"num_servers"`   // dedicated servers that the job waits for; 0: the scheduler knows
+	Placement    string `json:"placement"`     // "round-robin" or "largest-first"; "": the scheduler's choice
+	ServerMemory int64  `json:"server_memory"` // bound of a server's buffers; Complete turns 0 into a share of the machine's
+	ServerShards int    `json:"server_shards"` // 0: one per core
+
+	// The way of a gradient.
+	PartitionBytes      int64 `json:"partition_bytes"`
+	FusionBytes         int64 `json:"fusion_bytes"` // payload of a frame in which small tensors travel together; 0: each alone
+	CreditBytes         int64 `json:"credit_bytes"` // pushed to one server and not yet answered
+	Connections         int   `json:"connections"`  // from a worker to each server
+	SumInRankOrder      bool  `json:"sum_in_rank_order"`
+	DynamicProcessSets  bool  `json:"dynamic_process_sets"`
+	TimelineMarksCycles bool  `json:"timeline_marks_cycles"`
+
+	// Timeline is the file of this rank's trace, its own on each rank (TimelinePath); "" for none.
+	Timeline string `json:"timeline"`
+
+	// Deadlines.
+	StartTimeout  time.Duration `json:"start_timeout"`
+	StallWarning  time.Duration `json:"stall_warning"`  // 0: never
+	StallShutdown time.Duration `json:"stall_shutdown"` // 0: never
+	BeatInterval  time.Duration `json:"beat_interval"`
+	PeerTimeout   time.Duration `json:"peer_timeout"`
+
+	LogLevel    string `json:"log_level"`    // "debug", "info", "warn", "error" or "fatal"
+	RemoteShell string `json:"remote_shell"` // of `paceline run`
+
+	// From tells which variable gave a setting, by the setting's name; without an entry it is the default.
+	From map[string]string `json:"-"`
+}
+
+// FromEnv reads the settings of a process from its environment. Warnings are for the user to see once;
+// the error names every variable that is wrong, its value and what is allowed.
+func FromEnv(env map[string]string) (Settings, []string, error) {
+	s := Settings{From: map[string]string{}}
+	var warnings []string
+	var problems []error
+	for _, row := range table {
+		warning, err := row.read(&s, env)
+		if warning != "" {
+			warnings = append(warnings, warning)
+		}
+		problems = append(problems, err)
+	}
+	problems = append(problems, identify(&s, env))
+	if err := errors.Join(problems...); err != nil {
+		return Settings{}, warnings, err
+	}
+	s.Timeline = TimelinePath(s.Timeline, s.Rank)
+	if err := errors.Join(meet(&s, env), agree(&s)); err != nil {
+		return Settings{}, warnings, err
+	}
+	return s, append(warnings, strangers(env)...), nil
+}
+
+// agree reports settings that are each allowed but not together.
+func agree(s *Settings) error {
+	var problems []error
+	if (s.TLSCert == "") != (s.TLSKey == "") || s.TLSCert != "" && s.TLSCA == "" {
+		problems = append(problems, errors.New("TLS needs all of PACELINE_TLS_CERT, PACELINE_TLS_KEY and PACELINE_TLS_CA"))
+	}
+	if s.PeerTimeout < 2*s.BeatInterval {
+		problems = append(problems, errors.New("PACELINE_PEER_TIMEOUT has to be at least twice PACELINE_BEAT_INTERVAL"))
+	}
+	if s.StallShutdown > 0 && s.StallShutdown < s.StallWarning {
+		s.StallWarning = s.StallShutdown // Horovod's scripts set the one and leave the other
+	}
+	return errors.Join(problems...)
+}

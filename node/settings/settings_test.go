@@ -1,0 +1,307 @@
+package settings
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+const testSecret = "0123456789abcdef0123"
+
+type env = map[string]string
+
+func read(t *testing.T, e env) Settings {
+	t.Helper()
+	s, _, err := FromEnv(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestDefaultsAreOneWorkerAlone(t *testing.T) {
+	s, warnings, err := FromEnv(nil)
+	if err != nil || len(warnings) > 0 {
+		t.Fatal(warnings, err)
+	}
+	if s.Rank != 0 || s.Size != 1 || s.LocalSize != 1 || s.CrossSize != 1 || s.EmbedScheduler != "127.0.0.1:0" || s.Scheduler != "" || !s.Local {
+		t.Fatalf("%+v", s)
+	}
+	if s.PartitionBytes != 4<<20 || s.FusionBytes != 64<<10 || s.CreditBytes != 16<<20 || s.Connections != 2 || s.StartTimeout != time.Minute ||
+		s.StallWarning != time.Minute || s.StallShutdown != 0 || s.BeatInterval != time.Second || s.PeerTimeout != 10*time.Second ||
+		s.LogLevel != "warn" || s.Servers != "embedded" || s.RemoteShell != "ssh" {
+		t.Fatalf("%+v", s)
+	}
+}
+
+func TestEveryDefaultIsAllowed(t *testing.T) {
+	for _, row := range table {
+		if row.preset == "" {
+			continue
+		}
+		if err := row.kind.parse(&Settings{}, row.preset); err != nil {
+			t.Errorf("%s: default %q is refused", row.name, row.preset)
+		}
+	}
+}
+
+func TestWhoAndWhereUnderEachLauncher(t *testing.T) {
+	torchrun := env{"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "PACELINE_JOB_SECRET": testSecret}
+	for _, c := range []struct {
+		name                             string
+		env                              env
+		launcher                         string
+		rank, size, lrank, lsize, cr, cs int
+		scheduler, embed                 string
+		local                            bool
+	}{
+		{"torchrun over two hosts", torchrun, "torchrun", 1, 4, 1, 2, 0, 2, "node1:29501", "", false},
+		{"torchrun, rank 0", with(torchrun, env{"RANK": "0", "LOCAL_RANK": "0"}), "torchrun", 0, 4, 0, 2, 0, 2, "node1:29501", "node1:29501", false},
+		{"torchrun on one host", with(torchrun, env{"WORLD_SIZE": "2", "PACELINE_JOB_SECRET": "", "GROUP_WORLD_SIZE": "1"}), "torchrun", 1, 2, 1, 2, 0, 1, "127.0.0.1:29501", "", true},
+		{"torchrun with a port of ours", with(torchrun, env{"PACELINE_PORT": "7000"}), "torchrun", 1, 4, 1, 2, 0, 2, "node1:7000", "", false},
+		{"torchrun with a scheduler that runs", with(torchrun, env{"PACELINE_SCHEDULER": "cpu1:7000", "RANK": "0"}), "torchrun", 0, 4, 1, 2, 0, 2, "cpu1:7000", "", false},
+		{"torchrun under srun", with(torchrun, env{"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}), "torchrun", 1, 4, 1, 2, 0, 2, "node1:29501", "", false},
+		{"rank and size alone", env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "40000"}, "torchrun", 1, 2, -1, -1, -1, -1, "127.0.0.1:23617", "", true},
+		{"mpirun on one host", env{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "123@1"}, "mpirun", 1, 2, 1, 2, -1, -1, "127.0.0.1:*", "", true},
+		{"mpirun over hosts", env{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PACELINE_SCHEDULER": "10.0.0.1:7000", "PACELINE_JOB_SECRET": testSecret}, "mpirun", 3, 4, 1, 2, -1, -1, "10.0.0.1:7000", "", false},
+		{"mpiexec of MPICH", env{"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2", "PACELINE_PORT": "7001"}, "mpiexec", 0, 2, 0, 2, -1, -1, "127.0.0.1:7001", "127.0.0.1:7001", true},
+		{"srun", env{"SLURM_PROCID": "3", "SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_STEP_NODELIST": "gpu[03-05]", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "PACELINE_JOB_SECRET": testSecret}, "srun", 3, 5, 1, 2, 1, 3, "gpu03:*", "", false},
+		{"an older srun", env{"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "77"}, "srun", 1, 2, 1, 2, 0, -1, "127.0.0.1:*", "", true},
+		{"a batch script of Slurm is no step", env{"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "77"}, "", 0, 1, 0, 1, 0, 1, "", "127.0.0.1:0", true},
+		{"horovodrun", env{"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2", "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1", "PACELINE_SCHEDULER": "127.0.0.1:9"}, "horovodrun", 1, 2, 1, 2, 0, 1, "127.0.0.1:9", "", true},
+		{"bpslaunch", env{"DMLC_WORKER_ID": "1", "DMLC_NUM_WORKER": "2", "BYTEPS_LOCAL_RANK": "3", "BYTEPS_LOCAL_SIZE": "4", "DMLC_PS_ROOT_URI": "10.0.0.9", "DMLC_PS_ROOT_PORT": "1234", "DMLC_NUM_SERVER": "2", "PACELINE_JOB_SECRET": testSecret}, "byteps", 7, 8, 3, 4, 1, 2, "10.0.0.9:1234", "", false},
+		{"paceline run", env{"PACELINE_RANK": "1", "PACELINE_SIZE": "2", "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "PACELINE_LOCAL_RANK": "1", "PACELINE_LOCAL_SIZE": "2", "PACELINE_SCHEDULER": "127.0.0.1:9"}, "paceline", 1, 2, 1, 2, -1, -1, "127.0.0.1:9", "", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := read(t, c.env)
+			got := []int{s.Rank, s.Size, s.LocalRank, s.LocalSize, s.CrossRank, s.CrossSize}
+			for i, want := range []int{c.rank, c.size, c.lrank, c.lsize, c.cr, c.cs} {
+				if got[i] != want {
+					t.Errorf("rank size local local cross cross: %v, want %d at %d", got, want, i)
+				}
+			}
+			scheduler := s.Scheduler
+			if strings.HasSuffix(c.scheduler, ":*") {
+				scheduler = scheduler[:strings.LastIndex(scheduler, ":")] + ":*"
+			}
+			if s.Launcher != c.launcher || scheduler != c.scheduler || s.EmbedScheduler != c.embed || s.Local != c.local {
+				t.Errorf("launcher %q scheduler %q embed %q local %v", s.Launcher, s.Scheduler, s.EmbedScheduler, s.Local)
+			}
+		})
+	}
+}
+
+func TestBytePSJobUsesDedicatedServers(t *testing.T) {
+	s := read(t, env{"DMLC_WORKER_ID": "0", "DMLC_NUM_WORKER": "2", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1234", "DMLC_NUM_SERVER": "3",
+		"BYTEPS_PARTITION_BYTES": "4096000", "BYTEPS_SCHEDULING_CREDIT": "4", "BYTEPS_LOG_LEVEL": "WARNING", "BYTEPS_SERVER_ENGINE_THREAD": "8"})
+	if s.Servers != "dedicated" || s.NumServers != 3 || s.PartitionBytes != 4096000 || s.CreditBytes != 4*4096000 || s.LogLevel != "warn" || s.ServerShards != 8 || s.Size != 2 {
+		t.Fatalf("%+v", s)
+	}
+}
+
+func TestHorovodSettingsAreHonoured(t *testing.T) {
+	s, warnings, err := FromEnv(env{"HOROVOD_FUSION_THRESHOLD": "67108864", "HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2.5",
+		"HOROVOD_TIMELINE": "/tmp/t.json", "HOROVOD_LOG_LEVEL": "trace", "HOROVOD_START_TIMEOUT": "30", "HOROVOD_GLOO_IFACE": "eth7", "HOROVOD_HOSTNAME": "h", "HOROVOD_CONTROLLER": "gloo", "HOROVOD_WITH_PYTORCH": "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.FusionBytes != 256<<10 || s.StallWarning != 2500*time.Millisecond || s.StallShutdown != 2500*time.Millisecond || s.Timeline != "/tmp/t.json" || s.LogLevel != "debug" ||
+		s.StartTimeout != 30*time.Second || s.Interface != "eth7" || s.Host != "h" {
+		t.Fatalf("%+v", s)
+	}
+	if len(warnings) != 1 || !strings.Contains(warnings[0], "HOROVOD_FUSION_THRESHOLD=67108864") {
+		t.Fatal(warnings)
+	}
+	if s := read(t, env{"HOROVOD_STALL_CHECK_DISABLE": "1"}); s.StallWarning != 0 {
+		t.Fatal(s.StallWarning)
+	}
+	if s := read(t, env{"HOROVOD_STALL_CHECK_DISABLE": "0", "HOROVOD_STALL_CHECK_TIME_SECONDS": "7"}); s.StallWarning != 7*time.Second {
+		t.Fatal(s.StallWarning)
+	}
+	if s := read(t, env{"HOROVOD_STALL_CHECK_DISABLE": "1", "PACELINE_STALL_WARNING": "2m"}); s.StallWarning != 2*time.Minute {
+		t.Fatal("our own name comes first:", s.StallWarning)
+	}
+}
+
+func TestVariablesWithoutEffectAreNamedOnce(t *testing.T) {
+	_, warnings, err := FromEnv(env{"HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1", "BYTEPS_ENABLE_ASYNC": "1", "PACELINE_PARTITION_BYTE": "1", "HOME": "/"})
+	want := []string{"PACELINE_PARTITION_BYTE is set, but there is no such setting: did you mean PACELINE_PARTITION_BYTES?",
+		"these variables are set and have no effect here: BYTEPS_ENABLE_ASYNC, HOROVOD_AUTOTUNE, HOROVOD_CYCLE_TIME"}
+	if err != nil || strings.Join(warnings, "\n") != strings.Join(want, "\n") {
+		t.Fatal(warnings, err)
+	}
+}
+
+func TestBadValuesNameVariableValueAndWhatIsAllowed(t *testing.T) {
+	for _, c := range []struct {
+		env  env
+		want string
+	}{
+		{env{"PACELINE_PARTITION_BYTES": "12"}, `PACELINE_PARTITION_BYTES="12": allowed are 64 KiB to 256 MiB, as a number of bytes or with KiB, MiB, GiB`},
+		{env{"BYTEPS_PARTITION_BYTES": "many"}, `BYTEPS_PARTITION_BYTES="many": allowed are 64 KiB`},
+		{env{"PACELINE_SERVERS": "some"}, `PACELINE_SERVERS="some": allowed are embedded, dedicated, both`},
+		{env{"PACELINE_CONNECTIONS": "0"}, `PACELINE_CONNECTIONS="0": allowed are 1 to 64`},
+		{env{"PACELINE_PEER_TIMEOUT": "soon"}, `PACELINE_PEER_TIMEOUT="soon": allowed are 20ms to 24h0m0s`},
+		{env{"PACELINE_PEER_TIMEOUT": "1s"}, "PACELINE_PEER_TIMEOUT has to be at least twice PACELINE_BEAT_INTERVAL"},
+		{env{"PACELINE_STALL_WARNING": "-1"}, `PACELINE_STALL_WARNING="-1": allowed is a number of seconds`},
+		{env{"PACELINE_STALL_WARNING": "NaN"}, `PACELINE_STALL_WARNING="NaN"`},
+		{env{"PACELINE_SUM_IN_RANK_ORDER": "2"}, `PACELINE_SUM_IN_RANK_ORDER="2": allowed are 1 and 0`},
+		{env{"PACELINE_SCHEDULER": "host"}, `PACELINE_SCHEDULER="host": allowed is host:port`},
+		{env{"PACELINE_SCHEDULER": "host:0"}, `PACELINE_SCHEDULER="host:0"`},
+		{env{"PACELINE_JOB_SECRET": "hush"}, `PACELINE_JOB_SECRET="4 bytes": allowed are 16 to 4096 bytes`},
+		{env{"RANK": "1"}, `RANK="1" is set, but WORLD_SIZE is not: set both or none`},
+		{env{"HOROVOD_SIZE": "2"}, `HOROVOD_SIZE="2" is set, but HOROVOD_RANK is not`},
+		{env{"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 of torchrun in a job of 2: ranks count from 0"},
+		{env{"RANK": "x", "WORLD_SIZE": "2"}, `RANK="x": allowed are 0 to 16384`},
+		{env{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3 is more than the job's 2 workers"},
+		{env{"RANK": "0", "WORLD_SIZE": "2"}, "rank 0 of 2 does not know where the scheduler is: set PACELINE_SCHEDULER=host:port, or MASTER_ADDR"},
+		{env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "the ranks have to agree on a port for the scheduler: set PACELINE_PORT"},
+		{env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, `MASTER_PORT="0": allowed are 1 to 65535`},
+		{env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "so it needs a secret: set PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE"},
+		{env{"PACELINE_ROLE": "server"}, "a server has to know the scheduler's address: set PACELINE_SCHEDULER=host:port"},
+		{env{"DMLC_PS_ROOT_URI": "a"}, `DMLC_PS_ROOT_URI="a" with DMLC_PS_ROOT_PORT="": set both`},
+		{env{"PACELINE_TLS_CERT": "a.pem"}, "TLS needs all of"},
+	} {
+		if _, _, err := FromEnv(c.env); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v\n got: %v\nwant: %s", c.env, err, c.want)
+		}
+	}
+	_, _, err := FromEnv(env{"PACELINE_SERVERS": "x", "PACELINE_CONNECTIONS": "x"})
+	if err == nil || !strings.Contains(err.Error(), "PACELINE_SERVERS") || !strings.Contains(err.Error(), "PACELINE_CONNECTIONS") {
+		t.Fatal("not every wrong value is named:", err)
+	}
+}
+
+func TestDerivedPortIsNeverMasterPortAndBelowTheEphemeralOnes(t *testing.T) {
+	for master := range 65536 {
+		if p := derivedPort(uint32(master) + 1); p == master || p < 16384 || p > 32767 {
+			t.Fatal(master, p)
+		}
+	}
+}
+
+func TestSizesAndDurations(t *testing.T) {
+	for text, want := range map[string]int64{"0": 0, "123": 123, "4MiB": 4 << 20, "4 mb": 4 << 20, "1.5G": 3 << 29, "64K": 64 << 10} {
+		if got, err := parseSize(text); err != nil || got != want {
+			t.Error(text, got, err)
+		}
+	}
+	for _, text := range []string{"", "x", "-1", "9223372036854775807G", "1e300", "NaN"} {
+		if got, err := parseSize(text); err == nil {
+			t.Error(text, got)
+		}
+	}
+	for text, want := range map[string]time.Duration{"2": 2 * time.Second, "0.5": time.Second / 2, "3m": 3 * time.Minute} {
+		if got, err := parseDuration(text); err != nil || got != want {
+			t.Error(text, got, err)
+		}
+	}
+}
+
+func TestRanksOfALocalJobFindTheSameSecretAndOtherJobsAnother(t *testing.T) {
+	dir := t.TempDir()
+	job := env{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "a", "XDG_RUNTIME_DIR": dir}
+	secrets := func(e env) []byte {
+		s := read(t, e)
+		if _, err := s.Complete(); err != nil {
+			t.Fatal(err)
+		}
+		return s.JobSecret
+	}
+	one := secrets(job)
+	if !bytes.Equal(one, secrets(with(job, env{"RANK": "1", "LOCAL_RANK": "1"}))) {
+		t.Fatal("ranks of one job differ")
+	}
+	if bytes.Equal(one, secrets(with(job, env{"TORCHELASTIC_RUN_ID": "b"}))) || bytes.Equal(one, secrets(with(job, env{"MASTER_PORT": "29510"}))) {
+		t.Fatal("jobs share a secret")
+	}
+	scheduler := env{"PACELINE_ROLE": "scheduler", "PACELINE_SCHEDULER": "127.0.0.1:7000", "XDG_RUNTIME_DIR": dir}
+	if !bytes.Equal(secrets(scheduler), secrets(with(job, env{"PACELINE_SCHEDULER": "127.0.0.1:7000"}))) {
+		t.Fatal("a worker and the scheduler started by hand differ")
+	}
+}
+
+func TestSecretComesFromItsFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "secret")
+	os.WriteFile(path, []byte(testSecret+"\n"), 0o600)
+	s := read(t, env{"PACELINE_SCHEDULER": "10.0.0.1:7", "PACELINE_JOB_SECRET_FILE": path})
+	if warnings, err := s.Complete(); err != nil || len(warnings) > 0 || string(s.JobSecret) != testSecret {
+		t.Fatal(warnings, err)
+	}
+	os.Chmod(path, 0o640)
+	s.JobSecret = nil
+	if warnings, err := s.Complete(); err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "can be read by others") {
+		t.Fatal(warnings, err)
+	}
+	s = read(t, env{"PACELINE_SCHEDULER": "10.0.0.1:7", "PACELINE_JOB_SECRET_FILE": "/no/such/file"})
+	if _, err := s.Complete(); err == nil || !strings.Contains(err.Error(), "PACELINE_JOB_SECRET_FILE: open /no/such/file") {
+		t.Fatal(err)
+	}
+}
+
+func TestCompleteKnowsTheMachine(t *testing.T) {
+	s := read(t, env{"XDG_RUNTIME_DIR": t.TempDir()})
+	if _, err := s.Complete(); err != nil || s.Host == "" || s.ServerMemory < 1<<20 {
+		t.Fatalf("%v %+v", err, s)
+	}
+	if host, err := s.ListenHost(); err != nil || host != "127.0.0.1" {
+		t.Fatal(host, err)
+	}
+	s.Interface = "no-such0"
+	s.From["PACELINE_INTERFACE"] = "HOROVOD_GLOO_IFACE"
+	if _, err := s.ListenHost(); err == nil || !strings.Contains(err.Error(), `HOROVOD_GLOO_IFACE: no interface "no-such0"`) {
+		t.Fatal(err)
+	}
+}
+
+func TestEachRankHasItsOwnTimeline(t *testing.T) {
+	for rank, want := range map[int]string{0: "a/trace.json", 3: "a/trace.3.json"} {
+		if got := TimelinePath("a/trace.json", rank); got != want {
+			t.Error(got)
+		}
+	}
+	if TimelinePath("", 2) != "" || TimelinePath("trace", 2) != "trace.2" {
+		t.Error("no name or no ending")
+	}
+	s := read(t, env{"RANK": "1", "WORLD_SIZE": "2", "PACELINE_SCHEDULER": "127.0.0.1:9", "PACELINE_TIMELINE": "t.json"})
+	if s.Timeline != "t.1.json" {
+		t.Error(s.Timeline)
+	}
+}
+
+func TestValuesTellWhereEachSettingCameFromAndHideSecrets(t *testing.T) {
+	s := read(t, env{"BYTEPS_PARTITION_BYTES": "1MiB", "PACELINE_JOB_SECRET": testSecret, "RANK": "0", "WORLD_SIZE": "1"})
+	found := map[string]Value{}
+	for _, v := range s.Values() {
+		found[v.Name] = v
+		if strings.Contains(v.Value, testSecret) {
+			t.Fatal("secret shown")
+		}
+	}
+	if len(found) != len(Table()) {
+		t.Fatal(len(found), len(Table()))
+	}
+	for name, want := range map[string]Value{
+		"PACELINE_PARTITION_BYTES": {"PACELINE_PARTITION_BYTES", "1 MiB", "BYTEPS_PARTITION_BYTES"},
+		"PACELINE_RANK":            {"PACELINE_RANK", "0", "RANK"},
+		"PACELINE_CONNECTIONS":     {"PACELINE_CONNECTIONS", "2", "default"},
+		"PACELINE_JOB_SECRET":      {"PACELINE_JOB_SECRET", "(set)", "PACELINE_JOB_SECRET"},
+	} {
+		if found[name] != want {
+			t.Errorf("%+v", found[name])
+		}
+	}
+}
+
+func with(base, more env) env {
+	all := env{}
+	for _, e := range []env{base, more} {
+		for k, v := range e {
+			all[k] = v
+		}
+	}
+	return all
+}

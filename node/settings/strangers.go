@@ -1,0 +1,89 @@
+package settings
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Variables that the Python package reads.
+var elsewhere = []string{"PACELINE_TAKEOVER", "PACELINE_LIBRARY"}
+
+// Variables of the other systems that say nothing about how a job should run: set by their launchers
+// for themselves, or read when they are built.
+var harmless = []string{
+	"HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_GLOO_", "HOROVOD_WITH_", "HOROVOD_WITHOUT_", "HOROVOD_GPU", "HOROVOD_NCCL_HOME",
+	"HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB", "HOROVOD_NCCL_LINK", "HOROVOD_CUDA_", "HOROVOD_ROCM_", "HOROVOD_BUILD_", "HOROVOD_DEBUG", "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_MPICXX_SHOW",
+	"BYTEPS_WITH_", "BYTEPS_WITHOUT_", "BYTEPS_NCCL_", "BYTEPS_CUDA_", "BYTEPS_USE_HASH_KEY", "DMLC_ENABLE_RDMA", "DMLC_USE_KUBERNETES",
+}
+
+// strangers warns of variables that are set and have no effect: in one line those of other systems
+// without a counterpart, and one line for each of our own that does not exist.
+func strangers(env map[string]string) []string {
+	known := knownNames()
+	var foreign, warnings []string
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		switch prefix, _, _ := strings.Cut(name, "_"); {
+		case known[name] || env[name] == "":
+		case prefix == "PACELINE":
+			warnings = append(warnings, fmt.Sprintf("%s is set, but there is no such setting: did you mean %s?", name, nearest(name, known)))
+		case (prefix == "HOROVOD" || prefix == "DMLC" || prefix == "BYTEPS") && !isHarmless(name):
+			foreign = append(foreign, name)
+		}
+	}
+	if len(foreign) > 0 {
+		warnings = append(warnings, "these variables are set and have no effect here: "+strings.Join(foreign, ", "))
+	}
+	return warnings
+}
+
+func knownNames() map[string]bool {
+	known := map[string]bool{"DMLC_PS_ROOT_URI": true, "DMLC_PS_ROOT_PORT": true}
+	for _, name := range elsewhere {
+		known[name] = true
+	}
+	for _, row := range Table() {
+		known[row.Name] = true
+		for _, name := range row.Synonyms {
+			known[name] = true
+		}
+	}
+	return known
+}
+
+func isHarmless(name string) bool {
+	return slices.ContainsFunc(harmless, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// nearest is the setting of ours whose name differs from name in the fewest letters.
+func nearest(name string, known map[string]bool) string {
+	best, fewest := "", len(name)*2
+	for _, k := range slices.Sorted(maps.Keys(known)) {
+		if d := distance(name, k); strings.HasPrefix(k, "PACELINE_") && d < fewest {
+			best, fewest = k, d
+		}
+	}
+	return best
+}
+
+// distance counts the letters to insert, delete or change to make b of a (Levenshtein).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := diagonal
+			if a[i] != b[j] {
+				change++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

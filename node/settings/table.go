@@ -1,0 +1,181 @@
+package settings
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/paceline/paceline/internal/limits"
+)
+
+// Setting is one row of the table of settings, as people read it.
+type Setting struct {
+	Name     string   // PACELINE_...
+	Synonyms []string // other variables that are honoured, the first that is set wins
+	Default  string
+	Allowed  string
+	Doc      string
+}
+
+// Value is a setting as it is in one process.
+type Value struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+	From  string `json:"from"` // variable that gave it, or "default"
+}
+
+// Table lists every setting, those about the process's place in the job first.
+func Table() []Setting {
+	rows := identityRows()
+	for _, r := range table {
+		one := Setting{Name: r.name, Default: r.preset, Allowed: r.kind.allowed, Doc: r.doc}
+		for _, syn := range r.synonyms {
+			one.Synonyms = append(one.Synonyms, syn.name)
+		}
+		rows = append(rows, one)
+	}
+	return rows
+}
+
+// Values lists the settings of this process and where each came from. Secrets are not among them.
+func (s *Settings) Values() []Value {
+	values := s.identityValues()
+	for _, r := range table {
+		text := r.kind.show(s)
+		if r.name == "PACELINE_JOB_SECRET" && len(s.JobSecret) > 0 {
+			text = "(set)"
+		}
+		values = append(values, Value{r.name, text, s.from(r.name)})
+	}
+	return values
+}
+
+func (s *Settings) from(name string) string {
+	if variable := s.From[name]; variable != "" {
+		return variable
+	}
+	return "default"
+}
+
+// A row reads one setting.
+type row struct {
+	name     string
+	synonyms []synonym
+	preset   string // the default, as the variable would give it
+	kind     kind
+	doc      string
+}
+
+// A synonym is another system's variable. Where its values mean something else, convert says what:
+// ok is false for a value that sets nothing here.
+type synonym struct {
+	name    string
+	convert func(s *Settings, text string) (value string, ok bool)
+}
+
+func same(names ...string) []synonym {
+	list := make([]synonym, len(names))
+	for i, name := range names {
+		list[i].name = name
+	}
+	return list
+}
+
+var table = []row{
+	{"PACELINE_ROLE", []synonym{{"DMLC_ROLE", nil}}, "worker", choice(func(s *Settings) *string { return &s.Role }, "worker", "server", "scheduler"),
+		"What this process is; `paceline server` and `paceline scheduler` set it themselves."},
+	{"PACELINE_SCHEDULER", nil, "", address(func(s *Settings) *string { return &s.Scheduler }),
+		"Where the scheduler listens. Without it rank 0 runs it, at MASTER_ADDR. DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are honoured."},
+	{"PACELINE_PORT", nil, "0", integer(func(s *Settings) *int { return &s.Port }, 0, 65535),
+		"Port of a scheduler that rank 0 runs. Without it, one between 16384 and 32767 that follows from MASTER_PORT (29500 gives 29501) or from the launcher's number of the job."},
+	{"PACELINE_INTERFACE", same("HOROVOD_GLOO_IFACE", "DMLC_NODE_HOST", "DMLC_INTERFACE"), "", text(func(s *Settings) *string { return &s.Interface }, "a name such as eth0, or an address"),
+		"Interface that the job uses. Without it, loopback for a local job, else the one towards the scheduler."},
+	{"PACELINE_HOST", same("HOROVOD_HOSTNAME"), "", text(func(s *Settings) *string { return &s.Host }, "a name"),
+		"Name of this machine; ranks with the same name are local to each other. Without it, the machine's own."},
+	{"PACELINE_JOB_SECRET", nil, "", secretKind,
+		"Secret that every process of the job shares. Needed over several hosts; `paceline run` makes one."},
+	{"PACELINE_JOB_SECRET_FILE", nil, "", text(func(s *Settings) *string { return &s.SecretFile }, "a path"),
+		"File that holds the secret, readable by its owner alone."},
+	{"PACELINE_TLS_CERT", nil, "", text(func(s *Settings) *string { return &s.TLSCert }, "a path"), "Certificate of this node (PEM). With it, every connection uses TLS 1.3."},
+	{"PACELINE_TLS_KEY", nil, "", text(func(s *Settings) *string { return &s.TLSKey }, "a path"), "Its private key (PEM)."},
+	{"PACELINE_TLS_CA", nil, "", text(func(s *Settings) *string { return &s.TLSCA }, "a path"), "Certificates that the others' are checked against (PEM)."},
+	{"PACELINE_SERVERS", []synonym{{"BYTEPS_ENABLE_MIXED_MODE", ifTrue("both")}, {"DMLC_NUM_SERVER", ifPositive("dedicated")}}, "embedded",
+		choice(func(s *Settings) *string { return &s.Servers }, "embedded", "dedicated", "both"),
+		"Where gradients are summed: in the workers, in processes started by `paceline server`, or in both."},
+	{"PACELINE_NUM_SERVERS", same("DMLC_NUM_SERVER"), "0", integer(func(s *Settings) *int { return &s.NumServers }, 0, limits.MaxServers),
+		"Dedicated servers to wait for; 0 leaves it to the scheduler."},
+	{"PACELINE_PLACEMENT", nil, "", choice(func(s *Settings) *string { return &s.Placement }, "round-robin", "largest-first"),
+		"How keys are dealt to servers. Without it, the scheduler's choice."},
+	{"PACELINE_PARTITION_BYTES", same("BYTEPS_PARTITION_BYTES"), "4MiB", size(func(s *Settings) *int64 { return &s.PartitionBytes }, limits.MinPartition, limits.MaxPartition),
+		"Larger tensors are cut into partitions of this size."},
+	{"PACELINE_FUSION_BYTES", []synonym{{"HOROVOD_FUSION_THRESHOLD", atMost(limits.MaxBatch)}}, "64KiB", size(func(s *Settings) *int64 { return &s.FusionBytes }, 0, limits.MaxBatch),
+		"Small tensors that are ready together travel in one frame up to this size; 0 sends each alone. Larger values of Horovod's variable mean the upper bound."},
+	{"PACELINE_CREDIT_BYTES", []synonym{{"BYTEPS_SCHEDULING_CREDIT", partitions}}, "16MiB", size(func(s *Settings) *int64 { return &s.CreditBytes }, limits.MinPartition, 1<<40),
+		"Bytes that may be under way to one server, so that an urgent tensor does not wait behind more. BytePS counts it in partitions."},
+	{"PACELINE_CONNECTIONS", nil, "2", integer(func(s *Settings) *int { return &s.Connections }, 1, limits.MaxConnsPerServer),
+		"Connections from a worker to each server."},
+	{"PACELINE_SUM_IN_RANK_ORDER", nil, "0", boolean(func(s *Settings) *bool { return &s.SumInRankOrder }),
+		"Adds the ranks' contributions in the order of the ranks, so that runs repeat bit for bit."},
+	{"PACELINE_DYNAMIC_PROCESS_SETS", same("HOROVOD_DYNAMIC_PROCESS_SETS"), "0", boolean(func(s *Settings) *bool { return &s.DynamicProcessSets }),
+		"Allows process sets to be added and removed after init."},
+	{"PACELINE_SERVER_MEMORY", nil, "0", size(func(s *Settings) *int64 { return &s.ServerMemory }, 0, math.MaxInt64),
+		"Bound of a server's buffers; 0 means half of the machine's memory, shared by the ranks on it."},
+	{"PACELINE_SERVER_SHARDS", same("BYTEPS_SERVER_ENGINE_THREAD"), "0", integer(func(s *Settings) *int { return &s.ServerShards }, 0, 1024),
+		"Shards of a server; 0 means one per core."},
+	{"PACELINE_TIMELINE", []synonym{{"HOROVOD_TIMELINE", unless("DYNAMIC")}}, "", text(func(s *Settings) *string { return &s.Timeline }, "a path"),
+		"Writes a Chrome trace: rank 0 to trace.json, rank 1 to trace.1.json, and so on."},
+	{"PACELINE_TIMELINE_MARK_CYCLES", same("HOROVOD_TIMELINE_MARK_CYCLES"), "0", boolean(func(s *Settings) *bool { return &s.TimelineMarksCycles }),
+		"Marks in the trace when the sender took up work."},
+	{"PACELINE_START_TIMEOUT", same("HOROVOD_START_TIMEOUT"), "60s", duration(func(s *Settings) *time.Duration { return &s.StartTimeout }, time.Millisecond, maxTime),
+		"How long init waits for the others."},
+	{"PACELINE_STALL_WARNING", []synonym{{"HOROVOD_STALL_CHECK_DISABLE", ifTrue("0")}, {"HOROVOD_STALL_CHECK_TIME_SECONDS", nil}}, "60s", duration(func(s *Settings) *time.Duration { return &s.StallWarning }, 0, maxTime),
+		"After this time a tensor that waits for ranks is reported with their numbers; 0 for never."},
+	{"PACELINE_STALL_SHUTDOWN", same("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"), "0s", duration(func(s *Settings) *time.Duration { return &s.StallShutdown }, 0, maxTime),
+		"After this time such a tensor ends with an error on every rank; 0 for never."},
+	{"PACELINE_BEAT_INTERVAL", nil, "1s", duration(func(s *Settings) *time.Duration { return &s.BeatInterval }, 10*time.Millisecond, time.Hour),
+		"How often nodes and scheduler tell each other that they live."},
+	{"PACELINE_PEER_TIMEOUT", nil, "10s", duration(func(s *Settings) *time.Duration { return &s.PeerTimeout }, 20*time.Millisecond, 24*time.Hour),
+		"A node that was silent for this long is lost."},
+	{"PACELINE_LOG_LEVEL", []synonym{{"HOROVOD_LOG_LEVEL", logLevel}, {"BYTEPS_LOG_LEVEL", logLevel}}, "warn", choice(func(s *Settings) *string { return &s.LogLevel }, "debug", "info", "warn", "error", "fatal"),
+		"What is logged."},
+	{"PACELINE_REMOTE_SHELL", nil, "ssh", text(func(s *Settings) *string { return &s.RemoteShell }, "a command"),
+		"How `paceline run` reaches other hosts; {host} stands for the host's name, which is added at the end where that is missing."},
+}
+
+const maxTime = 365 * 24 * time.Hour
+
+// read sets the row's field from the first of its variables that says something, else to the default.
+func (r *row) read(s *Settings, env map[string]string) (warning string, err error) {
+	for _, syn := range append(same(r.name), r.synonyms...) {
+		given := strings.TrimSpace(env[syn.name])
+		value, ok := given, given != ""
+		if ok && syn.convert != nil {
+			value, ok = syn.convert(s, given)
+		}
+		if !ok {
+			continue
+		}
+		if err := r.kind.parse(s, value); err != nil {
+			return "", fmt.Errorf("%s=%q: allowed %s", syn.name, r.shown(given), r.kind.allowed)
+		}
+		s.From[r.name] = syn.name
+		if value != given && syn.name == "HOROVOD_FUSION_THRESHOLD" {
+			warning = fmt.Sprintf("HOROVOD_FUSION_THRESHOLD=%s: tensors are fused up to %s bytes here, the way does not gain from more", given, value)
+		}
+		return warning, nil
+	}
+	if r.preset == "" {
+		return "", nil
+	}
+	return "", r.kind.parse(s, r.preset)
+}
+
+// shown is a value as an error may show it.
+func (r *row) shown(value string) string {
+	if r.name == "PACELINE_JOB_SECRET" {
+		return strconv.Itoa(len(value)) + " bytes"
+	}
+	return value
+}
