@@ -1,0 +1,168 @@
+// Package auth is the handshake with which every connection begins: both ends prove that they know
+// the job secret, without showing it, before any other byte is parsed.
+//
+//	client → server   hello   magic, versions, nonce           (helloSize bytes)
+//	server → client   hello   magic, versions, nonce           (helloSize bytes)
+//	client → server   proof   HMAC-SHA256 over both hellos     (proofSize bytes)
+//	server → client   verdict one byte, and the server's proof (1 + proofSize bytes)
+//
+// The client proves first, so that a stranger who asks a listener gets nothing computed from the
+// secret. A proof is bound to its direction and to both hellos, that is to both nonces and versions
+// (and to the TLS session where there is one): it fits no other connection, and no end can be shown
+// its own words. Every blob has a fixed size; nothing is taken from a stranger but these bytes.
+package auth
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Version is the version of the handshake.
+const Version = 1
+
+const (
+	magic     = "PCLNJOB"
+	nonceSize = 32
+	helloSize = len(magic) + 2 + nonceSize
+	proofSize = sha256.Size
+)
+
+// The server's verdict on the client's proof.
+const (
+	accepted = 0xA5
+	rejected = 0x5A
+)
+
+// ErrInterrupted is wrapped, beside transport.ErrAuth, when the connection ended in the middle of the
+// handshake: the peer may have been stopped just then, so that trying again may help.
+var ErrInterrupted = errors.New("the connection ended during the handshake")
+
+// Keys are what both ends of a connection have to share.
+type Keys struct {
+	Secret  []byte // the job secret
+	Binding []byte // identifies the TLS session that carries the connection; empty without TLS
+}
+
+// Client proves the secret to the server at the other end of rw and has it prove the same. The caller
+// sets the deadline. Peer is its address, for messages. Errors wrap transport.ErrAuth.
+func (k Keys) Client(rw io.ReadWriter, peer string) error {
+	if len(k.Secret) == 0 {
+		return errNoSecret
+	}
+	mine := newHello()
+	if _, err := rw.Write(mine); err != nil {
+		return Interrupted(peer, err)
+	}
+	theirs, err := readHello(rw, peer, mine)
+	if err != nil {
+		return err
+	}
+	if _, err := rw.Write(k.proof("client", mine, theirs)); err != nil {
+		return Interrupted(peer, err)
+	}
+	var answer [1 + proofSize]byte
+	if _, err := io.ReadFull(rw, answer[:]); err != nil {
+		return Interrupted(peer, err)
+	}
+	switch {
+	case answer[0] == rejected:
+		return fmt.Errorf("%w: %s rejected this node, whose job secret is another one: %s", transport.ErrAuth, peer, advice)
+	case answer[0] != accepted:
+		return fmt.Errorf("%w: %s answered the handshake with byte %#02x (is it a Paceline node?)", transport.ErrAuth, peer, answer[0])
+	case !hmac.Equal(answer[1:], k.proof("server", mine, theirs)):
+		return wrongSecret(peer)
+	}
+	return nil
+}
+
+// Server has the client at the other end of rw prove the secret, tells it the verdict and proves the
+// same. The caller sets the deadline. Peer is its address, for messages. Errors wrap transport.ErrAuth.
+func (k Keys) Server(rw io.ReadWriter, peer string) error {
+	if len(k.Secret) == 0 {
+		return errNoSecret
+	}
+	mine := newHello()
+	theirs, err := readHello(rw, peer, mine)
+	if err != nil {
+		return err
+	}
+	if _, err := rw.Write(mine); err != nil {
+		return Interrupted(peer, err)
+	}
+	var proof [proofSize]byte
+	if _, err := io.ReadFull(rw, proof[:]); err != nil {
+		return Interrupted(peer, err)
+	}
+	var answer [1 + proofSize]byte
+	if !hmac.Equal(proof[:], k.proof("client", theirs, mine)) {
+		answer[0] = rejected
+		_, _ = rw.Write(answer[:]) // a courtesy: the peer is turned away whether it hears why or not
+		return wrongSecret(peer)
+	}
+	answer[0] = accepted
+	copy(answer[1:], k.proof("server", theirs, mine))
+	if _, err := rw.Write(answer[:]); err != nil {
+		return Interrupted(peer, err)
+	}
+	return nil
+}
+
+func newHello() []byte {
+	hello := append(make([]byte, 0, helloSize), magic...)
+	hello = append(hello, Version, wire.Version)
+	hello = hello[:helloSize]
+	rand.Read(hello[helloSize-nonceSize:]) // never fails
+	return hello
+}
+
+// readHello reads the peer's hello; mine is our own, which must not come back.
+func readHello(r io.Reader, peer string, mine []byte) ([]byte, error) {
+	hello := make([]byte, helloSize)
+	// The magic alone first: a stranger who sends a few bytes of something else is told apart at once.
+	if _, err := io.ReadFull(r, hello[:len(magic)]); err != nil {
+		return nil, Interrupted(peer, err)
+	}
+	if string(hello[:len(magic)]) != magic {
+		return nil, fmt.Errorf("%w: %s sent %q instead of the handshake (is it a Paceline node?)", transport.ErrAuth, peer, hello[:len(magic)])
+	}
+	if _, err := io.ReadFull(r, hello[len(magic):]); err != nil {
+		return nil, Interrupted(peer, err)
+	}
+	if got := [2]byte(hello[len(magic):]); got != [2]byte{Version, wire.Version} {
+		return nil, fmt.Errorf("%w: %s speaks handshake %d and frames %d, this node %d and %d: install the same release everywhere",
+			transport.ErrAuth, peer, got[0], got[1], Version, wire.Version)
+	}
+	if hmac.Equal(hello, mine) {
+		return nil, fmt.Errorf("%w: %s sent this node's own words back", transport.ErrAuth, peer)
+	}
+	return hello, nil
+}
+
+// proof is what the end called role ("client" or "server") shows the other.
+func (k Keys) proof(role string, clientHello, serverHello []byte) []byte {
+	mac := hmac.New(sha256.New, k.Secret)
+	for _, part := range [][]byte{[]byte("paceline "), []byte(role), clientHello, serverHello, k.Binding} {
+		mac.Write(part) // no part but the last varies in length for a role, so that no two messages run together
+	}
+	return mac.Sum(nil)
+}
+
+const advice = "give every node the same PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE"
+
+var errNoSecret = fmt.Errorf("%w: this node has no job secret: set PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE", transport.ErrAuth)
+
+func wrongSecret(peer string) error {
+	return fmt.Errorf("%w: the peer at %s does not know the job secret: %s", transport.ErrAuth, peer, advice)
+}
+
+// Interrupted is the error for a connection that ended, for reason err, before both ends were known.
+func Interrupted(peer string, err error) error {
+	return fmt.Errorf("%w with %s: %w: %w", transport.ErrAuth, peer, ErrInterrupted, err)
+}

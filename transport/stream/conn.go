@@ -1,0 +1,206 @@
+// Package stream makes authenticated connections that carry frames (transport.Conn) out of any byte
+// stream: sockets, TLS, the simulated links of transporttest. A backend over byte streams brings only
+// its way to listen and to connect.
+package stream
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// readBuffer is how much is read ahead in bytes: a header and a small payload arrive in one read.
+// Larger payloads go straight to their destination.
+const readBuffer = 8 << 10
+
+// TryWriter is what a byte stream has if it can write without waiting for the peer.
+type TryWriter interface {
+	// TryWrite writes as much of the buffers as fits now and returns the number of bytes. It changes
+	// neither the slice nor its elements.
+	TryWrite(buffers net.Buffers) (int, error)
+}
+
+// BuffersWriter is what a byte stream has if it writes buffers better than one after the other.
+type BuffersWriter interface {
+	WriteBuffers(buffers *net.Buffers) error
+}
+
+// Conn is a transport.Conn over a byte stream. Sending takes no memory, nor does reading.
+type Conn struct {
+	nc    net.Conn
+	peer  string
+	try   TryWriter     // nil if nc is none
+	whole BuffersWriter // nil if nc is none
+	turn  *turn
+	out   net.Buffers // what is being sent; belongs to whoever has the turn
+
+	in   *bufio.Reader
+	left uint32 // bytes of the current payload that were not read yet
+
+	once  sync.Once
+	cause atomic.Pointer[error] // the first reason why nothing can be sent any more
+}
+
+func newConn(nc net.Conn) *Conn {
+	c := &Conn{nc: nc, peer: nc.RemoteAddr().String(), turn: newTurn(), in: bufio.NewReaderSize(nc, readBuffer)}
+	c.try, _ = nc.(TryWriter)
+	c.whole, _ = nc.(BuffersWriter)
+	return c
+}
+
+// Send implements transport.Conn. The rest of a TrySend is known by the address of its first byte.
+func (c *Conn) Send(buffers net.Buffers) error {
+	buffers = skipEmpty(buffers)
+	if len(buffers) == 0 {
+		return c.ended()
+	}
+	if !c.turn.take(&buffers[0][0]) {
+		return c.ended()
+	}
+	defer c.turn.give()
+	if err := c.ended(); err != nil {
+		return err
+	}
+	var err error
+	c.out = buffers
+	if c.whole != nil {
+		err = c.whole.WriteBuffers(&c.out)
+	} else {
+		_, err = c.out.WriteTo(c.nc)
+	}
+	c.out = nil
+	if err != nil {
+		return c.sendFailed(err)
+	}
+	return nil
+}
+
+// TrySend implements transport.Conn. Over a stream that cannot write without waiting, such as TLS, it
+// takes the turn and returns everything as the rest.
+func (c *Conn) TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err error) {
+	buffers = skipEmpty(buffers)
+	if err := c.ended(); err != nil || len(buffers) == 0 {
+		return nil, false, err
+	}
+	if !c.turn.try(&buffers[0][0]) {
+		return buffers, true, nil
+	}
+	if c.try != nil {
+		n, err := c.try.TryWrite(buffers)
+		if err != nil {
+			err = c.sendFailed(err)
+			c.turn.give()
+			return nil, false, err
+		}
+		buffers = consume(buffers, n)
+	}
+	if len(buffers) == 0 {
+		c.turn.give()
+		return nil, false, nil
+	}
+	c.turn.keep(&buffers[0][0])
+	return buffers, false, nil
+}
+
+// ReadHeader implements transport.Conn.
+func (c *Conn) ReadHeader(h *wire.Header) error {
+	if c.left > 0 {
+		return fmt.Errorf("reading a header from %s while %d bytes of the payload before were not read", c.peer, c.left)
+	}
+	b, err := c.in.Peek(wire.HeaderSize)
+	if err != nil {
+		if err == io.EOF && len(b) > 0 {
+			err = io.ErrUnexpectedEOF
+		}
+		return c.readFailed(err)
+	}
+	if err := h.Decode(b); err != nil {
+		err = fmt.Errorf("connection with %s closed: %w", c.peer, err)
+		c.end(err)
+		return err
+	}
+	c.left = h.Length
+	_, err = c.in.Discard(wire.HeaderSize) // cannot fail: these bytes were peeked at
+	return err
+}
+
+// ReadPayload implements transport.Conn.
+func (c *Conn) ReadPayload(b []byte) error {
+	if uint64(len(b)) > uint64(c.left) {
+		return fmt.Errorf("reading %d bytes from %s where the payload has %d left", len(b), c.peer, c.left)
+	}
+	if _, err := io.ReadFull(c.in, b); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return c.readFailed(err)
+	}
+	c.left -= uint32(len(b))
+	return nil
+}
+
+// RemoteAddr implements transport.Conn.
+func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
+
+// Close implements transport.Conn.
+func (c *Conn) Close() error {
+	c.end(fmt.Errorf("connection with %s: %w on this side", c.peer, net.ErrClosed))
+	return nil
+}
+
+// end closes the connection for a reason, which whoever sends or reads from now on is told.
+func (c *Conn) end(reason error) {
+	c.once.Do(func() {
+		c.cause.CompareAndSwap(nil, &reason)
+		close(c.turn.over)
+		c.nc.Close() // its error would say that the peer went first, which no caller can act on
+	})
+}
+
+// ended is why nothing can be sent any more, or nil.
+func (c *Conn) ended() error {
+	if cause := c.cause.Load(); cause != nil {
+		return *cause
+	}
+	return nil
+}
+
+// sendFailed remembers why sending ended. The stream stays open for what the peer had sent before,
+// which may be its goodbye.
+func (c *Conn) sendFailed(err error) error {
+	reason := describe("sending to", c.peer, err)
+	c.cause.CompareAndSwap(nil, &reason)
+	return c.ended()
+}
+
+// readFailed names the reason why reading ended. The kernel tells of a failure once; if a sender was
+// told, it is the reader's reason as well.
+func (c *Conn) readFailed(err error) error {
+	if cause := c.ended(); cause != nil {
+		return cause
+	}
+	return describe("reading from", c.peer, err)
+}
+
+func describe(doing, peer string, err error) error {
+	switch {
+	case errors.Is(err, io.EOF):
+		return fmt.Errorf("%s closed the connection: %w", peer, io.EOF)
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("%s closed the connection in the middle of a frame: %w", peer, io.ErrUnexpectedEOF)
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return fmt.Errorf("%s %s: the peer went away without finishing: %w", doing, peer, err)
+	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%s %s: the peer or the network to it does not answer any more: %w", doing, peer, err)
+	default:
+		return fmt.Errorf("%s %s: %w", doing, peer, err)
+	}
+}

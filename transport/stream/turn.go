@@ -1,0 +1,74 @@
+package stream
+
+import (
+	"net"
+	"sync/atomic"
+)
+
+// turn is the right to send on a connection. It is handed from sender to sender, and stays with one
+// who was left with a rest (Conn.TrySend) until that rest is sent. Senders that wait are let go when
+// the connection ends. Channels and no mutex: a wait then counts as idle in testing/synctest.
+type turn struct {
+	free chan struct{}        // holds one value while nobody has the turn
+	over chan struct{}        // closed when the connection has ended
+	rest atomic.Pointer[byte] // first byte of the rest whose sender keeps the turn
+}
+
+func newTurn() *turn {
+	t := &turn{free: make(chan struct{}, 1), over: make(chan struct{})}
+	t.free <- struct{}{}
+	return t
+}
+
+// take waits for the turn to send what begins at first. It is false when the connection has ended.
+func (t *turn) take(first *byte) bool {
+	if t.try(first) {
+		return true
+	}
+	select {
+	case <-t.free:
+		return true
+	case <-t.over:
+		return false
+	}
+}
+
+// try takes the turn if nobody has it, or if first is where the rest begins that it is kept for.
+func (t *turn) try(first *byte) bool {
+	if t.rest.CompareAndSwap(first, nil) {
+		return true
+	}
+	select {
+	case <-t.free:
+		return true
+	default:
+		return false
+	}
+}
+
+// give hands the turn on.
+func (t *turn) give() { t.free <- struct{}{} }
+
+// keep leaves the turn with whoever sends what begins at first.
+func (t *turn) keep(first *byte) { t.rest.Store(first) }
+
+// skipEmpty drops empty buffers at the front.
+func skipEmpty(b net.Buffers) net.Buffers {
+	for len(b) > 0 && len(b[0]) == 0 {
+		b = b[1:]
+	}
+	return b
+}
+
+// consume drops the first n bytes, and empty buffers behind them.
+func consume(b net.Buffers, n int) net.Buffers {
+	for len(b) > 0 && n >= len(b[0]) {
+		n -= len(b[0])
+		b[0] = nil
+		b = b[1:]
+	}
+	if n > 0 {
+		b[0] = b[0][n:]
+	}
+	return b
+}

@@ -1,0 +1,60 @@
+package tcp
+
+import (
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxVector is how many buffers the kernel takes in one call (IOV_MAX).
+const maxVector = 1024
+
+// socket is a TCP connection that can write without waiting (stream.TryWriter). The embedded
+// connection writes buffers by writev.
+type socket struct {
+	*net.TCPConn
+	raw syscall.RawConn
+
+	// What one TryWrite brings and takes, here and not in a closure, which would take memory each
+	// time. One sender has the turn, so that they are not shared.
+	write   func(fd uintptr) bool
+	buffers net.Buffers
+	taken   int
+	err     error
+}
+
+func newSocket(c *net.TCPConn) (*socket, error) {
+	raw, err := c.SyscallConn()
+	s := &socket{TCPConn: c, raw: raw}
+	s.write = s.writeOnce
+	return s, err
+}
+
+// TryWrite implements stream.TryWriter by one writev on a socket that does not block.
+func (s *socket) TryWrite(buffers net.Buffers) (int, error) {
+	s.buffers, s.taken, s.err = buffers[:min(len(buffers), maxVector)], 0, nil
+	err := s.raw.Write(s.write)
+	s.buffers = nil
+	if err == nil && s.err != nil {
+		err = &net.OpError{Op: "write", Net: "tcp", Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: s.err}
+	}
+	return s.taken, err
+}
+
+// writeOnce reports true, "done", in any case: false would have the runtime wait until there is room.
+func (s *socket) writeOnce(fd uintptr) bool {
+	for {
+		n, err := unix.Writev(int(fd), s.buffers)
+		switch err {
+		case nil:
+			s.taken = n
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+		default:
+			s.err = err
+		}
+		return true
+	}
+}

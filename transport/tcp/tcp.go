@@ -1,0 +1,180 @@
+// Package tcp carries frames over TCP, the backend that works everywhere.
+//
+// A send is one vectored write (writev) from the memory of its buffers; what is read ahead is small,
+// so that large payloads go from the kernel straight to their destination.
+package tcp
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/libp2p/go-reuseport"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/stream"
+)
+
+const defaultPeerTimeout = 10 * time.Second
+
+// Config is what the TCP connections of one node have in common.
+type Config struct {
+	Secret []byte // the job secret
+	// TLS, if set, encrypts: connections begin with TLS, of version 1.3 at least, and the job secret is
+	// proved inside. Writes are then plain ones, and TrySend takes nothing by itself.
+	TLS              *tls.Config
+	HandshakeTimeout time.Duration // for a new connection until both ends are known; 0 is 10 s
+	// PeerTimeout is how long a peer may leave data unacknowledged, or not answer on an idle
+	// connection, before the connection fails; 0 is 10 s. The kernel counts a peer that acknowledges
+	// but takes no data at all for that long as gone, too.
+	PeerTimeout   time.Duration
+	SendBuffer    int         // bytes of the kernel's send buffer; 0 lets the kernel tune it
+	ReceiveBuffer int         // bytes of the kernel's receive buffer; 0 lets the kernel tune it
+	Shards        int         // listening sockets on one port, among which the kernel spreads connections; 0 is 1
+	Log           *zap.Logger // refused connections; nil is no log
+}
+
+// New makes the TCP transport. Addresses are "host:port".
+func New(config Config) transport.Transport {
+	if config.PeerTimeout <= 0 {
+		config.PeerTimeout = defaultPeerTimeout
+	}
+	t := &network{Config: config, stream: stream.Config{
+		Secret: config.Secret, HandshakeTimeout: config.HandshakeTimeout, Log: config.Log,
+	}.WithDefaults()}
+	if config.TLS != nil {
+		t.stream.Secure = secure(config.TLS)
+	}
+	return t
+}
+
+type network struct {
+	Config
+	stream stream.Config
+}
+
+// Name implements transport.Transport.
+func (t *network) Name() string { return "tcp" }
+
+// Listen implements transport.Transport. Port 0 picks a free one.
+func (t *network) Listen(address string) (transport.Listener, error) {
+	sockets, err := t.listen(address, max(1, t.Shards))
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s: %w", address, err)
+	}
+	return t.stream.Listen(sockets...), nil
+}
+
+// Dial implements transport.Transport.
+func (t *network) Dial(ctx context.Context, address string) (transport.Conn, error) {
+	dialer := net.Dialer{Control: t.control, KeepAlive: -1} // tune sets keep-alive
+	dialer.SetMultipathTCP(false)
+	return t.stream.Dial(ctx, address, func(ctx context.Context) (net.Conn, error) {
+		nc, err := dialer.DialContext(ctx, "tcp", address)
+		if err != nil {
+			return nil, err
+		}
+		return t.tune(nc)
+	})
+}
+
+// listen opens n sockets on one address.
+func (t *network) listen(address string, n int) ([]net.Listener, error) {
+	config := net.ListenConfig{Control: t.control, KeepAlive: -1}
+	config.SetMultipathTCP(false)
+	first, err := config.Listen(context.Background(), "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	if n == 1 {
+		return []net.Listener{tuned{first, t}}, nil
+	}
+	// Sockets that share a port would share it with another job's, too, and each would get half of the
+	// connections. That the port could be had alone shows that no other job has it.
+	address = first.Addr().String()
+	first.Close()
+	config.Control = func(network, address string, c syscall.RawConn) error {
+		if err := reuseport.Control(network, address, c); err != nil {
+			return err
+		}
+		return t.control(network, address, c)
+	}
+	sockets := make([]net.Listener, 0, n)
+	for range n {
+		l, err := config.Listen(context.Background(), "tcp", address)
+		if err != nil {
+			for _, s := range sockets {
+				s.Close()
+			}
+			return nil, err
+		}
+		sockets = append(sockets, tuned{l, t})
+	}
+	return sockets, nil
+}
+
+// control sets what has to be set before a socket is bound or connected: the sizes of the buffers,
+// from which the window that the peer is told of follows.
+func (t *network) control(_, _ string, c syscall.RawConn) error {
+	return setOptions(c, []option{
+		{unix.SOL_SOCKET, unix.SO_SNDBUF, t.SendBuffer},
+		{unix.SOL_SOCKET, unix.SO_RCVBUF, t.ReceiveBuffer},
+	})
+}
+
+// tuned is a listening socket whose connections are tuned.
+type tuned struct {
+	net.Listener
+	network *network
+}
+
+func (l tuned) Accept() (net.Conn, error) {
+	nc, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return l.network.tune(nc)
+}
+
+// tune makes a new connection answer quickly and notice that its peer is gone.
+func (t *network) tune(nc net.Conn) (net.Conn, error) {
+	s, err := newSocket(nc.(*net.TCPConn))
+	if err == nil {
+		second := int((t.PeerTimeout + time.Second - 1) / time.Second) // the kernel counts these in seconds
+		err = setOptions(s.raw, []option{
+			{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+			{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(t.PeerTimeout.Milliseconds())},
+			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+			{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, max(1, second/2)},
+			{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, max(1, second/5)},
+			{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 3},
+		})
+	}
+	if err != nil {
+		nc.Close()
+		return nil, fmt.Errorf("setting up the connection with %v: %w", nc.RemoteAddr(), err)
+	}
+	return s, nil
+}
+
+type option struct{ level, name, value int }
+
+// setOptions sets socket options; those with value 0 are left as the kernel has them.
+func setOptions(c syscall.RawConn, options []option) (err error) {
+	failed := c.Control(func(fd uintptr) {
+		for _, o := range options {
+			if o.value != 0 && err == nil {
+				err = unix.SetsockoptInt(int(fd), o.level, o.name, o.value)
+			}
+		}
+	})
+	if failed != nil {
+		return failed
+	}
+	return err
+}
