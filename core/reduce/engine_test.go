@@ -1,0 +1,229 @@
+package reduce
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/paceline/paceline/internal/units"
+)
+
+var combining = []units.ReduceOp{units.Average, units.Sum, units.Min, units.Max, units.Product}
+
+// reducible lists the element types that can be reduced.
+func reducible() (all []units.DType) {
+	for _, d := range units.DTypes() {
+		if Supported(units.Sum, d) == nil {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// input is what one run feeds to every kernel.
+type input struct {
+	op                 units.ReduceOp
+	d                  units.DType
+	a, b               []byte
+	prescale, mul, div float64
+}
+
+// run takes a, then b, through every kernel of e, and returns what each left in memory.
+func (c input) run(e engine, offset int) map[string][]byte {
+	acc := func() []byte { return shifted(make([]byte, AccBytes(c.d, len(c.a))), offset) }
+	a, b := shifted(c.a, offset), shifted(c.b, offset)
+	loaded, added, both, stored := acc(), acc(), acc(), shifted(make([]byte, len(a)), offset)
+	e.load(c.d, loaded, a, c.prescale)
+	copy(added, loaded)
+	e.add(c.op, c.d, added, b, c.prescale)
+	e.load2(c.op, c.d, both, a, b, c.prescale)
+	e.store(c.d, stored, added, c.mul, c.div)
+	out := map[string][]byte{"load": loaded, "add": added, "load2": both, "store": stored}
+	if c.d.Float() {
+		blended := bytes.Clone(loaded)
+		e.blend(AccType(c.d), blended, added)
+		out["blend"] = blended
+	}
+	return out
+}
+
+// compare fails the test where e differs from the reference.
+func (c input) compare(t *testing.T, e engine, offset int) {
+	t.Helper()
+	want := c.run(reference{}, 0)
+	for kernel, got := range c.run(e, offset) {
+		d := AccType(c.d)
+		if kernel == "store" {
+			d = c.d
+		}
+		if i := differ(d, got, want[kernel]); i >= 0 {
+			s := d.Size()
+			t.Fatalf("%v %s %v %v, prescale %v mul %v div %v, %d bytes at offset %d: element %d is % x, want % x",
+				e, kernel, c.op, c.d, c.prescale, c.mul, c.div, len(c.a), offset, i, got[i*s:(i+1)*s], want[kernel][i*s:(i+1)*s])
+		}
+	}
+	if !bytes.Equal(c.run(e, offset)["add"], c.run(e, offset)["load2"]) {
+		t.Fatalf("%v %v %v: load and add differ from load2", e, c.op, c.d)
+	}
+}
+
+func TestKernelsEqualTheReferenceForEveryTypeOpAndLength(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	lengths := []int{0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1023, 1024, 1025, 2500}
+	scales := [][3]float64{{1, 1, 1}, {0.5, 1, 3}, {1 / 3., 0.1, 1}, {1, 2.5, 7}}
+	for _, e := range engines() {
+		t.Run(e.String(), func(t *testing.T) {
+			for _, d := range reducible() {
+				for _, op := range combining {
+					for _, n := range lengths {
+						s := scales[rng.IntN(len(scales))]
+						c := input{op, d, elements(rng, d, n), elements(rng, d, n), s[0], s[1], s[2]}
+						c.compare(t, e, 0)
+						c.compare(t, e, 1)
+					}
+				}
+			}
+		})
+	}
+}
+
+func FuzzKernelsEqualTheReference(f *testing.F) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for _, d := range units.DTypes() {
+		f.Add(elements(rng, d, 40), uint8(d), uint8(rng.IntN(8)), uint8(1), 0.5, 1.0, 3.0)
+	}
+	f.Fuzz(func(t *testing.T, data []byte, dtype, op, offset uint8, prescale, mul, div float64) {
+		d := reducible()[int(dtype)%len(reducible())]
+		half := len(data) / 2 / d.Size() * d.Size()
+		c := input{combining[int(op)%len(combining)], d, data[:half], data[half : 2*half], prescale, mul, div}
+		for _, e := range engines() {
+			c.compare(t, e, int(offset%64))
+		}
+	})
+}
+
+// The destination may be one of the sources where the types are equal.
+func TestDestinationMayBeASource(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for _, e := range engines() {
+		for _, d := range reducible() {
+			if AccType(d) != d {
+				continue
+			}
+			for _, scale := range []float64{1, 0.25} {
+				a, b := elements(rng, d, 1500), elements(rng, d, 1500)
+				c := input{units.Sum, d, a, b, scale, scale, 3}
+				want := c.run(reference{}, 0)
+				for name, into := range map[string]func([]byte, []byte) []byte{
+					"load":         func(a, _ []byte) []byte { e.load(d, a, a, scale); return a },
+					"load2 into a": func(a, b []byte) []byte { e.load2(units.Sum, d, a, a, b, scale); return a },
+					"load2 into b": func(a, b []byte) []byte { e.load2(units.Sum, d, b, a, b, scale); return b },
+					"store": func(a, b []byte) []byte {
+						e.load2(units.Sum, d, a, a, b, scale)
+						e.store(d, a, a, scale, 3)
+						return a
+					},
+				} {
+					kernel, _, _ := bytes.Cut([]byte(name), []byte(" "))
+					got := into(bytes.Clone(a), bytes.Clone(b))
+					if i := differ(d, got, want[string(kernel)]); i >= 0 {
+						t.Errorf("%v %v %s scale %v: element %d differs", e, d, name, scale, i)
+					}
+				}
+			}
+		}
+	}
+}
+
+func BenchmarkAgainstMemcpy(b *testing.B) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	for _, size := range []int{4 << 10, 256 << 10, 4 << 20} {
+		for _, d := range []units.DType{units.Uint8, units.Float16, units.BFloat16, units.Float32, units.Float64} {
+			src := elements(rng, d, size/d.Size())
+			acc, dst := make([]byte, AccBytes(d, size)), make([]byte, size)
+			bench := func(name string, step func()) {
+				b.Run(fmt.Sprintf("%s/%v/%dKiB", name, d, size>>10), func(b *testing.B) {
+					b.SetBytes(int64(size))
+					for b.Loop() {
+						step()
+					}
+				})
+			}
+			bench("memcpy", func() { copy(dst, src) })
+			for _, e := range engines() {
+				bench(e.String()+"/add", func() { e.add(units.Sum, d, acc, src, 1) })
+				bench(e.String()+"/load2", func() { e.load2(units.Sum, d, acc, src, dst, 1) })
+				bench(e.String()+"/store", func() { e.store(d, dst, acc, 1, 3) })
+			}
+		}
+	}
+}
+
+// elements makes n elements: numbers of all sizes, and of floats also the special ones.
+func elements(rng *rand.Rand, d units.DType, n int) []byte {
+	b := make([]byte, n*d.Size())
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+	special := []float32{0, float32(math.Copysign(0, -1)), 1, -1, 65504, 65519.99, 65520, 6e-8, 2.9e-8, 1e-40, math.MaxFloat32,
+		float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN())}
+	for i := range n {
+		f := special[rng.IntN(len(special))]
+		if rng.IntN(2) == 0 {
+			f = float32(rng.NormFloat64())
+		}
+		if rng.IntN(4) == 0 {
+			continue // random bits
+		}
+		switch d {
+		case units.Float16:
+			of[uint16](b)[i] = floatToHalf(f)
+		case units.BFloat16:
+			of[uint16](b)[i] = floatToBfloat(f)
+		case units.Float32:
+			of[float32](b)[i] = f
+		case units.Float64:
+			of[float64](b)[i] = float64(f) * 1.0000000001
+		}
+	}
+	return b
+}
+
+// shifted is a copy of b that begins offset bytes behind an aligned address.
+func shifted(b []byte, offset int) []byte {
+	return append(make([]byte, offset, offset+len(b)), b...)[offset:]
+}
+
+// differ is the first element in which a and b have different bits, other than those inside of a NaN; or -1.
+func differ(d units.DType, a, b []byte) int {
+	s := d.Size()
+	for i := range len(b) / s {
+		x, y := a[i*s:(i+1)*s], b[i*s:(i+1)*s]
+		if !bytes.Equal(x, y) && !(isNaN(d, x) && isNaN(d, y)) {
+			return i
+		}
+	}
+	return -1
+}
+
+func isNaN(d units.DType, b []byte) bool {
+	v := value(d, b)
+	return v != v
+}
+
+// value reads one element of a floating-point type, 0 for others.
+func value(d units.DType, b []byte) float64 {
+	switch d {
+	case units.Float16:
+		return float64(halfToFloat(of[uint16](b)[0]))
+	case units.BFloat16:
+		return float64(bfloatToFloat(of[uint16](b)[0]))
+	case units.Float32:
+		return float64(of[float32](b)[0])
+	case units.Float64:
+		return of[float64](b)[0]
+	}
+	return 0
+}
