@@ -137,6 +137,25 @@ func TestDestinationMayBeASource(t *testing.T) {
 	}
 }
 
+// A 16-bit result may replace the first half of its accumulator.
+func TestStoreNarrowsInPlace(t *testing.T) {
+	rng := rand.New(rand.NewPCG(19, 20))
+	for _, e := range engines() {
+		for _, d := range []units.DType{units.Float16, units.BFloat16} {
+			for _, div := range []float64{1, 3} {
+				acc := elements(rng, units.Float32, 5001)
+				want := make([]byte, 5001*2)
+				reference{}.store(d, want, acc, 1, div)
+				got := acc[:len(want)]
+				e.store(d, got, acc, 1, div)
+				if i := differ(d, got, want); i >= 0 {
+					t.Errorf("%v %v divided by %v: element %d differs", e, d, div, i)
+				}
+			}
+		}
+	}
+}
+
 func BenchmarkAgainstMemcpy(b *testing.B) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, size := range []int{4 << 10, 256 << 10, 4 << 20} {

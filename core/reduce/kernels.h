@@ -31,25 +31,25 @@ typedef double f64 UNALIGNED;
 
 /* combine: d = a op b. Integers wrap around, which unsigned arithmetic does; a NaN on either side
  * comes out of min and max. */
-#define COMBINE(T, op, expression)                                                            \
-  TARGET static void op##_##T(void *dst, const void *left, const void *right, size_t n) {     \
-    T *d = dst;                                                                               \
-    const T *x = left, *y = right;                                                            \
-    EACH(n) {                                                                                 \
-      T a = x[i], b = y[i];                                                                   \
-      d[i] = (T)(expression);                                                                 \
-    }                                                                                         \
+#define COMBINE(T, op, expression)                                                        \
+  TARGET static void op##_##T(void *dst, const void *left, const void *right, size_t n) { \
+    T *d = dst;                                                                           \
+    const T *x = left, *y = right;                                                        \
+    EACH(n) {                                                                             \
+      T a = x[i], b = y[i];                                                               \
+      d[i] = (T)(expression);                                                             \
+    }                                                                                     \
   }
 
-#define COMBINE_INTEGER(T, U)                  \
-  COMBINE(T, sum, (U)a + (U)b)                 \
-  COMBINE(T, product, (U)a * (U)b)             \
-  COMBINE(T, min, a < b ? a : b)               \
+#define COMBINE_INTEGER(T, U)        \
+  COMBINE(T, sum, (U)a + (U)b)       \
+  COMBINE(T, product, ((U)a * (U)b)) \
+  COMBINE(T, min, a < b ? a : b)     \
   COMBINE(T, max, a > b ? a : b)
 
-#define COMBINE_FLOAT(T)                       \
-  COMBINE(T, sum, a + b)                       \
-  COMBINE(T, product, a * b)                   \
+#define COMBINE_FLOAT(T)                        \
+  COMBINE(T, sum, a + b)                        \
+  COMBINE(T, product, (a * b))                  \
   COMBINE(T, min, ((a < b) | (a != a)) ? a : b) \
   COMBINE(T, max, ((a > b) | (a != a)) ? a : b)
 
@@ -62,28 +62,28 @@ COMBINE_FLOAT(f32)
 COMBINE_FLOAT(f64)
 
 /* scale: d = x * mul / div. Integers go through double, are cut towards zero and held to their range. */
-#define SCALE_INTEGER(T, LOW, HIGH)                                                           \
+#define SCALE_INTEGER(T, LOW, HIGH)                                                            \
   TARGET static void scale_##T(void *dst, const void *src, size_t n, double mul, double div) { \
-    T *d = dst;                                                                               \
-    const T *x = src;                                                                         \
-    EACH(n) {                                                                                 \
-      double v = (double)x[i] * mul / div;                                                    \
-      d[i] = v != v ? 0 : v <= (double)(LOW) ? (LOW) : v >= (double)(HIGH) ? (HIGH) : (T)v;   \
-    }                                                                                         \
+    T *d = dst;                                                                                \
+    const T *x = src;                                                                          \
+    EACH(n) {                                                                                  \
+      double v = (double)x[i] * mul / div;                                                     \
+      d[i] = v != v ? 0 : v <= (double)(LOW) ? (LOW) : v >= (double)(HIGH) ? (HIGH) : (T)v;    \
+    }                                                                                          \
   }
 
-#define SCALE_FLOAT(T, F)                                                                     \
+#define SCALE_FLOAT(T, F)                                                                      \
   TARGET static void scale_##T(void *dst, const void *src, size_t n, double mul, double div) { \
-    T *d = dst;                                                                               \
-    const T *x = src;                                                                         \
-    F m = (F)mul, q = (F)div;                                                                 \
-    if (q == 1) {                                                                             \
-      EACH(n) d[i] = x[i] * m;                                                                \
-    } else if (m == 1) {                                                                      \
-      EACH(n) d[i] = x[i] / q;                                                                \
-    } else {                                                                                  \
-      EACH(n) d[i] = x[i] * m / q;                                                            \
-    }                                                                                         \
+    T *d = dst;                                                                                \
+    const T *x = src;                                                                          \
+    F m = (F)mul, q = (F)div;                                                                  \
+    if (q == 1) {                                                                              \
+      EACH(n) d[i] = x[i] * m;                                                                 \
+    } else if (m == 1) {                                                                       \
+      EACH(n) d[i] = x[i] / q;                                                                 \
+    } else {                                                                                   \
+      EACH(n) d[i] = x[i] * m / q;                                                             \
+    }                                                                                          \
   }
 
 SCALE_INTEGER(u8, 0, UINT8_MAX)
@@ -116,7 +116,10 @@ static inline uint32_t half_bits(uint32_t h) {
   uint32_t sign = (h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 0x3ff;
   if (exponent == 31) return sign | 0x7f800000 | mantissa << 13 | (mantissa ? 0x400000 : 0);
   if (exponent) return sign | (exponent + 112) << 23 | mantissa << 13;
-  union { float f; uint32_t u; } v = {(float)mantissa * 0x1p-24f}; /* zero and subnormal: exact */
+  union {
+    float f;
+    uint32_t u;
+  } v = {(float)mantissa * 0x1p-24f}; /* zero and subnormal: exact */
   return sign | v.u;
 }
 
@@ -126,7 +129,10 @@ static inline uint16_t half_nearest(uint32_t u) {
   if (u > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff)); /* NaN, made quiet */
   if (u >= 0x47800000) return (uint16_t)(sign | 0x7c00);                    /* 2^16 and more */
   if (u >= 0x38800000) return (uint16_t)(sign | (u - 0x38000000 + 0xfff + (u >> 13 & 1)) >> 13);
-  union { uint32_t u; float f; } v = {u};
+  union {
+    uint32_t u;
+    float f;
+  } v = {u};
   v.f += 0.5f; /* the unit of 0.5f in float32 is the unit of float16's subnormals: the sum rounds as they do */
   return (uint16_t)(sign | (v.u - 0x3f000000));
 }
@@ -180,11 +186,11 @@ TARGET static void narrow_float16(void *dst, const void *src, size_t n) {
   }
 
 /* blend: a = ca*a + cb*b, in double. */
-#define BLEND(T)                                                                              \
-  TARGET static void blend_##T(void *dst, const void *src, size_t n, double ca, double cb) {  \
-    T *x = dst;                                                                               \
-    const T *y = src;                                                                         \
-    EACH(n) x[i] = (T)(ca * (double)x[i] + cb * (double)y[i]);                                \
+#define BLEND(T)                                                                             \
+  TARGET static void blend_##T(void *dst, const void *src, size_t n, double ca, double cb) { \
+    T *x = dst;                                                                              \
+    const T *y = src;                                                                        \
+    EACH(n) x[i] = (T)(ca * (double)x[i] + cb * (double)y[i]);                               \
   }
 
 DOTS(f32)

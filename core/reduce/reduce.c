@@ -32,7 +32,8 @@ int reduce_has_f16c(void) {
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-static void load(const struct reduce_kernels *k, int type, int half, void *acc, const void *src, size_t n, double prescale) {
+static void load(const struct reduce_kernels *k, int type, int half, void *acc, const void *src, size_t n,
+                 double prescale) {
   if (half != REDUCE_HALF_NONE) {
     k->widen[half](acc, src, n);
     src = acc;
@@ -48,7 +49,8 @@ void reduce_load(int level, int type, int half, void *acc, const void *src, size
   size_t wide = size_of[type], narrow = half == REDUCE_HALF_NONE ? wide : 2;
   size_t step = half != REDUCE_HALF_NONE && prescale != 1 ? CHUNK : n;
   for (size_t i = 0; i < n; i += step)
-    load(kernels(level), type, half, (char *)acc + i * wide, (const char *)src + i * narrow, least(step, n - i), prescale);
+    load(kernels(level), type, half, (char *)acc + i * wide, (const char *)src + i * narrow, least(step, n - i),
+         prescale);
 }
 
 void reduce_add(int level, int op, int type, int half, void *acc, const void *src, size_t n, double prescale) {
@@ -67,7 +69,8 @@ void reduce_add(int level, int op, int type, int half, void *acc, const void *sr
   }
 }
 
-void reduce_load2(int level, int op, int type, int half, void *acc, const void *a, const void *b, size_t n, double prescale) {
+void reduce_load2(int level, int op, int type, int half, void *acc, const void *a, const void *b, size_t n,
+                  double prescale) {
   const struct reduce_kernels *k = kernels(level);
   if (half == REDUCE_HALF_NONE && prescale == 1) {
     k->combine[type][op](acc, a, b, n);
@@ -94,11 +97,11 @@ void reduce_store(int level, int type, int half, void *dst, const void *acc, siz
     }
     return;
   }
-  if (!scaled) {
+  if (!scaled && dst != acc) {
     k->narrow[half](dst, acc, n);
     return;
   }
-  float result[CHUNK];
+  float result[CHUNK]; /* in place it is also what keeps a kernel's writes away from its reads */
   for (size_t i = 0; i < n; i += CHUNK) {
     size_t m = least(CHUNK, n - i);
     k->scale[type](result, (const float *)acc + i, m, mul, div);

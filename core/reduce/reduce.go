@@ -77,8 +77,8 @@ func Load2(op units.ReduceOp, d units.DType, acc, a, b []byte, prescale float64)
 	}
 }
 
-// Store ends an accumulation: dst = acc·mul/div. Where AccType is d, dst may be acc, and then there is
-// nothing to do when mul and div are 1.
+// Store ends an accumulation: dst = acc·mul/div. dst may begin where acc does: then there is nothing to
+// do when mul and div are 1 and AccType is d, and 16-bit results end up in the first half of acc.
 func Store(d units.DType, dst, acc []byte, mul, div float64) {
 	checkLen(d, acc, dst)
 	if len(dst) > 0 {

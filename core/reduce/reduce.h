@@ -30,7 +30,8 @@ enum { REDUCE_LEVEL_PLAIN, REDUCE_LEVEL_AVX2, REDUCE_LEVEL_AVX512 };
  * type is a 16-bit one, else REDUCE_HALF_NONE. */
 void reduce_load(int level, int type, int half, void *acc, const void *src, size_t n, double prescale);
 void reduce_add(int level, int op, int type, int half, void *acc, const void *src, size_t n, double prescale);
-void reduce_load2(int level, int op, int type, int half, void *acc, const void *a, const void *b, size_t n, double prescale);
+void reduce_load2(int level, int op, int type, int half, void *acc, const void *a, const void *b, size_t n,
+                  double prescale);
 void reduce_store(int level, int type, int half, void *dst, const void *acc, size_t n, double mul, double div);
 void reduce_adasum(int level, int type, void *a, const void *b, size_t n);
 
