@@ -72,7 +72,7 @@ func (c input) compare(t *testing.T, e engine, offset int) {
 func TestKernelsEqualTheReferenceForEveryTypeOpAndLength(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	lengths := []int{0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1023, 1024, 1025, 2500}
-	scales := [][3]float64{{1, 1, 1}, {0.5, 1, 3}, {1 / 3., 0.1, 1}, {1, 2.5, 7}}
+	scales := [][3]float64{{1, 1, 1}, {0.5, 1, 3}, {1 / 3., 0.1, 1}, {1, 2.5, 7}, {1, 1, 8}, {1, 3, 4}}
 	for _, e := range engines() {
 		t.Run(e.String(), func(t *testing.T) {
 			for _, d := range reducible() {

@@ -72,11 +72,20 @@ COMBINE_FLOAT(f64)
     }                                                                                          \
   }
 
+/* The reciprocal of a power of two is exact, so that multiplying by it gives what dividing does, sooner. */
+static inline int power_of_two(double q) {
+  return q >= 1 && q <= 0x1p30 && q == (double)(uint32_t)q && ((uint32_t)q & ((uint32_t)q - 1)) == 0;
+}
+
 #define SCALE_FLOAT(T, F)                                                                      \
   TARGET static void scale_##T(void *dst, const void *src, size_t n, double mul, double div) { \
     T *d = dst;                                                                                \
     const T *x = src;                                                                          \
     F m = (F)mul, q = (F)div;                                                                  \
+    if (m == 1 && power_of_two(q)) {                                                           \
+      m = 1 / q;                                                                               \
+      q = 1;                                                                                   \
+    }                                                                                          \
     if (q == 1) {                                                                              \
       EACH(n) d[i] = x[i] * m;                                                                 \
     } else if (m == 1) {                                                                       \
