@@ -16,6 +16,7 @@ const (
 	RoleWorker    Role = "worker"
 	RoleServer    Role = "server"
 	RoleScheduler Role = "scheduler"
+	RoleObserver  Role = "observer" // asks the scheduler for its status and takes no part
 )
 
 // Hello is the first frame on a connection after authentication.
@@ -23,7 +24,7 @@ type Hello struct {
 	Role  Role   `json:"role"`
 	Round uint64 `json:"round,omitempty"` // round of the job (one init to shutdown) that the sender is in; 0 towards the scheduler
 	Rank  int    `json:"rank"`            // of a worker
-	Conn  int    `json:"conn,omitempty"`  // number of this connection among the sender's to this server
+	Conns int    `json:"conns,omitempty"` // how many connections the sender opens to this server
 }
 
 // Tensor describes one declared tensor: everything a server must know to hold its keys.
@@ -138,9 +139,10 @@ type Stall struct {
 
 // Lost tells of a peer that went away without a goodbye.
 type Lost struct {
-	Role Role   `json:"role"`
-	Rank int    `json:"rank"` // of a worker; index of a server
-	Why  string `json:"why"`
+	Role  Role   `json:"role"`
+	Rank  int    `json:"rank"` // of a worker; index of a server
+	Why   string `json:"why"`
+	Round uint64 `json:"round,omitempty"` // that it was lost from; 0 from a node: the latest one that it is in
 }
 
 // Node is one member of the job.
@@ -177,11 +179,13 @@ type ProcessSet struct {
 	Ranks []int  `json:"ranks"`
 }
 
-// Control is one message between a node and the scheduler. Exactly one field beside ID and Error is set.
+// Control is one message between a node and the scheduler. At most one field beside the first four is set.
 // A request has ID > 0, and its answer the same ID.
 type Control struct {
-	ID    uint64 `json:"id,omitempty"`
-	Error string `json:"error,omitempty"` // in an answer: the request was refused, and why
+	ID       uint64  `json:"id,omitempty"`
+	Error    string  `json:"error,omitempty"`       // in an answer: the request was refused, and why
+	Wait     float64 `json:"waitSeconds,omitempty"` // in a request: when to answer with an error that names whom it waits for; 0 never
+	Position uint64  `json:"position,omitempty"`    // AddSet, RemoveID: how many such calls this worker made before in the round
 
 	Register *Register    `json:"register,omitempty"` // node → scheduler; answered by Roster when all have come
 	Roster   *Roster      `json:"roster,omitempty"`
@@ -200,18 +204,21 @@ type Control struct {
 // the scheduler was restarted sends what it knows, so that the scheduler learns it again.
 type Register struct {
 	Node      Node   `json:"node"`
+	Session   uint64 `json:"session"`             // random number of the sender, the same after a reconnection
 	Workers   int    `json:"workers"`             // number of workers in the job, 0 if the node does not know
 	Dedicated int    `json:"dedicated"`           // number of dedicated servers that the job waits for, 0 if not known
 	Placement string `json:"placement,omitempty"` // "round-robin" or "largest-first"; "" is the scheduler's setting
 	Known     *Known `json:"known,omitempty"`
+	More      bool   `json:"more,omitempty"` // Known goes on in the sender's next register; only the last one is answered
 }
 
 // Known is what a node remembers of the running round, for a scheduler that was restarted.
 type Known struct {
-	Roster  Roster       `json:"roster"`
-	Tensors []Tensor     `json:"tensors,omitempty"`
-	Placed  []Placed     `json:"placed,omitempty"` // beside Tensors
-	Sets    []ProcessSet `json:"sets,omitempty"`
+	Roster   Roster       `json:"roster"`
+	Tensors  []Tensor     `json:"tensors,omitempty"`
+	Placed   []Placed     `json:"placed,omitempty"` // beside Tensors
+	Sets     []ProcessSet `json:"sets,omitempty"`
+	SetCalls uint64       `json:"setCalls,omitempty"` // AddSet and RemoveID that were answered
 }
 
 // StatusReply is what the scheduler knows, for people.

@@ -1,0 +1,254 @@
+package scheduler
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Line numbers one connection of a node. Numbers start at 1 and are never used twice.
+type Line uint64
+
+// Input is one event. Exactly one of Hello, Message and Closed is set, or none where only time has passed.
+type Input struct {
+	Now     time.Duration // since the scheduler started; never falls
+	Line    Line
+	Hello   *wire.Hello   // the line has opened
+	Message *wire.Control // a message came on it; the machine keeps parts of it
+	Closed  string        // the line has ended, and why
+}
+
+// Output is one thing to do: a message to send, a line to close behind what was sent on it before,
+// or something to log.
+type Output struct {
+	Line    Line
+	Message *wire.Control // shared with other outputs: not to be changed
+	Close   bool
+	Log     string
+	Warn    bool // the log line is a warning
+}
+
+// Settings of a Machine. Zero fields have the meaning or the default in their comment.
+type Settings struct {
+	FirstRound uint64        // number of the first round; random, so that no round's number is ever used again
+	Workers    int           // of the job; 0: as the first worker says
+	Dedicated  int           // dedicated servers to wait for; 0: as the first worker says
+	Placement  string        // of keys on servers, where no worker says; "": DefaultPlacement
+	Grace      time.Duration // from the end of a line to the loss of its node; 1 s
+	LostAfter  time.Duration // how long a restarted scheduler waits for nodes to come back; 10 s
+}
+
+// Machine is the whole policy of the scheduler: who belongs to a round of the job, where keys lie,
+// which process sets there are, who was lost. It has no clock, network or goroutine: the same inputs
+// give the same outputs.
+//
+// Invariants:
+//  1. A line carries at most one peer and a peer is on at most one line.
+//  2. A request is answered once, on the line that it came from; one whose line ended is forgotten
+//     (the client repeats it on its next line).
+//  3. Every node of a round hears of a loss at most once.
+//  4. While a restored round lacks workers, nothing is declared in it: what they know comes first.
+type Machine struct {
+	settings Settings
+	now      time.Duration
+	wake     time.Duration // the next deadline is not before this; 0: there is none
+	out      []Output
+
+	lines     map[Line]*line
+	sessions  map[uint64]*peer // peers by the number that their client keeps over reconnections
+	forming   []*peer          // workers that wait for the next round, in the order in which they came
+	pool      []*peer          // dedicated servers, in the order in which they came
+	rounds    []*round         // that have workers left, oldest first
+	next      uint64           // number of the next round
+	dedicated int              // servers that the last round waited for
+	refusal   string           // why the last worker was refused, for those who wait for it
+}
+
+// line is one connection. It carries a peer from its registration on.
+type line struct {
+	id    Line
+	hello wire.Hello
+	peer  *peer
+}
+
+// NewMachine makes a machine that knows of nobody.
+func NewMachine(s Settings) *Machine {
+	if s.Grace <= 0 {
+		s.Grace = time.Second
+	}
+	if s.LostAfter <= 0 {
+		s.LostAfter = 10 * time.Second
+	}
+	return &Machine{settings: s, next: s.FirstRound, lines: map[Line]*line{}, sessions: map[uint64]*peer{}}
+}
+
+// Step takes one input and returns what has to be done, in order.
+func (m *Machine) Step(in Input) []Output {
+	m.now, m.out = in.Now, nil
+	l := m.lines[in.Line]
+	switch {
+	case in.Hello != nil:
+		m.open(in.Line, *in.Hello)
+	case l == nil: // time, or the last words of a line that was closed here
+	case in.Message != nil:
+		m.receive(l, in.Message)
+	case in.Closed != "":
+		m.closed(l, in.Closed)
+	}
+	if m.wake != 0 && m.now >= m.wake {
+		m.expire()
+	}
+	return m.out
+}
+
+// Deadline is when Step has to be called again at the latest, if no other input comes before.
+func (m *Machine) Deadline() (at time.Duration, ok bool) { return m.wake, m.wake != 0 }
+
+func (m *Machine) open(id Line, h wire.Hello) {
+	switch h.Role {
+	case wire.RoleWorker, wire.RoleServer, wire.RoleObserver:
+		m.lines[id] = &line{id: id, hello: h}
+	default:
+		m.warn("closed a connection: it says hello as %q, which is no role of a node towards the scheduler", h.Role)
+		m.out = append(m.out, Output{Line: id, Close: true})
+	}
+}
+
+func (m *Machine) receive(l *line, c *wire.Control) {
+	switch {
+	case c.Register != nil:
+		m.register(l, c)
+	case len(c.Declare) > 0 || len(c.AddSet) > 0 || c.RemoveID != 0:
+		m.ask(l, c)
+	case c.Lost != nil:
+		m.reported(l, *c.Lost)
+	case c.Status != nil:
+		m.answer(l, c.ID, &wire.Control{Status: m.status()})
+	case c.Bye:
+		m.bye(l)
+	case !c.Beat:
+		m.refuse(l, c.ID, "the request is empty, or of a kind that this scheduler does not know")
+	}
+}
+
+// closed handles the end of a line without a goodbye. A worker that only waits for a round is
+// forgotten, others have the grace time to come back.
+func (m *Machine) closed(l *line, why string) {
+	delete(m.lines, l.id)
+	p := l.peer
+	if p == nil {
+		return
+	}
+	p.line = nil
+	switch {
+	case p.Role == wire.RoleWorker && p.round == nil:
+		m.forget(p)
+	case p.state == present:
+		p.why = why
+		p.lostAt = m.at(m.now + m.settings.Grace)
+	}
+}
+
+// bye handles a leave on purpose.
+func (m *Machine) bye(l *line) {
+	if p := l.peer; p != nil {
+		m.leave(p)
+	}
+	m.close(l)
+}
+
+// expire does everything that is due.
+func (m *Machine) expire() {
+	m.wake = 0
+	for _, p := range slices.Clone(m.forming) {
+		if m.due(p.until) {
+			m.refuse(p.line, p.asked, fmt.Sprintf("waited %s for %s", seconds(m.now-p.since), m.missing()))
+			m.forget(p)
+		}
+	}
+	for _, p := range slices.Clone(m.pool) {
+		if m.due(p.lostAt) {
+			m.lose(p, p.why)
+		}
+	}
+	for _, r := range slices.Clone(m.rounds) {
+		for _, p := range r.workers {
+			if m.due(p.lostAt) {
+				m.lose(p, p.why)
+			}
+		}
+		m.expireCalls(r)
+	}
+}
+
+// due reports whether deadline t has come; one that has not is kept for later.
+func (m *Machine) due(t time.Duration) bool {
+	if t == 0 || t <= m.now {
+		return t != 0
+	}
+	m.at(t)
+	return false
+}
+
+// at makes sure that Step runs at time t, and returns t.
+func (m *Machine) at(t time.Duration) time.Duration {
+	if m.wake == 0 || t < m.wake {
+		m.wake = t
+	}
+	return t
+}
+
+// deadline is when a request that came now has waited long enough; 0 is never.
+func (m *Machine) deadline(c *wire.Control) time.Duration {
+	if c.Wait <= 0 || c.Wait > maxWait.Seconds() {
+		return 0
+	}
+	return m.at(m.now + time.Duration(c.Wait*float64(time.Second)))
+}
+
+// maxWait is the longest wait that is a deadline; longer ones are none.
+const maxWait = 1000 * time.Hour
+
+func (m *Machine) send(l *line, c *wire.Control) {
+	if l != nil {
+		m.out = append(m.out, Output{Line: l.id, Message: c})
+	}
+}
+
+func (m *Machine) answer(l *line, id uint64, c *wire.Control) {
+	c.ID = id
+	m.send(l, c)
+}
+
+func (m *Machine) refuse(l *line, id uint64, why string) {
+	m.answer(l, id, &wire.Control{Error: why})
+}
+
+// attach puts p on line l, and off the lines and peers that were there before.
+func (m *Machine) attach(l *line, p *peer) {
+	if old := p.line; old != nil && old != l {
+		old.peer = nil
+		m.close(old)
+	}
+	p.line, l.peer, p.lostAt = l, p, 0
+}
+
+func (m *Machine) close(l *line) {
+	delete(m.lines, l.id)
+	m.out = append(m.out, Output{Line: l.id, Close: true})
+}
+
+func (m *Machine) info(format string, args ...any) {
+	m.out = append(m.out, Output{Log: fmt.Sprintf(format, args...)})
+}
+
+func (m *Machine) warn(format string, args ...any) {
+	m.out = append(m.out, Output{Log: fmt.Sprintf(format, args...), Warn: true})
+}
+
+// seconds writes a duration as people read it: "60 s", "0.5 s".
+func seconds(d time.Duration) string {
+	return fmt.Sprintf("%.4g s", d.Round(100*time.Millisecond).Seconds())
+}

@@ -1,0 +1,186 @@
+package scheduler
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// state says where a peer is in its life.
+type state int
+
+const (
+	present state = iota // registered, though its line may be broken for the moment
+	absent               // learned from others after a restart, has not come back yet
+	left                 // said goodbye
+	lost                 // went without
+)
+
+// peer is one worker or one dedicated server.
+type peer struct {
+	wire.Node
+	session uint64 // of its client, 0 while absent
+	wants   wire.Register
+	state   state
+	line    *line  // nil while its line is broken
+	round   *round // of a worker; nil while the round forms, and of a server
+
+	asked uint64        // its register request, while it waits for a roster
+	since time.Duration // when it asked
+	until time.Duration // when the request is answered with an error, 0 never
+
+	lostAt time.Duration // its line is broken: when the job has lost it; 0 otherwise
+	why    string        // its line broke because of this
+}
+
+// newPeer makes the peer that registers by c, on line l.
+func (m *Machine) newPeer(l *line, c *wire.Control) *peer {
+	r := c.Register
+	p := &peer{Node: r.Node, session: r.Session, wants: *r}
+	p.wants.Known = nil
+	m.sessions[p.session] = p
+	m.attach(l, p)
+	m.waits(p, c)
+	return p
+}
+
+// waits notes that p waits for a roster, by request c.
+func (m *Machine) waits(p *peer, c *wire.Control) {
+	p.asked, p.since, p.until = c.ID, m.now, m.deadline(c)
+}
+
+// forget drops a worker that waits for a round, or a server.
+func (m *Machine) forget(p *peer) {
+	same := func(q *peer) bool { return q == p }
+	m.forming = slices.DeleteFunc(m.forming, same)
+	m.pool = slices.DeleteFunc(m.pool, same)
+	if len(m.forming) == 0 {
+		m.refusal = ""
+	}
+	m.release(p)
+}
+
+// release takes p off its line and out of the sessions.
+func (m *Machine) release(p *peer) {
+	if p.line != nil {
+		p.line.peer, p.line = nil, nil
+	}
+	if m.sessions[p.session] == p {
+		delete(m.sessions, p.session)
+	}
+}
+
+// leave handles a goodbye. A server that leaves in mid-round is a loss all the same.
+func (m *Machine) leave(p *peer) {
+	switch {
+	case p.Role == wire.RoleServer:
+		m.lose(p, "it was stopped")
+	case p.round == nil:
+		m.forget(p)
+	case p.state == lost:
+		p.line.peer, p.line = nil, nil
+	default:
+		r := p.round
+		p.state, p.lostAt = left, 0
+		m.release(p)
+		m.failCalls(r, p.Rank, fmt.Sprintf("rank %d has left the job", p.Rank))
+		m.shrunk(r)
+	}
+}
+
+// lose declares that the job has lost p, and tells everybody who works with it.
+func (m *Machine) lose(p *peer, why string) {
+	if p.state == lost || p.state == left {
+		return
+	}
+	p.state, p.lostAt = lost, 0
+	p.why = fmt.Sprintf("%s: %s", where(&p.Node), why)
+	if p.Role == wire.RoleServer {
+		m.forget(p)
+		m.info("%s has gone: %s", name(&p.Node), why)
+		for _, r := range m.rounds {
+			if i := r.server(p.Server); i >= 0 {
+				m.tell(r, wire.Lost{Role: wire.RoleServer, Rank: i, Why: p.why})
+			}
+		}
+		return
+	}
+	m.tell(p.round, wire.Lost{Role: wire.RoleWorker, Rank: p.Rank, Why: p.why})
+	m.failCalls(p.round, p.Rank, fmt.Sprintf("rank %d was lost (%s)", p.Rank, p.why))
+	m.shrunk(p.round)
+}
+
+// reported handles a node's word that it lost a peer. It is passed on at once, also to the peer that
+// is said to be lost: if it lives, it must know that the others have given it up.
+func (m *Machine) reported(l *line, gone wire.Lost) {
+	r := m.roundOf(l, gone.Round)
+	if r == nil {
+		return
+	}
+	by := " (reported by " + name(&l.peer.Node) + ")"
+	if gone.Role == wire.RoleServer {
+		if gone.Rank < 0 || gone.Rank >= len(r.roster.Servers) {
+			return
+		}
+		s := &r.roster.Servers[gone.Rank]
+		if s.Role == wire.RoleServer {
+			gone.Why = where(s) + ": " + gone.Why + by
+			m.tell(r, gone)
+			return
+		}
+		gone.Rank = s.Rank // an embedded server is lost with its worker
+	}
+	if gone.Rank >= 0 && gone.Rank < len(r.workers) {
+		m.lose(r.workers[gone.Rank], gone.Why+by)
+	}
+}
+
+// roundOf finds the round in which the node on line l takes part; number 0 is its latest.
+func (m *Machine) roundOf(l *line, number uint64) *round {
+	switch p := l.peer; {
+	case p == nil:
+		return nil
+	case p.Role == wire.RoleWorker:
+		return p.round
+	default:
+		for _, r := range slices.Backward(m.rounds) {
+			if (number == 0 || r.roster.Round == number) && r.server(p.Server) >= 0 {
+				return r
+			}
+		}
+		return nil
+	}
+}
+
+// name is what a node is called in messages: "rank 3 (host a, pid 12)".
+func name(n *wire.Node) string {
+	who := fmt.Sprintf("rank %d", n.Rank)
+	if n.Role == wire.RoleServer {
+		who = "server " + n.Server
+	}
+	return fmt.Sprintf("%s (%s)", who, where(n))
+}
+
+func where(n *wire.Node) string { return fmt.Sprintf("host %s, pid %d", n.Host, n.PID) }
+
+// ranksOf writes ranks in words: "rank 1", "ranks 2, 3"; a long list is cut.
+func ranksOf(ranks []int) string {
+	const most = 16
+	switch n := len(ranks); {
+	case n == 1:
+		return fmt.Sprintf("rank %d", ranks[0])
+	case n > most:
+		return fmt.Sprintf("ranks %s and %d more", rankset.Join(ranks[:most]), n-most)
+	default:
+		return "ranks " + rankset.Join(ranks)
+	}
+}
+
+// both joins what is there of a list: "a", "a and b".
+func both(parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), " and ")
+}

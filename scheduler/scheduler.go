@@ -1,0 +1,246 @@
+// Package scheduler holds the membership of a job: who takes part in a round, on which servers the
+// partitions of tensors lie, which process sets there are, and who was lost. No gradient passes it.
+// What it knows is soft: killed and started again, it learns everything from the nodes.
+//
+// Machine is the policy and knows neither network nor time; Scheduler is the shell around it. Read
+// machine.go first, then forming.go (registration), round.go (a running round, restoring one after a
+// restart), peer.go (losses), declare.go and sets.go.
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/control"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Config is what a Scheduler needs. Zero fields have the default in their comment.
+type Config struct {
+	Log       *zap.Logger   // nil: no log
+	LostAfter time.Duration // silence after which a node is lost; 10 s
+	Grace     time.Duration // from the end of a node's connection to its loss, for it to come back; 1 s
+	Workers   int           // workers of the job; 0: as the first one says
+	Dedicated int           // dedicated servers to wait for; 0: as the first worker says
+	Placement string        // where no worker says: a name that core/placement knows; DefaultPlacement
+}
+
+// Scheduler runs a Machine on real connections.
+type Scheduler struct {
+	log    *zap.Logger
+	silent time.Duration
+	events chan event
+	quit   chan struct{} // closed by Close
+	work   sync.WaitGroup
+
+	mu        sync.Mutex
+	listeners map[transport.Listener]bool
+	conns     map[transport.Conn]bool
+	closed    bool
+
+	last  atomic.Uint64      // number of the last line
+	empty chan chan struct{} // asks loop to close the inner channel once no node has a line
+}
+
+// event is an input of the machine; line is set with a hello.
+type event struct {
+	Input
+	line *control.Line
+}
+
+// New starts a scheduler. It listens to nobody yet.
+func New(config Config) (*Scheduler, error) {
+	if err := checkPlacement(config.Placement); err != nil {
+		return nil, err
+	}
+	if config.Log == nil {
+		config.Log = zap.NewNop()
+	}
+	if config.LostAfter <= 0 {
+		config.LostAfter = 10 * time.Second
+	}
+	s := &Scheduler{
+		log: config.Log, silent: config.LostAfter, events: make(chan event), quit: make(chan struct{}),
+		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{}, empty: make(chan chan struct{}),
+	}
+	machine := NewMachine(Settings{
+		FirstRound: rand.Uint64()>>1 + 1, Workers: config.Workers, Dedicated: config.Dedicated,
+		Placement: config.Placement, Grace: config.Grace, LostAfter: config.LostAfter,
+	})
+	s.work.Go(func() { s.loop(machine) })
+	return s, nil
+}
+
+// Serve takes nodes from a listener until the listener or the scheduler is closed, and returns nil
+// then. It closes the listener. Several listeners can be served at once.
+func (s *Scheduler) Serve(l transport.Listener) error {
+	defer l.Close()
+	if !s.hold(func() { s.listeners[l] = true }) {
+		return nil
+	}
+	defer s.hold(func() { delete(s.listeners, l) })
+	for {
+		conn, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("scheduler: %w", err)
+		}
+		if !s.hold(func() { s.conns[conn] = true; s.work.Go(func() { s.greet(conn) }) }) {
+			conn.Close()
+			return nil
+		}
+	}
+}
+
+// Drain waits until no node has a line to the scheduler, at most until ctx ends: the process that
+// embeds the scheduler may go then without anybody missing it.
+func (s *Scheduler) Drain(ctx context.Context) error {
+	done := make(chan struct{})
+	select {
+	case s.empty <- done:
+	case <-s.quit:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case <-done:
+		return nil
+	case <-s.quit:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Close ends the scheduler and all lines. Nodes go on without it.
+func (s *Scheduler) Close() error {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.quit)
+		for l := range s.listeners {
+			l.Close()
+		}
+		for c := range s.conns {
+			c.Close()
+		}
+	}
+	s.mu.Unlock()
+	s.work.Wait()
+	return nil
+}
+
+// hold runs f under the lock and reports true, or false where the scheduler is closed.
+func (s *Scheduler) hold(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	f()
+	return true
+}
+
+// greet waits for a node's hello and reads its line until that ends.
+func (s *Scheduler) greet(conn transport.Conn) {
+	defer s.hold(func() { delete(s.conns, conn) })
+	defer conn.Close()
+	watch := time.AfterFunc(s.silent, func() { conn.Close() })
+	hello, err := control.ReadHello(conn)
+	watch.Stop()
+	if err != nil {
+		s.log.Warn("closed a connection that does not begin with a node's hello", zap.Stringer("peer", conn.RemoteAddr()), zap.Error(err))
+		return
+	}
+	line := control.NewLine(conn, s.silent, 0)
+	id := Line(s.last.Add(1))
+	if !s.tell(event{Input{Line: id, Hello: &hello}, line}) {
+		return
+	}
+	why := line.Run(func(m *wire.Control) {
+		if m.Beat {
+			line.Push(&wire.Control{Beat: true})
+			return
+		}
+		s.tell(event{Input: Input{Line: id, Message: m}})
+	})
+	s.tell(event{Input: Input{Line: id, Closed: "the connection ended without a goodbye: " + why.Error()}})
+}
+
+// tell gives an event to the loop, and reports false where the scheduler is closed.
+func (s *Scheduler) tell(e event) bool {
+	select {
+	case s.events <- e:
+		return true
+	case <-s.quit:
+		return false
+	}
+}
+
+// loop runs the machine: one input after the other, and the passing of time.
+func (s *Scheduler) loop(machine *Machine) {
+	start := time.Now()
+	lines := map[Line]*control.Line{}
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	var idle []chan struct{}
+	for {
+		var e event
+		select {
+		case <-s.quit:
+			return
+		case done := <-s.empty:
+			idle = append(idle, done)
+		case <-timer.C:
+		case e = <-s.events:
+		}
+		if e.line != nil {
+			lines[e.Line] = e.line
+		}
+		e.Now = time.Since(start)
+		s.do(machine.Step(e.Input), lines)
+		if e.Closed != "" {
+			delete(lines, e.Line)
+		}
+		if len(lines) == 0 {
+			for _, done := range idle {
+				close(done)
+			}
+			idle = nil
+		}
+		if at, ok := machine.Deadline(); ok {
+			timer.Reset(at - time.Since(start))
+		} else {
+			timer.Stop()
+		}
+	}
+}
+
+// do carries out what the machine wants.
+func (s *Scheduler) do(outputs []Output, lines map[Line]*control.Line) {
+	for _, o := range outputs {
+		switch line := lines[o.Line]; {
+		case o.Log != "" && o.Warn:
+			s.log.Warn(o.Log)
+		case o.Log != "":
+			s.log.Info(o.Log)
+		case line == nil: // it has ended meanwhile
+		case o.Close:
+			line.Finish()
+		default:
+			line.Push(o.Message)
+		}
+	}
+}

@@ -1,0 +1,304 @@
+package scheduler
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+var update = flag.Bool("update", false, "write what the machine does now into testdata")
+
+// TestScripts plays testdata/*.txt to the machine. A line of a script is an input, the indented lines
+// below it are what the machine does then:
+//
+//	wait 1s                            time passes
+//	restart                            a new scheduler, which knows nothing
+//	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, timeout, version, pid, session
+//	s0 register server host:port       a dedicated server
+//	w0 back                            the client of w0 reconnects with what it knows
+//	w0 declare conv/4,4 fc/8#1         tensors: name/bytes of partitions#generation; set=1
+//	w0 add 0,1 at=0; w0 remove 1 at=1  calls on process sets
+//	w0 lost worker 1 why; w0 bye; w0 breaks; w0 status; w0 hello role
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			golden, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := newStage().play(t, string(golden))
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			want := strings.Split(string(golden), "\n")
+			for i, line := range strings.Split(got, "\n") {
+				if i >= len(want) || line != want[i] {
+					t.Fatalf("%s:%d\n got: %s\nwant: %s\n(go test ./scheduler -update writes the new transcript)", file, i+1, line, at(want, i))
+				}
+			}
+		})
+	}
+}
+
+func at(lines []string, i int) string {
+	if i < len(lines) {
+		return lines[i]
+	}
+	return "the end"
+}
+
+// stage holds the machine and its actors.
+type stage struct {
+	machine  *Machine
+	now      time.Duration
+	restarts uint64
+	lastLine Line
+	lastID   uint64
+	actors   map[string]*actor
+	byLine   map[Line]*actor
+	out      strings.Builder
+}
+
+// actor is a node, with what its client remembers.
+type actor struct {
+	name     string
+	line     Line
+	role     wire.Role
+	register wire.Register
+	known    wire.Known
+	asked    map[uint64][]wire.Tensor
+}
+
+func newStage() *stage {
+	s := &stage{actors: map[string]*actor{}, byLine: map[Line]*actor{}}
+	s.restart()
+	return s
+}
+
+func (s *stage) restart() {
+	s.restarts++
+	s.machine = NewMachine(Settings{FirstRound: 100 * s.restarts})
+	s.byLine = map[Line]*actor{}
+	for _, a := range s.actors {
+		a.line = 0
+	}
+}
+
+// play runs a script and returns it with the machine's outputs of now.
+func (s *stage) play(t *testing.T, script string) string {
+	for i, line := range strings.Split(strings.TrimRight(script, "\n"), "\n") {
+		if strings.HasPrefix(line, "  ") {
+			continue
+		}
+		s.out.WriteString(line + "\n")
+		if words := strings.Fields(line); len(words) > 0 && words[0] != "#" {
+			if err := s.act(words); err != nil {
+				t.Fatalf("line %d: %q: %v", i+1, line, err)
+			}
+		}
+	}
+	return s.out.String()
+}
+
+func (s *stage) act(words []string) error {
+	switch words[0] {
+	case "restart":
+		s.restart()
+		return nil
+	case "wait":
+		d, err := time.ParseDuration(words[1])
+		until := s.now + d
+		for { // as the shell does: at every deadline on the way
+			at, ok := s.machine.Deadline()
+			if !ok || at > until {
+				break
+			}
+			s.now = at
+			s.step(Input{})
+		}
+		s.now = until
+		s.step(Input{})
+		return err
+	}
+	a := s.actors[words[0]]
+	if a == nil {
+		a = &actor{name: words[0], asked: map[uint64][]wire.Tensor{}}
+		s.actors[a.name] = a
+	}
+	args := map[string]string{}
+	var plain []string
+	for _, w := range words[2:] {
+		if k, v, ok := strings.Cut(w, "="); ok {
+			args[k] = v
+		} else {
+			plain = append(plain, w)
+		}
+	}
+	return s.say(a, words[1], plain, args)
+}
+
+func (s *stage) say(a *actor, verb string, plain []string, args map[string]string) error {
+	s.lastID++
+	m := &wire.Control{ID: s.lastID}
+	switch verb {
+	case "hello":
+		s.open(a, wire.Role(plain[0]))
+		return nil
+	case "breaks":
+		s.step(Input{Line: a.line, Closed: "it broke"})
+		return nil
+	case "register":
+		a.register = registration(a, s.lastID, plain, args)
+		a.known = wire.Known{}
+		if a.line == 0 || s.machine.lines[a.line] == nil {
+			s.open(a, a.register.Node.Role)
+		}
+		r := a.register
+		m.Register, m.Wait = &r, float64(number(args["timeout"]))
+	case "back":
+		s.open(a, a.register.Node.Role)
+		r, k := a.register, a.known
+		if k.Roster.Round != 0 {
+			r.Known = &k
+		}
+		m.Register = &r
+	case "declare":
+		for _, word := range plain {
+			m.Declare = append(m.Declare, tensor(a, word, uint32(number(args["set"]))))
+		}
+		a.asked[m.ID] = m.Declare
+	case "add":
+		m.AddSet, m.Position, m.Wait = numbers(plain[0]), uint64(number(args["at"])), float64(number(args["timeout"]))
+	case "remove":
+		m.RemoveID, m.Position = uint32(number(plain[0])), uint64(number(args["at"]))
+	case "lost":
+		m.ID, m.Lost = 0, &wire.Lost{Role: wire.Role(plain[0]), Rank: number(plain[1]), Why: strings.Join(plain[2:], " ")}
+	case "bye":
+		m.ID, m.Bye = 0, true
+	case "status":
+		m.Status = &wire.StatusReply{}
+	case "nonsense":
+	default:
+		return fmt.Errorf("unknown verb %q", verb)
+	}
+	s.step(Input{Line: a.line, Message: m})
+	return nil
+}
+
+func (s *stage) open(a *actor, role wire.Role) {
+	s.lastLine++
+	a.line = s.lastLine
+	s.byLine[a.line] = a
+	s.step(Input{Line: a.line, Hello: &wire.Hello{Role: role, Rank: a.register.Node.Rank}})
+}
+
+func registration(a *actor, id uint64, plain []string, args map[string]string) wire.Register {
+	n := wire.Node{Role: wire.Role(plain[0]), Host: "host-" + a.name, PID: 10 + int(a.name[len(a.name)-1]-'0'), Version: "1.0", Server: args["server"]}
+	if n.Role == wire.RoleWorker {
+		n.Rank = number(plain[1])
+	} else if len(plain) > 1 {
+		n.Server = plain[1]
+	}
+	if v, ok := args["version"]; ok {
+		n.Version = v
+	}
+	return wire.Register{Node: n, Session: 1000 + id, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"]}
+}
+
+// tensor reads "name/partitions#generation"; it is of all ranks of the set that the actor knows.
+func tensor(a *actor, word string, set uint32) wire.Tensor {
+	word, generation, _ := strings.Cut(word, "#")
+	name, parts, _ := strings.Cut(word, "/")
+	t := wire.Tensor{
+		Name: name, Kind: units.Allreduce, Op: units.Sum, DType: units.Uint8, Prescale: 1, Postscale: 1,
+		ProcessSet: set, Generation: uint64(number(generation)),
+	}
+	for _, n := range numbers(parts) {
+		t.Parts = append(t.Parts, uint32(n))
+	}
+	t.Ranks = rankset.Range(len(a.known.Roster.Workers)).Ranks()
+	for _, s := range a.known.Sets {
+		if s.ID == set {
+			t.Ranks = s.Ranks
+		}
+	}
+	return t
+}
+
+func number(s string) int {
+	n, _ := strconv.Atoi(s)
+	return n
+}
+
+func numbers(list string) (all []int) {
+	for s := range strings.SplitSeq(list, ",") {
+		all = append(all, number(s))
+	}
+	return all
+}
+
+// step makes one step and writes down what the machine wants.
+func (s *stage) step(in Input) {
+	in.Now = s.now
+	for _, o := range s.machine.Step(in) {
+		switch a := s.byLine[o.Line]; {
+		case o.Log != "":
+			fmt.Fprintf(&s.out, "  log: %s\n", o.Log)
+		case o.Close:
+			fmt.Fprintf(&s.out, "  %s: closed\n", a.name)
+		default:
+			fmt.Fprintf(&s.out, "  %s: %s\n", a.name, a.hear(o.Message))
+		}
+	}
+}
+
+// hear remembers what the client would and writes a message in words.
+func (a *actor) hear(m *wire.Control) string {
+	switch {
+	case m.Error != "":
+		return "refused: " + m.Error
+	case m.Roster != nil:
+		a.known.Roster = *m.Roster
+		text := fmt.Sprintf("roster of round %d, %d workers, servers", m.Roster.Round, len(m.Roster.Workers))
+		for i, n := range m.Roster.Servers {
+			text += fmt.Sprintf(" %d=%s", i, n.Server)
+		}
+		if m.ID == 0 {
+			text += " (pushed)"
+		}
+		return text
+	case m.Placed != nil:
+		a.known.Tensors = append(a.known.Tensors, a.asked[m.ID]...)
+		a.known.Placed = append(a.known.Placed, m.Placed...)
+		var all []string
+		for i, p := range m.Placed {
+			all = append(all, fmt.Sprintf("%s is number %d on %v", a.asked[m.ID][i].Name, p.ID, p.Servers))
+		}
+		return strings.Join(all, ", ")
+	case m.Set != nil:
+		a.known.Sets = append(a.known.Sets, *m.Set)
+		a.known.SetCalls++
+		return fmt.Sprintf("set %d is %v", m.Set.ID, m.Set.Ranks)
+	case m.Lost != nil:
+		return fmt.Sprintf("lost %s %d: %s", m.Lost.Role, m.Lost.Rank, m.Lost.Why)
+	case m.Status != nil:
+		return fmt.Sprintf("status %s, waiting for %q, %d tensors, up %gs", m.Status.State, m.Status.Waiting, m.Status.Tensors, m.Status.Uptime)
+	}
+	return fmt.Sprintf("%+v", m)
+}

@@ -1,0 +1,261 @@
+// Package control is the line between a node and the scheduler: its messages in frames, and the
+// client that workers and dedicated servers hold.
+//
+// The scheduler may be killed and started again at any time. The client reconnects in the background,
+// tells the new scheduler everything that the old one had told this node, and asks again what was not
+// answered. Its callers notice nothing but the time.
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Config is what a Client needs. Zero fields have the default in their comment.
+//
+// OnLost and OnRoster are called one at a time, in the order of the scheduler's messages; they must
+// return soon and may not wait for an answer from the same client.
+type Config struct {
+	Transport    transport.Transport
+	Address      string            // of the scheduler, host:port
+	Hello        wire.Hello        // role and rank of this node
+	BeatInterval time.Duration     // 1 s
+	LostAfter    time.Duration     // silence after which the line is given up and made anew; 10 s
+	Log          *zap.Logger       // nil: no log
+	OnLost       func(wire.Lost)   // the job has lost a node, possibly this one
+	OnRoster     func(wire.Roster) // a round that this node is in; each once, the first before Register returns
+}
+
+// Client is a node's line to the scheduler. Its methods may be called from any goroutine.
+//
+// Every request ends when its context does, with an error that names the request, the scheduler and
+// the time. Where the context has a deadline the scheduler is told of it and answers shortly before,
+// naming the nodes that it waited for. A refusal is a *RefusedError.
+type Client struct {
+	config  Config
+	session uint64
+	ctx     context.Context // until the client is closed
+	cancel  context.CancelFunc
+	ended   chan struct{} // run has returned
+	setTurn chan struct{} // held during a call on process sets: they have an order
+
+	mu      sync.Mutex
+	line    *Line // nil while there is none
+	broken  error // why there is none, and since when
+	since   time.Time
+	closing bool
+	refused error // the scheduler does not want this node back: no request succeeds any more
+	lastID  uint64
+	resume  uint64 // the request by which this node registers again
+	pending map[uint64]*request
+	memory  memory
+}
+
+// ErrClosed is the error of requests on a client that was closed.
+var ErrClosed = errors.New("the line to the scheduler was closed")
+
+// RefusedError is the scheduler's answer to a request that it refuses.
+type RefusedError struct {
+	Request string // what was asked, for example "register"
+	Address string // of the scheduler
+	Reason  string // names the nodes and values concerned
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("%s: %s (scheduler %s)", e.Request, e.Reason, e.Address)
+}
+
+// Dial connects to the scheduler, which may start later: it tries until ctx ends.
+func Dial(ctx context.Context, config Config) (*Client, error) {
+	if config.BeatInterval <= 0 {
+		config.BeatInterval = time.Second
+	}
+	if config.LostAfter <= 0 {
+		config.LostAfter = 10 * time.Second
+	}
+	if config.Log == nil {
+		config.Log = zap.NewNop()
+	}
+	conn, err := connect(ctx, &config)
+	if err != nil {
+		return nil, fmt.Errorf("no line to the scheduler: %w", err)
+	}
+	c := &Client{
+		config: config, session: rand.Uint64() | 1, memory: newMemory(),
+		ended: make(chan struct{}), setTurn: make(chan struct{}, 1), pending: map[uint64]*request{},
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	go c.run(c.open(conn))
+	return c, nil
+}
+
+// connect makes a connection and says hello on it.
+func connect(ctx context.Context, config *Config) (transport.Conn, error) {
+	conn, err := config.Transport.Dial(ctx, config.Address)
+	if err != nil {
+		return nil, err
+	}
+	if err := Send(conn, wire.TypeHello, config.Hello); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// Close says goodbye and ends the line. Requests in flight fail with ErrClosed. It takes a second at
+// most, and is quick where the scheduler is.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	if c.closing {
+		c.mu.Unlock()
+		<-c.ended
+		return nil
+	}
+	c.closing = true
+	line := c.line
+	c.mu.Unlock()
+	if line != nil {
+		line.Push(&wire.Control{Bye: true}) // the scheduler closes the line when it has heard it
+		timer := time.NewTimer(finishTime)
+		select {
+		case <-c.ended:
+		case <-timer.C:
+			line.Fail(ErrClosed)
+		}
+		timer.Stop()
+	}
+	c.cancel()
+	<-c.ended
+	return nil
+}
+
+// run keeps a line until the client is closed or the scheduler refuses to have this node back.
+func (c *Client) run(line *Line) {
+	defer close(c.ended)
+	defer c.end()
+	for {
+		why := line.Run(func(m *wire.Control) { c.dispatch(line, m) })
+		if !c.lost(why) {
+			return
+		}
+		c.config.Log.Warn("the line to the scheduler is broken; training goes on, trying again",
+			zap.String("scheduler", c.config.Address), zap.Error(why))
+		conn := c.redial()
+		if conn == nil {
+			return
+		}
+		line = c.open(conn)
+		c.config.Log.Info("the line to the scheduler is back", zap.String("scheduler", c.config.Address))
+	}
+}
+
+// Pauses between attempts to reconnect double from the first to the last.
+const (
+	firstPause = 20 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// redial connects again, trying for ever; nil when the client was closed.
+func (c *Client) redial() transport.Conn {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		conn, err := connect(c.ctx, &c.config)
+		if err == nil {
+			return conn
+		}
+		c.mu.Lock()
+		c.broken = err
+		c.mu.Unlock()
+		timer := time.NewTimer(pause/2 + rand.N(pause/2))
+		select {
+		case <-timer.C:
+		case <-c.ctx.Done():
+			timer.Stop()
+			return nil
+		}
+	}
+}
+
+// open makes a line over conn the one that requests go to, and repeats on it what the scheduler has to know.
+func (c *Client) open(conn transport.Conn) *Line {
+	line := NewLine(conn, c.config.LostAfter, c.config.BeatInterval)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing {
+		line.Fail(ErrClosed)
+		return line
+	}
+	c.line, c.broken = line, nil
+	for _, r := range c.memory.registers() {
+		c.lastID++
+		c.resume = c.lastID
+		line.Push(&wire.Control{ID: c.resume, Register: &r})
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.pending)) {
+		line.Push(c.pending[id].message(id))
+	}
+	return line
+}
+
+// lost notes that the line has broken and reports whether to make another.
+func (c *Client) lost(why error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.line, c.broken, c.since = nil, why, time.Now()
+	return !c.closing && c.refused == nil
+}
+
+// end fails everything that is still in flight.
+func (c *Client) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.refused == nil {
+		c.refused = ErrClosed
+	}
+	for id, r := range c.pending {
+		r.fail(c.refused)
+		delete(c.pending, id)
+	}
+}
+
+// dispatch handles one message of the scheduler.
+func (c *Client) dispatch(line *Line, m *wire.Control) {
+	c.mu.Lock()
+	request := c.pending[m.ID]
+	delete(c.pending, m.ID)
+	again := m.ID != 0 && m.ID == c.resume
+	if again && m.Error != "" {
+		c.refused = &RefusedError{"register again", c.config.Address, m.Error}
+	}
+	fresh := m.Error == "" && c.memory.learn(request, m)
+	c.mu.Unlock()
+	switch {
+	case again && m.Error != "":
+		c.config.Log.Error("the scheduler has given this node up", zap.String("reason", m.Error))
+		line.Finish()
+		c.tellLost(wire.Lost{Role: c.config.Hello.Role, Rank: c.config.Hello.Rank, Why: m.Error})
+	case m.Lost != nil:
+		c.tellLost(*m.Lost)
+	case fresh && c.config.OnRoster != nil:
+		c.config.OnRoster(*m.Roster)
+	}
+	if request != nil {
+		request.answer <- m
+	}
+}
+
+func (c *Client) tellLost(lost wire.Lost) {
+	if c.config.OnLost != nil {
+		c.config.OnLost(lost)
+	}
+}

@@ -1,0 +1,53 @@
+package control
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// maxHello bounds the JSON of a hello in bytes; a well-formed one has about fifty.
+const maxHello = 4 << 10
+
+// Send encodes v and sends it alone.
+func Send(c transport.Conn, t wire.Type, v any) error {
+	frame, err := wire.JSONFrame(wire.Header{Type: t}, v)
+	if err != nil {
+		return err
+	}
+	return c.Send(net.Buffers{frame})
+}
+
+// ReadHello reads the first frame of a connection.
+func ReadHello(c transport.Conn) (hello wire.Hello, err error) {
+	err = read(c, wire.TypeHello, maxHello, &hello)
+	return hello, err
+}
+
+// Read reads the next control message.
+func Read(c transport.Conn, m *wire.Control) error {
+	*m = wire.Control{}
+	return read(c, wire.TypeControl, limits.MaxControl, m)
+}
+
+// read reads a frame that has to be of type t, with a JSON payload of at most limit bytes, into v.
+func read(c transport.Conn, t wire.Type, limit uint32, v any) error {
+	var h wire.Header
+	if err := c.ReadHeader(&h); err != nil {
+		return err
+	}
+	if h.Type != t {
+		return fmt.Errorf("a %v frame came where a %v frame belongs", h.Type, t)
+	}
+	if h.Length > limit {
+		return fmt.Errorf("%v of %d bytes, limit %d", t, h.Length, limit)
+	}
+	payload := make([]byte, h.Length)
+	if err := c.ReadPayload(payload); err != nil {
+		return err
+	}
+	return wire.DecodeJSON(t, payload, v)
+}

@@ -1,0 +1,174 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// maxQueue bounds the messages that wait on one line for a peer that does not read. A healthy peer
+// has at most its own requests and a beat, a roster and a loss per node in it.
+const maxQueue = 1 << 15
+
+// maxBytes bounds what one vectored write takes from the queue.
+const maxBytes = 1 << 20
+
+// finishTime is how long the last messages of a line may take.
+const finishTime = time.Second
+
+// Line is one connection with control messages, at either end. It sends without ever making the
+// caller wait, and it ends by itself when the peer has been silent for too long.
+type Line struct {
+	conn   transport.Conn
+	silent time.Duration
+	beat   time.Duration
+	ended  chan struct{} // closed by Fail
+	wake   chan struct{}
+
+	mu        sync.Mutex
+	queue     []*wire.Control
+	finishing bool
+	why       error
+	watch     *time.Timer // ends the line when the peer is silent
+}
+
+// NewLine makes a line over conn. It ends when no message comes for the time silent. Where beat is not
+// zero, it sends a beat that often; the other end answers each by Pushing one back.
+func NewLine(conn transport.Conn, silent, beat time.Duration) *Line {
+	return &Line{conn: conn, silent: silent, beat: beat, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
+}
+
+// Push queues a message, which must not change any more. It never waits; a queue that is full ends the line.
+func (l *Line) Push(m *wire.Control) {
+	l.mu.Lock()
+	full := len(l.queue) >= maxQueue
+	if !full && !l.finishing && l.why == nil {
+		l.queue = append(l.queue, m)
+	}
+	l.mu.Unlock()
+	if full {
+		l.Fail(fmt.Errorf("the peer does not read: %d messages wait for it", maxQueue))
+		return
+	}
+	l.nudge()
+}
+
+// Finish ends the line behind what was pushed before.
+func (l *Line) Finish() {
+	l.mu.Lock()
+	l.finishing = true
+	if l.watch != nil {
+		l.watch.Reset(finishTime)
+	}
+	l.mu.Unlock()
+	l.nudge()
+}
+
+// Fail ends the line now. The first reason is the one that Run returns.
+func (l *Line) Fail(why error) {
+	l.mu.Lock()
+	first := l.why == nil
+	if first {
+		l.why = why
+		close(l.ended)
+	}
+	l.mu.Unlock()
+	if first {
+		l.conn.Close()
+	}
+}
+
+// Run reads messages and hands each to handle until the line ends, and returns why it did. It may be
+// called once; no goroutine of the line is left when it returns.
+func (l *Line) Run(handle func(*wire.Control)) error {
+	l.mu.Lock()
+	limit := l.silent
+	if l.finishing {
+		limit = finishTime
+	}
+	l.watch = time.AfterFunc(limit, func() { l.Fail(fmt.Errorf("no sign of life for %v", l.silent)) })
+	l.mu.Unlock()
+	var writer sync.WaitGroup
+	writer.Go(l.write)
+	for {
+		m := new(wire.Control)
+		if err := Read(l.conn, m); err != nil {
+			l.Fail(err)
+			break
+		}
+		l.alive()
+		handle(m)
+	}
+	l.watch.Stop()
+	writer.Wait()
+	return l.why
+}
+
+func (l *Line) alive() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.finishing && l.why == nil {
+		l.watch.Reset(l.silent)
+	}
+}
+
+func (l *Line) nudge() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+var errFinished = errors.New("the connection was closed on purpose")
+
+// write sends what is in the queue, and beats, until the line ends.
+func (l *Line) write() {
+	var beats <-chan time.Time
+	if l.beat > 0 {
+		ticker := time.NewTicker(l.beat)
+		defer ticker.Stop()
+		beats = ticker.C
+	}
+	for {
+		select {
+		case <-l.ended:
+			return
+		case <-beats:
+			l.Push(&wire.Control{Beat: true})
+		case <-l.wake:
+		}
+		l.mu.Lock()
+		queue, last := l.queue, l.finishing
+		l.queue = nil
+		l.mu.Unlock()
+		if err := l.sendAll(queue); err != nil {
+			l.Fail(err)
+		} else if last {
+			l.Fail(errFinished)
+		}
+	}
+}
+
+// sendAll sends messages, as many in one write as fit.
+func (l *Line) sendAll(queue []*wire.Control) error {
+	for len(queue) > 0 {
+		var frames net.Buffers
+		for size := 0; len(queue) > 0 && size < maxBytes; queue = queue[1:] {
+			f, err := wire.JSONFrame(wire.Header{Type: wire.TypeControl}, queue[0])
+			if err != nil {
+				return err
+			}
+			frames = append(frames, f)
+			size += len(f)
+		}
+		if err := l.conn.Send(frames); err != nil {
+			return err
+		}
+	}
+	return nil
+}

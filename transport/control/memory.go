@@ -1,0 +1,127 @@
+package control
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// memory is what the scheduler has told this node in the running round, for one that was restarted.
+// The client keeps it itself, because an answer must be in it from the moment at which it came.
+type memory struct {
+	register wire.Register         // as this node last registered
+	roster   *wire.Roster          // of the latest round
+	tensors  map[string][]declared // by process set and name
+	sets     map[uint32]wire.ProcessSet
+	calls    uint64 // on process sets, answered or given up
+}
+
+type declared struct {
+	tensor wire.Tensor
+	placed wire.Placed
+}
+
+func newMemory() memory {
+	return memory{tensors: map[string][]declared{}, sets: map[uint32]wire.ProcessSet{}}
+}
+
+// learn takes over what an answer says and reports whether it brought the roster of a new round. The
+// request is nil where it was given up meanwhile, or where none was made.
+func (k *memory) learn(r *request, m *wire.Control) (fresh bool) {
+	if m.Roster != nil && (k.roster == nil || k.roster.Round != m.Roster.Round) {
+		k.roster = m.Roster
+		fresh = true
+	}
+	if r == nil {
+		return fresh
+	}
+	if len(r.msg.Declare) == len(m.Placed) {
+		for i, t := range r.msg.Declare {
+			k.declared(t, m.Placed[i])
+		}
+	}
+	if r.msg.Position == k.calls && m.Set != nil {
+		if r.msg.RemoveID != 0 {
+			k.removed(r.msg.RemoveID)
+		} else {
+			k.sets[m.Set.ID] = *m.Set
+		}
+		k.calls++
+	}
+	return fresh
+}
+
+// declared adds a tensor. A newer generation of a name takes the place of older ones.
+func (k *memory) declared(t wire.Tensor, p wire.Placed) {
+	t.ID = p.ID
+	key := fmt.Sprintf("%d %s", t.ProcessSet, t.Name)
+	k.tensors[key] = append(slices.DeleteFunc(k.tensors[key], func(d declared) bool {
+		return d.placed.ID == p.ID || d.tensor.Generation < t.Generation
+	}), declared{t, p})
+}
+
+func (k *memory) removed(set uint32) {
+	delete(k.sets, set)
+	maps.DeleteFunc(k.tensors, func(_ string, d []declared) bool { return d[0].tensor.ProcessSet == set })
+}
+
+// registers is how this node registers again: several messages where it knows more than fits in one,
+// none where it has not been in a round.
+func (k *memory) registers() []wire.Register {
+	if k.roster == nil {
+		return nil
+	}
+	var all []declared
+	for _, key := range slices.Sorted(maps.Keys(k.tensors)) {
+		all = append(all, k.tensors[key]...)
+	}
+	known := &wire.Known{Roster: *k.roster, SetCalls: k.calls}
+	for _, id := range slices.Sorted(maps.Keys(k.sets)) {
+		known.Sets = append(known.Sets, k.sets[id])
+	}
+	r := k.register
+	r.Known = known
+	parts := []wire.Register{r}
+	size := 0
+	for _, d := range all {
+		if size += sizeOf(&d.tensor); size > budget {
+			parts[len(parts)-1].More = true
+			known = &wire.Known{Roster: *k.roster, SetCalls: k.calls}
+			r.Known, size = known, 0
+			parts = append(parts, r)
+		}
+		known.Tensors = append(known.Tensors, d.tensor)
+		known.Placed = append(known.Placed, d.placed)
+	}
+	return parts
+}
+
+// budget is how many bytes of tensors go into one message; the rest is for the roster and the sets.
+const budget = limits.MaxControl / 2
+
+// sizeOf bounds the bytes that a tensor and its placement take in JSON: numbers by their longest
+// form, the name as if every byte had to be escaped.
+func sizeOf(t *wire.Tensor) int {
+	return 512 + 6*len(t.Name) + 21*len(t.Shape) + 6*len(t.Ranks) + (11+6)*len(t.Parts)
+}
+
+// batch is how many of the tensors go into one message.
+func batch(tensors []wire.Tensor) (n int, err error) {
+	size := 0
+	for n < len(tensors) {
+		t := &tensors[n]
+		more := sizeOf(t)
+		if more > limits.MaxControl {
+			return 0, fmt.Errorf("tensor %q: %d partitions of %d ranks do not fit in one message; make the partitions larger",
+				t.Name, len(t.Parts), len(t.Ranks))
+		}
+		if size += more; n > 0 && size > budget {
+			break
+		}
+		n++
+	}
+	return n, nil
+}

@@ -1,0 +1,199 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// request is one question that waits for its answer, over as many lines as it takes.
+type request struct {
+	name   string
+	msg    wire.Control
+	until  time.Time          // deadline of its context, zero if there is none
+	answer chan *wire.Control // gets one
+	err    error              // set before a nil answer
+}
+
+// message is the request as it is sent now: the scheduler answers a little before the deadline, so
+// that its answer is in time.
+func (r *request) message(id uint64) *wire.Control {
+	m := r.msg
+	m.ID = id
+	if !r.until.IsZero() {
+		left := time.Until(r.until)
+		m.Wait = max(left-min(left/10, time.Second), time.Millisecond).Seconds()
+	}
+	return &m
+}
+
+func (r *request) fail(err error) {
+	r.err = err
+	r.answer <- nil
+}
+
+// Register takes part in the job. For a worker it returns when all have come, with the roster of the
+// round; for a dedicated server with that of the first round, and further ones go to Config.OnRoster.
+// The session number is the client's to set.
+func (c *Client) Register(ctx context.Context, r wire.Register) (wire.Roster, error) {
+	r.Session = c.session
+	c.mu.Lock()
+	c.memory.register = r
+	c.mu.Unlock()
+	m, err := c.ask(ctx, "register", wire.Control{Register: &r})
+	if err != nil {
+		return wire.Roster{}, err
+	}
+	if m.Roster == nil {
+		return wire.Roster{}, c.strange("register")
+	}
+	return *m.Roster, nil
+}
+
+// Declare makes tensors known to the job and returns, beside each, its number and the servers of its
+// partitions. Tensors of one call are placed together; very many are sent in several messages.
+func (c *Client) Declare(ctx context.Context, tensors []wire.Tensor) ([]wire.Placed, error) {
+	all := make([]wire.Placed, 0, len(tensors))
+	for len(tensors) > 0 {
+		n, err := batch(tensors)
+		if err != nil {
+			return nil, fmt.Errorf("declare: %w", err)
+		}
+		name := fmt.Sprintf("declare %q", tensors[0].Name)
+		if n > 1 {
+			name = fmt.Sprintf("%s and %d more", name, n-1)
+		}
+		m, err := c.ask(ctx, name, wire.Control{Declare: tensors[:n]})
+		if err != nil {
+			return nil, err
+		}
+		if len(m.Placed) != n {
+			return nil, c.strange(name)
+		}
+		all, tensors = append(all, m.Placed...), tensors[n:]
+	}
+	return all, nil
+}
+
+// AddSet makes a process set of the given global ranks. Every worker of the job calls it, and all get
+// the same answer; a set that exists keeps its number.
+func (c *Client) AddSet(ctx context.Context, ranks []int) (wire.ProcessSet, error) {
+	if len(ranks) == 0 || len(ranks) > limits.MaxRanks {
+		return wire.ProcessSet{}, fmt.Errorf("process set of %d ranks, allowed are 1 to %d", len(ranks), limits.MaxRanks)
+	}
+	return c.call(ctx, fmt.Sprintf("add process set %v", ranks), wire.Control{AddSet: slices.Clone(ranks)})
+}
+
+// RemoveSet removes a process set. Every worker of the job calls it, and all get the same answer.
+func (c *Client) RemoveSet(ctx context.Context, id uint32) error {
+	if id == 0 {
+		return errors.New("process set 0 is all ranks of the job and cannot be removed")
+	}
+	_, err := c.call(ctx, fmt.Sprintf("remove process set %d", id), wire.Control{RemoveID: id})
+	return err
+}
+
+// call makes a collective call, one at a time.
+func (c *Client) call(ctx context.Context, name string, m wire.Control) (wire.ProcessSet, error) {
+	select {
+	case c.setTurn <- struct{}{}:
+		defer func() { <-c.setTurn }()
+	case <-ctx.Done():
+		return wire.ProcessSet{}, fmt.Errorf("%s: another call on process sets has not ended: %w", name, ctx.Err())
+	}
+	c.mu.Lock()
+	m.Position = c.memory.calls
+	c.mu.Unlock()
+	answer, err := c.ask(ctx, name, m)
+	c.mu.Lock()
+	c.memory.calls = m.Position + 1 // given up or answered: the next call is another one
+	c.mu.Unlock()
+	if err != nil {
+		return wire.ProcessSet{}, err
+	}
+	if answer.Set == nil {
+		return wire.ProcessSet{}, c.strange(name)
+	}
+	return *answer.Set, nil
+}
+
+// Status asks what the scheduler knows. A client that has not registered may ask, too.
+func (c *Client) Status(ctx context.Context) (wire.StatusReply, error) {
+	m, err := c.ask(ctx, "status", wire.Control{Status: &wire.StatusReply{}})
+	if err != nil {
+		return wire.StatusReply{}, err
+	}
+	if m.Status == nil {
+		return wire.StatusReply{}, c.strange("status")
+	}
+	return *m.Status, nil
+}
+
+// ReportLost tells the scheduler that this node has lost a peer; it tells all others. A report that
+// falls into a time without a line is not made: the scheduler finds out by itself then.
+func (c *Client) ReportLost(lost wire.Lost) {
+	c.mu.Lock()
+	line := c.line
+	c.mu.Unlock()
+	if line != nil {
+		line.Push(&wire.Control{Lost: &lost})
+	}
+}
+
+// ask sends a request and waits for its answer.
+func (c *Client) ask(ctx context.Context, name string, m wire.Control) (*wire.Control, error) {
+	start := time.Now()
+	r := &request{name: name, msg: m, answer: make(chan *wire.Control, 1)}
+	r.until, _ = ctx.Deadline()
+	id, err := c.submit(r)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	select {
+	case m := <-r.answer:
+		switch {
+		case m == nil:
+			return nil, fmt.Errorf("%s: %w", name, r.err)
+		case m.Error != "":
+			return nil, &RefusedError{name, c.config.Address, m.Error}
+		}
+		return m, nil
+	case <-ctx.Done():
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.pending, id)
+		why := ""
+		if c.line == nil {
+			why = fmt.Sprintf(", to which there has been no line for %v (%v)", time.Since(c.since).Round(time.Millisecond), c.broken)
+		}
+		return nil, fmt.Errorf("%s: waited %v for an answer from the scheduler at %s%s: %w",
+			name, time.Since(start).Round(time.Millisecond), c.config.Address, why, ctx.Err())
+	}
+}
+
+// submit gives a request its number and sends it, now or when there is a line again.
+func (c *Client) submit(r *request) (id uint64, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.refused != nil:
+		return 0, c.refused
+	case c.closing:
+		return 0, ErrClosed
+	}
+	c.lastID++
+	c.pending[c.lastID] = r
+	if c.line != nil {
+		c.line.Push(r.message(c.lastID))
+	}
+	return c.lastID, nil
+}
+
+func (c *Client) strange(name string) error {
+	return fmt.Errorf("%s: the scheduler at %s gave an answer to another question", name, c.config.Address)
+}
