@@ -30,11 +30,12 @@ func (c Config) Dial(ctx context.Context, address string, connect func(context.C
 		if err == nil {
 			return conn, nil
 		}
-		if last == nil || ctx.Err() == nil {
-			last = err
-		}
-		if final(err) {
+		over := ctx.Err() != nil
+		switch {
+		case !over && final(err):
 			return nil, fmt.Errorf("connecting to %s: %w", address, err)
+		case !over || last == nil:
+			last = err
 		}
 		timer := time.NewTimer(pause/2 + rand.N(pause/2)) // spread, because all workers of a job start at once
 		select {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"syscall"
 
 	"github.com/paceline/paceline/transport"
@@ -77,9 +78,11 @@ func withServerName(config *tls.Config, address string) *tls.Config {
 	return config
 }
 
-// failed is the error of a TLS handshake.
+// failed is the error of a TLS handshake, as auth tells it: the connection ended, or the peer is not one of ours.
 func failed(peer string, err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+	var errno syscall.Errno
+	if errors.As(err, &errno) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return auth.Interrupted(peer, err)
 	}
 	return fmt.Errorf("%w: TLS with %s: %w", transport.ErrAuth, peer, err)

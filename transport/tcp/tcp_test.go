@@ -1,0 +1,222 @@
+package tcp
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"math/big"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const handshake = 400 * time.Millisecond
+
+// loopback is TCP over this machine's loopback interface, with buffers that are soon full.
+func loopback(config Config) transporttest.Backend {
+	config.HandshakeTimeout = handshake
+	config.SendBuffer, config.ReceiveBuffer = 64<<10, 64<<10
+	return transporttest.Backend{
+		New: func(secret []byte) transport.Transport {
+			config := config
+			config.Secret = secret
+			return New(config)
+		},
+		Address:          "127.0.0.1:0",
+		HandshakeTimeout: handshake,
+		MaxBuffered:      1 << 20, // the kernel doubles what it is asked for, and counts its own overhead
+		RawDial:          func(address string) (net.Conn, error) { return net.Dial("tcp", address) },
+		RawListen:        func() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") },
+	}
+}
+
+func TestConformance(t *testing.T) {
+	for name, config := range map[string]Config{
+		"one socket":  {},
+		"two sockets": {Shards: 2},
+		"TLS":         {TLS: certificate(t), Shards: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			transporttest.Conformance(t, transporttest.InRealTime, func(*testing.T) transporttest.Backend { return loopback(config) })
+		})
+	}
+}
+
+// certificate makes a TLS configuration for a job whose nodes share a self-signed certificate.
+func certificate(t testing.TB) *tls.Config {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(parsed)
+	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, RootCAs: pool}
+}
+
+// connect makes a connection and returns its two ends.
+func connect(t testing.TB, config Config) (dialed, accepted transport.Conn) {
+	t.Helper()
+	config.Secret = []byte("secret")
+	tcp := New(config)
+	l, err := tcp.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if dialed, err = tcp.Dial(t.Context(), l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if accepted, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dialed.Close(); accepted.Close() })
+	return dialed, accepted
+}
+
+func TestAPeerThatTakesNothingIsNoticedAfterThePeerTimeout(t *testing.T) {
+	x, y := connect(t, Config{PeerTimeout: time.Second, SendBuffer: 64 << 10, ReceiveBuffer: 64 << 10})
+	h := wire.Header{Type: wire.TypePush, Length: 8 << 20}
+	start := time.Now()
+	err := x.Send(net.Buffers{h.Append(nil), make([]byte, h.Length)})
+	if !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), y.RemoteAddr().Network()) {
+		t.Errorf("error %v, want a timeout", err)
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+func TestAnUntrustedCertificateIsRefused(t *testing.T) {
+	l, err := New(Config{Secret: []byte("secret"), TLS: certificate(t)}).Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, err = New(Config{Secret: []byte("secret"), TLS: certificate(t)}).Dial(t.Context(), l.Addr().String())
+	if !errors.Is(err, transport.ErrAuth) || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("error %v, want transport.ErrAuth about the certificate", err)
+	}
+}
+
+func TestAPlainNodeAndATLSNodeRefuseEachOther(t *testing.T) {
+	l, err := New(Config{Secret: []byte("secret"), TLS: certificate(t)}).Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), handshake)
+	defer cancel()
+	if _, err = New(Config{Secret: []byte("secret")}).Dial(ctx, l.Addr().String()); !errors.Is(err, transport.ErrAuth) {
+		t.Errorf("error %v, want transport.ErrAuth", err)
+	}
+}
+
+func TestRefusedConnectionsAreLoggedWithTheirAddress(t *testing.T) {
+	core, logged := observer.New(zap.WarnLevel)
+	l, err := New(Config{Secret: []byte("secret"), Log: zap.New(core)}).Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = New(Config{Secret: []byte("wrong")}).Dial(t.Context(), l.Addr().String())
+	if !errors.Is(err, transport.ErrAuth) {
+		t.Error(err)
+	}
+	l.Close()
+	entries := logged.FilterMessage("refused a connection").All()
+	if len(entries) != 1 || !strings.HasPrefix(entries[0].ContextMap()["peer"].(string), "127.0.0.1:") {
+		t.Errorf("logged %v", entries)
+	}
+}
+
+// pingPong sends frames to and fro over one connection; step does one round.
+func pingPong(t testing.TB, size int, try bool) (step func()) {
+	x, y := connect(t, Config{})
+	header := (&wire.Header{Type: wire.TypePush, Length: uint32(size)}).Append(nil)
+	go func() {
+		var h wire.Header
+		payload, out := make([]byte, size), make(net.Buffers, 2)
+		for y.ReadHeader(&h) == nil && y.ReadPayload(payload) == nil {
+			out[0], out[1] = header, payload
+			if y.Send(out) != nil {
+				return
+			}
+		}
+	}()
+	var h wire.Header
+	payload, out := make([]byte, size), make(net.Buffers, 2)
+	return func() {
+		out[0], out[1] = header, payload
+		rest := out
+		var err error
+		if try {
+			rest, _, err = x.TrySend(out)
+		}
+		if err == nil {
+			err = x.Send(rest)
+		}
+		if err == nil {
+			err = x.ReadHeader(&h)
+		}
+		if err == nil {
+			err = x.ReadPayload(payload)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestFramesTakeNoMemory(t *testing.T) {
+	for _, try := range []bool{false, true} {
+		for _, size := range []int{100, 300_000} {
+			if n := testing.AllocsPerRun(100, pingPong(t, size, try)); n > 0 {
+				t.Errorf("%v allocations for a frame of %d bytes and its answer, TrySend %v", n, size, try)
+			}
+		}
+	}
+}
+
+func BenchmarkPingPong(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		size int
+		try  bool
+	}{{"Send 4KiB", 4 << 10, false}, {"TrySend 4KiB", 4 << 10, true}, {"Send 4MiB", 4 << 20, false}} {
+		b.Run(c.name, func(b *testing.B) {
+			step := pingPong(b, c.size, c.try)
+			b.SetBytes(2 * int64(c.size))
+			b.ReportAllocs()
+			for b.Loop() {
+				step()
+			}
+		})
+	}
+}

@@ -1,0 +1,187 @@
+package transporttest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Backend is a transport under test.
+type Backend struct {
+	// New makes the transport of a node with that job secret. Its handshake times out after HandshakeTimeout.
+	New func(secret []byte) transport.Transport
+	// Address is where to listen, with a port that the backend picks.
+	Address string
+	// HandshakeTimeout is a fraction of a second.
+	HandshakeTimeout time.Duration
+	// MaxBuffered bounds the bytes that can lie between a sender and a reader who does not read.
+	MaxBuffered int
+	// Silence makes the ways between the nodes go silent: nothing arrives and nobody is told. nil if
+	// the backend cannot.
+	Silence func()
+
+	// Bytes without authentication, as strangers send them: one who connects, one who listens.
+	RawDial   func(address string) (net.Conn, error)
+	RawListen func() (net.Listener, error)
+}
+
+// Within runs one test: InRealTime, or synctest.Test for backends in virtual time.
+type Within func(t *testing.T, test func(t *testing.T))
+
+// InRealTime just runs the test.
+func InRealTime(t *testing.T, test func(t *testing.T)) { test(t) }
+
+// Conformance has a backend pass the tests of what package transport promises. make is called anew
+// for each of them.
+func Conformance(t *testing.T, within Within, make func(t *testing.T) Backend) {
+	for _, group := range []map[string]func(*bench){frameTests, sendTests, endTests, strangerTests, connectTests} {
+		for name, test := range group {
+			t.Run(name, func(t *testing.T) {
+				within(t, func(t *testing.T) { test(&bench{t, make(t)}) })
+			})
+		}
+	}
+}
+
+// patience is when a test gives up on something that should have happened, instead of hanging.
+const patience = 20 * time.Second
+
+var secret = []byte("the secret of this job")
+
+// bench is the backend together with the test that it is in.
+type bench struct {
+	*testing.T
+	Backend
+}
+
+func (b *bench) must(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+// listen listens until the test ends.
+func (b *bench) listen(t transport.Transport) transport.Listener {
+	b.Helper()
+	l, err := t.Listen(b.Address)
+	b.must(err)
+	b.Cleanup(func() { l.Close() })
+	return l
+}
+
+// dial connects until the test ends.
+func (b *bench) dial(address string) (transport.Conn, error) {
+	return b.dialWithin(patience, b.New(secret), address)
+}
+
+func (b *bench) dialWithin(d time.Duration, t transport.Transport, address string) (transport.Conn, error) {
+	ctx, cancel := context.WithTimeout(b.Context(), d)
+	defer cancel()
+	c, err := t.Dial(ctx, address)
+	if err == nil {
+		b.guard(c)
+	}
+	return c, err
+}
+
+// accept takes the next connection, until the test ends.
+func (b *bench) accept(l transport.Listener) transport.Conn {
+	b.Helper()
+	c, err := l.Accept()
+	b.must(err)
+	b.guard(c)
+	return c
+}
+
+// guard closes a connection when the test ends, or has not ended for too long.
+func (b *bench) guard(c interface{ Close() error }) {
+	timer := time.AfterFunc(patience, func() { c.Close() })
+	b.Cleanup(func() {
+		timer.Stop()
+		c.Close()
+	})
+}
+
+// pair makes a connection and returns its two ends.
+func (b *bench) pair() (dialed, accepted transport.Conn) {
+	b.Helper()
+	l := b.listen(b.New(secret))
+	dialed, err := b.dial(l.Addr().String())
+	b.must(err)
+	return dialed, b.accept(l)
+}
+
+// frame makes a push whose payload can be told from every other.
+func frame(rank, number, size int) (wire.Header, []byte) {
+	payload := make([]byte, size)
+	fill(payload, rank, number)
+	return wire.Header{Type: wire.TypePush, Rank: uint32(rank), Iteration: uint64(number), Length: uint32(size)}, payload
+}
+
+func fill(payload []byte, rank, number int) {
+	word := uint64(rank+1)*0x9e3779b97f4a7c15 ^ uint64(number)<<20
+	for len(payload) >= 8 {
+		binary.LittleEndian.PutUint64(payload, word)
+		payload, word = payload[8:], word+1
+	}
+	for i := range payload {
+		payload[i] = byte(word) + byte(i)
+	}
+}
+
+// buffers are frames as they are sent, with empty buffers and odd pieces among them.
+func buffers(h wire.Header, payload []byte) net.Buffers {
+	half := len(payload) / 2
+	return net.Buffers{nil, h.Append(nil), payload[:half], {}, payload[half:]}
+}
+
+// send sends a frame.
+func (b *bench) send(c transport.Conn, rank, number, size int) {
+	b.Helper()
+	if err := c.Send(buffers(frame(rank, number, size))); err != nil {
+		b.Error(err)
+	}
+}
+
+// receive reads the next frame and checks it against its header.
+func (b *bench) receive(c transport.Conn) (h wire.Header, err error) {
+	b.Helper()
+	if err = c.ReadHeader(&h); err != nil {
+		return h, err
+	}
+	payload := make([]byte, h.Length)
+	if err = c.ReadPayload(payload); err != nil {
+		return h, err
+	}
+	want := make([]byte, h.Length)
+	if fill(want, int(h.Rank), int(h.Iteration)); !bytes.Equal(payload, want) {
+		b.Errorf("frame %d of rank %d, %d bytes, was mixed up on the way", h.Iteration, h.Rank, h.Length)
+	}
+	return h, nil
+}
+
+// expect reads a frame and checks which one it is.
+func (b *bench) expect(c transport.Conn, rank, number, size int) {
+	b.Helper()
+	h, err := b.receive(c)
+	if err != nil || int(h.Rank) != rank || int(h.Iteration) != number || int(h.Length) != size {
+		b.Errorf("got frame %d of rank %d with %d bytes (%v), want %d of %d with %d", h.Iteration, h.Rank, h.Length, err, number, rank, size)
+	}
+}
+
+// wantError checks the kind of an error and that its text says something.
+func (b *bench) wantError(err, kind error, text string) {
+	b.Helper()
+	if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
+		b.Errorf("error %q, want %q with the text %q", err, kind, text)
+	}
+}

@@ -1,0 +1,209 @@
+package transporttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/paceline/paceline/transport"
+)
+
+var strangerTests = map[string]func(*bench){
+	"AWrongSecretIsRefusedOnBothSides": func(b *bench) {
+		l := b.listen(b.New(secret))
+		address := l.Addr().String()
+		_, err := b.dialWithin(patience, b.New([]byte("another secret")), address)
+		b.wantError(err, transport.ErrAuth, address)
+		b.wantError(err, transport.ErrAuth, "give every node the same PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE")
+		b.meets(l)
+	},
+
+	"ANodeWithoutASecretIsTurnedAway": func(b *bench) {
+		l := b.listen(b.New(secret))
+		_, err := b.dialWithin(patience, b.New(nil), l.Addr().String())
+		b.wantError(err, transport.ErrAuth, "no job secret")
+		b.meets(l)
+	},
+
+	"GarbageIsTurnedAway": func(b *bench) {
+		l := b.listen(b.New(secret))
+		for _, said := range []string{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x00", ""} {
+			nc, err := b.RawDial(l.Addr().String())
+			b.must(err)
+			b.guard(nc)
+			_, err = nc.Write([]byte(said))
+			b.must(err)
+			if said == "" {
+				nc.Close()
+				continue
+			}
+			io.Copy(io.Discard, nc) // until the listener ends it
+		}
+		b.meets(l)
+	},
+
+	"ManySilentStrangersKeepNobodyOut": func(b *bench) {
+		l := b.listen(b.New(secret))
+		var wg sync.WaitGroup
+		for range 100 {
+			nc, err := b.RawDial(l.Addr().String())
+			b.must(err)
+			b.guard(nc)
+			wg.Go(func() { io.Copy(io.Discard, nc) }) // returns when the listener's patience ends
+		}
+		start := time.Now()
+		b.meets(l)
+		if took := time.Since(start); took >= b.HandshakeTimeout {
+			b.Errorf("a peer that knows the secret waited %v, until the strangers' time was over", took)
+		}
+		wg.Wait()
+	},
+
+	"AListenerThatIsNoPeerIsNamed": func(b *bench) {
+		for said, want := range map[string]error{"SSH-2.0-OpenSSH_9.6\r\n": transport.ErrAuth, "": transport.ErrAuth} {
+			l, err := b.RawListen()
+			b.must(err)
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				for {
+					nc, err := l.Accept()
+					if err != nil {
+						return
+					}
+					nc.Write([]byte(said))
+					if said != "" {
+						io.Copy(io.Discard, nc)
+					}
+					nc.Close()
+				}
+			})
+			_, err = b.dialWithin(b.HandshakeTimeout, b.New(secret), l.Addr().String())
+			b.wantError(err, want, l.Addr().String())
+			l.Close()
+			wg.Wait()
+		}
+	},
+
+	"AListenerThatSaysNothingIsGivenUp": func(b *bench) {
+		l, err := b.RawListen()
+		b.must(err)
+		b.Cleanup(func() { l.Close() })
+		_, err = b.dialWithin(b.HandshakeTimeout/2, b.New(secret), l.Addr().String())
+		b.wantError(err, context.DeadlineExceeded, l.Addr().String())
+	},
+}
+
+// meets checks that a peer that knows the secret gets in, and is the next to be accepted.
+func (b *bench) meets(l transport.Listener) {
+	b.Helper()
+	c, err := b.dial(l.Addr().String())
+	b.must(err)
+	b.send(c, 9, 9, 9)
+	b.expect(b.accept(l), 9, 9, 9)
+}
+
+var connectTests = map[string]func(*bench){
+	"ManyConnectionsAtOnce": func(b *bench) {
+		const conns = 50
+		l := b.listen(b.New(secret))
+		var wg sync.WaitGroup
+		for rank := range conns {
+			wg.Go(func() {
+				c, err := b.dial(l.Addr().String())
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				b.send(c, rank, 0, 100)
+				b.expect(c, rank, 1, 100)
+			})
+		}
+		for range conns {
+			c := b.accept(l)
+			h, err := b.receive(c)
+			b.must(err)
+			b.send(c, int(h.Rank), 1, 100)
+		}
+		wg.Wait()
+	},
+
+	"AClosedListenerAcceptsNoMoreAndItsConnectionsLiveOn": func(b *bench) {
+		l := b.listen(b.New(secret))
+		x, err := b.dial(l.Addr().String())
+		b.must(err)
+		y := b.accept(l)
+		waiting := make(chan error, 1)
+		go func() {
+			_, err := l.Accept()
+			waiting <- err
+		}()
+		b.must(l.Close())
+		b.must(l.Close())
+		b.wantError(<-waiting, net.ErrClosed, "")
+		_, err = l.Accept()
+		b.wantError(err, net.ErrClosed, "")
+		b.send(x, 1, 0, 500)
+		b.expect(y, 1, 0, 500)
+		_, err = b.dialWithin(b.HandshakeTimeout, b.New(secret), l.Addr().String())
+		b.wantError(err, context.DeadlineExceeded, "connection refused")
+	},
+
+	"DialingNobodyFailsAtTheDeadlineAndSaysWhy": func(b *bench) {
+		l := b.listen(b.New(secret))
+		address := l.Addr().String()
+		b.must(l.Close())
+		start := time.Now()
+		_, err := b.dialWithin(b.HandshakeTimeout/2, b.New(secret), address)
+		b.wantError(err, context.DeadlineExceeded, "connecting to "+address)
+		b.wantError(err, context.DeadlineExceeded, "connection refused")
+		if took := time.Since(start); took < b.HandshakeTimeout/2 {
+			b.Errorf("gave up after %v", took)
+		}
+	},
+
+	"DialingCanBeCancelled": func(b *bench) {
+		l, err := b.RawListen() // accepts nobody and says nothing
+		b.must(err)
+		b.Cleanup(func() { l.Close() })
+		ctx, cancel := context.WithCancelCause(b.Context())
+		why := errors.New("the job is over")
+		time.AfterFunc(b.HandshakeTimeout/10, func() { cancel(why) })
+		_, err = b.New(secret).Dial(ctx, l.Addr().String())
+		b.wantError(err, why, fmt.Sprint(l.Addr()))
+	},
+
+	"APeerMayStartLater": func(b *bench) {
+		l := b.listen(b.New(secret))
+		address := l.Addr().String()
+		b.must(l.Close())
+		dialed := make(chan error, 1)
+		go func() {
+			_, err := b.dial(address)
+			dialed <- err
+		}()
+		b.wantError(b.refusal(address), context.DeadlineExceeded, "refused")
+		later, err := b.New(secret).Listen(address)
+		b.must(err)
+		b.Cleanup(func() { later.Close() })
+		b.accept(later)
+		b.must(<-dialed)
+	},
+
+	"AnAddressIsTakenOnce": func(b *bench) {
+		l := b.listen(b.New(secret))
+		if second, err := b.New(secret).Listen(l.Addr().String()); err == nil {
+			second.Close()
+			b.Error("two listeners share an address")
+		}
+	},
+}
+
+// refusal dials where nobody listens.
+func (b *bench) refusal(address string) error {
+	_, err := b.dialWithin(b.HandshakeTimeout/10, b.New(secret), address)
+	return err
+}

@@ -1,0 +1,204 @@
+package transporttest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// fault is one line of a script.
+type fault struct {
+	after int64 // bytes on the link, counted from its beginning
+	what  string
+	count int // argument of garbage and rate
+}
+
+// Script has faults happen. Each line says when, on which link, and what:
+//
+//	after 1000  worker0->server0   cut         # the connection ends behind these bytes, as if the peer had closed it
+//	after 1000  worker0->server0   reset       # the connection breaks, and what is on its way is lost
+//	after 64    worker0->server0   garbage 16  # so many bytes that nobody sent come in between
+//	after 64    worker0->server0   freeze      # from here on nothing arrives, and nobody is told: half-open
+//	at 2s       worker0<->server0  freeze      # both directions: the two are cut off from each other
+//	at 5s       worker0<->server0  thaw        # what was sent meanwhile arrives after all
+//	at 0s       worker0->server0   rate 1000   # bytes per second: a slow reader, or a slow link; 0 is no limit
+//
+// "after" counts the bytes of all connections on the link from the call of Script on, and the
+// connection that sends the last of them is the one that cut, reset and garbage strike; "at", which
+// also starts at the call, has them strike every connection on the link. A link that stays frozen for
+// Options.PeerTimeout ends its connections on both sides.
+func (n *Network) Script(script string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for number, line := range strings.Split(script, "\n") {
+		line, _, _ = strings.Cut(line, "#")
+		if words := strings.Fields(line); len(words) > 0 {
+			if err := n.schedule(words); err != nil {
+				return fmt.Errorf("line %d of the script, %q: %w", number+1, strings.TrimSpace(line), err)
+			}
+		}
+	}
+	return nil
+}
+
+// schedule understands one line.
+func (n *Network) schedule(words []string) error {
+	if len(words) < 4 {
+		return fmt.Errorf("want: at TIME or after BYTES, a link, a fault")
+	}
+	paths, err := parseLink(words[2])
+	if err != nil {
+		return err
+	}
+	f, err := parseFault(words[3:])
+	if err != nil {
+		return err
+	}
+	switch words[0] {
+	case "at":
+		d, err := time.ParseDuration(words[1])
+		if err != nil {
+			return err
+		}
+		n.after(d, func() {
+			for _, p := range paths {
+				n.strikeAll(p, f)
+			}
+		})
+	case "after":
+		bytes, err := strconv.ParseInt(words[1], 10, 64)
+		if err != nil {
+			return err
+		}
+		for _, p := range paths {
+			l := n.link(p)
+			f.after = l.sent + bytes
+			l.faults = append(l.faults, f)
+			slices.SortStableFunc(l.faults, func(a, b fault) int { return int(a.after - b.after) })
+		}
+	default:
+		return fmt.Errorf("%q is neither at nor after", words[0])
+	}
+	return nil
+}
+
+// parseLink understands "a->b" and "a<->b".
+func parseLink(s string) ([]path, error) {
+	from, to, ok := strings.Cut(s, "->")
+	from, both := strings.CutSuffix(from, "<")
+	if !ok || from == "" || to == "" {
+		return nil, fmt.Errorf("%q is no link such as a->b or a<->b", s)
+	}
+	p := path{from, to}
+	if both {
+		return []path{p, p.back()}, nil
+	}
+	return []path{p}, nil
+}
+
+// parseFault understands the words behind the link.
+func parseFault(words []string) (f fault, err error) {
+	arguments := map[string]int{"cut": 0, "reset": 0, "freeze": 0, "thaw": 0, "garbage": 1, "rate": 1}
+	f.what = words[0]
+	want, known := arguments[f.what]
+	if !known {
+		return f, fmt.Errorf("%q is no fault: there are cut, reset, garbage, freeze, thaw and rate", f.what)
+	}
+	if len(words) != 1+want {
+		return f, fmt.Errorf("%s takes %d numbers, not %d", f.what, want, len(words)-1)
+	}
+	if want == 1 {
+		if f.count, err = strconv.Atoi(words[1]); err == nil && f.count < 0 {
+			err = fmt.Errorf("%d is negative", f.count)
+		}
+	}
+	return f, err
+}
+
+// untilFault is how many more bytes can be sent before the next fault, -1 if there is none.
+func (l *link) untilFault() int64 {
+	if len(l.faults) == 0 {
+		return -1
+	}
+	return l.faults[0].after - l.sent
+}
+
+// strike has the next fault of the link happen to a connection, and reports whether it was due.
+func (n *Network) strike(c *conn, l *link) bool {
+	if l.untilFault() != 0 {
+		return false
+	}
+	f := l.faults[0]
+	l.faults = l.faults[1:]
+	n.happen(c.out, c, f)
+	return true
+}
+
+// strikeAll has a fault happen to every connection of a path.
+func (n *Network) strikeAll(p path, f fault) {
+	if f.what == "freeze" || f.what == "thaw" || f.what == "rate" {
+		n.change(p, f)
+		return
+	}
+	for _, c := range n.between(p) {
+		out := c.out
+		if out.path != p {
+			out = c.in
+		}
+		n.happen(out, c, f)
+	}
+}
+
+// happen has a fault happen to the connection c on its lane out.
+func (n *Network) happen(out *lane, c *conn, f fault) {
+	switch f.what {
+	case "cut":
+		for _, l := range []*lane{c.in, c.out} {
+			l.queue(chunk{fin: true})
+			l.gone = time.Now()
+			signal(l.writable)
+		}
+	case "reset":
+		c.fail(syscall.ECONNRESET)
+	case "garbage":
+		noise := make([]byte, f.count)
+		random := rand.NewChaCha8([32]byte{}) // the same in each run
+		random.Read(noise)
+		out.queue(chunk{data: noise})
+	default:
+		n.change(out.path, f)
+	}
+}
+
+// change has a fault happen to a whole link.
+func (n *Network) change(p path, f fault) {
+	l := n.link(p)
+	switch {
+	case f.what == "rate":
+		l.bandwidth = f.count
+	case f.what == "freeze" && l.thawed == nil:
+		thawed := make(chan struct{})
+		l.thawed = thawed
+		n.after(n.PeerTimeout, func() {
+			if l.thawed == thawed { // this frost still
+				for _, c := range n.between(p) {
+					c.fail(syscall.ETIMEDOUT)
+				}
+			}
+		})
+	case f.what == "thaw" && l.thawed != nil:
+		close(l.thawed)
+		l.thawed = nil
+		for _, c := range n.between(p) {
+			for _, lane := range []*lane{c.in, c.out} {
+				if lane.link == l {
+					lane.thaw()
+				}
+			}
+		}
+	}
+}
