@@ -39,5 +39,5 @@ def _packages():
 
 
 def _choose_c_compiler():
-    if not compilers.has_c_compiler():
+    if "CC" not in os.environ and not compilers.has_c_compiler():
         os.environ["CC"] = f"{sys.executable} -m ziglang cc"

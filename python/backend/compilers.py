@@ -45,8 +45,10 @@ def found_go():
 
 
 def has_c_compiler():
-    """Whether cgo will find a C compiler by itself, or was told one."""
-    return "CC" in os.environ or any(map(shutil.which, ("gcc", "clang")))
+    """Whether cgo will find a C compiler that the machine itself has."""
+    if "CC" in os.environ:
+        return "ziglang" not in os.environ["CC"]
+    return any(map(shutil.which, ("gcc", "clang")))
 
 
 def _version(pattern, text):

@@ -1,0 +1,92 @@
+"""Hosts of our own: network namespaces, one per host, joined by a bridge, that a test makes and removes.
+
+Each has an address, a host name that the others resolve, and nothing else of the network. Needs root and iproute2.
+"""
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+NETWORK = "10.77.0"  # nothing outside the namespaces sees it
+
+
+def available():
+    """Why hosts cannot be made here, or None."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if not shutil.which("ip"):
+        return "network namespaces need the system package iproute2"
+    return None
+
+
+class Hosts:
+    """Makes the named hosts and removes them at the end of the `with`. folder: for the remote shell."""
+
+    def __init__(self, names, folder):
+        self.names = list(names)
+        self.folder = Path(folder)
+        self._switch = self._namespace("switch")
+
+    def __enter__(self):
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for name in [*self.names, "switch"]:
+            subprocess.run(["ip", "netns", "del", self._namespace(name)], check=False, stderr=subprocess.DEVNULL)
+            shutil.rmtree(f"/etc/netns/{self._namespace(name)}", ignore_errors=True)
+
+    def command(self, host, script):
+        """The command line that runs a shell script on the host."""
+        named = f'echo {host} >/proc/sys/kernel/hostname && exec sh -c "$1"'
+        return ["ip", "netns", "exec", self._namespace(host), "unshare", "--uts", "sh", "-c", named, "sh", script]
+
+    def remote_shell(self):
+        """A stand-in for ssh: a program whose arguments are the host and then the words of a shell command."""
+        program = self.folder / "remote-shell"
+        lines = ["#!/bin/sh", "host=$1", "shift", "case $host in"]
+        for name in self.names:
+            lines.append(f"{name}) exec {' '.join(map(_quoted, self.command(name, '$*')))} ;;")
+        lines += ["esac", 'echo "no host $host" >&2', "exit 1", ""]
+        program.write_text("\n".join(lines))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        return str(program)
+
+    def _namespace(self, name):
+        return f"paceline-{os.getpid()}-{name}"
+
+    def _make(self):
+        addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(self.names, 1)}
+        table = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items())
+        _run("ip", "netns", "add", self._switch)
+        _run("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
+        for number, (name, address) in enumerate(addresses.items(), 1):
+            space = self._namespace(name)
+            _run("ip", "netns", "add", space)
+            hosts = Path("/etc/netns", space, "hosts")  # what `ip netns exec` mounts over /etc/hosts
+            hosts.parent.mkdir(parents=True)
+            hosts.write_text(table)
+            port = f"port{number}"
+            _run("ip", "-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch)
+            _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge", "up")
+            _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            _run("ip", "-n", space, "link", "set", "eth0", "up")
+            _run("ip", "-n", space, "link", "set", "lo", "up")
+
+
+def _run(*command):
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def _quoted(word):
+    """The word for a shell script; "$*" stays what it is there."""
+    return '"$*"' if word == "$*" else "'" + word.replace("'", "'\\''") + "'"
