@@ -1,0 +1,103 @@
+// Package launch starts the processes of a job on this and other hosts, passes on their output and
+// signals, and sees to it that all of them end.
+//
+// Reading order: hosts.go and plan.go say who runs where and with which environment (pure);
+// process.go, local.go and remote.go are one process; output.go is what people see; job.go is the whole.
+package launch
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/paceline/paceline/internal/limits"
+)
+
+// Host is a machine and how many workers it takes.
+type Host struct {
+	Name  string
+	Slots int
+}
+
+// ParseHosts reads "host1:2,host2:2". Without a number a host has one slot; a host that is named twice
+// has the slots of both.
+func ParseHosts(list string) ([]Host, error) {
+	var hosts []Host
+	for item := range strings.SplitSeq(list, ",") {
+		name, slots, err := splitSlots(strings.TrimSpace(item))
+		if err != nil {
+			return nil, err
+		}
+		if hosts, err = addHost(hosts, name, slots); err != nil {
+			return nil, err
+		}
+	}
+	return hosts, nil
+}
+
+// ParseHostFile reads a host file: on each line a host, "host slots=2" as Horovod and Open MPI write it
+// or "host:2". What follows a # is a comment, other words such as max_slots=4 are Open MPI's.
+func ParseHostFile(r io.Reader) ([]Host, error) {
+	var hosts []Host
+	lines := bufio.NewScanner(r)
+	for n := 1; lines.Scan(); n++ {
+		line, _, _ := strings.Cut(lines.Text(), "#")
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		name, slots, err := splitSlots(words[0])
+		for _, word := range words[1:] {
+			if text, ok := strings.CutPrefix(word, "slots="); ok && err == nil {
+				slots, err = parseSlots(text)
+			}
+		}
+		if err == nil {
+			hosts, err = addHost(hosts, name, slots)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", n, err)
+		}
+	}
+	if len(hosts) == 0 && lines.Err() == nil {
+		return nil, fmt.Errorf("it names no host")
+	}
+	return hosts, lines.Err()
+}
+
+func addHost(hosts []Host, name string, slots int) ([]Host, error) {
+	if name == "" || strings.HasPrefix(name, "-") || strings.ContainsAny(name, " \t'\"\\$`;&|<>(){}") {
+		return nil, fmt.Errorf("%q is not the name of a host", name)
+	}
+	for i := range hosts {
+		if hosts[i].Name == name {
+			hosts[i].Slots += slots
+			return hosts, nil
+		}
+	}
+	return append(hosts, Host{name, slots}), nil
+}
+
+// splitSlots takes "host:2", "host", "[fe80::1]:2" or "fe80::1" apart.
+func splitSlots(item string) (name string, slots int, err error) {
+	if net.ParseIP(item) != nil {
+		return item, 1, nil
+	}
+	at := strings.LastIndex(item, ":")
+	if at < 0 || strings.HasSuffix(item, "]") {
+		return strings.Trim(item, "[]"), 1, nil
+	}
+	slots, err = parseSlots(item[at+1:])
+	return strings.Trim(item[:at], "[]"), slots, err
+}
+
+func parseSlots(text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > limits.MaxRanks {
+		return 0, fmt.Errorf("%q slots of a host: allowed are 1 to %d", text, limits.MaxRanks)
+	}
+	return n, nil
+}

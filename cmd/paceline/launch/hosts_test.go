@@ -1,0 +1,111 @@
+package launch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestHostsAreReadAsHorovodAndOpenMPIWriteThem(t *testing.T) {
+	for text, want := range map[string]string{
+		"a:2,b:3":             "[{a 2} {b 3}]",
+		"a, b:2":              "[{a 1} {b 2}]",
+		"a:1,b:1,a:2":         "[{a 3} {b 1}]",
+		"10.0.0.1:4":          "[{10.0.0.1 4}]",
+		"[fe80::1]:2,fe80::2": "[{fe80::1 2} {fe80::2 1}]",
+	} {
+		if got, err := ParseHosts(text); err != nil || fmt.Sprint(got) != want {
+			t.Errorf("%q: %v %v", text, got, err)
+		}
+	}
+	file := "# cluster\n\nnode1 slots=2\nnode2 slots=4 max_slots=8 # big\nnode3:3\nnode4\n"
+	if got, err := ParseHostFile(strings.NewReader(file)); err != nil || fmt.Sprint(got) != "[{node1 2} {node2 4} {node3 3} {node4 1}]" {
+		t.Error(got, err)
+	}
+}
+
+func TestHostsThatCannotBeAreNamed(t *testing.T) {
+	for text, want := range map[string]string{
+		"a:0":          `"0" slots of a host`,
+		"a:x":          `"x" slots of a host`,
+		"a,,b":         `"" is not the name of a host`,
+		"-oProxy=x:1":  "is not the name of a host",
+		"a;rm:1":       "is not the name of a host",
+		"a:1000000000": "allowed are 1 to 16384",
+	} {
+		if _, err := ParseHosts(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if _, err := ParseHostFile(strings.NewReader("a\nb slots=no\n")); err == nil || !strings.Contains(err.Error(), `line 2: "no" slots`) {
+		t.Error(err)
+	}
+	if _, err := ParseHostFile(strings.NewReader("# nobody\n")); err == nil {
+		t.Error("an empty file")
+	}
+}
+
+func TestRanksFillHostsInOrder(t *testing.T) {
+	workers, err := Assign([]Host{{"a", 2}, {"b", 1}, {"c", 3}}, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Worker{
+		{"a", 0, 5, 0, 2, 0, 3}, {"a", 1, 5, 1, 2, 0, 2},
+		{"b", 2, 5, 0, 1, 1, 3},
+		{"c", 3, 5, 0, 2, 2, 3}, {"c", 4, 5, 1, 2, 1, 2},
+	}
+	if !slices.Equal(workers, want) {
+		t.Fatalf("%+v", workers)
+	}
+	if workers, err := Assign([]Host{{"a", 2}, {"b", 2}}, 1); err != nil || len(workers) != 1 || workers[0].CrossSize != 1 {
+		t.Fatal("a host without a rank counts:", workers, err)
+	}
+	if workers, err := Assign([]Host{{"a", 2}, {"b", 2}}, 0); err != nil || len(workers) != 4 {
+		t.Fatal(workers, err)
+	}
+	if _, err := Assign([]Host{{"a", 2}}, 3); err == nil || !strings.Contains(err.Error(), "3 processes do not fit on hosts with 2 slots") {
+		t.Fatal(err)
+	}
+}
+
+func TestWorkerKnowsItsPlaceUnderBothNames(t *testing.T) {
+	env := Worker{"h", 3, 5, 0, 2, 2, 3}.Env()
+	for name, want := range map[string]string{"RANK": "3", "SIZE": "5", "LOCAL_RANK": "0", "LOCAL_SIZE": "2", "CROSS_RANK": "2", "CROSS_SIZE": "3"} {
+		if env["PACELINE_"+name] != want || env["HOROVOD_"+name] != want {
+			t.Error(name, env)
+		}
+	}
+	if env["HOROVOD_HOSTNAME"] != "h" || env["PACELINE_HOST"] != "h" {
+		t.Error(env)
+	}
+}
+
+func TestOnlyVariablesThatMeanTheSameElsewhereAreExported(t *testing.T) {
+	got := Portable(map[string]string{"PATH": "p", "PYTHONPATH": "q", "HOME": "/", "SSH_AUTH_SOCK": "s", "BASH_FUNC_x%%": "f", "HOROVOD_X": "1", "2BAD": "", "HOSTNAME": "me"})
+	if fmt.Sprint(Lines(got)) != "[HOROVOD_X=1 PATH=p PYTHONPATH=q]" {
+		t.Fatal(got)
+	}
+}
+
+func TestRemoteShellCommandLines(t *testing.T) {
+	for _, c := range []struct {
+		shell Shell
+		want  string
+	}{
+		{Shell{Template: "ssh", Timeout: 3e9}, "[ssh -o BatchMode=yes -o ConnectTimeout=3 h]"},
+		{Shell{Template: "/usr/bin/ssh -4", Port: 22, Identity: "key", Timeout: 3e9}, "[/usr/bin/ssh -4 -o BatchMode=yes -o ConnectTimeout=3 -p 22 -i key h]"},
+		{Shell{Template: "ip netns exec {host}"}, "[ip netns exec h]"},
+		{Shell{Template: `env 'A=b c' X="{host}"`}, "[env A=b c X=h]"},
+	} {
+		if got, err := c.shell.For("h"); err != nil || fmt.Sprint(got) != c.want {
+			t.Error(got, err)
+		}
+	}
+	for _, bad := range []string{"", "sh 'x"} {
+		if _, err := (Shell{Template: bad}).For("h"); err == nil {
+			t.Error(bad)
+		}
+	}
+}

@@ -1,0 +1,195 @@
+package launch
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// Job is the processes that run together. The workers' end is its end; servers are stopped then.
+type Job struct {
+	Workers []*Task
+	Servers []*Task
+
+	Start time.Duration // how long processes on other hosts may take to run
+	Peers time.Duration // from the first failure on, for the others to find out and end by themselves
+	Stop  time.Duration // from a polite signal to the next, harder one
+
+	Say func(format string, args ...any) // tells the user that something is wrong
+}
+
+// The default times of a job.
+const (
+	DefaultPeers = 5 * time.Second
+	DefaultStop  = 5 * time.Second
+)
+
+// run is a job under way. It belongs to the goroutine in Run.
+type run struct {
+	*Job
+	guard *guard
+	ends  chan ended
+	alive map[*Task]*process
+
+	code  int         // exit code of the whole
+	calm  bool        // nothing has gone wrong and nobody wants an end
+	urged bool        // a signal of the user has been passed on
+	steps []step      // to come, harder and harder
+	next  *time.Timer // when the first of them is due
+}
+
+type ended struct {
+	task *Task
+	exit Exit
+}
+
+// A step on the way to an end.
+type step struct {
+	after time.Duration
+	sig   syscall.Signal
+}
+
+// Run starts the job and returns its exit code when every process has ended: that of the first that
+// failed. Signals are passed on; a second one ends everything at once.
+func (j *Job) Run(signals <-chan os.Signal) int {
+	guard, err := newGuard()
+	if err != nil {
+		j.Say("%v", err)
+		return 1
+	}
+	defer guard.close()
+	r := &run{Job: j, guard: guard, ends: make(chan ended), alive: map[*Task]*process{}, calm: true, next: time.NewTimer(0)}
+	r.next.Stop()
+	r.start()
+	late := time.NewTimer(j.Start)
+	defer late.Stop()
+	for len(r.alive) > 0 {
+		select {
+		case e := <-r.ends:
+			r.end(e)
+		case sig := <-signals:
+			r.interrupt(sig.(syscall.Signal))
+		case <-late.C:
+			r.late()
+		case <-r.next.C:
+			r.step()
+		}
+	}
+	return r.code
+}
+
+func (r *run) start() {
+	for _, list := range [][]*Task{r.Servers, r.Workers} {
+		for _, t := range list {
+			p, err := start(t, func(e Exit) { r.ends <- ended{t, e} })
+			if err != nil {
+				r.Say("%v", err)
+				r.fail(127, step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
+				return
+			}
+			r.alive[t] = p
+			r.watch()
+		}
+	}
+}
+
+// end takes note of a process that has ended.
+func (r *run) end(e ended) {
+	p := r.alive[e.task]
+	delete(r.alive, e.task)
+	r.watch()
+	if !r.calm {
+		return
+	}
+	switch {
+	case e.exit.Code != 0 || slices.Contains(r.Servers, e.task):
+		r.Say("%s on %s%s %v%s", e.task.Name, e.task.Host, pidOf(p), e.exit, r.others())
+		r.fail(max(e.exit.Code, 1), step{r.Peers, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
+	case !r.worksStill():
+		r.plan(step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL}) // of the servers
+		r.calm = false
+	}
+}
+
+func (r *run) worksStill() bool {
+	return slices.ContainsFunc(r.Workers, func(w *Task) bool { return r.alive[w] != nil })
+}
+
+func (r *run) others() string {
+	if len(r.alive) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; the others (%d) are given %v to end, then stopped", len(r.alive), r.Peers)
+}
+
+func pidOf(p *process) string {
+	if pid := p.PID(); pid > 0 {
+		return fmt.Sprintf(" (pid %d)", pid)
+	}
+	return ""
+}
+
+// interrupt passes a signal of the user on; the second one means now.
+func (r *run) interrupt(sig syscall.Signal) {
+	again := r.urged
+	r.calm, r.urged = false, true
+	switch {
+	case again:
+		r.plan(step{0, syscall.SIGKILL})
+	case sig == syscall.SIGINT:
+		r.plan(step{0, sig}, step{r.Stop, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
+	default:
+		r.plan(step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
+	}
+	if r.code == 0 {
+		r.code = 128 + int(sig)
+	}
+}
+
+// late ends the job if a process on another host does not run yet.
+func (r *run) late() {
+	for t, p := range r.alive {
+		if r.calm && p.PID() == 0 {
+			r.Say("%s on %s does not run after %v: no answer from %q", t.Name, t.Host, r.Start, p.cmd.Args)
+			r.fail(1, step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
+		}
+	}
+}
+
+// fail ends the job with an exit code.
+func (r *run) fail(code int, steps ...step) {
+	r.code, r.calm = code, false
+	r.plan(steps...)
+}
+
+func (r *run) plan(steps ...step) {
+	r.steps = steps
+	if steps[0].after == 0 {
+		r.step()
+		return
+	}
+	r.next.Reset(steps[0].after)
+}
+
+// step does the first of the steps and waits for the next.
+func (r *run) step() {
+	sig := r.steps[0].sig
+	r.steps = r.steps[1:]
+	for _, p := range r.alive {
+		p.signal(sig)
+	}
+	r.next.Stop()
+	if len(r.steps) > 0 {
+		r.next.Reset(r.steps[0].after)
+	}
+}
+
+func (r *run) watch() {
+	alive := make([]*process, 0, len(r.alive))
+	for _, p := range r.alive {
+		alive = append(alive, p)
+	}
+	r.guard.watch(alive)
+}

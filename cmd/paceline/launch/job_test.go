@@ -1,0 +1,351 @@
+package launch
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// bench is a job of shell commands and what it printed.
+type bench struct {
+	job            Job
+	stdout, stderr lines
+	said           lines
+	signals        chan os.Signal
+}
+
+// lines collects output, and tells when a text has come.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	news chan struct{}
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text.Write(p)
+	select {
+	case l.news <- struct{}{}:
+	default:
+	}
+	return len(p), nil
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// wait blocks until all the texts have come.
+func (l *lines) wait(t *testing.T, texts ...string) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	for _, text := range texts {
+		for !strings.Contains(l.String(), text) {
+			select {
+			case <-l.news:
+			case <-deadline:
+				t.Fatalf("%q never came: %q", text, l.String())
+			}
+		}
+	}
+}
+
+// inTheSameWay runs a test with local processes and through a remote shell.
+func inTheSameWay(t *testing.T, test func(t *testing.T, shell []string)) {
+	t.Run("local", func(t *testing.T) { test(t, nil) })
+	t.Run("remote", func(t *testing.T) { test(t, []string{"env", "REMOTE=1"}) })
+}
+
+func newBench(t *testing.T, shell []string, commands ...string) *bench {
+	b := &bench{signals: make(chan os.Signal, 2)}
+	b.stdout.news, b.stderr.news, b.said.news = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
+	console := &Console{Stdout: &b.stdout, Stderr: &b.stderr}
+	env := map[string]string{"PATH": os.Getenv("PATH")}
+	for rank, command := range commands {
+		label := strconv.Itoa(rank)
+		b.job.Workers = append(b.job.Workers, &Task{Name: "rank " + label, Host: "here", Shell: shell, Dir: t.TempDir(), Env: env,
+			Command: []string{"sh", "-c", command}, Stdout: console.Stream(label, false, nil), Stderr: console.Stream(label, true, nil)})
+	}
+	b.job.Start, b.job.Peers, b.job.Stop = time.Minute, 100*time.Millisecond, 500*time.Millisecond
+	b.job.Say = func(format string, args ...any) { fmt.Fprintf(&b.said, format+"\n", args...) }
+	return b
+}
+
+func (b *bench) run() int { return b.job.Run(b.signals) }
+
+func TestAJobThatGoesWellPrintsItsOwnOutputAlone(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		b := newBench(t, shell, "echo out; echo err >&2", "echo two")
+		if code := b.run(); code != 0 || b.said.String() != "" {
+			t.Fatal(code, b.said.String())
+		}
+		out := b.stdout.String()
+		if len(out) != len("[0]<stdout>:out\n[1]<stdout>:two\n") || !strings.Contains(out, "[0]<stdout>:out\n") || !strings.Contains(out, "[1]<stdout>:two\n") || b.stderr.String() != "[0]<stderr>:err\n" {
+			t.Fatal(out, b.stderr.String())
+		}
+	})
+}
+
+func TestWordsReachTheCommandAsTheyAre(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		b := newBench(t, shell, `printf '%s|' "$A" "$@"; pwd`)
+		task := b.job.Workers[0]
+		task.Dir = filepath.Join(t.TempDir(), "a 'b' $c")
+		os.Mkdir(task.Dir, 0o755)
+		task.Env = Merge(task.Env, map[string]string{"A": "it's\n\"$HOME\" `x` \\"})
+		task.Command = append(task.Command, "sh", "a b", "", "$(x)", "'")
+		if code := b.run(); code != 0 {
+			t.Fatal(code, b.stderr.String())
+		}
+		want := "it's\n\"$HOME\" `x` \\|a b||$(x)|'|" + task.Dir + "\n"
+		if got := strings.ReplaceAll(b.stdout.String(), "[0]<stdout>:", ""); got != want {
+			t.Fatalf("%q, want %q", got, want)
+		}
+	})
+}
+
+func TestFirstFailingRankGivesTheExitCodeAndTheOthersAreStopped(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		b := newBench(t, shell, "sleep 60", "exit 3", "trap '' TERM; sleep 60; sleep 60")
+		if code := b.run(); code != 3 {
+			t.Fatal(code)
+		}
+		if said := b.said.String(); strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "rank 1 on here (pid ") || !strings.Contains(said, ") ended with exit code 3; the others (2)") {
+			t.Fatal(said)
+		}
+	})
+}
+
+func TestOthersMayEndByThemselvesAfterAFailure(t *testing.T) {
+	b := newBench(t, nil, "exit 3", "sleep 0.2; echo found out; exit 9")
+	b.job.Peers = time.Minute
+	if code := b.run(); code != 3 || b.stdout.String() != "[1]<stdout>:found out\n" || strings.Contains(b.said.String(), "rank 1") {
+		t.Fatal(code, b.stdout.String(), b.said.String())
+	}
+}
+
+func TestDeathBySignalIsTold(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		b := newBench(t, shell, "kill -9 $$")
+		if code := b.run(); code != 137 || !strings.Contains(b.said.String(), "signal 9") {
+			t.Fatal(code, b.said.String())
+		}
+	})
+}
+
+func TestCommandThatIsNotThere(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		b := newBench(t, shell, "")
+		b.job.Workers[0].Command = []string{"no-such-command"}
+		if code := b.run(); code != 127 || !strings.Contains(b.said.String()+b.stderr.String(), "no-such-command") {
+			t.Fatal(code, b.said.String(), b.stderr.String())
+		}
+	})
+}
+
+func TestInterruptIsPassedOnToWholeGroups(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		child := "trap 'echo child; exit 0' INT; echo ready; while :; do sleep 0.05; done"
+		b := newBench(t, shell, "trap 'echo parent; exit 0' INT; sh -c '"+strings.ReplaceAll(child, "'", `'\''`)+"'; sleep 60", child)
+		b.job.Stop = time.Minute
+		code := make(chan int)
+		go func() { code <- b.run() }()
+		b.stdout.wait(t, "[0]<stdout>:ready", "[1]<stdout>:ready")
+		b.signals <- syscall.SIGINT
+		if got := <-code; got != 130 {
+			t.Fatal(got)
+		}
+		if out := b.stdout.String(); !strings.Contains(out, "[1]<stdout>:child") || !strings.Contains(out, "[0]<stdout>:child\n[0]<stdout>:parent") {
+			t.Fatal(out)
+		}
+	})
+}
+
+func TestProcessesThatIgnoreSignalsAreKilledInTheEnd(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		b := newBench(t, shell, "trap '' INT TERM; echo ready; while :; do sleep 0.1; done")
+		code := make(chan int)
+		go func() { code <- b.run() }()
+		b.stdout.wait(t, "ready")
+		b.signals <- syscall.SIGINT
+		if got := <-code; got != 130 {
+			t.Fatal(got)
+		}
+	})
+}
+
+func TestSecondInterruptEndsAtOnce(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		b := newBench(t, shell, "trap '' INT TERM; echo ready; while :; do sleep 0.1; done")
+		b.job.Stop = time.Hour
+		code := make(chan int)
+		go func() { code <- b.run() }()
+		b.stdout.wait(t, "ready")
+		b.signals <- syscall.SIGINT
+		b.signals <- syscall.SIGINT
+		if got := <-code; got != 130 {
+			t.Fatal(got)
+		}
+	})
+}
+
+func TestBigOutputArrivesWhole(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		const count = 200000
+		b := newBench(t, shell, fmt.Sprintf("seq %d", count), fmt.Sprintf("seq %d >&2", count))
+		if code := b.run(); code != 0 {
+			t.Fatal(code)
+		}
+		want := sha256.New()
+		for i := range count {
+			fmt.Fprintln(want, i+1)
+		}
+		for prefix, out := range map[string]string{"[0]<stdout>:": b.stdout.String(), "[1]<stderr>:": b.stderr.String()} {
+			if got := sha256.Sum256([]byte(strings.ReplaceAll(out, prefix, ""))); hex.EncodeToString(got[:]) != hex.EncodeToString(want.Sum(nil)) {
+				t.Fatal("output of", prefix, "differs")
+			}
+		}
+	})
+}
+
+func TestWhatARankLeavesBehindIsEnded(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		b := newBench(t, shell, "sleep 100 & echo $!")
+		if code := b.run(); code != 0 {
+			t.Fatal(code)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(b.stdout.String(), "[0]<stdout>:")))
+		if err != nil {
+			t.Fatal(b.stdout.String())
+		}
+		gone(t, pid)
+	})
+}
+
+func TestServersEndWithTheWorkers(t *testing.T) {
+	b := newBench(t, nil, "echo work", "trap 'echo stopped; exit 0' TERM; echo serving; while :; do sleep 0.05; done")
+	b.job.Workers, b.job.Servers = b.job.Workers[:1], b.job.Workers[1:]
+	b.job.Workers[0].Command = []string{"sh", "-c", "sleep 0.3"}
+	b.job.Stop = time.Minute
+	if code := b.run(); code != 0 || b.said.String() != "" || !strings.Contains(b.stdout.String(), "stopped") {
+		t.Fatal(code, b.said.String(), b.stdout.String())
+	}
+}
+
+func TestAServerThatEndsEarlyIsAFailure(t *testing.T) {
+	b := newBench(t, nil, "sleep 60", "exit 0")
+	b.job.Workers, b.job.Servers = b.job.Workers[:1], b.job.Workers[1:]
+	b.job.Servers[0].Name = "the server"
+	if code := b.run(); code != 1 || !strings.Contains(b.said.String(), "the server on here") {
+		t.Fatal(code, b.said.String())
+	}
+}
+
+func TestARemoteShellThatFailsIsQuoted(t *testing.T) {
+	b := newBench(t, []string{"sh", "-c", "echo no route to there >&2; exit 255"}, "true")
+	if code := b.run(); code != 255 {
+		t.Fatal(code)
+	}
+	if said := b.said.String(); !strings.Contains(said, "rank 0 on here could not be started by") || !strings.Contains(said, "ended with exit code 255: no route to there") {
+		t.Fatal(said)
+	}
+}
+
+func TestARemoteShellThatNeverAnswersIsGivenUp(t *testing.T) {
+	b := newBench(t, []string{"sh", "-c", "sleep 60"}, "true")
+	b.job.Start = 200 * time.Millisecond
+	if code := b.run(); code != 1 || !strings.Contains(b.said.String(), "rank 0 on here does not run after 200ms: no answer from") {
+		t.Fatal(code, b.said.String())
+	}
+}
+
+func TestARemoteDirectoryThatIsNotThereIsNamed(t *testing.T) {
+	b := newBench(t, []string{"env"}, "true")
+	b.job.Workers[0].Dir = "/no/such/dir"
+	if code := b.run(); code == 0 || !strings.Contains(b.said.String(), "/no/such/dir") {
+		t.Fatal(code, b.said.String())
+	}
+}
+
+// TestNoOrphansWhenTheLauncherIsKilled runs a job in a process of its own, which is then killed.
+func TestNoOrphansWhenTheLauncherIsKilled(t *testing.T) {
+	for _, shell := range []string{"", "env"} {
+		t.Run("shell "+shell, func(t *testing.T) {
+			out := &lines{news: make(chan struct{}, 1)}
+			launcher := exec.Command(os.Args[0], "-test.run=^$")
+			launcher.Env = append(os.Environ(), "LAUNCH_TEST_VICTIM=1", "LAUNCH_TEST_SHELL="+shell)
+			launcher.Stdout = out
+			launcher.WaitDelay = time.Second
+			if err := launcher.Start(); err != nil {
+				t.Fatal(err)
+			}
+			out.wait(t, "parent ", "child ", "end")
+			launcher.Process.Kill()
+			launcher.Wait()
+			for _, line := range strings.Split(out.String(), "\n") {
+				if words := strings.Fields(line); len(words) == 2 {
+					pid, _ := strconv.Atoi(words[1])
+					gone(t, pid)
+				}
+			}
+		})
+	}
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv("LAUNCH_TEST_VICTIM") != "" {
+		victim()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func victim() {
+	task := &Task{Name: "rank 0", Host: "here", Dir: "/", Env: Variables(os.Environ()), Command: []string{"sh", "-c", `echo "parent $$"; sleep 100 & echo "child $!"; echo end; wait`}}
+	task.Shell = strings.Fields(os.Getenv("LAUNCH_TEST_SHELL"))
+	if len(task.Shell) == 0 {
+		task.Shell = nil
+	}
+	console := &Console{Stdout: stripped{}, Stderr: os.Stderr}
+	task.Stdout, task.Stderr = console.Stream("0", false, nil), console.Stream("0", true, nil)
+	job := Job{Workers: []*Task{task}, Start: time.Minute, Peers: time.Minute, Stop: time.Minute, Say: func(string, ...any) {}}
+	job.Run(nil)
+}
+
+type stripped struct{}
+
+func (stripped) Write(p []byte) (int, error) {
+	os.Stdout.WriteString(strings.ReplaceAll(string(p), "[0]<stdout>:", ""))
+	return len(p), nil
+}
+
+// gone waits until a process has ended.
+func gone(t *testing.T, pid int) {
+	t.Helper()
+	if pid <= 1 {
+		t.Fatal("no pid")
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || strings.Contains(string(stat), ") Z ") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d is still there: %s", pid, stat)
+		}
+		time.Sleep(10 * time.Millisecond) // another process's end cannot be waited for otherwise
+	}
+}

@@ -1,0 +1,119 @@
+package launch
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Worker is one rank's place in the job.
+type Worker struct {
+	Host                 string
+	Rank, Size           int
+	LocalRank, LocalSize int
+	CrossRank, CrossSize int // among the ranks with the same local rank, in the order of the hosts
+}
+
+// Assign gives ranks to hosts in their order, each host filled before the next. np 0 fills every slot.
+func Assign(hosts []Host, np int) ([]Worker, error) {
+	slots := 0
+	for _, h := range hosts {
+		slots += h.Slots
+	}
+	if np == 0 {
+		np = slots
+	}
+	if np > slots {
+		return nil, fmt.Errorf("%d processes do not fit on hosts with %d slots: name more hosts or more slots (-H host1:4,host2:4)", np, slots)
+	}
+	var workers []Worker
+	sizes := make([]int, len(hosts)) // workers on each host
+	for i, h := range hosts {
+		sizes[i] = min(h.Slots, np-len(workers))
+		for local := range sizes[i] {
+			workers = append(workers, Worker{Host: h.Name, Rank: len(workers), Size: np, LocalRank: local, LocalSize: sizes[i], CrossRank: peers(sizes[:i], local)})
+		}
+	}
+	for i := range workers {
+		workers[i].CrossSize = peers(sizes, workers[i].LocalRank)
+	}
+	return workers, nil
+}
+
+// peers counts the hosts that have a worker of a local rank.
+func peers(sizes []int, local int) int {
+	n := 0
+	for _, size := range sizes {
+		if size > local {
+			n++
+		}
+	}
+	return n
+}
+
+// Env are the variables that tell a worker its place, under our names and those that Horovod's scripts read.
+func (w Worker) Env() map[string]string {
+	env := map[string]string{"PACELINE_HOST": w.Host, "HOROVOD_HOSTNAME": w.Host}
+	for name, n := range map[string]int{
+		"RANK": w.Rank, "SIZE": w.Size, "LOCAL_RANK": w.LocalRank, "LOCAL_SIZE": w.LocalSize, "CROSS_RANK": w.CrossRank, "CROSS_SIZE": w.CrossSize,
+	} {
+		env["PACELINE_"+name] = strconv.Itoa(n)
+		env["HOROVOD_"+name] = strconv.Itoa(n)
+	}
+	return env
+}
+
+// Merge lays maps of variables over each other, the last on top.
+func Merge(envs ...map[string]string) map[string]string {
+	all := map[string]string{}
+	for _, env := range envs {
+		maps.Copy(all, env)
+	}
+	return all
+}
+
+// Lines writes variables as a process is given them, in the order of their names.
+func Lines(env map[string]string) []string {
+	lines := make([]string, 0, len(env))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		lines = append(lines, name+"="+env[name])
+	}
+	return lines
+}
+
+// Variables reads such lines.
+func Variables(lines []string) map[string]string {
+	env := map[string]string{}
+	for _, line := range lines {
+		name, value, _ := strings.Cut(line, "=")
+		env[name] = value
+	}
+	return env
+}
+
+// Portable keeps the variables that mean the same on another host: all but those that belong to this
+// machine, this login or this terminal, and those that a shell cannot export.
+func Portable(env map[string]string) map[string]string {
+	kept := map[string]string{}
+	for name, value := range env {
+		if exportable(name) && !slices.Contains(ofThisHost, name) && !slices.ContainsFunc(ofThisLogin, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
+			kept[name] = value
+		}
+	}
+	return kept
+}
+
+var ofThisHost = []string{"HOSTNAME", "HOST", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "MAIL", "TERM", "DISPLAY", "TMPDIR", "TMP", "TEMP", "LS_COLORS", "WINDOWID", "TTY"}
+var ofThisLogin = []string{"SSH_", "XDG_", "DBUS_", "SUDO_", "TMUX", "STY", "SLURM_", "OMPI_", "PMIX_", "PMI_"}
+
+func exportable(name string) bool {
+	for i, c := range name {
+		letter := c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		if !letter && (i == 0 || c < '0' || c > '9') {
+			return false
+		}
+	}
+	return name != ""
+}

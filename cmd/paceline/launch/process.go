@@ -1,0 +1,181 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Task is one process to run.
+type Task struct {
+	Name    string // for people: "rank 3", "the server"
+	Host    string
+	Shell   []string // how to get a shell on the host; nil for a process on this one
+	Dir     string
+	Env     map[string]string // all of it here, what to export on another host
+	Command []string
+	Stdout  *Stream
+	Stderr  *Stream
+}
+
+// Exit is how a process ended.
+type Exit struct {
+	Code    int            // exit code; 128 + the signal's number if a signal killed it
+	Signal  syscall.Signal // that killed it, 0 if none
+	Started bool           // false: it never came to run
+	Why     string         // it did not start: what the shell said
+}
+
+func (e Exit) String() string {
+	switch {
+	case !e.Started:
+		return e.Why
+	case e.Signal == syscall.SIGKILL:
+		return "was killed by signal 9 (SIGKILL, which also is what the kernel sends when memory runs out)"
+	case e.Signal != 0:
+		return fmt.Sprintf("was killed by signal %d (%v)", int(e.Signal), e.Signal)
+	case e.Code > 128 && e.Code < 128+65: // a shell's way to tell
+		return fmt.Sprintf("ended with exit code %d (signal %d, %v)", e.Code, e.Code-128, syscall.Signal(e.Code-128))
+	}
+	return fmt.Sprintf("ended with exit code %d", e.Code)
+}
+
+// process is a task that was started. Each has a process group of its own, which signals go to.
+type process struct {
+	*Task
+	cmd    *exec.Cmd
+	remote *remote // nil for a process on this host
+
+	mu  sync.Mutex
+	pid int // on its host; 0 until it runs
+}
+
+func (p *process) setPID(pid int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pid = pid
+}
+
+// PID is the process's number on its host, 0 until it runs.
+func (p *process) PID() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pid
+}
+
+// start runs the task; ended is called once when it is over and its output has been passed on.
+func start(t *Task, ended func(Exit)) (*process, error) {
+	p := &process{Task: t}
+	stdout, stderr := io.Writer(t.Stdout), io.Writer(t.Stderr)
+	if t.Shell == nil {
+		p.cmd = t.localCommand()
+	} else {
+		r, err := newRemote(t, p.setPID)
+		if err != nil {
+			return nil, err
+		}
+		p.remote, p.cmd = r, r.cmd
+		stdout, stderr = r.outputs()
+	}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	drain, err := p.run(stdout, stderr)
+	if err != nil {
+		return nil, fmt.Errorf("%s on %s cannot be started: %w", t.Name, t.Host, err)
+	}
+	if p.remote == nil {
+		p.setPID(p.cmd.Process.Pid)
+	} else {
+		p.remote.begin()
+	}
+	go func() {
+		err := p.cmd.Wait()
+		p.clean()
+		drain()
+		exit := exitOf(p.cmd.ProcessState, err)
+		if p.remote != nil {
+			exit = p.remote.end(exit)
+		}
+		t.Stdout.Flush()
+		t.Stderr.Flush()
+		ended(exit)
+	}()
+	return p, nil
+}
+
+// drainTime is how long output is waited for after a process ended, in case one that it left behind
+// outside of its group holds on to it.
+const drainTime = 2 * time.Second
+
+// run starts the command with pipes for its output. drain waits until they are empty.
+func (p *process) run(stdout, stderr io.Writer) (drain func(), err error) {
+	var readers, writers []*os.File
+	defer func() {
+		for _, w := range writers {
+			w.Close()
+		}
+	}()
+	for range 2 {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return nil, err
+		}
+		readers, writers = append(readers, r), append(writers, w)
+	}
+	p.cmd.Stdout, p.cmd.Stderr = writers[0], writers[1]
+	if err := p.cmd.Start(); err != nil {
+		for _, r := range readers {
+			r.Close()
+		}
+		return nil, err
+	}
+	var copies sync.WaitGroup
+	for i, to := range []io.Writer{stdout, stderr} {
+		copies.Go(func() { io.Copy(to, readers[i]) })
+	}
+	return func() {
+		late := time.AfterFunc(drainTime, func() {
+			for _, r := range readers {
+				r.SetReadDeadline(time.Now())
+			}
+		})
+		copies.Wait()
+		late.Stop()
+		for _, r := range readers {
+			r.Close()
+		}
+	}, nil
+}
+
+// signal passes a signal on to the process and all that it started.
+func (p *process) signal(sig syscall.Signal) {
+	if p.remote != nil {
+		p.remote.signal(sig)
+		return
+	}
+	syscall.Kill(-p.cmd.Process.Pid, sig)
+}
+
+// clean ends what the process left behind in its group.
+func (p *process) clean() {
+	if p.remote == nil {
+		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+	}
+}
+
+func exitOf(state *os.ProcessState, err error) Exit {
+	var failed *exec.ExitError
+	if err != nil && !errors.As(err, &failed) {
+		return Exit{Code: 1, Why: err.Error()}
+	}
+	exit := Exit{Code: state.ExitCode(), Started: true}
+	if status := state.Sys().(syscall.WaitStatus); status.Signaled() {
+		exit.Signal = status.Signal()
+		exit.Code = 128 + int(exit.Signal)
+	}
+	return exit
+}

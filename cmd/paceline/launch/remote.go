@@ -1,0 +1,181 @@
+package launch
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"maps"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// A remote is a process on another host. A remote shell runs `sh` there, which reads a script from its
+// input: nothing of the job, least of all its secret, is on a command line. The script starts the
+// process in a session of its own, then reads names of signals to pass on to it; where its input ends,
+// because this side wants it or is gone, it kills the session.
+type remote struct {
+	task  *Task
+	cmd   *exec.Cmd
+	input io.WriteCloser
+	words chan string   // to write to the input; closing it closes the input
+	over  chan struct{} // closed when the shell has ended
+	mark  string        // the line that says that the process runs, with its pid
+	runs  func(pid int)
+
+	mu     sync.Mutex
+	begun  bool
+	ending bool
+	stdout []byte // until the mark has come
+	stderr []byte
+}
+
+// patience is how long a remote shell may take to end after its input was closed.
+const patience = 3 * time.Second
+
+func newRemote(t *Task, runs func(pid int)) (*remote, error) {
+	cmd := exec.Command(t.Shell[0], append(slices.Clone(t.Shell[1:]), "sh")...)
+	input, err := cmd.StdinPipe()
+	return &remote{task: t, cmd: cmd, input: input, words: make(chan string, 16), over: make(chan struct{}), mark: "paceline-runs-" + rand.Text(), runs: runs}, err
+}
+
+// begin sends the script, and from then on the signals, in the background: a host that does not answer
+// takes nothing.
+func (r *remote) begin() {
+	r.words <- r.task.script(r.mark)
+	go func() {
+		defer r.input.Close()
+		for word := range r.words {
+			if _, err := io.WriteString(r.input, word); err != nil {
+				break // the shell is gone, which its end will tell
+			}
+		}
+	}()
+}
+
+// signal passes a signal on. SIGKILL ends the shell's input, and the shell itself if that does not help.
+func (r *remote) signal(sig syscall.Signal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.ending:
+	case sig != syscall.SIGKILL:
+		select {
+		case r.words <- signalName(sig) + "\n":
+		default: // it has not taken the last ones yet
+		}
+	default:
+		r.ending = true
+		close(r.words)
+		go func() {
+			select {
+			case <-r.over:
+			case <-time.After(patience):
+				syscall.Kill(-r.cmd.Process.Pid, syscall.SIGKILL)
+			}
+		}()
+	}
+}
+
+func signalName(sig syscall.Signal) string {
+	if sig == syscall.SIGINT {
+		return "INT"
+	}
+	return "TERM"
+}
+
+// end makes of the shell's end that of the process.
+func (r *remote) end(shell Exit) Exit {
+	close(r.over)
+	r.signal(syscall.SIGKILL) // ends begin's goroutine
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.begun {
+		return shell
+	}
+	said := strings.TrimSpace(string(r.stderr))
+	if said == "" {
+		said = "it said nothing"
+	}
+	return Exit{Code: max(shell.Code, 1), Why: fmt.Sprintf("could not be started by %q, which %v: %s", strings.Join(r.cmd.Args, " "), shell, said)}
+}
+
+// outputs are the writers for what the shell prints. Before the process runs, stdout is the greeting of
+// a login and given up; stderr is the reason where the process does not come to run.
+func (r *remote) outputs() (stdout, stderr io.Writer) {
+	return writerFunc(r.fromStdout), writerFunc(func(p []byte) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.begun {
+			r.task.Stderr.Write(p)
+		} else if len(r.stderr) < maxHeld {
+			r.stderr = append(r.stderr, p...)
+		}
+	})
+}
+
+func (r *remote) fromStdout(p []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.begun {
+		r.task.Stdout.Write(p)
+		return
+	}
+	r.stdout = append(r.stdout, p...)
+	_, after, found := bytes.Cut(r.stdout, []byte(r.mark+" "))
+	line, rest, whole := bytes.Cut(after, []byte("\n"))
+	if !found || !whole {
+		return
+	}
+	pid, _ := strconv.Atoi(string(line))
+	r.runs(pid)
+	r.task.Stdout.Write(rest)
+	r.task.Stderr.Write(r.stderr)
+	r.begun, r.stdout, r.stderr = true, nil, nil
+}
+
+type writerFunc func(p []byte)
+
+func (f writerFunc) Write(p []byte) (int, error) {
+	f(p)
+	return len(p), nil
+}
+
+// script is what the shell over there reads. It is one compound command, so that it is read to its end
+// before anything of it runs.
+func (t *Task) script(mark string) string {
+	var s strings.Builder
+	s.WriteString("{\n")
+	fmt.Fprintf(&s, "cd %s || exit 1\n", quote(t.Dir))
+	for _, name := range slices.Sorted(maps.Keys(t.Env)) {
+		fmt.Fprintf(&s, "export %s=%s\n", name, quote(t.Env[name]))
+	}
+	s.WriteString("exec 3<&0\nsetsid sh -c " + quote(session) + " " + mark)
+	for _, word := range t.Command {
+		s.WriteString(" " + quote(word))
+	}
+	s.WriteString("\nexit $?\n}\n")
+	return s.String()
+}
+
+// session starts the process in the session that it leads. The watcher belongs to its process group, so
+// that the group's number stays taken as long as the watcher may kill it, but is no child of the process.
+const session = `
+( {
+	trap "" INT TERM HUP
+	while read -r signal; do kill -s "$signal" -- "-$$"; done
+	kill -s KILL -- "-$$"
+} <&3 >/dev/null 2>&1 & )
+exec 3<&- </dev/null
+echo "$0 $$"
+exec "$@"`
+
+// quote writes a word so that a shell takes it as it is.
+func quote(word string) string {
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
