@@ -110,3 +110,6 @@ func (k Kind) String() string {
 	}
 	return kindNames[k]
 }
+
+// HasRoot reports whether one rank of the operation is its root.
+func (k Kind) HasRoot() bool { return k == Broadcast }

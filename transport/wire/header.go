@@ -69,7 +69,10 @@ const (
 	FlagNoPull
 	// FlagLatePull on a push: the sender will ask for the result by a pull of its own.
 	FlagLatePull
-	knownFlags = FlagHome | FlagNoPull | FlagLatePull
+	// FlagOwnWill on a cancel: the sender gives up without having been told of a failure, so that
+	// all other ranks must be.
+	FlagOwnWill
+	knownFlags = FlagHome | FlagNoPull | FlagLatePull | FlagOwnWill
 )
 
 // Header is the fixed part of every frame. Fields that a type does not use are zero.
@@ -93,6 +96,13 @@ type Header struct {
 
 // Route packs the source and destination of a put or get. Destination -1 is "every reader".
 func Route(src, dst int) uint64 { return uint64(uint32(src))<<32 | uint64(uint32(int32(dst))) }
+
+// Endpoints unpacks what Route packed.
+func Endpoints(aux uint64) (src, dst int) { return int(aux >> 32), int(int32(uint32(aux))) }
+
+// ErrCancelled is what an operation on the server in the own process ends with when it was given up.
+// The reason comes as a Failure of its own.
+var ErrCancelled = errors.New("the operation was given up")
 
 // ErrHeader is wrapped by every error that decoding a header returns.
 var ErrHeader = errors.New("bad frame header")

@@ -1,0 +1,71 @@
+/* The exported functions that enter Go, each behind the fork guard. */
+#include "_cgo_export.h"
+#include "handles.h"
+#include "paceline.h"
+
+#define GUARD \
+  if (pl_in_child()) return PL_ERR_FORKED
+
+uint32_t pl_abi_version(void) { return PL_ABI_VERSION; }
+
+const char *pl_version(void) { return goVersion(); }
+
+int pl_init(const char *settings) {
+  GUARD;
+  return goInit((char *)settings);
+}
+
+int pl_shutdown(void) {
+  GUARD;
+  return goShutdown();
+}
+
+int64_t pl_info(char *buf, uint64_t cap) {
+  GUARD;
+  return goInfo(buf, cap);
+}
+
+int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles) {
+  GUARD;
+  return goSubmit((pl_op *)ops, count, handles);
+}
+
+int pl_join(int32_t *handle) {
+  GUARD;
+  return goJoin(handle);
+}
+
+int64_t pl_error(int32_t handle, char *buf, uint64_t cap) {
+  GUARD;
+  return goError(handle, buf, cap);
+}
+
+int pl_result(int32_t handle, pl_output *out) {
+  GUARD;
+  return goResult(handle, out);
+}
+
+int pl_release(int32_t handle) {
+  GUARD;
+  return goRelease(handle);
+}
+
+int pl_process_set_add(const int32_t *ranks, uint32_t count, uint32_t *id) {
+  GUARD;
+  return goSetAdd((int32_t *)ranks, count, id);
+}
+
+int pl_process_set_remove(uint32_t id) {
+  GUARD;
+  return goSetRemove(id);
+}
+
+int pl_timeline_start(const char *path, int mark_cycles) {
+  GUARD;
+  return goTimelineStart((char *)path, mark_cycles);
+}
+
+int pl_timeline_stop(void) {
+  GUARD;
+  return goTimelineStop();
+}

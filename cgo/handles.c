@@ -1,0 +1,98 @@
+/*
+ * The part of the C ABI that never enters Go: handles, polling, waiting and the fork guard. Polling is
+ * one load; a wait spins a little, because waking a sleeping thread costs more than a small exchange,
+ * then sleeps on the handle's state.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "handles.h"
+#include "paceline.h"
+
+enum { SPINS_NS = 30000, ERROR_BYTES = 8192 };
+
+typedef struct handle {
+  _Atomic int32_t state; /* pl_status; free ones are PL_ERR_INVALID */
+  _Atomic int32_t waiters;
+} handle;
+
+static handle handles[PL_HANDLES];
+static _Atomic int forked;
+static _Thread_local char last_error[ERROR_BYTES];
+
+static void in_child(void) { atomic_store(&forked, 1); }
+
+__attribute__((constructor)) static void on_load(void) {
+  for (int i = 0; i < PL_HANDLES; i++) atomic_store(&handles[i].state, PL_ERR_INVALID);
+  pthread_atfork(NULL, NULL, in_child);
+}
+
+int pl_in_child(void) {
+  if (!atomic_load(&forked)) return 0;
+  pl_set_error(
+      "Paceline's engine does not survive fork(): it was started in the parent of this process. "
+      "Start workers by spawn, or call init() in the child only.");
+  return 1;
+}
+
+void pl_set_error(const char *text) { snprintf(last_error, sizeof last_error, "%s", text); }
+
+const char *pl_last_error(void) { return last_error; }
+
+void pl_handle_open(int32_t h) { atomic_store(&handles[h].state, PL_PENDING); }
+
+void pl_handle_close(int32_t h) { atomic_store(&handles[h].state, PL_ERR_INVALID); }
+
+void pl_handle_finish(int32_t h, int32_t status) {
+  atomic_store(&handles[h].state, status);
+  if (atomic_load(&handles[h].waiters) > 0)
+    syscall(SYS_futex, &handles[h].state, FUTEX_WAKE_PRIVATE, 1 << 20, NULL, NULL, 0);
+}
+
+static int64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+int pl_poll(int32_t h) {
+  if (atomic_load_explicit(&forked, memory_order_relaxed)) return pl_in_child(), PL_ERR_FORKED;
+  if (h < 0 || h >= PL_HANDLES) return PL_ERR_INVALID;
+  return atomic_load(&handles[h].state);
+}
+
+int pl_wait(int32_t h, int64_t timeout_ms) {
+  int state = pl_poll(h);
+  if (state != PL_PENDING) return state;
+  int64_t start = now_ns(), end = timeout_ms < 0 ? INT64_MAX : start + timeout_ms * 1000000, now = start;
+  while (now - start < SPINS_NS && now < end) {
+    for (int i = 0; i < 64; i++) {
+      if ((state = atomic_load(&handles[h].state)) != PL_PENDING) return state;
+    }
+    now = now_ns();
+  }
+  atomic_fetch_add(&handles[h].waiters, 1);
+  while ((state = atomic_load(&handles[h].state)) == PL_PENDING && (now = now_ns()) < end) {
+    int64_t left = end - now;
+    struct timespec t = {left / 1000000000, left % 1000000000};
+    syscall(SYS_futex, &handles[h].state, FUTEX_WAIT_PRIVATE, PL_PENDING, end == INT64_MAX ? NULL : &t, NULL, 0);
+  }
+  atomic_fetch_sub(&handles[h].waiters, 1);
+  return state == PL_PENDING ? PL_ERR_TIMEOUT : state;
+}
+
+void *pl_alloc(uint64_t bytes) {
+  void *data = NULL;
+  return posix_memalign(&data, 64, bytes) == 0 ? data : NULL;
+}
+
+void pl_free(void *data) { free(data); }

@@ -1,0 +1,286 @@
+// Command cgo is libpaceline.so: the C ABI of paceline.h over node.Worker. It holds the handle table
+// and turns C values into Go's and back; everything else is elsewhere.
+package main
+
+/*
+#cgo CFLAGS: -std=gnu11 -O2 -Wall
+#include <stdlib.h>
+#include "handles.h"
+#include "paceline.h"
+*/
+import "C"
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"unsafe"
+
+	"github.com/paceline/paceline/core"
+	"github.com/paceline/paceline/internal/version"
+	"github.com/paceline/paceline/node"
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+func main() {}
+
+// engine is the state of this process: the C ABI is a set of functions, so there is one.
+var engine struct {
+	sync.Mutex
+	worker    *node.Worker
+	sets      map[uint32][]int
+	warnings  []string
+	scheduler *node.Scheduler // embedded in rank 0; it lives as long as the process, through all rounds
+	table     table
+}
+
+var errNotInitialized = errors.New("Paceline has not been initialized; call init() first") //nolint:staticcheck // read by Python users as a sentence
+
+// settingsJSON is what pl_init takes.
+type settingsJSON struct {
+	Env         map[string]string `json:"env"`
+	ProcessSets [][]int           `json:"process_sets"`
+}
+
+//export goInit
+func goInit(text *C.char) C.int {
+	engine.Lock()
+	defer engine.Unlock()
+	if engine.worker != nil {
+		return C.PL_OK
+	}
+	var in settingsJSON
+	if err := json.Unmarshal([]byte(C.GoString(text)), &in); err != nil {
+		return fail(fmt.Errorf("%w: settings: %w", core.ErrInvalid, err))
+	}
+	if err := start(in); err != nil {
+		return fail(err)
+	}
+	return C.PL_OK
+}
+
+// start joins the job. Ctrl-C while it waits for the other ranks ends the wait.
+func start(in settingsJSON) error {
+	s, warnings, err := settings.FromEnv(in.Env)
+	if err != nil {
+		return fmt.Errorf("%w: %w", core.ErrInvalid, err)
+	}
+	more, err := s.Complete()
+	if err != nil {
+		return fmt.Errorf("%w: %w", core.ErrInvalid, err)
+	}
+	warnings = append(warnings, more...)
+	log, err := node.Logger(s.LogLevel, "worker", s.Rank)
+	if err != nil {
+		return fmt.Errorf("%w: %w", core.ErrInvalid, err)
+	}
+	for _, w := range warnings {
+		log.Warn(w)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	o := node.Options{Scheduler: s.Scheduler, Log: log, Alloc: alloc}
+	if s.EmbedScheduler != "" {
+		if engine.scheduler == nil {
+			if engine.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, log); err != nil {
+				return err
+			}
+		}
+		o.Scheduler = engine.scheduler.Address
+	}
+	w, err := node.StartWorker(ctx, s, o)
+	if err != nil {
+		return err
+	}
+	all := make([]int, len(w.Roster.Workers))
+	for i := range all {
+		all[i] = i
+	}
+	engine.worker, engine.warnings = w, warnings
+	engine.sets = map[uint32][]int{0: all}
+	if err := started(in, s); err != nil {
+		w.Shutdown()
+		engine.worker = nil
+		return err
+	}
+	return nil
+}
+
+// started does what init does once the job has formed: process sets and the timeline.
+func started(in settingsJSON, s settings.Settings) error {
+	for _, ranks := range in.ProcessSets {
+		set, err := addSet(engine.worker, ranks)
+		if err != nil {
+			return err
+		}
+		engine.sets[set.ID] = set.Ranks
+	}
+	if s.Timeline != "" {
+		return engine.worker.Engine.StartTimeline(s.Timeline)
+	}
+	return nil
+}
+
+//export goShutdown
+func goShutdown() C.int {
+	engine.Lock()
+	w := engine.worker
+	engine.worker = nil
+	engine.Unlock()
+	if w != nil {
+		w.Shutdown()
+	}
+	return C.PL_OK
+}
+
+// running is the worker, or an error for the user.
+func running() (*node.Worker, error) {
+	engine.Lock()
+	defer engine.Unlock()
+	if engine.worker == nil {
+		return nil, errNotInitialized
+	}
+	return engine.worker, nil
+}
+
+//export goInfo
+func goInfo(buf *C.char, room C.uint64_t) C.int64_t {
+	w, err := running()
+	if err != nil {
+		return C.int64_t(fail(err))
+	}
+	s := &w.Settings
+	engine.Lock()
+	sets := []wire.ProcessSet{}
+	for id, ranks := range engine.sets {
+		sets = append(sets, wire.ProcessSet{ID: id, Ranks: ranks})
+	}
+	warnings := engine.warnings
+	engine.Unlock()
+	text, err := json.Marshal(map[string]any{
+		"rank": s.Rank, "size": s.Size, "local_rank": s.LocalRank, "local_size": s.LocalSize,
+		"cross_rank": s.CrossRank, "cross_size": s.CrossSize, "process_sets": sets, "settings": s, "warnings": warnings,
+	})
+	if err != nil {
+		return C.int64_t(fail(err))
+	}
+	return put(text, buf, room)
+}
+
+//export goSetAdd
+func goSetAdd(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t) C.int {
+	w, err := running()
+	if err != nil {
+		return fail(err)
+	}
+	list := make([]int, count)
+	for i, r := range unsafe.Slice(ranks, count) {
+		list[i] = int(r)
+	}
+	set, err := addSet(w, list)
+	if err != nil {
+		return fail(err)
+	}
+	engine.Lock()
+	engine.sets[set.ID] = set.Ranks
+	engine.Unlock()
+	*id = C.uint32_t(set.ID)
+	return C.PL_OK
+}
+
+func addSet(w *node.Worker, ranks []int) (wire.ProcessSet, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), w.Settings.StartTimeout)
+	defer cancel()
+	set, err := w.Control.AddSet(ctx, ranks)
+	if err != nil {
+		return set, fmt.Errorf("%w: process set %v: %w", core.ErrInvalid, ranks, err)
+	}
+	return set, nil
+}
+
+//export goSetRemove
+func goSetRemove(id C.uint32_t) C.int {
+	w, err := running()
+	if err != nil {
+		return fail(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), w.Settings.StartTimeout)
+	defer cancel()
+	if err := w.Control.RemoveSet(ctx, uint32(id)); err != nil {
+		return fail(fmt.Errorf("%w: process set %d: %w", core.ErrInvalid, id, err))
+	}
+	engine.Lock()
+	delete(engine.sets, uint32(id))
+	engine.Unlock()
+	return C.PL_OK
+}
+
+//export goTimelineStart
+func goTimelineStart(path *C.char, markCycles C.int) C.int {
+	w, err := running()
+	if err == nil {
+		if markCycles != 0 {
+			w.Log().Info("timeline: there are no cycles to mark, because there is no negotiation cycle")
+		}
+		err = w.Engine.StartTimeline(settings.TimelinePath(C.GoString(path), w.Settings.Rank))
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return C.PL_OK
+}
+
+//export goTimelineStop
+func goTimelineStop() C.int {
+	w, err := running()
+	if err != nil {
+		return fail(err)
+	}
+	w.Engine.StopTimeline()
+	return C.PL_OK
+}
+
+var versionText = C.CString(version.String())
+
+//export goVersion
+func goVersion() *C.char { return versionText }
+
+// fail notes the message for pl_last_error and gives the status.
+func fail(err error) C.int {
+	text := C.CString(err.Error())
+	C.pl_set_error(text)
+	C.free(unsafe.Pointer(text))
+	return C.int(statusOf(err))
+}
+
+func statusOf(err error) C.int32_t {
+	for _, s := range []struct {
+		err    error
+		status C.int32_t
+	}{
+		{core.ErrInvalid, C.PL_ERR_INVALID}, {core.ErrDuplicate, C.PL_ERR_DUPLICATE}, {core.ErrMismatch, C.PL_ERR_MISMATCH},
+		{core.ErrStall, C.PL_ERR_STALL}, {core.ErrPeerLost, C.PL_ERR_PEER_LOST}, {core.ErrShutdown, C.PL_ERR_SHUTDOWN},
+		{core.ErrMemory, C.PL_ERR_MEMORY}, {core.ErrUnsupported, C.PL_ERR_UNSUPPORTED}, {errNotInitialized, C.PL_ERR_NOT_INITIALIZED},
+		{context.DeadlineExceeded, C.PL_ERR_TIMEOUT},
+	} {
+		if errors.Is(err, s.err) {
+			return s.status
+		}
+	}
+	return C.PL_ERR_INTERNAL
+}
+
+// put copies text with a final NUL to the caller's buffer, if it has room, and gives its length.
+func put(text []byte, buf *C.char, room C.uint64_t) C.int64_t {
+	if uint64(len(text)) < uint64(room) {
+		b := unsafe.Slice((*byte)(unsafe.Pointer(buf)), len(text)+1)
+		copy(b, text)
+		b[len(text)] = 0
+	}
+	return C.int64_t(len(text))
+}

@@ -1,0 +1,252 @@
+package main
+
+/*
+#include "handles.h"
+#include "paceline.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"unsafe"
+
+	"github.com/paceline/paceline/core"
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// table holds what finished operations leave for the caller. Handles are used again in the order in
+// which they were released, so that a stale one is noticed rather than taken for another.
+type table struct {
+	sync.Mutex
+	next    int32   // never used from here on
+	free    []int32 // released, oldest first
+	results map[int32]*finished
+}
+
+type finished struct {
+	out   core.Output
+	err   error
+	crows *C.int64_t // out.Rows for the caller
+	taken bool
+}
+
+func (t *table) open(n int) ([]int32, error) {
+	t.Lock()
+	defer t.Unlock()
+	if len(t.free)+C.PL_HANDLES-int(t.next) < n {
+		return nil, fmt.Errorf("%w: %d handles are in use; synchronise and release some", core.ErrMemory, C.PL_HANDLES)
+	}
+	handles := make([]int32, n)
+	for i := range handles {
+		if t.next < C.PL_HANDLES {
+			handles[i] = t.next
+			t.next++
+		} else {
+			handles[i] = t.free[0]
+			t.free = t.free[1:]
+		}
+		C.pl_handle_open(C.int32_t(handles[i]))
+	}
+	return handles, nil
+}
+
+func (t *table) finish(h int32, out core.Output, err error) {
+	status := C.int32_t(C.PL_OK)
+	t.Lock()
+	if err != nil {
+		status = statusOf(err)
+	}
+	if t.results == nil {
+		t.results = map[int32]*finished{}
+	}
+	t.results[h] = &finished{out: out, err: err}
+	t.Unlock()
+	C.pl_handle_finish(C.int32_t(h), status)
+}
+
+func (t *table) close(handles ...int32) {
+	t.Lock()
+	defer t.Unlock()
+	for _, h := range handles {
+		delete(t.results, h)
+		C.pl_handle_close(C.int32_t(h))
+		t.free = append(t.free, h)
+	}
+}
+
+func (t *table) get(h C.int32_t) (*finished, error) {
+	t.Lock()
+	defer t.Unlock()
+	if f := t.results[int32(h)]; f != nil {
+		return f, nil
+	}
+	return nil, fmt.Errorf("%w: handle %d has no finished operation", core.ErrInvalid, h)
+}
+
+//export goSubmit
+func goSubmit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) C.int {
+	w, err := running()
+	if err != nil {
+		return fail(err)
+	}
+	if count == 0 || count > limits.MaxHandles {
+		return fail(fmt.Errorf("%w: group of %d operations, allowed are 1 to %d", core.ErrInvalid, count, limits.MaxHandles))
+	}
+	list := make([]core.Op, count)
+	for i := range list {
+		if list[i], err = opOf(&unsafe.Slice(ops, count)[i], w.Settings.Rank); err != nil {
+			return fail(fmt.Errorf("%w: %w", core.ErrInvalid, err))
+		}
+	}
+	opened, err := engine.table.open(len(list))
+	if err != nil {
+		return fail(err)
+	}
+	for i := range list {
+		h := opened[i]
+		list[i].Done = func(out core.Output, err error) { engine.table.finish(h, out, err) }
+	}
+	if err := w.Engine.Submit(list); err != nil {
+		engine.table.close(opened...)
+		return fail(err)
+	}
+	for i, h := range opened {
+		unsafe.Slice(handles, count)[i] = C.int32_t(h)
+	}
+	return C.PL_OK
+}
+
+// opOf reads one operation from C. Lengths follow from the shape.
+func opOf(c *C.pl_op, rank int) (core.Op, error) {
+	if c.size != C.sizeof_pl_op {
+		return core.Op{}, fmt.Errorf("pl_op of %d bytes, this library's has %d", c.size, C.sizeof_pl_op)
+	}
+	if c.kind > math.MaxUint8 || c.dtype > math.MaxUint8 || c.reduce_op > math.MaxUint8 || c.ndim > limits.MaxDims || c.nsplits > limits.MaxRanks {
+		return core.Op{}, fmt.Errorf("kind %d, dtype %d, reduce_op %d, %d dimensions or %d splits are out of bounds", c.kind, c.dtype, c.reduce_op, c.ndim, c.nsplits)
+	}
+	engine.Lock()
+	ranks, known := engine.sets[uint32(c.process_set)]
+	engine.Unlock()
+	if !known {
+		return core.Op{}, fmt.Errorf("process set %d does not exist", c.process_set)
+	}
+	op := core.Op{
+		Kind: units.Kind(c.kind), DType: units.DType(c.dtype), ReduceOp: units.ReduceOp(c.reduce_op),
+		Set: wire.ProcessSet{ID: uint32(c.process_set), Ranks: ranks}, Root: int(c.root), Priority: int(c.priority),
+		Shape: numbers(c.shape, c.ndim), Prescale: float64(c.prescale), Postscale: float64(c.postscale),
+	}
+	if c.splits != nil {
+		op.Splits = numbers(c.splits, c.nsplits)
+	}
+	if c.name != nil {
+		op.Name = C.GoString(c.name)
+	}
+	in, out, err := op.Lengths(rank)
+	if err != nil {
+		return core.Op{}, err
+	}
+	if in > 0 && c.input == nil || out > 0 && c.output == nil {
+		return core.Op{}, fmt.Errorf("%v: no memory given for %d bytes of input or %d of output", op.Kind, in, out)
+	}
+	op.Input, op.Output = memory(c.input, in), memory(c.output, out)
+	return op, nil
+}
+
+func numbers(p *C.int64_t, n C.uint32_t) []int64 {
+	list := make([]int64, n)
+	for i, v := range unsafe.Slice(p, n) {
+		list[i] = int64(v)
+	}
+	return list
+}
+
+func memory(p unsafe.Pointer, n int64) []byte { return unsafe.Slice((*byte)(p), n) }
+
+func alloc(n int) []byte {
+	p := C.pl_alloc(C.uint64_t(n))
+	if p == nil {
+		return nil
+	}
+	return unsafe.Slice((*byte)(p), n)
+}
+
+//export goJoin
+func goJoin(handle *C.int32_t) C.int {
+	w, err := running()
+	if err != nil {
+		return fail(err)
+	}
+	opened, err := engine.table.open(1)
+	if err != nil {
+		return fail(err)
+	}
+	h := opened[0]
+	if err := w.Engine.Join(func(out core.Output, err error) { engine.table.finish(h, out, err) }); err != nil {
+		engine.table.close(h)
+		return fail(err)
+	}
+	*handle = C.int32_t(h)
+	return C.PL_OK
+}
+
+//export goError
+func goError(h C.int32_t, buf *C.char, room C.uint64_t) C.int64_t {
+	f, err := engine.table.get(h)
+	if err != nil {
+		return C.int64_t(fail(err))
+	}
+	if f.err == nil {
+		return put(nil, buf, room)
+	}
+	return put([]byte(f.err.Error()), buf, room)
+}
+
+//export goResult
+func goResult(h C.int32_t, out *C.pl_output) C.int {
+	f, err := engine.table.get(h)
+	if err != nil {
+		return fail(err)
+	}
+	if out.size != C.sizeof_pl_output {
+		return fail(fmt.Errorf("%w: pl_output of %d bytes, this library's has %d", core.ErrInvalid, out.size, C.sizeof_pl_output))
+	}
+	if f.err != nil {
+		return fail(f.err)
+	}
+	if f.taken {
+		return fail(fmt.Errorf("%w: the output of handle %d was taken before", core.ErrInvalid, h))
+	}
+	f.taken = true
+	out.data, out.bytes = nil, C.uint64_t(len(f.out.Data))
+	if len(f.out.Data) > 0 {
+		out.data = unsafe.Pointer(&f.out.Data[0])
+	}
+	out.nrows, out.rows = C.uint32_t(len(f.out.Rows)), nil
+	if n := len(f.out.Rows); n > 0 {
+		f.crows = (*C.int64_t)(C.pl_alloc(C.uint64_t(8 * n)))
+		for i, r := range f.out.Rows {
+			unsafe.Slice(f.crows, n)[i] = C.int64_t(r)
+		}
+		out.rows = f.crows
+	}
+	out.value = C.int32_t(f.out.Value)
+	return C.PL_OK
+}
+
+//export goRelease
+func goRelease(h C.int32_t) C.int {
+	f, err := engine.table.get(h)
+	if err != nil {
+		return fail(err)
+	}
+	if !f.taken && len(f.out.Data) > 0 {
+		C.pl_free(unsafe.Pointer(&f.out.Data[0]))
+	}
+	C.pl_free(unsafe.Pointer(f.crows))
+	engine.table.close(int32(h))
+	return C.PL_OK
+}

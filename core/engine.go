@@ -1,0 +1,343 @@
+// Package core is the engine inside a training process: it takes operations on tensors, declares,
+// partitions, prioritises, pushes and pulls, and says when each is done.
+//
+// The way of an operation:
+//
+//  1. Submit checks it, counts it under its name and finds its declaration (names.go, declare.go).
+//  2. launch cuts it into tasks, one per partition (operation.go, collectives.go).
+//  3. A task waits in the queue of its server, by priority, under a byte credit (peer.go), or takes
+//     the in-process way (local.go).
+//  4. The server's answer is read straight into the output memory (link.go).
+//  5. With the last task the next stage begins, or Done is called.
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Errors that an operation can end with; test with errors.Is.
+var (
+	ErrInvalid     = errors.New("invalid operation")
+	ErrDuplicate   = errors.New("an operation of that name is in flight")
+	ErrMismatch    = errors.New("ranks disagree")
+	ErrStall       = errors.New("operation stalled")
+	ErrPeerLost    = errors.New("peer lost")
+	ErrShutdown    = errors.New("shut down")
+	ErrMemory      = errors.New("memory limit")
+	ErrUnsupported = errors.New("not possible")
+)
+
+// Control is the engine's line to the scheduler.
+type Control interface {
+	Declare(ctx context.Context, tensors []wire.Tensor) ([]wire.Placed, error)
+	ReportLost(wire.Lost)
+}
+
+// Local is the server in this process, if there is one. The done of each operation is called exactly
+// once, from any goroutine; the operation's memory is in use until then.
+type Local interface {
+	Announce(t *wire.Tensor) error
+	Push(h wire.Header, in, out []byte, done func(divisor uint32, err error))
+	Put(h wire.Header, data []byte, done func(divisor uint32, err error))
+	Get(h wire.Header, out []byte, done func(divisor uint32, err error))
+	Cancel(h wire.Header)
+	Join()
+	Bye()
+}
+
+// Config says how the engine works.
+type Config struct {
+	Rank       int
+	Roster     wire.Roster
+	Transport  transport.Transport
+	Control    Control
+	Local      Local // nil where this process holds no server
+	LocalIndex int   // its index in Roster.Servers
+
+	PartitionBytes int
+	Fusion         int // payloads of up to this many bytes travel together
+	Credit         int64
+	Conns          int // connections to each server
+	DeclareTimeout time.Duration
+	Log            *zap.Logger
+	Alloc          func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
+}
+
+// Engine is one worker's engine for one round of the job.
+type Engine struct {
+	cfg    Config
+	peers  []*peer // by server index; the own server's is nil
+	local  *localQueue
+	trace  tracer
+	wg     sync.WaitGroup // link readers
+	settle sync.Once
+	ended  chan struct{} // closed when everything in flight has been settled after an end
+
+	mu       sync.Mutex
+	names    map[nameID]*nameState
+	inflight map[*operation]struct{}
+	declares declareQueue
+	joining  *joinState
+	era      uint64 // number of completed joins
+	broken   error  // why the engine takes no more operations
+}
+
+// New makes an engine. It takes notices from now on, and operations after Start.
+func New(cfg Config) *Engine {
+	if cfg.Alloc == nil {
+		cfg.Alloc = func(n int) []byte { return make([]byte, n) }
+	}
+	e := &Engine{
+		cfg: cfg, peers: make([]*peer, len(cfg.Roster.Servers)), ended: make(chan struct{}),
+		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{},
+	}
+	e.declares.start(e)
+	return e
+}
+
+// Start connects to every server of the roster. local is the server in this process, nil if there is
+// none. After an error the engine is ended.
+func (e *Engine) Start(ctx context.Context, local Local) error {
+	if local != nil {
+		e.local = newLocalQueue(e, local)
+	}
+	err := e.connect(ctx)
+	if broken := e.Err(); broken != nil {
+		err = broken // a peer was lost meanwhile: that says more
+	}
+	if err != nil {
+		e.end(err)
+		<-e.ended
+		return err
+	}
+	return nil
+}
+
+// connect opens the connections to all servers at the same time.
+func (e *Engine) connect(ctx context.Context) error {
+	errs := make([]error, len(e.cfg.Roster.Servers))
+	var wg sync.WaitGroup
+	for i, node := range e.cfg.Roster.Servers {
+		if e.local != nil && i == e.cfg.LocalIndex {
+			continue
+		}
+		e.peers[i] = newPeer(e, i, node)
+		wg.Go(func() { errs[i] = e.peers[i].connect(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Submit starts the operations of one group: all are queued, or none and the first one's error is returned.
+func (e *Engine) Submit(ops []Op) error {
+	for i := range ops {
+		if err := ops[i].check(e.cfg.Rank); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
+	}
+	e.mu.Lock()
+	if err := e.admit(ops); err != nil {
+		e.mu.Unlock()
+		return err
+	}
+	started := make([]*operation, len(ops))
+	for i := range ops {
+		started[i] = e.register(&ops[i])
+	}
+	e.declares.flush()
+	e.mu.Unlock()
+	for _, o := range started {
+		o.begin()
+	}
+	return nil
+}
+
+// admit checks what depends on the other operations in flight. Callers hold mu.
+func (e *Engine) admit(ops []Op) error {
+	if e.broken != nil {
+		return e.broken
+	}
+	if e.joining != nil {
+		return fmt.Errorf("%w: this rank has joined and waits for the others", ErrInvalid)
+	}
+	if len(e.inflight)+len(ops) > limits.MaxHandles {
+		return fmt.Errorf("%w: %d operations in flight, limit %d; synchronise some first", ErrMemory, len(e.inflight), limits.MaxHandles)
+	}
+	seen := map[nameID]struct{}{}
+	for i := range ops {
+		if ops[i].Name == "" {
+			continue
+		}
+		id := nameID{ops[i].Set.ID, ops[i].Name}
+		_, twice := seen[id]
+		if n := e.names[id]; twice || n != nil && len(n.inflight) > 0 {
+			return fmt.Errorf("%w: %q on rank %d; synchronise it first, or give the tensors different names", ErrDuplicate, ops[i].Name, e.cfg.Rank)
+		}
+		seen[id] = struct{}{}
+	}
+	return nil
+}
+
+// Failed ends an operation that cannot be done on any rank; the server says so.
+func (e *Engine) Failed(f wire.Failure) {
+	err := fmt.Errorf("%w: %s", failureKind(f.Code), f.Text)
+	e.mu.Lock()
+	o := e.nameFailed(f, err)
+	e.mu.Unlock()
+	if o != nil {
+		o.fail(err)
+	}
+}
+
+func failureKind(code wire.FailureCode) error {
+	switch code {
+	case wire.FailMismatch:
+		return ErrMismatch
+	case wire.FailStall:
+		return ErrStall
+	case wire.FailMemory:
+		return ErrMemory
+	default:
+		return ErrUnsupported
+	}
+}
+
+// Stalled warns the user of ranks that do not come.
+func (e *Engine) Stalled(s wire.Stall) {
+	e.cfg.Log.Warn(fmt.Sprintf("%q has waited %.0f s for ranks %v, which have not submitted it", s.Name, s.Seconds, s.Missing))
+}
+
+// Lost ends the round on this rank: a peer is gone.
+func (e *Engine) Lost(l wire.Lost) {
+	if l.Role == wire.RoleWorker && l.Rank == e.cfg.Rank {
+		l.Why += " (that is this rank: the others could not reach it)"
+	}
+	e.end(fmt.Errorf("%w: %s %d%s is gone: %s", ErrPeerLost, l.Role, l.Rank, e.hostOf(l), l.Why))
+}
+
+func (e *Engine) hostOf(l wire.Lost) string {
+	nodes := e.cfg.Roster.Workers
+	if l.Role == wire.RoleServer {
+		nodes = e.cfg.Roster.Servers
+	}
+	if l.Rank < 0 || l.Rank >= len(nodes) {
+		return ""
+	}
+	return fmt.Sprintf(" (host %s, pid %d)", nodes[l.Rank].Host, nodes[l.Rank].PID)
+}
+
+// Err is why the engine takes no more operations, nil while it does.
+func (e *Engine) Err() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.broken
+}
+
+// end stops the engine: connections are closed, and once nobody touches their memory any more the
+// operations in flight end with err. It returns at once; ended is closed when all is settled.
+func (e *Engine) end(err error) {
+	e.mu.Lock()
+	if e.broken == nil {
+		e.broken = err
+	}
+	err = e.broken
+	e.mu.Unlock()
+	e.settle.Do(func() {
+		go func() {
+			e.declares.stop(e, err)
+			for _, p := range e.peers {
+				if p != nil {
+					p.close()
+				}
+			}
+			e.wg.Wait()
+			for _, o := range e.operations() {
+				o.fail(e.explain(o, err))
+			}
+			if e.local != nil {
+				e.local.close()
+			}
+			e.failJoin(err)
+			e.trace.stop()
+			close(e.ended)
+		}()
+	})
+}
+
+// explain adds to the reason of an end which tensor waited, on which rank.
+func (e *Engine) explain(o *operation, err error) error {
+	return fmt.Errorf("%v of %q on rank %d: %w", o.Kind, o.name(), e.cfg.Rank, err)
+}
+
+func (e *Engine) operations() []*operation {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	ops := make([]*operation, 0, len(e.inflight))
+	for o := range e.inflight {
+		ops = append(ops, o)
+	}
+	return ops
+}
+
+// Shutdown says goodbye to the servers and ends what is in flight. It waits for that until ctx ends.
+func (e *Engine) Shutdown(ctx context.Context) {
+	e.mu.Lock()
+	alive := e.broken == nil
+	if alive {
+		e.broken = fmt.Errorf("%w: the engine of rank %d was shut down", ErrShutdown, e.cfg.Rank)
+	}
+	err := e.broken
+	e.mu.Unlock()
+	if alive {
+		for _, o := range e.operations() {
+			o.fail(e.explain(o, err))
+		}
+		e.goodbye(ctx)
+	}
+	e.end(err)
+	<-e.ended
+}
+
+// goodbye sends the last frame of every connection and waits until it has left.
+func (e *Engine) goodbye(ctx context.Context) {
+	var sent []chan struct{}
+	for _, p := range e.peers {
+		if p != nil {
+			sent = append(sent, p.goodbye()...)
+		}
+	}
+	if e.local != nil {
+		e.local.server.Bye()
+	}
+	for _, s := range sent {
+		select {
+		case <-s:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// member finds where this engine's rank lies in a process set.
+func (e *Engine) member(o *Op) int { return o.member(e.cfg.Rank) }
+
+// transferServer is the server that carries what rank src puts for allgather and alltoall: its own
+// where it has one, so that the bytes cross a link once; else they are dealt out.
+func (e *Engine) transferServer(src int, tensor, part uint32) int {
+	for i, s := range e.cfg.Roster.Servers {
+		if s.Role == wire.RoleWorker && s.Rank == src {
+			return i
+		}
+	}
+	return (int(tensor) + src + int(part)) % len(e.cfg.Roster.Servers)
+}

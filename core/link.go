@@ -1,0 +1,284 @@
+package core
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// link is one connection to a server. Its goroutine reads; frames leave through the outbox.
+type link struct {
+	p    *peer
+	conn transport.Conn
+	out  *outbox.Outbox
+
+	// guarded by peer.mu
+	control   []outbox.Frame // go before all tasks
+	announced map[uint32]struct{}
+	sent      uint64 // tensor bytes given to this connection
+	consumed  uint64 // of them, what the server has taken
+
+	scratch []byte
+}
+
+const scratchBytes = limits.MaxBatch
+
+// dial opens a connection and waits for the server's welcome.
+func (p *peer) dial(ctx context.Context) (*link, error) {
+	conn, err := p.e.cfg.Transport.Dial(ctx, p.node.Server)
+	if err != nil {
+		return nil, err
+	}
+	l := &link{p: p, conn: conn, announced: map[uint32]struct{}{}, scratch: make([]byte, scratchBytes)}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	err = l.greet()
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("no welcome: %w", err)
+	}
+	l.out = outbox.New(conn, l, p.e.cfg.Fusion, func(err error) { l.lost(err) })
+	return l, nil
+}
+
+func (l *link) greet() error {
+	cfg := &l.p.e.cfg
+	data, err := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: cfg.Roster.Round, Rank: cfg.Rank, Conns: cfg.Conns})
+	if err != nil {
+		return err
+	}
+	h := wire.Header{Type: wire.TypeHello, Rank: uint32(cfg.Rank), Length: uint32(len(data))}
+	if err := l.conn.Send([][]byte{h.Append(nil), data}); err != nil {
+		return err
+	}
+	if err := l.conn.ReadHeader(&h); err != nil {
+		return err
+	}
+	if h.Type != wire.TypeWelcome {
+		return fmt.Errorf("the server answers with a %v frame", h.Type)
+	}
+	return nil
+}
+
+// Pop implements outbox.Queue: control frames first, then the most urgent task, before its first use
+// of a tensor the tensor's announcement.
+func (l *link) Pop(limit int) (outbox.Frame, bool) {
+	p := l.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(l.control) > 0 {
+		f := l.control[0]
+		if len(f.Payload) > limit {
+			return outbox.Frame{}, false
+		}
+		l.control = l.control[1:]
+		return f, true
+	}
+	t := p.ready()
+	if t == nil || len(t.in) > limit {
+		return outbox.Frame{}, false
+	}
+	if _, told := l.announced[t.h.Tensor]; !told {
+		f := announcement(&t.o.d.t, p.e.cfg.Rank)
+		if len(f.Payload) > limit {
+			return outbox.Frame{}, false
+		}
+		l.announced[t.h.Tensor] = struct{}{}
+		return f, true
+	}
+	p.queue.pop()
+	p.inFlight += int64(len(t.in))
+	l.sent += uint64(len(t.in))
+	p.e.trace.moving(t)
+	return outbox.Frame{Header: t.h, Payload: t.in, Owner: t}, true
+}
+
+// Waiting implements outbox.Queue.
+func (l *link) Waiting() bool {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	return len(l.control) > 0 || l.p.ready() != nil
+}
+
+// ready is the next task if the credit allows one. Callers hold mu.
+func (p *peer) ready() *task {
+	if p.inFlight >= p.e.cfg.Credit {
+		return nil
+	}
+	return p.queue.peek()
+}
+
+// read handles the server's frames until the connection ends.
+func (l *link) read() {
+	defer l.p.e.wg.Done()
+	err := l.frames()
+	l.p.mu.Lock()
+	left := l.p.left
+	l.p.mu.Unlock()
+	if left && errors.Is(err, io.EOF) {
+		_ = l.conn.Close()
+		l.p.leave(fmt.Errorf("%w: %v has shut down", ErrUnsupported, l.p))
+		return
+	}
+	l.lost(err)
+}
+
+// lost ends the round: without this server no operation can be done.
+func (l *link) lost(err error) {
+	_ = l.conn.Close()
+	p := l.p
+	if p.e.Err() != nil {
+		return
+	}
+	why := fmt.Sprintf("rank %d lost its connection to %v: %v", p.e.cfg.Rank, p, err)
+	if errors.Is(err, io.EOF) {
+		why = fmt.Sprintf("its connection to rank %d was closed without a goodbye", p.e.cfg.Rank)
+	}
+	lost := wire.Lost{Role: p.node.Role, Rank: p.node.Rank, Why: why}
+	if lost.Role == wire.RoleServer {
+		lost.Rank = p.index
+	}
+	p.e.Lost(lost)
+	p.e.cfg.Control.ReportLost(lost)
+}
+
+func (l *link) frames() error {
+	var h wire.Header
+	for {
+		if err := l.conn.ReadHeader(&h); err != nil {
+			return err
+		}
+		if h.Type == wire.TypeResult {
+			if err := l.result(&h); err != nil {
+				return err
+			}
+			continue
+		}
+		payload := l.scratch
+		if int(h.Length) > len(payload) {
+			payload = make([]byte, h.Length)
+		}
+		payload = payload[:h.Length]
+		if err := l.read1(payload); err != nil {
+			return err
+		}
+		if h.Type != wire.TypeBatch {
+			if err := l.frame(&h, payload); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := wire.Frames(payload, h.Count, l.frame); err != nil {
+			return err
+		}
+	}
+}
+
+func (l *link) read1(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	return l.conn.ReadPayload(b)
+}
+
+// result reads an answer straight into the tensor.
+func (l *link) result(h *wire.Header) error {
+	t := l.p.take(h)
+	if t == nil {
+		return l.discard(int(h.Length))
+	}
+	if int(h.Length) != len(t.out) {
+		err := fmt.Errorf("%v answers partition %d of %q with %d bytes, want %d", l.p, h.Part, t.o.name(), h.Length, len(t.out))
+		l.p.answered(t, err)
+		return err
+	}
+	err := l.read1(t.out)
+	if err != nil {
+		l.p.answered(t, fmt.Errorf("%v of %q on rank %d: %w", t.o.Kind, t.o.name(), l.p.e.cfg.Rank, l.p.e.lossOf(l.p.index, err)))
+		return err
+	}
+	l.p.e.trace.answered(t)
+	l.p.answered(t, nil)
+	return nil
+}
+
+func (l *link) discard(n int) error {
+	for n > 0 {
+		b := l.scratch[:min(n, len(l.scratch))]
+		if err := l.read1(b); err != nil {
+			return err
+		}
+		n -= len(b)
+	}
+	return nil
+}
+
+// frame handles a frame whose payload is in memory.
+func (l *link) frame(h *wire.Header, payload []byte) error {
+	e := l.p.e
+	switch h.Type {
+	case wire.TypeResult:
+		t := l.p.take(h)
+		if t == nil {
+			return nil
+		}
+		if len(payload) != len(t.out) {
+			err := fmt.Errorf("%v answers partition %d of %q with %d bytes, want %d", l.p, h.Part, t.o.name(), len(payload), len(t.out))
+			l.p.answered(t, err)
+			return err
+		}
+		copy(t.out, payload)
+		e.trace.answered(t)
+		l.p.answered(t, nil)
+	case wire.TypeWindow:
+		l.window(h.Aux)
+	case wire.TypeFail:
+		return notice(h, payload, e.Failed)
+	case wire.TypeStall:
+		return notice(h, payload, e.Stalled)
+	case wire.TypeLost:
+		return notice(h, payload, e.Lost)
+	case wire.TypeJoined:
+		e.joined(l.p.index, int(h.Rank))
+	case wire.TypeBye:
+		e.cfg.Log.Debug("server leaves", zap.Stringer("server", l.p))
+		l.p.mu.Lock()
+		l.p.left = true
+		l.p.mu.Unlock()
+	default:
+		return fmt.Errorf("%v sends a %v frame", l.p, h.Type)
+	}
+	return nil
+}
+
+func notice[T any](h *wire.Header, payload []byte, handle func(T)) error {
+	var v T
+	if err := wire.DecodeJSON(h.Type, payload, &v); err != nil {
+		return err
+	}
+	handle(v)
+	return nil
+}
+
+// window takes the server's report of how much it has consumed; credit comes back.
+func (l *link) window(consumed uint64) {
+	p := l.p
+	p.mu.Lock()
+	if consumed > l.consumed && consumed <= l.sent {
+		p.inFlight -= int64(consumed - l.consumed)
+		l.consumed = consumed
+	}
+	p.mu.Unlock()
+	p.kick()
+}

@@ -1,0 +1,201 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+type nameID struct {
+	set  uint32
+	name string
+}
+
+// nameState counts the operations under one name. Ranks must start them in the same order; the home
+// server compares what they bring by this count.
+type nameState struct {
+	next     uint64
+	inflight map[uint64]*operation
+	decls    []*declaration // one per signature under which the name is used
+	last     *declaration
+	failures map[uint64]error // operations that failed on another rank before this one started them
+	// generation rises past each failed operation. Ranks that failed together declare anew, because
+	// their counts of iterations no longer agree.
+	generation uint64
+}
+
+// declaration is one signature of a name.
+type declaration struct {
+	t       wire.Tensor
+	placed  wire.Placed
+	offsets []int64 // of each partition
+	state   declareState
+	err     error
+	next    uint64       // iteration of the next operation
+	waiting []*operation // until it is declared
+}
+
+type declareState uint8
+
+const (
+	declareNeeded declareState = iota
+	declareAsked
+	declareDone
+	declareFailed
+)
+
+// eraShift keeps the generations of two eras (between two joins of all ranks) apart.
+const eraShift = 40
+
+// register counts an operation under its name and finds its declaration. Callers hold mu.
+func (e *Engine) register(op *Op) *operation {
+	id := nameID{op.Set.ID, op.name()}
+	n := e.names[id]
+	if n == nil {
+		n = &nameState{inflight: map[uint64]*operation{}, generation: e.era << eraShift}
+		e.names[id] = n
+	}
+	o := &operation{Op: *op, e: e, n: n, seq: n.next}
+	n.next++
+	n.inflight[o.seq] = o
+	e.inflight[o] = struct{}{}
+	e.trace.begin(o)
+	if err := n.failures[o.seq]; err != nil { // it takes no iteration: the ranks it failed on declare anew
+		delete(n.failures, o.seq)
+		o.err = err
+		return o
+	}
+	o.d = e.declare(n, o)
+	o.iteration = o.d.next
+	o.d.next++
+	if o.d.state == declareNeeded || o.d.state == declareAsked {
+		o.d.waiting = append(o.d.waiting, o)
+		o.deferred = true
+	}
+	return o
+}
+
+// declare finds the declaration of an operation's signature, or makes it. Callers hold mu.
+func (e *Engine) declare(n *nameState, o *operation) *declaration {
+	if n.last != nil && n.last.matches(&o.Op) {
+		return n.last
+	}
+	for _, d := range n.decls {
+		if d.matches(&o.Op) {
+			n.last = d
+			return d
+		}
+	}
+	d := &declaration{t: e.describe(n, o)}
+	d.offsets = offsetsOf(d.t.Parts)
+	n.decls = append(n.decls, d)
+	n.last = d
+	e.declares.queue = append(e.declares.queue, d)
+	return d
+}
+
+// matches reports whether an operation is another use of the declaration.
+func (d *declaration) matches(o *Op) bool {
+	t := &d.t
+	return t.Kind == o.Kind && t.DType == o.DType && t.Op == o.ReduceOp && t.Prescale == o.Prescale && t.Postscale == o.Postscale &&
+		(t.Kind != units.Broadcast || t.Root == o.Root) && slices.Equal(t.Shape, o.commonShape())
+}
+
+// commonShape is the part of the shape that must agree on all ranks.
+func (o *Op) commonShape() []int64 {
+	if o.Kind == units.Allgather || o.Kind == units.Alltoall {
+		return o.Shape[1:]
+	}
+	return o.Shape
+}
+
+// describe makes what is declared of an operation.
+func (e *Engine) describe(n *nameState, o *operation) wire.Tensor {
+	t := wire.Tensor{
+		Name: o.name(), Kind: o.Kind, Op: o.ReduceOp, DType: o.DType, Shape: slices.Clone(o.commonShape()), Root: o.Root,
+		ProcessSet: o.Set.ID, Ranks: o.Set.Ranks, Prescale: o.Prescale, Postscale: o.Postscale, Generation: n.generation,
+	}
+	if o.Kind != units.Broadcast {
+		t.Root = 0
+	}
+	t.Parts = e.parts(&o.Op)
+	return t
+}
+
+// parts cuts the operation into partitions.
+func (e *Engine) parts(o *Op) []uint32 {
+	n := len(o.Set.Ranks)
+	servers := len(e.cfg.Roster.Servers)
+	size := o.DType.Size()
+	switch o.Kind {
+	case units.Allgather: // the sizes: one number per rank
+		return []uint32{uint32(8 * n)}
+	case units.Alltoall: // one number per pair of ranks
+		return []uint32{uint32(8 * n * n)}
+	case units.Reducescatter:
+		var cuts []int64
+		for i := 1; i < n; i++ {
+			from, _ := scatterRows(o.Shape[0], n, i)
+			cuts = append(cuts, from*o.rowBytes())
+		}
+		return placement.Cut(uint64(len(o.Input)), size, e.cfg.PartitionBytes, servers, cuts)
+	default:
+		if o.ReduceOp == units.Adasum && o.Kind == units.Allreduce {
+			return []uint32{uint32(len(o.Input))}
+		}
+		return placement.Cut(uint64(len(o.Input)), size, e.cfg.PartitionBytes, servers, nil)
+	}
+}
+
+func offsetsOf(parts []uint32) []int64 {
+	offsets := make([]int64, len(parts)+1)
+	for i, n := range parts {
+		offsets[i+1] = offsets[i] + int64(n)
+	}
+	return offsets
+}
+
+// nameFailed notes a failed operation and gives it back if it is in flight here. Callers hold mu.
+func (e *Engine) nameFailed(f wire.Failure, err error) *operation {
+	if f.Generation>>eraShift != e.era {
+		return nil
+	}
+	id := nameID{f.ProcessSet, f.Name}
+	n := e.names[id]
+	if n == nil {
+		n = &nameState{inflight: map[uint64]*operation{}, generation: e.era << eraShift}
+		e.names[id] = n
+	}
+	if next := e.era<<eraShift + f.Seq + 1; next > n.generation {
+		n.generation = next
+		n.decls, n.last = nil, nil
+	}
+	if o := n.inflight[f.Seq]; o != nil {
+		return o
+	}
+	if f.Seq >= n.next {
+		if n.failures == nil {
+			n.failures = map[uint64]error{}
+		}
+		n.failures[f.Seq] = err
+	}
+	return nil
+}
+
+// forget takes a finished operation out of the books.
+func (e *Engine) forget(o *operation) {
+	e.mu.Lock()
+	delete(o.n.inflight, o.seq)
+	delete(e.inflight, o)
+	j := e.joining
+	idle := len(e.inflight) == 0
+	e.mu.Unlock()
+	if j != nil && idle {
+		j.send(e)
+	}
+}
+
+func (o *operation) String() string { return fmt.Sprintf("%v %q", o.Kind, o.name()) }

@@ -1,0 +1,100 @@
+// Package mempool lends large byte buffers and keeps account of them. A buffer that comes back is kept
+// for the next borrower, up to a bound, because fresh memory costs a page fault every 4 KiB.
+package mempool
+
+import (
+	"fmt"
+	"math/bits"
+	"sync"
+)
+
+const (
+	minClass = 12 // buffers are powers of two from 4 KiB …
+	maxClass = 30 // … to 1 GiB (limits.MaxPayload)
+	// wideClass bounds the internal waste of 16-bit tensors summed in float32: twice MaxPayload.
+	wideClass = maxClass + 1
+)
+
+// Pool lends buffers. Its methods may be called from any goroutine.
+//
+// Invariants: lent + kept ≤ limit whenever Get has returned without an error; kept counts exactly
+// the bytes in free.
+type Pool struct {
+	limit int64
+
+	mu   sync.Mutex
+	lent int64
+	kept int64
+	free [wideClass + 1][][]byte
+}
+
+// New makes a pool that lends and keeps at most limit bytes in all.
+func New(limit int64) *Pool { return &Pool{limit: limit} }
+
+// Get lends a buffer of n bytes with arbitrary content. It fails when the limit would be passed.
+func (p *Pool) Get(n int) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	class := classOf(n)
+	size := int64(1) << class
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l := len(p.free[class]); l > 0 {
+		b := p.free[class][l-1]
+		p.free[class] = p.free[class][:l-1]
+		p.kept -= size
+		p.lent += size
+		return b[:n], nil
+	}
+	if class > wideClass || p.lent+size > p.limit {
+		return nil, fmt.Errorf("%d bytes asked for, %d of %d in use", n, p.lent, p.limit)
+	}
+	p.trim(p.limit - p.lent - size)
+	p.lent += size
+	return make([]byte, n, size), nil
+}
+
+// Put takes back what Get lent.
+func (p *Pool) Put(b []byte) {
+	if cap(b) == 0 {
+		return
+	}
+	size := int64(cap(b))
+	class := classOf(cap(b))
+	p.mu.Lock()
+	p.lent -= size
+	p.kept += size
+	p.free[class] = append(p.free[class], b[:cap(b)])
+	p.mu.Unlock()
+}
+
+// Release lets go of every buffer that is not lent.
+func (p *Pool) Release() {
+	p.mu.Lock()
+	p.trim(0)
+	p.mu.Unlock()
+}
+
+// Lent is the number of bytes in use.
+func (p *Pool) Lent() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lent
+}
+
+// trim drops kept buffers, largest first, until at most bound bytes are kept.
+func (p *Pool) trim(bound int64) {
+	for class := wideClass; class >= minClass && p.kept > bound; class-- {
+		for len(p.free[class]) > 0 && p.kept > bound {
+			last := len(p.free[class]) - 1
+			p.free[class][last] = nil
+			p.free[class] = p.free[class][:last]
+			p.kept -= 1 << class
+		}
+	}
+}
+
+func classOf(n int) int {
+	return max(minClass, bits.Len64(uint64(n-1)))
+}

@@ -1,0 +1,224 @@
+// Package node puts the parts of one process together: the engine with its server and its line to the
+// scheduler in a worker, the server and its line in a dedicated server, the scheduler where a process
+// has to hold it. It is what libpaceline.so and the paceline command are made of.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/core"
+	"github.com/paceline/paceline/internal/version"
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/server"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/control"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// leaveTimeout bounds how long a worker that shuts down keeps its server for the others.
+const leaveTimeout = 10 * time.Second
+
+// Worker is one worker process in one round of the job.
+type Worker struct {
+	Settings settings.Settings
+	Roster   wire.Roster
+	Engine   *core.Engine
+	Control  *control.Client
+
+	log      *zap.Logger
+	server   *server.Server
+	listener transport.Listener
+	ready    chan struct{} // closed when Engine is set
+}
+
+// Options are what a worker's process adds to its settings.
+type Options struct {
+	Scheduler string             // where the job meets, host:port; Settings.Scheduler where ""
+	Alloc     func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
+	Log       *zap.Logger
+}
+
+// StartWorker joins the next round of the job: it waits for all other ranks until the start timeout.
+func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.StartTimeout)
+	defer cancel()
+	w := &Worker{Settings: s, log: o.Log, ready: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			w.close()
+		}
+	}()
+	tr, err := Transport(&s, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	if s.Servers != "dedicated" {
+		if err := w.listen(tr); err != nil {
+			return nil, err
+		}
+	}
+	address := o.Scheduler
+	if address == "" {
+		address = s.Scheduler
+	}
+	if err := w.register(ctx, tr, address); err != nil {
+		return nil, err
+	}
+	w.Engine = core.New(w.engineConfig(tr, o))
+	close(w.ready)
+	var local core.Local
+	if w.server != nil {
+		l, err := w.server.Local(s.Rank, w.Engine)
+		if err != nil {
+			return nil, err
+		}
+		local = l
+	}
+	if err := w.Engine.Start(ctx, local); err != nil {
+		return nil, err
+	}
+	w.place()
+	return w, nil
+}
+
+// listen opens the server that this process holds.
+func (w *Worker) listen(tr transport.Transport) error {
+	host, err := w.Settings.ListenHost()
+	if err != nil {
+		return err
+	}
+	if w.listener, err = tr.Listen(net.JoinHostPort(host, "0")); err != nil {
+		return err
+	}
+	w.server = newServer(&w.Settings, w.log, func(l wire.Lost) { w.Control.ReportLost(l) })
+	serve(w.server, w.listener, w.log)
+	return nil
+}
+
+func (w *Worker) register(ctx context.Context, tr transport.Transport, address string) (err error) {
+	s := &w.Settings
+	w.Control, err = control.Dial(ctx, control.Config{
+		Transport: tr, Address: address, Hello: wire.Hello{Role: wire.RoleWorker, Rank: s.Rank},
+		BeatInterval: s.BeatInterval, LostAfter: s.PeerTimeout, Log: w.log,
+		OnLost: w.lost, OnRoster: w.begin,
+	})
+	if err != nil {
+		return fmt.Errorf("rank %d: %w", s.Rank, err)
+	}
+	me := wire.Node{
+		Role: wire.RoleWorker, Rank: s.Rank, LocalRank: s.LocalRank, LocalSize: s.LocalSize,
+		Host: s.Host, PID: os.Getpid(), Version: version.String(),
+	}
+	if w.listener != nil {
+		me.Server = w.listener.Addr().String()
+	}
+	w.Roster, err = w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement})
+	if err != nil {
+		return fmt.Errorf("rank %d cannot join the job: %w", s.Rank, err)
+	}
+	if len(w.Roster.Servers) == 0 {
+		return errors.New("the job has no servers: start some with `paceline server`, or set PACELINE_SERVERS=embedded")
+	}
+	return nil
+}
+
+// begin is called with the round's roster, before Register returns: from here on others connect.
+func (w *Worker) begin(r wire.Roster) {
+	if w.server != nil {
+		w.server.Begin(r)
+	}
+}
+
+// lost is the scheduler's word that the job has lost a node.
+func (w *Worker) lost(l wire.Lost) {
+	select {
+	case <-w.ready:
+		w.Engine.Lost(l)
+	default: // the engine will find out when it connects
+		w.log.Debug("a node was lost while the job formed", zap.Any("lost", l))
+	}
+}
+
+func (w *Worker) engineConfig(tr transport.Transport, o Options) core.Config {
+	s := &w.Settings
+	c := core.Config{
+		Rank: s.Rank, Roster: w.Roster, Transport: tr, Control: w.Control,
+		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
+		DeclareTimeout: s.StartTimeout, Log: w.log, Alloc: o.Alloc,
+	}
+	for i, n := range w.Roster.Servers {
+		if n.Role == wire.RoleWorker && n.Rank == s.Rank {
+			c.LocalIndex = i
+		}
+	}
+	return c
+}
+
+// place fills in the local and cross numbers that the launcher did not give: from the hosts of the
+// workers, in the order of their ranks.
+func (w *Worker) place() {
+	s := &w.Settings
+	local := make([]int, len(w.Roster.Workers)) // local rank of each worker
+	size := map[string]int{}
+	for i, n := range w.Roster.Workers {
+		local[i] = size[n.Host]
+		size[n.Host]++
+	}
+	if s.LocalRank < 0 {
+		s.LocalRank = local[s.Rank]
+	}
+	if s.LocalSize < 0 {
+		s.LocalSize = size[w.Roster.Workers[s.Rank].Host]
+	}
+	if s.CrossRank >= 0 && s.CrossSize > 0 {
+		return
+	}
+	s.CrossRank, s.CrossSize = 0, 0
+	for i := range w.Roster.Workers {
+		if local[i] == local[s.Rank] {
+			if i < s.Rank {
+				s.CrossRank++
+			}
+			s.CrossSize++
+		}
+	}
+}
+
+// Log is the worker's log.
+func (w *Worker) Log() *zap.Logger { return w.log }
+
+// Shutdown leaves the job. The server of this process stays until all other workers have left too,
+// or a deadline has passed.
+func (w *Worker) Shutdown() {
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+	defer cancel()
+	w.Engine.Shutdown(ctx)
+	if w.server != nil {
+		select {
+		case <-w.server.Deserted():
+		case <-ctx.Done():
+			w.log.Info("other workers are still there; this rank's server leaves all the same")
+		}
+	}
+	w.close()
+}
+
+func (w *Worker) close() {
+	if w.Engine != nil {
+		w.Engine.Shutdown(context.Background())
+	}
+	if w.server != nil {
+		_ = w.listener.Close()
+		w.server.Close()
+	}
+	if w.Control != nil {
+		_ = w.Control.Close()
+	}
+}

@@ -1,0 +1,326 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+const (
+	// chunkBytes is how much of a push is read before it is added: little enough to be still in the
+	// core's own cache, and a multiple of every element size.
+	chunkBytes = 256 << 10
+	// windowStep is after how many consumed payload bytes a worker is told, so that its credit goes on.
+	windowStep = 1 << 20
+)
+
+var errRoundOver = errors.New("the round of the job is over: its workers have shut down")
+
+// conn is one worker's connection. Its goroutine reads; replies leave through the outbox.
+type conn struct {
+	r     *round
+	tc    transport.Conn
+	rank  int
+	conns int // that the worker opens in all
+	out   *outbox.Outbox
+	done  chan struct{}
+
+	scratch  []byte
+	consumed uint64
+	reported uint64
+	byed     bool // the worker said goodbye on this connection
+
+	mu      sync.Mutex
+	replies []outbox.Frame // first in, first out
+	head    int
+}
+
+func readHello(tc transport.Conn) (wire.Hello, error) {
+	var h wire.Header
+	var hello wire.Hello
+	if err := tc.ReadHeader(&h); err != nil {
+		return hello, err
+	}
+	if h.Type != wire.TypeHello || h.Length > 4096 {
+		return hello, fmt.Errorf("first frame is a %v of %d bytes, want a hello", h.Type, h.Length)
+	}
+	payload := make([]byte, h.Length)
+	if err := tc.ReadPayload(payload); err != nil {
+		return hello, err
+	}
+	if err := wire.DecodeJSON(h.Type, payload, &hello); err != nil {
+		return hello, err
+	}
+	if hello.Role != wire.RoleWorker || hello.Conns < 1 || hello.Conns > limits.MaxConnsPerServer {
+		return hello, fmt.Errorf("hello of a %q with %d connections, want a worker with 1 to %d", hello.Role, hello.Conns, limits.MaxConnsPerServer)
+	}
+	return hello, nil
+}
+
+func newConn(r *round, tc transport.Conn, hello wire.Hello) *conn {
+	c := &conn{r: r, tc: tc, rank: hello.Rank, conns: hello.Conns, scratch: make([]byte, chunkBytes), done: make(chan struct{})}
+	c.out = outbox.New(tc, c, r.s.cfg.Fusion, func(error) { _ = tc.Close() })
+	return c
+}
+
+// serve reads frames until the connection or the round ends.
+func (c *conn) serve() {
+	defer close(c.done)
+	err := c.enter()
+	if err == nil {
+		err = c.read()
+	}
+	_ = c.tc.Close()
+	c.out.Close()
+	c.leave(err)
+}
+
+// enter makes the connection known to the round.
+func (c *conn) enter() error {
+	c.r.mu.Lock()
+	ended, lost := c.r.ended, c.r.lost
+	if !ended {
+		c.r.conns[c.rank] = append(c.r.conns[c.rank], c)
+	}
+	c.r.mu.Unlock()
+	if ended {
+		return errRoundOver
+	}
+	c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeWelcome}})
+	if lost != nil {
+		c.sendJSON(wire.Header{Type: wire.TypeLost}, lost)
+	}
+	return nil
+}
+
+// leave takes the connection out again. One that ends without a goodbye is a lost worker.
+func (c *conn) leave(err error) {
+	c.r.mu.Lock()
+	cs := c.r.conns[c.rank]
+	for i := range cs {
+		if cs[i] == c {
+			c.r.conns[c.rank] = append(cs[:i:i], cs[i+1:]...)
+			break
+		}
+	}
+	ended := c.r.ended
+	c.r.mu.Unlock()
+	if c.byed || ended {
+		return
+	}
+	why := fmt.Sprintf("its connection from %v ended: %v", c.tc.RemoteAddr(), err)
+	if errors.Is(err, io.EOF) {
+		why = fmt.Sprintf("its connection from %v was closed without a goodbye", c.tc.RemoteAddr())
+	}
+	c.r.s.cfg.Log.Debug("connection lost", zap.Int("rank", c.rank), zap.Error(err))
+	c.r.lose(wire.Lost{Role: wire.RoleWorker, Rank: c.rank, Why: why})
+}
+
+func (c *conn) read() error {
+	var h wire.Header
+	for {
+		if err := c.tc.ReadHeader(&h); err != nil {
+			return err
+		}
+		p := payload{conn: c, left: int(h.Length)}
+		if h.Type == wire.TypeBatch {
+			if err := c.batch(&h, p); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := c.frame(&h, &p); err != nil {
+			return fmt.Errorf("%v frame from rank %d: %w", h.Type, c.rank, err)
+		}
+	}
+}
+
+// batch handles the small frames that travelled together.
+func (c *conn) batch(h *wire.Header, p payload) error {
+	whole, err := p.next(int(h.Length))
+	if err != nil {
+		return err
+	}
+	return wire.Frames(whole, h.Count, func(in *wire.Header, data []byte) error {
+		inner := payload{conn: c, memory: data, left: len(data)}
+		if err := c.frame(in, &inner); err != nil {
+			return fmt.Errorf("%v frame from rank %d: %w", in.Type, c.rank, err)
+		}
+		return nil
+	})
+}
+
+// frame handles one frame. An error ends the connection: the peer does not keep to the protocol.
+func (c *conn) frame(h *wire.Header, p *payload) error {
+	if int(h.Rank) != c.rank {
+		return fmt.Errorf("it says rank %d", h.Rank)
+	}
+	switch h.Type {
+	case wire.TypePush:
+		defer c.account(h.Length)
+		return c.push(h, p)
+	case wire.TypePull:
+		return c.pull(h)
+	case wire.TypePut:
+		defer c.account(h.Length)
+		return c.put(h, p)
+	case wire.TypeGet:
+		return c.get(h)
+	case wire.TypeAnnounce:
+		return c.announce(h, p)
+	case wire.TypeCancel:
+		c.r.cancel(h)
+		return nil
+	case wire.TypeJoin:
+		c.r.join(c.rank)
+		return nil
+	case wire.TypeBye:
+		c.bye()
+		return nil
+	default:
+		return errors.New("a worker does not send this")
+	}
+}
+
+func (c *conn) announce(h *wire.Header, p *payload) error {
+	data, err := p.all()
+	if err != nil {
+		return err
+	}
+	var t wire.Tensor
+	if err := wire.DecodeJSON(h.Type, data, &t); err != nil {
+		return err
+	}
+	return c.r.announce(&t)
+}
+
+// bye notes the goodbye; with that on its last connection the worker has left.
+func (c *conn) bye() {
+	c.byed = true
+	c.r.mu.Lock()
+	c.r.byes[c.rank]++
+	left := c.r.byes[c.rank] == c.conns
+	c.r.mu.Unlock()
+	if left {
+		c.r.bye(c.rank)
+	}
+}
+
+// account counts the tensor bytes consumed and now and then tells the worker, whose credit they are.
+func (c *conn) account(n uint32) {
+	c.consumed += uint64(n)
+	if c.consumed-c.reported >= windowStep {
+		c.reported = c.consumed
+		c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeWindow, Aux: c.consumed}})
+	}
+}
+
+// send queues a reply.
+func (c *conn) send(f outbox.Frame) {
+	c.mu.Lock()
+	if c.head > 0 && len(c.replies) == cap(c.replies) { // use the front again before growing
+		c.replies = c.replies[:copy(c.replies, c.replies[c.head:])]
+		c.head = 0
+	}
+	c.replies = append(c.replies, f)
+	c.mu.Unlock()
+	c.out.Kick()
+}
+
+func (c *conn) sendJSON(h wire.Header, v any) {
+	data, err := json.Marshal(v)
+	if err != nil || len(data) > limits.MaxControl {
+		c.r.s.cfg.Log.Error("notice cannot be sent", zap.Stringer("type", h.Type), zap.Int("bytes", len(data)), zap.Error(err))
+		return
+	}
+	c.send(outbox.Frame{Header: h, Payload: data})
+}
+
+// Pop implements outbox.Queue.
+func (c *conn) Pop(limit int) (outbox.Frame, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.head == len(c.replies) || len(c.replies[c.head].Payload) > limit {
+		return outbox.Frame{}, false
+	}
+	f := c.replies[c.head]
+	c.replies[c.head] = outbox.Frame{}
+	if c.head++; c.head == len(c.replies) {
+		c.replies, c.head = c.replies[:0], 0
+	}
+	return f, true
+}
+
+// Waiting implements outbox.Queue.
+func (c *conn) Waiting() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.head < len(c.replies)
+}
+
+// goodbye tells the worker that the server leaves, and closes once that is sent.
+func (c *conn) goodbye() {
+	c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeBye}, Owner: closer{c.tc}})
+}
+
+type closer struct{ tc transport.Conn }
+
+// Sent implements outbox.Owner.
+func (c closer) Sent(error) { _ = c.tc.Close() }
+
+// payload is the rest of a frame's payload, on the connection or in memory.
+type payload struct {
+	conn   *conn
+	memory []byte
+	left   int
+}
+
+// next gives the next n bytes, at most chunkBytes. They are valid until the next call.
+func (p *payload) next(n int) ([]byte, error) {
+	p.left -= n
+	if p.memory != nil || n == 0 {
+		b := p.memory[:n]
+		p.memory = p.memory[n:]
+		return b, nil
+	}
+	b := p.conn.scratch[:n]
+	return b, p.conn.tc.ReadPayload(b)
+}
+
+// into fills b with the whole payload.
+func (p *payload) into(b []byte) error {
+	p.left -= len(b)
+	if p.memory != nil {
+		copy(b, p.memory)
+		return nil
+	}
+	if len(b) == 0 {
+		return nil
+	}
+	return p.conn.tc.ReadPayload(b)
+}
+
+// all gives the whole payload, of at most limits.MaxControl bytes as the header's check has seen to.
+func (p *payload) all() ([]byte, error) {
+	b := make([]byte, p.left)
+	return b, p.into(b)
+}
+
+// discard reads the payload and forgets it.
+func (p *payload) discard() error {
+	for p.left > 0 {
+		if _, err := p.next(min(p.left, chunkBytes)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

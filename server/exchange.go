@@ -1,0 +1,198 @@
+package server
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// exchange holds what one rank puts until the others have got it: the data of broadcast, allgather
+// and alltoall. An item lives for one iteration only.
+type exchange struct {
+	mu    sync.Mutex
+	items map[itemID]*item
+}
+
+type itemID struct {
+	tensor    uint32
+	part      uint32
+	iteration uint64
+	route     uint64
+}
+
+// item is one partition on its way. It is ready once it was put; before, it only has waiters.
+//
+// Invariant: refs is the number of readers whose reply has not left yet; at zero the memory is let go.
+type item struct {
+	r       *round
+	ready   bool
+	h       wire.Header // of the put
+	data    []byte
+	local   *localOp    // put by this process's worker, whose tensor data is; nil when data is from the pool
+	readers rankset.Set // that have not asked yet
+	waiters []getter
+	refs    atomic.Int32
+	err     error // why a local put ended before all had read it
+}
+
+// getter is a rank that asks for an item: over its connection, or in this process.
+type getter struct {
+	rank  int
+	conn  *conn
+	local *localOp
+}
+
+// Sent implements outbox.Owner: one reader has its reply.
+func (it *item) Sent(error) { it.drop(1) }
+
+func (it *item) drop(n int) {
+	if n == 0 || it.refs.Add(-int32(n)) != 0 {
+		return
+	}
+	if it.local != nil {
+		it.local.done(0, it.err)
+		return
+	}
+	it.r.s.pool.Put(it.data)
+}
+
+// put takes in one partition over the connection.
+func (c *conn) put(h *wire.Header, p *payload) error {
+	t, err := c.r.tensor(h)
+	if err != nil {
+		return err
+	}
+	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
+		return p.discard()
+	}
+	buf, err := c.r.s.pool.Get(int(h.Length))
+	if err != nil {
+		c.r.fail(t, h.Seq, wire.FailMemory, errMemory(err).Error())
+		return p.discard()
+	}
+	if err := p.into(buf); err != nil {
+		c.r.s.pool.Put(buf)
+		return err
+	}
+	c.r.exchange.put(t, &item{r: c.r, h: *h, data: buf})
+	return nil
+}
+
+// get asks for one partition over the connection.
+func (c *conn) get(h *wire.Header) error {
+	t, err := c.r.tensor(h)
+	if err != nil {
+		return err
+	}
+	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
+		return nil
+	}
+	c.r.exchange.get(c.r, h, getter{rank: c.rank, conn: c})
+	return nil
+}
+
+func idOf(h *wire.Header) itemID { return itemID{h.Tensor, h.Part, h.Iteration, h.Aux} }
+
+// put makes an item ready and serves those who wait for it.
+func (x *exchange) put(t *tensor, it *item) {
+	src, dst := wire.Endpoints(it.h.Aux)
+	if dst >= 0 {
+		it.readers = rankset.Of(dst)
+	} else {
+		it.readers = t.ranks.Minus(it.r.joinedRanks())
+		it.readers.Remove(src)
+	}
+	n := it.readers.Len()
+	it.refs.Store(int32(max(n, 1)))
+	id := idOf(&it.h)
+	x.mu.Lock()
+	before := x.items[id]
+	if n == 0 || before != nil && before.ready { // nobody reads it, or it was put twice: the first one stands
+		x.mu.Unlock()
+		it.drop(max(n, 1))
+		return
+	}
+	if before != nil {
+		it.waiters = before.waiters
+	}
+	it.ready = true
+	x.items[id] = it
+	due := x.serve(id, it)
+	x.mu.Unlock()
+	it.reply(due)
+}
+
+func (x *exchange) get(r *round, h *wire.Header, g getter) {
+	id := idOf(h)
+	x.mu.Lock()
+	it := x.items[id]
+	if it == nil {
+		it = &item{r: r}
+		x.items[id] = it
+	}
+	it.waiters = append(it.waiters, g)
+	due := x.serve(id, it)
+	x.mu.Unlock()
+	it.reply(due)
+}
+
+// serve takes out the waiters of a ready item, and the item when nobody else will ask.
+func (x *exchange) serve(id itemID, it *item) []getter {
+	if !it.ready {
+		return nil
+	}
+	due := it.waiters[:0]
+	for _, g := range it.waiters {
+		if it.readers.Remove(g.rank) {
+			due = append(due, g)
+		}
+	}
+	it.waiters = nil
+	if it.readers.Len() == 0 {
+		delete(x.items, id)
+	}
+	return due
+}
+
+func (it *item) reply(due []getter) {
+	for _, g := range due {
+		if g.local != nil {
+			err := g.local.take(it.data)
+			it.drop(1)
+			g.local.done(0, err)
+			continue
+		}
+		h := it.h
+		g.conn.send(outbox.Frame{
+			Header:  wire.Header{Type: wire.TypeResult, DType: h.DType, Tensor: h.Tensor, Part: h.Part, Iteration: h.Iteration, Aux: h.Aux, Rank: h.Rank},
+			Payload: it.data, Owner: it,
+		})
+	}
+}
+
+// cancel forgets items; local operations end with err.
+func (x *exchange) cancel(which func(itemID) bool, err error) {
+	x.mu.Lock()
+	var dropped []*item
+	for id, it := range x.items {
+		if which(id) {
+			dropped = append(dropped, it)
+			delete(x.items, id)
+		}
+	}
+	x.mu.Unlock()
+	for _, it := range dropped {
+		for _, g := range it.waiters {
+			if g.local != nil {
+				g.local.done(0, err)
+			}
+		}
+		if it.ready {
+			it.err = err
+			it.drop(it.readers.Len())
+		}
+	}
+}

@@ -1,0 +1,71 @@
+package server
+
+import (
+	"fmt"
+
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// join notes that a rank has no more data (Horovod's join). Sums go on without it, as if it pushed
+// zeros. When every rank has joined, all tensors are forgotten, because the ranks have used them
+// unequally often, and everybody is told; the next use declares them anew.
+func (r *round) join(rank int) {
+	r.mu.Lock()
+	joined := r.joinedRanks().Clone()
+	joined.Add(rank)
+	r.joined.Store(&joined)
+	var failed []notice
+	for _, n := range r.names {
+		for seq, a := range n.window {
+			if a.t.Kind.HasRoot() && a.t.Root == rank && !a.ranks.Has(rank) {
+				failed = append(failed, r.failLocked(a.t, seq, wire.FailUnsupported, rootJoined(a.t))...)
+			} else if a.ranks.Covers(a.t.ranks.Minus(joined)) {
+				delete(n.window, seq)
+			}
+		}
+	}
+	all := joined.Covers(r.all)
+	tensors := make([]*tensor, 0, len(r.tensors))
+	for _, t := range r.tensors {
+		tensors = append(tensors, t)
+	}
+	r.mu.Unlock()
+	r.tell(failed)
+	if all {
+		r.allJoined(rank)
+		return
+	}
+	for _, t := range tensors {
+		live := t.ranks.Minus(r.joinedRanks())
+		if live.Len() == 0 {
+			continue
+		}
+		for _, k := range t.allKeys() {
+			k.live(live)
+		}
+	}
+}
+
+// allJoined starts anew and tells everybody who came last.
+func (r *round) allJoined(last int) {
+	r.dropTensors(wire.ErrCancelled)
+	r.mu.Lock()
+	r.joined.Store(&rankset.Set{})
+	conns, local := r.firstConns(r.all), r.local
+	r.mu.Unlock()
+	for _, c := range conns {
+		c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeJoined, Rank: uint32(last)}})
+	}
+	if local != nil {
+		local.notices.Joined(last)
+	}
+}
+
+// joinedRanks are the ranks that have joined. The set is shared: do not change it.
+func (r *round) joinedRanks() rankset.Set { return *r.joined.Load() }
+
+func rootJoined(t *tensor) string {
+	return fmt.Sprintf("%q cannot be done: its root, rank %d, has joined", t.Name, t.Root)
+}

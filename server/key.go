@@ -1,0 +1,563 @@
+package server
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// tensor is an announced tensor: its keys as far as they lie on this server.
+type tensor struct {
+	wire.Tensor
+	r         *round
+	ranks     rankset.Set
+	signature string
+	dtype     units.DType // of what is summed: the sizes of allgather and alltoall are int64
+	op        units.ReduceOp
+	whole     bool // contributions are kept apart until the last has come
+
+	mu        sync.Mutex
+	keys      map[uint32]*key
+	cancelled uint64 // iterations from here on were given up
+}
+
+func newTensor(r *round, t *wire.Tensor) *tensor {
+	n := &tensor{
+		Tensor: *t, r: r, ranks: rankset.Of(t.Ranks...), signature: t.Signature(), dtype: t.DType, op: t.Op,
+		keys: map[uint32]*key{}, cancelled: math.MaxUint64,
+	}
+	if !t.Kind.Reduces() {
+		n.dtype, n.op, n.Prescale, n.Postscale = units.Int64, units.Sum, 1, 1
+	}
+	n.whole = n.op == units.Adasum || r.s.cfg.RankOrder
+	return n
+}
+
+// key finds or makes the key of one partition.
+func (t *tensor) key(part uint32) (*key, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if k := t.keys[part]; k != nil {
+		return k, nil
+	}
+	if part >= uint32(len(t.Parts)) {
+		return nil, fmt.Errorf("partition %d of %q, which has %d", part, t.Name, len(t.Parts))
+	}
+	m, err := condition.New(condition.Config{Live: t.ranks.Minus(t.r.joinedRanks()), Model: t.r.s.cfg.Model})
+	if err != nil {
+		return nil, err
+	}
+	k := &key{t: t, part: part, bytes: int(t.Parts[part]), machine: m, slots: map[uint64]*slot{}}
+	t.keys[part] = k
+	return k, nil
+}
+
+func (t *tensor) allKeys() []*key {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	keys := make([]*key, 0, len(t.keys))
+	for _, k := range t.keys {
+		keys = append(keys, k)
+	}
+	return keys
+}
+
+// gone reports whether an iteration was given up.
+func (t *tensor) gone(iteration uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return iteration >= t.cancelled
+}
+
+// cancel gives up every iteration from this one on.
+func (t *tensor) cancel(from uint64, err error) {
+	t.mu.Lock()
+	t.cancelled = min(t.cancelled, from)
+	t.mu.Unlock()
+	for _, k := range t.allKeys() {
+		k.cancel(from, err)
+	}
+}
+
+// key sums one partition of one tensor. The machine decides, the slots hold the bytes.
+type key struct {
+	t     *tensor
+	part  uint32
+	bytes int // of the partition, in the tensor's type
+
+	mu      sync.Mutex
+	machine *condition.Machine
+	outputs []condition.Output
+	slots   map[uint64]*slot // iterations that are open, or closed and not yet answered to all
+	spare   *slot
+}
+
+// slot is one iteration of a key.
+//
+// Invariants: while open, acc holds for each chunk the sum of exactly the ranks in that chunk's set;
+// a rank's bytes are added a whole chunk at a time or not at all. Once closed, result is what every
+// rank gets, the same bytes for all.
+type slot struct {
+	acc     []byte
+	chunks  []chunk
+	contrib map[int][]byte // whole tensors: by rank; only then
+	local   *localOp       // the push of this process's worker, read from its tensor when it is needed
+	waiters []waiter
+	owed    int         // ranks that will still be answered
+	started rankset.Set // ranks whose push has begun to arrive
+	seq     uint64      // count of the operation under its name, for failures
+	closed  bool
+	dead    bool
+	divisor uint32
+	result  *result
+}
+
+type chunk struct{ from rankset.Set }
+
+// waiter is a rank that gets the result: over its connection, or in this process.
+type waiter struct {
+	rank  int
+	conn  *conn
+	local *localOp
+}
+
+// result is the encoded reply, shared by all who send it.
+type result struct {
+	r    *round
+	buf  []byte
+	refs atomic.Int32
+}
+
+// Sent implements outbox.Owner: one sender less needs the buffer.
+func (res *result) Sent(error) {
+	if res.refs.Add(-1) == 0 {
+		res.r.s.pool.Put(res.buf)
+	}
+}
+
+// push adds one rank's partition as it arrives.
+func (c *conn) push(h *wire.Header, p *payload) error {
+	t, err := c.r.tensor(h)
+	if err != nil {
+		return err
+	}
+	k, err := t.key(h.Part)
+	if err != nil {
+		return err
+	}
+	if int(h.Length) != k.bytes || h.DType != t.dtype {
+		return fmt.Errorf("%d bytes of %v for partition %d of %q, want %d of %v", h.Length, h.DType, h.Part, t.Name, k.bytes, t.dtype)
+	}
+	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
+		return p.discard()
+	}
+	s, err := k.open(h)
+	if err != nil {
+		c.r.fail(t, h.Seq, wire.FailMemory, err.Error())
+	}
+	if s == nil {
+		return p.discard()
+	}
+	if t.whole {
+		err = k.keep(s, c.rank, h.Seq, p)
+	} else {
+		err = k.stream(s, c.rank, p)
+	}
+	if err != nil {
+		return err
+	}
+	k.pushed(h, s, waiter{rank: c.rank, conn: c})
+	return nil
+}
+
+// pull asks for the result of an iteration that was pushed with FlagLatePull.
+func (c *conn) pull(h *wire.Header) error {
+	t, err := c.r.tensor(h)
+	if err != nil {
+		return err
+	}
+	k, err := t.key(h.Part)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	s := k.slots[h.Iteration]
+	if s == nil {
+		k.mu.Unlock()
+		return fmt.Errorf("pull of iteration %d of %q, which this rank has not pushed for a late pull", h.Iteration, t.Name)
+	}
+	s.waiters = append(s.waiters, waiter{rank: c.rank, conn: c})
+	answers := k.step(condition.Pull(c.rank, h.Iteration), nil)
+	k.mu.Unlock()
+	k.deliver(answers)
+	return nil
+}
+
+// open finds or makes the slot for a push that begins to arrive; nil if the push does not count,
+// because its iteration is closed or its rank has begun it before.
+func (k *key) open(h *wire.Header) (*slot, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s := k.slots[h.Iteration]; s != nil {
+		if s.closed || !s.started.Add(int(h.Rank)) {
+			return nil, nil
+		}
+		return s, nil
+	}
+	if h.Iteration < k.machine.V() || !k.machine.Live().Has(int(h.Rank)) {
+		return nil, nil
+	}
+	s := k.spare
+	k.spare = nil
+	if s == nil {
+		s = &slot{chunks: make([]chunk, (k.bytes+chunkBytes-1)/chunkBytes)}
+	}
+	acc, err := k.t.r.s.pool.Get(reduce.AccBytes(k.t.dtype, k.bytes))
+	if err != nil {
+		return nil, errMemory(err)
+	}
+	s.acc, s.seq = acc, h.Seq
+	s.started.Add(int(h.Rank))
+	if k.t.whole {
+		s.contrib = map[int][]byte{}
+	}
+	k.slots[h.Iteration] = s
+	return s, nil
+}
+
+// stream adds the payload chunk by chunk while it arrives.
+func (k *key) stream(s *slot, rank int, p *payload) error {
+	for i := range s.chunks {
+		b, err := p.next(min(p.left, chunkBytes))
+		if err != nil {
+			return err
+		}
+		k.mu.Lock()
+		if !s.dead {
+			k.add(s, i, rank, b)
+		}
+		k.mu.Unlock()
+	}
+	return nil
+}
+
+// add adds one whole chunk of a rank, and with it the local worker's if that waits. Callers hold mu.
+func (k *key) add(s *slot, i, rank int, b []byte) {
+	t, c, acc := k.t, &s.chunks[i], k.accChunk(s, i)
+	if c.from.Len() > 0 {
+		reduce.Add(t.op, t.dtype, acc, b, t.Prescale)
+	} else if l := s.local; l != nil && l.rank != rank {
+		reduce.Load2(t.op, t.dtype, acc, k.chunkOf(l.in, i), b, t.Prescale)
+		c.from.Add(l.rank)
+	} else {
+		reduce.Load(t.dtype, acc, b, t.Prescale)
+	}
+	c.from.Add(rank)
+	if l := s.local; l != nil && c.from.Add(l.rank) {
+		reduce.Add(t.op, t.dtype, acc, k.chunkOf(l.in, i), t.Prescale)
+	}
+}
+
+// addLocal adds the local worker's push where others have been added. The rest is added together
+// with the first of them, in one pass. Callers hold mu.
+func (k *key) addLocal(s *slot, all bool) {
+	for i := range s.chunks {
+		c := &s.chunks[i]
+		if c.from.Has(s.local.rank) || c.from.Len() == 0 && !all {
+			continue
+		}
+		if c.from.Len() == 0 {
+			reduce.Load(k.t.dtype, k.accChunk(s, i), k.chunkOf(s.local.in, i), k.t.Prescale)
+		} else {
+			reduce.Add(k.t.op, k.t.dtype, k.accChunk(s, i), k.chunkOf(s.local.in, i), k.t.Prescale)
+		}
+		c.from.Add(s.local.rank)
+	}
+}
+
+func (k *key) chunkOf(b []byte, i int) []byte {
+	return b[i*chunkBytes : min((i+1)*chunkBytes, k.bytes)]
+}
+
+func (k *key) accChunk(s *slot, i int) []byte {
+	n := reduce.AccBytes(k.t.dtype, chunkBytes)
+	return s.acc[i*n : min((i+1)*n, len(s.acc))]
+}
+
+// keep reads the whole payload into a buffer of its own.
+func (k *key) keep(s *slot, rank int, seq uint64, p *payload) error {
+	b, err := k.t.r.s.pool.Get(k.bytes)
+	if err != nil {
+		k.t.r.fail(k.t, seq, wire.FailMemory, errMemory(err).Error())
+		return p.discard()
+	}
+	if err := p.into(b); err != nil {
+		k.t.r.s.pool.Put(b)
+		return err
+	}
+	k.contribute(s, rank, b)
+	return nil
+}
+
+func errMemory(err error) error {
+	return fmt.Errorf("the server's memory limit is reached (%w): raise PACELINE_SERVER_MEMORY or use more servers", err)
+}
+
+func (k *key) contribute(s *slot, rank int, b []byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s.dead || s.contrib[rank] != nil {
+		k.t.r.s.pool.Put(b)
+		return
+	}
+	s.contrib[rank] = b
+}
+
+// pushed tells the machine that a rank's push has arrived whole, and does what it says.
+func (k *key) pushed(h *wire.Header, s *slot, w waiter) {
+	k.mu.Lock()
+	if s.dead {
+		k.mu.Unlock()
+		w.drop(wire.ErrCancelled)
+		return
+	}
+	answers := k.arrived(h, s, w)
+	k.mu.Unlock()
+	k.deliver(answers)
+}
+
+// arrived is pushed for callers who hold mu.
+func (k *key) arrived(h *wire.Header, s *slot, w waiter) (answers []answer) {
+	if h.Flags&wire.FlagNoPull == 0 {
+		s.owed++
+		if h.Flags&wire.FlagLatePull == 0 {
+			s.waiters = append(s.waiters, w)
+			answers = k.step(condition.Pull(w.rank, h.Iteration), answers)
+		}
+	} else if w.local != nil {
+		s.waiters = append(s.waiters, w) // its memory is needed until the iteration is closed
+	}
+	return k.step(condition.Push(w.rank, h.Iteration, h.Significance), answers)
+}
+
+// answer is a reply that is due, to be sent without holding the key.
+type answer struct {
+	w         waiter
+	iteration uint64
+	divisor   uint32
+	res       *result
+}
+
+// step drives the machine and carries out its outputs on the slots. Callers hold mu.
+func (k *key) step(in condition.Input, answers []answer) []answer {
+	k.outputs = k.machine.Step(in, k.outputs[:0])
+	for _, o := range k.outputs {
+		switch o.Kind {
+		case condition.Advance:
+			answers = k.close(o, answers)
+		case condition.Answer:
+			answers = k.answer(o, answers)
+		}
+	}
+	return answers
+}
+
+// close turns the sum into the result.
+func (k *key) close(o condition.Output, answers []answer) []answer {
+	s := k.slots[o.Progress]
+	if s == nil {
+		return answers
+	}
+	t := k.t
+	s.closed = true
+	// A rank that has joined counts as having pushed zeros, so averages divide by it too (Horovod's rule).
+	s.divisor = uint32(len(t.Ranks) - t.ranks.Minus(t.r.joinedRanks()).Minus(o.Contributors).Len())
+	if t.whole {
+		k.combine(s)
+	} else if s.local != nil {
+		k.addLocal(s, true)
+	}
+	k.store(s)
+	kept := s.waiters[:0]
+	for _, w := range s.waiters { // local pushes without a pull were only waiting for their memory
+		if w.local != nil && w.local.out == nil && w.local.noPull {
+			answers = append(answers, answer{w: w})
+			continue
+		}
+		kept = append(kept, w)
+	}
+	s.waiters = kept
+	k.release(o.Progress, s)
+	return answers
+}
+
+// store scales the accumulator and narrows it to the tensor's type.
+func (k *key) store(s *slot) {
+	t := k.t
+	mul, div := t.Postscale, 1.0
+	if t.op == units.Average {
+		div = float64(s.divisor)
+	}
+	s.result = &result{r: t.r, buf: s.acc}
+	s.result.refs.Store(1) // the slot's own
+	if reduce.AccType(t.dtype) == t.dtype {
+		reduce.Store(t.dtype, s.acc, s.acc, mul, div)
+	} else {
+		reduce.Store(t.dtype, s.acc[:k.bytes], s.acc, mul, div)
+		s.result.buf = s.acc[:k.bytes]
+	}
+	s.acc = nil
+}
+
+// combine makes the sum of whole contributions, in rank order.
+func (k *key) combine(s *slot) {
+	t := k.t
+	if l := s.local; l != nil {
+		s.contrib[l.rank] = l.in
+	}
+	var parts [][]byte
+	for _, rank := range t.Ranks {
+		if b, ok := s.contrib[rank]; ok {
+			parts = append(parts, b)
+		}
+	}
+	if t.op == units.Adasum {
+		// Adasum of scaled gradients is the scaled Adasum, so both scales wait for the end.
+		reduce.Adasum(t.dtype, s.acc, parts)
+		reduce.Load(reduce.AccType(t.dtype), s.acc, s.acc, t.Prescale)
+	} else {
+		for i, b := range parts {
+			if i == 0 {
+				reduce.Load(t.dtype, s.acc, b, t.Prescale)
+			} else {
+				reduce.Add(t.op, t.dtype, s.acc, b, t.Prescale)
+			}
+		}
+	}
+	k.dropContrib(s)
+}
+
+func (k *key) dropContrib(s *slot) {
+	for rank, b := range s.contrib {
+		if s.local == nil || rank != s.local.rank {
+			k.t.r.s.pool.Put(b)
+		}
+	}
+	s.contrib = nil
+}
+
+// answer takes a waiter out of its slot; its reply is due.
+func (k *key) answer(o condition.Output, answers []answer) []answer {
+	s := k.slots[o.Progress]
+	if s == nil {
+		return answers
+	}
+	for i, w := range s.waiters {
+		if w.rank != o.Rank {
+			continue
+		}
+		s.waiters = append(s.waiters[:i], s.waiters[i+1:]...)
+		s.result.refs.Add(1)
+		answers = append(answers, answer{w: w, iteration: o.Progress, divisor: s.divisor, res: s.result})
+		s.owed--
+		k.release(o.Progress, s)
+		break
+	}
+	return answers
+}
+
+// release frees a slot that is closed and answered to everybody who will ask.
+func (k *key) release(iteration uint64, s *slot) {
+	if !s.closed || s.owed > 0 {
+		return
+	}
+	delete(k.slots, iteration)
+	s.result.Sent(nil)
+	for i := range s.chunks {
+		s.chunks[i].from.Reset()
+	}
+	s.started.Reset()
+	*s = slot{chunks: s.chunks, waiters: s.waiters[:0], started: s.started}
+	k.spare = s
+}
+
+// deliver sends replies.
+func (k *key) deliver(answers []answer) {
+	for _, a := range answers {
+		switch {
+		case a.w.conn != nil:
+			a.w.conn.send(outbox.Frame{
+				Header: wire.Header{
+					Type: wire.TypeResult, DType: k.t.dtype, Tensor: k.t.ID, Part: k.part,
+					Iteration: a.iteration, Divisor: a.divisor,
+				},
+				Payload: a.res.buf, Owner: a.res,
+			})
+		case a.res == nil:
+			a.w.local.done(0, nil)
+		default:
+			copy(a.w.local.out, a.res.buf)
+			a.res.Sent(nil)
+			a.w.local.done(a.divisor, nil)
+		}
+	}
+}
+
+// waitsFor lists the operations that wait for a rank here.
+func (k *key) waitsFor(rank int) (seqs []uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for iteration, s := range k.slots {
+		if k.machine.Missing(iteration).Has(rank) {
+			seqs = append(seqs, s.seq)
+		}
+	}
+	return seqs
+}
+
+// live tells the machine who still takes part.
+func (k *key) live(live rankset.Set) {
+	k.mu.Lock()
+	answers := k.step(condition.Live(live), nil)
+	k.mu.Unlock()
+	k.deliver(answers)
+}
+
+// cancel gives up the slots from an iteration on. Local operations end with err.
+func (k *key) cancel(from uint64, err error) {
+	var dropped []waiter
+	k.mu.Lock()
+	for i, s := range k.slots {
+		if i < from {
+			continue
+		}
+		s.dead = true
+		dropped = append(dropped, s.waiters...)
+		if s.closed {
+			s.result.Sent(nil)
+		} else {
+			k.t.r.s.pool.Put(s.acc)
+			k.dropContrib(s)
+		}
+		delete(k.slots, i)
+	}
+	k.mu.Unlock()
+	for _, w := range dropped {
+		w.drop(err)
+	}
+}
+
+// drop ends a local waiter with an error; remote ranks hear of it by name.
+func (w waiter) drop(err error) {
+	if w.local != nil {
+		w.local.done(0, err)
+	}
+}

@@ -1,0 +1,149 @@
+package server
+
+import (
+	"fmt"
+
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Notices is what the server tells the worker in its own process, as it tells others by frames.
+// The calls must return soon and not call back into the server on the same goroutine's stack with
+// locks of their own held.
+type Notices interface {
+	Failed(wire.Failure)
+	Stalled(wire.Stall)
+	Joined(last int)
+	Lost(wire.Lost)
+}
+
+// Local is the in-process way of the worker that carries this server: its own share of the keys never
+// meets a socket. Tensor memory is read where it lies and results are copied to where they belong.
+//
+// Each operation's done is called exactly once, from any goroutine, and only then may its memory be
+// used again.
+type Local struct {
+	r       *round
+	rank    int
+	notices Notices
+}
+
+// localOp is one operation of the local worker on one partition.
+type localOp struct {
+	rank   int
+	in     []byte
+	out    []byte
+	noPull bool
+	done   func(divisor uint32, err error)
+}
+
+// Local attaches the worker of this process to the running round.
+func (s *Server) Local(rank int, notices Notices) (*Local, error) {
+	s.mu.Lock()
+	r := s.round
+	s.mu.Unlock()
+	if r == nil {
+		return nil, errRoundOver
+	}
+	l := &Local{r: r, rank: rank, notices: notices}
+	r.mu.Lock()
+	r.local = l
+	r.mu.Unlock()
+	return l, nil
+}
+
+// Announce tells of a tensor before its first use.
+func (l *Local) Announce(t *wire.Tensor) error { return l.r.announce(t) }
+
+// Push adds in to the key that the header names and, unless FlagNoPull is set, has the result copied to out.
+func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, err error)) {
+	t, k, err := l.find(&h)
+	if err == nil && len(in) != k.bytes {
+		err = fmt.Errorf("%d bytes for partition %d of %q, want %d", len(in), h.Part, t.Name, k.bytes)
+	}
+	if err != nil {
+		done(0, err)
+		return
+	}
+	if h.Flags&wire.FlagHome != 0 && !l.r.arrive(t, &h) || t.gone(h.Iteration) {
+		done(0, wire.ErrCancelled)
+		return
+	}
+	s, err := k.open(&h)
+	if err != nil {
+		l.r.fail(t, h.Seq, wire.FailMemory, err.Error())
+	}
+	if err != nil || s == nil {
+		done(0, wire.ErrCancelled)
+		return
+	}
+	op := &localOp{rank: l.rank, in: in, out: out, noPull: h.Flags&wire.FlagNoPull != 0, done: done}
+	k.mu.Lock()
+	if s.dead {
+		k.mu.Unlock()
+		done(0, wire.ErrCancelled)
+		return
+	}
+	s.local = op
+	if !t.whole {
+		k.addLocal(s, false)
+	}
+	answers := k.arrived(&h, s, waiter{rank: l.rank, local: op})
+	k.mu.Unlock()
+	k.deliver(answers)
+}
+
+// Put keeps data, where it lies, until every reader has got it.
+func (l *Local) Put(h wire.Header, data []byte, done func(divisor uint32, err error)) {
+	t, ok := l.enter(&h, done)
+	if !ok {
+		return
+	}
+	l.r.exchange.put(t, &item{r: l.r, h: h, data: data, local: &localOp{rank: l.rank, done: done}})
+}
+
+// Get has a partition that somebody puts copied to out.
+func (l *Local) Get(h wire.Header, out []byte, done func(divisor uint32, err error)) {
+	if _, ok := l.enter(&h, done); !ok {
+		return
+	}
+	l.r.exchange.get(l.r, &h, getter{rank: l.rank, local: &localOp{rank: l.rank, out: out, done: done}})
+}
+
+// Cancel gives up a tensor from an iteration on.
+func (l *Local) Cancel(h wire.Header) { l.r.cancel(&h) }
+
+// Join says that the local worker has no more data.
+func (l *Local) Join() { l.r.join(l.rank) }
+
+// Bye says that the local worker leaves.
+func (l *Local) Bye() { l.r.bye(l.rank) }
+
+func (l *Local) find(h *wire.Header) (*tensor, *key, error) {
+	t, err := l.r.tensor(h)
+	if err != nil {
+		return nil, nil, err
+	}
+	k, err := t.key(h.Part)
+	return t, k, err
+}
+
+func (l *Local) enter(h *wire.Header, done func(uint32, error)) (*tensor, bool) {
+	t, err := l.r.tensor(h)
+	if err == nil && (h.Flags&wire.FlagHome != 0 && !l.r.arrive(t, h) || t.gone(h.Iteration)) {
+		err = wire.ErrCancelled
+	}
+	if err != nil {
+		done(0, err)
+		return nil, false
+	}
+	return t, true
+}
+
+// take copies an item to where the reader wants it.
+func (op *localOp) take(data []byte) error {
+	if len(data) != len(op.out) {
+		return fmt.Errorf("%d bytes arrived where %d were expected", len(data), len(op.out))
+	}
+	copy(op.out, data)
+	return nil
+}

@@ -1,0 +1,166 @@
+package server
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// round is everything a server holds between one init and shutdown of all workers.
+//
+// Locks are taken in this order: round.mu, tensor.mu, key.mu, exchange.mu, conn.mu. Nobody waits for a peer while
+// holding one.
+type round struct {
+	s      *Server
+	roster wire.Roster
+	all    rankset.Set
+
+	mu      sync.RWMutex
+	tensors map[uint32]*tensor
+	names   map[nameID]*name
+	conns   map[int][]*conn // by rank
+	local   *Local          // of the worker in this process, if any
+	byes    map[int]int     // connections of a rank on which it said goodbye
+	left    rankset.Set     // ranks that said goodbye
+	lost    *wire.Lost
+	ended   bool
+
+	deserted chan struct{} // closed when every rank has left, or one is lost
+
+	joined atomic.Pointer[rankset.Set] // ranks that have no more data; replaced, never changed
+
+	exchange exchange
+}
+
+type nameID struct {
+	set  uint32
+	name string
+}
+
+func newRound(s *Server, roster wire.Roster) *round {
+	r := &round{
+		s: s, roster: roster, all: rankset.Range(len(roster.Workers)),
+		tensors: map[uint32]*tensor{}, names: map[nameID]*name{}, conns: map[int][]*conn{}, byes: map[int]int{}, deserted: make(chan struct{}),
+	}
+	r.joined.Store(&rankset.Set{})
+	r.exchange.items = map[itemID]*item{}
+	return r
+}
+
+// announce takes in a tensor that a rank is about to use.
+func (r *round) announce(t *wire.Tensor) error {
+	if err := t.Check(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if have, ok := r.tensors[t.ID]; ok {
+		if have.Name != t.Name || have.ProcessSet != t.ProcessSet || have.signature != t.Signature() {
+			return fmt.Errorf("tensor %d is %q %s, not %q %s", t.ID, have.Name, have.signature, t.Name, t.Signature())
+		}
+		return nil
+	}
+	if len(r.tensors) >= limits.MaxTensors {
+		return fmt.Errorf("tensor %q: %d tensors are declared, limit %d", t.Name, len(r.tensors), limits.MaxTensors)
+	}
+	r.tensors[t.ID] = newTensor(r, t)
+	return nil
+}
+
+// tensor finds an announced tensor and checks what a frame says of it.
+func (r *round) tensor(h *wire.Header) (*tensor, error) {
+	r.mu.RLock()
+	t := r.tensors[h.Tensor]
+	r.mu.RUnlock()
+	if t == nil {
+		return nil, fmt.Errorf("%v of tensor %d, which was not announced", h.Type, h.Tensor)
+	}
+	if !t.ranks.Has(int(h.Rank)) {
+		return nil, fmt.Errorf("%v of %q from rank %d, which is not in its process set %v", h.Type, t.Name, h.Rank, t.ranks)
+	}
+	return t, nil
+}
+
+// bye notes that a rank leaves on purpose. What others still want from it fails.
+func (r *round) bye(rank int) {
+	r.mu.Lock()
+	if r.left.Add(rank) && r.left.Covers(r.all) && r.lost == nil {
+		close(r.deserted)
+	}
+	failed := r.failWaitingFor(rank)
+	r.mu.Unlock()
+	r.tell(failed)
+}
+
+// lose notes that a rank is gone without a goodbye: all others are told.
+func (r *round) lose(l wire.Lost) {
+	r.mu.Lock()
+	if r.ended || r.lost != nil || l.Role == wire.RoleWorker && r.left.Has(l.Rank) {
+		r.mu.Unlock()
+		return
+	}
+	r.lost = &l
+	if !r.left.Covers(r.all) {
+		close(r.deserted)
+	}
+	local, conns := r.local, r.firstConns(r.all)
+	r.mu.Unlock()
+	r.s.cfg.Log.Debug("peer lost", zap.String("role", string(l.Role)), zap.Int("rank", l.Rank), zap.String("why", l.Why))
+	for _, c := range conns {
+		c.sendJSON(wire.Header{Type: wire.TypeLost}, l)
+	}
+	if local != nil {
+		local.notices.Lost(l)
+	}
+	if r.s.cfg.OnLost != nil {
+		r.s.cfg.OnLost(l)
+	}
+}
+
+// firstConns is one connection to each of the ranks that is there. Callers hold mu.
+func (r *round) firstConns(ranks rankset.Set) []*conn {
+	var conns []*conn
+	for rank, cs := range r.conns {
+		if ranks.Has(rank) && len(cs) > 0 {
+			conns = append(conns, cs[0])
+		}
+	}
+	return conns
+}
+
+// end closes the round's connections and lets its memory go.
+func (r *round) end() {
+	r.mu.Lock()
+	r.ended = true
+	var conns []*conn
+	for _, cs := range r.conns {
+		conns = append(conns, cs...)
+	}
+	r.mu.Unlock()
+	for _, c := range conns {
+		c.goodbye()
+	}
+	for _, c := range conns {
+		<-c.done
+	}
+	r.dropTensors(errRoundOver)
+}
+
+// dropTensors forgets every tensor; local operations in flight end with err.
+func (r *round) dropTensors(err error) {
+	r.mu.Lock()
+	tensors := r.tensors
+	r.tensors = map[uint32]*tensor{}
+	r.names = map[nameID]*name{}
+	r.mu.Unlock()
+	for _, t := range tensors {
+		t.cancel(0, err)
+	}
+	r.exchange.cancel(func(itemID) bool { return true }, err)
+}

@@ -1,0 +1,232 @@
+// Package server aggregates: it sums the pushes of a key, decides by the key's condition when a rank
+// gets its answer, and keeps what one rank puts until the others have got it. The same code runs
+// embedded in a worker process, where that worker's own share takes the in-process way (Local), and
+// dedicated on a CPU node.
+//
+// Reading order: server.go (what there is), round.go (one init to shutdown), conn.go (frames in and
+// out), key.go (sums), names.go (ranks that disagree or do not come), exchange.go (broadcast, allgather,
+// alltoall), join.go, local.go (the in-process way).
+package server
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/mempool"
+	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Config says how a server works.
+type Config struct {
+	Log           *zap.Logger
+	Memory        int64         // bound on the bytes held for tensors
+	Fusion        int           // payloads of up to this many bytes travel together
+	RankOrder     bool          // sum in rank order, so that runs repeat bit for bit
+	StallWarning  time.Duration // tell waiting ranks whom they wait for; 0 for never
+	StallShutdown time.Duration // end an operation that waits this long; 0 for never
+	Model         condition.Model
+	// OnLost is called when a worker's connection ends without a goodbye.
+	OnLost func(wire.Lost)
+}
+
+// roundWait bounds how long a connection of a round that this server has not heard of yet may wait for
+// it: the scheduler tells all nodes at the same time.
+const roundWait = 30 * time.Second
+
+// Server is one server. Begin tells it who takes part; connections of that round are served until End.
+type Server struct {
+	cfg  Config
+	pool *mempool.Pool
+
+	mu     sync.Mutex
+	round  *round
+	change chan struct{} // closed and made anew when round changes
+	conns  map[transport.Conn]struct{}
+	closed bool
+
+	wg   sync.WaitGroup
+	quit chan struct{}
+}
+
+// New makes a server.
+func New(cfg Config) *Server {
+	s := &Server{
+		cfg: cfg, pool: mempool.New(cfg.Memory),
+		change: make(chan struct{}), conns: map[transport.Conn]struct{}{}, quit: make(chan struct{}),
+	}
+	s.wg.Add(1)
+	go s.watchStalls()
+	return s
+}
+
+// Begin starts a round and ends the one before.
+func (s *Server) Begin(roster wire.Roster) {
+	s.swap(newRound(s, roster))
+	s.cfg.Log.Debug("round begins", zap.Uint64("round", roster.Round), zap.Int("workers", len(roster.Workers)))
+}
+
+// End ends the round: connections are closed and everything held for it is let go.
+func (s *Server) End() { s.swap(nil) }
+
+func (s *Server) swap(next *round) {
+	s.mu.Lock()
+	before := s.round
+	s.round = next
+	close(s.change)
+	s.change = make(chan struct{})
+	s.mu.Unlock()
+	if before != nil {
+		before.end()
+		s.pool.Release()
+	}
+}
+
+// Deserted is closed once every worker of the round has left, on purpose or not: nobody needs this
+// server any more.
+func (s *Server) Deserted() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.round == nil {
+		gone := make(chan struct{})
+		close(gone)
+		return gone
+	}
+	return s.round.deserted
+}
+
+// Lost tells the round of a peer that somebody else has lost.
+func (s *Server) Lost(l wire.Lost) {
+	s.mu.Lock()
+	r := s.round
+	s.mu.Unlock()
+	if r != nil {
+		r.lose(l)
+	}
+}
+
+// Serve accepts connections until the listener is closed.
+func (s *Server) Serve(l transport.Listener) error {
+	for {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			_ = c.Close()
+			continue
+		}
+		s.conns[c] = struct{}{}
+		s.wg.Add(1)
+		s.mu.Unlock()
+		go s.serve(c)
+	}
+}
+
+// Close ends the round and every connection. The listeners are the caller's to close, before.
+func (s *Server) Close() {
+	s.End()
+	s.mu.Lock()
+	s.closed = true
+	for c := range s.conns {
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	close(s.quit)
+	s.wg.Wait()
+}
+
+func (s *Server) serve(tc transport.Conn) {
+	defer s.wg.Done()
+	defer func() {
+		_ = tc.Close()
+		s.mu.Lock()
+		delete(s.conns, tc)
+		s.mu.Unlock()
+	}()
+	hello, err := readHello(tc)
+	if err != nil {
+		s.cfg.Log.Warn("connection refused", zap.Stringer("peer", tc.RemoteAddr()), zap.Error(err))
+		return
+	}
+	r := s.awaitRound(hello.Round)
+	if r == nil {
+		s.cfg.Log.Debug("connection of a round that is over", zap.Stringer("peer", tc.RemoteAddr()), zap.Int("rank", hello.Rank))
+		return
+	}
+	if hello.Rank < 0 || hello.Rank >= len(r.roster.Workers) {
+		s.cfg.Log.Warn("connection refused: no such rank", zap.Stringer("peer", tc.RemoteAddr()), zap.Int("rank", hello.Rank))
+		return
+	}
+	newConn(r, tc, hello).serve()
+}
+
+// awaitRound waits until the round with this number begins, nil if it does not.
+func (s *Server) awaitRound(id uint64) *round {
+	timer := time.NewTimer(roundWait)
+	defer timer.Stop()
+	for {
+		s.mu.Lock()
+		r, change, closed := s.round, s.change, s.closed
+		s.mu.Unlock()
+		if r != nil && r.roster.Round == id {
+			return r
+		}
+		if closed {
+			return nil
+		}
+		select {
+		case <-change:
+		case <-timer.C:
+			return nil
+		case <-s.quit:
+			return nil
+		}
+	}
+}
+
+// watchStalls looks for operations that wait too long.
+func (s *Server) watchStalls() {
+	defer s.wg.Done()
+	every := stallTick(s.cfg.StallWarning, s.cfg.StallShutdown)
+	if every == 0 {
+		return
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			s.mu.Lock()
+			r := s.round
+			s.mu.Unlock()
+			if r != nil {
+				r.checkStalls(now)
+			}
+		case <-s.quit:
+			return
+		}
+	}
+}
+
+// stallTick is how often to look: ten times within the shorter time, at most once a second and at
+// least a hundred times less often than memory is read.
+func stallTick(warning, shutdown time.Duration) time.Duration {
+	shortest := warning
+	if shortest == 0 || shutdown > 0 && shutdown < shortest {
+		shortest = shutdown
+	}
+	if shortest <= 0 {
+		return 0
+	}
+	return min(max(shortest/10, 10*time.Millisecond), time.Second)
+}
