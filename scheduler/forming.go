@@ -13,11 +13,11 @@ import (
 // register handles a request to take part: in the next round, or again in one that runs.
 func (m *Machine) register(l *line, c *wire.Control) {
 	r := c.Register
-	p := m.sessions[r.Session]
+	p := m.sessions[r.Node.Session]
 	switch {
 	case r.Node.Role != l.hello.Role || l.hello.Role == wire.RoleObserver:
 		m.refuse(l, c.ID, fmt.Sprintf("a node that said hello as %s registers as %s", l.hello.Role, r.Node.Role))
-	case r.Session == 0:
+	case r.Node.Session == 0:
 		m.refuse(l, c.ID, "the registration has no session number")
 	case l.peer != nil && l.peer != p:
 		m.refuse(l, c.ID, fmt.Sprintf("this connection already belongs to %s", name(&l.peer.Node)))
@@ -52,25 +52,18 @@ func (m *Machine) registerWorker(l *line, c *wire.Control, p *peer) {
 // registerServer puts a dedicated server into the pool, from which all further rounds take it.
 func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 	n := &c.Register.Node
-	if p == nil {
-		if there := m.serverAt(n.Server); there != nil && there.line == nil {
-			if there.state == absent && c.Register.Known != nil {
-				p = there // it is the one that a restored round waits for
-				p.Node, p.session, p.state, p.wants = *n, c.Register.Session, present, *c.Register
-				m.sessions[p.session] = p
-			} else {
-				m.lose(there, "another process has taken its address")
-			}
-		}
-	}
 	if p != nil {
 		m.attach(l, p)
 		m.waits(p, c)
+		p.state = present
 		if r := m.roundOf(l, 0); r != nil {
 			m.seat(p, r)
 		}
 		m.form()
 		return
+	}
+	if there := m.serverAt(n.Server); there != nil && there.line == nil {
+		m.lose(there, "another process has taken its address")
 	}
 	if why := m.objectionToServer(n); why != "" {
 		m.refuse(l, c.ID, why)

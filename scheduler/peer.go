@@ -23,11 +23,10 @@ const (
 // peer is one worker or one dedicated server.
 type peer struct {
 	wire.Node
-	session uint64 // of its client, 0 while absent
-	wants   wire.Register
-	state   state
-	line    *line  // nil while its line is broken
-	round   *round // of a worker; nil while the round forms, and of a server
+	wants wire.Register
+	state state
+	line  *line  // nil while its line is broken
+	round *round // of a worker; nil while the round forms, and of a server
 
 	asked uint64        // its register request, while it waits for a roster
 	since time.Duration // when it asked
@@ -40,9 +39,9 @@ type peer struct {
 // newPeer makes the peer that registers by c, on line l.
 func (m *Machine) newPeer(l *line, c *wire.Control) *peer {
 	r := c.Register
-	p := &peer{Node: r.Node, session: r.Session, wants: *r}
+	p := &peer{Node: r.Node, wants: *r}
 	p.wants.Known = nil
-	m.sessions[p.session] = p
+	m.sessions[p.Session] = p
 	m.attach(l, p)
 	m.waits(p, c)
 	return p
@@ -69,8 +68,8 @@ func (m *Machine) release(p *peer) {
 	if p.line != nil {
 		p.line.peer, p.line = nil, nil
 	}
-	if m.sessions[p.session] == p {
-		delete(m.sessions, p.session)
+	if m.sessions[p.Session] == p {
+		delete(m.sessions, p.Session)
 	}
 }
 

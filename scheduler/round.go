@@ -144,56 +144,57 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 	}
 }
 
-// restore handles a worker that was in a round which this scheduler does not know, or knows from
-// others only.
+// restore handles a worker that was in a round which this scheduler does not know.
 func (m *Machine) restore(l *line, c *wire.Control) {
-	reg := c.Register
-	known := &reg.Known.Roster
-	i := slices.IndexFunc(m.rounds, func(r *round) bool { return r.roster.Round == known.Round })
-	if i < 0 {
-		if err := checkRoster(known); err != nil {
-			m.refuse(l, c.ID, fmt.Sprintf("%s comes back with a bad roster: %v", name(&reg.Node), err))
-			return
+	n, known := &c.Register.Node, &c.Register.Known.Roster
+	if !slices.ContainsFunc(m.rounds, func(r *round) bool { return r.roster.Round == known.Round }) {
+		r, err := newRound(*known, c.Register.Placement)
+		if err == nil {
+			err = checkRoster(known)
 		}
-		r, err := newRound(*known, reg.Placement)
 		if err != nil {
-			m.refuse(l, c.ID, err.Error())
+			m.refuse(l, c.ID, fmt.Sprintf("%s comes back with a bad roster: %v", name(n), err))
 			return
 		}
-		i = len(m.rounds)
-		m.rounds = append(m.rounds, r)
 		m.expect(r)
 	}
-	r := m.rounds[i]
-	if reg.Node.Rank < 0 || reg.Node.Rank >= len(r.workers) {
-		m.refuse(l, c.ID, fmt.Sprintf("rank %d of %d workers: ranks go from 0 to %d", reg.Node.Rank, len(r.workers), len(r.workers)-1))
+	p := m.sessions[n.Session]
+	if p == nil || p.round == nil || p.Rank != n.Rank {
+		m.refuse(l, c.ID, fmt.Sprintf("%s comes back to round %#x, of which it is no worker any more", name(n), known.Round))
 		return
-	}
-	p := r.workers[reg.Node.Rank]
-	if p.state == present {
-		m.refuse(l, c.ID, fmt.Sprintf("two workers say that they are %s and %s", name(&p.Node), name(&reg.Node)))
-		return
-	}
-	if p.state == absent {
-		p.session, p.Node = reg.Session, reg.Node
-		m.sessions[p.session] = p
 	}
 	m.back(l, c, p)
 }
 
-// expect makes all nodes of a restored round absent, and gives them time to come back.
+// expect takes a restored round in: its nodes are absent, and have time to come back. Those that are
+// here already, without knowing of the round, had been about to hear of it.
 func (m *Machine) expect(r *round) {
 	m.info("round %#x of %d workers is back: learning what it knows", r.roster.Round, len(r.workers))
+	m.rounds = append(m.rounds, r)
 	r.learning = true
 	due := m.at(m.now + m.settings.LostAfter)
 	why := fmt.Sprintf("did not come back within %s after the scheduler was restarted", seconds(m.settings.LostAfter))
 	for rank, n := range r.roster.Workers {
-		r.workers[rank] = &peer{Node: n, state: absent, round: r, lostAt: due, why: why}
+		p := m.sessions[n.Session]
+		if i := slices.Index(m.forming, p); p != nil && i >= 0 {
+			m.forming = slices.Delete(m.forming, i, i+1)
+			m.seat(p, r)
+		} else {
+			p = &peer{Node: n, state: absent, lostAt: due, why: why}
+			m.sessions[n.Session] = p
+		}
+		r.workers[rank], p.round = p, r
 	}
 	for _, n := range r.roster.Servers {
-		if n.Role == wire.RoleServer && m.serverAt(n.Server) == nil {
-			m.pool = append(m.pool, &peer{Node: n, state: absent, lostAt: due, why: why})
+		if n.Role != wire.RoleServer {
+			continue
 		}
+		if p := m.serverAt(n.Server); p != nil {
+			m.seat(p, r)
+			continue
+		}
+		p := &peer{Node: n, state: absent, lostAt: due, why: why}
+		m.pool, m.sessions[n.Session] = append(m.pool, p), p
 	}
 }
 
@@ -205,10 +206,12 @@ func checkRoster(r *wire.Roster) error {
 	case len(r.Workers) > limits.MaxRanks || len(r.Servers) > limits.MaxServers:
 		return fmt.Errorf("%d workers (limit %d) and %d servers (limit %d)", len(r.Workers), limits.MaxRanks, len(r.Servers), limits.MaxServers)
 	}
+	seen := map[uint64]bool{}
 	for rank, n := range r.Workers {
-		if n.Rank != rank || n.Role != wire.RoleWorker {
-			return fmt.Errorf("place %d holds %s %d", rank, n.Role, n.Rank)
+		if n.Rank != rank || n.Role != wire.RoleWorker || n.Session == 0 || seen[n.Session] {
+			return fmt.Errorf("place %d holds %s %d of session %#x", rank, n.Role, n.Rank, n.Session)
 		}
+		seen[n.Session] = true
 	}
 	return nil
 }

@@ -27,6 +27,7 @@ var update = flag.Bool("update", false, "write what the machine does now into te
 //	w0 back                            the client of w0 reconnects with what it knows
 //	w0 declare conv/4,4 fc/8#1         tensors: name/bytes of partitions#generation; set=1
 //	w0 add 0,1 at=0; w0 remove 1 at=1  calls on process sets
+//	w0 forgets; w0 poses as w1         the roster it had; with what w1 knows
 //	w0 lost worker 1 why; w0 bye; w0 breaks; w0 status; w0 hello role
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
@@ -157,6 +158,16 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 	s.lastID++
 	m := &wire.Control{ID: s.lastID}
 	switch verb {
+	case "forgets": // the roster: it was on its way when the scheduler died
+		a.known = wire.Known{}
+		return nil
+	case "poses":
+		b := s.actors[plain[1]]
+		a.register, a.known = b.register, b.known
+		a.register.Node.Session += 1 << 20
+		s.open(a, wire.RoleWorker)
+		r := a.register
+		r.Known, m.Register = &a.known, &r
 	case "hello":
 		s.open(a, wire.Role(plain[0]))
 		return nil
@@ -218,7 +229,8 @@ func registration(a *actor, id uint64, plain []string, args map[string]string) w
 	if v, ok := args["version"]; ok {
 		n.Version = v
 	}
-	return wire.Register{Node: n, Session: 1000 + id, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"]}
+	n.Session = 1000 + id
+	return wire.Register{Node: n, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"]}
 }
 
 // tensor reads "name/partitions#generation"; it is of all ranks of the set that the actor knows.

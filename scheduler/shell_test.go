@@ -49,7 +49,7 @@ func everywhere(t *testing.T, test func(t *testing.T, s *site)) {
 }
 
 func inTwin(t *testing.T, test func(t *testing.T, s *site)) {
-	network := transporttest.NewNetwork(transporttest.Options{Latency: 100 * time.Microsecond})
+	network := transporttest.NewNetwork(transporttest.Options{Latency: 100 * time.Microsecond, PeerTimeout: time.Minute})
 	defer network.Close()
 	s := &site{t: t, network: network, address: "scheduler:7000"}
 	s.node = func(name string) transport.Transport { return network.Node(name, secret) }
@@ -270,7 +270,7 @@ func TestAConnectionThatEndsWithoutGoodbyeIsALoss(t *testing.T) {
 		defer c.Close()
 		raw := s.raw(wire.Hello{Role: wire.RoleWorker, Rank: 1})
 		r := registerWorker(1, 2)
-		r.Session = 77
+		r.Node.Session = 77
 		if err := control.Send(raw, wire.TypeControl, wire.Control{ID: 1, Register: &r}); err != nil {
 			t.Fatal(err)
 		}
@@ -375,7 +375,7 @@ func TestASilentNodeIsLost(t *testing.T) {
 			j := s.job(2)
 			defer j.close()
 			start := time.Now()
-			if err := s.network.Script("worker1>scheduler: freeze\nscheduler>worker1: freeze"); err != nil {
+			if err := s.network.Script("at 0s worker1<->scheduler freeze"); err != nil {
 				t.Fatal(err)
 			}
 			l := <-j.losses[0]

@@ -41,7 +41,7 @@ func (r *request) fail(err error) {
 // round; for a dedicated server with that of the first round, and further ones go to Config.OnRoster.
 // The session number is the client's to set.
 func (c *Client) Register(ctx context.Context, r wire.Register) (wire.Roster, error) {
-	r.Session = c.session
+	r.Node.Session = c.session
 	c.mu.Lock()
 	c.memory.register = r
 	c.mu.Unlock()

@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
@@ -80,6 +81,9 @@ func (t *Tensor) Signature() string {
 
 // Check reports the first thing about t that is out of bounds.
 func (t *Tensor) Check() error {
+	if len(t.Name) == 0 || len(t.Name) > limits.MaxName {
+		return fmt.Errorf("tensor name of %d bytes, allowed are 1 to %d", len(t.Name), limits.MaxName)
+	}
 	var total int64
 	for _, n := range t.Parts {
 		total += int64(n)
@@ -88,12 +92,14 @@ func (t *Tensor) Check() error {
 		}
 	}
 	switch {
-	case len(t.Name) == 0 || len(t.Name) > limits.MaxName:
-		return fmt.Errorf("tensor name of %d bytes, allowed are 1 to %d", len(t.Name), limits.MaxName)
 	case !t.Kind.Valid() || !t.Op.Valid() || !t.DType.Valid():
 		return fmt.Errorf("tensor %q: %v %v %v is not known here", t.Name, t.Kind, t.Op, t.DType)
 	case len(t.Shape) > limits.MaxDims:
 		return fmt.Errorf("tensor %q: %d dimensions, limit %d", t.Name, len(t.Shape), limits.MaxDims)
+	case slices.ContainsFunc(t.Shape, func(d int64) bool { return d < 0 }):
+		return fmt.Errorf("tensor %q: shape %v has a negative dimension", t.Name, t.Shape)
+	case t.Root < 0 || t.Root >= limits.MaxRanks:
+		return fmt.Errorf("tensor %q: root %d is no rank from 0 to %d", t.Name, t.Root, limits.MaxRanks-1)
 	case len(t.Parts) == 0 || len(t.Parts) > limits.MaxParts:
 		return fmt.Errorf("tensor %q: %d partitions, allowed are 1 to %d", t.Name, len(t.Parts), limits.MaxParts)
 	case total > limits.MaxTensor:
@@ -103,7 +109,7 @@ func (t *Tensor) Check() error {
 	}
 	for i, r := range t.Ranks {
 		if r < 0 || r >= limits.MaxRanks || i > 0 && r <= t.Ranks[i-1] {
-			return fmt.Errorf("tensor %q: ranks %v are not rising numbers under %d", t.Name, t.Ranks, limits.MaxRanks)
+			return fmt.Errorf("tensor %q: rank %d at place %d of its ranks: want rising numbers under %d", t.Name, r, i, limits.MaxRanks)
 		}
 	}
 	return nil
@@ -155,6 +161,7 @@ type Node struct {
 	PID       int    `json:"pid,omitempty"`     // for messages
 	Server    string `json:"server,omitempty"`  // address of the server that this node holds, host:port; "" if it holds none
 	Version   string `json:"version,omitempty"` // release of the node
+	Session   uint64 `json:"session,omitempty"` // random number of its line to the scheduler, the same after a reconnection
 }
 
 // Roster is the membership of one round of the job, alike on every node.
@@ -204,7 +211,6 @@ type Control struct {
 // the scheduler was restarted sends what it knows, so that the scheduler learns it again.
 type Register struct {
 	Node      Node   `json:"node"`
-	Session   uint64 `json:"session"`             // random number of the sender, the same after a reconnection
 	Workers   int    `json:"workers"`             // number of workers in the job, 0 if the node does not know
 	Dedicated int    `json:"dedicated"`           // number of dedicated servers that the job waits for, 0 if not known
 	Placement string `json:"placement,omitempty"` // "round-robin" or "largest-first"; "" is the scheduler's setting
