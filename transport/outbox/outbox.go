@@ -1,0 +1,243 @@
+// Package outbox sends frames over one connection on behalf of many goroutines.
+//
+//  1. Whoever has something to send puts it into a Queue and calls Kick.
+//  2. If nobody is sending, Kick sends small frames itself, without waiting for the peer: that saves
+//     waking a goroutine, which costs more than sending a small frame.
+//  3. Everything else is sent by the outbox's own goroutine.
+//  4. Small frames that wait together leave together, in one batch frame and one vectored write.
+package outbox
+
+import (
+	"net"
+	"runtime"
+	"sync/atomic"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Owner is told when the memory of a frame may be used again: it was sent, or err says why not.
+type Owner interface{ Sent(err error) }
+
+// Frame is one frame to send. Length in the header is set from Payload.
+type Frame struct {
+	wire.Header
+	Payload []byte
+	Owner   Owner // may be nil
+}
+
+// Queue holds the frames that wait. Its methods are called from any goroutine, never twice at a time for one outbox.
+type Queue interface {
+	// Pop takes the next frame to leave, provided that its payload is of at most max bytes.
+	Pop(max int) (Frame, bool)
+	// Waiting reports whether a frame could leave now.
+	Waiting() bool
+}
+
+// Inline and batch sizes in bytes of payload.
+const (
+	// inlineMax is the largest payload that the caller of Kick sends itself; larger ones would keep it
+	// from its own work for longer than waking the sending goroutine takes.
+	inlineMax = 32 << 10
+	// inlineRounds bounds how often one Kick looks for more before it hands over.
+	inlineRounds = 2
+	maxFrames    = 256
+)
+
+// Outbox sends over one connection.
+type Outbox struct {
+	conn   transport.Conn
+	queue  Queue
+	fusion int
+	busy   atomic.Bool // somebody is sending; guards all fields below
+	wake   chan struct{}
+	quit   chan struct{}
+	done   chan struct{}
+	fail   func(error)
+
+	frames  []Frame
+	headers []byte
+	buffers net.Buffers
+	rest    net.Buffers
+	err     error
+}
+
+// New makes an outbox and starts its goroutine. Frames with payloads of up to fusion bytes travel
+// together. fail is called once, from any goroutine, if sending fails.
+func New(conn transport.Conn, queue Queue, fusion int, fail func(error)) *Outbox {
+	o := &Outbox{
+		conn: conn, queue: queue, fusion: min(fusion, limits.MaxBatch/2), fail: fail,
+		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
+	}
+	go o.run()
+	return o
+}
+
+// Kick says that a frame was queued. It never waits for the peer.
+func (o *Outbox) Kick() {
+	for o.queue.Waiting() && o.busy.CompareAndSwap(false, true) {
+		if o.sendInline() {
+			o.wake <- struct{}{} // never blocks: only the holder of busy sends, and run takes it before it lets busy go
+			return
+		}
+		o.busy.Store(false)
+	}
+}
+
+// Close ends the sending goroutine and settles what it was sending. The connection must have been
+// closed before, or a send that waits for the peer would not return.
+func (o *Outbox) Close() {
+	close(o.quit)
+	<-o.done
+}
+
+// sendInline sends small frames as far as the connection takes them at once, and reports whether
+// there is something left for the goroutine.
+func (o *Outbox) sendInline() (more bool) {
+	if o.err != nil {
+		o.refuse()
+		return false
+	}
+	for range inlineRounds {
+		if !o.fill(inlineMax) {
+			return o.queue.Waiting()
+		}
+		rest, busy, err := o.conn.TrySend(o.buffers)
+		switch {
+		case err != nil:
+			o.settle(err)
+			return true
+		case busy:
+			o.rest = o.buffers
+			return true
+		case len(rest) > 0:
+			o.rest = rest
+			return true
+		}
+		o.settle(nil)
+	}
+	return o.queue.Waiting()
+}
+
+func (o *Outbox) run() {
+	defer close(o.done)
+	for {
+		select {
+		case <-o.wake:
+			o.drain()
+		case <-o.quit:
+			o.close()
+			return
+		}
+	}
+}
+
+// drain sends all that waits, then lets busy go; what was queued in between it takes up again.
+func (o *Outbox) drain() {
+	for {
+		if len(o.rest) > 0 {
+			rest := o.rest
+			o.rest = nil
+			o.settle(o.conn.Send(rest))
+		}
+		for o.err == nil && o.fill(limits.MaxPayload) {
+			o.settle(o.conn.Send(o.buffers))
+		}
+		if o.err != nil {
+			o.refuse()
+		}
+		o.busy.Store(false)
+		if !o.queue.Waiting() || !o.busy.CompareAndSwap(false, true) {
+			return
+		}
+	}
+}
+
+// close waits for an inline sender, which never waits itself, then settles what is left. From here on
+// frames are refused by whoever kicks.
+func (o *Outbox) close() {
+	for !o.busy.CompareAndSwap(false, true) {
+		select {
+		case <-o.wake:
+			o.drain()
+		default:
+			runtime.Gosched()
+		}
+	}
+	if o.err == nil {
+		o.err = net.ErrClosed
+	}
+	o.refuse()
+	o.busy.Store(false)
+}
+
+// refuse settles everything that waits with the error of the connection.
+func (o *Outbox) refuse() {
+	for o.fill(limits.MaxPayload) {
+		o.settle(o.err)
+	}
+}
+
+// fill makes the next write: one frame, or several small ones wrapped in a batch frame.
+func (o *Outbox) fill(maxFirst int) bool {
+	o.frames, o.headers, o.buffers = o.frames[:0], o.headers[:0], o.buffers[:0]
+	f, ok := o.queue.Pop(maxFirst)
+	if !ok {
+		return false
+	}
+	o.frames = append(o.frames, f)
+	total := wire.HeaderSize + len(f.Payload)
+	for len(f.Payload) <= o.fusion && len(o.frames) < maxFrames && total+wire.HeaderSize < limits.MaxBatch-o.fusion {
+		if f, ok = o.queue.Pop(min(o.fusion, maxFirst)); !ok {
+			break
+		}
+		o.frames = append(o.frames, f)
+		total += wire.HeaderSize + len(f.Payload)
+	}
+	o.encode(total)
+	return true
+}
+
+func (o *Outbox) encode(total int) {
+	if len(o.frames) > 1 {
+		batch := wire.Header{Type: wire.TypeBatch, Count: uint32(len(o.frames)), Length: uint32(total)}
+		o.headers = batch.Append(o.headers)
+	}
+	for i := range o.frames {
+		f := &o.frames[i]
+		f.Length = uint32(len(f.Payload))
+		o.headers = f.Header.Append(o.headers)
+	}
+	// Headers are sliced out only now, because appending may have moved them.
+	at := 0
+	next := wire.HeaderSize
+	if len(o.frames) > 1 {
+		next += wire.HeaderSize
+	}
+	for i := range o.frames {
+		if p := o.frames[i].Payload; len(p) > 0 {
+			o.buffers = append(o.buffers, o.headers[at:next], p)
+			at = next
+		}
+		next += wire.HeaderSize
+	}
+	if at < len(o.headers) {
+		o.buffers = append(o.buffers, o.headers[at:])
+	}
+}
+
+// settle tells the owners of the frames that were being sent.
+func (o *Outbox) settle(err error) {
+	if err != nil && o.err == nil {
+		o.err = err
+		o.fail(err)
+	}
+	for i := range o.frames {
+		if owner := o.frames[i].Owner; owner != nil {
+			owner.Sent(err)
+		}
+		o.frames[i] = Frame{}
+	}
+	o.frames = o.frames[:0]
+}
