@@ -38,9 +38,10 @@ train: setup
 ## make test         every test: Go with the race detector, fuzz targets for $FUZZ_TIME each, Python
 test: test-go test-fuzz test-python
 
+# The tag compiles the invariants' checks in (internal/invariant).
 test-go: $(VENV)/.tools
-	go vet ./...
-	go test -race ./...
+	go vet -tags invariants ./...
+	go test -race -tags invariants ./...
 
 test-fuzz: $(VENV)/.tools
 	.ci/fuzz $(FUZZ_TIME)
@@ -60,7 +61,6 @@ wheel: $(VENV)/.wheel-tools
 lint: $(VENV)/.tools $(VENV)/.lint-tools
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 	  test -z "$$unformatted" || { echo "not as gofmt would have it: $$unformatted; run: make format"; exit 1; }
-	go vet ./...
 	.ci/golangci-lint run ./...
 	ruff check
 	ruff format --check
