@@ -1,0 +1,72 @@
+package wire
+
+import "github.com/paceline/paceline/internal/units"
+
+// sample is one frame of the golden file, which also seeds the fuzz targets.
+type sample struct {
+	name    string
+	header  Header
+	payload any // []byte as it is, nil for none, else JSON
+}
+
+// bytes is the whole frame.
+func (s sample) bytes() []byte {
+	switch payload := s.payload.(type) {
+	case nil:
+		return AppendFrame(nil, s.header, nil)
+	case []byte:
+		return AppendFrame(nil, s.header, payload)
+	default:
+		frame, err := JSONFrame(s.header, payload)
+		if err != nil {
+			panic(err)
+		}
+		return frame
+	}
+}
+
+var (
+	push = Header{Type: TypePush, Flags: FlagHome, DType: units.Float32, Epoch: 1, Tensor: 2, Part: 3, Rank: 4,
+		Iteration: 5, Seq: 6, Significance: 0.5}
+	pull   = Header{Type: TypePull, Epoch: 1, Tensor: 2, Part: 3, Rank: 4, Iteration: 5}
+	tensor = Tensor{ID: 2, Name: "layer1.weight", Kind: units.Allreduce, Op: units.Average, DType: units.Float32, Shape: []int64{10, 4},
+		Ranks: []int{0, 1, 2}, Prescale: 1, Postscale: 0.5, Generation: 1, Parts: []uint32{128, 32}}
+	worker = Node{Role: RoleWorker, Rank: 1, LocalRank: 1, LocalSize: 2, Host: "node7", PID: 4711, Server: "10.0.0.7:40000", Version: "0.1.0"}
+	roster = Roster{Round: 77, Epoch: 1, Workers: []Node{worker}, Servers: []Node{worker}}
+)
+
+// samples has every frame type, and every kind of control message.
+var samples = []sample{
+	{"hello", Header{Type: TypeHello}, Hello{Role: RoleWorker, Round: 77, Rank: 3, Conns: 2}},
+	{"welcome", Header{Type: TypeWelcome}, nil},
+	{"announce", Header{Type: TypeAnnounce, Tensor: 2}, tensor},
+	{"push", push, []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0x40}},
+	{"pull", pull, nil},
+	{"result", Header{Type: TypeResult, DType: units.Float32, Epoch: 1, Tensor: 2, Part: 3, Iteration: 5, Divisor: 2}, []byte{0, 0, 0x40, 0x40}},
+	{"put", Header{Type: TypePut, DType: units.Uint8, Tensor: 2, Rank: 1, Iteration: 5, Aux: Route(1, -1)}, []byte("abc")},
+	{"get", Header{Type: TypeGet, Tensor: 2, Rank: 2, Iteration: 5, Aux: Route(1, 2)}, nil},
+	{"window", Header{Type: TypeWindow, Aux: 1 << 40}, nil},
+	{"fail", Header{Type: TypeFail, Tensor: 2}, Failure{Code: FailMismatch, Name: "layer1.weight", ProcessSet: 1, Generation: 1, Seq: 6,
+		Text: `"layer1.weight": rank 0 brought float32 [10, 4], rank 1 float32 [4]`}},
+	{"cancel", Header{Type: TypeCancel, Tensor: 2, Rank: 1, Iteration: 5}, nil},
+	{"join", Header{Type: TypeJoin, Rank: 1}, nil},
+	{"joined", Header{Type: TypeJoined, Rank: 3}, nil},
+	{"stall", Header{Type: TypeStall, Tensor: 2}, Stall{Name: "layer1.weight", Missing: []int{1, 3}, Seconds: 60}},
+	{"lost", Header{Type: TypeLost}, Lost{Role: RoleWorker, Rank: 1, Why: "10.0.0.7:5 closed the connection", Round: 77}},
+	{"batch", Header{Type: TypeBatch, Count: 2}, AppendFrame(AppendFrame(nil, push, []byte("four")), pull, nil)},
+	{"control: register", Header{Type: TypeControl}, Control{ID: 1, Wait: 30, Register: &Register{Node: worker, Workers: 2, Dedicated: 1,
+		Placement: "largest-first", Known: &Known{Roster: roster, Tensors: []Tensor{tensor}, Placed: []Placed{{ID: 2, Servers: []int{0, 0}}},
+			Sets: []ProcessSet{{ID: 1, Ranks: []int{0, 1}}}, SetCalls: 1}}}},
+	{"control: roster", Header{Type: TypeControl}, Control{ID: 1, Roster: &roster}},
+	{"control: declare", Header{Type: TypeControl}, Control{ID: 2, Declare: []Tensor{tensor}}},
+	{"control: placed", Header{Type: TypeControl}, Control{ID: 2, Placed: []Placed{{ID: 2, Servers: []int{0, 1}}}}},
+	{"control: refused", Header{Type: TypeControl}, Control{ID: 2, Error: "process set 7 is not known"}},
+	{"control: add set", Header{Type: TypeControl}, Control{ID: 3, Position: 1, AddSet: []int{0, 1}}},
+	{"control: set", Header{Type: TypeControl}, Control{ID: 3, Set: &ProcessSet{ID: 1, Ranks: []int{0, 1}}}},
+	{"control: remove set", Header{Type: TypeControl}, Control{ID: 4, Position: 2, RemoveID: 1}},
+	{"control: lost", Header{Type: TypeControl}, Control{Lost: &Lost{Role: RoleServer, Rank: 1, Why: "no beat for 10s"}}},
+	{"control: beat", Header{Type: TypeControl}, Control{Beat: true}},
+	{"control: bye", Header{Type: TypeControl}, Control{Bye: true}},
+	{"control: status", Header{Type: TypeControl}, Control{ID: 5, Status: &StatusReply{State: "running", Roster: &roster, Tensors: 1, Uptime: 1.5}}},
+	{"bye", Header{Type: TypeBye}, nil},
+}
