@@ -27,12 +27,14 @@ typedef struct handle {
 
 static handle handles[PL_HANDLES];
 static _Atomic int forked;
-static _Thread_local char last_error[ERROR_BYTES];
+/* A key and not _Thread_local: Go's libraries use the static TLS block, which has little room. */
+static pthread_key_t last_error;
 
 static void in_child(void) { atomic_store(&forked, 1); }
 
 __attribute__((constructor)) static void on_load(void) {
   for (int i = 0; i < PL_HANDLES; i++) atomic_store(&handles[i].state, PL_ERR_INVALID);
+  pthread_key_create(&last_error, free);
   pthread_atfork(NULL, NULL, in_child);
 }
 
@@ -44,9 +46,16 @@ int pl_in_child(void) {
   return 1;
 }
 
-void pl_set_error(const char *text) { snprintf(last_error, sizeof last_error, "%s", text); }
+void pl_set_error(const char *text) {
+  char *buf = pthread_getspecific(last_error);
+  if (!buf && (buf = malloc(ERROR_BYTES))) pthread_setspecific(last_error, buf);
+  if (buf) snprintf(buf, ERROR_BYTES, "%s", text);
+}
 
-const char *pl_last_error(void) { return last_error; }
+const char *pl_last_error(void) {
+  const char *text = pthread_getspecific(last_error);
+  return text ? text : "";
+}
 
 void pl_handle_open(int32_t h) { atomic_store(&handles[h].state, PL_PENDING); }
 

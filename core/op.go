@@ -104,6 +104,9 @@ func (o *Op) Lengths(rank int) (in, out int64, err error) {
 }
 
 func (o *Op) bytes() (int64, error) {
+	if o.Kind == units.Barrier {
+		return 0, nil
+	}
 	n := int64(o.DType.Size())
 	for _, d := range o.Shape {
 		if d < 0 {
