@@ -1,0 +1,40 @@
+"""Paceline: data-parallel training over ordinary Ethernet. The frameworks' modules are paceline.torch and so on."""
+
+from __future__ import annotations
+
+from paceline.common.basics import (
+    cross_rank,
+    cross_size,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from paceline.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+
+# fmt: off
+__all__ = [
+    "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
+    "start_timeline", "stop_timeline",
+    "ProcessSet", "global_process_set", "add_process_set", "remove_process_set",
+]
+# fmt: on
+
+
+def __getattr__(name: str) -> str:
+    """`__version__`: the installed package's, or in a checkout the native library's."""
+    if name != "__version__":
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    from importlib import metadata
+
+    try:
+        return metadata.version("paceline")
+    except metadata.PackageNotFoundError:
+        from paceline._abi import library
+
+        return library().pl_version().decode()

@@ -1,0 +1,105 @@
+"""The C ABI of cgo/paceline.h as ctypes: structures, numbers and the loaded library."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+
+VERSION = 1  # PL_ABI_VERSION of the header this module was written for
+
+OK, PENDING = 0, 1
+ERR_INVALID, ERR_NOT_INITIALIZED, ERR_DUPLICATE, ERR_FORKED, ERR_TIMEOUT = -1, -2, -3, -8, -9
+
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
+UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
+
+
+class Op(ctypes.Structure):
+    """pl_op: one collective operation. `size` is filled in."""
+
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("kind", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint32),
+        ("reduce_op", ctypes.c_uint32),
+        ("process_set", ctypes.c_uint32),
+        ("root", ctypes.c_int32),
+        ("priority", ctypes.c_int32),
+        ("ndim", ctypes.c_uint32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("input", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("splits", ctypes.POINTER(ctypes.c_int64)),
+        ("nsplits", ctypes.c_uint32),
+        ("prescale", ctypes.c_double),
+        ("postscale", ctypes.c_double),
+        ("name", ctypes.c_char_p),
+    ]
+
+
+class Output(ctypes.Structure):
+    """pl_output: what a finished operation gives beyond its output memory."""
+
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("nrows", ctypes.c_uint32),
+        ("rows", ctypes.POINTER(ctypes.c_int64)),
+        ("value", ctypes.c_int32),
+    ]
+
+
+_PROTOTYPES = {
+    "pl_abi_version": (ctypes.c_uint32, []),
+    "pl_version": (ctypes.c_char_p, []),
+    "pl_last_error": (ctypes.c_char_p, []),
+    "pl_init": (ctypes.c_int, [ctypes.c_char_p]),
+    "pl_shutdown": (ctypes.c_int, []),
+    "pl_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_uint64]),
+    "pl_submit": (ctypes.c_int, [ctypes.POINTER(Op), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32)]),
+    "pl_join": (ctypes.c_int, [ctypes.POINTER(ctypes.c_int32)]),
+    "pl_poll": (ctypes.c_int, [ctypes.c_int32]),
+    "pl_wait": (ctypes.c_int, [ctypes.c_int32, ctypes.c_int64]),
+    "pl_error": (ctypes.c_int64, [ctypes.c_int32, ctypes.c_char_p, ctypes.c_uint64]),
+    "pl_result": (ctypes.c_int, [ctypes.c_int32, ctypes.POINTER(Output)]),
+    "pl_release": (ctypes.c_int, [ctypes.c_int32]),
+    "pl_free": (None, [ctypes.c_void_p]),
+    "pl_process_set_add": (
+        ctypes.c_int,
+        [ctypes.POINTER(ctypes.c_int32), ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)],
+    ),
+    "pl_process_set_remove": (ctypes.c_int, [ctypes.c_uint32]),
+    "pl_timeline_start": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_int]),
+    "pl_timeline_stop": (ctypes.c_int, []),
+}
+
+
+def library_path() -> pathlib.Path:
+    """Where libpaceline.so lies: PACELINE_LIBRARY, or beside this package."""
+    override = os.environ.get("PACELINE_LIBRARY")
+    return pathlib.Path(override) if override else pathlib.Path(__file__).parent / "_native" / "libpaceline.so"
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The native library, loaded at its first use. Raises ImportError when it is missing or of another version."""
+    path = library_path()
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as e:
+        raise ImportError(
+            f"Paceline's native library cannot be loaded from {path}: {e}. Install the wheel, or build "
+            "it in a checkout with `make build`, or point PACELINE_LIBRARY at it."
+        ) from e
+    for name, (restype, argtypes) in _PROTOTYPES.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = restype, argtypes
+    if lib.pl_abi_version() != VERSION:
+        raise ImportError(
+            f"{path} speaks version {lib.pl_abi_version()} of Paceline's C interface and this package "
+            f"version {VERSION}: install both from the same release"
+        )
+    return lib

@@ -1,0 +1,302 @@
+"""The engine as Python sees it: one job per process, handles, and status codes turned into exceptions."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from paceline import _abi
+from paceline.common.exceptions import HorovodInternalError, NotInitializedError
+
+# The part of the environment that says where this process stands in which job, and how that job is set up.
+_ENV_PREFIXES = ("PACELINE_", "HOROVOD_", "DMLC_", "BYTEPS_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
+_ENV_NAMES = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "HOSTNAME",
+        "XDG_RUNTIME_DIR",
+        "TMPDIR",
+    }
+)
+
+# How long one wait stays in C, where Ctrl-C is not seen.
+_WAIT_SLICE_MS = 100
+
+
+class Engine:
+    """The job that this process is in. Its methods are the framework modules' `init`, `rank` and so on."""
+
+    def __init__(self) -> None:
+        self._job: dict[str, Any] | None = None
+        self._pid = -1
+        self.round = 0  # counts init..shutdown, so that a handle of an earlier round is recognised
+
+    # The job
+
+    def init(self, process_sets: Iterable[Sequence[int]] = (), dynamic: bool = False) -> None:
+        """Joins the job that the environment names and waits for its other ranks. A second call does nothing.
+
+        process_sets: ranks of the sets to register. dynamic: allows to add sets later, as the setting
+        PACELINE_DYNAMIC_PROCESS_SETS does. Raises ValueError for wrong settings, HorovodInternalError when the job does
+        not come together.
+        """
+        if self._job is not None and self._pid == os.getpid():
+            return
+        env = {k: v for k, v in os.environ.items() if k in _ENV_NAMES or k.startswith(_ENV_PREFIXES)}
+        if dynamic:
+            env["PACELINE_DYNAMIC_PROCESS_SETS"] = "1"
+        settings = json.dumps({"env": env, "process_sets": [list(ranks) for ranks in process_sets]})
+        lib = _abi.library()
+        _interruptible(lambda: self._check(lib.pl_init(settings.encode())))
+        self.round += 1
+        self._pid = os.getpid()
+        self._job = self._info()
+        atexit.unregister(self._shutdown_at_exit)
+        atexit.register(self._shutdown_at_exit)
+
+    def shutdown(self) -> None:
+        """Leaves the job. Operations in flight end with HorovodInternalError. Without a job it does nothing."""
+        if self._job is None or self._pid != os.getpid():
+            return
+        self._job = None
+        _interruptible(lambda: self._check(_abi.library().pl_shutdown()))
+
+    def _shutdown_at_exit(self) -> None:
+        if self._job is not None and self._pid == os.getpid():
+            self._job = None
+            _abi.library().pl_shutdown()
+
+    def is_initialized(self) -> bool:
+        """Whether `init()` has been called, and `shutdown()` not yet."""
+        return self._job is not None
+
+    def rank(self) -> int:
+        """This process's number among all workers, from 0. Raises ValueError before `init()`."""
+        return self._known("rank")
+
+    def size(self) -> int:
+        """The number of workers. Raises ValueError before `init()`."""
+        return self._known("size")
+
+    def local_rank(self) -> int:
+        """This process's number among the workers of its host. Raises ValueError before `init()`."""
+        return self._known("local_rank")
+
+    def local_size(self) -> int:
+        """The number of workers on this host. Raises ValueError before `init()`."""
+        return self._known("local_size")
+
+    def cross_rank(self) -> int:
+        """This host's number among the hosts that have this local rank. Raises ValueError before `init()`."""
+        return self._known("cross_rank")
+
+    def cross_size(self) -> int:
+        """The number of hosts that have this local rank. Raises ValueError before `init()`."""
+        return self._known("cross_size")
+
+    def _known(self, what: str) -> Any:
+        if self._job is None:
+            raise NotInitializedError()
+        return self._job[what]
+
+    def _info(self) -> dict[str, Any]:
+        lib = _abi.library()
+        return json.loads(_text(lambda buf, room: self._check(lib.pl_info(buf, room))))
+
+    # Process sets
+
+    def process_sets(self) -> dict[int, list[int]]:
+        """The registered sets: number to sorted ranks."""
+        return {s["id"]: s["ranks"] for s in self._info()["process_sets"]}
+
+    def add_process_set(self, ranks: Sequence[int]) -> int:
+        """Registers a set and returns its number. Raises ValueError for ranks that the job does not have."""
+        number = ctypes.c_uint32()
+        members = (ctypes.c_int32 * len(ranks))(*ranks)
+        lib = _abi.library()
+        _interruptible(lambda: self._check(lib.pl_process_set_add(members, len(ranks), ctypes.byref(number))))
+        return number.value
+
+    def remove_process_set(self, number: int) -> None:
+        """Removes a registered set."""
+        lib = _abi.library()
+        _interruptible(lambda: self._check(lib.pl_process_set_remove(number)))
+
+    # Operations
+
+    def submit(self, ops: Sequence[_abi.Op]) -> list[int]:
+        """Starts the operations as one group, all or none. Returns a handle for each."""
+        count = len(ops)
+        handles = (ctypes.c_int32 * count)()
+        array = ops[0] if count == 1 else (_abi.Op * count)(*ops)
+        status = _abi.library().pl_submit(array, count, handles)
+        if status < 0:
+            self._check(status)
+        return list(handles)
+
+    def submit_join(self) -> int:
+        """Says that this rank has no more data. Returns a handle whose result's value is the last rank to join."""
+        handle = ctypes.c_int32()
+        self._check(_abi.library().pl_join(ctypes.byref(handle)))
+        return handle.value
+
+    def ended(self, handle: int) -> bool:
+        """Whether the operation is over, well or not."""
+        return _abi.library().pl_poll(handle) != _abi.PENDING
+
+    def wait(self, handles: Sequence[int]) -> Exception | None:
+        """Waits until all have ended and returns the first one's error, if any. Ctrl-C breaks off the wait."""
+        wait, failed = _abi.library().pl_wait, None
+        for handle in handles:
+            while (status := wait(handle, _WAIT_SLICE_MS)) in (_abi.ERR_TIMEOUT, _abi.PENDING):
+                pass
+            if status < 0 and failed is None:
+                failed = _exception(status, self._handle_error(handle))
+        return failed
+
+    def result(self, handle: int) -> tuple[Any, list[int], int]:
+        """(memory, rows, value) of an operation that is done.
+
+        memory: the bytes that the engine made (allgather, alltoall), a ctypes array that frees them with its last
+        reference, or None where there are none. rows: rows received from each rank of the set.
+        """
+        out = _abi.Output(size=ctypes.sizeof(_abi.Output))
+        lib = _abi.library()
+        self._check(lib.pl_result(handle, ctypes.byref(out)))
+        memory = None
+        if out.data:
+            memory = (ctypes.c_char * out.bytes).from_address(out.data)
+            weakref.finalize(memory, lib.pl_free, out.data).atexit = False
+        return memory, out.rows[: out.nrows] if out.nrows else [], out.value
+
+    def release(self, handles: Sequence[int]) -> None:
+        """Forgets handles that have ended."""
+        for handle in handles:
+            _abi.library().pl_release(handle)
+
+    def _handle_error(self, handle: int) -> str:
+        lib = _abi.library()
+        return _text(lambda buf, room: lib.pl_error(handle, buf, room)) or _last_error()
+
+    # The timeline
+
+    def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
+        """Writes a Chrome trace of this rank's operations to file_path. Raises ValueError before `init()`."""
+        self._known("rank")
+        self._check(_abi.library().pl_timeline_start(os.fsencode(file_path), int(mark_cycles)))
+
+    def stop_timeline(self) -> None:
+        """Ends the trace and closes its file. Raises ValueError before `init()`."""
+        self._known("rank")
+        self._check(_abi.library().pl_timeline_stop())
+
+    def _check(self, status: int) -> int:
+        if status < 0:
+            raise _exception(status, _last_error())
+        return status
+
+
+engine = Engine()
+
+
+@functools.lru_cache(maxsize=4096)
+def _dimensions(shape: tuple[int, ...]) -> Any:
+    return (ctypes.c_int64 * len(shape))(*shape)
+
+
+def operation(
+    kind: int,
+    dtype: int,
+    shape: Sequence[int],
+    input: int,
+    output: int,
+    *,
+    reduce_op: int = 0,
+    process_set: int = 0,
+    root: int = 0,
+    priority: int = 0,
+    splits: Sequence[int] | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    name: str | None = None,
+) -> _abi.Op:
+    """A pl_op. input and output are addresses (0 where there are no bytes); shape is that of the input."""
+    op = _abi.Op(
+        ctypes.sizeof(_abi.Op),
+        kind,
+        dtype,
+        reduce_op,
+        process_set,
+        root,
+        priority,
+        len(shape),
+        _dimensions(tuple(shape)),
+        input or None,
+        output or None,
+        None,
+        0,
+        prescale,
+        postscale,
+        None if name is None else name.encode(),
+    )
+    if splits is not None:
+        op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)
+    return op
+
+
+def _exception(status: int, message: str) -> Exception:
+    if status == _abi.ERR_NOT_INITIALIZED:
+        return NotInitializedError(message) if message else NotInitializedError()
+    if status in (_abi.ERR_INVALID, _abi.ERR_DUPLICATE):
+        return ValueError(message)
+    return HorovodInternalError(message or f"the engine failed with status {status}")
+
+
+def _last_error() -> str:
+    message = _abi.library().pl_last_error()
+    return message.decode(errors="replace") if message else ""
+
+
+def _text(read: Callable[[Any, int], int]) -> str:
+    """Reads a text whose length C tells: asks again with more room while the answer does not fit."""
+    room = 4096
+    while True:
+        buffer = ctypes.create_string_buffer(room)
+        length = read(buffer, room)
+        if length < room:
+            return buffer.raw[: max(length, 0)].decode(errors="replace")
+        room = length + 1
+
+
+def _interruptible(call: Callable[[], Any]) -> None:
+    """Runs a call that may stay in C for long on a thread of its own, so that Ctrl-C is seen meanwhile."""
+    if threading.current_thread() is not threading.main_thread():
+        call()
+        return
+    outcome: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as e:
+            outcome.append(e)
+
+    thread = threading.Thread(target=run, name="paceline", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_WAIT_SLICE_MS / 1000)
+    if outcome:
+        raise outcome[0]

@@ -1,0 +1,46 @@
+"""`import horovod` under `paceline run --horovod`: every module of it is Paceline's module of that name.
+
+The directory above is put on PYTHONPATH. `horovod.torch` and `paceline.torch` are one module object, and so on for
+what they contain; a part of Horovod that Paceline lacks cannot be imported. `__version__` is that of the Horovod whose
+API this is, so that scripts that ask for a least version go on.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+
+__version__ = "0.28.1"
+
+
+class _PacelineModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds `horovod.x.y` as `paceline.x.y`."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        """A spec for any module below horovod."""
+        if not fullname.startswith("horovod."):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec):
+        """The module of Paceline itself."""
+        name = "paceline" + spec.name.removeprefix("horovod")
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as e:
+            if e.name != name:
+                raise
+            raise ModuleNotFoundError(
+                f"No module named {spec.name!r}: this is Paceline, which stands in for Horovod "
+                "and does not have this part of it",
+                name=spec.name,
+            ) from None
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module):
+        """Nothing to run. Gives the module back the spec that importing has just replaced."""
+        module.__spec__ = module.__spec__.loader_state
+
+
+sys.meta_path.insert(0, _PacelineModules())

@@ -1,0 +1,1 @@
+"""What every framework's module shares: exceptions, process sets, reduction operators."""

@@ -1,0 +1,108 @@
+"""The functions that every framework's module has: the job, its timeline, and what this build can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from paceline._engine import engine
+from paceline.common.process_sets import ProcessSet, register_process_sets
+
+shutdown = engine.shutdown
+is_initialized = engine.is_initialized
+rank = engine.rank
+size = engine.size
+local_rank = engine.local_rank
+local_size = engine.local_size
+cross_rank = engine.cross_rank
+cross_size = engine.cross_size
+start_timeline = engine.start_timeline
+stop_timeline = engine.stop_timeline
+
+
+def init(comm: Iterable[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Joins the job that the environment names, and waits until all its ranks are there.
+
+    A launcher (`paceline run`, torchrun, mpirun, srun) says through the environment where the process belongs; without
+    one it is a job of its own. A second call while running does nothing.
+
+    comm: None, or a list of all ranks. process_sets: sets to register, the same on all ranks; "dynamic" allows to add
+    sets later, as the setting PACELINE_DYNAMIC_PROCESS_SETS=1 does. Raises ValueError for wrong arguments or settings and
+    HorovodInternalError when the job does not come together in time.
+    """
+    if comm is not None and not isinstance(comm, Iterable):
+        raise ValueError(f"init(comm={comm!r}): Paceline has no MPI communicators; leave comm out")
+    dynamic = isinstance(process_sets, str) and process_sets.lower() == "dynamic"
+    if isinstance(process_sets, str) and not dynamic:
+        raise ValueError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')
+    wanted = [] if dynamic else list(process_sets or [])
+    engine.init([process_set.ranks or [] for process_set in wanted], dynamic)
+    try:
+        _check_ranks(comm)
+        register_process_sets(wanted)
+    except ValueError:
+        engine.shutdown()
+        raise
+
+
+def _check_ranks(comm: Iterable[int] | None) -> None:
+    ranks = sorted(comm or [])
+    if ranks and ranks != list(range(engine.size())):
+        raise ValueError(
+            f"init(comm={ranks}) names other ranks than the job's {engine.size()}: a job has all ranks that were "
+            "started; for a part of them use a process set"
+        )
+
+
+def paceline_built() -> bool:
+    """True: this is Paceline."""
+    return True
+
+
+def mpi_enabled() -> bool:
+    """False: Paceline runs under mpirun but sends nothing through MPI."""
+    return False
+
+
+def mpi_built() -> bool:
+    """False: there is no MPI in Paceline."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """Raises ValueError, as Horovod does where MPI is not enabled."""
+    raise ValueError("MPI is not enabled: Paceline sends nothing through it")
+
+
+def gloo_enabled() -> bool:
+    """True: scripts ask this to know whether collectives on CPU tensors work, and they do."""
+    return True
+
+
+def gloo_built() -> bool:
+    """True: scripts ask this to know whether collectives on CPU tensors exist, and they do. Gloo itself is not used."""
+    return True
+
+
+def nccl_built() -> int:
+    """0: tensors on CUDA devices travel through host memory, not through NCCL."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False: there is no IBM DDL in Paceline."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: there is no oneCCL in Paceline."""
+    return False
+
+
+def cuda_built() -> bool:
+    """False: nothing is compiled against CUDA. CUDA tensors work all the same, through PyTorch's own copies."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: nothing is compiled against ROCm."""
+    return False

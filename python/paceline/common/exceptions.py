@@ -1,0 +1,31 @@
+"""Paceline's exceptions, under the names that Horovod's scripts catch."""
+
+from __future__ import annotations
+
+
+class HorovodInternalError(RuntimeError):
+    """An operation or the job failed: ranks brought different tensors, a peer is gone, a rank never came.
+
+    The message names the tensor, the ranks and the reason. After a mismatch or a stall the job can go on; after
+    the loss of a peer call `shutdown()` and `init()` again.
+    """
+
+
+class NotInitializedError(HorovodInternalError, ValueError):
+    """An operation was called before `init()` or after `shutdown()`.
+
+    Horovod raises ValueError from `rank()` and HorovodInternalError from an operation: this is both.
+    """
+
+    def __init__(self, message: str = "Paceline has not been initialized; call hvd.init() first.") -> None:
+        super().__init__(message)
+
+
+class HorovodVersionMismatchError(ImportError):
+    """Kept for scripts that catch it: Paceline links to no framework, so that no version can mismatch."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(f"{name} is at version {version}, this build expects {installed_version}")
+        self.name = name
+        self.version = version
+        self.installed_version = installed_version

@@ -1,0 +1,121 @@
+"""Process sets: subsets of the ranks that run collective operations among themselves."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+from paceline._engine import engine
+
+
+class ProcessSet:
+    """A set of ranks. Give it to `init(process_sets=[...])` or to `add_process_set`, then to operations.
+
+    process_set_id: the number of the registered set, None before it is registered and after it is removed.
+    ranks: sorted global ranks.
+    """
+
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
+    mpi_comm = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        try:
+            self.ranks = sorted(operator.index(rank) for rank in ranks_or_comm)
+        except TypeError:
+            raise ValueError(
+                f"a ProcessSet is made from a list of ranks, not from {ranks_or_comm!r} "
+                "(Paceline has no MPI communicators)"
+            ) from None
+
+    def size(self) -> int | None:
+        """How many ranks the set has, None while it is not registered."""
+        return None if self.process_set_id is None else len(_ranks_of(self))
+
+    def rank(self) -> int | None:
+        """This process's place in the set, None while it is not registered, -1 when it is not in the set.
+
+        Broadcast roots are global ranks all the same, as in Horovod.
+        """
+        if self.process_set_id is None:
+            return None
+        ranks = _ranks_of(self)
+        return ranks.index(engine.rank()) if engine.rank() in ranks else -1
+
+    def included(self) -> bool | None:
+        """Whether this process is in the set. Raises ValueError before `init()`."""
+        return None if self.ranks is None else engine.rank() in _ranks_of(self)
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
+
+    __repr__ = __str__
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks of the job: its list follows the job."""
+
+    process_set_id = 0
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def ranks(self) -> list[int]:  # type: ignore[override]
+        return list(range(engine.size())) if engine.is_initialized() else []
+
+
+global_process_set = _GlobalProcessSet()
+
+
+def _ranks_of(process_set: ProcessSet) -> list[int]:
+    if process_set.process_set_id == 0:
+        return list(range(engine.size()))
+    return process_set.ranks or []
+
+
+def process_set_number(process_set: ProcessSet) -> int:
+    """The registered number of a set that an operation was given. Raises ValueError when it has none."""
+    number = getattr(process_set, "process_set_id", None)
+    if number is None:
+        raise ValueError(
+            f"{process_set} is not registered: give it to hvd.init(process_sets=[...]) or to hvd.add_process_set()"
+        )
+    return number
+
+
+def register_process_sets(process_sets: Iterable[ProcessSet]) -> None:
+    """Fills in the numbers of the sets that `init` was given. Raises ValueError when one stands there twice."""
+    numbers = {tuple(ranks): number for number, ranks in engine.process_sets().items()}
+    seen = {0}
+    for place, process_set in enumerate(process_sets):
+        number = numbers[tuple(process_set.ranks or [])]
+        if number in seen:
+            process_set.process_set_id = None
+            raise ValueError(f"process_sets[{place}] is a duplicate: {process_set}")
+        seen.add(number)
+        process_set.process_set_id = number
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Registers a set while the job runs; every rank calls it with the same ranks. Returns the set.
+
+    Needs init(process_sets="dynamic") or PACELINE_DYNAMIC_PROCESS_SETS=1, as in Horovod. Raises ValueError without it,
+    and when a set with these ranks exists.
+    """
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if process_set.ranks in engine.process_sets().values():
+        raise ValueError(f"a process set with these ranks exists already: {process_set}")
+    process_set.process_set_id = engine.add_process_set(process_set.ranks or [])
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a set; every rank calls it. False when the set is the global one or not registered."""
+    number = process_set.process_set_id
+    if not number:
+        return False
+    engine.remove_process_set(number)
+    process_set.process_set_id = None
+    return True

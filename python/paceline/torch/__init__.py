@@ -1,0 +1,92 @@
+"""Horovod's API for PyTorch: `import paceline.torch as hvd`.
+
+Names, arguments, defaults and results are those of horovod.torch 0.28.1, without its elastic part.
+"""
+
+from __future__ import annotations
+
+from paceline.torch.compression import Compression
+from paceline.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from paceline.torch.mpi_ops import (
+    Adasum,
+    Average,
+    HorovodInternalError,
+    Max,
+    Min,
+    ProcessSet,
+    Product,
+    Sum,
+    add_process_set,
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    init,
+    is_initialized,
+    join,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    paceline_built,
+    poll,
+    rank,
+    reducescatter,
+    reducescatter_async,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    sparse_allreduce_async,
+    start_timeline,
+    stop_timeline,
+    synchronize,
+)
+from paceline.torch.optimizer import DistributedOptimizer
+from paceline.torch.sync_batch_norm import SyncBatchNorm
+
+# fmt: off
+__all__ = [
+    "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
+    "start_timeline", "stop_timeline",
+    "mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built", "nccl_built", "ddl_built",
+    "ccl_built", "cuda_built", "rocm_built", "paceline_built",
+    "ProcessSet", "global_process_set", "add_process_set", "remove_process_set",
+    "Average", "Sum", "Adasum", "Min", "Max", "Product",
+    "Compression", "HorovodInternalError",
+    "DistributedOptimizer", "SyncBatchNorm",
+    "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
+    "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce", "grouped_allreduce_",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "sparse_allreduce_async", "allgather", "allgather_async",
+    "grouped_allgather", "grouped_allgather_async", "broadcast", "broadcast_", "broadcast_async",
+    "broadcast_async_", "alltoall", "alltoall_async", "reducescatter", "reducescatter_async",
+    "grouped_reducescatter", "grouped_reducescatter_async",
+    "join", "barrier", "poll", "synchronize",
+]

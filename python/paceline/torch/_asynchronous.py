@@ -1,0 +1,274 @@
+"""The operations that return a handle. Arguments, defaults and results are Horovod's.
+
+Common arguments
+    tensor: any dense tensor; other than contiguous CPU tensors are copied to host memory and back. In-place forms
+        write the result into it, whatever its strides and device.
+    name: what matches the operation between ranks, which may submit named operations in different orders. Operations
+        without a name match in the order of their submission.
+    op: Average (default), Sum, Adasum, Min, Max, Product. average: deprecated, True for Average and False for Sum.
+    prescale_factor, postscale_factor: multiply each rank's tensor, and the result.
+    process_set: the ranks that take part; roots of broadcasts are global ranks all the same.
+
+Common errors: ValueError for wrong arguments and for a name that is in flight on this rank; HorovodInternalError from
+`synchronize`, on every rank, when ranks brought different shapes, types or operations, when one never came, or when a
+peer is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from paceline import _abi
+from paceline._engine import engine, operation
+from paceline.common.operators import Adasum, Average, Sum, operator_of
+from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
+from paceline.torch._handles import start, synchronize
+from paceline.torch._memory import adopt, dtype_number, host_copy, host_view, is_direct, to_device
+
+
+class Part(NamedTuple):
+    """An operation that is ready to start."""
+
+    op: _abi.Op
+    memory: tuple[torch.Tensor, ...]  # what must live until its end
+    output: Callable[[int], torch.Tensor]  # makes the output from the handle of the finished operation
+
+
+def start_one(part: Part) -> int:
+    """A handle whose output is one tensor."""
+    return start([part.op], lambda handles: part.output(handles[0]))
+
+
+def start_group(parts: Sequence[Part]) -> int:
+    """A handle whose output is a tuple of tensors. Raises ValueError for an empty group, as Horovod does."""
+    if not parts:
+        raise ValueError("a grouped operation needs at least one tensor")
+    return start(
+        [part.op for part in parts],
+        lambda handles: tuple(part.output(h) for part, h in zip(parts, handles, strict=True)),
+    )
+
+
+def named(tensors: Iterable[torch.Tensor], name: str | None) -> list[tuple[torch.Tensor, str | None]]:
+    """The members of a group with their names."""
+    return [(tensor, None if name is None else f"{name}.{i}") for i, tensor in enumerate(tensors)]
+
+
+def exchange(kind: int, tensor: torch.Tensor, in_place: bool, *, reduces: bool, **fields: Any) -> Part:
+    """An operation whose output has the shape of its input: allreduce and broadcast."""
+    dtype = dtype_number(tensor, reduces=reduces)
+    if is_direct(tensor):
+        source = tensor
+        target = tensor if in_place else torch.empty_like(tensor, requires_grad=False)
+    else:
+        source = target = host_copy(tensor)
+
+    def output(_: int) -> torch.Tensor:
+        if not in_place:
+            return to_device(target, like=tensor)
+        if source is not tensor:
+            tensor.detach().copy_(source, non_blocking=True)
+        return tensor
+
+    op = operation(kind, dtype, tensor.shape, source.data_ptr(), target.data_ptr(), **fields)
+    return Part(op, (source, target), output)
+
+
+def reduction(
+    tensor: torch.Tensor,
+    in_place: bool,
+    name: str | None,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    priority: int = 0,
+) -> Part:
+    """An allreduce."""
+    if op == Adasum and process_set.process_set_id != 0:
+        raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
+    return exchange(
+        _abi.ALLREDUCE,
+        tensor,
+        in_place,
+        reduces=True,
+        reduce_op=op,
+        name=name,
+        prescale=prescale,
+        postscale=postscale,
+        process_set=process_set_number(process_set),
+        priority=priority,
+    )
+
+
+def allreduce_async(
+    tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
+):
+    """Starts a reduction over all ranks. Returns a handle; its output is a new tensor of the same shape."""
+    op = operator_of(op, average)
+    return start_one(reduction(tensor, False, name, op, prescale_factor, postscale_factor, process_set))
+
+
+def allreduce_async_(
+    tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
+):
+    """Starts a reduction into the tensor itself. Returns a handle; do not touch the tensor before its end."""
+    op = operator_of(op, average)
+    return start_one(reduction(tensor, True, name, op, prescale_factor, postscale_factor, process_set))
+
+
+def grouped_allreduce_async(
+    tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
+):
+    """Starts reductions of several tensors together. Returns one handle; its output is a tuple of new tensors."""
+    op = operator_of(op, average)
+    return start_group(
+        [reduction(t, False, n, op, prescale_factor, postscale_factor, process_set) for t, n in named(tensors, name)]
+    )
+
+
+def grouped_allreduce_async_(
+    tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
+):
+    """Starts reductions into several tensors together. Returns one handle; its output is a tuple of the tensors."""
+    op = operator_of(op, average)
+    return start_group(
+        [reduction(t, True, n, op, prescale_factor, postscale_factor, process_set) for t, n in named(tensors, name)]
+    )
+
+
+def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
+    """Starts a reduction of a sparse COO tensor: indices and values are gathered from all ranks.
+
+    Returns a function, as Horovod does: calling it waits and gives the uncoalesced sparse result, in which equal
+    indices add up. op is Average or Sum; others raise NotImplementedError.
+    """
+    if op not in (Average, Sum):
+        raise NotImplementedError("sparse tensors are reduced by Average or Sum only")
+    indices = tensor._indices().t().contiguous()  # one row per element, so that ranks concatenate
+    handle = start_group(
+        [gathering(indices, f"{name}.indices", process_set), gathering(tensor._values(), f"{name}.values", process_set)]
+    )
+
+    def result() -> torch.Tensor:
+        indices, values = synchronize(handle)
+        if op == Average:
+            values = values / process_set.size()
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape)
+
+    return result
+
+
+def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Part:
+    """An allgather."""
+    dtype, number = dtype_number(tensor), process_set_number(process_set)
+    source = host_view(tensor)
+
+    def output(handle: int) -> torch.Tensor:
+        memory, rows, _ = engine.result(handle)
+        return to_device(adopt(memory, source.dtype, (sum(rows), *source.shape[1:])), like=tensor)
+
+    op = operation(_abi.ALLGATHER, dtype, tensor.shape, source.data_ptr(), 0, name=name, process_set=number)
+    return Part(op, (source,), output)
+
+
+def allgather_async(tensor, name=None, process_set=global_process_set):
+    """Starts the concatenation of all ranks' tensors along the first dimension, which may differ between ranks.
+
+    Returns a handle; its output has the ranks' rows in rank order.
+    """
+    return start_one(gathering(tensor, name, process_set))
+
+
+def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
+    """Starts several allgathers together. Returns one handle; its output is a tuple of tensors."""
+    return start_group([gathering(t, n, process_set) for t, n in named(tensors, name)])
+
+
+def broadcasting(
+    tensor: torch.Tensor, in_place: bool, root_rank: int, name: str | None, process_set: ProcessSet
+) -> Part:
+    """A broadcast."""
+    number = process_set_number(process_set)
+    return exchange(_abi.BROADCAST, tensor, in_place, reduces=False, root=root_rank, name=name, process_set=number)
+
+
+def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
+    """Starts a broadcast from the rank root_rank. Returns a handle; its output is a new tensor."""
+    return start_one(broadcasting(tensor, False, root_rank, name, process_set))
+
+
+def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
+    """Starts a broadcast from the rank root_rank into the tensor itself. Returns a handle."""
+    return start_one(broadcasting(tensor, True, root_rank, name, process_set))
+
+
+def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
+    """Starts sending slices of the first dimension to each rank.
+
+    splits: how many rows go to each rank of the set, in rank order (a tensor or a list of integers); None for equal
+    parts. Returns a handle; its output is (rows of all ranks in rank order, rows received from each rank). The latter
+    has the type of splits when that is a tensor, else int32. Raises ValueError when the rows do not come out even.
+    """
+    dtype, number = dtype_number(tensor), process_set_number(process_set)
+    parts = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+    source = host_view(tensor)
+
+    def output(handles: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        memory, rows, _ = engine.result(handles[0])
+        received = adopt(memory, source.dtype, (sum(rows), *source.shape[1:]))
+        like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32)
+        return to_device(received, like=tensor), torch.tensor(rows, dtype=like.dtype, device=like.device)
+
+    op = operation(
+        _abi.ALLTOALL, dtype, tensor.shape, source.data_ptr(), 0, splits=parts, name=name, process_set=number
+    )
+    return start([op], output)
+
+
+def scattering(
+    tensor: torch.Tensor, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet
+) -> Part:
+    """A reducescatter."""
+    dtype, number = dtype_number(tensor, reduces=True), process_set_number(process_set)
+    if tensor.dim() == 0:
+        raise ValueError("reducescatter shares out the first dimension and a 0-dimensional tensor has none")
+    source = host_view(tensor)
+    share, over = divmod(tensor.shape[0], process_set.size())
+    target = torch.empty((share + (process_set.rank() < over), *tensor.shape[1:]), dtype=tensor.dtype)
+    op = operation(
+        _abi.REDUCESCATTER,
+        dtype,
+        tensor.shape,
+        source.data_ptr(),
+        target.data_ptr(),
+        reduce_op=op,
+        name=name,
+        prescale=prescale,
+        postscale=postscale,
+        process_set=number,
+    )
+    return Part(op, (source, target), lambda _: to_device(target, like=tensor))
+
+
+def reducescatter_async(
+    tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0
+):
+    """Starts a reduction of which each rank gets its part of the rows.
+
+    Rows are shared evenly; where that leaves some over, the lower ranks get one more. Returns a handle; its output is
+    this rank's rows.
+    """
+    return start_one(scattering(tensor, name, op, prescale_factor, postscale_factor, process_set))
+
+
+def grouped_reducescatter_async(
+    tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0
+):
+    """Starts several reducescatters together. Returns one handle; its output is a tuple of tensors."""
+    return start_group(
+        [scattering(t, n, op, prescale_factor, postscale_factor, process_set) for t, n in named(tensors, name)]
+    )

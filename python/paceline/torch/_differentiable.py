@@ -1,0 +1,308 @@
+"""The operations that wait. Those out of place carry gradients, by Horovod's definitions.
+
+A gradient here is that of the average over the ranks of their losses: where each rank's loss depends on gathered or
+broadcast values, the gradients that the ranks hold for them are averaged on the way back. Arguments, defaults and
+errors are those of paceline.torch._asynchronous.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from paceline import _abi
+from paceline._engine import engine, operation
+from paceline.common.operators import Average, Sum, operator_of
+from paceline.common.process_sets import global_process_set, process_set_number
+from paceline.torch._asynchronous import (
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+    reducescatter_async,
+    start,
+    synchronize,
+)
+from paceline.torch._handles import watch
+from paceline.torch.compression import Compression
+
+
+class HorovodAllreduce(torch.autograd.Function):
+    """Allreduce; the gradient is reduced the same way."""
+
+    @staticmethod
+    def forward(ctx, tensor, name, op, prescale, postscale, process_set):
+        ctx.how = op, prescale, postscale, process_set
+        return synchronize(allreduce_async(tensor, None, name, op, prescale, postscale, process_set))
+
+    @staticmethod
+    def backward(ctx, grad):
+        op, prescale, postscale, process_set = ctx.how
+        return allreduce(grad, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set), *[
+            None
+        ] * 5
+
+
+def allreduce(
+    tensor,
+    average=None,
+    name=None,
+    compression=Compression.none,
+    op=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=global_process_set,
+):
+    """Reduces a tensor over all ranks and returns a new tensor of the same shape and type. Carries gradients."""
+    op = operator_of(op, average)
+    compressed, ctx = compression.compress(tensor)
+    reduced = HorovodAllreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set)
+    return compression.decompress(reduced, ctx)
+
+
+def allreduce_(
+    tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
+):
+    """Reduces a tensor over all ranks into itself and returns it."""
+    return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
+
+
+class HorovodGroupedAllreduce(torch.autograd.Function):
+    """Allreduce of several tensors; the gradients are reduced the same way."""
+
+    @staticmethod
+    def forward(ctx, name, op, prescale, postscale, process_set, *tensors):
+        ctx.how = op, prescale, postscale, process_set
+        return synchronize(grouped_allreduce_async(tensors, None, name, op, prescale, postscale, process_set))
+
+    @staticmethod
+    def backward(ctx, *grads):
+        op, prescale, postscale, process_set = ctx.how
+        return *[None] * 5, *grouped_allreduce(
+            grads, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set
+        )
+
+
+def grouped_allreduce(
+    tensors,
+    average=None,
+    name=None,
+    compression=Compression.none,
+    op=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=global_process_set,
+):
+    """Reduces several tensors over all ranks together and returns a list of new tensors. Carries gradients."""
+    op = operator_of(op, average)
+    compressed = [compression.compress(t) for t in tensors]
+    reduced = HorovodGroupedAllreduce.apply(
+        name, op, prescale_factor, postscale_factor, process_set, *[t for t, _ in compressed]
+    )
+    return [compression.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
+
+
+def grouped_allreduce_(
+    tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
+):
+    """Reduces several tensors over all ranks into themselves and returns a tuple of them."""
+    return synchronize(
+        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
+    )
+
+
+def _own_rows(gathered, rows, process_set):
+    """Of tensors gathered from all ranks the rows that this rank gave."""
+    rank = process_set.rank()
+    counts = allgather(torch.tensor([rows]), process_set=process_set).view(process_set.size(), -1)
+    starts = counts[:rank].sum(dim=0).tolist()
+    return [t.narrow(0, begin, n) for t, begin, n in zip(gathered, starts, rows, strict=True)]
+
+
+class HorovodAllgather(torch.autograd.Function):
+    """Allgather; the gradient is averaged over the ranks and cut to this rank's rows."""
+
+    @staticmethod
+    def forward(ctx, tensor, name, process_set):
+        gathered = synchronize(allgather_async(tensor, name, process_set))
+        ctx.how = tensor.shape[0], process_set
+        return gathered
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, process_set = ctx.how
+        averaged = allreduce(grad, op=Average, process_set=process_set)
+        return _own_rows([averaged], [rows], process_set)[0], None, None
+
+
+def allgather(tensor, name=None, process_set=global_process_set):
+    """Concatenates all ranks' tensors along the first dimension, in rank order. Carries gradients.
+
+    The first dimension may differ between ranks, the others may not.
+    """
+    return HorovodAllgather.apply(tensor, name, process_set)
+
+
+class HorovodGroupedAllgather(torch.autograd.Function):
+    """Allgather of several tensors; each gradient is averaged and cut to this rank's rows."""
+
+    @staticmethod
+    def forward(ctx, name, process_set, *tensors):
+        gathered = synchronize(grouped_allgather_async(tensors, name, process_set))
+        ctx.how = [t.shape[0] for t in tensors], process_set
+        return gathered
+
+    @staticmethod
+    def backward(ctx, *grads):
+        rows, process_set = ctx.how
+        averaged = grouped_allreduce(grads, op=Average, process_set=process_set)
+        return None, None, *_own_rows(averaged, rows, process_set)
+
+
+def grouped_allgather(tensors, name=None, process_set=global_process_set):
+    """Allgathers several tensors together and returns a tuple of new tensors. Carries gradients."""
+    return HorovodGroupedAllgather.apply(name, process_set, *tensors)
+
+
+class HorovodBroadcast(torch.autograd.Function):
+    """Broadcast; the root's gradient is the average over the ranks, the others' is zero."""
+
+    @staticmethod
+    def forward(ctx, tensor, root_rank, name, process_set):
+        ctx.how = root_rank, process_set
+        return synchronize(broadcast_async(tensor, root_rank, name, process_set))
+
+    @staticmethod
+    def backward(ctx, grad):
+        root_rank, process_set = ctx.how
+        averaged = allreduce(grad, op=Average, process_set=process_set)
+        return averaged if engine.rank() == root_rank else torch.zeros_like(averaged), None, None, None
+
+
+def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
+    """Returns a new tensor with the values that the rank root_rank has. Carries gradients."""
+    return HorovodBroadcast.apply(tensor, root_rank, name, process_set)
+
+
+def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
+    """Fills the tensor with the values that the rank root_rank has and returns it."""
+    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+
+
+class HorovodAlltoall(torch.autograd.Function):
+    """Alltoall; the gradient goes back the way the rows came."""
+
+    @staticmethod
+    def forward(ctx, tensor, splits, name, process_set):
+        received, received_splits = synchronize(alltoall_async(tensor, splits, name, process_set))
+        ctx.how = received_splits, tensor.shape[0], process_set
+        if splits is None:
+            return received
+        ctx.mark_non_differentiable(received_splits)
+        return received, received_splits
+
+    @staticmethod
+    def backward(ctx, grad, *_):
+        received_splits, rows, process_set = ctx.how
+        back, _ = alltoall(grad, splits=received_splits, process_set=process_set)
+        unsent = rows - back.shape[0]  # rows beyond the sum of splits went nowhere
+        return torch.cat([back, back.new_zeros(unsent, *back.shape[1:])]) if unsent else back, None, None, None
+
+
+def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
+    """Sends slices of the first dimension to each rank and returns the slices received, in rank order.
+
+    splits: rows for each rank of the set, None for equal parts. With splits the result is (tensor, received_splits).
+    Carries gradients.
+    """
+    return HorovodAlltoall.apply(tensor, splits, name, process_set)
+
+
+def _unscatter(grads, op, prescale, postscale, process_set):
+    """What a reducescatter's gradients must be multiplied with before they are gathered."""
+    factor = prescale * postscale * (process_set.size() if op == Sum else 1)
+    return [grad * factor if factor != 1 else grad for grad in grads]
+
+
+class HorovodReducescatter(torch.autograd.Function):
+    """Reducescatter; the gradients of all ranks' rows are gathered, times the set's size when the op is Sum."""
+
+    @staticmethod
+    def forward(ctx, tensor, name, op, process_set, prescale, postscale):
+        ctx.how = op, prescale, postscale, process_set
+        return synchronize(reducescatter_async(tensor, name, op, process_set, prescale, postscale))
+
+    @staticmethod
+    def backward(ctx, grad):
+        process_set = ctx.how[-1]
+        return allgather(_unscatter([grad], *ctx.how)[0], process_set=process_set), *[None] * 5
+
+
+def reducescatter(
+    tensor,
+    name=None,
+    compression=Compression.none,
+    op=Average,
+    process_set=global_process_set,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+):
+    """Reduces a tensor over all ranks and returns this rank's part of its rows. Carries gradients.
+
+    Rows are shared evenly; where that leaves some over, the lower ranks get one more.
+    """
+    compressed, ctx = compression.compress(tensor)
+    reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor)
+    return compression.decompress(reduced, ctx)
+
+
+class HorovodGroupedReducescatter(torch.autograd.Function):
+    """Reducescatter of several tensors; gradients as in HorovodReducescatter."""
+
+    @staticmethod
+    def forward(ctx, name, op, process_set, prescale, postscale, *tensors):
+        ctx.how = op, prescale, postscale, process_set
+        return synchronize(grouped_reducescatter_async(tensors, name, op, process_set, prescale, postscale))
+
+    @staticmethod
+    def backward(ctx, *grads):
+        process_set = ctx.how[-1]
+        return *[None] * 5, *grouped_allgather(_unscatter(grads, *ctx.how), process_set=process_set)
+
+
+def grouped_reducescatter(
+    tensors,
+    name=None,
+    compression=Compression.none,
+    op=Average,
+    process_set=global_process_set,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+):
+    """Reducescatters several tensors together and returns a list of new tensors. Carries gradients."""
+    compressed = [compression.compress(t) for t in tensors]
+    reduced = HorovodGroupedReducescatter.apply(
+        name, op, process_set, prescale_factor, postscale_factor, *[t for t, _ in compressed]
+    )
+    return [compression.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
+
+
+def join(device=-1) -> int:
+    """Says that this rank has no more data, and waits until every rank has said so.
+
+    Meanwhile it takes part in the other ranks' reductions with zeros that do not count in averages. device is
+    Horovod's argument for the place of these zeros and has no effect. Returns the last rank that joined.
+    """
+    handle = engine.submit_join()
+    return synchronize(watch([handle], lambda: engine.result(handle)[2]))
+
+
+def barrier(process_set=global_process_set) -> None:
+    """Waits until every rank of the set is here."""
+    op = operation(_abi.BARRIER, _abi.UINT8, (), 0, 0, process_set=process_set_number(process_set))
+    synchronize(start([op], lambda _: None))

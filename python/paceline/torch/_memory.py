@@ -1,0 +1,70 @@
+"""Tensors as the engine needs them: dense host memory in row-major order, at an address.
+
+A contiguous CPU tensor is used where it lies. Anything else (other strides, channels_last included, or another device)
+goes through a contiguous host copy: ranks then need not agree on the layout, as they would have to if the storage were
+summed as it lies. Copies from and to CUDA devices follow the current stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline import _abi
+
+_NUMBERS = {
+    torch.uint8: _abi.UINT8,
+    torch.int8: _abi.INT8,
+    torch.int16: _abi.INT16,
+    torch.int32: _abi.INT32,
+    torch.int64: _abi.INT64,
+    torch.float16: _abi.FLOAT16,
+    torch.bfloat16: _abi.BFLOAT16,
+    torch.float32: _abi.FLOAT32,
+    torch.float64: _abi.FLOAT64,
+    torch.bool: _abi.BOOL,
+}
+
+
+def dtype_number(tensor: torch.Tensor, *, reduces: bool = False) -> int:
+    """The engine's number for the tensor's element type. Raises ValueError for what the operation cannot take."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.is_sparse:
+        raise ValueError("a sparse tensor has no dense memory: use sparse_allreduce_async, or tensor.to_dense()")
+    number = _NUMBERS.get(tensor.dtype)
+    if number is None or (reduces and number == _abi.BOOL):
+        raise ValueError(
+            f"tensors of type {tensor.dtype} cannot be {'reduced' if reduces else 'sent'}: "
+            f"convert it first, for example to {'torch.uint8' if reduces else 'torch.float32'}"
+        )
+    return number
+
+
+def is_direct(tensor: torch.Tensor) -> bool:
+    """Whether the engine can work on the tensor's own memory."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg()
+
+
+def host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous host tensor with the same elements, pinned when the tensor is on a CUDA device."""
+    pinned = tensor.device.type == "cuda"
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned).copy_(tensor.detach())
+
+
+def host_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself when the engine can read it where it lies, else a host copy."""
+    return tensor if is_direct(tensor) else host_copy(tensor)
+
+
+def to_device(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The host tensor on the device of `like`."""
+    return host if like.device.type == "cpu" else host.to(like.device, non_blocking=True)
+
+
+def adopt(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor on memory that the engine made (None: no bytes); it is freed with the tensor."""
+    if memory is None:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,135 @@
+"""Broadcasts of models, optimizers and objects."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+import cloudpickle
+import torch
+
+from paceline._engine import engine
+from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.torch._asynchronous import allgather_async, broadcast_async_
+from paceline.torch._differentiable import broadcast_
+from paceline.torch._handles import synchronize
+
+
+def broadcast_parameters(params, root_rank, process_set=global_process_set) -> None:
+    """Fills tensors in place with the values that the rank root_rank has.
+
+    params: a dict such as model.state_dict(), or a list or iterator of tensors or of (name, tensor) such as
+    model.named_parameters(). Entries that are no tensors are left alone. Raises ValueError for anything else.
+    """
+    if isinstance(params, dict):
+        params = sorted(params.items())
+    elif isinstance(params, (str, torch.Tensor)) or not isinstance(params, Iterable):
+        raise ValueError(f"broadcast_parameters takes a dict or a list of tensors, not {type(params).__name__}")
+    named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
+    handles = [
+        broadcast_async_(tensor, root_rank, name and f"broadcast.{name}", process_set)
+        for name, tensor in named
+        if isinstance(tensor, torch.Tensor)
+    ]
+    for handle in handles:
+        synchronize(handle)
+
+
+def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
+    """Returns the object that the rank root_rank gave, on every rank; other ranks' obj is not looked at.
+
+    It travels pickled by cloudpickle. What is unpickled comes only from ranks that have the job's secret.
+    """
+    is_root = engine.rank() == root_rank
+    payload = _pickled(obj) if is_root else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor([payload.numel()])
+    broadcast_(length, root_rank, name and f"{name}.sz", process_set)
+    if not is_root:
+        payload = torch.empty(int(length), dtype=torch.uint8)
+    broadcast_(payload, root_rank, name and f"{name}.t", process_set)
+    return obj if is_root else _unpickled(payload)
+
+
+def allgather_object(obj, name=None, process_set=global_process_set) -> list[Any]:
+    """Returns the list of all ranks' objects, in rank order. They travel pickled by cloudpickle."""
+    payload = _pickled(obj)
+    lengths = allgather_async(torch.tensor([payload.numel()]), name and f"{name}.sz", process_set)
+    payloads = allgather_async(payload, name and f"{name}.t", process_set)
+    return [_unpickled(part) for part in synchronize(payloads).split(synchronize(lengths).tolist())]
+
+
+def _pickled(obj: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+
+
+def _unpickled(payload: torch.Tensor) -> Any:
+    return cloudpickle.load(io.BytesIO(payload.numpy().tobytes()))
+
+
+def broadcast_optimizer_state(optimizer, root_rank, process_set: ProcessSet = global_process_set) -> None:
+    """Gives every rank's optimizer the state and the options that the rank root_rank's has.
+
+    The optimizers must have the same groups of parameters; their states may differ or be missing. Tensors of the same
+    shape and type are filled in place, scalars keep their types, and what the root does not have is dropped. Unlike
+    Horovod no step is made to create a missing state. Raises ValueError for torch.optim.LBFGS and for other groups.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("the state of torch.optim.LBFGS cannot be broadcast: its tensors lie in nested lists")
+    groups = optimizer.param_groups
+    params = [p for group in groups for p in group["params"]]
+    sizes, options, layout = broadcast_object(
+        (
+            [len(group["params"]) for group in groups],
+            [{k: v for k, v in group.items() if k != "params"} for group in groups],
+            [_layout(p, optimizer.state.get(p, {})) for p in params],
+        ),
+        root_rank,
+        process_set=process_set,
+    )
+    if sizes != [len(group["params"]) for group in groups]:
+        raise ValueError(
+            f"rank {root_rank}'s optimizer has groups of {sizes} parameters and this rank's has "
+            f"{[len(group['params']) for group in groups]}: they must be alike"
+        )
+    if engine.rank() != root_rank:
+        for group, option in zip(groups, options, strict=True):
+            group.update(option)
+        for p, wanted in zip(params, layout, strict=True):
+            _adopt_layout(optimizer.state, p, wanted)
+    tensors = [
+        value
+        for p in params
+        for _, value in sorted(optimizer.state.get(p, {}).items())
+        if isinstance(value, torch.Tensor)
+    ]
+    broadcast_parameters(tensors, root_rank, process_set)
+
+
+class _TensorLayout(tuple):
+    """(shape, dtype, whether it lies on the parameter's device) of a tensor whose values follow."""
+
+
+def _layout(p: torch.Tensor, state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _TensorLayout((tuple(v.shape), v.dtype, v.device == p.device)) if isinstance(v, torch.Tensor) else v
+        for name, v in state.items()
+    }
+
+
+def _adopt_layout(states: dict[Any, Any], p: torch.Tensor, wanted: dict[str, Any]) -> None:
+    """Gives the parameter's state the root's entries; tensors have the right shape but not yet the values."""
+    old = states.pop(p, {})
+    if not wanted:
+        return
+    states[p] = {name: _like(old.get(name), p, v) if isinstance(v, _TensorLayout) else v for name, v in wanted.items()}
+
+
+def _like(old: Any, p: torch.Tensor, layout: _TensorLayout) -> torch.Tensor:
+    shape, dtype, on_device = layout
+    if isinstance(old, torch.Tensor) and tuple(old.shape) == shape and old.dtype == dtype:
+        return old
+    device = p.device if on_device else torch.device("cpu")
+    if shape == tuple(p.shape):
+        return torch.empty_like(p, dtype=dtype, device=device, requires_grad=False)
+    return torch.empty(shape, dtype=dtype, device=device)

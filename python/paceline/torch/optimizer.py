@@ -1,0 +1,450 @@
+"""DistributedOptimizer: an optimizer that reduces gradients over all ranks before it steps."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from paceline._engine import engine
+from paceline.common.operators import Adasum, Average
+from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.torch._asynchronous import reduction, sparse_allreduce_async, start_group, start_one
+from paceline.torch._handles import synchronize
+from paceline.torch.compression import Compression
+
+_EARLY_ZERO_GRAD = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+    "optimizer.synchronize(): the gradients are still being reduced"
+)
+
+
+def _names(param_groups: Sequence[dict[str, Any]], named_parameters: Iterable[Any] | None) -> dict[torch.Tensor, str]:
+    """The name of each parameter. Raises ValueError where the given names do not fit the optimizer's parameters."""
+    params = [p for group in param_groups for p in group["params"]]
+    if named_parameters is None:
+        return {p: f"noname.{i}.{j}" for i, group in enumerate(param_groups) for j, p in enumerate(group["params"])}
+    named = list(named_parameters)
+    if not all(isinstance(entry, tuple) and len(entry) == 2 for entry in named):
+        raise ValueError("named_parameters must be a sequence of (name, parameter), such as model.named_parameters()")
+    seen: set[str] = set()
+    duplicates = sorted({name for name, _ in named if name in seen or seen.add(name)})
+    if duplicates:
+        raise ValueError(
+            f"parameter names in named_parameters must be unique, these stand there twice: {', '.join(duplicates)}"
+        )
+    names = {p: name for name, p in named}
+    missing = [
+        f"group {i}, place {j}, shape {tuple(p.shape)}"
+        for i, group in enumerate(param_groups)
+        for j, p in enumerate(group["params"])
+        if p not in names
+    ]
+    if missing:
+        raise ValueError(
+            f"named_parameters lacks {len(missing)} of the optimizer's {len(params)} parameters: {'; '.join(missing)}"
+        )
+    return names
+
+
+class _Hooked:
+    """What both kinds of optimizer share: a hook on each parameter that counts backward passes and starts reductions.
+
+    It stands before the wrapped optimizer's class in the class that `DistributedOptimizer` makes, and takes over the
+    wrapped optimizer's state: groups, options and what it has learned so far.
+    """
+
+    def _take_over(
+        self, optimizer: torch.optim.Optimizer, named_parameters: Any, compression: Any, backward_passes_per_step: int
+    ) -> None:
+        self.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})  # a scheduler wraps step
+        self._parameter_names = _names(self.param_groups, named_parameters)
+        self._compression = compression
+        self.backward_passes_per_step = backward_passes_per_step
+        self._passes_left: dict[torch.Tensor, int] = {}
+        self._priority: dict[torch.Tensor, int] = {}
+        self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # parameter -> waits and stores the result
+
+    def _watch_all(self) -> None:
+        for group in self.param_groups:
+            self._watch(group["params"])
+
+    def _watch(self, params: Iterable[torch.Tensor]) -> None:
+        """Hooks into backward. The first parameters go first: the next forward pass needs them first."""
+        ref = weakref.ref(self)
+        for p in params:
+            if p.requires_grad and p not in self._passes_left:
+                self._passes_left[p] = self.backward_passes_per_step
+                self._priority[p] = -len(self._priority)
+                registered: list[Any] = []
+                registered.append(p.register_post_accumulate_grad_hook(_hook(ref, registered)))
+
+    def _gradient_ready(self, p: torch.Tensor) -> None:
+        if self._passes_left[p] <= 0:
+            raise AssertionError(
+                "gradients were computed more than backward_passes_per_step times before step(): "
+                "increase backward_passes_per_step to accumulate them"
+            )
+        self._passes_left[p] -= 1
+        if self._passes_left[p] == 0:
+            self._reduce(p)
+
+    def _reduce(self, p: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def _finish_all(self) -> None:
+        """Waits for every reduction in flight; all of them, also when one fails."""
+        failure = None
+        waits, self._in_flight = self._in_flight, {}
+        for p, wait in waits.items():
+            try:
+                wait()
+            except RuntimeError as e:
+                failure = failure or e
+            self._passes_left[p] = self.backward_passes_per_step
+        if failure is not None:
+            raise failure
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes come before each step."""
+        self.backward_passes_per_step = passes
+        for p in self._passes_left:
+            self._passes_left[p] = passes
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clears the gradients. Raises AssertionError while they are being reduced."""
+        if self._in_flight:
+            raise AssertionError(_EARLY_ZERO_GRAD)
+        super().zero_grad(*args, **kwargs)
+
+
+def _hook(ref: weakref.ref, registered: list[Any]) -> Callable[[torch.Tensor], None]:
+    """A hook that lets go of the parameter when its optimizer is gone."""
+
+    def hook(p: torch.Tensor) -> None:
+        optimizer = ref()
+        if optimizer is None:
+            registered[0].remove()
+        else:
+            optimizer._gradient_ready(p)
+
+    return hook
+
+
+class _DistributedOptimizer(_Hooked):
+    """Reduces gradients as backward makes them, and waits for them in `step`."""
+
+    def __init__(
+        self,
+        optimizer,
+        named_parameters,
+        compression,
+        backward_passes_per_step,
+        op,
+        gradient_predivide_factor,
+        groups,
+        sparse_as_dense,
+        process_set,
+    ):
+        self._take_over(optimizer, named_parameters, compression, backward_passes_per_step)
+        self.op = op
+        self.gradient_predivide_factor = gradient_predivide_factor
+        self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set
+        self._synchronized = False
+        self._should_synchronize = True
+        self._sparse: set[torch.Tensor] = set()  # parameters that have had sparse gradients
+        self._group_of: dict[torch.Tensor, list[torch.Tensor]] = {}
+        self._ready: set[torch.Tensor] = set()  # members that wait for the rest of their group
+        for group in _groups(groups, [p for g in self.param_groups for p in g["params"] if p.requires_grad]):
+            self._group_of.update(dict.fromkeys(group, group))
+        self._distributed = process_set.included() and engine.size() > 1
+        if self._distributed:
+            self._watch_all()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters; their gradients are reduced too."""
+        super().add_param_group(param_group)
+        number, group = len(self.param_groups) - 1, self.param_groups[-1]["params"]
+        for place, p in enumerate(group):
+            self._parameter_names.setdefault(p, f"noname.{number}.{place}")
+        if self._distributed:
+            self._watch(group)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Loads options and state; gradients whose reduction is under way are let go."""
+        self._in_flight.clear()
+        self._ready.clear()
+        self._synchronized = False
+        self._should_synchronize = True
+        self.set_backward_passes_per_step(self.backward_passes_per_step)
+        super().load_state_dict(*args, **kwargs)
+
+    def _reduce(self, p: torch.Tensor) -> None:
+        group = self._group_of.get(p, [p])
+        self._ready.add(p)
+        if self._ready.issuperset(group):
+            self._start(group)
+
+    def _start(self, params: Sequence[torch.Tensor]) -> None:
+        """Starts the reductions of these parameters' gradients together."""
+        self._ready.difference_update(params)
+        dense = []
+        for p in params:
+            if p.grad is None:  # another rank may have a gradient, so zeros take part
+                p.grad = _empty_sparse(p) if p in self._sparse else torch.zeros_like(p)
+            if p.grad.is_sparse:
+                self._sparse.add(p)
+            if p.grad.is_sparse and not self.sparse_as_dense:
+                self._start_sparse(p)
+            else:
+                dense.append(p)
+        if dense:
+            self._start_dense(dense)
+
+    def _start_dense(self, params: Sequence[torch.Tensor]) -> None:
+        before = 1.0 / self.gradient_predivide_factor if self.op == Average else 1.0
+        after = self.gradient_predivide_factor if self.op == Average else 1.0
+        parts, contexts = [], []
+        for p in params:
+            grad = p.grad.to_dense() if p.grad.is_sparse else p.grad
+            compressed, context = self._compression.compress(grad)
+            parts.append(
+                reduction(
+                    compressed,
+                    True,
+                    f"allreduce.{self._parameter_names[p]}",
+                    self.op,
+                    before,
+                    after,
+                    self.process_set,
+                    self._priority[p],
+                )
+            )
+            contexts.append(context)
+        if len(params) == 1:
+            single = start_one(parts[0])
+            self._in_flight[params[0]] = lambda: self._store(params[0], synchronize(single), contexts[0])
+            return
+        group = start_group(parts)
+
+        def finish() -> None:
+            for p, reduced, context in zip(params, synchronize(group), contexts, strict=True):
+                self._store(p, reduced, context)
+
+        self._in_flight.update({p: lambda: None for p in params[1:]} | {params[0]: finish})
+
+    def _start_sparse(self, p: torch.Tensor) -> None:
+        result = sparse_allreduce_async(p.grad, f"allreduce.{self._parameter_names[p]}", self.op, self.process_set)
+
+        def finish() -> None:
+            p.grad = result()
+
+        self._in_flight[p] = finish
+
+    def _store(self, p: torch.Tensor, reduced: torch.Tensor, context: Any) -> None:
+        grad = self._compression.decompress(reduced, context)
+        if p.grad.is_sparse:
+            p.grad = grad.to_sparse(p.grad.sparse_dim())
+        elif grad is not p.grad:
+            p.grad.copy_(grad)
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is reduced; those that backward has not made are started here.
+
+        Call it before looking at gradients, for example to clip them, and step under `skip_synchronize`.
+        """
+        missing = [p for p in self._passes_left if p not in self._in_flight]
+        if missing:
+            self._start(missing)
+        self._finish_all()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it `step` does not synchronize: `synchronize` has been called before."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Waits for the gradients and makes the wrapped optimizer's step.
+
+        closure: computes the loss and its gradients anew; they are reduced each time that the optimizer calls it.
+        """
+        if not self._should_synchronize:
+            self._synchronized = False
+            return super().step(closure)
+        if self._synchronized:
+            warnings.warn(
+                "optimizer.step() was called after optimizer.synchronize(): the gradients are reduced "
+                "twice; use `with optimizer.skip_synchronize(): optimizer.step()`",
+                stacklevel=2,
+            )
+        if closure is None:
+            self.synchronize()
+            self._synchronized = False
+            return super().step()
+
+        def reduced() -> Any:
+            loss = closure()
+            self.synchronize()
+            return loss
+
+        try:
+            return super().step(reduced)
+        finally:
+            self._synchronized = False
+
+    step.hooked = True  # PyTorch calls step hooks around the wrapped optimizer's step, and only there
+
+
+def _empty_sparse(p: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient without elements, of the kind that embeddings have: whole rows."""
+    indices = torch.empty(1, 0, dtype=torch.int64, device=p.device)
+    return torch.sparse_coo_tensor(indices, p.new_empty(0, *p.shape[1:]), p.shape)
+
+
+def _groups(groups: Any, params: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Lists of the parameters that are reduced together; a parameter in none of them goes alone."""
+    if groups is None:
+        return []
+    if isinstance(groups, int) and groups > 0:
+        share, over = divmod(len(params), groups)
+        starts = [i * share + min(i, over) for i in range(groups + 1)]
+        return [params[a:b] for a, b in itertools.pairwise(starts) if a < b]
+    if not isinstance(groups, list):
+        raise ValueError("groups must be a positive number or a list of lists of tensors")
+    members = [p for group in groups for p in group]
+    if not all(isinstance(p, torch.Tensor) for p in members):
+        raise ValueError("groups must consist of tensors")
+    if len(set(members)) != len(members):
+        raise ValueError("a parameter can appear only once in groups")
+    known = set(params)
+    return [[p for p in group if p in known] for group in groups]
+
+
+class _DistributedAdasumOptimizer(_Hooked):
+    """Steps each parameter with its own gradient and combines the steps of all ranks by Adasum.
+
+    What a rank adds to its parameters is what the wrapped optimizer would have added, so that Adasum sees the real
+    steps and not the gradients; parameters change in `step`, when all ranks' steps are combined.
+    """
+
+    def __init__(self, optimizer, named_parameters, compression, backward_passes_per_step):
+        self._take_over(optimizer, named_parameters, compression, backward_passes_per_step)
+        self._watch_all()
+
+    def _reduce(self, p: torch.Tensor) -> None:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        before = p.detach().clone()
+        self._step_alone(p)
+        compressed, context = self._compression.compress(p.detach() - before)
+        p.detach().copy_(before)
+        handle = start_one(
+            reduction(
+                compressed,
+                True,
+                f"allreduce.{self._parameter_names[p]}",
+                Adasum,
+                1.0,
+                1.0,
+                global_process_set,
+                self._priority[p],
+            )
+        )
+
+        def finish() -> None:
+            p.detach().add_(self._compression.decompress(synchronize(handle), context))
+
+        self._in_flight[p] = finish
+
+    def _step_alone(self, p: torch.Tensor) -> None:
+        everyone = [group["params"] for group in self.param_groups]
+        try:
+            for group in self.param_groups:
+                group["params"] = [q for q in group["params"] if q is p]
+            super().step()
+        finally:
+            for group, params in zip(self.param_groups, everyone, strict=True):
+                group["params"] = params
+
+    def synchronize(self) -> None:
+        """Nothing: steps are combined in `step`."""
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """Raises AssertionError: there is no step without combining."""
+        raise AssertionError("skip_synchronize() is not supported with op=hvd.Adasum")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Combines the steps of all ranks and adds them to the parameters. Returns the closure's loss, if any."""
+        loss = closure() if closure is not None else None
+        for p in self._passes_left:
+            if p not in self._in_flight:
+                self._reduce(p)
+        self._finish_all()
+        return loss
+
+    step.hooked = True
+
+
+def DistributedOptimizer(
+    optimizer,
+    named_parameters=None,
+    compression=Compression.none,
+    backward_passes_per_step=1,
+    op=Average,
+    gradient_predivide_factor=1.0,
+    num_groups=0,
+    groups=None,
+    sparse_as_dense=False,
+    process_set: ProcessSet = global_process_set,
+):
+    """Wraps an optimizer so that gradients are reduced over all ranks before it steps.
+
+    Reductions start while backward still runs, gradient by gradient, the first layers' with the highest priority.
+    The result is of a class derived from the optimizer's and has its options and state.
+
+    named_parameters: model.named_parameters(); without it parameters are named by their place.
+    compression: hvd.Compression.fp16 sends 16-bit floats.
+    backward_passes_per_step: gradients of so many passes add up before they are reduced.
+    op: Average, Sum, or Adasum, which combines the ranks' steps instead of their gradients.
+    gradient_predivide_factor f: with Average, gradients are divided by f before the sum and multiplied by f/size after.
+    groups: number of groups, or lists of parameters, that are reduced together. num_groups: deprecated, as a number.
+    sparse_as_dense: reduce sparse gradients as dense ones. Otherwise their indices and values are gathered.
+    process_set: the ranks that share their gradients.
+
+    Raises ValueError for names that are missing or stand there twice, for wrong groups, and for
+    gradient_predivide_factor without op=Average; NotImplementedError for Adasum within a process set.
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor works with op=hvd.Average only")
+    if num_groups:
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    kind = _DistributedAdasumOptimizer if op == Adasum and engine.size() > 1 else _DistributedOptimizer
+    # Made without its constructor: the wrapped optimizer has been constructed, with options only its owner knows.
+    cls = type(type(optimizer).__name__, (kind, type(optimizer)), {"__module__": __name__})
+    if kind is _DistributedOptimizer:
+        return cls(
+            optimizer,
+            named_parameters,
+            compression,
+            backward_passes_per_step,
+            op,
+            gradient_predivide_factor,
+            groups,
+            sparse_as_dense,
+            process_set,
+        )
+    if process_set.process_set_id != 0:
+        raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
+    return cls(optimizer, named_parameters, compression, backward_passes_per_step)

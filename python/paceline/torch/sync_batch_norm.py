@@ -1,0 +1,111 @@
+"""Batch normalisation over the batches of all ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline._engine import engine
+from paceline.common.operators import Sum
+from paceline.torch._asynchronous import allgather_async, allreduce_async
+from paceline.torch._handles import synchronize
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm whose statistics are those of all ranks' batches together.
+
+    Input (N, C, ...): N may differ between ranks, and be 0. The result, the running statistics and the gradient of the
+    input equal those of torch.nn.BatchNorm on the union of the batches; gradients of weight and bias are this rank's
+    share, which DistributedOptimizer reduces. Arguments as in Horovod; unlike Horovod it also takes CPU tensors.
+    In eval mode, and with one rank, it is plain batch normalisation.
+    """
+
+    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True):
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+
+    def _check_input_dim(self, input):
+        if input.dim() < 2:
+            raise ValueError(f"SyncBatchNorm takes an input of at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input):
+        """Normalises (N, C, ...) over all dimensions but C."""
+        self._check_input_dim(input)
+        uses_batch = self.training or not self.track_running_stats
+        if not uses_batch or engine.size() == 1:
+            return super().forward(input)
+        momentum = self.momentum
+        if self.training and self.track_running_stats:
+            self.num_batches_tracked.add_(1)
+            if momentum is None:  # a plain average over all batches so far
+                momentum = 1.0 / self.num_batches_tracked.item()
+        mean, var, count = _statistics(input)
+        if self.training and self.track_running_stats:
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+            self.running_var.lerp_((var * (count / (count - 1))).to(self.running_var.dtype), momentum)
+        return _Normalise.apply(input, self.weight, self.bias, mean, torch.rsqrt(var + self.eps), count)
+
+
+def _statistics(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Mean and biased variance per channel over all ranks, and how many values a channel has.
+
+    Each rank sends (count, mean, sum of squared deviations), which combine without cancellation.
+    """
+    dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+    x = input.detach().to(dtype)
+    channels, values = x.size(1), x.numel() // x.size(1)
+    var, mean = torch.var_mean(x, dim=_all_but_channels(x), unbiased=False) if values else x.new_zeros(2, channels)
+    mine = torch.cat([mean.new_tensor([values]), mean, var * values])
+    all_ranks = synchronize(allgather_async(mine.unsqueeze(0), name="sync_batch_norm.statistics"))
+    counts, means, squares = all_ranks.split([1, channels, channels], dim=1)
+    total = counts.sum().item()
+    if total <= 1:
+        raise ValueError(
+            f"batch normalisation in training needs more than one value per channel over all ranks, got "
+            f"{total:.0f}: this rank's input has shape {tuple(input.shape)}"
+        )
+    mean = (counts * means).sum(0) / total
+    squares = (squares + counts * (means - mean).square()).sum(0)
+    return mean, squares / total, total
+
+
+def _all_but_channels(x: torch.Tensor) -> list[int]:
+    return [0, *range(2, x.dim())]
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - mean) * invstd * weight + bias, where mean and invstd come from all ranks' x."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, mean, invstd, count):
+        ctx.save_for_backward(input, weight, mean, invstd)
+        ctx.count = count
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        scale = invstd if weight is None else invstd * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        ctx.view = shape
+        return (input.to(mean.dtype) * scale.view(shape) + shift.view(shape)).to(input.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        input, weight, mean, invstd = ctx.saved_tensors
+        dims, shape = _all_but_channels(input), ctx.view
+        dy = grad.to(mean.dtype)
+        normalised = (input.to(mean.dtype) - mean.view(shape)) * invstd.view(shape)
+        grad_bias, grad_weight = dy.sum(dims), (dy * normalised).sum(dims)
+        grad_input = None
+        if ctx.needs_input_grad[0]:
+            both = torch.stack([grad_bias, grad_weight]) / ctx.count
+            mean_dy, mean_dy_x = synchronize(allreduce_async(both, name="sync_batch_norm.gradients", op=Sum))
+            scale = invstd if weight is None else invstd * weight
+            grad_input = scale.view(shape) * (dy - mean_dy.view(shape) - normalised * mean_dy_x.view(shape))
+            grad_input = grad_input.to(input.dtype)
+        if weight is not None:
+            grad_weight, grad_bias = grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
+        return (
+            grad_input,
+            grad_weight if ctx.needs_input_grad[1] else None,
+            grad_bias if ctx.needs_input_grad[2] else None,
+            None,
+            None,
+            None,
+        )
