@@ -50,7 +50,7 @@ func (o *operation) splits() []int64 {
 // header is what all frames of the operation have in common.
 func (o *operation) header(typ wire.Type, part int, dtype units.DType) wire.Header {
 	h := wire.Header{
-		Type: typ, DType: dtype, Tensor: o.d.t.ID, Part: uint32(part), Rank: uint32(o.e.cfg.Rank),
+		Type: typ, DType: dtype, Epoch: o.epoch, Tensor: o.d.t.ID, Part: uint32(part), Rank: uint32(o.e.cfg.Rank),
 		Iteration: o.iteration, Seq: o.seq,
 	}
 	return h

@@ -88,7 +88,7 @@ type Engine struct {
 	inflight map[*operation]struct{}
 	declares declareQueue
 	joining  *joinState
-	era      uint64 // number of completed joins
+	joins    uint32 // of all ranks, so far
 	broken   error  // why the engine takes no more operations
 }
 
@@ -137,6 +137,9 @@ func (e *Engine) connect(ctx context.Context) error {
 	wg.Wait()
 	return errors.Join(errs...)
 }
+
+// epoch is the membership epoch. Callers hold mu.
+func (e *Engine) epoch() uint32 { return e.cfg.Roster.Epoch + e.joins }
 
 // Submit starts the operations of one group: all are queued, or none and the first one's error is returned.
 func (e *Engine) Submit(ops []Op) error {

@@ -15,7 +15,7 @@ type joinState struct {
 }
 
 // Join says that this rank has no more data. When every rank has joined, done is called with the last
-// one, and all ranks count their operations from 0 again.
+// one, a new epoch begins, and all ranks count their operations from 0 again.
 func (e *Engine) Join(done func(Output, error)) error {
 	e.mu.Lock()
 	if e.broken != nil {
@@ -39,7 +39,7 @@ func (e *Engine) Join(done func(Output, error)) error {
 // send tells all servers, once.
 func (j *joinState) send(e *Engine) {
 	e.mu.Lock()
-	sent := j.sent
+	sent, epoch := j.sent, e.epoch()
 	j.sent = true
 	e.mu.Unlock()
 	if sent {
@@ -47,7 +47,7 @@ func (j *joinState) send(e *Engine) {
 	}
 	for _, p := range e.peers {
 		if p != nil {
-			p.control(wire.Header{Type: wire.TypeJoin, Rank: uint32(e.cfg.Rank)})
+			p.control(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint32(e.cfg.Rank)})
 		}
 	}
 	if e.local != nil {
@@ -74,7 +74,7 @@ func (e *Engine) joined(server, last int) {
 		return
 	}
 	e.joining = nil
-	e.era++
+	e.joins++
 	e.names = map[nameID]*nameState{}
 	e.mu.Unlock()
 	for _, p := range e.peers {

@@ -251,6 +251,8 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		return notice(h, payload, e.Lost)
 	case wire.TypeJoined:
 		e.joined(l.p.index, int(h.Rank))
+	case wire.TypeEpoch:
+		l.wrongEpoch(h)
 	case wire.TypeBye:
 		e.cfg.Log.Debug("server leaves", zap.Stringer("server", l.p))
 		l.p.mu.Lock()
@@ -260,6 +262,15 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		return fmt.Errorf("%v sends a %v frame", l.p, h.Type)
 	}
 	return nil
+}
+
+// wrongEpoch fails the operation whose frame the server did not take, because it is in another epoch.
+func (l *link) wrongEpoch(h *wire.Header) {
+	if t := l.p.take(h); t != nil {
+		err := fmt.Errorf("%v of %q on rank %d: %v is in epoch %d, this rank was in %d", t.o.Kind, t.o.name(), t.o.e.cfg.Rank, l.p, h.Epoch, t.o.epoch)
+		t.o.fail(err)
+		l.p.answered(t, err)
+	}
 }
 
 func notice[T any](h *wire.Header, payload []byte, handle func(T)) error {

@@ -47,18 +47,18 @@ const (
 	declareFailed
 )
 
-// eraShift keeps the generations of two eras (between two joins of all ranks) apart.
-const eraShift = 40
+// joinShift keeps the generations before and after a join of all ranks apart.
+const joinShift = 40
 
 // register counts an operation under its name and finds its declaration. Callers hold mu.
 func (e *Engine) register(op *Op) *operation {
 	id := nameID{op.Set.ID, op.name()}
 	n := e.names[id]
 	if n == nil {
-		n = &nameState{inflight: map[uint64]*operation{}, generation: e.era << eraShift}
+		n = &nameState{inflight: map[uint64]*operation{}, generation: uint64(e.joins) << joinShift}
 		e.names[id] = n
 	}
-	o := &operation{Op: *op, e: e, n: n, seq: n.next}
+	o := &operation{Op: *op, e: e, n: n, seq: n.next, epoch: e.epoch()}
 	n.next++
 	n.inflight[o.seq] = o
 	e.inflight[o] = struct{}{}
@@ -160,16 +160,16 @@ func offsetsOf(parts []uint32) []int64 {
 
 // nameFailed notes a failed operation and gives it back if it is in flight here. Callers hold mu.
 func (e *Engine) nameFailed(f wire.Failure, err error) *operation {
-	if f.Generation>>eraShift != e.era {
+	if f.Generation>>joinShift != uint64(e.joins) {
 		return nil
 	}
 	id := nameID{f.ProcessSet, f.Name}
 	n := e.names[id]
 	if n == nil {
-		n = &nameState{inflight: map[uint64]*operation{}, generation: e.era << eraShift}
+		n = &nameState{inflight: map[uint64]*operation{}, generation: uint64(e.joins) << joinShift}
 		e.names[id] = n
 	}
-	if next := e.era<<eraShift + f.Seq + 1; next > n.generation {
+	if next := uint64(e.joins)<<joinShift + f.Seq + 1; next > n.generation {
 		n.generation = next
 		n.decls, n.last = nil, nil
 	}

@@ -21,6 +21,7 @@ type operation struct {
 	d         *declaration // nil if it failed before it began
 	seq       uint64       // count under its name
 	iteration uint64       // count under its declaration
+	epoch     uint32       // membership epoch in which it was submitted
 	deferred  bool         // it waits for its declaration
 
 	pending atomic.Int32
@@ -184,7 +185,7 @@ func (o *operation) tellServers(ownWill bool) {
 	if o.d == nil || o.d.t.ID == 0 {
 		return
 	}
-	h := wire.Header{Type: wire.TypeCancel, Rank: uint32(o.e.cfg.Rank), Tensor: o.d.t.ID, Iteration: o.iteration, Seq: o.seq}
+	h := wire.Header{Type: wire.TypeCancel, Epoch: o.epoch, Rank: uint32(o.e.cfg.Rank), Tensor: o.d.t.ID, Iteration: o.iteration, Seq: o.seq}
 	if ownWill {
 		h.Flags = wire.FlagOwnWill
 	}

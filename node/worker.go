@@ -199,8 +199,9 @@ func (w *Worker) Log() *zap.Logger { return w.log }
 func (w *Worker) Shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
+	lost := errors.Is(w.Engine.Err(), core.ErrPeerLost)
 	w.Engine.Shutdown(ctx)
-	if w.server != nil {
+	if w.server != nil && !lost {
 		select {
 		case <-w.server.Deserted():
 		case <-ctx.Done():

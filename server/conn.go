@@ -164,6 +164,12 @@ func (c *conn) frame(h *wire.Header, p *payload) error {
 	if int(h.Rank) != c.rank {
 		return fmt.Errorf("it says rank %d", h.Rank)
 	}
+	if epoch := c.r.epoch.Load(); h.Epoch != epoch && h.Type.OfEpoch() {
+		right := *h
+		right.Type, right.Flags, right.Epoch = wire.TypeEpoch, 0, epoch
+		c.send(outbox.Frame{Header: right})
+		return p.discard()
+	}
 	switch h.Type {
 	case wire.TypePush:
 		defer c.account(h.Length)

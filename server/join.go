@@ -48,10 +48,11 @@ func (r *round) join(rank int) {
 	}
 }
 
-// allJoined starts anew and tells everybody who came last.
+// allJoined starts anew, in the next epoch, and tells everybody who came last.
 func (r *round) allJoined(last int) {
 	r.dropTensors(wire.ErrCancelled)
 	r.mu.Lock()
+	r.epoch.Add(1)
 	r.joined.Store(&rankset.Set{})
 	conns, local := r.firstConns(r.all), r.local
 	r.mu.Unlock()

@@ -354,6 +354,8 @@ type answer struct {
 	iteration uint64
 	divisor   uint32
 	res       *result
+	refused   error // instead of an answer: why the push was not taken
+	seq       uint64
 }
 
 // step drives the machine and carries out its outputs on the slots. Callers hold mu.
@@ -365,6 +367,12 @@ func (k *key) step(in condition.Input, answers []answer) []answer {
 			answers = k.close(o, answers)
 		case condition.Answer:
 			answers = k.answer(o, answers)
+		case condition.Refuse:
+			a := answer{refused: o.Err}
+			if s := k.slots[o.Progress]; s != nil {
+				a.seq = s.seq
+			}
+			answers = append(answers, a)
 		}
 	}
 	return answers
@@ -493,6 +501,8 @@ func (k *key) release(iteration uint64, s *slot) {
 func (k *key) deliver(answers []answer) {
 	for _, a := range answers {
 		switch {
+		case a.refused != nil:
+			k.t.r.fail(k.t, a.seq, wire.FailUnsupported, a.refused.Error())
 		case a.w.conn != nil:
 			a.w.conn.send(outbox.Frame{
 				Header: wire.Header{

@@ -33,6 +33,7 @@ type round struct {
 
 	deserted chan struct{} // closed when every rank has left, or one is lost
 
+	epoch  atomic.Uint32               // membership epoch; rises when all ranks have joined
 	joined atomic.Pointer[rankset.Set] // ranks that have no more data; replaced, never changed
 
 	exchange exchange
@@ -48,6 +49,7 @@ func newRound(s *Server, roster wire.Roster) *round {
 		s: s, roster: roster, all: rankset.Range(len(roster.Workers)),
 		tensors: map[uint32]*tensor{}, names: map[nameID]*name{}, conns: map[int][]*conn{}, byes: map[int]int{}, deserted: make(chan struct{}),
 	}
+	r.epoch.Store(roster.Epoch)
 	r.joined.Store(&rankset.Set{})
 	r.exchange.items = map[itemID]*item{}
 	return r

@@ -45,11 +45,25 @@ func choice(field func(*Settings) *string, names ...string) kind {
 	return k
 }
 
+// level is a log level. The other systems' names, and Horovod's numbers, are taken too.
+func level(field func(*Settings) *string) kind {
+	k := choice(field, "debug", "info", "warn", "error", "fatal")
+	ours := k.parse
+	others := map[string]string{"trace": "debug", "warning": "warn", "0": "debug", "1": "debug", "2": "info", "3": "warn", "4": "error", "5": "fatal"}
+	k.parse = func(s *Settings, v string) error {
+		if name, ok := others[strings.ToLower(v)]; ok {
+			v = name
+		}
+		return ours(s, v)
+	}
+	return k
+}
+
 func address(field func(*Settings) *string) kind {
 	k := text(field, "host:port, such as 10.0.0.1:7000")
 	k.parse = func(s *Settings, v string) error {
 		host, port, err := net.SplitHostPort(v)
-		if n, e := strconv.ParseUint(port, 10, 16); err != nil || host == "" || e != nil || n == 0 {
+		if _, e := strconv.ParseUint(port, 10, 16); err != nil || host == "" || e != nil {
 			return errNotAllowed
 		}
 		*field(s) = v
@@ -232,21 +246,4 @@ func partitions(s *Settings, v string) (string, bool) {
 		return v, true
 	}
 	return strconv.FormatInt(n*s.PartitionBytes, 10), n != 0
-}
-
-// logLevel gives the other systems' names of levels, and Horovod's numbers, ours.
-func logLevel(_ *Settings, v string) (string, bool) {
-	switch v = strings.ToLower(v); v {
-	case "trace", "0", "1":
-		return "debug", true
-	case "2":
-		return "info", true
-	case "warning", "3":
-		return "warn", true
-	case "4":
-		return "error", true
-	case "5":
-		return "fatal", true
-	}
-	return v, true
 }

@@ -20,7 +20,10 @@ func meet(s *Settings, env map[string]string) error {
 	}
 	switch {
 	case s.Scheduler != "":
-		host, _, _ := net.SplitHostPort(s.Scheduler)
+		host, port, _ := net.SplitHostPort(s.Scheduler)
+		if port == "0" && s.Role != "scheduler" {
+			return fmt.Errorf("%s=%q: port 0 is no port to find the scheduler at", s.from("PACELINE_SCHEDULER"), s.Scheduler)
+		}
 		s.Local = iface.IsLoopback(host) // nobody else could reach it
 	case s.Role != "worker":
 		return fmt.Errorf("a %s has to know the scheduler's address: set PACELINE_SCHEDULER=host:port", s.Role)

@@ -150,7 +150,7 @@ func TestBadValuesNameVariableValueAndWhatIsAllowed(t *testing.T) {
 		{env{"PACELINE_STALL_WARNING": "NaN"}, `PACELINE_STALL_WARNING="NaN"`},
 		{env{"PACELINE_SUM_IN_RANK_ORDER": "2"}, `PACELINE_SUM_IN_RANK_ORDER="2": allowed are 1 and 0`},
 		{env{"PACELINE_SCHEDULER": "host"}, `PACELINE_SCHEDULER="host": allowed is host:port`},
-		{env{"PACELINE_SCHEDULER": "host:0"}, `PACELINE_SCHEDULER="host:0"`},
+		{env{"PACELINE_SCHEDULER": "host:0"}, `PACELINE_SCHEDULER="host:0": port 0`},
 		{env{"PACELINE_JOB_SECRET": "hush"}, `PACELINE_JOB_SECRET="4 bytes": allowed are 16 to 4096 bytes`},
 		{env{"RANK": "1"}, `RANK="1" is set, but WORLD_SIZE is not: set both or none`},
 		{env{"HOROVOD_SIZE": "2"}, `HOROVOD_SIZE="2" is set, but HOROVOD_RANK is not`},

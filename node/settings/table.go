@@ -138,7 +138,7 @@ var table = []row{
 		"How often nodes and scheduler tell each other that they live."},
 	{"PACELINE_PEER_TIMEOUT", nil, "10s", duration(func(s *Settings) *time.Duration { return &s.PeerTimeout }, 20*time.Millisecond, 24*time.Hour),
 		"A node that was silent for this long is lost."},
-	{"PACELINE_LOG_LEVEL", []synonym{{"HOROVOD_LOG_LEVEL", logLevel}, {"BYTEPS_LOG_LEVEL", logLevel}}, "warn", choice(func(s *Settings) *string { return &s.LogLevel }, "debug", "info", "warn", "error", "fatal"),
+	{"PACELINE_LOG_LEVEL", same("HOROVOD_LOG_LEVEL", "BYTEPS_LOG_LEVEL"), "warn", level(func(s *Settings) *string { return &s.LogLevel }),
 		"What is logged."},
 	{"PACELINE_REMOTE_SHELL", nil, "ssh", text(func(s *Settings) *string { return &s.RemoteShell }, "a command"),
 		"How `paceline run` reaches other hosts; {host} stands for the host's name, which is added at the end where that is missing."},

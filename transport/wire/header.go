@@ -43,18 +43,25 @@ const (
 	TypeLost                     // server → worker: JSON Lost, a peer died
 	TypeBatch                    // worker ↔ server: Count small frames, one behind the other, in the payload
 	TypeControl                  // node ↔ scheduler: JSON Control
+	TypeEpoch                    // server → worker: the frame named by Tensor, Part, Iteration and Aux came from another epoch; Epoch is the right one
 	TypeBye                      // any: the sender leaves on purpose; a connection that ends without it is a lost peer
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
-	"cancel", "join", "joined", "stall", "lost", "batch", "control", "bye"}
+	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye"}
 
 func (t Type) String() string {
 	if t == 0 || t >= numTypes {
 		return fmt.Sprintf("type(%d)", uint8(t))
 	}
 	return typeNames[t]
+}
+
+// OfEpoch reports whether a frame of the type belongs to one membership epoch and has no meaning in
+// another.
+func (t Type) OfEpoch() bool {
+	return t == TypePush || t == TypePull || t == TypePut || t == TypeGet || t == TypeCancel || t == TypeJoin
 }
 
 // Flags modify a frame.

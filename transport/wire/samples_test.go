@@ -68,5 +68,6 @@ var samples = []sample{
 	{"control: beat", Header{Type: TypeControl}, Control{Beat: true}},
 	{"control: bye", Header{Type: TypeControl}, Control{Bye: true}},
 	{"control: status", Header{Type: TypeControl}, Control{ID: 5, Status: &StatusReply{State: "running", Roster: &roster, Tensors: 1, Uptime: 1.5}}},
+	{"epoch", Header{Type: TypeEpoch, Epoch: 4, Tensor: 2, Part: 1, Iteration: 5}, nil},
 	{"bye", Header{Type: TypeBye}, nil},
 }
