@@ -33,6 +33,7 @@ type site struct {
 	node      func(name string) transport.Transport
 	address   string
 	scheduler *scheduler.Scheduler
+	served    chan error // the result of its Serve
 }
 
 // everywhere runs a test in the twin, in virtual time, and over TCP.
@@ -62,16 +63,27 @@ func (s *site) start() {
 	s.t.Helper()
 	l, err := s.node("scheduler").Listen(s.address)
 	if err != nil {
-		s.t.Fatal(err)
+		s.t.Error(err)
+		return
 	}
-	s.address = l.Addr().String()
+	if strings.HasSuffix(s.address, ":0") {
+		s.address = l.Addr().String() // the next one listens there, too
+	}
 	if s.scheduler, err = scheduler.New(scheduler.Config{}); err != nil {
-		s.t.Fatal(err)
+		s.t.Error(err)
+		return
 	}
-	go s.scheduler.Serve(l)
+	s.served = make(chan error, 1)
+	go func(sc *scheduler.Scheduler, served chan error) { served <- sc.Serve(l) }(s.scheduler, s.served)
 }
 
-func (s *site) kill() { s.scheduler.Close() }
+func (s *site) kill() {
+	s.scheduler.Close()
+	if err := <-s.served; err != nil {
+		s.t.Errorf("serve: %v", err)
+	}
+	s.served <- nil // it may be killed again, by the end of the test
+}
 
 // dial makes the client of a node, with its losses in a channel.
 func (s *site) dial(role wire.Role, rank int, rosters chan<- wire.Roster) (*control.Client, chan wire.Lost) {

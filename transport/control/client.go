@@ -100,17 +100,19 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 	return c, nil
 }
 
-// connect makes a connection and says hello on it.
+// connect makes a connection and says hello on it. A scheduler that dies between the two is dialled
+// again at once: Dial tries until ctx ends.
 func connect(ctx context.Context, config *Config) (transport.Conn, error) {
-	conn, err := config.Transport.Dial(ctx, config.Address)
-	if err != nil {
-		return nil, err
-	}
-	if err := Send(conn, wire.TypeHello, config.Hello); err != nil {
+	for {
+		conn, err := config.Transport.Dial(ctx, config.Address)
+		if err != nil {
+			return nil, err
+		}
+		if err = Send(conn, wire.TypeHello, config.Hello); err == nil {
+			return conn, nil
+		}
 		conn.Close()
-		return nil, err
 	}
-	return conn, nil
 }
 
 // Close says goodbye and ends the line. Requests in flight fail with ErrClosed. It takes a second at
@@ -144,14 +146,20 @@ func (c *Client) Close() error {
 func (c *Client) run(line *Line) {
 	defer close(c.ended)
 	defer c.end()
+	pause := firstPause
 	for {
+		start := time.Now()
 		why := line.Run(func(m *wire.Control) { c.dispatch(line, m) })
 		if !c.lost(why) {
 			return
 		}
 		c.config.Log.Warn("the line to the scheduler is broken; training goes on, trying again",
 			zap.String("scheduler", c.config.Address), zap.Error(why))
-		conn := c.redial()
+		pause = min(2*pause, lastPause)
+		if time.Since(start) > lastPause {
+			pause = firstPause // it was a good line: hurry
+		}
+		conn := c.redial(pause)
 		if conn == nil {
 			return
 		}
@@ -160,15 +168,22 @@ func (c *Client) run(line *Line) {
 	}
 }
 
-// Pauses between attempts to reconnect double from the first to the last.
+// Pauses before attempts to reconnect double from the first to the last.
 const (
 	firstPause = 20 * time.Millisecond
 	lastPause  = time.Second
 )
 
-// redial connects again, trying for ever; nil when the client was closed.
-func (c *Client) redial() transport.Conn {
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+// redial connects again, after a pause, trying for ever; nil when the client was closed.
+func (c *Client) redial(pause time.Duration) transport.Conn {
+	for ; ; pause = min(2*pause, lastPause) {
+		timer := time.NewTimer(pause/2 + rand.N(pause/2)) // spread: all nodes have lost their line
+		select {
+		case <-timer.C:
+		case <-c.ctx.Done():
+			timer.Stop()
+			return nil
+		}
 		conn, err := connect(c.ctx, &c.config)
 		if err == nil {
 			return conn
@@ -176,13 +191,6 @@ func (c *Client) redial() transport.Conn {
 		c.mu.Lock()
 		c.broken = err
 		c.mu.Unlock()
-		timer := time.NewTimer(pause/2 + rand.N(pause/2))
-		select {
-		case <-timer.C:
-		case <-c.ctx.Done():
-			timer.Stop()
-			return nil
-		}
 	}
 }
 

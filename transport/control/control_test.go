@@ -168,12 +168,12 @@ func TestEverythingLearntFitsInMessages(t *testing.T) {
 	}
 	k.learn(nil, &wire.Control{Roster: &wire.Roster{Round: 9}})
 	// Names that JSON has to escape, and a great many partitions.
-	const tensors = 300
+	const tensors = 400
 	var all []wire.Tensor
 	for i := range tensors {
 		all = append(all, wire.Tensor{
 			Name: strings.Repeat("\x01", limits.MaxName-10) + fmt.Sprint(i), Kind: units.Allreduce, Ranks: []int{0},
-			Parts: make([]uint32, 10000),
+			Parts: make([]uint32, 1000),
 		})
 		all[i].Parts[0] = limits.MaxPayload
 	}

@@ -1,0 +1,97 @@
+package scheduler
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+func TestSharesMakeTheBusiestLinksEquallyBusy(t *testing.T) {
+	for _, c := range []struct{ workers, dedicated int }{{1, 1}, {2, 1}, {4, 1}, {4, 3}, {4, 4}, {3, 8}, {8, 2}} {
+		var servers []wire.Node
+		for range c.workers {
+			servers = append(servers, wire.Node{Role: wire.RoleWorker})
+		}
+		for range c.dedicated {
+			servers = append(servers, wire.Node{Role: wire.RoleServer})
+		}
+		w := shares(servers)
+		e, d := w[0], w[c.workers]
+		n := float64(c.workers)
+		if sum := n*e + float64(c.dedicated)*d; math.Abs(sum-1) > 1e-12 || e < 0 {
+			t.Errorf("%+v: shares %g and %g sum to %g", c, e, d, sum)
+		}
+		if worker, server := 1+(n-2)*e, n*d; e > 1e-9 && math.Abs(worker-server) > 1e-12 {
+			t.Errorf("%+v: a worker's link carries %g, a server's %g", c, worker, server)
+		}
+	}
+}
+
+func TestARosterThatCannotBeIsRefused(t *testing.T) {
+	good := func() wire.Roster {
+		n := []wire.Node{{Role: wire.RoleWorker, Session: 1}, {Role: wire.RoleWorker, Rank: 1, Session: 2}}
+		return wire.Roster{Round: 1, Workers: n, Servers: n[:1]}
+	}
+	r := good()
+	if err := checkRoster(&r); err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(*wire.Roster){
+		"no round":       func(r *wire.Roster) { r.Round = 0 },
+		"nobody":         func(r *wire.Roster) { r.Workers = nil },
+		"no server":      func(r *wire.Roster) { r.Servers = nil },
+		"too many":       func(r *wire.Roster) { r.Workers = make([]wire.Node, limits.MaxRanks+1) },
+		"wrong order":    func(r *wire.Roster) { r.Workers[0], r.Workers[1] = r.Workers[1], r.Workers[0] },
+		"not a worker":   func(r *wire.Roster) { r.Workers[1].Role = wire.RoleServer },
+		"one node twice": func(r *wire.Roster) { r.Workers[1].Session = 1 },
+	} {
+		r := good()
+		spoil(&r)
+		m := NewMachine(Settings{})
+		m.Step(Input{Line: 1, Hello: &wire.Hello{Role: wire.RoleWorker}})
+		out := m.Step(Input{Line: 1, Message: &wire.Control{ID: 1, Register: &wire.Register{
+			Node: wire.Node{Role: wire.RoleWorker, Session: 1}, Known: &wire.Known{Roster: r},
+		}}})
+		if len(out) != 1 || !strings.Contains(out[0].Message.Error, "bad roster") || len(m.rounds) > 0 {
+			t.Errorf("%s: %+v", name, out)
+		}
+	}
+}
+
+// bigJob registers n workers and returns the machine and the time it took per worker.
+func bigJob(t testing.TB, n int) *Machine {
+	m := NewMachine(Settings{FirstRound: 1})
+	got := 0
+	for rank := range n {
+		line := Line(rank + 1)
+		m.Step(Input{Line: line, Hello: &wire.Hello{Role: wire.RoleWorker, Rank: rank}})
+		for _, o := range m.Step(Input{Line: line, Message: &wire.Control{ID: 1, Wait: 60, Register: &wire.Register{
+			Workers: n, Node: wire.Node{Role: wire.RoleWorker, Rank: rank, Session: uint64(rank + 1), Server: fmt.Sprint("h:", rank)},
+		}}}) {
+			if o.Message != nil && o.Message.Roster != nil {
+				got++
+			}
+		}
+	}
+	if got != n {
+		t.Fatalf("%d of %d workers got a roster", got, n)
+	}
+	return m
+}
+
+func TestTenThousandWorkersFormARound(t *testing.T) {
+	start := time.Now()
+	m := bigJob(t, 10000)
+	if at, ok := m.Deadline(); ok { // the wait of the first; by then it is over
+		m.Step(Input{Now: at})
+	}
+	if at, ok := m.Deadline(); ok {
+		t.Errorf("a round that runs well has a deadline at %v", at)
+	}
+	t.Logf("10,000 workers: %v", time.Since(start))
+}
