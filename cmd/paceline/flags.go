@@ -1,0 +1,165 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/paceline/paceline/internal/limits"
+)
+
+// A horovodFlag is a flag of horovodrun whose effect, if it has one here, is a setting.
+type horovodFlag struct {
+	name    string
+	takes   string                            // what its value is; "" for a switch
+	setting string                            // the variable it sets; "" for none
+	value   func(text string) (string, error) // of the flag to that of the setting; nil where they are the same
+	usage   string
+}
+
+// settingFlags are the flags that set something.
+var settingFlags = []horovodFlag{
+	{"start-timeout", "seconds", "PACELINE_START_TIMEOUT", nil, "how long the ranks wait for each other at the start"},
+	{"fusion-threshold-mb", "MB", "PACELINE_FUSION_BYTES", fusionBytes, "small tensors travel together up to this size; 0 sends each alone"},
+	{"timeline-filename", "file", "PACELINE_TIMELINE", nil, "write a Chrome trace: rank 0 to file.json, rank 1 to file.1.json, and so on"},
+	{"timeline-mark-cycles", "", "PACELINE_TIMELINE_MARK_CYCLES", nil, "mark in the trace when the sender took up work"},
+	{"no-timeline-mark-cycles", "", "PACELINE_TIMELINE_MARK_CYCLES", inverse, "do not"},
+	{"no-stall-check", "", "PACELINE_STALL_WARNING", onlyIf("0"), "never warn of tensors that wait for ranks"},
+	{"stall-check-warning-time-seconds", "seconds", "PACELINE_STALL_WARNING", nil, "warn of a tensor that waits for ranks after this time"},
+	{"stall-check-shutdown-time-seconds", "seconds", "PACELINE_STALL_SHUTDOWN", nil, "end it with an error after this time; 0 for never"},
+	{"log-level", "level", "PACELINE_LOG_LEVEL", nil, "what is logged: debug, info, warn, error, fatal"},
+	{"num-servers", "n", "PACELINE_NUM_SERVERS", nil, "dedicated servers that run already and belong to the job"},
+	{"remote-shell", "command", "PACELINE_REMOTE_SHELL", nil, "how to reach other hosts; {host} stands for the host (default ssh)"},
+}
+
+// idleFlags are accepted for the sake of scripts and have no effect.
+var idleFlags = []horovodFlag{
+	{name: "gloo"}, {name: "mpi"}, {name: "jsrun"}, {name: "tcp"}, {name: "disable-cache"}, {name: "stall-check"},
+	{name: "cycle-time-ms", takes: "ms"}, {name: "cache-capacity", takes: "n"},
+	{name: "hierarchical-allreduce"}, {name: "no-hierarchical-allreduce"}, {name: "hierarchical-allgather"}, {name: "no-hierarchical-allgather"},
+	{name: "autotune"}, {name: "no-autotune"}, {name: "autotune-log-file", takes: "file"}, {name: "autotune-warmup-samples", takes: "n"},
+	{name: "autotune-steps-per-sample", takes: "n"}, {name: "autotune-bayes-opt-max-samples", takes: "n"}, {name: "autotune-gaussian-process-noise", takes: "x"},
+	{name: "mpi-threads-disable"}, {name: "no-mpi-threads-disable"}, {name: "mpi-args", takes: "args"}, {name: "binding-args", takes: "args"},
+	{name: "num-nccl-streams", takes: "n"}, {name: "ccl-bgt-affinity", takes: "n"}, {name: "thread-affinity", takes: "n"}, {name: "gloo-timeout-seconds", takes: "n"},
+	{name: "log-with-timestamp"}, {name: "log-without-timestamp"}, {name: "log-hide-timestamp"}, {name: "no-log-hide-timestamp"},
+}
+
+// elasticFlags ask for a job whose size changes, which this version refuses.
+var elasticFlags = []horovodFlag{
+	{name: "min-np", takes: "n"}, {name: "min-num-proc", takes: "n"}, {name: "max-np", takes: "n"}, {name: "max-num-proc", takes: "n"},
+	{name: "slots-per-host", takes: "n"}, {name: "elastic-timeout", takes: "seconds"}, {name: "reset-limit", takes: "n"},
+	{name: "blacklist-cooldown-range", takes: "seconds"}, {name: "host-discovery-script", takes: "file"},
+}
+
+// word is the value of a flag as it was given. What is allowed is the setting's business.
+type word struct{ text, kind string }
+
+func (w *word) String() string        { return w.text }
+func (w *word) Type() string          { return w.kind }
+func (w *word) Set(text string) error { w.text = text; return nil }
+
+func addHorovodFlags(flags *pflag.FlagSet) {
+	for _, list := range [][]horovodFlag{settingFlags, idleFlags, elasticFlags} {
+		for _, f := range list {
+			if f.takes == "" {
+				flags.Bool(f.name, false, f.usage)
+			} else {
+				flags.Var(&word{kind: f.takes}, f.name, f.usage)
+			}
+			flags.Lookup(f.name).Hidden = f.usage == ""
+		}
+	}
+}
+
+// settingsOf are the variables that the given flags set.
+func settingsOf(flags *pflag.FlagSet) (map[string]string, error) {
+	env := map[string]string{}
+	for _, f := range settingFlags {
+		flag := flags.Lookup(f.name)
+		if !flag.Changed {
+			continue
+		}
+		value := flag.Value.String()
+		if f.value != nil {
+			var err error
+			if value, err = f.value(value); err != nil {
+				return nil, fmt.Errorf("--%s: %w", f.name, err)
+			}
+		}
+		if value != "" {
+			env[f.setting] = value
+		}
+	}
+	return env, nil
+}
+
+// given lists those of the flags that were given, as people write them.
+func given(flags *pflag.FlagSet, list []horovodFlag) []string {
+	var names []string
+	for _, f := range list {
+		if flags.Lookup(f.name).Changed {
+			names = append(names, "--"+f.name)
+		}
+	}
+	return names
+}
+
+// fusionBytes turns Horovod's megabytes into what one frame takes at most.
+func fusionBytes(text string) (string, error) {
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(n >= 0) {
+		return "", fmt.Errorf("%q is not a number of megabytes", text)
+	}
+	return strconv.Itoa(int(min(n*(1<<20), limits.MaxBatch))), nil
+}
+
+func inverse(text string) (string, error) { return strconv.FormatBool(text != "true"), nil }
+
+// onlyIf sets the value where the switch is on, nothing where it is off.
+func onlyIf(value string) func(string) (string, error) {
+	return func(text string) (string, error) {
+		if text != "true" {
+			return "", nil
+		}
+		return value, nil
+	}
+}
+
+// longFlags writes the flags that horovodrun spells with one dash and several letters with two, up to
+// the user's command.
+func longFlags(args []string) []string {
+	if len(args) == 0 || args[0] != "run" {
+		return args
+	}
+	long := map[string]string{"-np": "--np", "-cb": "--check-build", "-hostfile": "--hostfile", "-prefix-timestamp": "--prefix-output-with-timestamp"}
+	flags := runCommand().Flags()
+	out := slices.Clone(args)
+	for i := 1; i < len(out) && strings.HasPrefix(out[i], "-") && out[i] != "--"; i++ {
+		name, value, joined := strings.Cut(out[i], "=")
+		if long[name] != "" {
+			out[i] = long[name]
+			if joined {
+				out[i] += "=" + value
+			}
+		}
+		if !joined && takesNext(flags, out[i]) {
+			i++
+		}
+	}
+	return out
+}
+
+// takesNext reports whether a flag's value is the next word.
+func takesNext(flags *pflag.FlagSet, word string) bool {
+	var flag *pflag.Flag
+	switch {
+	case strings.HasPrefix(word, "--"):
+		flag = flags.Lookup(word[2:])
+	case len(word) == 2:
+		flag = flags.ShorthandLookup(word[1:])
+	}
+	return flag != nil && flag.NoOptDefVal == ""
+}

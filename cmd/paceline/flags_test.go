@@ -1,0 +1,135 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/paceline/paceline/node/settings"
+)
+
+func TestHorovodsShortFlagsAreUnderstoodUpToTheCommand(t *testing.T) {
+	for given, want := range map[string]string{
+		"run -np 4 python -np 3":                           "run --np 4 python -np 3",
+		"run -np=4 python":                                 "run --np=4 python",
+		"run -H a:1 -np 2 -- -np 3":                        "run -H a:1 --np 2 -- -np 3",
+		"run --timeline-filename -np -np 2 x":              "run --timeline-filename -np --np 2 x",
+		"run --gloo -hostfile hosts -prefix-timestamp x y": "run --gloo --hostfile hosts --prefix-output-with-timestamp x y",
+		"run -cb":    "run --check-build",
+		"status -np": "status -np",
+	} {
+		if got := strings.Join(longFlags(strings.Fields(given)), " "); got != want {
+			t.Errorf("%q: %q", given, got)
+		}
+	}
+}
+
+func TestFlagsBecomeSettings(t *testing.T) {
+	for given, want := range map[string]string{
+		"--fusion-threshold-mb 0":                 "map[PACELINE_FUSION_BYTES:0]",
+		"--fusion-threshold-mb 64":                "map[PACELINE_FUSION_BYTES:262144]",
+		"--no-stall-check":                        "map[PACELINE_STALL_WARNING:0]",
+		"--stall-check-warning-time-seconds 5":    "map[PACELINE_STALL_WARNING:5]",
+		"--stall-check-shutdown-time-seconds 9":   "map[PACELINE_STALL_SHUTDOWN:9]",
+		"--log-level WARNING":                     "map[PACELINE_LOG_LEVEL:WARNING]",
+		"--timeline-filename t --start-timeout 3": "map[PACELINE_START_TIMEOUT:3 PACELINE_TIMELINE:t]",
+		"--no-timeline-mark-cycles":               "map[PACELINE_TIMELINE_MARK_CYCLES:false]",
+		"--gloo --cycle-time-ms 3":                "map[]",
+	} {
+		flags := runCommand().Flags()
+		if err := flags.Parse(strings.Fields(given)); err != nil {
+			t.Fatal(err)
+		}
+		env, err := settingsOf(flags)
+		if err != nil || fmt.Sprint(env) != want {
+			t.Errorf("%s: %v %v", given, env, err)
+		}
+		if _, _, err := settings.FromEnv(env); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestEveryFlagOfHorovodrunIsThere lists them as horovodrun's users know them.
+func TestEveryFlagOfHorovodrunIsThere(t *testing.T) {
+	flags := runCommand().Flags()
+	for name := range strings.FieldsSeq(`np num-proc hosts hostfile host-discovery-script ssh-port ssh-identity-file network-interfaces network-interface
+		start-timeout output-filename prefix-output-with-timestamp verbose config-file check-build disable-cache fusion-threshold-mb cycle-time-ms cache-capacity
+		hierarchical-allreduce no-hierarchical-allreduce hierarchical-allgather no-hierarchical-allgather autotune no-autotune autotune-log-file
+		autotune-warmup-samples autotune-steps-per-sample autotune-bayes-opt-max-samples autotune-gaussian-process-noise
+		min-np min-num-proc max-np max-num-proc slots-per-host elastic-timeout reset-limit blacklist-cooldown-range
+		timeline-filename timeline-mark-cycles no-timeline-mark-cycles no-stall-check stall-check stall-check-warning-time-seconds stall-check-shutdown-time-seconds
+		mpi-threads-disable no-mpi-threads-disable mpi-args tcp binding-args num-nccl-streams thread-affinity gloo-timeout-seconds
+		log-level log-with-timestamp log-without-timestamp gloo mpi jsrun`) {
+		if flags.Lookup(name) == nil {
+			t.Errorf("--%s", name)
+		}
+	}
+	for _, short := range "HpinH" {
+		if flags.ShorthandLookup(string(short)) == nil {
+			t.Errorf("-%c", short)
+		}
+	}
+}
+
+func TestConfigFileGivesFlagsThatWereNotGiven(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	os.WriteFile(path, []byte(`
+controller: gloo
+params:
+  fusion_threshold_mb: 32
+  cycle_time_ms: 10
+  hierarchical_allreduce: true
+autotune:
+  enabled: true
+  log_file: 'a.txt'
+timeline:
+  filename: 'file.json'
+  mark_cycles: true
+stall_check:
+  enabled: false
+  shutdown_time_seconds: 240
+library_options:
+  num_nccl_streams: 2
+  ccl_bgt_affinity: 1
+logging:
+  level: INFO
+  hide_timestamp: true
+`), 0o600)
+	flags := runCommand().Flags()
+	if err := flags.Parse([]string{"--timeline-filename", "mine.json"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := applyConfig(path, flags); err != nil {
+		t.Fatal(err)
+	}
+	env, err := settingsOf(flags)
+	want := "map[PACELINE_FUSION_BYTES:262144 PACELINE_LOG_LEVEL:INFO PACELINE_STALL_SHUTDOWN:240 PACELINE_STALL_WARNING:0 PACELINE_TIMELINE:mine.json PACELINE_TIMELINE_MARK_CYCLES:true]"
+	if err != nil || fmt.Sprint(env) != want {
+		t.Fatal(env, err)
+	}
+	names := given(flags, idleFlags)
+	if !slices.Contains(names, "--gloo") || !slices.Contains(names, "--autotune-log-file") || !slices.Contains(names, "--log-hide-timestamp") {
+		t.Fatal(names)
+	}
+}
+
+func TestConfigFileErrorsNameThePlace(t *testing.T) {
+	for text, want := range map[string]string{
+		"params:\n  speed: 3":           "params: speed: there is no such setting",
+		"nonsense:\n  a: 1":             `"nonsense" is not a section of it`,
+		"params: 3":                     `"params" is not a section of it`,
+		"stall_check:\n  enabled: much": "stall_check: enabled: much is neither true nor false",
+		"a: [":                          "config.yaml",
+		"controller: carrier-pigeon":    "controller: there is no such setting (--carrier-pigeon)",
+	} {
+		path := filepath.Join(t.TempDir(), "config.yaml")
+		os.WriteFile(path, []byte(text), 0o600)
+		if err := applyConfig(path, runCommand().Flags()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

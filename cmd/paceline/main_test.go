@@ -1,0 +1,239 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/paceline/paceline/internal/version"
+)
+
+// The tests run this binary as the command itself, in processes of its own.
+func TestMain(m *testing.M) {
+	if os.Getenv("PACELINE_TEST_COMMAND") == "" {
+		os.Exit(m.Run())
+	}
+	os.Unsetenv("PACELINE_TEST_COMMAND")
+	main()
+}
+
+// result is what a command gave.
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+// command is `paceline args...`, in a directory and with a run directory of its own. $PACELINE in the
+// commands that it runs is the command itself.
+func command(t *testing.T, args ...string) *exec.Cmd {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	c := exec.Command(self, args...)
+	c.Dir = dir
+	c.Env = append(os.Environ(), "PACELINE_TEST_COMMAND=1", "XDG_RUNTIME_DIR="+dir, "SELF="+self)
+	c.WaitDelay = 10 * time.Second
+	return c
+}
+
+// run runs a command to its end, and meanwhile what is given with it.
+func run(t *testing.T, c *exec.Cmd, meanwhile ...func()) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	c.Stdout, c.Stderr = &stdout, &stderr
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(60*time.Second, func() { c.Process.Signal(syscall.SIGQUIT) })
+	defer late.Stop()
+	for _, f := range meanwhile {
+		go f()
+	}
+	var failed *exec.ExitError
+	if err := c.Wait(); err != nil && !errors.As(err, &failed) {
+		t.Fatal(err, stderr.String())
+	}
+	return result{c.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+}
+
+func paceline(t *testing.T, args ...string) result { t.Helper(); return run(t, command(t, args...)) }
+
+func (r result) check(t *testing.T, code int, stdout, stderr string) {
+	t.Helper()
+	if r.code != code || !strings.Contains(r.stdout, stdout) || !strings.Contains(r.stderr, stderr) || stderr == "" && r.stderr != "" {
+		t.Fatalf("exit code %d\nstdout %q\nstderr %q", r.code, r.stdout, r.stderr)
+	}
+}
+
+func TestRunPrintsNothingButTheWorkersOutput(t *testing.T) {
+	r := paceline(t, "run", "-np", "1", "sh", "-c", "echo $HOROVOD_RANK of $HOROVOD_SIZE; echo oh >&2")
+	r.check(t, 0, "", "[0]<stderr>:oh\n")
+	if r.stdout != "[0]<stdout>:0 of 1\n" || r.stderr != "[0]<stderr>:oh\n" {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func TestRunEndsWithTheFailingRanksCode(t *testing.T) {
+	paceline(t, "run", "-np", "2", "sh", "-c", `[ "$PACELINE_RANK" = 0 ] || exit 7; sleep 1`).
+		check(t, 7, "", "paceline run: rank 1 on localhost (pid ")
+}
+
+func TestRunSaysWhatIsWrongWithItsArguments(t *testing.T) {
+	for args, want := range map[string]string{
+		"run":                             "no command to run",
+		"run -np 2":                       "no command to run",
+		"run --what true":                 "unknown flag: --what",
+		"run -np 3 -H localhost:2 true":   "3 processes do not fit on hosts with 2 slots",
+		"run -np -1 true":                 "at least one process",
+		"run -H a;b true":                 "is not the name of a host",
+		"run --hostfile /no/file true":    "/no/file",
+		"run --min-np 1 --max-np 3 true":  "--min-np, --max-np: the number of processes cannot change",
+		"run --start-timeout soon true":   `PACELINE_START_TIMEOUT="soon": allowed is a number of seconds`,
+		"run --servers a:b:c true":        `--servers: "a:b:c" is not a host`,
+		"run --config-file /no/file true": "/no/file",
+		"run no-such-command":             "rank 0 on localhost cannot be started",
+		"server":                          "a server has to know the scheduler's address",
+		"scheduler":                       "--listen host:port",
+		"scheduler --listen 192.0.2.1:7":  "so it needs a secret: set PACELINE_JOB_SECRET",
+		"status":                          "--scheduler host:port",
+		"run --network-interfaces no0 -H 192.0.2.9:1 true": "--network-interfaces: this machine has none of no0",
+	} {
+		if r := paceline(t, strings.Fields(args)...); r.code == 0 || !strings.Contains(r.stderr, want) || r.stdout != "" {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+}
+
+func TestFlagsWithoutEffectAreNamedInOneLine(t *testing.T) {
+	paceline(t, "run", "--gloo", "--cycle-time-ms", "3", "-np", "1", "true").
+		check(t, 0, "", "paceline run: --gloo, --cycle-time-ms: without effect here\n")
+}
+
+func TestRunWritesEachRanksOutputToFilesToo(t *testing.T) {
+	c := command(t, "run", "-np", "11", "--output-filename", "out", "sh", "-c", "echo $PACELINE_RANK; echo no >&2")
+	if r := run(t, c); r.code != 0 || !strings.Contains(r.stdout, "[10]<stdout>:10\n") {
+		t.Fatalf("%+v", r)
+	}
+	for file, want := range map[string]string{"rank.03/stdout": "3\n", "rank.10/stderr": "no\n"} {
+		if got, err := os.ReadFile(filepath.Join(c.Dir, "out", file)); err != nil || string(got) != want {
+			t.Error(file, string(got), err)
+		}
+	}
+}
+
+func TestRunInterruptedEndsWithTheSignalsCode(t *testing.T) {
+	c := command(t, "run", "-np", "2", "sh", "-c", "trap 'exit 0' INT; echo > ready.$PACELINE_RANK; while :; do sleep 0.05; done")
+	ready := []string{filepath.Join(c.Dir, "ready.0"), filepath.Join(c.Dir, "ready.1")}
+	for _, name := range ready {
+		if err := syscall.Mkfifo(name, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(t, c, func() {
+		for _, name := range ready {
+			os.ReadFile(name) // until the rank has written to it
+		}
+		c.Process.Signal(syscall.SIGINT)
+	}).check(t, 130, "", "")
+}
+
+func TestEveryWorkerReachesTheSchedulerWithTheJobsSecret(t *testing.T) {
+	r := paceline(t, "run", "-np", "2", "sh", "-c", `PACELINE_TEST_COMMAND=1 exec "$SELF" status`)
+	r.check(t, 0, "[1]<stdout>:scheduler 127.0.0.1:", "")
+}
+
+func TestHorovodResolvesToPaceline(t *testing.T) {
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("no python3")
+	}
+	root, err := filepath.Abs("../../python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := command(t, "run", "-np", "1", "--horovod", "python3", "-c", "import horovod; print(horovod.__file__)")
+	c.Env = append(c.Env, "PYTHONPATH="+root)
+	run(t, c).check(t, 0, "[0]<stdout>:"+root+"/paceline/_horovod/horovod/__init__.py\n", "")
+
+	c = command(t, "run", "--horovod", "python3", "-c", "")
+	c.Env = append(c.Env, "PYTHONPATH=", "PATH=/usr/bin:/bin")
+	if r := run(t, c); r.code == 0 || !strings.Contains(r.stderr, "--horovod needs Paceline's Python package") {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func TestSchedulerAnswersStatusUntilASignal(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	scheduler := command(t, "scheduler", "--listen", address)
+	scheduler.Env = append(scheduler.Env, "PACELINE_JOB_SECRET=of this test alone")
+	scheduler.Stderr = os.Stderr
+	if err := scheduler.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(secret string, args ...string) result {
+		c := command(t, append([]string{"status", "--scheduler", address, "--timeout", "20s"}, args...)...)
+		c.Env = append(c.Env, "PACELINE_JOB_SECRET="+secret)
+		return run(t, c)
+	}
+	r := ask("of this test alone")
+	r.check(t, 0, "scheduler "+address+": forming", "")
+	var status map[string]any
+	if r := ask("of this test alone", "--json"); json.Unmarshal([]byte(r.stdout), &status) != nil || status["state"] != "forming" {
+		t.Fatalf("%+v", r)
+	}
+	if r := ask("of some other test", "--timeout", "2s"); r.code == 0 || !strings.Contains(r.stderr, address) {
+		t.Fatalf("%+v", r)
+	}
+	server := command(t, "server", "--scheduler", address)
+	server.Env = append(server.Env, "PACELINE_JOB_SECRET=of this test alone", "PACELINE_LOG_LEVEL=info")
+	log, err := server.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line := make([]byte, 4096)
+	if n, err := log.Read(line); err != nil || !strings.Contains(string(line[:n]), "server listens") {
+		t.Fatal(string(line[:n]), err)
+	}
+	for _, c := range []*exec.Cmd{server, scheduler} {
+		c.Process.Signal(syscall.SIGTERM)
+		if err := c.Wait(); err != nil {
+			t.Fatal(c.Args, err)
+		}
+	}
+}
+
+func TestInfoTellsSettingsAndWhereTheyCameFrom(t *testing.T) {
+	c := command(t, "info", "--json")
+	c.Env = append(c.Env, "BYTEPS_PARTITION_BYTES=1MiB", "HOROVOD_CYCLE_TIME=3")
+	r := run(t, c)
+	r.check(t, 0, `"version": "`+version.String()+`"`, "")
+	var f facts
+	if err := json.Unmarshal([]byte(r.stdout), &f); err != nil || len(f.Interfaces) == 0 || len(f.Warnings) != 1 {
+		t.Fatal(err, r.stdout)
+	}
+	c = command(t, "info")
+	c.Env = append(c.Env, "PACELINE_SERVERS=nowhere")
+	run(t, c).check(t, 0, `error: PACELINE_SERVERS="nowhere": allowed are embedded`, "")
+}
+
+func TestCheckBuildAndVersion(t *testing.T) {
+	paceline(t, "run", "-cb").check(t, 0, "Paceline "+version.String()+":", "")
+	paceline(t, "--version").check(t, 0, "paceline "+version.String()+"\n", "")
+}
