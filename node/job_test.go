@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // job is a whole job in one process, over real sockets: a scheduler, n workers and, where asked for,
 // dedicated servers.
 type job struct {
-	t       *testing.T
+	t       testing.TB
 	workers []*node.Worker
 }
 
@@ -33,7 +33,7 @@ func dedicated(servers int) jobOption {
 }
 
 // startJob starts n workers and shuts everything down with the test.
-func startJob(t *testing.T, n int, options ...jobOption) *job {
+func startJob(t testing.TB, n int, options ...jobOption) *job {
 	t.Helper()
 	s, _, err := settings.FromEnv(map[string]string{"PACELINE_JOB_SECRET": "a secret for this test only"})
 	if err != nil {
@@ -62,7 +62,7 @@ func startJob(t *testing.T, n int, options ...jobOption) *job {
 	return j
 }
 
-func startServers(t *testing.T, s settings.Settings, log *zap.Logger) {
+func startServers(t testing.TB, s settings.Settings, log *zap.Logger) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	for range s.NumServers {
