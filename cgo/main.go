@@ -266,7 +266,7 @@ func statusOf(err error) C.int32_t {
 		{core.ErrInvalid, C.PL_ERR_INVALID}, {core.ErrDuplicate, C.PL_ERR_DUPLICATE}, {core.ErrMismatch, C.PL_ERR_MISMATCH},
 		{core.ErrStall, C.PL_ERR_STALL}, {core.ErrPeerLost, C.PL_ERR_PEER_LOST}, {core.ErrShutdown, C.PL_ERR_SHUTDOWN},
 		{core.ErrMemory, C.PL_ERR_MEMORY}, {core.ErrUnsupported, C.PL_ERR_UNSUPPORTED}, {errNotInitialized, C.PL_ERR_NOT_INITIALIZED},
-		{context.DeadlineExceeded, C.PL_ERR_TIMEOUT},
+		{context.DeadlineExceeded, C.PL_ERR_TIMEOUT}, {context.Canceled, C.PL_ERR_INTERRUPTED},
 	} {
 		if errors.Is(err, s.err) {
 			return s.status

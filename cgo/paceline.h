@@ -34,7 +34,8 @@ typedef enum pl_status {
   PL_ERR_TIMEOUT = -9,       /* the deadline of this wait has passed; the operation goes on */
   PL_ERR_MEMORY = -10,       /* a memory limit */
   PL_ERR_UNSUPPORTED = -11,  /* for example a broadcast whose root has joined */
-  PL_ERR_INTERNAL = -12
+  PL_ERR_INTERNAL = -12,
+  PL_ERR_INTERRUPTED = -13 /* Ctrl-C while pl_init waited for the other ranks */
 } pl_status;
 
 typedef enum pl_dtype {

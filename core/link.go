@@ -54,7 +54,7 @@ func (p *peer) dial(ctx context.Context) (*link, error) {
 
 func (l *link) greet() error {
 	cfg := &l.p.e.cfg
-	data, err := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: cfg.Roster.Round, Rank: cfg.Rank, Conns: cfg.Conns})
+	data, err := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: cfg.Roster.Round, Rank: cfg.Rank, Conns: cfg.Conns, Window: uint64(max(cfg.Credit/4, 1))})
 	if err != nil {
 		return err
 	}

@@ -182,10 +182,16 @@ func (o *operation) fail(err error) {
 
 // tellServers cancels the tensor from this iteration on wherever it has keys.
 func (o *operation) tellServers(ownWill bool) {
-	if o.d == nil || o.d.t.ID == 0 {
+	if o.d == nil {
 		return
 	}
-	h := wire.Header{Type: wire.TypeCancel, Epoch: o.epoch, Rank: uint32(o.e.cfg.Rank), Tensor: o.d.t.ID, Iteration: o.iteration, Seq: o.seq}
+	o.e.mu.Lock()
+	id := o.d.t.ID
+	o.e.mu.Unlock()
+	if id == 0 { // not declared yet, so no server knows of it
+		return
+	}
+	h := wire.Header{Type: wire.TypeCancel, Epoch: o.epoch, Rank: uint32(o.e.cfg.Rank), Tensor: id, Iteration: o.iteration, Seq: o.seq}
 	if ownWill {
 		h.Flags = wire.FlagOwnWill
 	}

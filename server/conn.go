@@ -19,7 +19,7 @@ const (
 	// chunkBytes is how much of a push is read before it is added: little enough to be still in the
 	// core's own cache, and a multiple of every element size.
 	chunkBytes = 256 << 10
-	// windowStep is after how many consumed payload bytes a worker is told, so that its credit goes on.
+	// windowStep is after how many consumed tensor bytes a worker is told at the latest, so that its credit goes on.
 	windowStep = 1 << 20
 )
 
@@ -30,7 +30,8 @@ type conn struct {
 	r     *round
 	tc    transport.Conn
 	rank  int
-	conns int // that the worker opens in all
+	conns int    // that the worker opens in all
+	step  uint64 // consumed bytes from one window frame to the next
 	out   *outbox.Outbox
 	done  chan struct{}
 
@@ -67,7 +68,10 @@ func readHello(tc transport.Conn) (wire.Hello, error) {
 }
 
 func newConn(r *round, tc transport.Conn, hello wire.Hello) *conn {
-	c := &conn{r: r, tc: tc, rank: hello.Rank, conns: hello.Conns, scratch: make([]byte, chunkBytes), done: make(chan struct{})}
+	c := &conn{r: r, tc: tc, rank: hello.Rank, conns: hello.Conns, step: windowStep, scratch: make([]byte, chunkBytes), done: make(chan struct{})}
+	if hello.Window > 0 {
+		c.step = min(hello.Window, windowStep)
+	}
 	c.out = outbox.New(tc, c, r.s.cfg.Fusion, func(error) { _ = tc.Close() })
 	return c
 }
@@ -224,7 +228,7 @@ func (c *conn) bye() {
 // account counts the tensor bytes consumed and now and then tells the worker, whose credit they are.
 func (c *conn) account(n uint32) {
 	c.consumed += uint64(n)
-	if c.consumed-c.reported >= windowStep {
+	if c.consumed-c.reported >= c.step {
 		c.reported = c.consumed
 		c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeWindow, Aux: c.consumed}})
 	}

@@ -100,12 +100,12 @@ func (s *Server) Deserted() <-chan struct{} {
 	return s.round.deserted
 }
 
-// Lost tells the round of a peer that somebody else has lost.
+// Lost tells the running round of a peer that somebody else has lost from it.
 func (s *Server) Lost(l wire.Lost) {
 	s.mu.Lock()
 	r := s.round
 	s.mu.Unlock()
-	if r != nil {
+	if r != nil && (l.Round == 0 || l.Round == r.roster.Round) {
 		r.lose(l)
 	}
 }

@@ -26,6 +26,9 @@ type Hello struct {
 	Round uint64 `json:"round,omitempty"` // round of the job (one init to shutdown) that the sender is in; 0 towards the scheduler
 	Rank  int    `json:"rank"`            // of a worker
 	Conns int    `json:"conns,omitempty"` // how many connections the sender opens to this server
+	// Window is after how many consumed tensor bytes a worker wants to be told, because its credit
+	// depends on it; 0 for the server's choice.
+	Window uint64 `json:"window,omitempty"`
 }
 
 // Tensor describes one declared tensor: everything a server must know to hold its keys.
