@@ -75,9 +75,12 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 
 // form starts a round when everybody is there.
 func (m *Machine) form() {
-	workers, dedicated := m.expected()
-	servers := m.ready()
-	if workers == 0 || len(m.forming) < workers || len(servers) < dedicated {
+	workers := m.expectedWorkers()
+	if workers == 0 || len(m.forming) < workers {
+		return
+	}
+	dedicated, servers := m.expectedServers(), m.ready()
+	if len(servers) < dedicated {
 		return
 	}
 	for _, p := range slices.Clone(m.forming) { // registered before anybody said how many there are
@@ -112,7 +115,7 @@ func (m *Machine) start(r *round, servers []*peer) {
 	m.info("round %#x starts with %d workers and %d servers, %d of them dedicated",
 		r.roster.Round, len(r.workers), len(r.roster.Servers), len(servers))
 	m.rounds = append(m.rounds, r)
-	_, m.dedicated = m.expected()
+	m.dedicated = m.expectedServers()
 	m.next = r.roster.Round + 1
 	for _, p := range servers { // first, so that they know the round when its workers come
 		m.seat(p, r)
@@ -154,24 +157,46 @@ func (m *Machine) roster(dedicated []*peer) wire.Roster {
 	return roster
 }
 
-// expected is how many workers (0: not known yet) and at least how many dedicated servers make a round.
-func (m *Machine) expected() (workers, dedicated int) {
-	workers, dedicated = m.settings.Workers, m.settings.Dedicated
-	for _, p := range m.forming {
-		workers = cmp.Or(workers, p.wants.Workers)
-		dedicated = cmp.Or(dedicated, p.wants.Dedicated)
+// expectedWorkers is how many workers make a round; 0: not known yet.
+func (m *Machine) expectedWorkers() int {
+	if m.settings.Workers != 0 {
+		return m.settings.Workers
 	}
-	return workers, dedicated
+	return m.says(knowsWorkers).wants.Workers
+}
+
+// expectedServers is how many dedicated servers a round waits for.
+func (m *Machine) expectedServers() int {
+	if m.settings.Dedicated != 0 {
+		return m.settings.Dedicated
+	}
+	return m.says(knowsServers).wants.Dedicated
 }
 
 // placement is how keys are placed in the next round.
 func (m *Machine) placement() string {
+	return cmp.Or(m.says(knowsPlacement).wants.Placement, m.settings.Placement)
+}
+
+// says is the first worker that waits and says something; an empty peer where none does.
+func (m *Machine) says(something func(*wire.Register) bool) *peer {
 	for _, p := range m.forming {
-		if p.wants.Placement != "" {
-			return p.wants.Placement
+		if something(&p.wants) {
+			return p
 		}
 	}
-	return m.settings.Placement
+	return &peer{}
+}
+
+// What a worker may say about the job, or leave to others.
+func knowsWorkers(r *wire.Register) bool   { return r.Workers != 0 }
+func knowsServers(r *wire.Register) bool   { return r.Dedicated != 0 }
+func knowsPlacement(r *wire.Register) bool { return r.Placement != "" }
+
+// differ reports whether two who both say something say different things.
+func differ[T comparable](a, b T) bool {
+	var nothing T
+	return a != nothing && b != nothing && a != b
 }
 
 // ready lists the dedicated servers whose line is whole, in the order in which they came.
@@ -207,40 +232,39 @@ func (m *Machine) objection(r *wire.Register) string {
 	if err := checkPlacement(r.Placement); err != nil {
 		return err.Error()
 	}
-	for _, p := range m.forming {
-		if why := disagree(p, r); why != "" {
-			return why
-		}
+	if why := m.disagreement(r); why != "" {
+		return why
 	}
-	workers, _ := m.expected()
-	if workers = cmp.Or(workers, r.Workers, limits.MaxRanks); r.Node.Rank < 0 || r.Node.Rank >= workers {
+	if workers := cmp.Or(m.expectedWorkers(), r.Workers, limits.MaxRanks); r.Node.Rank < 0 || r.Node.Rank >= workers {
 		return outOfRange(r.Node.Rank, workers)
 	}
 	return m.otherRelease(&r.Node)
 }
 
-// disagree says in what a new worker and one that waits cannot both be right.
-func disagree(p *peer, r *wire.Register) string {
-	w := &p.wants
-	two := func(what string, x, y any) string {
+// disagreement is in what a new worker and one that waits cannot both be right.
+func (m *Machine) disagreement(r *wire.Register) string {
+	two := func(what string, p *peer, x, y any) string {
 		return fmt.Sprintf("workers disagree on %s: %s says %v, %s says %v", what, name(&p.Node), x, name(&r.Node), y)
 	}
-	switch differ := func(x, y int) bool { return x != 0 && y != 0 && x != y }; {
-	case differ(w.Workers, r.Workers):
-		return two("the number of workers", w.Workers, r.Workers)
-	case differ(w.Dedicated, r.Dedicated):
-		return two("the number of dedicated servers", w.Dedicated, r.Dedicated)
-	case w.Placement != "" && r.Placement != "" && w.Placement != r.Placement:
-		return two("the placement", w.Placement, r.Placement)
-	case p.Rank == r.Node.Rank:
-		return fmt.Sprintf("two workers have the same rank: %s and %s; give each worker its own RANK", name(&p.Node), name(&r.Node))
+	if p := m.says(knowsWorkers); differ(p.wants.Workers, r.Workers) {
+		return two("the number of workers", p, p.wants.Workers, r.Workers)
+	}
+	if p := m.says(knowsServers); differ(p.wants.Dedicated, r.Dedicated) {
+		return two("the number of dedicated servers", p, p.wants.Dedicated, r.Dedicated)
+	}
+	if p := m.says(knowsPlacement); differ(p.wants.Placement, r.Placement) {
+		return two("the placement", p, p.wants.Placement, r.Placement)
+	}
+	for _, p := range m.forming {
+		if p.Rank == r.Node.Rank {
+			return fmt.Sprintf("two workers have the same rank: %s and %s; give each worker its own RANK", name(&p.Node), name(&r.Node))
+		}
 	}
 	return ""
 }
 
 func (m *Machine) objectionToServer(n *wire.Node) string {
-	_, dedicated := m.expected()
-	dedicated = cmp.Or(dedicated, m.dedicated)
+	dedicated := cmp.Or(m.expectedServers(), m.dedicated)
 	ready := m.ready()
 	there := m.serverAt(n.Server)
 	switch {
@@ -256,11 +280,12 @@ func (m *Machine) objectionToServer(n *wire.Node) string {
 	return m.otherRelease(n)
 }
 
+// otherRelease compares a node's release with that of those who are here; these all have the same.
 func (m *Machine) otherRelease(n *wire.Node) string {
-	for _, p := range slices.Concat(m.forming, m.pool) {
-		if p.Version != n.Version && p.line != nil {
-			return fmt.Sprintf("%s runs release %q, %s runs %q: install the same release everywhere",
-				name(n), n.Version, name(&p.Node), p.Version)
+	for _, here := range [][]*peer{m.forming, m.ready()} {
+		if len(here) > 0 && here[0].Version != n.Version {
+			p := &here[0].Node
+			return fmt.Sprintf("%s runs release %q, %s runs %q: install the same release everywhere", name(n), n.Version, name(p), p.Version)
 		}
 	}
 	return ""
@@ -280,7 +305,7 @@ func tooManyServers(have []*peer) string {
 
 // missing says whom the next round waits for: "ranks 2, 3 of 4 and 1 of 2 servers".
 func (m *Machine) missing() string {
-	workers, dedicated := m.expected()
+	workers, dedicated := m.expectedWorkers(), m.expectedServers()
 	if workers == 0 {
 		return "a worker that knows how many workers the job has"
 	}

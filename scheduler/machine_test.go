@@ -63,7 +63,7 @@ func TestARosterThatCannotBeIsRefused(t *testing.T) {
 	}
 }
 
-// bigJob registers n workers and returns the machine and the time it took per worker.
+// bigJob registers n workers.
 func bigJob(t testing.TB, n int) *Machine {
 	m := NewMachine(Settings{FirstRound: 1})
 	got := 0
@@ -84,14 +84,14 @@ func bigJob(t testing.TB, n int) *Machine {
 	return m
 }
 
-func TestTenThousandWorkersFormARound(t *testing.T) {
+func TestThousandsOfWorkersFormARound(t *testing.T) {
 	start := time.Now()
-	m := bigJob(t, 10000)
+	m := bigJob(t, 4000)
 	if at, ok := m.Deadline(); ok { // the wait of the first; by then it is over
 		m.Step(Input{Now: at})
 	}
 	if at, ok := m.Deadline(); ok {
 		t.Errorf("a round that runs well has a deadline at %v", at)
 	}
-	t.Logf("10,000 workers: %v", time.Since(start))
+	t.Logf("4,000 workers: %v", time.Since(start))
 }

@@ -241,6 +241,27 @@ func TestRestartInMidRoundIsNotNoticed(t *testing.T) {
 	})
 }
 
+func TestARestartedSchedulerLearnsMoreThanFitsInOneMessage(t *testing.T) {
+	everywhere(t, func(t *testing.T, s *site) {
+		j := s.job(2)
+		defer j.close()
+		var all []wire.Tensor
+		for i := range 3000 { // about 24 MiB in JSON by the bound that splits them
+			all = append(all, tensorOf(2, strings.Repeat("long", 300)+fmt.Sprint(i), 4))
+		}
+		first, err := j.clients[0].Declare(timeout(t), all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.kill()
+		s.start()
+		again, err := j.clients[1].Declare(timeout(t), all)
+		if err != nil || fmt.Sprint(again) != fmt.Sprint(first) {
+			t.Fatalf("the other rank is told something else (%v)", err)
+		}
+	})
+}
+
 func TestALostWorkerIsToldToAllOthers(t *testing.T) {
 	everywhere(t, func(t *testing.T, s *site) {
 		j := s.job(2)
