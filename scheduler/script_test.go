@@ -80,7 +80,6 @@ type stage struct {
 type actor struct {
 	name     string
 	line     Line
-	role     wire.Role
 	register wire.Register
 	known    wire.Known
 	asked    map[uint64][]wire.Tensor
