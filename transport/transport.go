@@ -27,7 +27,8 @@ type Conn interface {
 	// TrySend is Send that never waits for the peer: it takes what fits now and returns the rest of
 	// the buffers, empty when all was taken. It reports busy, and takes nothing, when another
 	// sender holds the connection. Whoever got a rest must Send it before anybody else's frames;
-	// the connection stays with that caller until then.
+	// the connection stays with that caller until then. A rest is known by the memory that it begins
+	// with: Send, or TrySend again, the returned buffers and no copies.
 	TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err error)
 
 	// ReadHeader reads the header of the next frame. The payload of the one before must have been

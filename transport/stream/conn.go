@@ -181,13 +181,15 @@ func (c *Conn) sendFailed(err error) error {
 	return c.ended()
 }
 
-// readFailed names the reason why reading ended. The kernel tells of a failure once; if a sender was
-// told, it is the reader's reason as well.
+// readFailed names the reason why reading ended. The kernel tells of a failure once: who is told first,
+// sender or reader, remembers it for the other.
 func (c *Conn) readFailed(err error) error {
-	if cause := c.ended(); cause != nil {
-		return cause
+	reason := describe("reading from", c.peer, err)
+	if c.ended() == nil && errors.Is(err, io.EOF) {
+		return reason
 	}
-	return describe("reading from", c.peer, err)
+	c.cause.CompareAndSwap(nil, &reason)
+	return c.ended()
 }
 
 func describe(doing, peer string, err error) error {
@@ -200,6 +202,8 @@ func describe(doing, peer string, err error) error {
 		return fmt.Errorf("%s %s: the peer went away without finishing: %w", doing, peer, err)
 	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s %s: the peer or the network to it does not answer any more: %w", doing, peer, err)
+	case errors.Is(err, syscall.ECONNABORTED):
+		return fmt.Errorf("%s %s: the connection broke: %w", doing, peer, err)
 	default:
 		return fmt.Errorf("%s %s: %w", doing, peer, err)
 	}

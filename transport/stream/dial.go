@@ -30,7 +30,7 @@ func (c Config) Dial(ctx context.Context, address string, connect func(context.C
 		if err == nil {
 			return conn, nil
 		}
-		over := ctx.Err() != nil
+		over := expired(ctx)
 		switch {
 		case !over && final(err):
 			return nil, fmt.Errorf("connecting to %s: %w", address, err)
@@ -68,6 +68,12 @@ func (c Config) dialOnce(ctx context.Context, address string, connect func(conte
 		return nil, err
 	}
 	return conn, nil
+}
+
+// expired reports whether ctx has ended, or is about to: a network operation may notice its deadline first.
+func expired(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
 // final reports whether another attempt could not end differently.

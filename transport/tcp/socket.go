@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"io"
 	"net"
 	"syscall"
 
@@ -29,6 +30,28 @@ func newSocket(c *net.TCPConn) (*socket, error) {
 	s := &socket{TCPConn: c, raw: raw}
 	s.write = s.writeOnce
 	return s, err
+}
+
+// Read tells the end of a stream from a connection that broke: the kernel tells of a failure once, and
+// if a sender was told, the reader sees a mere end.
+func (s *socket) Read(b []byte) (int, error) {
+	n, err := s.TCPConn.Read(b)
+	if err == io.EOF && s.broken() {
+		err = &net.OpError{Op: "read", Net: "tcp", Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: syscall.ECONNABORTED}
+	}
+	return n, err
+}
+
+// broken reports whether the connection is over altogether, and not only the peer's half of it.
+func (s *socket) broken() bool {
+	const closed = 7 // TCP_CLOSE in the kernel's tcp_states.h
+	var state uint8
+	err := s.raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			state = info.State
+		}
+	})
+	return err == nil && state == closed
 }
 
 // TryWrite implements stream.TryWriter by one writev on a socket that does not block.

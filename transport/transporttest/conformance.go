@@ -16,12 +16,10 @@ import (
 
 // Backend is a transport under test.
 type Backend struct {
-	// New makes the transport of a node with that job secret. Its handshake times out after HandshakeTimeout.
-	New func(secret []byte) transport.Transport
+	// New makes the transport of a node with that job secret and handshake timeout (0: the default).
+	New func(secret []byte, handshakeTimeout time.Duration) transport.Transport
 	// Address is where to listen, with a port that the backend picks.
 	Address string
-	// HandshakeTimeout is a fraction of a second.
-	HandshakeTimeout time.Duration
 	// MaxBuffered bounds the bytes that can lie between a sender and a reader who does not read.
 	MaxBuffered int
 	// Silence makes the ways between the nodes go silent: nothing arrives and nobody is told. nil if
@@ -51,8 +49,12 @@ func Conformance(t *testing.T, within Within, make func(t *testing.T) Backend) {
 	}
 }
 
-// patience is when a test gives up on something that should have happened, instead of hanging.
-const patience = 20 * time.Second
+const (
+	// patience is when a test gives up on something that should have happened, instead of hanging.
+	patience = 20 * time.Second
+	// soon is the time limit of what is meant to meet one.
+	soon = 400 * time.Millisecond
+)
 
 var secret = []byte("the secret of this job")
 
@@ -69,6 +71,9 @@ func (b *bench) must(err error) {
 	}
 }
 
+// node is the transport of a node that knows the secret.
+func (b *bench) node() transport.Transport { return b.New(secret, 0) }
+
 // listen listens until the test ends.
 func (b *bench) listen(t transport.Transport) transport.Listener {
 	b.Helper()
@@ -80,7 +85,7 @@ func (b *bench) listen(t transport.Transport) transport.Listener {
 
 // dial connects until the test ends.
 func (b *bench) dial(address string) (transport.Conn, error) {
-	return b.dialWithin(patience, b.New(secret), address)
+	return b.dialWithin(patience, b.node(), address)
 }
 
 func (b *bench) dialWithin(d time.Duration, t transport.Transport, address string) (transport.Conn, error) {
@@ -114,7 +119,7 @@ func (b *bench) guard(c interface{ Close() error }) {
 // pair makes a connection and returns its two ends.
 func (b *bench) pair() (dialed, accepted transport.Conn) {
 	b.Helper()
-	l := b.listen(b.New(secret))
+	l := b.listen(b.node())
 	dialed, err := b.dial(l.Addr().String())
 	b.must(err)
 	return dialed, b.accept(l)

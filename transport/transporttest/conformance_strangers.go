@@ -14,23 +14,23 @@ import (
 
 var strangerTests = map[string]func(*bench){
 	"AWrongSecretIsRefusedOnBothSides": func(b *bench) {
-		l := b.listen(b.New(secret))
+		l := b.listen(b.node())
 		address := l.Addr().String()
-		_, err := b.dialWithin(patience, b.New([]byte("another secret")), address)
+		_, err := b.dialWithin(patience, b.New([]byte("another secret"), 0), address)
 		b.wantError(err, transport.ErrAuth, address)
 		b.wantError(err, transport.ErrAuth, "give every node the same PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE")
 		b.meets(l)
 	},
 
 	"ANodeWithoutASecretIsTurnedAway": func(b *bench) {
-		l := b.listen(b.New(secret))
-		_, err := b.dialWithin(patience, b.New(nil), l.Addr().String())
+		l := b.listen(b.node())
+		_, err := b.dialWithin(patience, b.New(nil, 0), l.Addr().String())
 		b.wantError(err, transport.ErrAuth, "no job secret")
 		b.meets(l)
 	},
 
 	"GarbageIsTurnedAway": func(b *bench) {
-		l := b.listen(b.New(secret))
+		l := b.listen(b.New(secret, soon))
 		for _, said := range []string{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x00", ""} {
 			nc, err := b.RawDial(l.Addr().String())
 			b.must(err)
@@ -47,7 +47,7 @@ var strangerTests = map[string]func(*bench){
 	},
 
 	"ManySilentStrangersKeepNobodyOut": func(b *bench) {
-		l := b.listen(b.New(secret))
+		l := b.listen(b.New(secret, soon))
 		var wg sync.WaitGroup
 		for range 100 {
 			nc, err := b.RawDial(l.Addr().String())
@@ -57,7 +57,7 @@ var strangerTests = map[string]func(*bench){
 		}
 		start := time.Now()
 		b.meets(l)
-		if took := time.Since(start); took >= b.HandshakeTimeout {
+		if took := time.Since(start); took >= soon {
 			b.Errorf("a peer that knows the secret waited %v, until the strangers' time was over", took)
 		}
 		wg.Wait()
@@ -81,7 +81,7 @@ var strangerTests = map[string]func(*bench){
 					nc.Close()
 				}
 			})
-			_, err = b.dialWithin(b.HandshakeTimeout, b.New(secret), l.Addr().String())
+			_, err = b.dialWithin(soon, b.node(), l.Addr().String())
 			b.wantError(err, want, l.Addr().String())
 			l.Close()
 			wg.Wait()
@@ -92,7 +92,7 @@ var strangerTests = map[string]func(*bench){
 		l, err := b.RawListen()
 		b.must(err)
 		b.Cleanup(func() { l.Close() })
-		_, err = b.dialWithin(b.HandshakeTimeout/2, b.New(secret), l.Addr().String())
+		_, err = b.dialWithin(soon/2, b.node(), l.Addr().String())
 		b.wantError(err, context.DeadlineExceeded, l.Addr().String())
 	},
 }
@@ -109,7 +109,7 @@ func (b *bench) meets(l transport.Listener) {
 var connectTests = map[string]func(*bench){
 	"ManyConnectionsAtOnce": func(b *bench) {
 		const conns = 50
-		l := b.listen(b.New(secret))
+		l := b.listen(b.node())
 		var wg sync.WaitGroup
 		for rank := range conns {
 			wg.Go(func() {
@@ -132,7 +132,7 @@ var connectTests = map[string]func(*bench){
 	},
 
 	"AClosedListenerAcceptsNoMoreAndItsConnectionsLiveOn": func(b *bench) {
-		l := b.listen(b.New(secret))
+		l := b.listen(b.node())
 		x, err := b.dial(l.Addr().String())
 		b.must(err)
 		y := b.accept(l)
@@ -148,19 +148,19 @@ var connectTests = map[string]func(*bench){
 		b.wantError(err, net.ErrClosed, "")
 		b.send(x, 1, 0, 500)
 		b.expect(y, 1, 0, 500)
-		_, err = b.dialWithin(b.HandshakeTimeout, b.New(secret), l.Addr().String())
+		_, err = b.dialWithin(soon, b.node(), l.Addr().String())
 		b.wantError(err, context.DeadlineExceeded, "connection refused")
 	},
 
 	"DialingNobodyFailsAtTheDeadlineAndSaysWhy": func(b *bench) {
-		l := b.listen(b.New(secret))
+		l := b.listen(b.node())
 		address := l.Addr().String()
 		b.must(l.Close())
 		start := time.Now()
-		_, err := b.dialWithin(b.HandshakeTimeout/2, b.New(secret), address)
+		_, err := b.dialWithin(soon/2, b.node(), address)
 		b.wantError(err, context.DeadlineExceeded, "connecting to "+address)
 		b.wantError(err, context.DeadlineExceeded, "connection refused")
-		if took := time.Since(start); took < b.HandshakeTimeout/2 {
+		if took := time.Since(start); took < soon/2 {
 			b.Errorf("gave up after %v", took)
 		}
 	},
@@ -171,13 +171,13 @@ var connectTests = map[string]func(*bench){
 		b.Cleanup(func() { l.Close() })
 		ctx, cancel := context.WithCancelCause(b.Context())
 		why := errors.New("the job is over")
-		time.AfterFunc(b.HandshakeTimeout/10, func() { cancel(why) })
-		_, err = b.New(secret).Dial(ctx, l.Addr().String())
+		time.AfterFunc(soon/10, func() { cancel(why) })
+		_, err = b.node().Dial(ctx, l.Addr().String())
 		b.wantError(err, why, fmt.Sprint(l.Addr()))
 	},
 
 	"APeerMayStartLater": func(b *bench) {
-		l := b.listen(b.New(secret))
+		l := b.listen(b.node())
 		address := l.Addr().String()
 		b.must(l.Close())
 		dialed := make(chan error, 1)
@@ -185,8 +185,9 @@ var connectTests = map[string]func(*bench){
 			_, err := b.dial(address)
 			dialed <- err
 		}()
-		b.wantError(b.refusal(address), context.DeadlineExceeded, "refused")
-		later, err := b.New(secret).Listen(address)
+		_, err := b.dialWithin(soon/10, b.node(), address) // time for the other one to be refused, too
+		b.wantError(err, context.DeadlineExceeded, address)
+		later, err := b.node().Listen(address)
 		b.must(err)
 		b.Cleanup(func() { later.Close() })
 		b.accept(later)
@@ -194,16 +195,10 @@ var connectTests = map[string]func(*bench){
 	},
 
 	"AnAddressIsTakenOnce": func(b *bench) {
-		l := b.listen(b.New(secret))
-		if second, err := b.New(secret).Listen(l.Addr().String()); err == nil {
+		l := b.listen(b.node())
+		if second, err := b.node().Listen(l.Addr().String()); err == nil {
 			second.Close()
 			b.Error("two listeners share an address")
 		}
 	},
-}
-
-// refusal dials where nobody listens.
-func (b *bench) refusal(address string) error {
-	_, err := b.dialWithin(b.HandshakeTimeout/10, b.New(secret), address)
-	return err
 }

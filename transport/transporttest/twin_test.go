@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/stream"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -19,10 +20,11 @@ func twin(t *testing.T, o Options) Backend {
 	n := NewNetwork(o)
 	t.Cleanup(n.Close)
 	return Backend{
-		New:              func(secret []byte) transport.Transport { return n.Node("b", secret) },
-		Address:          "b:0",
-		HandshakeTimeout: n.HandshakeTimeout,
-		MaxBuffered:      n.Buffer + 1024,
+		New: func(secret []byte, handshakeTimeout time.Duration) transport.Transport {
+			return &node{n, "b", stream.Config{Secret: secret, HandshakeTimeout: handshakeTimeout}}
+		},
+		Address:     "b:0",
+		MaxBuffered: n.Buffer + 1024,
 		Silence: func() {
 			if err := n.Script("at 0s b<->b freeze"); err != nil {
 				t.Error(err)
@@ -35,13 +37,31 @@ func twin(t *testing.T, o Options) Backend {
 
 func TestConformance(t *testing.T) {
 	for name, o := range map[string]Options{
-		"without delays":    {HandshakeTimeout: 300 * time.Millisecond},
-		"over a fast link":  {HandshakeTimeout: 300 * time.Millisecond, Latency: 50 * time.Microsecond, Bandwidth: 1 << 30, Buffer: 256 << 10},
-		"over a thin line":  {HandshakeTimeout: 3 * time.Second, Latency: 20 * time.Millisecond, Bandwidth: 4 << 20},
-		"with tiny buffers": {HandshakeTimeout: 300 * time.Millisecond, Latency: time.Microsecond, Buffer: 1000},
+		"without delays":    {},
+		"over a thin line":  {Latency: 20 * time.Millisecond, Bandwidth: 4 << 20},
+		"with tiny buffers": {Latency: time.Microsecond, Buffer: 3000},
 	} {
 		t.Run(name, func(t *testing.T) {
 			Conformance(t, synctest.Test, func(t *testing.T) Backend { return twin(t, o) })
 		})
 	}
+}
+
+func TestStrangersBeyondTheBoundWaitOutsideAndThePeerAfterThem(t *testing.T) {
+	const strangers = 300 // more than a listener has under its eyes at once
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{t, twin(t, Options{})}
+		l := b.listen(b.New(secret, time.Second))
+		for range strangers {
+			nc, err := b.RawDial(l.Addr().String())
+			b.must(err)
+			b.guard(nc)
+			synctest.Wait()
+		}
+		start := time.Now()
+		b.meets(l)
+		if took := time.Since(start); took == 0 || took > time.Second {
+			t.Errorf("the peer got in after %v, want after some stranger's time was over", took)
+		}
+	})
 }
