@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"errors"
 	"io"
 	"net"
 	"syscall"
@@ -36,7 +37,7 @@ func newSocket(c *net.TCPConn) (*socket, error) {
 // if a sender was told, the reader sees a mere end.
 func (s *socket) Read(b []byte) (int, error) {
 	n, err := s.TCPConn.Read(b)
-	if err == io.EOF && s.broken() {
+	if errors.Is(err, io.EOF) && s.broken() {
 		err = &net.OpError{Op: "read", Net: "tcp", Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: syscall.ECONNABORTED}
 	}
 	return n, err

@@ -81,7 +81,7 @@ func TestAnErrorOfTheReceiverEndsABatch(t *testing.T) {
 		calls++
 		return stop
 	})
-	if err != stop || calls != 1 {
+	if !errors.Is(err, stop) || calls != 1 {
 		t.Errorf("error %v after %d calls", err, calls)
 	}
 }
