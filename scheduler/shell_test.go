@@ -315,7 +315,7 @@ func TestAConnectionThatEndsWithoutGoodbyeIsALoss(t *testing.T) {
 		if l := <-losses; l.Role != wire.RoleWorker || l.Rank != 1 || !strings.Contains(l.Why, "host h, pid 101: the connection ended without a goodbye") {
 			t.Fatalf("heard %+v", l)
 		}
-		if took := time.Since(start); took > 3*time.Second {
+		if took := time.Since(start); took > 5*time.Second {
 			t.Fatalf("heard of it after %v", took)
 		}
 	})
@@ -353,8 +353,8 @@ func TestErrorsNameTheRequestAndTheScheduler(t *testing.T) {
 	everywhere(t, func(t *testing.T, s *site) {
 		c, _ := s.dial(wire.RoleWorker, 0, nil)
 		defer c.Close()
-		short := func() context.Context {
-			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		within := func(d time.Duration) context.Context {
+			ctx, cancel := context.WithTimeout(t.Context(), d)
 			t.Cleanup(cancel)
 			return ctx
 		}
@@ -366,22 +366,22 @@ func TestErrorsNameTheRequestAndTheScheduler(t *testing.T) {
 				}
 			}
 		}
-		_, err := c.Register(short(), registerWorker(0, 3))
-		wants(err, "register: waited 0.5 s for ranks 1, 2 of 3")
+		_, err := c.Register(within(2*time.Second), registerWorker(0, 3))
+		wants(err, "register: waited 1.8 s for ranks 1, 2 of 3")
 		var refused *control.RefusedError
 		if !errors.As(err, &refused) {
 			t.Errorf("%v is no refusal", err)
 		}
-		_, err = c.Declare(short(), []wire.Tensor{tensorOf(1, "x", 4), tensorOf(1, "y", 4)})
+		_, err = c.Declare(timeout(t), []wire.Tensor{tensorOf(1, "x", 4), tensorOf(1, "y", 4)})
 		wants(err, `declare "x" and 1 more: only a worker`)
 		s.kill()
-		_, err = c.Status(short())
+		_, err = c.Status(within(500*time.Millisecond))
 		wants(err, "status: waited", "no line for")
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v is no deadline", err)
 		}
 		c.Close()
-		if _, err = c.Status(short()); !errors.Is(err, control.ErrClosed) {
+		if _, err = c.Status(within(500*time.Millisecond)); !errors.Is(err, control.ErrClosed) {
 			t.Errorf("after close: %v", err)
 		}
 	})
