@@ -367,7 +367,7 @@ func TestErrorsNameTheRequestAndTheScheduler(t *testing.T) {
 			}
 		}
 		_, err := c.Register(within(2*time.Second), registerWorker(0, 3))
-		wants(err, "register: waited 1.8 s for ranks 1, 2 of 3")
+		wants(err, "register: waited", "s for ranks 1, 2 of 3")
 		var refused *control.RefusedError
 		if !errors.As(err, &refused) {
 			t.Errorf("%v is no refusal", err)
@@ -375,13 +375,13 @@ func TestErrorsNameTheRequestAndTheScheduler(t *testing.T) {
 		_, err = c.Declare(timeout(t), []wire.Tensor{tensorOf(1, "x", 4), tensorOf(1, "y", 4)})
 		wants(err, `declare "x" and 1 more: only a worker`)
 		s.kill()
-		_, err = c.Status(within(500*time.Millisecond))
+		_, err = c.Status(within(500 * time.Millisecond))
 		wants(err, "status: waited", "no line for")
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v is no deadline", err)
 		}
 		c.Close()
-		if _, err = c.Status(within(500*time.Millisecond)); !errors.Is(err, control.ErrClosed) {
+		if _, err = c.Status(within(500 * time.Millisecond)); !errors.Is(err, control.ErrClosed) {
 			t.Errorf("after close: %v", err)
 		}
 	})
