@@ -106,7 +106,7 @@ func TestRunSaysWhatIsWrongWithItsArguments(t *testing.T) {
 		"scheduler":                       "--listen host:port",
 		"scheduler --listen 192.0.2.1:7":  "so it needs a secret: set PACELINE_JOB_SECRET",
 		"status":                          "--scheduler host:port",
-		"run --network-interfaces no0 -H 192.0.2.9:1 true": "--network-interfaces: this machine has none of no0",
+		"run --network-interfaces no0 -H 192.0.2.9:1 true": `--network-interfaces: no interface or address "no0" on this machine`,
 	} {
 		if r := paceline(t, strings.Fields(args)...); r.code == 0 || !strings.Contains(r.stderr, want) || r.stdout != "" {
 			t.Errorf("%q: %+v", args, r)

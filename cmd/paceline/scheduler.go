@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"strconv"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -57,43 +56,6 @@ func runScheduler(s settings.Settings) error {
 	return sched.Close()
 }
 
-func serverCommand() *cobra.Command {
-	var scheduler, listen string
-	var shards int
-	c := &cobra.Command{
-		Use:   "server --scheduler host:port",
-		Short: "Run a dedicated server of a job until a signal ends it",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			set := map[string]string{}
-			if shards > 0 {
-				set["PACELINE_SERVER_SHARDS"] = strconv.Itoa(shards)
-			}
-			s, err := settingsAs("server", scheduler, set)
-			if err != nil {
-				return err
-			}
-			if host, port, err := net.SplitHostPort(listen); err == nil && host == "" {
-				if host, err = s.ListenHost(); err != nil {
-					return err
-				}
-				listen = net.JoinHostPort(host, port)
-			}
-			log, err := node.Logger(s.LogLevel, "server", -1)
-			if err != nil {
-				return err
-			}
-			ctx, stop := untilSignal()
-			defer stop()
-			return node.RunServer(ctx, s, listen, log)
-		},
-	}
-	c.Flags().StringVar(&scheduler, "scheduler", "", "`address` of the scheduler, host:port (default: PACELINE_SCHEDULER)")
-	c.Flags().StringVar(&listen, "listen", "", "`address` to listen at, host:port or :port (default: any port on the interface towards the scheduler)")
-	c.Flags().IntVar(&shards, "shards", 0, "`number` of shards (default: one per core)")
-	return c
-}
-
 // settingsAs reads the environment in a role, with the scheduler's address from the command line if it
 // is there, and shows the warnings.
 func settingsAs(role, scheduler string, more map[string]string) (settings.Settings, error) {
@@ -110,9 +72,9 @@ func settingsAs(role, scheduler string, more map[string]string) (settings.Settin
 	if err != nil {
 		return s, err
 	}
-	more2, err := s.Complete()
+	late, err := s.Complete()
 	if log, logErr := node.Logger(s.LogLevel, role, -1); logErr == nil {
-		for _, w := range append(warnings, more2...) {
+		for _, w := range append(warnings, late...) {
 			log.Warn(w)
 		}
 	}

@@ -43,23 +43,29 @@ func IsLocal(host, hostname string) bool {
 	return false
 }
 
-// Address is the address to bind to for an interface's name or an address: "eth0" or "10.0.0.3".
-func Address(nameOrIP string) (string, error) {
-	if addr, err := netip.ParseAddr(nameOrIP); err == nil {
-		return addr.String(), nil
-	}
+// Address is the address to bind to for an interface's name or an address of this machine, "eth0" or
+// "10.0.0.3", or for the first in a list of them that is there: "ib0,eth0".
+func Address(list string) (string, error) {
 	all, err := List()
 	if err != nil {
 		return "", err
 	}
-	names := make([]string, len(all))
-	for i, one := range all {
-		if one.Name == nameOrIP && len(one.Addresses) > 0 {
-			return one.Addresses[0], nil
+	for item := range strings.SplitSeq(list, ",") {
+		item = strings.TrimSpace(item)
+		if ip, err := netip.ParseAddr(item); err == nil && IsLocal(item, "") {
+			return ip.String(), nil
 		}
-		names[i] = one.Name
+		for _, one := range all {
+			if one.Name == item && len(one.Addresses) > 0 {
+				return one.Addresses[0], nil
+			}
+		}
 	}
-	return "", fmt.Errorf("no interface %q with an address on this machine; there are %s", nameOrIP, strings.Join(names, ", "))
+	there := make([]string, len(all))
+	for i, one := range all {
+		there[i] = strings.Join(append([]string{one.Name}, one.Addresses...), " ")
+	}
+	return "", fmt.Errorf("no interface or address %q on this machine; there are %s", list, strings.Join(there, ", "))
 }
 
 // Towards is this machine's address from which packets to host leave. Nothing is sent.

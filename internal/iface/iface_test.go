@@ -6,13 +6,15 @@ import (
 )
 
 func TestAddressOfLoopback(t *testing.T) {
-	for _, name := range []string{"lo", "127.0.0.1"} {
+	for _, name := range []string{"lo", "127.0.0.1", "no-such0,lo", "192.0.2.77, 127.0.0.1"} {
 		if got, err := Address(name); err != nil || got != Loopback {
 			t.Fatal(name, got, err)
 		}
 	}
-	if _, err := Address("no-such0"); err == nil || !strings.Contains(err.Error(), `no interface "no-such0"`) || !strings.Contains(err.Error(), "lo") {
-		t.Fatal(err)
+	for _, name := range []string{"no-such0", "192.0.2.77", ""} {
+		if _, err := Address(name); err == nil || !strings.Contains(err.Error(), "no interface or address \""+name+"\"") || !strings.Contains(err.Error(), "lo 127.0.0.1") {
+			t.Fatal(name, err)
+		}
 	}
 }
 

@@ -88,21 +88,21 @@ func integer(field func(*Settings) *int, low, high int) kind {
 }
 
 func size(field func(*Settings) *int64, low, high int64) kind {
-	allowed := fmt.Sprintf("are %s to %s, as a number of bytes or with KiB, MiB, GiB", showSize(low), showSize(high))
+	allowed := fmt.Sprintf("are %s to %s, as a number of bytes or with KiB, MiB, GiB", ShowSize(low), ShowSize(high))
 	if high > 1<<50 {
 		allowed = "is a number of bytes, or one with KiB, MiB, GiB"
 	}
 	return kind{
 		allowed: allowed,
 		parse: func(s *Settings, v string) error {
-			n, err := parseSize(v)
+			n, err := ParseSize(v)
 			if err != nil || n < low || n > high {
 				return errNotAllowed
 			}
 			*field(s) = n
 			return nil
 		},
-		show: func(s *Settings) string { return showSize(*field(s)) },
+		show: func(s *Settings) string { return ShowSize(*field(s)) },
 	}
 }
 
@@ -175,7 +175,8 @@ var sizeUnits = []struct {
 	{"k", 1 << 10}, {"m", 1 << 20}, {"g", 1 << 30}, {"t", 1 << 40}, {"b", 1},
 }
 
-func parseSize(v string) (int64, error) {
+// ParseSize reads a number of bytes as settings have it: 4194304, 4MiB, 1.5G.
+func ParseSize(v string) (int64, error) {
 	number, unit := strings.ToLower(v), int64(1)
 	for _, u := range sizeUnits {
 		if rest, ok := strings.CutSuffix(number, u.name); ok {
@@ -196,7 +197,8 @@ func parseSize(v string) (int64, error) {
 	return int64(f * float64(unit)), nil
 }
 
-func showSize(n int64) string {
+// ShowSize writes a number of bytes in the largest unit that it is whole in.
+func ShowSize(n int64) string {
 	for _, u := range []struct {
 		name  string
 		bytes int64
@@ -232,7 +234,7 @@ func unless(nothing string) func(*Settings, string) (string, bool) {
 
 func atMost(bound int64) func(*Settings, string) (string, bool) {
 	return func(_ *Settings, v string) (string, bool) {
-		if n, err := parseSize(v); err == nil && n > bound {
+		if n, err := ParseSize(v); err == nil && n > bound {
 			return strconv.FormatInt(bound, 10), true
 		}
 		return v, true

@@ -185,12 +185,12 @@ func TestDerivedPortIsNeverMasterPortAndBelowTheEphemeralOnes(t *testing.T) {
 
 func TestSizesAndDurations(t *testing.T) {
 	for text, want := range map[string]int64{"0": 0, "123": 123, "4MiB": 4 << 20, "4 mb": 4 << 20, "1.5G": 3 << 29, "64K": 64 << 10} {
-		if got, err := parseSize(text); err != nil || got != want {
+		if got, err := ParseSize(text); err != nil || got != want {
 			t.Error(text, got, err)
 		}
 	}
 	for _, text := range []string{"", "x", "-1", "9223372036854775807G", "1e300", "NaN"} {
-		if got, err := parseSize(text); err == nil {
+		if got, err := ParseSize(text); err == nil {
 			t.Error(text, got)
 		}
 	}
@@ -252,7 +252,7 @@ func TestCompleteKnowsTheMachine(t *testing.T) {
 	}
 	s.Interface = "no-such0"
 	s.From["PACELINE_INTERFACE"] = "HOROVOD_GLOO_IFACE"
-	if _, err := s.ListenHost(); err == nil || !strings.Contains(err.Error(), `HOROVOD_GLOO_IFACE: no interface "no-such0"`) {
+	if _, err := s.ListenHost(); err == nil || !strings.Contains(err.Error(), `HOROVOD_GLOO_IFACE: no interface or address "no-such0"`) {
 		t.Fatal(err)
 	}
 }

@@ -90,7 +90,7 @@ var table = []row{
 		"Where the scheduler listens. Without it rank 0 runs it, at MASTER_ADDR. DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are honoured."},
 	{"PACELINE_PORT", nil, "0", integer(func(s *Settings) *int { return &s.Port }, 0, 65535),
 		"Port of a scheduler that rank 0 runs. Without it, one between 16384 and 32767 that follows from MASTER_PORT (29500 gives 29501) or from the launcher's number of the job."},
-	{"PACELINE_INTERFACE", same("HOROVOD_GLOO_IFACE", "DMLC_NODE_HOST", "DMLC_INTERFACE"), "", text(func(s *Settings) *string { return &s.Interface }, "a name such as eth0, or an address"),
+	{"PACELINE_INTERFACE", same("HOROVOD_GLOO_IFACE", "DMLC_NODE_HOST", "DMLC_INTERFACE"), "", text(func(s *Settings) *string { return &s.Interface }, "names such as eth0 or addresses, the first of which that this machine has counts"),
 		"Interface that the job uses. Without it, loopback for a local job, else the one towards the scheduler."},
 	{"PACELINE_HOST", same("HOROVOD_HOSTNAME"), "", text(func(s *Settings) *string { return &s.Host }, "a name"),
 		"Name of this machine; ranks with the same name are local to each other. Without it, the machine's own."},

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/paceline/paceline/cmd/paceline/launch"
+	"github.com/paceline/paceline/node"
+)
+
+// run starts the scheduler and the job and waits for its end.
+func (j *jobMaker) run() error {
+	address := j.settings.Scheduler
+	if j.scheduler == "" {
+		log, err := node.Logger(j.settings.LogLevel, "scheduler", -1)
+		if err != nil {
+			return err
+		}
+		sched, err := node.StartScheduler(j.settings, address, log)
+		if err != nil {
+			return err
+		}
+		defer sched.Close()
+		address = sched.Address
+	}
+	maps.Copy(j.env, map[string]string{"PACELINE_SCHEDULER": address, "PACELINE_JOB_SECRET": string(j.settings.JobSecret)})
+	for _, name := range []string{"PACELINE_JOB_SECRET_FILE", "PACELINE_ROLE", "DMLC_ROLE", "PACELINE_PORT"} {
+		delete(j.env, name)
+	}
+	defer j.closeFiles()
+	job, err := j.job(address)
+	if err != nil {
+		return err
+	}
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	if code := job.Run(signals); code != 0 {
+		return exitCode(code)
+	}
+	return nil
+}
+
+// job makes the processes.
+func (j *jobMaker) job(scheduler string) (*launch.Job, error) {
+	console := &launch.Console{Stdout: os.Stdout, Stderr: os.Stderr, Timestamps: j.timestamps}
+	job := &launch.Job{Start: j.settings.StartTimeout, Peers: launch.DefaultPeers, Stop: launch.DefaultStop, Say: say}
+	for _, s := range j.servers {
+		command := []string{"paceline", "server", "--scheduler", scheduler}
+		if s.port != "" {
+			command = append(command, "--listen", ":"+s.port)
+		}
+		t, err := j.task("server", s.host, command, map[string]string{"PACELINE_HOST": s.host})
+		if err != nil {
+			return nil, err
+		}
+		t.Stdout, t.Stderr = console.Stream("server "+s.host, false, nil), console.Stream("server "+s.host, true, nil)
+		job.Servers = append(job.Servers, t)
+	}
+	for _, w := range j.workers {
+		t, err := j.task(fmt.Sprintf("rank %d", w.Rank), w.Host, j.command, w.Env())
+		if err != nil {
+			return nil, err
+		}
+		if err := j.streams(console, t, w); err != nil {
+			return nil, err
+		}
+		job.Workers = append(job.Workers, t)
+	}
+	return job, nil
+}
+
+// task is one process: on this host with all of our environment, on another with what means the same there.
+func (j *jobMaker) task(name, host string, command []string, own map[string]string) (*launch.Task, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	t := &launch.Task{Name: name, Host: host, Dir: dir, Command: command, Env: launch.Merge(j.env, own)}
+	if !j.here(host) {
+		shell := launch.Shell{Template: j.settings.RemoteShell, Port: j.sshPort, Identity: j.sshIdentity, Timeout: j.settings.StartTimeout}
+		if t.Shell, err = shell.For(host); err != nil {
+			return nil, err
+		}
+		t.Env = launch.Portable(t.Env)
+		if names := withoutAddresses(t.Env["PACELINE_INTERFACE"]); names == "" {
+			delete(t.Env, "PACELINE_INTERFACE")
+		} else {
+			t.Env["PACELINE_INTERFACE"] = names
+		}
+	}
+	if j.verbose {
+		say("%s on %s: %s", name, host, strings.Join(command, " "))
+	}
+	return t, nil
+}
+
+// withoutAddresses takes those out of a list of interfaces: they are of this machine alone.
+func withoutAddresses(list string) string {
+	names := slices.DeleteFunc(strings.Split(list, ","), func(item string) bool { return net.ParseIP(strings.TrimSpace(item)) != nil })
+	return strings.Join(names, ",")
+}
+
+// streams gives a worker's output its prefix, and its files if wanted.
+func (j *jobMaker) streams(console *launch.Console, t *launch.Task, w launch.Worker) error {
+	var files [2]*os.File
+	label := strconv.Itoa(w.Rank)
+	if j.outputDir == "" {
+		t.Stdout, t.Stderr = console.Stream(label, false, nil), console.Stream(label, true, nil)
+		return nil
+	}
+	digits := len(strconv.Itoa(w.Size - 1))
+	dir := filepath.Join(j.outputDir, fmt.Sprintf("rank.%0*d", digits, w.Rank))
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	for i, name := range []string{"stdout", "stderr"} {
+		file, err := os.Create(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		files[i], j.files = file, append(j.files, file)
+	}
+	t.Stdout, t.Stderr = console.Stream(label, false, files[0]), console.Stream(label, true, files[1])
+	return nil
+}
+
+func (j *jobMaker) closeFiles() {
+	for _, f := range j.files {
+		if err := f.Close(); err != nil {
+			say("%v", err)
+		}
+	}
+}

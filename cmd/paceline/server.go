@@ -1,0 +1,47 @@
+package main
+
+import (
+	"net"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/paceline/paceline/node"
+)
+
+func serverCommand() *cobra.Command {
+	var scheduler, listen string
+	var shards int
+	c := &cobra.Command{
+		Use:   "server --scheduler host:port",
+		Short: "Run a dedicated server of a job until a signal ends it",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			set := map[string]string{}
+			if shards > 0 {
+				set["PACELINE_SERVER_SHARDS"] = strconv.Itoa(shards)
+			}
+			s, err := settingsAs("server", scheduler, set)
+			if err != nil {
+				return err
+			}
+			if host, port, err := net.SplitHostPort(listen); err == nil && host == "" {
+				if host, err = s.ListenHost(); err != nil {
+					return err
+				}
+				listen = net.JoinHostPort(host, port)
+			}
+			log, err := node.Logger(s.LogLevel, "server", -1)
+			if err != nil {
+				return err
+			}
+			ctx, stop := untilSignal()
+			defer stop()
+			return node.RunServer(ctx, s, listen, log)
+		},
+	}
+	c.Flags().StringVar(&scheduler, "scheduler", "", "`address` of the scheduler, host:port (default: PACELINE_SCHEDULER)")
+	c.Flags().StringVar(&listen, "listen", "", "`address` to listen at, host:port or :port (default: any port on the interface towards the scheduler)")
+	c.Flags().IntVar(&shards, "shards", 0, "`number` of shards (default: one per core)")
+	return c
+}
