@@ -22,7 +22,7 @@ import paceline.torch as hvd
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=32, help="images per worker and step (default: 32)")
     parser.add_argument("--lr", type=float, default=1e-3, help="Adam's learning rate for one worker (default: 0.001)")
     parser.add_argument("--seed", type=int, default=1)
@@ -89,7 +89,8 @@ def main():
     args = arguments()
     hvd.init()
     torch.manual_seed(args.seed + hvd.rank())
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
 
     train, test = digits()
     sampler = DistributedSampler(train, num_replicas=hvd.size(), rank=hvd.rank(), seed=args.seed)

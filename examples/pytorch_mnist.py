@@ -109,7 +109,8 @@ def main():
 
     hvd.init()
     torch.manual_seed(args.seed)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
     if args.cuda:
         torch.cuda.set_device(hvd.local_rank())
 

@@ -89,7 +89,8 @@ def log(message):
 def main():
     args = arguments()
     hvd.init()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
     device = f"cuda:{hvd.local_rank()}" if args.cuda else "cpu"
 
     model = resnet(args.model).to(device)

@@ -43,16 +43,22 @@ class Hosts:
             shutil.rmtree(f"/etc/netns/{self._namespace(name)}", ignore_errors=True)
 
     def command(self, host, script):
-        """The command line that runs a shell script on the host."""
+        """The command line that runs a shell script on the host, with this process's environment."""
         named = f'echo {host} >/proc/sys/kernel/hostname && exec sh -c "$1"'
         return ["ip", "netns", "exec", self._namespace(host), "unshare", "--uts", "sh", "-c", named, "sh", script]
 
     def remote_shell(self):
-        """A stand-in for ssh: a program whose arguments are the host and then the words of a shell command."""
+        """A stand-in for ssh: its arguments are the host and a shell command, which gets a login's environment."""
         program = self.folder / "remote-shell"
-        lines = ["#!/bin/sh", "host=$1", "shift", "case $host in"]
+        lines = [
+            "#!/bin/sh",
+            "host=$1",
+            "shift",
+            "login='env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin'",
+            "case $host in",
+        ]
         for name in self.names:
-            lines.append(f"{name}) exec {' '.join(map(_quoted, self.command(name, '$*')))} ;;")
+            lines.append(f"{name}) exec $login {' '.join(map(_quoted, self.command(name, '$*')))} ;;")
         lines += ["esac", 'echo "no host $host" >&2', "exit 1", ""]
         program.write_text("\n".join(lines))
         program.chmod(program.stat().st_mode | stat.S_IXUSR)

@@ -1,0 +1,122 @@
+"""Runs every command of README.md.
+
+A fenced block marked `sh` is a script that runs in the repository's root with the virtual environment first on the
+PATH. Where it begins with `# on NAME` it runs on that host, a network namespace; host blocks with nothing but blank
+lines between them belong together, and all but the last are services, which go on until the last one has ended.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import hosts
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NETWORK = ("host1", "host2", "host3", "host4")
+SECONDS = 240
+
+
+def scenarios():
+    """The README's blocks, grouped: lists of (host or None, script)."""
+    text = (ROOT / "README.md").read_text()
+    found, end = [], None
+    for match in re.finditer(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        named = re.match(r"# on (\w+)\n", match[1])
+        block = (named and named[1], match[1])
+        adjoining = end is not None and not text[end : match.start()].strip()
+        if adjoining and block[0] and found[-1][-1][0]:
+            found[-1].append(block)
+        else:
+            found.append([block])
+        end = match.end()
+    return found
+
+
+def title(scenario):
+    return scenario[-1][1].strip().splitlines()[-1][:60]
+
+
+def environment(home):
+    """What a user's shell has: no variable of this test's own launcher or build."""
+    ours = ("PACELINE_", "MAKE", "MFLAGS", "PYTEST", "PYTHONPATH")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    env["HOME"] = str(home)
+    return env
+
+
+LOCAL = [scenario for scenario in scenarios() if scenario[0][0] is None]
+REMOTE = [scenario for scenario in scenarios() if scenario[0][0] is not None]
+
+
+@pytest.mark.parametrize("scenario", LOCAL, ids=title)
+def test_command_works_on_one_host(scenario, tmp_path):
+    (_, script), env = scenario[0], environment(Path.home())
+    if script == "make test\n":
+        script = "make --dry-run test\n"  # this test is part of it
+    if script.startswith("pip install"):
+        venv.create(tmp_path / "fresh", with_pip=True)
+        env["PATH"] = f"{tmp_path}/fresh/bin:{env['PATH']}"
+        script += "paceline --version && python -c 'import paceline'\n"
+    run(["sh", "-euc", script], env)
+
+
+@pytest.mark.skipif(hosts.available() is not None, reason=str(hosts.available()))
+@pytest.mark.parametrize("scenario", REMOTE, ids=title)
+def test_command_works_over_several_hosts(scenario, tmp_path):
+    secret = tmp_path / "job.secret"
+    secret.touch(mode=0o600)
+    secret.write_text("a secret of this test\n")
+    with hosts.Hosts(NETWORK, tmp_path) as network:
+        # The hosts share this machine's cores, so a process takes one.
+        env = environment(tmp_path) | {"PACELINE_REMOTE_SHELL": network.remote_shell(), "OMP_NUM_THREADS": "1"}
+        *services, (host, script) = [(host, f"set -eu\n{script}") for host, script in scenario]
+        started = [start(network.command(*service), env) for service in services]
+        try:
+            run(network.command(host, script), env)
+            assert [service.poll() for service in started] == [None] * len(started), "a service ended before its job"
+        finally:
+            for service in started:
+                stop(service)
+
+
+@pytest.mark.parametrize(
+    "document", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
+)
+def test_documents_name_only_settings_that_exist(document):
+    facts = subprocess.run(
+        ["paceline", "info", "--json"], env=environment(Path.home()), capture_output=True, check=True
+    )
+    known = {setting["name"] for setting in json.loads(facts.stdout)["settings"]}
+    named = set(re.findall(r"\bPACELINE_[A-Z_]*[A-Z]\b", (ROOT / document).read_text()))
+    assert named <= known, f"{document} names {sorted(named - known)}"
+
+
+def start(command, env):
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def stop(process):
+    """Ends the process as Ctrl-C would, with all that it started."""
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+
+
+def run(command, env):
+    process = start(command, env)
+    try:
+        assert process.wait(timeout=SECONDS) == 0
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"no end after {SECONDS} s")
