@@ -1,0 +1,111 @@
+// Package bench measures collectives as one rank of a job sees them.
+//
+// A repetition: every rank fills its tensors with known values, all meet at a barrier, then each rank
+// exchanges its tensors one after the other, in place, and checks every element of every result.
+// The clock runs from the barrier to the last result; a repetition took as long as its slowest rank,
+// divided by the number of tensors. The sizes take turns, so that whatever else the machine does meets
+// all of them.
+package bench
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/node/settings"
+)
+
+// Plan says what to measure.
+type Plan struct {
+	Sizes    []int64 // bytes of a tensor
+	DType    units.DType
+	Duration time.Duration // for each size, with filling and checking
+	Idle     time.Duration // how long to watch the job do nothing; 0: not at all
+}
+
+// Row is what one size gave.
+type Row struct {
+	Bytes       int64   `json:"bytes"`
+	InARow      int     `json:"in_a_row"` // exchanges in one repetition
+	Repetitions int     `json:"repetitions"`
+	Median      float64 `json:"median_ms"` // of one exchange, on the slowest rank
+	P10         float64 `json:"p10_ms"`
+	P90         float64 `json:"p90_ms"`
+	GBps        float64 `json:"gb_per_s"` // tensor bytes over the median, 1e9 to the GB
+}
+
+// Idle is what the workers' processes used while the job did nothing.
+type Idle struct {
+	Seconds    float64 `json:"seconds"`
+	CPUSeconds float64 `json:"cpu_seconds"` // user and system, of all ranks together
+}
+
+// Result is what one job gave.
+type Result struct {
+	Ranks          int    `json:"ranks"`
+	Servers        string `json:"servers"` // embedded, dedicated or both
+	NumServers     int    `json:"num_servers"`
+	DType          string `json:"dtype"`
+	PartitionBytes int64  `json:"partition_bytes"`
+	CreditBytes    int64  `json:"credit_bytes"`
+	Connections    int    `json:"connections"`
+	Rows           []Row  `json:"rows"`
+	Idle           *Idle  `json:"idle,omitempty"`
+}
+
+// Report is the file that --json writes.
+type Report struct {
+	Benchmark string   `json:"benchmark"`
+	Version   string   `json:"version"`
+	Time      string   `json:"time"` // RFC 3339
+	Cores     int      `json:"cores"`
+	Results   []Result `json:"results"`
+}
+
+// newRow sums up the seconds that the repetitions took on their slowest ranks.
+func newRow(bytes int64, seconds []float64) Row {
+	ms := slices.Clone(seconds)
+	for i := range ms {
+		ms[i] *= 1e3 / float64(inARow(bytes))
+	}
+	slices.Sort(ms)
+	r := Row{
+		Bytes: bytes, InARow: inARow(bytes), Repetitions: len(ms),
+		Median: quantile(ms, 0.5), P10: quantile(ms, 0.1), P90: quantile(ms, 0.9),
+	}
+	r.GBps = float64(bytes) / r.Median / 1e6
+	return r
+}
+
+// quantile interpolates between the neighbours of a place in sorted values.
+func quantile(sorted []float64, q float64) float64 {
+	at := q * float64(len(sorted)-1)
+	low, part := math.Modf(at)
+	i := int(low)
+	return sorted[i] + part*(sorted[min(i+1, len(sorted)-1)]-sorted[i])
+}
+
+// inARow is how many exchanges one repetition has: small ones are too short to be timed alone.
+func inARow(bytes int64) int { return int(min(max(4<<20/max(bytes, 1), 1), 16)) }
+
+// Show prints the result as a table.
+func (r *Result) Show(out io.Writer) {
+	servers := r.Servers
+	if r.NumServers > 0 {
+		servers = fmt.Sprintf("%s (%d)", servers, r.NumServers)
+	}
+	fmt.Fprintf(out, "%d ranks, %s, servers %s\n", r.Ranks, r.DType, servers)
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(table, "bytes\tmedian ms\tp10\tp90\tGB/s\trepetitions\t\n")
+	for _, row := range r.Rows {
+		fmt.Fprintf(table, "%s\t%.3f\t%.3f\t%.3f\t%.3f\t%d x %d\t\n", settings.ShowSize(row.Bytes), row.Median, row.P10, row.P90, row.GBps, row.Repetitions, row.InARow)
+	}
+	_ = table.Flush() // as with Fprintf: nobody is left to be told
+	if r.Idle != nil {
+		fmt.Fprintf(out, "idle for %.1f s: %.3f s of CPU, all ranks together\n", r.Idle.Seconds, r.Idle.CPUSeconds)
+	}
+}
