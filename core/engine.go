@@ -13,6 +13,7 @@ package core
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -90,6 +92,7 @@ type Engine struct {
 	joining  *joinState
 	joins    uint32 // of all ranks, so far
 	broken   error  // why the engine takes no more operations
+	lost     *wire.Lost
 }
 
 // New makes an engine. It takes notices from now on, and operations after Start.
@@ -225,6 +228,11 @@ func (e *Engine) Lost(l wire.Lost) {
 	if l.Role == wire.RoleWorker && l.Rank == e.cfg.Rank {
 		l.Why += " (that is this rank: the others could not reach it)"
 	}
+	e.mu.Lock()
+	if e.lost == nil {
+		e.lost = &l
+	}
+	e.mu.Unlock()
 	e.end(fmt.Errorf("%w: %s %d%s is gone: %s", ErrPeerLost, l.Role, l.Rank, e.hostOf(l), l.Why))
 }
 
@@ -258,6 +266,7 @@ func (e *Engine) end(err error) {
 	e.settle.Do(func() {
 		go func() {
 			e.declares.stop(e, err)
+			e.passOn()
 			for _, p := range e.peers {
 				if p != nil {
 					p.close()
@@ -275,6 +284,27 @@ func (e *Engine) end(err error) {
 			close(e.ended)
 		}()
 	})
+}
+
+// farewellTime bounds how long an engine that ends for a lost peer waits until the others have heard why.
+const farewellTime = 500 * time.Millisecond
+
+// passOn tells the servers of the lost peer for which this engine ends, so that nobody takes the
+// closing of its connections for the loss.
+func (e *Engine) passOn() {
+	e.mu.Lock()
+	lost := e.lost
+	e.mu.Unlock()
+	if lost == nil {
+		return
+	}
+	data, err := json.Marshal(lost)
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
+	defer cancel()
+	e.lastFrames(ctx, outbox.Frame{Header: wire.Header{Type: wire.TypeLost, Rank: uint32(e.cfg.Rank)}, Payload: data})
 }
 
 // explain adds to the reason of an end which tensor waited, on which rank.
@@ -311,16 +341,21 @@ func (e *Engine) Shutdown(ctx context.Context) {
 	<-e.ended
 }
 
-// goodbye sends the last frame of every connection and waits until it has left.
+// goodbye tells every server that this worker leaves.
 func (e *Engine) goodbye(ctx context.Context) {
+	if e.local != nil {
+		e.local.server.Bye()
+	}
+	e.lastFrames(ctx, outbox.Frame{Header: wire.Header{Type: wire.TypeBye, Rank: uint32(e.cfg.Rank)}})
+}
+
+// lastFrames sends a frame on every connection and waits until it has left.
+func (e *Engine) lastFrames(ctx context.Context, f outbox.Frame) {
 	var sent []chan struct{}
 	for _, p := range e.peers {
 		if p != nil {
-			sent = append(sent, p.goodbye()...)
+			sent = append(sent, p.last(f)...)
 		}
-	}
-	if e.local != nil {
-		e.local.server.Bye()
 	}
 	for _, s := range sent {
 		select {
@@ -331,7 +366,7 @@ func (e *Engine) goodbye(ctx context.Context) {
 	}
 }
 
-// member finds where this engine's rank lies in a process set.
+// member finds where this engine's rank lies in an operation's process set.
 func (e *Engine) member(o *Op) int { return o.member(e.cfg.Rank) }
 
 // transferServer is the server that carries what rank src puts for allgather and alltoall: its own

@@ -187,12 +187,11 @@ func (p *peer) send(f outbox.Frame) {
 	l.out.Kick()
 }
 
-// goodbye queues the last frame of every connection, and tells when each has left.
-func (p *peer) goodbye() []chan struct{} {
+// last queues the last frame of every connection, and tells when each has left.
+func (p *peer) last(f outbox.Frame) []chan struct{} {
 	var sent []chan struct{}
 	p.mu.Lock()
 	for _, l := range p.links {
-		f := outbox.Frame{Header: wire.Header{Type: wire.TypeBye, Rank: uint32(p.e.cfg.Rank)}}
 		done := make(chan struct{})
 		f.Owner = closing{done}
 		l.control = append(l.control, f)

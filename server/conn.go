@@ -196,6 +196,8 @@ func (c *conn) frame(h *wire.Header, p *payload) error {
 	case wire.TypeBye:
 		c.bye()
 		return nil
+	case wire.TypeLost:
+		return c.lost(h, p)
 	default:
 		return errors.New("a worker does not send this")
 	}
@@ -211,6 +213,21 @@ func (c *conn) announce(h *wire.Header, p *payload) error {
 		return err
 	}
 	return c.r.announce(&t)
+}
+
+// lost takes the worker's word that it ends because it has lost a peer.
+func (c *conn) lost(h *wire.Header, p *payload) error {
+	data, err := p.all()
+	if err != nil {
+		return err
+	}
+	var l wire.Lost
+	if err := wire.DecodeJSON(h.Type, data, &l); err != nil {
+		return err
+	}
+	c.byed = true
+	c.r.lose(l)
+	return nil
 }
 
 // bye notes the goodbye; with that on its last connection the worker has left.

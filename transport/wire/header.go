@@ -40,7 +40,7 @@ const (
 	TypeJoin                     // worker → server: the sender has no more data (Horovod's join)
 	TypeJoined                   // server → worker: every rank has joined; Rank = the last one
 	TypeStall                    // server → worker: JSON Stall, some ranks have not come for this key
-	TypeLost                     // server → worker: JSON Lost, a peer died
+	TypeLost                     // server ↔ worker: JSON Lost, a peer died; a worker sends it before it closes for that reason
 	TypeBatch                    // worker ↔ server: Count small frames, one behind the other, in the payload
 	TypeControl                  // node ↔ scheduler: JSON Control
 	TypeEpoch                    // server → worker: the frame named by Tensor, Part, Iteration and Aux came from another epoch; Epoch is the right one
