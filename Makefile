@@ -80,8 +80,9 @@ clean:
 $(VENV)/bin/python:
 	.ci/venv $(PYTHON) $(VENV)
 
-# The compilers and what the wheel is built with: enough for the Go tests.
+# The compilers and what the wheel is built with: enough for the Go tests. Groups came with pip 25.1.
 $(VENV)/.tools: $(VENV)/bin/python pyproject.toml go.mod python/backend/compilers.py
+	$(PIP) install --upgrade 'pip>=25.1'
 	$(PIP) install --group build $$($(VENV)/bin/python python/backend/compilers.py)
 	@touch $@
 

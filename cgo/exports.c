@@ -3,7 +3,7 @@
 #include "handles.h"
 #include "paceline.h"
 
-#define GUARD \
+#define GUARD                             \
   if (pl_in_child()) return PL_ERR_FORKED
 
 uint32_t pl_abi_version(void) { return PL_ABI_VERSION; }

@@ -40,9 +40,8 @@ __attribute__((constructor)) static void on_load(void) {
 
 int pl_in_child(void) {
   if (!atomic_load(&forked)) return 0;
-  pl_set_error(
-      "Paceline's engine does not survive fork(): it was started in the parent of this process. "
-      "Start workers by spawn, or call init() in the child only.");
+  pl_set_error("Paceline's engine does not survive fork(): it was started in the parent of this process. "
+               "Start workers by spawn, or call init() in the child only.");
   return 1;
 }
 

@@ -39,13 +39,28 @@ typedef enum pl_status {
 } pl_status;
 
 typedef enum pl_dtype {
-  PL_UINT8 = 0, PL_INT8, PL_INT16, PL_INT32, PL_INT64,
-  PL_FLOAT16, PL_BFLOAT16, PL_FLOAT32, PL_FLOAT64, PL_BOOL
+  PL_UINT8 = 0,
+  PL_INT8,
+  PL_INT16,
+  PL_INT32,
+  PL_INT64,
+  PL_FLOAT16,
+  PL_BFLOAT16,
+  PL_FLOAT32,
+  PL_FLOAT64,
+  PL_BOOL
 } pl_dtype;
 
 typedef enum pl_reduce_op { PL_AVERAGE = 0, PL_SUM, PL_ADASUM, PL_MIN, PL_MAX, PL_PRODUCT } pl_reduce_op;
 
-typedef enum pl_kind { PL_ALLREDUCE = 0, PL_ALLGATHER, PL_BROADCAST, PL_ALLTOALL, PL_REDUCESCATTER, PL_BARRIER } pl_kind;
+typedef enum pl_kind {
+  PL_ALLREDUCE = 0,
+  PL_ALLGATHER,
+  PL_BROADCAST,
+  PL_ALLTOALL,
+  PL_REDUCESCATTER,
+  PL_BARRIER
+} pl_kind;
 
 /* One collective operation. The input and output memory, dense and in row-major order of elements,
  * must stay valid and untouched until the handle is done. */
@@ -92,8 +107,8 @@ int pl_init(const char *settings);
 int pl_shutdown(void);
 
 /* Writes what is known of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",
- * "cross_size", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...]}. Returns the length, or a negative pl_status. Where the
- * length is cap or more, nothing is written: call again with more room. */
+ * "cross_size", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...]}. Returns the length, or a
+ * negative pl_status. Where the length is cap or more, nothing is written: call again with more room. */
 int64_t pl_info(char *buf, uint64_t cap);
 
 /* Submits count operations as one group: all are queued together, or none and an error is returned.
