@@ -51,7 +51,7 @@ test-python: setup
 
 ## make bench        all-reduce against PyTorch's Gloo, side by side; BENCH holds further arguments
 bench: setup
-	python bench/allreduce.py $(BENCH)
+	python bench/gloo.py $(BENCH)
 
 ## make wheel        dist/paceline-*-py3-none-manylinux_2_17_*.whl, checked by auditwheel
 wheel: $(VENV)/.wheel-tools

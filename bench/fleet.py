@@ -1,0 +1,186 @@
+"""Starts the ranks of the systems that are compared, has them take turns, and sums up what they tell."""
+
+import itertools
+import json
+import os
+import secrets
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+
+RANK = Path(__file__).with_name("rank.py")
+OTHERS = ("PACELINE_", "HOROVOD_", "DMLC_", "BYTEPS_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
+
+
+class Loopback:
+    """All ranks on this host, over its loopback interface."""
+
+    address = "127.0.0.1"
+
+    def command(self, rank, argv):
+        """The command line that runs argv where the rank is to be."""
+        return argv
+
+    def environment(self, rank, size):
+        """What a rank has to be told of its place."""
+        return {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
+
+
+class Fleet:
+    """The ranks of one system. Use in a with block: its end is theirs.
+
+    system: "paceline" or "gloo". where: Loopback() or links.Hosts. servers: how many dedicated servers a Paceline job
+    gets, each on a host of its own behind those of the ranks; 0 for embedded ones. settings: further variables.
+    """
+
+    def __init__(self, system, size, where, servers=0, **settings):
+        self.system, self.size, self.where, self.servers, self.settings = system, size, where, servers, settings
+        self.folder = tempfile.mkdtemp(prefix="paceline-bench-")
+        self.ranks, self.others, self.versions = [], [], {}
+
+    def __enter__(self):
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+        return self
+
+    def __exit__(self, failed, *_):
+        for process in self.ranks:
+            process.stdin.close()
+        _wait(self.ranks, 1 if failed else 30)
+        for process in self.others:
+            process.terminate()
+        _wait(self.others, 5)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ask(self, what, **arguments):
+        """Gives every rank a command; returns all answers."""
+        line = json.dumps({"what": what, **arguments}) + "\n"
+        for process in self.ranks:
+            process.stdin.write(line)
+            process.stdin.flush()
+        return self._answers()
+
+    def seconds(self, what, **arguments):
+        """How long the slowest rank took for a command."""
+        return max(answer["seconds"] for answer in self.ask(what, **arguments))
+
+    def _start(self):
+        port, secret = free_port(), secrets.token_hex(16)
+        common = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS) or k == "PACELINE_LIBRARY"}
+        common |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "BENCH_STORE": f"{self.folder}/store"}
+        common |= {"PACELINE_JOB_SECRET": secret, "MASTER_ADDR": self.where.address, "PACELINE_PORT": str(port)}
+        common |= self.settings
+        if self.servers:
+            scheduler = f"{self.where.address}:{port}"
+            common |= {"PACELINE_SCHEDULER": scheduler, "PACELINE_SERVERS": "dedicated"}
+            common |= {"PACELINE_NUM_SERVERS": str(self.servers)}
+            self._run_other(0, ["scheduler", "--listen", scheduler], common)
+            for i in range(self.servers):
+                self._run_other(self.size + i, ["server"], common)
+        for rank in range(self.size):
+            own = {"RANK": str(rank), "WORLD_SIZE": str(self.size)} | self.where.environment(rank, self.size)
+            command = self.where.command(rank, [sys.executable, str(RANK), self.system])
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            self.ranks.append(subprocess.Popen(command, env=common | own, **pipes))
+        self.versions = self._answers()[0]
+
+    def _run_other(self, place, argv, environment):
+        paceline = shutil.which("paceline")
+        if not paceline:
+            sys.exit("dedicated servers need the command paceline in PATH: run it by `make bench`, or pip install .")
+        own = self.where.environment(place, self.size)
+        environment = environment | {k: v for k, v in own.items() if k.startswith("PACELINE_")}
+        self.others.append(subprocess.Popen(self.where.command(place, [paceline, *argv]), env=environment))
+
+    def _answers(self):
+        lines = [process.stdout.readline() for process in self.ranks]
+        if not all(lines):
+            sys.exit(f"{self.system}: rank {lines.index('')} of {self.size} has ended; what it said is above")
+        return [json.loads(line) for line in lines]
+
+
+def _wait(processes, seconds):
+    """Waits for the ends of processes, and does not wait for ever."""
+    for process in processes:
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def take_turns(fleets, duration_s, per_exchange, what, **arguments):
+    """Has the fleets run a command in turns for about `duration_s`, in a new order each time.
+
+    Returns for each fleet, by its label, the seconds of each repetition, divided by `per_exchange`.
+    """
+    for _ in range(2):  # the first use declares, the second warms up
+        for fleet in fleets.values():
+            fleet.ask(what, **arguments)
+    seconds = {label: [] for label in fleets}
+    orders = itertools.cycle(itertools.islice(itertools.permutations(fleets), 24))
+    began = time.monotonic()
+    for i in range(1000):
+        if i >= 5 and time.monotonic() - began > duration_s:
+            break
+        for label in next(orders):
+            seconds[label].append(fleets[label].seconds(what, **arguments) / per_exchange)
+    return seconds
+
+
+def spread(values, unit, factor=1):
+    """Median and the tenth to ninetieth percentile."""
+    values = sorted(v * factor for v in values)
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
+    return {f"median{unit}": statistics.median(values), f"p10{unit}": tenths[0], f"p90{unit}": tenths[8]}
+
+
+def ratios(of, to):
+    """Spread of the ratios of repetitions that came right after one another."""
+    return spread([a / b for a, b in zip(of, to, strict=True)], "")
+
+
+def in_a_row(bytes):
+    """How many exchanges one repetition has: small ones are too short to be timed alone."""
+    return min(max((4 << 20) // bytes, 1), 16)
+
+
+def report(benchmark, versions, results, file, **more):
+    """Writes the JSON file, if one is wanted."""
+    if not file:
+        return
+    head = {"benchmark": benchmark, "time": datetime.now().astimezone().isoformat(timespec="seconds")}
+    head |= {"cores": os.cpu_count(), "versions": versions}
+    Path(file).write_text(json.dumps(head | more | {"results": results}, indent=2) + "\n")
+
+
+def parse_size(text):
+    """4KiB, 64MiB or a number of bytes, as a number of bytes."""
+    for unit, factor in (("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)):
+        if text.endswith(unit):
+            return int(text.removesuffix(unit)) * factor
+    return int(text)
+
+
+def show_size(bytes):
+    """The same the other way round."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if bytes % factor == 0:
+            return f"{bytes // factor} {unit}"
+    return f"{bytes} B"
+
+
+def free_port():
+    """A port that nobody listens at."""
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return s.getsockname()[1]

@@ -1,0 +1,140 @@
+"""All-reduce over slow links, one rank on each host, by Paceline and by Gloo in turns: python bench/links.py --help.
+
+The hosts are network namespaces that are made and removed here; that needs root. bench/README.md says what the figures
+mean.
+"""
+
+import argparse
+import contextlib
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from fleet import Fleet, parse_size, report, show_size, spread, take_turns
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python" / "tests"))
+import hosts
+
+BURST, QUEUE = "128kb", "20ms"  # of the token buckets: two segments of the kernel's largest, a small switch's buffer
+STREAM = Path(__file__).with_name("stream.py")
+
+
+class Hosts(hosts.Hosts):
+    """Hosts whose links carry `rate` in each direction, as places for the ranks of a Fleet."""
+
+    def __init__(self, number, rate, folder):
+        super().__init__([f"host{i}" for i in range(number)], folder)
+        self.rate, self.address = rate, f"{hosts.NETWORK}.1"
+
+    def command(self, host, script):
+        """As in the base; the host may be given by its number and the script as a list of words."""
+        if isinstance(host, int):
+            host, script = self.names[host], "exec " + shlex.join(script)
+        return super().command(host, script)
+
+    def environment(self, rank, size):
+        """What a rank has to be told of its place."""
+        return {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "eth0", "PACELINE_INTERFACE": "eth0"}
+
+    def _make(self):
+        super()._make()
+        for number, name in enumerate(self.names, 1):
+            self._limit(self._namespace(name), "eth0")
+            self._limit(self._switch, f"port{number}")
+
+    def _limit(self, space, device):
+        bucket = f"tbf rate {self.rate} burst {BURST} latency {QUEUE}"
+        command = ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", device, "root", *bucket.split()]
+        subprocess.run(command, check=True)
+
+
+class Streams:
+    """Plain TCP from the first host to the second."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def __enter__(self):
+        command = self.where.command(1, [sys.executable, str(STREAM), "listen"])
+        self.listener = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.port = int(self.listener.stdout.readline())
+        return self
+
+    def __exit__(self, *_):
+        self.listener.kill()
+        self.listener.wait()
+
+    def gbit_per_s(self, bytes=64 << 20):
+        """What one stream carries."""
+        address = f"{hosts.NETWORK}.2"
+        argv = [sys.executable, str(STREAM), address, str(self.port), str(bytes)]
+        subprocess.run(self.where.command(0, argv), check=True)
+        seconds, total = self.listener.stdout.readline().split()
+        return float(total) * 8e-9 / float(seconds)
+
+
+def share_of_stream(fleet):
+    """The most gradient that a worker can exchange, as a share of what a stream carries.
+
+    All ranks together send (n-1)/n of their gradients to embedded servers and are sent as much, on the same links;
+    dedicated servers take and give n gradients on k links, and each worker one on its own.
+    """
+    if fleet.servers:
+        return min(1, fleet.servers / fleet.size)
+    return fleet.size / (2 * (fleet.size - 1))
+
+
+def main():
+    """Measures what the command line asks for."""
+    parser = argparse.ArgumentParser(description="All-reduce over slow links, in network namespaces")
+    parser.add_argument("--sizes", default="16MiB,64MiB", help="bytes of the float32 tensor (default: %(default)s)")
+    parser.add_argument("--rate", default="1gbit", help="of each link in each direction (default: %(default)s)")
+    parser.add_argument("--systems", default="embedded2,embedded4,dedicated4,gloo2,gloo4",
+                        help="what to compare, with its number of workers (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for Paceline")
+    parser.add_argument("--duration", type=float, default=40, help="seconds for each size (default: %(default)s)")
+    parser.add_argument("--json", help="file for the results")
+    options = parser.parse_args()
+    if why := hosts.available() or (None if shutil.which("tc") else "links are slowed down by iproute2's tc"):
+        print(f"skipped: {why}")
+        return
+    systems = {label: (label.rstrip("0123456789"), int(label[-1])) for label in options.systems.split(",")}
+    number = max(2 * n if kind == "dedicated" else max(n, 2) for kind, n in systems.values())
+    settings = dict(s.split("=", 1) for s in options.set)
+    with contextlib.ExitStack() as stack:
+        where = stack.enter_context(Hosts(number, options.rate, stack.enter_context(tempfile.TemporaryDirectory())))
+        streams = stack.enter_context(Streams(where))
+        before = streams.gbit_per_s()
+        fleets = {}
+        for label, (kind, n) in systems.items():
+            system = "gloo" if kind == "gloo" else "paceline"
+            fleets[label] = stack.enter_context(Fleet(system, n, where, n if kind == "dedicated" else 0, **settings))
+        results = []
+        for bytes in map(parse_size, options.sizes.split(",")):
+            seconds = take_turns(fleets, options.duration, 1, "allreduce", bytes=bytes, in_a_row=1)
+            results += [line(fleets[label], label, bytes, values, before) for label, values in seconds.items()]
+        after = streams.gbit_per_s()
+        print(f"one TCP stream: {before:.3f} Gbit/s before, {after:.3f} after")
+        versions = next(iter(fleets.values())).versions
+        stream = {"before_gbit_per_s": before, "after_gbit_per_s": after}
+        report("links", versions, results, options.json, rate=options.rate, settings=settings, stream=stream)
+
+
+def line(fleet, label, bytes, seconds, stream):
+    """Prints and returns what one system did at one size."""
+    result = {"system": label, "workers": fleet.size, "dedicated_servers": fleet.servers, "bytes": bytes}
+    result |= {"repetitions": len(seconds)} | spread(seconds, "_ms", 1e3)
+    result["gbit_per_s"] = bytes * 8e-6 / result["median_ms"]
+    result["limit_gbit_per_s"] = stream * share_of_stream(fleet)
+    share = result["gbit_per_s"] / result["limit_gbit_per_s"]
+    times = f"{result['median_ms']:9.1f} ms ({result['p10_ms']:.1f}-{result['p90_ms']:.1f})"
+    rate = f"{result['gbit_per_s']:.3f} Gbit/s of gradient per worker"
+    print(f"{show_size(bytes):>8} {label:>12} {times:>32}  {rate}, {share:.0%} of the limit", flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    main()

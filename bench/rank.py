@@ -1,0 +1,155 @@
+"""One rank under measurement: rank.py paceline|gloo. It does what it is told, a JSON command on each line of its input.
+
+Each command ends with a line of JSON on the output; fleet.py is the other end. The commands are the functions below
+that are listed in COMMANDS. A wrong result ends the rank with an error.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+
+import shapes
+import torch
+
+PERIOD = 4093  # elements after which the values repeat: a prime, so that exchanged partitions are found out
+MIB = 1 << 20
+
+
+class Paceline:
+    """Sums by paceline.torch."""
+
+    def __init__(self):
+        import paceline.torch as hvd
+
+        self.hvd = hvd
+        hvd.init()
+        self.rank, self.size, self.barrier, self.end = hvd.rank(), hvd.size(), hvd.barrier, hvd.shutdown
+
+    def sum(self, tensor, name):
+        """Sums in place and waits."""
+        self.hvd.allreduce_(tensor, op=self.hvd.Sum, name=name)
+
+    def sums(self, tensors, name):
+        """Sums several in place at the same time, and waits for all."""
+        handles = [self.hvd.allreduce_async_(t, op=self.hvd.Sum, name=f"{name}/{i}") for i, t in enumerate(tensors)]
+        for handle in handles:
+            self.hvd.synchronize(handle)
+
+
+class Gloo:
+    """Sums by torch.distributed's Gloo."""
+
+    def __init__(self):
+        import torch.distributed as dist
+
+        self.dist = dist
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = "file://" + os.environ["BENCH_STORE"]
+        dist.init_process_group("gloo", init_method=store, rank=self.rank, world_size=self.size)
+        self.barrier, self.end = dist.barrier, dist.destroy_process_group
+
+    def sum(self, tensor, name):
+        """Sums in place and waits."""
+        self.dist.all_reduce(tensor)
+
+    def sums(self, tensors, name):
+        """Sums several in place at the same time, and waits for all."""
+        for work in [self.dist.all_reduce(t, async_op=True) for t in tensors]:
+            work.wait()
+
+
+class Rank:
+    """The commands, over one of the systems above."""
+
+    def __init__(self, system):
+        self.system = system
+        place = torch.arange(PERIOD)
+        every = [((place * 7 + place // 13 + rank * 3) % 4).float() for rank in range(system.size)]
+        self.mine, self.sum = every[system.rank], sum(every)
+        self.room = torch.empty(0)
+        self.resnet = [torch.empty(n) for n in shapes.RESNET50]
+        self.flat = None
+
+    def allreduce(self, bytes, in_a_row):
+        """`in_a_row` tensors of `bytes`, one after the other."""
+        if self.room.numel() * 4 < bytes * in_a_row:
+            self.room = torch.empty(bytes * in_a_row // 4)
+        tensors = list(self.room[: bytes * in_a_row // 4].split(bytes // 4))
+        return self._timed(tensors, lambda: [self.system.sum(t, f"bench/{bytes}") for t in tensors])
+
+    def resnet50(self, way):
+        """ResNet-50's gradients, the last first: each by itself, or copied into and out of buckets as DDP does."""
+        if way == "tensors":
+            return self._timed(self.resnet, lambda: self.system.sums(self.resnet, "resnet50"))
+        return self._timed(self.resnet, lambda: self._buckets())
+
+    def idle(self, seconds):
+        """Does nothing, and tells the CPU time that this took."""
+        self.system.barrier()
+        before = _cpu()
+        time.sleep(seconds)
+        return {"cpu": _cpu() - before}
+
+    def _buckets(self):
+        if self.flat is None:
+            buckets = list(shapes.buckets(shapes.RESNET50, 25 * MIB // 4))
+            self.flat = [(torch.empty(sum(shapes.RESNET50[i] for i in b)), b) for b in buckets]
+        for flat, members in self.flat:
+            torch.cat([self.resnet[i] for i in members], out=flat)
+        self.system.sums([flat for flat, _ in self.flat], "bucket")
+        for flat, members in self.flat:
+            pieces = flat.split([self.resnet[i].numel() for i in members])
+            for i, piece in zip(members, pieces, strict=True):
+                self.resnet[i].copy_(piece)
+
+    def _timed(self, tensors, exchange):
+        for t in tensors:
+            _whole(t).copy_(self.mine)
+            _rest(t).copy_(self.mine[: _rest(t).numel()])
+        self.system.barrier()
+        began = time.perf_counter()
+        exchange()
+        seconds = time.perf_counter() - began
+        for i, t in enumerate(tensors):
+            if not ((_whole(t) == self.sum).all() and torch.equal(_rest(t), self.sum[: _rest(t).numel()])):
+                sys.exit(f"rank {self.system.rank}: tensor {i} of {t.numel()} elements has a wrong sum")
+        return {"seconds": seconds}
+
+
+def _whole(tensor):
+    """The tensor's whole periods, a row each."""
+    return tensor[: tensor.numel() // PERIOD * PERIOD].view(-1, PERIOD)
+
+
+def _rest(tensor):
+    return tensor[tensor.numel() // PERIOD * PERIOD :]
+
+
+def _cpu():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+COMMANDS = ("allreduce", "resnet50", "idle")
+
+
+def main():
+    """Obeys until the input ends."""
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)  # what libraries print is no answer
+        torch.set_num_threads(1)
+        system = {"paceline": Paceline, "gloo": Gloo}[sys.argv[1]]()
+        rank = Rank(system)
+        print(json.dumps({"torch": torch.__version__, "kernel": os.uname().release}), file=answers)
+        for line in sys.stdin:
+            command = json.loads(line)
+            what = command.pop("what")
+            assert what in COMMANDS, what
+            print(json.dumps(getattr(rank, what)(**command)), file=answers)
+        system.end()
+
+
+if __name__ == "__main__":
+    main()
