@@ -168,7 +168,7 @@ func TestInterruptIsPassedOnToWholeGroups(t *testing.T) {
 		if got := <-code; got != 130 {
 			t.Fatal(got)
 		}
-		if out := b.stdout.String(); !strings.Contains(out, "[1]<stdout>:child") || !strings.Contains(out, "[0]<stdout>:child\n[0]<stdout>:parent") {
+		if out := b.stdout.String(); !strings.Contains(out, "[1]<stdout>:child\n") || !strings.Contains(out, "[0]<stdout>:child\n") || !strings.Contains(out, "[0]<stdout>:parent\n") {
 			t.Fatal(out)
 		}
 	})
@@ -269,6 +269,13 @@ func TestARemoteShellThatNeverAnswersIsGivenUp(t *testing.T) {
 	b.job.Start = 200 * time.Millisecond
 	if code := b.run(); code != 1 || !strings.Contains(b.said.String(), "rank 0 on here does not run after 200ms: no answer from") {
 		t.Fatal(code, b.said.String())
+	}
+}
+
+func TestARemoteShellThatTalksALotIsShown(t *testing.T) {
+	b := newBench(t, []string{"sh", "-c", "seq 100000 >&2; exit 9"}, "true")
+	if code := b.run(); code != 9 || !strings.Contains(b.said.String(), "exit code 9: 1") && !strings.Contains(b.stderr.String(), "[0]<stderr>:1\n") {
+		t.Fatal(code, b.said.String(), len(b.stderr.String()))
 	}
 }
 

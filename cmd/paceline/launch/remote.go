@@ -100,7 +100,7 @@ func (r *remote) end(shell Exit) Exit {
 	}
 	said := strings.TrimSpace(string(r.stderr))
 	if said == "" {
-		said = "it said nothing"
+		said = "it said nothing more"
 	}
 	return Exit{Code: max(shell.Code, 1), Why: fmt.Sprintf("could not be started by %q, which %v: %s", strings.Join(r.cmd.Args, " "), shell, said)}
 }
@@ -108,42 +108,45 @@ func (r *remote) end(shell Exit) Exit {
 // outputs are the writers for what the shell prints. Before the process runs, stdout is the greeting of
 // a login and given up; stderr is the reason where the process does not come to run.
 func (r *remote) outputs() (stdout, stderr io.Writer) {
-	return writerFunc(r.fromStdout), writerFunc(func(p []byte) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.begun {
-			r.task.Stderr.Write(p)
-		} else if len(r.stderr) < maxHeld {
-			r.stderr = append(r.stderr, p...)
-		}
-	})
+	return remoteStdout{r}, remoteStderr{r}
 }
 
-func (r *remote) fromStdout(p []byte) {
+type remoteStdout struct{ *remote }
+
+func (r remoteStdout) Write(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.begun {
-		r.task.Stdout.Write(p)
-		return
+		return r.task.Stdout.Write(p)
 	}
 	r.stdout = append(r.stdout, p...)
 	_, after, found := bytes.Cut(r.stdout, []byte(r.mark+" "))
 	line, rest, whole := bytes.Cut(after, []byte("\n"))
 	if !found || !whole {
-		return
+		return len(p), nil
 	}
 	pid, _ := strconv.Atoi(string(line))
 	r.runs(pid)
 	r.task.Stdout.Write(rest)
 	r.task.Stderr.Write(r.stderr)
 	r.begun, r.stdout, r.stderr = true, nil, nil
+	return len(p), nil
 }
 
-type writerFunc func(p []byte)
+type remoteStderr struct{ *remote }
 
-func (f writerFunc) Write(p []byte) (int, error) {
-	f(p)
-	return len(p), nil
+// Write holds what comes before the mark, unless it is much: then the mark is late, or the shell
+// talkative, and the user sees it as it comes.
+func (r remoteStderr) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.begun && len(r.stderr)+len(p) <= maxHeld {
+		r.stderr = append(r.stderr, p...)
+		return len(p), nil
+	}
+	r.task.Stderr.Write(r.stderr)
+	r.stderr = nil
+	return r.task.Stderr.Write(p)
 }
 
 // script is what the shell over there reads. It is one compound command, so that it is read to its end
