@@ -109,6 +109,7 @@ func (o *operation) broadcastTasks() []*task {
 		tasks[i] = t
 	}
 	tasks[0].h.Flags |= wire.FlagHome
+	tasks[0].answer = true // the root ends with the others, who may bring something else under the name
 	return tasks
 }
 

@@ -31,6 +31,7 @@ type item struct {
 	ready   bool
 	h       wire.Header // of the put
 	data    []byte
+	confirm *conn       // of who put it and wants to know when all have it; nil for nobody
 	local   *localOp    // put by this process's worker, whose tensor data is; nil when data is from the pool
 	readers rankset.Set // that have not asked yet
 	waiters []getter
@@ -57,6 +58,15 @@ func (it *item) drop(n int) {
 		return
 	}
 	it.r.s.pool.Put(it.data)
+	if it.confirm != nil && it.err == nil {
+		it.confirm.send(outbox.Frame{Header: it.answer(wire.TypeResult)})
+	}
+}
+
+// answer is the header of a reply that belongs to the item.
+func (it *item) answer(typ wire.Type) wire.Header {
+	h := &it.h
+	return wire.Header{Type: typ, DType: h.DType, Epoch: h.Epoch, Tensor: h.Tensor, Part: h.Part, Iteration: h.Iteration, Aux: h.Aux, Rank: h.Rank}
 }
 
 // put takes in one partition over the connection.
@@ -77,7 +87,11 @@ func (c *conn) put(h *wire.Header, p *payload) error {
 		c.r.s.pool.Put(buf)
 		return err
 	}
-	c.r.exchange.put(t, &item{r: c.r, h: *h, data: buf})
+	it := &item{r: c.r, h: *h, data: buf}
+	if h.Flags&wire.FlagHome != 0 {
+		it.confirm = c
+	}
+	c.r.exchange.put(t, it)
 	return nil
 }
 
@@ -165,11 +179,25 @@ func (it *item) reply(due []getter) {
 			g.local.done(0, err)
 			continue
 		}
-		h := it.h
-		g.conn.send(outbox.Frame{
-			Header:  wire.Header{Type: wire.TypeResult, DType: h.DType, Tensor: h.Tensor, Part: h.Part, Iteration: h.Iteration, Aux: h.Aux, Rank: h.Rank},
-			Payload: it.data, Owner: it,
-		})
+		g.conn.send(outbox.Frame{Header: it.answer(wire.TypeResult), Payload: it.data, Owner: it})
+	}
+}
+
+// without lets a rank go that will not read what it has not asked for: it has joined.
+func (x *exchange) without(rank int) {
+	x.mu.Lock()
+	var left []*item
+	for id, it := range x.items {
+		if it.ready && it.readers.Remove(rank) {
+			left = append(left, it)
+			if it.readers.Len() == 0 {
+				delete(x.items, id)
+			}
+		}
+	}
+	x.mu.Unlock()
+	for _, it := range left {
+		it.drop(1)
 	}
 }
 

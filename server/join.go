@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -19,8 +20,8 @@ func (r *round) join(rank int) {
 	var failed []notice
 	for _, n := range r.names {
 		for seq, a := range n.window {
-			if a.t.Kind.HasRoot() && a.t.Root == rank && !a.ranks.Has(rank) {
-				failed = append(failed, r.failLocked(a.t, seq, wire.FailUnsupported, rootJoined(a.t))...)
+			if text := a.t.hinderedBy(joined); text != "" {
+				failed = append(failed, r.failLocked(a.t, seq, wire.FailUnsupported, text)...)
 			} else if a.ranks.Covers(a.t.ranks.Minus(joined)) {
 				delete(n.window, seq)
 			}
@@ -33,6 +34,7 @@ func (r *round) join(rank int) {
 	}
 	r.mu.Unlock()
 	r.tell(failed)
+	r.exchange.without(rank)
 	if all {
 		r.allJoined(rank)
 		return
@@ -67,6 +69,15 @@ func (r *round) allJoined(last int) {
 // joinedRanks are the ranks that have joined. The set is shared: do not change it.
 func (r *round) joinedRanks() rankset.Set { return *r.joined.Load() }
 
-func rootJoined(t *tensor) string {
-	return fmt.Sprintf("%q cannot be done: its root, rank %d, has joined", t.Name, t.Root)
+// hinderedBy says why an operation cannot be done while ranks have joined, "" if it can: nobody else has
+// the root's data, and alltoall needs everybody's rows (Horovod refuses both).
+func (t *tensor) hinderedBy(joined rankset.Set) string {
+	gone := overlap(joined, t.ranks)
+	switch {
+	case t.Kind.HasRoot() && gone.Has(t.Root):
+		return fmt.Sprintf("%q cannot be done: its root, rank %d, has joined", t.Name, t.Root)
+	case t.Kind == units.Alltoall && gone.Len() > 0:
+		return fmt.Sprintf("%q cannot be done: alltoall needs every rank, and %s has joined", t.Name, rankText(gone))
+	}
+	return ""
 }

@@ -71,10 +71,11 @@ func (r *round) arriveLocked(t *tensor, rank int, seq uint64) (bool, []notice) {
 	if gone := r.left.Minus(a.ranks); gone.Len() > 0 && overlaps(gone, t.ranks) {
 		return false, append(failed, r.failLocked(t, seq, wire.FailUnsupported, hasLeft(t, overlap(gone, t.ranks).Ranks()[0]))...)
 	}
-	if t.Kind.HasRoot() && r.joinedRanks().Has(t.Root) {
-		return false, append(failed, r.failLocked(t, seq, wire.FailUnsupported, rootJoined(t))...)
+	joined := r.joinedRanks()
+	if text := t.hinderedBy(joined); text != "" {
+		return false, append(failed, r.failLocked(t, seq, wire.FailUnsupported, text)...)
 	}
-	if a.ranks.Covers(t.ranks) {
+	if a.ranks.Covers(t.ranks.Minus(joined)) {
 		delete(n.window, seq)
 	}
 	return true, failed

@@ -32,7 +32,7 @@ const (
 	TypePush                     // worker → server: one partition of a reduction; asks for the result unless FlagNoPull
 	TypePull                     // worker → server: asks for the result of an iteration that was pushed with FlagLatePull
 	TypeResult                   // server → worker: the answer to a push, pull or get
-	TypePut                      // worker → server: one partition that others will get (broadcast, allgather, alltoall)
+	TypePut                      // worker → server: one partition that others will get (broadcast, allgather, alltoall); with FlagHome answered by an empty result when all have it
 	TypeGet                      // worker → server: asks for a partition that somebody puts
 	TypeWindow                   // server → worker: Aux = payload bytes consumed so far on this connection
 	TypeFail                     // server → worker: JSON Failure, one operation of one tensor failed on every rank
