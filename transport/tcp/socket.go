@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +23,7 @@ type socket struct {
 	// time. One sender has the turn, so that they are not shared.
 	write   func(fd uintptr) bool
 	buffers net.Buffers
+	vector  []unix.Iovec
 	taken   int
 	err     error
 }
@@ -69,9 +71,9 @@ func (s *socket) TryWrite(buffers net.Buffers) (int, error) {
 // writeOnce reports true, "done", in any case: false would have the runtime wait until there is room.
 func (s *socket) writeOnce(fd uintptr) bool {
 	for {
-		n, err := unix.Writev(int(fd), s.buffers)
+		n, err := s.writev(fd)
 		switch err {
-		case nil:
+		case 0:
 			s.taken = n
 		case unix.EINTR:
 			continue
@@ -81,4 +83,23 @@ func (s *socket) writeOnce(fd uintptr) bool {
 		}
 		return true
 	}
+}
+
+// writev is the system call. unix.Writev, under the race detector, reads the memory once more after the
+// call, when the peer's answer may be arriving in it already.
+func (s *socket) writev(fd uintptr) (int, syscall.Errno) {
+	s.vector = s.vector[:0]
+	for _, b := range s.buffers {
+		if len(b) > 0 {
+			v := unix.Iovec{Base: &b[0]}
+			v.SetLen(len(b))
+			s.vector = append(s.vector, v)
+		}
+	}
+	if len(s.vector) == 0 {
+		return 0, 0
+	}
+	n, _, errno := unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&s.vector[0])), uintptr(len(s.vector)))
+	clear(s.vector) // let go of the memory
+	return int(n), errno
 }
