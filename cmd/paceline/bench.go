@@ -182,7 +182,8 @@ func (o *benchOptions) job(n int, env map[string]string) (result bench.Result, e
 	if err != nil {
 		return result, err
 	}
-	return result, json.Unmarshal(data, &result)
+	err = json.Unmarshal(data, &result)
+	return result, err
 }
 
 // measure joins the job that the environment describes.
