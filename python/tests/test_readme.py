@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
@@ -46,7 +45,6 @@ def environment(home):
     """What a user's shell has: no variable of this test's own launcher or build."""
     ours = ("PACELINE_", "MAKE", "MFLAGS", "PYTEST", "PYTHONPATH")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     env["HOME"] = str(home)
     return env
 
