@@ -84,9 +84,21 @@ def test_command_works_over_several_hosts(scenario, tmp_path):
                 stop(service)
 
 
-@pytest.mark.parametrize(
-    "document", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
-)
+DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_documents_name_only_files_that_exist(document):
+    text, folder = (ROOT / document).read_text(), (ROOT / document).parent
+    rooms = {path.name for path in ROOT.iterdir()} - {"build", "dist"}
+    named = {name for name in re.findall(r"`([\w./-]+/[\w./-]+)`", text) if name.split("/")[0] in rooms}
+    linked = set(re.findall(r"\]\(([^):#]+)\)", text))
+    missing = {name for name in named if not (ROOT / name).exists()}
+    missing |= {name for name in linked if not (folder / name).exists()}
+    assert not missing, f"{document} names {sorted(missing)}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_documents_name_only_settings_that_exist(document):
     facts = subprocess.run(
         ["paceline", "info", "--json"], env=environment(Path.home()), capture_output=True, check=True
