@@ -2,7 +2,9 @@ package node_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -17,25 +19,61 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain also is the main function of the processes that the tests of dying ones start (process_test.go).
+func TestMain(m *testing.M) {
+	if role := os.Getenv(processRole); role != "" {
+		os.Exit(processMain(role))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// hang is after how long a test calls something that has not ended a hang.
+const hang = 30 * time.Second
+
+const testSecret = "a secret for this test only"
 
 // job is a whole job in one process, over real sockets: a scheduler, n workers and, where asked for,
 // dedicated servers.
 type job struct {
-	t       testing.TB
-	workers []*node.Worker
+	t        testing.TB
+	settings settings.Settings // of every process of the job but for its rank
+	log      *zap.Logger       // of the workers
+	sched    *node.Scheduler
+	workers  []*node.Worker // nil where the test itself plays the rank
+
+	stopServers []func() // each ends one dedicated server
 }
 
-type jobOption func(*settings.Settings)
+type jobOption func(*job)
 
 func dedicated(servers int) jobOption {
-	return func(s *settings.Settings) { s.Servers, s.NumServers = "dedicated", servers }
+	return func(j *job) { j.settings.Servers, j.settings.NumServers = "dedicated", servers }
 }
+
+func both(servers int) jobOption {
+	return func(j *job) { j.settings.Servers, j.settings.NumServers = "both", servers }
+}
+
+func with(change func(*settings.Settings)) jobOption { return func(j *job) { change(&j.settings) } }
+
+// smallPartitions cuts tensors into as many partitions as possible.
+var smallPartitions = with(func(s *settings.Settings) { s.PartitionBytes = partition })
+
+// partition is the partition size of smallPartitions in bytes.
+const partition = 64 << 10
 
 // startJob starts n workers and shuts everything down with the test.
 func startJob(t testing.TB, n int, options ...jobOption) *job {
 	t.Helper()
-	s, _, err := settings.FromEnv(map[string]string{"PACELINE_JOB_SECRET": "a secret for this test only"})
+	j := newJob(t, n, options...)
+	j.start()
+	return j
+}
+
+// newJob starts a job of n workers without the workers.
+func newJob(t testing.TB, n int, options ...jobOption) *job {
+	t.Helper()
+	s, _, err := settings.FromEnv(map[string]string{"PACELINE_JOB_SECRET": testSecret})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,47 +81,59 @@ func startJob(t testing.TB, n int, options ...jobOption) *job {
 		t.Fatal(err)
 	}
 	s.Size, s.StartTimeout, s.ServerMemory = n, 20*time.Second, 1<<30
+	j := &job{t: t, settings: s, log: zap.NewNop(), workers: make([]*node.Worker, n)}
 	for _, o := range options {
-		o(&s)
+		o(j)
 	}
-	log := zap.NewNop()
-	sched, err := node.StartScheduler(s, "127.0.0.1:0", log)
-	if err != nil {
-		t.Fatal(err)
+	j.startScheduler("127.0.0.1:0")
+	if j.settings.Servers != "embedded" {
+		j.startServers()
 	}
-	t.Cleanup(func() { _ = sched.Close() })
-	s.Scheduler = sched.Address
-	if s.Servers == "dedicated" {
-		startServers(t, s, log)
-	}
-	j := &job{t: t, workers: make([]*node.Worker, n)}
-	j.start(s, sched.Address)
 	t.Cleanup(j.shutdown)
 	return j
 }
 
-func startServers(t testing.TB, s settings.Settings, log *zap.Logger) {
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	for range s.NumServers {
-		wg.Go(func() {
-			if err := node.RunServer(ctx, s, "", log); err != nil {
-				t.Errorf("dedicated server: %v", err)
-			}
-		})
+func (j *job) startScheduler(listen string) {
+	j.t.Helper()
+	sched, err := node.StartScheduler(j.settings, listen, zap.NewNop())
+	if err != nil {
+		j.t.Fatal(err)
 	}
-	t.Cleanup(func() { cancel(); wg.Wait() })
+	j.t.Cleanup(func() { sched.Close() })
+	j.sched, j.settings.Scheduler = sched, sched.Address
 }
 
-func (j *job) start(s settings.Settings, scheduler string) {
+func (j *job) startServers() {
+	for range j.settings.NumServers {
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan struct{})
+		s := j.settings
+		s.Role = "server"
+		go func() {
+			defer close(ended)
+			if err := node.RunServer(ctx, s, "", zap.NewNop()); err != nil && !errors.Is(err, context.Canceled) {
+				j.t.Errorf("dedicated server: %v", err)
+			}
+		}()
+		stop := func() { cancel(); <-ended }
+		j.stopServers = append(j.stopServers, stop)
+		j.t.Cleanup(stop)
+	}
+}
+
+// start starts the workers of the given ranks, all for none.
+func (j *job) start(ranks ...int) {
 	j.t.Helper()
+	if len(ranks) == 0 {
+		ranks = j.all().Ranks
+	}
 	var wg sync.WaitGroup
-	errs := make([]error, s.Size)
-	for rank := range s.Size {
+	errs := make([]error, len(j.workers))
+	for _, rank := range ranks {
 		wg.Go(func() {
-			mine := s
-			mine.Rank, mine.LocalRank, mine.LocalSize = rank, rank, s.Size
-			j.workers[rank], errs[rank] = node.StartWorker(j.t.Context(), mine, node.Options{Scheduler: scheduler, Log: zap.NewNop()})
+			mine := j.settings
+			mine.Rank, mine.LocalRank, mine.LocalSize = rank, rank, mine.Size
+			j.workers[rank], errs[rank] = node.StartWorker(j.t.Context(), mine, node.Options{Log: j.log})
 		})
 	}
 	wg.Wait()
@@ -112,90 +162,92 @@ func (j *job) all() wire.ProcessSet {
 	return s
 }
 
+type result struct {
+	out core.Output
+	err error
+}
+
+// submit starts one group of operations on a rank. Each gives one result.
+func (j *job) submit(rank int, ops ...core.Op) ([]chan result, error) {
+	results := make([]chan result, len(ops))
+	for i := range ops {
+		op, done := &ops[i], make(chan result, 1)
+		results[i] = done
+		op.Done = func(out core.Output, err error) { done <- result{out, err} }
+		if op.Set.Ranks == nil {
+			op.Set = j.all()
+		}
+		if op.Prescale == 0 && op.Postscale == 0 {
+			op.Prescale, op.Postscale = 1, 1
+		}
+	}
+	return results, j.workers[rank].Engine.Submit(ops)
+}
+
 // do submits one operation on a rank and waits for it.
 func (j *job) do(rank int, op core.Op) (core.Output, error) {
-	type result struct {
-		out core.Output
-		err error
-	}
-	done := make(chan result, 1)
-	op.Done = func(out core.Output, err error) { done <- result{out, err} }
-	if op.Set.Ranks == nil {
-		op.Set = j.all()
-	}
-	if op.Prescale == 0 && op.Postscale == 0 {
-		op.Prescale, op.Postscale = 1, 1
-	}
-	if err := j.workers[rank].Engine.Submit([]core.Op{op}); err != nil {
+	results, err := j.submit(rank, op)
+	if err != nil {
 		return core.Output{}, err
 	}
+	return await(results[0], rank, op.Name)
+}
+
+func await(done <-chan result, rank int, name string) (core.Output, error) {
 	select {
 	case r := <-done:
 		return r.out, r.err
-	case <-time.After(30 * time.Second):
-		return core.Output{}, fmt.Errorf("rank %d: %v hangs", rank, op.Name)
+	case <-time.After(hang):
+		return core.Output{}, fmt.Errorf("rank %d: %q hangs", rank, name)
 	}
 }
 
-// each runs f on every rank at the same time.
-func (j *job) each(f func(rank int) error) {
-	j.t.Helper()
+// outcomes runs f on every rank that is there, at the same time, and gives back what each returned.
+func (j *job) outcomes(f func(rank int) error) []error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(j.workers))
-	for rank := range j.workers {
-		wg.Go(func() { errs[rank] = f(rank) })
+	for rank, w := range j.workers {
+		if w != nil {
+			wg.Go(func() { errs[rank] = f(rank) })
+		}
 	}
 	wg.Wait()
-	for rank, err := range errs {
+	return errs
+}
+
+// each is outcomes where none may fail.
+func (j *job) each(f func(rank int) error) {
+	j.t.Helper()
+	for rank, err := range j.outcomes(f) {
 		if err != nil {
 			j.t.Fatalf("rank %d: %v", rank, err)
 		}
 	}
 }
 
-// bytesOf makes a uint8 tensor that differs by rank; sums of up to 8 ranks stay below 256.
-func bytesOf(rank, n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte((i*7 + rank*3) % 31)
+// sum is the allreduce of n bytes under a name, in place: all ones, so that the result counts the ranks.
+func sum(name string, n int) core.Op {
+	buf := make([]byte, n)
+	for i := range buf {
+		buf[i] = 1
 	}
-	return b
+	return core.Op{Kind: units.Allreduce, DType: units.Uint8, ReduceOp: units.Sum, Shape: []int64{int64(n)}, Input: buf, Output: buf, Name: name}
 }
 
-func TestAllreduceSumsOverEveryWorldSizeAndLength(t *testing.T) {
-	for _, servers := range []int{0, 2} {
-		for _, n := range []int{1, 2, 3, 4} {
-			t.Run(fmt.Sprintf("%d ranks, %d dedicated servers", n, servers), func(t *testing.T) {
-				var options []jobOption
-				if servers > 0 {
-					options = append(options, dedicated(servers))
-				}
-				j := startJob(t, n, options...)
-				for _, size := range []int{0, 1, 1001, 64 << 10, 4<<20 - 1, 4<<20 + 1, 9 << 20} {
-					for range 3 {
-						j.each(func(rank int) error { return j.checkSum(rank, size) })
-					}
-				}
-			})
-		}
-	}
+// works checks that all ranks can do a sum of n bytes under a name.
+func (j *job) works(name string, n int) {
+	j.t.Helper()
+	j.each(func(rank int) error { return j.sums(rank, name, n) })
 }
 
-func (j *job) checkSum(rank, size int) error {
-	buf := bytesOf(rank, size)
-	op := core.Op{Kind: units.Allreduce, DType: units.Uint8, ReduceOp: units.Sum, Shape: []int64{int64(size)}, Input: buf, Output: buf, Name: fmt.Sprint("x", size)}
+func (j *job) sums(rank int, name string, n int) error {
+	op := sum(name, n)
 	if _, err := j.do(rank, op); err != nil {
 		return err
 	}
-	want := make([]byte, size)
-	for r := range j.workers {
-		for i, v := range bytesOf(r, size) {
-			want[i] += v
-		}
-	}
-	for i := range want {
-		if buf[i] != want[i] {
-			return fmt.Errorf("size %d: element %d is %d, want %d", size, i, buf[i], want[i])
+	for i, v := range op.Output {
+		if int(v) != len(j.workers) {
+			return fmt.Errorf("element %d of %q is %d, want %d", i, name, v, len(j.workers))
 		}
 	}
 	return nil

@@ -1,0 +1,5 @@
+package node_test
+
+const processRole = "PACELINE_TEST_ROLE"
+
+func processMain(string) int { return 0 }
