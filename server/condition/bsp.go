@@ -1,17 +1,10 @@
 package condition
 
-import "fmt"
-
 // BSP is the bulk synchronous model: a pull waits until its iteration is closed, and an iteration is
 // closed when every live rank has pushed it (FluentPS Table III, row BSP).
 func BSP() Model { return Model{Name: "bsp", Pull: Closed{}, Push: EveryLive{}} }
 
-func newBSP(args []string) (Model, error) {
-	if len(args) != 0 {
-		return Model{}, fmt.Errorf("synchronisation model bsp takes no arguments, got %q", args)
-	}
-	return BSP(), nil
-}
+func newBSP(a *arguments) (Model, error) { return a.end(BSP()) }
 
 // Closed holds when the pull's own iteration is closed: i < V.
 type Closed struct{}

@@ -128,6 +128,9 @@ func (m *Machine) Step(in Input, out []Output) []Output {
 		m.pull = in.pull
 		out = m.reexamine(out)
 	case inSetPush:
+		if err := checkPush(in.push, m.n); err != nil {
+			return append(out, Output{Kind: Refuse, Rank: -1, Progress: m.v, Err: err})
+		}
 		m.push = in.push
 		out = m.reexamine(out)
 	}

@@ -1,25 +1,11 @@
 package condition
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/paceline/paceline/internal/invariant"
 	"github.com/paceline/paceline/internal/rankset"
 )
-
-func TestParseKnowsEveryModelAndRefusesTheRest(t *testing.T) {
-	for _, name := range Names() {
-		if m, err := Parse(name); err != nil || m.Name != name {
-			t.Errorf("%s: %+v, %v", name, m, err)
-		}
-	}
-	for setting, want := range map[string]string{"bps": `unknown synchronisation model "bps", known are: bsp`, "bsp:3": "takes no arguments"} {
-		if _, err := Parse(setting); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got error %v, want one with %q", setting, err, want)
-		}
-	}
-}
 
 func TestModelNeedsBothConditions(t *testing.T) {
 	if _, err := New(Config{Model: Model{Name: "half", Pull: Closed{}}}); err == nil {

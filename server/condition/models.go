@@ -1,43 +1,87 @@
 package condition
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
 
 // Model is a named pair of conditions.
 type Model struct {
-	Name string // as a setting writes it: "bsp"
+	Name string // as a setting writes it, so that Parse makes the same model of it: "ssp:3"
 	Pull PullCondition
 	Push PushCondition
+
+	// Tuner moves the pull condition while training runs; nil where it stays as it is.
+	Tuner Tuner
+	// Supersteps says when a barrier is due; nil where every iteration is a step of its own.
+	Supersteps Supersteps
 }
 
 // Check reports whether the model can run on a key of dataflow d.
 func (m Model) Check(d Dataflow) error {
-	if m.Pull == nil || m.Push == nil {
+	if m.Push == nil {
 		return fmt.Errorf("synchronisation model %q needs a pull and a push condition", m.Name)
+	}
+	if m.Supersteps != nil && d == Aggregate {
+		return fmt.Errorf("synchronisation model %s lets workers run freely up to a barrier, which an aggregate key cannot serve: declare the tensor as accumulate", m.Name)
 	}
 	return checkPull(m.Pull, d)
 }
 
+// CheckWorkers reports whether the model can run with n workers. It is for the start, when all of
+// them are there; a machine goes on with those that live.
+func (m Model) CheckWorkers(n int) error { return checkPush(m.Push, n) }
+
+// Sized is a condition that needs a number of workers, as drop-stragglers' Nt of them.
+type Sized interface{ CheckWorkers(n int) error }
+
 // checkPull refuses pull conditions that would answer with a sum that is not there yet.
 func checkPull(c PullCondition, d Dataflow) error {
+	if c == nil {
+		return errors.New("no pull condition is given")
+	}
 	if d == Aggregate && c.Ahead() {
 		return fmt.Errorf("pull condition %q lets workers run ahead, which an aggregate key cannot serve: declare the tensor as accumulate", c)
 	}
 	return nil
 }
 
-// builder makes a model from the arguments behind its name: "ssp:3" calls ssp's with ["3"].
+// checkPush refuses push conditions that n workers could not meet.
+func checkPush(c PushCondition, n int) error {
+	if c == nil {
+		return errors.New("no push condition is given")
+	}
+	if sized, ok := c.(Sized); ok {
+		return sized.CheckWorkers(n)
+	}
+	return nil
+}
+
+// builder makes a model from the arguments behind its name: "ssp:3" calls ssp's with "3".
 type builder struct {
-	name  string
-	build func(args []string) (Model, error)
+	usage string // the name, and behind a colon what may follow
+	build func(*arguments) (Model, error)
+}
+
+func (b builder) name() string {
+	name, _, _ := strings.Cut(b.usage, ":")
+	return name
 }
 
 // builders is the table of models. A new model is one file and one line here.
 func builders() []builder {
 	return []builder{
 		{"bsp", newBSP},
+		{"asp", newASP},
+		{"ssp:S", newSSP},
+		{"dsps:LOW,HIGH", newDSPS},
+		{"drop-stragglers:NT", newDropStragglers},
+		{"pssp:S,C,SEED", newPSSP},
+		{"dynamic-pssp:S,ALPHA,SEED", newDynamicPSSP},
+		{"adaptive:S,W", newAdaptive},
+		{"elastic:R", newElastic},
+		{"expression:PULL;PUSH", newExpression},
 	}
 }
 
@@ -45,21 +89,18 @@ func builders() []builder {
 func Names() []string {
 	var names []string
 	for _, b := range builders() {
-		names = append(names, b.name)
+		names = append(names, b.name())
 	}
 	return names
 }
 
-// Parse makes the model that a setting names, with its arguments behind a colon: "bsp".
+// Parse makes the model that a setting names, with its arguments behind a colon: "bsp", "ssp:3",
+// "pssp:3,0.5". Each model's file says what its arguments are.
 func Parse(setting string) (Model, error) {
 	name, rest, given := strings.Cut(setting, ":")
-	var args []string
-	if given {
-		args = strings.Split(rest, ",")
-	}
 	for _, b := range builders() {
-		if b.name == name {
-			return b.build(args)
+		if b.name() == name {
+			return b.build(&arguments{setting: setting, usage: b.usage, text: rest, given: given})
 		}
 	}
 	return Model{}, fmt.Errorf("unknown synchronisation model %q, known are: %s", setting, strings.Join(Names(), ", "))

@@ -1,187 +1,238 @@
 package condition
 
 import (
+	"flag"
+	"fmt"
 	"math/rand/v2"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/paceline/paceline/internal/rankset"
 )
 
-// TestRandomSchedules drives machines with random schedules of workers that push, repeat themselves,
-// run late, die and come back, while conditions change. It holds them against the ledger below.
+var (
+	schedules = flag.Uint64("schedules", 3000, "random schedules that TestRandomSchedules runs")
+	replay    = flag.Uint64("schedule", 0, "seed of the one schedule that TestRandomSchedules runs, as a failure printed it")
+)
+
+// TestRandomSchedules drives machines under every model and both parking orders with random schedules
+// of workers that push, pull, repeat themselves, come late, die and come back, while conditions change.
+// It holds them against the ledger of ledger_test.go. A million: go test ./server/condition -run
+// RandomSchedules -schedules 1000000.
 func TestRandomSchedules(t *testing.T) {
-	first := uint64(time.Now().UnixNano())
-	for seed := first; seed < first+300; seed++ {
-		if !t.Run("", func(t *testing.T) { runSchedule(t, seed) }) {
-			t.Fatalf("seed %d", seed)
+	if *replay != 0 {
+		if err := newSchedule().run(*replay); err != nil {
+			t.Fatal(err)
 		}
+		return
 	}
+	var next atomic.Uint64
+	first := uint64(time.Now().UnixNano())
+	var group sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		group.Go(func() {
+			s := newSchedule()
+			for k := next.Add(1); k <= *schedules && !t.Failed(); k = next.Add(1) {
+				if err := s.run(first + k); err != nil {
+					t.Errorf("%v\nagain: go test ./server/condition -run RandomSchedules -schedule %d", err, first+k)
+				}
+			}
+		})
+	}
+	group.Wait()
 }
 
 func FuzzSchedules(f *testing.F) {
 	for seed := range uint64(16) {
 		f.Add(seed)
 	}
-	f.Fuzz(runSchedule)
-}
-
-func runSchedule(t *testing.T, seed uint64) {
-	rng := rand.New(rand.NewPCG(seed, 1))
-	n := 1 + rng.IntN(9)
-	c := Config{Live: rankset.Range(n), Model: BSP()}
-	if rng.IntN(2) == 0 {
-		c = Config{Live: rankset.Range(n), Model: Model{"lead", lead{uint64(rng.IntN(4))}, some{1 + rng.IntN(n)}},
-			Dataflow: Accumulate, Parking: Parking(rng.IntN(2))}
-	}
-	m, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := newLedger(t, m, c)
-	next := make([]uint64, n) // iteration that each rank pushes next
-	for range 400 {
-		r := rng.IntN(n)
-		switch k := rng.IntN(40); {
-		case k < 16:
-			l.push(r, next[r])
-			next[r]++
-		case k < 32:
-			l.pull(r, next[r]-min(next[r], uint64(rng.IntN(3))))
-		case k < 35:
-			l.push(r, next[r]-min(next[r], uint64(rng.IntN(3)))) // again, or late, or early
-		case k < 37:
-			next[r] = max(next[r], m.V()) // brought up to date
-		case k < 39:
-			l.live(rng, n)
-		case c.Dataflow == Accumulate && rng.IntN(2) == 0:
-			l.step(SetPull(lead{uint64(rng.IntN(5))}))
-		case c.Dataflow == Accumulate:
-			l.step(SetPush(some{1 + rng.IntN(n)}))
+	s := newSchedule()
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		if err := s.run(seed); err != nil {
+			t.Fatal(err)
 		}
-	}
-	l.finish(n)
+	})
 }
 
-// ledger is the plain account of what a machine must do: no pull lost or answered twice, V never
-// back, every push admitted once or told to be late, doubled or refused, contributors exact.
-type ledger struct {
-	t        *testing.T
-	m        *Machine
-	bsp      bool
-	alive    rankset.Set
-	v        uint64
-	admitted map[uint64]*rankset.Set
-	waiting  map[request]bool
+// schedule makes one random run after the other.
+type schedule struct {
+	rng   *rand.Rand
+	pcg   *rand.PCG
+	l     ledger
+	exprs []Model
+
+	n    int
+	next [maxRanks]uint64 // iteration that each rank pushes next
+	busy [maxRanks]bool   // an obedient rank that waits for a pull
 }
 
-type request struct {
-	rank     int
-	progress uint64
-}
-
-func newLedger(t *testing.T, m *Machine, c Config) *ledger {
-	return &ledger{t: t, m: m, bsp: c.Dataflow == Aggregate, alive: c.Live.Clone(),
-		admitted: map[uint64]*rankset.Set{}, waiting: map[request]bool{}}
-}
-
-func (l *ledger) push(rank int, progress uint64) {
-	l.t.Helper()
-	closed := progress < l.v
-	if l.admitted[progress] == nil {
-		l.admitted[progress] = &rankset.Set{}
-	}
-	twice := l.admitted[progress].Has(rank)
-	live := l.alive.Has(rank)
-	if live && !closed && !twice {
-		l.admitted[progress].Add(rank)
-	}
-	out := l.step(Push(rank, progress, 0))
-	got := out[0].Kind
-	switch {
-	case out[0].Rank != rank || out[0].Progress != progress:
-		l.t.Fatalf("push of rank %d iteration %d: first output %v", rank, progress, out[0])
-	case !live && got != Drop, live && !closed && twice && got != Duplicate, live && !closed && !twice && got != Admit,
-		live && closed && got != Drop && got != Duplicate:
-		l.t.Fatalf("push of rank %d iteration %d (live %v, closed %v, twice %v): %v", rank, progress, live, closed, twice, got)
-	}
-}
-
-func (l *ledger) pull(rank int, progress uint64) {
-	l.t.Helper()
-	key := request{rank, progress}
-	waits := l.waiting[key]
-	l.waiting[key] = true
-	out := l.step(Pull(rank, progress))
-	if len(out) != 1 || waits != (out[0].Kind == Duplicate) || l.waiting[key] == (out[0].Kind == Answer) {
-		l.t.Fatalf("pull of rank %d iteration %d (waits already: %v): %v", rank, progress, waits, out)
-	}
-}
-
-func (l *ledger) live(rng *rand.Rand, n int) {
-	l.alive.Reset()
-	for r := range n {
-		if rng.IntN(4) > 0 {
-			l.alive.Add(r)
+func newSchedule() *schedule {
+	pcg := rand.NewPCG(0, 1)
+	s := &schedule{pcg: pcg, rng: rand.New(pcg)}
+	for _, e := range [][2]string{
+		{"lead < 2 || significance < 0.3", ""},
+		{"fastest - slowest < 3 && count[progress] % 2 == 0", "count[V] >= N / 2"},
+		{"false", "false"},
+		{"true", "V % 2 == 0 || count[V] * 2 > N"},
+	} {
+		m, err := ExpressionModel(e[0], e[1])
+		if err != nil {
+			panic(err)
 		}
+		s.exprs = append(s.exprs, m)
 	}
-	l.step(Live(l.alive))
+	return s
 }
 
-// step runs the input and books its advances and answers.
-func (l *ledger) step(in Input) []Output {
-	l.t.Helper()
-	out := l.m.Step(in, nil)
-	for _, o := range out {
-		switch o.Kind {
-		case Advance:
-			if o.Progress != l.v {
-				l.t.Fatalf("advance past iteration %d when V is %d", o.Progress, l.v)
-			}
-			if want := l.admitted[l.v]; want == nil || o.Contributors.String() != want.String() {
-				l.t.Fatalf("iteration %d: contributors %v, admitted %v", l.v, o.Contributors, want)
-			}
-			if l.bsp && !o.Contributors.Covers(l.alive) {
-				l.t.Fatalf("BSP closed iteration %d with %v while %v live", l.v, o.Contributors, l.alive)
-			}
-			l.v++
-		case Answer:
-			key := request{o.Rank, o.Progress}
-			if !l.waiting[key] {
-				l.t.Fatalf("%v, but nobody waits for that", o)
-			}
-			if l.bsp && o.Progress >= l.v {
-				l.t.Fatalf("%v while V is %d", o, l.v)
-			}
-			delete(l.waiting, key)
-		}
-	}
-	if l.m.V() != l.v || l.m.Parked() != len(l.waiting) {
-		l.t.Fatalf("V %d, parked %d; the ledger says %d and %d", l.m.V(), l.m.Parked(), l.v, len(l.waiting))
-	}
-	return out
-}
-
-// finish lets every rank push what others wait for: no pull may remain.
-func (l *ledger) finish(n int) {
-	l.alive = rankset.Range(n)
-	l.step(Live(l.alive))
-	var last uint64
-	for key := range l.waiting {
-		last = max(last, key.progress)
-	}
-	for l.v <= last {
-		before := l.v
-		for _, r := range l.m.Missing(l.v).Ranks() {
-			if l.v == before {
-				l.push(r, before)
+// run runs the schedule of a seed; a check that fails comes back as an error.
+func (s *schedule) run(seed uint64) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			if f, ok := r.(failure); ok {
+				err = f
+			} else {
+				err = fmt.Errorf("%v\n%s", r, debug.Stack())
 			}
 		}
-		if l.v == before {
-			l.t.Fatalf("every live rank has pushed iteration %d and it is still open", before)
+	}()
+	s.pcg.Seed(seed, 1)
+	s.n = 1 + s.rng.IntN(maxRanks)
+	s.next, s.busy = [maxRanks]uint64{}, [maxRanks]bool{}
+	c := Config{Live: rankset.Range(s.n), Model: s.model(), Dataflow: Accumulate, Parking: Parking(s.rng.IntN(2))}
+	if c.Model.Supersteps == nil && c.Model.Check(Aggregate) == nil && s.rng.IntN(2) == 0 {
+		c.Dataflow, c.Parking = Aggregate, Lazy
+	}
+	s.l.start(c, s.n)
+	if s.rng.IntN(2) == 0 {
+		s.obedient()
+	} else {
+		s.chaotic()
+	}
+	return nil
+}
+
+// model is any model with any arguments.
+func (s *schedule) model() Model {
+	staleness := uint64(s.rng.IntN(5))
+	switch s.rng.IntN(10) {
+	case 0:
+		return ASP()
+	case 1:
+		return SSP(staleness)
+	case 2:
+		return DSPS(staleness, staleness+3)
+	case 3:
+		return DropStragglers(1 + s.rng.IntN(s.n))
+	case 4:
+		return PSSP(staleness, float64(s.rng.IntN(5))/4, s.rng.Uint64())
+	case 5:
+		return DynamicPSSP(staleness, Constant(s.rng.Float64()), s.rng.Uint64())
+	case 6:
+		return DynamicPSSP(staleness, Significance{}, s.rng.Uint64())
+	case 7:
+		return AdaptiveModel(Adaptive{1 + staleness, 1})
+	case 8:
+		return s.exprs[s.rng.IntN(len(s.exprs))]
+	}
+	return BSP()
+}
+
+// chaotic ranks do anything at any time.
+func (s *schedule) chaotic() {
+	for range 60 {
+		r := s.rng.IntN(s.n)
+		back := s.next[r] - min(s.next[r], uint64(s.rng.IntN(3)))
+		switch k := s.rng.IntN(20); {
+		case k < 8:
+			s.push(r, s.next[r])
+			s.next[r]++
+		case k < 15:
+			s.l.pull(r, back)
+		case k < 17:
+			s.push(r, back) // again, or late, or early
+		case k < 18:
+			s.next[r] = max(s.next[r], s.l.v) // brought up to date
+		default:
+			s.change()
 		}
 	}
-	if len(l.waiting) != 0 {
-		l.t.Fatalf("V is %d and these pulls still wait: %v", l.v, l.waiting)
+	s.l.live(all(s.n))
+	for last := s.l.lastWaiting(); s.l.v <= last; {
+		before := s.l.v
+		for r := range s.n {
+			if s.l.v == before && s.l.admitted[before]&(1<<r) == 0 {
+				s.push(r, before)
+			}
+		}
+		check(s.l.v > before, "every live rank has pushed iteration %d and it is still open", before)
+	}
+	check(len(s.l.waiting) == 0, "V is %d and these pulls still wait: %v", s.l.v, s.l.waiting)
+}
+
+// obedient ranks train: push, pull, wait, go on. Every such run ends, and nobody leads by more than s.
+func (s *schedule) obedient() {
+	for range 40 {
+		if s.rng.IntN(10) == 0 {
+			s.change()
+		}
+		s.train(min(s.rng.IntN(s.n), s.rng.IntN(s.n))) // the lower ranks are faster
+	}
+	s.l.live(all(s.n))
+	end := s.l.v + 4
+	for r := range s.n {
+		end = max(end, s.next[r]+1)
+	}
+	for moved := true; moved; {
+		moved = false
+		for r := range s.n {
+			moved = s.next[r] < end && s.train(r) || moved
+		}
+	}
+	for r := range s.n {
+		check(s.next[r] >= end, "rank %d is stuck at iteration %d of %d: V is %d, waiting %v", r, s.next[r], end, s.l.v, s.l.waiting)
+	}
+}
+
+// train lets a rank do an iteration if it is live and has its last pull's answer.
+func (s *schedule) train(r int) bool {
+	if s.busy[r] && !s.l.waits(r, s.next[r]) {
+		s.busy[r] = false
+		s.next[r]++
+	}
+	if s.busy[r] || s.l.alive&(1<<r) == 0 {
+		return false
+	}
+	if s.l.alive&(1<<r) != 0 && s.next[r] < s.l.since[r] {
+		s.next[r] = s.l.since[r] // it came back and starts at the open iteration
+	}
+	i := s.next[r]
+	check(i <= s.l.v+s.l.staleness || i < s.l.v, "rank %d is at iteration %d with V at %d: its lead is over %d", r, i, s.l.v, s.l.staleness)
+	s.push(r, i)
+	s.l.pull(r, i)
+	s.busy[r] = true
+	return true
+}
+
+func (s *schedule) push(r int, progress uint64) { s.l.push(r, progress, s.rng.Float32()) }
+
+// change changes the membership or a condition.
+func (s *schedule) change() {
+	switch s.rng.IntN(4) {
+	case 0:
+		s.l.setPush(s.model().Push)
+	case 1:
+		s.l.setPull(s.model().Pull)
+	case 2:
+		reports := make([]Report, s.n)
+		for r := range reports {
+			reports[r] = Report{Rank: r, Pushed: s.next[r], At: time.Duration(s.rng.IntN(100)), Interval: time.Duration(s.rng.IntN(10))}
+		}
+		s.l.setPull(Range{uint64(s.rng.IntN(3)), 5}.Tune(reports))
+	default:
+		s.l.live(uint8(s.rng.Uint32()|s.rng.Uint32()) & all(s.n))
 	}
 }

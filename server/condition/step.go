@@ -43,10 +43,12 @@ func Pull(rank int, progress uint64) Input {
 // (again) starts at the open iteration.
 func Live(set rankset.Set) Input { return Input{kind: inLive, live: set} }
 
-// SetPull replaces the pull condition.
+// SetPull replaces the pull condition. One that the key's dataflow cannot serve is refused, and the
+// old one stays.
 func SetPull(c PullCondition) Input { return Input{kind: inSetPull, pull: c} }
 
-// SetPush replaces the push condition.
+// SetPush replaces the push condition. One that the live ranks could not meet is refused, and the old
+// one stays.
 func SetPush(c PushCondition) Input { return Input{kind: inSetPush, push: c} }
 
 // OutputKind says what the owner of the machine has to do.

@@ -17,9 +17,9 @@ var update = flag.Bool("update", false, "rewrite the transcripts in testdata wit
 // TestTranscripts runs the scripts in testdata. A script's lines are commands and comments; the
 // indented lines under a command are what the machine answered. Commands:
 //
-//	new MODEL DATAFLOW PARKING RANK...   a fresh machine; MODEL is bsp, lead:S or some:NT
-//	push RANK ITERATION                  pull RANK ITERATION
-//	live RANK...                         set-pull closed|lead:S     set-push every|some:NT
+//	new MODEL DATAFLOW PARKING RANK...   a fresh machine; MODEL is a setting, lead:S or some:NT
+//	push RANK ITERATION [SIGNIFICANCE]   pull RANK ITERATION
+//	live RANK...                         set-pull MODEL             set-push MODEL
 //	missing ITERATION                    state
 func TestTranscripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
@@ -67,7 +67,11 @@ func transcript(t *testing.T, script string) string {
 func command(t *testing.T, m **Machine, verb string, args []string) (answers []string) {
 	switch verb {
 	case "new":
-		made, err := New(scriptConfig(t, args))
+		config, err := scriptConfig(t, args)
+		if err != nil {
+			return []string{"error: " + err.Error()}
+		}
+		made, err := New(config)
 		if err != nil {
 			return []string{"error: " + err.Error()}
 		}
@@ -79,60 +83,62 @@ func command(t *testing.T, m **Machine, verb string, args []string) (answers []s
 		v := (*m).view(-1, 0)
 		return []string{fmt.Sprintf("V %d, live %v, parked %d, fastest %d, slowest %d", v.V, (*m).Live(), (*m).Parked(), v.Fastest, v.Slowest)}
 	}
-	for _, o := range (*m).Step(scriptInput(t, verb, args), nil) {
+	in, err := scriptInput(t, verb, args)
+	if err != nil {
+		return []string{"error: " + err.Error()}
+	}
+	for _, o := range (*m).Step(in, nil) {
 		answers = append(answers, o.String())
 	}
 	return answers
 }
 
-func scriptInput(t *testing.T, verb string, args []string) Input {
+func scriptInput(t *testing.T, verb string, args []string) (Input, error) {
 	switch verb {
 	case "push":
-		return Push(int(number(t, args[0])), number(t, args[1]), 0)
+		return Push(int(number(t, args[0])), number(t, args[1]), significance(t, args[2:])), nil
 	case "pull":
-		return Pull(int(number(t, args[0])), number(t, args[1]))
+		return Pull(int(number(t, args[0])), number(t, args[1])), nil
 	case "live":
-		return Live(ranks(t, args))
+		return Live(ranks(t, args)), nil
 	case "set-pull":
-		return SetPull(scriptPull(t, args[0]))
+		model, err := scriptModel(t, strings.Join(args, " "))
+		return SetPull(model.Pull), err
 	case "set-push":
-		return SetPush(scriptPush(t, args[0]))
+		model, err := scriptModel(t, strings.Join(args, " "))
+		return SetPush(model.Push), err
 	}
 	t.Fatalf("unknown command %q", verb)
-	return Input{}
+	return Input{}, nil
 }
 
-func scriptConfig(t *testing.T, args []string) Config {
-	c := Config{Live: ranks(t, args[3:])}
-	switch name, _, _ := strings.Cut(args[0], ":"); name {
-	case "lead":
-		c.Model = Model{Name: args[0], Pull: scriptPull(t, args[0]), Push: EveryLive{}}
-	case "some":
-		c.Model = Model{Name: args[0], Pull: Closed{}, Push: scriptPush(t, args[0])}
-	default:
-		model, err := Parse(args[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.Model = model
-	}
+func scriptConfig(t *testing.T, args []string) (c Config, err error) {
+	c = Config{Live: ranks(t, args[3:])}
+	c.Model, err = scriptModel(t, args[0])
 	c.Dataflow = map[string]Dataflow{"aggregate": Aggregate, "accumulate": Accumulate}[args[1]]
 	c.Parking = map[string]Parking{"lazy": Lazy, "soft-barrier": SoftBarrier}[args[2]]
-	return c
+	return c, err
 }
 
-func scriptPull(t *testing.T, word string) PullCondition {
+func scriptModel(t *testing.T, word string) (Model, error) {
 	if s, ok := strings.CutPrefix(word, "lead:"); ok {
-		return lead{number(t, s)}
+		return Model{Name: word, Pull: lead{number(t, s)}, Push: EveryLive{}}, nil
 	}
-	return Closed{}
+	if nt, ok := strings.CutPrefix(word, "some:"); ok {
+		return Model{Name: word, Pull: Closed{}, Push: some{int(number(t, nt))}}, nil
+	}
+	return Parse(word)
 }
 
-func scriptPush(t *testing.T, word string) PushCondition {
-	if s, ok := strings.CutPrefix(word, "some:"); ok {
-		return some{int(number(t, s))}
+func significance(t *testing.T, words []string) float32 {
+	if len(words) == 0 {
+		return 0
 	}
-	return EveryLive{}
+	g, err := strconv.ParseFloat(words[0], 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return float32(g)
 }
 
 func ranks(t *testing.T, words []string) rankset.Set {

@@ -1,0 +1,30 @@
+package condition
+
+import "fmt"
+
+// DropStragglers closes an iteration when nt workers have pushed it, and drops the pushes that come
+// later (FluentPS Table III, row drop-stragglers; backup workers are N - nt). The setting is
+// "drop-stragglers:NT".
+func DropStragglers(nt int) Model {
+	return Model{Name: fmt.Sprintf("drop-stragglers:%d", nt), Pull: Closed{}, Push: Enough{nt}}
+}
+
+func newDropStragglers(a *arguments) (Model, error) {
+	return a.end(DropStragglers(int(a.iterations("NT", 1))))
+}
+
+// Enough holds when Nt live ranks, or all where fewer live, have pushed the open iteration.
+type Enough struct{ Nt int }
+
+// Holds implements PushCondition.
+func (c Enough) Holds(v View) bool { return v.Count(v.V) >= min(c.Nt, v.N) }
+
+func (c Enough) String() string { return fmt.Sprintf("count[V] == %d", c.Nt) }
+
+// CheckWorkers implements Sized.
+func (c Enough) CheckWorkers(n int) error {
+	if c.Nt < 1 || c.Nt > n {
+		return fmt.Errorf("push condition %q waits for %d workers of %d: allowed is from 1 to %d", c, c.Nt, n, n)
+	}
+	return nil
+}

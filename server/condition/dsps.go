@@ -1,0 +1,76 @@
+package condition
+
+import (
+	"fmt"
+	"time"
+)
+
+// The range in which DSPS moves s unless it is told another: DSSP's (algorithms.md section 1).
+const (
+	DefaultLowStaleness  = 3
+	DefaultHighStaleness = 15
+)
+
+// DSPS is SSP whose s moves between low and high while training runs (FluentPS Table III, row DSPS).
+// It starts at low. The setting is "dsps" or "dsps:LOW,HIGH".
+func DSPS(low, high uint64) Model {
+	return Model{Name: fmt.Sprintf("dsps:%d,%d", low, high), Pull: Within{low}, Push: EveryLive{}, Tuner: Range{low, high}}
+}
+
+func newDSPS(a *arguments) (Model, error) {
+	if !a.given {
+		return DSPS(DefaultLowStaleness, DefaultHighStaleness), nil
+	}
+	low := a.iterations("LOW", 0)
+	return a.end(DSPS(low, a.iterations("HIGH", low)))
+}
+
+// Range is DSPS's Tuner: the s of Low to High that makes the fastest worker wait least. The papers on
+// DSPS give no rule, so this is DSSP's: the fastest worker has lead k, and s grants it s-k iterations
+// more; at the end of the last it waits for the slowest worker's next push. Both are predicted to go on
+// at their newest interval. Of values of s that make it wait equally long the least wins, and Low where
+// intervals are not known or nobody is ahead.
+type Range struct{ Low, High uint64 }
+
+// Tune implements Tuner.
+func (r Range) Tune(reports []Report) PullCondition { return Within{r.staleness(reports)} }
+
+func (r Range) staleness(reports []Report) uint64 {
+	if len(reports) == 0 {
+		return r.Low
+	}
+	fastest, slowest := reports[0], reports[0]
+	for _, w := range reports[1:] {
+		if w.Pushed > fastest.Pushed || w.Pushed == fastest.Pushed && w.Interval < fastest.Interval {
+			fastest = w
+		}
+		if w.Pushed < slowest.Pushed || w.Pushed == slowest.Pushed && w.Interval > slowest.Interval {
+			slowest = w
+		}
+	}
+	if fastest.Interval <= 0 || slowest.Interval <= 0 || fastest.Pushed == slowest.Pushed {
+		return r.Low
+	}
+	lead := fastest.Pushed - slowest.Pushed
+	best, least := r.Low, time.Duration(-1)
+	for s := r.Low; s <= r.High; s++ {
+		end := fastest.At
+		if s > lead {
+			end += time.Duration(s-lead) * fastest.Interval
+		}
+		if wait := untilPush(slowest, end); least < 0 || wait < least {
+			best, least = s, wait
+		}
+	}
+	return best
+}
+
+// untilPush is how long after t the worker's next push is predicted. It has one running: the first
+// that is predicted comes an interval after its newest.
+func untilPush(w Report, t time.Duration) time.Duration {
+	next := w.At + w.Interval
+	if late := t - next; late > 0 {
+		next += (late + w.Interval - 1) / w.Interval * w.Interval
+	}
+	return next - t
+}

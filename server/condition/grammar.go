@@ -1,0 +1,244 @@
+package condition
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/expr-lang/expr/ast"
+)
+
+// grammar is the part of the library's language that an expression may use: numbers, comparisons and
+// logic, of kinds that are known beforehand, so that evaluating it ends and does not fail.
+type grammar struct{ names []string }
+
+// kind is what an expression's value is.
+type kind string
+
+const (
+	logic kind = "true or false"
+	whole kind = "a whole number"
+	real  kind = "a number"
+)
+
+// Operators by what they take.
+var (
+	arithmetic  = strings.Fields("+ - * / % ** ^")
+	comparisons = strings.Fields("< <= > >=")
+	equalities  = strings.Fields("== !=")
+	logical     = strings.Fields("and && or || not !")
+	operators   = slices.Concat(arithmetic, comparisons, equalities, logical)
+)
+
+// functions are those of the library that an expression may call.
+var functions = []string{"min", "max", "abs", "floor", "ceil"}
+
+// kind is the kind of an expression's value, or why it is none that is allowed.
+func (g grammar) kind(node ast.Node) (kind, error) {
+	switch n := node.(type) {
+	case *ast.IntegerNode:
+		return whole, nil
+	case *ast.FloatNode:
+		return real, nil
+	case *ast.BoolNode:
+		return logic, nil
+	case *ast.IdentifierNode:
+		return g.identifier(n.Value)
+	case *ast.UnaryNode:
+		return g.unary(n)
+	case *ast.BinaryNode:
+		return g.binary(n)
+	case *ast.ConditionalNode:
+		return g.choice(n)
+	case *ast.MemberNode:
+		if id, ok := n.Node.(*ast.IdentifierNode); ok && id.Value == "count" && !n.Optional {
+			return whole, g.want(whole, n.Property)
+		}
+	case *ast.BuiltinNode:
+		if slices.Contains(functions, n.Name) {
+			return g.function(n)
+		}
+	}
+	return "", fmt.Errorf("%s is not part of a condition: allowed are numbers, %s, ?:, the names %s and the functions %s",
+		node, strings.Join(operators, " "), g.list(), strings.Join(functions, ", "))
+}
+
+func (g grammar) identifier(name string) (kind, error) {
+	switch {
+	case name == "count":
+		return "", fmt.Errorf("count is a number for each iteration: write count[V]")
+	case !slices.Contains(g.names, name):
+		return "", fmt.Errorf("unknown name %q: allowed are %s", name, g.list())
+	case name == "significance":
+		return real, nil
+	}
+	return whole, nil
+}
+
+func (g grammar) list() string {
+	return strings.ReplaceAll(strings.Join(g.names, ", "), "count", "count[i]")
+}
+
+func (g grammar) unary(n *ast.UnaryNode) (kind, error) {
+	if slices.Contains(logical, n.Operator) {
+		return logic, g.want(logic, n.Node)
+	}
+	return g.number(n.Node)
+}
+
+func (g grammar) binary(n *ast.BinaryNode) (kind, error) {
+	switch {
+	case slices.Contains(logical, n.Operator):
+		return logic, g.want(logic, n.Left, n.Right)
+	case slices.Contains(equalities, n.Operator):
+		_, err := g.alike(n.Left, n.Right)
+		return logic, err
+	case slices.Contains(comparisons, n.Operator):
+		_, err := g.number(n.Left, n.Right)
+		return logic, err
+	case !slices.Contains(arithmetic, n.Operator):
+		return "", fmt.Errorf("the operator %q is not part of a condition: allowed are %s", n.Operator, strings.Join(operators, " "))
+	case (n.Operator == "/" || n.Operator == "%") && !nonZero(n.Right):
+		return "", fmt.Errorf("divides by %s, which can be zero: allowed is what never is, as a number, N, V + 1 or max(x, 1)", n.Right)
+	case n.Operator == "%":
+		return whole, g.want(whole, n.Left, n.Right)
+	}
+	k, err := g.number(n.Left, n.Right)
+	if !slices.Contains([]string{"+", "-", "*"}, n.Operator) {
+		k = real
+	}
+	return k, err
+}
+
+// choice is a ? b : c.
+func (g grammar) choice(n *ast.ConditionalNode) (kind, error) {
+	if err := g.want(logic, n.Cond); err != nil {
+		return "", err
+	}
+	return g.alike(n.Exp1, n.Exp2)
+}
+
+func (g grammar) function(n *ast.BuiltinNode) (kind, error) {
+	k, err := g.number(n.Arguments...)
+	if n.Name == "floor" || n.Name == "ceil" {
+		k = real
+	}
+	return k, err
+}
+
+// want refuses operands that are not of a kind.
+func (g grammar) want(k kind, operands ...ast.Node) error {
+	for _, n := range operands {
+		got, err := g.kind(n)
+		if err != nil {
+			return err
+		}
+		if got != k {
+			return misfit(n, got, k)
+		}
+	}
+	return nil
+}
+
+// number is the kind of what is computed from operands, which must be numbers.
+func (g grammar) number(operands ...ast.Node) (kind, error) {
+	k := whole
+	for _, n := range operands {
+		got, err := g.kind(n)
+		if err != nil {
+			return "", err
+		}
+		switch got {
+		case logic:
+			return "", misfit(n, got, real)
+		case real:
+			k = real
+		}
+	}
+	return k, nil
+}
+
+// alike is the kind of operands that must be both numbers or both logic.
+func (g grammar) alike(a, b ast.Node) (kind, error) {
+	left, err := g.kind(a)
+	if err != nil {
+		return "", err
+	}
+	right, err := g.kind(b)
+	switch {
+	case err != nil:
+		return "", err
+	case left == right:
+		return left, nil
+	case left == logic || right == logic:
+		return "", misfit(b, right, left)
+	}
+	return real, nil
+}
+
+func misfit(n ast.Node, got, want kind) error {
+	return fmt.Errorf("%s is %s where only %s is allowed", n, got, want)
+}
+
+// nonZero reports whether a divisor is surely not zero.
+func nonZero(node ast.Node) bool {
+	if u, ok := node.(*ast.UnaryNode); ok && u.Operator == "-" {
+		return nonZero(u.Node)
+	}
+	return atLeast(node) > 0
+}
+
+// atLeast is a number that an expression is never below.
+func atLeast(node ast.Node) float64 {
+	switch n := node.(type) {
+	case *ast.IntegerNode:
+		return float64(n.Value)
+	case *ast.FloatNode:
+		return n.Value
+	case *ast.IdentifierNode:
+		return nameAtLeast(n.Value)
+	case *ast.MemberNode: // count[i]
+		return 0
+	case *ast.BinaryNode:
+		left, right := atLeast(n.Left), atLeast(n.Right)
+		switch {
+		case n.Operator == "+":
+			return left + right
+		case n.Operator == "*" && left >= 0 && right >= 0:
+			return left * right
+		}
+	case *ast.BuiltinNode:
+		return functionAtLeast(n)
+	}
+	return math.Inf(-1)
+}
+
+func nameAtLeast(name string) float64 {
+	switch name {
+	case "N":
+		return 1
+	case "progress", "V", "fastest", "slowest":
+		return 0
+	}
+	return math.Inf(-1)
+}
+
+func functionAtLeast(n *ast.BuiltinNode) float64 {
+	if len(n.Arguments) == 0 {
+		return math.Inf(-1)
+	}
+	least := make([]float64, len(n.Arguments))
+	for i, a := range n.Arguments {
+		least[i] = atLeast(a)
+	}
+	switch n.Name {
+	case "max":
+		return slices.Max(least)
+	case "min":
+		return slices.Min(least)
+	case "abs":
+		return max(least[0], 0)
+	}
+	return math.Inf(-1)
+}

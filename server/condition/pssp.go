@@ -1,0 +1,133 @@
+package condition
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+)
+
+// PSSP is the probabilistic model with a constant probability: a worker that leads by s or more is
+// held back with probability c (FluentPS section III-E1). c = 0 is ASP, c = 1 is SSP(s). The setting
+// is "pssp:S,C" or "pssp:S,C,SEED".
+func PSSP(s uint64, c float64, seed uint64) Model {
+	return Model{Name: fmt.Sprintf("pssp:%d,%s", s, seeded(Constant(c), seed)), Pull: Sometimes{s, Constant(c), seed}, Push: EveryLive{}}
+}
+
+// DynamicPSSP is the probabilistic model whose probability grows with the lead k, to
+// alpha/(1 + e^(s-k)) (FluentPS section III-E2). alpha is a Constant or Significance{}. The setting is
+// "dynamic-pssp:S,ALPHA" or "dynamic-pssp:S,ALPHA,SEED", with ALPHA from 0 to 1 or "significance".
+func DynamicPSSP(s uint64, alpha Factor, seed uint64) Model {
+	return Model{Name: fmt.Sprintf("dynamic-pssp:%d,%s", s, seeded(alpha, seed)), Pull: Sometimes{s, Growing{s, alpha}, seed}, Push: EveryLive{}}
+}
+
+// EquivalentStaleness is the s' at which SSP(s') has the regret bound of PSSP(s, c):
+// s + 1/c - 1 (FluentPS section III-E1, under equation 3). It need not be whole.
+func EquivalentStaleness(s uint64, c float64) float64 { return float64(s) + 1/c - 1 }
+
+// DynamicEquivalentStaleness is the s' at which SSP(s') has the bound of dynamic PSSP with a constant
+// alpha: that of PSSP(s, alpha/2), the least probability it takes (FluentPS theorem 2).
+func DynamicEquivalentStaleness(s uint64, alpha float64) float64 {
+	return EquivalentStaleness(s, alpha/2)
+}
+
+func newPSSP(a *arguments) (Model, error) {
+	s, c := a.iterations("S", 0), a.probability("C")
+	return a.end(PSSP(s, c, a.seed()))
+}
+
+func newDynamicPSSP(a *arguments) (Model, error) {
+	s := a.iterations("S", 0)
+	var alpha Factor = Significance{}
+	if !a.word(alpha.String()) {
+		alpha = Constant(a.probability("ALPHA"))
+	}
+	return a.end(DynamicPSSP(s, alpha, a.seed()))
+}
+
+// seeded is a factor and a seed as a setting has them.
+func seeded(f Factor, seed uint64) string {
+	if seed == 0 {
+		return f.String()
+	}
+	return fmt.Sprintf("%s,%d", f, seed)
+}
+
+// seed takes the seed of the draws, 0 where none is given.
+func (a *arguments) seed() uint64 {
+	if !a.more() {
+		return 0
+	}
+	return a.whole("SEED", 0, math.MaxUint64)
+}
+
+// Factor is a number from 0 to 1 that a probability is made of.
+type Factor interface {
+	Of(v View) float64
+	String() string
+}
+
+// Constant is the same number whatever the view.
+type Constant float64
+
+// Of implements Factor.
+func (c Constant) Of(View) float64 { return float64(c) }
+
+func (c Constant) String() string { return strconv.FormatFloat(float64(c), 'g', -1, 64) }
+
+// Significance is |g|/|w| of the worker's newest push, cut off at 1.
+type Significance struct{}
+
+// Of implements Factor. What is not a number counts as 0: no reason to hold anybody back.
+func (Significance) Of(v View) float64 {
+	if g := float64(v.Significance); g > 0 {
+		return min(g, 1)
+	}
+	return 0
+}
+
+func (Significance) String() string { return "significance" }
+
+// Growing is Alpha/(1 + e^(S-k)) at a lead of k: Alpha/2 at k = S, towards Alpha further on.
+type Growing struct {
+	S     uint64
+	Alpha Factor
+}
+
+// Of implements Factor.
+func (g Growing) Of(v View) float64 {
+	k := float64(v.Progress) - float64(v.V)
+	return g.Alpha.Of(v) / (1 + math.Exp(float64(g.S)-k))
+}
+
+func (g Growing) String() string { return fmt.Sprintf("%s/(1 + e^(%d - k))", g.Alpha, g.S) }
+
+// Sometimes holds back a pull that Within{S} would hold back, but only with probability P.
+type Sometimes struct {
+	S    uint64
+	P    Factor
+	Seed uint64
+}
+
+// Holds implements PullCondition.
+func (c Sometimes) Holds(v View) bool {
+	return Within{c.S}.Holds(v) || draw(c.Seed, v.Rank, v.Progress) >= c.P.Of(v)
+}
+
+// Ahead implements PullCondition.
+func (c Sometimes) Ahead() bool { return c.S > 0 || c.P != Constant(1) }
+
+func (c Sometimes) String() string { return fmt.Sprintf("i < V + %d or rand() >= %s", c.S, c.P) }
+
+// draw is the one number in [0, 1) that is drawn for an iteration of a worker. Every key and shard
+// draws the same, or with M keys some key would block with probability 1 - (1-c)^M.
+func draw(seed uint64, rank int, progress uint64) float64 {
+	return float64(scramble(scramble(scramble(seed)+uint64(rank))+progress)>>11) / (1 << 53)
+}
+
+// scramble is one step of the SplitMix64 generator (Steele, Lea, Flood 2014).
+func scramble(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}

@@ -1,0 +1,132 @@
+package condition
+
+import (
+	"testing"
+	"time"
+)
+
+const ms = time.Millisecond
+
+// DSSP's rule within its range: the fastest worker stops where the slowest's next push is nearest.
+func TestDSPSTakesTheStalenessOfLeastPredictedWait(t *testing.T) {
+	r := Range{3, 15}
+	for name, c := range map[string]struct {
+		fast, slow Report
+		want       uint64
+	}{
+		// Ends at 0, 40, 80, … against pushes at 100, 200, …: from s = 3 on it waits 100, 60, 20, 80, 40, 0.
+		"next push": {Report{Pushed: 9, Interval: 40 * ms}, Report{Pushed: 6, Interval: 100 * ms}, 8},
+		// At s = 3 it is done when the slowest is.
+		"at once": {Report{Pushed: 9, At: 100 * ms, Interval: 40 * ms}, Report{Pushed: 6, Interval: 100 * ms}, 3},
+		// A lead of 1 leaves s - 1 iterations: at s = 5 four of 30, which end with the slowest's of 120.
+		"lead 1": {Report{Pushed: 7, Interval: 30 * ms}, Report{Pushed: 6, Interval: 120 * ms}, 5},
+		"equal":  {Report{Pushed: 6, Interval: 30 * ms}, Report{Pushed: 6, Interval: 120 * ms}, 3},
+		"new":    {Report{Pushed: 9}, Report{Pushed: 6, Interval: 120 * ms}, 3},
+	} {
+		if got := r.staleness([]Report{c.slow, c.fast, c.slow}); got != c.want {
+			t.Errorf("%s: s = %d, want %d", name, got, c.want)
+		}
+	}
+	if got := r.Tune(nil); got != (Within{3}) {
+		t.Errorf("without workers: %v", got)
+	}
+}
+
+func TestDSPSStaysInItsRange(t *testing.T) {
+	for interval := time.Duration(1); interval < 200; interval++ {
+		s := Range{2, 7}.staleness([]Report{{Pushed: 50, At: 17, Interval: interval}, {Pushed: 48, Interval: 100}})
+		if s < 2 || s > 7 {
+			t.Fatalf("interval %d: s = %d", interval, s)
+		}
+	}
+}
+
+// algorithms.md section 3: a barrier is due when the fastest leads by s, or the slowest has done w.
+func TestAdaptiveBarrierIsDueByEitherThreshold(t *testing.T) {
+	a := Adaptive{S: 3, W: 5}
+	for _, c := range []struct {
+		done []uint64
+		due  bool
+	}{
+		{nil, false}, {[]uint64{0, 2, 1}, false}, {[]uint64{0, 3, 1}, true}, {[]uint64{4, 4, 4}, false}, {[]uint64{5, 5, 5}, true}, {[]uint64{4, 6}, false}, {[]uint64{4, 7}, true},
+	} {
+		if got := a.Due(c.done); got != c.due {
+			t.Errorf("%v: due %v, want %v", c.done, got, c.due)
+		}
+	}
+}
+
+// algorithms.md section 3: s rises with the spread of the nodes' speeds or CPU occupancies and falls
+// when they are alike.
+func TestAdaptiveThresholdsFollowTheSpread(t *testing.T) {
+	base := Adaptive{S: 3, W: 2}
+	for name, c := range map[string]struct {
+		reports []Report
+		want    Adaptive
+	}{
+		"unknown":    {nil, Adaptive{3, 2}},
+		"alike":      {[]Report{{Interval: 100 * ms, Occupancy: 0.5}, {Interval: 100 * ms, Occupancy: 0.5}}, Adaptive{3, 2}},
+		"slow node":  {[]Report{{Interval: 100 * ms}, {Interval: 300 * ms}, {Interval: 110 * ms}}, Adaptive{9, 6}},
+		"busy node":  {[]Report{{Interval: 100 * ms, Occupancy: 0.5}, {Interval: 100 * ms, Occupancy: 1}}, Adaptive{5, 3}},
+		"new worker": {[]Report{{Interval: 100 * ms}, {}}, Adaptive{3, 2}},
+		"very slow":  {[]Report{{Interval: 1}, {Interval: time.Hour}}, Adaptive{MaxLead - 1, MaxLead - 1}},
+	} {
+		if got := base.Thresholds(c.reports); got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+}
+
+// The rule against fixed thresholds (the paper's test: a program on one node slows it in mid-run):
+// among equals it is as strict, with a slow node the others work instead of waiting.
+func TestAdaptiveRuleAgainstFixedThresholds(t *testing.T) {
+	alike := []time.Duration{100 * ms, 103 * ms, 98 * ms, 101 * ms}
+	slowed := []time.Duration{100 * ms, 303 * ms, 98 * ms, 101 * ms}
+	base := Adaptive{S: 1, W: 1}
+	work := func(a Adaptive, intervals []time.Duration) float64 { w, _ := superstep(a, intervals); return w }
+	var reports [2][]Report
+	for i := range alike {
+		reports[0] = append(reports[0], Report{Interval: alike[i]})
+		reports[1] = append(reports[1], Report{Interval: slowed[i]})
+	}
+	if got := base.Thresholds(reports[0]); got != base {
+		t.Errorf("among equals: %v", got)
+	}
+	adaptive := base.Thresholds(reports[1])
+	if got, fixed := work(adaptive, slowed), work(base, slowed); got < 1.4*fixed {
+		t.Errorf("with a slow node %v does %.2f of the work that would be possible, fixed %v %.2f", adaptive, got, base, fixed)
+	}
+	_, lead := superstep(adaptive, slowed)
+	if lead > adaptive.S+1 {
+		t.Errorf("lead %d under %v", lead, adaptive)
+	}
+}
+
+// superstep runs workers from one barrier to the next in virtual time: the part of the time in which
+// they work, on average, and the greatest lead.
+func superstep(a Adaptive, intervals []time.Duration) (work float64, lead uint64) {
+	done := make([]uint64, len(intervals))
+	next := append([]time.Duration(nil), intervals...)
+	for !a.Due(done) {
+		first := 0
+		for r := range next {
+			if next[r] < next[first] {
+				first = r
+			}
+		}
+		done[first]++
+		next[first] += intervals[first]
+	}
+	var barrier, sum time.Duration // each finishes the iteration that it is in
+	for r := range next {
+		barrier = max(barrier, next[r])
+		sum += next[r]
+		done[r]++
+	}
+	for r := range done {
+		for q := range done {
+			lead = max(lead, done[r]-min(done[r], done[q]))
+		}
+	}
+	return float64(sum) / float64(barrier) / float64(len(next)), lead
+}
