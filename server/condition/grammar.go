@@ -17,9 +17,9 @@ type grammar struct{ names []string }
 type kind string
 
 const (
-	logic kind = "true or false"
-	whole kind = "a whole number"
-	real  kind = "a number"
+	logic   kind = "true or false"
+	whole   kind = "a whole number"
+	decimal kind = "a number"
 )
 
 // Operators by what they take.
@@ -40,7 +40,7 @@ func (g grammar) kind(node ast.Node) (kind, error) {
 	case *ast.IntegerNode:
 		return whole, nil
 	case *ast.FloatNode:
-		return real, nil
+		return decimal, nil
 	case *ast.BoolNode:
 		return logic, nil
 	case *ast.IdentifierNode:
@@ -71,7 +71,7 @@ func (g grammar) identifier(name string) (kind, error) {
 	case !slices.Contains(g.names, name):
 		return "", fmt.Errorf("unknown name %q: allowed are %s", name, g.list())
 	case name == "significance":
-		return real, nil
+		return decimal, nil
 	}
 	return whole, nil
 }
@@ -106,7 +106,7 @@ func (g grammar) binary(n *ast.BinaryNode) (kind, error) {
 	}
 	k, err := g.number(n.Left, n.Right)
 	if !slices.Contains([]string{"+", "-", "*"}, n.Operator) {
-		k = real
+		k = decimal
 	}
 	return k, err
 }
@@ -122,7 +122,7 @@ func (g grammar) choice(n *ast.ConditionalNode) (kind, error) {
 func (g grammar) function(n *ast.BuiltinNode) (kind, error) {
 	k, err := g.number(n.Arguments...)
 	if n.Name == "floor" || n.Name == "ceil" {
-		k = real
+		k = decimal
 	}
 	return k, err
 }
@@ -151,9 +151,9 @@ func (g grammar) number(operands ...ast.Node) (kind, error) {
 		}
 		switch got {
 		case logic:
-			return "", misfit(n, got, real)
-		case real:
-			k = real
+			return "", misfit(n, got, decimal)
+		case decimal:
+			k = decimal
 		}
 	}
 	return k, nil
@@ -174,7 +174,7 @@ func (g grammar) alike(a, b ast.Node) (kind, error) {
 	case left == logic || right == logic:
 		return "", misfit(b, right, left)
 	}
-	return real, nil
+	return decimal, nil
 }
 
 func misfit(n ast.Node, got, want kind) error {

@@ -20,7 +20,7 @@ const (
 //     whose pushes were admitted.
 //   - An iteration that every live rank has pushed is closed.
 //   - A push of a live rank for an open iteration is admitted once. Every other is told to be dropped
-//     or doubled.
+//     or doubled, and counted.
 //   - A pull is answered at once exactly when the pull condition holds. One that waits is answered
 //     once: when V passes what it is filed under, which is its progress (lazy) or the V of its arrival
 //     (soft barrier), or when the membership or a condition changes and the condition holds.
@@ -39,6 +39,7 @@ type ledger struct {
 	told      [maxRanks]float32
 	waiting   []parkedPull
 	staleness uint64 // greatest lead that any pull condition has allowed so far
+	tally     Tally
 
 	out   []Output
 	count func(uint64) int
@@ -105,6 +106,7 @@ func (l *ledger) push(rank int, progress uint64, significance float32) {
 		want = Duplicate // it goes back behind its newest push, which no worker does: either name will do
 	}
 	check(got.Kind == want && got.Rank == rank && got.Progress == progress, "push of rank %d iteration %d: %v, want %v", rank, progress, got, want)
+	l.tally.add(got.Kind)
 	l.book(out[1:], false)
 }
 
@@ -127,6 +129,7 @@ func (l *ledger) pull(rank int, progress uint64) {
 	check(len(out) == 1 && out[0].Kind == want && out[0].Rank == rank && out[0].Progress == progress,
 		"pull of rank %d iteration %d under %q with V at %d: %v, want %v", rank, progress, l.when, l.v, out, want)
 	check(want != Answer || l.dataflow == Accumulate || progress < l.v, "an aggregate key answers iteration %d with V at %d", progress, l.v)
+	l.tally.add(want)
 	l.book(nil, false)
 }
 
@@ -195,6 +198,7 @@ func (l *ledger) book(out []Output, reexamined bool) {
 	l.nothingDue(reexamined)
 	check(l.admitted[l.v] == 0 || !l.closes.Holds(l.view(-1, l.v)), "iteration %d is open though %q holds", l.v, l.closes)
 	check(l.alive == 0 || l.admitted[l.v]&l.alive != l.alive, "iteration %d is open though every live rank has pushed it", l.v)
+	check(l.m.Tally() == l.tally, "counted %+v, the ledger %+v", l.m.Tally(), l.tally)
 	check(l.m.V() == l.v && l.m.Parked() == len(l.waiting), "V %d, parked %d; the ledger says %d and %d", l.m.V(), l.m.Parked(), l.v, len(l.waiting))
 }
 

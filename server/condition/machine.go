@@ -51,6 +51,7 @@ type Machine struct {
 	fastest, slowest uint64
 	atSlowest        int
 
+	tally Tally
 	count func(uint64) int // m.liveCount, bound once so that a View costs no allocation
 }
 
@@ -91,6 +92,17 @@ func New(c Config) (*Machine, error) {
 // V is the number of closed iterations, which is also the iteration that is open.
 func (m *Machine) V() uint64 { return m.v }
 
+// Tally is what a machine has counted since it was made.
+type Tally struct {
+	Admitted  uint64 // pushes to add
+	Dropped   uint64 // pushes that came late, or from a rank that was not live
+	Duplicate uint64 // pushes and pulls that were there already
+	Delayed   uint64 // pulls that had to wait: the papers' DPRs
+}
+
+// Tally is what the machine has counted.
+func (m *Machine) Tally() Tally { return m.tally }
+
 // Parked is the number of pulls that wait.
 func (m *Machine) Parked() int { return len(m.parked) }
 
@@ -109,6 +121,19 @@ func (m *Machine) Missing(progress uint64) rankset.Set {
 	return m.live.Clone()
 }
 
+func (t *Tally) add(k OutputKind) {
+	switch k {
+	case Admit:
+		t.Admitted++
+	case Drop:
+		t.Dropped++
+	case Duplicate:
+		t.Duplicate++
+	case Park:
+		t.Delayed++
+	}
+}
+
 // Step takes one input and appends what is to be done to out.
 func (m *Machine) Step(in Input, out []Output) []Output {
 	m.reclaim()
@@ -116,8 +141,10 @@ func (m *Machine) Step(in Input, out []Output) []Output {
 	switch in.kind {
 	case inPush:
 		out = m.stepPush(in, out)
+		m.tally.add(out[start].Kind)
 	case inPull:
 		out = m.stepPull(in, out)
+		m.tally.add(out[start].Kind)
 	case inLive:
 		m.setLive(in.live)
 		out = m.reexamine(out)
