@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/paceline/paceline/internal/half"
 	"github.com/paceline/paceline/internal/units"
 )
 
@@ -198,9 +199,9 @@ func elements(rng *rand.Rand, d units.DType, n int) []byte {
 		}
 		switch d {
 		case units.Float16:
-			of[uint16](b)[i] = floatToHalf(f)
+			of[uint16](b)[i] = half.ToFloat16(f)
 		case units.BFloat16:
-			of[uint16](b)[i] = floatToBfloat(f)
+			of[uint16](b)[i] = half.ToBFloat16(f)
 		case units.Float32:
 			of[float32](b)[i] = f
 		case units.Float64:
@@ -236,9 +237,9 @@ func isNaN(d units.DType, b []byte) bool {
 func value(d units.DType, b []byte) float64 {
 	switch d {
 	case units.Float16:
-		return float64(halfToFloat(of[uint16](b)[0]))
+		return float64(half.FromFloat16(of[uint16](b)[0]))
 	case units.BFloat16:
-		return float64(bfloatToFloat(of[uint16](b)[0]))
+		return float64(half.FromBFloat16(of[uint16](b)[0]))
 	case units.Float32:
 		return float64(of[float32](b)[0])
 	case units.Float64:

@@ -1,0 +1,153 @@
+package codec
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// arguments are what stands behind the colon of a setting. The getters take them one by one; err tells
+// the first thing that was wrong, or what is left and was not asked for.
+type arguments struct {
+	given map[string]string // the value without a name under ""
+	known []string
+	first error
+}
+
+func parseArguments(text string) *arguments {
+	a := &arguments{given: map[string]string{}}
+	if text == "" {
+		return a
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		name, value, named := strings.Cut(part, "=")
+		if !named {
+			name, value = "", part
+		}
+		if _, twice := a.given[name]; twice {
+			a.fail("%q is given twice", part)
+		}
+		a.given[name] = value
+	}
+	return a
+}
+
+func (a *arguments) fail(format string, args ...any) {
+	if a.first == nil {
+		a.first = fmt.Errorf(format, args...)
+	}
+}
+
+func (a *arguments) err() error {
+	if a.first != nil {
+		return a.first
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.given)) {
+		if name == "" {
+			return fmt.Errorf("%q has no name: %s", a.given[name], a.allowed())
+		}
+		return fmt.Errorf("unknown parameter %q: %s", name, a.allowed())
+	}
+	return nil
+}
+
+func (a *arguments) allowed() string {
+	if len(a.known) == 0 {
+		return "there are none"
+	}
+	return "allowed are " + strings.Join(a.known, ", ")
+}
+
+// take removes an argument and returns its value.
+func (a *arguments) take(name string) (value string, ok bool) {
+	if name != "" {
+		a.known = append(a.known, name)
+	}
+	value, ok = a.given[name]
+	delete(a.given, name)
+	return value, ok
+}
+
+// integer takes a whole number from least to most.
+func (a *arguments) integer(name string, otherwise, least, most int) int {
+	text, ok := a.take(name)
+	if !ok {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < least || n > most {
+		a.fail("%s %q: allowed are whole numbers from %d to %d", name, text, least, most)
+		return otherwise
+	}
+	return n
+}
+
+// number takes a number that valid accepts; allowed describes these.
+func (a *arguments) number(name string, otherwise float64, allowed string, valid func(float64) bool) float64 {
+	text, ok := a.take(name)
+	if !ok {
+		return otherwise
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil || !valid(f) {
+		if name == "" {
+			name = "value"
+		}
+		a.fail("%s %q: allowed are %s", name, text, allowed)
+		return otherwise
+	}
+	return f
+}
+
+// choice takes one of some words; the first is the default.
+func (a *arguments) choice(name string, words ...string) string {
+	text, ok := a.take(name)
+	switch {
+	case !ok:
+		return words[0]
+	case !slices.Contains(words, text):
+		a.fail("%s %q: allowed are %s", name, text, strings.Join(words, ", "))
+	}
+	return text
+}
+
+// feedback takes whether there is a residual.
+func (a *arguments) feedback(otherwise bool) bool {
+	words := []string{"off", "on"}
+	if otherwise {
+		slices.Reverse(words)
+	}
+	return a.choice("feedback", words...) == "on"
+}
+
+// none fails where the argument without a name is missing.
+func (a *arguments) need(what string, has bool) {
+	if !has {
+		a.first = errors.Join(a.first, errors.New(what))
+	}
+}
+
+// setting writes a codec's name and arguments as Parse reads them. Empty parts are left out.
+func setting(name string, parts ...string) string {
+	parts = slices.DeleteFunc(parts, func(p string) bool { return p == "" })
+	if len(parts) == 0 {
+		return name
+	}
+	return name + ":" + strings.Join(parts, ",")
+}
+
+// feedbackPart is the part of a setting that says so where the residual is not the codec's default.
+func feedbackPart(is, otherwise bool) string {
+	switch {
+	case is == otherwise:
+		return ""
+	case is:
+		return "feedback=on"
+	}
+	return "feedback=off"
+}
+
+func text(f float64) string { return strconv.FormatFloat(f, 'g', -1, 64) }

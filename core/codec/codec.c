@@ -1,0 +1,294 @@
+/* Composes the kernels block by block, so that the memory of the tensor is passed once. */
+#include "codec.h"
+
+#include <string.h>
+
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#endif
+
+static const struct codec_kernels *kernels(int level) {
+#ifdef __x86_64__
+  if (level == CODEC_LEVEL_AVX512) return &codec_kernels_avx512;
+  if (level == CODEC_LEVEL_AVX2) return &codec_kernels_avx2;
+#endif
+  (void)level;
+  return &codec_kernels_plain;
+}
+
+int codec_has_f16c(void) {
+#ifdef __x86_64__
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+#else
+  return 0;
+#endif
+}
+
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+static float float_of(uint32_t u) {
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+
+static uint32_t bits_of(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return u;
+}
+
+#define INFINITE 0x7f800000u
+#define NOT_A_NUMBER 0x7fc00000u
+#define TINY 0x1p-100 /* below it a block is sent as zeros: reciprocals would overflow */
+
+/* norm is the scale of a block, NaN where it holds something that is not finite. */
+static double norm(const struct codec_kernels *k, const struct codec_grid *g, const codec_float *x, size_t n) {
+  uint32_t most = k->absmax(x, n);
+  if (most >= INFINITE) return float_of(NOT_A_NUMBER);
+  double peak = float_of(most), m[3];
+  if (g->norm == CODEC_NORM_MAX) return peak;
+  k->moments(x, n, m);
+  double count = (double)n;
+  if (g->norm == CODEC_NORM_MEAN) return m[0] / count;
+  if (g->norm == CODEC_NORM_L2) return __builtin_sqrt(m[2]);
+  double mean = m[1] / count, square = mean * mean, variance = m[2] / count - square;
+  double bound = g->clip * __builtin_sqrt(variance > 0 ? variance : 0);
+  return bound > 0 && bound < peak ? bound : peak;
+}
+
+/* power rounds up to a power of two; NaN where float32 has none so great. */
+static float power(double scale) {
+  uint32_t u = bits_of((float)scale);
+  u = (u + 0x7fffff) & ~0x7fffffu;
+  return u >= INFINITE ? float_of(NOT_A_NUMBER) : float_of(u);
+}
+
+/* quantise makes codes of a block and returns the number that stands before them in the message. */
+static float quantise(const struct codec_kernels *k, const struct codec_grid *g, uint16_t *codes, const codec_float *x,
+                      size_t n, struct codec_keys keys, uint32_t base) {
+  double scale = norm(k, g, x, n);
+  float step = (float)scale;
+  if (g->kind == CODEC_UNIFORM) step = (float)(scale / g->levels);
+  if (g->kind == CODEC_NATURAL) step = power(scale);
+  if ((bits_of(step) & 0x7fffffff) >= INFINITE) step = float_of(NOT_A_NUMBER);
+  if (g->kind == CODEC_SIGN && step == step) {
+    k->sign(codes, x, n);
+  } else if (!(scale >= TINY) || step != step) {
+    for (size_t i = 0; i < n; i++) codes[i] = (uint16_t)g->levels;
+    return step != step ? step : 0;
+  } else if (g->kind == CODEC_UNIFORM) {
+    k->uniform(codes, x, n, (float)(1 / (double)step), g->levels, keys, base);
+  } else {
+    k->natural(codes, x, n, (float)(1 / (double)step), g->levels, keys, base);
+  }
+  return step;
+}
+
+static void values(const struct codec_kernels *k, const struct codec_grid *g, codec_float *d, const uint16_t *codes,
+                   size_t n, float step) {
+  if (g->kind == CODEC_UNIFORM) k->uniform_values(d, codes, n, step, g->levels);
+  else if (g->kind == CODEC_NATURAL) k->natural_values(d, codes, n, step, g->levels);
+  else k->sign_values(d, codes, n, step);
+}
+
+static size_t packed_bytes(const struct codec_grid *g, size_t n) { return g->bits == 8 ? n : (n + 7) / 8 * g->bits; }
+
+/* Elias' gamma code of |level| + 1, then the sign where the level is not 0: z zeros, a one, the z bits
+ * below it. Bits fill bytes from the lowest. Returns the bytes, or 0 where they are more than room. */
+static size_t elias_pack(uint8_t *out, size_t room, const uint16_t *codes, size_t n, uint32_t levels) {
+  uint64_t held = 0;
+  uint32_t count = 0;
+  size_t at = 0;
+  for (size_t i = 0; i < n; i++) {
+    int32_t code = (int32_t)codes[i] - (int32_t)levels;
+    uint32_t v = (uint32_t)(code < 0 ? -code : code) + 1, z = 31 - (uint32_t)__builtin_clz(v);
+    uint64_t word = (uint64_t)1 << z | (uint64_t)(v - (1u << z)) << (z + 1);
+    uint32_t length = 2 * z + 1;
+    if (code != 0) word |= (uint64_t)(code < 0) << length++;
+    held |= word << count;
+    for (count += length; count >= 8; count -= 8, held >>= 8) {
+      if (at == room) return 0;
+      out[at++] = (uint8_t)held;
+    }
+  }
+  if (count > 0) {
+    if (at == room) return 0;
+    out[at++] = (uint8_t)held;
+  }
+  return at;
+}
+
+/* elias_unpack reads n codes from exactly len bytes; 0 where these are not that. */
+static int elias_unpack(uint16_t *codes, const uint8_t *in, size_t len, size_t n, uint32_t levels) {
+  uint64_t held = 0;
+  uint32_t count = 0;
+  size_t at = 0;
+  for (size_t i = 0; i < n; i++) {
+    for (; count <= 56 && at < len; count += 8) held |= (uint64_t)in[at++] << count;
+    if (held == 0) return 0;
+    uint32_t z = (uint32_t)__builtin_ctzll(held), length = 2 * z + 1;
+    if (z > 15 || length > count) return 0;
+    uint32_t level = ((uint32_t)(held >> (z + 1)) & ((1u << z) - 1)) + (1u << z) - 1, negative = 0;
+    if (level != 0) negative = held >> length++ & 1;
+    if (level > levels || length > count) return 0;
+    codes[i] = (uint16_t)(negative ? levels - level : levels + level);
+    held >>= length;
+    count -= length;
+  }
+  return at == len && count < 8 && held == 0;
+}
+
+/* A block that is a scale and codes: [float32 step] [uint16 bytes of Elias codes, 0: bit planes] codes. */
+static size_t write_block(const struct codec_kernels *k, const struct codec_grid *g, uint8_t *out,
+                          const uint16_t *codes, size_t n, float step) {
+  size_t packed = packed_bytes(g, n);
+  memcpy(out, &step, 4);
+  if (!g->elias) {
+    k->pack(out + 4, codes, n, g->bits);
+    return 4 + packed;
+  }
+  size_t coded = elias_pack(out + 6, packed - 1, codes, n, g->levels);
+  uint16_t length = (uint16_t)coded;
+  memcpy(out + 4, &length, 2);
+  if (coded > 0) return 6 + coded;
+  k->pack(out + 6, codes, n, g->bits);
+  return 6 + packed;
+}
+
+/* read_block returns the bytes that it took, or 0 and why. */
+static size_t read_block(const struct codec_kernels *k, const struct codec_grid *g, uint16_t *codes, float *step,
+                         const uint8_t *in, size_t len, size_t n, int *why) {
+  size_t head = g->elias ? 6 : 4, packed = packed_bytes(g, n);
+  *why = CODEC_BAD_LENGTH;
+  if (len < head) return 0;
+  memcpy(step, in, 4);
+  uint16_t coded = 0;
+  if (g->elias) memcpy(&coded, in + 4, 2);
+  if (coded > 0) {
+    if (len - head < coded) return 0;
+    *why = CODEC_BAD_CODE;
+    return elias_unpack(codes, in + head, coded, n, g->levels) ? head + coded : 0;
+  }
+  if (len - head < packed) return 0;
+  k->unpack(codes, in + head, n, g->bits);
+  *why = CODEC_BAD_CODE;
+  return g->kind == CODEC_SIGN || k->greatest(codes, n) <= 2 * g->levels ? head + packed : 0;
+}
+
+/* What was sent of a block is decoded again where a residual wants to know. */
+size_t codec_encode(int level, struct codec_grid g, uint8_t *dst, const void *src, void *residual, size_t n,
+                    struct codec_keys keys) {
+  const struct codec_kernels *k = kernels(level);
+  const codec_float *x = src;
+  codec_float *r = residual;
+  uint8_t *out = dst;
+  uint16_t codes[CODEC_CODES_ROOM];
+  float sent[CODEC_MAX_BLOCK];
+  for (size_t i = 0; i < n; i += g.block) {
+    size_t m = least(g.block, n - i);
+    const codec_float *from = x + i;
+    if (r) {
+      k->feed(r + i, x + i, m);
+      from = r + i;
+    }
+    if (g.kind <= CODEC_BFLOAT16) {
+      k->narrow[g.kind]((codec_u16 *)out, from, m);
+      if (r) k->widen[g.kind](sent, (const codec_u16 *)out, m);
+      out += 2 * m;
+    } else {
+      float step = quantise(k, &g, codes, from, m, keys, (uint32_t)i);
+      memset(codes + m, 0, 8 * sizeof *codes);
+      out += write_block(k, &g, out, codes, m, step);
+      if (r) values(k, &g, sent, codes, m, step);
+    }
+    if (r) k->leave(r + i, sent, m);
+  }
+  return (size_t)(out - dst);
+}
+
+static int check(const struct codec_kernels *k, const struct codec_grid *g, const uint8_t *src, size_t len, size_t n) {
+  uint16_t codes[CODEC_CODES_ROOM];
+  float step;
+  int why = 0;
+  for (size_t i = 0; i < n; i += g->block) {
+    size_t took = read_block(k, g, codes, &step, src, len, least(g->block, n - i), &why);
+    if (took == 0) return why;
+    src += took;
+    len -= took;
+  }
+  return len == 0 ? 0 : CODEC_BAD_LENGTH;
+}
+
+int codec_decode(int level, struct codec_grid g, void *dst, const uint8_t *src, size_t len, size_t n, int add) {
+  const struct codec_kernels *k = kernels(level);
+  codec_float *d = dst;
+  uint16_t codes[CODEC_CODES_ROOM];
+  float room[CODEC_MAX_BLOCK], step = 0;
+  int half = g.kind <= CODEC_BFLOAT16, why = half ? (len == 2 * n ? 0 : CODEC_BAD_LENGTH) : check(k, &g, src, len, n);
+  if (why) return why;
+  for (size_t i = 0; i < n; i += g.block) {
+    size_t m = least(g.block, n - i);
+    codec_float *to = add ? room : d + i;
+    if (half) {
+      k->widen[g.kind](to, (const codec_u16 *)src, m);
+      src += 2 * m;
+    } else {
+      size_t took = read_block(k, &g, codes, &step, src, len, m, &why);
+      values(k, &g, to, codes, m, step);
+      src += took;
+      len -= took;
+    }
+    if (add) k->feed(d + i, room, m);
+  }
+  return 0;
+}
+
+size_t codec_scan(int level, void *x, const void *src, size_t from, size_t n, uint32_t threshold, uint32_t *index,
+                  uint32_t *key, size_t room, size_t *found) {
+  const struct codec_kernels *k = kernels(level);
+  const size_t chunk = 2048;
+  codec_float *v = x;
+  size_t at = *found;
+  while (from < n) {
+    size_t m = least(chunk, n - from);
+    if (room - at < m) m = (room - at) / 64 * 64;
+    if (m == 0) break;
+    if (src) k->feed(v + from, (const codec_float *)src + from, m);
+    for (size_t i = from; i < from + m; i += 64) {
+      codec_float tail[64] = {0};
+      const codec_float *group = v + i;
+      if (from + m - i < 64) group = memcpy(tail, v + i, (from + m - i) * sizeof *tail);
+      for (uint64_t mask = k->above(group, threshold); mask; mask &= mask - 1) {
+        size_t bit = (size_t)__builtin_ctzll(mask);
+        index[at] = (uint32_t)(i + bit);
+        key[at++] = bits_of(group[bit]) & 0x7fffffff;
+      }
+    }
+    from += m;
+  }
+  *found = at;
+  return from;
+}
+
+void codec_momentum(int level, void *v, void *u, const void *src, size_t n, float m) {
+  kernels(level)->momentum(v, u, src, n, m);
+}
+
+uint32_t codec_feed(int level, void *x, const void *src, size_t n) {
+  const struct codec_kernels *k = kernels(level);
+  codec_float *v = x;
+  uint32_t most = 0;
+  for (size_t i = 0; i < n; i += 4096) {
+    size_t m = least(4096, n - i);
+    if (src) k->feed(v + i, (const codec_float *)src + i, m);
+    uint32_t here = k->absmax(v + i, m);
+    most = here > most ? here : most;
+  }
+  return most;
+}

@@ -1,0 +1,505 @@
+package codec
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// settings are what the tests take through everything: each codec, and each of its ways.
+var settings = []string{
+	"none", "fp16", "fp16:feedback=on", "bf16", "bf16:feedback=on",
+	"int8", "int8:block=8", "int8:block=256,feedback=on", "int4", "int4:feedback=on",
+	"onebit", "onebit:block=64", "onebit:feedback=off",
+	"qsgd", "qsgd:levels=1", "qsgd:levels=5,block=100", "qsgd:levels=127", "qsgd:levels=1000,feedback=on",
+	"qsgd:levels=32767,block=8192", "qsgd:coding=elias", "qsgd:levels=255,block=37,coding=elias,feedback=on", "qsgd:levels=32767,coding=elias",
+	"terngrad", "terngrad:clip=0", "terngrad:clip=1,block=256,feedback=on",
+	"natural", "natural:levels=1", "natural:levels=127", "natural:levels=3,feedback=on",
+	"topk:0.01", "topk:0.3", "topk:1", "topk:count=10", "topk:0.05,warmup=10", "topk:0.1,feedback=off",
+	"randomk:0.01", "randomk:0.1,feedback=off", "randomk:count=7", "randomk:1",
+	"threshold:1", "threshold:0.001", "threshold:2,feedback=off",
+	"dgc:0.01", "dgc:0.01,momentum=0,warmup=5", "dgc:count=3",
+	"none+s2", "none+zstd", "int4+s2", "onebit+zstd", "topk:0.01+s2", "terngrad+zstd", "qsgd:levels=1+s2",
+}
+
+// sizes are the lengths of tensors, around those of blocks.
+var sizes = []int{0, 1, 2, 7, 8, 9, 63, 64, 65, 99, 511, 512, 513, 1023, 1024, 1025, 4095, 4097, 65535, 65536, 65537, 100_003}
+
+func mustParse(t testing.TB, setting string) Codec {
+	t.Helper()
+	c, err := Parse(setting)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// gradient is n elements whose spread changes along the tensor.
+func gradient(rng *rand.Rand, n int) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(rng.NormFloat64() * math.Exp(2*math.Sin(float64(i)/500)))
+	}
+	return x
+}
+
+// encoded is a message and the residual that it left.
+func encoded(c Codec, x []float32, residual []byte, s Stream) []byte {
+	buf := make([]byte, c.MaxEncoded(len(x)))
+	return buf[:c.Encode(buf, raw(x), residual, s)]
+}
+
+func decoded(t testing.TB, c Codec, n int, message []byte) []float32 {
+	t.Helper()
+	v := make([]float32, n)
+	for i := range v {
+		v[i] = 12345 // what was there does not matter
+	}
+	if err := c.Decode(raw(v), message); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestEveryCodecKeepsItsPromisesAtEverySize(t *testing.T) {
+	for _, setting := range settings {
+		t.Run(setting, func(t *testing.T) {
+			c := mustParse(t, setting)
+			rng := rand.New(rand.NewPCG(1, 2))
+			for _, n := range sizes {
+				x := gradient(rng, n)
+				given := slices.Clone(x)
+				residual := make([]byte, c.ResidualBytes(n))
+				s := Stream{Seed: 7, Iteration: 3}
+				m := encoded(c, x, residual, s)
+				if !bytes.Equal(raw(x), raw(given)) {
+					t.Fatalf("%d elements: the gradient was changed", n)
+				}
+				v := decoded(t, c, n, m)
+				checkAdds(t, c, x, v, m)
+				if !strings.HasPrefix(setting, "dgc") && len(residual) > 0 {
+					checkConserves(t, c, x, v, of[float32](residual))
+				}
+				again := make([]byte, c.ResidualBytes(n))
+				if !bytes.Equal(m, encoded(c, x, again, s)) || !bytes.Equal(residual, again) {
+					t.Fatalf("%d elements: the same stream gives another message", n)
+				}
+			}
+		})
+	}
+}
+
+// checkAdds wants DecodeAdd to add what Decode gives.
+func checkAdds(t *testing.T, c Codec, acc, v []float32, message []byte) {
+	t.Helper()
+	sum := slices.Clone(acc)
+	if err := c.DecodeAdd(raw(sum), message); err != nil {
+		t.Fatal(err)
+	}
+	for i := range sum {
+		if want := acc[i] + v[i]; sum[i] != want {
+			t.Fatalf("%d elements: element %d is %v after adding %v to %v", len(acc), i, sum[i], v[i], acc[i])
+		}
+	}
+}
+
+// checkConserves wants what was sent and what is left to be what was given, to one rounding.
+func checkConserves(t *testing.T, c Codec, given, sent, left []float32) {
+	t.Helper()
+	for i, x := range given {
+		off := math.Abs(float64(sent[i]) + float64(left[i]) - float64(x))
+		if off > 0x1p-24*math.Abs(float64(left[i])) {
+			t.Fatalf("%d elements: element %d was %v, sent %v, left %v", len(given), i, x, sent[i], left[i])
+		}
+	}
+}
+
+// What is sent over many iterations, and the last residual, is what was given: error feedback, section 2.
+func TestWhatWasSentAndTheResidualAreWhatWasGiven(t *testing.T) {
+	const n, iterations = 3001, 40
+	for _, setting := range settings {
+		c := mustParse(t, setting)
+		if c.ResidualBytes(n) == 0 || strings.HasPrefix(setting, "dgc") {
+			continue
+		}
+		t.Run(setting, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(3, 4))
+			residual := make([]byte, c.ResidualBytes(n))
+			given, sent := make([]float64, n), make([]float64, n)
+			for it := range iterations {
+				x := gradient(rng, n)
+				v := decoded(t, c, n, encoded(c, x, residual, Stream{Iteration: uint64(it)}))
+				for i := range x {
+					given[i] += float64(x[i])
+					sent[i] += float64(v[i])
+				}
+			}
+			for i, left := range of[float32](residual) {
+				// The sum of each iteration and each residual are rounded, at magnitudes up to about 100.
+				if off := given[i] - sent[i] - float64(left); math.Abs(off) > iterations*100*0x1p-23 {
+					t.Fatalf("element %d: given %v, sent %v, left %v", i, given[i], sent[i], left)
+				}
+			}
+		})
+	}
+}
+
+// With momentum what is sent is the sum of all momenta, less what waits.
+func TestDGCSendsTheSumOfMomenta(t *testing.T) {
+	const n = 2000
+	c := mustParse(t, "dgc:0.01,momentum=0.5")
+	rng := rand.New(rand.NewPCG(5, 6))
+	residual := make([]byte, c.ResidualBytes(n))
+	v, u := make([]float32, n), make([]float32, n)
+	for it := range 30 {
+		x := gradient(rng, n)
+		got := decoded(t, c, n, encoded(c, x, residual, Stream{Iteration: uint64(it)}))
+		sent := 0
+		for i := range x {
+			u[i] = float32(0.5*u[i]) + x[i]
+			v[i] += u[i]
+			if got[i] != 0 {
+				sent++
+				if got[i] != v[i] {
+					t.Fatalf("iteration %d: element %d was sent as %v, want %v", it, i, got[i], v[i])
+				}
+				u[i], v[i] = 0, 0
+			}
+		}
+		if sent != 20 {
+			t.Fatalf("iteration %d: %d elements were sent, want 20", it, sent)
+		}
+	}
+	if !bytes.Equal(residual, append(slices.Clone(raw(v)), raw(u)...)) {
+		t.Error("the residual is not v and u")
+	}
+}
+
+func TestTopKIsExact(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	inputs := map[string]func(n int) []float32{
+		"normal":  func(n int) []float32 { return gradient(rng, n) },
+		"rising":  func(n int) []float32 { return each(n, func(i int) float32 { return float32(i) }) },
+		"falling": func(n int) []float32 { return each(n, func(i int) float32 { return float32(-n + i) }) },
+		"equal":   func(n int) []float32 { return each(n, func(int) float32 { return -1 }) },
+		"few":     func(n int) []float32 { return each(n, func(i int) float32 { return float32(max(0, 3-i)) }) },
+		"coarse":  func(n int) []float32 { return each(n, func(int) float32 { return float32(rng.IntN(5) - 2) }) },
+		"periodic": func(n int) []float32 {
+			return each(n, func(i int) float32 { return float32(i%4096) * float32(1+i%2) })
+		},
+		"special": func(n int) []float32 {
+			return each(n, func(i int) float32 {
+				return []float32{0, float32(math.NaN()), float32(math.Inf(-1)), 1e-45, -3}[rng.IntN(5)]
+			})
+		},
+	}
+	for name, input := range inputs {
+		for _, n := range []int{1, 100, 70_000, 300_001} {
+			for _, part := range []float64{1e-5, 0.001, 0.01, 0.2, 0.9} {
+				s := selector{}
+				k := share{part: part}.at(n, 0)
+				x := input(n)
+				got := s.top(raw(slices.Clone(x)), nil, k)
+				if want := topBySorting(x, k); !slices.Equal(got.numbers(), want) {
+					t.Fatalf("%s: %d of %d: %d elements, want %d, or others", name, k, n, got.n, len(want))
+				}
+			}
+		}
+	}
+}
+
+func each(n int, f func(i int) float32) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = f(i)
+	}
+	return x
+}
+
+func topBySorting(x []float32, k int) []uint32 {
+	order := make([]uint32, 0, len(x))
+	for i, f := range x {
+		if f != 0 {
+			order = append(order, uint32(i))
+		}
+	}
+	slices.SortStableFunc(order, func(a, b uint32) int {
+		return int(math.Float32bits(x[b])&magnitude) - int(math.Float32bits(x[a])&magnitude)
+	})
+	order = order[:min(k, len(order))]
+	slices.Sort(order)
+	return order
+}
+
+func TestAWarmUpSendsLessAndLess(t *testing.T) {
+	s := share{part: 0.001, warmUp: 100}
+	last := 1 << 30
+	for i := range uint64(120) {
+		k := s.at(1_000_000, i)
+		if k > last || k > s.most(1_000_000) {
+			t.Fatalf("iteration %d sends %d, the one before %d", i, k, last)
+		}
+		last = k
+	}
+	if s.at(1_000_000, 0) != 250_000 || s.at(1_000_000, 50) != 15_812 || last != 1000 {
+		t.Errorf("%d at first, %d half-way, %d at last", s.at(1_000_000, 0), s.at(1_000_000, 50), last)
+	}
+}
+
+// The mean of messages is within a bound that follows from their observed variance and their greatest
+// deviation (the empirical Bernstein bound of Maurer and Pontil), for all elements together with a
+// confidence of 99.99 %. So is the sum over all elements, which finds a bias that they share.
+func TestUnbiasedCodecsAreRightInTheMean(t *testing.T) {
+	const n, messages, confidence = 600, 4000, 0.9999
+	rng := rand.New(rand.NewPCG(9, 10))
+	x := gradient(rng, n)
+	for _, setting := range settings {
+		c := mustParse(t, setting)
+		if !c.Unbiased() || c.ResidualBytes(n) > 0 || strings.HasPrefix(setting, "none") {
+			continue
+		}
+		t.Run(setting, func(t *testing.T) {
+			off := make([]moments, n+1) // the last one is of the sum
+			for m := range messages {
+				s := Stream{Seed: 11, Worker: uint32(m % 7), Iteration: uint64(m / 7), Key: 5}
+				sum := 0.0
+				for i, f := range decoded(t, c, n, encoded(c, x, nil, s)) {
+					d := float64(f) - float64(x[i])
+					sum += d
+					off[i].add(d)
+				}
+				off[n].add(sum)
+			}
+			step := 0.0
+			for _, o := range off[:n] {
+				step = max(step, o.most)
+			}
+			logarithm := math.Log(2 * (n + 1) / (1 - confidence))
+			for i, o := range off {
+				mean, variance, most := o.sum/messages, o.squares/messages, step
+				if i == n {
+					most = o.most
+				}
+				if bound := math.Sqrt(2*variance*logarithm/messages) + 7*most*logarithm/3/(messages-1) + 1e-6; math.Abs(mean) > bound {
+					t.Errorf("element %d is off by %v in the mean, at most %v is chance", i, mean, bound)
+				}
+			}
+		})
+	}
+}
+
+type moments struct{ sum, squares, most float64 }
+
+func (m *moments) add(d float64) {
+	m.sum += d
+	m.squares += d * d
+	m.most = max(m.most, math.Abs(d))
+}
+
+func TestStreamsThatDifferInAnyFieldAreIndependent(t *testing.T) {
+	const n = 1 << 16
+	base := Stream{1, 2, 3, 4}
+	u := func(s Stream, shift int) []float64 {
+		k := s.keys()
+		d := make([]float64, n)
+		for i := range d {
+			d[i] = float64(unit(k.draw(uint32(i+shift)))) - 0.5
+		}
+		return d
+	}
+	first := u(base, 0)
+	for name, other := range map[string][]float64{
+		"seed": u(Stream{2, 2, 3, 4}, 0), "worker": u(Stream{1, 3, 3, 4}, 0), "iteration": u(Stream{1, 2, 4, 4}, 0),
+		"key": u(Stream{1, 2, 3, 5}, 0), "next element": u(base, 1), "a row": u(base, 1024),
+	} {
+		mean, product := 0.0, 0.0
+		for i := range first {
+			mean += other[i]
+			product += first[i] * other[i]
+		}
+		// Variances of a uniform number and of a product of two: 1/12 and 1/144; 5 standard deviations.
+		if math.Abs(mean)/math.Sqrt(n/12.0) > 5 || math.Abs(product)/math.Sqrt(n/144.0) > 5 {
+			t.Errorf("%s: mean %v, correlation %v", name, mean/n, product/n*12)
+		}
+	}
+}
+
+func TestWhatIsNotFiniteArrives(t *testing.T) {
+	const n = 3000
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	for _, setting := range settings {
+		c := mustParse(t, setting)
+		if setting == "topk:0.1,feedback=off" {
+			continue
+		}
+		for _, bad := range []float32{nan, inf, -inf} {
+			x := gradient(rand.New(rand.NewPCG(12, 13)), n)
+			x[1234] = bad
+			residual := make([]byte, c.ResidualBytes(n))
+			v := decoded(t, c, n, encoded(c, x, residual, Stream{}))
+			if f := v[1234]; f == f && f != bad {
+				t.Errorf("%s: %v arrived as %v", setting, bad, f)
+			}
+			for i, left := range of[float32](residual) {
+				if left-left != 0 {
+					t.Errorf("%s: %v left %v in element %d of the residual", setting, bad, left, i)
+				}
+			}
+		}
+	}
+}
+
+func TestExtremeMagnitudesNeitherOverflowNorTurnAround(t *testing.T) {
+	for _, setting := range settings {
+		c := mustParse(t, setting)
+		if c.ResidualBytes(8) > 0 || !c.Unbiased() {
+			continue
+		}
+		for _, x := range [][]float32{
+			{1e-45, -1e-45, 0, 1e-38}, {1e-30, 2e-30, -3e-31}, {1e30, -1, 1e-30}, {1e38, -1e38, 5}, {math.MaxFloat32, 1, -1},
+		} {
+			for i, f := range decoded(t, c, len(x), encoded(c, x, nil, Stream{})) {
+				if f == f && f*x[i] < 0 {
+					t.Errorf("%s: %v of %v arrived as %v", setting, x[i], x, f)
+				}
+			}
+		}
+	}
+}
+
+func TestBadSettingsSayWhatIsAllowed(t *testing.T) {
+	for setting, want := range map[string]string{
+		"":                             "unknown name \"\": allowed are bf16, dgc, fp16",
+		"gzip":                         "allowed are",
+		"topk:0":                       "value \"0\": allowed are shares over 0 and up to 1",
+		"topk:1.5":                     "allowed are shares over 0 and up to 1",
+		"topk:NaN":                     "allowed are shares over 0 and up to 1",
+		"topk:-0.1":                    "allowed are shares over 0 and up to 1",
+		"topk:0.1,count=5":             "exclude each other",
+		"topk:count=5,warmup=3":        "warmup needs a share",
+		"topk:count=0":                 "count \"0\": allowed are whole numbers from 1",
+		"topk:0.1,0.2":                 "given twice",
+		"randomk:2":                    "allowed are shares",
+		"qsgd:levels=0":                "levels \"0\": allowed are whole numbers from 1 to 32767",
+		"qsgd:levels=40000":            "whole numbers from 1 to 32767",
+		"qsgd:coding=huffman":          "coding \"huffman\": allowed are packed, elias",
+		"natural:levels=128":           "whole numbers from 1 to 127",
+		"int8:block=4":                 "block \"4\": allowed are whole numbers from 8 to 8192",
+		"int8:blocks=4":                "unknown parameter \"blocks\": allowed are block, feedback",
+		"int8:256":                     "\"256\" has no name: allowed are block, feedback",
+		"none:1":                       "there are none",
+		"fp16:feedback=maybe":          "feedback \"maybe\": allowed are off, on",
+		"terngrad:clip=-1":             "clip \"-1\": allowed are numbers from 1 to 100, and 0",
+		"threshold":                    "threshold is missing",
+		"threshold:0":                  "numbers over 0",
+		"threshold:inf":                "numbers over 0",
+		"dgc:0.01,momentum=1":          "momentum \"1\": allowed are numbers from 0 to below 1",
+		"int8+gzip":                    "unknown lossless stage \"gzip\": allowed are s2, zstd",
+		"int8+":                        "unknown lossless stage",
+		"topk:0.01,warmup=x,nothing=1": "warmup \"x\"",
+	} {
+		if c, err := Parse(setting); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, %v; want %q", setting, c, err, want)
+		}
+	}
+}
+
+func TestASettingIsWhatMakesTheSameCodec(t *testing.T) {
+	for _, setting := range append(settings, "threshold:1e+3", "threshold:1e+3+s2") {
+		c := mustParse(t, setting)
+		again := mustParse(t, c.String())
+		if again.String() != c.String() || again.MaxEncoded(12345) != c.MaxEncoded(12345) || again.ResidualBytes(9) != c.ResidualBytes(9) {
+			t.Errorf("%q is %q is %q", setting, c, again)
+		}
+	}
+	if got := mustParse(t, "int8:feedback=on").String(); got != "int8:block=512,feedback=on" {
+		t.Error(got)
+	}
+}
+
+func TestNamesAreAllCodecs(t *testing.T) {
+	for _, name := range Names() {
+		if !slices.ContainsFunc(settings, func(s string) bool { return strings.HasPrefix(s, name) }) {
+			t.Errorf("%s is not tested", name)
+		}
+	}
+}
+
+func TestALosslessStageTurnsItselfOffWhereItDoesNotPay(t *testing.T) {
+	rng := rand.New(rand.NewPCG(14, 15))
+	const n = 50_000
+	noise, zeros := gradient(rng, n), make([]float32, n)
+	for _, stage := range stages {
+		c := mustParse(t, "none+"+stage)
+		if m := encoded(c, noise, nil, Stream{}); len(m) != 1+4*n {
+			t.Errorf("%s: noise takes %d bytes, want %d", stage, len(m), 1+4*n)
+		}
+		if m := encoded(c, zeros, nil, Stream{}); len(m) > n/100 {
+			t.Errorf("%s: zeros take %d bytes", stage, len(m))
+		}
+	}
+}
+
+func TestCodecsDoNotAllocateOnceTheyAreWarm(t *testing.T) {
+	rng := rand.New(rand.NewPCG(16, 17))
+	const n = 100_000
+	x := gradient(rng, n)
+	for _, setting := range settings {
+		c := mustParse(t, setting)
+		buf, dst := make([]byte, c.MaxEncoded(n)), make([]byte, 4*n)
+		residual := make([]byte, c.ResidualBytes(n))
+		exchange := func() {
+			m := c.Encode(buf, raw(x), residual, Stream{})
+			if c.Decode(dst, buf[:m]) != nil || c.DecodeAdd(dst, buf[:m]) != nil {
+				t.Error("not decoded")
+			}
+		}
+		for range 4 * runtime.GOMAXPROCS(0) { // zstd keeps that many encoders and takes any
+			exchange()
+		}
+		if allocations := testing.AllocsPerRun(10, exchange); allocations >= 1 && !raceEnabled {
+			t.Errorf("%s: %v allocations", setting, allocations)
+		}
+	}
+}
+
+func TestWrongLengthsPanicBeforeMemoryIsTouched(t *testing.T) {
+	c := mustParse(t, "onebit")
+	for name, call := range map[string]func(){
+		"room":     func() { c.Encode(make([]byte, 3), make([]byte, 40), make([]byte, 40), Stream{}) },
+		"residual": func() { c.Encode(make([]byte, 300), make([]byte, 40), make([]byte, 36), Stream{}) },
+		"tensor":   func() { c.Encode(make([]byte, 300), make([]byte, 41), nil, Stream{}) },
+		"decode":   func() { _ = c.Decode(make([]byte, 5), nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			call()
+		})
+	}
+}
+
+func Example() {
+	c, err := Parse("topk:0.3")
+	if err != nil {
+		panic(err)
+	}
+	gradient := []float32{1, -5, 2, 4, -3, 0}
+	residual := make([]byte, c.ResidualBytes(6))
+	buf := make([]byte, c.MaxEncoded(6))
+	m := c.Encode(buf, raw(gradient), residual, Stream{})
+	sum := make([]float32, 6)
+	if err := c.DecodeAdd(raw(sum), buf[:m]); err != nil {
+		panic(err)
+	}
+	fmt.Println(c, sum, of[float32](residual))
+	// Output: topk:0.3 [0 -5 0 4 0 0] [1 0 2 0 -3 0]
+}

@@ -1,0 +1,48 @@
+package codec
+
+// dgc is Deep Gradient Compression: top-k of sums of momentum. The residual is two tensors, the sum v of
+// what was not sent and the momentum u:
+//
+//	u = m·u + gradient;  v = v + u;  the greatest of v are sent;  there v = u = 0
+//
+// The momentum at this place replaces the optimizer's, which has to run with none. What is sent plus v
+// equals the sum of all u, not of all gradients. The paper's clipping of gradients belongs before it.
+type dgc struct {
+	sparse
+	share
+	selector
+	m float32
+}
+
+// newDGC takes a share or count=, momentum= and warmup=.
+func newDGC(a *arguments) Codec {
+	s := a.share(0.001)
+	m := a.number("momentum", 0.9, "numbers from 0 to below 1", func(f float64) bool { return f >= 0 && f < 1 })
+	c := &dgc{share: s, m: float32(m)}
+	c.sparse = sparse{setting("dgc", append(s.parts(), "momentum="+text(m))...), true}
+	return c
+}
+
+func (c *dgc) MaxEncoded(n int) int { return maxSparse(n, c.most(n)) }
+
+func (c *dgc) ResidualBytes(n int) int { return 8 * n }
+
+func (c *dgc) Encode(dst, src, residual []byte, s Stream) int {
+	n := checkEncode(c, dst, src, residual)
+	if n == 0 {
+		return writeSparse(dst, nil, nil, true)
+	}
+	v, u := residual[:4*n], residual[4*n:]
+	best.momentum(v, u, src, c.m)
+	chosen := c.top(v, nil, c.at(n, s.Iteration))
+	defer c.pool.Put(chosen)
+	size := writeSparse(dst, v, chosen.numbers(), true)
+	if dst[0] == formDense {
+		clear(u)
+	}
+	moving := of[float32](u)
+	for _, i := range chosen.numbers() {
+		moving[i] = 0
+	}
+	return size
+}

@@ -1,0 +1,42 @@
+package codec
+
+// none sends the elements as they are. It is what a lossless stage alone stands behind.
+type none struct{}
+
+func newNone(*arguments) Codec { return none{} }
+
+func (none) String() string { return "none" }
+
+func (none) MaxEncoded(n int) int { return 4 * n }
+
+func (none) ResidualBytes(int) int { return 0 }
+
+func (none) Unbiased() bool { return true }
+
+func (c none) Encode(dst, src, residual []byte, _ Stream) int {
+	checkEncode(c, dst, src, residual)
+	return copy(dst, src)
+}
+
+func (c none) Decode(dst, message []byte) error {
+	if err := c.check(dst, message); err != nil {
+		return err
+	}
+	copy(dst, message)
+	return nil
+}
+
+func (c none) DecodeAdd(acc, message []byte) error {
+	if err := c.check(acc, message); err != nil {
+		return err
+	}
+	best.feed(acc, message)
+	return nil
+}
+
+func (c none) check(dst, message []byte) error {
+	if n := elements(dst); len(message) != 4*n {
+		return malformed(c, n, "it has %d bytes, not %d", len(message), 4*n)
+	}
+	return nil
+}

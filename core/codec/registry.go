@@ -1,0 +1,59 @@
+package codec
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// maker makes a codec of its arguments. Errors that the arguments collect are looked at afterwards.
+type maker func(a *arguments) Codec
+
+// makers has a line for each codec.
+var makers = map[string]maker{
+	"none":      newNone,
+	"fp16":      newFloat16,
+	"bf16":      newBFloat16,
+	"int8":      newInt8,
+	"int4":      newInt4,
+	"onebit":    newOneBit,
+	"qsgd":      newQSGD,
+	"terngrad":  newTernGrad,
+	"natural":   newNatural,
+	"topk":      newTopK,
+	"randomk":   newRandomK,
+	"threshold": newThreshold,
+	"dgc":       newDGC,
+}
+
+// Names lists the codecs, sorted.
+func Names() []string { return slices.Sorted(maps.Keys(makers)) }
+
+// Parse makes the codec that a setting names: name[:argument[,argument]…][+stage], where an argument is
+// a value or parameter=value, and stage one of the lossless ones, s2 and zstd.
+func Parse(setting string) (Codec, error) {
+	body, stage := setting, ""
+	if i := strings.LastIndexByte(setting, '+'); i >= 0 && !startsWithDigit(setting[i+1:]) { // as in 1e+3
+		body, stage = setting[:i], setting[i+1:]
+		if !slices.Contains(stages, stage) {
+			return nil, fmt.Errorf("codec %q: unknown lossless stage %q: allowed are %s", setting, stage, strings.Join(stages, ", "))
+		}
+	}
+	name, text, _ := strings.Cut(body, ":")
+	make, ok := makers[name]
+	if !ok {
+		return nil, fmt.Errorf("codec %q: unknown name %q: allowed are %s", setting, name, strings.Join(Names(), ", "))
+	}
+	a := parseArguments(text)
+	c := make(a)
+	if err := a.err(); err != nil {
+		return nil, fmt.Errorf("codec %q: %w", setting, err)
+	}
+	if stage != "" {
+		return newLossless(c, stage), nil
+	}
+	return c, nil
+}
+
+func startsWithDigit(s string) bool { return s != "" && s[0] >= '0' && s[0] <= '9' }

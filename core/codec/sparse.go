@@ -1,0 +1,163 @@
+package codec
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// The forms of a sparse message, its first byte.
+const (
+	formSparse = 0
+	formDense  = 1
+)
+
+// sparseBlock is how many elements share a count, so that offsets have 16 bits.
+const sparseBlock = 1 << 16
+
+// maxSparse bounds the message of up to k of n elements. The dense form stands in where it is shorter.
+func maxSparse(n, k int) int {
+	return 1 + min(sparseBytes(n, k), 4*n)
+}
+
+func sparseBytes(n, k int) int { return 4*((n+sparseBlock-1)/sparseBlock) + 6*k }
+
+// writeSparse writes the elements of x that index lists, rising, in the shorter form, and makes them 0 in
+// x where that is a residual. It returns the bytes written.
+func writeSparse(dst, x []byte, index []uint32, residual bool) int {
+	v := of[float32](x)
+	if sparseBytes(len(v), len(index)) >= 4*len(v) {
+		dst[0] = formDense
+		copy(dst[1:], x)
+		if residual {
+			clear(x)
+		}
+		return 1 + len(x)
+	}
+	dst[0] = formSparse
+	at := 1
+	for base := 0; base < len(v); base += sparseBlock {
+		count := 0
+		for count < len(index) && index[count] < uint32(base+sparseBlock) {
+			count++
+		}
+		binary.LittleEndian.PutUint32(dst[at:], uint32(count))
+		offsets, values := dst[at+4:at+4+2*count], dst[at+4+2*count:at+4+6*count]
+		for i, e := range index[:count] {
+			binary.LittleEndian.PutUint16(offsets[2*i:], uint16(e))
+			binary.LittleEndian.PutUint32(values[4*i:], math.Float32bits(v[e]))
+			if residual {
+				v[e] = 0
+			}
+		}
+		at += 4 + 6*count
+		index = index[count:]
+	}
+	return at
+}
+
+// sparseFault checks a message for n elements; it returns what is wrong, "" if nothing is.
+func sparseFault(message []byte, n int) string {
+	switch {
+	case len(message) == 0:
+		return "it is empty"
+	case message[0] == formDense && len(message) == 1+4*n:
+		return ""
+	case message[0] == formDense:
+		return "its length is not that of the tensor"
+	case message[0] != formSparse:
+		return "its form is not known"
+	}
+	rest := message[1:]
+	for base := 0; base < n; base += sparseBlock {
+		if len(rest) < 4 {
+			return "it ends before its blocks do"
+		}
+		size := min(sparseBlock, n-base)
+		count := int(binary.LittleEndian.Uint32(rest))
+		if count > size {
+			return "a block holds more elements than it has"
+		}
+		if rest = rest[4:]; len(rest) < 6*count {
+			return "it ends before its blocks do"
+		}
+		last := -1
+		for i := 0; i < 2*count; i += 2 {
+			offset := int(binary.LittleEndian.Uint16(rest[i:]))
+			if offset <= last {
+				return "offsets do not rise"
+			}
+			last = offset
+		}
+		if last >= size {
+			return "an offset lies beyond the tensor"
+		}
+		rest = rest[6*count:]
+	}
+	if len(rest) > 0 {
+		return "it goes on after its last block"
+	}
+	return ""
+}
+
+// addSparse adds a message that is sound to v, or to zeros.
+func addSparse(v []float32, message []byte, add bool) {
+	if message[0] == formDense {
+		if add {
+			best.feed(raw(v), message[1:])
+		} else {
+			copy(raw(v), message[1:])
+		}
+		return
+	}
+	if !add {
+		clear(v)
+	}
+	rest := message[1:]
+	for ; len(v) > 0; v = v[min(sparseBlock, len(v)):] {
+		count := int(binary.LittleEndian.Uint32(rest))
+		offsets, values := rest[4:4+2*count], rest[4+2*count:4+6*count]
+		for i := range count {
+			v[binary.LittleEndian.Uint16(offsets[2*i:])] += math.Float32frombits(binary.LittleEndian.Uint32(values[4*i:]))
+		}
+		rest = rest[4+6*count:]
+	}
+}
+
+// sparse is what the codecs have in common whose messages list elements.
+type sparse struct {
+	setting  string
+	residual bool
+}
+
+func (c *sparse) String() string { return c.setting }
+
+func (c *sparse) Unbiased() bool { return false }
+
+func (c *sparse) ResidualBytes(n int) int {
+	if c.residual {
+		return 4 * n
+	}
+	return 0
+}
+
+func (c *sparse) Decode(dst, message []byte) error { return c.decode(dst, message, false) }
+
+func (c *sparse) DecodeAdd(acc, message []byte) error { return c.decode(acc, message, true) }
+
+func (c *sparse) decode(dst, message []byte, add bool) error {
+	n := elements(dst)
+	if fault := sparseFault(message, n); fault != "" {
+		return malformed(c, n, "%s", fault)
+	}
+	addSparse(of[float32](dst), message, add)
+	return nil
+}
+
+// sumIn gives the tensor to choose from, and what has to be added to it first: the residual and the
+// gradient, or the gradient and nothing.
+func (c *sparse) sumIn(src, residual []byte) (x, add []byte) {
+	if c.residual {
+		return residual, src
+	}
+	return src, nil
+}

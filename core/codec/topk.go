@@ -1,0 +1,27 @@
+package codec
+
+// topK sends the elements with the greatest magnitudes: exactly as many as the share says, of equal ones
+// the first, but never zeros. Where the list would not be shorter than the tensor, it sends all.
+type topK struct {
+	sparse
+	share
+	selector
+}
+
+// newTopK takes a share or count=, warmup= and feedback=.
+func newTopK(a *arguments) Codec {
+	s, residual := a.share(0.01), a.feedback(true)
+	c := &topK{share: s}
+	c.sparse = sparse{setting("topk", append(s.parts(), feedbackPart(residual, true))...), residual}
+	return c
+}
+
+func (c *topK) MaxEncoded(n int) int { return maxSparse(n, c.most(n)) }
+
+func (c *topK) Encode(dst, src, residual []byte, s Stream) int {
+	n := checkEncode(c, dst, src, residual)
+	x, add := c.sumIn(src, residual)
+	chosen := c.top(x, add, c.at(n, s.Iteration))
+	defer c.pool.Put(chosen)
+	return writeSparse(dst, x, chosen.numbers(), c.residual)
+}
