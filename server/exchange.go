@@ -80,7 +80,7 @@ func (c *conn) put(h *wire.Header, p *payload) error {
 	}
 	buf, err := c.r.s.pool.Get(int(h.Length))
 	if err != nil {
-		c.r.fail(t, h.Seq, wire.FailMemory, errMemory(err).Error())
+		c.r.outOfMemory(t, h, err)
 		return p.discard()
 	}
 	if err := p.into(buf); err != nil {
@@ -104,7 +104,7 @@ func (c *conn) get(h *wire.Header) error {
 	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
 		return nil
 	}
-	c.r.exchange.get(c.r, h, getter{rank: c.rank, conn: c})
+	c.r.exchange.get(t, h, getter{rank: c.rank, conn: c})
 	return nil
 }
 
@@ -124,7 +124,10 @@ func (x *exchange) put(t *tensor, it *item) {
 	id := idOf(&it.h)
 	x.mu.Lock()
 	before := x.items[id]
-	if n == 0 || before != nil && before.ready { // nobody reads it, or it was put twice: the first one stands
+	if t.gone(it.h.Iteration) {
+		it.err = wire.ErrCancelled
+	}
+	if it.err != nil || n == 0 || before != nil && before.ready { // given up, read by nobody, or put twice: the first one stands
 		x.mu.Unlock()
 		it.drop(max(n, 1))
 		return
@@ -139,12 +142,19 @@ func (x *exchange) put(t *tensor, it *item) {
 	it.reply(due)
 }
 
-func (x *exchange) get(r *round, h *wire.Header, g getter) {
+func (x *exchange) get(t *tensor, h *wire.Header, g getter) {
 	id := idOf(h)
 	x.mu.Lock()
+	if t.gone(h.Iteration) {
+		x.mu.Unlock()
+		if g.local != nil {
+			g.local.done(0, wire.ErrCancelled)
+		}
+		return
+	}
 	it := x.items[id]
 	if it == nil {
-		it = &item{r: r}
+		it = &item{r: t.r}
 		x.items[id] = it
 	}
 	it.waiters = append(it.waiters, g)
@@ -153,9 +163,11 @@ func (x *exchange) get(r *round, h *wire.Header, g getter) {
 	it.reply(due)
 }
 
-// serve takes out the waiters of a ready item, and the item when nobody else will ask.
+// serve takes out the waiters of a ready item, and the item when nobody else will ask. On the home
+// server it waits until all have asked: so no rank ends a broadcast well before it is known that every
+// rank brings the same.
 func (x *exchange) serve(id itemID, it *item) []getter {
-	if !it.ready {
+	if !it.ready || it.h.Flags&wire.FlagHome != 0 && !it.wanted().Covers(it.readers) {
 		return nil
 	}
 	due := it.waiters[:0]
@@ -169,6 +181,14 @@ func (x *exchange) serve(id itemID, it *item) []getter {
 		delete(x.items, id)
 	}
 	return due
+}
+
+// wanted is the set of ranks that wait for the item.
+func (it *item) wanted() (ranks rankset.Set) {
+	for _, g := range it.waiters {
+		ranks.Add(g.rank)
+	}
+	return ranks
 }
 
 func (it *item) reply(due []getter) {
@@ -186,17 +206,15 @@ func (it *item) reply(due []getter) {
 // without lets a rank go that will not read what it has not asked for: it has joined.
 func (x *exchange) without(rank int) {
 	x.mu.Lock()
-	var left []*item
+	left := map[*item][]getter{}
 	for id, it := range x.items {
 		if it.ready && it.readers.Remove(rank) {
-			left = append(left, it)
-			if it.readers.Len() == 0 {
-				delete(x.items, id)
-			}
+			left[it] = x.serve(id, it)
 		}
 	}
 	x.mu.Unlock()
-	for _, it := range left {
+	for it, due := range left {
+		it.reply(due)
 		it.drop(1)
 	}
 }

@@ -24,16 +24,18 @@ type tensor struct {
 	op        units.ReduceOp
 	whole     bool // contributions are kept apart until the last has come
 
-	mu        sync.Mutex
-	keys      map[uint32]*key
-	cancelled uint64 // iterations from here on were given up
+	cancelled atomic.Uint64 // iterations from here on were given up
+
+	mu   sync.Mutex
+	keys map[uint32]*key
 }
 
 func newTensor(r *round, t *wire.Tensor) *tensor {
 	n := &tensor{
 		Tensor: *t, r: r, ranks: rankset.Of(t.Ranks...), signature: t.Signature(), dtype: t.DType, op: t.Op,
-		keys: map[uint32]*key{}, cancelled: math.MaxUint64,
+		keys: map[uint32]*key{},
 	}
+	n.cancelled.Store(math.MaxUint64)
 	if !t.Kind.Reduces() {
 		n.dtype, n.op, n.Prescale, n.Postscale = units.Int64, units.Sum, 1, 1
 	}
@@ -70,17 +72,14 @@ func (t *tensor) allKeys() []*key {
 	return keys
 }
 
-// gone reports whether an iteration was given up.
-func (t *tensor) gone(iteration uint64) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return iteration >= t.cancelled
-}
+// gone reports whether an iteration was given up. What is found to live under the lock of a key or of the
+// exchange is also found by the cancel that comes after.
+func (t *tensor) gone(iteration uint64) bool { return iteration >= t.cancelled.Load() }
 
 // cancel gives up every iteration from this one on.
 func (t *tensor) cancel(from uint64, err error) {
 	t.mu.Lock()
-	t.cancelled = min(t.cancelled, from)
+	t.cancelled.Store(min(t.cancelled.Load(), from))
 	t.mu.Unlock()
 	for _, k := range t.allKeys() {
 		k.cancel(from, err)
@@ -115,7 +114,6 @@ type slot struct {
 	started rankset.Set // ranks whose push has begun to arrive
 	seq     uint64      // count of the operation under its name, for failures
 	closed  bool
-	dead    bool
 	divisor uint32
 	result  *result
 }
@@ -161,15 +159,15 @@ func (c *conn) push(h *wire.Header, p *payload) error {
 	}
 	s, err := k.open(h)
 	if err != nil {
-		c.r.fail(t, h.Seq, wire.FailMemory, err.Error())
+		c.r.outOfMemory(t, h, err)
 	}
 	if s == nil {
 		return p.discard()
 	}
 	if t.whole {
-		err = k.keep(s, c.rank, h.Seq, p)
+		err = k.keep(s, h, p)
 	} else {
-		err = k.stream(s, c.rank, p)
+		err = k.stream(s, h, p)
 	}
 	if err != nil {
 		return err
@@ -212,7 +210,7 @@ func (k *key) open(h *wire.Header) (*slot, error) {
 		}
 		return s, nil
 	}
-	if h.Iteration < k.machine.V() || !k.machine.Live().Has(int(h.Rank)) {
+	if k.t.gone(h.Iteration) || h.Iteration < k.machine.V() || !k.machine.Live().Has(int(h.Rank)) {
 		return nil, nil
 	}
 	s := k.spare
@@ -222,7 +220,7 @@ func (k *key) open(h *wire.Header) (*slot, error) {
 	}
 	acc, err := k.t.r.s.pool.Get(reduce.AccBytes(k.t.dtype, k.bytes))
 	if err != nil {
-		return nil, errMemory(err)
+		return nil, err
 	}
 	s.acc, s.seq = acc, h.Seq
 	s.started.Add(int(h.Rank))
@@ -234,15 +232,15 @@ func (k *key) open(h *wire.Header) (*slot, error) {
 }
 
 // stream adds the payload chunk by chunk while it arrives.
-func (k *key) stream(s *slot, rank int, p *payload) error {
+func (k *key) stream(s *slot, h *wire.Header, p *payload) error {
 	for i := range s.chunks {
 		b, err := p.next(min(p.left, chunkBytes))
 		if err != nil {
 			return err
 		}
 		k.mu.Lock()
-		if !s.dead {
-			k.add(s, i, rank, b)
+		if k.slots[h.Iteration] == s && !s.closed { // else it was given up, or closed without this rank
+			k.add(s, i, int(h.Rank), b)
 		}
 		k.mu.Unlock()
 	}
@@ -293,28 +291,24 @@ func (k *key) accChunk(s *slot, i int) []byte {
 }
 
 // keep reads the whole payload into a buffer of its own.
-func (k *key) keep(s *slot, rank int, seq uint64, p *payload) error {
+func (k *key) keep(s *slot, h *wire.Header, p *payload) error {
 	b, err := k.t.r.s.pool.Get(k.bytes)
 	if err != nil {
-		k.t.r.fail(k.t, seq, wire.FailMemory, errMemory(err).Error())
+		k.t.r.outOfMemory(k.t, h, err)
 		return p.discard()
 	}
 	if err := p.into(b); err != nil {
 		k.t.r.s.pool.Put(b)
 		return err
 	}
-	k.contribute(s, rank, b)
+	k.contribute(s, int(h.Rank), b)
 	return nil
-}
-
-func errMemory(err error) error {
-	return fmt.Errorf("the server's memory limit is reached (%w): raise PACELINE_SERVER_MEMORY or use more servers", err)
 }
 
 func (k *key) contribute(s *slot, rank int, b []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if s.dead || s.contrib[rank] != nil {
+	if s.contrib == nil || s.contrib[rank] != nil { // it was given up, or closed without this rank
 		k.t.r.s.pool.Put(b)
 		return
 	}
@@ -324,7 +318,7 @@ func (k *key) contribute(s *slot, rank int, b []byte) {
 // pushed tells the machine that a rank's push has arrived whole, and does what it says.
 func (k *key) pushed(h *wire.Header, s *slot, w waiter) {
 	k.mu.Lock()
-	if s.dead {
+	if k.slots[h.Iteration] != s {
 		k.mu.Unlock()
 		w.drop(wire.ErrCancelled)
 		return
@@ -549,7 +543,6 @@ func (k *key) cancel(from uint64, err error) {
 		if i < from {
 			continue
 		}
-		s.dead = true
 		dropped = append(dropped, s.waiters...)
 		if s.closed {
 			s.result.Sent(nil)

@@ -70,7 +70,7 @@ func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, er
 	}
 	s, err := k.open(&h)
 	if err != nil {
-		l.r.fail(t, h.Seq, wire.FailMemory, err.Error())
+		l.r.outOfMemory(t, &h, err)
 	}
 	if err != nil || s == nil {
 		done(0, wire.ErrCancelled)
@@ -78,7 +78,7 @@ func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, er
 	}
 	op := &localOp{rank: l.rank, in: in, out: out, noPull: h.Flags&wire.FlagNoPull != 0, done: done}
 	k.mu.Lock()
-	if s.dead {
+	if k.slots[h.Iteration] != s {
 		k.mu.Unlock()
 		done(0, wire.ErrCancelled)
 		return
@@ -103,10 +103,11 @@ func (l *Local) Put(h wire.Header, data []byte, done func(divisor uint32, err er
 
 // Get has a partition that somebody puts copied to out.
 func (l *Local) Get(h wire.Header, out []byte, done func(divisor uint32, err error)) {
-	if _, ok := l.enter(&h, done); !ok {
+	t, ok := l.enter(&h, done)
+	if !ok {
 		return
 	}
-	l.r.exchange.get(l.r, &h, getter{rank: l.rank, local: &localOp{rank: l.rank, out: out, done: done}})
+	l.r.exchange.get(t, &h, getter{rank: l.rank, local: &localOp{rank: l.rank, out: out, done: done}})
 }
 
 // Cancel gives up a tensor from an iteration on.

@@ -162,11 +162,21 @@ func (r *round) cancel(h *wire.Header) {
 	}
 	r.mu.Unlock()
 	r.tell(failed)
-	if t == nil {
-		return
+	if t != nil {
+		r.drop(t, iteration)
 	}
+}
+
+// drop lets go of everything held for a tensor from an iteration on.
+func (r *round) drop(t *tensor, iteration uint64) {
 	t.cancel(iteration, wire.ErrCancelled)
-	r.exchange.cancel(func(i itemID) bool { return i.tensor == id && i.iteration >= iteration }, wire.ErrCancelled)
+	r.exchange.cancel(func(i itemID) bool { return i.tensor == t.ID && i.iteration >= iteration }, wire.ErrCancelled)
+}
+
+// outOfMemory ends an operation on every rank, and lets go at once of what is held for it.
+func (r *round) outOfMemory(t *tensor, h *wire.Header, err error) {
+	r.fail(t, h.Seq, wire.FailMemory, fmt.Sprintf("the server's memory limit is reached (%v): raise PACELINE_SERVER_MEMORY or use more servers", err))
+	r.drop(t, h.Iteration)
 }
 
 // failWaitingFor fails the operations that wait for a rank which has left. Callers hold mu.
