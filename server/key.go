@@ -301,18 +301,18 @@ func (k *key) keep(s *slot, h *wire.Header, p *payload) error {
 		k.t.r.s.pool.Put(b)
 		return err
 	}
-	k.contribute(s, int(h.Rank), b)
+	k.contribute(s, h, b)
 	return nil
 }
 
-func (k *key) contribute(s *slot, rank int, b []byte) {
+func (k *key) contribute(s *slot, h *wire.Header, b []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if s.contrib == nil || s.contrib[rank] != nil { // it was given up, or closed without this rank
+	if k.slots[h.Iteration] != s || s.closed { // it was given up, or closed without this rank
 		k.t.r.s.pool.Put(b)
 		return
 	}
-	s.contrib[rank] = b
+	s.contrib[int(h.Rank)] = b
 }
 
 // pushed tells the machine that a rank's push has arrived whole, and does what it says.
