@@ -99,6 +99,12 @@ static void values(const struct codec_kernels *k, const struct codec_grid *g, co
 
 static size_t packed_bytes(const struct codec_grid *g, size_t n) { return g->bits == 8 ? n : (n + 7) / 8 * g->bits; }
 
+/* fixed_bytes is the length of a message whose codes are all in bit planes. */
+static size_t fixed_bytes(const struct codec_grid *g, size_t n) {
+  size_t rest = n % g->block;
+  return n / g->block * (4 + packed_bytes(g, g->block)) + (rest ? 4 + packed_bytes(g, rest) : 0);
+}
+
 /* Elias' gamma code of |level| + 1, then the sign where the level is not 0: z zeros, a one, the z bits
  * below it. Bits fill bytes from the lowest. Returns the bytes, or 0 where they are more than room. */
 static size_t elias_pack(uint8_t *out, size_t room, const uint16_t *codes, size_t n, uint32_t levels) {
@@ -112,10 +118,19 @@ static size_t elias_pack(uint8_t *out, size_t room, const uint16_t *codes, size_
     uint32_t length = 2 * z + 1;
     if (code != 0) word |= (uint64_t)(code < 0) << length++;
     held |= word << count;
-    for (count += length; count >= 8; count -= 8, held >>= 8) {
-      if (at == room) return 0;
-      out[at++] = (uint8_t)held;
+    count += length;
+    if (count >= 32) {
+      uint32_t full = (uint32_t)held;
+      if (room - at < 4) return 0;
+      memcpy(out + at, &full, 4);
+      at += 4;
+      held >>= 32;
+      count -= 32;
     }
+  }
+  for (; count >= 8; count -= 8, held >>= 8) {
+    if (at == room) return 0;
+    out[at++] = (uint8_t)held;
   }
   if (count > 0) {
     if (at == room) return 0;
@@ -130,7 +145,14 @@ static int elias_unpack(uint16_t *codes, const uint8_t *in, size_t len, size_t n
   uint32_t count = 0;
   size_t at = 0;
   for (size_t i = 0; i < n; i++) {
-    for (; count <= 56 && at < len; count += 8) held |= (uint64_t)in[at++] << count;
+    if (count < 33 && len - at >= 8) { /* bits above count come again: they are the same */
+      uint64_t word;
+      memcpy(&word, in + at, 8);
+      held |= word << count;
+      at += (63 - count) / 8;
+      count |= 56;
+    }
+    for (; count < 33 && at < len; count += 8) held |= (uint64_t)in[at++] << count;
     if (held == 0) return 0;
     uint32_t z = (uint32_t)__builtin_ctzll(held), length = 2 * z + 1;
     if (z > 15 || length > count) return 0;
@@ -212,13 +234,24 @@ size_t codec_encode(int level, struct codec_grid g, uint8_t *dst, const void *sr
   return (size_t)(out - dst);
 }
 
+/* planes_are_sound checks a block of bit planes whose only wrong code is that of all ones, unread. */
+static int planes_are_sound(const struct codec_kernels *k, const struct codec_grid *g, const uint8_t *src, size_t len) {
+  size_t packed = packed_bytes(g, g->block);
+  return g->kind != CODEC_SIGN && !g->elias && g->bits < 8 && 2 * g->levels + 2 == 1u << g->bits && g->block % 8 == 0 &&
+         len >= 4 + packed && !k->full(src + 4, g->block / 8, g->bits);
+}
+
 static int check(const struct codec_kernels *k, const struct codec_grid *g, const uint8_t *src, size_t len, size_t n) {
+  if (g->kind == CODEC_SIGN) return len == fixed_bytes(g, n) ? 0 : CODEC_BAD_LENGTH;
   uint16_t codes[CODEC_CODES_ROOM];
   float step;
   int why = 0;
   for (size_t i = 0; i < n; i += g->block) {
-    size_t took = read_block(k, g, codes, &step, src, len, least(g->block, n - i), &why);
-    if (took == 0) return why;
+    size_t took = 4 + packed_bytes(g, g->block);
+    if (n - i < g->block || !planes_are_sound(k, g, src, len)) {
+      took = read_block(k, g, codes, &step, src, len, least(g->block, n - i), &why);
+      if (took == 0) return why;
+    }
     src += took;
     len -= took;
   }

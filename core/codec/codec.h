@@ -54,6 +54,7 @@ struct codec_kernels {
   void (*sign_values)(codec_float *d, const uint16_t *codes, size_t n, float scale);
   void (*pack)(uint8_t *out, const uint16_t *codes, size_t n, uint32_t bits);
   void (*unpack)(uint16_t *codes, const uint8_t *in, size_t n, uint32_t bits);
+  int (*full)(const uint8_t *in, size_t stride, uint32_t bits);
   uint32_t (*greatest)(const uint16_t *codes, size_t n);
   uint64_t (*above)(const codec_float *x, uint32_t threshold); /* a bit for each of 64 elements */
 };

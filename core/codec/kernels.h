@@ -227,18 +227,51 @@ TARGET static void pack(uint8_t *out, const uint16_t *codes, size_t n, uint32_t 
     }
 }
 
-TARGET static void unpack(uint16_t *codes, const uint8_t *in, size_t n, uint32_t bits) {
-  if (bits == 8) {
-    EACH(n) codes[i] = in[i];
-    return;
-  }
-  size_t stride = (n + 7) / 8;
-  memset(codes, 0, stride * 8 * sizeof *codes);
-  for (uint32_t j = 0; j < bits; j++, in += stride)
-    for (uint32_t t = 0; t < 8; t++) {
-      uint16_t *c = codes + t * stride;
-      EACH(stride) c[i] |= (uint16_t)((in[i] >> t & 1) << j);
+TARGET static inline __attribute__((always_inline)) void unpack_planes(uint16_t *codes, const uint8_t *in,
+                                                                       size_t stride, uint32_t bits) {
+  for (uint32_t t = 0; t < 8; t++, codes += stride) EACH(stride) {
+      uint32_t c = 0;
+      for (uint32_t j = 0; j < bits; j++) c |= (uint32_t)(in[j * stride + i] >> t & 1) << j;
+      codes[i] = (uint16_t)c;
     }
+}
+
+TARGET static void unpack(uint16_t *codes, const uint8_t *in, size_t n, uint32_t bits) {
+  size_t stride = (n + 7) / 8;
+  switch (bits) { /* a constant unrolls the loop over the planes */
+  case 1:
+    unpack_planes(codes, in, stride, 1);
+    break;
+  case 2:
+    unpack_planes(codes, in, stride, 2);
+    break;
+  case 3:
+    unpack_planes(codes, in, stride, 3);
+    break;
+  case 4:
+    unpack_planes(codes, in, stride, 4);
+    break;
+  case 5:
+    unpack_planes(codes, in, stride, 5);
+    break;
+  case 8:
+    EACH(n) codes[i] = in[i];
+    break;
+  default:
+    unpack_planes(codes, in, stride, bits);
+  }
+}
+
+/* full tells, of whole bytes of planes, whether some code has all bits set. */
+TARGET static int full(const uint8_t *in, size_t stride, uint32_t bits) {
+  uint8_t all[CODEC_MAX_BLOCK / 8], any = 0;
+  memcpy(all, in, stride);
+  for (uint32_t j = 1; j < bits; j++) {
+    const uint8_t *plane = in + j * stride;
+    EACH(stride) all[i] &= plane[i];
+  }
+  for (size_t i = 0; i < stride; i++) any |= all[i];
+  return any != 0;
 }
 
 TARGET static uint32_t greatest(const uint16_t *codes, size_t n) {
@@ -274,6 +307,7 @@ const struct codec_kernels NAMED(codec_kernels_, LEVEL) = {
     .sign_values = sign_values,
     .pack = pack,
     .unpack = unpack,
+    .full = full,
     .greatest = greatest,
     .above = above,
 };
