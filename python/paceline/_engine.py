@@ -46,21 +46,17 @@ class Engine:
 
     # The job
 
-    def init(self, process_sets: Iterable[Sequence[int]] = (), dynamic: bool = False) -> None:
+    def init(self, process_sets: Iterable[Sequence[int]] = ()) -> None:
         """Joins the job that the environment names and waits for its other ranks. A second call does nothing.
 
-        process_sets: ranks of the sets to register. dynamic: allows to add sets later, as the setting
-        PACELINE_DYNAMIC_PROCESS_SETS does. Raises ValueError for wrong settings, HorovodInternalError when the job does
-        not come together.
+        process_sets: ranks of the sets to register. Raises ValueError for wrong settings, HorovodInternalError when the
+        job does not come together. Ctrl-C breaks off the wait.
         """
         if self._job is not None and self._pid == os.getpid():
             return
         env = {k: v for k, v in os.environ.items() if k in _ENV_NAMES or k.startswith(_ENV_PREFIXES)}
-        if dynamic:
-            env["PACELINE_DYNAMIC_PROCESS_SETS"] = "1"
         settings = json.dumps({"env": env, "process_sets": [list(ranks) for ranks in process_sets]})
-        lib = _abi.library()
-        _interruptible(lambda: self._check(lib.pl_init(settings.encode())))
+        self._check(_abi.library().pl_init(settings.encode()))
         self.round += 1
         self._pid = os.getpid()
         self._job = self._info()
@@ -157,7 +153,7 @@ class Engine:
         """Whether the operation is over, well or not."""
         return _abi.library().pl_poll(handle) != _abi.PENDING
 
-    def wait(self, handles: Sequence[int]) -> Exception | None:
+    def wait(self, handles: Sequence[int]) -> BaseException | None:
         """Waits until all have ended and returns the first one's error, if any. Ctrl-C breaks off the wait."""
         wait, failed = _abi.library().pl_wait, None
         for handle in handles:
@@ -194,7 +190,10 @@ class Engine:
     # The timeline
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
-        """Writes a Chrome trace of this rank's operations to file_path. Raises ValueError before `init()`."""
+        """Writes a Chrome trace of each rank's operations: rank 0 to trace.json, rank 1 to trace.1.json, and so on.
+
+        Raises ValueError before `init()`, and when the file cannot be written.
+        """
         self._known("rank")
         self._check(_abi.library().pl_timeline_start(os.fsencode(file_path), int(mark_cycles)))
 
@@ -257,11 +256,13 @@ def operation(
     return op
 
 
-def _exception(status: int, message: str) -> Exception:
+def _exception(status: int, message: str) -> BaseException:
     if status == _abi.ERR_NOT_INITIALIZED:
         return NotInitializedError(message) if message else NotInitializedError()
     if status in (_abi.ERR_INVALID, _abi.ERR_DUPLICATE):
         return ValueError(message)
+    if status == _abi.ERR_INTERRUPTED:
+        return KeyboardInterrupt()
     return HorovodInternalError(message or f"the engine failed with status {status}")
 
 

@@ -25,8 +25,8 @@ def init(comm: Iterable[int] | None = None, process_sets: Sequence[ProcessSet] |
     A launcher (`paceline run`, torchrun, mpirun, srun) says through the environment where the process belongs; without
     one it is a job of its own. A second call while running does nothing.
 
-    comm: None, or a list of all ranks. process_sets: sets to register, the same on all ranks; "dynamic" allows to add
-    sets later, as the setting PACELINE_DYNAMIC_PROCESS_SETS=1 does. Raises ValueError for wrong arguments or settings and
+    comm: None, or a list of all ranks. process_sets: sets to register, the same on all ranks; "dynamic" is accepted,
+    and sets can be added later whether it was given or not. Raises ValueError for wrong arguments or settings and
     HorovodInternalError when the job does not come together in time.
     """
     if comm is not None and not isinstance(comm, Iterable):
@@ -35,7 +35,7 @@ def init(comm: Iterable[int] | None = None, process_sets: Sequence[ProcessSet] |
     if isinstance(process_sets, str) and not dynamic:
         raise ValueError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')
     wanted = [] if dynamic else list(process_sets or [])
-    engine.init([process_set.ranks or [] for process_set in wanted], dynamic)
+    engine.init(process_set.ranks or [] for process_set in wanted)
     try:
         _check_ranks(comm)
         register_process_sets(wanted)
@@ -79,7 +79,7 @@ def gloo_enabled() -> bool:
 
 
 def gloo_built() -> bool:
-    """True: scripts ask this to know whether collectives on CPU tensors exist, and they do. Gloo itself is not used."""
+    """True: scripts ask this to know whether collectives on CPU tensors exist, and they do, though without Gloo."""
     return True
 
 

@@ -100,8 +100,7 @@ def register_process_sets(process_sets: Iterable[ProcessSet]) -> None:
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Registers a set while the job runs; every rank calls it with the same ranks. Returns the set.
 
-    Needs init(process_sets="dynamic") or PACELINE_DYNAMIC_PROCESS_SETS=1, as in Horovod. Raises ValueError without it,
-    and when a set with these ranks exists.
+    Raises ValueError when a set with these ranks exists. Unlike Horovod it needs no setting beforehand.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)

@@ -295,7 +295,7 @@ def grouped_reducescatter(
 def join(device=-1) -> int:
     """Says that this rank has no more data, and waits until every rank has said so.
 
-    Meanwhile it takes part in the other ranks' reductions with zeros that do not count in averages. device is
+    Meanwhile it takes part in the other ranks' reductions with zeros, which count in averages as in Horovod. device is
     Horovod's argument for the place of these zeros and has no effect. Returns the last rank that joined.
     """
     handle = engine.submit_join()
@@ -304,5 +304,5 @@ def join(device=-1) -> int:
 
 def barrier(process_set=global_process_set) -> None:
     """Waits until every rank of the set is here."""
-    op = operation(_abi.BARRIER, _abi.UINT8, (), 0, 0, process_set=process_set_number(process_set))
+    op = operation(_abi.BARRIER, _abi.UINT8, (0,), 0, 0, process_set=process_set_number(process_set))
     synchronize(start([op], lambda _: None))

@@ -309,7 +309,7 @@ class _DistributedOptimizer(_Hooked):
 def _empty_sparse(p: torch.Tensor) -> torch.Tensor:
     """A sparse gradient without elements, of the kind that embeddings have: whole rows."""
     indices = torch.empty(1, 0, dtype=torch.int64, device=p.device)
-    return torch.sparse_coo_tensor(indices, p.new_empty(0, *p.shape[1:]), p.shape)
+    return torch.sparse_coo_tensor(indices, p.new_empty(0, *p.shape[1:]), p.shape, check_invariants=False)
 
 
 def _groups(groups: Any, params: list[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -1,0 +1,101 @@
+"""Starts the ranks of a job as plain processes, the way any launcher does: by environment variables."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_GRACE_S = 15  # how long the other ranks may go on after one has failed
+
+
+@dataclass
+class Ended:
+    """How one rank ended: its exit status (negative: the signal that killed it) and all that it printed."""
+
+    status: int
+    output: str
+
+
+class Job:
+    """`size` processes of `python argv...`. Leaving the with block ends what still runs."""
+
+    def __init__(self, size: int, argv: Sequence[str | Path], directory: Path, **env: str) -> None:
+        self.size = size
+        self.outputs = [directory / f"rank{rank}.out" for rank in range(size)]
+        port, secret = _free_port(), secrets.token_hex(16)
+        self.processes = []
+        for rank, path in enumerate(self.outputs):
+            own = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "PACELINE_PORT": str(port),
+                "PACELINE_JOB_SECRET": secret,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONUNBUFFERED": "1",
+            }
+            with path.open("wb") as output:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, *map(str, argv)],
+                        env=_clean_environment() | own | env,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def wait(self, timeout_s: float = 240) -> list[Ended]:
+        """Waits for all ranks. When one fails the others get a grace period, and are killed after it."""
+        deadline = time.monotonic() + timeout_s
+        for process in self.processes:
+            while process.poll() is None and time.monotonic() < deadline:
+                try:
+                    process.wait(0.1)
+                except subprocess.TimeoutExpired:
+                    if any(p.poll() for p in self.processes):
+                        deadline = min(deadline, time.monotonic() + _GRACE_S)
+            if process.poll() is None:
+                process.send_signal(signal.SIGABRT)  # faulthandler then prints where it hangs
+        return [
+            Ended(process.wait(), path.read_text(errors="replace"))
+            for process, path in zip(self.processes, self.outputs, strict=True)
+        ]
+
+    def succeed(self, timeout_s: float = 240) -> list[str]:
+        """Waits for all ranks, asserts that all went well, and returns what they printed."""
+        ended = self.wait(timeout_s)
+        failed = [f"rank {i} ended with {e.status}:\n{e.output[-6000:]}" for i, e in enumerate(ended) if e.status]
+        assert not failed, "\n\n".join(failed)
+        return [e.output for e in ended]
+
+
+def _clean_environment() -> dict[str, str]:
+    """The environment without what another job has left in it."""
+    prefixes = ("PACELINE_", "HOROVOD_", "DMLC_", "BYTEPS_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
+    kept = ("PACELINE_LIBRARY",)
+    return {k: v for k, v in os.environ.items() if k in kept or not k.startswith(prefixes)}
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]

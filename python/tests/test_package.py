@@ -1,0 +1,180 @@
+"""The package itself: what importing does, its version, and the stand-in for Horovod."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline import _abi
+
+NAMES = [
+    "init",
+    "shutdown",
+    "is_initialized",
+    "start_timeline",
+    "stop_timeline",
+    "size",
+    "local_size",
+    "cross_size",
+    "rank",
+    "local_rank",
+    "cross_rank",
+    "mpi_threads_supported",
+    "mpi_enabled",
+    "mpi_built",
+    "gloo_enabled",
+    "gloo_built",
+    "nccl_built",
+    "ddl_built",
+    "ccl_built",
+    "cuda_built",
+    "rocm_built",
+    "paceline_built",
+    "ProcessSet",
+    "global_process_set",
+    "add_process_set",
+    "remove_process_set",
+    "Compression",
+    "Average",
+    "Sum",
+    "Adasum",
+    "Min",
+    "Max",
+    "Product",
+    "HorovodInternalError",
+    "DistributedOptimizer",
+    "SyncBatchNorm",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "sparse_allreduce_async",
+    "allgather",
+    "allgather_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "alltoall",
+    "alltoall_async",
+    "reducescatter",
+    "reducescatter_async",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "join",
+    "barrier",
+    "poll",
+    "synchronize",
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "compression",
+    "functions",
+    "mpi_ops",
+    "optimizer",
+    "sync_batch_norm",
+]
+
+
+def python(code, **env):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_paceline_imports_no_framework_and_loads_no_library():
+    python("""
+        import sys, paceline
+        assert not {"torch", "numpy", "tensorflow", "jax", "mxnet"} & set(sys.modules)
+        assert "libpaceline" not in open("/proc/self/maps").read()
+    """)
+
+
+def test_versions_agree():
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", paceline.__version__)
+    assert _abi.library().pl_version().decode() == paceline.__version__
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = paceline.nonsense
+
+
+def test_a_missing_library_is_said_so():
+    out = python(
+        """
+        import paceline.torch as hvd
+        try:
+            hvd.init()
+        except ImportError as e:
+            print(e)
+    """,
+        PACELINE_LIBRARY="/nowhere/libpaceline.so",
+    )
+    assert "cannot be loaded from /nowhere/libpaceline.so" in out and "PACELINE_LIBRARY" in out
+
+
+def test_the_structures_are_those_of_the_header():
+    header = (Path(__file__).parents[2] / "cgo" / "paceline.h").read_text()
+    for name, structure in (("pl_op", _abi.Op), ("pl_output", _abi.Output)):
+        body = re.search(
+            rf"typedef struct {name} {{(.*?)}} {name};", re.sub(r"/\*.*?\*/", "", header, flags=re.S), re.S
+        )
+        fields = re.findall(r"(\w+);", body.group(1))
+        assert fields == [field for field, _ in structure._fields_]
+    assert f"#define PL_ABI_VERSION {_abi.VERSION}\n" in header
+    for function in re.findall(r"\b(pl_\w+)\(", re.sub(r"/\*.*?\*/", "", header, flags=re.S)):
+        assert function in _abi._PROTOTYPES, function
+
+
+def test_every_name_of_horovod_is_there():
+    import paceline.torch as hvd
+
+    assert [name for name in NAMES if not hasattr(hvd, name)] == []
+    assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
+    assert not hasattr(hvd, "elastic")
+
+
+def test_imports_of_horovod_resolve_to_the_same_modules():
+    shim = str(Path(paceline.__file__).parent / "_horovod")
+    python(
+        """
+        import horovod
+        import horovod.torch as hvd
+        import horovod.torch.mpi_ops
+        from horovod.torch.mpi_ops import allreduce_async_, synchronize
+        from horovod.torch.compression import Compression
+        from horovod.common.exceptions import HorovodInternalError
+        from horovod.common.process_sets import ProcessSet
+        import paceline.torch
+        import paceline.torch.mpi_ops
+        assert hvd is paceline.torch and horovod.torch is hvd and hvd.__name__ == "paceline.torch"
+        assert horovod.torch.mpi_ops is paceline.torch.mpi_ops is hvd.mpi_ops
+        assert hvd.__spec__.name == "paceline.torch"
+        assert HorovodInternalError is hvd.HorovodInternalError and ProcessSet is hvd.ProcessSet
+        assert tuple(map(int, horovod.__version__.split("."))) >= (0, 20)
+        for absent in ("horovod.torch.elastic", "horovod.tensorflow", "horovod.spark"):
+            try:
+                __import__(absent)
+                raise SystemExit(f"{absent} was imported")
+            except ImportError as e:
+                assert absent.split(".")[-1] in str(e) and "Paceline" in str(e), e
+    """,
+        PYTHONPATH=os.pathsep.join([shim, *filter(None, [os.environ.get("PYTHONPATH")])]),
+    )
