@@ -42,6 +42,7 @@ type job struct {
 	workers  []*node.Worker // nil where the test itself plays the rank
 
 	stopServers []func() // each ends one dedicated server
+	leaving     sync.WaitGroup
 }
 
 type jobOption func(*job)
@@ -144,14 +145,20 @@ func (j *job) start(ranks ...int) {
 	}
 }
 
+// shutdown shuts all workers down that are there.
 func (j *job) shutdown() {
-	var wg sync.WaitGroup
-	for _, w := range j.workers {
-		if w != nil {
-			wg.Go(w.Shutdown)
-		}
+	for rank := range j.workers {
+		j.leave(rank)
 	}
-	wg.Wait()
+	j.leaving.Wait()
+}
+
+// leave begins to shut a worker down, which with its server waits for the others.
+func (j *job) leave(rank int) {
+	if w := j.workers[rank]; w != nil {
+		j.workers[rank] = nil
+		j.leaving.Go(w.Shutdown)
+	}
 }
 
 func (j *job) all() wire.ProcessSet {
