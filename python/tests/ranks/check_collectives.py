@@ -320,7 +320,9 @@ def test_sparse_allreduce_adds_up_equal_indices(op, rank, size):
 
 
 def test_sparse_allreduce_where_a_rank_has_no_elements(rank, size):
-    mine = torch.sparse_coo_tensor(torch.zeros(1, rank, dtype=torch.int64), torch.ones(rank, 4), (3, 4))
+    mine = torch.sparse_coo_tensor(
+        torch.zeros(1, rank, dtype=torch.int64), torch.ones(rank, 4), (3, 4), check_invariants=True
+    )
     result = hvd.sparse_allreduce_async(mine, name="sparse.uneven", op=hvd.Sum)()
     assert result.to_dense()[0].tolist() == [size * (size - 1) / 2] * 4
 
