@@ -1,0 +1,86 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/paceline/paceline/cmd/paceline/bench"
+	"github.com/paceline/paceline/internal/version"
+	"github.com/paceline/paceline/server/condition"
+)
+
+// toTerminal is --json without a file.
+const toTerminal = "-"
+
+// Bounds of the input that is made: workers, and ends of 8 bytes.
+const (
+	maxBenchWorkers = 100_000
+	maxBenchEnds    = 20_000_000
+)
+
+func newBenchBarrier() *cobra.Command {
+	var p bench.BarrierPlan
+	var jsonFile string
+	c := &cobra.Command{
+		Use:   "barrier",
+		Short: "Time how ElasticBSP finds its next barrier, and check what it finds",
+		Long: `Time how ElasticBSP finds its next barrier, and check what it finds.
+
+Workers' iterations take 1000 to 1500 ms, as in the paper on ZipLine, and have drifted apart for 1000 s of virtual
+time. Inputs are made before the clock runs. A table puts the least waiting times beside the paper's table 3; its
+figures are of one input each.`,
+		Example: `  paceline bench barrier --workers 1000 --predictions 150 --json
+  paceline bench barrier --workers 10000 --predictions 15 --inputs 0 --json=barrier.json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return runBenchBarrier(c, p, jsonFile) },
+	}
+	f := c.Flags()
+	f.SortFlags = false
+	f.IntVar(&p.Workers, "workers", 1000, "`number` of workers")
+	f.IntVar(&p.Predictions, "predictions", 150, "`number` of iterations that are predicted of each")
+	f.IntVar(&p.Searches, "searches", 20, "`number` of searches to time")
+	f.IntVar(&p.Inputs, "inputs", 200, "`number` of inputs behind each cell of the table, at most; 0: no table")
+	f.Uint64Var(&p.Seed, "seed", 1, "`seed` of the inputs")
+	f.StringVar(&jsonFile, "json", "", "`file` to write the results to; --json alone prints them instead of the tables")
+	f.Lookup("json").NoOptDefVal = toTerminal
+	return c
+}
+
+func runBenchBarrier(c *cobra.Command, p bench.BarrierPlan, jsonFile string) error {
+	for _, f := range []struct {
+		name        string
+		value       int
+		least, most int
+	}{
+		{"workers", p.Workers, 1, maxBenchWorkers},
+		{"predictions", p.Predictions, 1, condition.MaxPredictions},
+		{"searches", p.Searches, 1, 10_000},
+		{"inputs", p.Inputs, 0, 10_000},
+	} {
+		if f.value < f.least || f.value > f.most {
+			return fmt.Errorf("--%s %d: allowed is %d to %d", f.name, f.value, f.least, f.most)
+		}
+	}
+	if ends := p.Workers * p.Predictions; ends > maxBenchEnds {
+		return fmt.Errorf("--workers %d and --predictions %d make %d ends: allowed are %d", p.Workers, p.Predictions, ends, maxBenchEnds)
+	}
+	report, err := bench.MeasureBarrier(p)
+	if err != nil {
+		return err
+	}
+	report.Version, report.Time, report.Cores = version.String(), time.Now().Format(time.RFC3339), runtime.NumCPU()
+	if jsonFile == toTerminal {
+		e := json.NewEncoder(c.OutOrStdout())
+		e.SetIndent("", "  ")
+		return e.Encode(report)
+	}
+	report.Show(c.OutOrStdout())
+	if jsonFile == "" {
+		return nil
+	}
+	return writeJSON(jsonFile, report)
+}
