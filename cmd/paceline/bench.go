@@ -24,6 +24,7 @@ import (
 func benchCommand() *cobra.Command {
 	c := &cobra.Command{Use: "bench", Short: "Measure a job's collectives and check their results", Args: cobra.NoArgs}
 	c.AddCommand(benchAllreduceCommand())
+	c.AddCommand(newBenchBarrier())
 	return c
 }
 
