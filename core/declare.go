@@ -75,6 +75,9 @@ func (q *declareQueue) send(ctx context.Context, e *Engine) {
 	if err == nil && len(placed) != len(batch) {
 		err = fmt.Errorf("the scheduler placed %d of %d tensors", len(placed), len(batch))
 	}
+	if broken := e.Err(); err != nil && broken != nil {
+		err = broken // why the request was given up says more than that it was
+	}
 	for i, d := range batch {
 		switch {
 		case err != nil:

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/condition"
@@ -30,7 +31,8 @@ type tensor struct {
 	keys map[uint32]*key
 }
 
-func newTensor(r *round, t *wire.Tensor) *tensor {
+// newTensor takes in what a rank says of a tensor, as far as it can be summed.
+func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
 	n := &tensor{
 		Tensor: *t, r: r, ranks: rankset.Of(t.Ranks...), signature: t.Signature(), dtype: t.DType, op: t.Op,
 		keys: map[uint32]*key{},
@@ -40,7 +42,31 @@ func newTensor(r *round, t *wire.Tensor) *tensor {
 		n.dtype, n.op, n.Prescale, n.Postscale = units.Int64, units.Sum, 1, 1
 	}
 	n.whole = n.op == units.Adasum || r.s.cfg.RankOrder
-	return n
+	return n, n.check()
+}
+
+// check finds what would be no tensor of this round, or not one that the kernels can take.
+func (t *tensor) check() error {
+	if !t.r.all.Covers(t.ranks) {
+		return fmt.Errorf("tensor %q of ranks %v, where the job has %d", t.Name, t.ranks, t.r.all.Len())
+	}
+	unit := t.dtype.Size()
+	switch t.Kind {
+	case units.Broadcast:
+		return nil // nothing is summed
+	case units.Barrier:
+		unit = limits.MaxPayload + 1 // there is nothing to sum
+	default:
+		if err := reduce.Supported(t.op, t.dtype); err != nil {
+			return fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+	}
+	for i, n := range t.Parts {
+		if int(n)%unit != 0 {
+			return fmt.Errorf("tensor %q: partition %d of %d bytes for a %v of %v", t.Name, i, n, t.Kind, t.dtype)
+		}
+	}
+	return nil
 }
 
 // key finds or makes the key of one partition.
@@ -49,6 +75,9 @@ func (t *tensor) key(part uint32) (*key, error) {
 	defer t.mu.Unlock()
 	if k := t.keys[part]; k != nil {
 		return k, nil
+	}
+	if t.Kind.HasRoot() {
+		return nil, fmt.Errorf("%q is a %v, which sums nothing", t.Name, t.Kind)
 	}
 	if part >= uint32(len(t.Parts)) {
 		return nil, fmt.Errorf("partition %d of %q, which has %d", part, t.Name, len(t.Parts))

@@ -71,8 +71,11 @@ func (r *round) announce(t *wire.Tensor) error {
 	if len(r.tensors) >= limits.MaxTensors {
 		return fmt.Errorf("tensor %q: %d tensors are declared, limit %d", t.Name, len(r.tensors), limits.MaxTensors)
 	}
-	r.tensors[t.ID] = newTensor(r, t)
-	return nil
+	n, err := newTensor(r, t)
+	if err == nil {
+		r.tensors[t.ID] = n
+	}
+	return err
 }
 
 // tensor finds an announced tensor and checks what a frame says of it.
