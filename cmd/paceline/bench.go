@@ -22,8 +22,8 @@ import (
 )
 
 func benchCommand() *cobra.Command {
-	c := &cobra.Command{Use: "bench", Short: "Measure a job's collectives and check their results", Args: cobra.NoArgs}
-	c.AddCommand(benchAllreduceCommand())
+	c := &cobra.Command{Use: "bench", Short: "Measure collectives, and codecs, and check their results", Args: cobra.NoArgs}
+	c.AddCommand(benchAllreduceCommand(), newBenchCodec())
 	c.AddCommand(newBenchBarrier())
 	return c
 }

@@ -1,7 +1,6 @@
 package codec
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -45,13 +44,14 @@ func (a *arguments) err() error {
 	if a.first != nil {
 		return a.first
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.given)) {
-		if name == "" {
-			return fmt.Errorf("%q has no name: %s", a.given[name], a.allowed())
-		}
-		return fmt.Errorf("unknown parameter %q: %s", name, a.allowed())
+	if len(a.given) == 0 {
+		return nil
 	}
-	return nil
+	name := slices.Min(slices.Collect(maps.Keys(a.given)))
+	if name == "" {
+		return fmt.Errorf("%q has no name: %s", a.given[name], a.allowed())
+	}
+	return fmt.Errorf("unknown parameter %q: %s", name, a.allowed())
 }
 
 func (a *arguments) allowed() string {
@@ -121,13 +121,6 @@ func (a *arguments) feedback(otherwise bool) bool {
 		slices.Reverse(words)
 	}
 	return a.choice("feedback", words...) == "on"
-}
-
-// none fails where the argument without a name is missing.
-func (a *arguments) need(what string, has bool) {
-	if !has {
-		a.first = errors.Join(a.first, errors.New(what))
-	}
 }
 
 // setting writes a codec's name and arguments as Parse reads them. Empty parts are left out.

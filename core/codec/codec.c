@@ -20,6 +20,11 @@ static const struct codec_kernels *kernels(int level) {
   return &codec_kernels_plain;
 }
 
+/* blockwise_kernels prefers shorter vectors where the planes of a block are shorter than the longest. */
+static const struct codec_kernels *blockwise_kernels(int level, const struct codec_grid *g) {
+  return kernels(level == CODEC_LEVEL_AVX512 && g->block < 256 ? CODEC_LEVEL_AVX2 : level);
+}
+
 int codec_has_f16c(void) {
 #ifdef __x86_64__
   unsigned a, b, c, d;
@@ -206,7 +211,7 @@ static size_t read_block(const struct codec_kernels *k, const struct codec_grid 
 /* What was sent of a block is decoded again where a residual wants to know. */
 size_t codec_encode(int level, struct codec_grid g, uint8_t *dst, const void *src, void *residual, size_t n,
                     struct codec_keys keys) {
-  const struct codec_kernels *k = kernels(level);
+  const struct codec_kernels *k = blockwise_kernels(level, &g);
   const codec_float *x = src;
   codec_float *r = residual;
   uint8_t *out = dst;
@@ -259,7 +264,7 @@ static int check(const struct codec_kernels *k, const struct codec_grid *g, cons
 }
 
 int codec_decode(int level, struct codec_grid g, void *dst, const uint8_t *src, size_t len, size_t n, int add) {
-  const struct codec_kernels *k = kernels(level);
+  const struct codec_kernels *k = blockwise_kernels(level, &g);
   codec_float *d = dst;
   uint16_t codes[CODEC_CODES_ROOM];
   float room[CODEC_MAX_BLOCK], step = 0;

@@ -48,10 +48,16 @@ func gradient(rng *rand.Rand, n int) []float32 {
 	return x
 }
 
-// encoded is a message and the residual that it left.
+// encoded is a message; no byte beyond its bound was written.
 func encoded(c Codec, x []float32, residual []byte, s Stream) []byte {
-	buf := make([]byte, c.MaxEncoded(len(x)))
-	return buf[:c.Encode(buf, raw(x), residual, s)]
+	most := c.MaxEncoded(len(x))
+	guard := bytes.Repeat([]byte{0xa5}, 64)
+	buf := append(make([]byte, most, most+len(guard)), guard...)
+	m := c.Encode(buf[:most:most], raw(x), residual, s)
+	if m > most || !bytes.Equal(buf[most:], guard) {
+		panic(fmt.Sprintf("%s: %d elements take %d bytes, or touch more, than the bound of %d", c, len(x), m, most))
+	}
+	return buf[:m:m]
 }
 
 func decoded(t testing.TB, c Codec, n int, message []byte) []float32 {

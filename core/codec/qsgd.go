@@ -4,8 +4,8 @@ package codec
 // QSGD, with blocks for its buckets. Codes have a fixed width, or Elias' gamma code where that is
 // shorter: most elements are far below the norm.
 func newQSGD(a *arguments) Codec {
-	levels, levelsPart := a.levels(4, maxLevels)
-	block, blockPart := a.block(512)
+	levels, levelsPart := a.levels(7, maxLevels)
+	block, blockPart := a.block(256)
 	g := grid{kind: kindUniform, norm: normL2, levels: levels, block: block}
 	coding := ""
 	if g.elias = a.choice("coding", "packed", "elias") == "elias"; g.elias {

@@ -41,12 +41,12 @@ func Parse(setting string) (Codec, error) {
 		}
 	}
 	name, text, _ := strings.Cut(body, ":")
-	make, ok := makers[name]
+	newCodec, ok := makers[name]
 	if !ok {
 		return nil, fmt.Errorf("codec %q: unknown name %q: allowed are %s", setting, name, strings.Join(Names(), ", "))
 	}
 	a := parseArguments(text)
-	c := make(a)
+	c := newCodec(a)
 	if err := a.err(); err != nil {
 		return nil, fmt.Errorf("codec %q: %w", setting, err)
 	}

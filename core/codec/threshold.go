@@ -11,8 +11,9 @@ type threshold struct {
 
 // newThreshold takes the threshold and feedback=.
 func newThreshold(a *arguments) Codec {
-	_, has := a.given[""]
-	a.need("the threshold is missing, as in threshold:0.001", has)
+	if _, has := a.given[""]; !has {
+		a.fail("the threshold is missing, as in threshold:0.001")
+	}
 	t := a.number("", 1, "numbers over 0 that float32 holds", func(f float64) bool { return float32(f) > 0 && float32(f) <= math.MaxFloat32 })
 	residual := a.feedback(true)
 	c := &threshold{below: math.Float32bits(float32(t)) - 1}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/paceline/paceline/cmd/paceline/bench"
+	"github.com/paceline/paceline/core/codec"
+	"github.com/paceline/paceline/internal/version"
+	"github.com/paceline/paceline/node/settings"
+)
+
+// newBenchCodec is `paceline bench codec`.
+func newBenchCodec() *cobra.Command {
+	var plan bench.CodecPlan
+	var size, jsonFile string
+	c := &cobra.Command{
+		Use:   "codec",
+		Short: "Time the codecs beside memcpy, and tell what they make of gradients",
+		Long: `Time the codecs beside memcpy, and tell what they make of gradients.
+
+Runs on one core of this host and needs no job. Codecs are named as in settings: ` + strings.Join(codec.Names(), ", ") + `,
+with arguments as in topk:0.01 or int8:block=256, and +s2 or +zstd behind any.`,
+		Example: `  paceline bench codec
+  paceline bench codec --codec topk:0.01 --codec int8:block=256,feedback=on --size 4MiB --json codec.json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			if plan.Bytes, err = settings.ParseSize(size); err != nil {
+				return fmt.Errorf("--size %q: a size is a number of bytes, or one with KiB, MiB, GiB", size)
+			}
+			report := bench.CodecReport{Benchmark: "codec", Version: version.String(), Time: time.Now().Format(time.RFC3339), Cores: runtime.NumCPU()}
+			if err := report.MeasureCodecs(plan); err != nil {
+				return err
+			}
+			report.Show(c.OutOrStdout())
+			if jsonFile == "" {
+				return nil
+			}
+			return writeJSON(jsonFile, report)
+		},
+	}
+	f := c.Flags()
+	f.SortFlags = false
+	f.StringArrayVar(&plan.Codecs, "codec", bench.DefaultCodecs(), "`codec` to measure; give the flag once for each")
+	f.StringVar(&size, "size", "64MiB", "`size` of the tensor")
+	f.DurationVar(&plan.Duration, "duration", 2*time.Second, "`time` for each codec")
+	f.StringVar(&jsonFile, "json", "", "`file` to write the results to")
+	return c
+}
