@@ -126,8 +126,11 @@ func (l *link) read() {
 	l.p.mu.Lock()
 	left := l.p.left
 	l.p.mu.Unlock()
-	if left && errors.Is(err, io.EOF) {
+	if left { // closing may show as a reset, where frames were on their way to it
 		_ = l.conn.Close()
+		if l.p.e.Err() != nil {
+			return // the engine ends, for the reason that the server gave before its goodbye
+		}
 		l.p.leave(fmt.Errorf("%w: %v has shut down", ErrUnsupported, l.p))
 		return
 	}

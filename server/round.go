@@ -143,12 +143,16 @@ func (r *round) firstConns(ranks rankset.Set) []*conn {
 func (r *round) end() {
 	r.mu.Lock()
 	r.ended = true
+	lost := r.lost
 	var conns []*conn
 	for _, cs := range r.conns {
 		conns = append(conns, cs...)
 	}
 	r.mu.Unlock()
 	for _, c := range conns {
+		if lost != nil { // on each, or a rank may read the goodbye on one before the reason on another
+			c.sendJSON(wire.Header{Type: wire.TypeLost}, lost)
+		}
 		c.goodbye()
 	}
 	for _, c := range conns {
