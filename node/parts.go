@@ -41,7 +41,12 @@ func Logger(level, role string, rank int) (*zap.Logger, error) {
 
 // Transport makes the transport that the settings ask for.
 func Transport(s *settings.Settings, log *zap.Logger) (transport.Transport, error) {
-	c := tcp.Config{Secret: s.JobSecret, PeerTimeout: s.PeerTimeout, Shards: 1, Log: log}
+	c := tcp.Config{
+		Secret: s.JobSecret, PeerTimeout: s.PeerTimeout, SendBuffer: int(s.SendBuffer), Congestion: s.Congestion, Shards: 1, Log: log,
+	}
+	if c.Congestion == "system" {
+		c.Congestion = ""
+	}
 	if s.Role == "server" {
 		c.Shards = s.ServerShards
 	}

@@ -32,9 +32,12 @@ type Config struct {
 	// PeerTimeout is how long a peer may leave data unacknowledged, or not answer on an idle
 	// connection, before the connection fails; 0 is 10 s. The kernel counts a peer that acknowledges
 	// but takes no data at all for that long as gone, too.
-	PeerTimeout   time.Duration
-	SendBuffer    int         // bytes of the kernel's send buffer; 0 lets the kernel tune it
+	PeerTimeout time.Duration
+	// SendBuffer is the kernel's send buffer in bytes; 0 lets the kernel tune it. A bounded one keeps the
+	// connections that share a link at the same window, and so at the same share of it.
+	SendBuffer    int
 	ReceiveBuffer int         // bytes of the kernel's receive buffer; 0 lets the kernel tune it
+	Congestion    string      // congestion control; the system's where it is "" or the kernel does not let us have it
 	Shards        int         // listening sockets on one port, among which the kernel spreads connections; 0 is 1
 	Log           *zap.Logger // refused connections; nil is no log
 }
@@ -119,8 +122,16 @@ func (t *network) listen(address string, n int) ([]net.Listener, error) {
 }
 
 // control sets what has to be set before a socket is bound or connected: the sizes of the buffers,
-// from which the window that the peer is told of follows.
+// from which the window that the peer is told of follows, and the congestion control, which accepted
+// connections have from their listener.
 func (t *network) control(_, _ string, c syscall.RawConn) error {
+	if t.Congestion != "" {
+		if err := c.Control(func(fd uintptr) {
+			_ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, t.Congestion)
+		}); err != nil {
+			return err
+		}
+	}
 	return setOptions(c, []option{
 		{unix.SOL_SOCKET, unix.SO_SNDBUF, t.SendBuffer},
 		{unix.SOL_SOCKET, unix.SO_RCVBUF, t.ReceiveBuffer},
