@@ -90,7 +90,7 @@ func differ(a, b []byte) int {
 
 func TestKernelsEqualTheReferenceForEveryGridAndLength(t *testing.T) {
 	rng := rand.New(rand.NewPCG(21, 22))
-	lengths := []int{1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 100, 511, 513, 1023, 1025, 4097, 9000}
+	lengths := []int{1, 7, 8, 9, 17, 63, 65, 100, 511, 513, 1023, 1025, 4097, 8200}
 	for _, e := range engines() {
 		t.Run(e.String(), func(t *testing.T) {
 			for name, g := range grids(t) {
