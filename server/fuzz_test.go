@@ -1,0 +1,275 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fuzzMemory bounds the server's buffers, in bytes.
+const fuzzMemory = 4 << 20
+
+// FuzzFrames has workers that know the secret send any bytes at all. An input is a series of pieces:
+// which of four connections (two of rank 0, one each of ranks 1 and 2), how many bytes as a 16-bit number,
+// and the bytes. Whatever comes, the server does not panic, keeps its bounds on memory, ends when it is
+// closed, and has all buffers back then.
+func FuzzFrames(f *testing.F) {
+	for _, order := range []bool{false, true} {
+		for _, s := range seeds() {
+			f.Add(order, s)
+		}
+	}
+	f.Fuzz(func(t *testing.T, inOrder bool, input []byte) {
+		survive(t, inOrder, func(conns []transport.Conn) {
+			for len(input) >= 3 {
+				n := min(int(input[1])|int(input[2])<<8, len(input)-3)
+				if n > 0 { // what a connection does not take any more is left out
+					_ = conns[input[0]%4].Send(net.Buffers{input[3 : 3+n]})
+				}
+				input = input[3+n:]
+			}
+		})
+	})
+}
+
+// FuzzOperations has them send frames that each make sense, in any order and company: six bytes of
+// input are one frame.
+func FuzzOperations(f *testing.F) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 30 {
+		input := make([]byte, 6*100)
+		for i := range input {
+			input[i] = byte(random.Uint32())
+		}
+		f.Add(random.IntN(2) == 0, input)
+	}
+	f.Fuzz(func(t *testing.T, inOrder bool, input []byte) {
+		survive(t, inOrder, func(conns []transport.Conn) {
+			for ; len(input) >= 6; input = input[6:] {
+				conn, frame := operation([6]byte(input))
+				_ = conns[conn].Send(net.Buffers{frame})
+			}
+		})
+	})
+}
+
+// survive has a server of a round of three workers meet what play sends over four connections.
+func survive(t *testing.T, inOrder bool, play func([]transport.Conn)) {
+	network := transporttest.NewNetwork(transporttest.Options{})
+	defer network.Close()
+	secret := []byte("fuzz")
+	l, err := network.Node("server", secret).Listen("server:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Log: zap.NewNop(), Memory: fuzzMemory, Fusion: 1 << 10, RankOrder: inOrder, Model: condition.BSP()})
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	s.Begin(wire.Roster{Round: 7, Workers: make([]wire.Node, 3)})
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+
+	conns := make([]transport.Conn, 4)
+	for i, rank := range connRanks {
+		conns[i] = greet(t, network.Node(fmt.Sprint("worker", i), secret), int(rank), 1+b2i(rank == 0))
+	}
+	play(conns)
+	for _, c := range conns {
+		c.Close()
+	}
+	l.Close()
+	if lent := s.pool.Lent(); lent > fuzzMemory {
+		t.Errorf("%d bytes lent, limit %d", lent, fuzzMemory)
+	}
+	s.Close()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	if lent := s.pool.Lent(); lent != 0 {
+		t.Errorf("%d bytes did not come back", lent)
+	}
+	runtime.ReadMemStats(&after)
+	if used := after.TotalAlloc - before.TotalAlloc; used > 64<<20 {
+		t.Errorf("%d MiB allocated", used>>20)
+	}
+}
+
+// connRanks are the ranks of the four connections.
+var connRanks = [4]uint32{0, 0, 1, 2}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// greet makes a connection of a rank, and reads what the server says without looking at it.
+func greet(t *testing.T, tr transport.Transport, rank, conns int) transport.Conn {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	c, err := tr.Dial(ctx, "server:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hello, _ := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: 7, Rank: rank, Conns: conns, Window: 1 << 20})
+	if err := c.Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeHello, Rank: uint32(rank)}, hello)}); err != nil {
+		t.Fatal(err)
+	}
+	var h wire.Header
+	if err := c.ReadHeader(&h); err != nil || h.Type != wire.TypeWelcome {
+		t.Fatalf("no welcome: %v %v", h.Type, err)
+	}
+	go func() {
+		b := make([]byte, 64<<10)
+		for c.ReadHeader(&h) == nil {
+			for left := int(h.Length); left > 0; left -= min(left, len(b)) {
+				if c.ReadPayload(b[:min(left, len(b))]) != nil {
+					return
+				}
+			}
+		}
+	}()
+	return c
+}
+
+// script makes an input of frames.
+type script struct{ b []byte }
+
+func (s *script) frame(conn int, h wire.Header, payload []byte) {
+	h.Rank = connRanks[conn]
+	frame := wire.AppendFrame(nil, h, payload)
+	s.b = append(s.b, byte(conn), byte(len(frame)), byte(len(frame)>>8))
+	s.b = append(s.b, frame...)
+}
+
+func (s *script) announce(conn int, t wire.Tensor) {
+	payload, err := json.Marshal(&t)
+	if err != nil {
+		panic(err)
+	}
+	s.frame(conn, wire.Header{Type: wire.TypeAnnounce, Tensor: t.ID}, payload)
+}
+
+func declared(id uint32, name string, kind units.Kind, op units.ReduceOp, d units.DType, parts ...uint32) wire.Tensor {
+	return wire.Tensor{ID: id, Name: name, Kind: kind, Op: op, DType: d, Ranks: []int{0, 1, 2}, Prescale: 0.5, Postscale: 2, Parts: parts}
+}
+
+// tensors are what the workers use: two of one name disagree, and one is too large for the server.
+var tensors = []wire.Tensor{
+	declared(1, "x", units.Allreduce, units.Sum, units.Float32, 8, 4),
+	declared(2, "adasum", units.Allreduce, units.Adasum, units.Float16, 4),
+	declared(3, "broadcast", units.Broadcast, units.Sum, units.Uint8, 5),
+	declared(4, "allgather", units.Allgather, units.Sum, units.Int32, 24),
+	declared(5, "barrier", units.Barrier, units.Average, units.Uint8, 0),
+	declared(6, "reducescatter", units.Reducescatter, units.Max, units.BFloat16, 2, 2),
+	declared(7, "x", units.Allreduce, units.Sum, units.Int32, 8),
+	declared(8, "long", units.Allreduce, units.Sum, units.Uint8, 600<<10),
+}
+
+// summedType is the element type in which a tensor's pushes come.
+func summedType(t *wire.Tensor) units.DType {
+	if !t.Kind.Reduces() {
+		return units.Int64
+	}
+	return t.DType
+}
+
+// operation makes a frame of six bytes: what, of which tensor, partition and iteration, over which
+// connection, with which flags and route. Mostly the tensor is announced just before.
+func operation(b [6]byte) (conn int, frame []byte) {
+	types := []wire.Type{wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePut, wire.TypeGet, wire.TypePull,
+		wire.TypeCancel, wire.TypeJoin, wire.TypeBye, wire.TypeAnnounce}
+	conn = int(b[1] % 4)
+	t := tensors[int(b[0]>>4)%len(tensors)]
+	part := int(b[1]>>4) % len(t.Parts)
+	h := wire.Header{
+		Type: types[int(b[0]&15)%len(types)], Tensor: t.ID, Part: uint32(part), Rank: connRanks[conn],
+		Iteration: uint64(b[2] % 4), Seq: uint64(b[2] >> 4 % 4), DType: summedType(&t), Flags: wire.Flags(b[3] % 16), Epoch: uint32(b[3] >> 7),
+	}
+	var payload []byte
+	switch h.Type {
+	case wire.TypePush:
+		if payload = make([]byte, t.Parts[part]); part == 0 && b[4]%8 > 0 {
+			h.Flags |= wire.FlagHome
+		}
+	case wire.TypePut, wire.TypeGet:
+		h.DType, h.Aux = t.DType, wire.Route(int(b[4]%3), int(b[5]%4)-1)
+		if h.Type == wire.TypePut {
+			payload = make([]byte, b[5])
+		}
+	case wire.TypeAnnounce:
+		payload, _ = json.Marshal(&t)
+	}
+	if b[5]%16 > 0 {
+		announcement, _ := json.Marshal(&t)
+		frame = wire.AppendFrame(nil, wire.Header{Type: wire.TypeAnnounce, Tensor: t.ID, Rank: h.Rank}, announcement)
+	}
+	return conn, wire.AppendFrame(frame, h, payload)
+}
+
+// seeds are what real workers would send: every kind of collective, some of it given up, joined, ended
+// by goodbyes; and what they would not.
+func seeds() (inputs [][]byte) {
+	ranks := []int{0, 2, 3}
+	for _, last := range []wire.Type{wire.TypeBye, wire.TypeJoin, wire.TypeCancel, wire.TypePull, wire.TypeLost, wire.TypeBatch} {
+		s := &script{}
+		for _, t := range tensors {
+			for _, c := range ranks {
+				s.announce(c, t)
+				for part, n := range t.Parts {
+					h := wire.Header{Type: wire.TypePush, Tensor: t.ID, Part: uint32(part), DType: summedType(&t)}
+					if part == 0 {
+						h.Flags = wire.FlagHome
+					}
+					if t.Kind == units.Broadcast {
+						h.Type, h.DType, h.Aux = wire.TypeGet, t.DType, wire.Route(0, -1)
+						if c == 0 {
+							h.Type = wire.TypePut
+						} else {
+							n = 0
+						}
+					}
+					s.frame(c, h, make([]byte, n))
+				}
+			}
+		}
+		for _, c := range ranks {
+			h := wire.Header{Type: last, Tensor: 1, Iteration: 1}
+			switch last {
+			case wire.TypeLost:
+				s.frame(c, h, []byte(`{"role":"worker","rank":1}`))
+			case wire.TypeBatch:
+				h.Count = 2
+				bye := wire.Header{Type: wire.TypeBye, Rank: connRanks[c]}
+				s.frame(c, h, bye.Append(bye.Append(nil)))
+			default:
+				s.frame(c, h, nil)
+			}
+		}
+		inputs = append(inputs, s.b)
+	}
+	s := &script{}
+	huge := declared(1, "huge", units.Allreduce, units.Sum, units.Float32, 1<<30)
+	s.announce(0, huge)
+	s.b = append(s.b, 0, wire.HeaderSize, 0)
+	push := wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float32, Length: 1 << 30}
+	s.b = push.Append(s.b)
+	return append(inputs, s.b, []byte("\x00\x07\x00garbage"))
+}
