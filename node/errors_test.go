@@ -105,7 +105,7 @@ func (j *job) disagree(what string, good, bad core.Op, goodBrand, badBrand strin
 			j.t.Fatalf("%s: rank %d: %v, want a mismatch", what, rank, err)
 		}
 		found := text.FindStringSubmatch(err.Error())
-		if found == nil || !(found[1] == goodBrand && found[2] == badBrand || found[1] == badBrand && found[2] == goodBrand) {
+		if len(found) != 3 || !(found[1] == goodBrand && found[2] == badBrand || found[1] == badBrand && found[2] == goodBrand) {
 			j.t.Errorf("%s: rank %d: %q, want what both sides brought: %q and %q", what, rank, err, goodBrand, badBrand)
 		}
 	}

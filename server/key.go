@@ -42,7 +42,10 @@ func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
 		n.dtype, n.op, n.Prescale, n.Postscale = units.Int64, units.Sum, 1, 1
 	}
 	n.whole = n.op == units.Adasum || r.s.cfg.RankOrder
-	return n, n.check()
+	if err := n.check(); err != nil {
+		return nil, err
+	}
+	return n, nil
 }
 
 // check finds what would be no tensor of this round, or not one that the kernels can take.
