@@ -3,6 +3,7 @@ package core
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
@@ -117,6 +118,10 @@ func (o *operation) broadcastTasks() []*task {
 func (o *operation) gather() {
 	rows := o.counts(o.sizes)
 	me := o.e.member(&o.Op)
+	if rows[me] != o.Shape[0] {
+		o.wrongSizes()
+		return
+	}
 	bytes := make([]int64, len(rows))
 	for i, r := range rows {
 		bytes[i] = r * o.rowBytes()
@@ -146,6 +151,10 @@ func (o *operation) gather() {
 func (o *operation) exchange() {
 	n, me := len(o.Set.Ranks), o.e.member(&o.Op)
 	all := o.counts(o.sizes) // all[i*n+j]: rows from i to j
+	if !slices.Equal(all[me*n:(me+1)*n], o.splits()) {
+		o.wrongSizes()
+		return
+	}
 	rows, bytes := make([]int64, n), make([]int64, n)
 	for i := range n {
 		rows[i] = all[i*n+me]
@@ -170,6 +179,13 @@ func (o *operation) exchange() {
 		tasks = o.transfer(tasks, wire.TypeGet, peer, o.e.cfg.Rank, receive)
 	}
 	o.run(tasks, nil)
+}
+
+// wrongSizes ends an operation of which the server says that this rank brings what it does not: memory
+// must not be sliced by that.
+func (o *operation) wrongSizes() {
+	o.fail(fmt.Errorf("%v of %q: the server's sizes are not those that rank %d sent it", o.Kind, o.name(), o.e.cfg.Rank))
+	o.finish()
 }
 
 func (o *operation) counts(b []byte) []int64 {
