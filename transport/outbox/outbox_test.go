@@ -1,0 +1,238 @@
+package outbox_test
+
+import (
+	"context"
+	"encoding/binary"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const fusion = 4 << 10
+
+// line is a queue: first in, first out.
+type line struct {
+	mu     sync.Mutex
+	frames []outbox.Frame
+}
+
+func (q *line) push(f outbox.Frame) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.frames = append(q.frames, f)
+}
+
+func (q *line) Pop(most int) (outbox.Frame, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.frames) == 0 || len(q.frames[0].Payload) > most {
+		return outbox.Frame{}, false
+	}
+	f := q.frames[0]
+	q.frames = q.frames[1:]
+	return f, true
+}
+
+func (q *line) Waiting() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.frames) > 0
+}
+
+// owner counts how often it was told, and with which errors.
+type owner struct {
+	told   atomic.Int32
+	failed atomic.Int32
+}
+
+func (o *owner) Sent(err error) {
+	o.told.Add(1)
+	if err != nil {
+		o.failed.Add(1)
+	}
+}
+
+// ends are the two ends of a connection over links that hold little, so that senders have to wait.
+func ends(t *testing.T, o transporttest.Options) (near, far transport.Conn, network *transporttest.Network) {
+	t.Helper()
+	network = transporttest.NewNetwork(o)
+	l, err := network.Node("far", []byte("secret")).Listen("far:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	accepted := make(chan transport.Conn, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			t.Error(err)
+		}
+		accepted <- c
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if near, err = network.Node("near", []byte("secret")).Dial(ctx, "far:1"); err != nil {
+		t.Fatal(err)
+	}
+	return near, <-accepted, network
+}
+
+// read takes n frames, out of batches too, and hands each over. It counts the frames that came with others.
+func read(t *testing.T, c transport.Conn, n int, each func(h *wire.Header, payload []byte)) (together int) {
+	var h wire.Header
+	for got := 0; got < n; {
+		if err := c.ReadHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		payload := make([]byte, h.Length)
+		if err := c.ReadPayload(payload); err != nil {
+			t.Fatal(err)
+		}
+		if h.Type != wire.TypeBatch {
+			each(&h, payload)
+			got++
+			continue
+		}
+		err := wire.Frames(payload, h.Count, func(in *wire.Header, p []byte) error { each(in, p); return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		got += int(h.Count)
+		together += int(h.Count)
+	}
+	return together
+}
+
+// TestFramesOfManyGoroutinesArriveWholeAndInTheQueuesOrder has payloads from none to several times what the
+// connection holds. Each owner is told once.
+func TestFramesOfManyGoroutinesArriveWholeAndInTheQueuesOrder(t *testing.T) {
+	for _, fuse := range []int{0, fusion} {
+		synctest.Test(t, func(t *testing.T) {
+			near, far, network := ends(t, transporttest.Options{Latency: time.Millisecond, Bandwidth: 100 << 20, Buffer: 32 << 10})
+			defer network.Close()
+			q := &line{}
+			out := outbox.New(near, q, fuse, func(err error) { t.Error(err) })
+			const senders, each = 8, 30
+			var o owner
+			for s := range senders {
+				random := rand.New(rand.NewPCG(1, uint64(s)))
+				go func() {
+					for i := range each {
+						size := []int{0, 8, 100, 3000, 20000, 100000}[random.IntN(6)]
+						payload := make([]byte, size)
+						if size > 0 {
+							binary.LittleEndian.PutUint64(payload, uint64(i))
+						}
+						q.push(outbox.Frame{Header: wire.Header{Type: wire.TypePush, Rank: uint32(s), Iteration: uint64(i)}, Payload: payload, Owner: &o})
+						out.Kick()
+						if random.IntN(4) == 0 {
+							time.Sleep(time.Millisecond) // virtual
+						}
+					}
+				}()
+			}
+			var next [senders]uint64
+			together := read(t, far, senders*each, func(h *wire.Header, payload []byte) {
+				if h.Iteration != next[h.Rank] {
+					t.Fatalf("frame %d of sender %d came, want %d", h.Iteration, h.Rank, next[h.Rank])
+				}
+				next[h.Rank]++
+				if len(payload) > 0 && binary.LittleEndian.Uint64(payload) != h.Iteration {
+					t.Fatal("a payload came with another's header")
+				}
+			})
+			if fuse > 0 && together == 0 {
+				t.Error("small frames that waited together did not travel together")
+			}
+			synctest.Wait()
+			if o.told.Load() != senders*each || o.failed.Load() != 0 {
+				t.Errorf("owners were told %d times, %d of them of an error; want %d", o.told.Load(), o.failed.Load(), senders*each)
+			}
+			near.Close()
+			far.Close()
+			out.Close()
+		})
+	}
+}
+
+// TestWhenTheConnectionFailsEveryOwnerIsToldOnce: those of frames that were being sent, that wait, and
+// that come later.
+func TestWhenTheConnectionFailsEveryOwnerIsToldOnce(t *testing.T) {
+	for _, fault := range []string{"after 300000 near->far reset", "after 64 near->far cut", "at 1ms near<->far freeze"} {
+		synctest.Test(t, func(t *testing.T) {
+			near, far, network := ends(t, transporttest.Options{Latency: time.Millisecond, Buffer: 16 << 10, PeerTimeout: time.Second})
+			defer network.Close()
+			if err := network.Script(fault); err != nil {
+				t.Fatal(err)
+			}
+			q := &line{}
+			failures := make(chan error, 10)
+			out := outbox.New(near, q, fusion, func(err error) { failures <- err; near.Close() })
+			go func() {
+				var h wire.Header
+				for far.ReadHeader(&h) == nil && far.ReadPayload(make([]byte, h.Length)) == nil {
+					continue
+				}
+			}()
+			var o owner
+			const frames = 200
+			for range frames {
+				q.push(outbox.Frame{Header: wire.Header{Type: wire.TypePush}, Payload: make([]byte, 10000), Owner: &o})
+				out.Kick()
+			}
+			if err := <-failures; err == nil {
+				t.Error("no reason")
+			}
+			synctest.Wait()
+			q.push(outbox.Frame{Header: wire.Header{Type: wire.TypePush}, Owner: &o})
+			out.Kick()
+			out.Close()
+			q.push(outbox.Frame{Header: wire.Header{Type: wire.TypePush}, Owner: &o})
+			out.Kick()
+			if o.told.Load() != frames+2 || o.failed.Load() < 3 {
+				t.Errorf("%s: owners were told %d times, %d of them of an error; want %d", fault, o.told.Load(), o.failed.Load(), frames+2)
+			}
+			if len(failures) > 0 {
+				t.Errorf("%s: the failure was told twice", fault)
+			}
+			far.Close()
+		})
+	}
+}
+
+// TestCloseSettlesASendThatWaitsForThePeer, which reads nothing, once the connection is closed.
+func TestCloseSettlesASendThatWaitsForThePeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far, network := ends(t, transporttest.Options{Buffer: 16 << 10})
+		defer network.Close()
+		q := &line{}
+		out := outbox.New(near, q, fusion, func(error) {})
+		var o owner
+		for range 5 {
+			q.push(outbox.Frame{Header: wire.Header{Type: wire.TypePush}, Payload: make([]byte, 1<<20), Owner: &o})
+		}
+		out.Kick() // it must not wait either
+		synctest.Wait()
+		if o.told.Load() != 0 {
+			t.Fatal("a send that waits was told to be done")
+		}
+		near.Close()
+		out.Close()
+		if o.told.Load() != 5 || o.failed.Load() != 5 {
+			t.Errorf("owners were told %d times, %d of them of an error; want 5", o.told.Load(), o.failed.Load())
+		}
+		far.Close()
+	})
+}
