@@ -1,6 +1,10 @@
 package mempool
 
-import "testing"
+import (
+	"math/rand/v2"
+	"sync"
+	"testing"
+)
 
 func TestBuffersComeBackAndAreCounted(t *testing.T) {
 	p := New(1 << 20)
@@ -40,4 +44,46 @@ func TestEmptyBuffersCostNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Put(b)
+}
+
+// TestTheBooksBalance borrows and gives back from many goroutines: the limit holds all the time, nobody's
+// buffer is somebody else's, and at the end everything is back.
+func TestTheBooksBalance(t *testing.T) {
+	const limit = 1 << 20
+	p := New(limit)
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(g), 0))
+			var mine [][]byte
+			for range 2000 {
+				if b, err := p.Get(random.IntN(200 << 10)); err == nil && len(b) > 0 {
+					b[0], b[len(b)-1] = byte(g), byte(g)
+					mine = append(mine, b)
+				}
+				if lent := p.Lent(); lent > limit {
+					t.Errorf("%d bytes lent, limit %d", lent, limit)
+				}
+				for len(mine) > random.IntN(4) {
+					b := mine[len(mine)-1]
+					mine = mine[:len(mine)-1]
+					if b[0] != byte(g) || b[len(b)-1] != byte(g) {
+						t.Error("a buffer was lent twice")
+					}
+					p.Put(b)
+				}
+			}
+			for _, b := range mine {
+				p.Put(b)
+			}
+		})
+	}
+	wg.Wait()
+	if p.Lent() != 0 || p.kept > limit {
+		t.Errorf("%d bytes did not come back, %d are kept, limit %d", p.Lent(), p.kept, limit)
+	}
+	p.Release()
+	if p.kept != 0 {
+		t.Errorf("%d bytes are kept after all were let go", p.kept)
+	}
 }
