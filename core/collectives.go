@@ -201,7 +201,7 @@ func (o *operation) allocate(rows, bytes []int64) bool {
 	var total int64
 	for i, b := range bytes {
 		if rows[i] < 0 || b < 0 || b > limits.MaxTensor || total+b > limits.MaxTensor {
-			o.setErr(fmt.Errorf("%w: %v %q of more than %d bytes", ErrMemory, o.Kind, o.name(), int64(limits.MaxTensor)))
+			o.giveUp(fmt.Errorf("%w: %v %q of more than %d bytes", ErrMemory, o.Kind, o.name(), int64(limits.MaxTensor)))
 			return false
 		}
 		total += b
@@ -210,7 +210,7 @@ func (o *operation) allocate(rows, bytes []int64) bool {
 	if total > 0 {
 		o.out.Data = o.e.cfg.Alloc(int(total))
 		if o.out.Data == nil {
-			o.setErr(fmt.Errorf("%w: no memory for the %d bytes of %v %q", ErrMemory, total, o.Kind, o.name()))
+			o.giveUp(fmt.Errorf("%w: no memory for the %d bytes of %v %q", ErrMemory, total, o.Kind, o.name()))
 			return false
 		}
 	}

@@ -198,10 +198,13 @@ func (e *Engine) admit(ops []Op) error {
 func (e *Engine) Failed(f wire.Failure) {
 	err := fmt.Errorf("%w: %s", failureKind(f.Code), f.Text)
 	e.mu.Lock()
-	o := e.nameFailed(f, err)
+	failed, later := e.nameFailed(f, err)
 	e.mu.Unlock()
-	if o != nil {
-		o.fail(err)
+	if failed != nil {
+		failed.fail(err)
+	}
+	for _, o := range later {
+		o.giveUp(err)
 	}
 }
 
@@ -333,7 +336,7 @@ func (e *Engine) Shutdown(ctx context.Context) {
 	e.mu.Unlock()
 	if alive {
 		for _, o := range e.operations() {
-			o.fail(e.explain(o, err))
+			o.giveUp(e.explain(o, err))
 		}
 		e.goodbye(ctx)
 	}

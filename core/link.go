@@ -271,7 +271,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 func (l *link) wrongEpoch(h *wire.Header) {
 	if t := l.p.take(h); t != nil {
 		err := fmt.Errorf("%v of %q on rank %d: %v is in epoch %d, this rank was in %d", t.o.Kind, t.o.name(), t.o.e.cfg.Rank, l.p, h.Epoch, t.o.epoch)
-		t.o.fail(err)
+		t.o.giveUp(err)
 		l.p.answered(t, err)
 	}
 }

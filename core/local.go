@@ -97,7 +97,7 @@ func (q *localQueue) hand(t *task) {
 // held back until the reason is known, which comes as a notice of its own.
 func (q *localQueue) finished(t *task, err error) {
 	if err != nil && !errors.Is(err, wire.ErrCancelled) {
-		t.o.fail(err)
+		t.o.giveUp(err)
 	}
 	q.e.trace.answered(t)
 	q.mu.Lock()

@@ -158,10 +158,12 @@ func offsetsOf(parts []uint32) []int64 {
 	return offsets
 }
 
-// nameFailed notes a failed operation and gives it back if it is in flight here. Callers hold mu.
-func (e *Engine) nameFailed(f wire.Failure, err error) *operation {
+// nameFailed notes a failed operation and gives it back if it is in flight here. With it come the later
+// ones whose iterations the cancel of the failed one gives up: those of the same declaration, or all at
+// the first word of a failure that is over on this rank. Callers hold mu.
+func (e *Engine) nameFailed(f wire.Failure, err error) (failed *operation, later []*operation) {
 	if f.Generation>>joinShift != uint64(e.joins) {
-		return nil
+		return nil, nil
 	}
 	id := nameID{f.ProcessSet, f.Name}
 	n := e.names[id]
@@ -169,20 +171,36 @@ func (e *Engine) nameFailed(f wire.Failure, err error) *operation {
 		n = &nameState{inflight: map[uint64]*operation{}, generation: uint64(e.joins) << joinShift}
 		e.names[id] = n
 	}
-	if next := uint64(e.joins)<<joinShift + f.Seq + 1; next > n.generation {
-		n.generation = next
-		n.decls, n.last = nil, nil
-	}
-	if o := n.inflight[f.Seq]; o != nil {
-		return o
-	}
+	news := e.startAnew(n, f.Seq)
 	if f.Seq >= n.next {
 		if n.failures == nil {
 			n.failures = map[uint64]error{}
 		}
 		n.failures[f.Seq] = err
+		return nil, nil
 	}
-	return nil
+	failed = n.inflight[f.Seq]
+	for seq, o := range n.inflight {
+		if seq > f.Seq && o.d != nil && (failed != nil && o.d == failed.d || failed == nil && news) {
+			later = append(later, o)
+		}
+	}
+	for _, o := range later {
+		e.startAnew(n, o.seq)
+	}
+	return failed, later
+}
+
+// startAnew has what follows a failed operation declared anew, and reports whether that is news. Callers
+// hold mu.
+func (e *Engine) startAnew(n *nameState, failed uint64) bool {
+	next := uint64(e.joins)<<joinShift + failed + 1
+	if next <= n.generation {
+		return false
+	}
+	n.generation = next
+	n.decls, n.last = nil, nil
+	return true
 }
 
 // forget takes a finished operation out of the books.

@@ -1,7 +1,6 @@
 package core
 
 import (
-	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,10 +25,11 @@ type operation struct {
 
 	pending atomic.Int32
 
-	mu    sync.Mutex
-	err   error
-	tasks []*task
-	next  func() // what follows the present stage; nil for the end
+	mu        sync.Mutex
+	err       error
+	abandoned bool // the servers have been told and the tasks that have not begun are dropped
+	tasks     []*task
+	next      func() // what follows the present stage; nil for the end
 
 	sizes []byte // allgather, alltoall: the exchanged numbers of rows
 	out   Output
@@ -151,26 +151,33 @@ func (o *operation) finish() {
 }
 
 // setErr notes why the operation fails; the first reason counts.
-func (o *operation) setErr(err error) (first bool) {
+func (o *operation) setErr(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.err != nil {
-		return false
+	if o.err == nil {
+		o.err = err
 	}
-	o.err = err
-	return true
 }
 
-// fail gives the operation up: the servers are told, tasks that have not begun are dropped, and
-// those under way are waited for before Done.
-func (o *operation) fail(err error) {
-	if !o.setErr(err) {
-		return
-	}
+// fail gives the operation up for a reason that the other ranks hear of by themselves: the servers are
+// told, tasks that have not begun are dropped, and those under way are waited for before Done.
+func (o *operation) fail(err error) { o.abandon(err, false) }
+
+// giveUp is fail for a reason of this rank's own: the servers tell the other ranks.
+func (o *operation) giveUp(err error) { o.abandon(err, true) }
+
+// abandon is done once, also where a broken connection has noted its error before.
+func (o *operation) abandon(err error, ownWill bool) {
+	o.setErr(err)
 	o.mu.Lock()
+	again := o.abandoned
+	o.abandoned = true
 	tasks := o.tasks
 	o.mu.Unlock()
-	o.tellServers(errors.Is(err, ErrShutdown))
+	if again {
+		return
+	}
+	o.tellServers(ownWill)
 	for _, t := range tasks {
 		if p := o.e.peers[t.server]; p != nil {
 			p.abandon(t)

@@ -71,7 +71,7 @@ func (p *peer) push(t *task) {
 	p.mu.Lock()
 	if gone := p.gone; gone != nil && !t.abandoned {
 		p.mu.Unlock()
-		t.o.fail(gone)
+		t.o.giveUp(gone)
 		p.abandon(t)
 		return
 	}
@@ -94,7 +94,7 @@ func (p *peer) leave(err error) {
 	tasks := slices.Concat(p.queue.tasks, slices.Collect(maps.Values(p.answers)))
 	p.mu.Unlock()
 	for _, t := range tasks {
-		t.o.fail(err)
+		t.o.giveUp(err)
 	}
 }
 

@@ -54,7 +54,7 @@ func (r *round) arriveLocked(t *tensor, rank int, seq uint64) (bool, []notice) {
 	}
 	var failed []notice
 	if t.Generation > n.generation {
-		failed = r.failWindow(n, 0, wire.FailUnsupported, "an operation before it failed")
+		failed = r.failWindow(n, 0, t.Generation-1, wire.FailUnsupported, earlierFailure(t))
 		n.generation = t.Generation
 	}
 	a := n.window[seq]
@@ -64,8 +64,11 @@ func (r *round) arriveLocked(t *tensor, rank int, seq uint64) (bool, []notice) {
 	}
 	if a.t != t {
 		a.ranks.Remove(rank)
-		text := fmt.Sprintf("ranks disagree about %q: %s brought %s, rank %d brought %s", t.Name, rankText(a.ranks), a.t.signature, rank, t.signature)
-		return false, append(failed, r.failLocked(t, seq, wire.FailMismatch, text)...)
+		code, text := wire.FailMismatch, fmt.Sprintf("ranks disagree about %q: %s brought %s, rank %d brought %s", t.Name, rankText(a.ranks), a.t.signature, rank, t.signature)
+		if a.t.signature == t.signature { // they differ in the failures of the name that they know of
+			code, text = wire.FailUnsupported, earlierFailure(t)
+		}
+		return false, append(failed, r.failLocked(t, seq, code, text)...)
 	}
 	a.ranks.Add(rank)
 	if gone := r.left.Minus(a.ranks); gone.Len() > 0 && overlaps(gone, t.ranks) {
@@ -109,14 +112,15 @@ func (r *round) failLocked(t *tensor, seq uint64, code wire.FailureCode, text st
 	}
 	n.failedFrom = min(n.failedFrom, seq)
 	delete(n.window, seq)
-	return append([]notice{{t, r.failure(t, seq, code, text)}}, r.failWindow(n, seq, code, text)...)
+	return append([]notice{{t, r.failure(t, seq, code, text)}}, r.failWindow(n, seq, t.Generation, code, text)...)
 }
 
-// failWindow fails what the ranks have started under a name, from a count on.
-func (r *round) failWindow(n *name, from uint64, code wire.FailureCode, text string) []notice {
+// failWindow fails what the ranks have started under a name, from a count on and up to a generation:
+// what is of a later one was started in the knowledge of the failure.
+func (r *round) failWindow(n *name, from, generation uint64, code wire.FailureCode, text string) []notice {
 	var failed []notice
 	for seq, a := range n.window {
-		if seq >= from {
+		if seq >= from && a.t.Generation <= generation {
 			delete(n.window, seq)
 			failed = append(failed, notice{a.t, r.failure(a.t, seq, code, text)})
 		}
@@ -152,7 +156,7 @@ func (r *round) cancel(h *wire.Header) {
 	t := r.tensors[id]
 	if t != nil {
 		if h.Flags&wire.FlagOwnWill != 0 {
-			failed = r.failLocked(t, seq, wire.FailUnsupported, fmt.Sprintf("%q was given up by rank %d, which shuts down", t.Name, h.Rank))
+			failed = r.failLocked(t, seq, wire.FailUnsupported, fmt.Sprintf("%q was given up by rank %d, which shuts down or has an error of its own", t.Name, h.Rank))
 		}
 		if n := r.names[nameID{t.ProcessSet, t.Name}]; n != nil {
 			if a := n.window[seq]; a != nil && a.t == t {
@@ -260,6 +264,10 @@ func rankText(s rankset.Set) string {
 
 func hasLeft(t *tensor, rank int) string {
 	return fmt.Sprintf("%q cannot be done: rank %d has shut down", t.Name, rank)
+}
+
+func earlierFailure(t *tensor) string {
+	return fmt.Sprintf("%q cannot be done: an operation of that name before it failed", t.Name)
 }
 
 func overlap(a, b rankset.Set) rankset.Set { return a.Minus(a.Minus(b)) }

@@ -1,0 +1,207 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/core"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// The tests in this file run the engine of rank 0 of two ranks, in virtual time. The test itself plays
+// the servers and the scheduler, so that frames come, or do not come, when it says.
+
+const partBytes = 64 << 10
+
+// theatre is an engine with servers that the test plays.
+type theatre struct {
+	t       *testing.T
+	engine  *core.Engine
+	servers []*playedServer
+	ids     uint32
+	lost    chan wire.Lost
+}
+
+// playedServer is one server: conns are the engine's connections to it, greeted.
+type playedServer struct {
+	t     *testing.T
+	conns []transport.Conn
+}
+
+// perform runs a test on an engine with so many dedicated servers and connections to each.
+func perform(t *testing.T, servers, conns int, change func(*core.Config), test func(*theatre)) {
+	synctest.Test(t, func(t *testing.T) {
+		n := transporttest.NewNetwork(transporttest.Options{})
+		defer n.Close()
+		th := newTheatre(t, n, servers, conns, change)
+		if err := th.start(n); err != nil {
+			t.Fatal(err)
+		}
+		test(th)
+		for _, s := range th.servers {
+			s.leave()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		th.engine.Shutdown(ctx)
+	})
+}
+
+func newTheatre(t *testing.T, n *transporttest.Network, servers, conns int, change func(*core.Config)) *theatre {
+	th := &theatre{t: t, lost: make(chan wire.Lost, 16)}
+	roster := wire.Roster{Round: 1, Workers: []wire.Node{{Role: wire.RoleWorker, Rank: 0}, {Role: wire.RoleWorker, Rank: 1}}}
+	for i := range servers {
+		roster.Servers = append(roster.Servers, wire.Node{Role: wire.RoleServer, Rank: i, Server: fmt.Sprintf("server%d:1", i)})
+		th.servers = append(th.servers, &playedServer{t: t})
+	}
+	c := core.Config{
+		Roster: roster, Transport: n.Node("worker0", []byte("secret")), Control: th, LocalIndex: -1,
+		PartitionBytes: partBytes, Fusion: 1 << 10, Credit: 1 << 20, Conns: conns, DeclareTimeout: time.Minute, Log: zap.NewNop(),
+	}
+	if change != nil {
+		change(&c)
+	}
+	th.engine = core.New(c)
+	return th
+}
+
+// start has every server take the engine's connections.
+func (th *theatre) start(n *transporttest.Network) error {
+	ctx, cancel := context.WithTimeout(th.t.Context(), time.Minute)
+	defer cancel()
+	for i, s := range th.servers {
+		l, err := n.Node(fmt.Sprintf("server%d", i), []byte("secret")).Listen(fmt.Sprintf("server%d:1", i))
+		if err != nil {
+			return err
+		}
+		th.t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				s.conns = append(s.conns, c)
+				s.greet(c)
+			}
+		}()
+		defer l.Close()
+	}
+	err := th.engine.Start(ctx, nil)
+	synctest.Wait()
+	return err
+}
+
+func (s *playedServer) greet(c transport.Conn) {
+	var h wire.Header
+	if err := c.ReadHeader(&h); err != nil {
+		return
+	}
+	_ = c.ReadPayload(make([]byte, h.Length))
+	s.send(c, wire.Header{Type: wire.TypeWelcome}, nil)
+}
+
+func (s *playedServer) send(c transport.Conn, h wire.Header, payload []byte) {
+	_ = c.Send(net.Buffers{wire.AppendFrame(nil, h, payload)})
+}
+
+// next reads the next frame of a connection, those in batches one by one; nil at its end.
+func (s *playedServer) frames(c transport.Conn, each func(h wire.Header, payload []byte)) error {
+	for {
+		var h wire.Header
+		if err := c.ReadHeader(&h); err != nil {
+			return err
+		}
+		payload := make([]byte, h.Length)
+		if err := c.ReadPayload(payload); err != nil {
+			return err
+		}
+		if h.Type != wire.TypeBatch {
+			each(h, payload)
+			continue
+		}
+		err := wire.Frames(payload, h.Count, func(h *wire.Header, payload []byte) error { each(*h, payload); return nil })
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *playedServer) leave() {
+	for _, c := range s.conns {
+		_ = c.Close()
+	}
+}
+
+// Declare implements core.Control: partitions are dealt out in turn.
+func (th *theatre) Declare(_ context.Context, tensors []wire.Tensor) ([]wire.Placed, error) {
+	placed := make([]wire.Placed, len(tensors))
+	for i := range tensors {
+		th.ids++
+		placed[i].ID = th.ids
+		for part := range tensors[i].Parts {
+			placed[i].Servers = append(placed[i].Servers, part%len(th.servers))
+		}
+	}
+	return placed, nil
+}
+
+// ReportLost implements core.Control.
+func (th *theatre) ReportLost(l wire.Lost) { th.lost <- l }
+
+// sum submits an allreduce of n bytes and gives the error that it ends with.
+func (th *theatre) sum(name string, n int) chan error {
+	th.t.Helper()
+	done := make(chan error, 1)
+	buf := make([]byte, n)
+	err := th.engine.Submit([]core.Op{{
+		Kind: units.Allreduce, DType: units.Uint8, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1}},
+		Shape: []int64{int64(n)}, Input: buf, Output: buf, Prescale: 1, Postscale: 1, Name: name,
+		Done: func(_ core.Output, err error) { done <- err },
+	}})
+	if err != nil {
+		th.t.Fatal(err)
+	}
+	return done
+}
+
+// wantEnd wants the operation to end, in time, with an error of a kind that says all of these.
+func (th *theatre) wantEnd(done chan error, kind error, says ...string) {
+	th.t.Helper()
+	select {
+	case err := <-done:
+		if !errors.Is(err, kind) {
+			th.t.Errorf("got %v, want %v", err, kind)
+			return
+		}
+		for _, text := range says {
+			if !strings.Contains(err.Error(), text) {
+				th.t.Errorf("got %q, want it to say %q", err, text)
+			}
+		}
+	case <-time.After(time.Minute):
+		th.t.Errorf("the operation has not ended after a minute, want %v", kind)
+	}
+}
+
+// A server's connection breaks while partitions are being sent to it and answers are awaited from
+// another: the operation ends all the same.
+func TestConnectionBrokenInMidSendEndsEveryOperation(t *testing.T) {
+	perform(t, 2, 1, nil, func(th *theatre) {
+		done := th.sum("x", 8*partBytes)
+		synctest.Wait() // nobody reads: both connections are full
+		_ = th.servers[0].conns[0].Close()
+		th.wantEnd(done, core.ErrPeerLost, `"x"`, "rank 0", "server 0")
+	})
+}
