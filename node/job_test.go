@@ -82,6 +82,7 @@ func newJob(t testing.TB, n int, options ...jobOption) *job {
 		t.Fatal(err)
 	}
 	s.Size, s.StartTimeout, s.ServerMemory = n, 20*time.Second, 1<<30
+	s.PartitionBytes = 4 << 20 // tests that play a worker cut as the engines do
 	j := &job{t: t, settings: s, log: zap.NewNop(), workers: make([]*node.Worker, n)}
 	for _, o := range options {
 		o(j)
@@ -258,4 +259,21 @@ func (j *job) sums(rank int, name string, n int) error {
 		}
 	}
 	return nil
+}
+
+func TestTheSizeOfPartitionsFollowsTheServersWhereNoSettingSaysIt(t *testing.T) {
+	unset := with(func(s *settings.Settings) { s.PartitionBytes = 0 })
+	for _, c := range []struct {
+		name string
+		job  *job
+		want int64
+	}{
+		{"embedded servers", startJob(t, 1, unset), 4 << 20},
+		{"dedicated servers", startJob(t, 1, unset, dedicated(1)), 256 << 10},
+		{"a setting", startJob(t, 1, smallPartitions, dedicated(1)), partition},
+	} {
+		if got := c.job.workers[0].Settings.PartitionBytes; got != c.want {
+			t.Errorf("%s: %d bytes, want %d", c.name, got, c.want)
+		}
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -71,6 +72,7 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	if err := w.register(ctx, tr, address); err != nil {
 		return nil, err
 	}
+	w.cut()
 	w.Engine = core.New(w.engineConfig(tr, o))
 	close(w.ready)
 	var local core.Local
@@ -143,6 +145,25 @@ func (w *Worker) lost(l wire.Lost) {
 		w.Engine.Lost(l)
 	default: // the engine will find out when it connects
 		w.log.Debug("a node was lost while the job formed", zap.Any("lost", l))
+	}
+}
+
+// The size of partitions where no setting says it. Results leave a server only when its first partitions
+// are whole. Where servers have links of their own, those carry nothing that way until then, so the less
+// the better; where every link carries pushes and results it is never without work.
+const (
+	embeddedPartition  = 4 << 20
+	dedicatedPartition = 256 << 10
+)
+
+// cut chooses the size of partitions, unless a setting has.
+func (w *Worker) cut() {
+	if w.Settings.PartitionBytes > 0 {
+		return
+	}
+	w.Settings.PartitionBytes = embeddedPartition
+	if slices.ContainsFunc(w.Roster.Servers, func(n wire.Node) bool { return n.Role == wire.RoleServer }) {
+		w.Settings.PartitionBytes = dedicatedPartition
 	}
 }
 

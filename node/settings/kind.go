@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -247,5 +248,5 @@ func partitions(s *Settings, v string) (string, bool) {
 	if err != nil {
 		return v, true
 	}
-	return strconv.FormatInt(n*s.PartitionBytes, 10), n != 0
+	return strconv.FormatInt(n*cmp.Or(s.PartitionBytes, 4<<20), 10), n != 0
 }

@@ -30,7 +30,7 @@ func TestDefaultsAreOneWorkerAlone(t *testing.T) {
 	if s.Rank != 0 || s.Size != 1 || s.LocalSize != 1 || s.CrossSize != 1 || s.EmbedScheduler != "127.0.0.1:0" || s.Scheduler != "" || !s.Local {
 		t.Fatalf("%+v", s)
 	}
-	if s.PartitionBytes != 4<<20 || s.FusionBytes != 64<<10 || s.CreditBytes != 16<<20 || s.Connections != 2 || s.StartTimeout != time.Minute ||
+	if s.PartitionBytes != 0 || s.FusionBytes != 64<<10 || s.CreditBytes != 16<<20 || s.Connections != 1 || s.StartTimeout != time.Minute ||
 		s.StallWarning != time.Minute || s.StallShutdown != 0 || s.BeatInterval != time.Second || s.PeerTimeout != 10*time.Second ||
 		s.LogLevel != "warn" || s.Servers != "embedded" || s.RemoteShell != "ssh" {
 		t.Fatalf("%+v", s)
@@ -287,7 +287,7 @@ func TestValuesTellWhereEachSettingCameFromAndHideSecrets(t *testing.T) {
 	for name, want := range map[string]Value{
 		"PACELINE_PARTITION_BYTES": {"PACELINE_PARTITION_BYTES", "1 MiB", "BYTEPS_PARTITION_BYTES"},
 		"PACELINE_RANK":            {"PACELINE_RANK", "0", "RANK"},
-		"PACELINE_CONNECTIONS":     {"PACELINE_CONNECTIONS", "2", "default"},
+		"PACELINE_CONNECTIONS":     {"PACELINE_CONNECTIONS", "1", "default"},
 		"PACELINE_JOB_SECRET":      {"PACELINE_JOB_SECRET", "(set)", "PACELINE_JOB_SECRET"},
 	} {
 		if found[name] != want {
