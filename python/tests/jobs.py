@@ -41,6 +41,7 @@ class Job:
                 "MASTER_ADDR": "127.0.0.1",
                 "PACELINE_PORT": str(port),
                 "PACELINE_JOB_SECRET": secret,
+                "PACELINE_START_TIMEOUT": "180",  # eight ranks that import torch on two cores take their time
                 "OMP_NUM_THREADS": "1",
                 "PYTHONUNBUFFERED": "1",
             }

@@ -44,12 +44,12 @@ def dtype_number(tensor: torch.Tensor, *, reduces: bool = False) -> int:
 
 def is_direct(tensor: torch.Tensor) -> bool:
     """Whether the engine can work on the tensor's own memory."""
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg()
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous host tensor with the same elements, pinned when the tensor is on a CUDA device."""
-    pinned = tensor.device.type == "cuda"
+    pinned = tensor.is_cuda
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned).copy_(tensor.detach())
 
 
@@ -60,7 +60,7 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
 
 def to_device(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The host tensor on the device of `like`."""
-    return host if like.device.type == "cpu" else host.to(like.device, non_blocking=True)
+    return host if like.is_cpu else host.to(like.device, non_blocking=True)
 
 
 def adopt(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
