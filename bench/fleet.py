@@ -158,7 +158,10 @@ def report(benchmark, versions, results, file, **more):
     """Writes the JSON file, if one is wanted."""
     if not file:
         return
-    head = {"benchmark": benchmark, "time": datetime.now().astimezone().isoformat(timespec="seconds")}
+    head = {
+        "benchmark": benchmark,
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
     head |= {"cores": os.cpu_count(), "versions": versions}
     Path(file).write_text(json.dumps(head | more | {"results": results}, indent=2) + "\n")
 

@@ -9,6 +9,7 @@ import os
 import resource
 import sys
 import time
+from pathlib import Path
 
 import shapes
 import torch
@@ -142,7 +143,9 @@ def main():
         torch.set_num_threads(1)
         system = {"paceline": Paceline, "gloo": Gloo}[sys.argv[1]]()
         rank = Rank(system)
-        print(json.dumps({"torch": torch.__version__, "kernel": os.uname().release}), file=answers)
+        congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()  # Gloo's; we choose our own
+        versions = {"torch": torch.__version__, "kernel": os.uname().release, "congestion_control": congestion}
+        print(json.dumps(versions), file=answers)
         for line in sys.stdin:
             command = json.loads(line)
             what = command.pop("what")

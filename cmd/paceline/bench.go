@@ -88,22 +88,13 @@ func (o *benchOptions) run(c *cobra.Command) error {
 		return err
 	}
 	env := launch.Merge(launch.Variables(os.Environ()), o.settings())
-	s, _, err := settings.FromEnv(env)
+	report := bench.Report{Benchmark: "allreduce", Version: version.String(), Time: time.Now().Format(time.RFC3339), Cores: runtime.NumCPU()}
+	rank, err := isRank(env)
 	if err != nil {
 		return err
 	}
-	report := bench.Report{Benchmark: "allreduce", Version: version.String(), Time: time.Now().Format(time.RFC3339), Cores: runtime.NumCPU()}
-	if s.Launcher != "" {
-		result, err := measure(s, plan)
-		if err != nil || s.Rank > 0 {
-			return err
-		}
-		if o.resultFile != "" {
-			return writeJSON(o.resultFile, result)
-		}
-		result.Show(c.OutOrStdout())
-		report.Results = append(report.Results, result)
-		return o.write(report)
+	if rank {
+		return o.measure(c, env, plan, report)
 	}
 	for _, n := range o.ranks {
 		result, err := o.job(n, env)
@@ -113,6 +104,31 @@ func (o *benchOptions) run(c *cobra.Command) error {
 		result.Show(c.OutOrStdout())
 		report.Results = append(report.Results, result)
 	}
+	return o.write(report)
+}
+
+// isRank tells whether a launcher has made this process a rank of a job. The other settings of a job
+// need not make sense before there is one.
+func isRank(env map[string]string) (bool, error) {
+	s, _, err := settings.FromEnv(launch.Merge(env, map[string]string{"PACELINE_SERVERS": "embedded"}))
+	return s.Launcher != "", err
+}
+
+// measure measures as a rank; rank 0 tells the result.
+func (o *benchOptions) measure(c *cobra.Command, env map[string]string, plan bench.Plan, report bench.Report) error {
+	s, _, err := settings.FromEnv(env)
+	if err != nil {
+		return err
+	}
+	result, err := measure(s, plan)
+	if err != nil || s.Rank > 0 {
+		return err
+	}
+	if o.resultFile != "" {
+		return writeJSON(o.resultFile, result)
+	}
+	result.Show(c.OutOrStdout())
+	report.Results = append(report.Results, result)
 	return o.write(report)
 }
 

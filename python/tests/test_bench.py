@@ -1,0 +1,137 @@
+"""The benchmarks run, check their results, and write what bench/README.md says; how fast is not looked at."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import hosts
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+def run(argv, file):
+    """What the command printed and wrote. It leaves no network namespace behind."""
+    argv = [*map(str, argv), "--json", str(file)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        printed, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, printed + errors
+    assert not list(Path("/run/netns").glob(f"paceline-{process.pid}-*"))
+    return printed, json.loads(file.read_text())
+
+
+def check_times(times):
+    assert 0 < times["p10_ms"] <= times["median_ms"] <= times["p90_ms"]
+
+
+def test_allreduce_beside_gloo(tmp_path):
+    argv = [sys.executable, BENCH / "gloo.py", "--ranks", "2", "--sizes", "4KiB,300000"]
+    printed, report = run([*argv, "--duration", "0.2", "--idle", "0.1"], tmp_path / "gloo.json")
+    assert "4 KiB" in printed
+    small, odd, idle = report["results"]
+    assert (small["bytes"], odd["bytes"], small["ranks"]) == (4096, 300000, 2)
+    for result in (small, odd):
+        assert result["repetitions"] >= 5
+        check_times(result["paceline"])
+        check_times(result["gloo"])
+        assert result["ratio"]["p10"] <= result["ratio"]["median"] <= result["ratio"]["p90"]
+    assert set(idle["cpu_seconds"]) == {"paceline", "gloo"}
+
+
+def test_the_shape_of_resnet50(tmp_path):
+    argv = [
+        sys.executable,
+        BENCH / "gloo.py",
+        "--ranks",
+        "2",
+        "--shape",
+        "resnet50",
+        "--duration",
+        "0.2",
+        "--idle",
+        "0",
+    ]
+    _, report = run(argv, tmp_path / "resnet50.json")
+    assert [r["way"] for r in report["results"]] == [
+        "paceline, each tensor",
+        "gloo, each tensor",
+        "gloo, 25 MiB buckets",
+    ]
+    for result in report["results"]:
+        check_times(result)
+
+
+def test_resnet50_has_its_161_tensors(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import shapes
+
+    assert (len(shapes.RESNET50), sum(shapes.RESNET50)) == (161, 25_557_032)
+    assert sorted(i for b in shapes.buckets(shapes.RESNET50, 1 << 20) for i in b) == list(range(161))
+
+
+@pytest.mark.parametrize(
+    "servers", [[], ["--servers", "dedicated", "--num-servers", "1"]], ids=["embedded", "dedicated"]
+)
+def test_the_command(tmp_path, servers):
+    argv = [
+        "paceline",
+        "bench",
+        "allreduce",
+        "--ranks",
+        "2",
+        "--sizes",
+        "4KiB,300000",
+        "--duration",
+        "100ms",
+        "--idle",
+        "100ms",
+    ]
+    printed, report = run([*argv, *servers], tmp_path / "allreduce.json")
+    assert "2 ranks, float32" in printed
+    (result,) = report["results"]
+    assert [row["bytes"] for row in result["rows"]] == [4096, 300000]
+    assert result["num_servers"] == len(servers) // 4
+    assert result["idle"]["cpu_seconds"] >= 0
+    for row in result["rows"]:
+        check_times(row)
+
+
+def test_the_command_as_a_rank_of_a_job(tmp_path):
+    argv = [
+        "paceline",
+        "run",
+        "-np",
+        "2",
+        "paceline",
+        "bench",
+        "allreduce",
+        "--sizes",
+        "4KiB",
+        "--duration",
+        "100ms",
+        "--idle",
+        "0",
+    ]
+    _, report = run(argv, tmp_path / "job.json")
+    assert report["results"][0]["ranks"] == 2
+
+
+@pytest.mark.skipif(hosts.available() is not None, reason=str(hosts.available()))
+def test_slow_links(tmp_path):
+    argv = [
+        sys.executable,
+        BENCH / "links.py",
+        "--systems",
+        "embedded2,dedicated2,gloo2",
+        "--sizes",
+        "1MiB",
+        "--duration",
+        "1",
+    ]
+    printed, report = run(argv, tmp_path / "links.json")
+    assert "one TCP stream" in printed
+    assert [r["system"] for r in report["results"]] == ["embedded2", "dedicated2", "gloo2"]
+    for result in report["results"]:
+        check_times(result)
+        assert 0 < result["gbit_per_s"] < 1
