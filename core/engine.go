@@ -197,6 +197,10 @@ func (e *Engine) admit(ops []Op) error {
 // Failed ends an operation that cannot be done on any rank; the server says so.
 func (e *Engine) Failed(f wire.Failure) {
 	err := fmt.Errorf("%w: %s", failureKind(f.Code), f.Text)
+	if f.Name == "" {
+		e.failJoin(err)
+		return
+	}
 	e.mu.Lock()
 	failed, later := e.nameFailed(f, err)
 	e.mu.Unlock()
@@ -344,12 +348,23 @@ func (e *Engine) Shutdown(ctx context.Context) {
 	<-e.ended
 }
 
-// goodbye tells every server that this worker leaves.
+// goodbye tells every server that this worker leaves. The servers close the connections when they have
+// read it: if this end closed one on which a report of theirs is on its way, what is still to be read
+// there would be lost.
 func (e *Engine) goodbye(ctx context.Context) {
 	if e.local != nil {
 		e.local.server.Bye()
 	}
 	e.lastFrames(ctx, outbox.Frame{Header: wire.Header{Type: wire.TypeBye, Rank: uint32(e.cfg.Rank)}})
+	closed := make(chan struct{})
+	go func() {
+		e.wg.Wait()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-ctx.Done():
+	}
 }
 
 // lastFrames sends a frame on every connection and waits until it has left.

@@ -205,3 +205,61 @@ func TestConnectionBrokenInMidSendEndsEveryOperation(t *testing.T) {
 		th.wantEnd(done, core.ErrPeerLost, `"x"`, "rank 0", "server 0")
 	})
 }
+
+// A worker that shuts down keeps its connections until the servers, which may still read what came before
+// its goodbye and report that, have closed them.
+func TestShutdownLeavesClosingToTheServers(t *testing.T) {
+	perform(t, 2, 2, nil, func(th *theatre) {
+		for _, s := range th.servers {
+			for _, c := range s.conns {
+				go func() {
+					err := s.frames(c, func(h wire.Header, _ []byte) {
+						if h.Type != wire.TypeBye {
+							return
+						}
+						time.Sleep(time.Second)
+						for range 1000 {
+							if err := c.Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeWindow}, nil)}); err != nil {
+								th.t.Errorf("after the goodbye: %v", err)
+								return
+							}
+						}
+						_ = c.Close()
+					})
+					if !errors.Is(err, net.ErrClosed) {
+						th.t.Errorf("the engine's end: %v", err)
+					}
+				}()
+			}
+		}
+		ctx, cancel := context.WithTimeout(th.t.Context(), time.Minute)
+		defer cancel()
+		start := time.Now()
+		th.engine.Shutdown(ctx)
+		if took := time.Since(start); took > 2*time.Second {
+			th.t.Errorf("the shutdown took %v", took)
+		}
+	})
+}
+
+// A server that says goodbye and closes fails what waits for it, not the round, also where a frame to it is
+// refused before its goodbye has been read.
+func TestServerThatHasLeftEndsJoinsAndOperationsOnly(t *testing.T) {
+	perform(t, 2, 1, nil, func(th *theatre) {
+		done := th.sum("x", 2*partBytes)
+		joined := make(chan error, 1)
+		if err := th.engine.Join(func(_ core.Output, err error) { joined <- err }); err != nil {
+			th.t.Fatal(err)
+		}
+		go func() { _ = th.servers[1].frames(th.servers[1].conns[0], func(wire.Header, []byte) {}) }()
+		s := th.servers[0]
+		s.send(s.conns[0], wire.Header{Type: wire.TypeBye}, nil)
+		_ = s.conns[0].Close()
+		th.wantEnd(done, core.ErrUnsupported, "server 0", "has shut down")
+		th.wantEnd(joined, core.ErrUnsupported, "join on rank 0", "server 0", "has shut down")
+		th.wantEnd(th.sum("y", 2*partBytes), core.ErrUnsupported, "server 0", "has shut down")
+		if err := th.engine.Err(); err != nil {
+			th.t.Errorf("the engine is broken: %v", err)
+		}
+	})
+}

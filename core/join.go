@@ -36,7 +36,7 @@ func (e *Engine) Join(done func(Output, error)) error {
 	return nil
 }
 
-// send tells all servers, once.
+// send tells all servers, once, on every connection: it must not overtake what was pushed on another.
 func (j *joinState) send(e *Engine) {
 	e.mu.Lock()
 	sent, epoch := j.sent, e.epoch()
@@ -46,8 +46,12 @@ func (j *joinState) send(e *Engine) {
 		return
 	}
 	for _, p := range e.peers {
-		if p != nil {
-			p.control(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint32(e.cfg.Rank)})
+		if p == nil {
+			continue
+		}
+		if gone := p.everywhere(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint32(e.cfg.Rank)}); gone != nil {
+			e.failJoin(gone)
+			return
 		}
 	}
 	if e.local != nil {
@@ -88,6 +92,7 @@ func (e *Engine) joined(server, last int) {
 	j.done(Output{Value: j.last}, nil)
 }
 
+// failJoin ends a join that is under way.
 func (e *Engine) failJoin(err error) {
 	e.mu.Lock()
 	j := e.joining

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -48,7 +49,7 @@ func (p *peer) dial(ctx context.Context) (*link, error) {
 		_ = conn.Close()
 		return nil, fmt.Errorf("no welcome: %w", err)
 	}
-	l.out = outbox.New(conn, l, p.e.cfg.Fusion, func(err error) { l.lost(err) })
+	l.out = outbox.New(conn, l, p.e.cfg.Fusion, func(error) { time.AfterFunc(outbox.LastWords, func() { _ = conn.Close() }) })
 	return l, nil
 }
 
@@ -123,15 +124,16 @@ func (p *peer) ready() *task {
 func (l *link) read() {
 	defer l.p.e.wg.Done()
 	err := l.frames()
-	l.p.mu.Lock()
-	left := l.p.left
-	l.p.mu.Unlock()
-	if left { // closing may show as a reset, where frames were on their way to it
-		_ = l.conn.Close()
-		if l.p.e.Err() != nil {
-			return // the engine ends, for the reason that the server gave before its goodbye
-		}
-		l.p.leave(fmt.Errorf("%w: %v has shut down", ErrUnsupported, l.p))
+	_ = l.conn.Close()
+	p := l.p
+	if p.e.Err() != nil {
+		return
+	}
+	p.mu.Lock()
+	left := p.left
+	p.mu.Unlock()
+	if left {
+		p.leave(fmt.Errorf("%w: %v has shut down", ErrUnsupported, p))
 		return
 	}
 	l.lost(err)
@@ -139,11 +141,7 @@ func (l *link) read() {
 
 // lost ends the round: without this server no operation can be done.
 func (l *link) lost(err error) {
-	_ = l.conn.Close()
 	p := l.p
-	if p.e.Err() != nil {
-		return
-	}
 	why := fmt.Sprintf("rank %d lost its connection to %v: %v", p.e.cfg.Rank, p, err)
 	if errors.Is(err, io.EOF) {
 		why = fmt.Sprintf("its connection to rank %d was closed without a goodbye", p.e.cfg.Rank)

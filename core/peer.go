@@ -71,7 +71,7 @@ func (p *peer) push(t *task) {
 	p.mu.Lock()
 	if gone := p.gone; gone != nil && !t.abandoned {
 		p.mu.Unlock()
-		t.o.giveUp(gone)
+		t.o.fail(gone)
 		p.abandon(t)
 		return
 	}
@@ -87,15 +87,16 @@ func (p *peer) push(t *task) {
 	p.mu.Unlock()
 }
 
-// leave fails what still waits for a server that has left on purpose.
+// leave fails what still waits for a server that has left on purpose. A join needs every server.
 func (p *peer) leave(err error) {
 	p.mu.Lock()
 	p.gone = err
 	tasks := slices.Concat(p.queue.tasks, slices.Collect(maps.Values(p.answers)))
 	p.mu.Unlock()
 	for _, t := range tasks {
-		t.o.giveUp(err)
+		t.o.fail(err)
 	}
+	p.e.failJoin(err)
 }
 
 // kick has the connections look at the queue.
@@ -185,6 +186,18 @@ func (p *peer) send(f outbox.Frame) {
 	l.control = append(l.control, f)
 	p.mu.Unlock()
 	l.out.Kick()
+}
+
+// everywhere queues a frame without payload on every connection. The error is that of a server that has left.
+func (p *peer) everywhere(h wire.Header) error {
+	p.mu.Lock()
+	for _, l := range p.links {
+		l.control = append(l.control, outbox.Frame{Header: h})
+	}
+	gone := p.gone
+	p.mu.Unlock()
+	p.kick()
+	return gone
 }
 
 // last queues the last frame of every connection, and tells when each has left.

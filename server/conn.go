@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -22,6 +23,9 @@ const (
 	// windowStep is after how many consumed tensor bytes a worker is told at the latest, so that its credit goes on.
 	windowStep = 1 << 20
 )
+
+// errLeft ends the reading of a connection whose worker said the last it has to say.
+var errLeft = errors.New("the worker has left")
 
 var errRoundOver = errors.New("the round of the job is over: its workers have shut down")
 
@@ -72,7 +76,7 @@ func newConn(r *round, tc transport.Conn, hello wire.Hello) *conn {
 	if hello.Window > 0 {
 		c.step = min(hello.Window, windowStep)
 	}
-	c.out = outbox.New(tc, c, r.s.cfg.Fusion, func(error) { _ = tc.Close() })
+	c.out = outbox.New(tc, c, r.s.cfg.Fusion, func(error) { time.AfterFunc(outbox.LastWords, func() { _ = tc.Close() }) })
 	return c
 }
 
@@ -191,11 +195,13 @@ func (c *conn) frame(h *wire.Header, p *payload) error {
 		c.r.cancel(h)
 		return nil
 	case wire.TypeJoin:
-		c.r.join(c.rank)
+		if c.onAll(c.r.joins) {
+			c.r.join(c.rank)
+		}
 		return nil
 	case wire.TypeBye:
 		c.bye()
-		return nil
+		return errLeft
 	case wire.TypeLost:
 		return c.lost(h, p)
 	default:
@@ -227,19 +233,28 @@ func (c *conn) lost(h *wire.Header, p *payload) error {
 	}
 	c.byed = true
 	c.r.lose(l)
-	return nil
+	return errLeft
 }
 
 // bye notes the goodbye; with that on its last connection the worker has left.
 func (c *conn) bye() {
 	c.byed = true
-	c.r.mu.Lock()
-	c.r.byes[c.rank]++
-	left := c.r.byes[c.rank] == c.conns
-	c.r.mu.Unlock()
-	if left {
+	if c.onAll(c.r.byes) {
 		c.r.bye(c.rank)
 	}
+}
+
+// onAll counts a frame that the worker sends on each of its connections, behind what it sent there before,
+// and reports whether this is the last of them.
+func (c *conn) onAll(counts map[int]int) bool {
+	c.r.mu.Lock()
+	defer c.r.mu.Unlock()
+	counts[c.rank]++
+	if counts[c.rank] < c.conns {
+		return false
+	}
+	delete(counts, c.rank)
+	return true
 }
 
 // account counts the tensor bytes consumed and now and then tells the worker, whose credit they are.

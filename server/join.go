@@ -27,11 +27,8 @@ func (r *round) join(rank int) {
 			}
 		}
 	}
+	failed = append(failed, r.failJoins()...)
 	all := joined.Covers(r.all)
-	tensors := make([]*tensor, 0, len(r.tensors))
-	for _, t := range r.tensors {
-		tensors = append(tensors, t)
-	}
 	r.mu.Unlock()
 	r.tell(failed)
 	r.exchange.without(rank)
@@ -39,6 +36,30 @@ func (r *round) join(rank int) {
 		r.allJoined(rank)
 		return
 	}
+	r.takeStock()
+}
+
+// failJoins ends the joins that wait for a rank which has left instead. Callers hold mu, and take stock
+// afterwards.
+func (r *round) failJoins() []notice {
+	joined := r.joinedRanks()
+	gone := r.left.Minus(joined)
+	if joined.Len() == 0 || gone.Len() == 0 {
+		return nil
+	}
+	r.joined.Store(&rankset.Set{})
+	text := fmt.Sprintf("%s has shut down without joining", rankText(gone))
+	return []notice{{joined, wire.Failure{Code: wire.FailUnsupported, Text: text}}}
+}
+
+// takeStock tells every key who takes part in it now.
+func (r *round) takeStock() {
+	r.mu.RLock()
+	tensors := make([]*tensor, 0, len(r.tensors))
+	for _, t := range r.tensors {
+		tensors = append(tensors, t)
+	}
+	r.mu.RUnlock()
 	for _, t := range tensors {
 		live := t.ranks.Minus(r.joinedRanks())
 		if live.Len() == 0 {

@@ -50,7 +50,7 @@ func (r *round) arriveLocked(t *tensor, rank int, seq uint64) (bool, []notice) {
 		r.names[id] = n
 	}
 	if n.failed && t.Generation <= n.failedGeneration && seq >= n.failedFrom {
-		return false, []notice{{t, r.failure(t, seq, n.code, n.text)}}
+		return false, []notice{{t.ranks, r.failure(t, seq, n.code, n.text)}}
 	}
 	var failed []notice
 	if t.Generation > n.generation {
@@ -75,6 +75,10 @@ func (r *round) arriveLocked(t *tensor, rank int, seq uint64) (bool, []notice) {
 		return false, append(failed, r.failLocked(t, seq, wire.FailUnsupported, hasLeft(t, overlap(gone, t.ranks).Ranks()[0]))...)
 	}
 	joined := r.joinedRanks()
+	if joined.Has(rank) {
+		text := fmt.Sprintf("%q cannot be done: rank %d has joined", t.Name, rank)
+		return false, append(failed, r.failLocked(t, seq, wire.FailUnsupported, text)...)
+	}
 	if text := t.hinderedBy(joined); text != "" {
 		return false, append(failed, r.failLocked(t, seq, wire.FailUnsupported, text)...)
 	}
@@ -84,10 +88,10 @@ func (r *round) arriveLocked(t *tensor, rank int, seq uint64) (bool, []notice) {
 	return true, failed
 }
 
-// notice is a failure to tell all ranks of a tensor's process set.
+// notice is a failure and whom to tell of it: the ranks of a tensor's process set.
 type notice struct {
-	t *tensor
-	f wire.Failure
+	ranks rankset.Set
+	f     wire.Failure
 }
 
 // fail ends an operation on every rank.
@@ -112,7 +116,7 @@ func (r *round) failLocked(t *tensor, seq uint64, code wire.FailureCode, text st
 	}
 	n.failedFrom = min(n.failedFrom, seq)
 	delete(n.window, seq)
-	return append([]notice{{t, r.failure(t, seq, code, text)}}, r.failWindow(n, seq, t.Generation, code, text)...)
+	return append([]notice{{t.ranks, r.failure(t, seq, code, text)}}, r.failWindow(n, seq, t.Generation, code, text)...)
 }
 
 // failWindow fails what the ranks have started under a name, from a count on and up to a generation:
@@ -122,7 +126,7 @@ func (r *round) failWindow(n *name, from, generation uint64, code wire.FailureCo
 	for seq, a := range n.window {
 		if seq >= from && a.t.Generation <= generation {
 			delete(n.window, seq)
-			failed = append(failed, notice{a.t, r.failure(a.t, seq, code, text)})
+			failed = append(failed, notice{a.t.ranks, r.failure(a.t, seq, code, text)})
 		}
 	}
 	return failed
@@ -132,17 +136,17 @@ func (r *round) failure(t *tensor, seq uint64, code wire.FailureCode, text strin
 	return wire.Failure{Code: code, Name: t.Name, ProcessSet: t.ProcessSet, Generation: t.Generation, Seq: seq, Text: text}
 }
 
-// tell sends failures to every rank of their process sets. The ranks answer with a cancel.
+// tell sends failures to the ranks that they concern. Those of an operation answer with a cancel.
 func (r *round) tell(notices []notice) {
 	for _, n := range notices {
-		r.s.cfg.Log.Debug("operation failed", zap.String("tensor", n.t.Name), zap.String("why", n.f.Text))
+		r.s.cfg.Log.Debug("operation failed", zap.String("tensor", n.f.Name), zap.String("why", n.f.Text))
 		r.mu.RLock()
-		conns, local := r.firstConns(n.t.ranks), r.local
+		conns, local := r.firstConns(n.ranks), r.local
 		r.mu.RUnlock()
 		for _, c := range conns {
 			c.sendJSON(wire.Header{Type: wire.TypeFail}, n.f)
 		}
-		if local != nil && n.t.ranks.Has(local.rank) {
+		if local != nil && n.ranks.Has(local.rank) {
 			local.notices.Failed(n.f)
 		}
 	}

@@ -27,6 +27,7 @@ type round struct {
 	conns   map[int][]*conn // by rank
 	local   *Local          // of the worker in this process, if any
 	byes    map[int]int     // connections of a rank on which it said goodbye
+	joins   map[int]int     // connections of a rank on which it said that it joins
 	left    rankset.Set     // ranks that said goodbye
 	lost    *wire.Lost
 	ended   bool
@@ -47,7 +48,7 @@ type nameID struct {
 func newRound(s *Server, roster wire.Roster) *round {
 	r := &round{
 		s: s, roster: roster, all: rankset.Range(len(roster.Workers)),
-		tensors: map[uint32]*tensor{}, names: map[nameID]*name{}, conns: map[int][]*conn{}, byes: map[int]int{}, deserted: make(chan struct{}),
+		tensors: map[uint32]*tensor{}, names: map[nameID]*name{}, conns: map[int][]*conn{}, byes: map[int]int{}, joins: map[int]int{}, deserted: make(chan struct{}),
 	}
 	r.epoch.Store(roster.Epoch)
 	r.joined.Store(&rankset.Set{})
@@ -98,9 +99,12 @@ func (r *round) bye(rank int) {
 	if r.left.Add(rank) && r.left.Covers(r.all) && r.lost == nil {
 		close(r.deserted)
 	}
-	failed := r.failWaitingFor(rank)
+	failed, joins := r.failWaitingFor(rank), r.failJoins()
 	r.mu.Unlock()
-	r.tell(failed)
+	r.tell(append(failed, joins...))
+	if len(joins) > 0 {
+		r.takeStock()
+	}
 }
 
 // lose notes that a rank is gone without a goodbye: all others are told.

@@ -11,6 +11,7 @@ import (
 	"net"
 	"runtime"
 	"sync/atomic"
+	"time"
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport"
@@ -44,6 +45,10 @@ const (
 	inlineRounds = 2
 	maxFrames    = 256
 )
+
+// LastWords is how long a connection should stay open after sending on it has failed: what the peer said
+// before, perhaps its goodbye, is still to be read, and the reader finds out by itself in nearly all cases.
+const LastWords = time.Second
 
 // Outbox sends over one connection.
 type Outbox struct {

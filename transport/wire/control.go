@@ -132,7 +132,7 @@ const (
 // Failure ends one operation on every rank of its process set.
 type Failure struct {
 	Code       FailureCode `json:"code"`
-	Name       string      `json:"name"`
+	Name       string      `json:"name"` // "": not a tensor but the join under way
 	ProcessSet uint32      `json:"process_set"`
 	Generation uint64      `json:"generation"`
 	Seq        uint64      `json:"seq"`
