@@ -205,10 +205,10 @@ func TestAPeerThatBreaksOffOrTheRulesEndsTheRoundForAll(t *testing.T) {
 			r.conns[p.Servers[0]].Close()
 		}, "closed the connection in the middle of a frame"},
 	} {
-		for _, place := range []jobOption{func(*job) {}, dedicated(1)} {
-			j := newJob(t, 3, place)
-			r := j.startBeside()
-			t.Run(name+" "+j.settings.Servers, func(t *testing.T) {
+		for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(1)} {
+			t.Run(name+" "+place, func(t *testing.T) {
+				j := newJob(t, 3, option)
+				r := j.startBeside()
 				start := time.Now()
 				waiting := make(chan []error, 1)
 				go func() {
@@ -224,7 +224,6 @@ func TestAPeerThatBreaksOffOrTheRulesEndsTheRoundForAll(t *testing.T) {
 					t.Errorf("it took %v", took)
 				}
 			})
-			j.shutdown()
 		}
 	}
 }
