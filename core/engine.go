@@ -55,6 +55,7 @@ type Local interface {
 	Cancel(h wire.Header)
 	Join()
 	Bye()
+	Lost(wire.Lost)
 }
 
 // Config says how the engine works.
@@ -81,7 +82,10 @@ type Engine struct {
 	peers  []*peer // by server index; the own server's is nil
 	local  *localQueue
 	trace  tracer
-	wg     sync.WaitGroup // link readers
+	wg     sync.WaitGroup  // link readers
+	starts sync.WaitGroup  // a Start that is under way
+	cancel func()          // ends it
+	ctx    context.Context // of it
 	settle sync.Once
 	ended  chan struct{} // closed when everything in flight has been settled after an end
 
@@ -104,6 +108,7 @@ func New(cfg Config) *Engine {
 		cfg: cfg, peers: make([]*peer, len(cfg.Roster.Servers)), ended: make(chan struct{}),
 		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{},
 	}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.declares.start(e)
 	return e
 }
@@ -111,19 +116,35 @@ func New(cfg Config) *Engine {
 // Start connects to every server of the roster. local is the server in this process, nil if there is
 // none. After an error the engine is ended.
 func (e *Engine) Start(ctx context.Context, local Local) error {
-	if local != nil {
-		e.local = newLocalQueue(e, local)
+	e.mu.Lock()
+	err := e.broken // a peer was lost before
+	if err == nil {
+		e.starts.Add(1)
 	}
-	err := e.connect(ctx)
+	e.mu.Unlock()
+	if err == nil {
+		err = e.start(ctx, local)
+	}
 	if broken := e.Err(); broken != nil {
 		err = broken // a peer was lost meanwhile: that says more
 	}
 	if err != nil {
 		e.end(err)
 		<-e.ended
-		return err
 	}
-	return nil
+	return err
+}
+
+// start connects, unless the engine ends meanwhile.
+func (e *Engine) start(ctx context.Context, local Local) error {
+	defer e.starts.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(e.ctx, cancel)()
+	if local != nil {
+		e.local = newLocalQueue(e, local)
+	}
+	return e.connect(ctx)
 }
 
 // connect opens the connections to all servers at the same time.
@@ -273,6 +294,8 @@ func (e *Engine) end(err error) {
 	e.settle.Do(func() {
 		go func() {
 			e.declares.stop(e, err)
+			e.cancel()
+			e.starts.Wait()
 			e.passOn()
 			for _, p := range e.peers {
 				if p != nil {
@@ -297,13 +320,16 @@ func (e *Engine) end(err error) {
 const farewellTime = 500 * time.Millisecond
 
 // passOn tells the servers of the lost peer for which this engine ends, so that nobody takes the
-// closing of its connections for the loss.
+// closing of its connections, or of those to the server in this process, for the loss.
 func (e *Engine) passOn() {
 	e.mu.Lock()
 	lost := e.lost
 	e.mu.Unlock()
 	if lost == nil {
 		return
+	}
+	if e.local != nil {
+		e.local.server.Lost(*lost)
 	}
 	data, err := json.Marshal(lost)
 	if err != nil {

@@ -263,3 +263,42 @@ func TestServerThatHasLeftEndsJoinsAndOperationsOnly(t *testing.T) {
 		}
 	})
 }
+
+// A peer is lost while the engine connects: Start ends at once, says so and leaves nothing open.
+func TestPeerLostWhileTheEngineConnects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := transporttest.NewNetwork(transporttest.Options{})
+		defer n.Close()
+		th := newTheatre(t, n, 2, 2, nil)
+		silent := th.servers[1]
+		th.servers = th.servers[:1] // nobody listens at the other's address yet
+		go func() {
+			time.Sleep(time.Second)
+			th.engine.Lost(wire.Lost{Role: wire.RoleWorker, Rank: 1, Why: "it was killed"})
+		}()
+		start := time.Now()
+		err := th.start(n)
+		if !errors.Is(err, core.ErrPeerLost) || !strings.Contains(err.Error(), "it was killed") {
+			t.Errorf("start: %v", err)
+		}
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		silent.leave()
+		th.servers[0].leave()
+		th.engine.Shutdown(t.Context())
+	})
+}
+
+func TestPeerLostBeforeTheEngineStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := transporttest.NewNetwork(transporttest.Options{})
+		defer n.Close()
+		th := newTheatre(t, n, 1, 1, nil)
+		th.engine.Lost(wire.Lost{Role: wire.RoleWorker, Rank: 1, Why: "it was killed"})
+		if err := th.start(n); !errors.Is(err, core.ErrPeerLost) {
+			t.Errorf("start: %v", err)
+		}
+		th.engine.Shutdown(t.Context())
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -36,7 +37,9 @@ type Worker struct {
 	log      *zap.Logger
 	server   *server.Server
 	listener transport.Listener
-	ready    chan struct{} // closed when Engine is set
+
+	mu    sync.Mutex
+	early *wire.Lost // a node that was lost before there was an Engine to tell
 }
 
 // Options are what a worker's process adds to its settings.
@@ -50,7 +53,7 @@ type Options struct {
 func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.StartTimeout)
 	defer cancel()
-	w := &Worker{Settings: s, log: o.Log, ready: make(chan struct{})}
+	w := &Worker{Settings: s, log: o.Log}
 	defer func() {
 		if err != nil {
 			w.close()
@@ -73,8 +76,7 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 		return nil, err
 	}
 	w.cut()
-	w.Engine = core.New(w.engineConfig(tr, o))
-	close(w.ready)
+	w.makeEngine(w.engineConfig(tr, o))
 	var local core.Local
 	if w.server != nil {
 		l, err := w.server.Local(s.Rank, w.Engine)
@@ -138,13 +140,25 @@ func (w *Worker) begin(r wire.Roster) {
 	}
 }
 
+func (w *Worker) makeEngine(c core.Config) {
+	engine := core.New(c)
+	w.mu.Lock()
+	w.Engine = engine
+	early := w.early
+	w.mu.Unlock()
+	if early != nil {
+		engine.Lost(*early)
+	}
+}
+
 // lost is the scheduler's word that the job has lost a node.
 func (w *Worker) lost(l wire.Lost) {
-	select {
-	case <-w.ready:
-		w.Engine.Lost(l)
-	default: // the engine will find out when it connects
-		w.log.Debug("a node was lost while the job formed", zap.Any("lost", l))
+	w.mu.Lock()
+	engine := w.Engine
+	w.early = &l
+	w.mu.Unlock()
+	if engine != nil {
+		engine.Lost(l)
 	}
 }
 

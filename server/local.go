@@ -47,7 +47,11 @@ func (s *Server) Local(rank int, notices Notices) (*Local, error) {
 	l := &Local{r: r, rank: rank, notices: notices}
 	r.mu.Lock()
 	r.local = l
+	lost := r.lost
 	r.mu.Unlock()
+	if lost != nil {
+		notices.Lost(*lost)
+	}
 	return l, nil
 }
 
@@ -118,6 +122,9 @@ func (l *Local) Join() { l.r.join(l.rank) }
 
 // Bye says that the local worker leaves.
 func (l *Local) Bye() { l.r.bye(l.rank) }
+
+// Lost says that the local worker ends because it has lost a peer.
+func (l *Local) Lost(lost wire.Lost) { l.r.lose(lost) }
 
 func (l *Local) find(h *wire.Header) (*tensor, *key, error) {
 	t, err := l.r.tensor(h)

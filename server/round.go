@@ -118,7 +118,7 @@ func (r *round) lose(l wire.Lost) {
 	if !r.left.Covers(r.all) {
 		close(r.deserted)
 	}
-	local, conns := r.local, r.firstConns(r.all)
+	local, conns := r.local, r.allConns() // on each, ahead of any goodbye that follows
 	r.mu.Unlock()
 	r.s.cfg.Log.Debug("peer lost", zap.String("role", string(l.Role)), zap.Int("rank", l.Rank), zap.String("why", l.Why))
 	for _, c := range conns {
@@ -139,6 +139,15 @@ func (r *round) firstConns(ranks rankset.Set) []*conn {
 		if ranks.Has(rank) && len(cs) > 0 {
 			conns = append(conns, cs[0])
 		}
+	}
+	return conns
+}
+
+// allConns is every connection. Callers hold mu.
+func (r *round) allConns() []*conn {
+	var conns []*conn
+	for _, cs := range r.conns {
+		conns = append(conns, cs...)
 	}
 	return conns
 }
