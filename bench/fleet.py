@@ -56,9 +56,9 @@ class Fleet:
         for process in self.ranks:
             process.stdin.close()
         _wait(self.ranks, 1 if failed else 30)
-        for process in self.others:
+        for process in reversed(self.others):  # servers first: they would miss their scheduler
             process.terminate()
-        _wait(self.others, 5)
+            _wait([process], 5)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def ask(self, what, **arguments):
