@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"strings"
 	"testing"
@@ -36,6 +37,7 @@ type theatre struct {
 // playedServer is one server: conns are the engine's connections to it, greeted.
 type playedServer struct {
 	t     *testing.T
+	hello wire.Hello
 	conns []transport.Conn
 }
 
@@ -108,7 +110,9 @@ func (s *playedServer) greet(c transport.Conn) {
 	if err := c.ReadHeader(&h); err != nil {
 		return
 	}
-	_ = c.ReadPayload(make([]byte, h.Length))
+	hello := make([]byte, h.Length)
+	_ = c.ReadPayload(hello)
+	_ = wire.DecodeJSON(h.Type, hello, &s.hello)
 	s.send(c, wire.Header{Type: wire.TypeWelcome}, nil)
 }
 
@@ -301,4 +305,30 @@ func TestPeerLostBeforeTheEngineStarts(t *testing.T) {
 		}
 		th.engine.Shutdown(t.Context())
 	})
+}
+
+// Scales that are no numbers cannot be declared.
+func TestScalesMustBeFinite(t *testing.T) {
+	perform(t, 1, 1, nil, func(th *theatre) {
+		for _, scales := range [][2]float64{{math.NaN(), 1}, {1, math.NaN()}, {math.Inf(1), 1}, {0, math.Inf(-1)}} {
+			op := core.Op{Kind: units.Allreduce, DType: units.Uint8, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Name: "x", Prescale: scales[0], Postscale: scales[1]}
+			op.Shape, op.Input, op.Output = []int64{1}, []byte{1}, []byte{1}
+			if err := th.engine.Submit([]core.Op{op}); !errors.Is(err, core.ErrInvalid) || !strings.Contains(err.Error(), "must be finite numbers") {
+				th.t.Errorf("scales %v: %v", scales, err)
+			}
+		}
+	})
+}
+
+// A server reports what it has consumed on each connection for itself, and what it has not reported yet
+// holds credit: on all connections together that has to leave some, or nothing more would ever be sent.
+func TestUnreportedBytesLeaveCreditHoweverManyConnections(t *testing.T) {
+	for _, conns := range []int{1, 2, 8, 64} {
+		const credit = 64 << 10
+		perform(t, 1, conns, func(c *core.Config) { c.Credit = credit }, func(th *theatre) {
+			if held := th.servers[0].hello.Window * uint64(conns); held == 0 || held > credit/2 {
+				th.t.Errorf("%d connections may hold %d of %d bytes of credit", conns, held, credit)
+			}
+		})
+	}
 }

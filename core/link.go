@@ -55,7 +55,8 @@ func (p *peer) dial(ctx context.Context) (*link, error) {
 
 func (l *link) greet() error {
 	cfg := &l.p.e.cfg
-	data, err := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: cfg.Roster.Round, Rank: cfg.Rank, Conns: cfg.Conns, Window: uint64(max(cfg.Credit/4, 1))})
+	window := max(cfg.Credit/int64(4*cfg.Conns), 1) // what no connection has reported yet is a quarter of the credit at most
+	data, err := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: cfg.Roster.Round, Rank: cfg.Rank, Conns: cfg.Conns, Window: uint64(window)})
 	if err != nil {
 		return err
 	}

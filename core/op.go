@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
@@ -73,6 +74,9 @@ func (o *Op) check(rank int) error {
 	if len(o.Shape) > limits.MaxDims {
 		return fmt.Errorf("%q: %d dimensions, limit %d", o.name(), len(o.Shape), limits.MaxDims)
 	}
+	if !finite(o.Prescale) || !finite(o.Postscale) {
+		return fmt.Errorf("%q: prescale %g and postscale %g must be finite numbers", o.name(), o.Prescale, o.Postscale)
+	}
 	bytes, err := o.bytes()
 	if err != nil {
 		return err
@@ -85,6 +89,8 @@ func (o *Op) check(rank int) error {
 	}
 	return o.checkKind(rank, bytes)
 }
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
 // Lengths are the bytes of input and output memory that the operation needs on a rank.
 func (o *Op) Lengths(rank int) (in, out int64, err error) {

@@ -172,6 +172,9 @@ func (c *conn) frame(h *wire.Header, p *payload) error {
 	if int(h.Rank) != c.rank {
 		return fmt.Errorf("it says rank %d", h.Rank)
 	}
+	if h.Type == wire.TypePush || h.Type == wire.TypePut {
+		defer c.account(h.Length)
+	}
 	if epoch := c.r.epoch.Load(); h.Epoch != epoch && h.Type.OfEpoch() {
 		right := *h
 		right.Type, right.Flags, right.Epoch = wire.TypeEpoch, 0, epoch
@@ -180,12 +183,10 @@ func (c *conn) frame(h *wire.Header, p *payload) error {
 	}
 	switch h.Type {
 	case wire.TypePush:
-		defer c.account(h.Length)
 		return c.push(h, p)
 	case wire.TypePull:
 		return c.pull(h)
 	case wire.TypePut:
-		defer c.account(h.Length)
 		return c.put(h, p)
 	case wire.TypeGet:
 		return c.get(h)

@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -118,7 +120,7 @@ func (r *round) lose(l wire.Lost) {
 	if !r.left.Covers(r.all) {
 		close(r.deserted)
 	}
-	local, conns := r.local, r.allConns() // on each, ahead of any goodbye that follows
+	local, conns := r.local, r.firstConns(r.all)
 	r.mu.Unlock()
 	r.s.cfg.Log.Debug("peer lost", zap.String("role", string(l.Role)), zap.Int("rank", l.Rank), zap.String("why", l.Why))
 	for _, c := range conns {
@@ -143,15 +145,6 @@ func (r *round) firstConns(ranks rankset.Set) []*conn {
 	return conns
 }
 
-// allConns is every connection. Callers hold mu.
-func (r *round) allConns() []*conn {
-	var conns []*conn
-	for _, cs := range r.conns {
-		conns = append(conns, cs...)
-	}
-	return conns
-}
-
 // end closes the round's connections and lets its memory go.
 func (r *round) end() {
 	r.mu.Lock()
@@ -168,6 +161,12 @@ func (r *round) end() {
 		}
 		c.goodbye()
 	}
+	force := time.AfterFunc(outbox.LastWords, func() { // for a worker that reads nothing
+		for _, c := range conns {
+			_ = c.tc.Close()
+		}
+	})
+	defer force.Stop()
 	for _, c := range conns {
 		<-c.done
 	}
