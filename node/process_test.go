@@ -111,6 +111,7 @@ type process struct {
 	name  string
 	cmd   *exec.Cmd
 	lines chan string // of its standard output, closed at its end
+	ended chan struct{}
 }
 
 // startProcess starts this test's binary with a role, behind a command such as `ip netns exec NAME`.
@@ -131,10 +132,9 @@ func startProcess(t testing.TB, before []string, role string, env ...string) *pr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{t: t, name: fmt.Sprint(role, " ", env), cmd: cmd, lines: make(chan string, 10000)}
-	ended := make(chan struct{})
+	p := &process{t: t, name: fmt.Sprint(role, " ", env), cmd: cmd, lines: make(chan string, 10000), ended: make(chan struct{})}
 	go func() {
-		defer close(ended)
+		defer close(p.ended)
 		for in := bufio.NewScanner(stdout); in.Scan(); {
 			p.lines <- in.Text()
 		}
@@ -144,7 +144,7 @@ func startProcess(t testing.TB, before []string, role string, env ...string) *pr
 	t.Cleanup(func() {
 		stdin.Close()
 		cmd.Process.Kill()
-		<-ended
+		<-p.ended
 	})
 	return p
 }
@@ -153,9 +153,10 @@ func (p *process) kill() {
 	if err := p.cmd.Process.Kill(); err != nil {
 		p.t.Error(err)
 	}
+	<-p.ended
 }
 
-// says waits for a line that begins with one of two words, and gives it back.
+// says waits for a line that begins with a word, and gives it back.
 func (p *process) says(word string, within time.Duration) string {
 	p.t.Helper()
 	timeout := time.After(within)
