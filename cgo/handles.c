@@ -81,7 +81,9 @@ int pl_poll(int32_t h) {
 int pl_wait(int32_t h, int64_t timeout_ms) {
   int state = pl_poll(h);
   if (state != PL_PENDING) return state;
-  int64_t start = now_ns(), end = timeout_ms < 0 ? INT64_MAX : start + timeout_ms * 1000000, now = start;
+  int64_t start = now_ns(), now = start;
+  int forever = timeout_ms < 0 || timeout_ms > (INT64_MAX - start) / 1000000;
+  int64_t end = forever ? INT64_MAX : start + timeout_ms * 1000000;
   while (now - start < SPINS_NS && now < end) {
     for (int i = 0; i < 64; i++) {
       if ((state = atomic_load(&handles[h].state)) != PL_PENDING) return state;
@@ -92,7 +94,7 @@ int pl_wait(int32_t h, int64_t timeout_ms) {
   while ((state = atomic_load(&handles[h].state)) == PL_PENDING && (now = now_ns()) < end) {
     int64_t left = end - now;
     struct timespec t = {left / 1000000000, left % 1000000000};
-    syscall(SYS_futex, &handles[h].state, FUTEX_WAIT_PRIVATE, PL_PENDING, end == INT64_MAX ? NULL : &t, NULL, 0);
+    syscall(SYS_futex, &handles[h].state, FUTEX_WAIT_PRIVATE, PL_PENDING, forever ? NULL : &t, NULL, 0);
   }
   atomic_fetch_sub(&handles[h].waiters, 1);
   return state == PL_PENDING ? PL_ERR_TIMEOUT : state;

@@ -21,6 +21,7 @@ import (
 	"unsafe"
 
 	"github.com/paceline/paceline/core"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
@@ -177,6 +178,9 @@ func goSetAdd(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t) C.int {
 	w, err := running()
 	if err != nil {
 		return fail(err)
+	}
+	if count > limits.MaxRanks || count > 0 && ranks == nil {
+		return fail(fmt.Errorf("%w: process set of %d ranks at %p, allowed are 1 to %d", core.ErrInvalid, count, ranks, limits.MaxRanks))
 	}
 	list := make([]int, count)
 	for i, r := range unsafe.Slice(ranks, count) {

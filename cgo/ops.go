@@ -81,10 +81,31 @@ func (t *table) close(handles ...int32) {
 func (t *table) get(h C.int32_t) (*finished, error) {
 	t.Lock()
 	defer t.Unlock()
+	return t.find(h)
+}
+
+func (t *table) find(h C.int32_t) (*finished, error) {
 	if f := t.results[int32(h)]; f != nil {
 		return f, nil
 	}
 	return nil, fmt.Errorf("%w: handle %d has no finished operation", core.ErrInvalid, h)
+}
+
+// release gives back what a finished operation left and its handle, once.
+func (t *table) release(h C.int32_t) error {
+	t.Lock()
+	f, err := t.find(h)
+	delete(t.results, int32(h))
+	t.Unlock()
+	if err != nil {
+		return err
+	}
+	if !f.taken {
+		C.pl_free(unsafe.Pointer(unsafe.SliceData(f.out.Data)))
+	}
+	C.pl_free(unsafe.Pointer(f.crows))
+	t.close(int32(h))
+	return nil
 }
 
 //export goSubmit
@@ -124,6 +145,9 @@ func goSubmit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) C.int {
 func opOf(c *C.pl_op, rank int) (core.Op, error) {
 	if c.size != C.sizeof_pl_op {
 		return core.Op{}, fmt.Errorf("pl_op of %d bytes, this library's has %d", c.size, C.sizeof_pl_op)
+	}
+	if c.ndim > 0 && c.shape == nil {
+		return core.Op{}, fmt.Errorf("%d dimensions without a shape", c.ndim)
 	}
 	if c.kind > math.MaxUint8 || c.dtype > math.MaxUint8 || c.reduce_op > math.MaxUint8 || c.ndim > limits.MaxDims || c.nsplits > limits.MaxRanks {
 		return core.Op{}, fmt.Errorf("kind %d, dtype %d, reduce_op %d, %d dimensions or %d splits are out of bounds", c.kind, c.dtype, c.reduce_op, c.ndim, c.nsplits)
@@ -220,33 +244,26 @@ func goResult(h C.int32_t, out *C.pl_output) C.int {
 	if f.taken {
 		return fail(fmt.Errorf("%w: the output of handle %d was taken before", core.ErrInvalid, h))
 	}
-	f.taken = true
-	out.data, out.bytes = nil, C.uint64_t(len(f.out.Data))
-	if len(f.out.Data) > 0 {
-		out.data = unsafe.Pointer(&f.out.Data[0])
-	}
-	out.nrows, out.rows = C.uint32_t(len(f.out.Rows)), nil
-	if n := len(f.out.Rows); n > 0 {
-		f.crows = (*C.int64_t)(C.pl_alloc(C.uint64_t(8 * n)))
+	n := len(f.out.Rows)
+	if n > 0 {
+		if f.crows = (*C.int64_t)(C.pl_alloc(C.uint64_t(8 * n))); f.crows == nil {
+			return fail(fmt.Errorf("%w: no memory for %d numbers of rows", core.ErrMemory, n))
+		}
 		for i, r := range f.out.Rows {
 			unsafe.Slice(f.crows, n)[i] = C.int64_t(r)
 		}
-		out.rows = f.crows
 	}
+	f.taken = true
+	out.data, out.bytes = unsafe.Pointer(unsafe.SliceData(f.out.Data)), C.uint64_t(len(f.out.Data))
+	out.rows, out.nrows = f.crows, C.uint32_t(n)
 	out.value = C.int32_t(f.out.Value)
 	return C.PL_OK
 }
 
 //export goRelease
 func goRelease(h C.int32_t) C.int {
-	f, err := engine.table.get(h)
-	if err != nil {
+	if err := engine.table.release(h); err != nil {
 		return fail(err)
 	}
-	if !f.taken && len(f.out.Data) > 0 {
-		C.pl_free(unsafe.Pointer(&f.out.Data[0]))
-	}
-	C.pl_free(unsafe.Pointer(f.crows))
-	engine.table.close(int32(h))
 	return C.PL_OK
 }

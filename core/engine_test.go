@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -331,4 +332,37 @@ func TestUnreportedBytesLeaveCreditHoweverManyConnections(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Memory that the engine has taken for a result is handed to the caller with the error, too.
+func TestFailedAllgatherHandsItsMemoryOver(t *testing.T) {
+	perform(t, 1, 1, nil, func(th *theatre) {
+		s := th.servers[0]
+		go func() {
+			_ = s.frames(s.conns[0], func(h wire.Header, _ []byte) {
+				switch h.Type {
+				case wire.TypePush: // the numbers of rows
+					h.Type, h.Flags = wire.TypeResult, 0
+					s.send(s.conns[0], h, binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(nil, 3), 4))
+				case wire.TypeGet:
+					_ = s.conns[0].Close()
+				}
+			})
+		}()
+		type result struct {
+			out core.Output
+			err error
+		}
+		done := make(chan result, 1)
+		err := th.engine.Submit([]core.Op{{
+			Kind: units.Allgather, DType: units.Uint8, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{3}, Input: make([]byte, 3),
+			Prescale: 1, Postscale: 1, Name: "x", Done: func(out core.Output, err error) { done <- result{out, err} },
+		}})
+		if err != nil {
+			th.t.Fatal(err)
+		}
+		if r := <-done; !errors.Is(r.err, core.ErrPeerLost) || len(r.out.Data) != 7 {
+			th.t.Errorf("got %d bytes and %v, want the 7 that were taken and the loss", len(r.out.Data), r.err)
+		}
+	})
 }

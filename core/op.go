@@ -25,7 +25,8 @@ type Op struct {
 	Prescale, Postscale float64
 	Name                string // "" for unnamed: such operations match in the order of their submission
 
-	// Done is called exactly once, from any goroutine, unless Submit returned an error.
+	// Done is called exactly once, from any goroutine, unless Submit returned an error. With an error the
+	// output means nothing, but its memory, if the engine has taken some, is the caller's to return.
 	Done func(Output, error)
 }
 

@@ -143,11 +143,7 @@ func (o *operation) finish() {
 	o.mu.Unlock()
 	o.e.trace.finish(o, err)
 	o.e.forget(o)
-	if err != nil {
-		o.Done(Output{}, err)
-		return
-	}
-	o.Done(o.out, nil)
+	o.Done(o.out, err)
 }
 
 // setErr notes why the operation fails; the first reason counts.
