@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -75,6 +76,9 @@ func (c *conn) put(h *wire.Header, p *payload) error {
 	if err != nil {
 		return err
 	}
+	if src, dst := wire.Endpoints(h.Aux); src != c.rank || dst != -1 && !t.ranks.Has(dst) {
+		return fmt.Errorf("put of %q from rank %d for rank %d, which are not the sender and a rank of %v", t.Name, src, dst, t.ranks)
+	}
 	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
 		return p.discard()
 	}
@@ -101,6 +105,9 @@ func (c *conn) get(h *wire.Header) error {
 	if err != nil {
 		return err
 	}
+	if src, dst := wire.Endpoints(h.Aux); !t.ranks.Has(src) || dst != -1 && dst != c.rank {
+		return fmt.Errorf("get of %q from rank %d for rank %d, which are not a rank of %v and the sender", t.Name, src, dst, t.ranks)
+	}
 	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
 		return nil
 	}
@@ -113,16 +120,16 @@ func idOf(h *wire.Header) itemID { return itemID{h.Tensor, h.Part, h.Iteration, 
 // put makes an item ready and serves those who wait for it.
 func (x *exchange) put(t *tensor, it *item) {
 	src, dst := wire.Endpoints(it.h.Aux)
+	id := idOf(&it.h)
+	x.mu.Lock()
 	if dst >= 0 {
 		it.readers = rankset.Of(dst)
 	} else {
-		it.readers = t.ranks.Minus(it.r.joinedRanks())
+		it.readers = t.ranks.Minus(it.r.joinedRanks()) // those that join from here on find the item
 		it.readers.Remove(src)
 	}
 	n := it.readers.Len()
 	it.refs.Store(int32(max(n, 1)))
-	id := idOf(&it.h)
-	x.mu.Lock()
 	before := x.items[id]
 	if t.gone(it.h.Iteration) {
 		it.err = wire.ErrCancelled
