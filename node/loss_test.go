@@ -295,6 +295,7 @@ func TestASlowReaderIsGivenUp(t *testing.T) {
 		}
 	}()
 	var m runtime.MemStats
+	start := time.Now()
 	errs := j.outcomes(func(rank int) error {
 		for i := uint64(0); ; i++ {
 			if rank == 0 {
@@ -308,12 +309,16 @@ func TestASlowReaderIsGivenUp(t *testing.T) {
 				return err // other failures come of the limit on memory
 			}
 			if i%8 == 0 && rank == 0 {
+				runtime.GC()
 				if runtime.ReadMemStats(&m); m.HeapAlloc > 4*memory {
 					return fmt.Errorf("%d MiB in use", m.HeapAlloc>>20)
 				}
 			}
 		}
 	})
+	if took := time.Since(start); took > 15*time.Second {
+		t.Errorf("it took %v", took)
+	}
 	for _, c := range r.conns {
 		c.Close()
 	}

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -13,11 +15,12 @@ import (
 // maxVector is how many buffers the kernel takes in one call (IOV_MAX).
 const maxVector = 1024
 
-// socket is a TCP connection that can write without waiting (stream.TryWriter). The embedded
-// connection writes buffers by writev.
+// socket is a TCP connection that can write without waiting (stream.TryWriter), and waits for a peer
+// that takes nothing for so long only (stream.BuffersWriter).
 type socket struct {
 	*net.TCPConn
-	raw syscall.RawConn
+	raw      syscall.RawConn
+	patience time.Duration
 
 	// What one TryWrite brings and takes, here and not in a closure, which would take memory each
 	// time. One sender has the turn, so that they are not shared.
@@ -28,9 +31,9 @@ type socket struct {
 	err     error
 }
 
-func newSocket(c *net.TCPConn) (*socket, error) {
+func newSocket(c *net.TCPConn, patience time.Duration) (*socket, error) {
 	raw, err := c.SyscallConn()
-	s := &socket{TCPConn: c, raw: raw}
+	s := &socket{TCPConn: c, raw: raw, patience: patience}
 	s.write = s.writeOnce
 	return s, err
 }
@@ -55,6 +58,22 @@ func (s *socket) broken() bool {
 		}
 	})
 	return err == nil && state == closed
+}
+
+// WriteBuffers implements stream.BuffersWriter by writev. TCP_USER_TIMEOUT does not end the wait for a
+// peer whose kernel acknowledges what its process does not read: while acknowledgements come, the kernel
+// counts from one repetition to the next, and those become rare.
+func (s *socket) WriteBuffers(buffers *net.Buffers) error {
+	defer s.SetWriteDeadline(time.Time{}) // it would hold for TryWrite, too
+	for {
+		if err := s.SetWriteDeadline(time.Now().Add(s.patience)); err != nil {
+			return err
+		}
+		n, err := buffers.WriteTo(s.TCPConn)
+		if n == 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+	}
 }
 
 // TryWrite implements stream.TryWriter by one writev on a socket that does not block.

@@ -30,8 +30,8 @@ type Config struct {
 	TLS              *tls.Config
 	HandshakeTimeout time.Duration // for a new connection until both ends are known; 0 is 10 s
 	// PeerTimeout is how long a peer may leave data unacknowledged, or not answer on an idle
-	// connection, before the connection fails; 0 is 10 s. The kernel counts a peer that acknowledges
-	// but takes no data at all for that long as gone, too.
+	// connection, before the connection fails; 0 is 10 s. A peer that acknowledges but takes no data at
+	// all for that long counts as gone, too.
 	PeerTimeout time.Duration
 	// SendBuffer is the kernel's send buffer in bytes; 0 lets the kernel tune it. A bounded one keeps the
 	// connections that share a link at the same window, and so at the same share of it.
@@ -154,7 +154,7 @@ func (l tuned) Accept() (net.Conn, error) {
 
 // tune makes a new connection answer quickly and notice that its peer is gone.
 func (t *network) tune(nc net.Conn) (net.Conn, error) {
-	s, err := newSocket(nc.(*net.TCPConn))
+	s, err := newSocket(nc.(*net.TCPConn), t.PeerTimeout)
 	if err == nil {
 		second := int((t.PeerTimeout + time.Second - 1) / time.Second) // the kernel counts these in seconds
 		err = setOptions(s.raw, []option{
