@@ -121,7 +121,7 @@ func (s *playedServer) send(c transport.Conn, h wire.Header, payload []byte) {
 	_ = c.Send(net.Buffers{wire.AppendFrame(nil, h, payload)})
 }
 
-// next reads the next frame of a connection, those in batches one by one; nil at its end.
+// frames reads the frames of a connection, those in batches one by one, until it ends.
 func (s *playedServer) frames(c transport.Conn, each func(h wire.Header, payload []byte)) error {
 	for {
 		var h wire.Header
