@@ -83,6 +83,12 @@ func newTheatre(t *testing.T, n *transporttest.Network, servers, conns int, chan
 func (th *theatre) start(n *transporttest.Network) error {
 	ctx, cancel := context.WithTimeout(th.t.Context(), time.Minute)
 	defer cancel()
+	var listeners []transport.Listener
+	defer func() {
+		for _, l := range listeners {
+			_ = l.Close()
+		}
+	}()
 	for i, s := range th.servers {
 		l, err := n.Node(fmt.Sprintf("server%d", i), []byte("secret")).Listen(fmt.Sprintf("server%d:1", i))
 		if err != nil {
@@ -99,7 +105,7 @@ func (th *theatre) start(n *transporttest.Network) error {
 				s.greet(c)
 			}
 		}()
-		defer l.Close()
+		listeners = append(listeners, l)
 	}
 	err := th.engine.Start(ctx, nil)
 	synctest.Wait()
