@@ -226,7 +226,7 @@ func TestUnnamedAndGroupedOperationsInFlightTogether(t *testing.T) {
 	j := startJob(t, 4, smallPartitions)
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
-	for range 10 {
+	for range 10 - 7*b2i(race) {
 		var program []submission
 		for i := range 40 {
 			var group submission

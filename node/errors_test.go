@@ -224,7 +224,7 @@ func TestServerMemoryLimitIsAnErrorOnEveryRank(t *testing.T) {
 			j := startJob(t, 3, dedicated(1), smallPartitions, with(func(s *settings.Settings) { s.ServerMemory = 1 << 20 }))
 			for range 3 {
 				errs := j.outcomes(func(rank int) error {
-					_, err := j.do(rank, float32s(kind, "x", 4<<20))
+					_, err := j.do(rank, float32s(kind, "x", 1<<20))
 					return err
 				})
 				for rank, err := range errs {

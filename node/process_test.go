@@ -30,7 +30,7 @@ const processRole = "PACELINE_TEST_ROLE"
 const listenAt = "PACELINE_TEST_LISTEN"
 
 // stepsPerLine is after how many steps a worker says so, and begins to use another tensor.
-const stepsPerLine = 50
+const stepsPerLine = 20
 
 // processMain is the main function of such a process. It ends with its standard input, so that none
 // survives the test.
@@ -94,7 +94,7 @@ func train(w *node.Worker) error {
 	rank := w.Settings.Rank
 	j.workers[rank] = w
 	for step := 1; ; step++ {
-		for _, n := range []int{10, 300000} {
+		for _, n := range []int{10, 100000} {
 			if err := j.sums(rank, fmt.Sprint("gradient ", step/stepsPerLine, " ", n), n); err != nil {
 				return err
 			}
@@ -270,7 +270,7 @@ func TestAKilledSchedulerIsNotNoticed(t *testing.T) {
 		f.scheduler.kill()
 		f.scheduler = startProcess(t, nil, "scheduler", listenAt+"="+f.address)
 		f.scheduler.says("listens", hang)
-		for range 5 { // with new tensors
+		for range 3 { // with new tensors
 			f.steps()
 		}
 	}
