@@ -26,6 +26,7 @@ type peer struct {
 	links    []*link
 	queue    taskQueue
 	answers  map[answerID]*task
+	unsent   []*task // that a broken connection did not take
 	inFlight int64
 	left     bool  // the server said goodbye
 	gone     error // it has closed since; what still wants it fails
@@ -91,7 +92,7 @@ func (p *peer) push(t *task) {
 func (p *peer) leave(err error) {
 	p.mu.Lock()
 	p.gone = err
-	tasks := slices.Concat(p.queue.tasks, slices.Collect(maps.Values(p.answers)))
+	tasks := slices.Concat(p.queue.tasks, p.unsent, slices.Collect(maps.Values(p.answers)))
 	p.mu.Unlock()
 	for _, t := range tasks {
 		t.o.fail(err)
@@ -118,15 +119,21 @@ func (p *peer) settle(t *task) {
 	}
 }
 
-// Sent implements outbox.Owner: the task's memory has left, or the connection has failed.
+// Sent implements outbox.Owner: the task's memory has left, or the connection has failed. Why, and so what
+// becomes of the operation, is for the connection's reader to find out: there may be a goodbye to read.
 func (t *task) Sent(err error) {
-	if err != nil {
-		t.o.setErr(fmt.Errorf("%v of %q on rank %d: %w", t.o.Kind, t.o.name(), t.o.e.cfg.Rank, t.o.e.lossOf(t.server, err)))
-	}
 	p := t.o.e.peers[t.server]
 	p.mu.Lock()
 	t.state = taskSent
+	gone := p.gone
+	if err != nil {
+		t.state = taskNew
+		p.unsent = append(p.unsent, t)
+	}
 	p.settle(t)
+	if err != nil && gone != nil {
+		t.o.fail(gone)
+	}
 }
 
 // lossOf says of a connection's error which server it was to.

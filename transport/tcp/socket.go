@@ -64,7 +64,7 @@ func (s *socket) broken() bool {
 // peer whose kernel acknowledges what its process does not read: while acknowledgements come, the kernel
 // counts from one repetition to the next, and those become rare.
 func (s *socket) WriteBuffers(buffers *net.Buffers) error {
-	defer s.SetWriteDeadline(time.Time{}) // it would hold for TryWrite, too
+	defer func() { _ = s.SetWriteDeadline(time.Time{}) }() // it would hold for TryWrite, too
 	for {
 		if err := s.SetWriteDeadline(time.Now().Add(s.patience)); err != nil {
 			return err
