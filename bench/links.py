@@ -90,7 +90,7 @@ def share_of_stream(fleet):
 def main():
     """Measures what the command line asks for."""
     parser = argparse.ArgumentParser(description="All-reduce over slow links, in network namespaces")
-    parser.add_argument("--sizes", default="16MiB,64MiB", help="bytes of the float32 tensor (default: %(default)s)")
+    parser.add_argument("--sizes", default="64MiB,256MiB", help="bytes of the float32 tensor (default: %(default)s)")
     parser.add_argument("--rate", default="1gbit", help="of each link in each direction (default: %(default)s)")
     parser.add_argument("--systems", default="embedded2,embedded4,dedicated4,gloo2,gloo4",
                         help="what to compare, with its number of workers (default: %(default)s)")  # fmt: skip
