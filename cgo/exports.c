@@ -30,6 +30,11 @@ int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles) {
   return goSubmit((pl_op *)ops, count, handles);
 }
 
+int pl_check_sync(const char *sync, uint32_t soft_park, uint32_t accumulate, uint32_t workers) {
+  GUARD;
+  return goCheckSync((char *)sync, soft_park, accumulate, workers);
+}
+
 int pl_join(int32_t *handle) {
   GUARD;
   return goJoin(handle);

@@ -15,6 +15,7 @@ import (
 	"github.com/paceline/paceline/core"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -169,6 +170,16 @@ func opOf(c *C.pl_op, rank int) (core.Op, error) {
 	if c.name != nil {
 		op.Name = C.GoString(c.name)
 	}
+	if c.sync != nil || c.soft_park != 0 {
+		op.Sync, op.SoftPark = C.GoString(c.sync), c.soft_park != 0
+		if err := node.CheckSync(op.Sync, op.SoftPark, op.Kind == units.Accumulate, len(ranks)); err != nil {
+			return core.Op{}, err
+		}
+	}
+	if c.use > math.MaxUint8 {
+		return core.Op{}, fmt.Errorf("use %d is out of bounds", c.use)
+	}
+	op.Use, op.Significance = units.Use(c.use), float32(c.significance)
 	in, out, err := op.Lengths(rank)
 	if err != nil {
 		return core.Op{}, err
@@ -196,6 +207,14 @@ func alloc(n int) []byte {
 		return nil
 	}
 	return unsafe.Slice((*byte)(p), n)
+}
+
+//export goCheckSync
+func goCheckSync(sync *C.char, softPark, accumulate, workers C.uint32_t) C.int {
+	if err := node.CheckSync(C.GoString(sync), softPark != 0, accumulate != 0, int(workers)); err != nil {
+		return fail(fmt.Errorf("%w: %w", core.ErrInvalid, err))
+	}
+	return C.PL_OK
 }
 
 //export goJoin

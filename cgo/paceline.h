@@ -59,8 +59,17 @@ typedef enum pl_kind {
   PL_BROADCAST,
   PL_ALLTOALL,
   PL_REDUCESCATTER,
-  PL_BARRIER
+  PL_BARRIER,
+  PL_ACCUMULATE /* a value that the servers hold; pl_op.use says what to do with it */
 } pl_kind;
+
+/* Uses of a held value. PL_ADD may come with PL_READ or PL_READ_NOW. */
+typedef enum pl_use {
+  PL_DECLARE = 1, /* every rank, once: the root's input becomes the value, and every rank's output */
+  PL_ADD = 2,     /* adds the input, averaged over the ranks for PL_AVERAGE, and ends this rank's iteration */
+  PL_READ = 4,    /* the value, as soon as the synchronisation model lets this rank go on */
+  PL_READ_NOW = 8 /* the value as it is */
+} pl_use;
 
 /* One collective operation. The input and output memory, dense and in row-major order of elements,
  * must stay valid and untouched until the handle is done. */
@@ -82,6 +91,10 @@ typedef struct pl_op {
   double prescale;        /* allreduce, reducescatter: multiplies each input; 1.0 for none */
   double postscale;       /* multiplies the result after averaging; 1.0 for none */
   const char *name;       /* NULL: unnamed; such operations match in the order of their submission */
+  const char *sync;       /* allreduce, reducescatter, accumulate: synchronisation model ("ssp:3"); NULL: BSP */
+  uint32_t soft_park;     /* accumulate: 1 for the soft-barrier parking order, 0 for the lazy one */
+  uint32_t use;           /* accumulate: pl_use */
+  float significance;     /* accumulate, PL_ADD: |gradient| / |weights| of this iteration, for models that ask */
 } pl_op;
 
 /* What a finished operation gives beyond its output memory. */
@@ -114,6 +127,9 @@ int64_t pl_info(char *buf, uint64_t cap);
 /* Submits count operations as one group: all are queued together, or none and an error is returned.
  * handles receives count numbers >= 0. */
 int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles);
+/* PL_OK where the text names a synchronisation model that the workers can run on a tensor that is reduced
+ * (accumulate 0) or held by the servers (1); else PL_ERR_INVALID, and pl_last_error() says what is allowed. */
+int pl_check_sync(const char *sync, uint32_t soft_park, uint32_t accumulate, uint32_t workers);
 /* Says that this rank has no more data: it takes part in later reductions with zeros until every rank has
  * joined. The handle is done then, and its pl_output.value is the last rank that joined. */
 int pl_join(int32_t *handle);

@@ -22,6 +22,8 @@ func (o *operation) first() {
 		o.run(o.scatterTasks(), nil)
 	case units.Broadcast:
 		o.run(o.broadcastTasks(), nil)
+	case units.Accumulate:
+		o.run(o.valueTasks(), nil)
 	case units.Allgather:
 		o.sizes = make([]byte, 8*len(o.Set.Ranks))
 		binary.NativeEndian.PutUint64(o.sizes[8*o.e.member(&o.Op):], uint64(o.Shape[0]))
@@ -87,6 +89,35 @@ func (o *operation) scatterTasks() []*task {
 		tasks[i] = t
 	}
 	tasks[0].h.Flags |= wire.FlagHome
+	return tasks
+}
+
+// valueTasks declare, push or pull every partition of a value that the servers hold.
+func (o *operation) valueTasks() []*task {
+	tasks := make([]*task, len(o.d.t.Parts))
+	for i := range tasks {
+		from, to := o.d.offsets[i], o.d.offsets[i+1]
+		t := &task{o: o, h: o.header(wire.TypePull, i, o.DType), server: o.d.placed.Servers[i]}
+		if len(o.Input) > 0 || o.Use&units.Add != 0 || o.Use == units.Declare && o.Root == o.e.cfg.Rank {
+			t.h.Type, t.in = wire.TypePush, o.Input[from:to]
+		}
+		if o.Use != units.Add {
+			t.out, t.answer = o.Output[from:to], true
+		} else {
+			t.h.Flags |= wire.FlagNoPull
+		}
+		if o.Use == units.Declare {
+			t.h.Flags |= wire.FlagDeclare
+		}
+		if o.Use&units.ReadNow != 0 {
+			t.h.Flags |= wire.FlagNow
+		}
+		t.h.Aux, t.h.Significance = o.seq, o.Significance
+		tasks[i] = t
+	}
+	if o.Use == units.Declare {
+		tasks[0].h.Flags |= wire.FlagHome
+	}
 	return tasks
 }
 

@@ -16,12 +16,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
@@ -50,6 +52,7 @@ type Control interface {
 type Local interface {
 	Announce(t *wire.Tensor) error
 	Push(h wire.Header, in, out []byte, done func(divisor uint32, err error))
+	Pull(h wire.Header, out []byte, done func(divisor uint32, err error))
 	Put(h wire.Header, data []byte, done func(divisor uint32, err error))
 	Get(h wire.Header, out []byte, done func(divisor uint32, err error))
 	Cancel(h wire.Header)
@@ -205,12 +208,46 @@ func (e *Engine) admit(ops []Op) error {
 		if ops[i].Name == "" {
 			continue
 		}
+		if err := e.checkValue(&ops[i]); err != nil {
+			return err
+		}
 		id := nameID{ops[i].Set.ID, ops[i].Name}
 		_, twice := seen[id]
 		if n := e.names[id]; twice || n != nil && len(n.inflight) > 0 {
 			return fmt.Errorf("%w: %q on rank %d; synchronise it first, or give the tensors different names", ErrDuplicate, ops[i].Name, e.cfg.Rank)
 		}
 		seen[id] = struct{}{}
+	}
+	return nil
+}
+
+// HoldsValues reports whether this rank has declared a value that the servers hold.
+func (e *Engine) HoldsValues() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, n := range e.names {
+		if n.last != nil && n.last.t.Kind == units.Accumulate {
+			return true
+		}
+	}
+	return false
+}
+
+// checkValue finds uses of a held value that come before its declaration, or after it once more. Callers
+// hold mu.
+func (e *Engine) checkValue(op *Op) error {
+	if op.Kind != units.Accumulate {
+		return nil
+	}
+	known := false
+	if n := e.names[nameID{op.Set.ID, op.Name}]; n != nil {
+		known = slices.ContainsFunc(n.decls, func(d *declaration) bool { return d.matches(op) })
+	}
+	if !known && op.Use != units.Declare {
+		return fmt.Errorf("%w: %q has no value with these properties on rank %d: declare it first, on every rank (again after a join, or after it failed)", ErrInvalid, op.Name, e.cfg.Rank)
+	}
+	if known && op.Use == units.Declare {
+		return fmt.Errorf("%w: %q has a value already on rank %d", ErrInvalid, op.Name, e.cfg.Rank)
 	}
 	return nil
 }

@@ -86,6 +86,8 @@ func (q *localQueue) hand(t *task) {
 	switch t.h.Type {
 	case wire.TypePush:
 		q.server.Push(t.h, t.in, t.out, finished)
+	case wire.TypePull:
+		q.server.Pull(t.h, t.out, finished)
 	case wire.TypePut:
 		q.server.Put(t.h, t.in, finished)
 	default:

@@ -34,7 +34,7 @@ type declaration struct {
 	offsets []int64 // of each partition
 	state   declareState
 	err     error
-	next    uint64       // iteration of the next operation
+	next    uint64       // iteration of the next operation; of a held value the next push
 	waiting []*operation // until it is declared
 }
 
@@ -69,13 +69,27 @@ func (e *Engine) register(op *Op) *operation {
 		return o
 	}
 	o.d = e.declare(n, o)
-	o.iteration = o.d.next
-	o.d.next++
+	o.iteration = o.d.count(o)
 	if o.d.state == declareNeeded || o.d.state == declareAsked {
 		o.d.waiting = append(o.d.waiting, o)
 		o.deferred = true
 	}
 	return o
+}
+
+// count gives an operation its iteration. A pull of a held value belongs to the push before it.
+func (d *declaration) count(o *operation) uint64 {
+	switch {
+	case o.Kind != units.Accumulate || o.Use&units.Add != 0:
+		d.next++
+		return d.next - 1
+	case o.Use == units.Declare:
+		return 0
+	case d.next == 0: // nothing was pushed that it could wait for
+		o.Use = units.ReadNow
+		return 0
+	}
+	return d.next - 1
 }
 
 // declare finds the declaration of an operation's signature, or makes it. Callers hold mu.
@@ -101,6 +115,7 @@ func (e *Engine) declare(n *nameState, o *operation) *declaration {
 func (d *declaration) matches(o *Op) bool {
 	t := &d.t
 	return t.Kind == o.Kind && t.DType == o.DType && t.Op == o.ReduceOp && t.Prescale == o.Prescale && t.Postscale == o.Postscale &&
+		t.Sync == o.Sync && t.SoftPark == o.SoftPark &&
 		(t.Kind != units.Broadcast || t.Root == o.Root) && slices.Equal(t.Shape, o.commonShape())
 }
 
@@ -117,8 +132,9 @@ func (e *Engine) describe(n *nameState, o *operation) wire.Tensor {
 	t := wire.Tensor{
 		Name: o.name(), Kind: o.Kind, Op: o.ReduceOp, DType: o.DType, Shape: slices.Clone(o.commonShape()), Root: o.Root,
 		ProcessSet: o.Set.ID, Ranks: o.Set.Ranks, Prescale: o.Prescale, Postscale: o.Postscale, Generation: n.generation,
+		Sync: o.Sync, SoftPark: o.SoftPark,
 	}
-	if o.Kind != units.Broadcast {
+	if o.Kind != units.Broadcast && o.Kind != units.Accumulate {
 		t.Root = 0
 	}
 	t.Parts = e.parts(&o.Op)
@@ -131,6 +147,8 @@ func (e *Engine) parts(o *Op) []uint32 {
 	servers := len(e.cfg.Roster.Servers)
 	size := o.DType.Size()
 	switch o.Kind {
+	case units.Accumulate:
+		return placement.Cut(uint64(max(len(o.Input), len(o.Output))), size, e.cfg.PartitionBytes, servers, nil)
 	case units.Allgather: // the sizes: one number per rank
 		return []uint32{uint32(8 * n)}
 	case units.Alltoall: // one number per pair of ranks

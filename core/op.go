@@ -24,6 +24,11 @@ type Op struct {
 	Splits              []int64 // alltoall: rows for each rank of the set; nil for equal parts
 	Prescale, Postscale float64
 	Name                string // "" for unnamed: such operations match in the order of their submission
+	Sync                string // allreduce, reducescatter, accumulate: synchronisation model; "" is BSP
+	SoftPark            bool   // accumulate: delayed pulls wait in the soft-barrier order
+
+	Use          units.Use // accumulate: what to do with the value
+	Significance float32   // accumulate, Add: |g|/|w| of the push; 0 where the model does not ask for it
 
 	// Done is called exactly once, from any goroutine, unless Submit returned an error. With an error the
 	// output means nothing, but its memory, if the engine has taken some, is the caller's to return.
@@ -82,6 +87,9 @@ func (o *Op) check(rank int) error {
 	if err != nil {
 		return err
 	}
+	if o.Kind == units.Accumulate {
+		return o.checkUse(rank, bytes)
+	}
 	if int64(len(o.Input)) != bytes {
 		return fmt.Errorf("%q: input of %d bytes for shape %v of %v, want %d", o.name(), len(o.Input), o.Shape, o.DType, bytes)
 	}
@@ -93,12 +101,49 @@ func (o *Op) check(rank int) error {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
+// checkUse is check for a value that the servers hold.
+func (o *Op) checkUse(rank int, bytes int64) error {
+	in, out := o.useLengths(rank, bytes)
+	switch {
+	case o.Name == "":
+		return fmt.Errorf("a %v needs a name", o.Kind)
+	case !o.Use.Valid():
+		return fmt.Errorf("%q: unknown %v", o.Name, o.Use)
+	case !o.DType.Float() || o.ReduceOp != units.Sum && o.ReduceOp != units.Average:
+		return fmt.Errorf("%q: differences of floating-point tensors are accumulated by Sum or Average, not those of %v by %v", o.Name, o.DType, o.ReduceOp)
+	case o.member(rank) < 0:
+		return fmt.Errorf("%q: rank %d is not in process set %d %v", o.Name, rank, o.Set.ID, o.Set.Ranks)
+	case o.Use == units.Declare && o.member(o.Root) < 0:
+		return fmt.Errorf("%q: root rank %d is not in process set %d %v", o.Name, o.Root, o.Set.ID, o.Set.Ranks)
+	case math.IsNaN(float64(o.Significance)) || o.Significance < 0:
+		return fmt.Errorf("%q: significance %g, allowed are 0 and more", o.Name, o.Significance)
+	case int64(len(o.Input)) != in:
+		return fmt.Errorf("%q: input of %d bytes to %v shape %v of %v, want %d", o.Name, len(o.Input), o.Use, o.Shape, o.DType, in)
+	case int64(len(o.Output)) != out:
+		return fmt.Errorf("%q: output of %d bytes to %v shape %v of %v, want %d", o.Name, len(o.Output), o.Use, o.Shape, o.DType, out)
+	}
+	return nil
+}
+
+// useLengths are the bytes that a use takes and gives, of a value of so many.
+func (o *Op) useLengths(rank int, bytes int64) (in, out int64) {
+	if o.Use&units.Add != 0 || o.Use == units.Declare && o.Root == rank {
+		in = bytes
+	}
+	if o.Use&(units.Read|units.ReadNow|units.Declare) != 0 {
+		out = bytes
+	}
+	return in, out
+}
+
 // Lengths are the bytes of input and output memory that the operation needs on a rank.
 func (o *Op) Lengths(rank int) (in, out int64, err error) {
 	if in, err = o.bytes(); err != nil {
 		return 0, 0, err
 	}
 	switch o.Kind {
+	case units.Accumulate:
+		in, out = o.useLengths(rank, in)
 	case units.Allreduce, units.Broadcast:
 		out = in
 	case units.Reducescatter:

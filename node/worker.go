@@ -229,14 +229,19 @@ func (w *Worker) place() {
 // Log is the worker's log.
 func (w *Worker) Log() *zap.Logger { return w.log }
 
-// Shutdown leaves the job. The server of this process stays until all other workers have left too,
-// or a deadline has passed.
+// Shutdown leaves the job. The server of this process stays until all other workers have left too, or a
+// deadline has passed. There is none while it may hold a value: the others train on with that, each at its
+// own pace, and one that dies is found out.
 func (w *Worker) Shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
+	holds := w.Engine.HoldsValues()
 	lost := errors.Is(w.Engine.Err(), core.ErrPeerLost)
 	w.Engine.Shutdown(ctx)
 	if w.server != nil && !lost {
+		if holds {
+			ctx = context.Background()
+		}
 		select {
 		case <-w.server.Deserted():
 		case <-ctx.Done():

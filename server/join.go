@@ -61,12 +61,12 @@ func (r *round) takeStock() {
 	}
 	r.mu.RUnlock()
 	for _, t := range tensors {
-		live := t.ranks.Minus(r.joinedRanks())
+		live := t.liveRanks(r.joinedRanks())
 		if live.Len() == 0 {
 			continue
 		}
-		for _, k := range t.allKeys() {
-			k.live(live)
+		for _, c := range t.cells() {
+			c.live(live)
 		}
 	}
 }

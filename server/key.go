@@ -27,18 +27,34 @@ type tensor struct {
 
 	cancelled atomic.Uint64 // iterations from here on were given up
 
-	mu   sync.Mutex
-	keys map[uint32]*key
+	model condition.Model
+
+	mu     sync.Mutex
+	keys   map[uint32]*key   // of what is summed
+	values map[uint32]*value // of what is held
+}
+
+// cell is what a tensor has of one partition: a key or a value.
+type cell interface {
+	live(rankset.Set)
+	cancel(from uint64, err error)
+	waitsFor(rank int) (seqs []uint64)
 }
 
 // newTensor takes in what a rank says of a tensor, as far as it can be summed.
 func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
 	n := &tensor{
 		Tensor: *t, r: r, ranks: rankset.Of(t.Ranks...), signature: t.Signature(), dtype: t.DType, op: t.Op,
-		keys: map[uint32]*key{},
+		keys: map[uint32]*key{}, values: map[uint32]*value{}, model: r.s.cfg.Model,
 	}
 	n.cancelled.Store(math.MaxUint64)
-	if !t.Kind.Reduces() {
+	if t.Sync != "" {
+		var err error
+		if n.model, err = condition.Parse(t.Sync); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+	}
+	if !t.Kind.Reduces() && t.Kind != units.Accumulate {
 		n.dtype, n.op, n.Prescale, n.Postscale = units.Int64, units.Sum, 1, 1
 	}
 	n.whole = n.op == units.Adasum || r.s.cfg.RankOrder
@@ -54,6 +70,14 @@ func (t *tensor) check() error {
 		return fmt.Errorf("tensor %q of ranks %v, where the job has %d", t.Name, t.ranks, t.r.all.Len())
 	}
 	unit := t.dtype.Size()
+	if t.Kind.HasOp() {
+		if err := t.model.CheckWorkers(len(t.Ranks)); err != nil {
+			return fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+	}
+	if t.Kind == units.Accumulate && t.op != units.Sum && t.op != units.Average {
+		return fmt.Errorf("tensor %q: a held value takes Sum or Average, not %v", t.Name, t.op)
+	}
 	switch t.Kind {
 	case units.Broadcast:
 		return nil // nothing is summed
@@ -79,13 +103,10 @@ func (t *tensor) key(part uint32) (*key, error) {
 	if k := t.keys[part]; k != nil {
 		return k, nil
 	}
-	if t.Kind.HasRoot() {
+	if t.Kind.HasRoot() || t.Kind == units.Accumulate {
 		return nil, fmt.Errorf("%q is a %v, which sums nothing", t.Name, t.Kind)
 	}
-	if part >= uint32(len(t.Parts)) {
-		return nil, fmt.Errorf("partition %d of %q, which has %d", part, t.Name, len(t.Parts))
-	}
-	m, err := condition.New(condition.Config{Live: t.ranks.Minus(t.r.joinedRanks()), Model: t.r.s.cfg.Model})
+	m, err := t.machine(part, condition.Aggregate)
 	if err != nil {
 		return nil, err
 	}
@@ -94,14 +115,43 @@ func (t *tensor) key(part uint32) (*key, error) {
 	return k, nil
 }
 
-func (t *tensor) allKeys() []*key {
+// machine makes the machine of one partition.
+func (t *tensor) machine(part uint32, flow condition.Dataflow) (*condition.Machine, error) {
+	if part >= uint32(len(t.Parts)) {
+		return nil, fmt.Errorf("partition %d of %q, which has %d", part, t.Name, len(t.Parts))
+	}
+	c := condition.Config{Live: t.liveRanks(t.r.joinedRanks()), Model: t.model, Dataflow: flow}
+	if t.SoftPark {
+		c.Parking = condition.SoftBarrier
+	}
+	m, err := condition.New(c)
+	if err != nil {
+		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+	}
+	return m, nil
+}
+
+// liveRanks are those of the tensor's ranks that still take part. A sum needs what every rank has to give,
+// so that one which left is an error; a held value goes on without it.
+func (t *tensor) liveRanks(joined rankset.Set) rankset.Set {
+	live := t.ranks.Minus(joined)
+	if t.Kind == units.Accumulate {
+		live = live.Minus(*t.r.goneRanks.Load())
+	}
+	return live
+}
+
+func (t *tensor) cells() []cell {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	keys := make([]*key, 0, len(t.keys))
+	cells := make([]cell, 0, len(t.keys)+len(t.values))
 	for _, k := range t.keys {
-		keys = append(keys, k)
+		cells = append(cells, k)
 	}
-	return keys
+	for _, v := range t.values {
+		cells = append(cells, v)
+	}
+	return cells
 }
 
 // gone reports whether an iteration was given up. What is found to live under the lock of a key or of the
@@ -113,8 +163,8 @@ func (t *tensor) cancel(from uint64, err error) {
 	t.mu.Lock()
 	t.cancelled.Store(min(t.cancelled.Load(), from))
 	t.mu.Unlock()
-	for _, k := range t.allKeys() {
-		k.cancel(from, err)
+	for _, c := range t.cells() {
+		c.cancel(from, err)
 	}
 }
 
@@ -179,6 +229,9 @@ func (c *conn) push(h *wire.Header, p *payload) error {
 	if err != nil {
 		return err
 	}
+	if t.Kind == units.Accumulate {
+		return c.add(t, h, p)
+	}
 	k, err := t.key(h.Part)
 	if err != nil {
 		return err
@@ -213,6 +266,9 @@ func (c *conn) pull(h *wire.Header) error {
 	t, err := c.r.tensor(h)
 	if err != nil {
 		return err
+	}
+	if t.Kind == units.Accumulate {
+		return c.readValue(t, h)
 	}
 	k, err := t.key(h.Part)
 	if err != nil {

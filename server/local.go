@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -60,6 +61,10 @@ func (l *Local) Announce(t *wire.Tensor) error { return l.r.announce(t) }
 
 // Push adds in to the key that the header names and, unless FlagNoPull is set, has the result copied to out.
 func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, err error)) {
+	if t, err := l.r.tensor(&h); err == nil && t.Kind == units.Accumulate {
+		l.r.addLocal(t, &h, in, out, done)
+		return
+	}
 	t, k, err := l.find(&h)
 	if err == nil && len(in) != k.bytes {
 		err = fmt.Errorf("%d bytes for partition %d of %q, want %d", len(in), h.Part, t.Name, k.bytes)
@@ -94,6 +99,11 @@ func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, er
 	answers := k.arrived(&h, s, waiter{rank: l.rank, local: op})
 	k.mu.Unlock()
 	k.deliver(answers)
+}
+
+// Pull has a held value copied to out.
+func (l *Local) Pull(h wire.Header, out []byte, done func(divisor uint32, err error)) {
+	l.r.readLocal(&h, out, done)
 }
 
 // Put keeps data, where it lies, until every reader has got it.

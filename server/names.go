@@ -2,12 +2,15 @@ package server
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -158,6 +161,11 @@ func (r *round) cancel(h *wire.Header) {
 	var failed []notice
 	r.mu.Lock()
 	t := r.tensors[id]
+	if t != nil && t.Kind == units.Accumulate && !r.declaring(t, seq) { // the others go on
+		r.mu.Unlock()
+		t.forget(int(h.Rank))
+		return
+	}
 	if t != nil {
 		if h.Flags&wire.FlagOwnWill != 0 {
 			failed = r.failLocked(t, seq, wire.FailUnsupported, fmt.Sprintf("%q was given up by rank %d, which shuts down or has an error of its own", t.Name, h.Rank))
@@ -173,6 +181,12 @@ func (r *round) cancel(h *wire.Header) {
 	if t != nil {
 		r.drop(t, iteration)
 	}
+}
+
+// declaring reports whether a held value is still being declared by that operation. Callers hold mu.
+func (r *round) declaring(t *tensor, seq uint64) bool {
+	n := r.names[nameID{t.ProcessSet, t.Name}]
+	return n != nil && n.window[seq] != nil && n.window[seq].t == t
 }
 
 // drop lets go of everything held for a tensor from an iteration on.
@@ -194,8 +208,8 @@ func (r *round) failWaitingFor(rank int) []notice {
 		if !t.ranks.Has(rank) {
 			continue
 		}
-		for _, k := range t.allKeys() {
-			for _, seq := range k.waitsFor(rank) {
+		for _, c := range t.cells() {
+			for _, seq := range c.waitsFor(rank) {
 				failed = append(failed, r.failLocked(t, seq, wire.FailUnsupported, hasLeft(t, rank))...)
 			}
 		}
@@ -234,8 +248,12 @@ func (r *round) checkStalls(now time.Time) {
 			}
 		}
 	}
+	tensors := slices.Collect(maps.Values(r.tensors))
 	r.mu.Unlock()
 	r.tell(failed)
+	for _, t := range tensors {
+		t.checkStalls(now)
+	}
 	for _, s := range slow {
 		r.warn(s.a.ranks, s.stall)
 	}

@@ -2,6 +2,8 @@ package server
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -38,6 +41,8 @@ type round struct {
 
 	epoch  atomic.Uint32               // membership epoch; rises when all ranks have joined
 	joined atomic.Pointer[rankset.Set] // ranks that have no more data; replaced, never changed
+	// goneRanks are those that said goodbye: left, for readers without mu. Replaced, never changed.
+	goneRanks atomic.Pointer[rankset.Set]
 
 	exchange exchange
 }
@@ -54,6 +59,7 @@ func newRound(s *Server, roster wire.Roster) *round {
 	}
 	r.epoch.Store(roster.Epoch)
 	r.joined.Store(&rankset.Set{})
+	r.goneRanks.Store(&rankset.Set{})
 	r.exchange.items = map[itemID]*item{}
 	return r
 }
@@ -101,10 +107,13 @@ func (r *round) bye(rank int) {
 	if r.left.Add(rank) && r.left.Covers(r.all) && r.lost == nil {
 		close(r.deserted)
 	}
+	gone := r.left.Clone()
+	r.goneRanks.Store(&gone)
 	failed, joins := r.failWaitingFor(rank), r.failJoins()
+	values := slices.ContainsFunc(slices.Collect(maps.Values(r.tensors)), func(t *tensor) bool { return t.Kind == units.Accumulate })
 	r.mu.Unlock()
 	r.tell(append(failed, joins...))
-	if len(joins) > 0 {
+	if len(joins) > 0 || values {
 		r.takeStock()
 	}
 }

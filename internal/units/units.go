@@ -93,10 +93,11 @@ const (
 	Alltoall
 	Reducescatter
 	Barrier
+	Accumulate // not a collective: a value that the servers hold, to which ranks add when they like
 	numKinds
 )
 
-var kindNames = [numKinds]string{"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"}
+var kindNames = [numKinds]string{"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "accumulate"}
 
 // Valid reports whether k is a known kind.
 func (k Kind) Valid() bool { return k < numKinds }
@@ -113,3 +114,45 @@ func (k Kind) String() string {
 
 // HasRoot reports whether one rank of the operation is its root.
 func (k Kind) HasRoot() bool { return k == Broadcast }
+
+// HasOp reports whether the operation combines contributions by an operator that the user names.
+func (k Kind) HasOp() bool { return k == Allreduce || k == Reducescatter || k == Accumulate }
+
+// Use is what an operation on a value that the servers hold does; the numbers are part of the C ABI.
+type Use uint8
+
+// Uses. Add and Read may come together: the read then waits as the synchronisation model says.
+const (
+	// Declare gives the value that the root has, to the servers and to every rank. All ranks do it once.
+	Declare Use = 1 << iota
+	// Add adds the rank's difference and ends its iteration.
+	Add
+	// Read gets the value as it is when the synchronisation model lets the rank go on.
+	Read
+	// ReadNow gets the value as it is, without waiting for anybody.
+	ReadNow
+	allUses = Declare | Add | Read | ReadNow
+)
+
+// Valid reports whether the uses go together.
+func (u Use) Valid() bool {
+	return u == Declare || u != 0 && u&^(allUses&^Declare) == 0 && u&(Read|ReadNow) != Read|ReadNow
+}
+
+func (u Use) String() string {
+	switch u {
+	case Declare:
+		return "declare"
+	case Add:
+		return "add"
+	case Read:
+		return "read"
+	case ReadNow:
+		return "read now"
+	case Add | Read:
+		return "add and read"
+	case Add | ReadNow:
+		return "add and read now"
+	}
+	return fmt.Sprintf("use(%d)", uint8(u))
+}

@@ -39,20 +39,22 @@ type Tensor struct {
 	Op         units.ReduceOp `json:"op"`
 	DType      units.DType    `json:"dtype"`
 	Shape      []int64        `json:"shape,omitempty"` // what must agree on every rank; for allgather and alltoall without the first dimension
-	Root       int            `json:"root,omitempty"`  // broadcast: global rank that has the data
+	Root       int            `json:"root,omitempty"`  // broadcast, accumulate: global rank that has the data
 	ProcessSet uint32         `json:"process_set,omitempty"`
 	Ranks      []int          `json:"ranks"` // global ranks of the process set, rising
 	Prescale   float64        `json:"prescale"`
 	Postscale  float64        `json:"postscale"`
 	Generation uint64         `json:"generation,omitempty"` // rises each time the name failed on every rank, so that keys start anew
 	Parts      []uint32       `json:"parts"`                // bytes of each partition
+	Sync       string         `json:"sync,omitempty"`       // synchronisation model, as condition.Parse reads it; "" is BSP
+	SoftPark   bool           `json:"softPark,omitempty"`   // delayed pulls wait in the soft-barrier order, not the lazy one
 }
 
 // Signature is everything about the tensor in which all ranks must agree, as people read it:
 // "allreduce Sum float32 [10, 4]". Two ranks with different signatures under one name is an error.
 func (t *Tensor) Signature() string {
 	s := t.Kind.String()
-	if t.Kind == units.Allreduce || t.Kind == units.Reducescatter {
+	if t.Kind.HasOp() {
 		s += " " + t.Op.String()
 	}
 	s += " " + t.DType.String()
@@ -73,11 +75,17 @@ func (t *Tensor) Signature() string {
 		}
 		s += "]"
 	}
-	if t.Kind == units.Broadcast {
+	if t.Kind == units.Broadcast || t.Kind == units.Accumulate {
 		s += fmt.Sprintf(" from rank %d", t.Root)
 	}
 	if t.Prescale != 1 || t.Postscale != 1 {
 		s += fmt.Sprintf(" prescale %g postscale %g", t.Prescale, t.Postscale)
+	}
+	if t.Sync != "" {
+		s += " under " + t.Sync
+	}
+	if t.SoftPark {
+		s += " with soft-barrier parking"
 	}
 	return s
 }
@@ -97,6 +105,8 @@ func (t *Tensor) Check() error {
 	switch {
 	case !t.Kind.Valid() || !t.Op.Valid() || !t.DType.Valid():
 		return fmt.Errorf("tensor %q: %v %v %v is not known here", t.Name, t.Kind, t.Op, t.DType)
+	case len(t.Sync) > limits.MaxSync:
+		return fmt.Errorf("tensor %q: synchronisation model of %d bytes, limit %d", t.Name, len(t.Sync), limits.MaxSync)
 	case len(t.Shape) > limits.MaxDims:
 		return fmt.Errorf("tensor %q: %d dimensions, limit %d", t.Name, len(t.Shape), limits.MaxDims)
 	case slices.ContainsFunc(t.Shape, func(d int64) bool { return d < 0 }):

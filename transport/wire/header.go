@@ -79,7 +79,13 @@ const (
 	// FlagOwnWill on a cancel: the sender gives up without having been told of a failure, so that
 	// all other ranks must be.
 	FlagOwnWill
-	knownFlags = FlagHome | FlagNoPull | FlagLatePull | FlagOwnWill
+	// FlagDeclare on a push: the payload is the value that the servers are to hold; on a pull: the
+	// sender waits for that.
+	FlagDeclare
+	// FlagNow on a push or pull of a held value: answer with the value as it is, whatever the
+	// synchronisation model says.
+	FlagNow
+	knownFlags = FlagHome | FlagNoPull | FlagLatePull | FlagOwnWill | FlagDeclare | FlagNow
 )
 
 // Header is the fixed part of every frame. Fields that a type does not use are zero.
@@ -95,7 +101,7 @@ type Header struct {
 	Length       uint32      // payload bytes behind the header
 	Iteration    uint64      // progress of the push, per tensor, counted from 0
 	Seq          uint64      // how often the name was used before, whatever the signature (FlagHome)
-	Aux          uint64      // put and get: Route(source, destination); window: consumed bytes
+	Aux          uint64      // put and get: Route(source, destination); window: consumed bytes; held values: Seq of the operation, given back in the result
 	Divisor      uint32      // result: how many ranks contributed
 	Significance float32     // push: |g|/|w|, for the models that ask for it; 0 where not computed
 	Count        uint32      // batch: number of frames within

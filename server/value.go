@@ -1,0 +1,444 @@
+package server
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// value is one partition of a tensor that the servers hold: ranks add differences to it, and read it as it
+// is when the machine lets them (algorithms.md's dataflow "accumulate").
+//
+// Invariants: acc is the root's value plus every difference that the machine admitted, each once and whole.
+// A reader gets the bytes of one version: a copy that is made at most once for each.
+type value struct {
+	t     *tensor
+	part  uint32
+	bytes int
+
+	mu       sync.Mutex
+	machine  *condition.Machine
+	outputs  []condition.Output
+	acc      []byte      // in the accumulator's type
+	room     bool        // acc has its memory
+	over     bool        // it was given up
+	known    bool        // the root's value has come
+	declared rankset.Set // ranks that wait for that, or have it
+	copied   *result     // acc in the tensor's type, nil when it has changed since
+	readers  []reader
+}
+
+// reader is a rank that waits for the value.
+type reader struct {
+	waiter
+	h      wire.Header // of its push or pull
+	since  time.Time
+	warned time.Time
+}
+
+// value finds or makes the value of one partition.
+func (t *tensor) value(part uint32) (*value, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if v := t.values[part]; v != nil {
+		return v, nil
+	}
+	m, err := t.machine(part, condition.Accumulate)
+	if err != nil {
+		return nil, err
+	}
+	v := &value{t: t, part: part, bytes: int(t.Parts[part]), machine: m}
+	t.values[part] = v
+	return v, nil
+}
+
+// add takes in a difference, or the root's value.
+func (c *conn) add(t *tensor, h *wire.Header, p *payload) error {
+	v, err := t.value(h.Part)
+	if err != nil {
+		return err
+	}
+	if err := v.fits(h, int(h.Length)); err != nil {
+		return err
+	}
+	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
+		return p.discard()
+	}
+	// It is added when it is whole, because only then the machine says whether it counts.
+	b, err := c.r.s.pool.Get(v.bytes)
+	if err == nil {
+		defer c.r.s.pool.Put(b)
+		err = v.makeRoom()
+	}
+	if err != nil {
+		c.r.outOfMemory(t, h, err)
+		return p.discard()
+	}
+	if err := p.into(b); err != nil {
+		return err
+	}
+	v.push(&reader{waiter: waiter{rank: c.rank, conn: c}, h: *h}, b)
+	return nil
+}
+
+// makeRoom takes the memory for the value.
+func (v *value) makeRoom() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.room || v.over {
+		return nil
+	}
+	acc, err := v.t.r.s.pool.Get(reduce.AccBytes(v.t.dtype, v.bytes))
+	if err == nil {
+		clear(acc)
+		v.acc, v.room = acc, true
+	}
+	return err
+}
+
+// readValue answers with the value, now or later.
+func (c *conn) readValue(t *tensor, h *wire.Header) error {
+	v, err := t.value(h.Part)
+	if err != nil {
+		return err
+	}
+	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
+		return nil
+	}
+	v.pull(&reader{waiter: waiter{rank: c.rank, conn: c}, h: *h})
+	return nil
+}
+
+// addLocal is add for the worker in this process.
+func (r *round) addLocal(t *tensor, h *wire.Header, in, out []byte, done func(uint32, error)) {
+	v, err := t.value(h.Part)
+	if err == nil {
+		err = v.fits(h, len(in))
+	}
+	if err == nil && (h.Flags&wire.FlagHome != 0 && !r.arrive(t, h) || t.gone(h.Iteration)) {
+		err = wire.ErrCancelled
+	}
+	if err == nil {
+		if err = v.makeRoom(); err != nil {
+			r.outOfMemory(t, h, err)
+			err = wire.ErrCancelled
+		}
+	}
+	if err != nil {
+		done(0, err)
+		return
+	}
+	op := &localOp{rank: int(h.Rank), in: in, out: out, done: done}
+	v.push(&reader{waiter: waiter{rank: op.rank, local: op}, h: *h}, in)
+	if h.Flags&wire.FlagNoPull != 0 {
+		done(0, nil)
+	}
+}
+
+// readLocal is readValue for the worker in this process.
+func (r *round) readLocal(h *wire.Header, out []byte, done func(uint32, error)) {
+	t, err := r.tensor(h)
+	var v *value
+	if err == nil {
+		v, err = t.value(h.Part)
+	}
+	if err == nil && (h.Flags&wire.FlagHome != 0 && !r.arrive(t, h) || t.gone(h.Iteration)) {
+		err = wire.ErrCancelled
+	}
+	if err != nil {
+		done(0, err)
+		return
+	}
+	op := &localOp{rank: int(h.Rank), out: out, done: done}
+	v.pull(&reader{waiter: waiter{rank: op.rank, local: op}, h: *h})
+}
+
+func (v *value) fits(h *wire.Header, n int) error {
+	if n != v.bytes || h.DType != v.t.dtype {
+		return fmt.Errorf("%d bytes of %v for partition %d of %q, want %d of %v", n, h.DType, h.Part, v.t.Name, v.bytes, v.t.dtype)
+	}
+	return nil
+}
+
+// push adds what has arrived whole, if the machine admits it, and answers whom that sets free.
+func (v *value) push(r *reader, b []byte) {
+	var replies []reply
+	v.mu.Lock()
+	switch {
+	case v.over:
+	case r.h.Flags&wire.FlagDeclare != 0:
+		if !v.known {
+			v.known = true
+			v.sum(b, 1)
+		}
+		replies = v.declare(r, replies)
+	default:
+		var admitted bool
+		if replies, admitted = v.step(condition.Push(r.rank, r.h.Iteration, r.h.Significance), r, b, replies); admitted && r.h.Flags&wire.FlagNoPull == 0 {
+			replies = v.ask(r, replies)
+		}
+	}
+	v.mu.Unlock()
+	v.deliver(replies)
+}
+
+// pull asks for the value.
+func (v *value) pull(r *reader) {
+	var replies []reply
+	v.mu.Lock()
+	if r.h.Flags&wire.FlagDeclare != 0 {
+		replies = v.declare(r, replies)
+	} else {
+		replies = v.ask(r, replies)
+	}
+	v.mu.Unlock()
+	v.deliver(replies)
+}
+
+// declare waits until every rank has come for the root's value, so that ranks which disagree about it are
+// found out before anyone goes on. Callers hold mu.
+func (v *value) declare(r *reader, replies []reply) []reply {
+	v.declared.Add(r.rank)
+	v.wait(r)
+	return v.open(replies)
+}
+
+func (v *value) wait(r *reader) {
+	r.since = time.Now()
+	v.readers = append(v.readers, *r)
+}
+
+// open answers those who wait for the root's value. Callers hold mu.
+func (v *value) open(replies []reply) []reply {
+	if !v.known || !v.declared.Covers(v.machine.Live()) {
+		return replies
+	}
+	return v.answer(func(r *reader) bool { return r.h.Flags&wire.FlagDeclare != 0 }, replies)
+}
+
+// ask has the machine decide when the rank gets the value. Callers hold mu.
+func (v *value) ask(r *reader, replies []reply) []reply {
+	v.wait(r)
+	if r.h.Flags&wire.FlagNow != 0 {
+		return v.answer(func(w *reader) bool { return w.rank == r.rank && w.h.Aux == r.h.Aux }, replies)
+	}
+	replies, _ = v.step(condition.Pull(r.rank, r.h.Iteration), r, nil, replies)
+	return replies
+}
+
+// reply is what is to be sent without holding the value.
+type reply struct {
+	reader
+	res *result
+	err error // instead of the value
+}
+
+// step drives the machine for a reader, or for nobody. b is what a push adds; taken reports that the machine
+// did not refuse. Callers hold mu.
+func (v *value) step(in condition.Input, r *reader, b []byte, replies []reply) (_ []reply, taken bool) {
+	v.outputs = v.machine.Step(in, v.outputs[:0])
+	taken = true
+	for _, o := range v.outputs {
+		switch o.Kind {
+		case condition.Admit:
+			v.sum(b, v.share())
+		case condition.Answer:
+			replies = v.answer(func(w *reader) bool {
+				return w.rank == o.Rank && w.h.Iteration == o.Progress && w.h.Flags&(wire.FlagDeclare|wire.FlagNow) == 0
+			}, replies)
+		case condition.Refuse:
+			taken = false
+			if r != nil {
+				replies = append(replies, reply{reader: *r, err: o.Err})
+			}
+		}
+	}
+	return replies, taken
+}
+
+// share is what a difference counts for: the mean over all ranks that train, those that have left included,
+// so that what one rank adds does not weigh more for the others' leaving.
+func (v *value) share() float64 {
+	if v.t.op == units.Average {
+		return v.t.Prescale / float64(len(v.t.Ranks))
+	}
+	return v.t.Prescale
+}
+
+// sum adds a rank's bytes. Callers hold mu.
+func (v *value) sum(b []byte, scale float64) {
+	reduce.Add(units.Sum, v.t.dtype, v.acc, b, scale)
+	v.outdate()
+}
+
+// outdate lets the copy go. Callers hold mu.
+func (v *value) outdate() {
+	if v.copied != nil {
+		v.copied.Sent(nil)
+		v.copied = nil
+	}
+}
+
+// answer takes those who are due out of the readers; their replies are due. Callers hold mu.
+func (v *value) answer(due func(*reader) bool, replies []reply) []reply {
+	kept := v.readers[:0]
+	for _, r := range v.readers {
+		if !due(&r) {
+			kept = append(kept, r)
+			continue
+		}
+		res, err := v.copy()
+		replies = append(replies, reply{reader: r, res: res, err: err})
+	}
+	v.readers = kept
+	return replies
+}
+
+// copy is the value as it is, for one reader more. Callers hold mu.
+func (v *value) copy() (*result, error) {
+	if !v.room {
+		return nil, fmt.Errorf("%q has no value", v.t.Name)
+	}
+	if v.copied == nil {
+		b, err := v.t.r.s.pool.Get(v.bytes)
+		if err != nil {
+			return nil, err
+		}
+		reduce.Store(v.t.dtype, b, v.acc, v.t.Postscale, 1)
+		v.copied = &result{r: v.t.r, buf: b}
+		v.copied.refs.Store(1) // the value's own
+	}
+	v.copied.refs.Add(1)
+	return v.copied, nil
+}
+
+// deliver sends replies.
+func (v *value) deliver(replies []reply) {
+	for _, r := range replies {
+		switch {
+		case r.err != nil:
+			v.refuse(&r.reader, wire.FailUnsupported, r.err.Error())
+			r.drop(wire.ErrCancelled)
+		case r.conn != nil:
+			r.conn.send(outbox.Frame{
+				Header: wire.Header{
+					Type: wire.TypeResult, DType: v.t.dtype, Tensor: v.t.ID, Part: v.part, Iteration: r.h.Iteration, Aux: r.h.Aux,
+				},
+				Payload: r.res.buf, Owner: r.res,
+			})
+		default:
+			copy(r.local.out, r.res.buf)
+			r.res.Sent(nil)
+			r.local.done(0, nil)
+		}
+	}
+}
+
+// refuse tells one rank, and nobody else, that its operation has failed.
+func (v *value) refuse(r *reader, code wire.FailureCode, text string) {
+	f := v.t.r.failure(v.t, r.h.Seq, code, fmt.Sprintf("%q failed on rank %d: %s", v.t.Name, r.rank, text))
+	v.t.r.tell([]notice{{rankset.Of(r.rank), f}})
+}
+
+// live tells the machine who still takes part.
+func (v *value) live(live rankset.Set) {
+	v.mu.Lock()
+	replies, _ := v.step(condition.Live(live), nil, nil, nil)
+	replies = v.open(replies)
+	v.mu.Unlock()
+	v.deliver(replies)
+}
+
+// waitsFor: nobody waits for one rank's part of a held value for ever; who leaves no longer counts.
+func (v *value) waitsFor(int) []uint64 { return nil }
+
+// cancel gives the value up.
+func (v *value) cancel(_ uint64, err error) {
+	v.mu.Lock()
+	readers := v.readers
+	v.readers = nil
+	v.over = true
+	if v.room {
+		v.t.r.s.pool.Put(v.acc)
+		v.acc, v.room = nil, false
+	}
+	v.outdate()
+	v.mu.Unlock()
+	for _, r := range readers {
+		r.drop(err)
+	}
+}
+
+// forget drops what a rank waits for, which has given it up.
+func (t *tensor) forget(rank int) {
+	t.mu.Lock()
+	values := make([]*value, 0, len(t.values))
+	for _, v := range t.values {
+		values = append(values, v)
+	}
+	t.mu.Unlock()
+	for _, v := range values {
+		for _, r := range v.take(func(r *reader) bool { return r.rank == rank }) {
+			r.drop(wire.ErrCancelled)
+		}
+	}
+}
+
+func (v *value) take(which func(*reader) bool) (taken []reader) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	kept := v.readers[:0]
+	for _, r := range v.readers {
+		if which(&r) {
+			taken = append(taken, r)
+		} else {
+			kept = append(kept, r)
+		}
+	}
+	v.readers = kept
+	return taken
+}
+
+// checkStalls warns of ranks that wait long for the value, and ends those that wait too long. (Ranks that do
+// not come to declare it are found out by the name.)
+func (t *tensor) checkStalls(now time.Time) {
+	if t.Kind != units.Accumulate {
+		return
+	}
+	t.mu.Lock()
+	v := t.values[0] // one partition speaks for all
+	t.mu.Unlock()
+	if v == nil {
+		return
+	}
+	cfg := &t.r.s.cfg
+	v.mu.Lock()
+	missing := v.machine.Missing(v.machine.V())
+	v.mu.Unlock()
+	var slow []reader
+	ended := v.take(func(r *reader) bool {
+		switch waited := now.Sub(r.since); {
+		case r.h.Flags&wire.FlagDeclare != 0:
+		case cfg.StallShutdown > 0 && waited >= cfg.StallShutdown:
+			return true
+		case cfg.StallWarning > 0 && waited >= cfg.StallWarning && now.Sub(r.warned) >= cfg.StallWarning:
+			r.warned = now
+			slow = append(slow, *r)
+		}
+		return false
+	})
+	for _, r := range slow {
+		t.r.warn(rankset.Of(r.rank), wire.Stall{Name: t.Name, Missing: missing.Ranks(), Seconds: now.Sub(r.since).Seconds()})
+	}
+	for _, r := range ended {
+		v.refuse(&r, wire.FailStall, fmt.Sprintf("stalled: %s did not come within %v", rankText(missing), cfg.StallShutdown))
+		r.drop(wire.ErrCancelled)
+	}
+}
