@@ -28,7 +28,7 @@ func execute(args []string) int {
 	}
 	root.SetVersionTemplate("paceline {{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(runCommand(), schedulerCommand(), serverCommand(), statusCommand(), infoCommand(), benchCommand())
+	root.AddCommand(runCommand(), schedulerCommand(), serverCommand(), statusCommand(), infoCommand(), benchCommand(), simCommand())
 	root.SetArgs(longFlags(args))
 	command, err := root.ExecuteC()
 	var code exitCode

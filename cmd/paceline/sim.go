@@ -1,0 +1,175 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/sim"
+)
+
+// simOptions are the flags of `paceline sim` as they are typed.
+type simOptions struct {
+	scenario                   sim.Scenario // what needs no parsing
+	models, parkings, barriers []string
+	compute, until             string
+	bytes                      string
+	bandwidth, serverBandwidth string
+	jsonFile, plotFile         string
+}
+
+func simCommand() *cobra.Command {
+	var o simOptions
+	c := &cobra.Command{
+		Use:   "sim",
+		Short: "Run a job in virtual time: up to 10,000 workers, any model, any cluster",
+		Long: `Run a job in virtual time: up to 10,000 workers, any model, any cluster.
+
+Drives the code that decides in a real job, the conditions and the barriers, with workers that compute for a drawn
+time and links that have a bandwidth and a latency. Runs repeat for a seed, and each is checked as it goes: what
+would break a model's promise is an error. Give --model, --parking or --barrier several times to compare: the
+iterations of a worker take equally long in all runs.
+
+Models: ` + strings.Join(condition.Names(), ", ") + `,
+with arguments as in ssp:3, pssp:3,0.5, dsps:3,15, drop-stragglers:60, adaptive:2,4 or elastic:15.
+
+Compute times (SIGMA is that of a log-normal factor, 0 where it is left out):
+` + sim.ComputeHelp(),
+		Example: `  paceline sim --model bsp --model ssp:3 --model pssp:3,0.5 --compute transient:100ms,0.05,5 --plot models.svg
+  paceline sim --workers 10000 --servers 200 --iterations 3 --compute lognormal:1s,0.2 --bandwidth 10Gbit
+  paceline sim --model ssp:3 --parking lazy --parking soft-barrier --compute slow:100ms,3 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
+	}
+	f := c.Flags()
+	f.SortFlags = false
+	s := &o.scenario
+	f.IntVar(&s.Workers, "workers", 16, "`number` of workers")
+	f.IntVar(&s.Servers, "servers", 4, "`number` of servers")
+	f.IntVar(&s.Keys, "keys", 4, "`number` of keys of each server")
+	f.IntVar(&s.Iterations, "iterations", 100, "`number` of iterations of each worker")
+	f.StringVar(&o.until, "until", sim.All.String(), "`end` of the run: all workers have done so many, or in total they have done as many as if all had (total)")
+	f.StringArrayVar(&o.models, "model", []string{"bsp"}, "synchronisation `model`, as in a job's settings; several with spaces between")
+	f.StringSliceVar(&o.parkings, "parking", []string{condition.Lazy.String()}, "parking `order` of delayed pulls: lazy or soft-barrier")
+	f.StringSliceVar(&o.barriers, "barrier", []string{sim.Overlap.String()}, "`who` decides: overlap (each server for its keys) or global (a scheduler)")
+	f.StringVar(&o.compute, "compute", "lognormal:100ms,0.1", "`times` that iterations take to compute")
+	f.StringVar(&o.bytes, "bytes", "4MiB", "`size` of the model, which travels both ways in every iteration")
+	f.StringVar(&o.bandwidth, "bandwidth", "10Gbit", "`bandwidth` of a worker's link each way, or unlimited")
+	f.StringVar(&o.serverBandwidth, "server-bandwidth", "", "`bandwidth` of a server's link each way (default: as a worker's)")
+	f.DurationVar(&s.Latency, "latency", 50*time.Microsecond, "`time` between any two, one way")
+	f.DurationVar(&s.DelayCost, "delay-cost", 0, "`time` in which a server does not send, for each pull that it has delayed")
+	f.Uint64Var(&s.Seed, "seed", 1, "`seed` of the computing times")
+	f.StringVar(&o.jsonFile, "json", "", "`file` to write the results to; --json alone prints them instead of the table")
+	f.Lookup("json").NoOptDefVal = toTerminal
+	f.StringVar(&o.plotFile, "plot", "", "SVG `file` to draw where the time goes in")
+	return c
+}
+
+func (o *simOptions) run(c *cobra.Command) error {
+	scenarios, err := o.scenarios()
+	if err != nil {
+		return err
+	}
+	var results []sim.Result
+	for _, s := range scenarios {
+		r, err := sim.Run(s)
+		if err != nil {
+			return err
+		}
+		results = append(results, r)
+	}
+	if o.plotFile != "" {
+		title := fmt.Sprintf("%d workers, %d servers, %s", o.scenario.Workers, o.scenario.Servers, o.compute)
+		if err := os.WriteFile(o.plotFile, []byte(sim.Breakdown(title, results).SVG()), 0o666); err != nil {
+			return err
+		}
+	}
+	if o.jsonFile == toTerminal {
+		e := json.NewEncoder(c.OutOrStdout())
+		e.SetIndent("", "  ")
+		return e.Encode(results)
+	}
+	sim.Show(c.OutOrStdout(), results)
+	if o.jsonFile == "" {
+		return nil
+	}
+	return writeJSON(o.jsonFile, results)
+}
+
+// scenarios are those of every model under every parking order and barrier.
+func (o *simOptions) scenarios() (all []sim.Scenario, err error) {
+	s := o.scenario
+	if s.Until, err = named("until", o.until, sim.All, sim.Total); err != nil {
+		return nil, err
+	}
+	if s.Compute, err = sim.ParseCompute(o.compute); err != nil {
+		return nil, fmt.Errorf("--compute: %w", err)
+	}
+	if s.Bytes, err = settings.ParseSize(o.bytes); err != nil {
+		return nil, fmt.Errorf("--bytes %q: a size is a number of bytes, or one with KiB, MiB, GiB", o.bytes)
+	}
+	if s.Bandwidth, err = sim.ParseBandwidth(o.bandwidth); err != nil {
+		return nil, fmt.Errorf("--bandwidth: %w", err)
+	}
+	if s.ServerBandwidth = s.Bandwidth; o.serverBandwidth != "" {
+		if s.ServerBandwidth, err = sim.ParseBandwidth(o.serverBandwidth); err != nil {
+			return nil, fmt.Errorf("--server-bandwidth: %w", err)
+		}
+	}
+	models := o.settings()
+	if len(models) == 0 {
+		return nil, fmt.Errorf("--model: no model is given, known are: %s", strings.Join(condition.Names(), ", "))
+	}
+	for _, setting := range models {
+		if s.Model, err = condition.Parse(setting); err != nil {
+			return nil, fmt.Errorf("--model: %w", err)
+		}
+		for _, parking := range o.parkings {
+			if s.Parking, err = named("parking", parking, condition.Lazy, condition.SoftBarrier); err != nil {
+				return nil, err
+			}
+			for _, barrier := range o.barriers {
+				if s.Barrier, err = named("barrier", barrier, sim.Overlap, sim.Global); err != nil {
+					return nil, err
+				}
+				if err := s.Check(); err != nil {
+					return nil, err
+				}
+				all = append(all, s)
+			}
+		}
+	}
+	return all, nil
+}
+
+// settings are the models. A space parts them, as commas part a model's arguments; an expression may
+// have spaces of its own, so it stands alone.
+func (o *simOptions) settings() (all []string) {
+	for _, m := range o.models {
+		if strings.HasPrefix(m, "expression:") {
+			all = append(all, m)
+			continue
+		}
+		all = append(all, strings.Fields(m)...)
+	}
+	return all
+}
+
+// named is the one of the values that has the name.
+func named[T fmt.Stringer](flag, name string, values ...T) (T, error) {
+	var names []string
+	for _, v := range values {
+		if v.String() == name {
+			return v, nil
+		}
+		names = append(names, v.String())
+	}
+	var none T
+	return none, fmt.Errorf("--%s %q: allowed are %s", flag, name, strings.Join(names, " and "))
+}

@@ -1,0 +1,64 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Bandwidth is in bits per second; 0 is without limit.
+type Bandwidth float64
+
+var bandwidthUnits = []struct {
+	name string
+	size float64
+}{{"Tbit", 1e12}, {"Gbit", 1e9}, {"Mbit", 1e6}, {"Kbit", 1e3}}
+
+// ParseBandwidth reads "10Gbit", "800Mbit" or "unlimited".
+func ParseBandwidth(text string) (Bandwidth, error) {
+	if text == "unlimited" {
+		return 0, nil
+	}
+	for _, u := range bandwidthUnits {
+		number, ok := strings.CutSuffix(text, u.name)
+		if !ok {
+			continue
+		}
+		if v, err := strconv.ParseFloat(number, 64); err == nil && v*u.size >= 1 && v*u.size <= 1e15 {
+			return Bandwidth(v * u.size), nil
+		}
+	}
+	return 0, fmt.Errorf("bandwidth is %q, allowed is a number above 0 with Kbit, Mbit, Gbit or Tbit, each per second, or unlimited", text)
+}
+
+func (b Bandwidth) String() string {
+	if b == 0 {
+		return "unlimited"
+	}
+	for _, u := range bandwidthUnits {
+		if float64(b) >= u.size {
+			return strconv.FormatFloat(float64(b)/u.size, 'g', -1, 64) + u.name
+		}
+	}
+	return strconv.FormatFloat(float64(b)/1e3, 'g', -1, 64) + "Kbit"
+}
+
+// hold is how long a message holds a link of this bandwidth.
+func (b Bandwidth) hold(bytes int64) time.Duration {
+	if b == 0 {
+		return 0
+	}
+	return time.Duration(math.Round(float64(bytes) * 8e9 / float64(b)))
+}
+
+// link is one direction of a link: the moment from which it is free.
+type link struct{ free time.Duration }
+
+// take holds the link for a message that comes now, behind what came before, and returns when it is
+// through.
+func (l *link) take(now, hold time.Duration) time.Duration {
+	l.free = max(l.free, now) + hold
+	return l.free
+}

@@ -1,0 +1,315 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// The life of an iteration, event by event.
+type eventKind uint8
+
+const (
+	computed eventKind = iota // a worker has computed and pushes its keys one after the other
+	head                      // the first byte of a push is at its server's link
+	whole                     // a push is whole, and the pull with it there
+	reported                  // global barrier: the scheduler hears that all pushes of a worker are whole
+	granted                   // global barrier: a pull that the scheduler allowed is at its server
+	answered                  // the first byte of an answer is at its worker's link
+	complete                  // a worker has all its answers
+	stop                      // a worker hears which iteration of its superstep is the last
+	tuned                     // the servers hear of a new pull condition
+)
+
+// run is a scenario under way.
+type run struct {
+	Scenario
+	now     time.Duration
+	queue   queue
+	workers []worker
+	servers []server
+	gates   []*gate // by key, or the scheduler's alone
+	decider *decider
+	size    []int64 // of each key
+	result  Result
+	finish  int  // workers that have done their iterations
+	over    bool // no iteration begins any more and time stands
+}
+
+// server is the two directions of a server's link.
+type server struct{ in, out link }
+
+type worker struct {
+	rng       *rand.Rand
+	own       float64
+	in        link   // out needs none: a worker's pushes follow each other
+	iteration uint64 // that it is in
+	superstep uint64
+	step      uint64 // iterations done in this superstep
+	last      bool   // the iteration ends the superstep
+	stopIn    uint64 // the superstep, plus one, that stopAt is for
+	stopAt    uint64
+
+	pushed   time.Duration // when it began to push
+	arrived  time.Duration // when its last push so far was whole
+	decided  time.Duration // when its last answer so far was
+	ready    time.Duration // when its last answer so far is whole
+	coming   int           // pushes that are not whole yet
+	missing  int           // keys that are not answered yet
+	interval time.Duration // of the iteration, without waits
+	exchange time.Duration // of the iteration before, without waits
+}
+
+// Run runs a scenario to its end.
+func Run(s Scenario) (Result, error) {
+	if err := s.Check(); err != nil {
+		return Result{}, err
+	}
+	r, err := newRun(s)
+	if err != nil {
+		return Result{}, err
+	}
+	for rank := range r.workers {
+		r.begin(rank)
+	}
+	for !r.over {
+		if r.queue.len() == 0 {
+			return Result{}, r.broken(fmt.Errorf("nothing happens any more, and %d workers of %d are done", r.finish, s.Workers))
+		}
+		e := r.queue.next()
+		r.now = e.at
+		r.result.Events++
+		if err := r.handle(e); err != nil {
+			return Result{}, r.broken(err)
+		}
+	}
+	idle := s.Until == All && s.Model.Supersteps == nil
+	for _, g := range r.gates {
+		if err := g.end(idle); err != nil {
+			return Result{}, r.broken(err)
+		}
+	}
+	return r.summary(), nil
+}
+
+func (r *run) broken(err error) error {
+	return fmt.Errorf("%s, seed %d, after %v: %w; this is a bug, please report it with the settings of the run", r.Model.Name, r.Seed, r.now, err)
+}
+
+func newRun(s Scenario) (*run, error) {
+	r := &run{Scenario: s, workers: make([]worker, s.Workers), servers: make([]server, s.Servers), decider: newDecider(s)}
+	for rank := range r.workers {
+		rng := rand.New(rand.NewPCG(s.Seed, uint64(rank)))
+		r.workers[rank] = worker{rng: rng, own: rng.Float64()}
+	}
+	gates := s.keys()
+	if s.Barrier == Global {
+		gates = 1
+	}
+	for range gates {
+		g, err := newGate(s)
+		if err != nil {
+			return nil, err
+		}
+		r.gates = append(r.gates, g)
+	}
+	for key := range s.keys() {
+		r.size = append(r.size, s.bytes(key))
+	}
+	return r, nil
+}
+
+func (r *run) handle(e event) error {
+	rank, key := int(e.rank), int(e.key)
+	switch e.kind {
+	case computed:
+		r.push(rank)
+	case head:
+		r.arrive(rank, key)
+	case whole:
+		return r.take(rank, key)
+	case reported:
+		return r.exchange(0, rank)
+	case granted:
+		r.answer(rank, key, false)
+	case answered:
+		r.receive(rank, key)
+	case complete:
+		r.complete(rank)
+	case stop:
+		w := &r.workers[rank]
+		w.stopIn, w.stopAt = uint64(key)+1, r.decider.stop[rank]
+	case tuned:
+		return r.retune()
+	}
+	return nil
+}
+
+// begin begins a worker's next iteration.
+func (r *run) begin(rank int) {
+	w := &r.workers[rank]
+	w.interval = r.Compute.draw(draw{w.rng, rank, w.own, w.iteration})
+	r.queue.add(r.now+w.interval, computed, rank, 0)
+}
+
+// push sends a worker's keys. One event at a time is under way for them, or the queue would hold all
+// messages of all workers.
+func (r *run) push(rank int) {
+	w := &r.workers[rank]
+	w.pushed, w.ready = r.now, 0
+	w.coming, w.missing = len(r.size), len(r.size)
+	w.step++
+	w.last = r.decider != nil && w.stopIn == w.superstep+1 && w.step >= w.stopAt
+	r.result.compute += w.interval
+	w.interval += w.exchange
+	r.queue.add(r.now+r.Latency, head, rank, 0)
+}
+
+func (r *run) arrive(rank, key int) {
+	tail := r.now + r.Bandwidth.hold(r.size[key]) // the last byte has come over the worker's link
+	through := r.servers[key%r.Servers].in.take(r.now, r.ServerBandwidth.hold(r.size[key]))
+	r.queue.add(max(tail, through), whole, rank, key)
+	if key+1 < len(r.size) {
+		r.queue.add(tail, head, rank, key+1)
+	}
+}
+
+// take takes a whole push in.
+func (r *run) take(rank, key int) error {
+	w := &r.workers[rank]
+	w.arrived = r.now
+	w.coming--
+	if r.Barrier == Overlap {
+		return r.exchange(key, rank)
+	}
+	if w.coming == 0 { // an acknowledgement, then the report
+		r.queue.add(r.now+2*r.Latency, reported, rank, 0)
+	}
+	return nil
+}
+
+// exchange takes a worker's push and pull to a gate, and sends what is answered.
+func (r *run) exchange(k, rank int) error {
+	w, g := &r.workers[rank], r.gates[k]
+	if k == 0 {
+		r.hear(rank)
+	}
+	progress := w.iteration
+	if r.Model.Supersteps != nil {
+		progress = w.superstep
+		if !w.last { // it goes by the machine: the worker is free within its superstep
+			r.release(k, answer{rank: rank})
+			return nil
+		}
+	}
+	v := g.v
+	if err := g.exchange(rank, progress); err != nil {
+		return err
+	}
+	if k == 0 && g.v > v && r.decider != nil && r.decider.tuner != nil {
+		r.decider.tune()
+		r.queue.add(r.now+r.Latency, tuned, 0, 0)
+	}
+	r.release(k, g.answers...)
+	return nil
+}
+
+// hear tells the decider, and the workers what it decides.
+func (r *run) hear(rank int) {
+	if r.decider == nil {
+		return
+	}
+	superstep := int(r.decider.superstep)
+	w := &r.workers[rank]
+	if r.decider.hear(rank, r.now, w.interval, w.last) {
+		for q := range r.workers {
+			r.queue.add(r.now+r.Latency, stop, q, superstep)
+		}
+	}
+	if r.Model.Supersteps != nil {
+		r.decider.stale(rank, w.last)
+	}
+}
+
+// retune sets the tuner's newest pull condition on all gates.
+func (r *run) retune() error {
+	for k, g := range r.gates {
+		if err := g.setPull(r.decider.next); err != nil {
+			return err
+		}
+		r.release(k, g.answers...)
+	}
+	return nil
+}
+
+// release lets workers have what gate k has answered.
+func (r *run) release(k int, answers ...answer) {
+	if r.Barrier == Overlap {
+		for _, a := range answers {
+			r.workers[a.rank].decided = r.now
+			r.answer(a.rank, k, a.delayed)
+		}
+		return
+	}
+	for _, a := range answers {
+		r.workers[a.rank].decided = r.now
+	}
+	// To the workers, and their pulls to the servers: of one key after the other, as they push.
+	for key := range r.size {
+		for _, a := range answers {
+			r.queue.add(r.now+2*r.Latency, granted, a.rank, key)
+		}
+	}
+}
+
+// answer sends a key to a worker.
+func (r *run) answer(rank, key int, delayed bool) {
+	out := &r.servers[key%r.Servers].out
+	if delayed {
+		out.take(r.now, r.DelayCost)
+	}
+	start := max(r.now, out.free)
+	out.take(start, r.ServerBandwidth.hold(r.size[key]))
+	r.queue.add(start+r.Latency, answered, rank, key)
+}
+
+// receive takes an answer over the worker's link.
+func (r *run) receive(rank, key int) {
+	w := &r.workers[rank]
+	tail := r.now + r.ServerBandwidth.hold(r.size[key])
+	w.ready = max(w.ready, tail, w.in.take(r.now, r.Bandwidth.hold(r.size[key])))
+	if w.missing--; w.missing == 0 {
+		r.queue.add(w.ready, complete, rank, 0)
+	}
+}
+
+// complete ends an iteration, and begins the next if there is one.
+func (r *run) complete(rank int) {
+	w := &r.workers[rank]
+	wait := max(0, w.decided-w.arrived)
+	if r.Barrier == Global {
+		wait = max(0, wait-2*r.Latency) // the report's way is no waiting
+	}
+	w.exchange = r.now - w.pushed - wait
+	r.result.wait += wait
+	r.result.exchange += w.exchange
+	r.result.Done++
+	if w.last {
+		w.superstep, w.step, w.last = w.superstep+1, 0, false
+	}
+	w.iteration++
+	if w.iteration == uint64(r.Iterations) {
+		r.finish++
+	}
+	switch {
+	case r.Until == Total:
+		r.over = r.result.Done == uint64(r.Iterations)*uint64(r.Workers)
+	case r.finish == r.Workers:
+		r.over = true
+	case w.iteration >= uint64(r.Iterations) && r.Model.Supersteps == nil:
+		return
+	}
+	if !r.over {
+		r.begin(rank)
+	}
+}

@@ -1,0 +1,141 @@
+// Package sim runs whole jobs in virtual time: up to 10,000 workers against hundreds of servers, on
+// one core, from a seed. It drives the code that decides on the wire, condition.Machine for each key
+// and barrier.Planner for a job; only the computing and the links are models. Every run is held
+// against a ledger of its own (gate.go), and what breaks it is an error that names the seed.
+//
+// What is modelled. A worker computes for a time drawn from its Compute, then pushes its keys, in the
+// same order on every worker, and starts over when each is answered; a pull travels with its push. A
+// message holds a link for its bytes over the link's bandwidth, first come first served, and is whole
+// when it has passed the links at both ends and the latency between them. Sending and receiving do not
+// disturb each other, the network between the links has room for all, and what has no payload takes
+// the latency alone. Summing costs nothing.
+package sim
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/paceline/paceline/server/condition"
+)
+
+// Bounds of a scenario: they keep a run within a few GB of memory.
+const (
+	MaxWorkers    = 10_000
+	MaxServers    = 1_000
+	MaxKeys       = 10_000 // of all servers together
+	MaxIterations = 1_000_000
+	MaxExchanges  = 50_000_000 // workers × keys
+	MaxBytes      = 1 << 40
+)
+
+// Barrier is who decides when a pull is answered.
+type Barrier uint8
+
+// Barriers.
+const (
+	// Overlap: each server answers for its own keys by itself (FluentPS section III-D).
+	Overlap Barrier = iota
+	// Global: a scheduler decides for all keys at once, as in PS-Lite. A worker reports to it when all
+	// its pushes are acknowledged, and pulls when it is told to.
+	Global
+)
+
+func (b Barrier) String() string {
+	if b == Global {
+		return "global"
+	}
+	return "overlap"
+}
+
+// Until is when a run ends.
+type Until uint8
+
+// Ends of a run, with T = Scenario.Iterations.
+const (
+	// All: every worker has done T iterations. Where iterations are steps of their own it does no more;
+	// under the models with supersteps workers go on until the last has its T.
+	All Until = iota
+	// Total: the workers have done N·T together, as in epochs over data that they share.
+	Total
+)
+
+func (u Until) String() string {
+	if u == Total {
+		return "total"
+	}
+	return "all"
+}
+
+// Scenario is a job in virtual time.
+type Scenario struct {
+	Workers    int
+	Servers    int
+	Keys       int // of each server
+	Iterations int
+	Until      Until
+
+	Model   condition.Model
+	Parking condition.Parking
+	Barrier Barrier
+
+	Compute         Compute
+	Bytes           int64         // of all keys together, each way in every iteration
+	Bandwidth       Bandwidth     // of a worker's link, each way
+	ServerBandwidth Bandwidth     // of a server's link, each way
+	Latency         time.Duration // one way
+	DelayCost       time.Duration // that a server spends, not sending, on each pull it has delayed
+
+	Seed uint64 // of the times that computing takes
+}
+
+// Check reports what is wrong with the scenario, and what is allowed.
+func (s Scenario) Check() error {
+	for _, f := range []struct {
+		name               string
+		value, least, most int
+	}{
+		{"workers", s.Workers, 1, MaxWorkers},
+		{"servers", s.Servers, 1, MaxServers},
+		{"keys", s.Keys, 1, max(1, MaxKeys/max(1, s.Servers))},
+		{"iterations", s.Iterations, 1, MaxIterations},
+		{"workers times keys", s.Workers * s.keys(), 1, MaxExchanges},
+	} {
+		if f.value < f.least || f.value > f.most {
+			return fmt.Errorf("%s is %d, allowed is %d to %d", f.name, f.value, f.least, f.most)
+		}
+	}
+	switch {
+	case s.Bytes < 0 || s.Bytes > MaxBytes:
+		return fmt.Errorf("bytes is %d, allowed is 0 to %d", s.Bytes, int64(MaxBytes))
+	case s.Latency < 0:
+		return fmt.Errorf("latency is %v, allowed is 0 and more", s.Latency)
+	case s.DelayCost < 0:
+		return fmt.Errorf("delay cost is %v, allowed is 0 and more", s.DelayCost)
+	case s.DelayCost > 0 && s.Barrier == Global:
+		return fmt.Errorf("delay cost is %v, allowed with a global barrier is 0: no server delays pulls there", s.DelayCost)
+	case s.Compute.draw == nil:
+		return fmt.Errorf("no compute times are given, allowed are %s", computeUsage())
+	}
+	if err := s.Model.Check(condition.Accumulate); err != nil {
+		return err
+	}
+	if c, ok := s.Model.Pull.(condition.Sometimes); ok {
+		if g, ok := c.P.(condition.Growing); ok && g.Alpha == (condition.Significance{}) {
+			return fmt.Errorf("synchronisation model %s: virtual workers have no gradients, so ALPHA must be a number", s.Model.Name)
+		}
+	}
+	return s.Model.CheckWorkers(s.Workers)
+}
+
+// keys is the number of keys of all servers.
+func (s Scenario) keys() int { return s.Servers * s.Keys }
+
+// bytes is the size of a key: an equal share, to the byte.
+func (s Scenario) bytes(key int) int64 {
+	n := int64(s.keys())
+	size := s.Bytes / n
+	if int64(key) < s.Bytes%n {
+		size++
+	}
+	return size
+}
