@@ -65,10 +65,11 @@ func (v *held) is(x float32) error {
 // value declares a value of n elements on a rank: all tens.
 func (j *job) value(rank int, name, sync string, n int) (*held, error) {
 	v := &held{j: j, rank: rank, name: name, sync: sync, now: make([]float32, n)}
-	if err := v.use(units.Declare, 10); err != nil {
-		return nil, err
+	err := v.use(units.Declare, 10)
+	if err == nil {
+		err = v.is(10)
 	}
-	return v, v.is(10)
+	return v, err
 }
 
 var valueSizes = []int{0, 1, 7, partition / 4, partition/4 + 1, 3*partition/4 - 1}

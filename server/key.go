@@ -194,6 +194,7 @@ type slot struct {
 	waiters []waiter
 	owed    int         // ranks that will still be answered
 	started rankset.Set // ranks whose push has begun to arrive
+	absent  rankset.Set // live ranks that a closed iteration did without (drop-stragglers) and that are still to come for its sum
 	seq     uint64      // count of the operation under its name, for failures
 	closed  bool
 	divisor uint32
@@ -247,7 +248,10 @@ func (c *conn) push(h *wire.Header, p *payload) error {
 		c.r.outOfMemory(t, h, err)
 	}
 	if s == nil {
-		return p.discard()
+		if err := p.discard(); err == nil {
+			k.late(h, waiter{rank: c.rank, conn: c})
+		}
+		return err
 	}
 	if t.whole {
 		err = k.keep(s, h, p)
@@ -418,6 +422,7 @@ func (k *key) pushed(h *wire.Header, s *slot, w waiter) {
 
 // arrived is pushed for callers who hold mu.
 func (k *key) arrived(h *wire.Header, s *slot, w waiter) (answers []answer) {
+	s.absent.Remove(w.rank)
 	if h.Flags&wire.FlagNoPull == 0 {
 		s.owed++
 		if h.Flags&wire.FlagLatePull == 0 {
@@ -427,7 +432,33 @@ func (k *key) arrived(h *wire.Header, s *slot, w waiter) (answers []answer) {
 	} else if w.local != nil {
 		s.waiters = append(s.waiters, w) // its memory is needed until the iteration is closed
 	}
-	return k.step(condition.Push(w.rank, h.Iteration, h.Significance), answers)
+	answers = k.step(condition.Push(w.rank, h.Iteration, h.Significance), answers)
+	if s.closed && k.slots[h.Iteration] == s {
+		k.release(h.Iteration, s)
+	}
+	return answers
+}
+
+// late takes a push of an iteration that was closed without it: it is counted, and never added, and its rank
+// gets the sum that the others have (drop-stragglers).
+func (k *key) late(h *wire.Header, w waiter) {
+	k.mu.Lock()
+	s := k.slots[h.Iteration]
+	if s != nil && s.closed && s.absent.Has(w.rank) {
+		answers := k.arrived(h, s, w)
+		k.mu.Unlock()
+		k.deliver(answers)
+		return
+	}
+	behind := s == nil && !k.t.gone(h.Iteration) && h.Iteration < k.machine.V() && k.machine.Live().Has(w.rank)
+	v := k.machine.V()
+	k.mu.Unlock()
+	if behind {
+		text := fmt.Sprintf("%q failed on rank %d: it is in iteration %d and the others, who do not wait for it, in %d; sums are kept for %d iterations",
+			k.t.Name, w.rank, h.Iteration, v, limits.MaxKept)
+		k.t.r.tell([]notice{{rankset.Of(w.rank), k.t.r.failure(k.t, h.Seq, wire.FailUnsupported, text)}})
+	}
+	w.drop(wire.ErrCancelled)
 }
 
 // answer is a reply that is due, to be sent without holding the key.
@@ -485,8 +516,21 @@ func (k *key) close(o condition.Output, answers []answer) []answer {
 		kept = append(kept, w)
 	}
 	s.waiters = kept
+	s.absent = k.machine.Live().Minus(o.Contributors)
 	k.release(o.Progress, s)
+	k.bound(o.Progress)
 	return answers
+}
+
+// bound lets go of the sum that stragglers have not come for in a long time.
+func (k *key) bound(closed uint64) {
+	if closed < limits.MaxKept {
+		return
+	}
+	if s := k.slots[closed-limits.MaxKept]; s != nil && s.closed {
+		s.absent.Reset()
+		k.release(closed-limits.MaxKept, s)
+	}
 }
 
 // store scales the accumulator and narrows it to the tensor's type.
@@ -566,7 +610,7 @@ func (k *key) answer(o condition.Output, answers []answer) []answer {
 
 // release frees a slot that is closed and answered to everybody who will ask.
 func (k *key) release(iteration uint64, s *slot) {
-	if !s.closed || s.owed > 0 {
+	if !s.closed || s.owed > 0 || s.absent.Len() > 0 {
 		return
 	}
 	delete(k.slots, iteration)
@@ -619,6 +663,12 @@ func (k *key) waitsFor(rank int) (seqs []uint64) {
 func (k *key) live(live rankset.Set) {
 	k.mu.Lock()
 	answers := k.step(condition.Live(live), nil)
+	for iteration, s := range k.slots {
+		if s.closed && s.absent.Len() > 0 {
+			s.absent = s.absent.Minus(s.absent.Minus(live))
+			k.release(iteration, s)
+		}
+	}
 	k.mu.Unlock()
 	k.deliver(answers)
 }

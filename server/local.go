@@ -80,12 +80,14 @@ func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, er
 	s, err := k.open(&h)
 	if err != nil {
 		l.r.outOfMemory(t, &h, err)
-	}
-	if err != nil || s == nil {
 		done(0, wire.ErrCancelled)
 		return
 	}
 	op := &localOp{rank: l.rank, in: in, out: out, noPull: h.Flags&wire.FlagNoPull != 0, done: done}
+	if s == nil {
+		k.late(&h, waiter{rank: l.rank, local: op})
+		return
+	}
 	k.mu.Lock()
 	if k.slots[h.Iteration] != s {
 		k.mu.Unlock()

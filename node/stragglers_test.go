@@ -1,0 +1,82 @@
+package node_test
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/paceline/paceline/core"
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
+)
+
+// dropping is the average over the ranks that come in time, of n float32 that are all x.
+func dropping(name string, n, nt int, x float32) core.Op {
+	op := float32s(units.Allreduce, name, int64(n))
+	op.ReduceOp, op.Sync = units.Average, fmt.Sprintf("drop-stragglers:%d", nt)
+	op.Input = nil
+	for range n {
+		op.Input = appendElement(op.Input, units.Float32, float64(x))
+	}
+	op.Output = make([]byte, len(op.Input))
+	return op
+}
+
+// A push of an iteration that is closed is never added, and its rank gets the sum that the others have
+// (FluentPS Table III, drop-stragglers).
+func TestAStragglerGetsTheSumThatItWasDroppedFrom(t *testing.T) {
+	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(2)} {
+		t.Run(place, func(t *testing.T) {
+			j := startJob(t, 3, smallPartitions, option)
+			n := 3*partition/4 + 1
+			for i := range 5 { // ranks 0 and 1 run ahead
+				errs := make(chan error, 2)
+				for rank := range 2 {
+					go func() { errs <- j.average(rank, n, float32(i+rank), float64(i)+0.5) }()
+				}
+				for range 2 {
+					if err := <-errs; err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for i := range 5 {
+				if err := j.average(2, n, 1000, float64(i)+0.5); err != nil {
+					t.Fatal(err)
+				}
+			}
+			j.works("beside it", 100)
+		})
+	}
+}
+
+func (j *job) average(rank, n int, x float32, want float64) error {
+	op := dropping("g", n, 2, x)
+	if _, err := j.do(rank, op); err != nil {
+		return err
+	}
+	for i := 0; i < n; i++ {
+		if got := element(units.Float32, op.Output[4*i:]); math.Abs(got-want) > 0 {
+			return fmt.Errorf("element %d on rank %d is %g, want %g", i, rank, got, want)
+		}
+	}
+	return nil
+}
+
+func TestAStragglerTooFarBehindGetsAnErrorOfItsOwn(t *testing.T) {
+	j := startJob(t, 3)
+	for i := range limits.MaxKept + 1 {
+		j.each(func(rank int) error {
+			if rank == 2 {
+				return nil
+			}
+			return j.average(rank, 10, float32(i+rank), float64(i)+0.5)
+		})
+	}
+	err := j.average(2, 10, 1000, 0.5)
+	if err == nil || !strings.Contains(err.Error(), "kept for 64 iterations") {
+		t.Fatalf("%v", err)
+	}
+	j.works("beside it", 100)
+}
