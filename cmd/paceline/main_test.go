@@ -95,6 +95,7 @@ func TestRunSaysWhatIsWrongWithItsArguments(t *testing.T) {
 		"run --what true":                 "unknown flag: --what",
 		"run -np 3 -H localhost:2 true":   "3 processes do not fit on hosts with 2 slots",
 		"run -np -1 true":                 "at least one process",
+		"run -np 16385 true":              "at most 16384",
 		"run -H a;b true":                 "is not the name of a host",
 		"run --hostfile /no/file true":    "/no/file",
 		"run --min-np 1 --max-np 3 true":  "--min-np, --max-np: the number of processes cannot change",

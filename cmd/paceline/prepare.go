@@ -11,6 +11,7 @@ import (
 
 	"github.com/paceline/paceline/cmd/paceline/launch"
 	"github.com/paceline/paceline/internal/iface"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/secret"
 	"github.com/paceline/paceline/node/settings"
 )
@@ -77,8 +78,8 @@ func (j *jobMaker) place() error {
 			return fmt.Errorf("%s: %w", j.hostFile, err)
 		}
 	}
-	if j.np < 0 {
-		return fmt.Errorf("-np %d: at least one process", j.np)
+	if j.np < 0 || j.np > limits.MaxRanks {
+		return fmt.Errorf("-np %d: at least one process, at most %d", j.np, limits.MaxRanks)
 	}
 	if j.workers, err = launch.Assign(hosts, j.np); err != nil {
 		return err

@@ -62,7 +62,7 @@ func (j *Job) Run(signals <-chan os.Signal) int {
 	defer guard.close()
 	r := &run{Job: j, guard: guard, ends: make(chan ended), alive: map[*Task]*process{}, calm: true, next: time.NewTimer(0)}
 	r.next.Stop()
-	r.start()
+	r.start(signals)
 	late := time.NewTimer(j.Start)
 	defer late.Stop()
 	for len(r.alive) > 0 {
@@ -80,9 +80,16 @@ func (j *Job) Run(signals <-chan os.Signal) int {
 	return r.code
 }
 
-func (r *run) start() {
+// start starts the processes one after the other, until a signal or a failure.
+func (r *run) start(signals <-chan os.Signal) {
 	for _, list := range [][]*Task{r.Servers, r.Workers} {
 		for _, t := range list {
+			select {
+			case sig := <-signals:
+				r.interrupt(sig.(syscall.Signal))
+				return
+			default:
+			}
 			p, err := start(t, func(e Exit) { r.ends <- ended{t, e} })
 			if err != nil {
 				r.Say("%v", err)

@@ -187,6 +187,16 @@ func TestProcessesThatIgnoreSignalsAreKilledInTheEnd(t *testing.T) {
 	})
 }
 
+func TestInterruptWhileProcessesAreStarted(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		b := newBench(t, shell, "echo started", "echo started")
+		b.signals <- syscall.SIGTERM
+		if code := b.run(); code != 143 || b.stdout.String() != "" {
+			t.Fatal(code, b.stdout.String())
+		}
+	})
+}
+
 func TestSecondInterruptEndsAtOnce(t *testing.T) {
 	inTheSameWay(t, func(t *testing.T, shell []string) {
 		b := newBench(t, shell, "trap '' INT TERM; echo ready; while :; do sleep 0.1; done")
