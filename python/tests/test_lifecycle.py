@@ -288,6 +288,17 @@ def test_wrong_arguments_of_init(tmp_path):
         refused('give a list of process sets, or "dynamic"', process_sets="static")
         hvd.init(comm=[0, 1], process_sets="Dynamic")
         assert hvd.add_process_set([0]).size() == 1
+
+        for text, again in ("use a process set", {"comm": [0]}), ("too late", {"process_sets": [hvd.ProcessSet([1])]}):
+            try:
+                hvd.init(**again)
+                raise SystemExit(f"{again} was accepted by a running job")
+            except ValueError as e:
+                assert text in str(e), e
+            assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0], "the job does not go on"
+        known = hvd.ProcessSet([0])
+        hvd.init(process_sets=[known])
+        assert known.size() == 1
     """)
     with Job(2, code, tmp_path) as job:
         job.succeed(60)

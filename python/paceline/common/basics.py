@@ -23,7 +23,7 @@ def init(comm: Iterable[int] | None = None, process_sets: Sequence[ProcessSet] |
     """Joins the job that the environment names, and waits until all its ranks are there.
 
     A launcher (`paceline run`, torchrun, mpirun, srun) says through the environment where the process belongs; without
-    one it is a job of its own. A second call while running does nothing.
+    one it is a job of its own. A second call while running only checks its arguments.
 
     comm: None, or a list of all ranks. process_sets: sets to register, the same on all ranks; "dynamic" is accepted,
     and sets can be added later whether it was given or not. Raises ValueError for wrong arguments or settings and
@@ -35,12 +35,14 @@ def init(comm: Iterable[int] | None = None, process_sets: Sequence[ProcessSet] |
     if isinstance(process_sets, str) and not dynamic:
         raise ValueError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')
     wanted = [] if dynamic else list(process_sets or [])
+    running = engine.is_initialized()
     engine.init(process_set.ranks or [] for process_set in wanted)
     try:
         _check_ranks(comm)
         register_process_sets(wanted)
     except ValueError:
-        engine.shutdown()
+        if not running:
+            engine.shutdown()
         raise
 
 

@@ -85,11 +85,19 @@ def process_set_number(process_set: ProcessSet) -> int:
 
 
 def register_process_sets(process_sets: Iterable[ProcessSet]) -> None:
-    """Fills in the numbers of the sets that `init` was given. Raises ValueError when one stands there twice."""
+    """Fills in the numbers of the sets that `init` was given.
+
+    Raises ValueError when one stands there twice, or when the job runs already and does not have it.
+    """
     numbers = {tuple(ranks): number for number, ranks in engine.process_sets().items()}
     seen = {0}
     for place, process_set in enumerate(process_sets):
-        number = numbers[tuple(process_set.ranks or [])]
+        number = numbers.get(tuple(process_set.ranks or []))
+        if number is None:
+            raise ValueError(
+                f"process_sets[{place}] comes too late: hvd.init() has been called without {process_set}; "
+                "use hvd.add_process_set()"
+            )
         if number in seen:
             process_set.process_set_id = None
             raise ValueError(f"process_sets[{place}] is a duplicate: {process_set}")

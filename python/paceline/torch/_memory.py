@@ -31,8 +31,12 @@ def dtype_number(tensor: torch.Tensor, *, reduces: bool = False) -> int:
     """The engine's number for the tensor's element type. Raises ValueError for what the operation cannot take."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"expected a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.is_sparse:
-        raise ValueError("a sparse tensor has no dense memory: use sparse_allreduce_async, or tensor.to_dense()")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else "sparse"
+        raise ValueError(
+            f"a {kind} tensor has no dense memory: send its parts, or make it dense; for sparse COO tensors there is "
+            "sparse_allreduce_async"
+        )
     number = _NUMBERS.get(tensor.dtype)
     if number is None or (reduces and number == _abi.BOOL):
         raise ValueError(

@@ -111,6 +111,10 @@ def test_types_that_cannot_be_reduced():
         hvd.allreduce_async([1.0])
     with pytest.raises(ValueError, match="sparse_allreduce_async"):
         hvd.allreduce_async(torch.ones(3).to_sparse())
+    with pytest.raises(ValueError, match="a sparse tensor has no dense memory"):
+        hvd.allgather_async(torch.eye(3).to_sparse_csr())
+    with pytest.raises(ValueError, match="a nested tensor has no dense memory"):
+        hvd.allreduce_async(torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]))
     with pytest.raises(ValueError, match="floating-point"):
         hvd.allreduce(torch.ones(3, dtype=torch.int32), op=hvd.Adasum)
 
