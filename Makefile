@@ -23,7 +23,7 @@ SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null)
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-go test-fuzz test-python bench bench-links wheel lint format clean
+.PHONY: help setup train test test-go test-fuzz test-python bench bench-links results wheel lint format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -56,6 +56,10 @@ bench: setup
 ## make bench-links  the same over links of 1 Gbit/s between network namespaces; needs root
 bench-links: setup
 	python bench/links.py $(BENCH)
+
+## make results      docs/results.md: the papers' experiments in virtual time, beside what they report
+results: $(VENV)/.tools
+	go run ./cmd/paceline sim papers --dir docs
 
 ## make wheel        dist/paceline-*-py3-none-manylinux_2_17_*.whl, checked by auditwheel
 wheel: $(VENV)/.wheel-tools

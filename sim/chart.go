@@ -6,6 +6,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Chart is a picture of horizontal bars, each of parts that are stacked. Its SVG needs no font, script
@@ -53,8 +54,8 @@ func Breakdown(title string, results []Result) Chart {
 func (c Chart) SVG() string {
 	left, most, text := 0.0, 0.0, 0.0
 	for _, b := range c.Bars {
-		left, most = max(left, letter*float64(len(b.Label))), max(most, b.sum())
-		text = max(text, letter*float64(len(b.text(c.Unit))))
+		left, most = max(left, letters(b.Label)), max(most, b.sum())
+		text = max(text, letters(b.text(c.Unit)))
 	}
 	left += 2 * margin
 	width := max(100, chartWidth-left-text-3*margin)
@@ -72,7 +73,7 @@ func (c Chart) SVG() string {
 		for k, name := range c.Parts {
 			box(&s, x, float64(2*rowHeight)-11, 12, colours[k%len(colours)])
 			label(&s, x+17, 2*rowHeight, "start", "", name)
-			x += 17 + letter*float64(len(name)) + 2*margin
+			x += 17 + letters(name) + 2*margin
 		}
 	}
 	for k, b := range c.Bars {
@@ -119,5 +120,8 @@ func box(s *strings.Builder, x, y, width float64, colour string) {
 func label(s *strings.Builder, x, y float64, anchor, style, text string) {
 	fmt.Fprintf(s, `<text x="%s" y="%s" text-anchor="%s" %s>%s</text>`+"\n", pixels(x), pixels(y), anchor, style, html.EscapeString(text))
 }
+
+// letters is about the width of a text.
+func letters(text string) float64 { return letter * float64(utf8.RuneCountInString(text)) }
 
 func pixels(v float64) string { return strconv.FormatFloat(math.Round(10*v)/10, 'f', -1, 64) }

@@ -35,13 +35,7 @@ type gate struct {
 
 	leads, staleness sum
 	out              []condition.Output
-	answers          []answer // of the last step; overwritten by the next
-}
-
-// answer is a pull that is answered now.
-type answer struct {
-	rank    int
-	delayed bool
+	answers          []int // ranks whose pulls the last step answered; overwritten by the next
 }
 
 // unbounded is the bound of models that have none.
@@ -99,7 +93,7 @@ func (g *gate) exchange(rank int, progress uint64) error {
 	case g.filed[rank] != 0:
 		return fmt.Errorf("rank %d pulls iteration %d while another pull of it is parked", rank, progress)
 	case o.Kind == condition.Answer && (holds || !known):
-		g.answer(rank, progress, false)
+		g.answer(rank, progress)
 	case o.Kind == condition.Park && (!holds || !known):
 		g.filed[rank] = uint32(g.v) + 1
 		g.waiting++
@@ -178,13 +172,13 @@ func (g *gate) release(o condition.Output, changed bool) error {
 	}
 	g.filed[o.Rank] = 0
 	g.waiting--
-	g.answer(o.Rank, o.Progress, true)
+	g.answer(o.Rank, o.Progress)
 	return nil
 }
 
-func (g *gate) answer(rank int, progress uint64, delayed bool) {
+func (g *gate) answer(rank int, progress uint64) {
 	g.staleness.add(progress + 1 - min(progress+1, g.v))
-	g.answers = append(g.answers, answer{rank, delayed})
+	g.answers = append(g.answers, rank)
 }
 
 // holds asks the pull condition. One that is not of the table below may ask for more than a ledger

@@ -131,7 +131,7 @@ func (r *run) handle(e event) error {
 	case reported:
 		return r.exchange(0, rank)
 	case granted:
-		r.answer(rank, key, false)
+		r.answer(rank, key)
 	case answered:
 		r.receive(rank, key)
 	case complete:
@@ -198,7 +198,7 @@ func (r *run) exchange(k, rank int) error {
 	if r.Model.Supersteps != nil {
 		progress = w.superstep
 		if !w.last { // it goes by the machine: the worker is free within its superstep
-			r.release(k, answer{rank: rank})
+			r.release(k, rank)
 			return nil
 		}
 	}
@@ -243,31 +243,28 @@ func (r *run) retune() error {
 }
 
 // release lets workers have what gate k has answered.
-func (r *run) release(k int, answers ...answer) {
+func (r *run) release(k int, ranks ...int) {
 	if r.Barrier == Overlap {
-		for _, a := range answers {
-			r.workers[a.rank].decided = r.now
-			r.answer(a.rank, k, a.delayed)
+		for _, q := range ranks {
+			r.workers[q].decided = r.now
+			r.answer(q, k)
 		}
 		return
 	}
-	for _, a := range answers {
-		r.workers[a.rank].decided = r.now
+	for _, q := range ranks {
+		r.workers[q].decided = r.now
 	}
 	// To the workers, and their pulls to the servers: of one key after the other, as they push.
 	for key := range r.size {
-		for _, a := range answers {
-			r.queue.add(r.now+2*r.Latency, granted, a.rank, key)
+		for _, q := range ranks {
+			r.queue.add(r.now+2*r.Latency, granted, q, key)
 		}
 	}
 }
 
 // answer sends a key to a worker.
-func (r *run) answer(rank, key int, delayed bool) {
+func (r *run) answer(rank, key int) {
 	out := &r.servers[key%r.Servers].out
-	if delayed {
-		out.take(r.now, r.DelayCost)
-	}
 	start := max(r.now, out.free)
 	out.take(start, r.ServerBandwidth.hold(r.size[key]))
 	r.queue.add(start+r.Latency, answered, rank, key)

@@ -83,7 +83,6 @@ type Scenario struct {
 	Bandwidth       Bandwidth     // of a worker's link, each way
 	ServerBandwidth Bandwidth     // of a server's link, each way
 	Latency         time.Duration // one way
-	DelayCost       time.Duration // that a server spends, not sending, on each pull it has delayed
 
 	Seed uint64 // of the times that computing takes
 }
@@ -109,10 +108,6 @@ func (s Scenario) Check() error {
 		return fmt.Errorf("bytes is %d, allowed is 0 to %d", s.Bytes, int64(MaxBytes))
 	case s.Latency < 0:
 		return fmt.Errorf("latency is %v, allowed is 0 and more", s.Latency)
-	case s.DelayCost < 0:
-		return fmt.Errorf("delay cost is %v, allowed is 0 and more", s.DelayCost)
-	case s.DelayCost > 0 && s.Barrier == Global:
-		return fmt.Errorf("delay cost is %v, allowed with a global barrier is 0: no server delays pulls there", s.DelayCost)
 	case s.Compute.draw == nil:
 		return fmt.Errorf("no compute times are given, allowed are %s", computeUsage())
 	}

@@ -61,8 +61,6 @@ func TestTimesAreThoseOfTheLinks(t *testing.T) {
 		// to go and the pull take 4 latencies more, and the two answers come over one link.
 		"global":    {func(s *Scenario) { s.Servers = 2; s.Barrier = Global; s.Latency = 1 * ms }, 50 + 100 + 1 + 4 + 100 + 1},
 		"unlimited": {func(s *Scenario) { s.Bandwidth, s.ServerBandwidth = 0, 0; s.Latency = 1 * ms; s.Workers = 9 }, 52},
-		// BSP delays all but the last of two; the server spends 30 on the delayed one before it sends.
-		"delay cost": {func(s *Scenario) { s.Workers = 2; s.DelayCost = 30 * ms }, 50 + 200 + 30 + 200},
 	} {
 		s := scenario(t, "bsp", "constant:50ms", c.change)
 		if got := 1000 * mustRun(t, s).Seconds; fmt.Sprintf("%.6f", got) != fmt.Sprintf("%.6f", c.want) {
@@ -194,9 +192,6 @@ func randomJob(t *testing.T, seed uint64) {
 		s.Until, s.Barrier, s.Parking = Until(rng.IntN(2)), Barrier(rng.IntN(2)), condition.Parking(rng.IntN(2))
 		s.Bytes, s.Latency, s.Seed = rng.Int64N(200_000), time.Duration(rng.IntN(5))*ms, seed
 		s.Bandwidth, s.ServerBandwidth = Bandwidth(rng.IntN(3))*8e6, Bandwidth(rng.IntN(3))*8e6
-		if s.Barrier == Overlap {
-			s.DelayCost = time.Duration(rng.IntN(2)) * ms
-		}
 	})
 	r, err := Run(s)
 	if err != nil {
@@ -236,8 +231,6 @@ func TestScenariosThatMakeNoSenseAreRefused(t *testing.T) {
 		"workers times keys is 100000000, allowed":    func(s *Scenario) { s.Workers, s.Keys = 10_000, 10_000 },
 		"bytes is -1, allowed":                        func(s *Scenario) { s.Bytes = -1 },
 		"latency is -1ns, allowed":                    func(s *Scenario) { s.Latency = -1 },
-		"delay cost is -1ns, allowed":                 func(s *Scenario) { s.DelayCost = -1 },
-		"allowed with a global barrier is 0":          func(s *Scenario) { s.DelayCost, s.Barrier = 1, Global },
 		"no compute times are given, allowed are":     func(s *Scenario) { s.Compute = Compute{} },
 		"waits for 2 workers of 1: allowed is from 1": func(s *Scenario) { s.Model = condition.DropStragglers(2) },
 		"virtual workers have no gradients, so ALPHA": func(s *Scenario) { s.Model = condition.DynamicPSSP(1, condition.Significance{}, 0) },

@@ -43,7 +43,8 @@ Compute times (SIGMA is that of a log-normal factor, 0 where it is left out):
 ` + sim.ComputeHelp(),
 		Example: `  paceline sim --model bsp --model ssp:3 --model pssp:3,0.5 --compute transient:100ms,0.05,5 --plot models.svg
   paceline sim --workers 10000 --servers 200 --iterations 3 --compute lognormal:1s,0.2 --bandwidth 10Gbit
-  paceline sim --model ssp:3 --parking lazy --parking soft-barrier --compute slow:100ms,3 --json`,
+  paceline sim --model ssp:3 --parking lazy --parking soft-barrier --compute slow:100ms,3 --json
+  paceline sim papers --dir docs`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}
@@ -63,11 +64,11 @@ Compute times (SIGMA is that of a log-normal factor, 0 where it is left out):
 	f.StringVar(&o.bandwidth, "bandwidth", "10Gbit", "`bandwidth` of a worker's link each way, or unlimited")
 	f.StringVar(&o.serverBandwidth, "server-bandwidth", "", "`bandwidth` of a server's link each way (default: as a worker's)")
 	f.DurationVar(&s.Latency, "latency", 50*time.Microsecond, "`time` between any two, one way")
-	f.DurationVar(&s.DelayCost, "delay-cost", 0, "`time` in which a server does not send, for each pull that it has delayed")
 	f.Uint64Var(&s.Seed, "seed", 1, "`seed` of the computing times")
 	f.StringVar(&o.jsonFile, "json", "", "`file` to write the results to; --json alone prints them instead of the table")
 	f.Lookup("json").NoOptDefVal = toTerminal
 	f.StringVar(&o.plotFile, "plot", "", "SVG `file` to draw where the time goes in")
+	c.AddCommand(simPapersCommand())
 	return c
 }
 
