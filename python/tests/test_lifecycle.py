@@ -262,6 +262,9 @@ def test_process_sets_given_to_init(tmp_path):
             assert mine.included() and mine.rank() == hvd.rank() // 2
             assert hvd.allgather(torch.tensor([hvd.rank()]), process_set=mine).tolist() == mine.ranks
             hvd.shutdown()
+        hvd.init(process_sets=[hvd.ProcessSet([0, 1])])
+        assert evens.process_set_id is None and odds.size() is None, "numbers of an earlier round"
+        hvd.shutdown()
         try:
             hvd.init(process_sets=[evens, hvd.ProcessSet([2, 0])])
             raise SystemExit("the same set twice was accepted")

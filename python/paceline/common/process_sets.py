@@ -11,11 +11,12 @@ from paceline._engine import engine
 class ProcessSet:
     """A set of ranks. Give it to `init(process_sets=[...])` or to `add_process_set`, then to operations.
 
-    process_set_id: the number of the registered set, None before it is registered and after it is removed.
+    process_set_id: the number of the registered set, None before it is registered, after it is removed, and when
+        `init()` has begun another round, where the number may be another set's.
     ranks: sorted global ranks.
     """
 
-    process_set_id: int | None = None
+    _registered: tuple[int | None, int] = (None, 0)  # the number, and the engine's round in which it counts
     ranks: list[int] | None = None
     mpi_comm = None
 
@@ -27,6 +28,16 @@ class ProcessSet:
                 f"a ProcessSet is made from a list of ranks, not from {ranks_or_comm!r} "
                 "(Paceline has no MPI communicators)"
             ) from None
+
+    @property
+    def process_set_id(self) -> int | None:
+        """The set's number in this round of the job."""
+        number, in_round = self._registered
+        return number if in_round == engine.round else None
+
+    @process_set_id.setter
+    def process_set_id(self, number: int | None) -> None:
+        self._registered = number, engine.round
 
     def size(self) -> int | None:
         """How many ranks the set has, None while it is not registered."""
