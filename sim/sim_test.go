@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -168,10 +169,20 @@ func TestARunRepeatsForASeed(t *testing.T) {
 	}
 }
 
-// Random jobs of every kind under the ledger of gate.go; the seed of one that fails is in its error.
+var (
+	jobs = flag.Uint64("jobs", 400, "random jobs that TestRandomJobsKeepTheInvariants runs")
+	job  = flag.Uint64("job", 0, "seed of the one job that it runs, as a failure printed it")
+)
+
+// Random jobs of every kind under the ledger of gate.go. More: go test ./sim -run RandomJobs -jobs 100000.
 func TestRandomJobsKeepTheInvariants(t *testing.T) {
-	for seed := range uint64(400) {
-		randomJob(t, seed)
+	if *job != 0 {
+		randomJob(t, *job)
+		return
+	}
+	first := uint64(time.Now().UnixNano())
+	for k := range *jobs {
+		randomJob(t, first+k)
 	}
 }
 
@@ -195,13 +206,13 @@ func randomJob(t *testing.T, seed uint64) {
 	})
 	r, err := Run(s)
 	if err != nil {
-		t.Fatalf("%+v\n%v", s, err)
+		t.Fatalf("%v\nagain: go test ./sim -run RandomJobs -job %d", err, seed)
 	}
 	if want := uint64(s.Workers * s.Iterations); r.Done < want || s.Until == Total && r.Done != want {
-		t.Fatalf("%+v\n%d iterations done, want %d", s, r.Done, want)
+		t.Fatalf("job %d: %d iterations done, want %d", seed, r.Done, want)
 	}
 	if parts := r.Compute + r.Wait + r.Exchange + r.Idle; r.Seconds > 0 && (parts < 0.999 || parts > 1.001) {
-		t.Fatalf("%+v\nthe parts of the time make %v: %+v", s, parts, r)
+		t.Fatalf("job %d: the parts of the time make %v: %+v", seed, parts, r)
 	}
 }
 
