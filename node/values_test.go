@@ -76,7 +76,7 @@ var valueSizes = []int{0, 1, 7, partition / 4, partition/4 + 1, 3*partition/4 - 
 
 func TestAHeldValueIsTheRootsAndAllThatRanksHaveAdded(t *testing.T) {
 	const ranks, iterations = 3, 6
-	models := []string{"", "asp", "ssp:2", "pssp:1,0.5", "dynamic-pssp:1,0.9", "drop-stragglers:3", "expression:lead < 4"}
+	models := []string{"", "asp", "ssp:2", "dsps:1,5", "pssp:1,0.5", "dynamic-pssp:1,0.9", "drop-stragglers:3", "expression:lead < 4"}
 	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(2), "both": both(1)} {
 		t.Run(place, func(t *testing.T) {
 			j := startJob(t, ranks, smallPartitions, option)

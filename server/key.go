@@ -194,8 +194,9 @@ type slot struct {
 	waiters []waiter
 	owed    int         // ranks that will still be answered
 	started rankset.Set // ranks whose push has begun to arrive
-	absent  rankset.Set // live ranks that a closed iteration did without (drop-stragglers) and that are still to come for its sum
-	seq     uint64      // count of the operation under its name, for failures
+	absent  rankset.Set // live ranks that a closed iteration did without (drop-stragglers) and that are still to come for its sum;
+	// the condition sees to it that no more than limits.MaxKept sums wait
+	seq     uint64 // count of the operation under its name, for failures
 	closed  bool
 	divisor uint32
 	result  *result
@@ -246,12 +247,14 @@ func (c *conn) push(h *wire.Header, p *payload) error {
 	s, err := k.open(h)
 	if err != nil {
 		c.r.outOfMemory(t, h, err)
+		return p.discard()
 	}
 	if s == nil {
-		if err := p.discard(); err == nil {
-			k.late(h, waiter{rank: c.rank, conn: c})
+		if err := p.discard(); err != nil {
+			return err
 		}
-		return err
+		k.late(h, waiter{rank: c.rank, conn: c})
+		return nil
 	}
 	if t.whole {
 		err = k.keep(s, h, p)
@@ -450,14 +453,7 @@ func (k *key) late(h *wire.Header, w waiter) {
 		k.deliver(answers)
 		return
 	}
-	behind := s == nil && !k.t.gone(h.Iteration) && h.Iteration < k.machine.V() && k.machine.Live().Has(w.rank)
-	v := k.machine.V()
 	k.mu.Unlock()
-	if behind {
-		text := fmt.Sprintf("%q failed on rank %d: it is in iteration %d and the others, who do not wait for it, in %d; sums are kept for %d iterations",
-			k.t.Name, w.rank, h.Iteration, v, limits.MaxKept)
-		k.t.r.tell([]notice{{rankset.Of(w.rank), k.t.r.failure(k.t, h.Seq, wire.FailUnsupported, text)}})
-	}
 	w.drop(wire.ErrCancelled)
 }
 
@@ -518,19 +514,7 @@ func (k *key) close(o condition.Output, answers []answer) []answer {
 	s.waiters = kept
 	s.absent = k.machine.Live().Minus(o.Contributors)
 	k.release(o.Progress, s)
-	k.bound(o.Progress)
 	return answers
-}
-
-// bound lets go of the sum that stragglers have not come for in a long time.
-func (k *key) bound(closed uint64) {
-	if closed < limits.MaxKept {
-		return
-	}
-	if s := k.slots[closed-limits.MaxKept]; s != nil && s.closed {
-		s.absent.Reset()
-		k.release(closed-limits.MaxKept, s)
-	}
 }
 
 // store scales the accumulator and narrows it to the tensor's type.

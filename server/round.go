@@ -45,6 +45,9 @@ type round struct {
 	goneRanks atomic.Pointer[rankset.Set]
 
 	exchange exchange
+
+	tunersMu sync.Mutex // taken under tensor.mu
+	tuners   map[string]*tuner
 }
 
 type nameID struct {
@@ -55,7 +58,7 @@ type nameID struct {
 func newRound(s *Server, roster wire.Roster) *round {
 	r := &round{
 		s: s, roster: roster, all: rankset.Range(len(roster.Workers)),
-		tensors: map[uint32]*tensor{}, names: map[nameID]*name{}, conns: map[int][]*conn{}, byes: map[int]int{}, joins: map[int]int{}, deserted: make(chan struct{}),
+		tuners: map[string]*tuner{}, tensors: map[uint32]*tensor{}, names: map[nameID]*name{}, conns: map[int][]*conn{}, byes: map[int]int{}, joins: map[int]int{}, deserted: make(chan struct{}),
 	}
 	r.epoch.Store(roster.Epoch)
 	r.joined.Store(&rankset.Set{})
@@ -189,6 +192,9 @@ func (r *round) dropTensors(err error) {
 	r.tensors = map[uint32]*tensor{}
 	r.names = map[nameID]*name{}
 	r.mu.Unlock()
+	r.tunersMu.Lock()
+	r.tuners = map[string]*tuner{}
+	r.tunersMu.Unlock()
 	for _, t := range tensors {
 		t.cancel(0, err)
 	}

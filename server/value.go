@@ -33,6 +33,7 @@ type value struct {
 	declared rankset.Set // ranks that wait for that, or have it
 	copied   *result     // acc in the tensor's type, nil when it has changed since
 	readers  []reader
+	tuner    *tuner // nil where the model needs none
 }
 
 // reader is a rank that waits for the value.
@@ -55,6 +56,7 @@ func (t *tensor) value(part uint32) (*value, error) {
 		return nil, err
 	}
 	v := &value{t: t, part: part, bytes: int(t.Parts[part]), machine: m}
+	v.tuner = t.r.tunerOf(v)
 	t.values[part] = v
 	return v, nil
 }
@@ -187,6 +189,9 @@ func (v *value) push(r *reader, b []byte) {
 	}
 	v.mu.Unlock()
 	v.deliver(replies)
+	if r.h.Flags&wire.FlagDeclare == 0 {
+		v.tuner.pushed(v, r.rank, r.h.Iteration)
+	}
 }
 
 // pull asks for the value.
@@ -322,6 +327,7 @@ func (v *value) copy() (*result, error) {
 // deliver sends replies.
 func (v *value) deliver(replies []reply) {
 	for _, r := range replies {
+		v.tuner.freed(v, r.rank)
 		switch {
 		case r.err != nil:
 			v.refuse(&r.reader, wire.FailUnsupported, r.err.Error())
@@ -353,6 +359,9 @@ func (v *value) live(live rankset.Set) {
 	replies, _ := v.step(condition.Live(live), nil, nil, nil)
 	replies = v.open(replies)
 	v.mu.Unlock()
+	if v.tuner != nil {
+		v.tuner.left(func(rank int) bool { return !live.Has(rank) })
+	}
 	v.deliver(replies)
 }
 

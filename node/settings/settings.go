@@ -55,6 +55,8 @@ type Settings struct {
 	Connections         int    `json:"connections"`     // from a worker to each server
 	SendBuffer          int64  `json:"send_buffer"`     // of the kernel for a connection; 0: as the kernel tunes it
 	Congestion          string `json:"congestion"`      // TCP's congestion control, or "system"
+	Sync                string `json:"sync"`
+	Parking             string `json:"parking"`
 	SumInRankOrder      bool   `json:"sum_in_rank_order"`
 	DynamicProcessSets  bool   `json:"dynamic_process_sets"`
 	TimelineMarksCycles bool   `json:"timeline_marks_cycles"`

@@ -16,11 +16,13 @@ from paceline.common.basics import (
     stop_timeline,
 )
 from paceline.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from paceline.sync import ASP, BSP, DSPS, PSSP, SSP, DropStragglers, DynamicPSSP, Expression
 
 # fmt: off
 __all__ = [
     "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
     "start_timeline", "stop_timeline",
+    "BSP", "ASP", "SSP", "DSPS", "PSSP", "DynamicPSSP", "DropStragglers", "Expression",
     "ProcessSet", "global_process_set", "add_process_set", "remove_process_set",
 ]
 # fmt: on

@@ -12,7 +12,8 @@ VERSION = 1  # PL_ABI_VERSION of the header this module was written for
 OK, PENDING = 0, 1
 ERR_INVALID, ERR_NOT_INITIALIZED, ERR_DUPLICATE, ERR_TIMEOUT, ERR_INTERRUPTED = -1, -2, -3, -9, -13
 
-ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER = range(6)
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, ACCUMULATE = range(7)
+DECLARE, ADD, READ, READ_NOW = 1, 2, 4, 8  # uses of a held value
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
 
 
@@ -36,6 +37,10 @@ class Op(ctypes.Structure):
         ("prescale", ctypes.c_double),
         ("postscale", ctypes.c_double),
         ("name", ctypes.c_char_p),
+        ("sync", ctypes.c_char_p),
+        ("soft_park", ctypes.c_uint32),
+        ("use", ctypes.c_uint32),
+        ("significance", ctypes.c_float),
     ]
 
 
@@ -60,6 +65,7 @@ _PROTOTYPES = {
     "pl_shutdown": (ctypes.c_int, []),
     "pl_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_uint64]),
     "pl_submit": (ctypes.c_int, [ctypes.POINTER(Op), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32)]),
+    "pl_check_sync": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32]),
     "pl_join": (ctypes.c_int, [ctypes.POINTER(ctypes.c_int32)]),
     "pl_poll": (ctypes.c_int, [ctypes.c_int32]),
     "pl_wait": (ctypes.c_int, [ctypes.c_int32, ctypes.c_int64]),
@@ -92,7 +98,7 @@ def library() -> ctypes.CDLL:
     except OSError as e:
         raise ImportError(
             f"Paceline's native library cannot be loaded from {path}: {e}. Install the wheel, or build "
-            "it in a checkout with `make build`, or point PACELINE_LIBRARY at it."
+            "it in a checkout with `make setup`, or point PACELINE_LIBRARY at it."
         ) from e
     for name, (restype, argtypes) in _PROTOTYPES.items():
         function = getattr(lib, name)

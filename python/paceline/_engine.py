@@ -143,6 +143,14 @@ class Engine:
             self._check(status)
         return list(handles)
 
+    def setting(self, name: str) -> Any:
+        """A setting of the job, such as "sync" for PACELINE_SYNC. Raises ValueError before `init()`."""
+        return self._known("settings")[name]
+
+    def check_sync(self, sync: str, soft_park: bool, accumulate: bool, workers: int) -> None:
+        """Raises ValueError, which says what is allowed, where the workers cannot run the synchronisation model."""
+        self._check(_abi.library().pl_check_sync(sync.encode(), soft_park, accumulate, workers))
+
     def submit_join(self) -> int:
         """Says that this rank has no more data. Returns a handle whose result's value is the last rank to join."""
         handle = ctypes.c_int32()
@@ -231,6 +239,10 @@ def operation(
     prescale: float = 1.0,
     postscale: float = 1.0,
     name: str | None = None,
+    sync: str | None = None,
+    soft_park: bool = False,
+    use: int = 0,
+    significance: float = 0.0,
 ) -> _abi.Op:
     """A pl_op. input and output are addresses (0 where there are no bytes); shape is that of the input."""
     op = _abi.Op(
@@ -250,6 +262,10 @@ def operation(
         prescale,
         postscale,
         None if name is None else name.encode(),
+        None if sync is None else sync.encode(),
+        soft_park,
+        use,
+        significance,
     )
     if splits is not None:
         op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)

@@ -1,6 +1,10 @@
 package condition
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/paceline/paceline/internal/limits"
+)
 
 // DropStragglers closes an iteration when nt workers have pushed it, and drops the pushes that come
 // later (FluentPS Table III, row drop-stragglers; backup workers are N - nt). The setting is
@@ -13,11 +17,15 @@ func newDropStragglers(a *arguments) (Model, error) {
 	return a.end(DropStragglers(int(a.iterations("NT", 1))))
 }
 
-// Enough holds when Nt live ranks, or all where fewer live, have pushed the open iteration.
+// Enough holds when Nt live ranks, or all where fewer live, have pushed the open iteration and none is
+// further behind than sums are kept for it: a straggler that missed them for good would diverge.
 type Enough struct{ Nt int }
 
 // Holds implements PushCondition.
-func (c Enough) Holds(v View) bool { return v.Count(v.V) >= min(c.Nt, v.N) }
+func (c Enough) Holds(v View) bool {
+	n := v.Count(v.V)
+	return n == v.N || n >= c.Nt && v.V < v.Slowest+limits.MaxKept
+}
 
 func (c Enough) String() string { return fmt.Sprintf("count[V] == %d", c.Nt) }
 

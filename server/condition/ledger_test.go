@@ -95,6 +95,10 @@ func (l *ledger) push(rank int, progress uint64, significance float32) {
 	case twice:
 		want = Duplicate
 	}
+	back := progress < l.pushed[rank] && (!twice || progress < l.since[rank])
+	if want == Drop && l.alive&bit != 0 && progress >= max(l.since[rank], l.pushed[rank]) { // so far it has come, all the same
+		l.pushed[rank], l.told[rank] = progress+1, significance
+	}
 	if want == Admit {
 		l.admitted[progress] |= bit
 		l.pushed[rank] = max(l.pushed[rank], progress+1)
@@ -102,7 +106,7 @@ func (l *ledger) push(rank int, progress uint64, significance float32) {
 	}
 	out := l.step(Push(rank, progress, significance))
 	got := out[0]
-	if back := progress < l.pushed[rank] && (!twice || progress < l.since[rank]); want != Admit && got.Kind == Duplicate && back {
+	if want != Admit && got.Kind == Duplicate && back {
 		want = Duplicate // it goes back behind its newest push, which no worker does: either name will do
 	}
 	check(got.Kind == want && got.Rank == rank && got.Progress == progress, "push of rank %d iteration %d: %v, want %v", rank, progress, got, want)

@@ -175,11 +175,15 @@ func (m *Machine) stepPush(in Input, out []Output) []Output {
 		o.Kind = Drop
 		return append(out, o)
 	case in.progress < m.v:
-		o.Kind = Drop
 		if s := m.ranks[in.rank]; in.progress >= s.since && in.progress < s.pushed {
 			o.Kind = Duplicate
+			return append(out, o)
 		}
-		return append(out, o)
+		o.Kind = Drop
+		if in.progress >= m.ranks[in.rank].since {
+			m.note(in) // it has come so far, and others may have waited for that
+		}
+		return m.close(m.view(-1, m.v), append(out, o))
 	case in.progress-m.v >= MaxLead:
 		o.Kind = Refuse
 		o.Err = fmt.Errorf("rank %d pushes iteration %d while iteration %d waits for ranks %v: the limit is %d ahead",

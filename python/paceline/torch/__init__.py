@@ -1,6 +1,7 @@
 """Horovod's API for PyTorch: `import paceline.torch as hvd`.
 
-Names, arguments, defaults and results are those of horovod.torch 0.28.1, without its elastic part.
+Names, arguments, defaults and results are those of horovod.torch 0.28.1, without its elastic part. Beyond them
+there are `DistributedOptimizer(sync=...)` and `declare`, for ranks that need not wait for each other each time.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ from paceline.torch.mpi_ops import (
 )
 from paceline.torch.optimizer import DistributedOptimizer
 from paceline.torch.sync_batch_norm import SyncBatchNorm
+from paceline.torch.values import Value, declare
 
 # fmt: off
 __all__ = [
@@ -89,4 +91,5 @@ __all__ = [
     "broadcast_async_", "alltoall", "alltoall_async", "reducescatter", "reducescatter_async",
     "grouped_reducescatter", "grouped_reducescatter_async",
     "join", "barrier", "poll", "synchronize",
+    "declare", "Value",
 ]

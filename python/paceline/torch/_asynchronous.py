@@ -86,6 +86,7 @@ def reduction(
     postscale: float,
     process_set: ProcessSet,
     priority: int = 0,
+    sync: str | None = None,
 ) -> Part:
     """An allreduce."""
     if op == Adasum and process_set.process_set_id != 0:
@@ -101,6 +102,7 @@ def reduction(
         postscale=postscale,
         process_set=process_set_number(process_set),
         priority=priority,
+        sync=sync,
     )
 
 

@@ -12,44 +12,19 @@ from typing import Any
 import torch
 
 from paceline._engine import engine
-from paceline.common.operators import Adasum, Average
+from paceline.common.operators import Adasum, Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.sync import check, model_of
+from paceline.torch._accumulating import AccumulatingOptimizer
 from paceline.torch._asynchronous import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._handles import synchronize
+from paceline.torch._parameters import parameter_names
 from paceline.torch.compression import Compression
 
 _EARLY_ZERO_GRAD = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
     "optimizer.synchronize(): the gradients are still being reduced"
 )
-
-
-def _names(param_groups: Sequence[dict[str, Any]], named_parameters: Iterable[Any] | None) -> dict[torch.Tensor, str]:
-    """The name of each parameter. Raises ValueError where the given names do not fit the optimizer's parameters."""
-    params = [p for group in param_groups for p in group["params"]]
-    if named_parameters is None:
-        return {p: f"noname.{i}.{j}" for i, group in enumerate(param_groups) for j, p in enumerate(group["params"])}
-    named = list(named_parameters)
-    if not all(isinstance(entry, tuple) and len(entry) == 2 for entry in named):
-        raise ValueError("named_parameters must be a sequence of (name, parameter), such as model.named_parameters()")
-    seen: set[str] = set()
-    duplicates = sorted({name for name, _ in named if name in seen or seen.add(name)})
-    if duplicates:
-        raise ValueError(
-            f"parameter names in named_parameters must be unique, these stand there twice: {', '.join(duplicates)}"
-        )
-    names = {p: name for name, p in named}
-    missing = [
-        f"group {i}, place {j}, shape {tuple(p.shape)}"
-        for i, group in enumerate(param_groups)
-        for j, p in enumerate(group["params"])
-        if p not in names
-    ]
-    if missing:
-        raise ValueError(
-            f"named_parameters lacks {len(missing)} of the optimizer's {len(params)} parameters: {'; '.join(missing)}"
-        )
-    return names
 
 
 class _Hooked:
@@ -63,7 +38,7 @@ class _Hooked:
         self, optimizer: torch.optim.Optimizer, named_parameters: Any, compression: Any, backward_passes_per_step: int
     ) -> None:
         self.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})  # a scheduler wraps step
-        self._parameter_names = _names(self.param_groups, named_parameters)
+        self._parameter_names = parameter_names(self.param_groups, named_parameters)
         self._compression = compression
         self.backward_passes_per_step = backward_passes_per_step
         self._passes_left: dict[torch.Tensor, int] = {}
@@ -150,12 +125,14 @@ class _DistributedOptimizer(_Hooked):
         groups,
         sparse_as_dense,
         process_set,
+        sync=None,
     ):
         self._take_over(optimizer, named_parameters, compression, backward_passes_per_step)
         self.op = op
         self.gradient_predivide_factor = gradient_predivide_factor
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
+        self._sync = sync
         self._synchronized = False
         self._should_synchronize = True
         self._sparse: set[torch.Tensor] = set()  # parameters that have had sparse gradients
@@ -224,6 +201,7 @@ class _DistributedOptimizer(_Hooked):
                     after,
                     self.process_set,
                     self._priority[p],
+                    self._sync,
                 )
             )
             contexts.append(context)
@@ -407,6 +385,7 @@ def DistributedOptimizer(
     groups=None,
     sparse_as_dense=False,
     process_set: ProcessSet = global_process_set,
+    sync=None,
 ):
     """Wraps an optimizer so that gradients are reduced over all ranks before it steps.
 
@@ -421,15 +400,38 @@ def DistributedOptimizer(
     groups: number of groups, or lists of parameters, that are reduced together. num_groups: deprecated, as a number.
     sparse_as_dense: reduce sparse gradients as dense ones. Otherwise their indices and values are gathered.
     process_set: the ranks that share their gradients.
+    sync: the synchronisation model, such as paceline.SSP(3) or "ssp:3"; without it PACELINE_SYNC, by default BSP. Under
+        a model that lets ranks run ahead, each steps with its own gradients, and the servers hold the parameters:
+        what its step did is added to them, divided by the number of ranks for Average, and the rank goes on with
+        the sum of what all have done.
 
-    Raises ValueError for names that are missing or stand there twice, for wrong groups, and for
-    gradient_predivide_factor without op=Average; NotImplementedError for Adasum within a process set.
+    Raises ValueError for names that are missing or stand there twice, for wrong groups, for an optimizer that is
+    wrapped already, for gradient_predivide_factor without op=Average, for a model that cannot run; NotImplementedError
+    for Adasum within a process set.
     """
+    if isinstance(optimizer, _Hooked | AccumulatingOptimizer):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
+    if not gradient_predivide_factor > 0:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: a number above 0")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor works with op=hvd.Average only")
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
+    model = model_of(sync)
+    if model.ahead:
+        if op not in (Average, Sum) or gradient_predivide_factor != 1.0 or compression is not Compression.none:
+            raise ValueError(
+                f"sync={model.setting}: ranks exchange what their steps did, so that only op=Average or Sum, "
+                "gradient_predivide_factor=1 and Compression.none are possible"
+            )
+        cls = type(type(optimizer).__name__, (AccumulatingOptimizer, type(optimizer)), {"__module__": __name__})
+        return cls(optimizer, named_parameters, model, op, process_set)
+    check(model, process_set.size(), accumulate=False)
+    if op == Adasum and model.setting != "bsp":
+        raise ValueError(f"sync={model.setting}: Adasum needs every rank's step")
     kind = _DistributedAdasumOptimizer if op == Adasum and engine.size() > 1 else _DistributedOptimizer
     # Made without its constructor: the wrapped optimizer has been constructed, with options only its owner knows.
     cls = type(type(optimizer).__name__, (kind, type(optimizer)), {"__module__": __name__})
@@ -444,6 +446,7 @@ def DistributedOptimizer(
             groups,
             sparse_as_dense,
             process_set,
+            None if model.setting == "bsp" else model.setting,
         )
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum runs over all ranks: it takes no process set")

@@ -413,6 +413,12 @@ def test_wrong_arguments_are_refused():
         hvd.DistributedOptimizer(sgd(model), named_parameters=named[:-1])
     with pytest.raises(ValueError, match=r"works with op=hvd\.Average only"):
         hvd.DistributedOptimizer(sgd(model), op=hvd.Sum, gradient_predivide_factor=2.0)
+    with pytest.raises(ValueError, match="a number above 0"):
+        hvd.DistributedOptimizer(sgd(model), gradient_predivide_factor=0)
+    with pytest.raises(ValueError, match="backward_passes_per_step=0: at least 1"):
+        hvd.DistributedOptimizer(sgd(model), backward_passes_per_step=0)
+    with pytest.raises(ValueError, match="is a DistributedOptimizer already"):
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd(model)))
     with pytest.raises(ValueError, match="groups must be a positive number"):
         hvd.DistributedOptimizer(sgd(model), groups=-1)
     with pytest.raises(ValueError, match="groups must consist of tensors"):

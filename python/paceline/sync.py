@@ -1,0 +1,179 @@
+"""Synchronisation models: how far ranks may be apart, for `DistributedOptimizer(sync=...)` and `declare(sync=...)`.
+
+Each is a pair of FluentPS's conditions (Table III there), and progress is counted as there, from 0: SSP(0) is BSP. All
+take `parking`, where a pull waits that the model holds back: "lazy", until its own iteration is closed, or
+"soft-barrier", until the next one is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from paceline._engine import engine
+
+PARKING = ("lazy", "soft-barrier")
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A synchronisation model. `setting` is its text, as PACELINE_SYNC has it."""
+
+    parking: str = dataclasses.field(default="lazy", kw_only=True)
+
+    cached = False  # read parameters in every iteration
+
+    def __post_init__(self) -> None:
+        if self.parking not in PARKING:
+            raise ValueError(f"parking={self.parking!r}: allowed are {' and '.join(PARKING)}")
+
+    def _text(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def setting(self) -> str:
+        """The model as a setting writes it."""
+        return self._text()
+
+    @property
+    def ahead(self) -> bool:
+        """Whether ranks may run ahead, so that the servers hold the parameters."""
+        return self.setting.partition(":")[0] not in ("bsp", "drop-stragglers")
+
+    @property
+    def asks_significance(self) -> bool:
+        """Whether |gradient| / |weights| of each push decides."""
+        return "significance" in self.setting
+
+    @property
+    def soft_park(self) -> bool:
+        """Whether delayed pulls wait in the soft-barrier order."""
+        return self.parking == "soft-barrier"
+
+
+@dataclasses.dataclass(frozen=True)
+class BSP(Model):
+    """Bulk synchronous: everybody waits for everybody in every iteration."""
+
+    def _text(self) -> str:
+        return "bsp"
+
+
+@dataclasses.dataclass(frozen=True)
+class ASP(Model):
+    """Asynchronous: nobody waits."""
+
+    def _text(self) -> str:
+        return "asp"
+
+
+@dataclasses.dataclass(frozen=True)
+class SSP(Model):
+    """Stale synchronous: a rank may lead the slowest by s iterations.
+
+    cached: go on with the parameters at hand and get new ones only when these are older than s iterations (the modular
+    parameter server's worker-cached SSP).
+    """
+
+    s: int
+    cached: bool = False
+
+    def _text(self) -> str:
+        return f"ssp:{self.s}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DSPS(Model):
+    """SSP whose s the servers move between low and high while training runs, so that the fastest rank waits least."""
+
+    low: int = 3
+    high: int = 15
+
+    def _text(self) -> str:
+        return f"dsps:{self.low},{self.high}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PSSP(Model):
+    """SSP in which a rank that leads by s or more is held back with probability c only; c = 1 is SSP, 0 is ASP."""
+
+    s: int
+    c: float
+    seed: int = 0
+
+    def _text(self) -> str:
+        return f"pssp:{self.s},{self.c!r},{self.seed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicPSSP(Model):
+    """PSSP with probability alpha / (1 + e^(s - lead)).
+
+    alpha: a number in [0, 1], or "significance": |gradient| / |weights| of the rank's newest iteration.
+    """
+
+    s: int
+    alpha: float | str = "significance"
+    seed: int = 0
+
+    def _text(self) -> str:
+        alpha = self.alpha if isinstance(self.alpha, str) else repr(self.alpha)
+        return f"dynamic-pssp:{self.s},{alpha},{self.seed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DropStragglers(Model):
+    """BSP that goes on when nt ranks have come; later gradients of the iteration are dropped."""
+
+    nt: int
+
+    def _text(self) -> str:
+        return f"drop-stragglers:{self.nt}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expression(Model):
+    """Conditions of your own, over progress, lead, V, N, count[i], fastest, slowest and significance.
+
+    pull: when a rank may go on, such as "lead < 3 || significance < 0.01"; push: when an iteration is closed, such as
+    "count[V] >= 0.9 * N". An empty one is BSP's.
+    """
+
+    pull: str
+    push: str = ""
+
+    def _text(self) -> str:
+        return f"expression:{self.pull};{self.push}" if self.push else f"expression:{self.pull}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named(Model):
+    """A model given as a setting."""
+
+    text: str
+
+    def _text(self) -> str:
+        return self.text
+
+
+def model_of(sync: Any) -> Model:
+    """The model that an argument names: a Model, a setting such as "ssp:3", or None for PACELINE_SYNC's."""
+    if isinstance(sync, Model):
+        return sync
+    if sync is None:
+        if not engine.is_initialized():
+            return BSP()
+        return _Named(engine.setting("sync"), parking=engine.setting("parking"))
+    if not isinstance(sync, str):
+        raise ValueError(f"sync={sync!r}: give a model such as paceline.SSP(3), or a setting such as 'ssp:3'")
+    return _Named(sync)
+
+
+def check(model: Model, workers: int | None, accumulate: bool) -> None:
+    """Raises ValueError, which says what is allowed, for a model that so many workers cannot run.
+
+    workers: None for a process set that is not registered, which is found out elsewhere.
+    """
+    if workers is None:
+        return
+    engine.check_sync(model.setting, model.soft_park, accumulate, workers)

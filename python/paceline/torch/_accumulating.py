@@ -1,0 +1,98 @@
+"""The optimizer of models under which ranks may run ahead: each steps alone, and the servers hold the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paceline.sync import check
+from paceline.torch._asynchronous import start_group
+from paceline.torch._handles import synchronize
+from paceline.torch._parameters import parameter_names
+from paceline.torch.values import Value
+
+
+class AccumulatingOptimizer:
+    """Steps with this rank's own gradients, adds what that did to what the servers hold, and goes on with that.
+
+    The synchronisation model says how far ranks may be apart. What is held is declared in the first `step`, with the
+    parameters as the lowest rank has them then. What else changes parameters between steps is overwritten.
+    """
+
+    def __init__(self, optimizer, named_parameters, model, op, process_set):
+        self.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})  # a scheduler wraps step
+        self._parameter_names = parameter_names(self.param_groups, named_parameters)
+        self.op = op
+        self.sync = model
+        self.process_set = process_set
+        self._values: dict[torch.Tensor, Value] = {}
+        self._age = 0  # steps since the parameters came from the servers
+        self._distributed = process_set.included() and process_set.size() > 1
+        if self._distributed:
+            check(model, process_set.size(), accumulate=True)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, from the next step on, on every rank."""
+        super().add_param_group(param_group)
+        number, group = len(self.param_groups) - 1, self.param_groups[-1]["params"]
+        for place, p in enumerate(group):
+            self._parameter_names.setdefault(p, f"noname.{number}.{place}")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Makes the wrapped optimizer's step and exchanges what it did to the parameters.
+
+        Waits as long as the synchronisation model says. Returns the closure's loss, if any.
+        """
+        if not self._distributed:
+            return super().step(closure)
+        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        self._declare([p for p in params if p not in self._values])
+        before = [p.detach().clone(memory_format=torch.contiguous_format) for p in params]
+        loss = super().step(closure)
+        significance = _significance(params) if self.sync.asks_significance else 0.0
+        for p, old in zip(params, before, strict=True):
+            torch.sub(p.detach(), old, out=old)
+        self._age += 1
+        stay = self.sync.cached and self._age <= self.sync.s
+        self._exchange(params, before, pull=not stay, significance=significance)
+        if not stay:
+            self._age = 0
+        return loss
+
+    step.hooked = True
+
+    def _declare(self, params: list[torch.Tensor]) -> None:
+        if params:
+            root = min(self.process_set.ranks)
+            parts = []
+            for p in params:
+                value = Value(p, f"value.{self._parameter_names[p]}", self.sync, self.op, self.process_set)
+                self._values[p] = value
+                parts.append(value.declaring(p, root))
+            synchronize(start_group(parts))
+
+    def _exchange(self, params, differences, pull: bool, significance: float) -> None:
+        parts = [
+            self._values[p].using(difference, p if pull else None, -i, significance)
+            for i, (p, difference) in enumerate(zip(params, differences, strict=True))
+        ]
+        if parts:
+            synchronize(start_group(parts))
+
+    def synchronize(self) -> None:
+        """Nothing: `step` exchanges what it did, and gradients are this rank's own."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Nothing: see `synchronize`."""
+        yield
+
+
+def _significance(params: Sequence[torch.Tensor]) -> float:
+    """|g| / |w| over all parameters, L2, cut off to [0, 1]."""
+    gradients = sum(float(p.grad.norm()) ** 2 for p in params if p.grad is not None)
+    weights = sum(float(p.detach().norm()) ** 2 for p in params)
+    return min((gradients / weights) ** 0.5, 1.0) if weights > 0 else 1.0

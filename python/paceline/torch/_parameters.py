@@ -1,0 +1,38 @@
+"""Names of an optimizer's parameters, which match them between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+
+def parameter_names(
+    param_groups: Sequence[dict[str, Any]], named_parameters: Iterable[Any] | None
+) -> dict[torch.Tensor, str]:
+    """The name of each parameter. Raises ValueError where the given names do not fit the optimizer's parameters."""
+    params = [p for group in param_groups for p in group["params"]]
+    if named_parameters is None:
+        return {p: f"noname.{i}.{j}" for i, group in enumerate(param_groups) for j, p in enumerate(group["params"])}
+    named = list(named_parameters)
+    if not all(isinstance(entry, tuple) and len(entry) == 2 for entry in named):
+        raise ValueError("named_parameters must be a sequence of (name, parameter), such as model.named_parameters()")
+    seen: set[str] = set()
+    duplicates = sorted({name for name, _ in named if name in seen or seen.add(name)})
+    if duplicates:
+        raise ValueError(
+            f"parameter names in named_parameters must be unique, these stand there twice: {', '.join(duplicates)}"
+        )
+    names = {p: name for name, p in named}
+    missing = [
+        f"group {i}, place {j}, shape {tuple(p.shape)}"
+        for i, group in enumerate(param_groups)
+        for j, p in enumerate(group["params"])
+        if p not in names
+    ]
+    if missing:
+        raise ValueError(
+            f"named_parameters lacks {len(missing)} of the optimizer's {len(params)} parameters: {'; '.join(missing)}"
+        )
+    return names

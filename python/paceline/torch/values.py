@@ -1,0 +1,141 @@
+"""Values that the servers hold: ranks add differences to them, and read them as a synchronisation model lets them."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline import _abi
+from paceline._engine import operation
+from paceline.common.operators import Average
+from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
+from paceline.sync import Model, check, model_of
+from paceline.torch._asynchronous import Part, start_one
+from paceline.torch._handles import synchronize
+from paceline.torch._memory import dtype_number, host_copy, host_view, is_direct
+
+
+class Value:
+    """A tensor that the servers hold. `declare` makes it.
+
+    A rank's iteration of it ends with `clock`. Reading never changes what is held, and all methods may be called by
+    each rank at its own pace. A rank that leaves holds nobody up.
+    """
+
+    def __init__(self, like: torch.Tensor, name: str, model: Model, op: int, process_set: ProcessSet) -> None:
+        self.name = name
+        self.model = model
+        self._like = torch.empty(0, dtype=like.dtype, device=like.device)
+        self._shape = like.shape
+        self._dtype = dtype_number(like, reduces=True)
+        self._fields = {
+            "reduce_op": op,
+            "name": name,
+            "process_set": process_set_number(process_set),
+            "sync": None if model.setting == "bsp" else model.setting,
+            "soft_park": model.soft_park,
+        }
+        self._pushed: torch.Tensor | None = None  # differences of this iteration
+        self._in_flight: int | None = None
+
+    def declaring(self, tensor: torch.Tensor, root: int) -> Part:
+        """The operation that declares the value and gives it to every rank in `tensor`. For this package's own use."""
+        return self._part(_abi.DECLARE, tensor, tensor, root=root)
+
+    def using(
+        self, difference: torch.Tensor | None, target: torch.Tensor | None, priority: int, significance: float
+    ) -> Part:
+        """The operation that adds `difference`, and reads into `target`. For this package's own use."""
+        use = (0 if difference is None else _abi.ADD) | (0 if target is None else _abi.READ)
+        return self._part(use, difference, target, priority=priority, significance=significance)
+
+    def _part(self, use: int, given: torch.Tensor | None, target: torch.Tensor | None, **fields) -> Part:
+        for tensor in (given, target):
+            if tensor is not None and (tensor.shape != self._shape or tensor.dtype != self._like.dtype):
+                raise ValueError(
+                    f"value {self.name!r} is {self._like.dtype} of shape {tuple(self._shape)}, "
+                    f"not {tensor.dtype} of shape {tuple(tensor.shape)}"
+                )
+        source = None if given is None else host_view(given)
+        room = None
+        if target is not None:
+            room = target if is_direct(target) else source if given is target else host_copy(target)
+
+        def output(_: int) -> torch.Tensor | None:
+            if target is not None and room is not target:
+                target.detach().copy_(room)
+            return target
+
+        op = operation(
+            _abi.ACCUMULATE,
+            self._dtype,
+            self._shape,
+            0 if source is None else source.data_ptr(),
+            0 if room is None else room.data_ptr(),
+            use=use,
+            **self._fields,
+            **fields,
+        )
+        return Part(op, (source, room, target), output)
+
+    def push(self, difference: torch.Tensor) -> None:
+        """Adds to this iteration's difference, which `clock` sends. Raises ValueError for another shape or type."""
+        if difference.shape != self._shape or difference.dtype != self._like.dtype:
+            self._part(_abi.ADD, difference, None)
+        if self._pushed is None:
+            self._pushed = difference.detach().clone(memory_format=torch.contiguous_format)
+        else:
+            self._pushed.add_(difference.detach())
+
+    def clock(self, significance: float = 0.0) -> None:
+        """Ends this rank's iteration: what was pushed in it is on its way. It does not wait for other ranks.
+
+        significance: |gradient| / |weights| of the iteration, for the models that ask for it.
+        """
+        self._settle()
+        pushed, self._pushed = self._pushed, None
+        if pushed is None:
+            pushed = torch.zeros(self._shape, dtype=self._like.dtype, device=self._like.device)
+        self._in_flight = start_one(self._part(_abi.ADD, pushed, None, significance=significance))
+
+    def pull(self, wait: bool = True) -> int:
+        """Asks for the value. Returns a handle for `poll` and `synchronize`, whose output is a new tensor.
+
+        wait: until the synchronisation model lets a rank go on that has ended so many iterations; else the value is
+        what it is at the moment, whatever the other ranks have done.
+        """
+        self._settle()
+        room = torch.empty(self._shape, dtype=self._like.dtype, device=self._like.device)
+        return start_one(self._part(_abi.READ if wait else _abi.READ_NOW, None, room))
+
+    def sync(self) -> torch.Tensor:
+        """Waits as the synchronisation model says, then returns the value."""
+        return synchronize(self.pull())
+
+    def _settle(self) -> None:
+        """Waits until the last iteration's difference has left: one operation of a name is in flight at a time."""
+        handle, self._in_flight = self._in_flight, None
+        if handle is not None:
+            synchronize(handle)
+
+
+def declare(
+    tensor: torch.Tensor,
+    name: str,
+    sync: Model | str | None = None,
+    root_rank: int = 0,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+) -> Value:
+    """Has the servers hold a value, which is root_rank's tensor to begin with. Every rank of the set calls it.
+
+    The tensor itself becomes root_rank's, as in `broadcast_`. sync: how far ranks may be apart, such as
+    paceline.SSP(3); without it PACELINE_SYNC. op: Average divides what ranks push by their number, Sum does not.
+
+    Raises ValueError for a model that cannot be run, a name that is held already or a tensor that is not of floating
+    point, HorovodInternalError when ranks disagree.
+    """
+    model = model_of(sync)
+    check(model, process_set.size(), accumulate=True)
+    value = Value(tensor, name, model, op, process_set)
+    synchronize(start_one(value.declaring(tensor, root_rank)))
+    return value

@@ -1,0 +1,169 @@
+"""Synchronisation models: DistributedOptimizer(sync=...), declared values, and what is refused."""
+
+import pytest
+import torch
+
+import paceline
+import paceline.torch as hvd
+
+MODELS = [
+    paceline.BSP(),
+    paceline.ASP(),
+    paceline.SSP(0),
+    paceline.SSP(3),
+    paceline.SSP(2, parking="soft-barrier"),
+    paceline.SSP(2, cached=True),
+    paceline.DSPS(1, 4),
+    paceline.PSSP(1, 0.5, seed=3),
+    paceline.DynamicPSSP(1, 0.5),
+    paceline.DynamicPSSP(1, "significance"),
+    paceline.DropStragglers(1),
+    paceline.Expression("lead < 2 || significance < 0.01"),
+    paceline.Expression("lead < 3", "count[V] >= N"),
+]
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.1),
+}
+TRUTH = torch.tensor([1.5, -2.0, 0.5, 3.0], dtype=torch.float64)
+
+
+def net():
+    torch.manual_seed(1 + hvd.rank())  # the first step gives everybody rank 0's parameters
+    return torch.nn.Linear(4, 1).double()
+
+
+def loss_of(model, step):
+    generator = torch.Generator().manual_seed(1000 * hvd.rank() + step)
+    x = torch.randn(16, 4, dtype=torch.float64, generator=generator)
+    return (model(x).squeeze() - x @ TRUTH).square().mean()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("sync", MODELS, ids=lambda m: f"{m.setting} {m.parking} {m.cached}")
+def test_a_script_trains_to_the_truth_under_every_model(sync, kind):
+    model = net()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    name = f"{sync} {kind}"
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    named = [(f"{name} {n}", p) for n, p in model.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, sync=sync)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.985)
+    for step in range(150):
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    torch.testing.assert_close(model.weight.detach().squeeze(), TRUTH, rtol=0, atol=0.15)
+    hvd.barrier()
+
+
+def test_bsp_over_a_held_value_equals_the_mean_gradient():
+    """SSP(0) is BSP, and the mean of the ranks' SGD steps is the step of their mean gradient."""
+    held, reduced = net(), net()
+    for model in (held, reduced):
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    steps = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            named_parameters=[(f"equal {sync} {n}", p) for n, p in model.named_parameters()],
+            sync=sync,
+        )
+        for model, sync in ((held, "ssp:0"), (reduced, None))
+    ]
+    for step in range(10):
+        for model, optimizer in zip((held, reduced), steps, strict=True):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        torch.testing.assert_close(held.weight, reduced.weight, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_value_is_what_all_have_pushed(dtype):
+    start = torch.full((3, 5), 2.0 if hvd.rank() == 0 else -1.0, dtype=dtype)
+    value = hvd.declare(start, f"value {dtype}", sync=paceline.ASP(), op=hvd.Sum)
+    assert (start == 2).all()
+    for _ in range(4):
+        value.push(torch.full((3, 5), 0.5, dtype=dtype))
+        value.push(torch.full((3, 5), 0.5, dtype=dtype))
+        value.clock()
+    hvd.synchronize(value.pull(wait=False))
+    value.sync()
+    hvd.barrier()
+    everything = hvd.synchronize(value.pull(wait=False))
+    assert (everything == 2 + 4 * hvd.size()).all()
+
+
+def test_an_iteration_without_a_push_counts_too():
+    value = hvd.declare(torch.zeros(2), "silent", sync=paceline.SSP(0), op=hvd.Sum)
+    for i in range(3):
+        if hvd.rank() == 0:
+            value.push(torch.ones(2))
+        value.clock()
+        assert value.sync()[0] in (i + 1, i + 2)  # rank 0 may have ended its next iteration before this read
+
+
+def test_a_value_of_a_transposed_tensor_keeps_its_shape():
+    tensor = torch.arange(6.0).reshape(2, 3).t()
+    value = hvd.declare(tensor, "transposed", sync="asp")
+    torch.testing.assert_close(value.sync(), torch.arange(6.0).reshape(2, 3).t())
+    hvd.barrier()
+
+
+def test_a_statistic_can_be_read_without_waiting_for_anybody():
+    value = hvd.declare(torch.zeros(1), "statistic", sync=paceline.BSP(), op=hvd.Sum)
+    if hvd.rank() == 0:
+        value.push(torch.ones(1))
+        value.clock()
+        assert hvd.synchronize(value.pull(wait=False)).item() == 1
+    hvd.barrier()
+
+
+@pytest.mark.parametrize(
+    ("sync", "text"),
+    [
+        (paceline.SSP(-1), "-1"),
+        (paceline.PSSP(1, 1.5), "1.5"),
+        (paceline.DynamicPSSP(1, 2.0), "2"),
+        (paceline.DropStragglers(1000), "1000"),
+        (paceline.Expression("1 / V > 0"), "V"),
+        (paceline.Expression("lead <"), "lead <"),
+        (paceline.DSPS(5, 3), "5,3"),
+        ("ssp", "ssp"),
+        ("nothing:1", "known are"),
+        (7, "paceline.SSP"),
+    ],
+    ids=str,
+)
+def test_a_model_that_cannot_run_is_refused_before_training(sync, text):
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match=text):
+        hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1), sync=sync)
+
+
+def test_what_does_not_go_with_a_model_is_refused():
+    def make(**options):
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        return hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1), sync="ssp:1", **options)
+
+    with pytest.raises(ValueError, match=r"Compression\.none"):
+        make(compression=hvd.Compression.fp16)
+    with pytest.raises(ValueError, match="op=Average or Sum"):
+        make(op=hvd.Adasum)
+    with pytest.raises(ValueError, match="lazy and soft-barrier"):
+        paceline.SSP(1, parking="none")
+    with pytest.raises(ValueError, match="lazy"):
+        hvd.DistributedOptimizer(
+            torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1), sync=paceline.BSP(parking="soft-barrier")
+        )
+    value = hvd.declare(torch.zeros(2), "shapes", sync="asp")
+    with pytest.raises(ValueError, match="shape"):
+        value.push(torch.zeros(3))
+    with pytest.raises(ValueError, match="has a value already"):
+        hvd.declare(torch.zeros(2), "shapes", sync="asp")
+    with pytest.raises(ValueError, match="floating-point"):
+        hvd.declare(torch.zeros(2, dtype=torch.int32), "whole numbers", sync="asp")
+    hvd.barrier()
