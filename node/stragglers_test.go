@@ -96,3 +96,38 @@ func TestOthersWaitForAStragglerOnceItIsAsFarBehindAsSumsAreKept(t *testing.T) {
 	}
 	j.works("beside it", 100)
 }
+
+// A rank's push counts whole or not at all, also where the iteration is closed while it arrives.
+func TestASumUnderDropStragglersIsThatOfWholePushes(t *testing.T) {
+	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(1)} {
+		t.Run(place, func(t *testing.T) {
+			j := startJob(t, 3, smallPartitions, option)
+			for _, n := range []int{1, 3 * partition / 4} {
+				j.each(func(rank int) error { return j.race(rank, n) })
+			}
+			j.works("beside it", 100)
+		})
+	}
+}
+
+// race has a rank average powers of two, which tell who was in an average.
+func (j *job) race(rank, n int) error {
+	for range 100 {
+		op := dropping(fmt.Sprint("race ", n), n, 2, float32(int(1)<<rank))
+		if _, err := j.do(rank, op); err != nil {
+			return err
+		}
+		for at := 0; at < n; at += partition / 4 { // partitions may be closed with different ranks
+			first := element(units.Float32, op.Output[4*at:])
+			if math.Abs(first-7./3) > 1e-6 && first != 1.5 && first != 2.5 && first != 3 {
+				return fmt.Errorf("an average of %g, which is none of whole pushes", first)
+			}
+			for i := at; i < min(at+partition/4, n); i++ {
+				if got := element(units.Float32, op.Output[4*i:]); got != first {
+					return fmt.Errorf("elements %d and %d of one partition are of different pushes: %g and %g", at, i, first, got)
+				}
+			}
+		}
+	}
+	return nil
+}

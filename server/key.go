@@ -57,7 +57,9 @@ func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
 	if !t.Kind.Reduces() && t.Kind != units.Accumulate {
 		n.dtype, n.op, n.Prescale, n.Postscale = units.Int64, units.Sum, 1, 1
 	}
-	n.whole = n.op == units.Adasum || r.s.cfg.RankOrder
+	// Where an iteration may be closed without a rank, a part of that rank's push must not be in the sum.
+	_, all := n.model.Push.(condition.EveryLive)
+	n.whole = n.op == units.Adasum || r.s.cfg.RankOrder || !all
 	if err := n.check(); err != nil {
 		return nil, err
 	}
@@ -432,6 +434,8 @@ func (k *key) arrived(h *wire.Header, s *slot, w waiter) (answers []answer) {
 			s.waiters = append(s.waiters, w)
 			answers = k.step(condition.Pull(w.rank, h.Iteration), answers)
 		}
+	} else if w.local != nil && s.closed {
+		answers = append(answers, answer{w: w})
 	} else if w.local != nil {
 		s.waiters = append(s.waiters, w) // its memory is needed until the iteration is closed
 	}
@@ -498,7 +502,7 @@ func (k *key) close(o condition.Output, answers []answer) []answer {
 	// A rank that has joined counts as having pushed zeros, so averages divide by it too (Horovod's rule).
 	s.divisor = uint32(len(t.Ranks) - t.ranks.Minus(t.r.joinedRanks()).Minus(o.Contributors).Len())
 	if t.whole {
-		k.combine(s)
+		k.combine(s, o.Contributors)
 	} else if s.local != nil {
 		k.addLocal(s, true)
 	}
@@ -535,15 +539,15 @@ func (k *key) store(s *slot) {
 	s.acc = nil
 }
 
-// combine makes the sum of whole contributions, in rank order.
-func (k *key) combine(s *slot) {
+// combine makes the sum of the contributors' whole contributions, in rank order.
+func (k *key) combine(s *slot, contributors rankset.Set) {
 	t := k.t
 	if l := s.local; l != nil {
 		s.contrib[l.rank] = l.in
 	}
 	var parts [][]byte
 	for _, rank := range t.Ranks {
-		if b, ok := s.contrib[rank]; ok {
+		if b, ok := s.contrib[rank]; ok && contributors.Has(rank) {
 			parts = append(parts, b)
 		}
 	}

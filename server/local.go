@@ -94,9 +94,11 @@ func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, er
 		done(0, wire.ErrCancelled)
 		return
 	}
-	s.local = op
-	if !t.whole {
-		k.addLocal(s, false)
+	if !s.closed {
+		s.local = op
+		if !t.whole {
+			k.addLocal(s, false)
+		}
 	}
 	answers := k.arrived(&h, s, waiter{rank: l.rank, local: op})
 	k.mu.Unlock()
