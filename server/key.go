@@ -39,6 +39,7 @@ type cell interface {
 	live(rankset.Set)
 	cancel(from uint64, err error)
 	waitsFor(rank int) (seqs []uint64)
+	tally() condition.Tally
 }
 
 // newTensor takes in what a rank says of a tensor, as far as it can be summed.
@@ -428,15 +429,16 @@ func (k *key) pushed(h *wire.Header, s *slot, w waiter) {
 // arrived is pushed for callers who hold mu.
 func (k *key) arrived(h *wire.Header, s *slot, w waiter) (answers []answer) {
 	s.absent.Remove(w.rank)
-	if h.Flags&wire.FlagNoPull == 0 {
+	switch {
+	case h.Flags&wire.FlagNoPull == 0:
 		s.owed++
 		if h.Flags&wire.FlagLatePull == 0 {
 			s.waiters = append(s.waiters, w)
 			answers = k.step(condition.Pull(w.rank, h.Iteration), answers)
 		}
-	} else if w.local != nil && s.closed {
+	case w.local != nil && s.closed:
 		answers = append(answers, answer{w: w})
-	} else if w.local != nil {
+	case w.local != nil:
 		s.waiters = append(s.waiters, w) // its memory is needed until the iteration is closed
 	}
 	answers = k.step(condition.Push(w.rank, h.Iteration, h.Significance), answers)

@@ -14,6 +14,7 @@ from paceline.common.basics import (
     size,
     start_timeline,
     stop_timeline,
+    tally,
 )
 from paceline.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from paceline.sync import ASP, BSP, DSPS, PSSP, SSP, DropStragglers, DynamicPSSP, Expression
@@ -21,7 +22,7 @@ from paceline.sync import ASP, BSP, DSPS, PSSP, SSP, DropStragglers, DynamicPSSP
 # fmt: off
 __all__ = [
     "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
-    "start_timeline", "stop_timeline",
+    "start_timeline", "stop_timeline", "tally",
     "BSP", "ASP", "SSP", "DSPS", "PSSP", "DynamicPSSP", "DropStragglers", "Expression",
     "ProcessSet", "global_process_set", "add_process_set", "remove_process_set",
 ]

@@ -112,6 +112,14 @@ class Engine:
         lib = _abi.library()
         return json.loads(_text(lambda buf, room: self._check(lib.pl_info(buf, room))))
 
+    def tally(self) -> dict[str, int]:
+        """What the server in this process has counted since its tensors were declared.
+
+        Pushes "admitted", "dropped" for coming late, and "duplicate"; pulls "delayed" by a synchronisation model. All
+        per partition; all zero in a process without a server.
+        """
+        return self._info()["tally"]
+
     # Process sets
 
     def process_sets(self) -> dict[int, list[int]]:

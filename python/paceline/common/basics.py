@@ -17,6 +17,7 @@ cross_rank = engine.cross_rank
 cross_size = engine.cross_size
 start_timeline = engine.start_timeline
 stop_timeline = engine.stop_timeline
+tally = engine.tally
 
 
 def init(comm: Iterable[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:

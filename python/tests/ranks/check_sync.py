@@ -97,6 +97,18 @@ def test_a_value_is_what_all_have_pushed(dtype):
     assert (everything == 2 + 4 * hvd.size()).all()
 
 
+def test_pulls_that_had_to_wait_are_counted():
+    value = hvd.declare(torch.zeros(2), "counted", sync=paceline.SSP(0))
+    before = paceline.tally()
+    for _ in range(3):
+        value.clock()
+        value.sync()
+    hvd.barrier()
+    after = paceline.tally()
+    counted = {k: int(hvd.allreduce(torch.tensor(after[k] - before[k]), op=hvd.Sum)) for k in ("admitted", "delayed")}
+    assert counted["admitted"] >= 3 * hvd.size() and counted["delayed"] >= 3 * (hvd.size() - 1)
+
+
 def test_an_iteration_without_a_push_counts_too():
     value = hvd.declare(torch.zeros(2), "silent", sync=paceline.SSP(0), op=hvd.Sum)
     for i in range(3):

@@ -1,0 +1,42 @@
+package server
+
+import "github.com/paceline/paceline/server/condition"
+
+// Tally is what the machines of the running round have counted since its tensors were declared.
+func (s *Server) Tally() condition.Tally {
+	var sum condition.Tally
+	s.mu.Lock()
+	r := s.round
+	s.mu.Unlock()
+	if r == nil {
+		return sum
+	}
+	r.mu.RLock()
+	tensors := make([]*tensor, 0, len(r.tensors))
+	for _, t := range r.tensors {
+		tensors = append(tensors, t)
+	}
+	r.mu.RUnlock()
+	for _, t := range tensors {
+		for _, c := range t.cells() {
+			n := c.tally()
+			sum.Admitted += n.Admitted
+			sum.Dropped += n.Dropped
+			sum.Duplicate += n.Duplicate
+			sum.Delayed += n.Delayed
+		}
+	}
+	return sum
+}
+
+func (k *key) tally() condition.Tally {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.machine.Tally()
+}
+
+func (v *value) tally() condition.Tally {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.machine.Tally()
+}
