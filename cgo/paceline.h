@@ -120,9 +120,9 @@ int pl_init(const char *settings);
 int pl_shutdown(void);
 
 /* Writes what is known of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",
- * "cross_size", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...], "tally": {"admitted", "dropped",
- * "duplicate", "delayed"}}, the tally being of the server in this process. Returns the length, or a
- * negative pl_status. Where the length is cap or more, nothing is written: call again with more room. */
+ * "cross_size", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...], "tally": {"admitted",
+ * "dropped", "duplicate", "delayed"}}, the tally being of the server in this process. Returns the length, or a negative
+ * pl_status. Where the length is cap or more, nothing is written: call again with more room. */
 int64_t pl_info(char *buf, uint64_t cap);
 
 /* Submits count operations as one group: all are queued together, or none and an error is returned.
