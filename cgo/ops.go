@@ -7,6 +7,8 @@ package main
 import "C"
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"math"
 	"sync"
@@ -214,6 +216,27 @@ func goCheckSync(sync *C.char, softPark, accumulate, workers C.uint32_t) C.int {
 	if err := node.CheckSync(C.GoString(sync), softPark != 0, accumulate != 0, int(workers)); err != nil {
 		return fail(fmt.Errorf("%w: %w", core.ErrInvalid, err))
 	}
+	return C.PL_OK
+}
+
+//export goSetCondition
+func goSetCondition(change *C.char, at *C.uint64_t) C.int {
+	w, err := running()
+	if err != nil {
+		return fail(err)
+	}
+	var c struct {
+		wire.Condition
+		Servers []int `json:"servers"`
+	}
+	if err := json.Unmarshal([]byte(C.GoString(change)), &c); err != nil {
+		return fail(fmt.Errorf("%w: change of conditions: %w", core.ErrInvalid, err))
+	}
+	n, err := w.Engine.SetCondition(context.Background(), c.Servers, c.Condition)
+	if err != nil {
+		return fail(err)
+	}
+	*at = C.uint64_t(n)
 	return C.PL_OK
 }
 

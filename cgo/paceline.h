@@ -131,6 +131,11 @@ int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles);
 /* PL_OK where the text names a synchronisation model that the workers can run on a tensor that is reduced
  * (accumulate 0) or held by the servers (1); else PL_ERR_INVALID, and pl_last_error() says what is allowed. */
 int pl_check_sync(const char *sync, uint32_t soft_park, uint32_t accumulate, uint32_t workers);
+/* Changes the synchronisation model of tensors while they are in use, from any one rank. change: JSON {"pull": model
+ * whose pull condition to take, "push": the same for the push condition, "names": patterns of tensor names, "servers":
+ * their indices}, all optional; without names every tensor that was declared with a model or is held, without servers
+ * all. Keys change over when they have closed *at iterations. PL_ERR_INVALID where one cannot: then none does. */
+int pl_set_condition(const char *change, uint64_t *at);
 /* Says that this rank has no more data: it takes part in later reductions with zeros until every rank has
  * joined. The handle is done then, and its pl_output.value is the last rank that joined. */
 int pl_join(int32_t *handle);

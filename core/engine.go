@@ -55,6 +55,7 @@ type Local interface {
 	Pull(h wire.Header, out []byte, done func(divisor uint32, err error))
 	Put(h wire.Header, data []byte, done func(divisor uint32, err error))
 	Get(h wire.Header, out []byte, done func(divisor uint32, err error))
+	Condition(wire.Condition) wire.ConditionReply
 	Cancel(h wire.Header)
 	Join()
 	Bye()
@@ -81,16 +82,17 @@ type Config struct {
 
 // Engine is one worker's engine for one round of the job.
 type Engine struct {
-	cfg    Config
-	peers  []*peer // by server index; the own server's is nil
-	local  *localQueue
-	trace  tracer
-	wg     sync.WaitGroup  // link readers
-	starts sync.WaitGroup  // a Start that is under way
-	cancel func()          // ends it
-	ctx    context.Context // of it
-	settle sync.Once
-	ended  chan struct{} // closed when everything in flight has been settled after an end
+	cfg        Config
+	peers      []*peer // by server index; the own server's is nil
+	local      *localQueue
+	trace      tracer
+	wg         sync.WaitGroup  // link readers
+	starts     sync.WaitGroup  // a Start that is under way
+	cancel     func()          // ends it
+	ctx        context.Context // of it
+	settle     sync.Once
+	conditions conditions
+	ended      chan struct{} // closed when everything in flight has been settled after an end
 
 	mu       sync.Mutex
 	names    map[nameID]*nameState

@@ -40,7 +40,12 @@ type cell interface {
 	cancel(from uint64, err error)
 	waitsFor(rank int) (seqs []uint64)
 	tally() condition.Tally
+	pushedSoFar() uint64
+	change(change)
 }
+
+// holds reports whether the servers hold a value of the tensor, rather than sum its iterations.
+func (t *tensor) holds() bool { return t.Kind == units.Accumulate }
 
 // newTensor takes in what a rank says of a tensor, as far as it can be summed.
 func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
@@ -78,7 +83,7 @@ func (t *tensor) check() error {
 			return fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
 	}
-	if t.Kind == units.Accumulate && t.op != units.Sum && t.op != units.Average {
+	if t.holds() && t.op != units.Sum && t.op != units.Average {
 		return fmt.Errorf("tensor %q: a held value takes Sum or Average, not %v", t.Name, t.op)
 	}
 	switch t.Kind {
@@ -106,7 +111,7 @@ func (t *tensor) key(part uint32) (*key, error) {
 	if k := t.keys[part]; k != nil {
 		return k, nil
 	}
-	if t.Kind.HasRoot() || t.Kind == units.Accumulate {
+	if t.Kind.HasRoot() || t.holds() {
 		return nil, fmt.Errorf("%q is a %v, which sums nothing", t.Name, t.Kind)
 	}
 	m, err := t.machine(part, condition.Aggregate)
@@ -138,7 +143,7 @@ func (t *tensor) machine(part uint32, flow condition.Dataflow) (*condition.Machi
 // so that one which left is an error; a held value goes on without it.
 func (t *tensor) liveRanks(joined rankset.Set) rankset.Set {
 	live := t.ranks.Minus(joined)
-	if t.Kind == units.Accumulate {
+	if t.holds() {
 		live = live.Minus(*t.r.goneRanks.Load())
 	}
 	return live
@@ -182,6 +187,7 @@ type key struct {
 	outputs []condition.Output
 	slots   map[uint64]*slot // iterations that are open, or closed and not yet answered to all
 	spare   *slot
+	changes []change // of conditions, that wait for their iteration
 }
 
 // slot is one iteration of a key.
@@ -234,7 +240,7 @@ func (c *conn) push(h *wire.Header, p *payload) error {
 	if err != nil {
 		return err
 	}
-	if t.Kind == units.Accumulate {
+	if t.holds() {
 		return c.add(t, h, p)
 	}
 	k, err := t.key(h.Part)
@@ -277,7 +283,7 @@ func (c *conn) pull(h *wire.Header) error {
 	if err != nil {
 		return err
 	}
-	if t.Kind == units.Accumulate {
+	if t.holds() {
 		return c.readValue(t, h)
 	}
 	k, err := t.key(h.Part)
@@ -489,6 +495,9 @@ func (k *key) step(in condition.Input, answers []answer) []answer {
 			}
 			answers = append(answers, a)
 		}
+	}
+	if len(k.changes) > 0 {
+		return k.turn(answers)
 	}
 	return answers
 }

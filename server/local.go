@@ -3,7 +3,6 @@ package server
 import (
 	"fmt"
 
-	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -61,7 +60,7 @@ func (l *Local) Announce(t *wire.Tensor) error { return l.r.announce(t) }
 
 // Push adds in to the key that the header names and, unless FlagNoPull is set, has the result copied to out.
 func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, err error)) {
-	if t, err := l.r.tensor(&h); err == nil && t.Kind == units.Accumulate {
+	if t, err := l.r.tensor(&h); err == nil && t.holds() {
 		l.r.addLocal(t, &h, in, out, done)
 		return
 	}

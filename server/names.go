@@ -10,7 +10,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/internal/rankset"
-	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -162,7 +161,7 @@ func (r *round) cancel(h *wire.Header) {
 	var failed []notice
 	r.mu.Lock()
 	t := r.tensors[id]
-	if t != nil && t.Kind == units.Accumulate && !r.declaring(t, seq) { // the others go on
+	if t != nil && t.holds() && !r.declaring(t, seq) { // the others go on
 		r.mu.Unlock()
 		t.forget(int(h.Rank))
 		return

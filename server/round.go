@@ -12,7 +12,6 @@ import (
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
-	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -113,7 +112,7 @@ func (r *round) bye(rank int) {
 	gone := r.left.Clone()
 	r.goneRanks.Store(&gone)
 	failed, joins := r.failWaitingFor(rank), r.failJoins()
-	values := slices.ContainsFunc(slices.Collect(maps.Values(r.tensors)), func(t *tensor) bool { return t.Kind == units.Accumulate })
+	values := slices.ContainsFunc(slices.Collect(maps.Values(r.tensors)), func(t *tensor) bool { return t.holds() })
 	r.mu.Unlock()
 	r.tell(append(failed, joins...))
 	if len(joins) > 0 || values {

@@ -97,6 +97,16 @@ func (t *tuner) freed(v *value, rank int) {
 	t.mu.Unlock()
 }
 
+// release stops tuning a value, whose condition the user has set.
+func (t *tuner) release(v *value) {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	t.members = slices.DeleteFunc(t.members, func(m *value) bool { return m == v })
+	t.mu.Unlock()
+}
+
 // left forgets the ranks that no longer take part.
 func (t *tuner) left(gone func(rank int) bool) {
 	t.mu.Lock()

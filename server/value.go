@@ -33,7 +33,8 @@ type value struct {
 	declared rankset.Set // ranks that wait for that, or have it
 	copied   *result     // acc in the tensor's type, nil when it has changed since
 	readers  []reader
-	tuner    *tuner // nil where the model needs none
+	tuner    *tuner   // nil where the model needs none
+	changes  []change // of conditions, that wait for their iteration
 }
 
 // reader is a rank that waits for the value.
@@ -265,6 +266,9 @@ func (v *value) step(in condition.Input, r *reader, b []byte, replies []reply) (
 			}
 		}
 	}
+	if len(v.changes) > 0 {
+		replies = v.turn(replies)
+	}
 	return replies, taken
 }
 
@@ -418,7 +422,7 @@ func (v *value) take(which func(*reader) bool) (taken []reader) {
 // checkStalls warns of ranks that wait long for the value, and ends those that wait too long. (Ranks that do
 // not come to declare it are found out by the name.)
 func (t *tensor) checkStalls(now time.Time) {
-	if t.Kind != units.Accumulate {
+	if !t.holds() {
 		return
 	}
 	t.mu.Lock()

@@ -17,13 +17,25 @@ from paceline.common.basics import (
     tally,
 )
 from paceline.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from paceline.sync import ASP, BSP, DSPS, PSSP, SSP, DropStragglers, DynamicPSSP, Expression
+from paceline.sync import (
+    ASP,
+    BSP,
+    DSPS,
+    PSSP,
+    SSP,
+    DropStragglers,
+    DynamicPSSP,
+    Expression,
+    set_pull_condition,
+    set_push_condition,
+)
 
 # fmt: off
 __all__ = [
     "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
     "start_timeline", "stop_timeline", "tally",
     "BSP", "ASP", "SSP", "DSPS", "PSSP", "DynamicPSSP", "DropStragglers", "Expression",
+    "set_pull_condition", "set_push_condition",
     "ProcessSet", "global_process_set", "add_process_set", "remove_process_set",
 ]
 # fmt: on

@@ -66,6 +66,7 @@ _PROTOTYPES = {
     "pl_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_uint64]),
     "pl_submit": (ctypes.c_int, [ctypes.POINTER(Op), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32)]),
     "pl_check_sync": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32]),
+    "pl_set_condition": (ctypes.c_int, [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64)]),
     "pl_join": (ctypes.c_int, [ctypes.POINTER(ctypes.c_int32)]),
     "pl_poll": (ctypes.c_int, [ctypes.c_int32]),
     "pl_wait": (ctypes.c_int, [ctypes.c_int32, ctypes.c_int64]),

@@ -159,6 +159,13 @@ class Engine:
         """Raises ValueError, which says what is allowed, where the workers cannot run the synchronisation model."""
         self._check(_abi.library().pl_check_sync(sync.encode(), soft_park, accumulate, workers))
 
+    def set_condition(self, change: dict[str, Any]) -> int:
+        """Changes synchronisation models while training runs. Returns the iteration from which that holds."""
+        at = ctypes.c_uint64()
+        lib, text = _abi.library(), json.dumps(change).encode()
+        _interruptible(lambda: self._check(lib.pl_set_condition(text, ctypes.byref(at))))
+        return at.value
+
     def submit_join(self) -> int:
         """Says that this rank has no more data. Returns a handle whose result's value is the last rank to join."""
         handle = ctypes.c_int32()

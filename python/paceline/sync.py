@@ -8,6 +8,7 @@ take `parking`, where a pull waits that the model holds back: "lazy", until its 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from paceline._engine import engine
@@ -177,3 +178,30 @@ def check(model: Model, workers: int | None, accumulate: bool) -> None:
     if workers is None:
         return
     engine.check_sync(model.setting, model.soft_park, accumulate, workers)
+
+
+def set_pull_condition(condition: Model | str, names: Sequence[str] = (), servers: Sequence[int] = ()) -> int:
+    """Changes when ranks may go on, of tensors in use, while training runs. Any one rank calls it, the others need not.
+
+    condition: a model whose pull condition to take, or an expression such as "lead < 3". names: patterns of tensors'
+    names ("value.*"); without them every held value and every tensor that was given a model. servers: indices of those that
+    change, without them all, so that different servers can run different models.
+
+    It holds for each key from the iteration that is returned on: the one after the latest that any rank has pushed of
+    any of them. Pulls that wait then are looked at again. Raises ValueError, and changes nothing, where one of the
+    tensors cannot take it.
+    """
+    return _set("pull", condition, names, servers)
+
+
+def set_push_condition(condition: Model | str, names: Sequence[str] = (), servers: Sequence[int] = ()) -> int:
+    """Changes when iterations are closed: as `set_pull_condition`, with a model's push condition or an expression."""
+    return _set("push", condition, names, servers)
+
+
+def _set(which: str, condition: Model | str, names: Sequence[str], servers: Sequence[int]) -> int:
+    if isinstance(condition, str):
+        condition = Expression(condition) if which == "pull" else Expression("", condition)
+    if isinstance(names, str):
+        names = [names]
+    return engine.set_condition({which: condition.setting, "names": list(names), "servers": list(servers)})

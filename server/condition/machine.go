@@ -92,6 +92,9 @@ func New(c Config) (*Machine, error) {
 // V is the number of closed iterations, which is also the iteration that is open.
 func (m *Machine) V() uint64 { return m.v }
 
+// Fastest is the number of iterations that the furthest live rank has pushed.
+func (m *Machine) Fastest() uint64 { return m.fastest }
+
 // Tally is what a machine has counted since it was made.
 type Tally struct {
 	Admitted  uint64 // pushes to add

@@ -149,6 +149,26 @@ type Failure struct {
 	Text       string      `json:"text"` // names the tensor, the ranks and what each of them brought
 }
 
+// Condition changes the synchronisation model of tensors while they are in use. It is sent twice to every
+// server concerned: first with Try, to hear whether it can be done and how far the ranks are, then with the
+// iteration from which it holds.
+type Condition struct {
+	ID    uint64   `json:"id"`
+	Try   bool     `json:"try,omitempty"`
+	At    uint64   `json:"at"`              // the number of closed iterations at which it takes effect on each key
+	Names []string `json:"names,omitempty"` // patterns of tensor names; none for every tensor
+	Pull  string   `json:"pull,omitempty"`  // model whose pull condition to take, as condition.Parse reads it; "" leaves it
+	Push  string   `json:"push,omitempty"`  // the same for the push condition
+}
+
+// ConditionReply is a server's answer.
+type ConditionReply struct {
+	ID     uint64 `json:"id"`
+	Error  string `json:"error,omitempty"`
+	Keys   int    `json:"keys"`   // that the names fit, on this server
+	Pushed uint64 `json:"pushed"` // iterations that the furthest rank has pushed of one of them
+}
+
 // Stall tells a waiting worker whom a key waits for.
 type Stall struct {
 	Name    string  `json:"name"`

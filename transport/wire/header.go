@@ -26,30 +26,31 @@ type Type uint8
 
 // Frame types. The comment says who sends it to whom and what the payload is.
 const (
-	TypeHello    Type = iota + 1 // worker → server, node → scheduler: JSON Hello; first frame of a connection
-	TypeWelcome                  // server → worker: the Hello was accepted
-	TypeAnnounce                 // worker → server: JSON Tensor, before the first frame of that tensor on this connection
-	TypePush                     // worker → server: one partition of a reduction; asks for the result unless FlagNoPull
-	TypePull                     // worker → server: asks for the result of an iteration that was pushed with FlagLatePull
-	TypeResult                   // server → worker: the answer to a push, pull or get
-	TypePut                      // worker → server: one partition that others will get (broadcast, allgather, alltoall); with FlagHome answered by an empty result when all have it
-	TypeGet                      // worker → server: asks for a partition that somebody puts
-	TypeWindow                   // server → worker: Aux = payload bytes consumed so far on this connection
-	TypeFail                     // server → worker: JSON Failure, one operation of one tensor failed on every rank
-	TypeCancel                   // worker → server: the sender gives up this tensor; forget its keys
-	TypeJoin                     // worker → server: the sender has no more data (Horovod's join)
-	TypeJoined                   // server → worker: every rank has joined; Rank = the last one
-	TypeStall                    // server → worker: JSON Stall, some ranks have not come for this key
-	TypeLost                     // server ↔ worker: JSON Lost, a peer died; a worker sends it before it closes for that reason
-	TypeBatch                    // worker ↔ server: Count small frames, one behind the other, in the payload
-	TypeControl                  // node ↔ scheduler: JSON Control
-	TypeEpoch                    // server → worker: the frame named by Tensor, Part, Iteration and Aux came from another epoch; Epoch is the right one
-	TypeBye                      // any: the sender leaves on purpose; a connection that ends without it is a lost peer
+	TypeHello     Type = iota + 1 // worker → server, node → scheduler: JSON Hello; first frame of a connection
+	TypeWelcome                   // server → worker: the Hello was accepted
+	TypeAnnounce                  // worker → server: JSON Tensor, before the first frame of that tensor on this connection
+	TypePush                      // worker → server: one partition of a reduction; asks for the result unless FlagNoPull
+	TypePull                      // worker → server: asks for the result of an iteration that was pushed with FlagLatePull
+	TypeResult                    // server → worker: the answer to a push, pull or get
+	TypePut                       // worker → server: one partition that others will get (broadcast, allgather, alltoall); with FlagHome answered by an empty result when all have it
+	TypeGet                       // worker → server: asks for a partition that somebody puts
+	TypeWindow                    // server → worker: Aux = payload bytes consumed so far on this connection
+	TypeFail                      // server → worker: JSON Failure, one operation of one tensor failed on every rank
+	TypeCancel                    // worker → server: the sender gives up this tensor; forget its keys
+	TypeJoin                      // worker → server: the sender has no more data (Horovod's join)
+	TypeJoined                    // server → worker: every rank has joined; Rank = the last one
+	TypeStall                     // server → worker: JSON Stall, some ranks have not come for this key
+	TypeLost                      // server ↔ worker: JSON Lost, a peer died; a worker sends it before it closes for that reason
+	TypeBatch                     // worker ↔ server: Count small frames, one behind the other, in the payload
+	TypeControl                   // node ↔ scheduler: JSON Control
+	TypeEpoch                     // server → worker: the frame named by Tensor, Part, Iteration and Aux came from another epoch; Epoch is the right one
+	TypeBye                       // any: the sender leaves on purpose; a connection that ends without it is a lost peer
+	TypeCondition                 // worker ↔ server: JSON Condition, a change of synchronisation model; the server answers with a JSON ConditionReply
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
-	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye"}
+	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition"}
 
 func (t Type) String() string {
 	if t == 0 || t >= numTypes {
@@ -202,7 +203,7 @@ func (t Type) maxPayload() uint32 {
 		return limits.MaxPayload
 	case TypeBatch:
 		return limits.MaxBatch
-	case TypeHello, TypeAnnounce, TypeFail, TypeStall, TypeLost, TypeControl:
+	case TypeHello, TypeAnnounce, TypeFail, TypeStall, TypeLost, TypeControl, TypeCondition:
 		return limits.MaxControl
 	default:
 		return 0

@@ -179,3 +179,27 @@ def test_what_does_not_go_with_a_model_is_refused():
     with pytest.raises(ValueError, match="floating-point"):
         hvd.declare(torch.zeros(2, dtype=torch.int32), "whole numbers", sync="asp")
     hvd.barrier()
+
+
+def test_a_model_changes_while_training_runs():
+    model = net()
+    named = [(f"changing {n}", p) for n, p in model.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05), named_parameters=named, sync="ssp:0"
+    )
+    for step in range(60):
+        if step == 20 and hvd.rank() == 0:
+            assert paceline.set_pull_condition(paceline.SSP(5), names="value.changing *") >= 20
+        if step == 40 and hvd.rank() == hvd.size() - 1:
+            paceline.set_pull_condition("lead < 2", names=["value.changing *"])
+            paceline.set_push_condition("count[V] >= N - 1", names=["value.changing *"])
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    torch.testing.assert_close(model.weight.detach().squeeze(), TRUTH, rtol=0, atol=0.3)
+    with pytest.raises(ValueError, match="declare the tensor as accumulate"):
+        hvd.allreduce(torch.zeros(3), name="plain sum")
+        paceline.set_pull_condition(paceline.ASP(), names=["plain sum"])
+    with pytest.raises(ValueError, match="no tensor in use"):
+        paceline.set_pull_condition(paceline.ASP(), names=["nothing of that name"])
+    hvd.barrier()

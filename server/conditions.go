@@ -1,0 +1,199 @@
+package server
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// change is a new condition that waits for its iteration.
+type change struct {
+	at uint64 // V from which it holds
+	in condition.Input
+}
+
+// due takes the first change out that holds from V on.
+func due(changes *[]change, v uint64) (condition.Input, bool) {
+	for i, c := range *changes {
+		if c.at <= v {
+			*changes = slices.Delete(*changes, i, i+1)
+			return c.in, true
+		}
+	}
+	return condition.Input{}, false
+}
+
+// condition tries or makes a change of conditions, as a worker asks (FluentPS section III-B: SetcondPull and
+// SetcondPush, here for any set of tensors).
+func (c *conn) condition(h *wire.Header, p *payload) error {
+	data, err := p.all()
+	if err != nil {
+		return err
+	}
+	var w wire.Condition
+	if err := wire.DecodeJSON(h.Type, data, &w); err != nil {
+		return err
+	}
+	c.sendJSON(wire.Header{Type: wire.TypeCondition}, c.r.condition(&w))
+	return nil
+}
+
+// Condition is the in-process way of the local worker.
+func (l *Local) Condition(w wire.Condition) wire.ConditionReply { return l.r.condition(&w) }
+
+func (r *round) condition(w *wire.Condition) wire.ConditionReply {
+	reply := wire.ConditionReply{ID: w.ID}
+	inputs, check, err := inputsOf(w)
+	var cells []cell
+	if err == nil {
+		cells, err = r.matching(w.Names, check)
+	}
+	if err != nil {
+		reply.Error = err.Error()
+		return reply
+	}
+	reply.Keys = len(cells)
+	for _, c := range cells {
+		if w.Try {
+			reply.Pushed = max(reply.Pushed, c.pushedSoFar())
+			continue
+		}
+		for _, in := range inputs {
+			c.change(change{at: w.At, in: in})
+		}
+	}
+	if !w.Try && len(cells) > 0 {
+		r.s.cfg.Log.Info("conditions change", zap.String("pull", w.Pull), zap.String("push", w.Push), zap.Strings("tensors", w.Names),
+			zap.Int("keys", len(cells)), zap.Uint64("from iteration", w.At))
+	}
+	return reply
+}
+
+// inputsOf reads the conditions. check says whether they fit a tensor.
+func inputsOf(w *wire.Condition) (inputs []condition.Input, check func(*tensor) error, err error) {
+	pull, push := condition.BSP(), condition.BSP()
+	if w.Pull != "" {
+		if pull, err = condition.Parse(w.Pull); err != nil {
+			return nil, nil, err
+		}
+		inputs = append(inputs, condition.SetPull(pull.Pull))
+	}
+	if w.Push != "" {
+		if push, err = condition.Parse(w.Push); err != nil {
+			return nil, nil, err
+		}
+		inputs = append(inputs, condition.SetPush(push.Push))
+	}
+	if pull.Supersteps != nil || push.Supersteps != nil {
+		return nil, nil, fmt.Errorf("%s%s has supersteps, which cannot begin while training runs", w.Pull, w.Push)
+	}
+	return inputs, func(t *tensor) error {
+		m := condition.Model{Name: "new", Pull: pull.Pull, Push: push.Push}
+		if err := m.Check(t.flow()); err != nil {
+			return fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+		if err := m.CheckWorkers(len(t.Ranks)); err != nil {
+			return fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+		if _, all := push.Push.(condition.EveryLive); !all && !t.whole && t.flow() == condition.Aggregate {
+			return fmt.Errorf("tensor %q is summed while it arrives, so that no rank can be left out: declare it under drop-stragglers:%d to change its push condition later", t.Name, len(t.Ranks))
+		}
+		return nil
+	}, nil
+}
+
+// matching finds the keys and values of the tensors whose names fit.
+func (r *round) matching(patterns []string, check func(*tensor) error) ([]cell, error) {
+	plain := strings.NewReplacer("/", "\x00") // to path.Match a slash is more than a character
+	for _, p := range patterns {
+		if _, err := path.Match(plain.Replace(p), ""); err != nil {
+			return nil, fmt.Errorf("%q is no pattern of names: %w", p, err)
+		}
+	}
+	fits := func(t *tensor) bool {
+		if len(patterns) == 0 {
+			return t.flow() == condition.Accumulate || t.Sync != ""
+		}
+		return slices.ContainsFunc(patterns, func(p string) bool {
+			ok, _ := path.Match(plain.Replace(p), plain.Replace(t.Name))
+			return ok || p == t.Name
+		})
+	}
+	var cells []cell
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, t := range r.tensors {
+		if !t.Kind.HasOp() || !fits(t) {
+			continue
+		}
+		if err := check(t); err != nil {
+			return nil, err
+		}
+		cells = append(cells, t.cells()...)
+	}
+	return cells, nil
+}
+
+func (t *tensor) flow() condition.Dataflow {
+	if t.holds() {
+		return condition.Accumulate
+	}
+	return condition.Aggregate
+}
+
+func (k *key) pushedSoFar() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.machine.Fastest()
+}
+
+func (v *value) pushedSoFar() uint64 {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.machine.Fastest()
+}
+
+func (k *key) change(c change) {
+	k.mu.Lock()
+	k.changes = append(k.changes, c)
+	answers := k.turn(nil)
+	k.mu.Unlock()
+	k.deliver(answers)
+}
+
+// turn makes the changes whose iteration has come. Callers hold mu.
+func (k *key) turn(answers []answer) []answer {
+	for {
+		in, ok := due(&k.changes, k.machine.V())
+		if !ok {
+			return answers
+		}
+		answers = k.step(in, answers)
+	}
+}
+
+func (v *value) change(c change) {
+	v.tuner.release(v)
+	v.mu.Lock()
+	v.changes = append(v.changes, c)
+	replies := v.turn(nil)
+	v.mu.Unlock()
+	v.deliver(replies)
+}
+
+// turn makes the changes whose iteration has come. Callers hold mu.
+func (v *value) turn(replies []reply) []reply {
+	for {
+		in, ok := due(&v.changes, v.machine.V())
+		if !ok {
+			return replies
+		}
+		replies, _ = v.step(in, nil, nil, replies)
+	}
+}
