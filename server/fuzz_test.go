@@ -219,11 +219,20 @@ var tensors = []wire.Tensor{
 	declared(6, "reducescatter", units.Reducescatter, units.Max, units.BFloat16, 2, 2),
 	declared(7, "x", units.Allreduce, units.Sum, units.Int32, 8),
 	declared(8, "long", units.Allreduce, units.Sum, units.Uint8, 600<<10),
+	under("asp", declared(9, "held", units.Accumulate, units.Average, units.Float32, 8, 4)),
+	under("", declared(10, "held in step", units.Accumulate, units.Sum, units.Float16, 6)),
+	under("dsps:1,3", declared(11, "held and tuned", units.Accumulate, units.Sum, units.Float64, 8)),
+	under("drop-stragglers:2", declared(12, "dropping", units.Allreduce, units.Average, units.Float32, 8)),
+}
+
+func under(sync string, t wire.Tensor) wire.Tensor {
+	t.Sync, t.SoftPark = sync, t.Name == "held"
+	return t
 }
 
 // summedType is the element type in which a tensor's pushes come.
 func summedType(t *wire.Tensor) units.DType {
-	if !t.Kind.Reduces() {
+	if !t.Kind.Reduces() && t.Kind != units.Accumulate {
 		return units.Int64
 	}
 	return t.DType
@@ -233,13 +242,13 @@ func summedType(t *wire.Tensor) units.DType {
 // connection, with which flags and route. Mostly the tensor is announced just before.
 func operation(b [6]byte) (conn int, frame []byte) {
 	types := []wire.Type{wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePut, wire.TypeGet, wire.TypePull,
-		wire.TypeCancel, wire.TypeJoin, wire.TypeBye, wire.TypeAnnounce}
+		wire.TypeCancel, wire.TypeJoin, wire.TypeBye, wire.TypeAnnounce, wire.TypeCondition}
 	conn = int(b[1] % 4)
 	t := tensors[int(b[0]>>4)%len(tensors)]
 	part := int(b[1]>>4) % len(t.Parts)
 	h := wire.Header{
 		Type: types[int(b[0]&15)%len(types)], Tensor: t.ID, Part: uint32(part), Rank: connRanks[conn],
-		Iteration: uint64(b[2] % 4), Seq: uint64(b[2] >> 4 % 4), DType: summedType(&t), Flags: wire.Flags(b[3] % 16), Epoch: uint32(b[3] >> 7),
+		Iteration: uint64(b[2] % 4), Seq: uint64(b[2] >> 4 % 4), DType: summedType(&t), Flags: wire.Flags(b[3] % 64), Epoch: uint32(b[3] >> 7),
 	}
 	var payload []byte
 	switch h.Type {
@@ -254,6 +263,11 @@ func operation(b [6]byte) (conn int, frame []byte) {
 		}
 	case wire.TypeAnnounce:
 		payload, _ = json.Marshal(&t)
+	case wire.TypePull:
+		h.Aux = h.Seq
+	case wire.TypeCondition:
+		models := []string{"", "bsp", "asp", "ssp:1", "drop-stragglers:1", "expression:lead < 2;count[V] >= 1", "elastic:3", "nonsense"}
+		payload, _ = json.Marshal(wire.Condition{ID: 1, Try: b[4]%2 == 0, At: uint64(b[5] % 4), Pull: models[b[4]>>1%8], Push: models[b[4]>>4%8]})
 	}
 	if b[5]%16 > 0 {
 		announcement, _ := json.Marshal(&t)

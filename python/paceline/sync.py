@@ -184,8 +184,8 @@ def set_pull_condition(condition: Model | str, names: Sequence[str] = (), server
     """Changes when ranks may go on, of tensors in use, while training runs. Any one rank calls it, the others need not.
 
     condition: a model whose pull condition to take, or an expression such as "lead < 3". names: patterns of tensors'
-    names ("value.*"); without them every held value and every tensor that was given a model. servers: indices of those that
-    change, without them all, so that different servers can run different models.
+    names ("value.*"); without them every held value and every tensor that was given a model. servers: indices of those
+    that change, without them all, so that different servers can run different models.
 
     It holds for each key from the iteration that is returned on: the one after the latest that any rank has pushed of
     any of them. Pulls that wait then are looked at again. Raises ValueError, and changes nothing, where one of the

@@ -70,4 +70,6 @@ var samples = []sample{
 	{"control: status", Header{Type: TypeControl}, Control{ID: 5, Status: &StatusReply{State: "running", Roster: &roster, Tensors: 1, Uptime: 1.5}}},
 	{"epoch", Header{Type: TypeEpoch, Epoch: 4, Tensor: 2, Part: 1, Iteration: 5}, nil},
 	{"bye", Header{Type: TypeBye}, nil},
+	{"condition", Header{Type: TypeCondition, Rank: 1}, Condition{ID: 1, At: 7, Names: []string{"w.*"}, Pull: "ssp:3", Push: "bsp"}},
+	{"condition: reply", Header{Type: TypeCondition}, ConditionReply{ID: 1, Keys: 2, Pushed: 7}},
 }
