@@ -42,6 +42,7 @@ test: test-go test-fuzz test-python
 test-go: $(VENV)/.tools
 	go vet -tags invariants ./...
 	go test -race -tags invariants ./...
+	go test ./server/condition -run RandomSchedules -schedules 1000000
 
 test-fuzz: $(VENV)/.tools
 	.ci/fuzz $(FUZZ_TIME)

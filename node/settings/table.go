@@ -127,7 +127,7 @@ var table = []row{
 	{"PACELINE_SUM_IN_RANK_ORDER", nil, "0", boolean(func(s *Settings) *bool { return &s.SumInRankOrder }),
 		"Adds the ranks' contributions in the order of the ranks, so that runs repeat bit for bit."},
 	{"PACELINE_DYNAMIC_PROCESS_SETS", same("HOROVOD_DYNAMIC_PROCESS_SETS"), "0", boolean(func(s *Settings) *bool { return &s.DynamicProcessSets }),
-		"Allows process sets to be added and removed after init."},
+		"Accepted for Horovod's sake: process sets can always be added and removed after init."},
 	{"PACELINE_SERVER_MEMORY", nil, "0", size(func(s *Settings) *int64 { return &s.ServerMemory }, 0, math.MaxInt64),
 		"Bound of a server's buffers; 0 means half of the machine's memory, shared by the ranks on it."},
 	{"PACELINE_SERVER_SHARDS", same("BYTEPS_SERVER_ENGINE_THREAD"), "0", integer(func(s *Settings) *int { return &s.ServerShards }, 0, 1024),
