@@ -58,9 +58,10 @@ bench: setup
 bench-links: setup
 	python bench/links.py $(BENCH)
 
-## make results      docs/results.md: the papers' experiments in virtual time, beside what they report
-results: $(VENV)/.tools
+## make results      docs/results.md: the papers' experiments in virtual time, and the digits model in real time
+results: setup
 	go run ./cmd/paceline sim papers --dir docs
+	python bench/models.py --page docs/results.md
 
 ## make wheel        dist/paceline-*-py3-none-manylinux_2_17_*.whl, checked by auditwheel
 wheel: $(VENV)/.wheel-tools

@@ -70,6 +70,39 @@ def test_resnet50_has_its_161_tensors(monkeypatch):
     assert sorted(i for b in shapes.buckets(shapes.RESNET50, 1 << 20) for i in b) == list(range(161))
 
 
+def test_synchronisation_models_with_a_slow_worker(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("above\n<!-- models:begin -->\nold\n<!-- models:end -->\nbelow\n")
+    argv = [
+        sys.executable,
+        BENCH / "models.py",
+        "--workers",
+        "2",
+        "--work",
+        "4",
+        "--models",
+        "SSP(1)",
+        "DropStragglers({others})",
+    ]
+    argv += ["--iterations", "12", "--accuracy", "0.01", "--seeds", "2", "--page", page]
+    printed, report = run(argv, tmp_path / "models.json")
+    ssp, drop = report["results"]
+    assert (ssp["model"], drop["model"]) == ("SSP(1)", "DropStragglers(1)")
+    for result in (ssp, drop):
+        assert 0 < result["reached_s"]["min"] <= result["rank_0_s"]["max"]
+        assert result["reached_iterations"]["median"] in (5, 10, 12)
+        assert 0 < result["accuracy"]["median"] <= 1
+        assert [r["seed"] for r in result["runs"]] == [0, 1]
+    assert ssp["lead"]["max"] <= 1 and ssp["dropped"]["max"] == 0
+    assert all(run["delayed"] + run["dropped"] == pytest.approx(24) for run in drop["runs"])
+    head, _, *rows = printed.splitlines()
+    assert {line.count("|") for line in (head, *rows[:2])} == {head.count("|")}
+    text = page.read_text()
+    assert text.startswith("above\n") and text.endswith("below\n") and "old" not in text
+    assert head in text and rows[0] in text
+    assert (tmp_path / "results" / "models.svg").read_text().count("<rect") == 3
+
+
 @pytest.mark.parametrize(
     "servers", [[], ["--servers", "dedicated", "--num-servers", "1"]], ids=["embedded", "dedicated"]
 )
