@@ -10,6 +10,7 @@ import torch
 
 from paceline.sync import check
 from paceline.torch._asynchronous import start_group
+from paceline.torch._differentiable import barrier
 from paceline.torch._handles import synchronize
 from paceline.torch._parameters import parameter_names
 from paceline.torch.values import Value
@@ -81,6 +82,22 @@ class AccumulatingOptimizer:
         ]
         if parts:
             synchronize(start_group(parts))
+
+    def agree(self) -> None:
+        """Waits until every rank has come, then gives all of them the same parameters: all that their steps have added.
+
+        Every rank calls it, at the end of training or before a checkpoint.
+        """
+        if not self._distributed:
+            return
+        self._read()  # behind this rank's own differences, so that they have arrived
+        barrier(self.process_set)
+        self._read()
+        barrier(self.process_set)  # nobody goes on before all have read
+
+    def _read(self) -> None:
+        if self._values:
+            synchronize(start_group([value.reading(p) for p, value in self._values.items()]))
 
     def synchronize(self) -> None:
         """Nothing: `step` exchanges what it did, and gradients are this rank's own."""

@@ -91,6 +91,9 @@ class _Hooked:
         for p in self._passes_left:
             self._passes_left[p] = passes
 
+    def agree(self) -> None:
+        """Nothing: ranks have the same parameters after every step. (Under models that let them run ahead it waits.)"""
+
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clears the gradients. Raises AssertionError while they are being reduced."""
         if self._in_flight:

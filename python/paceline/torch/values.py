@@ -48,6 +48,10 @@ class Value:
         use = (0 if difference is None else _abi.ADD) | (0 if target is None else _abi.READ)
         return self._part(use, difference, target, priority=priority, significance=significance)
 
+    def reading(self, target: torch.Tensor) -> Part:
+        """The operation that reads what is held into `target`, at once. For this package's own use."""
+        return self._part(_abi.READ_NOW, None, target)
+
     def _part(self, use: int, given: torch.Tensor | None, target: torch.Tensor | None, **fields) -> Part:
         for tensor in (given, target):
             if tensor is not None and (tensor.shape != self._shape or tensor.dtype != self._like.dtype):

@@ -55,7 +55,9 @@ def test_a_script_trains_to_the_truth_under_every_model(sync, kind):
         loss.backward()
         optimizer.step()
         schedule.step()
+    optimizer.agree()
     assert isinstance(optimizer, torch.optim.Optimizer)
+    assert (hvd.allgather(model.weight.detach()) == model.weight).all()
     torch.testing.assert_close(model.weight.detach().squeeze(), TRUTH, rtol=0, atol=0.15)
     hvd.barrier()
 
