@@ -54,13 +54,7 @@ func (r *round) failJoins() []notice {
 
 // takeStock tells every key who takes part in it now.
 func (r *round) takeStock() {
-	r.mu.RLock()
-	tensors := make([]*tensor, 0, len(r.tensors))
-	for _, t := range r.tensors {
-		tensors = append(tensors, t)
-	}
-	r.mu.RUnlock()
-	for _, t := range tensors {
+	for _, t := range r.inUse() {
 		live := t.liveRanks(r.joinedRanks())
 		if live.Len() == 0 {
 			continue

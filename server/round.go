@@ -89,6 +89,13 @@ func (r *round) announce(t *wire.Tensor) error {
 	return err
 }
 
+// inUse are the announced tensors, for who must not hold mu while looking at them.
+func (r *round) inUse() []*tensor {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.Collect(maps.Values(r.tensors))
+}
+
 // tensor finds an announced tensor and checks what a frame says of it.
 func (r *round) tensor(h *wire.Header) (*tensor, error) {
 	r.mu.RLock()

@@ -11,13 +11,7 @@ func (s *Server) Tally() condition.Tally {
 	if r == nil {
 		return sum
 	}
-	r.mu.RLock()
-	tensors := make([]*tensor, 0, len(r.tensors))
-	for _, t := range r.tensors {
-		tensors = append(tensors, t)
-	}
-	r.mu.RUnlock()
-	for _, t := range tensors {
+	for _, t := range r.inUse() {
 		for _, c := range t.cells() {
 			n := c.tally()
 			sum.Admitted += n.Admitted
