@@ -223,18 +223,6 @@ func (e *Engine) admit(ops []Op) error {
 	return nil
 }
 
-// HoldsValues reports whether this rank has declared a value that the servers hold.
-func (e *Engine) HoldsValues() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, n := range e.names {
-		if n.last != nil && n.last.t.Kind == units.Accumulate {
-			return true
-		}
-	}
-	return false
-}
-
 // checkValue finds uses of a held value that come before its declaration, or after it once more. Callers
 // hold mu.
 func (e *Engine) checkValue(op *Op) error {

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -197,6 +198,9 @@ func (o *operation) tellServers(ownWill bool) {
 	h := wire.Header{Type: wire.TypeCancel, Epoch: o.epoch, Rank: uint32(o.e.cfg.Rank), Tensor: id, Iteration: o.iteration, Seq: o.seq}
 	if ownWill {
 		h.Flags = wire.FlagOwnWill
+	}
+	if o.Kind == units.Accumulate && o.Use == units.Declare {
+		h.Flags |= wire.FlagDeclare
 	}
 	for _, p := range o.e.peers {
 		if p != nil {

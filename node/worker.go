@@ -240,22 +240,23 @@ func (w *Worker) Tally() condition.Tally {
 func (w *Worker) Log() *zap.Logger { return w.log }
 
 // Shutdown leaves the job. The server of this process stays until all other workers have left too, or a
-// deadline has passed. There is none while it may hold a value: the others train on with that, each at its
-// own pace, and one that dies is found out.
+// deadline has passed. There is none while it holds a value: the others train on with that, each at its own
+// pace, and one that dies is found out.
 func (w *Worker) Shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
-	holds := w.Engine.HoldsValues()
 	lost := errors.Is(w.Engine.Err(), core.ErrPeerLost)
 	w.Engine.Shutdown(ctx)
 	if w.server != nil && !lost {
-		if holds {
-			ctx = context.Background()
-		}
+		deserted := w.server.Deserted()
 		select {
-		case <-w.server.Deserted():
+		case <-deserted:
 		case <-ctx.Done():
-			w.log.Info("other workers are still there; this rank's server leaves all the same")
+			if w.server.Holds() {
+				<-deserted
+			} else {
+				w.log.Info("other workers are still there; this rank's server leaves all the same")
+			}
 		}
 	}
 	w.close()

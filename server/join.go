@@ -55,12 +55,8 @@ func (r *round) failJoins() []notice {
 // takeStock tells every key who takes part in it now.
 func (r *round) takeStock() {
 	for _, t := range r.inUse() {
-		live := t.liveRanks(r.joinedRanks())
-		if live.Len() == 0 {
-			continue
-		}
 		for _, c := range t.cells() {
-			c.live(live)
+			c.live()
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"go.uber.org/zap"
+
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
@@ -32,11 +34,13 @@ type tensor struct {
 	mu     sync.Mutex
 	keys   map[uint32]*key   // of what is summed
 	values map[uint32]*value // of what is held
+
+	forgotten sync.Map // rank → count of the newest operation on a held value that it has given up
 }
 
 // cell is what a tensor has of one partition: a key or a value.
 type cell interface {
-	live(rankset.Set)
+	live()
 	cancel(from uint64, err error)
 	waitsFor(rank int) (seqs []uint64)
 	tally() condition.Tally
@@ -128,7 +132,7 @@ func (t *tensor) machine(part uint32, flow condition.Dataflow) (*condition.Machi
 	if part >= uint32(len(t.Parts)) {
 		return nil, fmt.Errorf("partition %d of %q, which has %d", part, t.Name, len(t.Parts))
 	}
-	c := condition.Config{Live: t.liveRanks(t.r.joinedRanks()), Model: t.model, Dataflow: flow}
+	c := condition.Config{Live: t.liveRanks(), Model: t.model, Dataflow: flow}
 	if t.SoftPark {
 		c.Parking = condition.SoftBarrier
 	}
@@ -141,8 +145,8 @@ func (t *tensor) machine(part uint32, flow condition.Dataflow) (*condition.Machi
 
 // liveRanks are those of the tensor's ranks that still take part. A sum needs what every rank has to give,
 // so that one which left is an error; a held value goes on without it.
-func (t *tensor) liveRanks(joined rankset.Set) rankset.Set {
-	live := t.ranks.Minus(joined)
+func (t *tensor) liveRanks() rankset.Set {
+	live := t.ranks.Minus(t.r.joinedRanks())
 	if t.holds() {
 		live = live.Minus(*t.r.goneRanks.Load())
 	}
@@ -489,6 +493,10 @@ func (k *key) step(in condition.Input, answers []answer) []answer {
 		case condition.Answer:
 			answers = k.answer(o, answers)
 		case condition.Refuse:
+			if o.Rank < 0 { // a change that came too late for those who still take part: the old condition stays
+				k.t.r.s.cfg.Log.Warn("conditions stay", zap.String("tensor", k.t.Name), zap.Error(o.Err))
+				continue
+			}
 			a := answer{refused: o.Err}
 			if s := k.slots[o.Progress]; s != nil {
 				a.seq = s.seq
@@ -658,9 +666,15 @@ func (k *key) waitsFor(rank int) (seqs []uint64) {
 	return seqs
 }
 
-// live tells the machine who still takes part.
-func (k *key) live(live rankset.Set) {
+// live tells the machine who still takes part: found out under the lock, so that of two who call because a
+// rank has left neither brings an older set after the newer one.
+func (k *key) live() {
 	k.mu.Lock()
+	live := k.t.liveRanks()
+	if live.Len() == 0 {
+		k.mu.Unlock()
+		return
+	}
 	answers := k.step(condition.Live(live), nil)
 	for iteration, s := range k.slots {
 		if s.closed && s.absent.Len() > 0 {

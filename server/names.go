@@ -163,7 +163,7 @@ func (r *round) cancel(h *wire.Header) {
 	t := r.tensors[id]
 	if t != nil && t.holds() && !r.declaring(t, seq) { // the others go on
 		r.mu.Unlock()
-		t.forget(int(h.Rank))
+		t.forget(int(h.Rank), seq, h.Flags&(wire.FlagDeclare|wire.FlagOwnWill) == wire.FlagDeclare)
 		return
 	}
 	if t != nil {
@@ -197,8 +197,12 @@ func (r *round) drop(t *tensor, iteration uint64) {
 
 // outOfMemory ends an operation on every rank, and lets go at once of what is held for it.
 func (r *round) outOfMemory(t *tensor, h *wire.Header, err error) {
-	r.fail(t, h.Seq, wire.FailMemory, fmt.Sprintf("the server's memory limit is reached (%v): raise PACELINE_SERVER_MEMORY or use more servers", err))
+	r.fail(t, h.Seq, wire.FailMemory, memoryText(err))
 	r.drop(t, h.Iteration)
+}
+
+func memoryText(err error) string {
+	return fmt.Sprintf("the server's memory limit is reached (%v): raise PACELINE_SERVER_MEMORY or use more servers", err)
 }
 
 // failWaitingFor fails the operations that wait for a rank which has left. Callers hold mu.

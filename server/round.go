@@ -45,7 +45,7 @@ type round struct {
 
 	exchange exchange
 
-	tunersMu sync.Mutex // taken under tensor.mu
+	tunersMu sync.Mutex // taken under tensor.mu; then tuner.mu, then value.mu
 	tuners   map[string]*tuner
 }
 

@@ -11,6 +11,7 @@ package server
 import (
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -98,6 +99,17 @@ func (s *Server) Deserted() <-chan struct{} {
 		return gone
 	}
 	return s.round.deserted
+}
+
+// Holds reports whether the server holds a value of the running round.
+func (s *Server) Holds() bool {
+	s.mu.Lock()
+	r := s.round
+	s.mu.Unlock()
+	if r == nil {
+		return false
+	}
+	return slices.ContainsFunc(r.inUse(), (*tensor).held)
 }
 
 // Lost tells the running round of a peer that somebody else has lost from it.

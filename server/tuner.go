@@ -39,22 +39,29 @@ func (r *round) tunerOf(v *value) *tuner {
 	defer r.tunersMu.Unlock()
 	t := r.tuners[v.t.model.Name]
 	if t == nil {
-		t = &tuner{r: r, model: v.t.model, start: time.Now(), ranks: map[int]*pace{}, lead: v, pull: v.t.model.Pull}
+		t = &tuner{r: r, model: v.t.model, start: time.Now(), ranks: map[int]*pace{}, pull: v.t.model.Pull}
 		r.tuners[v.t.model.Name] = t
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.members = append(t.members, v)
+	if t.lead == nil {
+		t.lead = v
+	}
 	return t
 }
 
 // pushed notes a push, and the condition that follows from it is set on all values of the model.
 func (t *tuner) pushed(v *value, rank int, progress uint64) {
-	if t == nil || v != t.lead {
+	if t == nil {
 		return
 	}
 	now := time.Now()
 	t.mu.Lock()
+	if v != t.lead {
+		t.mu.Unlock()
+		return
+	}
 	p := t.ranks[rank]
 	if p == nil {
 		p = &pace{freed: now}
@@ -77,33 +84,43 @@ func (t *tuner) pushed(v *value, rank int, progress uint64) {
 	}
 	was := t.pull
 	t.pull = pull
+	replies := make([][]reply, len(t.members))
+	for i, v := range t.members { // under the lock, so that of two changes the newer one stands, and after release none
+		replies[i] = v.set(condition.SetPull(pull))
+	}
 	members := slices.Clone(t.members)
 	t.mu.Unlock()
 	t.r.s.cfg.Log.Info("synchronisation tuned", zap.String("model", t.model.Name), zap.Stringer("from", was), zap.Stringer("to", pull))
-	for _, v := range members {
-		v.set(condition.SetPull(pull))
+	for i, v := range members {
+		v.deliver(replies[i])
 	}
 }
 
 // freed notes that a rank has got its answer.
 func (t *tuner) freed(v *value, rank int) {
-	if t == nil || v != t.lead {
+	if t == nil {
 		return
 	}
 	t.mu.Lock()
-	if p := t.ranks[rank]; p != nil {
+	if p := t.ranks[rank]; p != nil && v == t.lead {
 		p.freed = time.Now()
 	}
 	t.mu.Unlock()
 }
 
-// release stops tuning a value, whose condition the user has set.
+// release stops tuning a value, whose condition the user has set or which was given up.
 func (t *tuner) release(v *value) {
 	if t == nil {
 		return
 	}
 	t.mu.Lock()
 	t.members = slices.DeleteFunc(t.members, func(m *value) bool { return m == v })
+	if t.lead == v {
+		t.lead = nil
+		if len(t.members) > 0 {
+			t.lead = t.members[0]
+		}
+	}
 	t.mu.Unlock()
 }
 
@@ -119,9 +136,9 @@ func (t *tuner) left(gone func(rank int) bool) {
 }
 
 // set changes a condition; the machine looks again at all who wait.
-func (v *value) set(in condition.Input) {
+func (v *value) set(in condition.Input) []reply {
 	v.mu.Lock()
+	defer v.mu.Unlock()
 	replies, _ := v.step(in, nil, nil, nil)
-	v.mu.Unlock()
-	v.deliver(replies)
+	return replies
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -75,20 +76,31 @@ func (c *conn) add(t *tensor, h *wire.Header, p *payload) error {
 		return p.discard()
 	}
 	// It is added when it is whole, because only then the machine says whether it counts.
+	r := &reader{waiter: waiter{rank: c.rank, conn: c}, h: *h}
 	b, err := c.r.s.pool.Get(v.bytes)
 	if err == nil {
 		defer c.r.s.pool.Put(b)
 		err = v.makeRoom()
 	}
 	if err != nil {
-		c.r.outOfMemory(t, h, err)
+		v.outOfMemory(r, err)
 		return p.discard()
 	}
 	if err := p.into(b); err != nil {
 		return err
 	}
-	v.push(&reader{waiter: waiter{rank: c.rank, conn: c}, h: *h}, b)
+	v.push(r, b)
 	return nil
+}
+
+// outOfMemory ends an operation: a declaration on every rank, what comes later on its rank alone, because
+// the others are at operations of their own.
+func (v *value) outOfMemory(r *reader, err error) {
+	if r.h.Flags&wire.FlagDeclare != 0 {
+		v.t.r.outOfMemory(v.t, &r.h, err)
+	} else {
+		v.refuse(r, wire.FailMemory, memoryText(err))
+	}
 }
 
 // makeRoom takes the memory for the value.
@@ -128,9 +140,11 @@ func (r *round) addLocal(t *tensor, h *wire.Header, in, out []byte, done func(ui
 	if err == nil && (h.Flags&wire.FlagHome != 0 && !r.arrive(t, h) || t.gone(h.Iteration)) {
 		err = wire.ErrCancelled
 	}
+	op := &localOp{rank: int(h.Rank), in: in, out: out, done: done}
+	reader := &reader{waiter: waiter{rank: op.rank, local: op}, h: *h}
 	if err == nil {
 		if err = v.makeRoom(); err != nil {
-			r.outOfMemory(t, h, err)
+			v.outOfMemory(reader, err)
 			err = wire.ErrCancelled
 		}
 	}
@@ -138,9 +152,7 @@ func (r *round) addLocal(t *tensor, h *wire.Header, in, out []byte, done func(ui
 		done(0, err)
 		return
 	}
-	op := &localOp{rank: int(h.Rank), in: in, out: out, done: done}
-	v.push(&reader{waiter: waiter{rank: op.rank, local: op}, h: *h}, in)
-	if h.Flags&wire.FlagNoPull != 0 {
+	if v.push(reader, in) && h.Flags&wire.FlagNoPull != 0 {
 		done(0, nil)
 	}
 }
@@ -170,38 +182,49 @@ func (v *value) fits(h *wire.Header, n int) error {
 	return nil
 }
 
-// push adds what has arrived whole, if the machine admits it, and answers whom that sets free.
-func (v *value) push(r *reader, b []byte) {
+// push adds what has arrived whole, if the machine admits it, and answers whom that sets free. It reports
+// whether the push was taken; the reader hears of it if not.
+func (v *value) push(r *reader, b []byte) (taken bool) {
 	var replies []reply
 	v.mu.Lock()
 	switch {
-	case v.over:
+	case v.givenUp(r):
+		replies = append(replies, reply{reader: *r, err: wire.ErrCancelled})
 	case r.h.Flags&wire.FlagDeclare != 0:
 		if !v.known {
 			v.known = true
 			v.sum(b, 1)
 		}
-		replies = v.declare(r, replies)
+		replies, taken = v.declare(r, replies), true
 	default:
-		var admitted bool
-		if replies, admitted = v.step(condition.Push(r.rank, r.h.Iteration, r.h.Significance), r, b, replies); admitted && r.h.Flags&wire.FlagNoPull == 0 {
+		if replies, taken = v.step(condition.Push(r.rank, r.h.Iteration, r.h.Significance), r, b, replies); taken && r.h.Flags&wire.FlagNoPull == 0 {
 			replies = v.ask(r, replies)
 		}
 	}
 	v.mu.Unlock()
 	v.deliver(replies)
-	if r.h.Flags&wire.FlagDeclare == 0 {
+	if taken && r.h.Flags&wire.FlagDeclare == 0 {
 		v.tuner.pushed(v, r.rank, r.h.Iteration)
 	}
+	return taken
+}
+
+// givenUp reports whether the value was, or by its rank the operation: nobody would answer it. Callers hold mu.
+func (v *value) givenUp(r *reader) bool {
+	seq, ok := v.t.forgotten.Load(r.rank)
+	return v.over || ok && r.h.Seq <= seq.(uint64)
 }
 
 // pull asks for the value.
 func (v *value) pull(r *reader) {
 	var replies []reply
 	v.mu.Lock()
-	if r.h.Flags&wire.FlagDeclare != 0 {
+	switch {
+	case v.givenUp(r):
+		replies = append(replies, reply{reader: *r, err: wire.ErrCancelled})
+	case r.h.Flags&wire.FlagDeclare != 0:
 		replies = v.declare(r, replies)
-	} else {
+	default:
 		replies = v.ask(r, replies)
 	}
 	v.mu.Unlock()
@@ -243,7 +266,9 @@ func (v *value) ask(r *reader, replies []reply) []reply {
 type reply struct {
 	reader
 	res *result
-	err error // instead of the value
+
+	code wire.FailureCode // of err
+	err  error            // instead of the value; ErrCancelled for what its rank has given up itself
 }
 
 // step drives the machine for a reader, or for nobody. b is what a push adds; taken reports that the machine
@@ -262,7 +287,7 @@ func (v *value) step(in condition.Input, r *reader, b []byte, replies []reply) (
 		case condition.Refuse:
 			taken = false
 			if r != nil {
-				replies = append(replies, reply{reader: *r, err: o.Err})
+				replies = append(replies, reply{reader: *r, err: o.Err, code: wire.FailUnsupported})
 			}
 		}
 	}
@@ -304,7 +329,7 @@ func (v *value) answer(due func(*reader) bool, replies []reply) []reply {
 			continue
 		}
 		res, err := v.copy()
-		replies = append(replies, reply{reader: r, res: res, err: err})
+		replies = append(replies, reply{reader: r, res: res, err: err, code: wire.FailMemory})
 	}
 	v.readers = kept
 	return replies
@@ -318,7 +343,7 @@ func (v *value) copy() (*result, error) {
 	if v.copied == nil {
 		b, err := v.t.r.s.pool.Get(v.bytes)
 		if err != nil {
-			return nil, err
+			return nil, errors.New(memoryText(err))
 		}
 		reduce.Store(v.t.dtype, b, v.acc, v.t.Postscale, 1)
 		v.copied = &result{r: v.t.r, buf: b}
@@ -333,8 +358,10 @@ func (v *value) deliver(replies []reply) {
 	for _, r := range replies {
 		v.tuner.freed(v, r.rank)
 		switch {
+		case errors.Is(r.err, wire.ErrCancelled):
+			r.drop(r.err)
 		case r.err != nil:
-			v.refuse(&r.reader, wire.FailUnsupported, r.err.Error())
+			v.refuse(&r.reader, r.code, r.err.Error())
 			r.drop(wire.ErrCancelled)
 		case r.conn != nil:
 			r.conn.send(outbox.Frame{
@@ -358,8 +385,13 @@ func (v *value) refuse(r *reader, code wire.FailureCode, text string) {
 }
 
 // live tells the machine who still takes part.
-func (v *value) live(live rankset.Set) {
+func (v *value) live() {
 	v.mu.Lock()
+	live := v.t.liveRanks()
+	if live.Len() == 0 {
+		v.mu.Unlock()
+		return
+	}
 	replies, _ := v.step(condition.Live(live), nil, nil, nil)
 	replies = v.open(replies)
 	v.mu.Unlock()
@@ -384,13 +416,38 @@ func (v *value) cancel(_ uint64, err error) {
 	}
 	v.outdate()
 	v.mu.Unlock()
+	v.tuner.release(v)
 	for _, r := range readers {
 		r.drop(err)
 	}
 }
 
-// forget drops what a rank waits for, which has given it up.
-func (t *tensor) forget(rank int) {
+// held reports whether a value of the tensor lies here.
+func (t *tensor) held() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, v := range t.values {
+		v.mu.Lock()
+		room := v.room
+		v.mu.Unlock()
+		if room {
+			return true
+		}
+	}
+	return false
+}
+
+// opened reports whether every rank has got the value that its declaration gives.
+func (v *value) opened() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.known && v.declared.Covers(v.machine.Live())
+}
+
+// forget drops what a rank waits for, which has given it up with this operation. The value itself goes with
+// a declaration that has failed: it does so on every rank.
+func (t *tensor) forget(rank int, seq uint64, failed bool) {
+	t.forgotten.Store(rank, seq) // for what is on its way to the value
 	t.mu.Lock()
 	values := make([]*value, 0, len(t.values))
 	for _, v := range t.values {
@@ -398,7 +455,10 @@ func (t *tensor) forget(rank int) {
 	}
 	t.mu.Unlock()
 	for _, v := range values {
-		for _, r := range v.take(func(r *reader) bool { return r.rank == rank }) {
+		if failed && !v.opened() {
+			v.cancel(0, wire.ErrCancelled)
+		}
+		for _, r := range v.take(func(r *reader) bool { return r.rank == rank && r.h.Seq <= seq }) {
 			r.drop(wire.ErrCancelled)
 		}
 	}

@@ -81,7 +81,7 @@ const (
 	// all other ranks must be.
 	FlagOwnWill
 	// FlagDeclare on a push: the payload is the value that the servers are to hold; on a pull: the
-	// sender waits for that.
+	// sender waits for that; on a cancel: that is what the sender gives up.
 	FlagDeclare
 	// FlagNow on a push or pull of a held value: answer with the value as it is, whatever the
 	// synchronisation model says.
