@@ -42,6 +42,7 @@ class Engine:
     def __init__(self) -> None:
         self._job: dict[str, Any] | None = None
         self._pid = -1
+        self.generation = 0  # counts inits and joins, after which the servers hold nothing any more
         self.round = 0  # counts init..shutdown, so that a handle of an earlier round is recognised
 
     # The job
@@ -58,6 +59,7 @@ class Engine:
         settings = json.dumps({"env": env, "process_sets": [list(ranks) for ranks in process_sets]})
         self._check(_abi.library().pl_init(settings.encode()))
         self.round += 1
+        self.generation += 1
         self._pid = os.getpid()
         self._job = self._info()
         atexit.unregister(self._shutdown_at_exit)
@@ -170,6 +172,7 @@ class Engine:
         """Says that this rank has no more data. Returns a handle whose result's value is the last rank to join."""
         handle = ctypes.c_int32()
         self._check(_abi.library().pl_join(ctypes.byref(handle)))
+        self.generation += 1
         return handle.value
 
     def ended(self, handle: int) -> bool:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from paceline._engine import engine
 from paceline.sync import check
 from paceline.torch._asynchronous import start_group
 from paceline.torch._differentiable import barrier
 from paceline.torch._handles import synchronize
 from paceline.torch._parameters import parameter_names
 from paceline.torch.values import Value
+
+# How often a name was declared: (generation of the engine, process set, name). Ranks declare in the same order.
+_declared: collections.Counter[tuple[int, int, str]] = collections.Counter()
 
 
 class AccumulatingOptimizer:
@@ -30,6 +35,7 @@ class AccumulatingOptimizer:
         self.sync = model
         self.process_set = process_set
         self._values: dict[torch.Tensor, Value] = {}
+        self._generation = engine.generation
         self._age = 0  # steps since the parameters came from the servers
         self._distributed = process_set.included() and process_set.size() > 1
         if self._distributed:
@@ -49,6 +55,7 @@ class AccumulatingOptimizer:
         """
         if not self._distributed:
             return super().step(closure)
+        self._forget()
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         self._declare([p for p in params if p not in self._values])
         before = [p.detach().clone(memory_format=torch.contiguous_format) for p in params]
@@ -65,12 +72,23 @@ class AccumulatingOptimizer:
 
     step.hooked = True
 
+    def _forget(self) -> None:
+        """Declares anew after a join or another init: the servers hold nothing any more."""
+        if self._generation != engine.generation:
+            self._generation = engine.generation
+            self._values.clear()
+
     def _declare(self, params: list[torch.Tensor]) -> None:
         if params:
             root = min(self.process_set.ranks)
             parts = []
             for p in params:
-                value = Value(p, f"value.{self._parameter_names[p]}", self.sync, self.op, self.process_set)
+                name = f"value.{self._parameter_names[p]}"
+                number = (engine.generation, self.process_set.process_set_id, name)
+                _declared[number] += 1
+                if _declared[number] > 1:  # another optimizer's parameter has the name
+                    name = f"{name}.{_declared[number]}"
+                value = Value(p, name, self.sync, self.op, self.process_set)
                 self._values[p] = value
                 parts.append(value.declaring(p, root))
             synchronize(start_group(parts))
@@ -90,6 +108,7 @@ class AccumulatingOptimizer:
         """
         if not self._distributed:
             return
+        self._forget()
         self._read()  # behind this rank's own differences, so that they have arrived
         barrier(self.process_set)
         self._read()

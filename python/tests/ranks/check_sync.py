@@ -183,6 +183,26 @@ def test_what_does_not_go_with_a_model_is_refused():
     hvd.barrier()
 
 
+def test_optimizers_without_names_do_not_meet_and_go_on_after_a_join():
+    models = [net(), net()]
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.05), sync="ssp:1") for m in models]
+
+    def train(steps):
+        for step in range(steps):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+
+    train(30)
+    hvd.join()
+    train(30)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        optimizer.agree()
+        assert (hvd.allgather(model.weight.detach()) == model.weight).all()
+        torch.testing.assert_close(model.weight.detach().squeeze(), TRUTH, rtol=0, atol=0.3)
+
+
 def test_a_model_changes_while_training_runs():
     model = net()
     named = [(f"changing {n}", p) for n, p in model.named_parameters()]
