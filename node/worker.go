@@ -60,6 +60,9 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 			w.close()
 		}
 	}()
+	if err := CheckSync(s.Sync, false, true, s.Size); err != nil {
+		return nil, fmt.Errorf("%w: PACELINE_SYNC: %w", core.ErrInvalid, err)
+	}
 	tr, err := Transport(&s, o.Log)
 	if err != nil {
 		return nil, err
