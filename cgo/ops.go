@@ -172,16 +172,20 @@ func opOf(c *C.pl_op, rank int) (core.Op, error) {
 	if c.name != nil {
 		op.Name = C.GoString(c.name)
 	}
-	if c.sync != nil || c.soft_park != 0 {
-		op.Sync, op.SoftPark = C.GoString(c.sync), c.soft_park != 0
-		if err := node.CheckSync(op.Sync, op.SoftPark, op.Kind == units.Accumulate, len(ranks)); err != nil {
-			return core.Op{}, err
-		}
-	}
 	if c.use > math.MaxUint8 {
 		return core.Op{}, fmt.Errorf("use %d is out of bounds", c.use)
 	}
 	op.Use, op.Significance = units.Use(c.use), float32(c.significance)
+	if c.sync != nil || c.soft_park != 0 {
+		op.Sync, op.SoftPark = C.GoString(c.sync), c.soft_park != 0
+		// Later uses of a held value need a declaration under the same model, so that is the one to look at:
+		// a model may be an expression, which is compiled each time that it is checked.
+		if held := op.Kind == units.Accumulate; !held || op.Use == units.Declare {
+			if err := node.CheckSync(op.Sync, op.SoftPark, held, len(ranks)); err != nil {
+				return core.Op{}, err
+			}
+		}
+	}
 	in, out, err := op.Lengths(rank)
 	if err != nil {
 		return core.Op{}, err

@@ -98,7 +98,7 @@ func (o *operation) valueTasks() []*task {
 	for i := range tasks {
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
 		t := &task{o: o, h: o.header(wire.TypePull, i, o.DType), server: o.d.placed.Servers[i]}
-		if len(o.Input) > 0 || o.Use&units.Add != 0 || o.Use == units.Declare && o.Root == o.e.cfg.Rank {
+		if o.gives(o.e.cfg.Rank) {
 			t.h.Type, t.in = wire.TypePush, o.Input[from:to]
 		}
 		if o.Use != units.Add {

@@ -99,12 +99,11 @@ func (e *Engine) ask(ctx context.Context, servers []int, w wire.Condition) ([]wi
 		}
 	}
 	var replies []wire.ConditionReply
-	var errs []error
 	for range servers {
 		select {
 		case r := <-answers:
 			if r.Error != "" {
-				errs = append(errs, fmt.Errorf("%w: %s", ErrInvalid, r.Error))
+				return nil, fmt.Errorf("%w: %s", ErrInvalid, r.Error) // the others mostly say the same
 			}
 			replies = append(replies, r)
 		case <-ctx.Done():
@@ -113,9 +112,6 @@ func (e *Engine) ask(ctx context.Context, servers []int, w wire.Condition) ([]wi
 			}
 			return nil, fmt.Errorf("%w: %d of %d servers have not answered a change of conditions within %v", ErrStall, len(servers)-len(replies), len(servers), e.cfg.DeclareTimeout)
 		}
-	}
-	if len(errs) > 0 { // servers mostly say the same
-		return nil, errs[0]
 	}
 	return replies, nil
 }

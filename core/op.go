@@ -125,9 +125,14 @@ func (o *Op) checkUse(rank int, bytes int64) error {
 	return nil
 }
 
+// gives reports whether a use takes this rank's input to the value.
+func (o *Op) gives(rank int) bool {
+	return o.Use&units.Add != 0 || o.Use == units.Declare && o.Root == rank
+}
+
 // useLengths are the bytes that a use takes and gives, of a value of so many.
 func (o *Op) useLengths(rank int, bytes int64) (in, out int64) {
-	if o.Use&units.Add != 0 || o.Use == units.Declare && o.Root == rank {
+	if o.gives(rank) {
 		in = bytes
 	}
 	if o.Use&(units.Read|units.ReadNow|units.Declare) != 0 {

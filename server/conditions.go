@@ -147,18 +147,6 @@ func (t *tensor) flow() condition.Dataflow {
 	return condition.Aggregate
 }
 
-func (k *key) pushedSoFar() uint64 {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.machine.Fastest()
-}
-
-func (v *value) pushedSoFar() uint64 {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.machine.Fastest()
-}
-
 func (k *key) change(c change) {
 	k.mu.Lock()
 	k.changes = append(k.changes, c)

@@ -79,7 +79,7 @@ func (c *conn) put(h *wire.Header, p *payload) error {
 	if src, dst := wire.Endpoints(h.Aux); src != c.rank || dst != -1 && !t.ranks.Has(dst) {
 		return fmt.Errorf("put of %q from rank %d for rank %d, which are not the sender and a rank of %v", t.Name, src, dst, t.ranks)
 	}
-	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
+	if !t.enter(h) {
 		return p.discard()
 	}
 	buf, err := c.r.s.pool.Get(int(h.Length))
@@ -108,7 +108,7 @@ func (c *conn) get(h *wire.Header) error {
 	if src, dst := wire.Endpoints(h.Aux); !t.ranks.Has(src) || dst != -1 && dst != c.rank {
 		return fmt.Errorf("get of %q from rank %d for rank %d, which are not a rank of %v and the sender", t.Name, src, dst, t.ranks)
 	}
-	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
+	if !t.enter(h) {
 		return nil
 	}
 	c.r.exchange.get(t, h, getter{rank: c.rank, conn: c})

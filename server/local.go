@@ -60,11 +60,15 @@ func (l *Local) Announce(t *wire.Tensor) error { return l.r.announce(t) }
 
 // Push adds in to the key that the header names and, unless FlagNoPull is set, has the result copied to out.
 func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, err error)) {
-	if t, err := l.r.tensor(&h); err == nil && t.holds() {
-		l.r.addLocal(t, &h, in, out, done)
+	t, err := l.r.tensor(&h)
+	if err == nil && t.holds() {
+		t.addLocal(&h, in, out, done)
 		return
 	}
-	t, k, err := l.find(&h)
+	var k *key
+	if err == nil {
+		k, err = t.key(h.Part)
+	}
 	if err == nil && len(in) != k.bytes {
 		err = fmt.Errorf("%d bytes for partition %d of %q, want %d", len(in), h.Part, t.Name, k.bytes)
 	}
@@ -72,7 +76,7 @@ func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, er
 		done(0, err)
 		return
 	}
-	if h.Flags&wire.FlagHome != 0 && !l.r.arrive(t, &h) || t.gone(h.Iteration) {
+	if !t.enter(&h) {
 		done(0, wire.ErrCancelled)
 		return
 	}
@@ -106,7 +110,9 @@ func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, er
 
 // Pull has a held value copied to out.
 func (l *Local) Pull(h wire.Header, out []byte, done func(divisor uint32, err error)) {
-	l.r.readLocal(&h, out, done)
+	if t, ok := l.enter(&h, done); ok {
+		t.readLocal(&h, out, done)
+	}
 }
 
 // Put keeps data, where it lies, until every reader has got it.
@@ -139,18 +145,9 @@ func (l *Local) Bye() { l.r.bye(l.rank) }
 // Lost says that the local worker ends because it has lost a peer.
 func (l *Local) Lost(lost wire.Lost) { l.r.lose(lost) }
 
-func (l *Local) find(h *wire.Header) (*tensor, *key, error) {
-	t, err := l.r.tensor(h)
-	if err != nil {
-		return nil, nil, err
-	}
-	k, err := t.key(h.Part)
-	return t, k, err
-}
-
 func (l *Local) enter(h *wire.Header, done func(uint32, error)) (*tensor, bool) {
 	t, err := l.r.tensor(h)
-	if err == nil && (h.Flags&wire.FlagHome != 0 && !l.r.arrive(t, h) || t.gone(h.Iteration)) {
+	if err == nil && !t.enter(h) {
 		err = wire.ErrCancelled
 	}
 	if err != nil {

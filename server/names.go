@@ -2,8 +2,6 @@ package server
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -254,10 +252,9 @@ func (r *round) checkStalls(now time.Time) {
 			}
 		}
 	}
-	tensors := slices.Collect(maps.Values(r.tensors))
 	r.mu.Unlock()
 	r.tell(failed)
-	for _, t := range tensors {
+	for _, t := range r.inUse() {
 		t.checkStalls(now)
 	}
 	for _, s := range slow {

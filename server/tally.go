@@ -22,15 +22,3 @@ func (s *Server) Tally() condition.Tally {
 	}
 	return sum
 }
-
-func (k *key) tally() condition.Tally {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.machine.Tally()
-}
-
-func (v *value) tally() condition.Tally {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.machine.Tally()
-}

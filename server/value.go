@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/paceline/paceline/core/reduce"
@@ -20,13 +19,7 @@ import (
 // Invariants: acc is the root's value plus every difference that the machine admitted, each once and whole.
 // A reader gets the bytes of one version: a copy that is made at most once for each.
 type value struct {
-	t     *tensor
-	part  uint32
-	bytes int
-
-	mu       sync.Mutex
-	machine  *condition.Machine
-	outputs  []condition.Output
+	decided
 	acc      []byte      // in the accumulator's type
 	room     bool        // acc has its memory
 	over     bool        // it was given up
@@ -34,8 +27,7 @@ type value struct {
 	declared rankset.Set // ranks that wait for that, or have it
 	copied   *result     // acc in the tensor's type, nil when it has changed since
 	readers  []reader
-	tuner    *tuner   // nil where the model needs none
-	changes  []change // of conditions, that wait for their iteration
+	tuner    *tuner // nil where the model needs none
 }
 
 // reader is a rank that waits for the value.
@@ -57,7 +49,7 @@ func (t *tensor) value(part uint32) (*value, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &value{t: t, part: part, bytes: int(t.Parts[part]), machine: m}
+	v := &value{decided: decided{t: t, part: part, bytes: int(t.Parts[part]), machine: m}}
 	v.tuner = t.r.tunerOf(v)
 	t.values[part] = v
 	return v, nil
@@ -72,7 +64,7 @@ func (c *conn) add(t *tensor, h *wire.Header, p *payload) error {
 	if err := v.fits(h, int(h.Length)); err != nil {
 		return err
 	}
-	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
+	if !t.enter(h) {
 		return p.discard()
 	}
 	// It is added when it is whole, because only then the machine says whether it counts.
@@ -124,7 +116,7 @@ func (c *conn) readValue(t *tensor, h *wire.Header) error {
 	if err != nil {
 		return err
 	}
-	if h.Flags&wire.FlagHome != 0 && !c.r.arrive(t, h) || t.gone(h.Iteration) {
+	if !t.enter(h) {
 		return nil
 	}
 	v.pull(&reader{waiter: waiter{rank: c.rank, conn: c}, h: *h})
@@ -132,12 +124,12 @@ func (c *conn) readValue(t *tensor, h *wire.Header) error {
 }
 
 // addLocal is add for the worker in this process.
-func (r *round) addLocal(t *tensor, h *wire.Header, in, out []byte, done func(uint32, error)) {
+func (t *tensor) addLocal(h *wire.Header, in, out []byte, done func(uint32, error)) {
 	v, err := t.value(h.Part)
 	if err == nil {
 		err = v.fits(h, len(in))
 	}
-	if err == nil && (h.Flags&wire.FlagHome != 0 && !r.arrive(t, h) || t.gone(h.Iteration)) {
+	if err == nil && !t.enter(h) {
 		err = wire.ErrCancelled
 	}
 	op := &localOp{rank: int(h.Rank), in: in, out: out, done: done}
@@ -158,15 +150,8 @@ func (r *round) addLocal(t *tensor, h *wire.Header, in, out []byte, done func(ui
 }
 
 // readLocal is readValue for the worker in this process.
-func (r *round) readLocal(h *wire.Header, out []byte, done func(uint32, error)) {
-	t, err := r.tensor(h)
-	var v *value
-	if err == nil {
-		v, err = t.value(h.Part)
-	}
-	if err == nil && (h.Flags&wire.FlagHome != 0 && !r.arrive(t, h) || t.gone(h.Iteration)) {
-		err = wire.ErrCancelled
-	}
+func (t *tensor) readLocal(h *wire.Header, out []byte, done func(uint32, error)) {
+	v, err := t.value(h.Part)
 	if err != nil {
 		done(0, err)
 		return
