@@ -25,6 +25,8 @@ MODELS = (
     "DynamicPSSP(3, 0.5)",
     'DynamicPSSP(3, "significance")',
     "DropStragglers({others})",
+    "Adaptive(3, 3)",
+    "ElasticBSP(15)",
     'Expression("lead < 3 || significance < 0.01")',
 )
 BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"

@@ -40,6 +40,16 @@ int pl_set_condition(const char *change, uint64_t *at) {
   return goSetCondition((char *)change, at);
 }
 
+int pl_end_iteration(uint32_t process_set, const char *name, int32_t *last) {
+  GUARD;
+  return goEndIteration(process_set, (char *)name, last);
+}
+
+int pl_begin_iteration(uint32_t process_set, const char *name) {
+  GUARD;
+  return goBeginIteration(process_set, (char *)name);
+}
+
 int pl_join(int32_t *handle) {
   GUARD;
   return goJoin(handle);

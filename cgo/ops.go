@@ -176,6 +176,9 @@ func opOf(c *C.pl_op, rank int) (core.Op, error) {
 		return core.Op{}, fmt.Errorf("use %d is out of bounds", c.use)
 	}
 	op.Use, op.Significance = units.Use(c.use), float32(c.significance)
+	if c.group != nil {
+		op.Group = C.GoString(c.group)
+	}
 	if c.sync != nil || c.soft_park != 0 {
 		op.Sync, op.SoftPark = C.GoString(c.sync), c.soft_park != 0
 		// Later uses of a held value need a declaration under the same model, so that is the one to look at:
@@ -241,6 +244,35 @@ func goSetCondition(change *C.char, at *C.uint64_t) C.int {
 		return fail(err)
 	}
 	*at = C.uint64_t(n)
+	return C.PL_OK
+}
+
+//export goEndIteration
+func goEndIteration(set C.uint32_t, name *C.char, last *C.int32_t) C.int {
+	w, err := running()
+	if err != nil {
+		return fail(err)
+	}
+	ends, err := w.Engine.EndIteration(uint32(set), C.GoString(name))
+	if err != nil {
+		return fail(err)
+	}
+	*last = C.int32_t(0)
+	if ends {
+		*last = 1
+	}
+	return C.PL_OK
+}
+
+//export goBeginIteration
+func goBeginIteration(set C.uint32_t, name *C.char) C.int {
+	w, err := running()
+	if err == nil {
+		err = w.Engine.BeginIteration(uint32(set), C.GoString(name))
+	}
+	if err != nil {
+		return fail(err)
+	}
 	return C.PL_OK
 }
 

@@ -68,7 +68,8 @@ typedef enum pl_use {
   PL_DECLARE = 1, /* every rank, once: the root's input becomes the value, and every rank's output */
   PL_ADD = 2,     /* adds the input, averaged over the ranks for PL_AVERAGE, and ends this rank's iteration */
   PL_READ = 4,    /* the value, as soon as the synchronisation model lets this rank go on */
-  PL_READ_NOW = 8 /* the value as it is */
+  PL_READ_NOW = 8, /* the value as it is */
+  PL_WITHIN = 16   /* with PL_ADD and PL_READ_NOW: an iteration within a superstep, see pl_end_iteration */
 } pl_use;
 
 /* One collective operation. The input and output memory, dense and in row-major order of elements,
@@ -95,6 +96,8 @@ typedef struct pl_op {
   uint32_t soft_park;     /* accumulate: 1 for the soft-barrier parking order, 0 for the lazy one */
   uint32_t use;           /* accumulate: pl_use */
   float significance;     /* accumulate, PL_ADD: |gradient| / |weights| of this iteration, for models that ask */
+  const char *group;      /* accumulate, PL_DECLARE, for models with supersteps: name of the first of the values that
+                             are stepped together; NULL: none */
 } pl_op;
 
 /* What a finished operation gives beyond its output memory. */
@@ -121,7 +124,8 @@ int pl_shutdown(void);
 
 /* Writes what is known of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",
  * "cross_size", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...], "tally": {"admitted",
- * "dropped", "duplicate", "delayed"}}, the tally being of the server in this process. Returns the length, or a negative
+ * "dropped", "duplicate", "delayed"}, "supersteps": [{"value", "model", "superstep", "iterations", "s", "w"}]}, the
+ * tally being of the server in this process. Returns the length, or a negative
  * pl_status. Where the length is cap or more, nothing is written: call again with more room. */
 int64_t pl_info(char *buf, uint64_t cap);
 
@@ -136,6 +140,12 @@ int pl_check_sync(const char *sync, uint32_t soft_park, uint32_t accumulate, uin
  * their indices}, all optional; without names every tensor that was declared with a model or is held, without servers
  * all. Keys change over when they have closed *at iterations. PL_ERR_INVALID where one cannot: then none does. */
 int pl_set_condition(const char *change, uint64_t *at);
+/* Under a model with supersteps (adaptive, elastic): tells the decider that this rank has ended an iteration with the
+ * values of a group, name being that of its first. *last is 1 when it ends the superstep: then they are pushed by
+ * PL_ADD with PL_READ, which waits for the other ranks, else by PL_ADD with PL_READ_NOW and PL_WITHIN. */
+int pl_end_iteration(uint32_t process_set, const char *name, int32_t *last);
+/* The rank begins to compute its next iteration; what lies between the two calls is not counted as its time. */
+int pl_begin_iteration(uint32_t process_set, const char *name);
 /* Says that this rank has no more data: it takes part in later reductions with zeros until every rank has
  * joined. The handle is done then, and its pl_output.value is the last rank that joined. */
 int pl_join(int32_t *handle);

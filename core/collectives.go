@@ -112,6 +112,9 @@ func (o *operation) valueTasks() []*task {
 		if o.Use&units.ReadNow != 0 {
 			t.h.Flags |= wire.FlagNow
 		}
+		if o.Use&units.Within != 0 {
+			t.h.Flags |= wire.FlagWithin
+		}
 		t.h.Aux, t.h.Significance = o.seq, o.Significance
 		tasks[i] = t
 	}

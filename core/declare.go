@@ -110,6 +110,7 @@ func (e *Engine) declared(d *declaration, p wire.Placed, err error) {
 	} else {
 		d.placed, d.state = p, declareDone
 		d.t.ID = p.ID
+		e.lead(d)
 	}
 	waiting := d.waiting
 	d.waiting = nil

@@ -56,6 +56,7 @@ type Local interface {
 	Put(h wire.Header, data []byte, done func(divisor uint32, err error))
 	Get(h wire.Header, out []byte, done func(divisor uint32, err error))
 	Condition(wire.Condition) wire.ConditionReply
+	Report(h wire.Header) error
 	Cancel(h wire.Header)
 	Join()
 	Bye()
@@ -92,6 +93,7 @@ type Engine struct {
 	ctx        context.Context // of it
 	settle     sync.Once
 	conditions conditions
+	busy       occupancy
 	ended      chan struct{} // closed when everything in flight has been settled after an end
 
 	mu       sync.Mutex
@@ -99,8 +101,10 @@ type Engine struct {
 	inflight map[*operation]struct{}
 	declares declareQueue
 	joining  *joinState
-	joins    uint32 // of all ranks, so far
-	broken   error  // why the engine takes no more operations
+	joins    uint32                  // of all ranks, so far
+	leaders  map[uint32]*declaration // first values of groups with supersteps, by tensor
+	stops    int                     // groups whose superstep's end is known
+	broken   error                   // why the engine takes no more operations
 	lost     *wire.Lost
 }
 
@@ -111,7 +115,7 @@ func New(cfg Config) *Engine {
 	}
 	e := &Engine{
 		cfg: cfg, peers: make([]*peer, len(cfg.Roster.Servers)), ended: make(chan struct{}),
-		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{},
+		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{},
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.declares.start(e)
@@ -187,7 +191,11 @@ func (e *Engine) Submit(ops []Op) error {
 		started[i] = e.register(&ops[i])
 	}
 	e.declares.flush()
+	stops := e.stops
 	e.mu.Unlock()
+	if stops > 0 {
+		e.excuse()
+	}
 	for _, o := range started {
 		o.begin()
 	}

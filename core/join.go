@@ -80,6 +80,7 @@ func (e *Engine) joined(server, last int) {
 	e.joining = nil
 	e.joins++
 	e.names = map[nameID]*nameState{}
+	e.leaders, e.stops = map[uint32]*declaration{}, 0
 	e.mu.Unlock()
 	for _, p := range e.peers {
 		if p != nil {

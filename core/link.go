@@ -251,6 +251,8 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		return notice(h, payload, e.Stalled)
 	case wire.TypeLost:
 		return notice(h, payload, e.Lost)
+	case wire.TypeStop:
+		e.Stopped(*h)
 	case wire.TypeCondition:
 		return notice(h, payload, e.conditions.reply)
 	case wire.TypeJoined:

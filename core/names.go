@@ -36,6 +36,9 @@ type declaration struct {
 	err     error
 	next    uint64       // iteration of the next operation; of a held value the next push
 	waiting []*operation // until it is declared
+
+	group     string     // of a held value: the first of those that are stepped together; "" without supersteps
+	superstep *superstep // of the first
 }
 
 type declareState uint8
@@ -80,6 +83,8 @@ func (e *Engine) register(op *Op) *operation {
 // count gives an operation its iteration. A pull of a held value belongs to the push before it.
 func (d *declaration) count(o *operation) uint64 {
 	switch {
+	case o.Kind == units.Accumulate && o.Use&units.Within != 0:
+		return d.next
 	case o.Kind != units.Accumulate || o.Use&units.Add != 0:
 		d.next++
 		return d.next - 1
@@ -103,7 +108,7 @@ func (e *Engine) declare(n *nameState, o *operation) *declaration {
 			return d
 		}
 	}
-	d := &declaration{t: e.describe(n, o)}
+	d := &declaration{t: e.describe(n, o), group: o.Group}
 	d.offsets = offsetsOf(d.t.Parts)
 	n.decls = append(n.decls, d)
 	n.last = d

@@ -29,6 +29,7 @@ type Op struct {
 
 	Use          units.Use // accumulate: what to do with the value
 	Significance float32   // accumulate, Add: |g|/|w| of the push; 0 where the model does not ask for it
+	Group        string    // accumulate, Declare, for models with supersteps: name of the first of the values that are stepped together
 
 	// Done is called exactly once, from any goroutine, unless Submit returned an error. With an error the
 	// output means nothing, but its memory, if the engine has taken some, is the caller's to return.

@@ -2,7 +2,6 @@ package node
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/paceline/paceline/server/condition"
 )
@@ -26,9 +25,6 @@ func CheckSync(setting string, softPark, accumulate bool, workers int) error {
 	}
 	if err := m.Check(flow); err != nil {
 		return err
-	}
-	if m.Supersteps != nil {
-		return fmt.Errorf("synchronisation model %q: supersteps are for the simulator (paceline sim) so far", setting)
 	}
 	return m.CheckWorkers(workers)
 }

@@ -94,6 +94,9 @@ func inputsOf(w *wire.Condition) (inputs []condition.Input, check func(*tensor) 
 		return nil, nil, fmt.Errorf("%s%s has supersteps, which cannot begin while training runs", w.Pull, w.Push)
 	}
 	return inputs, func(t *tensor) error {
+		if t.model.Supersteps != nil {
+			return fmt.Errorf("tensor %q has supersteps under %s, so that its conditions stay", t.Name, t.model.Name)
+		}
 		m := condition.Model{Name: "new", Pull: pull.Pull, Push: push.Push}
 		if err := m.Check(t.flow()); err != nil {
 			return fmt.Errorf("tensor %q: %w", t.Name, err)

@@ -200,6 +200,8 @@ func (c *conn) frame(h *wire.Header, p *payload) error {
 			c.r.join(c.rank)
 		}
 		return nil
+	case wire.TypeReport:
+		return c.r.report(h)
 	case wire.TypeCondition:
 		return c.condition(h, p)
 	case wire.TypeBye:

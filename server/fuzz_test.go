@@ -222,6 +222,8 @@ var tensors = []wire.Tensor{
 	under("asp", declared(9, "held", units.Accumulate, units.Average, units.Float32, 8, 4)),
 	under("", declared(10, "held in step", units.Accumulate, units.Sum, units.Float16, 6)),
 	under("dsps:1,3", declared(11, "held and tuned", units.Accumulate, units.Sum, units.Float64, 8)),
+	under("adaptive:1,2", declared(13, "adaptive", units.Accumulate, units.Sum, units.Float32, 8)),
+	under("elastic:2", declared(14, "elastic", units.Accumulate, units.Average, units.Float32, 4, 4)),
 	under("drop-stragglers:2", declared(12, "dropping", units.Allreduce, units.Average, units.Float32, 8)),
 }
 
@@ -242,7 +244,7 @@ func summedType(t *wire.Tensor) units.DType {
 // connection, with which flags and route. Mostly the tensor is announced just before.
 func operation(b [6]byte) (conn int, frame []byte) {
 	types := []wire.Type{wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePut, wire.TypeGet, wire.TypePull,
-		wire.TypeCancel, wire.TypeJoin, wire.TypeBye, wire.TypeAnnounce, wire.TypeCondition}
+		wire.TypeCancel, wire.TypeJoin, wire.TypeBye, wire.TypeAnnounce, wire.TypeCondition, wire.TypeReport}
 	conn = int(b[1] % 4)
 	t := tensors[int(b[0]>>4)%len(tensors)]
 	part := int(b[1]>>4) % len(t.Parts)
@@ -256,6 +258,9 @@ func operation(b [6]byte) (conn int, frame []byte) {
 		if payload = make([]byte, t.Parts[part]); part == 0 && b[4]%8 > 0 {
 			h.Flags |= wire.FlagHome
 		}
+		if b[5]%4 == 1 {
+			h.Flags |= wire.FlagWithin
+		}
 	case wire.TypePut, wire.TypeGet:
 		h.DType, h.Aux = t.DType, wire.Route(int(b[4]%3), int(b[5]%4)-1)
 		if h.Type == wire.TypePut {
@@ -265,6 +270,8 @@ func operation(b [6]byte) (conn int, frame []byte) {
 		payload, _ = json.Marshal(&t)
 	case wire.TypePull:
 		h.Aux = h.Seq
+	case wire.TypeReport:
+		h.Flags, h.Count, h.Aux = reports[b[4]%8], uint32(b[2]), uint64(b[5])<<24
 	case wire.TypeCondition:
 		models := []string{"", "bsp", "asp", "ssp:1", "drop-stragglers:1", "expression:lead < 2;count[V] >= 1", "elastic:3", "nonsense"}
 		payload, _ = json.Marshal(wire.Condition{ID: 1, Try: b[4]%2 == 0, At: uint64(b[5] % 4), Pull: models[b[4]>>1%8], Push: models[b[4]>>4%8]})
@@ -274,6 +281,12 @@ func operation(b [6]byte) (conn int, frame []byte) {
 		frame = wire.AppendFrame(nil, wire.Header{Type: wire.TypeAnnounce, Tensor: t.ID, Rank: h.Rank}, announcement)
 	}
 	return conn, wire.AppendFrame(frame, h, payload)
+}
+
+// reports are the flags of ends of iterations.
+var reports = [8]wire.Flags{
+	wire.FlagHome, wire.FlagHome, wire.FlagHome, wire.FlagHome | wire.FlagLast, wire.FlagHome | wire.FlagLast,
+	wire.FlagHome | wire.FlagLast | wire.FlagEmpty, wire.FlagLast | wire.FlagEmpty, wire.FlagEmpty,
 }
 
 // seeds are what real workers would send: every kind of collective, some of it given up, joined, ended

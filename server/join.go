@@ -58,6 +58,7 @@ func (r *round) takeStock() {
 		for _, c := range t.cells() {
 			c.live()
 		}
+		t.stock()
 	}
 }
 

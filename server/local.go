@@ -14,6 +14,7 @@ type Notices interface {
 	Stalled(wire.Stall)
 	Joined(last int)
 	Lost(wire.Lost)
+	Stopped(wire.Header)
 }
 
 // Local is the in-process way of the worker that carries this server: its own share of the keys never

@@ -28,9 +28,10 @@ type tensor struct {
 
 	model condition.Model
 
-	mu     sync.Mutex
-	keys   map[uint32]*key   // of what is summed
-	values map[uint32]*value // of what is held
+	mu      sync.Mutex
+	keys    map[uint32]*key   // of what is summed
+	values  map[uint32]*value // of what is held
+	decider *decider          // of supersteps; nil where another tensor has it, or the model has none
 
 	forgotten sync.Map // rank → count of the newest operation on a held value that it has given up
 }

@@ -181,6 +181,11 @@ func (v *value) push(r *reader, b []byte) (taken bool) {
 			v.sum(b, 1)
 		}
 		replies, taken = v.declare(r, replies), true
+	case r.h.Flags&wire.FlagWithin != 0:
+		v.sum(b, v.share())
+		if taken = true; r.h.Flags&wire.FlagNoPull == 0 {
+			replies = v.ask(r, replies)
+		}
 	default:
 		if replies, taken = v.step(condition.Push(r.rank, r.h.Iteration, r.h.Significance), r, b, replies); taken && r.h.Flags&wire.FlagNoPull == 0 {
 			replies = v.ask(r, replies)
@@ -188,7 +193,7 @@ func (v *value) push(r *reader, b []byte) (taken bool) {
 	}
 	v.mu.Unlock()
 	v.deliver(replies)
-	if taken && r.h.Flags&wire.FlagDeclare == 0 {
+	if taken && r.h.Flags&(wire.FlagDeclare|wire.FlagWithin) == 0 {
 		v.tuner.pushed(v, r.rank, r.h.Iteration)
 	}
 	return taken
@@ -256,7 +261,7 @@ type reply struct {
 	err  error            // instead of the value; ErrCancelled for what its rank has given up itself
 }
 
-// step drives the machine for a reader, or for nobody. b is what a push adds; taken reports that the machine
+// step drives the machine for a reader, or for nobody. b is what a push adds, nil for nothing; taken reports that the machine
 // did not refuse. Callers hold mu.
 func (v *value) step(in condition.Input, r *reader, b []byte, replies []reply) (_ []reply, taken bool) {
 	v.outputs = v.machine.Step(in, v.outputs[:0])
@@ -264,7 +269,9 @@ func (v *value) step(in condition.Input, r *reader, b []byte, replies []reply) (
 	for _, o := range v.outputs {
 		switch o.Kind {
 		case condition.Admit:
-			v.sum(b, v.share())
+			if b != nil {
+				v.sum(b, v.share())
+			}
 		case condition.Answer:
 			replies = v.answer(func(w *reader) bool {
 				return w.rank == o.Rank && w.h.Iteration == o.Progress && w.h.Flags&(wire.FlagDeclare|wire.FlagNow) == 0

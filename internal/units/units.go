@@ -131,12 +131,15 @@ const (
 	Read
 	// ReadNow gets the value as it is, without waiting for anybody.
 	ReadNow
-	allUses = Declare | Add | Read | ReadNow
+	// Within comes with Add and ReadNow: an iteration within a superstep, which ends no iteration of the value.
+	Within
+	allUses = Declare | Add | Read | ReadNow | Within
 )
 
 // Valid reports whether the uses go together.
 func (u Use) Valid() bool {
-	return u == Declare || u != 0 && u&^(allUses&^Declare) == 0 && u&(Read|ReadNow) != Read|ReadNow
+	return u == Declare || u != 0 && u&^(allUses&^Declare) == 0 && u&(Read|ReadNow) != Read|ReadNow &&
+		(u&Within == 0 || u == Add|ReadNow|Within)
 }
 
 func (u Use) String() string {
@@ -153,6 +156,8 @@ func (u Use) String() string {
 		return "add and read"
 	case Add | ReadNow:
 		return "add and read now"
+	case Add | ReadNow | Within:
+		return "add and read now within a superstep"
 	}
 	return fmt.Sprintf("use(%d)", uint8(u))
 }

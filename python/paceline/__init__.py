@@ -14,6 +14,7 @@ from paceline.common.basics import (
     size,
     start_timeline,
     stop_timeline,
+    supersteps,
     tally,
 )
 from paceline.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -23,8 +24,10 @@ from paceline.sync import (
     DSPS,
     PSSP,
     SSP,
+    Adaptive,
     DropStragglers,
     DynamicPSSP,
+    ElasticBSP,
     Expression,
     set_pull_condition,
     set_push_condition,
@@ -33,8 +36,8 @@ from paceline.sync import (
 # fmt: off
 __all__ = [
     "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
-    "start_timeline", "stop_timeline", "tally",
-    "BSP", "ASP", "SSP", "DSPS", "PSSP", "DynamicPSSP", "DropStragglers", "Expression",
+    "start_timeline", "stop_timeline", "tally", "supersteps",
+    "BSP", "ASP", "SSP", "DSPS", "PSSP", "DynamicPSSP", "DropStragglers", "Adaptive", "ElasticBSP", "Expression",
     "set_pull_condition", "set_push_condition",
     "ProcessSet", "global_process_set", "add_process_set", "remove_process_set",
 ]

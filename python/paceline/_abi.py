@@ -13,7 +13,7 @@ OK, PENDING = 0, 1
 ERR_INVALID, ERR_NOT_INITIALIZED, ERR_DUPLICATE, ERR_TIMEOUT, ERR_INTERRUPTED = -1, -2, -3, -9, -13
 
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, ACCUMULATE = range(7)
-DECLARE, ADD, READ, READ_NOW = 1, 2, 4, 8  # uses of a held value
+DECLARE, ADD, READ, READ_NOW, WITHIN = 1, 2, 4, 8, 16  # uses of a held value
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
 
 
@@ -41,6 +41,7 @@ class Op(ctypes.Structure):
         ("soft_park", ctypes.c_uint32),
         ("use", ctypes.c_uint32),
         ("significance", ctypes.c_float),
+        ("group", ctypes.c_char_p),
     ]
 
 
@@ -67,6 +68,8 @@ _PROTOTYPES = {
     "pl_submit": (ctypes.c_int, [ctypes.POINTER(Op), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32)]),
     "pl_check_sync": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32]),
     "pl_set_condition": (ctypes.c_int, [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64)]),
+    "pl_end_iteration": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)]),
+    "pl_begin_iteration": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_char_p]),
     "pl_join": (ctypes.c_int, [ctypes.POINTER(ctypes.c_int32)]),
     "pl_poll": (ctypes.c_int, [ctypes.c_int32]),
     "pl_wait": (ctypes.c_int, [ctypes.c_int32, ctypes.c_int64]),

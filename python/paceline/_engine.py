@@ -122,6 +122,14 @@ class Engine:
         """
         return self._info()["tally"]
 
+    def supersteps(self) -> list[dict[str, Any]]:
+        """Where this rank is under each model with supersteps.
+
+        The first "value" of those that it steps together, the "model", the "superstep" and its "iterations" so far, and
+        of Adaptive the thresholds "s" and "w" by which the newest barrier was decided (0 before).
+        """
+        return self._info()["supersteps"]
+
     # Process sets
 
     def process_sets(self) -> dict[int, list[int]]:
@@ -167,6 +175,19 @@ class Engine:
         lib, text = _abi.library(), json.dumps(change).encode()
         _interruptible(lambda: self._check(lib.pl_set_condition(text, ctypes.byref(at))))
         return at.value
+
+    def end_iteration(self, process_set: int, group: str) -> bool:
+        """Ends an iteration with a group of values under a model with supersteps.
+
+        Returns whether it was the last of the superstep, so that the rank waits for the others now.
+        """
+        last = ctypes.c_int32()
+        self._check(_abi.library().pl_end_iteration(process_set, group.encode(), ctypes.byref(last)))
+        return bool(last.value)
+
+    def begin_iteration(self, process_set: int, group: str) -> None:
+        """Begins the next iteration: what went before was waiting."""
+        self._check(_abi.library().pl_begin_iteration(process_set, group.encode()))
 
     def submit_join(self) -> int:
         """Says that this rank has no more data. Returns a handle whose result's value is the last rank to join."""
@@ -261,6 +282,7 @@ def operation(
     soft_park: bool = False,
     use: int = 0,
     significance: float = 0.0,
+    group: str | None = None,
 ) -> _abi.Op:
     """A pl_op. input and output are addresses (0 where there are no bytes); shape is that of the input."""
     op = _abi.Op(
@@ -284,6 +306,7 @@ def operation(
         soft_park,
         use,
         significance,
+        None if group is None else group.encode(),
     )
     if splits is not None:
         op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)

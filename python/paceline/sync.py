@@ -42,6 +42,11 @@ class Model:
         return self.setting.partition(":")[0] not in ("bsp", "drop-stragglers")
 
     @property
+    def has_supersteps(self) -> bool:
+        """Whether ranks run freely between barriers."""
+        return self.setting.partition(":")[0] in ("adaptive", "elastic")
+
+    @property
     def asks_significance(self) -> bool:
         """Whether |gradient| / |weights| of each push decides."""
         return "significance" in self.setting
@@ -130,6 +135,31 @@ class DropStragglers(Model):
 
     def _text(self) -> str:
         return f"drop-stragglers:{self.nt}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive(Model):
+    """Ranks run freely until one leads by s iterations, or the slowest has done w since the last barrier.
+
+    Both are for ranks that are alike; the servers raise them as the ranks' iteration times and the processor loads of
+    their machines differ. `paceline.supersteps()` tells what they are.
+    """
+
+    s: int = 3
+    w: int = 3
+
+    def _text(self) -> str:
+        return f"adaptive:{self.s},{self.w}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ElasticBSP(Model):
+    """Ranks run freely up to a barrier, which falls where they wait least within r predicted iterations of each."""
+
+    r: int = 15
+
+    def _text(self) -> str:
+        return f"elastic:{self.r}"
 
 
 @dataclasses.dataclass(frozen=True)

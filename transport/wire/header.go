@@ -46,11 +46,13 @@ const (
 	TypeEpoch                     // server → worker: the frame named by Tensor, Part, Iteration and Aux came from another epoch; Epoch is the right one
 	TypeBye                       // any: the sender leaves on purpose; a connection that ends without it is a lost peer
 	TypeCondition                 // worker ↔ server: JSON Condition, a change of synchronisation model; the server answers with a JSON ConditionReply
+	TypeReport                    // worker → server: it has ended iteration Count of superstep Iteration, which took Aux ns, with a CPU occupancy of Significance
+	TypeStop                      // server → worker: superstep Iteration ends with the receiver's iteration Count; Aux = Thresholds(s, w)
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
-	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition"}
+	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop"}
 
 func (t Type) String() string {
 	if t == 0 || t >= numTypes {
@@ -62,7 +64,7 @@ func (t Type) String() string {
 // OfEpoch reports whether a frame of the type belongs to one membership epoch and has no meaning in
 // another.
 func (t Type) OfEpoch() bool {
-	return t == TypePush || t == TypePull || t == TypePut || t == TypeGet || t == TypeCancel || t == TypeJoin
+	return t == TypePush || t == TypePull || t == TypePut || t == TypeGet || t == TypeCancel || t == TypeJoin || t == TypeReport
 }
 
 // Flags modify a frame.
@@ -86,7 +88,15 @@ const (
 	// FlagNow on a push or pull of a held value: answer with the value as it is, whatever the
 	// synchronisation model says.
 	FlagNow
-	knownFlags = FlagHome | FlagNoPull | FlagLatePull | FlagOwnWill | FlagDeclare | FlagNow
+	// FlagWithin on a push of a held value: an iteration within a superstep, of which the
+	// synchronisation model is told nothing.
+	FlagWithin
+	// FlagLast on a report: the sender's superstep ends with this iteration.
+	FlagLast
+	// FlagEmpty on a report: the sender's superstep ends without a push; the frame counts as one of
+	// every partition that the server holds of the tensor.
+	FlagEmpty
+	knownFlags = FlagHome | FlagNoPull | FlagLatePull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty
 )
 
 // Header is the fixed part of every frame. Fields that a type does not use are zero.
@@ -102,10 +112,10 @@ type Header struct {
 	Length       uint32      // payload bytes behind the header
 	Iteration    uint64      // progress of the push, per tensor, counted from 0
 	Seq          uint64      // how often the name was used before, whatever the signature (FlagHome)
-	Aux          uint64      // put and get: Route(source, destination); window: consumed bytes; held values: Seq of the operation, given back in the result
+	Aux          uint64      // put and get: Route(source, destination); window: consumed bytes; held values: Seq of the operation, given back in the result; report, stop: see there
 	Divisor      uint32      // result: how many ranks contributed
 	Significance float32     // push: |g|/|w|, for the models that ask for it; 0 where not computed
-	Count        uint32      // batch: number of frames within
+	Count        uint32      // batch: number of frames within; report, stop: iteration of a superstep, from 1
 }
 
 // Route packs the source and destination of a put or get. Destination -1 is "every reader".
@@ -113,6 +123,12 @@ func Route(src, dst int) uint64 { return uint64(uint32(src))<<32 | uint64(uint32
 
 // Endpoints unpacks what Route packed.
 func Endpoints(aux uint64) (src, dst int) { return int(aux >> 32), int(int32(uint32(aux))) }
+
+// Thresholds packs the two thresholds of the adaptive model, in iterations.
+func Thresholds(s, w uint64) uint64 { return s<<32 | w&math.MaxUint32 }
+
+// Unpacked unpacks what Thresholds packed.
+func Unpacked(aux uint64) (s, w uint64) { return aux >> 32, aux & math.MaxUint32 }
 
 // ErrCancelled is what an operation on the server in the own process ends with when it was given up.
 // The reason comes as a Failure of its own.

@@ -18,6 +18,7 @@ cross_size = engine.cross_size
 start_timeline = engine.start_timeline
 stop_timeline = engine.stop_timeline
 tally = engine.tally
+supersteps = engine.supersteps
 
 
 def init(comm: Iterable[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:

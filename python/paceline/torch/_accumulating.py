@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,7 @@ class AccumulatingOptimizer:
         self.sync = model
         self.process_set = process_set
         self._values: dict[torch.Tensor, Value] = {}
+        self._groups: list[tuple[str, list[torch.Tensor]]] = []  # with supersteps: what was declared together
         self._generation = engine.generation
         self._age = 0  # steps since the parameters came from the servers
         self._distributed = process_set.included() and process_set.size() > 1
@@ -65,7 +66,10 @@ class AccumulatingOptimizer:
             torch.sub(p.detach(), old, out=old)
         self._age += 1
         stay = self.sync.cached and self._age <= self.sync.s
-        self._exchange(params, before, pull=not stay, significance=significance)
+        within = self._end_iteration()
+        self._exchange(params, before, pull=not stay, significance=significance, within=within)
+        for group, _ in self._groups:
+            engine.begin_iteration(self.process_set.process_set_id, group)
         if not stay:
             self._age = 0
         return loss
@@ -77,11 +81,12 @@ class AccumulatingOptimizer:
         if self._generation != engine.generation:
             self._generation = engine.generation
             self._values.clear()
+            self._groups.clear()
 
     def _declare(self, params: list[torch.Tensor]) -> None:
         if params:
             root = min(self.process_set.ranks)
-            parts = []
+            parts, group = [], None
             for p in params:
                 name = f"value.{self._parameter_names[p]}"
                 number = (engine.generation, self.process_set.process_set_id, name)
@@ -90,12 +95,22 @@ class AccumulatingOptimizer:
                     name = f"{name}.{_declared[number]}"
                 value = Value(p, name, self.sync, self.op, self.process_set)
                 self._values[p] = value
-                parts.append(value.declaring(p, root))
+                if self.sync.has_supersteps and group is None:
+                    group = name
+                parts.append(value.declaring(p, root, group))
             synchronize(start_group(parts))
+            if group is not None:
+                self._groups.append((group, params))
 
-    def _exchange(self, params, differences, pull: bool, significance: float) -> None:
+    def _end_iteration(self) -> set[torch.Tensor]:
+        """The parameters whose superstep goes on: nobody waits for the others with these."""
+        number = self.process_set.process_set_id
+        going_on = [params for group, params in self._groups if not engine.end_iteration(number, group)]
+        return {p for params in going_on for p in params}
+
+    def _exchange(self, params, differences, pull: bool, significance: float, within: Set[torch.Tensor]) -> None:
         parts = [
-            self._values[p].using(difference, p if pull else None, -i, significance)
+            self._values[p].using(difference, p if pull else None, -i, significance, p in within)
             for i, (p, difference) in enumerate(zip(params, differences, strict=True))
         ]
         if parts:

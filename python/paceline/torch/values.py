@@ -37,15 +37,28 @@ class Value:
         self._pushed: torch.Tensor | None = None  # differences of this iteration
         self._in_flight: int | None = None
 
-    def declaring(self, tensor: torch.Tensor, root: int) -> Part:
-        """The operation that declares the value and gives it to every rank in `tensor`. For this package's own use."""
-        return self._part(_abi.DECLARE, tensor, tensor, root=root)
+    def declaring(self, tensor: torch.Tensor, root: int, group: str | None = None) -> Part:
+        """The operation that declares the value and gives it to every rank in `tensor`. For this package's own use.
+
+        group: the first of the values that are stepped together, for models with supersteps.
+        """
+        return self._part(_abi.DECLARE, tensor, tensor, root=root, group=group)
 
     def using(
-        self, difference: torch.Tensor | None, target: torch.Tensor | None, priority: int, significance: float
+        self,
+        difference: torch.Tensor,
+        target: torch.Tensor | None,
+        priority: int,
+        significance: float,
+        within: bool = False,
     ) -> Part:
-        """The operation that adds `difference`, and reads into `target`. For this package's own use."""
-        use = (0 if difference is None else _abi.ADD) | (0 if target is None else _abi.READ)
+        """The operation that adds `difference` and reads into `target`. For this package's own use.
+
+        within: a superstep, so that nobody is waited for.
+        """
+        use = _abi.ADD | (0 if target is None else _abi.READ)
+        if within:
+            use = _abi.ADD | _abi.READ_NOW | _abi.WITHIN
         return self._part(use, difference, target, priority=priority, significance=significance)
 
     def reading(self, target: torch.Tensor) -> Part:
@@ -140,6 +153,8 @@ def declare(
     """
     model = model_of(sync)
     check(model, process_set.size(), accumulate=True)
+    if model.has_supersteps:
+        raise ValueError(f"sync={model.setting}: supersteps are DistributedOptimizer's; give a value SSP or another")
     value = Value(tensor, name, model, op, process_set)
     synchronize(start_one(value.declaring(tensor, root_rank)))
     return value

@@ -1,5 +1,7 @@
 """Synchronisation models: DistributedOptimizer(sync=...), declared values, and what is refused."""
 
+import time
+
 import pytest
 import torch
 
@@ -17,6 +19,9 @@ MODELS = [
     paceline.PSSP(1, 0.5, seed=3),
     paceline.DynamicPSSP(1, 0.5),
     paceline.DynamicPSSP(1, "significance"),
+    paceline.Adaptive(1, 1),
+    paceline.Adaptive(2, 5),
+    paceline.ElasticBSP(4),
     paceline.DropStragglers(1),
     paceline.Expression("lead < 2 || significance < 0.01"),
     paceline.Expression("lead < 3", "count[V] >= N"),
@@ -99,6 +104,79 @@ def test_a_value_is_what_all_have_pushed(dtype):
     assert (everything == 2 + 4 * hvd.size()).all()
 
 
+@pytest.mark.parametrize("sync", [paceline.Adaptive(2, 3), paceline.ElasticBSP(3)], ids=lambda m: m.setting)
+def test_supersteps_end_in_barriers_and_slow_ranks_do_fewer_iterations(sync):
+    model = net()
+    named = [(f"supersteps {sync} {n}", p) for n, p in model.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05), named_parameters=named, sync=sync
+    )
+    end, steps = time.monotonic() + 3, 0
+    while time.monotonic() < end:
+        optimizer.zero_grad()
+        loss_of(model, steps).backward()
+        time.sleep(0.03 if hvd.rank() == 0 else 0.01)
+        optimizer.step()
+        steps += 1
+    (where,) = [s for s in paceline.supersteps() if f"supersteps {sync}" in s["value"]]
+    hvd.barrier()
+    everyones = hvd.allgather(torch.tensor([steps]))
+    assert everyones[1:].min() > 1.3 * everyones[0], everyones
+    assert 3 <= where["superstep"] <= 0.6 * steps, (where, everyones)
+    if sync.setting.startswith("adaptive"):  # 3 times as slow: the thresholds have risen
+        assert where["s"] > 2 and where["w"] > 3, where
+
+
+@pytest.mark.parametrize("sync", [paceline.Adaptive(1, 1), paceline.ElasticBSP(2)], ids=lambda m: m.setting)
+def test_ranks_in_other_operations_hold_nobody_at_a_barrier(sync):
+    models = [net(), net()]
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(m.parameters(), lr=0.05),
+            named_parameters=[(f"elsewhere {sync} {i} {n}", p) for n, p in m.named_parameters()],
+            sync=sync,
+        )
+        for i, m in enumerate(models)
+    ]
+    for epoch in range(4):
+        for step in range(5 + 3 * ((hvd.rank() + epoch) % 2)):  # ranks come unequally often
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+        handle = hvd.allreduce_async(torch.ones(3), op=hvd.Sum, name=f"metric {sync}")
+        optimizers[1].step()  # with an operation in flight
+        assert hvd.synchronize(handle)[0] == hvd.size()
+        assert hvd.allgather(torch.tensor([epoch])).eq(epoch).all()
+    for model, optimizer in zip(models, optimizers, strict=True):
+        optimizer.agree()
+        assert (hvd.allgather(model.weight.detach()) == model.weight).all()
+
+
+def test_parameters_can_be_added_and_ranks_join_between_supersteps():
+    model = net()
+    named = [(f"more {n}", p) for n, p in model.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05), named_parameters=named, sync="elastic:2"
+    )
+    extra = torch.nn.Parameter(torch.full((3,), float(hvd.rank())))
+
+    def train(steps):
+        for step in range(steps):
+            optimizer.zero_grad()
+            (loss_of(model, step) + (extra - 1).square().sum()).backward()
+            optimizer.step()
+
+    train(20)
+    optimizer.add_param_group({"params": [extra]})
+    train(40)
+    hvd.join()
+    train(20)
+    optimizer.agree()
+    assert (hvd.allgather(extra.detach().view(1, 3)) == extra).all()
+    torch.testing.assert_close(extra.detach(), torch.ones(3), rtol=0, atol=0.05)
+
+
 def test_pulls_that_had_to_wait_are_counted():
     value = hvd.declare(torch.zeros(2), "counted", sync=paceline.SSP(0))
     before = paceline.tally()
@@ -178,6 +256,8 @@ def test_what_does_not_go_with_a_model_is_refused():
         value.push(torch.zeros(3))
     with pytest.raises(ValueError, match="has a value already"):
         hvd.declare(torch.zeros(2), "shapes", sync="asp")
+    with pytest.raises(ValueError, match="supersteps are DistributedOptimizer's"):
+        hvd.declare(torch.zeros(2), "supersteps", sync=paceline.ElasticBSP())
     with pytest.raises(ValueError, match="floating-point"):
         hvd.declare(torch.zeros(2, dtype=torch.int32), "whole numbers", sync="asp")
     hvd.barrier()

@@ -1,0 +1,148 @@
+package node_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/paceline/paceline/core"
+	"github.com/paceline/paceline/internal/units"
+)
+
+// group are values that a rank steps together under a model with supersteps; all of one length.
+type group struct {
+	j      *job
+	rank   int
+	values []*held
+	steps  int
+}
+
+// group declares values of n elements.
+func (j *job) group(rank int, name, model string, values, n int) (*group, error) {
+	g := &group{j: j, rank: rank}
+	ops := make([]core.Op, values)
+	for i := range ops {
+		v := &held{j: j, rank: rank, name: fmt.Sprint(name, i), sync: model, now: make([]float32, n)}
+		g.values = append(g.values, v)
+		ops[i] = v.op(units.Declare, 10)
+		ops[i].Group = name + "0"
+	}
+	err := g.do(ops)
+	return g, err
+}
+
+// step adds x to every value and reads it, as it is within a superstep, or at its barrier.
+func (g *group) step(x float32) error {
+	engine, name := g.j.workers[g.rank].Engine, g.values[0].name
+	last, err := engine.EndIteration(0, name)
+	if err != nil {
+		return err
+	}
+	use := units.Add | units.ReadNow | units.Within
+	if last {
+		use = units.Add | units.Read
+	}
+	ops := make([]core.Op, len(g.values))
+	for i, v := range g.values {
+		ops[i] = v.op(use, x)
+	}
+	if err := g.do(ops); err != nil {
+		return err
+	}
+	g.steps++
+	return engine.BeginIteration(0, name)
+}
+
+func (g *group) do(ops []core.Op) error {
+	done, err := g.j.submit(g.rank, ops...)
+	if err != nil {
+		return err
+	}
+	for i := range done {
+		if _, err := await(done[i], g.rank, ops[i].Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Ranks come unequally often and to a sum in between, which those at a barrier have not come to (algorithms.md
+// sections 3 and 5: between barriers ranks run as they like).
+func TestSupersteps(t *testing.T) {
+	const ranks, values, elements, epochs = 3, 3, partition/2 + 3, 3
+	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(2), "both": both(1)} {
+		for _, model := range []string{"adaptive:1,1", "adaptive:3,2", "elastic:1", "elastic:5"} {
+			t.Run(place+" "+model, func(t *testing.T) {
+				j := startJob(t, ranks, smallPartitions, option)
+				j.each(func(rank int) error {
+					random := rand.New(rand.NewPCG(7, uint64(rank)))
+					g, err := j.group(rank, "value", model, values, elements)
+					if err != nil {
+						return err
+					}
+					steps := int64(0)
+					for epoch := range epochs {
+						for range 3 + random.IntN(12) {
+							if err := g.step(1); err != nil {
+								return err
+							}
+							steps++
+						}
+						if err := j.sums(rank, fmt.Sprint("epoch ", epoch), 5); err != nil {
+							return err
+						}
+					}
+					all, err := j.total(rank, steps)
+					if err != nil {
+						return err
+					}
+					if where := j.workers[rank].Engine.Supersteps(); len(where) != 1 || where[0].Superstep == 0 || where[0].Superstep >= uint64(steps) {
+						return fmt.Errorf("rank %d has done %d iterations and is at %+v", rank, steps, where)
+					}
+					for _, v := range g.values {
+						if err := v.use(units.ReadNow, 0); err != nil {
+							return err
+						}
+						if err := v.is(10 + float32(all)); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+// total is the sum of what the ranks bring.
+func (j *job) total(rank int, n int64) (int64, error) {
+	op := core.Op{Kind: units.Allreduce, DType: units.Int64, ReduceOp: units.Sum, Shape: []int64{1}, Name: "total", Prescale: 1, Postscale: 1}
+	op.Input, op.Output = binary.NativeEndian.AppendUint64(nil, uint64(n)), make([]byte, 8)
+	if _, err := j.do(rank, op); err != nil {
+		return 0, err
+	}
+	return int64(binary.NativeEndian.Uint64(op.Output)), nil
+}
+
+func TestARankThatLeavesHoldsNobodyAtABarrier(t *testing.T) {
+	for _, model := range []string{"adaptive:1,1", "elastic:2"} {
+		j := startJob(t, 3, smallPartitions, dedicated(1))
+		j.each(func(rank int) error {
+			g, err := j.group(rank, "value", model, 2, 5)
+			if err != nil {
+				return err
+			}
+			for i := range 40 {
+				if rank == 2 && i == 10 {
+					break
+				}
+				if err := g.step(1); err != nil {
+					return err
+				}
+			}
+			j.leave(rank)
+			return nil
+		})
+	}
+}

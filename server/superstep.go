@@ -1,0 +1,230 @@
+package server
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/scheduler/barrier"
+	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// decider says where supersteps end, for all values that a job's ranks step together: adaptive and ElasticBSP
+// (algorithms.md sections 3 and 5). It lies beside the first of these values, hears of every rank's iterations
+// and tells each rank the last of its superstep. A rank that hears of it too late stops at the end of the
+// iteration that it is in.
+type decider struct {
+	t     *tensor
+	start time.Time
+
+	mu        sync.Mutex
+	planner   *barrier.Planner   // of ElasticBSP
+	now       condition.Adaptive // thresholds of this superstep
+	live      rankset.Set
+	ranks     map[int]*stride
+	superstep uint64
+	stopping  bool // the end of this superstep is decided
+}
+
+// stride is how far one rank is.
+type stride struct {
+	condition.Report
+	done  uint64 // iterations in this superstep
+	ended bool   // it has done its last
+}
+
+// stop is where a rank's superstep ends.
+type stop struct {
+	rank int
+	h    wire.Header
+}
+
+// report is a rank's word that it has ended an iteration under a model with supersteps. In the frame that goes
+// to the home of the first value it is for the decider.
+func (r *round) report(h *wire.Header) error {
+	t, err := r.tensor(h)
+	if err != nil {
+		return err
+	}
+	if !t.holds() || t.model.Supersteps == nil {
+		return fmt.Errorf("%q has no supersteps: its model is %s", t.Name, t.model.Name)
+	}
+	if h.Flags&wire.FlagEmpty != 0 {
+		t.endEmpty(h)
+	}
+	if h.Flags&wire.FlagHome != 0 {
+		d := t.deciding()
+		d.tell(d.hear(h))
+	}
+	return nil
+}
+
+// endEmpty counts for the push with which the rank would have ended its superstep.
+func (t *tensor) endEmpty(h *wire.Header) {
+	t.mu.Lock()
+	values := slices.Collect(maps.Values(t.values))
+	t.mu.Unlock()
+	for _, v := range values {
+		v.deliver(v.set(condition.Push(int(h.Rank), h.Iteration, 0)))
+	}
+}
+
+// deciding finds or makes the decider beside the tensor.
+func (t *tensor) deciding() *decider {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.decider != nil {
+		return t.decider
+	}
+	d := &decider{t: t, start: time.Now(), live: t.liveRanks(), ranks: map[int]*stride{}}
+	switch rule := t.model.Supersteps.(type) {
+	case condition.Elastic:
+		d.planner = barrier.NewPlanner(d.live, rule.Predictions)
+	case condition.Adaptive:
+		d.now = rule
+	}
+	t.decider = d
+	return d
+}
+
+// hear notes the end of an iteration. If that decides where the superstep ends, each rank's stop comes back.
+func (d *decider) hear(h *wire.Header) []stop {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	at, rank, last := time.Since(d.start), int(h.Rank), h.Flags&wire.FlagLast != 0
+	if h.Iteration != d.superstep || !d.live.Has(rank) {
+		return nil
+	}
+	s := d.ranks[rank]
+	if s == nil {
+		s = &stride{}
+		s.Rank = rank
+		d.ranks[rank] = s
+	}
+	if h.Flags&wire.FlagEmpty == 0 {
+		s.done++
+		s.Pushed, s.At, s.Occupancy = s.Pushed+1, at, float64(h.Significance)
+		s.Interval = time.Duration(min(h.Aux, uint64(time.Hour)))
+	}
+	s.ended = s.ended || last
+	stops := d.decide(func() (barrier.Plan, bool) { return d.planner.Push(rank, at, last) })
+	d.proceed()
+	return stops
+}
+
+// decide has the model's rule say where the superstep ends, if it can now. Callers hold mu.
+func (d *decider) decide(plan func() (barrier.Plan, bool)) (stops []stop) {
+	if d.planner != nil {
+		if p, ok := plan(); ok {
+			for _, s := range p.Stops {
+				stops = append(stops, d.stopAt(s.Rank, s.Iteration))
+			}
+		}
+		return stops
+	}
+	ranks := d.live.Ranks()
+	done := make([]uint64, len(ranks))
+	for i, rank := range ranks {
+		if s := d.ranks[rank]; s != nil {
+			done[i] = s.done
+		}
+	}
+	if d.stopping || !d.now.Due(done) {
+		return nil
+	}
+	d.stopping = true
+	for _, rank := range ranks { // at the end of the iteration that it is in
+		stops = append(stops, d.stopAt(rank, 1))
+	}
+	return stops
+}
+
+func (d *decider) stopAt(rank int, iteration uint64) stop {
+	return stop{rank, wire.Header{
+		Type: wire.TypeStop, Tensor: d.t.ID, Iteration: d.superstep, Count: uint32(min(iteration, 1<<31)), Aux: wire.Thresholds(d.now.S, d.now.W),
+	}}
+}
+
+// proceed begins the next superstep when all live ranks have ended this one. Callers hold mu.
+func (d *decider) proceed() {
+	for _, rank := range d.live.Ranks() {
+		if s := d.ranks[rank]; s == nil || !s.ended {
+			return
+		}
+	}
+	d.superstep++
+	d.stopping = false
+	reports := make([]condition.Report, 0, len(d.ranks))
+	for _, rank := range slices.Sorted(maps.Keys(d.ranks)) {
+		s := d.ranks[rank]
+		s.done, s.ended = 0, false
+		reports = append(reports, s.Report)
+	}
+	if rule, ok := d.t.model.Supersteps.(condition.Adaptive); ok {
+		if next := rule.Thresholds(reports); next != d.now {
+			d.t.r.s.cfg.Log.Info("thresholds follow the workers", zap.String("model", d.t.model.Name), zap.String("tensor", d.t.Name),
+				zap.Uint64("superstep", d.superstep), zap.Stringer("from", d.now), zap.Stringer("to", next))
+			d.now = next
+		}
+	}
+}
+
+// changed takes in who still takes part: found out under the lock, as key.live does.
+func (d *decider) changed() []stop {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	live := d.t.liveRanks()
+	d.live = live
+	for rank := range d.ranks {
+		if !live.Has(rank) {
+			delete(d.ranks, rank)
+		}
+	}
+	if live.Len() == 0 {
+		return nil
+	}
+	stops := d.decide(func() (barrier.Plan, bool) { return d.planner.Live(live) })
+	d.proceed()
+	return stops
+}
+
+// tell sends each rank its stop.
+func (d *decider) tell(stops []stop) {
+	r := d.t.r
+	for _, s := range stops {
+		r.mu.RLock()
+		local, conns := r.local, r.firstConns(rankset.Of(s.rank))
+		r.mu.RUnlock()
+		if local != nil && local.rank == s.rank {
+			local.notices.Stopped(s.h)
+		}
+		for _, c := range conns {
+			c.send(outbox.Frame{Header: s.h})
+		}
+	}
+}
+
+// stock tells the decider beside the tensor, if there is one, who takes part now.
+func (t *tensor) stock() {
+	t.mu.Lock()
+	d := t.decider
+	t.mu.Unlock()
+	if d != nil {
+		d.tell(d.changed())
+	}
+}
+
+// Report is the local worker's end of an iteration under a model with supersteps.
+func (l *Local) Report(h wire.Header) error {
+	if h.Epoch != l.r.epoch.Load() {
+		return nil // all ranks have joined meanwhile, and nothing is held any more
+	}
+	return l.r.report(&h)
+}
