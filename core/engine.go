@@ -103,6 +103,7 @@ type Engine struct {
 	joining  *joinState
 	joins    uint32                  // of all ranks, so far
 	leaders  map[uint32]*declaration // first values of groups with supersteps, by tensor
+	warned   map[string]time.Time    // when a server last warned of a stall
 	stops    int                     // groups whose superstep's end is known
 	broken   error                   // why the engine takes no more operations
 	lost     *wire.Lost
@@ -115,7 +116,7 @@ func New(cfg Config) *Engine {
 	}
 	e := &Engine{
 		cfg: cfg, peers: make([]*peer, len(cfg.Roster.Servers)), ended: make(chan struct{}),
-		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{},
+		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{}, warned: map[string]time.Time{},
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.declares.start(e)
@@ -281,8 +282,18 @@ func failureKind(code wire.FailureCode) error {
 	}
 }
 
+// sameStall is for how long servers that warn of one tensor are taken to mean the same.
+const sameStall = 5 * time.Second
+
 // Stalled warns the user of ranks that do not come.
 func (e *Engine) Stalled(s wire.Stall) {
+	e.mu.Lock()
+	again := time.Since(e.warned[s.Name]) < sameStall
+	e.warned[s.Name] = time.Now()
+	e.mu.Unlock()
+	if again {
+		return
+	}
 	e.cfg.Log.Warn(fmt.Sprintf("%q has waited %.0f s for ranks %v, which have not submitted it", s.Name, s.Seconds, s.Missing))
 }
 

@@ -25,8 +25,9 @@ type link struct {
 	// guarded by peer.mu
 	control   []outbox.Frame // go before all tasks
 	announced map[uint32]struct{}
-	sent      uint64 // tensor bytes given to this connection
-	consumed  uint64 // of them, what the server has taken
+	queue     taskQueue // of what must take this connection
+	sent      uint64    // tensor bytes given to this connection
+	consumed  uint64    // of them, what the server has taken
 
 	scratch []byte
 }
@@ -87,7 +88,7 @@ func (l *link) Pop(limit int) (outbox.Frame, bool) {
 		l.control = l.control[1:]
 		return f, true
 	}
-	t := p.ready()
+	t, queue := l.ready()
 	if t == nil || len(t.in) > limit {
 		return outbox.Frame{}, false
 	}
@@ -99,7 +100,7 @@ func (l *link) Pop(limit int) (outbox.Frame, bool) {
 		l.announced[t.h.Tensor] = struct{}{}
 		return f, true
 	}
-	p.queue.pop()
+	queue.pop()
 	p.inFlight += int64(len(t.in))
 	l.sent += uint64(len(t.in))
 	p.e.trace.moving(t)
@@ -110,15 +111,21 @@ func (l *link) Pop(limit int) (outbox.Frame, bool) {
 func (l *link) Waiting() bool {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
-	return len(l.control) > 0 || l.p.ready() != nil
+	t, _ := l.ready()
+	return len(l.control) > 0 || t != nil
 }
 
-// ready is the next task if the credit allows one. Callers hold mu.
-func (p *peer) ready() *task {
+// ready is the next task, with its queue, if the credit allows one. Callers hold the peer's mu.
+func (l *link) ready() (*task, *taskQueue) {
+	p := l.p
 	if p.inFlight >= p.e.cfg.Credit {
-		return nil
+		return nil, nil
 	}
-	return p.queue.peek()
+	shared, own := p.queue.peek(), l.queue.peek()
+	if own.before(shared) {
+		return own, &l.queue
+	}
+	return shared, &p.queue
 }
 
 // read handles the server's frames until the connection ends.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -84,8 +85,17 @@ func (p *peer) push(t *task) {
 		p.answers[idOf(&t.h)] = t
 		t.waiting = true
 	}
-	p.queue.push(t)
+	p.queueOf(t).push(t)
 	p.mu.Unlock()
+}
+
+// queueOf is where a task waits. What a rank does with one partition of a held value takes one connection, so that
+// a read does not overtake the push before it; all else takes any. Callers hold mu.
+func (p *peer) queueOf(t *task) *taskQueue {
+	if t.o.Kind != units.Accumulate || len(p.links) < 2 {
+		return &p.queue
+	}
+	return &p.links[(t.h.Tensor+t.h.Part)%uint32(len(p.links))].queue
 }
 
 // leave fails what still waits for a server that has left on purpose. A join needs every server.
@@ -93,6 +103,9 @@ func (p *peer) leave(err error) {
 	p.mu.Lock()
 	p.gone = err
 	tasks := slices.Concat(p.queue.tasks, p.unsent, slices.Collect(maps.Values(p.answers)))
+	for _, l := range p.links {
+		tasks = append(tasks, l.queue.tasks...)
+	}
 	p.mu.Unlock()
 	for _, t := range tasks {
 		t.o.fail(err)

@@ -34,6 +34,11 @@ func (q *taskQueue) pop() *task {
 	return t
 }
 
+// before reports whether t is to go before u, which is in another queue; either may be nil.
+func (t *task) before(u *task) bool {
+	return t != nil && (u == nil || t.o.Priority > u.o.Priority)
+}
+
 type taskHeap []*task
 
 func (h taskHeap) Len() int { return len(h) }

@@ -127,7 +127,7 @@ func (w *Worker) register(ctx context.Context, tr transport.Transport, address s
 	if w.listener != nil {
 		me.Server = w.listener.Addr().String()
 	}
-	w.Roster, err = w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement})
+	w.Roster, err = w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement, Alike: s.Alike()})
 	if err != nil {
 		return fmt.Errorf("rank %d cannot join the job: %w", s.Rank, err)
 	}

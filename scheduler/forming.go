@@ -3,6 +3,7 @@ package scheduler
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -254,6 +255,14 @@ func (m *Machine) disagreement(r *wire.Register) string {
 	}
 	if p := m.says(knowsPlacement); differ(p.wants.Placement, r.Placement) {
 		return two("the placement", p, p.wants.Placement, r.Placement)
+	}
+	if len(m.forming) > 0 {
+		p := m.forming[0]
+		for _, setting := range slices.Sorted(maps.Keys(r.Alike)) {
+			if x, y := p.wants.Alike[setting], r.Alike[setting]; x != y {
+				return two(setting, p, x, y)
+			}
+		}
 	}
 	for _, p := range m.forming {
 		if p.Rank == r.Node.Rank {

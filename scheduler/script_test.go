@@ -23,6 +23,7 @@ var update = flag.Bool("update", false, "write what the machine does now into te
 //	wait 1s                            time passes
 //	restart                            a new scheduler, which knows nothing
 //	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, timeout, version, pid, session
+//	                              sync: its PACELINE_SYNC
 //	s0 register server host:port       a dedicated server
 //	w0 back                            the client of w0 reconnects with what it knows
 //	w0 declare conv/4,4 fc/8#1         tensors: name/bytes of partitions#generation; set=1
@@ -229,7 +230,11 @@ func registration(a *actor, id uint64, plain []string, args map[string]string) w
 		n.Version = v
 	}
 	n.Session = 1000 + id
-	return wire.Register{Node: n, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"]}
+	r := wire.Register{Node: n, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"]}
+	if v, ok := args["sync"]; ok {
+		r.Alike = map[string]string{"PACELINE_SYNC": v}
+	}
+	return r
 }
 
 // tensor reads "name/partitions#generation"; it is of all ranks of the set that the actor knows.

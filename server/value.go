@@ -456,6 +456,21 @@ func (t *tensor) forget(rank int, seq uint64, failed bool) {
 	}
 }
 
+// busiest is the partition for which most ranks wait, nil if none does.
+func (t *tensor) busiest() (most *value) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	readers := 0
+	for _, v := range t.values {
+		v.mu.Lock()
+		if len(v.readers) > readers {
+			most, readers = v, len(v.readers)
+		}
+		v.mu.Unlock()
+	}
+	return most
+}
+
 func (v *value) take(which func(*reader) bool) (taken []reader) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -477,9 +492,7 @@ func (t *tensor) checkStalls(now time.Time) {
 	if !t.holds() {
 		return
 	}
-	t.mu.Lock()
-	v := t.values[0] // one partition speaks for all
-	t.mu.Unlock()
+	v := t.busiest() // one partition speaks for all
 	if v == nil {
 		return
 	}

@@ -8,6 +8,7 @@ package settings
 
 import (
 	"errors"
+	"strconv"
 	"time"
 )
 
@@ -115,4 +116,12 @@ func agree(s *Settings) error {
 		s.StallWarning = s.StallShutdown // Horovod's scripts set the one and leave the other
 	}
 	return errors.Join(problems...)
+}
+
+// Alike are the settings that every worker of a job must have alike, by name: what is held or summed under one
+// of them on one rank and another on the next would wait for ever, or fail with its first use.
+func (s *Settings) Alike() map[string]string {
+	return map[string]string{
+		"PACELINE_SYNC": s.Sync, "PACELINE_PARKING": s.Parking, "PACELINE_PARTITION_BYTES": strconv.FormatInt(s.PartitionBytes, 10),
+	}
 }

@@ -247,8 +247,10 @@ type Register struct {
 	Workers   int    `json:"workers"`             // number of workers in the job, 0 if the node does not know
 	Dedicated int    `json:"dedicated"`           // number of dedicated servers that the job waits for, 0 if not known
 	Placement string `json:"placement,omitempty"` // "round-robin" or "largest-first"; "" is the scheduler's setting
-	Known     *Known `json:"known,omitempty"`
-	More      bool   `json:"more,omitempty"` // Known goes on in the sender's next register; only the last one is answered
+	// Alike are settings that every worker must have alike, by name: servers would find out too late.
+	Alike map[string]string `json:"alike,omitempty"`
+	Known *Known            `json:"known,omitempty"`
+	More  bool              `json:"more,omitempty"` // Known goes on in the sender's next register; only the last one is answered
 }
 
 // Known is what a node remembers of the running round, for a scheduler that was restarted.
