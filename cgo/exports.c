@@ -35,6 +35,11 @@ int pl_check_sync(const char *sync, uint32_t soft_park, uint32_t accumulate, uin
   return goCheckSync((char *)sync, soft_park, accumulate, workers);
 }
 
+int pl_check_codec(const char *codec) {
+  GUARD;
+  return goCheckCodec((char *)codec);
+}
+
 int pl_set_condition(const char *change, uint64_t *at) {
   GUARD;
   return goSetCondition((char *)change, at);

@@ -179,6 +179,9 @@ func opOf(c *C.pl_op, rank int) (core.Op, error) {
 	if c.group != nil {
 		op.Group = C.GoString(c.group)
 	}
+	if c.codec != nil {
+		op.Codec = C.GoString(c.codec)
+	}
 	if c.sync != nil || c.soft_park != 0 {
 		op.Sync, op.SoftPark = C.GoString(c.sync), c.soft_park != 0
 		// Later uses of a held value need a declaration under the same model, so that is the one to look at:
@@ -221,6 +224,14 @@ func alloc(n int) []byte {
 //export goCheckSync
 func goCheckSync(sync *C.char, softPark, accumulate, workers C.uint32_t) C.int {
 	if err := node.CheckSync(C.GoString(sync), softPark != 0, accumulate != 0, int(workers)); err != nil {
+		return fail(fmt.Errorf("%w: %w", core.ErrInvalid, err))
+	}
+	return C.PL_OK
+}
+
+//export goCheckCodec
+func goCheckCodec(codec *C.char) C.int {
+	if err := node.CheckCodec(C.GoString(codec)); err != nil {
 		return fail(fmt.Errorf("%w: %w", core.ErrInvalid, err))
 	}
 	return C.PL_OK

@@ -98,6 +98,8 @@ typedef struct pl_op {
   float significance;     /* accumulate, PL_ADD: |gradient| / |weights| of this iteration, for models that ask */
   const char *group;      /* accumulate, PL_DECLARE, for models with supersteps: name of the first of the values that
                              are stepped together; NULL: none */
+  const char *codec;      /* allreduce, reducescatter, accumulate of floating-point types, by sum or average: a codec
+                             ("topk:0.01"), or rules as PACELINE_COMPRESSION takes; NULL: those; "none": plain */
 } pl_op;
 
 /* What a finished operation gives beyond its output memory. */
@@ -135,6 +137,9 @@ int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles);
 /* PL_OK where the text names a synchronisation model that the workers can run on a tensor that is reduced
  * (accumulate 0) or held by the servers (1); else PL_ERR_INVALID, and pl_last_error() says what is allowed. */
 int pl_check_sync(const char *sync, uint32_t soft_park, uint32_t accumulate, uint32_t workers);
+/* PL_OK where the text names a codec, or is rules or the path of a file with rules, as PACELINE_COMPRESSION takes;
+ * else PL_ERR_INVALID, and pl_last_error() says what is allowed. */
+int pl_check_codec(const char *codec);
 /* Changes the synchronisation model of tensors while they are in use, from any one rank. change: JSON {"pull": model
  * whose pull condition to take, "push": the same for the push condition, "names": patterns of tensor names, "servers":
  * their indices}, all optional; without names every tensor that was declared with a model or is held, without servers

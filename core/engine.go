@@ -16,12 +16,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
@@ -79,6 +79,10 @@ type Config struct {
 	DeclareTimeout time.Duration
 	Log            *zap.Logger
 	Alloc          func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
+
+	Policy     *policy.Policy                            // codecs of operations that name none
+	LoadPolicy func(text string) (*policy.Policy, error) // reads what operations name; nil for policy.Parse
+	Seed       uint64                                    // of the random numbers that codecs draw
 }
 
 // Engine is one worker's engine for one round of the job.
@@ -100,6 +104,7 @@ type Engine struct {
 	names    map[nameID]*nameState
 	inflight map[*operation]struct{}
 	declares declareQueue
+	policies map[string]*policy.Policy // that operations have named, by their text
 	joining  *joinState
 	joins    uint32                  // of all ranks, so far
 	leaders  map[uint32]*declaration // first values of groups with supersteps, by tensor
@@ -114,9 +119,13 @@ func New(cfg Config) *Engine {
 	if cfg.Alloc == nil {
 		cfg.Alloc = func(n int) []byte { return make([]byte, n) }
 	}
+	if cfg.LoadPolicy == nil {
+		cfg.LoadPolicy = policy.Parse
+	}
 	e := &Engine{
 		cfg: cfg, peers: make([]*peer, len(cfg.Roster.Servers)), ended: make(chan struct{}),
 		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{}, warned: map[string]time.Time{},
+		policies: map[string]*policy.Policy{},
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.declares.start(e)
@@ -216,6 +225,9 @@ func (e *Engine) admit(ops []Op) error {
 	}
 	seen := map[nameID]struct{}{}
 	for i := range ops {
+		if err := e.checkCodec(&ops[i]); err != nil {
+			return err
+		}
 		if ops[i].Name == "" {
 			continue
 		}
@@ -240,7 +252,7 @@ func (e *Engine) checkValue(op *Op) error {
 	}
 	known := false
 	if n := e.names[nameID{op.Set.ID, op.Name}]; n != nil {
-		known = slices.ContainsFunc(n.decls, func(d *declaration) bool { return d.matches(op) })
+		known = e.find(n, op) != nil
 	}
 	if !known && op.Use != units.Declare {
 		return fmt.Errorf("%w: %q has no value with these properties on rank %d: declare it first, on every rank (again after a join, or after it failed)", ErrInvalid, op.Name, e.cfg.Rank)

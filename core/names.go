@@ -30,6 +30,8 @@ type nameState struct {
 // declaration is one signature of a name.
 type declaration struct {
 	t       wire.Tensor
+	asked   string  // codec, as the last operation named it
+	coding  *coding // nil for plain
 	placed  wire.Placed
 	offsets []int64 // of each partition
 	state   declareState
@@ -99,24 +101,38 @@ func (d *declaration) count(o *operation) uint64 {
 
 // declare finds the declaration of an operation's signature, or makes it. Callers hold mu.
 func (e *Engine) declare(n *nameState, o *operation) *declaration {
-	if n.last != nil && n.last.matches(&o.Op) {
-		return n.last
+	if d := e.find(n, &o.Op); d != nil {
+		n.last = d
+		return d
 	}
-	for _, d := range n.decls {
-		if d.matches(&o.Op) {
-			n.last = d
-			return d
-		}
-	}
-	d := &declaration{t: e.describe(n, o), group: o.Group}
+	d := &declaration{t: e.describe(n, o), asked: o.Codec, group: o.Group}
 	d.offsets = offsetsOf(d.t.Parts)
+	if c := e.codecOf(&o.Op); c != nil {
+		d.t.Codec = c.String()
+		d.coding = newCoding(c, &d.t)
+	}
 	n.decls = append(n.decls, d)
 	n.last = d
 	e.declares.queue = append(e.declares.queue, d)
 	return d
 }
 
-// matches reports whether an operation is another use of the declaration.
+// find looks for the declaration of an operation's signature. Operations may name one codec by different
+// texts. Callers hold mu.
+func (e *Engine) find(n *nameState, op *Op) *declaration {
+	if d := n.last; d != nil && d.asked == op.Codec && d.matches(op) {
+		return d
+	}
+	for _, d := range n.decls {
+		if d.matches(op) && (d.asked == op.Codec || d.t.Codec == e.codecText(op)) {
+			d.asked = op.Codec
+			return d
+		}
+	}
+	return nil
+}
+
+// matches reports whether an operation is another use of the declaration, provided that its codec is that.
 func (d *declaration) matches(o *Op) bool {
 	t := &d.t
 	return t.Kind == o.Kind && t.DType == o.DType && t.Op == o.ReduceOp && t.Prescale == o.Prescale && t.Postscale == o.Postscale &&

@@ -26,6 +26,7 @@ type Op struct {
 	Name                string // "" for unnamed: such operations match in the order of their submission
 	Sync                string // allreduce, reducescatter, accumulate: synchronisation model; "" is BSP
 	SoftPark            bool   // accumulate: delayed pulls wait in the soft-barrier order
+	Codec               string // allreduce, reducescatter, accumulate: a codec, or a policy of them; "" is the job's, "none" plain
 
 	Use          units.Use // accumulate: what to do with the value
 	Significance float32   // accumulate, Add: |g|/|w| of the push; 0 where the model does not ask for it

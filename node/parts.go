@@ -82,7 +82,7 @@ func loadTLS(s *settings.Settings) (*tls.Config, error) {
 
 func newServer(s *settings.Settings, log *zap.Logger, lost func(wire.Lost)) *server.Server {
 	return server.New(server.Config{
-		Log: log, Memory: s.ServerMemory, Fusion: int(s.FusionBytes), RankOrder: s.SumInRankOrder,
+		Log: log, Memory: s.ServerMemory, Fusion: int(s.FusionBytes), RankOrder: s.SumInRankOrder, Seed: uint64(s.Seed),
 		StallWarning: s.StallWarning, StallShutdown: s.StallShutdown, Model: condition.BSP(), OnLost: lost,
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core"
+	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/server"
@@ -36,6 +37,7 @@ type Worker struct {
 	Control  *control.Client
 
 	log      *zap.Logger
+	policy   *policy.Policy
 	server   *server.Server
 	listener transport.Listener
 
@@ -62,6 +64,9 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	}()
 	if err := CheckSync(s.Sync, false, true, s.Size); err != nil {
 		return nil, fmt.Errorf("%w: PACELINE_SYNC: %w", core.ErrInvalid, err)
+	}
+	if w.policy, err = Compression(s.Compression); err != nil {
+		return nil, fmt.Errorf("%w: PACELINE_COMPRESSION: %w", core.ErrInvalid, err)
 	}
 	tr, err := Transport(&s, o.Log)
 	if err != nil {
@@ -191,6 +196,7 @@ func (w *Worker) engineConfig(tr transport.Transport, o Options) core.Config {
 		Rank: s.Rank, Roster: w.Roster, Transport: tr, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
 		DeclareTimeout: s.StartTimeout, Log: w.log, Alloc: o.Alloc,
+		Policy: w.policy, LoadPolicy: Compression, Seed: uint64(s.Seed),
 	}
 	for i, n := range w.Roster.Servers {
 		if n.Role == wire.RoleWorker && n.Rank == s.Rank {

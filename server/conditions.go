@@ -2,12 +2,11 @@ package server
 
 import (
 	"fmt"
-	"path"
 	"slices"
-	"strings"
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/internal/pattern"
 	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -113,20 +112,16 @@ func inputsOf(w *wire.Condition) (inputs []condition.Input, check func(*tensor) 
 
 // matching finds the keys and values of the tensors whose names fit.
 func (r *round) matching(patterns []string, check func(*tensor) error) ([]cell, error) {
-	plain := strings.NewReplacer("/", "\x00") // to path.Match a slash is more than a character
 	for _, p := range patterns {
-		if _, err := path.Match(plain.Replace(p), ""); err != nil {
-			return nil, fmt.Errorf("%q is no pattern of names: %w", p, err)
+		if err := pattern.Check(p); err != nil {
+			return nil, err
 		}
 	}
 	fits := func(t *tensor) bool {
 		if len(patterns) == 0 {
 			return t.flow() == condition.Accumulate || t.Sync != ""
 		}
-		return slices.ContainsFunc(patterns, func(p string) bool {
-			ok, _ := path.Match(plain.Replace(p), plain.Replace(t.Name))
-			return ok || p == t.Name
-		})
+		return slices.ContainsFunc(patterns, func(p string) bool { return pattern.Match(p, t.Name) })
 	}
 	var cells []cell
 	r.mu.RLock()

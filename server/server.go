@@ -29,6 +29,7 @@ type Config struct {
 	Memory        int64         // bound on the bytes held for tensors
 	Fusion        int           // payloads of up to this many bytes travel together
 	RankOrder     bool          // sum in rank order, so that runs repeat bit for bit
+	Seed          uint64        // of the random numbers that codecs draw
 	StallWarning  time.Duration // tell waiting ranks whom they wait for; 0 for never
 	StallShutdown time.Duration // end an operation that waits this long; 0 for never
 	Model         condition.Model

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
@@ -22,7 +23,9 @@ type tensor struct {
 	signature string
 	dtype     units.DType // of what is summed: the sizes of allgather and alltoall are int64
 	op        units.ReduceOp
-	whole     bool // contributions are kept apart until the last has come
+	codec     codec.Codec // of pushes; nil for plain
+	answers   codec.Codec // of what is sent back
+	whole     bool        // contributions are kept apart until the last has come
 
 	cancelled atomic.Uint64 // iterations from here on were given up
 
@@ -49,6 +52,11 @@ func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
 	if t.Sync != "" {
 		var err error
 		if n.model, err = condition.Parse(t.Sync); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+	}
+	if t.Codec != "" {
+		if err := n.setCodec(); err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
 	}

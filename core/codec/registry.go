@@ -33,9 +33,9 @@ func Names() []string { return slices.Sorted(maps.Keys(makers)) }
 // Parse makes the codec that a setting names: name[:argument[,argument]…][+stage], where an argument is
 // a value or parameter=value, and stage one of the lossless ones, s2 and zstd.
 func Parse(setting string) (Codec, error) {
-	body, stage := setting, ""
-	if i := strings.LastIndexByte(setting, '+'); i >= 0 && !startsWithDigit(setting[i+1:]) { // as in 1e+3
-		body, stage = setting[:i], setting[i+1:]
+	body, stage := splitStage(setting)
+	if stage != "" {
+		stage = stage[1:]
 		if !slices.Contains(stages, stage) {
 			return nil, fmt.Errorf("codec %q: unknown lossless stage %q: allowed are %s", setting, stage, strings.Join(stages, ", "))
 		}
@@ -54,6 +54,14 @@ func Parse(setting string) (Codec, error) {
 		return newLossless(c, stage), nil
 	}
 	return c, nil
+}
+
+// splitStage cuts a setting before its lossless stage, which keeps its plus.
+func splitStage(setting string) (body, stage string) {
+	if i := strings.LastIndexByte(setting, '+'); i >= 0 && !startsWithDigit(setting[i+1:]) { // as in 1e+3
+		return setting[:i], setting[i:]
+	}
+	return setting, ""
 }
 
 func startsWithDigit(s string) bool { return s != "" && s[0] >= '0' && s[0] <= '9' }

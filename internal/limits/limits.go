@@ -25,6 +25,10 @@ const (
 	MaxKept = 64
 	// MaxSync bounds the text of a synchronisation model: two expressions and a name.
 	MaxSync = 4096
+	// MaxCodec bounds the text of a codec.
+	MaxCodec = 256
+	// MaxPolicy bounds the text of a policy of codecs, and the file that holds one.
+	MaxPolicy = 1 << 20
 	// MaxSecret bounds the job secret.
 	MaxSecret = 4096
 )

@@ -59,6 +59,8 @@ type Settings struct {
 	Sync                string `json:"sync"`
 	Parking             string `json:"parking"`
 	SumInRankOrder      bool   `json:"sum_in_rank_order"`
+	Compression         string `json:"compression"` // a codec, rules or the path of a file with them (core/policy); "" for plain
+	Seed                int    `json:"seed"`        // of the random numbers that codecs draw
 	DynamicProcessSets  bool   `json:"dynamic_process_sets"`
 	TimelineMarksCycles bool   `json:"timeline_marks_cycles"`
 

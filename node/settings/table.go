@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/internal/limits"
 )
 
@@ -126,6 +127,10 @@ var table = []row{
 		"Where a pull waits that such a model holds back: until its own iteration is closed, or until the next is."},
 	{"PACELINE_SUM_IN_RANK_ORDER", nil, "0", boolean(func(s *Settings) *bool { return &s.SumInRankOrder }),
 		"Adds the ranks' contributions in the order of the ranks, so that runs repeat bit for bit."},
+	{"PACELINE_COMPRESSION", nil, "", text(func(s *Settings) *string { return &s.Compression }, "a codec such as fp16 or topk:0.01, rules in JSON, or the path of a file with rules"),
+		"How gradients and held values travel where the program does not say it: " + strings.Join(codec.Names(), ", ") + ". A codec is that of every tensor of 1024 elements or more."},
+	{"PACELINE_SEED", nil, "0", integer(func(s *Settings) *int { return &s.Seed }, 0, math.MaxInt),
+		"Seed of the random numbers that codecs draw, so that runs repeat bit for bit (with PACELINE_SUM_IN_RANK_ORDER=1)."},
 	{"PACELINE_DYNAMIC_PROCESS_SETS", same("HOROVOD_DYNAMIC_PROCESS_SETS"), "0", boolean(func(s *Settings) *bool { return &s.DynamicProcessSets }),
 		"Accepted for Horovod's sake: process sets can always be added and removed after init."},
 	{"PACELINE_SERVER_MEMORY", nil, "0", size(func(s *Settings) *int64 { return &s.ServerMemory }, 0, math.MaxInt64),

@@ -42,6 +42,7 @@ class Op(ctypes.Structure):
         ("use", ctypes.c_uint32),
         ("significance", ctypes.c_float),
         ("group", ctypes.c_char_p),
+        ("codec", ctypes.c_char_p),
     ]
 
 
@@ -67,6 +68,7 @@ _PROTOTYPES = {
     "pl_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_uint64]),
     "pl_submit": (ctypes.c_int, [ctypes.POINTER(Op), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32)]),
     "pl_check_sync": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32]),
+    "pl_check_codec": (ctypes.c_int, [ctypes.c_char_p]),
     "pl_set_condition": (ctypes.c_int, [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64)]),
     "pl_end_iteration": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)]),
     "pl_begin_iteration": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_char_p]),

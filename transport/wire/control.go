@@ -48,6 +48,7 @@ type Tensor struct {
 	Parts      []uint32       `json:"parts"`                // bytes of each partition
 	Sync       string         `json:"sync,omitempty"`       // synchronisation model, as condition.Parse reads it; "" is BSP
 	SoftPark   bool           `json:"softPark,omitempty"`   // delayed pulls wait in the soft-barrier order, not the lazy one
+	Codec      string         `json:"codec,omitempty"`      // how payloads are encoded, as codec.Parse reads it; "" is plain
 }
 
 // Signature is everything about the tensor in which all ranks must agree, as people read it:
@@ -87,6 +88,9 @@ func (t *Tensor) Signature() string {
 	if t.SoftPark {
 		s += " with soft-barrier parking"
 	}
+	if t.Codec != "" {
+		s += " coded by " + t.Codec
+	}
 	return s
 }
 
@@ -107,6 +111,8 @@ func (t *Tensor) Check() error {
 		return fmt.Errorf("tensor %q: %v %v %v is not known here", t.Name, t.Kind, t.Op, t.DType)
 	case len(t.Sync) > limits.MaxSync:
 		return fmt.Errorf("tensor %q: synchronisation model of %d bytes, limit %d", t.Name, len(t.Sync), limits.MaxSync)
+	case len(t.Codec) > limits.MaxCodec:
+		return fmt.Errorf("tensor %q: codec of %d bytes, limit %d", t.Name, len(t.Codec), limits.MaxCodec)
 	case len(t.Shape) > limits.MaxDims:
 		return fmt.Errorf("tensor %q: %d dimensions, limit %d", t.Name, len(t.Shape), limits.MaxDims)
 	case slices.ContainsFunc(t.Shape, func(d int64) bool { return d < 0 }):

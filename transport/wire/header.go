@@ -93,10 +93,19 @@ const (
 	FlagWithin
 	// FlagLast on a report: the sender's superstep ends with this iteration.
 	FlagLast
-	// FlagEmpty on a report: the sender's superstep ends without a push; the frame counts as one of
-	// every partition that the server holds of the tensor.
+	// FlagEmpty on a push: it has no payload and counts like any other; what the sender adds is zeros. On a
+	// report: the sender's superstep ends without a push; the frame counts as one of every partition that
+	// the server holds of the tensor.
 	FlagEmpty
-	knownFlags = FlagHome | FlagNoPull | FlagLatePull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty
+	// FlagPlain on a push or pull of a held value: answer with the value itself, however the tensor is coded.
+	FlagPlain
+	knownFlags = FlagHome | FlagNoPull | FlagLatePull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty | FlagPlain
+)
+
+// What a header's Codec says of the payload.
+const (
+	CodecPlain    = 0 // the elements as they are
+	CodecDeclared = 1 // a message of the codec that the tensor was declared with
 )
 
 // Header is the fixed part of every frame. Fields that a type does not use are zero.
@@ -104,7 +113,7 @@ type Header struct {
 	Type         Type
 	Flags        Flags
 	DType        units.DType // element type of the payload
-	Codec        uint8       // how the payload is encoded; 0 is plain
+	Codec        uint8       // how the payload is encoded: CodecPlain or CodecDeclared
 	Epoch        uint32      // membership epoch that the sender is in
 	Tensor       uint32      // number of the declared tensor
 	Part         uint32      // partition of the tensor; (Tensor, Part) is the key
@@ -115,7 +124,7 @@ type Header struct {
 	Aux          uint64      // put and get: Route(source, destination); window: consumed bytes; held values: Seq of the operation, given back in the result; report, stop: see there
 	Divisor      uint32      // result: how many ranks contributed
 	Significance float32     // push: |g|/|w|, for the models that ask for it; 0 where not computed
-	Count        uint32      // batch: number of frames within; report, stop: iteration of a superstep, from 1
+	Count        uint32      // batch: number of frames within; report, stop: iteration of a superstep, from 1; held values: which answer made the base that the rank has, 0 for none
 }
 
 // Route packs the source and destination of a put or get. Destination -1 is "every reader".

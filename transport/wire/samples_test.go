@@ -31,6 +31,8 @@ var (
 	pull   = Header{Type: TypePull, Epoch: 1, Tensor: 2, Part: 3, Rank: 4, Iteration: 5}
 	tensor = Tensor{ID: 2, Name: "layer1.weight", Kind: units.Allreduce, Op: units.Average, DType: units.Float32, Shape: []int64{10, 4},
 		Ranks: []int{0, 1, 2}, Prescale: 1, Postscale: 0.5, Generation: 1, Parts: []uint32{128, 32}}
+	coded = Tensor{ID: 3, Name: "layer2.weight", Kind: units.Accumulate, Op: units.Sum, DType: units.Float16, Shape: []int64{9}, Root: 1,
+		Ranks: []int{0, 1}, Prescale: 1, Postscale: 1, Parts: []uint32{18}, Sync: "ssp:3", SoftPark: true, Codec: "topk:0.01+s2"}
 	worker = Node{Role: RoleWorker, Rank: 1, LocalRank: 1, LocalSize: 2, Host: "node7", PID: 4711, Server: "10.0.0.7:40000", Version: "0.1.0"}
 	roster = Roster{Round: 77, Epoch: 1, Workers: []Node{worker}, Servers: []Node{worker}}
 )
@@ -43,6 +45,10 @@ var samples = []sample{
 	{"push", push, []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0x40}},
 	{"pull", pull, nil},
 	{"result", Header{Type: TypeResult, DType: units.Float32, Epoch: 1, Tensor: 2, Part: 3, Iteration: 5, Divisor: 2}, []byte{0, 0, 0x40, 0x40}},
+	{"announce: coded", Header{Type: TypeAnnounce, Tensor: 3}, coded},
+	{"push: coded", Header{Type: TypePush, Flags: FlagPlain, DType: units.Float16, Codec: CodecDeclared, Tensor: 3, Rank: 1, Iteration: 5, Aux: 6, Count: 4},
+		[]byte{0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 0x80, 0x3f}},
+	{"push: empty", Header{Type: TypePush, Flags: FlagEmpty | FlagHome, DType: units.Float32, Tensor: 2, Rank: 1, Iteration: 5, Seq: 6}, nil},
 	{"put", Header{Type: TypePut, DType: units.Uint8, Tensor: 2, Rank: 1, Iteration: 5, Aux: Route(1, -1)}, []byte("abc")},
 	{"get", Header{Type: TypeGet, Tensor: 2, Rank: 2, Iteration: 5, Aux: Route(1, 2)}, nil},
 	{"window", Header{Type: TypeWindow, Aux: 1 << 40}, nil},
