@@ -5,15 +5,18 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/policy"
+	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
 
 // coding is how the partitions of a declaration travel.
 type coding struct {
-	codec codec.Codec
-	dtype units.DType
-	parts []codedPart
+	codec   codec.Codec
+	answers codec.Codec // of what servers send back
+	dtype   units.DType
+	parts   []codedPart
 }
 
 // codedPart is what this rank keeps of a partition from one operation to the next. It belongs to the one
@@ -21,14 +24,58 @@ type coding struct {
 type codedPart struct {
 	key      uint64 // of the streams that it draws from
 	elements int
+	residual []byte // what its messages lacked so far; nil before the first
 }
 
 func newCoding(c codec.Codec, t *wire.Tensor) *coding {
-	k := &coding{codec: c, dtype: t.DType, parts: make([]codedPart, len(t.Parts))}
+	k := &coding{codec: c, answers: codec.Answer(c), dtype: t.DType, parts: make([]codedPart, len(t.Parts))}
 	for i, n := range t.Parts {
 		k.parts[i] = codedPart{key: codec.KeyOf(t.ProcessSet, t.Name, uint32(i)), elements: int(n) / t.DType.Size()}
 	}
 	return k
+}
+
+// arrives checks what an answer says of its length, before memory is taken for it.
+func (t *task) arrives(h *wire.Header, from fmt.Stringer) error {
+	if h.Codec == wire.CodecDeclared && t.o.d.coding != nil {
+		k := t.o.d.coding
+		if most := k.answers.MaxEncoded(k.parts[t.h.Part].elements); int(h.Length) > most {
+			return fmt.Errorf("%v answers partition %d of %q with a message of %d bytes, at most %d are possible", from, h.Part, t.o.name(), h.Length, most)
+		}
+		return nil
+	}
+	if h.Codec != wire.CodecPlain || t.o.d.coding != nil && t.o.Kind != units.Accumulate {
+		return fmt.Errorf("%v answers partition %d of %q in encoding %d, where that is declared as %q", from, h.Part, t.o.name(), h.Codec, t.o.d.t.Codec)
+	}
+	if int(h.Length) != len(t.out) {
+		return fmt.Errorf("%v answers partition %d of %q with %d bytes, want %d", from, h.Part, t.o.name(), h.Length, len(t.out))
+	}
+	return nil
+}
+
+// decode turns the message of an answer into the output.
+func (t *task) decode(message []byte, from fmt.Stringer) error {
+	k := t.o.d.coding
+	if err := k.decode(t.o.e.encoder.pool, t.out, message); err != nil {
+		return fmt.Errorf("partition %d of %q on rank %d: the answer of %v: %w", t.h.Part, t.o.name(), t.o.e.cfg.Rank, from, err)
+	}
+	return nil
+}
+
+func (k *coding) decode(pool *mempool.Pool, out, message []byte) error {
+	if k.dtype == units.Float32 {
+		return k.answers.Decode(out, message)
+	}
+	wide, err := pool.Get(4 * (len(out) / k.dtype.Size()))
+	if err != nil {
+		return fmt.Errorf("%w: float32 elements: %w", ErrMemory, err)
+	}
+	defer pool.Put(wide)
+	if err := k.answers.Decode(wide, message); err != nil {
+		return err
+	}
+	reduce.Narrow(k.dtype, out, wide)
+	return nil
 }
 
 // checkCodec reads what an operation names as its codec, once for each text. Callers hold mu.

@@ -66,6 +66,7 @@ func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
 	for i := range tasks {
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
 		room[i] = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.placed.Servers[i], in: in[from:to], out: out[from:to], answer: true}
+		room[i].encode = o.d.coding != nil
 		tasks[i] = &room[i]
 	}
 	tasks[0].h.Flags |= wire.FlagHome
@@ -80,7 +81,7 @@ func (o *operation) scatterTasks() []*task {
 	tasks := make([]*task, len(o.d.t.Parts))
 	for i := range tasks {
 		a, b := o.d.offsets[i], o.d.offsets[i+1]
-		t := &task{o: o, h: o.header(wire.TypePush, i, o.DType), server: o.d.placed.Servers[i], in: o.Input[a:b]}
+		t := &task{o: o, h: o.header(wire.TypePush, i, o.DType), server: o.d.placed.Servers[i], in: o.Input[a:b], encode: o.d.coding != nil}
 		if a >= first && b <= last && a < b {
 			t.out, t.answer = o.Output[a-first:b-first], true
 		} else {

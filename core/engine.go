@@ -5,10 +5,11 @@
 //
 //  1. Submit checks it, counts it under its name and finds its declaration (names.go, declare.go).
 //  2. launch cuts it into tasks, one per partition (operation.go, collectives.go).
-//  3. A task waits in the queue of its server, by priority, under a byte credit (peer.go), or takes
+//  3. A task whose tensor is coded is encoded first, by priority (encoder.go).
+//  4. It waits in the queue of its server, by priority, under a byte credit (peer.go), or takes
 //     the in-process way (local.go).
-//  4. The server's answer is read straight into the output memory (link.go).
-//  5. With the last task the next stage begins, or Done is called.
+//  5. The server's answer is read straight into the output memory (link.go), or decoded into it (coding.go).
+//  6. With the last task the next stage begins, or Done is called.
 package core
 
 import (
@@ -51,6 +52,7 @@ type Control interface {
 // once, from any goroutine; the operation's memory is in use until then.
 type Local interface {
 	Announce(t *wire.Tensor) error
+	// Push does not keep in where that is a message (CodecDeclared).
 	Push(h wire.Header, in, out []byte, done func(divisor uint32, err error))
 	Pull(h wire.Header, out []byte, done func(divisor uint32, err error))
 	Put(h wire.Header, data []byte, done func(divisor uint32, err error))
@@ -90,6 +92,7 @@ type Engine struct {
 	cfg        Config
 	peers      []*peer // by server index; the own server's is nil
 	local      *localQueue
+	encoder    *encoder
 	trace      tracer
 	wg         sync.WaitGroup  // link readers
 	starts     sync.WaitGroup  // a Start that is under way
@@ -127,6 +130,7 @@ func New(cfg Config) *Engine {
 		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{}, warned: map[string]time.Time{},
 		policies: map[string]*policy.Policy{},
 	}
+	e.encoder = newEncoder(e)
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.declares.start(e)
 	return e
@@ -364,6 +368,7 @@ func (e *Engine) end(err error) {
 			for _, o := range e.operations() {
 				o.fail(e.explain(o, err))
 			}
+			e.encoder.close()
 			if e.local != nil {
 				e.local.close()
 			}

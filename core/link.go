@@ -207,19 +207,47 @@ func (l *link) result(h *wire.Header) error {
 	if t == nil {
 		return l.discard(int(h.Length))
 	}
-	if int(h.Length) != len(t.out) {
-		err := fmt.Errorf("%v answers partition %d of %q with %d bytes, want %d", l.p, h.Part, t.o.name(), h.Length, len(t.out))
+	if err := t.arrives(h, l.p); err != nil {
 		l.p.answered(t, err)
 		return err
 	}
-	err := l.read1(t.out)
+	into, lent, err := l.room(t, h)
+	if err == nil {
+		err = l.read1(into)
+	}
 	if err != nil {
 		l.p.answered(t, fmt.Errorf("%v of %q on rank %d: %w", t.o.Kind, t.o.name(), l.p.e.cfg.Rank, l.p.e.lossOf(l.p.index, err)))
 		return err
 	}
+	l.take(t, h, into)
+	l.p.e.encoder.pool.Put(lent)
+	return nil
+}
+
+// room is the memory that an answer is read into: the output, or that of a message, perhaps lent.
+func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
+	switch {
+	case h.Codec == wire.CodecPlain:
+		return t.out, nil, nil
+	case int(h.Length) <= len(l.scratch):
+		return l.scratch[:h.Length], nil, nil
+	}
+	lent, err = l.p.e.encoder.pool.Get(int(h.Length))
+	return lent, lent, err
+}
+
+// take ends a task with its answer, which lies in the output already unless it is a message. A message that
+// cannot be read ends the operation on every rank.
+func (l *link) take(t *task, h *wire.Header, answer []byte) {
+	if h.Codec != wire.CodecPlain {
+		if err := t.decode(answer, l.p); err != nil {
+			t.o.giveUp(err)
+			l.p.answered(t, err)
+			return
+		}
+	}
 	l.p.e.trace.answered(t)
 	l.p.answered(t, nil)
-	return nil
 }
 
 func (l *link) discard(n int) error {
@@ -242,14 +270,14 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		if t == nil {
 			return nil
 		}
-		if len(payload) != len(t.out) {
-			err := fmt.Errorf("%v answers partition %d of %q with %d bytes, want %d", l.p, h.Part, t.o.name(), len(payload), len(t.out))
+		if err := t.arrives(h, l.p); err != nil {
 			l.p.answered(t, err)
 			return err
 		}
-		copy(t.out, payload)
-		e.trace.answered(t)
-		l.p.answered(t, nil)
+		if h.Codec == wire.CodecPlain {
+			copy(t.out, payload)
+		}
+		l.take(t, h, payload)
 	case wire.TypeWindow:
 		l.window(h.Aux)
 	case wire.TypeFail:

@@ -76,7 +76,9 @@ func (q *localQueue) hand(t *task) {
 		err = q.server.Announce(&t.o.d.t)
 		q.announced[t.h.Tensor] = struct{}{}
 	}
+	message := t.unload()
 	q.mu.Unlock()
+	defer q.e.encoder.sent(t.server, message)
 	q.e.trace.moving(t)
 	finished := func(_ uint32, err error) { q.finished(t, err) }
 	if err != nil {
@@ -122,11 +124,14 @@ func (q *localQueue) abandon(t *task) {
 // settle ends the caller's hold on mu and completes the task if nothing of it is left to do.
 func (q *localQueue) settle(t *task) {
 	done := !t.settled && !t.heldBack && (t.state == taskSent || t.abandoned && t.state < taskMoving)
+	var message []byte
 	if done {
 		t.settled = true
+		message = t.unload()
 	}
 	q.mu.Unlock()
 	if done {
+		q.e.encoder.sent(t.server, message)
 		t.o.complete()
 	}
 }

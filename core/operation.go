@@ -45,6 +45,7 @@ type task struct {
 	in     []byte // what leaves
 	out    []byte // where the answer goes
 	answer bool   // whether there is one
+	encode bool   // in has to be encoded first; guarded by the encoder's mutex once it is queued there
 
 	// Guarded by the mutex of the queue that the task is in.
 	order     uint64 // of its coming
@@ -52,7 +53,8 @@ type task struct {
 	waiting   bool // for the answer
 	abandoned bool // the operation has failed: leave what has not begun
 	settled   bool
-	heldBack  bool // the server in this process gave it up; the reason is still to come
+	heldBack  bool   // the server in this process gave it up; the reason is still to come
+	message   []byte // memory that in lies in, for the encoder to have back
 
 	left time.Time // when it began to move, for the timeline
 }
@@ -109,8 +111,13 @@ func (o *operation) run(tasks []*task, next func()) {
 	o.complete()
 }
 
-// enqueue puts a task into the queue of its server. A peer that is given back wants a kick.
+// enqueue puts a task into the queue of its server, or first into the encoder's. A peer that is given back
+// wants a kick.
 func (e *Engine) enqueue(t *task) *peer {
+	if t.encode {
+		e.encoder.push(t)
+		return nil
+	}
 	if p := e.peers[t.server]; p != nil {
 		p.push(t)
 		return p
@@ -176,6 +183,9 @@ func (o *operation) abandon(err error, ownWill bool) {
 	}
 	o.tellServers(ownWill)
 	for _, t := range tasks {
+		if o.d.coding != nil && o.e.encoder.abandon(t) {
+			continue
+		}
 		if p := o.e.peers[t.server]; p != nil {
 			p.abandon(t)
 		} else {

@@ -123,11 +123,14 @@ func (p *peer) kick() {
 // settle ends the caller's hold on mu and completes the task if nothing of it is left to do.
 func (p *peer) settle(t *task) {
 	done := !t.settled && !t.waiting && (t.state == taskSent || t.abandoned && t.state < taskMoving)
+	var message []byte
 	if done {
 		t.settled = true
+		message = t.unload()
 	}
 	p.mu.Unlock()
 	if done {
+		p.e.encoder.sent(t.server, message)
 		t.o.complete()
 	}
 }
@@ -139,11 +142,13 @@ func (t *task) Sent(err error) {
 	p.mu.Lock()
 	t.state = taskSent
 	gone := p.gone
+	message := t.unload()
 	if err != nil {
 		t.state = taskNew
 		p.unsent = append(p.unsent, t)
 	}
 	p.settle(t)
+	p.e.encoder.sent(t.server, message)
 	if err != nil && gone != nil {
 		t.o.fail(gone)
 	}

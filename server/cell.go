@@ -22,6 +22,8 @@ type decided struct {
 	part  uint32
 	bytes int // of the partition, in the tensor's type
 
+	coding *coding // nil for plain
+
 	mu      sync.Mutex
 	machine *condition.Machine
 	outputs []condition.Output

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -24,7 +25,7 @@ type key struct {
 // slot is one iteration of a key.
 //
 // Invariants: while open, acc holds for each chunk the sum of exactly the ranks in that chunk's set;
-// a rank's bytes are added a whole chunk at a time or not at all. Once closed, result is what every
+// a rank's bytes are added a whole chunk at a time or not at all (of a coded tensor, a whole message). Once closed, result is what every
 // rank gets, the same bytes for all.
 type slot struct {
 	acc     []byte
@@ -58,6 +59,13 @@ type result struct {
 	refs atomic.Int32
 }
 
+// newResult is a reply that its maker holds.
+func newResult(r *round, buf []byte) *result {
+	res := &result{r: r, buf: buf}
+	res.refs.Store(1)
+	return res
+}
+
 // Sent implements outbox.Owner: one sender less needs the buffer.
 func (res *result) Sent(error) {
 	if res.refs.Add(-1) == 0 {
@@ -78,8 +86,8 @@ func (c *conn) push(h *wire.Header, p *payload) error {
 	if err != nil {
 		return err
 	}
-	if int(h.Length) != k.bytes || h.DType != t.dtype {
-		return fmt.Errorf("%d bytes of %v for partition %d of %q, want %d of %v", h.Length, h.DType, h.Part, t.Name, k.bytes, t.dtype)
+	if err := k.fits(h, int(h.Length)); err != nil {
+		return err
 	}
 	if !t.enter(h) {
 		return p.discard()
@@ -96,9 +104,13 @@ func (c *conn) push(h *wire.Header, p *payload) error {
 		k.late(h, waiter{rank: c.rank, conn: c})
 		return nil
 	}
-	if t.whole {
+	switch {
+	case h.Flags&wire.FlagEmpty != 0: // there is nothing to add
+	case k.coding != nil:
+		err = k.receive(s, h, p)
+	case t.whole:
 		err = k.keep(s, h, p)
-	} else {
+	default:
 		err = k.stream(s, h, p)
 	}
 	if err != nil {
@@ -151,9 +163,9 @@ func (k *key) open(h *wire.Header) (*slot, error) {
 	s := k.spare
 	k.spare = nil
 	if s == nil {
-		s = &slot{chunks: make([]chunk, (k.bytes+chunkBytes-1)/chunkBytes)}
+		s = &slot{chunks: make([]chunk, k.chunks())}
 	}
-	acc, err := k.t.r.s.pool.Get(reduce.AccBytes(k.t.dtype, k.bytes))
+	acc, err := k.t.r.s.pool.Get(k.accBytes())
 	if err != nil {
 		return nil, err
 	}
@@ -164,6 +176,21 @@ func (k *key) open(h *wire.Header) (*slot, error) {
 	}
 	k.slots[h.Iteration] = s
 	return s, nil
+}
+
+// chunks is how many pieces are added each by itself; a message is one.
+func (k *key) chunks() int {
+	if k.coding != nil {
+		return 1
+	}
+	return (k.bytes + chunkBytes - 1) / chunkBytes
+}
+
+func (k *key) accBytes() int {
+	if k.coding != nil {
+		return 4 * k.coding.elements
+	}
+	return reduce.AccBytes(k.t.dtype, k.bytes)
 }
 
 // stream adds the payload chunk by chunk while it arrives.
@@ -273,7 +300,7 @@ func (k *key) arrived(h *wire.Header, s *slot, w waiter) (answers []answer) {
 			s.waiters = append(s.waiters, w)
 			answers = k.step(condition.Pull(w.rank, h.Iteration), answers)
 		}
-	case w.local != nil && s.closed:
+	case w.local != nil && s.local != w.local: // nothing is read from its memory any more
 		answers = append(answers, answer{w: w})
 	case w.local != nil:
 		s.waiters = append(s.waiters, w) // its memory is needed until the iteration is closed
@@ -306,8 +333,10 @@ type answer struct {
 	iteration uint64
 	divisor   uint32
 	res       *result
-	refused   error // instead of an answer: why the push was not taken
+	refused   error            // instead of an answer: why the push was not taken, or there is no sum
+	code      wire.FailureCode // of refused
 	seq       uint64
+	gone      bool // the iteration of a local waiter was given up
 }
 
 // step drives the machine and carries out its outputs on the slots. Callers hold mu.
@@ -324,7 +353,7 @@ func (k *key) step(in condition.Input, answers []answer) []answer {
 				k.t.r.s.cfg.Log.Warn("conditions stay", zap.String("tensor", k.t.Name), zap.Error(o.Err))
 				continue
 			}
-			a := answer{refused: o.Err}
+			a := answer{refused: o.Err, code: wire.FailUnsupported}
 			if s := k.slots[o.Progress]; s != nil {
 				a.seq = s.seq
 			}
@@ -347,12 +376,9 @@ func (k *key) close(o condition.Output, answers []answer) []answer {
 	s.closed = true
 	// A rank that has joined counts as having pushed zeros, so averages divide by it too (Horovod's rule).
 	s.divisor = uint32(len(t.Ranks) - t.ranks.Minus(t.r.joinedRanks()).Minus(o.Contributors).Len())
-	if t.whole {
-		k.combine(s, o.Contributors)
-	} else if s.local != nil {
-		k.addLocal(s, true)
+	if err := k.total(s, o); err != nil {
+		return k.spoil(o.Progress, s, err, answers)
 	}
-	k.store(s)
 	kept := s.waiters[:0]
 	for _, w := range s.waiters { // local pushes without a pull were only waiting for their memory
 		if w.local != nil && w.local.out == nil && w.local.noPull {
@@ -367,15 +393,66 @@ func (k *key) close(o condition.Output, answers []answer) []answer {
 	return answers
 }
 
+// total makes the result of the contributions.
+func (k *key) total(s *slot, o condition.Output) error {
+	switch {
+	case k.t.whole && k.coding != nil:
+		if err := k.combineMessages(s, o.Contributors); err != nil {
+			return err
+		}
+		k.fillEmpty(s)
+	case k.t.whole:
+		k.combine(s, o.Contributors)
+	default:
+		if s.local != nil {
+			k.addLocal(s, true)
+		}
+		k.fillEmpty(s)
+	}
+	if k.coding != nil {
+		return k.storeMessage(s, o.Progress)
+	}
+	k.store(s)
+	return nil
+}
+
+// fillEmpty makes zeros of what nobody had anything to add to.
+func (k *key) fillEmpty(s *slot) {
+	for i := range s.chunks {
+		switch {
+		case s.chunks[i].from.Len() > 0:
+		case k.coding != nil:
+			clear(s.acc)
+		default:
+			clear(k.accChunk(s, i))
+		}
+	}
+}
+
+// spoil gives up an iteration of which there is no result: the operation fails on every rank.
+func (k *key) spoil(iteration uint64, s *slot, err error, answers []answer) []answer {
+	a := answer{refused: err, code: wire.FailUnsupported, seq: s.seq}
+	if errors.As(err, new(memoryError)) {
+		a.code = wire.FailMemory
+	}
+	answers = append(answers, a)
+	for _, w := range s.waiters {
+		if w.local != nil {
+			answers = append(answers, answer{w: w, gone: true})
+		}
+	}
+	k.t.r.s.pool.Put(s.acc)
+	k.dropContrib(s)
+	delete(k.slots, iteration)
+	k.trim()
+	return answers
+}
+
 // store scales the accumulator and narrows it to the tensor's type.
 func (k *key) store(s *slot) {
 	t := k.t
-	mul, div := t.Postscale, 1.0
-	if t.op == units.Average {
-		div = float64(s.divisor)
-	}
-	s.result = &result{r: t.r, buf: s.acc}
-	s.result.refs.Store(1) // the slot's own
+	mul, div := t.Postscale, t.divide(s.divisor)
+	s.result = newResult(t.r, s.acc)
 	if reduce.AccType(t.dtype) == t.dtype {
 		reduce.Store(t.dtype, s.acc, s.acc, mul, div)
 	} else {
@@ -383,6 +460,14 @@ func (k *key) store(s *slot) {
 		s.result.buf = s.acc[:k.bytes]
 	}
 	s.acc = nil
+}
+
+// divide is what a sum of so many contributions is divided by.
+func (t *tensor) divide(ranks uint32) float64 {
+	if t.op == units.Average {
+		return float64(ranks)
+	}
+	return 1
 }
 
 // combine makes the sum of the contributors' whole contributions, in rank order.
@@ -397,11 +482,14 @@ func (k *key) combine(s *slot, contributors rankset.Set) {
 			parts = append(parts, b)
 		}
 	}
-	if t.op == units.Adasum {
+	switch {
+	case len(parts) == 0:
+		clear(s.acc)
+	case t.op == units.Adasum:
 		// Adasum of scaled gradients is the scaled Adasum, so both scales wait for the end.
 		reduce.Adasum(t.dtype, s.acc, parts)
 		reduce.Load(reduce.AccType(t.dtype), s.acc, s.acc, t.Prescale)
-	} else {
+	default:
 		for i, b := range parts {
 			if i == 0 {
 				reduce.Load(t.dtype, s.acc, b, t.Prescale)
@@ -448,6 +536,7 @@ func (k *key) release(iteration uint64, s *slot) {
 		return
 	}
 	delete(k.slots, iteration)
+	k.trim()
 	s.result.Sent(nil)
 	for i := range s.chunks {
 		s.chunks[i].from.Reset()
@@ -462,23 +551,34 @@ func (k *key) deliver(answers []answer) {
 	for _, a := range answers {
 		switch {
 		case a.refused != nil:
-			k.t.r.fail(k.t, a.seq, wire.FailUnsupported, a.refused.Error())
+			k.t.r.fail(k.t, a.seq, a.code, a.refused.Error())
+		case a.gone:
+			a.w.drop(wire.ErrCancelled)
 		case a.w.conn != nil:
 			a.w.conn.send(outbox.Frame{
 				Header: wire.Header{
 					Type: wire.TypeResult, DType: k.t.dtype, Tensor: k.t.ID, Part: k.part,
-					Iteration: a.iteration, Divisor: a.divisor,
+					Iteration: a.iteration, Divisor: a.divisor, Codec: k.encoding(),
 				},
 				Payload: a.res.buf, Owner: a.res,
 			})
 		case a.res == nil:
 			a.w.local.done(0, nil)
 		default:
-			copy(a.w.local.out, a.res.buf)
+			err := k.fill(a.w.local.out, a.res.buf)
 			a.res.Sent(nil)
-			a.w.local.done(a.divisor, nil)
+			a.w.local.done(a.divisor, err)
 		}
 	}
+}
+
+// fill copies a result to where the worker in this process wants it.
+func (k *key) fill(out, result []byte) error {
+	if k.coding != nil {
+		return k.coding.decode(k.t.r.s.pool, out, result)
+	}
+	copy(out, result)
+	return nil
 }
 
 // waitsFor lists the operations that wait for a rank here.
@@ -530,6 +630,7 @@ func (k *key) cancel(from uint64, err error) {
 		}
 		delete(k.slots, i)
 	}
+	k.trim()
 	k.mu.Unlock()
 	for _, w := range dropped {
 		w.drop(err)

@@ -60,6 +60,7 @@ func (s *Server) Local(rank int, notices Notices) (*Local, error) {
 func (l *Local) Announce(t *wire.Tensor) error { return l.r.announce(t) }
 
 // Push adds in to the key that the header names and, unless FlagNoPull is set, has the result copied to out.
+// A message (CodecDeclared) is not kept: its memory may be used again when Push returns.
 func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, err error)) {
 	t, err := l.r.tensor(&h)
 	if err == nil && t.holds() {
@@ -70,8 +71,8 @@ func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, er
 	if err == nil {
 		k, err = t.key(h.Part)
 	}
-	if err == nil && len(in) != k.bytes {
-		err = fmt.Errorf("%d bytes for partition %d of %q, want %d", len(in), h.Part, t.Name, k.bytes)
+	if err == nil {
+		err = k.fits(&h, len(in))
 	}
 	if err != nil {
 		done(0, err)
@@ -90,6 +91,13 @@ func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, er
 	op := &localOp{rank: l.rank, in: in, out: out, noPull: h.Flags&wire.FlagNoPull != 0, done: done}
 	if s == nil {
 		k.late(&h, waiter{rank: l.rank, local: op})
+		return
+	}
+	if k.coding != nil || h.Flags&wire.FlagEmpty != 0 {
+		if h.Flags&wire.FlagEmpty == 0 {
+			k.receiveLocal(s, &h, in)
+		}
+		k.pushed(&h, s, waiter{rank: l.rank, local: op})
 		return
 	}
 	k.mu.Lock()

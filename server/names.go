@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -198,6 +199,11 @@ func (r *round) outOfMemory(t *tensor, h *wire.Header, err error) {
 	r.fail(t, h.Seq, wire.FailMemory, memoryText(err))
 	r.drop(t, h.Iteration)
 }
+
+// memoryError is the server's memory limit as the reason of a failure.
+type memoryError struct{ error }
+
+func outOfMemory(err error) error { return memoryError{errors.New(memoryText(err))} }
 
 func memoryText(err error) string {
 	return fmt.Sprintf("the server's memory limit is reached (%v): raise PACELINE_SERVER_MEMORY or use more servers", err)

@@ -118,7 +118,7 @@ func (t *tensor) key(part uint32) (*key, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &key{decided: decided{t: t, part: part, bytes: int(t.Parts[part]), machine: m}, slots: map[uint64]*slot{}}
+	k := &key{decided: decided{t: t, part: part, bytes: int(t.Parts[part]), coding: t.coding(part), machine: m}, slots: map[uint64]*slot{}}
 	t.keys[part] = k
 	return k, nil
 }
@@ -165,6 +165,9 @@ func (t *tensor) cells() []cell {
 // gone reports whether an iteration was given up. What is found to live under the lock of a key or of the
 // exchange is also found by the cancel that comes after.
 func (t *tensor) gone(iteration uint64) bool { return iteration >= t.cancelled.Load() }
+
+// gaveUp is an iteration that no rank reaches: a tensor of which that is gone was given up from some one on.
+const gaveUp = math.MaxUint64 - 1
 
 // enter notes that a rank comes with a frame of an operation, and reports whether the operation goes on.
 func (t *tensor) enter(h *wire.Header) bool {

@@ -160,13 +160,6 @@ func (t *tensor) readLocal(h *wire.Header, out []byte, done func(uint32, error))
 	v.pull(&reader{waiter: waiter{rank: op.rank, local: op}, h: *h})
 }
 
-func (v *value) fits(h *wire.Header, n int) error {
-	if n != v.bytes || h.DType != v.t.dtype {
-		return fmt.Errorf("%d bytes of %v for partition %d of %q, want %d of %v", n, h.DType, h.Part, v.t.Name, v.bytes, v.t.dtype)
-	}
-	return nil
-}
-
 // push adds what has arrived whole, if the machine admits it, and answers whom that sets free. It reports
 // whether the push was taken; the reader hears of it if not.
 func (v *value) push(r *reader, b []byte) (taken bool) {

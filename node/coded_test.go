@@ -1,0 +1,258 @@
+package node_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/paceline/paceline/core"
+	"github.com/paceline/paceline/internal/half"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/node/settings"
+)
+
+// codecs are settings of every codec, small enough that sizes cross their blocks.
+var codecs = []string{
+	"none+s2", "fp16", "bf16+zstd", "int8:block=64", "int4:block=64,feedback=on", "onebit:block=64", "qsgd:levels=7,block=64",
+	"qsgd:levels=3,coding=elias", "terngrad:clip=2.5,block=64", "natural:levels=7,block=64", "topk:0.1", "topk:0.25+s2", "randomk:0.25",
+	"threshold:0.5", "dgc:0.1,momentum=0.9",
+}
+
+var floats = []units.DType{units.Float32, units.Float16, units.BFloat16, units.Float64}
+
+// always codes tensors of any size.
+func always(setting string) string {
+	return fmt.Sprintf(`[{"min_bytes": 0, "codec": %q}]`, setting)
+}
+
+// elements writes numbers as a tensor.
+func elements(d units.DType, x []float64) []byte {
+	var b []byte
+	for _, f := range x {
+		switch d {
+		case units.Float16:
+			b = binary.NativeEndian.AppendUint16(b, half.ToFloat16(float32(f)))
+		case units.BFloat16:
+			b = binary.NativeEndian.AppendUint16(b, half.ToBFloat16(float32(f)))
+		case units.Float32:
+			b = binary.NativeEndian.AppendUint32(b, math.Float32bits(float32(f)))
+		default:
+			b = binary.NativeEndian.AppendUint64(b, math.Float64bits(f))
+		}
+	}
+	return b
+}
+
+// numbers reads a tensor.
+func numbers(d units.DType, b []byte) []float64 {
+	x := make([]float64, len(b)/d.Size())
+	for i := range x {
+		switch d {
+		case units.Float16:
+			x[i] = float64(half.FromFloat16(binary.NativeEndian.Uint16(b[2*i:])))
+		case units.BFloat16:
+			x[i] = float64(half.FromBFloat16(binary.NativeEndian.Uint16(b[2*i:])))
+		case units.Float32:
+			x[i] = float64(math.Float32frombits(binary.NativeEndian.Uint32(b[4*i:])))
+		default:
+			x[i] = math.Float64frombits(binary.NativeEndian.Uint64(b[8*i:]))
+		}
+	}
+	return x
+}
+
+// normal are n numbers that follow from the seed alone.
+func normal(n int, seed ...uint64) []float64 {
+	random := rand.New(rand.NewPCG(seed[0], seed[len(seed)-1]))
+	x := make([]float64, n)
+	for i := range x {
+		x[i] = random.NormFloat64()
+	}
+	return x
+}
+
+// gradient is the allreduce of a coded tensor.
+func gradient(name, setting string, d units.DType, x []float64) core.Op {
+	in := elements(d, x)
+	return core.Op{
+		Kind: units.Allreduce, DType: d, ReduceOp: units.Average, Shape: []int64{int64(len(x))}, Input: in, Output: make([]byte, len(in)),
+		Name: name, Codec: setting,
+	}
+}
+
+// averages has every rank average a tensor of its own, and gives what they got: the same bytes.
+func (j *job) averages(name, setting string, d units.DType, x func(rank int) []float64) []float64 {
+	j.t.Helper()
+	outs := make([][]byte, len(j.workers))
+	j.each(func(rank int) error {
+		op := gradient(name, setting, d, x(rank))
+		outs[rank] = op.Output
+		_, err := j.do(rank, op)
+		return err
+	})
+	for rank := range outs {
+		if string(outs[rank]) != string(outs[0]) {
+			j.t.Fatalf("%s of %v, %d bytes: rank %d has other bytes than rank 0", setting, d, len(outs[0]), rank)
+		}
+	}
+	return numbers(d, outs[0])
+}
+
+func mean(ranks int, x func(rank int) []float64) []float64 {
+	m := slices.Clone(x(0))
+	for rank := 1; rank < ranks; rank++ {
+		for i, f := range x(rank) {
+			m[i] += f
+		}
+	}
+	for i := range m {
+		m[i] /= float64(ranks)
+	}
+	return m
+}
+
+// norm is the length of a - b.
+func norm(a, b []float64) float64 {
+	var s float64
+	for i := range a {
+		s += (a[i] - b[i]) * (a[i] - b[i])
+	}
+	return math.Sqrt(s)
+}
+
+var codedSizes = []int{0, 1, 7, 63, 64, 65, 1025}
+
+func TestCodedSumsAreAlikeOnAllRanks(t *testing.T) {
+	for _, c := range []struct {
+		ranks   int
+		options []jobOption
+	}{{1, nil}, {2, []jobOption{smallPartitions}}, {2, []jobOption{smallPartitions, dedicated(1)}}, {4, []jobOption{smallPartitions, both(1)}}} {
+		j := startJob(t, c.ranks, c.options...)
+		for i, setting := range codecs {
+			for k, d := range floats {
+				for _, n := range append(codedSizes, 2*partition/4+1) {
+					if n > 2000 && (i+k+c.ranks)%4 > 0 { // each codec and type with several partitions somewhere
+						continue
+					}
+					x := func(rank int) []float64 { return normal(n, uint64(n), uint64(rank)) }
+					got := j.averages(fmt.Sprint(setting, d, n), always(setting), d, x)
+					want := mean(c.ranks, func(rank int) []float64 { return numbers(d, elements(d, x(rank))) })
+					if off := norm(got, want); strings.HasPrefix(setting, "none") && off > 0.01*math.Sqrt(float64(n)) || off > 30*math.Sqrt(float64(n)) {
+						t.Errorf("%s of %d %v on %d ranks is off by %g", setting, n, d, c.ranks, off)
+					}
+				}
+			}
+		}
+	}
+}
+
+// What was sent and the residuals at both ends are all that was given: with feedback the mean of answers comes to
+// the mean of what goes in, as iterations go on.
+func TestWhatACodecDropsComesLater(t *testing.T) {
+	const n, iterations = 3000, 200
+	j := startJob(t, 2, dedicated(1))
+	for _, setting := range []string{"topk:0.05", "randomk:0.1", "onebit", "threshold:1.5", "int4:feedback=on"} {
+		x := func(rank int) []float64 { return normal(n, 7, uint64(rank)) }
+		want := mean(2, x)
+		sum := make([]float64, n)
+		var first, last float64
+		for i := range iterations {
+			for e, f := range j.averages(setting, setting, units.Float32, x) {
+				sum[e] += f
+			}
+			last = 0
+			for e := range sum {
+				last += math.Abs(sum[e]/float64(i+1) - want[e])
+			}
+			if i == 0 {
+				first = last
+			}
+		}
+		if last > first/5 {
+			t.Errorf("%s: off by %g after one iteration and by %g after %d", setting, first/n, last/n, iterations)
+		}
+	}
+}
+
+func TestACodedRunRepeatsBitForBit(t *testing.T) {
+	run := func(seed int, order []string) map[string][]float64 {
+		j := startJob(t, 3, smallPartitions, with(func(s *settings.Settings) { s.Seed, s.SumInRankOrder = seed, true }))
+		got := map[string][]float64{}
+		for i := range 3 {
+			for _, setting := range order {
+				got[setting] = j.averages(setting, setting, units.Float32, func(rank int) []float64 { return normal(2*partition/4+9, uint64(i), uint64(rank)) })
+			}
+		}
+		j.shutdown()
+		return got
+	}
+	order := []string{"int8", "randomk:0.1", "terngrad", "topk:0.01"}
+	first := run(1, order)
+	slices.Reverse(order)
+	second, other := run(1, order), run(2, order)
+	for _, setting := range order {
+		if !slices.Equal(first[setting], second[setting]) {
+			t.Errorf("%s differs with the same seed", setting)
+		}
+		if setting != "topk:0.01" && slices.Equal(first[setting], other[setting]) {
+			t.Errorf("%s is the same with another seed", setting)
+		}
+	}
+}
+
+// What is no sum of floating-point numbers travels plain, whatever is asked.
+func TestWhatIsNotCodedTravelsPlain(t *testing.T) {
+	j := startJob(t, 2, dedicated(1), with(func(s *settings.Settings) { s.Compression = always("onebit") }))
+	j.works("integers", 3000)
+	for _, op := range []units.ReduceOp{units.Min, units.Max, units.Product, units.Adasum} {
+		j.each(func(rank int) error {
+			o := gradient(op.String(), "", units.Float32, []float64{1, 2, 3})
+			o.ReduceOp = op
+			if _, err := j.do(rank, o); err != nil {
+				return err
+			}
+			if x := numbers(units.Float32, o.Output); op != units.Product && !slices.Equal(x, []float64{1, 2, 3}) {
+				return fmt.Errorf("%v gives %v", op, x)
+			}
+			return nil
+		})
+	}
+	x := []float64{1, 2, 3, -4}
+	same := func(int) []float64 { return x }
+	if got := j.averages("", "", units.Float32, same); !slices.Equal(got, x) {
+		t.Errorf("without a name, and so without a residual: %v", got)
+	}
+	if got := j.averages("plain", "none", units.Float32, same); !slices.Equal(got, x) {
+		t.Errorf("none: %v", got)
+	}
+	if got := j.averages("small", "onebit", units.Float32, same); !slices.Equal(got, x) {
+		t.Errorf("fewer than the least elements: %v", got)
+	}
+	if got := j.averages("coded", "", units.Float32, same); slices.Equal(got, x) {
+		t.Errorf("the job's policy is not heeded: %v", got)
+	}
+}
+
+func TestRanksThatDisagreeAboutACodecHearOfIt(t *testing.T) {
+	j := startJob(t, 2)
+	for rank, err := range j.outcomes(func(rank int) error {
+		_, err := j.do(rank, gradient("w", []string{"topk:0.01", "fp16"}[rank], units.Float32, normal(2000, 1)))
+		return err
+	}) {
+		if err == nil || !strings.Contains(err.Error(), "coded by topk:0.01") || !strings.Contains(err.Error(), "coded by fp16") {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	// Texts that mean the same are the same.
+	j.each(func(rank int) error {
+		_, err := j.do(rank, gradient("v", []string{"int8", always("int8:block=512")}[rank], units.Float32, normal(2000, 1)))
+		return err
+	})
+	if _, err := j.do(0, gradient("x", "topk:7", units.Float32, normal(2000, 1))); err == nil || !strings.Contains(err.Error(), "shares over 0") {
+		t.Errorf("%v", err)
+	}
+}
