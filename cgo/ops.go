@@ -179,6 +179,7 @@ func opOf(c *C.pl_op, rank int) (core.Op, error) {
 	if c.group != nil {
 		op.Group = C.GoString(c.group)
 	}
+	op.Empty = c.empty != 0
 	if c.codec != nil {
 		op.Codec = C.GoString(c.codec)
 	}

@@ -69,7 +69,8 @@ typedef enum pl_use {
   PL_ADD = 2,     /* adds the input, averaged over the ranks for PL_AVERAGE, and ends this rank's iteration */
   PL_READ = 4,    /* the value, as soon as the synchronisation model lets this rank go on */
   PL_READ_NOW = 8, /* the value as it is */
-  PL_WITHIN = 16   /* with PL_ADD and PL_READ_NOW: an iteration within a superstep, see pl_end_iteration */
+  PL_WITHIN = 16,  /* with PL_ADD and PL_READ_NOW: an iteration within a superstep, see pl_end_iteration */
+  PL_EXACT = 32    /* with a read: the value itself, however the tensor is coded */
 } pl_use;
 
 /* One collective operation. The input and output memory, dense and in row-major order of elements,
@@ -100,6 +101,8 @@ typedef struct pl_op {
                              are stepped together; NULL: none */
   const char *codec;      /* allreduce, reducescatter, accumulate of floating-point types, by sum or average: a codec
                              ("topk:0.01"), or rules as PACELINE_COMPRESSION takes; NULL: those; "none": plain */
+  uint32_t empty;         /* 1: this rank's input is zeros, none of which are sent, and input may be NULL: allreduce,
+                             reducescatter, accumulate with PL_ADD, by sum or average */
 } pl_op;
 
 /* What a finished operation gives beyond its output memory. */

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/paceline/paceline/core/codec"
@@ -15,6 +16,7 @@ import (
 type coding struct {
 	codec   codec.Codec
 	answers codec.Codec // of what servers send back
+	follow  bool        // what they send back are differences to a base
 	dtype   units.DType
 	parts   []codedPart
 }
@@ -25,10 +27,15 @@ type codedPart struct {
 	key      uint64 // of the streams that it draws from
 	elements int
 	residual []byte // what its messages lacked so far; nil before the first
+	base     []byte // of a held value: what servers send differences to, float32; nil for none
+	number   uint32 // of the answer that made the base
 }
 
 func newCoding(c codec.Codec, t *wire.Tensor) *coding {
 	k := &coding{codec: c, answers: codec.Answer(c), dtype: t.DType, parts: make([]codedPart, len(t.Parts))}
+	if t.Kind == units.Accumulate {
+		k.answers, k.follow = codec.Difference(c), !codec.Precise(c)
+	}
 	for i, n := range t.Parts {
 		k.parts[i] = codedPart{key: codec.KeyOf(t.ProcessSet, t.Name, uint32(i)), elements: int(n) / t.DType.Size()}
 	}
@@ -54,12 +61,42 @@ func (t *task) arrives(h *wire.Header, from fmt.Stringer) error {
 }
 
 // decode turns the message of an answer into the output.
-func (t *task) decode(message []byte, from fmt.Stringer) error {
-	k := t.o.d.coding
-	if err := k.decode(t.o.e.encoder.pool, t.out, message); err != nil {
+func (t *task) decode(h *wire.Header, message []byte, from fmt.Stringer) (err error) {
+	if k := t.o.d.coding; k.follow {
+		err = k.move(&k.parts[h.Part], h, t.out, message)
+	} else {
+		err = k.decode(t.o.e.encoder.pool, t.out, message)
+	}
+	if err != nil {
 		return fmt.Errorf("partition %d of %q on rank %d: the answer of %v: %w", t.h.Part, t.o.name(), t.o.e.cfg.Rank, from, err)
 	}
 	return nil
+}
+
+// move adds a difference to the base, which then is the value.
+func (k *coding) move(p *codedPart, h *wire.Header, out, message []byte) error {
+	if p.base == nil {
+		return errors.New("a difference to a value that this rank does not have")
+	}
+	if err := k.answers.DecodeAdd(p.base, message); err != nil {
+		return err
+	}
+	p.number = h.Count
+	reduce.Narrow(k.dtype, out, p.base)
+	return nil
+}
+
+// start makes a base of a value that came as it is, if the server does.
+func (k *coding) start(h *wire.Header, value []byte) {
+	p := &k.parts[h.Part]
+	if p.number = h.Count; p.number == 0 {
+		p.base = nil
+		return
+	}
+	if p.base == nil {
+		p.base = make([]byte, 4*p.elements)
+	}
+	reduce.Widen(k.dtype, p.base, value)
 }
 
 func (k *coding) decode(pool *mempool.Pool, out, message []byte) error {

@@ -65,12 +65,22 @@ func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
 	room := make([]task, len(tasks))
 	for i := range tasks {
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
-		room[i] = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.placed.Servers[i], in: in[from:to], out: out[from:to], answer: true}
-		room[i].encode = o.d.coding != nil
+		room[i] = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.placed.Servers[i], out: out[from:to], answer: true}
+		room[i].give(in, from, to)
 		tasks[i] = &room[i]
 	}
 	tasks[0].h.Flags |= wire.FlagHome
 	return tasks
+}
+
+// give makes a part of an input what the task brings. The value that is declared goes as it is.
+func (t *task) give(in []byte, from, to int64) {
+	if t.o.Empty {
+		t.h.Flags |= wire.FlagEmpty
+		return
+	}
+	t.in = in[from:to]
+	t.encode = t.o.d.coding != nil && t.o.Use != units.Declare
 }
 
 // scatterTasks pushes every partition and pulls those of this rank's rows only.
@@ -81,7 +91,8 @@ func (o *operation) scatterTasks() []*task {
 	tasks := make([]*task, len(o.d.t.Parts))
 	for i := range tasks {
 		a, b := o.d.offsets[i], o.d.offsets[i+1]
-		t := &task{o: o, h: o.header(wire.TypePush, i, o.DType), server: o.d.placed.Servers[i], in: o.Input[a:b], encode: o.d.coding != nil}
+		t := &task{o: o, h: o.header(wire.TypePush, i, o.DType), server: o.d.placed.Servers[i]}
+		t.give(o.Input, a, b)
 		if a >= first && b <= last && a < b {
 			t.out, t.answer = o.Output[a-first:b-first], true
 		} else {
@@ -100,7 +111,11 @@ func (o *operation) valueTasks() []*task {
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
 		t := &task{o: o, h: o.header(wire.TypePull, i, o.DType), server: o.d.placed.Servers[i]}
 		if o.gives(o.e.cfg.Rank) {
-			t.h.Type, t.in = wire.TypePush, o.Input[from:to]
+			t.h.Type = wire.TypePush
+			t.give(o.Input, from, to)
+		}
+		if o.d.coding != nil {
+			t.h.Count = o.d.coding.parts[i].number
 		}
 		if o.Use != units.Add {
 			t.out, t.answer = o.Output[from:to], true
@@ -115,6 +130,9 @@ func (o *operation) valueTasks() []*task {
 		}
 		if o.Use&units.Within != 0 {
 			t.h.Flags |= wire.FlagWithin
+		}
+		if o.Use&units.Exact != 0 {
+			t.h.Flags |= wire.FlagPlain
 		}
 		t.h.Aux, t.h.Significance = o.seq, o.Significance
 		tasks[i] = t

@@ -240,11 +240,13 @@ func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
 // cannot be read ends the operation on every rank.
 func (l *link) take(t *task, h *wire.Header, answer []byte) {
 	if h.Codec != wire.CodecPlain {
-		if err := t.decode(answer, l.p); err != nil {
+		if err := t.decode(h, answer, l.p); err != nil {
 			t.o.giveUp(err)
 			l.p.answered(t, err)
 			return
 		}
+	} else if k := t.o.d.coding; k != nil && k.follow {
+		k.start(h, answer)
 	}
 	l.p.e.trace.answered(t)
 	l.p.answered(t, nil)

@@ -93,7 +93,7 @@ func (d *declaration) count(o *operation) uint64 {
 	case o.Use == units.Declare:
 		return 0
 	case d.next == 0: // nothing was pushed that it could wait for
-		o.Use = units.ReadNow
+		o.Use = units.ReadNow | o.Use&units.Exact
 		return 0
 	}
 	return d.next - 1
@@ -167,9 +167,11 @@ func (e *Engine) parts(o *Op) []uint32 {
 	n := len(o.Set.Ranks)
 	servers := len(e.cfg.Roster.Servers)
 	size := o.DType.Size()
+	bytes, err := o.bytes()
+	if err != nil {
+		bytes = 0 // check has refused it
+	}
 	switch o.Kind {
-	case units.Accumulate:
-		return placement.Cut(uint64(max(len(o.Input), len(o.Output))), size, e.cfg.PartitionBytes, servers, nil)
 	case units.Allgather: // the sizes: one number per rank
 		return []uint32{uint32(8 * n)}
 	case units.Alltoall: // one number per pair of ranks
@@ -180,12 +182,12 @@ func (e *Engine) parts(o *Op) []uint32 {
 			from, _ := scatterRows(o.Shape[0], n, i)
 			cuts = append(cuts, from*o.rowBytes())
 		}
-		return placement.Cut(uint64(len(o.Input)), size, e.cfg.PartitionBytes, servers, cuts)
+		return placement.Cut(uint64(bytes), size, e.cfg.PartitionBytes, servers, cuts)
 	default:
 		if o.ReduceOp == units.Adasum && o.Kind == units.Allreduce {
-			return []uint32{uint32(len(o.Input))}
+			return []uint32{uint32(bytes)}
 		}
-		return placement.Cut(uint64(len(o.Input)), size, e.cfg.PartitionBytes, servers, nil)
+		return placement.Cut(uint64(bytes), size, e.cfg.PartitionBytes, servers, nil)
 	}
 }
 

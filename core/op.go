@@ -28,6 +28,10 @@ type Op struct {
 	SoftPark            bool   // accumulate: delayed pulls wait in the soft-barrier order
 	Codec               string // allreduce, reducescatter, accumulate: a codec, or a policy of them; "" is the job's, "none" plain
 
+	// Empty says that this rank's input is zeros, none of which are sent: Input is nil. The operation counts like
+	// any other. For sums and averages, of held values with Add.
+	Empty bool
+
 	Use          units.Use // accumulate: what to do with the value
 	Significance float32   // accumulate, Add: |g|/|w| of the push; 0 where the model does not ask for it
 	Group        string    // accumulate, Declare, for models with supersteps: name of the first of the values that are stepped together
@@ -85,6 +89,9 @@ func (o *Op) check(rank int) error {
 	if !finite(o.Prescale) || !finite(o.Postscale) {
 		return fmt.Errorf("%q: prescale %g and postscale %g must be finite numbers", o.name(), o.Prescale, o.Postscale)
 	}
+	if err := o.checkEmpty(); err != nil {
+		return err
+	}
 	bytes, err := o.bytes()
 	if err != nil {
 		return err
@@ -92,13 +99,33 @@ func (o *Op) check(rank int) error {
 	if o.Kind == units.Accumulate {
 		return o.checkUse(rank, bytes)
 	}
-	if int64(len(o.Input)) != bytes {
-		return fmt.Errorf("%q: input of %d bytes for shape %v of %v, want %d", o.name(), len(o.Input), o.Shape, o.DType, bytes)
+	if want := o.inputBytes(bytes); int64(len(o.Input)) != want {
+		return fmt.Errorf("%q: input of %d bytes for shape %v of %v, want %d", o.name(), len(o.Input), o.Shape, o.DType, want)
 	}
 	if o.member(rank) < 0 {
 		return fmt.Errorf("%q: rank %d is not in process set %d %v", o.name(), rank, o.Set.ID, o.Set.Ranks)
 	}
 	return o.checkKind(rank, bytes)
+}
+
+// checkEmpty finds operations to which zeros are not nothing.
+func (o *Op) checkEmpty() error {
+	switch {
+	case !o.Empty:
+	case !o.Kind.HasOp() || o.Kind == units.Accumulate && o.Use&units.Add == 0:
+		return fmt.Errorf("%q: a %v cannot be empty; that is for allreduce, reducescatter and adding to held values", o.name(), o.Kind)
+	case o.ReduceOp != units.Sum && o.ReduceOp != units.Average:
+		return fmt.Errorf("%q: an empty operation is for Sum and Average, not %v", o.name(), o.ReduceOp)
+	}
+	return nil
+}
+
+// inputBytes is how much of a tensor's bytes the input has.
+func (o *Op) inputBytes(bytes int64) int64 {
+	if o.Empty {
+		return 0
+	}
+	return bytes
 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
@@ -135,7 +162,7 @@ func (o *Op) gives(rank int) bool {
 // useLengths are the bytes that a use takes and gives, of a value of so many.
 func (o *Op) useLengths(rank int, bytes int64) (in, out int64) {
 	if o.gives(rank) {
-		in = bytes
+		in = o.inputBytes(bytes)
 	}
 	if o.Use&(units.Read|units.ReadNow|units.Declare) != 0 {
 		out = bytes
@@ -145,14 +172,16 @@ func (o *Op) useLengths(rank int, bytes int64) (in, out int64) {
 
 // Lengths are the bytes of input and output memory that the operation needs on a rank.
 func (o *Op) Lengths(rank int) (in, out int64, err error) {
-	if in, err = o.bytes(); err != nil {
+	bytes, err := o.bytes()
+	if err != nil {
 		return 0, 0, err
 	}
+	in = o.inputBytes(bytes)
 	switch o.Kind {
 	case units.Accumulate:
-		in, out = o.useLengths(rank, in)
+		in, out = o.useLengths(rank, bytes)
 	case units.Allreduce, units.Broadcast:
-		out = in
+		out = bytes
 	case units.Reducescatter:
 		if i := o.member(rank); i >= 0 && len(o.Shape) > 0 {
 			from, to := scatterRows(o.Shape[0], len(o.Set.Ranks), i)

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -431,11 +430,7 @@ func (k *key) fillEmpty(s *slot) {
 
 // spoil gives up an iteration of which there is no result: the operation fails on every rank.
 func (k *key) spoil(iteration uint64, s *slot, err error, answers []answer) []answer {
-	a := answer{refused: err, code: wire.FailUnsupported, seq: s.seq}
-	if errors.As(err, new(memoryError)) {
-		a.code = wire.FailMemory
-	}
-	answers = append(answers, a)
+	answers = append(answers, answer{refused: err, code: codeOf(err), seq: s.seq})
 	for _, w := range s.waiters {
 		if w.local != nil {
 			answers = append(answers, answer{w: w, gone: true})

@@ -16,7 +16,8 @@ import (
 // value is one partition of a tensor that the servers hold: ranks add differences to it, and read it as it
 // is when the machine lets them (algorithms.md's dataflow "accumulate").
 //
-// Invariants: acc is the root's value plus every difference that the machine admitted, each once and whole.
+// Invariants: acc is the root's value plus every difference that the machine admitted, each once and whole, in
+// units of unit().
 // A reader gets the bytes of one version: a copy that is made at most once for each.
 type value struct {
 	decided
@@ -26,6 +27,7 @@ type value struct {
 	known    bool        // the root's value has come
 	declared rankset.Set // ranks that wait for that, or have it
 	copied   *result     // acc in the tensor's type, nil when it has changed since
+	coded    *codedValue // nil for plain
 	readers  []reader
 	tuner    *tuner // nil where the model needs none
 }
@@ -49,7 +51,8 @@ func (t *tensor) value(part uint32) (*value, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &value{decided: decided{t: t, part: part, bytes: int(t.Parts[part]), machine: m}}
+	v := &value{decided: decided{t: t, part: part, bytes: int(t.Parts[part]), coding: t.coding(part), machine: m}}
+	v.coded = newCodedValue(v)
 	v.tuner = t.r.tunerOf(v)
 	t.values[part] = v
 	return v, nil
@@ -69,7 +72,7 @@ func (c *conn) add(t *tensor, h *wire.Header, p *payload) error {
 	}
 	// It is added when it is whole, because only then the machine says whether it counts.
 	r := &reader{waiter: waiter{rank: c.rank, conn: c}, h: *h}
-	b, err := c.r.s.pool.Get(v.bytes)
+	b, err := c.r.s.pool.Get(p.left)
 	if err == nil {
 		defer c.r.s.pool.Put(b)
 		err = v.makeRoom()
@@ -171,12 +174,14 @@ func (v *value) push(r *reader, b []byte) (taken bool) {
 	case r.h.Flags&wire.FlagDeclare != 0:
 		if !v.known {
 			v.known = true
-			v.sum(b, 1)
+			v.sum(b, 1/v.unit())
 		}
 		replies, taken = v.declare(r, replies), true
 	case r.h.Flags&wire.FlagWithin != 0:
-		v.sum(b, v.share())
-		if taken = true; r.h.Flags&wire.FlagNoPull == 0 {
+		err := v.take(r, b)
+		if taken = err == nil; !taken {
+			replies = append(replies, reply{reader: *r, err: err, code: codeOf(err)})
+		} else if r.h.Flags&wire.FlagNoPull == 0 {
 			replies = v.ask(r, replies)
 		}
 	default:
@@ -248,7 +253,9 @@ func (v *value) ask(r *reader, replies []reply) []reply {
 // reply is what is to be sent without holding the value.
 type reply struct {
 	reader
-	res *result
+	res   *result
+	codec uint8  // of res
+	base  uint32 // number of the base that the rank has with it; 0 for none
 
 	code wire.FailureCode // of err
 	err  error            // instead of the value; ErrCancelled for what its rank has given up itself
@@ -262,8 +269,12 @@ func (v *value) step(in condition.Input, r *reader, b []byte, replies []reply) (
 	for _, o := range v.outputs {
 		switch o.Kind {
 		case condition.Admit:
-			if b != nil {
-				v.sum(b, v.share())
+			if r == nil { // its rank is elsewhere, and adds nothing
+				continue
+			}
+			if err := v.take(r, b); err != nil {
+				taken = false
+				replies = append(replies, reply{reader: *r, err: err, code: codeOf(err)})
 			}
 		case condition.Answer:
 			replies = v.answer(func(w *reader) bool {
@@ -297,8 +308,22 @@ func (v *value) sum(b []byte, scale float64) {
 	v.outdate()
 }
 
+// take adds what a push brings. A message that cannot be read adds nothing, and its operation fails; the push
+// has been counted. Callers hold mu.
+func (v *value) take(r *reader, b []byte) error {
+	switch {
+	case r.h.Flags&wire.FlagEmpty != 0:
+		return nil
+	case v.coded != nil:
+		return v.sumMessage(r, b)
+	}
+	v.sum(b, v.share())
+	return nil
+}
+
 // outdate lets the copy go. Callers hold mu.
 func (v *value) outdate() {
+	v.coded.outdate()
 	if v.copied != nil {
 		v.copied.Sent(nil)
 		v.copied = nil
@@ -313,11 +338,19 @@ func (v *value) answer(due func(*reader) bool, replies []reply) []reply {
 			kept = append(kept, r)
 			continue
 		}
-		res, err := v.copy()
-		replies = append(replies, reply{reader: r, res: res, err: err, code: wire.FailMemory})
+		replies = append(replies, v.replyTo(&r))
 	}
 	v.readers = kept
 	return replies
+}
+
+// replyTo is the value for a reader. Callers hold mu.
+func (v *value) replyTo(r *reader) reply {
+	if v.coded != nil && r.conn != nil && r.h.Flags&wire.FlagDeclare == 0 {
+		return v.codedReply(r)
+	}
+	res, err := v.copy()
+	return reply{reader: *r, res: res, err: err, code: wire.FailMemory}
 }
 
 // copy is the value as it is, for one reader more. Callers hold mu.
@@ -330,9 +363,8 @@ func (v *value) copy() (*result, error) {
 		if err != nil {
 			return nil, errors.New(memoryText(err))
 		}
-		reduce.Store(v.t.dtype, b, v.acc, v.t.Postscale, 1)
-		v.copied = &result{r: v.t.r, buf: b}
-		v.copied.refs.Store(1) // the value's own
+		reduce.Store(v.t.dtype, b, v.acc, v.t.Postscale*v.unit(), 1)
+		v.copied = newResult(v.t.r, b)
 	}
 	v.copied.refs.Add(1)
 	return v.copied, nil
@@ -352,6 +384,7 @@ func (v *value) deliver(replies []reply) {
 			r.conn.send(outbox.Frame{
 				Header: wire.Header{
 					Type: wire.TypeResult, DType: v.t.dtype, Tensor: v.t.ID, Part: v.part, Iteration: r.h.Iteration, Aux: r.h.Aux,
+					Codec: r.codec, Count: r.base,
 				},
 				Payload: r.res.buf, Owner: r.res,
 			})
@@ -379,6 +412,7 @@ func (v *value) live() {
 	}
 	replies, _ := v.step(condition.Live(live), nil, nil, nil)
 	replies = v.open(replies)
+	v.dropBases(func(rank int) bool { return !live.Has(rank) })
 	v.mu.Unlock()
 	if v.tuner != nil {
 		v.tuner.left(func(rank int) bool { return !live.Has(rank) })
@@ -400,6 +434,7 @@ func (v *value) cancel(_ uint64, err error) {
 		v.acc, v.room = nil, false
 	}
 	v.outdate()
+	v.dropBases(func(int) bool { return true })
 	v.mu.Unlock()
 	v.tuner.release(v)
 	for _, r := range readers {
@@ -443,7 +478,10 @@ func (t *tensor) forget(rank int, seq uint64, failed bool) {
 		if failed && !v.opened() {
 			v.cancel(0, wire.ErrCancelled)
 		}
-		for _, r := range v.take(func(r *reader) bool { return r.rank == rank && r.h.Seq <= seq }) {
+		v.mu.Lock()
+		v.dropBases(func(r int) bool { return r == rank })
+		v.mu.Unlock()
+		for _, r := range v.takeOut(func(r *reader) bool { return r.rank == rank && r.h.Seq <= seq }) {
 			r.drop(wire.ErrCancelled)
 		}
 	}
@@ -464,7 +502,7 @@ func (t *tensor) busiest() (most *value) {
 	return most
 }
 
-func (v *value) take(which func(*reader) bool) (taken []reader) {
+func (v *value) takeOut(which func(*reader) bool) (taken []reader) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	kept := v.readers[:0]
@@ -494,7 +532,7 @@ func (t *tensor) checkStalls(now time.Time) {
 	missing := v.machine.Missing(v.machine.V())
 	v.mu.Unlock()
 	var slow []reader
-	ended := v.take(func(r *reader) bool {
+	ended := v.takeOut(func(r *reader) bool {
 		switch waited := now.Sub(r.since); {
 		case r.h.Flags&wire.FlagDeclare != 0:
 		case cfg.StallShutdown > 0 && waited >= cfg.StallShutdown:

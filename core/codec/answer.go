@@ -24,24 +24,48 @@ func Answer(c Codec) Codec {
 	return parsed(setting("topk", kept...) + stage)
 }
 
-// Bare is the codec without a residual: for differences to what the other end has, where what a message
-// lacked is a part of the next difference by itself.
-func Bare(c Codec) Codec {
-	c = Answer(c)
-	if c.ResidualBytes(1) == 0 {
-		return c
-	}
-	body, stage := splitStage(c.String())
-	body = strings.TrimSuffix(strings.TrimSuffix(body, "feedback=on"), ",")
-	bare, err := Parse(strings.TrimSuffix(body, ":") + stage) // its own choice may be none
-	if err != nil || bare.ResidualBytes(1) > 0 {
-		separator := ","
-		if !strings.Contains(body, ":") {
-			separator = ":"
+// Difference is the codec by which whoever has sent a tensor before sends what has changed since: both ends add
+// what the message says to what the receiver has, so that what a message lacks is a part of the next difference
+// by itself, and no residual is kept (where the codec takes one, it is zeros each time). The receiver only comes
+// nearer if a message is nearer to the difference than nothing is. qsgd and terngrad are right in the mean and no
+// more than that: their noise may be greater than the difference, and int8 or int4 of the same blocks stand in.
+func Difference(c Codec) Codec {
+	body, stage := splitStage(Answer(c).String())
+	name, arguments, _ := strings.Cut(body, ":")
+	switch name {
+	case "randomk":
+		return without(body, "feedback=off", stage) // which would send elements times the length of their stratum
+	case "qsgd", "terngrad":
+		coarse := "int4"
+		block := ""
+		for _, p := range strings.Split(arguments, ",") {
+			if levels, ok := strings.CutPrefix(p, "levels="); ok && len(levels) > 1 { // 10 and more
+				coarse = "int8"
+			}
+			if strings.HasPrefix(p, "block=") {
+				block = p
+			}
 		}
-		bare = parsed(body + separator + "feedback=off" + stage)
+		return parsed(setting(coarse, block) + stage)
 	}
-	return bare
+	bare := without(body, "feedback=on", stage)
+	if bare.ResidualBytes(1) == 0 {
+		return bare
+	}
+	separator := ","
+	if !strings.Contains(body, ":") {
+		separator = ":"
+	}
+	return parsed(body + separator + "feedback=off" + stage)
+}
+
+// without is the codec of a setting but for one argument, where it has that.
+func without(body, argument, stage string) Codec {
+	less, has := strings.CutSuffix(body, argument)
+	if !has {
+		return parsed(body + stage)
+	}
+	return parsed(strings.TrimRight(less, ":,") + stage)
 }
 
 // Precise reports whether a message is so near to the tensor that it can stand for it: whoever needs a tensor,

@@ -133,16 +133,22 @@ const (
 	ReadNow
 	// Within comes with Add and ReadNow: an iteration within a superstep, which ends no iteration of the value.
 	Within
-	allUses = Declare | Add | Read | ReadNow | Within
+	// Exact comes with a read: the value itself, however the tensor is coded.
+	Exact
+	allUses = Declare | Add | Read | ReadNow | Within | Exact
 )
 
 // Valid reports whether the uses go together.
 func (u Use) Valid() bool {
 	return u == Declare || u != 0 && u&^(allUses&^Declare) == 0 && u&(Read|ReadNow) != Read|ReadNow &&
-		(u&Within == 0 || u == Add|ReadNow|Within)
+		(u&Within == 0 || u&^Exact == Add|ReadNow|Within) &&
+		(u&Exact == 0 || u&(Read|ReadNow) != 0)
 }
 
 func (u Use) String() string {
+	if u.Valid() && u&Exact != 0 {
+		return (u &^ Exact).String() + " exactly"
+	}
 	switch u {
 	case Declare:
 		return "declare"

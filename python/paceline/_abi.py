@@ -13,7 +13,7 @@ OK, PENDING = 0, 1
 ERR_INVALID, ERR_NOT_INITIALIZED, ERR_DUPLICATE, ERR_TIMEOUT, ERR_INTERRUPTED = -1, -2, -3, -9, -13
 
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, ACCUMULATE = range(7)
-DECLARE, ADD, READ, READ_NOW, WITHIN = 1, 2, 4, 8, 16  # uses of a held value
+DECLARE, ADD, READ, READ_NOW, WITHIN, EXACT = 1, 2, 4, 8, 16, 32  # uses of a held value
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
 
 
@@ -43,6 +43,7 @@ class Op(ctypes.Structure):
         ("significance", ctypes.c_float),
         ("group", ctypes.c_char_p),
         ("codec", ctypes.c_char_p),
+        ("empty", ctypes.c_uint32),
     ]
 
 
