@@ -169,6 +169,10 @@ class Engine:
         """Raises ValueError, which says what is allowed, where the workers cannot run the synchronisation model."""
         self._check(_abi.library().pl_check_sync(sync.encode(), soft_park, accumulate, workers))
 
+    def check_codec(self, codec: str) -> None:
+        """Raises ValueError, which says what is allowed, for what is no codec, no rules and no path of such."""
+        self._check(_abi.library().pl_check_codec(codec.encode()))
+
     def set_condition(self, change: dict[str, Any]) -> int:
         """Changes synchronisation models while training runs. Returns the iteration from which that holds."""
         at = ctypes.c_uint64()
@@ -283,6 +287,7 @@ def operation(
     use: int = 0,
     significance: float = 0.0,
     group: str | None = None,
+    codec: str | None = None,
 ) -> _abi.Op:
     """A pl_op. input and output are addresses (0 where there are no bytes); shape is that of the input."""
     op = _abi.Op(
@@ -307,6 +312,7 @@ def operation(
         use,
         significance,
         None if group is None else group.encode(),
+        None if codec is None else codec.encode(),
     )
     if splits is not None:
         op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)

@@ -14,6 +14,7 @@ from paceline.sync import check
 from paceline.torch._asynchronous import start_group
 from paceline.torch._differentiable import barrier
 from paceline.torch._handles import synchronize
+from paceline.torch._measured import resolved
 from paceline.torch._parameters import parameter_names
 from paceline.torch.values import Value
 
@@ -28,12 +29,13 @@ class AccumulatingOptimizer:
     parameters as the lowest rank has them then. What else changes parameters between steps is overwritten.
     """
 
-    def __init__(self, optimizer, named_parameters, model, op, process_set):
+    def __init__(self, optimizer, named_parameters, model, op, process_set, codec=None):
         self.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})  # a scheduler wraps step
         self._parameter_names = parameter_names(self.param_groups, named_parameters)
         self.op = op
         self.sync = model
         self.process_set = process_set
+        self._codec = codec
         self._values: dict[torch.Tensor, Value] = {}
         self._groups: list[tuple[str, list[torch.Tensor]]] = []  # with supersteps: what was declared together
         self._generation = engine.generation
@@ -85,7 +87,7 @@ class AccumulatingOptimizer:
 
     def _declare(self, params: list[torch.Tensor]) -> None:
         if params:
-            root = min(self.process_set.ranks)
+            root, codec = min(self.process_set.ranks), self._codec_text()
             parts, group = [], None
             for p in params:
                 name = f"value.{self._parameter_names[p]}"
@@ -93,7 +95,7 @@ class AccumulatingOptimizer:
                 _declared[number] += 1
                 if _declared[number] > 1:  # another optimizer's parameter has the name
                     name = f"{name}.{_declared[number]}"
-                value = Value(p, name, self.sync, self.op, self.process_set)
+                value = Value(p, name, self.sync, self.op, self.process_set, codec)
                 self._values[p] = value
                 if self.sync.has_supersteps and group is None:
                     group = name
@@ -107,6 +109,11 @@ class AccumulatingOptimizer:
         number = self.process_set.process_set_id
         going_on = [params for group, params in self._groups if not engine.end_iteration(number, group)]
         return {p for params in going_on for p in params}
+
+    def _codec_text(self) -> str | None:
+        """How the engine codes what is held; None where the job's setting says it."""
+        self._codec = resolved(self._codec, self.param_groups, self.process_set)
+        return None if self._codec is None else self._codec.text
 
     def _exchange(self, params, differences, pull: bool, significance: float, within: Set[torch.Tensor]) -> None:
         parts = [

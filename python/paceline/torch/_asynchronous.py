@@ -87,6 +87,7 @@ def reduction(
     process_set: ProcessSet,
     priority: int = 0,
     sync: str | None = None,
+    codec: str | None = None,
 ) -> Part:
     """An allreduce."""
     if op == Adasum and process_set.process_set_id != 0:
@@ -103,6 +104,7 @@ def reduction(
         process_set=process_set_number(process_set),
         priority=priority,
         sync=sync,
+        codec=codec,
     )
 
 
@@ -232,7 +234,13 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
 
 
 def scattering(
-    tensor: torch.Tensor, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet
+    tensor: torch.Tensor,
+    name: str | None,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    codec: str | None = None,
 ) -> Part:
     """A reducescatter."""
     dtype, number = dtype_number(tensor, reduces=True), process_set_number(process_set)
@@ -252,6 +260,7 @@ def scattering(
         prescale=prescale,
         postscale=postscale,
         process_set=number,
+        codec=codec,
     )
     return Part(op, (source, target), lambda _: to_device(target, like=tensor))
 

@@ -15,37 +15,38 @@ from paceline.common.operators import Average, Sum, operator_of
 from paceline.common.process_sets import global_process_set, process_set_number
 from paceline.torch._asynchronous import (
     allgather_async,
-    allreduce_async,
     allreduce_async_,
     alltoall_async,
     broadcast_async,
     broadcast_async_,
     grouped_allgather_async,
-    grouped_allreduce_async,
     grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    reducescatter_async,
+    named,
+    reduction,
+    scattering,
     start,
+    start_group,
+    start_one,
     synchronize,
 )
 from paceline.torch._handles import watch
-from paceline.torch.compression import Compression
+from paceline.torch.compression import Compression, split
 
 
 class HorovodAllreduce(torch.autograd.Function):
     """Allreduce; the gradient is reduced the same way."""
 
     @staticmethod
-    def forward(ctx, tensor, name, op, prescale, postscale, process_set):
+    def forward(ctx, tensor, name, op, prescale, postscale, process_set, codec=None):
         ctx.how = op, prescale, postscale, process_set
-        return synchronize(allreduce_async(tensor, None, name, op, prescale, postscale, process_set))
+        return synchronize(start_one(reduction(tensor, False, name, op, prescale, postscale, process_set, codec=codec)))
 
     @staticmethod
     def backward(ctx, grad):
         op, prescale, postscale, process_set = ctx.how
         return allreduce(grad, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set), *[
             None
-        ] * 5
+        ] * 6
 
 
 def allreduce(
@@ -60,8 +61,9 @@ def allreduce(
 ):
     """Reduces a tensor over all ranks and returns a new tensor of the same shape and type. Carries gradients."""
     op = operator_of(op, average)
+    compression, codec = split(compression)
     compressed, ctx = compression.compress(tensor)
-    reduced = HorovodAllreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set)
+    reduced = HorovodAllreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set, codec)
     return compression.decompress(reduced, ctx)
 
 
@@ -76,14 +78,17 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     """Allreduce of several tensors; the gradients are reduced the same way."""
 
     @staticmethod
-    def forward(ctx, name, op, prescale, postscale, process_set, *tensors):
+    def forward(ctx, name, op, prescale, postscale, process_set, codec, *tensors):
         ctx.how = op, prescale, postscale, process_set
-        return synchronize(grouped_allreduce_async(tensors, None, name, op, prescale, postscale, process_set))
+        members = named(tensors, name)
+        return synchronize(
+            start_group([reduction(t, False, n, op, prescale, postscale, process_set, codec=codec) for t, n in members])
+        )
 
     @staticmethod
     def backward(ctx, *grads):
         op, prescale, postscale, process_set = ctx.how
-        return *[None] * 5, *grouped_allreduce(
+        return *[None] * 6, *grouped_allreduce(
             grads, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set
         )
 
@@ -100,9 +105,10 @@ def grouped_allreduce(
 ):
     """Reduces several tensors over all ranks together and returns a list of new tensors. Carries gradients."""
     op = operator_of(op, average)
+    compression, codec = split(compression)
     compressed = [compression.compress(t) for t in tensors]
     reduced = HorovodGroupedAllreduce.apply(
-        name, op, prescale_factor, postscale_factor, process_set, *[t for t, _ in compressed]
+        name, op, prescale_factor, postscale_factor, process_set, codec, *[t for t, _ in compressed]
     )
     return [compression.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
 
@@ -233,14 +239,14 @@ class HorovodReducescatter(torch.autograd.Function):
     """Reducescatter; the gradients of all ranks' rows are gathered, times the set's size when the op is Sum."""
 
     @staticmethod
-    def forward(ctx, tensor, name, op, process_set, prescale, postscale):
+    def forward(ctx, tensor, name, op, process_set, prescale, postscale, codec=None):
         ctx.how = op, prescale, postscale, process_set
-        return synchronize(reducescatter_async(tensor, name, op, process_set, prescale, postscale))
+        return synchronize(start_one(scattering(tensor, name, op, prescale, postscale, process_set, codec)))
 
     @staticmethod
     def backward(ctx, grad):
         process_set = ctx.how[-1]
-        return allgather(_unscatter([grad], *ctx.how)[0], process_set=process_set), *[None] * 5
+        return allgather(_unscatter([grad], *ctx.how)[0], process_set=process_set), *[None] * 6
 
 
 def reducescatter(
@@ -256,8 +262,9 @@ def reducescatter(
 
     Rows are shared evenly; where that leaves some over, the lower ranks get one more.
     """
+    compression, codec = split(compression)
     compressed, ctx = compression.compress(tensor)
-    reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor)
+    reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor, codec)
     return compression.decompress(reduced, ctx)
 
 
@@ -265,14 +272,17 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     """Reducescatter of several tensors; gradients as in HorovodReducescatter."""
 
     @staticmethod
-    def forward(ctx, name, op, process_set, prescale, postscale, *tensors):
+    def forward(ctx, name, op, process_set, prescale, postscale, codec, *tensors):
         ctx.how = op, prescale, postscale, process_set
-        return synchronize(grouped_reducescatter_async(tensors, name, op, process_set, prescale, postscale))
+        members = named(tensors, name)
+        return synchronize(
+            start_group([scattering(t, n, op, prescale, postscale, process_set, codec) for t, n in members])
+        )
 
     @staticmethod
     def backward(ctx, *grads):
         process_set = ctx.how[-1]
-        return *[None] * 5, *grouped_allgather(_unscatter(grads, *ctx.how), process_set=process_set)
+        return *[None] * 6, *grouped_allgather(_unscatter(grads, *ctx.how), process_set=process_set)
 
 
 def grouped_reducescatter(
@@ -285,9 +295,10 @@ def grouped_reducescatter(
     postscale_factor=1.0,
 ):
     """Reducescatters several tensors together and returns a list of new tensors. Carries gradients."""
+    compression, codec = split(compression)
     compressed = [compression.compress(t) for t in tensors]
     reduced = HorovodGroupedReducescatter.apply(
-        name, op, process_set, prescale_factor, postscale_factor, *[t for t, _ in compressed]
+        name, op, process_set, prescale_factor, postscale_factor, codec, *[t for t, _ in compressed]
     )
     return [compression.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
 

@@ -1,10 +1,12 @@
-"""Compression of what is sent: none, or 16-bit floats."""
+"""Compression of what is sent: Compressors, as Horovod has them, which work on tensors, and codecs of the engine."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+
+from paceline.compression import Auto, Codecs, codec_of
 
 
 class Compressor:
@@ -49,8 +51,19 @@ class FP16Compressor(Compressor):
         return tensor.to(ctx) if ctx.is_floating_point else tensor
 
 
-class Compression:
-    """The compressors that operations and DistributedOptimizer take."""
+class Compression(Codecs):
+    """What operations and DistributedOptimizer take: Horovod's `none` and `fp16`, and makers of codecs."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
+
+
+def split(compression: Any) -> tuple[Any, str | None]:
+    """An operation's `compression`: a Compressor for its tensors, and the engine's codec, None for the job's.
+
+    Raises ValueError for what is neither.
+    """
+    codec = codec_of(compression)
+    if isinstance(codec, Auto):
+        raise ValueError("Compression.auto() is DistributedOptimizer's: it measures with the gradients' sizes")
+    return (compression, None) if codec is None else (NoneCompressor, codec.text)

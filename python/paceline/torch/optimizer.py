@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from paceline import compression as codecs
 from paceline._engine import engine
 from paceline.common.operators import Adasum, Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
@@ -18,6 +19,7 @@ from paceline.sync import check, model_of
 from paceline.torch._accumulating import AccumulatingOptimizer
 from paceline.torch._asynchronous import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._handles import synchronize
+from paceline.torch._measured import resolved
 from paceline.torch._parameters import parameter_names
 from paceline.torch.compression import Compression
 
@@ -129,8 +131,10 @@ class _DistributedOptimizer(_Hooked):
         sparse_as_dense,
         process_set,
         sync=None,
+        codec=None,
     ):
         self._take_over(optimizer, named_parameters, compression, backward_passes_per_step)
+        self._codec = codec
         self.op = op
         self.gradient_predivide_factor = gradient_predivide_factor
         self.sparse_as_dense = sparse_as_dense
@@ -188,6 +192,7 @@ class _DistributedOptimizer(_Hooked):
             self._start_dense(dense)
 
     def _start_dense(self, params: Sequence[torch.Tensor]) -> None:
+        codec = self._codec_text()
         before = 1.0 / self.gradient_predivide_factor if self.op == Average else 1.0
         after = self.gradient_predivide_factor if self.op == Average else 1.0
         parts, contexts = [], []
@@ -205,6 +210,7 @@ class _DistributedOptimizer(_Hooked):
                     self.process_set,
                     self._priority[p],
                     self._sync,
+                    codec,
                 )
             )
             contexts.append(context)
@@ -219,6 +225,11 @@ class _DistributedOptimizer(_Hooked):
                 self._store(p, reduced, context)
 
         self._in_flight.update({p: lambda: None for p in params[1:]} | {params[0]: finish})
+
+    def _codec_text(self) -> str | None:
+        """How the engine codes gradients; None where the job's setting says it."""
+        self._codec = resolved(self._codec, self.param_groups, self.process_set)
+        return None if self._codec is None else self._codec.text
 
     def _start_sparse(self, p: torch.Tensor) -> None:
         result = sparse_allreduce_async(p.grad, f"allreduce.{self._parameter_names[p]}", self.op, self.process_set)
@@ -396,7 +407,9 @@ def DistributedOptimizer(
     The result is of a class derived from the optimizer's and has its options and state.
 
     named_parameters: model.named_parameters(); without it parameters are named by their place.
-    compression: hvd.Compression.fp16 sends 16-bit floats.
+    compression: what makes gradients smaller on their way: hvd.Compression.fp16 or a Compressor of your own, which work
+        on tensors, or a codec of the engine's such as hvd.Compression.topk(0.01), "int8" or hvd.Compression.auto().
+        Without it PACELINE_COMPRESSION, by default none.
     backward_passes_per_step: gradients of so many passes add up before they are reduced.
     op: Average, Sum, or Adasum, which combines the ranks' steps instead of their gradients.
     gradient_predivide_factor f: with Average, gradients are divided by f before the sum and multiplied by f/size after.
@@ -423,15 +436,19 @@ def DistributedOptimizer(
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
+    codec = codecs.codec_of(compression)
+    if codec is not None:
+        compression = Compression.none
+        _check_codec(codec, optimizer, op)
     model = model_of(sync)
     if model.ahead:
         if op not in (Average, Sum) or gradient_predivide_factor != 1.0 or compression is not Compression.none:
             raise ValueError(
                 f"sync={model.setting}: ranks exchange what their steps did, so that only op=Average or Sum, "
-                "gradient_predivide_factor=1 and Compression.none are possible"
+                "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
             )
         cls = type(type(optimizer).__name__, (AccumulatingOptimizer, type(optimizer)), {"__module__": __name__})
-        return cls(optimizer, named_parameters, model, op, process_set)
+        return cls(optimizer, named_parameters, model, op, process_set, codec)
     check(model, process_set.size(), accumulate=False)
     if op == Adasum and model.setting != "bsp":
         raise ValueError(f"sync={model.setting}: Adasum needs every rank's step")
@@ -450,7 +467,18 @@ def DistributedOptimizer(
             sparse_as_dense,
             process_set,
             None if model.setting == "bsp" else model.setting,
+            codec,
         )
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
     return cls(optimizer, named_parameters, compression, backward_passes_per_step)
+
+
+def _check_codec(codec: codecs.Codec, optimizer: torch.optim.Optimizer, op: int) -> None:
+    codecs.check(codec)
+    if op == Adasum:
+        raise ValueError(f"compression={codec.text!r}: Adasum combines whole steps, which travel plain")
+    if codec.text.startswith("dgc") and any(group.get("momentum") for group in optimizer.param_groups):
+        warnings.warn(
+            "dgc's momentum takes the place of the optimizer's, which has one too: give it momentum=0", stacklevel=3
+        )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from paceline import _abi
 from paceline._engine import operation
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
+from paceline.compression import codec_of
 from paceline.sync import Model, check, model_of
 from paceline.torch._asynchronous import Part, start_one
 from paceline.torch._handles import synchronize
 from paceline.torch._memory import dtype_number, host_copy, host_view, is_direct
+from paceline.torch.compression import Compression, split
 
 
 class Value:
@@ -21,7 +25,15 @@ class Value:
     each rank at its own pace. A rank that leaves holds nobody up.
     """
 
-    def __init__(self, like: torch.Tensor, name: str, model: Model, op: int, process_set: ProcessSet) -> None:
+    def __init__(
+        self,
+        like: torch.Tensor,
+        name: str,
+        model: Model,
+        op: int,
+        process_set: ProcessSet,
+        codec: str | None = None,
+    ) -> None:
         self.name = name
         self.model = model
         self._like = torch.empty(0, dtype=like.dtype, device=like.device)
@@ -33,6 +45,7 @@ class Value:
             "process_set": process_set_number(process_set),
             "sync": None if model.setting == "bsp" else model.setting,
             "soft_park": model.soft_park,
+            "codec": codec,
         }
         self._pushed: torch.Tensor | None = None  # differences of this iteration
         self._in_flight: int | None = None
@@ -142,19 +155,25 @@ def declare(
     root_rank: int = 0,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
+    compression: Any = Compression.none,
 ) -> Value:
     """Has the servers hold a value, which is root_rank's tensor to begin with. Every rank of the set calls it.
 
     The tensor itself becomes root_rank's, as in `broadcast_`. sync: how far ranks may be apart, such as
     paceline.SSP(3); without it PACELINE_SYNC. op: Average divides what ranks push by their number, Sum does not.
+    compression: a codec of the engine's, such as hvd.Compression.topk(0.01), for differences and values alike; without
+    it PACELINE_COMPRESSION.
 
-    Raises ValueError for a model that cannot be run, a name that is held already or a tensor that is not of floating
-    point, HorovodInternalError when ranks disagree.
+    Raises ValueError for a model that cannot be run, a Compressor, which works on tensors, a name that is held already
+    or a tensor that is not of floating point; HorovodInternalError when ranks disagree.
     """
     model = model_of(sync)
     check(model, process_set.size(), accumulate=True)
     if model.has_supersteps:
         raise ValueError(f"sync={model.setting}: supersteps are DistributedOptimizer's; give a value SSP or another")
-    value = Value(tensor, name, model, op, process_set)
+    codec = codec_of(compression)
+    if codec is None and compression is not Compression.none:
+        raise ValueError(f"compression={compression!r}: what the servers hold can be coded by the engine's codecs only")
+    value = Value(tensor, name, model, op, process_set, None if codec is None else split(codec)[1])
     synchronize(start_one(value.declaring(tensor, root_rank)))
     return value

@@ -1,0 +1,72 @@
+"""The codec for each size of tensor that makes the exchange shortest, as measured over the job's own links."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.common.operators import Average, Max
+from paceline.common.process_sets import ProcessSet
+from paceline.compression import Auto, Codec
+from paceline.torch._asynchronous import reduction, start_group, start_one
+from paceline.torch._differentiable import barrier
+from paceline.torch._handles import synchronize
+
+SMALLEST, LARGEST, STEP = 4 << 10, 4 << 20, 4  # bytes of the tensors that are measured: larger ones are cut like these
+AT_ONCE = 1 << 20  # bytes in flight together, as in training: small tensors overlap
+REPEATS = 3
+LONG_S = 0.5  # after an exchange that takes so long, larger tensors travel like it
+GAIN = 0.95  # a codec that takes more than this share of the time of one that loses less is not worth it
+
+
+def chosen(auto: Auto, sizes: Sequence[int], process_set: ProcessSet) -> Codec:
+    """Rules that name the quickest of auto's candidates for each class of sizes. Every rank of the set calls it.
+
+    sizes: bytes of the tensors to come. Ranks time the same exchanges, and the slowest rank's time counts, so that all
+    choose the same. What is lost is not looked at: candidates stand in the order of preference.
+    """
+    rules, largest = [], min(max(sizes, default=0), LARGEST)
+    size, codec = SMALLEST, auto.candidates[0]
+    while size <= max(largest, SMALLEST):
+        times = _times(auto.candidates, size, process_set)
+        codec = auto.candidates[0]
+        best = times[0]
+        for candidate, seconds in zip(auto.candidates[1:], times[1:], strict=True):
+            if seconds < GAIN * best:
+                codec, best = candidate, seconds
+        rules.append({"max_bytes": size * STEP // 2, "codec": codec})
+        if times[0] > LONG_S:
+            break
+        size *= STEP
+    return Codec(json.dumps([*rules, {"codec": codec}]))
+
+
+def resolved(codec: Codec | None, groups: Sequence[dict[str, Any]], process_set: ProcessSet) -> Codec | None:
+    """The codec itself, or in place of Auto what is chosen for the parameters of an optimizer's groups."""
+    if not isinstance(codec, Auto):
+        return codec
+    sizes = [p.numel() * p.element_size() for group in groups for p in group["params"] if p.requires_grad]
+    return chosen(codec, sizes, process_set)
+
+
+def _times(candidates: Sequence[str], size: int, process_set: ProcessSet) -> list[float]:
+    """Seconds that each candidate takes for some tensors of a size, on the slowest rank; the best of some repeats."""
+    tensors = [torch.randn(size // 4) * 1e-3 for _ in range(max(AT_ONCE // size, 1))]
+    best = torch.full([len(candidates)], torch.inf, dtype=torch.float64)
+    for _ in range(REPEATS):
+        for i, candidate in enumerate(candidates):
+            rule = json.dumps([{"min_bytes": 0, "codec": candidate}])
+            parts = [
+                reduction(t, False, f"auto.{size}.{k}.{candidate}", Average, 1.0, 1.0, process_set, codec=rule)
+                for k, t in enumerate(tensors)
+            ]
+            barrier(process_set)
+            began = time.perf_counter()
+            synchronize(start_group(parts))
+            best[i] = min(best[i], time.perf_counter() - began)
+    name = f"auto.{size}"
+    return synchronize(start_one(reduction(best, False, name, Max, 1.0, 1.0, process_set))).tolist()

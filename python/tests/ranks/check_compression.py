@@ -1,0 +1,180 @@
+"""Codecs of the engine: operations, DistributedOptimizer(compression=...), policies, and what is refused."""
+
+import json
+
+import pytest
+import torch
+
+import paceline
+import paceline.torch as hvd
+
+CODECS = [
+    hvd.Compression.float16(),
+    hvd.Compression.bf16(lossless="zstd"),
+    hvd.Compression.int8(block=64),
+    hvd.Compression.int4(feedback=True),
+    hvd.Compression.qsgd(levels=15, block=64, coding="elias"),
+    hvd.Compression.terngrad(clip=0.0, block=64),
+    hvd.Compression.natural(),
+    hvd.Compression.onebit(block=64),
+    hvd.Compression.topk(0.2, lossless="s2"),
+    hvd.Compression.topk(count=300),
+    hvd.Compression.randomk(0.3),
+    hvd.Compression.threshold(0.01),
+    "int8+s2",
+    hvd.Compression.policy([{"names": "*weight", "codec": hvd.Compression.topk(0.2)}, {"codec": "fp16"}]),
+    hvd.Compression.auto(),
+]
+
+
+def text(codec):
+    return getattr(codec, "text", codec) + " auto" * isinstance(codec, paceline.compression.Auto)
+
+
+def net():
+    torch.manual_seed(1 + hvd.rank())
+    return torch.nn.Linear(64, 32, bias=False)
+
+
+TRUTH = torch.randn(32, 64, generator=torch.Generator().manual_seed(7))
+
+
+def loss_of(model, step):
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1000 * hvd.rank() + step))
+    return (model(x) - x @ TRUTH.T).square().mean()
+
+
+def train(model, optimizer, steps):
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
+@pytest.mark.parametrize("codec", CODECS, ids=text)
+def test_a_script_trains_to_the_truth_under_every_codec(codec, sync):
+    model = net()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=2.0),
+        named_parameters=[(f"{text(codec)} {sync} {n}", p) for n, p in model.named_parameters()],
+        compression=codec,
+        sync=sync,
+    )
+    train(model, optimizer, 150)
+    optimizer.agree()
+    assert (hvd.allgather(model.weight.detach()) == model.weight.repeat(hvd.size(), 1)).all()
+    assert (model.weight - TRUTH).norm() < 0.3 * TRUTH.norm()
+    hvd.barrier()
+
+
+def test_dgc_trains_and_says_that_momentum_is_its_own():
+    model = net()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    named = [(f"dgc {n}", p) for n, p in model.named_parameters()]
+    with pytest.warns(UserWarning, match="momentum=0"):
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compression=hvd.Compression.dgc(0.1)
+        )
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.2), named, compression=hvd.Compression.dgc(0.1, warmup=10)
+    )
+    train(model, optimizer, 150)
+    assert (hvd.allgather(model.weight.detach()) == model.weight.repeat(hvd.size(), 1)).all()
+    assert (model.weight - TRUTH).norm() < 0.3 * TRUTH.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_operations_take_codecs(dtype):
+    x = torch.full((2000,), 1.0 + hvd.rank(), dtype=dtype)
+    want = torch.full_like(x, sum(range(1, hvd.size() + 1)) / hvd.size())
+    codec = hvd.Compression.int8()
+    close = {"rtol": 0.02, "atol": 0.02}
+    torch.testing.assert_close(hvd.allreduce(x, name=f"a {dtype}", compression=codec), want, **close)
+    grouped = hvd.grouped_allreduce([x, 2 * x], name=f"g {dtype}", compression="int8")
+    torch.testing.assert_close(grouped[1], 2 * want, **close)
+    scattered = hvd.reducescatter(x.view(-1, 1), name=f"r {dtype}", compression=codec)
+    torch.testing.assert_close(scattered, want.view(-1, 1)[: len(scattered)], **close)
+    whole = torch.arange(2000) + hvd.rank()
+    assert (hvd.allreduce(whole, name=f"w {dtype}", op=hvd.Sum, compression=codec)[5]) == sum(
+        5 + r for r in range(hvd.size())
+    )
+    value = hvd.declare(x.clone(), f"v {dtype}", sync="ssp:0", compression=codec)
+    value.push(torch.ones_like(x))
+    value.clock()
+    torch.testing.assert_close(value.sync(), torch.full_like(x, 2.0), rtol=0.05, atol=0.05)
+    hvd.barrier()
+
+
+def test_nan_and_infinity_arrive():
+    for codec in ("fp16", "int8", "onebit", "topk:0.01", "terngrad", "threshold:0.5", "randomk:0.1"):
+        x = torch.zeros(3000)
+        if hvd.rank() == 0:
+            x[7] = torch.nan
+        assert hvd.allreduce(x, name=f"nan {codec}", compression=codec).isnan().any(), codec
+
+
+class Halving(hvd.Compression.none):
+    """A user's own Compressor."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor / 2, None
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor * 2
+
+
+def test_compressors_of_ones_own_go_on_working():
+    x = torch.full((3,), float(hvd.rank()))
+    mean = sum(range(hvd.size())) / hvd.size()
+    assert (hvd.allreduce(x, name="own", compression=Halving) == mean).all()
+    assert (hvd.allreduce(x, name="own instance", compression=Halving()) == mean).all()
+
+
+def test_auto_chooses_alike_on_all_ranks():
+    from paceline.common.process_sets import global_process_set
+    from paceline.torch._measured import chosen
+
+    codec = chosen(hvd.Compression.auto(candidates=["fp16", hvd.Compression.int8()]), [1 << 18], global_process_set)
+    rules = json.loads(codec.text)
+    assert [r.get("max_bytes") for r in rules] == [8192, 32768, 131072, 524288, None]
+    assert {r["codec"] for r in rules} <= {"none", "fp16", "int8"}
+    digest = torch.tensor([sum(map(ord, codec.text))])
+    assert (hvd.allgather(digest) == digest).all()
+
+
+@pytest.mark.parametrize(
+    ("compression", "words"),
+    [
+        ("topk:0", "shares over 0 and up to 1"),
+        (hvd.Compression.topk(1.5), "shares over 0 and up to 1"),
+        (hvd.Compression.qsgd(levels=0), "levels"),
+        ("nothing", "allowed are"),
+        (hvd.Compression.int8(lossless="lzma"), "s2, zstd"),
+        (hvd.Compression.policy([{"codec": "fp16"}, {"name": "x", "codec": "fp16"}]), "rule 2"),
+        (hvd.Compression.auto(candidates=["int8", "topk:7"]), "shares over 0"),
+        ("/no/such/policy.json", "no/such"),
+        (7, "hvd.Compression.fp16"),
+    ],
+    ids=str,
+)
+def test_a_wrong_codec_is_refused_before_training(compression, words):
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match=words):
+        hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1), compression=compression)
+    if not isinstance(compression, paceline.compression.Auto):
+        with pytest.raises(ValueError, match=words):
+            hvd.allreduce(torch.zeros(2), name="wrong", compression=compression)
+
+
+def test_what_does_not_go_together_is_refused():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match="Adasum"):
+        hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1), compression="int8", op=hvd.Adasum)
+    with pytest.raises(ValueError, match=r"auto\(\) is DistributedOptimizer's"):
+        hvd.allreduce(torch.zeros(2), compression=hvd.Compression.auto())
+    with pytest.raises(ValueError, match="the engine's codecs only"):
+        hvd.declare(torch.zeros(2), "cast", compression=hvd.Compression.fp16)
