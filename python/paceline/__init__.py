@@ -18,6 +18,7 @@ from paceline.common.basics import (
     tally,
 )
 from paceline.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from paceline.significance import Significance
 from paceline.sync import (
     ASP,
     BSP,
@@ -38,7 +39,7 @@ __all__ = [
     "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
     "start_timeline", "stop_timeline", "tally", "supersteps",
     "BSP", "ASP", "SSP", "DSPS", "PSSP", "DynamicPSSP", "DropStragglers", "Adaptive", "ElasticBSP", "Expression",
-    "set_pull_condition", "set_push_condition",
+    "Significance", "set_pull_condition", "set_push_condition",
     "ProcessSet", "global_process_set", "add_process_set", "remove_process_set",
 ]
 # fmt: on

@@ -288,6 +288,7 @@ def operation(
     significance: float = 0.0,
     group: str | None = None,
     codec: str | None = None,
+    empty: bool = False,
 ) -> _abi.Op:
     """A pl_op. input and output are addresses (0 where there are no bytes); shape is that of the input."""
     op = _abi.Op(
@@ -313,6 +314,7 @@ def operation(
         significance,
         None if group is None else group.encode(),
         None if codec is None else codec.encode(),
+        empty,
     )
     if splits is not None:
         op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)

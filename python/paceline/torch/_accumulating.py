@@ -13,6 +13,7 @@ from paceline._engine import engine
 from paceline.sync import check
 from paceline.torch._asynchronous import start_group
 from paceline.torch._differentiable import barrier
+from paceline.torch._gate import Gate
 from paceline.torch._handles import synchronize
 from paceline.torch._measured import resolved
 from paceline.torch._parameters import parameter_names
@@ -29,13 +30,14 @@ class AccumulatingOptimizer:
     parameters as the lowest rank has them then. What else changes parameters between steps is overwritten.
     """
 
-    def __init__(self, optimizer, named_parameters, model, op, process_set, codec=None):
+    def __init__(self, optimizer, named_parameters, model, op, process_set, codec=None, gate=None):
         self.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})  # a scheduler wraps step
         self._parameter_names = parameter_names(self.param_groups, named_parameters)
         self.op = op
         self.sync = model
         self.process_set = process_set
         self._codec = codec
+        self._gate = None if gate is None else Gate(gate)
         self._values: dict[torch.Tensor, Value] = {}
         self._groups: list[tuple[str, list[torch.Tensor]]] = []  # with supersteps: what was declared together
         self._generation = engine.generation
@@ -66,6 +68,9 @@ class AccumulatingOptimizer:
         significance = _significance(params) if self.sync.asks_significance else 0.0
         for p, old in zip(params, before, strict=True):
             torch.sub(p.detach(), old, out=old)
+        if self._gate is not None:
+            before = [self._gate.offer(p, difference) for p, difference in zip(params, before, strict=True)]
+            self._gate.clock()
         self._age += 1
         stay = self.sync.cached and self._age <= self.sync.s
         within = self._end_iteration()
@@ -74,6 +79,7 @@ class AccumulatingOptimizer:
             engine.begin_iteration(self.process_set.process_set_id, group)
         if not stay:
             self._age = 0
+            self._add_held(params)
         return loss
 
     step.hooked = True
@@ -83,6 +89,8 @@ class AccumulatingOptimizer:
         if self._generation != engine.generation:
             self._generation = engine.generation
             self._values.clear()
+            if self._gate is not None:
+                self._gate.clear()
             self._groups.clear()
 
     def _declare(self, params: list[torch.Tensor]) -> None:
@@ -110,6 +118,13 @@ class AccumulatingOptimizer:
         going_on = [params for group, params in self._groups if not engine.end_iteration(number, group)]
         return {p for params in going_on for p in params}
 
+    def _add_held(self, params: list[torch.Tensor]) -> None:
+        """This rank goes on with its own differences too that it has held back."""
+        for p in params if self._gate is not None else ():
+            held = self._gate.held(p)
+            if held is not None:
+                p.detach().add_(held)
+
     def _codec_text(self) -> str | None:
         """How the engine codes what is held; None where the job's setting says it."""
         self._codec = resolved(self._codec, self.param_groups, self.process_set)
@@ -126,7 +141,7 @@ class AccumulatingOptimizer:
     def agree(self) -> None:
         """Waits until every rank has come, then gives all of them the same parameters: all that their steps have added.
 
-        Every rank calls it, at the end of training or before a checkpoint.
+        Every rank calls it, at the end of training or before a checkpoint. What a gate holds back is not among it.
         """
         if not self._distributed:
             return

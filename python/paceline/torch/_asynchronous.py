@@ -88,8 +88,9 @@ def reduction(
     priority: int = 0,
     sync: str | None = None,
     codec: str | None = None,
+    empty: bool = False,
 ) -> Part:
-    """An allreduce."""
+    """An allreduce. empty: this rank's tensor counts as zeros, which are not sent; it still gets the result."""
     if op == Adasum and process_set.process_set_id != 0:
         raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
     return exchange(
@@ -105,6 +106,7 @@ def reduction(
         priority=priority,
         sync=sync,
         codec=codec,
+        empty=empty,
     )
 
 

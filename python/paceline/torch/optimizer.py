@@ -15,9 +15,11 @@ from paceline import compression as codecs
 from paceline._engine import engine
 from paceline.common.operators import Adasum, Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.significance import Significance
 from paceline.sync import check, model_of
 from paceline.torch._accumulating import AccumulatingOptimizer
 from paceline.torch._asynchronous import reduction, sparse_allreduce_async, start_group, start_one
+from paceline.torch._gate import Gate
 from paceline.torch._handles import synchronize
 from paceline.torch._measured import resolved
 from paceline.torch._parameters import parameter_names
@@ -132,9 +134,11 @@ class _DistributedOptimizer(_Hooked):
         process_set,
         sync=None,
         codec=None,
+        gate=None,
     ):
         self._take_over(optimizer, named_parameters, compression, backward_passes_per_step)
         self._codec = codec
+        self._gate = None if gate is None else Gate(gate)
         self.op = op
         self.gradient_predivide_factor = gradient_predivide_factor
         self.sparse_as_dense = sparse_as_dense
@@ -198,6 +202,10 @@ class _DistributedOptimizer(_Hooked):
         parts, contexts = [], []
         for p in params:
             grad = p.grad.to_dense() if p.grad.is_sparse else p.grad
+            empty = False
+            if self._gate is not None:
+                offered = self._gate.offer(p, grad)
+                grad, empty = (grad, True) if offered is None else (offered, False)
             compressed, context = self._compression.compress(grad)
             parts.append(
                 reduction(
@@ -211,6 +219,7 @@ class _DistributedOptimizer(_Hooked):
                     self._priority[p],
                     self._sync,
                     codec,
+                    empty,
                 )
             )
             contexts.append(context)
@@ -255,6 +264,8 @@ class _DistributedOptimizer(_Hooked):
         if missing:
             self._start(missing)
         self._finish_all()
+        if self._gate is not None:
+            self._gate.clock()
         self._synchronized = True
 
     @contextmanager
@@ -400,6 +411,7 @@ def DistributedOptimizer(
     sparse_as_dense=False,
     process_set: ProcessSet = global_process_set,
     sync=None,
+    gate: Significance | None = None,
 ):
     """Wraps an optimizer so that gradients are reduced over all ranks before it steps.
 
@@ -420,6 +432,7 @@ def DistributedOptimizer(
         a model that lets ranks run ahead, each steps with its own gradients, and the servers hold the parameters:
         what its step did is added to them, divided by the number of ranks for Average, and the rank goes on with
         the sum of what all have done.
+    gate: paceline.Significance(...), to send only what matters; the rest adds up on the rank until it does.
 
     Raises ValueError for names that are missing or stand there twice, for wrong groups, for an optimizer that is
     wrapped already, for gradient_predivide_factor without op=Average, for a model that cannot run; NotImplementedError
@@ -436,6 +449,8 @@ def DistributedOptimizer(
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
+    if gate is not None and (not isinstance(gate, Significance) or op not in (Average, Sum)):
+        raise ValueError(f"gate={gate!r}: give paceline.Significance(...), with op=Average or Sum")
     codec = codecs.codec_of(compression)
     if codec is not None:
         compression = Compression.none
@@ -448,7 +463,7 @@ def DistributedOptimizer(
                 "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
             )
         cls = type(type(optimizer).__name__, (AccumulatingOptimizer, type(optimizer)), {"__module__": __name__})
-        return cls(optimizer, named_parameters, model, op, process_set, codec)
+        return cls(optimizer, named_parameters, model, op, process_set, codec, gate)
     check(model, process_set.size(), accumulate=False)
     if op == Adasum and model.setting != "bsp":
         raise ValueError(f"sync={model.setting}: Adasum needs every rank's step")
@@ -468,6 +483,7 @@ def DistributedOptimizer(
             process_set,
             None if model.setting == "bsp" else model.setting,
             codec,
+            gate,
         )
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum runs over all ranks: it takes no process set")

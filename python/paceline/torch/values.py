@@ -59,7 +59,7 @@ class Value:
 
     def using(
         self,
-        difference: torch.Tensor,
+        difference: torch.Tensor | None,
         target: torch.Tensor | None,
         priority: int,
         significance: float,
@@ -67,16 +67,17 @@ class Value:
     ) -> Part:
         """The operation that adds `difference` and reads into `target`. For this package's own use.
 
-        within: a superstep, so that nobody is waited for.
+        difference: None for zeros, which are not sent and count. within: a superstep, so that nobody is waited for.
         """
         use = _abi.ADD | (0 if target is None else _abi.READ)
         if within:
             use = _abi.ADD | _abi.READ_NOW | _abi.WITHIN
-        return self._part(use, difference, target, priority=priority, significance=significance)
+        empty = difference is None
+        return self._part(use, difference, target, priority=priority, significance=significance, empty=empty)
 
     def reading(self, target: torch.Tensor) -> Part:
-        """The operation that reads what is held into `target`, at once. For this package's own use."""
-        return self._part(_abi.READ_NOW, None, target)
+        """The operation that reads what is held into `target`, at once and exactly. For this package's own use."""
+        return self._part(_abi.READ_NOW | _abi.EXACT, None, target)
 
     def _part(self, use: int, given: torch.Tensor | None, target: torch.Tensor | None, **fields) -> Part:
         for tensor in (given, target):
@@ -123,9 +124,7 @@ class Value:
         """
         self._settle()
         pushed, self._pushed = self._pushed, None
-        if pushed is None:
-            pushed = torch.zeros(self._shape, dtype=self._like.dtype, device=self._like.device)
-        self._in_flight = start_one(self._part(_abi.ADD, pushed, None, significance=significance))
+        self._in_flight = start_one(self.using(pushed, None, 0, significance))
 
     def pull(self, wait: bool = True) -> int:
         """Asks for the value. Returns a handle for `poll` and `synchronize`, whose output is a new tensor.

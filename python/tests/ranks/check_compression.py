@@ -85,6 +85,46 @@ def test_dgc_trains_and_says_that_momentum_is_its_own():
     assert (model.weight - TRUTH).norm() < 0.3 * TRUTH.norm()
 
 
+@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16, "topk:0.2"], ids=str)
+@pytest.mark.parametrize("sync", ["bsp", "ssp:2", "elastic:3"])
+def test_what_does_not_matter_is_held_back_until_it_does(sync, compression):
+    if sync != "bsp" and compression is hvd.Compression.fp16:
+        return
+    model = net()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=2.0),
+        named_parameters=[(f"gated {sync} {compression} {n}", p) for n, p in model.named_parameters()],
+        compression=compression,
+        sync=sync,
+        gate=paceline.Significance(0.02, decay=0.25),
+    )
+    train(model, optimizer, 200)
+    gate = optimizer._gate
+    assert gate.held(model.weight) is not None or hvd.size() == 1 or compression == "topk:0.2"
+    optimizer.agree()
+    assert (hvd.allgather(model.weight.detach()) == model.weight.repeat(hvd.size(), 1)).all()
+    assert (model.weight - TRUTH).norm() < 0.3 * TRUTH.norm()
+    hvd.barrier()
+
+
+def test_nothing_significant_leaves_parameters_as_they_are():
+    parameter = torch.nn.Parameter(torch.ones(4))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([parameter], lr=1.0), [("idle", parameter)], gate=paceline.Significance(1e6)
+    )
+    for _ in range(3):
+        parameter.grad = torch.full((4,), 0.5)
+        optimizer.step()
+    assert (parameter == 1).all()
+    assert (optimizer._gate.held(parameter) == 1.5).all()
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="at least 0"):
+            paceline.Significance(wrong)
+    with pytest.raises(ValueError, match="Significance"):
+        hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0), gate=0.1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_operations_take_codecs(dtype):
     x = torch.full((2000,), 1.0 + hvd.rank(), dtype=dtype)

@@ -1,0 +1,29 @@
+"""Sending only what matters: `DistributedOptimizer(gate=Significance(...))`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Significance:
+    """Holds back what would change a tensor by less than a share of it, as Gaia's significance filter does.
+
+    What is held back adds up on the rank until it counts: until |sum| / |weights| (L2, by tensor) is threshold /
+    iterations ** decay or more. In its place the rank sends an empty push that counts, so that nobody waits for it.
+    decay: 0.5 is Gaia's rule, 0 keeps the threshold.
+    """
+
+    threshold: float
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.threshold) and self.threshold >= 0):
+            raise ValueError(f"threshold={self.threshold}: a number of at least 0")
+        if not (math.isfinite(self.decay) and self.decay >= 0):
+            raise ValueError(f"decay={self.decay}: a number of at least 0")
+
+    def at(self, iteration: int) -> float:
+        """The threshold in an iteration, counted from 1."""
+        return self.threshold / iteration**self.decay
