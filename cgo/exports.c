@@ -75,6 +75,16 @@ int pl_release(int32_t handle) {
   return goRelease(handle);
 }
 
+int64_t pl_state(void *buf, uint64_t cap) {
+  GUARD;
+  return goState(buf, cap);
+}
+
+int pl_set_state(const void *state, uint64_t bytes) {
+  GUARD;
+  return goSetState((void *)state, bytes);
+}
+
 int pl_process_set_add(const int32_t *ranks, uint32_t count, uint32_t *id) {
   GUARD;
   return goSetAdd((int32_t *)ranks, count, id);

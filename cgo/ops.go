@@ -238,6 +238,31 @@ func goCheckCodec(codec *C.char) C.int {
 	return C.PL_OK
 }
 
+//export goState
+func goState(buf unsafe.Pointer, room C.uint64_t) C.int64_t {
+	w, err := running()
+	if err != nil {
+		return C.int64_t(fail(err))
+	}
+	n, err := w.Engine.State(memory(buf, int64(min(room, limits.MaxTensor))))
+	if err != nil {
+		return C.int64_t(fail(err))
+	}
+	return C.int64_t(n)
+}
+
+//export goSetState
+func goSetState(state unsafe.Pointer, bytes C.uint64_t) C.int {
+	w, err := running()
+	if err == nil {
+		err = w.Engine.SetState(memory(state, int64(bytes)))
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return C.PL_OK
+}
+
 //export goSetCondition
 func goSetCondition(change *C.char, at *C.uint64_t) C.int {
 	w, err := running()

@@ -103,18 +103,19 @@ type Engine struct {
 	busy       occupancy
 	ended      chan struct{} // closed when everything in flight has been settled after an end
 
-	mu       sync.Mutex
-	names    map[nameID]*nameState
-	inflight map[*operation]struct{}
-	declares declareQueue
-	policies map[string]*policy.Policy // that operations have named, by their text
-	joining  *joinState
-	joins    uint32                  // of all ranks, so far
-	leaders  map[uint32]*declaration // first values of groups with supersteps, by tensor
-	warned   map[string]time.Time    // when a server last warned of a stall
-	stops    int                     // groups whose superstep's end is known
-	broken   error                   // why the engine takes no more operations
-	lost     *wire.Lost
+	mu        sync.Mutex
+	names     map[nameID]*nameState
+	inflight  map[*operation]struct{}
+	declares  declareQueue
+	residuals map[stateID][]byte        // that were set before their tensors are declared
+	policies  map[string]*policy.Policy // that operations have named, by their text
+	joining   *joinState
+	joins     uint32                  // of all ranks, so far
+	leaders   map[uint32]*declaration // first values of groups with supersteps, by tensor
+	warned    map[string]time.Time    // when a server last warned of a stall
+	stops     int                     // groups whose superstep's end is known
+	broken    error                   // why the engine takes no more operations
+	lost      *wire.Lost
 }
 
 // New makes an engine. It takes notices from now on, and operations after Start.
@@ -127,8 +128,7 @@ func New(cfg Config) *Engine {
 	}
 	e := &Engine{
 		cfg: cfg, peers: make([]*peer, len(cfg.Roster.Servers)), ended: make(chan struct{}),
-		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{}, warned: map[string]time.Time{},
-		policies: map[string]*policy.Policy{},
+		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{}, warned: map[string]time.Time{}, policies: map[string]*policy.Policy{},
 	}
 	e.encoder = newEncoder(e)
 	e.ctx, e.cancel = context.WithCancel(context.Background())

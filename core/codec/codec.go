@@ -105,7 +105,7 @@ type Codec interface {
 	MaxEncoded(n int) int
 
 	// ResidualBytes is the size of the residual of a tensor of n elements, 0 for a codec that has none.
-	// A new residual is zeros.
+	// It is whole tensors of float32, one behind the other. A new residual is zeros.
 	ResidualBytes(n int) int
 
 	// Unbiased reports whether the mean of what is decoded, over streams, is what was encoded.

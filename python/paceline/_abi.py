@@ -80,6 +80,8 @@ _PROTOTYPES = {
     "pl_result": (ctypes.c_int, [ctypes.c_int32, ctypes.POINTER(Output)]),
     "pl_release": (ctypes.c_int, [ctypes.c_int32]),
     "pl_free": (None, [ctypes.c_void_p]),
+    "pl_state": (ctypes.c_int64, [ctypes.c_void_p, ctypes.c_uint64]),
+    "pl_set_state": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64]),
     "pl_process_set_add": (
         ctypes.c_int,
         [ctypes.POINTER(ctypes.c_int32), ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)],
