@@ -144,6 +144,9 @@ func (n *encoder) encode(t *task) error {
 		in = wide
 	}
 	s := codec.Stream{Seed: n.e.cfg.Seed, Worker: uint32(n.e.cfg.Rank), Iteration: t.o.iteration, Key: p.key}
+	if t.o.Kind == units.Accumulate {
+		s.Key += t.o.seq // iterations within a superstep have one number
+	}
 	size := k.codec.Encode(message, in, p.residual, s)
 	t.in, t.message = message[:size], message
 	t.h.Codec = wire.CodecDeclared
