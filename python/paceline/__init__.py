@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from paceline.common.basics import (
+    compression_state,
     cross_rank,
     cross_size,
     init,
     is_initialized,
+    load_compression_state,
     local_rank,
     local_size,
     rank,
@@ -37,7 +39,7 @@ from paceline.sync import (
 # fmt: off
 __all__ = [
     "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
-    "start_timeline", "stop_timeline", "tally", "supersteps",
+    "start_timeline", "stop_timeline", "tally", "supersteps", "compression_state", "load_compression_state",
     "BSP", "ASP", "SSP", "DSPS", "PSSP", "DynamicPSSP", "DropStragglers", "Adaptive", "ElasticBSP", "Expression",
     "Significance", "set_pull_condition", "set_push_condition",
     "ProcessSet", "global_process_set", "add_process_set", "remove_process_set",

@@ -173,6 +173,23 @@ class Engine:
         """Raises ValueError, which says what is allowed, for what is no codec, no rules and no path of such."""
         self._check(_abi.library().pl_check_codec(codec.encode()))
 
+    def compression_state(self) -> bytes:
+        """What this rank keeps of coded tensors from one iteration to the next (residuals), for a checkpoint.
+
+        Call it when no operation is in flight. Servers' residuals are not among it: those start at zero.
+        """
+        lib, room = _abi.library(), 0
+        while True:
+            buffer = ctypes.create_string_buffer(room) if room else None
+            size = self._check(lib.pl_state(buffer, room))
+            if size <= room:
+                return buffer.raw[:size] if buffer else b""
+            room = size
+
+    def load_compression_state(self, state: bytes) -> None:
+        """Takes in what `compression_state` gave on this rank. Raises ValueError for anything else."""
+        self._check(_abi.library().pl_set_state(state, len(state)))
+
     def set_condition(self, change: dict[str, Any]) -> int:
         """Changes synchronisation models while training runs. Returns the iteration from which that holds."""
         at = ctypes.c_uint64()

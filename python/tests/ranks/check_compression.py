@@ -85,6 +85,24 @@ def test_dgc_trains_and_says_that_momentum_is_its_own():
     assert (model.weight - TRUTH).norm() < 0.3 * TRUTH.norm()
 
 
+def test_residuals_go_into_a_checkpoint():
+    def sums(name, n):
+        x = torch.randn(2000, generator=torch.Generator().manual_seed(hvd.rank()))
+        return [hvd.allreduce(x, name=name, compression="onebit") for _ in range(n)]
+
+    sums("before", 5)
+    hvd.barrier()
+    state = paceline.compression_state()
+    assert len(state) >= 8000
+    paceline.load_compression_state(state)
+    assert paceline.compression_state() == state
+    for wrong in (b"nonsense", state[:-1]):
+        with pytest.raises(ValueError):
+            paceline.load_compression_state(wrong)
+    assert paceline.compression_state() == state
+    hvd.barrier()
+
+
 @pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16, "topk:0.2"], ids=str)
 @pytest.mark.parametrize("sync", ["bsp", "ssp:2", "elastic:3"])
 def test_what_does_not_matter_is_held_back_until_it_does(sync, compression):
