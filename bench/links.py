@@ -22,6 +22,11 @@ BURST, QUEUE = "128kb", "20ms"  # of the token buckets: two segments of the kern
 STREAM = Path(__file__).with_name("stream.py")
 
 
+def unavailable():
+    """Why there can be no slow links here, or None."""
+    return hosts.available() or (None if shutil.which("tc") else "links are slowed down by iproute2's tc")
+
+
 class Hosts(hosts.Hosts):
     """Hosts whose links carry `rate` in each direction, as places for the ranks of a Fleet."""
 
@@ -98,7 +103,7 @@ def main():
     parser.add_argument("--duration", type=float, default=40, help="seconds for each size (default: %(default)s)")
     parser.add_argument("--json", help="file for the results")
     options = parser.parse_args()
-    if why := hosts.available() or (None if shutil.which("tc") else "links are slowed down by iproute2's tc"):
+    if why := unavailable():
         print(f"skipped: {why}")
         return
     systems = {label: (label.rstrip("0123456789"), int(label[-1])) for label in options.systems.split(",")}

@@ -4,14 +4,11 @@ bench/README.md says what the figures mean.
 """
 
 import argparse
-import html
-import math
 import os
-import statistics
-import sys
 from bisect import bisect_right
 from pathlib import Path
 
+import page
 from fleet import Fleet, Loopback, report
 
 MODELS = (
@@ -29,8 +26,6 @@ MODELS = (
     "ElasticBSP(15)",
     'Expression("lead < 3 || significance < 0.01")',
 )
-BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
-CHART = "results/models.svg"
 
 PREFACE = """## In real time
 
@@ -57,7 +52,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3, help="runs of each model (default: %(default)s)")
     parser.add_argument("--models", nargs="+", default=MODELS, help="as Python has them, such as 'SSP(3)'")
     parser.add_argument("--json", help="file for the results")
-    parser.add_argument("--page", help=f"Markdown file to write them to, between {BEGIN} and {END}")
+    parser.add_argument("--page", help=f"Markdown file to write them to, between {' and '.join(page.marks('models'))}")
     options = parser.parse_args()
     models = [model.format(others=options.workers - 1) for model in options.models]
     runs = {model: [] for model in models}
@@ -69,7 +64,7 @@ def main():
             for model in models:
                 runs[model].append(train(fleet, model, seed, options))
         versions = fleet.versions
-    results = [{"model": model, "runs": of} | summary(of) for model, of in runs.items()]
+    results = [{"model": model, "runs": of} | page.summary(of) for model, of in runs.items()]
     text = table(results, options)
     print(text)
     if options.page:
@@ -84,14 +79,14 @@ def train(fleet, model, seed, options):
     ranks = fleet.ask("train", iterations=options.iterations, work=options.work)
     after = fleet.ask("tally")
     accuracies = fleet.ask("accuracies")[0]["accuracies"]
-    reached = next((when for when, share in accuracies if share >= options.accuracy), None)
+    reached = next((done for done, share in accuracies if share >= options.accuracy), None)
     began = min(rank["begun"][0] for rank in ranks)
     counts = {k: sum(b[k] - a[k] for a, b in zip(before, after, strict=True)) for k in before[0]}
     partitions = (counts["admitted"] + counts["dropped"]) / (options.iterations * options.workers)
     return {
         "seed": seed,
-        "reached_s": None if reached is None else reached - began,
-        "reached_iterations": None if reached is None else bisect_right(ranks[0]["ended"], reached),
+        "reached_s": None if reached is None else ranks[0]["ended"][reached - 1] - began,
+        "reached_iterations": reached,
         "accuracy": accuracies[-1][1],
         "rank_0_s": ranks[0]["ended"][-1] - began,
         "slow_s": ranks[-1]["ended"][-1] - began,
@@ -110,76 +105,25 @@ def lead(ranks):
     )
 
 
-def summary(runs):
-    """The median of each figure over the runs, and its spread."""
-    columns = {k: sorted(math.inf if run[k] is None else run[k] for run in runs) for k in runs[0] if k != "seed"}
-    finite = {
-        k: [None if math.isinf(v) else v for v in (statistics.median_low(c), c[0], c[-1])] for k, c in columns.items()
-    }
-    return {k: dict(zip(("median", "min", "max"), v, strict=True)) for k, v in finite.items()}
-
-
 def table(results, options):
     """A table in Markdown."""
-    goal = f"{options.accuracy:.0%}"
-    head = (
-        "model",
-        f"s to {goal}",
-        "iterations",
-        "final accuracy",
-        "s, rank 0",
-        "s, slow rank",
-        "DPRs",
-        "dropped",
-        "lead",
-    )
-    rows = [head, ("---", *["---:"] * (len(head) - 1))]
-    for r in results:
-        cells = [show(r["reached_s"], "{:.2f}"), show(r["reached_iterations"], "{:.0f}"), show(r["accuracy"], "{:.1%}")]
-        cells += [show(r[k], "{:.2f}") for k in ("rank_0_s", "slow_s")]
-        cells += [show(r[k], "{:.0f}") for k in ("delayed", "dropped", "lead")]
-        rows.append((f"`{r['model']}`".replace("|", "\\|"), *cells))
-    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+    goal, times, counts = f"s to {options.accuracy:.0%}", ("rank_0_s", "slow_s"), ("delayed", "dropped", "lead")
+    head = ("model", goal, "iterations", "final accuracy", "s, rank 0", "s, slow rank", "DPRs", "dropped", "lead")
+    forms = {"reached_s": "{:.2f}", "reached_iterations": "{:.0f}", "accuracy": "{:.1%}"}
+    forms |= dict.fromkeys(times, "{:.2f}") | dict.fromkeys(counts, "{:.0f}")
+    return page.table(head, [[r["model"], *(page.show(r[k], form) for k, form in forms.items())] for r in results])
 
 
-def write(page, text, results, options):
+def write(file, text, results, options):
     """Puts what was measured, the table and its chart between the marks of the page."""
-    head, mark, rest = page.read_text().partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not mark or not end:
-        sys.exit(f"{page} has no lines {BEGIN} and {END} to write between")
-    (page.parent / CHART).parent.mkdir(exist_ok=True)
-    (page.parent / CHART).write_text(chart(results, options))
     alone = {r["model"]: r for r in results}.get("ASP()", results[0])
     fast, slow = (alone[k]["median"] * 1e3 / options.iterations for k in ("rank_0_s", "slow_s"))
     preface = PREFACE.format(
         cores=len(os.sched_getaffinity(0)), fast=fast, slow=slow, factor=slow / fast, **vars(options)
     )
-    picture = f"![Seconds to the accuracy]({CHART})"
-    page.write_text(f"{head}{BEGIN}\n{preface}\n{text}\n{picture}\n{END}{tail}")
-
-
-def show(spread, form):
-    """Median (least to greatest)."""
-    median, least, most = ("never" if v is None else form.format(v) for v in spread.values())
-    return median if least == most else f"{median} ({least}-{most})"
-
-
-def chart(results, options):
-    """Horizontal bars of the times to the accuracy, as SVG."""
-    longest = max([r["reached_s"]["median"] or 0 for r in results]) or 1
-    lines = [f'<text x="12" y="22" font-weight="bold">Seconds to a test accuracy of {options.accuracy:.0%}</text>']
-    for i, r in enumerate(results):
-        y, seconds = 44 + 22 * i, r["reached_s"]["median"]
-        width = round(400 * (seconds or 0) / longest, 1)
-        lines += [
-            f'<text x="340" y="{y + 15}" text-anchor="end">{html.escape(r["model"])}</text>',
-            f'<rect x="352" y="{y + 3}" width="{width}" height="14" fill="#3b6ea5"/>',
-            f'<text x="{358 + width}" y="{y + 15}">{"never" if seconds is None else f"{seconds:.2f} s"}</text>',
-        ]
-    size = f'width="860" height="{56 + 22 * len(results)}" font-family="sans-serif" font-size="13"'
-    white = '<rect width="100%" height="100%" fill="white"/>'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', white, *lines, "</svg>\n"])
+    bars = [(r["model"], r["reached_s"]["median"]) for r in results]
+    chart = page.bars([(f"Seconds to a test accuracy of {options.accuracy:.0%}", bars, "{:.2f} s")])
+    page.write(file, "models", f"{preface}\n{text}", "Seconds to the accuracy", chart)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 """One rank of models.py: trains the digits model under the synchronisation models that it is told.
 
-It takes commands as rank.py does: the methods that COMMANDS names.
+It takes commands as rank.py does.
 """
 
-import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import torch
-from torch import nn
+from commands import obey
+from training import Training
 
 import paceline
 import paceline.torch as hvd
@@ -27,7 +26,7 @@ class Rank:
     """The commands. Each of them has its answer when this rank has ended it, whatever the others do."""
 
     def __init__(self):
-        self.train_set, self.test_set = digits()
+        self.data = digits()
         self.runs = 0
 
     def pin(self):
@@ -47,11 +46,12 @@ class Rank:
         """Makes the network and its optimizer, the same on every rank, and shuffles this rank's part of the data."""
         self.runs += 1
         torch.manual_seed(seed)
-        self.network = network()
-        named = [(f"{self.runs}.{name}", p) for name, p in self.network.named_parameters()]
-        optimizer = torch.optim.Adam(self.network.parameters(), lr=LEARNING_RATE * hvd.size() ** 0.5)
-        self.optimizer = hvd.DistributedOptimizer(optimizer, named, sync=eval(sync, vars(paceline)))
-        torch.manual_seed(1000 * seed + hvd.rank())  # of dropout, and of the order of the data
+        model = network()
+        named = [(f"{self.runs}.{name}", p) for name, p in model.named_parameters()]
+        optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE * hvd.size() ** 0.5)
+        optimizer = hvd.DistributedOptimizer(optimizer, named, sync=eval(sync, vars(paceline)))
+        keep = KEEP if hvd.rank() == 0 else 0
+        self.training = Training(model, optimizer, self.data, hvd.rank(), hvd.size(), seed, BATCH, keep)
         return {}
 
     def train(self, iterations, work):
@@ -60,59 +60,22 @@ class Rank:
         Answers with the times at which the gradients that count were begun, and at which each iteration ended, in
         seconds of the host's clock.
         """
-        images, labels = self.train_set[hvd.rank() :: hvd.size()]
-        order = torch.cat([torch.randperm(len(images)) for _ in range(iterations * BATCH // len(images) + 1)])
-        self.network.train()
-        self.copies = []
         extra = work - 1 if hvd.rank() == hvd.size() - 1 else 0
-        begun, ended = [], []
-        for i in range(iterations):
-            batch = order[i * BATCH : (i + 1) * BATCH]
-            for _ in range(extra):
-                torch.autograd.grad(self.loss(images[batch], labels[batch]), list(self.network.parameters()))
-            begun.append(time.monotonic())
-            self.optimizer.zero_grad()
-            self.loss(images[batch], labels[batch]).backward()
-            self.optimizer.step()
-            ended.append(time.monotonic())
-            if hvd.rank() == 0 and ((i + 1) % KEEP == 0 or i + 1 == iterations):
-                self.copies.append((ended[-1], {k: v.clone() for k, v in self.network.state_dict().items()}))
+        begun, ended = zip(*(self.training.iterate(extra) for _ in range(iterations)), strict=True)
+        if hvd.rank() == 0:
+            self.training.copy()
         return {"begun": begun, "ended": ended}
 
-    def loss(self, images, labels):
-        """Of a batch."""
-        return nn.functional.cross_entropy(self.network(images), labels)
-
-    @torch.no_grad()
     def accuracies(self):
-        """The test accuracy of each copy of the parameters, with the time at which it was made."""
-        self.network.eval()
-        images, labels = self.test_set[:]
-        answer = []
-        for when, copy in self.copies:
-            self.network.load_state_dict(copy)
-            answer.append((when, (self.network(images).argmax(1) == labels).float().mean().item()))
-        return {"accuracies": answer}
+        """The test accuracy of each copy of the parameters, with the iteration after which it was made."""
+        return {"accuracies": self.training.accuracies()}
 
 
-COMMANDS = ("pin", "tally", "prepare", "train", "accuracies")
-
-
-def main():
-    """Obeys until the input ends."""
-    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        os.dup2(2, 1)  # what libraries print is no answer
-        torch.set_num_threads(1)
-        hvd.init()
-        rank = Rank()
-        print(json.dumps({"torch": torch.__version__, "kernel": os.uname().release}), file=answers)
-        for line in sys.stdin:
-            command = json.loads(line)
-            what = command.pop("what")
-            assert what in COMMANDS, what
-            print(json.dumps(getattr(rank, what)(**command)), file=answers)
-        hvd.shutdown()
+def begin():
+    """Joins the job."""
+    hvd.init()
+    return Rank(), {}, hvd.shutdown
 
 
 if __name__ == "__main__":
-    main()
+    obey(begin, ("pin", "tally", "prepare", "train", "accuracies"))

@@ -1,10 +1,8 @@
 """One rank under measurement: rank.py paceline|gloo. It does what it is told, a JSON command on each line of its input.
 
-Each command ends with a line of JSON on the output; fleet.py is the other end. The commands are the functions below
-that are listed in COMMANDS. A wrong result ends the rank with an error.
+The commands are the methods of Rank. A wrong result ends the rank with an error.
 """
 
-import json
 import os
 import resource
 import sys
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import shapes
 import torch
+from commands import obey
 
 PERIOD = 4093  # elements after which the values repeat: a prime, so that exchanged partitions are found out
 MIB = 1 << 20
@@ -133,26 +132,12 @@ def _cpu():
     return used.ru_utime + used.ru_stime
 
 
-COMMANDS = ("allreduce", "resnet50", "idle")
-
-
-def main():
-    """Obeys until the input ends."""
-    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        os.dup2(2, 1)  # what libraries print is no answer
-        torch.set_num_threads(1)
-        system = {"paceline": Paceline, "gloo": Gloo}[sys.argv[1]]()
-        rank = Rank(system)
-        congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()  # Gloo's; we choose our own
-        versions = {"torch": torch.__version__, "kernel": os.uname().release, "congestion_control": congestion}
-        print(json.dumps(versions), file=answers)
-        for line in sys.stdin:
-            command = json.loads(line)
-            what = command.pop("what")
-            assert what in COMMANDS, what
-            print(json.dumps(getattr(rank, what)(**command)), file=answers)
-        system.end()
+def begin():
+    """Starts the system that is named."""
+    system = {"paceline": Paceline, "gloo": Gloo}[sys.argv[1]]()
+    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()  # Gloo's; we choose our own
+    return Rank(system), {"congestion_control": congestion}, system.end
 
 
 if __name__ == "__main__":
-    main()
+    obey(begin, ("allreduce", "resnet50", "idle"))
