@@ -58,10 +58,11 @@ bench: setup
 bench-links: setup
 	python bench/links.py $(BENCH)
 
-## make results      docs/results.md: the papers' experiments in virtual time, and the digits model in real time
+## make results      docs/results.md: the papers' experiments in virtual time, synchronisation models and codecs in real time
 results: setup
 	go run ./cmd/paceline sim papers --dir docs
 	python bench/models.py --page docs/results.md
+	python bench/compression.py --page docs/results.md
 
 ## make wheel        dist/paceline-*-py3-none-manylinux_2_17_*.whl, checked by auditwheel
 wheel: $(VENV)/.wheel-tools

@@ -53,7 +53,7 @@ class Study:
 
 STUDIES = {
     "digits": Study("the digits model of `examples/digits.py`, with its Adam", 0.95, 120, 240),
-    "resnet": Study("a small ResNet on pictures of striped shapes, SGD with momentum", 0.85, 200, 500),
+    "resnet": Study("a small ResNet on pictures of striped shapes, SGD with momentum", 0.85, 180, 420),
 }
 
 PREFACE = """## Compression over slow links

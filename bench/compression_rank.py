@@ -45,7 +45,7 @@ class ResNet:
     @staticmethod
     def optimizer(params, momentum):
         """SGD with momentum."""
-        return torch.optim.SGD(params, lr=0.03, momentum=0.9 if momentum else 0.0)
+        return torch.optim.SGD(params, lr=0.05, momentum=0.9 if momentum else 0.0)
 
 
 MODELS = {"digits": Digits, "resnet": ResNet}

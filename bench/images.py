@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 SIDE, SHAPES, CLASSES = 16, 5, 10
 TRAIN, TEST = 8192, 600
-NOISE, SHINE, WRONG = 0.12, 0.25, 0.02
+NOISE, SHINE, WRONG = 0.1, 0.15, 0.02
 
 
 def pictures():
@@ -41,7 +41,7 @@ def _drawn(number, generator):
         return torch.randint(many, (number,), generator=generator)
 
     def placed(shape, size):
-        right, down = x - vary(-0.3, 0.3), y - vary(-0.3, 0.3)
+        right, down = x - vary(-0.25, 0.25), y - vary(-0.25, 0.25)
         turn = vary(-0.2, 0.2)
         return _inside(shape, *((a / size) for a in _turned(right, down, turn)))
 
