@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-WIDTH = 24  # channels of the first scale; each further one has twice as many
+WIDTH = 20  # channels of the first scale; each further one has twice as many
 
 
 class Block(nn.Module):
