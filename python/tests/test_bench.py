@@ -106,8 +106,8 @@ def test_synchronisation_models_with_a_slow_worker(tmp_path):
 @pytest.mark.skipif(hosts.available() is not None, reason=str(hosts.available()))
 def test_codecs_over_slow_links(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("above\n<!-- compression:begin -->\nold\n<!-- compression:end -->\nbelow\n")
-    argv = [sys.executable, BENCH / "compression.py", "--workers", "2", "--codecs", "none", "fp16", "--seeds", "2"]
+    page.write_text("above\n<!-- compression:begin -->\nstale\n<!-- compression:end -->\nbelow\n")
+    argv = [sys.executable, BENCH / "compression.py", "--workers", "2", "--codecs", "none", "fp16", "--seeds", "1"]
     argv += ["--iterations", "30", "--timed", "10", "--accuracy", "0.01", "--page", page]
     printed, report = run(argv, tmp_path / "compression.json")
     found = {(r["model"], r["rate"], r["setting"]): r for r in report["results"]}
@@ -116,7 +116,7 @@ def test_codecs_over_slow_links(tmp_path):
         assert report["models"][model]["parameters"] == parameters
         for rate in ("1gbit", "100mbit"):
             alone, plain, half = (found[model, rate, setting] for setting in ("alone", "none", "fp16"))
-            assert [r["seed"] for r in plain["runs"]] == [0, 1]
+            assert [r["seed"] for r in plain["runs"]] == [0]
             assert alone["sent_mb"]["max"] < 0.01
             # A worker sends half of its gradient, and as a server half of the sum, and headers.
             assert plain["sent_mb"]["median"] == pytest.approx(parameters * 4e-6, rel=0.1)
@@ -129,7 +129,7 @@ def test_codecs_over_slow_links(tmp_path):
             pace = composed["iteration_ms"] / 1e3
             assert composed["reached_s"] == pytest.approx(composed["reached_iterations"] * pace)
     text = page.read_text()
-    assert text.startswith("above\n") and text.endswith("below\n") and "old" not in text
+    assert text.startswith("above\n") and text.endswith("below\n") and "stale" not in text
     tables = [part for part in printed.split("## ") if "| `fp16` |" in part]
     assert len(tables) == 4 and all(part.split("\n\n")[1] in text for part in tables)
     assert (tmp_path / "results" / "compression.svg").read_text().count("<rect") == 1 + 4 * 2
