@@ -110,17 +110,7 @@ def distributed(optimizer, named, setting):
     if codec == "alone":
         return optimizer
     sync = eval(sync, vars(paceline)) if sync else None
-    return hvd.DistributedOptimizer(optimizer, named, compression=codec_of(codec), sync=sync)
-
-
-def codec_of(codec):
-    """What DistributedOptimizer takes as compression."""
-    if hasattr(hvd.Compression, "topk"):
-        return codec
-    plain = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
-    if codec not in plain:
-        raise ValueError("this build chooses no codecs by name")
-    return plain[codec]
+    return hvd.DistributedOptimizer(optimizer, named, compression=codec, sync=sync)
 
 
 def begin():

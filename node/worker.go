@@ -65,7 +65,7 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	if err := CheckSync(s.Sync, false, true, s.Size); err != nil {
 		return nil, fmt.Errorf("%w: PACELINE_SYNC: %w", core.ErrInvalid, err)
 	}
-	if w.policy, err = Compression(s.Compression); err != nil {
+	if w.policy, err = jobCompression(s.Compression); err != nil {
 		return nil, fmt.Errorf("%w: PACELINE_COMPRESSION: %w", core.ErrInvalid, err)
 	}
 	tr, err := Transport(&s, o.Log)

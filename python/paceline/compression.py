@@ -180,6 +180,8 @@ def codec_of(compression: Any) -> Codec | None:
     """
     if isinstance(compression, Codec):
         return compression
+    if compression == "auto":
+        return Codecs.auto()
     if isinstance(compression, str):
         return Codec(compression or "none")
     if hasattr(compression, "compress") and hasattr(compression, "decompress"):

@@ -452,6 +452,8 @@ def DistributedOptimizer(
     if gate is not None and (not isinstance(gate, Significance) or op not in (Average, Sum)):
         raise ValueError(f"gate={gate!r}: give paceline.Significance(...), with op=Average or Sum")
     codec = codecs.codec_of(compression)
+    if compression is Compression.none and engine.is_initialized() and engine.setting("compression") == "auto":
+        codec = codecs.codec_of("auto")
     if codec is not None:
         compression = Compression.none
         _check_codec(codec, optimizer, op)
