@@ -223,13 +223,24 @@ func (e *Engine) lead(d *declaration) {
 	}
 }
 
-// occupancy is the share of this machine's processor time that was not idle since it was asked before.
+// occupancyWindow is what a measurement of the occupancy takes at least: the kernel counts in hundredths of a
+// second, so that over a short iteration one tick more or less would look like a machine at work or idle.
+const occupancyWindow = 500 * time.Millisecond
+
+// occupancy is the share of this machine's processor time that was not idle in the newest window.
 type occupancy struct {
 	mu        sync.Mutex
+	at        time.Time
 	busy, all float64
+	share     float64
 }
 
 func (o *occupancy) sample() float64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if time.Since(o.at) < occupancyWindow {
+		return o.share
+	}
 	data, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0
@@ -245,13 +256,9 @@ func (o *occupancy) sample() float64 {
 			idle += n
 		}
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	busy, total := all-idle-o.busy, all-o.all
-	first := o.all == 0
-	o.busy, o.all = all-idle, all
-	if first || total <= 0 {
-		return 0
+	if total := all - o.all; o.all > 0 && total > 0 {
+		o.share = (all - idle - o.busy) / total
 	}
-	return busy / total
+	o.at, o.busy, o.all = time.Now(), all-idle, all
+	return o.share
 }

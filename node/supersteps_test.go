@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/paceline/paceline/core"
 	"github.com/paceline/paceline/internal/units"
@@ -123,6 +124,37 @@ func (j *job) total(rank int, n int64) (int64, error) {
 		return 0, err
 	}
 	return int64(binary.NativeEndian.Uint64(op.Output)), nil
+}
+
+// algorithms.md section 3: thresholds follow the ranks while training runs, so that one long iteration does not put
+// the next barrier off for as long as the ranks would need if all were.
+func TestAPauseOfOneRankRaisesThresholdsForThatIterationAlone(t *testing.T) {
+	const pause, after = time.Second, 100
+	j := startJob(t, 3, smallPartitions)
+	j.each(func(rank int) error {
+		g, err := j.group(rank, "value", "adaptive:2,2", 1, 5)
+		if err != nil {
+			return err
+		}
+		before := uint64(0)
+		for i := range 10 + after {
+			if i == 10 {
+				before = j.workers[rank].Engine.Supersteps()[0].Superstep
+				if rank == 1 {
+					time.Sleep(pause)
+				}
+			}
+			time.Sleep(3 * time.Millisecond)
+			if err := g.step(1); err != nil {
+				return err
+			}
+		}
+		if where := j.workers[rank].Engine.Supersteps()[0]; where.Superstep < before+3 {
+			return fmt.Errorf("rank %d was in superstep %d before a pause, and %d iterations later it is at %+v", rank, before, after, where)
+		}
+		j.leave(rank)
+		return nil
+	})
 }
 
 func TestARankThatLeavesHoldsNobodyAtABarrier(t *testing.T) {

@@ -26,7 +26,8 @@ type decider struct {
 
 	mu        sync.Mutex
 	planner   *barrier.Planner   // of ElasticBSP
-	now       condition.Adaptive // thresholds of this superstep
+	now       condition.Adaptive // thresholds, by the ranks' newest reports
+	told      condition.Adaptive // those of the stop before, as they are logged
 	live      rankset.Set
 	ranks     map[int]*stride
 	superstep uint64
@@ -88,7 +89,7 @@ func (t *tensor) deciding() *decider {
 	case condition.Elastic:
 		d.planner = barrier.NewPlanner(d.live, rule.Predictions)
 	case condition.Adaptive:
-		d.now = rule
+		d.now, d.told = rule, rule
 	}
 	t.decider = d
 	return d
@@ -114,6 +115,7 @@ func (d *decider) hear(h *wire.Header) []stop {
 		s.Interval = time.Duration(min(h.Aux, uint64(time.Hour)))
 	}
 	s.ended = s.ended || last
+	d.measure()
 	stops := d.decide(func() (barrier.Plan, bool) { return d.planner.Push(rank, at, last) })
 	d.proceed()
 	return stops
@@ -140,6 +142,11 @@ func (d *decider) decide(plan func() (barrier.Plan, bool)) (stops []stop) {
 		return nil
 	}
 	d.stopping = true
+	if d.now != d.told {
+		d.t.r.s.cfg.Log.Info("thresholds follow the workers", zap.String("model", d.t.model.Name), zap.String("tensor", d.t.Name),
+			zap.Uint64("superstep", d.superstep), zap.Stringer("from", d.told), zap.Stringer("to", d.now))
+		d.told = d.now
+	}
 	for _, rank := range ranks { // at the end of the iteration that it is in
 		stops = append(stops, d.stopAt(rank, 1))
 	}
@@ -161,19 +168,24 @@ func (d *decider) proceed() {
 	}
 	d.superstep++
 	d.stopping = false
-	reports := make([]condition.Report, 0, len(d.ranks))
-	for _, rank := range slices.Sorted(maps.Keys(d.ranks)) {
-		s := d.ranks[rank]
+	for _, s := range d.ranks {
 		s.done, s.ended = 0, false
+	}
+}
+
+// measure has the thresholds follow what the ranks have reported: with every report, so that one long iteration,
+// such as one with a checkpoint before it, counts until that rank's next and not for a superstep as long as it
+// has allowed. Callers hold mu.
+func (d *decider) measure() {
+	rule, ok := d.t.model.Supersteps.(condition.Adaptive)
+	if !ok {
+		return
+	}
+	reports := make([]condition.Report, 0, len(d.ranks))
+	for _, s := range d.ranks {
 		reports = append(reports, s.Report)
 	}
-	if rule, ok := d.t.model.Supersteps.(condition.Adaptive); ok {
-		if next := rule.Thresholds(reports); next != d.now {
-			d.t.r.s.cfg.Log.Info("thresholds follow the workers", zap.String("model", d.t.model.Name), zap.String("tensor", d.t.Name),
-				zap.Uint64("superstep", d.superstep), zap.Stringer("from", d.now), zap.Stringer("to", next))
-			d.now = next
-		}
-	}
+	d.now = rule.Thresholds(reports)
 }
 
 // changed takes in who still takes part: found out under the lock, as key.live does.
@@ -187,6 +199,7 @@ func (d *decider) changed() []stop {
 			delete(d.ranks, rank)
 		}
 	}
+	d.measure()
 	if live.Len() == 0 {
 		return nil
 	}
