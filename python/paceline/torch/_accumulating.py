@@ -61,8 +61,10 @@ class AccumulatingOptimizer:
         if not self._distributed:
             return super().step(closure)
         self._forget()
-        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        self._declare([p for p in params if p not in self._values])
+        # One that is frozen later stays: a superstep ends for a whole group, and an old gradient may still move it.
+        held = self._values
+        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad or p in held]
+        self._declare([p for p in params if p not in held])
         before = [p.detach().clone(memory_format=torch.contiguous_format) for p in params]
         loss = super().step(closure)
         significance = _significance(params) if self.sync.asks_significance else 0.0
@@ -165,7 +167,8 @@ class AccumulatingOptimizer:
 
 
 def _significance(params: Sequence[torch.Tensor]) -> float:
-    """|g| / |w| over all parameters, L2, cut off to [0, 1]."""
+    """|g| / |w| over all parameters that learn, L2, cut off to [0, 1]."""
+    params = [p for p in params if p.requires_grad]
     gradients = sum(float(p.grad.norm()) ** 2 for p in params if p.grad is not None)
     weights = sum(float(p.detach().norm()) ** 2 for p in params)
     return min((gradients / weights) ** 0.5, 1.0) if weights > 0 else 1.0

@@ -153,6 +153,24 @@ def test_ranks_in_other_operations_hold_nobody_at_a_barrier(sync):
         assert (hvd.allgather(model.weight.detach()) == model.weight).all()
 
 
+def test_parameters_frozen_for_a_while_stay_in_their_supersteps():
+    model = net()
+    named = [(f"frozen {n}", p) for n, p in model.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05), named_parameters=named, sync=paceline.Adaptive(1, 1)
+    )
+    for frozen in (False, True, False):
+        model.bias.requires_grad_(not frozen)
+        for step in range(6 + 5 * (hvd.rank() % 2)):  # the others' supersteps end without a rank that waits below
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        hvd.barrier()
+    optimizer.agree()
+    for p in model.parameters():
+        assert (hvd.allgather(p.detach()[None]) == p).all()
+
+
 def test_parameters_can_be_added_and_ranks_join_between_supersteps():
     model = net()
     named = [(f"more {n}", p) for n, p in model.named_parameters()]
