@@ -143,8 +143,8 @@ func (e *Engine) excuse() {
 		if e.stops == 0 {
 			break
 		}
-		if d.superstep.stop == 0 || !e.elsewhere(d) {
-			continue
+		if d.superstep.stop == 0 || d.next < d.superstep.number || !e.elsewhere(d) {
+			continue // or the push that ended the superstep before is still to be submitted, and looks again here
 		}
 		h := e.reportOf(d)
 		h.Flags = wire.FlagLast | wire.FlagEmpty
