@@ -103,7 +103,7 @@ func withstand(t *testing.T, play func(conns []transport.Conn)) {
 	}
 	greeted.Wait()
 	done := make(chan error, 100)
-	ops := fuzzedOperations(done)
+	ops := append(fuzzedOperations(done), codedOperations(done)...)
 	if err := e.Submit(ops); err != nil {
 		t.Fatal(err)
 	}
@@ -171,15 +171,31 @@ func fuzzedOperations(done chan<- error) (ops []Op) {
 	return ops
 }
 
+// codedOperations are a sum of each kind and the declaration of a held value, coded: tensors 11 to 13.
+func codedOperations(done chan<- error) (ops []Op) {
+	for _, kind := range []units.Kind{units.Allreduce, units.Reducescatter, units.Accumulate} {
+		op := Op{
+			Kind: kind, DType: units.Float16, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1, 2}}, Shape: []int64{6}, Input: make([]byte, 12),
+			Prescale: 1, Postscale: 1, Name: fmt.Sprint(kind, " coded"), Codec: `[{"min_bytes": 0, "codec": "topk:0.5+s2"}]`, Use: units.Declare, Root: 1,
+			Output: make([]byte, 12), Done: func(_ Output, err error) { done <- err },
+		}
+		if kind == units.Reducescatter {
+			op.Output = make([]byte, 4)
+		}
+		ops = append(ops, op)
+	}
+	return ops
+}
+
 // answerOf makes a frame of four bytes: what, of which tensor, partition and route, how long.
 func answerOf(b [4]byte) []byte {
 	types := []wire.Type{wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeFail, wire.TypeStall, wire.TypeJoined, wire.TypeWindow, wire.TypeEpoch, wire.TypeLost, wire.TypeBye}
 	h := wire.Header{
-		Type: types[int(b[0]&15)%len(types)], Tensor: uint32(b[0]>>4)%10 + 1, Part: uint32(b[1] % 4), Iteration: uint64(b[1] >> 6 / 3),
+		Type: types[int(b[0]&15)%len(types)], Tensor: uint32(b[0]>>4)%13 + 1, Codec: b[2] >> 7, Count: uint32(b[1] % 2), Part: uint32(b[1] % 4), Iteration: uint64(b[1] >> 6 / 3),
 		Aux: []uint64{0, wire.Route(0, -1), wire.Route(2, 1), wire.Route(0, 1), wire.Route(1, -1)}[b[2]%5], Rank: uint32(b[2] % 3),
 	}
 	if h.Type == wire.TypeResult {
-		lengths := []int{6, 2, 3 * 8, 9 * 8, 0, 1, 70 << 10}
+		lengths := []int{6, 2, 3 * 8, 9 * 8, 0, 1, 70 << 10, 12, 25, 19}
 		payload := make([]byte, lengths[int(b[3]>>1)%len(lengths)])
 		for i := 0; i < len(payload); i += 8 {
 			payload[i] = b[1] % 7

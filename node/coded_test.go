@@ -208,8 +208,8 @@ func TestResidualsRunEmpty(t *testing.T) {
 }
 
 func TestACodedRunRepeatsBitForBit(t *testing.T) {
-	run := func(seed int, order []string) map[string][]float64 {
-		j := startJob(t, 3, smallPartitions, with(func(s *settings.Settings) { s.Seed, s.SumInRankOrder = seed, true }))
+	run := func(seed int, order []string, place jobOption) map[string][]float64 {
+		j := startJob(t, 3, smallPartitions, place, with(func(s *settings.Settings) { s.Seed, s.SumInRankOrder = seed, true }))
 		got := map[string][]float64{}
 		for i := range 3 {
 			for _, setting := range order {
@@ -220,12 +220,16 @@ func TestACodedRunRepeatsBitForBit(t *testing.T) {
 		return got
 	}
 	order := []string{"int8", "randomk:0.1", "terngrad", "topk:0.01"}
-	first := run(1, order)
+	embedded := func(*job) {}
+	first := run(1, order, embedded)
 	slices.Reverse(order)
-	second, other := run(1, order), run(2, order)
+	second, other, elsewhere := run(1, order, embedded), run(2, order, embedded), run(1, order, dedicated(3))
 	for _, setting := range order {
 		if !slices.Equal(first[setting], second[setting]) {
 			t.Errorf("%s differs with the same seed", setting)
+		}
+		if !slices.Equal(first[setting], elsewhere[setting]) {
+			t.Errorf("%s differs where no server is in the process of a worker", setting)
 		}
 		if setting != "topk:0.01" && slices.Equal(first[setting], other[setting]) {
 			t.Errorf("%s is the same with another seed", setting)
@@ -340,6 +344,112 @@ func TestTheStateHoldsWhatWasNotSent(t *testing.T) {
 		}
 		if size, err := j.workers[0].Engine.State(nil); size != 4 || err != nil {
 			t.Errorf("%d bytes of state after all was dropped: %v", size, err)
+		}
+	}
+}
+
+func TestTheServersMemoryLimitEndsACodedSum(t *testing.T) {
+	j := startJob(t, 2, dedicated(1), smallPartitions, with(func(s *settings.Settings) { s.ServerMemory = 4 * partition }))
+	for rank, err := range j.outcomes(func(rank int) error {
+		_, err := j.do(rank, gradient("w", "threshold:1e-9", units.Float32, normal(20*partition/4, 1)))
+		return err
+	}) {
+		if !errors.Is(err, core.ErrMemory) || !strings.Contains(err.Error(), "PACELINE_SERVER_MEMORY") {
+			t.Errorf("rank %d: %v, want the memory limit", rank, err)
+		}
+	}
+}
+
+// Drop-stragglers and reducescatter, coded: all ranks get the same sum of those who came in time, each its part.
+func TestCodedSumsOfPartsAndWithoutStragglers(t *testing.T) {
+	const rows, columns = 7, partition / 4
+	for _, options := range [][]jobOption{{smallPartitions}, {smallPartitions, dedicated(2)}} {
+		j := startJob(t, 3, options...)
+		for _, setting := range []string{"none+s2", "int8", "topk:0.5"} {
+			outs := make([][]byte, 3)
+			for range 3 {
+				j.each(func(rank int) error {
+					op := gradient(setting, setting, units.Float32, normal(3000, uint64(rank)))
+					op.Sync = "drop-stragglers:2"
+					outs[rank] = op.Output
+					_, err := j.do(rank, op)
+					return err
+				})
+				if string(outs[0]) != string(outs[1]) || string(outs[0]) != string(outs[2]) {
+					t.Errorf("%s: ranks have other bytes", setting)
+				}
+			}
+			j.each(func(rank int) error {
+				op := gradient(setting+" scattered", setting, units.Float32, slices.Repeat([]float64{float64(rank)}, rows*columns))
+				op.Kind, op.Shape = units.Reducescatter, []int64{rows, columns}
+				op.Output = make([]byte, []int{3, 2, 2}[rank]*columns*4)
+				if _, err := j.do(rank, op); err != nil {
+					return err
+				}
+				for _, x := range numbers(units.Float32, op.Output) {
+					if setting != "topk:0.5" && math.Abs(x-1) > 1e-6 {
+						return fmt.Errorf("%s: %g in the mean of 0, 1 and 2", setting, x)
+					}
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// What is not finite arrives as such.
+func TestWhatIsNotFiniteArrives(t *testing.T) {
+	j := startJob(t, 2, dedicated(1))
+	x := normal(2000, 1)
+	x[5], x[1500] = math.NaN(), math.Inf(1)
+	for _, setting := range []string{"fp16", "topk:0.01", "int8", "onebit", "randomk:0.1", "threshold:5", "dgc:0.01", "natural+s2"} {
+		got := j.averages(setting, setting, units.Float32, func(int) []float64 { return x })
+		if !math.IsNaN(got[5]) || !math.IsNaN(got[1500]) && !math.IsInf(got[1500], 1) {
+			t.Errorf("%s: %g and %g", setting, got[5], got[1500])
+		}
+		after := j.averages(setting, setting, units.Float32, func(int) []float64 { return normal(2000, 2) })
+		if slices.ContainsFunc(after, func(f float64) bool { return math.IsNaN(f) || math.IsInf(f, 0) }) {
+			t.Errorf("%s: what follows is not finite either", setting)
+		}
+	}
+}
+
+// A rank that has joined counts as one that gives zeros, and all that follows a join of all starts anew.
+func TestCodedSumsBesideAJoin(t *testing.T) {
+	j := startJob(t, 3, smallPartitions)
+	x := func(int) []float64 { return slices.Repeat([]float64{3}, 2000) }
+	for range 2 {
+		if got := j.averages("w", "int8", units.Float32, x); math.Abs(got[0]-3) > 0.1 {
+			t.Errorf("%g, want 3", got[0])
+		}
+		joined := make(chan error, 3)
+		join := func(rank int) {
+			if err := j.workers[rank].Engine.Join(func(_ core.Output, err error) { joined <- err }); err != nil {
+				t.Error(err)
+			}
+		}
+		join(2)
+		for rank, err := range j.outcomes(func(rank int) error {
+			if rank == 2 {
+				return nil
+			}
+			op := gradient("w", "int8", units.Float32, x(rank))
+			_, err := j.do(rank, op)
+			if got := numbers(units.Float32, op.Output)[0]; err == nil && math.Abs(got-2) > 0.1 {
+				err = fmt.Errorf("%g, want 2", got)
+			}
+			return err
+		}) {
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		}
+		join(0)
+		join(1)
+		for range 3 {
+			if err := <-joined; err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }

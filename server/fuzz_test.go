@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/transport"
@@ -225,6 +227,31 @@ var tensors = []wire.Tensor{
 	under("adaptive:1,2", declared(13, "adaptive", units.Accumulate, units.Sum, units.Float32, 8)),
 	under("elastic:2", declared(14, "elastic", units.Accumulate, units.Average, units.Float32, 4, 4)),
 	under("drop-stragglers:2", declared(12, "dropping", units.Allreduce, units.Average, units.Float32, 8)),
+	coded("topk:0.5+s2", declared(15, "coded", units.Allreduce, units.Sum, units.Float16, 64, 6)),
+	coded("int8:block=8,feedback=on", under("ssp:1", declared(16, "held and coded", units.Accumulate, units.Average, units.Float64, 64, 8))),
+}
+
+func coded(setting string, t wire.Tensor) wire.Tensor {
+	t.Codec = setting
+	return t
+}
+
+// message is what a worker would push of a coded tensor, or is not that.
+func message(t *wire.Tensor, part int, b byte) []byte {
+	c, err := codec.Parse(t.Codec)
+	if err != nil {
+		panic(err)
+	}
+	n := int(t.Parts[part]) / t.DType.Size()
+	to := make([]byte, c.MaxEncoded(n))
+	m := to[:c.Encode(to, slices.Repeat([]byte{b, 1, 0, 0x3f}, n), make([]byte, c.ResidualBytes(n)), codec.Stream{})]
+	switch b % 4 {
+	case 0: // any bytes
+		return to[:int(b)%(len(to)+1)]
+	case 1:
+		m[int(b)%len(m)] ^= b
+	}
+	return m
 }
 
 func under(sync string, t wire.Tensor) wire.Tensor {
@@ -261,6 +288,15 @@ func operation(b [6]byte) (conn int, frame []byte) {
 		if b[5]%4 == 1 {
 			h.Flags |= wire.FlagWithin
 		}
+		if t.Codec != "" && h.Flags&wire.FlagDeclare == 0 {
+			h.Codec, payload = wire.CodecDeclared, message(&t, part, b[5])
+			h.Flags |= wire.Flags(b[4]>>7) * wire.FlagPlain
+			h.Count = uint32(b[5] >> 6)
+		}
+		if b[4]%16 == 5 {
+			h.Flags |= wire.FlagEmpty
+			h.Codec, payload = wire.CodecPlain, nil
+		}
 	case wire.TypePut, wire.TypeGet:
 		h.DType, h.Aux = t.DType, wire.Route(int(b[4]%3), int(b[5]%4)-1)
 		if h.Type == wire.TypePut {
@@ -269,7 +305,7 @@ func operation(b [6]byte) (conn int, frame []byte) {
 	case wire.TypeAnnounce:
 		payload, _ = json.Marshal(&t)
 	case wire.TypePull:
-		h.Aux = h.Seq
+		h.Aux, h.Count = h.Seq, uint32(b[5]>>6)
 	case wire.TypeReport:
 		h.Flags, h.Count, h.Aux = reports[b[4]%8], uint32(b[2]), uint64(b[5])<<24
 	case wire.TypeCondition:

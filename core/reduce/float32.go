@@ -57,12 +57,6 @@ func StoreFloat32(d units.DType, dst, acc []byte, scale float64) {
 	}
 }
 
-// Sub sets dst to a - b, of float32.
-func Sub(dst, a, b []byte) {
-	Load(units.Float32, dst, a, 1)
-	Add(units.Sum, units.Float32, dst, b, -1)
-}
-
 // checkPair panics where lengths are not those of as many float32 as float64: a bug, which would corrupt memory.
 func checkPair(narrow, wide []byte) {
 	if len(narrow)%4 != 0 || 2*len(narrow) != len(wide) {

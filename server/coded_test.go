@@ -1,0 +1,225 @@
+package server
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/core/codec"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// bench is a server of three workers that the test plays, each over one connection.
+type bench struct {
+	t     *testing.T
+	s     *Server
+	conns []transport.Conn
+}
+
+func newBench(t *testing.T, memory int64, inOrder bool) *bench {
+	network := transporttest.NewNetwork(transporttest.Options{})
+	t.Cleanup(func() { network.Close() })
+	secret := []byte("bench")
+	l, err := network.Node("server", secret).Listen("server:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t, s: New(Config{Log: zap.NewNop(), Memory: memory, Fusion: 0, RankOrder: inOrder, Model: condition.BSP()})}
+	served := make(chan error, 1)
+	go func() { served <- b.s.Serve(l) }()
+	b.s.Begin(wire.Roster{Round: 7, Workers: []wire.Node{{Host: "alpha"}, {Host: "beta"}, {Host: "gamma"}}})
+	t.Cleanup(func() {
+		for _, c := range b.conns {
+			c.Close()
+		}
+		l.Close()
+		b.s.Close()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		if lent := b.s.pool.Lent(); lent != 0 {
+			t.Errorf("%d bytes did not come back", lent)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for rank := range 3 {
+		c, err := network.Node(fmt.Sprint("worker", rank), secret).Dial(ctx, "server:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.conns = append(b.conns, c)
+		hello, _ := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: 7, Rank: rank, Conns: 1})
+		b.send(rank, wire.Header{Type: wire.TypeHello}, hello)
+		if h, _ := b.receive(rank); h.Type != wire.TypeWelcome {
+			t.Fatalf("no welcome but %v", h.Type)
+		}
+	}
+	return b
+}
+
+func (b *bench) send(rank int, h wire.Header, payload []byte) {
+	b.t.Helper()
+	h.Rank = uint32(rank)
+	if err := b.conns[rank].Send(net.Buffers{wire.AppendFrame(nil, h, payload)}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) announce(t wire.Tensor) {
+	payload, _ := json.Marshal(&t)
+	for rank := range b.conns {
+		b.send(rank, wire.Header{Type: wire.TypeAnnounce, Tensor: t.ID}, payload)
+	}
+}
+
+// receive is the next frame but window frames.
+func (b *bench) receive(rank int) (wire.Header, []byte) {
+	b.t.Helper()
+	for {
+		var h wire.Header
+		if err := b.conns[rank].ReadHeader(&h); err != nil {
+			b.t.Fatalf("rank %d: %v", rank, err)
+		}
+		payload := make([]byte, h.Length)
+		if len(payload) > 0 {
+			if err := b.conns[rank].ReadPayload(payload); err != nil {
+				b.t.Fatal(err)
+			}
+		}
+		if h.Type != wire.TypeWindow {
+			return h, payload
+		}
+	}
+}
+
+func ones(n int) (b []byte) {
+	for range n {
+		b = binary.NativeEndian.AppendUint32(b, math.Float32bits(1))
+	}
+	return b
+}
+
+// A message that cannot be read fails the operation on every rank, whoever else has pushed, and the error says
+// whose it was.
+func TestAMalformedMessageFailsTheOperationOnEveryRank(t *testing.T) {
+	const n = 300
+	c, _ := codec.Parse("topk:0.5")
+	for _, inOrder := range []bool{false, true} {
+		b := newBench(t, 1<<20, inOrder)
+		b.announce(coded("topk:0.5", declared(1, "w", units.Allreduce, units.Sum, units.Float32, 4*n)))
+		message := make([]byte, c.MaxEncoded(n))
+		message = message[:c.Encode(message, ones(n), make([]byte, 4*n), codec.Stream{})]
+		for rank := range 3 {
+			m := message
+			if rank == 1 {
+				m = message[:len(message)-1]
+			}
+			b.send(rank, wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared}, m)
+		}
+		for rank := range 3 {
+			h, payload := b.receive(rank)
+			for h.Type == wire.TypeFail && !strings.Contains(string(payload), "malformed") { // of one that came too late
+				h, payload = b.receive(rank)
+			}
+			for _, text := range []string{`\"w\" failed`, "rank 1 on host beta", "partition 0", "malformed message"} {
+				if h.Type != wire.TypeFail || !strings.Contains(string(payload), text) {
+					t.Errorf("in order %v, rank %d: %v %s, want %q", inOrder, rank, h.Type, payload, text)
+				}
+			}
+		}
+	}
+}
+
+// A rank is sent a difference only to the base that it says it has, whatever was lost on the way.
+func TestADifferenceIsSentToTheBaseThatARankHas(t *testing.T) {
+	const n = 64
+	b := newBench(t, 1<<20, false)
+	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
+	for rank := range 3 {
+		h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagDeclare | wire.FlagHome}
+		if rank == 0 {
+			h.Type, h.DType = wire.TypePush, units.Float32
+			b.send(rank, h, ones(n))
+			continue
+		}
+		b.send(rank, h, nil)
+	}
+	for rank := range 3 {
+		if h, _ := b.receive(rank); h.Type != wire.TypeResult || h.Codec != wire.CodecPlain || h.Count != 0 {
+			t.Fatalf("rank %d: %+v instead of the declared value", rank, h)
+		}
+	}
+	read := func(rank int, base uint32, flags wire.Flags) wire.Header {
+		t.Helper()
+		b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | flags, Count: base}, nil)
+		h, payload := b.receive(rank)
+		if h.Type != wire.TypeResult || h.Codec == wire.CodecPlain && len(payload) != 4*n {
+			t.Fatalf("%+v with %d bytes", h, len(payload))
+		}
+		return h
+	}
+	first := read(1, 0, 0)
+	second := read(1, first.Count, 0)
+	stale := read(1, first.Count, 0) // the second was lost
+	third := read(1, stale.Count, 0)
+	exact := read(1, third.Count, wire.FlagPlain)
+	fourth := read(1, exact.Count, 0)
+	for i, c := range []struct {
+		h     wire.Header
+		coded bool
+	}{{first, false}, {second, true}, {stale, false}, {third, true}, {exact, false}, {fourth, true}, {read(2, fourth.Count, 0), false}} {
+		if c.coded != (c.h.Codec == wire.CodecDeclared) || c.h.Count == 0 {
+			t.Errorf("answer %d: %+v", i, c.h)
+		}
+	}
+	b.send(1, wire.Header{Type: wire.TypeCancel, Tensor: 1, Seq: 9}, nil)
+	h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: 0, Seq: 10}
+	b.send(1, h, nil)
+	if got, _ := b.receive(1); got.Codec != wire.CodecPlain {
+		t.Errorf("after it gave up: %+v", got)
+	}
+}
+
+// Where there is no memory for bases, readers get the value itself.
+func TestWithoutMemoryForABaseTheValueItselfIsSent(t *testing.T) {
+	const n = 1024 // 4 KiB, the least that the pool lends
+	b := newBench(t, 6*4096, false)
+	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
+	for rank := range 3 {
+		h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagDeclare | wire.FlagHome}
+		var payload []byte
+		if rank == 0 {
+			h.Type, h.DType, payload = wire.TypePush, units.Float32, ones(n)
+		}
+		b.send(rank, h, payload)
+	}
+	for rank := range 3 {
+		b.receive(rank)
+	}
+	for range 3 {
+		bases := make([]uint32, 3)
+		for rank := range 3 {
+			for range 2 {
+				b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: bases[rank]}, nil)
+				h, payload := b.receive(rank)
+				if h.Type != wire.TypeResult {
+					t.Fatalf("rank %d: %v %s", rank, h.Type, payload)
+				}
+				bases[rank] = h.Count
+			}
+		}
+	}
+}
