@@ -13,6 +13,7 @@ import (
 	"github.com/paceline/paceline/core"
 	"github.com/paceline/paceline/internal/half"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
 )
 
@@ -450,6 +451,18 @@ func TestCodedSumsBesideAJoin(t *testing.T) {
 			if err := <-joined; err != nil {
 				t.Error(err)
 			}
+		}
+	}
+}
+
+func TestAWrongCompressionIsFoundBeforeTheJobStarts(t *testing.T) {
+	for text, want := range map[string]string{
+		"topk:7": "shares over 0", `[{"codec": "fp16", "size": 1}]`: "rule 1", "nowhere/rules.json": "nowhere/rules.json",
+	} {
+		j := newJob(t, 2, with(func(s *settings.Settings) { s.Compression = text }))
+		_, err := node.StartWorker(t.Context(), j.settings, node.Options{Log: j.log})
+		if !errors.Is(err, core.ErrInvalid) || !strings.Contains(err.Error(), "PACELINE_COMPRESSION: ") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want it to say %q", err, want)
 		}
 	}
 }

@@ -58,7 +58,7 @@ func (r *raw) join(s settings.Settings) {
 		return
 	}
 	r.t.Cleanup(func() { r.control.Close() })
-	r.roster, err = r.control.Register(ctx, wire.Register{Node: wire.Node{Role: wire.RoleWorker, Rank: r.rank, Host: "raw", Version: version.String()}, Workers: s.Size, Dedicated: s.NumServers})
+	r.roster, err = r.control.Register(ctx, wire.Register{Node: wire.Node{Role: wire.RoleWorker, Rank: r.rank, Host: "raw", Version: version.String()}, Workers: s.Size, Dedicated: s.NumServers, Alike: s.Alike()})
 	if err != nil {
 		r.t.Error(err)
 		return

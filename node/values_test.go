@@ -242,7 +242,7 @@ func TestCheckSyncNamesWhatIsWrong(t *testing.T) {
 }
 
 func TestAWrongSettingIsFoundBeforeTheJobStarts(t *testing.T) {
-	for sync, text := range map[string]string{"ssp:-1": "ssp:S", "drop-stragglers:3": "allowed is from 1 to 2", "nonsense": "known are", "elastic:3": "paceline sim"} {
+	for sync, text := range map[string]string{"ssp:-1": "ssp:S", "drop-stragglers:3": "allowed is from 1 to 2", "nonsense": "known are"} {
 		j := newJob(t, 2, with(func(s *settings.Settings) { s.Sync = sync }))
 		_, err := node.StartWorker(t.Context(), j.settings, node.Options{Log: j.log})
 		if !errors.Is(err, core.ErrInvalid) || !strings.Contains(err.Error(), "PACELINE_SYNC: ") || !strings.Contains(err.Error(), text) {
