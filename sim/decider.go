@@ -15,7 +15,7 @@ import (
 type decider struct {
 	rule    condition.Supersteps // nil: iterations are steps of their own
 	planner *barrier.Planner     // of an Elastic
-	now     condition.Adaptive   // thresholds of an Adaptive in this superstep
+	now     condition.Adaptive   // thresholds of an Adaptive, by the workers' newest reports
 	tuner   condition.Tuner
 
 	reports   []condition.Report
@@ -59,6 +59,9 @@ func (d *decider) hear(rank int, at, interval time.Duration, last bool) (decided
 		return false
 	}
 	d.count(rank)
+	if rule, ok := d.rule.(condition.Adaptive); ok && !d.stopping {
+		d.now = rule.Thresholds(d.reports)
+	}
 	if d.planner != nil {
 		plan, ok := d.planner.Push(rank, at, last)
 		for _, s := range plan.Stops {
@@ -113,9 +116,6 @@ func (d *decider) begin() {
 	d.ended, d.stopping = 0, false
 	clear(d.done)
 	d.slowest, d.atSlowest = 0, len(d.done)
-	if rule, ok := d.rule.(condition.Adaptive); ok {
-		d.now = rule.Thresholds(d.reports)
-	}
 }
 
 // tune finds the pull condition of the workers as they are now.
