@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -209,8 +210,9 @@ func TestResidualsRunEmpty(t *testing.T) {
 }
 
 func TestACodedRunRepeatsBitForBit(t *testing.T) {
-	run := func(seed int, order []string, place jobOption) map[string][]float64 {
-		j := startJob(t, 3, smallPartitions, place, with(func(s *settings.Settings) { s.Seed, s.SumInRankOrder = seed, true }))
+	run := func(seed int, order []string, places ...jobOption) map[string][]float64 {
+		places = append(places, smallPartitions, with(func(s *settings.Settings) { s.Seed, s.SumInRankOrder = seed, true }))
+		j := startJob(t, 3, places...)
 		got := map[string][]float64{}
 		for i := range 3 {
 			for _, setting := range order {
@@ -221,10 +223,9 @@ func TestACodedRunRepeatsBitForBit(t *testing.T) {
 		return got
 	}
 	order := []string{"int8", "randomk:0.1", "terngrad", "topk:0.01"}
-	embedded := func(*job) {}
-	first := run(1, order, embedded)
+	first := run(1, order)
 	slices.Reverse(order)
-	second, other, elsewhere := run(1, order, embedded), run(2, order, embedded), run(1, order, dedicated(3))
+	second, other, elsewhere := run(1, order), run(2, order), run(1, order, dedicated(3))
 	for _, setting := range order {
 		if !slices.Equal(first[setting], second[setting]) {
 			t.Errorf("%s differs with the same seed", setting)
@@ -234,6 +235,29 @@ func TestACodedRunRepeatsBitForBit(t *testing.T) {
 		}
 		if setting != "topk:0.01" && slices.Equal(first[setting], other[setting]) {
 			t.Errorf("%s is the same with another seed", setting)
+		}
+	}
+}
+
+// The engine and the server do not know what carries their frames.
+func TestACodedRunIsTheSameOverTCPAndInMemory(t *testing.T) {
+	run := func(places ...jobOption) (got [][]byte) {
+		inOrder := with(func(s *settings.Settings) { s.SumInRankOrder = true })
+		j := startJob(t, 2, append(places, smallPartitions, inOrder)...)
+		for _, setting := range append(codecs, "none") {
+			for _, d := range floats {
+				x := func(rank int) []float64 { return normal(partition/4+9, 3, uint64(rank)) }
+				got = append(got, elements(d, j.averages(fmt.Sprint(setting, d), setting, d, x)))
+			}
+		}
+		return got
+	}
+	for _, place := range []jobOption{func(*job) {}, dedicated(1)} {
+		sockets, memory := run(place), run(place, inMemory(t))
+		for i, b := range sockets {
+			if !bytes.Equal(b, memory[i]) {
+				t.Errorf("sum %d differs in memory", i)
+			}
 		}
 	}
 }

@@ -308,7 +308,7 @@ func TestRanksEndBitIdentical(t *testing.T) {
 func TestSumsInRankOrderRepeatBitForBit(t *testing.T) {
 	inOrder := with(func(s *settings.Settings) { s.SumInRankOrder = true })
 	var first []byte
-	for _, place := range []jobOption{func(*job) {}, dedicated(2)} {
+	for _, place := range []jobOption{func(*job) {}, dedicated(2), inMemory(t)} {
 		j := startJob(t, 4, smallPartitions, inOrder, place)
 		for range 10 {
 			for _, r := range j.sumOfRandoms("x", 50000) {

@@ -16,6 +16,8 @@ import (
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -40,6 +42,7 @@ type job struct {
 	log      *zap.Logger       // of the workers
 	sched    *node.Scheduler
 	workers  []*node.Worker // nil where the test itself plays the rank
+	over     transport.Transport
 
 	stopServers []func() // each ends one dedicated server
 	leaving     sync.WaitGroup
@@ -53,6 +56,13 @@ func dedicated(servers int) jobOption {
 
 func both(servers int) jobOption {
 	return func(j *job) { j.settings.Servers, j.settings.NumServers = "both", servers }
+}
+
+// inMemory has the job meet on the twin of a network in memory, of which all processes are one node.
+func inMemory(t testing.TB) jobOption {
+	network := transporttest.NewNetwork(transporttest.Options{})
+	t.Cleanup(network.Close)
+	return func(j *job) { j.over = network.Node("127.0.0.1", []byte(testSecret)) }
 }
 
 func with(change func(*settings.Settings)) jobOption { return func(j *job) { change(&j.settings) } }
@@ -87,6 +97,13 @@ func newJob(t testing.TB, n int, options ...jobOption) *job {
 	for _, o := range options {
 		o(j)
 	}
+	if j.over == nil {
+		tr, err := node.Transport(&j.settings, j.log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.over = tr
+	}
 	j.startScheduler("127.0.0.1:0")
 	if j.settings.Servers != "embedded" {
 		j.startServers()
@@ -97,7 +114,7 @@ func newJob(t testing.TB, n int, options ...jobOption) *job {
 
 func (j *job) startScheduler(listen string) {
 	j.t.Helper()
-	sched, err := node.StartScheduler(j.settings, listen, zap.NewNop())
+	sched, err := node.StartSchedulerOver(j.over, j.settings, listen, zap.NewNop())
 	if err != nil {
 		j.t.Fatal(err)
 	}
@@ -113,7 +130,7 @@ func (j *job) startServers() {
 		s.Role = "server"
 		go func() {
 			defer close(ended)
-			if err := node.RunServer(ctx, s, "", zap.NewNop()); err != nil && !errors.Is(err, context.Canceled) {
+			if err := node.RunServerOver(ctx, j.over, s, "", zap.NewNop()); err != nil && !errors.Is(err, context.Canceled) {
 				j.t.Errorf("dedicated server: %v", err)
 			}
 		}()
@@ -135,7 +152,7 @@ func (j *job) start(ranks ...int) {
 		wg.Go(func() {
 			mine := j.settings
 			mine.Rank, mine.LocalRank, mine.LocalSize = rank, rank, mine.Size
-			j.workers[rank], errs[rank] = node.StartWorker(j.t.Context(), mine, node.Options{Log: j.log})
+			j.workers[rank], errs[rank] = node.StartWorker(j.t.Context(), mine, node.Options{Log: j.log, Transport: j.over})
 		})
 	}
 	wg.Wait()

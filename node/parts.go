@@ -101,6 +101,10 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, log *zap
 	if err != nil {
 		return err
 	}
+	return runServer(ctx, tr, s, listen, log)
+}
+
+func runServer(ctx context.Context, tr transport.Transport, s settings.Settings, listen string, log *zap.Logger) error {
 	if listen == "" {
 		host, err := s.ListenHost()
 		if err != nil {
@@ -146,6 +150,10 @@ func StartScheduler(s settings.Settings, listen string, log *zap.Logger) (*Sched
 	if err != nil {
 		return nil, err
 	}
+	return startScheduler(tr, s, listen, log)
+}
+
+func startScheduler(tr transport.Transport, s settings.Settings, listen string, log *zap.Logger) (*Scheduler, error) {
 	sched, err := scheduler.New(scheduler.Config{
 		Log: log, LostAfter: s.PeerTimeout, Dedicated: s.NumServers, Placement: s.Placement,
 	})

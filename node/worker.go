@@ -50,6 +50,7 @@ type Options struct {
 	Scheduler string             // where the job meets, host:port; Settings.Scheduler where ""
 	Alloc     func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
 	Log       *zap.Logger
+	Transport transport.Transport // nil for TCP, as the settings say
 }
 
 // StartWorker joins the next round of the job: it waits for all other ranks until the start timeout.
@@ -68,9 +69,11 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	if w.policy, err = jobCompression(s.Compression); err != nil {
 		return nil, fmt.Errorf("%w: PACELINE_COMPRESSION: %w", core.ErrInvalid, err)
 	}
-	tr, err := Transport(&s, o.Log)
-	if err != nil {
-		return nil, err
+	tr := o.Transport
+	if tr == nil {
+		if tr, err = Transport(&s, o.Log); err != nil {
+			return nil, err
+		}
 	}
 	if s.Servers != "dedicated" {
 		if err := w.listen(tr); err != nil {
