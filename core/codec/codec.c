@@ -144,12 +144,45 @@ static size_t elias_pack(uint8_t *out, size_t room, const uint16_t *codes, size_
   return at;
 }
 
-/* elias_unpack reads n codes from exactly len bytes; 0 where these are not that. */
+/* What the next ELIAS_BITS bits hold of whole codes, the first ELIAS_AT_ONCE of them. */
+enum { ELIAS_BITS = 10, ELIAS_AT_ONCE = 8 };
+static struct {
+  int8_t level[ELIAS_AT_ONCE];
+  uint8_t n, bits, greatest;
+} elias_table[1 << ELIAS_BITS];
+
+__attribute__((constructor)) static void elias_fill(void) {
+  for (uint32_t held = 0; held < 1 << ELIAS_BITS; held++) {
+    uint32_t at = 0, n = 0;
+    for (; n < ELIAS_AT_ONCE && held >> at != 0; n++) {
+      uint32_t z = (uint32_t)__builtin_ctz(held >> at), length = 2 * z + 1;
+      uint32_t level = (held >> (at + z + 1) & ((1u << z) - 1)) + (1u << z) - 1, negative = 0;
+      if (level != 0) negative = held >> (at + length++) & 1;
+      if (at + length > ELIAS_BITS) break;
+      elias_table[held].level[n] = (int8_t)(negative ? -(int)level : (int)level);
+      if (level > elias_table[held].greatest) elias_table[held].greatest = (uint8_t)level;
+      at += length;
+    }
+    elias_table[held].n = (uint8_t)n;
+    elias_table[held].bits = (uint8_t)at;
+  }
+}
+
+/* elias_unpack reads n codes from exactly len bytes; 0 where these are not that. It may write ELIAS_AT_ONCE more. */
 static int elias_unpack(uint16_t *codes, const uint8_t *in, size_t len, size_t n, uint32_t levels) {
   uint64_t held = 0;
   uint32_t count = 0;
   size_t at = 0;
   for (size_t i = 0; i < n; i++) {
+    for (uint32_t e; count >= ELIAS_BITS; i += elias_table[e].n) { /* several at once, where they are short */
+      e = (uint32_t)held & ((1 << ELIAS_BITS) - 1);
+      if (elias_table[e].n == 0 || elias_table[e].n > n - i) break;
+      if (elias_table[e].greatest > levels) return 0;
+      for (int k = 0; k < ELIAS_AT_ONCE; k++) codes[i + k] = (uint16_t)((int32_t)levels + elias_table[e].level[k]);
+      held >>= elias_table[e].bits;
+      count -= elias_table[e].bits;
+    }
+    if (i == n) break;
     if (count < 33 && len - at >= 8) { /* bits above count come again: they are the same */
       uint64_t word;
       memcpy(&word, in + at, 8);
