@@ -3,9 +3,11 @@ package server
 import (
 	"errors"
 	"math"
+	"sync"
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -17,8 +19,8 @@ import (
 //   - The server keeps for each reading rank the base that the rank has, and encodes value - base.
 //   - Both add what the message says to the base, by the same operations, so that the bases stay the same bits.
 //   - Each answer has a number, which the rank gives back with its next read as that of its base. Where the
-//     server's own says otherwise, because an answer was lost or given up, or memory is short, it sends the value
-//     itself, and both start anew with that.
+//     server's own says otherwise, because an answer was lost or given up, or its base gave way where memory was
+//     short, it sends the value itself, and both start anew with that.
 //
 // The worker in this process gets the value itself.
 type codedValue struct {
@@ -32,9 +34,40 @@ type codedValue struct {
 
 // base is what a rank has of the value: float32 elements, lent.
 type base struct {
-	elements []byte
-	number   uint32
+	mu       sync.Mutex // taken after the value's, while elements are used
+	elements []byte     // nil once it has given way
+	number   uint32     // guarded by the value's mu
 }
+
+// bases are those of all values. They give way to what cannot be done without.
+type bases struct {
+	mu   sync.Mutex
+	all  map[*base]struct{}
+	pool *mempool.Pool
+}
+
+// giveWay lets go of one that nobody uses now, and reports whether there was one.
+func (s *bases) giveWay() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for b := range s.all {
+		if b.mu.TryLock() { // never waits: the caller may hold the one that is in use
+			s.drop(b)
+			b.mu.Unlock()
+			return true
+		}
+	}
+	return false
+}
+
+// drop takes a base's memory back. Callers hold both mutexes.
+func (s *bases) drop(b *base) {
+	delete(s.all, b)
+	s.pool.Put(b.elements)
+	b.elements = nil
+}
+
+var errNoBase = errors.New("its base has given way")
 
 // newCodedValue makes it for a value; nil for a plain one.
 func newCodedValue(v *value) *codedValue {
@@ -135,6 +168,11 @@ func (v *value) makeMessage() error {
 
 // difference encodes what has changed since a rank's base, and moves the base by what the message says.
 func (v *value) difference(b *base) ([]byte, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.elements == nil {
+		return nil, errNoBase
+	}
 	message, err := v.encode(b.elements)
 	if err == nil {
 		err = v.coded.by.DecodeAdd(b.elements, message)
@@ -166,15 +204,22 @@ func (v *value) encode(less []byte) ([]byte, error) {
 // rebase notes that a rank gets the value itself, and gives the number of the base that it is; 0 where there is
 // no memory for one.
 func (v *value) rebase(rank int, plain []byte) uint32 {
-	c, pool := v.coded, v.t.r.s.pool
+	c, all := v.coded, &v.t.r.s.bases
 	b := c.bases[rank]
 	if b == nil {
-		elements, err := pool.Get(4 * v.coding.elements)
+		b = &base{}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.elements == nil {
+		elements, err := all.pool.Spare(4 * v.coding.elements)
 		if err != nil {
 			return 0
 		}
-		b = &base{elements: elements}
-		c.bases[rank] = b
+		b.elements, c.bases[rank] = elements, b
+		all.mu.Lock()
+		all.all[b] = struct{}{}
+		all.mu.Unlock()
 	}
 	reduce.Widen(v.t.dtype, b.elements, plain)
 	c.answers++
@@ -187,9 +232,14 @@ func (v *value) dropBases(gone func(rank int) bool) {
 	if v.coded == nil {
 		return
 	}
+	all := &v.t.r.s.bases
 	for rank, b := range v.coded.bases {
 		if gone(rank) {
-			v.t.r.s.pool.Put(b.elements)
+			b.mu.Lock()
+			all.mu.Lock()
+			all.drop(b)
+			all.mu.Unlock()
+			b.mu.Unlock()
 			delete(v.coded.bases, rank)
 		}
 	}

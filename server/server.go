@@ -43,8 +43,9 @@ const roundWait = 30 * time.Second
 
 // Server is one server. Begin tells it who takes part; connections of that round are served until End.
 type Server struct {
-	cfg  Config
-	pool *mempool.Pool
+	cfg   Config
+	pool  *mempool.Pool
+	bases bases
 
 	mu     sync.Mutex
 	round  *round
@@ -62,6 +63,8 @@ func New(cfg Config) *Server {
 		cfg: cfg, pool: mempool.New(cfg.Memory),
 		change: make(chan struct{}), conns: map[transport.Conn]struct{}{}, quit: make(chan struct{}),
 	}
+	s.bases = bases{all: map[*base]struct{}{}, pool: s.pool}
+	s.pool.GiveWay = s.bases.giveWay
 	s.wg.Add(1)
 	go s.watchStalls()
 	return s

@@ -22,6 +22,10 @@ const (
 type Pool struct {
 	limit int64
 
+	// GiveWay, if set before the first use, is called when memory is short: it puts back what can be done without,
+	// and reports whether it has. The callers of Get may hold locks of theirs.
+	GiveWay func() bool
+
 	mu   sync.Mutex
 	lent int64
 	kept int64
@@ -31,8 +35,18 @@ type Pool struct {
 // New makes a pool that lends and keeps at most limit bytes in all.
 func New(limit int64) *Pool { return &Pool{limit: limit} }
 
-// Get lends a buffer of n bytes with arbitrary content. It fails when the limit would be passed.
+// Get lends a buffer of n bytes with arbitrary content. It fails when the limit would be passed though others give
+// way.
 func (p *Pool) Get(n int) ([]byte, error) {
+	b, err := p.Spare(n)
+	for err != nil && p.GiveWay != nil && p.GiveWay() {
+		b, err = p.Spare(n)
+	}
+	return b, err
+}
+
+// Spare is Get for what can be done without: nobody gives way to it.
+func (p *Pool) Spare(n int) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
 	}

@@ -87,3 +87,33 @@ func TestTheBooksBalance(t *testing.T) {
 		t.Errorf("%d bytes are kept after all were let go", p.kept)
 	}
 }
+
+// TestOthersGiveWay has a borrower give back what it can do without, for one that cannot, and for no other.
+func TestOthersGiveWay(t *testing.T) {
+	p := New(64 << 10)
+	var spare [][]byte
+	p.GiveWay = func() bool {
+		if len(spare) == 0 {
+			return false
+		}
+		p.Put(spare[0])
+		spare = spare[1:]
+		return true
+	}
+	for range 4 {
+		b, err := p.Spare(16 << 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spare = append(spare, b)
+	}
+	if _, err := p.Spare(1); err == nil || len(spare) != 4 {
+		t.Fatalf("%d of 4 spare buffers are left after %v", len(spare), err)
+	}
+	if _, err := p.Get(32 << 10); err != nil || len(spare) != 2 {
+		t.Fatalf("%d of 4 spare buffers are left, want 2, after %v", len(spare), err)
+	}
+	if _, err := p.Get(64 << 10); err == nil || p.Lent() != 32<<10 {
+		t.Fatalf("%d bytes are lent after %v, want those that do not give way", p.Lent(), err)
+	}
+}
