@@ -25,7 +25,7 @@ class Codec:
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Codec):
-    """A codec for each size of tensor, chosen by what is measured when the first gradients come. See `auto`."""
+    """A codec for each size of tensor, chosen by what is measured when the optimizer is made. See `auto`."""
 
     text: str = "none"  # of what is not measured
     candidates: tuple[str, ...] = ()
@@ -163,7 +163,9 @@ class Codecs:
 
     @staticmethod
     def auto(allow_residual: bool = False, candidates: Sequence[str | Codec] = ()) -> Codec:
-        """What makes the exchange shortest for each size of tensor, measured over the job's own links at the start.
+        """What makes the exchange shortest for each size of tensor, as measured over the job's own links.
+
+        Each rank measures where it makes the optimizer, and waits for the others there.
 
         candidates: what to choose from, settings or codecs. Without them float32 as it is, fp16 and int8, which train
         as well as that in all but rare cases; with allow_residual also onebit and topk:0.01.

@@ -45,6 +45,7 @@ class AccumulatingOptimizer:
         self._distributed = process_set.included() and process_set.size() > 1
         if self._distributed:
             check(model, process_set.size(), accumulate=True)
+            self._codec = resolved(codec, self.param_groups, process_set)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, from the next step on, on every rank."""
@@ -97,7 +98,8 @@ class AccumulatingOptimizer:
 
     def _declare(self, params: list[torch.Tensor]) -> None:
         if params:
-            root, codec = min(self.process_set.ranks), self._codec_text()
+            root = min(self.process_set.ranks)
+            codec = None if self._codec is None else self._codec.text  # None: the job's setting says it
             parts, group = [], None
             for p in params:
                 name = f"value.{self._parameter_names[p]}"
@@ -126,11 +128,6 @@ class AccumulatingOptimizer:
             held = self._gate.held(p)
             if held is not None:
                 p.detach().add_(held)
-
-    def _codec_text(self) -> str | None:
-        """How the engine codes what is held; None where the job's setting says it."""
-        self._codec = resolved(self._codec, self.param_groups, self.process_set)
-        return None if self._codec is None else self._codec.text
 
     def _exchange(self, params, differences, pull: bool, significance: float, within: Set[torch.Tensor]) -> None:
         parts = [

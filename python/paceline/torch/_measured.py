@@ -46,17 +46,23 @@ def chosen(auto: Auto, sizes: Sequence[int], process_set: ProcessSet) -> Codec:
 
 
 def resolved(codec: Codec | None, groups: Sequence[dict[str, Any]], process_set: ProcessSet) -> Codec | None:
-    """The codec itself, or in place of Auto what is chosen for the parameters of an optimizer's groups."""
+    """The codec itself, or in place of Auto what is chosen for the parameters of an optimizer's groups.
+
+    It is called where an optimizer is made: there every rank comes, while one that has no data may join before its
+    first gradient.
+    """
     if not isinstance(codec, Auto):
         return codec
-    sizes = [p.numel() * p.element_size() for group in groups for p in group["params"] if p.requires_grad]
+    sizes = [p.numel() * p.element_size() for group in groups for p in group["params"]]
     return chosen(codec, sizes, process_set)
 
 
 def _times(candidates: Sequence[str], size: int, process_set: ProcessSet) -> list[float]:
     """Seconds that each candidate takes for some tensors of a size, on the slowest rank; the best of some repeats."""
-    tensors = [torch.randn(size // 4) * 1e-3 for _ in range(max(AT_ONCE // size, 1))]
-    best = torch.full([len(candidates)], torch.inf, dtype=torch.float64)
+    # Nothing of the program's own: neither its random numbers, which it expects to go on, nor its default device.
+    numbers, here = torch.Generator().manual_seed(size), {"device": "cpu", "dtype": torch.float32}
+    tensors = [torch.randn(size // 4, generator=numbers, **here) * 1e-3 for _ in range(max(AT_ONCE // size, 1))]
+    best = torch.full([len(candidates)], torch.inf, dtype=torch.float64, device="cpu")
     for _ in range(REPEATS):
         for i, candidate in enumerate(candidates):
             rule = json.dumps([{"min_bytes": 0, "codec": candidate}])

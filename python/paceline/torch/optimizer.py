@@ -153,6 +153,7 @@ class _DistributedOptimizer(_Hooked):
             self._group_of.update(dict.fromkeys(group, group))
         self._distributed = process_set.included() and engine.size() > 1
         if self._distributed:
+            self._codec = resolved(codec, self.param_groups, process_set)
             self._watch_all()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -196,7 +197,7 @@ class _DistributedOptimizer(_Hooked):
             self._start_dense(dense)
 
     def _start_dense(self, params: Sequence[torch.Tensor]) -> None:
-        codec = self._codec_text()
+        codec = None if self._codec is None else self._codec.text  # None: the job's setting says it
         before = 1.0 / self.gradient_predivide_factor if self.op == Average else 1.0
         after = self.gradient_predivide_factor if self.op == Average else 1.0
         parts, contexts = [], []
@@ -234,11 +235,6 @@ class _DistributedOptimizer(_Hooked):
                 self._store(p, reduced, context)
 
         self._in_flight.update({p: lambda: None for p in params[1:]} | {params[0]: finish})
-
-    def _codec_text(self) -> str | None:
-        """How the engine codes gradients; None where the job's setting says it."""
-        self._codec = resolved(self._codec, self.param_groups, self.process_set)
-        return None if self._codec is None else self._codec.text
 
     def _start_sparse(self, p: torch.Tensor) -> None:
         result = sparse_allreduce_async(p.grad, f"allreduce.{self._parameter_names[p]}", self.op, self.process_set)
@@ -452,7 +448,8 @@ def DistributedOptimizer(
     if gate is not None and (not isinstance(gate, Significance) or op not in (Average, Sum)):
         raise ValueError(f"gate={gate!r}: give paceline.Significance(...), with op=Average or Sum")
     codec = codecs.codec_of(compression)
-    if compression is Compression.none and engine.is_initialized() and engine.setting("compression") == "auto":
+    free = compression is Compression.none and op != Adasum  # Adasum's steps travel plain, whatever the job's setting
+    if free and engine.is_initialized() and engine.setting("compression") == "auto":
         codec = codecs.codec_of("auto")
     if codec is not None:
         compression = Compression.none

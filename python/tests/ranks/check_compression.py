@@ -7,6 +7,7 @@ import torch
 
 import paceline
 import paceline.torch as hvd
+from paceline._engine import engine
 
 CODECS = [
     hvd.Compression.float16(),
@@ -202,6 +203,32 @@ def test_auto_chooses_alike_on_all_ranks():
     assert {r["codec"] for r in rules} <= {"none", "fp16", "int8"}
     digest = torch.tensor([sum(map(ord, codec.text))])
     assert (hvd.allgather(digest) == digest).all()
+
+
+@pytest.mark.parametrize("sync", [None, "ssp:1"])
+def test_auto_where_a_rank_has_no_data_at_first(sync):
+    model, numbers = net(), torch.get_rng_state()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        named_parameters=[(f"no data {sync}", model.weight)],
+        compression=hvd.Compression.auto(candidates=["fp16"]),
+        sync=sync,
+    )
+    assert torch.equal(numbers, torch.get_rng_state()), "what is measured draws no random numbers of the program"
+    for epoch in range(2):
+        if hvd.rank() < hvd.size() - 1 or epoch > 0:  # the first one gives held values, so that it has some
+            train(model, optimizer, 2)
+        hvd.join()
+
+
+def test_adasum_under_a_job_that_measures(monkeypatch):
+    setting = engine.setting
+    monkeypatch.setattr(engine, "setting", lambda name: "auto" if name == "compression" else setting(name))
+    model = net()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=[("adasum auto", model.weight)], op=hvd.Adasum
+    )
+    train(model, optimizer, 1)
 
 
 @pytest.mark.parametrize(
