@@ -13,7 +13,7 @@ import (
 // State is what a worker keeps of coded tensors from one operation to the next: what their messages lacked so far.
 // A checkpoint has it beside the model, or what the residuals hold is lost when training goes on from there.
 // (Servers keep residuals of answers, which start at zero then; so do the bases of held values, which are no more
-// than what a rank was sent.)
+// than what a rank was sent. When all ranks have joined, everybody begins anew, without residuals.)
 //
 // Its bytes are stateMagic, then for each tensor, all numbers little-endian:
 //
@@ -39,16 +39,25 @@ func (e *Engine) State(dst []byte) (int, error) {
 	found := map[stateID]*declaration{}
 	for id, n := range e.names {
 		for _, d := range n.decls {
-			if d.coding == nil || !d.coding.used() {
+			if d.coding == nil || d.coding.stateBytes() == 0 {
 				continue
 			}
-			if len(n.inflight) > 0 {
+			if len(n.inflight) > 0 { // looked at first: the encoder may be at its residual
 				return 0, fmt.Errorf("%w: %q is in flight on rank %d; synchronise it before its state is taken", ErrInvalid, id.name, e.cfg.Rank)
+			}
+			if !d.coding.used() {
+				continue
 			}
 			s := stateID{id, d.t.Signature()}
 			with = append(with, s)
 			found[s] = d
 			size += 20 + len(id.name) + len(s.signature) + d.coding.stateBytes()
+		}
+	}
+	for s, r := range e.residuals { // what has been set and is still to be used
+		if found[s] == nil {
+			with = append(with, s)
+			size += 20 + len(s.name) + len(s.signature) + len(r)
 		}
 	}
 	if len(dst) < size {
@@ -63,6 +72,10 @@ func (e *Engine) State(dst []byte) (int, error) {
 		b = le.AppendUint32(b, s.set)
 		b = append(le.AppendUint32(b, uint32(len(s.name))), s.name...)
 		b = append(le.AppendUint32(b, uint32(len(s.signature))), s.signature...)
+		if found[s] == nil {
+			b = append(le.AppendUint64(b, uint64(len(e.residuals[s]))), e.residuals[s]...)
+			continue
+		}
 		k := found[s].coding
 		b = le.AppendUint64(b, uint64(k.stateBytes()))
 		at := len(b)

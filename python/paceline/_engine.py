@@ -176,7 +176,8 @@ class Engine:
     def compression_state(self) -> bytes:
         """What this rank keeps of coded tensors from one iteration to the next (residuals), for a checkpoint.
 
-        Call it when no operation is in flight. Servers' residuals are not among it: those start at zero.
+        Call it when no operation is in flight. Servers' residuals are not among it: those start at zero. So do all
+        after `join` and after another `init`.
         """
         lib, room = _abi.library(), 0
         while True:

@@ -22,7 +22,7 @@ class Gate:
         """
         held = self._held.pop(p, None)
         total = contribution if held is None else held.add_(contribution)
-        if total.norm() < self._rule.at(self._iteration) * p.detach().norm():
+        if _norm(total) < self._rule.at(self._iteration) * _norm(p.detach()):
             self._held[p] = total.clone() if total is contribution else total
             return None
         return total
@@ -38,3 +38,8 @@ class Gate:
     def clear(self) -> None:
         """Forgets what is held back."""
         self._held.clear()
+
+
+def _norm(tensor: torch.Tensor) -> torch.Tensor:
+    """The L2 norm; of float16 in float32, or that of many elements is infinite, and nothing counts beside it."""
+    return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))

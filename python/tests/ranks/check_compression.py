@@ -8,6 +8,7 @@ import torch
 import paceline
 import paceline.torch as hvd
 from paceline._engine import engine
+from paceline.torch._gate import Gate
 
 CODECS = [
     hvd.Compression.float16(),
@@ -101,6 +102,9 @@ def test_residuals_go_into_a_checkpoint():
         with pytest.raises(ValueError):
             paceline.load_compression_state(wrong)
     assert paceline.compression_state() == state
+    unused = state.replace(b"before", b"behind")
+    paceline.load_compression_state(unused)
+    assert paceline.compression_state() == unused, "what is not used yet is kept for the next checkpoint"
     hvd.barrier()
 
 
@@ -142,6 +146,13 @@ def test_nothing_significant_leaves_parameters_as_they_are():
             paceline.Significance(wrong)
     with pytest.raises(ValueError, match="Significance"):
         hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0), gate=0.1)
+
+
+def test_the_gate_opens_for_large_tensors_of_float16():
+    parameter = torch.full((400, 400), 300.0, dtype=torch.float16)  # its norm is beyond float16
+    gate = Gate(paceline.Significance(0.01))
+    assert gate.offer(parameter, parameter * 0.001) is None
+    assert gate.offer(parameter, parameter * 0.02) is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
