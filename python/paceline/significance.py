@@ -12,6 +12,7 @@ class Significance:
 
     What is held back adds up on the rank until it counts: until |sum| / |weights| (L2, by tensor) is threshold /
     iterations ** decay or more. In its place the rank sends an empty push that counts, so that nobody waits for it.
+    No checkpoint has what is held back.
     decay: 0.5 is Gaia's rule, 0 keeps the threshold.
     """
 

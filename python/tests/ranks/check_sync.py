@@ -349,6 +349,16 @@ def test_optimizers_without_names_do_not_meet_and_go_on_after_a_join():
         torch.testing.assert_close(model.weight.detach().squeeze(), TRUTH, rtol=0, atol=0.3)
 
 
+def test_a_value_whose_root_has_joined_is_an_error():
+    if hvd.rank() == 0:
+        hvd.join()
+    else:
+        with pytest.raises(hvd.HorovodInternalError, match="root, rank 0, has joined"):
+            hvd.declare(torch.zeros(2), "rootless", sync="asp")
+        hvd.join()
+    hvd.barrier()
+
+
 def test_a_model_changes_while_training_runs():
     model = net()
     named = [(f"changing {n}", p) for n, p in model.named_parameters()]
