@@ -17,10 +17,12 @@ import (
 // Invariant: every value of the group has number iterations that were pushed, each ending a superstep.
 type superstep struct {
 	number uint64
-	done   uint64 // iterations in it
-	stop   uint64 // the iteration of it, from 1, that is the last; 0: not known yet
-	began  time.Time
-	s, w   uint64 // thresholds by which the decider last decided
+	done   uint64        // iterations in it
+	stop   uint64        // the iteration of it, from 1, that is the last; 0: not known yet
+	began  time.Time     // the iteration that runs
+	took   time.Duration // the one before
+	absent bool          // this rank has not come for longer than others are to wait for it
+	s, w   uint64        // thresholds by which the decider last decided
 }
 
 // Superstep tells where this rank is.
@@ -66,7 +68,8 @@ func (e *Engine) EndIteration(set uint32, name string) (last bool, err error) {
 	h := e.reportOf(d)
 	h.Significance = float32(busy)
 	if !s.began.IsZero() {
-		h.Aux = uint64(time.Since(s.began))
+		s.took = time.Since(s.began)
+		h.Aux = uint64(s.took)
 	}
 	if last {
 		h.Flags |= wire.FlagLast
@@ -100,8 +103,32 @@ func (e *Engine) reportOf(d *declaration) wire.Header {
 // next begins the next superstep. Callers hold mu.
 func (e *Engine) next(s *superstep) {
 	s.number++
-	s.done, s.stop = 0, 0
+	s.done, s.stop, s.absent = 0, 0, false
 	e.stops--
+}
+
+// patience is how long this rank may take for an iteration before others at the barrier are not to wait for it
+// any more: it may have done all that it was to do, or write a checkpoint.
+func (s *superstep) patience() time.Duration { return time.Second + 10*s.took }
+
+// expect looks after the rank's patience whether it has come to the barrier of a superstep. Callers hold mu.
+func (e *Engine) expect(s *superstep) {
+	number := s.number
+	time.AfterFunc(s.patience()-time.Since(s.began), func() {
+		e.mu.Lock()
+		if e.broken != nil || s.number != number {
+			e.mu.Unlock()
+			return
+		}
+		if time.Since(s.began) < s.patience() { // it has begun another iteration since
+			e.expect(s)
+			e.mu.Unlock()
+			return
+		}
+		s.absent = true
+		e.mu.Unlock()
+		e.excuse()
+	})
 }
 
 func (e *Engine) report(server int, h wire.Header) {
@@ -125,12 +152,16 @@ func (e *Engine) Stopped(h wire.Header) {
 	d.superstep.stop = uint64(max(h.Count, 1))
 	d.superstep.s, d.superstep.w = wire.Unpacked(h.Aux)
 	e.stops++
+	if d.superstep.began.IsZero() {
+		d.superstep.began = time.Now()
+	}
+	e.expect(d.superstep)
 	e.mu.Unlock()
 	e.excuse()
 }
 
 // excuse ends this rank's superstep without it where its end is decided and the rank may not come: others wait
-// at the barrier, and this rank, in an operation of another kind, perhaps for them. That the rank goes on all the
+// at the barrier, and this rank, in an operation of another kind, perhaps for them; or it is absent. That the rank goes on all the
 // same does no harm: it is in the next superstep then.
 func (e *Engine) excuse() {
 	type sent struct {
@@ -143,7 +174,7 @@ func (e *Engine) excuse() {
 		if e.stops == 0 {
 			break
 		}
-		if d.superstep.stop == 0 || d.next < d.superstep.number || !e.elsewhere(d) {
+		if d.superstep.stop == 0 || d.next < d.superstep.number || !d.superstep.absent && !e.elsewhere(d) {
 			continue // or the push that ended the superstep before is still to be submitted, and looks again here
 		}
 		h := e.reportOf(d)

@@ -178,3 +178,22 @@ func TestARankThatLeavesHoldsNobodyAtABarrier(t *testing.T) {
 		})
 	}
 }
+
+// A rank that has done all its iterations, and neither leaves nor comes to anything else, is not waited for long.
+func TestARankThatHasEndedHoldsNobodyAtABarrier(t *testing.T) {
+	for _, model := range []string{"adaptive:1,1", "elastic:2"} {
+		j := startJob(t, 3, smallPartitions)
+		j.each(func(rank int) error {
+			g, err := j.group(rank, "value", model, 2, 5)
+			if err != nil {
+				return err
+			}
+			for range 10 + 30*rank {
+				if err := g.step(1); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+}
