@@ -113,31 +113,21 @@ func (d *decided) encoding() uint8 {
 	return wire.CodecPlain
 }
 
-// receive reads a rank's message and adds it, or keeps it where contributions are kept.
+// receive reads a rank's message and adds it.
 func (k *key) receive(s *slot, h *wire.Header, p *payload) error {
-	if !k.t.whole && p.left <= chunkBytes {
+	if p.left <= chunkBytes {
 		b, err := p.next(p.left)
 		if err == nil {
 			k.take(s, h, b)
 		}
 		return err
 	}
-	b, err := k.t.r.s.pool.Get(p.left)
-	if err != nil {
-		k.t.r.outOfMemory(k.t, h, err)
-		return p.discard()
-	}
-	if err := p.into(b); err != nil {
+	b, ok, err := k.read(h, p)
+	if ok {
+		k.take(s, h, b)
 		k.t.r.s.pool.Put(b)
-		return err
 	}
-	if k.t.whole {
-		k.contribute(s, h, b)
-		return nil
-	}
-	k.take(s, h, b)
-	k.t.r.s.pool.Put(b)
-	return nil
+	return err
 }
 
 // receiveLocal is receive for the worker in this process, whose message is its own again afterwards.

@@ -105,10 +105,10 @@ func (c *conn) push(h *wire.Header, p *payload) error {
 	}
 	switch {
 	case h.Flags&wire.FlagEmpty != 0: // there is nothing to add
-	case k.coding != nil:
-		err = k.receive(s, h, p)
 	case t.whole:
 		err = k.keep(s, h, p)
+	case k.coding != nil:
+		err = k.receive(s, h, p)
 	default:
 		err = k.stream(s, h, p)
 	}
@@ -253,17 +253,24 @@ func (k *key) accChunk(s *slot, i int) []byte {
 
 // keep reads the whole payload into a buffer of its own.
 func (k *key) keep(s *slot, h *wire.Header, p *payload) error {
-	b, err := k.t.r.s.pool.Get(k.bytes)
-	if err != nil {
+	b, ok, err := k.read(h, p)
+	if ok {
+		k.contribute(s, h, b)
+	}
+	return err
+}
+
+// read reads the payload into lent memory. Where there is none, every rank hears of it.
+func (k *key) read(h *wire.Header, p *payload) (b []byte, ok bool, err error) {
+	if b, err = k.t.r.s.pool.Get(p.left); err != nil {
 		k.t.r.outOfMemory(k.t, h, err)
-		return p.discard()
+		return nil, false, p.discard()
 	}
 	if err := p.into(b); err != nil {
 		k.t.r.s.pool.Put(b)
-		return err
+		return nil, false, err
 	}
-	k.contribute(s, h, b)
-	return nil
+	return b, true, nil
 }
 
 func (k *key) contribute(s *slot, h *wire.Header, b []byte) {
