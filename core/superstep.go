@@ -21,6 +21,7 @@ type superstep struct {
 	stop   uint64        // the iteration of it, from 1, that is the last; 0: not known yet
 	began  time.Time     // the iteration that runs
 	took   time.Duration // the one before
+	late   *time.Timer   // looks after the rank's patience whether it has come; nil before the first end
 	absent bool          // this rank has not come for longer than others are to wait for it
 	s, w   uint64        // thresholds by which the decider last decided
 }
@@ -104,6 +105,7 @@ func (e *Engine) reportOf(d *declaration) wire.Header {
 func (e *Engine) next(s *superstep) {
 	s.number++
 	s.done, s.stop, s.absent = 0, 0, false
+	s.late.Stop()
 	e.stops--
 }
 
@@ -114,7 +116,7 @@ func (s *superstep) patience() time.Duration { return time.Second + 10*s.took }
 // expect looks after the rank's patience whether it has come to the barrier of a superstep. Callers hold mu.
 func (e *Engine) expect(s *superstep) {
 	number := s.number
-	time.AfterFunc(s.patience()-time.Since(s.began), func() {
+	s.late = time.AfterFunc(s.patience()-time.Since(s.began), func() {
 		e.mu.Lock()
 		if e.broken != nil || s.number != number {
 			e.mu.Unlock()

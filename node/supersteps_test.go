@@ -141,10 +141,10 @@ func TestAPauseOfOneRankRaisesThresholdsForThatIterationAlone(t *testing.T) {
 			if i == 10 {
 				before = j.workers[rank].Engine.Supersteps()[0].Superstep
 				if rank == 1 {
-					time.Sleep(pause)
+					time.Sleep(pause) // as a checkpoint takes it
 				}
 			}
-			time.Sleep(3 * time.Millisecond)
+			time.Sleep(3 * time.Millisecond) // it computes
 			if err := g.step(1); err != nil {
 				return err
 			}

@@ -82,7 +82,7 @@ func TestALossEndsUsesOfHeldValuesThatAreJustBeginning(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(round) * 100 * time.Microsecond)
+		time.Sleep(time.Duration(round) * 100 * time.Microsecond) // the round ends earlier or later in the operation
 		go j.workers[0].Engine.Shutdown(t.Context())
 		if _, err := await(results[0], 0, "w"); err == nil || strings.Contains(err.Error(), "hangs") {
 			t.Fatalf("round %d: %v", round, err)

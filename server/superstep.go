@@ -2,8 +2,6 @@ package server
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -69,10 +67,7 @@ func (r *round) report(h *wire.Header) error {
 
 // endEmpty counts for the push with which the rank would have ended its superstep.
 func (t *tensor) endEmpty(h *wire.Header) {
-	t.mu.Lock()
-	values := slices.Collect(maps.Values(t.values))
-	t.mu.Unlock()
-	for _, v := range values {
+	for _, v := range t.heldParts() {
 		v.deliver(v.set(condition.Push(int(h.Rank), h.Iteration, 0)))
 	}
 }

@@ -3,6 +3,8 @@ package server
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/paceline/paceline/core/reduce"
@@ -442,11 +444,16 @@ func (v *value) cancel(_ uint64, err error) {
 	}
 }
 
-// held reports whether a value of the tensor lies here.
-func (t *tensor) held() bool {
+// heldParts are the values of the partitions that lie here.
+func (t *tensor) heldParts() []*value {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, v := range t.values {
+	return slices.Collect(maps.Values(t.values))
+}
+
+// held reports whether a value of the tensor lies here.
+func (t *tensor) held() bool {
+	for _, v := range t.heldParts() {
 		v.mu.Lock()
 		room := v.room
 		v.mu.Unlock()
@@ -468,13 +475,7 @@ func (v *value) opened() bool {
 // a declaration that has failed: it does so on every rank.
 func (t *tensor) forget(rank int, seq uint64, failed bool) {
 	t.forgotten.Store(rank, seq) // for what is on its way to the value
-	t.mu.Lock()
-	values := make([]*value, 0, len(t.values))
-	for _, v := range t.values {
-		values = append(values, v)
-	}
-	t.mu.Unlock()
-	for _, v := range values {
+	for _, v := range t.heldParts() {
 		if failed && !v.opened() {
 			v.cancel(0, wire.ErrCancelled)
 		}
@@ -489,10 +490,8 @@ func (t *tensor) forget(rank int, seq uint64, failed bool) {
 
 // busiest is the partition for which most ranks wait, nil if none does.
 func (t *tensor) busiest() (most *value) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	readers := 0
-	for _, v := range t.values {
+	for _, v := range t.heldParts() {
 		v.mu.Lock()
 		if len(v.readers) > readers {
 			most, readers = v, len(v.readers)

@@ -36,7 +36,6 @@ class AccumulatingOptimizer:
         self.op = op
         self.sync = model
         self.process_set = process_set
-        self._codec = codec
         self._gate = None if gate is None else Gate(gate)
         self._values: dict[torch.Tensor, Value] = {}
         self._groups: list[tuple[str, list[torch.Tensor]]] = []  # with supersteps: what was declared together
@@ -99,7 +98,6 @@ class AccumulatingOptimizer:
     def _declare(self, params: list[torch.Tensor]) -> None:
         if params:
             root = min(self.process_set.ranks)
-            codec = None if self._codec is None else self._codec.text  # None: the job's setting says it
             parts, group = [], None
             for p in params:
                 name = f"value.{self._parameter_names[p]}"
@@ -107,7 +105,7 @@ class AccumulatingOptimizer:
                 _declared[number] += 1
                 if _declared[number] > 1:  # another optimizer's parameter has the name
                     name = f"{name}.{_declared[number]}"
-                value = Value(p, name, self.sync, self.op, self.process_set, codec)
+                value = Value(p, name, self.sync, self.op, self.process_set, self._codec)
                 self._values[p] = value
                 if self.sync.has_supersteps and group is None:
                     group = name

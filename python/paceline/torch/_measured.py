@@ -45,16 +45,16 @@ def chosen(auto: Auto, sizes: Sequence[int], process_set: ProcessSet) -> Codec:
     return Codec(json.dumps([*rules, {"codec": codec}]))
 
 
-def resolved(codec: Codec | None, groups: Sequence[dict[str, Any]], process_set: ProcessSet) -> Codec | None:
-    """The codec itself, or in place of Auto what is chosen for the parameters of an optimizer's groups.
+def resolved(codec: Codec | None, groups: Sequence[dict[str, Any]], process_set: ProcessSet) -> str | None:
+    """The codec's text, or in place of Auto what is chosen for an optimizer's groups; None for the job's setting.
 
     It is called where an optimizer is made: there every rank comes, while one that has no data may join before its
     first gradient.
     """
     if not isinstance(codec, Auto):
-        return codec
+        return None if codec is None else codec.text
     sizes = [p.numel() * p.element_size() for group in groups for p in group["params"]]
-    return chosen(codec, sizes, process_set)
+    return chosen(codec, sizes, process_set).text
 
 
 def _times(candidates: Sequence[str], size: int, process_set: ProcessSet) -> list[float]:

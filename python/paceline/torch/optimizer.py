@@ -137,7 +137,6 @@ class _DistributedOptimizer(_Hooked):
         gate=None,
     ):
         self._take_over(optimizer, named_parameters, compression, backward_passes_per_step)
-        self._codec = codec
         self._gate = None if gate is None else Gate(gate)
         self.op = op
         self.gradient_predivide_factor = gradient_predivide_factor
@@ -197,7 +196,6 @@ class _DistributedOptimizer(_Hooked):
             self._start_dense(dense)
 
     def _start_dense(self, params: Sequence[torch.Tensor]) -> None:
-        codec = None if self._codec is None else self._codec.text  # None: the job's setting says it
         before = 1.0 / self.gradient_predivide_factor if self.op == Average else 1.0
         after = self.gradient_predivide_factor if self.op == Average else 1.0
         parts, contexts = [], []
@@ -219,7 +217,7 @@ class _DistributedOptimizer(_Hooked):
                     self.process_set,
                     self._priority[p],
                     self._sync,
-                    codec,
+                    self._codec,
                     empty,
                 )
             )

@@ -115,7 +115,7 @@ def test_supersteps_end_in_barriers_and_slow_ranks_do_fewer_iterations(sync):
     while time.monotonic() < end:
         optimizer.zero_grad()
         loss_of(model, steps).backward()
-        time.sleep(0.03 if hvd.rank() == 0 else 0.01)
+        time.sleep(0.03 if hvd.rank() == 0 else 0.01)  # rank 0 computes for longer
         optimizer.step()
         steps += 1
     (where,) = [s for s in paceline.supersteps() if f"supersteps {sync}" in s["value"]]
