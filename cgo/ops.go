@@ -180,6 +180,7 @@ func opOf(c *C.pl_op, rank int) (core.Op, error) {
 		op.Group = C.GoString(c.group)
 	}
 	op.Empty = c.empty != 0
+	op.PullGate = wire.Gate{Threshold: float64(c.pull_threshold), Decay: float64(c.pull_decay)}
 	if c.codec != nil {
 		op.Codec = C.GoString(c.codec)
 	}

@@ -34,7 +34,7 @@ type codedPart struct {
 func newCoding(c codec.Codec, t *wire.Tensor) *coding {
 	k := &coding{codec: c, answers: codec.Answer(c), dtype: t.DType, parts: make([]codedPart, len(t.Parts))}
 	if t.Kind == units.Accumulate {
-		k.answers, k.follow = codec.Difference(c), !codec.Precise(c)
+		k.answers, k.follow = codec.Difference(c), !codec.Precise(c) || t.PullGate != (wire.Gate{})
 	}
 	for i, n := range t.Parts {
 		k.parts[i] = codedPart{key: codec.KeyOf(t.ProcessSet, t.Name, uint32(i)), elements: int(n) / t.DType.Size()}
@@ -44,6 +44,9 @@ func newCoding(c codec.Codec, t *wire.Tensor) *coding {
 
 // arrives checks what an answer says of its length, before memory is taken for it.
 func (t *task) arrives(h *wire.Header, from fmt.Stringer) error {
+	if h.Flags&wire.FlagEmpty != 0 {
+		return t.arrivesEmpty(h, from)
+	}
 	if h.Codec == wire.CodecDeclared && t.o.d.coding != nil {
 		k := t.o.d.coding
 		if most := k.answers.MaxEncoded(k.parts[t.h.Part].elements); int(h.Length) > most {
@@ -58,6 +61,21 @@ func (t *task) arrives(h *wire.Header, from fmt.Stringer) error {
 		return fmt.Errorf("%v answers partition %d of %q with %d bytes, want %d", from, h.Part, t.o.name(), h.Length, len(t.out))
 	}
 	return nil
+}
+
+// arrivesEmpty is arrives for an answer without a payload: a sum to which nobody had anything to add, or a held value
+// that has not changed by much.
+func (t *task) arrivesEmpty(h *wire.Header, from fmt.Stringer) error {
+	k := t.o.d.coding
+	switch {
+	case h.Length > 0:
+		return fmt.Errorf("%v answers partition %d of %q with %d bytes and says that there are none", from, h.Part, t.o.name(), h.Length)
+	case k == nil && h.Codec == wire.CodecPlain && t.o.Kind.HasOp() && t.o.Kind != units.Accumulate:
+		return nil
+	case k != nil && k.follow && k.parts[h.Part].base != nil && k.parts[h.Part].number == h.Count && h.Codec == wire.CodecDeclared:
+		return nil
+	}
+	return fmt.Errorf("%v gives no answer for partition %d of %q, and this rank has none", from, h.Part, t.o.name())
 }
 
 // decode turns the message of an answer into the output.
@@ -78,8 +96,10 @@ func (k *coding) move(p *codedPart, h *wire.Header, out, message []byte) error {
 	if p.base == nil {
 		return errors.New("a difference to a value that this rank does not have")
 	}
-	if err := k.answers.DecodeAdd(p.base, message); err != nil {
-		return err
+	if h.Flags&wire.FlagEmpty == 0 {
+		if err := k.answers.DecodeAdd(p.base, message); err != nil {
+			return err
+		}
 	}
 	p.number = h.Count
 	reduce.Narrow(k.dtype, out, p.base)
@@ -144,6 +164,9 @@ func (e *Engine) codecOf(op *Op) codec.Codec {
 		return nil // check has refused it
 	}
 	c := p.Choose(policy.Tensor{Name: op.name(), DType: op.DType, Bytes: bytes})
+	if c == nil && op.PullGate != (wire.Gate{}) {
+		c = codec.None()
+	}
 	if c == nil || op.Name == "" && codec.Answer(c).ResidualBytes(1)+c.ResidualBytes(1) > 0 {
 		return nil
 	}

@@ -23,8 +23,9 @@ func TestAnAnswerThatCannotBeDecodedEndsTheOperation(t *testing.T) {
 	const n = 4096
 	for _, c := range []struct {
 		length, codec int
+		flags         wire.Flags
 		text          string
-	}{{7, 1, "malformed message"}, {4 * n, 0, "in encoding 0"}, {300 << 10, 1, "at most"}} {
+	}{{7, 1, 0, "malformed message"}, {4 * n, 0, 0, "in encoding 0"}, {300 << 10, 1, 0, "at most"}, {6, 1, wire.FlagEmpty, "says that there are none"}, {0, 1, wire.FlagEmpty, "gives no answer"}} {
 		network := transporttest.NewNetwork(transporttest.Options{})
 		secret := []byte("answers")
 		l, err := network.Node("server", secret).Listen("server:1")
@@ -52,7 +53,7 @@ func TestAnAnswerThatCannotBeDecodedEndsTheOperation(t *testing.T) {
 		if err := e.Submit([]Op{op}); err != nil {
 			t.Fatal(err)
 		}
-		h := wire.Header{Type: wire.TypeResult, DType: units.Float32, Tensor: 1, Codec: uint8(c.codec)}
+		h := wire.Header{Type: wire.TypeResult, DType: units.Float32, Tensor: 1, Codec: uint8(c.codec), Flags: c.flags}
 		var got error
 		for got == nil { // answers to what was not asked for yet are passed over
 			if err := conns[0].Send(net.Buffers{wire.AppendFrame(nil, h, make([]byte, c.length))}); err != nil {

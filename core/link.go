@@ -228,7 +228,7 @@ func (l *link) result(h *wire.Header) error {
 func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
 	switch {
 	case h.Codec == wire.CodecPlain:
-		return t.out, nil, nil
+		return t.out[:h.Length], nil, nil
 	case int(h.Length) <= len(l.scratch):
 		return l.scratch[:h.Length], nil, nil
 	}
@@ -245,6 +245,8 @@ func (l *link) take(t *task, h *wire.Header, answer []byte) {
 			l.p.answered(t, err)
 			return
 		}
+	} else if h.Flags&wire.FlagEmpty != 0 {
+		clear(t.out)
 	} else if k := t.o.d.coding; k != nil && k.follow {
 		k.start(h, answer)
 	}

@@ -137,7 +137,7 @@ func (e *Engine) find(n *nameState, op *Op) *declaration {
 func (d *declaration) matches(o *Op) bool {
 	t := &d.t
 	return t.Kind == o.Kind && t.DType == o.DType && t.Op == o.ReduceOp && t.Prescale == o.Prescale && t.Postscale == o.Postscale &&
-		t.Sync == o.Sync && t.SoftPark == o.SoftPark &&
+		t.Sync == o.Sync && t.SoftPark == o.SoftPark && t.PullGate == o.PullGate &&
 		(t.Kind != units.Broadcast || t.Root == o.Root) && slices.Equal(t.Shape, o.commonShape())
 }
 
@@ -154,7 +154,7 @@ func (e *Engine) describe(n *nameState, o *operation) wire.Tensor {
 	t := wire.Tensor{
 		Name: o.name(), Kind: o.Kind, Op: o.ReduceOp, DType: o.DType, Shape: slices.Clone(o.commonShape()), Root: o.Root,
 		ProcessSet: o.Set.ID, Ranks: o.Set.Ranks, Prescale: o.Prescale, Postscale: o.Postscale, Generation: n.generation,
-		Sync: o.Sync, SoftPark: o.SoftPark,
+		Sync: o.Sync, SoftPark: o.SoftPark, PullGate: o.PullGate,
 	}
 	if o.Kind != units.Broadcast && o.Kind != units.Accumulate {
 		t.Root = 0

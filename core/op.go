@@ -34,6 +34,7 @@ type Op struct {
 
 	Use          units.Use // accumulate: what to do with the value
 	Significance float32   // accumulate, Add: |g|/|w| of the push; 0 where the model does not ask for it
+	PullGate     wire.Gate // accumulate, the same in every use: reads of what has changed by less give what the last one gave
 	Group        string    // accumulate, Declare, for models with supersteps: name of the first of the values that are stepped together
 
 	// Done is called exactly once, from any goroutine, unless Submit returned an error. With an error the
@@ -144,6 +145,8 @@ func (o *Op) checkUse(rank int, bytes int64) error {
 		return fmt.Errorf("%q: rank %d is not in process set %d %v", o.Name, rank, o.Set.ID, o.Set.Ranks)
 	case o.Use == units.Declare && o.member(o.Root) < 0:
 		return fmt.Errorf("%q: root rank %d is not in process set %d %v", o.Name, o.Root, o.Set.ID, o.Set.Ranks)
+	case o.PullGate.Check() != nil:
+		return fmt.Errorf("%q: %w", o.Name, o.PullGate.Check())
 	case math.IsNaN(float64(o.Significance)) || o.Significance < 0:
 		return fmt.Errorf("%q: significance %g, allowed are 0 and more", o.Name, o.Significance)
 	case int64(len(o.Input)) != in:

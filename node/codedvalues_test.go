@@ -47,14 +47,15 @@ func (v *codedValue) make(use units.Use, x []float64) core.Op {
 	return op
 }
 
-// Under BSP every rank reads the value with everybody's difference of the iteration; who follows it by differences
-// has nearly that, and comes to it when nothing changes any more.
+// Under BSP every rank reads the value with everybody's difference of the iteration, and all ranks the same bits of it,
+// wherever the server is; who follows it by differences has nearly the value, and comes to it when nothing changes any more.
 func TestReadersOfCodedValuesComeToTheValue(t *testing.T) {
 	const ranks, iterations = 3, 4
 	for place, options := range map[string][]jobOption{"embedded": {smallPartitions}, "dedicated": {smallPartitions, dedicated(2)}} {
 		t.Run(place, func(t *testing.T) {
 			j := startJob(t, ranks, options...)
 			for i, setting := range codecs {
+				var seen [iterations][ranks][]float64
 				d, op, n := floats[i%4], []units.ReduceOp{units.Sum, units.Average}[i%2], []int{1, 65, partition/4 + 1, 3001}[i%4]
 				j.each(func(rank int) error {
 					v := &codedValue{j: j, rank: rank, name: setting, codec: always(setting), dtype: d, op: op, n: n}
@@ -65,9 +66,11 @@ func TestReadersOfCodedValuesComeToTheValue(t *testing.T) {
 						return fmt.Errorf("%s: declared a value off by %g", setting, norm(got, root))
 					}
 					for k := range iterations {
-						if _, err := v.use(units.Add|units.Read, normal(n, uint64(k), uint64(rank))); err != nil {
+						got, err := v.use(units.Add|units.Read, normal(n, uint64(k), uint64(rank)))
+						if err != nil {
 							return err
 						}
+						seen[k][rank] = got
 					}
 					if err := j.sums(rank, setting+" end", 1); err != nil { // everybody has added all
 						return err
@@ -87,6 +90,13 @@ func TestReadersOfCodedValuesComeToTheValue(t *testing.T) {
 					}
 					return nil
 				})
+				for k, got := range seen {
+					for rank := 1; rank < ranks; rank++ {
+						if !slices.Equal(got[rank], got[0]) {
+							t.Errorf("%s of %d %v, iteration %d: ranks 0 and %d are %g apart", setting, n, d, k, rank, norm(got[0], got[rank]))
+						}
+					}
+				}
 			}
 		})
 	}

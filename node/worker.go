@@ -20,7 +20,6 @@ import (
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/server"
-	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
@@ -241,9 +240,9 @@ func (w *Worker) place() {
 
 // Tally is what the server in this process has counted in this round: pushes that it admitted and dropped,
 // and pulls that had to wait. It is nothing where this process holds no server.
-func (w *Worker) Tally() condition.Tally {
+func (w *Worker) Tally() server.Tally {
 	if w.server == nil {
-		return condition.Tally{}
+		return server.Tally{}
 	}
 	return w.server.Tally()
 }

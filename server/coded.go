@@ -78,27 +78,25 @@ func (d *decided) fits(h *wire.Header, n int) error {
 }
 
 // encode makes a message of float32 elements; with a residual where the codec keeps one.
-func (c *coding) encode(pool *mempool.Pool, by codec.Codec, src, residual []byte, iteration uint64) ([]byte, error) {
+func (c *coding) encode(pool *mempool.Pool, by codec.Codec, src, residual []byte, s codec.Stream) ([]byte, error) {
 	b, err := pool.Get(by.MaxEncoded(c.elements))
 	if err != nil {
 		return nil, err
 	}
-	s := c.stream
-	s.Iteration = iteration
 	return b[:by.Encode(b, src, residual, s)], nil
 }
 
 // decode turns an answer into the tensor of the worker in this process.
-func (c *coding) decode(pool *mempool.Pool, out, message []byte) error {
+func (c *coding) decode(pool *mempool.Pool, by codec.Codec, out, message []byte) error {
 	if c.dtype == units.Float32 {
-		return c.answers.Decode(out, message)
+		return by.Decode(out, message)
 	}
 	wide, err := pool.Get(4 * c.elements)
 	if err != nil {
 		return errors.New(memoryText(err))
 	}
 	defer pool.Put(wide)
-	if err := c.answers.Decode(wide, message); err != nil {
+	if err := by.Decode(wide, message); err != nil {
 		return err
 	}
 	reduce.Narrow(c.dtype, out, wide)
@@ -204,7 +202,9 @@ func (k *key) storeMessage(s *slot, iteration uint64) error {
 		c.residual = residual
 	}
 	reduce.Store(units.Float32, s.acc, s.acc, t.Prescale*t.Postscale, t.divide(s.divisor))
-	message, err := c.encode(pool, c.answers, s.acc, c.residual, iteration)
+	stream := c.stream
+	stream.Iteration = iteration
+	message, err := c.encode(pool, c.answers, s.acc, c.residual, stream)
 	if err != nil {
 		return outOfMemory(err)
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -105,6 +106,13 @@ func (b *bench) receive(rank int) (wire.Header, []byte) {
 	}
 }
 
+// bases is how many the server keeps.
+func (b *bench) bases() int {
+	b.s.bases.mu.Lock()
+	defer b.s.bases.mu.Unlock()
+	return len(b.s.bases.all)
+}
+
 func ones(n int) (b []byte) {
 	for range n {
 		b = binary.NativeEndian.AppendUint32(b, math.Float32bits(1))
@@ -143,25 +151,121 @@ func TestAMalformedMessageFailsTheOperationOnEveryRank(t *testing.T) {
 	}
 }
 
+// hold declares a held value of ones, and answers the number of the base that every rank has with it.
+func (b *bench) hold(n int) (base uint32) {
+	b.t.Helper()
+	for rank := range 3 {
+		h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagDeclare | wire.FlagHome}
+		var payload []byte
+		if rank == 0 {
+			h.Type, h.DType, payload = wire.TypePush, units.Float32, ones(n)
+		}
+		b.send(rank, h, payload)
+	}
+	for rank := range 3 {
+		h, payload := b.receive(rank)
+		if h.Type != wire.TypeResult || h.Codec != wire.CodecPlain || len(payload) != 4*n {
+			b.t.Fatalf("rank %d: %+v instead of the declared value", rank, h)
+		}
+		base = h.Count
+	}
+	return base
+}
+
+// Ranks that the model keeps together have one base, and what has changed is encoded once for all of them.
+func TestADifferenceIsEncodedOnceForRanksThatHaveTheSame(t *testing.T) {
+	const n = 64
+	b := newBench(t, 1<<20, false)
+	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
+	base := b.hold(n)
+	if base == 0 {
+		t.Fatal("no base comes with the declared value")
+	}
+	c, _ := codec.Parse("int8:block=8")
+	for iteration := range uint64(4) {
+		message := make([]byte, c.MaxEncoded(n))
+		message = message[:c.Encode(message, ones(n), nil, codec.Stream{Iteration: iteration})]
+		b.send(0, wire.Header{
+			Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Iteration: iteration, Flags: wire.FlagNow, Count: base,
+		}, message)
+		h, first := b.receive(0)
+		if h.Codec != wire.CodecDeclared || h.Count != base+1 {
+			t.Fatalf("iteration %d: %+v, want base %d", iteration, h, base+1)
+		}
+		for rank := 1; rank < 3; rank++ {
+			b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: base}, nil)
+			if h, payload := b.receive(rank); h.Count != base+1 || !bytes.Equal(payload, first) {
+				t.Fatalf("rank %d, iteration %d: %+v, %x where rank 0 got %x", rank, iteration, h, payload, first)
+			}
+		}
+		base++
+		if n := b.bases(); n != 1 {
+			t.Fatalf("%d bases are kept for 3 ranks that have the same", n)
+		}
+	}
+}
+
+// A gate for pulls answers without a payload while less has changed than its share of the value, and what is held
+// back adds up. The value is 1 and rises by 1; the gate lets through what makes it half new: 2, 4 and 8.
+func TestAGateForPullsHoldsBackWhatHasChangedByLittle(t *testing.T) {
+	const n = 64
+	b := newBench(t, 1<<20, false)
+	tensor := coded("none", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
+	tensor.PullGate, tensor.Prescale, tensor.Postscale = wire.Gate{Threshold: 0.5}, 1, 1
+	b.announce(tensor)
+	base := b.hold(n)
+	for value := float32(2); value < 10; value++ {
+		h := wire.Header{
+			Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Count: base,
+			Iteration: uint64(value) - 2,
+		}
+		b.send(0, h, ones(n))
+		h, payload := b.receive(0)
+		if value == 2 || value == 4 || value == 8 {
+			if h.Codec != wire.CodecDeclared || h.Count == base || len(payload) != 4*n {
+				t.Fatalf("value %g: %+v with %d bytes instead of the difference", value, h, len(payload))
+			}
+			base = h.Count
+		} else if h.Flags != wire.FlagEmpty || h.Codec != wire.CodecDeclared || h.Count != base || len(payload) != 0 {
+			t.Fatalf("value %g: %+v with %d bytes instead of nothing", value, h, len(payload))
+		}
+	}
+	b.send(0, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | wire.FlagPlain, Count: base}, nil)
+	if h, payload := b.receive(0); h.Codec != wire.CodecPlain || !bytes.Equal(payload[:4], binary.NativeEndian.AppendUint32(nil, math.Float32bits(9))) {
+		t.Fatalf("%+v %x where the value itself was asked for", h, payload[:4])
+	}
+}
+
+// An operation to which nobody has anything to add is answered without a payload.
+func TestASumOfNothingIsAnsweredWithoutAPayload(t *testing.T) {
+	for _, inOrder := range []bool{false, true} {
+		b := newBench(t, 1<<20, inOrder)
+		b.announce(declared(1, "w", units.Allreduce, units.Sum, units.Float32, 4096))
+		for iteration := range uint64(2) {
+			for rank := range 3 {
+				h := wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float32, Iteration: iteration, Flags: wire.FlagEmpty}
+				var payload []byte
+				if rank == 1 && iteration == 1 {
+					h.Flags, payload = 0, ones(1024)
+				}
+				b.send(rank, h, payload)
+			}
+			for rank := range 3 {
+				h, payload := b.receive(rank)
+				if iteration == 0 && (h.Flags != wire.FlagEmpty || len(payload) > 0) || iteration == 1 && !bytes.Equal(payload, ones(1024)) {
+					t.Fatalf("in order %v, iteration %d, rank %d: %+v with %d bytes", inOrder, iteration, rank, h, len(payload))
+				}
+			}
+		}
+	}
+}
+
 // A rank is sent a difference only to the base that it says it has, whatever was lost on the way.
 func TestADifferenceIsSentToTheBaseThatARankHas(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
-	for rank := range 3 {
-		h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagDeclare | wire.FlagHome}
-		if rank == 0 {
-			h.Type, h.DType = wire.TypePush, units.Float32
-			b.send(rank, h, ones(n))
-			continue
-		}
-		b.send(rank, h, nil)
-	}
-	for rank := range 3 {
-		if h, _ := b.receive(rank); h.Type != wire.TypeResult || h.Codec != wire.CodecPlain || h.Count != 0 {
-			t.Fatalf("rank %d: %+v instead of the declared value", rank, h)
-		}
-	}
+	b.hold(n)
 	read := func(rank int, base uint32, flags wire.Flags) wire.Header {
 		t.Helper()
 		b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | flags, Count: base}, nil)
@@ -198,17 +302,7 @@ func TestWithoutMemoryForABaseTheValueItselfIsSent(t *testing.T) {
 	const n = 1024 // 4 KiB, the least that the pool lends
 	b := newBench(t, 6*4096, false)
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
-	for rank := range 3 {
-		h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagDeclare | wire.FlagHome}
-		var payload []byte
-		if rank == 0 {
-			h.Type, h.DType, payload = wire.TypePush, units.Float32, ones(n)
-		}
-		b.send(rank, h, payload)
-	}
-	for rank := range 3 {
-		b.receive(rank)
-	}
+	b.hold(n)
 	for range 3 {
 		bases := make([]uint32, 3)
 		for rank := range 3 {

@@ -3,11 +3,9 @@ package server
 import (
 	"errors"
 	"math"
-	"sync"
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/reduce"
-	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -16,65 +14,34 @@ import (
 // each version, for all readers. Of the others a message says too little of a value, and a reader gets the
 // difference to what it has:
 //
-//   - The server keeps for each reading rank the base that the rank has, and encodes value - base.
+//   - The server keeps the base that each reading rank has, and encodes value - base: once for all ranks with the
+//     same base, as ranks have that the synchronisation model keeps together.
 //   - Both add what the message says to the base, by the same operations, so that the bases stay the same bits.
-//   - Each answer has a number, which the rank gives back with its next read as that of its base. Where the
-//     server's own says otherwise, because an answer was lost or given up, or its base gave way where memory was
-//     short, it sends the value itself, and both start anew with that.
+//   - Each base has a number, which the rank gives back with its next read. Where the server's own says otherwise,
+//     because an answer was lost or given up, or the base gave way where memory was short, it sends the value
+//     itself, and both start anew with that.
+//   - Where the tensor has a gate for pulls, a difference that it holds back is not sent: the rank stays at its base.
 //
-// The worker in this process gets the value itself.
+// The worker in this process gets what it would get elsewhere: what the message says, or its base.
 type codedValue struct {
-	by      codec.Codec // of differences, or of values
-	precise bool
-	version uint64  // how often the value has changed
-	message *result // precise: the value as it is; nil when it has changed since
-	bases   map[int]*base
-	answers uint32 // numbers of bases that were given out
+	by       codec.Codec // of differences, or of values
+	precise  bool
+	version  uint64  // how often the value has changed
+	message  *result // precise: the value as it is; nil when it has changed since
+	bases    map[int]*base
+	whole    *base              // of those who get the value itself, as it is; nil when it has changed since
+	telling  map[*base]struct{} // those with told
+	withheld uint64             // answers that the gate held back
+	numbers  uint32             // of bases so far
 }
-
-// base is what a rank has of the value: float32 elements, lent.
-type base struct {
-	mu       sync.Mutex // taken after the value's, while elements are used
-	elements []byte     // nil once it has given way
-	number   uint32     // guarded by the value's mu
-}
-
-// bases are those of all values. They give way to what cannot be done without.
-type bases struct {
-	mu   sync.Mutex
-	all  map[*base]struct{}
-	pool *mempool.Pool
-}
-
-// giveWay lets go of one that nobody uses now, and reports whether there was one.
-func (s *bases) giveWay() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for b := range s.all {
-		if b.mu.TryLock() { // never waits: the caller may hold the one that is in use
-			s.drop(b)
-			b.mu.Unlock()
-			return true
-		}
-	}
-	return false
-}
-
-// drop takes a base's memory back. Callers hold both mutexes.
-func (s *bases) drop(b *base) {
-	delete(s.all, b)
-	s.pool.Put(b.elements)
-	b.elements = nil
-}
-
-var errNoBase = errors.New("its base has given way")
 
 // newCodedValue makes it for a value; nil for a plain one.
 func newCodedValue(v *value) *codedValue {
 	if v.coding == nil {
 		return nil
 	}
-	return &codedValue{by: codec.Difference(v.coding.codec), precise: codec.Precise(v.coding.codec), bases: map[int]*base{}}
+	by := codec.Difference(v.coding.codec)
+	return &codedValue{by: by, precise: v.t.PullGate == (wire.Gate{}) && codec.Precise(by), bases: map[int]*base{}, telling: map[*base]struct{}{}}
 }
 
 // unit is what one in the accumulator stands for. Where the share of a difference is a power of two it is that:
@@ -116,8 +83,9 @@ func (v *value) sumMessage(r *reader, message []byte) error {
 	return nil
 }
 
-// outdate lets the message of the version before go.
-func (c *codedValue) outdate() {
+// outdateCoded lets go what was said of the version before.
+func (v *value) outdateCoded() {
+	c := v.coded
 	if c == nil {
 		return
 	}
@@ -126,11 +94,16 @@ func (c *codedValue) outdate() {
 		c.message.Sent(nil)
 		c.message = nil
 	}
+	for b := range c.telling {
+		v.unsay(b)
+	}
+	v.leave(c.whole)
+	c.whole = nil
 }
 
-// codedReply is the value for a rank that reads it over a connection. Callers hold mu.
+// codedReply is the value for a rank that reads it. Callers hold mu.
 func (v *value) codedReply(r *reader) reply {
-	c, exact := v.coded, r.h.Flags&wire.FlagPlain != 0
+	c, exact := v.coded, r.h.Flags&(wire.FlagPlain|wire.FlagDeclare) != 0
 	if !v.room {
 		exact = true // there is no value: copy says so
 	}
@@ -140,11 +113,9 @@ func (v *value) codedReply(r *reader) reply {
 			return reply{reader: *r, res: c.message, codec: wire.CodecDeclared}
 		}
 	}
-	if b := c.bases[r.rank]; b != nil && b.number == r.h.Count && !exact {
-		if message, err := v.difference(b); err == nil {
-			c.answers++
-			b.number = c.answers
-			return reply{reader: *r, res: newResult(v.t.r, message), codec: wire.CodecDeclared, base: b.number}
+	if b := c.bases[r.rank]; b != nil && (b.number == r.h.Count || r.local != nil) && !exact {
+		if reply, err := v.follow(r, b); err == nil {
+			return reply
 		}
 	}
 	res, err := v.copy()
@@ -159,72 +130,195 @@ func (v *value) makeMessage() error {
 	if v.coded.message != nil {
 		return nil
 	}
-	message, err := v.encode(nil)
+	wide, err := v.wide()
+	if err != nil {
+		return err
+	}
+	defer v.t.r.s.pool.Put(wide)
+	message, err := v.encode(wide)
 	if err == nil {
 		v.coded.message = newResult(v.t.r, message)
 	}
 	return err
 }
 
-// difference encodes what has changed since a rank's base, and moves the base by what the message says.
-func (v *value) difference(b *base) ([]byte, error) {
+// wide is the value in float32, lent.
+func (v *value) wide() ([]byte, error) {
+	wide, err := v.t.r.s.pool.Get(4 * v.coding.elements)
+	if err == nil {
+		reduce.StoreFloat32(v.t.dtype, wide, v.acc, v.t.Postscale*v.unit())
+	}
+	return wide, err
+}
+
+// follow tells a rank with a base of the value as it is. Callers hold mu.
+func (v *value) follow(r *reader, b *base) (reply, error) {
+	t := b.told
+	if t == nil {
+		var err error
+		if t, err = v.tell(b); err != nil {
+			return reply{}, err
+		}
+	}
+	next := t.next
+	if t.message == nil {
+		next = b
+		v.coded.withheld++
+	}
+	answer := reply{reader: *r, codec: wire.CodecDeclared, base: next.number}
+	switch {
+	case r.local != nil:
+		if err := v.show(r.local.out, next); err != nil {
+			return reply{}, err
+		}
+	case t.message != nil:
+		t.message.refs.Add(1)
+		answer.res = t.message
+	}
+	if next != b {
+		next.uses++
+		v.coded.bases[r.rank] = next
+		v.leave(b)
+	}
+	return answer, nil
+}
+
+// show writes what the ranks with a base have.
+func (v *value) show(out []byte, b *base) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.elements == nil {
+		return errNoBase
+	}
+	reduce.Narrow(v.t.dtype, out, b.elements)
+	return nil
+}
+
+// tell makes what the ranks with a base hear of the value as it is, once for all of them.
+func (v *value) tell(b *base) (*told, error) {
+	pool := v.t.r.s.pool
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.elements == nil {
 		return nil, errNoBase
 	}
-	message, err := v.encode(b.elements)
-	if err == nil {
-		err = v.coded.by.DecodeAdd(b.elements, message)
-	}
-	return message, err
-}
-
-// encode makes a message of the value, less a base if there is one.
-func (v *value) encode(less []byte) ([]byte, error) {
-	c, pool := v.coding, v.t.r.s.pool
-	wide, err := pool.Get(4 * c.elements)
+	wide, err := v.wide()
 	if err != nil {
 		return nil, err
 	}
 	defer pool.Put(wide)
-	reduce.StoreFloat32(v.t.dtype, wide, v.acc, v.t.Postscale*v.unit())
-	if less != nil {
-		reduce.Add(units.Sum, units.Float32, wide, less, -1)
+	held := v.differ(wide, b.elements)
+	t := &told{}
+	if !held {
+		message, err := v.encode(wide)
+		if err != nil {
+			return nil, err
+		}
+		if t.next, err = v.moved(b, message); err != nil {
+			pool.Put(message)
+			return nil, err
+		}
+		t.message = newResult(v.t.r, message)
 	}
-	residual, err := pool.Get(v.coded.by.ResidualBytes(c.elements))
+	b.told = t
+	v.coded.telling[b] = struct{}{}
+	return t, nil
+}
+
+// differ takes a base from the value, and reports whether the gate holds the difference back.
+func (v *value) differ(wide, base []byte) bool {
+	threshold := v.t.PullGate.At(max(v.machine.V(), 1))
+	if threshold == 0 {
+		reduce.Add(units.Sum, units.Float32, wide, base, -1)
+		return false
+	}
+	size := reduce.Norm(wide)
+	reduce.Add(units.Sum, units.Float32, wide, base, -1)
+	change := reduce.Norm(wide)
+	return change == 0 || change < threshold*size // what is not finite is sent
+}
+
+// moved is a base with what a message says. Callers hold its mutex.
+func (v *value) moved(b *base, message []byte) (*base, error) {
+	n, err := v.newBase()
 	if err != nil {
 		return nil, err
 	}
-	defer pool.Put(residual)
-	clear(residual)
-	return c.encode(pool, v.coded.by, wide, residual, v.coded.version)
+	n.mu.Lock()
+	copy(n.elements, b.elements)
+	err = v.coded.by.DecodeAdd(n.elements, message)
+	n.mu.Unlock()
+	if err != nil {
+		v.leave(n)
+		return nil, err
+	}
+	return n, nil
+}
+
+// newBase is one with arbitrary elements, and one use.
+func (v *value) newBase() (*base, error) {
+	b, err := v.t.r.s.bases.add(v.coding.elements)
+	if err != nil {
+		return nil, err
+	}
+	v.coded.numbers++
+	b.number = v.coded.numbers
+	return b, nil
 }
 
 // rebase notes that a rank gets the value itself, and gives the number of the base that it is; 0 where there is
 // no memory for one.
 func (v *value) rebase(rank int, plain []byte) uint32 {
-	c, all := v.coded, &v.t.r.s.bases
-	b := c.bases[rank]
-	if b == nil {
-		b = &base{}
+	c := v.coded
+	if c.whole != nil && c.whole.gone() {
+		v.leave(c.whole)
+		c.whole = nil
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.elements == nil {
-		elements, err := all.pool.Spare(4 * v.coding.elements)
+	if c.whole == nil {
+		b, err := v.newBase()
 		if err != nil {
+			v.forgetBase(rank)
 			return 0
 		}
-		b.elements, c.bases[rank] = elements, b
-		all.mu.Lock()
-		all.all[b] = struct{}{}
-		all.mu.Unlock()
+		b.mu.Lock()
+		reduce.Widen(v.t.dtype, b.elements, plain)
+		b.mu.Unlock()
+		c.whole = b
 	}
-	reduce.Widen(v.t.dtype, b.elements, plain)
-	c.answers++
-	b.number = c.answers
-	return b.number
+	c.whole.uses++
+	v.forgetBase(rank)
+	c.bases[rank] = c.whole
+	return c.whole.number
+}
+
+// leave ends one use of a base; with the last it goes.
+func (v *value) leave(b *base) {
+	if b == nil {
+		return
+	}
+	if b.uses--; b.uses == 0 {
+		v.t.r.s.bases.remove(b)
+		v.unsay(b)
+	}
+}
+
+// unsay forgets what a base's ranks hear: the value has changed, or none are left.
+func (v *value) unsay(b *base) {
+	t := b.told
+	if t == nil {
+		return
+	}
+	b.told = nil
+	delete(v.coded.telling, b)
+	if t.message != nil {
+		t.message.Sent(nil)
+	}
+	v.leave(t.next)
+}
+
+func (v *value) forgetBase(rank int) {
+	v.leave(v.coded.bases[rank])
+	delete(v.coded.bases, rank)
 }
 
 // dropBases forgets what some ranks have. Callers hold mu.
@@ -232,17 +326,26 @@ func (v *value) dropBases(gone func(rank int) bool) {
 	if v.coded == nil {
 		return
 	}
-	all := &v.t.r.s.bases
-	for rank, b := range v.coded.bases {
+	for rank := range v.coded.bases {
 		if gone(rank) {
-			b.mu.Lock()
-			all.mu.Lock()
-			all.drop(b)
-			all.mu.Unlock()
-			b.mu.Unlock()
-			delete(v.coded.bases, rank)
+			v.forgetBase(rank)
 		}
 	}
+}
+
+// encode makes a message of the value, or of a difference to it.
+func (v *value) encode(wide []byte) ([]byte, error) {
+	c, pool := v.coding, v.t.r.s.pool
+	residual, err := pool.Get(v.coded.by.ResidualBytes(c.elements))
+	if err != nil {
+		return nil, err
+	}
+	defer pool.Put(residual)
+	clear(residual)
+	s := c.stream
+	s.Iteration = v.machine.V()
+	s.Key += v.coded.version
+	return c.encode(pool, v.coded.by, wide, residual, s)
 }
 
 // codeOf is how an error is told to the rank.

@@ -229,6 +229,12 @@ var tensors = []wire.Tensor{
 	under("drop-stragglers:2", declared(12, "dropping", units.Allreduce, units.Average, units.Float32, 8)),
 	coded("topk:0.5+s2", declared(15, "coded", units.Allreduce, units.Sum, units.Float16, 64, 6)),
 	coded("int8:block=8,feedback=on", under("ssp:1", declared(16, "held and coded", units.Accumulate, units.Average, units.Float64, 64, 8))),
+	gated(0.5, coded("none", under("asp", declared(17, "held and gated", units.Accumulate, units.Sum, units.Float32, 64)))),
+}
+
+func gated(threshold float64, t wire.Tensor) wire.Tensor {
+	t.PullGate = wire.Gate{Threshold: threshold, Decay: 0.5}
+	return t
 }
 
 func coded(setting string, t wire.Tensor) wire.Tensor {
@@ -273,7 +279,7 @@ func operation(b [6]byte) (conn int, frame []byte) {
 	types := []wire.Type{wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePut, wire.TypeGet, wire.TypePull,
 		wire.TypeCancel, wire.TypeJoin, wire.TypeBye, wire.TypeAnnounce, wire.TypeCondition, wire.TypeReport}
 	conn = int(b[1] % 4)
-	t := tensors[int(b[0]>>4)%len(tensors)]
+	t := tensors[(int(b[0]>>4)+int(b[2]>>7)*(len(tensors)-16))%len(tensors)]
 	part := int(b[1]>>4) % len(t.Parts)
 	h := wire.Header{
 		Type: types[int(b[0]&15)%len(types)], Tensor: t.ID, Part: uint32(part), Rank: connRanks[conn],

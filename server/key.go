@@ -351,13 +351,17 @@ func (k *key) deliver(answers []answer) {
 		case a.gone:
 			a.w.drop(wire.ErrCancelled)
 		case a.w.conn != nil:
-			a.w.conn.send(outbox.Frame{
+			f := outbox.Frame{
 				Header: wire.Header{
 					Type: wire.TypeResult, DType: k.t.dtype, Tensor: k.t.ID, Part: k.part,
 					Iteration: a.iteration, Divisor: a.divisor, Codec: k.encoding(),
 				},
 				Payload: a.res.buf, Owner: a.res,
-			})
+			}
+			if k.bytes > 0 && len(a.res.buf) == 0 {
+				f.Header.Flags = wire.FlagEmpty
+			}
+			a.w.conn.send(f)
 		case a.res == nil:
 			a.w.local.done(0, nil)
 		default:
@@ -371,9 +375,9 @@ func (k *key) deliver(answers []answer) {
 // fill copies a result to where the worker in this process wants it.
 func (k *key) fill(out, result []byte) error {
 	if k.coding != nil {
-		return k.coding.decode(k.t.r.s.pool, out, result)
+		return k.coding.decode(k.t.r.s.pool, k.coding.answers, out, result)
 	}
-	copy(out, result)
+	clear(out[copy(out, result):]) // nothing stands for zeros
 	return nil
 }
 

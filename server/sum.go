@@ -1,6 +1,8 @@
 package server
 
 import (
+	"slices"
+
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
@@ -118,6 +120,12 @@ func (k *key) contribute(s *slot, h *wire.Header, b []byte) {
 
 // total makes the result of the contributions.
 func (k *key) total(s *slot, o condition.Output) error {
+	if k.nothing(s, o.Contributors) {
+		k.t.r.s.pool.Put(s.acc)
+		k.dropContrib(s)
+		s.acc, s.result = nil, newResult(k.t.r, nil)
+		return nil
+	}
 	switch {
 	case k.t.whole && k.coding != nil:
 		if err := k.combineMessages(s, o.Contributors); err != nil {
@@ -137,6 +145,20 @@ func (k *key) total(s *slot, o condition.Output) error {
 	}
 	k.store(s)
 	return nil
+}
+
+// nothing reports whether the answer is zeros that need not be sent: all that has come is empty, and no residual is
+// kept of earlier answers.
+func (k *key) nothing(s *slot, contributors rankset.Set) bool {
+	if k.bytes == 0 || k.coding != nil || s.local != nil {
+		return false
+	}
+	for rank := range s.contrib {
+		if contributors.Has(rank) {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(s.chunks, func(c chunk) bool { return c.from.Len() > 0 })
 }
 
 // fillEmpty makes zeros of what nobody had anything to add to.

@@ -2,9 +2,15 @@ package server
 
 import "github.com/paceline/paceline/server/condition"
 
-// Tally is what the machines of the running round have counted since its tensors were declared.
-func (s *Server) Tally() condition.Tally {
-	var sum condition.Tally
+// Tally is what a server has counted.
+type Tally struct {
+	condition.Tally
+	Withheld uint64 // answers to pulls that a gate held back
+}
+
+// Tally is what the running round has counted since its tensors were declared.
+func (s *Server) Tally() Tally {
+	var sum Tally
 	s.mu.Lock()
 	r := s.round
 	s.mu.Unlock()
@@ -18,6 +24,13 @@ func (s *Server) Tally() condition.Tally {
 			sum.Dropped += n.Dropped
 			sum.Duplicate += n.Duplicate
 			sum.Delayed += n.Delayed
+		}
+		for _, v := range t.heldParts() {
+			v.mu.Lock()
+			if v.coded != nil {
+				sum.Withheld += v.coded.withheld
+			}
+			v.mu.Unlock()
 		}
 	}
 	return sum

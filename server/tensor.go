@@ -83,6 +83,12 @@ func (t *tensor) check() error {
 			return fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
 	}
+	if err := t.PullGate.Check(); err != nil {
+		return fmt.Errorf("tensor %q: %w", t.Name, err)
+	}
+	if t.PullGate != (wire.Gate{}) && (!t.holds() || t.codec == nil) {
+		return fmt.Errorf("tensor %q: a gate for pulls is for held values that are coded", t.Name)
+	}
 	if t.holds() && t.op != units.Sum && t.op != units.Average {
 		return fmt.Errorf("tensor %q: a held value takes Sum or Average, not %v", t.Name, t.op)
 	}

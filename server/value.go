@@ -255,9 +255,9 @@ func (v *value) ask(r *reader, replies []reply) []reply {
 // reply is what is to be sent without holding the value.
 type reply struct {
 	reader
-	res   *result
-	codec uint8  // of res
-	base  uint32 // number of the base that the rank has with it; 0 for none
+	res   *result // nil for a worker in this process that has it, and for nothing that is worth sending
+	codec uint8   // of res
+	base  uint32  // number of the base that the rank has with it; 0 for none
 
 	code wire.FailureCode // of err
 	err  error            // instead of the value; ErrCancelled for what its rank has given up itself
@@ -325,7 +325,7 @@ func (v *value) take(r *reader, b []byte) error {
 
 // outdate lets the copy go. Callers hold mu.
 func (v *value) outdate() {
-	v.coded.outdate()
+	v.outdateCoded()
 	if v.copied != nil {
 		v.copied.Sent(nil)
 		v.copied = nil
@@ -348,7 +348,7 @@ func (v *value) answer(due func(*reader) bool, replies []reply) []reply {
 
 // replyTo is the value for a reader. Callers hold mu.
 func (v *value) replyTo(r *reader) reply {
-	if v.coded != nil && r.conn != nil && r.h.Flags&wire.FlagDeclare == 0 {
+	if v.coded != nil {
 		return v.codedReply(r)
 	}
 	res, err := v.copy()
@@ -383,19 +383,34 @@ func (v *value) deliver(replies []reply) {
 			v.refuse(&r.reader, r.code, r.err.Error())
 			r.drop(wire.ErrCancelled)
 		case r.conn != nil:
-			r.conn.send(outbox.Frame{
-				Header: wire.Header{
-					Type: wire.TypeResult, DType: v.t.dtype, Tensor: v.t.ID, Part: v.part, Iteration: r.h.Iteration, Aux: r.h.Aux,
-					Codec: r.codec, Count: r.base,
-				},
-				Payload: r.res.buf, Owner: r.res,
-			})
+			f := outbox.Frame{Header: wire.Header{
+				Type: wire.TypeResult, DType: v.t.dtype, Tensor: v.t.ID, Part: v.part, Iteration: r.h.Iteration, Aux: r.h.Aux,
+				Codec: r.codec, Count: r.base,
+			}}
+			if r.res != nil {
+				f.Payload, f.Owner = r.res.buf, r.res
+			} else {
+				f.Header.Flags = wire.FlagEmpty
+			}
+			r.conn.send(f)
 		default:
-			copy(r.local.out, r.res.buf)
-			r.res.Sent(nil)
-			r.local.done(0, nil)
+			r.local.done(0, v.fill(&r))
 		}
 	}
+}
+
+// fill writes an answer to where the worker in this process wants it.
+func (v *value) fill(r *reply) (err error) {
+	if r.res == nil {
+		return nil
+	}
+	if r.codec == wire.CodecDeclared {
+		err = v.coding.decode(v.t.r.s.pool, v.coded.by, r.local.out, r.res.buf)
+	} else {
+		copy(r.local.out, r.res.buf)
+	}
+	r.res.Sent(nil)
+	return err
 }
 
 // refuse tells one rank, and nobody else, that its operation has failed.

@@ -5,6 +5,9 @@ type none struct{}
 
 func newNone(*arguments) Codec { return none{} }
 
+// None is the codec that leaves everything as it is.
+func None() Codec { return none{} }
+
 func (none) String() string { return "none" }
 
 func (none) MaxEncoded(n int) int { return 4 * n }

@@ -1,6 +1,10 @@
 package reduce
 
-import "github.com/paceline/paceline/internal/units"
+import (
+	"math"
+
+	"github.com/paceline/paceline/internal/units"
+)
 
 // Widen turns a floating-point tensor into float32: exactly where it has 16 bits, rounded where it has 64.
 func Widen(d units.DType, dst, src []byte) {
@@ -55,6 +59,21 @@ func StoreFloat32(d units.DType, dst, acc []byte, scale float64) {
 	for i, x := range of[float64](acc) {
 		to[i] = float32(scale * x)
 	}
+}
+
+// Norm is the L2 norm of float32 elements, summed in float64.
+func Norm(src []byte) float64 {
+	var sum [4]float64 // sums of their own, which need not wait for each other
+	x := of[float32](src)
+	for ; len(x) >= 4; x = x[4:] {
+		for i := range sum {
+			sum[i] += float64(x[i]) * float64(x[i])
+		}
+	}
+	for _, x := range x {
+		sum[0] += float64(x) * float64(x)
+	}
+	return math.Sqrt(sum[0] + sum[1] + sum[2] + sum[3])
 }
 
 // checkPair panics where lengths are not those of as many float32 as float64: a bug, which would corrupt memory.

@@ -44,6 +44,8 @@ class Op(ctypes.Structure):
         ("group", ctypes.c_char_p),
         ("codec", ctypes.c_char_p),
         ("empty", ctypes.c_uint32),
+        ("pull_threshold", ctypes.c_double),
+        ("pull_decay", ctypes.c_double),
     ]
 
 

@@ -117,8 +117,8 @@ class Engine:
     def tally(self) -> dict[str, int]:
         """What the server in this process has counted since its tensors were declared.
 
-        Pushes "admitted", "dropped" for coming late, and "duplicate"; pulls "delayed" by a synchronisation model. All
-        per partition; all zero in a process without a server.
+        Pushes "admitted", "dropped" for coming late, and "duplicate"; pulls "delayed" by a synchronisation model, and
+        "withheld" because too little had changed (`pull_gate`). All per partition; zero in a process without a server.
         """
         return self._info()["tally"]
 
@@ -307,6 +307,8 @@ def operation(
     group: str | None = None,
     codec: str | None = None,
     empty: bool = False,
+    pull_threshold: float = 0.0,
+    pull_decay: float = 0.0,
 ) -> _abi.Op:
     """A pl_op. input and output are addresses (0 where there are no bytes); shape is that of the input."""
     op = _abi.Op(
@@ -333,6 +335,8 @@ def operation(
         None if group is None else group.encode(),
         None if codec is None else codec.encode(),
         empty,
+        pull_threshold,
+        pull_decay,
     )
     if splits is not None:
         op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)

@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/paceline/paceline/internal/limits"
@@ -49,6 +50,29 @@ type Tensor struct {
 	Sync       string         `json:"sync,omitempty"`       // synchronisation model, as condition.Parse reads it; "" is BSP
 	SoftPark   bool           `json:"softPark,omitempty"`   // delayed pulls wait in the soft-barrier order, not the lazy one
 	Codec      string         `json:"codec,omitempty"`      // how payloads are encoded, as codec.Parse reads it; "" is plain
+	PullGate   Gate           `json:"pullGate,omitzero"`    // accumulate: which answers to pulls are not worth sending
+}
+
+// Gate holds back what would change a tensor by less than a share of it, as Gaia's significance filter does. The zero
+// Gate lets everything pass.
+type Gate struct {
+	Threshold float64 `json:"threshold"` // of |change| / |value|, L2
+	Decay     float64 `json:"decay"`     // the threshold of iteration i, counted from 1, is divided by i to the power of this
+}
+
+// At is the threshold in an iteration, counted from 1.
+func (g Gate) At(iteration uint64) float64 {
+	return g.Threshold / math.Pow(float64(iteration), g.Decay)
+}
+
+// Check reports numbers that are no gate's.
+func (g Gate) Check() error {
+	for _, x := range []float64{g.Threshold, g.Decay} {
+		if !(x >= 0 && x <= math.MaxFloat64) {
+			return fmt.Errorf("a gate of threshold %g and decay %g: both must be finite and at least 0", g.Threshold, g.Decay)
+		}
+	}
+	return nil
 }
 
 // Signature is everything about the tensor in which all ranks must agree, as people read it:
@@ -90,6 +114,9 @@ func (t *Tensor) Signature() string {
 	}
 	if t.Codec != "" {
 		s += " coded by " + t.Codec
+	}
+	if t.PullGate != (Gate{}) {
+		s += fmt.Sprintf(" read where more than %g over iteration^%g of it has changed", t.PullGate.Threshold, t.PullGate.Decay)
 	}
 	return s
 }

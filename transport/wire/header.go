@@ -94,6 +94,7 @@ const (
 	// FlagLast on a report: the sender's superstep ends with this iteration.
 	FlagLast
 	// FlagEmpty on a push: it has no payload and counts like any other; what the sender adds is zeros. On a
+	// result: zeros, or of a held value what the receiver has with base Count. On a
 	// report: the sender's superstep ends without a push; the frame counts as one of every partition that
 	// the server holds of the tensor.
 	FlagEmpty
@@ -124,7 +125,7 @@ type Header struct {
 	Aux          uint64      // put and get: Route(source, destination); window: consumed bytes; held values: Seq of the operation, given back in the result; report, stop: see there
 	Divisor      uint32      // result: how many ranks contributed
 	Significance float32     // push: |g|/|w|, for the models that ask for it; 0 where not computed
-	Count        uint32      // batch: number of frames within; report, stop: iteration of a superstep, from 1; held values: which answer made the base that the rank has, 0 for none
+	Count        uint32      // batch: number of frames within; report, stop: iteration of a superstep, from 1; held values: number of the base that the rank has, 0 for none
 }
 
 // Route packs the source and destination of a put or get. Destination -1 is "every reader".

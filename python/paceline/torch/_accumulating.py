@@ -30,13 +30,14 @@ class AccumulatingOptimizer:
     parameters as the lowest rank has them then. What else changes parameters between steps is overwritten.
     """
 
-    def __init__(self, optimizer, named_parameters, model, op, process_set, codec=None, gate=None):
+    def __init__(self, optimizer, named_parameters, model, op, process_set, codec=None, gate=None, pull_gate=None):
         self.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})  # a scheduler wraps step
         self._parameter_names = parameter_names(self.param_groups, named_parameters)
         self.op = op
         self.sync = model
         self.process_set = process_set
         self._gate = None if gate is None else Gate(gate)
+        self._pull_gate = pull_gate
         self._values: dict[torch.Tensor, Value] = {}
         self._groups: list[tuple[str, list[torch.Tensor]]] = []  # with supersteps: what was declared together
         self._generation = engine.generation
@@ -105,7 +106,7 @@ class AccumulatingOptimizer:
                 _declared[number] += 1
                 if _declared[number] > 1:  # another optimizer's parameter has the name
                     name = f"{name}.{_declared[number]}"
-                value = Value(p, name, self.sync, self.op, self.process_set, self._codec)
+                value = Value(p, name, self.sync, self.op, self.process_set, self._codec, self._pull_gate)
                 self._values[p] = value
                 if self.sync.has_supersteps and group is None:
                     group = name

@@ -406,6 +406,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     sync=None,
     gate: Significance | None = None,
+    pull_gate: Significance | None = None,
 ):
     """Wraps an optimizer so that gradients are reduced over all ranks before it steps.
 
@@ -427,6 +428,8 @@ def DistributedOptimizer(
         what its step did is added to them, divided by the number of ranks for Average, and the rank goes on with
         the sum of what all have done.
     gate: paceline.Significance(...), to send only what matters; the rest adds up on the rank until it does.
+    pull_gate: the same for what comes back, under a model that lets ranks run ahead: a rank keeps the parameters that
+        it read last, and is sent nothing, as long as all ranks' steps since have changed less than that share of them.
 
     Raises ValueError for names that are missing or stand there twice, for wrong groups, for an optimizer that is
     wrapped already, for gradient_predivide_factor without op=Average, for a model that cannot run; NotImplementedError
@@ -445,6 +448,8 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     if gate is not None and (not isinstance(gate, Significance) or op not in (Average, Sum)):
         raise ValueError(f"gate={gate!r}: give paceline.Significance(...), with op=Average or Sum")
+    if pull_gate is not None and not isinstance(pull_gate, Significance):
+        raise ValueError(f"pull_gate={pull_gate!r}: give paceline.Significance(...)")
     codec = codecs.codec_of(compression)
     free = compression is Compression.none and op != Adasum  # Adasum's steps travel plain, whatever the job's setting
     if free and engine.is_initialized() and engine.setting("compression") == "auto":
@@ -460,7 +465,12 @@ def DistributedOptimizer(
                 "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
             )
         cls = type(type(optimizer).__name__, (AccumulatingOptimizer, type(optimizer)), {"__module__": __name__})
-        return cls(optimizer, named_parameters, model, op, process_set, codec, gate)
+        return cls(optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate)
+    if pull_gate is not None:
+        raise ValueError(
+            f"pull_gate={pull_gate!r} with sync={model.setting}: each step needs its sums; give a model under which "
+            "the servers hold the parameters, such as paceline.SSP(3)"
+        )
     check(model, process_set.size(), accumulate=False)
     if op == Adasum and model.setting != "bsp":
         raise ValueError(f"sync={model.setting}: Adasum needs every rank's step")

@@ -11,6 +11,7 @@ from paceline._engine import operation
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
 from paceline.compression import codec_of
+from paceline.significance import Significance
 from paceline.sync import Model, check, model_of
 from paceline.torch._asynchronous import Part, start_one
 from paceline.torch._handles import synchronize
@@ -33,6 +34,7 @@ class Value:
         op: int,
         process_set: ProcessSet,
         codec: str | None = None,
+        pull_gate: Significance | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -46,6 +48,8 @@ class Value:
             "sync": None if model.setting == "bsp" else model.setting,
             "soft_park": model.soft_park,
             "codec": codec,
+            "pull_threshold": 0.0 if pull_gate is None else pull_gate.threshold,
+            "pull_decay": 0.0 if pull_gate is None else pull_gate.decay,
         }
         self._pushed: torch.Tensor | None = None  # differences of this iteration
         self._in_flight: int | None = None
@@ -155,13 +159,15 @@ def declare(
     op: int = Average,
     process_set: ProcessSet = global_process_set,
     compression: Any = Compression.none,
+    pull_gate: Significance | None = None,
 ) -> Value:
     """Has the servers hold a value, which is root_rank's tensor to begin with. Every rank of the set calls it.
 
     The tensor itself becomes root_rank's, as in `broadcast_`. sync: how far ranks may be apart, such as
     paceline.SSP(3); without it PACELINE_SYNC. op: Average divides what ranks push by their number, Sum does not.
     compression: a codec of the engine's, such as hvd.Compression.topk(0.01), for differences and values alike; without
-    it PACELINE_COMPRESSION.
+    it PACELINE_COMPRESSION. pull_gate: paceline.Significance(...): a rank that reads gets what it read last as long as
+    less has changed than that share of the value.
 
     Raises ValueError for a model that cannot be run, a Compressor, which works on tensors, a name that is held already
     or a tensor that is not of floating point; HorovodInternalError when ranks disagree.
@@ -173,6 +179,8 @@ def declare(
     codec = codec_of(compression)
     if codec is None and compression is not Compression.none:
         raise ValueError(f"compression={compression!r}: what the servers hold can be coded by the engine's codecs only")
-    value = Value(tensor, name, model, op, process_set, None if codec is None else split(codec)[1])
+    if pull_gate is not None and not isinstance(pull_gate, Significance):
+        raise ValueError(f"pull_gate={pull_gate!r}: give paceline.Significance(...)")
+    value = Value(tensor, name, model, op, process_set, None if codec is None else split(codec)[1], pull_gate)
     synchronize(start_one(value.declaring(tensor, root_rank)))
     return value

@@ -148,6 +148,52 @@ def test_nothing_significant_leaves_parameters_as_they_are():
         hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0), gate=0.1)
 
 
+@pytest.mark.parametrize("compression", [hvd.Compression.none, "int8", "topk:0.2"], ids=str)
+@pytest.mark.parametrize("sync", ["ssp:2", "asp", "elastic:3"])
+def test_pulls_of_what_has_hardly_changed_bring_nothing(sync, compression):
+    model = net()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=2.0),
+        named_parameters=[(f"pulled {sync} {compression} {n}", p) for n, p in model.named_parameters()],
+        compression=compression,
+        sync=sync,
+        pull_gate=paceline.Significance(0.02, decay=0.25),
+    )
+    before = paceline.tally()["withheld"]
+    train(model, optimizer, 200)
+    withheld = torch.tensor(float(paceline.tally()["withheld"] - before))
+    assert hvd.size() == 1 or hvd.allreduce(withheld, op=hvd.Sum) > 0
+    optimizer.agree()
+    assert (hvd.allgather(model.weight.detach()) == model.weight.repeat(hvd.size(), 1)).all()
+    assert (model.weight - TRUTH).norm() < 0.3 * TRUTH.norm()
+    hvd.barrier()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_gated_value_is_read_when_enough_of_it_has_changed(dtype):
+    value = hvd.declare(
+        torch.ones(10, dtype=dtype), f"gated {dtype}", "bsp", op=hvd.Sum, pull_gate=paceline.Significance(0.5)
+    )
+    seen = []
+    for _ in range(7):
+        if hvd.rank() == 0:
+            value.push(torch.ones(10, dtype=dtype))
+        value.clock()
+        seen.append(value.sync()[3].item())
+    assert seen == [2, 2, 4, 4, 4, 4, 8]
+    for wrong in (0.1, "0.1"):
+        with pytest.raises(ValueError, match="Significance"):
+            hvd.declare(torch.ones(1), "wrong gate", pull_gate=wrong)
+        with pytest.raises(ValueError, match="Significance"):
+            hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0), pull_gate=wrong)
+    with pytest.raises(ValueError, match="SSP"):
+        hvd.DistributedOptimizer(
+            torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0), pull_gate=paceline.Significance(0.1)
+        )
+    hvd.barrier()
+
+
 def test_the_gate_opens_for_large_tensors_of_float16():
     parameter = torch.full((400, 400), 300.0, dtype=torch.float16)  # its norm is beyond float16
     gate = Gate(paceline.Significance(0.01))
