@@ -36,13 +36,15 @@ type bases struct {
 
 var errNoBase = errors.New("its base has given way")
 
-// add makes a base that has one use, with arbitrary elements.
+// add makes a base that has one use, with arbitrary elements. Its mutex is held, so that it does not give way before
+// the caller has set them.
 func (s *bases) add(elements int) (*base, error) {
 	b, err := s.pool.Spare(4 * elements)
 	if err != nil {
 		return nil, err
 	}
 	n := &base{elements: b, uses: 1}
+	n.mu.Lock()
 	s.mu.Lock()
 	s.all[n] = struct{}{}
 	s.mu.Unlock()

@@ -1,9 +1,16 @@
 package server
 
 import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"sync"
 	"testing"
 
+	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/internal/mempool"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
 )
 
 // TestBasesGiveWay runs out of memory while one base is in use: the other goes, and the one in use stays.
@@ -29,5 +36,90 @@ func TestBasesGiveWay(t *testing.T) {
 	used.mu.Unlock()
 	if _, err := pool.Get(8 << 10); err != nil || len(s.all) != 0 {
 		t.Fatalf("%v; %d bases are left", err, len(s.all))
+	}
+}
+
+// follower is a rank that reads a held value, and has what the answers say.
+type follower struct {
+	by     codec.Codec
+	base   []byte
+	number uint32
+}
+
+func (f *follower) take(t *testing.T, h wire.Header, payload []byte) {
+	t.Helper()
+	switch {
+	case h.Type != wire.TypeResult:
+		t.Fatalf("%v %s", h.Type, payload)
+	case h.Codec == wire.CodecPlain:
+		f.base = payload
+	case h.Flags&wire.FlagEmpty != 0:
+		if h.Count != f.number {
+			t.Fatalf("nothing to add to base %d for base %d, and this rank has %d", f.number, h.Count, f.number)
+		}
+	default:
+		if err := f.by.DecodeAdd(f.base, payload); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.number = h.Count
+}
+
+// Ranks read and change a value while bases give way at any moment, and each base is the same bits for all that
+// have its number.
+func TestRanksWithABaseHaveTheSameBitsWhateverGivesWay(t *testing.T) {
+	const n = 1024
+	for _, c := range []struct {
+		setting   string
+		threshold float64
+	}{{"int8:block=8", 0}, {"int8:block=8", 0.1}, {"none", 0.1}, {"topk:0.1", 0}, {"onebit:block=64", 0.01}} {
+		b := newBench(t, 1<<20, false)
+		tensor := coded(c.setting, under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
+		tensor.PullGate, tensor.Prescale, tensor.Postscale = wire.Gate{Threshold: c.threshold}, 1, 1
+		b.announce(tensor)
+		b.hold(n)
+		by, _ := codec.Parse(c.setting)
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					b.s.bases.giveWay()
+				}
+			}
+		})
+		var seen sync.Map // bits by number of the base
+		t.Run(fmt.Sprint(c.setting, " gate ", c.threshold), func(t *testing.T) {
+			for rank := range 3 {
+				t.Run(fmt.Sprint(rank), func(t *testing.T) {
+					t.Parallel()
+					b, f := &bench{t: t, s: b.s, conns: b.conns}, &follower{by: codec.Difference(by)}
+					random := rand.New(rand.NewPCG(uint64(rank), 1))
+					for i := range 200 {
+						h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: f.number}
+						var payload []byte
+						switch random.IntN(20) {
+						case 0:
+							h.Flags |= wire.FlagPlain
+						case 1, 2, 3, 4, 5, 6, 7, 8, 9:
+							h.Type, h.DType, h.Codec, h.Iteration = wire.TypePush, units.Float32, wire.CodecDeclared, uint64(i)
+							payload = make([]byte, by.MaxEncoded(n))
+							payload = payload[:by.Encode(payload, ones(n), make([]byte, by.ResidualBytes(n)), codec.Stream{Iteration: uint64(i)})]
+						}
+						b.send(rank, h, payload)
+						h, payload = b.receive(rank)
+						f.take(t, h, payload)
+						if first, other := seen.LoadOrStore(f.number, bytes.Clone(f.base)); other && f.number > 0 && !bytes.Equal(first.([]byte), f.base) {
+							t.Errorf("base %d is not the same bits as another rank's", f.number)
+						}
+					}
+				})
+			}
+		})
+		close(stop)
+		wg.Wait()
 	}
 }

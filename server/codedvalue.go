@@ -244,7 +244,6 @@ func (v *value) moved(b *base, message []byte) (*base, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.mu.Lock()
 	copy(n.elements, b.elements)
 	err = v.coded.by.DecodeAdd(n.elements, message)
 	n.mu.Unlock()
@@ -255,7 +254,7 @@ func (v *value) moved(b *base, message []byte) (*base, error) {
 	return n, nil
 }
 
-// newBase is one with arbitrary elements, and one use.
+// newBase is one with arbitrary elements, and one use. Callers set the elements and unlock it.
 func (v *value) newBase() (*base, error) {
 	b, err := v.t.r.s.bases.add(v.coding.elements)
 	if err != nil {
@@ -280,7 +279,6 @@ func (v *value) rebase(rank int, plain []byte) uint32 {
 			v.forgetBase(rank)
 			return 0
 		}
-		b.mu.Lock()
 		reduce.Widen(v.t.dtype, b.elements, plain)
 		b.mu.Unlock()
 		c.whole = b
