@@ -25,6 +25,7 @@ type base struct {
 type told struct {
 	message *result // the difference; nil for nothing that is worth sending
 	next    *base   // what they have then; nil for the same
+	at      uint64  // V of then, by which the gate decides
 }
 
 // bases are those of all values. They give way to what cannot be done without.

@@ -317,3 +317,34 @@ func TestWithoutMemoryForABaseTheValueItselfIsSent(t *testing.T) {
 		}
 	}
 }
+
+// A difference that the gate has held back is sent when the threshold has fallen to it, though nothing has changed since:
+// iterations may end with empty pushes. Half of the value is new.
+func TestAGateForPullsOpensAsItsThresholdFalls(t *testing.T) {
+	const n = 64
+	b := newBench(t, 1<<20, false)
+	tensor := coded("none", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
+	tensor.PullGate, tensor.Prescale, tensor.Postscale = wire.Gate{Threshold: 2, Decay: 1}, 1, 1
+	b.announce(tensor)
+	base := b.hold(n)
+	for iteration := range uint64(4) {
+		for rank := range 3 {
+			h := wire.Header{
+				Type: wire.TypePush, Tensor: 1, DType: units.Float32, Flags: wire.FlagNow | wire.FlagEmpty, Count: base, Iteration: iteration,
+			}
+			var payload []byte
+			if iteration == 0 && rank == 0 { // 1 + 1
+				h.Flags, h.Codec, payload = wire.FlagNow, wire.CodecDeclared, ones(n)
+			}
+			b.send(rank, h, payload)
+			h, _ = b.receive(rank)
+			closed := iteration // iterations that all ranks have ended
+			if rank == 2 {
+				closed++
+			}
+			if held := closed < 4; held != (h.Flags == wire.FlagEmpty && h.Count == base) { // the threshold is 2 / closed
+				t.Fatalf("iteration %d, rank %d: %+v, held back: want %v", iteration, rank, h, held)
+			}
+		}
+	}
+}

@@ -154,6 +154,10 @@ func (v *value) wide() ([]byte, error) {
 // follow tells a rank with a base of the value as it is. Callers hold mu.
 func (v *value) follow(r *reader, b *base) (reply, error) {
 	t := b.told
+	if t != nil && t.message == nil && t.at != v.machine.V() { // the gate's threshold may have fallen
+		v.unsay(b)
+		t = nil
+	}
 	if t == nil {
 		var err error
 		if t, err = v.tell(b); err != nil {
@@ -207,9 +211,8 @@ func (v *value) tell(b *base) (*told, error) {
 		return nil, err
 	}
 	defer pool.Put(wide)
-	held := v.differ(wide, b.elements)
-	t := &told{}
-	if !held {
+	t := &told{at: v.machine.V()}
+	if !v.differ(wide, b.elements) {
 		message, err := v.encode(wide)
 		if err != nil {
 			return nil, err
