@@ -318,6 +318,24 @@ func TestWithoutMemoryForABaseTheValueItselfIsSent(t *testing.T) {
 	}
 }
 
+// A rank that reads again and again while another stays where it was costs no base for each time.
+func TestBasesAreAsManyAsRanksHave(t *testing.T) {
+	const n = 64
+	b := newBench(t, 1<<20, false)
+	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
+	base := b.hold(n)
+	for range 50 {
+		b.send(1, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: base}, nil)
+		h, _ := b.receive(1)
+		if base = h.Count; h.Codec != wire.CodecDeclared {
+			t.Fatalf("%+v where a difference was expected", h)
+		}
+		if n := b.bases(); n > 3 {
+			t.Fatalf("%d bases are kept for 2 that ranks have", n)
+		}
+	}
+}
+
 // A difference that the gate has held back is sent when the threshold has fallen to it, though nothing has changed since:
 // iterations may end with empty pushes. Half of the value is new.
 func TestAGateForPullsOpensAsItsThresholdFalls(t *testing.T) {

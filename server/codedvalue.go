@@ -223,6 +223,11 @@ func (v *value) tell(b *base) (*told, error) {
 		}
 		t.message = newResult(v.t.r, message)
 	}
+	for from := range v.coded.telling { // else a rank that reads on would leave a base behind for each time
+		if from.told.next == b {
+			v.unsay(from)
+		}
+	}
 	b.told = t
 	v.coded.telling[b] = struct{}{}
 	return t, nil
