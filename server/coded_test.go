@@ -366,3 +366,22 @@ func TestAGateForPullsOpensAsItsThresholdFalls(t *testing.T) {
 		}
 	}
 }
+
+// Numbers of bases start anew after the greatest, and 0 stays that of none.
+func TestNoBaseHasTheNumberOfNone(t *testing.T) {
+	const n = 64
+	b := newBench(t, 1<<20, false)
+	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
+	base := b.hold(n)
+	v := b.s.round.inUse()[0].heldParts()[0]
+	v.mu.Lock()
+	v.coded.numbers = math.MaxUint32 - 1
+	v.mu.Unlock()
+	for _, want := range []uint32{math.MaxUint32, 1, 2} {
+		b.send(1, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: base}, nil)
+		h, _ := b.receive(1)
+		if base = h.Count; h.Codec != wire.CodecDeclared || base != want {
+			t.Fatalf("%+v where a difference to base %d was expected", h, want)
+		}
+	}
+}

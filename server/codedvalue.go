@@ -268,7 +268,9 @@ func (v *value) newBase() (*base, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.coded.numbers++
+	if v.coded.numbers++; v.coded.numbers == 0 { // 0 is no base
+		v.coded.numbers = 1
+	}
 	b.number = v.coded.numbers
 	return b, nil
 }
