@@ -100,6 +100,9 @@ func (o *Op) check(rank int) error {
 	if o.Kind == units.Accumulate {
 		return o.checkUse(rank, bytes)
 	}
+	if o.PullGate != (wire.Gate{}) {
+		return fmt.Errorf("%q: a gate for pulls is for held values, not for %v", o.name(), o.Kind)
+	}
 	if want := o.inputBytes(bytes); int64(len(o.Input)) != want {
 		return fmt.Errorf("%q: input of %d bytes for shape %v of %v, want %d", o.name(), len(o.Input), o.Shape, o.DType, want)
 	}

@@ -207,6 +207,7 @@ func TestOperationsThatCannotBeAreRefusedWhenSubmitted(t *testing.T) {
 		{edit(sum("x", 4), func(o *core.Op) { o.Output = o.Output[:3] }), `"x": output of 3 bytes, want 4`},
 		{edit(sum("x", 1), func(o *core.Op) { o.Shape = make([]int64, limits.MaxDims+1) }), `"x": 65 dimensions, limit 64`},
 		{sum(strings.Repeat("x", limits.MaxName+1), 1), `tensor name of 4097 bytes, limit 4096`},
+		{edit(sum("x", 4), func(o *core.Op) { o.PullGate.Threshold = 0.5 }), `"x": a gate for pulls is for held values, not for allreduce`},
 		{edit(sum("x", 4), func(o *core.Op) { o.DType = 77 }), `unknown kind allreduce, type dtype(77)`},
 	} {
 		_, err := j.submit(0, sum("beside", 1), c.op)
