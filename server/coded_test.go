@@ -385,3 +385,45 @@ func TestNoBaseHasTheNumberOfNone(t *testing.T) {
 		}
 	}
 }
+
+// What is too large for a base is sent as it is, and a difference again when it is not.
+func TestAValueThatIsNotFiniteInABaseIsSentAsItIs(t *testing.T) {
+	const n = 64
+	b := newBench(t, 1<<20, false)
+	tensor := coded("none", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float16, 2*n)))
+	tensor.PullGate, tensor.Prescale, tensor.Postscale = wire.Gate{Threshold: 0.01}, 1, 1
+	b.announce(tensor)
+	for rank := range 3 {
+		h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagDeclare | wire.FlagHome}
+		var payload []byte
+		if rank == 0 {
+			h.Type, h.DType, payload = wire.TypePush, units.Float16, make([]byte, 2*n)
+		}
+		b.send(rank, h, payload)
+	}
+	for rank := range 3 {
+		b.receive(rank)
+	}
+	base := uint32(0)
+	for i, c := range []struct {
+		added  float32
+		number bool   // a base comes with it
+		codec  uint8  // of the answer
+		first  []byte // element of it
+	}{
+		{70000, false, wire.CodecPlain, []byte{0, 0x7c}}, // more than float16 has
+		{-69999, true, wire.CodecPlain, []byte{0, 0x3c}},
+		{1, true, wire.CodecDeclared, []byte{0, 0, 0x80, 0x3f}},
+	} {
+		h := wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float16, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Count: base, Iteration: uint64(i)}
+		var payload []byte
+		for range n {
+			payload = binary.NativeEndian.AppendUint32(payload, math.Float32bits(c.added))
+		}
+		b.send(0, h, payload)
+		h, payload = b.receive(0)
+		if base = h.Count; h.Codec != c.codec || (base > 0) != c.number || !bytes.HasPrefix(payload, c.first) {
+			t.Fatalf("after adding %g: %+v, %x, want %+v", c.added, h, payload, c)
+		}
+	}
+}

@@ -276,7 +276,8 @@ func (v *value) newBase() (*base, error) {
 }
 
 // rebase notes that a rank gets the value itself, and gives the number of the base that it is; 0 where there is
-// no memory for one.
+// no memory for one, or no difference to it: infinity less infinity is NaN for ever, though the value may be finite again,
+// or in float64 have never been anything else.
 func (v *value) rebase(rank int, plain []byte) uint32 {
 	c := v.coded
 	if c.whole != nil && c.whole.gone() {
@@ -290,7 +291,13 @@ func (v *value) rebase(rank int, plain []byte) uint32 {
 			return 0
 		}
 		reduce.Widen(v.t.dtype, b.elements, plain)
+		size := reduce.Norm(b.elements)
 		b.mu.Unlock()
+		if math.IsNaN(size) || math.IsInf(size, 0) {
+			v.leave(b)
+			v.forgetBase(rank)
+			return 0
+		}
 		c.whole = b
 	}
 	c.whole.uses++
