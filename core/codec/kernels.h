@@ -211,12 +211,8 @@ TARGET static void sign_values(f32 *d, const uint16_t *codes, size_t n, float sc
 
 /* Bit planes: bit t of byte i of plane j is bit j of code i + t·stride, where stride is ⌈n/8⌉. So each
  * width packs in loops without a carry from one element to the next. The codes from n up to the next
- * eight are read, and written, too. Eight bits are bytes in order. */
-TARGET static void pack(uint8_t *out, const uint16_t *codes, size_t n, uint32_t bits) {
-  if (bits == 8) {
-    EACH(n) out[i] = (uint8_t)codes[i];
-    return;
-  }
+ * eight are read, and written, too. */
+TARGET static void pack_planes(uint8_t *out, const uint16_t *codes, size_t n, uint32_t bits) {
   size_t stride = (n + 7) / 8;
   for (uint32_t j = 0; j < bits; j++, out += stride) EACH(stride) {
       const uint16_t *c = codes + i;
@@ -227,39 +223,66 @@ TARGET static void pack(uint8_t *out, const uint16_t *codes, size_t n, uint32_t 
     }
 }
 
-TARGET static inline __attribute__((always_inline)) void unpack_planes(uint16_t *codes, const uint8_t *in,
-                                                                       size_t stride, uint32_t bits) {
+/* unpack_width reads up to 8 planes, the lowest being bit `low` of the codes: 0, or 8 where those below were read. */
+TARGET static inline __attribute__((always_inline)) void unpack_width(uint16_t *codes, const uint8_t *in, size_t stride,
+                                                                      uint32_t bits, uint32_t low) {
   for (uint32_t t = 0; t < 8; t++, codes += stride) EACH(stride) {
-      uint32_t c = 0;
-      for (uint32_t j = 0; j < bits; j++) c |= (uint32_t)(in[j * stride + i] >> t & 1) << j;
-      codes[i] = (uint16_t)c;
+      uint8_t c = 0;
+      for (uint32_t j = 0; j < bits; j++) c |= in[j * stride + i] & (uint8_t)(1u << t) ? (uint8_t)(1u << j) : 0;
+      codes[i] = low ? (uint16_t)(codes[i] | c << 8) : c;
     }
 }
 
-TARGET static void unpack(uint16_t *codes, const uint8_t *in, size_t n, uint32_t bits) {
-  size_t stride = (n + 7) / 8;
+TARGET static inline __attribute__((always_inline)) void unpack_upto8(uint16_t *codes, const uint8_t *in, size_t stride,
+                                                                      uint32_t bits, uint32_t low) {
   switch (bits) { /* a constant unrolls the loop over the planes */
   case 1:
-    unpack_planes(codes, in, stride, 1);
+    unpack_width(codes, in, stride, 1, low);
     break;
   case 2:
-    unpack_planes(codes, in, stride, 2);
+    unpack_width(codes, in, stride, 2, low);
     break;
   case 3:
-    unpack_planes(codes, in, stride, 3);
+    unpack_width(codes, in, stride, 3, low);
     break;
   case 4:
-    unpack_planes(codes, in, stride, 4);
+    unpack_width(codes, in, stride, 4, low);
     break;
   case 5:
-    unpack_planes(codes, in, stride, 5);
+    unpack_width(codes, in, stride, 5, low);
     break;
-  case 8:
-    EACH(n) codes[i] = in[i];
+  case 6:
+    unpack_width(codes, in, stride, 6, low);
+    break;
+  case 7:
+    unpack_width(codes, in, stride, 7, low);
     break;
   default:
-    unpack_planes(codes, in, stride, bits);
+    unpack_width(codes, in, stride, 8, low);
   }
+}
+
+TARGET static void unpack_planes(uint16_t *codes, const uint8_t *in, size_t n, uint32_t bits) {
+  size_t stride = (n + 7) / 8;
+  unpack_upto8(codes, in, stride, bits, 0);
+  if (bits > 8) unpack_upto8(codes, in + 8 * stride, stride, bits - 8, 8);
+}
+
+/* Packed codes are bit planes, or bytes in order where they have eight bits. */
+TARGET static void pack(uint8_t *out, const uint16_t *codes, size_t n, uint32_t bits) {
+  if (bits != 8) {
+    pack_planes(out, codes, n, bits);
+    return;
+  }
+  EACH(n) out[i] = (uint8_t)codes[i];
+}
+
+TARGET static void unpack(uint16_t *codes, const uint8_t *in, size_t n, uint32_t bits) {
+  if (bits != 8) {
+    unpack_planes(codes, in, n, bits);
+    return;
+  }
+  EACH(n) codes[i] = in[i];
 }
 
 /* full tells, of whole bytes of planes, whether some code has all bits set. */
