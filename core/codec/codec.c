@@ -25,6 +25,24 @@ static const struct codec_kernels *blockwise_kernels(int level, const struct cod
   return kernels(level == CODEC_LEVEL_AVX512 && g->block < 256 ? CODEC_LEVEL_AVX2 : level);
 }
 
+/* PEXT and PDEP are microcode in AMD's processors before Zen 3, far slower than the plain kernels' loops. */
+static int gathers_slowly;
+
+#ifdef __x86_64__
+__attribute__((constructor)) static void find_slow_gathers(void) {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  __get_cpuid(0, &a, &b, &c, &d);
+  int amd = c == signature_AMD_ecx;
+  __get_cpuid(1, &a, &b, &c, &d);
+  unsigned family = (a >> 8 & 15) + (a >> 20 & 255);
+  gathers_slowly = amd && family < 0x19;
+}
+#endif
+
+static const struct codec_kernels *elias_kernels(const struct codec_kernels *k) {
+  return gathers_slowly ? &codec_kernels_plain : k;
+}
+
 int codec_has_f16c(void) {
 #ifdef __x86_64__
   unsigned a, b, c, d;
@@ -110,100 +128,6 @@ static size_t fixed_bytes(const struct codec_grid *g, size_t n) {
   return n / g->block * (4 + packed_bytes(g, g->block)) + (rest ? 4 + packed_bytes(g, rest) : 0);
 }
 
-/* Elias' gamma code of |level| + 1, then the sign where the level is not 0: z zeros, a one, the z bits
- * below it. Bits fill bytes from the lowest. Returns the bytes, or 0 where they are more than room. */
-static size_t elias_pack(uint8_t *out, size_t room, const uint16_t *codes, size_t n, uint32_t levels) {
-  uint64_t held = 0;
-  uint32_t count = 0;
-  size_t at = 0;
-  for (size_t i = 0; i < n; i++) {
-    int32_t code = (int32_t)codes[i] - (int32_t)levels;
-    uint32_t v = (uint32_t)(code < 0 ? -code : code) + 1, z = 31 - (uint32_t)__builtin_clz(v);
-    uint64_t word = (uint64_t)1 << z | (uint64_t)(v - (1u << z)) << (z + 1);
-    uint32_t length = 2 * z + 1;
-    if (code != 0) word |= (uint64_t)(code < 0) << length++;
-    held |= word << count;
-    count += length;
-    if (count >= 32) {
-      uint32_t full = (uint32_t)held;
-      if (room - at < 4) return 0;
-      memcpy(out + at, &full, 4);
-      at += 4;
-      held >>= 32;
-      count -= 32;
-    }
-  }
-  for (; count >= 8; count -= 8, held >>= 8) {
-    if (at == room) return 0;
-    out[at++] = (uint8_t)held;
-  }
-  if (count > 0) {
-    if (at == room) return 0;
-    out[at++] = (uint8_t)held;
-  }
-  return at;
-}
-
-/* What the next ELIAS_BITS bits hold of whole codes, the first ELIAS_AT_ONCE of them. */
-enum { ELIAS_BITS = 10, ELIAS_AT_ONCE = 8 };
-static struct {
-  int8_t level[ELIAS_AT_ONCE];
-  uint8_t n, bits, greatest;
-} elias_table[1 << ELIAS_BITS];
-
-__attribute__((constructor)) static void elias_fill(void) {
-  for (uint32_t held = 0; held < 1 << ELIAS_BITS; held++) {
-    uint32_t at = 0, n = 0;
-    for (; n < ELIAS_AT_ONCE && held >> at != 0; n++) {
-      uint32_t z = (uint32_t)__builtin_ctz(held >> at), length = 2 * z + 1;
-      uint32_t level = (held >> (at + z + 1) & ((1u << z) - 1)) + (1u << z) - 1, negative = 0;
-      if (level != 0) negative = held >> (at + length++) & 1;
-      if (at + length > ELIAS_BITS) break;
-      elias_table[held].level[n] = (int8_t)(negative ? -(int)level : (int)level);
-      if (level > elias_table[held].greatest) elias_table[held].greatest = (uint8_t)level;
-      at += length;
-    }
-    elias_table[held].n = (uint8_t)n;
-    elias_table[held].bits = (uint8_t)at;
-  }
-}
-
-/* elias_unpack reads n codes from exactly len bytes; 0 where these are not that. It may write ELIAS_AT_ONCE more. */
-static int elias_unpack(uint16_t *codes, const uint8_t *in, size_t len, size_t n, uint32_t levels) {
-  uint64_t held = 0;
-  uint32_t count = 0;
-  size_t at = 0;
-  for (size_t i = 0; i < n; i++) {
-    for (uint32_t e; count >= ELIAS_BITS; i += elias_table[e].n) { /* several at once, where they are short */
-      e = (uint32_t)held & ((1 << ELIAS_BITS) - 1);
-      if (elias_table[e].n == 0 || elias_table[e].n > n - i) break;
-      if (elias_table[e].greatest > levels) return 0;
-      for (int k = 0; k < ELIAS_AT_ONCE; k++) codes[i + k] = (uint16_t)((int32_t)levels + elias_table[e].level[k]);
-      held >>= elias_table[e].bits;
-      count -= elias_table[e].bits;
-    }
-    if (i == n) break;
-    if (count < 33 && len - at >= 8) { /* bits above count come again: they are the same */
-      uint64_t word;
-      memcpy(&word, in + at, 8);
-      held |= word << count;
-      at += (63 - count) / 8;
-      count |= 56;
-    }
-    for (; count < 33 && at < len; count += 8) held |= (uint64_t)in[at++] << count;
-    if (held == 0) return 0;
-    uint32_t z = (uint32_t)__builtin_ctzll(held), length = 2 * z + 1;
-    if (z > 15 || length > count) return 0;
-    uint32_t level = ((uint32_t)(held >> (z + 1)) & ((1u << z) - 1)) + (1u << z) - 1, negative = 0;
-    if (level != 0) negative = held >> length++ & 1;
-    if (level > levels || length > count) return 0;
-    codes[i] = (uint16_t)(negative ? levels - level : levels + level);
-    held >>= length;
-    count -= length;
-  }
-  return at == len && count < 8 && held == 0;
-}
-
 /* A block that is a scale and codes: [float32 step] [uint16 bytes of Elias codes, 0: bit planes] codes. */
 static size_t write_block(const struct codec_kernels *k, const struct codec_grid *g, uint8_t *out,
                           const uint16_t *codes, size_t n, float step) {
@@ -213,7 +137,10 @@ static size_t write_block(const struct codec_kernels *k, const struct codec_grid
     k->pack(out + 4, codes, n, g->bits);
     return 4 + packed;
   }
-  size_t coded = elias_pack(out + 6, packed - 1, codes, n, g->levels);
+  uint8_t planes[CODEC_PLANES_ROOM], room[CODEC_ELIAS_ROOM];
+  k->slice(planes, codes, n, g->levels, g->bits);
+  size_t coded = elias_kernels(k)->elias_pack(room, packed, planes, n, g->bits);
+  memcpy(out + 6, room, coded);
   uint16_t length = (uint16_t)coded;
   memcpy(out + 4, &length, 2);
   if (coded > 0) return 6 + coded;
@@ -221,9 +148,9 @@ static size_t write_block(const struct codec_kernels *k, const struct codec_grid
   return 6 + packed;
 }
 
-/* read_block returns the bytes that it took, or 0 and why. */
+/* read_block returns the bytes that it took, or 0 and why. A block of Elias codes is only checked where `checking`. */
 static size_t read_block(const struct codec_kernels *k, const struct codec_grid *g, uint16_t *codes, float *step,
-                         const uint8_t *in, size_t len, size_t n, int *why) {
+                         const uint8_t *in, size_t len, size_t n, int *why, int checking) {
   size_t head = g->elias ? 6 : 4, packed = packed_bytes(g, n);
   *why = CODEC_BAD_LENGTH;
   if (len < head) return 0;
@@ -231,9 +158,17 @@ static size_t read_block(const struct codec_kernels *k, const struct codec_grid 
   uint16_t coded = 0;
   if (g->elias) memcpy(&coded, in + 4, 2);
   if (coded > 0) {
-    if (len - head < coded) return 0;
+    if (coded >= packed || len - head < coded) return 0;
     *why = CODEC_BAD_CODE;
-    return elias_unpack(codes, in + head, coded, n, g->levels) ? head + coded : 0;
+    uint8_t planes[CODEC_PLANES_ROOM], room[CODEC_PLANES_ROOM + CODEC_ELIAS_AHEAD];
+    const uint8_t *from = in + head;
+    if (len - head - coded < CODEC_ELIAS_AHEAD) {
+      from = memcpy(room, from, coded);
+      memset(room + coded, 0, CODEC_ELIAS_AHEAD);
+    }
+    if (!elias_kernels(k)->elias_unpack(checking ? NULL : planes, from, coded, n, g->levels, g->bits)) return 0;
+    if (!checking) k->unslice(codes, planes, n, g->levels, g->bits);
+    return head + coded;
   }
   if (len - head < packed) return 0;
   k->unpack(codes, in + head, n, g->bits);
@@ -287,7 +222,7 @@ static int check(const struct codec_kernels *k, const struct codec_grid *g, cons
   for (size_t i = 0; i < n; i += g->block) {
     size_t took = 4 + packed_bytes(g, g->block);
     if (n - i < g->block || !planes_are_sound(k, g, src, len)) {
-      took = read_block(k, g, codes, &step, src, len, least(g->block, n - i), &why);
+      took = read_block(k, g, codes, &step, src, len, least(g->block, n - i), &why, 1);
       if (took == 0) return why;
     }
     src += took;
@@ -310,7 +245,7 @@ int codec_decode(int level, struct codec_grid g, void *dst, const uint8_t *src, 
       k->widen[g.kind](to, (const codec_u16 *)src, m);
       src += 2 * m;
     } else {
-      size_t took = read_block(k, &g, codes, &step, src, len, m, &why);
+      size_t took = read_block(k, &g, codes, &step, src, len, m, &why, 0);
       values(k, &g, to, codes, m, step);
       src += took;
       len -= took;

@@ -39,7 +39,7 @@
 //	int4:block=512                   4.06   yes       no        as int8, sixteen times as soon; noise grows with the spread
 //	qsgd:levels=7,block=256          4.13   yes       no        blocks are long: the norm, and so the noise, grows as their square root;
 //	                                                            int4 has less noise for the same bits
-//	qsgd:levels=7,coding=elias       ~2.2   yes       no        the link is fast: a core encodes 0.8 and decodes 1.5 GB/s of gradients
+//	qsgd:levels=7,coding=elias       ~2.2   yes       no        the link is fast: a core encodes 3 and decodes 6 GB/s of gradients, half of int4
 //	terngrad:clip=2.5,block=4096     2.01   to ±clip  no        gradients are heavy-tailed: what lies beyond the clip is cut off
 //	natural:levels=7,block=512       4.06   yes       no        noise matters: it is up to 1/8 of an element's square, whatever the levels
 //	onebit:block=1024                1.03   no        yes       the first iterations matter, or the tensor is a bias or an embedding
@@ -69,8 +69,9 @@
 //	            plane j is bit j of code i + t·⌈m/8⌉); a code of 8 bits is a byte.
 //	            int8, int4, qsgd, terngrad: code − levels times step. onebit: ±step.
 //	            natural: step·2^(|code − levels| − levels) with the sign of code − levels, 0 for 0.
-//	elias       per block: float32 step, uint16 bytes; 0 bytes: planes as above; else Elias' gamma code of
-//	            |code − levels| + 1 and a sign bit, lowest bits first
+//	elias       per block: float32 step, uint16 bytes; 0 bytes: packed as above; else Elias' gamma code of
+//	            |code − levels| + 1, and a sign bit where that is over 1, of each 64 codes side by side, lowest
+//	            bits first (reference.go has the order)
 //	sparse      a byte 0, then per block of 65,536: uint32 count, count × uint16 offset (rising), count × float32;
 //	            or a byte 1 and n × float32, where that is not longer
 //	randomk     uint64 key, then k × float32, one from each of k strata at places that follow from the key;

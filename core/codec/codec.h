@@ -16,6 +16,10 @@ enum { CODEC_NORM_MAX, CODEC_NORM_L2, CODEC_NORM_MEAN, CODEC_NORM_CLIPPED };
 enum {
   CODEC_MAX_BLOCK = 8192,                 /* elements */
   CODEC_CODES_ROOM = CODEC_MAX_BLOCK + 8, /* bit planes are packed by eights */
+  CODEC_MAX_BITS = 16,                    /* of a code */
+  CODEC_PLANES_ROOM = CODEC_MAX_BLOCK / 8 * CODEC_MAX_BITS,
+  CODEC_ELIAS_ROOM = CODEC_PLANES_ROOM + 64 * 2 * CODEC_MAX_BITS / 8 + 8, /* with 64 codes and a word too many */
+  CODEC_ELIAS_AHEAD = 32, /* three words and what lies around them, read before it shows that the codes end */
 };
 
 /* A grid is the values that a block's elements are rounded to: blockwise.go describes the fields. */
@@ -54,6 +58,17 @@ struct codec_kernels {
   void (*sign_values)(codec_float *d, const uint16_t *codes, size_t n, float scale);
   void (*pack)(uint8_t *out, const uint16_t *codes, size_t n, uint32_t bits);
   void (*unpack)(uint16_t *codes, const uint8_t *in, size_t n, uint32_t bits);
+
+  /* Codes as planes of sign and magnitude, the sign first. */
+  void (*slice)(uint8_t *planes, const uint16_t *codes, size_t n, uint32_t levels, uint32_t bits);
+  void (*unslice)(uint16_t *codes, const uint8_t *planes, size_t n, uint32_t levels, uint32_t bits);
+  /* Of those, Elias codes: their bytes, or 0 where they are not fewer than the packed codes'. out has CODEC_ELIAS_ROOM.
+   */
+  size_t (*elias_pack)(uint8_t *out, size_t packed, const uint8_t *planes, size_t n, uint32_t bits);
+  /* Whether exactly len bytes, behind which CODEC_ELIAS_AHEAD more can be read, are the codes of n elements up to
+   * the levels. Writes the planes where they are not NULL. */
+  int (*elias_unpack)(uint8_t *planes, const uint8_t *in, size_t len, size_t n, uint32_t levels, uint32_t bits);
+
   int (*full)(const uint8_t *in, size_t stride, uint32_t bits);
   uint32_t (*greatest)(const uint16_t *codes, size_t n);
   uint64_t (*above)(const codec_float *x, uint32_t threshold); /* a bit for each of 64 elements */

@@ -18,6 +18,7 @@ var settings = []string{
 	"onebit", "onebit:block=64", "onebit:feedback=off",
 	"qsgd", "qsgd:levels=1", "qsgd:levels=5,block=100", "qsgd:levels=127", "qsgd:levels=1000,feedback=on",
 	"qsgd:levels=32767,block=8192", "qsgd:coding=elias", "qsgd:levels=255,block=37,coding=elias,feedback=on", "qsgd:levels=32767,coding=elias",
+	"qsgd:levels=1,block=64,coding=elias", "qsgd:levels=100,block=100,coding=elias",
 	"terngrad", "terngrad:clip=0", "terngrad:clip=1,block=256,feedback=on",
 	"natural", "natural:levels=1", "natural:levels=127", "natural:levels=3,feedback=on",
 	"topk:0.01", "topk:0.3", "topk:1", "topk:count=10", "topk:0.05,warmup=10", "topk:0.1,feedback=off",

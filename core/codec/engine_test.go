@@ -2,8 +2,10 @@ package codec
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -243,6 +245,103 @@ func TestDamagedMessagesDoNoHarm(t *testing.T) {
 				damaged[rng.IntN(min(len(m), 1<<rng.IntN(13)))] = byte(rng.Uint32())
 			}
 			checkMalformed(t, c, x, damaged)
+		}
+	}
+}
+
+// The golden block is worked out by hand. Of v = |level| + 1 = 1 2 2 1 1 3 1 1 end in the lowest bit 10011011, and
+// those that go on have the bits 001 there; in the next bit all end: 111; the signs are 010. Of the bytes this is the
+// lowest bit first.
+func TestEliasCodesStandAsTheFormatSays(t *testing.T) {
+	g := &mustParse(t, "qsgd:levels=7,block=8,coding=elias").(*blockwise).grid
+	levels := []float32{0, 1, -1, 0, 0, 2, 0, 0}
+	golden := []byte{0, 0, 0, 0x3f, 3, 0, 0b11011001, 0b10111100, 0} // step 0.5, 3 bytes, 17 bits
+	codes := make([]uint16, len(levels))
+	for i, level := range levels {
+		codes[i] = uint16(7 + level)
+	}
+	out := make([]byte, 10)
+	if m := g.writeBlock(out, codes, 0.5); !bytes.Equal(out[:m], golden) {
+		t.Errorf("%v is written as % x, want % x", levels, out[:m], golden)
+	}
+	for _, e := range engines() {
+		got := make([]float32, len(levels))
+		if f := e.decode(g, raw(got), golden, false); f != sound {
+			t.Errorf("%v: fault %d", e, f)
+		}
+		for i, level := range levels {
+			if got[i] != level/2 {
+				t.Errorf("%v: element %d is %v, want %v", e, i, got[i], level/2)
+			}
+		}
+		for wrong, message := range map[string][]byte{
+			"a bit behind the last": {0, 0, 0, 0x3f, 3, 0, 0b11011001, 0b10111100, 0b10},
+			"a byte too few":        {0, 0, 0, 0x3f, 2, 0, 0b11011001, 0b10111100},
+			"a byte too many":       {0, 0, 0, 0x3f, 3, 0, 0xff, 0, 0},
+			"no end":                {0, 0, 0, 0x3f, 3, 0, 0, 0, 0},
+		} {
+			if f := e.decode(g, make([]byte, 4*len(levels)), message, false); f != badCode {
+				t.Errorf("%v: %s is fault %d, want %d", e, wrong, f, badCode)
+			}
+		}
+	}
+}
+
+// QSGD, section 3.1: a code takes the bits of Elias' for |level| + 1 and one for the sign of a level that is not 0.
+func TestEliasCodesAreAsLongAsElias(t *testing.T) {
+	rng := rand.New(rand.NewPCG(35, 36))
+	for name, g := range grids(t) {
+		if !g.elias {
+			continue
+		}
+		for range 200 {
+			codes := make([]uint16, 1+rng.IntN(g.block))
+			length := (8 - len(codes)%8) % 8 // zeros fill the last byte of a plane
+			for i := range codes {
+				level := min(int(rng.ExpFloat64()), g.levels)
+				codes[i] = uint16(g.levels + level*(1-2*rng.IntN(2)))
+				length += 2*bits.Len(uint(level+1)) - 1 + min(level, 1)
+			}
+			want := (length + 7) / 8
+			if want >= g.packedBytes(len(codes)) {
+				want = 0 // bit planes instead
+			}
+			out := make([]byte, 6+g.packedBytes(len(codes)))
+			g.writeBlock(out, codes, 1)
+			if got := int(binary.LittleEndian.Uint16(out[4:])); got != want {
+				t.Fatalf("%s: %d codes take %d bytes, want %d", name, len(codes), got, want)
+			}
+		}
+	}
+}
+
+func TestLevelsBeyondTheGridAreErrors(t *testing.T) {
+	for _, levels := range []int{1, 4, 6, 7, 100, 1000} {
+		for _, coding := range []string{"packed", "elias"} {
+			g := &mustParse(t, fmt.Sprintf("qsgd:levels=%d,block=64,coding=%s", levels, coding)).(*blockwise).grid
+			writer := *g
+			writer.levels = 1<<(g.bits-1) - 1 // the most that planes have room for
+			if g.elias {
+				writer.levels, writer.bits = 2*levels+1, g.bits+1
+			}
+			for code := range 2*writer.levels + 1 {
+				level := code - writer.levels
+				beyond := level > levels || level < -levels
+				codes := slices.Repeat([]uint16{uint16(writer.levels)}, 64)
+				codes[code%64] = uint16(code)
+				if !g.elias {
+					beyond = code > 2*levels
+					codes = slices.Repeat([]uint16{uint16(code)}, 64)
+				}
+				out := make([]byte, 6+writer.packedBytes(64))
+				m := writer.writeBlock(out, codes, 1)
+				want := map[bool]fault{false: sound, true: badCode}[beyond]
+				for _, e := range engines() {
+					if f := e.decode(g, make([]byte, 4*64), out[:m], false); f != want {
+						t.Errorf("%v, %s: level %d of %d is fault %d, want %d", e, coding, level, levels, f, want)
+					}
+				}
+			}
 		}
 	}
 }

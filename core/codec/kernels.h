@@ -285,6 +285,8 @@ TARGET static void unpack(uint16_t *codes, const uint8_t *in, size_t n, uint32_t
   EACH(n) codes[i] = in[i];
 }
 
+#include "elias.h"
+
 /* full tells, of whole bytes of planes, whether some code has all bits set. */
 TARGET static int full(const uint8_t *in, size_t stride, uint32_t bits) {
   uint8_t all[CODEC_MAX_BLOCK / 8], any = 0;
@@ -330,6 +332,10 @@ const struct codec_kernels NAMED(codec_kernels_, LEVEL) = {
     .sign_values = sign_values,
     .pack = pack,
     .unpack = unpack,
+    .slice = slice,
+    .unslice = unslice,
+    .elias_pack = elias_pack,
+    .elias_unpack = elias_unpack,
     .full = full,
     .greatest = greatest,
     .above = above,

@@ -7,6 +7,7 @@
 #define TARGET __attribute__((target("avx2,f16c")))
 #define HALF_LANES 8
 #define HAS_ABOVE
+#define HAS_BMI2
 
 TARGET static inline void half_load(void *d, const void *x) {
   _mm256_storeu_ps(d, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x)));

@@ -7,6 +7,7 @@
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c")))
 #define HALF_LANES 16
 #define HAS_ABOVE
+#define HAS_BMI2
 
 TARGET static inline void half_load(void *d, const void *x) {
   _mm512_storeu_ps(d, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x)));

@@ -3,7 +3,6 @@ package codec
 import (
 	"encoding/binary"
 	"math"
-	"math/bits"
 
 	"github.com/paceline/paceline/internal/half"
 )
@@ -322,7 +321,7 @@ func (g *grid) readBlock(codes []uint16, in []byte) (took int, step float32, f f
 	step = math.Float32frombits(binary.LittleEndian.Uint32(in))
 	if g.elias {
 		if coded := int(binary.LittleEndian.Uint16(in[4:])); coded > 0 {
-			if len(in)-head < coded {
+			if coded >= packed || len(in)-head < coded {
 				return 0, 0, badLength
 			}
 			if !g.eliasUnpack(codes, in[head:head+coded]) {
@@ -372,70 +371,122 @@ func (g *grid) unpack(codes []uint16, in []byte) {
 	}
 }
 
-// eliasPack writes Elias' gamma code of |level| + 1, then the sign where the level is not 0: z zeros, a
-// one, the z bits below it. Bits fill bytes from the lowest. It returns the bytes, or 0 where out is too
-// small.
+// Elias' gamma code of v = |level| + 1 is a zero for each bit below the highest, a one, and the bits below
+// the highest; the sign follows where v > 1. The codes of 64 elements stand side by side: for each bit of v
+// from the lowest, first whether it is the highest, of all that reach it, then the bit, of those that go
+// on; last, the signs, 1 for negative. Elements have the order that they have in a plane, of which zeros
+// fill the last byte.
+
+// eliasPack writes codes and returns the bytes, or 0 where out is too small.
 func (g *grid) eliasPack(out []byte, codes []uint16) int {
-	var held uint64
-	count, at := 0, 0
-	for _, c := range codes {
-		level, negative := int(c)-g.levels, uint64(0)
-		if level < 0 {
-			level, negative = -level, 1
-		}
-		z := bits.Len(uint(level+1)) - 1
-		word, length := 1<<z|uint64(level+1-1<<z)<<(z+1), 2*z+1
-		if level != 0 {
-			word |= negative << length
-			length++
-		}
-		held |= word << count
-		for count += length; count >= 8; count -= 8 {
-			if at == len(out) {
-				return 0
+	stride := (len(codes) + 7) / 8
+	clear(out)
+	w := bitString{bytes: out}
+	for from := 0; from < stride; from += 8 {
+		var v, negative [64]int
+		group := v[:8*min(8, stride-from)]
+		for p := range group {
+			group[p] = 1
+			if i := from + p/8 + p%8*stride; i < len(codes) {
+				level := int(codes[i]) - g.levels
+				if level < 0 {
+					level, negative[p] = -level, 1
+				}
+				group[p] += level
 			}
-			out[at] = byte(held)
-			held >>= 8
-			at++
+		}
+		for k, reach := 0, len(group); reach > 0; k++ {
+			reach = 0
+			for _, v := range group {
+				if v>>k == 1 {
+					w.put(1)
+				} else if v>>k > 1 {
+					w.put(0)
+					reach++
+				}
+			}
+			for _, v := range group {
+				if v>>k > 1 {
+					w.put(v >> k & 1)
+				}
+			}
+		}
+		for p, v := range group {
+			if v > 1 {
+				w.put(negative[p])
+			}
 		}
 	}
-	if count > 0 {
-		if at == len(out) {
-			return 0
-		}
-		out[at] = byte(held)
-		at++
+	if w.at > 8*len(out) {
+		return 0
 	}
-	return at
+	return (w.at + 7) / 8
 }
 
 // eliasUnpack reads codes from exactly the bytes of in, and reports whether they are that.
 func (g *grid) eliasUnpack(codes []uint16, in []byte) bool {
-	var held uint64
-	count := 0
-	for i := range codes {
-		for ; count <= 56 && len(in) > 0; count += 8 {
-			held |= uint64(in[0]) << count
-			in = in[1:]
-		}
-		z := bits.TrailingZeros64(held)
-		length := 2*z + 1
-		if z > 15 || length > count {
-			return false
-		}
-		level := int(held>>(z+1))&(1<<z-1) + 1<<z - 1
-		codes[i] = uint16(g.levels + level)
-		if level != 0 {
-			if held>>length&1 == 1 {
-				codes[i] = uint16(g.levels - level)
+	stride := (len(codes) + 7) / 8
+	r := bitString{bytes: in}
+	for from := 0; from < stride; from += 8 {
+		var v [64]int
+		var ended [64]bool
+		group := v[:8*min(8, stride-from)]
+		for k, reach := 0, len(group); reach > 0; k++ {
+			if k == g.bits {
+				return false
 			}
-			length++
+			for p := range group {
+				if !ended[p] && r.take() == 1 {
+					group[p] |= 1 << k
+					ended[p] = true
+					reach--
+				}
+			}
+			for p := range group {
+				if !ended[p] {
+					group[p] |= r.take() << k
+				}
+			}
 		}
-		if level > g.levels || length > count {
+		for p, v := range group {
+			level := v - 1
+			if level > g.levels {
+				return false
+			}
+			if level > 0 && r.take() == 1 {
+				level = -level
+			}
+			if i := from + p/8 + p%8*stride; i < len(codes) {
+				codes[i] = uint16(g.levels + level)
+			}
+		}
+	}
+	for r.at%8 != 0 {
+		if r.take() != 0 {
 			return false
 		}
-		held >>= length
-		count -= length
 	}
-	return len(in) == 0 && count < 8 && held == 0
+	return r.at == 8*len(in)
+}
+
+// bitString is bytes as bits, the lowest of each byte first. Beyond the last byte there are zeros, and
+// what is put is lost.
+type bitString struct {
+	bytes []byte
+	at    int // bits put or taken
+}
+
+func (b *bitString) put(bit int) {
+	if b.at < 8*len(b.bytes) {
+		b.bytes[b.at/8] |= byte(bit << (b.at % 8))
+	}
+	b.at++
+}
+
+func (b *bitString) take() (bit int) {
+	if b.at < 8*len(b.bytes) {
+		bit = int(b.bytes[b.at/8] >> (b.at % 8) & 1)
+	}
+	b.at++
+	return bit
 }
