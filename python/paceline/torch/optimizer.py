@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -21,104 +20,12 @@ from paceline.torch._accumulating import AccumulatingOptimizer
 from paceline.torch._asynchronous import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._gate import Gate
 from paceline.torch._handles import synchronize
+from paceline.torch._hooked import Hooked
 from paceline.torch._measured import resolved
-from paceline.torch._parameters import parameter_names
 from paceline.torch.compression import Compression
 
-_EARLY_ZERO_GRAD = (
-    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-    "optimizer.synchronize(): the gradients are still being reduced"
-)
 
-
-class _Hooked:
-    """What both kinds of optimizer share: a hook on each parameter that counts backward passes and starts reductions.
-
-    It stands before the wrapped optimizer's class in the class that `DistributedOptimizer` makes, and takes over the
-    wrapped optimizer's state: groups, options and what it has learned so far.
-    """
-
-    def _take_over(
-        self, optimizer: torch.optim.Optimizer, named_parameters: Any, compression: Any, backward_passes_per_step: int
-    ) -> None:
-        self.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})  # a scheduler wraps step
-        self._parameter_names = parameter_names(self.param_groups, named_parameters)
-        self._compression = compression
-        self.backward_passes_per_step = backward_passes_per_step
-        self._passes_left: dict[torch.Tensor, int] = {}
-        self._priority: dict[torch.Tensor, int] = {}
-        self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # parameter -> waits and stores the result
-
-    def _watch_all(self) -> None:
-        for group in self.param_groups:
-            self._watch(group["params"])
-
-    def _watch(self, params: Iterable[torch.Tensor]) -> None:
-        """Hooks into backward. The first parameters go first: the next forward pass needs them first."""
-        ref = weakref.ref(self)
-        for p in params:
-            if p.requires_grad and p not in self._passes_left:
-                self._passes_left[p] = self.backward_passes_per_step
-                self._priority[p] = -len(self._priority)
-                registered: list[Any] = []
-                registered.append(p.register_post_accumulate_grad_hook(_hook(ref, registered)))
-
-    def _gradient_ready(self, p: torch.Tensor) -> None:
-        if self._passes_left[p] <= 0:
-            raise AssertionError(
-                "gradients were computed more than backward_passes_per_step times before step(): "
-                "increase backward_passes_per_step to accumulate them"
-            )
-        self._passes_left[p] -= 1
-        if self._passes_left[p] == 0:
-            self._reduce(p)
-
-    def _reduce(self, p: torch.Tensor) -> None:
-        raise NotImplementedError
-
-    def _finish_all(self) -> None:
-        """Waits for every reduction in flight; all of them, also when one fails."""
-        failure = None
-        waits, self._in_flight = self._in_flight, {}
-        for p, wait in waits.items():
-            try:
-                wait()
-            except RuntimeError as e:
-                failure = failure or e
-            self._passes_left[p] = self.backward_passes_per_step
-        if failure is not None:
-            raise failure
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes come before each step."""
-        self.backward_passes_per_step = passes
-        for p in self._passes_left:
-            self._passes_left[p] = passes
-
-    def agree(self) -> None:
-        """Nothing: ranks have the same parameters after every step. (Under models that let them run ahead it waits.)"""
-
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Clears the gradients. Raises AssertionError while they are being reduced."""
-        if self._in_flight:
-            raise AssertionError(_EARLY_ZERO_GRAD)
-        super().zero_grad(*args, **kwargs)
-
-
-def _hook(ref: weakref.ref, registered: list[Any]) -> Callable[[torch.Tensor], None]:
-    """A hook that lets go of the parameter when its optimizer is gone."""
-
-    def hook(p: torch.Tensor) -> None:
-        optimizer = ref()
-        if optimizer is None:
-            registered[0].remove()
-        else:
-            optimizer._gradient_ready(p)
-
-    return hook
-
-
-class _DistributedOptimizer(_Hooked):
+class _DistributedOptimizer(Hooked):
     """Reduces gradients as backward makes them, and waits for them in `step`."""
 
     def __init__(
@@ -328,7 +235,7 @@ def _groups(groups: Any, params: list[torch.Tensor]) -> list[list[torch.Tensor]]
     return [[p for p in group if p in known] for group in groups]
 
 
-class _DistributedAdasumOptimizer(_Hooked):
+class _DistributedAdasumOptimizer(Hooked):
     """Steps each parameter with its own gradient and combines the steps of all ranks by Adasum.
 
     What a rank adds to its parameters is what the wrapped optimizer would have added, so that Adasum sees the real
@@ -342,10 +249,7 @@ class _DistributedAdasumOptimizer(_Hooked):
     def _reduce(self, p: torch.Tensor) -> None:
         if p.grad is None:
             p.grad = torch.zeros_like(p)
-        before = p.detach().clone()
-        self._step_alone(p)
-        compressed, context = self._compression.compress(p.detach() - before)
-        p.detach().copy_(before)
+        compressed, context = self._compression.compress(self._stepped(p) - p.detach())
         handle = start_one(
             reduction(
                 compressed,
@@ -364,16 +268,6 @@ class _DistributedAdasumOptimizer(_Hooked):
 
         self._in_flight[p] = finish
 
-    def _step_alone(self, p: torch.Tensor) -> None:
-        everyone = [group["params"] for group in self.param_groups]
-        try:
-            for group in self.param_groups:
-                group["params"] = [q for q in group["params"] if q is p]
-            super().step()
-        finally:
-            for group, params in zip(self.param_groups, everyone, strict=True):
-                group["params"] = params
-
     def synchronize(self) -> None:
         """Nothing: steps are combined in `step`."""
 
@@ -381,6 +275,7 @@ class _DistributedAdasumOptimizer(_Hooked):
         """Raises AssertionError: there is no step without combining."""
         raise AssertionError("skip_synchronize() is not supported with op=hvd.Adasum")
 
+    @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Combines the steps of all ranks and adds them to the parameters. Returns the closure's loss, if any."""
         loss = closure() if closure is not None else None
@@ -435,7 +330,7 @@ def DistributedOptimizer(
     wrapped already, for gradient_predivide_factor without op=Average, for a model that cannot run; NotImplementedError
     for Adasum within a process set.
     """
-    if isinstance(optimizer, _Hooked | AccumulatingOptimizer):
+    if isinstance(optimizer, Hooked | AccumulatingOptimizer):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")

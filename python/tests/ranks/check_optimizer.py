@@ -171,9 +171,10 @@ def test_closures_have_their_gradients_reduced():
     torch.testing.assert_close(model[2].weight, alone[2].weight, rtol=1e-12, atol=1e-12)
 
 
-def test_schedulers_and_step_hooks_work():
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum], ids=["average", "adasum"])
+def test_schedulers_and_step_hooks_work(op):
     model = net()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=op)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     called = []
     optimizer.register_step_post_hook(lambda *_: called.append(1))

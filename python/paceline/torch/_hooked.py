@@ -1,0 +1,144 @@
+"""Hooks into backward, for the optimizers that start exchanging while it runs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paceline.torch._parameters import parameter_names
+
+_EARLY_ZERO_GRAD = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+    "optimizer.synchronize(): what backward has made is being exchanged"
+)
+
+
+class Hooked:
+    """What these optimizers share: a hook on each parameter that counts backward passes and starts its exchange.
+
+    It stands before the wrapped optimizer's class in the class that `DistributedOptimizer` makes, and takes over the
+    wrapped optimizer's state: groups, options and what it has learned so far.
+    """
+
+    def _take_over(
+        self, optimizer: torch.optim.Optimizer, named_parameters: Any, compression: Any, backward_passes_per_step: int
+    ) -> None:
+        self.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})  # a scheduler wraps step
+        self._parameter_names = parameter_names(self.param_groups, named_parameters)
+        self._compression = compression
+        self._prepare(backward_passes_per_step)
+
+    def _prepare(self, backward_passes_per_step: int) -> None:
+        self.backward_passes_per_step = backward_passes_per_step
+        self._passes_left: dict[torch.Tensor, int] = {}
+        self._priority: dict[torch.Tensor, int] = {}
+        self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # parameter -> waits and stores the result
+        self._stepping = threading.Lock()  # backward has a thread for each device
+
+    def _watch_all(self) -> None:
+        for group in self.param_groups:
+            self._watch(group["params"])
+
+    def _watch(self, params: Iterable[torch.Tensor]) -> None:
+        """Hooks into backward. The first parameters go first: the next forward pass needs them first."""
+        ref = weakref.ref(self)
+        for p in params:
+            if p.requires_grad and p not in self._passes_left:
+                self._passes_left[p] = self.backward_passes_per_step
+                self._priority[p] = -len(self._priority)
+                registered: list[Any] = []
+                registered.append(p.register_post_accumulate_grad_hook(_hook(ref, registered)))
+
+    def _gradient_ready(self, p: torch.Tensor) -> None:
+        if self._passes_left[p] <= 0:
+            raise AssertionError(
+                "gradients were computed more than backward_passes_per_step times before step(): "
+                "increase backward_passes_per_step to accumulate them"
+            )
+        self._passes_left[p] -= 1
+        if self._passes_left[p] == 0:
+            self._reduce(p)
+
+    def _reduce(self, p: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def _stepped(self, p: torch.Tensor) -> torch.Tensor:
+        """What the wrapped optimizer's step makes of one parameter, whose state moves on.
+
+        It is a copy that is stepped: backward may still need the parameter as it is.
+        """
+        copy = torch.nn.Parameter(p.detach().clone())
+        copy.grad = p.grad
+        with self._stepping, self._only(lambda params: [copy for q in params if q is p]):
+            try:
+                if p in self.state:
+                    self.state[copy] = self.state.pop(p)
+                self._step_unhooked()
+            finally:
+                if copy in self.state:
+                    self.state[p] = self.state.pop(copy)
+        return copy.detach()
+
+    @contextmanager
+    def _only(self, chosen: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Iterator[None]:
+        """Within it each group has only those of its parameters that are chosen."""
+        everyone = [group["params"] for group in self.param_groups]
+        try:
+            for group, params in zip(self.param_groups, everyone, strict=True):
+                group["params"] = chosen(params)
+            yield
+        finally:
+            for group, params in zip(self.param_groups, everyone, strict=True):
+                group["params"] = params
+
+    def _step_unhooked(self, *closure: Callable[[], Any] | None) -> Any:
+        """The wrapped optimizer's step without PyTorch's step hooks, which are called once for all parameters."""
+        step = super().step
+        function = step.__wrapped__ if getattr(step, "hooked", False) else step.__func__
+        return function(self, *closure)
+
+    def _finish_all(self) -> None:
+        """Waits for every reduction in flight; all of them, also when one fails."""
+        failure = None
+        waits, self._in_flight = self._in_flight, {}
+        for p, wait in waits.items():
+            try:
+                wait()
+            except RuntimeError as e:
+                failure = failure or e
+            self._passes_left[p] = self.backward_passes_per_step
+        if failure is not None:
+            raise failure
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes come before each step."""
+        self.backward_passes_per_step = passes
+        for p in self._passes_left:
+            self._passes_left[p] = passes
+
+    def agree(self) -> None:
+        """Nothing: ranks have the same parameters after every step. (Under models that let them run ahead it waits.)"""
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clears the gradients. Raises AssertionError while they are being reduced."""
+        if self._in_flight:
+            raise AssertionError(_EARLY_ZERO_GRAD)
+        super().zero_grad(*args, **kwargs)
+
+
+def _hook(ref: weakref.ref, registered: list[Any]) -> Callable[[torch.Tensor], None]:
+    """A hook that lets go of the parameter when its optimizer is gone."""
+
+    def hook(p: torch.Tensor) -> None:
+        optimizer = ref()
+        if optimizer is None:
+            registered[0].remove()
+        else:
+            optimizer._gradient_ready(p)
+
+    return hook
