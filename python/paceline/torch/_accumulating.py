@@ -60,32 +60,44 @@ class AccumulatingOptimizer:
         Waits as long as the synchronisation model says. Returns the closure's loss, if any.
         """
         if not self._distributed:
-            return super().step(closure)
-        self._forget()
-        # One that is frozen later stays: a superstep ends for a whole group, and an old gradient may still move it.
-        held = self._values
-        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad or p in held]
-        self._declare([p for p in params if p not in held])
+            return self._step_own(closure)
+        params = self._hold()
         before = [p.detach().clone(memory_format=torch.contiguous_format) for p in params]
-        loss = super().step(closure)
+        loss = self._step_own(closure)
         significance = _significance(params) if self.sync.asks_significance else 0.0
         for p, old in zip(params, before, strict=True):
             torch.sub(p.detach(), old, out=old)
         if self._gate is not None:
             before = [self._gate.offer(p, difference) for p, difference in zip(params, before, strict=True)]
             self._gate.clock()
-        self._age += 1
-        stay = self.sync.cached and self._age <= self.sync.s
+        reads = self._reads()
         within = self._end_iteration()
-        self._exchange(params, before, pull=not stay, significance=significance, within=within)
+        self._exchange(params, before, pull=reads, significance=significance, within=within)
         for group, _ in self._groups:
             engine.begin_iteration(self.process_set.process_set_id, group)
-        if not stay:
-            self._age = 0
+        self._age = 0 if reads else self._age + 1
+        if reads:
             self._add_held(params)
         return loss
 
     step.hooked = True
+
+    def _step_own(self, closure: Callable[[], Any] | None) -> Any:
+        """The wrapped optimizer's step."""
+        return super().step(closure)
+
+    def _reads(self) -> bool:
+        """Whether the parameters come from the servers in this iteration."""
+        return not self.sync.cached or self._age >= self.sync.s
+
+    def _hold(self) -> list[torch.Tensor]:
+        """The parameters that are exchanged. Those that are new are declared."""
+        self._forget()
+        # One that is frozen later stays: a superstep ends for a whole group, and an old gradient may still move it.
+        held = self._values
+        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad or p in held]
+        self._declare([p for p in params if p not in held])
+        return params
 
     def _forget(self) -> None:
         """Declares anew after a join or another init: the servers hold nothing any more."""
@@ -129,9 +141,10 @@ class AccumulatingOptimizer:
                 p.detach().add_(held)
 
     def _exchange(self, params, differences, pull: bool, significance: float, within: Set[torch.Tensor]) -> None:
+        priority = {p: -i for i, p in enumerate(self._values)}  # the next forward pass needs the first ones first
         parts = [
-            self._values[p].using(difference, p if pull else None, -i, significance, p in within)
-            for i, (p, difference) in enumerate(zip(params, differences, strict=True))
+            self._values[p].using(difference, p if pull else None, priority[p], significance, p in within)
+            for p, difference in zip(params, differences, strict=True)
         ]
         if parts:
             synchronize(start_group(parts))

@@ -15,14 +15,17 @@ class Gate:
         self._iteration = 1
         self._held: dict[torch.Tensor, torch.Tensor] = {}
 
-    def offer(self, p: torch.Tensor, contribution: torch.Tensor) -> torch.Tensor | None:
+    def offer(
+        self, p: torch.Tensor, contribution: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         """What to send for a parameter: the contribution with all that was held back, or None for nothing.
 
-        contribution is left as it is. What is not finite is always sent.
+        weights: what to measure it by, if not the parameter as it is. contribution is left as it is. What is not
+        finite is always sent.
         """
         held = self._held.pop(p, None)
         total = contribution if held is None else held.add_(contribution)
-        if _norm(total) < self._rule.at(self._iteration) * _norm(p.detach()):
+        if _norm(total) < self._rule.at(self._iteration) * _norm((p if weights is None else weights).detach()):
             self._held[p] = total.clone() if total is contribution else total
             return None
         return total

@@ -15,13 +15,14 @@ from paceline._engine import engine
 from paceline.common.operators import Adasum, Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.significance import Significance
-from paceline.sync import check, model_of
+from paceline.sync import Model, check, model_of
 from paceline.torch._accumulating import AccumulatingOptimizer
 from paceline.torch._asynchronous import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._gate import Gate
 from paceline.torch._handles import synchronize
 from paceline.torch._hooked import Hooked
 from paceline.torch._measured import resolved
+from paceline.torch._wait_free import WaitFreeOptimizer
 from paceline.torch.compression import Compression
 
 
@@ -302,6 +303,7 @@ def DistributedOptimizer(
     sync=None,
     gate: Significance | None = None,
     pull_gate: Significance | None = None,
+    wait_free: bool = False,
 ):
     """Wraps an optimizer so that gradients are reduced over all ranks before it steps.
 
@@ -325,10 +327,16 @@ def DistributedOptimizer(
     gate: paceline.Significance(...), to send only what matters; the rest adds up on the rank until it does.
     pull_gate: the same for what comes back, under a model that lets ranks run ahead: a rank keeps the parameters that
         it read last, and is sent nothing, as long as all ranks' steps since have changed less than that share of them.
+    wait_free: under a model that lets ranks run ahead, step each parameter as soon as backward has made its gradient,
+        and exchange that while backward goes on; parameters change in `step` all the same. Otherwise all of it
+        happens in `step`. What is done to gradients or options after backward comes too late for that `step`:
+        clipping, GradScaler's unscaling, a scheduler. Each backward, or each backward_passes_per_step of them, needs
+        a `step`. The optimizer must step each parameter by itself, as SGD and Adam do. Under BSP and drop-stragglers
+        gradients are always reduced while backward runs.
 
     Raises ValueError for names that are missing or stand there twice, for wrong groups, for an optimizer that is
-    wrapped already, for gradient_predivide_factor without op=Average, for a model that cannot run; NotImplementedError
-    for Adasum within a process set.
+    wrapped already, for gradient_predivide_factor without op=Average, for a model that cannot run, for wait_free with
+    a model or an optimizer that needs all gradients at once; NotImplementedError for Adasum within a process set.
     """
     if isinstance(optimizer, Hooked | AccumulatingOptimizer):
         raise ValueError("the optimizer is a DistributedOptimizer already")
@@ -359,8 +367,12 @@ def DistributedOptimizer(
                 f"sync={model.setting}: ranks exchange what their steps did, so that only op=Average or Sum, "
                 "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
             )
-        cls = type(type(optimizer).__name__, (AccumulatingOptimizer, type(optimizer)), {"__module__": __name__})
-        return cls(optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate)
+        kind = WaitFreeOptimizer if wait_free else AccumulatingOptimizer
+        passes = (backward_passes_per_step,) if wait_free else ()
+        if wait_free:
+            _check_wait_free(model, optimizer)
+        cls = type(type(optimizer).__name__, (kind, type(optimizer)), {"__module__": __name__})
+        return cls(optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate, *passes)
     if pull_gate is not None:
         raise ValueError(
             f"pull_gate={pull_gate!r} with sync={model.setting}: each step needs its sums; give a model under which "
@@ -390,6 +402,17 @@ def DistributedOptimizer(
     if process_set.process_set_id != 0:
         raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
     return cls(optimizer, named_parameters, compression, backward_passes_per_step)
+
+
+def _check_wait_free(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    if model.has_supersteps or model.asks_significance:
+        why = "where a superstep ends" if model.has_supersteps else "how significant all gradients are together"
+        raise ValueError(
+            f"wait_free with sync={model.setting}: {why} is known only after backward; use another model, such as "
+            "SSP, or wait_free=False"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("wait_free with LBFGS, which steps all parameters at once: use wait_free=False")
 
 
 def _check_codec(codec: codecs.Codec, optimizer: torch.optim.Optimizer, op: int) -> None:
