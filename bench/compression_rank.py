@@ -105,12 +105,16 @@ class Rank:
 
 
 def distributed(optimizer, named, setting):
-    """The optimizer with a codec and, after a space, a synchronisation model. "alone": each rank for itself."""
-    codec, _, sync = setting.partition(" ")
+    """The optimizer with a codec and, after a space, a synchronisation model, which " wait-free" may follow.
+
+    "alone": each rank for itself.
+    """
+    codec, _, rest = setting.partition(" ")
     if codec == "alone":
         return optimizer
-    sync = eval(sync, vars(paceline)) if sync else None
-    return hvd.DistributedOptimizer(optimizer, named, compression=codec, sync=sync)
+    sync = rest.removesuffix(" wait-free")
+    model = eval(sync, vars(paceline)) if sync else None
+    return hvd.DistributedOptimizer(optimizer, named, compression=codec, sync=model, wait_free=sync != rest)
 
 
 def begin():

@@ -107,20 +107,23 @@ def test_synchronisation_models_with_a_slow_worker(tmp_path):
 def test_codecs_over_slow_links(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("above\n<!-- compression:begin -->\nstale\n<!-- compression:end -->\nbelow\n")
-    argv = [sys.executable, BENCH / "compression.py", "--workers", "2", "--codecs", "none", "fp16", "--seeds", "1"]
+    argv = [sys.executable, BENCH / "compression.py", "--workers", "2", "--seeds", "1"]
+    argv += ["--codecs", "none", "fp16", "topk:0.01 SSP(5) wait-free"]
     argv += ["--iterations", "30", "--timed", "10", "--accuracy", "0.01", "--page", page]
     printed, report = run(argv, tmp_path / "compression.json")
     found = {(r["model"], r["rate"], r["setting"]): r for r in report["results"]}
-    assert len(found) == 2 * 2 * 3
+    assert len(found) == 2 * 2 * 4
     for model, parameters in (("digits", 71_754), ("resnet", 481_190)):
         assert report["models"][model]["parameters"] == parameters
         for rate in ("1gbit", "100mbit"):
             alone, plain, half = (found[model, rate, setting] for setting in ("alone", "none", "fp16"))
+            few = found[model, rate, "topk:0.01 SSP(5) wait-free"]
             assert [r["seed"] for r in plain["runs"]] == [0]
             assert alone["sent_mb"]["max"] < 0.01
             # A worker sends half of its gradient, and as a server half of the sum, and headers.
             assert plain["sent_mb"]["median"] == pytest.approx(parameters * 4e-6, rel=0.1)
             assert half["sent_mb"]["median"] == pytest.approx(parameters * 2e-6, rel=0.1)
+            assert few["sent_mb"]["median"] < 0.2 * plain["sent_mb"]["median"]
             for result in (plain, half):
                 assert 0 < result["accuracy"]["median"] <= 1
                 assert result["reached_iterations"]["median"] == (5 if model == "digits" else 10)
@@ -132,7 +135,8 @@ def test_codecs_over_slow_links(tmp_path):
     assert text.startswith("above\n") and text.endswith("below\n") and "stale" not in text
     tables = [part for part in printed.split("## ") if "| `fp16` |" in part]
     assert len(tables) == 4 and all(part.split("\n\n")[1] in text for part in tables)
-    assert (tmp_path / "results" / "compression.svg").read_text().count("<rect") == 1 + 4 * 2
+    assert (tmp_path / "results" / "compression.svg").read_text().count("<rect") == 1 + 4 * 3
+    assert text.count(", `topk:0.01 SSP(5) wait-free`: the work of") == 4
 
 
 def test_the_accuracy_is_reached_when_three_in_a_row_say_so(monkeypatch):
