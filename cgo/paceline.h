@@ -175,12 +175,13 @@ int pl_result(int32_t handle, pl_output *out);
 int pl_release(int32_t handle);
 void pl_free(void *data);
 
-/* What this worker keeps of coded tensors from one iteration to the next (residuals), for a checkpoint beside the
- * model: writes it to buf and returns its size in bytes, or a negative pl_status. Where the size is more than cap,
- * nothing is written: call again with more room. No operation may be in flight. */
+/* What coded tensors need to go on from a checkpoint, beside the model: their iterations so far, this worker's
+ * residuals and its share of the servers'. Writes it to buf and returns its size in bytes, or a negative pl_status.
+ * Where the size is more than cap, nothing is written: call again with more room. Every rank takes its own, at the
+ * same place in the program, with no operation in flight. It waits for the servers, at most for the start timeout. */
 int64_t pl_state(void *buf, uint64_t cap);
-/* Takes in what pl_state gave on this rank, before or after the tensors' first use. What it does not name starts at
- * zero. */
+/* Takes in what pl_state gave on this rank, before or after the tensors' first use; every rank does so, at the same
+ * place. What it does not name starts at zero. */
 int pl_set_state(const void *state, uint64_t bytes);
 
 /* Every rank calls these together, with the same ranks. A set with the same ranks keeps its number. */

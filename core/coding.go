@@ -16,6 +16,7 @@ import (
 type coding struct {
 	codec   codec.Codec
 	answers codec.Codec // of what servers send back
+	held    bool        // servers hold a value, and no residuals
 	follow  bool        // what they send back are differences to a base
 	dtype   units.DType
 	parts   []codedPart
@@ -32,8 +33,8 @@ type codedPart struct {
 }
 
 func newCoding(c codec.Codec, t *wire.Tensor) *coding {
-	k := &coding{codec: c, answers: codec.Answer(c), dtype: t.DType, parts: make([]codedPart, len(t.Parts))}
-	if t.Kind == units.Accumulate {
+	k := &coding{codec: c, answers: codec.Answer(c), held: t.Kind == units.Accumulate, dtype: t.DType, parts: make([]codedPart, len(t.Parts))}
+	if k.held {
 		k.answers, k.follow = codec.Difference(c), !codec.Precise(c) || t.PullGate != (wire.Gate{})
 	}
 	for i, n := range t.Parts {
@@ -44,6 +45,12 @@ func newCoding(c codec.Codec, t *wire.Tensor) *coding {
 
 // arrives checks what an answer says of its length, before memory is taken for it.
 func (t *task) arrives(h *wire.Header, from fmt.Stringer) error {
+	if t.h.Type == wire.TypeState || t.h.Type == wire.TypeRestore {
+		if h.Codec != wire.CodecPlain || h.Length > 0 && int(h.Length) != len(t.out) {
+			return fmt.Errorf("%v answers with %d bytes of residual of partition %d of %q in encoding %d, want %d", from, h.Length, h.Part, t.o.name(), h.Codec, len(t.out))
+		}
+		return nil
+	}
 	if h.Flags&wire.FlagEmpty != 0 {
 		return t.arrivesEmpty(h, from)
 	}

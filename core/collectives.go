@@ -66,6 +66,7 @@ func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
 	for i := range tasks {
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
 		room[i] = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.placed.Servers[i], out: out[from:to], answer: true}
+		room[i].h.Count = o.d.had()
 		room[i].give(in, from, to)
 		tasks[i] = &room[i]
 	}
@@ -92,6 +93,7 @@ func (o *operation) scatterTasks() []*task {
 	for i := range tasks {
 		a, b := o.d.offsets[i], o.d.offsets[i+1]
 		t := &task{o: o, h: o.header(wire.TypePush, i, o.DType), server: o.d.placed.Servers[i]}
+		t.h.Count = o.d.had()
 		t.give(o.Input, a, b)
 		if a >= first && b <= last && a < b {
 			t.out, t.answer = o.Output[a-first:b-first], true
@@ -124,6 +126,7 @@ func (o *operation) valueTasks() []*task {
 		}
 		if o.Use == units.Declare {
 			t.h.Flags |= wire.FlagDeclare
+			t.h.Count = o.d.had()
 		}
 		if o.Use&units.ReadNow != 0 {
 			t.h.Flags |= wire.FlagNow

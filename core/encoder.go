@@ -143,7 +143,7 @@ func (n *encoder) encode(t *task) error {
 		reduce.Widen(k.dtype, wide, in)
 		in = wide
 	}
-	s := codec.Stream{Seed: n.e.cfg.Seed, Worker: uint32(n.e.cfg.Rank), Iteration: t.o.iteration, Key: p.key}
+	s := codec.Stream{Seed: n.e.cfg.Seed, Worker: uint32(n.e.cfg.Rank), Iteration: t.o.d.before + t.o.iteration, Key: p.key}
 	if t.o.Kind == units.Accumulate {
 		s.Key += t.o.seq // iterations within a superstep have one number
 	}

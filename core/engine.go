@@ -57,6 +57,8 @@ type Local interface {
 	Pull(h wire.Header, out []byte, done func(divisor uint32, err error))
 	Put(h wire.Header, data []byte, done func(divisor uint32, err error))
 	Get(h wire.Header, out []byte, done func(divisor uint32, err error))
+	State(h wire.Header, out []byte, done func(divisor uint32, err error))
+	Restore(h wire.Header, in []byte, done func(divisor uint32, err error))
 	Condition(wire.Condition) wire.ConditionReply
 	Report(h wire.Header) error
 	Cancel(h wire.Header)
@@ -107,7 +109,7 @@ type Engine struct {
 	names     map[nameID]*nameState
 	inflight  map[*operation]struct{}
 	declares  declareQueue
-	residuals map[stateID][]byte        // that were set before their tensors are declared
+	unclaimed map[stateID]*saved        // what was set before its tensors are declared
 	policies  map[string]*policy.Policy // that operations have named, by their text
 	joining   *joinState
 	joins     uint32                  // of all ranks, so far

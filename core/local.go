@@ -92,6 +92,10 @@ func (q *localQueue) hand(t *task) {
 		q.server.Pull(t.h, t.out, finished)
 	case wire.TypePut:
 		q.server.Put(t.h, t.in, finished)
+	case wire.TypeState:
+		q.server.State(t.h, t.out, finished)
+	case wire.TypeRestore:
+		q.server.Restore(t.h, t.in, finished)
 	default:
 		q.server.Get(t.h, t.out, finished)
 	}

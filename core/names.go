@@ -32,6 +32,9 @@ type declaration struct {
 	t       wire.Tensor
 	asked   string  // codec, as the last operation named it
 	coding  *coding // nil for plain
+	unnamed bool    // its iterations are anybody's, and in no state
+	before  uint64  // iterations before the declaration, as a state had them
+	pieces  []piece // of servers' residuals that a state had; until the first operation
 	placed  wire.Placed
 	offsets []int64 // of each partition
 	state   declareState
@@ -105,7 +108,7 @@ func (e *Engine) declare(n *nameState, o *operation) *declaration {
 		n.last = d
 		return d
 	}
-	d := &declaration{t: e.describe(n, o), asked: o.Codec, group: o.Group}
+	d := &declaration{t: e.describe(n, o), asked: o.Codec, group: o.Group, unnamed: o.Name == ""}
 	d.offsets = offsetsOf(d.t.Parts)
 	if c := e.codecOf(&o.Op); c != nil {
 		d.t.Codec = c.String()

@@ -74,11 +74,15 @@ func (o *operation) begin() {
 	}
 }
 
-// launch starts the first stage.
+// launch starts the first stage: bringing servers' residuals back, where a state has been set.
 func (o *operation) launch() {
 	o.e.trace.declared(o)
 	if o.failed() {
 		o.finish()
+		return
+	}
+	if tasks := o.restoring(); len(tasks) > 0 {
+		o.run(tasks, o.first)
 		return
 	}
 	o.first()
@@ -212,12 +216,17 @@ func (o *operation) tellServers(ownWill bool) {
 	if o.Kind == units.Accumulate && o.Use == units.Declare {
 		h.Flags |= wire.FlagDeclare
 	}
-	for _, p := range o.e.peers {
+	o.e.cancelAll(h)
+}
+
+// cancelAll tells every server that this rank gives a tensor up.
+func (e *Engine) cancelAll(h wire.Header) {
+	for _, p := range e.peers {
 		if p != nil {
 			p.control(h)
 		}
 	}
-	if o.e.local != nil {
-		o.e.local.server.Cancel(h)
+	if e.local != nil {
+		e.local.server.Cancel(h)
 	}
 }

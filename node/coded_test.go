@@ -315,64 +315,6 @@ func TestRanksThatDisagreeAboutACodecHearOfIt(t *testing.T) {
 	}
 }
 
-// The state of residuals has all that was given and not sent, to the rounding of sums, and a job that sets it goes on
-// as if it had not ended, whatever its partitions are.
-func TestTheStateHoldsWhatWasNotSent(t *testing.T) {
-	const n, iterations = 3*partition/4 + 5, 3
-	none := with(func(*settings.Settings) {})
-	var states [][]byte
-	for i, option := range []jobOption{smallPartitions, none} {
-		j := startJob(t, 2, option, dedicated(1))
-		for rank, s := range states {
-			if err := j.workers[rank].Engine.SetState(s); err != nil {
-				t.Fatal(err)
-			}
-		}
-		states = make([][]byte, 2)
-		for _, setting := range []string{"topk:0.1", "dgc:0.1"} {
-			if i == 0 {
-				for k := range iterations {
-					j.averages(setting, setting, units.Float32, func(rank int) []float64 { return normal(n, uint64(k), uint64(rank)) })
-				}
-			} else { // the threshold lets through what the other job kept
-				j.averages(setting, setting, units.Float32, func(int) []float64 { return make([]float64, n) })
-			}
-		}
-		for rank, w := range j.workers {
-			size, err := w.Engine.State(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			states[rank] = make([]byte, size)
-			if _, err := w.Engine.State(states[rank]); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if i == 0 {
-			continue
-		}
-		for rank, s := range states {
-			x := numbers(units.Float32, s[len(s)-4*n:]) // topk comes behind dgc
-			var kept float64
-			for _, f := range x {
-				kept += math.Abs(f)
-			}
-			if kept < n/4 {
-				t.Errorf("rank %d: the residual of zeros is %g in the mean: what was set is lost", rank, kept/n)
-			}
-		}
-		if err := j.workers[0].Engine.SetState(states[0][:len(states[0])-1]); !errors.Is(err, core.ErrInvalid) {
-			t.Errorf("a state cut short: %v", err)
-		}
-		if err := j.workers[0].Engine.SetState(states[0][:4]); err != nil {
-			t.Error(err)
-		}
-		if size, err := j.workers[0].Engine.State(nil); size != 4 || err != nil {
-			t.Errorf("%d bytes of state after all was dropped: %v", size, err)
-		}
-	}
-}
-
 func TestTheServersMemoryLimitEndsACodedSum(t *testing.T) {
 	j := startJob(t, 2, dedicated(1), smallPartitions, with(func(s *settings.Settings) { s.ServerMemory = 4 * partition }))
 	for rank, err := range j.outcomes(func(rank int) error {

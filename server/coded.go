@@ -39,7 +39,8 @@ type coding struct {
 	dtype    units.DType // of the tensor
 	elements int
 	stream   codec.Stream // of answers, but for the iteration
-	residual []byte       // of the answers of a key; lent, nil before the first
+	before   uint64       // iterations that the tensor had before it was declared, as the rank says that knows of most
+	residual *result      // of the answers of a key; nil before the first
 }
 
 // coding makes it for one partition; nil for a plain tensor.
@@ -75,6 +76,21 @@ func (d *decided) fits(h *wire.Header, n int) error {
 		text += fmt.Sprintf(", or a message of %s of up to %d; they come in encoding %d", t.codec, d.coding.codec.MaxEncoded(d.coding.elements), h.Codec)
 	}
 	return errors.New(text)
+}
+
+// had takes in a rank's word of how many iterations the tensor had before. Callers hold the key's mu.
+func (c *coding) had(iterations uint32) {
+	if c != nil {
+		c.before = max(c.before, uint64(iterations))
+	}
+}
+
+// at is the stream of a message: which one of an iteration it is makes those of the same iteration differ.
+func (c *coding) at(iteration, message uint64) codec.Stream {
+	s := c.stream
+	s.Iteration = c.before + iteration
+	s.Key += message
+	return s
 }
 
 // encode makes a message of float32 elements; with a residual where the codec keeps one.
@@ -193,18 +209,12 @@ func (k *key) combineMessages(s *slot, contributors rankset.Set) error {
 // storeMessage is store for a coded tensor: the sum, scaled, becomes one message for all.
 func (k *key) storeMessage(s *slot, iteration uint64) error {
 	t, c, pool := k.t, k.coding, k.t.r.s.pool
-	if n := c.answers.ResidualBytes(c.elements); n > 0 && c.residual == nil {
-		residual, err := pool.Get(n)
-		if err != nil {
-			return outOfMemory(err)
-		}
-		clear(residual)
-		c.residual = residual
+	residual, err := k.ownResidual()
+	if err != nil {
+		return outOfMemory(err)
 	}
 	reduce.Store(units.Float32, s.acc, s.acc, t.Prescale*t.Postscale, t.divide(s.divisor))
-	stream := c.stream
-	stream.Iteration = iteration
-	message, err := c.encode(pool, c.answers, s.acc, c.residual, stream)
+	message, err := c.encode(pool, c.answers, s.acc, residual, c.at(iteration, 0))
 	if err != nil {
 		return outOfMemory(err)
 	}
@@ -217,7 +227,7 @@ func (k *key) storeMessage(s *slot, iteration uint64) error {
 // trim lets the residual go when no iteration can follow. Callers hold mu.
 func (k *key) trim() {
 	if c := k.coding; c != nil && c.residual != nil && len(k.slots) == 0 && k.t.gone(gaveUp) {
-		k.t.r.s.pool.Put(c.residual)
+		c.residual.Sent(nil)
 		c.residual = nil
 	}
 }

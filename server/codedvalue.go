@@ -235,7 +235,7 @@ func (v *value) tell(b *base) (*told, error) {
 
 // differ takes a base from the value, and reports whether the gate holds the difference back.
 func (v *value) differ(wide, base []byte) bool {
-	threshold := v.t.PullGate.At(max(v.machine.V(), 1))
+	threshold := v.t.PullGate.At(max(v.coding.before+v.machine.V(), 1))
 	if threshold == 0 {
 		reduce.Add(units.Sum, units.Float32, wide, base, -1)
 		return false
@@ -357,9 +357,7 @@ func (v *value) encode(wide []byte) ([]byte, error) {
 	}
 	defer pool.Put(residual)
 	clear(residual)
-	s := c.stream
-	s.Iteration = v.machine.V()
-	s.Key += v.coded.version
+	s := c.at(v.machine.V(), v.coded.version)
 	return c.encode(pool, v.coded.by, wide, residual, s)
 }
 

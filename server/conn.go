@@ -172,7 +172,7 @@ func (c *conn) frame(h *wire.Header, p *payload) error {
 	if int(h.Rank) != c.rank {
 		return fmt.Errorf("it says rank %d", h.Rank)
 	}
-	if h.Type == wire.TypePush || h.Type == wire.TypePut {
+	if h.Type == wire.TypePush || h.Type == wire.TypePut || h.Type == wire.TypeRestore {
 		defer c.account(h.Length)
 	}
 	if epoch := c.r.epoch.Load(); h.Epoch != epoch && h.Type.OfEpoch() {
@@ -204,6 +204,10 @@ func (c *conn) frame(h *wire.Header, p *payload) error {
 		return c.r.report(h)
 	case wire.TypeCondition:
 		return c.condition(h, p)
+	case wire.TypeState:
+		return c.state(h)
+	case wire.TypeRestore:
+		return c.restore(h, p)
 	case wire.TypeBye:
 		c.bye()
 		return errLeft

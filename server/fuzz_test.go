@@ -277,7 +277,7 @@ func summedType(t *wire.Tensor) units.DType {
 // connection, with which flags and route. Mostly the tensor is announced just before.
 func operation(b [6]byte) (conn int, frame []byte) {
 	types := []wire.Type{wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePut, wire.TypeGet, wire.TypePull,
-		wire.TypeCancel, wire.TypeJoin, wire.TypeBye, wire.TypeAnnounce, wire.TypeCondition, wire.TypeReport}
+		wire.TypeCancel, wire.TypeJoin, wire.TypeBye, wire.TypeAnnounce, wire.TypeCondition, wire.TypeReport, wire.TypeState, wire.TypeRestore}
 	conn = int(b[1] % 4)
 	t := tensors[(int(b[0]>>4)+int(b[2]>>7)*(len(tensors)-16))%len(tensors)]
 	part := int(b[1]>>4) % len(t.Parts)
@@ -308,6 +308,8 @@ func operation(b [6]byte) (conn int, frame []byte) {
 		if h.Type == wire.TypePut {
 			payload = make([]byte, b[5])
 		}
+	case wire.TypeRestore:
+		h.DType, h.Aux, payload = units.Float32, uint64(b[4]%16), make([]byte, b[5])
 	case wire.TypeAnnounce:
 		payload, _ = json.Marshal(&t)
 	case wire.TypePull:

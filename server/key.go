@@ -148,6 +148,7 @@ func (c *conn) pull(h *wire.Header) error {
 func (k *key) open(h *wire.Header) (*slot, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.coding.had(h.Count)
 	if s := k.slots[h.Iteration]; s != nil {
 		if s.closed || !s.started.Add(int(h.Rank)) {
 			return nil, nil

@@ -4,7 +4,7 @@
 // dedicated on a CPU node.
 //
 // Reading order: server.go (what there is), round.go (one init to shutdown), conn.go (frames in and
-// out), key.go and sum.go (sums), coded.go (sums of coded tensors), names.go (ranks that disagree or do not come), exchange.go (broadcast, allgather,
+// out), key.go and sum.go (sums), coded.go (sums of coded tensors), state.go (their checkpoint), names.go (ranks that disagree or do not come), exchange.go (broadcast, allgather,
 // alltoall), join.go, local.go (the in-process way).
 package server
 

@@ -225,6 +225,7 @@ func (v *value) pull(r *reader) {
 // found out before anyone goes on. Callers hold mu.
 func (v *value) declare(r *reader, replies []reply) []reply {
 	v.declared.Add(r.rank)
+	v.coding.had(r.h.Count)
 	v.wait(r)
 	return v.open(replies)
 }

@@ -174,10 +174,9 @@ class Engine:
         self._check(_abi.library().pl_check_codec(codec.encode()))
 
     def compression_state(self) -> bytes:
-        """What this rank keeps of coded tensors from one iteration to the next (residuals), for a checkpoint.
+        """What coded tensors need to go on from a checkpoint: iterations, this rank's residuals, a share of the servers'.
 
-        Call it when no operation is in flight. Servers' residuals are not among it: those start at zero. So do all
-        after `join` and after another `init`.
+        Every rank takes its own, at the same place in the program, when no operation is in flight.
         """
         lib, room = _abi.library(), 0
         while True:
@@ -188,7 +187,7 @@ class Engine:
             room = size
 
     def load_compression_state(self, state: bytes) -> None:
-        """Takes in what `compression_state` gave on this rank. Raises ValueError for anything else."""
+        """Takes in what `compression_state` gave on this rank, on every rank. Raises ValueError for anything else."""
         self._check(_abi.library().pl_set_state(state, len(state)))
 
     def set_condition(self, change: dict[str, Any]) -> int:

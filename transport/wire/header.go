@@ -48,11 +48,13 @@ const (
 	TypeCondition                 // worker ↔ server: JSON Condition, a change of synchronisation model; the server answers with a JSON ConditionReply
 	TypeReport                    // worker → server: it has ended iteration Count of superstep Iteration, which took Aux ns, with a CPU occupancy of Significance
 	TypeStop                      // server → worker: superstep Iteration ends with the receiver's iteration Count; Aux = Thresholds(s, w)
+	TypeState                     // worker → server: asks for the residual of a key's answers; the result is empty where there is none
+	TypeRestore                   // worker → server: a piece of a key's residual, float32 from element Aux on; answered by an empty result
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
-	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop"}
+	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore"}
 
 func (t Type) String() string {
 	if t == 0 || t >= numTypes {
@@ -64,7 +66,8 @@ func (t Type) String() string {
 // OfEpoch reports whether a frame of the type belongs to one membership epoch and has no meaning in
 // another.
 func (t Type) OfEpoch() bool {
-	return t == TypePush || t == TypePull || t == TypePut || t == TypeGet || t == TypeCancel || t == TypeJoin || t == TypeReport
+	return t == TypePush || t == TypePull || t == TypePut || t == TypeGet || t == TypeCancel || t == TypeJoin || t == TypeReport ||
+		t == TypeState || t == TypeRestore
 }
 
 // Flags modify a frame.
@@ -122,10 +125,10 @@ type Header struct {
 	Length       uint32      // payload bytes behind the header
 	Iteration    uint64      // progress of the push, per tensor, counted from 0
 	Seq          uint64      // how often the name was used before, whatever the signature (FlagHome)
-	Aux          uint64      // put and get: Route(source, destination); window: consumed bytes; held values: Seq of the operation, given back in the result; report, stop: see there
+	Aux          uint64      // put and get: Route(source, destination); window: consumed bytes; restore: first element; held values: Seq of the operation, given back in the result; report, stop: see there
 	Divisor      uint32      // result: how many ranks contributed
 	Significance float32     // push: |g|/|w|, for the models that ask for it; 0 where not computed
-	Count        uint32      // batch: number of frames within; report, stop: iteration of a superstep, from 1; held values: number of the base that the rank has, 0 for none
+	Count        uint32      // batch: number of frames within; report, stop: iteration of a superstep, from 1; held values: number of the base that the rank has, 0 for none; push of a coded sum, declaration of a held value: iterations that the tensor had before
 }
 
 // Route packs the source and destination of a put or get. Destination -1 is "every reader".
@@ -225,7 +228,7 @@ func (h *Header) check() error {
 // maxPayload is the greatest payload that a frame of type t may have.
 func (t Type) maxPayload() uint32 {
 	switch t {
-	case TypePush, TypePut, TypeResult:
+	case TypePush, TypePut, TypeResult, TypeRestore:
 		return limits.MaxPayload
 	case TypeBatch:
 		return limits.MaxBatch

@@ -79,5 +79,7 @@ var samples = []sample{
 	{"condition", Header{Type: TypeCondition, Rank: 1}, Condition{ID: 1, At: 7, Names: []string{"w.*"}, Pull: "ssp:3", Push: "bsp"}},
 	{"report", Header{Type: TypeReport, Flags: FlagHome | FlagLast, Epoch: 1, Tensor: 2, Rank: 1, Iteration: 4, Count: 3, Aux: 250e6, Significance: 0.5}, nil},
 	{"stop", Header{Type: TypeStop, Tensor: 2, Iteration: 4, Count: 7, Aux: Thresholds(3, 10)}, nil},
+	{"state", Header{Type: TypeState, Epoch: 1, Tensor: 3, Part: 1, Rank: 1, Iteration: 5}, nil},
+	{"restore", Header{Type: TypeRestore, DType: units.Float32, Epoch: 1, Tensor: 3, Part: 1, Rank: 1, Aux: 6}, []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0x40}},
 	{"condition: reply", Header{Type: TypeCondition}, ConditionReply{ID: 1, Keys: 2, Pushed: 7}},
 }
