@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from paceline._checkpoint import compression_state, load_compression_state
 from paceline.common.basics import (
-    compression_state,
     cross_rank,
     cross_size,
     init,
     is_initialized,
-    load_compression_state,
     local_rank,
     local_size,
     rank,

@@ -174,7 +174,7 @@ class Engine:
         self._check(_abi.library().pl_check_codec(codec.encode()))
 
     def compression_state(self) -> bytes:
-        """What coded tensors need to go on from a checkpoint: iterations, this rank's residuals, a share of the servers'.
+        """What coded tensors need to go on from a checkpoint: iterations, and residuals of this rank and the servers.
 
         Every rank takes its own, at the same place in the program, when no operation is in flight.
         """

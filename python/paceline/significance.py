@@ -12,7 +12,8 @@ class Significance:
 
     What is held back adds up on the rank until it counts: until |sum| / |weights| (L2, by tensor) is threshold /
     iterations ** decay or more. In its place the rank sends an empty push that counts, so that nobody waits for it.
-    No checkpoint has what is held back.
+    A rank's `paceline.compression_state()` has what it holds back. When all ranks have joined, models that let ranks
+    run ahead drop it.
     As `pull_gate` the same rule is the servers', by partition: of what is not significant a rank is told nothing, and
     goes on with what it has.
     decay: 0.5 is Gaia's rule, 0 keeps the threshold.

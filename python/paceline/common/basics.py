@@ -19,8 +19,6 @@ start_timeline = engine.start_timeline
 stop_timeline = engine.stop_timeline
 tally = engine.tally
 supersteps = engine.supersteps
-compression_state = engine.compression_state
-load_compression_state = engine.load_compression_state
 
 
 def init(comm: Iterable[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:

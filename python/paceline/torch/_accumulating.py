@@ -36,7 +36,7 @@ class AccumulatingOptimizer:
         self.op = op
         self.sync = model
         self.process_set = process_set
-        self._gate = None if gate is None else Gate(gate)
+        self._gate = None if gate is None else Gate(gate, self._parameter_names, process_set)
         self._pull_gate = pull_gate
         self._values: dict[torch.Tensor, Value] = {}
         self._groups: list[tuple[str, list[torch.Tensor]]] = []  # with supersteps: what was declared together

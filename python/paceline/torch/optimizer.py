@@ -45,7 +45,7 @@ class _DistributedOptimizer(Hooked):
         gate=None,
     ):
         self._take_over(optimizer, named_parameters, compression, backward_passes_per_step)
-        self._gate = None if gate is None else Gate(gate)
+        self._gate = None if gate is None else Gate(gate, self._parameter_names, process_set)
         self.op = op
         self.gradient_predivide_factor = gradient_predivide_factor
         self.sparse_as_dense = sparse_as_dense

@@ -108,6 +108,83 @@ def test_residuals_go_into_a_checkpoint():
     hvd.barrier()
 
 
+class Script:
+    """Training whose sums are exact in any order, so that it repeats bit by bit: of whole numbers."""
+
+    def __init__(self, name, sync, compression, gate):
+        self.parameter = torch.nn.Parameter(torch.full((64, 64), 8.0))
+        self.optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([self.parameter], lr=2.0**-6),
+            named_parameters=[(name, self.parameter)],
+            compression=compression,
+            op=hvd.Sum,
+            sync=sync,
+            gate=gate,
+        )
+
+    def train(self, start, end):
+        for step in range(start, end):
+            random = torch.Generator().manual_seed(100 * step + hvd.rank())
+            gradient = torch.randint(-8, 9, (64, 64), generator=random).float()
+            self.optimizer.zero_grad()
+            (self.parameter * gradient).sum().backward()
+            self.optimizer.step()
+        self.optimizer.agree()
+        return self.parameter.detach().clone()
+
+
+@pytest.mark.parametrize("load_first", [False, True], ids=["made, then loaded", "loaded, then made"])
+@pytest.mark.parametrize("gate", [None, paceline.Significance(1.5, decay=0.25)], ids=["no gate", "gate"])
+@pytest.mark.parametrize(
+    ("sync", "compression"),
+    [("bsp", "topk:0.05,warmup=8"), ("bsp", "dgc:0.05,momentum=0.5,warmup=5"), ("bsp", "none"), ("ssp:0", "none")],
+)
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(sync, compression, gate, load_first):
+    def script():
+        return Script(f"resumed {sync} {compression} {gate} {load_first}", sync, compression, gate)
+
+    whole = script()
+    weights, state = whole.train(0, 5), paceline.compression_state()
+    held = None if gate is None else whole.optimizer._gate.held(whole.parameter)
+    if gate is not None and hvd.size() > 1:
+        assert hvd.allgather(torch.tensor([held is not None])).any(), "the gate holds nothing back"
+    held = None if held is None else held.clone()
+    want = whole.train(5, 10)
+    hvd.barrier()
+    if load_first:
+        paceline.load_compression_state(state)
+        assert paceline.compression_state() == state
+    resumed = script()
+    if not load_first:
+        paceline.load_compression_state(state)
+    with torch.no_grad():
+        resumed.parameter.copy_(weights)
+    if held is not None:
+        assert (resumed.optimizer._gate.held(resumed.parameter) == held).all()
+    assert (resumed.train(5, 10) == want).all()
+    hvd.barrier()
+
+
+def test_what_a_gate_cannot_take_is_told():
+    gate = paceline.Significance(1e6)
+    held = Script("held", None, "none", gate)
+    held.train(0, 3)
+    state = paceline.compression_state()
+    other = torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([other], lr=1.0), [("held", other)], gate=gate)
+    paceline.load_compression_state(state)
+    if hvd.size() > 1:
+        with pytest.warns(UserWarning, match=r"'held' has shape \(3,\).*\(64, 64\)"):
+            assert optimizer._gate.held(other) is None
+    for broken in (state.replace(b"torch.gates", b"torch.gapes"), state):
+        paceline.load_compression_state(broken)
+        assert paceline.compression_state() == broken, "what nobody claims is kept"
+    with pytest.raises(ValueError, match="gates"):
+        paceline.load_compression_state(state[:-40] + bytes(40))
+    assert paceline.compression_state() == state
+    hvd.barrier()
+
+
 @pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16, "topk:0.2"], ids=str)
 @pytest.mark.parametrize("sync", ["bsp", "ssp:2", "elastic:3"])
 def test_what_does_not_matter_is_held_back_until_it_does(sync, compression):
