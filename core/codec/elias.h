@@ -14,8 +14,9 @@ BITS_TARGET static inline uint64_t scatter(uint64_t x, uint64_t mask) { return _
 #else
 #define BITS_TARGET
 
-/* gather moves the bits of x under the mask to the lowest places. */
+/* gather moves the bits of x under the mask to the lowest places. All elements take part in the first step. */
 static inline uint64_t gather(uint64_t x, uint64_t mask) {
+  if (mask == UINT64_MAX) return x;
   uint64_t gathered = 0;
   for (uint32_t at = 0; mask; mask &= mask - 1) gathered |= (x >> __builtin_ctzll(mask) & 1) << at++;
   return gathered;
@@ -23,6 +24,7 @@ static inline uint64_t gather(uint64_t x, uint64_t mask) {
 
 /* scatter moves the lowest bits of x to the places under the mask. */
 static inline uint64_t scatter(uint64_t x, uint64_t mask) {
+  if (mask == UINT64_MAX) return x;
   uint64_t scattered = 0;
   for (; mask; mask &= mask - 1, x >>= 1) scattered |= (mask & -mask) & -(x & 1);
   return scattered;
