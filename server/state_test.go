@@ -94,6 +94,37 @@ func TestDifferencesGoOnWithTheirWarmUp(t *testing.T) {
 	}
 }
 
+// The threshold of a gate for pulls goes on with its decay.
+func TestAGateForPullsGoesOnWithItsDecay(t *testing.T) {
+	const n = 64
+	b := newBench(t, 1<<20, false)
+	read := func(id, had uint32) wire.Header {
+		held := coded("none", under("asp", declared(id, string(rune('a'+id)), units.Accumulate, units.Sum, units.Float32, 4*n)))
+		held.PullGate = wire.Gate{Threshold: 4, Decay: 1}
+		b.announce(held)
+		for rank := range 3 {
+			h := wire.Header{Type: wire.TypePull, Tensor: id, Flags: wire.FlagDeclare | wire.FlagHome, Count: had}
+			var payload []byte
+			if rank == 0 {
+				h.Type, h.DType, payload = wire.TypePush, units.Float32, ones(n)
+			}
+			b.send(rank, h, payload)
+		}
+		var base uint32
+		for rank := range 3 {
+			h, _ := b.receive(rank)
+			base = h.Count
+		}
+		b.send(2, wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Count: base}, ones(n))
+		h, _ := b.receive(2)
+		return h
+	}
+	fresh, restored := read(1, 0), read(2, 1000)
+	if fresh.Type != wire.TypeResult || fresh.Flags&wire.FlagEmpty == 0 || restored.Type != wire.TypeResult || restored.Flags&wire.FlagEmpty != 0 {
+		t.Errorf("a change by a part is answered by %+v at first, by %+v after 1000 iterations", fresh, restored)
+	}
+}
+
 func TestAResidualComesBackAsItWasSet(t *testing.T) {
 	const n = 300 << 10 // more than what is read at a time
 	b := newBench(t, 1<<24, false)
