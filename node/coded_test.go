@@ -423,7 +423,7 @@ func TestCodedSumsBesideAJoin(t *testing.T) {
 
 func TestAWrongCompressionIsFoundBeforeTheJobStarts(t *testing.T) {
 	for text, want := range map[string]string{
-		"topk:7": "shares over 0", `[{"codec": "fp16", "size": 1}]`: "rule 1", "nowhere/rules.json": "nowhere/rules.json",
+		"topk:7": "shares over 0", "atuo": "topk, and auto", `[{"codec": "fp16", "size": 1}]`: "rule 1", "nowhere/rules.json": "nowhere/rules.json",
 	} {
 		j := newJob(t, 2, with(func(s *settings.Settings) { s.Compression = text }))
 		_, err := node.StartWorker(t.Context(), j.settings, node.Options{Log: j.log})

@@ -1,9 +1,12 @@
 package node
 
 import (
+	"fmt"
 	"io"
 	"os"
+	"strings"
 
+	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/policy"
 )
 
@@ -13,18 +16,27 @@ const measured = "auto"
 // Compression reads how tensors are to be coded: a setting, rules, or the path of a file with them.
 func Compression(text string) (*policy.Policy, error) { return policy.Load(text, openFile) }
 
+// checked adds to an error what else may stand where the user names one codec for all tensors.
+func checked(text string, err error) error {
+	if codec.IsUnknown(err) && !strings.HasPrefix(strings.TrimSpace(text), "[") {
+		return fmt.Errorf("%w, and %s", err, measured)
+	}
+	return err
+}
+
 func jobCompression(text string) (*policy.Policy, error) {
 	if text == measured {
 		return nil, nil
 	}
-	return Compression(text)
+	p, err := Compression(text)
+	return p, checked(text, err)
 }
 
 // CheckCodec reports whether Compression takes a text. It is for the place where the user names a codec, before
 // training starts.
 func CheckCodec(text string) error {
 	_, err := Compression(text)
-	return err
+	return checked(text, err)
 }
 
 func openFile(path string) (io.ReadCloser, error) { return os.Open(path) }

@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -43,7 +44,7 @@ func Parse(setting string) (Codec, error) {
 	name, text, _ := strings.Cut(body, ":")
 	newCodec, ok := makers[name]
 	if !ok {
-		return nil, fmt.Errorf("codec %q: unknown name %q: allowed are %s", setting, name, strings.Join(Names(), ", "))
+		return nil, unknownError(fmt.Sprintf("codec %q: unknown name %q: allowed are %s", setting, name, strings.Join(Names(), ", ")))
 	}
 	a := parseArguments(text)
 	c := newCodec(a)
@@ -55,6 +56,14 @@ func Parse(setting string) (Codec, error) {
 	}
 	return c, nil
 }
+
+// unknownError says that there is no codec of a name.
+type unknownError string
+
+func (e unknownError) Error() string { return string(e) }
+
+// IsUnknown reports whether an error of Parse is about a name that no codec has: the caller may know others.
+func IsUnknown(err error) bool { return errors.As(err, new(unknownError)) }
 
 // splitStage cuts a setting before its lossless stage, which keeps its plus.
 func splitStage(setting string) (body, stage string) {
