@@ -54,7 +54,7 @@ func TestDifferencesGoOnWithTheirWarmUp(t *testing.T) {
 	const n = 1000
 	b := newBench(t, 1<<20, false)
 	read := func(id uint32, had uint32) (lengths []int) {
-		held := coded("topk:0.01,warmup=4", under("asp", declared(id, string(rune('a'+id)), units.Accumulate, units.Sum, units.Float32, 4*n)))
+		held := coded("topk:0.01,warmup=4", under("", declared(id, string(rune('a'+id)), units.Accumulate, units.Sum, units.Float32, 4*n)))
 		b.announce(held)
 		for rank := range 3 {
 			h := wire.Header{Type: wire.TypePull, Tensor: id, Flags: wire.FlagDeclare | wire.FlagHome, Count: had}
