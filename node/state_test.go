@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -72,6 +73,64 @@ func (j *job) train(from, to int) (got [][]byte) {
 		}
 	}
 	return got
+}
+
+// residuals are what a rank's state has of each tensor: its own residual, and the elements that servers keep of it.
+func residuals(state []byte) (own, servers map[string][]byte) {
+	own, servers = map[string][]byte{}, map[string][]byte{}
+	at := 4
+	number := func(bytes int) int {
+		var b [8]byte
+		at += copy(b[:bytes], state[at:])
+		return int(binary.LittleEndian.Uint64(b[:]))
+	}
+	cut := func(n int) []byte {
+		at += n
+		return state[at-n : at]
+	}
+	for at < len(state) {
+		number(4)
+		name := string(cut(number(4)))
+		cut(number(4))
+		number(8)
+		own[name] = cut(number(8))
+		for range number(4) {
+			first, piece := 4*number(8), cut(number(8))
+			servers[name] = append(servers[name], make([]byte, max(first+len(piece)-len(servers[name]), 0))...)
+			copy(servers[name][first:], piece)
+		}
+	}
+	return own, servers
+}
+
+// What was given is what was sent, and what the states have: nothing is lost between them, nor counted twice.
+func TestWhatWasSentAndWhatTheStatesHaveIsWhatWasGiven(t *testing.T) {
+	const n, iterations, ranks = 2*partition/4 + 9, 4, 3
+	for _, options := range [][]jobOption{{smallPartitions}, {smallPartitions, both(1)}} {
+		j := startJob(t, ranks, options...)
+		for _, setting := range []string{"topk:0.1", "topk:0.05,warmup=3+zstd", "randomk:0.1", "threshold:1.5", "onebit:block=64", "int8:block=64,feedback=on", "int4:block=64,feedback=on"} {
+			given, found := make([]float64, n), make([]float64, n)
+			add := func(to, x []float64, share float64) {
+				for i, f := range x {
+					to[i] += share * f
+				}
+			}
+			for k := range iterations {
+				x := func(rank int) []float64 { return normal(n, uint64(k), uint64(rank)) }
+				add(found, j.averages(setting, setting, units.Float32, x), 1)
+				add(given, mean(ranks, x), 1)
+			}
+			sent := norm(given, found)
+			for _, state := range j.states() {
+				own, servers := residuals(state)
+				add(found, numbers(units.Float32, own[setting]), 1./ranks)
+				add(found, numbers(units.Float32, servers[setting]), 1)
+			}
+			if off := norm(given, found); off > 1e-5*norm(given, make([]float64, n)) || sent < 1e3*off {
+				t.Errorf("%s: what was sent is off by %g, with what the states have by %g", setting, sent, off)
+			}
+		}
+	}
 }
 
 func repeatable(s *settings.Settings) { s.Seed, s.SumInRankOrder = 7, true }
