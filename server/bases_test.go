@@ -77,7 +77,7 @@ func TestRanksWithABaseHaveTheSameBitsWhateverGivesWay(t *testing.T) {
 		tensor := coded(c.setting, under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
 		tensor.PullGate, tensor.Prescale, tensor.Postscale = wire.Gate{Threshold: c.threshold}, 1, 1
 		b.announce(tensor)
-		b.hold(n)
+		b.hold(1, n, 0)
 		by, _ := codec.Parse(c.setting)
 		stop := make(chan struct{})
 		var wg sync.WaitGroup

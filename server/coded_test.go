@@ -151,11 +151,12 @@ func TestAMalformedMessageFailsTheOperationOnEveryRank(t *testing.T) {
 	}
 }
 
-// hold declares a held value of ones, and answers the number of the base that every rank has with it.
-func (b *bench) hold(n int) (base uint32) {
+// hold declares a held value of ones that had so many iterations before, and answers the number of the base that every
+// rank has with it.
+func (b *bench) hold(id uint32, n int, had uint32) (base uint32) {
 	b.t.Helper()
 	for rank := range 3 {
-		h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagDeclare | wire.FlagHome}
+		h := wire.Header{Type: wire.TypePull, Tensor: id, Flags: wire.FlagDeclare | wire.FlagHome, Count: had}
 		var payload []byte
 		if rank == 0 {
 			h.Type, h.DType, payload = wire.TypePush, units.Float32, ones(n)
@@ -177,7 +178,7 @@ func TestADifferenceIsEncodedOnceForRanksThatHaveTheSame(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
-	base := b.hold(n)
+	base := b.hold(1, n, 0)
 	if base == 0 {
 		t.Fatal("no base comes with the declared value")
 	}
@@ -213,7 +214,7 @@ func TestAGateForPullsHoldsBackWhatHasChangedByLittle(t *testing.T) {
 	tensor := coded("none", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
 	tensor.PullGate, tensor.Prescale, tensor.Postscale = wire.Gate{Threshold: 0.5}, 1, 1
 	b.announce(tensor)
-	base := b.hold(n)
+	base := b.hold(1, n, 0)
 	for value := float32(2); value < 10; value++ {
 		h := wire.Header{
 			Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Count: base,
@@ -265,7 +266,7 @@ func TestADifferenceIsSentToTheBaseThatARankHas(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
-	b.hold(n)
+	b.hold(1, n, 0)
 	read := func(rank int, base uint32, flags wire.Flags) wire.Header {
 		t.Helper()
 		b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | flags, Count: base}, nil)
@@ -302,7 +303,7 @@ func TestWithoutMemoryForABaseTheValueItselfIsSent(t *testing.T) {
 	const n = 1024 // 4 KiB, the least that the pool lends
 	b := newBench(t, 6*4096, false)
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
-	b.hold(n)
+	b.hold(1, n, 0)
 	for range 3 {
 		bases := make([]uint32, 3)
 		for rank := range 3 {
@@ -323,7 +324,7 @@ func TestBasesAreAsManyAsRanksHave(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
-	base := b.hold(n)
+	base := b.hold(1, n, 0)
 	for range 50 {
 		b.send(1, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: base}, nil)
 		h, _ := b.receive(1)
@@ -344,7 +345,7 @@ func TestAGateForPullsOpensAsItsThresholdFalls(t *testing.T) {
 	tensor := coded("none", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
 	tensor.PullGate, tensor.Prescale, tensor.Postscale = wire.Gate{Threshold: 2, Decay: 1}, 1, 1
 	b.announce(tensor)
-	base := b.hold(n)
+	base := b.hold(1, n, 0)
 	for iteration := range uint64(4) {
 		for rank := range 3 {
 			h := wire.Header{
@@ -372,7 +373,7 @@ func TestNoBaseHasTheNumberOfNone(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
-	base := b.hold(n)
+	base := b.hold(1, n, 0)
 	v := b.s.round.inUse()[0].heldParts()[0]
 	v.mu.Lock()
 	v.coded.numbers = math.MaxUint32 - 1

@@ -56,21 +56,10 @@ func TestDifferencesGoOnWithTheirWarmUp(t *testing.T) {
 	read := func(id uint32, had uint32) (lengths []int) {
 		held := coded("topk:0.01,warmup=4", under("", declared(id, string(rune('a'+id)), units.Accumulate, units.Sum, units.Float32, 4*n)))
 		b.announce(held)
-		for rank := range 3 {
-			h := wire.Header{Type: wire.TypePull, Tensor: id, Flags: wire.FlagDeclare | wire.FlagHome, Count: had}
-			var payload []byte
-			if rank == 0 {
-				h.Type, h.DType, payload = wire.TypePush, units.Float32, ones(n)
-			}
-			b.send(rank, h, payload)
-		}
-		for rank := range 3 {
-			b.receive(rank)
-		}
+		base := b.hold(id, n, had)
 		c, _ := codec.Parse(held.Codec)
 		message := make([]byte, c.MaxEncoded(n))
 		message = message[:c.Encode(message, ones(n), make([]byte, c.ResidualBytes(n)), codec.Stream{})]
-		var base uint32
 		for i := range uint64(6) {
 			for rank := range 3 {
 				h := wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Iteration: i, Count: base}
@@ -102,19 +91,7 @@ func TestAGateForPullsGoesOnWithItsDecay(t *testing.T) {
 		held := coded("none", under("asp", declared(id, string(rune('a'+id)), units.Accumulate, units.Sum, units.Float32, 4*n)))
 		held.PullGate = wire.Gate{Threshold: 4, Decay: 1}
 		b.announce(held)
-		for rank := range 3 {
-			h := wire.Header{Type: wire.TypePull, Tensor: id, Flags: wire.FlagDeclare | wire.FlagHome, Count: had}
-			var payload []byte
-			if rank == 0 {
-				h.Type, h.DType, payload = wire.TypePush, units.Float32, ones(n)
-			}
-			b.send(rank, h, payload)
-		}
-		var base uint32
-		for rank := range 3 {
-			h, _ := b.receive(rank)
-			base = h.Count
-		}
+		base := b.hold(id, n, had)
 		b.send(2, wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Count: base}, ones(n))
 		h, _ := b.receive(2)
 		return h

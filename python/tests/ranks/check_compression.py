@@ -53,6 +53,13 @@ def train(model, optimizer, steps):
         optimizer.step()
 
 
+def want_truth(model, optimizer):
+    optimizer.agree()
+    assert (hvd.allgather(model.weight.detach()) == model.weight.repeat(hvd.size(), 1)).all()
+    assert (model.weight - TRUTH).norm() < 0.3 * TRUTH.norm()
+    hvd.barrier()
+
+
 @pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
 @pytest.mark.parametrize("codec", CODECS, ids=text)
 def test_a_script_trains_to_the_truth_under_every_codec(codec, sync):
@@ -65,10 +72,7 @@ def test_a_script_trains_to_the_truth_under_every_codec(codec, sync):
         sync=sync,
     )
     train(model, optimizer, 150)
-    optimizer.agree()
-    assert (hvd.allgather(model.weight.detach()) == model.weight.repeat(hvd.size(), 1)).all()
-    assert (model.weight - TRUTH).norm() < 0.3 * TRUTH.norm()
-    hvd.barrier()
+    want_truth(model, optimizer)
 
 
 def test_dgc_trains_and_says_that_momentum_is_its_own():
@@ -202,10 +206,7 @@ def test_what_does_not_matter_is_held_back_until_it_does(sync, compression):
     train(model, optimizer, 200)
     gate = optimizer._gate
     assert gate.held(model.weight) is not None or hvd.size() == 1 or compression == "topk:0.2"
-    optimizer.agree()
-    assert (hvd.allgather(model.weight.detach()) == model.weight.repeat(hvd.size(), 1)).all()
-    assert (model.weight - TRUTH).norm() < 0.3 * TRUTH.norm()
-    hvd.barrier()
+    want_truth(model, optimizer)
 
 
 def test_nothing_significant_leaves_parameters_as_they_are():
@@ -241,10 +242,7 @@ def test_pulls_of_what_has_hardly_changed_bring_nothing(sync, compression):
     train(model, optimizer, 200)
     withheld = torch.tensor(float(paceline.tally()["withheld"] - before))
     assert hvd.size() == 1 or hvd.allreduce(withheld, op=hvd.Sum) > 0
-    optimizer.agree()
-    assert (hvd.allgather(model.weight.detach()) == model.weight.repeat(hvd.size(), 1)).all()
-    assert (model.weight - TRUTH).norm() < 0.3 * TRUTH.norm()
-    hvd.barrier()
+    want_truth(model, optimizer)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
