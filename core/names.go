@@ -113,7 +113,9 @@ func (e *Engine) declare(n *nameState, o *operation) *declaration {
 	if c := e.codecOf(&o.Op); c != nil {
 		d.t.Codec = c.String()
 		d.coding = newCoding(c, &d.t)
-		e.restore(nameID{o.Set.ID, o.name()}, d)
+		if !d.unnamed {
+			e.restore(nameID{o.Set.ID, o.name()}, d)
+		}
 	}
 	n.decls = append(n.decls, d)
 	n.last = d

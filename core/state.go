@@ -419,7 +419,7 @@ func (d *declaration) had() uint32 {
 
 // restoring are the tasks that bring the servers' residuals back, before the declaration's first operation.
 func (o *operation) restoring() (tasks []*task) {
-	if o.d == nil {
+	if o.d == nil || len(o.d.pieces) == 0 { // operations without a name have none, and may be several at a time
 		return nil
 	}
 	for _, p := range o.d.pieces {
