@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/paceline/paceline/core/codec"
@@ -234,12 +235,27 @@ func (e *Engine) fetch(ops []*operation, tasks [][]*task) error {
 			left--
 			failure = cmp.Or(failure, err)
 		case <-patience.C:
-			for _, o := range ops { // those that are over take no notice
-				o.giveUp(fmt.Errorf("%w: rank %d did not get the servers' residual of %q within %v", ErrStall, e.cfg.Rank, o.name(), e.cfg.DeclareTimeout))
+			for i, o := range ops { // those that are over take no notice
+				o.giveUp(fmt.Errorf("%w: rank %d did not get the residual of %q from %s within %v", ErrStall, e.cfg.Rank, o.name(), e.serversOf(tasks[i]), e.cfg.DeclareTimeout))
 			}
 		}
 	}
 	return failure
+}
+
+// serversOf names the servers that tasks go to.
+func (e *Engine) serversOf(tasks []*task) string {
+	var names []string
+	for _, t := range tasks {
+		name := fmt.Sprintf("server %d on this rank", t.server)
+		if p := e.peers[t.server]; p != nil {
+			name = p.String()
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // SetState takes in what State wrote; what it does not name starts at zero. Tensors that are in use are declared
@@ -260,7 +276,7 @@ func (e *Engine) SetState(state []byte) error {
 		for _, d := range n.decls {
 			switch {
 			case d.coding != nil && d.t.Kind != units.Accumulate:
-				over = append(over, wire.Header{Type: wire.TypeCancel, Epoch: e.epoch(), Rank: uint32(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.next})
+				over = append(over, wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch(), Rank: uint32(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.next})
 				continue
 			case d.coding != nil:
 				s := stateID{id, d.t.Signature()}

@@ -301,4 +301,46 @@ func TestAStateIsTakenBetweenOperationsAndSetWhole(t *testing.T) {
 	j.averages("w", "topk:0.1", units.Float32, ones)
 }
 
+// A rank that has begun without a state while others have set theirs hears so, and so do those.
+func TestAStateThatOnlySomeRanksSetIsAnErrorOnAll(t *testing.T) {
+	for _, sync := range []string{"", "drop-stragglers:2"} {
+		j := startJob(t, 3, dedicated(1))
+		op := func(rank int) core.Op {
+			o := gradient("w", "topk:0.1", units.Float32, normal(2000, uint64(rank)))
+			o.Sync = sync
+			return o
+		}
+		all := func() {
+			j.each(func(rank int) error {
+				_, err := j.do(rank, op(rank))
+				return err
+			})
+		}
+		all()
+		states := j.states()
+		waiting, err := j.submit(0, op(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.averages("behind it", "topk:0.1", units.Float32, func(int) []float64 { return normal(2000, 1) }) // the server has got it
+		for rank := 1; rank < 3; rank++ {
+			if err := j.workers[rank].Engine.SetState(states[rank]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		check := func(rank int, err error) {
+			if err == nil || !strings.Contains(err.Error(), "every rank loads its own") {
+				t.Errorf("%q, rank %d: %v", sync, rank, err)
+			}
+		}
+		_, err = await(waiting[0], 0, "w")
+		check(0, err)
+		for rank := 1; rank < 3; rank++ {
+			_, err := j.do(rank, op(rank))
+			check(rank, err)
+		}
+		all()
+	}
+}
+
 func second(_ int, err error) error { return err }

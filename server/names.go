@@ -171,6 +171,9 @@ func (r *round) cancel(h *wire.Header) {
 		}
 		if n := r.names[nameID{t.ProcessSet, t.Name}]; n != nil {
 			if a := n.window[seq]; a != nil && a.t == t {
+				if h.Flags&wire.FlagDeclare != 0 && !t.holds() { // else those that have come would wait for good
+					failed = r.failLocked(t, seq, wire.FailUnsupported, earlierFailure(t))
+				}
 				delete(n.window, seq)
 			}
 		}
@@ -298,7 +301,11 @@ func hasLeft(t *tensor, rank int) string {
 }
 
 func earlierFailure(t *tensor) string {
-	return fmt.Sprintf("%q cannot be done: an operation of that name before it failed", t.Name)
+	text := fmt.Sprintf("%q cannot be done: an operation of that name before it failed", t.Name)
+	if t.Codec != "" {
+		text += ", or only some ranks have loaded a compression state; every rank loads its own, behind a barrier"
+	}
+	return text
 }
 
 func overlap(a, b rankset.Set) rankset.Set { return a.Minus(a.Minus(b)) }

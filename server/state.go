@@ -3,6 +3,8 @@ package server
 import (
 	"fmt"
 
+	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -138,7 +140,8 @@ func (k *key) ownResidual() ([]byte, error) {
 	return b, nil
 }
 
-// setResidual overwrites a piece of the residual, unless no iteration can follow.
+// setResidual overwrites a piece of the residual, unless no iteration can follow. Where a sum closed before the piece
+// came, as drop-stragglers lets it, the residual has what that answer lacked, and the piece is added.
 func (k *key) setResidual(at int, piece []byte) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -146,7 +149,11 @@ func (k *key) setResidual(at int, piece []byte) error {
 		return nil
 	}
 	residual, err := k.ownResidual()
-	if err == nil {
+	switch {
+	case err != nil:
+	case k.coding.answered && len(residual) > 0:
+		reduce.Add(units.Sum, units.Float32, residual[at:at+len(piece)], piece, 1)
+	default:
 		copy(residual[at:], piece)
 	}
 	return err

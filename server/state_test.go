@@ -1,6 +1,8 @@
 package server
 
 import (
+	"encoding/binary"
+	"math"
 	"testing"
 
 	"github.com/paceline/paceline/core/codec"
@@ -132,6 +134,29 @@ func TestAResidualComesBackAsItWasSet(t *testing.T) {
 	r := ask()
 	if sum := ones(n); string(r) == string(sum) {
 		t.Error("the answer has left the residual as it was")
+	}
+}
+
+// Under drop-stragglers a sum may close before a rank's piece has come: what its answer lacked is kept besides.
+func TestAPieceThatComesAfterAnAnswerIsAdded(t *testing.T) {
+	const n = 1000
+	b := newBench(t, 1<<20, false)
+	w := coded("topk:0.01", declared(1, "w", units.Allreduce, units.Sum, units.Float32, 4*n))
+	b.announce(w)
+	b.push(&w, n, 0, 0) // the answer has all of the sum, a hundredth of the elements
+	piece := ones(n)
+	for range 2 {
+		b.send(1, wire.Header{Type: wire.TypeRestore, Tensor: 1, DType: units.Float32}, piece)
+		b.receive(1)
+	}
+	b.send(2, wire.Header{Type: wire.TypeState, Tensor: 1, Iteration: 1}, nil)
+	_, payload := b.receive(2)
+	two := make([]byte, 4*n)
+	for i := range n {
+		binary.LittleEndian.PutUint32(two[4*i:], math.Float32bits(2))
+	}
+	if string(payload) != string(two) {
+		t.Errorf("after two pieces of ones the residual begins with % x", payload[:8])
 	}
 }
 

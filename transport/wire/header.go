@@ -86,7 +86,8 @@ const (
 	// all other ranks must be.
 	FlagOwnWill
 	// FlagDeclare on a push: the payload is the value that the servers are to hold; on a pull: the
-	// sender waits for that; on a cancel: that is what the sender gives up.
+	// sender waits for that; on a cancel: that is what the sender gives up, or of a sum that it declares it
+	// anew because it has set a state, which fails what others have begun without.
 	FlagDeclare
 	// FlagNow on a push or pull of a held value: answer with the value as it is, whatever the
 	// synchronisation model says.
