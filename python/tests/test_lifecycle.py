@@ -131,6 +131,52 @@ def test_a_killed_rank_is_named_by_every_survivor_within_seconds(tmp_path):
         assert survivor.status == 0 and "survivor:" in survivor.output and "worker 1" in survivor.output
 
 
+@pytest.mark.parametrize("in_the_middle_of", ["taking states", "loading states", "wait-free steps"])
+def test_a_rank_that_is_killed_amid_what_others_do_is_named_by_them(in_the_middle_of, tmp_path):
+    code = script(f"""
+        import paceline
+        hvd.init()
+        layers = torch.nn.Sequential(*[torch.nn.Linear(200, 200) for _ in range(8)])
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(layers.parameters(), lr=1e-3), layers.named_parameters(), sync="ssp:2", wait_free=True
+        )
+
+        def step():
+            layers(torch.ones(4, 200)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        def sums():
+            for i in range(4):
+                hvd.allreduce(torch.ones(400_000), name=f"sum {{i}}", compression="topk:0.01")
+
+        def load():
+            state = paceline.compression_state()
+            hvd.barrier()
+            paceline.load_compression_state(state)
+            sums()
+            hvd.barrier()
+
+        again = {{"taking states": paceline.compression_state, "loading states": load, "wait-free steps": step}}
+        sums()
+        hvd.barrier()
+        print("ready", flush=True)
+        try:
+            while True:
+                again[{in_the_middle_of!r}]()
+        except hvd.HorovodInternalError as e:
+            print("survivor:", e)
+        hvd.shutdown()
+    """)
+    with Job(3, code, tmp_path) as job:
+        printed(job, "ready")
+        time.sleep(0.5)  # so that they are at it
+        job.processes[1].kill()
+        ended = job.wait(60)
+    for survivor in (ended[0], ended[2]):
+        assert survivor.status == 0 and "survivor:" in survivor.output and "worker 1" in survivor.output
+
+
 @pytest.mark.parametrize("waits_in", ["an operation", "init", "a barrier", "join"])
 def test_ctrl_c_breaks_off_a_wait_at_once(waits_in, tmp_path):
     wait = {

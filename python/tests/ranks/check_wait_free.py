@@ -136,6 +136,16 @@ def test_what_does_not_matter_is_held_back_as_without_it():
         torch.testing.assert_close(weight.detach(), torch.full((4,), 0.4))
 
 
+def test_what_has_hardly_changed_is_not_read_as_without_it():
+    before = paceline.tally()["withheld"]
+    plain, early = both(OPTIMIZERS["sgd"], "pulled", steps=12, pull_gate=paceline.Significance(0.3))
+    assert_same(plain, early)
+    withheld = torch.tensor(float(paceline.tally()["withheld"] - before))
+    assert hvd.size() == 1 or hvd.allreduce(withheld, op=hvd.Sum) > 0
+    everything, _ = both(OPTIMIZERS["sgd"], "all pulled", steps=12)
+    assert hvd.size() == 1 or not torch.equal(plain[-1][0], everything[-1][0])
+
+
 @pytest.mark.parametrize("codec", ["fp16", "topk:0.1"])
 def test_codecs_code_the_same_differences(codec):
     results = []
