@@ -52,8 +52,9 @@ def compression_state() -> bytes:
 def load_compression_state(state: bytes) -> None:
     """Takes in what `compression_state` gave on this rank; every rank does so, at the same place.
 
-    It may be before or after optimizers are made; in a job that has trained already, behind a `barrier`. What the
-    state does not name begins anew. Raises ValueError for anything else, and then nothing changes.
+    It may be before or after optimizers are made; in a job that has trained already, behind a `barrier`: there the
+    next sums are an error on all ranks if only some have done so. What the state does not name begins anew. Raises
+    ValueError for anything else, and then nothing changes.
     """
     parts = _read(state)
     readers = [part.reader(parts.pop(name, b"")) for name, part in _parts.items()]
