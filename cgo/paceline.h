@@ -103,8 +103,8 @@ typedef struct pl_op {
                              ("topk:0.01"), or rules as PACELINE_COMPRESSION takes; NULL: those; "none": plain */
   uint32_t empty;         /* 1: this rank's input is zeros, none of which are sent, and input may be NULL: allreduce,
                              reducescatter, accumulate with PL_ADD, by sum or average */
-  double pull_threshold;  /* accumulate, the same in every use: a read gives what the last one of this rank gave as long
-                             as |change| / |value| (L2, by partition) is under pull_threshold / iteration^pull_decay;
+  double pull_threshold;  /* accumulate, the same in every use: a read gives what this rank's last one gave as long as
+                             |change| / |value| (L2, by partition) is under pull_threshold / iteration^pull_decay;
                              0: each gives the value */
   double pull_decay;
 } pl_op;
@@ -133,9 +133,9 @@ int pl_shutdown(void);
 
 /* Writes what is known of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",
  * "cross_size", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...], "tally": {"admitted",
- * "dropped", "duplicate", "delayed", "withheld"}, "supersteps": [{"value", "model", "superstep", "iterations", "s", "w"}]}, the
- * tally being of the server in this process. Returns the length, or a negative
- * pl_status. Where the length is cap or more, nothing is written: call again with more room. */
+ * "dropped", "duplicate", "delayed", "withheld"}, "supersteps": [{"value", "model", "superstep", "iterations", "s",
+ * "w"}]}, the tally being of the server in this process. Returns the length, or a negative pl_status. Where the length
+ * is cap or more, nothing is written: call again with more room. */
 int64_t pl_info(char *buf, uint64_t cap);
 
 /* Submits count operations as one group: all are queued together, or none and an error is returned.
