@@ -22,10 +22,12 @@ import (
 //     itself, and both start anew with that.
 //   - Where the tensor has a gate for pulls, a difference that it holds back is not sent: the rank stays at its base.
 //
-// The worker in this process gets what it would get elsewhere: what the message says, or its base.
+// The worker in this process gets what it would get elsewhere where a model keeps ranks together, which then hold the
+// same bits, and where a gate is to hold for it too; else the value itself, which is nearer and costs no encoding.
 type codedValue struct {
 	by       codec.Codec // of differences, or of values
 	precise  bool
+	alike    bool    // the worker in this process gets what the others get
 	version  uint64  // how often the value has changed
 	message  *result // precise: the value as it is; nil when it has changed since
 	bases    map[int]*base
@@ -41,7 +43,11 @@ func newCodedValue(v *value) *codedValue {
 		return nil
 	}
 	by := codec.Difference(v.coding.codec)
-	return &codedValue{by: by, precise: v.t.PullGate == (wire.Gate{}) && codec.Precise(by), bases: map[int]*base{}, telling: map[*base]struct{}{}}
+	gated := v.t.PullGate != (wire.Gate{})
+	together := !v.t.model.Pull.Ahead() && v.t.model.Supersteps == nil
+	return &codedValue{
+		by: by, precise: !gated && codec.Precise(by), alike: gated || together, bases: map[int]*base{}, telling: map[*base]struct{}{},
+	}
 }
 
 // unit is what one in the accumulator stands for. Where the share of a difference is a power of two it is that:

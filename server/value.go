@@ -349,7 +349,7 @@ func (v *value) answer(due func(*reader) bool, replies []reply) []reply {
 
 // replyTo is the value for a reader. Callers hold mu.
 func (v *value) replyTo(r *reader) reply {
-	if v.coded != nil {
+	if v.coded != nil && (r.local == nil || v.coded.alike) {
 		return v.codedReply(r)
 	}
 	res, err := v.copy()
