@@ -41,7 +41,6 @@ type coding struct {
 	stream   codec.Stream // of answers, but for the iteration
 	before   uint64       // iterations that the tensor had before it was declared, as the rank says that knows of most
 	residual *result      // of the answers of a key; nil before the first
-	answered bool         // an answer has been made
 }
 
 // coding makes it for one partition; nil for a plain tensor.
@@ -219,7 +218,6 @@ func (k *key) storeMessage(s *slot, iteration uint64) error {
 	if err != nil {
 		return outOfMemory(err)
 	}
-	c.answered = true
 	pool.Put(s.acc)
 	s.acc = nil
 	s.result = newResult(t.r, message)

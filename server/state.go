@@ -151,7 +151,7 @@ func (k *key) setResidual(at int, piece []byte) error {
 	residual, err := k.ownResidual()
 	switch {
 	case err != nil:
-	case k.coding.answered && len(residual) > 0:
+	case k.machine.V() > 0 && len(residual) > 0:
 		reduce.Add(units.Sum, units.Float32, residual[at:at+len(piece)], piece, 1)
 	default:
 		copy(residual[at:], piece)

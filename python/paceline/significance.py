@@ -28,6 +28,12 @@ class Significance:
         if not (math.isfinite(self.decay) and self.decay >= 0):
             raise ValueError(f"decay={self.decay}: a number of at least 0")
 
+    @classmethod
+    def check(cls, argument: str, given: object) -> None:
+        """Raises ValueError, which names the argument, for what is neither a Significance nor None."""
+        if given is not None and not isinstance(given, cls):
+            raise ValueError(f"{argument}={given!r}: give paceline.Significance(...)")
+
     def at(self, iteration: int) -> float:
         """The threshold in an iteration, counted from 1."""
         return self.threshold / iteration**self.decay

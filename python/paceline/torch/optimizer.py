@@ -351,8 +351,7 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     if gate is not None and (not isinstance(gate, Significance) or op not in (Average, Sum)):
         raise ValueError(f"gate={gate!r}: give paceline.Significance(...), with op=Average or Sum")
-    if pull_gate is not None and not isinstance(pull_gate, Significance):
-        raise ValueError(f"pull_gate={pull_gate!r}: give paceline.Significance(...)")
+    Significance.check("pull_gate", pull_gate)
     codec = codecs.codec_of(compression)
     free = compression is Compression.none and op != Adasum  # Adasum's steps travel plain, whatever the job's setting
     if free and engine.is_initialized() and engine.setting("compression") == "auto":

@@ -179,8 +179,7 @@ def declare(
     codec = codec_of(compression)
     if codec is None and compression is not Compression.none:
         raise ValueError(f"compression={compression!r}: what the servers hold can be coded by the engine's codecs only")
-    if pull_gate is not None and not isinstance(pull_gate, Significance):
-        raise ValueError(f"pull_gate={pull_gate!r}: give paceline.Significance(...)")
+    Significance.check("pull_gate", pull_gate)
     value = Value(tensor, name, model, op, process_set, None if codec is None else split(codec)[1], pull_gate)
     synchronize(start_one(value.declaring(tensor, root_rank)))
     return value

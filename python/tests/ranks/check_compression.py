@@ -54,6 +54,14 @@ def train(model, optimizer, steps):
         optimizer.step()
 
 
+def net_and_optimizer(name, **options):
+    """A net that is the same on all ranks, and an optimizer of its parameters under names of their own."""
+    model = net()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    named = [(f"{name} {n}", p) for n, p in model.named_parameters()]
+    return model, hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=2.0), named, **options)
+
+
 def want_truth(model, optimizer):
     optimizer.agree()
     assert (hvd.allgather(model.weight.detach()) == model.weight.repeat(hvd.size(), 1)).all()
@@ -64,14 +72,7 @@ def want_truth(model, optimizer):
 @pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
 @pytest.mark.parametrize("codec", CODECS, ids=text)
 def test_a_script_trains_to_the_truth_under_every_codec(codec, sync):
-    model = net()
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=2.0),
-        named_parameters=[(f"{text(codec)} {sync} {n}", p) for n, p in model.named_parameters()],
-        compression=codec,
-        sync=sync,
-    )
+    model, optimizer = net_and_optimizer(f"{text(codec)} {sync}", compression=codec, sync=sync)
     train(model, optimizer, 150)
     want_truth(model, optimizer)
 
@@ -200,14 +201,8 @@ def test_what_a_gate_cannot_take_is_told():
 def test_what_does_not_matter_is_held_back_until_it_does(sync, compression):
     if sync != "bsp" and compression is hvd.Compression.fp16:
         return
-    model = net()
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=2.0),
-        named_parameters=[(f"gated {sync} {compression} {n}", p) for n, p in model.named_parameters()],
-        compression=compression,
-        sync=sync,
-        gate=paceline.Significance(0.02, decay=0.25),
+    model, optimizer = net_and_optimizer(
+        f"gated {sync} {compression}", compression=compression, sync=sync, gate=paceline.Significance(0.02, decay=0.25)
     )
     train(model, optimizer, 200)
     gate = optimizer._gate
@@ -235,11 +230,8 @@ def test_nothing_significant_leaves_parameters_as_they_are():
 @pytest.mark.parametrize("compression", [hvd.Compression.none, "int8", "topk:0.2"], ids=str)
 @pytest.mark.parametrize("sync", ["ssp:2", "asp", "elastic:3"])
 def test_pulls_of_what_has_hardly_changed_bring_nothing(sync, compression):
-    model = net()
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=2.0),
-        named_parameters=[(f"pulled {sync} {compression} {n}", p) for n, p in model.named_parameters()],
+    model, optimizer = net_and_optimizer(
+        f"pulled {sync} {compression}",
         compression=compression,
         sync=sync,
         pull_gate=paceline.Significance(0.02, decay=0.25),
