@@ -372,3 +372,52 @@ func TestFailedAllgatherHandsItsMemoryOver(t *testing.T) {
 		}
 	})
 }
+
+// A rank whose superstep is decided to end before its own first frames of the values have left: what it reports
+// reaches no server before the announcement of the value that it is about.
+func TestReportOfASuperstepFollowsTheAnnouncement(t *testing.T) {
+	perform(t, 2, 2, func(c *core.Config) { c.Credit = 1 }, func(th *theatre) {
+		th.sum("before", 2*partBytes) // takes the credit of both servers
+		done := make(chan error, 2)
+		ops := make([]core.Op, 2)
+		for i := range ops {
+			ops[i] = core.Op{
+				Kind: units.Accumulate, Use: units.Declare, DType: units.Float32, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1}},
+				Root: 1, Shape: []int64{2 * partBytes / 4}, Output: make([]byte, 2*partBytes), Prescale: 1, Postscale: 1,
+				Name: fmt.Sprint("value", i), Group: "value0", Sync: "adaptive:1,1", Done: func(_ core.Output, err error) { done <- err },
+			}
+		}
+		if err := th.engine.Submit(ops); err != nil {
+			th.t.Fatal(err)
+		}
+		synctest.Wait()
+		leader := th.ids - 1
+		th.servers[0].send(th.servers[0].conns[0], wire.Header{Type: wire.TypeStop, Tensor: leader, Count: 1}, nil)
+		reports := make(chan wire.Header, 16)
+		for _, s := range th.servers {
+			for _, c := range s.conns {
+				announced := map[uint32]bool{}
+				go func() {
+					_ = s.frames(c, func(h wire.Header, _ []byte) {
+						switch h.Type {
+						case wire.TypeAnnounce:
+							announced[h.Tensor] = true
+						case wire.TypeReport:
+							if !announced[h.Tensor] {
+								th.t.Errorf("report of tensor %d before its announcement", h.Tensor)
+							}
+							reports <- h
+						}
+					})
+				}()
+			}
+		}
+		for range 2 * len(th.servers) {
+			select {
+			case <-reports:
+			case <-time.After(time.Minute):
+				th.t.Error("a server has no report of a value that it holds")
+			}
+		}
+	})
+}

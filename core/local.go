@@ -71,11 +71,7 @@ func (q *localQueue) run() {
 
 // hand gives a task to the server. It ends the caller's hold on mu.
 func (q *localQueue) hand(t *task) {
-	var err error
-	if _, told := q.announced[t.h.Tensor]; !told {
-		err = q.server.Announce(&t.o.d.t)
-		q.announced[t.h.Tensor] = struct{}{}
-	}
+	err := q.announce(&t.o.d.t)
 	message := t.unload()
 	q.mu.Unlock()
 	defer q.e.encoder.sent(t.server, message)
@@ -99,6 +95,26 @@ func (q *localQueue) hand(t *task) {
 	default:
 		q.server.Get(t.h, t.out, finished)
 	}
+}
+
+// announce tells the server of a tensor before its first use. Callers hold mu.
+func (q *localQueue) announce(t *wire.Tensor) error {
+	if _, announced := q.announced[t.ID]; announced {
+		return nil
+	}
+	q.announced[t.ID] = struct{}{}
+	return q.server.Announce(t)
+}
+
+// report tells the server of the end of an iteration with a held value.
+func (q *localQueue) report(d *declaration, h wire.Header) error {
+	q.mu.Lock()
+	err := q.announce(&d.t)
+	q.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return q.server.Report(h)
 }
 
 // finished is called by the server when it has done with a task's memory. A task that it gave up is

@@ -213,6 +213,23 @@ func (p *peer) send(f outbox.Frame) {
 	l.out.Kick()
 }
 
+// report queues the end of an iteration with a held value, behind the value's announcement.
+func (p *peer) report(d *declaration, h wire.Header) {
+	p.mu.Lock()
+	if len(p.links) == 0 {
+		p.mu.Unlock()
+		return
+	}
+	l := p.links[0]
+	if _, announced := l.announced[h.Tensor]; !announced {
+		l.announced[h.Tensor] = struct{}{}
+		l.control = append(l.control, announcement(&d.t, p.e.cfg.Rank))
+	}
+	l.control = append(l.control, outbox.Frame{Header: h})
+	p.mu.Unlock()
+	l.out.Kick()
+}
+
 // everywhere queues a frame without payload on every connection. The error is that of a server that has left.
 func (p *peer) everywhere(h wire.Header) error {
 	p.mu.Lock()

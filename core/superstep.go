@@ -3,6 +3,7 @@ package core
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -77,7 +78,7 @@ func (e *Engine) EndIteration(set uint32, name string) (last bool, err error) {
 		e.next(s)
 	}
 	e.mu.Unlock()
-	e.report(d.placed.Servers[0], h)
+	e.report(d, d.placed.Servers[0], h)
 	return last, nil
 }
 
@@ -133,12 +134,14 @@ func (e *Engine) expect(s *superstep) {
 	})
 }
 
-func (e *Engine) report(server int, h wire.Header) {
+// report sends the end of an iteration to a server of the value, and before it, where this rank has not sent the
+// value's announcement there, that one: what announces it may still wait for credit.
+func (e *Engine) report(d *declaration, server int, h wire.Header) {
 	if p := e.peers[server]; p != nil {
-		p.control(h)
+		p.report(d, h)
 		return
 	}
-	if err := e.local.server.Report(h); err != nil {
+	if err := e.local.report(d, h); err != nil {
 		e.cfg.Log.Error(fmt.Sprintf("rank %d's own server does not take the end of an iteration: %v", e.cfg.Rank, err))
 	}
 }
@@ -167,6 +170,7 @@ func (e *Engine) Stopped(h wire.Header) {
 // same does no harm: it is in the next superstep then.
 func (e *Engine) excuse() {
 	type sent struct {
+		d      *declaration
 		server int
 		h      wire.Header
 	}
@@ -179,9 +183,13 @@ func (e *Engine) excuse() {
 		if d.superstep.stop == 0 || d.next < d.superstep.number || !d.superstep.absent && !e.elsewhere(d) {
 			continue // or the push that ended the superstep before is still to be submitted, and looks again here
 		}
+		members := e.members(d)
+		if slices.ContainsFunc(members, func(m *declaration) bool { return m.state != declareDone }) {
+			continue // the use that declares it looks again here
+		}
 		h := e.reportOf(d)
 		h.Flags = wire.FlagLast | wire.FlagEmpty
-		for _, m := range e.members(d) {
+		for _, m := range members {
 			m.next++
 			h.Tensor = m.t.ID
 			for server, home := range m.homes(m == d) {
@@ -189,14 +197,14 @@ func (e *Engine) excuse() {
 				if home {
 					h.Flags |= wire.FlagHome
 				}
-				frames = append(frames, sent{server, h})
+				frames = append(frames, sent{m, server, h})
 			}
 		}
 		e.next(d.superstep)
 	}
 	e.mu.Unlock()
 	for _, f := range frames {
-		e.report(f.server, f.h)
+		e.report(f.d, f.server, f.h)
 	}
 }
 
