@@ -16,7 +16,7 @@ ifeq ($(origin CC)$(shell command -v gcc || command -v clang),default)
 export CC := $(CURDIR)/$(VENV)/bin/python -m ziglang cc
 endif
 
-GO_TREES := cgo cmd core internal node scheduler server sim transport
+GO_TREES := cgo cmd core internal node scheduler server sim transport worker
 SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null) go.mod $(wildcard go.sum) \
             $(shell find python/paceline python/backend -type f -not -path '*/_native/*' -not -name '*.pyc') \
             CMakeLists.txt pyproject.toml README.md
@@ -42,7 +42,7 @@ test: test-go test-fuzz test-python
 test-go: $(VENV)/.tools
 	go vet -tags invariants ./...
 	go test -race -tags invariants ./...
-	go test ./server/condition -run RandomSchedules -schedules 1000000
+	go test ./core/condition -run RandomSchedules -schedules 1000000
 
 test-fuzz: $(VENV)/.tools
 	.ci/fuzz $(FUZZ_TIME)

@@ -20,12 +20,12 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/paceline/paceline/core"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport/wire"
+	"github.com/paceline/paceline/worker"
 )
 
 func main() {}
@@ -57,7 +57,7 @@ func goInit(text *C.char) C.int {
 	}
 	var in settingsJSON
 	if err := json.Unmarshal([]byte(C.GoString(text)), &in); err != nil {
-		return fail(fmt.Errorf("%w: settings: %w", core.ErrInvalid, err))
+		return fail(fmt.Errorf("%w: settings: %w", worker.ErrInvalid, err))
 	}
 	if err := start(in); err != nil {
 		return fail(err)
@@ -69,16 +69,16 @@ func goInit(text *C.char) C.int {
 func start(in settingsJSON) error {
 	s, warnings, err := settings.FromEnv(in.Env)
 	if err != nil {
-		return fmt.Errorf("%w: %w", core.ErrInvalid, err)
+		return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
 	}
 	more, err := s.Complete()
 	if err != nil {
-		return fmt.Errorf("%w: %w", core.ErrInvalid, err)
+		return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
 	}
 	warnings = append(warnings, more...)
 	log, err := node.Logger(s.LogLevel, "worker", s.Rank)
 	if err != nil {
-		return fmt.Errorf("%w: %w", core.ErrInvalid, err)
+		return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
 	}
 	for _, w := range warnings {
 		log.Warn(w)
@@ -183,7 +183,7 @@ func goSetAdd(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t) C.int {
 		return fail(err)
 	}
 	if count > limits.MaxRanks || count > 0 && ranks == nil {
-		return fail(fmt.Errorf("%w: process set of %d ranks at %p, allowed are 1 to %d", core.ErrInvalid, count, ranks, limits.MaxRanks))
+		return fail(fmt.Errorf("%w: process set of %d ranks at %p, allowed are 1 to %d", worker.ErrInvalid, count, ranks, limits.MaxRanks))
 	}
 	list := make([]int, count)
 	for i, r := range unsafe.Slice(ranks, count) {
@@ -205,7 +205,7 @@ func addSet(w *node.Worker, ranks []int) (wire.ProcessSet, error) {
 	defer cancel()
 	set, err := w.Control.AddSet(ctx, ranks)
 	if err != nil {
-		return set, fmt.Errorf("%w: process set %v: %w", core.ErrInvalid, ranks, err)
+		return set, fmt.Errorf("%w: process set %v: %w", worker.ErrInvalid, ranks, err)
 	}
 	return set, nil
 }
@@ -219,7 +219,7 @@ func goSetRemove(id C.uint32_t) C.int {
 	ctx, cancel := context.WithTimeout(context.Background(), w.Settings.StartTimeout)
 	defer cancel()
 	if err := w.Control.RemoveSet(ctx, uint32(id)); err != nil {
-		return fail(fmt.Errorf("%w: process set %d: %w", core.ErrInvalid, id, err))
+		return fail(fmt.Errorf("%w: process set %d: %w", worker.ErrInvalid, id, err))
 	}
 	engine.Lock()
 	delete(engine.sets, uint32(id))
@@ -270,9 +270,9 @@ func statusOf(err error) C.int32_t {
 		err    error
 		status C.int32_t
 	}{
-		{core.ErrInvalid, C.PL_ERR_INVALID}, {core.ErrDuplicate, C.PL_ERR_DUPLICATE}, {core.ErrMismatch, C.PL_ERR_MISMATCH},
-		{core.ErrStall, C.PL_ERR_STALL}, {core.ErrPeerLost, C.PL_ERR_PEER_LOST}, {core.ErrShutdown, C.PL_ERR_SHUTDOWN},
-		{core.ErrMemory, C.PL_ERR_MEMORY}, {core.ErrUnsupported, C.PL_ERR_UNSUPPORTED}, {errNotInitialized, C.PL_ERR_NOT_INITIALIZED},
+		{worker.ErrInvalid, C.PL_ERR_INVALID}, {worker.ErrDuplicate, C.PL_ERR_DUPLICATE}, {worker.ErrMismatch, C.PL_ERR_MISMATCH},
+		{worker.ErrStall, C.PL_ERR_STALL}, {worker.ErrPeerLost, C.PL_ERR_PEER_LOST}, {worker.ErrShutdown, C.PL_ERR_SHUTDOWN},
+		{worker.ErrMemory, C.PL_ERR_MEMORY}, {worker.ErrUnsupported, C.PL_ERR_UNSUPPORTED}, {errNotInitialized, C.PL_ERR_NOT_INITIALIZED},
 		{context.DeadlineExceeded, C.PL_ERR_TIMEOUT}, {context.Canceled, C.PL_ERR_INTERRUPTED},
 	} {
 		if errors.Is(err, s.err) {

@@ -14,11 +14,11 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/paceline/paceline/core"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/transport/wire"
+	"github.com/paceline/paceline/worker"
 )
 
 // table holds what finished operations leave for the caller. Handles are used again in the order in
@@ -31,7 +31,7 @@ type table struct {
 }
 
 type finished struct {
-	out   core.Output
+	out   worker.Output
 	err   error
 	crows *C.int64_t // out.Rows for the caller
 	taken bool
@@ -41,7 +41,7 @@ func (t *table) open(n int) ([]int32, error) {
 	t.Lock()
 	defer t.Unlock()
 	if len(t.free)+C.PL_HANDLES-int(t.next) < n {
-		return nil, fmt.Errorf("%w: %d handles are in use; synchronise and release some", core.ErrMemory, C.PL_HANDLES)
+		return nil, fmt.Errorf("%w: %d handles are in use; synchronise and release some", worker.ErrMemory, C.PL_HANDLES)
 	}
 	handles := make([]int32, n)
 	for i := range handles {
@@ -57,7 +57,7 @@ func (t *table) open(n int) ([]int32, error) {
 	return handles, nil
 }
 
-func (t *table) finish(h int32, out core.Output, err error) {
+func (t *table) finish(h int32, out worker.Output, err error) {
 	status := C.int32_t(C.PL_OK)
 	t.Lock()
 	if err != nil {
@@ -91,7 +91,7 @@ func (t *table) find(h C.int32_t) (*finished, error) {
 	if f := t.results[int32(h)]; f != nil {
 		return f, nil
 	}
-	return nil, fmt.Errorf("%w: handle %d has no finished operation", core.ErrInvalid, h)
+	return nil, fmt.Errorf("%w: handle %d has no finished operation", worker.ErrInvalid, h)
 }
 
 // release gives back what a finished operation left and its handle, once.
@@ -118,12 +118,12 @@ func goSubmit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) C.int {
 		return fail(err)
 	}
 	if count == 0 || count > limits.MaxHandles {
-		return fail(fmt.Errorf("%w: group of %d operations, allowed are 1 to %d", core.ErrInvalid, count, limits.MaxHandles))
+		return fail(fmt.Errorf("%w: group of %d operations, allowed are 1 to %d", worker.ErrInvalid, count, limits.MaxHandles))
 	}
-	list := make([]core.Op, count)
+	list := make([]worker.Op, count)
 	for i := range list {
 		if list[i], err = opOf(&unsafe.Slice(ops, count)[i], w.Settings.Rank); err != nil {
-			return fail(fmt.Errorf("%w: %w", core.ErrInvalid, err))
+			return fail(fmt.Errorf("%w: %w", worker.ErrInvalid, err))
 		}
 	}
 	opened, err := engine.table.open(len(list))
@@ -132,7 +132,7 @@ func goSubmit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) C.int {
 	}
 	for i := range list {
 		h := opened[i]
-		list[i].Done = func(out core.Output, err error) { engine.table.finish(h, out, err) }
+		list[i].Done = func(out worker.Output, err error) { engine.table.finish(h, out, err) }
 	}
 	if err := w.Engine.Submit(list); err != nil {
 		engine.table.close(opened...)
@@ -145,23 +145,23 @@ func goSubmit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) C.int {
 }
 
 // opOf reads one operation from C. Lengths follow from the shape.
-func opOf(c *C.pl_op, rank int) (core.Op, error) {
+func opOf(c *C.pl_op, rank int) (worker.Op, error) {
 	if c.size != C.sizeof_pl_op {
-		return core.Op{}, fmt.Errorf("pl_op of %d bytes, this library's has %d", c.size, C.sizeof_pl_op)
+		return worker.Op{}, fmt.Errorf("pl_op of %d bytes, this library's has %d", c.size, C.sizeof_pl_op)
 	}
 	if c.ndim > 0 && c.shape == nil {
-		return core.Op{}, fmt.Errorf("%d dimensions without a shape", c.ndim)
+		return worker.Op{}, fmt.Errorf("%d dimensions without a shape", c.ndim)
 	}
 	if c.kind > math.MaxUint8 || c.dtype > math.MaxUint8 || c.reduce_op > math.MaxUint8 || c.ndim > limits.MaxDims || c.nsplits > limits.MaxRanks {
-		return core.Op{}, fmt.Errorf("kind %d, dtype %d, reduce_op %d, %d dimensions or %d splits are out of bounds", c.kind, c.dtype, c.reduce_op, c.ndim, c.nsplits)
+		return worker.Op{}, fmt.Errorf("kind %d, dtype %d, reduce_op %d, %d dimensions or %d splits are out of bounds", c.kind, c.dtype, c.reduce_op, c.ndim, c.nsplits)
 	}
 	engine.Lock()
 	ranks, known := engine.sets[uint32(c.process_set)]
 	engine.Unlock()
 	if !known {
-		return core.Op{}, fmt.Errorf("process set %d does not exist", c.process_set)
+		return worker.Op{}, fmt.Errorf("process set %d does not exist", c.process_set)
 	}
-	op := core.Op{
+	op := worker.Op{
 		Kind: units.Kind(c.kind), DType: units.DType(c.dtype), ReduceOp: units.ReduceOp(c.reduce_op),
 		Set: wire.ProcessSet{ID: uint32(c.process_set), Ranks: ranks}, Root: int(c.root), Priority: int(c.priority),
 		Shape: numbers(c.shape, c.ndim), Prescale: float64(c.prescale), Postscale: float64(c.postscale),
@@ -173,7 +173,7 @@ func opOf(c *C.pl_op, rank int) (core.Op, error) {
 		op.Name = C.GoString(c.name)
 	}
 	if c.use > math.MaxUint8 {
-		return core.Op{}, fmt.Errorf("use %d is out of bounds", c.use)
+		return worker.Op{}, fmt.Errorf("use %d is out of bounds", c.use)
 	}
 	op.Use, op.Significance = units.Use(c.use), float32(c.significance)
 	if c.group != nil {
@@ -190,16 +190,16 @@ func opOf(c *C.pl_op, rank int) (core.Op, error) {
 		// a model may be an expression, which is compiled each time that it is checked.
 		if held := op.Kind == units.Accumulate; !held || op.Use == units.Declare {
 			if err := node.CheckSync(op.Sync, op.SoftPark, held, len(ranks)); err != nil {
-				return core.Op{}, err
+				return worker.Op{}, err
 			}
 		}
 	}
 	in, out, err := op.Lengths(rank)
 	if err != nil {
-		return core.Op{}, err
+		return worker.Op{}, err
 	}
 	if in > 0 && c.input == nil || out > 0 && c.output == nil {
-		return core.Op{}, fmt.Errorf("%v: no memory given for %d bytes of input or %d of output", op.Kind, in, out)
+		return worker.Op{}, fmt.Errorf("%v: no memory given for %d bytes of input or %d of output", op.Kind, in, out)
 	}
 	op.Input, op.Output = memory(c.input, in), memory(c.output, out)
 	return op, nil
@@ -226,7 +226,7 @@ func alloc(n int) []byte {
 //export goCheckSync
 func goCheckSync(sync *C.char, softPark, accumulate, workers C.uint32_t) C.int {
 	if err := node.CheckSync(C.GoString(sync), softPark != 0, accumulate != 0, int(workers)); err != nil {
-		return fail(fmt.Errorf("%w: %w", core.ErrInvalid, err))
+		return fail(fmt.Errorf("%w: %w", worker.ErrInvalid, err))
 	}
 	return C.PL_OK
 }
@@ -234,7 +234,7 @@ func goCheckSync(sync *C.char, softPark, accumulate, workers C.uint32_t) C.int {
 //export goCheckCodec
 func goCheckCodec(codec *C.char) C.int {
 	if err := node.CheckCodec(C.GoString(codec)); err != nil {
-		return fail(fmt.Errorf("%w: %w", core.ErrInvalid, err))
+		return fail(fmt.Errorf("%w: %w", worker.ErrInvalid, err))
 	}
 	return C.PL_OK
 }
@@ -275,7 +275,7 @@ func goSetCondition(change *C.char, at *C.uint64_t) C.int {
 		Servers []int `json:"servers"`
 	}
 	if err := json.Unmarshal([]byte(C.GoString(change)), &c); err != nil {
-		return fail(fmt.Errorf("%w: change of conditions: %w", core.ErrInvalid, err))
+		return fail(fmt.Errorf("%w: change of conditions: %w", worker.ErrInvalid, err))
 	}
 	n, err := w.Engine.SetCondition(context.Background(), c.Servers, c.Condition)
 	if err != nil {
@@ -325,7 +325,7 @@ func goJoin(handle *C.int32_t) C.int {
 		return fail(err)
 	}
 	h := opened[0]
-	if err := w.Engine.Join(func(out core.Output, err error) { engine.table.finish(h, out, err) }); err != nil {
+	if err := w.Engine.Join(func(out worker.Output, err error) { engine.table.finish(h, out, err) }); err != nil {
 		engine.table.close(h)
 		return fail(err)
 	}
@@ -352,18 +352,18 @@ func goResult(h C.int32_t, out *C.pl_output) C.int {
 		return fail(err)
 	}
 	if out.size != C.sizeof_pl_output {
-		return fail(fmt.Errorf("%w: pl_output of %d bytes, this library's has %d", core.ErrInvalid, out.size, C.sizeof_pl_output))
+		return fail(fmt.Errorf("%w: pl_output of %d bytes, this library's has %d", worker.ErrInvalid, out.size, C.sizeof_pl_output))
 	}
 	if f.err != nil {
 		return fail(f.err)
 	}
 	if f.taken {
-		return fail(fmt.Errorf("%w: the output of handle %d was taken before", core.ErrInvalid, h))
+		return fail(fmt.Errorf("%w: the output of handle %d was taken before", worker.ErrInvalid, h))
 	}
 	n := len(f.out.Rows)
 	if n > 0 {
 		if f.crows = (*C.int64_t)(C.pl_alloc(C.uint64_t(8 * n))); f.crows == nil {
-			return fail(fmt.Errorf("%w: no memory for %d numbers of rows", core.ErrMemory, n))
+			return fail(fmt.Errorf("%w: no memory for %d numbers of rows", worker.ErrMemory, n))
 		}
 		for i, r := range f.out.Rows {
 			unsafe.Slice(f.crows, n)[i] = C.int64_t(r)

@@ -11,11 +11,11 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/scheduler"
 	"github.com/paceline/paceline/server"
-	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/tcp"
@@ -101,10 +101,11 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, log *zap
 	if err != nil {
 		return err
 	}
-	return runServer(ctx, tr, s, listen, log)
+	return RunServerOver(ctx, tr, s, listen, log)
 }
 
-func runServer(ctx context.Context, tr transport.Transport, s settings.Settings, listen string, log *zap.Logger) error {
+// RunServerOver is RunServer over a transport of the caller's.
+func RunServerOver(ctx context.Context, tr transport.Transport, s settings.Settings, listen string, log *zap.Logger) error {
 	if listen == "" {
 		host, err := s.ListenHost()
 		if err != nil {
@@ -150,10 +151,11 @@ func StartScheduler(s settings.Settings, listen string, log *zap.Logger) (*Sched
 	if err != nil {
 		return nil, err
 	}
-	return startScheduler(tr, s, listen, log)
+	return StartSchedulerOver(tr, s, listen, log)
 }
 
-func startScheduler(tr transport.Transport, s settings.Settings, listen string, log *zap.Logger) (*Scheduler, error) {
+// StartSchedulerOver is StartScheduler over a transport of the caller's.
+func StartSchedulerOver(tr transport.Transport, s settings.Settings, listen string, log *zap.Logger) (*Scheduler, error) {
 	sched, err := scheduler.New(scheduler.Config{
 		Log: log, LostAfter: s.PeerTimeout, Dedicated: s.NumServers, Placement: s.Placement,
 	})

@@ -3,7 +3,7 @@ package node
 import (
 	"errors"
 
-	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/core/condition"
 )
 
 // CheckSync reports whether so many workers can run a synchronisation model on a tensor that is reduced, or

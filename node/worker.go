@@ -15,7 +15,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/paceline/paceline/core"
 	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node/settings"
@@ -23,6 +22,7 @@ import (
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
+	"github.com/paceline/paceline/worker"
 )
 
 // leaveTimeout bounds how long a worker that shuts down keeps its server for the others.
@@ -32,7 +32,7 @@ const leaveTimeout = 10 * time.Second
 type Worker struct {
 	Settings settings.Settings
 	Roster   wire.Roster
-	Engine   *core.Engine
+	Engine   *worker.Engine
 	Control  *control.Client
 
 	log      *zap.Logger
@@ -63,10 +63,10 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 		}
 	}()
 	if err := CheckSync(s.Sync, false, true, s.Size); err != nil {
-		return nil, fmt.Errorf("%w: PACELINE_SYNC: %w", core.ErrInvalid, err)
+		return nil, fmt.Errorf("%w: PACELINE_SYNC: %w", worker.ErrInvalid, err)
 	}
 	if w.policy, err = jobCompression(s.Compression); err != nil {
-		return nil, fmt.Errorf("%w: PACELINE_COMPRESSION: %w", core.ErrInvalid, err)
+		return nil, fmt.Errorf("%w: PACELINE_COMPRESSION: %w", worker.ErrInvalid, err)
 	}
 	tr := o.Transport
 	if tr == nil {
@@ -88,7 +88,7 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	}
 	w.cut()
 	w.makeEngine(w.engineConfig(tr, o))
-	var local core.Local
+	var local worker.Local
 	if w.server != nil {
 		l, err := w.server.Local(s.Rank, w.Engine)
 		if err != nil {
@@ -151,8 +151,8 @@ func (w *Worker) begin(r wire.Roster) {
 	}
 }
 
-func (w *Worker) makeEngine(c core.Config) {
-	engine := core.New(c)
+func (w *Worker) makeEngine(c worker.Config) {
+	engine := worker.New(c)
 	w.mu.Lock()
 	w.Engine = engine
 	early := w.early
@@ -192,9 +192,9 @@ func (w *Worker) cut() {
 	}
 }
 
-func (w *Worker) engineConfig(tr transport.Transport, o Options) core.Config {
+func (w *Worker) engineConfig(tr transport.Transport, o Options) worker.Config {
 	s := &w.Settings
-	c := core.Config{
+	c := worker.Config{
 		Rank: s.Rank, Roster: w.Roster, Transport: tr, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
 		DeclareTimeout: s.StartTimeout, Log: w.log, Alloc: o.Alloc,
@@ -256,7 +256,7 @@ func (w *Worker) Log() *zap.Logger { return w.log }
 func (w *Worker) Shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
-	lost := errors.Is(w.Engine.Err(), core.ErrPeerLost)
+	lost := errors.Is(w.Engine.Err(), worker.ErrPeerLost)
 	w.Engine.Shutdown(ctx)
 	if w.server != nil && !lost {
 		deserted := w.server.Deserted()

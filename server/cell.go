@@ -3,7 +3,7 @@ package server
 import (
 	"sync"
 
-	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/core/condition"
 )
 
 // cell is what a tensor has of one partition: a key or a value.

@@ -16,8 +16,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/codec"
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/units"
-	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"

@@ -6,8 +6,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
-	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )

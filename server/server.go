@@ -17,8 +17,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/mempool"
-	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
 )

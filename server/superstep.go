@@ -7,9 +7,9 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/barrier"
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
-	"github.com/paceline/paceline/scheduler/barrier"
-	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )

@@ -1,6 +1,6 @@
 package server
 
-import "github.com/paceline/paceline/server/condition"
+import "github.com/paceline/paceline/core/condition"
 
 // Tally is what a server has counted.
 type Tally struct {

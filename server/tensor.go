@@ -7,11 +7,11 @@ import (
 	"sync/atomic"
 
 	"github.com/paceline/paceline/core/codec"
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
-	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/transport/wire"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/core/condition"
 )
 
 // tuner moves the pull condition of one model while training runs, for all its values on this server. It

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
-	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )

@@ -4,9 +4,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/core/barrier"
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
-	"github.com/paceline/paceline/scheduler/barrier"
-	"github.com/paceline/paceline/server/condition"
 )
 
 // decider is the one that decides for all shards: where supersteps end (adaptive, elastic), and the

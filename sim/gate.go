@@ -3,8 +3,8 @@ package sim
 import (
 	"fmt"
 
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
-	"github.com/paceline/paceline/server/condition"
 )
 
 // gate is one machine with the ledger that it is held against: that of a key or, with a global

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/core/condition"
 )
 
 // A machine that does otherwise than its model says is found out.

@@ -15,7 +15,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/core/condition"
 )
 
 // Bounds of a scenario: they keep a run within a few GB of memory.

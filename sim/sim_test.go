@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/invariant"
-	"github.com/paceline/paceline/server/condition"
 )
 
 const ms = time.Millisecond

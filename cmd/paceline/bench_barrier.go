@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/paceline/paceline/cmd/paceline/bench"
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/version"
-	"github.com/paceline/paceline/server/condition"
 )
 
 // toTerminal is --json without a file.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/node/settings"
-	"github.com/paceline/paceline/server/condition"
 	"github.com/paceline/paceline/sim"
 )
 

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/paceline/paceline/server/condition"
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/sim"
 )
 

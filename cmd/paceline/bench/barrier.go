@@ -8,8 +8,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/paceline/paceline/scheduler/barrier"
-	"github.com/paceline/paceline/scheduler/barrier/reference"
+	"github.com/paceline/paceline/core/barrier"
+	"github.com/paceline/paceline/core/barrier/reference"
 )
 
 // BarrierPlan says which predictions of ElasticBSP's barrier to measure.

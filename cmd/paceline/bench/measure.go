@@ -8,11 +8,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/paceline/paceline/core"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport/wire"
+	"github.com/paceline/paceline/worker"
 )
 
 const (
@@ -122,7 +122,7 @@ func (r *rank) repeat(bytes int64) (time.Duration, error) {
 	for _, t := range tensors {
 		r.values.fill(t)
 	}
-	if err := r.do(core.Op{Kind: units.Barrier, Name: "bench/barrier"}); err != nil {
+	if err := r.do(worker.Op{Kind: units.Barrier, Name: "bench/barrier"}); err != nil {
 		return 0, err
 	}
 	name := fmt.Sprintf("bench/%d", bytes)
@@ -143,7 +143,7 @@ func (r *rank) repeat(bytes int64) (time.Duration, error) {
 
 // idle watches the job do nothing.
 func (r *rank) idle() (*Idle, error) {
-	if err := r.do(core.Op{Kind: units.Barrier, Name: "bench/barrier"}); err != nil {
+	if err := r.do(worker.Op{Kind: units.Barrier, Name: "bench/barrier"}); err != nil {
 		return nil, err
 	}
 	began, before := time.Now(), cpuSeconds()
@@ -180,18 +180,18 @@ func (r *rank) over(op units.ReduceOp, v []float64) ([]float64, error) {
 }
 
 func (r *rank) allreduce(name string, d units.DType, op units.ReduceOp, tensor []byte) error {
-	return r.do(core.Op{
+	return r.do(worker.Op{
 		Kind: units.Allreduce, DType: d, ReduceOp: op, Name: name, Prescale: 1, Postscale: 1,
 		Shape: []int64{int64(len(tensor) / d.Size())}, Input: tensor, Output: tensor,
 	})
 }
 
 // do runs one operation and waits for its end.
-func (r *rank) do(op core.Op) error {
+func (r *rank) do(op worker.Op) error {
 	done := make(chan error, 1)
 	op.Set = r.set
-	op.Done = func(_ core.Output, err error) { done <- err }
-	if err := r.w.Engine.Submit([]core.Op{op}); err != nil {
+	op.Done = func(_ worker.Output, err error) { done <- err }
+	if err := r.w.Engine.Submit([]worker.Op{op}); err != nil {
 		return err
 	}
 	return <-done

@@ -1,0 +1,341 @@
+package jobtest_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/wire"
+	"github.com/paceline/paceline/worker"
+)
+
+// submission is what a rank hands over at once: one operation, or a group.
+type submission []*collective
+
+// play runs operations on all ranks of their sets, all in flight together. Every rank submits them in
+// an order of its own, but for those without a name, which match by their order.
+func (j *job) play(seed uint64, program []submission) {
+	j.t.Helper()
+	for _, s := range program {
+		for _, c := range s {
+			c.prepare()
+		}
+	}
+	errs := j.outcomes(func(rank int) error { return j.playOn(rank, seed, program) })
+	for rank, err := range errs {
+		if err != nil {
+			j.t.Fatalf("rank %d, seed %d: %v", rank, seed, err)
+		}
+	}
+}
+
+func (j *job) playOn(rank int, seed uint64, program []submission) error {
+	type flight struct {
+		c      *collective
+		member int
+		op     worker.Op
+		done   chan result
+	}
+	var flights []flight
+	for _, i := range order(rand.New(rand.NewPCG(seed, uint64(rank))), program) {
+		var ops []worker.Op
+		for _, c := range program[i] {
+			if member := slices.Index(c.set.Ranks, rank); member >= 0 {
+				ops = append(ops, c.operation(member))
+				flights = append(flights, flight{c: c, member: member, op: ops[len(ops)-1]})
+			}
+		}
+		if len(ops) == 0 {
+			continue
+		}
+		results, err := j.submit(rank, ops...)
+		if err != nil {
+			return err
+		}
+		for k, r := range results {
+			flights[len(flights)-len(results)+k].done = r
+		}
+	}
+	for _, f := range flights {
+		out, err := await(f.done, rank, f.c.String())
+		if err != nil {
+			return fmt.Errorf("%v: %w", f.c, err)
+		}
+		if err := f.c.check(f.member, &f.op, out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// order is a random order of the program in which unnamed operations keep theirs.
+func order(random *rand.Rand, program []submission) []int {
+	shuffled := random.Perm(len(program))
+	var places, unnamed []int
+	for at, i := range shuffled {
+		if program[i][0].name == "" {
+			places, unnamed = append(places, at), append(unnamed, i)
+		}
+	}
+	slices.Sort(unnamed)
+	for k, at := range places {
+		shuffled[at] = unnamed[k]
+	}
+	return shuffled
+}
+
+var reductions = []units.ReduceOp{units.Sum, units.Average, units.Min, units.Max, units.Product, units.Adasum}
+
+// grid makes every collective of every type and operator on tensors of n elements per rank.
+func grid(set wire.ProcessSet, elements int64) []*collective {
+	var all []*collective
+	add := func(c *collective) {
+		c.set, c.seed, c.name = set, len(all), fmt.Sprint(set.ID, " ", c.kind, " ", c.dtype, " ", c.op, " ", elements)
+		if c.pre == 0 {
+			c.pre, c.post = 1, 1
+		}
+		all = append(all, c)
+	}
+	members := len(set.Ranks)
+	rows := func(f func(m int) int64) []int64 {
+		r := make([]int64, members)
+		for m := range r {
+			r[m] = f(m)
+		}
+		return r
+	}
+	alike := rows(func(int) int64 { return elements })
+	for _, d := range units.DTypes() {
+		for i, op := range reductions {
+			if d == units.Bool || op == units.Adasum && !d.Float() {
+				continue
+			}
+			scaled := &collective{kind: units.Allreduce, dtype: d, op: op, rows: alike, pre: 1, post: 1}
+			if i%2 == 0 {
+				scaled.pre, scaled.post = 0.5, 3
+			}
+			add(scaled)
+			if op != units.Adasum {
+				add(&collective{kind: units.Reducescatter, dtype: d, op: op, rows: alike})
+			}
+		}
+		add(&collective{kind: units.Broadcast, dtype: d, op: units.Sum, rows: alike, root: set.Ranks[len(all)%members]})
+		add(&collective{kind: units.Allgather, dtype: d, rows: rows(func(m int) int64 { return elements * int64(m%3) / 2 })})
+		even := rows(func(int) int64 { return elements / int64(members) * int64(members) })
+		add(&collective{kind: units.Alltoall, dtype: d, op: units.Sum, rows: even})
+		uneven := &collective{kind: units.Alltoall, dtype: d, op: units.Average, rows: alike}
+		for m := range members {
+			uneven.splits = append(uneven.splits, unevenSplits(elements, members, m))
+		}
+		add(uneven)
+	}
+	add(&collective{kind: units.Barrier, rows: make([]int64, members)})
+	return all
+}
+
+// unevenSplits deals rows to the members in unlike shares, some of them empty, and leaves one over.
+func unevenSplits(rows int64, members, member int) []int64 {
+	splits := make([]int64, members)
+	left := max(rows-1, 0)
+	for i := range splits {
+		splits[i] = left * int64((i+member)%3) / 3
+		left -= splits[i]
+	}
+	return splits
+}
+
+// TestEveryCollectiveEqualsTheReference runs the grid: kind × type × operator × length × world size ×
+// where the servers are. Partitions are small, so that tensors have many.
+func TestEveryCollectiveEqualsTheReference(t *testing.T) {
+	places := []struct {
+		name   string
+		option jobOption
+	}{{"embedded", func(*job) {}}, {"dedicated", dedicated(2)}, {"both", both(1)}}
+	for _, n := range []int{1, 2, 3, 4, 8} {
+		for i, place := range places {
+			if race && (n == 1 || n == 8 || i != n%3) {
+				continue
+			}
+			t.Run(fmt.Sprintf("%d ranks %s", n, place.name), func(t *testing.T) {
+				j := startJob(t, n, place.option, smallPartitions)
+				seed := uint64(time.Now().UnixNano())
+				random := rand.New(rand.NewPCG(seed, 0))
+				var all []*collective
+				for _, elements := range []int64{0, 1, 37} {
+					all = append(all, grid(j.all(), elements)...)
+				}
+				all = append(all, atPartitionBounds(j.all(), random)...)
+				random.Shuffle(len(all), func(a, b int) { all[a], all[b] = all[b], all[a] })
+				for batch := range slices.Chunk(all, 60) {
+					j.play(seed, singles(batch, random))
+				}
+			})
+		}
+	}
+}
+
+// atPartitionBounds makes the collectives whose tensors are an element shorter than a partition, as
+// long, an element longer, and several partitions long: a random third of them, for the time it takes.
+func atPartitionBounds(set wire.ProcessSet, random *rand.Rand) []*collective {
+	var some []*collective
+	for size := 1; size <= 8; size *= 2 {
+		for _, elements := range []int{partition/size - 1, partition / size, partition/size + 1, 3*partition/size + 5} {
+			for _, c := range grid(set, int64(elements)) {
+				if c.dtype.Size() == size && random.IntN(3*(1+9*b2i(race))) == 0 {
+					some = append(some, c)
+				}
+			}
+		}
+	}
+	return some
+}
+
+// singles submits each operation alone, at a random priority.
+func singles(all []*collective, random *rand.Rand) []submission {
+	program := make([]submission, len(all))
+	for i, c := range all {
+		c.priority = random.IntN(5) - 2
+		program[i] = submission{c}
+	}
+	return program
+}
+
+// TestTensorsOfSeveralDimensions has rows of more than one element, where shares follow the rows.
+func TestTensorsOfSeveralDimensions(t *testing.T) {
+	j := startJob(t, 3, smallPartitions)
+	var program []submission
+	for _, kind := range []units.Kind{units.Allreduce, units.Allgather, units.Broadcast, units.Alltoall, units.Reducescatter} {
+		for _, rows := range []int64{0, 3, 6, 9000} {
+			program = append(program, submission{{kind: kind, dtype: units.Float32, op: units.Sum, set: j.all(), root: 1,
+				name: fmt.Sprint(kind, rows), rows: []int64{rows, rows, rows}, width: 5, pre: 1, post: 1}})
+		}
+	}
+	j.play(1, program)
+}
+
+// TestUnnamedAndGroupedOperationsInFlightTogether also repeats names from round to round, as training
+// does.
+func TestUnnamedAndGroupedOperationsInFlightTogether(t *testing.T) {
+	j := startJob(t, 4, smallPartitions)
+	seed := uint64(time.Now().UnixNano())
+	random := rand.New(rand.NewPCG(seed, 0))
+	for range 10 - 7*b2i(race) {
+		var program []submission
+		for i := range 40 {
+			var group submission
+			for k := range 1 + i%4 {
+				c := &collective{kind: units.Allreduce, dtype: units.Float32, op: units.Sum, set: j.all(), seed: random.IntN(100), priority: -i,
+					rows: slices.Repeat([]int64{int64(random.IntN(2) * 40000)}, 4), pre: 1, post: 1}
+				if i%2 == 0 {
+					c.name = fmt.Sprintf("layer %d.%d of %d", i, k, c.rows[0])
+				}
+				group = append(group, c)
+			}
+			program = append(program, group)
+		}
+		j.play(seed, program)
+	}
+}
+
+// TestProcessSetsWorkBesideEachOther also has one name in several sets, which are different tensors.
+func TestProcessSetsWorkBesideEachOther(t *testing.T) {
+	j := startJob(t, 4, smallPartitions)
+	sets := []wire.ProcessSet{j.all()}
+	for _, ranks := range [][]int{{0, 2}, {1, 3}, {1, 2, 3}, {2}} {
+		sets = append(sets, j.addSet(ranks))
+	}
+	seed := uint64(time.Now().UnixNano())
+	random := rand.New(rand.NewPCG(seed, 0))
+	var program []submission
+	for _, set := range sets {
+		for _, elements := range []int64{13, 40000} {
+			for _, c := range grid(set, elements) {
+				if c.dtype == units.Float32 {
+					c.name = fmt.Sprint(c.kind, c.op, elements)
+					program = append(program, singles([]*collective{c}, random)...)
+				}
+			}
+		}
+	}
+	j.play(seed, program)
+}
+
+func (j *job) addSet(ranks []int) wire.ProcessSet {
+	j.t.Helper()
+	var mu sync.Mutex
+	var set wire.ProcessSet
+	j.each(func(rank int) error {
+		ctx, cancel := context.WithTimeout(j.t.Context(), hang)
+		defer cancel()
+		s, err := j.workers[rank].Control.AddSet(ctx, ranks)
+		mu.Lock()
+		defer mu.Unlock()
+		set = s
+		return err
+	})
+	return set
+}
+
+// TestLargeTensors has 64 MiB, once, in partitions of the default size.
+func TestLargeTensors(t *testing.T) {
+	if race {
+		t.Skip("the race detector finds nothing here that it does not find in smaller tensors")
+	}
+	startJob(t, 2).works("large", 64<<20)
+	startJob(t, 3, dedicated(2)).works("large", 64<<20)
+}
+
+// TestRanksEndBitIdentical has numbers whose sum depends on the order of adding.
+func TestRanksEndBitIdentical(t *testing.T) {
+	j := startJob(t, 4, smallPartitions)
+	for i := range 20 {
+		results := j.sumOfRandoms(fmt.Sprint("x", i%3), 50000)
+		for rank, r := range results {
+			if !bytes.Equal(r, results[0]) {
+				t.Fatalf("ranks 0 and %d got different bits", rank)
+			}
+		}
+	}
+}
+
+func TestSumsInRankOrderRepeatBitForBit(t *testing.T) {
+	inOrder := with(func(s *settings.Settings) { s.SumInRankOrder = true })
+	var first []byte
+	for _, place := range []jobOption{func(*job) {}, dedicated(2), inMemory(t)} {
+		j := startJob(t, 4, smallPartitions, inOrder, place)
+		for range 10 {
+			for _, r := range j.sumOfRandoms("x", 50000) {
+				if first == nil {
+					first = r
+				}
+				if !bytes.Equal(r, first) {
+					t.Fatal("a second run gave other bits")
+				}
+			}
+		}
+	}
+}
+
+// sumOfRandoms sums random float32 numbers, the same ones at every call.
+func (j *job) sumOfRandoms(name string, n int) [][]byte {
+	j.t.Helper()
+	results := make([][]byte, len(j.workers))
+	j.each(func(rank int) error {
+		random := rand.New(rand.NewPCG(7, uint64(rank)))
+		var b []byte
+		for range n {
+			b = appendElement(b, units.Float32, random.NormFloat64())
+		}
+		results[rank] = b
+		_, err := j.do(rank, worker.Op{Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Average, Shape: []int64{int64(n)}, Input: b, Output: b, Name: name})
+		return err
+	})
+	return results
+}

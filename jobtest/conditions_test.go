@@ -1,0 +1,164 @@
+package jobtest_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
+	"github.com/paceline/paceline/worker"
+)
+
+// ahead has rank 0 end so many iterations and wait for none.
+func ahead(t *testing.T, v *held, iterations int) {
+	t.Helper()
+	for range iterations {
+		if err := v.use(units.Add|units.Read, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func waits(t *testing.T, j *job, v *held) chan result {
+	t.Helper()
+	results, err := j.submit(v.rank, v.op(units.Add|units.Read, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return results[0]
+}
+
+func TestConditionsChangeAtTheIterationThatAllServersAgreeOn(t *testing.T) {
+	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(2)} {
+		t.Run(place, func(t *testing.T) {
+			j := startJob(t, 2, smallPartitions, option)
+			values := make([]*held, 2)
+			j.each(func(rank int) (err error) {
+				values[rank], err = j.value(rank, "w", "asp", 5*partition/4)
+				return err
+			})
+			ahead(t, values[0], 5)
+			at, err := j.workers[1].Engine.SetCondition(t.Context(), nil, wire.Condition{Names: []string{"w*"}, Pull: "bsp"})
+			if err != nil || at != 5 {
+				t.Fatalf("from iteration %d, %v; want 5", at, err)
+			}
+			ahead(t, values[0], 1) // rank 1 has closed none yet, so the old one holds
+			for range 5 {
+				if err := values[1].use(units.Add, 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := values[1].use(units.ReadNow, 0); err != nil { // its pushes have arrived
+				t.Fatal(err)
+			}
+			held := waits(t, j, values[0]) // iteration 6 under BSP
+			for range 2 {
+				select {
+				case r := <-held:
+					t.Fatalf("rank 0 does not wait under the new condition: %v", r.err)
+				default:
+				}
+				if err := values[1].use(units.Add, 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := await(held, 0, "w"); err != nil {
+				t.Fatal(err)
+			}
+			if at, err = j.workers[0].Engine.SetCondition(t.Context(), nil, wire.Condition{Pull: "ssp:100"}); err != nil || at != 7 {
+				t.Fatalf("from iteration %d, %v; want 7", at, err)
+			}
+			ahead(t, values[0], 20) // all have pushed 7, so it holds at once
+		})
+	}
+}
+
+func TestDifferentServersUnderDifferentModels(t *testing.T) {
+	j := startJob(t, 2, smallPartitions)
+	names := []string{"a", "b", "c", "d"} // on both servers, whatever the placement
+	values := map[string][]*held{}
+	for _, n := range names {
+		values[n] = make([]*held, 2)
+		j.each(func(rank int) (err error) {
+			values[n][rank], err = j.value(rank, n, "", 1)
+			return err
+		})
+	}
+	if _, err := j.workers[0].Engine.SetCondition(t.Context(), []int{1}, wire.Condition{Pull: "asp"}); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, len(names))
+	for _, n := range names {
+		held := waits(t, j, values[n][0])
+		go func() {
+			_, err := await(held, 0, n)
+			done <- err
+		}()
+	}
+	for range 2 { // round-robin: two values lie on each server
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case err := <-done:
+		t.Fatalf("a third value does not wait for rank 1: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	for _, n := range names {
+		if err := values[n][1].use(units.Add|units.Read, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestAConditionThatDoesNotFitChangesNothing(t *testing.T) {
+	j := startJob(t, 2)
+	j.works("sum", 100)
+	values := make([]*held, 2)
+	j.each(func(rank int) (err error) {
+		values[rank], err = j.value(rank, "w", "", 10)
+		return err
+	})
+	for _, c := range []struct {
+		w       wire.Condition
+		servers []int
+		text    string
+	}{
+		{wire.Condition{Names: []string{"sum"}, Pull: "ssp:2"}, nil, "declare the tensor as accumulate"},
+		{wire.Condition{Names: []string{"*"}, Pull: "ssp:2"}, nil, "declare the tensor as accumulate"},
+		{wire.Condition{Names: []string{"sum"}, Push: "drop-stragglers:1"}, nil, "drop-stragglers:2"},
+		{wire.Condition{Push: "drop-stragglers:3"}, nil, "allowed is from 1 to 2"},
+		{wire.Condition{Names: []string{"nobody"}, Pull: "asp"}, nil, "no tensor in use"},
+		{wire.Condition{Names: []string{"[w"}, Pull: "asp"}, nil, "no pattern of names"},
+		{wire.Condition{Pull: "expression:1/V > 2"}, nil, "V"},
+		{wire.Condition{Pull: "ssp:-1"}, nil, "-1"},
+		{wire.Condition{Pull: "elastic:15"}, nil, "supersteps"},
+		{wire.Condition{Pull: "asp"}, []int{2}, "server 2, the job has 2"},
+	} {
+		_, err := j.workers[0].Engine.SetCondition(t.Context(), c.servers, c.w)
+		if !errors.Is(err, worker.ErrInvalid) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%+v: %v, want it to say %q", c.w, err, c.text)
+		}
+	}
+	held := waits(t, j, values[0]) // under BSP as before
+	select {
+	case r := <-held:
+		t.Fatalf("rank 0 does not wait: %v", r.err)
+	default:
+	}
+	if err := values[1].use(units.Add, 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := await(held, 0, "w"); err != nil {
+		t.Fatal(err)
+	}
+	j.works("sum", 100)
+}

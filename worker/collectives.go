@@ -1,0 +1,291 @@
+package worker
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// first starts the first stage of the operation. Allgather and alltoall exchange their sizes first, as a
+// sum of vectors in which each rank fills its own part; the others know all sizes beforehand.
+func (o *operation) first() {
+	switch o.Kind {
+	case units.Allreduce:
+		o.run(o.reduceTasks(o.Input, o.Output, o.DType), nil)
+	case units.Barrier:
+		o.run(o.reduceTasks(nil, nil, o.DType), nil)
+	case units.Reducescatter:
+		o.run(o.scatterTasks(), nil)
+	case units.Broadcast:
+		o.run(o.broadcastTasks(), nil)
+	case units.Accumulate:
+		o.run(o.valueTasks(), nil)
+	case units.Allgather:
+		o.sizes = make([]byte, 8*len(o.Set.Ranks))
+		binary.NativeEndian.PutUint64(o.sizes[8*o.e.member(&o.Op):], uint64(o.Shape[0]))
+		o.run(o.reduceTasks(o.sizes, o.sizes, units.Int64), o.gather)
+	case units.Alltoall:
+		o.sizes = make([]byte, 8*len(o.Set.Ranks)*len(o.Set.Ranks))
+		row := 8 * len(o.Set.Ranks) * o.e.member(&o.Op)
+		for i, rows := range o.splits() {
+			binary.NativeEndian.PutUint64(o.sizes[row+8*i:], uint64(rows))
+		}
+		o.run(o.reduceTasks(o.sizes, o.sizes, units.Int64), o.exchange)
+	}
+}
+
+func (o *operation) splits() []int64 {
+	if o.Splits != nil {
+		return o.Splits
+	}
+	n := len(o.Set.Ranks)
+	s := make([]int64, n)
+	for i := range s {
+		s[i] = o.Shape[0] / int64(n)
+	}
+	return s
+}
+
+// header is what all frames of the operation have in common.
+func (o *operation) header(typ wire.Type, part int, dtype units.DType) wire.Header {
+	h := wire.Header{
+		Type: typ, DType: dtype, Epoch: o.epoch, Tensor: o.d.t.ID, Part: uint32(part), Rank: uint32(o.e.cfg.Rank),
+		Iteration: o.iteration, Seq: o.seq,
+	}
+	return h
+}
+
+// reduceTasks pushes every partition of in and pulls each result into out.
+func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
+	tasks := make([]*task, len(o.d.t.Parts))
+	room := make([]task, len(tasks))
+	for i := range tasks {
+		from, to := o.d.offsets[i], o.d.offsets[i+1]
+		room[i] = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.placed.Servers[i], out: out[from:to], answer: true}
+		room[i].h.Count = o.d.had()
+		room[i].give(in, from, to)
+		tasks[i] = &room[i]
+	}
+	tasks[0].h.Flags |= wire.FlagHome
+	return tasks
+}
+
+// give makes a part of an input what the task brings. The value that is declared goes as it is.
+func (t *task) give(in []byte, from, to int64) {
+	if t.o.Empty {
+		t.h.Flags |= wire.FlagEmpty
+		return
+	}
+	t.in = in[from:to]
+	t.encode = t.o.d.coding != nil && t.o.Use != units.Declare
+}
+
+// scatterTasks pushes every partition and pulls those of this rank's rows only.
+func (o *operation) scatterTasks() []*task {
+	from, to := scatterRows(o.Shape[0], len(o.Set.Ranks), o.e.member(&o.Op))
+	row := o.rowBytes()
+	first, last := from*row, to*row
+	tasks := make([]*task, len(o.d.t.Parts))
+	for i := range tasks {
+		a, b := o.d.offsets[i], o.d.offsets[i+1]
+		t := &task{o: o, h: o.header(wire.TypePush, i, o.DType), server: o.d.placed.Servers[i]}
+		t.h.Count = o.d.had()
+		t.give(o.Input, a, b)
+		if a >= first && b <= last && a < b {
+			t.out, t.answer = o.Output[a-first:b-first], true
+		} else {
+			t.h.Flags |= wire.FlagNoPull
+		}
+		tasks[i] = t
+	}
+	tasks[0].h.Flags |= wire.FlagHome
+	return tasks
+}
+
+// valueTasks declare, push or pull every partition of a value that the servers hold.
+func (o *operation) valueTasks() []*task {
+	tasks := make([]*task, len(o.d.t.Parts))
+	for i := range tasks {
+		from, to := o.d.offsets[i], o.d.offsets[i+1]
+		t := &task{o: o, h: o.header(wire.TypePull, i, o.DType), server: o.d.placed.Servers[i]}
+		if o.gives(o.e.cfg.Rank) {
+			t.h.Type = wire.TypePush
+			t.give(o.Input, from, to)
+		}
+		if o.d.coding != nil {
+			t.h.Count = o.d.coding.parts[i].number
+		}
+		if o.Use != units.Add {
+			t.out, t.answer = o.Output[from:to], true
+		} else {
+			t.h.Flags |= wire.FlagNoPull
+		}
+		if o.Use == units.Declare {
+			t.h.Flags |= wire.FlagDeclare
+			t.h.Count = o.d.had()
+		}
+		if o.Use&units.ReadNow != 0 {
+			t.h.Flags |= wire.FlagNow
+		}
+		if o.Use&units.Within != 0 {
+			t.h.Flags |= wire.FlagWithin
+		}
+		if o.Use&units.Exact != 0 {
+			t.h.Flags |= wire.FlagPlain
+		}
+		t.h.Aux, t.h.Significance = o.seq, o.Significance
+		tasks[i] = t
+	}
+	if o.Use == units.Declare {
+		tasks[0].h.Flags |= wire.FlagHome
+	}
+	return tasks
+}
+
+// broadcastTasks has the root put every partition and the others get it. The root's bytes are spread
+// over all servers, which pass them on.
+func (o *operation) broadcastTasks() []*task {
+	root := o.Root == o.e.cfg.Rank
+	if root && len(o.Output) > 0 && &o.Output[0] != &o.Input[0] {
+		copy(o.Output, o.Input)
+	}
+	tasks := make([]*task, len(o.d.t.Parts))
+	for i := range tasks {
+		from, to := o.d.offsets[i], o.d.offsets[i+1]
+		t := &task{o: o, server: o.d.placed.Servers[i]}
+		if root {
+			t.h, t.in = o.header(wire.TypePut, i, o.DType), o.Input[from:to]
+		} else {
+			t.h, t.out, t.answer = o.header(wire.TypeGet, i, o.DType), o.Output[from:to], true
+		}
+		t.h.Aux = wire.Route(o.Root, -1)
+		tasks[i] = t
+	}
+	tasks[0].h.Flags |= wire.FlagHome
+	tasks[0].answer = true // the root ends with the others, who may bring something else under the name
+	return tasks
+}
+
+// gather is the second stage of allgather: everybody puts its rows and gets those of the others.
+func (o *operation) gather() {
+	rows := o.counts(o.sizes)
+	me := o.e.member(&o.Op)
+	if rows[me] != o.Shape[0] {
+		o.wrongSizes()
+		return
+	}
+	bytes := make([]int64, len(rows))
+	for i, r := range rows {
+		bytes[i] = r * o.rowBytes()
+	}
+	if !o.allocate(rows, bytes) {
+		o.finish()
+		return
+	}
+	var tasks []*task
+	var at int64
+	for i, src := range o.Set.Ranks {
+		piece := o.out.Data[at : at+bytes[i]]
+		at += bytes[i]
+		if i == me {
+			copy(piece, o.Input)
+			if len(o.Set.Ranks) > 1 {
+				tasks = o.transfer(tasks, wire.TypePut, src, -1, o.Input)
+			}
+			continue
+		}
+		tasks = o.transfer(tasks, wire.TypeGet, src, -1, piece)
+	}
+	o.run(tasks, nil)
+}
+
+// exchange is the second stage of alltoall: a piece from everybody to everybody.
+func (o *operation) exchange() {
+	n, me := len(o.Set.Ranks), o.e.member(&o.Op)
+	all := o.counts(o.sizes) // all[i*n+j]: rows from i to j
+	if !slices.Equal(all[me*n:(me+1)*n], o.splits()) {
+		o.wrongSizes()
+		return
+	}
+	rows, bytes := make([]int64, n), make([]int64, n)
+	for i := range n {
+		rows[i] = all[i*n+me]
+		bytes[i] = rows[i] * o.rowBytes()
+	}
+	if !o.allocate(rows, bytes) {
+		o.finish()
+		return
+	}
+	var tasks []*task
+	var in, out int64
+	for i, peer := range o.Set.Ranks {
+		send := o.Input[in : in+all[me*n+i]*o.rowBytes()]
+		receive := o.out.Data[out : out+bytes[i]]
+		in += int64(len(send))
+		out += bytes[i]
+		if i == me {
+			copy(receive, send)
+			continue
+		}
+		tasks = o.transfer(tasks, wire.TypePut, o.e.cfg.Rank, peer, send)
+		tasks = o.transfer(tasks, wire.TypeGet, peer, o.e.cfg.Rank, receive)
+	}
+	o.run(tasks, nil)
+}
+
+// wrongSizes ends an operation of which the server says that this rank brings what it does not: memory
+// must not be sliced by that.
+func (o *operation) wrongSizes() {
+	o.fail(fmt.Errorf("%v of %q: the server's sizes are not those that rank %d sent it", o.Kind, o.name(), o.e.cfg.Rank))
+	o.finish()
+}
+
+func (o *operation) counts(b []byte) []int64 {
+	counts := make([]int64, len(b)/8)
+	for i := range counts {
+		counts[i] = int64(binary.NativeEndian.Uint64(b[8*i:]))
+	}
+	return counts
+}
+
+// allocate makes the output memory, once its size is known.
+func (o *operation) allocate(rows, bytes []int64) bool {
+	var total int64
+	for i, b := range bytes {
+		if rows[i] < 0 || b < 0 || b > limits.MaxTensor || total+b > limits.MaxTensor {
+			o.giveUp(fmt.Errorf("%w: %v %q of more than %d bytes", ErrMemory, o.Kind, o.name(), int64(limits.MaxTensor)))
+			return false
+		}
+		total += b
+	}
+	o.out.Rows = rows
+	if total > 0 {
+		o.out.Data = o.e.cfg.Alloc(int(total))
+		if o.out.Data == nil {
+			o.giveUp(fmt.Errorf("%w: no memory for the %d bytes of %v %q", ErrMemory, total, o.Kind, o.name()))
+			return false
+		}
+	}
+	return true
+}
+
+// transfer adds the tasks that put or get data on its route from src to dst (-1: to all).
+func (o *operation) transfer(tasks []*task, typ wire.Type, src, dst int, data []byte) []*task {
+	step := o.e.cfg.PartitionBytes
+	for part := 0; part*step < len(data); part++ {
+		piece := data[part*step : min((part+1)*step, len(data))]
+		t := &task{o: o, h: o.header(typ, part, o.DType), server: o.e.transferServer(src, o.d.t.ID, uint32(part))}
+		t.h.Aux = wire.Route(src, dst)
+		if typ == wire.TypePut {
+			t.in = piece
+		} else {
+			t.out, t.answer = piece, true
+		}
+		tasks = append(tasks, t)
+	}
+	return tasks
+}

@@ -1,0 +1,117 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// conditions are the changes of synchronisation models that this worker has asked for and waits for.
+type conditions struct {
+	mu     sync.Mutex
+	next   uint64
+	asking map[uint64]chan wire.ConditionReply
+}
+
+func (c *conditions) open(servers int) (uint64, chan wire.ConditionReply) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.asking == nil {
+		c.asking = map[uint64]chan wire.ConditionReply{}
+	}
+	c.next++
+	replies := make(chan wire.ConditionReply, servers)
+	c.asking[c.next] = replies
+	return c.next, replies
+}
+
+func (c *conditions) close(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.asking, id)
+}
+
+func (c *conditions) reply(r wire.ConditionReply) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case c.asking[r.ID] <- r: // a nil channel for one that nobody waits for
+	default:
+	}
+}
+
+// SetCondition changes the pull and push conditions of tensors on some servers, none for all, while training
+// runs. All their keys change over when they have closed as many iterations as any rank has pushed of any of
+// them by now. If one of them cannot take the conditions, none changes. It returns that number.
+func (e *Engine) SetCondition(ctx context.Context, servers []int, w wire.Condition) (at uint64, err error) {
+	for _, s := range servers {
+		if s < 0 || s >= len(e.peers) {
+			return 0, fmt.Errorf("%w: server %d, the job has %d", ErrInvalid, s, len(e.peers))
+		}
+	}
+	if len(servers) == 0 {
+		for i := range e.peers {
+			servers = append(servers, i)
+		}
+	}
+	w.Try = true
+	replies, err := e.ask(ctx, servers, w)
+	if err != nil {
+		return 0, err
+	}
+	keys := 0
+	for _, r := range replies {
+		keys += r.Keys
+		at = max(at, r.Pushed)
+	}
+	if keys == 0 {
+		return 0, fmt.Errorf("%w: no tensor in use there has a name like %q", ErrInvalid, w.Names)
+	}
+	w.Try, w.At = false, at
+	_, err = e.ask(ctx, servers, w)
+	return at, err
+}
+
+// ask sends a change to the servers and collects their answers.
+func (e *Engine) ask(ctx context.Context, servers []int, w wire.Condition) ([]wire.ConditionReply, error) {
+	if err := e.Err(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.DeclareTimeout)
+	defer cancel()
+	defer context.AfterFunc(e.ctx, cancel)()
+	var answers chan wire.ConditionReply
+	w.ID, answers = e.conditions.open(len(servers))
+	defer e.conditions.close(w.ID)
+	data, err := json.Marshal(w)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range servers {
+		if p := e.peers[s]; p != nil {
+			p.send(outbox.Frame{Header: wire.Header{Type: wire.TypeCondition, Rank: uint32(e.cfg.Rank)}, Payload: data})
+		} else {
+			answers <- e.local.server.Condition(w)
+		}
+	}
+	var replies []wire.ConditionReply
+	for range servers {
+		select {
+		case r := <-answers:
+			if r.Error != "" {
+				return nil, fmt.Errorf("%w: %s", ErrInvalid, r.Error) // the others mostly say the same
+			}
+			replies = append(replies, r)
+		case <-ctx.Done():
+			if err := e.Err(); err != nil {
+				return nil, err
+			}
+			return nil, fmt.Errorf("%w: %d of %d servers have not answered a change of conditions within %v", ErrStall, len(servers)-len(replies), len(servers), e.cfg.DeclareTimeout)
+		}
+	}
+	return replies, nil
+}

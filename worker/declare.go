@@ -1,0 +1,137 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// declareQueue declares tensors at the scheduler, all that wait together in one request.
+type declareQueue struct {
+	queue  []*declaration // guarded by Engine.mu
+	wake   chan struct{}
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+func (q *declareQueue) start(e *Engine) {
+	ctx, cancel := context.WithCancel(context.Background())
+	q.wake, q.cancel, q.done = make(chan struct{}, 1), cancel, make(chan struct{})
+	go q.run(ctx, e)
+}
+
+// stop ends the requests; what waits for them fails.
+func (q *declareQueue) stop(e *Engine, err error) {
+	q.cancel()
+	<-q.done
+	e.mu.Lock()
+	batch := q.queue
+	q.queue = nil
+	e.mu.Unlock()
+	for _, d := range batch {
+		e.declared(d, wire.Placed{}, err)
+	}
+}
+
+// flush sees to it that the queue is sent. Callers hold mu.
+func (q *declareQueue) flush() {
+	if len(q.queue) > 0 {
+		select {
+		case q.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (q *declareQueue) run(ctx context.Context, e *Engine) {
+	defer close(q.done)
+	for {
+		select {
+		case <-q.wake:
+			q.send(ctx, e)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (q *declareQueue) send(ctx context.Context, e *Engine) {
+	e.mu.Lock()
+	batch := q.queue
+	q.queue = nil
+	tensors := make([]wire.Tensor, len(batch))
+	for i, d := range batch {
+		d.state = declareAsked
+		tensors[i] = d.t
+	}
+	e.mu.Unlock()
+	if len(batch) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.DeclareTimeout)
+	defer cancel()
+	placed, err := e.cfg.Control.Declare(ctx, tensors)
+	if err == nil && len(placed) != len(batch) {
+		err = fmt.Errorf("the scheduler placed %d of %d tensors", len(placed), len(batch))
+	}
+	if broken := e.Err(); err != nil && broken != nil {
+		err = broken // why the request was given up says more than that it was
+	}
+	for i, d := range batch {
+		switch {
+		case err != nil:
+			e.declared(d, wire.Placed{}, err)
+		case len(placed[i].Servers) != len(d.t.Parts) || !e.knownServers(placed[i].Servers):
+			e.declared(d, wire.Placed{}, fmt.Errorf("the scheduler placed %q on servers %v", d.t.Name, placed[i].Servers))
+		default:
+			e.declared(d, placed[i], nil)
+		}
+	}
+}
+
+func (e *Engine) knownServers(servers []int) bool {
+	for _, s := range servers {
+		if s < 0 || s >= len(e.cfg.Roster.Servers) {
+			return false
+		}
+	}
+	return true
+}
+
+// declared lets the operations go that waited for the declaration.
+func (e *Engine) declared(d *declaration, p wire.Placed, err error) {
+	e.mu.Lock()
+	if err != nil {
+		d.state, d.err = declareFailed, fmt.Errorf("%q could not be declared: %w", d.t.Name, err)
+		for _, o := range d.waiting {
+			o.n.drop(d)
+		}
+	} else {
+		d.placed, d.state = p, declareDone
+		d.t.ID = p.ID
+		e.lead(d)
+	}
+	waiting := d.waiting
+	d.waiting = nil
+	e.mu.Unlock()
+	for _, o := range waiting {
+		if d.err != nil {
+			o.fail(d.err)
+		}
+		o.launch()
+	}
+}
+
+// drop forgets a declaration, so that the next use declares anew.
+func (n *nameState) drop(d *declaration) {
+	if n.last == d {
+		n.last = nil
+	}
+	for i := range n.decls {
+		if n.decls[i] == d {
+			n.decls = append(n.decls[:i:i], n.decls[i+1:]...)
+			return
+		}
+	}
+}

@@ -1,0 +1,44 @@
+package worker
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/paceline/paceline/internal/mempool"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// The most urgent task is encoded first, whichever server it is for, but none for a server that has messages enough to
+// send: those behind it go on, and it has its turn when a message has left.
+func TestTheMostUrgentTaskOfAServerThatIsNotAheadIsEncodedFirst(t *testing.T) {
+	e := &Engine{}
+	e.cfg.Roster.Servers = make([]wire.Node, 2)
+	n := newEncoder(e)
+	n.pool = mempool.New(2 * encodeAhead)
+	for i, priority := range []int{1, 5, 3, 5} {
+		n.lanes[i%2].queue.push(&task{o: &operation{Op: Op{Priority: priority}}, server: i % 2})
+	}
+	var order []int
+	next := func() {
+		if t := n.next(); t != nil {
+			order = append(order, t.server*10+t.o.Priority)
+		}
+	}
+	next()
+	message, err := n.pool.Get(encodeAhead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.lanes[1].ahead += int64(cap(message))
+	next() // server 1 has enough to send
+	n.sent(1, message)
+	next()
+	next()
+	next()
+	if want := []int{15, 3, 15, 1}; !slices.Equal(order, want) {
+		t.Fatalf("servers and priorities %v, want %v", order, want)
+	}
+	if n.lanes[1].ahead != 0 || n.pool.Lent() != 0 {
+		t.Fatalf("%d bytes are ahead and %d lent", n.lanes[1].ahead, n.pool.Lent())
+	}
+}

@@ -1,0 +1,268 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// numbering is the scheduler of an engine alone: tensors get numbers in the order in which they come.
+type numbering struct{ last atomic.Uint32 }
+
+func (n *numbering) Declare(_ context.Context, tensors []wire.Tensor) ([]wire.Placed, error) {
+	placed := make([]wire.Placed, len(tensors))
+	for i, t := range tensors {
+		placed[i] = wire.Placed{ID: n.last.Add(1), Servers: make([]int, len(t.Parts))}
+	}
+	return placed, nil
+}
+
+func (n *numbering) ReportLost(wire.Lost) {}
+
+// FuzzServer has a server that knows the secret send any bytes at all over two connections, while
+// operations wait for it. Whatever comes, the engine does not panic, takes no more memory than it has
+// to, and ends every operation once when the server is gone.
+func FuzzServer(f *testing.F) {
+	for _, s := range serverSeeds() {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, input []byte) {
+		withstand(t, func(conns []transport.Conn) {
+			for len(input) >= 3 {
+				n := min(int(input[1])|int(input[2])<<8, len(input)-3)
+				if n > 0 {
+					_ = conns[input[0]%2].Send(net.Buffers{input[3 : 3+n]})
+				}
+				input = input[3+n:]
+			}
+		})
+	})
+}
+
+// FuzzAnswers has it send frames that each make sense, in any order: four bytes of input are one frame.
+func FuzzAnswers(f *testing.F) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 30 {
+		input := make([]byte, 4*50)
+		for i := range input {
+			input[i] = byte(random.Uint32())
+		}
+		f.Add(input)
+	}
+	f.Fuzz(func(t *testing.T, input []byte) {
+		withstand(t, func(conns []transport.Conn) {
+			for ; len(input) >= 4; input = input[4:] {
+				_ = conns[input[3]%2].Send(net.Buffers{answerOf([4]byte(input))})
+			}
+		})
+	})
+}
+
+// withstand runs the engine of rank 1 of 3 with one server, which the test plays.
+func withstand(t *testing.T, play func(conns []transport.Conn)) {
+	network := transporttest.NewNetwork(transporttest.Options{})
+	defer network.Close()
+	secret := []byte("fuzz")
+	l, err := network.Node("server", secret).Listen("server:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	roster := wire.Roster{Round: 7, Workers: make([]wire.Node, 3), Servers: []wire.Node{{Role: wire.RoleServer, Server: "server:1"}}}
+	e := New(Config{
+		Rank: 1, Roster: roster, Transport: network.Node("worker", secret), Control: &numbering{}, PartitionBytes: 64 << 10, Fusion: 1 << 10,
+		Credit: 1 << 20, Conns: 2, DeclareTimeout: 10 * time.Second, Log: zap.NewNop(),
+		Alloc: func(n int) []byte {
+			if n > 1<<20 {
+				return nil
+			}
+			return make([]byte, n)
+		},
+	})
+	var conns []transport.Conn
+	var greeted sync.WaitGroup
+	greeted.Go(func() { conns = welcome(t, l) })
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := e.Start(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	greeted.Wait()
+	done := make(chan error, 100)
+	ops := append(fuzzedOperations(done), codedOperations(done)...)
+	if err := e.Submit(ops); err != nil {
+		t.Fatal(err)
+	}
+	play(conns)
+	for _, c := range conns {
+		c.Close()
+	}
+	for i := range ops {
+		select {
+		case <-done:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%d of %d operations have ended", i, len(ops))
+		}
+	}
+	e.Shutdown(ctx)
+	if len(done) > 0 {
+		t.Error("an operation has ended twice")
+	}
+}
+
+// welcome takes the engine's connections. What it sends is read and forgotten.
+func welcome(t *testing.T, l transport.Listener) (conns []transport.Conn) {
+	for range 2 {
+		c, err := l.Accept()
+		if err != nil {
+			t.Error(err)
+			return conns
+		}
+		conns = append(conns, c)
+		if err := c.Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeWelcome}, nil)}); err != nil {
+			t.Error(err)
+		}
+		go func() {
+			var h wire.Header
+			b := make([]byte, 64<<10)
+			for c.ReadHeader(&h) == nil {
+				for left := int(h.Length); left > 0; left -= min(left, len(b)) {
+					if c.ReadPayload(b[:min(left, len(b))]) != nil {
+						return
+					}
+				}
+			}
+		}()
+	}
+	return conns
+}
+
+// fuzzedOperations are two of each kind, under names of their own: tensors get the numbers 1 to 10.
+func fuzzedOperations(done chan<- error) (ops []Op) {
+	for i := range 2 {
+		for _, kind := range []units.Kind{units.Allreduce, units.Broadcast, units.Allgather, units.Alltoall, units.Reducescatter} {
+			op := Op{
+				Kind: kind, DType: units.Uint8, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1, 2}}, Shape: []int64{6}, Input: make([]byte, 6),
+				Prescale: 1, Postscale: 1, Name: fmt.Sprint(kind, i), Root: i, Done: func(_ Output, err error) { done <- err },
+			}
+			switch kind {
+			case units.Allreduce, units.Broadcast:
+				op.Output = make([]byte, 6)
+			case units.Reducescatter:
+				op.Output = make([]byte, 2)
+			}
+			ops = append(ops, op)
+		}
+	}
+	return ops
+}
+
+// codedOperations are a sum of each kind and the declaration of a held value, coded: tensors 11 to 13.
+func codedOperations(done chan<- error) (ops []Op) {
+	for _, kind := range []units.Kind{units.Allreduce, units.Reducescatter, units.Accumulate} {
+		op := Op{
+			Kind: kind, DType: units.Float16, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1, 2}}, Shape: []int64{6}, Input: make([]byte, 12),
+			Prescale: 1, Postscale: 1, Name: fmt.Sprint(kind, " coded"), Codec: `[{"min_bytes": 0, "codec": "topk:0.5+s2"}]`, Use: units.Declare, Root: 1,
+			Output: make([]byte, 12), Done: func(_ Output, err error) { done <- err },
+		}
+		if kind == units.Reducescatter {
+			op.Output = make([]byte, 4)
+		}
+		ops = append(ops, op)
+	}
+	return ops
+}
+
+// answerOf makes a frame of four bytes: what, of which tensor, partition and route, how long.
+func answerOf(b [4]byte) []byte {
+	types := []wire.Type{wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeFail, wire.TypeStall, wire.TypeJoined, wire.TypeWindow, wire.TypeEpoch, wire.TypeLost, wire.TypeBye}
+	h := wire.Header{
+		Type: types[int(b[0]&15)%len(types)], Tensor: uint32(b[0]>>4)%13 + 1, Codec: b[2] >> 7, Count: uint32(b[1] % 2), Part: uint32(b[1] % 4), Iteration: uint64(b[1] >> 6 / 3),
+		Aux: []uint64{0, wire.Route(0, -1), wire.Route(2, 1), wire.Route(0, 1), wire.Route(1, -1)}[b[2]%5], Rank: uint32(b[2] % 3),
+	}
+	if h.Type == wire.TypeResult {
+		lengths := []int{6, 2, 3 * 8, 9 * 8, 0, 1, 70 << 10, 12, 25, 19}
+		payload := make([]byte, lengths[int(b[3]>>1)%len(lengths)])
+		for i := 0; i < len(payload); i += 8 {
+			payload[i] = b[1] % 7
+		}
+		return wire.AppendFrame(nil, h, payload)
+	}
+	var notice any
+	switch name := fmt.Sprint(units.Kind(b[1]%5), b[2]%2); h.Type {
+	case wire.TypeFail:
+		notice = wire.Failure{Code: wire.FailureCode(b[3] % 6), Name: name, Seq: uint64(b[3] >> 6), Generation: uint64(b[2] % 2)}
+	case wire.TypeStall:
+		notice = wire.Stall{Name: name, Missing: []int{0}}
+	case wire.TypeLost:
+		notice = wire.Lost{Role: wire.RoleWorker, Rank: int(b[3]) - 3}
+	default:
+		return wire.AppendFrame(nil, h, nil)
+	}
+	payload, _ := json.Marshal(notice)
+	return wire.AppendFrame(nil, h, payload)
+}
+
+// serverSeeds are what a real server sends.
+func serverSeeds() (inputs [][]byte) {
+	var all []byte
+	for _, piece := range []struct {
+		h       wire.Header
+		payload []byte
+	}{
+		{wire.Header{Type: wire.TypeResult, Tensor: 1}, make([]byte, 6)},
+		{wire.Header{Type: wire.TypeResult, Tensor: 2, Aux: wire.Route(0, -1)}, make([]byte, 6)},
+		{wire.Header{Type: wire.TypeResult, Tensor: 3}, make([]byte, 24)},
+		{wire.Header{Type: wire.TypeResult, Tensor: 4}, make([]byte, 72)},
+		{wire.Header{Type: wire.TypeWindow, Aux: 6}, nil},
+		{wire.Header{Type: wire.TypeFail}, []byte(`{"code":1,"name":"allreduce1","seq":0,"text":"ranks disagree"}`)},
+		{wire.Header{Type: wire.TypeStall}, []byte(`{"name":"allreduce1","missing":[2],"seconds":1}`)},
+		{wire.Header{Type: wire.TypeLost}, []byte(`{"role":"worker","rank":2,"why":"it is gone"}`)},
+		{wire.Header{Type: wire.TypeBye}, nil},
+	} {
+		frame := wire.AppendFrame(nil, piece.h, piece.payload)
+		one := append([]byte{0, byte(len(frame)), byte(len(frame) >> 8)}, frame...)
+		batch := wire.AppendBatch(nil, 1, frame)
+		inputs = append(inputs, one, append([]byte{1, byte(len(batch)), byte(len(batch) >> 8)}, batch...))
+		all = append(all, one...)
+	}
+	return append(inputs, all)
+}
+
+// TestSizesThatAreNotThisRanksOwnAreAnError: what a server says of the sizes that this rank brought
+// has to be that.
+func TestSizesThatAreNotThisRanksOwnAreAnError(t *testing.T) {
+	for _, kind := range []units.Kind{units.Allgather, units.Alltoall} {
+		o := &operation{Op: Op{Kind: kind, DType: units.Uint8, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{4}, Input: make([]byte, 4), Name: "x"}}
+		o.e = New(Config{Roster: wire.Roster{Workers: make([]wire.Node, 2)}})
+		o.n = &nameState{inflight: map[uint64]*operation{}}
+		var failure error
+		o.Done = func(_ Output, err error) { failure = err }
+		o.sizes = make([]byte, 8*4)
+		o.sizes[0] = 77
+		if kind == units.Allgather {
+			o.sizes = o.sizes[:16]
+			o.gather()
+		} else {
+			o.exchange()
+		}
+		if failure == nil || errors.Is(failure, ErrMemory) {
+			t.Errorf("%v: %v, want an error about the sizes", kind, failure)
+		}
+		o.e.Shutdown(t.Context())
+	}
+}

@@ -1,0 +1,105 @@
+package worker
+
+import (
+	"fmt"
+
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// joinState is a join under way: this rank has no more data and waits until all have joined.
+type joinState struct {
+	done    func(Output, error)
+	sent    bool
+	replies map[int]struct{} // servers that say that all have joined
+	last    int
+}
+
+// Join says that this rank has no more data. When every rank has joined, done is called with the last
+// one, a new epoch begins, and all ranks count their operations from 0 again.
+func (e *Engine) Join(done func(Output, error)) error {
+	e.mu.Lock()
+	if e.broken != nil {
+		e.mu.Unlock()
+		return e.broken
+	}
+	if e.joining != nil {
+		e.mu.Unlock()
+		return fmt.Errorf("%w: this rank has joined already and waits for the others", ErrInvalid)
+	}
+	j := &joinState{done: done, replies: map[int]struct{}{}}
+	e.joining = j
+	idle := len(e.inflight) == 0
+	e.mu.Unlock()
+	if idle { // else the last operation in flight sends it
+		j.send(e)
+	}
+	return nil
+}
+
+// send tells all servers, once, on every connection: it must not overtake what was pushed on another.
+func (j *joinState) send(e *Engine) {
+	e.mu.Lock()
+	sent, epoch := j.sent, e.epoch()
+	j.sent = true
+	e.mu.Unlock()
+	if sent {
+		return
+	}
+	for _, p := range e.peers {
+		if p == nil {
+			continue
+		}
+		if gone := p.everywhere(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint32(e.cfg.Rank)}); gone != nil {
+			e.failJoin(gone)
+			return
+		}
+	}
+	if e.local != nil {
+		e.local.server.Join()
+	}
+}
+
+// Joined is the word of the server in this process that all ranks have joined.
+func (e *Engine) Joined(last int) { e.joined(e.cfg.LocalIndex, last) }
+
+// joined counts the servers' words; the first server's says who came last, so that all ranks agree.
+func (e *Engine) joined(server, last int) {
+	e.mu.Lock()
+	j := e.joining
+	if j == nil {
+		e.mu.Unlock()
+		return
+	}
+	if j.replies[server] = struct{}{}; server == 0 {
+		j.last = last
+	}
+	if len(j.replies) < len(e.cfg.Roster.Servers) {
+		e.mu.Unlock()
+		return
+	}
+	e.joining = nil
+	e.joins++
+	e.names = map[nameID]*nameState{}
+	e.leaders, e.stops = map[uint32]*declaration{}, 0
+	e.mu.Unlock()
+	for _, p := range e.peers {
+		if p != nil {
+			p.reset()
+		}
+	}
+	if e.local != nil {
+		e.local.reset()
+	}
+	j.done(Output{Value: j.last}, nil)
+}
+
+// failJoin ends a join that is under way.
+func (e *Engine) failJoin(err error) {
+	e.mu.Lock()
+	j := e.joining
+	e.joining = nil
+	e.mu.Unlock()
+	if j != nil {
+		j.done(Output{}, fmt.Errorf("join on rank %d: %w", e.cfg.Rank, err))
+	}
+}

@@ -1,0 +1,340 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// link is one connection to a server. Its goroutine reads; frames leave through the outbox.
+type link struct {
+	p    *peer
+	conn transport.Conn
+	out  *outbox.Outbox
+
+	// guarded by peer.mu
+	control   []outbox.Frame // go before all tasks
+	announced map[uint32]struct{}
+	queue     taskQueue // of what must take this connection
+	sent      uint64    // tensor bytes given to this connection
+	consumed  uint64    // of them, what the server has taken
+
+	scratch []byte
+}
+
+const scratchBytes = limits.MaxBatch
+
+// dial opens a connection and waits for the server's welcome.
+func (p *peer) dial(ctx context.Context) (*link, error) {
+	conn, err := p.e.cfg.Transport.Dial(ctx, p.node.Server)
+	if err != nil {
+		return nil, err
+	}
+	l := &link{p: p, conn: conn, announced: map[uint32]struct{}{}, scratch: make([]byte, scratchBytes)}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	err = l.greet()
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("no welcome: %w", err)
+	}
+	l.out = outbox.New(conn, l, p.e.cfg.Fusion, func(error) { time.AfterFunc(outbox.LastWords, func() { _ = conn.Close() }) })
+	return l, nil
+}
+
+func (l *link) greet() error {
+	cfg := &l.p.e.cfg
+	window := max(cfg.Credit/int64(4*cfg.Conns), 1) // what no connection has reported yet is a quarter of the credit at most
+	data, err := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: cfg.Roster.Round, Rank: cfg.Rank, Conns: cfg.Conns, Window: uint64(window)})
+	if err != nil {
+		return err
+	}
+	h := wire.Header{Type: wire.TypeHello, Rank: uint32(cfg.Rank), Length: uint32(len(data))}
+	if err := l.conn.Send([][]byte{h.Append(nil), data}); err != nil {
+		return err
+	}
+	if err := l.conn.ReadHeader(&h); err != nil {
+		return err
+	}
+	if h.Type != wire.TypeWelcome {
+		return fmt.Errorf("the server answers with a %v frame", h.Type)
+	}
+	return nil
+}
+
+// Pop implements outbox.Queue: control frames first, then the most urgent task, before its first use
+// of a tensor the tensor's announcement.
+func (l *link) Pop(limit int) (outbox.Frame, bool) {
+	p := l.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(l.control) > 0 {
+		f := l.control[0]
+		if len(f.Payload) > limit {
+			return outbox.Frame{}, false
+		}
+		l.control = l.control[1:]
+		return f, true
+	}
+	t, queue := l.ready()
+	if t == nil || len(t.in) > limit {
+		return outbox.Frame{}, false
+	}
+	if _, told := l.announced[t.h.Tensor]; !told {
+		f := announcement(&t.o.d.t, p.e.cfg.Rank)
+		if len(f.Payload) > limit {
+			return outbox.Frame{}, false
+		}
+		l.announced[t.h.Tensor] = struct{}{}
+		return f, true
+	}
+	queue.pop()
+	p.inFlight += int64(len(t.in))
+	l.sent += uint64(len(t.in))
+	p.e.trace.moving(t)
+	return outbox.Frame{Header: t.h, Payload: t.in, Owner: t}, true
+}
+
+// Waiting implements outbox.Queue.
+func (l *link) Waiting() bool {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	t, _ := l.ready()
+	return len(l.control) > 0 || t != nil
+}
+
+// ready is the next task, with its queue, if the credit allows one. Callers hold the peer's mu.
+func (l *link) ready() (*task, *taskQueue) {
+	p := l.p
+	if p.inFlight >= p.e.cfg.Credit {
+		return nil, nil
+	}
+	shared, own := p.queue.peek(), l.queue.peek()
+	if own.before(shared) {
+		return own, &l.queue
+	}
+	return shared, &p.queue
+}
+
+// read handles the server's frames until the connection ends.
+func (l *link) read() {
+	defer l.p.e.wg.Done()
+	err := l.frames()
+	_ = l.conn.Close()
+	p := l.p
+	if p.e.Err() != nil {
+		return
+	}
+	p.mu.Lock()
+	left := p.left
+	p.mu.Unlock()
+	if left {
+		p.leave(fmt.Errorf("%w: %v has shut down", ErrUnsupported, p))
+		return
+	}
+	l.lost(err)
+}
+
+// lost ends the round: without this server no operation can be done.
+func (l *link) lost(err error) {
+	p := l.p
+	why := fmt.Sprintf("rank %d lost its connection to %v: %v", p.e.cfg.Rank, p, err)
+	if errors.Is(err, io.EOF) {
+		why = fmt.Sprintf("its connection to rank %d was closed without a goodbye", p.e.cfg.Rank)
+	}
+	lost := wire.Lost{Role: p.node.Role, Rank: p.node.Rank, Why: why}
+	if lost.Role == wire.RoleServer {
+		lost.Rank = p.index
+	}
+	p.e.Lost(lost)
+	p.e.cfg.Control.ReportLost(lost)
+}
+
+func (l *link) frames() error {
+	var h wire.Header
+	for {
+		if err := l.conn.ReadHeader(&h); err != nil {
+			return err
+		}
+		if h.Type == wire.TypeResult {
+			if err := l.result(&h); err != nil {
+				return err
+			}
+			continue
+		}
+		payload := l.scratch
+		if int(h.Length) > len(payload) {
+			payload = make([]byte, h.Length)
+		}
+		payload = payload[:h.Length]
+		if err := l.read1(payload); err != nil {
+			return err
+		}
+		if h.Type != wire.TypeBatch {
+			if err := l.frame(&h, payload); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := wire.Frames(payload, h.Count, l.frame); err != nil {
+			return err
+		}
+	}
+}
+
+func (l *link) read1(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	return l.conn.ReadPayload(b)
+}
+
+// result reads an answer straight into the tensor.
+func (l *link) result(h *wire.Header) error {
+	t := l.p.take(h)
+	if t == nil {
+		return l.discard(int(h.Length))
+	}
+	if err := t.arrives(h, l.p); err != nil {
+		l.p.answered(t, err)
+		return err
+	}
+	into, lent, err := l.room(t, h)
+	if err == nil {
+		err = l.read1(into)
+	}
+	if err != nil {
+		l.p.answered(t, fmt.Errorf("%v of %q on rank %d: %w", t.o.Kind, t.o.name(), l.p.e.cfg.Rank, l.p.e.lossOf(l.p.index, err)))
+		return err
+	}
+	l.take(t, h, into)
+	l.p.e.encoder.pool.Put(lent)
+	return nil
+}
+
+// room is the memory that an answer is read into: the output, or that of a message, perhaps lent.
+func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
+	switch {
+	case h.Codec == wire.CodecPlain:
+		return t.out[:h.Length], nil, nil
+	case int(h.Length) <= len(l.scratch):
+		return l.scratch[:h.Length], nil, nil
+	}
+	lent, err = l.p.e.encoder.pool.Get(int(h.Length))
+	return lent, lent, err
+}
+
+// take ends a task with its answer, which lies in the output already unless it is a message. A message that
+// cannot be read ends the operation on every rank.
+func (l *link) take(t *task, h *wire.Header, answer []byte) {
+	if h.Codec != wire.CodecPlain {
+		if err := t.decode(h, answer, l.p); err != nil {
+			t.o.giveUp(err)
+			l.p.answered(t, err)
+			return
+		}
+	} else if h.Flags&wire.FlagEmpty != 0 {
+		clear(t.out)
+	} else if k := t.o.d.coding; k != nil && k.follow {
+		k.start(h, answer)
+	}
+	l.p.e.trace.answered(t)
+	l.p.answered(t, nil)
+}
+
+func (l *link) discard(n int) error {
+	for n > 0 {
+		b := l.scratch[:min(n, len(l.scratch))]
+		if err := l.read1(b); err != nil {
+			return err
+		}
+		n -= len(b)
+	}
+	return nil
+}
+
+// frame handles a frame whose payload is in memory.
+func (l *link) frame(h *wire.Header, payload []byte) error {
+	e := l.p.e
+	switch h.Type {
+	case wire.TypeResult:
+		t := l.p.take(h)
+		if t == nil {
+			return nil
+		}
+		if err := t.arrives(h, l.p); err != nil {
+			l.p.answered(t, err)
+			return err
+		}
+		if h.Codec == wire.CodecPlain {
+			copy(t.out, payload)
+		}
+		l.take(t, h, payload)
+	case wire.TypeWindow:
+		l.window(h.Aux)
+	case wire.TypeFail:
+		return notice(h, payload, e.Failed)
+	case wire.TypeStall:
+		return notice(h, payload, e.Stalled)
+	case wire.TypeLost:
+		return notice(h, payload, e.Lost)
+	case wire.TypeStop:
+		e.Stopped(*h)
+	case wire.TypeCondition:
+		return notice(h, payload, e.conditions.reply)
+	case wire.TypeJoined:
+		e.joined(l.p.index, int(h.Rank))
+	case wire.TypeEpoch:
+		l.wrongEpoch(h)
+	case wire.TypeBye:
+		e.cfg.Log.Debug("server leaves", zap.Stringer("server", l.p))
+		l.p.mu.Lock()
+		l.p.left = true
+		l.p.mu.Unlock()
+	default:
+		return fmt.Errorf("%v sends a %v frame", l.p, h.Type)
+	}
+	return nil
+}
+
+// wrongEpoch fails the operation whose frame the server did not take, because it is in another epoch.
+func (l *link) wrongEpoch(h *wire.Header) {
+	if t := l.p.take(h); t != nil {
+		err := fmt.Errorf("%v of %q on rank %d: %v is in epoch %d, this rank was in %d", t.o.Kind, t.o.name(), t.o.e.cfg.Rank, l.p, h.Epoch, t.o.epoch)
+		t.o.giveUp(err)
+		l.p.answered(t, err)
+	}
+}
+
+func notice[T any](h *wire.Header, payload []byte, handle func(T)) error {
+	var v T
+	if err := wire.DecodeJSON(h.Type, payload, &v); err != nil {
+		return err
+	}
+	handle(v)
+	return nil
+}
+
+// window takes the server's report of how much it has consumed; credit comes back.
+func (l *link) window(consumed uint64) {
+	p := l.p
+	p.mu.Lock()
+	if consumed > l.consumed && consumed <= l.sent {
+		p.inFlight -= int64(consumed - l.consumed)
+		l.consumed = consumed
+	}
+	p.mu.Unlock()
+	p.kick()
+}

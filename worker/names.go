@@ -1,0 +1,266 @@
+package worker
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+type nameID struct {
+	set  uint32
+	name string
+}
+
+// nameState counts the operations under one name. Ranks must start them in the same order; the home
+// server compares what they bring by this count.
+type nameState struct {
+	next     uint64
+	inflight map[uint64]*operation
+	decls    []*declaration // one per signature under which the name is used
+	last     *declaration
+	failures map[uint64]error // operations that failed on another rank before this one started them
+	// generation rises past each failed operation. Ranks that failed together declare anew, because
+	// their counts of iterations no longer agree.
+	generation uint64
+}
+
+// declaration is one signature of a name.
+type declaration struct {
+	t       wire.Tensor
+	asked   string  // codec, as the last operation named it
+	coding  *coding // nil for plain
+	unnamed bool    // its iterations are anybody's, and in no state
+	before  uint64  // iterations before the declaration, as a state had them
+	pieces  []piece // of servers' residuals that a state had; until the first operation
+	placed  wire.Placed
+	offsets []int64 // of each partition
+	state   declareState
+	err     error
+	next    uint64       // iteration of the next operation; of a held value the next push
+	waiting []*operation // until it is declared
+
+	group     string     // of a held value: the first of those that are stepped together; "" without supersteps
+	superstep *superstep // of the first
+}
+
+type declareState uint8
+
+const (
+	declareNeeded declareState = iota
+	declareAsked
+	declareDone
+	declareFailed
+)
+
+// joinShift keeps the generations before and after a join of all ranks apart.
+const joinShift = 40
+
+// register counts an operation under its name and finds its declaration. Callers hold mu.
+func (e *Engine) register(op *Op) *operation {
+	id := nameID{op.Set.ID, op.name()}
+	n := e.names[id]
+	if n == nil {
+		n = &nameState{inflight: map[uint64]*operation{}, generation: uint64(e.joins) << joinShift}
+		e.names[id] = n
+	}
+	o := &operation{Op: *op, e: e, n: n, seq: n.next, epoch: e.epoch()}
+	n.next++
+	n.inflight[o.seq] = o
+	e.inflight[o] = struct{}{}
+	e.trace.begin(o)
+	if err := n.failures[o.seq]; err != nil { // it takes no iteration: the ranks it failed on declare anew
+		delete(n.failures, o.seq)
+		o.err = err
+		return o
+	}
+	o.d = e.declare(n, o)
+	o.iteration = o.d.count(o)
+	if o.d.state == declareNeeded || o.d.state == declareAsked {
+		o.d.waiting = append(o.d.waiting, o)
+		o.deferred = true
+	}
+	return o
+}
+
+// count gives an operation its iteration. A pull of a held value belongs to the push before it.
+func (d *declaration) count(o *operation) uint64 {
+	switch {
+	case o.Kind == units.Accumulate && o.Use&units.Within != 0:
+		return d.next
+	case o.Kind != units.Accumulate || o.Use&units.Add != 0:
+		d.next++
+		return d.next - 1
+	case o.Use == units.Declare:
+		return 0
+	case d.next == 0: // nothing was pushed that it could wait for
+		o.Use = units.ReadNow | o.Use&units.Exact
+		return 0
+	}
+	return d.next - 1
+}
+
+// declare finds the declaration of an operation's signature, or makes it. Callers hold mu.
+func (e *Engine) declare(n *nameState, o *operation) *declaration {
+	if d := e.find(n, &o.Op); d != nil {
+		n.last = d
+		return d
+	}
+	d := &declaration{t: e.describe(n, o), asked: o.Codec, group: o.Group, unnamed: o.Name == ""}
+	d.offsets = offsetsOf(d.t.Parts)
+	if c := e.codecOf(&o.Op); c != nil {
+		d.t.Codec = c.String()
+		d.coding = newCoding(c, &d.t)
+		if !d.unnamed {
+			e.restore(nameID{o.Set.ID, o.name()}, d)
+		}
+	}
+	n.decls = append(n.decls, d)
+	n.last = d
+	e.declares.queue = append(e.declares.queue, d)
+	return d
+}
+
+// find looks for the declaration of an operation's signature. Operations may name one codec by different
+// texts. Callers hold mu.
+func (e *Engine) find(n *nameState, op *Op) *declaration {
+	if d := n.last; d != nil && d.asked == op.Codec && d.matches(op) {
+		return d
+	}
+	for _, d := range n.decls {
+		if d.matches(op) && (d.asked == op.Codec || d.t.Codec == e.codecText(op)) {
+			d.asked = op.Codec
+			return d
+		}
+	}
+	return nil
+}
+
+// matches reports whether an operation is another use of the declaration, provided that its codec is that.
+func (d *declaration) matches(o *Op) bool {
+	t := &d.t
+	return t.Kind == o.Kind && t.DType == o.DType && t.Op == o.ReduceOp && t.Prescale == o.Prescale && t.Postscale == o.Postscale &&
+		t.Sync == o.Sync && t.SoftPark == o.SoftPark && t.PullGate == o.PullGate &&
+		(t.Kind != units.Broadcast || t.Root == o.Root) && slices.Equal(t.Shape, o.commonShape())
+}
+
+// commonShape is the part of the shape that must agree on all ranks.
+func (o *Op) commonShape() []int64 {
+	if o.Kind == units.Allgather || o.Kind == units.Alltoall {
+		return o.Shape[1:]
+	}
+	return o.Shape
+}
+
+// describe makes what is declared of an operation.
+func (e *Engine) describe(n *nameState, o *operation) wire.Tensor {
+	t := wire.Tensor{
+		Name: o.name(), Kind: o.Kind, Op: o.ReduceOp, DType: o.DType, Shape: slices.Clone(o.commonShape()), Root: o.Root,
+		ProcessSet: o.Set.ID, Ranks: o.Set.Ranks, Prescale: o.Prescale, Postscale: o.Postscale, Generation: n.generation,
+		Sync: o.Sync, SoftPark: o.SoftPark, PullGate: o.PullGate,
+	}
+	if o.Kind != units.Broadcast && o.Kind != units.Accumulate {
+		t.Root = 0
+	}
+	t.Parts = e.parts(&o.Op)
+	return t
+}
+
+// parts cuts the operation into partitions.
+func (e *Engine) parts(o *Op) []uint32 {
+	n := len(o.Set.Ranks)
+	servers := len(e.cfg.Roster.Servers)
+	size := o.DType.Size()
+	bytes, err := o.bytes()
+	if err != nil {
+		bytes = 0 // check has refused it
+	}
+	switch o.Kind {
+	case units.Allgather: // the sizes: one number per rank
+		return []uint32{uint32(8 * n)}
+	case units.Alltoall: // one number per pair of ranks
+		return []uint32{uint32(8 * n * n)}
+	case units.Reducescatter:
+		var cuts []int64
+		for i := 1; i < n; i++ {
+			from, _ := scatterRows(o.Shape[0], n, i)
+			cuts = append(cuts, from*o.rowBytes())
+		}
+		return placement.Cut(uint64(bytes), size, e.cfg.PartitionBytes, servers, cuts)
+	default:
+		if o.ReduceOp == units.Adasum && o.Kind == units.Allreduce {
+			return []uint32{uint32(bytes)}
+		}
+		return placement.Cut(uint64(bytes), size, e.cfg.PartitionBytes, servers, nil)
+	}
+}
+
+func offsetsOf(parts []uint32) []int64 {
+	offsets := make([]int64, len(parts)+1)
+	for i, n := range parts {
+		offsets[i+1] = offsets[i] + int64(n)
+	}
+	return offsets
+}
+
+// nameFailed notes a failed operation and gives it back if it is in flight here. With it come the later
+// ones whose iterations the cancel of the failed one gives up: those of the same declaration, or all at
+// the first word of a failure that is over on this rank. Callers hold mu.
+func (e *Engine) nameFailed(f wire.Failure, err error) (failed *operation, later []*operation) {
+	if f.Generation>>joinShift != uint64(e.joins) {
+		return nil, nil
+	}
+	id := nameID{f.ProcessSet, f.Name}
+	n := e.names[id]
+	if n == nil {
+		n = &nameState{inflight: map[uint64]*operation{}, generation: uint64(e.joins) << joinShift}
+		e.names[id] = n
+	}
+	news := e.startAnew(n, f.Seq)
+	if f.Seq >= n.next {
+		if n.failures == nil {
+			n.failures = map[uint64]error{}
+		}
+		n.failures[f.Seq] = err
+		return nil, nil
+	}
+	failed = n.inflight[f.Seq]
+	for seq, o := range n.inflight {
+		if seq > f.Seq && o.d != nil && (failed != nil && o.d == failed.d || failed == nil && news) {
+			later = append(later, o)
+		}
+	}
+	for _, o := range later {
+		e.startAnew(n, o.seq)
+	}
+	return failed, later
+}
+
+// startAnew has what follows a failed operation declared anew, and reports whether that is news. Callers
+// hold mu.
+func (e *Engine) startAnew(n *nameState, failed uint64) bool {
+	next := uint64(e.joins)<<joinShift + failed + 1
+	if next <= n.generation {
+		return false
+	}
+	n.generation = next
+	n.decls, n.last = nil, nil
+	return true
+}
+
+// forget takes a finished operation out of the books.
+func (e *Engine) forget(o *operation) {
+	e.mu.Lock()
+	delete(o.n.inflight, o.seq)
+	delete(e.inflight, o)
+	j := e.joining
+	idle := len(e.inflight) == 0
+	e.mu.Unlock()
+	if j != nil && idle {
+		j.send(e)
+	}
+}
+
+func (o *operation) String() string { return fmt.Sprintf("%v %q", o.Kind, o.name()) }

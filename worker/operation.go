@@ -1,0 +1,232 @@
+package worker
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// operation is one submitted Op on its way.
+//
+// Invariants: Done is called once, when no goroutine touches the operation's memory any more; pending
+// counts the tasks of the present stage that are not settled, plus one while the stage is launched;
+// an operation with an error launches no further tasks.
+type operation struct {
+	Op
+	e         *Engine
+	n         *nameState
+	d         *declaration // nil if it failed before it began
+	seq       uint64       // count under its name
+	iteration uint64       // count under its declaration
+	epoch     uint32       // membership epoch in which it was submitted
+	deferred  bool         // it waits for its declaration
+
+	pending atomic.Int32
+
+	mu        sync.Mutex
+	err       error
+	abandoned bool // the servers have been told and the tasks that have not begun are dropped
+	tasks     []*task
+	next      func() // what follows the present stage; nil for the end
+
+	sizes []byte // allgather, alltoall: the exchanged numbers of rows
+	out   Output
+	times times
+}
+
+// task moves one partition between this worker and one server.
+type task struct {
+	o      *operation
+	h      wire.Header
+	server int
+	in     []byte // what leaves
+	out    []byte // where the answer goes
+	answer bool   // whether there is one
+	encode bool   // in has to be encoded first; guarded by the encoder's mutex once it is queued there
+
+	// Guarded by the mutex of the queue that the task is in.
+	order     uint64 // of its coming
+	state     taskState
+	waiting   bool // for the answer
+	abandoned bool // the operation has failed: leave what has not begun
+	settled   bool
+	heldBack  bool   // the server in this process gave it up; the reason is still to come
+	message   []byte // memory that in lies in, for the encoder to have back
+
+	left time.Time // when it began to move, for the timeline
+}
+
+type taskState uint8
+
+const (
+	taskNew    taskState = iota
+	taskQueued           // may be dropped
+	taskMoving           // its memory is being read
+	taskSent             // its input memory is free again
+)
+
+func (o *operation) begin() {
+	if !o.deferred {
+		o.launch()
+	}
+}
+
+// launch starts the first stage: bringing servers' residuals back, where a state has been set.
+func (o *operation) launch() {
+	o.e.trace.declared(o)
+	if o.failed() {
+		o.finish()
+		return
+	}
+	if tasks := o.restoring(); len(tasks) > 0 {
+		o.run(tasks, o.first)
+		return
+	}
+	o.first()
+}
+
+func (o *operation) failed() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err != nil
+}
+
+// run queues the tasks of one stage; next follows when all are settled.
+func (o *operation) run(tasks []*task, next func()) {
+	o.mu.Lock()
+	if o.err != nil {
+		tasks = nil
+	}
+	o.next, o.tasks = next, tasks
+	o.pending.Store(int32(len(tasks)) + 1)
+	o.mu.Unlock()
+	var kicked []*peer
+	for _, t := range tasks {
+		if p := o.e.enqueue(t); p != nil && (len(kicked) == 0 || kicked[len(kicked)-1] != p) {
+			kicked = append(kicked, p)
+		}
+	}
+	for _, p := range kicked {
+		p.kick()
+	}
+	o.complete()
+}
+
+// enqueue puts a task into the queue of its server, or first into the encoder's. A peer that is given back
+// wants a kick.
+func (e *Engine) enqueue(t *task) *peer {
+	if t.encode {
+		e.encoder.push(t)
+		return nil
+	}
+	if p := e.peers[t.server]; p != nil {
+		p.push(t)
+		return p
+	}
+	e.local.push(t)
+	return nil
+}
+
+// complete settles one task of the stage; the last one leads on.
+func (o *operation) complete() {
+	if o.pending.Add(-1) > 0 {
+		return
+	}
+	o.mu.Lock()
+	next := o.next
+	if o.err != nil {
+		next = nil
+	}
+	o.mu.Unlock()
+	if next != nil {
+		next()
+		return
+	}
+	o.finish()
+}
+
+func (o *operation) finish() {
+	o.mu.Lock()
+	err := o.err
+	o.tasks = nil
+	o.mu.Unlock()
+	o.e.trace.finish(o, err)
+	o.e.forget(o)
+	o.Done(o.out, err)
+}
+
+// setErr notes why the operation fails; the first reason counts.
+func (o *operation) setErr(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err == nil {
+		o.err = err
+	}
+}
+
+// fail gives the operation up for a reason that the other ranks hear of by themselves: the servers are
+// told, tasks that have not begun are dropped, and those under way are waited for before Done.
+func (o *operation) fail(err error) { o.abandon(err, false) }
+
+// giveUp is fail for a reason of this rank's own: the servers tell the other ranks.
+func (o *operation) giveUp(err error) { o.abandon(err, true) }
+
+// abandon is done once, also where a broken connection has noted its error before.
+func (o *operation) abandon(err error, ownWill bool) {
+	o.setErr(err)
+	o.mu.Lock()
+	again := o.abandoned
+	o.abandoned = true
+	tasks := o.tasks
+	o.mu.Unlock()
+	if again {
+		return
+	}
+	o.tellServers(ownWill)
+	for _, t := range tasks {
+		if o.d.coding != nil && o.e.encoder.abandon(t) {
+			continue
+		}
+		if p := o.e.peers[t.server]; p != nil {
+			p.abandon(t)
+		} else {
+			o.e.local.abandon(t)
+		}
+	}
+}
+
+// tellServers cancels the tensor from this iteration on wherever it has keys.
+func (o *operation) tellServers(ownWill bool) {
+	if o.d == nil {
+		return
+	}
+	o.e.mu.Lock()
+	id := o.d.t.ID
+	o.e.mu.Unlock()
+	if id == 0 { // not declared yet, so no server knows of it
+		return
+	}
+	h := wire.Header{Type: wire.TypeCancel, Epoch: o.epoch, Rank: uint32(o.e.cfg.Rank), Tensor: id, Iteration: o.iteration, Seq: o.seq}
+	if ownWill {
+		h.Flags = wire.FlagOwnWill
+	}
+	if o.Kind == units.Accumulate && o.Use == units.Declare {
+		h.Flags |= wire.FlagDeclare
+	}
+	o.e.cancelAll(h)
+}
+
+// cancelAll tells every server that this rank gives a tensor up.
+func (e *Engine) cancelAll(h wire.Header) {
+	for _, p := range e.peers {
+		if p != nil {
+			p.control(h)
+		}
+	}
+	if e.local != nil {
+		e.local.server.Cancel(h)
+	}
+}
