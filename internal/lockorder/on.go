@@ -1,0 +1,141 @@
+//go:build invariants
+
+package lockorder
+
+import (
+	"bytes"
+	"fmt"
+	"runtime"
+	"strconv"
+	"sync"
+)
+
+// place is a lock's level and name.
+type place struct {
+	level Level
+	name  string
+}
+
+// Place gives the lock its level and the name that a violation is reported with. Before its first use.
+func (p *place) Place(level Level, name string) { p.level, p.name = level, name }
+
+// Mutex is a sync.Mutex with a place.
+type Mutex struct {
+	mu sync.Mutex
+	place
+}
+
+// Lock locks, and panics where the goroutine holds a lock of the same level or of a greater one.
+func (m *Mutex) Lock() {
+	m.take()
+	m.mu.Lock()
+}
+
+// TryLock locks if nobody holds the lock. It cannot block, but it keeps to the order all the same.
+func (m *Mutex) TryLock() bool {
+	if !m.mu.TryLock() {
+		return false
+	}
+	m.take()
+	return true
+}
+
+// Unlock unlocks, and panics where another goroutine has locked.
+func (m *Mutex) Unlock() {
+	m.release()
+	m.mu.Unlock()
+}
+
+// RWMutex is a sync.RWMutex with a place. Reading counts like writing: a reader that waits behind a writer
+// deadlocks in the same way.
+type RWMutex struct {
+	mu sync.RWMutex
+	place
+}
+
+// Lock locks for writing.
+func (m *RWMutex) Lock() {
+	m.take()
+	m.mu.Lock()
+}
+
+// Unlock ends Lock.
+func (m *RWMutex) Unlock() {
+	m.release()
+	m.mu.Unlock()
+}
+
+// RLock locks for reading.
+func (m *RWMutex) RLock() {
+	m.take()
+	m.mu.RLock()
+}
+
+// RUnlock ends RLock.
+func (m *RWMutex) RUnlock() {
+	m.release()
+	m.mu.RUnlock()
+}
+
+// RLocker is the lock as a sync.Locker for reading.
+func (m *RWMutex) RLocker() sync.Locker { return reader{m} }
+
+type reader struct{ m *RWMutex }
+
+func (r reader) Lock()   { r.m.RLock() }
+func (r reader) Unlock() { r.m.RUnlock() }
+
+// held are the placed locks of each goroutine, in the order of their taking.
+var held = struct {
+	sync.Mutex
+	of map[uint64][]*place
+}{of: map[uint64][]*place{}}
+
+func (p *place) take() {
+	if p.level == 0 {
+		return
+	}
+	id := goroutine()
+	held.Lock()
+	defer held.Unlock()
+	for _, h := range held.of[id] {
+		if h.level >= p.level {
+			panic(fmt.Sprintf("lock order broken: %s (level %d) is taken while %s (level %d) is held", p.name, p.level, h.name, h.level))
+		}
+	}
+	held.of[id] = append(held.of[id], p)
+}
+
+func (p *place) release() {
+	if p.level == 0 {
+		return
+	}
+	id := goroutine()
+	held.Lock()
+	defer held.Unlock()
+	locks := held.of[id]
+	for i := len(locks) - 1; i >= 0; i-- {
+		if locks[i] != p {
+			continue
+		}
+		if len(locks) == 1 {
+			delete(held.of, id)
+		} else {
+			held.of[id] = append(locks[:i], locks[i+1:]...)
+		}
+		return
+	}
+	panic(fmt.Sprintf("lock order broken: %s is released by a goroutine that does not hold it", p.name))
+}
+
+// goroutine is the number of the running goroutine, as its stack trace begins with it.
+func goroutine() uint64 {
+	var buf [64]byte
+	line := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
+	digits, _, _ := bytes.Cut(line, []byte(" "))
+	id, err := strconv.ParseUint(string(digits), 10, 64)
+	if err != nil {
+		panic("no number of a goroutine in " + string(line))
+	}
+	return id
+}
