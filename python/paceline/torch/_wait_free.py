@@ -9,10 +9,10 @@ import torch
 
 from paceline._engine import engine
 from paceline.common.exceptions import HorovodInternalError
-from paceline.torch._accumulating import AccumulatingOptimizer
-from paceline.torch._asynchronous import start_one
+from paceline.torch._gradient_hooks import Hooked
 from paceline.torch._handles import synchronize
-from paceline.torch._hooked import Hooked
+from paceline.torch._held_optimizer import AccumulatingOptimizer
+from paceline.torch._ops_async import start_one
 
 
 class WaitFreeOptimizer(AccumulatingOptimizer, Hooked):

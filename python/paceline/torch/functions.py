@@ -11,9 +11,9 @@ import torch
 
 from paceline._engine import engine
 from paceline.common.process_sets import ProcessSet, global_process_set
-from paceline.torch._asynchronous import allgather_async, broadcast_async_
-from paceline.torch._differentiable import broadcast_
 from paceline.torch._handles import synchronize
+from paceline.torch._ops import broadcast_
+from paceline.torch._ops_async import allgather_async, broadcast_async_
 
 
 def broadcast_parameters(params, root_rank, process_set=global_process_set) -> None:

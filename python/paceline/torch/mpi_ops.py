@@ -29,21 +29,8 @@ from paceline.common.basics import (
 from paceline.common.exceptions import HorovodInternalError
 from paceline.common.operators import Adasum, Average, Max, Min, Product, Sum
 from paceline.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from paceline.torch._asynchronous import (
-    allgather_async,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    reducescatter_async,
-    sparse_allreduce_async,
-)
-from paceline.torch._differentiable import (
+from paceline.torch._handles import poll, synchronize
+from paceline.torch._ops import (
     HorovodAllgather,
     HorovodAllreduce,
     HorovodAlltoall,
@@ -66,7 +53,20 @@ from paceline.torch._differentiable import (
     join,
     reducescatter,
 )
-from paceline.torch._handles import poll, synchronize
+from paceline.torch._ops_async import (
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+    reducescatter_async,
+    sparse_allreduce_async,
+)
 from paceline.torch.compression import Compression
 
 # fmt: off

@@ -16,12 +16,12 @@ from paceline.common.operators import Adasum, Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.significance import Significance
 from paceline.sync import Model, check, model_of
-from paceline.torch._accumulating import AccumulatingOptimizer
-from paceline.torch._asynchronous import reduction, sparse_allreduce_async, start_group, start_one
+from paceline.torch._codec_tuning import resolved
 from paceline.torch._gate import Gate
+from paceline.torch._gradient_hooks import Hooked
 from paceline.torch._handles import synchronize
-from paceline.torch._hooked import Hooked
-from paceline.torch._measured import resolved
+from paceline.torch._held_optimizer import AccumulatingOptimizer
+from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._wait_free import WaitFreeOptimizer
 from paceline.torch.compression import Compression
 

@@ -7,8 +7,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline._engine import engine
 from paceline.common.operators import Sum
-from paceline.torch._asynchronous import allgather_async, allreduce_async
 from paceline.torch._handles import synchronize
+from paceline.torch._ops_async import allgather_async, allreduce_async
 
 
 class SyncBatchNorm(_BatchNorm):

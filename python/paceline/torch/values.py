@@ -13,9 +13,9 @@ from paceline.common.process_sets import ProcessSet, global_process_set, process
 from paceline.compression import codec_of
 from paceline.significance import Significance
 from paceline.sync import Model, check, model_of
-from paceline.torch._asynchronous import Part, start_one
 from paceline.torch._handles import synchronize
 from paceline.torch._memory import dtype_number, host_copy, host_view, is_direct
+from paceline.torch._ops_async import Part, start_one
 from paceline.torch.compression import Compression, split
 
 

@@ -11,11 +11,11 @@ import torch
 
 from paceline._engine import engine
 from paceline.sync import check
-from paceline.torch._asynchronous import start_group
-from paceline.torch._differentiable import barrier
+from paceline.torch._codec_tuning import resolved
 from paceline.torch._gate import Gate
 from paceline.torch._handles import synchronize
-from paceline.torch._measured import resolved
+from paceline.torch._ops import barrier
+from paceline.torch._ops_async import start_group
 from paceline.torch._parameters import parameter_names
 from paceline.torch.values import Value
 

@@ -2,7 +2,7 @@
 
 A gradient here is that of the average over the ranks of their losses: where each rank's loss depends on gathered or
 broadcast values, the gradients that the ranks hold for them are averaged on the way back. Arguments, defaults and
-errors are those of paceline.torch._asynchronous.
+errors are those of paceline.torch._ops_async.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from paceline import _abi
 from paceline._engine import engine, operation
 from paceline.common.operators import Average, Sum, operator_of
 from paceline.common.process_sets import global_process_set, process_set_number
-from paceline.torch._asynchronous import (
+from paceline.torch._handles import watch
+from paceline.torch._ops_async import (
     allgather_async,
     allreduce_async_,
     alltoall_async,
@@ -29,7 +30,6 @@ from paceline.torch._asynchronous import (
     start_one,
     synchronize,
 )
-from paceline.torch._handles import watch
 from paceline.torch.compression import Compression, split
 
 

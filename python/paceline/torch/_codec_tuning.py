@@ -12,9 +12,9 @@ import torch
 from paceline.common.operators import Average, Max
 from paceline.common.process_sets import ProcessSet
 from paceline.compression import Auto, Codec
-from paceline.torch._asynchronous import reduction, start_group, start_one
-from paceline.torch._differentiable import barrier
 from paceline.torch._handles import synchronize
+from paceline.torch._ops import barrier
+from paceline.torch._ops_async import reduction, start_group, start_one
 
 SMALLEST, LARGEST, STEP = 4 << 10, 4 << 20, 4  # bytes of the tensors that are measured: larger ones are cut like these
 AT_ONCE = 1 << 20  # bytes in flight together, as in training: small tensors overlap
