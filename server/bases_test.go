@@ -96,7 +96,7 @@ func TestRanksWithABaseHaveTheSameBitsWhateverGivesWay(t *testing.T) {
 			for rank := range 3 {
 				t.Run(fmt.Sprint(rank), func(t *testing.T) {
 					t.Parallel()
-					b, f := &bench{t: t, s: b.s, conns: b.conns}, &follower{by: codec.Difference(by)}
+					b, f := &bench{t: t, s: b.s, conns: b.conns}, &follower{by: by.Difference()}
 					random := rand.New(rand.NewPCG(uint64(rank), 1))
 					for i := range 200 {
 						h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: f.number}

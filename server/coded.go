@@ -27,7 +27,7 @@ func (t *tensor) setCodec() error {
 			return fmt.Errorf("codec %s: a message of partition %d may have %d bytes, limit %d: make partitions smaller", c, i, most, limits.MaxPayload)
 		}
 	}
-	t.codec, t.answers = c, codec.Answer(c)
+	t.codec, t.answers = c, c.Answer()
 	return nil
 }
 

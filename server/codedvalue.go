@@ -42,11 +42,11 @@ func newCodedValue(v *value) *codedValue {
 	if v.coding == nil {
 		return nil
 	}
-	by := codec.Difference(v.coding.codec)
+	by := v.coding.codec.Difference()
 	gated := v.t.PullGate != (wire.Gate{})
 	together := !v.t.model.Pull.Ahead() && v.t.model.Supersteps == nil
 	return &codedValue{
-		by: by, precise: !gated && codec.Precise(by), alike: gated || together, bases: map[int]*base{}, telling: map[*base]struct{}{},
+		by: by, precise: !gated && by.Precise(), alike: gated || together, bases: map[int]*base{}, telling: map[*base]struct{}{},
 	}
 }
 

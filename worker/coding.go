@@ -33,9 +33,9 @@ type codedPart struct {
 }
 
 func newCoding(c codec.Codec, t *wire.Tensor) *coding {
-	k := &coding{codec: c, answers: codec.Answer(c), held: t.Kind == units.Accumulate, dtype: t.DType, parts: make([]codedPart, len(t.Parts))}
+	k := &coding{codec: c, answers: c.Answer(), held: t.Kind == units.Accumulate, dtype: t.DType, parts: make([]codedPart, len(t.Parts))}
 	if k.held {
-		k.answers, k.follow = codec.Difference(c), !codec.Precise(c) || t.PullGate != (wire.Gate{})
+		k.answers, k.follow = c.Difference(), !c.Precise() || t.PullGate != (wire.Gate{})
 	}
 	for i, n := range t.Parts {
 		k.parts[i] = codedPart{key: codec.KeyOf(t.ProcessSet, t.Name, uint32(i)), elements: int(n) / t.DType.Size()}
@@ -174,7 +174,7 @@ func (e *Engine) codecOf(op *Op) codec.Codec {
 	if c == nil && op.PullGate != (wire.Gate{}) {
 		c = codec.None()
 	}
-	if c == nil || op.Name == "" && codec.Answer(c).ResidualBytes(1)+c.ResidualBytes(1) > 0 {
+	if c == nil || op.Name == "" && c.Answer().ResidualBytes(1)+c.ResidualBytes(1) > 0 {
 		return nil
 	}
 	return c

@@ -48,7 +48,7 @@ func TestAnswersKeepOneTensorAtMost(t *testing.T) { // or pieces of it would not
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := codec.Answer(c).ResidualBytes(10); n != 0 && n != 40 {
+		if n := c.Answer().ResidualBytes(10); n != 0 && n != 40 {
 			t.Errorf("%s: %d bytes of residual for 10 elements", setting, n)
 		}
 	}

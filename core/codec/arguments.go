@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// arguments are what stands behind the colon of a setting. The getters take them one by one; err tells
-// the first thing that was wrong, or what is left and was not asked for.
-type arguments struct {
+// Arguments are what stands behind the colon of a setting. The getters take them one by one, and note what is wrong;
+// what is left, and was not asked for, is wrong too.
+type Arguments struct {
 	given map[string]string // the value without a name under ""
 	known []string
 	first error
 }
 
-func parseArguments(text string) *arguments {
-	a := &arguments{given: map[string]string{}}
+func parseArguments(text string) *Arguments {
+	a := &Arguments{given: map[string]string{}}
 	if text == "" {
 		return a
 	}
@@ -27,20 +27,21 @@ func parseArguments(text string) *arguments {
 			name, value = "", part
 		}
 		if _, twice := a.given[name]; twice {
-			a.fail("%q is given twice", part)
+			a.Fail("%q is given twice", part)
 		}
 		a.given[name] = value
 	}
 	return a
 }
 
-func (a *arguments) fail(format string, args ...any) {
+// Fail notes what is wrong with the arguments: Parse fails with the first.
+func (a *Arguments) Fail(format string, args ...any) {
 	if a.first == nil {
 		a.first = fmt.Errorf(format, args...)
 	}
 }
 
-func (a *arguments) err() error {
+func (a *Arguments) err() error {
 	if a.first != nil {
 		return a.first
 	}
@@ -54,7 +55,7 @@ func (a *arguments) err() error {
 	return fmt.Errorf("unknown parameter %q: %s", name, a.allowed())
 }
 
-func (a *arguments) allowed() string {
+func (a *Arguments) allowed() string {
 	if len(a.known) == 0 {
 		return "there are none"
 	}
@@ -62,7 +63,7 @@ func (a *arguments) allowed() string {
 }
 
 // take removes an argument and returns its value.
-func (a *arguments) take(name string) (value string, ok bool) {
+func (a *Arguments) take(name string) (value string, ok bool) {
 	if name != "" {
 		a.known = append(a.known, name)
 	}
@@ -71,22 +72,22 @@ func (a *arguments) take(name string) (value string, ok bool) {
 	return value, ok
 }
 
-// integer takes a whole number from least to most.
-func (a *arguments) integer(name string, otherwise, least, most int) int {
+// Integer takes a whole number from least to most.
+func (a *Arguments) Integer(name string, otherwise, least, most int) int {
 	text, ok := a.take(name)
 	if !ok {
 		return otherwise
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < least || n > most {
-		a.fail("%s %q: allowed are whole numbers from %d to %d", name, text, least, most)
+		a.Fail("%s %q: allowed are whole numbers from %d to %d", name, text, least, most)
 		return otherwise
 	}
 	return n
 }
 
-// number takes a number that valid accepts; allowed describes these.
-func (a *arguments) number(name string, otherwise float64, allowed string, valid func(float64) bool) float64 {
+// Number takes a number that valid accepts; allowed describes these.
+func (a *Arguments) Number(name string, otherwise float64, allowed string, valid func(float64) bool) float64 {
 	text, ok := a.take(name)
 	if !ok {
 		return otherwise
@@ -96,35 +97,35 @@ func (a *arguments) number(name string, otherwise float64, allowed string, valid
 		if name == "" {
 			name = "value"
 		}
-		a.fail("%s %q: allowed are %s", name, text, allowed)
+		a.Fail("%s %q: allowed are %s", name, text, allowed)
 		return otherwise
 	}
 	return f
 }
 
-// choice takes one of some words; the first is the default.
-func (a *arguments) choice(name string, words ...string) string {
+// Choice takes one of some words; the first is the default.
+func (a *Arguments) Choice(name string, words ...string) string {
 	text, ok := a.take(name)
 	switch {
 	case !ok:
 		return words[0]
 	case !slices.Contains(words, text):
-		a.fail("%s %q: allowed are %s", name, text, strings.Join(words, ", "))
+		a.Fail("%s %q: allowed are %s", name, text, strings.Join(words, ", "))
 	}
 	return text
 }
 
-// feedback takes whether there is a residual.
-func (a *arguments) feedback(otherwise bool) bool {
+// Feedback takes whether there is a residual.
+func (a *Arguments) Feedback(otherwise bool) bool {
 	words := []string{"off", "on"}
 	if otherwise {
 		slices.Reverse(words)
 	}
-	return a.choice("feedback", words...) == "on"
+	return a.Choice("feedback", words...) == "on"
 }
 
-// setting writes a codec's name and arguments as Parse reads them. Empty parts are left out.
-func setting(name string, parts ...string) string {
+// Setting writes a codec's name and arguments as Parse reads them. Empty parts are left out.
+func Setting(name string, parts ...string) string {
 	parts = slices.DeleteFunc(parts, func(p string) bool { return p == "" })
 	if len(parts) == 0 {
 		return name
@@ -132,8 +133,8 @@ func setting(name string, parts ...string) string {
 	return name + ":" + strings.Join(parts, ",")
 }
 
-// feedbackPart is the part of a setting that says so where the residual is not the codec's default.
-func feedbackPart(is, otherwise bool) string {
+// FeedbackPart is the part of a setting that says so where the residual is not the codec's default.
+func FeedbackPart(is, otherwise bool) string {
 	switch {
 	case is == otherwise:
 		return ""

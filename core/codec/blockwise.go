@@ -3,6 +3,7 @@ package codec
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 )
 
 // grid is the values that the elements of a block are rounded to. The kernels know its numbers.
@@ -52,9 +53,12 @@ const tiny = 0x1p-100
 // blockwise rounds every element to a grid whose scale its block sets.
 type blockwise struct {
 	grid
-	setting  string
-	residual bool
-	unbiased bool
+	name      string
+	parts     []string // of the setting, that are the codec's own
+	residual  bool
+	otherwise bool // the default for residual
+	unbiased  bool
+	setting   string
 }
 
 // newBlockwise completes the grid and writes the setting. parts are the arguments that are the codec's own.
@@ -64,16 +68,35 @@ func newBlockwise(name string, g grid, residual, otherwise, unbiased bool, parts
 	} else {
 		g.bits = bits.Len(uint(2 * g.levels))
 	}
-	return &blockwise{g, setting(name, append(parts, feedbackPart(residual, otherwise))...), residual, unbiased}
+	whole := Setting(name, append(slices.Clone(parts), FeedbackPart(residual, otherwise))...)
+	return &blockwise{g, name, parts, residual, otherwise, unbiased, whole}
 }
 
-func (a *arguments) block(otherwise int) (int, string) {
-	n := a.integer("block", otherwise, minBlock, maxBlock)
-	return n, fmt.Sprintf("block=%d", n)
+func (c *blockwise) Answer() Codec { return c }
+
+// Difference is the codec without a residual. Where a multiple of the norm or of a few levels is right in the mean and
+// no more than that, the noise may be greater than the difference: int8 or int4 of the same blocks stand in.
+func (c *blockwise) Difference() Codec {
+	switch {
+	case c.kind != kindUniform || c.norm == normMax && c.levels >= int4Levels:
+		return newBlockwise(c.name, c.grid, false, c.otherwise, c.unbiased, c.parts...)
+	case c.levels >= 10:
+		return newInteger("int8", int8Levels, c.block, false)
+	}
+	return newInteger("int4", int4Levels, c.block, false)
 }
 
-func (a *arguments) levels(otherwise, most int) (int, string) {
-	n := a.integer("levels", otherwise, 1, most)
+func (c *blockwise) Precise() bool { return c.kind <= kindBFloat16 }
+
+func (a *Arguments) block(otherwise int) (int, string) {
+	n := a.Integer("block", otherwise, minBlock, maxBlock)
+	return n, blockPart(n)
+}
+
+func blockPart(n int) string { return fmt.Sprintf("block=%d", n) }
+
+func (a *Arguments) levels(otherwise, most int) (int, string) {
+	n := a.Integer("levels", otherwise, 1, most)
 	return n, fmt.Sprintf("levels=%d", n)
 }
 

@@ -84,11 +84,13 @@
 // # A new codec
 //
 // Write one file with a function that takes the arguments and returns a Codec, and add its line to the
-// table in registry.go; the tests there take it through all that is said here.
+// table in registry.go, or, in a package outside, call [Register]; the tests here take every codec of the table through
+// all that is said here. The engine and the server know no codec by name.
 package codec
 
 import (
 	"fmt"
+	"hash/fnv"
 	"math"
 )
 
@@ -112,6 +114,20 @@ type Codec interface {
 	// Unbiased reports whether the mean of what is decoded, over streams, is what was encoded.
 	Unbiased() bool
 
+	// Answer is the codec of what a server sends back for pushes by this one: this one, unless something of it
+	// is the worker's own, such as a momentum.
+	Answer() Codec
+
+	// Difference is the codec by which whoever has sent a tensor before sends what has changed since: both ends add
+	// what the message says to what the receiver has, so that what a message lacks is a part of the next difference
+	// by itself, and no residual is kept (where the codec takes one, it is zeros each time). The receiver only comes
+	// nearer if a message is nearer to the difference than nothing is: right in the mean is not enough.
+	Difference() Codec
+
+	// Precise reports whether a message is so near to the tensor that it can stand for it: whoever needs a tensor,
+	// rather than a sum of many, needs nothing else.
+	Precise() bool
+
 	// Encode writes src, plus what the residual holds, to dst, which has room for MaxEncoded. It leaves
 	// in the residual what it did not write, and returns the bytes that it wrote.
 	Encode(dst, src, residual []byte, s Stream) int
@@ -132,6 +148,14 @@ type Stream struct {
 	Worker    uint32 // rank of the sender; ServerSide for what a server sends
 	Iteration uint64 // or the version that a server sends
 	Key       uint64 // partition of a tensor
+}
+
+// KeyOf is the Key of streams for a partition of a tensor: it follows from names alone, so that the same job
+// draws the same numbers again, in whatever order its tensors are declared.
+func KeyOf(processSet uint32, name string, part uint32) uint64 {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%d/%d/%s", processSet, part, name)
+	return h.Sum64()
 }
 
 // ServerSide is the Worker of streams that servers draw from.

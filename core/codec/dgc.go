@@ -15,13 +15,18 @@ type dgc struct {
 }
 
 // newDGC takes a share or count=, momentum= and warmup=.
-func newDGC(a *arguments) Codec {
+func newDGC(a *Arguments) Codec {
 	s := a.share(0.001)
-	m := a.number("momentum", 0.9, "numbers from 0 to below 1", func(f float64) bool { return f >= 0 && f < 1 })
+	m := a.Number("momentum", 0.9, "numbers from 0 to below 1", func(f float64) bool { return f >= 0 && f < 1 })
 	c := &dgc{share: s, m: float32(m)}
-	c.sparse = sparse{setting("dgc", append(s.parts(), "momentum="+text(m))...), true}
+	c.sparse = sparse{Setting("dgc", append(s.parts(), "momentum="+text(m))...), true}
 	return c
 }
+
+// Answer is topk of the same share: the momentum is the worker's.
+func (c *dgc) Answer() Codec { return topKOf(c.share, true) }
+
+func (c *dgc) Difference() Codec { return c.Answer().Difference() }
 
 func (c *dgc) MaxEncoded(n int) int { return maxSparse(n, c.most(n)) }
 

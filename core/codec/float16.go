@@ -2,6 +2,6 @@ package codec
 
 // newFloat16 rounds to IEEE 754 half precision, to the nearest with ties to even. What is beyond ±65504
 // becomes infinite.
-func newFloat16(a *arguments) Codec {
-	return newBlockwise("fp16", grid{kind: kindFloat16, block: halfBlock}, a.feedback(false), false, false)
+func newFloat16(a *Arguments) Codec {
+	return newBlockwise("fp16", grid{kind: kindFloat16, block: halfBlock}, a.Feedback(false), false, false)
 }

@@ -1,4 +1,6 @@
 package codec
 
 // newInt4 is newInt8 with 15 values.
-func newInt4(a *arguments) Codec { return newInteger(a, "int4", 7) }
+func newInt4(a *Arguments) Codec { return integerOf(a, "int4", int4Levels) }
+
+const int4Levels = 7

@@ -58,6 +58,18 @@ func (l *lossless) String() string { return l.Codec.String() + "+" + l.stage }
 
 func (l *lossless) MaxEncoded(n int) int { return 1 + l.Codec.MaxEncoded(n) }
 
+func (l *lossless) Answer() Codec { return l.around(l.Codec.Answer()) }
+
+func (l *lossless) Difference() Codec { return l.around(l.Codec.Difference()) }
+
+// around is the stage around another codec.
+func (l *lossless) around(c Codec) Codec {
+	if c.String() == l.Codec.String() {
+		return l
+	}
+	return newLossless(c, l.stage)
+}
+
 func (l *lossless) Encode(dst, src, residual []byte, s Stream) int {
 	n := checkEncode(l, dst, src, residual)
 	room := l.scratch(roomFor(l.Codec.MaxEncoded(n)))

@@ -3,7 +3,7 @@ package codec
 // none sends the elements as they are. It is what a lossless stage alone stands behind.
 type none struct{}
 
-func newNone(*arguments) Codec { return none{} }
+func newNone(*Arguments) Codec { return none{} }
 
 // None is the codec that leaves everything as it is.
 func None() Codec { return none{} }
@@ -15,6 +15,12 @@ func (none) MaxEncoded(n int) int { return 4 * n }
 func (none) ResidualBytes(int) int { return 0 }
 
 func (none) Unbiased() bool { return true }
+
+func (c none) Answer() Codec { return c }
+
+func (c none) Difference() Codec { return c }
+
+func (none) Precise() bool { return true }
 
 func (c none) Encode(dst, src, residual []byte, _ Stream) int {
 	checkEncode(c, dst, src, residual)

@@ -15,10 +15,20 @@ type randomK struct {
 }
 
 // newRandomK takes a share or count=, warmup= and feedback=.
-func newRandomK(a *arguments) Codec {
-	s, residual := a.share(0.01), a.feedback(true)
-	return &randomK{setting("randomk", append(s.parts(), feedbackPart(residual, true))...), s, residual}
+func newRandomK(a *Arguments) Codec {
+	return randomKOf(a.share(0.01), a.Feedback(true))
 }
+
+func randomKOf(s share, residual bool) Codec {
+	return &randomK{Setting("randomk", append(s.parts(), FeedbackPart(residual, true))...), s, residual}
+}
+
+func (c *randomK) Answer() Codec { return c }
+
+// Difference is the codec with a residual: without one it sends elements times the length of their stratum.
+func (c *randomK) Difference() Codec { return randomKOf(c.share, true) }
+
+func (c *randomK) Precise() bool { return false }
 
 func (c *randomK) String() string { return c.setting }
 

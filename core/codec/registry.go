@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// maker makes a codec of its arguments. Errors that the arguments collect are looked at afterwards.
-type maker func(a *arguments) Codec
+// Maker makes a codec of its arguments. Errors that the arguments collect are looked at afterwards.
+type Maker func(a *Arguments) Codec
 
 // makers has a line for each codec.
-var makers = map[string]maker{
+var makers = map[string]Maker{
 	"none":      newNone,
 	"fp16":      newFloat16,
 	"bf16":      newBFloat16,
@@ -26,6 +26,15 @@ var makers = map[string]maker{
 	"randomk":   newRandomK,
 	"threshold": newThreshold,
 	"dgc":       newDGC,
+}
+
+// Register adds a codec from outside this package. Call it from an init function, in every process of a job; a name
+// that is taken panics.
+func Register(name string, m Maker) {
+	if _, taken := makers[name]; taken {
+		panic(fmt.Sprintf("codec: %q is registered twice", name))
+	}
+	makers[name] = m
 }
 
 // Names lists the codecs, sorted.

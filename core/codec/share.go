@@ -17,18 +17,18 @@ type share struct {
 const warmUpFrom = 0.25
 
 // share takes a part ("0.01") or a count ("count=100"), and "warmup=iterations".
-func (a *arguments) share(otherwise float64) share {
+func (a *Arguments) share(otherwise float64) share {
 	_, hasPart := a.given[""]
 	s := share{
-		part:   a.number("", otherwise, "shares over 0 and up to 1", func(f float64) bool { return f > 0 && f <= 1 }),
-		count:  a.integer("count", 0, 1, MaxElements),
-		warmUp: a.integer("warmup", 0, 0, 1<<30),
+		part:   a.Number("", otherwise, "shares over 0 and up to 1", func(f float64) bool { return f > 0 && f <= 1 }),
+		count:  a.Integer("count", 0, 1, MaxElements),
+		warmUp: a.Integer("warmup", 0, 0, 1<<30),
 	}
 	switch {
 	case s.count > 0 && hasPart:
-		a.fail("a share and count=%d exclude each other", s.count)
+		a.Fail("a share and count=%d exclude each other", s.count)
 	case s.count > 0 && s.warmUp > 0:
-		a.fail("warmup needs a share, not a count")
+		a.Fail("warmup needs a share, not a count")
 	case s.count > 0:
 		s.part = 0
 	}

@@ -133,6 +133,8 @@ func (c *sparse) String() string { return c.setting }
 
 func (c *sparse) Unbiased() bool { return false }
 
+func (c *sparse) Precise() bool { return false }
+
 func (c *sparse) ResidualBytes(n int) int {
 	if c.residual {
 		return 4 * n

@@ -6,20 +6,28 @@ import "math"
 type threshold struct {
 	sparse
 	selector
+	at    float64
 	below uint32 // the greatest bits of a magnitude that is not sent
 }
 
 // newThreshold takes the threshold and feedback=.
-func newThreshold(a *arguments) Codec {
+func newThreshold(a *Arguments) Codec {
 	if _, has := a.given[""]; !has {
-		a.fail("the threshold is missing, as in threshold:0.001")
+		a.Fail("the threshold is missing, as in threshold:0.001")
 	}
-	t := a.number("", 1, "numbers over 0 that float32 holds", func(f float64) bool { return float32(f) > 0 && float32(f) <= math.MaxFloat32 })
-	residual := a.feedback(true)
-	c := &threshold{below: math.Float32bits(float32(t)) - 1}
-	c.sparse = sparse{setting("threshold", text(t), feedbackPart(residual, true)), residual}
+	t := a.Number("", 1, "numbers over 0 that float32 holds", func(f float64) bool { return float32(f) > 0 && float32(f) <= math.MaxFloat32 })
+	return thresholdOf(t, a.Feedback(true))
+}
+
+func thresholdOf(t float64, residual bool) Codec {
+	c := &threshold{at: t, below: math.Float32bits(float32(t)) - 1}
+	c.sparse = sparse{Setting("threshold", text(t), FeedbackPart(residual, true)), residual}
 	return c
 }
+
+func (c *threshold) Answer() Codec { return c }
+
+func (c *threshold) Difference() Codec { return thresholdOf(c.at, false) }
 
 func (c *threshold) MaxEncoded(n int) int { return maxSparse(n, n) }
 

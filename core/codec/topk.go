@@ -9,12 +9,19 @@ type topK struct {
 }
 
 // newTopK takes a share or count=, warmup= and feedback=.
-func newTopK(a *arguments) Codec {
-	s, residual := a.share(0.01), a.feedback(true)
+func newTopK(a *Arguments) Codec {
+	return topKOf(a.share(0.01), a.Feedback(true))
+}
+
+func topKOf(s share, residual bool) Codec {
 	c := &topK{share: s}
-	c.sparse = sparse{setting("topk", append(s.parts(), feedbackPart(residual, true))...), residual}
+	c.sparse = sparse{Setting("topk", append(s.parts(), FeedbackPart(residual, true))...), residual}
 	return c
 }
+
+func (c *topK) Answer() Codec { return c }
+
+func (c *topK) Difference() Codec { return topKOf(c.share, false) }
 
 func (c *topK) MaxEncoded(n int) int { return maxSparse(n, c.most(n)) }
 

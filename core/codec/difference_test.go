@@ -24,10 +24,10 @@ func TestWhatAServerAnswersBy(t *testing.T) {
 		{"dgc", "topk:0.001", "topk:0.001,feedback=off"},
 	} {
 		k := parsed(c.setting)
-		if got := Answer(k).String(); got != c.answer {
+		if got := k.Answer().String(); got != c.answer {
 			t.Errorf("the answer to %s is %s, want %s", c.setting, got, c.answer)
 		}
-		if got := Difference(k).String(); got != c.difference {
+		if got := k.Difference().String(); got != c.difference {
 			t.Errorf("the difference to %s is %s, want %s", c.setting, got, c.difference)
 		}
 	}
@@ -48,7 +48,7 @@ func TestDifferencesLeadToTheTensor(t *testing.T) {
 		case "dgc", "topk", "randomk":
 			name += ":0.05"
 		}
-		c := Difference(parsed(name))
+		c := parsed(name).Difference()
 		base, difference := make([]float32, n), make([]float32, n)
 		message := make([]byte, c.MaxEncoded(n))
 		for step := range steps {
@@ -74,4 +74,13 @@ func TestStreamsOfPartitionsDiffer(t *testing.T) {
 	if KeyOf(0, "w", 1) == KeyOf(0, "w", 2) || KeyOf(0, "w", 1) == KeyOf(1, "w", 1) {
 		t.Error("keys do not tell partitions apart")
 	}
+}
+
+// parsed is Parse of a setting that is right.
+func parsed(setting string) Codec {
+	c, err := Parse(setting)
+	if err != nil {
+		panic(err)
+	}
+	return c
 }
