@@ -95,9 +95,9 @@ int pl_process_set_remove(uint32_t id) {
   return goSetRemove(id);
 }
 
-int pl_timeline_start(const char *path, int mark_cycles) {
+int pl_timeline_start(const char *path) {
   GUARD;
-  return goTimelineStart((char *)path, mark_cycles);
+  return goTimelineStart((char *)path);
 }
 
 int pl_timeline_stop(void) {

@@ -228,12 +228,9 @@ func goSetRemove(id C.uint32_t) C.int {
 }
 
 //export goTimelineStart
-func goTimelineStart(path *C.char, markCycles C.int) C.int {
+func goTimelineStart(path *C.char) C.int {
 	w, err := running()
 	if err == nil {
-		if markCycles != 0 {
-			w.Log().Info("timeline: there are no cycles to mark, because there is no negotiation cycle")
-		}
 		err = w.Engine.StartTimeline(settings.TimelinePath(C.GoString(path), w.Settings.Rank))
 	}
 	if err != nil {

@@ -189,7 +189,7 @@ int pl_process_set_add(const int32_t *ranks, uint32_t count, uint32_t *id);
 int pl_process_set_remove(uint32_t id);
 
 /* Writes a Chrome trace of this rank's operations to path. */
-int pl_timeline_start(const char *path, int mark_cycles);
+int pl_timeline_start(const char *path);
 int pl_timeline_stop(void);
 
 #ifdef __cplusplus

@@ -247,9 +247,6 @@ func (w *Worker) Tally() server.Tally {
 	return w.server.Tally()
 }
 
-// Log is the worker's log.
-func (w *Worker) Log() *zap.Logger { return w.log }
-
 // Shutdown leaves the job. The server of this process stays until all other workers have left too, or a
 // deadline has passed. There is none while it holds a value: the others train on with that, each at its own
 // pace, and one that dies is found out.

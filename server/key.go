@@ -117,7 +117,7 @@ func (c *conn) push(h *wire.Header, p *payload) error {
 	return nil
 }
 
-// pull asks for the result of an iteration that was pushed with FlagLatePull.
+// pull asks for a held value.
 func (c *conn) pull(h *wire.Header) error {
 	t, err := c.r.tensor(h)
 	if err != nil {
@@ -126,21 +126,7 @@ func (c *conn) pull(h *wire.Header) error {
 	if t.holds() {
 		return c.readValue(t, h)
 	}
-	k, err := t.key(h.Part)
-	if err != nil {
-		return err
-	}
-	k.mu.Lock()
-	s := k.slots[h.Iteration]
-	if s == nil {
-		k.mu.Unlock()
-		return fmt.Errorf("pull of iteration %d of %q, which this rank has not pushed for a late pull", h.Iteration, t.Name)
-	}
-	s.waiters = append(s.waiters, waiter{rank: c.rank, conn: c})
-	answers := k.step(condition.Pull(c.rank, h.Iteration), nil)
-	k.mu.Unlock()
-	k.deliver(answers)
-	return nil
+	return fmt.Errorf("pull of %q, which is no value that servers hold", t.Name)
 }
 
 // open finds or makes the slot for a push that begins to arrive; nil if the push does not count,
@@ -195,10 +181,8 @@ func (k *key) arrived(h *wire.Header, s *slot, w waiter) (answers []answer) {
 	switch {
 	case h.Flags&wire.FlagNoPull == 0:
 		s.owed++
-		if h.Flags&wire.FlagLatePull == 0 {
-			s.waiters = append(s.waiters, w)
-			answers = k.step(condition.Pull(w.rank, h.Iteration), answers)
-		}
+		s.waiters = append(s.waiters, w)
+		answers = k.step(condition.Pull(w.rank, h.Iteration), answers)
 	case w.local != nil && s.local != w.local: // nothing is read from its memory any more
 		answers = append(answers, answer{w: w})
 	case w.local != nil:

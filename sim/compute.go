@@ -11,8 +11,7 @@ import (
 
 // Compute is how long the iterations of each worker take to compute. Make it with ParseCompute.
 type Compute struct {
-	setting string
-	draw    func(d draw) time.Duration
+	draw func(d draw) time.Duration
 }
 
 // draw is what a time is drawn from: a worker's own generator, so that its k-th iteration takes
@@ -23,8 +22,6 @@ type draw struct {
 	own       float64 // of the worker, uniform in [0, 1)
 	iteration uint64
 }
-
-func (c Compute) String() string { return c.setting }
 
 // MaxCompute bounds the parts of a setting, so that no sum of times overflows.
 const MaxCompute = time.Hour
@@ -95,7 +92,7 @@ func ParseCompute(setting string) (Compute, error) {
 			continue
 		}
 		a := &numbers{text: rest, more: rest != ""}
-		c := Compute{setting: setting, draw: d.make(a)}
+		c := Compute{draw: d.make(a)}
 		if a.more {
 			a.fail("takes no argument %q", a.text)
 		}

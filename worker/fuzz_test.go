@@ -236,7 +236,7 @@ func serverSeeds() (inputs [][]byte) {
 	} {
 		frame := wire.AppendFrame(nil, piece.h, piece.payload)
 		one := append([]byte{0, byte(len(frame)), byte(len(frame) >> 8)}, frame...)
-		batch := wire.AppendBatch(nil, 1, frame)
+		batch := wire.AppendFrame(nil, wire.Header{Type: wire.TypeBatch, Count: 1}, frame)
 		inputs = append(inputs, one, append([]byte{1, byte(len(batch)), byte(len(batch) >> 8)}, batch...))
 		all = append(all, one...)
 	}

@@ -25,8 +25,6 @@ var settingFlags = []horovodFlag{
 	{"start-timeout", "seconds", "PACELINE_START_TIMEOUT", nil, "how long the ranks wait for each other at the start"},
 	{"fusion-threshold-mb", "MB", "PACELINE_FUSION_BYTES", fusionBytes, "small tensors travel together up to this size; 0 sends each alone"},
 	{"timeline-filename", "file", "PACELINE_TIMELINE", nil, "write a Chrome trace: rank 0 to file.json, rank 1 to file.1.json, and so on"},
-	{"timeline-mark-cycles", "", "PACELINE_TIMELINE_MARK_CYCLES", nil, "mark in the trace when the sender took up work"},
-	{"no-timeline-mark-cycles", "", "PACELINE_TIMELINE_MARK_CYCLES", inverse, "do not"},
 	{"no-stall-check", "", "PACELINE_STALL_WARNING", onlyIf("0"), "never warn of tensors that wait for ranks"},
 	{"stall-check-warning-time-seconds", "seconds", "PACELINE_STALL_WARNING", nil, "warn of a tensor that waits for ranks after this time"},
 	{"stall-check-shutdown-time-seconds", "seconds", "PACELINE_STALL_SHUTDOWN", nil, "end it with an error after this time; 0 for never"},
@@ -38,7 +36,7 @@ var settingFlags = []horovodFlag{
 // idleFlags are accepted for the sake of scripts and have no effect.
 var idleFlags = []horovodFlag{
 	{name: "gloo"}, {name: "mpi"}, {name: "jsrun"}, {name: "tcp"}, {name: "disable-cache"}, {name: "stall-check"},
-	{name: "cycle-time-ms", takes: "ms"}, {name: "cache-capacity", takes: "n"},
+	{name: "cycle-time-ms", takes: "ms"}, {name: "cache-capacity", takes: "n"}, {name: "timeline-mark-cycles"}, {name: "no-timeline-mark-cycles"},
 	{name: "hierarchical-allreduce"}, {name: "no-hierarchical-allreduce"}, {name: "hierarchical-allgather"}, {name: "no-hierarchical-allgather"},
 	{name: "autotune"}, {name: "no-autotune"}, {name: "autotune-log-file", takes: "file"}, {name: "autotune-warmup-samples", takes: "n"},
 	{name: "autotune-steps-per-sample", takes: "n"}, {name: "autotune-bayes-opt-max-samples", takes: "n"}, {name: "autotune-gaussian-process-noise", takes: "x"},
@@ -115,8 +113,6 @@ func fusionBytes(text string) (string, error) {
 	}
 	return strconv.Itoa(int(min(n*(1<<20), limits.MaxBatch))), nil
 }
-
-func inverse(text string) (string, error) { return strconv.FormatBool(text != "true"), nil }
 
 // onlyIf sets the value where the switch is on, nothing where it is off.
 func onlyIf(value string) func(string) (string, error) {

@@ -36,8 +36,8 @@ func TestFlagsBecomeSettings(t *testing.T) {
 		"--stall-check-shutdown-time-seconds 9":   "map[PACELINE_STALL_SHUTDOWN:9]",
 		"--log-level WARNING":                     "map[PACELINE_LOG_LEVEL:WARNING]",
 		"--timeline-filename t --start-timeout 3": "map[PACELINE_START_TIMEOUT:3 PACELINE_TIMELINE:t]",
-		"--no-timeline-mark-cycles":               "map[PACELINE_TIMELINE_MARK_CYCLES:false]",
 		"--gloo --cycle-time-ms 3":                "map[]",
+		"--no-timeline-mark-cycles":               "map[]",
 	} {
 		flags := runCommand().Flags()
 		if err := flags.Parse(strings.Fields(given)); err != nil {
@@ -107,12 +107,12 @@ logging:
 		t.Fatal(err)
 	}
 	env, err := settingsOf(flags)
-	want := "map[PACELINE_FUSION_BYTES:262144 PACELINE_LOG_LEVEL:INFO PACELINE_STALL_SHUTDOWN:240 PACELINE_STALL_WARNING:0 PACELINE_TIMELINE:mine.json PACELINE_TIMELINE_MARK_CYCLES:true]"
+	want := "map[PACELINE_FUSION_BYTES:262144 PACELINE_LOG_LEVEL:INFO PACELINE_STALL_SHUTDOWN:240 PACELINE_STALL_WARNING:0 PACELINE_TIMELINE:mine.json]"
 	if err != nil || fmt.Sprint(env) != want {
 		t.Fatal(env, err)
 	}
 	names := given(flags, idleFlags)
-	if !slices.Contains(names, "--gloo") || !slices.Contains(names, "--autotune-log-file") || !slices.Contains(names, "--log-hide-timestamp") {
+	if !slices.Contains(names, "--gloo") || !slices.Contains(names, "--autotune-log-file") || !slices.Contains(names, "--log-hide-timestamp") || !slices.Contains(names, "--timeline-mark-cycles") {
 		t.Fatal(names)
 	}
 }

@@ -15,8 +15,6 @@ const (
 	MaxPartition = 256 << 20
 	// MinPartition is the smallest partition that a tensor is cut into.
 	MinPartition = 64 << 10
-	// DefaultPartition is the partition size when nothing is set (PSLD uses 4 MB, FluentPS the same).
-	DefaultPartition = 4 << 20
 	// MaxTensor bounds one tensor on one rank.
 	MaxTensor = 1 << 40
 	// MaxName bounds the name of a tensor.

@@ -50,19 +50,17 @@ type Settings struct {
 	ServerShards int    `json:"server_shards"` // 0: one per core
 
 	// The way of a gradient.
-	PartitionBytes      int64  `json:"partition_bytes"` // 0: the worker chooses by the servers
-	FusionBytes         int64  `json:"fusion_bytes"`    // payload of a frame in which small tensors travel together; 0: each alone
-	CreditBytes         int64  `json:"credit_bytes"`    // pushed to one server and not yet answered
-	Connections         int    `json:"connections"`     // from a worker to each server
-	SendBuffer          int64  `json:"send_buffer"`     // of the kernel for a connection; 0: as the kernel tunes it
-	Congestion          string `json:"congestion"`      // TCP's congestion control, or "system"
-	Sync                string `json:"sync"`
-	Parking             string `json:"parking"`
-	SumInRankOrder      bool   `json:"sum_in_rank_order"`
-	Compression         string `json:"compression"` // a codec, rules or the path of a file with them (core/policy); "" for plain
-	Seed                int    `json:"seed"`        // of the random numbers that codecs draw
-	DynamicProcessSets  bool   `json:"dynamic_process_sets"`
-	TimelineMarksCycles bool   `json:"timeline_marks_cycles"`
+	PartitionBytes int64  `json:"partition_bytes"` // 0: the worker chooses by the servers
+	FusionBytes    int64  `json:"fusion_bytes"`    // payload of a frame in which small tensors travel together; 0: each alone
+	CreditBytes    int64  `json:"credit_bytes"`    // pushed to one server and not yet answered
+	Connections    int    `json:"connections"`     // from a worker to each server
+	SendBuffer     int64  `json:"send_buffer"`     // of the kernel for a connection; 0: as the kernel tunes it
+	Congestion     string `json:"congestion"`      // TCP's congestion control, or "system"
+	Sync           string `json:"sync"`
+	Parking        string `json:"parking"`
+	SumInRankOrder bool   `json:"sum_in_rank_order"`
+	Compression    string `json:"compression"` // a codec, rules or the path of a file with them (core/policy); "" for plain
+	Seed           int    `json:"seed"`        // of the random numbers that codecs draw
 
 	// Timeline is the file of this rank's trace, its own on each rank (TimelinePath); "" for none.
 	Timeline string `json:"timeline"`

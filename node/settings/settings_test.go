@@ -127,9 +127,9 @@ func TestHorovodSettingsAreHonoured(t *testing.T) {
 }
 
 func TestVariablesWithoutEffectAreNamedOnce(t *testing.T) {
-	_, warnings, err := FromEnv(env{"HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1", "BYTEPS_ENABLE_ASYNC": "1", "PACELINE_PARTITION_BYTE": "1", "HOME": "/"})
+	_, warnings, err := FromEnv(env{"HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1", "HOROVOD_TIMELINE_MARK_CYCLES": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1", "BYTEPS_ENABLE_ASYNC": "1", "PACELINE_PARTITION_BYTE": "1", "HOME": "/"})
 	want := []string{"PACELINE_PARTITION_BYTE is set, but there is no such setting: did you mean PACELINE_PARTITION_BYTES?",
-		"these variables are set and have no effect here: BYTEPS_ENABLE_ASYNC, HOROVOD_AUTOTUNE, HOROVOD_CYCLE_TIME"}
+		"these variables are set and have no effect here: BYTEPS_ENABLE_ASYNC, HOROVOD_AUTOTUNE, HOROVOD_CYCLE_TIME, HOROVOD_TIMELINE_MARK_CYCLES"}
 	if err != nil || strings.Join(warnings, "\n") != strings.Join(want, "\n") {
 		t.Fatal(warnings, err)
 	}

@@ -11,10 +11,10 @@ import (
 var elsewhere = []string{"PACELINE_TAKEOVER", "PACELINE_LIBRARY"}
 
 // Variables of the other systems that say nothing about how a job should run: set by their launchers
-// for themselves, or read when they are built.
+// for themselves, read when they are built, or asking for what is always so (process sets can always be added after init).
 var harmless = []string{
 	"HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_GLOO_", "HOROVOD_WITH_", "HOROVOD_WITHOUT_", "HOROVOD_GPU", "HOROVOD_NCCL_HOME",
-	"HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB", "HOROVOD_NCCL_LINK", "HOROVOD_CUDA_", "HOROVOD_ROCM_", "HOROVOD_BUILD_", "HOROVOD_DEBUG", "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_MPICXX_SHOW",
+	"HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB", "HOROVOD_NCCL_LINK", "HOROVOD_CUDA_", "HOROVOD_ROCM_", "HOROVOD_BUILD_", "HOROVOD_DEBUG", "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_MPICXX_SHOW", "HOROVOD_DYNAMIC_PROCESS_SETS",
 	"BYTEPS_WITH_", "BYTEPS_WITHOUT_", "BYTEPS_NCCL_", "BYTEPS_CUDA_", "BYTEPS_USE_HASH_KEY", "DMLC_ENABLE_RDMA", "DMLC_USE_KUBERNETES",
 }
 

@@ -89,7 +89,7 @@ _PROTOTYPES = {
         [ctypes.POINTER(ctypes.c_int32), ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)],
     ),
     "pl_process_set_remove": (ctypes.c_int, [ctypes.c_uint32]),
-    "pl_timeline_start": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_int]),
+    "pl_timeline_start": (ctypes.c_int, [ctypes.c_char_p]),
     "pl_timeline_stop": (ctypes.c_int, []),
 }
 

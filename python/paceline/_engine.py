@@ -259,11 +259,12 @@ class Engine:
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
         """Writes a Chrome trace of each rank's operations: rank 0 to trace.json, rank 1 to trace.1.json, and so on.
+        `mark_cycles` is accepted without effect: there are no negotiation cycles.
 
         Raises ValueError before `init()`, and when the file cannot be written.
         """
         self._known("rank")
-        self._check(_abi.library().pl_timeline_start(os.fsencode(file_path), int(mark_cycles)))
+        self._check(_abi.library().pl_timeline_start(os.fsencode(file_path)))
 
     def stop_timeline(self) -> None:
         """Ends the trace and closes its file. Raises ValueError before `init()`."""

@@ -10,11 +10,6 @@ import (
 // ErrBatch is wrapped by every error about the make-up of a batch.
 var ErrBatch = errors.New("bad batch frame")
 
-// AppendBatch appends a batch frame around count whole frames.
-func AppendBatch(b []byte, count uint32, frames []byte) []byte {
-	return AppendFrame(b, Header{Type: TypeBatch, Count: count}, frames)
-}
-
 // Frames calls f with each of the count frames in the payload of a batch, in order, up to f's first
 // error, which it returns. f may use the header until it returns; the payload is a part of the batch's.
 func Frames(payload []byte, count uint32, f func(h *Header, payload []byte) error) error {

@@ -21,7 +21,7 @@ func unpack(payload []byte, count uint32) (frames [][]byte, err error) {
 
 func TestABatchGivesItsFramesBack(t *testing.T) {
 	want := [][]byte{AppendFrame(nil, push, []byte("four")), AppendFrame(nil, pull, nil), AppendFrame(nil, push, bytes.Repeat([]byte{7}, 1000))}
-	batch := AppendBatch(nil, 3, slices.Concat(want...))
+	batch := AppendFrame(nil, Header{Type: TypeBatch, Count: 3}, slices.Concat(want...))
 	var h Header
 	if err := h.Decode(batch); err != nil || h.Type != TypeBatch || h.Count != 3 || int(h.Length) != len(batch)-HeaderSize {
 		t.Fatalf("header %+v, error %v", h, err)
@@ -44,7 +44,7 @@ func TestBadBatchesAreRefusedWithTheReason(t *testing.T) {
 		"frame 2 of 2: bad frame header: 0 bytes":   {one, 2},
 		"68 bytes behind the last of 1 frames":      {append(slices.Clone(one), one...), 1},
 		"1 bytes behind the last of 0 frames":       {[]byte{0}, 0},
-		"is a batch itself":                         {AppendBatch(nil, 1, one), 1},
+		"is a batch itself":                         {AppendFrame(nil, Header{Type: TypeBatch, Count: 1}, one), 1},
 		"a push of 4 bytes, ends behind the batch":  {one[:len(one)-1], 1},
 		"frame 1 of 4294967295: bad frame header: ": {[]byte("garbage"), 1<<32 - 1},
 	} {

@@ -14,7 +14,7 @@ import (
 )
 
 // Version is the version of the frame format. Peers of different versions refuse each other.
-const Version = 1
+const Version = 2
 
 // HeaderSize is the length of an encoded header in bytes.
 const HeaderSize = 64
@@ -30,7 +30,7 @@ const (
 	TypeWelcome                   // server → worker: the Hello was accepted
 	TypeAnnounce                  // worker → server: JSON Tensor, before the first frame of that tensor on this connection
 	TypePush                      // worker → server: one partition of a reduction; asks for the result unless FlagNoPull
-	TypePull                      // worker → server: asks for the result of an iteration that was pushed with FlagLatePull
+	TypePull                      // worker → server: asks for a value that the servers hold
 	TypeResult                    // server → worker: the answer to a push, pull or get
 	TypePut                       // worker → server: one partition that others will get (broadcast, allgather, alltoall); with FlagHome answered by an empty result when all have it
 	TypeGet                       // worker → server: asks for a partition that somebody puts
@@ -80,8 +80,6 @@ const (
 	FlagHome Flags = 1 << iota
 	// FlagNoPull on a push: the sender does not want the result (reducescatter).
 	FlagNoPull
-	// FlagLatePull on a push: the sender will ask for the result by a pull of its own.
-	FlagLatePull
 	// FlagOwnWill on a cancel: the sender gives up without having been told of a failure, so that
 	// all other ranks must be.
 	FlagOwnWill
@@ -104,7 +102,7 @@ const (
 	FlagEmpty
 	// FlagPlain on a push or pull of a held value: answer with the value itself, however the tensor is coded.
 	FlagPlain
-	knownFlags = FlagHome | FlagNoPull | FlagLatePull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty | FlagPlain
+	knownFlags = FlagHome | FlagNoPull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty | FlagPlain
 )
 
 // What a header's Codec says of the payload.
