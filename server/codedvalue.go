@@ -44,7 +44,7 @@ func newCodedValue(v *value) *codedValue {
 	}
 	by := v.coding.codec.Difference()
 	gated := v.t.PullGate != (wire.Gate{})
-	together := !v.t.model.Pull.Ahead() && v.t.model.Supersteps == nil
+	together := !v.t.model.Ahead()
 	return &codedValue{
 		by: by, precise: !gated && by.Precise(), alike: gated || together, bases: map[int]*base{}, telling: map[*base]struct{}{},
 	}

@@ -103,7 +103,7 @@ func inputsOf(w *wire.Condition) (inputs []condition.Input, check func(*tensor) 
 		if err := m.CheckWorkers(len(t.Ranks)); err != nil {
 			return fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
-		if _, all := push.Push.(condition.EveryLive); !all && !t.whole && t.flow() == condition.Aggregate {
+		if !push.Whole() && !t.whole && t.flow() == condition.Aggregate {
 			return fmt.Errorf("tensor %q is summed while it arrives, so that no rank can be left out: declare it under drop-stragglers:%d to change its push condition later", t.Name, len(t.Ranks))
 		}
 		return nil

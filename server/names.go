@@ -8,7 +8,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -249,9 +248,9 @@ func (r *round) checkStalls(now time.Time) {
 		for seq, a := range n.window {
 			waited := now.Sub(a.since)
 			missing := a.t.ranks.Minus(a.ranks).Minus(r.joinedRanks())
-			enough, drops := a.t.model.Push.(condition.Enough)
+			quorum, known := a.t.model.Quorum(len(a.t.Ranks))
 			switch {
-			case drops && a.ranks.Len() >= enough.Nt: // nobody waits for the others
+			case known && a.ranks.Len() >= quorum: // nobody waits for the others
 			case cfg.StallShutdown > 0 && waited >= cfg.StallShutdown:
 				text := fmt.Sprintf("%q stalled: %s did not come within %v, while %s waited", a.t.Name, rankText(missing), cfg.StallShutdown, rankText(a.ranks))
 				failed = append(failed, r.failLocked(a.t, seq, wire.FailStall, text)...)

@@ -64,8 +64,7 @@ func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
 		n.dtype, n.op, n.Prescale, n.Postscale = units.Int64, units.Sum, 1, 1
 	}
 	// Where an iteration may be closed without a rank, a part of that rank's push must not be in the sum.
-	_, all := n.model.Push.(condition.EveryLive)
-	n.whole = n.op == units.Adasum || r.s.cfg.RankOrder || !all
+	n.whole = n.op == units.Adasum || r.s.cfg.RankOrder || !n.model.Whole()
 	if err := n.check(); err != nil {
 		return nil, err
 	}

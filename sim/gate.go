@@ -48,32 +48,12 @@ func newGate(s Scenario) (*gate, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &gate{machine: m, pull: s.Model.Pull, parking: s.Parking, quorum: 1, bound: bound(s.Model), filed: make([]uint32, s.Workers)}
-	switch c := s.Model.Push.(type) {
-	case condition.EveryLive:
-		g.quorum = s.Workers
-	case condition.Enough:
-		g.quorum = min(c.Nt, s.Workers)
+	g := &gate{machine: m, pull: s.Model.Pull, parking: s.Parking, bound: unbounded, filed: make([]uint32, s.Workers)}
+	g.quorum, _ = s.Model.Quorum(s.Workers)
+	if lead, ok := s.Model.Bound(); ok {
+		g.bound = lead
 	}
 	return g, nil
-}
-
-// bound is the greatest lead that a model lets a worker push with.
-func bound(m condition.Model) uint64 {
-	if r, ok := m.Tuner.(condition.Range); ok {
-		return r.High
-	}
-	switch c := m.Pull.(type) {
-	case condition.Closed:
-		return 0
-	case condition.Within:
-		return c.S
-	case condition.Sometimes:
-		if c.P == condition.Constant(1) {
-			return c.S
-		}
-	}
-	return unbounded
 }
 
 // exchange is a worker's push of an iteration and the pull that comes with it. The answers that they
@@ -181,11 +161,10 @@ func (g *gate) answer(rank int, progress uint64) {
 	g.answers = append(g.answers, rank)
 }
 
-// holds asks the pull condition. One that is not of the table below may ask for more than a ledger
-// knows that has no sets of ranks: then nothing is known.
+// holds asks the pull condition. One that is not Narrow may ask for more than a ledger knows that has no sets
+// of ranks: then nothing is known.
 func (g *gate) holds(rank int, progress uint64) (holds, known bool) {
-	switch g.pull.(type) {
-	case condition.Always, condition.Closed, condition.Within, condition.Sometimes:
+	if c, ok := g.pull.(condition.Narrow); ok && c.Narrow() {
 		return g.pull.Holds(condition.View{Rank: rank, Progress: progress, V: g.v}), true
 	}
 	return false, false

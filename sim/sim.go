@@ -114,10 +114,8 @@ func (s Scenario) Check() error {
 	if err := s.Model.Check(condition.Accumulate); err != nil {
 		return err
 	}
-	if c, ok := s.Model.Pull.(condition.Sometimes); ok {
-		if g, ok := c.P.(condition.Growing); ok && g.Alpha == (condition.Significance{}) {
-			return fmt.Errorf("synchronisation model %s: virtual workers have no gradients, so ALPHA must be a number", s.Model.Name)
-		}
+	if s.Model.Traits().Significance {
+		return fmt.Errorf("synchronisation model %s: virtual workers have no gradients, so ALPHA must be a number and an expression cannot ask for the significance", s.Model.Name)
 	}
 	return s.Model.CheckWorkers(s.Workers)
 }

@@ -13,9 +13,9 @@ func AdaptiveModel(a Adaptive) Model {
 	return Model{Name: fmt.Sprintf("adaptive:%d,%d", a.S, a.W), Pull: Closed{}, Push: EveryLive{}, Supersteps: a}
 }
 
-func newAdaptive(a *arguments) (Model, error) {
-	s := a.iterations("S", 1)
-	return a.end(AdaptiveModel(Adaptive{S: s, W: a.iterations("W", 1)}))
+func newAdaptive(a *Arguments) (Model, error) {
+	s := a.Iterations("S", 1)
+	return a.End(AdaptiveModel(Adaptive{S: s, W: a.Iterations("W", 1)}))
 }
 
 // Adaptive are the two thresholds of the adaptive model, in iterations since the last barrier. Both

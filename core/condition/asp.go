@@ -4,7 +4,7 @@ package condition
 // The setting is "asp".
 func ASP() Model { return Model{Name: "asp", Pull: Always{}, Push: EveryLive{}} }
 
-func newASP(a *arguments) (Model, error) { return a.end(ASP()) }
+func newASP(a *Arguments) (Model, error) { return a.End(ASP()) }
 
 // Always holds.
 type Always struct{}
@@ -14,5 +14,8 @@ func (Always) Holds(View) bool { return true }
 
 // Ahead implements PullCondition.
 func (Always) Ahead() bool { return true }
+
+// Narrow implements Narrow.
+func (Always) Narrow() bool { return true }
 
 func (Always) String() string { return "always" }

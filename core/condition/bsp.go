@@ -4,7 +4,7 @@ package condition
 // closed when every live rank has pushed it (FluentPS Table III, row BSP).
 func BSP() Model { return Model{Name: "bsp", Pull: Closed{}, Push: EveryLive{}} }
 
-func newBSP(a *arguments) (Model, error) { return a.end(BSP()) }
+func newBSP(a *Arguments) (Model, error) { return a.End(BSP()) }
 
 // Closed holds when the pull's own iteration is closed: i < V.
 type Closed struct{}
@@ -15,6 +15,12 @@ func (Closed) Holds(v View) bool { return v.Progress < v.V }
 // Ahead implements PullCondition.
 func (Closed) Ahead() bool { return false }
 
+// Bound implements Bounded.
+func (Closed) Bound() (uint64, bool) { return 0, true }
+
+// Narrow implements Narrow.
+func (Closed) Narrow() bool { return true }
+
 func (Closed) String() string { return "i < V" }
 
 // EveryLive holds when every live rank has pushed the open iteration: count[V] == N.
@@ -22,5 +28,11 @@ type EveryLive struct{}
 
 // Holds implements PushCondition.
 func (EveryLive) Holds(v View) bool { return v.Count(v.V) == v.N }
+
+// Quorum implements Quorum.
+func (EveryLive) Quorum(n int) int { return n }
+
+// Whole implements Whole.
+func (EveryLive) Whole() bool { return true }
 
 func (EveryLive) String() string { return "count[V] == N" }

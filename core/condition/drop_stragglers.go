@@ -13,8 +13,8 @@ func DropStragglers(nt int) Model {
 	return Model{Name: fmt.Sprintf("drop-stragglers:%d", nt), Pull: Closed{}, Push: Enough{nt}}
 }
 
-func newDropStragglers(a *arguments) (Model, error) {
-	return a.end(DropStragglers(int(a.iterations("NT", 1))))
+func newDropStragglers(a *Arguments) (Model, error) {
+	return a.End(DropStragglers(int(a.Iterations("NT", 1))))
 }
 
 // Enough holds when Nt live ranks, or all where fewer live, have pushed the open iteration and none is
@@ -28,6 +28,9 @@ func (c Enough) Holds(v View) bool {
 }
 
 func (c Enough) String() string { return fmt.Sprintf("count[V] == %d", c.Nt) }
+
+// Quorum implements Quorum.
+func (c Enough) Quorum(n int) int { return min(c.Nt, n) }
 
 // CheckWorkers implements Sized.
 func (c Enough) CheckWorkers(n int) error {

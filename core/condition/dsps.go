@@ -17,12 +17,12 @@ func DSPS(low, high uint64) Model {
 	return Model{Name: fmt.Sprintf("dsps:%d,%d", low, high), Pull: Within{low}, Push: EveryLive{}, Tuner: Range{low, high}}
 }
 
-func newDSPS(a *arguments) (Model, error) {
+func newDSPS(a *Arguments) (Model, error) {
 	if !a.given {
 		return DSPS(DefaultLowStaleness, DefaultHighStaleness), nil
 	}
-	low := a.iterations("LOW", 0)
-	return a.end(DSPS(low, a.iterations("HIGH", low)))
+	low := a.Iterations("LOW", 0)
+	return a.End(DSPS(low, a.Iterations("HIGH", low)))
 }
 
 // Range is DSPS's Tuner: the s of Low to High that makes the fastest worker wait least. The papers on
@@ -34,6 +34,9 @@ type Range struct{ Low, High uint64 }
 
 // Tune implements Tuner.
 func (r Range) Tune(reports []Report) PullCondition { return Within{r.staleness(reports)} }
+
+// Bound implements Bounded.
+func (r Range) Bound() (uint64, bool) { return r.High, true }
 
 func (r Range) staleness(reports []Report) uint64 {
 	if len(reports) == 0 {

@@ -11,8 +11,8 @@ func ElasticModel(r int) Model {
 	return Model{Name: fmt.Sprintf("elastic:%d", r), Pull: Closed{}, Push: EveryLive{}, Supersteps: Elastic{r}}
 }
 
-func newElastic(a *arguments) (Model, error) {
-	return a.end(ElasticModel(int(a.whole("R", 1, MaxPredictions))))
+func newElastic(a *Arguments) (Model, error) {
+	return a.End(ElasticModel(int(a.Whole("R", 1, MaxPredictions))))
 }
 
 // Elastic says that a barrier falls where package core/barrier finds it, among Predictions

@@ -26,7 +26,7 @@ const maxExpression = 1000
 // ExpressionModel is a model whose conditions are given as expressions; an empty one is BSP's. The
 // setting is "expression:PULL;PUSH" or "expression:PULL".
 func ExpressionModel(pull, push string) (Model, error) {
-	m := Model{Name: "expression:" + pull, Pull: Closed{}, Push: EveryLive{}}
+	m := Model{Name: "expression:" + pull, Pull: Closed{}, Push: EveryLive{}, Dataflow: Accumulate}
 	if push != "" {
 		m.Name += ";" + push
 	}
@@ -44,10 +44,10 @@ func ExpressionModel(pull, push string) (Model, error) {
 	return m, nil
 }
 
-func newExpression(a *arguments) (Model, error) {
+func newExpression(a *Arguments) (Model, error) {
 	if strings.Trim(a.text, "; ") == "" {
-		a.fail("PULL and PUSH are missing")
-		return a.end(Model{})
+		a.Fail("PULL and PUSH are missing")
+		return a.End(Model{})
 	}
 	pull, push, _ := strings.Cut(a.text, ";")
 	return ExpressionModel(pull, push)
@@ -77,6 +77,9 @@ type pullExpression struct{ expression }
 
 func (c pullExpression) Holds(v View) bool { return v.Progress < v.V || c.value(v) }
 func (c pullExpression) Ahead() bool       { return true }
+
+// AsksSignificance implements Significant: no other name has the word in it.
+func (c pullExpression) AsksSignificance() bool { return strings.Contains(c.text, "significance") }
 
 type pushExpression struct{ expression }
 

@@ -3,6 +3,7 @@ package condition
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -12,6 +13,9 @@ type Model struct {
 	Pull PullCondition
 	Push PushCondition
 
+	// Dataflow is that of a tensor under the model where nothing else is asked for. A model that lets workers run
+	// ahead needs Accumulate, whatever stands here.
+	Dataflow Dataflow
 	// Tuner moves the pull condition while training runs; nil where it stays as it is.
 	Tuner Tuner
 	// Supersteps says when a barrier is due; nil where every iteration is a step of its own.
@@ -58,10 +62,10 @@ func checkPush(c PushCondition, n int) error {
 	return nil
 }
 
-// builder makes a model from the arguments behind its name: "ssp:3" calls ssp's with "3".
+// A builder makes a model from the arguments behind its name: "ssp:3" calls ssp's with "3".
 type builder struct {
 	usage string // the name, and behind a colon what may follow
-	build func(*arguments) (Model, error)
+	build func(*Arguments) (Model, error)
 }
 
 func (b builder) name() string {
@@ -69,26 +73,35 @@ func (b builder) name() string {
 	return name
 }
 
-// builders is the table of models. A new model is one file and one line here.
-func builders() []builder {
-	return []builder{
-		{"bsp", newBSP},
-		{"asp", newASP},
-		{"ssp:S", newSSP},
-		{"dsps:LOW,HIGH", newDSPS},
-		{"drop-stragglers:NT", newDropStragglers},
-		{"pssp:S,C,SEED", newPSSP},
-		{"dynamic-pssp:S,ALPHA,SEED", newDynamicPSSP},
-		{"adaptive:S,W", newAdaptive},
-		{"elastic:R", newElastic},
-		{"expression:PULL;PUSH", newExpression},
+// builders is the table of models. A new model is one file and one line here, or one call of Register.
+var builders = []builder{
+	{"bsp", newBSP},
+	{"asp", newASP},
+	{"ssp:S", newSSP},
+	{"dsps:LOW,HIGH", newDSPS},
+	{"drop-stragglers:NT", newDropStragglers},
+	{"pssp:S,C,SEED", newPSSP},
+	{"dynamic-pssp:S,ALPHA,SEED", newDynamicPSSP},
+	{"adaptive:S,W", newAdaptive},
+	{"elastic:R", newElastic},
+	{"expression:PULL;PUSH", newExpression},
+}
+
+// Register adds a model to those that Parse knows: usage is how a setting writes it, "ssp:S", and build makes it of
+// the arguments behind the name. It is for the init functions of packages with models of their own, which every
+// process of the job has to import, and panics where the name is there already.
+func Register(usage string, build func(*Arguments) (Model, error)) {
+	b := builder{usage, build}
+	if slices.Contains(Names(), b.name()) {
+		panic(fmt.Sprintf("condition: the synchronisation model %q is registered twice", b.name()))
 	}
+	builders = append(builders, b)
 }
 
 // Names lists the models that Parse knows.
 func Names() []string {
 	var names []string
-	for _, b := range builders() {
+	for _, b := range builders {
 		names = append(names, b.name())
 	}
 	return names
@@ -98,9 +111,9 @@ func Names() []string {
 // "pssp:3,0.5". Each model's file says what its arguments are.
 func Parse(setting string) (Model, error) {
 	name, rest, given := strings.Cut(setting, ":")
-	for _, b := range builders() {
+	for _, b := range builders {
 		if b.name() == name {
-			return b.build(&arguments{setting: setting, usage: b.usage, text: rest, given: given})
+			return b.build(&Arguments{setting: setting, usage: b.usage, text: rest, given: given})
 		}
 	}
 	return Model{}, fmt.Errorf("unknown synchronisation model %q, known are: %s", setting, strings.Join(Names(), ", "))

@@ -10,14 +10,14 @@ import (
 // held back with probability c (FluentPS section III-E1). c = 0 is ASP, c = 1 is SSP(s). The setting
 // is "pssp:S,C" or "pssp:S,C,SEED".
 func PSSP(s uint64, c float64, seed uint64) Model {
-	return Model{Name: fmt.Sprintf("pssp:%d,%s", s, seeded(Constant(c), seed)), Pull: Sometimes{s, Constant(c), seed}, Push: EveryLive{}}
+	return Model{Name: fmt.Sprintf("pssp:%d,%s", s, seeded(Constant(c), seed)), Pull: Sometimes{s, Constant(c), seed}, Push: EveryLive{}, Dataflow: Accumulate}
 }
 
 // DynamicPSSP is the probabilistic model whose probability grows with the lead k, to
 // alpha/(1 + e^(s-k)) (FluentPS section III-E2). alpha is a Constant or Significance{}. The setting is
 // "dynamic-pssp:S,ALPHA" or "dynamic-pssp:S,ALPHA,SEED", with ALPHA from 0 to 1 or "significance".
 func DynamicPSSP(s uint64, alpha Factor, seed uint64) Model {
-	return Model{Name: fmt.Sprintf("dynamic-pssp:%d,%s", s, seeded(alpha, seed)), Pull: Sometimes{s, Growing{s, alpha}, seed}, Push: EveryLive{}}
+	return Model{Name: fmt.Sprintf("dynamic-pssp:%d,%s", s, seeded(alpha, seed)), Pull: Sometimes{s, Growing{s, alpha}, seed}, Push: EveryLive{}, Dataflow: Accumulate}
 }
 
 // EquivalentStaleness is the s' at which SSP(s') has the regret bound of PSSP(s, c):
@@ -30,18 +30,18 @@ func DynamicEquivalentStaleness(s uint64, alpha float64) float64 {
 	return EquivalentStaleness(s, alpha/2)
 }
 
-func newPSSP(a *arguments) (Model, error) {
-	s, c := a.iterations("S", 0), a.probability("C")
-	return a.end(PSSP(s, c, a.seed()))
+func newPSSP(a *Arguments) (Model, error) {
+	s, c := a.Iterations("S", 0), a.Probability("C")
+	return a.End(PSSP(s, c, a.seed()))
 }
 
-func newDynamicPSSP(a *arguments) (Model, error) {
-	s := a.iterations("S", 0)
+func newDynamicPSSP(a *Arguments) (Model, error) {
+	s := a.Iterations("S", 0)
 	var alpha Factor = Significance{}
-	if !a.word(alpha.String()) {
-		alpha = Constant(a.probability("ALPHA"))
+	if !a.Word(alpha.String()) {
+		alpha = Constant(a.Probability("ALPHA"))
 	}
-	return a.end(DynamicPSSP(s, alpha, a.seed()))
+	return a.End(DynamicPSSP(s, alpha, a.seed()))
 }
 
 // seeded is a factor and a seed as a setting has them.
@@ -53,11 +53,11 @@ func seeded(f Factor, seed uint64) string {
 }
 
 // seed takes the seed of the draws, 0 where none is given.
-func (a *arguments) seed() uint64 {
-	if !a.more() {
+func (a *Arguments) seed() uint64 {
+	if !a.More() {
 		return 0
 	}
-	return a.whole("SEED", 0, math.MaxUint64)
+	return a.Whole("SEED", 0, math.MaxUint64)
 }
 
 // Factor is a number from 0 to 1 that a probability is made of.
@@ -115,6 +115,18 @@ func (c Sometimes) Holds(v View) bool {
 
 // Ahead implements PullCondition.
 func (c Sometimes) Ahead() bool { return c.S > 0 || c.P != Constant(1) }
+
+// Bound implements Bounded: at a probability of 1 this is SSP.
+func (c Sometimes) Bound() (uint64, bool) { return c.S, c.P == Constant(1) }
+
+// Narrow implements Narrow.
+func (c Sometimes) Narrow() bool { return !c.AsksSignificance() }
+
+// AsksSignificance implements Significant.
+func (c Sometimes) AsksSignificance() bool {
+	g, ok := c.P.(Growing)
+	return ok && g.Alpha == Significance{}
+}
 
 func (c Sometimes) String() string { return fmt.Sprintf("i < V + %d or rand() >= %s", c.S, c.P) }
 

@@ -1,0 +1,54 @@
+package jobtest_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/units"
+)
+
+// A synchronisation model as a user of the packages writes it: this file, and the line in init.
+func init() {
+	condition.Register("pack:S", func(a *condition.Arguments) (condition.Model, error) {
+		s := a.Iterations("S", 1)
+		return a.End(condition.Model{Name: fmt.Sprintf("pack:%d", s), Pull: pack{s}, Push: condition.EveryLive{}})
+	})
+}
+
+// pack lets a rank be fewer than s iterations ahead of the slowest, as that rank has pushed them, closed or not.
+type pack struct{ s uint64 }
+
+func (c pack) Holds(v condition.View) bool { return v.Progress < v.V || v.Progress < v.Slowest+c.s }
+func (c pack) Ahead() bool                 { return true }
+func (c pack) String() string              { return fmt.Sprintf("i < slowest + %d", c.s) }
+
+func TestAJobUnderAModelOfItsOwn(t *testing.T) {
+	if p, err := condition.Properties("pack:2"); err != nil || !p.Ahead || p.Dataflow != condition.Accumulate {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(2)} {
+		t.Run(place, func(t *testing.T) {
+			j := startJob(t, 2, smallPartitions, option)
+			j.each(func(rank int) error { return j.addUp(rank, "summed", "pack:2", partition/4+1, 6) })
+			values := make([]*held, 2)
+			j.each(func(rank int) (err error) {
+				values[rank], err = j.value(rank, "w", "pack:2", 3)
+				return err
+			})
+			ahead(t, values[0], 2)
+			third := waits(t, j, values[0])
+			select {
+			case r := <-third:
+				t.Fatalf("rank 0 leads by 2 and does not wait: %v", r.err)
+			default:
+			}
+			if err := values[1].use(units.Add, 1); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := await(third, 0, "w"); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
