@@ -173,8 +173,7 @@ func (o *Outbox) close() {
 	if o.err == nil {
 		o.err = net.ErrClosed
 	}
-	o.refuse()
-	o.busy.Store(false)
+	o.drain()
 }
 
 // refuse settles everything that waits with the error of the connection.

@@ -236,3 +236,39 @@ func TestCloseSettlesASendThatWaitsForThePeer(t *testing.T) {
 		far.Close()
 	})
 }
+
+// late is a queue into which a frame comes just after it was found empty, while its sender is still busy.
+type late struct {
+	line
+	arrive func()
+}
+
+func (q *late) Pop(most int) (outbox.Frame, bool) {
+	f, ok := q.line.Pop(most)
+	if arrive := q.arrive; !ok && arrive != nil {
+		q.arrive = nil
+		arrive()
+	}
+	return f, ok
+}
+
+// TestAFrameThatComesWhileTheOutboxClosesIsSettled though its own Kick finds the outbox busy.
+func TestAFrameThatComesWhileTheOutboxClosesIsSettled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far, network := ends(t, transporttest.Options{})
+		defer network.Close()
+		q := &late{}
+		out := outbox.New(near, q, fusion, func(error) {})
+		var o owner
+		q.arrive = func() {
+			q.push(outbox.Frame{Header: wire.Header{Type: wire.TypePush}, Owner: &o})
+			out.Kick()
+		}
+		near.Close()
+		out.Close()
+		if o.told.Load() != 1 || o.failed.Load() != 1 {
+			t.Errorf("the owner was told %d times, %d of them of an error; want 1", o.told.Load(), o.failed.Load())
+		}
+		far.Close()
+	})
+}
