@@ -1,12 +1,10 @@
 package scheduler
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/limits"
@@ -47,52 +45,21 @@ type named struct {
 	keys       []tensorKey
 }
 
-func newTensors(strategy string, servers []wire.Node) (tensors, error) {
-	p, err := placement.New(cmp.Or(strategy, DefaultPlacement), shares(servers))
-	return tensors{placed: map[tensorKey]located{}, names: map[nameKey]*named{}, placer: p}, err
-}
-
-// DefaultPlacement is the placement where nobody says. The papers' measurements found it the best and
-// the most stable one on average (algorithms.md, section 2).
-const DefaultPlacement = "largest-first"
-
-func checkPlacement(strategy string) error {
-	if names := placement.Names(); strategy != "" && !slices.Contains(names, strategy) {
-		return fmt.Errorf("unknown placement %q, known are: %s", strategy, strings.Join(names, ", "))
+func newTensors(setting string, servers []wire.Node) (tensors, error) {
+	t := tensors{placed: map[tensorKey]located{}, names: map[nameKey]*named{}}
+	policy, err := placement.Parse(setting)
+	if err == nil {
+		t.placer, err = policy.Over(shares(servers))
 	}
-	return nil
+	return t, err
 }
 
-// shares is what every server should get of all bytes. Where workers carry servers and dedicated ones
-// help, the busiest links are busy equally: with n workers that hold e each and s dedicated servers
-// that hold d each, a worker's link carries 1 + (n-2)e of the model each way, that of a dedicated
-// server nd, and ne + sd = 1. From as many dedicated servers as workers on, those hold everything.
 func shares(servers []wire.Node) []float64 {
-	var workers, dedicated float64
-	for _, s := range servers {
-		if s.Role == wire.RoleServer {
-			dedicated++
-		} else {
-			workers++
-		}
-	}
-	if workers == 0 || dedicated == 0 {
-		return placement.Even(len(servers))
-	}
-	n, s := workers, dedicated
-	d := 1 / s
-	if s < n {
-		d = 2 * (n - 1) / (n*n + (n-2)*s)
-	}
-	e := max(0, 1-s*d) / n // the difference may round to less than 0
-	weights := make([]float64, len(servers))
+	dedicated := make([]bool, len(servers))
 	for i := range servers {
-		weights[i] = e
-		if servers[i].Role == wire.RoleServer {
-			weights[i] = d
-		}
+		dedicated[i] = servers[i].Role == wire.RoleServer
 	}
-	return weights
+	return placement.Shares(dedicated)
 }
 
 func nameOf(t *wire.Tensor) nameKey { return nameKey{t.ProcessSet, t.Name} }

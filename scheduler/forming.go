@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -230,7 +231,7 @@ func (m *Machine) objection(r *wire.Register) string {
 	if s := m.settings.Dedicated; s != 0 && r.Dedicated != 0 && r.Dedicated != s {
 		return fmt.Sprintf("%s waits for %d dedicated servers, the scheduler was started for %d", name(&r.Node), r.Dedicated, s)
 	}
-	if err := checkPlacement(r.Placement); err != nil {
+	if _, err := placement.Parse(r.Placement); err != nil {
 		return err.Error()
 	}
 	if why := m.disagreement(r); why != "" {

@@ -35,7 +35,7 @@ type Settings struct {
 	FirstRound uint64        // number of the first round; random, so that no round's number is ever used again
 	Workers    int           // of the job; 0: as the first worker says
 	Dedicated  int           // dedicated servers to wait for; 0: as the first worker says
-	Placement  string        // of keys on servers, where no worker says; "": DefaultPlacement
+	Placement  string        // of keys on servers, where no worker says; "": placement.Default
 	Grace      time.Duration // from the end of a line to the loss of its node; 1 s
 	LostAfter  time.Duration // how long a restarted scheduler waits for nodes to come back; 10 s
 }

@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"fmt"
-	"math"
 	"strings"
 	"testing"
 	"time"
@@ -10,27 +9,6 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport/wire"
 )
-
-func TestSharesMakeTheBusiestLinksEquallyBusy(t *testing.T) {
-	for _, c := range []struct{ workers, dedicated int }{{1, 1}, {2, 1}, {4, 1}, {4, 3}, {4, 4}, {3, 8}, {8, 2}} {
-		var servers []wire.Node
-		for range c.workers {
-			servers = append(servers, wire.Node{Role: wire.RoleWorker})
-		}
-		for range c.dedicated {
-			servers = append(servers, wire.Node{Role: wire.RoleServer})
-		}
-		w := shares(servers)
-		e, d := w[0], w[c.workers]
-		n := float64(c.workers)
-		if sum := n*e + float64(c.dedicated)*d; math.Abs(sum-1) > 1e-12 || e < 0 {
-			t.Errorf("%+v: shares %g and %g sum to %g", c, e, d, sum)
-		}
-		if worker, server := 1+(n-2)*e, n*d; e > 1e-9 && math.Abs(worker-server) > 1e-12 {
-			t.Errorf("%+v: a worker's link carries %g, a server's %g", c, worker, server)
-		}
-	}
-}
 
 func TestARosterThatCannotBeIsRefused(t *testing.T) {
 	good := func() wire.Roster {

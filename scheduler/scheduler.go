@@ -19,6 +19,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
@@ -31,7 +32,7 @@ type Config struct {
 	Grace     time.Duration // from the end of a node's connection to its loss, for it to come back; 1 s
 	Workers   int           // workers of the job; 0: as the first one says
 	Dedicated int           // dedicated servers to wait for; 0: as the first worker says
-	Placement string        // where no worker says: a name that core/placement knows; DefaultPlacement
+	Placement string        // where no worker says: as core/placement reads it; its Default
 }
 
 // Scheduler runs a Machine on real connections.
@@ -59,7 +60,7 @@ type event struct {
 
 // New starts a scheduler. It listens to nobody yet.
 func New(config Config) (*Scheduler, error) {
-	if err := checkPlacement(config.Placement); err != nil {
+	if _, err := placement.Parse(config.Placement); err != nil {
 		return nil, err
 	}
 	if config.Log == nil {

@@ -9,9 +9,17 @@ import (
 	"testing"
 )
 
+func over(name string, weights []float64) (Placer, error) {
+	policy, err := Parse(name)
+	if err != nil {
+		return nil, err
+	}
+	return policy.Over(weights)
+}
+
 func place(t *testing.T, name string, weights []float64) Placer {
 	t.Helper()
-	p, err := New(name, weights)
+	p, err := over(name, weights)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,6 +163,20 @@ func TestSharesFollowTheWeights(t *testing.T) {
 	}
 }
 
+func TestSharesMakeTheBusiestLinksEquallyBusy(t *testing.T) {
+	for _, c := range []struct{ workers, dedicated int }{{1, 1}, {2, 1}, {4, 1}, {4, 3}, {4, 4}, {3, 8}, {8, 2}} {
+		w := Shares(append(make([]bool, c.workers), slices.Repeat([]bool{true}, c.dedicated)...))
+		e, d := w[0], w[c.workers]
+		n := float64(c.workers)
+		if sum := n*e + float64(c.dedicated)*d; math.Abs(sum-1) > 1e-12 || e < 0 {
+			t.Errorf("%+v: shares %g and %g sum to %g", c, e, d, sum)
+		}
+		if worker, server := 1+(n-2)*e, n*d; e > 1e-9 && math.Abs(worker-server) > 1e-12 {
+			t.Errorf("%+v: a worker's link carries %g, a server's %g", c, worker, server)
+		}
+	}
+}
+
 func TestRemoveAndAddRestoreTheState(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 10))
 	for _, name := range Names() {
@@ -193,19 +215,20 @@ func TestAnyWeightsPlaceEveryPartition(t *testing.T) {
 	}
 }
 
-func TestNewRefusesWhatCannotBePlaced(t *testing.T) {
+func TestWhatCannotBePlacedIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		weights []float64
 		want    string
 	}{
 		{"best-fit", Even(2), `unknown placement "best-fit", known are: round-robin, largest-first`},
+		{"round-robin:3", Even(2), `placement "round-robin:3": it has no argument`},
 		{"round-robin", nil, "placement over 0 servers"},
 		{"round-robin", []float64{1, -1}, "weight -1 of server 1"},
 		{"round-robin", []float64{math.NaN()}, "weight NaN of server 0"},
 		{"round-robin", []float64{0, 0}, "sum to 0"},
 	} {
-		if _, err := New(c.name, c.weights); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := over(c.name, c.weights); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s over %v: got error %v, want one with %q", c.name, c.weights, err, c.want)
 		}
 	}

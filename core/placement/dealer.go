@@ -2,89 +2,9 @@ package placement
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
-	"strings"
-
-	"github.com/paceline/paceline/internal/limits"
 )
-
-// Load is a tensor to be placed.
-type Load struct {
-	Parts []uint32 // bytes of each partition, as Cut gives them
-	Home  int      // server that partition 0 must go to, or Free
-}
-
-// Free is the Home of a tensor whose first partition may go anywhere.
-const Free = -1
-
-// Placer gives partitions to servers and remembers what each server holds.
-type Placer interface {
-	// Place gives a server to every partition of every tensor, in the order of the arguments. Tensors
-	// that are declared together should be placed together: a placer may look at all of them first.
-	Place(tensors []Load) [][]int
-	// Add takes account of a placement that was made elsewhere: before the scheduler was restarted.
-	Add(parts []uint32, servers []int)
-	// Remove forgets a placement that Place or Add has made.
-	Remove(parts []uint32, servers []int)
-}
-
-// strategies is the table of placers. A new one is a file and a line here, or, where it deals as the
-// others do, the line alone.
-func strategies() []strategy {
-	return []strategy{
-		// Partitions in turn, whatever their size.
-		{"round-robin", func(w []float64) Placer { return newDealer(w, func(uint32) float64 { return 1 }, false) }},
-		// The modularized parameter server's heuristic: the largest first, onto the least loaded.
-		{"largest-first", func(w []float64) Placer { return newDealer(w, frameBytes, true) }},
-	}
-}
-
-type strategy struct {
-	name string
-	make func(weights []float64) Placer
-}
-
-// frameBytes is what a partition costs on the wire: its bytes and a header. Without the header all
-// empty partitions would lie on one server.
-func frameBytes(part uint32) float64 { return float64(part) + 64 }
-
-// Names lists the placers that New knows.
-func Names() []string {
-	var names []string
-	for _, s := range strategies() {
-		names = append(names, s.name)
-	}
-	return names
-}
-
-// New makes the placer of that name over one server per weight. A server's share is proportional to
-// its weight; one of weight 0 gets only tensors whose home it is.
-func New(name string, weights []float64) (Placer, error) {
-	if len(weights) == 0 || len(weights) > limits.MaxServers {
-		return nil, fmt.Errorf("placement over %d servers, allowed are 1 to %d", len(weights), limits.MaxServers)
-	}
-	var sum float64
-	for s, w := range weights {
-		if !(w >= 0) || math.IsInf(w, 1) {
-			return nil, fmt.Errorf("weight %v of server %d must be a number from 0 on", w, s)
-		}
-		sum += w
-	}
-	if sum == 0 || math.IsInf(sum, 1) {
-		return nil, fmt.Errorf("weights of the %d servers sum to %v: at least one must be above 0, and all within reason", len(weights), sum)
-	}
-	for _, s := range strategies() {
-		if s.name == name {
-			return s.make(weights), nil
-		}
-	}
-	return nil, fmt.Errorf("unknown placement %q, known are: %s", name, strings.Join(Names(), ", "))
-}
-
-// Even is the weights of n equal servers.
-func Even(n int) []float64 { return slices.Repeat([]float64{1}, n) }
 
 // dealer deals a tensor's partitions like cards: every server gets its whole share of them, and what
 // remains goes to the servers that are least loaded for their weight. So a tensor spreads over all
@@ -99,7 +19,7 @@ type dealer struct {
 }
 
 func newDealer(weights []float64, cost func(uint32) float64, sorted bool) *dealer {
-	d := &dealer{weights: slices.Clone(weights), load: make([]float64, len(weights)), cost: cost, sorted: sorted}
+	d := &dealer{weights: weights, load: make([]float64, len(weights)), cost: cost, sorted: sorted}
 	for _, w := range weights {
 		d.total += w
 	}

@@ -1,0 +1,108 @@
+package placement
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/paceline/paceline/internal/limits"
+)
+
+// Load is a tensor to be placed.
+type Load struct {
+	Parts []uint32 // bytes of each partition, as Cut gives them
+	Home  int      // server that partition 0 must go to, or Free
+}
+
+// Free is the Home of a tensor whose first partition may go anywhere.
+const Free = -1
+
+// Placer gives partitions to servers and remembers what each server holds.
+type Placer interface {
+	// Place gives a server to every partition of every tensor, in the order of the arguments. Tensors
+	// that are declared together should be placed together: a placer may look at all of them first.
+	Place(tensors []Load) [][]int
+	// Add takes account of a placement that was made elsewhere: before the scheduler was restarted, or in
+	// an earlier epoch.
+	Add(parts []uint32, servers []int)
+	// Remove forgets a placement that Place or Add has made.
+	Remove(parts []uint32, servers []int)
+}
+
+// Policy is a way to place keys.
+type Policy struct {
+	Name string // as a setting writes it, so that Parse makes the same policy of it
+	over func(weights []float64) Placer
+}
+
+// builder makes a policy's placers from the arguments behind its name in a setting.
+type builder struct {
+	name  string
+	build func(arguments string) (func(weights []float64) Placer, error)
+}
+
+// builders is the table of policies. A new policy is one file and one line here.
+func builders() []builder {
+	return []builder{
+		{"round-robin", newRoundRobin},
+		{"largest-first", newLargestFirst},
+	}
+}
+
+// Default is the policy where nobody says. The papers' measurements found it the best and the most stable
+// one on average (algorithms.md, section 2).
+const Default = "largest-first"
+
+// Names lists the policies that Parse knows.
+func Names() []string {
+	var names []string
+	for _, b := range builders() {
+		names = append(names, b.name)
+	}
+	return names
+}
+
+// Parse makes the policy that a setting names, with its arguments behind a colon; "" is Default.
+func Parse(setting string) (Policy, error) {
+	setting = cmp.Or(setting, Default)
+	name, arguments, _ := strings.Cut(setting, ":")
+	for _, b := range builders() {
+		if b.name == name {
+			over, err := b.build(arguments)
+			if err != nil {
+				return Policy{}, fmt.Errorf("placement %q: %w", setting, err)
+			}
+			return Policy{setting, over}, nil
+		}
+	}
+	return Policy{}, fmt.Errorf("unknown placement %q, known are: %s", setting, strings.Join(Names(), ", "))
+}
+
+// Over makes the policy's placer over one server per weight. A server's share is proportional to its
+// weight; one of weight 0 gets only tensors whose home it is.
+func (p Policy) Over(weights []float64) (Placer, error) {
+	if len(weights) == 0 || len(weights) > limits.MaxServers {
+		return nil, fmt.Errorf("placement over %d servers, allowed are 1 to %d", len(weights), limits.MaxServers)
+	}
+	var sum float64
+	for s, w := range weights {
+		if !(w >= 0) || math.IsInf(w, 1) {
+			return nil, fmt.Errorf("weight %v of server %d must be a number from 0 on", w, s)
+		}
+		sum += w
+	}
+	if sum == 0 || math.IsInf(sum, 1) {
+		return nil, fmt.Errorf("weights of the %d servers sum to %v: at least one must be above 0, and all within reason", len(weights), sum)
+	}
+	return p.over(slices.Clone(weights)), nil
+}
+
+// noArguments is for policies that have none.
+func noArguments(arguments string) error {
+	if arguments != "" {
+		return fmt.Errorf("it has no argument, %q is one", arguments)
+	}
+	return nil
+}
