@@ -6,30 +6,12 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/reduce"
-	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
-
-// setCodec takes in how a tensor is coded.
-func (t *tensor) setCodec() error {
-	c, err := codec.Parse(t.Codec)
-	if err != nil {
-		return err
-	}
-	if !t.Kind.HasOp() || !t.DType.Float() || t.Op != units.Sum && t.Op != units.Average {
-		return fmt.Errorf("codec %s for a %v by %v of %v: only sums of floating-point tensors are coded", c, t.Kind, t.Op, t.DType)
-	}
-	for i, n := range t.Parts {
-		if most := c.MaxEncoded(int(n) / t.DType.Size()); most > limits.MaxPayload {
-			return fmt.Errorf("codec %s: a message of partition %d may have %d bytes, limit %d: make partitions smaller", c, i, most, limits.MaxPayload)
-		}
-	}
-	t.codec, t.answers = c, c.Answer()
-	return nil
-}
 
 // coding is what a key or value of a coded tensor has besides. Sums of coded tensors are float32, whatever
 // their type.
@@ -45,11 +27,11 @@ type coding struct {
 
 // coding makes it for one partition; nil for a plain tensor.
 func (t *tensor) coding(part uint32) *coding {
-	if t.codec == nil {
+	if t.Pushes == nil {
 		return nil
 	}
 	return &coding{
-		codec: t.codec, answers: t.answers, dtype: t.dtype, elements: int(t.Parts[part]) / t.dtype.Size(),
+		codec: t.Pushes, answers: t.Answers, dtype: t.Type, elements: int(t.Parts[part]) / t.Type.Size(),
 		stream: codec.Stream{Seed: t.r.s.cfg.Seed, Worker: codec.ServerSide, Key: codec.KeyOf(t.ProcessSet, t.Name, part)},
 	}
 }
@@ -57,13 +39,13 @@ func (t *tensor) coding(part uint32) *coding {
 // fits checks what a push says of its payload of n bytes, before memory is taken for it.
 func (d *decided) fits(h *wire.Header, n int) error {
 	t := d.t
-	if h.DType == t.dtype {
+	if h.DType == t.Type {
 		switch {
 		case h.Flags&wire.FlagEmpty != 0:
-			if n == 0 && h.Flags&wire.FlagDeclare == 0 && h.Codec == wire.CodecPlain && (t.op == units.Sum || t.op == units.Average) {
+			if n == 0 && h.Flags&wire.FlagDeclare == 0 && h.Codec == wire.CodecPlain && (t.Reduce == units.Sum || t.Reduce == units.Average) {
 				return nil
 			}
-		case d.coding == nil || t.holds() && h.Flags&wire.FlagDeclare != 0:
+		case d.coding == nil || t.Held() && h.Flags&wire.FlagDeclare != 0:
 			if n == d.bytes && h.Codec == wire.CodecPlain {
 				return nil
 			}
@@ -71,9 +53,9 @@ func (d *decided) fits(h *wire.Header, n int) error {
 			return nil
 		}
 	}
-	text := fmt.Sprintf("%d bytes of %v for partition %d of %q, want %d of %v", n, h.DType, h.Part, t.Name, d.bytes, t.dtype)
+	text := fmt.Sprintf("%d bytes of %v for partition %d of %q, want %d of %v", n, h.DType, h.Part, t.Name, d.bytes, t.Type)
 	if d.coding != nil {
-		text += fmt.Sprintf(", or a message of %s of up to %d; they come in encoding %d", t.codec, d.coding.codec.MaxEncoded(d.coding.elements), h.Codec)
+		text += fmt.Sprintf(", or a message of %s of up to %d; they come in encoding %d", t.Pushes, d.coding.codec.MaxEncoded(d.coding.elements), h.Codec)
 	}
 	return errors.New(text)
 }
@@ -109,7 +91,7 @@ func (c *coding) decode(pool *mempool.Pool, by codec.Codec, out, message []byte)
 	}
 	wide, err := pool.Get(4 * c.elements)
 	if err != nil {
-		return errors.New(memoryText(err))
+		return room.MemoryError{Err: err}
 	}
 	defer pool.Put(wide)
 	if err := by.Decode(wide, message); err != nil {
@@ -128,9 +110,9 @@ func (d *decided) encoding() uint8 {
 }
 
 // receive reads a rank's message and adds it.
-func (k *key) receive(s *slot, h *wire.Header, p *payload) error {
-	if p.left <= chunkBytes {
-		b, err := p.next(p.left)
+func (k *key) receive(s *slot, h *wire.Header, p *room.Payload) error {
+	if p.Len() <= room.ChunkBytes {
+		b, err := p.Next(p.Len())
 		if err == nil {
 			k.take(s, h, b)
 		}
@@ -146,13 +128,13 @@ func (k *key) receive(s *slot, h *wire.Header, p *payload) error {
 
 // receiveLocal is receive for the worker in this process, whose message is its own again afterwards.
 func (k *key) receiveLocal(s *slot, h *wire.Header, message []byte) {
-	if !k.t.whole {
+	if !k.t.Whole {
 		k.take(s, h, message)
 		return
 	}
 	b, err := k.t.r.s.pool.Get(len(message))
 	if err != nil {
-		k.t.r.outOfMemory(k.t, h, err)
+		k.t.OutOfMemory(h, room.MemoryError{Err: err})
 		return
 	}
 	copy(b, message)
@@ -182,15 +164,10 @@ func (k *key) addMessage(s *slot, rank int, message []byte) (err error) {
 		err = k.coding.codec.DecodeAdd(s.acc, message)
 	}
 	if err != nil {
-		return k.t.malformed(k.part, rank, err)
+		return k.t.Malformed(k.part, rank, err)
 	}
 	from.Add(rank)
 	return nil
-}
-
-// malformed says whose message cannot be read.
-func (t *tensor) malformed(part uint32, rank int, err error) error {
-	return fmt.Errorf("partition %d, the push of rank %d on host %s: %w", part, rank, t.r.roster.Workers[rank].Host, err)
 }
 
 // combineMessages is combine for messages that were kept.
@@ -211,12 +188,12 @@ func (k *key) storeMessage(s *slot, iteration uint64) error {
 	t, c, pool := k.t, k.coding, k.t.r.s.pool
 	residual, err := k.ownResidual()
 	if err != nil {
-		return outOfMemory(err)
+		return room.MemoryError{Err: err}
 	}
 	reduce.Store(units.Float32, s.acc, s.acc, t.Prescale*t.Postscale, t.divide(s.divisor))
 	message, err := c.encode(pool, c.answers, s.acc, residual, c.at(iteration, 0))
 	if err != nil {
-		return outOfMemory(err)
+		return room.MemoryError{Err: err}
 	}
 	pool.Put(s.acc)
 	s.acc = nil
@@ -226,7 +203,7 @@ func (k *key) storeMessage(s *slot, iteration uint64) error {
 
 // trim lets the residual go when no iteration can follow. Callers hold mu.
 func (k *key) trim() {
-	if c := k.coding; c != nil && c.residual != nil && len(k.slots) == 0 && k.t.gone(gaveUp) {
+	if c := k.coding; c != nil && c.residual != nil && len(k.slots) == 0 && k.t.Gone(room.GaveUp) {
 		c.residual.Sent(nil)
 		c.residual = nil
 	}

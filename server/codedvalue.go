@@ -1,12 +1,12 @@
 package server
 
 import (
-	"errors"
 	"math"
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -44,7 +44,7 @@ func newCodedValue(v *value) *codedValue {
 	}
 	by := v.coding.codec.Difference()
 	gated := v.t.PullGate != (wire.Gate{})
-	together := !v.t.model.Ahead()
+	together := !v.t.Model.Ahead()
 	return &codedValue{
 		by: by, precise: !gated && by.Precise(), alike: gated || together, bases: map[int]*base{}, telling: map[*base]struct{}{},
 	}
@@ -69,22 +69,22 @@ func powerOfTwo(f float64) bool {
 func (v *value) sumMessage(r *reader, message []byte) error {
 	c, pool := v.coding, v.t.r.s.pool
 	scale := v.share() / v.unit()
-	if scale == 1 && reduce.AccType(v.t.dtype) == units.Float32 {
+	if scale == 1 && reduce.AccType(v.t.Type) == units.Float32 {
 		if err := c.codec.DecodeAdd(v.acc, message); err != nil {
-			return v.t.malformed(v.part, r.rank, err)
+			return v.t.Malformed(v.part, r.rank, err)
 		}
 		v.outdate()
 		return nil
 	}
 	wide, err := pool.Get(4 * c.elements)
 	if err != nil {
-		return outOfMemory(err)
+		return room.MemoryError{Err: err}
 	}
 	defer pool.Put(wide)
 	if err := c.codec.Decode(wide, message); err != nil {
-		return v.t.malformed(v.part, r.rank, err)
+		return v.t.Malformed(v.part, r.rank, err)
 	}
-	reduce.AddFloat32(v.t.dtype, v.acc, wide, scale)
+	reduce.AddFloat32(v.t.Type, v.acc, wide, scale)
 	v.outdate()
 	return nil
 }
@@ -152,7 +152,7 @@ func (v *value) makeMessage() error {
 func (v *value) wide() ([]byte, error) {
 	wide, err := v.t.r.s.pool.Get(4 * v.coding.elements)
 	if err == nil {
-		reduce.StoreFloat32(v.t.dtype, wide, v.acc, v.t.Postscale*v.unit())
+		reduce.StoreFloat32(v.t.Type, wide, v.acc, v.t.Postscale*v.unit())
 	}
 	return wide, err
 }
@@ -200,7 +200,7 @@ func (v *value) show(out []byte, b *base) error {
 	if b.elements == nil {
 		return errNoBase
 	}
-	reduce.Narrow(v.t.dtype, out, b.elements)
+	reduce.Narrow(v.t.Type, out, b.elements)
 	return nil
 }
 
@@ -296,7 +296,7 @@ func (v *value) rebase(rank int, plain []byte) uint32 {
 			v.forgetBase(rank)
 			return 0
 		}
-		reduce.Widen(v.t.dtype, b.elements, plain)
+		reduce.Widen(v.t.Type, b.elements, plain)
 		size := reduce.Norm(b.elements)
 		b.mu.Unlock()
 		if math.IsNaN(size) || math.IsInf(size, 0) {
@@ -365,12 +365,4 @@ func (v *value) encode(wide []byte) ([]byte, error) {
 	clear(residual)
 	s := c.at(v.machine.V(), v.coded.version)
 	return c.encode(pool, v.coded.by, wide, residual, s)
-}
-
-// codeOf is how an error is told to the rank.
-func codeOf(err error) wire.FailureCode {
-	if errors.As(err, new(memoryError)) {
-		return wire.FailMemory
-	}
-	return wire.FailUnsupported
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/pattern"
+	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -30,13 +31,9 @@ func due(changes *[]change, v uint64) (condition.Input, bool) {
 
 // condition tries or makes a change of conditions, as a worker asks (FluentPS section III-B: SetcondPull and
 // SetcondPush, here for any set of tensors).
-func (c *conn) condition(h *wire.Header, p *payload) error {
-	data, err := p.all()
-	if err != nil {
-		return err
-	}
+func (c *conn) condition(h *wire.Header, p *room.Payload) error {
 	var w wire.Condition
-	if err := wire.DecodeJSON(h.Type, data, &w); err != nil {
+	if err := decode(h, p, &w); err != nil {
 		return err
 	}
 	c.sendJSON(wire.Header{Type: wire.TypeCondition}, c.r.condition(&w))
@@ -93,17 +90,17 @@ func inputsOf(w *wire.Condition) (inputs []condition.Input, check func(*tensor) 
 		return nil, nil, fmt.Errorf("%s%s has supersteps, which cannot begin while training runs", w.Pull, w.Push)
 	}
 	return inputs, func(t *tensor) error {
-		if t.model.Supersteps != nil {
-			return fmt.Errorf("tensor %q has supersteps under %s, so that its conditions stay", t.Name, t.model.Name)
+		if t.Model.Supersteps != nil {
+			return fmt.Errorf("tensor %q has supersteps under %s, so that its conditions stay", t.Name, t.Model.Name)
 		}
 		m := condition.Model{Name: "new", Pull: pull.Pull, Push: push.Push}
-		if err := m.Check(t.flow()); err != nil {
+		if err := m.Check(t.Dataflow()); err != nil {
 			return fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
 		if err := m.CheckWorkers(len(t.Ranks)); err != nil {
 			return fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
-		if !push.Whole() && !t.whole && t.flow() == condition.Aggregate {
+		if !push.Whole() && !t.Whole && t.Dataflow() == condition.Aggregate {
 			return fmt.Errorf("tensor %q is summed while it arrives, so that no rank can be left out: declare it under drop-stragglers:%d to change its push condition later", t.Name, len(t.Ranks))
 		}
 		return nil
@@ -119,7 +116,7 @@ func (r *round) matching(patterns []string, check func(*tensor) error) ([]cell, 
 	}
 	fits := func(t *tensor) bool {
 		if len(patterns) == 0 {
-			return t.flow() == condition.Accumulate || t.Sync != ""
+			return t.Dataflow() == condition.Accumulate || t.Sync != ""
 		}
 		return slices.ContainsFunc(patterns, func(p string) bool { return pattern.Match(p, t.Name) })
 	}
@@ -136,13 +133,6 @@ func (r *round) matching(patterns []string, check func(*tensor) error) ([]cell, 
 		cells = append(cells, t.cells()...)
 	}
 	return cells, nil
-}
-
-func (t *tensor) flow() condition.Dataflow {
-	if t.holds() {
-		return condition.Accumulate
-	}
-	return condition.Aggregate
 }
 
 func (k *key) change(c change) {

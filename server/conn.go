@@ -11,18 +11,14 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
 
-const (
-	// chunkBytes is how much of a push is read before it is added: little enough to be still in the
-	// core's own cache, and a multiple of every element size.
-	chunkBytes = 256 << 10
-	// windowStep is after how many consumed tensor bytes a worker is told at the latest, so that its credit goes on.
-	windowStep = 1 << 20
-)
+// windowStep is after how many consumed tensor bytes a worker is told at the latest, so that its credit goes on.
+const windowStep = 1 << 20
 
 // errLeft ends the reading of a connection whose worker said the last it has to say.
 var errLeft = errors.New("the worker has left")
@@ -39,6 +35,8 @@ type conn struct {
 	out   *outbox.Outbox
 	done  chan struct{}
 
+	request  room.Request // being served
+	inner    room.Request // of a batch, being served
 	scratch  []byte
 	consumed uint64
 	reported uint64
@@ -72,7 +70,7 @@ func readHello(tc transport.Conn) (wire.Hello, error) {
 }
 
 func newConn(r *round, tc transport.Conn, hello wire.Hello) *conn {
-	c := &conn{r: r, tc: tc, rank: hello.Rank, conns: hello.Conns, step: windowStep, scratch: make([]byte, chunkBytes), done: make(chan struct{})}
+	c := &conn{r: r, tc: tc, rank: hello.Rank, conns: hello.Conns, step: windowStep, scratch: make([]byte, room.ChunkBytes), done: make(chan struct{})}
 	if hello.Window > 0 {
 		c.step = min(hello.Window, windowStep)
 	}
@@ -134,33 +132,34 @@ func (c *conn) leave(err error) {
 }
 
 func (c *conn) read() error {
-	var h wire.Header
+	q := &c.request
+	q.Reply = room.Reply{To: c}
 	for {
-		if err := c.tc.ReadHeader(&h); err != nil {
+		if err := c.tc.ReadHeader(&q.Header); err != nil {
 			return err
 		}
-		p := payload{conn: c, left: int(h.Length)}
-		if h.Type == wire.TypeBatch {
-			if err := c.batch(&h, p); err != nil {
+		q.Payload = room.Stream(c.tc, c.scratch, int(q.Length))
+		if q.Type == wire.TypeBatch {
+			if err := c.batch(q); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := c.frame(&h, &p); err != nil {
-			return fmt.Errorf("%v frame from rank %d: %w", h.Type, c.rank, err)
+		if err := c.frame(q); err != nil {
+			return fmt.Errorf("%v frame from rank %d: %w", q.Type, c.rank, err)
 		}
 	}
 }
 
 // batch handles the small frames that travelled together.
-func (c *conn) batch(h *wire.Header, p payload) error {
-	whole, err := p.next(int(h.Length))
+func (c *conn) batch(q *room.Request) error {
+	whole, err := q.Payload.Next(q.Payload.Len()) // limits.MaxBatch is no more than a chunk
 	if err != nil {
 		return err
 	}
-	return wire.Frames(whole, h.Count, func(in *wire.Header, data []byte) error {
-		inner := payload{conn: c, memory: data, left: len(data)}
-		if err := c.frame(in, &inner); err != nil {
+	return wire.Frames(whole, q.Count, func(in *wire.Header, data []byte) error {
+		c.inner = room.Request{Header: *in, Payload: room.Memory(data), Reply: room.Reply{To: c}}
+		if err := c.frame(&c.inner); err != nil {
 			return fmt.Errorf("%v frame from rank %d: %w", in.Type, c.rank, err)
 		}
 		return nil
@@ -168,7 +167,8 @@ func (c *conn) batch(h *wire.Header, p payload) error {
 }
 
 // frame handles one frame. An error ends the connection: the peer does not keep to the protocol.
-func (c *conn) frame(h *wire.Header, p *payload) error {
+func (c *conn) frame(q *room.Request) error {
+	h, p := &q.Header, &q.Payload
 	if int(h.Rank) != c.rank {
 		return fmt.Errorf("it says rank %d", h.Rank)
 	}
@@ -179,17 +179,18 @@ func (c *conn) frame(h *wire.Header, p *payload) error {
 		right := *h
 		right.Type, right.Flags, right.Epoch = wire.TypeEpoch, 0, epoch
 		c.send(outbox.Frame{Header: right})
-		return p.discard()
+		return p.Discard()
 	}
 	switch h.Type {
 	case wire.TypePush:
 		return c.push(h, p)
 	case wire.TypePull:
 		return c.pull(h)
-	case wire.TypePut:
-		return c.put(h, p)
-	case wire.TypeGet:
-		return c.get(h)
+	case wire.TypePut, wire.TypeGet:
+		if err := c.r.serve(q); err != nil {
+			return err
+		}
+		return p.Discard()
 	case wire.TypeAnnounce:
 		return c.announce(h, p)
 	case wire.TypeCancel:
@@ -218,26 +219,27 @@ func (c *conn) frame(h *wire.Header, p *payload) error {
 	}
 }
 
-func (c *conn) announce(h *wire.Header, p *payload) error {
-	data, err := p.all()
-	if err != nil {
+// decode reads the JSON payload of a frame, of at most limits.MaxControl bytes as the header's check has seen to.
+func decode(h *wire.Header, p *room.Payload, v any) error {
+	data := make([]byte, p.Len())
+	if err := p.Into(data); err != nil {
 		return err
 	}
+	return wire.DecodeJSON(h.Type, data, v)
+}
+
+func (c *conn) announce(h *wire.Header, p *room.Payload) error {
 	var t wire.Tensor
-	if err := wire.DecodeJSON(h.Type, data, &t); err != nil {
+	if err := decode(h, p, &t); err != nil {
 		return err
 	}
 	return c.r.announce(&t)
 }
 
 // lost takes the worker's word that it ends because it has lost a peer.
-func (c *conn) lost(h *wire.Header, p *payload) error {
-	data, err := p.all()
-	if err != nil {
-		return err
-	}
+func (c *conn) lost(h *wire.Header, p *room.Payload) error {
 	var l wire.Lost
-	if err := wire.DecodeJSON(h.Type, data, &l); err != nil {
+	if err := decode(h, p, &l); err != nil {
 		return err
 	}
 	c.byed = true
@@ -273,6 +275,11 @@ func (c *conn) account(n uint32) {
 		c.reported = c.consumed
 		c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeWindow, Aux: c.consumed}})
 	}
+}
+
+// Send implements room.Sender.
+func (c *conn) Send(h wire.Header, payload []byte, owner room.Owner) {
+	c.send(outbox.Frame{Header: h, Payload: payload, Owner: owner})
 }
 
 // send queues a reply.
@@ -327,51 +334,3 @@ type closer struct{ tc transport.Conn }
 
 // Sent implements outbox.Owner.
 func (c closer) Sent(error) { _ = c.tc.Close() }
-
-// payload is the rest of a frame's payload, on the connection or in memory.
-type payload struct {
-	conn   *conn
-	memory []byte
-	left   int
-}
-
-// next gives the next n bytes, at most chunkBytes. They are valid until the next call.
-func (p *payload) next(n int) ([]byte, error) {
-	p.left -= n
-	if p.memory != nil || n == 0 {
-		b := p.memory[:n]
-		p.memory = p.memory[n:]
-		return b, nil
-	}
-	b := p.conn.scratch[:n]
-	return b, p.conn.tc.ReadPayload(b)
-}
-
-// into fills b with the whole payload.
-func (p *payload) into(b []byte) error {
-	p.left -= len(b)
-	if p.memory != nil {
-		copy(b, p.memory)
-		return nil
-	}
-	if len(b) == 0 {
-		return nil
-	}
-	return p.conn.tc.ReadPayload(b)
-}
-
-// all gives the whole payload, of at most limits.MaxControl bytes as the header's check has seen to.
-func (p *payload) all() ([]byte, error) {
-	b := make([]byte, p.left)
-	return b, p.into(b)
-}
-
-// discard reads the payload and forgets it.
-func (p *payload) discard() error {
-	for p.left > 0 {
-		if _, err := p.next(min(p.left, chunkBytes)); err != nil {
-			return err
-		}
-	}
-	return nil
-}

@@ -31,7 +31,7 @@ func (r *round) join(rank int) {
 	all := joined.Covers(r.all)
 	r.mu.Unlock()
 	r.tell(failed)
-	r.exchange.without(rank)
+	r.transfer.Without(rank)
 	if all {
 		r.allJoined(rank)
 		return
@@ -86,7 +86,7 @@ func (r *round) joinedRanks() rankset.Set { return *r.joined.Load() }
 func (t *tensor) hinderedBy(joined rankset.Set) string {
 	gone := overlap(joined, t.ranks)
 	switch {
-	case (t.Kind.HasRoot() || t.holds()) && gone.Has(t.Root): // of a held value only its declaration is asked for
+	case (t.Kind.HasRoot() || t.Held()) && gone.Has(t.Root): // of a held value only its declaration is asked for
 		return fmt.Sprintf("%q cannot be done: its root, rank %d, has joined", t.Name, t.Root)
 	case t.Kind == units.Alltoall && gone.Len() > 0:
 		return fmt.Sprintf("%q cannot be done: alltoall needs every rank, and %s has joined", t.Name, rankText(gone))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -71,12 +72,12 @@ func (res *result) Sent(error) {
 }
 
 // push adds one rank's partition as it arrives.
-func (c *conn) push(h *wire.Header, p *payload) error {
+func (c *conn) push(h *wire.Header, p *room.Payload) error {
 	t, err := c.r.tensor(h)
 	if err != nil {
 		return err
 	}
-	if t.holds() {
+	if t.Held() {
 		return c.add(t, h, p)
 	}
 	k, err := t.key(h.Part)
@@ -87,15 +88,15 @@ func (c *conn) push(h *wire.Header, p *payload) error {
 		return err
 	}
 	if !t.enter(h) {
-		return p.discard()
+		return p.Discard()
 	}
 	s, err := k.open(h)
 	if err != nil {
-		c.r.outOfMemory(t, h, err)
-		return p.discard()
+		t.OutOfMemory(h, room.MemoryError{Err: err})
+		return p.Discard()
 	}
 	if s == nil {
-		if err := p.discard(); err != nil {
+		if err := p.Discard(); err != nil {
 			return err
 		}
 		k.late(h, waiter{rank: c.rank, conn: c})
@@ -103,7 +104,7 @@ func (c *conn) push(h *wire.Header, p *payload) error {
 	}
 	switch {
 	case h.Flags&wire.FlagEmpty != 0: // there is nothing to add
-	case t.whole:
+	case t.Whole:
 		err = k.keep(s, h, p)
 	case k.coding != nil:
 		err = k.receive(s, h, p)
@@ -123,7 +124,7 @@ func (c *conn) pull(h *wire.Header) error {
 	if err != nil {
 		return err
 	}
-	if t.holds() {
+	if t.Held() {
 		return c.readValue(t, h)
 	}
 	return fmt.Errorf("pull of %q, which is no value that servers hold", t.Name)
@@ -141,7 +142,7 @@ func (k *key) open(h *wire.Header) (*slot, error) {
 		}
 		return s, nil
 	}
-	if k.t.gone(h.Iteration) || h.Iteration < k.machine.V() || !k.machine.Live().Has(int(h.Rank)) {
+	if k.t.Gone(h.Iteration) || h.Iteration < k.machine.V() || !k.machine.Live().Has(int(h.Rank)) {
 		return nil, nil
 	}
 	s := k.spare
@@ -155,7 +156,7 @@ func (k *key) open(h *wire.Header) (*slot, error) {
 	}
 	s.acc, s.seq = acc, h.Seq
 	s.started.Add(int(h.Rank))
-	if k.t.whole {
+	if k.t.Whole {
 		s.contrib = map[int][]byte{}
 	}
 	k.slots[h.Iteration] = s
@@ -278,7 +279,7 @@ func (k *key) close(o condition.Output, answers []answer) []answer {
 
 // spoil gives up an iteration of which there is no result: the operation fails on every rank.
 func (k *key) spoil(iteration uint64, s *slot, err error, answers []answer) []answer {
-	answers = append(answers, answer{refused: err, code: codeOf(err), seq: s.seq})
+	answers = append(answers, answer{refused: err, code: room.CodeOf(err), seq: s.seq})
 	for _, w := range s.waiters {
 		if w.local != nil {
 			answers = append(answers, answer{w: w, gone: true})
@@ -338,7 +339,7 @@ func (k *key) deliver(answers []answer) {
 		case a.w.conn != nil:
 			f := outbox.Frame{
 				Header: wire.Header{
-					Type: wire.TypeResult, DType: k.t.dtype, Tensor: k.t.ID, Part: k.part,
+					Type: wire.TypeResult, DType: k.t.Type, Tensor: k.t.ID, Part: k.part,
 					Iteration: a.iteration, Divisor: a.divisor, Codec: k.encoding(),
 				},
 				Payload: a.res.buf, Owner: a.res,
@@ -382,7 +383,7 @@ func (k *key) waitsFor(rank int) (seqs []uint64) {
 // rank has left neither brings an older set after the newer one.
 func (k *key) live() {
 	k.mu.Lock()
-	live := k.t.liveRanks()
+	live := k.t.Live()
 	if live.Len() == 0 {
 		k.mu.Unlock()
 		return

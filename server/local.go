@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 
+	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -63,7 +64,7 @@ func (l *Local) Announce(t *wire.Tensor) error { return l.r.announce(t) }
 // A message (CodecDeclared) is not kept: its memory may be used again when Push returns.
 func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, err error)) {
 	t, err := l.r.tensor(&h)
-	if err == nil && t.holds() {
+	if err == nil && t.Held() {
 		t.addLocal(&h, in, out, done)
 		return
 	}
@@ -84,7 +85,7 @@ func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, er
 	}
 	s, err := k.open(&h)
 	if err != nil {
-		l.r.outOfMemory(t, &h, err)
+		t.OutOfMemory(&h, room.MemoryError{Err: err})
 		done(0, wire.ErrCancelled)
 		return
 	}
@@ -108,7 +109,7 @@ func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, er
 	}
 	if !s.closed {
 		s.local = op
-		if !t.whole {
+		if !t.Whole {
 			k.addLocal(s, false)
 		}
 	}
@@ -126,20 +127,18 @@ func (l *Local) Pull(h wire.Header, out []byte, done func(divisor uint32, err er
 
 // Put keeps data, where it lies, until every reader has got it.
 func (l *Local) Put(h wire.Header, data []byte, done func(divisor uint32, err error)) {
-	t, ok := l.enter(&h, done)
-	if !ok {
-		return
-	}
-	l.r.exchange.put(t, &item{r: l.r, h: h, data: data, local: &localOp{rank: l.rank, done: done}})
+	l.serve(room.Request{Header: h, Payload: room.Lasting(data), Reply: room.Reply{Done: done}})
 }
 
 // Get has a partition that somebody puts copied to out.
 func (l *Local) Get(h wire.Header, out []byte, done func(divisor uint32, err error)) {
-	t, ok := l.enter(&h, done)
-	if !ok {
-		return
+	l.serve(room.Request{Header: h, Reply: room.Reply{Out: out, Done: done}})
+}
+
+func (l *Local) serve(q room.Request) {
+	if err := l.r.serve(&q); err != nil {
+		q.Reply.Fail(err)
 	}
-	l.r.exchange.get(t, &h, getter{rank: l.rank, local: &localOp{rank: l.rank, out: out, done: done}})
 }
 
 // Cancel gives up a tensor from an iteration on.

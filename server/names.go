@@ -1,7 +1,6 @@
 package server
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -159,7 +158,7 @@ func (r *round) cancel(h *wire.Header) {
 	var failed []notice
 	r.mu.Lock()
 	t := r.tensors[id]
-	if t != nil && t.holds() && !r.declaring(t, seq) { // the others go on
+	if t != nil && t.Held() && !r.declaring(t, seq) { // the others go on
 		r.mu.Unlock()
 		t.forget(int(h.Rank), seq, h.Flags&(wire.FlagDeclare|wire.FlagOwnWill) == wire.FlagDeclare)
 		return
@@ -170,7 +169,7 @@ func (r *round) cancel(h *wire.Header) {
 		}
 		if n := r.names[nameID{t.ProcessSet, t.Name}]; n != nil {
 			if a := n.window[seq]; a != nil && a.t == t {
-				if h.Flags&wire.FlagDeclare != 0 && !t.holds() { // else those that have come would wait for good
+				if h.Flags&wire.FlagDeclare != 0 && !t.Held() { // else those that have come would wait for good
 					failed = r.failLocked(t, seq, wire.FailUnsupported, earlierFailure(t))
 				}
 				delete(n.window, seq)
@@ -193,22 +192,7 @@ func (r *round) declaring(t *tensor, seq uint64) bool {
 // drop lets go of everything held for a tensor from an iteration on.
 func (r *round) drop(t *tensor, iteration uint64) {
 	t.cancel(iteration, wire.ErrCancelled)
-	r.exchange.cancel(func(i itemID) bool { return i.tensor == t.ID && i.iteration >= iteration }, wire.ErrCancelled)
-}
-
-// outOfMemory ends an operation on every rank, and lets go at once of what is held for it.
-func (r *round) outOfMemory(t *tensor, h *wire.Header, err error) {
-	r.fail(t, h.Seq, wire.FailMemory, memoryText(err))
-	r.drop(t, h.Iteration)
-}
-
-// memoryError is the server's memory limit as the reason of a failure.
-type memoryError struct{ error }
-
-func outOfMemory(err error) error { return memoryError{errors.New(memoryText(err))} }
-
-func memoryText(err error) string {
-	return fmt.Sprintf("the server's memory limit is reached (%v): raise PACELINE_SERVER_MEMORY or use more servers", err)
+	r.transfer.Cancel(t.ID, iteration, wire.ErrCancelled)
 }
 
 // failWaitingFor fails the operations that wait for a rank which has left. Callers hold mu.
@@ -248,7 +232,7 @@ func (r *round) checkStalls(now time.Time) {
 		for seq, a := range n.window {
 			waited := now.Sub(a.since)
 			missing := a.t.ranks.Minus(a.ranks).Minus(r.joinedRanks())
-			quorum, known := a.t.model.Quorum(len(a.t.Ranks))
+			quorum, known := a.t.Model.Quorum(len(a.t.Ranks))
 			switch {
 			case known && a.ranks.Len() >= quorum: // nobody waits for the others
 			case cfg.StallShutdown > 0 && waited >= cfg.StallShutdown:

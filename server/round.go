@@ -12,6 +12,8 @@ import (
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/server/transfer"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -43,7 +45,8 @@ type round struct {
 	// goneRanks are those that said goodbye: left, for readers without mu. Replaced, never changed.
 	goneRanks atomic.Pointer[rankset.Set]
 
-	exchange exchange
+	settings room.Round
+	transfer *transfer.Room
 
 	tunersMu sync.Mutex // taken under tensor.mu; then tuner.mu, then value.mu
 	tuners   map[string]*tuner
@@ -62,7 +65,11 @@ func newRound(s *Server, roster wire.Roster) *round {
 	r.epoch.Store(roster.Epoch)
 	r.joined.Store(&rankset.Set{})
 	r.goneRanks.Store(&rankset.Set{})
-	r.exchange.items = map[itemID]*item{}
+	r.settings = room.Round{
+		Pool: s.pool, Log: s.cfg.Log, RankOrder: s.cfg.RankOrder, Seed: s.cfg.Seed, Model: s.cfg.Model,
+		StallWarning: s.cfg.StallWarning, StallShutdown: s.cfg.StallShutdown, Workers: roster.Workers,
+	}
+	r.transfer = transfer.New(&r.settings)
 	return r
 }
 
@@ -110,6 +117,19 @@ func (r *round) tensor(h *wire.Header) (*tensor, error) {
 	return t, nil
 }
 
+// serve brings a request to its room. An error is of a peer that does not keep to the protocol.
+func (r *round) serve(q *room.Request) error {
+	t, err := r.tensor(&q.Header)
+	if err != nil {
+		return err
+	}
+	if !t.enter(&q.Header) {
+		q.Reply.Fail(wire.ErrCancelled)
+		return nil
+	}
+	return r.transfer.Serve(t.Tensor, q)
+}
+
 // bye notes that a rank leaves on purpose. What others still want from it fails.
 func (r *round) bye(rank int) {
 	r.mu.Lock()
@@ -119,7 +139,7 @@ func (r *round) bye(rank int) {
 	gone := r.left.Clone()
 	r.goneRanks.Store(&gone)
 	failed, joins := r.failWaitingFor(rank), r.failJoins()
-	values := slices.ContainsFunc(slices.Collect(maps.Values(r.tensors)), func(t *tensor) bool { return t.holds() })
+	values := slices.ContainsFunc(slices.Collect(maps.Values(r.tensors)), func(t *tensor) bool { return t.Held() })
 	r.mu.Unlock()
 	r.tell(append(failed, joins...))
 	if len(joins) > 0 || values {
@@ -149,6 +169,19 @@ func (r *round) lose(l wire.Lost) {
 	}
 	if r.s.cfg.OnLost != nil {
 		r.s.cfg.OnLost(l)
+	}
+}
+
+// stop tells a rank where its superstep ends.
+func (r *round) stop(rank int, h wire.Header) {
+	r.mu.RLock()
+	local, conns := r.local, r.firstConns(rankset.Of(rank))
+	r.mu.RUnlock()
+	if local != nil && local.rank == rank {
+		local.notices.Stopped(h)
+	}
+	for _, c := range conns {
+		c.send(outbox.Frame{Header: h})
 	}
 }
 
@@ -204,5 +237,5 @@ func (r *round) dropTensors(err error) {
 	for _, t := range tensors {
 		t.cancel(0, err)
 	}
-	r.exchange.cancel(func(itemID) bool { return true }, err)
+	r.transfer.End(err)
 }

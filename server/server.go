@@ -4,8 +4,9 @@
 // dedicated on a CPU node.
 //
 // Reading order: server.go (what there is), round.go (one init to shutdown), conn.go (frames in and
-// out), key.go and sum.go (sums), coded.go (sums of coded tensors), state.go (their checkpoint), names.go (ranks that disagree or do not come), exchange.go (broadcast, allgather,
-// alltoall), join.go, local.go (the in-process way).
+// out), local.go (the in-process way), package room (what passes between the shell and its rooms), key.go and sum.go
+// (sums), coded.go (sums of coded tensors), state.go (their checkpoint), package transfer (broadcast, allgather,
+// alltoall), names.go (ranks that disagree or do not come), join.go.
 package server
 
 import (
@@ -113,7 +114,7 @@ func (s *Server) Holds() bool {
 	if r == nil {
 		return false
 	}
-	return slices.ContainsFunc(r.inUse(), (*tensor).held)
+	return slices.ContainsFunc(r.inUse(), (*tensor).holdsValue)
 }
 
 // Lost tells the running round of a peer that somebody else has lost from it.

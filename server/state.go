@@ -5,6 +5,7 @@ import (
 
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -39,22 +40,22 @@ func (l *Local) State(h wire.Header, out []byte, done func(divisor uint32, err e
 
 // restore takes in a piece of a key's residual, as a checkpoint has it. The rank waits for the answer before it
 // pushes, so that the first sum that its push closes is encoded with the residual.
-func (c *conn) restore(h *wire.Header, p *payload) error {
+func (c *conn) restore(h *wire.Header, p *room.Payload) error {
 	k, err := c.r.codedKey(h)
 	if err == nil {
-		err = k.hasRoom(h, p.left)
+		err = k.hasRoom(h, p.Len())
 	}
 	if err != nil {
 		return err
 	}
-	for at := int(4 * h.Aux); p.left > 0; {
-		b, err := p.next(min(p.left, chunkBytes))
+	for at := int(4 * h.Aux); p.Len() > 0; {
+		b, err := p.Next(min(p.Len(), room.ChunkBytes))
 		if err != nil {
 			return err
 		}
 		if err := k.setResidual(at, b); err != nil {
-			c.r.outOfMemory(k.t, h, err)
-			return p.discard()
+			k.t.OutOfMemory(h, room.MemoryError{Err: err})
+			return p.Discard()
 		}
 		at += len(b)
 	}
@@ -70,7 +71,7 @@ func (l *Local) Restore(h wire.Header, in []byte, done func(divisor uint32, err 
 	}
 	if err == nil {
 		if err = k.setResidual(int(4*h.Aux), in); err != nil {
-			l.r.outOfMemory(k.t, &h, err)
+			k.t.OutOfMemory(&h, room.MemoryError{Err: err})
 			err = wire.ErrCancelled
 		}
 	}
@@ -145,7 +146,7 @@ func (k *key) ownResidual() ([]byte, error) {
 func (k *key) setResidual(at int, piece []byte) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.t.gone(gaveUp) {
+	if k.t.Gone(room.GaveUp) {
 		return nil
 	}
 	residual, err := k.ownResidual()

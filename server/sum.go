@@ -7,6 +7,7 @@ import (
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -17,20 +18,20 @@ func (k *key) chunks() int {
 	if k.coding != nil {
 		return 1
 	}
-	return (k.bytes + chunkBytes - 1) / chunkBytes
+	return (k.bytes + room.ChunkBytes - 1) / room.ChunkBytes
 }
 
 func (k *key) accBytes() int {
 	if k.coding != nil {
 		return 4 * k.coding.elements
 	}
-	return reduce.AccBytes(k.t.dtype, k.bytes)
+	return reduce.AccBytes(k.t.Type, k.bytes)
 }
 
 // stream adds the payload chunk by chunk while it arrives.
-func (k *key) stream(s *slot, h *wire.Header, p *payload) error {
+func (k *key) stream(s *slot, h *wire.Header, p *room.Payload) error {
 	for i := range s.chunks {
-		b, err := p.next(min(p.left, chunkBytes))
+		b, err := p.Next(min(p.Len(), room.ChunkBytes))
 		if err != nil {
 			return err
 		}
@@ -47,16 +48,16 @@ func (k *key) stream(s *slot, h *wire.Header, p *payload) error {
 func (k *key) add(s *slot, i, rank int, b []byte) {
 	t, c, acc := k.t, &s.chunks[i], k.accChunk(s, i)
 	if c.from.Len() > 0 {
-		reduce.Add(t.op, t.dtype, acc, b, t.Prescale)
+		reduce.Add(t.Reduce, t.Type, acc, b, t.Prescale)
 	} else if l := s.local; l != nil && l.rank != rank {
-		reduce.Load2(t.op, t.dtype, acc, k.chunkOf(l.in, i), b, t.Prescale)
+		reduce.Load2(t.Reduce, t.Type, acc, k.chunkOf(l.in, i), b, t.Prescale)
 		c.from.Add(l.rank)
 	} else {
-		reduce.Load(t.dtype, acc, b, t.Prescale)
+		reduce.Load(t.Type, acc, b, t.Prescale)
 	}
 	c.from.Add(rank)
 	if l := s.local; l != nil && c.from.Add(l.rank) {
-		reduce.Add(t.op, t.dtype, acc, k.chunkOf(l.in, i), t.Prescale)
+		reduce.Add(t.Reduce, t.Type, acc, k.chunkOf(l.in, i), t.Prescale)
 	}
 }
 
@@ -69,25 +70,25 @@ func (k *key) addLocal(s *slot, all bool) {
 			continue
 		}
 		if c.from.Len() == 0 {
-			reduce.Load(k.t.dtype, k.accChunk(s, i), k.chunkOf(s.local.in, i), k.t.Prescale)
+			reduce.Load(k.t.Type, k.accChunk(s, i), k.chunkOf(s.local.in, i), k.t.Prescale)
 		} else {
-			reduce.Add(k.t.op, k.t.dtype, k.accChunk(s, i), k.chunkOf(s.local.in, i), k.t.Prescale)
+			reduce.Add(k.t.Reduce, k.t.Type, k.accChunk(s, i), k.chunkOf(s.local.in, i), k.t.Prescale)
 		}
 		c.from.Add(s.local.rank)
 	}
 }
 
 func (k *key) chunkOf(b []byte, i int) []byte {
-	return b[i*chunkBytes : min((i+1)*chunkBytes, k.bytes)]
+	return b[i*room.ChunkBytes : min((i+1)*room.ChunkBytes, k.bytes)]
 }
 
 func (k *key) accChunk(s *slot, i int) []byte {
-	n := reduce.AccBytes(k.t.dtype, chunkBytes)
+	n := reduce.AccBytes(k.t.Type, room.ChunkBytes)
 	return s.acc[i*n : min((i+1)*n, len(s.acc))]
 }
 
 // keep reads the whole payload into a buffer of its own.
-func (k *key) keep(s *slot, h *wire.Header, p *payload) error {
+func (k *key) keep(s *slot, h *wire.Header, p *room.Payload) error {
 	b, ok, err := k.read(h, p)
 	if ok {
 		k.contribute(s, h, b)
@@ -96,12 +97,12 @@ func (k *key) keep(s *slot, h *wire.Header, p *payload) error {
 }
 
 // read reads the payload into lent memory. Where there is none, every rank hears of it.
-func (k *key) read(h *wire.Header, p *payload) (b []byte, ok bool, err error) {
-	if b, err = k.t.r.s.pool.Get(p.left); err != nil {
-		k.t.r.outOfMemory(k.t, h, err)
-		return nil, false, p.discard()
+func (k *key) read(h *wire.Header, p *room.Payload) (b []byte, ok bool, err error) {
+	if b, err = k.t.r.s.pool.Get(p.Len()); err != nil {
+		k.t.OutOfMemory(h, room.MemoryError{Err: err})
+		return nil, false, p.Discard()
 	}
-	if err := p.into(b); err != nil {
+	if err := p.Into(b); err != nil {
 		k.t.r.s.pool.Put(b)
 		return nil, false, err
 	}
@@ -127,12 +128,12 @@ func (k *key) total(s *slot, o condition.Output) error {
 		return nil
 	}
 	switch {
-	case k.t.whole && k.coding != nil:
+	case k.t.Whole && k.coding != nil:
 		if err := k.combineMessages(s, o.Contributors); err != nil {
 			return err
 		}
 		k.fillEmpty(s)
-	case k.t.whole:
+	case k.t.Whole:
 		k.combine(s, o.Contributors)
 	default:
 		if s.local != nil {
@@ -179,10 +180,10 @@ func (k *key) store(s *slot) {
 	t := k.t
 	mul, div := t.Postscale, t.divide(s.divisor)
 	s.result = newResult(t.r, s.acc)
-	if reduce.AccType(t.dtype) == t.dtype {
-		reduce.Store(t.dtype, s.acc, s.acc, mul, div)
+	if reduce.AccType(t.Type) == t.Type {
+		reduce.Store(t.Type, s.acc, s.acc, mul, div)
 	} else {
-		reduce.Store(t.dtype, s.acc[:k.bytes], s.acc, mul, div)
+		reduce.Store(t.Type, s.acc[:k.bytes], s.acc, mul, div)
 		s.result.buf = s.acc[:k.bytes]
 	}
 	s.acc = nil
@@ -203,16 +204,16 @@ func (k *key) combine(s *slot, contributors rankset.Set) {
 	switch {
 	case len(parts) == 0:
 		clear(s.acc)
-	case t.op == units.Adasum:
+	case t.Reduce == units.Adasum:
 		// Adasum of scaled gradients is the scaled Adasum, so both scales wait for the end.
-		reduce.Adasum(t.dtype, s.acc, parts)
-		reduce.Load(reduce.AccType(t.dtype), s.acc, s.acc, t.Prescale)
+		reduce.Adasum(t.Type, s.acc, parts)
+		reduce.Load(reduce.AccType(t.Type), s.acc, s.acc, t.Prescale)
 	default:
 		for i, b := range parts {
 			if i == 0 {
-				reduce.Load(t.dtype, s.acc, b, t.Prescale)
+				reduce.Load(t.Type, s.acc, b, t.Prescale)
 			} else {
-				reduce.Add(t.op, t.dtype, s.acc, b, t.Prescale)
+				reduce.Add(t.Reduce, t.Type, s.acc, b, t.Prescale)
 			}
 		}
 	}
@@ -230,7 +231,7 @@ func (k *key) dropContrib(s *slot) {
 
 // divide is what a sum of so many contributions is divided by.
 func (t *tensor) divide(ranks uint32) float64 {
-	if t.op == units.Average {
+	if t.Reduce == units.Average {
 		return float64(ranks)
 	}
 	return 1

@@ -10,7 +10,6 @@ import (
 	"github.com/paceline/paceline/core/barrier"
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
-	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -52,8 +51,8 @@ func (r *round) report(h *wire.Header) error {
 	if err != nil {
 		return err
 	}
-	if !t.holds() || t.model.Supersteps == nil {
-		return fmt.Errorf("%q has no supersteps: its model is %s", t.Name, t.model.Name)
+	if !t.Held() || t.Model.Supersteps == nil {
+		return fmt.Errorf("%q has no supersteps: its model is %s", t.Name, t.Model.Name)
 	}
 	if h.Flags&wire.FlagEmpty != 0 {
 		t.endEmpty(h)
@@ -79,8 +78,8 @@ func (t *tensor) deciding() *decider {
 	if t.decider != nil {
 		return t.decider
 	}
-	d := &decider{t: t, start: time.Now(), live: t.liveRanks(), ranks: map[int]*stride{}}
-	switch rule := t.model.Supersteps.(type) {
+	d := &decider{t: t, start: time.Now(), live: t.Live(), ranks: map[int]*stride{}}
+	switch rule := t.Model.Supersteps.(type) {
 	case condition.Elastic:
 		d.planner = barrier.NewPlanner(d.live, rule.Predictions)
 	case condition.Adaptive:
@@ -138,7 +137,7 @@ func (d *decider) decide(plan func() (barrier.Plan, bool)) (stops []stop) {
 	}
 	d.stopping = true
 	if d.now != d.told {
-		d.t.r.s.cfg.Log.Info("thresholds follow the workers", zap.String("model", d.t.model.Name), zap.String("tensor", d.t.Name),
+		d.t.r.s.cfg.Log.Info("thresholds follow the workers", zap.String("model", d.t.Model.Name), zap.String("tensor", d.t.Name),
 			zap.Uint64("superstep", d.superstep), zap.Stringer("from", d.told), zap.Stringer("to", d.now))
 		d.told = d.now
 	}
@@ -172,7 +171,7 @@ func (d *decider) proceed() {
 // such as one with a checkpoint before it, counts until that rank's next and not for a superstep as long as it
 // has allowed. Callers hold mu.
 func (d *decider) measure() {
-	rule, ok := d.t.model.Supersteps.(condition.Adaptive)
+	rule, ok := d.t.Model.Supersteps.(condition.Adaptive)
 	if !ok {
 		return
 	}
@@ -187,7 +186,7 @@ func (d *decider) measure() {
 func (d *decider) changed() []stop {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	live := d.t.liveRanks()
+	live := d.t.Live()
 	d.live = live
 	for rank := range d.ranks {
 		if !live.Has(rank) {
@@ -205,17 +204,8 @@ func (d *decider) changed() []stop {
 
 // tell sends each rank its stop.
 func (d *decider) tell(stops []stop) {
-	r := d.t.r
 	for _, s := range stops {
-		r.mu.RLock()
-		local, conns := r.local, r.firstConns(rankset.Of(s.rank))
-		r.mu.RUnlock()
-		if local != nil && local.rank == s.rank {
-			local.notices.Stopped(s.h)
-		}
-		for _, c := range conns {
-			c.send(outbox.Frame{Header: s.h})
-		}
+		d.t.Stop(s.rank, s.h)
 	}
 }
 

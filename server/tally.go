@@ -1,6 +1,8 @@
 package server
 
-import "github.com/paceline/paceline/core/condition"
+import (
+	"github.com/paceline/paceline/core/condition"
+)
 
 // Tally is what a server has counted.
 type Tally struct {

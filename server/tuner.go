@@ -32,15 +32,15 @@ type pace struct {
 
 // tunerOf finds or makes the tuner of a model and has it watch over a value; nil where the model needs none.
 func (r *round) tunerOf(v *value) *tuner {
-	if v.t.model.Tuner == nil {
+	if v.t.Model.Tuner == nil {
 		return nil
 	}
 	r.tunersMu.Lock()
 	defer r.tunersMu.Unlock()
-	t := r.tuners[v.t.model.Name]
+	t := r.tuners[v.t.Model.Name]
 	if t == nil {
-		t = &tuner{r: r, model: v.t.model, start: time.Now(), ranks: map[int]*pace{}, pull: v.t.model.Pull}
-		r.tuners[v.t.model.Name] = t
+		t = &tuner{r: r, model: v.t.Model, start: time.Now(), ranks: map[int]*pace{}, pull: v.t.Model.Pull}
+		r.tuners[v.t.Model.Name] = t
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

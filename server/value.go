@@ -11,6 +11,7 @@ import (
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -61,7 +62,7 @@ func (t *tensor) value(part uint32) (*value, error) {
 }
 
 // add takes in a difference, or the root's value.
-func (c *conn) add(t *tensor, h *wire.Header, p *payload) error {
+func (c *conn) add(t *tensor, h *wire.Header, p *room.Payload) error {
 	v, err := t.value(h.Part)
 	if err != nil {
 		return err
@@ -70,20 +71,20 @@ func (c *conn) add(t *tensor, h *wire.Header, p *payload) error {
 		return err
 	}
 	if !t.enter(h) {
-		return p.discard()
+		return p.Discard()
 	}
 	// It is added when it is whole, because only then the machine says whether it counts.
 	r := &reader{waiter: waiter{rank: c.rank, conn: c}, h: *h}
-	b, err := c.r.s.pool.Get(p.left)
+	b, err := c.r.s.pool.Get(p.Len())
 	if err == nil {
 		defer c.r.s.pool.Put(b)
 		err = v.makeRoom()
 	}
 	if err != nil {
 		v.outOfMemory(r, err)
-		return p.discard()
+		return p.Discard()
 	}
-	if err := p.into(b); err != nil {
+	if err := p.Into(b); err != nil {
 		return err
 	}
 	v.push(r, b)
@@ -94,9 +95,9 @@ func (c *conn) add(t *tensor, h *wire.Header, p *payload) error {
 // the others are at operations of their own.
 func (v *value) outOfMemory(r *reader, err error) {
 	if r.h.Flags&wire.FlagDeclare != 0 {
-		v.t.r.outOfMemory(v.t, &r.h, err)
+		v.t.OutOfMemory(&r.h, room.MemoryError{Err: err})
 	} else {
-		v.refuse(r, wire.FailMemory, memoryText(err))
+		v.refuse(r, wire.FailMemory, room.MemoryError{Err: err}.Error())
 	}
 }
 
@@ -107,7 +108,7 @@ func (v *value) makeRoom() error {
 	if v.room || v.over {
 		return nil
 	}
-	acc, err := v.t.r.s.pool.Get(reduce.AccBytes(v.t.dtype, v.bytes))
+	acc, err := v.t.r.s.pool.Get(reduce.AccBytes(v.t.Type, v.bytes))
 	if err == nil {
 		clear(acc)
 		v.acc, v.room = acc, true
@@ -182,7 +183,7 @@ func (v *value) push(r *reader, b []byte) (taken bool) {
 	case r.h.Flags&wire.FlagWithin != 0:
 		err := v.take(r, b)
 		if taken = err == nil; !taken {
-			replies = append(replies, reply{reader: *r, err: err, code: codeOf(err)})
+			replies = append(replies, reply{reader: *r, err: err, code: room.CodeOf(err)})
 		} else if r.h.Flags&wire.FlagNoPull == 0 {
 			replies = v.ask(r, replies)
 		}
@@ -277,7 +278,7 @@ func (v *value) step(in condition.Input, r *reader, b []byte, replies []reply) (
 			}
 			if err := v.take(r, b); err != nil {
 				taken = false
-				replies = append(replies, reply{reader: *r, err: err, code: codeOf(err)})
+				replies = append(replies, reply{reader: *r, err: err, code: room.CodeOf(err)})
 			}
 		case condition.Answer:
 			replies = v.answer(func(w *reader) bool {
@@ -299,7 +300,7 @@ func (v *value) step(in condition.Input, r *reader, b []byte, replies []reply) (
 // share is what a difference counts for: the mean over all ranks that train, those that have left included,
 // so that what one rank adds does not weigh more for the others' leaving.
 func (v *value) share() float64 {
-	if v.t.op == units.Average {
+	if v.t.Reduce == units.Average {
 		return v.t.Prescale / float64(len(v.t.Ranks))
 	}
 	return v.t.Prescale
@@ -307,7 +308,7 @@ func (v *value) share() float64 {
 
 // sum adds a rank's bytes. Callers hold mu.
 func (v *value) sum(b []byte, scale float64) {
-	reduce.Add(units.Sum, v.t.dtype, v.acc, b, scale)
+	reduce.Add(units.Sum, v.t.Type, v.acc, b, scale)
 	v.outdate()
 }
 
@@ -364,9 +365,9 @@ func (v *value) copy() (*result, error) {
 	if v.copied == nil {
 		b, err := v.t.r.s.pool.Get(v.bytes)
 		if err != nil {
-			return nil, errors.New(memoryText(err))
+			return nil, room.MemoryError{Err: err}
 		}
-		reduce.Store(v.t.dtype, b, v.acc, v.t.Postscale*v.unit(), 1)
+		reduce.Store(v.t.Type, b, v.acc, v.t.Postscale*v.unit(), 1)
 		v.copied = newResult(v.t.r, b)
 	}
 	v.copied.refs.Add(1)
@@ -385,7 +386,7 @@ func (v *value) deliver(replies []reply) {
 			r.drop(wire.ErrCancelled)
 		case r.conn != nil:
 			f := outbox.Frame{Header: wire.Header{
-				Type: wire.TypeResult, DType: v.t.dtype, Tensor: v.t.ID, Part: v.part, Iteration: r.h.Iteration, Aux: r.h.Aux,
+				Type: wire.TypeResult, DType: v.t.Type, Tensor: v.t.ID, Part: v.part, Iteration: r.h.Iteration, Aux: r.h.Aux,
 				Codec: r.codec, Count: r.base,
 			}}
 			if r.res != nil {
@@ -416,14 +417,13 @@ func (v *value) fill(r *reply) (err error) {
 
 // refuse tells one rank, and nobody else, that its operation has failed.
 func (v *value) refuse(r *reader, code wire.FailureCode, text string) {
-	f := v.t.r.failure(v.t, r.h.Seq, code, fmt.Sprintf("%q failed on rank %d: %s", v.t.Name, r.rank, text))
-	v.t.r.tell([]notice{{rankset.Of(r.rank), f}})
+	v.t.Refuse(r.rank, r.h.Seq, code, text)
 }
 
 // live tells the machine who still takes part.
 func (v *value) live() {
 	v.mu.Lock()
-	live := v.t.liveRanks()
+	live := v.t.Live()
 	if live.Len() == 0 {
 		v.mu.Unlock()
 		return
@@ -467,8 +467,8 @@ func (t *tensor) heldParts() []*value {
 	return slices.Collect(maps.Values(t.values))
 }
 
-// held reports whether a value of the tensor lies here.
-func (t *tensor) held() bool {
+// holdsValue reports whether a value of the tensor lies here.
+func (t *tensor) holdsValue() bool {
 	for _, v := range t.heldParts() {
 		v.mu.Lock()
 		room := v.room
@@ -535,7 +535,7 @@ func (v *value) takeOut(which func(*reader) bool) (taken []reader) {
 // checkStalls warns of ranks that wait long for the value, and ends those that wait too long. (Ranks that do
 // not come to declare it are found out by the name.)
 func (t *tensor) checkStalls(now time.Time) {
-	if !t.holds() {
+	if !t.Held() {
 		return
 	}
 	v := t.busiest() // one partition speaks for all
@@ -559,7 +559,7 @@ func (t *tensor) checkStalls(now time.Time) {
 		return false
 	})
 	for _, r := range slow {
-		t.r.warn(rankset.Of(r.rank), wire.Stall{Name: t.Name, Missing: missing.Ranks(), Seconds: now.Sub(r.since).Seconds()})
+		t.Warn(r.rank, missing, now.Sub(r.since))
 	}
 	for _, r := range ended {
 		v.refuse(&r, wire.FailStall, fmt.Sprintf("stalled: %s did not come within %v", rankText(missing), cfg.StallShutdown))

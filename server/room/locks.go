@@ -1,0 +1,18 @@
+package room
+
+import "github.com/paceline/paceline/internal/lockorder"
+
+// All locks of the server role, in the order in which they are taken: who holds one takes only those below it. Nobody
+// waits for a peer while holding one. Below them all lie the pools' own.
+const (
+	LevelServer   lockorder.Level = iota + 1 // Server.mu: the round, the connections of any round
+	LevelRound                               // round.mu: who is there, which tensors are announced, what names agree on
+	LevelParts                               // sums.Room.mu, held.Room.mu: the partitions of a tensor
+	LevelDecider                             // held: where supersteps end
+	LevelTuners                              // held: the tuners by model
+	LevelTuner                               // held: one tuner
+	LevelKey                                 // one partition: sums.key.mu or held.value.mu
+	LevelCopies                              // held.Copies.mu: the reference copies of all values
+	LevelTransfer                            // transfer.Room.mu: what is put until it is got
+	LevelConn                                // conn.mu: the replies that wait on a connection
+)

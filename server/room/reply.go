@@ -1,0 +1,92 @@
+package room
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/paceline/paceline/internal/mempool"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Reply is the place for the answer to a request. A rank elsewhere gets a frame, by To. The worker in this process
+// finds the answer in Out when Done is called; that is exactly once, from any goroutine, and only then may the memory of
+// its request be used again. The zero Reply is nobody's.
+type Reply struct {
+	To   Sender
+	Out  []byte
+	Done func(divisor uint32, err error)
+}
+
+// Sender sends answers to one rank. Many requests may share one, which is free to send their answers together.
+type Sender interface {
+	// Send queues a frame and never waits for the peer. The payload is read until owner, which may be nil, is told.
+	Send(h wire.Header, payload []byte, owner Owner)
+}
+
+// Owner is told when the memory of an answer may be used again: it was sent, or err says why not.
+type Owner interface{ Sent(err error) }
+
+// Local reports whether the answer goes to the worker in this process.
+func (r Reply) Local() bool { return r.Done != nil }
+
+// Confirm answers without a payload.
+func (r Reply) Confirm(h wire.Header) {
+	switch {
+	case r.To != nil:
+		r.To.Send(h, nil, nil)
+	case r.Done != nil:
+		r.Done(h.Divisor, nil)
+	}
+}
+
+// Fail ends an operation of the worker in this process; ranks elsewhere hear of failures by the operation's name.
+func (r Reply) Fail(err error) {
+	if r.Done != nil {
+		r.Done(0, err)
+	}
+}
+
+// Send answers with bytes as they are: in a frame, or copied to Out.
+func (r Reply) Send(h wire.Header, payload []byte, owner Owner) {
+	switch {
+	case r.To != nil:
+		r.To.Send(h, payload, owner)
+	case r.Done != nil:
+		var err error
+		if copy(r.Out, payload); len(r.Out) != len(payload) {
+			err = fmt.Errorf("%d bytes arrived where %d were expected", len(payload), len(r.Out))
+		}
+		owner.Sent(nil)
+		r.Done(h.Divisor, err)
+	}
+}
+
+// Buffer is lent memory that is shared by all who send it, and goes back to its pool with the last of them.
+type Buffer struct {
+	Bytes []byte
+	pool  *mempool.Pool
+	users atomic.Int32
+}
+
+// NewBuffer is a buffer with one user.
+func NewBuffer(pool *mempool.Pool, b []byte) *Buffer {
+	buf := &Buffer{Bytes: b, pool: pool}
+	buf.users.Store(1)
+	return buf
+}
+
+// Share adds a user.
+func (b *Buffer) Share() *Buffer {
+	b.users.Add(1)
+	return b
+}
+
+// Shared reports whether somebody else uses the buffer beside the caller.
+func (b *Buffer) Shared() bool { return b.users.Load() > 1 }
+
+// Sent implements Owner: there is one user less.
+func (b *Buffer) Sent(error) {
+	if b.users.Add(-1) == 0 {
+		b.pool.Put(b.Bytes)
+	}
+}

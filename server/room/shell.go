@@ -1,0 +1,60 @@
+package room
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/mempool"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Shell is what a room needs of the round that it serves, for one tensor. A room calls it without holding a lock of its
+// own, but for Joined and Left.
+type Shell interface {
+	// Joined are the job's ranks that have no more data, Left those that have shut down. Both sets are shared: do not
+	// change them.
+	Joined() rankset.Set
+	Left() rankset.Set
+	// Fail ends an operation, by its count, on every rank of the tensor. Text is the reason.
+	Fail(seq uint64, code wire.FailureCode, text string)
+	// Refuse ends an operation on one rank and nobody else.
+	Refuse(rank int, seq uint64, code wire.FailureCode, text string)
+	// Drop lets go of what is held for the tensor from an iteration on.
+	Drop(iteration uint64)
+	// Warn tells a rank, for its log, whom its operation waits for.
+	Warn(rank int, missing rankset.Set, waited time.Duration)
+	// Stop tells a rank where its superstep ends.
+	Stop(rank int, h wire.Header)
+}
+
+// Round is what all rooms of one round go by.
+type Round struct {
+	Pool          *mempool.Pool
+	Log           *zap.Logger
+	RankOrder     bool            // sum in rank order, so that runs repeat bit for bit
+	Seed          uint64          // of the random numbers that codecs draw
+	Model         condition.Model // of tensors that are declared without one
+	StallWarning  time.Duration
+	StallShutdown time.Duration
+	Workers       []wire.Node // by rank
+}
+
+// MemoryError is the server's memory limit as the reason of a failure.
+type MemoryError struct{ Err error }
+
+func (e MemoryError) Error() string {
+	return fmt.Sprintf("the server's memory limit is reached (%v): raise PACELINE_SERVER_MEMORY or use more servers", e.Err)
+}
+
+// CodeOf is the code that an error travels with.
+func CodeOf(err error) wire.FailureCode {
+	if errors.As(err, new(MemoryError)) {
+		return wire.FailMemory
+	}
+	return wire.FailUnsupported
+}

@@ -1,0 +1,167 @@
+package room
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+
+	"github.com/paceline/paceline/core/codec"
+	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Tensor is an announced tensor: what rooms ask about it.
+type Tensor struct {
+	wire.Tensor
+	Round *Round
+	Shell Shell
+
+	Members rankset.Set    // its ranks
+	Type    units.DType    // of what is summed: the sizes of allgather and alltoall are int64
+	Reduce  units.ReduceOp // by which it is summed
+	Pushes  codec.Codec    // of pushes; nil for plain
+	Answers codec.Codec    // of the sums that are sent back
+	Whole   bool           // contributions are kept apart until the last has come
+	Model   condition.Model
+
+	cancelled atomic.Uint64 // iterations from here on were given up
+}
+
+// GaveUp is an iteration that no rank reaches: a tensor of which that is gone was given up from some one on.
+const GaveUp = math.MaxUint64 - 1
+
+// NewTensor takes in what a rank says of a tensor, as far as the rooms can serve it.
+func NewTensor(t *wire.Tensor, r *Round, s Shell) (*Tensor, error) {
+	n := &Tensor{Tensor: *t, Round: r, Shell: s, Members: rankset.Of(t.Ranks...), Type: t.DType, Reduce: t.Op, Model: r.Model}
+	n.cancelled.Store(math.MaxUint64)
+	if t.Sync != "" {
+		var err error
+		if n.Model, err = condition.Parse(t.Sync); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+	}
+	if t.Codec != "" {
+		if err := n.setCodec(); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+	}
+	if !t.Kind.Reduces() && t.Kind != units.Accumulate {
+		n.Type, n.Reduce, n.Prescale, n.Postscale = units.Int64, units.Sum, 1, 1
+	}
+	// Where an iteration may be closed without a rank, a part of that rank's push must not be in the sum.
+	n.Whole = n.Reduce == units.Adasum || r.RankOrder || !n.Model.Whole()
+	if err := n.check(); err != nil {
+		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+	}
+	return n, nil
+}
+
+// Held reports whether the servers hold a value of the tensor, rather than sum its iterations.
+func (t *Tensor) Held() bool { return t.Kind == units.Accumulate }
+
+// Dataflow is the papers' name for that.
+func (t *Tensor) Dataflow() condition.Dataflow {
+	if t.Held() {
+		return condition.Accumulate
+	}
+	return condition.Aggregate
+}
+
+// Live are those of the tensor's ranks that still take part. A sum needs what every rank has to give,
+// so that one which left is an error; a held value goes on without it.
+func (t *Tensor) Live() rankset.Set {
+	live := t.Members.Minus(t.Shell.Joined())
+	if t.Held() {
+		live = live.Minus(t.Shell.Left())
+	}
+	return live
+}
+
+// Gone reports whether an iteration was given up. What is found to live under the lock of a room is also found by the
+// room's Cancel, which comes after.
+func (t *Tensor) Gone(iteration uint64) bool { return iteration >= t.cancelled.Load() }
+
+// GiveUp has every iteration from this one on be gone. The rooms' Cancel follows.
+func (t *Tensor) GiveUp(from uint64) {
+	for have := t.cancelled.Load(); from < have && !t.cancelled.CompareAndSwap(have, from); have = t.cancelled.Load() {
+	}
+}
+
+// OutOfMemory ends an operation on every rank, and lets go at once of what is held for it.
+func (t *Tensor) OutOfMemory(h *wire.Header, err error) {
+	t.Shell.Fail(h.Seq, wire.FailMemory, err.Error())
+	t.Shell.Drop(h.Iteration)
+}
+
+// Malformed says whose message cannot be read.
+func (t *Tensor) Malformed(part uint32, rank int, err error) error {
+	return fmt.Errorf("partition %d, the push of rank %d on host %s: %w", part, rank, t.Round.Workers[rank].Host, err)
+}
+
+// setCodec takes in how the tensor is coded.
+func (t *Tensor) setCodec() error {
+	c, err := codec.Parse(t.Codec)
+	if err != nil {
+		return err
+	}
+	if !t.Kind.HasOp() || !t.DType.Float() || t.Op != units.Sum && t.Op != units.Average {
+		return fmt.Errorf("codec %s for a %v by %v of %v: only sums of floating-point tensors are coded", c, t.Kind, t.Op, t.DType)
+	}
+	for i, n := range t.Parts {
+		if most := c.MaxEncoded(int(n) / t.DType.Size()); most > limits.MaxPayload {
+			return fmt.Errorf("codec %s: a message of partition %d may have %d bytes, limit %d: make partitions smaller", c, i, most, limits.MaxPayload)
+		}
+	}
+	t.Pushes, t.Answers = c, c.Answer()
+	return nil
+}
+
+// check finds what would be no tensor of this round, or not one that the kernels can take.
+func (t *Tensor) check() error {
+	if n := len(t.Round.Workers); !rankset.Range(n).Covers(t.Members) {
+		return fmt.Errorf("it is of ranks %v, where the job has %d", t.Members, n)
+	}
+	if t.Kind.HasOp() {
+		if err := t.Model.CheckWorkers(len(t.Ranks)); err != nil {
+			return err
+		}
+	}
+	if err := t.checkHeld(); err != nil {
+		return err
+	}
+	unit := t.Type.Size()
+	switch t.Kind {
+	case units.Broadcast:
+		return nil // nothing is summed
+	case units.Barrier:
+		unit = limits.MaxPayload + 1 // there is nothing to sum
+	default:
+		if err := reduce.Supported(t.Reduce, t.Type); err != nil {
+			return err
+		}
+	}
+	for i, n := range t.Parts {
+		if int(n)%unit != 0 {
+			return fmt.Errorf("partition %d of %d bytes for a %v of %v", i, n, t.Kind, t.Type)
+		}
+	}
+	return nil
+}
+
+func (t *Tensor) checkHeld() error {
+	if err := t.PullGate.Check(); err != nil {
+		return err
+	}
+	if t.PullGate != (wire.Gate{}) && (!t.Held() || t.Pushes == nil) {
+		return errors.New("a gate for pulls is for held values that are coded")
+	}
+	if t.Held() && t.Reduce != units.Sum && t.Reduce != units.Average {
+		return fmt.Errorf("a held value takes Sum or Average, not %v", t.Reduce)
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+// Package transfer keeps what one rank puts until the others have got it: the data of broadcast, allgather and alltoall.
+package transfer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Room keeps the items of one round. An item lives for one iteration only.
+type Room struct {
+	round *room.Round
+
+	mu    lockorder.Mutex
+	items map[itemID]*item
+}
+
+type itemID struct {
+	tensor    uint32
+	part      uint32
+	iteration uint64
+	route     uint64
+}
+
+func idOf(h *wire.Header) itemID { return itemID{h.Tensor, h.Part, h.Iteration, h.Aux} }
+
+// New makes an empty room.
+func New(r *room.Round) *Room {
+	x := &Room{round: r, items: map[itemID]*item{}}
+	x.mu.Place(room.LevelTransfer, "transfer.Room.mu")
+	return x
+}
+
+// Serve takes in a put or a get. An error is of a peer that does not keep to the protocol.
+func (x *Room) Serve(t *room.Tensor, q *room.Request) error {
+	if q.Type == wire.TypePut {
+		return x.put(t, q)
+	}
+	return x.get(t, q)
+}
+
+// put makes an item ready and serves those who wait for it. What the worker in this process puts stays where it lies.
+func (x *Room) put(t *room.Tensor, q *room.Request) error {
+	src, dst := wire.Endpoints(q.Aux)
+	if src != q.From() || dst != -1 && !t.Members.Has(dst) {
+		return fmt.Errorf("put of %q from rank %d for rank %d, which are not the sender and a rank of %v", t.Name, src, dst, t.Members)
+	}
+	it := &item{h: q.Header}
+	if q.Reply.Local() || q.Has(wire.FlagHome) {
+		it.putter = q.Reply
+	}
+	data, ok := q.Payload.InPlace()
+	if !ok {
+		lent, err := q.Payload.Lend(x.round.Pool)
+		if errors.As(err, new(room.MemoryError)) {
+			t.OutOfMemory(&q.Header, err)
+			q.Reply.Fail(wire.ErrCancelled)
+			return nil
+		} else if err != nil {
+			return err
+		}
+		data, it.pool = lent, x.round.Pool
+	}
+	it.data = data
+	it.expect(t)
+	if due, stored := x.add(t, it); stored {
+		it.reply(due)
+	} else {
+		it.release(int(it.refs.Load()))
+	}
+	return nil
+}
+
+// add files an item that is ready, unless it was given up, is read by nobody, or was put before: the first one stands.
+func (x *Room) add(t *room.Tensor, it *item) (due []reader, stored bool) {
+	id := idOf(&it.h)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	before := x.items[id]
+	if t.Gone(it.h.Iteration) {
+		it.err = wire.ErrCancelled
+	}
+	if it.err != nil || it.readers.Len() == 0 || before != nil && before.ready {
+		return nil, false
+	}
+	if before != nil {
+		it.waiting = before.waiting
+	}
+	it.ready = true
+	x.items[id] = it
+	due, last := it.due()
+	if last {
+		delete(x.items, id)
+	}
+	return due, true
+}
+
+// get asks for an item.
+func (x *Room) get(t *room.Tensor, q *room.Request) error {
+	src, dst := wire.Endpoints(q.Aux)
+	if !t.Members.Has(src) || dst != -1 && dst != q.From() {
+		return fmt.Errorf("get of %q from rank %d for rank %d, which are not a rank of %v and the sender", t.Name, src, dst, t.Members)
+	}
+	it, due, ok := x.ask(t, &q.Header, reader{q.From(), q.Reply})
+	if !ok {
+		q.Reply.Fail(wire.ErrCancelled)
+		return nil
+	}
+	it.reply(due)
+	return nil
+}
+
+// ask files a reader with its item, unless that was given up.
+func (x *Room) ask(t *room.Tensor, h *wire.Header, r reader) (it *item, due []reader, ok bool) {
+	id := idOf(h)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if t.Gone(h.Iteration) {
+		return nil, nil, false
+	}
+	it = x.items[id]
+	if it == nil {
+		it = &item{}
+		x.items[id] = it
+	}
+	it.waiting = append(it.waiting, r)
+	due, last := it.due()
+	if last {
+		delete(x.items, id)
+	}
+	return it, due, true
+}
+
+// Without lets a rank go that will not read what it has not asked for: it has joined.
+func (x *Room) Without(rank int) {
+	left := map[*item][]reader{}
+	x.mu.Lock()
+	for id, it := range x.items {
+		if it.ready && it.readers.Remove(rank) {
+			due, last := it.due()
+			if left[it] = due; last {
+				delete(x.items, id)
+			}
+		}
+	}
+	x.mu.Unlock()
+	for it, due := range left {
+		it.reply(due)
+		it.release(1)
+	}
+}
+
+// Cancel forgets a tensor's items from an iteration on; operations of the worker in this process end with err.
+func (x *Room) Cancel(tensor uint32, from uint64, err error) {
+	x.forget(func(id itemID) bool { return id.tensor == tensor && id.iteration >= from }, err)
+}
+
+// End forgets every item.
+func (x *Room) End(err error) { x.forget(func(itemID) bool { return true }, err) }
+
+func (x *Room) forget(which func(itemID) bool, err error) {
+	var dropped []*item
+	x.mu.Lock()
+	for id, it := range x.items {
+		if which(id) {
+			it.err = err
+			dropped = append(dropped, it)
+			delete(x.items, id)
+		}
+	}
+	x.mu.Unlock()
+	for _, it := range dropped {
+		for _, r := range it.waiting {
+			r.to.Fail(err)
+		}
+		if it.ready {
+			it.release(it.readers.Len())
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package transfer
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/server/room/roomtest"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// play is a room with one broadcast of rank 0 under three ranks, the last of which is in this process.
+type play struct {
+	*testing.T
+	shell  *roomtest.Shell
+	room   *Room
+	tensor *room.Tensor
+	ranks  [3]*roomtest.Rank
+}
+
+func newPlay(t *testing.T) *play {
+	p := &play{T: t, shell: roomtest.New(t, 3, 1<<20)}
+	p.room = New(&p.shell.Round)
+	p.tensor = p.shell.Tensor(t, wire.Tensor{ID: 1, Name: "b", Kind: units.Broadcast, DType: units.Uint8, Parts: []uint32{4}})
+	for i := range p.ranks {
+		p.ranks[i] = &roomtest.Rank{Number: i, Local: i == 2}
+	}
+	t.Cleanup(func() { p.shell.CheckMemory(t) })
+	return p
+}
+
+func (p *play) serve(rank int, h wire.Header, payload string) {
+	p.Helper()
+	h.Tensor = 1
+	if err := p.room.Serve(p.tensor, p.ranks[rank].Request(h, []byte(payload), 4)); err != nil {
+		p.Error(err)
+	}
+}
+
+func (p *play) put(rank, to int, flags wire.Flags, payload string) {
+	p.serve(rank, wire.Header{Type: wire.TypePut, Flags: flags, Aux: wire.Route(rank, to)}, payload)
+}
+
+func (p *play) get(rank, from, to int) {
+	p.serve(rank, wire.Header{Type: wire.TypeGet, Aux: wire.Route(from, to)}, "")
+}
+
+// has checks what a rank has got since the last call.
+func (p *play) has(rank int, payloads ...string) {
+	p.Helper()
+	answers := p.ranks[rank].Take()
+	if len(answers) != len(payloads) {
+		p.Fatalf("rank %d has %d answers, want %q", rank, len(answers), payloads)
+	}
+	for i, a := range answers {
+		if string(a.Payload) != payloads[i] || a.Err != nil {
+			p.Errorf("rank %d: %q, %v, want %q", rank, a.Payload, a.Err, payloads[i])
+		}
+	}
+}
+
+func TestReadersGetWhatIsPutBeforeAndAfterTheyAsk(t *testing.T) {
+	p := newPlay(t)
+	p.get(1, 0, -1)
+	p.has(1)
+	p.put(0, -1, 0, "data")
+	p.has(1, "data")
+	if p.shell.Round.Pool.Lent() == 0 {
+		t.Error("the item is gone before its last reader")
+	}
+	p.get(2, 0, -1)
+	p.has(2, "data")
+	p.has(0) // it did not ask for a confirmation
+}
+
+// On the home server no reader is answered, and the source not confirmed, before every rank has come.
+func TestAtHomeNobodyIsAnsweredBeforeAllHaveAsked(t *testing.T) {
+	p := newPlay(t)
+	p.get(1, 0, -1)
+	p.put(0, -1, wire.FlagHome, "data")
+	p.has(1)
+	p.has(0)
+	p.get(2, 0, -1)
+	p.has(1, "data")
+	p.has(2, "data")
+	p.has(0, "")
+}
+
+// What the worker in this process puts is read where it lies until the last reader has it.
+func TestTheLocalWorkersTensorIsSentFromWhereItLies(t *testing.T) {
+	p := newPlay(t)
+	p.put(2, -1, 0, "data")
+	if lent := p.shell.Round.Pool.Lent(); lent != 0 {
+		t.Errorf("%d bytes are copied", lent)
+	}
+	p.get(0, 2, -1)
+	p.has(2)
+	p.get(1, 2, -1)
+	p.has(0, "data")
+	p.has(1, "data")
+	p.has(2, "\x00\x00\x00\x00") // done, with nothing for it
+}
+
+func TestTheFirstOfTwoPutsStands(t *testing.T) {
+	p := newPlay(t)
+	p.put(0, 1, 0, "data")
+	p.put(0, 1, 0, "more")
+	p.get(1, 0, 1)
+	p.has(1, "data")
+}
+
+func TestARankThatHasJoinedIsNotWaitedFor(t *testing.T) {
+	p := newPlay(t)
+	p.put(0, -1, wire.FlagHome, "data")
+	p.get(2, 0, -1)
+	p.has(2)
+	p.room.Without(1)
+	p.has(2, "data")
+	p.has(0, "")
+
+	p.shell.HasDone = rankset.Of(1)
+	p.put(0, -1, 0, "next")
+	p.get(2, 0, -1)
+	p.has(2, "next")
+}
+
+func TestACancelEndsTheLocalWorkersOperationsAndLetsTheMemoryGo(t *testing.T) {
+	p := newPlay(t)
+	p.get(2, 1, -1)
+	p.put(2, -1, 0, "mine")
+	p.put(0, -1, 0, "data")
+	p.tensor.GiveUp(0)
+	p.room.Cancel(1, 0, wire.ErrCancelled)
+	p.put(2, -1, 0, "late")
+	p.get(2, 0, -1)
+	answers := p.ranks[2].Take()
+	if len(answers) != 4 {
+		t.Fatalf("%d answers", len(answers))
+	}
+	for _, a := range answers {
+		if !errors.Is(a.Err, wire.ErrCancelled) {
+			t.Errorf("%+v", a)
+		}
+	}
+	p.put(0, -1, 0, "late")
+	p.has(0)
+}
+
+func TestAPutWithoutMemoryFailsOnEveryRank(t *testing.T) {
+	p := newPlay(t)
+	p.shell.Round.Pool.Get(1 << 20) //nolint:errcheck // all there is
+	p.put(0, -1, 0, "data")
+	said := p.shell.Said()
+	if len(said) != 2 || said[1] != "drop from 0" {
+		t.Errorf("%q", said)
+	}
+	p.shell.Round.Pool.Put(make([]byte, 1<<20))
+}
+
+func TestARouteThatIsNotTheSendersIsAnError(t *testing.T) {
+	p := newPlay(t)
+	for _, h := range []wire.Header{
+		{Type: wire.TypePut, Aux: wire.Route(1, -1)}, {Type: wire.TypePut, Aux: wire.Route(0, 3)},
+		{Type: wire.TypeGet, Aux: wire.Route(3, -1)}, {Type: wire.TypeGet, Aux: wire.Route(1, 2)},
+	} {
+		if err := p.room.Serve(p.tensor, p.ranks[0].Request(h, nil, 4)); err == nil {
+			t.Errorf("%v %x is served", h.Type, h.Aux)
+		}
+	}
+}
