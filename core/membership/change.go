@@ -1,0 +1,193 @@
+package membership
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Change is what has happened to a job's members since an epoch began.
+type Change struct {
+	Workers []Node   // that join; each takes the least rank that is free
+	Servers []Node   // dedicated ones that join; each takes the least index that is free
+	Drain   []int    // indices of servers that give their keys away
+	Leave   []Member // that go on purpose; a server has to be drained before
+	Lose    []Loss
+	Pushed  []uint64 // how many iterations the furthest rank has pushed, as each server says
+}
+
+// Loss is a member that went without a goodbye.
+type Loss struct {
+	Member
+	Why string
+}
+
+// Departure is a process that has been a member.
+type Departure struct {
+	Member
+	Incarnation uint64
+	Epoch       uint32 // the first one without it
+	Lost        bool   // it went without a goodbye
+	Why         string
+}
+
+// keptDepartures bounds how many of them an epoch remembers.
+const keptDepartures = 1 << 12
+
+// GoneError is why a process that was a member is none any more.
+type GoneError struct{ Departure }
+
+func (e *GoneError) Error() string {
+	if e.Lost {
+		return fmt.Sprintf("%v was declared lost in epoch %d (%s); started anew, it can join the job again", e.Member, e.Epoch, e.Why)
+	}
+	return fmt.Sprintf("%v left the job in epoch %d; started anew, it can join the job again", e.Member, e.Epoch)
+}
+
+// Return is for a process that comes back to its place: nil where it is still a member, else why it is none.
+func (e *Epoch) Return(m Member, incarnation uint64) error {
+	if n := e.node(m); n != nil && n.Incarnation == incarnation {
+		return nil
+	}
+	for _, d := range slices.Backward(e.gone) {
+		if d.Incarnation == incarnation {
+			return &GoneError{d}
+		}
+	}
+	return fmt.Errorf("process %#x is not %v of the job", incarnation, m)
+}
+
+// FirstOf is the iteration from which the epoch behind one holds: the greatest that anyone has pushed, plus one. It
+// takes the number of iterations that the furthest rank has pushed, as each server says.
+func (e *Epoch) FirstOf(pushed []uint64) uint64 {
+	first := e.First
+	for _, n := range pushed {
+		first = max(first, n) // iterations are counted from 0
+	}
+	return first
+}
+
+// Anew is the next epoch with the same members, in which nothing is declared and iterations are counted from 0: all
+// ranks have joined, in Horovod's sense, and have used their tensors unequally often.
+func (e *Epoch) Anew() *Epoch {
+	return &Epoch{
+		Round: e.Round, Number: e.Number + 1, Origin: e.Number + 1, Policy: e.Policy,
+		Workers: e.Workers, Servers: e.Servers, gone: e.gone,
+	}
+}
+
+// Next is the epoch behind a change. Keys whose server no longer takes part are placed again by the policy, all others
+// stay where they are. An error names what cannot be; the epoch goes on then.
+func (e *Epoch) Next(c Change) (*Epoch, error) {
+	next := &Epoch{
+		Round: e.Round, Number: e.Number + 1, First: e.FirstOf(c.Pushed), Origin: e.Origin, Policy: e.Policy,
+		Workers: slices.Clone(e.Workers), Servers: slices.Clone(e.Servers), gone: slices.Clone(e.gone),
+	}
+	for _, l := range c.Lose {
+		if err := next.lose(l); err != nil {
+			return nil, err
+		}
+	}
+	for _, index := range c.Drain {
+		if err := next.drain(index); err != nil {
+			return nil, err
+		}
+	}
+	for _, m := range c.Leave {
+		if err := next.leave(m); err != nil {
+			return nil, err
+		}
+	}
+	for _, n := range c.Workers {
+		next.joinWorker(n)
+	}
+	for _, n := range c.Servers {
+		next.joinServer(n, Dedicated)
+	}
+	if err := next.check(); err != nil {
+		return nil, err
+	}
+	return next, next.inherit(e)
+}
+
+// lose frees the place of a member, and that of the server or the worker in the same process.
+func (e *Epoch) lose(l Loss) error {
+	if !e.Has(l.Member) {
+		return fmt.Errorf("%v is not there to be lost", l.Member)
+	}
+	if l.Role == ServerRole && e.shares(l.Number) {
+		l.Member = Member{WorkerRole, e.Servers[l.Number].Rank}
+	}
+	if l.Role == WorkerRole {
+		if i := e.Embedded(l.Number); i >= 0 {
+			e.Servers[i].State = Gone
+		}
+	}
+	e.depart(Departure{Member: l.Member, Lost: true, Why: l.Why})
+	return nil
+}
+
+func (e *Epoch) drain(index int) error {
+	m := Member{ServerRole, index}
+	if !e.Has(m) {
+		return fmt.Errorf("%v is not there to be drained", m)
+	}
+	e.Servers[index].State = Draining
+	return nil
+}
+
+// leave frees the place of a member that goes on purpose. A process goes with the last of its members: the server
+// in a worker's process stays to be drained, and a worker stays without its server.
+func (e *Epoch) leave(m Member) error {
+	switch {
+	case !e.Has(m):
+		return fmt.Errorf("%v is not there to leave", m)
+	case m.Role == ServerRole && e.Servers[m.Number].State != Draining:
+		return fmt.Errorf("%v cannot leave before it is drained", m)
+	case m.Role == ServerRole && e.shares(m.Number):
+		e.Servers[m.Number].State = Gone
+		return nil
+	case m.Role == WorkerRole && e.Embedded(m.Number) >= 0:
+		e.Servers[e.Embedded(m.Number)].State = Draining
+		e.Workers[m.Number].State = Gone
+		return nil
+	}
+	e.depart(Departure{Member: m})
+	return nil
+}
+
+// depart empties the place of a process that is no member any more, for good.
+func (e *Epoch) depart(d Departure) {
+	d.Incarnation, d.Epoch = e.node(d.Member).Incarnation, e.Number
+	if d.Role == ServerRole {
+		e.Servers[d.Number].State = Gone
+	} else {
+		e.Workers[d.Number].State = Gone
+	}
+	e.gone = append(e.gone, d)
+	e.gone = e.gone[max(0, len(e.gone)-keptDepartures):]
+}
+
+// joinWorker gives a worker the least rank that is free, and its server a place.
+func (e *Epoch) joinWorker(n Node) {
+	rank := 0
+	for rank < len(e.Workers) && (e.Workers[rank].State != Gone || e.Embedded(rank) >= 0) {
+		rank++
+	}
+	if rank == len(e.Workers) {
+		e.Workers = append(e.Workers, Worker{})
+	}
+	e.Workers[rank] = Worker{Node: n}
+	if n.Server != "" {
+		e.joinServer(n, rank)
+	}
+}
+
+// joinServer gives a server the least index that is free.
+func (e *Epoch) joinServer(n Node, rank int) {
+	index := slices.IndexFunc(e.Servers, func(s Server) bool { return s.State == Gone })
+	if index < 0 {
+		index = len(e.Servers)
+		e.Servers = append(e.Servers, Server{})
+	}
+	e.Servers[index] = Server{Node: n, Rank: rank}
+}

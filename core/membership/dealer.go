@@ -1,0 +1,189 @@
+package membership
+
+import (
+	"slices"
+
+	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/invariant"
+)
+
+// Dealer brings the keys of an epoch to its servers, by the epoch's policy. Where it begins in an epoch that has keys
+// already, they count as if it had dealt them.
+type Dealer struct {
+	keys   *Keys
+	placer placement.Placer
+	homes  map[Name]*home
+}
+
+// home is the server of partition 0 of all tensors of a name.
+type home struct {
+	server  int
+	tensors int
+}
+
+// load is partitions to deal. The first of them goes to the home of the tensor's name, or decides where that is,
+// if first is set.
+type load struct {
+	parts []uint32
+	name  Name
+	first bool
+}
+
+// NewDealer makes the dealer of an epoch.
+func NewDealer(e *Epoch) (*Dealer, error) {
+	policy, err := placement.Parse(e.Policy)
+	if err != nil {
+		return nil, err
+	}
+	placer, err := policy.Over(e.Weights())
+	if err != nil {
+		return nil, err
+	}
+	d := &Dealer{keys: &e.Keys, placer: placer, homes: map[Name]*home{}}
+	for _, t := range e.Keys.all() {
+		d.Learn(t)
+	}
+	return d, nil
+}
+
+// Place finds servers for new tensors, together, and adds them to the epoch's keys. Partition 0 of a name that is known
+// goes home; where one call brings several tensors of a new name, the first of them decides where that is.
+func (d *Dealer) Place(fresh []*Tensor) {
+	loads := make([]load, len(fresh))
+	for i, t := range fresh {
+		loads[i] = load{t.Parts, t.Name, true}
+	}
+	for i, servers := range d.deal(loads) {
+		fresh[i].Servers = servers
+		d.hold(fresh[i])
+	}
+}
+
+// Learn adds a tensor that was placed elsewhere: before the scheduler was restarted, or in an earlier epoch.
+func (d *Dealer) Learn(t *Tensor) {
+	d.placer.Add(t.Parts, t.Servers)
+	d.hold(t)
+}
+
+// Remove forgets a tensor and takes its bytes off the servers.
+func (d *Dealer) Remove(number uint32) {
+	t := d.keys.Of(number)
+	if t == nil {
+		return
+	}
+	d.placer.Remove(t.Parts, t.Servers)
+	if h := d.homes[t.Name]; h.tensors > 1 {
+		h.tensors--
+	} else {
+		delete(d.homes, t.Name)
+	}
+	d.keys.Remove(number)
+}
+
+// hold notes a tensor whose bytes the placer knows.
+func (d *Dealer) hold(t *Tensor) {
+	h := d.homes[t.Name]
+	if h == nil {
+		h = &home{server: t.Servers[0]}
+		d.homes[t.Name] = h
+	}
+	h.tensors++
+	d.keys.Put(t)
+}
+
+// deal finds servers for partitions: at once for all but those whose home another one of them decides.
+func (d *Dealer) deal(loads []load) [][]int {
+	servers := make([][]int, len(loads))
+	deciding := map[Name]int{} // which load decides the home of a name
+	place := func(these []int, home func(*load) int) {
+		all := make([]placement.Load, len(these))
+		for j, i := range these {
+			all[j] = placement.Load{Parts: loads[i].parts, Home: home(&loads[i])}
+		}
+		for j, s := range d.placer.Place(all) {
+			servers[these[j]] = s
+		}
+	}
+	var now, later []int
+	for i := range loads {
+		_, again := deciding[loads[i].name]
+		if again && loads[i].first {
+			later = append(later, i)
+			continue
+		}
+		if loads[i].first {
+			deciding[loads[i].name] = i
+		}
+		now = append(now, i)
+	}
+	place(now, func(l *load) int {
+		if h := d.homes[l.name]; h != nil && l.first {
+			return h.server
+		}
+		return placement.Free
+	})
+	place(later, func(l *load) int { return servers[deciding[l.name]][0] })
+	return servers
+}
+
+// inherit takes over the keys of the epoch before. Those whose server takes no keys any more are dealt anew.
+func (e *Epoch) inherit(before *Epoch) error {
+	d, err := NewDealer(e)
+	if err != nil {
+		return err
+	}
+	stays := func(s int) bool {
+		return e.Servers[s].State == Live && e.Servers[s].Incarnation == before.Servers[s].Incarnation
+	}
+	var orphans []*Tensor
+	var lack [][]int // the partitions of each that have no server
+	var loads []load
+	for _, t := range before.Keys.all() {
+		var parts []int
+		l := load{name: t.Name}
+		for part, s := range t.Servers {
+			if !stays(s) {
+				parts, l.parts = append(parts, part), append(l.parts, t.Parts[part])
+			}
+		}
+		if len(parts) == 0 {
+			d.Learn(t)
+			continue
+		}
+		l.first = parts[0] == 0
+		d.keep(t, parts)
+		orphans, lack, loads = append(orphans, t), append(lack, parts), append(loads, l)
+	}
+	for i, servers := range d.deal(loads) {
+		t := *orphans[i]
+		t.Servers = slices.Clone(t.Servers)
+		for j, part := range lack[i] {
+			t.Servers[part] = servers[j]
+		}
+		d.hold(&t)
+	}
+	if invariant.On {
+		e.checkKeys(before)
+	}
+	return nil
+}
+
+// keep counts the partitions of a tensor that stay where they are, all but those.
+func (d *Dealer) keep(t *Tensor, but []int) {
+	for part, s := range t.Servers {
+		if !slices.Contains(but, part) {
+			d.placer.Add(t.Parts[part:part+1], []int{s})
+		}
+	}
+}
+
+// checkKeys holds the epoch against the second invariant at its type, and against the keys of the epoch before.
+func (e *Epoch) checkKeys(before *Epoch) {
+	invariant.Check(e.Keys.Len() == before.Keys.Len(), "2: %d tensors are %d in epoch %d", before.Keys.Len(), e.Keys.Len(), e.Number)
+	for _, t := range e.Keys.all() {
+		for part, s := range t.Servers {
+			invariant.Check(e.Servers[s].State == Live, "2: partition %d of %q is on server %d, which takes no keys", part, t.Name.Name, s)
+		}
+		invariant.Check(len(t.Servers) == len(t.Parts), "2: %q has %d partitions on %d servers", t.Name.Name, len(t.Parts), len(t.Servers))
+	}
+}

@@ -1,0 +1,49 @@
+package membership
+
+import (
+	"fmt"
+	"sync/atomic"
+)
+
+// View is what the parts of a process read the current epoch of a round through, on every operation: Now is one
+// atomic load. One goroutine at a time moves it on, for example under the lock of what changes with the epoch.
+type View struct{ at atomic.Pointer[step] }
+
+// step is an epoch while it is current.
+type step struct {
+	epoch *Epoch
+	over  chan struct{} // closed by the next one
+}
+
+// NewView makes a view at an epoch.
+func NewView(e *Epoch) *View {
+	v := new(View)
+	v.at.Store(&step{e, make(chan struct{})})
+	return v
+}
+
+// Now is the current epoch.
+func (v *View) Now() *Epoch { return v.at.Load().epoch }
+
+// Watch is the current epoch and a channel that is closed when it is no longer current.
+func (v *View) Watch() (*Epoch, <-chan struct{}) {
+	s := v.at.Load()
+	return s.epoch, s.over
+}
+
+// Advance makes a later epoch of the round the current one. A node that was away may leave some out.
+func (v *View) Advance(next *Epoch) error {
+	s := v.at.Load()
+	now := s.epoch
+	switch {
+	case next.Round != now.Round:
+		return fmt.Errorf("epoch %d of round %#x does not follow one of round %#x", next.Number, next.Round, now.Round)
+	case now.Classify(next.Number) != Later:
+		return fmt.Errorf("epoch %d does not follow epoch %d", next.Number, now.Number)
+	case next.Origin == now.Origin && next.First < now.First:
+		return fmt.Errorf("epoch %d holds from iteration %d, epoch %d from %d", next.Number, next.First, now.Number, now.First)
+	}
+	v.at.Store(&step{next, make(chan struct{})})
+	close(s.over)
+	return nil
+}
