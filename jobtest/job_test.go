@@ -41,8 +41,8 @@ type job struct {
 	settings settings.Settings // of every process of the job but for its rank
 	log      *zap.Logger       // of the workers
 	sched    *node.Scheduler
-	workers  []*node.Worker // nil where the test itself plays the rank
-	over     transport.Transport
+	workers  []*node.Worker                // nil where the test itself plays the rank
+	over     func(rank int) *transport.Set // of a worker; -1: of servers and the scheduler
 
 	stopServers []func() // each ends one dedicated server
 	leaving     sync.WaitGroup
@@ -62,7 +62,8 @@ func both(servers int) jobOption {
 func inMemory(t testing.TB) jobOption {
 	network := transporttest.NewNetwork(transporttest.Options{})
 	t.Cleanup(network.Close)
-	return func(j *job) { j.over = network.Node("127.0.0.1", []byte(testSecret)) }
+	set := transport.NewSet(nil, network.Node("127.0.0.1", []byte(testSecret)))
+	return func(j *job) { j.over = func(int) *transport.Set { return set } }
 }
 
 func with(change func(*settings.Settings)) jobOption { return func(j *job) { change(&j.settings) } }
@@ -98,11 +99,11 @@ func newJob(t testing.TB, n int, options ...jobOption) *job {
 		o(j)
 	}
 	if j.over == nil {
-		tr, err := node.Transport(&j.settings, j.log)
+		kinds, err := node.Transports(&j.settings, j.log)
 		if err != nil {
 			t.Fatal(err)
 		}
-		j.over = tr
+		j.over = func(int) *transport.Set { return kinds }
 	}
 	j.startScheduler("127.0.0.1:0")
 	if j.settings.Servers != "embedded" {
@@ -114,7 +115,7 @@ func newJob(t testing.TB, n int, options ...jobOption) *job {
 
 func (j *job) startScheduler(listen string) {
 	j.t.Helper()
-	sched, err := node.StartSchedulerOver(j.over, j.settings, listen, zap.NewNop())
+	sched, err := node.StartSchedulerOver(j.over(-1), j.settings, listen, zap.NewNop())
 	if err != nil {
 		j.t.Fatal(err)
 	}
@@ -130,7 +131,7 @@ func (j *job) startServers() {
 		s.Role = "server"
 		go func() {
 			defer close(ended)
-			if err := node.RunServerOver(ctx, j.over, s, "", zap.NewNop()); err != nil && !errors.Is(err, context.Canceled) {
+			if err := node.RunServerOver(ctx, j.over(-1), s, "", zap.NewNop()); err != nil && !errors.Is(err, context.Canceled) {
 				j.t.Errorf("dedicated server: %v", err)
 			}
 		}()
@@ -152,7 +153,7 @@ func (j *job) start(ranks ...int) {
 		wg.Go(func() {
 			mine := j.settings
 			mine.Rank, mine.LocalRank, mine.LocalSize = rank, rank, mine.Size
-			j.workers[rank], errs[rank] = node.StartWorker(j.t.Context(), mine, node.Options{Log: j.log, Transport: j.over})
+			j.workers[rank], errs[rank] = node.StartWorker(j.t.Context(), mine, node.Options{Log: j.log, Transports: j.over(rank)})
 		})
 	}
 	wg.Wait()

@@ -64,7 +64,7 @@ func (r *raw) join(s settings.Settings) {
 		return
 	}
 	for _, server := range r.roster.Servers {
-		conn, err := tr.Dial(ctx, server.Server)
+		conn, err := transport.NewSet(nil, tr).Dial(ctx, server.Addresses)
 		if err != nil {
 			r.t.Error(err)
 			return
@@ -232,6 +232,7 @@ func TestAPeerThatBreaksOffOrTheRulesEndsTheRoundForAll(t *testing.T) {
 func TestStrangersHarmNobody(t *testing.T) {
 	j := startJob(t, 2, both(1))
 	for i, server := range j.workers[0].Roster.Servers {
+		at, _ := server.Addresses.Of(tcp.Kind)
 		for name, do := range map[string]func(c net.Conn){
 			"nothing":   func(net.Conn) {},
 			"garbage":   func(c net.Conn) { fmt.Fprint(c, strings.Repeat("GET / HTTP/1.1\r\n", 1000)) },
@@ -240,7 +241,7 @@ func TestStrangersHarmNobody(t *testing.T) {
 			"no proof":  func(c net.Conn) { fmt.Fprint(c, "PCLNJOB\x01\x01"+strings.Repeat("n", 200)) },
 			"a version": func(c net.Conn) { fmt.Fprint(c, "PCLNJOB\x09\x09"+strings.Repeat("n", 32)) },
 		} {
-			c, err := net.Dial("tcp", server.Server)
+			c, err := net.Dial("tcp", at)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -249,7 +250,7 @@ func TestStrangersHarmNobody(t *testing.T) {
 			c.Close()
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), hang)
-		_, err := tcp.New(tcp.Config{Secret: []byte("another secret")}).Dial(ctx, server.Server)
+		_, err := tcp.New(tcp.Config{Secret: []byte("another secret")}).Dial(ctx, at)
 		if !errors.Is(err, transport.ErrAuth) || !strings.Contains(err.Error(), "PACELINE_JOB_SECRET") {
 			t.Errorf("with a wrong secret: %v", err)
 		}
@@ -260,7 +261,7 @@ func TestStrangersHarmNobody(t *testing.T) {
 			{Role: wire.RoleWorker, Rank: 1, Conns: 1 << 20, Round: j.workers[0].Roster.Round},
 			{Role: wire.RoleServer, Rank: 1, Conns: 1, Round: j.workers[0].Roster.Round},
 		} {
-			c, err := tcp.New(tcp.Config{Secret: []byte(testSecret)}).Dial(ctx, server.Server)
+			c, err := tcp.New(tcp.Config{Secret: []byte(testSecret)}).Dial(ctx, at)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -2,8 +2,6 @@ package node
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
 	"os"
@@ -18,7 +16,6 @@ import (
 	"github.com/paceline/paceline/server"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
-	"github.com/paceline/paceline/transport/tcp"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -39,47 +36,6 @@ func Logger(level, role string, rank int) (*zap.Logger, error) {
 	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(c), zapcore.Lock(os.Stderr), l)).Named(who), nil
 }
 
-// Transport makes the transport that the settings ask for.
-func Transport(s *settings.Settings, log *zap.Logger) (transport.Transport, error) {
-	c := tcp.Config{
-		Secret: s.JobSecret, PeerTimeout: s.PeerTimeout, SendBuffer: int(s.SendBuffer), Congestion: s.Congestion, Shards: 1, Log: log,
-	}
-	if c.Congestion == "system" {
-		c.Congestion = ""
-	}
-	if s.Role == "server" {
-		c.Shards = s.ServerShards
-	}
-	if s.TLSCert != "" {
-		var err error
-		if c.TLS, err = loadTLS(s); err != nil {
-			return nil, err
-		}
-	}
-	return tcp.New(c), nil
-}
-
-// loadTLS reads the certificate by which this node shows itself and the authority it trusts. Both
-// ends of a connection show one.
-func loadTLS(s *settings.Settings) (*tls.Config, error) {
-	cert, err := tls.LoadX509KeyPair(s.TLSCert, s.TLSKey)
-	if err != nil {
-		return nil, fmt.Errorf("PACELINE_TLS_CERT and PACELINE_TLS_KEY: %w", err)
-	}
-	pem, err := os.ReadFile(s.TLSCA)
-	if err != nil {
-		return nil, fmt.Errorf("PACELINE_TLS_CA: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("PACELINE_TLS_CA: %s holds no certificate in PEM", s.TLSCA)
-	}
-	return &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, RootCAs: pool,
-		ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
-	}, nil
-}
-
 func newServer(s *settings.Settings, log *zap.Logger, lost func(wire.Lost)) *server.Server {
 	return server.New(server.Config{
 		Log: log, Memory: s.ServerMemory, Fusion: int(s.FusionBytes), RankOrder: s.SumInRankOrder, Seed: uint64(s.Seed),
@@ -87,25 +43,27 @@ func newServer(s *settings.Settings, log *zap.Logger, lost func(wire.Lost)) *ser
 	})
 }
 
-func serve(s *server.Server, l transport.Listener, log *zap.Logger) {
-	go func() {
-		if err := s.Serve(l); err != nil {
-			log.Error("server stopped accepting", zap.Error(err))
-		}
-	}()
+func serve(s *server.Server, listeners transport.Listeners, log *zap.Logger) {
+	for _, l := range listeners {
+		go func() {
+			if err := s.Serve(l); err != nil {
+				log.Error("server stopped accepting", zap.Stringer("address", l.Addr()), zap.Error(err))
+			}
+		}()
+	}
 }
 
 // RunServer is a dedicated server: it serves round after round until ctx ends.
 func RunServer(ctx context.Context, s settings.Settings, listen string, log *zap.Logger) error {
-	tr, err := Transport(&s, log)
+	kinds, err := Transports(&s, log)
 	if err != nil {
 		return err
 	}
-	return RunServerOver(ctx, tr, s, listen, log)
+	return RunServerOver(ctx, kinds, s, listen, log)
 }
 
-// RunServerOver is RunServer over a transport of the caller's.
-func RunServerOver(ctx context.Context, tr transport.Transport, s settings.Settings, listen string, log *zap.Logger) error {
+// RunServerOver is RunServer over transports of the caller's.
+func RunServerOver(ctx context.Context, kinds *transport.Set, s settings.Settings, listen string, log *zap.Logger) error {
 	if listen == "" {
 		host, err := s.ListenHost()
 		if err != nil {
@@ -113,25 +71,25 @@ func RunServerOver(ctx context.Context, tr transport.Transport, s settings.Setti
 		}
 		listen = net.JoinHostPort(host, "0")
 	}
-	l, err := tr.Listen(listen)
+	listeners, err := kinds.Listen(listen)
 	if err != nil {
 		return err
 	}
 	var line *control.Client
 	srv := newServer(&s, log, func(l wire.Lost) { line.ReportLost(l) })
 	defer srv.Close()
-	defer l.Close()
+	defer listeners.Close()
 	line, err = control.Dial(ctx, control.Config{
-		Transport: tr, Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleServer},
+		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleServer},
 		BeatInterval: s.BeatInterval, LostAfter: s.PeerTimeout, Log: log, OnLost: srv.Lost, OnRoster: srv.Begin,
 	})
 	if err != nil {
 		return err
 	}
 	defer line.Close()
-	serve(srv, l, log)
-	log.Info("server listens", zap.Stringer("address", l.Addr()), zap.String("scheduler", s.Scheduler))
-	me := wire.Node{Role: wire.RoleServer, Host: s.Host, PID: os.Getpid(), Server: l.Addr().String(), Version: version.String()}
+	serve(srv, listeners, log)
+	log.Info("server listens", zap.Stringer("addresses", listeners.Addresses()), zap.String("scheduler", s.Scheduler))
+	me := wire.Node{Role: wire.RoleServer, Host: s.Host, PID: os.Getpid(), Addresses: listeners.Addresses(), Version: version.String()}
 	if _, err := line.Register(ctx, wire.Register{Node: me}); err != nil && ctx.Err() == nil {
 		return err
 	}
@@ -147,22 +105,22 @@ type Scheduler struct {
 
 // StartScheduler starts a scheduler at a listening address, whose port may be 0.
 func StartScheduler(s settings.Settings, listen string, log *zap.Logger) (*Scheduler, error) {
-	tr, err := Transport(&s, log)
+	kinds, err := Transports(&s, log)
 	if err != nil {
 		return nil, err
 	}
-	return StartSchedulerOver(tr, s, listen, log)
+	return StartSchedulerOver(kinds, s, listen, log)
 }
 
-// StartSchedulerOver is StartScheduler over a transport of the caller's.
-func StartSchedulerOver(tr transport.Transport, s settings.Settings, listen string, log *zap.Logger) (*Scheduler, error) {
+// StartSchedulerOver is StartScheduler over transports of the caller's.
+func StartSchedulerOver(kinds *transport.Set, s settings.Settings, listen string, log *zap.Logger) (*Scheduler, error) {
 	sched, err := scheduler.New(scheduler.Config{
 		Log: log, LostAfter: s.PeerTimeout, Dedicated: s.NumServers, Placement: s.Placement,
 	})
 	if err != nil {
 		return nil, err
 	}
-	l, err := tr.Listen(listen)
+	l, err := kinds.Required().Listen(listen)
 	if err != nil {
 		_ = sched.Close()
 		return nil, fmt.Errorf("the scheduler cannot listen at %s: %w", listen, err)

@@ -35,10 +35,10 @@ type Worker struct {
 	Engine   *worker.Engine
 	Control  *control.Client
 
-	log      *zap.Logger
-	policy   *policy.Policy
-	server   *server.Server
-	listener transport.Listener
+	log       *zap.Logger
+	policy    *policy.Policy
+	server    *server.Server
+	listeners transport.Listeners
 
 	mu    sync.Mutex
 	early *wire.Lost // a node that was lost before there was an Engine to tell
@@ -46,10 +46,10 @@ type Worker struct {
 
 // Options are what a worker's process adds to its settings.
 type Options struct {
-	Scheduler string             // where the job meets, host:port; Settings.Scheduler where ""
-	Alloc     func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
-	Log       *zap.Logger
-	Transport transport.Transport // nil for TCP, as the settings say
+	Scheduler  string             // where the job meets, host:port; Settings.Scheduler where ""
+	Alloc      func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
+	Log        *zap.Logger
+	Transports *transport.Set // nil for those that the settings ask for
 }
 
 // StartWorker joins the next round of the job: it waits for all other ranks until the start timeout.
@@ -68,14 +68,14 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	if w.policy, err = jobCompression(s.Compression); err != nil {
 		return nil, fmt.Errorf("%w: PACELINE_COMPRESSION: %w", worker.ErrInvalid, err)
 	}
-	tr := o.Transport
-	if tr == nil {
-		if tr, err = Transport(&s, o.Log); err != nil {
+	kinds := o.Transports
+	if kinds == nil {
+		if kinds, err = Transports(&s, o.Log); err != nil {
 			return nil, err
 		}
 	}
 	if s.Servers != "dedicated" {
-		if err := w.listen(tr); err != nil {
+		if err := w.listen(kinds); err != nil {
 			return nil, err
 		}
 	}
@@ -83,11 +83,11 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	if address == "" {
 		address = s.Scheduler
 	}
-	if err := w.register(ctx, tr, address); err != nil {
+	if err := w.register(ctx, kinds.Required(), address); err != nil {
 		return nil, err
 	}
 	w.cut()
-	w.makeEngine(w.engineConfig(tr, o))
+	w.makeEngine(w.engineConfig(kinds, o))
 	var local worker.Local
 	if w.server != nil {
 		l, err := w.server.Local(s.Rank, w.Engine)
@@ -104,16 +104,16 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 }
 
 // listen opens the server that this process holds.
-func (w *Worker) listen(tr transport.Transport) error {
+func (w *Worker) listen(kinds *transport.Set) error {
 	host, err := w.Settings.ListenHost()
 	if err != nil {
 		return err
 	}
-	if w.listener, err = tr.Listen(net.JoinHostPort(host, "0")); err != nil {
+	if w.listeners, err = kinds.Listen(net.JoinHostPort(host, "0")); err != nil {
 		return err
 	}
 	w.server = newServer(&w.Settings, w.log, func(l wire.Lost) { w.Control.ReportLost(l) })
-	serve(w.server, w.listener, w.log)
+	serve(w.server, w.listeners, w.log)
 	return nil
 }
 
@@ -129,10 +129,7 @@ func (w *Worker) register(ctx context.Context, tr transport.Transport, address s
 	}
 	me := wire.Node{
 		Role: wire.RoleWorker, Rank: s.Rank, LocalRank: s.LocalRank, LocalSize: s.LocalSize,
-		Host: s.Host, PID: os.Getpid(), Version: version.String(),
-	}
-	if w.listener != nil {
-		me.Server = w.listener.Addr().String()
+		Host: s.Host, PID: os.Getpid(), Addresses: w.listeners.Addresses(), Version: version.String(),
 	}
 	w.Roster, err = w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement, Alike: s.Alike()})
 	if err != nil {
@@ -192,10 +189,10 @@ func (w *Worker) cut() {
 	}
 }
 
-func (w *Worker) engineConfig(tr transport.Transport, o Options) worker.Config {
+func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 	s := &w.Settings
 	c := worker.Config{
-		Rank: s.Rank, Roster: w.Roster, Transport: tr, Control: w.Control,
+		Rank: s.Rank, Roster: w.Roster, Transports: kinds, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
 		DeclareTimeout: s.StartTimeout, Log: w.log, Alloc: o.Alloc,
 		Policy: w.policy, LoadPolicy: Compression, Seed: uint64(s.Seed),
@@ -275,7 +272,7 @@ func (w *Worker) close() {
 		w.Engine.Shutdown(context.Background())
 	}
 	if w.server != nil {
-		_ = w.listener.Close()
+		_ = w.listeners.Close()
 		w.server.Close()
 	}
 	if w.Control != nil {

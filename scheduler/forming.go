@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -21,6 +22,8 @@ func (m *Machine) register(l *line, c *wire.Control) {
 		m.refuse(l, c.ID, fmt.Sprintf("a node that said hello as %s registers as %s", l.hello.Role, r.Node.Role))
 	case r.Node.Session == 0:
 		m.refuse(l, c.ID, "the registration has no session number")
+	case r.Node.Addresses.Check() != nil:
+		m.refuse(l, c.ID, fmt.Sprintf("the registration has %v", r.Node.Addresses.Check()))
 	case l.peer != nil && l.peer != p:
 		m.refuse(l, c.ID, fmt.Sprintf("this connection already belongs to %s", name(&l.peer.Node)))
 	case r.Node.Role == wire.RoleServer:
@@ -64,7 +67,7 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 		m.form()
 		return
 	}
-	if there := m.serverAt(n.Server); there != nil && there.line == nil {
+	if there := m.serverAt(n.Addresses); there != nil && there.line == nil {
 		m.lose(there, "another process has taken its address")
 	}
 	if why := m.objectionToServer(n); why != "" {
@@ -146,11 +149,11 @@ func (m *Machine) roster(dedicated []*peer) wire.Roster {
 		roster.Workers[p.Rank] = p.Node
 	}
 	for _, n := range roster.Workers {
-		if n.Server != "" {
+		if len(n.Addresses) > 0 {
 			roster.Servers = append(roster.Servers, n)
 		}
 	}
-	dedicated = slices.SortedFunc(slices.Values(dedicated), func(a, b *peer) int { return cmp.Compare(a.Server, b.Server) })
+	dedicated = slices.SortedFunc(slices.Values(dedicated), func(a, b *peer) int { return cmp.Compare(a.Addresses.String(), b.Addresses.String()) })
 	for _, p := range dedicated {
 		n := p.Node
 		n.Rank = len(roster.Servers)
@@ -212,8 +215,8 @@ func (m *Machine) ready() []*peer {
 	return there
 }
 
-func (m *Machine) serverAt(address string) *peer {
-	if i := slices.IndexFunc(m.pool, func(p *peer) bool { return p.Server == address }); i >= 0 {
+func (m *Machine) serverAt(at address.List) *peer {
+	if i := slices.IndexFunc(m.pool, func(p *peer) bool { return p.Addresses.Shares(at) }); i >= 0 {
 		return m.pool[i]
 	}
 	return nil
@@ -276,9 +279,9 @@ func (m *Machine) disagreement(r *wire.Register) string {
 func (m *Machine) objectionToServer(n *wire.Node) string {
 	dedicated := cmp.Or(m.expectedServers(), m.dedicated)
 	ready := m.ready()
-	there := m.serverAt(n.Server)
+	there := m.serverAt(n.Addresses)
 	switch {
-	case n.Server == "":
+	case len(n.Addresses) == 0:
 		return "a dedicated server registers with the address at which workers reach it; this one has none"
 	case there != nil:
 		return fmt.Sprintf("two servers have the same address: %s and %s", name(&there.Node), name(n))

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -26,6 +27,7 @@ func TestARosterThatCannotBeIsRefused(t *testing.T) {
 		"too many":       func(r *wire.Roster) { r.Workers = make([]wire.Node, limits.MaxRanks+1) },
 		"wrong order":    func(r *wire.Roster) { r.Workers[0], r.Workers[1] = r.Workers[1], r.Workers[0] },
 		"not a worker":   func(r *wire.Roster) { r.Workers[1].Role = wire.RoleServer },
+		"bad address":    func(r *wire.Roster) { r.Servers = []wire.Node{{Addresses: make(address.List, 1)}} },
 		"one node twice": func(r *wire.Roster) { r.Workers[1].Session = 1 },
 	} {
 		r := good()
@@ -49,7 +51,7 @@ func bigJob(t testing.TB, n int) *Machine {
 		line := Line(rank + 1)
 		m.Step(Input{Line: line, Hello: &wire.Hello{Role: wire.RoleWorker, Rank: rank}})
 		for _, o := range m.Step(Input{Line: line, Message: &wire.Control{ID: 1, Wait: 60, Register: &wire.Register{
-			Workers: n, Node: wire.Node{Role: wire.RoleWorker, Rank: rank, Session: uint64(rank + 1), Server: fmt.Sprint("h:", rank)},
+			Workers: n, Node: wire.Node{Role: wire.RoleWorker, Rank: rank, Session: uint64(rank + 1), Addresses: address.List{{Kind: "tcp", At: fmt.Sprint("h:", rank)}}},
 		}}}) {
 			if o.Message != nil && o.Message.Roster != nil {
 				got++

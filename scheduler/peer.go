@@ -102,7 +102,7 @@ func (m *Machine) lose(p *peer, why string) {
 		m.forget(p)
 		m.info("%s has gone: %s", name(&p.Node), why)
 		for _, r := range m.rounds {
-			if i := r.server(p.Server); i >= 0 {
+			if i := r.server(p.Addresses); i >= 0 {
 				m.tell(r, wire.Lost{Role: wire.RoleServer, Rank: i, Why: p.why})
 			}
 		}
@@ -147,7 +147,7 @@ func (m *Machine) roundOf(l *line, number uint64) *round {
 		return p.round
 	default:
 		for _, r := range slices.Backward(m.rounds) {
-			if (number == 0 || r.roster.Round == number) && r.server(p.Server) >= 0 {
+			if (number == 0 || r.roster.Round == number) && r.server(p.Addresses) >= 0 {
 				return r
 			}
 		}
@@ -159,7 +159,7 @@ func (m *Machine) roundOf(l *line, number uint64) *round {
 func name(n *wire.Node) string {
 	who := fmt.Sprintf("rank %d", n.Rank)
 	if n.Role == wire.RoleServer {
-		who = "server " + n.Server
+		who = fmt.Sprintf("server at %v", n.Addresses)
 	}
 	return fmt.Sprintf("%s (%s)", who, where(n))
 }

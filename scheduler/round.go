@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -42,10 +43,10 @@ func newRound(roster wire.Roster, placement string) (*round, error) {
 	return r, nil
 }
 
-// server is the index of the dedicated server at an address, -1 if it takes no part.
-func (r *round) server(address string) int {
+// server is the index of the dedicated server at some addresses, -1 if it takes no part.
+func (r *round) server(at address.List) int {
 	return slices.IndexFunc(r.roster.Servers, func(n wire.Node) bool {
-		return n.Role == wire.RoleServer && n.Server == address
+		return n.Role == wire.RoleServer && n.Addresses.Shares(at)
 	})
 }
 
@@ -74,7 +75,7 @@ func (m *Machine) tell(r *round, gone wire.Lost) {
 		m.send(p.line, &wire.Control{Lost: &gone})
 	}
 	for _, p := range m.pool {
-		if r.server(p.Server) >= 0 {
+		if r.server(p.Addresses) >= 0 {
 			m.send(p.line, &wire.Control{Lost: &gone})
 		}
 	}
@@ -189,7 +190,7 @@ func (m *Machine) expect(r *round) {
 		if n.Role != wire.RoleServer {
 			continue
 		}
-		if p := m.serverAt(n.Server); p != nil {
+		if p := m.serverAt(n.Addresses); p != nil {
 			m.seat(p, r)
 			continue
 		}
@@ -212,6 +213,11 @@ func checkRoster(r *wire.Roster) error {
 			return fmt.Errorf("place %d holds %s %d of session %#x", rank, n.Role, n.Rank, n.Session)
 		}
 		seen[n.Session] = true
+	}
+	for i, n := range r.Servers {
+		if err := n.Addresses.Check(); err != nil {
+			return fmt.Errorf("server %d has %w", i, err)
+		}
 	}
 	return nil
 }

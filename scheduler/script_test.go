@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
@@ -220,11 +221,14 @@ func (s *stage) open(a *actor, role wire.Role) {
 }
 
 func registration(a *actor, id uint64, plain []string, args map[string]string) wire.Register {
-	n := wire.Node{Role: wire.Role(plain[0]), Host: "host-" + a.name, PID: 10 + int(a.name[len(a.name)-1]-'0'), Version: "1.0", Server: args["server"]}
+	n := wire.Node{Role: wire.Role(plain[0]), Host: "host-" + a.name, PID: 10 + int(a.name[len(a.name)-1]-'0'), Version: "1.0"}
+	if at := args["server"]; at != "" {
+		n.Addresses = address.List{{Kind: "tcp", At: at}}
+	}
 	if n.Role == wire.RoleWorker {
 		n.Rank = number(plain[1])
 	} else if len(plain) > 1 {
-		n.Server = plain[1]
+		n.Addresses = address.List{{Kind: "tcp", At: plain[1]}}
 	}
 	if v, ok := args["version"]; ok {
 		n.Version = v
@@ -293,7 +297,8 @@ func (a *actor) hear(m *wire.Control) string {
 		a.known.Roster = *m.Roster
 		text := fmt.Sprintf("roster of round %d, %d workers, servers", m.Roster.Round, len(m.Roster.Workers))
 		for i, n := range m.Roster.Servers {
-			text += fmt.Sprintf(" %d=%s", i, n.Server)
+			at, _ := n.Addresses.Of("tcp")
+			text += fmt.Sprintf(" %d=%s", i, at)
 		}
 		if m.ID == 0 {
 			text += " (pushed)"

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/scheduler"
@@ -106,7 +107,7 @@ func (s *site) dial(role wire.Role, rank int, rosters chan<- wire.Roster) (*cont
 
 func registerWorker(rank, of int) wire.Register {
 	return wire.Register{Workers: of, Node: wire.Node{
-		Role: wire.RoleWorker, Rank: rank, Host: "h", PID: 100 + rank, Server: fmt.Sprintf("h:%d", rank),
+		Role: wire.RoleWorker, Rank: rank, Host: "h", PID: 100 + rank, Addresses: address.List{{Kind: "tcp", At: fmt.Sprintf("h:%d", rank)}},
 	}}
 }
 
@@ -162,7 +163,7 @@ func TestHundredsOfRounds(t *testing.T) {
 		defer server.Close()
 		serverJoins := make(chan error, 1)
 		go func() {
-			_, err := server.Register(t.Context(), wire.Register{Node: wire.Node{Role: wire.RoleServer, Host: "h", Server: "h:9"}})
+			_, err := server.Register(t.Context(), wire.Register{Node: wire.Node{Role: wire.RoleServer, Host: "h", Addresses: address.List{{Kind: "tcp", At: "h:9"}}}})
 			serverJoins <- err
 		}()
 		seen := map[uint64]bool{}

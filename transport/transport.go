@@ -56,7 +56,10 @@ type Listener interface {
 
 // Transport makes connections.
 type Transport interface {
-	Name() string
+	// Kind is the transport's name in addresses and messages. The net.Addr of its listeners and connections have
+	// it as their Network.
+	Kind() string
+	// Listen listens at an address in the notation of the kind; one that can choose by itself does so where address is "".
 	Listen(address string) (Listener, error)
 	Dial(ctx context.Context, address string) (Conn, error)
 }

@@ -71,7 +71,7 @@ type Local interface {
 type Config struct {
 	Rank       int
 	Roster     wire.Roster
-	Transport  transport.Transport
+	Transports *transport.Set
 	Control    Control
 	Local      Local // nil where this process holds no server
 	LocalIndex int   // its index in Roster.Servers

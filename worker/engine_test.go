@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/transporttest"
@@ -65,11 +66,11 @@ func newTheatre(t *testing.T, n *transporttest.Network, servers, conns int, chan
 	th := &theatre{t: t, lost: make(chan wire.Lost, 16)}
 	roster := wire.Roster{Round: 1, Workers: []wire.Node{{Role: wire.RoleWorker, Rank: 0}, {Role: wire.RoleWorker, Rank: 1}}}
 	for i := range servers {
-		roster.Servers = append(roster.Servers, wire.Node{Role: wire.RoleServer, Rank: i, Server: fmt.Sprintf("server%d:1", i)})
+		roster.Servers = append(roster.Servers, wire.Node{Role: wire.RoleServer, Rank: i, Addresses: address.List{{Kind: "twin", At: fmt.Sprintf("server%d:1", i)}}})
 		th.servers = append(th.servers, &playedServer{t: t})
 	}
 	c := worker.Config{
-		Roster: roster, Transport: n.Node("worker0", []byte("secret")), Control: th, LocalIndex: -1,
+		Roster: roster, Transports: transport.NewSet(nil, n.Node("worker0", []byte("secret"))), Control: th, LocalIndex: -1,
 		PartitionBytes: partBytes, Fusion: 1 << 10, Credit: 1 << 20, Conns: conns, DeclareTimeout: time.Minute, Log: zap.NewNop(),
 	}
 	if change != nil {

@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/transporttest"
@@ -82,9 +83,9 @@ func withstand(t *testing.T, play func(conns []transport.Conn)) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	roster := wire.Roster{Round: 7, Workers: make([]wire.Node, 3), Servers: []wire.Node{{Role: wire.RoleServer, Server: "server:1"}}}
+	roster := wire.Roster{Round: 7, Workers: make([]wire.Node, 3), Servers: []wire.Node{{Role: wire.RoleServer, Addresses: address.List{{Kind: "twin", At: "server:1"}}}}}
 	e := New(Config{
-		Rank: 1, Roster: roster, Transport: network.Node("worker", secret), Control: &numbering{}, PartitionBytes: 64 << 10, Fusion: 1 << 10,
+		Rank: 1, Roster: roster, Transports: transport.NewSet(nil, network.Node("worker", secret)), Control: &numbering{}, PartitionBytes: 64 << 10, Fusion: 1 << 10,
 		Credit: 1 << 20, Conns: 2, DeclareTimeout: 10 * time.Second, Log: zap.NewNop(),
 		Alloc: func(n int) []byte {
 			if n > 1<<20 {

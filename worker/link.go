@@ -36,7 +36,7 @@ const scratchBytes = limits.MaxBatch
 
 // dial opens a connection and waits for the server's welcome.
 func (p *peer) dial(ctx context.Context) (*link, error) {
-	conn, err := p.e.cfg.Transport.Dial(ctx, p.node.Server)
+	conn, err := p.e.cfg.Transports.Dial(ctx, p.node.Addresses)
 	if err != nil {
 		return nil, err
 	}

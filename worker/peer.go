@@ -47,7 +47,7 @@ func newPeer(e *Engine, index int, node wire.Node) *peer {
 }
 
 func (p *peer) String() string {
-	return fmt.Sprintf("server %d (%s %d on host %s at %s)", p.index, p.node.Role, p.node.Rank, p.node.Host, p.node.Server)
+	return fmt.Sprintf("server %d (%s %d on host %s at %v)", p.index, p.node.Role, p.node.Rank, p.node.Host, p.node.Addresses)
 }
 
 // connect opens all connections to the server.

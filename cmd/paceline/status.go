@@ -56,12 +56,12 @@ func statusCommand() *cobra.Command {
 }
 
 func askStatus(ctx context.Context, s settings.Settings) (wire.StatusReply, error) {
-	tr, err := node.Transport(&s, zap.NewNop())
+	kinds, err := node.Transports(&s, zap.NewNop())
 	if err != nil {
 		return wire.StatusReply{}, err
 	}
 	client, err := control.Dial(ctx, control.Config{
-		Transport: tr, Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleObserver}, BeatInterval: s.BeatInterval, LostAfter: s.PeerTimeout,
+		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleObserver}, BeatInterval: s.BeatInterval, LostAfter: s.PeerTimeout,
 	})
 	if err != nil {
 		return wire.StatusReply{}, err
@@ -87,6 +87,6 @@ func showStatus(out io.Writer, address string, s wire.StatusReply) {
 		if n.Role == wire.RoleWorker {
 			where = fmt.Sprintf("in worker %d", n.Rank)
 		}
-		fmt.Fprintf(out, "server %d on %s at %s, %s\n", i, n.Host, n.Server, where)
+		fmt.Fprintf(out, "server %d on %s at %v, %s\n", i, n.Host, n.Addresses, where)
 	}
 }

@@ -29,6 +29,8 @@ const (
 	MaxPolicy = 1 << 20
 	// MaxSecret bounds the job secret.
 	MaxSecret = 4096
+	// MaxAddress bounds one address of a server with the name of its kind.
+	MaxAddress = 1024
 )
 
 // Counts.
@@ -37,6 +39,8 @@ const (
 	MaxRanks = 1 << 14
 	// MaxServers bounds the number of servers in a job.
 	MaxServers = 1 << 14
+	// MaxAddresses bounds the kinds of transport by which one server is reached.
+	MaxAddresses = 8
 	// MaxDims bounds the number of dimensions of a tensor.
 	MaxDims = 64
 	// MaxTensors bounds how many (name, signature) pairs a job can declare.

@@ -20,6 +20,9 @@ import (
 	"github.com/paceline/paceline/transport/stream"
 )
 
+// Kind is the name of TCP in addresses.
+const Kind = "tcp"
+
 const defaultPeerTimeout = 10 * time.Second
 
 // Config is what the TCP connections of one node have in common.
@@ -61,8 +64,8 @@ type network struct {
 	stream stream.Config
 }
 
-// Name implements transport.Transport.
-func (t *network) Name() string { return "tcp" }
+// Kind implements transport.Transport.
+func (t *network) Kind() string { return Kind }
 
 // Listen implements transport.Transport. Port 0 picks a free one.
 func (t *network) Listen(address string) (transport.Listener, error) {

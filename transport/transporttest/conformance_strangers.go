@@ -194,6 +194,18 @@ var connectTests = map[string]func(*bench){
 		b.must(<-dialed)
 	},
 
+	"AddressesHaveTheKindOfTheTransport": func(b *bench) {
+		l := b.listen(b.node())
+		x, err := b.dial(l.Addr().String())
+		b.must(err)
+		kind := b.node().Kind()
+		for _, a := range []net.Addr{l.Addr(), x.RemoteAddr(), b.accept(l).RemoteAddr()} {
+			if a.Network() != kind {
+				b.Errorf("%v is an address of kind %q, want %q", a, a.Network(), kind)
+			}
+		}
+	},
+
 	"AnAddressIsTakenOnce": func(b *bench) {
 		l := b.listen(b.node())
 		if second, err := b.node().Listen(l.Addr().String()); err == nil {

@@ -28,12 +28,14 @@ type Options struct {
 	Buffer           int           // bytes that one direction of a connection holds between sender and reader; 0 is 64 KiB
 	HandshakeTimeout time.Duration // as in tcp.Config; 0 is 10 s
 	PeerTimeout      time.Duration // how long a link may be frozen before its connections fail; 0 is 10 s
+	Kind             string        // of transport, for tests of several kinds; "" is "twin"
 	Log              *zap.Logger   // nil is no log
 }
 
 const (
 	defaultBuffer      = 64 << 10
 	defaultPeerTimeout = 10 * time.Second
+	defaultKind        = "twin"
 	backlog            = 128 // connections that wait for Accept
 )
 
@@ -62,6 +64,9 @@ func NewNetwork(o Options) *Network {
 	}
 	if o.PeerTimeout <= 0 {
 		o.PeerTimeout = defaultPeerTimeout
+	}
+	if o.Kind == "" {
+		o.Kind = defaultKind
 	}
 	return &Network{
 		Options: o, links: make(map[path]*link), listeners: make(map[string]*listener), conns: make(map[*conn]struct{}),
@@ -95,7 +100,7 @@ type node struct {
 	config  stream.Config
 }
 
-func (n *node) Name() string { return "twin" }
+func (n *node) Kind() string { return n.network.Kind }
 
 func (n *node) Listen(address string) (transport.Listener, error) {
 	l, err := n.network.Listen(n.name, address)
@@ -112,8 +117,11 @@ func (n *node) Dial(ctx context.Context, address string) (transport.Conn, error)
 }
 
 // Listen accepts byte streams at a node, without authentication. The host of the address is the
-// node's name or missing; port 0 picks a free one.
+// node's name or missing; port 0 picks a free one, as does the address "".
 func (n *Network) Listen(node, address string) (net.Listener, error) {
+	if address == "" {
+		address = net.JoinHostPort(node, "0")
+	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
@@ -131,7 +139,7 @@ func (n *Network) Listen(node, address string) (net.Listener, error) {
 	if n.listeners[address] != nil || n.closed {
 		return nil, fmt.Errorf("listening on %s: %w", address, syscall.EADDRINUSE)
 	}
-	l := &listener{network: n, address: addr(address), waiting: make(chan *conn, backlog), done: make(chan struct{})}
+	l := &listener{network: n, address: n.addr(address), waiting: make(chan *conn, backlog), done: make(chan struct{})}
 	n.listeners[address] = l
 	return l, nil
 }
@@ -169,7 +177,7 @@ func (n *Network) Dial(ctx context.Context, node, address string) (net.Conn, err
 		return nil, fmt.Errorf("connecting to %s: %w", address, syscall.ECONNREFUSED)
 	}
 	n.lastPort++
-	here, far := n.join(there, addr(net.JoinHostPort(node, strconv.Itoa(n.lastPort))), l.address)
+	here, far := n.join(there, n.addr(net.JoinHostPort(node, strconv.Itoa(n.lastPort))), l.address)
 	l.waiting <- far
 	return here, nil
 }
@@ -209,10 +217,14 @@ func (n *Network) between(p path) []*conn {
 	return found
 }
 
-type addr string
+// addr is an address of a kind.
+type addr struct{ kind, at string }
 
-func (a addr) Network() string { return "twin" }
-func (a addr) String() string  { return string(a) }
+func (a addr) Network() string { return a.kind }
+func (a addr) String() string  { return a.at }
+
+// addr is the address at which somebody is known in the network.
+func (n *Network) addr(at string) addr { return addr{n.Kind, at} }
 
 type listener struct {
 	network *Network
@@ -241,10 +253,10 @@ func (l *listener) Close() error {
 
 // shut forgets the listener and resets the connections that nobody has accepted.
 func (l *listener) shut() {
-	if l.network.listeners[string(l.address)] != l {
+	if l.network.listeners[l.address.at] != l {
 		return
 	}
-	delete(l.network.listeners, string(l.address))
+	delete(l.network.listeners, l.address.at)
 	close(l.done)
 	for {
 		select {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 )
@@ -219,15 +220,15 @@ type Lost struct {
 
 // Node is one member of the job.
 type Node struct {
-	Role      Role   `json:"role"`
-	Rank      int    `json:"rank"`      // rank of a worker, index of a server
-	LocalRank int    `json:"localRank"` // among the workers of its host
-	LocalSize int    `json:"localSize"`
-	Host      string `json:"host"`              // name of the machine, for people and for cross ranks
-	PID       int    `json:"pid,omitempty"`     // for messages
-	Server    string `json:"server,omitempty"`  // address of the server that this node holds, host:port; "" if it holds none
-	Version   string `json:"version,omitempty"` // release of the node
-	Session   uint64 `json:"session,omitempty"` // random number of its line to the scheduler, the same after a reconnection
+	Role      Role         `json:"role"`
+	Rank      int          `json:"rank"`      // rank of a worker, index of a server
+	LocalRank int          `json:"localRank"` // among the workers of its host
+	LocalSize int          `json:"localSize"`
+	Host      string       `json:"host"`                // name of the machine, for people and for cross ranks
+	PID       int          `json:"pid,omitempty"`       // for messages
+	Addresses address.List `json:"addresses,omitempty"` // of the server that this node holds; none if it holds none
+	Version   string       `json:"version,omitempty"`   // release of the node
+	Session   uint64       `json:"session,omitempty"`   // random number of its line to the scheduler, the same after a reconnection
 }
 
 // Roster is the membership of one round of the job, alike on every node.

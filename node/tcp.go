@@ -1,0 +1,55 @@
+package node
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/tcp"
+)
+
+// overTCP is the backend that every process has.
+func overTCP(s *settings.Settings, log *zap.Logger) (transport.Transport, error) {
+	c := tcp.Config{
+		Secret: s.JobSecret, PeerTimeout: s.PeerTimeout, SendBuffer: int(s.SendBuffer), Congestion: s.Congestion, Shards: 1, Log: log,
+	}
+	if c.Congestion == "system" {
+		c.Congestion = ""
+	}
+	if s.Role == "server" {
+		c.Shards = s.ServerShards
+	}
+	if s.TLSCert != "" {
+		var err error
+		if c.TLS, err = loadTLS(s); err != nil {
+			return nil, err
+		}
+	}
+	return tcp.New(c), nil
+}
+
+// loadTLS reads the certificate by which this node shows itself and the authority it trusts. Both
+// ends of a connection show one.
+func loadTLS(s *settings.Settings) (*tls.Config, error) {
+	cert, err := tls.LoadX509KeyPair(s.TLSCert, s.TLSKey)
+	if err != nil {
+		return nil, fmt.Errorf("PACELINE_TLS_CERT and PACELINE_TLS_KEY: %w", err)
+	}
+	pem, err := os.ReadFile(s.TLSCA)
+	if err != nil {
+		return nil, fmt.Errorf("PACELINE_TLS_CA: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("PACELINE_TLS_CA: %s holds no certificate in PEM", s.TLSCA)
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}, RootCAs: pool,
+		ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
+	}, nil
+}

@@ -1,0 +1,135 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/address"
+)
+
+// optionalPatience is how long a dial of an optional kind may take before the next kind is tried. A server listens
+// before others hear of it: one that does not answer for so long cannot be reached that way.
+const optionalPatience = 2 * time.Second
+
+// Set is the transports of one process, one of each kind, in its order of preference. The last is required: every
+// process of the job has it, and the scheduler is reached by it. The others are optional.
+//
+// Both ends choose: a server has an address of each kind in which it could listen, and whoever connects tries those
+// in its own order. A kind that the server has no address of is passed over; an optional kind that fails is reported once and
+// the next is tried. Every kind authenticates, so that a fall to another one weakens nothing.
+type Set struct {
+	kinds []Transport
+	fell  []sync.Once // of each kind: that dials fall to the next one was logged
+	log   *zap.Logger
+}
+
+// NewSet makes a set of at least one transport. The log may be nil.
+func NewSet(log *zap.Logger, kinds ...Transport) *Set {
+	if log == nil {
+		log = zap.NewNop()
+	}
+	return &Set{kinds: kinds, fell: make([]sync.Once, len(kinds)), log: log}
+}
+
+// Required is the transport that every process of the job has.
+func (s *Set) Required() Transport { return s.kinds[len(s.kinds)-1] }
+
+// String names the kinds in their order.
+func (s *Set) String() string {
+	names := make([]string, 0, len(s.kinds))
+	for _, t := range s.kinds {
+		names = append(names, t.Kind())
+	}
+	return strings.Join(names, ", ")
+}
+
+// Listen listens with every kind: with the required one at an address, with the others where they choose. An optional
+// kind that cannot listen is left out.
+func (s *Set) Listen(at string) (Listeners, error) {
+	var all Listeners
+	for i, t := range s.kinds {
+		where := ""
+		if s.required(i) {
+			where = at
+		}
+		l, err := t.Listen(where)
+		switch {
+		case err == nil:
+			all = append(all, l)
+		case s.required(i):
+			all.Close()
+			return nil, err
+		default:
+			s.log.Warn("this process cannot be reached by an optional transport", zap.String("kind", t.Kind()), zap.Error(err))
+		}
+	}
+	return all, nil
+}
+
+// Dial connects to a server by the first kind that succeeds, which is the Network of the connection's RemoteAddr.
+func (s *Set) Dial(ctx context.Context, to address.List) (Conn, error) {
+	var failed error
+	for i, t := range s.kinds {
+		at, ok := to.Of(t.Kind())
+		if !ok {
+			continue
+		}
+		conn, err := s.dial(ctx, i, at)
+		if err == nil {
+			s.log.Debug("connected", zap.String("kind", t.Kind()), zap.String("address", at))
+			return conn, nil
+		}
+		if failed != nil {
+			err = fmt.Errorf("%w; %w", failed, err)
+		}
+		failed = err
+		if ctx.Err() != nil || s.required(i) {
+			break
+		}
+		s.fell[i].Do(func() {
+			s.log.Warn("an optional transport does not reach a server: the next one is tried", zap.String("kind", t.Kind()), zap.Error(err))
+		})
+	}
+	if failed == nil {
+		return nil, fmt.Errorf("no transport in common: the server listens by [%v], this process connects by [%v]", to, s)
+	}
+	return nil, failed
+}
+
+func (s *Set) required(i int) bool { return i == len(s.kinds)-1 }
+
+func (s *Set) dial(ctx context.Context, i int, at string) (Conn, error) {
+	if !s.required(i) {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, optionalPatience)
+		defer cancel()
+	}
+	return s.kinds[i].Dial(ctx, at)
+}
+
+// Listeners are the listeners of one process, one of each kind.
+type Listeners []Listener
+
+// Addresses is where they are reached.
+func (l Listeners) Addresses() address.List {
+	var all address.List
+	for _, one := range l {
+		all = append(all, address.Address{Kind: one.Addr().Network(), At: one.Addr().String()})
+	}
+	return all
+}
+
+// Close closes all of them.
+func (l Listeners) Close() error {
+	var failed []error
+	for _, one := range l {
+		failed = append(failed, one.Close())
+	}
+	return errors.Join(failed...)
+}
