@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -59,11 +60,20 @@ func both(servers int) jobOption {
 }
 
 // inMemory has the job meet on the twin of a network in memory, of which all processes are one node.
-func inMemory(t testing.TB) jobOption {
-	network := transporttest.NewNetwork(transporttest.Options{})
+func inMemory(t testing.TB) jobOption { return over(t, transporttest.Options{}) }
+
+func over(t testing.TB, o transporttest.Options) jobOption {
+	network := transporttest.NewNetwork(o)
 	t.Cleanup(network.Close)
 	set := transport.NewSet(nil, network.Node("127.0.0.1", []byte(testSecret)))
 	return func(j *job) { j.over = func(int) *transport.Set { return set } }
+}
+
+// virtually runs a test in virtual time: its jobs have the network of the option that it is given, and time passes only
+// where everybody waits for it.
+func virtually(t *testing.T, links transporttest.Options, test func(t *testing.T, network jobOption)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(t, over(t, links)) })
 }
 
 func with(change func(*settings.Settings)) jobOption { return func(j *job) { change(&j.settings) } }
