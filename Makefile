@@ -23,7 +23,7 @@ SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null)
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-go test-fuzz test-python bench bench-links results wheel lint format clean
+.PHONY: help setup train test test-go test-fuzz test-python bench bench-builds bench-links results wheel lint format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -53,6 +53,10 @@ test-python: setup
 ## make bench        all-reduce against PyTorch's Gloo, side by side; BENCH holds further arguments
 bench: setup
 	python bench/gloo.py $(BENCH)
+
+## make bench-builds this build against another; BENCH='--other /path/to/its/.venv/bin/python'
+bench-builds: setup
+	python bench/builds.py $(BENCH)
 
 ## make bench-links  the same over links of 1 Gbit/s between network namespaces; needs root
 bench-links: setup

@@ -36,13 +36,13 @@ class Fleet:
     """The ranks of one system. Use in a with block: its end is theirs.
 
     system: "paceline" or "gloo". where: Loopback() or links.Hosts. servers: how many dedicated servers a Paceline job
-    gets, each on a host of its own behind those of the ranks; 0 for embedded ones. script: what a rank runs.
-    settings: further variables.
+    gets, each on a host of its own behind those of the ranks; 0 for embedded ones. script: what a rank runs. python: by
+    which interpreter, and so with which build of Paceline. settings: further variables.
     """
 
-    def __init__(self, system, size, where, servers=0, script=RANK, **settings):
+    def __init__(self, system, size, where, servers=0, script=RANK, python=sys.executable, **settings):
         self.system, self.size, self.where, self.servers, self.settings = system, size, where, servers, settings
-        self.script = script
+        self.script, self.python = script, python
         self.folder = tempfile.mkdtemp(prefix="paceline-bench-")
         self.ranks, self.others, self.versions = [], [], {}
 
@@ -90,7 +90,7 @@ class Fleet:
                 self._run_other(self.size + i, ["server"], common)
         for rank in range(self.size):
             own = {"RANK": str(rank), "WORLD_SIZE": str(self.size)} | self.where.environment(rank, self.size)
-            command = self.where.command(rank, [sys.executable, str(self.script), self.system])
+            command = self.where.command(rank, [self.python, str(self.script), self.system])
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self.ranks.append(subprocess.Popen(command, env=common | own, **pipes))
         self.versions = self._answers()[0]

@@ -1,0 +1,71 @@
+"""Two builds of Paceline side by side: python bench/builds.py --other /path/to/another/.venv/bin/python.
+
+The other build is what that interpreter imports as paceline. Both run this folder's bench/rank.py, in turns, in several
+rounds of fresh processes. bench/README.md says what the figures mean.
+"""
+
+import argparse
+import statistics
+
+from fleet import Fleet, Loopback, in_a_row, parse_size, ratios, report, show_size, spread, take_turns
+
+
+def main():
+    """Measures what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Two builds of Paceline, side by side")
+    parser.add_argument("--other", required=True, help="Python interpreter that has the other build")
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default: %(default)s)")
+    parser.add_argument("--sizes", default="4KiB,1MiB,64MiB", help="bytes of the float32 tensor (default: %(default)s)")
+    parser.add_argument("--duration", type=float, default=5, help="seconds for each line (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often the processes start anew (default: %(default)s)")
+    parser.add_argument("--json", help="file for the results")
+    options = parser.parse_args()
+    what = {}
+    for bytes in map(parse_size, options.sizes.split(",")):
+        row = in_a_row(bytes)
+        what[show_size(bytes)] = row, "allreduce", {"bytes": bytes, "in_a_row": row}
+    what["ResNet-50"] = 1, "resnet50", {"way": "tensors"}
+    head = ("this ms", "p10-p90", "other ms", "p10-p90", "this/other", "rounds' medians")
+    print(f"{'ranks':>5} {'exchange':>10}" + "".join(f"{h:>18}" for h in head))
+    results = []
+    for ranks in map(int, options.ranks.split(",")):
+        rounds = [measure(ranks, what, options) for _ in range(options.rounds)]
+        for label in what:
+            results.append(summed(ranks, label, [one[label] for one in rounds]))
+    report("builds", {}, results, options.json)
+
+
+def measure(ranks, what, options):
+    """The seconds of each build, by exchange, in one round."""
+    other = Fleet("paceline", ranks, Loopback(), python=options.other)
+    with Fleet("paceline", ranks, Loopback()) as this, other:
+        fleets = {"this": this, "other": other}
+        return {
+            label: take_turns(fleets, options.duration, row, command, **arguments)
+            for label, (row, command, arguments) in what.items()
+        }
+
+
+def summed(ranks, label, rounds):
+    """One result of all rounds; prints it."""
+    result = {"ranks": ranks, "exchange": label, "rounds": len(rounds)}
+    for build in ("this", "other"):
+        result[build] = spread([s for one in rounds for s in one[build]], "_ms", 1e3)
+    result["ratio"] = statistics.median(r for one in rounds for r in pairs(one))
+    result["ratios"] = sorted(ratios(one["this"], one["other"])["median"] for one in rounds)
+    cells = []
+    for build in ("this", "other"):
+        one = result[build]
+        cells += [f"{one['median_ms']:.3f}", f"{one['p10_ms']:.3f}-{one['p90_ms']:.3f}"]
+    cells += [f"{result['ratio']:.3f}", f"{result['ratios'][0]:.3f}-{result['ratios'][-1]:.3f}"]
+    print(f"{ranks:>5} {label:>10}" + "".join(f"{c:>18}" for c in cells), flush=True)
+    return result
+
+
+def pairs(one):
+    """The ratios of repetitions that came right after one another."""
+    return [a / b for a, b in zip(one["this"], one["other"], strict=True)]
+
+
+if __name__ == "__main__":
+    main()
