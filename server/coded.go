@@ -150,7 +150,7 @@ func (k *key) take(s *slot, h *wire.Header, message []byte) {
 	}
 	k.mu.Unlock()
 	if err != nil {
-		k.t.r.fail(k.t, h.Seq, wire.FailUnsupported, err.Error())
+		k.t.r.fail(k.t, h.Seq, units.FailUnsupported, err.Error())
 		k.t.r.drop(k.t, h.Iteration)
 	}
 }

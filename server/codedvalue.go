@@ -126,7 +126,7 @@ func (v *value) codedReply(r *reader) reply {
 	}
 	res, err := v.copy()
 	if err != nil || c.precise {
-		return reply{reader: *r, res: res, err: err, code: wire.FailMemory}
+		return reply{reader: *r, res: res, err: err, code: units.FailMemory}
 	}
 	return reply{reader: *r, res: res, base: v.rebase(r.rank, res.buf)}
 }

@@ -21,7 +21,7 @@ func (r *round) join(rank int) {
 	for _, n := range r.names {
 		for seq, a := range n.window {
 			if text := a.t.hinderedBy(joined); text != "" {
-				failed = append(failed, r.failLocked(a.t, seq, wire.FailUnsupported, text)...)
+				failed = append(failed, r.failLocked(a.t, seq, units.FailUnsupported, text)...)
 			} else if a.ranks.Covers(a.t.ranks.Minus(joined)) {
 				delete(n.window, seq)
 			}
@@ -48,8 +48,8 @@ func (r *round) failJoins() []notice {
 		return nil
 	}
 	r.joined.Store(&rankset.Set{})
-	text := fmt.Sprintf("%s has shut down without joining", rankText(gone))
-	return []notice{{joined, wire.Failure{Code: wire.FailUnsupported, Text: text}}}
+	text := fmt.Sprintf("%s has shut down without joining", gone.Named())
+	return []notice{{joined, wire.Failure{Code: units.FailUnsupported, Text: text}}}
 }
 
 // takeStock tells every key who takes part in it now.
@@ -84,12 +84,12 @@ func (r *round) joinedRanks() rankset.Set { return *r.joined.Load() }
 // hinderedBy says why an operation cannot be done while ranks have joined, "" if it can: nobody else has
 // the root's data, and alltoall needs everybody's rows (Horovod refuses both).
 func (t *tensor) hinderedBy(joined rankset.Set) string {
-	gone := overlap(joined, t.ranks)
+	gone := joined.Overlap(t.ranks)
 	switch {
 	case (t.Kind.HasRoot() || t.Held()) && gone.Has(t.Root): // of a held value only its declaration is asked for
 		return fmt.Sprintf("%q cannot be done: its root, rank %d, has joined", t.Name, t.Root)
 	case t.Kind == units.Alltoall && gone.Len() > 0:
-		return fmt.Sprintf("%q cannot be done: alltoall needs every rank, and %s has joined", t.Name, rankText(gone))
+		return fmt.Sprintf("%q cannot be done: alltoall needs every rank, and %s has joined", t.Name, gone.Named())
 	}
 	return ""
 }

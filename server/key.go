@@ -8,6 +8,7 @@ import (
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
@@ -217,8 +218,8 @@ type answer struct {
 	iteration uint64
 	divisor   uint32
 	res       *result
-	refused   error            // instead of an answer: why the push was not taken, or there is no sum
-	code      wire.FailureCode // of refused
+	refused   error             // instead of an answer: why the push was not taken, or there is no sum
+	code      units.FailureCode // of refused
 	seq       uint64
 	gone      bool // the iteration of a local waiter was given up
 }
@@ -237,7 +238,7 @@ func (k *key) step(in condition.Input, answers []answer) []answer {
 				k.t.r.s.cfg.Log.Warn("conditions stay", zap.String("tensor", k.t.Name), zap.Error(o.Err))
 				continue
 			}
-			a := answer{refused: o.Err, code: wire.FailUnsupported}
+			a := answer{refused: o.Err, code: units.FailUnsupported}
 			if s := k.slots[o.Progress]; s != nil {
 				a.seq = s.seq
 			}

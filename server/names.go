@@ -2,12 +2,12 @@ package server
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -22,7 +22,7 @@ type name struct {
 	failedGeneration uint64
 	failedFrom       uint64
 	text             string
-	code             wire.FailureCode
+	code             units.FailureCode
 }
 
 type arrival struct {
@@ -54,7 +54,7 @@ func (r *round) arriveLocked(t *tensor, rank int, seq uint64) (bool, []notice) {
 	}
 	var failed []notice
 	if t.Generation > n.generation {
-		failed = r.failWindow(n, 0, t.Generation-1, wire.FailUnsupported, earlierFailure(t))
+		failed = r.failWindow(n, 0, t.Generation-1, units.FailUnsupported, earlierFailure(t))
 		n.generation = t.Generation
 	}
 	a := n.window[seq]
@@ -64,23 +64,23 @@ func (r *round) arriveLocked(t *tensor, rank int, seq uint64) (bool, []notice) {
 	}
 	if a.t != t {
 		a.ranks.Remove(rank)
-		code, text := wire.FailMismatch, fmt.Sprintf("ranks disagree about %q: %s brought %s, rank %d brought %s", t.Name, rankText(a.ranks), a.t.signature, rank, t.signature)
+		code, text := units.FailMismatch, fmt.Sprintf("ranks disagree about %q: %s brought %s, rank %d brought %s", t.Name, a.ranks.Named(), a.t.signature, rank, t.signature)
 		if a.t.signature == t.signature { // they differ in the failures of the name that they know of
-			code, text = wire.FailUnsupported, earlierFailure(t)
+			code, text = units.FailUnsupported, earlierFailure(t)
 		}
 		return false, append(failed, r.failLocked(t, seq, code, text)...)
 	}
 	a.ranks.Add(rank)
-	if gone := r.left.Minus(a.ranks); gone.Len() > 0 && overlaps(gone, t.ranks) {
-		return false, append(failed, r.failLocked(t, seq, wire.FailUnsupported, hasLeft(t, overlap(gone, t.ranks).Ranks()[0]))...)
+	if gone := r.left.Minus(a.ranks); gone.Overlap(t.ranks).Len() > 0 {
+		return false, append(failed, r.failLocked(t, seq, units.FailUnsupported, hasLeft(t, gone.Overlap(t.ranks).Ranks()[0]))...)
 	}
 	joined := r.joinedRanks()
 	if joined.Has(rank) {
 		text := fmt.Sprintf("%q cannot be done: rank %d has joined", t.Name, rank)
-		return false, append(failed, r.failLocked(t, seq, wire.FailUnsupported, text)...)
+		return false, append(failed, r.failLocked(t, seq, units.FailUnsupported, text)...)
 	}
 	if text := t.hinderedBy(joined); text != "" {
-		return false, append(failed, r.failLocked(t, seq, wire.FailUnsupported, text)...)
+		return false, append(failed, r.failLocked(t, seq, units.FailUnsupported, text)...)
 	}
 	if a.ranks.Covers(t.ranks.Minus(joined)) {
 		delete(n.window, seq)
@@ -95,7 +95,7 @@ type notice struct {
 }
 
 // fail ends an operation on every rank.
-func (r *round) fail(t *tensor, seq uint64, code wire.FailureCode, text string) {
+func (r *round) fail(t *tensor, seq uint64, code units.FailureCode, text string) {
 	r.mu.Lock()
 	failed := r.failLocked(t, seq, code, fmt.Sprintf("%q failed: %s", t.Name, text))
 	r.mu.Unlock()
@@ -104,7 +104,7 @@ func (r *round) fail(t *tensor, seq uint64, code wire.FailureCode, text string) 
 
 // failLocked marks an operation as failed, and with it what the ranks have started under the same
 // generation of the name after it: the ranks' counts of the tensor's iterations no longer agree.
-func (r *round) failLocked(t *tensor, seq uint64, code wire.FailureCode, text string) []notice {
+func (r *round) failLocked(t *tensor, seq uint64, code units.FailureCode, text string) []notice {
 	id := nameID{t.ProcessSet, t.Name}
 	n := r.names[id]
 	if n == nil {
@@ -121,7 +121,7 @@ func (r *round) failLocked(t *tensor, seq uint64, code wire.FailureCode, text st
 
 // failWindow fails what the ranks have started under a name, from a count on and up to a generation:
 // what is of a later one was started in the knowledge of the failure.
-func (r *round) failWindow(n *name, from, generation uint64, code wire.FailureCode, text string) []notice {
+func (r *round) failWindow(n *name, from, generation uint64, code units.FailureCode, text string) []notice {
 	var failed []notice
 	for seq, a := range n.window {
 		if seq >= from && a.t.Generation <= generation {
@@ -132,7 +132,7 @@ func (r *round) failWindow(n *name, from, generation uint64, code wire.FailureCo
 	return failed
 }
 
-func (r *round) failure(t *tensor, seq uint64, code wire.FailureCode, text string) wire.Failure {
+func (r *round) failure(t *tensor, seq uint64, code units.FailureCode, text string) wire.Failure {
 	return wire.Failure{Code: code, Name: t.Name, ProcessSet: t.ProcessSet, Generation: t.Generation, Seq: seq, Text: text}
 }
 
@@ -165,12 +165,12 @@ func (r *round) cancel(h *wire.Header) {
 	}
 	if t != nil {
 		if h.Flags&wire.FlagOwnWill != 0 {
-			failed = r.failLocked(t, seq, wire.FailUnsupported, fmt.Sprintf("%q was given up by rank %d, which shuts down or has an error of its own", t.Name, h.Rank))
+			failed = r.failLocked(t, seq, units.FailUnsupported, fmt.Sprintf("%q was given up by rank %d, which shuts down or has an error of its own", t.Name, h.Rank))
 		}
 		if n := r.names[nameID{t.ProcessSet, t.Name}]; n != nil {
 			if a := n.window[seq]; a != nil && a.t == t {
 				if h.Flags&wire.FlagDeclare != 0 && !t.Held() { // else those that have come would wait for good
-					failed = r.failLocked(t, seq, wire.FailUnsupported, earlierFailure(t))
+					failed = r.failLocked(t, seq, units.FailUnsupported, earlierFailure(t))
 				}
 				delete(n.window, seq)
 			}
@@ -204,14 +204,14 @@ func (r *round) failWaitingFor(rank int) []notice {
 		}
 		for _, c := range t.cells() {
 			for _, seq := range c.waitsFor(rank) {
-				failed = append(failed, r.failLocked(t, seq, wire.FailUnsupported, hasLeft(t, rank))...)
+				failed = append(failed, r.failLocked(t, seq, units.FailUnsupported, hasLeft(t, rank))...)
 			}
 		}
 	}
 	for _, n := range r.names {
 		for seq, a := range n.window {
 			if a.t.ranks.Has(rank) && !a.ranks.Has(rank) {
-				failed = append(failed, r.failLocked(a.t, seq, wire.FailUnsupported, hasLeft(a.t, rank))...)
+				failed = append(failed, r.failLocked(a.t, seq, units.FailUnsupported, hasLeft(a.t, rank))...)
 			}
 		}
 	}
@@ -236,8 +236,8 @@ func (r *round) checkStalls(now time.Time) {
 			switch {
 			case known && a.ranks.Len() >= quorum: // nobody waits for the others
 			case cfg.StallShutdown > 0 && waited >= cfg.StallShutdown:
-				text := fmt.Sprintf("%q stalled: %s did not come within %v, while %s waited", a.t.Name, rankText(missing), cfg.StallShutdown, rankText(a.ranks))
-				failed = append(failed, r.failLocked(a.t, seq, wire.FailStall, text)...)
+				text := fmt.Sprintf("%q stalled: %s did not come within %v, while %s waited", a.t.Name, missing.Named(), cfg.StallShutdown, a.ranks.Named())
+				failed = append(failed, r.failLocked(a.t, seq, units.FailStall, text)...)
 			case cfg.StallWarning > 0 && waited >= cfg.StallWarning && now.Sub(a.warned) >= cfg.StallWarning:
 				a.warned = now
 				slow = append(slow, stalled{&arrival{t: a.t, ranks: a.ranks.Clone()}, wire.Stall{Name: a.t.Name, Missing: missing.Ranks(), Seconds: waited.Seconds()}})
@@ -271,14 +271,6 @@ func (r *round) warn(waiting rankset.Set, stall wire.Stall) {
 	}
 }
 
-func rankText(s rankset.Set) string {
-	ranks := s.Ranks()
-	if len(ranks) == 1 {
-		return fmt.Sprintf("rank %d", ranks[0])
-	}
-	return "ranks " + strings.TrimSpace(rankset.Join(ranks))
-}
-
 func hasLeft(t *tensor, rank int) string {
 	return fmt.Sprintf("%q cannot be done: rank %d has shut down", t.Name, rank)
 }
@@ -290,7 +282,3 @@ func earlierFailure(t *tensor) string {
 	}
 	return text
 }
-
-func overlap(a, b rankset.Set) rankset.Set { return a.Minus(a.Minus(b)) }
-
-func overlaps(a, b rankset.Set) bool { return overlap(a, b).Len() > 0 }

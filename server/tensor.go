@@ -7,6 +7,7 @@ import (
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -105,10 +106,10 @@ func (t *tensor) Joined() rankset.Set { return t.r.joinedRanks() }
 func (t *tensor) Left() rankset.Set { return *t.r.goneRanks.Load() }
 
 // Fail implements room.Shell.
-func (t *tensor) Fail(seq uint64, code wire.FailureCode, text string) { t.r.fail(t, seq, code, text) }
+func (t *tensor) Fail(seq uint64, code units.FailureCode, text string) { t.r.fail(t, seq, code, text) }
 
 // Refuse implements room.Shell.
-func (t *tensor) Refuse(rank int, seq uint64, code wire.FailureCode, text string) {
+func (t *tensor) Refuse(rank int, seq uint64, code units.FailureCode, text string) {
 	f := t.r.failure(t, seq, code, fmt.Sprintf("%q failed on rank %d: %s", t.Name, rank, text))
 	t.r.tell([]notice{{rankset.Of(rank), f}})
 }

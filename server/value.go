@@ -97,7 +97,7 @@ func (v *value) outOfMemory(r *reader, err error) {
 	if r.h.Flags&wire.FlagDeclare != 0 {
 		v.t.OutOfMemory(&r.h, room.MemoryError{Err: err})
 	} else {
-		v.refuse(r, wire.FailMemory, room.MemoryError{Err: err}.Error())
+		v.refuse(r, units.FailMemory, room.MemoryError{Err: err}.Error())
 	}
 }
 
@@ -261,8 +261,8 @@ type reply struct {
 	codec uint8   // of res
 	base  uint32  // number of the base that the rank has with it; 0 for none
 
-	code wire.FailureCode // of err
-	err  error            // instead of the value; ErrCancelled for what its rank has given up itself
+	code units.FailureCode // of err
+	err  error             // instead of the value; ErrCancelled for what its rank has given up itself
 }
 
 // step drives the machine for a reader, or for nobody. b is what a push adds, nil for nothing; taken reports that the machine
@@ -287,7 +287,7 @@ func (v *value) step(in condition.Input, r *reader, b []byte, replies []reply) (
 		case condition.Refuse:
 			taken = false
 			if r != nil {
-				replies = append(replies, reply{reader: *r, err: o.Err, code: wire.FailUnsupported})
+				replies = append(replies, reply{reader: *r, err: o.Err, code: units.FailUnsupported})
 			}
 		}
 	}
@@ -354,7 +354,7 @@ func (v *value) replyTo(r *reader) reply {
 		return v.codedReply(r)
 	}
 	res, err := v.copy()
-	return reply{reader: *r, res: res, err: err, code: wire.FailMemory}
+	return reply{reader: *r, res: res, err: err, code: units.FailMemory}
 }
 
 // copy is the value as it is, for one reader more. Callers hold mu.
@@ -416,7 +416,7 @@ func (v *value) fill(r *reply) (err error) {
 }
 
 // refuse tells one rank, and nobody else, that its operation has failed.
-func (v *value) refuse(r *reader, code wire.FailureCode, text string) {
+func (v *value) refuse(r *reader, code units.FailureCode, text string) {
 	v.t.Refuse(r.rank, r.h.Seq, code, text)
 }
 
@@ -562,7 +562,7 @@ func (t *tensor) checkStalls(now time.Time) {
 		t.Warn(r.rank, missing, now.Sub(r.since))
 	}
 	for _, r := range ended {
-		v.refuse(&r, wire.FailStall, fmt.Sprintf("stalled: %s did not come within %v", rankText(missing), cfg.StallShutdown))
+		v.refuse(&r, units.FailStall, fmt.Sprintf("stalled: %s did not come within %v", missing.Named(), cfg.StallShutdown))
 		r.drop(wire.ErrCancelled)
 	}
 }

@@ -287,13 +287,13 @@ func (e *Engine) Failed(f wire.Failure) {
 	}
 }
 
-func failureKind(code wire.FailureCode) error {
+func failureKind(code units.FailureCode) error {
 	switch code {
-	case wire.FailMismatch:
+	case units.FailMismatch:
 		return ErrMismatch
-	case wire.FailStall:
+	case units.FailStall:
 		return ErrStall
-	case wire.FailMemory:
+	case units.FailMemory:
 		return ErrMemory
 	default:
 		return ErrUnsupported

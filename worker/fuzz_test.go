@@ -206,7 +206,7 @@ func answerOf(b [4]byte) []byte {
 	var notice any
 	switch name := fmt.Sprint(units.Kind(b[1]%5), b[2]%2); h.Type {
 	case wire.TypeFail:
-		notice = wire.Failure{Code: wire.FailureCode(b[3] % 6), Name: name, Seq: uint64(b[3] >> 6), Generation: uint64(b[2] % 2)}
+		notice = wire.Failure{Code: units.FailureCode(b[3] % 6), Name: name, Seq: uint64(b[3] >> 6), Generation: uint64(b[2] % 2)}
 	case wire.TypeStall:
 		notice = wire.Stall{Name: name, Missing: []int{0}}
 	case wire.TypeLost:

@@ -107,6 +107,23 @@ func (s Set) Ranks() []int {
 	return ranks
 }
 
+// Overlap is the set of ranks that are in both.
+func (s Set) Overlap(other Set) Set {
+	if s.Len() == 0 || other.Len() == 0 {
+		return Set{}
+	}
+	return s.Minus(s.Minus(other))
+}
+
+// Named is the set in a sentence: "rank 3", "ranks 0, 2".
+func (s Set) Named() string {
+	ranks := s.Ranks()
+	if len(ranks) == 1 {
+		return fmt.Sprintf("rank %d", ranks[0])
+	}
+	return strings.TrimSpace("ranks " + Join(ranks))
+}
+
 func (s Set) String() string { return "[" + Join(s.Ranks()) + "]" }
 
 // Join writes ranks as people read them: "0, 2, 5".

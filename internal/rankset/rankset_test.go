@@ -26,3 +26,12 @@ func TestCoversAndMinus(t *testing.T) {
 		t.Fatal("a clone must share nothing")
 	}
 }
+
+func TestOverlapAndNamed(t *testing.T) {
+	if got := Range(70).Overlap(Of(3, 69, 80)).Named(); got != "ranks 3, 69" {
+		t.Fatalf("got %s", got)
+	}
+	if got := Of(5).Named() + " " + Of(1).Overlap(Set{}).Named(); got != "rank 5 ranks" {
+		t.Fatalf("got %s", got)
+	}
+}

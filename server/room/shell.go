@@ -10,6 +10,7 @@ import (
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -21,9 +22,9 @@ type Shell interface {
 	Joined() rankset.Set
 	Left() rankset.Set
 	// Fail ends an operation, by its count, on every rank of the tensor. Text is the reason.
-	Fail(seq uint64, code wire.FailureCode, text string)
+	Fail(seq uint64, code units.FailureCode, text string)
 	// Refuse ends an operation on one rank and nobody else.
-	Refuse(rank int, seq uint64, code wire.FailureCode, text string)
+	Refuse(rank int, seq uint64, code units.FailureCode, text string)
 	// Drop lets go of what is held for the tensor from an iteration on.
 	Drop(iteration uint64)
 	// Warn tells a rank, for its log, whom its operation waits for.
@@ -52,9 +53,9 @@ func (e MemoryError) Error() string {
 }
 
 // CodeOf is the code that an error travels with.
-func CodeOf(err error) wire.FailureCode {
+func CodeOf(err error) units.FailureCode {
 	if errors.As(err, new(MemoryError)) {
-		return wire.FailMemory
+		return units.FailMemory
 	}
-	return wire.FailUnsupported
+	return units.FailUnsupported
 }

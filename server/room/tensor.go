@@ -94,7 +94,7 @@ func (t *Tensor) GiveUp(from uint64) {
 
 // OutOfMemory ends an operation on every rank, and lets go at once of what is held for it.
 func (t *Tensor) OutOfMemory(h *wire.Header, err error) {
-	t.Shell.Fail(h.Seq, wire.FailMemory, err.Error())
+	t.Shell.Fail(h.Seq, units.FailMemory, err.Error())
 	t.Shell.Drop(h.Iteration)
 }
 

@@ -162,25 +162,14 @@ func (t *Tensor) Check() error {
 	return nil
 }
 
-// FailureCode says why an operation failed; the C ABI passes it on.
-type FailureCode int
-
-// Failure codes.
-const (
-	FailMismatch    FailureCode = iota + 1 // ranks used one name for different operations
-	FailStall                              // ranks did not come within the stall-shutdown time
-	FailMemory                             // the server's memory limit
-	FailUnsupported                        // for example a broadcast whose root has joined
-)
-
 // Failure ends one operation on every rank of its process set.
 type Failure struct {
-	Code       FailureCode `json:"code"`
-	Name       string      `json:"name"` // "": not a tensor but the join under way
-	ProcessSet uint32      `json:"process_set"`
-	Generation uint64      `json:"generation"`
-	Seq        uint64      `json:"seq"`
-	Text       string      `json:"text"` // names the tensor, the ranks and what each of them brought
+	Code       units.FailureCode `json:"code"`
+	Name       string            `json:"name"` // "": not a tensor but the join under way
+	ProcessSet uint32            `json:"process_set"`
+	Generation uint64            `json:"generation"`
+	Seq        uint64            `json:"seq"`
+	Text       string            `json:"text"` // names the tensor, the ranks and what each of them brought
 }
 
 // Condition changes the synchronisation model of tensors while they are in use. It is sent twice to every

@@ -89,10 +89,10 @@ func (s *Shell) Joined() rankset.Set { return s.HasDone }
 func (s *Shell) Left() rankset.Set { return s.HasLeft }
 
 // Fail implements room.Shell.
-func (s *Shell) Fail(seq uint64, _ wire.FailureCode, text string) { s.note("fail %d: %s", seq, text) }
+func (s *Shell) Fail(seq uint64, _ units.FailureCode, text string) { s.note("fail %d: %s", seq, text) }
 
 // Refuse implements room.Shell.
-func (s *Shell) Refuse(rank int, seq uint64, _ wire.FailureCode, text string) {
+func (s *Shell) Refuse(rank int, seq uint64, _ units.FailureCode, text string) {
 	s.note("refuse %d of rank %d: %s", seq, rank, text)
 }
 
