@@ -1,0 +1,100 @@
+// Package agreement is what ranks say of one name, and what follows where they do not say the same.
+//
+// Every rank counts the operations that it starts under a name, and brings each of them to one server, the
+// name's home. Operations with the same count belong together. Home is the half of the servers: it finds out
+// ranks that bring different things under one count and ranks that do not come, and fails the operation on
+// every rank. Rank is the half of a worker: it counts, hears of failures, in flight here or not yet started,
+// and gives the name a new generation, under which its tensors are declared anew.
+//
+// Both are pure: they read no clock, send nothing and take no lock. Reading order: home.go, members.go (joins,
+// goodbyes), stall.go, rank.go.
+package agreement
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
+)
+
+// ID is a name within a process set.
+type ID struct {
+	Set  uint32
+	Name string
+}
+
+func (id ID) compare(other ID) int {
+	return cmp.Or(cmp.Compare(id.Set, other.Set), cmp.Compare(id.Name, other.Name))
+}
+
+// Tensor is a declared tensor, as far as ranks can differ about it. Ranks that bring the same *Tensor under one
+// count agree. It does not change.
+type Tensor struct {
+	ID
+	Generation uint64 // of the name, when the tensor was declared
+	Signature  string // what was declared, as people read it
+	Kind       units.Kind
+	Root       int         // of a broadcast or a held value
+	Ranks      rankset.Set // of the process set
+	Enough     int         // ranks that an operation does without the others; 0 where it needs all
+	Coded      bool
+}
+
+// Failure ends one operation on every rank that it names. Each of them answers with a cancel.
+type Failure struct {
+	Ranks  rankset.Set // whom to tell
+	Tensor *Tensor     // nil: it is the join under way that fails
+	Count  uint64
+	Code   units.FailureCode
+	Text   string
+}
+
+func (f Failure) String() string {
+	if f.Tensor == nil {
+		return fmt.Sprintf("tell %v: the join fails, %v: %s", f.Ranks, f.Code, f.Text)
+	}
+	return fmt.Sprintf("tell %v: %d of %q, generation %d, fails, %v: %s", f.Ranks, f.Count, f.Tensor.Name, f.Tensor.Generation, f.Code, f.Text)
+}
+
+// Stall is a warning: an operation waits for ranks that do not come. One rank that waits is told and logs it,
+// so that there is one line for all.
+type Stall struct {
+	Rank    int
+	Name    string
+	Missing rankset.Set
+	Waited  time.Duration
+}
+
+func (s Stall) String() string {
+	return fmt.Sprintf("warn rank %d: %q has waited %v for ranks %v", s.Rank, s.Name, s.Waited, s.Missing)
+}
+
+// hinderedBy says why an operation cannot be done while ranks have joined, "" if it can: nobody else has the
+// root's data, and alltoall needs everybody's rows (Horovod refuses both).
+func (t *Tensor) hinderedBy(joined rankset.Set) string {
+	rooted := t.Kind.HasRoot() || t.holds() // of a held value only its declaration is asked for
+	switch gone := joined.Overlap(t.Ranks); {
+	case rooted && gone.Has(t.Root):
+		return fmt.Sprintf("%q cannot be done: its root, rank %d, has joined", t.Name, t.Root)
+	case t.Kind == units.Alltoall && gone.Len() > 0:
+		return fmt.Sprintf("%q cannot be done: alltoall needs every rank, and %s has joined", t.Name, gone.Named())
+	}
+	return ""
+}
+
+// holds reports whether the servers hold a value of the tensor, rather than sum its iterations.
+func (t *Tensor) holds() bool { return t.Kind == units.Accumulate }
+
+func hasLeft(t *Tensor, rank int) string {
+	return fmt.Sprintf("%q cannot be done: rank %d has shut down", t.Name, rank)
+}
+
+func earlierFailure(t *Tensor) string {
+	text := fmt.Sprintf("%q cannot be done: an operation of that name before it failed", t.Name)
+	if t.Coded {
+		text += ", or only some ranks have loaded a compression state; every rank loads its own, behind a barrier"
+	}
+	return text
+}

@@ -1,0 +1,307 @@
+package agreement
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/paceline/paceline/internal/invariant"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
+)
+
+// Config says how a Home works.
+type Config struct {
+	All           rankset.Set   // ranks of the job
+	StallWarning  time.Duration // warn of operations that wait this long; 0 for never
+	StallShutdown time.Duration // end those that wait this long; 0 for never
+}
+
+// Home is what one server has heard of the names in one round of the job. The names whose home is elsewhere have
+// nothing in their windows, but they fail here as well: for want of memory, or by a message that cannot be decoded.
+//
+// Invariants, checked after each step in builds with the tag invariants:
+//
+//  1. An operation is in its name's window from the coming of its first rank until its last one comes or it
+//     fails: what is in the window lacks a rank of its process set that has not joined.
+//  2. No operation in a window waits for a rank that has left, and none is hindered by one that has joined.
+//  3. A rank is told of a failed operation once, and again only where it brings that operation afterwards: it may
+//     not have been connected when the others were told. (Home remembers it until a later generation fails, or
+//     has had all its ranks come to an operation.)
+//  4. What has failed is not in the window: no operation that ranks were told of, and none of the failed generation
+//     from its first failed count on.
+//  5. Beside its own count a failure ends only operations of its own generation or an older one, from that count
+//     on: a rank that brings a later generation knew of a failure when it started.
+type Home struct {
+	cfg    Config
+	names  map[ID]*name
+	joined rankset.Set // replaced, never changed
+	left   rankset.Set // replaced, never changed
+	spare  []*arrival
+}
+
+// name is the state of one name.
+type name struct {
+	generation uint64              // the latest that a rank brought
+	window     map[uint64]*arrival // by count
+	failed     *failed             // nil while nothing failed
+	told       map[uint64]reason   // counts whose failure every rank was told of
+}
+
+// arrival is an operation for which some of its ranks have come.
+type arrival struct {
+	t      *Tensor
+	ranks  rankset.Set
+	since  time.Duration
+	warned time.Duration // 0 for never
+}
+
+// failed operations are those of this generation or an older one, from a count on.
+type failed struct {
+	generation uint64
+	from       uint64
+	reason
+}
+
+func (f *failed) covers(t *Tensor, count uint64) bool {
+	return f != nil && t.Generation <= f.generation && count >= f.from
+}
+
+type reason struct {
+	code units.FailureCode
+	text string
+}
+
+// maxSpare bounds the arrivals that are kept to be used again.
+const maxSpare = 256
+
+// NewHome makes a machine that has heard of nothing.
+func NewHome(c Config) *Home {
+	return &Home{cfg: c, names: map[ID]*name{}}
+}
+
+// Arrive notes that a rank has started an operation, and reports whether it may go on.
+func (h *Home) Arrive(t *Tensor, rank int, count uint64, now time.Duration) (proceed bool, told []Failure) {
+	n := h.name(t)
+	proceed, told = h.arrive(n, t, rank, count, now)
+	if invariant.On {
+		h.check(t.ID, n)
+	}
+	return proceed, told
+}
+
+func (h *Home) arrive(n *name, t *Tensor, rank int, count uint64, now time.Duration) (bool, []Failure) {
+	if why, ok := n.told[count]; ok {
+		return false, []Failure{{Ranks: rankset.Of(rank), Tensor: t, Count: count, Code: why.code, Text: why.text}}
+	}
+	if n.failed.covers(t, count) {
+		return false, h.end(nil, n, t, count, n.failed.reason)
+	}
+	var told []Failure
+	if t.Generation > n.generation {
+		if n.generation = t.Generation; len(n.window) > 0 {
+			told = h.failWindow(nil, n, 0, t.Generation-1, reason{units.FailUnsupported, earlierFailure(t)})
+		}
+	}
+	a := n.window[count]
+	if a == nil {
+		a = h.newArrival(t, now)
+		n.window[count] = a
+	}
+	if why := h.hindrance(a, t, rank); why.text != "" {
+		return false, h.fail(told, n, t, count, why)
+	}
+	if h.complete(a) {
+		h.drop(n, count)
+		if n.failed == nil || t.Generation > n.failed.generation {
+			n.told = nil
+		}
+	}
+	return true, told
+}
+
+// hindrance counts the rank in, and says why the operation cannot be done then.
+func (h *Home) hindrance(a *arrival, t *Tensor, rank int) reason {
+	if a.t != t {
+		a.ranks.Remove(rank)
+		if a.t.Signature == t.Signature { // they differ in the failures of the name that they know of
+			return reason{units.FailUnsupported, earlierFailure(t)}
+		}
+		return reason{units.FailMismatch, fmt.Sprintf("ranks disagree about %q: %s brought %s, rank %d brought %s",
+			t.Name, a.ranks.Named(), a.t.Signature, rank, t.Signature)}
+	}
+	a.ranks.Add(rank)
+	if h.left.Len() > 0 {
+		if gone := h.left.Overlap(t.Ranks).Minus(a.ranks); gone.Len() > 0 {
+			return reason{units.FailUnsupported, hasLeft(t, gone.Ranks()[0])}
+		}
+	}
+	if h.joined.Has(rank) {
+		return reason{units.FailUnsupported, fmt.Sprintf("%q cannot be done: rank %d has joined", t.Name, rank)}
+	}
+	return reason{units.FailUnsupported, t.hinderedBy(h.joined)}
+}
+
+// complete reports whether every rank has come that can.
+func (h *Home) complete(a *arrival) bool {
+	if h.joined.Len() == 0 {
+		return a.ranks.Covers(a.t.Ranks)
+	}
+	return a.ranks.Covers(a.t.Ranks.Minus(h.joined))
+}
+
+// Fail ends an operation on every rank for a reason found on this server.
+func (h *Home) Fail(t *Tensor, count uint64, code units.FailureCode, why string) []Failure {
+	n := h.name(t)
+	told := h.fail(nil, n, t, count, reason{code, fmt.Sprintf("%q failed: %s", t.Name, why)})
+	if invariant.On {
+		h.check(t.ID, n)
+	}
+	return told
+}
+
+// Why a rank cancels.
+type Why uint8
+
+// Reasons of cancels.
+const (
+	// Heard: a server told it of the failure, as it tells every rank.
+	Heard Why = iota
+	// OwnWill: for a reason of its own, of which the others hear from here.
+	OwnWill
+	// Anew: the rank goes on with the tensor declared anew, and brings no such operation as the others may have.
+	Anew
+)
+
+// Cancel notes that a rank gives up a tensor from an operation on. It reports whether that is the rank's own
+// affair: of a held value, whose declaration is over, because the others go on.
+func (h *Home) Cancel(t *Tensor, rank int, count uint64, why Why) (alone bool, told []Failure) {
+	n := h.name(t)
+	a := n.window[count]
+	if a != nil && a.t != t {
+		a = nil
+	}
+	switch {
+	case a == nil && t.holds():
+		return true, nil
+	case why == OwnWill:
+		told = h.fail(nil, n, t, count, reason{units.FailUnsupported, fmt.Sprintf("%q was given up by rank %d, which shuts down or has an error of its own", t.Name, rank)})
+	case a == nil:
+	case why == Anew: // else those that have come would wait for good
+		told = h.fail(nil, n, t, count, reason{units.FailUnsupported, earlierFailure(t)})
+	default:
+		h.drop(n, count)
+	}
+	if invariant.On {
+		h.check(t.ID, n)
+	}
+	return false, told
+}
+
+// Reset forgets every name, and who has joined: all ranks have, and begin anew.
+func (h *Home) Reset() {
+	h.names, h.joined = map[ID]*name{}, rankset.Set{}
+}
+
+func (h *Home) name(t *Tensor) *name {
+	n := h.names[t.ID]
+	if n == nil {
+		n = &name{window: map[uint64]*arrival{}}
+		h.names[t.ID] = n
+	}
+	return n
+}
+
+// fail marks an operation as failed, and with it what the ranks have started under the same generation of the
+// name after it: the ranks' counts of the tensor's iterations no longer agree.
+func (h *Home) fail(told []Failure, n *name, t *Tensor, count uint64, why reason) []Failure {
+	switch {
+	case n.failed == nil || t.Generation > n.failed.generation:
+		n.failed = &failed{generation: t.Generation, from: count, reason: why}
+		n.told = nil
+	case t.Generation == n.failed.generation:
+		n.failed.from = min(n.failed.from, count)
+	}
+	told = h.end(told, n, t, count, why)
+	return h.failWindow(told, n, count, t.Generation, why)
+}
+
+// failWindow fails what the ranks have started under a name, from a count on and up to a generation: what is of
+// a later one was started in the knowledge of the failure.
+func (h *Home) failWindow(told []Failure, n *name, from, generation uint64, why reason) []Failure {
+	var counts []uint64
+	for count, a := range n.window {
+		if count >= from && a.t.Generation <= generation {
+			counts = append(counts, count)
+		}
+	}
+	slices.Sort(counts)
+	for _, count := range counts {
+		told = h.end(told, n, n.window[count].t, count, why)
+	}
+	return told
+}
+
+// end takes a failed operation out of the window, whatever generations its ranks have brought, and tells every rank
+// of the process set, unless they were told.
+func (h *Home) end(told []Failure, n *name, t *Tensor, count uint64, why reason) []Failure {
+	h.drop(n, count)
+	if _, ok := n.told[count]; ok {
+		return told
+	}
+	if n.told == nil {
+		n.told = map[uint64]reason{}
+	}
+	n.told[count] = why
+	return append(told, Failure{Ranks: t.Ranks, Tensor: t, Count: count, Code: why.code, Text: why.text})
+}
+
+func (h *Home) newArrival(t *Tensor, now time.Duration) *arrival {
+	a := &arrival{}
+	if last := len(h.spare) - 1; last >= 0 {
+		a, h.spare = h.spare[last], h.spare[:last]
+	}
+	a.t, a.since, a.warned = t, now, 0
+	return a
+}
+
+// drop takes an operation out of the window.
+func (h *Home) drop(n *name, count uint64) {
+	a := n.window[count]
+	if a == nil {
+		return
+	}
+	delete(n.window, count)
+	if a.t = nil; len(h.spare) < maxSpare {
+		a.ranks.Reset()
+		h.spare = append(h.spare, a)
+	}
+}
+
+// waiting is an operation in a window.
+type waiting struct {
+	id    ID
+	n     *name
+	count uint64
+	a     *arrival
+}
+
+// pick lists the operations in all windows that fit, in the order of their names and counts.
+func (h *Home) pick(fits func(*arrival) bool) []waiting {
+	var found []waiting
+	for id, n := range h.names {
+		for count, a := range n.window {
+			if fits(a) {
+				found = append(found, waiting{id, n, count, a})
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b waiting) int {
+		return cmp.Or(a.id.compare(b.id), cmp.Compare(a.count, b.count))
+	})
+	return found
+}
+
+// still reports whether the operation has not failed with one before it.
+func (w *waiting) still() bool { return w.n.window[w.count] == w.a }

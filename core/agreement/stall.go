@@ -1,0 +1,42 @@
+package agreement
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/paceline/paceline/internal/invariant"
+	"github.com/paceline/paceline/internal/units"
+)
+
+// Tick finds the operations that have waited too long for ranks: it warns of them, again and again, and ends them
+// in the end.
+func (h *Home) Tick(now time.Duration) (slow []Stall, told []Failure) {
+	for _, w := range h.pick(func(a *arrival) bool { return h.late(a, now) }) {
+		if !w.still() {
+			continue
+		}
+		a := w.a
+		waited, missing := now-a.since, a.t.Ranks.Minus(a.ranks).Minus(h.joined)
+		if over(waited, h.cfg.StallShutdown) {
+			text := fmt.Sprintf("%q stalled: %s did not come within %v, while %s waited", a.t.Name, missing.Named(), h.cfg.StallShutdown, a.ranks.Named())
+			told = h.fail(told, w.n, a.t, w.count, reason{units.FailStall, text})
+			continue
+		}
+		a.warned = now
+		slow = append(slow, Stall{Rank: a.ranks.Ranks()[0], Name: a.t.Name, Missing: missing, Waited: waited})
+	}
+	if invariant.On {
+		h.checkAll()
+	}
+	return slow, told
+}
+
+// late reports whether something is due for an operation that waits.
+func (h *Home) late(a *arrival, now time.Duration) bool {
+	if a.t.Enough > 0 && a.ranks.Len() >= a.t.Enough { // nobody waits for the others
+		return false
+	}
+	return over(now-a.since, h.cfg.StallShutdown) || over(now-max(a.since, a.warned), h.cfg.StallWarning)
+}
+
+func over(waited, limit time.Duration) bool { return limit > 0 && waited >= limit }
