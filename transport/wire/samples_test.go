@@ -55,7 +55,7 @@ var samples = []sample{
 	{"put", Header{Type: TypePut, DType: units.Uint8, Tensor: 2, Rank: 1, Iteration: 5, Aux: Route(1, -1)}, []byte("abc")},
 	{"get", Header{Type: TypeGet, Tensor: 2, Rank: 2, Iteration: 5, Aux: Route(1, 2)}, nil},
 	{"window", Header{Type: TypeWindow, Aux: 1 << 40}, nil},
-	{"fail", Header{Type: TypeFail, Tensor: 2}, Failure{Code: FailMismatch, Name: "layer1.weight", ProcessSet: 1, Generation: 1, Seq: 6,
+	{"fail", Header{Type: TypeFail, Tensor: 2}, Failure{Code: units.FailMismatch, Name: "layer1.weight", ProcessSet: 1, Generation: 1, Seq: 6,
 		Text: `"layer1.weight": rank 0 brought float32 [10, 4], rank 1 float32 [4]`}},
 	{"cancel", Header{Type: TypeCancel, Tensor: 2, Rank: 1, Iteration: 5}, nil},
 	{"join", Header{Type: TypeJoin, Rank: 1}, nil},
