@@ -29,21 +29,18 @@ type round struct {
 
 	mu      sync.RWMutex
 	tensors map[uint32]*tensor
-	names   map[nameID]*name
 	conns   map[int][]*conn // by rank
 	local   *Local          // of the worker in this process, if any
 	byes    map[int]int     // connections of a rank on which it said goodbye
 	joins   map[int]int     // connections of a rank on which it said that it joins
-	left    rankset.Set     // ranks that said goodbye
 	lost    *wire.Lost
 	ended   bool
 
-	deserted chan struct{} // closed when every rank has left, or one is lost
+	deserted chan struct{} // closed by desert when every rank has left, or one is lost
+	desert   func()
 
-	epoch  atomic.Uint32               // membership epoch; rises when all ranks have joined
-	joined atomic.Pointer[rankset.Set] // ranks that have no more data; replaced, never changed
-	// goneRanks are those that said goodbye: left, for readers without mu. Replaced, never changed.
-	goneRanks atomic.Pointer[rankset.Set]
+	epoch atomic.Uint32 // membership epoch; rises when all ranks have joined
+	names names
 
 	settings room.Round
 	transfer *transfer.Room
@@ -52,24 +49,19 @@ type round struct {
 	tuners   map[string]*tuner
 }
 
-type nameID struct {
-	set  uint32
-	name string
-}
-
 func newRound(s *Server, roster wire.Roster) *round {
 	r := &round{
 		s: s, roster: roster, all: rankset.Range(len(roster.Workers)),
-		tuners: map[string]*tuner{}, tensors: map[uint32]*tensor{}, names: map[nameID]*name{}, conns: map[int][]*conn{}, byes: map[int]int{}, joins: map[int]int{}, deserted: make(chan struct{}),
+		tuners: map[string]*tuner{}, tensors: map[uint32]*tensor{}, conns: map[int][]*conn{}, byes: map[int]int{}, joins: map[int]int{}, deserted: make(chan struct{}),
 	}
 	r.epoch.Store(roster.Epoch)
-	r.joined.Store(&rankset.Set{})
-	r.goneRanks.Store(&rankset.Set{})
+	r.desert = sync.OnceFunc(func() { close(r.deserted) })
 	r.settings = room.Round{
 		Pool: s.pool, Log: s.cfg.Log, RankOrder: s.cfg.RankOrder, Seed: s.cfg.Seed, Model: s.cfg.Model,
 		StallWarning: s.cfg.StallWarning, StallShutdown: s.cfg.StallShutdown, Workers: roster.Workers,
 	}
 	r.transfer = transfer.New(&r.settings)
+	r.names.begin(r)
 	return r
 }
 
@@ -130,36 +122,17 @@ func (r *round) serve(q *room.Request) error {
 	return r.transfer.Serve(t.Tensor, q)
 }
 
-// bye notes that a rank leaves on purpose. What others still want from it fails.
-func (r *round) bye(rank int) {
-	r.mu.Lock()
-	if r.left.Add(rank) && r.left.Covers(r.all) && r.lost == nil {
-		close(r.deserted)
-	}
-	gone := r.left.Clone()
-	r.goneRanks.Store(&gone)
-	failed, joins := r.failWaitingFor(rank), r.failJoins()
-	values := slices.ContainsFunc(slices.Collect(maps.Values(r.tensors)), func(t *tensor) bool { return t.Held() })
-	r.mu.Unlock()
-	r.tell(append(failed, joins...))
-	if len(joins) > 0 || values {
-		r.takeStock()
-	}
-}
-
 // lose notes that a rank is gone without a goodbye: all others are told.
 func (r *round) lose(l wire.Lost) {
 	r.mu.Lock()
-	if r.ended || r.lost != nil || l.Role == wire.RoleWorker && r.left.Has(l.Rank) {
+	if r.ended || r.lost != nil || l.Role == wire.RoleWorker && r.leftRanks().Has(l.Rank) {
 		r.mu.Unlock()
 		return
 	}
 	r.lost = &l
-	if !r.left.Covers(r.all) {
-		close(r.deserted)
-	}
-	local, conns := r.local, r.firstConns(r.all)
 	r.mu.Unlock()
+	r.desert()
+	conns, local := r.reach(r.all)
 	r.s.cfg.Log.Debug("peer lost", zap.String("role", string(l.Role)), zap.Int("rank", l.Rank), zap.String("why", l.Why))
 	for _, c := range conns {
 		c.sendJSON(wire.Header{Type: wire.TypeLost}, l)
@@ -174,10 +147,8 @@ func (r *round) lose(l wire.Lost) {
 
 // stop tells a rank where its superstep ends.
 func (r *round) stop(rank int, h wire.Header) {
-	r.mu.RLock()
-	local, conns := r.local, r.firstConns(rankset.Of(rank))
-	r.mu.RUnlock()
-	if local != nil && local.rank == rank {
+	conns, local := r.reach(rankset.Of(rank))
+	if local != nil {
 		local.notices.Stopped(h)
 	}
 	for _, c := range conns {
@@ -185,15 +156,20 @@ func (r *round) stop(rank int, h wire.Header) {
 	}
 }
 
-// firstConns is one connection to each of the ranks that is there. Callers hold mu.
-func (r *round) firstConns(ranks rankset.Set) []*conn {
-	var conns []*conn
+// reach is how ranks are told something: one connection to each that is there, and the worker in this process where
+// it is one of them.
+func (r *round) reach(ranks rankset.Set) (conns []*conn, local *Local) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
 	for rank, cs := range r.conns {
 		if ranks.Has(rank) && len(cs) > 0 {
 			conns = append(conns, cs[0])
 		}
 	}
-	return conns
+	if r.local != nil && ranks.Has(r.local.rank) {
+		local = r.local
+	}
+	return conns, local
 }
 
 // end closes the round's connections and lets its memory go.
@@ -229,7 +205,6 @@ func (r *round) dropTensors(err error) {
 	r.mu.Lock()
 	tensors := r.tensors
 	r.tensors = map[uint32]*tensor{}
-	r.names = map[nameID]*name{}
 	r.mu.Unlock()
 	r.tunersMu.Lock()
 	r.tuners = map[string]*tuner{}

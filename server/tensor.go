@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
@@ -18,6 +19,7 @@ type tensor struct {
 	r         *round
 	ranks     rankset.Set
 	signature string
+	agreed    *agreement.Tensor
 
 	mu      sync.Mutex
 	keys    map[uint32]*key   // of what is summed
@@ -35,6 +37,7 @@ func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
 		return nil, err
 	}
 	n.ranks = n.Members
+	n.agreed = agreed(n)
 	return n, nil
 }
 
@@ -103,15 +106,16 @@ func (t *tensor) cancel(from uint64, err error) {
 func (t *tensor) Joined() rankset.Set { return t.r.joinedRanks() }
 
 // Left implements room.Shell.
-func (t *tensor) Left() rankset.Set { return *t.r.goneRanks.Load() }
+func (t *tensor) Left() rankset.Set { return t.r.leftRanks() }
 
 // Fail implements room.Shell.
 func (t *tensor) Fail(seq uint64, code units.FailureCode, text string) { t.r.fail(t, seq, code, text) }
 
 // Refuse implements room.Shell.
 func (t *tensor) Refuse(rank int, seq uint64, code units.FailureCode, text string) {
-	f := t.r.failure(t, seq, code, fmt.Sprintf("%q failed on rank %d: %s", t.Name, rank, text))
-	t.r.tell([]notice{{rankset.Of(rank), f}})
+	t.r.tell([]agreement.Failure{{
+		Ranks: rankset.Of(rank), Tensor: t.agreed, Count: seq, Code: code, Text: fmt.Sprintf("%q failed on rank %d: %s", t.Name, rank, text),
+	}})
 }
 
 // Drop implements room.Shell.
@@ -119,7 +123,7 @@ func (t *tensor) Drop(iteration uint64) { t.r.drop(t, iteration) }
 
 // Warn implements room.Shell.
 func (t *tensor) Warn(rank int, missing rankset.Set, waited time.Duration) {
-	t.r.warn(rankset.Of(rank), wire.Stall{Name: t.Name, Missing: missing.Ranks(), Seconds: waited.Seconds()})
+	t.r.warn(agreement.Stall{Rank: rank, Name: t.Name, Missing: missing, Waited: waited})
 }
 
 // Stop implements room.Shell.

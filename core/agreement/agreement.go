@@ -51,8 +51,11 @@ type Failure struct {
 	Text   string
 }
 
+// OfJoin reports whether it is the join under way that fails, rather than an operation.
+func (f Failure) OfJoin() bool { return f.Tensor == nil }
+
 func (f Failure) String() string {
-	if f.Tensor == nil {
+	if f.OfJoin() {
 		return fmt.Sprintf("tell %v: the join fails, %v: %s", f.Ranks, f.Code, f.Text)
 	}
 	return fmt.Sprintf("tell %v: %d of %q, generation %d, fails, %v: %s", f.Ranks, f.Count, f.Tensor.Name, f.Tensor.Generation, f.Code, f.Text)

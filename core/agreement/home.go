@@ -104,6 +104,9 @@ func (h *Home) arrive(n *name, t *Tensor, rank int, count uint64, now time.Durat
 			told = h.failWindow(nil, n, 0, t.Generation-1, reason{units.FailUnsupported, earlierFailure(t)})
 		}
 	}
+	if _, ok := n.told[count]; ok { // just now: others had brought an earlier generation
+		return false, told
+	}
 	a := n.window[count]
 	if a == nil {
 		a = h.newArrival(t, now)
@@ -258,10 +261,12 @@ func (h *Home) end(told []Failure, n *name, t *Tensor, count uint64, why reason)
 }
 
 func (h *Home) newArrival(t *Tensor, now time.Duration) *arrival {
-	a := &arrival{}
-	if last := len(h.spare) - 1; last >= 0 {
-		a, h.spare = h.spare[last], h.spare[:last]
+	last := len(h.spare) - 1
+	if last < 0 {
+		return &arrival{t: t, since: now}
 	}
+	a := h.spare[last]
+	h.spare = h.spare[:last]
 	a.t, a.since, a.warned = t, now, 0
 	return a
 }

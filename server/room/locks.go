@@ -6,7 +6,8 @@ import "github.com/paceline/paceline/internal/lockorder"
 // waits for a peer while holding one. Below them all lie the pools' own.
 const (
 	LevelServer   lockorder.Level = iota + 1 // Server.mu: the round, the connections of any round
-	LevelRound                               // round.mu: who is there, which tensors are announced, what names agree on
+	LevelRound                               // round.mu: who is there, which tensors are announced
+	LevelNames                               // names.mu: what ranks say of names
 	LevelParts                               // sums.Room.mu, held.Room.mu: the partitions of a tensor
 	LevelDecider                             // held: where supersteps end
 	LevelTuners                              // held: the tuners by model
