@@ -8,6 +8,7 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/reduce"
+	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
@@ -35,20 +36,42 @@ type encoder struct {
 
 	mu      sync.Mutex
 	work    sync.Cond
-	lanes   []lane // by server
+	lanes   lanes
 	running int
 	closed  bool
 	wg      sync.WaitGroup
 }
 
-// lane is what waits to be encoded for one server.
+// lanes are what waits to be encoded for each server.
+type lanes []lane
+
 type lane struct {
 	queue taskQueue
 	ahead int64 // memory of messages that have not left
 }
 
+// next takes the most urgent task that may be encoded; among equals the one whose server has the least to receive.
+func (l lanes) next() *task {
+	for {
+		var from *lane
+		var first *task
+		for i := range l {
+			t := l[i].queue.peek()
+			if t == nil || l[i].ahead >= encodeAhead {
+				continue
+			}
+			if t.before(first) || first != nil && t.o.Priority == first.o.Priority && l[i].ahead < from.ahead {
+				from, first = &l[i], t
+			}
+		}
+		if from == nil || from.queue.pop(life.Encode) {
+			return first
+		}
+	}
+}
+
 func newEncoder(e *Engine) *encoder {
-	n := &encoder{e: e, pool: mempool.New(math.MaxInt64), lanes: make([]lane, len(e.cfg.Roster.Servers))}
+	n := &encoder{e: e, pool: mempool.New(math.MaxInt64), lanes: make(lanes, len(e.cfg.Roster.Servers))}
 	n.work.L = &n.mu
 	return n
 }
@@ -56,69 +79,39 @@ func newEncoder(e *Engine) *encoder {
 // push queues a task. The first ones start the goroutines.
 func (n *encoder) push(t *task) {
 	n.mu.Lock()
-	if t.abandoned {
-		n.settle(t)
-		return
-	}
+	defer n.mu.Unlock()
 	n.lanes[t.server].queue.push(t)
 	if n.running < min(maxEncoders, runtime.GOMAXPROCS(0)) && !n.closed {
 		n.running++
 		n.wg.Go(n.run)
 	}
 	n.work.Signal()
-	n.mu.Unlock()
 }
 
 func (n *encoder) run() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for !n.closed {
-		t := n.next()
-		if t == nil {
-			n.work.Wait()
+	for t := n.wait(); t != nil; t = n.wait() {
+		if err := n.encode(t); err != nil {
+			t.happened(life.EncodeFailed)
+			t.o.giveUp(err)
 			continue
 		}
-		n.mu.Unlock()
-		err := n.encode(t)
-		n.mu.Lock()
-		t.state = taskNew
-		switch {
-		case t.abandoned:
-			message := t.unload()
-			n.settle(t)
-			n.pool.Put(message)
-		case err != nil:
-			n.mu.Unlock()
-			t.o.giveUp(err)
-		default:
-			n.lanes[t.server].ahead += int64(cap(t.message))
-			t.encode = false
-			n.mu.Unlock()
-			n.pass(t)
-		}
-		n.mu.Lock()
+		n.made(t)
+		t.happened(life.Encoded)
+		n.pass(t)
 	}
 }
 
-// next takes the most urgent task that may be encoded; among equals the one whose server has the least to
-// receive. Callers hold mu.
-func (n *encoder) next() *task {
-	var from *lane
-	var first *task
-	for i := range n.lanes {
-		l := &n.lanes[i]
-		t := l.queue.peek()
-		if t == nil || l.ahead >= encodeAhead {
-			continue
+// wait gives the next task to encode; nil when the encoder is closed.
+func (n *encoder) wait() *task {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for !n.closed {
+		if t := n.lanes.next(); t != nil {
+			return t
 		}
-		if from == nil || t.o.Priority > first.o.Priority || t.o.Priority == first.o.Priority && l.ahead < from.ahead {
-			from, first = l, t
-		}
+		n.work.Wait()
 	}
-	if from == nil {
-		return nil
-	}
-	return from.queue.pop()
+	return nil
 }
 
 // encode makes the message of a task.
@@ -153,6 +146,13 @@ func (n *encoder) encode(t *task) error {
 	return nil
 }
 
+// made counts the memory of a message.
+func (n *encoder) made(t *task) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lanes[t.server].ahead += int64(cap(t.message))
+}
+
 // pass hands an encoded task on.
 func (n *encoder) pass(t *task) {
 	if p := n.e.peers[t.server]; p != nil {
@@ -170,50 +170,16 @@ func (n *encoder) sent(server int, message []byte) {
 	}
 	n.pool.Put(message)
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.lanes[server].ahead -= int64(cap(message))
 	n.work.Signal()
-	n.mu.Unlock()
-}
-
-// abandon drops a task whose operation has failed, if it is still here.
-func (n *encoder) abandon(t *task) bool {
-	n.mu.Lock()
-	if !t.encode {
-		n.mu.Unlock()
-		return false
-	}
-	t.abandoned = true
-	if t.state == taskQueued {
-		t.state = taskNew // the queue passes it over
-	}
-	n.settle(t)
-	return true
-}
-
-// unload takes the message off a task, if it has one. Callers hold the mutex of the task's queue.
-func (t *task) unload() []byte {
-	message := t.message
-	t.message = nil
-	return message
-}
-
-// settle ends the caller's hold on mu and completes an abandoned task, unless it is being encoded.
-func (n *encoder) settle(t *task) {
-	done := !t.settled && t.abandoned && t.state < taskMoving
-	if done {
-		t.settled = true
-	}
-	n.mu.Unlock()
-	if done {
-		t.o.complete()
-	}
 }
 
 // close ends the goroutines. What was queued has been abandoned.
 func (n *encoder) close() {
 	n.mu.Lock()
 	n.closed = true
-	n.work.Broadcast()
 	n.mu.Unlock()
+	n.work.Broadcast()
 	n.wg.Wait()
 }

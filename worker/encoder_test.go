@@ -20,7 +20,7 @@ func TestTheMostUrgentTaskOfAServerThatIsNotAheadIsEncodedFirst(t *testing.T) {
 	}
 	var order []int
 	next := func() {
-		if t := n.next(); t != nil {
+		if t := n.lanes.next(); t != nil {
 			order = append(order, t.server*10+t.o.Priority)
 		}
 	}

@@ -18,17 +18,10 @@ import (
 
 // link is one connection to a server. Its goroutine reads; frames leave through the outbox.
 type link struct {
-	p    *peer
-	conn transport.Conn
-	out  *outbox.Outbox
-
-	// guarded by peer.mu
-	control   []outbox.Frame // go before all tasks
-	announced map[uint32]struct{}
-	queue     taskQueue // of what must take this connection
-	sent      uint64    // tensor bytes given to this connection
-	consumed  uint64    // of them, what the server has taken
-
+	p       *peer
+	conn    transport.Conn
+	out     *outbox.Outbox
+	traffic *connTraffic // what takes this connection; guarded by the peer's mutex
 	scratch []byte
 }
 
@@ -40,7 +33,7 @@ func (p *peer) dial(ctx context.Context) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &link{p: p, conn: conn, announced: map[uint32]struct{}{}, scratch: make([]byte, scratchBytes)}
+	l := &link{p: p, conn: conn, scratch: make([]byte, scratchBytes)}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	err = l.greet()
 	if !stop() && err == nil {
@@ -74,58 +67,26 @@ func (l *link) greet() error {
 	return nil
 }
 
-// Pop implements outbox.Queue: control frames first, then the most urgent task, before its first use
-// of a tensor the tensor's announcement.
+// Pop implements outbox.Queue.
 func (l *link) Pop(limit int) (outbox.Frame, bool) {
-	p := l.p
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(l.control) > 0 {
-		f := l.control[0]
-		if len(f.Payload) > limit {
-			return outbox.Frame{}, false
-		}
-		l.control = l.control[1:]
-		return f, true
+	f, ok := l.next(limit)
+	if t, is := f.Owner.(*task); is {
+		l.p.e.trace.moving(t)
 	}
-	t, queue := l.ready()
-	if t == nil || len(t.in) > limit {
-		return outbox.Frame{}, false
-	}
-	if _, told := l.announced[t.h.Tensor]; !told {
-		f := announcement(&t.o.d.t, p.e.cfg.Rank)
-		if len(f.Payload) > limit {
-			return outbox.Frame{}, false
-		}
-		l.announced[t.h.Tensor] = struct{}{}
-		return f, true
-	}
-	queue.pop()
-	p.inFlight += int64(len(t.in))
-	l.sent += uint64(len(t.in))
-	p.e.trace.moving(t)
-	return outbox.Frame{Header: t.h, Payload: t.in, Owner: t}, true
+	return f, ok
+}
+
+func (l *link) next(limit int) (outbox.Frame, bool) {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	return l.p.traffic.next(l.traffic, limit)
 }
 
 // Waiting implements outbox.Queue.
 func (l *link) Waiting() bool {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
-	t, _ := l.ready()
-	return len(l.control) > 0 || t != nil
-}
-
-// ready is the next task, with its queue, if the credit allows one. Callers hold the peer's mu.
-func (l *link) ready() (*task, *taskQueue) {
-	p := l.p
-	if p.inFlight >= p.e.cfg.Credit {
-		return nil, nil
-	}
-	shared, own := p.queue.peek(), l.queue.peek()
-	if own.before(shared) {
-		return own, &l.queue
-	}
-	return shared, &p.queue
+	return l.p.traffic.waiting(l.traffic)
 }
 
 // read handles the server's frames until the connection ends.
@@ -138,7 +99,7 @@ func (l *link) read() {
 		return
 	}
 	p.mu.Lock()
-	left := p.left
+	left := p.traffic.left
 	p.mu.Unlock()
 	if left {
 		p.leave(fmt.Errorf("%w: %v has shut down", ErrUnsupported, p))
@@ -203,12 +164,12 @@ func (l *link) read1(b []byte) error {
 
 // result reads an answer straight into the tensor.
 func (l *link) result(h *wire.Header) error {
-	t := l.p.take(h)
+	t := l.p.awaiting(h)
 	if t == nil {
 		return l.discard(int(h.Length))
 	}
 	if err := t.arrives(h, l.p); err != nil {
-		l.p.answered(t, err)
+		t.answered(err)
 		return err
 	}
 	into, lent, err := l.room(t, h)
@@ -216,10 +177,10 @@ func (l *link) result(h *wire.Header) error {
 		err = l.read1(into)
 	}
 	if err != nil {
-		l.p.answered(t, fmt.Errorf("%v of %q on rank %d: %w", t.o.Kind, t.o.name(), l.p.e.cfg.Rank, l.p.e.lossOf(l.p.index, err)))
+		t.answered(fmt.Errorf("%v of %q on rank %d: %w", t.o.Kind, t.o.name(), l.p.e.cfg.Rank, l.p.e.lossOf(l.p.index, err)))
 		return err
 	}
-	l.take(t, h, into)
+	l.finish(t, h, into)
 	l.p.e.encoder.pool.Put(lent)
 	return nil
 }
@@ -236,13 +197,13 @@ func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
 	return lent, lent, err
 }
 
-// take ends a task with its answer, which lies in the output already unless it is a message. A message that
+// finish ends a task with its answer, which lies in the output already unless it is a message. A message that
 // cannot be read ends the operation on every rank.
-func (l *link) take(t *task, h *wire.Header, answer []byte) {
+func (l *link) finish(t *task, h *wire.Header, answer []byte) {
 	if h.Codec != wire.CodecPlain {
 		if err := t.decode(h, answer, l.p); err != nil {
 			t.o.giveUp(err)
-			l.p.answered(t, err)
+			t.answered(err)
 			return
 		}
 	} else if h.Flags&wire.FlagEmpty != 0 {
@@ -251,7 +212,7 @@ func (l *link) take(t *task, h *wire.Header, answer []byte) {
 		k.start(h, answer)
 	}
 	l.p.e.trace.answered(t)
-	l.p.answered(t, nil)
+	t.answered(nil)
 }
 
 func (l *link) discard(n int) error {
@@ -270,18 +231,18 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 	e := l.p.e
 	switch h.Type {
 	case wire.TypeResult:
-		t := l.p.take(h)
+		t := l.p.awaiting(h)
 		if t == nil {
 			return nil
 		}
 		if err := t.arrives(h, l.p); err != nil {
-			l.p.answered(t, err)
+			t.answered(err)
 			return err
 		}
 		if h.Codec == wire.CodecPlain {
 			copy(t.out, payload)
 		}
-		l.take(t, h, payload)
+		l.finish(t, h, payload)
 	case wire.TypeWindow:
 		l.window(h.Aux)
 	case wire.TypeFail:
@@ -301,7 +262,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 	case wire.TypeBye:
 		e.cfg.Log.Debug("server leaves", zap.Stringer("server", l.p))
 		l.p.mu.Lock()
-		l.p.left = true
+		l.p.traffic.left = true
 		l.p.mu.Unlock()
 	default:
 		return fmt.Errorf("%v sends a %v frame", l.p, h.Type)
@@ -311,10 +272,10 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 
 // wrongEpoch fails the operation whose frame the server did not take, because it is in another epoch.
 func (l *link) wrongEpoch(h *wire.Header) {
-	if t := l.p.take(h); t != nil {
+	if t := l.p.awaiting(h); t != nil {
 		err := fmt.Errorf("%v of %q on rank %d: %v is in epoch %d, this rank was in %d", t.o.Kind, t.o.name(), t.o.e.cfg.Rank, l.p, h.Epoch, t.o.epoch)
 		t.o.giveUp(err)
-		l.p.answered(t, err)
+		t.answered(err)
 	}
 }
 
@@ -329,12 +290,8 @@ func notice[T any](h *wire.Header, payload []byte, handle func(T)) error {
 
 // window takes the server's report of how much it has consumed; credit comes back.
 func (l *link) window(consumed uint64) {
-	p := l.p
-	p.mu.Lock()
-	if consumed > l.consumed && consumed <= l.sent {
-		p.inFlight -= int64(consumed - l.consumed)
-		l.consumed = consumed
-	}
-	p.mu.Unlock()
-	p.kick()
+	l.p.mu.Lock()
+	l.p.traffic.consumed(l.traffic, consumed)
+	l.p.mu.Unlock()
+	l.p.kick()
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 
+	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -35,21 +36,34 @@ func newLocalQueue(e *Engine, server Local) *localQueue {
 
 // push queues a task; a small one that nothing waits before is done at once.
 func (q *localQueue) push(t *task) {
-	q.mu.Lock()
-	if t.abandoned {
-		q.settle(t)
+	if t := q.add(t); t != nil {
+		q.hand(t)
 		return
 	}
-	q.queue.push(t)
-	if len(t.in)+len(t.out) <= 2*inlineMax && q.queue.peek() == t {
-		q.hand(q.queue.pop())
-		return
-	}
-	q.mu.Unlock()
 	select {
 	case q.wake <- struct{}{}:
 	default:
 	}
+}
+
+// add queues a task, and gives back what is to be handed over at once.
+func (q *localQueue) add(t *task) *task {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !t.begin(life.Queue) {
+		return nil
+	}
+	q.queue.push(t)
+	if len(t.in)+len(t.out) > 2*inlineMax || q.queue.peek() != t {
+		return nil
+	}
+	return q.queue.next(life.Move)
+}
+
+func (q *localQueue) next() *task {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.queue.next(life.Move)
 }
 
 func (q *localQueue) run() {
@@ -60,100 +74,79 @@ func (q *localQueue) run() {
 		case <-q.quit:
 			return
 		}
-		q.mu.Lock()
-		for q.queue.peek() != nil {
-			q.hand(q.queue.pop())
-			q.mu.Lock()
+		for t := q.next(); t != nil; t = q.next() {
+			q.hand(t)
 		}
-		q.mu.Unlock()
 	}
 }
 
-// hand gives a task to the server. It ends the caller's hold on mu.
+// hand gives a task to the server, which has its memory until it calls finished, but for that of a message: of that
+// the server keeps nothing.
 func (q *localQueue) hand(t *task) {
+	t.begin(life.Arrive)
 	err := q.announce(&t.o.d.t)
-	message := t.unload()
-	q.mu.Unlock()
-	defer q.e.encoder.sent(t.server, message)
 	q.e.trace.moving(t)
 	finished := func(_ uint32, err error) { q.finished(t, err) }
-	if err != nil {
+	switch {
+	case err != nil:
 		finished(0, err)
-		return
-	}
-	switch t.h.Type {
-	case wire.TypePush:
+	case t.h.Type == wire.TypePush:
 		q.server.Push(t.h, t.in, t.out, finished)
-	case wire.TypePull:
+	case t.h.Type == wire.TypePull:
 		q.server.Pull(t.h, t.out, finished)
-	case wire.TypePut:
+	case t.h.Type == wire.TypePut:
 		q.server.Put(t.h, t.in, finished)
-	case wire.TypeState:
+	case t.h.Type == wire.TypeState:
 		q.server.State(t.h, t.out, finished)
-	case wire.TypeRestore:
+	case t.h.Type == wire.TypeRestore:
 		q.server.Restore(t.h, t.in, finished)
 	default:
 		q.server.Get(t.h, t.out, finished)
 	}
+	t.happened(life.Sent)
 }
 
-// announce tells the server of a tensor before its first use. Callers hold mu.
+// announce tells the server of a tensor before its first use. Two goroutines may both tell it.
 func (q *localQueue) announce(t *wire.Tensor) error {
-	if _, announced := q.announced[t.ID]; announced {
+	if q.isAnnounced(t.ID) {
 		return nil
 	}
+	if err := q.server.Announce(t); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	q.announced[t.ID] = struct{}{}
-	return q.server.Announce(t)
+	return nil
+}
+
+func (q *localQueue) isAnnounced(tensor uint32) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	_, announced := q.announced[tensor]
+	return announced
 }
 
 // report tells the server of the end of an iteration with a held value.
 func (q *localQueue) report(d *declaration, h wire.Header) error {
-	q.mu.Lock()
-	err := q.announce(&d.t)
-	q.mu.Unlock()
-	if err != nil {
+	if err := q.announce(&d.t); err != nil {
 		return err
 	}
 	return q.server.Report(h)
 }
 
-// finished is called by the server when it has done with a task's memory. A task that it gave up is
-// held back until the reason is known, which comes as a notice of its own.
+// finished is called by the server when it has done with a task's memory. Where it gave the task up, the reason comes
+// as a notice of its own.
 func (q *localQueue) finished(t *task, err error) {
+	ends := life.Answer
+	if err != nil {
+		ends = life.GiveUp
+	}
 	if err != nil && !errors.Is(err, wire.ErrCancelled) {
 		t.o.giveUp(err)
 	}
 	q.e.trace.answered(t)
-	q.mu.Lock()
-	t.state = taskSent
-	t.heldBack = err != nil && !t.abandoned
-	q.settle(t)
-}
-
-// abandon drops a task whose operation has failed, as far as it has not begun.
-func (q *localQueue) abandon(t *task) {
-	q.mu.Lock()
-	t.abandoned = true
-	t.heldBack = false
-	if t.state == taskQueued {
-		t.state = taskNew
-	}
-	q.settle(t)
-}
-
-// settle ends the caller's hold on mu and completes the task if nothing of it is left to do.
-func (q *localQueue) settle(t *task) {
-	done := !t.settled && !t.heldBack && (t.state == taskSent || t.abandoned && t.state < taskMoving)
-	var message []byte
-	if done {
-		t.settled = true
-		message = t.unload()
-	}
-	q.mu.Unlock()
-	if done {
-		q.e.encoder.sent(t.server, message)
-		t.o.complete()
-	}
+	t.happened(ends)
 }
 
 func (q *localQueue) reset() {

@@ -3,8 +3,8 @@ package worker
 import (
 	"sync"
 	"sync/atomic"
-	"time"
 
+	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -37,37 +37,6 @@ type operation struct {
 	times times
 }
 
-// task moves one partition between this worker and one server.
-type task struct {
-	o      *operation
-	h      wire.Header
-	server int
-	in     []byte // what leaves
-	out    []byte // where the answer goes
-	answer bool   // whether there is one
-	encode bool   // in has to be encoded first; guarded by the encoder's mutex once it is queued there
-
-	// Guarded by the mutex of the queue that the task is in.
-	order     uint64 // of its coming
-	state     taskState
-	waiting   bool // for the answer
-	abandoned bool // the operation has failed: leave what has not begun
-	settled   bool
-	heldBack  bool   // the server in this process gave it up; the reason is still to come
-	message   []byte // memory that in lies in, for the encoder to have back
-
-	left time.Time // when it began to move, for the timeline
-}
-
-type taskState uint8
-
-const (
-	taskNew    taskState = iota
-	taskQueued           // may be dropped
-	taskMoving           // its memory is being read
-	taskSent             // its input memory is free again
-)
-
 func (o *operation) begin() {
 	if !o.deferred {
 		o.launch()
@@ -96,6 +65,9 @@ func (o *operation) failed() bool {
 
 // run queues the tasks of one stage; next follows when all are settled.
 func (o *operation) run(tasks []*task, next func()) {
+	for _, t := range tasks {
+		t.start()
+	}
 	o.mu.Lock()
 	if o.err != nil {
 		tasks = nil
@@ -187,14 +159,7 @@ func (o *operation) abandon(err error, ownWill bool) {
 	}
 	o.tellServers(ownWill)
 	for _, t := range tasks {
-		if o.d.coding != nil && o.e.encoder.abandon(t) {
-			continue
-		}
-		if p := o.e.peers[t.server]; p != nil {
-			p.abandon(t)
-		} else {
-			o.e.local.abandon(t)
-		}
+		t.happened(life.Abandon)
 	}
 }
 

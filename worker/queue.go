@@ -1,6 +1,10 @@
 package worker
 
-import "container/heap"
+import (
+	"container/heap"
+
+	life "github.com/paceline/paceline/core/task"
+)
 
 // taskQueue orders tasks by priority, the highest first, and among equals by their coming. Tasks that
 // were abandoned while they waited are passed over.
@@ -12,26 +16,31 @@ type taskQueue struct {
 func (q *taskQueue) push(t *task) {
 	q.order++
 	t.order = q.order
-	t.state = taskQueued
 	heap.Push(&q.tasks, t)
 }
 
 // peek is the next task, nil if there is none.
 func (q *taskQueue) peek() *task {
-	for len(q.tasks) > 0 {
-		if t := q.tasks[0]; t.state == taskQueued {
-			return t
-		}
+	for len(q.tasks) > 0 && q.tasks[0].abandoned() {
 		heap.Pop(&q.tasks)
 	}
-	return nil
+	if len(q.tasks) == 0 {
+		return nil
+	}
+	return q.tasks[0]
 }
 
-// pop takes the task that peek gave.
-func (q *taskQueue) pop() *task {
-	t := heap.Pop(&q.tasks).(*task)
-	t.state = taskMoving
-	return t
+// pop takes the task that peek gave, and reports whether it may begin what is said.
+func (q *taskQueue) pop(begins life.Event) bool { return heap.Pop(&q.tasks).(*task).begin(begins) }
+
+// next takes the next task that may begin what is said, nil if there is none.
+func (q *taskQueue) next(begins life.Event) *task {
+	for t := q.peek(); t != nil; t = q.peek() {
+		if q.pop(begins) {
+			return t
+		}
+	}
+	return nil
 }
 
 // before reports whether t is to go before u, which is in another queue; either may be nil.

@@ -1,0 +1,67 @@
+package worker
+
+import (
+	"sync/atomic"
+	"time"
+
+	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// task moves one partition between this worker and one server. It is its operation's until it is queued; from then on
+// in and message belong to whoever has begun to encode or to move it, and out to whoever reads its answer.
+type task struct {
+	o       *operation
+	h       wire.Header
+	server  int
+	in      []byte // what leaves
+	out     []byte // where the answer goes
+	answer  bool   // whether there is one
+	encode  bool   // in has to be encoded first
+	message []byte // memory that in lies in, for the encoder to have back
+
+	state atomic.Uint32 // life.State: several goroutines step it, each where something happens
+	order uint64        // of its coming, for the queue that it is in
+	left  time.Time     // when it began to move, for the timeline
+}
+
+// start begins the task's life. The server in this process tells of each task when it has done with its memory.
+func (t *task) start() {
+	var m life.Mode
+	if t.answer || t.o.e.peers[t.server] == nil {
+		m = life.Answered
+	}
+	t.state.Store(uint32(life.New(m)))
+}
+
+// step tells the task's machine what happens.
+func (t *task) step(e life.Event) life.Effects {
+	for {
+		was := t.state.Load()
+		is, effects := life.State(was).Step(e)
+		if t.state.CompareAndSwap(was, uint32(is)) {
+			return effects
+		}
+	}
+}
+
+// begin says what is about to happen to the task, and reports whether it may. Locks may be held.
+func (t *task) begin(e life.Event) bool { return t.step(e)&life.Refused == 0 }
+
+// happened says what has happened to the task, and does what follows from it.
+func (t *task) happened(e life.Event) {
+	effects := t.step(e)
+	if p := t.o.e.peers[t.server]; p != nil && effects&life.Forget != 0 {
+		p.forget(t)
+	}
+	if effects&life.Release != 0 {
+		message := t.message
+		t.message = nil
+		t.o.e.encoder.sent(t.server, message)
+	}
+	if effects&life.Settle != 0 {
+		t.o.complete()
+	}
+}
+
+func (t *task) abandoned() bool { return life.State(t.state.Load()).Abandoned() }

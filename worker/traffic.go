@@ -1,0 +1,193 @@
+package worker
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+
+	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// traffic is what waits for one server, is under way to it, or is expected from it. It decides what leaves next, and
+// on which connection. It has no lock: peer keeps it behind its own.
+//
+// Invariants:
+//
+//  1. inFlight is the number of tensor bytes that have been given to the connections and that the server has not
+//     reported as consumed. No task leaves while it is at the credit or above, so that an urgent one never waits
+//     behind more than that.
+//  2. On each connection a tensor's announcement leaves before everything else about the tensor.
+//  3. What a rank does with one partition of a held value takes one connection, so that a read does not overtake the
+//     push before it; all else takes any.
+type traffic struct {
+	rank     int
+	credit   int64
+	inFlight int64
+	queue    taskQueue // of what may take any connection
+	conns    []*connTraffic
+	answers  map[answerID]*task
+	unsent   []*task // that a broken connection did not take
+	left     bool    // the server said goodbye
+	gone     error   // it has closed since; what still wants it fails
+}
+
+// connTraffic is what takes one connection.
+type connTraffic struct {
+	control   []outbox.Frame // go before all tasks
+	announced map[uint32]struct{}
+	queue     taskQueue // of what must take this connection
+	sent      uint64    // tensor bytes given to it
+	consumed  uint64    // of them, what the server has taken
+}
+
+type answerID struct {
+	tensor    uint32
+	part      uint32
+	iteration uint64
+	aux       uint64
+}
+
+func idOf(h *wire.Header) answerID { return answerID{h.Tensor, h.Part, h.Iteration, h.Aux} }
+
+// open adds a connection.
+func (f *traffic) open() *connTraffic {
+	c := &connTraffic{announced: map[uint32]struct{}{}}
+	f.conns = append(f.conns, c)
+	return c
+}
+
+// add queues a task and makes ready for its answer. The error is that of a server that has left.
+func (f *traffic) add(t *task) error {
+	if f.gone != nil && !t.abandoned() {
+		return f.gone
+	}
+	if !t.begin(life.Queue) {
+		return nil
+	}
+	if t.answer {
+		f.answers[idOf(&t.h)] = t
+	}
+	queue := &f.queue
+	if t.o.Kind == units.Accumulate && len(f.conns) > 1 {
+		queue = &f.conns[(t.h.Tensor+t.h.Part)%uint32(len(f.conns))].queue
+	}
+	queue.push(t)
+	return nil
+}
+
+// next is the frame to leave on a connection, if its payload is of at most limit bytes: control frames first, then
+// the most urgent task, before its tensor's first use the announcement.
+func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, bool) {
+	if len(c.control) > 0 {
+		if len(c.control[0].Payload) > limit {
+			return outbox.Frame{}, false
+		}
+		frame := c.control[0]
+		c.control = c.control[1:]
+		return frame, true
+	}
+	for {
+		t, queue := f.ready(c)
+		if t == nil || len(t.in) > limit {
+			return outbox.Frame{}, false
+		}
+		if _, announced := c.announced[t.h.Tensor]; !announced {
+			frame := announcement(&t.o.d.t, f.rank)
+			if len(frame.Payload) > limit {
+				return outbox.Frame{}, false
+			}
+			c.announced[t.h.Tensor] = struct{}{}
+			return frame, true
+		}
+		if queue.pop(life.Move) {
+			f.inFlight += int64(len(t.in))
+			c.sent += uint64(len(t.in))
+			return outbox.Frame{Header: t.h, Payload: t.in, Owner: t}, true
+		}
+	}
+}
+
+// ready is the most urgent task that may leave on a connection now, with its queue; nil if there is none.
+func (f *traffic) ready(c *connTraffic) (*task, *taskQueue) {
+	if f.inFlight >= f.credit {
+		return nil, nil
+	}
+	shared, own := f.queue.peek(), c.queue.peek()
+	if own.before(shared) {
+		return own, &c.queue
+	}
+	return shared, &f.queue
+}
+
+// waiting reports whether anything could leave on a connection now.
+func (f *traffic) waiting(c *connTraffic) bool {
+	t, _ := f.ready(c)
+	return len(c.control) > 0 || t != nil
+}
+
+// consumed notes how many of a connection's bytes the server has consumed; credit comes back.
+func (f *traffic) consumed(c *connTraffic, bytes uint64) {
+	if bytes > c.consumed && bytes <= c.sent {
+		f.inFlight -= int64(bytes - c.consumed)
+		c.consumed = bytes
+	}
+}
+
+// answered is the task that an answer belongs to; nil if nobody waits for it any more. Whoever gets it writes its
+// memory.
+func (f *traffic) answered(h *wire.Header) *task {
+	id := idOf(h)
+	t := f.answers[id]
+	if t == nil {
+		return nil
+	}
+	delete(f.answers, id)
+	if !t.begin(life.Arrive) {
+		return nil
+	}
+	return t
+}
+
+// forget drops what is awaited for a task.
+func (f *traffic) forget(t *task) {
+	if id := idOf(&t.h); f.answers[id] == t {
+		delete(f.answers, id)
+	}
+}
+
+// report queues the end of an iteration with a held value, behind the value's announcement.
+func (f *traffic) report(c *connTraffic, d *declaration, h wire.Header) {
+	if _, announced := c.announced[h.Tensor]; !announced {
+		c.announced[h.Tensor] = struct{}{}
+		c.control = append(c.control, announcement(&d.t, f.rank))
+	}
+	c.control = append(c.control, outbox.Frame{Header: h})
+}
+
+// tasks are all that the server is still wanted for.
+func (f *traffic) tasks() []*task {
+	tasks := slices.Concat(f.queue.tasks, f.unsent, slices.Collect(maps.Values(f.answers)))
+	for _, c := range f.conns {
+		tasks = append(tasks, c.queue.tasks...)
+	}
+	return tasks
+}
+
+// reset forgets which tensors the server has been told of.
+func (f *traffic) reset() {
+	for _, c := range f.conns {
+		clear(c.announced)
+	}
+}
+
+// announcement is the frame that tells the server of a tensor.
+func announcement(t *wire.Tensor, rank int) outbox.Frame {
+	data, err := json.Marshal(t)
+	if err != nil {
+		panic(err) // a struct of numbers and strings; NaN scales are refused at submission
+	}
+	return outbox.Frame{Header: wire.Header{Type: wire.TypeAnnounce, Rank: uint32(rank), Tensor: t.ID}, Payload: data}
+}
