@@ -15,6 +15,7 @@ import (
 	"unsafe"
 
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/transport/wire"
@@ -180,16 +181,16 @@ func opOf(c *C.pl_op, rank int) (worker.Op, error) {
 		op.Group = C.GoString(c.group)
 	}
 	op.Empty = c.empty != 0
-	op.PullGate = wire.Gate{Threshold: float64(c.pull_threshold), Decay: float64(c.pull_decay)}
+	op.PullGate = options.Gate{Threshold: float64(c.pull_threshold), Decay: float64(c.pull_decay)}
 	if c.codec != nil {
 		op.Codec = C.GoString(c.codec)
 	}
 	if c.sync != nil || c.soft_park != 0 {
-		op.Sync, op.SoftPark = C.GoString(c.sync), c.soft_park != 0
+		op.Sync = options.Sync{Model: C.GoString(c.sync), SoftPark: c.soft_park != 0}
 		// Later uses of a held value need a declaration under the same model, so that is the one to look at:
 		// a model may be an expression, which is compiled each time that it is checked.
 		if held := op.Kind == units.Accumulate; !held || op.Use == units.Declare {
-			if err := node.CheckSync(op.Sync, op.SoftPark, held, len(ranks)); err != nil {
+			if err := node.CheckSync(op.Sync.Model, op.Sync.SoftPark, held, len(ranks)); err != nil {
 				return worker.Op{}, err
 			}
 		}

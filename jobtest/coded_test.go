@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/paceline/paceline/internal/half"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
@@ -83,7 +84,7 @@ func gradient(name, setting string, d units.DType, x []float64) worker.Op {
 	in := elements(d, x)
 	return worker.Op{
 		Kind: units.Allreduce, DType: d, ReduceOp: units.Average, Shape: []int64{int64(len(x))}, Input: in, Output: make([]byte, len(in)),
-		Name: name, Codec: setting,
+		Name: name, Declared: options.Declared{Codec: setting},
 	}
 }
 
@@ -337,7 +338,7 @@ func TestCodedSumsOfPartsAndWithoutStragglers(t *testing.T) {
 			for range 3 {
 				j.each(func(rank int) error {
 					op := gradient(setting, setting, units.Float32, normal(3000, uint64(rank)))
-					op.Sync = "drop-stragglers:2"
+					op.Sync.Model = "drop-stragglers:2"
 					outs[rank] = op.Output
 					_, err := j.do(rank, op)
 					return err

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/worker"
@@ -33,7 +34,8 @@ func (v *codedValue) use(use units.Use, x []float64) ([]float64, error) {
 
 func (v *codedValue) make(use units.Use, x []float64) worker.Op {
 	op := worker.Op{
-		Kind: units.Accumulate, DType: v.dtype, ReduceOp: v.op, Shape: []int64{int64(v.n)}, Name: v.name, Sync: v.sync, Codec: v.codec, Use: use,
+		Kind: units.Accumulate, DType: v.dtype, ReduceOp: v.op, Shape: []int64{int64(v.n)}, Name: v.name,
+		Declared: options.Declared{Sync: options.Sync{Model: v.sync}, Codec: v.codec}, Held: worker.Held{Use: use},
 	}
 	switch {
 	case use&units.Add != 0 && x == nil:

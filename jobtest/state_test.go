@@ -307,7 +307,7 @@ func TestAStateThatOnlySomeRanksSetIsAnErrorOnAll(t *testing.T) {
 		j := startJob(t, 3, dedicated(1))
 		op := func(rank int) worker.Op {
 			o := gradient("w", "topk:0.1", units.Float32, normal(2000, uint64(rank)))
-			o.Sync = sync
+			o.Sync.Model = sync
 			return o
 		}
 		all := func() {

@@ -13,7 +13,7 @@ import (
 // dropping is the average over the ranks that come in time, of n float32 that are all x.
 func dropping(name string, n, nt int, x float32) worker.Op {
 	op := float32s(units.Allreduce, name, int64(n))
-	op.ReduceOp, op.Sync = units.Average, fmt.Sprintf("drop-stragglers:%d", nt)
+	op.ReduceOp, op.Sync.Model = units.Average, fmt.Sprintf("drop-stragglers:%d", nt)
 	op.Input = nil
 	for range n {
 		op.Input = appendElement(op.Input, units.Float32, float64(x))

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
@@ -40,7 +41,7 @@ func (v *held) use(use units.Use, x float32) error {
 func (v *held) op(use units.Use, x float32) worker.Op {
 	op := worker.Op{
 		Kind: units.Accumulate, DType: units.Float32, ReduceOp: units.Sum, Shape: []int64{int64(len(v.now))}, Name: v.name,
-		Sync: v.sync, SoftPark: v.soft, Use: use,
+		Declared: options.Declared{Sync: options.Sync{Model: v.sync, SoftPark: v.soft}}, Held: worker.Held{Use: use},
 	}
 	if use&units.Add != 0 || use == units.Declare && v.rank == op.Root {
 		for range v.now {

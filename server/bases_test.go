@@ -9,6 +9,7 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/internal/mempool"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -75,7 +76,7 @@ func TestRanksWithABaseHaveTheSameBitsWhateverGivesWay(t *testing.T) {
 	}{{"int8:block=8", 0}, {"int8:block=8", 0.1}, {"none", 0.1}, {"topk:0.1", 0}, {"onebit:block=64", 0.01}} {
 		b := newBench(t, 1<<20, false)
 		tensor := coded(c.setting, under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
-		tensor.PullGate, tensor.Prescale, tensor.Postscale = wire.Gate{Threshold: c.threshold}, 1, 1
+		tensor.PullGate, tensor.Prescale, tensor.Postscale = options.Gate{Threshold: c.threshold}, 1, 1
 		b.announce(tensor)
 		b.hold(1, n, 0)
 		by, _ := codec.Parse(c.setting)

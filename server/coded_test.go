@@ -16,6 +16,7 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/transporttest"
@@ -212,7 +213,7 @@ func TestAGateForPullsHoldsBackWhatHasChangedByLittle(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	tensor := coded("none", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
-	tensor.PullGate, tensor.Prescale, tensor.Postscale = wire.Gate{Threshold: 0.5}, 1, 1
+	tensor.PullGate, tensor.Prescale, tensor.Postscale = options.Gate{Threshold: 0.5}, 1, 1
 	b.announce(tensor)
 	base := b.hold(1, n, 0)
 	for value := float32(2); value < 10; value++ {
@@ -343,7 +344,7 @@ func TestAGateForPullsOpensAsItsThresholdFalls(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	tensor := coded("none", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
-	tensor.PullGate, tensor.Prescale, tensor.Postscale = wire.Gate{Threshold: 2, Decay: 1}, 1, 1
+	tensor.PullGate, tensor.Prescale, tensor.Postscale = options.Gate{Threshold: 2, Decay: 1}, 1, 1
 	b.announce(tensor)
 	base := b.hold(1, n, 0)
 	for iteration := range uint64(4) {
@@ -392,7 +393,7 @@ func TestAValueThatIsNotFiniteInABaseIsSentAsItIs(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	tensor := coded("none", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float16, 2*n)))
-	tensor.PullGate, tensor.Prescale, tensor.Postscale = wire.Gate{Threshold: 0.01}, 1, 1
+	tensor.PullGate, tensor.Prescale, tensor.Postscale = options.Gate{Threshold: 0.01}, 1, 1
 	b.announce(tensor)
 	for rank := range 3 {
 		h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagDeclare | wire.FlagHome}

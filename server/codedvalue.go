@@ -5,6 +5,7 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -43,7 +44,7 @@ func newCodedValue(v *value) *codedValue {
 		return nil
 	}
 	by := v.coding.codec.Difference()
-	gated := v.t.PullGate != (wire.Gate{})
+	gated := v.t.PullGate != (options.Gate{})
 	together := !v.t.Model.Ahead()
 	return &codedValue{
 		by: by, precise: !gated && by.Precise(), alike: gated || together, bases: map[int]*base{}, telling: map[*base]struct{}{},

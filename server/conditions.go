@@ -116,7 +116,7 @@ func (r *round) matching(patterns []string, check func(*tensor) error) ([]cell, 
 	}
 	fits := func(t *tensor) bool {
 		if len(patterns) == 0 {
-			return t.Dataflow() == condition.Accumulate || t.Sync != ""
+			return t.Dataflow() == condition.Accumulate || t.Sync.Model != ""
 		}
 		return slices.ContainsFunc(patterns, func(p string) bool { return pattern.Match(p, t.Name) })
 	}

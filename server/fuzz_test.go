@@ -17,6 +17,7 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/transporttest"
@@ -233,7 +234,7 @@ var tensors = []wire.Tensor{
 }
 
 func gated(threshold float64, t wire.Tensor) wire.Tensor {
-	t.PullGate = wire.Gate{Threshold: threshold, Decay: 0.5}
+	t.PullGate = options.Gate{Threshold: threshold, Decay: 0.5}
 	return t
 }
 
@@ -261,7 +262,7 @@ func message(t *wire.Tensor, part int, b byte) []byte {
 }
 
 func under(sync string, t wire.Tensor) wire.Tensor {
-	t.Sync, t.SoftPark = sync, t.Name == "held"
+	t.Sync = options.Sync{Model: sync, SoftPark: t.Name == "held"}
 	return t
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/paceline/paceline/core/codec"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -91,7 +92,7 @@ func TestAGateForPullsGoesOnWithItsDecay(t *testing.T) {
 	b := newBench(t, 1<<20, false)
 	read := func(id, had uint32) wire.Header {
 		held := coded("none", under("asp", declared(id, string(rune('a'+id)), units.Accumulate, units.Sum, units.Float32, 4*n)))
-		held.PullGate = wire.Gate{Threshold: 4, Decay: 1}
+		held.PullGate = options.Gate{Threshold: 4, Decay: 1}
 		b.announce(held)
 		base := b.hold(id, n, had)
 		b.send(2, wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Count: base}, ones(n))

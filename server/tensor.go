@@ -66,7 +66,7 @@ func (t *tensor) machine(part uint32, flow condition.Dataflow) (*condition.Machi
 		return nil, fmt.Errorf("partition %d of %q, which has %d", part, t.Name, len(t.Parts))
 	}
 	c := condition.Config{Live: t.Live(), Model: t.Model, Dataflow: flow}
-	if t.SoftPark {
+	if t.Sync.SoftPark {
 		c.Parking = condition.SoftBarrier
 	}
 	m, err := condition.New(c)

@@ -8,6 +8,7 @@ import (
 	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/mempool"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -35,7 +36,7 @@ type codedPart struct {
 func newCoding(c codec.Codec, t *wire.Tensor) *coding {
 	k := &coding{codec: c, answers: c.Answer(), held: t.Kind == units.Accumulate, dtype: t.DType, parts: make([]codedPart, len(t.Parts))}
 	if k.held {
-		k.answers, k.follow = c.Difference(), !c.Precise() || t.PullGate != (wire.Gate{})
+		k.answers, k.follow = c.Difference(), !c.Precise() || t.PullGate != (options.Gate{})
 	}
 	for i, n := range t.Parts {
 		k.parts[i] = codedPart{key: codec.KeyOf(t.ProcessSet, t.Name, uint32(i)), elements: int(n) / t.DType.Size()}
@@ -171,7 +172,7 @@ func (e *Engine) codecOf(op *Op) codec.Codec {
 		return nil // check has refused it
 	}
 	c := p.Choose(policy.Tensor{Name: op.name(), DType: op.DType, Bytes: bytes})
-	if c == nil && op.PullGate != (wire.Gate{}) {
+	if c == nil && op.PullGate != (options.Gate{}) {
 		c = codec.None()
 	}
 	if c == nil || op.Name == "" && c.Answer().ResidualBytes(1)+c.ResidualBytes(1) > 0 {

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/transporttest"
@@ -49,7 +50,7 @@ func TestAnAnswerThatCannotBeDecodedEndsTheOperation(t *testing.T) {
 		in := make([]byte, 4*n)
 		op := Op{
 			Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{n}, Input: in, Output: in,
-			Prescale: 1, Postscale: 1, Name: "w", Codec: "topk:0.1", Done: func(_ Output, err error) { done <- err },
+			Prescale: 1, Postscale: 1, Name: "w", Declared: options.Declared{Codec: "topk:0.1"}, Done: func(_ Output, err error) { done <- err },
 		}
 		if err := e.Submit([]Op{op}); err != nil {
 			t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/transporttest"
@@ -383,9 +384,11 @@ func TestReportOfASuperstepFollowsTheAnnouncement(t *testing.T) {
 		ops := make([]worker.Op, 2)
 		for i := range ops {
 			ops[i] = worker.Op{
-				Kind: units.Accumulate, Use: units.Declare, DType: units.Float32, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1}},
+				Kind: units.Accumulate, DType: units.Float32, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1}},
 				Root: 1, Shape: []int64{2 * partBytes / 4}, Output: make([]byte, 2*partBytes), Prescale: 1, Postscale: 1,
-				Name: fmt.Sprint("value", i), Group: "value0", Sync: "adaptive:1,1", Done: func(_ worker.Output, err error) { done <- err },
+				Name:     fmt.Sprint("value", i),
+				Declared: options.Declared{Sync: options.Sync{Model: "adaptive:1,1"}}, Held: worker.Held{Use: units.Declare, Group: "value0"},
+				Done: func(_ worker.Output, err error) { done <- err },
 			}
 		}
 		if err := th.engine.Submit(ops); err != nil {

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/transporttest"
@@ -177,7 +178,8 @@ func codedOperations(done chan<- error) (ops []Op) {
 	for _, kind := range []units.Kind{units.Allreduce, units.Reducescatter, units.Accumulate} {
 		op := Op{
 			Kind: kind, DType: units.Float16, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1, 2}}, Shape: []int64{6}, Input: make([]byte, 12),
-			Prescale: 1, Postscale: 1, Name: fmt.Sprint(kind, " coded"), Codec: `[{"min_bytes": 0, "codec": "topk:0.5+s2"}]`, Use: units.Declare, Root: 1,
+			Prescale: 1, Postscale: 1, Name: fmt.Sprint(kind, " coded"), Root: 1,
+			Declared: options.Declared{Codec: `[{"min_bytes": 0, "codec": "topk:0.5+s2"}]`}, Held: Held{Use: units.Declare},
 			Output: make([]byte, 12), Done: func(_ Output, err error) { done <- err },
 		}
 		if kind == units.Reducescatter {

@@ -110,6 +110,7 @@ func (e *Engine) declare(n *nameState, o *operation) *declaration {
 	}
 	d := &declaration{t: e.describe(n, o), asked: o.Codec, group: o.Group, unnamed: o.Name == ""}
 	d.offsets = offsetsOf(d.t.Parts)
+	d.t.Codec = ""
 	if c := e.codecOf(&o.Op); c != nil {
 		d.t.Codec = c.String()
 		d.coding = newCoding(c, &d.t)
@@ -140,10 +141,10 @@ func (e *Engine) find(n *nameState, op *Op) *declaration {
 
 // matches reports whether an operation is another use of the declaration, provided that its codec is that.
 func (d *declaration) matches(o *Op) bool {
-	t := &d.t
+	t, declared := &d.t, o.Declared
+	declared.Codec = t.Codec
 	return t.Kind == o.Kind && t.DType == o.DType && t.Op == o.ReduceOp && t.Prescale == o.Prescale && t.Postscale == o.Postscale &&
-		t.Sync == o.Sync && t.SoftPark == o.SoftPark && t.PullGate == o.PullGate &&
-		(t.Kind != units.Broadcast || t.Root == o.Root) && slices.Equal(t.Shape, o.commonShape())
+		declared == t.Declared && (t.Kind != units.Broadcast || t.Root == o.Root) && slices.Equal(t.Shape, o.commonShape())
 }
 
 // commonShape is the part of the shape that must agree on all ranks.
@@ -159,7 +160,7 @@ func (e *Engine) describe(n *nameState, o *operation) wire.Tensor {
 	t := wire.Tensor{
 		Name: o.name(), Kind: o.Kind, Op: o.ReduceOp, DType: o.DType, Shape: slices.Clone(o.commonShape()), Root: o.Root,
 		ProcessSet: o.Set.ID, Ranks: o.Set.Ranks, Prescale: o.Prescale, Postscale: o.Postscale, Generation: n.generation,
-		Sync: o.Sync, SoftPark: o.SoftPark, PullGate: o.PullGate,
+		Declared: o.Declared,
 	}
 	if o.Kind != units.Broadcast && o.Kind != units.Accumulate {
 		t.Root = 0

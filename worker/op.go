@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -24,22 +25,24 @@ type Op struct {
 	Splits              []int64 // alltoall: rows for each rank of the set; nil for equal parts
 	Prescale, Postscale float64
 	Name                string // "" for unnamed: such operations match in the order of their submission
-	Sync                string // allreduce, reducescatter, accumulate: synchronisation model; "" is BSP
-	SoftPark            bool   // accumulate: delayed pulls wait in the soft-barrier order
-	Codec               string // allreduce, reducescatter, accumulate: a codec, or a policy of them; "" is the job's, "none" plain
+
+	options.Declared // allreduce, reducescatter, accumulate; of a held value the same in every use
+	Held             // accumulate
 
 	// Empty says that this rank's input is zeros, none of which are sent: Input is nil. The operation counts like
 	// any other. For sums and averages, of held values with Add.
 	Empty bool
 
-	Use          units.Use // accumulate: what to do with the value
-	Significance float32   // accumulate, Add: |g|/|w| of the push; 0 where the model does not ask for it
-	PullGate     wire.Gate // accumulate, the same in every use: reads of what has changed by less give what the last one gave
-	Group        string    // accumulate, Declare, for models with supersteps: name of the first of the values that are stepped together
-
 	// Done is called exactly once, from any goroutine, unless Submit returned an error. With an error the
 	// output means nothing, but its memory, if the engine has taken some, is the caller's to return.
 	Done func(Output, error)
+}
+
+// Held is what an operation does with a value that the servers hold.
+type Held struct {
+	Use          units.Use
+	Significance float32 // Add: |g|/|w| of the push; 0 where the model does not ask for it
+	Group        string  // Declare, for models with supersteps: name of the first of the values that are stepped together
 }
 
 // Output is what an operation gives beyond its output memory.
@@ -100,7 +103,7 @@ func (o *Op) check(rank int) error {
 	if o.Kind == units.Accumulate {
 		return o.checkUse(rank, bytes)
 	}
-	if o.PullGate != (wire.Gate{}) {
+	if o.PullGate != (options.Gate{}) {
 		return fmt.Errorf("%q: a gate for pulls is for held values, not for %v", o.name(), o.Kind)
 	}
 	if want := o.inputBytes(bytes); int64(len(o.Input)) != want {

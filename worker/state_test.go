@@ -15,6 +15,7 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/transporttest"
@@ -88,7 +89,7 @@ func served(t *testing.T, patience time.Duration) (*Engine, []transport.Conn) {
 	done := make(chan error, 1)
 	op := Op{
 		Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0}}, Shape: []int64{n}, Input: make([]byte, 4*n),
-		Output: make([]byte, 4*n), Prescale: 1, Postscale: 1, Name: "w", Codec: "topk:0.1", Done: func(_ Output, err error) { done <- err },
+		Output: make([]byte, 4*n), Prescale: 1, Postscale: 1, Name: "w", Declared: options.Declared{Codec: "topk:0.1"}, Done: func(_ Output, err error) { done <- err },
 	}
 	if err := e.Submit([]Op{op}); err != nil {
 		t.Fatal(err)

@@ -246,7 +246,7 @@ func (e *Engine) Supersteps() []Superstep {
 	list := []Superstep{}
 	for _, d := range e.leaders {
 		s := d.superstep
-		list = append(list, Superstep{Value: d.t.Name, Model: d.t.Sync, Superstep: s.number, Iterations: s.done, S: s.s, W: s.w})
+		list = append(list, Superstep{Value: d.t.Name, Model: d.t.Sync.Model, Superstep: s.number, Iterations: s.done, S: s.s, W: s.w})
 	}
 	return list
 }

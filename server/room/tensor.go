@@ -10,6 +10,7 @@ import (
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
@@ -39,9 +40,9 @@ const GaveUp = math.MaxUint64 - 1
 func NewTensor(t *wire.Tensor, r *Round, s Shell) (*Tensor, error) {
 	n := &Tensor{Tensor: *t, Round: r, Shell: s, Members: rankset.Of(t.Ranks...), Type: t.DType, Reduce: t.Op, Model: r.Model}
 	n.cancelled.Store(math.MaxUint64)
-	if t.Sync != "" {
+	if t.Sync.Model != "" {
 		var err error
-		if n.Model, err = condition.Parse(t.Sync); err != nil {
+		if n.Model, err = condition.Parse(t.Sync.Model); err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
 	}
@@ -154,10 +155,7 @@ func (t *Tensor) check() error {
 }
 
 func (t *Tensor) checkHeld() error {
-	if err := t.PullGate.Check(); err != nil {
-		return err
-	}
-	if t.PullGate != (wire.Gate{}) && (!t.Held() || t.Pushes == nil) {
+	if t.PullGate != (options.Gate{}) && (!t.Held() || t.Pushes == nil) {
 		return errors.New("a gate for pulls is for held values that are coded")
 	}
 	if t.Held() && t.Reduce != units.Sum && t.Reduce != units.Average {

@@ -3,11 +3,11 @@ package wire
 import (
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 )
 
@@ -35,45 +35,20 @@ type Hello struct {
 
 // Tensor describes one declared tensor: everything a server must know to hold its keys.
 type Tensor struct {
-	ID         uint32         `json:"id"`
-	Name       string         `json:"name"`
-	Kind       units.Kind     `json:"kind"`
-	Op         units.ReduceOp `json:"op"`
-	DType      units.DType    `json:"dtype"`
-	Shape      []int64        `json:"shape,omitempty"` // what must agree on every rank; for allgather and alltoall without the first dimension
-	Root       int            `json:"root,omitempty"`  // broadcast, accumulate: global rank that has the data
-	ProcessSet uint32         `json:"process_set,omitempty"`
-	Ranks      []int          `json:"ranks"` // global ranks of the process set, rising
-	Prescale   float64        `json:"prescale"`
-	Postscale  float64        `json:"postscale"`
-	Generation uint64         `json:"generation,omitempty"` // rises each time the name failed on every rank, so that keys start anew
-	Parts      []uint32       `json:"parts"`                // bytes of each partition
-	Sync       string         `json:"sync,omitempty"`       // synchronisation model, as condition.Parse reads it; "" is BSP
-	SoftPark   bool           `json:"softPark,omitempty"`   // delayed pulls wait in the soft-barrier order, not the lazy one
-	Codec      string         `json:"codec,omitempty"`      // how payloads are encoded, as codec.Parse reads it; "" is plain
-	PullGate   Gate           `json:"pullGate,omitzero"`    // accumulate: which answers to pulls are not worth sending
-}
-
-// Gate holds back what would change a tensor by less than a share of it, as Gaia's significance filter does. The zero
-// Gate lets everything pass.
-type Gate struct {
-	Threshold float64 `json:"threshold"` // of |change| / |value|, L2
-	Decay     float64 `json:"decay"`     // the threshold of iteration i, counted from 1, is divided by i to the power of this
-}
-
-// At is the threshold in an iteration, counted from 1.
-func (g Gate) At(iteration uint64) float64 {
-	return g.Threshold / math.Pow(float64(iteration), g.Decay)
-}
-
-// Check reports numbers that are no gate's.
-func (g Gate) Check() error {
-	for _, x := range []float64{g.Threshold, g.Decay} {
-		if !(x >= 0 && x <= math.MaxFloat64) {
-			return fmt.Errorf("a gate of threshold %g and decay %g: both must be finite and at least 0", g.Threshold, g.Decay)
-		}
-	}
-	return nil
+	ID               uint32         `json:"id"`
+	Name             string         `json:"name"`
+	Kind             units.Kind     `json:"kind"`
+	Op               units.ReduceOp `json:"op"`
+	DType            units.DType    `json:"dtype"`
+	Shape            []int64        `json:"shape,omitempty"` // what must agree on every rank; for allgather and alltoall without the first dimension
+	Root             int            `json:"root,omitempty"`  // broadcast, accumulate: global rank that has the data
+	ProcessSet       uint32         `json:"process_set,omitempty"`
+	Ranks            []int          `json:"ranks"` // global ranks of the process set, rising
+	Prescale         float64        `json:"prescale"`
+	Postscale        float64        `json:"postscale"`
+	Generation       uint64         `json:"generation,omitempty"` // rises each time the name failed on every rank, so that keys start anew
+	Parts            []uint32       `json:"parts"`                // bytes of each partition
+	options.Declared `json:"options,omitzero"`
 }
 
 // Signature is everything about the tensor in which all ranks must agree, as people read it:
@@ -107,19 +82,7 @@ func (t *Tensor) Signature() string {
 	if t.Prescale != 1 || t.Postscale != 1 {
 		s += fmt.Sprintf(" prescale %g postscale %g", t.Prescale, t.Postscale)
 	}
-	if t.Sync != "" {
-		s += " under " + t.Sync
-	}
-	if t.SoftPark {
-		s += " with soft-barrier parking"
-	}
-	if t.Codec != "" {
-		s += " coded by " + t.Codec
-	}
-	if t.PullGate != (Gate{}) {
-		s += fmt.Sprintf(" read where more than %g over iteration^%g of it has changed", t.PullGate.Threshold, t.PullGate.Decay)
-	}
-	return s
+	return s + t.Declared.Signature()
 }
 
 // Check reports the first thing about t that is out of bounds.
@@ -134,13 +97,12 @@ func (t *Tensor) Check() error {
 			return fmt.Errorf("tensor %q: partition of %d bytes, limit %d", t.Name, n, limits.MaxPayload)
 		}
 	}
+	if err := t.Declared.Check(); err != nil {
+		return fmt.Errorf("tensor %q: %w", t.Name, err)
+	}
 	switch {
 	case !t.Kind.Valid() || !t.Op.Valid() || !t.DType.Valid():
 		return fmt.Errorf("tensor %q: %v %v %v is not known here", t.Name, t.Kind, t.Op, t.DType)
-	case len(t.Sync) > limits.MaxSync:
-		return fmt.Errorf("tensor %q: synchronisation model of %d bytes, limit %d", t.Name, len(t.Sync), limits.MaxSync)
-	case len(t.Codec) > limits.MaxCodec:
-		return fmt.Errorf("tensor %q: codec of %d bytes, limit %d", t.Name, len(t.Codec), limits.MaxCodec)
 	case len(t.Shape) > limits.MaxDims:
 		return fmt.Errorf("tensor %q: %d dimensions, limit %d", t.Name, len(t.Shape), limits.MaxDims)
 	case slices.ContainsFunc(t.Shape, func(d int64) bool { return d < 0 }):

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 )
 
@@ -35,7 +36,8 @@ var (
 	tensor = Tensor{ID: 2, Name: "layer1.weight", Kind: units.Allreduce, Op: units.Average, DType: units.Float32, Shape: []int64{10, 4},
 		Ranks: []int{0, 1, 2}, Prescale: 1, Postscale: 0.5, Generation: 1, Parts: []uint32{128, 32}}
 	coded = Tensor{ID: 3, Name: "layer2.weight", Kind: units.Accumulate, Op: units.Sum, DType: units.Float16, Shape: []int64{9}, Root: 1,
-		Ranks: []int{0, 1}, Prescale: 1, Postscale: 1, Parts: []uint32{18}, Sync: "ssp:3", SoftPark: true, Codec: "topk:0.01+s2"}
+		Ranks: []int{0, 1}, Prescale: 1, Postscale: 1, Parts: []uint32{18},
+		Declared: options.Declared{Sync: options.Sync{Model: "ssp:3", SoftPark: true}, Codec: "topk:0.01+s2"}}
 	worker = Node{Role: RoleWorker, Rank: 1, LocalRank: 1, LocalSize: 2, Host: "node7", PID: 4711, Addresses: address.List{{Kind: "tcp", At: "10.0.0.7:40000"}}, Version: "0.1.0"}
 	roster = Roster{Round: 77, Epoch: 1, Workers: []Node{worker}, Servers: []Node{worker}}
 )

@@ -1,0 +1,76 @@
+// Package options holds the options of a tensor, each group in a small structure of its own. Operations carry them
+// from the C ABI to the engine (worker.Op), and declarations on to the servers (wire.Tensor), as one value: an option
+// more is one field here, and nothing between its ends names it.
+package options
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/paceline/paceline/internal/limits"
+)
+
+// Declared are the options that a tensor is declared with. All ranks have to agree on them. The zero value has
+// every default.
+type Declared struct {
+	Sync     Sync   `json:"sync,omitzero"`
+	Codec    string `json:"codec,omitempty"`    // how payloads are encoded, as codec.Parse reads it; in an operation also a policy; "" is plain, in an operation the job's
+	PullGate Gate   `json:"pull_gate,omitzero"` // of a held value: which answers to reads are not worth sending
+}
+
+// Sync says how far ranks may be apart.
+type Sync struct {
+	Model    string `json:"model,omitempty"`     // as condition.Parse reads it; "" is BSP
+	SoftPark bool   `json:"soft_park,omitempty"` // of a held value: delayed pulls wait in the soft-barrier order, not in the lazy one
+}
+
+// Gate holds back what would change a tensor by less than a share of it, as Gaia's significance filter does. The zero
+// Gate lets everything pass.
+type Gate struct {
+	Threshold float64 `json:"threshold"` // of |change| / |value|, L2
+	Decay     float64 `json:"decay"`     // the threshold of iteration i, counted from 1, is divided by i to the power of this
+}
+
+// Signature is the options as people read them behind a tensor's type and shape; "" where all are the defaults.
+func (d Declared) Signature() string {
+	s := ""
+	if d.Sync.Model != "" {
+		s += " under " + d.Sync.Model
+	}
+	if d.Sync.SoftPark {
+		s += " with soft-barrier parking"
+	}
+	if d.Codec != "" {
+		s += " coded by " + d.Codec
+	}
+	if d.PullGate != (Gate{}) {
+		s += fmt.Sprintf(" read where more than %g over iteration^%g of it has changed", d.PullGate.Threshold, d.PullGate.Decay)
+	}
+	return s
+}
+
+// Check reports the first option that is out of bounds.
+func (d Declared) Check() error {
+	switch {
+	case len(d.Sync.Model) > limits.MaxSync:
+		return fmt.Errorf("synchronisation model of %d bytes, limit %d", len(d.Sync.Model), limits.MaxSync)
+	case len(d.Codec) > limits.MaxCodec:
+		return fmt.Errorf("codec of %d bytes, limit %d", len(d.Codec), limits.MaxCodec)
+	}
+	return d.PullGate.Check()
+}
+
+// At is the threshold in an iteration, counted from 1.
+func (g Gate) At(iteration uint64) float64 {
+	return g.Threshold / math.Pow(float64(iteration), g.Decay)
+}
+
+// Check reports numbers that are no gate's.
+func (g Gate) Check() error {
+	for _, x := range []float64{g.Threshold, g.Decay} {
+		if !(x >= 0 && x <= math.MaxFloat64) {
+			return fmt.Errorf("a gate of threshold %g and decay %g: both must be finite and at least 0", g.Threshold, g.Decay)
+		}
+	}
+	return nil
+}
