@@ -98,7 +98,7 @@ func start(in settingsJSON) error {
 	if err != nil {
 		return err
 	}
-	all := make([]int, len(w.Roster.Workers))
+	all := make([]int, len(w.Membership.Now().Workers))
 	for i := range all {
 		all[i] = i
 	}

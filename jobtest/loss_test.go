@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/internal/version"
@@ -29,7 +30,7 @@ type raw struct {
 	t       testing.TB
 	rank    int
 	control *control.Client
-	roster  wire.Roster
+	epoch   *membership.Epoch
 	conns   []transport.Conn // one to each server
 }
 
@@ -58,12 +59,12 @@ func (r *raw) join(s settings.Settings) {
 		return
 	}
 	r.t.Cleanup(func() { r.control.Close() })
-	r.roster, err = r.control.Register(ctx, wire.Register{Node: wire.Node{Role: wire.RoleWorker, Rank: r.rank, Host: "raw", Version: version.String()}, Workers: s.Size, Dedicated: s.NumServers, Alike: s.Alike()})
+	r.epoch, err = r.control.Register(ctx, wire.Register{Node: wire.Node{Role: wire.RoleWorker, Rank: r.rank, Host: "raw", Version: version.String()}, Workers: s.Size, Dedicated: s.NumServers, Alike: s.Alike()})
 	if err != nil {
 		r.t.Error(err)
 		return
 	}
-	for _, server := range r.roster.Servers {
+	for _, server := range r.epoch.Servers {
 		conn, err := transport.NewSet(nil, tr).Dial(ctx, server.Addresses)
 		if err != nil {
 			r.t.Error(err)
@@ -71,7 +72,7 @@ func (r *raw) join(s settings.Settings) {
 		}
 		r.t.Cleanup(func() { conn.Close() })
 		r.conns = append(r.conns, conn)
-		r.sendJSON(conn, wire.TypeHello, wire.Hello{Role: wire.RoleWorker, Round: r.roster.Round, Rank: r.rank, Conns: 1, Window: 1 << 20})
+		r.sendJSON(conn, wire.TypeHello, wire.Hello{Role: wire.RoleWorker, Round: r.epoch.Round, Rank: r.rank, Conns: 1, Window: 1 << 20})
 		var h wire.Header
 		if err := conn.ReadHeader(&h); err != nil || h.Type != wire.TypeWelcome {
 			r.t.Errorf("no welcome: %v %v", h.Type, err)
@@ -80,7 +81,7 @@ func (r *raw) join(s settings.Settings) {
 }
 
 func (r *raw) header(typ wire.Type) wire.Header {
-	return wire.Header{Type: typ, Rank: uint32(r.rank), Epoch: r.roster.Epoch}
+	return wire.Header{Type: typ, Rank: uint32(r.rank), Epoch: r.epoch.Number}
 }
 
 func (r *raw) sendJSON(conn transport.Conn, typ wire.Type, v any) {
@@ -99,7 +100,7 @@ func (r *raw) declare(s settings.Settings, name string, n int) (wire.Tensor, wir
 	r.t.Helper()
 	t := wire.Tensor{
 		Name: name, Kind: units.Allreduce, Op: units.Sum, DType: units.Uint8, Shape: []int64{int64(n)}, Ranks: make([]int, s.Size),
-		Prescale: 1, Postscale: 1, Parts: placement.Cut(uint64(n), 1, int(s.PartitionBytes), len(r.roster.Servers), nil),
+		Prescale: 1, Postscale: 1, Parts: placement.Cut(uint64(n), 1, int(s.PartitionBytes), len(r.epoch.Servers), nil),
 	}
 	for i := range t.Ranks {
 		t.Ranks[i] = i
@@ -231,7 +232,7 @@ func TestAPeerThatBreaksOffOrTheRulesEndsTheRoundForAll(t *testing.T) {
 // TestStrangersHarmNobody has those who do not know the secret, or are not of this job.
 func TestStrangersHarmNobody(t *testing.T) {
 	j := startJob(t, 2, both(1))
-	for i, server := range j.workers[0].Roster.Servers {
+	for i, server := range j.workers[0].Membership.Now().Servers {
 		at, _ := server.Addresses.Of(tcp.Kind)
 		for name, do := range map[string]func(c net.Conn){
 			"nothing":   func(net.Conn) {},
@@ -256,10 +257,10 @@ func TestStrangersHarmNobody(t *testing.T) {
 		}
 		for _, hello := range []wire.Hello{
 			{Role: wire.RoleWorker, Rank: 0, Conns: 1, Round: 1},
-			{Role: wire.RoleWorker, Rank: 2, Conns: 1, Round: j.workers[0].Roster.Round},
-			{Role: wire.RoleWorker, Rank: -1, Conns: 1, Round: j.workers[0].Roster.Round},
-			{Role: wire.RoleWorker, Rank: 1, Conns: 1 << 20, Round: j.workers[0].Roster.Round},
-			{Role: wire.RoleServer, Rank: 1, Conns: 1, Round: j.workers[0].Roster.Round},
+			{Role: wire.RoleWorker, Rank: 2, Conns: 1, Round: j.workers[0].Membership.Now().Round},
+			{Role: wire.RoleWorker, Rank: -1, Conns: 1, Round: j.workers[0].Membership.Now().Round},
+			{Role: wire.RoleWorker, Rank: 1, Conns: 1 << 20, Round: j.workers[0].Membership.Now().Round},
+			{Role: wire.RoleServer, Rank: 1, Conns: 1, Round: j.workers[0].Membership.Now().Round},
 		} {
 			c, err := tcp.New(tcp.Config{Secret: []byte(testSecret)}).Dial(ctx, at)
 			if err != nil {

@@ -9,12 +9,12 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node/settings"
@@ -30,10 +30,10 @@ const leaveTimeout = 10 * time.Second
 
 // Worker is one worker process in one round of the job.
 type Worker struct {
-	Settings settings.Settings
-	Roster   wire.Roster
-	Engine   *worker.Engine
-	Control  *control.Client
+	Settings   settings.Settings
+	Membership *membership.View
+	Engine     *worker.Engine
+	Control    *control.Client
 
 	log       *zap.Logger
 	policy    *policy.Policy
@@ -131,20 +131,18 @@ func (w *Worker) register(ctx context.Context, tr transport.Transport, address s
 		Role: wire.RoleWorker, Rank: s.Rank, LocalRank: s.LocalRank, LocalSize: s.LocalSize,
 		Host: s.Host, PID: os.Getpid(), Addresses: w.listeners.Addresses(), Version: version.String(),
 	}
-	w.Roster, err = w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement, Alike: s.Alike()})
+	epoch, err := w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement, Alike: s.Alike()})
 	if err != nil {
 		return fmt.Errorf("rank %d cannot join the job: %w", s.Rank, err)
 	}
-	if len(w.Roster.Servers) == 0 {
-		return errors.New("the job has no servers: start some with `paceline server`, or set PACELINE_SERVERS=embedded")
-	}
+	w.Membership = membership.NewView(epoch)
 	return nil
 }
 
-// begin is called with the round's roster, before Register returns: from here on others connect.
-func (w *Worker) begin(r wire.Roster) {
+// begin is called with the round's first epoch, before Register returns: from here on others connect.
+func (w *Worker) begin(e *membership.Epoch) {
 	if w.server != nil {
-		w.server.Begin(r)
+		w.server.Begin(e)
 	}
 }
 
@@ -184,34 +182,28 @@ func (w *Worker) cut() {
 		return
 	}
 	w.Settings.PartitionBytes = embeddedPartition
-	if slices.ContainsFunc(w.Roster.Servers, func(n wire.Node) bool { return n.Role == wire.RoleServer }) {
+	if w.Membership.Now().Mixed() {
 		w.Settings.PartitionBytes = dedicatedPartition
 	}
 }
 
 func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 	s := &w.Settings
-	c := worker.Config{
-		Rank: s.Rank, Roster: w.Roster, Transports: kinds, Control: w.Control,
+	return worker.Config{
+		Rank: s.Rank, Membership: w.Membership, Transports: kinds, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
 		DeclareTimeout: s.StartTimeout, Log: w.log, Alloc: o.Alloc,
 		Policy: w.policy, LoadPolicy: Compression, Seed: uint64(s.Seed),
 	}
-	for i, n := range w.Roster.Servers {
-		if n.Role == wire.RoleWorker && n.Rank == s.Rank {
-			c.LocalIndex = i
-		}
-	}
-	return c
 }
 
 // place fills in the local and cross numbers that the launcher did not give: from the hosts of the
 // workers, in the order of their ranks.
 func (w *Worker) place() {
-	s := &w.Settings
-	local := make([]int, len(w.Roster.Workers)) // local rank of each worker
+	s, workers := &w.Settings, w.Membership.Now().Workers
+	local := make([]int, len(workers)) // local rank of each worker
 	size := map[string]int{}
-	for i, n := range w.Roster.Workers {
+	for i, n := range workers {
 		local[i] = size[n.Host]
 		size[n.Host]++
 	}
@@ -219,13 +211,13 @@ func (w *Worker) place() {
 		s.LocalRank = local[s.Rank]
 	}
 	if s.LocalSize < 0 {
-		s.LocalSize = size[w.Roster.Workers[s.Rank].Host]
+		s.LocalSize = size[workers[s.Rank].Host]
 	}
 	if s.CrossRank >= 0 && s.CrossSize > 0 {
 		return
 	}
 	s.CrossRank, s.CrossSize = 0, 0
-	for i := range w.Roster.Workers {
+	for i := range workers {
 		if local[i] == local[s.Rank] {
 			if i < s.Rank {
 				s.CrossRank++

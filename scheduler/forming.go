@@ -104,7 +104,7 @@ func (m *Machine) form() {
 		}
 		servers = servers[:dedicated]
 	}
-	r, err := newRound(m.roster(servers), m.placement())
+	r, err := newRound(m.roster(servers))
 	if err != nil {
 		for _, p := range slices.Clone(m.forming) {
 			m.refuse(p.line, p.asked, err.Error())
@@ -144,7 +144,7 @@ func (m *Machine) seat(p *peer, r *round) {
 // roster makes the membership of the next round: embedded servers in the order of ranks, then the
 // dedicated ones in the order of their addresses.
 func (m *Machine) roster(dedicated []*peer) wire.Roster {
-	roster := wire.Roster{Round: max(m.next, 1), Workers: make([]wire.Node, len(m.forming))}
+	roster := wire.Roster{Round: max(m.next, 1), Placement: m.placement(), Workers: make([]wire.Node, len(m.forming))}
 	for _, p := range m.forming {
 		roster.Workers[p.Rank] = p.Node
 	}

@@ -13,14 +13,13 @@ import (
 
 // round is one init to shutdown of all workers.
 type round struct {
-	roster    wire.Roster
-	placement string
-	workers   []*peer            // by rank
-	told      map[wire.Lost]bool // losses that everybody has heard of, without their reason
-	learning  bool               // restored: some workers are absent still
-	held      []request          // that wait until they are back
-	tensors   tensors
-	sets      sets
+	roster   wire.Roster
+	workers  []*peer            // by rank
+	told     map[wire.Lost]bool // losses that everybody has heard of, without their reason
+	learning bool               // restored: some workers are absent still
+	held     []request          // that wait until they are back
+	tensors  tensors
+	sets     sets
 }
 
 // request is a message that is not answered yet.
@@ -29,15 +28,15 @@ type request struct {
 	msg  *wire.Control
 }
 
-func newRound(roster wire.Roster, placement string) (*round, error) {
+func newRound(roster wire.Roster) (*round, error) {
 	if len(roster.Servers) == 0 {
 		return nil, errors.New("the job has no server: no worker carries one (PACELINE_SERVERS=embedded or both) and no dedicated one was started (paceline server)")
 	}
-	t, err := newTensors(placement, roster.Servers)
+	t, err := newTensors(roster.Placement, roster.Servers)
 	if err != nil {
 		return nil, err
 	}
-	r := &round{roster: roster, placement: placement, told: map[wire.Lost]bool{}, tensors: t}
+	r := &round{roster: roster, told: map[wire.Lost]bool{}, tensors: t}
 	r.workers = make([]*peer, len(roster.Workers))
 	r.sets = newSets(len(roster.Workers))
 	return r, nil
@@ -149,7 +148,7 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 func (m *Machine) restore(l *line, c *wire.Control) {
 	n, known := &c.Register.Node, &c.Register.Known.Roster
 	if !slices.ContainsFunc(m.rounds, func(r *round) bool { return r.roster.Round == known.Round }) {
-		r, err := newRound(*known, c.Register.Placement)
+		r, err := newRound(*known)
 		if err == nil {
 			err = checkRoster(known)
 		}

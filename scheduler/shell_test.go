@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
@@ -87,7 +88,7 @@ func (s *site) kill() {
 }
 
 // dial makes the client of a node, with its losses in a channel.
-func (s *site) dial(role wire.Role, rank int, rosters chan<- wire.Roster) (*control.Client, chan wire.Lost) {
+func (s *site) dial(role wire.Role, rank int, rosters chan<- *membership.Epoch) (*control.Client, chan wire.Lost) {
 	s.t.Helper()
 	losses := make(chan wire.Lost, 16)
 	config := control.Config{
@@ -96,7 +97,7 @@ func (s *site) dial(role wire.Role, rank int, rosters chan<- wire.Roster) (*cont
 		OnLost: func(l wire.Lost) { losses <- l },
 	}
 	if rosters != nil {
-		config.OnRoster = func(r wire.Roster) { rosters <- r }
+		config.OnRoster = func(r *membership.Epoch) { rosters <- r }
 	}
 	c, err := control.Dial(timeout(s.t), config)
 	if err != nil {
@@ -130,11 +131,11 @@ func together(n int, f func(rank int)) {
 type job struct {
 	clients []*control.Client
 	losses  []chan wire.Lost
-	rosters []wire.Roster
+	rosters []*membership.Epoch
 }
 
 func (s *site) job(n int) *job {
-	j := &job{make([]*control.Client, n), make([]chan wire.Lost, n), make([]wire.Roster, n)}
+	j := &job{make([]*control.Client, n), make([]chan wire.Lost, n), make([]*membership.Epoch, n)}
 	together(n, func(rank int) {
 		var err error
 		j.clients[rank], j.losses[rank] = s.dial(wire.RoleWorker, rank, nil)
@@ -158,7 +159,7 @@ func tensorOf(n int, name string, parts ...uint32) wire.Tensor {
 func TestHundredsOfRounds(t *testing.T) {
 	everywhere(t, func(t *testing.T, s *site) {
 		const workers = 4
-		rosters := make(chan wire.Roster, 1000)
+		rosters := make(chan *membership.Epoch, 1000)
 		server, _ := s.dial(wire.RoleServer, 0, rosters)
 		defer server.Close()
 		serverJoins := make(chan error, 1)
@@ -168,7 +169,7 @@ func TestHundredsOfRounds(t *testing.T) {
 		}()
 		seen := map[uint64]bool{}
 		for range 200 {
-			j := &job{clients: make([]*control.Client, workers), rosters: make([]wire.Roster, workers)}
+			j := &job{clients: make([]*control.Client, workers), rosters: make([]*membership.Epoch, workers)}
 			together(workers, func(rank int) {
 				j.clients[rank], _ = s.dial(wire.RoleWorker, rank, nil)
 				r := registerWorker(rank, workers)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
@@ -41,7 +42,11 @@ func newBench(t *testing.T, memory int64, inOrder bool) *bench {
 	b := &bench{t: t, s: New(Config{Log: zap.NewNop(), Memory: memory, Fusion: 0, RankOrder: inOrder, Model: condition.BSP()})}
 	served := make(chan error, 1)
 	go func() { served <- b.s.Serve(l) }()
-	b.s.Begin(wire.Roster{Round: 7, Workers: []wire.Node{{Host: "alpha"}, {Host: "beta"}, {Host: "gamma"}}})
+	var workers []membership.Worker
+	for _, host := range []string{"alpha", "beta", "gamma"} {
+		workers = append(workers, membership.Worker{Node: membership.Node{Host: host}})
+	}
+	b.s.Begin(&membership.Epoch{Round: 7, Workers: workers})
 	t.Cleanup(func() {
 		for _, c := range b.conns {
 			c.Close()

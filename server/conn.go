@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport"
@@ -175,9 +176,9 @@ func (c *conn) frame(q *room.Request) error {
 	if h.Type == wire.TypePush || h.Type == wire.TypePut || h.Type == wire.TypeRestore {
 		defer c.account(h.Length)
 	}
-	if epoch := c.r.epoch.Load(); h.Epoch != epoch && h.Type.OfEpoch() {
+	if epoch := c.r.members.Now(); h.Type.OfEpoch() && epoch.Classify(h.Epoch) != membership.Current {
 		right := *h
-		right.Type, right.Flags, right.Epoch = wire.TypeEpoch, 0, epoch
+		right.Type, right.Flags, right.Epoch = wire.TypeEpoch, 0, epoch.Number
 		c.send(outbox.Frame{Header: right})
 		return p.Discard()
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
@@ -86,7 +87,7 @@ func survive(t *testing.T, inOrder bool, play func([]transport.Conn)) {
 	s := New(Config{Log: zap.NewNop(), Memory: fuzzMemory, Fusion: 1 << 10, RankOrder: inOrder, Model: condition.BSP()})
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
-	s.Begin(wire.Roster{Round: 7, Workers: make([]wire.Node, 3)})
+	s.Begin(&membership.Epoch{Round: 7, Workers: make([]membership.Worker, 3)})
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 

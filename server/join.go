@@ -40,7 +40,7 @@ func (r *round) bye(rank int) {
 	}
 	var failed []agreement.Failure
 	r.names.step(func(h *agreement.Home) { failed = h.Leave(rank, waiting) })
-	if r.leftRanks().Covers(r.all) {
+	if r.leftRanks().Covers(r.all()) {
 		r.desert()
 	}
 	r.tell(failed)
@@ -62,9 +62,9 @@ func (r *round) takeStock() {
 // allJoined starts anew, in the next epoch, and tells everybody who came last.
 func (r *round) allJoined(last int) {
 	r.dropTensors(wire.ErrCancelled)
-	r.epoch.Add(1)
+	r.members.Anew()
 	r.names.step((*agreement.Home).Reset)
-	conns, local := r.reach(r.all)
+	conns, local := r.reach(r.all())
 	for _, c := range conns {
 		c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeJoined, Rank: uint32(last)}})
 	}

@@ -28,7 +28,7 @@ type names struct {
 func (n *names) begin(r *round) {
 	n.mu.Place(room.LevelNames, "names")
 	n.began = time.Now()
-	n.home = agreement.NewHome(agreement.Config{All: r.all, StallWarning: r.settings.StallWarning, StallShutdown: r.settings.StallShutdown})
+	n.home = agreement.NewHome(agreement.Config{All: r.all(), StallWarning: r.settings.StallWarning, StallShutdown: r.settings.StallShutdown})
 	n.step(func(*agreement.Home) {})
 }
 

@@ -5,11 +5,11 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
@@ -23,9 +23,8 @@ import (
 // Locks are taken in this order: round.mu, tensor.mu, key.mu, exchange.mu, conn.mu. Nobody waits for a peer while
 // holding one.
 type round struct {
-	s      *Server
-	roster wire.Roster
-	all    rankset.Set
+	s       *Server
+	members *membership.View
 
 	mu      sync.RWMutex
 	tensors map[uint32]*tensor
@@ -39,7 +38,6 @@ type round struct {
 	deserted chan struct{} // closed by desert when every rank has left, or one is lost
 	desert   func()
 
-	epoch atomic.Uint32 // membership epoch; rises when all ranks have joined
 	names names
 
 	settings room.Round
@@ -49,21 +47,23 @@ type round struct {
 	tuners   map[string]*tuner
 }
 
-func newRound(s *Server, roster wire.Roster) *round {
+func newRound(s *Server, first *membership.Epoch) *round {
 	r := &round{
-		s: s, roster: roster, all: rankset.Range(len(roster.Workers)),
+		s: s, members: membership.NewView(first),
 		tuners: map[string]*tuner{}, tensors: map[uint32]*tensor{}, conns: map[int][]*conn{}, byes: map[int]int{}, joins: map[int]int{}, deserted: make(chan struct{}),
 	}
-	r.epoch.Store(roster.Epoch)
 	r.desert = sync.OnceFunc(func() { close(r.deserted) })
 	r.settings = room.Round{
 		Pool: s.pool, Log: s.cfg.Log, RankOrder: s.cfg.RankOrder, Seed: s.cfg.Seed, Model: s.cfg.Model,
-		StallWarning: s.cfg.StallWarning, StallShutdown: s.cfg.StallShutdown, Workers: roster.Workers,
+		StallWarning: s.cfg.StallWarning, StallShutdown: s.cfg.StallShutdown, Membership: r.members,
 	}
 	r.transfer = transfer.New(&r.settings)
 	r.names.begin(r)
 	return r
 }
+
+// all is the ranks of the round.
+func (r *round) all() rankset.Set { return r.members.Now().Live() }
 
 // announce takes in a tensor that a rank is about to use.
 func (r *round) announce(t *wire.Tensor) error {
@@ -132,7 +132,7 @@ func (r *round) lose(l wire.Lost) {
 	r.lost = &l
 	r.mu.Unlock()
 	r.desert()
-	conns, local := r.reach(r.all)
+	conns, local := r.reach(r.all())
 	r.s.cfg.Log.Debug("peer lost", zap.String("role", string(l.Role)), zap.Int("rank", l.Rank), zap.String("why", l.Why))
 	for _, c := range conns {
 		c.sendJSON(wire.Header{Type: wire.TypeLost}, l)

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
@@ -71,10 +72,10 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Begin starts a round and ends the one before.
-func (s *Server) Begin(roster wire.Roster) {
-	s.swap(newRound(s, roster))
-	s.cfg.Log.Debug("round begins", zap.Uint64("round", roster.Round), zap.Int("workers", len(roster.Workers)))
+// Begin starts a round with its first epoch and ends the one before.
+func (s *Server) Begin(first *membership.Epoch) {
+	s.swap(newRound(s, first))
+	s.cfg.Log.Debug("round begins", zap.Uint64("round", first.Round), zap.Int("workers", len(first.Workers)))
 }
 
 // End ends the round: connections are closed and everything held for it is let go.
@@ -122,7 +123,7 @@ func (s *Server) Lost(l wire.Lost) {
 	s.mu.Lock()
 	r := s.round
 	s.mu.Unlock()
-	if r != nil && (l.Round == 0 || l.Round == r.roster.Round) {
+	if r != nil && (l.Round == 0 || l.Round == r.members.Now().Round) {
 		r.lose(l)
 	}
 }
@@ -180,7 +181,7 @@ func (s *Server) serve(tc transport.Conn) {
 		s.cfg.Log.Debug("connection of a round that is over", zap.Stringer("peer", tc.RemoteAddr()), zap.Int("rank", hello.Rank))
 		return
 	}
-	if hello.Rank < 0 || hello.Rank >= len(r.roster.Workers) {
+	if !r.members.Now().Has(membership.Member{Role: membership.WorkerRole, Number: hello.Rank}) {
 		s.cfg.Log.Warn("connection refused: no such rank", zap.Stringer("peer", tc.RemoteAddr()), zap.Int("rank", hello.Rank))
 		return
 	}
@@ -195,7 +196,7 @@ func (s *Server) awaitRound(id uint64) *round {
 		s.mu.Lock()
 		r, change, closed := s.round, s.change, s.closed
 		s.mu.Unlock()
-		if r != nil && r.roster.Round == id {
+		if r != nil && r.members.Now().Round == id {
 			return r
 		}
 		if closed {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/paceline/paceline/core/barrier"
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -221,7 +222,7 @@ func (t *tensor) stock() {
 
 // Report is the local worker's end of an iteration under a model with supersteps.
 func (l *Local) Report(h wire.Header) error {
-	if h.Epoch != l.r.epoch.Load() {
+	if l.r.members.Now().Classify(h.Epoch) != membership.Current {
 		return nil // all ranks have joined meanwhile, and nothing is held any more
 	}
 	return l.r.report(&h)

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
@@ -35,7 +36,7 @@ func TestAnAnswerThatCannotBeDecodedEndsTheOperation(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := New(Config{
-			Roster:     wire.Roster{Round: 7, Workers: make([]wire.Node, 2), Servers: []wire.Node{{Role: wire.RoleServer, Host: "gamma", Addresses: address.List{{Kind: "twin", At: "server:1"}}}}},
+			Membership: membership.NewView(&membership.Epoch{Round: 7, Workers: make([]membership.Worker, 2), Servers: []membership.Server{{Rank: membership.Dedicated, Node: membership.Node{Host: "gamma", Addresses: address.List{{Kind: "twin", At: "server:1"}}}}}}),
 			Transports: transport.NewSet(nil, network.Node("worker", secret)), Control: &numbering{}, PartitionBytes: 1 << 20, Credit: 1 << 20, Conns: 2, DeclareTimeout: 10 * time.Second, Log: zap.NewNop(),
 		})
 		var conns []transport.Conn

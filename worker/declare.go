@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -92,7 +93,7 @@ func (q *declareQueue) send(ctx context.Context, e *Engine) {
 
 func (e *Engine) knownServers(servers []int) bool {
 	for _, s := range servers {
-		if s < 0 || s >= len(e.cfg.Roster.Servers) {
+		if s < 0 || s >= len(e.peers) {
 			return false
 		}
 	}
@@ -108,8 +109,8 @@ func (e *Engine) declared(d *declaration, p wire.Placed, err error) {
 			o.n.drop(d)
 		}
 	} else {
-		d.placed, d.state = p, declareDone
 		d.t.ID = p.ID
+		d.placed, d.state = e.place(d, p), declareDone
 		e.lead(d)
 	}
 	waiting := d.waiting
@@ -121,6 +122,16 @@ func (e *Engine) declared(d *declaration, p wire.Placed, err error) {
 		}
 		o.launch()
 	}
+}
+
+// place adds a declaration to the keys of the epoch, unless its name has failed meanwhile. Callers hold mu.
+func (e *Engine) place(d *declaration, p wire.Placed) *membership.Tensor {
+	name := membership.Name{Set: d.t.ProcessSet, Name: d.t.Name}
+	t := &membership.Tensor{Number: p.ID, Name: name, Parts: d.t.Parts, Servers: p.Servers}
+	if n := e.names[nameID{name.Set, name.Name}]; n != nil && n.generation == d.t.Generation {
+		e.epoch().Keys.Put(t)
+	}
+	return t
 }
 
 // drop forgets a declaration, so that the next use declares anew.

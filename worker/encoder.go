@@ -71,7 +71,7 @@ func (l lanes) next() *task {
 }
 
 func newEncoder(e *Engine) *encoder {
-	n := &encoder{e: e, pool: mempool.New(math.MaxInt64), lanes: make(lanes, len(e.cfg.Roster.Servers))}
+	n := &encoder{e: e, pool: mempool.New(math.MaxInt64), lanes: make(lanes, len(e.epoch().Servers))}
 	n.work.L = &n.mu
 	return n
 }

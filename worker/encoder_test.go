@@ -4,15 +4,15 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/mempool"
-	"github.com/paceline/paceline/transport/wire"
 )
 
 // The most urgent task is encoded first, whichever server it is for, but none for a server that has messages enough to
 // send: those behind it go on, and it has its turn when a message has left.
 func TestTheMostUrgentTaskOfAServerThatIsNotAheadIsEncodedFirst(t *testing.T) {
 	e := &Engine{}
-	e.cfg.Roster.Servers = make([]wire.Node, 2)
+	e.cfg.Membership = membership.NewView(&membership.Epoch{Servers: make([]membership.Server, 2)})
 	n := newEncoder(e)
 	n.pool = mempool.New(2 * encodeAhead)
 	for i, priority := range []int{1, 5, 3, 5} {

@@ -22,6 +22,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
@@ -70,11 +71,10 @@ type Local interface {
 // Config says how the engine works.
 type Config struct {
 	Rank       int
-	Roster     wire.Roster
+	Membership *membership.View
 	Transports *transport.Set
 	Control    Control
 	Local      Local // nil where this process holds no server
-	LocalIndex int   // its index in Roster.Servers
 
 	PartitionBytes int
 	Fusion         int // payloads of up to this many bytes travel together
@@ -112,7 +112,6 @@ type Engine struct {
 	unclaimed map[stateID]*saved        // what was set before its tensors are declared
 	policies  map[string]*policy.Policy // that operations have named, by their text
 	joining   *joinState
-	joins     uint32                  // of all ranks, so far
 	leaders   map[uint32]*declaration // first values of groups with supersteps, by tensor
 	warned    map[string]time.Time    // when a server last warned of a stall
 	stops     int                     // groups whose superstep's end is known
@@ -129,7 +128,7 @@ func New(cfg Config) *Engine {
 		cfg.LoadPolicy = policy.Parse
 	}
 	e := &Engine{
-		cfg: cfg, peers: make([]*peer, len(cfg.Roster.Servers)), ended: make(chan struct{}),
+		cfg: cfg, peers: make([]*peer, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}),
 		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{}, warned: map[string]time.Time{}, policies: map[string]*policy.Policy{},
 	}
 	e.encoder = newEncoder(e)
@@ -138,7 +137,7 @@ func New(cfg Config) *Engine {
 	return e
 }
 
-// Start connects to every server of the roster. local is the server in this process, nil if there is
+// Start connects to every server of the job. local is the server in this process, nil if there is
 // none. After an error the engine is ended.
 func (e *Engine) Start(ctx context.Context, local Local) error {
 	e.mu.Lock()
@@ -174,21 +173,22 @@ func (e *Engine) start(ctx context.Context, local Local) error {
 
 // connect opens the connections to all servers at the same time.
 func (e *Engine) connect(ctx context.Context) error {
-	errs := make([]error, len(e.cfg.Roster.Servers))
+	servers := e.epoch().Servers
+	errs := make([]error, len(servers))
 	var wg sync.WaitGroup
-	for i, node := range e.cfg.Roster.Servers {
-		if e.local != nil && i == e.cfg.LocalIndex {
+	for i, server := range servers {
+		if e.local != nil && server.Rank == e.cfg.Rank {
 			continue
 		}
-		e.peers[i] = newPeer(e, i, node)
+		e.peers[i] = newPeer(e, i, server)
 		wg.Go(func() { errs[i] = e.peers[i].connect(ctx) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
 }
 
-// epoch is the membership epoch. Callers hold mu.
-func (e *Engine) epoch() uint32 { return e.cfg.Roster.Epoch + e.joins }
+// epoch is the current membership.
+func (e *Engine) epoch() *membership.Epoch { return e.cfg.Membership.Now() }
 
 // Submit starts the operations of one group: all are queued, or none and the first one's error is returned.
 func (e *Engine) Submit(ops []Op) error {
@@ -329,14 +329,15 @@ func (e *Engine) Lost(l wire.Lost) {
 }
 
 func (e *Engine) hostOf(l wire.Lost) string {
-	nodes := e.cfg.Roster.Workers
+	m := membership.Member{Role: membership.WorkerRole, Number: l.Rank}
 	if l.Role == wire.RoleServer {
-		nodes = e.cfg.Roster.Servers
+		m.Role = membership.ServerRole
 	}
-	if l.Rank < 0 || l.Rank >= len(nodes) {
+	n := e.epoch().Node(m)
+	if n == nil {
 		return ""
 	}
-	return fmt.Sprintf(" (host %s, pid %d)", nodes[l.Rank].Host, nodes[l.Rank].PID)
+	return fmt.Sprintf(" (host %s, pid %d)", n.Host, n.PID)
 }
 
 // Err is why the engine takes no more operations, nil while it does.
@@ -481,10 +482,9 @@ func (e *Engine) member(o *Op) int { return o.member(e.cfg.Rank) }
 // transferServer is the server that carries what rank src puts for allgather and alltoall: its own
 // where it has one, so that the bytes cross a link once; else they are dealt out.
 func (e *Engine) transferServer(src int, tensor, part uint32) int {
-	for i, s := range e.cfg.Roster.Servers {
-		if s.Role == wire.RoleWorker && s.Rank == src {
-			return i
-		}
+	epoch := e.epoch()
+	if own := epoch.Embedded(src); own >= 0 {
+		return own
 	}
-	return (int(tensor) + src + int(part)) % len(e.cfg.Roster.Servers)
+	return (int(tensor) + src + int(part)) % len(epoch.Servers)
 }

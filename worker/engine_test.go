@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
@@ -65,13 +66,13 @@ func perform(t *testing.T, servers, conns int, change func(*worker.Config), test
 
 func newTheatre(t *testing.T, n *transporttest.Network, servers, conns int, change func(*worker.Config)) *theatre {
 	th := &theatre{t: t, lost: make(chan wire.Lost, 16)}
-	roster := wire.Roster{Round: 1, Workers: []wire.Node{{Role: wire.RoleWorker, Rank: 0}, {Role: wire.RoleWorker, Rank: 1}}}
+	epoch := &membership.Epoch{Round: 1, Workers: make([]membership.Worker, 2)}
 	for i := range servers {
-		roster.Servers = append(roster.Servers, wire.Node{Role: wire.RoleServer, Rank: i, Addresses: address.List{{Kind: "twin", At: fmt.Sprintf("server%d:1", i)}}})
+		epoch.Servers = append(epoch.Servers, membership.Server{Rank: membership.Dedicated, Node: membership.Node{Addresses: address.List{{Kind: "twin", At: fmt.Sprintf("server%d:1", i)}}}})
 		th.servers = append(th.servers, &playedServer{t: t})
 	}
 	c := worker.Config{
-		Roster: roster, Transports: transport.NewSet(nil, n.Node("worker0", []byte("secret"))), Control: th, LocalIndex: -1,
+		Membership: membership.NewView(epoch), Transports: transport.NewSet(nil, n.Node("worker0", []byte("secret"))), Control: th,
 		PartitionBytes: partBytes, Fusion: 1 << 10, Credit: 1 << 20, Conns: conns, DeclareTimeout: time.Minute, Log: zap.NewNop(),
 	}
 	if change != nil {

@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
@@ -84,9 +85,9 @@ func withstand(t *testing.T, play func(conns []transport.Conn)) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	roster := wire.Roster{Round: 7, Workers: make([]wire.Node, 3), Servers: []wire.Node{{Role: wire.RoleServer, Addresses: address.List{{Kind: "twin", At: "server:1"}}}}}
+	members := membership.NewView(&membership.Epoch{Round: 7, Workers: make([]membership.Worker, 3), Servers: []membership.Server{{Rank: membership.Dedicated, Node: membership.Node{Addresses: address.List{{Kind: "twin", At: "server:1"}}}}}})
 	e := New(Config{
-		Rank: 1, Roster: roster, Transports: transport.NewSet(nil, network.Node("worker", secret)), Control: &numbering{}, PartitionBytes: 64 << 10, Fusion: 1 << 10,
+		Rank: 1, Membership: members, Transports: transport.NewSet(nil, network.Node("worker", secret)), Control: &numbering{}, PartitionBytes: 64 << 10, Fusion: 1 << 10,
 		Credit: 1 << 20, Conns: 2, DeclareTimeout: 10 * time.Second, Log: zap.NewNop(),
 		Alloc: func(n int) []byte {
 			if n > 1<<20 {
@@ -251,7 +252,7 @@ func serverSeeds() (inputs [][]byte) {
 func TestSizesThatAreNotThisRanksOwnAreAnError(t *testing.T) {
 	for _, kind := range []units.Kind{units.Allgather, units.Alltoall} {
 		o := &operation{Op: Op{Kind: kind, DType: units.Uint8, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{4}, Input: make([]byte, 4), Name: "x"}}
-		o.e = New(Config{Roster: wire.Roster{Workers: make([]wire.Node, 2)}})
+		o.e = New(Config{Membership: membership.NewView(&membership.Epoch{Workers: make([]membership.Worker, 2)})})
 		o.n = &nameState{inflight: map[uint64]*operation{}}
 		var failure error
 		o.Done = func(_ Output, err error) { failure = err }

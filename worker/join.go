@@ -39,7 +39,7 @@ func (e *Engine) Join(done func(Output, error)) error {
 // send tells all servers, once, on every connection: it must not overtake what was pushed on another.
 func (j *joinState) send(e *Engine) {
 	e.mu.Lock()
-	sent, epoch := j.sent, e.epoch()
+	sent, epoch := j.sent, e.epoch().Number
 	j.sent = true
 	e.mu.Unlock()
 	if sent {
@@ -60,7 +60,7 @@ func (j *joinState) send(e *Engine) {
 }
 
 // Joined is the word of the server in this process that all ranks have joined.
-func (e *Engine) Joined(last int) { e.joined(e.cfg.LocalIndex, last) }
+func (e *Engine) Joined(last int) { e.joined(e.epoch().Embedded(e.cfg.Rank), last) }
 
 // joined counts the servers' words; the first server's says who came last, so that all ranks agree.
 func (e *Engine) joined(server, last int) {
@@ -73,12 +73,12 @@ func (e *Engine) joined(server, last int) {
 	if j.replies[server] = struct{}{}; server == 0 {
 		j.last = last
 	}
-	if len(j.replies) < len(e.cfg.Roster.Servers) {
+	if len(j.replies) < len(e.epoch().Servers) {
 		e.mu.Unlock()
 		return
 	}
 	e.joining = nil
-	e.joins++
+	e.cfg.Membership.Anew()
 	e.names = map[nameID]*nameState{}
 	e.leaders, e.stops = map[uint32]*declaration{}, 0
 	e.mu.Unlock()

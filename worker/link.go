@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/outbox"
@@ -29,7 +30,7 @@ const scratchBytes = limits.MaxBatch
 
 // dial opens a connection and waits for the server's welcome.
 func (p *peer) dial(ctx context.Context) (*link, error) {
-	conn, err := p.e.cfg.Transports.Dial(ctx, p.node.Addresses)
+	conn, err := p.e.cfg.Transports.Dial(ctx, p.at.Addresses)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +51,7 @@ func (p *peer) dial(ctx context.Context) (*link, error) {
 func (l *link) greet() error {
 	cfg := &l.p.e.cfg
 	window := max(cfg.Credit/int64(4*cfg.Conns), 1) // what no connection has reported yet is a quarter of the credit at most
-	data, err := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: cfg.Roster.Round, Rank: cfg.Rank, Conns: cfg.Conns, Window: uint64(window)})
+	data, err := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: cfg.Membership.Now().Round, Rank: cfg.Rank, Conns: cfg.Conns, Window: uint64(window)})
 	if err != nil {
 		return err
 	}
@@ -115,9 +116,9 @@ func (l *link) lost(err error) {
 	if errors.Is(err, io.EOF) {
 		why = fmt.Sprintf("its connection to rank %d was closed without a goodbye", p.e.cfg.Rank)
 	}
-	lost := wire.Lost{Role: p.node.Role, Rank: p.node.Rank, Why: why}
-	if lost.Role == wire.RoleServer {
-		lost.Rank = p.index
+	lost := wire.Lost{Role: wire.RoleServer, Rank: p.index, Why: why}
+	if p.at.Rank != membership.Dedicated { // lost with its worker
+		lost.Role, lost.Rank = wire.RoleWorker, p.at.Rank
 	}
 	p.e.Lost(lost)
 	p.e.cfg.Control.ReportLost(lost)

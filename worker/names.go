@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
@@ -30,13 +31,13 @@ type nameState struct {
 // declaration is one signature of a name.
 type declaration struct {
 	t       wire.Tensor
-	asked   string  // codec, as the last operation named it
-	coding  *coding // nil for plain
-	unnamed bool    // its iterations are anybody's, and in no state
-	before  uint64  // iterations before the declaration, as a state had them
-	pieces  []piece // of servers' residuals that a state had; until the first operation
-	placed  wire.Placed
-	offsets []int64 // of each partition
+	asked   string             // codec, as the last operation named it
+	coding  *coding            // nil for plain
+	unnamed bool               // its iterations are anybody's, and in no state
+	before  uint64             // iterations before the declaration, as a state had them
+	pieces  []piece            // of servers' residuals that a state had; until the first operation
+	placed  *membership.Tensor // without servers until it is declared
+	offsets []int64            // of each partition
 	state   declareState
 	err     error
 	next    uint64       // iteration of the next operation; of a held value the next push
@@ -58,15 +59,18 @@ const (
 // joinShift keeps the generations before and after a join of all ranks apart.
 const joinShift = 40
 
+// generation is the first one of a name since iterations are counted.
+func (e *Engine) generation() uint64 { return uint64(e.epoch().Origin) << joinShift }
+
 // register counts an operation under its name and finds its declaration. Callers hold mu.
 func (e *Engine) register(op *Op) *operation {
 	id := nameID{op.Set.ID, op.name()}
 	n := e.names[id]
 	if n == nil {
-		n = &nameState{inflight: map[uint64]*operation{}, generation: uint64(e.joins) << joinShift}
+		n = &nameState{inflight: map[uint64]*operation{}, generation: e.generation()}
 		e.names[id] = n
 	}
-	o := &operation{Op: *op, e: e, n: n, seq: n.next, epoch: e.epoch()}
+	o := &operation{Op: *op, e: e, n: n, seq: n.next, epoch: e.epoch().Number}
 	n.next++
 	n.inflight[o.seq] = o
 	e.inflight[o] = struct{}{}
@@ -108,7 +112,7 @@ func (e *Engine) declare(n *nameState, o *operation) *declaration {
 		n.last = d
 		return d
 	}
-	d := &declaration{t: e.describe(n, o), asked: o.Codec, group: o.Group, unnamed: o.Name == ""}
+	d := &declaration{t: e.describe(n, o), asked: o.Codec, group: o.Group, unnamed: o.Name == "", placed: new(membership.Tensor)}
 	d.offsets = offsetsOf(d.t.Parts)
 	d.t.Codec = ""
 	if c := e.codecOf(&o.Op); c != nil {
@@ -172,7 +176,7 @@ func (e *Engine) describe(n *nameState, o *operation) wire.Tensor {
 // parts cuts the operation into partitions.
 func (e *Engine) parts(o *Op) []uint32 {
 	n := len(o.Set.Ranks)
-	servers := len(e.cfg.Roster.Servers)
+	servers := len(e.epoch().Servers)
 	size := o.DType.Size()
 	bytes, err := o.bytes()
 	if err != nil {
@@ -210,13 +214,13 @@ func offsetsOf(parts []uint32) []int64 {
 // ones whose iterations the cancel of the failed one gives up: those of the same declaration, or all at
 // the first word of a failure that is over on this rank. Callers hold mu.
 func (e *Engine) nameFailed(f wire.Failure, err error) (failed *operation, later []*operation) {
-	if f.Generation>>joinShift != uint64(e.joins) {
+	if f.Generation>>joinShift != e.generation()>>joinShift {
 		return nil, nil
 	}
 	id := nameID{f.ProcessSet, f.Name}
 	n := e.names[id]
 	if n == nil {
-		n = &nameState{inflight: map[uint64]*operation{}, generation: uint64(e.joins) << joinShift}
+		n = &nameState{inflight: map[uint64]*operation{}, generation: e.generation()}
 		e.names[id] = n
 	}
 	news := e.startAnew(n, f.Seq)
@@ -242,11 +246,14 @@ func (e *Engine) nameFailed(f wire.Failure, err error) (failed *operation, later
 // startAnew has what follows a failed operation declared anew, and reports whether that is news. Callers
 // hold mu.
 func (e *Engine) startAnew(n *nameState, failed uint64) bool {
-	next := uint64(e.joins)<<joinShift + failed + 1
+	next := e.generation() + failed + 1
 	if next <= n.generation {
 		return false
 	}
 	n.generation = next
+	for _, d := range n.decls { // operations that are under way keep their placement
+		e.epoch().Keys.Remove(d.t.ID)
+	}
 	n.decls, n.last = nil, nil
 	return true
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/paceline/paceline/core/membership"
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
@@ -14,22 +15,26 @@ import (
 type peer struct {
 	e     *Engine
 	index int
-	node  wire.Node
+	at    membership.Server
 	links []*link // all of them, once it is connected
 
 	mu      sync.Mutex
 	traffic traffic
 }
 
-func newPeer(e *Engine, index int, node wire.Node) *peer {
+func newPeer(e *Engine, index int, at membership.Server) *peer {
 	return &peer{
-		e: e, index: index, node: node,
+		e: e, index: index, at: at,
 		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, answers: map[answerID]*task{}},
 	}
 }
 
 func (p *peer) String() string {
-	return fmt.Sprintf("server %d (%s %d on host %s at %v)", p.index, p.node.Role, p.node.Rank, p.node.Host, p.node.Addresses)
+	where := fmt.Sprintf("server %d", p.index)
+	if p.at.Rank != membership.Dedicated {
+		where = fmt.Sprintf("worker %d", p.at.Rank)
+	}
+	return fmt.Sprintf("server %d (%s on host %s at %v)", p.index, where, p.at.Host, p.at.Addresses)
 }
 
 // connect opens all connections to the server.

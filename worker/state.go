@@ -213,7 +213,7 @@ func (s *stateEntry) append(b []byte, o *operation) (_ []byte, tasks []*task) {
 func (e *Engine) asking(s *stateEntry) *operation {
 	n := e.names[s.nameID]
 	op := Op{Kind: s.d.t.Kind, Name: s.name, Set: wire.ProcessSet{ID: s.set, Ranks: s.d.t.Ranks}}
-	o := &operation{Op: op, e: e, n: n, d: s.d, seq: n.next + uint64(len(n.inflight)), iteration: s.d.next, epoch: e.epoch()}
+	o := &operation{Op: op, e: e, n: n, d: s.d, seq: n.next + uint64(len(n.inflight)), iteration: s.d.next, epoch: e.epoch().Number}
 	n.inflight[o.seq] = o
 	e.inflight[o] = struct{}{}
 	return o
@@ -276,7 +276,7 @@ func (e *Engine) SetState(state []byte) error {
 		for _, d := range n.decls {
 			switch {
 			case d.coding != nil && d.t.Kind != units.Accumulate:
-				over = append(over, wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch(), Rank: uint32(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.next})
+				over = append(over, wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch().Number, Rank: uint32(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.next})
 				continue
 			case d.coding != nil:
 				s := stateID{id, d.t.Signature()}

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/codec"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
@@ -67,7 +68,7 @@ func served(t *testing.T, patience time.Duration) (*Engine, []transport.Conn) {
 	}
 	t.Cleanup(func() { l.Close() })
 	e := New(Config{
-		Roster:     wire.Roster{Round: 7, Workers: make([]wire.Node, 1), Servers: []wire.Node{{Role: wire.RoleServer, Host: "gamma", Addresses: address.List{{Kind: "twin", At: "server:1"}}}}},
+		Membership: membership.NewView(&membership.Epoch{Round: 7, Workers: make([]membership.Worker, 1), Servers: []membership.Server{{Rank: membership.Dedicated, Node: membership.Node{Host: "gamma", Addresses: address.List{{Kind: "twin", At: "server:1"}}}}}}),
 		Transports: transport.NewSet(nil, network.Node("worker", secret)), Control: &numbering{}, PartitionBytes: 1 << 20, Credit: 1 << 20, Conns: 2, DeclareTimeout: patience, Log: zap.NewNop(),
 	})
 	var conns []transport.Conn
@@ -174,7 +175,7 @@ func TestAServerThatDoesNotGiveItsStateIsNamed(t *testing.T) {
 // FuzzState sets any bytes at all: what is taken comes out again, and nothing else panics or takes memory for what is
 // not there.
 func FuzzState(f *testing.F) {
-	e := New(Config{Control: &numbering{}, Log: zap.NewNop()})
+	e := New(Config{Membership: membership.NewView(&membership.Epoch{}), Control: &numbering{}, Log: zap.NewNop()})
 	f.Cleanup(func() { e.Shutdown(context.Background()) })
 	le := []byte(stateMagic + "\x00\x00\x00\x00" + "\x01\x00\x00\x00w" + "\x01\x00\x00\x00s" + "\x05\x00\x00\x00\x00\x00\x00\x00" +
 		"\x04\x00\x00\x00\x00\x00\x00\x00abcd" + "\x01\x00\x00\x00" + "\x02\x00\x00\x00\x00\x00\x00\x00" + "\x04\x00\x00\x00\x00\x00\x00\x00efgh")

@@ -97,7 +97,7 @@ func (e *Engine) BeginIteration(set uint32, name string) error {
 func (e *Engine) reportOf(d *declaration) wire.Header {
 	s := d.superstep
 	return wire.Header{
-		Type: wire.TypeReport, Flags: wire.FlagHome, Epoch: e.epoch(), Tensor: d.t.ID, Rank: uint32(e.cfg.Rank),
+		Type: wire.TypeReport, Flags: wire.FlagHome, Epoch: e.epoch().Number, Tensor: d.t.ID, Rank: uint32(e.cfg.Rank),
 		Iteration: s.number, Count: uint32(min(s.done, 1<<31)),
 	}
 }

@@ -45,7 +45,7 @@ func (e *GoneError) Error() string {
 
 // Return is for a process that comes back to its place: nil where it is still a member, else why it is none.
 func (e *Epoch) Return(m Member, incarnation uint64) error {
-	if n := e.node(m); n != nil && n.Incarnation == incarnation {
+	if n := e.Node(m); n != nil && n.Incarnation == incarnation {
 		return nil
 	}
 	for _, d := range slices.Backward(e.gone) {
@@ -157,7 +157,7 @@ func (e *Epoch) leave(m Member) error {
 
 // depart empties the place of a process that is no member any more, for good.
 func (e *Epoch) depart(d Departure) {
-	d.Incarnation, d.Epoch = e.node(d.Member).Incarnation, e.Number
+	d.Incarnation, d.Epoch = e.Node(d.Member).Incarnation, e.Number
 	if d.Role == ServerRole {
 		e.Servers[d.Number].State = Gone
 	} else {
@@ -177,7 +177,7 @@ func (e *Epoch) joinWorker(n Node) {
 		e.Workers = append(e.Workers, Worker{})
 	}
 	e.Workers[rank] = Worker{Node: n}
-	if n.Server != "" {
+	if len(n.Addresses) > 0 {
 		e.joinServer(n, rank)
 	}
 }

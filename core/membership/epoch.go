@@ -13,6 +13,7 @@ import (
 	"slices"
 
 	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
 )
@@ -51,7 +52,7 @@ type Node struct {
 	Version     string // its release
 	LocalRank   int    // of a worker, among those of its host
 	LocalSize   int
-	Server      string // address of the server that it holds, host:port; "" if it holds none
+	Addresses   address.List // of the server that it holds; none if it holds none
 }
 
 // State is where a member is in its life.
@@ -121,11 +122,11 @@ func Found(round uint64, policy string, workers, dedicated []Node) (*Epoch, erro
 	e := &Epoch{Round: round, Policy: policy}
 	for rank, n := range workers {
 		e.Workers = append(e.Workers, Worker{Node: n})
-		if n.Server != "" {
+		if len(n.Addresses) > 0 {
 			e.Servers = append(e.Servers, Server{Node: n, Rank: rank})
 		}
 	}
-	for _, n := range slices.SortedStableFunc(slices.Values(dedicated), func(a, b Node) int { return cmp.Compare(a.Server, b.Server) }) {
+	for _, n := range slices.SortedStableFunc(slices.Values(dedicated), func(a, b Node) int { return cmp.Compare(a.Addresses.String(), b.Addresses.String()) }) {
 		e.Servers = append(e.Servers, Server{Node: n, Rank: Dedicated})
 	}
 	if len(e.Servers) == 0 && len(workers) > 0 {
@@ -153,7 +154,7 @@ func (e *Epoch) check() error {
 func (e *Epoch) checkIncarnations() error {
 	seen := make(map[uint64]Member, len(e.Workers)+len(e.Servers))
 	for _, m := range e.processes() {
-		n := e.node(m)
+		n := e.Node(m)
 		if n.Incarnation == 0 {
 			return fmt.Errorf("%v has no incarnation", m)
 		}
@@ -204,10 +205,10 @@ func (e *Epoch) Live() rankset.Set {
 }
 
 // Has reports whether a member is there.
-func (e *Epoch) Has(m Member) bool { return e.node(m) != nil }
+func (e *Epoch) Has(m Member) bool { return e.Node(m) != nil }
 
-// node is the process of a member that is there, else nil.
-func (e *Epoch) node(m Member) *Node {
+// Node is the process of a member that is there, else nil.
+func (e *Epoch) Node(m Member) *Node {
 	switch {
 	case m.Number < 0:
 	case m.Role == ServerRole && m.Number < len(e.Servers) && e.Servers[m.Number].State != Gone:

@@ -12,7 +12,7 @@ import (
 	"github.com/paceline/paceline/core/placement"
 )
 
-var schedules = flag.Int("schedules", 400, "how many random schedules TestRandomSchedules runs")
+var schedules = flag.Int("schedules", 100, "how many random schedules TestRandomSchedules runs")
 
 // TestRandomSchedules lets members join, drain, leave and get lost, and tensors be declared and forgotten, in random
 // order, and holds every epoch against the invariants at its type. A failure names the seed.
@@ -66,7 +66,7 @@ func (s *schedule) processes(n int, servers float64) []Node {
 		s.incarnations++
 		nodes[i].Incarnation = s.incarnations
 		if s.Float64() < servers {
-			nodes[i].Server = fmt.Sprintf("h:%d", s.incarnations)
+			nodes[i].Addresses = at(fmt.Sprintf("h:%d", s.incarnations))
 		}
 	}
 	return nodes
@@ -115,7 +115,7 @@ func (s *schedule) change() error {
 		return nil
 	}
 	for _, l := range c.Lose {
-		s.lost[e.node(l.Member).Incarnation] = l.Member
+		s.lost[e.Node(l.Member).Incarnation] = l.Member
 	}
 	for _, n := range c.Pushed {
 		if next.First < n {
@@ -153,7 +153,7 @@ func (s *schedule) advance(next *Epoch) error {
 	}
 	if len(s.lost) > 0 {
 		incarnation, gone := slices.Sorted(maps.Keys(s.lost))[s.IntN(len(s.lost))], new(GoneError)
-		if _, err := next.Next(Change{Servers: []Node{{Incarnation: incarnation, Server: "h:1"}}}); !errors.As(err, &gone) {
+		if _, err := next.Next(Change{Servers: []Node{{Incarnation: incarnation, Addresses: at("h:1")}}}); !errors.As(err, &gone) {
 			return fmt.Errorf("4: %d joins again: %w", incarnation, err)
 		}
 	}

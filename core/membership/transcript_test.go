@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/paceline/paceline/internal/address"
 )
 
 var update = flag.Bool("update", false, "rewrite the transcripts in testdata with what the rules say now")
@@ -191,16 +193,22 @@ func describe(e *Epoch) []string {
 			where = fmt.Sprintf("in rank %d", s.Rank)
 		}
 		state := [...]string{fmt.Sprintf("weight %.4g", weights[i]), "draining", "gone"}[s.State]
-		lines = append(lines, fmt.Sprintf("server %d at %s, %s: %s", i, s.Server, where, state))
+		lines = append(lines, fmt.Sprintf("server %d at %s, %s: %s", i, s.Addresses[0].At, where, state))
 	}
 	return lines
 }
 
 // process reads "incarnation" or "incarnation@address".
 func (s *stage) process(word string) Node {
-	incarnation, address, _ := strings.Cut(word, "@")
-	return Node{Incarnation: uint64(s.number(incarnation)), Server: address}
+	incarnation, place, holds := strings.Cut(word, "@")
+	n := Node{Incarnation: uint64(s.number(incarnation))}
+	if holds {
+		n.Addresses = at(place)
+	}
+	return n
 }
+
+func at(place string) address.List { return address.List{{Kind: "tcp", At: place}} }
 
 func (s *stage) member(word string) Member {
 	role, number, _ := strings.Cut(word, ":")

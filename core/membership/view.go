@@ -31,6 +31,13 @@ func (v *View) Watch() (*Epoch, <-chan struct{}) {
 	return s.epoch, s.over
 }
 
+// Anew makes the epoch in which all ranks begin to count again the current one.
+func (v *View) Anew() {
+	s := v.at.Load()
+	v.at.Store(&step{s.epoch.Anew(), make(chan struct{})})
+	close(s.over)
+}
+
 // Advance makes a later epoch of the round the current one. A node that was away may leave some out.
 func (v *View) Advance(next *Epoch) error {
 	s := v.at.Load()

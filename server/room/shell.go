@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
@@ -42,7 +43,7 @@ type Round struct {
 	Model         condition.Model // of tensors that are declared without one
 	StallWarning  time.Duration
 	StallShutdown time.Duration
-	Workers       []wire.Node // by rank
+	Membership    *membership.View
 }
 
 // MemoryError is the server's memory limit as the reason of a failure.

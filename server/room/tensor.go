@@ -101,7 +101,7 @@ func (t *Tensor) OutOfMemory(h *wire.Header, err error) {
 
 // Malformed says whose message cannot be read.
 func (t *Tensor) Malformed(part uint32, rank int, err error) error {
-	return fmt.Errorf("partition %d, the push of rank %d on host %s: %w", part, rank, t.Round.Workers[rank].Host, err)
+	return fmt.Errorf("partition %d, the push of rank %d on host %s: %w", part, rank, t.Round.Membership.Now().Workers[rank].Host, err)
 }
 
 // setCodec takes in how the tensor is coded.
@@ -124,8 +124,8 @@ func (t *Tensor) setCodec() error {
 
 // check finds what would be no tensor of this round, or not one that the kernels can take.
 func (t *Tensor) check() error {
-	if n := len(t.Round.Workers); !rankset.Range(n).Covers(t.Members) {
-		return fmt.Errorf("it is of ranks %v, where the job has %d", t.Members, n)
+	if live := t.Round.Membership.Now().Live(); !live.Covers(t.Members) {
+		return fmt.Errorf("it is of ranks %v, where the job has %d", t.Members, live.Len())
 	}
 	if t.Kind.HasOp() {
 		if err := t.Model.CheckWorkers(len(t.Ranks)); err != nil {

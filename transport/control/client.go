@@ -18,6 +18,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -28,13 +29,13 @@ import (
 // return soon and may not wait for an answer from the same client.
 type Config struct {
 	Transport    transport.Transport
-	Address      string            // of the scheduler, host:port
-	Hello        wire.Hello        // role and rank of this node
-	BeatInterval time.Duration     // 1 s
-	LostAfter    time.Duration     // silence after which the line is given up and made anew; 10 s
-	Log          *zap.Logger       // nil: no log
-	OnLost       func(wire.Lost)   // the job has lost a node, possibly this one
-	OnRoster     func(wire.Roster) // a round that this node is in; each once, the first before Register returns
+	Address      string                  // of the scheduler, host:port
+	Hello        wire.Hello              // role and rank of this node
+	BeatInterval time.Duration           // 1 s
+	LostAfter    time.Duration           // silence after which the line is given up and made anew; 10 s
+	Log          *zap.Logger             // nil: no log
+	OnLost       func(wire.Lost)         // the job has lost a node, possibly this one
+	OnRoster     func(*membership.Epoch) // the first epoch of a round that this node is in; each once, the first before Register returns. The callee's own
 }
 
 // Client is a node's line to the scheduler. Its methods may be called from any goroutine.
@@ -255,7 +256,11 @@ func (c *Client) dispatch(line *Line, m *wire.Control) {
 	case m.Lost != nil:
 		c.tellLost(*m.Lost)
 	case fresh && c.config.OnRoster != nil:
-		c.config.OnRoster(*m.Roster)
+		if e, err := EpochOf(m.Roster); err == nil {
+			c.config.OnRoster(e)
+		} else {
+			c.config.Log.Error("the scheduler sends a roster that cannot be", zap.Error(err))
+		}
 	}
 	if request != nil {
 		request.answer <- m

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -37,22 +38,26 @@ func (r *request) fail(err error) {
 	r.answer <- nil
 }
 
-// Register takes part in the job. For a worker it returns when all have come, with the roster of the
+// Register takes part in the job. For a worker it returns when all have come, with the first epoch of the
 // round; for a dedicated server with that of the first round, and further ones go to Config.OnRoster.
 // The session number is the client's to set.
-func (c *Client) Register(ctx context.Context, r wire.Register) (wire.Roster, error) {
+func (c *Client) Register(ctx context.Context, r wire.Register) (*membership.Epoch, error) {
 	r.Node.Session = c.session
 	c.mu.Lock()
 	c.memory.register = r
 	c.mu.Unlock()
 	m, err := c.ask(ctx, "register", wire.Control{Register: &r})
 	if err != nil {
-		return wire.Roster{}, err
+		return nil, err
 	}
 	if m.Roster == nil {
-		return wire.Roster{}, c.strange("register")
+		return nil, c.strange("register")
 	}
-	return *m.Roster, nil
+	e, err := EpochOf(m.Roster)
+	if err != nil {
+		return nil, fmt.Errorf("register: the roster of the scheduler at %s cannot be: %w", c.config.Address, err)
+	}
+	return e, nil
 }
 
 // Declare makes tensors known to the job and returns, beside each, its number and the servers of its

@@ -179,14 +179,15 @@ type Node struct {
 	PID       int          `json:"pid,omitempty"`       // for messages
 	Addresses address.List `json:"addresses,omitempty"` // of the server that this node holds; none if it holds none
 	Version   string       `json:"version,omitempty"`   // release of the node
-	Session   uint64       `json:"session,omitempty"`   // random number of its line to the scheduler, the same after a reconnection
+	Session   uint64       `json:"session,omitempty"`   // random number of its line to the scheduler, the same after a reconnection: its incarnation
 }
 
-// Roster is the membership of one round of the job, alike on every node.
+// Roster is the membership of one round of the job, alike on every node: its first epoch, as core/membership has it.
 type Roster struct {
-	Round   uint64 `json:"round"` // one init to shutdown of all workers; random start, never reused
-	Epoch   uint32 `json:"epoch"` // membership epoch at the start of the round
-	Workers []Node `json:"workers"`
+	Round     uint64 `json:"round"`               // one init to shutdown of all workers; random start, never reused
+	Epoch     uint32 `json:"epoch"`               // membership epoch at the start of the round
+	Placement string `json:"placement,omitempty"` // how keys are placed, as core/placement reads it; "" is its default
+	Workers   []Node `json:"workers"`
 	// Servers in the order of their indices. An embedded server has its worker's rank in Rank and
 	// Role worker; a dedicated one has Role server.
 	Servers []Node `json:"servers"`

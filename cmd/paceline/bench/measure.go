@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
@@ -36,7 +37,7 @@ type rank struct {
 func Measure(w *node.Worker, plan Plan) (Result, error) {
 	s := &w.Settings
 	r := &rank{w: w, plan: plan, values: newValues(plan.DType, s.Rank, s.Size)}
-	for i := range w.Roster.Workers {
+	for i := range w.Membership.Now().Workers {
 		r.set.Ranks = append(r.set.Ranks, i)
 	}
 	var room int64
@@ -55,8 +56,8 @@ func Measure(w *node.Worker, plan Plan) (Result, error) {
 		Ranks: s.Size, Servers: s.Servers, DType: plan.DType.String(), Rows: rows,
 		PartitionBytes: s.PartitionBytes, CreditBytes: s.CreditBytes, Connections: s.Connections,
 	}
-	for _, n := range w.Roster.Servers {
-		if n.Role == wire.RoleServer {
+	for _, n := range w.Membership.Now().Servers {
+		if n.Rank == membership.Dedicated {
 			result.NumServers++
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
@@ -34,11 +35,12 @@ type Shell struct {
 // New makes a shell of some ranks with so much memory. All of it must be back at the test's end.
 func New(t testing.TB, ranks int, memory int64) *Shell {
 	s := &Shell{Round: room.Round{
-		Pool: mempool.New(memory), Log: zap.NewNop(), Model: condition.BSP(), Workers: make([]wire.Node, ranks),
+		Pool: mempool.New(memory), Log: zap.NewNop(), Model: condition.BSP(), Membership: membership.NewView(&membership.Epoch{Workers: make([]membership.Worker, ranks)}),
 		StallWarning: time.Second, StallShutdown: time.Minute,
 	}}
-	for i := range s.Round.Workers {
-		s.Round.Workers[i].Host = fmt.Sprint("host", i)
+	workers := s.Round.Membership.Now().Workers
+	for i := range workers {
+		workers[i].Host = fmt.Sprint("host", i)
 	}
 	return s
 }
@@ -54,7 +56,7 @@ func (s *Shell) CheckMemory(t testing.TB) {
 // Tensor announces a tensor of all ranks.
 func (s *Shell) Tensor(t testing.TB, w wire.Tensor) *room.Tensor {
 	t.Helper()
-	for i := range s.Round.Workers {
+	for i := range s.Round.Membership.Now().Workers {
 		w.Ranks = append(w.Ranks, i)
 	}
 	if w.Prescale == 0 {

@@ -1,0 +1,68 @@
+package control
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// EpochOf makes a round's first epoch of its roster, and reports the first thing that is wrong with that.
+func EpochOf(r *wire.Roster) (*membership.Epoch, error) {
+	workers := make([]membership.Node, len(r.Workers))
+	for rank, n := range r.Workers {
+		if n.Rank != rank || n.Role != wire.RoleWorker {
+			return nil, fmt.Errorf("place %d holds %s %d", rank, n.Role, n.Rank)
+		}
+		workers[rank] = nodeOf(n)
+	}
+	var dedicated []membership.Node
+	for i, n := range r.Servers {
+		if err := n.Addresses.Check(); err != nil {
+			return nil, fmt.Errorf("server %d has %w", i, err)
+		}
+		if n.Role == wire.RoleServer {
+			dedicated = append(dedicated, nodeOf(n))
+		}
+	}
+	e, err := membership.Found(r.Round, r.Placement, workers, dedicated)
+	if err != nil {
+		return nil, err
+	}
+	e.Number = r.Epoch
+	if !slices.EqualFunc(r.Servers, e.Servers, func(n wire.Node, s membership.Server) bool { return n.Session == s.Incarnation }) {
+		return nil, fmt.Errorf("%d servers are not in their order", len(r.Servers))
+	}
+	return e, nil
+}
+
+// RosterOf is a round's first epoch as it travels.
+func RosterOf(e *membership.Epoch) wire.Roster {
+	r := wire.Roster{Round: e.Round, Epoch: e.Number, Placement: e.Policy, Workers: make([]wire.Node, len(e.Workers)), Servers: make([]wire.Node, len(e.Servers))}
+	for rank, w := range e.Workers {
+		r.Workers[rank] = wireNode(wire.RoleWorker, rank, w.Node)
+	}
+	for i, s := range e.Servers {
+		if s.Rank == membership.Dedicated {
+			r.Servers[i] = wireNode(wire.RoleServer, i, s.Node)
+		} else {
+			r.Servers[i] = wireNode(wire.RoleWorker, s.Rank, s.Node)
+		}
+	}
+	return r
+}
+
+func nodeOf(n wire.Node) membership.Node {
+	return membership.Node{
+		Incarnation: n.Session, Host: n.Host, PID: n.PID, Version: n.Version,
+		LocalRank: n.LocalRank, LocalSize: n.LocalSize, Addresses: n.Addresses,
+	}
+}
+
+func wireNode(role wire.Role, rank int, n membership.Node) wire.Node {
+	return wire.Node{
+		Role: role, Rank: rank, Session: n.Incarnation, Host: n.Host, PID: n.PID, Version: n.Version,
+		LocalRank: n.LocalRank, LocalSize: n.LocalSize, Addresses: n.Addresses,
+	}
+}
