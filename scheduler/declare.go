@@ -6,7 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -14,55 +14,35 @@ import (
 // tensors are the declarations of a round. The first rank to declare a tensor decides its number and
 // where it lies; all others get the same answer.
 type tensors struct {
-	placed map[tensorKey]located
-	names  map[nameKey]*named
+	placed map[tensorKey]wire.Placed
+	names  map[membership.Name]*named
 	last   uint32 // greatest number in use
-	placer placement.Placer
-}
-
-type located struct {
-	wire.Placed
-	parts []uint32
+	dealer *membership.Dealer
 }
 
 // tensorKey is everything by which two declarations are the same tensor.
 type tensorKey struct {
-	nameKey
+	membership.Name
 	signature  string
 	generation uint64
 	parts      string // their bytes, four each
 }
 
-type nameKey struct {
-	set  uint32
-	name string
-}
-
 // named is what all declarations of one name share.
 type named struct {
-	home       int // server of partition 0, where ranks that use the name differently are found out
 	generation uint64
 	keys       []tensorKey
 }
 
-func newTensors(setting string, servers []wire.Node) (tensors, error) {
-	t := tensors{placed: map[tensorKey]located{}, names: map[nameKey]*named{}}
-	policy, err := placement.Parse(setting)
-	if err == nil {
-		t.placer, err = policy.Over(shares(servers))
-	}
-	return t, err
+func newTensors(d *membership.Dealer) tensors {
+	return tensors{placed: map[tensorKey]wire.Placed{}, names: map[membership.Name]*named{}, dealer: d}
 }
 
-func shares(servers []wire.Node) []float64 {
-	dedicated := make([]bool, len(servers))
-	for i := range servers {
-		dedicated[i] = servers[i].Role == wire.RoleServer
-	}
-	return placement.Shares(dedicated)
-}
+func nameOf(t *wire.Tensor) membership.Name { return membership.Name{Set: t.ProcessSet, Name: t.Name} }
 
-func nameOf(t *wire.Tensor) nameKey { return nameKey{t.ProcessSet, t.Name} }
+func memberOf(t *wire.Tensor, p wire.Placed) *membership.Tensor {
+	return &membership.Tensor{Number: p.ID, Name: nameOf(t), Parts: t.Parts, Servers: p.Servers}
+}
 
 func keyOf(t *wire.Tensor) tensorKey {
 	parts := make([]byte, 0, 4*len(t.Parts))
@@ -124,7 +104,7 @@ func (t *tensors) declare(all []wire.Tensor) ([]wire.Placed, error) {
 	answers := t.place(fresh)
 	placed := make([]wire.Placed, len(all))
 	for i, k := range keys {
-		placed[i] = t.placed[k].Placed
+		placed[i] = t.placed[k]
 		if p, ok := answers[k]; ok { // a newer generation in this very batch may have taken its place
 			placed[i] = p
 		}
@@ -132,40 +112,16 @@ func (t *tensors) declare(all []wire.Tensor) ([]wire.Placed, error) {
 	return placed, nil
 }
 
-// place finds servers for new tensors and takes them in. Partition 0 of a name that is known goes home;
-// where one batch brings several tensors of a new name, the first of them decides where that is.
+// place numbers new tensors, finds servers for them and takes them in.
 func (t *tensors) place(fresh []wire.Tensor) map[tensorKey]wire.Placed {
-	servers := make([][]int, len(fresh))
-	homes := map[nameKey]int{} // of names that this batch brings: index of the first tensor
-	deal := func(these []int, home func(nameKey) int) {
-		loads := make([]placement.Load, len(these))
-		for j, i := range these {
-			loads[j] = placement.Load{Parts: fresh[i].Parts, Home: home(nameOf(&fresh[i]))}
-		}
-		for j, s := range t.placer.Place(loads) {
-			servers[these[j]] = s
-		}
-	}
-	var first, later []int
+	dealt := make([]*membership.Tensor, len(fresh))
 	for i := range fresh {
-		n := nameOf(&fresh[i])
-		if _, again := homes[n]; again {
-			later = append(later, i)
-			continue
-		}
-		homes[n] = i
-		first = append(first, i)
+		dealt[i] = memberOf(&fresh[i], wire.Placed{ID: t.last + 1 + uint32(i)})
 	}
-	deal(first, func(n nameKey) int {
-		if known := t.names[n]; known != nil {
-			return known.home
-		}
-		return placement.Free
-	})
-	deal(later, func(n nameKey) int { return servers[homes[n]][0] })
+	t.dealer.Place(dealt)
 	answers := make(map[tensorKey]wire.Placed, len(fresh))
 	for i := range fresh {
-		p := wire.Placed{ID: t.last + 1, Servers: servers[i]}
+		p := wire.Placed{ID: dealt[i].Number, Servers: dealt[i].Servers}
 		t.add(&fresh[i], p)
 		answers[keyOf(&fresh[i])] = p
 	}
@@ -175,10 +131,10 @@ func (t *tensors) place(fresh []wire.Tensor) map[tensorKey]wire.Placed {
 // add takes a tensor in. A newer generation of a name drops the older ones.
 func (t *tensors) add(f *wire.Tensor, p wire.Placed) {
 	k := keyOf(f)
-	n := t.names[k.nameKey]
+	n := t.names[k.Name]
 	if n == nil {
-		n = &named{home: p.Servers[0]}
-		t.names[k.nameKey] = n
+		n = &named{}
+		t.names[k.Name] = n
 	}
 	if f.Generation > n.generation {
 		n.generation = f.Generation
@@ -190,26 +146,25 @@ func (t *tensors) add(f *wire.Tensor, p wire.Placed) {
 		})
 	}
 	n.keys = append(n.keys, k)
-	t.placed[k] = located{p, f.Parts}
+	t.placed[k] = p
 	t.last = max(t.last, p.ID)
 }
 
 // drop forgets a tensor and takes its bytes off the servers.
 func (t *tensors) drop(k tensorKey) {
-	p := t.placed[k]
-	t.placer.Remove(p.parts, p.Servers)
+	t.dealer.Remove(t.placed[k].ID)
 	delete(t.placed, k)
 }
 
 // dropSet forgets the tensors of a process set that was removed.
 func (t *tensors) dropSet(set uint32) {
-	maps.DeleteFunc(t.names, func(k nameKey, n *named) bool {
-		if k.set == set {
+	maps.DeleteFunc(t.names, func(k membership.Name, n *named) bool {
+		if k.Set == set {
 			for _, key := range n.keys {
 				t.drop(key)
 			}
 		}
-		return k.set == set
+		return k.Set == set
 	})
 }
 
@@ -219,7 +174,7 @@ func (m *Machine) learn(r *round, known *wire.Known) {
 	t := &r.tensors
 	for i := range min(len(known.Tensors), len(known.Placed)) {
 		f, p := &known.Tensors[i], known.Placed[i]
-		outside := func(s int) bool { return s < 0 || s >= len(r.roster.Servers) }
+		outside := func(s int) bool { return s < 0 || s >= len(r.epoch.Servers) }
 		if f.Check() != nil || p.ID == 0 || len(p.Servers) != len(f.Parts) || slices.ContainsFunc(p.Servers, outside) {
 			m.warn("a worker remembers tensor %q (number %d) in a way that cannot be: left out", f.Name, p.ID)
 			continue
@@ -229,10 +184,10 @@ func (m *Machine) learn(r *round, known *wire.Known) {
 			continue
 		}
 		t.last = max(t.last, p.ID)
-		if n := t.names[k.nameKey]; n != nil && n.generation > f.Generation {
+		if n := t.names[k.Name]; n != nil && n.generation > f.Generation {
 			continue
 		}
-		t.placer.Add(f.Parts, p.Servers)
+		t.dealer.Learn(memberOf(f, p))
 		t.add(f, p)
 	}
 }

@@ -7,9 +7,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -104,7 +106,7 @@ func (m *Machine) form() {
 		}
 		servers = servers[:dedicated]
 	}
-	r, err := newRound(m.roster(servers))
+	r, err := m.found(servers)
 	if err != nil {
 		for _, p := range slices.Clone(m.forming) {
 			m.refuse(p.line, p.asked, err.Error())
@@ -118,10 +120,10 @@ func (m *Machine) form() {
 // start opens a round: everybody gets the roster.
 func (m *Machine) start(r *round, servers []*peer) {
 	m.info("round %#x starts with %d workers and %d servers, %d of them dedicated",
-		r.roster.Round, len(r.workers), len(r.roster.Servers), len(servers))
+		r.epoch.Round, len(r.workers), len(r.epoch.Servers), len(servers))
 	m.rounds = append(m.rounds, r)
 	m.dedicated = m.expectedServers()
-	m.next = r.roster.Round + 1
+	m.next = r.epoch.Round + 1
 	for _, p := range servers { // first, so that they know the round when its workers come
 		m.seat(p, r)
 	}
@@ -141,25 +143,21 @@ func (m *Machine) seat(p *peer, r *round) {
 	p.asked, p.until = 0, 0
 }
 
-// roster makes the membership of the next round: embedded servers in the order of ranks, then the
-// dedicated ones in the order of their addresses.
-func (m *Machine) roster(dedicated []*peer) wire.Roster {
-	roster := wire.Roster{Round: max(m.next, 1), Placement: m.placement(), Workers: make([]wire.Node, len(m.forming))}
+// found makes the next round of the workers that wait and of dedicated servers.
+func (m *Machine) found(servers []*peer) (*round, error) {
+	workers := make([]membership.Node, len(m.forming))
 	for _, p := range m.forming {
-		roster.Workers[p.Rank] = p.Node
+		workers[p.Rank] = control.NodeOf(&p.Node)
 	}
-	for _, n := range roster.Workers {
-		if len(n.Addresses) > 0 {
-			roster.Servers = append(roster.Servers, n)
-		}
+	dedicated := make([]membership.Node, len(servers))
+	for i, p := range servers {
+		dedicated[i] = control.NodeOf(&p.Node)
 	}
-	dedicated = slices.SortedFunc(slices.Values(dedicated), func(a, b *peer) int { return cmp.Compare(a.Addresses.String(), b.Addresses.String()) })
-	for _, p := range dedicated {
-		n := p.Node
-		n.Rank = len(roster.Servers)
-		roster.Servers = append(roster.Servers, n)
+	e, err := membership.Found(max(m.next, 1), m.placement(), workers, dedicated)
+	if err != nil {
+		return nil, err
 	}
-	return roster
+	return newRound(e)
 }
 
 // expectedWorkers is how many workers make a round; 0: not known yet.
@@ -180,7 +178,7 @@ func (m *Machine) expectedServers() int {
 
 // placement is how keys are placed in the next round.
 func (m *Machine) placement() string {
-	return cmp.Or(m.says(knowsPlacement).wants.Placement, m.settings.Placement)
+	return cmp.Or(m.says(knowsPlacement).wants.Placement, m.settings.Placement, placement.Default)
 }
 
 // says is the first worker that waits and says something; an empty peer where none does.

@@ -7,31 +7,16 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/internal/address"
-	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport/wire"
 )
 
 func TestARosterThatCannotBeIsRefused(t *testing.T) {
-	good := func() wire.Roster {
-		n := []wire.Node{{Role: wire.RoleWorker, Session: 1}, {Role: wire.RoleWorker, Rank: 1, Session: 2}}
-		return wire.Roster{Round: 1, Workers: n, Servers: n[:1]}
-	}
-	r := good()
-	if err := checkRoster(&r); err != nil {
-		t.Fatal(err)
-	}
-	for name, spoil := range map[string]func(*wire.Roster){
-		"no round":       func(r *wire.Roster) { r.Round = 0 },
-		"nobody":         func(r *wire.Roster) { r.Workers = nil },
-		"no server":      func(r *wire.Roster) { r.Servers = nil },
-		"too many":       func(r *wire.Roster) { r.Workers = make([]wire.Node, limits.MaxRanks+1) },
-		"wrong order":    func(r *wire.Roster) { r.Workers[0], r.Workers[1] = r.Workers[1], r.Workers[0] },
-		"not a worker":   func(r *wire.Roster) { r.Workers[1].Role = wire.RoleServer },
-		"bad address":    func(r *wire.Roster) { r.Servers = []wire.Node{{Addresses: make(address.List, 1)}} },
-		"one node twice": func(r *wire.Roster) { r.Workers[1].Session = 1 },
+	n := []wire.Node{{Role: wire.RoleWorker, Session: 1, Addresses: address.List{{Kind: "tcp", At: "h:1"}}}, {Role: wire.RoleWorker, Rank: 1, Session: 2}}
+	for name, r := range map[string]wire.Roster{
+		"no round":  {Workers: n, Servers: n[:1]},
+		"no server": {Round: 1, Workers: n},
+		"placement": {Round: 1, Workers: n, Servers: n[:1], Placement: "nowhere"},
 	} {
-		r := good()
-		spoil(&r)
 		m := NewMachine(Settings{})
 		m.Step(Input{Line: 1, Hello: &wire.Hello{Role: wire.RoleWorker}})
 		out := m.Step(Input{Line: 1, Message: &wire.Control{ID: 1, Register: &wire.Register{

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -97,7 +98,7 @@ func (m *Machine) lose(p *peer, why string) {
 		return
 	}
 	p.state, p.lostAt = lost, 0
-	p.why = fmt.Sprintf("%s: %s", where(&p.Node), why)
+	p.why = fmt.Sprintf("%s: %s", where(p.Host, p.PID), why)
 	if p.Role == wire.RoleServer {
 		m.forget(p)
 		m.info("%s has gone: %s", name(&p.Node), why)
@@ -122,12 +123,12 @@ func (m *Machine) reported(l *line, gone wire.Lost) {
 	}
 	by := " (reported by " + name(&l.peer.Node) + ")"
 	if gone.Role == wire.RoleServer {
-		if gone.Rank < 0 || gone.Rank >= len(r.roster.Servers) {
+		if gone.Rank < 0 || gone.Rank >= len(r.epoch.Servers) {
 			return
 		}
-		s := &r.roster.Servers[gone.Rank]
-		if s.Role == wire.RoleServer {
-			gone.Why = where(s) + ": " + gone.Why + by
+		s := &r.epoch.Servers[gone.Rank]
+		if s.Rank == membership.Dedicated {
+			gone.Why = where(s.Host, s.PID) + ": " + gone.Why + by
 			m.tell(r, gone)
 			return
 		}
@@ -147,7 +148,7 @@ func (m *Machine) roundOf(l *line, number uint64) *round {
 		return p.round
 	default:
 		for _, r := range slices.Backward(m.rounds) {
-			if (number == 0 || r.roster.Round == number) && r.server(p.Addresses) >= 0 {
+			if (number == 0 || r.epoch.Round == number) && r.server(p.Addresses) >= 0 {
 				return r
 			}
 		}
@@ -161,10 +162,10 @@ func name(n *wire.Node) string {
 	if n.Role == wire.RoleServer {
 		who = fmt.Sprintf("server at %v", n.Addresses)
 	}
-	return fmt.Sprintf("%s (%s)", who, where(n))
+	return fmt.Sprintf("%s (%s)", who, where(n.Host, n.PID))
 }
 
-func where(n *wire.Node) string { return fmt.Sprintf("host %s, pid %d", n.Host, n.PID) }
+func where(host string, pid int) string { return fmt.Sprintf("host %s, pid %d", host, pid) }
 
 // ranksOf writes ranks in words: "rank 1", "ranks 2, 3"; a long list is cut.
 func ranksOf(ranks []int) string {

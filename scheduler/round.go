@@ -1,19 +1,21 @@
 package scheduler
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
 )
 
 // round is one init to shutdown of all workers.
 type round struct {
-	roster   wire.Roster
+	epoch    *membership.Epoch
+	roster   wire.Roster        // the epoch as it travels
 	workers  []*peer            // by rank
 	told     map[wire.Lost]bool // losses that everybody has heard of, without their reason
 	learning bool               // restored: some workers are absent still
@@ -28,24 +30,21 @@ type request struct {
 	msg  *wire.Control
 }
 
-func newRound(roster wire.Roster) (*round, error) {
-	if len(roster.Servers) == 0 {
-		return nil, errors.New("the job has no server: no worker carries one (PACELINE_SERVERS=embedded or both) and no dedicated one was started (paceline server)")
-	}
-	t, err := newTensors(roster.Placement, roster.Servers)
+func newRound(e *membership.Epoch) (*round, error) {
+	dealer, err := membership.NewDealer(e)
 	if err != nil {
 		return nil, err
 	}
-	r := &round{roster: roster, told: map[wire.Lost]bool{}, tensors: t}
-	r.workers = make([]*peer, len(roster.Workers))
-	r.sets = newSets(len(roster.Workers))
-	return r, nil
+	return &round{
+		epoch: e, roster: control.RosterOf(e), told: map[wire.Lost]bool{}, workers: make([]*peer, len(e.Workers)),
+		tensors: newTensors(dealer), sets: newSets(len(e.Workers)),
+	}, nil
 }
 
 // server is the index of the dedicated server at some addresses, -1 if it takes no part.
 func (r *round) server(at address.List) int {
-	return slices.IndexFunc(r.roster.Servers, func(n wire.Node) bool {
-		return n.Role == wire.RoleServer && n.Addresses.Shares(at)
+	return slices.IndexFunc(r.epoch.Servers, func(s membership.Server) bool {
+		return s.Rank == membership.Dedicated && s.Addresses.Shares(at)
 	})
 }
 
@@ -62,14 +61,14 @@ func (r *round) in(s state) []int {
 
 // tell tells all nodes of a round of a loss, once.
 func (m *Machine) tell(r *round, gone wire.Lost) {
-	gone.Round = r.roster.Round
+	gone.Round = r.epoch.Round
 	key := gone
 	key.Why = ""
 	if r.told[key] {
 		return
 	}
 	r.told[key] = true
-	m.warn("round %#x lost %s %d: %s", r.roster.Round, gone.Role, gone.Rank, gone.Why)
+	m.warn("round %#x lost %s %d: %s", r.epoch.Round, gone.Role, gone.Rank, gone.Why)
 	for _, p := range r.workers {
 		m.send(p.line, &wire.Control{Lost: &gone})
 	}
@@ -99,7 +98,7 @@ func (m *Machine) shrunk(r *round) {
 		m.release(p)
 	}
 	m.rounds = slices.DeleteFunc(m.rounds, func(q *round) bool { return q == r })
-	m.info("round %#x is over", r.roster.Round)
+	m.info("round %#x is over", r.epoch.Round)
 }
 
 // ask handles a request that belongs to a running round.
@@ -147,10 +146,11 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 // restore handles a worker that was in a round which this scheduler does not know.
 func (m *Machine) restore(l *line, c *wire.Control) {
 	n, known := &c.Register.Node, &c.Register.Known.Roster
-	if !slices.ContainsFunc(m.rounds, func(r *round) bool { return r.roster.Round == known.Round }) {
-		r, err := newRound(*known)
+	if !slices.ContainsFunc(m.rounds, func(r *round) bool { return r.epoch.Round == known.Round }) {
+		var r *round
+		e, err := control.EpochOf(known)
 		if err == nil {
-			err = checkRoster(known)
+			r, err = newRound(e)
 		}
 		if err != nil {
 			m.refuse(l, c.ID, fmt.Sprintf("%s comes back with a bad roster: %v", name(n), err))
@@ -169,7 +169,7 @@ func (m *Machine) restore(l *line, c *wire.Control) {
 // expect takes a restored round in: its nodes are absent, and have time to come back. Those that are
 // here already, without knowing of the round, had been about to hear of it.
 func (m *Machine) expect(r *round) {
-	m.info("round %#x of %d workers is back: learning what it knows", r.roster.Round, len(r.workers))
+	m.info("round %#x of %d workers is back: learning what it knows", r.epoch.Round, len(r.workers))
 	m.rounds = append(m.rounds, r)
 	r.learning = true
 	due := m.at(m.now + m.settings.LostAfter)
@@ -196,29 +196,6 @@ func (m *Machine) expect(r *round) {
 		p := &peer{Node: n, state: absent, lostAt: due, why: why}
 		m.pool, m.sessions[n.Session] = append(m.pool, p), p
 	}
-}
-
-// checkRoster reports the first thing that is wrong with a roster that a node remembers.
-func checkRoster(r *wire.Roster) error {
-	switch {
-	case r.Round == 0 || len(r.Workers) == 0 || len(r.Servers) == 0:
-		return fmt.Errorf("round %#x with %d workers and %d servers", r.Round, len(r.Workers), len(r.Servers))
-	case len(r.Workers) > limits.MaxRanks || len(r.Servers) > limits.MaxServers:
-		return fmt.Errorf("%d workers (limit %d) and %d servers (limit %d)", len(r.Workers), limits.MaxRanks, len(r.Servers), limits.MaxServers)
-	}
-	seen := map[uint64]bool{}
-	for rank, n := range r.Workers {
-		if n.Rank != rank || n.Role != wire.RoleWorker || n.Session == 0 || seen[n.Session] {
-			return fmt.Errorf("place %d holds %s %d of session %#x", rank, n.Role, n.Rank, n.Session)
-		}
-		seen[n.Session] = true
-	}
-	for i, n := range r.Servers {
-		if err := n.Addresses.Check(); err != nil {
-			return fmt.Errorf("server %d has %w", i, err)
-		}
-	}
-	return nil
 }
 
 // status is what the machine knows, for people.

@@ -15,7 +15,7 @@ func EpochOf(r *wire.Roster) (*membership.Epoch, error) {
 		if n.Rank != rank || n.Role != wire.RoleWorker {
 			return nil, fmt.Errorf("place %d holds %s %d", rank, n.Role, n.Rank)
 		}
-		workers[rank] = nodeOf(n)
+		workers[rank] = NodeOf(&n)
 	}
 	var dedicated []membership.Node
 	for i, n := range r.Servers {
@@ -23,7 +23,7 @@ func EpochOf(r *wire.Roster) (*membership.Epoch, error) {
 			return nil, fmt.Errorf("server %d has %w", i, err)
 		}
 		if n.Role == wire.RoleServer {
-			dedicated = append(dedicated, nodeOf(n))
+			dedicated = append(dedicated, NodeOf(&n))
 		}
 	}
 	e, err := membership.Found(r.Round, r.Placement, workers, dedicated)
@@ -53,7 +53,8 @@ func RosterOf(e *membership.Epoch) wire.Roster {
 	return r
 }
 
-func nodeOf(n wire.Node) membership.Node {
+// NodeOf is the process behind a node of a roster.
+func NodeOf(n *wire.Node) membership.Node {
 	return membership.Node{
 		Incarnation: n.Session, Host: n.Host, PID: n.PID, Version: n.Version,
 		LocalRank: n.LocalRank, LocalSize: n.LocalSize, Addresses: n.Addresses,
