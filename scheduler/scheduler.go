@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
@@ -43,7 +45,7 @@ type Scheduler struct {
 	quit   chan struct{} // closed by Close
 	work   sync.WaitGroup
 
-	mu        sync.Mutex
+	mu        lockorder.Mutex
 	listeners map[transport.Listener]bool
 	conns     map[transport.Conn]bool
 	closed    bool
@@ -73,6 +75,7 @@ func New(config Config) (*Scheduler, error) {
 		log: config.Log, silent: config.LostAfter, events: make(chan event), quit: make(chan struct{}),
 		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{}, empty: make(chan chan struct{}),
 	}
+	s.mu.Place(levelDoors, "scheduler.mu")
 	machine := NewMachine(Settings{
 		FirstRound: rand.Uint64()>>1 + 1, Workers: config.Workers, Dedicated: config.Dedicated,
 		Placement: config.Placement, Grace: config.Grace, LostAfter: config.LostAfter,
@@ -127,18 +130,20 @@ func (s *Scheduler) Drain(ctx context.Context) error {
 
 // Close ends the scheduler and all lines. Nodes go on without it.
 func (s *Scheduler) Close() error {
-	s.mu.Lock()
-	if !s.closed {
+	var open []io.Closer
+	s.hold(func() {
 		s.closed = true
 		close(s.quit)
 		for l := range s.listeners {
-			l.Close()
+			open = append(open, l)
 		}
 		for c := range s.conns {
-			c.Close()
+			open = append(open, c)
 		}
+	})
+	for _, c := range open {
+		c.Close()
 	}
-	s.mu.Unlock()
 	s.work.Wait()
 	return nil
 }

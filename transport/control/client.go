@@ -13,12 +13,12 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -51,7 +51,7 @@ type Client struct {
 	ended   chan struct{} // run has returned
 	setTurn chan struct{} // held during a call on process sets: they have an order
 
-	mu      sync.Mutex
+	mu      lockorder.Mutex
 	line    *Line // nil while there is none
 	broken  error // why there is none, and since when
 	since   time.Time
@@ -96,6 +96,7 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 		config: config, session: rand.Uint64() | 1, memory: newMemory(),
 		ended: make(chan struct{}), setTurn: make(chan struct{}, 1), pending: map[uint64]*request{},
 	}
+	c.mu.Place(levelClient, "control.Client.mu")
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	go c.run(c.open(conn))
 	return c, nil
@@ -198,22 +199,31 @@ func (c *Client) redial(pause time.Duration) transport.Conn {
 // open makes a line over conn the one that requests go to, and repeats on it what the scheduler has to know.
 func (c *Client) open(conn transport.Conn) *Line {
 	line := NewLine(conn, c.config.LostAfter, c.config.BeatInterval)
+	if !c.adopt(line) {
+		line.Fail(ErrClosed)
+	}
+	return line
+}
+
+// adopt makes a line the current one, unless the client is closed. What the scheduler has to know goes first on it.
+func (c *Client) adopt(line *Line) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closing {
-		line.Fail(ErrClosed)
-		return line
+		return false
 	}
 	c.line, c.broken = line, nil
+	var first []*wire.Control
 	for _, r := range c.memory.registers() {
 		c.lastID++
 		c.resume = c.lastID
-		line.Push(&wire.Control{ID: c.resume, Register: &r})
+		first = append(first, &wire.Control{ID: c.resume, Register: &r})
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.pending)) {
-		line.Push(c.pending[id].message(id))
+		first = append(first, c.pending[id].message(id))
 	}
-	return line
+	line.begin(first)
+	return true
 }
 
 // lost notes that the line has broken and reports whether to make another.

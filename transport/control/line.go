@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -30,7 +31,7 @@ type Line struct {
 	ended  chan struct{} // closed by Fail
 	wake   chan struct{}
 
-	mu        sync.Mutex
+	mu        lockorder.Mutex
 	queue     []*wire.Control
 	finishing bool
 	why       error
@@ -40,7 +41,17 @@ type Line struct {
 // NewLine makes a line over conn. It ends when no message comes for the time silent. Where beat is not
 // zero, it sends a beat that often; the other end answers each by Pushing one back.
 func NewLine(conn transport.Conn, silent, beat time.Duration) *Line {
-	return &Line{conn: conn, silent: silent, beat: beat, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
+	l := &Line{conn: conn, silent: silent, beat: beat, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
+	l.mu.Place(levelLine, "control.Line.mu")
+	return l
+}
+
+// begin queues what goes first on a line that nobody else knows yet.
+func (l *Line) begin(first []*wire.Control) {
+	l.mu.Lock()
+	l.queue = first
+	l.mu.Unlock()
+	l.nudge()
 }
 
 // Push queues a message, which must not change any more. It never waits; a queue that is full ends the line.

@@ -183,20 +183,26 @@ func (c *Client) ask(ctx context.Context, name string, m wire.Control) (*wire.Co
 
 // submit gives a request its number and sends it, now or when there is a line again.
 func (c *Client) submit(r *request) (id uint64, err error) {
+	id, line, err := c.enter(r)
+	if line != nil { // one that breaks meanwhile is followed by one on which the request is repeated
+		line.Push(r.message(id))
+	}
+	return id, err
+}
+
+// enter puts a request among those that wait for an answer.
+func (c *Client) enter(r *request) (id uint64, line *Line, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.refused != nil:
-		return 0, c.refused
+		return 0, nil, c.refused
 	case c.closing:
-		return 0, ErrClosed
+		return 0, nil, ErrClosed
 	}
 	c.lastID++
 	c.pending[c.lastID] = r
-	if c.line != nil {
-		c.line.Push(r.message(c.lastID))
-	}
-	return c.lastID, nil
+	return c.lastID, c.line, nil
 }
 
 func (c *Client) strange(name string) error {
