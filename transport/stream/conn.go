@@ -45,6 +45,8 @@ type Conn struct {
 	in   *bufio.Reader
 	left uint32 // bytes of the current payload that were not read yet
 
+	aside byte // its address is what Aside takes the turn for
+
 	once  sync.Once
 	cause atomic.Pointer[error] // the first reason why nothing can be sent any more
 }
@@ -109,6 +111,24 @@ func (c *Conn) TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err er
 	c.turn.keep(&buffers[0][0])
 	return buffers, false, nil
 }
+
+// Aside has f write to the stream what is not a frame, in order with sends and mixed with none. An error of f ends sending.
+func (c *Conn) Aside(f func() error) error {
+	if !c.turn.take(&c.aside) {
+		return c.ended()
+	}
+	defer c.turn.give()
+	if err := c.ended(); err != nil {
+		return err
+	}
+	if err := f(); err != nil {
+		return c.sendFailed(err)
+	}
+	return nil
+}
+
+// NetConn is the stream below.
+func (c *Conn) NetConn() net.Conn { return c.nc }
 
 // ReadHeader implements transport.Conn.
 func (c *Conn) ReadHeader(h *wire.Header) error {
@@ -197,7 +217,7 @@ func describe(doing, peer string, err error) error {
 	case errors.Is(err, io.EOF):
 		return fmt.Errorf("%s closed the connection: %w", peer, io.EOF)
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("%s closed the connection in the middle of a frame: %w", peer, io.ErrUnexpectedEOF)
+		return fmt.Errorf("%s closed the connection in the middle of a frame or a write: %w", peer, io.ErrUnexpectedEOF)
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return fmt.Errorf("%s %s: the peer went away without finishing: %w", doing, peer, err)
 	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded):

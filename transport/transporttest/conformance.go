@@ -38,9 +38,10 @@ type Within func(t *testing.T, test func(t *testing.T))
 func InRealTime(t *testing.T, test func(t *testing.T)) { test(t) }
 
 // Conformance has a backend pass the tests of what package transport promises. make is called anew
-// for each of them.
+// for each of them. A backend that has no registered memory or no one-sided writes says so by transport.RegistrarOf
+// and transport.OneSidedOf, and skips their tests.
 func Conformance(t *testing.T, within Within, make func(t *testing.T) Backend) {
-	for _, group := range []map[string]func(*bench){frameTests, sendTests, endTests, strangerTests, connectTests} {
+	for _, group := range []map[string]func(*bench){frameTests, sendTests, endTests, strangerTests, connectTests, memoryTests} {
 		for name, test := range group {
 			t.Run(name, func(t *testing.T) {
 				within(t, func(t *testing.T) { test(&bench{t, make(t)}) })

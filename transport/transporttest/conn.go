@@ -14,8 +14,8 @@ type link struct {
 	latency   time.Duration
 	bandwidth int       // bytes per second; 0 is no limit
 	free      time.Time // when everything sent so far has left the sender
-	sent      int64     // bytes, of all connections
-	faults    []fault   // to come, by the number of bytes after which they do
+	all       meter     // of all bytes, of all connections
+	writes    meter     // of the bytes of one-sided writes among them
 	thawed    chan struct{}
 	// thawed is nil, or while the link is frozen a channel that is closed when it thaws. What was sent
 	// before a frost arrives; what is sent during it arrives after it.
@@ -33,9 +33,10 @@ func (l *link) arrival(n int) time.Time {
 	return l.free.Add(l.latency)
 }
 
-// chunk is a piece of a stream on its way, or its end.
+// chunk is a piece of a stream on its way, or its end, or a piece of a one-sided write.
 type chunk struct {
 	data   []byte
+	write  *write    // where the data belong; nil for a piece of the stream
 	at     time.Time // when it can be read
 	frozen bool      // on a frozen link: at is not known yet
 	fin    bool      // behind this the sender sends no more
@@ -52,6 +53,7 @@ type lane struct {
 	back     *lane // the other direction
 	chunks   []chunk
 	held     int
+	torn     bool          // what arrived last is a write of which there is more
 	gone     time.Time     // when the sender hears that nobody reads any more; zero if somebody does
 	err      error         // ends both sides at once
 	readable chan struct{} // holds one value when there may be something new for the reader
@@ -62,9 +64,9 @@ func (n *Network) lane(p path) *lane {
 	return &lane{network: n, path: p, link: n.link(p), readable: make(chan struct{}, 1), writable: make(chan struct{}, 1)}
 }
 
-// put takes as much of b as there is room for. wait is 0, or how long it takes until something
-// changes by itself.
-func (l *lane) put(c *conn, b []byte) (n int, wait time.Duration, err error) {
+// put takes as much of b as there is room for, as a piece of the stream or of the write w. wait is 0, or how
+// long it takes until something changes by itself.
+func (l *lane) put(c *conn, b []byte, w *write) (n int, wait time.Duration, err error) {
 	for n < len(b) {
 		if !l.gone.IsZero() {
 			if wait = time.Until(l.gone); wait <= 0 {
@@ -74,16 +76,13 @@ func (l *lane) put(c *conn, b []byte) (n int, wait time.Duration, err error) {
 		if l.err != nil {
 			return n, 0, l.err
 		}
-		part := min(len(b)-n, l.network.Buffer-l.held, maxChunk)
-		if next := l.link.untilFault(); next >= 0 {
-			part = int(min(int64(part), next))
-		}
+		part := l.link.beforeFault(min(len(b)-n, l.network.Buffer-l.held, maxChunk), w != nil)
 		if part > 0 {
-			l.queue(chunk{data: slices.Clone(b[n : n+part])})
-			l.link.sent += int64(part)
+			l.queue(chunk{data: slices.Clone(b[n : n+part]), write: w.next(part)})
+			l.link.passed(part, w != nil)
 			n += part
 		}
-		if !l.network.strike(c, l.link) && part <= 0 {
+		if !l.network.strike(c, l.link, w != nil) && part <= 0 {
 			return n, wait, nil
 		}
 	}
@@ -110,27 +109,38 @@ func (l *lane) leave(c *chunk) {
 	}
 }
 
-// take moves what has arrived to b. wait is 0, or how long it takes until more arrives.
-func (l *lane) take(b []byte) (n int, wait time.Duration, err error) {
+// take moves what has arrived to b, and what was written to its place. wait is 0, or how long it takes until more arrives.
+func (l *lane) take(c *conn, b []byte) (n int, wait time.Duration, err error) {
 	for l.err == nil && n < len(b) && len(l.chunks) > 0 {
-		c := &l.chunks[0]
-		if c.frozen {
+		piece := &l.chunks[0]
+		if piece.frozen {
 			break
 		}
-		if wait = time.Until(c.at); wait > 0 {
+		if wait = time.Until(piece.at); wait > 0 {
 			break
 		}
-		if c.fin {
-			if n == 0 {
-				err = io.EOF
+		switch {
+		case piece.fin && n > 0:
+			return n, 0, nil
+		case piece.fin && l.torn:
+			return 0, 0, io.ErrUnexpectedEOF
+		case piece.fin:
+			return 0, 0, io.EOF
+		case piece.write != nil:
+			if err := c.place(piece); err != nil {
+				c.fail(err)
+				return n, 0, err
 			}
-			return n, 0, err
+			l.held -= len(piece.data)
+			l.chunks = l.chunks[1:]
+			signal(l.writable)
+			continue
 		}
-		moved := copy(b[n:], c.data)
-		c.data = c.data[moved:]
+		moved := copy(b[n:], piece.data)
+		piece.data = piece.data[moved:]
 		n += moved
 		l.held -= moved
-		if len(c.data) == 0 {
+		if len(piece.data) == 0 {
 			l.chunks = l.chunks[1:]
 		}
 	}
@@ -177,6 +187,7 @@ type conn struct {
 	peer          *conn // the other end
 	closed        bool
 	deadline      time.Time
+	grants        map[uint64]grant // to the peer, by their keys
 }
 
 // join makes a connection and returns its two ends. The network is locked.
@@ -192,14 +203,17 @@ func (n *Network) join(p path, from, to addr) (near, far *conn) {
 
 func (c *conn) Read(b []byte) (int, error) {
 	return c.loop(c.in.readable, len(b) == 0, func() (int, bool, time.Duration, error) {
-		n, wait, err := c.in.take(b)
+		n, wait, err := c.in.take(c, b)
 		return n, n > 0, wait, err
 	})
 }
 
-func (c *conn) Write(b []byte) (int, error) {
+func (c *conn) Write(b []byte) (int, error) { return c.send(b, nil) }
+
+// send sends b as a piece of the stream, or of the write w.
+func (c *conn) send(b []byte, w *write) (int, error) {
 	return c.loop(c.out.writable, len(b) == 0, func() (int, bool, time.Duration, error) {
-		n, wait, err := c.out.put(c, b)
+		n, wait, err := c.out.put(c, b, w)
 		b = b[n:]
 		return n, len(b) == 0, wait, err
 	})
@@ -214,7 +228,7 @@ func (c *conn) TryWrite(buffers net.Buffers) (int, error) {
 	}
 	total := 0
 	for _, b := range buffers {
-		n, _, err := c.out.put(c, b)
+		n, _, err := c.out.put(c, b, nil)
 		total += n
 		if n < len(b) || err != nil {
 			return total, err

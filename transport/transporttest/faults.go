@@ -23,12 +23,13 @@ type fault struct {
 //	after 1000  worker0->server0   reset       # the connection breaks, and what is on its way is lost
 //	after 64    worker0->server0   garbage 16  # so many bytes that nobody sent come in between
 //	after 64    worker0->server0   freeze      # from here on nothing arrives, and nobody is told: half-open
+//	write 1000  worker0->server0   cut         # the sender dies in the middle of a one-sided write, behind these bytes of it
 //	at 2s       worker0<->server0  freeze      # both directions: the two are cut off from each other
 //	at 5s       worker0<->server0  thaw        # what was sent meanwhile arrives after all
 //	at 0s       worker0->server0   rate 1000   # bytes per second: a slow reader, or a slow link; 0 is no limit
 //
-// "after" counts the bytes of all connections on the link from the call of Script on, and the
-// connection that sends the last of them is the one that cut, reset and garbage strike; "at", which
+// "after" counts the bytes of all connections on the link from the call of Script on, "write" those of one-sided
+// writes alone, and the connection that sends the last of them is the one that cut, reset and garbage strike; "at", which
 // also starts at the call, has them strike every connection on the link. A link that stays frozen for
 // Options.PeerTimeout ends its connections on both sides.
 func (n *Network) Script(script string) error {
@@ -48,7 +49,7 @@ func (n *Network) Script(script string) error {
 // schedule understands one line.
 func (n *Network) schedule(words []string) error {
 	if len(words) < 4 {
-		return fmt.Errorf("want: at TIME or after BYTES, a link, a fault")
+		return fmt.Errorf("want: at TIME, after BYTES or write BYTES, a link, a fault")
 	}
 	paths, err := parseLink(words[2])
 	if err != nil {
@@ -69,19 +70,20 @@ func (n *Network) schedule(words []string) error {
 				n.strikeAll(p, f)
 			}
 		})
-	case "after":
+	case "after", "write":
 		bytes, err := strconv.ParseInt(words[1], 10, 64)
 		if err != nil {
 			return err
 		}
 		for _, p := range paths {
-			l := n.link(p)
-			f.after = l.sent + bytes
-			l.faults = append(l.faults, f)
-			slices.SortStableFunc(l.faults, func(a, b fault) int { return int(a.after - b.after) })
+			if words[0] == "write" {
+				n.link(p).writes.schedule(f, bytes)
+			} else {
+				n.link(p).all.schedule(f, bytes)
+			}
 		}
 	default:
-		return fmt.Errorf("%q is neither at nor after", words[0])
+		return fmt.Errorf("%q is none of at, after and write", words[0])
 	}
 	return nil
 }
@@ -119,23 +121,60 @@ func parseFault(words []string) (f fault, err error) {
 	return f, err
 }
 
-// untilFault is how many more bytes can be sent before the next fault, -1 if there is none.
-func (l *link) untilFault() int64 {
-	if len(l.faults) == 0 {
-		return -1
+// meter counts bytes, and has the faults to come by the number of bytes after which they do.
+type meter struct {
+	passed int64
+	faults []fault
+}
+
+func (m *meter) schedule(f fault, bytes int64) {
+	f.after = m.passed + bytes
+	m.faults = append(m.faults, f)
+	slices.SortStableFunc(m.faults, func(a, b fault) int { return int(a.after - b.after) })
+}
+
+// before is n, or fewer bytes where a fault comes before.
+func (m *meter) before(n int) int {
+	if len(m.faults) == 0 {
+		return n
 	}
-	return l.faults[0].after - l.sent
+	return int(min(int64(n), m.faults[0].after-m.passed))
+}
+
+// due takes the next fault out if its bytes have passed.
+func (m *meter) due() (f fault, ok bool) {
+	if ok = len(m.faults) > 0 && m.faults[0].after == m.passed; ok {
+		f, m.faults = m.faults[0], m.faults[1:]
+	}
+	return f, ok
+}
+
+// beforeFault is how many of n bytes, of a one-sided write or not, can be sent before the next fault.
+func (l *link) beforeFault(n int, written bool) int {
+	if written {
+		n = l.writes.before(n)
+	}
+	return l.all.before(n)
+}
+
+// passed counts bytes that were sent.
+func (l *link) passed(n int, written bool) {
+	l.all.passed += int64(n)
+	if written {
+		l.writes.passed += int64(n)
+	}
 }
 
 // strike has the next fault of the link happen to a connection, and reports whether it was due.
-func (n *Network) strike(c *conn, l *link) bool {
-	if l.untilFault() != 0 {
-		return false
+func (n *Network) strike(c *conn, l *link, written bool) bool {
+	f, due := l.all.due()
+	if !due && written {
+		f, due = l.writes.due()
 	}
-	f := l.faults[0]
-	l.faults = l.faults[1:]
-	n.happen(c.out, c, f)
-	return true
+	if due {
+		n.happen(c.out, c, f)
+	}
+	return due
 }
 
 // strikeAll has a fault happen to every connection of a path.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"strings"
 	"sync"
 	"syscall"
@@ -219,7 +220,7 @@ func TestBadScriptsAreRefusedWithTheLine(t *testing.T) {
 		"\nafter 10 a->b":               `line 2 of the script, "after 10 a->b": want`,
 		"after ten a->b cut":            "invalid syntax",
 		"at noon a->b cut":              "invalid duration",
-		"on 10 a->b cut":                `"on" is neither at nor after`,
+		"on 10 a->b cut":                `"on" is none of at, after and write`,
 		"after 10 a-b cut":              `"a-b" is no link`,
 		"after 10 a->b explode":         `"explode" is no fault`,
 		"after 10 a->b garbage":         "garbage takes 1 numbers, not 0",
@@ -243,4 +244,41 @@ func TestAClosedNetworkEndsItsConnections(t *testing.T) {
 			t.Errorf("listening on a closed network: %v", err)
 		}
 	})
+}
+
+func TestAPeerThatDiesInTheMiddleOfAWriteHarmsNothingElse(t *testing.T) {
+	for fault, want := range map[string]error{"cut": io.ErrUnexpectedEOF, "reset": syscall.ECONNRESET, "freeze": syscall.ETIMEDOUT} {
+		onALink(t, Options{Latency: time.Millisecond, PeerTimeout: time.Second}, func(w wired) {
+			node := w.Node("b", secret)
+			registrar, _ := transport.RegistrarOf(node)
+			owner, _ := transport.OneSidedOf(w.b)
+			writer, _ := transport.OneSidedOf(w.a)
+			r, err := registrar.Register(make([]byte, 100_000))
+			w.must(err)
+			token, err := owner.Grant(r, 10_000, 80_000)
+			w.must(err)
+			w.script("write 50000 a->b " + fault)
+			w.send(w.a, 1, 0, 100) // counts for no write
+			w.expect(w.b, 1, 0, 100)
+			writing := make(chan error, 1)
+			data := content(1, 80_000)
+			go func() { writing <- writer.WriteTo(token, 0, net.Buffers{data}) }()
+			_, err = w.receive(w.b)
+			w.wantError(err, want, "a:")
+			<-writing // perhaps before the news came
+			if err := w.a.Send(buffers(frame(1, 1, 100))); err == nil {
+				t.Errorf("%s: the connection lives on", fault)
+			}
+			written := 0
+			for m := r.Memory()[10_000:]; written < len(data) && m[written] == data[written]; written++ {
+				continue
+			}
+			if written > 50_001 { // a byte of nothing may be right by chance
+				t.Errorf("%s: %d bytes arrived, want at most 50000", fault, written)
+			}
+			clear(r.Memory()[10_000 : 10_000+written])
+			w.untouched(r.Memory(), make([]byte, 100_000))
+			r.Release()
+		})
+	}
 }

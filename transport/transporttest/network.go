@@ -49,6 +49,7 @@ type Network struct {
 	conns     map[*conn]struct{} // one end of each that is open
 	timers    []*time.Timer
 	lastPort  int
+	regions   uint64 // that were registered
 	closed    bool
 }
 
@@ -107,13 +108,17 @@ func (n *node) Listen(address string) (transport.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return n.config.Listen(l), nil
+	return listenerOfWrites{n.config.Listen(l)}, nil
 }
 
 func (n *node) Dial(ctx context.Context, address string) (transport.Conn, error) {
-	return n.config.Dial(ctx, address, func(ctx context.Context) (net.Conn, error) {
+	c, err := n.config.Dial(ctx, address, func(ctx context.Context) (net.Conn, error) {
 		return n.network.Dial(ctx, n.name, address)
 	})
+	if err != nil {
+		return nil, err
+	}
+	return withWrites(c), nil
 }
 
 // Listen accepts byte streams at a node, without authentication. The host of the address is the

@@ -1,0 +1,267 @@
+package transporttest
+
+import (
+	"bytes"
+	"math"
+	"net"
+	"sync"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// end is one end of a connection with one-sided writes.
+type end struct {
+	transport.Conn
+	transport.OneSided
+	registrar transport.Registrar
+}
+
+// pairs makes connections whose ends can be written to, or skips the test where the backend has no such thing.
+func (b *bench) pairs() (connect func() (writer, owner end)) {
+	b.Helper()
+	t := b.node()
+	registrar, ok := transport.RegistrarOf(t)
+	if !ok {
+		b.Skipf("no memory can be registered with %s", t.Kind())
+	}
+	l := b.listen(t)
+	both := func(c transport.Conn) end {
+		o, ok := transport.OneSidedOf(c)
+		if !ok {
+			b.Skipf("connections of %s have no one-sided writes", t.Kind())
+		}
+		return end{c, o, registrar}
+	}
+	return func() (writer, owner end) {
+		b.Helper()
+		x, err := b.dialWithin(patience, t, l.Addr().String())
+		b.must(err)
+		return both(x), both(b.accept(l))
+	}
+}
+
+// register registers fresh memory, until the test ends.
+func (b *bench) register(e end, size int) transport.Region {
+	b.Helper()
+	r, err := e.registrar.Register(make([]byte, size))
+	b.must(err)
+	b.Cleanup(r.Release)
+	return r
+}
+
+// grant grants a part of a region and has its token travel as it would.
+func (b *bench) grant(e end, r transport.Region, offset, length int) (t wire.Token) {
+	b.Helper()
+	given, err := e.Grant(r, offset, length)
+	b.must(err)
+	b.must(t.Decode(given.Append(nil)))
+	return t
+}
+
+// content is bytes that can be told from every other.
+func content(number, size int) []byte {
+	data := make([]byte, size)
+	fill(data, 77, number)
+	return data
+}
+
+// lost checks that an end was ended by a write that was refused.
+func (b *bench) lost(owner end) {
+	b.Helper()
+	b.wantError(<-b.startReading(owner), transport.ErrAccess, owner.RemoteAddr().String())
+	b.wantError(owner.Send(buffers(frame(1, 0, 10))), transport.ErrAccess, "")
+}
+
+// untouched checks that a write leaves nothing behind but what was there.
+func (b *bench) untouched(memory, want []byte) {
+	b.Helper()
+	if !bytes.Equal(memory, want) {
+		b.Error("memory changed that nobody was to write into")
+	}
+}
+
+var memoryTests = map[string]func(*bench){
+	"AFrameBehindAWriteFindsItsBytes": func(b *bench) {
+		x, y := b.pairs()()
+		for i, ends := range [][2]end{{x, y}, {y, x}} {
+			from, to := ends[0], ends[1]
+			for number, size := range sizes {
+				data := content(number, size+1)
+				r := b.register(to, len(data))
+				token := b.grant(to, r, 0, len(data))
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if err := from.WriteTo(token, 0, net.Buffers{data[:size/2], {}, data[size/2:]}); err != nil {
+						b.Error(err)
+					}
+					b.send(from, i, number, 5)
+				})
+				b.expect(to, i, number, 5)
+				if !bytes.Equal(r.Memory(), data) {
+					b.Errorf("a write of %d bytes was not there when the frame behind it was", len(data))
+				}
+				wg.Wait()
+				r.Release()
+			}
+		}
+	},
+
+	"AWriteGoesToItsPlaceAndNowhereElse": func(b *bench) {
+		x, y := b.pairs()()
+		r := b.register(y, 1000)
+		want := make([]byte, 1000)
+		for number, part := range [][2]int{{0, 10}, {100, 50}, {990, 10}} {
+			offset, length := part[0], part[1]
+			token := b.grant(y, r, offset, length)
+			data := content(number, length-5)
+			copy(want[offset+3:], data)
+			b.must(x.WriteTo(token, 3, net.Buffers{data}))
+		}
+		b.must(x.WriteTo(wire.Token{}, 0, net.Buffers{nil, {}})) // no byte is no write
+		b.send(x, 1, 0, 5)
+		b.expect(y, 1, 0, 5)
+		b.untouched(r.Memory(), want)
+	},
+
+	"WritesAndSendsOfManyDoNotMix": func(b *bench) {
+		const writers, size, rounds = 4, 50_000, 10
+		x, y := b.pairs()()
+		r := b.register(y, writers*size)
+		var wg sync.WaitGroup
+		for w := range writers {
+			token := b.grant(y, r, w*size, size)
+			wg.Go(func() {
+				for i := range rounds {
+					if err := x.WriteTo(token, 0, net.Buffers{content(w*rounds+i, size)}); err != nil {
+						b.Error(err)
+					}
+					b.send(x, w, i, 3000)
+				}
+			})
+		}
+		for range writers * rounds {
+			_, err := b.receive(y)
+			b.must(err)
+		}
+		wg.Wait()
+		for w := range writers {
+			if !bytes.Equal(r.Memory()[w*size:(w+1)*size], content(w*rounds+rounds-1, size)) {
+				b.Errorf("what writer %d wrote was mixed up on the way", w)
+			}
+		}
+	},
+
+	"MemoryRegisteredTwiceIsTwoRegions": func(b *bench) {
+		x, y := b.pairs()()
+		first := b.register(y, 100)
+		second, err := y.registrar.Register(first.Memory()[50:])
+		b.must(err)
+		b.grant(y, first, 0, 100)
+		token := b.grant(y, second, 0, 50)
+		first.Release()
+		first.Release()
+		b.must(x.WriteTo(token, 0, net.Buffers{content(1, 50)}))
+		b.send(x, 1, 0, 5)
+		b.expect(y, 1, 0, 5)
+		b.untouched(first.Memory()[50:], content(1, 50))
+		second.Release()
+		if _, err := y.Grant(second, 0, 50); err == nil {
+			b.Error("a region that was released is granted")
+		}
+	},
+
+	"WhatIsNoPartOfARegionIsNotGranted": func(b *bench) {
+		x, y := b.pairs()()
+		r := b.register(y, 100)
+		for _, part := range [][2]int{{-1, 10}, {0, 101}, {100, 1}, {50, -1}, {0, 0}, {1, math.MaxInt}, {math.MaxInt, 1}} {
+			if _, err := y.Grant(r, part[0], part[1]); err == nil {
+				b.Errorf("%d bytes from %d on of a region of 100 are granted", part[1], part[0])
+			}
+		}
+		if _, err := y.registrar.Register(nil); err == nil {
+			b.Error("memory of no bytes is registered")
+		}
+		b.send(x, 1, 0, 5) // the connection is none the worse for it
+		b.expect(y, 1, 0, 5)
+	},
+
+	"AWriteThatIsNotGrantedEndsItsConnectionAndHarmsNothingElse": func(b *bench) {
+		connect := b.pairs()
+		other, otherOwner := connect()
+		memory := b.register(otherOwner, 100)
+		token := b.grant(otherOwner, memory, 0, 100)
+		want := make([]byte, 100)
+		for name, spoil := range map[string]func(owner end, r transport.Region, t *wire.Token) (at int){
+			"of another connection": func(_ end, _ transport.Region, t *wire.Token) int { *t = token; return 0 },
+			"revoked":               func(owner end, _ transport.Region, t *wire.Token) int { owner.Revoke(*t); return 0 },
+			"of a released region":  func(_ end, r transport.Region, _ *wire.Token) int { r.Release(); return 0 },
+			"beyond the end":        func(end, transport.Region, *wire.Token) int { return 21 },
+			"far beyond the end":    func(end, transport.Region, *wire.Token) int { return math.MaxInt },
+			"before the beginning":  func(end, transport.Region, *wire.Token) int { return -1 },
+			"with a greater length": func(_ end, _ transport.Region, t *wire.Token) int { t.Length++; return 0 },
+			"with another offset":   func(_ end, _ transport.Region, t *wire.Token) int { t.Offset--; return 0 },
+			"with another region":   func(_ end, _ transport.Region, t *wire.Token) int { t.Region++; return 0 },
+			"with another key":      func(_ end, _ transport.Region, t *wire.Token) int { t.Key++; return 0 },
+		} {
+			x, y := connect()
+			r := b.register(y, 100)
+			stray := b.grant(y, r, 30, 40)
+			at := spoil(y, r, &stray)
+			_ = x.WriteTo(stray, at, net.Buffers{content(1, 20)}) // may have left before it is refused
+			if b.lost(y); b.Failed() {
+				b.Fatalf("a token %s", name)
+			}
+			if err := <-b.startReading(x); err == nil {
+				b.Errorf("the writer by a token %s was not cut off", name)
+			}
+			b.untouched(r.Memory(), make([]byte, 100))
+			b.untouched(memory.Memory(), want)
+		}
+		b.must(other.WriteTo(token, 0, net.Buffers{content(2, 100)}))
+		b.send(other, 1, 0, 5)
+		b.expect(otherOwner, 1, 0, 5)
+		b.untouched(memory.Memory(), content(2, 100))
+	},
+
+	"AWriteThatIsUnderWayEndsWithTheRegion": func(b *bench) {
+		x, y := b.pairs()()
+		size := 2*b.MaxBuffered + 1
+		r := b.register(y, size)
+		token := b.grant(y, r, 0, size)
+		writing := make(chan error, 1)
+		go func() { writing <- x.WriteTo(token, 0, net.Buffers{content(1, size)}) }()
+		r.Release()
+		before := bytes.Clone(r.Memory())
+		b.lost(y)
+		<-writing
+		b.untouched(r.Memory(), before)
+	},
+
+	"AConnectionThatIsClosedEndsItsGrantsAndNotTheRegion": func(b *bench) {
+		connect := b.pairs()
+		x, y := connect()
+		size := 2*b.MaxBuffered + 1
+		r := b.register(y, size)
+		token := b.grant(y, r, 0, size)
+		writing := make(chan error, 1)
+		go func() { writing <- x.WriteTo(token, 0, net.Buffers{content(1, size)}) }()
+		b.must(y.Close())
+		before := bytes.Clone(r.Memory())
+		if err := <-writing; err == nil {
+			b.Error("a write to a peer that closed the connection succeeded")
+		}
+		b.untouched(r.Memory(), before)
+		if _, err := y.Grant(r, 0, 10); err == nil {
+			b.Error("memory is granted on a connection that was closed")
+		}
+		y.Revoke(token)
+
+		x, y = connect()
+		token = b.grant(y, r, 0, 10)
+		b.must(x.WriteTo(token, 0, net.Buffers{content(2, 10)}))
+		b.send(x, 1, 0, 5)
+		b.expect(y, 1, 0, 5)
+		b.untouched(r.Memory()[:10], content(2, 10))
+	},
+}

@@ -1,0 +1,147 @@
+package transporttest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/stream"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// region is registered memory (transport.Region).
+type region struct {
+	owner    *node
+	number   uint64
+	memory   []byte
+	released bool
+}
+
+// Register implements transport.Registrar.
+func (n *node) Register(memory []byte) (transport.Region, error) {
+	if len(memory) == 0 {
+		return nil, errors.New("registering memory of no bytes")
+	}
+	n.network.mu.Lock()
+	defer n.network.mu.Unlock()
+	n.network.regions++
+	return &region{owner: n, number: n.network.regions, memory: memory}, nil
+}
+
+func (r *region) Memory() []byte { return r.memory }
+
+func (r *region) Release() {
+	r.owner.network.mu.Lock()
+	defer r.owner.network.mu.Unlock()
+	r.released = true
+}
+
+// grant is what the peer of a connection may write into.
+type grant struct {
+	region *region
+	token  wire.Token
+}
+
+// write is the rest of a one-sided write, or one piece of it.
+type write struct {
+	token wire.Token
+	at    int // where the next byte belongs, from the beginning of the token's part
+	left  int // bytes to come behind what is on its way
+}
+
+// next takes the next n bytes out of a write, nil out of none.
+func (w *write) next(n int) *write {
+	if w == nil {
+		return nil
+	}
+	piece := &write{w.token, w.at, w.left - n}
+	w.at, w.left = w.at+n, w.left-n
+	return piece
+}
+
+// place puts a piece of the peer's write into the memory that it is for, if that is granted.
+func (c *conn) place(piece *chunk) error {
+	w := piece.write
+	g, ok := c.grants[w.token.Key]
+	refused := ""
+	switch {
+	case !ok || g.token != w.token:
+		refused = "its token was not given on this connection, or was revoked"
+	case g.region.released:
+		refused = "the region was released"
+	case w.at < 0 || w.at > int(g.token.Length)-len(piece.data):
+		refused = fmt.Sprintf("%d bytes from %d on are not within the %d that were granted", len(piece.data), w.at, g.token.Length)
+	}
+	if refused != "" {
+		return fmt.Errorf("%w: region %d: %s", transport.ErrAccess, w.token.Region, refused)
+	}
+	copy(g.region.memory[int(g.token.Offset)+w.at:], piece.data)
+	c.in.torn = w.left > 0
+	return nil
+}
+
+// connOfWrites is a connection with one-sided writes (transport.OneSided).
+type connOfWrites struct {
+	*stream.Conn
+	raw *conn
+}
+
+func withWrites(c *stream.Conn) transport.Conn { return &connOfWrites{c, c.NetConn().(*conn)} }
+
+func (c *connOfWrites) Grant(r transport.Region, offset, length int) (wire.Token, error) {
+	mine, ok := r.(*region)
+	c.raw.network.mu.Lock()
+	defer c.raw.network.mu.Unlock()
+	switch {
+	case !ok || mine.owner.network != c.raw.network:
+		return wire.Token{}, errors.New("granting a region of another transport")
+	case mine.released:
+		return wire.Token{}, errors.New("granting a region that was released")
+	case offset < 0 || length < 1 || length > len(mine.memory)-offset:
+		return wire.Token{}, fmt.Errorf("granting %d bytes from %d on of a region of %d", length, offset, len(mine.memory))
+	case c.raw.closed:
+		return wire.Token{}, net.ErrClosed
+	}
+	t := wire.Token{Region: mine.number, Key: rand.Uint64(), Offset: uint64(offset), Length: uint64(length)}
+	if c.raw.grants == nil {
+		c.raw.grants = map[uint64]grant{}
+	}
+	c.raw.grants[t.Key] = grant{mine, t}
+	return t, nil
+}
+
+func (c *connOfWrites) Revoke(t wire.Token) {
+	c.raw.network.mu.Lock()
+	defer c.raw.network.mu.Unlock()
+	delete(c.raw.grants, t.Key)
+}
+
+// WriteTo sends the bytes on the way of the stream, with the token. They are put into their place when they have arrived and
+// the peer reads, whatever it reads.
+func (c *connOfWrites) WriteTo(t wire.Token, at int, buffers net.Buffers) error {
+	w := &write{token: t, at: at}
+	for _, b := range buffers {
+		w.left += len(b)
+	}
+	return c.Aside(func() error {
+		for _, b := range buffers {
+			if _, err := c.raw.send(b, w); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// listenerOfWrites accepts connections with one-sided writes.
+type listenerOfWrites struct{ *stream.Listener }
+
+func (l listenerOfWrites) Accept() (transport.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return withWrites(c.(*stream.Conn)), nil
+}
