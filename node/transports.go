@@ -17,8 +17,8 @@ var backends = []backend{overTCP}
 // Transports makes the transports of a process.
 func Transports(s *settings.Settings, log *zap.Logger) (*transport.Set, error) {
 	var kinds []transport.Transport
-	for _, make := range backends {
-		t, err := make(s, log)
+	for _, b := range backends {
+		t, err := b(s, log)
 		if err != nil {
 			return nil, err
 		}

@@ -264,7 +264,7 @@ func (w *Worker) close() {
 		w.Engine.Shutdown(context.Background())
 	}
 	if w.server != nil {
-		_ = w.listeners.Close()
+		w.listeners.Close()
 		w.server.Close()
 	}
 	if w.Control != nil {

@@ -2,7 +2,6 @@ package transport
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -126,10 +125,8 @@ func (l Listeners) Addresses() address.List {
 }
 
 // Close closes all of them.
-func (l Listeners) Close() error {
-	var failed []error
+func (l Listeners) Close() {
 	for _, one := range l {
-		failed = append(failed, one.Close())
+		one.Close()
 	}
-	return errors.Join(failed...)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -271,4 +272,28 @@ func TestAFrameThatComesWhileTheOutboxClosesIsSettled(t *testing.T) {
 		}
 		far.Close()
 	})
+}
+
+// swallow is a connection that takes everything at once.
+type swallow struct{ transport.Conn }
+
+func (swallow) TrySend(net.Buffers) (rest net.Buffers, busy bool, err error) { return nil, false, nil }
+
+func TestSmallFramesTakeNoMemory(t *testing.T) {
+	q := &line{}
+	out := outbox.New(swallow{}, q, fusion, func(error) {})
+	defer out.Close()
+	var o owner
+	payload := make([]byte, 1000)
+	frames := make([]outbox.Frame, 0, 3)
+	n := testing.AllocsPerRun(100, func() {
+		q.frames = frames
+		for range 3 { // leave in a batch
+			q.push(outbox.Frame{Header: wire.Header{Type: wire.TypePush}, Payload: payload, Owner: &o})
+		}
+		out.Kick()
+	})
+	if n > 0 || o.told.Load() != 3*101 {
+		t.Errorf("%v allocations to send 3 frames, owners told %d times", n, o.told.Load())
+	}
 }

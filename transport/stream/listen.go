@@ -57,7 +57,7 @@ type Listener struct {
 	once    sync.Once
 	wg      sync.WaitGroup
 
-	mu        sync.Mutex
+	mu        sync.Mutex            // the only lock of the package; a connection's turn is taken with no lock held
 	strangers map[net.Conn]struct{} // so that Close can end them; nil after Close
 }
 

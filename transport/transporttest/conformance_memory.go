@@ -10,15 +10,15 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// end is one end of a connection with one-sided writes.
-type end struct {
+// writable is one writable of a connection with one-sided writes.
+type writable struct {
 	transport.Conn
 	transport.OneSided
 	registrar transport.Registrar
 }
 
 // pairs makes connections whose ends can be written to, or skips the test where the backend has no such thing.
-func (b *bench) pairs() (connect func() (writer, owner end)) {
+func (b *bench) pairs() (connect func() (writer, owner writable)) {
 	b.Helper()
 	t := b.node()
 	registrar, ok := transport.RegistrarOf(t)
@@ -26,14 +26,14 @@ func (b *bench) pairs() (connect func() (writer, owner end)) {
 		b.Skipf("no memory can be registered with %s", t.Kind())
 	}
 	l := b.listen(t)
-	both := func(c transport.Conn) end {
+	both := func(c transport.Conn) writable {
 		o, ok := transport.OneSidedOf(c)
 		if !ok {
 			b.Skipf("connections of %s have no one-sided writes", t.Kind())
 		}
-		return end{c, o, registrar}
+		return writable{c, o, registrar}
 	}
-	return func() (writer, owner end) {
+	return func() (writer, owner writable) {
 		b.Helper()
 		x, err := b.dialWithin(patience, t, l.Addr().String())
 		b.must(err)
@@ -42,7 +42,7 @@ func (b *bench) pairs() (connect func() (writer, owner end)) {
 }
 
 // register registers fresh memory, until the test ends.
-func (b *bench) register(e end, size int) transport.Region {
+func (b *bench) register(e writable, size int) transport.Region {
 	b.Helper()
 	r, err := e.registrar.Register(make([]byte, size))
 	b.must(err)
@@ -51,7 +51,7 @@ func (b *bench) register(e end, size int) transport.Region {
 }
 
 // grant grants a part of a region and has its token travel as it would.
-func (b *bench) grant(e end, r transport.Region, offset, length int) (t wire.Token) {
+func (b *bench) grant(e writable, r transport.Region, offset, length int) (t wire.Token) {
 	b.Helper()
 	given, err := e.Grant(r, offset, length)
 	b.must(err)
@@ -67,7 +67,7 @@ func content(number, size int) []byte {
 }
 
 // lost checks that an end was ended by a write that was refused.
-func (b *bench) lost(owner end) {
+func (b *bench) lost(owner writable) {
 	b.Helper()
 	b.wantError(<-b.startReading(owner), transport.ErrAccess, owner.RemoteAddr().String())
 	b.wantError(owner.Send(buffers(frame(1, 0, 10))), transport.ErrAccess, "")
@@ -84,7 +84,7 @@ func (b *bench) untouched(memory, want []byte) {
 var memoryTests = map[string]func(*bench){
 	"AFrameBehindAWriteFindsItsBytes": func(b *bench) {
 		x, y := b.pairs()()
-		for i, ends := range [][2]end{{x, y}, {y, x}} {
+		for i, ends := range [][2]writable{{x, y}, {y, x}} {
 			from, to := ends[0], ends[1]
 			for number, size := range sizes {
 				data := content(number, size+1)
@@ -192,17 +192,17 @@ var memoryTests = map[string]func(*bench){
 		memory := b.register(otherOwner, 100)
 		token := b.grant(otherOwner, memory, 0, 100)
 		want := make([]byte, 100)
-		for name, spoil := range map[string]func(owner end, r transport.Region, t *wire.Token) (at int){
-			"of another connection": func(_ end, _ transport.Region, t *wire.Token) int { *t = token; return 0 },
-			"revoked":               func(owner end, _ transport.Region, t *wire.Token) int { owner.Revoke(*t); return 0 },
-			"of a released region":  func(_ end, r transport.Region, _ *wire.Token) int { r.Release(); return 0 },
-			"beyond the end":        func(end, transport.Region, *wire.Token) int { return 21 },
-			"far beyond the end":    func(end, transport.Region, *wire.Token) int { return math.MaxInt },
-			"before the beginning":  func(end, transport.Region, *wire.Token) int { return -1 },
-			"with a greater length": func(_ end, _ transport.Region, t *wire.Token) int { t.Length++; return 0 },
-			"with another offset":   func(_ end, _ transport.Region, t *wire.Token) int { t.Offset--; return 0 },
-			"with another region":   func(_ end, _ transport.Region, t *wire.Token) int { t.Region++; return 0 },
-			"with another key":      func(_ end, _ transport.Region, t *wire.Token) int { t.Key++; return 0 },
+		for name, spoil := range map[string]func(owner writable, r transport.Region, t *wire.Token) (at int){
+			"of another connection":   func(_ writable, _ transport.Region, t *wire.Token) int { *t = token; return 0 },
+			"revoked":                 func(owner writable, _ transport.Region, t *wire.Token) int { owner.Revoke(*t); return 0 },
+			"of a released region":    func(_ writable, r transport.Region, _ *wire.Token) int { r.Release(); return 0 },
+			"beyond the writable":     func(writable, transport.Region, *wire.Token) int { return 21 },
+			"far beyond the writable": func(writable, transport.Region, *wire.Token) int { return math.MaxInt },
+			"before the beginning":    func(writable, transport.Region, *wire.Token) int { return -1 },
+			"with a greater length":   func(_ writable, _ transport.Region, t *wire.Token) int { t.Length++; return 0 },
+			"with another offset":     func(_ writable, _ transport.Region, t *wire.Token) int { t.Offset--; return 0 },
+			"with another region":     func(_ writable, _ transport.Region, t *wire.Token) int { t.Region++; return 0 },
+			"with another key":        func(_ writable, _ transport.Region, t *wire.Token) int { t.Key++; return 0 },
 		} {
 			x, y := connect()
 			r := b.register(y, 100)

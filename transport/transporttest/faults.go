@@ -38,7 +38,7 @@ func (n *Network) Script(script string) error {
 	for number, line := range strings.Split(script, "\n") {
 		line, _, _ = strings.Cut(line, "#")
 		if words := strings.Fields(line); len(words) > 0 {
-			if err := n.schedule(words); err != nil {
+			if err := n.traffic.schedule(words); err != nil {
 				return fmt.Errorf("line %d of the script, %q: %w", number+1, strings.TrimSpace(line), err)
 			}
 		}
@@ -47,7 +47,7 @@ func (n *Network) Script(script string) error {
 }
 
 // schedule understands one line.
-func (n *Network) schedule(words []string) error {
+func (t *traffic) schedule(words []string) error {
 	if len(words) < 4 {
 		return fmt.Errorf("want: at TIME, after BYTES or write BYTES, a link, a fault")
 	}
@@ -65,9 +65,9 @@ func (n *Network) schedule(words []string) error {
 		if err != nil {
 			return err
 		}
-		n.after(d, func() {
+		t.after(d, func() {
 			for _, p := range paths {
-				n.strikeAll(p, f)
+				t.strikeAll(p, f)
 			}
 		})
 	case "after", "write":
@@ -77,9 +77,9 @@ func (n *Network) schedule(words []string) error {
 		}
 		for _, p := range paths {
 			if words[0] == "write" {
-				n.link(p).writes.schedule(f, bytes)
+				t.link(p).writes.schedule(f, bytes)
 			} else {
-				n.link(p).all.schedule(f, bytes)
+				t.link(p).all.schedule(f, bytes)
 			}
 		}
 	default:
@@ -166,74 +166,74 @@ func (l *link) passed(n int, written bool) {
 }
 
 // strike has the next fault of the link happen to a connection, and reports whether it was due.
-func (n *Network) strike(c *conn, l *link, written bool) bool {
+func (t *traffic) strike(e *end, l *link, written bool) bool {
 	f, due := l.all.due()
 	if !due && written {
 		f, due = l.writes.due()
 	}
 	if due {
-		n.happen(c.out, c, f)
+		t.happen(e.out, e, f)
 	}
 	return due
 }
 
 // strikeAll has a fault happen to every connection of a path.
-func (n *Network) strikeAll(p path, f fault) {
+func (t *traffic) strikeAll(p path, f fault) {
 	if f.what == "freeze" || f.what == "thaw" || f.what == "rate" {
-		n.change(p, f)
+		t.change(p, f)
 		return
 	}
-	for _, c := range n.between(p) {
-		out := c.out
+	for _, e := range t.between(p) {
+		out := e.out
 		if out.path != p {
-			out = c.in
+			out = e.in
 		}
-		n.happen(out, c, f)
+		t.happen(out, e, f)
 	}
 }
 
-// happen has a fault happen to the connection c on its lane out.
-func (n *Network) happen(out *lane, c *conn, f fault) {
+// happen has a fault happen to the connection of e on its lane out.
+func (t *traffic) happen(out *lane, e *end, f fault) {
 	switch f.what {
 	case "cut":
-		for _, l := range []*lane{c.in, c.out} {
+		for _, l := range []*lane{e.in, e.out} {
 			l.queue(chunk{fin: true})
 			l.gone = time.Now()
 			signal(l.writable)
 		}
 	case "reset":
-		c.fail(syscall.ECONNRESET)
+		e.fail(syscall.ECONNRESET)
 	case "garbage":
 		noise := make([]byte, f.count)
 		random := rand.NewChaCha8([32]byte{}) // the same in each run
 		random.Read(noise)
 		out.queue(chunk{data: noise})
 	default:
-		n.change(out.path, f)
+		t.change(out.path, f)
 	}
 }
 
 // change has a fault happen to a whole link.
-func (n *Network) change(p path, f fault) {
-	l := n.link(p)
+func (t *traffic) change(p path, f fault) {
+	l := t.link(p)
 	switch {
 	case f.what == "rate":
 		l.bandwidth = f.count
 	case f.what == "freeze" && l.thawed == nil:
 		thawed := make(chan struct{})
 		l.thawed = thawed
-		n.after(n.PeerTimeout, func() {
+		t.after(t.PeerTimeout, func() {
 			if l.thawed == thawed { // this frost still
-				for _, c := range n.between(p) {
-					c.fail(syscall.ETIMEDOUT)
+				for _, e := range t.between(p) {
+					e.fail(syscall.ETIMEDOUT)
 				}
 			}
 		})
 	case f.what == "thaw" && l.thawed != nil:
 		close(l.thawed)
 		l.thawed = nil
-		for _, c := range n.between(p) {
-			for _, lane := range []*lane{c.in, c.out} {
+		for _, e := range t.between(p) {
+			for _, lane := range []*lane{e.in, e.out} {
 				if lane.link == l {
 					lane.thaw()
 				}

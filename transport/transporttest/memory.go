@@ -13,10 +13,10 @@ import (
 
 // region is registered memory (transport.Region).
 type region struct {
-	owner    *node
+	network  *Network
 	number   uint64
 	memory   []byte
-	released bool
+	released bool // behind the network's lock
 }
 
 // Register implements transport.Registrar.
@@ -26,15 +26,15 @@ func (n *node) Register(memory []byte) (transport.Region, error) {
 	}
 	n.network.mu.Lock()
 	defer n.network.mu.Unlock()
-	n.network.regions++
-	return &region{owner: n, number: n.network.regions, memory: memory}, nil
+	n.network.traffic.regions++
+	return &region{network: n.network, number: n.network.traffic.regions, memory: memory}, nil
 }
 
 func (r *region) Memory() []byte { return r.memory }
 
 func (r *region) Release() {
-	r.owner.network.mu.Lock()
-	defer r.owner.network.mu.Unlock()
+	r.network.mu.Lock()
+	defer r.network.mu.Unlock()
 	r.released = true
 }
 
@@ -61,10 +61,28 @@ func (w *write) next(n int) *write {
 	return piece
 }
 
+// grant grants a part of a region to the peer.
+func (e *end) grant(r *region, offset, length int) (wire.Token, error) {
+	switch {
+	case r.released:
+		return wire.Token{}, errors.New("granting a region that was released")
+	case offset < 0 || length < 1 || length > len(r.memory)-offset:
+		return wire.Token{}, fmt.Errorf("granting %d bytes from %d on of a region of %d", length, offset, len(r.memory))
+	case e.closed:
+		return wire.Token{}, net.ErrClosed
+	}
+	t := wire.Token{Region: r.number, Key: rand.Uint64(), Offset: uint64(offset), Length: uint64(length)}
+	if e.grants == nil {
+		e.grants = map[uint64]grant{}
+	}
+	e.grants[t.Key] = grant{r, t}
+	return t, nil
+}
+
 // place puts a piece of the peer's write into the memory that it is for, if that is granted.
-func (c *conn) place(piece *chunk) error {
+func (e *end) place(piece *chunk) error {
 	w := piece.write
-	g, ok := c.grants[w.token.Key]
+	g, ok := e.grants[w.token.Key]
 	refused := ""
 	switch {
 	case !ok || g.token != w.token:
@@ -78,7 +96,7 @@ func (c *conn) place(piece *chunk) error {
 		return fmt.Errorf("%w: region %d: %s", transport.ErrAccess, w.token.Region, refused)
 	}
 	copy(g.region.memory[int(g.token.Offset)+w.at:], piece.data)
-	c.in.torn = w.left > 0
+	e.in.torn = w.left > 0
 	return nil
 }
 
@@ -90,32 +108,22 @@ type connOfWrites struct {
 
 func withWrites(c *stream.Conn) transport.Conn { return &connOfWrites{c, c.NetConn().(*conn)} }
 
+// Grant implements transport.OneSided.
 func (c *connOfWrites) Grant(r transport.Region, offset, length int) (wire.Token, error) {
 	mine, ok := r.(*region)
+	if !ok || mine.network != c.raw.network {
+		return wire.Token{}, errors.New("granting a region of another transport")
+	}
 	c.raw.network.mu.Lock()
 	defer c.raw.network.mu.Unlock()
-	switch {
-	case !ok || mine.owner.network != c.raw.network:
-		return wire.Token{}, errors.New("granting a region of another transport")
-	case mine.released:
-		return wire.Token{}, errors.New("granting a region that was released")
-	case offset < 0 || length < 1 || length > len(mine.memory)-offset:
-		return wire.Token{}, fmt.Errorf("granting %d bytes from %d on of a region of %d", length, offset, len(mine.memory))
-	case c.raw.closed:
-		return wire.Token{}, net.ErrClosed
-	}
-	t := wire.Token{Region: mine.number, Key: rand.Uint64(), Offset: uint64(offset), Length: uint64(length)}
-	if c.raw.grants == nil {
-		c.raw.grants = map[uint64]grant{}
-	}
-	c.raw.grants[t.Key] = grant{mine, t}
-	return t, nil
+	return c.raw.end.grant(mine, offset, length)
 }
 
+// Revoke implements transport.OneSided.
 func (c *connOfWrites) Revoke(t wire.Token) {
 	c.raw.network.mu.Lock()
 	defer c.raw.network.mu.Unlock()
-	delete(c.raw.grants, t.Key)
+	delete(c.raw.end.grants, t.Key)
 }
 
 // WriteTo sends the bytes on the way of the stream, with the token. They are put into their place when they have arrived and

@@ -9,8 +9,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -43,20 +41,9 @@ const (
 type Network struct {
 	Options
 
-	mu        sync.Mutex // guards everything that nodes, listeners, links and connections of it hold
-	links     map[path]*link
-	listeners map[string]*listener
-	conns     map[*conn]struct{} // one end of each that is open
-	timers    []*time.Timer
-	lastPort  int
-	regions   uint64 // that were registered
-	closed    bool
+	mu      sync.Mutex
+	traffic *traffic // behind mu
 }
-
-// path is the way from one node to another.
-type path struct{ from, to string }
-
-func (p path) back() path { return path{p.to, p.from} }
 
 // NewNetwork makes a network. Close it when the test is done.
 func NewNetwork(o Options) *Network {
@@ -69,25 +56,20 @@ func NewNetwork(o Options) *Network {
 	if o.Kind == "" {
 		o.Kind = defaultKind
 	}
-	return &Network{
-		Options: o, links: make(map[path]*link), listeners: make(map[string]*listener), conns: make(map[*conn]struct{}),
-	}
+	n := &Network{Options: o}
+	n.traffic = newTraffic(o, func(f func()) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		f()
+	})
+	return n
 }
 
 // Close ends every listener and connection, and what a script still had in mind.
 func (n *Network) Close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.closed = true
-	for _, t := range n.timers {
-		t.Stop()
-	}
-	for _, l := range n.listeners {
-		l.shut()
-	}
-	for c := range n.conns {
-		c.fail(net.ErrClosed)
-	}
+	n.traffic.close()
 }
 
 // Node is the transport of the node with that name. Its addresses are "name:port".
@@ -137,15 +119,12 @@ func (n *Network) Listen(node, address string) (net.Listener, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if port == "0" {
-		n.lastPort++
-		port = strconv.Itoa(n.lastPort)
+		port = n.traffic.port()
 	}
-	address = net.JoinHostPort(node, port)
-	if n.listeners[address] != nil || n.closed {
-		return nil, fmt.Errorf("listening on %s: %w", address, syscall.EADDRINUSE)
+	l := &listener{network: n, address: addr{n.Kind, net.JoinHostPort(node, port)}, waiting: make(chan *conn, backlog), done: make(chan struct{})}
+	if !n.traffic.listen(l) {
+		return nil, fmt.Errorf("listening on %v: %w", l.address, syscall.EADDRINUSE)
 	}
-	l := &listener{network: n, address: n.addr(address), waiting: make(chan *conn, backlog), done: make(chan struct{})}
-	n.listeners[address] = l
 	return l, nil
 }
 
@@ -158,10 +137,7 @@ func (n *Network) Dial(ctx context.Context, node, address string) (net.Conn, err
 	there := path{node, host}
 	for {
 		n.mu.Lock()
-		thawed := n.link(there).thawed
-		if thawed == nil {
-			thawed = n.link(there.back()).thawed
-		}
+		thawed := n.traffic.frozen(there)
 		n.mu.Unlock()
 		if thawed == nil {
 			break
@@ -177,49 +153,14 @@ func (n *Network) Dial(ctx context.Context, node, address string) (net.Conn, err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	l := n.listeners[address]
+	l := n.traffic.listeners[address]
 	if l == nil || len(l.waiting) == cap(l.waiting) {
 		return nil, fmt.Errorf("connecting to %s: %w", address, syscall.ECONNREFUSED)
 	}
-	n.lastPort++
-	here, far := n.join(there, n.addr(net.JoinHostPort(node, strconv.Itoa(n.lastPort))), l.address)
-	l.waiting <- far
-	return here, nil
-}
-
-// link is the link of a path, made on its first use.
-func (n *Network) link(p path) *link {
-	if n.links[p] == nil {
-		n.links[p] = &link{latency: n.Latency, bandwidth: n.Bandwidth}
-	}
-	return n.links[p]
-}
-
-// after runs f with the network locked, as it is now, unless it is closed before.
-func (n *Network) after(d time.Duration, f func()) {
-	if d <= 0 {
-		f()
-		return
-	}
-	n.timers = append(n.timers, time.AfterFunc(d, func() {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		if !n.closed {
-			f()
-		}
-	}))
-}
-
-// between lists the connections of a path, whichever end was the first.
-func (n *Network) between(p path) []*conn {
-	var found []*conn
-	for c := range n.conns {
-		if c.out.path == p || c.in.path == p {
-			found = append(found, c)
-		}
-	}
-	slices.SortFunc(found, func(a, b *conn) int { return a.number - b.number })
-	return found
+	from := addr{n.Kind, net.JoinHostPort(node, n.traffic.port())}
+	here, far := n.traffic.join(there)
+	l.waiting <- &conn{n, l.address, from, far}
+	return &conn{n, from, l.address, here}, nil
 }
 
 // addr is an address of a kind.
@@ -227,9 +168,6 @@ type addr struct{ kind, at string }
 
 func (a addr) Network() string { return a.kind }
 func (a addr) String() string  { return a.at }
-
-// addr is the address at which somebody is known in the network.
-func (n *Network) addr(at string) addr { return addr{n.Kind, at} }
 
 type listener struct {
 	network *Network
@@ -252,25 +190,8 @@ func (l *listener) Addr() net.Addr { return l.address }
 func (l *listener) Close() error {
 	l.network.mu.Lock()
 	defer l.network.mu.Unlock()
-	l.shut()
+	l.network.traffic.shut(l)
 	return nil
-}
-
-// shut forgets the listener and resets the connections that nobody has accepted.
-func (l *listener) shut() {
-	if l.network.listeners[l.address.at] != l {
-		return
-	}
-	delete(l.network.listeners, l.address.at)
-	close(l.done)
-	for {
-		select {
-		case c := <-l.waiting:
-			c.fail(syscall.ECONNRESET)
-		default:
-			return
-		}
-	}
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
