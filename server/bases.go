@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/paceline/paceline/internal/mempool"
+	"github.com/paceline/paceline/server/room"
 )
 
 // base is what some ranks have of a value: float32 elements, lent. Ranks that have been told the same have the
@@ -23,9 +24,9 @@ type base struct {
 
 // told is what the ranks with a base hear of one version of the value.
 type told struct {
-	message *result // the difference; nil for nothing that is worth sending
-	next    *base   // what they have then; nil for the same
-	at      uint64  // V of then, by which the gate decides
+	message *room.Buffer // the difference; nil for nothing that is worth sending
+	next    *base        // what they have then; nil for the same
+	at      uint64       // V of then, by which the gate decides
 }
 
 // bases are those of all values. They give way to what cannot be done without.

@@ -4,21 +4,13 @@ import (
 	"sync"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/server/room"
 )
 
-// cell is what a tensor has of one partition: a key or a value.
-type cell interface {
-	live()
-	cancel(from uint64, err error)
-	waitsFor(rank int) (seqs []uint64)
-	tally() condition.Tally
-	pushedSoFar() uint64
-	change(change)
-}
-
-// decided is what keys and values have in common: a machine that decides, and the lock that they change under.
+// decided is a machine that decides, and the lock that a value changes under.
 type decided struct {
 	t     *tensor
+	p     *room.Part
 	part  uint32
 	bytes int // of the partition, in the tensor's type
 
@@ -27,7 +19,7 @@ type decided struct {
 	mu      sync.Mutex
 	machine *condition.Machine
 	outputs []condition.Output
-	changes []change // of conditions, that wait for their iteration
+	changes room.Changes // of conditions, that wait for their iteration
 }
 
 // tally is what the machine has counted.

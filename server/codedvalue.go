@@ -28,9 +28,9 @@ import (
 type codedValue struct {
 	by       codec.Codec // of differences, or of values
 	precise  bool
-	alike    bool    // the worker in this process gets what the others get
-	version  uint64  // how often the value has changed
-	message  *result // precise: the value as it is; nil when it has changed since
+	alike    bool         // the worker in this process gets what the others get
+	version  uint64       // how often the value has changed
+	message  *room.Buffer // precise: the value as it is; nil when it has changed since
 	bases    map[int]*base
 	whole    *base              // of those who get the value itself, as it is; nil when it has changed since
 	telling  map[*base]struct{} // those with told
@@ -72,18 +72,18 @@ func (v *value) sumMessage(r *reader, message []byte) error {
 	scale := v.share() / v.unit()
 	if scale == 1 && reduce.AccType(v.t.Type) == units.Float32 {
 		if err := c.codec.DecodeAdd(v.acc, message); err != nil {
-			return v.t.Malformed(v.part, r.rank, err)
+			return v.p.Malformed(r.rank, err)
 		}
 		v.outdate()
 		return nil
 	}
-	wide, err := pool.Get(4 * c.elements)
+	wide, err := pool.Get(4 * c.Elements)
 	if err != nil {
 		return room.MemoryError{Err: err}
 	}
 	defer pool.Put(wide)
 	if err := c.codec.Decode(wide, message); err != nil {
-		return v.t.Malformed(v.part, r.rank, err)
+		return v.p.Malformed(r.rank, err)
 	}
 	reduce.AddFloat32(v.t.Type, v.acc, wide, scale)
 	v.outdate()
@@ -116,11 +116,10 @@ func (v *value) codedReply(r *reader) reply {
 	}
 	if c.precise && !exact {
 		if err := v.makeMessage(); err == nil {
-			c.message.refs.Add(1)
-			return reply{reader: *r, res: c.message, codec: wire.CodecDeclared}
+			return reply{reader: *r, res: c.message.Share(), codec: wire.CodecDeclared}
 		}
 	}
-	if b := c.bases[r.rank]; b != nil && (b.number == r.h.Count || r.local != nil) && !exact {
+	if b := c.bases[r.rank]; b != nil && (b.number == r.h.Count || r.to.Local()) && !exact {
 		if reply, err := v.follow(r, b); err == nil {
 			return reply
 		}
@@ -129,7 +128,7 @@ func (v *value) codedReply(r *reader) reply {
 	if err != nil || c.precise {
 		return reply{reader: *r, res: res, err: err, code: units.FailMemory}
 	}
-	return reply{reader: *r, res: res, base: v.rebase(r.rank, res.buf)}
+	return reply{reader: *r, res: res, base: v.rebase(r.rank, res.Bytes)}
 }
 
 // makeMessage encodes the value, once for each version.
@@ -144,14 +143,14 @@ func (v *value) makeMessage() error {
 	defer v.t.r.s.pool.Put(wide)
 	message, err := v.encode(wide)
 	if err == nil {
-		v.coded.message = newResult(v.t.r, message)
+		v.coded.message = room.NewBuffer(v.t.r.s.pool, message)
 	}
 	return err
 }
 
 // wide is the value in float32, lent.
 func (v *value) wide() ([]byte, error) {
-	wide, err := v.t.r.s.pool.Get(4 * v.coding.elements)
+	wide, err := v.t.r.s.pool.Get(4 * v.coding.Elements)
 	if err == nil {
 		reduce.StoreFloat32(v.t.Type, wide, v.acc, v.t.Postscale*v.unit())
 	}
@@ -178,13 +177,12 @@ func (v *value) follow(r *reader, b *base) (reply, error) {
 	}
 	answer := reply{reader: *r, codec: wire.CodecDeclared, base: next.number}
 	switch {
-	case r.local != nil:
-		if err := v.show(r.local.out, next); err != nil {
+	case r.to.Local():
+		if err := v.show(r.to.Out, next); err != nil {
 			return reply{}, err
 		}
 	case t.message != nil:
-		t.message.refs.Add(1)
-		answer.res = t.message
+		answer.res = t.message.Share()
 	}
 	if next != b {
 		next.uses++
@@ -228,7 +226,7 @@ func (v *value) tell(b *base) (*told, error) {
 			pool.Put(message)
 			return nil, err
 		}
-		t.message = newResult(v.t.r, message)
+		t.message = room.NewBuffer(pool, message)
 	}
 	for from := range v.coded.telling { // else a rank that reads on would leave a base behind for each time
 		if from.told.next == b {
@@ -271,7 +269,7 @@ func (v *value) moved(b *base, message []byte) (*base, error) {
 
 // newBase is one with arbitrary elements, and one use. Callers set the elements and unlock it.
 func (v *value) newBase() (*base, error) {
-	b, err := v.t.r.s.bases.add(v.coding.elements)
+	b, err := v.t.r.s.bases.add(v.coding.Elements)
 	if err != nil {
 		return nil, err
 	}
@@ -358,12 +356,11 @@ func (v *value) dropBases(gone func(rank int) bool) {
 // encode makes a message of the value, or of a difference to it.
 func (v *value) encode(wide []byte) ([]byte, error) {
 	c, pool := v.coding, v.t.r.s.pool
-	residual, err := pool.Get(v.coded.by.ResidualBytes(c.elements))
+	residual, err := pool.Get(v.coded.by.ResidualBytes(c.Elements))
 	if err != nil {
 		return nil, err
 	}
 	defer pool.Put(residual)
 	clear(residual)
-	s := c.at(v.machine.V(), v.coded.version)
-	return c.encode(pool, v.coded.by, wide, residual, s)
+	return c.Encode(v.coded.by, wide, residual, c.At(c.before+v.machine.V(), v.coded.version))
 }

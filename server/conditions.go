@@ -12,23 +12,6 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// change is a new condition that waits for its iteration.
-type change struct {
-	at uint64 // V from which it holds
-	in condition.Input
-}
-
-// due takes the first change out that holds from V on.
-func due(changes *[]change, v uint64) (condition.Input, bool) {
-	for i, c := range *changes {
-		if c.at <= v {
-			*changes = slices.Delete(*changes, i, i+1)
-			return c.in, true
-		}
-	}
-	return condition.Input{}, false
-}
-
 // condition tries or makes a change of conditions, as a worker asks (FluentPS section III-B: SetcondPull and
 // SetcondPush, here for any set of tensors).
 func (c *conn) condition(h *wire.Header, p *room.Payload) error {
@@ -46,27 +29,28 @@ func (l *Local) Condition(w wire.Condition) wire.ConditionReply { return l.r.con
 func (r *round) condition(w *wire.Condition) wire.ConditionReply {
 	reply := wire.ConditionReply{ID: w.ID}
 	inputs, check, err := inputsOf(w)
-	var cells []cell
+	var tensors []*tensor
 	if err == nil {
-		cells, err = r.matching(w.Names, check)
+		tensors, err = r.matching(w.Names, check)
 	}
 	if err != nil {
 		reply.Error = err.Error()
 		return reply
 	}
-	reply.Keys = len(cells)
-	for _, c := range cells {
+	for _, t := range tensors {
+		keys, pushed := t.count()
+		reply.Keys += keys
 		if w.Try {
-			reply.Pushed = max(reply.Pushed, c.pushedSoFar())
+			reply.Pushed = max(reply.Pushed, pushed)
 			continue
 		}
 		for _, in := range inputs {
-			c.change(change{at: w.At, in: in})
+			t.change(w.At, in)
 		}
 	}
-	if !w.Try && len(cells) > 0 {
+	if !w.Try && reply.Keys > 0 {
 		r.s.cfg.Log.Info("conditions change", zap.String("pull", w.Pull), zap.String("push", w.Push), zap.Strings("tensors", w.Names),
-			zap.Int("keys", len(cells)), zap.Uint64("from iteration", w.At))
+			zap.Int("keys", reply.Keys), zap.Uint64("from iteration", w.At))
 	}
 	return reply
 }
@@ -107,8 +91,8 @@ func inputsOf(w *wire.Condition) (inputs []condition.Input, check func(*tensor) 
 	}, nil
 }
 
-// matching finds the keys and values of the tensors whose names fit.
-func (r *round) matching(patterns []string, check func(*tensor) error) ([]cell, error) {
+// matching finds the tensors whose names fit.
+func (r *round) matching(patterns []string, check func(*tensor) error) ([]*tensor, error) {
 	for _, p := range patterns {
 		if err := pattern.Check(p); err != nil {
 			return nil, err
@@ -120,7 +104,7 @@ func (r *round) matching(patterns []string, check func(*tensor) error) ([]cell, 
 		}
 		return slices.ContainsFunc(patterns, func(p string) bool { return pattern.Match(p, t.Name) })
 	}
-	var cells []cell
+	var tensors []*tensor
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, t := range r.tensors {
@@ -130,34 +114,15 @@ func (r *round) matching(patterns []string, check func(*tensor) error) ([]cell, 
 		if err := check(t); err != nil {
 			return nil, err
 		}
-		cells = append(cells, t.cells()...)
+		tensors = append(tensors, t)
 	}
-	return cells, nil
+	return tensors, nil
 }
 
-func (k *key) change(c change) {
-	k.mu.Lock()
-	k.changes = append(k.changes, c)
-	answers := k.turn(nil)
-	k.mu.Unlock()
-	k.deliver(answers)
-}
-
-// turn makes the changes whose iteration has come. Callers hold mu.
-func (k *key) turn(answers []answer) []answer {
-	for {
-		in, ok := due(&k.changes, k.machine.V())
-		if !ok {
-			return answers
-		}
-		answers = k.step(in, answers)
-	}
-}
-
-func (v *value) change(c change) {
+func (v *value) change(at uint64, in condition.Input) {
 	v.tuner.release(v)
 	v.mu.Lock()
-	v.changes = append(v.changes, c)
+	v.changes.Add(at, in)
 	replies := v.turn(nil)
 	v.mu.Unlock()
 	v.deliver(replies)
@@ -166,10 +131,30 @@ func (v *value) change(c change) {
 // turn makes the changes whose iteration has come. Callers hold mu.
 func (v *value) turn(replies []reply) []reply {
 	for {
-		in, ok := due(&v.changes, v.machine.V())
+		in, ok := v.changes.Due(v.machine.V())
 		if !ok {
 			return replies
 		}
 		replies, _ = v.step(in, nil, nil, replies)
+	}
+}
+
+// count is the number of keys that the tensor has here, and of iterations that the furthest rank has pushed of one of
+// them.
+func (t *tensor) count() (keys int, pushed uint64) {
+	if !t.Held() {
+		return t.sums.Count()
+	}
+	values := t.heldParts()
+	for _, v := range values {
+		pushed = max(pushed, v.pushedSoFar())
+	}
+	return len(values), pushed
+}
+
+func (t *tensor) change(at uint64, in condition.Input) {
+	t.sums.Change(at, in)
+	for _, v := range t.heldParts() {
+		v.change(at, in)
 	}
 }

@@ -183,11 +183,7 @@ func (c *conn) frame(q *room.Request) error {
 		return p.Discard()
 	}
 	switch h.Type {
-	case wire.TypePush:
-		return c.push(h, p)
-	case wire.TypePull:
-		return c.pull(h)
-	case wire.TypePut, wire.TypeGet:
+	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet, wire.TypeState, wire.TypeRestore:
 		if err := c.r.serve(q); err != nil {
 			return err
 		}
@@ -206,10 +202,6 @@ func (c *conn) frame(q *room.Request) error {
 		return c.r.report(h)
 	case wire.TypeCondition:
 		return c.condition(h, p)
-	case wire.TypeState:
-		return c.state(h)
-	case wire.TypeRestore:
-		return c.restore(h, p)
 	case wire.TypeBye:
 		c.bye()
 		return errLeft

@@ -32,10 +32,8 @@ func (r *round) bye(rank int) {
 		if !t.ranks.Has(rank) {
 			continue
 		}
-		for _, c := range t.cells() {
-			for _, seq := range c.waitsFor(rank) {
-				waiting = append(waiting, agreement.Waiting{Tensor: t.agreed, Count: seq})
-			}
+		for _, seq := range t.sums.WaitsFor(rank) { // nobody waits for one rank's part of a held value for ever
+			waiting = append(waiting, agreement.Waiting{Tensor: t.agreed, Count: seq})
 		}
 	}
 	var failed []agreement.Failure
@@ -52,9 +50,7 @@ func (r *round) bye(rank int) {
 // takeStock tells every key who takes part in it now.
 func (r *round) takeStock() {
 	for _, t := range r.inUse() {
-		for _, c := range t.cells() {
-			c.live()
-		}
+		t.live()
 		t.stock()
 	}
 }

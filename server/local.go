@@ -1,7 +1,7 @@
 package server
 
 import (
-	"fmt"
+	"sync"
 
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -21,21 +21,13 @@ type Notices interface {
 // Local is the in-process way of the worker that carries this server: its own share of the keys never
 // meets a socket. Tensor memory is read where it lies and results are copied to where they belong.
 //
-// Each operation's done is called exactly once, from any goroutine, and only then may its memory be
-// used again.
+// Each request's done is called exactly once, from any goroutine, and only then may its memory be used again.
 type Local struct {
 	r       *round
 	rank    int
 	notices Notices
-}
 
-// localOp is one operation of the local worker on one partition.
-type localOp struct {
-	rank   int
-	in     []byte
-	out    []byte
-	noPull bool
-	done   func(divisor uint32, err error)
+	requests sync.Pool // that are not in use
 }
 
 // Local attaches the worker of this process to the running round.
@@ -46,7 +38,7 @@ func (s *Server) Local(rank int, notices Notices) (*Local, error) {
 	if r == nil {
 		return nil, errRoundOver
 	}
-	l := &Local{r: r, rank: rank, notices: notices}
+	l := &Local{r: r, rank: rank, notices: notices, requests: sync.Pool{New: func() any { return new(room.Request) }}}
 	r.mu.Lock()
 	r.local = l
 	lost := r.lost
@@ -60,85 +52,19 @@ func (s *Server) Local(rank int, notices Notices) (*Local, error) {
 // Announce tells of a tensor before its first use.
 func (l *Local) Announce(t *wire.Tensor) error { return l.r.announce(t) }
 
-// Push adds in to the key that the header names and, unless FlagNoPull is set, has the result copied to out.
-// A message (CodecDeclared) is not kept: its memory may be used again when Push returns.
-func (l *Local) Push(h wire.Header, in, out []byte, done func(divisor uint32, err error)) {
-	t, err := l.r.tensor(&h)
-	if err == nil && t.Held() {
-		t.addLocal(&h, in, out, done)
-		return
+// Serve takes in a request: in is what a push, put or restore brings, out is where the answer of a push, pull, get or
+// state belongs. What is coded (CodecDeclared) is not kept: its memory may be used again when Serve returns.
+func (l *Local) Serve(h wire.Header, in, out []byte, done func(divisor uint32, err error)) {
+	q := l.requests.Get().(*room.Request)
+	*q = room.Request{Header: h, Payload: room.Lasting(in), Reply: room.Reply{Out: out, Done: done}}
+	if h.Codec == wire.CodecDeclared || h.Flags&wire.FlagEmpty != 0 {
+		q.Payload = room.Memory(in)
 	}
-	var k *key
-	if err == nil {
-		k, err = t.key(h.Part)
-	}
-	if err == nil {
-		err = k.fits(&h, len(in))
-	}
-	if err != nil {
+	if err := l.r.serve(q); err != nil {
 		done(0, err)
-		return
 	}
-	if !t.enter(&h) {
-		done(0, wire.ErrCancelled)
-		return
-	}
-	s, err := k.open(&h)
-	if err != nil {
-		t.OutOfMemory(&h, room.MemoryError{Err: err})
-		done(0, wire.ErrCancelled)
-		return
-	}
-	op := &localOp{rank: l.rank, in: in, out: out, noPull: h.Flags&wire.FlagNoPull != 0, done: done}
-	if s == nil {
-		k.late(&h, waiter{rank: l.rank, local: op})
-		return
-	}
-	if k.coding != nil || h.Flags&wire.FlagEmpty != 0 {
-		if h.Flags&wire.FlagEmpty == 0 {
-			k.receiveLocal(s, &h, in)
-		}
-		k.pushed(&h, s, waiter{rank: l.rank, local: op})
-		return
-	}
-	k.mu.Lock()
-	if k.slots[h.Iteration] != s {
-		k.mu.Unlock()
-		done(0, wire.ErrCancelled)
-		return
-	}
-	if !s.closed {
-		s.local = op
-		if !t.Whole {
-			k.addLocal(s, false)
-		}
-	}
-	answers := k.arrived(&h, s, waiter{rank: l.rank, local: op})
-	k.mu.Unlock()
-	k.deliver(answers)
-}
-
-// Pull has a held value copied to out.
-func (l *Local) Pull(h wire.Header, out []byte, done func(divisor uint32, err error)) {
-	if t, ok := l.enter(&h, done); ok {
-		t.readLocal(&h, out, done)
-	}
-}
-
-// Put keeps data, where it lies, until every reader has got it.
-func (l *Local) Put(h wire.Header, data []byte, done func(divisor uint32, err error)) {
-	l.serve(room.Request{Header: h, Payload: room.Lasting(data), Reply: room.Reply{Done: done}})
-}
-
-// Get has a partition that somebody puts copied to out.
-func (l *Local) Get(h wire.Header, out []byte, done func(divisor uint32, err error)) {
-	l.serve(room.Request{Header: h, Reply: room.Reply{Out: out, Done: done}})
-}
-
-func (l *Local) serve(q room.Request) {
-	if err := l.r.serve(&q); err != nil {
-		q.Reply.Fail(err)
-	}
+	*q = room.Request{}
+	l.requests.Put(q)
 }
 
 // Cancel gives up a tensor from an iteration on.
@@ -152,24 +78,3 @@ func (l *Local) Bye() { l.r.bye(l.rank) }
 
 // Lost says that the local worker ends because it has lost a peer.
 func (l *Local) Lost(lost wire.Lost) { l.r.lose(lost) }
-
-func (l *Local) enter(h *wire.Header, done func(uint32, error)) (*tensor, bool) {
-	t, err := l.r.tensor(h)
-	if err == nil && !t.enter(h) {
-		err = wire.ErrCancelled
-	}
-	if err != nil {
-		done(0, err)
-		return nil, false
-	}
-	return t, true
-}
-
-// take copies an item to where the reader wants it.
-func (op *localOp) take(data []byte) error {
-	if len(data) != len(op.out) {
-		return fmt.Errorf("%d bytes arrived where %d were expected", len(data), len(op.out))
-	}
-	copy(op.out, data)
-	return nil
-}

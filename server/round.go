@@ -115,11 +115,18 @@ func (r *round) serve(q *room.Request) error {
 	if err != nil {
 		return err
 	}
-	if !t.enter(&q.Header) {
+	if q.Type != wire.TypeState && q.Type != wire.TypeRestore && !t.enter(&q.Header) {
 		q.Reply.Fail(wire.ErrCancelled)
 		return nil
 	}
-	return r.transfer.Serve(t.Tensor, q)
+	switch {
+	case q.Type == wire.TypePut || q.Type == wire.TypeGet:
+		return r.transfer.Serve(t.Tensor, q)
+	case t.Held():
+		return t.serve(q)
+	default:
+		return t.sums.Serve(q)
+	}
 }
 
 // lose notes that a rank is gone without a goodbye: all others are told.

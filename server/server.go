@@ -4,9 +4,8 @@
 // dedicated on a CPU node.
 //
 // Reading order: server.go (what there is), round.go (one init to shutdown), conn.go (frames in and
-// out), local.go (the in-process way), package room (what passes between the shell and its rooms), key.go and sum.go
-// (sums), coded.go (sums of coded tensors), state.go (their checkpoint), package transfer (broadcast, allgather,
-// alltoall), names.go (ranks that disagree or do not come), join.go.
+// out), local.go (the in-process way), package room (what passes between the shell and its rooms), package sums
+// (what is summed), value.go (what is held), package transfer (broadcast, allgather, alltoall), names.go (ranks that disagree or do not come), join.go.
 package server
 
 import (

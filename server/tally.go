@@ -1,14 +1,11 @@
 package server
 
 import (
-	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/server/room"
 )
 
 // Tally is what a server has counted.
-type Tally struct {
-	condition.Tally
-	Withheld uint64 // answers to pulls that a gate held back
-}
+type Tally = room.Tally
 
 // Tally is what the running round has counted since its tensors were declared.
 func (s *Server) Tally() Tally {
@@ -20,14 +17,10 @@ func (s *Server) Tally() Tally {
 		return sum
 	}
 	for _, t := range r.inUse() {
-		for _, c := range t.cells() {
-			n := c.tally()
-			sum.Admitted += n.Admitted
-			sum.Dropped += n.Dropped
-			sum.Duplicate += n.Duplicate
-			sum.Delayed += n.Delayed
-		}
+		n := t.sums.Tally()
+		sum.Add(n.Tally)
 		for _, v := range t.heldParts() {
+			sum.Add(v.tally())
 			v.mu.Lock()
 			if v.coded != nil {
 				sum.Withheld += v.coded.withheld

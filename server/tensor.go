@@ -6,10 +6,10 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/agreement"
-	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/server/sums"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -21,8 +21,9 @@ type tensor struct {
 	signature string
 	agreed    *agreement.Tensor
 
+	sums *sums.Room // empty for what is held
+
 	mu      sync.Mutex
-	keys    map[uint32]*key   // of what is summed
 	values  map[uint32]*value // of what is held
 	decider *decider          // of supersteps; nil where another tensor has it, or the model has none
 
@@ -31,62 +32,14 @@ type tensor struct {
 
 // newTensor takes in what a rank says of a tensor.
 func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
-	n := &tensor{r: r, signature: t.Signature(), keys: map[uint32]*key{}, values: map[uint32]*value{}}
+	n := &tensor{r: r, signature: t.Signature(), values: map[uint32]*value{}}
 	var err error
 	if n.Tensor, err = room.NewTensor(t, &r.settings, n); err != nil {
 		return nil, err
 	}
-	n.ranks = n.Members
+	n.ranks, n.sums = n.Members, sums.New(n.Tensor)
 	n.agreed = agreed(n)
 	return n, nil
-}
-
-// key finds or makes the key of one partition.
-func (t *tensor) key(part uint32) (*key, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if k := t.keys[part]; k != nil {
-		return k, nil
-	}
-	if t.Kind.HasRoot() || t.Held() {
-		return nil, fmt.Errorf("%q is a %v, which sums nothing", t.Name, t.Kind)
-	}
-	m, err := t.machine(part, condition.Aggregate)
-	if err != nil {
-		return nil, err
-	}
-	k := &key{decided: decided{t: t, part: part, bytes: int(t.Parts[part]), coding: t.coding(part), machine: m}, slots: map[uint64]*slot{}}
-	t.keys[part] = k
-	return k, nil
-}
-
-// machine makes the machine of one partition.
-func (t *tensor) machine(part uint32, flow condition.Dataflow) (*condition.Machine, error) {
-	if part >= uint32(len(t.Parts)) {
-		return nil, fmt.Errorf("partition %d of %q, which has %d", part, t.Name, len(t.Parts))
-	}
-	c := condition.Config{Live: t.Live(), Model: t.Model, Dataflow: flow}
-	if t.Sync.SoftPark {
-		c.Parking = condition.SoftBarrier
-	}
-	m, err := condition.New(c)
-	if err != nil {
-		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
-	}
-	return m, nil
-}
-
-func (t *tensor) cells() []cell {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	cells := make([]cell, 0, len(t.keys)+len(t.values))
-	for _, k := range t.keys {
-		cells = append(cells, k)
-	}
-	for _, v := range t.values {
-		cells = append(cells, v)
-	}
-	return cells
 }
 
 // enter notes that a rank comes with a frame of an operation, and reports whether the operation goes on.
@@ -97,8 +50,17 @@ func (t *tensor) enter(h *wire.Header) bool {
 // cancel gives up every iteration from this one on.
 func (t *tensor) cancel(from uint64, err error) {
 	t.GiveUp(from)
-	for _, c := range t.cells() {
-		c.cancel(from, err)
+	t.sums.Cancel(from, err)
+	for _, v := range t.heldParts() {
+		v.cancel(err)
+	}
+}
+
+// live tells every key who takes part in it now.
+func (t *tensor) live() {
+	t.sums.Live()
+	for _, v := range t.heldParts() {
+		v.live()
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
-	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -24,20 +23,21 @@ import (
 // A reader gets the bytes of one version: a copy that is made at most once for each.
 type value struct {
 	decided
-	acc      []byte      // in the accumulator's type
-	room     bool        // acc has its memory
-	over     bool        // it was given up
-	known    bool        // the root's value has come
-	declared rankset.Set // ranks that wait for that, or have it
-	copied   *result     // acc in the tensor's type, nil when it has changed since
-	coded    *codedValue // nil for plain
+	acc      []byte       // in the accumulator's type
+	room     bool         // acc has its memory
+	over     bool         // it was given up
+	known    bool         // the root's value has come
+	declared rankset.Set  // ranks that wait for that, or have it
+	copied   *room.Buffer // acc in the tensor's type, nil when it has changed since
+	coded    *codedValue  // nil for plain
 	readers  []reader
 	tuner    *tuner // nil where the model needs none
 }
 
 // reader is a rank that waits for the value.
 type reader struct {
-	waiter
+	rank   int
+	to     room.Reply
 	h      wire.Header // of its push or pull
 	since  time.Time
 	warned time.Time
@@ -50,44 +50,61 @@ func (t *tensor) value(part uint32) (*value, error) {
 	if v := t.values[part]; v != nil {
 		return v, nil
 	}
-	m, err := t.machine(part, condition.Accumulate)
+	p, err := room.NewPart(t.Tensor, part)
 	if err != nil {
 		return nil, err
 	}
-	v := &value{decided: decided{t: t, part: part, bytes: int(t.Parts[part]), coding: t.coding(part), machine: m}}
+	m, err := p.Machine()
+	if err != nil {
+		return nil, err
+	}
+	v := &value{decided: decided{t: t, p: p, part: part, bytes: p.Bytes, coding: newCoding(p), machine: m}}
 	v.coded = newCodedValue(v)
 	v.tuner = t.r.tunerOf(v)
 	t.values[part] = v
 	return v, nil
 }
 
-// add takes in a difference, or the root's value.
-func (c *conn) add(t *tensor, h *wire.Header, p *room.Payload) error {
-	v, err := t.value(h.Part)
+// serve takes in a request of a held value.
+func (t *tensor) serve(q *room.Request) error {
+	if q.Type != wire.TypePush && q.Type != wire.TypePull {
+		return fmt.Errorf("%v of %q, a value that servers hold", q.Type, t.Name)
+	}
+	v, err := t.value(q.Part)
 	if err != nil {
 		return err
 	}
-	if err := v.fits(h, int(h.Length)); err != nil {
+	if q.Type == wire.TypePush {
+		return v.add(q)
+	}
+	v.pull(&reader{rank: q.From(), to: q.Reply, h: q.Header})
+	return nil
+}
+
+// add takes in a difference, or the root's value. It is added when it is whole, because only then the machine says
+// whether it counts.
+func (v *value) add(q *room.Request) error {
+	if err := v.p.Fits(q); err != nil {
 		return err
 	}
-	if !t.enter(h) {
-		return p.Discard()
-	}
-	// It is added when it is whole, because only then the machine says whether it counts.
-	r := &reader{waiter: waiter{rank: c.rank, conn: c}, h: *h}
-	b, err := c.r.s.pool.Get(p.Len())
+	r := &reader{rank: q.From(), to: q.Reply, h: q.Header}
+	err := v.makeRoom()
+	var b, lent []byte
 	if err == nil {
-		defer c.r.s.pool.Put(b)
-		err = v.makeRoom()
+		b, lent, err = q.Payload.Whole(v.t.r.s.pool)
 	}
-	if err != nil {
+	if errors.As(err, new(room.MemoryError)) {
 		v.outOfMemory(r, err)
-		return p.Discard()
-	}
-	if err := p.Into(b); err != nil {
+		r.to.Fail(wire.ErrCancelled)
+		return nil
+	} else if err != nil {
 		return err
 	}
-	v.push(r, b)
+	taken := v.push(r, b)
+	v.t.r.s.pool.Put(lent)
+	if taken && q.Has(wire.FlagNoPull) && q.Reply.Local() {
+		q.Reply.Done(0, nil)
+	}
 	return nil
 }
 
@@ -95,9 +112,9 @@ func (c *conn) add(t *tensor, h *wire.Header, p *room.Payload) error {
 // the others are at operations of their own.
 func (v *value) outOfMemory(r *reader, err error) {
 	if r.h.Flags&wire.FlagDeclare != 0 {
-		v.t.OutOfMemory(&r.h, room.MemoryError{Err: err})
+		v.t.OutOfMemory(&r.h, err)
 	} else {
-		v.refuse(r, units.FailMemory, room.MemoryError{Err: err}.Error())
+		v.refuse(r, units.FailMemory, err.Error())
 	}
 }
 
@@ -112,58 +129,9 @@ func (v *value) makeRoom() error {
 	if err == nil {
 		clear(acc)
 		v.acc, v.room = acc, true
-	}
-	return err
-}
-
-// readValue answers with the value, now or later.
-func (c *conn) readValue(t *tensor, h *wire.Header) error {
-	v, err := t.value(h.Part)
-	if err != nil {
-		return err
-	}
-	if !t.enter(h) {
 		return nil
 	}
-	v.pull(&reader{waiter: waiter{rank: c.rank, conn: c}, h: *h})
-	return nil
-}
-
-// addLocal is add for the worker in this process.
-func (t *tensor) addLocal(h *wire.Header, in, out []byte, done func(uint32, error)) {
-	v, err := t.value(h.Part)
-	if err == nil {
-		err = v.fits(h, len(in))
-	}
-	if err == nil && !t.enter(h) {
-		err = wire.ErrCancelled
-	}
-	op := &localOp{rank: int(h.Rank), in: in, out: out, done: done}
-	reader := &reader{waiter: waiter{rank: op.rank, local: op}, h: *h}
-	if err == nil {
-		if err = v.makeRoom(); err != nil {
-			v.outOfMemory(reader, err)
-			err = wire.ErrCancelled
-		}
-	}
-	if err != nil {
-		done(0, err)
-		return
-	}
-	if v.push(reader, in) && h.Flags&wire.FlagNoPull != 0 {
-		done(0, nil)
-	}
-}
-
-// readLocal is readValue for the worker in this process.
-func (t *tensor) readLocal(h *wire.Header, out []byte, done func(uint32, error)) {
-	v, err := t.value(h.Part)
-	if err != nil {
-		done(0, err)
-		return
-	}
-	op := &localOp{rank: int(h.Rank), out: out, done: done}
-	v.pull(&reader{waiter: waiter{rank: op.rank, local: op}, h: *h})
+	return room.MemoryError{Err: err}
 }
 
 // push adds what has arrived whole, if the machine admits it, and answers whom that sets free. It reports
@@ -257,9 +225,9 @@ func (v *value) ask(r *reader, replies []reply) []reply {
 // reply is what is to be sent without holding the value.
 type reply struct {
 	reader
-	res   *result // nil for a worker in this process that has it, and for nothing that is worth sending
-	codec uint8   // of res
-	base  uint32  // number of the base that the rank has with it; 0 for none
+	res   *room.Buffer // nil for a worker in this process that has it, and for nothing that is worth sending
+	codec uint8        // of res
+	base  uint32       // number of the base that the rank has with it; 0 for none
 
 	code units.FailureCode // of err
 	err  error             // instead of the value; ErrCancelled for what its rank has given up itself
@@ -291,10 +259,7 @@ func (v *value) step(in condition.Input, r *reader, b []byte, replies []reply) (
 			}
 		}
 	}
-	if len(v.changes) > 0 {
-		replies = v.turn(replies)
-	}
-	return replies, taken
+	return v.turn(replies), taken
 }
 
 // share is what a difference counts for: the mean over all ranks that train, those that have left included,
@@ -350,7 +315,7 @@ func (v *value) answer(due func(*reader) bool, replies []reply) []reply {
 
 // replyTo is the value for a reader. Callers hold mu.
 func (v *value) replyTo(r *reader) reply {
-	if v.coded != nil && (r.local == nil || v.coded.alike) {
+	if v.coded != nil && (!r.to.Local() || v.coded.alike) {
 		return v.codedReply(r)
 	}
 	res, err := v.copy()
@@ -358,7 +323,7 @@ func (v *value) replyTo(r *reader) reply {
 }
 
 // copy is the value as it is, for one reader more. Callers hold mu.
-func (v *value) copy() (*result, error) {
+func (v *value) copy() (*room.Buffer, error) {
 	if !v.room {
 		return nil, fmt.Errorf("%q has no value", v.t.Name)
 	}
@@ -368,10 +333,9 @@ func (v *value) copy() (*result, error) {
 			return nil, room.MemoryError{Err: err}
 		}
 		reduce.Store(v.t.Type, b, v.acc, v.t.Postscale*v.unit(), 1)
-		v.copied = newResult(v.t.r, b)
+		v.copied = room.NewBuffer(v.t.r.s.pool, b)
 	}
-	v.copied.refs.Add(1)
-	return v.copied, nil
+	return v.copied.Share(), nil
 }
 
 // deliver sends replies.
@@ -380,23 +344,23 @@ func (v *value) deliver(replies []reply) {
 		v.tuner.freed(v, r.rank)
 		switch {
 		case errors.Is(r.err, wire.ErrCancelled):
-			r.drop(r.err)
+			r.to.Fail(r.err)
 		case r.err != nil:
 			v.refuse(&r.reader, r.code, r.err.Error())
-			r.drop(wire.ErrCancelled)
-		case r.conn != nil:
-			f := outbox.Frame{Header: wire.Header{
+			r.to.Fail(wire.ErrCancelled)
+		case r.to.Local():
+			r.to.Done(0, v.fill(&r))
+		default:
+			h := wire.Header{
 				Type: wire.TypeResult, DType: v.t.Type, Tensor: v.t.ID, Part: v.part, Iteration: r.h.Iteration, Aux: r.h.Aux,
 				Codec: r.codec, Count: r.base,
-			}}
-			if r.res != nil {
-				f.Payload, f.Owner = r.res.buf, r.res
-			} else {
-				f.Header.Flags = wire.FlagEmpty
 			}
-			r.conn.send(f)
-		default:
-			r.local.done(0, v.fill(&r))
+			if r.res != nil {
+				r.to.Send(h, r.res.Bytes, r.res)
+			} else {
+				h.Flags = wire.FlagEmpty
+				r.to.Confirm(h)
+			}
 		}
 	}
 }
@@ -407,9 +371,9 @@ func (v *value) fill(r *reply) (err error) {
 		return nil
 	}
 	if r.codec == wire.CodecDeclared {
-		err = v.coding.decode(v.t.r.s.pool, v.coded.by, r.local.out, r.res.buf)
+		err = v.coding.Decode(v.coded.by, r.to.Out, r.res.Bytes)
 	} else {
-		copy(r.local.out, r.res.buf)
+		copy(r.to.Out, r.res.Bytes)
 	}
 	r.res.Sent(nil)
 	return err
@@ -438,11 +402,8 @@ func (v *value) live() {
 	v.deliver(replies)
 }
 
-// waitsFor: nobody waits for one rank's part of a held value for ever; who leaves no longer counts.
-func (v *value) waitsFor(int) []uint64 { return nil }
-
 // cancel gives the value up.
-func (v *value) cancel(_ uint64, err error) {
+func (v *value) cancel(err error) {
 	v.mu.Lock()
 	readers := v.readers
 	v.readers = nil
@@ -456,7 +417,7 @@ func (v *value) cancel(_ uint64, err error) {
 	v.mu.Unlock()
 	v.tuner.release(v)
 	for _, r := range readers {
-		r.drop(err)
+		r.to.Fail(err)
 	}
 }
 
@@ -493,13 +454,13 @@ func (t *tensor) forget(rank int, seq uint64, failed bool) {
 	t.forgotten.Store(rank, seq) // for what is on its way to the value
 	for _, v := range t.heldParts() {
 		if failed && !v.opened() {
-			v.cancel(0, wire.ErrCancelled)
+			v.cancel(wire.ErrCancelled)
 		}
 		v.mu.Lock()
 		v.dropBases(func(r int) bool { return r == rank })
 		v.mu.Unlock()
 		for _, r := range v.takeOut(func(r *reader) bool { return r.rank == rank && r.h.Seq <= seq }) {
-			r.drop(wire.ErrCancelled)
+			r.to.Fail(wire.ErrCancelled)
 		}
 	}
 }
@@ -563,6 +524,6 @@ func (t *tensor) checkStalls(now time.Time) {
 	}
 	for _, r := range ended {
 		v.refuse(&r, units.FailStall, fmt.Sprintf("stalled: %s did not come within %v", missing.Named(), cfg.StallShutdown))
-		r.drop(wire.ErrCancelled)
+		r.to.Fail(wire.ErrCancelled)
 	}
 }

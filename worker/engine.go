@@ -53,13 +53,8 @@ type Control interface {
 // once, from any goroutine; the operation's memory is in use until then.
 type Local interface {
 	Announce(t *wire.Tensor) error
-	// Push does not keep in where that is a message (CodecDeclared).
-	Push(h wire.Header, in, out []byte, done func(divisor uint32, err error))
-	Pull(h wire.Header, out []byte, done func(divisor uint32, err error))
-	Put(h wire.Header, data []byte, done func(divisor uint32, err error))
-	Get(h wire.Header, out []byte, done func(divisor uint32, err error))
-	State(h wire.Header, out []byte, done func(divisor uint32, err error))
-	Restore(h wire.Header, in []byte, done func(divisor uint32, err error))
+	// Serve takes in one partition's request, and does not keep in where that is a message (CodecDeclared).
+	Serve(h wire.Header, in, out []byte, done func(divisor uint32, err error))
 	Condition(wire.Condition) wire.ConditionReply
 	Report(h wire.Header) error
 	Cancel(h wire.Header)

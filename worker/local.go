@@ -90,18 +90,8 @@ func (q *localQueue) hand(t *task) {
 	switch {
 	case err != nil:
 		finished(0, err)
-	case t.h.Type == wire.TypePush:
-		q.server.Push(t.h, t.in, t.out, finished)
-	case t.h.Type == wire.TypePull:
-		q.server.Pull(t.h, t.out, finished)
-	case t.h.Type == wire.TypePut:
-		q.server.Put(t.h, t.in, finished)
-	case t.h.Type == wire.TypeState:
-		q.server.State(t.h, t.out, finished)
-	case t.h.Type == wire.TypeRestore:
-		q.server.Restore(t.h, t.in, finished)
 	default:
-		q.server.Get(t.h, t.out, finished)
+		q.server.Serve(t.h, t.in, t.out, finished)
 	}
 	t.happened(life.Sent)
 }

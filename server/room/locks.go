@@ -1,6 +1,8 @@
 package room
 
-import "github.com/paceline/paceline/internal/lockorder"
+import (
+	"github.com/paceline/paceline/internal/lockorder"
+)
 
 // All locks of the server role, in the order in which they are taken: who holds one takes only those below it. Nobody
 // waits for a peer while holding one. Below them all lie the pools' own.

@@ -1,6 +1,8 @@
 package room
 
-import "github.com/paceline/paceline/internal/mempool"
+import (
+	"github.com/paceline/paceline/internal/mempool"
+)
 
 // ChunkBytes is how much of a payload is read before it is added: little enough to be still in the core's own cache,
 // and a multiple of every element size.

@@ -3,7 +3,9 @@
 // role's locks. A room knows no connection and no round.
 package room
 
-import "github.com/paceline/paceline/transport/wire"
+import (
+	"github.com/paceline/paceline/transport/wire"
+)
 
 // Request is one operation of a rank on one partition, whether it came over a socket or from the worker in this
 // process. It is the caller's again when Serve returns; what outlives that (Reply, memory that is InPlace) is copied out

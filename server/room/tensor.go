@@ -99,11 +99,6 @@ func (t *Tensor) OutOfMemory(h *wire.Header, err error) {
 	t.Shell.Drop(h.Iteration)
 }
 
-// Malformed says whose message cannot be read.
-func (t *Tensor) Malformed(part uint32, rank int, err error) error {
-	return fmt.Errorf("partition %d, the push of rank %d on host %s: %w", part, rank, t.Round.Membership.Now().Workers[rank].Host, err)
-}
-
 // setCodec takes in how the tensor is coded.
 func (t *Tensor) setCodec() error {
 	c, err := codec.Parse(t.Codec)

@@ -1,0 +1,105 @@
+package room
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Part is one partition of a tensor. It does not change.
+type Part struct {
+	*Tensor
+	Number uint32
+	Bytes  int     // in the tensor's type
+	Coding *Coding // nil for plain
+}
+
+// NewPart finds a partition that a frame names.
+func NewPart(t *Tensor, number uint32) (*Part, error) {
+	if number >= uint32(len(t.Parts)) {
+		return nil, fmt.Errorf("partition %d of %q, which has %d", number, t.Name, len(t.Parts))
+	}
+	return &Part{Tensor: t, Number: number, Bytes: int(t.Parts[number]), Coding: newCoding(t, number)}, nil
+}
+
+// Machine makes the partition's machine.
+func (p *Part) Machine() (*condition.Machine, error) {
+	c := condition.Config{Live: p.Live(), Model: p.Model, Dataflow: p.Dataflow()}
+	if p.Sync.SoftPark {
+		c.Parking = condition.SoftBarrier
+	}
+	m, err := condition.New(c)
+	if err != nil {
+		return nil, fmt.Errorf("tensor %q: %w", p.Name, err)
+	}
+	return m, nil
+}
+
+// Fits checks what a push says of its payload, before memory is taken for it.
+func (p *Part) Fits(q *Request) error {
+	n := q.Payload.Len()
+	if q.DType == p.Type {
+		switch {
+		case q.Has(wire.FlagEmpty):
+			if n == 0 && !q.Has(wire.FlagDeclare) && q.Codec == wire.CodecPlain && (p.Reduce == units.Sum || p.Reduce == units.Average) {
+				return nil
+			}
+		case p.Coding == nil || p.Held() && q.Has(wire.FlagDeclare):
+			if n == p.Bytes && q.Codec == wire.CodecPlain {
+				return nil
+			}
+		case q.Codec == wire.CodecDeclared && n <= p.Pushes.MaxEncoded(p.Coding.Elements):
+			return nil
+		}
+	}
+	text := fmt.Sprintf("%d bytes of %v for partition %d of %q, want %d of %v", n, q.DType, p.Number, p.Name, p.Bytes, p.Type)
+	if p.Coding != nil {
+		text += fmt.Sprintf(", or a message of %s of up to %d; they come in encoding %d", p.Pushes, p.Pushes.MaxEncoded(p.Coding.Elements), q.Codec)
+	}
+	return errors.New(text)
+}
+
+// Malformed says whose message cannot be read.
+func (p *Part) Malformed(rank int, err error) error {
+	return fmt.Errorf("partition %d, the push of rank %d on host %s: %w", p.Number, rank, p.Round.Membership.Now().Workers[rank].Host, err)
+}
+
+// Changes are new conditions of a partition that wait for their iteration.
+type Changes struct{ waiting []change }
+
+type change struct {
+	at uint64 // V from which it holds
+	in condition.Input
+}
+
+// Add has a change wait.
+func (c *Changes) Add(at uint64, in condition.Input) { c.waiting = append(c.waiting, change{at, in}) }
+
+// Due takes the first change out that holds from V on.
+func (c *Changes) Due(v uint64) (condition.Input, bool) {
+	for i, change := range c.waiting {
+		if change.at <= v {
+			c.waiting = slices.Delete(c.waiting, i, i+1)
+			return change.in, true
+		}
+	}
+	return condition.Input{}, false
+}
+
+// Tally is what a server has counted.
+type Tally struct {
+	condition.Tally
+	Withheld uint64 // answers to pulls that a gate held back
+}
+
+// Add adds what one machine has counted.
+func (t *Tally) Add(n condition.Tally) {
+	t.Admitted += n.Admitted
+	t.Dropped += n.Dropped
+	t.Duplicate += n.Duplicate
+	t.Delayed += n.Delayed
+}

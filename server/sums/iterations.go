@@ -1,0 +1,263 @@
+package sums
+
+import (
+	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// iterations is what a key's lock guards. The machine decides, the slots hold the bytes, and answers are returned to be
+// sent without the lock.
+type iterations struct {
+	*room.Part
+	machine *condition.Machine
+	outputs []condition.Output
+	changes room.Changes
+
+	slots map[uint64]*slot // iterations that are open, or closed and not yet answered to all
+	spare *slot
+
+	before   uint64       // coded: iterations that the tensor had before it was declared, as the rank says that knows of most
+	residual *room.Buffer // coded: of the answers; nil before the first
+}
+
+// waiter is a rank that gets the result.
+type waiter struct {
+	rank   int
+	to     room.Reply
+	memory bool // it gets none, and waits only until its tensor is not read any more
+}
+
+// answer is a reply that is due.
+type answer struct {
+	to        room.Reply
+	iteration uint64
+	divisor   uint32
+	sum       *room.Buffer
+
+	gone    bool   // the iteration of a local waiter was given up
+	refused error  // instead of an answer: why the push was not taken, or there is no sum
+	seq     uint64 // of the operation that is refused
+	kept    error  // instead of an answer: why a change of conditions came too late for those who still take part
+}
+
+// open finds or makes the slot for a push that begins to arrive; nil if the push does not count,
+// because its iteration is closed or its rank has begun it before.
+func (n *iterations) open(q *room.Request) (*slot, error) {
+	if n.Coding != nil {
+		n.before = max(n.before, uint64(q.Count))
+	}
+	if s := n.slots[q.Iteration]; s != nil {
+		if s.closed || !s.started.Add(q.From()) {
+			return nil, nil
+		}
+		return s, nil
+	}
+	if n.Gone(q.Iteration) || q.Iteration < n.machine.V() || !n.machine.Live().Has(q.From()) {
+		return nil, nil
+	}
+	s := n.spare
+	n.spare = nil
+	if s == nil {
+		s = newSlot(n.Part)
+	}
+	if err := s.begin(q.Seq); err != nil {
+		return nil, err
+	}
+	s.started.Add(q.From())
+	n.slots[q.Iteration] = s
+	return s, nil
+}
+
+// takes reports whether bytes still count for a slot: it was not given up, nor closed without this rank.
+func (n *iterations) takes(s *slot, iteration uint64) bool {
+	return n.slots[iteration] == s && !s.closed
+}
+
+// arrived counts a push that has arrived whole.
+func (n *iterations) arrived(s *slot, q *room.Request) (answers []answer) {
+	rank := q.From()
+	s.absent.Remove(rank)
+	switch {
+	case !q.Has(wire.FlagNoPull):
+		s.owed++
+		s.waiters = append(s.waiters, waiter{rank: rank, to: q.Reply})
+		answers = n.step(condition.Pull(rank, q.Iteration), answers)
+	case s.reads(rank):
+		s.waiters = append(s.waiters, waiter{rank: rank, to: q.Reply, memory: true})
+	case q.Reply.Local():
+		answers = append(answers, answer{to: q.Reply})
+	}
+	answers = n.step(condition.Push(rank, q.Iteration, q.Significance), answers)
+	if s.closed && n.slots[q.Iteration] == s {
+		n.release(q.Iteration, s)
+	}
+	return answers
+}
+
+// step drives the machine and carries out its outputs on the slots.
+func (n *iterations) step(in condition.Input, answers []answer) []answer {
+	n.outputs = n.machine.Step(in, n.outputs[:0])
+	for _, o := range n.outputs {
+		switch o.Kind {
+		case condition.Advance:
+			answers = n.close(o, answers)
+		case condition.Answer:
+			answers = n.answer(o, answers)
+		case condition.Refuse:
+			if o.Rank < 0 { // the old condition stays
+				answers = append(answers, answer{kept: o.Err})
+				continue
+			}
+			a := answer{refused: o.Err}
+			if s := n.slots[o.Progress]; s != nil {
+				a.seq = s.seq
+			}
+			answers = append(answers, a)
+		}
+	}
+	return n.turn(answers)
+}
+
+// turn makes the changes whose iteration has come.
+func (n *iterations) turn(answers []answer) []answer {
+	for {
+		in, ok := n.changes.Due(n.machine.V())
+		if !ok {
+			return answers
+		}
+		answers = n.step(in, answers)
+	}
+}
+
+// close turns the sum into the result.
+func (n *iterations) close(o condition.Output, answers []answer) []answer {
+	s := n.slots[o.Progress]
+	if s == nil {
+		return answers
+	}
+	s.closed = true
+	// A rank that has joined counts as having pushed zeros, so averages divide by it too (Horovod's rule).
+	s.divisor = uint32(len(n.Ranks) - n.Members.Minus(n.Shell.Joined()).Minus(o.Contributors).Len())
+	if err := n.total(s, o); err != nil {
+		return n.spoil(o.Progress, s, err, answers)
+	}
+	kept := s.waiters[:0]
+	for _, w := range s.waiters {
+		if w.memory {
+			answers = append(answers, answer{to: w.to})
+			continue
+		}
+		kept = append(kept, w)
+	}
+	s.waiters = kept
+	s.absent = n.machine.Live().Minus(o.Contributors)
+	n.release(o.Progress, s)
+	return answers
+}
+
+// total makes the result of what the contributors brought.
+func (n *iterations) total(s *slot, o condition.Output) error {
+	empty, err := s.finish(o.Contributors)
+	switch {
+	case err != nil:
+		return err
+	case empty:
+		n.Round.Pool.Put(s.acc)
+		s.acc, s.result = nil, room.NewBuffer(n.Round.Pool, nil)
+		return nil
+	case n.Coding != nil:
+		return n.encode(s, o.Progress)
+	}
+	s.store()
+	return nil
+}
+
+// spoil gives up an iteration of which there is no result: the operation fails on every rank.
+func (n *iterations) spoil(iteration uint64, s *slot, err error, answers []answer) []answer {
+	answers = append(answers, answer{refused: err, seq: s.seq})
+	for _, w := range s.waiters {
+		if w.to.Local() {
+			answers = append(answers, answer{to: w.to, gone: true})
+		}
+	}
+	s.drop()
+	delete(n.slots, iteration)
+	n.trim()
+	return answers
+}
+
+// answer takes a waiter out of its slot; its reply is due.
+func (n *iterations) answer(o condition.Output, answers []answer) []answer {
+	s := n.slots[o.Progress]
+	if s == nil {
+		return answers
+	}
+	for i, w := range s.waiters {
+		if w.rank != o.Rank {
+			continue
+		}
+		s.waiters = append(s.waiters[:i], s.waiters[i+1:]...)
+		answers = append(answers, answer{to: w.to, iteration: o.Progress, divisor: s.divisor, sum: s.result.Share()})
+		s.owed--
+		n.release(o.Progress, s)
+		break
+	}
+	return answers
+}
+
+// release frees a slot that is closed and answered to everybody who will ask.
+func (n *iterations) release(iteration uint64, s *slot) {
+	if !s.closed || s.owed > 0 || s.absent.Len() > 0 {
+		return
+	}
+	delete(n.slots, iteration)
+	n.trim()
+	s.result.Sent(nil)
+	s.reset()
+	n.spare = s
+}
+
+// live takes in who still takes part.
+func (n *iterations) live(live rankset.Set) []answer {
+	if live.Len() == 0 {
+		return nil
+	}
+	answers := n.step(condition.Live(live), nil)
+	for iteration, s := range n.slots {
+		if s.closed && s.absent.Len() > 0 {
+			s.absent = s.absent.Minus(s.absent.Minus(live))
+			n.release(iteration, s)
+		}
+	}
+	return answers
+}
+
+// cancel gives up the slots from an iteration on, and returns who waited.
+func (n *iterations) cancel(from uint64) (dropped []waiter) {
+	for i, s := range n.slots {
+		if i < from {
+			continue
+		}
+		dropped = append(dropped, s.waiters...)
+		if s.closed {
+			s.result.Sent(nil)
+		} else {
+			s.drop()
+		}
+		delete(n.slots, i)
+	}
+	n.trim()
+	return dropped
+}
+
+// waitsFor lists the operations that wait for a rank.
+func (n *iterations) waitsFor(rank int) (seqs []uint64) {
+	for iteration, s := range n.slots {
+		if n.machine.Missing(iteration).Has(rank) {
+			seqs = append(seqs, s.seq)
+		}
+	}
+	return seqs
+}

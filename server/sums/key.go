@@ -1,0 +1,259 @@
+package sums
+
+import (
+	"errors"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// key sums one partition of one tensor. Bytes are read without the lock, and added and answered for under it; answers
+// leave when it is let go.
+type key struct {
+	*room.Part
+
+	mu         lockorder.Mutex
+	iterations iterations // behind mu
+}
+
+func newKey(t *room.Tensor, part uint32) (*key, error) {
+	p, err := room.NewPart(t, part)
+	if err != nil {
+		return nil, err
+	}
+	m, err := p.Machine()
+	if err != nil {
+		return nil, err
+	}
+	k := &key{Part: p, iterations: iterations{Part: p, machine: m, slots: map[uint64]*slot{}}}
+	k.mu.Place(room.LevelKey, "sums.key.mu")
+	return k, nil
+}
+
+// push adds one rank's partition: the worker's in this process where it lies, as others are added, and what comes
+// from elsewhere as it arrives.
+func (k *key) push(q *room.Request) error {
+	if err := k.Fits(q); err != nil {
+		return err
+	}
+	s, err := k.open(q)
+	if err != nil {
+		return k.unread(q, err)
+	}
+	if s == nil {
+		return k.late(q)
+	}
+	_, inPlace := q.Payload.InPlace()
+	switch {
+	case inPlace || q.Has(wire.FlagEmpty): // there is nothing to read
+	case k.Whole:
+		err = k.keep(s, q)
+	case k.Coding != nil:
+		err = k.receive(s, q)
+	default:
+		err = k.stream(s, q)
+	}
+	if err != nil {
+		return err
+	}
+	k.arrived(s, q)
+	return nil
+}
+
+func (k *key) open(q *room.Request) (*slot, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.iterations.open(q)
+}
+
+// unread ends a push whose payload cannot be taken in: for want of memory on every rank, else with its connection.
+func (k *key) unread(q *room.Request, err error) error {
+	if !errors.As(err, new(room.MemoryError)) {
+		return err
+	}
+	k.OutOfMemory(&q.Header, err)
+	q.Reply.Fail(wire.ErrCancelled)
+	return nil
+}
+
+// stream adds the payload chunk by chunk while it arrives.
+func (k *key) stream(s *slot, q *room.Request) error {
+	for i := range s.chunks {
+		b, err := q.Payload.Next(min(q.Payload.Len(), room.ChunkBytes))
+		if err != nil {
+			return err
+		}
+		k.mu.Lock()
+		if k.iterations.takes(s, q.Iteration) {
+			s.add(i, q.From(), b)
+		}
+		k.mu.Unlock()
+	}
+	return nil
+}
+
+// keep reads the whole payload into a buffer of its own.
+func (k *key) keep(s *slot, q *room.Request) error {
+	b, err := q.Payload.Lend(k.Round.Pool)
+	if err != nil {
+		return k.unread(q, err)
+	}
+	k.mu.Lock()
+	kept := k.iterations.takes(s, q.Iteration)
+	if kept {
+		s.contributions[q.From()] = b
+	}
+	k.mu.Unlock()
+	if !kept {
+		k.Round.Pool.Put(b)
+	}
+	return nil
+}
+
+// receive reads a rank's message and adds it. One that cannot be decoded fails the operation.
+func (k *key) receive(s *slot, q *room.Request) error {
+	message, lent, err := q.Payload.Whole(k.Round.Pool)
+	if err != nil {
+		return k.unread(q, err)
+	}
+	k.mu.Lock()
+	if k.iterations.takes(s, q.Iteration) {
+		err = s.addMessage(q.From(), message)
+	}
+	k.mu.Unlock()
+	k.Round.Pool.Put(lent)
+	if err != nil {
+		k.Shell.Fail(q.Seq, units.FailUnsupported, err.Error())
+		k.Shell.Drop(q.Iteration)
+	}
+	return nil
+}
+
+// arrived tells the machine that a rank's push has arrived whole, and does what it says.
+func (k *key) arrived(s *slot, q *room.Request) {
+	k.mu.Lock()
+	if k.iterations.slots[q.Iteration] != s {
+		k.mu.Unlock()
+		q.Reply.Fail(wire.ErrCancelled)
+		return
+	}
+	if tensor, ok := q.Payload.InPlace(); ok && !s.closed {
+		s.lend(q.From(), tensor)
+	}
+	answers := k.iterations.arrived(s, q)
+	k.mu.Unlock()
+	k.deliver(answers)
+}
+
+// late takes a push of an iteration that was closed without it: it is counted, and never added, and its rank
+// gets the sum that the others have (drop-stragglers).
+func (k *key) late(q *room.Request) error {
+	if err := q.Payload.Discard(); err != nil { // before its answer
+		return err
+	}
+	k.mu.Lock()
+	s := k.iterations.slots[q.Iteration]
+	if s == nil || !s.closed || !s.absent.Has(q.From()) {
+		k.mu.Unlock()
+		q.Reply.Fail(wire.ErrCancelled)
+		return nil
+	}
+	answers := k.iterations.arrived(s, q)
+	k.mu.Unlock()
+	k.deliver(answers)
+	return nil
+}
+
+// live tells the machine who still takes part: found out under the lock, so that of two who call because a
+// rank has left neither brings an older set after the newer one.
+func (k *key) live() {
+	k.mu.Lock()
+	answers := k.iterations.live(k.Live())
+	k.mu.Unlock()
+	k.deliver(answers)
+}
+
+// change has a condition hold from an iteration on.
+func (k *key) change(at uint64, in condition.Input) {
+	k.mu.Lock()
+	k.iterations.changes.Add(at, in)
+	answers := k.iterations.turn(nil)
+	k.mu.Unlock()
+	k.deliver(answers)
+}
+
+// cancel gives up the slots from an iteration on. Local operations end with err.
+func (k *key) cancel(from uint64, err error) {
+	k.mu.Lock()
+	dropped := k.iterations.cancel(from)
+	k.mu.Unlock()
+	for _, w := range dropped {
+		w.to.Fail(err)
+	}
+}
+
+func (k *key) waitsFor(rank int) []uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.iterations.waitsFor(rank)
+}
+
+func (k *key) pushed() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.iterations.machine.Fastest()
+}
+
+func (k *key) tally() condition.Tally {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.iterations.machine.Tally()
+}
+
+// deliver sends replies.
+func (k *key) deliver(answers []answer) {
+	for _, a := range answers {
+		switch {
+		case a.kept != nil:
+			k.Round.Log.Warn("conditions stay", zap.String("tensor", k.Name), zap.Error(a.kept))
+		case a.refused != nil:
+			k.Shell.Fail(a.seq, room.CodeOf(a.refused), a.refused.Error())
+		case a.gone:
+			a.to.Fail(wire.ErrCancelled)
+		case a.sum == nil:
+			a.to.Confirm(wire.Header{})
+		case a.to.Local():
+			err := k.fill(a.to.Out, a.sum.Bytes)
+			a.sum.Sent(nil)
+			a.to.Done(a.divisor, err)
+		default:
+			a.to.Send(k.header(&a), a.sum.Bytes, a.sum)
+		}
+	}
+}
+
+// header is that of a result.
+func (k *key) header(a *answer) wire.Header {
+	h := wire.Header{Type: wire.TypeResult, DType: k.Type, Tensor: k.ID, Part: k.Number, Iteration: a.iteration, Divisor: a.divisor}
+	if k.Coding != nil {
+		h.Codec = wire.CodecDeclared
+	}
+	if k.Bytes > 0 && len(a.sum.Bytes) == 0 {
+		h.Flags = wire.FlagEmpty
+	}
+	return h
+}
+
+// fill copies a result to where the worker in this process wants it.
+func (k *key) fill(out, result []byte) error {
+	if k.Coding != nil {
+		return k.Coding.Decode(k.Answers, out, result)
+	}
+	clear(out[copy(out, result):]) // nothing stands for zeros
+	return nil
+}

@@ -1,0 +1,130 @@
+package sums
+
+import (
+	"fmt"
+
+	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// state gives a rank the residual of a key's answers, for its checkpoint. A rank asks for what it has got the last
+// answer of, so that nothing changes until it pushes again. Without a residual the answer is empty.
+func (k *key) state(q *room.Request) error {
+	if err := k.coded(q); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	residual := k.iterations.residual
+	if residual != nil {
+		residual.Share()
+	}
+	k.mu.Unlock()
+	if residual == nil {
+		q.Reply.Confirm(answerTo(&q.Header))
+	} else {
+		q.Reply.Send(answerTo(&q.Header), residual.Bytes, residual)
+	}
+	return nil
+}
+
+// restore takes in a piece of a key's residual, as a checkpoint has it. The rank waits for the answer before it
+// pushes, so that the first sum that its push closes is encoded with the residual.
+func (k *key) restore(q *room.Request) error {
+	err := k.coded(q)
+	if err == nil {
+		err = k.hasRoom(q)
+	}
+	if err != nil {
+		return err
+	}
+	for at := int(4 * q.Aux); q.Payload.Len() > 0; {
+		b, err := q.Payload.Next(min(q.Payload.Len(), room.ChunkBytes))
+		if err == nil {
+			err = k.setResidual(at, b)
+		}
+		if err != nil {
+			return k.unread(q, err)
+		}
+		at += len(b)
+	}
+	q.Reply.Confirm(answerTo(&q.Header))
+	return nil
+}
+
+func (k *key) setResidual(at int, piece []byte) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.iterations.setResidual(at, piece)
+}
+
+func answerTo(h *wire.Header) wire.Header {
+	return wire.Header{Type: wire.TypeResult, Tensor: h.Tensor, Part: h.Part, Iteration: h.Iteration, Aux: h.Aux}
+}
+
+func (k *key) coded(q *room.Request) error {
+	if k.Coding == nil {
+		return fmt.Errorf("%v of partition %d of %q, which is not coded", q.Type, q.Part, k.Name)
+	}
+	return nil
+}
+
+// hasRoom checks that a piece lies within the key's residual, before memory is taken.
+func (k *key) hasRoom(q *room.Request) error {
+	n, size := q.Payload.Len(), uint64(k.Answers.ResidualBytes(k.Coding.Elements))
+	if n%4 != 0 || q.Aux > size/4 || uint64(n) > size-4*q.Aux {
+		return fmt.Errorf("%d bytes from element %d on for partition %d of %q, whose answers by %s keep a residual of %d bytes",
+			n, q.Aux, k.Number, k.Name, k.Answers, size)
+	}
+	return nil
+}
+
+// ownResidual is the residual to be changed; nil where the codec has none. One that is being sent stays as it is, and
+// a copy takes its place.
+func (n *iterations) ownResidual() ([]byte, error) {
+	if n.residual != nil && !n.residual.Shared() {
+		return n.residual.Bytes, nil
+	}
+	size := n.Answers.ResidualBytes(n.Coding.Elements)
+	if size == 0 {
+		return nil, nil
+	}
+	b, err := n.Round.Pool.Get(size)
+	if err != nil {
+		return nil, room.MemoryError{Err: err}
+	}
+	if n.residual == nil {
+		clear(b)
+	} else {
+		copy(b, n.residual.Bytes)
+		n.residual.Sent(nil)
+	}
+	n.residual = room.NewBuffer(n.Round.Pool, b)
+	return b, nil
+}
+
+// setResidual overwrites a piece of the residual, unless no iteration can follow. Where a sum closed before the piece
+// came, as drop-stragglers lets it, the residual has what that answer lacked, and the piece is added.
+func (n *iterations) setResidual(at int, piece []byte) error {
+	if n.Gone(room.GaveUp) {
+		return nil
+	}
+	residual, err := n.ownResidual()
+	switch {
+	case err != nil:
+	case n.machine.V() > 0 && len(residual) > 0:
+		reduce.Add(units.Sum, units.Float32, residual[at:at+len(piece)], piece, 1)
+	default:
+		copy(residual[at:], piece)
+	}
+	return err
+}
+
+// trim lets the residual go when no iteration can follow.
+func (n *iterations) trim() {
+	if n.residual != nil && len(n.slots) == 0 && n.Gone(room.GaveUp) {
+		n.residual.Sent(nil)
+		n.residual = nil
+	}
+}

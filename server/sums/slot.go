@@ -1,0 +1,232 @@
+package sums
+
+import (
+	"slices"
+
+	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/room"
+)
+
+// slot is one iteration of a key.
+//
+// Invariants: while open, acc holds for each chunk the sum of exactly the ranks in that chunk's set;
+// a rank's bytes are added a whole chunk at a time or not at all (of a coded tensor, a whole message). Once closed, result is what every
+// rank gets, the same bytes for all.
+type slot struct {
+	*room.Part
+	acc           []byte
+	chunks        []chunk
+	contributions map[int][]byte // whole tensors: by rank, lent; only then
+	local         lent           // the push of the worker in this process
+	waiters       []waiter
+	owed          int         // ranks that will still be answered
+	started       rankset.Set // ranks whose push has begun to arrive
+	absent        rankset.Set // live ranks that a closed iteration did without (drop-stragglers) and that are still to come for its sum;
+	// the condition sees to it that no more than limits.MaxKept sums wait
+	seq     uint64 // count of the operation under its name, for failures
+	closed  bool
+	divisor uint32
+	result  *room.Buffer
+}
+
+type chunk struct{ from rankset.Set }
+
+// lent is a tensor that is read where it lies, when it is needed.
+type lent struct {
+	rank   int
+	tensor []byte
+	given  bool
+}
+
+func newSlot(p *room.Part) *slot {
+	chunks := (p.Bytes + room.ChunkBytes - 1) / room.ChunkBytes
+	if p.Coding != nil { // a message is added whole
+		chunks = 1
+	}
+	return &slot{Part: p, chunks: make([]chunk, chunks)}
+}
+
+// begin takes the memory of an iteration.
+func (s *slot) begin(seq uint64) error {
+	bytes := reduce.AccBytes(s.Type, s.Bytes)
+	if s.Coding != nil {
+		bytes = 4 * s.Coding.Elements
+	}
+	acc, err := s.Round.Pool.Get(bytes)
+	if err != nil {
+		return room.MemoryError{Err: err}
+	}
+	s.acc, s.seq = acc, seq
+	if s.Whole {
+		s.contributions = map[int][]byte{}
+	}
+	return nil
+}
+
+// add adds one whole chunk of a rank, and with it the local worker's if that waits.
+func (s *slot) add(i, rank int, b []byte) {
+	c, l, acc := &s.chunks[i], &s.local, s.accChunk(i)
+	if c.from.Len() > 0 {
+		reduce.Add(s.Reduce, s.Type, acc, b, s.Prescale)
+	} else if l.given && l.rank != rank {
+		reduce.Load2(s.Reduce, s.Type, acc, s.chunkOf(l.tensor, i), b, s.Prescale)
+		c.from.Add(l.rank)
+	} else {
+		reduce.Load(s.Type, acc, b, s.Prescale)
+	}
+	c.from.Add(rank)
+	if l.given && c.from.Add(l.rank) {
+		reduce.Add(s.Reduce, s.Type, acc, s.chunkOf(l.tensor, i), s.Prescale)
+	}
+}
+
+// lend takes in the local worker's push, which is added where others have been. The rest is added together with the
+// first of them, in one pass.
+func (s *slot) lend(rank int, tensor []byte) {
+	s.local = lent{rank, tensor, true}
+	if !s.Whole {
+		s.addLocal(false)
+	}
+}
+
+// reads reports whether the rank's own tensor is still needed.
+func (s *slot) reads(rank int) bool { return s.local.given && s.local.rank == rank }
+
+// addLocal adds the local worker's push where others have been added, or everywhere.
+func (s *slot) addLocal(all bool) {
+	for i := range s.chunks {
+		c := &s.chunks[i]
+		if c.from.Has(s.local.rank) || c.from.Len() == 0 && !all {
+			continue
+		}
+		if c.from.Len() == 0 {
+			reduce.Load(s.Type, s.accChunk(i), s.chunkOf(s.local.tensor, i), s.Prescale)
+		} else {
+			reduce.Add(s.Reduce, s.Type, s.accChunk(i), s.chunkOf(s.local.tensor, i), s.Prescale)
+		}
+		c.from.Add(s.local.rank)
+	}
+}
+
+func (s *slot) chunkOf(b []byte, i int) []byte {
+	return b[i*room.ChunkBytes : min((i+1)*room.ChunkBytes, s.Bytes)]
+}
+
+func (s *slot) accChunk(i int) []byte {
+	n := reduce.AccBytes(s.Type, room.ChunkBytes)
+	return s.acc[i*n : min((i+1)*n, len(s.acc))]
+}
+
+// finish has acc be the sum of all contributors, or reports that it is zeros which need not be sent.
+func (s *slot) finish(contributors rankset.Set) (empty bool, err error) {
+	defer s.dropContributions()
+	switch {
+	case s.nothing(contributors):
+		return true, nil
+	case s.Whole && s.Coding != nil:
+		err = s.addMessages(contributors)
+	case s.Whole:
+		s.combine(contributors)
+		return false, nil
+	case s.local.given:
+		s.addLocal(true)
+	}
+	s.fillEmpty()
+	return false, err
+}
+
+// nothing reports whether the answer is zeros that need not be sent: all that has come is empty, and no residual is
+// kept of earlier answers.
+func (s *slot) nothing(contributors rankset.Set) bool {
+	if s.Bytes == 0 || s.Coding != nil || s.local.given {
+		return false
+	}
+	for rank := range s.contributions {
+		if contributors.Has(rank) {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(s.chunks, func(c chunk) bool { return c.from.Len() > 0 })
+}
+
+// combine makes the sum of the contributors' whole contributions, in rank order.
+func (s *slot) combine(contributors rankset.Set) {
+	var parts [][]byte
+	for _, rank := range s.Ranks {
+		b, ok := s.contributions[rank]
+		if s.reads(rank) {
+			b, ok = s.local.tensor, true
+		}
+		if ok && contributors.Has(rank) {
+			parts = append(parts, b)
+		}
+	}
+	switch {
+	case len(parts) == 0:
+		clear(s.acc)
+	case s.Reduce == units.Adasum:
+		// Adasum of scaled gradients is the scaled Adasum, so both scales wait for the end.
+		reduce.Adasum(s.Type, s.acc, parts)
+		reduce.Load(reduce.AccType(s.Type), s.acc, s.acc, s.Prescale)
+	default:
+		for i, b := range parts {
+			if i == 0 {
+				reduce.Load(s.Type, s.acc, b, s.Prescale)
+			} else {
+				reduce.Add(s.Reduce, s.Type, s.acc, b, s.Prescale)
+			}
+		}
+	}
+}
+
+// fillEmpty makes zeros of what nobody had anything to add to.
+func (s *slot) fillEmpty() {
+	for i := range s.chunks {
+		switch {
+		case s.chunks[i].from.Len() > 0:
+		case s.Coding != nil:
+			clear(s.acc)
+		default:
+			clear(s.accChunk(i))
+		}
+	}
+}
+
+// store scales the sum and narrows it to the tensor's type: that is the result.
+func (s *slot) store() {
+	s.result = room.NewBuffer(s.Round.Pool, s.acc[:s.Bytes])
+	reduce.Store(s.Type, s.result.Bytes, s.acc, s.Postscale, s.divide())
+	s.acc = nil
+}
+
+// divide is what the sum is divided by.
+func (s *slot) divide() float64 {
+	if s.Reduce == units.Average {
+		return float64(s.divisor)
+	}
+	return 1
+}
+
+// drop lets the memory of an iteration go that has no result.
+func (s *slot) drop() {
+	s.Round.Pool.Put(s.acc)
+	s.dropContributions()
+}
+
+func (s *slot) dropContributions() {
+	for _, b := range s.contributions {
+		s.Round.Pool.Put(b)
+	}
+	s.contributions = nil
+}
+
+// reset makes the slot ready for another iteration.
+func (s *slot) reset() {
+	for i := range s.chunks {
+		s.chunks[i].from.Reset()
+	}
+	s.started.Reset()
+	*s = slot{Part: s.Part, chunks: s.chunks, waiters: s.waiters[:0], started: s.started}
+}
