@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/paceline/paceline/internal/units"
@@ -26,7 +27,8 @@ func TestTheServersMemoryLimitEndsOneRanksUseOfAHeldValue(t *testing.T) {
 			return err
 		})
 		parked := waits(t, j, values[0])
-		for range 5 { // so that this rank has used the value more often than the one that waits
+		synctest.Wait() // its push has arrived, and all that was to be sent is
+		for range 5 {   // so that this rank has used the value more often than the one that waits
 			if err := values[1].use(units.ReadNow, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -34,15 +36,14 @@ func TestTheServersMemoryLimitEndsOneRanksUseOfAHeldValue(t *testing.T) {
 		if _, err := j.submit(2, sum("hog", mega)); err != nil {
 			t.Fatal(err)
 		}
-		var err error
-		for start := time.Now(); err == nil && time.Since(start) < hang/2; { // until the hog is there
-			err = values[1].use(units.Add|units.ReadNow, 1)
-		}
+		synctest.Wait() // the hog is there
+		err := values[1].use(units.Add|units.ReadNow, 1)
 		if !errors.Is(err, worker.ErrMemory) || !strings.Contains(err.Error(), "PACELINE_SERVER_MEMORY") {
 			t.Fatalf("%v, want the memory limit", err)
 		}
 		j.leave(1)
-		j.leaving.Wait() // with that the server has let go what the rank was to be sent, and the hog
+		j.leaving.Wait()
+		synctest.Wait() // by then the server has let go what the rank was to be sent, and the hog
 		if err := values[2].use(units.Add, 1); err != nil {
 			t.Fatal(err)
 		}
