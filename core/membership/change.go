@@ -56,9 +56,9 @@ func (e *Epoch) Return(m Member, incarnation uint64) error {
 	return fmt.Errorf("process %#x is not %v of the job", incarnation, m)
 }
 
-// FirstOf is the iteration from which the epoch behind one holds: the greatest that anyone has pushed, plus one. It
+// firstAfter is the iteration from which the next epoch holds: the greatest that anyone has pushed, plus one. It
 // takes the number of iterations that the furthest rank has pushed, as each server says.
-func (e *Epoch) FirstOf(pushed []uint64) uint64 {
+func (e *Epoch) firstAfter(pushed []uint64) uint64 {
 	first := e.First
 	for _, n := range pushed {
 		first = max(first, n) // iterations are counted from 0
@@ -75,11 +75,11 @@ func (e *Epoch) Anew() *Epoch {
 	}
 }
 
-// Next is the epoch behind a change. Keys whose server no longer takes part are placed again by the policy, all others
+// Next is the epoch after a change. Keys whose server no longer takes part are placed again by the policy, all others
 // stay where they are. An error names what cannot be; the epoch goes on then.
 func (e *Epoch) Next(c Change) (*Epoch, error) {
 	next := &Epoch{
-		Round: e.Round, Number: e.Number + 1, First: e.FirstOf(c.Pushed), Origin: e.Origin, Policy: e.Policy,
+		Round: e.Round, Number: e.Number + 1, First: e.firstAfter(c.Pushed), Origin: e.Origin, Policy: e.Policy,
 		Workers: slices.Clone(e.Workers), Servers: slices.Clone(e.Servers), gone: slices.Clone(e.gone),
 	}
 	for _, l := range c.Lose {
@@ -103,10 +103,14 @@ func (e *Epoch) Next(c Change) (*Epoch, error) {
 	for _, n := range c.Servers {
 		next.joinServer(n, Dedicated)
 	}
-	if err := next.check(); err != nil {
+	err := next.check()
+	if err == nil {
+		err = next.inherit(e)
+	}
+	if err != nil {
 		return nil, err
 	}
-	return next, next.inherit(e)
+	return next, nil
 }
 
 // lose frees the place of a member, and that of the server or the worker in the same process.

@@ -132,7 +132,10 @@ func Found(round uint64, policy string, workers, dedicated []Node) (*Epoch, erro
 	if len(e.Servers) == 0 && len(workers) > 0 {
 		return nil, errors.New("the job has no server: no worker carries one (PACELINE_SERVERS=embedded or both) and no dedicated one was started (paceline server)")
 	}
-	return e, e.check()
+	if err := e.check(); err != nil {
+		return nil, err
+	}
+	return e, nil
 }
 
 // check reports the first thing that is wrong with an epoch's members.

@@ -55,20 +55,20 @@ func (k *Keys) all() []*Tensor {
 type Move struct {
 	Number   uint32 // of the tensor
 	Part     int
-	From, To int // indices of servers, in the epochs before and behind
+	From, To int // indices of servers, in the epochs before and after
 }
 
 // Moves is which keys of one epoch lie elsewhere in a later one: on another server, or on another process in the same
 // place. Tensors that only one of the two knows do not move.
-func Moves(before, behind *Epoch) []Move {
+func Moves(before, after *Epoch) []Move {
 	var moves []Move
 	for _, t := range before.Keys.all() {
-		next := behind.Keys.Of(t.Number)
+		next := after.Keys.Of(t.Number)
 		if next == nil || next == t {
 			continue
 		}
 		for part, from := range t.Servers {
-			if to := next.Servers[part]; to != from || before.Servers[from].Incarnation != behind.Servers[to].Incarnation {
+			if to := next.Servers[part]; to != from || before.Servers[from].Incarnation != after.Servers[to].Incarnation {
 				moves = append(moves, Move{t.Number, part, from, to})
 			}
 		}

@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "rewrite the transcripts in testdata wit
 //	forget NUMBER                        a tensor
 //	join worker|server PROCESS           drain INDEX            leave MEMBER
 //	lose MEMBER WHY                      pushed COUNT...        part of the next change
-//	next                                 the epoch behind that change
+//	next                                 the epoch after that change
 //	anew                                 all ranks have joined
 //	frame EPOCH                          of another node
 //	return MEMBER INCARNATION            of a process that says that it is a member
