@@ -128,7 +128,7 @@ func (e *Engine) declared(d *declaration, p wire.Placed, err error) {
 func (e *Engine) place(d *declaration, p wire.Placed) *membership.Tensor {
 	name := membership.Name{Set: d.t.ProcessSet, Name: d.t.Name}
 	t := &membership.Tensor{Number: p.ID, Name: name, Parts: d.t.Parts, Servers: p.Servers}
-	if n := e.names[nameID{name.Set, name.Name}]; n != nil && n.generation == d.t.Generation {
+	if n := e.names[nameID{name.Set, name.Name}]; n != nil && n.Generation() == d.t.Generation {
 		e.epoch().Keys.Put(t)
 	}
 	return t

@@ -237,7 +237,7 @@ func (e *Engine) admit(ops []Op) error {
 		}
 		id := nameID{ops[i].Set.ID, ops[i].Name}
 		_, twice := seen[id]
-		if n := e.names[id]; twice || n != nil && len(n.inflight) > 0 {
+		if n := e.names[id]; twice || n != nil && n.InFlight() > 0 {
 			return fmt.Errorf("%w: %q on rank %d; synchronise it first, or give the tensors different names", ErrDuplicate, ops[i].Name, e.cfg.Rank)
 		}
 		seen[id] = struct{}{}
@@ -272,12 +272,12 @@ func (e *Engine) Failed(f wire.Failure) {
 		return
 	}
 	e.mu.Lock()
-	failed, later := e.nameFailed(f, err)
+	v := e.nameFailed(f, err)
 	e.mu.Unlock()
-	if failed != nil {
-		failed.fail(err)
+	for _, o := range v.Failed {
+		o.fail(err)
 	}
-	for _, o := range later {
+	for _, o := range v.Later {
 		o.giveUp(err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/options"
@@ -253,7 +254,7 @@ func TestSizesThatAreNotThisRanksOwnAreAnError(t *testing.T) {
 	for _, kind := range []units.Kind{units.Allgather, units.Alltoall} {
 		o := &operation{Op: Op{Kind: kind, DType: units.Uint8, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{4}, Input: make([]byte, 4), Name: "x"}}
 		o.e = New(Config{Membership: membership.NewView(&membership.Epoch{Workers: make([]membership.Worker, 2)})})
-		o.n = &nameState{inflight: map[uint64]*operation{}}
+		o.n = &nameState{Uses: agreement.NewUses[*operation, *declaration](0)}
 		var failure error
 		o.Done = func(_ Output, err error) { failure = err }
 		o.sizes = make([]byte, 8*4)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/units"
@@ -15,17 +16,12 @@ type nameID struct {
 	name string
 }
 
-// nameState counts the operations under one name. Ranks must start them in the same order; the home
-// server compares what they bring by this count.
+// nameState is one name: how often it was used, and what it is declared as. Ranks must start its operations in the same
+// order; the home server compares what they bring by their counts (core/agreement).
 type nameState struct {
-	next     uint64
-	inflight map[uint64]*operation
-	decls    []*declaration // one per signature under which the name is used
-	last     *declaration
-	failures map[uint64]error // operations that failed on another rank before this one started them
-	// generation rises past each failed operation. Ranks that failed together declare anew, because
-	// their counts of iterations no longer agree.
-	generation uint64
+	agreement.Uses[*operation, *declaration]
+	decls []*declaration // one per signature under which the name is used
+	last  *declaration
 }
 
 // declaration is one signature of a name.
@@ -56,37 +52,35 @@ const (
 	declareFailed
 )
 
-// joinShift keeps the generations before and after a join of all ranks apart.
-const joinShift = 40
-
-// generation is the first one of a name since iterations are counted.
-func (e *Engine) generation() uint64 { return uint64(e.epoch().Origin) << joinShift }
-
 // register counts an operation under its name and finds its declaration. Callers hold mu.
 func (e *Engine) register(op *Op) *operation {
-	id := nameID{op.Set.ID, op.name()}
-	n := e.names[id]
-	if n == nil {
-		n = &nameState{inflight: map[uint64]*operation{}, generation: e.generation()}
-		e.names[id] = n
-	}
-	o := &operation{Op: *op, e: e, n: n, seq: n.next, epoch: e.epoch().Number}
-	n.next++
-	n.inflight[o.seq] = o
+	n := e.nameOf(nameID{op.Set.ID, op.name()})
+	o := &operation{Op: *op, e: e, n: n, epoch: e.epoch().Number}
+	o.seq, o.err = n.Count()
 	e.inflight[o] = struct{}{}
 	e.trace.begin(o)
-	if err := n.failures[o.seq]; err != nil { // it takes no iteration: the ranks it failed on declare anew
-		delete(n.failures, o.seq)
-		o.err = err
+	if o.err != nil {
+		n.Begin(o.seq, o, nil)
 		return o
 	}
 	o.d = e.declare(n, o)
+	n.Begin(o.seq, o, o.d)
 	o.iteration = o.d.count(o)
 	if o.d.state == declareNeeded || o.d.state == declareAsked {
 		o.d.waiting = append(o.d.waiting, o)
 		o.deferred = true
 	}
 	return o
+}
+
+// nameOf finds or makes the state of a name. Callers hold mu.
+func (e *Engine) nameOf(id nameID) *nameState {
+	n := e.names[id]
+	if n == nil {
+		n = &nameState{Uses: agreement.NewUses[*operation, *declaration](e.epoch().Origin)}
+		e.names[id] = n
+	}
+	return n
 }
 
 // count gives an operation its iteration. A pull of a held value belongs to the push before it.
@@ -163,7 +157,7 @@ func (o *Op) commonShape() []int64 {
 func (e *Engine) describe(n *nameState, o *operation) wire.Tensor {
 	t := wire.Tensor{
 		Name: o.name(), Kind: o.Kind, Op: o.ReduceOp, DType: o.DType, Shape: slices.Clone(o.commonShape()), Root: o.Root,
-		ProcessSet: o.Set.ID, Ranks: o.Set.Ranks, Prescale: o.Prescale, Postscale: o.Postscale, Generation: n.generation,
+		ProcessSet: o.Set.ID, Ranks: o.Set.Ranks, Prescale: o.Prescale, Postscale: o.Postscale, Generation: n.Generation(),
 		Declared: o.Declared,
 	}
 	if o.Kind != units.Broadcast && o.Kind != units.Accumulate {
@@ -210,58 +204,29 @@ func offsetsOf(parts []uint32) []int64 {
 	return offsets
 }
 
-// nameFailed notes a failed operation and gives it back if it is in flight here. With it come the later
-// ones whose iterations the cancel of the failed one gives up: those of the same declaration, or all at
-// the first word of a failure that is over on this rank. Callers hold mu.
-func (e *Engine) nameFailed(f wire.Failure, err error) (failed *operation, later []*operation) {
-	if f.Generation>>joinShift != e.generation()>>joinShift {
-		return nil, nil
+// nameFailed notes a failed operation, and says what ends with it here. Callers hold mu.
+func (e *Engine) nameFailed(f wire.Failure, err error) agreement.Verdict[*operation] {
+	n := e.nameOf(nameID{f.ProcessSet, f.Name})
+	v := n.Failed(f.Generation, f.Seq, err)
+	if v.Anew {
+		e.withdraw(n.decls...)
+		n.decls, n.last = nil, nil
 	}
-	id := nameID{f.ProcessSet, f.Name}
-	n := e.names[id]
-	if n == nil {
-		n = &nameState{inflight: map[uint64]*operation{}, generation: e.generation()}
-		e.names[id] = n
-	}
-	news := e.startAnew(n, f.Seq)
-	if f.Seq >= n.next {
-		if n.failures == nil {
-			n.failures = map[uint64]error{}
-		}
-		n.failures[f.Seq] = err
-		return nil, nil
-	}
-	failed = n.inflight[f.Seq]
-	for seq, o := range n.inflight {
-		if seq > f.Seq && o.d != nil && (failed != nil && o.d == failed.d || failed == nil && news) {
-			later = append(later, o)
-		}
-	}
-	for _, o := range later {
-		e.startAnew(n, o.seq)
-	}
-	return failed, later
+	return v
 }
 
-// startAnew has what follows a failed operation declared anew, and reports whether that is news. Callers
+// withdraw forgets where declarations that are over were placed; operations under way keep their placement. Callers
 // hold mu.
-func (e *Engine) startAnew(n *nameState, failed uint64) bool {
-	next := e.generation() + failed + 1
-	if next <= n.generation {
-		return false
-	}
-	n.generation = next
-	for _, d := range n.decls { // operations that are under way keep their placement
+func (e *Engine) withdraw(decls ...*declaration) {
+	for _, d := range decls {
 		e.epoch().Keys.Remove(d.t.ID)
 	}
-	n.decls, n.last = nil, nil
-	return true
 }
 
 // forget takes a finished operation out of the books.
 func (e *Engine) forget(o *operation) {
 	e.mu.Lock()
-	delete(o.n.inflight, o.seq)
+	o.n.End(o.seq)
 	delete(e.inflight, o)
 	j := e.joining
 	idle := len(e.inflight) == 0

@@ -145,7 +145,7 @@ func (e *Engine) stateEntries() ([]stateEntry, error) {
 			if d.coding == nil || d.unnamed {
 				continue
 			}
-			if len(n.inflight) > 0 { // looked at first: the encoder may be at its residual
+			if n.InFlight() > 0 { // looked at first: the encoder may be at its residual
 				return nil, fmt.Errorf("%w: %q is in flight on rank %d; synchronise it before its state is taken", ErrInvalid, id.name, e.cfg.Rank)
 			}
 			s := stateEntry{stateID: stateID{id, d.t.Signature()}, d: d}
@@ -213,8 +213,8 @@ func (s *stateEntry) append(b []byte, o *operation) (_ []byte, tasks []*task) {
 func (e *Engine) asking(s *stateEntry) *operation {
 	n := e.names[s.nameID]
 	op := Op{Kind: s.d.t.Kind, Name: s.name, Set: wire.ProcessSet{ID: s.set, Ranks: s.d.t.Ranks}}
-	o := &operation{Op: op, e: e, n: n, d: s.d, seq: n.next + uint64(len(n.inflight)), iteration: s.d.next, epoch: e.epoch().Number}
-	n.inflight[o.seq] = o
+	o := &operation{Op: op, e: e, n: n, d: s.d, iteration: s.d.next, epoch: e.epoch().Number}
+	o.seq = n.Beside(o, s.d)
 	e.inflight[o] = struct{}{}
 	return o
 }
@@ -276,7 +276,8 @@ func (e *Engine) SetState(state []byte) error {
 		for _, d := range n.decls {
 			switch {
 			case d.coding != nil && d.t.Kind != units.Accumulate:
-				over = append(over, wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch().Number, Rank: uint32(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.next})
+				over = append(over, wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch().Number, Rank: uint32(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.Next()})
+				e.withdraw(d)
 				continue
 			case d.coding != nil:
 				s := stateID{id, d.t.Signature()}
@@ -286,8 +287,8 @@ func (e *Engine) SetState(state []byte) error {
 			stay = append(stay, d)
 		}
 		if len(stay) < len(n.decls) {
-			e.startAnew(n, n.next-1)
-			n.decls = stay
+			n.Anew(n.Next() - 1)
+			n.decls, n.last = stay, nil
 		}
 	}
 	e.unclaimed = map[stateID]*saved{}
@@ -308,7 +309,7 @@ func (e *Engine) checkState(all map[stateID]*saved) error {
 			if d.coding == nil {
 				continue
 			}
-			if len(n.inflight) > 0 {
+			if n.InFlight() > 0 {
 				return fmt.Errorf("%w: %q is in flight on rank %d; synchronise it before its state is set", ErrInvalid, id.name, e.cfg.Rank)
 			}
 			if k := all[stateID{id, d.t.Signature()}]; k != nil {

@@ -3,6 +3,7 @@ package agreement
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -27,8 +28,7 @@ type Config struct {
 //     fails: what is in the window lacks a rank of its process set that has not joined.
 //  2. No operation in a window waits for a rank that has left, and none is hindered by one that has joined.
 //  3. A rank is told of a failed operation once, and again only where it brings that operation afterwards: it may
-//     not have been connected when the others were told. (Home remembers it until a later generation fails, or
-//     has had all its ranks come to an operation.)
+//     not have been connected when the others were told. (Home remembers the latest maxTold failures of a name.)
 //  4. What has failed is not in the window: no operation that ranks were told of, and none of the failed generation
 //     from its first failed count on.
 //  5. Beside its own count a failure ends only operations of its own generation or an older one, from that count
@@ -73,8 +73,10 @@ type reason struct {
 	text string
 }
 
-// maxSpare bounds the arrivals that are kept to be used again.
-const maxSpare = 256
+const (
+	maxSpare = 256 // arrivals that are kept to be used again
+	maxTold  = 256 // failures of a name that are remembered
+)
 
 // NewHome makes a machine that has heard of nothing.
 func NewHome(c Config) *Home {
@@ -117,9 +119,6 @@ func (h *Home) arrive(n *name, t *Tensor, rank int, count uint64, now time.Durat
 	}
 	if h.complete(a) {
 		h.drop(n, count)
-		if n.failed == nil || t.Generation > n.failed.generation {
-			n.told = nil
-		}
 	}
 	return true, told
 }
@@ -222,7 +221,6 @@ func (h *Home) fail(told []Failure, n *name, t *Tensor, count uint64, why reason
 	switch {
 	case n.failed == nil || t.Generation > n.failed.generation:
 		n.failed = &failed{generation: t.Generation, from: count, reason: why}
-		n.told = nil
 	case t.Generation == n.failed.generation:
 		n.failed.from = min(n.failed.from, count)
 	}
@@ -257,6 +255,9 @@ func (h *Home) end(told []Failure, n *name, t *Tensor, count uint64, why reason)
 		n.told = map[uint64]reason{}
 	}
 	n.told[count] = why
+	if len(n.told) > maxTold {
+		delete(n.told, slices.Min(slices.Collect(maps.Keys(n.told))))
+	}
 	return append(told, Failure{Ranks: t.Ranks, Tensor: t, Count: count, Code: why.code, Text: why.text})
 }
 
