@@ -39,13 +39,12 @@ func TestRandomSchedules(t *testing.T) {
 
 // operation is one rank's use of the name.
 type operation struct {
-	count    uint64
-	t        *Tensor // nil where it failed before it began
-	sent     bool    // its arrival has left the rank
-	cancels  bool
-	ended    bool
-	err      error
-	notified int // notices of its failure
+	count   uint64
+	t       *Tensor // nil where it failed before it began
+	sent    bool    // its arrival has left the rank
+	cancels bool
+	ended   bool
+	err     error
 }
 
 // frame is on its way, to the home or from it.
@@ -83,6 +82,7 @@ type cluster struct {
 	now     time.Duration
 	odd     float64 // share of operations that differ
 	ending  ending
+	notes   []string // what happened, for transcripts
 }
 
 func runCluster(seed uint64) (err error) {
@@ -92,12 +92,8 @@ func runCluster(seed uint64) (err error) {
 		}
 	}()
 	rng := rand.New(rand.NewPCG(seed, 7))
-	n := 2 + rng.IntN(3)
-	c := &cluster{rng: rng, all: rankset.Range(n), odd: []float64{0, 0.1, 0.5}[rng.IntN(3)], tensors: map[string]*Tensor{}}
-	c.home = NewHome(Config{All: c.all, StallWarning: 5, StallShutdown: time.Duration(rng.IntN(2) * 400)})
-	for rank := range n {
-		c.workers = append(c.workers, &worker{rank: rank})
-	}
+	c := newCluster(2+rng.IntN(3), Config{StallWarning: 5, StallShutdown: time.Duration(rng.IntN(2) * 400)})
+	c.rng, c.odd = rng, []float64{0, 0.1, 0.5}[rng.IntN(3)]
 	for epoch := range uint32(1 + rng.IntN(3)) {
 		c.begin(epoch)
 		c.ending = ending(rng.IntN(3))
@@ -132,9 +128,20 @@ const (
 	joinOrLeave
 )
 
+func newCluster(n int, config Config) *cluster {
+	c := &cluster{all: rankset.Range(n), tensors: map[string]*Tensor{}}
+	config.All = c.all
+	c.home = NewHome(config)
+	for rank := range n {
+		c.workers = append(c.workers, &worker{rank: rank})
+	}
+	return c
+}
+
 func (c *cluster) begin(epoch uint32) {
 	c.came, c.failed, c.refused = map[uint64]rankset.Set{}, map[uint64]bool{}, map[[2]uint64]int{}
 	for _, w := range c.workers {
+		w.out, w.in = nil, nil
 		w.uses, w.epoch, w.ops, w.over, w.told = NewUses[*operation, *Tensor](epoch), epoch, nil, false, map[uint64]int{}
 	}
 }
@@ -171,6 +178,10 @@ func (c *cluster) step() bool {
 	return true
 }
 
+func (c *cluster) note(format string, args ...any) {
+	c.notes = append(c.notes, fmt.Sprintf(format, args...))
+}
+
 // tensor declares what a rank brings, as the scheduler does: the same for all that ask for the same.
 func (c *cluster) tensor(signature string, generation uint64) *Tensor {
 	key := fmt.Sprint(signature, generation)
@@ -195,9 +206,11 @@ func (c *cluster) bring(w *worker, signature string) *operation {
 	w.ops = append(w.ops, o)
 	if o.count, o.err = w.uses.Count(); o.err != nil {
 		o.ended = true
+		c.note("rank %d: %d has failed already: %v", w.rank, o.count, o.err)
 		return o
 	}
 	o.t = c.tensor(signature, w.uses.Generation())
+	c.note("rank %d begins %d, generation %d", w.rank, o.count, w.uses.Generation())
 	w.uses.Begin(o.count, o, o.t)
 	w.out = append(w.out, frame{o: o})
 	return o
@@ -231,7 +244,8 @@ func (c *cluster) giveUp(w *worker, o *operation, why Why) {
 		return
 	}
 	o.cancels, o.ended = true, true
-	if !o.sent && c.rng.IntN(2) == 0 { // it has not begun to leave
+	c.note("rank %d: %d ends, %s", w.rank, o.count, map[Why]string{Heard: "as it heard", OwnWill: "by its own will"}[why])
+	if !o.sent && c.rng != nil && c.rng.IntN(2) == 0 { // it has not begun to leave
 		w.out = slices.DeleteFunc(w.out, func(f frame) bool { return f.o == o })
 	}
 	w.uses.End(o.count)
@@ -239,9 +253,12 @@ func (c *cluster) giveUp(w *worker, o *operation, why Why) {
 }
 
 // serve has the home take in the next frame of a rank.
-func (c *cluster) serve(w *worker) {
-	f := w.out[0]
-	w.out = w.out[1:]
+func (c *cluster) serve(w *worker) { c.take(w, 0) }
+
+// take is serve with a frame that may have overtaken others.
+func (c *cluster) take(w *worker, at int) {
+	f := w.out[at]
+	w.out = slices.Delete(w.out, at, at+1)
 	switch {
 	case f.join:
 		all, told := c.home.Join(w.rank)
@@ -261,6 +278,9 @@ func (c *cluster) serve(w *worker) {
 		f.o.sent = true
 		before := c.failed[f.o.count]
 		proceed, told := c.home.Arrive(f.o.t, w.rank, f.o.count, c.now)
+		if !proceed {
+			c.note("the home refuses %d of rank %d", f.o.count, w.rank)
+		}
 		if before {
 			c.refused[[2]uint64{uint64(w.rank), f.o.count}]++
 		}
@@ -276,6 +296,7 @@ func (c *cluster) serve(w *worker) {
 // tell puts failures on their way.
 func (c *cluster) tell(told []Failure) {
 	for _, f := range told {
+		c.note("%v", f)
 		if !f.OfJoin() {
 			c.failed[f.Count] = true
 		}
@@ -295,6 +316,7 @@ func (c *cluster) results() {
 		}
 		delete(c.came, count)
 		if !c.failed[count] {
+			c.note("all have come to %d", count)
 			for _, rank := range ranks.Ranks() {
 				c.workers[rank].in = append(c.workers[rank].in, frame{count: count})
 			}
@@ -313,11 +335,15 @@ func (c *cluster) hear(w *worker) {
 		for _, o := range w.ops {
 			if o.count == f.count && !o.ended {
 				o.ended = true
+				c.note("rank %d: %d is done", w.rank, o.count)
 				w.uses.End(o.count)
 			}
 		}
 	case !f.failed.OfJoin():
 		w.told[f.failed.Count]++
+		if f.failed.Count >= w.uses.Next() {
+			c.note("rank %d will not begin %d", w.rank, f.failed.Count)
+		}
 		v := w.uses.Failed(f.failed.Tensor.Generation, f.failed.Count, errors.New(f.failed.Text))
 		for _, o := range v.Failed {
 			c.giveUp(w, o, Heard)

@@ -27,7 +27,62 @@ var update = flag.Bool("update", false, "rewrite the transcripts in testdata wit
 //	join RANK                         leave RANK [TENSOR COUNT]...: what waits for it outside the windows
 //	reset                             state: what waits for ranks
 func TestTranscripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
+	golden(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
+		s := stage{t: t}
+		return func(words []string) []string {
+			s.said = nil
+			s.act(words[0], words[1:])
+			return s.said
+		}
+	})
+}
+
+// TestTranscriptsOfBothHalves plays the scripts in testdata/both: a home and the workers' halves, with one name and
+// frames that wait until the script moves them.
+//
+//	ranks N             a new job
+//	start RANK SHAPE    a rank begins its next operation; the arrival waits to be sent
+//	send RANK [AT]      the home takes in what the rank has sent, or what has overtaken that many frames of it
+//	hear RANK           the rank takes in what the home has told it
+//	give-up RANK COUNT  by its own will
+//	rest                everything that waits is moved, until nothing does; then all operations must have ended
+func TestTranscriptsOfBothHalves(t *testing.T) {
+	golden(t, "testdata/both/*.txt", func(t *testing.T) func(words []string) []string {
+		var c *cluster
+		return func(words []string) []string {
+			n := func(i int) int { return (&stage{t: t}).rank(append(words, "0", "0")[i]) }
+			switch words[0] {
+			case "ranks":
+				c = newCluster(n(1), Config{})
+				c.begin(0)
+			case "start":
+				c.bring(c.workers[n(1)], "sum of "+words[2])
+			case "send":
+				c.take(c.workers[n(1)], n(2))
+				c.results()
+			case "hear":
+				c.hear(c.workers[n(1)])
+			case "give-up":
+				c.giveUp(c.workers[n(1)], c.workers[n(1)].ops[n(2)], OwnWill)
+			case "rest":
+				for c.deliver() {
+				}
+				if err := c.settled(); err != nil {
+					t.Error(err)
+				}
+			default:
+				t.Fatalf("unknown command %q", words[0])
+			}
+			said := c.notes
+			c.notes = nil
+			return said
+		}
+	})
+}
+
+// golden plays scripts to what begin makes, and compares what it says with what the scripts have.
+func golden(t *testing.T, pattern string, begin func(*testing.T) func(words []string) []string) {
+	files, err := filepath.Glob(pattern)
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no transcripts: %v", err)
 	}
@@ -37,30 +92,27 @@ func TestTranscripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := transcript(t, string(want))
+			got := transcript(string(want), begin(t))
 			if *update {
 				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 					t.Fatal(err)
 				}
 			} else if got != string(want) {
-				t.Errorf("%s: the machine now answers\n%s", file, got)
+				t.Errorf("%s: the machines now answer\n%s", file, got)
 			}
 		})
 	}
 }
 
-func transcript(t *testing.T, script string) string {
+func transcript(script string, act func(words []string) []string) string {
 	var text strings.Builder
-	s := stage{t: t}
 	for line := range strings.Lines(script) {
 		if strings.HasPrefix(line, "  ") {
 			continue // an earlier answer
 		}
 		text.WriteString(line)
 		if words := strings.Fields(line); len(words) > 0 && words[0] != "#" {
-			s.said = nil
-			s.act(words[0], words[1:])
-			for _, said := range s.said {
+			for _, said := range act(words) {
 				fmt.Fprintf(&text, "  %s\n", said)
 			}
 		}
