@@ -5,18 +5,22 @@
 
 #define GUARD                             \
   if (pl_in_child()) return PL_ERR_FORKED
+/* Of functions that wait for other ranks, or for what a pl_done_fn holds up. */
+#define GUARD_WAITS                       \
+  GUARD;                                  \
+  if (pl_in_done()) return PL_ERR_INVALID
 
 uint32_t pl_abi_version(void) { return PL_ABI_VERSION; }
 
 const char *pl_version(void) { return goVersion(); }
 
 int pl_init(const char *settings) {
-  GUARD;
+  GUARD_WAITS;
   return goInit((char *)settings);
 }
 
 int pl_shutdown(void) {
-  GUARD;
+  GUARD_WAITS;
   return goShutdown();
 }
 
@@ -35,13 +39,18 @@ int pl_check_sync(const char *sync, uint32_t soft_park, uint32_t accumulate, uin
   return goCheckSync((char *)sync, soft_park, accumulate, workers);
 }
 
+int64_t pl_sync_info(const char *sync, char *buf, uint64_t cap) {
+  GUARD;
+  return goSyncInfo((char *)sync, buf, cap);
+}
+
 int pl_check_codec(const char *codec) {
   GUARD;
   return goCheckCodec((char *)codec);
 }
 
 int pl_set_condition(const char *change, uint64_t *at) {
-  GUARD;
+  GUARD_WAITS;
   return goSetCondition((char *)change, at);
 }
 
@@ -55,9 +64,9 @@ int pl_begin_iteration(uint32_t process_set, const char *name) {
   return goBeginIteration(process_set, (char *)name);
 }
 
-int pl_join(int32_t *handle) {
+int pl_join(pl_done_fn done, void *done_arg, int32_t *handle) {
   GUARD;
-  return goJoin(handle);
+  return goJoin(done, done_arg, handle);
 }
 
 int64_t pl_error(int32_t handle, char *buf, uint64_t cap) {
@@ -76,22 +85,22 @@ int pl_release(int32_t handle) {
 }
 
 int64_t pl_state(void *buf, uint64_t cap) {
-  GUARD;
+  GUARD_WAITS;
   return goState(buf, cap);
 }
 
 int pl_set_state(const void *state, uint64_t bytes) {
-  GUARD;
+  GUARD_WAITS;
   return goSetState((void *)state, bytes);
 }
 
 int pl_process_set_add(const int32_t *ranks, uint32_t count, uint32_t *id) {
-  GUARD;
+  GUARD_WAITS;
   return goSetAdd((int32_t *)ranks, count, id);
 }
 
 int pl_process_set_remove(uint32_t id) {
-  GUARD;
+  GUARD_WAITS;
   return goSetRemove(id);
 }
 

@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "handles.h"
-#include "paceline.h"
 
 enum { SPINS_NS = 30000, ERROR_BYTES = 8192 };
 
@@ -29,12 +28,14 @@ static handle handles[PL_HANDLES];
 static _Atomic int forked;
 /* A key and not _Thread_local: Go's libraries use the static TLS block, which has little room. */
 static pthread_key_t last_error;
+static pthread_key_t in_done; /* not NULL while the thread is within a pl_done_fn */
 
 static void in_child(void) { atomic_store(&forked, 1); }
 
 __attribute__((constructor)) static void on_load(void) {
   for (int i = 0; i < PL_HANDLES; i++) atomic_store(&handles[i].state, PL_ERR_INVALID);
   pthread_key_create(&last_error, free);
+  pthread_key_create(&in_done, NULL);
   pthread_atfork(NULL, NULL, in_child);
 }
 
@@ -43,6 +44,18 @@ int pl_in_child(void) {
   pl_set_error("Paceline's engine does not survive fork(): it was started in the parent of this process. "
                "Start workers by spawn, or call init() in the child only.");
   return 1;
+}
+
+int pl_in_done(void) {
+  if (!pthread_getspecific(in_done)) return 0;
+  pl_set_error("this function waits for other ranks, and is not for a pl_done_fn, which must not block");
+  return 1;
+}
+
+void pl_handle_done(pl_done_fn done, void *done_arg, int32_t h, int32_t status) {
+  pthread_setspecific(in_done, &in_done);
+  done(done_arg, h, status);
+  pthread_setspecific(in_done, NULL);
 }
 
 void pl_set_error(const char *text) {
@@ -81,6 +94,7 @@ int pl_poll(int32_t h) {
 int pl_wait(int32_t h, int64_t timeout_ms) {
   int state = pl_poll(h);
   if (state != PL_PENDING) return state;
+  if (pl_in_done()) return PL_ERR_INVALID;
   int64_t start = now_ns(), now = start;
   int forever = timeout_ms < 0 || timeout_ms > (INT64_MAX - start) / 1000000;
   int64_t end = forever ? INT64_MAX : start + timeout_ms * 1000000;

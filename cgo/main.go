@@ -40,11 +40,13 @@ var engine struct {
 	table     table
 }
 
+var errInterrupted = errors.New("interrupted")
 var errNotInitialized = errors.New("Paceline has not been initialized; call init() first") //nolint:staticcheck // read by Python users as a sentence
 
 // settingsJSON is what pl_init takes.
 type settingsJSON struct {
 	Env         map[string]string `json:"env"`
+	Settings    map[string]any    `json:"settings"`
 	ProcessSets [][]int           `json:"process_sets"`
 }
 
@@ -67,7 +69,7 @@ func goInit(text *C.char) C.int {
 
 // start joins the job. Ctrl-C while it waits for the other ranks ends the wait.
 func start(in settingsJSON) error {
-	s, warnings, err := settings.FromEnv(in.Env)
+	s, warnings, err := settings.From(in.Env, in.Settings)
 	if err != nil {
 		return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
 	}
@@ -95,6 +97,9 @@ func start(in settingsJSON) error {
 		o.Scheduler = engine.scheduler.Address
 	}
 	w, err := node.StartWorker(ctx, s, o)
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", errInterrupted, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -136,6 +141,7 @@ func goShutdown() C.int {
 	if w != nil {
 		w.Shutdown()
 	}
+	engine.table.calls.wait()
 	return C.PL_OK
 }
 
@@ -262,6 +268,7 @@ func fail(err error) C.int {
 	return C.int(statusOf(err))
 }
 
+// statusOf never gives PL_PENDING or PL_ERR_TIMEOUT, by which a wait says that an operation goes on.
 func statusOf(err error) C.int32_t {
 	for _, s := range []struct {
 		err    error
@@ -270,7 +277,7 @@ func statusOf(err error) C.int32_t {
 		{worker.ErrInvalid, C.PL_ERR_INVALID}, {worker.ErrDuplicate, C.PL_ERR_DUPLICATE}, {worker.ErrMismatch, C.PL_ERR_MISMATCH},
 		{worker.ErrStall, C.PL_ERR_STALL}, {worker.ErrPeerLost, C.PL_ERR_PEER_LOST}, {worker.ErrShutdown, C.PL_ERR_SHUTDOWN},
 		{worker.ErrMemory, C.PL_ERR_MEMORY}, {worker.ErrUnsupported, C.PL_ERR_UNSUPPORTED}, {errNotInitialized, C.PL_ERR_NOT_INITIALIZED},
-		{context.DeadlineExceeded, C.PL_ERR_TIMEOUT}, {context.Canceled, C.PL_ERR_INTERRUPTED},
+		{errInterrupted, C.PL_ERR_INTERRUPTED}, {context.DeadlineExceeded, C.PL_ERR_STALL},
 	} {
 		if errors.Is(err, s.err) {
 			return s.status

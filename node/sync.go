@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/json"
 	"errors"
 
 	"github.com/paceline/paceline/core/condition"
@@ -27,4 +28,18 @@ func CheckSync(setting string, softPark, accumulate bool, workers int) error {
 		return err
 	}
 	return m.CheckWorkers(workers)
+}
+
+// SyncInfo is the properties of the synchronisation model that a setting names, in JSON, for bindings.
+func SyncInfo(setting string) ([]byte, error) {
+	t, err := condition.Properties(setting)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(struct {
+		Setting      string `json:"setting"`
+		Held         bool   `json:"held"`
+		Supersteps   bool   `json:"supersteps"`
+		Significance bool   `json:"significance"`
+	}{t.Setting, t.Dataflow == condition.Accumulate, t.Supersteps, t.Significance})
 }

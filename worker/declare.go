@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/paceline/paceline/core/membership"
@@ -78,6 +79,8 @@ func (q *declareQueue) send(ctx context.Context, e *Engine) {
 	}
 	if broken := e.Err(); err != nil && broken != nil {
 		err = broken // why the request was given up says more than that it was
+	} else if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: the scheduler has not answered within %v: %w", ErrStall, e.cfg.DeclareTimeout, err)
 	}
 	for i, d := range batch {
 		switch {

@@ -426,3 +426,21 @@ func TestReportOfASuperstepFollowsTheAnnouncement(t *testing.T) {
 		}
 	})
 }
+
+// silence is a scheduler that does not answer.
+type silence struct{ worker.Control }
+
+func (silence) Declare(ctx context.Context, _ []wire.Tensor) ([]wire.Placed, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Who waits for the operation must not take its end for that of the wait.
+func TestDeclarationWithoutAnAnswerIsAStall(t *testing.T) {
+	perform(t, 1, 1, func(c *worker.Config) { c.Control = silence{c.Control} }, func(th *theatre) {
+		err := <-th.sum("new", 8)
+		if !errors.Is(err, worker.ErrStall) || !strings.Contains(err.Error(), `"new" could not be declared`) {
+			t.Error(err)
+		}
+	})
+}

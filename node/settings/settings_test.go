@@ -305,3 +305,28 @@ func with(base, more env) env {
 	}
 	return all
 }
+
+func TestSettingsOfTheProgramTakeThePlaceOfVariables(t *testing.T) {
+	s, _, err := From(env{"PACELINE_SYNC": "asp", "HOROVOD_LOG_LEVEL": "error"}, map[string]any{
+		"sync": "ssp:3", "log_level": "debug", "partition_bytes": float64(4 << 20), "sum_in_rank_order": true, "placement": "",
+	})
+	if err != nil || s.Sync != "ssp:3" || s.LogLevel != "debug" || s.PartitionBytes != 4<<20 || !s.SumInRankOrder || s.Placement != "" {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if s.From["PACELINE_SYNC"] != "init" {
+		t.Errorf("PACELINE_SYNC is from %q", s.From["PACELINE_SYNC"])
+	}
+	for _, c := range []struct {
+		given map[string]any
+		want  string
+	}{
+		{map[string]any{"partiton_bytes": "1MiB"}, `there is no setting "partiton_bytes": did you mean "partition_bytes"?`},
+		{map[string]any{"PACELINE_SYNC": "bsp"}, `there is no setting "PACELINE_SYNC": did you mean "sync"?`},
+		{map[string]any{"partition_bytes": "much"}, `PACELINE_PARTITION_BYTES="much": allowed`},
+		{map[string]any{"sync": []any{}}, `setting "sync": [] is no text, number or boolean`},
+	} {
+		if _, _, err := From(env{}, c.given); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: %v, want %s", c.given, err, c.want)
+		}
+	}
+}

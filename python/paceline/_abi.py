@@ -7,7 +7,7 @@ import functools
 import os
 import pathlib
 
-VERSION = 1  # PL_ABI_VERSION of the header this module was written for
+VERSION = 2  # PL_ABI_VERSION of the header this module was written for
 
 OK, PENDING = 0, 1
 ERR_INVALID, ERR_NOT_INITIALIZED, ERR_DUPLICATE, ERR_TIMEOUT, ERR_INTERRUPTED = -1, -2, -3, -9, -13
@@ -17,8 +17,43 @@ DECLARE, ADD, READ, READ_NOW, WITHIN, EXACT = 1, 2, 4, 8, 16, 32  # uses of a he
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
 
 
+class Sync(ctypes.Structure):
+    """pl_sync: under which synchronisation model a tensor is exchanged."""
+
+    _fields_ = [("size", ctypes.c_uint32), ("soft_park", ctypes.c_uint32), ("model", ctypes.c_char_p)]
+
+
+class Codec(ctypes.Structure):
+    """pl_codec: how a tensor's bytes travel."""
+
+    _fields_ = [("size", ctypes.c_uint32), ("reserved", ctypes.c_uint32), ("codec", ctypes.c_char_p)]
+
+
+class Gate(ctypes.Structure):
+    """pl_gate: what is not worth sending."""
+
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("threshold", ctypes.c_double),
+        ("decay", ctypes.c_double),
+    ]
+
+
+class Held(ctypes.Structure):
+    """pl_held: what to do with a value that the servers hold."""
+
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("use", ctypes.c_uint32),
+        ("significance", ctypes.c_float),
+        ("reserved", ctypes.c_uint32),
+        ("group", ctypes.c_char_p),
+    ]
+
+
 class Op(ctypes.Structure):
-    """pl_op: one collective operation. `size` is filled in."""
+    """pl_op: one collective operation."""
 
     _fields_ = [
         ("size", ctypes.c_uint32),
@@ -37,15 +72,14 @@ class Op(ctypes.Structure):
         ("prescale", ctypes.c_double),
         ("postscale", ctypes.c_double),
         ("name", ctypes.c_char_p),
-        ("sync", ctypes.c_char_p),
-        ("soft_park", ctypes.c_uint32),
-        ("use", ctypes.c_uint32),
-        ("significance", ctypes.c_float),
-        ("group", ctypes.c_char_p),
-        ("codec", ctypes.c_char_p),
+        ("sync", ctypes.POINTER(Sync)),
+        ("codec", ctypes.POINTER(Codec)),
+        ("pull_gate", ctypes.POINTER(Gate)),
+        ("held", ctypes.POINTER(Held)),
         ("empty", ctypes.c_uint32),
-        ("pull_threshold", ctypes.c_double),
-        ("pull_decay", ctypes.c_double),
+        ("reserved", ctypes.c_uint32),
+        ("done", ctypes.c_void_p),  # a pl_done_fn
+        ("done_arg", ctypes.c_void_p),
     ]
 
 
@@ -59,6 +93,7 @@ class Output(ctypes.Structure):
         ("nrows", ctypes.c_uint32),
         ("rows", ctypes.POINTER(ctypes.c_int64)),
         ("value", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
     ]
 
 
@@ -71,11 +106,12 @@ _PROTOTYPES = {
     "pl_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_uint64]),
     "pl_submit": (ctypes.c_int, [ctypes.POINTER(Op), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32)]),
     "pl_check_sync": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32]),
+    "pl_sync_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]),
     "pl_check_codec": (ctypes.c_int, [ctypes.c_char_p]),
     "pl_set_condition": (ctypes.c_int, [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64)]),
     "pl_end_iteration": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)]),
     "pl_begin_iteration": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_char_p]),
-    "pl_join": (ctypes.c_int, [ctypes.POINTER(ctypes.c_int32)]),
+    "pl_join": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)]),
     "pl_poll": (ctypes.c_int, [ctypes.c_int32]),
     "pl_wait": (ctypes.c_int, [ctypes.c_int32, ctypes.c_int64]),
     "pl_error": (ctypes.c_int64, [ctypes.c_int32, ctypes.c_char_p, ctypes.c_uint64]),

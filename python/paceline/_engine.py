@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline import _abi
@@ -43,21 +42,24 @@ class Engine:
         self._job: dict[str, Any] | None = None
         self._pid = -1
         self.generation = 0  # counts inits and joins, after which the servers hold nothing any more
+        self._sync_info: dict[str, dict[str, Any]] = {}
         self.round = 0  # counts init..shutdown, so that a handle of an earlier round is recognised
 
     # The job
 
-    def init(self, process_sets: Iterable[Sequence[int]] = ()) -> None:
+    def init(self, process_sets: Iterable[Sequence[int]] = (), settings: Mapping[str, Any] | None = None) -> None:
         """Joins the job that the environment names and waits for its other ranks. A second call does nothing.
 
-        process_sets: ranks of the sets to register. Raises ValueError for wrong settings, HorovodInternalError when the
+        process_sets: ranks of the sets to register. settings: name, "sync" for PACELINE_SYNC, to value; they count
+        before the environment. Raises ValueError for wrong settings, HorovodInternalError when the
         job does not come together. Ctrl-C breaks off the wait.
         """
         if self._job is not None and self._pid == os.getpid():
             return
         env = {k: v for k, v in os.environ.items() if k in _ENV_NAMES or k.startswith(_ENV_PREFIXES)}
-        settings = json.dumps({"env": env, "process_sets": [list(ranks) for ranks in process_sets]})
-        self._check(_abi.library().pl_init(settings.encode()))
+        sets = [list(ranks) for ranks in process_sets]
+        text = json.dumps({"env": env, "settings": dict(settings or {}), "process_sets": sets})
+        self._check(_abi.library().pl_init(text.encode()))
         self.round += 1
         self.generation += 1
         self._pid = os.getpid()
@@ -169,6 +171,18 @@ class Engine:
         """Raises ValueError, which says what is allowed, where the workers cannot run the synchronisation model."""
         self._check(_abi.library().pl_check_sync(sync.encode(), soft_park, accumulate, workers))
 
+    def sync_info(self, sync: str) -> dict[str, Any]:
+        """The properties of a synchronisation model: whether the servers hold a tensor under it, and so on.
+
+        Raises ValueError, which says what there is, for a text that names none.
+        """
+        info = self._sync_info.get(sync)
+        if info is None:
+            lib = _abi.library()
+            info = json.loads(_text(lambda buf, room: self._check(lib.pl_sync_info(sync.encode(), buf, room))))
+            self._sync_info[sync] = info
+        return info
+
     def check_codec(self, codec: str) -> None:
         """Raises ValueError, which says what is allowed, for what is no codec, no rules and no path of such."""
         self._check(_abi.library().pl_check_codec(codec.encode()))
@@ -213,7 +227,7 @@ class Engine:
     def submit_join(self) -> int:
         """Says that this rank has no more data. Returns a handle whose result's value is the last rank to join."""
         handle = ctypes.c_int32()
-        self._check(_abi.library().pl_join(ctypes.byref(handle)))
+        self._check(_abi.library().pl_join(None, None, ctypes.byref(handle)))
         self.generation += 1
         return handle.value
 
@@ -225,7 +239,7 @@ class Engine:
         """Waits until all have ended and returns the first one's error, if any. Ctrl-C breaks off the wait."""
         wait, failed = _abi.library().pl_wait, None
         for handle in handles:
-            while (status := wait(handle, _WAIT_SLICE_MS)) in (_abi.ERR_TIMEOUT, _abi.PENDING):
+            while (status := wait(handle, _WAIT_SLICE_MS)) == _abi.ERR_TIMEOUT:
                 pass
             if status < 0 and failed is None:
                 failed = _exception(status, self._handle_error(handle))
@@ -278,69 +292,6 @@ class Engine:
 
 
 engine = Engine()
-
-
-@functools.lru_cache(maxsize=4096)
-def _dimensions(shape: tuple[int, ...]) -> Any:
-    return (ctypes.c_int64 * len(shape))(*shape)
-
-
-def operation(
-    kind: int,
-    dtype: int,
-    shape: Sequence[int],
-    input: int,
-    output: int,
-    *,
-    reduce_op: int = 0,
-    process_set: int = 0,
-    root: int = 0,
-    priority: int = 0,
-    splits: Sequence[int] | None = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    name: str | None = None,
-    sync: str | None = None,
-    soft_park: bool = False,
-    use: int = 0,
-    significance: float = 0.0,
-    group: str | None = None,
-    codec: str | None = None,
-    empty: bool = False,
-    pull_threshold: float = 0.0,
-    pull_decay: float = 0.0,
-) -> _abi.Op:
-    """A pl_op. input and output are addresses (0 where there are no bytes); shape is that of the input."""
-    op = _abi.Op(
-        ctypes.sizeof(_abi.Op),
-        kind,
-        dtype,
-        reduce_op,
-        process_set,
-        root,
-        priority,
-        len(shape),
-        _dimensions(tuple(shape)),
-        input or None,
-        output or None,
-        None,
-        0,
-        prescale,
-        postscale,
-        None if name is None else name.encode(),
-        None if sync is None else sync.encode(),
-        soft_park,
-        use,
-        significance,
-        None if group is None else group.encode(),
-        None if codec is None else codec.encode(),
-        empty,
-        pull_threshold,
-        pull_decay,
-    )
-    if splits is not None:
-        op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)
-    return op
 
 
 def _exception(status: int, message: str) -> BaseException:

@@ -37,19 +37,24 @@ class Model:
         return self._text()
 
     @property
+    def declared(self) -> str | None:
+        """The setting that operations are given: None for BSP, their default."""
+        return None if self.setting == "bsp" else self.setting
+
+    @property
     def ahead(self) -> bool:
         """Whether ranks may run ahead, so that the servers hold the parameters."""
-        return self.setting.partition(":")[0] not in ("bsp", "drop-stragglers")
+        return engine.sync_info(self.setting)["held"]
 
     @property
     def has_supersteps(self) -> bool:
         """Whether ranks run freely between barriers."""
-        return self.setting.partition(":")[0] in ("adaptive", "elastic")
+        return engine.sync_info(self.setting)["supersteps"]
 
     @property
     def asks_significance(self) -> bool:
         """Whether |gradient| / |weights| of each push decides."""
-        return "significance" in self.setting
+        return engine.sync_info(self.setting)["significance"]
 
     @property
     def soft_park(self) -> bool:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -367,6 +369,37 @@ def test_a_wrong_secret_keeps_a_process_out(tmp_path):
         ended = job.wait(60)
     assert all(e.output.splitlines()[-1].startswith("out:") for e in ended), ended
     assert "secret" in ended[1].output
+
+
+def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(tmp_path):
+    gone = tmp_path / "gone"
+    code = script(f"""
+        hvd.init()
+        hvd.allreduce(torch.ones(3), name="known")
+        print("ready", flush=True)
+        while not os.path.exists("{gone}"):
+            time.sleep(0.01)
+        before = time.process_time()
+        try:
+            hvd.allreduce(torch.ones(3), name="new")
+            raise SystemExit("a tensor was declared without a scheduler")
+        except hvd.HorovodInternalError as e:
+            assert "new" in str(e) and "scheduler" in str(e), e
+        assert time.process_time() - before < 1.5, "it waited at full speed"
+        assert torch.equal(hvd.allreduce(torch.ones(3), name="known"), torch.ones(3))
+    """)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{s.getsockname()[1]}"
+    secret = secrets.token_hex(16)
+    command = ["paceline", "scheduler", "--listen", address]
+    env = {"PACELINE_JOB_SECRET": secret, "PACELINE_SCHEDULER": address, "PACELINE_START_TIMEOUT": "12"}
+    with subprocess.Popen(command, env=os.environ | env) as scheduler, Job(2, code, tmp_path, **env) as job:
+        printed(job, "ready")
+        scheduler.kill()
+        scheduler.wait()
+        gone.touch()
+        job.succeed(60)
 
 
 def test_a_rank_that_never_comes_is_warned_about_and_then_an_error(tmp_path):

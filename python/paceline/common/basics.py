@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from paceline._engine import engine
 from paceline.common.process_sets import ProcessSet, register_process_sets
@@ -21,15 +22,22 @@ tally = engine.tally
 supersteps = engine.supersteps
 
 
-def init(comm: Iterable[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+def init(
+    comm: Iterable[int] | None = None,
+    process_sets: Sequence[ProcessSet] | str | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
     """Joins the job that the environment names, and waits until all its ranks are there.
 
     A launcher (`paceline run`, torchrun, mpirun, srun) says through the environment where the process belongs; without
     one it is a job of its own. A second call while running only checks its arguments.
 
     comm: None, or a list of all ranks. process_sets: sets to register, the same on all ranks; "dynamic" is accepted,
-    and sets can be added later whether it was given or not. Raises ValueError for wrong arguments or settings and
-    HorovodInternalError when the job does not come together in time.
+    and sets can be added later whether it was given or not. settings: what else is set by the environment, such as
+    {"sync": "ssp:3", "partition_bytes": 1 << 20} for PACELINE_SYNC and PACELINE_PARTITION_BYTES, in whose place it
+    counts. Raises ValueError for wrong arguments or settings and HorovodInternalError when the job does not come
+    together in time.
     """
     if comm is not None and not isinstance(comm, Iterable):
         raise ValueError(f"init(comm={comm!r}): Paceline has no MPI communicators; leave comm out")
@@ -38,7 +46,9 @@ def init(comm: Iterable[int] | None = None, process_sets: Sequence[ProcessSet] |
         raise ValueError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')
     wanted = [] if dynamic else list(process_sets or [])
     running = engine.is_initialized()
-    engine.init(process_set.ranks or [] for process_set in wanted)
+    if running and settings:
+        raise ValueError(f"init(settings={settings!r}) is too late: the job runs already; call shutdown() first")
+    engine.init((process_set.ranks or [] for process_set in wanted), settings)
     try:
         _check_ranks(comm)
         register_process_sets(wanted)

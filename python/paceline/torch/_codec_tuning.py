@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from paceline._operation import Options
 from paceline.common.operators import Average, Max
 from paceline.common.process_sets import ProcessSet
 from paceline.compression import Auto, Codec
@@ -65,9 +66,9 @@ def _times(candidates: Sequence[str], size: int, process_set: ProcessSet) -> lis
     best = torch.full([len(candidates)], torch.inf, dtype=torch.float64, device="cpu")
     for _ in range(REPEATS):
         for i, candidate in enumerate(candidates):
-            rule = json.dumps([{"min_bytes": 0, "codec": candidate}])
+            options = Options(codec=json.dumps([{"min_bytes": 0, "codec": candidate}]))
             parts = [
-                reduction(t, False, f"auto.{size}.{k}.{candidate}", Average, 1.0, 1.0, process_set, codec=rule)
+                reduction(t, False, f"auto.{size}.{k}.{candidate}", Average, 1.0, 1.0, process_set, options=options)
                 for k, t in enumerate(tensors)
             ]
             barrier(process_set)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from paceline._engine import engine
+from paceline._operation import Options
 from paceline.sync import check
 from paceline.torch._codec_tuning import resolved
 from paceline.torch._gate import Gate
@@ -37,7 +38,6 @@ class AccumulatingOptimizer:
         self.sync = model
         self.process_set = process_set
         self._gate = None if gate is None else Gate(gate, self._parameter_names, process_set)
-        self._pull_gate = pull_gate
         self._values: dict[torch.Tensor, Value] = {}
         self._groups: list[tuple[str, list[torch.Tensor]]] = []  # with supersteps: what was declared together
         self._generation = engine.generation
@@ -45,7 +45,8 @@ class AccumulatingOptimizer:
         self._distributed = process_set.included() and process_set.size() > 1
         if self._distributed:
             check(model, process_set.size(), accumulate=True)
-            self._codec = resolved(codec, self.param_groups, process_set)
+            codec = resolved(codec, self.param_groups, process_set)
+            self._options = Options(model.declared, model.soft_park, codec, pull_gate)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, from the next step on, on every rank."""
@@ -118,7 +119,7 @@ class AccumulatingOptimizer:
                 _declared[number] += 1
                 if _declared[number] > 1:  # another optimizer's parameter has the name
                     name = f"{name}.{_declared[number]}"
-                value = Value(p, name, self.sync, self.op, self.process_set, self._codec, self._pull_gate)
+                value = Value(p, name, self.sync, self.op, self.process_set, self._options)
                 self._values[p] = value
                 if self.sync.has_supersteps and group is None:
                     group = name

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 
 from paceline import _abi
-from paceline._engine import engine, operation
+from paceline._engine import engine
+from paceline._operation import DEFAULTS, operation
 from paceline.common.operators import Average, Sum, operator_of
 from paceline.common.process_sets import global_process_set, process_set_number
 from paceline.torch._handles import watch
@@ -37,9 +38,9 @@ class HorovodAllreduce(torch.autograd.Function):
     """Allreduce; the gradient is reduced the same way."""
 
     @staticmethod
-    def forward(ctx, tensor, name, op, prescale, postscale, process_set, codec=None):
+    def forward(ctx, tensor, name, op, prescale, postscale, process_set, options=DEFAULTS):
         ctx.how = op, prescale, postscale, process_set
-        return synchronize(start_one(reduction(tensor, False, name, op, prescale, postscale, process_set, codec=codec)))
+        return synchronize(start_one(reduction(tensor, False, name, op, prescale, postscale, process_set, 0, options)))
 
     @staticmethod
     def backward(ctx, grad):
@@ -61,9 +62,9 @@ def allreduce(
 ):
     """Reduces a tensor over all ranks and returns a new tensor of the same shape and type. Carries gradients."""
     op = operator_of(op, average)
-    compression, codec = split(compression)
+    compression, options = split(compression)
     compressed, ctx = compression.compress(tensor)
-    reduced = HorovodAllreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set, codec)
+    reduced = HorovodAllreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set, options)
     return compression.decompress(reduced, ctx)
 
 
@@ -78,11 +79,11 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     """Allreduce of several tensors; the gradients are reduced the same way."""
 
     @staticmethod
-    def forward(ctx, name, op, prescale, postscale, process_set, codec, *tensors):
+    def forward(ctx, name, op, prescale, postscale, process_set, options, *tensors):
         ctx.how = op, prescale, postscale, process_set
         members = named(tensors, name)
         return synchronize(
-            start_group([reduction(t, False, n, op, prescale, postscale, process_set, codec=codec) for t, n in members])
+            start_group([reduction(t, False, n, op, prescale, postscale, process_set, 0, options) for t, n in members])
         )
 
     @staticmethod
@@ -105,10 +106,10 @@ def grouped_allreduce(
 ):
     """Reduces several tensors over all ranks together and returns a list of new tensors. Carries gradients."""
     op = operator_of(op, average)
-    compression, codec = split(compression)
+    compression, options = split(compression)
     compressed = [compression.compress(t) for t in tensors]
     reduced = HorovodGroupedAllreduce.apply(
-        name, op, prescale_factor, postscale_factor, process_set, codec, *[t for t, _ in compressed]
+        name, op, prescale_factor, postscale_factor, process_set, options, *[t for t, _ in compressed]
     )
     return [compression.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
 
@@ -239,9 +240,9 @@ class HorovodReducescatter(torch.autograd.Function):
     """Reducescatter; the gradients of all ranks' rows are gathered, times the set's size when the op is Sum."""
 
     @staticmethod
-    def forward(ctx, tensor, name, op, process_set, prescale, postscale, codec=None):
+    def forward(ctx, tensor, name, op, process_set, prescale, postscale, options=DEFAULTS):
         ctx.how = op, prescale, postscale, process_set
-        return synchronize(start_one(scattering(tensor, name, op, prescale, postscale, process_set, codec)))
+        return synchronize(start_one(scattering(tensor, name, op, prescale, postscale, process_set, options)))
 
     @staticmethod
     def backward(ctx, grad):
@@ -262,9 +263,9 @@ def reducescatter(
 
     Rows are shared evenly; where that leaves some over, the lower ranks get one more.
     """
-    compression, codec = split(compression)
+    compression, options = split(compression)
     compressed, ctx = compression.compress(tensor)
-    reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor, codec)
+    reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor, options)
     return compression.decompress(reduced, ctx)
 
 
@@ -272,11 +273,11 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     """Reducescatter of several tensors; gradients as in HorovodReducescatter."""
 
     @staticmethod
-    def forward(ctx, name, op, process_set, prescale, postscale, codec, *tensors):
+    def forward(ctx, name, op, process_set, prescale, postscale, options, *tensors):
         ctx.how = op, prescale, postscale, process_set
         members = named(tensors, name)
         return synchronize(
-            start_group([scattering(t, n, op, prescale, postscale, process_set, codec) for t, n in members])
+            start_group([scattering(t, n, op, prescale, postscale, process_set, options) for t, n in members])
         )
 
     @staticmethod
@@ -295,10 +296,10 @@ def grouped_reducescatter(
     postscale_factor=1.0,
 ):
     """Reducescatters several tensors together and returns a list of new tensors. Carries gradients."""
-    compression, codec = split(compression)
+    compression, options = split(compression)
     compressed = [compression.compress(t) for t in tensors]
     reduced = HorovodGroupedReducescatter.apply(
-        name, op, process_set, prescale_factor, postscale_factor, codec, *[t for t, _ in compressed]
+        name, op, process_set, prescale_factor, postscale_factor, options, *[t for t, _ in compressed]
     )
     return [compression.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
 

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline import _abi
-from paceline._engine import engine, operation
+from paceline._engine import engine
+from paceline._operation import DEFAULTS, Options, operation
 from paceline.common.operators import Adasum, Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
 from paceline.torch._handles import start, synchronize
@@ -86,8 +87,7 @@ def reduction(
     postscale: float,
     process_set: ProcessSet,
     priority: int = 0,
-    sync: str | None = None,
-    codec: str | None = None,
+    options: Options = DEFAULTS,
     empty: bool = False,
 ) -> Part:
     """An allreduce. empty: this rank's tensor counts as zeros, which are not sent; it still gets the result."""
@@ -104,8 +104,7 @@ def reduction(
         postscale=postscale,
         process_set=process_set_number(process_set),
         priority=priority,
-        sync=sync,
-        codec=codec,
+        options=options,
         empty=empty,
     )
 
@@ -242,7 +241,7 @@ def scattering(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-    codec: str | None = None,
+    options: Options = DEFAULTS,
 ) -> Part:
     """A reducescatter."""
     dtype, number = dtype_number(tensor, reduces=True), process_set_number(process_set)
@@ -262,7 +261,7 @@ def scattering(
         prescale=prescale,
         postscale=postscale,
         process_set=number,
-        codec=codec,
+        options=options,
     )
     return Part(op, (source, target), lambda _: to_device(target, like=tensor))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from paceline._operation import DEFAULTS, Options
 from paceline.compression import Auto, Codecs, codec_of
 
 
@@ -58,12 +59,12 @@ class Compression(Codecs):
     fp16 = FP16Compressor
 
 
-def split(compression: Any) -> tuple[Any, str | None]:
-    """An operation's `compression`: a Compressor for its tensors, and the engine's codec, None for the job's.
+def split(compression: Any) -> tuple[Any, Options]:
+    """An operation's `compression`: a Compressor for its tensors, and the options with the engine's codec.
 
     Raises ValueError for what is neither.
     """
     codec = codec_of(compression)
     if isinstance(codec, Auto):
         raise ValueError("Compression.auto() is DistributedOptimizer's: it measures with the gradients' sizes")
-    return (compression, None) if codec is None else (NoneCompressor, codec.text)
+    return (compression, DEFAULTS) if codec is None else (NoneCompressor, Options(codec=codec.text))

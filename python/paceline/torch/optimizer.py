@@ -12,6 +12,7 @@ import torch
 
 from paceline import compression as codecs
 from paceline._engine import engine
+from paceline._operation import Options
 from paceline.common.operators import Adasum, Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.significance import Significance
@@ -50,7 +51,6 @@ class _DistributedOptimizer(Hooked):
         self.gradient_predivide_factor = gradient_predivide_factor
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
-        self._sync = sync
         self._synchronized = False
         self._should_synchronize = True
         self._sparse: set[torch.Tensor] = set()  # parameters that have had sparse gradients
@@ -60,7 +60,7 @@ class _DistributedOptimizer(Hooked):
             self._group_of.update(dict.fromkeys(group, group))
         self._distributed = process_set.included() and engine.size() > 1
         if self._distributed:
-            self._codec = resolved(codec, self.param_groups, process_set)
+            self._options = Options(sync=sync, codec=resolved(codec, self.param_groups, process_set))
             self._watch_all()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -124,8 +124,7 @@ class _DistributedOptimizer(Hooked):
                     after,
                     self.process_set,
                     self._priority[p],
-                    self._sync,
-                    self._codec,
+                    self._options,
                     empty,
                 )
             )
@@ -394,7 +393,7 @@ def DistributedOptimizer(
             groups,
             sparse_as_dense,
             process_set,
-            None if model.setting == "bsp" else model.setting,
+            model.declared,
             codec,
             gate,
         )

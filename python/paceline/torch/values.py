@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paceline import _abi
-from paceline._engine import operation
+from paceline._operation import Held, Options, operation
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
 from paceline.compression import codec_of
@@ -33,8 +33,7 @@ class Value:
         model: Model,
         op: int,
         process_set: ProcessSet,
-        codec: str | None = None,
-        pull_gate: Significance | None = None,
+        options: Options,
     ) -> None:
         self.name = name
         self.model = model
@@ -45,11 +44,7 @@ class Value:
             "reduce_op": op,
             "name": name,
             "process_set": process_set_number(process_set),
-            "sync": None if model.setting == "bsp" else model.setting,
-            "soft_park": model.soft_park,
-            "codec": codec,
-            "pull_threshold": 0.0 if pull_gate is None else pull_gate.threshold,
-            "pull_decay": 0.0 if pull_gate is None else pull_gate.decay,
+            "options": options,
         }
         self._pushed: torch.Tensor | None = None  # differences of this iteration
         self._in_flight: int | None = None
@@ -59,7 +54,7 @@ class Value:
 
         group: the first of the values that are stepped together, for models with supersteps.
         """
-        return self._part(_abi.DECLARE, tensor, tensor, root=root, group=group)
+        return self._part(Held(_abi.DECLARE, group=group), tensor, tensor, root=root)
 
     def using(
         self,
@@ -77,13 +72,13 @@ class Value:
         if within:
             use = _abi.ADD | _abi.READ_NOW | _abi.WITHIN
         empty = difference is None
-        return self._part(use, difference, target, priority=priority, significance=significance, empty=empty)
+        return self._part(Held(use, significance), difference, target, priority=priority, empty=empty)
 
     def reading(self, target: torch.Tensor) -> Part:
         """The operation that reads what is held into `target`, at once and exactly. For this package's own use."""
-        return self._part(_abi.READ_NOW | _abi.EXACT, None, target)
+        return self._part(Held(_abi.READ_NOW | _abi.EXACT), None, target)
 
-    def _part(self, use: int, given: torch.Tensor | None, target: torch.Tensor | None, **fields) -> Part:
+    def _part(self, held: Held, given: torch.Tensor | None, target: torch.Tensor | None, **fields) -> Part:
         for tensor in (given, target):
             if tensor is not None and (tensor.shape != self._shape or tensor.dtype != self._like.dtype):
                 raise ValueError(
@@ -106,7 +101,7 @@ class Value:
             self._shape,
             0 if source is None else source.data_ptr(),
             0 if room is None else room.data_ptr(),
-            use=use,
+            held=held,
             **self._fields,
             **fields,
         )
@@ -115,7 +110,7 @@ class Value:
     def push(self, difference: torch.Tensor) -> None:
         """Adds to this iteration's difference, which `clock` sends. Raises ValueError for another shape or type."""
         if difference.shape != self._shape or difference.dtype != self._like.dtype:
-            self._part(_abi.ADD, difference, None)
+            self._part(Held(_abi.ADD), difference, None)
         if self._pushed is None:
             self._pushed = difference.detach().clone(memory_format=torch.contiguous_format)
         else:
@@ -138,7 +133,7 @@ class Value:
         """
         self._settle()
         room = torch.empty(self._shape, dtype=self._like.dtype, device=self._like.device)
-        return start_one(self._part(_abi.READ if wait else _abi.READ_NOW, None, room))
+        return start_one(self._part(Held(_abi.READ if wait else _abi.READ_NOW), None, room))
 
     def sync(self) -> torch.Tensor:
         """Waits as the synchronisation model says, then returns the value."""
@@ -180,6 +175,7 @@ def declare(
     if codec is None and compression is not Compression.none:
         raise ValueError(f"compression={compression!r}: what the servers hold can be coded by the engine's codecs only")
     Significance.check("pull_gate", pull_gate)
-    value = Value(tensor, name, model, op, process_set, None if codec is None else split(codec)[1], pull_gate)
+    text = None if codec is None else split(codec)[1].codec
+    value = Value(tensor, name, model, op, process_set, Options(model.declared, model.soft_park, text, pull_gate))
     synchronize(start_one(value.declaring(tensor, root_rank)))
     return value

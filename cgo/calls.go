@@ -1,0 +1,84 @@
+package main
+
+/*
+#include "handles.h"
+*/
+import "C"
+
+import (
+	"sync"
+	"unsafe"
+)
+
+// done is what a caller wants called at an operation's end; the zero done is nothing.
+type done struct {
+	call C.pl_done_fn
+	arg  unsafe.Pointer
+}
+
+// calls runs callers' functions one after the other on a goroutine of its own, so that one which is slow, or
+// submits the next operation, holds up no connection and no other operation. The goroutine ends with the queue.
+type calls struct {
+	mu      sync.Mutex
+	queue   []call
+	running bool
+	idle    *sync.Cond // nil until somebody waits
+}
+
+type call struct {
+	done
+	handle int32
+	status C.int32_t
+	table  *table
+}
+
+func (c *calls) add(one call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.queue = append(c.queue, one)
+	if !c.running {
+		c.running = true
+		go c.run()
+	}
+}
+
+func (c *calls) run() {
+	var batch []call
+	for {
+		batch = c.take(batch[:0])
+		if len(batch) == 0 {
+			return
+		}
+		for _, one := range batch {
+			C.pl_handle_done(one.call, one.arg, C.int32_t(one.handle), one.status)
+			one.table.called(one.handle)
+		}
+	}
+}
+
+// take swaps the queue for an empty one. Where the queue is empty too, run has to end.
+func (c *calls) take(empty []call) []call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	batch := c.queue
+	c.queue = empty
+	if len(batch) == 0 {
+		c.running = false
+		if c.idle != nil {
+			c.idle.Broadcast()
+		}
+	}
+	return batch
+}
+
+// wait returns when all functions have returned.
+func (c *calls) wait() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle == nil {
+		c.idle = sync.NewCond(&c.mu)
+	}
+	for c.running {
+		c.idle.Wait()
+	}
+}

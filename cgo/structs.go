@@ -1,0 +1,185 @@
+package main
+
+/*
+#include "handles.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"math"
+	"unsafe"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/options"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/node"
+	"github.com/paceline/paceline/transport/wire"
+	"github.com/paceline/paceline/worker"
+)
+
+// maxStruct bounds the size of a caller's structure, which is read as a whole.
+const maxStruct = 4096
+
+// Where the structures that have grown may end.
+const (
+	leastOp     = unsafe.Offsetof(C.pl_op{}.sync)
+	leastOutput = unsafe.Offsetof(C.pl_output{}.value)
+)
+
+// sizeOf checks the size that a caller's structure begins with. least is the size of its first version, known the
+// present one's.
+func sizeOf(from unsafe.Pointer, name string, least, known uintptr) (uintptr, error) {
+	size := uintptr(*(*uint32)(from))
+	if size < least || size > maxStruct || size%8 != 0 {
+		return 0, fmt.Errorf("%s of %d bytes: its size is to be that of the caller's header, which is %d here and at least %d", name, size, known, least)
+	}
+	return size, nil
+}
+
+// sized copies a caller's structure to one of this release: what a shorter one lacks stays zero, and in what a
+// longer one has beyond there must be nothing.
+func sized[T any](from *T, name string, least uintptr) (to T, err error) {
+	known := unsafe.Sizeof(to)
+	size, err := sizeOf(unsafe.Pointer(from), name, least, known)
+	if err != nil {
+		return to, err
+	}
+	given := unsafe.Slice((*byte)(unsafe.Pointer(from)), size)
+	for i := known; i < size; i++ {
+		if given[i] != 0 {
+			return to, fmt.Errorf("%s of %d bytes has something at byte %d, where this library, which knows %d, has no field: install the release that the caller was built for", name, size, i, known)
+		}
+	}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&to)), known), given)
+	return to, nil
+}
+
+// option is sized for a structure of options, of which there may be none.
+func option[T any](from *T, name string, least uintptr) (to T, err error) {
+	if from == nil {
+		return to, nil
+	}
+	return sized(from, name, least)
+}
+
+// opsOf reads a group of operations, which lie one behind the other in the caller's size.
+func opsOf(first *C.pl_op, count C.uint32_t, rank int) ([]worker.Op, []done, error) {
+	if count == 0 || count > limits.MaxHandles {
+		return nil, nil, fmt.Errorf("group of %d operations, allowed are 1 to %d", count, limits.MaxHandles)
+	}
+	list, dones := make([]worker.Op, count), make([]done, count)
+	at := unsafe.Pointer(first)
+	for i := range list {
+		op := (*C.pl_op)(at)
+		if op.size != first.size {
+			return nil, nil, fmt.Errorf("pl_op %d of a group has %d bytes, and the first one %d", i, op.size, first.size)
+		}
+		c, err := sized(op, "pl_op", leastOp)
+		if err != nil {
+			return nil, nil, err
+		}
+		if list[i], err = opOf(&c, rank); err != nil {
+			return nil, nil, err
+		}
+		dones[i] = done{c.done, c.done_arg}
+		at = unsafe.Add(at, first.size)
+	}
+	return list, dones, nil
+}
+
+// opOf reads one operation. Lengths follow from the shape.
+func opOf(c *C.pl_op, rank int) (worker.Op, error) {
+	if c.ndim > 0 && c.shape == nil {
+		return worker.Op{}, fmt.Errorf("%d dimensions without a shape", c.ndim)
+	}
+	if c.kind > math.MaxUint8 || c.dtype > math.MaxUint8 || c.reduce_op > math.MaxUint8 || c.ndim > limits.MaxDims || c.nsplits > limits.MaxRanks {
+		return worker.Op{}, fmt.Errorf("kind %d, dtype %d, reduce_op %d, %d dimensions or %d splits are out of bounds", c.kind, c.dtype, c.reduce_op, c.ndim, c.nsplits)
+	}
+	engine.Lock()
+	ranks, known := engine.sets[uint32(c.process_set)]
+	engine.Unlock()
+	if !known {
+		return worker.Op{}, fmt.Errorf("process set %d does not exist", c.process_set)
+	}
+	op := worker.Op{
+		Kind: units.Kind(c.kind), DType: units.DType(c.dtype), ReduceOp: units.ReduceOp(c.reduce_op),
+		Set: wire.ProcessSet{ID: uint32(c.process_set), Ranks: ranks}, Root: int(c.root), Priority: int(c.priority),
+		Shape: numbers(c.shape, c.ndim), Prescale: float64(c.prescale), Postscale: float64(c.postscale),
+		Name: C.GoString(c.name), Empty: c.empty != 0,
+	}
+	if c.splits != nil {
+		op.Splits = numbers(c.splits, c.nsplits)
+	}
+	if err := readOptions(&op, c); err != nil {
+		return worker.Op{}, err
+	}
+	in, out, err := op.Lengths(rank)
+	if err != nil {
+		return worker.Op{}, err
+	}
+	if in > 0 && c.input == nil || out > 0 && c.output == nil {
+		return worker.Op{}, fmt.Errorf("%v: no memory given for %d bytes of input or %d of output", op.Kind, in, out)
+	}
+	op.Input, op.Output = memory(c.input, in), memory(c.output, out)
+	return op, nil
+}
+
+// readOptions reads the structures of options.
+func readOptions(op *worker.Op, c *C.pl_op) error {
+	sync, err := option(c.sync, "pl_sync", C.sizeof_pl_sync)
+	if err != nil {
+		return err
+	}
+	codec, err := option(c.codec, "pl_codec", C.sizeof_pl_codec)
+	if err != nil {
+		return err
+	}
+	gate, err := option(c.pull_gate, "pl_gate", C.sizeof_pl_gate)
+	if err != nil {
+		return err
+	}
+	held, err := option(c.held, "pl_held", C.sizeof_pl_held)
+	if err != nil {
+		return err
+	}
+	if held.use > math.MaxUint8 {
+		return fmt.Errorf("use %d is out of bounds", held.use)
+	}
+	op.Declared = options.Declared{
+		Sync:     options.Sync{Model: C.GoString(sync.model), SoftPark: sync.soft_park != 0},
+		Codec:    C.GoString(codec.codec),
+		PullGate: options.Gate{Threshold: float64(gate.threshold), Decay: float64(gate.decay)},
+	}
+	op.Held = worker.Held{Use: units.Use(held.use), Significance: float32(held.significance), Group: C.GoString(held.group)}
+	// Later uses of a held value need a declaration under the same model, so that is the one to look at:
+	// a model may be an expression, which is compiled each time that it is checked.
+	if accumulate := op.Kind == units.Accumulate; op.Sync != (options.Sync{}) && (!accumulate || op.Use == units.Declare) {
+		return node.CheckSync(op.Sync.Model, op.Sync.SoftPark, accumulate, len(op.Set.Ranks))
+	}
+	return nil
+}
+
+// writeOutput fills in a caller's structure of so many bytes.
+func writeOutput(to *C.pl_output, size uintptr, full C.pl_output) {
+	full.size = C.uint32_t(size)
+	b := unsafe.Slice((*byte)(unsafe.Pointer(to)), size)
+	clear(b[copy(b, unsafe.Slice((*byte)(unsafe.Pointer(&full)), unsafe.Sizeof(full))):])
+}
+func numbers(p *C.int64_t, n C.uint32_t) []int64 {
+	list := make([]int64, n)
+	for i, v := range unsafe.Slice(p, n) {
+		list[i] = int64(v)
+	}
+	return list
+}
+
+func memory(p unsafe.Pointer, n int64) []byte { return unsafe.Slice((*byte)(p), n) }
+
+func alloc(n int) []byte {
+	p := C.pl_alloc(C.uint64_t(n))
+	if p == nil {
+		return nil
+	}
+	return unsafe.Slice((*byte)(p), n)
+}

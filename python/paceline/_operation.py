@@ -1,0 +1,109 @@
+"""Operations as the C ABI takes them, with their options in structures of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from paceline import _abi
+from paceline.significance import Significance
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a tensor is declared with: the same on every rank, and in every use of a held value."""
+
+    sync: str | None = None  # synchronisation model; None: BSP
+    soft_park: bool = False  # of a held value: delayed pulls wait in the soft-barrier order
+    codec: str | None = None  # None: the job's
+    pull_gate: Significance | None = None  # of a held value
+
+    @functools.cached_property
+    def pointers(self) -> tuple[Any, Any, Any]:
+        """The structures of options in the order of pl_op, which operations share; None where all are the defaults."""
+        sync = codec = gate = None
+        if self.sync is not None or self.soft_park:
+            sync = _pointer(_abi.Sync, self.soft_park, _bytes(self.sync))
+        if self.codec is not None:
+            codec = _pointer(_abi.Codec, 0, _bytes(self.codec))
+        if self.pull_gate is not None:
+            gate = _pointer(_abi.Gate, 0, self.pull_gate.threshold, self.pull_gate.decay)
+        return sync, codec, gate
+
+
+DEFAULTS = Options()
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """What an operation does with a value that the servers hold."""
+
+    use: int
+    significance: float = 0.0
+    group: str | None = None
+
+    def pointer(self) -> Any:
+        """The structure of options."""
+        return _pointer(_abi.Held, self.use, self.significance, 0, _bytes(self.group))
+
+
+def operation(
+    kind: int,
+    dtype: int,
+    shape: Sequence[int],
+    input: int,
+    output: int,
+    *,
+    reduce_op: int = 0,
+    process_set: int = 0,
+    root: int = 0,
+    priority: int = 0,
+    splits: Sequence[int] | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    name: str | None = None,
+    options: Options = DEFAULTS,
+    held: Held | None = None,
+    empty: bool = False,
+) -> _abi.Op:
+    """A pl_op. input and output are addresses (0 where there are no bytes); shape is that of the input."""
+    op = _abi.Op(
+        ctypes.sizeof(_abi.Op),
+        kind,
+        dtype,
+        reduce_op,
+        process_set,
+        root,
+        priority,
+        len(shape),
+        _dimensions(tuple(shape)),
+        input or None,
+        output or None,
+        None,
+        0,
+        prescale,
+        postscale,
+        _bytes(name),
+        *options.pointers,
+        None if held is None else held.pointer(),
+        empty,
+    )
+    if splits is not None:
+        op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)
+    return op
+
+
+@functools.lru_cache(maxsize=4096)
+def _dimensions(shape: tuple[int, ...]) -> Any:
+    return (ctypes.c_int64 * len(shape))(*shape)
+
+
+def _pointer(structure: type[ctypes.Structure], *fields: Any) -> Any:
+    return ctypes.pointer(structure(ctypes.sizeof(structure), *fields))
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()

@@ -1,0 +1,60 @@
+"""The C interface from C: programs that are compiled against the header and linked to the library, in real jobs."""
+
+import json
+import os
+import secrets
+import shlex
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline import _abi
+
+HERE = Path(__file__).parent
+# As python/backend/compilers.py has it: PyPI's compiler where the machine has none.
+CC = shlex.split(os.environ.get("CC", "cc"))
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    """Compiles a program of c/."""
+
+    def compile(name):
+        program, library = tmp_path / name, _abi.library_path().resolve()
+        include = ["-I", HERE / "c", "-I", HERE.parents[1] / "cgo"]
+        link = [library, f"-Wl,-rpath,{library.parent}", "-lpthread"]
+        source = HERE / "c" / f"{name}.c"
+        subprocess.run([*CC, "-std=gnu11", "-Wall", "-Werror", *include, source, "-o", program, *link], check=True)
+        return program
+
+    return compile
+
+
+def run(program, *, size=2, **settings):
+    """Runs the program as the ranks of a job. Each gets what pl_init takes, and its rank."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    env = {"PACELINE_SIZE": str(size), "PACELINE_PORT": str(port), "PACELINE_JOB_SECRET": secrets.token_hex(16)}
+    ranks = []
+    for rank in range(size):
+        own = {"PACELINE_RANK": str(rank), "PACELINE_LOCAL_RANK": str(rank), "PACELINE_LOCAL_SIZE": str(size)}
+        text = json.dumps({"env": env | own, "settings": settings})
+        ranks.append(subprocess.Popen([program, text, str(rank)], stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [(rank.returncode, error) for rank, error in zip(ranks, errors, strict=True)] == [(0, "")] * size
+
+
+def test_a_caller_that_was_compiled_with_an_older_header(compiled):
+    run(compiled("older"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"partition_bytes": "64KiB", "sum_in_rank_order": True}])
+def test_ends_of_operations_are_told_by_a_call_each(compiled, settings):
+    run(compiled("done"), **settings)
