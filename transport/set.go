@@ -20,8 +20,8 @@ const optionalPatience = 2 * time.Second
 // process of the job has it, and the scheduler is reached by it. The others are optional.
 //
 // Both ends choose: a server has an address of each kind in which it could listen, and whoever connects tries those
-// in its own order. A kind that the server has no address of is passed over; an optional kind that fails is reported once and
-// the next is tried. Every kind authenticates, so that a fall to another one weakens nothing.
+// in its own order. A kind that the server has no address of is passed over. An optional kind that fails is reported
+// once, and the next is tried. Every kind authenticates.
 type Set struct {
 	kinds []Transport
 	fell  []sync.Once // of each kind: that dials fall to the next one was logged
