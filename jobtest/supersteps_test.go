@@ -2,6 +2,7 @@ package jobtest_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -65,6 +66,7 @@ func (g *group) do(ops []worker.Op) error {
 		if _, err := await(done[i], g.rank, ops[i].Name); err != nil {
 			return err
 		}
+		g.values[i].take(ops[i])
 	}
 	return nil
 }
@@ -120,6 +122,36 @@ func TestSupersteps(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// algorithms.md section 3: s = 1 is BSP. A rank whose iteration makes a barrier due stops with that iteration, so that
+// there are as many supersteps as iterations, and every rank reads what all have added.
+func TestAdaptiveWithThresholdsOfOneIsBSP(t *testing.T) {
+	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(1)} {
+		t.Run(place, func(t *testing.T) {
+			virtually(t, transporttest.Options{}, func(t *testing.T, network jobOption) {
+				const ranks, iterations = 3, 20 // in less than the window in which the machine's occupancy is measured
+				j := startJob(t, ranks, smallPartitions, option, network)
+				j.each(func(rank int) error {
+					g, err := j.group(rank, "value", "adaptive:1,1", 2, partition/2)
+					for i := 0; i < iterations && err == nil; i++ {
+						time.Sleep(time.Duration(10+rank) * time.Millisecond) // it computes
+						if err = g.step(1); err != nil {
+							break
+						}
+						where := j.workers[rank].Engine.Supersteps()[0]
+						if where.Superstep != uint64(i+1) || where.Iterations != 0 {
+							err = fmt.Errorf("after %d iterations rank %d is at %+v", i+1, rank, where)
+						}
+						for _, v := range g.values {
+							err = errors.Join(err, v.is(10+ranks*float32(i+1)))
+						}
+					}
+					return err
+				})
+			})
+		})
 	}
 }
 

@@ -32,10 +32,15 @@ func (v *held) use(use units.Use, x float32) error {
 	if _, err := v.j.do(v.rank, op); err != nil {
 		return err
 	}
+	v.take(op)
+	return nil
+}
+
+// take notes what an operation has read.
+func (v *held) take(op worker.Op) {
 	for i := range len(op.Output) / 4 {
 		v.now[i] = math.Float32frombits(binary.NativeEndian.Uint32(op.Output[4*i:]))
 	}
-	return nil
 }
 
 func (v *held) op(use units.Use, x float32) worker.Op {

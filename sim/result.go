@@ -62,7 +62,7 @@ func (r *run) summary() Result {
 	}
 	if r.Model.Supersteps != nil {
 		leads, staleness = r.decider.leads, r.decider.staleness
-		s.Supersteps = r.decider.superstep
+		s.Supersteps = r.decider.supersteps.Superstep()
 	}
 	s.MeanLead, s.MaxLead = leads.mean(), leads.most
 	s.Staleness, s.MaxStale = staleness.mean(), staleness.most

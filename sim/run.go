@@ -4,20 +4,23 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/paceline/paceline/core/superstep"
 )
 
 // The life of an iteration, event by event.
 type eventKind uint8
 
 const (
-	computed eventKind = iota // a worker has computed and pushes its keys one after the other
+	computed eventKind = iota // a worker has computed
+	ended                     // the decider hears that a worker has ended an iteration
+	stop                      // a worker hears where its superstep ends, or that it goes on
 	head                      // the first byte of a push is at its server's link
 	whole                     // a push is whole, and the pull with it there
 	reported                  // global barrier: the scheduler hears that all pushes of a worker are whole
 	granted                   // global barrier: a pull that the scheduler allowed is at its server
 	answered                  // the first byte of an answer is at its worker's link
 	complete                  // a worker has all its answers
-	stop                      // a worker hears which iteration of its superstep is the last
 	tuned                     // the servers hear of a new pull condition
 )
 
@@ -45,10 +48,10 @@ type worker struct {
 	in        link   // out needs none: a worker's pushes follow each other
 	iteration uint64 // that it is in
 	superstep uint64
-	step      uint64 // iterations done in this superstep
-	last      bool   // the iteration ends the superstep
-	stopIn    uint64 // the superstep, plus one, that stopAt is for
-	stopAt    uint64
+	last      bool               // the iteration ends the superstep
+	steps     *superstep.Worker  // nil without supersteps
+	reports   []superstep.Report // under way to the decider
+	words     []superstep.Stop   // under way from it
 
 	pushed   time.Duration // when it began to push
 	arrived  time.Duration // when its last push so far was whole
@@ -101,6 +104,9 @@ func newRun(s Scenario) (*run, error) {
 	for rank := range r.workers {
 		rng := rand.New(rand.NewPCG(s.Seed, uint64(rank)))
 		r.workers[rank] = worker{rng: rng, own: rng.Float64()}
+		if s.Model.Supersteps != nil {
+			r.workers[rank].steps = superstep.NewWorker(s.Model.Supersteps, rank)
+		}
 	}
 	gates := s.keys()
 	if s.Barrier == Global {
@@ -123,7 +129,11 @@ func (r *run) handle(e event) error {
 	rank, key := int(e.rank), int(e.key)
 	switch e.kind {
 	case computed:
-		r.push(rank)
+		r.endIteration(rank)
+	case ended:
+		r.hear(rank)
+	case stop:
+		r.stop(rank)
 	case head:
 		r.arrive(rank, key)
 	case whole:
@@ -136,9 +146,6 @@ func (r *run) handle(e event) error {
 		r.receive(rank, key)
 	case complete:
 		r.complete(rank)
-	case stop:
-		w := &r.workers[rank]
-		w.stopIn, w.stopAt = uint64(key)+1, r.decider.stop[rank]
 	case tuned:
 		return r.retune()
 	}
@@ -148,20 +155,60 @@ func (r *run) handle(e event) error {
 // begin begins a worker's next iteration.
 func (r *run) begin(rank int) {
 	w := &r.workers[rank]
+	if w.steps != nil {
+		w.steps.Begin(r.now)
+	}
 	w.interval = r.Compute.draw(draw{w.rng, rank, w.own, w.iteration})
 	r.queue.add(r.now+w.interval, computed, rank, 0)
 }
 
-// push sends a worker's keys. One event at a time is under way for them, or the queue would hold all
-// messages of all workers.
-func (r *run) push(rank int) {
+// endIteration pushes what a worker has computed. Where that can make a barrier due, the worker asks the decider
+// before.
+func (r *run) endIteration(rank int) {
 	w := &r.workers[rank]
 	w.pushed, w.ready = r.now, 0
 	w.coming, w.missing = len(r.size), len(r.size)
-	w.step++
-	w.last = r.decider != nil && w.stopIn == w.superstep+1 && w.step >= w.stopAt
 	r.result.compute += w.interval
 	w.interval += w.exchange
+	verdict := superstep.GoesOn
+	if w.steps != nil {
+		var report superstep.Report
+		report, verdict = w.steps.End(r.now)
+		report.Interval = w.interval
+		w.reports = append(w.reports, report)
+		r.queue.add(r.now+r.Latency, ended, rank, 0)
+	}
+	if verdict != superstep.Asked {
+		r.push(rank, verdict)
+	}
+}
+
+// hear takes a worker's report to the decider.
+func (r *run) hear(rank int) {
+	w := &r.workers[rank]
+	report := w.reports[0]
+	w.reports = append(w.reports[:0], w.reports[1:]...)
+	for _, s := range r.decider.supersteps.Hear(report, r.now).Stops {
+		to := &r.workers[s.Rank]
+		to.words = append(to.words, s)
+		r.queue.add(r.now+r.Latency, stop, s.Rank, 0)
+	}
+}
+
+// stop takes the decider's word to a worker.
+func (r *run) stop(rank int) {
+	w := &r.workers[rank]
+	word := w.words[0]
+	w.words = append(w.words[:0], w.words[1:]...)
+	if verdict := w.steps.Stop(word, r.now); verdict != superstep.None {
+		r.push(rank, verdict)
+	}
+}
+
+// push sends a worker's keys. One event at a time is under way for them, or the queue would hold all
+// messages of all workers.
+func (r *run) push(rank int, verdict superstep.Verdict) {
+	r.workers[rank].last = verdict == superstep.WasLast
 	r.queue.add(r.now+r.Latency, head, rank, 0)
 }
 
@@ -192,7 +239,7 @@ func (r *run) take(rank, key int) error {
 func (r *run) exchange(k, rank int) error {
 	w, g := &r.workers[rank], r.gates[k]
 	if k == 0 {
-		r.hear(rank)
+		r.note(rank)
 	}
 	progress := w.iteration
 	if r.Model.Supersteps != nil {
@@ -206,7 +253,7 @@ func (r *run) exchange(k, rank int) error {
 	if err := g.exchange(rank, progress); err != nil {
 		return err
 	}
-	if k == 0 && g.v > v && r.decider != nil && r.decider.tuner != nil {
+	if k == 0 && g.v > v && r.decider.tuner != nil {
 		r.decider.tune()
 		r.queue.add(r.now+r.Latency, tuned, 0, 0)
 	}
@@ -214,21 +261,14 @@ func (r *run) exchange(k, rank int) error {
 	return nil
 }
 
-// hear tells the decider, and the workers what it decides.
-func (r *run) hear(rank int) {
-	if r.decider == nil {
-		return
-	}
-	superstep := int(r.decider.superstep)
+// note enters a push to the first key where the decider looks.
+func (r *run) note(rank int) {
 	w := &r.workers[rank]
-	if r.decider.hear(rank, r.now, w.interval, w.last) {
-		for q := range r.workers {
-			r.queue.add(r.now+r.Latency, stop, q, superstep)
-		}
+	if w.steps != nil {
+		r.decider.pushed(rank, w.last)
 	}
-	if r.Model.Supersteps != nil {
-		r.decider.stale(rank, w.last)
-	}
+	report := &r.decider.reports[rank]
+	report.Pushed, report.At, report.Interval = report.Pushed+1, r.now, w.interval
 }
 
 // retune sets the tuner's newest pull condition on all gates.
@@ -292,7 +332,7 @@ func (r *run) complete(rank int) {
 	r.result.exchange += w.exchange
 	r.result.Done++
 	if w.last {
-		w.superstep, w.step, w.last = w.superstep+1, 0, false
+		w.superstep, w.last = w.superstep+1, false
 	}
 	w.iteration++
 	if w.iteration == uint64(r.Iterations) {

@@ -1,6 +1,6 @@
 // Package sim runs whole jobs in virtual time: up to 10,000 workers against hundreds of servers, on
 // one core, from a seed. It drives the code that decides on the wire, condition.Machine for each key
-// and barrier.Planner for a job; only the computing and the links are models. Every run is held
+// and both halves of core/superstep; only the computing and the links are models. Every run is held
 // against a ledger of its own (gate.go), and what breaks it is an error that names the seed.
 //
 // What is modelled. A worker computes for a time drawn from its Compute, then pushes its keys, in the

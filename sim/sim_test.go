@@ -140,6 +140,18 @@ func TestAdaptiveWaitsLessThanBSP(t *testing.T) {
 	}
 }
 
+// algorithms.md section 3: s = 1 is BSP. The worker whose iteration makes the barrier due stops with that iteration,
+// so that there are as many supersteps as iterations and nobody reads a value that misses a push.
+func TestAdaptiveWithThresholdsOfOneIsBSP(t *testing.T) {
+	for _, latency := range []time.Duration{0, 7 * ms} {
+		s := scenario(t, "adaptive:1,1", "uniform:100ms,140ms", func(s *Scenario) { free(5, 40)(s); s.Latency = latency })
+		r := mustRun(t, s)
+		if r.Supersteps != 40 || r.Done != 200 || r.MaxStale != 0 || r.MaxLead != 0 {
+			t.Errorf("latency %v: %+v", latency, r)
+		}
+	}
+}
+
 func TestDSPSMovesStaleness(t *testing.T) {
 	r := mustRun(t, scenario(t, "dsps:1,9", "slow:100ms,3", free(4, 60)))
 	if r.MaxLead <= 1 || r.MaxLead > 9 {

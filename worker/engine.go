@@ -98,6 +98,7 @@ type Engine struct {
 	settle     sync.Once
 	conditions conditions
 	busy       occupancy
+	origin     time.Time     // from which the machines' times count
 	ended      chan struct{} // closed when everything in flight has been settled after an end
 
 	mu        sync.Mutex
@@ -109,7 +110,6 @@ type Engine struct {
 	joining   *joinState
 	leaders   map[uint32]*declaration // first values of groups with supersteps, by tensor
 	warned    map[string]time.Time    // when a server last warned of a stall
-	stops     int                     // groups whose superstep's end is known
 	broken    error                   // why the engine takes no more operations
 	lost      *wire.Lost
 }
@@ -123,7 +123,7 @@ func New(cfg Config) *Engine {
 		cfg.LoadPolicy = policy.Parse
 	}
 	e := &Engine{
-		cfg: cfg, peers: make([]*peer, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}),
+		cfg: cfg, peers: make([]*peer, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}), origin: time.Now(),
 		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{}, warned: map[string]time.Time{}, policies: map[string]*policy.Policy{},
 	}
 	e.encoder = newEncoder(e)
@@ -202,9 +202,9 @@ func (e *Engine) Submit(ops []Op) error {
 		started[i] = e.register(&ops[i])
 	}
 	e.declares.flush()
-	stops := e.stops
+	stopping := e.stopping()
 	e.mu.Unlock()
-	if stops > 0 {
+	if stopping {
 		e.excuse()
 	}
 	for _, o := range started {

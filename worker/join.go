@@ -80,7 +80,7 @@ func (e *Engine) joined(server, last int) {
 	e.joining = nil
 	e.cfg.Membership.Anew()
 	e.names = map[nameID]*nameState{}
-	e.leaders, e.stops = map[uint32]*declaration{}, 0
+	e.disband()
 	e.mu.Unlock()
 	for _, p := range e.peers {
 		if p != nil {

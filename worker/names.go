@@ -39,8 +39,8 @@ type declaration struct {
 	next    uint64       // iteration of the next operation; of a held value the next push
 	waiting []*operation // until it is declared
 
-	group     string     // of a held value: the first of those that are stepped together; "" without supersteps
-	superstep *superstep // of the first
+	group     string // of a held value: the first of those that are stepped together; "" without supersteps
+	superstep *steps // of the first
 }
 
 type declareState uint8

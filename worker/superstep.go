@@ -9,22 +9,20 @@ import (
 	"sync"
 	"time"
 
+	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/superstep"
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// superstep is where this rank is under a model with supersteps (adaptive, ElasticBSP), on behalf of all values
+// steps is where this rank is under a model with supersteps (adaptive, ElasticBSP), on behalf of all values
 // that it steps together: a group, named after its first value. Guarded by Engine.mu.
 //
-// Invariant: every value of the group has number iterations that were pushed, each ending a superstep.
-type superstep struct {
-	number uint64
-	done   uint64        // iterations in it
-	stop   uint64        // the iteration of it, from 1, that is the last; 0: not known yet
-	began  time.Time     // the iteration that runs
-	took   time.Duration // the one before
-	late   *time.Timer   // looks after the rank's patience whether it has come; nil before the first end
-	absent bool          // this rank has not come for longer than others are to wait for it
-	s, w   uint64        // thresholds by which the decider last decided
+// Invariant: every value of the group has as many iterations that were pushed as the rank has ended supersteps.
+type steps struct {
+	*superstep.Worker
+	answer chan bool   // whether the iteration that asked was the last of its superstep; closed when all ranks have joined
+	late   *time.Timer // looks after the rank's patience whether it has come
+	until  uint64      // the superstep that late is for
 }
 
 // Superstep tells where this rank is.
@@ -51,35 +49,41 @@ func (e *Engine) leader(set uint32, name string) (*declaration, error) {
 
 // EndIteration tells the decider that this rank has ended an iteration with the values of a group, and reports
 // whether it was the last of the superstep: then they are pushed by Add and Read, and the rank waits for the
-// others; else within the superstep.
+// others; else within the superstep. Where that iteration can make a barrier due it waits for the decider's answer.
 func (e *Engine) EndIteration(set uint32, name string) (last bool, err error) {
 	busy := e.busy.sample()
 	e.mu.Lock()
-	if err := e.broken; err != nil {
-		e.mu.Unlock()
-		return false, err
+	err = e.broken
+	var d *declaration
+	if err == nil {
+		d, err = e.leader(set, name)
 	}
-	d, err := e.leader(set, name)
+	if err == nil && d.superstep.Asking() {
+		err = fmt.Errorf("%w: rank %d ends an iteration with %q twice at a time", ErrInvalid, e.cfg.Rank, name)
+	}
 	if err != nil {
 		e.mu.Unlock()
 		return false, err
 	}
 	s := d.superstep
-	s.done++
-	last = s.stop > 0 && s.done >= s.stop
-	h := e.reportOf(d)
-	h.Significance = float32(busy)
-	if !s.began.IsZero() {
-		s.took = time.Since(s.began)
-		h.Aux = uint64(s.took)
-	}
-	if last {
-		h.Flags |= wire.FlagLast
-		e.next(s)
-	}
+	r, verdict := s.End(time.Since(e.origin))
+	r.Occupancy = busy
+	h := e.headerOf(r, wire.FlagHome, d)
+	e.expect(s)
 	e.mu.Unlock()
 	e.report(d, d.placed.Servers[0], h)
-	return last, nil
+	if verdict != superstep.Asked {
+		return verdict == superstep.WasLast, nil
+	}
+	select {
+	case last, ok := <-s.answer:
+		if !ok {
+			return false, fmt.Errorf("%w: all ranks have joined while rank %d ended an iteration with %q", ErrInvalid, e.cfg.Rank, name)
+		}
+		return last, nil
+	case <-e.ended:
+		return false, e.Err()
+	}
 }
 
 // BeginIteration says that this rank begins to compute: what went before was waiting.
@@ -88,49 +92,66 @@ func (e *Engine) BeginIteration(set uint32, name string) error {
 	defer e.mu.Unlock()
 	d, err := e.leader(set, name)
 	if err == nil {
-		d.superstep.began = time.Now()
+		d.superstep.Begin(time.Since(e.origin))
 	}
 	return err
 }
 
-// reportOf is what the decider is told. Callers hold mu.
-func (e *Engine) reportOf(d *declaration) wire.Header {
-	s := d.superstep
+// headerOf is the frame of a report on a value. Callers hold mu.
+func (e *Engine) headerOf(r superstep.Report, flags wire.Flags, d *declaration) wire.Header {
+	if r.Last {
+		flags |= wire.FlagLast
+	}
+	if r.Empty {
+		flags |= wire.FlagEmpty
+	}
+	if r.Asks {
+		flags |= wire.FlagAsk
+	}
 	return wire.Header{
-		Type: wire.TypeReport, Flags: wire.FlagHome, Epoch: e.epoch().Number, Tensor: d.t.ID, Rank: uint32(e.cfg.Rank),
-		Iteration: s.number, Count: uint32(min(s.done, 1<<31)),
+		Type: wire.TypeReport, Flags: flags, Epoch: e.epoch().Number, Tensor: d.t.ID, Rank: uint32(r.Rank), Iteration: r.Superstep,
+		Count: uint32(min(r.Iteration, 1<<31)), Aux: uint64(r.Interval), Significance: float32(r.Occupancy),
 	}
 }
 
-// next begins the next superstep. Callers hold mu.
-func (e *Engine) next(s *superstep) {
-	s.number++
-	s.done, s.stop, s.absent = 0, 0, false
-	s.late.Stop()
-	e.stops--
+// stopOf is what a frame of type stop says.
+func (e *Engine) stopOf(h *wire.Header) superstep.Stop {
+	s := superstep.Stop{Rank: e.cfg.Rank, Superstep: h.Iteration, Iteration: uint64(h.Count)}
+	s.Thresholds.S, s.Thresholds.W = wire.Unpacked(h.Aux)
+	return s
 }
 
-// patience is how long this rank may take for an iteration before others at the barrier are not to wait for it
-// any more: it may have done all that it was to do, or write a checkpoint.
-func (s *superstep) patience() time.Duration { return time.Second + 10*s.took }
-
-// expect looks after the rank's patience whether it has come to the barrier of a superstep. Callers hold mu.
-func (e *Engine) expect(s *superstep) {
-	number := s.number
-	s.late = time.AfterFunc(s.patience()-time.Since(s.began), func() {
+// expect looks after the rank's patience whether it has come to the end of its superstep, where that is known.
+// Callers hold mu.
+func (e *Engine) expect(s *steps) {
+	if s.late != nil {
+		if s.Stopping() && s.until == s.Superstep() {
+			return
+		}
+		s.late.Stop()
+		s.late = nil
+	}
+	if !s.Stopping() {
+		return
+	}
+	again, _ := s.Late(time.Since(e.origin))
+	s.until = s.Superstep()
+	number := s.until
+	s.late = time.AfterFunc(again, func() {
 		e.mu.Lock()
-		if e.broken != nil || s.number != number {
+		if e.broken != nil || !s.Stopping() || s.Superstep() != number {
 			e.mu.Unlock()
 			return
 		}
-		if time.Since(s.began) < s.patience() { // it has begun another iteration since
+		s.late = nil
+		_, absent := s.Late(time.Since(e.origin))
+		if !absent { // it has begun another iteration since
 			e.expect(s)
-			e.mu.Unlock()
-			return
 		}
-		s.absent = true
 		e.mu.Unlock()
-		e.excuse()
+		if absent {
+			e.excuse()
+		}
 	})
 }
 
@@ -146,23 +167,34 @@ func (e *Engine) report(d *declaration, server int, h wire.Header) {
 	}
 }
 
-// Stopped is the decider's word where this rank's superstep ends.
+// Stopped is the decider's word where this rank's superstep ends, or that it goes on.
 func (e *Engine) Stopped(h wire.Header) {
 	e.mu.Lock()
 	d := e.leaders[h.Tensor]
-	if d == nil || d.superstep.number != h.Iteration || d.superstep.stop > 0 {
+	if d == nil {
 		e.mu.Unlock()
 		return
 	}
-	d.superstep.stop = uint64(max(h.Count, 1))
-	d.superstep.s, d.superstep.w = wire.Unpacked(h.Aux)
-	e.stops++
-	if d.superstep.began.IsZero() {
-		d.superstep.began = time.Now()
+	s := d.superstep
+	if verdict := s.Stop(e.stopOf(&h), time.Since(e.origin)); verdict != superstep.None {
+		s.answer <- verdict == superstep.WasLast
 	}
-	e.expect(d.superstep)
+	e.expect(s)
+	stopping := s.Stopping()
 	e.mu.Unlock()
-	e.excuse()
+	if stopping {
+		e.excuse()
+	}
+}
+
+// stopping reports whether the end of some group's superstep is known. Callers hold mu.
+func (e *Engine) stopping() bool {
+	for _, d := range e.leaders {
+		if d.superstep.Stopping() {
+			return true
+		}
+	}
+	return false
 }
 
 // excuse ends this rank's superstep without it where its end is decided and the rank may not come: others wait
@@ -177,30 +209,26 @@ func (e *Engine) excuse() {
 	var frames []sent
 	e.mu.Lock()
 	for _, d := range e.leaders {
-		if e.stops == 0 {
-			break
-		}
-		if d.superstep.stop == 0 || d.next < d.superstep.number || !d.superstep.absent && !e.elsewhere(d) {
+		s := d.superstep
+		if !s.Stopping() || d.next < s.Superstep() || !s.Absent() && !e.elsewhere(d) {
 			continue // or the push that ended the superstep before is still to be submitted, and looks again here
 		}
 		members := e.members(d)
 		if slices.ContainsFunc(members, func(m *declaration) bool { return m.state != declareDone }) {
 			continue // the use that declares it looks again here
 		}
-		h := e.reportOf(d)
-		h.Flags = wire.FlagLast | wire.FlagEmpty
+		r := s.Excuse()
 		for _, m := range members {
 			m.next++
-			h.Tensor = m.t.ID
 			for server, home := range m.homes(m == d) {
-				h.Flags &^= wire.FlagHome
+				flags := wire.Flags(0)
 				if home {
-					h.Flags |= wire.FlagHome
+					flags = wire.FlagHome
 				}
-				frames = append(frames, sent{m, server, h})
+				frames = append(frames, sent{m, server, e.headerOf(r, flags, m)})
 			}
 		}
-		e.next(d.superstep)
+		e.expect(s)
 	}
 	e.mu.Unlock()
 	for _, f := range frames {
@@ -246,7 +274,7 @@ func (e *Engine) Supersteps() []Superstep {
 	list := []Superstep{}
 	for _, d := range e.leaders {
 		s := d.superstep
-		list = append(list, Superstep{Value: d.t.Name, Model: d.t.Sync.Model, Superstep: s.number, Iterations: s.done, S: s.s, W: s.w})
+		list = append(list, Superstep{Value: d.t.Name, Model: d.t.Sync.Model, Superstep: s.Superstep(), Iterations: s.Iterations(), S: s.Thresholds().S, W: s.Thresholds().W})
 	}
 	return list
 }
@@ -258,10 +286,21 @@ func (d *declaration) follows(leader *declaration) bool {
 
 // lead begins the supersteps of a group when its first value is declared. Callers hold mu.
 func (e *Engine) lead(d *declaration) {
-	if d.group != "" && d.group == d.t.Name {
-		d.superstep = &superstep{}
+	if d.group == "" || d.group != d.t.Name {
+		return
+	}
+	if m, err := condition.Parse(d.t.Sync.Model); err == nil && m.Supersteps != nil {
+		d.superstep = &steps{Worker: superstep.NewWorker(m.Supersteps, e.cfg.Rank), answer: make(chan bool, 1)}
 		e.leaders[d.t.ID] = d
 	}
+}
+
+// disband forgets all groups, when all ranks have joined. Callers hold mu.
+func (e *Engine) disband() {
+	for _, d := range e.leaders {
+		close(d.superstep.answer)
+	}
+	e.leaders = map[uint32]*declaration{}
 }
 
 // occupancyWindow is what a measurement of the occupancy takes at least: the kernel counts in hundredths of a

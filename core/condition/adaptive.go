@@ -3,7 +3,6 @@ package condition
 import (
 	"fmt"
 	"math"
-	"slices"
 	"time"
 )
 
@@ -25,19 +24,49 @@ type Adaptive struct {
 	W uint64 // weak threshold: iterations of the slowest at which a barrier is due
 }
 
+// Rule implements Supersteps.
+func (a Adaptive) Rule() Rule { return &adaptiveRule{base: a, now: a} }
+
+// Asks implements Supersteps: thresholds never fall below those for equals, so that before the lesser of them nobody
+// can lead by S, nor be the slowest with W iterations.
+func (a Adaptive) Asks(iteration uint64) bool { return iteration >= min(a.S, a.W) }
+
 func (a Adaptive) String() string {
 	return fmt.Sprintf("a lead of %d, or the slowest has done %d", a.S, a.W)
 }
 
-// Due reports whether a barrier is due when the live workers have done these numbers of iterations
-// since the last: then each finishes the iteration that it is in, pushes it and waits.
-func (a Adaptive) Due(done []uint64) bool {
-	if len(done) == 0 {
+// Due reports whether a barrier is due when the live workers have done these numbers of iterations since the last:
+// then each finishes the iteration that it is in, pushes it and waits.
+func (a Adaptive) Due(slowest, fastest uint64) bool { return fastest-slowest >= a.S || slowest >= a.W }
+
+// adaptiveRule has the thresholds follow the workers with every report, so that one long iteration, such as one with
+// a checkpoint before it, counts until that worker's next and not for a superstep as long as it has allowed.
+type adaptiveRule struct{ base, now Adaptive }
+
+// Due implements Rule.
+func (r *adaptiveRule) Due(live []Stride) bool {
+	r.now = r.base.Thresholds(live)
+	slowest, fastest, any := uint64(math.MaxUint64), uint64(0), false
+	for i := range live {
+		if s := &live[i]; !s.Ended {
+			slowest, fastest, any = min(slowest, s.Done), max(fastest, s.Done), true
+		}
+	}
+	if !any || !r.now.Due(slowest, fastest) {
 		return false
 	}
-	slowest := slices.Min(done)
-	return slices.Max(done)-slowest >= a.S || slowest >= a.W
+	for i := range live {
+		if s := &live[i]; s.Waits {
+			s.Stop = s.Done
+		} else {
+			s.Stop = s.Done + 1 // at the end of the iteration that it is in
+		}
+	}
+	return true
 }
+
+// Thresholds implements Rule.
+func (r *adaptiveRule) Thresholds() Adaptive { return r.now }
 
 // Thresholds are those for the workers as they are now; a are those for workers that are alike.
 //
@@ -46,8 +75,8 @@ func (a Adaptive) Due(done []uint64) bool {
 // S alone has it among equals. W grows alike: among equals, where the lead never reaches s, it is W
 // that ends a superstep; from a difference of 2 on, where a superstep of w iterations of the slowest
 // would let the fastest lead by more than s, it is s.
-func (a Adaptive) Thresholds(reports []Report) Adaptive {
-	alpha := Difference(reports)
+func (a Adaptive) Thresholds(live []Stride) Adaptive {
+	alpha := Difference(live)
 	return Adaptive{S: stretch(a.S, alpha), W: stretch(a.W, alpha)}
 }
 
@@ -55,11 +84,12 @@ func (a Adaptive) Thresholds(reports []Report) Adaptive {
 // two signals: the slowest worker's interval over the fastest's, which is what slows a job down, and
 // 1 plus the spread of the nodes' CPU occupancies (the paper's signal), which shows an interfering
 // program before an iteration under it has ended.
-func Difference(reports []Report) float64 {
+func Difference(live []Stride) float64 {
 	alpha := 1.0
 	var short, long time.Duration
 	low, high := math.Inf(1), math.Inf(-1)
-	for _, w := range reports {
+	for i := range live {
+		w := &live[i].Report
 		low, high = min(low, w.Occupancy), max(high, w.Occupancy)
 		if w.Interval <= 0 {
 			continue

@@ -1,6 +1,11 @@
 package condition
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+
+	"github.com/paceline/paceline/core/barrier"
+)
 
 // MaxPredictions bounds the iterations of each worker that ElasticBSP looks ahead.
 const MaxPredictions = 10_000
@@ -19,6 +24,60 @@ func newElastic(a *Arguments) (Model, error) {
 // iterations of each worker.
 type Elastic struct{ Predictions int }
 
+// Rule implements Supersteps.
+func (e Elastic) Rule() Rule { return &elasticRule{predictions: max(e.Predictions, 1)} }
+
+// Asks implements Supersteps: a barrier is predicted, so that it never falls with the iteration that makes the
+// prediction possible.
+func (Elastic) Asks(uint64) bool { return false }
+
 func (e Elastic) String() string {
 	return fmt.Sprintf("the least wait within %d iterations", e.Predictions)
 }
+
+// iterationsToPlan is how many iterations of each worker since the last barrier come before a plan: two ends make an
+// interval, and the wait at the barrier lies before the first.
+const iterationsToPlan = 2
+
+// elasticRule monitors, predicts and chooses. A wrong prediction makes workers wait longer at one barrier and does no
+// other harm.
+type elasticRule struct {
+	predictions int
+	search      barrier.Search
+	ends        [][]time.Duration
+	buffer      []time.Duration
+}
+
+// Due implements Rule.
+func (r *elasticRule) Due(live []Stride) bool {
+	r.ends, r.buffer = r.ends[:0], r.buffer[:0]
+	for i := range live {
+		s := &live[i]
+		if s.Ended {
+			continue
+		}
+		if s.Done < iterationsToPlan || s.Gap == 0 {
+			return false
+		}
+		from := len(r.buffer)
+		for k := range r.predictions {
+			r.buffer = append(r.buffer, s.At+time.Duration(k+1)*s.Gap)
+		}
+		r.ends = append(r.ends, r.buffer[from:])
+	}
+	choice, ok := r.search.ZipLine(r.ends)
+	if !ok {
+		return false
+	}
+	row := 0
+	for i := range live {
+		if s := &live[i]; !s.Ended {
+			s.Stop = s.Done + uint64(choice.Index(r.ends[row])) + 1
+			row++
+		}
+	}
+	return true
+}
+
+// Thresholds implements Rule: there are none.
+func (*elasticRule) Thresholds() Adaptive { return Adaptive{} }

@@ -17,10 +17,3 @@ type Report struct {
 type Tuner interface {
 	Tune(reports []Report) PullCondition
 }
-
-// Supersteps are the models with a barrier at the end of stretches in which workers run freely
-// (adaptive, elastic). Progress counts supersteps there, and a key's machine runs BSP over them: of
-// what a worker pushes in a superstep only the last push goes through it. When that is, one decider of
-// the job computes for all shards, which alone would choose different barriers: an Adaptive by Due, an
-// Elastic by package core/barrier.
-type Supersteps interface{ String() string }

@@ -1,6 +1,7 @@
 package condition
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -45,13 +46,13 @@ func TestDSPSStaysInItsRange(t *testing.T) {
 func TestAdaptiveBarrierIsDueByEitherThreshold(t *testing.T) {
 	a := Adaptive{S: 3, W: 5}
 	for _, c := range []struct {
-		done []uint64
-		due  bool
+		slowest, fastest uint64
+		due              bool
 	}{
-		{nil, false}, {[]uint64{0, 2, 1}, false}, {[]uint64{0, 3, 1}, true}, {[]uint64{4, 4, 4}, false}, {[]uint64{5, 5, 5}, true}, {[]uint64{4, 6}, false}, {[]uint64{4, 7}, true},
+		{0, 0, false}, {0, 2, false}, {0, 3, true}, {4, 4, false}, {5, 5, true}, {4, 6, false}, {4, 7, true},
 	} {
-		if got := a.Due(c.done); got != c.due {
-			t.Errorf("%v: due %v, want %v", c.done, got, c.due)
+		if got := a.Due(c.slowest, c.fastest); got != c.due {
+			t.Errorf("%d to %d: due %v, want %v", c.slowest, c.fastest, got, c.due)
 		}
 	}
 }
@@ -71,10 +72,17 @@ func TestAdaptiveThresholdsFollowTheSpread(t *testing.T) {
 		"new worker": {[]Report{{Interval: 100 * ms}, {}}, Adaptive{3, 2}},
 		"very slow":  {[]Report{{Interval: 1}, {Interval: time.Hour}}, Adaptive{MaxLead - 1, MaxLead - 1}},
 	} {
-		if got := base.Thresholds(c.reports); got != c.want {
+		if got := base.Thresholds(strides(c.reports)); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}
+}
+
+func strides(reports []Report) (live []Stride) {
+	for _, r := range reports {
+		live = append(live, Stride{Report: r})
+	}
+	return live
 }
 
 // The rule against fixed thresholds (the paper's test: a program on one node slows it in mid-run):
@@ -89,10 +97,10 @@ func TestAdaptiveRuleAgainstFixedThresholds(t *testing.T) {
 		reports[0] = append(reports[0], Report{Interval: alike[i]})
 		reports[1] = append(reports[1], Report{Interval: slowed[i]})
 	}
-	if got := base.Thresholds(reports[0]); got != base {
+	if got := base.Thresholds(strides(reports[0])); got != base {
 		t.Errorf("among equals: %v", got)
 	}
-	adaptive := base.Thresholds(reports[1])
+	adaptive := base.Thresholds(strides(reports[1]))
 	if got, fixed := work(adaptive, slowed), work(base, slowed); got < 1.4*fixed {
 		t.Errorf("with a slow node %v does %.2f of the work that would be possible, fixed %v %.2f", adaptive, got, base, fixed)
 	}
@@ -107,8 +115,9 @@ func TestAdaptiveRuleAgainstFixedThresholds(t *testing.T) {
 func superstep(a Adaptive, intervals []time.Duration) (work float64, lead uint64) {
 	done := make([]uint64, len(intervals))
 	next := append([]time.Duration(nil), intervals...)
-	for !a.Due(done) {
-		first := 0
+	first := 0
+	for !a.Due(slices.Min(done), slices.Max(done)) {
+		first = 0
 		for r := range next {
 			if next[r] < next[first] {
 				first = r
@@ -117,11 +126,14 @@ func superstep(a Adaptive, intervals []time.Duration) (work float64, lead uint64
 		done[first]++
 		next[first] += intervals[first]
 	}
-	var barrier, sum time.Duration // each finishes the iteration that it is in
+	var barrier, sum time.Duration  // each finishes the iteration that it is in
+	next[first] -= intervals[first] // but for the one that has made it due
 	for r := range next {
 		barrier = max(barrier, next[r])
 		sum += next[r]
-		done[r]++
+		if r != first {
+			done[r]++
+		}
 	}
 	for r := range done {
 		for q := range done {

@@ -47,7 +47,7 @@ const (
 	TypeBye                       // any: the sender leaves on purpose; a connection that ends without it is a lost peer
 	TypeCondition                 // worker ↔ server: JSON Condition, a change of synchronisation model; the server answers with a JSON ConditionReply
 	TypeReport                    // worker → server: it has ended iteration Count of superstep Iteration, which took Aux ns, with a CPU occupancy of Significance
-	TypeStop                      // server → worker: superstep Iteration ends with the receiver's iteration Count; Aux = Thresholds(s, w)
+	TypeStop                      // server → worker: superstep Iteration ends with the receiver's iteration Count, or goes on where that is 0; Aux = Thresholds(s, w)
 	TypeState                     // worker → server: asks for the residual of a key's answers; the result is empty where there is none
 	TypeRestore                   // worker → server: a piece of a key's residual, float32 from element Aux on; answered by an empty result
 	numTypes
@@ -102,7 +102,9 @@ const (
 	FlagEmpty
 	// FlagPlain on a push or pull of a held value: answer with the value itself, however the tensor is coded.
 	FlagPlain
-	knownFlags = FlagHome | FlagNoPull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty | FlagPlain
+	// FlagAsk on a report: the sender waits for a stop, whose Count is 0 where the superstep goes on.
+	FlagAsk
+	knownFlags = FlagHome | FlagNoPull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty | FlagPlain | FlagAsk
 )
 
 // What a header's Codec says of the payload.

@@ -1,0 +1,264 @@
+package superstep_test
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/superstep"
+	"github.com/paceline/paceline/internal/rankset"
+)
+
+var (
+	schedules = flag.Uint64("schedules", 2000, "random schedules that TestRandomSchedules runs")
+	replay    = flag.Uint64("schedule", 0, "seed of the one schedule that it runs, as a failure printed it")
+)
+
+// TestRandomSchedules drives a decider and its workers through frames that are late and overtake each other, ranks
+// that are excused, leave, pause and come late. Invariants:
+//
+//  1. Every live rank ends every superstep once, and no barrier falls without it.
+//  2. Nobody waits for ever: not for a rank that was excused or has left, nor for an answer.
+//  3. Under adaptive:S,W among equals no rank that was not excused leads another by more than S iterations.
+//
+// More: go test ./core/superstep -run RandomSchedules -schedules 1000000.
+func TestRandomSchedules(t *testing.T) {
+	if *replay != 0 {
+		if err := newSchedule(*replay).run(); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	first := uint64(time.Now().UnixNano())
+	for k := range *schedules {
+		if err := newSchedule(first + k).run(); err != nil {
+			t.Fatalf("%v\nagain: go test ./core/superstep -run RandomSchedules -schedule %d", err, first+k)
+		}
+	}
+}
+
+// schedule is a job of a few ranks, whose barriers are those of a value's machine.
+type schedule struct {
+	rng      *rand.Rand
+	now      time.Duration
+	model    string
+	bound    uint64 // on the lead among equals; 0 for none
+	alike    bool   // nothing makes ranks differ
+	decider  *superstep.Decider
+	live     rankset.Set
+	ranks    []actor
+	frames   []func() error // under way, to arrive in any order
+	barriers uint64         // that have fallen
+}
+
+// actor is a rank: it computes, waits for an answer, or waits at the barrier.
+type actor struct {
+	*superstep.Worker
+	interval time.Duration
+	began    time.Duration
+	asks     bool
+	barrier  bool
+	pushed   uint64 // supersteps that it has ended: counted by the barrier
+	excused  bool   // from this superstep or the one before
+}
+
+func newSchedule(seed uint64) *schedule {
+	rng := rand.New(rand.NewPCG(seed, 3))
+	s := &schedule{rng: rng, alike: rng.IntN(2) == 0, live: rankset.Range(1 + rng.IntN(5))}
+	switch rng.IntN(2) {
+	case 0:
+		s.bound = uint64(1 + rng.IntN(4))
+		s.model = fmt.Sprintf("adaptive:%d,%d", s.bound, 1+rng.IntN(4))
+	default:
+		s.model = fmt.Sprintf("elastic:%d", 1+rng.IntN(8))
+	}
+	m, err := condition.Parse(s.model)
+	if err != nil {
+		panic(err)
+	}
+	s.decider = superstep.NewDecider(m.Supersteps, s.live)
+	for rank := range s.live.Len() {
+		a := actor{Worker: superstep.NewWorker(m.Supersteps, rank), interval: 10 * time.Millisecond}
+		if !s.alike {
+			a.interval += time.Duration(rng.IntN(40)) * time.Millisecond
+		}
+		a.Begin(0)
+		s.ranks = append(s.ranks, a)
+	}
+	return s
+}
+
+// run goes on until enough barriers have fallen. Every step something that can happen does.
+func (s *schedule) run() error {
+	for steps := 0; s.barriers < 12; steps++ {
+		if steps > 20_000 {
+			return fmt.Errorf("%s: %d barriers after %d steps; superstep %d, ranks %+v", s.model, s.barriers, steps, s.decider.Superstep(), s.ranks)
+		}
+		s.now += time.Duration(s.rng.IntN(3)) * time.Millisecond
+		rank := s.live.Ranks()[s.rng.IntN(s.live.Len())]
+		a := &s.ranks[rank]
+		var err error
+		switch k := s.rng.IntN(60); {
+		case k < 30 && len(s.frames) > 0:
+			i := s.rng.IntN(len(s.frames))
+			f := s.frames[i]
+			s.frames = append(s.frames[:i], s.frames[i+1:]...)
+			err = f()
+		case k < 56:
+			s.end(a, rank)
+		case k < 58 && a.Stopping():
+			s.excuse(a, rank)
+		case k == 58 && s.live.Len() > 1 && s.rng.IntN(20) == 0:
+			s.live = s.live.Clone()
+			s.live.Remove(rank)
+			err = s.tell(s.decider.Live(s.live))
+		case k == 59:
+			a.Begin(s.now) // a pause before the iteration
+		}
+		if err == nil {
+			err = s.fall()
+		}
+		if err == nil {
+			err = s.lead()
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.model, err)
+		}
+	}
+	return nil
+}
+
+// end ends an iteration of a rank that computes.
+func (s *schedule) end(a *actor, rank int) {
+	if a.asks || a.barrier {
+		return
+	}
+	at := s.now
+	if s.alike { // the measured interval is the same for all, whatever the schedule
+		at = a.began + a.interval
+		a.Begin(a.began)
+	}
+	report, verdict := a.End(at)
+	a.asks = verdict == superstep.Asked
+	s.proceed(a, verdict)
+	s.frames = append(s.frames, func() error { return s.tell(s.decider.Hear(report, s.now)) })
+}
+
+// proceed has a rank do what a verdict says.
+func (s *schedule) proceed(a *actor, verdict superstep.Verdict) {
+	switch verdict {
+	case superstep.WasLast:
+		a.barrier, a.excused = true, false
+		a.pushed++
+	case superstep.GoesOn:
+		a.Begin(s.now)
+		a.began = s.now
+	}
+}
+
+// excuse ends a rank's superstep without it.
+func (s *schedule) excuse(a *actor, rank int) {
+	report := a.Excuse()
+	a.pushed++
+	a.excused = true
+	s.frames = append(s.frames, func() error { return s.tell(s.decider.Hear(report, s.now)) })
+}
+
+// tell puts the decider's words under way.
+func (s *schedule) tell(out superstep.Outputs) error {
+	for _, stop := range out.Stops {
+		s.frames = append(s.frames, func() error {
+			a := &s.ranks[stop.Rank]
+			verdict := a.Stop(stop, s.now)
+			if verdict == superstep.None {
+				return nil
+			}
+			if !a.asks {
+				return fmt.Errorf("rank %d got the answer %q and had not asked", stop.Rank, verdict)
+			}
+			a.asks = false
+			s.proceed(a, verdict)
+			return nil
+		})
+	}
+	return nil
+}
+
+// fall lets those go on who wait at a barrier that every live rank has come to.
+func (s *schedule) fall() error {
+	for _, rank := range s.live.Ranks() {
+		a := &s.ranks[rank]
+		if a.pushed != a.Superstep() {
+			return fmt.Errorf("rank %d has ended %d supersteps and is in superstep %d", rank, a.pushed, a.Superstep())
+		}
+		if a.pushed <= s.barriers {
+			return nil
+		}
+	}
+	s.barriers++
+	for i := range s.ranks {
+		if a := &s.ranks[i]; a.barrier && a.pushed <= s.barriers {
+			a.barrier = false
+			a.Begin(s.now)
+			a.began = s.now
+		}
+	}
+	return nil
+}
+
+// lead holds the ranks of a superstep against the bound.
+func (s *schedule) lead() error {
+	if s.bound == 0 || !s.alike {
+		return nil
+	}
+	for _, q := range s.live.Ranks() {
+		for _, r := range s.live.Ranks() {
+			fast, slow := &s.ranks[q], &s.ranks[r]
+			if fast.Superstep() != slow.Superstep() || fast.excused || slow.excused {
+				continue
+			}
+			if fast.Iterations() > slow.Iterations()+s.bound {
+				return fmt.Errorf("rank %d leads rank %d by %d iterations in superstep %d", q, r, fast.Iterations()-slow.Iterations(), fast.Superstep())
+			}
+		}
+	}
+	return nil
+}
+
+// A decider allocates nothing in steady state.
+func TestDeciderAllocatesNothing(t *testing.T) {
+	for _, setting := range []string{"adaptive:3,3", "elastic:15"} {
+		m, err := condition.Parse(setting)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const n = 20
+		d := superstep.NewDecider(m.Supersteps, rankset.Range(n))
+		workers := make([]*superstep.Worker, n)
+		for rank := range workers {
+			workers[rank] = superstep.NewWorker(m.Supersteps, rank)
+		}
+		now := time.Duration(0)
+		round := func() {
+			for _, w := range workers {
+				now += time.Millisecond
+				r, _ := w.End(now)
+				for _, s := range d.Hear(r, now).Stops {
+					workers[s.Rank].Stop(s, now)
+				}
+			}
+		}
+		for range 100 {
+			round()
+		}
+		if allocs := testing.AllocsPerRun(100, round); allocs != 0 {
+			t.Errorf("%s: %v allocations in a round", setting, allocs)
+		}
+		if d.Superstep() < 10 {
+			t.Errorf("%s: %d supersteps", setting, d.Superstep())
+		}
+	}
+}
