@@ -37,18 +37,26 @@ type Policy struct {
 	over func(weights []float64) Placer
 }
 
-// builder makes a policy's placers from the arguments behind its name in a setting.
+// Build makes a policy's placers from the arguments behind its name in a setting.
+type Build func(arguments string) (func(weights []float64) Placer, error)
+
 type builder struct {
 	name  string
-	build func(arguments string) (func(weights []float64) Placer, error)
+	build Build
 }
 
 // builders is the table of policies. A new policy is one file and one line here.
-func builders() []builder {
-	return []builder{
-		{"round-robin", newRoundRobin},
-		{"largest-first", newLargestFirst},
+var builders = []builder{
+	{"round-robin", newRoundRobin},
+	{"largest-first", newLargestFirst},
+}
+
+// Register adds a policy from outside this package. It is for init functions; a name that is taken panics.
+func Register(name string, build Build) {
+	if slices.Contains(Names(), name) {
+		panic(fmt.Sprintf("placement: the policy %q is registered twice", name))
 	}
+	builders = append(builders, builder{name, build})
 }
 
 // Default is the policy where nobody says. The papers' measurements found it the best and the most stable
@@ -58,7 +66,7 @@ const Default = "largest-first"
 // Names lists the policies that Parse knows.
 func Names() []string {
 	var names []string
-	for _, b := range builders() {
+	for _, b := range builders {
 		names = append(names, b.name)
 	}
 	return names
@@ -68,7 +76,7 @@ func Names() []string {
 func Parse(setting string) (Policy, error) {
 	setting = cmp.Or(setting, Default)
 	name, arguments, _ := strings.Cut(setting, ":")
-	for _, b := range builders() {
+	for _, b := range builders {
 		if b.name == name {
 			over, err := b.build(arguments)
 			if err != nil {
