@@ -3,10 +3,12 @@ package jobtest_test
 import (
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
@@ -161,4 +163,43 @@ func TestAConditionThatDoesNotFitChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	j.works("sum", 100)
+}
+
+// A model that tunes its pull condition does so also where it is set while training runs: a rank ten times as fast as
+// the other leads by more than the range's least.
+func TestDSPSIsTunedWhereItIsSetLater(t *testing.T) {
+	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(1)} {
+		t.Run(place, func(t *testing.T) {
+			virtually(t, transporttest.Options{}, func(t *testing.T, network jobOption) {
+				j := startJob(t, 2, smallPartitions, option, network)
+				var done [2]atomic.Int64
+				most := int64(0)
+				j.each(func(rank int) error {
+					v, err := j.value(rank, "w", "ssp:1", 5)
+					if err == nil && rank == 0 {
+						_, err = j.workers[0].Engine.SetCondition(t.Context(), nil, wire.Condition{Pull: "dsps:1,9"})
+					}
+					for range []int{400, 40}[rank] {
+						if err != nil {
+							return err
+						}
+						time.Sleep([]time.Duration{10, 95}[rank] * time.Millisecond) // it computes
+						if err = v.use(units.Add|units.Read, 1); err == nil {
+							done[rank].Add(1)
+						}
+						if rank == 0 && done[1].Load() < 40 {
+							most = max(most, done[0].Load()-done[1].Load())
+						} else if rank == 0 {
+							break
+						}
+					}
+					j.leave(rank)
+					return err
+				})
+				if most < 5 || most > 9 {
+					t.Errorf("the fast rank leads by %d at most", most)
+				}
+			})
+		})
+	}
 }

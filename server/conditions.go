@@ -12,6 +12,12 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
+// change is a new condition.
+type change struct {
+	in   condition.Input
+	pull *condition.Model // whose pull condition and tuner it brings; nil for a push condition
+}
+
 // condition tries or makes a change of conditions, as a worker asks (FluentPS section III-B: SetcondPull and
 // SetcondPush, here for any set of tensors).
 func (c *conn) condition(h *wire.Header, p *room.Payload) error {
@@ -28,7 +34,7 @@ func (l *Local) Condition(w wire.Condition) wire.ConditionReply { return l.r.con
 
 func (r *round) condition(w *wire.Condition) wire.ConditionReply {
 	reply := wire.ConditionReply{ID: w.ID}
-	inputs, check, err := inputsOf(w)
+	changes, check, err := changesOf(w)
 	var tensors []*tensor
 	if err == nil {
 		tensors, err = r.matching(w.Names, check)
@@ -44,8 +50,8 @@ func (r *round) condition(w *wire.Condition) wire.ConditionReply {
 			reply.Pushed = max(reply.Pushed, pushed)
 			continue
 		}
-		for _, in := range inputs {
-			t.change(w.At, in)
+		for _, c := range changes {
+			t.change(w.At, c)
 		}
 	}
 	if !w.Try && reply.Keys > 0 {
@@ -55,29 +61,29 @@ func (r *round) condition(w *wire.Condition) wire.ConditionReply {
 	return reply
 }
 
-// inputsOf reads the conditions. check says whether they fit a tensor.
-func inputsOf(w *wire.Condition) (inputs []condition.Input, check func(*tensor) error, err error) {
+// changesOf reads the conditions. check says whether they fit a tensor.
+func changesOf(w *wire.Condition) (changes []change, check func(*tensor) error, err error) {
 	pull, push := condition.BSP(), condition.BSP()
 	if w.Pull != "" {
 		if pull, err = condition.Parse(w.Pull); err != nil {
 			return nil, nil, err
 		}
-		inputs = append(inputs, condition.SetPull(pull.Pull))
+		changes = append(changes, change{in: condition.SetPull(pull.Pull), pull: &pull})
 	}
 	if w.Push != "" {
 		if push, err = condition.Parse(w.Push); err != nil {
 			return nil, nil, err
 		}
-		inputs = append(inputs, condition.SetPush(push.Push))
+		changes = append(changes, change{in: condition.SetPush(push.Push)})
 	}
 	if pull.Supersteps != nil || push.Supersteps != nil {
 		return nil, nil, fmt.Errorf("%s%s has supersteps, which cannot begin while training runs", w.Pull, w.Push)
 	}
-	return inputs, func(t *tensor) error {
+	return changes, func(t *tensor) error {
 		if t.Model.Supersteps != nil {
 			return fmt.Errorf("tensor %q has supersteps under %s, so that its conditions stay", t.Name, t.Model.Name)
 		}
-		m := condition.Model{Name: "new", Pull: pull.Pull, Push: push.Push}
+		m := condition.Model{Name: w.Pull, Pull: pull.Pull, Tuner: pull.Tuner, Push: push.Push}
 		if err := m.Check(t.Dataflow()); err != nil {
 			return fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
@@ -119,13 +125,25 @@ func (r *round) matching(patterns []string, check func(*tensor) error) ([]*tenso
 	return tensors, nil
 }
 
-func (v *value) change(at uint64, in condition.Input) {
-	v.tuner.release(v)
+// change also hands the value over to the tuner of the model whose pull condition it gets, if that has one.
+func (v *value) change(at uint64, c change) {
+	if c.pull != nil {
+		v.tuner.Swap(nil).release(v)
+	}
 	v.mu.Lock()
-	v.changes.Add(at, in)
+	v.changes.Add(at, c.in)
+	if c.pull != nil {
+		v.tuned = at
+	}
 	replies := v.turn(nil)
 	v.mu.Unlock()
 	v.deliver(replies)
+	if c.pull == nil || c.pull.Tuner == nil {
+		return
+	}
+	tuner, pull := v.t.r.tune(*c.pull, v)
+	v.tuner.Swap(tuner).release(v)
+	v.deliver(v.retune(pull))
 }
 
 // turn makes the changes whose iteration has come. Callers hold mu.
@@ -152,9 +170,9 @@ func (t *tensor) count() (keys int, pushed uint64) {
 	return len(values), pushed
 }
 
-func (t *tensor) change(at uint64, in condition.Input) {
-	t.sums.Change(at, in)
+func (t *tensor) change(at uint64, c change) {
+	t.sums.Change(at, c.in)
 	for _, v := range t.heldParts() {
-		v.change(at, in)
+		v.change(at, c)
 	}
 }

@@ -8,39 +8,34 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/rankset"
 )
 
-// tuner moves the pull condition of one model while training runs, for all its values on this server. It
-// watches one of them, the lead: ranks come to all of them at nearly the same times.
+// tuner is the shell of a model's condition.Tuning, for all its values on this server. It watches one of them, the
+// lead.
 type tuner struct {
 	r     *round
 	model condition.Model
 	start time.Time
 
 	mu      sync.Mutex
+	machine *condition.Tuning
 	lead    *value
-	ranks   map[int]*pace
-	pull    condition.PullCondition
 	members []*value
 }
 
-// pace is what is known of one rank.
-type pace struct {
-	condition.Report
-	freed time.Time // when it last got an answer, so that its waits are not taken for work
-}
-
-// tunerOf finds or makes the tuner of a model and has it watch over a value; nil where the model needs none.
-func (r *round) tunerOf(v *value) *tuner {
-	if v.t.Model.Tuner == nil {
-		return nil
+// tune has the tuner of a model watch over a value, and gives it and the pull condition that holds now; nil where the
+// model needs none.
+func (r *round) tune(m condition.Model, v *value) (*tuner, condition.PullCondition) {
+	if m.Tuner == nil {
+		return nil, m.Pull
 	}
 	r.tunersMu.Lock()
 	defer r.tunersMu.Unlock()
-	t := r.tuners[v.t.Model.Name]
+	t := r.tuners[m.Name]
 	if t == nil {
-		t = &tuner{r: r, model: v.t.Model, start: time.Now(), ranks: map[int]*pace{}, pull: v.t.Model.Pull}
-		r.tuners[v.t.Model.Name] = t
+		t = &tuner{r: r, model: m, start: time.Now(), machine: condition.NewTuning(m)}
+		r.tuners[m.Name] = t
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -48,47 +43,35 @@ func (r *round) tunerOf(v *value) *tuner {
 	if t.lead == nil {
 		t.lead = v
 	}
-	return t
+	return t, t.machine.Pull()
 }
 
-// pushed notes a push, and the condition that follows from it is set on all values of the model.
-func (t *tuner) pushed(v *value, rank int, progress uint64) {
+// pushed notes a push, and whether an iteration of the value has closed with it: then the condition that follows is
+// set on all values of the model.
+func (t *tuner) pushed(v *value, rank int, progress uint64, closed bool) {
 	if t == nil {
 		return
 	}
-	now := time.Now()
 	t.mu.Lock()
 	if v != t.lead {
 		t.mu.Unlock()
 		return
 	}
-	p := t.ranks[rank]
-	if p == nil {
-		p = &pace{freed: now}
-		p.Rank = rank
-		t.ranks[rank] = p
-	} else {
-		p.Interval = max(now.Sub(p.freed), 1)
-		p.freed = now
+	t.machine.Pushed(rank, progress, time.Since(t.start))
+	was := t.machine.Pull()
+	pull, changed := was, false
+	if closed {
+		pull, changed = t.machine.Tune()
 	}
-	p.Pushed, p.At = progress+1, now.Sub(t.start)
-	reports := make([]condition.Report, 0, len(t.ranks))
-	for _, p := range t.ranks {
-		reports = append(reports, p.Report)
-	}
-	slices.SortFunc(reports, func(a, b condition.Report) int { return a.Rank - b.Rank })
-	pull := t.model.Tuner.Tune(reports)
-	if pull == t.pull {
+	if !changed {
 		t.mu.Unlock()
 		return
 	}
-	was := t.pull
-	t.pull = pull
-	replies := make([][]reply, len(t.members))
-	for i, v := range t.members { // under the lock, so that of two changes the newer one stands, and after release none
-		replies[i] = v.set(condition.SetPull(pull))
-	}
 	members := slices.Clone(t.members)
+	replies := make([][]reply, len(members))
+	for i, v := range members { // under the lock, so that of two changes the newer one stands, and after release none
+		replies[i] = v.retune(pull)
+	}
 	t.mu.Unlock()
 	t.r.s.cfg.Log.Info("synchronisation tuned", zap.String("model", t.model.Name), zap.Stringer("from", was), zap.Stringer("to", pull))
 	for i, v := range members {
@@ -102,13 +85,14 @@ func (t *tuner) freed(v *value, rank int) {
 		return
 	}
 	t.mu.Lock()
-	if p := t.ranks[rank]; p != nil && v == t.lead {
-		p.freed = time.Now()
+	if v == t.lead {
+		t.machine.Freed(rank, time.Since(t.start))
 	}
 	t.mu.Unlock()
 }
 
-// release stops tuning a value, whose condition the user has set or which was given up.
+// release stops tuning a value, whose condition the user has set or which was given up. Another becomes the lead, and
+// what is known of the ranks, which counts the iterations of the one before, is forgotten.
 func (t *tuner) release(v *value) {
 	if t == nil {
 		return
@@ -120,19 +104,34 @@ func (t *tuner) release(v *value) {
 		if len(t.members) > 0 {
 			t.lead = t.members[0]
 		}
+		t.machine.Live(rankset.Set{})
 	}
 	t.mu.Unlock()
 }
 
-// left forgets the ranks that no longer take part.
-func (t *tuner) left(gone func(rank int) bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for rank := range t.ranks {
-		if gone(rank) {
-			delete(t.ranks, rank)
-		}
+// updateMembership forgets the ranks that no longer take part.
+func (t *tuner) updateMembership(v *value, live rankset.Set) {
+	if t == nil {
+		return
 	}
+	t.mu.Lock()
+	if v == t.lead {
+		t.machine.Live(live)
+	}
+	t.mu.Unlock()
+}
+
+// retune sets the pull condition that a tuner has found: from the iteration on from which the tuner's model holds.
+func (v *value) retune(pull condition.PullCondition) []reply {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	in := condition.SetPull(pull)
+	if v.machine.V() >= v.tuned {
+		replies, _ := v.step(in, nil, nil, nil)
+		return replies
+	}
+	v.changes.Add(v.tuned, in)
+	return nil
 }
 
 // set changes a condition; the machine looks again at all who wait.

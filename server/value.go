@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/paceline/paceline/core/condition"
@@ -31,7 +32,8 @@ type value struct {
 	copied   *room.Buffer // acc in the tensor's type, nil when it has changed since
 	coded    *codedValue  // nil for plain
 	readers  []reader
-	tuner    *tuner // nil where the model needs none
+	tuner    atomic.Pointer[tuner] // nil where the model needs none
+	tuned    uint64                // V from which that one's conditions hold
 }
 
 // reader is a rank that waits for the value.
@@ -60,7 +62,9 @@ func (t *tensor) value(part uint32) (*value, error) {
 	}
 	v := &value{decided: decided{t: t, p: p, part: part, bytes: p.Bytes, coding: newCoding(p), machine: m}}
 	v.coded = newCodedValue(v)
-	v.tuner = t.r.tunerOf(v)
+	tuner, pull := t.r.tune(t.Model, v)
+	v.tuner.Store(tuner)
+	v.outputs = v.machine.Step(condition.SetPull(pull), v.outputs[:0])
 	t.values[part] = v
 	return v, nil
 }
@@ -139,6 +143,7 @@ func (v *value) makeRoom() error {
 func (v *value) push(r *reader, b []byte) (taken bool) {
 	var replies []reply
 	v.mu.Lock()
+	open := v.machine.V()
 	switch {
 	case v.givenUp(r):
 		replies = append(replies, reply{reader: *r, err: wire.ErrCancelled})
@@ -160,11 +165,12 @@ func (v *value) push(r *reader, b []byte) (taken bool) {
 			replies = v.ask(r, replies)
 		}
 	}
+	closed := v.machine.V() > open
 	v.mu.Unlock()
-	v.deliver(replies)
 	if taken && r.h.Flags&(wire.FlagDeclare|wire.FlagWithin) == 0 {
-		v.tuner.pushed(v, r.rank, r.h.Iteration)
+		v.tuner.Load().pushed(v, r.rank, r.h.Iteration, closed) // before it is answered: what lies between is its interval
 	}
+	v.deliver(replies)
 	return taken
 }
 
@@ -341,7 +347,7 @@ func (v *value) copy() (*room.Buffer, error) {
 // deliver sends replies.
 func (v *value) deliver(replies []reply) {
 	for _, r := range replies {
-		v.tuner.freed(v, r.rank)
+		v.tuner.Load().freed(v, r.rank)
 		switch {
 		case errors.Is(r.err, wire.ErrCancelled):
 			r.to.Fail(r.err)
@@ -396,9 +402,7 @@ func (v *value) live() {
 	replies = v.open(replies)
 	v.dropBases(func(rank int) bool { return !live.Has(rank) })
 	v.mu.Unlock()
-	if v.tuner != nil {
-		v.tuner.left(func(rank int) bool { return !live.Has(rank) })
-	}
+	v.tuner.Load().updateMembership(v, live)
 	v.deliver(replies)
 }
 
@@ -415,7 +419,7 @@ func (v *value) cancel(err error) {
 	v.outdate()
 	v.dropBases(func(int) bool { return true })
 	v.mu.Unlock()
-	v.tuner.release(v)
+	v.tuner.Load().release(v)
 	for _, r := range readers {
 		r.to.Fail(err)
 	}

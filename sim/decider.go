@@ -13,9 +13,7 @@ import (
 // a latency later.
 type decider struct {
 	supersteps *superstep.Decider // nil: iterations are steps of their own
-	tuner      condition.Tuner
-	reports    []condition.Report      // for the tuner
-	next       condition.PullCondition // that it has found last
+	tuning     *condition.Tuning  // nil: the pull condition stays
 
 	// The ledger of supersteps, by what is pushed to the first key.
 	done             []uint64 // iterations in the superstep
@@ -27,9 +25,9 @@ type decider struct {
 
 func newDecider(s Scenario) *decider {
 	n := s.Workers
-	d := &decider{tuner: s.Model.Tuner, reports: make([]condition.Report, n), done: make([]uint64, n), atSlowest: n}
-	for r := range d.reports {
-		d.reports[r].Rank = r
+	d := &decider{done: make([]uint64, n), atSlowest: n}
+	if s.Model.Tuner != nil {
+		d.tuning = condition.NewTuning(s.Model)
 	}
 	if s.Model.Supersteps != nil {
 		d.supersteps = superstep.NewDecider(s.Model.Supersteps, rankset.Range(n))
@@ -68,6 +66,3 @@ func (d *decider) survey() {
 		}
 	}
 }
-
-// tune finds the pull condition of the workers as they are now.
-func (d *decider) tune() { d.next = d.tuner.Tune(d.reports) }

@@ -253,9 +253,10 @@ func (r *run) exchange(k, rank int) error {
 	if err := g.exchange(rank, progress); err != nil {
 		return err
 	}
-	if k == 0 && g.v > v && r.decider.tuner != nil {
-		r.decider.tune()
-		r.queue.add(r.now+r.Latency, tuned, 0, 0)
+	if k == 0 && g.v > v && r.decider.tuning != nil {
+		if _, changed := r.decider.tuning.Tune(); changed {
+			r.queue.add(r.now+r.Latency, tuned, 0, 0)
+		}
 	}
 	r.release(k, g.answers...)
 	return nil
@@ -267,14 +268,15 @@ func (r *run) note(rank int) {
 	if w.steps != nil {
 		r.decider.pushed(rank, w.last)
 	}
-	report := &r.decider.reports[rank]
-	report.Pushed, report.At, report.Interval = report.Pushed+1, r.now, w.interval
+	if r.decider.tuning != nil {
+		r.decider.tuning.Pushed(rank, w.iteration, r.now)
+	}
 }
 
 // retune sets the tuner's newest pull condition on all gates.
 func (r *run) retune() error {
 	for k, g := range r.gates {
-		if err := g.setPull(r.decider.next); err != nil {
+		if err := g.setPull(r.decider.tuning.Pull()); err != nil {
 			return err
 		}
 		r.release(k, g.answers...)
@@ -284,6 +286,11 @@ func (r *run) retune() error {
 
 // release lets workers have what gate k has answered.
 func (r *run) release(k int, ranks ...int) {
+	if k == 0 && r.decider.tuning != nil {
+		for _, q := range ranks {
+			r.decider.tuning.Freed(q, r.now)
+		}
+	}
 	if r.Barrier == Overlap {
 		for _, q := range ranks {
 			r.workers[q].decided = r.now

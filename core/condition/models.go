@@ -27,6 +27,9 @@ func (m Model) Check(d Dataflow) error {
 	if m.Push == nil {
 		return fmt.Errorf("synchronisation model %q needs a pull and a push condition", m.Name)
 	}
+	if m.Tuner != nil && d == Aggregate {
+		return fmt.Errorf("synchronisation model %s lets workers run ahead, which an aggregate key cannot serve: declare the tensor as accumulate", m.Name)
+	}
 	if m.Supersteps != nil && d == Aggregate {
 		return fmt.Errorf("synchronisation model %s lets workers run freely up to a barrier, which an aggregate key cannot serve: declare the tensor as accumulate", m.Name)
 	}

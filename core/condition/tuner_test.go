@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/paceline/paceline/internal/rankset"
 )
 
 const ms = time.Millisecond
@@ -141,4 +143,30 @@ func superstep(a Adaptive, intervals []time.Duration) (work float64, lead uint64
 		}
 	}
 	return float64(sum) / float64(barrier) / float64(len(next)), lead
+}
+
+// What a rank waits for its answers is no work, and a rank that has left is forgotten.
+func TestTuningMeasuresIntervalsWithoutWaits(t *testing.T) {
+	tuning := NewTuning(DSPS(3, 15))
+	for i := range uint64(7) { // rank 1 pushes every 100 ms
+		tuning.Pushed(1, i, time.Duration(i)*100*ms)
+	}
+	for i := range uint64(10) { // rank 0 takes 40 and waits 20
+		at := 600*ms - time.Duration(9-i)*60*ms
+		tuning.Pushed(0, i, at)
+		if i < 9 {
+			tuning.Freed(0, at+20*ms)
+		}
+	}
+	// A lead of 3, and ends at 0, 40, 80, … against pushes at 100, 200, …: see "next push" above.
+	if pull, changed := tuning.Tune(); pull != (Within{8}) || !changed {
+		t.Errorf("%v, changed %t", pull, changed)
+	}
+	if pull, changed := tuning.Tune(); pull != (Within{8}) || changed || tuning.Pull() != pull {
+		t.Errorf("once more %v, changed %t", pull, changed)
+	}
+	tuning.Live(rankset.Of(1))
+	if pull, changed := tuning.Tune(); pull != (Within{3}) || !changed {
+		t.Errorf("alone %v, changed %t", pull, changed)
+	}
 }
