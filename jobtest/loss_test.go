@@ -81,7 +81,7 @@ func (r *raw) join(s settings.Settings) {
 }
 
 func (r *raw) header(typ wire.Type) wire.Header {
-	return wire.Header{Type: typ, Rank: uint32(r.rank), Epoch: r.epoch.Number}
+	return wire.Header{Type: typ, Rank: uint16(r.rank), Epoch: r.epoch.Number}
 }
 
 func (r *raw) sendJSON(conn transport.Conn, typ wire.Type, v any) {

@@ -55,15 +55,15 @@ func (f *follower) take(t *testing.T, h wire.Header, payload []byte) {
 	case h.Codec == wire.CodecPlain:
 		f.base = payload
 	case h.Flags&wire.FlagEmpty != 0:
-		if h.Count != f.number {
-			t.Fatalf("nothing to add to base %d for base %d, and this rank has %d", f.number, h.Count, f.number)
+		if h.Reference != f.number {
+			t.Fatalf("nothing to add to base %d for base %d, and this rank has %d", f.number, h.Reference, f.number)
 		}
 	default:
 		if err := f.by.DecodeAdd(f.base, payload); err != nil {
 			t.Fatal(err)
 		}
 	}
-	f.number = h.Count
+	f.number = h.Reference
 }
 
 // Ranks read and change a value while bases give way at any moment, and each base is the same bits for all that
@@ -100,7 +100,7 @@ func TestRanksWithABaseHaveTheSameBitsWhateverGivesWay(t *testing.T) {
 					b, f := &bench{t: t, s: b.s, conns: b.conns}, &follower{by: by.Difference()}
 					random := rand.New(rand.NewPCG(uint64(rank), 1))
 					for i := range 200 {
-						h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: f.number}
+						h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: f.number}
 						var payload []byte
 						switch random.IntN(20) {
 						case 0:

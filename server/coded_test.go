@@ -79,7 +79,7 @@ func newBench(t *testing.T, memory int64, inOrder bool) *bench {
 
 func (b *bench) send(rank int, h wire.Header, payload []byte) {
 	b.t.Helper()
-	h.Rank = uint32(rank)
+	h.Rank = uint16(rank)
 	if err := b.conns[rank].Send(net.Buffers{wire.AppendFrame(nil, h, payload)}); err != nil {
 		b.t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestAMalformedMessageFailsTheOperationOnEveryRank(t *testing.T) {
 func (b *bench) hold(id uint32, n int, had uint32) (base uint32) {
 	b.t.Helper()
 	for rank := range 3 {
-		h := wire.Header{Type: wire.TypePull, Tensor: id, Flags: wire.FlagDeclare | wire.FlagHome, Count: had}
+		h := wire.Header{Type: wire.TypePull, Tensor: id, Flags: wire.FlagDeclare | wire.FlagHome, Before: had}
 		var payload []byte
 		if rank == 0 {
 			h.Type, h.DType, payload = wire.TypePush, units.Float32, ones(n)
@@ -174,7 +174,7 @@ func (b *bench) hold(id uint32, n int, had uint32) (base uint32) {
 		if h.Type != wire.TypeResult || h.Codec != wire.CodecPlain || len(payload) != 4*n {
 			b.t.Fatalf("rank %d: %+v instead of the declared value", rank, h)
 		}
-		base = h.Count
+		base = h.Reference
 	}
 	return base
 }
@@ -193,15 +193,15 @@ func TestADifferenceIsEncodedOnceForRanksThatHaveTheSame(t *testing.T) {
 		message := make([]byte, c.MaxEncoded(n))
 		message = message[:c.Encode(message, ones(n), nil, codec.Stream{Iteration: iteration})]
 		b.send(0, wire.Header{
-			Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Iteration: iteration, Flags: wire.FlagNow, Count: base,
+			Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Iteration: iteration, Flags: wire.FlagNow, Reference: base,
 		}, message)
 		h, first := b.receive(0)
-		if h.Codec != wire.CodecDeclared || h.Count != base+1 {
+		if h.Codec != wire.CodecDeclared || h.Reference != base+1 {
 			t.Fatalf("iteration %d: %+v, want base %d", iteration, h, base+1)
 		}
 		for rank := 1; rank < 3; rank++ {
-			b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: base}, nil)
-			if h, payload := b.receive(rank); h.Count != base+1 || !bytes.Equal(payload, first) {
+			b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: base}, nil)
+			if h, payload := b.receive(rank); h.Reference != base+1 || !bytes.Equal(payload, first) {
 				t.Fatalf("rank %d, iteration %d: %+v, %x where rank 0 got %x", rank, iteration, h, payload, first)
 			}
 		}
@@ -223,21 +223,21 @@ func TestAGateForPullsHoldsBackWhatHasChangedByLittle(t *testing.T) {
 	base := b.hold(1, n, 0)
 	for value := float32(2); value < 10; value++ {
 		h := wire.Header{
-			Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Count: base,
+			Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Reference: base,
 			Iteration: uint64(value) - 2,
 		}
 		b.send(0, h, ones(n))
 		h, payload := b.receive(0)
 		if value == 2 || value == 4 || value == 8 {
-			if h.Codec != wire.CodecDeclared || h.Count == base || len(payload) != 4*n {
+			if h.Codec != wire.CodecDeclared || h.Reference == base || len(payload) != 4*n {
 				t.Fatalf("value %g: %+v with %d bytes instead of the difference", value, h, len(payload))
 			}
-			base = h.Count
-		} else if h.Flags != wire.FlagEmpty || h.Codec != wire.CodecDeclared || h.Count != base || len(payload) != 0 {
+			base = h.Reference
+		} else if h.Flags != wire.FlagEmpty || h.Codec != wire.CodecDeclared || h.Reference != base || len(payload) != 0 {
 			t.Fatalf("value %g: %+v with %d bytes instead of nothing", value, h, len(payload))
 		}
 	}
-	b.send(0, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | wire.FlagPlain, Count: base}, nil)
+	b.send(0, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | wire.FlagPlain, Reference: base}, nil)
 	if h, payload := b.receive(0); h.Codec != wire.CodecPlain || !bytes.Equal(payload[:4], binary.NativeEndian.AppendUint32(nil, math.Float32bits(9))) {
 		t.Fatalf("%+v %x where the value itself was asked for", h, payload[:4])
 	}
@@ -275,7 +275,7 @@ func TestADifferenceIsSentToTheBaseThatARankHas(t *testing.T) {
 	b.hold(1, n, 0)
 	read := func(rank int, base uint32, flags wire.Flags) wire.Header {
 		t.Helper()
-		b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | flags, Count: base}, nil)
+		b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | flags, Reference: base}, nil)
 		h, payload := b.receive(rank)
 		if h.Type != wire.TypeResult || h.Codec == wire.CodecPlain && len(payload) != 4*n {
 			t.Fatalf("%+v with %d bytes", h, len(payload))
@@ -283,21 +283,21 @@ func TestADifferenceIsSentToTheBaseThatARankHas(t *testing.T) {
 		return h
 	}
 	first := read(1, 0, 0)
-	second := read(1, first.Count, 0)
-	stale := read(1, first.Count, 0) // the second was lost
-	third := read(1, stale.Count, 0)
-	exact := read(1, third.Count, wire.FlagPlain)
-	fourth := read(1, exact.Count, 0)
+	second := read(1, first.Reference, 0)
+	stale := read(1, first.Reference, 0) // the second was lost
+	third := read(1, stale.Reference, 0)
+	exact := read(1, third.Reference, wire.FlagPlain)
+	fourth := read(1, exact.Reference, 0)
 	for i, c := range []struct {
 		h     wire.Header
 		coded bool
-	}{{first, false}, {second, true}, {stale, false}, {third, true}, {exact, false}, {fourth, true}, {read(2, fourth.Count, 0), false}} {
-		if c.coded != (c.h.Codec == wire.CodecDeclared) || c.h.Count == 0 {
+	}{{first, false}, {second, true}, {stale, false}, {third, true}, {exact, false}, {fourth, true}, {read(2, fourth.Reference, 0), false}} {
+		if c.coded != (c.h.Codec == wire.CodecDeclared) || c.h.Reference == 0 {
 			t.Errorf("answer %d: %+v", i, c.h)
 		}
 	}
 	b.send(1, wire.Header{Type: wire.TypeCancel, Tensor: 1, Seq: 9}, nil)
-	h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: 0, Seq: 10}
+	h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: 0, Seq: 10}
 	b.send(1, h, nil)
 	if got, _ := b.receive(1); got.Codec != wire.CodecPlain {
 		t.Errorf("after it gave up: %+v", got)
@@ -314,12 +314,12 @@ func TestWithoutMemoryForABaseTheValueItselfIsSent(t *testing.T) {
 		bases := make([]uint32, 3)
 		for rank := range 3 {
 			for range 2 {
-				b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: bases[rank]}, nil)
+				b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: bases[rank]}, nil)
 				h, payload := b.receive(rank)
 				if h.Type != wire.TypeResult {
 					t.Fatalf("rank %d: %v %s", rank, h.Type, payload)
 				}
-				bases[rank] = h.Count
+				bases[rank] = h.Reference
 			}
 		}
 	}
@@ -332,9 +332,9 @@ func TestBasesAreAsManyAsRanksHave(t *testing.T) {
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
 	base := b.hold(1, n, 0)
 	for range 50 {
-		b.send(1, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: base}, nil)
+		b.send(1, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: base}, nil)
 		h, _ := b.receive(1)
-		if base = h.Count; h.Codec != wire.CodecDeclared {
+		if base = h.Reference; h.Codec != wire.CodecDeclared {
 			t.Fatalf("%+v where a difference was expected", h)
 		}
 		if n := b.bases(); n > 3 {
@@ -355,7 +355,7 @@ func TestAGateForPullsOpensAsItsThresholdFalls(t *testing.T) {
 	for iteration := range uint64(4) {
 		for rank := range 3 {
 			h := wire.Header{
-				Type: wire.TypePush, Tensor: 1, DType: units.Float32, Flags: wire.FlagNow | wire.FlagEmpty, Count: base, Iteration: iteration,
+				Type: wire.TypePush, Tensor: 1, DType: units.Float32, Flags: wire.FlagNow | wire.FlagEmpty, Reference: base, Iteration: iteration,
 			}
 			var payload []byte
 			if iteration == 0 && rank == 0 { // 1 + 1
@@ -367,7 +367,7 @@ func TestAGateForPullsOpensAsItsThresholdFalls(t *testing.T) {
 			if rank == 2 {
 				closed++
 			}
-			if held := closed < 4; held != (h.Flags == wire.FlagEmpty && h.Count == base) { // the threshold is 2 / closed
+			if held := closed < 4; held != (h.Flags == wire.FlagEmpty && h.Reference == base) { // the threshold is 2 / closed
 				t.Fatalf("iteration %d, rank %d: %+v, held back: want %v", iteration, rank, h, held)
 			}
 		}
@@ -385,9 +385,9 @@ func TestNoBaseHasTheNumberOfNone(t *testing.T) {
 	v.coded.numbers = math.MaxUint32 - 1
 	v.mu.Unlock()
 	for _, want := range []uint32{math.MaxUint32, 1, 2} {
-		b.send(1, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Count: base}, nil)
+		b.send(1, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: base}, nil)
 		h, _ := b.receive(1)
-		if base = h.Count; h.Codec != wire.CodecDeclared || base != want {
+		if base = h.Reference; h.Codec != wire.CodecDeclared || base != want {
 			t.Fatalf("%+v where a difference to base %d was expected", h, want)
 		}
 	}
@@ -422,14 +422,14 @@ func TestAValueThatIsNotFiniteInABaseIsSentAsItIs(t *testing.T) {
 		{-69999, true, wire.CodecPlain, []byte{0, 0x3c}},
 		{1, true, wire.CodecDeclared, []byte{0, 0, 0x80, 0x3f}},
 	} {
-		h := wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float16, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Count: base, Iteration: uint64(i)}
+		h := wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float16, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Reference: base, Iteration: uint64(i)}
 		var payload []byte
 		for range n {
 			payload = binary.NativeEndian.AppendUint32(payload, math.Float32bits(c.added))
 		}
 		b.send(0, h, payload)
 		h, payload = b.receive(0)
-		if base = h.Count; h.Codec != c.codec || (base > 0) != c.number || !bytes.HasPrefix(payload, c.first) {
+		if base = h.Reference; h.Codec != c.codec || (base > 0) != c.number || !bytes.HasPrefix(payload, c.first) {
 			t.Fatalf("after adding %g: %+v, %x, want %+v", c.added, h, payload, c)
 		}
 	}

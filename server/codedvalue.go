@@ -119,7 +119,7 @@ func (v *value) codedReply(r *reader) reply {
 			return reply{reader: *r, res: c.message.Share(), codec: wire.CodecDeclared}
 		}
 	}
-	if b := c.bases[r.rank]; b != nil && (b.number == r.h.Count || r.to.Local()) && !exact {
+	if b := c.bases[r.rank]; b != nil && (b.number == r.h.Reference || r.to.Local()) && !exact {
 		if reply, err := v.follow(r, b); err == nil {
 			return reply
 		}

@@ -158,7 +158,7 @@ func (c *conn) batch(q *room.Request) error {
 	if err != nil {
 		return err
 	}
-	return wire.Frames(whole, q.Count, func(in *wire.Header, data []byte) error {
+	return wire.Frames(whole, func(in *wire.Header, data []byte) error {
 		c.inner = room.Request{Header: *in, Payload: room.Memory(data), Reply: room.Reply{To: c}}
 		if err := c.frame(&c.inner); err != nil {
 			return fmt.Errorf("%v frame from rank %d: %w", in.Type, c.rank, err)
@@ -199,7 +199,7 @@ func (c *conn) frame(q *room.Request) error {
 		}
 		return nil
 	case wire.TypeReport:
-		return c.r.report(h)
+		return c.report(h, p)
 	case wire.TypeCondition:
 		return c.condition(h, p)
 	case wire.TypeBye:
@@ -266,7 +266,7 @@ func (c *conn) account(n uint32) {
 	c.consumed += uint64(n)
 	if c.consumed-c.reported >= c.step {
 		c.reported = c.consumed
-		c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeWindow, Aux: c.consumed}})
+		c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeWindow}, Payload: wire.Window{Consumed: c.consumed}.Append(nil)})
 	}
 }
 

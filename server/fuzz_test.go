@@ -146,7 +146,7 @@ func (s *Server) drained(t *testing.T) {
 const lastWord = 1 << 60
 
 // connRanks are the ranks of the four connections.
-var connRanks = [4]uint32{0, 0, 1, 2}
+var connRanks = [4]uint16{0, 0, 1, 2}
 
 func b2i(b bool) int {
 	if b {
@@ -165,7 +165,7 @@ func greet(t *testing.T, tr transport.Transport, rank, conns int) (conn transpor
 		t.Fatal(err)
 	}
 	hello, _ := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: 7, Rank: rank, Conns: conns, Window: 1 << 20})
-	if err := c.Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeHello, Rank: uint32(rank)}, hello)}); err != nil {
+	if err := c.Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeHello, Rank: uint16(rank)}, hello)}); err != nil {
 		t.Fatal(err)
 	}
 	var h wire.Header
@@ -299,25 +299,28 @@ func operation(b [6]byte) (conn int, frame []byte) {
 		if t.Codec != "" && h.Flags&wire.FlagDeclare == 0 {
 			h.Codec, payload = wire.CodecDeclared, message(&t, part, b[5])
 			h.Flags |= wire.Flags(b[4]>>7) * wire.FlagPlain
-			h.Count = uint32(b[5] >> 6)
+			h.Reference, h.Before = uint32(b[5]>>6), uint32(b[5]>>6)
 		}
 		if b[4]%16 == 5 {
 			h.Flags |= wire.FlagEmpty
 			h.Codec, payload = wire.CodecPlain, nil
 		}
 	case wire.TypePut, wire.TypeGet:
-		h.DType, h.Aux = t.DType, wire.Route(int(b[4]%3), int(b[5]%4)-1)
+		h.DType = t.DType
+		h.Source, h.Destination = wire.Route(int(b[4]%3), int(b[5]%4)-1)
 		if h.Type == wire.TypePut {
 			payload = make([]byte, b[5])
 		}
 	case wire.TypeRestore:
-		h.DType, h.Aux, payload = units.Float32, uint64(b[4]%16), make([]byte, b[5])
+		h.DType, h.Offset, payload = units.Float32, uint32(b[4]%16), make([]byte, b[5])
 	case wire.TypeAnnounce:
 		payload, _ = json.Marshal(&t)
 	case wire.TypePull:
-		h.Aux, h.Count = h.Seq, uint32(b[5]>>6)
+		h.Reference, h.Before = uint32(b[5]>>6), uint32(b[5]>>6)
 	case wire.TypeReport:
-		h.Flags, h.Count, h.Aux = reports[b[4]%8], uint32(b[2]), uint64(b[5])<<24
+		if h.Flags = reports[b[4]%8]; b[5] < 250 {
+			payload = wire.Report{Interval: time.Duration(b[5]) << 24, Occupancy: float64(b[2]) / 255}.Append(nil)
+		}
 	case wire.TypeCondition:
 		models := []string{"", "bsp", "asp", "ssp:1", "drop-stragglers:1", "expression:lead < 2;count[V] >= 1", "elastic:3", "nonsense"}
 		payload, _ = json.Marshal(wire.Condition{ID: 1, Try: b[4]%2 == 0, At: uint64(b[5] % 4), Pull: models[b[4]>>1%8], Push: models[b[4]>>4%8]})
@@ -350,7 +353,7 @@ func seeds() (inputs [][]byte) {
 						h.Flags = wire.FlagHome
 					}
 					if t.Kind == units.Broadcast {
-						h.Type, h.DType, h.Aux = wire.TypeGet, t.DType, wire.Route(0, -1)
+						h.Type, h.DType, h.Destination = wire.TypeGet, t.DType, wire.EveryRank
 						if c == 0 {
 							h.Type = wire.TypePut
 						} else {
@@ -367,7 +370,6 @@ func seeds() (inputs [][]byte) {
 			case wire.TypeLost:
 				s.frame(c, h, []byte(`{"role":"worker","rank":1}`))
 			case wire.TypeBatch:
-				h.Count = 2
 				bye := wire.Header{Type: wire.TypeBye, Rank: connRanks[c]}
 				s.frame(c, h, bye.Append(bye.Append(nil)))
 			default:

@@ -62,7 +62,7 @@ func (r *round) allJoined(last int) {
 	r.names.step((*agreement.Home).Reset)
 	conns, local := r.reach(r.all())
 	for _, c := range conns {
-		c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeJoined, Rank: uint32(last)}})
+		c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeJoined, Rank: uint16(last)}})
 	}
 	if local != nil {
 		local.notices.Joined(last)

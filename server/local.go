@@ -15,7 +15,7 @@ type Notices interface {
 	Stalled(wire.Stall)
 	Joined(last int)
 	Lost(wire.Lost)
-	Stopped(wire.Header)
+	Stopped(wire.Header, wire.Stop)
 }
 
 // Local is the in-process way of the worker that carries this server: its own share of the keys never

@@ -153,13 +153,13 @@ func (r *round) lose(l wire.Lost) {
 }
 
 // stop tells a rank where its superstep ends.
-func (r *round) stop(rank int, h wire.Header) {
+func (r *round) stop(rank int, h wire.Header, at wire.Stop) {
 	conns, local := r.reach(rankset.Of(rank))
 	if local != nil {
-		local.notices.Stopped(h)
+		local.notices.Stopped(h, at)
 	}
 	for _, c := range conns {
-		c.send(outbox.Frame{Header: h})
+		c.send(outbox.Frame{Header: h, Payload: at.Append(nil)})
 	}
 }
 

@@ -23,7 +23,7 @@ func (b *bench) push(t *wire.Tensor, n int, iteration uint64, had uint32) int {
 	for rank := range 3 {
 		h := wire.Header{Type: wire.TypePush, Tensor: t.ID, DType: units.Float32, Codec: wire.CodecDeclared, Iteration: iteration}
 		if rank == 1 {
-			h.Count = had
+			h.Before = had
 		}
 		b.send(rank, h, message)
 	}
@@ -65,7 +65,7 @@ func TestDifferencesGoOnWithTheirWarmUp(t *testing.T) {
 		message = message[:c.Encode(message, ones(n), make([]byte, c.ResidualBytes(n)), codec.Stream{})]
 		for i := range uint64(6) {
 			for rank := range 3 {
-				h := wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Iteration: i, Count: base}
+				h := wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Iteration: i, Reference: base}
 				if rank > 0 {
 					h.Flags = wire.FlagNoPull
 				}
@@ -75,7 +75,7 @@ func TestDifferencesGoOnWithTheirWarmUp(t *testing.T) {
 			if h.Type != wire.TypeResult {
 				t.Fatalf("%v %s", h.Type, payload)
 			}
-			base = h.Count
+			base = h.Reference
 			lengths = append(lengths, len(payload))
 		}
 		return lengths
@@ -95,7 +95,7 @@ func TestAGateForPullsGoesOnWithItsDecay(t *testing.T) {
 		held.PullGate = options.Gate{Threshold: 4, Decay: 1}
 		b.announce(held)
 		base := b.hold(id, n, had)
-		b.send(2, wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Count: base}, ones(n))
+		b.send(2, wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Reference: base}, ones(n))
 		h, _ := b.receive(2)
 		return h
 	}
@@ -123,7 +123,7 @@ func TestAResidualComesBackAsItWasSet(t *testing.T) {
 	}
 	all := ones(n)
 	for _, first := range []int{100, 0} {
-		b.send(1, wire.Header{Type: wire.TypeRestore, Tensor: 1, DType: units.Float32, Aux: uint64(first)}, all[4*first:])
+		b.send(1, wire.Header{Type: wire.TypeRestore, Tensor: 1, DType: units.Float32, Offset: uint32(first)}, all[4*first:])
 		if h, payload := b.receive(1); h.Type != wire.TypeResult || len(payload) != 0 {
 			t.Fatalf("%+v %s", h, payload)
 		}
@@ -165,8 +165,8 @@ func TestAPieceThatComesAfterAnAnswerIsAdded(t *testing.T) {
 func TestAPieceThatIsNoneIsRefused(t *testing.T) {
 	const n = 64
 	for what, h := range map[string]wire.Header{
-		"too long":       {Type: wire.TypeRestore, Tensor: 1, Aux: 1},
-		"beyond the end": {Type: wire.TypeRestore, Tensor: 1, Aux: 1<<62 + 1},
+		"too long":       {Type: wire.TypeRestore, Tensor: 1, Offset: 1},
+		"beyond the end": {Type: wire.TypeRestore, Tensor: 1, Offset: 1<<30 + 1},
 		"plain":          {Type: wire.TypeRestore, Tensor: 2},
 		"no residual":    {Type: wire.TypeRestore, Tensor: 3},
 		"held":           {Type: wire.TypeRestore, Tensor: 4},

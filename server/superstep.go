@@ -10,6 +10,7 @@ import (
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/superstep"
+	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -23,23 +24,31 @@ type decider struct {
 }
 
 // reportOf is what a frame of type report says.
-func reportOf(h *wire.Header) superstep.Report {
+func reportOf(h *wire.Header, iteration wire.Report) superstep.Report {
 	return superstep.Report{
-		Rank: int(h.Rank), Superstep: h.Iteration, Iteration: uint64(h.Count), Interval: time.Duration(min(h.Aux, uint64(time.Hour))),
-		Occupancy: float64(h.Significance), Last: h.Flags&wire.FlagLast != 0, Empty: h.Flags&wire.FlagEmpty != 0, Asks: h.Flags&wire.FlagAsk != 0,
+		Rank: int(h.Rank), Superstep: h.Iteration, Iteration: iteration.Iteration, Interval: min(iteration.Interval, time.Hour),
+		Occupancy: iteration.Occupancy, Last: h.Flags&wire.FlagLast != 0, Empty: h.Flags&wire.FlagEmpty != 0, Asks: h.Flags&wire.FlagAsk != 0,
 	}
 }
 
-// headerOf is the frame of a stop.
-func headerOf(t *tensor, s superstep.Stop) wire.Header {
-	return wire.Header{
-		Type: wire.TypeStop, Tensor: t.ID, Iteration: s.Superstep, Count: uint32(min(s.Iteration, 1<<31)), Aux: wire.Thresholds(s.Thresholds.S, s.Thresholds.W),
+// report reads that an iteration has ended.
+func (c *conn) report(h *wire.Header, p *room.Payload) error {
+	var iteration wire.Report
+	if h.Flags&wire.FlagEmpty == 0 || p.Len() > 0 {
+		data, err := p.Next(p.Len())
+		if err != nil {
+			return err
+		}
+		if err := iteration.Decode(data); err != nil {
+			return err
+		}
 	}
+	return c.r.report(h, iteration)
 }
 
 // report is a rank's word that it has ended an iteration under a model with supersteps. In the frame that goes
 // to the home of the first value it is for the decider.
-func (r *round) report(h *wire.Header) error {
+func (r *round) report(h *wire.Header, iteration wire.Report) error {
 	t, err := r.tensor(h)
 	if err != nil {
 		return err
@@ -51,7 +60,7 @@ func (r *round) report(h *wire.Header) error {
 		t.endEmpty(h)
 	}
 	if h.Flags&wire.FlagHome != 0 {
-		t.deciding().hear(reportOf(h))
+		t.deciding().hear(reportOf(h, iteration))
 	}
 	return nil
 }
@@ -98,7 +107,8 @@ func (d *decider) deliver(out superstep.Outputs) {
 			zap.Uint64("superstep", out.Superstep), zap.Stringer("from", out.From), zap.Stringer("to", out.To))
 	}
 	for _, s := range out.Stops {
-		d.t.Stop(s.Rank, headerOf(d.t, s))
+		h := wire.Header{Type: wire.TypeStop, Tensor: d.t.ID, Iteration: s.Superstep}
+		d.t.Stop(s.Rank, h, wire.Stop{Last: s.Iteration, S: s.Thresholds.S, W: s.Thresholds.W})
 	}
 }
 
@@ -113,9 +123,9 @@ func (t *tensor) stock() {
 }
 
 // Report is the local worker's end of an iteration under a model with supersteps.
-func (l *Local) Report(h wire.Header) error {
+func (l *Local) Report(h wire.Header, iteration wire.Report) error {
 	if l.r.members.Now().Classify(h.Epoch) != membership.Current {
 		return nil // all ranks have joined meanwhile, and nothing is held any more
 	}
-	return l.r.report(&h)
+	return l.r.report(&h, iteration)
 }

@@ -89,4 +89,4 @@ func (t *tensor) Warn(rank int, missing rankset.Set, waited time.Duration) {
 }
 
 // Stop implements room.Shell.
-func (t *tensor) Stop(rank int, h wire.Header) { t.r.stop(rank, h) }
+func (t *tensor) Stop(rank int, h wire.Header, at wire.Stop) { t.r.stop(rank, h, at) }

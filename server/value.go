@@ -200,7 +200,7 @@ func (v *value) pull(r *reader) {
 // found out before anyone goes on. Callers hold mu.
 func (v *value) declare(r *reader, replies []reply) []reply {
 	v.declared.Add(r.rank)
-	v.coding.had(r.h.Count)
+	v.coding.had(r.h.Before)
 	v.wait(r)
 	return v.open(replies)
 }
@@ -222,7 +222,7 @@ func (v *value) open(replies []reply) []reply {
 func (v *value) ask(r *reader, replies []reply) []reply {
 	v.wait(r)
 	if r.h.Flags&wire.FlagNow != 0 {
-		return v.answer(func(w *reader) bool { return w.rank == r.rank && w.h.Aux == r.h.Aux }, replies)
+		return v.answer(func(w *reader) bool { return w.rank == r.rank && w.h.Seq == r.h.Seq }, replies)
 	}
 	replies, _ = v.step(condition.Pull(r.rank, r.h.Iteration), r, nil, replies)
 	return replies
@@ -358,8 +358,8 @@ func (v *value) deliver(replies []reply) {
 			r.to.Done(0, v.fill(&r))
 		default:
 			h := wire.Header{
-				Type: wire.TypeResult, DType: v.t.Type, Tensor: v.t.ID, Part: v.part, Iteration: r.h.Iteration, Aux: r.h.Aux,
-				Codec: r.codec, Count: r.base,
+				Type: wire.TypeResult, DType: v.t.Type, Tensor: v.t.ID, Part: v.part, Iteration: r.h.Iteration, Seq: r.h.Seq,
+				Codec: r.codec, Reference: r.base,
 			}
 			if r.res != nil {
 				r.to.Send(h, r.res.Bytes, r.res)

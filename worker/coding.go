@@ -80,7 +80,7 @@ func (t *task) arrivesEmpty(h *wire.Header, from fmt.Stringer) error {
 		return fmt.Errorf("%v answers partition %d of %q with %d bytes and says that there are none", from, h.Part, t.o.name(), h.Length)
 	case k == nil && h.Codec == wire.CodecPlain && t.o.Kind.HasOp() && t.o.Kind != units.Accumulate:
 		return nil
-	case k != nil && k.follow && k.parts[h.Part].base != nil && k.parts[h.Part].number == h.Count && h.Codec == wire.CodecDeclared:
+	case k != nil && k.follow && k.parts[h.Part].base != nil && k.parts[h.Part].number == h.Reference && h.Codec == wire.CodecDeclared:
 		return nil
 	}
 	return fmt.Errorf("%v gives no answer for partition %d of %q, and this rank has none", from, h.Part, t.o.name())
@@ -109,7 +109,7 @@ func (k *coding) move(p *codedPart, h *wire.Header, out, message []byte) error {
 			return err
 		}
 	}
-	p.number = h.Count
+	p.number = h.Reference
 	reduce.Narrow(k.dtype, out, p.base)
 	return nil
 }
@@ -117,7 +117,7 @@ func (k *coding) move(p *codedPart, h *wire.Header, out, message []byte) error {
 // start makes a base of a value that came as it is, if the server does.
 func (k *coding) start(h *wire.Header, value []byte) {
 	p := &k.parts[h.Part]
-	if p.number = h.Count; p.number == 0 {
+	if p.number = h.Reference; p.number == 0 {
 		p.base = nil
 		return
 	}

@@ -53,7 +53,7 @@ func (o *operation) splits() []int64 {
 // header is what all frames of the operation have in common.
 func (o *operation) header(typ wire.Type, part int, dtype units.DType) wire.Header {
 	h := wire.Header{
-		Type: typ, DType: dtype, Epoch: o.epoch, Tensor: o.d.t.ID, Part: uint32(part), Rank: uint32(o.e.cfg.Rank),
+		Type: typ, DType: dtype, Epoch: o.epoch, Tensor: o.d.t.ID, Part: uint32(part), Rank: uint16(o.e.cfg.Rank),
 		Iteration: o.iteration, Seq: o.seq,
 	}
 	return h
@@ -66,7 +66,7 @@ func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
 	for i := range tasks {
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
 		room[i] = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.placed.Servers[i], out: out[from:to], answer: true}
-		room[i].h.Count = o.d.had()
+		room[i].h.Before = o.d.had()
 		room[i].give(in, from, to)
 		tasks[i] = &room[i]
 	}
@@ -93,7 +93,7 @@ func (o *operation) scatterTasks() []*task {
 	for i := range tasks {
 		a, b := o.d.offsets[i], o.d.offsets[i+1]
 		t := &task{o: o, h: o.header(wire.TypePush, i, o.DType), server: o.d.placed.Servers[i]}
-		t.h.Count = o.d.had()
+		t.h.Before = o.d.had()
 		t.give(o.Input, a, b)
 		if a >= first && b <= last && a < b {
 			t.out, t.answer = o.Output[a-first:b-first], true
@@ -117,7 +117,7 @@ func (o *operation) valueTasks() []*task {
 			t.give(o.Input, from, to)
 		}
 		if o.d.coding != nil {
-			t.h.Count = o.d.coding.parts[i].number
+			t.h.Reference = o.d.coding.parts[i].number
 		}
 		if o.Use != units.Add {
 			t.out, t.answer = o.Output[from:to], true
@@ -126,7 +126,7 @@ func (o *operation) valueTasks() []*task {
 		}
 		if o.Use == units.Declare {
 			t.h.Flags |= wire.FlagDeclare
-			t.h.Count = o.d.had()
+			t.h.Before = o.d.had()
 		}
 		if o.Use&units.ReadNow != 0 {
 			t.h.Flags |= wire.FlagNow
@@ -137,7 +137,7 @@ func (o *operation) valueTasks() []*task {
 		if o.Use&units.Exact != 0 {
 			t.h.Flags |= wire.FlagPlain
 		}
-		t.h.Aux, t.h.Significance = o.seq, o.Significance
+		t.h.Significance = o.Significance
 		tasks[i] = t
 	}
 	if o.Use == units.Declare {
@@ -162,7 +162,7 @@ func (o *operation) broadcastTasks() []*task {
 		} else {
 			t.h, t.out, t.answer = o.header(wire.TypeGet, i, o.DType), o.Output[from:to], true
 		}
-		t.h.Aux = wire.Route(o.Root, -1)
+		t.h.Source, t.h.Destination = wire.Route(o.Root, -1)
 		tasks[i] = t
 	}
 	tasks[0].h.Flags |= wire.FlagHome
@@ -279,7 +279,7 @@ func (o *operation) transfer(tasks []*task, typ wire.Type, src, dst int, data []
 	for part := 0; part*step < len(data); part++ {
 		piece := data[part*step : min((part+1)*step, len(data))]
 		t := &task{o: o, h: o.header(typ, part, o.DType), server: o.e.transferServer(src, o.d.t.ID, uint32(part))}
-		t.h.Aux = wire.Route(src, dst)
+		t.h.Source, t.h.Destination = wire.Route(src, dst)
 		if typ == wire.TypePut {
 			t.in = piece
 		} else {

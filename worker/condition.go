@@ -93,7 +93,7 @@ func (e *Engine) ask(ctx context.Context, servers []int, w wire.Condition) ([]wi
 	}
 	for _, s := range servers {
 		if p := e.peers[s]; p != nil {
-			p.send(outbox.Frame{Header: wire.Header{Type: wire.TypeCondition, Rank: uint32(e.cfg.Rank)}, Payload: data})
+			p.send(outbox.Frame{Header: wire.Header{Type: wire.TypeCondition, Rank: uint16(e.cfg.Rank)}, Payload: data})
 		} else {
 			answers <- e.local.server.Condition(w)
 		}

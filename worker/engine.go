@@ -56,7 +56,7 @@ type Local interface {
 	// Serve takes in one partition's request, and does not keep in where that is a message (CodecDeclared).
 	Serve(h wire.Header, in, out []byte, done func(divisor uint32, err error))
 	Condition(wire.Condition) wire.ConditionReply
-	Report(h wire.Header) error
+	Report(h wire.Header, iteration wire.Report) error
 	Cancel(h wire.Header)
 	Join()
 	Bye()
@@ -398,7 +398,7 @@ func (e *Engine) passOn() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
 	defer cancel()
-	e.lastFrames(ctx, outbox.Frame{Header: wire.Header{Type: wire.TypeLost, Rank: uint32(e.cfg.Rank)}, Payload: data})
+	e.lastFrames(ctx, outbox.Frame{Header: wire.Header{Type: wire.TypeLost, Rank: uint16(e.cfg.Rank)}, Payload: data})
 }
 
 // explain adds to the reason of an end which tensor waited, on which rank.
@@ -442,7 +442,7 @@ func (e *Engine) goodbye(ctx context.Context) {
 	if e.local != nil {
 		e.local.server.Bye()
 	}
-	e.lastFrames(ctx, outbox.Frame{Header: wire.Header{Type: wire.TypeBye, Rank: uint32(e.cfg.Rank)}})
+	e.lastFrames(ctx, outbox.Frame{Header: wire.Header{Type: wire.TypeBye, Rank: uint16(e.cfg.Rank)}})
 	closed := make(chan struct{})
 	go func() {
 		e.wg.Wait()

@@ -145,7 +145,7 @@ func (s *playedServer) frames(c transport.Conn, each func(h wire.Header, payload
 			each(h, payload)
 			continue
 		}
-		err := wire.Frames(payload, h.Count, func(h *wire.Header, payload []byte) error { each(*h, payload); return nil })
+		err := wire.Frames(payload, func(h *wire.Header, payload []byte) error { each(*h, payload); return nil })
 		if err != nil {
 			return err
 		}
@@ -233,7 +233,7 @@ func TestShutdownLeavesClosingToTheServers(t *testing.T) {
 						}
 						time.Sleep(time.Second)
 						for range 1000 {
-							if err := c.Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeWindow}, nil)}); err != nil {
+							if err := c.Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeWindow}, wire.Window{}.Append(nil))}); err != nil {
 								th.t.Errorf("after the goodbye: %v", err)
 								return
 							}
@@ -397,7 +397,7 @@ func TestReportOfASuperstepFollowsTheAnnouncement(t *testing.T) {
 		}
 		synctest.Wait()
 		leader := th.ids - 1
-		th.servers[0].send(th.servers[0].conns[0], wire.Header{Type: wire.TypeStop, Tensor: leader, Count: 1}, nil)
+		th.servers[0].send(th.servers[0].conns[0], wire.Header{Type: wire.TypeStop, Tensor: leader}, wire.Stop{Last: 1}.Append(nil))
 		reports := make(chan wire.Header, 16)
 		for _, s := range th.servers {
 			for _, c := range s.conns {

@@ -196,8 +196,8 @@ func codedOperations(done chan<- error) (ops []Op) {
 func answerOf(b [4]byte) []byte {
 	types := []wire.Type{wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeFail, wire.TypeStall, wire.TypeJoined, wire.TypeWindow, wire.TypeEpoch, wire.TypeLost, wire.TypeBye}
 	h := wire.Header{
-		Type: types[int(b[0]&15)%len(types)], Tensor: uint32(b[0]>>4)%13 + 1, Codec: b[2] >> 7, Count: uint32(b[1] % 2), Part: uint32(b[1] % 4), Iteration: uint64(b[1] >> 6 / 3),
-		Aux: []uint64{0, wire.Route(0, -1), wire.Route(2, 1), wire.Route(0, 1), wire.Route(1, -1)}[b[2]%5], Rank: uint32(b[2] % 3),
+		Type: types[int(b[0]&15)%len(types)], Tensor: uint32(b[0]>>4)%13 + 1, Codec: b[2] >> 7, Reference: uint32(b[1] % 2), Part: uint32(b[1] % 4), Seq: uint64(b[1] >> 6 / 3),
+		Source: []uint16{0, 0, 2, 0, 1}[b[2]%5], Destination: []uint16{0, wire.EveryRank, 1, 1, wire.EveryRank}[b[2]%5], Rank: uint16(b[2] % 3),
 	}
 	if h.Type == wire.TypeResult {
 		lengths := []int{6, 2, 3 * 8, 9 * 8, 0, 1, 70 << 10, 12, 25, 19}
@@ -215,6 +215,8 @@ func answerOf(b [4]byte) []byte {
 		notice = wire.Stall{Name: name, Missing: []int{0}}
 	case wire.TypeLost:
 		notice = wire.Lost{Role: wire.RoleWorker, Rank: int(b[3]) - 3}
+	case wire.TypeWindow:
+		return wire.AppendFrame(nil, h, wire.Window{Consumed: uint64(b[3])}.Append(nil))
 	default:
 		return wire.AppendFrame(nil, h, nil)
 	}
@@ -230,10 +232,10 @@ func serverSeeds() (inputs [][]byte) {
 		payload []byte
 	}{
 		{wire.Header{Type: wire.TypeResult, Tensor: 1}, make([]byte, 6)},
-		{wire.Header{Type: wire.TypeResult, Tensor: 2, Aux: wire.Route(0, -1)}, make([]byte, 6)},
+		{wire.Header{Type: wire.TypeResult, Tensor: 2, Destination: wire.EveryRank}, make([]byte, 6)},
 		{wire.Header{Type: wire.TypeResult, Tensor: 3}, make([]byte, 24)},
 		{wire.Header{Type: wire.TypeResult, Tensor: 4}, make([]byte, 72)},
-		{wire.Header{Type: wire.TypeWindow, Aux: 6}, nil},
+		{wire.Header{Type: wire.TypeWindow}, wire.Window{Consumed: 6}.Append(nil)},
 		{wire.Header{Type: wire.TypeFail}, []byte(`{"code":1,"name":"allreduce1","seq":0,"text":"ranks disagree"}`)},
 		{wire.Header{Type: wire.TypeStall}, []byte(`{"name":"allreduce1","missing":[2],"seconds":1}`)},
 		{wire.Header{Type: wire.TypeLost}, []byte(`{"role":"worker","rank":2,"why":"it is gone"}`)},
@@ -241,7 +243,7 @@ func serverSeeds() (inputs [][]byte) {
 	} {
 		frame := wire.AppendFrame(nil, piece.h, piece.payload)
 		one := append([]byte{0, byte(len(frame)), byte(len(frame) >> 8)}, frame...)
-		batch := wire.AppendFrame(nil, wire.Header{Type: wire.TypeBatch, Count: 1}, frame)
+		batch := wire.AppendFrame(nil, wire.Header{Type: wire.TypeBatch}, frame)
 		inputs = append(inputs, one, append([]byte{1, byte(len(batch)), byte(len(batch) >> 8)}, batch...))
 		all = append(all, one...)
 	}

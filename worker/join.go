@@ -49,7 +49,7 @@ func (j *joinState) send(e *Engine) {
 		if p == nil {
 			continue
 		}
-		if gone := p.everywhere(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint32(e.cfg.Rank)}); gone != nil {
+		if gone := p.everywhere(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint16(e.cfg.Rank)}); gone != nil {
 			e.failJoin(gone)
 			return
 		}

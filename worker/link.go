@@ -55,7 +55,7 @@ func (l *link) greet() error {
 	if err != nil {
 		return err
 	}
-	h := wire.Header{Type: wire.TypeHello, Rank: uint32(cfg.Rank), Length: uint32(len(data))}
+	h := wire.Header{Type: wire.TypeHello, Rank: uint16(cfg.Rank), Length: uint32(len(data))}
 	if err := l.conn.Send([][]byte{h.Append(nil), data}); err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (l *link) frames() error {
 			}
 			continue
 		}
-		if err := wire.Frames(payload, h.Count, l.frame); err != nil {
+		if err := wire.Frames(payload, l.frame); err != nil {
 			return err
 		}
 	}
@@ -245,7 +245,11 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		}
 		l.finish(t, h, payload)
 	case wire.TypeWindow:
-		l.window(h.Aux)
+		var w wire.Window
+		if err := w.Decode(payload); err != nil {
+			return err
+		}
+		l.window(w.Consumed)
 	case wire.TypeFail:
 		return notice(h, payload, e.Failed)
 	case wire.TypeStall:
@@ -253,7 +257,11 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 	case wire.TypeLost:
 		return notice(h, payload, e.Lost)
 	case wire.TypeStop:
-		e.Stopped(*h)
+		var at wire.Stop
+		if err := at.Decode(payload); err != nil {
+			return err
+		}
+		e.Stopped(*h, at)
 	case wire.TypeCondition:
 		return notice(h, payload, e.conditions.reply)
 	case wire.TypeJoined:

@@ -118,11 +118,11 @@ func (q *localQueue) isAnnounced(tensor uint32) bool {
 }
 
 // report tells the server of the end of an iteration with a held value.
-func (q *localQueue) report(d *declaration, h wire.Header) error {
+func (q *localQueue) report(d *declaration, h wire.Header, iteration wire.Report) error {
 	if err := q.announce(&d.t); err != nil {
 		return err
 	}
-	return q.server.Report(h)
+	return q.server.Report(h, iteration)
 }
 
 // finished is called by the server when it has done with a task's memory. Where it gave the task up, the reason comes

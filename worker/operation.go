@@ -174,7 +174,7 @@ func (o *operation) tellServers(ownWill bool) {
 	if id == 0 { // not declared yet, so no server knows of it
 		return
 	}
-	h := wire.Header{Type: wire.TypeCancel, Epoch: o.epoch, Rank: uint32(o.e.cfg.Rank), Tensor: id, Iteration: o.iteration, Seq: o.seq}
+	h := wire.Header{Type: wire.TypeCancel, Epoch: o.epoch, Rank: uint16(o.e.cfg.Rank), Tensor: id, Iteration: o.iteration, Seq: o.seq}
 	if ownWill {
 		h.Flags = wire.FlagOwnWill
 	}

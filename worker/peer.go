@@ -147,8 +147,12 @@ func (p *peer) send(f outbox.Frame) {
 }
 
 // report queues the end of an iteration with a held value, behind the value's announcement.
-func (p *peer) report(d *declaration, h wire.Header) {
-	p.onFirst(func(c *connTraffic) { p.traffic.report(c, d, h) })
+func (p *peer) report(d *declaration, h wire.Header, iteration wire.Report) {
+	f := outbox.Frame{Header: h}
+	if h.Flags&wire.FlagEmpty == 0 {
+		f.Payload = iteration.Append(nil)
+	}
+	p.onFirst(func(c *connTraffic) { p.traffic.report(c, d, f) })
 }
 
 // onFirst queues something on the first connection, if there is one.

@@ -276,7 +276,7 @@ func (e *Engine) SetState(state []byte) error {
 		for _, d := range n.decls {
 			switch {
 			case d.coding != nil && d.t.Kind != units.Accumulate:
-				over = append(over, wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch().Number, Rank: uint32(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.Next()})
+				over = append(over, wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch().Number, Rank: uint16(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.Next()})
 				e.withdraw(d)
 				continue
 			case d.coding != nil:
@@ -446,7 +446,7 @@ func (o *operation) restoring() (tasks []*task) {
 			from, to := max(p.first, first), min(p.first+len(p.elements)/4, end)
 			if from < to {
 				h := o.header(wire.TypeRestore, i, units.Float32)
-				h.Aux = uint64(from - first)
+				h.Offset = uint32(from - first)
 				in := p.elements[4*(from-p.first) : 4*(to-p.first)]
 				tasks = append(tasks, &task{o: o, h: h, server: o.d.placed.Servers[i], in: in, answer: true})
 			}

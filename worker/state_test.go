@@ -132,7 +132,7 @@ func TestTheServersPartOfAStateIsWhatTheServerSays(t *testing.T) {
 			_, err := e.State(state)
 			done <- err
 		}()
-		answer(t, conns[0], wire.Header{Type: wire.TypeResult, Tensor: 1, Iteration: 1}, payload, done)
+		answer(t, conns[0], wire.Header{Type: wire.TypeResult, Tensor: 1, Seq: 1}, payload, done)
 		want := make([]byte, 4*n)
 		copy(want, payload)
 		if !bytes.Equal(state[size-4*n:], want) {
@@ -159,7 +159,7 @@ func TestAServerThatDoesNotGiveItsStateIsNamed(t *testing.T) {
 	}()
 	var got error
 	for got == nil {
-		_ = conns[0].Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeResult, Tensor: 1, Iteration: 1}, make([]byte, 300<<10))})
+		_ = conns[0].Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeResult, Tensor: 1, Seq: 1}, make([]byte, 300<<10))})
 		select {
 		case got = <-done:
 		case <-time.After(time.Millisecond):

@@ -71,7 +71,7 @@ func (e *Engine) EndIteration(set uint32, name string) (last bool, err error) {
 	h := e.headerOf(r, wire.FlagHome, d)
 	e.expect(s)
 	e.mu.Unlock()
-	e.report(d, d.placed.Servers[0], h)
+	e.report(d, d.placed.Servers[0], h, wire.Report{Iteration: r.Iteration, Interval: r.Interval, Occupancy: r.Occupancy})
 	if verdict != superstep.Asked {
 		return verdict == superstep.WasLast, nil
 	}
@@ -109,16 +109,15 @@ func (e *Engine) headerOf(r superstep.Report, flags wire.Flags, d *declaration) 
 		flags |= wire.FlagAsk
 	}
 	return wire.Header{
-		Type: wire.TypeReport, Flags: flags, Epoch: e.epoch().Number, Tensor: d.t.ID, Rank: uint32(r.Rank), Iteration: r.Superstep,
-		Count: uint32(min(r.Iteration, 1<<31)), Aux: uint64(r.Interval), Significance: float32(r.Occupancy),
+		Type: wire.TypeReport, Flags: flags, Epoch: e.epoch().Number, Tensor: d.t.ID, Rank: uint16(r.Rank), Iteration: r.Superstep,
 	}
 }
 
 // stopOf is what a frame of type stop says.
-func (e *Engine) stopOf(h *wire.Header) superstep.Stop {
-	s := superstep.Stop{Rank: e.cfg.Rank, Superstep: h.Iteration, Iteration: uint64(h.Count)}
-	s.Thresholds.S, s.Thresholds.W = wire.Unpacked(h.Aux)
-	return s
+func (e *Engine) stopOf(h *wire.Header, at wire.Stop) superstep.Stop {
+	return superstep.Stop{
+		Rank: e.cfg.Rank, Superstep: h.Iteration, Iteration: at.Last, Thresholds: condition.Adaptive{S: at.S, W: at.W},
+	}
 }
 
 // expect looks after the rank's patience whether it has come to the end of its superstep, where that is known.
@@ -157,18 +156,18 @@ func (e *Engine) expect(s *steps) {
 
 // report sends the end of an iteration to a server of the value, and before it, where this rank has not sent the
 // value's announcement there, that one: what announces it may still wait for credit.
-func (e *Engine) report(d *declaration, server int, h wire.Header) {
+func (e *Engine) report(d *declaration, server int, h wire.Header, iteration wire.Report) {
 	if p := e.peers[server]; p != nil {
-		p.report(d, h)
+		p.report(d, h, iteration)
 		return
 	}
-	if err := e.local.report(d, h); err != nil {
+	if err := e.local.report(d, h, iteration); err != nil {
 		e.cfg.Log.Error(fmt.Sprintf("rank %d's own server does not take the end of an iteration: %v", e.cfg.Rank, err))
 	}
 }
 
 // Stopped is the decider's word where this rank's superstep ends, or that it goes on.
-func (e *Engine) Stopped(h wire.Header) {
+func (e *Engine) Stopped(h wire.Header, at wire.Stop) {
 	e.mu.Lock()
 	d := e.leaders[h.Tensor]
 	if d == nil {
@@ -176,7 +175,7 @@ func (e *Engine) Stopped(h wire.Header) {
 		return
 	}
 	s := d.superstep
-	if verdict := s.Stop(e.stopOf(&h), time.Since(e.origin)); verdict != superstep.None {
+	if verdict := s.Stop(e.stopOf(&h, at), time.Since(e.origin)); verdict != superstep.None {
 		s.answer <- verdict == superstep.WasLast
 	}
 	e.expect(s)
@@ -232,7 +231,7 @@ func (e *Engine) excuse() {
 	}
 	e.mu.Unlock()
 	for _, f := range frames {
-		e.report(f.d, f.server, f.h)
+		e.report(f.d, f.server, f.h, wire.Report{})
 	}
 }
 
@@ -337,7 +336,7 @@ func (o *occupancy) sample() float64 {
 		}
 	}
 	if total := all - o.all; o.all > 0 && total > 0 {
-		o.share = (all - idle - o.busy) / total
+		o.share = min(max((all-idle-o.busy)/total, 0), 1) // the kernel may take idle time back
 	}
 	o.at, o.busy, o.all = time.Now(), all-idle, all
 	return o.share

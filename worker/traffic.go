@@ -44,13 +44,17 @@ type connTraffic struct {
 }
 
 type answerID struct {
-	tensor    uint32
-	part      uint32
-	iteration uint64
-	aux       uint64
+	tensor      uint32
+	part        uint32
+	seq         uint64
+	source      uint16
+	destination uint16
+	offset      uint32
 }
 
-func idOf(h *wire.Header) answerID { return answerID{h.Tensor, h.Part, h.Iteration, h.Aux} }
+func idOf(h *wire.Header) answerID {
+	return answerID{h.Tensor, h.Part, h.Seq, h.Source, h.Destination, h.Offset}
+}
 
 // open adds a connection.
 func (f *traffic) open() *connTraffic {
@@ -159,12 +163,12 @@ func (f *traffic) forget(t *task) {
 }
 
 // report queues the end of an iteration with a held value, behind the value's announcement.
-func (f *traffic) report(c *connTraffic, d *declaration, h wire.Header) {
-	if _, announced := c.announced[h.Tensor]; !announced {
-		c.announced[h.Tensor] = struct{}{}
+func (f *traffic) report(c *connTraffic, d *declaration, frame outbox.Frame) {
+	if _, announced := c.announced[frame.Tensor]; !announced {
+		c.announced[frame.Tensor] = struct{}{}
 		c.control = append(c.control, announcement(&d.t, f.rank))
 	}
-	c.control = append(c.control, outbox.Frame{Header: h})
+	c.control = append(c.control, frame)
 }
 
 // tasks are all that the server is still wanted for.
@@ -189,5 +193,5 @@ func announcement(t *wire.Tensor, rank int) outbox.Frame {
 	if err != nil {
 		panic(err) // a struct of numbers and strings; NaN scales are refused at submission
 	}
-	return outbox.Frame{Header: wire.Header{Type: wire.TypeAnnounce, Rank: uint32(rank), Tensor: t.ID}, Payload: data}
+	return outbox.Frame{Header: wire.Header{Type: wire.TypeAnnounce, Rank: uint16(rank), Tensor: t.ID}, Payload: data}
 }

@@ -35,7 +35,7 @@ func (r Reply) Confirm(h wire.Header) {
 	case r.To != nil:
 		r.To.Send(h, nil, nil)
 	case r.Done != nil:
-		r.Done(h.Divisor, nil)
+		r.Done(uint32(h.Divisor), nil)
 	}
 }
 
@@ -57,7 +57,7 @@ func (r Reply) Send(h wire.Header, payload []byte, owner Owner) {
 			err = fmt.Errorf("%d bytes arrived where %d were expected", len(payload), len(r.Out))
 		}
 		owner.Sent(nil)
-		r.Done(h.Divisor, err)
+		r.Done(uint32(h.Divisor), err)
 	}
 }
 

@@ -31,7 +31,7 @@ type Shell interface {
 	// Warn tells a rank, for its log, whom its operation waits for.
 	Warn(rank int, missing rankset.Set, waited time.Duration)
 	// Stop tells a rank where its superstep ends.
-	Stop(rank int, h wire.Header)
+	Stop(rank int, h wire.Header, at wire.Stop)
 }
 
 // Round is what all rooms of one round go by.

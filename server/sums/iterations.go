@@ -25,6 +25,7 @@ type iterations struct {
 // waiter is a rank that gets the result.
 type waiter struct {
 	rank   int
+	seq    uint64 // of its request
 	to     room.Reply
 	memory bool // it gets none, and waits only until its tensor is not read any more
 }
@@ -38,7 +39,7 @@ type answer struct {
 
 	gone    bool   // the iteration of a local waiter was given up
 	refused error  // instead of an answer: why the push was not taken, or there is no sum
-	seq     uint64 // of the operation that is refused
+	seq     uint64 // of the operation that is answered or refused
 	kept    error  // instead of an answer: why a change of conditions came too late for those who still take part
 }
 
@@ -46,7 +47,7 @@ type answer struct {
 // because its iteration is closed or its rank has begun it before.
 func (n *iterations) open(q *room.Request) (*slot, error) {
 	if n.Coding != nil {
-		n.before = max(n.before, uint64(q.Count))
+		n.before = max(n.before, uint64(q.Before))
 	}
 	if s := n.slots[q.Iteration]; s != nil {
 		if s.closed || !s.started.Add(q.From()) {
@@ -82,7 +83,7 @@ func (n *iterations) arrived(s *slot, q *room.Request) (answers []answer) {
 	switch {
 	case !q.Has(wire.FlagNoPull):
 		s.owed++
-		s.waiters = append(s.waiters, waiter{rank: rank, to: q.Reply})
+		s.waiters = append(s.waiters, waiter{rank: rank, seq: q.Seq, to: q.Reply})
 		answers = n.step(condition.Pull(rank, q.Iteration), answers)
 	case s.reads(rank):
 		s.waiters = append(s.waiters, waiter{rank: rank, to: q.Reply, memory: true})
@@ -199,7 +200,7 @@ func (n *iterations) answer(o condition.Output, answers []answer) []answer {
 			continue
 		}
 		s.waiters = append(s.waiters[:i], s.waiters[i+1:]...)
-		answers = append(answers, answer{to: w.to, iteration: o.Progress, divisor: s.divisor, sum: s.result.Share()})
+		answers = append(answers, answer{to: w.to, seq: w.seq, iteration: o.Progress, divisor: s.divisor, sum: s.result.Share()})
 		s.owed--
 		n.release(o.Progress, s)
 		break

@@ -239,7 +239,7 @@ func (k *key) deliver(answers []answer) {
 
 // header is that of a result.
 func (k *key) header(a *answer) wire.Header {
-	h := wire.Header{Type: wire.TypeResult, DType: k.Type, Tensor: k.ID, Part: k.Number, Iteration: a.iteration, Divisor: a.divisor}
+	h := wire.Header{Type: wire.TypeResult, DType: k.Type, Tensor: k.ID, Part: k.Number, Iteration: a.iteration, Seq: a.seq, Divisor: uint16(a.divisor)}
 	if k.Coding != nil {
 		h.Codec = wire.CodecDeclared
 	}

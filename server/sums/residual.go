@@ -39,7 +39,7 @@ func (k *key) restore(q *room.Request) error {
 	if err != nil {
 		return err
 	}
-	for at := int(4 * q.Aux); q.Payload.Len() > 0; {
+	for at := 4 * int(q.Offset); q.Payload.Len() > 0; {
 		b, err := q.Payload.Next(min(q.Payload.Len(), room.ChunkBytes))
 		if err == nil {
 			err = k.setResidual(at, b)
@@ -60,7 +60,7 @@ func (k *key) setResidual(at int, piece []byte) error {
 }
 
 func answerTo(h *wire.Header) wire.Header {
-	return wire.Header{Type: wire.TypeResult, Tensor: h.Tensor, Part: h.Part, Iteration: h.Iteration, Aux: h.Aux}
+	return wire.Header{Type: wire.TypeResult, Tensor: h.Tensor, Part: h.Part, Iteration: h.Iteration, Seq: h.Seq, Offset: h.Offset}
 }
 
 func (k *key) coded(q *room.Request) error {
@@ -73,9 +73,9 @@ func (k *key) coded(q *room.Request) error {
 // hasRoom checks that a piece lies within the key's residual, before memory is taken.
 func (k *key) hasRoom(q *room.Request) error {
 	n, size := q.Payload.Len(), uint64(k.Answers.ResidualBytes(k.Coding.Elements))
-	if n%4 != 0 || q.Aux > size/4 || uint64(n) > size-4*q.Aux {
+	if n%4 != 0 || uint64(n)+4*uint64(q.Offset) > size {
 		return fmt.Errorf("%d bytes from element %d on for partition %d of %q, whose answers by %s keep a residual of %d bytes",
-			n, q.Aux, k.Number, k.Name, k.Answers, size)
+			n, q.Offset, k.Number, k.Name, k.Answers, size)
 	}
 	return nil
 }

@@ -29,12 +29,13 @@ type item struct {
 // reader is a rank that asks for an item.
 type reader struct {
 	rank int
+	seq  uint64 // of its request
 	to   room.Reply
 }
 
 // expect says who will read an item that is put.
 func (it *item) expect(t *room.Tensor) {
-	src, dst := wire.Endpoints(it.h.Aux)
+	src, dst := it.h.Endpoints()
 	if dst >= 0 {
 		it.readers = rankset.Of(dst)
 	} else {
@@ -71,15 +72,16 @@ func (it *item) wanted() (ranks rankset.Set) {
 // reply sends the item to readers.
 func (it *item) reply(due []reader) {
 	for _, r := range due {
-		r.to.Send(it.answer(), it.data, it)
+		r.to.Send(it.answer(r.seq), it.data, it)
 	}
 }
 
-// answer is the header of a reply that belongs to the item.
-func (it *item) answer() wire.Header {
+// answer is the header of a reply that belongs to the item, to a request.
+func (it *item) answer(seq uint64) wire.Header {
 	h := &it.h
 	return wire.Header{
-		Type: wire.TypeResult, DType: h.DType, Epoch: h.Epoch, Tensor: h.Tensor, Part: h.Part, Iteration: h.Iteration, Aux: h.Aux, Rank: h.Rank,
+		Type: wire.TypeResult, DType: h.DType, Epoch: h.Epoch, Tensor: h.Tensor, Part: h.Part, Iteration: h.Iteration, Seq: seq,
+		Source: h.Source, Destination: h.Destination,
 	}
 }
 
@@ -99,5 +101,5 @@ func (it *item) release(n int) {
 		it.putter.Fail(it.err)
 		return
 	}
-	it.putter.Confirm(it.answer())
+	it.putter.Confirm(it.answer(it.h.Seq))
 }

@@ -22,10 +22,13 @@ type itemID struct {
 	tensor    uint32
 	part      uint32
 	iteration uint64
-	route     uint64
+	source    uint16
+	dest      uint16
 }
 
-func idOf(h *wire.Header) itemID { return itemID{h.Tensor, h.Part, h.Iteration, h.Aux} }
+func idOf(h *wire.Header) itemID {
+	return itemID{h.Tensor, h.Part, h.Iteration, h.Source, h.Destination}
+}
 
 // New makes an empty room.
 func New(r *room.Round) *Room {
@@ -44,7 +47,7 @@ func (x *Room) Serve(t *room.Tensor, q *room.Request) error {
 
 // put makes an item ready and serves those who wait for it. What the worker in this process puts stays where it lies.
 func (x *Room) put(t *room.Tensor, q *room.Request) error {
-	src, dst := wire.Endpoints(q.Aux)
+	src, dst := q.Endpoints()
 	if src != q.From() || dst != -1 && !t.Members.Has(dst) {
 		return fmt.Errorf("put of %q from rank %d for rank %d, which are not the sender and a rank of %v", t.Name, src, dst, t.Members)
 	}
@@ -100,11 +103,11 @@ func (x *Room) add(t *room.Tensor, it *item) (due []reader, stored bool) {
 
 // get asks for an item.
 func (x *Room) get(t *room.Tensor, q *room.Request) error {
-	src, dst := wire.Endpoints(q.Aux)
+	src, dst := q.Endpoints()
 	if !t.Members.Has(src) || dst != -1 && dst != q.From() {
 		return fmt.Errorf("get of %q from rank %d for rank %d, which are not a rank of %v and the sender", t.Name, src, dst, t.Members)
 	}
-	it, due, ok := x.ask(t, &q.Header, reader{q.From(), q.Reply})
+	it, due, ok := x.ask(t, &q.Header, reader{q.From(), q.Seq, q.Reply})
 	if !ok {
 		q.Reply.Fail(wire.ErrCancelled)
 		return nil

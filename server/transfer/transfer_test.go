@@ -39,12 +39,17 @@ func (p *play) serve(rank int, h wire.Header, payload string) {
 	}
 }
 
+func route(h wire.Header, from, to int) wire.Header {
+	h.Source, h.Destination = wire.Route(from, to)
+	return h
+}
+
 func (p *play) put(rank, to int, flags wire.Flags, payload string) {
-	p.serve(rank, wire.Header{Type: wire.TypePut, Flags: flags, Aux: wire.Route(rank, to)}, payload)
+	p.serve(rank, route(wire.Header{Type: wire.TypePut, Flags: flags}, rank, to), payload)
 }
 
 func (p *play) get(rank, from, to int) {
-	p.serve(rank, wire.Header{Type: wire.TypeGet, Aux: wire.Route(from, to)}, "")
+	p.serve(rank, route(wire.Header{Type: wire.TypeGet}, from, to), "")
 }
 
 // has checks what a rank has got since the last call.
@@ -162,11 +167,11 @@ func TestAPutWithoutMemoryFailsOnEveryRank(t *testing.T) {
 func TestARouteThatIsNotTheSendersIsAnError(t *testing.T) {
 	p := newPlay(t)
 	for _, h := range []wire.Header{
-		{Type: wire.TypePut, Aux: wire.Route(1, -1)}, {Type: wire.TypePut, Aux: wire.Route(0, 3)},
-		{Type: wire.TypeGet, Aux: wire.Route(3, -1)}, {Type: wire.TypeGet, Aux: wire.Route(1, 2)},
+		{Type: wire.TypePut, Source: 1, Destination: wire.EveryRank}, {Type: wire.TypePut, Destination: 3},
+		{Type: wire.TypeGet, Source: 3, Destination: wire.EveryRank}, {Type: wire.TypeGet, Source: 1, Destination: 2},
 	} {
 		if err := p.room.Serve(p.tensor, p.ranks[0].Request(h, nil, 4)); err == nil {
-			t.Errorf("%v %x is served", h.Type, h.Aux)
+			t.Errorf("%v from %d to %d is served", h.Type, h.Source, h.Destination)
 		}
 	}
 }

@@ -205,7 +205,7 @@ func (o *Outbox) fill(maxFirst int) bool {
 
 func (o *Outbox) encode(total int) {
 	if len(o.frames) > 1 {
-		batch := wire.Header{Type: wire.TypeBatch, Count: uint32(len(o.frames)), Length: uint32(total)}
+		batch := wire.Header{Type: wire.TypeBatch, Length: uint32(total)}
 		o.headers = batch.Append(o.headers)
 	}
 	for i := range o.frames {

@@ -130,7 +130,7 @@ func (b *bench) pair() (dialed, accepted transport.Conn) {
 func frame(rank, number, size int) (wire.Header, []byte) {
 	payload := make([]byte, size)
 	fill(payload, rank, number)
-	return wire.Header{Type: wire.TypePush, Rank: uint32(rank), Iteration: uint64(number), Length: uint32(size)}, payload
+	return wire.Header{Type: wire.TypePush, Rank: uint16(rank), Iteration: uint64(number), Length: uint32(size)}, payload
 }
 
 func fill(payload []byte, rank, number int) {

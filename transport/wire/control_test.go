@@ -14,7 +14,7 @@ import (
 
 func TestJSONPayloadsComeBackAsTheyWere(t *testing.T) {
 	for _, s := range samples {
-		if _, raw := s.payload.([]byte); s.payload == nil || raw {
+		if !s.json() {
 			continue
 		}
 		frame := s.bytes()

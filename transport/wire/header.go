@@ -34,22 +34,22 @@ const (
 	TypeResult                    // server → worker: the answer to a push, pull or get
 	TypePut                       // worker → server: one partition that others will get (broadcast, allgather, alltoall); with FlagHome answered by an empty result when all have it
 	TypeGet                       // worker → server: asks for a partition that somebody puts
-	TypeWindow                    // server → worker: Aux = payload bytes consumed so far on this connection
+	TypeWindow                    // server → worker: Window
 	TypeFail                      // server → worker: JSON Failure, one operation of one tensor failed on every rank
 	TypeCancel                    // worker → server: the sender gives up this tensor; forget its keys
 	TypeJoin                      // worker → server: the sender has no more data (Horovod's join)
 	TypeJoined                    // server → worker: every rank has joined; Rank = the last one
 	TypeStall                     // server → worker: JSON Stall, some ranks have not come for this key
 	TypeLost                      // server ↔ worker: JSON Lost, a peer died; a worker sends it before it closes for that reason
-	TypeBatch                     // worker ↔ server: Count small frames, one behind the other, in the payload
+	TypeBatch                     // worker ↔ server: small frames, one behind the other, in the payload
 	TypeControl                   // node ↔ scheduler: JSON Control
-	TypeEpoch                     // server → worker: the frame named by Tensor, Part, Iteration and Aux came from another epoch; Epoch is the right one
+	TypeEpoch                     // server → worker: the request that it names, as an answer would, came from another epoch; Epoch is the right one
 	TypeBye                       // any: the sender leaves on purpose; a connection that ends without it is a lost peer
 	TypeCondition                 // worker ↔ server: JSON Condition, a change of synchronisation model; the server answers with a JSON ConditionReply
-	TypeReport                    // worker → server: it has ended iteration Count of superstep Iteration, which took Aux ns, with a CPU occupancy of Significance
-	TypeStop                      // server → worker: superstep Iteration ends with the receiver's iteration Count, or goes on where that is 0; Aux = Thresholds(s, w)
+	TypeReport                    // worker → server: Report of an iteration in superstep Iteration
+	TypeStop                      // server → worker: Stop of superstep Iteration
 	TypeState                     // worker → server: asks for the residual of a key's answers; the result is empty where there is none
-	TypeRestore                   // worker → server: a piece of a key's residual, float32 from element Aux on; answered by an empty result
+	TypeRestore                   // worker → server: a piece of a key's residual, float32 from element Offset on; answered by an empty result
 	numTypes
 )
 
@@ -96,13 +96,13 @@ const (
 	// FlagLast on a report: the sender's superstep ends with this iteration.
 	FlagLast
 	// FlagEmpty on a push: it has no payload and counts like any other; what the sender adds is zeros. On a
-	// result: zeros, or of a held value what the receiver has with base Count. On a
-	// report: the sender's superstep ends without a push; the frame counts as one of every partition that
+	// result: zeros, or of a held value the reference copy that the receiver has. On a
+	// report: the sender's superstep ends without an iteration more, and without a push; the frame counts as one of every partition that
 	// the server holds of the tensor.
 	FlagEmpty
 	// FlagPlain on a push or pull of a held value: answer with the value itself, however the tensor is coded.
 	FlagPlain
-	// FlagAsk on a report: the sender waits for a stop, whose Count is 0 where the superstep goes on.
+	// FlagAsk on a report: the sender waits for a stop, whose Last is 0 where the superstep goes on.
 	FlagAsk
 	knownFlags = FlagHome | FlagNoPull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty | FlagPlain | FlagAsk
 )
@@ -113,7 +113,9 @@ const (
 	CodecDeclared = 1 // a message of the codec that the tensor was declared with
 )
 
-// Header is the fixed part of every frame. Fields that a type does not use are zero.
+// Header is the fixed part of every frame. A field has one meaning, whatever the type, and is zero where a type
+// does not use it; what only one type has lies in its payload. An answer gives back what names its request: Tensor,
+// Part, Iteration, Seq, Source, Destination and Offset.
 type Header struct {
 	Type         Type
 	Flags        Flags
@@ -122,27 +124,36 @@ type Header struct {
 	Epoch        uint32      // membership epoch that the sender is in
 	Tensor       uint32      // number of the declared tensor
 	Part         uint32      // partition of the tensor; (Tensor, Part) is the key
-	Rank         uint32      // sending rank; in a result of a get the rank that put it
 	Length       uint32      // payload bytes behind the header
-	Iteration    uint64      // progress of the push, per tensor, counted from 0
-	Seq          uint64      // how often the name was used before, whatever the signature (FlagHome)
-	Aux          uint64      // put and get: Route(source, destination); window: consumed bytes; restore: first element; held values: Seq of the operation, given back in the result; report, stop: see there
-	Divisor      uint32      // result: how many ranks contributed
+	Iteration    uint64      // progress of the push, per tensor, counted from 0; where ranks go in supersteps, the superstep
+	Seq          uint64      // how often the name was used before, whatever the signature: the number of the operation under it
+	Rank         uint16      // that the frame speaks for: the sender, and in joined the last one
+	Source       uint16      // transfers: the rank that puts
+	Destination  uint16      // transfers: the rank that gets, or EveryRank
+	Divisor      uint16      // result: how many ranks contributed
+	Offset       uint32      // element of the partition at which the payload begins (restore)
+	Reference    uint32      // held values: number of the reference copy that the rank has, 0 for none
+	Before       uint32      // iterations that a coded tensor had before it was declared, as a checkpoint has them
 	Significance float32     // push: |g|/|w|, for the models that ask for it; 0 where not computed
-	Count        uint32      // batch: number of frames within; report, stop: iteration of a superstep, from 1; held values: number of the base that the rank has, 0 for none; push of a coded sum, declaration of a held value: iterations that the tensor had before
 }
 
-// Route packs the source and destination of a put or get. Destination -1 is "every reader".
-func Route(src, dst int) uint64 { return uint64(uint32(src))<<32 | uint64(uint32(int32(dst))) }
+// EveryRank is the destination of what every rank gets.
+const EveryRank = math.MaxUint16
 
-// Endpoints unpacks what Route packed.
-func Endpoints(aux uint64) (src, dst int) { return int(aux >> 32), int(int32(uint32(aux))) }
+const _ = uint(EveryRank - limits.MaxRanks) // ranks fit
 
-// Thresholds packs the two thresholds of the adaptive model, in iterations.
-func Thresholds(s, w uint64) uint64 { return s<<32 | w&math.MaxUint32 }
+// Route gives the source and the destination of a transfer; destination -1 is every rank.
+func Route(src, dst int) (source, destination uint16) {
+	return uint16(src), uint16(dst) // -1 is EveryRank
+}
 
-// Unpacked unpacks what Thresholds packed.
-func Unpacked(aux uint64) (s, w uint64) { return aux >> 32, aux & math.MaxUint32 }
+// Endpoints are the ranks between which a transfer goes, as Route takes them.
+func (h *Header) Endpoints() (src, dst int) {
+	if h.Destination == EveryRank {
+		return int(h.Source), -1
+	}
+	return int(h.Source), int(h.Destination)
+}
 
 // ErrCancelled is what an operation on the server in the own process ends with when it was given up.
 // The reason comes as a Failure of its own.
@@ -164,14 +175,17 @@ func (h *Header) Append(b []byte) []byte {
 	le.PutUint32(e[8:], h.Epoch)
 	le.PutUint32(e[12:], h.Tensor)
 	le.PutUint32(e[16:], h.Part)
-	le.PutUint32(e[20:], h.Rank)
-	le.PutUint32(e[24:], h.Length)
-	le.PutUint32(e[28:], h.Divisor)
-	le.PutUint64(e[32:], h.Iteration)
-	le.PutUint64(e[40:], h.Seq)
-	le.PutUint64(e[48:], h.Aux)
-	le.PutUint32(e[56:], math.Float32bits(h.Significance))
-	le.PutUint32(e[60:], h.Count)
+	le.PutUint32(e[20:], h.Length)
+	le.PutUint64(e[24:], h.Iteration)
+	le.PutUint64(e[32:], h.Seq)
+	le.PutUint16(e[40:], h.Rank)
+	le.PutUint16(e[42:], h.Source)
+	le.PutUint16(e[44:], h.Destination)
+	le.PutUint16(e[46:], h.Divisor)
+	le.PutUint32(e[48:], h.Offset)
+	le.PutUint32(e[52:], h.Reference)
+	le.PutUint32(e[56:], h.Before)
+	le.PutUint32(e[60:], math.Float32bits(h.Significance))
 	return append(b, e[:]...)
 }
 
@@ -196,14 +210,17 @@ func (h *Header) Decode(b []byte) error {
 		Epoch:        le.Uint32(b[8:]),
 		Tensor:       le.Uint32(b[12:]),
 		Part:         le.Uint32(b[16:]),
-		Rank:         le.Uint32(b[20:]),
-		Length:       le.Uint32(b[24:]),
-		Divisor:      le.Uint32(b[28:]),
-		Iteration:    le.Uint64(b[32:]),
-		Seq:          le.Uint64(b[40:]),
-		Aux:          le.Uint64(b[48:]),
-		Significance: math.Float32frombits(le.Uint32(b[56:])),
-		Count:        le.Uint32(b[60:]),
+		Length:       le.Uint32(b[20:]),
+		Iteration:    le.Uint64(b[24:]),
+		Seq:          le.Uint64(b[32:]),
+		Rank:         le.Uint16(b[40:]),
+		Source:       le.Uint16(b[42:]),
+		Destination:  le.Uint16(b[44:]),
+		Divisor:      le.Uint16(b[46:]),
+		Offset:       le.Uint32(b[48:]),
+		Reference:    le.Uint32(b[52:]),
+		Before:       le.Uint32(b[56:]),
+		Significance: math.Float32frombits(le.Uint32(b[60:])),
 	}
 	return h.check()
 }
@@ -233,6 +250,12 @@ func (t Type) maxPayload() uint32 {
 		return limits.MaxPayload
 	case TypeBatch:
 		return limits.MaxBatch
+	case TypeWindow:
+		return windowSize
+	case TypeReport:
+		return reportSize
+	case TypeStop:
+		return stopSize
 	case TypeHello, TypeAnnounce, TypeFail, TypeStall, TypeLost, TypeControl, TypeCondition:
 		return limits.MaxControl
 	default:

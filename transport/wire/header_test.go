@@ -58,10 +58,10 @@ func TestHeadersComeBackAsTheyWere(t *testing.T) {
 		want := Header{
 			Type: typ, Flags: Flags(random.Uint32()) & knownFlags, DType: units.DTypes()[random.IntN(len(units.DTypes()))],
 			Codec: uint8(random.Uint32()), Epoch: random.Uint32(), Tensor: random.Uint32(),
-			Part: random.Uint32N(limits.MaxParts), Rank: random.Uint32N(limits.MaxRanks),
+			Part: random.Uint32N(limits.MaxParts), Rank: uint16(random.Uint32N(limits.MaxRanks)),
 			Length:    uint32(random.Uint64N(uint64(typ.maxPayload()) + 1)),
-			Iteration: random.Uint64(), Seq: random.Uint64(), Aux: random.Uint64(),
-			Divisor: random.Uint32(), Significance: random.Float32(), Count: random.Uint32(),
+			Iteration: random.Uint64(), Seq: random.Uint64(), Source: uint16(random.Uint32()), Destination: uint16(random.Uint32()),
+			Divisor: uint16(random.Uint32()), Offset: random.Uint32(), Reference: random.Uint32(), Before: random.Uint32(), Significance: random.Float32(),
 		}
 		var got Header
 		if err := got.Decode(want.Append(nil)); err != nil || got != want {
@@ -89,11 +89,11 @@ func TestHeadersOutOfBoundsAreRefusedWithTheReason(t *testing.T) {
 		"unknown flags 0x8000 in push":       func(b []byte) { b[5] = 0x80 },
 		"unknown dtype(200) in push":         func(b []byte) { b[6] = 200 },
 		"partition 4294967295 in push":       func(b []byte) { copy(b[16:], "\xff\xff\xff\xff") },
-		"rank 4294967295 in push":            func(b []byte) { copy(b[20:], "\xff\xff\xff\xff") },
-		"push payload of 4294967295 bytes":   func(b []byte) { copy(b[24:], "\xff\xff\xff\xff") },
-		"pull payload of 1 bytes, limit 0":   func(b []byte) { b[3], b[24] = uint8(TypePull), 1 },
-		"batch payload of 16777216 bytes":    func(b []byte) { b[3], b[27] = uint8(TypeBatch), 1 },
-		"control payload of 33554432 bytes,": func(b []byte) { b[3], b[27] = uint8(TypeControl), 2 },
+		"rank 65535 in push":                 func(b []byte) { copy(b[40:], "\xff\xff") },
+		"push payload of 4294967295 bytes":   func(b []byte) { copy(b[20:], "\xff\xff\xff\xff") },
+		"pull payload of 1 bytes, limit 0":   func(b []byte) { b[3], b[20] = uint8(TypePull), 1 },
+		"batch payload of 16777216 bytes":    func(b []byte) { b[3], b[23] = uint8(TypeBatch), 1 },
+		"control payload of 33554432 bytes,": func(b []byte) { b[3], b[23] = uint8(TypeControl), 2 },
 	} {
 		b := push.Append(nil)
 		change(b)
@@ -106,7 +106,9 @@ func TestHeadersOutOfBoundsAreRefusedWithTheReason(t *testing.T) {
 
 func TestARouteUnpacksToItsEndpoints(t *testing.T) {
 	for _, want := range [][2]int{{0, 0}, {3, 7}, {7, -1}, {limits.MaxRanks - 1, limits.MaxRanks - 1}} {
-		if src, dst := Endpoints(Route(want[0], want[1])); src != want[0] || dst != want[1] {
+		var h Header
+		h.Source, h.Destination = Route(want[0], want[1])
+		if src, dst := h.Endpoints(); src != want[0] || dst != want[1] {
 			t.Errorf("%v came back as %d, %d", want, src, dst)
 		}
 	}

@@ -1,6 +1,8 @@
 package wire
 
 import (
+	"time"
+
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
@@ -10,7 +12,19 @@ import (
 type sample struct {
 	name    string
 	header  Header
-	payload any // []byte as it is, nil for none, else JSON
+	payload any // []byte as it is, nil for none, of a fixed size, else JSON
+}
+
+// fixed is a payload of a fixed size.
+type fixed interface{ Append(b []byte) []byte }
+
+// json reports whether the payload is.
+func (s sample) json() bool {
+	switch s.payload.(type) {
+	case nil, []byte, fixed:
+		return false
+	}
+	return true
 }
 
 // bytes is the whole frame.
@@ -20,6 +34,8 @@ func (s sample) bytes() []byte {
 		return AppendFrame(nil, s.header, nil)
 	case []byte:
 		return AppendFrame(nil, s.header, payload)
+	case fixed:
+		return AppendFrame(nil, s.header, payload.Append(nil))
 	default:
 		frame, err := JSONFrame(s.header, payload)
 		if err != nil {
@@ -51,12 +67,12 @@ var samples = []sample{
 	{"pull", pull, nil},
 	{"result", Header{Type: TypeResult, DType: units.Float32, Epoch: 1, Tensor: 2, Part: 3, Iteration: 5, Divisor: 2}, []byte{0, 0, 0x40, 0x40}},
 	{"announce: coded", Header{Type: TypeAnnounce, Tensor: 3}, coded},
-	{"push: coded", Header{Type: TypePush, Flags: FlagPlain, DType: units.Float16, Codec: CodecDeclared, Tensor: 3, Rank: 1, Iteration: 5, Aux: 6, Count: 4},
+	{"push: coded", Header{Type: TypePush, Flags: FlagPlain, DType: units.Float16, Codec: CodecDeclared, Tensor: 3, Rank: 1, Iteration: 5, Seq: 6, Reference: 4, Before: 7},
 		[]byte{0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 0x80, 0x3f}},
 	{"push: empty", Header{Type: TypePush, Flags: FlagEmpty | FlagHome, DType: units.Float32, Tensor: 2, Rank: 1, Iteration: 5, Seq: 6}, nil},
-	{"put", Header{Type: TypePut, DType: units.Uint8, Tensor: 2, Rank: 1, Iteration: 5, Aux: Route(1, -1)}, []byte("abc")},
-	{"get", Header{Type: TypeGet, Tensor: 2, Rank: 2, Iteration: 5, Aux: Route(1, 2)}, nil},
-	{"window", Header{Type: TypeWindow, Aux: 1 << 40}, nil},
+	{"put", Header{Type: TypePut, DType: units.Uint8, Tensor: 2, Rank: 1, Iteration: 5, Source: 1, Destination: EveryRank}, []byte("abc")},
+	{"get", Header{Type: TypeGet, Tensor: 2, Rank: 2, Iteration: 5, Source: 1, Destination: 2}, nil},
+	{"window", Header{Type: TypeWindow}, Window{1 << 40}},
 	{"fail", Header{Type: TypeFail, Tensor: 2}, Failure{Code: units.FailMismatch, Name: "layer1.weight", ProcessSet: 1, Generation: 1, Seq: 6,
 		Text: `"layer1.weight": rank 0 brought float32 [10, 4], rank 1 float32 [4]`}},
 	{"cancel", Header{Type: TypeCancel, Tensor: 2, Rank: 1, Iteration: 5}, nil},
@@ -64,7 +80,7 @@ var samples = []sample{
 	{"joined", Header{Type: TypeJoined, Rank: 3}, nil},
 	{"stall", Header{Type: TypeStall, Tensor: 2}, Stall{Name: "layer1.weight", Missing: []int{1, 3}, Seconds: 60}},
 	{"lost", Header{Type: TypeLost}, Lost{Role: RoleWorker, Rank: 1, Why: "10.0.0.7:5 closed the connection", Round: 77}},
-	{"batch", Header{Type: TypeBatch, Count: 2}, AppendFrame(AppendFrame(nil, push, []byte("four")), pull, nil)},
+	{"batch", Header{Type: TypeBatch}, AppendFrame(AppendFrame(nil, push, []byte("four")), pull, nil)},
 	{"control: register", Header{Type: TypeControl}, Control{ID: 1, Wait: 30, Register: &Register{Node: worker, Workers: 2, Dedicated: 1,
 		Placement: "largest-first", Known: &Known{Roster: roster, Tensors: []Tensor{tensor}, Placed: []Placed{{ID: 2, Servers: []int{0, 0}}},
 			Sets: []ProcessSet{{ID: 1, Ranks: []int{0, 1}}}, SetCalls: 1}}}},
@@ -82,9 +98,9 @@ var samples = []sample{
 	{"epoch", Header{Type: TypeEpoch, Epoch: 4, Tensor: 2, Part: 1, Iteration: 5}, nil},
 	{"bye", Header{Type: TypeBye}, nil},
 	{"condition", Header{Type: TypeCondition, Rank: 1}, Condition{ID: 1, At: 7, Names: []string{"w.*"}, Pull: "ssp:3", Push: "bsp"}},
-	{"report", Header{Type: TypeReport, Flags: FlagHome | FlagLast, Epoch: 1, Tensor: 2, Rank: 1, Iteration: 4, Count: 3, Aux: 250e6, Significance: 0.5}, nil},
-	{"stop", Header{Type: TypeStop, Tensor: 2, Iteration: 4, Count: 7, Aux: Thresholds(3, 10)}, nil},
+	{"report", Header{Type: TypeReport, Flags: FlagHome | FlagLast, Epoch: 1, Tensor: 2, Rank: 1, Iteration: 4}, Report{3, 250 * time.Millisecond, 0.5}},
+	{"stop", Header{Type: TypeStop, Tensor: 2, Iteration: 4}, Stop{Last: 7, S: 3, W: 10}},
 	{"state", Header{Type: TypeState, Epoch: 1, Tensor: 3, Part: 1, Rank: 1, Iteration: 5}, nil},
-	{"restore", Header{Type: TypeRestore, DType: units.Float32, Epoch: 1, Tensor: 3, Part: 1, Rank: 1, Aux: 6}, []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0x40}},
+	{"restore", Header{Type: TypeRestore, DType: units.Float32, Epoch: 1, Tensor: 3, Part: 1, Rank: 1, Offset: 6}, []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0x40}},
 	{"condition: reply", Header{Type: TypeCondition}, ConditionReply{ID: 1, Keys: 2, Pushed: 7}},
 }

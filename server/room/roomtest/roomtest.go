@@ -112,7 +112,9 @@ func (s *Shell) Warn(rank int, missing rankset.Set, waited time.Duration) {
 }
 
 // Stop implements room.Shell.
-func (s *Shell) Stop(rank int, h wire.Header) { s.note("stop rank %d at %d", rank, h.Count) }
+func (s *Shell) Stop(rank int, _ wire.Header, at wire.Stop) {
+	s.note("stop rank %d at %d", rank, at.Last)
+}
 
 // Answer is what a rank has got.
 type Answer struct {
@@ -144,7 +146,7 @@ func (r *Rank) ReadPayload(b []byte) error {
 
 // Request makes the rank's request. The worker in this process expects as many bytes as out.
 func (r *Rank) Request(h wire.Header, payload []byte, out int) *room.Request {
-	h.Rank = uint32(r.Number)
+	h.Rank = uint16(r.Number)
 	q := &room.Request{Header: h, Payload: room.Memory(payload), Reply: room.Reply{To: r}}
 	if r.Local {
 		if h.Codec == wire.CodecPlain {
@@ -152,7 +154,7 @@ func (r *Rank) Request(h wire.Header, payload []byte, out int) *room.Request {
 		}
 		memory := make([]byte, out)
 		q.Reply = room.Reply{Out: memory, Done: func(divisor uint32, err error) {
-			r.Answers = append(r.Answers, Answer{Header: wire.Header{Divisor: divisor}, Payload: memory, Err: err})
+			r.Answers = append(r.Answers, Answer{Header: wire.Header{Divisor: uint16(divisor)}, Payload: memory, Err: err})
 		}}
 	}
 	return q
