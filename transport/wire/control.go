@@ -172,9 +172,9 @@ type Lost struct {
 // Node is one member of the job.
 type Node struct {
 	Role      Role         `json:"role"`
-	Rank      int          `json:"rank"`      // rank of a worker, index of a server
-	LocalRank int          `json:"localRank"` // among the workers of its host
-	LocalSize int          `json:"localSize"`
+	Rank      int          `json:"rank"`       // rank of a worker, index of a server
+	LocalRank int          `json:"local_rank"` // among the workers of its host
+	LocalSize int          `json:"local_size"`
 	Host      string       `json:"host"`                // name of the machine, for people and for cross ranks
 	PID       int          `json:"pid,omitempty"`       // for messages
 	Addresses address.List `json:"addresses,omitempty"` // of the server that this node holds; none if it holds none
@@ -209,16 +209,16 @@ type ProcessSet struct {
 // A request has ID > 0, and its answer the same ID.
 type Control struct {
 	ID       uint64  `json:"id,omitempty"`
-	Error    string  `json:"error,omitempty"`       // in an answer: the request was refused, and why
-	Wait     float64 `json:"waitSeconds,omitempty"` // in a request: when to answer with an error that names whom it waits for; 0 never
-	Position uint64  `json:"position,omitempty"`    // AddSet, RemoveID: how many such calls this worker made before in the round
+	Error    string  `json:"error,omitempty"`        // in an answer: the request was refused, and why
+	Wait     float64 `json:"wait_seconds,omitempty"` // in a request: when to answer with an error that names whom it waits for; 0 never
+	Position uint64  `json:"position,omitempty"`     // AddSet, RemoveID: how many such calls this worker made before in the round
 
 	Register *Register    `json:"register,omitempty"` // node → scheduler; answered by Roster when all have come
 	Roster   *Roster      `json:"roster,omitempty"`
 	Declare  []Tensor     `json:"declare,omitempty"` // worker → scheduler, without IDs; answered by Placed
 	Placed   []Placed     `json:"placed,omitempty"`
-	AddSet   []int        `json:"addSet,omitempty"`   // worker → scheduler: every worker asks; answered by Set when all have
-	RemoveID uint32       `json:"removeId,omitempty"` // worker → scheduler: every worker asks; answered when all have
+	AddSet   []int        `json:"add_set,omitempty"`   // worker → scheduler: every worker asks; answered by Set when all have
+	RemoveID uint32       `json:"remove_id,omitempty"` // worker → scheduler: every worker asks; answered when all have
 	Set      *ProcessSet  `json:"set,omitempty"`
 	Lost     *Lost        `json:"lost,omitempty"`   // node → scheduler: I lost this peer; scheduler → node: the job lost it
 	Beat     bool         `json:"beat,omitempty"`   // both ways, every beat interval
@@ -245,7 +245,7 @@ type Known struct {
 	Tensors  []Tensor     `json:"tensors,omitempty"`
 	Placed   []Placed     `json:"placed,omitempty"` // beside Tensors
 	Sets     []ProcessSet `json:"sets,omitempty"`
-	SetCalls uint64       `json:"setCalls,omitempty"` // AddSet and RemoveID that were answered
+	SetCalls uint64       `json:"set_calls,omitempty"` // AddSet and RemoveID that were answered
 }
 
 // StatusReply is what the scheduler knows, for people.
@@ -254,7 +254,7 @@ type StatusReply struct {
 	Waiting string  `json:"waiting,omitempty"` // forming: who is missing
 	Roster  *Roster `json:"roster,omitempty"`
 	Tensors int     `json:"tensors"`
-	Uptime  float64 `json:"uptimeSeconds"`
+	Uptime  float64 `json:"uptime_seconds"`
 }
 
 // DecodeJSON reads the JSON payload of a frame into v and names the frame in its error.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +31,39 @@ func TestJSONPayloadsComeBackAsTheyWere(t *testing.T) {
 		}
 	}
 }
+
+func TestJSONHasOneSpelling(t *testing.T) {
+	seen := map[reflect.Type]bool{}
+	var walk func(reflect.Type)
+	walk = func(typ reflect.Type) {
+		switch typ.Kind() {
+		case reflect.Pointer, reflect.Slice, reflect.Map:
+			walk(typ.Elem())
+		case reflect.Struct:
+			if seen[typ] {
+				return
+			}
+			seen[typ] = true
+			for i := range typ.NumField() {
+				field := typ.Field(i)
+				if name, _, _ := strings.Cut(field.Tag.Get("json"), ","); !snakeCase.MatchString(name) {
+					t.Errorf("%v.%s is spelled %q", typ, field.Name, name)
+				}
+				walk(field.Type)
+			}
+		}
+	}
+	for _, s := range samples {
+		if s.json() {
+			walk(reflect.TypeOf(s.payload))
+		}
+	}
+	if len(seen) < 15 {
+		t.Errorf("%d structures are looked at", len(seen))
+	}
+}
+
+var snakeCase = regexp.MustCompile(`^[a-z]+(_[a-z0-9]+)*$`)
 
 func TestJSONFramesThatNoPeerWouldTakeAreNotMade(t *testing.T) {
 	long := Control{Error: strings.Repeat("x", limits.MaxControl)}
