@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/paceline/paceline/core/agreement"
+	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -57,7 +58,7 @@ func (r *round) takeStock() {
 
 // allJoined starts anew, in the next epoch, and tells everybody who came last.
 func (r *round) allJoined(last int) {
-	r.dropTensors(wire.ErrCancelled)
+	r.dropTensors(inprocess.ErrCancelled)
 	r.members.Anew()
 	r.names.step((*agreement.Home).Reset)
 	conns, local := r.reach(r.all())

@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/agreement"
+	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
@@ -109,8 +110,8 @@ func (r *round) cancel(h *wire.Header) {
 
 // drop lets go of everything held for a tensor from an iteration on.
 func (r *round) drop(t *tensor, iteration uint64) {
-	t.cancel(iteration, wire.ErrCancelled)
-	r.transfer.Cancel(t.ID, iteration, wire.ErrCancelled)
+	t.cancel(iteration, inprocess.ErrCancelled)
+	r.transfer.Cancel(t.ID, iteration, inprocess.ErrCancelled)
 }
 
 // tell sends failures to the ranks that they concern. Those of an operation answer with a cancel.

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
@@ -116,7 +117,7 @@ func (r *round) serve(q *room.Request) error {
 		return err
 	}
 	if q.Type != wire.TypeState && q.Type != wire.TypeRestore && !t.enter(&q.Header) {
-		q.Reply.Fail(wire.ErrCancelled)
+		q.Reply.Fail(inprocess.ErrCancelled)
 		return nil
 	}
 	switch {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
@@ -99,7 +100,7 @@ func (v *value) add(q *room.Request) error {
 	}
 	if errors.As(err, new(room.MemoryError)) {
 		v.outOfMemory(r, err)
-		r.to.Fail(wire.ErrCancelled)
+		r.to.Fail(inprocess.ErrCancelled)
 		return nil
 	} else if err != nil {
 		return err
@@ -146,7 +147,7 @@ func (v *value) push(r *reader, b []byte) (taken bool) {
 	open := v.machine.V()
 	switch {
 	case v.givenUp(r):
-		replies = append(replies, reply{reader: *r, err: wire.ErrCancelled})
+		replies = append(replies, reply{reader: *r, err: inprocess.ErrCancelled})
 	case r.h.Flags&wire.FlagDeclare != 0:
 		if !v.known {
 			v.known = true
@@ -186,7 +187,7 @@ func (v *value) pull(r *reader) {
 	v.mu.Lock()
 	switch {
 	case v.givenUp(r):
-		replies = append(replies, reply{reader: *r, err: wire.ErrCancelled})
+		replies = append(replies, reply{reader: *r, err: inprocess.ErrCancelled})
 	case r.h.Flags&wire.FlagDeclare != 0:
 		replies = v.declare(r, replies)
 	default:
@@ -349,11 +350,11 @@ func (v *value) deliver(replies []reply) {
 	for _, r := range replies {
 		v.tuner.Load().freed(v, r.rank)
 		switch {
-		case errors.Is(r.err, wire.ErrCancelled):
+		case errors.Is(r.err, inprocess.ErrCancelled):
 			r.to.Fail(r.err)
 		case r.err != nil:
 			v.refuse(&r.reader, r.code, r.err.Error())
-			r.to.Fail(wire.ErrCancelled)
+			r.to.Fail(inprocess.ErrCancelled)
 		case r.to.Local():
 			r.to.Done(0, v.fill(&r))
 		default:
@@ -458,13 +459,13 @@ func (t *tensor) forget(rank int, seq uint64, failed bool) {
 	t.forgotten.Store(rank, seq) // for what is on its way to the value
 	for _, v := range t.heldParts() {
 		if failed && !v.opened() {
-			v.cancel(wire.ErrCancelled)
+			v.cancel(inprocess.ErrCancelled)
 		}
 		v.mu.Lock()
 		v.dropBases(func(r int) bool { return r == rank })
 		v.mu.Unlock()
 		for _, r := range v.takeOut(func(r *reader) bool { return r.rank == rank && r.h.Seq <= seq }) {
-			r.to.Fail(wire.ErrCancelled)
+			r.to.Fail(inprocess.ErrCancelled)
 		}
 	}
 }
@@ -528,6 +529,6 @@ func (t *tensor) checkStalls(now time.Time) {
 	}
 	for _, r := range ended {
 		v.refuse(&r, units.FailStall, fmt.Sprintf("stalled: %s did not come within %v", missing.Named(), cfg.StallShutdown))
-		r.to.Fail(wire.ErrCancelled)
+		r.to.Fail(inprocess.ErrCancelled)
 	}
 }

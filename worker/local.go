@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -132,7 +133,7 @@ func (q *localQueue) finished(t *task, err error) {
 	if err != nil {
 		ends = life.GiveUp
 	}
-	if err != nil && !errors.Is(err, wire.ErrCancelled) {
+	if err != nil && !errors.Is(err, inprocess.ErrCancelled) {
 		t.o.giveUp(err)
 	}
 	q.e.trace.answered(t)

@@ -6,6 +6,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
@@ -77,7 +78,7 @@ func (k *key) unread(q *room.Request, err error) error {
 		return err
 	}
 	k.OutOfMemory(&q.Header, err)
-	q.Reply.Fail(wire.ErrCancelled)
+	q.Reply.Fail(inprocess.ErrCancelled)
 	return nil
 }
 
@@ -139,7 +140,7 @@ func (k *key) arrived(s *slot, q *room.Request) {
 	k.mu.Lock()
 	if k.iterations.slots[q.Iteration] != s {
 		k.mu.Unlock()
-		q.Reply.Fail(wire.ErrCancelled)
+		q.Reply.Fail(inprocess.ErrCancelled)
 		return
 	}
 	if tensor, ok := q.Payload.InPlace(); ok && !s.closed {
@@ -160,7 +161,7 @@ func (k *key) late(q *room.Request) error {
 	s := k.iterations.slots[q.Iteration]
 	if s == nil || !s.closed || !s.absent.Has(q.From()) {
 		k.mu.Unlock()
-		q.Reply.Fail(wire.ErrCancelled)
+		q.Reply.Fail(inprocess.ErrCancelled)
 		return nil
 	}
 	answers := k.iterations.arrived(s, q)
@@ -224,7 +225,7 @@ func (k *key) deliver(answers []answer) {
 		case a.refused != nil:
 			k.Shell.Fail(a.seq, room.CodeOf(a.refused), a.refused.Error())
 		case a.gone:
-			a.to.Fail(wire.ErrCancelled)
+			a.to.Fail(inprocess.ErrCancelled)
 		case a.sum == nil:
 			a.to.Confirm(wire.Header{})
 		case a.to.Local():

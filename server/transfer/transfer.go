@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -60,7 +61,7 @@ func (x *Room) put(t *room.Tensor, q *room.Request) error {
 		lent, err := q.Payload.Lend(x.round.Pool)
 		if errors.As(err, new(room.MemoryError)) {
 			t.OutOfMemory(&q.Header, err)
-			q.Reply.Fail(wire.ErrCancelled)
+			q.Reply.Fail(inprocess.ErrCancelled)
 			return nil
 		} else if err != nil {
 			return err
@@ -84,7 +85,7 @@ func (x *Room) add(t *room.Tensor, it *item) (due []reader, stored bool) {
 	defer x.mu.Unlock()
 	before := x.items[id]
 	if t.Gone(it.h.Iteration) {
-		it.err = wire.ErrCancelled
+		it.err = inprocess.ErrCancelled
 	}
 	if it.err != nil || it.readers.Len() == 0 || before != nil && before.ready {
 		return nil, false
@@ -109,7 +110,7 @@ func (x *Room) get(t *room.Tensor, q *room.Request) error {
 	}
 	it, due, ok := x.ask(t, &q.Header, reader{q.From(), q.Seq, q.Reply})
 	if !ok {
-		q.Reply.Fail(wire.ErrCancelled)
+		q.Reply.Fail(inprocess.ErrCancelled)
 		return nil
 	}
 	it.reply(due)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
@@ -137,7 +138,7 @@ func TestACancelEndsTheLocalWorkersOperationsAndLetsTheMemoryGo(t *testing.T) {
 	p.put(2, -1, 0, "mine")
 	p.put(0, -1, 0, "data")
 	p.tensor.GiveUp(0)
-	p.room.Cancel(1, 0, wire.ErrCancelled)
+	p.room.Cancel(1, 0, inprocess.ErrCancelled)
 	p.put(2, -1, 0, "late")
 	p.get(2, 0, -1)
 	answers := p.ranks[2].Take()
@@ -145,7 +146,7 @@ func TestACancelEndsTheLocalWorkersOperationsAndLetsTheMemoryGo(t *testing.T) {
 		t.Fatalf("%d answers", len(answers))
 	}
 	for _, a := range answers {
-		if !errors.Is(a.Err, wire.ErrCancelled) {
+		if !errors.Is(a.Err, inprocess.ErrCancelled) {
 			t.Errorf("%+v", a)
 		}
 	}

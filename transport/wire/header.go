@@ -155,10 +155,6 @@ func (h *Header) Endpoints() (src, dst int) {
 	return int(h.Source), int(h.Destination)
 }
 
-// ErrCancelled is what an operation on the server in the own process ends with when it was given up.
-// The reason comes as a Failure of its own.
-var ErrCancelled = errors.New("the operation was given up")
-
 // ErrHeader is wrapped by every error that decoding a header returns.
 var ErrHeader = errors.New("bad frame header")
 
