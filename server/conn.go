@@ -1,7 +1,6 @@
 package server
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -266,7 +265,7 @@ func (c *conn) account(n uint32) {
 	c.consumed += uint64(n)
 	if c.consumed-c.reported >= c.step {
 		c.reported = c.consumed
-		c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeWindow}, Payload: wire.Window{Consumed: c.consumed}.Append(nil)})
+		c.send(outbox.Encoded(wire.Header{Type: wire.TypeWindow}, wire.Window{Consumed: c.consumed}))
 	}
 }
 
@@ -288,12 +287,12 @@ func (c *conn) send(f outbox.Frame) {
 }
 
 func (c *conn) sendJSON(h wire.Header, v any) {
-	data, err := json.Marshal(v)
-	if err != nil || len(data) > limits.MaxControl {
-		c.r.s.cfg.Log.Error("notice cannot be sent", zap.Stringer("type", h.Type), zap.Int("bytes", len(data)), zap.Error(err))
+	f, err := outbox.JSON(h, v)
+	if err != nil {
+		c.r.s.cfg.Log.Error("notice cannot be sent", zap.Stringer("type", h.Type), zap.Error(err))
 		return
 	}
-	c.send(outbox.Frame{Header: h, Payload: data})
+	c.send(f)
 }
 
 // Pop implements outbox.Queue.

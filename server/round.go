@@ -160,7 +160,7 @@ func (r *round) stop(rank int, h wire.Header, at wire.Stop) {
 		local.notices.Stopped(h, at)
 	}
 	for _, c := range conns {
-		c.send(outbox.Frame{Header: h, Payload: at.Append(nil)})
+		c.send(outbox.Encoded(h, at))
 	}
 }
 

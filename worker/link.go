@@ -2,12 +2,12 @@ package worker
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"time"
 
+	"github.com/valyala/bytebufferpool"
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/membership"
@@ -51,12 +51,14 @@ func (p *peer) dial(ctx context.Context) (*link, error) {
 func (l *link) greet() error {
 	cfg := &l.p.e.cfg
 	window := max(cfg.Credit/int64(4*cfg.Conns), 1) // what no connection has reported yet is a quarter of the credit at most
-	data, err := json.Marshal(wire.Hello{Role: wire.RoleWorker, Round: cfg.Membership.Now().Round, Rank: cfg.Rank, Conns: cfg.Conns, Window: uint64(window)})
-	if err != nil {
+	b := bytebufferpool.Get()
+	defer bytebufferpool.Put(b)
+	hello := wire.Hello{Role: wire.RoleWorker, Round: cfg.Membership.Now().Round, Rank: cfg.Rank, Conns: cfg.Conns, Window: uint64(window)}
+	h := wire.Header{Type: wire.TypeHello, Rank: uint16(cfg.Rank)}
+	if err := wire.AppendJSON(b, h, hello); err != nil {
 		return err
 	}
-	h := wire.Header{Type: wire.TypeHello, Rank: uint16(cfg.Rank), Length: uint32(len(data))}
-	if err := l.conn.Send([][]byte{h.Append(nil), data}); err != nil {
+	if err := l.conn.Send([][]byte{b.B}); err != nil {
 		return err
 	}
 	if err := l.conn.ReadHeader(&h); err != nil {

@@ -150,7 +150,7 @@ func (p *peer) send(f outbox.Frame) {
 func (p *peer) report(d *declaration, h wire.Header, iteration wire.Report) {
 	f := outbox.Frame{Header: h}
 	if h.Flags&wire.FlagEmpty == 0 {
-		f.Payload = iteration.Append(nil)
+		f = outbox.Encoded(h, iteration)
 	}
 	p.onFirst(func(c *connTraffic) { p.traffic.report(c, d, f) })
 }

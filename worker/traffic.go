@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"encoding/json"
 	"maps"
 	"slices"
 
@@ -101,6 +100,7 @@ func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, bool) {
 		if _, announced := c.announced[t.h.Tensor]; !announced {
 			frame := announcement(&t.o.d.t, f.rank)
 			if len(frame.Payload) > limit {
+				frame.Owner.Sent(nil)
 				return outbox.Frame{}, false
 			}
 			c.announced[t.h.Tensor] = struct{}{}
@@ -189,9 +189,9 @@ func (f *traffic) reset() {
 
 // announcement is the frame that tells the server of a tensor.
 func announcement(t *wire.Tensor, rank int) outbox.Frame {
-	data, err := json.Marshal(t)
+	f, err := outbox.JSON(wire.Header{Type: wire.TypeAnnounce, Rank: uint16(rank), Tensor: t.ID}, t)
 	if err != nil {
 		panic(err) // a struct of numbers and strings; NaN scales are refused at submission
 	}
-	return outbox.Frame{Header: wire.Header{Type: wire.TypeAnnounce, Rank: uint16(rank), Tensor: t.ID}, Payload: data}
+	return f
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/valyala/bytebufferpool"
 	"go.uber.org/goleak"
 
 	"github.com/paceline/paceline/internal/limits"
@@ -182,7 +183,7 @@ func TestEverythingLearntFitsInMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := wire.JSONFrame(wire.Header{Type: wire.TypeControl}, wire.Control{Declare: rest[:n]}); err != nil {
+		if err := wire.AppendJSON(&bytebufferpool.ByteBuffer{}, wire.Header{Type: wire.TypeControl}, wire.Control{Declare: rest[:n]}); err != nil {
 			t.Fatalf("a batch of %d: %v", n, err)
 		}
 		placed := make([]wire.Placed, n)
@@ -195,7 +196,7 @@ func TestEverythingLearntFitsInMessages(t *testing.T) {
 	ids := map[uint32]bool{}
 	parts := k.registers()
 	for i := range parts {
-		if _, err := wire.JSONFrame(wire.Header{Type: wire.TypeControl}, wire.Control{Register: &parts[i]}); err != nil {
+		if err := wire.AppendJSON(&bytebufferpool.ByteBuffer{}, wire.Header{Type: wire.TypeControl}, wire.Control{Register: &parts[i]}); err != nil {
 			t.Fatal(err)
 		}
 		if parts[i].More != (i < len(parts)-1) {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/valyala/bytebufferpool"
+
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
@@ -14,11 +16,12 @@ const maxHello = 4 << 10
 
 // Send encodes v and sends it alone.
 func Send(c transport.Conn, t wire.Type, v any) error {
-	frame, err := wire.JSONFrame(wire.Header{Type: t}, v)
-	if err != nil {
+	b := bytebufferpool.Get()
+	defer bytebufferpool.Put(b)
+	if err := wire.AppendJSON(b, wire.Header{Type: t}, v); err != nil {
 		return err
 	}
-	return c.Send(net.Buffers{frame})
+	return c.Send(net.Buffers{b.B})
 }
 
 // ReadHello reads the first frame of a connection.

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/valyala/bytebufferpool"
+
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
@@ -167,17 +169,15 @@ func (l *Line) write() {
 
 // sendAll sends messages, as many in one write as fit.
 func (l *Line) sendAll(queue []*wire.Control) error {
+	b := bytebufferpool.Get()
+	defer bytebufferpool.Put(b)
 	for len(queue) > 0 {
-		var frames net.Buffers
-		for size := 0; len(queue) > 0 && size < maxBytes; queue = queue[1:] {
-			f, err := wire.JSONFrame(wire.Header{Type: wire.TypeControl}, queue[0])
-			if err != nil {
+		for b.Reset(); len(queue) > 0 && b.Len() < maxBytes; queue = queue[1:] {
+			if err := wire.AppendJSON(b, wire.Header{Type: wire.TypeControl}, queue[0]); err != nil {
 				return err
 			}
-			frames = append(frames, f)
-			size += len(f)
 		}
-		if err := l.conn.Send(frames); err != nil {
+		if err := l.conn.Send(net.Buffers{b.B}); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/valyala/bytebufferpool"
+
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 )
@@ -67,14 +69,18 @@ var snakeCase = regexp.MustCompile(`^[a-z]+(_[a-z0-9]+)*$`)
 
 func TestJSONFramesThatNoPeerWouldTakeAreNotMade(t *testing.T) {
 	long := Control{Error: strings.Repeat("x", limits.MaxControl)}
-	if _, err := JSONFrame(Header{Type: TypeControl}, long); err == nil || !strings.Contains(err.Error(), "control payload of") {
+	b := &bytebufferpool.ByteBuffer{B: []byte("before")}
+	if err := AppendJSON(b, Header{Type: TypeControl}, long); err == nil || !strings.Contains(err.Error(), "control payload of") {
 		t.Errorf("too long: error %v", err)
 	}
-	if _, err := JSONFrame(Header{Type: TypePull}, Hello{}); err == nil || !strings.Contains(err.Error(), "pull payload of") {
+	if err := AppendJSON(b, Header{Type: TypePull}, Hello{}); err == nil || !strings.Contains(err.Error(), "pull payload of") {
 		t.Errorf("JSON in a frame without payload: error %v", err)
 	}
-	if _, err := JSONFrame(Header{Type: TypeHello}, func() {}); err == nil || !strings.Contains(err.Error(), "hello frame") {
+	if err := AppendJSON(b, Header{Type: TypeHello}, func() {}); err == nil || !strings.Contains(err.Error(), "hello frame") {
 		t.Errorf("no JSON: error %v", err)
+	}
+	if string(b.B) != "before" {
+		t.Errorf("%d bytes of what was refused stay", len(b.B))
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/valyala/bytebufferpool"
+
 	"github.com/paceline/paceline/internal/limits"
 )
 
@@ -13,15 +15,23 @@ func AppendFrame(b []byte, h Header, payload []byte) []byte {
 	return append(h.Append(b), payload...)
 }
 
-// JSONFrame makes a whole frame with v as its payload. The error is of a payload that no peer would
-// take, because it is longer than limits.MaxControl or because frames of that type carry no such thing.
-func JSONFrame(h Header, v any) ([]byte, error) {
-	payload, err := json.Marshal(v)
-	if err != nil {
-		return nil, fmt.Errorf("%v frame: %w", h.Type, err)
+// AppendJSON appends a whole frame with v as its payload to b, which stays as it is where there is an error: of a
+// payload that no peer would take, because it is longer than limits.MaxControl or because frames of that type carry no
+// such thing.
+func AppendJSON(b *bytebufferpool.ByteBuffer, h Header, v any) error {
+	from := len(b.B)
+	b.B = h.Append(b.B) // again when the length is known
+	if err := json.NewEncoder(b).Encode(v); err != nil {
+		b.B = b.B[:from]
+		return fmt.Errorf("%v frame: %w", h.Type, err)
 	}
-	if limit := min(h.Type.maxPayload(), limits.MaxControl); len(payload) > int(limit) {
-		return nil, fmt.Errorf("%v payload of %d bytes, limit %d", h.Type, len(payload), limit)
+	b.B = b.B[:len(b.B)-1] // the encoder ends with a newline
+	n := len(b.B) - from - HeaderSize
+	if limit := min(h.Type.maxPayload(), limits.MaxControl); n > int(limit) {
+		b.B = b.B[:from]
+		return fmt.Errorf("%v payload of %d bytes, limit %d", h.Type, n, limit)
 	}
-	return AppendFrame(make([]byte, 0, HeaderSize+len(payload)), h, payload), nil
+	h.Length = uint32(n)
+	h.Append(b.B[:from])
+	return nil
 }

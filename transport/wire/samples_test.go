@@ -3,6 +3,8 @@ package wire
 import (
 	"time"
 
+	"github.com/valyala/bytebufferpool"
+
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
@@ -37,11 +39,11 @@ func (s sample) bytes() []byte {
 	case fixed:
 		return AppendFrame(nil, s.header, payload.Append(nil))
 	default:
-		frame, err := JSONFrame(s.header, payload)
-		if err != nil {
+		var frame bytebufferpool.ByteBuffer
+		if err := AppendJSON(&frame, s.header, payload); err != nil {
 			panic(err)
 		}
-		return frame
+		return frame.B
 	}
 }
 
