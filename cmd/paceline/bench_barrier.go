@@ -22,7 +22,7 @@ const (
 	maxBenchEnds    = 20_000_000
 )
 
-func newBenchBarrier() *cobra.Command {
+func benchBarrierCommand() *cobra.Command {
 	var p bench.BarrierPlan
 	var jsonFile string
 	c := &cobra.Command{

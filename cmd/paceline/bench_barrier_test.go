@@ -14,7 +14,7 @@ func TestBenchBarrierPrintsOrWritesJSON(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "barrier.json")
 	for _, flag := range []string{"--json", "--json=" + file} {
 		var out strings.Builder
-		c := newBenchBarrier()
+		c := benchBarrierCommand()
 		c.SetOut(&out)
 		c.SetArgs([]string{"--workers", "10", "--predictions", "15", "--searches", "2", "--inputs", "1", flag})
 		if err := c.Execute(); err != nil {
@@ -36,7 +36,7 @@ func TestBenchBarrierPrintsOrWritesJSON(t *testing.T) {
 
 func TestBenchBarrierSaysWhatIsAllowed(t *testing.T) {
 	for _, args := range [][]string{{"--workers", "0"}, {"--predictions", "10001"}, {"--workers", "100000", "--predictions", "201"}, {"--inputs", "-1"}} {
-		c := newBenchBarrier()
+		c := benchBarrierCommand()
 		c.SilenceUsage, c.SilenceErrors = true, true
 		c.SetArgs(args)
 		if err := c.Execute(); err == nil || !strings.Contains(err.Error(), "allowed") {

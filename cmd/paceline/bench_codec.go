@@ -14,8 +14,7 @@ import (
 	"github.com/paceline/paceline/node/settings"
 )
 
-// newBenchCodec is `paceline bench codec`.
-func newBenchCodec() *cobra.Command {
+func benchCodecCommand() *cobra.Command {
 	var plan bench.CodecPlan
 	var size, jsonFile string
 	c := &cobra.Command{

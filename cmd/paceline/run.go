@@ -13,19 +13,10 @@ import (
 
 // runOptions are the flags of `paceline run` that are not settings.
 type runOptions struct {
-	np                int
-	hosts, hostFile   string
-	servers           string
-	scheduler, listen string
-	horovod           bool
-	interfaces        []string
-	sshPort           int
-	sshIdentity       string
-	outputDir         string
-	timestamps        bool
-	verbose           bool
-	configFile        string
-	checkBuild        bool
+	launch.Options
+	horovod    bool
+	configFile string
+	checkBuild bool
 }
 
 func runCommand() *cobra.Command {
@@ -45,21 +36,21 @@ secret is made anew for each run.`,
 	f := c.Flags()
 	f.SetInterspersed(false) // what follows the command's name is the command's
 	f.SortFlags = false
-	f.IntVarP(&o.np, "np", "n", 0, "number of `processes` (default: every slot of the hosts, or 1); also -np, --num-proc")
-	f.IntVar(&o.np, "num-proc", 0, "")
-	f.StringVarP(&o.hosts, "hosts", "H", "", "`hosts` and their slots: host1:2,host2:4")
-	f.StringVar(&o.hostFile, "hostfile", "", "`file` with a host on each line: host1 slots=2")
-	f.StringVar(&o.servers, "servers", "", "`hosts` on which to start dedicated servers: host3,host4:7001 (with a port)")
-	f.StringVar(&o.scheduler, "scheduler", "", "`address` of a scheduler that runs already, host:port")
-	f.StringVar(&o.listen, "listen", "", "`address` at which the launcher's own scheduler listens, host:port")
+	f.IntVarP(&o.Processes, "np", "n", 0, "number of `processes` (default: every slot of the hosts, or 1); also -np, --num-proc")
+	f.IntVar(&o.Processes, "num-proc", 0, "")
+	f.StringVarP(&o.Hosts, "hosts", "H", "", "`hosts` and their slots: host1:2,host2:4")
+	f.StringVar(&o.HostFile, "hostfile", "", "`file` with a host on each line: host1 slots=2")
+	f.StringVar(&o.Servers, "servers", "", "`hosts` on which to start dedicated servers: host3,host4:7001 (with a port)")
+	f.StringVar(&o.Scheduler, "scheduler", "", "`address` of a scheduler that runs already, host:port")
+	f.StringVar(&o.Listen, "listen", "", "`address` at which the launcher's own scheduler listens, host:port")
 	f.BoolVar(&o.horovod, "horovod", false, "let 'import horovod' find Paceline")
-	f.StringSliceVar(&o.interfaces, "network-interfaces", nil, "`names` of network interfaces, or addresses of this machine; each host uses the first that it has")
-	f.StringSliceVar(&o.interfaces, "network-interface", nil, "")
-	f.IntVarP(&o.sshPort, "ssh-port", "p", 0, "`port` of ssh on the hosts")
-	f.StringVarP(&o.sshIdentity, "ssh-identity-file", "i", "", "`file` with the key for ssh")
-	f.StringVar(&o.outputDir, "output-filename", "", "`directory` for the output of each rank as well: rank.0/stdout, rank.0/stderr, ...")
-	f.BoolVar(&o.timestamps, "prefix-output-with-timestamp", false, "begin each line of output with the time")
-	f.BoolVar(&o.verbose, "verbose", false, "say what is started where")
+	f.StringSliceVar(&o.Interfaces, "network-interfaces", nil, "`names` of network interfaces, or addresses of this machine; each host uses the first that it has")
+	f.StringSliceVar(&o.Interfaces, "network-interface", nil, "")
+	f.IntVarP(&o.SSHPort, "ssh-port", "p", 0, "`port` of ssh on the hosts")
+	f.StringVarP(&o.SSHIdentity, "ssh-identity-file", "i", "", "`file` with the key for ssh")
+	f.StringVar(&o.OutputDir, "output-filename", "", "`directory` for the output of each rank as well: rank.0/stdout, rank.0/stderr, ...")
+	f.BoolVar(&o.Timestamps, "prefix-output-with-timestamp", false, "begin each line of output with the time")
+	f.BoolVar(&o.Verbose, "verbose", false, "say what is started where")
 	f.StringVar(&o.configFile, "config-file", "", "`file` with settings, YAML as horovodrun has it; flags come first")
 	f.BoolVar(&o.checkBuild, "check-build", false, "say what this build can do; also -cb")
 	addHorovodFlags(f)
@@ -92,11 +83,24 @@ func (o *runOptions) run(c *cobra.Command, command []string) error {
 	if names := given(c.Flags(), idleFlags); len(names) > 0 {
 		say("%s: without effect here", strings.Join(names, ", "))
 	}
-	j := &jobMaker{runOptions: o, command: command, env: launch.Merge(launch.Variables(os.Environ()), flagged)}
-	if err := j.prepare(); err != nil {
-		return err
+	o.Command, o.Env, o.Say = command, launch.Merge(launch.Variables(os.Environ()), flagged), say
+	if o.horovod {
+		dir, err := shimDir(command)
+		if err != nil {
+			return err
+		}
+		o.Env["PYTHONPATH"] = strings.TrimSuffix(dir+":"+o.Env["PYTHONPATH"], ":")
 	}
-	return j.run()
+	return runJob(o.Options)
+}
+
+// runJob passes a failed worker's exit code on.
+func runJob(o launch.Options) error {
+	code, err := launch.Run(o)
+	if err == nil && code != 0 {
+		err = exitCode(code)
+	}
+	return err
 }
 
 func say(format string, args ...any) {

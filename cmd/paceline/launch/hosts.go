@@ -1,8 +1,8 @@
 // Package launch starts the processes of a job on this and other hosts, passes on their output and
 // signals, and sees to it that all of them end.
 //
-// Reading order: hosts.go and plan.go say who runs where and with which environment (pure);
-// process.go, local.go and remote.go are one process; output.go is what people see; job.go is the whole.
+// Reading order: run.go and prepare.go turn options into a job; hosts.go and plan.go say who runs where and with which
+// environment (pure); process.go, local.go and remote.go are one process; output.go is what people see; job.go is the whole.
 package launch
 
 import (

@@ -26,15 +26,15 @@ const (
 // rank measures on one rank.
 type rank struct {
 	w      *node.Worker
-	plan   Plan
+	plan   AllreducePlan
 	set    wire.ProcessSet
 	values values
 	room   []byte
 }
 
-// Measure does what the plan says on this rank; all ranks of the job have to call it with the same
+// MeasureAllreduce does what the plan says on this rank; all ranks of the job have to call it with the same
 // plan. The result is the same on all of them. A wrong sum is an error.
-func Measure(w *node.Worker, plan Plan) (Result, error) {
+func MeasureAllreduce(w *node.Worker, plan AllreducePlan) (AllreduceResult, error) {
 	s := &w.Settings
 	r := &rank{w: w, plan: plan, values: newValues(plan.DType, s.Rank, s.Size)}
 	for i := range w.Membership.Now().Workers {
@@ -43,16 +43,16 @@ func Measure(w *node.Worker, plan Plan) (Result, error) {
 	var room int64
 	for _, bytes := range plan.Sizes {
 		if bytes < 1 || bytes%int64(plan.DType.Size()) != 0 {
-			return Result{}, fmt.Errorf("%d bytes are not some elements of %v", bytes, plan.DType)
+			return AllreduceResult{}, fmt.Errorf("%d bytes are not some elements of %v", bytes, plan.DType)
 		}
 		room = max(room, bytes*int64(inARow(bytes)))
 	}
 	r.room = make([]byte, room)
 	rows, err := r.rows()
 	if err != nil {
-		return Result{}, err
+		return AllreduceResult{}, err
 	}
-	result := Result{
+	result := AllreduceResult{
 		Ranks: s.Size, Servers: s.Servers, DType: plan.DType.String(), Rows: rows,
 		PartitionBytes: s.PartitionBytes, CreditBytes: s.CreditBytes, Connections: s.Connections,
 	}
@@ -68,7 +68,7 @@ func Measure(w *node.Worker, plan Plan) (Result, error) {
 }
 
 // rows measures the sizes in turns.
-func (r *rank) rows() ([]Row, error) {
+func (r *rank) rows() ([]AllreduceRow, error) {
 	counts := make([]int, len(r.plan.Sizes)) // repetitions in each round
 	for i, bytes := range r.plan.Sizes {
 		var err error
@@ -88,7 +88,7 @@ func (r *rank) rows() ([]Row, error) {
 			}
 		}
 	}
-	rows := make([]Row, len(counts))
+	rows := make([]AllreduceRow, len(counts))
 	for i, bytes := range r.plan.Sizes {
 		slowest, err := r.over(units.Max, seconds[i])
 		if err != nil {

@@ -1,4 +1,4 @@
-package main
+package launch
 
 import (
 	"fmt"
@@ -12,47 +12,52 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/paceline/paceline/cmd/paceline/launch"
 	"github.com/paceline/paceline/node"
 )
 
-// run starts the scheduler and the job and waits for its end.
-func (j *jobMaker) run() error {
+// Run starts the job with its scheduler, and waits for its end. What can be wrong is found out before anything is
+// started. The exit code is that of the first worker that failed.
+func Run(o Options) (code int, err error) {
+	j := &maker{Options: o}
+	if err := j.prepare(); err != nil {
+		return 0, err
+	}
+	return j.run()
+}
+
+func (j *maker) run() (code int, err error) {
 	address := j.settings.Scheduler
-	if j.scheduler == "" {
+	if j.Scheduler == "" {
 		log, err := node.Logger(j.settings.LogLevel, "scheduler", -1)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		sched, err := node.StartScheduler(j.settings, address, log)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		defer sched.Close()
 		address = sched.Address
 	}
-	maps.Copy(j.env, map[string]string{"PACELINE_SCHEDULER": address, "PACELINE_JOB_SECRET": string(j.settings.JobSecret)})
+	maps.Copy(j.Env, map[string]string{"PACELINE_SCHEDULER": address, "PACELINE_JOB_SECRET": string(j.settings.JobSecret)})
 	for _, name := range []string{"PACELINE_JOB_SECRET_FILE", "PACELINE_ROLE", "DMLC_ROLE", "PACELINE_PORT"} {
-		delete(j.env, name)
+		delete(j.Env, name)
 	}
 	defer j.closeFiles()
 	job, err := j.job(address)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
-	if code := job.Run(signals); code != 0 {
-		return exitCode(code)
-	}
-	return nil
+	return job.Run(signals), nil
 }
 
 // job makes the processes.
-func (j *jobMaker) job(scheduler string) (*launch.Job, error) {
-	console := &launch.Console{Stdout: os.Stdout, Stderr: os.Stderr, Timestamps: j.timestamps}
-	job := &launch.Job{Start: j.settings.StartTimeout, Peers: launch.DefaultPeers, Stop: launch.DefaultStop, Say: say}
+func (j *maker) job(scheduler string) (*Job, error) {
+	console := &Console{Stdout: os.Stdout, Stderr: os.Stderr, Timestamps: j.Timestamps}
+	job := &Job{Start: j.settings.StartTimeout, Peers: DefaultPeers, Stop: DefaultStop, Say: j.Say}
 	for _, s := range j.servers {
 		command := []string{"paceline", "server", "--scheduler", scheduler}
 		if s.port != "" {
@@ -66,7 +71,7 @@ func (j *jobMaker) job(scheduler string) (*launch.Job, error) {
 		job.Servers = append(job.Servers, t)
 	}
 	for _, w := range j.workers {
-		t, err := j.task(fmt.Sprintf("rank %d", w.Rank), w.Host, j.command, w.Env())
+		t, err := j.task(fmt.Sprintf("rank %d", w.Rank), w.Host, j.Command, w.Env())
 		if err != nil {
 			return nil, err
 		}
@@ -79,26 +84,26 @@ func (j *jobMaker) job(scheduler string) (*launch.Job, error) {
 }
 
 // task is one process: on this host with all of our environment, on another with what means the same there.
-func (j *jobMaker) task(name, host string, command []string, own map[string]string) (*launch.Task, error) {
+func (j *maker) task(name, host string, command []string, own map[string]string) (*Task, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return nil, err
 	}
-	t := &launch.Task{Name: name, Host: host, Dir: dir, Command: command, Env: launch.Merge(j.env, own)}
+	t := &Task{Name: name, Host: host, Dir: dir, Command: command, Env: Merge(j.Env, own)}
 	if !j.here(host) {
-		shell := launch.Shell{Template: j.settings.RemoteShell, Port: j.sshPort, Identity: j.sshIdentity, Timeout: j.settings.StartTimeout}
+		shell := Shell{Template: j.settings.RemoteShell, Port: j.SSHPort, Identity: j.SSHIdentity, Timeout: j.settings.StartTimeout}
 		if t.Shell, err = shell.For(host); err != nil {
 			return nil, err
 		}
-		t.Env = launch.Portable(t.Env)
+		t.Env = Portable(t.Env)
 		if names := withoutAddresses(t.Env["PACELINE_INTERFACE"]); names == "" {
 			delete(t.Env, "PACELINE_INTERFACE")
 		} else {
 			t.Env["PACELINE_INTERFACE"] = names
 		}
 	}
-	if j.verbose {
-		say("%s on %s: %s", name, host, strings.Join(command, " "))
+	if j.Verbose {
+		j.Say("%s on %s: %s", name, host, strings.Join(command, " "))
 	}
 	return t, nil
 }
@@ -110,15 +115,15 @@ func withoutAddresses(list string) string {
 }
 
 // streams gives a worker's output its prefix, and its files if wanted.
-func (j *jobMaker) streams(console *launch.Console, t *launch.Task, w launch.Worker) error {
+func (j *maker) streams(console *Console, t *Task, w Worker) error {
 	var files [2]*os.File
 	label := strconv.Itoa(w.Rank)
-	if j.outputDir == "" {
+	if j.OutputDir == "" {
 		t.Stdout, t.Stderr = console.Stream(label, false, nil), console.Stream(label, true, nil)
 		return nil
 	}
 	digits := len(strconv.Itoa(w.Size - 1))
-	dir := filepath.Join(j.outputDir, fmt.Sprintf("rank.%0*d", digits, w.Rank))
+	dir := filepath.Join(j.OutputDir, fmt.Sprintf("rank.%0*d", digits, w.Rank))
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
@@ -133,10 +138,10 @@ func (j *jobMaker) streams(console *launch.Console, t *launch.Task, w launch.Wor
 	return nil
 }
 
-func (j *jobMaker) closeFiles() {
+func (j *maker) closeFiles() {
 	for _, f := range j.files {
 		if err := f.Close(); err != nil {
-			say("%v", err)
+			j.Say("%v", err)
 		}
 	}
 }

@@ -1,6 +1,11 @@
-// Package bench measures collectives as one rank of a job sees them.
+// Package bench has the three measurements of `paceline bench`. Each has a plan, a measurement and a report:
 //
-// A repetition: every rank fills its tensors with known values, all meet at a barrier, then each rank
+//   - allreduce*.go: sums of tensors, as one rank of a job sees them (Paceline alone; the repository's bench/ has the scripts that put
+//     it beside Gloo);
+//   - codec*.go: the kernels of codecs on one core, and what they make of gradients;
+//   - barrier.go: the search for ElasticBSP's next barrier.
+//
+// A repetition of allreduce: every rank fills its tensors with known values, all meet at a barrier, then each rank
 // exchanges its tensors one after the other, in place, and checks every element of every result.
 // The clock runs from the barrier to the last result; a repetition took as long as its slowest rank,
 // divided by the number of tensors. The sizes take turns, so that whatever else the machine does meets
@@ -19,16 +24,16 @@ import (
 	"github.com/paceline/paceline/node/settings"
 )
 
-// Plan says what to measure.
-type Plan struct {
+// AllreducePlan says what to measure.
+type AllreducePlan struct {
 	Sizes    []int64 // bytes of a tensor
 	DType    units.DType
 	Duration time.Duration // for each size, with filling and checking
 	Idle     time.Duration // how long to watch the job do nothing; 0: not at all
 }
 
-// Row is what one size gave.
-type Row struct {
+// AllreduceRow is what one size gave.
+type AllreduceRow struct {
 	Bytes       int64   `json:"bytes"`
 	InARow      int     `json:"in_a_row"` // exchanges in one repetition
 	Repetitions int     `json:"repetitions"`
@@ -44,36 +49,36 @@ type Idle struct {
 	CPUSeconds float64 `json:"cpu_seconds"` // user and system, of all ranks together
 }
 
-// Result is what one job gave.
-type Result struct {
-	Ranks          int    `json:"ranks"`
-	Servers        string `json:"servers"` // embedded, dedicated or both
-	NumServers     int    `json:"num_servers"`
-	DType          string `json:"dtype"`
-	PartitionBytes int64  `json:"partition_bytes"`
-	CreditBytes    int64  `json:"credit_bytes"`
-	Connections    int    `json:"connections"`
-	Rows           []Row  `json:"rows"`
-	Idle           *Idle  `json:"idle,omitempty"`
+// AllreduceResult is what one job gave.
+type AllreduceResult struct {
+	Ranks          int            `json:"ranks"`
+	Servers        string         `json:"servers"` // embedded, dedicated or both
+	NumServers     int            `json:"num_servers"`
+	DType          string         `json:"dtype"`
+	PartitionBytes int64          `json:"partition_bytes"`
+	CreditBytes    int64          `json:"credit_bytes"`
+	Connections    int            `json:"connections"`
+	Rows           []AllreduceRow `json:"rows"`
+	Idle           *Idle          `json:"idle,omitempty"`
 }
 
-// Report is the file that --json writes.
-type Report struct {
-	Benchmark string   `json:"benchmark"`
-	Version   string   `json:"version"`
-	Time      string   `json:"time"` // RFC 3339
-	Cores     int      `json:"cores"`
-	Results   []Result `json:"results"`
+// AllreduceReport is the file that --json writes.
+type AllreduceReport struct {
+	Benchmark string            `json:"benchmark"`
+	Version   string            `json:"version"`
+	Time      string            `json:"time"` // RFC 3339
+	Cores     int               `json:"cores"`
+	Results   []AllreduceResult `json:"results"`
 }
 
 // newRow sums up the seconds that the repetitions took on their slowest ranks.
-func newRow(bytes int64, seconds []float64) Row {
+func newRow(bytes int64, seconds []float64) AllreduceRow {
 	ms := slices.Clone(seconds)
 	for i := range ms {
 		ms[i] *= 1e3 / float64(inARow(bytes))
 	}
 	slices.Sort(ms)
-	r := Row{
+	r := AllreduceRow{
 		Bytes: bytes, InARow: inARow(bytes), Repetitions: len(ms),
 		Median: quantile(ms, 0.5), P10: quantile(ms, 0.1), P90: quantile(ms, 0.9),
 	}
@@ -93,7 +98,7 @@ func quantile(sorted []float64, q float64) float64 {
 func inARow(bytes int64) int { return int(min(max(4<<20/max(bytes, 1), 1), 16)) }
 
 // Show prints the result as a table.
-func (r *Result) Show(out io.Writer) {
+func (r *AllreduceResult) Show(out io.Writer) {
 	servers := r.Servers
 	if r.NumServers > 0 {
 		servers = fmt.Sprintf("%s (%d)", servers, r.NumServers)

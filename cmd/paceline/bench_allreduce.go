@@ -1,0 +1,228 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/paceline/paceline/cmd/paceline/bench"
+	"github.com/paceline/paceline/cmd/paceline/launch"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/internal/version"
+	"github.com/paceline/paceline/node"
+	"github.com/paceline/paceline/node/settings"
+)
+
+// allreduceOptions are the flags of `paceline bench allreduce`.
+type allreduceOptions struct {
+	ranks          []int
+	sizes          []string
+	dtype          string
+	servers        string
+	numServers     int
+	connections    int
+	partition      string
+	duration, idle time.Duration
+	jsonFile       string
+	resultFile     string // of a job that this command started itself
+}
+
+func benchAllreduceCommand() *cobra.Command {
+	var o allreduceOptions
+	c := &cobra.Command{
+		Use:   "allreduce",
+		Short: "Time the sum of tensors over the ranks, and check every element",
+		Long: `Time the sum of tensors over the ranks, and check every element.
+
+Starts jobs of its own on this host, one for each number of ranks; as a rank of a job that is there
+already it measures that one. bench/README.md says what the figures mean.`,
+		Example: `  paceline bench allreduce --ranks 2,4 --json allreduce.json
+  paceline bench allreduce --ranks 4 --servers dedicated --num-servers 2 --sizes 64MiB
+  paceline run -H host1:1,host2:1 paceline bench allreduce`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
+	}
+	f := c.Flags()
+	f.SortFlags = false
+	f.IntSliceVar(&o.ranks, "ranks", []int{2, 4}, "`numbers` of ranks, a job for each")
+	f.StringSliceVar(&o.sizes, "sizes", []string{"4KiB", "64KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB"}, "`sizes` of the tensor")
+	f.StringVar(&o.dtype, "dtype", units.Float32.String(), "`type` of its elements: "+strings.Join(dtypeNames(), ", "))
+	f.StringVar(&o.servers, "servers", "", "`where` sums are made: embedded, dedicated or both")
+	f.IntVar(&o.numServers, "num-servers", 0, "`number` of dedicated servers")
+	f.IntVar(&o.connections, "connections", 0, "`number` of connections from a worker to each server")
+	f.StringVar(&o.partition, "partition", "", "`size` of the partitions")
+	f.DurationVar(&o.duration, "duration", 3*time.Second, "`time` for each size")
+	f.DurationVar(&o.idle, "idle", 5*time.Second, "`time` to watch the CPU while the job does nothing; 0: not at all")
+	f.StringVar(&o.jsonFile, "json", "", "`file` to write the results to")
+	f.StringVar(&o.resultFile, "result", "", "")
+	f.Lookup("result").Hidden = true
+	return c
+}
+
+func dtypeNames() (names []string) {
+	for _, d := range bench.DTypes() {
+		names = append(names, d.String())
+	}
+	return names
+}
+
+// run measures as a rank, or starts the jobs whose ranks do.
+func (o *allreduceOptions) run(c *cobra.Command) error {
+	plan, err := o.plan()
+	if err != nil {
+		return err
+	}
+	env := launch.Merge(launch.Variables(os.Environ()), o.settings())
+	report := bench.AllreduceReport{Benchmark: "allreduce", Version: version.String(), Time: time.Now().Format(time.RFC3339), Cores: runtime.NumCPU()}
+	rank, err := isRank(env)
+	if err != nil {
+		return err
+	}
+	if rank {
+		return o.measure(c, env, plan, report)
+	}
+	for _, n := range o.ranks {
+		result, err := o.job(n, env)
+		if err != nil {
+			return fmt.Errorf("%d ranks: %w", n, err)
+		}
+		result.Show(c.OutOrStdout())
+		report.Results = append(report.Results, result)
+	}
+	return o.write(report)
+}
+
+// isRank tells whether a launcher has made this process a rank of a job. The other settings of a job
+// need not make sense before there is one.
+func isRank(env map[string]string) (bool, error) {
+	s, _, err := settings.FromEnv(launch.Merge(env, map[string]string{"PACELINE_SERVERS": "embedded"}))
+	return s.Launcher != "", err
+}
+
+// measure measures as a rank; rank 0 tells the result.
+func (o *allreduceOptions) measure(c *cobra.Command, env map[string]string, plan bench.AllreducePlan, report bench.AllreduceReport) error {
+	s, _, err := settings.FromEnv(env)
+	if err != nil {
+		return err
+	}
+	result, err := measure(s, plan)
+	if err != nil || s.Rank > 0 {
+		return err
+	}
+	if o.resultFile != "" {
+		return writeJSON(o.resultFile, result)
+	}
+	result.Show(c.OutOrStdout())
+	report.Results = append(report.Results, result)
+	return o.write(report)
+}
+
+func (o *allreduceOptions) plan() (bench.AllreducePlan, error) {
+	p := bench.AllreducePlan{Duration: o.duration, Idle: o.idle}
+	i := slices.Index(dtypeNames(), o.dtype)
+	if i < 0 {
+		return p, fmt.Errorf("--dtype %q: allowed are %s", o.dtype, strings.Join(dtypeNames(), ", "))
+	}
+	p.DType = bench.DTypes()[i]
+	for _, text := range o.sizes {
+		bytes, err := settings.ParseSize(text)
+		if err != nil {
+			return p, fmt.Errorf("--sizes %q: a size is a number of bytes, or one with KiB, MiB, GiB", text)
+		}
+		p.Sizes = append(p.Sizes, bytes)
+	}
+	return p, nil
+}
+
+// settings are those that flags give.
+func (o *allreduceOptions) settings() map[string]string {
+	env := map[string]string{}
+	for name, value := range map[string]string{
+		"PACELINE_SERVERS": o.servers, "PACELINE_PARTITION_BYTES": o.partition, "PACELINE_CONNECTIONS": positive(o.connections),
+	} {
+		if value != "" {
+			env[name] = value
+		}
+	}
+	return env
+}
+
+func positive(n int) string {
+	if n > 0 {
+		return strconv.Itoa(n)
+	}
+	return ""
+}
+
+// job runs n ranks of this command on this host and reads what they found.
+func (o *allreduceOptions) job(n int, env map[string]string) (result bench.AllreduceResult, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return result, err
+	}
+	dir, err := os.MkdirTemp("", "paceline-bench-")
+	if err != nil {
+		return result, err
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "result.json")
+	err = runJob(launch.Options{
+		Command: []string{
+			self, "bench", "allreduce", "--result", file, "--sizes", strings.Join(o.sizes, ","), "--dtype", o.dtype,
+			"--duration", o.duration.String(), "--idle", o.idle.String(),
+		},
+		Env: env, Processes: n, Servers: strings.TrimSuffix(strings.Repeat("localhost,", o.numServers), ","), Say: say,
+	})
+	if err != nil {
+		return result, err
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return result, err
+	}
+	err = json.Unmarshal(data, &result)
+	return result, err
+}
+
+// measure joins the job that the environment describes.
+func measure(s settings.Settings, plan bench.AllreducePlan) (result bench.AllreduceResult, err error) {
+	if _, err := s.Complete(); err != nil {
+		return result, err
+	}
+	log, err := node.Logger(s.LogLevel, "rank", s.Rank)
+	if err != nil {
+		return result, err
+	}
+	ctx, stop := untilSignal()
+	defer stop()
+	o := node.Options{Log: log}
+	if s.EmbedScheduler != "" {
+		sched, err := node.StartScheduler(s, s.EmbedScheduler, log)
+		if err != nil {
+			return result, err
+		}
+		defer sched.Close()
+		o.Scheduler = sched.Address
+	}
+	w, err := node.StartWorker(ctx, s, o)
+	if err != nil {
+		return result, err
+	}
+	defer w.Shutdown()
+	return bench.MeasureAllreduce(w, plan)
+}
+
+func (o *allreduceOptions) write(r bench.AllreduceReport) error {
+	if o.jsonFile == "" {
+		return nil
+	}
+	return writeJSON(o.jsonFile, r)
+}

@@ -1,0 +1,185 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/paceline/paceline/internal/iface"
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/secret"
+	"github.com/paceline/paceline/node/settings"
+)
+
+// Options say what a launch is to start.
+type Options struct {
+	Command           []string
+	Env               map[string]string // of every process, before its own variables
+	Processes         int               // workers; 0: every slot of the hosts, or 1
+	Hosts, HostFile   string
+	Servers           string // hosts of dedicated servers, some with a port
+	Scheduler, Listen string // where one runs already, or where the launcher's own listens
+	Interfaces        []string
+	SSHPort           int
+	SSHIdentity       string
+	OutputDir         string // for the output of each rank as well; "" for none
+	Timestamps        bool
+	Verbose           bool
+	Say               func(format string, args ...any) // tells the user
+}
+
+// maker turns options into a job. Its fields are filled in the order in which they stand here.
+type maker struct {
+	Options
+
+	hostname string
+	workers  []Worker
+	servers  []serverPlace
+	settings settings.Settings // of the launcher, as the scheduler
+	files    []*os.File        // output files
+}
+
+// serverPlace is where a dedicated server is to be started.
+type serverPlace struct{ host, port string }
+
+// prepare works out everything that can be wrong before anything is started.
+func (j *maker) prepare() error {
+	var err error
+	if j.hostname, err = os.Hostname(); err != nil {
+		return err
+	}
+	if err := j.place(); err != nil {
+		return err
+	}
+	if j.Env["PYTHONUNBUFFERED"] == "" {
+		j.Env["PYTHONUNBUFFERED"] = "1" // progress is seen when it is made
+	}
+	if self, err := os.Executable(); err == nil {
+		j.Env["PATH"] += ":" + filepath.Dir(self) // for `paceline server` on other hosts
+	}
+	return j.settle()
+}
+
+// place says which rank and which server runs on which host.
+func (j *maker) place() error {
+	hosts := []Host{{Name: "localhost", Slots: max(j.Processes, 1)}}
+	var err error
+	switch {
+	case j.Hosts != "" && j.HostFile != "":
+		return errors.New("--hosts and --hostfile exclude each other")
+	case j.Hosts != "":
+		if hosts, err = ParseHosts(j.Hosts); err != nil {
+			return fmt.Errorf("--hosts: %w", err)
+		}
+	case j.HostFile != "":
+		file, err := os.Open(j.HostFile)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		if hosts, err = ParseHostFile(file); err != nil {
+			return fmt.Errorf("%s: %w", j.HostFile, err)
+		}
+	}
+	if j.Processes < 0 || j.Processes > limits.MaxRanks {
+		return fmt.Errorf("-np %d: at least one process, at most %d", j.Processes, limits.MaxRanks)
+	}
+	if j.workers, err = Assign(hosts, j.Processes); err != nil {
+		return err
+	}
+	return j.placeServers()
+}
+
+func (j *maker) placeServers() error {
+	if j.servers = nil; j.Servers != "" {
+		for item := range strings.SplitSeq(j.Servers, ",") {
+			host, port, err := net.SplitHostPort(item)
+			if err != nil {
+				host, port = strings.Trim(item, "[]"), ""
+			}
+			if _, err := ParseHosts(host); err != nil || host == "" {
+				return fmt.Errorf("--servers: %q is not a host or host:port", item)
+			}
+			j.servers = append(j.servers, serverPlace{host, port})
+		}
+		running, _ := strconv.Atoi(j.Env["PACELINE_NUM_SERVERS"])
+		j.Env["PACELINE_NUM_SERVERS"] = strconv.Itoa(running + len(j.servers))
+	}
+	if j.Env["PACELINE_NUM_SERVERS"] != "" && j.Env["PACELINE_NUM_SERVERS"] != "0" && j.Env["PACELINE_SERVERS"] == "" {
+		j.Env["PACELINE_SERVERS"] = "dedicated"
+	}
+	return nil
+}
+
+// settle reads the settings as the scheduler of the job, and makes its secret.
+func (j *maker) settle() error {
+	address := j.Scheduler
+	if address == "" {
+		var err error
+		if address, err = j.listenAddress(); err != nil {
+			return err
+		}
+	}
+	env := Merge(j.Env, map[string]string{"PACELINE_ROLE": "scheduler", "PACELINE_SCHEDULER": address})
+	if j.Scheduler == "" && env["PACELINE_JOB_SECRET"] == "" && env["PACELINE_JOB_SECRET_FILE"] == "" {
+		env["PACELINE_JOB_SECRET"] = string(secret.New())
+	}
+	s, _, err := settings.FromEnv(env) // warnings come from rank 0
+	if err != nil {
+		return err
+	}
+	warnings, err := s.Complete()
+	for _, w := range warnings {
+		j.Say("%s", w)
+	}
+	j.settings = s
+	return err
+}
+
+// listenAddress is where the launcher's own scheduler listens: on loopback for a local job, else on the
+// interface towards the other hosts.
+func (j *maker) listenAddress() (string, error) {
+	if len(j.Interfaces) > 0 {
+		j.Env["PACELINE_INTERFACE"] = strings.Join(j.Interfaces, ",")
+	}
+	names := j.Env["PACELINE_INTERFACE"]
+	away := j.away()
+	var host string
+	var err error
+	switch {
+	case j.Listen != "":
+		return j.Listen, nil
+	case away == "":
+		host = iface.Loopback
+	case names != "":
+		if host, err = iface.Address(names); err != nil {
+			err = fmt.Errorf("--network-interfaces: %w", err)
+		}
+	default:
+		if host, err = iface.Towards(away); err != nil {
+			err = fmt.Errorf("%w: say by --network-interfaces which of this machine's interfaces or addresses the hosts can reach", err)
+		}
+	}
+	return net.JoinHostPort(host, "0"), err
+}
+
+// away is the first host of the job that is not this one; "" if there is none.
+func (j *maker) away() string {
+	for _, w := range j.workers {
+		if !j.here(w.Host) {
+			return w.Host
+		}
+	}
+	for _, s := range j.servers {
+		if !j.here(s.host) {
+			return s.host
+		}
+	}
+	return ""
+}
+
+func (j *maker) here(host string) bool { return iface.IsLocal(host, j.hostname) }
