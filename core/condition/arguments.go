@@ -69,6 +69,7 @@ func (a *Arguments) Word(word string) bool {
 	return true
 }
 
+// Fail says what is wrong with the arguments, unless something before was.
 func (a *Arguments) Fail(format string, values ...any) {
 	if a.err == nil {
 		a.err = fmt.Errorf("synchronisation model %q: %s (it is written %s)", a.setting, fmt.Sprintf(format, values...), a.usage)
