@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -14,7 +15,7 @@ func BenchmarkAllreduce(b *testing.B) {
 	for _, n := range []int{2, 4} {
 		for _, size := range []int{4 << 10, 1 << 20, 64 << 20} {
 			b.Run(fmt.Sprintf("%d ranks/%d bytes", n, size), func(b *testing.B) {
-				j := startJob(b, n)
+				j := jobtest.Start(b, n)
 				b.SetBytes(int64(size))
 				var wg sync.WaitGroup
 				b.ResetTimer()
@@ -23,7 +24,7 @@ func BenchmarkAllreduce(b *testing.B) {
 						buf := make([]byte, size)
 						op := worker.Op{Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Sum, Shape: []int64{int64(size / 4)}, Input: buf, Output: buf, Name: "x"}
 						for range b.N {
-							if _, err := j.do(rank, op); err != nil {
+							if _, err := j.Do(rank, op); err != nil {
 								b.Error(err)
 								return
 							}

@@ -10,13 +10,14 @@ import (
 
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/worker"
 )
 
 // codedValue is a held value of a coded tensor, as one rank sees it.
 type codedValue struct {
-	j           *job
+	j           *jobtest.Job
 	rank        int
 	name, codec string
 	sync        string
@@ -28,8 +29,8 @@ type codedValue struct {
 // use does something with the value and gives what was read.
 func (v *codedValue) use(use units.Use, x []float64) ([]float64, error) {
 	op := v.make(use, x)
-	_, err := v.j.do(v.rank, op)
-	return numbers(v.dtype, op.Output), err
+	_, err := v.j.Do(v.rank, op)
+	return jobtest.Numbers(v.dtype, op.Output), err
 }
 
 func (v *codedValue) make(use units.Use, x []float64) worker.Op {
@@ -41,7 +42,7 @@ func (v *codedValue) make(use units.Use, x []float64) worker.Op {
 	case use&units.Add != 0 && x == nil:
 		op.Empty = true
 	case use&units.Add != 0 || use == units.Declare && v.rank == op.Root:
-		op.Input = elements(v.dtype, x)
+		op.Input = jobtest.Elements(v.dtype, x)
 	}
 	if use != units.Add {
 		op.Output = make([]byte, v.n*v.dtype.Size())
@@ -53,28 +54,28 @@ func (v *codedValue) make(use units.Use, x []float64) worker.Op {
 // wherever the server is; who follows it by differences has nearly the value, and comes to it when nothing changes any more.
 func TestReadersOfCodedValuesComeToTheValue(t *testing.T) {
 	const ranks, iterations = 3, 4
-	for place, options := range map[string][]jobOption{"embedded": {smallPartitions}, "dedicated": {smallPartitions, dedicated(2)}} {
+	for place, options := range map[string][]jobtest.Option{"embedded": {jobtest.SmallPartitions}, "dedicated": {jobtest.SmallPartitions, jobtest.Dedicated(2)}} {
 		t.Run(place, func(t *testing.T) {
-			j := startJob(t, ranks, options...)
+			j := jobtest.Start(t, ranks, options...)
 			for i, setting := range codecs {
 				var seen [iterations][ranks][]float64
-				d, op, n := floats[i%4], []units.ReduceOp{units.Sum, units.Average}[i%2], []int{1, 65, partition/4 + 1, 3001}[i%4]
-				j.each(func(rank int) error {
+				d, op, n := floats[i%4], []units.ReduceOp{units.Sum, units.Average}[i%2], []int{1, 65, jobtest.Partition/4 + 1, 3001}[i%4]
+				j.Each(func(rank int) error {
 					v := &codedValue{j: j, rank: rank, name: setting, codec: always(setting), dtype: d, op: op, n: n}
-					root := numbers(d, elements(d, normal(n, 9)))
+					root := jobtest.Numbers(d, jobtest.Elements(d, jobtest.Normal(n, 9)))
 					if got, err := v.use(units.Declare, root); err != nil {
 						return err
 					} else if !slices.Equal(got, root) {
 						return fmt.Errorf("%s: declared a value off by %g", setting, norm(got, root))
 					}
 					for k := range iterations {
-						got, err := v.use(units.Add|units.Read, normal(n, uint64(k), uint64(rank)))
+						got, err := v.use(units.Add|units.Read, jobtest.Normal(n, uint64(k), uint64(rank)))
 						if err != nil {
 							return err
 						}
 						seen[k][rank] = got
 					}
-					if err := j.sums(rank, setting+" end", 1); err != nil { // everybody has added all
+					if err := j.Sums(rank, setting+" end", 1); err != nil { // everybody has added all
 						return err
 					}
 					want, err := v.use(units.ReadNow|units.Exact, nil)
@@ -108,10 +109,10 @@ func TestReadersOfCodedValuesComeToTheValue(t *testing.T) {
 func TestDifferencesOfAHeldValueAddUp(t *testing.T) {
 	const n, iterations = 2000, 50
 	for _, ranks := range []int{2, 3} { // shares that are powers of two, and not
-		j := startJob(t, ranks, smallPartitions, dedicated(1))
+		j := jobtest.Start(t, ranks, jobtest.SmallPartitions, jobtest.Dedicated(1))
 		for _, sync := range []string{"", "asp", "ssp:2"} {
 			for _, d := range []units.DType{units.Float32, units.Float64} {
-				j.each(func(rank int) error {
+				j.Each(func(rank int) error {
 					v := &codedValue{j: j, rank: rank, name: fmt.Sprint(sync, d), codec: "topk:0.1", sync: sync, dtype: d, op: units.Average, n: n}
 					if _, err := v.use(units.Declare, make([]float64, n)); err != nil {
 						return err
@@ -127,7 +128,7 @@ func TestDifferencesOfAHeldValueAddUp(t *testing.T) {
 							return err
 						}
 					}
-					if err := j.sums(rank, v.name+" end", 1); err != nil {
+					if err := j.Sums(rank, v.name+" end", 1); err != nil {
 						return err
 					}
 					got, err := v.use(units.ReadNow|units.Exact, nil)
@@ -145,28 +146,28 @@ func TestDifferencesOfAHeldValueAddUp(t *testing.T) {
 func TestAReadOfACodedValueThatIsGivenUp(t *testing.T) {
 	const n = 3000
 	for _, setting := range []string{"topk:0.1", "fp16"} {
-		j := startJob(t, 3, dedicated(1), with(func(s *settings.Settings) {
+		j := jobtest.Start(t, 3, jobtest.Dedicated(1), jobtest.With(func(s *settings.Settings) {
 			s.StallShutdown, s.StallWarning = 300*time.Millisecond, 100*time.Millisecond
 		}))
 		values := make([]*codedValue, 3)
-		j.each(func(rank int) error {
+		j.Each(func(rank int) error {
 			values[rank] = &codedValue{j: j, rank: rank, name: "w", codec: setting, sync: "ssp:1", dtype: units.Float32, op: units.Sum, n: n}
-			_, err := values[rank].use(units.Declare, normal(n, 1))
+			_, err := values[rank].use(units.Declare, jobtest.Normal(n, 1))
 			return err
 		})
 		for i := range 3 {
-			j.each(func(rank int) error {
-				_, err := values[rank].use(units.Add|units.Read, normal(n, uint64(i), uint64(rank)))
+			j.Each(func(rank int) error {
+				_, err := values[rank].use(units.Add|units.Read, jobtest.Normal(n, uint64(i), uint64(rank)))
 				return err
 			})
 		}
-		if _, err := values[0].use(units.Add|units.Read, normal(n, 5)); err != nil {
+		if _, err := values[0].use(units.Add|units.Read, jobtest.Normal(n, 5)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := values[0].use(units.Add|units.Read, normal(n, 5)); err == nil || !strings.Contains(err.Error(), "stalled") {
+		if _, err := values[0].use(units.Add|units.Read, jobtest.Normal(n, 5)); err == nil || !strings.Contains(err.Error(), "stalled") {
 			t.Fatalf("%v, want a stall", err)
 		}
-		j.leave(0)
+		j.Leave(0)
 		for _, v := range values[1:] {
 			var got []float64
 			for range 40 {
@@ -185,28 +186,28 @@ func TestAReadOfACodedValueThatIsGivenUp(t *testing.T) {
 
 // An empty push counts for everybody who waits and adds nothing.
 func TestEmptyPushesCountAndAddNothing(t *testing.T) {
-	const n = partition/4 + 5
-	for _, options := range [][]jobOption{{smallPartitions}, {smallPartitions, dedicated(1)}, {smallPartitions, with(func(s *settings.Settings) { s.SumInRankOrder = true })}} {
-		j := startJob(t, 3, options...)
+	const n = jobtest.Partition/4 + 5
+	for _, options := range [][]jobtest.Option{{jobtest.SmallPartitions}, {jobtest.SmallPartitions, jobtest.Dedicated(1)}, {jobtest.SmallPartitions, jobtest.With(func(s *settings.Settings) { s.SumInRankOrder = true })}} {
+		j := jobtest.Start(t, 3, options...)
 		for _, setting := range []string{"none", "fp16", "onebit:feedback=off"} {
 			for _, d := range []units.DType{units.Float32, units.Float16} {
 				for _, full := range []int{3, 0, 1} { // ranks that bring something
-					j.each(func(rank int) error {
+					j.Each(func(rank int) error {
 						op := gradient(fmt.Sprint(setting, d), setting, d, slices.Repeat([]float64{3}, n))
 						if rank >= full {
 							op.Input, op.Empty = nil, true
 						}
-						if _, err := j.do(rank, op); err != nil {
+						if _, err := j.Do(rank, op); err != nil {
 							return err
 						}
-						if got, want := numbers(d, op.Output), slices.Repeat([]float64{float64(full)}, n); norm(got, want) > 0.01*n {
+						if got, want := jobtest.Numbers(d, op.Output), slices.Repeat([]float64{float64(full)}, n); norm(got, want) > 0.01*n {
 							return fmt.Errorf("%s of %v with %d of 3: %g…, want %g", setting, d, full, got[0], want[0])
 						}
 						return nil
 					})
 				}
 			}
-			j.each(func(rank int) error {
+			j.Each(func(rank int) error {
 				v := &codedValue{j: j, rank: rank, name: "w" + setting, codec: setting, sync: "ssp:0", dtype: units.Float32, op: units.Sum, n: n}
 				if _, err := v.use(units.Declare, slices.Repeat([]float64{1}, n)); err != nil {
 					return err
@@ -220,7 +221,7 @@ func TestEmptyPushesCountAndAddNothing(t *testing.T) {
 						return err
 					}
 				}
-				if err := j.sums(rank, v.name+" end", 1); err != nil {
+				if err := j.Sums(rank, v.name+" end", 1); err != nil {
 					return err
 				}
 				got, err := v.use(units.ReadNow|units.Exact, nil)
@@ -231,12 +232,12 @@ func TestEmptyPushesCountAndAddNothing(t *testing.T) {
 			})
 		}
 		// Reducescatter, and integers.
-		j.each(func(rank int) error {
+		j.Each(func(rank int) error {
 			op := worker.Op{Kind: units.Reducescatter, DType: units.Int32, ReduceOp: units.Sum, Shape: []int64{3, 7}, Name: "scatter", Output: make([]byte, 28)}
 			if op.Empty = rank != 2; !op.Empty {
 				op.Input = slices.Repeat([]byte{1, 0, 0, 0}, 21)
 			}
-			_, err := j.do(rank, op)
+			_, err := j.Do(rank, op)
 			if err == nil && string(op.Output) != string(slices.Repeat([]byte{1, 0, 0, 0}, 7)) {
 				err = fmt.Errorf("reducescatter of empty inputs and one: %v", op.Output)
 			}
@@ -245,7 +246,7 @@ func TestEmptyPushesCountAndAddNothing(t *testing.T) {
 		for _, op := range []units.ReduceOp{units.Max, units.Adasum} {
 			o := gradient("refused", "", units.Float32, []float64{1})
 			o.Input, o.Empty, o.ReduceOp = nil, true, op
-			if _, err := j.do(0, o); err == nil || !strings.Contains(err.Error(), "Sum and Average") {
+			if _, err := j.Do(0, o); err == nil || !strings.Contains(err.Error(), "Sum and Average") {
 				t.Errorf("%v: %v", op, err)
 			}
 		}

@@ -2,15 +2,14 @@ package jobtest_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
@@ -21,27 +20,27 @@ type submission []*collective
 
 // play runs operations on all ranks of their sets, all in flight together. Every rank submits them in
 // an order of its own, but for those without a name, which match by their order.
-func (j *job) play(seed uint64, program []submission) {
-	j.t.Helper()
+func play(j *jobtest.Job, seed uint64, program []submission) {
+	j.T.Helper()
 	for _, s := range program {
 		for _, c := range s {
 			c.prepare()
 		}
 	}
-	errs := j.outcomes(func(rank int) error { return j.playOn(rank, seed, program) })
+	errs := j.Outcomes(func(rank int) error { return playOn(j, rank, seed, program) })
 	for rank, err := range errs {
 		if err != nil {
-			j.t.Fatalf("rank %d, seed %d: %v", rank, seed, err)
+			j.T.Fatalf("rank %d, seed %d: %v", rank, seed, err)
 		}
 	}
 }
 
-func (j *job) playOn(rank int, seed uint64, program []submission) error {
+func playOn(j *jobtest.Job, rank int, seed uint64, program []submission) error {
 	type flight struct {
 		c      *collective
 		member int
 		op     worker.Op
-		done   chan result
+		done   chan jobtest.Result
 	}
 	var flights []flight
 	for _, i := range order(rand.New(rand.NewPCG(seed, uint64(rank))), program) {
@@ -55,7 +54,7 @@ func (j *job) playOn(rank int, seed uint64, program []submission) error {
 		if len(ops) == 0 {
 			continue
 		}
-		results, err := j.submit(rank, ops...)
+		results, err := j.Submit(rank, ops...)
 		if err != nil {
 			return err
 		}
@@ -64,7 +63,7 @@ func (j *job) playOn(rank int, seed uint64, program []submission) error {
 		}
 	}
 	for _, f := range flights {
-		out, err := await(f.done, rank, f.c.String())
+		out, err := jobtest.Await(f.done, rank, f.c.String())
 		if err != nil {
 			return fmt.Errorf("%v: %w", f.c, err)
 		}
@@ -156,25 +155,25 @@ func unevenSplits(rows int64, members, member int) []int64 {
 func TestEveryCollectiveEqualsTheReference(t *testing.T) {
 	places := []struct {
 		name   string
-		option jobOption
-	}{{"embedded", func(*job) {}}, {"dedicated", dedicated(2)}, {"both", both(1)}}
+		option jobtest.Option
+	}{{"embedded", jobtest.Embedded}, {"dedicated", jobtest.Dedicated(2)}, {"both", jobtest.Both(1)}}
 	for _, n := range []int{1, 2, 3, 4, 8} {
 		for i, place := range places {
 			if race && (n == 1 || n == 8 || i != n%3) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%d ranks %s", n, place.name), func(t *testing.T) {
-				j := startJob(t, n, place.option, smallPartitions)
+				j := jobtest.Start(t, n, place.option, jobtest.SmallPartitions)
 				seed := uint64(time.Now().UnixNano())
 				random := rand.New(rand.NewPCG(seed, 0))
 				var all []*collective
 				for _, elements := range []int64{0, 1, 37} {
-					all = append(all, grid(j.all(), elements)...)
+					all = append(all, grid(j.All(), elements)...)
 				}
-				all = append(all, atPartitionBounds(j.all(), random)...)
+				all = append(all, atPartitionBounds(j.All(), random)...)
 				random.Shuffle(len(all), func(a, b int) { all[a], all[b] = all[b], all[a] })
 				for batch := range slices.Chunk(all, 60) {
-					j.play(seed, singles(batch, random))
+					play(j, seed, singles(batch, random))
 				}
 			})
 		}
@@ -186,7 +185,7 @@ func TestEveryCollectiveEqualsTheReference(t *testing.T) {
 func atPartitionBounds(set wire.ProcessSet, random *rand.Rand) []*collective {
 	var some []*collective
 	for size := 1; size <= 8; size *= 2 {
-		for _, elements := range []int{partition/size - 1, partition / size, partition/size + 1, 3*partition/size + 5} {
+		for _, elements := range []int{jobtest.Partition/size - 1, jobtest.Partition / size, jobtest.Partition/size + 1, 3*jobtest.Partition/size + 5} {
 			for _, c := range grid(set, int64(elements)) {
 				if c.dtype.Size() == size && random.IntN(3*(1+9*b2i(race))) == 0 {
 					some = append(some, c)
@@ -209,21 +208,21 @@ func singles(all []*collective, random *rand.Rand) []submission {
 
 // TestTensorsOfSeveralDimensions has rows of more than one element, where shares follow the rows.
 func TestTensorsOfSeveralDimensions(t *testing.T) {
-	j := startJob(t, 3, smallPartitions)
+	j := jobtest.Start(t, 3, jobtest.SmallPartitions)
 	var program []submission
 	for _, kind := range []units.Kind{units.Allreduce, units.Allgather, units.Broadcast, units.Alltoall, units.Reducescatter} {
 		for _, rows := range []int64{0, 3, 6, 9000} {
-			program = append(program, submission{{kind: kind, dtype: units.Float32, op: units.Sum, set: j.all(), root: 1,
+			program = append(program, submission{{kind: kind, dtype: units.Float32, op: units.Sum, set: j.All(), root: 1,
 				name: fmt.Sprint(kind, rows), rows: []int64{rows, rows, rows}, width: 5, pre: 1, post: 1}})
 		}
 	}
-	j.play(1, program)
+	play(j, 1, program)
 }
 
 // TestUnnamedAndGroupedOperationsInFlightTogether also repeats names from round to round, as training
 // does.
 func TestUnnamedAndGroupedOperationsInFlightTogether(t *testing.T) {
-	j := startJob(t, 4, smallPartitions)
+	j := jobtest.Start(t, 4, jobtest.SmallPartitions)
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range 10 - 7*b2i(race) {
@@ -231,7 +230,7 @@ func TestUnnamedAndGroupedOperationsInFlightTogether(t *testing.T) {
 		for i := range 40 {
 			var group submission
 			for k := range 1 + i%4 {
-				c := &collective{kind: units.Allreduce, dtype: units.Float32, op: units.Sum, set: j.all(), seed: random.IntN(100), priority: -i,
+				c := &collective{kind: units.Allreduce, dtype: units.Float32, op: units.Sum, set: j.All(), seed: random.IntN(100), priority: -i,
 					rows: slices.Repeat([]int64{int64(random.IntN(2) * 40000)}, 4), pre: 1, post: 1}
 				if i%2 == 0 {
 					c.name = fmt.Sprintf("layer %d.%d of %d", i, k, c.rows[0])
@@ -240,16 +239,16 @@ func TestUnnamedAndGroupedOperationsInFlightTogether(t *testing.T) {
 			}
 			program = append(program, group)
 		}
-		j.play(seed, program)
+		play(j, seed, program)
 	}
 }
 
 // TestProcessSetsWorkBesideEachOther also has one name in several sets, which are different tensors.
 func TestProcessSetsWorkBesideEachOther(t *testing.T) {
-	j := startJob(t, 4, smallPartitions)
-	sets := []wire.ProcessSet{j.all()}
+	j := jobtest.Start(t, 4, jobtest.SmallPartitions)
+	sets := []wire.ProcessSet{j.All()}
 	for _, ranks := range [][]int{{0, 2}, {1, 3}, {1, 2, 3}, {2}} {
-		sets = append(sets, j.addSet(ranks))
+		sets = append(sets, j.AddSet(ranks))
 	}
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -264,23 +263,7 @@ func TestProcessSetsWorkBesideEachOther(t *testing.T) {
 			}
 		}
 	}
-	j.play(seed, program)
-}
-
-func (j *job) addSet(ranks []int) wire.ProcessSet {
-	j.t.Helper()
-	var mu sync.Mutex
-	var set wire.ProcessSet
-	j.each(func(rank int) error {
-		ctx, cancel := context.WithTimeout(j.t.Context(), hang)
-		defer cancel()
-		s, err := j.workers[rank].Control.AddSet(ctx, ranks)
-		mu.Lock()
-		defer mu.Unlock()
-		set = s
-		return err
-	})
-	return set
+	play(j, seed, program)
 }
 
 // TestLargeTensors has 64 MiB, once, in partitions of the default size.
@@ -288,15 +271,15 @@ func TestLargeTensors(t *testing.T) {
 	if race {
 		t.Skip("the race detector finds nothing here that it does not find in smaller tensors")
 	}
-	startJob(t, 2).works("large", 64<<20)
-	startJob(t, 3, dedicated(2)).works("large", 64<<20)
+	jobtest.Start(t, 2).Works("large", 64<<20)
+	jobtest.Start(t, 3, jobtest.Dedicated(2)).Works("large", 64<<20)
 }
 
 // TestRanksEndBitIdentical has numbers whose sum depends on the order of adding.
 func TestRanksEndBitIdentical(t *testing.T) {
-	j := startJob(t, 4, smallPartitions)
+	j := jobtest.Start(t, 4, jobtest.SmallPartitions)
 	for i := range 20 {
-		results := j.sumOfRandoms(fmt.Sprint("x", i%3), 50000)
+		results := sumOfRandoms(j, fmt.Sprint("x", i%3), 50000)
 		for rank, r := range results {
 			if !bytes.Equal(r, results[0]) {
 				t.Fatalf("ranks 0 and %d got different bits", rank)
@@ -306,12 +289,12 @@ func TestRanksEndBitIdentical(t *testing.T) {
 }
 
 func TestSumsInRankOrderRepeatBitForBit(t *testing.T) {
-	inOrder := with(func(s *settings.Settings) { s.SumInRankOrder = true })
+	inOrder := jobtest.With(func(s *settings.Settings) { s.SumInRankOrder = true })
 	var first []byte
-	for _, place := range []jobOption{func(*job) {}, dedicated(2), inMemory(t)} {
-		j := startJob(t, 4, smallPartitions, inOrder, place)
+	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2), jobtest.InMemory(t)} {
+		j := jobtest.Start(t, 4, jobtest.SmallPartitions, inOrder, place)
 		for range 10 {
-			for _, r := range j.sumOfRandoms("x", 50000) {
+			for _, r := range sumOfRandoms(j, "x", 50000) {
 				if first == nil {
 					first = r
 				}
@@ -324,17 +307,17 @@ func TestSumsInRankOrderRepeatBitForBit(t *testing.T) {
 }
 
 // sumOfRandoms sums random float32 numbers, the same ones at every call.
-func (j *job) sumOfRandoms(name string, n int) [][]byte {
-	j.t.Helper()
-	results := make([][]byte, len(j.workers))
-	j.each(func(rank int) error {
+func sumOfRandoms(j *jobtest.Job, name string, n int) [][]byte {
+	j.T.Helper()
+	results := make([][]byte, len(j.Workers))
+	j.Each(func(rank int) error {
 		random := rand.New(rand.NewPCG(7, uint64(rank)))
 		var b []byte
 		for range n {
-			b = appendElement(b, units.Float32, random.NormFloat64())
+			b = jobtest.AppendElement(b, units.Float32, random.NormFloat64())
 		}
 		results[rank] = b
-		_, err := j.do(rank, worker.Op{Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Average, Shape: []int64{int64(n)}, Input: b, Output: b, Name: name})
+		_, err := j.Do(rank, worker.Op{Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Average, Shape: []int64{int64(n)}, Input: b, Output: b, Name: name})
 		return err
 	})
 	return results

@@ -8,24 +8,25 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
 
 // ahead has rank 0 end so many iterations and wait for none.
-func ahead(t *testing.T, v *held, iterations int) {
+func ahead(t *testing.T, v *jobtest.Held, iterations int) {
 	t.Helper()
 	for range iterations {
-		if err := v.use(units.Add|units.Read, 1); err != nil {
+		if err := v.Use(units.Add|units.Read, 1); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-func waits(t *testing.T, j *job, v *held) chan result {
+func waits(t *testing.T, j *jobtest.Job, v *jobtest.Held) chan jobtest.Result {
 	t.Helper()
-	results, err := j.submit(v.rank, v.op(units.Add|units.Read, 1))
+	results, err := j.Submit(v.Rank, v.Op(units.Add|units.Read, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,43 +34,43 @@ func waits(t *testing.T, j *job, v *held) chan result {
 }
 
 func TestConditionsChangeAtTheIterationThatAllServersAgreeOn(t *testing.T) {
-	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(2)} {
+	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2)} {
 		t.Run(place, func(t *testing.T) {
-			j := startJob(t, 2, smallPartitions, option)
-			values := make([]*held, 2)
-			j.each(func(rank int) (err error) {
-				values[rank], err = j.value(rank, "w", "asp", 5*partition/4)
+			j := jobtest.Start(t, 2, jobtest.SmallPartitions, option)
+			values := make([]*jobtest.Held, 2)
+			j.Each(func(rank int) (err error) {
+				values[rank], err = j.Declare(rank, "w", "asp", 5*jobtest.Partition/4)
 				return err
 			})
 			ahead(t, values[0], 5)
-			at, err := j.workers[1].Engine.SetCondition(t.Context(), nil, wire.Condition{Names: []string{"w*"}, Pull: "bsp"})
+			at, err := j.Workers[1].Engine.SetCondition(t.Context(), nil, wire.Condition{Names: []string{"w*"}, Pull: "bsp"})
 			if err != nil || at != 5 {
 				t.Fatalf("from iteration %d, %v; want 5", at, err)
 			}
 			ahead(t, values[0], 1) // rank 1 has closed none yet, so the old one holds
 			for range 5 {
-				if err := values[1].use(units.Add, 1); err != nil {
+				if err := values[1].Use(units.Add, 1); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if err := values[1].use(units.ReadNow, 0); err != nil { // its pushes have arrived
+			if err := values[1].Use(units.ReadNow, 0); err != nil { // its pushes have arrived
 				t.Fatal(err)
 			}
 			held := waits(t, j, values[0]) // iteration 6 under BSP
 			for range 2 {
 				select {
 				case r := <-held:
-					t.Fatalf("rank 0 does not wait under the new condition: %v", r.err)
+					t.Fatalf("rank 0 does not wait under the new condition: %v", r.Err)
 				default:
 				}
-				if err := values[1].use(units.Add, 1); err != nil {
+				if err := values[1].Use(units.Add, 1); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if _, err := await(held, 0, "w"); err != nil {
+			if _, err := jobtest.Await(held, 0, "w"); err != nil {
 				t.Fatal(err)
 			}
-			if at, err = j.workers[0].Engine.SetCondition(t.Context(), nil, wire.Condition{Pull: "ssp:100"}); err != nil || at != 7 {
+			if at, err = j.Workers[0].Engine.SetCondition(t.Context(), nil, wire.Condition{Pull: "ssp:100"}); err != nil || at != 7 {
 				t.Fatalf("from iteration %d, %v; want 7", at, err)
 			}
 			ahead(t, values[0], 20) // all have pushed 7, so it holds at once
@@ -78,24 +79,24 @@ func TestConditionsChangeAtTheIterationThatAllServersAgreeOn(t *testing.T) {
 }
 
 func TestDifferentServersUnderDifferentModels(t *testing.T) {
-	j := startJob(t, 2, smallPartitions)
+	j := jobtest.Start(t, 2, jobtest.SmallPartitions)
 	names := []string{"a", "b", "c", "d"} // on both servers, whatever the placement
-	values := map[string][]*held{}
+	values := map[string][]*jobtest.Held{}
 	for _, n := range names {
-		values[n] = make([]*held, 2)
-		j.each(func(rank int) (err error) {
-			values[n][rank], err = j.value(rank, n, "", 1)
+		values[n] = make([]*jobtest.Held, 2)
+		j.Each(func(rank int) (err error) {
+			values[n][rank], err = j.Declare(rank, n, "", 1)
 			return err
 		})
 	}
-	if _, err := j.workers[0].Engine.SetCondition(t.Context(), []int{1}, wire.Condition{Pull: "asp"}); err != nil {
+	if _, err := j.Workers[0].Engine.SetCondition(t.Context(), []int{1}, wire.Condition{Pull: "asp"}); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error, len(names))
 	for _, n := range names {
 		held := waits(t, j, values[n][0])
 		go func() {
-			_, err := await(held, 0, n)
+			_, err := jobtest.Await(held, 0, n)
 			done <- err
 		}()
 	}
@@ -110,7 +111,7 @@ func TestDifferentServersUnderDifferentModels(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	for _, n := range names {
-		if err := values[n][1].use(units.Add|units.Read, 1); err != nil {
+		if err := values[n][1].Use(units.Add|units.Read, 1); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -122,11 +123,11 @@ func TestDifferentServersUnderDifferentModels(t *testing.T) {
 }
 
 func TestAConditionThatDoesNotFitChangesNothing(t *testing.T) {
-	j := startJob(t, 2)
-	j.works("sum", 100)
-	values := make([]*held, 2)
-	j.each(func(rank int) (err error) {
-		values[rank], err = j.value(rank, "w", "", 10)
+	j := jobtest.Start(t, 2)
+	j.Works("sum", 100)
+	values := make([]*jobtest.Held, 2)
+	j.Each(func(rank int) (err error) {
+		values[rank], err = j.Declare(rank, "w", "", 10)
 		return err
 	})
 	for _, c := range []struct {
@@ -145,7 +146,7 @@ func TestAConditionThatDoesNotFitChangesNothing(t *testing.T) {
 		{wire.Condition{Pull: "elastic:15"}, nil, "supersteps"},
 		{wire.Condition{Pull: "asp"}, []int{2}, "server 2, the job has 2"},
 	} {
-		_, err := j.workers[0].Engine.SetCondition(t.Context(), c.servers, c.w)
+		_, err := j.Workers[0].Engine.SetCondition(t.Context(), c.servers, c.w)
 		if !errors.Is(err, worker.ErrInvalid) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%+v: %v, want it to say %q", c.w, err, c.text)
 		}
@@ -153,38 +154,38 @@ func TestAConditionThatDoesNotFitChangesNothing(t *testing.T) {
 	held := waits(t, j, values[0]) // under BSP as before
 	select {
 	case r := <-held:
-		t.Fatalf("rank 0 does not wait: %v", r.err)
+		t.Fatalf("rank 0 does not wait: %v", r.Err)
 	default:
 	}
-	if err := values[1].use(units.Add, 1); err != nil {
+	if err := values[1].Use(units.Add, 1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := await(held, 0, "w"); err != nil {
+	if _, err := jobtest.Await(held, 0, "w"); err != nil {
 		t.Fatal(err)
 	}
-	j.works("sum", 100)
+	j.Works("sum", 100)
 }
 
 // A model that tunes its pull condition does so also where it is set while training runs: a rank ten times as fast as
 // the other leads by more than the range's least.
 func TestDSPSIsTunedWhereItIsSetLater(t *testing.T) {
-	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(1)} {
+	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(1)} {
 		t.Run(place, func(t *testing.T) {
-			virtually(t, transporttest.Options{}, func(t *testing.T, network jobOption) {
-				j := startJob(t, 2, smallPartitions, option, network)
+			jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+				j := jobtest.Start(t, 2, jobtest.SmallPartitions, option, network)
 				var done [2]atomic.Int64
 				most := int64(0)
-				j.each(func(rank int) error {
-					v, err := j.value(rank, "w", "ssp:1", 5)
+				j.Each(func(rank int) error {
+					v, err := j.Declare(rank, "w", "ssp:1", 5)
 					if err == nil && rank == 0 {
-						_, err = j.workers[0].Engine.SetCondition(t.Context(), nil, wire.Condition{Pull: "dsps:1,9"})
+						_, err = j.Workers[0].Engine.SetCondition(t.Context(), nil, wire.Condition{Pull: "dsps:1,9"})
 					}
 					for range []int{400, 40}[rank] {
 						if err != nil {
 							return err
 						}
 						time.Sleep([]time.Duration{10, 95}[rank] * time.Millisecond) // it computes
-						if err = v.use(units.Add|units.Read, 1); err == nil {
+						if err = v.Use(units.Add|units.Read, 1); err == nil {
 							done[rank].Add(1)
 						}
 						if rank == 0 && done[1].Load() < 40 {
@@ -193,7 +194,7 @@ func TestDSPSIsTunedWhereItIsSetLater(t *testing.T) {
 							break
 						}
 					}
-					j.leave(rank)
+					j.Leave(rank)
 					return err
 				})
 				if most < 5 || most > 9 {

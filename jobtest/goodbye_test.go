@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -14,19 +15,19 @@ import (
 // while servers still read what it sent and report that to it.
 func TestRootMayLeaveRightAfterItsBroadcast(t *testing.T) {
 	const floats = 4 << 20
-	for _, place := range []jobOption{func(*job) {}, dedicated(1)} {
+	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(1)} {
 		for range 5 {
-			j := startJob(t, 2, place, smallPartitions)
-			j.each(func(rank int) error {
-				op := float32s(units.Broadcast, "last", floats)
+			j := jobtest.Start(t, 2, place, jobtest.SmallPartitions)
+			j.Each(func(rank int) error {
+				op := jobtest.Float32s(units.Broadcast, "last", floats)
 				if rank != 0 {
 					clear(op.Output)
 				}
-				if _, err := j.do(rank, op); err != nil {
+				if _, err := j.Do(rank, op); err != nil {
 					return err
 				}
-				j.workers[rank].Shutdown()
-				j.workers[rank] = nil
+				j.Workers[rank].Shutdown()
+				j.Workers[rank] = nil
 				for i, b := range op.Output {
 					if b != byte([]uint32{0, 0, 0x80, 0x3f}[i%4]) {
 						return fmt.Errorf("byte %d is %#x", i, b)
@@ -41,21 +42,21 @@ func TestRootMayLeaveRightAfterItsBroadcast(t *testing.T) {
 // A rank that shuts down without joining ends the joins of the others, whichever comes first; they go on
 // among themselves.
 func TestJoinEndsWhenAnotherRankShutsDownInstead(t *testing.T) {
-	for _, place := range []jobOption{func(*job) {}, dedicated(2)} {
+	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
 		for _, late := range []bool{false, true} {
-			j := startJob(t, 3, place, smallPartitions)
-			j.works("x", 1000)
-			pair := j.addSet([]int{0, 1})
+			j := jobtest.Start(t, 3, place, jobtest.SmallPartitions)
+			j.Works("x", 1000)
+			pair := j.AddSet([]int{0, 1})
 			left := make(chan struct{})
-			errs := j.outcomes(func(rank int) error {
+			errs := j.Outcomes(func(rank int) error {
 				if rank == 2 {
-					go func() { defer close(left); j.workers[2].Engine.Shutdown(t.Context()) }()
+					go func() { defer close(left); j.Workers[2].Engine.Shutdown(t.Context()) }()
 					return nil
 				}
 				if late {
 					<-left
 				}
-				_, err := j.join(rank)
+				_, err := j.Join(rank)
 				return err
 			})
 			for rank, err := range errs[:2] {
@@ -64,11 +65,11 @@ func TestJoinEndsWhenAnotherRankShutsDownInstead(t *testing.T) {
 				}
 			}
 			<-left
-			others := &job{t: t, workers: j.workers[:2]}
-			others.each(func(rank int) error {
-				op := sum("beside", 200000)
+			others := j.First(2)
+			others.Each(func(rank int) error {
+				op := jobtest.Sum("beside", 200000)
 				op.Set = pair
-				_, err := others.do(rank, op)
+				_, err := others.Do(rank, op)
 				return err
 			})
 		}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/worker"
 )
@@ -13,18 +14,18 @@ import (
 // the first: its iterations and the later ones' are given up, so each of them has to end.
 func TestMemoryLimitEndsEveryOperationInFlightUnderTheName(t *testing.T) {
 	for range 5 {
-		j := startJob(t, 2, dedicated(2), smallPartitions, with(func(s *settings.Settings) { s.ServerMemory = 1 << 20 }))
-		errs := j.outcomes(func(rank int) error {
+		j := jobtest.Start(t, 2, jobtest.Dedicated(2), jobtest.SmallPartitions, jobtest.With(func(s *settings.Settings) { s.ServerMemory = 1 << 20 }))
+		errs := j.Outcomes(func(rank int) error {
 			var ops []worker.Op
 			for range 6 {
-				ops = append(ops, float32s(units.Allreduce, "", 400<<10))
+				ops = append(ops, jobtest.Float32s(units.Allreduce, "", 400<<10))
 			}
-			results, err := j.submit(rank, ops...)
+			results, err := j.Submit(rank, ops...)
 			if err != nil {
 				return err
 			}
 			for _, r := range results {
-				if _, err = await(r, rank, "unnamed"); err != nil && strings.Contains(err.Error(), "hangs") {
+				if _, err = jobtest.Await(r, rank, "unnamed"); err != nil && strings.Contains(err.Error(), "hangs") {
 					return err
 				}
 			}
@@ -35,6 +36,6 @@ func TestMemoryLimitEndsEveryOperationInFlightUnderTheName(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		j.worksAgain("", 100000)
+		j.WorksAgain("", 100000)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
 )
 
 // float24 is a codec that this package adds to those of core/codec, by this file alone: the three upper bytes of each
@@ -41,30 +42,30 @@ func (float24) DecodeAdd(acc, message []byte) error {
 	if 4*len(message) != 3*len(acc) {
 		return errors.New("a message of another length")
 	}
-	x := numbers(units.Float32, acc)
+	x := jobtest.Numbers(units.Float32, acc)
 	var one [4]byte
 	for i := range x {
 		copy(one[1:], message[3*i:3*i+3])
-		x[i] += numbers(units.Float32, one[:])[0]
+		x[i] += jobtest.Numbers(units.Float32, one[:])[0]
 	}
-	copy(acc, elements(units.Float32, x))
+	copy(acc, jobtest.Elements(units.Float32, x))
 	return nil
 }
 
 // A codec is one file and one registration: neither the engine nor the server knows it by name.
 func TestACodecFromOutsideTrains(t *testing.T) {
 	const ranks, features, rows, steps = 3, 2000, 20, 60
-	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(2)} {
+	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2)} {
 		t.Run(place, func(t *testing.T) {
-			j := startJob(t, ranks, smallPartitions, option)
-			truth, w := normal(features, 1), make([]float64, features)
+			j := jobtest.Start(t, ranks, jobtest.SmallPartitions, option)
+			truth, w := jobtest.Normal(features, 1), make([]float64, features)
 			data := make([][]float64, ranks*rows)
 			for i := range data {
-				data[i] = normal(features, 2, uint64(i))
+				data[i] = jobtest.Normal(features, 2, uint64(i))
 			}
 			before := distance(w, truth)
 			for step := range steps {
-				gradient := j.averages("w", always("float24"), units.Float32, func(rank int) []float64 {
+				gradient := averages(j, "w", always("float24"), units.Float32, func(rank int) []float64 {
 					return leastSquares(w, truth, data[rank*rows+step%rows])
 				})
 				for i := range w {

@@ -2,13 +2,13 @@ package jobtest_test
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
 	"sync"
 
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
@@ -82,7 +82,7 @@ func (c *collective) input(member int) []byte {
 	n := int(c.rows[member] * c.rowElements())
 	b := make([]byte, 0, n*c.dtype.Size())
 	for i := range n {
-		b = appendElement(b, c.dtype, c.value(member, i))
+		b = jobtest.AppendElement(b, c.dtype, c.value(member, i))
 	}
 	return b
 }
@@ -132,7 +132,7 @@ func (c *collective) check(member int, op *worker.Op, out worker.Output) error {
 	}
 	size := c.dtype.Size()
 	for i := 0; i < len(got); i += size {
-		g, w := element(c.dtype, got[i:]), element(c.dtype, want[i:])
+		g, w := jobtest.Element(c.dtype, got[i:]), jobtest.Element(c.dtype, want[i:])
 		if g != w && (c.op != units.Adasum || math.Abs(g-w) > c.tolerance()*max(1, math.Abs(w))) {
 			return fmt.Errorf("%v: member %d element %d is %v, want %v", c, member, i/size, g, w)
 		}
@@ -227,7 +227,7 @@ func (c *collective) reduced() []byte {
 		if post != 1 || div != 1 {
 			acc = c.scaled(acc, post, div)
 		}
-		b = appendElement(b, c.dtype, acc)
+		b = jobtest.AppendElement(b, c.dtype, acc)
 	}
 	return b
 }
@@ -245,7 +245,7 @@ func (c *collective) combine(a, b float64) float64 {
 		r = a + b
 	}
 	if !c.dtype.Float() { // whole numbers wrap around
-		return element(c.dtype, appendElement(nil, c.dtype, r))
+		return jobtest.Element(c.dtype, jobtest.AppendElement(nil, c.dtype, r))
 	}
 	return r
 }
@@ -287,7 +287,7 @@ func (c *collective) adasum(n int) []byte {
 	}
 	b := make([]byte, 0, n*c.dtype.Size())
 	for _, v := range vectors[0] {
-		b = appendElement(b, c.dtype, v*c.pre*c.post)
+		b = jobtest.AppendElement(b, c.dtype, v*c.pre*c.post)
 	}
 	return b
 }
@@ -309,66 +309,4 @@ func blend(a, b []float64) []float64 {
 		r[i] = ca*a[i] + cb*b[i]
 	}
 	return r
-}
-
-// appendElement writes v in a type; whole numbers wrap around.
-func appendElement(b []byte, d units.DType, v float64) []byte {
-	e := binary.NativeEndian
-	switch d {
-	case units.Uint8, units.Int8, units.Bool:
-		return append(b, byte(int64(v)))
-	case units.Int16:
-		return e.AppendUint16(b, uint16(int64(v)))
-	case units.Int32:
-		return e.AppendUint32(b, uint32(int64(v)))
-	case units.Int64:
-		return e.AppendUint64(b, uint64(int64(v)))
-	case units.Float16:
-		return e.AppendUint16(b, float16(float32(v)))
-	case units.BFloat16:
-		bits := math.Float32bits(float32(v))
-		return e.AppendUint16(b, uint16((bits+0x7fff+bits>>16&1)>>16))
-	case units.Float32:
-		return e.AppendUint32(b, math.Float32bits(float32(v)))
-	}
-	return e.AppendUint64(b, math.Float64bits(v))
-}
-
-// float16 rounds to the nearest, ties to even. It knows the numbers that these tests use: zero, and
-// those that are normal in float16.
-func float16(v float32) uint16 {
-	bits := math.Float32bits(v)
-	sign := uint16(bits >> 16 & 0x8000)
-	bits &= 0x7fffffff
-	if bits < 113<<23 {
-		return sign
-	}
-	return sign | uint16((bits-112<<23+0xfff+bits>>13&1)>>13)
-}
-
-func element(d units.DType, b []byte) float64 {
-	e := binary.NativeEndian
-	switch d {
-	case units.Uint8, units.Bool:
-		return float64(b[0])
-	case units.Int8:
-		return float64(int8(b[0]))
-	case units.Int16:
-		return float64(int16(e.Uint16(b)))
-	case units.Int32:
-		return float64(int32(e.Uint32(b)))
-	case units.Int64:
-		return float64(int64(e.Uint64(b)))
-	case units.Float16:
-		h := uint32(e.Uint16(b))
-		if h&0x7fff == 0 {
-			return 0
-		}
-		return float64(math.Float32frombits(h&0x8000<<16 | (h&0x7fff<<13 + 112<<23)))
-	case units.BFloat16:
-		return float64(math.Float32frombits(uint32(e.Uint16(b)) << 16))
-	case units.Float32:
-		return float64(math.Float32frombits(e.Uint32(b)))
-	}
-	return math.Float64frombits(e.Uint64(b))
 }

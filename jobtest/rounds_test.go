@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"regexp"
 	"runtime"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/worker"
@@ -24,98 +24,83 @@ func TestRoundsFollowEachOther(t *testing.T) {
 	if race {
 		rounds = 30
 	}
-	j := newJob(t, 2, both(1))
+	j := jobtest.New(t, 2, jobtest.Both(1))
 	var before int
 	for i := range rounds {
-		j.start()
-		j.works("x", 1000+i)
+		j.Start()
+		j.Works("x", 1000+i)
 		if i%7 == 0 {
-			j.works("", 5<<20)
+			j.Works("", 5<<20)
 		}
-		j.shutdown()
+		j.Shutdown()
 		if i == 5 {
 			before = runtime.NumGoroutine()
 		}
 	}
-	eventually(t, fmt.Sprintf("goroutines do not come down to %d", before+5), func() bool { return runtime.NumGoroutine() <= before+5 })
-}
-
-// eventually polls for what happens in its own time elsewhere.
-func eventually(t testing.TB, failure string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	timeout := time.After(hang)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-timeout:
-			t.Fatal(failure)
-		}
-	}
+	jobtest.Eventually(t, fmt.Sprintf("goroutines do not come down to %d", before+5), func() bool { return runtime.NumGoroutine() <= before+5 })
 }
 
 // TestOthersGetAnErrorThatNamesTheRankThatShutsDown while they wait for it, at once.
 func TestOthersGetAnErrorThatNamesTheRankThatShutsDown(t *testing.T) {
-	for _, place := range []jobOption{func(*job) {}, dedicated(2)} {
-		j := startJob(t, 3, smallPartitions, place)
+	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
+		j := jobtest.Start(t, 3, jobtest.SmallPartitions, place)
 		waiting := make(chan []error, 1)
-		others := &job{t: t, workers: slices.Clone(j.workers[:2])}
-		all := j.all()
+		others := j.First(2)
+		all := j.All()
 		go func() {
-			waiting <- others.outcomes(func(rank int) error {
-				op := sum("x", 100000)
+			waiting <- others.Outcomes(func(rank int) error {
+				op := jobtest.Sum("x", 100000)
 				op.Set = all
-				_, err := others.do(rank, op)
+				_, err := others.Do(rank, op)
 				return err
 			})
 		}()
-		j.leave(2)
+		j.Leave(2)
 		errs := <-waiting
 		for rank, err := range errs {
 			if !errors.Is(err, worker.ErrUnsupported) || !strings.Contains(err.Error(), `"x" cannot be done: rank 2 has shut down`) {
 				t.Errorf("rank %d: %v, want it to say that rank 2 has shut down", rank, err)
 			}
 		}
-		j.shutdown()
+		j.Shutdown()
 	}
 }
 
 func TestShutdownEndsWhatIsInFlight(t *testing.T) {
-	j := startJob(t, 2, smallPartitions)
-	mine, err := j.submit(0, sum("x", 200000), sum("y", 5))
+	j := jobtest.Start(t, 2, jobtest.SmallPartitions)
+	mine, err := j.Submit(0, jobtest.Sum("x", 200000), jobtest.Sum("y", 5))
 	if err != nil {
 		t.Fatal(err)
 	}
-	theirs, err := j.submit(1, sum("y", 5))
+	theirs, err := j.Submit(1, jobtest.Sum("y", 5))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := await(mine[1], 0, "y"); err != nil {
+	if _, err := jobtest.Await(mine[1], 0, "y"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := await(theirs[0], 1, "y"); err != nil {
+	if _, err := jobtest.Await(theirs[0], 1, "y"); err != nil {
 		t.Fatal(err)
 	}
-	engine := j.workers[0].Engine
-	j.leave(0)
-	if _, err := await(mine[0], 0, "x"); !errors.Is(err, worker.ErrShutdown) || !strings.Contains(err.Error(), `allreduce of "x" on rank 0`) {
+	engine := j.Workers[0].Engine
+	j.Leave(0)
+	if _, err := jobtest.Await(mine[0], 0, "x"); !errors.Is(err, worker.ErrShutdown) || !strings.Contains(err.Error(), `allreduce of "x" on rank 0`) {
 		t.Errorf("what was in flight: %v", err)
 	}
-	if _, err := j.do(1, sum("x", 200000)); err == nil || !strings.Contains(err.Error(), "rank 0") || !strings.Contains(err.Error(), "shut") {
+	if _, err := j.Do(1, jobtest.Sum("x", 200000)); err == nil || !strings.Contains(err.Error(), "rank 0") || !strings.Contains(err.Error(), "shut") {
 		t.Errorf("on the other rank: %v, want it to name rank 0, which shuts down", err)
 	}
-	if err := engine.Submit([]worker.Op{{Kind: units.Barrier, Set: j.all()}}); !errors.Is(err, worker.ErrShutdown) {
+	if err := engine.Submit([]worker.Op{{Kind: units.Barrier, Set: j.All()}}); !errors.Is(err, worker.ErrShutdown) {
 		t.Error("an engine that was shut down took an operation")
 	}
 }
 
 func TestADedicatedServerThatLeavesEndsTheRound(t *testing.T) {
-	j := startJob(t, 2, dedicated(2), smallPartitions)
-	j.works("x", 300000)
-	j.stopServers[0]()
-	errs := j.outcomes(func(rank int) error {
-		_, err := j.do(rank, sum("x", 300000))
+	j := jobtest.Start(t, 2, jobtest.Dedicated(2), jobtest.SmallPartitions)
+	j.Works("x", 300000)
+	j.StopServer(0)
+	errs := j.Outcomes(func(rank int) error {
+		_, err := j.Do(rank, jobtest.Sum("x", 300000))
 		return err
 	})
 	for rank, err := range errs {
@@ -128,54 +113,54 @@ func TestADedicatedServerThatLeavesEndsTheRound(t *testing.T) {
 // TestTrainingDoesNotNoticeThatTheSchedulerIsKilled: known tensors go on without one, and new ones
 // wait for the next.
 func TestTrainingDoesNotNoticeThatTheSchedulerIsKilled(t *testing.T) {
-	j := startJob(t, 3, with(func(s *settings.Settings) { s.BeatInterval, s.PeerTimeout = 50*time.Millisecond, 2*time.Second }))
+	j := jobtest.Start(t, 3, jobtest.With(func(s *settings.Settings) { s.BeatInterval, s.PeerTimeout = 50*time.Millisecond, 2*time.Second }))
 	var steps atomic.Int64
 	stop := make(chan struct{})
 	trained := make(chan []error, 1)
 	go func() {
-		trained <- j.outcomes(func(rank int) error {
+		trained <- j.Outcomes(func(rank int) error {
 			for step := 0; ; step++ {
-				if err := j.sums(rank, "gradient", 20000); err != nil {
+				if err := j.Sums(rank, "gradient", 20000); err != nil {
 					return err
 				}
 				if rank == 0 {
 					steps.Add(1)
 				}
-				op := sum("go on", 1) // the ranks stop together
+				op := jobtest.Sum("go on", 1) // the ranks stop together
 				select {
 				case <-stop:
 					op.Input[0] = 0
 				default:
 				}
-				if _, err := j.do(rank, op); err != nil || op.Output[0] < 3 {
+				if _, err := j.Do(rank, op); err != nil || op.Output[0] < 3 {
 					return err
 				}
 			}
 		})
 	}()
-	eventually(t, "training does not begin", func() bool { return steps.Load() > 1 }) // both tensors are declared
+	jobtest.Eventually(t, "training does not begin", func() bool { return steps.Load() > 1 }) // both tensors are declared
 	for i := range 3 {
 		before := steps.Load()
-		j.sched.Close()
-		eventually(t, "training stands still without a scheduler", func() bool { return steps.Load() > before+20 })
+		j.Scheduler.Close()
+		jobtest.Eventually(t, "training stands still without a scheduler", func() bool { return steps.Load() > before+20 })
 		waiting := make(chan []error, 1)
 		go func() {
-			waiting <- j.outcomes(func(rank int) error { return j.sums(rank, fmt.Sprint("new while there is none ", i), 100) })
+			waiting <- j.Outcomes(func(rank int) error { return j.Sums(rank, fmt.Sprint("new while there is none ", i), 100) })
 		}()
 		before = steps.Load()
-		eventually(t, "training stands still without a scheduler", func() bool { return steps.Load() > before+20 })
-		sched, err := node.StartScheduler(j.settings, j.settings.Scheduler, j.log)
+		jobtest.Eventually(t, "training stands still without a scheduler", func() bool { return steps.Load() > before+20 })
+		sched, err := node.StartScheduler(j.Settings, j.Settings.Scheduler, j.Log)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { sched.Close() })
-		j.sched = sched
+		j.Scheduler = sched
 		for rank, err := range <-waiting {
 			if err != nil {
 				t.Fatalf("rank %d: a tensor declared while there was no scheduler: %v", rank, err)
 			}
 		}
-		j.works(fmt.Sprint("new afterwards ", i), 100)
+		j.Works(fmt.Sprint("new afterwards ", i), 100)
 	}
 	close(stop)
 	for rank, err := range <-trained {

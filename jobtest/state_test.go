@@ -9,21 +9,22 @@ import (
 	"testing"
 
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/worker"
 )
 
 // states are those of all ranks.
-func (j *job) states() [][]byte {
-	j.t.Helper()
-	all := make([][]byte, len(j.workers))
-	j.each(func(rank int) error {
-		size, err := j.workers[rank].Engine.State(nil)
+func states(j *jobtest.Job) [][]byte {
+	j.T.Helper()
+	all := make([][]byte, len(j.Workers))
+	j.Each(func(rank int) error {
+		size, err := j.Workers[rank].Engine.State(nil)
 		if err != nil {
 			return err
 		}
 		all[rank] = make([]byte, size+1)
-		if n, err := j.workers[rank].Engine.State(all[rank]); err != nil || n != size {
+		if n, err := j.Workers[rank].Engine.State(all[rank]); err != nil || n != size {
 			return fmt.Errorf("%d bytes of state, %d announced: %w", n, size, err)
 		}
 		all[rank] = all[rank][:size]
@@ -33,13 +34,13 @@ func (j *job) states() [][]byte {
 }
 
 // restore sets the states of as many ranks as there are.
-func (j *job) restore(states [][]byte) {
-	j.t.Helper()
-	j.each(func(rank int) error {
+func restore(j *jobtest.Job, states [][]byte) {
+	j.T.Helper()
+	j.Each(func(rank int) error {
 		if rank >= len(states) {
 			return nil
 		}
-		return j.workers[rank].Engine.SetState(states[rank])
+		return j.Workers[rank].Engine.SetState(states[rank])
 	})
 }
 
@@ -51,22 +52,22 @@ var stateful = []string{
 }
 
 // train does some iterations of an average and a reducescatter under each stateful setting, and gives all results.
-func (j *job) train(from, to int) (got [][]byte) {
-	const n, columns = 2*partition/4 + 9, 300
-	ranks := len(j.workers)
+func train(j *jobtest.Job, from, to int) (got [][]byte) {
+	const n, columns = 2*jobtest.Partition/4 + 9, 300
+	ranks := len(j.Workers)
 	for i := from; i < to; i++ {
 		xs := make([][]float64, ranks)
 		for rank := range xs {
-			xs[rank] = normal(n, uint64(i), uint64(rank))
+			xs[rank] = jobtest.Normal(n, uint64(i), uint64(rank))
 		}
 		for _, setting := range stateful {
-			got = append(got, elements(units.Float32, j.averages(setting, setting, units.Float32, func(rank int) []float64 { return xs[rank] })))
+			got = append(got, jobtest.Elements(units.Float32, averages(j, setting, setting, units.Float32, func(rank int) []float64 { return xs[rank] })))
 			pieces := make([][]byte, ranks)
-			j.each(func(rank int) error {
+			j.Each(func(rank int) error {
 				op := gradient(setting+" scattered", setting, units.Float16, xs[rank][:4*ranks*columns])
 				op.Kind, op.Shape, op.Output = units.Reducescatter, []int64{4 * int64(ranks), columns}, make([]byte, 2*4*columns)
 				pieces[rank] = op.Output
-				_, err := j.do(rank, op)
+				_, err := j.Do(rank, op)
 				return err
 			})
 			got = append(got, pieces...)
@@ -105,9 +106,9 @@ func residuals(state []byte) (own, servers map[string][]byte) {
 
 // What was given is what was sent, and what the states have: nothing is lost between them, nor counted twice.
 func TestWhatWasSentAndWhatTheStatesHaveIsWhatWasGiven(t *testing.T) {
-	const n, iterations, ranks = 2*partition/4 + 9, 4, 3
-	for _, options := range [][]jobOption{{smallPartitions}, {smallPartitions, both(1)}} {
-		j := startJob(t, ranks, options...)
+	const n, iterations, ranks = 2*jobtest.Partition/4 + 9, 4, 3
+	for _, options := range [][]jobtest.Option{{jobtest.SmallPartitions}, {jobtest.SmallPartitions, jobtest.Both(1)}} {
+		j := jobtest.Start(t, ranks, options...)
 		for _, setting := range []string{"topk:0.1", "topk:0.05,warmup=3+zstd", "randomk:0.1", "threshold:1.5", "onebit:block=64", "int8:block=64,feedback=on", "int4:block=64,feedback=on"} {
 			given, found := make([]float64, n), make([]float64, n)
 			add := func(to, x []float64, share float64) {
@@ -116,15 +117,15 @@ func TestWhatWasSentAndWhatTheStatesHaveIsWhatWasGiven(t *testing.T) {
 				}
 			}
 			for k := range iterations {
-				x := func(rank int) []float64 { return normal(n, uint64(k), uint64(rank)) }
-				add(found, j.averages(setting, setting, units.Float32, x), 1)
+				x := func(rank int) []float64 { return jobtest.Normal(n, uint64(k), uint64(rank)) }
+				add(found, averages(j, setting, setting, units.Float32, x), 1)
 				add(given, mean(ranks, x), 1)
 			}
 			sent := norm(given, found)
-			for _, state := range j.states() {
+			for _, state := range states(j) {
 				own, servers := residuals(state)
-				add(found, numbers(units.Float32, own[setting]), 1./ranks)
-				add(found, numbers(units.Float32, servers[setting]), 1)
+				add(found, jobtest.Numbers(units.Float32, own[setting]), 1./ranks)
+				add(found, jobtest.Numbers(units.Float32, servers[setting]), 1)
 			}
 			if off := norm(given, found); off > 1e-5*norm(given, make([]float64, n)) || sent < 1e3*off {
 				t.Errorf("%s: what was sent is off by %g, with what the states have by %g", setting, sent, off)
@@ -140,41 +141,41 @@ func TestARestoredJobGoesOnAsIfItHadNotEnded(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		ranks   int
-		options []jobOption
+		options []jobtest.Option
 	}{
 		{"alone", 1, nil},
 		{"embedded", 2, nil},
-		{"dedicated, three connections", 2, []jobOption{dedicated(1), with(func(s *settings.Settings) { s.Connections = 3 })}},
-		{"both, in memory", 2, []jobOption{both(1), inMemory(t)}},
-		{"four ranks", 4, []jobOption{dedicated(2)}},
+		{"dedicated, three connections", 2, []jobtest.Option{jobtest.Dedicated(1), jobtest.With(func(s *settings.Settings) { s.Connections = 3 })}},
+		{"both, in memory", 2, []jobtest.Option{jobtest.Both(1), jobtest.InMemory(t)}},
+		{"four ranks", 4, []jobtest.Option{jobtest.Dedicated(2)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			options := slices.Concat(c.options, []jobOption{smallPartitions, with(repeatable)})
-			whole := startJob(t, c.ranks, options...)
-			whole.train(0, stop)
-			states := whole.states()
-			want := whole.train(stop, end)
-			compare := func(what string, j *job) {
+			options := slices.Concat(c.options, []jobtest.Option{jobtest.SmallPartitions, jobtest.With(repeatable)})
+			whole := jobtest.Start(t, c.ranks, options...)
+			train(whole, 0, stop)
+			taken := states(whole)
+			want := train(whole, stop, end)
+			compare := func(what string, j *jobtest.Job) {
 				t.Helper()
-				for i, got := range j.train(stop, end) {
+				for i, got := range train(j, stop, end) {
 					if string(got) != string(want[i]) {
 						t.Errorf("%s: result %d differs, which is of %s", what, i, stateful[i/(c.ranks+1)%len(stateful)])
 					}
 				}
 			}
-			for rank, s := range whole.states() {
-				if len(s) != len(states[rank]) || string(s) == string(states[rank]) {
-					t.Errorf("rank %d: %d bytes of state, then %d", rank, len(states[rank]), len(s))
+			for rank, s := range states(whole) {
+				if len(s) != len(taken[rank]) || string(s) == string(taken[rank]) {
+					t.Errorf("rank %d: %d bytes of state, then %d", rank, len(taken[rank]), len(s))
 				}
 			}
-			whole.restore(states) // in a job that has used the tensors
+			restore(whole, taken) // in a job that has used the tensors
 			compare("set back", whole)
-			whole.shutdown()
+			whole.Shutdown()
 
-			again := startJob(t, c.ranks, options...)
-			again.restore(states)
-			for rank, s := range again.states() {
-				if string(s) != string(states[rank]) {
+			again := jobtest.Start(t, c.ranks, options...)
+			restore(again, taken)
+			for rank, s := range states(again) {
+				if string(s) != string(taken[rank]) {
 					t.Errorf("rank %d: what is not used yet is not what was set", rank)
 				}
 			}
@@ -185,24 +186,24 @@ func TestARestoredJobGoesOnAsIfItHadNotEnded(t *testing.T) {
 
 // All that was given and not sent is in the states: carried to other servers and partitions it is sent there, once.
 func TestResidualsAreCarriedToOtherPartitions(t *testing.T) {
-	const n, iterations = 3*partition/4 + 5, 3
+	const n, iterations = 3*jobtest.Partition/4 + 5, 3
 	for _, setting := range []string{"topk:0.1", "randomk:0.5+s2"} {
 		given, sent := make([]float64, n), make([]float64, n)
-		before := startJob(t, 2, smallPartitions)
+		before := jobtest.Start(t, 2, jobtest.SmallPartitions)
 		add := func(to, x []float64) {
 			for i := range to {
 				to[i] += x[i]
 			}
 		}
 		for k := range iterations {
-			x := func(rank int) []float64 { return normal(n, uint64(k), uint64(rank)) }
+			x := func(rank int) []float64 { return jobtest.Normal(n, uint64(k), uint64(rank)) }
 			add(given, mean(2, x))
-			add(sent, before.averages("w", setting, units.Float32, x))
+			add(sent, averages(before, "w", setting, units.Float32, x))
 		}
-		after := startJob(t, 2, dedicated(3), with(func(s *settings.Settings) { s.PartitionBytes = partition + 4096 }))
-		after.restore(before.states())
+		after := jobtest.Start(t, 2, jobtest.Dedicated(3), jobtest.With(func(s *settings.Settings) { s.PartitionBytes = jobtest.Partition + 4096 }))
+		restore(after, states(before))
 		for range 45 {
-			add(sent, after.averages("w", setting, units.Float32, func(int) []float64 { return make([]float64, n) }))
+			add(sent, averages(after, "w", setting, units.Float32, func(int) []float64 { return make([]float64, n) }))
 		}
 		if off := norm(given, sent); off > 1e-3 {
 			t.Errorf("%s: %g of what was given is not what was sent", setting, off)
@@ -212,119 +213,119 @@ func TestResidualsAreCarriedToOtherPartitions(t *testing.T) {
 
 // A rank without a state begins at zero, and what only the state of one had that is not there any more is dropped.
 func TestAStateInAJobOfAnotherSize(t *testing.T) {
-	j := startJob(t, 2, smallPartitions)
-	x := func(rank int) []float64 { return normal(3*partition/4, uint64(rank)) }
+	j := jobtest.Start(t, 2, jobtest.SmallPartitions)
+	x := func(rank int) []float64 { return jobtest.Normal(3*jobtest.Partition/4, uint64(rank)) }
 	for range 3 {
-		j.averages("w", "onebit", units.Float32, x)
+		averages(j, "w", "onebit", units.Float32, x)
 	}
-	states := j.states()
+	taken := states(j)
 	for _, ranks := range []int{1, 3} {
-		other := startJob(t, ranks, smallPartitions, dedicated(1))
-		other.restore(states)
-		plain := startJob(t, ranks, smallPartitions, dedicated(1))
-		got, fresh := other.averages("w", "onebit", units.Float32, x), plain.averages("w", "onebit", units.Float32, x)
+		other := jobtest.Start(t, ranks, jobtest.SmallPartitions, jobtest.Dedicated(1))
+		restore(other, taken)
+		plain := jobtest.Start(t, ranks, jobtest.SmallPartitions, jobtest.Dedicated(1))
+		got, fresh := averages(other, "w", "onebit", units.Float32, x), averages(plain, "w", "onebit", units.Float32, x)
 		if slices.Equal(got, fresh) {
 			t.Errorf("%d ranks: the state changes nothing", ranks)
 		}
-		other.states()
+		states(other)
 	}
 }
 
 // Held values keep no residual on servers. A rank's own, and how far the warm-up has come, are carried.
 func TestTheStateOfAHeldValue(t *testing.T) {
-	const n, setting = 2*partition/4 + 9, "topk:0.01,warmup=4"
-	use := func(j *job, use units.Use) {
-		j.each(func(rank int) error {
+	const n, setting = 2*jobtest.Partition/4 + 9, "topk:0.01,warmup=4"
+	use := func(j *jobtest.Job, use units.Use) {
+		j.Each(func(rank int) error {
 			v := &codedValue{j: j, rank: rank, name: "w", codec: setting, sync: "ssp:0", dtype: units.Float32, op: units.Sum, n: n}
-			_, err := v.use(use, normal(n, uint64(rank)))
+			_, err := v.use(use, jobtest.Normal(n, uint64(rank)))
 			return err
 		})
 	}
-	j := startJob(t, 2, smallPartitions, dedicated(1))
+	j := jobtest.Start(t, 2, jobtest.SmallPartitions, jobtest.Dedicated(1))
 	use(j, units.Declare)
 	for range 6 {
 		use(j, units.Add|units.Read)
 	}
-	states := j.states()
-	j.restore(states)
-	if !slices.EqualFunc(j.states(), states, slices.Equal[[]byte]) {
+	taken := states(j)
+	restore(j, taken)
+	if !slices.EqualFunc(states(j), taken, slices.Equal[[]byte]) {
 		t.Error("the state that was set is not the state")
 	}
 	use(j, units.Add|units.Read)
 
-	again := startJob(t, 2, smallPartitions, dedicated(1))
-	again.restore(states)
+	again := jobtest.Start(t, 2, jobtest.SmallPartitions, jobtest.Dedicated(1))
+	restore(again, taken)
 	use(again, units.Declare)
-	if !slices.EqualFunc(again.states(), states, slices.Equal[[]byte]) {
+	if !slices.EqualFunc(states(again), taken, slices.Equal[[]byte]) {
 		t.Error("the state after the declaration is not what was set")
 	}
 	use(again, units.Add|units.Read)
 }
 
 func TestAStateIsTakenBetweenOperationsAndSetWhole(t *testing.T) {
-	j := startJob(t, 2)
-	ones := func(int) []float64 { return normal(2000, 1) }
-	j.averages("w", "topk:0.1", units.Float32, ones)
-	engine := j.workers[0].Engine
-	states := j.states()
-	for _, wrong := range [][]byte{nil, []byte("PLS"), []byte("nonsense"), states[0][:len(states[0])-1], append(slices.Clone(states[0]), 0)} {
+	j := jobtest.Start(t, 2)
+	ones := func(int) []float64 { return jobtest.Normal(2000, 1) }
+	averages(j, "w", "topk:0.1", units.Float32, ones)
+	engine := j.Workers[0].Engine
+	taken := states(j)
+	for _, wrong := range [][]byte{nil, []byte("PLS"), []byte("nonsense"), taken[0][:len(taken[0])-1], append(slices.Clone(taken[0]), 0)} {
 		if err := engine.SetState(wrong); !errors.Is(err, worker.ErrInvalid) {
 			t.Errorf("%d bytes: %v", len(wrong), err)
 		}
 	}
-	if now := j.states(); !slices.EqualFunc(now, states, slices.Equal[[]byte]) {
+	if now := states(j); !slices.EqualFunc(now, taken, slices.Equal[[]byte]) {
 		t.Error("what is no state has changed it")
 	}
-	waiting, err := j.submit(0, gradient("w", "topk:0.1", units.Float32, ones(0)))
+	waiting, err := j.Submit(0, gradient("w", "topk:0.1", units.Float32, ones(0)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, err := range map[string]error{"taken": second(engine.State(nil)), "set": engine.SetState(states[0])} {
+	for what, err := range map[string]error{"taken": second(engine.State(nil)), "set": engine.SetState(taken[0])} {
 		if !errors.Is(err, worker.ErrInvalid) || !strings.Contains(err.Error(), `"w" is in flight on rank 0`) {
 			t.Errorf("%s in flight: %v", what, err)
 		}
 	}
-	if _, err := j.do(1, gradient("w", "topk:0.1", units.Float32, ones(1))); err != nil {
+	if _, err := j.Do(1, gradient("w", "topk:0.1", units.Float32, ones(1))); err != nil {
 		t.Error(err)
 	}
-	if _, err := await(waiting[0], 0, "w"); err != nil {
+	if _, err := jobtest.Await(waiting[0], 0, "w"); err != nil {
 		t.Error(err)
 	}
-	for rank := range j.workers {
-		if err := j.workers[rank].Engine.SetState(states[rank][:4]); err != nil {
+	for rank := range j.Workers {
+		if err := j.Workers[rank].Engine.SetState(taken[rank][:4]); err != nil {
 			t.Error(err)
 		}
 	}
 	if size, err := engine.State(nil); size != 4 || err != nil {
 		t.Errorf("%d bytes of state after all was dropped: %v", size, err)
 	}
-	j.averages("w", "topk:0.1", units.Float32, ones)
+	averages(j, "w", "topk:0.1", units.Float32, ones)
 }
 
 // A rank that has begun without a state while others have set theirs hears so, and so do those.
 func TestAStateThatOnlySomeRanksSetIsAnErrorOnAll(t *testing.T) {
 	for _, sync := range []string{"", "drop-stragglers:2"} {
-		j := startJob(t, 3, dedicated(1))
+		j := jobtest.Start(t, 3, jobtest.Dedicated(1))
 		op := func(rank int) worker.Op {
-			o := gradient("w", "topk:0.1", units.Float32, normal(2000, uint64(rank)))
+			o := gradient("w", "topk:0.1", units.Float32, jobtest.Normal(2000, uint64(rank)))
 			o.Sync.Model = sync
 			return o
 		}
 		all := func() {
-			j.each(func(rank int) error {
-				_, err := j.do(rank, op(rank))
+			j.Each(func(rank int) error {
+				_, err := j.Do(rank, op(rank))
 				return err
 			})
 		}
 		all()
-		states := j.states()
-		waiting, err := j.submit(0, op(0))
+		taken := states(j)
+		waiting, err := j.Submit(0, op(0))
 		if err != nil {
 			t.Fatal(err)
 		}
-		j.averages("behind it", "topk:0.1", units.Float32, func(int) []float64 { return normal(2000, 1) }) // the server has got it
+		averages(j, "behind it", "topk:0.1", units.Float32, func(int) []float64 { return jobtest.Normal(2000, 1) }) // the server has got it
 		for rank := 1; rank < 3; rank++ {
-			if err := j.workers[rank].Engine.SetState(states[rank]); err != nil {
+			if err := j.Workers[rank].Engine.SetState(taken[rank]); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -333,10 +334,10 @@ func TestAStateThatOnlySomeRanksSetIsAnErrorOnAll(t *testing.T) {
 				t.Errorf("%q, rank %d: %v", sync, rank, err)
 			}
 		}
-		_, err = await(waiting[0], 0, "w")
+		_, err = jobtest.Await(waiting[0], 0, "w")
 		check(0, err)
 		for rank := 1; rank < 3; rank++ {
-			_, err := j.do(rank, op(rank))
+			_, err := j.Do(rank, op(rank))
 			check(rank, err)
 		}
 		all()

@@ -6,6 +6,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/transporttest"
 )
@@ -18,17 +19,15 @@ func TestRanksWithDifferentTransportsTrainTogether(t *testing.T) {
 	for _, kind := range []string{"near", "everywhere"} {
 		network := transporttest.NewNetwork(transporttest.Options{Kind: kind})
 		t.Cleanup(network.Close)
-		kinds = append(kinds, network.Node("127.0.0.1", []byte(testSecret)))
+		kinds = append(kinds, network.Node("127.0.0.1", []byte(jobtest.Secret)))
 	}
-	j := startJob(t, 3, func(j *job) {
-		j.over = func(rank int) *transport.Set {
-			if rank == 0 || rank == 1 {
-				return transport.NewSet(zap.New(core), kinds...)
-			}
-			return transport.NewSet(zap.New(core), kinds[1])
+	j := jobtest.Start(t, 3, jobtest.Transports(func(rank int) *transport.Set {
+		if rank == 0 || rank == 1 {
+			return transport.NewSet(zap.New(core), kinds...)
 		}
-	})
-	j.works("gradient", 100_000)
+		return transport.NewSet(zap.New(core), kinds[1])
+	}))
+	j.Works("gradient", 100_000)
 	chosen := map[string]int{}
 	for _, e := range logged.FilterMessage("connected").All() {
 		chosen[e.ContextMap()["kind"].(string)]++

@@ -6,6 +6,7 @@ import (
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
 )
 
 // A synchronisation model as a user of the packages writes it: this file, and the line in init.
@@ -27,28 +28,28 @@ func TestAJobUnderAModelOfItsOwn(t *testing.T) {
 	if p, err := condition.Properties("pack:2"); err != nil || !p.Ahead || p.Dataflow != condition.Accumulate {
 		t.Fatalf("%+v, %v", p, err)
 	}
-	for place, option := range map[string]jobOption{"embedded": func(*job) {}, "dedicated": dedicated(2)} {
+	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2)} {
 		t.Run(place, func(t *testing.T) {
-			j := startJob(t, 2, smallPartitions, option)
-			j.each(func(rank int) error { return j.addUp(rank, "summed", "pack:2", partition/4+1, 6) })
-			values := make([]*held, 2)
-			j.each(func(rank int) (err error) {
-				values[rank], err = j.value(rank, "w", "pack:2", 3)
+			j := jobtest.Start(t, 2, jobtest.SmallPartitions, option)
+			j.Each(func(rank int) error { return addUp(j, rank, "summed", "pack:2", jobtest.Partition/4+1, 6) })
+			values := make([]*jobtest.Held, 2)
+			j.Each(func(rank int) (err error) {
+				values[rank], err = j.Declare(rank, "w", "pack:2", 3)
 				return err
 			})
 			ahead(t, values[0], 2)
 			third := waits(t, j, values[0])
 			select {
 			case r := <-third:
-				t.Fatalf("rank 0 leads by 2 and does not wait: %v", r.err)
+				t.Fatalf("rank 0 leads by 2 and does not wait: %v", r.Err)
 			default:
 			}
 			for range 3 { // parked lazily, it is answered at the latest when its iteration closes
-				if err := values[1].use(units.Add, 1); err != nil {
+				if err := values[1].Use(units.Add, 1); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if _, err := await(third, 0, "w"); err != nil {
+			if _, err := jobtest.Await(third, 0, "w"); err != nil {
 				t.Fatal(err)
 			}
 		})

@@ -1,0 +1,84 @@
+package jobtest
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+
+	"github.com/paceline/paceline/internal/half"
+	"github.com/paceline/paceline/internal/units"
+)
+
+// Elements writes numbers as a tensor.
+func Elements(d units.DType, x []float64) []byte {
+	var b []byte
+	for _, v := range x {
+		b = AppendElement(b, d, v)
+	}
+	return b
+}
+
+// Numbers reads a tensor.
+func Numbers(d units.DType, b []byte) []float64 {
+	x := make([]float64, len(b)/d.Size())
+	for i := range x {
+		x[i] = Element(d, b[i*d.Size():])
+	}
+	return x
+}
+
+// Normal are n numbers that follow from the seed alone.
+func Normal(n int, seed ...uint64) []float64 {
+	random := rand.New(rand.NewPCG(seed[0], seed[len(seed)-1]))
+	x := make([]float64, n)
+	for i := range x {
+		x[i] = random.NormFloat64()
+	}
+	return x
+}
+
+// AppendElement writes v in a type; whole numbers wrap around.
+func AppendElement(b []byte, d units.DType, v float64) []byte {
+	e := binary.NativeEndian
+	switch d {
+	case units.Uint8, units.Int8, units.Bool:
+		return append(b, byte(int64(v)))
+	case units.Int16:
+		return e.AppendUint16(b, uint16(int64(v)))
+	case units.Int32:
+		return e.AppendUint32(b, uint32(int64(v)))
+	case units.Int64:
+		return e.AppendUint64(b, uint64(int64(v)))
+	case units.Float16:
+		return e.AppendUint16(b, half.ToFloat16(float32(v)))
+	case units.BFloat16:
+		return e.AppendUint16(b, half.ToBFloat16(float32(v)))
+	case units.Float32:
+		return e.AppendUint32(b, math.Float32bits(float32(v)))
+	}
+	return e.AppendUint64(b, math.Float64bits(v))
+}
+
+// Element reads the first element of a tensor.
+func Element(d units.DType, b []byte) float64 {
+	e := binary.NativeEndian
+	switch d {
+	case units.Uint8, units.Bool:
+		return float64(b[0])
+	case units.Int8:
+		return float64(int8(b[0]))
+	case units.Int16:
+		return float64(int16(e.Uint16(b)))
+	case units.Int32:
+		return float64(int32(e.Uint32(b)))
+	case units.Int64:
+		return float64(int64(e.Uint64(b)))
+	case units.Float16:
+		return float64(half.FromFloat16(e.Uint16(b)))
+	case units.BFloat16:
+		return float64(half.FromBFloat16(e.Uint16(b)))
+	case units.Float32:
+		return float64(math.Float32frombits(e.Uint32(b)))
+	}
+	return math.Float64frombits(e.Uint64(b))
+}

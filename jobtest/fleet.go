@@ -1,0 +1,73 @@
+package jobtest
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/paceline/paceline/worker"
+)
+
+// Fleet is a job of processes.
+type Fleet struct {
+	Scheduler *Process
+	Servers   []*Process
+	Workers   []*Process // by rank; nil where the test no longer expects anything of it
+
+	t       testing.TB
+	address string // of the scheduler
+}
+
+// StartFleet starts a job of processes on this host, and waits until it trains.
+func StartFleet(t testing.TB, workers, servers int) *Fleet {
+	t.Helper()
+	f := &Fleet{t: t}
+	f.Scheduler = startProcess(t, nil, "scheduler", listenAt+"=127.0.0.1:0")
+	f.address = strings.TrimPrefix(f.Scheduler.Says("listens", Hang), "listens ")
+	common := []string{"PACELINE_SCHEDULER=" + f.address, fmt.Sprint("PACELINE_SIZE=", workers), fmt.Sprint("PACELINE_NUM_SERVERS=", servers)}
+	if servers > 0 {
+		common = append(common, "PACELINE_SERVERS=dedicated")
+	}
+	for range servers {
+		f.Servers = append(f.Servers, startProcess(t, nil, "server", common...))
+	}
+	for rank := range workers {
+		f.Workers = append(f.Workers, startProcess(t, nil, "worker", append(common, fmt.Sprint("PACELINE_RANK=", rank))...))
+	}
+	f.Steps()
+	return f
+}
+
+// RestartScheduler kills the scheduler and starts another at its address.
+func (f *Fleet) RestartScheduler() {
+	f.t.Helper()
+	f.Scheduler.Kill()
+	f.Scheduler = startProcess(f.t, nil, "scheduler", listenAt+"="+f.address)
+	f.Scheduler.Says("listens", Hang)
+}
+
+// Steps waits until every worker has gone on a while.
+func (f *Fleet) Steps() {
+	f.t.Helper()
+	for _, w := range f.Workers {
+		w.Says("step", Hang)
+	}
+}
+
+// Fails waits until all workers that are left have ended with an error that names a node.
+func (f *Fleet) Fails(within time.Duration, node string) {
+	f.t.Helper()
+	var wg sync.WaitGroup
+	for rank, w := range f.Workers {
+		if w != nil {
+			wg.Go(func() {
+				if err := w.Failure(within); !strings.Contains(err, worker.ErrPeerLost.Error()) || !strings.Contains(err, node) {
+					f.t.Errorf("rank %d: %q, want %s lost", rank, err, node)
+				}
+			})
+		}
+	}
+	wg.Wait()
+}

@@ -1,0 +1,176 @@
+// Package jobtest runs whole jobs in one process, over real sockets or in virtual time over the twin of a network, and
+// says by its tests what a job promises: results, agreement of the ranks, and what happens under faults.
+//
+// A test starts a Job with Options, has its ranks do operations (operations.go) or use held values (values.go,
+// groups.go), and may play a rank itself (raw.go) or start the nodes as processes and hosts that it kills and cuts off
+// (process.go, fleet.go, hosts.go).
+package jobtest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/node"
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Hang is how long a test waits for anything before it reports a hang.
+const Hang = 30 * time.Second
+
+// Secret is what the processes of a test's job share.
+const Secret = "a secret for this test only"
+
+// Job is a whole job in one process: a scheduler, n workers and, where asked for, dedicated servers. It ends with its
+// test.
+type Job struct {
+	T         testing.TB
+	Settings  settings.Settings // of every process of the job but for its rank
+	Log       *zap.Logger       // of the workers
+	Scheduler *node.Scheduler
+	Workers   []*node.Worker // by rank; nil where none runs or the test itself plays the rank
+
+	over        func(rank int) *transport.Set // of a worker; -1: of servers and the scheduler
+	stopServers []func()                      // each ends one dedicated server
+	leaving     sync.WaitGroup
+}
+
+// Start starts a job of n workers.
+func Start(t testing.TB, n int, options ...Option) *Job {
+	t.Helper()
+	j := New(t, n, options...)
+	j.Start()
+	return j
+}
+
+// New starts a job of n workers without the workers: the scheduler and the dedicated servers.
+func New(t testing.TB, n int, options ...Option) *Job {
+	t.Helper()
+	s, _, err := settings.FromEnv(map[string]string{"PACELINE_JOB_SECRET": Secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	s.Size, s.StartTimeout, s.ServerMemory = n, 20*time.Second, 1<<30
+	s.PartitionBytes = 4 << 20 // a worker that a test plays cuts as the engines do
+	j := &Job{T: t, Settings: s, Log: zap.NewNop(), Workers: make([]*node.Worker, n)}
+	for _, o := range options {
+		o(j)
+	}
+	if j.over == nil {
+		kinds, err := node.Transports(&j.Settings, j.Log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.over = func(int) *transport.Set { return kinds }
+	}
+	j.StartScheduler("127.0.0.1:0")
+	if j.Settings.Servers != "embedded" {
+		j.startServers()
+	}
+	t.Cleanup(j.Shutdown)
+	return j
+}
+
+// StartScheduler starts a scheduler that listens at an address; New does so, and a test after it has closed that one.
+func (j *Job) StartScheduler(listen string) {
+	j.T.Helper()
+	sched, err := node.StartSchedulerOver(j.over(-1), j.Settings, listen, zap.NewNop())
+	if err != nil {
+		j.T.Fatal(err)
+	}
+	j.T.Cleanup(func() { sched.Close() })
+	j.Scheduler, j.Settings.Scheduler = sched, sched.Address
+}
+
+func (j *Job) startServers() {
+	for range j.Settings.NumServers {
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan struct{})
+		s := j.Settings
+		s.Role = "server"
+		go func() {
+			defer close(ended)
+			if err := node.RunServerOver(ctx, j.over(-1), s, "", zap.NewNop()); err != nil && !errors.Is(err, context.Canceled) {
+				j.T.Errorf("dedicated server: %v", err)
+			}
+		}()
+		stop := func() { cancel(); <-ended }
+		j.stopServers = append(j.stopServers, stop)
+		j.T.Cleanup(stop)
+	}
+}
+
+// Start starts the workers of the given ranks; without any, those of all.
+func (j *Job) Start(ranks ...int) {
+	j.T.Helper()
+	if len(ranks) == 0 {
+		ranks = j.All().Ranks
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, len(j.Workers))
+	for _, rank := range ranks {
+		wg.Go(func() {
+			mine := j.Settings
+			mine.Rank, mine.LocalRank, mine.LocalSize = rank, rank, mine.Size
+			j.Workers[rank], errs[rank] = node.StartWorker(j.T.Context(), mine, node.Options{Log: j.Log, Transports: j.over(rank)})
+		})
+	}
+	wg.Wait()
+	for rank, err := range errs {
+		if err != nil {
+			j.T.Fatalf("rank %d: %v", rank, err)
+		}
+	}
+}
+
+// Shutdown shuts all running workers down and waits for their end.
+func (j *Job) Shutdown() {
+	for rank := range j.Workers {
+		j.Leave(rank)
+	}
+	j.leaving.Wait()
+}
+
+// Leave begins to shut a worker down, which with its server waits for the others. The channel is closed when it has
+// ended.
+func (j *Job) Leave(rank int) <-chan struct{} {
+	left := make(chan struct{})
+	w := j.Workers[rank]
+	if w == nil {
+		close(left)
+		return left
+	}
+	j.Workers[rank] = nil
+	j.leaving.Go(func() {
+		defer close(left)
+		w.Shutdown()
+	})
+	return left
+}
+
+// StopServer ends a dedicated server.
+func (j *Job) StopServer(i int) { j.stopServers[i]() }
+
+// First is the job as its first n ranks alone see it.
+func (j *Job) First(n int) *Job {
+	return &Job{T: j.T, Settings: j.Settings, Log: j.Log, Workers: slices.Clone(j.Workers[:n])}
+}
+
+// All is the process set of all ranks.
+func (j *Job) All() wire.ProcessSet {
+	var s wire.ProcessSet
+	for rank := range j.Workers {
+		s.Ranks = append(s.Ranks, rank)
+	}
+	return s
+}

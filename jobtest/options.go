@@ -1,0 +1,62 @@
+package jobtest
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
+)
+
+// Option changes a job before it starts.
+type Option func(*Job)
+
+// Embedded has the servers in the workers, as without an option.
+func Embedded(*Job) {}
+
+// Dedicated has so many dedicated servers and none in the workers.
+func Dedicated(servers int) Option {
+	return func(j *Job) { j.Settings.Servers, j.Settings.NumServers = "dedicated", servers }
+}
+
+// Both has so many dedicated servers beside those in the workers.
+func Both(servers int) Option {
+	return func(j *Job) { j.Settings.Servers, j.Settings.NumServers = "both", servers }
+}
+
+// With changes settings of all processes.
+func With(change func(*settings.Settings)) Option { return func(j *Job) { change(&j.Settings) } }
+
+// SmallPartitions cuts tensors into as many partitions as possible.
+var SmallPartitions = With(func(s *settings.Settings) { s.PartitionBytes = Partition })
+
+// Partition is the partition size of SmallPartitions in bytes.
+const Partition = 64 << 10
+
+// InMemory has the job meet on the twin of a network in memory, of which all processes are one node.
+func InMemory(t testing.TB) Option { return Over(t, transporttest.Options{}) }
+
+// Over is InMemory with links of some latency, bandwidth or faults.
+func Over(t testing.TB, links transporttest.Options) Option {
+	network := transporttest.NewNetwork(links)
+	t.Cleanup(network.Close)
+	set := transport.NewSet(nil, network.Node("127.0.0.1", []byte(Secret)))
+	return Transports(func(int) *transport.Set { return set })
+}
+
+// Transports gives each worker transports of its own; the rank -1 asks for those of servers and the scheduler.
+func Transports(of func(rank int) *transport.Set) Option { return func(j *Job) { j.over = of } }
+
+// Virtually runs a test in virtual time: its jobs have the network of the option that it is given, and time passes only
+// while every goroutine waits.
+func Virtually(t *testing.T, links transporttest.Options, test func(t *testing.T, network Option)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(t, Over(t, links)) })
+}
+
+// Stalls sets the times after which a rank that does not come is reported and the operation ended.
+func Stalls(warning, shutdown time.Duration) Option {
+	return With(func(s *settings.Settings) { s.StallWarning, s.StallShutdown = warning, shutdown })
+}

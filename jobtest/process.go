@@ -1,0 +1,196 @@
+package jobtest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/node"
+	"github.com/paceline/paceline/node/settings"
+)
+
+// The nodes of a job as processes of their own, which are the test's binary again.
+
+// processRole says what a process that a test starts is: a worker that trains until it fails, a
+// dedicated server, or a scheduler.
+const processRole = "PACELINE_TEST_ROLE"
+
+// listenAt is where a scheduler listens.
+const listenAt = "PACELINE_TEST_LISTEN"
+
+// stepsPerLine is after how many steps a worker says so, and begins to use another tensor.
+const stepsPerLine = 20
+
+// ActAsProcess comes first in TestMain of a package whose tests start processes: in such a process it does not return.
+func ActAsProcess() {
+	if role := os.Getenv(processRole); role != "" {
+		os.Exit(processMain(role))
+	}
+}
+
+// processMain is the main function of such a process. It ends with its standard input, so that none
+// survives the test.
+func processMain(role string) int {
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
+	if err := runProcess(role); err != nil {
+		fmt.Println("error:", err)
+		return 3
+	}
+	return 0
+}
+
+func runProcess(role string) error {
+	s, err := processSettings(role)
+	if err != nil {
+		return err
+	}
+	switch role {
+	case "scheduler":
+		sched, err := node.StartScheduler(s, os.Getenv(listenAt), zap.NewNop())
+		if err != nil {
+			return err
+		}
+		fmt.Println("listens", sched.Address)
+		select {}
+	case "server":
+		return node.RunServer(context.Background(), s, "", zap.NewNop())
+	}
+	w, err := node.StartWorker(context.Background(), s, node.Options{Log: zap.NewNop()})
+	if err != nil {
+		return err
+	}
+	defer w.Shutdown()
+	return train(w)
+}
+
+func processSettings(role string) (settings.Settings, error) {
+	env := map[string]string{"PACELINE_ROLE": role}
+	for _, v := range os.Environ() {
+		if name, value, _ := strings.Cut(v, "="); strings.HasPrefix(name, "PACELINE_") && !strings.HasPrefix(name, "PACELINE_TEST_") {
+			env[name] = value
+		}
+	}
+	if role == "scheduler" {
+		env["PACELINE_SCHEDULER"] = "127.0.0.1:1" // it is told where to listen instead
+	}
+	s, _, err := settings.FromEnv(env)
+	if err != nil {
+		return s, err
+	}
+	_, err = s.Complete()
+	return s, err
+}
+
+// train sums for ever, and checks each sum.
+func train(w *node.Worker) error {
+	j := &Job{Workers: make([]*node.Worker, w.Settings.Size)}
+	rank := w.Settings.Rank
+	j.Workers[rank] = w
+	for step := 1; ; step++ {
+		for _, n := range []int{10, 100000} {
+			if err := j.Sums(rank, fmt.Sprint("gradient ", step/stepsPerLine, " ", n), n); err != nil {
+				return err
+			}
+		}
+		if step%stepsPerLine == 0 {
+			fmt.Println("step", step)
+		}
+	}
+}
+
+// Process is one of the job's processes.
+type Process struct {
+	t     testing.TB
+	name  string
+	cmd   *exec.Cmd
+	lines chan string // of its standard output, closed at its end
+	ended chan struct{}
+}
+
+// startProcess starts this test's binary with a role, behind a command such as `ip netns exec NAME`.
+func startProcess(t testing.TB, before []string, role string, env ...string) *Process {
+	t.Helper()
+	args := append(append([]string(nil), before...), os.Args[0])
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append(append(os.Environ(), "PACELINE_JOB_SECRET="+Secret, processRole+"="+role), env...)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &Process{t: t, name: fmt.Sprint(role, " ", env), cmd: cmd, lines: make(chan string, 10000), ended: make(chan struct{})}
+	go func() {
+		defer close(p.ended)
+		for in := bufio.NewScanner(stdout); in.Scan(); {
+			p.lines <- in.Text()
+		}
+		_ = cmd.Wait() // it was killed, or has said why it ends
+		close(p.lines)
+	}()
+	t.Cleanup(func() {
+		stdin.Close()
+		cmd.Process.Kill()
+		<-p.ended
+	})
+	return p
+}
+
+// Kill ends the process at once, without a goodbye.
+func (p *Process) Kill() {
+	if err := p.cmd.Process.Kill(); err != nil {
+		p.t.Error(err)
+	}
+	<-p.ended
+}
+
+// Says waits for a line that begins with a word, and gives it back.
+func (p *Process) Says(word string, within time.Duration) string {
+	p.t.Helper()
+	timeout := time.After(within)
+	for {
+		select {
+		case line, ok := <-p.lines:
+			switch {
+			case strings.HasPrefix(line, word):
+				return line
+			case !ok || strings.HasPrefix(line, "error:"):
+				p.t.Fatalf("%s ended: %s", p.name, line)
+			}
+		case <-timeout:
+			p.t.Fatalf("%s did not say %q within %v", p.name, word, within)
+		}
+	}
+}
+
+// Failure is the error with which the process ends.
+func (p *Process) Failure(within time.Duration) string {
+	timeout := time.After(within)
+	for {
+		select {
+		case line, ok := <-p.lines:
+			if !ok || strings.HasPrefix(line, "error:") {
+				return line
+			}
+		case <-timeout:
+			return fmt.Sprintf("nothing within %v", within)
+		}
+	}
+}

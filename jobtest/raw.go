@@ -1,0 +1,139 @@
+package jobtest
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/internal/version"
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/control"
+	"github.com/paceline/paceline/transport/tcp"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Raw is a rank that the test plays itself: it takes part like any other, then does what none should.
+type Raw struct {
+	Rank    int
+	Control *control.Client
+	Epoch   *membership.Epoch
+	Conns   []transport.Conn // one to each server
+
+	t testing.TB
+}
+
+// StartBeside starts all ranks but the last, which is the test's own.
+func (j *Job) StartBeside() *Raw {
+	j.T.Helper()
+	r := &Raw{t: j.T, Rank: len(j.Workers) - 1}
+	var wg sync.WaitGroup
+	wg.Go(func() { r.join(j.Settings) })
+	j.Start(j.All().Ranks[:r.Rank]...)
+	wg.Wait()
+	if j.T.Failed() {
+		j.T.FailNow()
+	}
+	return r
+}
+
+func (r *Raw) join(s settings.Settings) {
+	ctx, cancel := context.WithTimeout(r.t.Context(), Hang)
+	defer cancel()
+	tr := tcp.New(tcp.Config{Secret: []byte(Secret)})
+	var err error
+	r.Control, err = control.Dial(ctx, control.Config{Transport: tr, Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleWorker, Rank: r.Rank}})
+	if err != nil {
+		r.t.Error(err)
+		return
+	}
+	r.t.Cleanup(func() { r.Control.Close() })
+	r.Epoch, err = r.Control.Register(ctx, wire.Register{Node: wire.Node{Role: wire.RoleWorker, Rank: r.Rank, Host: "raw", Version: version.String()}, Workers: s.Size, Dedicated: s.NumServers, Alike: s.Alike()})
+	if err != nil {
+		r.t.Error(err)
+		return
+	}
+	for _, server := range r.Epoch.Servers {
+		conn, err := transport.NewSet(nil, tr).Dial(ctx, server.Addresses)
+		if err != nil {
+			r.t.Error(err)
+			return
+		}
+		r.t.Cleanup(func() { conn.Close() })
+		r.Conns = append(r.Conns, conn)
+		r.SendJSON(conn, wire.TypeHello, wire.Hello{Role: wire.RoleWorker, Round: r.Epoch.Round, Rank: r.Rank, Conns: 1, Window: 1 << 20})
+		var h wire.Header
+		if err := conn.ReadHeader(&h); err != nil || h.Type != wire.TypeWelcome {
+			r.t.Errorf("no welcome: %v %v", h.Type, err)
+		}
+	}
+}
+
+// Header is that of a frame of this rank.
+func (r *Raw) Header(typ wire.Type) wire.Header {
+	return wire.Header{Type: typ, Rank: uint16(r.Rank), Epoch: r.Epoch.Number}
+}
+
+// SendJSON sends a frame whose payload is JSON.
+func (r *Raw) SendJSON(conn transport.Conn, typ wire.Type, v any) {
+	payload, err := json.Marshal(v)
+	if err != nil {
+		r.t.Error(err)
+	}
+	r.Send(conn, wire.AppendFrame(nil, r.Header(typ), payload))
+}
+
+// Send sends any bytes. That the other side has closed is for the test to find out elsewhere.
+func (r *Raw) Send(conn transport.Conn, b []byte) { _ = conn.Send(net.Buffers{b}) }
+
+// Declare makes the tensor of Sum(name, n) known to the scheduler and announces it to every server.
+func (r *Raw) Declare(s settings.Settings, name string, n int) (wire.Tensor, wire.Placed) {
+	r.t.Helper()
+	t := wire.Tensor{
+		Name: name, Kind: units.Allreduce, Op: units.Sum, DType: units.Uint8, Shape: []int64{int64(n)}, Ranks: make([]int, s.Size),
+		Prescale: 1, Postscale: 1, Parts: placement.Cut(uint64(n), 1, int(s.PartitionBytes), len(r.Epoch.Servers), nil),
+	}
+	for i := range t.Ranks {
+		t.Ranks[i] = i
+	}
+	ctx, cancel := context.WithTimeout(r.t.Context(), Hang)
+	defer cancel()
+	placed, err := r.Control.Declare(ctx, []wire.Tensor{t})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	t.ID = placed[0].ID
+	for _, c := range r.Conns {
+		h := r.Header(wire.TypeAnnounce)
+		h.Tensor = t.ID
+		payload, _ := json.Marshal(&t)
+		r.Send(c, wire.AppendFrame(nil, h, payload))
+	}
+	return t, placed[0]
+}
+
+// Push is the header of a partition's push.
+func (r *Raw) Push(t *wire.Tensor, part int, iteration uint64) wire.Header {
+	h := r.Header(wire.TypePush)
+	h.Tensor, h.Part, h.Iteration, h.Seq, h.DType, h.Length = t.ID, uint32(part), iteration, iteration, t.DType, t.Parts[part]
+	if part == 0 {
+		h.Flags = wire.FlagHome
+	}
+	return h
+}
+
+// PushAll contributes ones to an iteration, like Sum.
+func (r *Raw) PushAll(t *wire.Tensor, p *wire.Placed, iteration uint64) {
+	for part, n := range t.Parts {
+		ones := make([]byte, n)
+		for i := range ones {
+			ones[i] = 1
+		}
+		r.Send(r.Conns[p.Servers[part]], wire.AppendFrame(nil, r.Push(t, part, iteration), ones))
+	}
+}

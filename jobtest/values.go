@@ -1,0 +1,81 @@
+package jobtest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/paceline/paceline/internal/options"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/worker"
+)
+
+// Held is a float32 value that the servers hold, as one rank sees it.
+type Held struct {
+	Rank int
+	Name string
+	Sync string    // the synchronisation model
+	Soft bool      // delayed pulls park in the soft-barrier order
+	Now  []float32 // what was read last
+
+	j *Job
+}
+
+// Held is a value of n elements on a rank, not declared yet.
+func (j *Job) Held(rank int, name, sync string, n int) *Held {
+	return &Held{Rank: rank, Name: name, Sync: sync, Now: make([]float32, n), j: j}
+}
+
+// Declare declares a value of n elements on a rank: all tens.
+func (j *Job) Declare(rank int, name, sync string, n int) (*Held, error) {
+	v := j.Held(rank, name, sync, n)
+	err := v.Use(units.Declare, 10)
+	if err == nil {
+		err = v.Is(10)
+	}
+	return v, err
+}
+
+// Use does something with the value; every element of the input is x.
+func (v *Held) Use(use units.Use, x float32) error {
+	op := v.Op(use, x)
+	if _, err := v.j.Do(v.Rank, op); err != nil {
+		return err
+	}
+	v.Took(op)
+	return nil
+}
+
+// Took notes what an operation has read.
+func (v *Held) Took(op worker.Op) {
+	for i := range len(op.Output) / 4 {
+		v.Now[i] = math.Float32frombits(binary.NativeEndian.Uint32(op.Output[4*i:]))
+	}
+}
+
+// Op is the operation of a use.
+func (v *Held) Op(use units.Use, x float32) worker.Op {
+	op := worker.Op{
+		Kind: units.Accumulate, DType: units.Float32, ReduceOp: units.Sum, Shape: []int64{int64(len(v.Now))}, Name: v.Name,
+		Declared: options.Declared{Sync: options.Sync{Model: v.Sync, SoftPark: v.Soft}}, Held: worker.Held{Use: use},
+	}
+	if use&units.Add != 0 || use == units.Declare && v.Rank == op.Root {
+		for range v.Now {
+			op.Input = binary.NativeEndian.AppendUint32(op.Input, math.Float32bits(x))
+		}
+	}
+	if use != units.Add {
+		op.Output = make([]byte, 4*len(v.Now))
+	}
+	return op
+}
+
+// Is reports whether all elements of what was read last are x.
+func (v *Held) Is(x float32) error {
+	for i, y := range v.Now {
+		if x != y {
+			return fmt.Errorf("element %d of %q under %q on rank %d is %g, want %g", i, v.Name, v.Sync, v.Rank, y, x)
+		}
+	}
+	return nil
+}
