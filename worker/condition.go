@@ -2,17 +2,15 @@ package worker
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"sync"
 
-	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/transport/wire"
 )
 
 // conditions are the changes of synchronisation models that this worker has asked for and waits for.
 type conditions struct {
-	mu     sync.Mutex
+	mu     lockorder.Mutex
 	next   uint64
 	asking map[uint64]chan wire.ConditionReply
 }
@@ -49,12 +47,12 @@ func (c *conditions) reply(r wire.ConditionReply) {
 // them by now. If one of them cannot take the conditions, none changes. It returns that number.
 func (e *Engine) SetCondition(ctx context.Context, servers []int, w wire.Condition) (at uint64, err error) {
 	for _, s := range servers {
-		if s < 0 || s >= len(e.peers) {
-			return 0, fmt.Errorf("%w: server %d, the job has %d", ErrInvalid, s, len(e.peers))
+		if s < 0 || s >= len(e.ways) {
+			return 0, fmt.Errorf("%w: server %d, the job has %d", ErrInvalid, s, len(e.ways))
 		}
 	}
 	if len(servers) == 0 {
-		for i := range e.peers {
+		for i := range e.ways {
 			servers = append(servers, i)
 		}
 	}
@@ -87,15 +85,9 @@ func (e *Engine) ask(ctx context.Context, servers []int, w wire.Condition) ([]wi
 	var answers chan wire.ConditionReply
 	w.ID, answers = e.conditions.open(len(servers))
 	defer e.conditions.close(w.ID)
-	data, err := json.Marshal(w)
-	if err != nil {
-		return nil, err
-	}
 	for _, s := range servers {
-		if p := e.peers[s]; p != nil {
-			p.send(outbox.Frame{Header: wire.Header{Type: wire.TypeCondition, Rank: uint16(e.cfg.Rank)}, Payload: data})
-		} else {
-			answers <- e.local.server.Condition(w)
+		if err := e.ways[s].condition(w); err != nil {
+			return nil, err
 		}
 	}
 	var replies []wire.ConditionReply

@@ -96,7 +96,7 @@ func (q *declareQueue) send(ctx context.Context, e *Engine) {
 
 func (e *Engine) knownServers(servers []int) bool {
 	for _, s := range servers {
-		if s < 0 || s >= len(e.peers) {
+		if s < 0 || s >= len(e.ways) {
 			return false
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/reduce"
 	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
@@ -34,7 +35,7 @@ type encoder struct {
 	e    *Engine
 	pool *mempool.Pool // of messages, and scratch memory of both ways
 
-	mu      sync.Mutex
+	mu      lockorder.Mutex
 	work    sync.Cond
 	lanes   lanes
 	running int
@@ -72,6 +73,7 @@ func (l lanes) next() *task {
 
 func newEncoder(e *Engine) *encoder {
 	n := &encoder{e: e, pool: mempool.New(math.MaxInt64), lanes: make(lanes, len(e.epoch().Servers))}
+	n.mu.Place(levelWorker, "encoder")
 	n.work.L = &n.mu
 	return n
 }
@@ -155,12 +157,9 @@ func (n *encoder) made(t *task) {
 
 // pass hands an encoded task on.
 func (n *encoder) pass(t *task) {
-	if p := n.e.peers[t.server]; p != nil {
-		p.push(t)
-		p.kick()
-		return
-	}
-	n.e.local.push(t)
+	w := t.way()
+	w.push(t)
+	w.kick()
 }
 
 // sent takes a message's memory back.

@@ -14,7 +14,6 @@ package worker
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -25,9 +24,9 @@ import (
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
-	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -87,8 +86,7 @@ type Config struct {
 // Engine is one worker's engine for one round of the job.
 type Engine struct {
 	cfg        Config
-	peers      []*peer // by server index; the own server's is nil
-	local      *localQueue
+	ways       []way // by server index; nil before Start
 	encoder    *encoder
 	trace      tracer
 	wg         sync.WaitGroup  // link readers
@@ -101,7 +99,7 @@ type Engine struct {
 	origin     time.Time     // from which the machines' times count
 	ended      chan struct{} // closed when everything in flight has been settled after an end
 
-	mu        sync.Mutex
+	mu        lockorder.Mutex
 	names     map[nameID]*nameState
 	inflight  map[*operation]struct{}
 	declares  declareQueue
@@ -123,9 +121,12 @@ func New(cfg Config) *Engine {
 		cfg.LoadPolicy = policy.Parse
 	}
 	e := &Engine{
-		cfg: cfg, peers: make([]*peer, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}), origin: time.Now(),
+		cfg: cfg, ways: make([]way, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}), origin: time.Now(),
 		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{}, warned: map[string]time.Time{}, policies: map[string]*policy.Policy{},
 	}
+	e.mu.Place(levelWorker, "Engine")
+	e.conditions.mu.Place(levelWorker, "conditions")
+	e.busy.mu.Place(levelWorker, "occupancy")
 	e.encoder = newEncoder(e)
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.declares.start(e)
@@ -161,7 +162,8 @@ func (e *Engine) start(ctx context.Context, local Local) error {
 	defer cancel()
 	defer context.AfterFunc(e.ctx, cancel)()
 	if local != nil {
-		e.local = newLocalQueue(e, local)
+		index := e.epoch().Embedded(e.cfg.Rank)
+		e.ways[index] = newLocalQueue(e, index, local)
 	}
 	return e.connect(ctx)
 }
@@ -172,11 +174,12 @@ func (e *Engine) connect(ctx context.Context) error {
 	errs := make([]error, len(servers))
 	var wg sync.WaitGroup
 	for i, server := range servers {
-		if e.local != nil && server.Rank == e.cfg.Rank {
+		if e.ways[i] != nil {
 			continue
 		}
-		e.peers[i] = newPeer(e, i, server)
-		wg.Go(func() { errs[i] = e.peers[i].connect(ctx) })
+		p := newPeer(e, i, server)
+		e.ways[i] = p
+		wg.Go(func() { errs[i] = p.connect(ctx) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
@@ -357,19 +360,12 @@ func (e *Engine) end(err error) {
 			e.cancel()
 			e.starts.Wait()
 			e.passOn()
-			for _, p := range e.peers {
-				if p != nil {
-					p.close()
-				}
-			}
+			e.each(way.close)
 			e.wg.Wait()
 			for _, o := range e.operations() {
 				o.fail(e.explain(o, err))
 			}
 			e.encoder.close()
-			if e.local != nil {
-				e.local.close()
-			}
 			e.failJoin(err)
 			e.trace.stop()
 			close(e.ended)
@@ -389,16 +385,9 @@ func (e *Engine) passOn() {
 	if lost == nil {
 		return
 	}
-	if e.local != nil {
-		e.local.server.Lost(*lost)
-	}
-	data, err := json.Marshal(lost)
-	if err != nil {
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
 	defer cancel()
-	e.lastFrames(ctx, outbox.Frame{Header: wire.Header{Type: wire.TypeLost, Rank: uint16(e.cfg.Rank)}, Payload: data})
+	e.lastWords(ctx, func(w way) []chan struct{} { return w.lost(*lost) })
 }
 
 // explain adds to the reason of an end which tensor waited, on which rank.
@@ -439,10 +428,7 @@ func (e *Engine) Shutdown(ctx context.Context) {
 // read it: if this end closed one on which a report of theirs is on its way, what is still to be read
 // there would be lost.
 func (e *Engine) goodbye(ctx context.Context) {
-	if e.local != nil {
-		e.local.server.Bye()
-	}
-	e.lastFrames(ctx, outbox.Frame{Header: wire.Header{Type: wire.TypeBye, Rank: uint16(e.cfg.Rank)}})
+	e.lastWords(ctx, way.bye)
 	closed := make(chan struct{})
 	go func() {
 		e.wg.Wait()
@@ -454,15 +440,11 @@ func (e *Engine) goodbye(ctx context.Context) {
 	}
 }
 
-// lastFrames sends a frame on every connection and waits until it has left.
-func (e *Engine) lastFrames(ctx context.Context, f outbox.Frame) {
-	var sent []chan struct{}
-	for _, p := range e.peers {
-		if p != nil {
-			sent = append(sent, p.last(f)...)
-		}
-	}
-	for _, s := range sent {
+// lastWords has every way say its last word and waits until that has left.
+func (e *Engine) lastWords(ctx context.Context, say func(way) []chan struct{}) {
+	var said []chan struct{}
+	e.each(func(w way) { said = append(said, say(w)...) })
+	for _, s := range said {
 		select {
 		case <-s:
 		case <-ctx.Done():

@@ -45,17 +45,11 @@ func (j *joinState) send(e *Engine) {
 	if sent {
 		return
 	}
-	for _, p := range e.peers {
-		if p == nil {
-			continue
-		}
-		if gone := p.everywhere(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint16(e.cfg.Rank)}); gone != nil {
+	for _, w := range e.ways {
+		if gone := w.join(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint16(e.cfg.Rank)}); gone != nil {
 			e.failJoin(gone)
 			return
 		}
-	}
-	if e.local != nil {
-		e.local.server.Join()
 	}
 }
 
@@ -82,14 +76,7 @@ func (e *Engine) joined(server, last int) {
 	e.names = map[nameID]*nameState{}
 	e.disband()
 	e.mu.Unlock()
-	for _, p := range e.peers {
-		if p != nil {
-			p.reset()
-		}
-	}
-	if e.local != nil {
-		e.local.reset()
-	}
+	e.each(way.reset)
 	j.done(Output{Value: j.last}, nil)
 }
 

@@ -2,10 +2,11 @@ package worker
 
 import (
 	"errors"
-	"sync"
+	"fmt"
 
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/inprocess"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -16,9 +17,10 @@ const inlineMax = 32 << 10
 // localQueue is the way to the server in this process.
 type localQueue struct {
 	e      *Engine
+	index  int
 	server Local
 
-	mu        sync.Mutex
+	mu        lockorder.Mutex
 	queue     taskQueue
 	announced map[uint32]struct{}
 	wake      chan struct{}
@@ -26,16 +28,24 @@ type localQueue struct {
 	done      chan struct{}
 }
 
-func newLocalQueue(e *Engine, server Local) *localQueue {
+func newLocalQueue(e *Engine, index int, server Local) *localQueue {
 	q := &localQueue{
-		e: e, server: server, announced: map[uint32]struct{}{},
+		e: e, index: index, server: server, announced: map[uint32]struct{}{},
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
 	}
+	q.mu.Place(levelWorker, "localQueue")
 	go q.run()
 	return q
 }
 
-// push queues a task; a small one that nothing waits before is done at once.
+func (q *localQueue) String() string {
+	return fmt.Sprintf("server %d on this rank", q.index)
+}
+
+// mode implements way: the server says of each task when it has done with its memory.
+func (q *localQueue) mode(*task) life.Mode { return life.Answered }
+
+// push implements way: a small task that nothing waits before is handed over at once.
 func (q *localQueue) push(t *task) {
 	if t := q.add(t); t != nil {
 		q.hand(t)
@@ -46,6 +56,9 @@ func (q *localQueue) push(t *task) {
 	default:
 	}
 }
+
+// kick implements way: what is not handed over at once has woken the queue's goroutine.
+func (q *localQueue) kick() {}
 
 // add queues a task, and gives back what is to be handed over at once.
 func (q *localQueue) add(t *task) *task {
@@ -118,7 +131,13 @@ func (q *localQueue) isAnnounced(tensor uint32) bool {
 	return announced
 }
 
-// report tells the server of the end of an iteration with a held value.
+// forget implements way: nothing is awaited of a task that the server does not have.
+func (q *localQueue) forget(*task) {}
+
+// cancel implements way.
+func (q *localQueue) cancel(h wire.Header) { q.server.Cancel(h) }
+
+// report implements way.
 func (q *localQueue) report(d *declaration, h wire.Header, iteration wire.Report) error {
 	if err := q.announce(&d.t); err != nil {
 		return err
@@ -140,12 +159,38 @@ func (q *localQueue) finished(t *task, err error) {
 	t.happened(ends)
 }
 
+// condition implements way.
+func (q *localQueue) condition(w wire.Condition) error {
+	q.e.conditions.reply(q.server.Condition(w))
+	return nil
+}
+
+// join implements way.
+func (q *localQueue) join(wire.Header) error {
+	q.server.Join()
+	return nil
+}
+
+// lost implements way.
+func (q *localQueue) lost(l wire.Lost) []chan struct{} {
+	q.server.Lost(l)
+	return nil
+}
+
+// bye implements way.
+func (q *localQueue) bye() []chan struct{} {
+	q.server.Bye()
+	return nil
+}
+
+// reset implements way.
 func (q *localQueue) reset() {
 	q.mu.Lock()
 	clear(q.announced)
 	q.mu.Unlock()
 }
 
+// close implements way.
 func (q *localQueue) close() {
 	close(q.quit)
 	<-q.done

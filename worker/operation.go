@@ -1,10 +1,10 @@
 package worker
 
 import (
-	"sync"
 	"sync/atomic"
 
 	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -26,7 +26,7 @@ type operation struct {
 
 	pending atomic.Int32
 
-	mu        sync.Mutex
+	mu        lockorder.Mutex
 	err       error
 	abandoned bool // the servers have been told and the tasks that have not begun are dropped
 	tasks     []*task
@@ -75,31 +75,28 @@ func (o *operation) run(tasks []*task, next func()) {
 	o.next, o.tasks = next, tasks
 	o.pending.Store(int32(len(tasks)) + 1)
 	o.mu.Unlock()
-	var kicked []*peer
+	var kicked []way
 	for _, t := range tasks {
-		if p := o.e.enqueue(t); p != nil && (len(kicked) == 0 || kicked[len(kicked)-1] != p) {
-			kicked = append(kicked, p)
+		if w := o.e.enqueue(t); w != nil && (len(kicked) == 0 || kicked[len(kicked)-1] != w) {
+			kicked = append(kicked, w)
 		}
 	}
-	for _, p := range kicked {
-		p.kick()
+	for _, w := range kicked {
+		w.kick()
 	}
 	o.complete()
 }
 
-// enqueue puts a task into the queue of its server, or first into the encoder's. A peer that is given back
+// enqueue puts a task into the queue of its server, or first into the encoder's. A way that is given back
 // wants a kick.
-func (e *Engine) enqueue(t *task) *peer {
+func (e *Engine) enqueue(t *task) way {
 	if t.encode {
 		e.encoder.push(t)
 		return nil
 	}
-	if p := e.peers[t.server]; p != nil {
-		p.push(t)
-		return p
-	}
-	e.local.push(t)
-	return nil
+	w := e.ways[t.server]
+	w.push(t)
+	return w
 }
 
 // complete settles one task of the stage; the last one leads on.
@@ -186,12 +183,5 @@ func (o *operation) tellServers(ownWill bool) {
 
 // cancelAll tells every server that this rank gives a tensor up.
 func (e *Engine) cancelAll(h wire.Header) {
-	for _, p := range e.peers {
-		if p != nil {
-			p.control(h)
-		}
-	}
-	if e.local != nil {
-		e.local.server.Cancel(h)
-	}
+	e.each(func(w way) { w.cancel(h) })
 }

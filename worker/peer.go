@@ -2,11 +2,12 @@ package worker
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"sync"
 
 	"github.com/paceline/paceline/core/membership"
 	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -18,15 +19,17 @@ type peer struct {
 	at    membership.Server
 	links []*link // all of them, once it is connected
 
-	mu      sync.Mutex
+	mu      lockorder.Mutex
 	traffic traffic
 }
 
 func newPeer(e *Engine, index int, at membership.Server) *peer {
-	return &peer{
+	p := &peer{
 		e: e, index: index, at: at,
 		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, answers: map[answerID]*task{}},
 	}
+	p.mu.Place(levelWorker, "peer")
+	return p
 }
 
 func (p *peer) String() string {
@@ -56,7 +59,15 @@ func (p *peer) connect(ctx context.Context) error {
 	return nil
 }
 
-// push queues a task.
+// mode implements way: a task has the answer that it asks for.
+func (p *peer) mode(t *task) life.Mode {
+	if t.answer {
+		return life.Answered
+	}
+	return 0
+}
+
+// push implements way.
 func (p *peer) push(t *task) {
 	p.mu.Lock()
 	gone := p.traffic.add(t)
@@ -66,7 +77,7 @@ func (p *peer) push(t *task) {
 	}
 }
 
-// kick has the connections look at the queue.
+// kick implements way: the connections look at the queue.
 func (p *peer) kick() {
 	for _, l := range p.links {
 		l.out.Kick()
@@ -80,7 +91,7 @@ func (t *task) Sent(err error) {
 		t.happened(life.Sent)
 		return
 	}
-	gone := t.o.e.peers[t.server].notSent(t)
+	gone := t.way().(*peer).notSent(t)
 	t.happened(life.SendFailed)
 	if gone != nil {
 		t.o.fail(gone)
@@ -112,7 +123,7 @@ func (e *Engine) lossOf(server int, err error) error {
 	if broken := e.Err(); broken != nil {
 		return broken
 	}
-	return fmt.Errorf("%w: %v: %w", ErrPeerLost, e.peers[server], err)
+	return fmt.Errorf("%w: %v: %w", ErrPeerLost, e.ways[server], err)
 }
 
 // awaiting finds the task that an answer belongs to; nil if nobody waits for it any more. Its memory is
@@ -131,28 +142,38 @@ func (t *task) answered(err error) {
 	t.happened(life.Answer)
 }
 
-// forget drops what is awaited for a task whose operation has failed.
+// forget implements way.
 func (p *peer) forget(t *task) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.traffic.forget(t)
 }
 
-// control queues a frame without payload that goes before all tasks.
-func (p *peer) control(h wire.Header) { p.send(outbox.Frame{Header: h}) }
+// cancel implements way.
+func (p *peer) cancel(h wire.Header) { p.control(outbox.Frame{Header: h}) }
 
-// send queues a frame that goes before all tasks.
-func (p *peer) send(f outbox.Frame) {
-	p.onFirst(func(c *connTraffic) { c.control = append(c.control, f) })
-}
-
-// report queues the end of an iteration with a held value, behind the value's announcement.
-func (p *peer) report(d *declaration, h wire.Header, iteration wire.Report) {
+// report implements way.
+func (p *peer) report(d *declaration, h wire.Header, iteration wire.Report) error {
 	f := outbox.Frame{Header: h}
 	if h.Flags&wire.FlagEmpty == 0 {
 		f = outbox.Encoded(h, iteration)
 	}
 	p.onFirst(func(c *connTraffic) { p.traffic.report(c, d, f) })
+	return nil
+}
+
+// condition implements way.
+func (p *peer) condition(w wire.Condition) error {
+	data, err := json.Marshal(w)
+	if err == nil {
+		p.control(outbox.Frame{Header: wire.Header{Type: wire.TypeCondition, Rank: uint16(p.e.cfg.Rank)}, Payload: data})
+	}
+	return err
+}
+
+// control queues a frame that goes before all tasks.
+func (p *peer) control(f outbox.Frame) {
+	p.onFirst(func(c *connTraffic) { c.control = append(c.control, f) })
 }
 
 // onFirst queues something on the first connection, if there is one.
@@ -168,8 +189,8 @@ func (p *peer) onFirst(queue func(*connTraffic)) {
 	}
 }
 
-// everywhere queues a frame without payload on every connection. The error is that of a server that has left.
-func (p *peer) everywhere(h wire.Header) error {
+// join implements way. It takes every connection: it must not overtake what was pushed on another.
+func (p *peer) join(h wire.Header) error {
 	p.mu.Lock()
 	for _, c := range p.traffic.conns {
 		c.control = append(c.control, outbox.Frame{Header: h})
@@ -178,6 +199,20 @@ func (p *peer) everywhere(h wire.Header) error {
 	p.mu.Unlock()
 	p.kick()
 	return gone
+}
+
+// lost implements way.
+func (p *peer) lost(l wire.Lost) []chan struct{} {
+	data, err := json.Marshal(l)
+	if err != nil {
+		return nil
+	}
+	return p.last(outbox.Frame{Header: wire.Header{Type: wire.TypeLost, Rank: uint16(p.e.cfg.Rank)}, Payload: data})
+}
+
+// bye implements way.
+func (p *peer) bye() []chan struct{} {
+	return p.last(outbox.Frame{Header: wire.Header{Type: wire.TypeBye, Rank: uint16(p.e.cfg.Rank)}})
 }
 
 // last queues the last frame of every connection, and tells when each has left.
@@ -200,7 +235,7 @@ type closing struct{ done chan struct{} }
 // Sent implements outbox.Owner.
 func (c closing) Sent(error) { close(c.done) }
 
-// close ends the connections; what was being sent or read is settled.
+// close implements way: the connections end; what was being sent or read is settled.
 func (p *peer) close() {
 	p.mu.Lock()
 	links := p.links
@@ -213,7 +248,7 @@ func (p *peer) close() {
 	}
 }
 
-// reset forgets which tensors the server has been told of.
+// reset implements way.
 func (p *peer) reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

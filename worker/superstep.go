@@ -6,11 +6,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/superstep"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -157,11 +157,7 @@ func (e *Engine) expect(s *steps) {
 // report sends the end of an iteration to a server of the value, and before it, where this rank has not sent the
 // value's announcement there, that one: what announces it may still wait for credit.
 func (e *Engine) report(d *declaration, server int, h wire.Header, iteration wire.Report) {
-	if p := e.peers[server]; p != nil {
-		p.report(d, h, iteration)
-		return
-	}
-	if err := e.local.report(d, h, iteration); err != nil {
+	if err := e.ways[server].report(d, h, iteration); err != nil {
 		e.cfg.Log.Error(fmt.Sprintf("rank %d's own server does not take the end of an iteration: %v", e.cfg.Rank, err))
 	}
 }
@@ -308,7 +304,7 @@ const occupancyWindow = 500 * time.Millisecond
 
 // occupancy is the share of this machine's processor time that was not idle in the newest window.
 type occupancy struct {
-	mu        sync.Mutex
+	mu        lockorder.Mutex
 	at        time.Time
 	busy, all float64
 	share     float64

@@ -25,14 +25,10 @@ type task struct {
 	left  time.Time     // when it began to move, for the timeline
 }
 
-// start begins the task's life. The server in this process tells of each task when it has done with its memory.
-func (t *task) start() {
-	var m life.Mode
-	if t.answer || t.o.e.peers[t.server] == nil {
-		m = life.Answered
-	}
-	t.state.Store(uint32(life.New(m)))
-}
+// start begins the task's life.
+func (t *task) start() { t.state.Store(uint32(life.New(t.way().mode(t)))) }
+
+func (t *task) way() way { return t.o.e.ways[t.server] }
 
 // step tells the task's machine what happens.
 func (t *task) step(e life.Event) life.Effects {
@@ -51,8 +47,8 @@ func (t *task) begin(e life.Event) bool { return t.step(e)&life.Refused == 0 }
 // happened says what has happened to the task, and does what follows from it.
 func (t *task) happened(e life.Event) {
 	effects := t.step(e)
-	if p := t.o.e.peers[t.server]; p != nil && effects&life.Forget != 0 {
-		p.forget(t)
+	if effects&life.Forget != 0 {
+		t.way().forget(t)
 	}
 	if effects&life.Release != 0 {
 		message := t.message

@@ -5,9 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/paceline/paceline/internal/lockorder"
 )
 
 // tracer writes the timeline of this rank as a Chrome trace, which Perfetto and chrome://tracing open:
@@ -16,7 +17,7 @@ import (
 type tracer struct{ on atomic.Pointer[traceFile] }
 
 type traceFile struct {
-	mu    sync.Mutex
+	mu    lockorder.Mutex
 	f     *os.File
 	w     *bufio.Writer
 	rank  int
@@ -46,6 +47,7 @@ func (e *Engine) StartTimeline(path string) error {
 		return fmt.Errorf("%w: timeline: %w", ErrInvalid, err)
 	}
 	t := &traceFile{f: f, w: bufio.NewWriter(f), rank: e.cfg.Rank, start: time.Now(), rows: map[string]int{}, first: true}
+	t.mu.Place(levelWorker, "traceFile")
 	_, _ = t.w.WriteString("[")
 	t.event(traceEvent{Name: "process_name", Phase: "M", Args: map[string]any{"name": fmt.Sprintf("rank %d", e.cfg.Rank)}})
 	if before := e.trace.on.Swap(t); before != nil {

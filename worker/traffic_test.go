@@ -20,7 +20,7 @@ type sending struct {
 }
 
 func newSending(credit int64, conns int) *sending {
-	s := &sending{traffic: traffic{credit: credit, answers: map[answerID]*task{}}, e: &Engine{peers: []*peer{{}}}}
+	s := &sending{traffic: traffic{credit: credit, answers: map[answerID]*task{}}, e: &Engine{ways: []way{&peer{}}}}
 	for range conns {
 		s.open()
 	}

@@ -1,0 +1,48 @@
+package worker
+
+import (
+	"fmt"
+
+	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// way is how this worker reaches one server: over connections (peer), or in the same process (localQueue). What moves
+// is the task's matter (core/task), what moves next the queue's.
+type way interface {
+	fmt.Stringer
+
+	// mode is what the way makes of a task's life.
+	mode(t *task) life.Mode
+	// push queues a task. What is not handed over at once leaves with the next kick.
+	push(t *task)
+	kick()
+	// forget drops what is awaited for a task whose operation has failed.
+	forget(t *task)
+
+	// cancel tells that this rank gives a tensor up.
+	cancel(h wire.Header)
+	// report tells of the end of an iteration with a held value, behind the value's announcement.
+	report(d *declaration, h wire.Header, iteration wire.Report) error
+	// condition asks for a change of conditions; the reply goes to the engine's conditions.
+	condition(w wire.Condition) error
+	// join tells, behind all that was pushed, that this rank has no more data. The error is that of a server that has left.
+	join(h wire.Header) error
+	// reset forgets which tensors the server has been told of.
+	reset()
+
+	// lost and bye are the last word, of a lost peer for which this engine ends, or that it leaves. The channels are
+	// closed when it is said.
+	lost(l wire.Lost) []chan struct{}
+	bye() []chan struct{}
+	close()
+}
+
+// each calls f for every server that can be reached.
+func (e *Engine) each(f func(way)) {
+	for _, w := range e.ways {
+		if w != nil { // it has been started
+			f(w)
+		}
+	}
+}
