@@ -143,29 +143,29 @@ func (k *coding) decode(pool *mempool.Pool, out, message []byte) error {
 	return nil
 }
 
-// checkCodec reads what an operation names as its codec, once for each text. Callers hold mu.
-func (e *Engine) checkCodec(op *Op) error {
-	if op.Codec == "" || e.policies[op.Codec] != nil {
+// checkCodec reads what an operation names as its codec, once for each text.
+func (b *book) checkCodec(op *Op) error {
+	if op.Codec == "" || b.policies[op.Codec] != nil {
 		return nil
 	}
-	p, err := e.cfg.LoadPolicy(op.Codec)
+	p, err := b.cfg.LoadPolicy(op.Codec)
 	if err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrInvalid, op.name(), err)
 	}
-	e.policies[op.Codec] = p
+	b.policies[op.Codec] = p
 	return nil
 }
 
 // codecOf is how an operation's tensor travels, nil for plain: sums and differences of floating-point numbers
 // are coded as the policy says, everything else is plain. A residual belongs to a name, so that a tensor
-// without one is plain too where the codec would keep one. Callers hold mu.
-func (e *Engine) codecOf(op *Op) codec.Codec {
+// without one is plain too where the codec would keep one.
+func (b *book) codecOf(op *Op) codec.Codec {
 	if !op.Kind.HasOp() || op.ReduceOp != units.Sum && op.ReduceOp != units.Average {
 		return nil
 	}
-	p := e.cfg.Policy
+	p := b.cfg.Policy
 	if op.Codec != "" {
-		p = e.policies[op.Codec]
+		p = b.policies[op.Codec]
 	}
 	bytes, err := op.bytes()
 	if err != nil {
@@ -182,8 +182,8 @@ func (e *Engine) codecOf(op *Op) codec.Codec {
 }
 
 // codecText is codecOf as it is declared.
-func (e *Engine) codecText(op *Op) string {
-	if c := e.codecOf(op); c != nil {
+func (b *book) codecText(op *Op) string {
+	if c := b.codecOf(op); c != nil {
 		return c.String()
 	}
 	return ""

@@ -11,7 +11,6 @@ import (
 
 // declareQueue declares tensors at the scheduler, all that wait together in one request.
 type declareQueue struct {
-	queue  []*declaration // guarded by Engine.mu
 	wake   chan struct{}
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -27,22 +26,17 @@ func (q *declareQueue) start(e *Engine) {
 func (q *declareQueue) stop(e *Engine, err error) {
 	q.cancel()
 	<-q.done
-	e.mu.Lock()
-	batch := q.queue
-	q.queue = nil
-	e.mu.Unlock()
+	batch, _ := e.declaring()
 	for _, d := range batch {
 		e.declared(d, wire.Placed{}, err)
 	}
 }
 
-// flush sees to it that the queue is sent. Callers hold mu.
-func (q *declareQueue) flush() {
-	if len(q.queue) > 0 {
-		select {
-		case q.wake <- struct{}{}:
-		default:
-		}
+// kick sees to it that what the book has to be declared is.
+func (q *declareQueue) kick() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -59,15 +53,7 @@ func (q *declareQueue) run(ctx context.Context, e *Engine) {
 }
 
 func (q *declareQueue) send(ctx context.Context, e *Engine) {
-	e.mu.Lock()
-	batch := q.queue
-	q.queue = nil
-	tensors := make([]wire.Tensor, len(batch))
-	for i, d := range batch {
-		d.state = declareAsked
-		tensors[i] = d.t
-	}
-	e.mu.Unlock()
+	batch, tensors := e.declaring()
 	if len(batch) == 0 {
 		return
 	}
@@ -92,6 +78,18 @@ func (q *declareQueue) send(ctx context.Context, e *Engine) {
 			e.declared(d, placed[i], nil)
 		}
 	}
+}
+
+// declaring takes what is to be declared out of the book.
+func (e *Engine) declaring() (batch []*declaration, tensors []wire.Tensor) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	batch, e.undeclared = e.undeclared, nil
+	for _, d := range batch {
+		d.state = declareAsked
+		tensors = append(tensors, d.t)
+	}
+	return batch, tensors
 }
 
 func (e *Engine) knownServers(servers []int) bool {
@@ -127,12 +125,12 @@ func (e *Engine) declared(d *declaration, p wire.Placed, err error) {
 	}
 }
 
-// place adds a declaration to the keys of the epoch, unless its name has failed meanwhile. Callers hold mu.
-func (e *Engine) place(d *declaration, p wire.Placed) *membership.Tensor {
+// place adds a declaration to the keys of the epoch, unless its name has failed meanwhile.
+func (b *book) place(d *declaration, p wire.Placed) *membership.Tensor {
 	name := membership.Name{Set: d.t.ProcessSet, Name: d.t.Name}
 	t := &membership.Tensor{Number: p.ID, Name: name, Parts: d.t.Parts, Servers: p.Servers}
-	if n := e.names[nameID{name.Set, name.Name}]; n != nil && n.Generation() == d.t.Generation {
-		e.epoch().Keys.Put(t)
+	if n := b.names[nameID{name.Set, name.Name}]; n != nil && n.Generation() == d.t.Generation {
+		b.epoch().Keys.Put(t)
 	}
 	return t
 }

@@ -13,6 +13,7 @@ import (
 func TestTheMostUrgentTaskOfAServerThatIsNotAheadIsEncodedFirst(t *testing.T) {
 	e := &Engine{}
 	e.cfg.Membership = membership.NewView(&membership.Epoch{Servers: make([]membership.Server, 2)})
+	e.book = newBook(&e.cfg)
 	n := newEncoder(e)
 	n.pool = mempool.New(2 * encodeAhead)
 	for i, priority := range []int{1, 5, 3, 5} {

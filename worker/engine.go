@@ -23,7 +23,6 @@ import (
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/policy"
-	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
@@ -94,22 +93,14 @@ type Engine struct {
 	cancel     func()          // ends it
 	ctx        context.Context // of it
 	settle     sync.Once
+	declares   declareQueue
 	conditions conditions
 	busy       occupancy
 	origin     time.Time     // from which the machines' times count
 	ended      chan struct{} // closed when everything in flight has been settled after an end
 
-	mu        lockorder.Mutex
-	names     map[nameID]*nameState
-	inflight  map[*operation]struct{}
-	declares  declareQueue
-	unclaimed map[stateID]*saved        // what was set before its tensors are declared
-	policies  map[string]*policy.Policy // that operations have named, by their text
-	joining   *joinState
-	leaders   map[uint32]*declaration // first values of groups with supersteps, by tensor
-	warned    map[string]time.Time    // when a server last warned of a stall
-	broken    error                   // why the engine takes no more operations
-	lost      *wire.Lost
+	mu   lockorder.Mutex
+	book // guarded by mu
 }
 
 // New makes an engine. It takes notices from now on, and operations after Start.
@@ -120,10 +111,8 @@ func New(cfg Config) *Engine {
 	if cfg.LoadPolicy == nil {
 		cfg.LoadPolicy = policy.Parse
 	}
-	e := &Engine{
-		cfg: cfg, ways: make([]way, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}), origin: time.Now(),
-		names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{}, warned: map[string]time.Time{}, policies: map[string]*policy.Policy{},
-	}
+	e := &Engine{cfg: cfg, ways: make([]way, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}), origin: time.Now()}
+	e.book = newBook(&e.cfg)
 	e.mu.Place(levelWorker, "Engine")
 	e.conditions.mu.Place(levelWorker, "conditions")
 	e.busy.mu.Place(levelWorker, "occupancy")
@@ -185,9 +174,6 @@ func (e *Engine) connect(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// epoch is the current membership.
-func (e *Engine) epoch() *membership.Epoch { return e.cfg.Membership.Now() }
-
 // Submit starts the operations of one group: all are queued, or none and the first one's error is returned.
 func (e *Engine) Submit(ops []Op) error {
 	for i := range ops {
@@ -195,18 +181,10 @@ func (e *Engine) Submit(ops []Op) error {
 			return fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
 	}
-	e.mu.Lock()
-	if err := e.admit(ops); err != nil {
-		e.mu.Unlock()
+	started, stopping, err := e.submit(ops)
+	if err != nil {
 		return err
 	}
-	started := make([]*operation, len(ops))
-	for i := range ops {
-		started[i] = e.register(&ops[i])
-	}
-	e.declares.flush()
-	stopping := e.stopping()
-	e.mu.Unlock()
 	if stopping {
 		e.excuse()
 	}
@@ -216,55 +194,24 @@ func (e *Engine) Submit(ops []Op) error {
 	return nil
 }
 
-// admit checks what depends on the other operations in flight. Callers hold mu.
-func (e *Engine) admit(ops []Op) error {
-	if e.broken != nil {
-		return e.broken
+// submit puts the operations of a group into the book, if all are admitted. It also reports whether the end of a
+// superstep is known.
+func (e *Engine) submit(ops []Op) (started []*operation, stopping bool, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.admit(ops); err != nil {
+		return nil, false, err
 	}
-	if e.joining != nil {
-		return fmt.Errorf("%w: this rank has joined and waits for the others", ErrInvalid)
-	}
-	if len(e.inflight)+len(ops) > limits.MaxHandles {
-		return fmt.Errorf("%w: %d operations in flight, limit %d; synchronise some first", ErrMemory, len(e.inflight), limits.MaxHandles)
-	}
-	seen := map[nameID]struct{}{}
+	started = make([]*operation, len(ops))
 	for i := range ops {
-		if err := e.checkCodec(&ops[i]); err != nil {
-			return err
-		}
-		if ops[i].Name == "" {
-			continue
-		}
-		if err := e.checkValue(&ops[i]); err != nil {
-			return err
-		}
-		id := nameID{ops[i].Set.ID, ops[i].Name}
-		_, twice := seen[id]
-		if n := e.names[id]; twice || n != nil && n.InFlight() > 0 {
-			return fmt.Errorf("%w: %q on rank %d; synchronise it first, or give the tensors different names", ErrDuplicate, ops[i].Name, e.cfg.Rank)
-		}
-		seen[id] = struct{}{}
+		started[i] = e.register(&ops[i])
+		started[i].e = e
+		e.trace.begin(started[i])
 	}
-	return nil
-}
-
-// checkValue finds uses of a held value that come before its declaration, or after it once more. Callers
-// hold mu.
-func (e *Engine) checkValue(op *Op) error {
-	if op.Kind != units.Accumulate {
-		return nil
+	if len(e.undeclared) > 0 {
+		e.declares.kick()
 	}
-	known := false
-	if n := e.names[nameID{op.Set.ID, op.Name}]; n != nil {
-		known = e.find(n, op) != nil
-	}
-	if !known && op.Use != units.Declare {
-		return fmt.Errorf("%w: %q has no value with these properties on rank %d: declare it first, on every rank (again after a join, or after it failed)", ErrInvalid, op.Name, e.cfg.Rank)
-	}
-	if known && op.Use == units.Declare {
-		return fmt.Errorf("%w: %q has a value already on rank %d", ErrInvalid, op.Name, e.cfg.Rank)
-	}
-	return nil
+	return started, e.stopping(), nil
 }
 
 // Failed ends an operation that cannot be done on any rank; the server says so.
@@ -343,114 +290,6 @@ func (e *Engine) Err() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.broken
-}
-
-// end stops the engine: connections are closed, and once nobody touches their memory any more the
-// operations in flight end with err. It returns at once; ended is closed when all is settled.
-func (e *Engine) end(err error) {
-	e.mu.Lock()
-	if e.broken == nil {
-		e.broken = err
-	}
-	err = e.broken
-	e.mu.Unlock()
-	e.settle.Do(func() {
-		go func() {
-			e.declares.stop(e, err)
-			e.cancel()
-			e.starts.Wait()
-			e.passOn()
-			e.each(way.close)
-			e.wg.Wait()
-			for _, o := range e.operations() {
-				o.fail(e.explain(o, err))
-			}
-			e.encoder.close()
-			e.failJoin(err)
-			e.trace.stop()
-			close(e.ended)
-		}()
-	})
-}
-
-// farewellTime bounds how long an engine that ends for a lost peer waits until the others have heard why.
-const farewellTime = 500 * time.Millisecond
-
-// passOn tells the servers of the lost peer for which this engine ends, so that nobody takes the
-// closing of its connections, or of those to the server in this process, for the loss.
-func (e *Engine) passOn() {
-	e.mu.Lock()
-	lost := e.lost
-	e.mu.Unlock()
-	if lost == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
-	defer cancel()
-	e.lastWords(ctx, func(w way) []chan struct{} { return w.lost(*lost) })
-}
-
-// explain adds to the reason of an end which tensor waited, on which rank.
-func (e *Engine) explain(o *operation, err error) error {
-	return fmt.Errorf("%v of %q on rank %d: %w", o.Kind, o.name(), e.cfg.Rank, err)
-}
-
-func (e *Engine) operations() []*operation {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	ops := make([]*operation, 0, len(e.inflight))
-	for o := range e.inflight {
-		ops = append(ops, o)
-	}
-	return ops
-}
-
-// Shutdown says goodbye to the servers and ends what is in flight. It waits for that until ctx ends.
-func (e *Engine) Shutdown(ctx context.Context) {
-	e.mu.Lock()
-	alive := e.broken == nil
-	if alive {
-		e.broken = fmt.Errorf("%w: the engine of rank %d was shut down", ErrShutdown, e.cfg.Rank)
-	}
-	err := e.broken
-	e.mu.Unlock()
-	if alive {
-		for _, o := range e.operations() {
-			o.giveUp(e.explain(o, err))
-		}
-		e.goodbye(ctx)
-	}
-	e.end(err)
-	<-e.ended
-}
-
-// goodbye tells every server that this worker leaves. The servers close the connections when they have
-// read it: if this end closed one on which a report of theirs is on its way, what is still to be read
-// there would be lost.
-func (e *Engine) goodbye(ctx context.Context) {
-	e.lastWords(ctx, way.bye)
-	closed := make(chan struct{})
-	go func() {
-		e.wg.Wait()
-		close(closed)
-	}()
-	select {
-	case <-closed:
-	case <-ctx.Done():
-	}
-}
-
-// lastWords has every way say its last word and waits until that has left.
-func (e *Engine) lastWords(ctx context.Context, say func(way) []chan struct{}) {
-	var said []chan struct{}
-	e.each(func(w way) { said = append(said, say(w)...) })
-	for _, s := range said {
-		select {
-		case <-s:
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // member finds where this engine's rank lies in an operation's process set.

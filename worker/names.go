@@ -52,18 +52,17 @@ const (
 	declareFailed
 )
 
-// register counts an operation under its name and finds its declaration. Callers hold mu.
-func (e *Engine) register(op *Op) *operation {
-	n := e.nameOf(nameID{op.Set.ID, op.name()})
-	o := &operation{Op: *op, e: e, n: n, epoch: e.epoch().Number}
+// register counts an operation under its name and finds its declaration.
+func (b *book) register(op *Op) *operation {
+	n := b.nameOf(nameID{op.Set.ID, op.name()})
+	o := &operation{Op: *op, n: n, epoch: b.epoch().Number}
 	o.seq, o.err = n.Count()
-	e.inflight[o] = struct{}{}
-	e.trace.begin(o)
+	b.inflight[o] = struct{}{}
 	if o.err != nil {
 		n.Begin(o.seq, o, nil)
 		return o
 	}
-	o.d = e.declare(n, o)
+	o.d = b.declare(n, o)
 	n.Begin(o.seq, o, o.d)
 	o.iteration = o.d.count(o)
 	if o.d.state == declareNeeded || o.d.state == declareAsked {
@@ -73,12 +72,12 @@ func (e *Engine) register(op *Op) *operation {
 	return o
 }
 
-// nameOf finds or makes the state of a name. Callers hold mu.
-func (e *Engine) nameOf(id nameID) *nameState {
-	n := e.names[id]
+// nameOf finds or makes the state of a name.
+func (b *book) nameOf(id nameID) *nameState {
+	n := b.names[id]
 	if n == nil {
-		n = &nameState{Uses: agreement.NewUses[*operation, *declaration](e.epoch().Origin)}
-		e.names[id] = n
+		n = &nameState{Uses: agreement.NewUses[*operation, *declaration](b.epoch().Origin)}
+		b.names[id] = n
 	}
 	return n
 }
@@ -100,36 +99,36 @@ func (d *declaration) count(o *operation) uint64 {
 	return d.next - 1
 }
 
-// declare finds the declaration of an operation's signature, or makes it. Callers hold mu.
-func (e *Engine) declare(n *nameState, o *operation) *declaration {
-	if d := e.find(n, &o.Op); d != nil {
+// declare finds the declaration of an operation's signature, or makes it.
+func (b *book) declare(n *nameState, o *operation) *declaration {
+	if d := b.find(n, &o.Op); d != nil {
 		n.last = d
 		return d
 	}
-	d := &declaration{t: e.describe(n, o), asked: o.Codec, group: o.Group, unnamed: o.Name == "", placed: new(membership.Tensor)}
+	d := &declaration{t: b.describe(n, o), asked: o.Codec, group: o.Group, unnamed: o.Name == "", placed: new(membership.Tensor)}
 	d.offsets = offsetsOf(d.t.Parts)
 	d.t.Codec = ""
-	if c := e.codecOf(&o.Op); c != nil {
+	if c := b.codecOf(&o.Op); c != nil {
 		d.t.Codec = c.String()
 		d.coding = newCoding(c, &d.t)
 		if !d.unnamed {
-			e.restore(nameID{o.Set.ID, o.name()}, d)
+			b.restore(nameID{o.Set.ID, o.name()}, d)
 		}
 	}
 	n.decls = append(n.decls, d)
 	n.last = d
-	e.declares.queue = append(e.declares.queue, d)
+	b.undeclared = append(b.undeclared, d)
 	return d
 }
 
 // find looks for the declaration of an operation's signature. Operations may name one codec by different
-// texts. Callers hold mu.
-func (e *Engine) find(n *nameState, op *Op) *declaration {
+// texts.
+func (b *book) find(n *nameState, op *Op) *declaration {
 	if d := n.last; d != nil && d.asked == op.Codec && d.matches(op) {
 		return d
 	}
 	for _, d := range n.decls {
-		if d.matches(op) && (d.asked == op.Codec || d.t.Codec == e.codecText(op)) {
+		if d.matches(op) && (d.asked == op.Codec || d.t.Codec == b.codecText(op)) {
 			d.asked = op.Codec
 			return d
 		}
@@ -154,7 +153,7 @@ func (o *Op) commonShape() []int64 {
 }
 
 // describe makes what is declared of an operation.
-func (e *Engine) describe(n *nameState, o *operation) wire.Tensor {
+func (b *book) describe(n *nameState, o *operation) wire.Tensor {
 	t := wire.Tensor{
 		Name: o.name(), Kind: o.Kind, Op: o.ReduceOp, DType: o.DType, Shape: slices.Clone(o.commonShape()), Root: o.Root,
 		ProcessSet: o.Set.ID, Ranks: o.Set.Ranks, Prescale: o.Prescale, Postscale: o.Postscale, Generation: n.Generation(),
@@ -163,14 +162,14 @@ func (e *Engine) describe(n *nameState, o *operation) wire.Tensor {
 	if o.Kind != units.Broadcast && o.Kind != units.Accumulate {
 		t.Root = 0
 	}
-	t.Parts = e.parts(&o.Op)
+	t.Parts = b.parts(&o.Op)
 	return t
 }
 
 // parts cuts the operation into partitions.
-func (e *Engine) parts(o *Op) []uint32 {
+func (b *book) parts(o *Op) []uint32 {
 	n := len(o.Set.Ranks)
-	servers := len(e.epoch().Servers)
+	servers := len(b.epoch().Servers)
 	size := o.DType.Size()
 	bytes, err := o.bytes()
 	if err != nil {
@@ -187,12 +186,12 @@ func (e *Engine) parts(o *Op) []uint32 {
 			from, _ := scatterRows(o.Shape[0], n, i)
 			cuts = append(cuts, from*o.rowBytes())
 		}
-		return placement.Cut(uint64(bytes), size, e.cfg.PartitionBytes, servers, cuts)
+		return placement.Cut(uint64(bytes), size, b.cfg.PartitionBytes, servers, cuts)
 	default:
 		if o.ReduceOp == units.Adasum && o.Kind == units.Allreduce {
 			return []uint32{uint32(bytes)}
 		}
-		return placement.Cut(uint64(bytes), size, e.cfg.PartitionBytes, servers, nil)
+		return placement.Cut(uint64(bytes), size, b.cfg.PartitionBytes, servers, nil)
 	}
 }
 
@@ -204,22 +203,21 @@ func offsetsOf(parts []uint32) []int64 {
 	return offsets
 }
 
-// nameFailed notes a failed operation, and says what ends with it here. Callers hold mu.
-func (e *Engine) nameFailed(f wire.Failure, err error) agreement.Verdict[*operation] {
-	n := e.nameOf(nameID{f.ProcessSet, f.Name})
+// nameFailed notes a failed operation, and says what ends with it here.
+func (b *book) nameFailed(f wire.Failure, err error) agreement.Verdict[*operation] {
+	n := b.nameOf(nameID{f.ProcessSet, f.Name})
 	v := n.Failed(f.Generation, f.Seq, err)
 	if v.Anew {
-		e.withdraw(n.decls...)
+		b.withdraw(n.decls...)
 		n.decls, n.last = nil, nil
 	}
 	return v
 }
 
-// withdraw forgets where declarations that are over were placed; operations under way keep their placement. Callers
-// hold mu.
-func (e *Engine) withdraw(decls ...*declaration) {
+// withdraw forgets where declarations that are over were placed; operations under way keep their placement.
+func (b *book) withdraw(decls ...*declaration) {
 	for _, d := range decls {
-		e.epoch().Keys.Remove(d.t.ID)
+		b.epoch().Keys.Remove(d.t.ID)
 	}
 }
 
@@ -228,8 +226,7 @@ func (e *Engine) forget(o *operation) {
 	e.mu.Lock()
 	o.n.End(o.seq)
 	delete(e.inflight, o)
-	j := e.joining
-	idle := len(e.inflight) == 0
+	j, idle := e.joining, len(e.inflight) == 0
 	e.mu.Unlock()
 	if j != nil && idle {
 		j.send(e)

@@ -76,6 +76,7 @@ func (e *Engine) State(dst []byte) (int, error) {
 		var o *operation
 		if s := &entries[i]; len(s.mine) > 0 {
 			o = e.asking(s)
+			o.e = e
 			ops = append(ops, o)
 		}
 		if b, tasks = entries[i].append(b, o); o != nil {
@@ -86,27 +87,27 @@ func (e *Engine) State(dst []byte) (int, error) {
 	return len(b), e.fetch(ops, asked)
 }
 
-// stateEntries are the tensors that have a state, in the order of their names. Callers hold mu.
-func (e *Engine) stateEntries() ([]stateEntry, error) {
-	if e.broken != nil {
-		return nil, e.broken
+// stateEntries are the tensors that have a state, in the order of their names.
+func (b *book) stateEntries() ([]stateEntry, error) {
+	if b.broken != nil {
+		return nil, b.broken
 	}
 	var entries []stateEntry
 	used := map[stateID]struct{}{}
-	for id, n := range e.names {
+	for id, n := range b.names {
 		for _, d := range n.decls {
 			if d.coding == nil || d.unnamed {
 				continue
 			}
 			if n.InFlight() > 0 { // looked at first: the encoder may be at its residual
-				return nil, fmt.Errorf("%w: %q is in flight on rank %d; synchronise it before its state is taken", ErrInvalid, id.name, e.cfg.Rank)
+				return nil, fmt.Errorf("%w: %q is in flight on rank %d; synchronise it before its state is taken", ErrInvalid, id.name, b.cfg.Rank)
 			}
 			s := stateEntry{stateID: stateID{id, d.t.Signature()}, d: d}
 			if d.coding.used() {
 				s.own = d.coding.stateBytes()
 			}
 			for i := range d.t.Parts {
-				if d.coding.answerBytes(i) > 0 && d.t.Ranks[keeper(&d.t, i, d.offsets[i])] == e.cfg.Rank {
+				if d.coding.answerBytes(i) > 0 && d.t.Ranks[keeper(&d.t, i, d.offsets[i])] == b.cfg.Rank {
 					s.mine = append(s.mine, i)
 				}
 			}
@@ -114,7 +115,7 @@ func (e *Engine) stateEntries() ([]stateEntry, error) {
 			entries = append(entries, s)
 		}
 	}
-	for id, k := range e.unclaimed { // what has been set and is still to be used
+	for id, k := range b.unclaimed { // what has been set and is still to be used
 		if _, ok := used[id]; !ok {
 			entries = append(entries, stateEntry{stateID: id, kept: k, own: len(k.residual)})
 		}
@@ -126,13 +127,12 @@ func (e *Engine) stateEntries() ([]stateEntry, error) {
 }
 
 // asking makes an operation that reads servers' residuals: while it is in flight, nothing else of the name begins.
-// Callers hold mu.
-func (e *Engine) asking(s *stateEntry) *operation {
-	n := e.names[s.nameID]
+func (b *book) asking(s *stateEntry) *operation {
+	n := b.names[s.nameID]
 	op := Op{Kind: s.d.t.Kind, Name: s.name, Set: wire.ProcessSet{ID: s.set, Ranks: s.d.t.Ranks}}
-	o := &operation{Op: op, e: e, n: n, d: s.d, iteration: s.d.next, epoch: e.epoch().Number}
+	o := &operation{Op: op, n: n, d: s.d, iteration: s.d.next, epoch: b.epoch().Number}
 	o.seq = n.Beside(o, s.d)
-	e.inflight[o] = struct{}{}
+	b.inflight[o] = struct{}{}
 	return o
 }
 
@@ -216,15 +216,15 @@ func (e *Engine) SetState(state []byte) error {
 	return nil
 }
 
-// checkState finds why a state cannot be set. Callers hold mu.
-func (e *Engine) checkState(all map[stateID]*saved) error {
-	for id, n := range e.names {
+// checkState finds why a state cannot be set.
+func (b *book) checkState(all map[stateID]*saved) error {
+	for id, n := range b.names {
 		for _, d := range n.decls {
 			if d.coding == nil {
 				continue
 			}
 			if n.InFlight() > 0 {
-				return fmt.Errorf("%w: %q is in flight on rank %d; synchronise it before its state is set", ErrInvalid, id.name, e.cfg.Rank)
+				return fmt.Errorf("%w: %q is in flight on rank %d; synchronise it before its state is set", ErrInvalid, id.name, b.cfg.Rank)
 			}
 			if k := all[stateID{id, d.t.Signature()}]; k != nil {
 				if err := d.fits(k); err != nil {
@@ -236,16 +236,16 @@ func (e *Engine) checkState(all map[stateID]*saved) error {
 	return nil
 }
 
-// restore gives a declaration what SetState had for it. Callers hold mu.
-func (e *Engine) restore(id nameID, d *declaration) {
+// restore gives a declaration what SetState had for it.
+func (b *book) restore(id nameID, d *declaration) {
 	s := stateID{id, d.t.Signature()}
-	k := e.unclaimed[s]
+	k := b.unclaimed[s]
 	if k == nil {
 		return
 	}
-	delete(e.unclaimed, s)
+	delete(b.unclaimed, s)
 	if err := d.fits(k); err != nil {
-		e.cfg.Log.Warn(err.Error() + ": it is dropped, and everything of the tensor starts at zero")
+		b.cfg.Log.Warn(err.Error() + ": it is dropped, and everything of the tensor starts at zero")
 		return
 	}
 	d.take(k)

@@ -56,7 +56,7 @@ func (s *stateEntry) bytes() int {
 	return n
 }
 
-// append writes an entry, but for the servers' part: that is for the tasks to read. Callers hold mu.
+// append writes an entry, but for the servers' part: that is for the tasks to read.
 func (s *stateEntry) append(b []byte, o *operation) (_ []byte, tasks []*task) {
 	le := binary.LittleEndian
 	b = le.AppendUint32(b, s.set)

@@ -15,7 +15,7 @@ import (
 )
 
 // steps is where this rank is under a model with supersteps (adaptive, ElasticBSP), on behalf of all values
-// that it steps together: a group, named after its first value. Guarded by Engine.mu.
+// that it steps together: a group, named after its first value. It lies in the book.
 //
 // Invariant: every value of the group has as many iterations that were pushed as the rank has ended supersteps.
 type steps struct {
@@ -35,16 +35,16 @@ type Superstep struct {
 	W          uint64 `json:"w"`
 }
 
-// leader finds the first value of a group. Callers hold mu.
-func (e *Engine) leader(set uint32, name string) (*declaration, error) {
-	if n := e.names[nameID{set, name}]; n != nil {
+// leader finds the first value of a group.
+func (b *book) leader(set uint32, name string) (*declaration, error) {
+	if n := b.names[nameID{set, name}]; n != nil {
 		for _, d := range n.decls {
 			if d.superstep != nil {
 				return d, nil
 			}
 		}
 	}
-	return nil, fmt.Errorf("%w: %q leads no group of values on rank %d: declare it first, on every rank (again after a join, or after it failed)", ErrInvalid, name, e.cfg.Rank)
+	return nil, fmt.Errorf("%w: %q leads no group of values on rank %d: declare it first, on every rank (again after a join, or after it failed)", ErrInvalid, name, b.cfg.Rank)
 }
 
 // EndIteration tells the decider that this rank has ended an iteration with the values of a group, and reports
@@ -69,7 +69,7 @@ func (e *Engine) EndIteration(set uint32, name string) (last bool, err error) {
 	r, verdict := s.End(time.Since(e.origin))
 	r.Occupancy = busy
 	h := e.headerOf(r, wire.FlagHome, d)
-	e.expect(s)
+	s.expect(time.Since(e.origin), e.late)
 	e.mu.Unlock()
 	e.report(d, d.placed.Servers[0], h, wire.Report{Iteration: r.Iteration, Interval: r.Interval, Occupancy: r.Occupancy})
 	if verdict != superstep.Asked {
@@ -97,8 +97,8 @@ func (e *Engine) BeginIteration(set uint32, name string) error {
 	return err
 }
 
-// headerOf is the frame of a report on a value. Callers hold mu.
-func (e *Engine) headerOf(r superstep.Report, flags wire.Flags, d *declaration) wire.Header {
+// headerOf is the frame of a report on a value.
+func (b *book) headerOf(r superstep.Report, flags wire.Flags, d *declaration) wire.Header {
 	if r.Last {
 		flags |= wire.FlagLast
 	}
@@ -109,20 +109,19 @@ func (e *Engine) headerOf(r superstep.Report, flags wire.Flags, d *declaration) 
 		flags |= wire.FlagAsk
 	}
 	return wire.Header{
-		Type: wire.TypeReport, Flags: flags, Epoch: e.epoch().Number, Tensor: d.t.ID, Rank: uint16(r.Rank), Iteration: r.Superstep,
+		Type: wire.TypeReport, Flags: flags, Epoch: b.epoch().Number, Tensor: d.t.ID, Rank: uint16(r.Rank), Iteration: r.Superstep,
 	}
 }
 
 // stopOf is what a frame of type stop says.
-func (e *Engine) stopOf(h *wire.Header, at wire.Stop) superstep.Stop {
+func (b *book) stopOf(h *wire.Header, at wire.Stop) superstep.Stop {
 	return superstep.Stop{
-		Rank: e.cfg.Rank, Superstep: h.Iteration, Iteration: at.Last, Thresholds: condition.Adaptive{S: at.S, W: at.W},
+		Rank: b.cfg.Rank, Superstep: h.Iteration, Iteration: at.Last, Thresholds: condition.Adaptive{S: at.S, W: at.W},
 	}
 }
 
-// expect looks after the rank's patience whether it has come to the end of its superstep, where that is known.
-// Callers hold mu.
-func (e *Engine) expect(s *steps) {
+// expect has the rank looked for after its patience, where the end of its superstep is known.
+func (s *steps) expect(now time.Duration, late func(s *steps, number uint64)) {
 	if s.late != nil {
 		if s.Stopping() && s.until == s.Superstep() {
 			return
@@ -133,25 +132,34 @@ func (e *Engine) expect(s *steps) {
 	if !s.Stopping() {
 		return
 	}
-	again, _ := s.Late(time.Since(e.origin))
-	s.until = s.Superstep()
-	number := s.until
-	s.late = time.AfterFunc(again, func() {
-		e.mu.Lock()
-		if e.broken != nil || !s.Stopping() || s.Superstep() != number {
-			e.mu.Unlock()
-			return
-		}
-		s.late = nil
-		_, absent := s.Late(time.Since(e.origin))
-		if !absent { // it has begun another iteration since
-			e.expect(s)
-		}
-		e.mu.Unlock()
-		if absent {
-			e.excuse()
-		}
-	})
+	again, _ := s.Late(now)
+	number := s.Superstep()
+	s.until = number
+	s.late = time.AfterFunc(again, func() { late(s, number) })
+}
+
+// late excuses this rank from a superstep, if it has not come to its end.
+func (e *Engine) late(s *steps, number uint64) {
+	if e.absent(s, number) {
+		e.excuse()
+	}
+}
+
+// absent reports whether this rank has not come to the end of a superstep within its patience. If it has begun another
+// iteration since, it is looked for again.
+func (e *Engine) absent(s *steps, number uint64) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.broken != nil || !s.Stopping() || s.Superstep() != number {
+		return false
+	}
+	s.late = nil
+	now := time.Since(e.origin)
+	_, absent := s.Late(now)
+	if !absent {
+		s.expect(now, e.late)
+	}
+	return absent
 }
 
 // report sends the end of an iteration to a server of the value, and before it, where this rank has not sent the
@@ -174,7 +182,7 @@ func (e *Engine) Stopped(h wire.Header, at wire.Stop) {
 	if verdict := s.Stop(e.stopOf(&h, at), time.Since(e.origin)); verdict != superstep.None {
 		s.answer <- verdict == superstep.WasLast
 	}
-	e.expect(s)
+	s.expect(time.Since(e.origin), e.late)
 	stopping := s.Stopping()
 	e.mu.Unlock()
 	if stopping {
@@ -182,9 +190,9 @@ func (e *Engine) Stopped(h wire.Header, at wire.Stop) {
 	}
 }
 
-// stopping reports whether the end of some group's superstep is known. Callers hold mu.
-func (e *Engine) stopping() bool {
-	for _, d := range e.leaders {
+// stopping reports whether the end of some group's superstep is known.
+func (b *book) stopping() bool {
+	for _, d := range b.leaders {
 		if d.superstep.Stopping() {
 			return true
 		}
@@ -223,7 +231,7 @@ func (e *Engine) excuse() {
 				frames = append(frames, sent{m, server, e.headerOf(r, flags, m)})
 			}
 		}
-		e.expect(s)
+		s.expect(time.Since(e.origin), e.late)
 	}
 	e.mu.Unlock()
 	for _, f := range frames {
@@ -231,9 +239,9 @@ func (e *Engine) excuse() {
 	}
 }
 
-// elsewhere reports whether this rank is in an operation on something else than a group's values. Callers hold mu.
-func (e *Engine) elsewhere(leader *declaration) bool {
-	for o := range e.inflight {
+// elsewhere reports whether this rank is in an operation on something else than a group's values.
+func (b *book) elsewhere(leader *declaration) bool {
+	for o := range b.inflight {
 		if o.d == nil || !o.d.follows(leader) {
 			return true
 		}
@@ -241,9 +249,9 @@ func (e *Engine) elsewhere(leader *declaration) bool {
 	return false
 }
 
-// members are the values of a group. Callers hold mu.
-func (e *Engine) members(leader *declaration) (members []*declaration) {
-	for _, n := range e.names {
+// members are the values of a group.
+func (b *book) members(leader *declaration) (members []*declaration) {
+	for _, n := range b.names {
 		for _, d := range n.decls {
 			if d.follows(leader) {
 				members = append(members, d)
@@ -279,23 +287,23 @@ func (d *declaration) follows(leader *declaration) bool {
 	return d.group != "" && d.group == leader.group && d.t.ProcessSet == leader.t.ProcessSet
 }
 
-// lead begins the supersteps of a group when its first value is declared. Callers hold mu.
-func (e *Engine) lead(d *declaration) {
+// lead begins the supersteps of a group when its first value is declared.
+func (b *book) lead(d *declaration) {
 	if d.group == "" || d.group != d.t.Name {
 		return
 	}
 	if m, err := condition.Parse(d.t.Sync.Model); err == nil && m.Supersteps != nil {
-		d.superstep = &steps{Worker: superstep.NewWorker(m.Supersteps, e.cfg.Rank), answer: make(chan bool, 1)}
-		e.leaders[d.t.ID] = d
+		d.superstep = &steps{Worker: superstep.NewWorker(m.Supersteps, b.cfg.Rank), answer: make(chan bool, 1)}
+		b.leaders[d.t.ID] = d
 	}
 }
 
-// disband forgets all groups, when all ranks have joined. Callers hold mu.
-func (e *Engine) disband() {
-	for _, d := range e.leaders {
+// disband forgets all groups, when all ranks have joined.
+func (b *book) disband() {
+	for _, d := range b.leaders {
 		close(d.superstep.answer)
 	}
-	e.leaders = map[uint32]*declaration{}
+	b.leaders = map[uint32]*declaration{}
 }
 
 // occupancyWindow is what a measurement of the occupancy takes at least: the kernel counts in hundredths of a

@@ -1,0 +1,89 @@
+package worker
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/core/policy"
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// book is what a rank knows of its tensors and has in flight: names with their counts and declarations, states that
+// wait for their tensors, supersteps, a join, and why the engine takes no more operations. It has no lock: the engine
+// keeps it behind its own. What it decides is done by the engine, when the lock is released.
+type book struct {
+	cfg        *Config
+	names      map[nameID]*nameState
+	inflight   map[*operation]struct{}
+	undeclared []*declaration            // to be declared with the next request
+	unclaimed  map[stateID]*saved        // what was set before its tensors are declared
+	policies   map[string]*policy.Policy // that operations have named, by their text
+	joining    *joinState
+	leaders    map[uint32]*declaration // first values of groups with supersteps, by tensor
+	warned     map[string]time.Time    // when a server last warned of a stall
+	broken     error                   // why the engine takes no more operations
+	lost       *wire.Lost
+}
+
+func newBook(cfg *Config) book {
+	return book{
+		cfg: cfg, names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{},
+		warned: map[string]time.Time{}, policies: map[string]*policy.Policy{},
+	}
+}
+
+// epoch is the current membership.
+func (b *book) epoch() *membership.Epoch { return b.cfg.Membership.Now() }
+
+// admit checks what depends on the other operations in flight.
+func (b *book) admit(ops []Op) error {
+	if b.broken != nil {
+		return b.broken
+	}
+	if b.joining != nil {
+		return fmt.Errorf("%w: this rank has joined and waits for the others", ErrInvalid)
+	}
+	if len(b.inflight)+len(ops) > limits.MaxHandles {
+		return fmt.Errorf("%w: %d operations in flight, limit %d; synchronise some first", ErrMemory, len(b.inflight), limits.MaxHandles)
+	}
+	seen := map[nameID]struct{}{}
+	for i := range ops {
+		if err := b.checkCodec(&ops[i]); err != nil {
+			return err
+		}
+		if ops[i].Name == "" {
+			continue
+		}
+		if err := b.checkValue(&ops[i]); err != nil {
+			return err
+		}
+		id := nameID{ops[i].Set.ID, ops[i].Name}
+		_, twice := seen[id]
+		if n := b.names[id]; twice || n != nil && n.InFlight() > 0 {
+			return fmt.Errorf("%w: %q on rank %d; synchronise it first, or give the tensors different names", ErrDuplicate, ops[i].Name, b.cfg.Rank)
+		}
+		seen[id] = struct{}{}
+	}
+	return nil
+}
+
+// checkValue finds uses of a held value that come before its declaration, or after it once more.
+func (b *book) checkValue(op *Op) error {
+	if op.Kind != units.Accumulate {
+		return nil
+	}
+	known := false
+	if n := b.names[nameID{op.Set.ID, op.Name}]; n != nil {
+		known = b.find(n, op) != nil
+	}
+	if !known && op.Use != units.Declare {
+		return fmt.Errorf("%w: %q has no value with these properties on rank %d: declare it first, on every rank (again after a join, or after it failed)", ErrInvalid, op.Name, b.cfg.Rank)
+	}
+	if known && op.Use == units.Declare {
+		return fmt.Errorf("%w: %q has a value already on rank %d", ErrInvalid, op.Name, b.cfg.Rank)
+	}
+	return nil
+}

@@ -1,0 +1,115 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// end stops the engine: connections are closed, and once nobody touches their memory any more the
+// operations in flight end with err. It returns at once; ended is closed when all is settled.
+func (e *Engine) end(err error) {
+	e.mu.Lock()
+	if e.broken == nil {
+		e.broken = err
+	}
+	err = e.broken
+	e.mu.Unlock()
+	e.settle.Do(func() {
+		go func() {
+			e.declares.stop(e, err)
+			e.cancel()
+			e.starts.Wait()
+			e.passOn()
+			e.each(way.close)
+			e.wg.Wait()
+			for _, o := range e.operations() {
+				o.fail(e.explain(o, err))
+			}
+			e.encoder.close()
+			e.failJoin(err)
+			e.trace.stop()
+			close(e.ended)
+		}()
+	})
+}
+
+// farewellTime bounds how long an engine that ends for a lost peer waits until the others have heard why.
+const farewellTime = 500 * time.Millisecond
+
+// passOn tells the servers of the lost peer for which this engine ends, so that nobody takes the
+// closing of its connections, or of those to the server in this process, for the loss.
+func (e *Engine) passOn() {
+	e.mu.Lock()
+	lost := e.lost
+	e.mu.Unlock()
+	if lost == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
+	defer cancel()
+	e.lastWords(ctx, func(w way) []chan struct{} { return w.lost(*lost) })
+}
+
+// explain adds to the reason of an end which tensor waited, on which rank.
+func (e *Engine) explain(o *operation, err error) error {
+	return fmt.Errorf("%v of %q on rank %d: %w", o.Kind, o.name(), e.cfg.Rank, err)
+}
+
+func (e *Engine) operations() []*operation {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	ops := make([]*operation, 0, len(e.inflight))
+	for o := range e.inflight {
+		ops = append(ops, o)
+	}
+	return ops
+}
+
+// Shutdown says goodbye to the servers and ends what is in flight. It waits for that until ctx ends.
+func (e *Engine) Shutdown(ctx context.Context) {
+	e.mu.Lock()
+	alive := e.broken == nil
+	if alive {
+		e.broken = fmt.Errorf("%w: the engine of rank %d was shut down", ErrShutdown, e.cfg.Rank)
+	}
+	err := e.broken
+	e.mu.Unlock()
+	if alive {
+		for _, o := range e.operations() {
+			o.giveUp(e.explain(o, err))
+		}
+		e.goodbye(ctx)
+	}
+	e.end(err)
+	<-e.ended
+}
+
+// goodbye tells every server that this worker leaves. The servers close the connections when they have
+// read it: if this end closed one on which a report of theirs is on its way, what is still to be read
+// there would be lost.
+func (e *Engine) goodbye(ctx context.Context) {
+	e.lastWords(ctx, way.bye)
+	closed := make(chan struct{})
+	go func() {
+		e.wg.Wait()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-ctx.Done():
+	}
+}
+
+// lastWords has every way say its last word and waits until that has left.
+func (e *Engine) lastWords(ctx context.Context, say func(way) []chan struct{}) {
+	var said []chan struct{}
+	e.each(func(w way) { said = append(said, say(w)...) })
+	for _, s := range said {
+		select {
+		case <-s:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
