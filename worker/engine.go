@@ -3,13 +3,18 @@
 //
 // The way of an operation:
 //
-//  1. Submit checks it, counts it under its name and finds its declaration (names.go, declare.go).
-//  2. launch cuts it into tasks, one per partition (operation.go, collectives.go).
+//  1. Submit checks it (op.go), counts it under its name and finds its declaration (book.go, names.go, declare.go).
+//  2. launch cuts it into tasks, one per partition (operation.go, collectives.go). From here on each task lives for
+//     itself (task.go), by the rules of core/task.
 //  3. A task whose tensor is coded is encoded first, by priority (encoder.go).
-//  4. It waits in the queue of its server, by priority, under a byte credit (peer.go), or takes
-//     the in-process way (local.go).
-//  5. The server's answer is read straight into the output memory (link.go), or decoded into it (coding.go).
-//  6. With the last task the next stage begins, or Done is called.
+//  4. It waits for its server by priority, under a byte credit (queue.go, traffic.go).
+//  5. A way carries it there (way.go): connections (peer.go, link.go), or a call in the same process (local.go).
+//  6. The server's answer is read straight into the output memory (link.go), or decoded into it (coding.go).
+//  7. With the last task the next stage begins, or Done is called (operation.go).
+//
+// Beside that: supersteps (superstep.go), changes of conditions (condition.go), joins (join.go), the state of coded
+// tensors (state.go, statebytes.go, residuals.go), the timeline (timeline.go), and how an engine ends (end.go). All
+// locks and their order stand in locks.go.
 package worker
 
 import (

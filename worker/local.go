@@ -101,10 +101,9 @@ func (q *localQueue) hand(t *task) {
 	err := q.announce(&t.o.d.t)
 	q.e.trace.moving(t)
 	finished := func(_ uint32, err error) { q.finished(t, err) }
-	switch {
-	case err != nil:
+	if err != nil {
 		finished(0, err)
-	default:
+	} else {
 		q.server.Serve(t.h, t.in, t.out, finished)
 	}
 	t.happened(life.Sent)
