@@ -38,9 +38,9 @@ func TestLocksInOrder(t *testing.T) {
 	}
 	var unplaced lockorder.Mutex
 	third.Lock()
+	defer third.Unlock()
 	unplaced.Lock()
-	unplaced.Unlock()
-	third.Unlock()
+	defer unplaced.Unlock()
 }
 
 func TestLocksOutOfOrderPanic(t *testing.T) {

@@ -68,12 +68,13 @@ func (s *slot) begin(seq uint64) error {
 // add adds one whole chunk of a rank, and with it the local worker's if that waits.
 func (s *slot) add(i, rank int, b []byte) {
 	c, l, acc := &s.chunks[i], &s.local, s.accChunk(i)
-	if c.from.Len() > 0 {
+	switch {
+	case c.from.Len() > 0:
 		reduce.Add(s.Reduce, s.Type, acc, b, s.Prescale)
-	} else if l.given && l.rank != rank {
+	case l.given && l.rank != rank:
 		reduce.Load2(s.Reduce, s.Type, acc, s.chunkOf(l.tensor, i), b, s.Prescale)
 		c.from.Add(l.rank)
-	} else {
+	default:
 		reduce.Load(s.Type, acc, b, s.Prescale)
 	}
 	c.from.Add(rank)

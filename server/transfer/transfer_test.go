@@ -156,7 +156,7 @@ func TestACancelEndsTheLocalWorkersOperationsAndLetsTheMemoryGo(t *testing.T) {
 
 func TestAPutWithoutMemoryFailsOnEveryRank(t *testing.T) {
 	p := newPlay(t)
-	p.shell.Round.Pool.Get(1 << 20) //nolint:errcheck // all there is
+	p.shell.Round.Pool.Get(1 << 20)
 	p.put(0, -1, 0, "data")
 	said := p.shell.Said()
 	if len(said) != 2 || said[1] != "drop from 0" {
