@@ -48,7 +48,8 @@ def run(program, *, size=2, **settings):
     finally:
         for rank in ranks:
             rank.kill()
-    assert [(rank.returncode, error) for rank, error in zip(ranks, errors, strict=True)] == [(0, "")] * size
+    # Rank 0 has the scheduler, and may end first: that is a warning on the others.
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)
 
 
 def test_a_caller_that_was_compiled_with_an_older_header(compiled):
