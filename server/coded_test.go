@@ -112,13 +112,6 @@ func (b *bench) receive(rank int) (wire.Header, []byte) {
 	}
 }
 
-// bases is how many the server keeps.
-func (b *bench) bases() int {
-	b.s.bases.mu.Lock()
-	defer b.s.bases.mu.Unlock()
-	return len(b.s.bases.all)
-}
-
 func ones(n int) (b []byte) {
 	for range n {
 		b = binary.NativeEndian.AppendUint32(b, math.Float32bits(1))
@@ -206,7 +199,7 @@ func TestADifferenceIsEncodedOnceForRanksThatHaveTheSame(t *testing.T) {
 			}
 		}
 		base++
-		if n := b.bases(); n != 1 {
+		if n := b.s.copies.Len(); n != 1 {
 			t.Fatalf("%d bases are kept for 3 ranks that have the same", n)
 		}
 	}
@@ -337,7 +330,7 @@ func TestBasesAreAsManyAsRanksHave(t *testing.T) {
 		if base = h.Reference; h.Codec != wire.CodecDeclared {
 			t.Fatalf("%+v where a difference was expected", h)
 		}
-		if n := b.bases(); n > 3 {
+		if n := b.s.copies.Len(); n > 3 {
 			t.Fatalf("%d bases are kept for 2 that ranks have", n)
 		}
 	}
@@ -370,25 +363,6 @@ func TestAGateForPullsOpensAsItsThresholdFalls(t *testing.T) {
 			if held := closed < 4; held != (h.Flags == wire.FlagEmpty && h.Reference == base) { // the threshold is 2 / closed
 				t.Fatalf("iteration %d, rank %d: %+v, held back: want %v", iteration, rank, h, held)
 			}
-		}
-	}
-}
-
-// Numbers of bases start anew after the greatest, and 0 stays that of none.
-func TestNoBaseHasTheNumberOfNone(t *testing.T) {
-	const n = 64
-	b := newBench(t, 1<<20, false)
-	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
-	base := b.hold(1, n, 0)
-	v := b.s.round.inUse()[0].heldParts()[0]
-	v.mu.Lock()
-	v.coded.numbers = math.MaxUint32 - 1
-	v.mu.Unlock()
-	for _, want := range []uint32{math.MaxUint32, 1, 2} {
-		b.send(1, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: base}, nil)
-		h, _ := b.receive(1)
-		if base = h.Reference; h.Codec != wire.CodecDeclared || base != want {
-			t.Fatalf("%+v where a difference to base %d was expected", h, want)
 		}
 	}
 }

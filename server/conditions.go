@@ -12,12 +12,6 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// change is a new condition.
-type change struct {
-	in   condition.Input
-	pull *condition.Model // whose pull condition and tuner it brings; nil for a push condition
-}
-
 // condition tries or makes a change of conditions, as a worker asks (FluentPS section III-B: SetcondPull and
 // SetcondPush, here for any set of tensors).
 func (c *conn) condition(h *wire.Header, p *room.Payload) error {
@@ -44,14 +38,14 @@ func (r *round) condition(w *wire.Condition) wire.ConditionReply {
 		return reply
 	}
 	for _, t := range tensors {
-		keys, pushed := t.count()
+		keys, pushed := t.keys.Count()
 		reply.Keys += keys
 		if w.Try {
 			reply.Pushed = max(reply.Pushed, pushed)
 			continue
 		}
 		for _, c := range changes {
-			t.change(w.At, c)
+			t.keys.Change(c)
 		}
 	}
 	if !w.Try && reply.Keys > 0 {
@@ -62,19 +56,19 @@ func (r *round) condition(w *wire.Condition) wire.ConditionReply {
 }
 
 // changesOf reads the conditions. check says whether they fit a tensor.
-func changesOf(w *wire.Condition) (changes []change, check func(*tensor) error, err error) {
+func changesOf(w *wire.Condition) (changes []room.Change, check func(*tensor) error, err error) {
 	pull, push := condition.BSP(), condition.BSP()
 	if w.Pull != "" {
 		if pull, err = condition.Parse(w.Pull); err != nil {
 			return nil, nil, err
 		}
-		changes = append(changes, change{in: condition.SetPull(pull.Pull), pull: &pull})
+		changes = append(changes, room.Change{At: w.At, In: condition.SetPull(pull.Pull), Pull: &pull})
 	}
 	if w.Push != "" {
 		if push, err = condition.Parse(w.Push); err != nil {
 			return nil, nil, err
 		}
-		changes = append(changes, change{in: condition.SetPush(push.Push)})
+		changes = append(changes, room.Change{At: w.At, In: condition.SetPush(push.Push)})
 	}
 	if pull.Supersteps != nil || push.Supersteps != nil {
 		return nil, nil, fmt.Errorf("%s%s has supersteps, which cannot begin while training runs", w.Pull, w.Push)
@@ -123,56 +117,4 @@ func (r *round) matching(patterns []string, check func(*tensor) error) ([]*tenso
 		tensors = append(tensors, t)
 	}
 	return tensors, nil
-}
-
-// change also hands the value over to the tuner of the model whose pull condition it gets, if that has one.
-func (v *value) change(at uint64, c change) {
-	if c.pull != nil {
-		v.tuner.Swap(nil).release(v)
-	}
-	v.mu.Lock()
-	v.changes.Add(at, c.in)
-	if c.pull != nil {
-		v.tuned = at
-	}
-	replies := v.turn(nil)
-	v.mu.Unlock()
-	v.deliver(replies)
-	if c.pull == nil || c.pull.Tuner == nil {
-		return
-	}
-	tuner, pull := v.t.r.tune(*c.pull, v)
-	v.tuner.Swap(tuner).release(v)
-	v.deliver(v.retune(pull))
-}
-
-// turn makes the changes whose iteration has come. Callers hold mu.
-func (v *value) turn(replies []reply) []reply {
-	for {
-		in, ok := v.changes.Due(v.machine.V())
-		if !ok {
-			return replies
-		}
-		replies, _ = v.step(in, nil, nil, replies)
-	}
-}
-
-// count is the number of keys that the tensor has here, and of iterations that the furthest rank has pushed of one of
-// them.
-func (t *tensor) count() (keys int, pushed uint64) {
-	if !t.Held() {
-		return t.sums.Count()
-	}
-	values := t.heldParts()
-	for _, v := range values {
-		pushed = max(pushed, v.pushedSoFar())
-	}
-	return len(values), pushed
-}
-
-func (t *tensor) change(at uint64, c change) {
-	t.sums.Change(at, c.in)
-	for _, v := range t.heldParts() {
-		v.change(at, c)
-	}
 }

@@ -4,13 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/outbox"
@@ -42,7 +42,7 @@ type conn struct {
 	reported uint64
 	byed     bool // the worker said goodbye on this connection
 
-	mu      sync.Mutex
+	mu      lockorder.Mutex
 	replies []outbox.Frame // first in, first out
 	head    int
 }
@@ -71,6 +71,7 @@ func readHello(tc transport.Conn) (wire.Hello, error) {
 
 func newConn(r *round, tc transport.Conn, hello wire.Hello) *conn {
 	c := &conn{r: r, tc: tc, rank: hello.Rank, conns: hello.Conns, step: windowStep, scratch: make([]byte, room.ChunkBytes), done: make(chan struct{})}
+	c.mu.Place(room.LevelConn, "conn.mu")
 	if hello.Window > 0 {
 		c.step = min(hello.Window, windowStep)
 	}
@@ -267,6 +268,21 @@ func (c *conn) account(n uint32) {
 		c.reported = c.consumed
 		c.send(outbox.Encoded(wire.Header{Type: wire.TypeWindow}, wire.Window{Consumed: c.consumed}))
 	}
+}
+
+// report reads that an iteration has ended.
+func (c *conn) report(h *wire.Header, p *room.Payload) error {
+	var iteration wire.Report
+	if h.Flags&wire.FlagEmpty == 0 || p.Len() > 0 {
+		data, err := p.Next(p.Len())
+		if err != nil {
+			return err
+		}
+		if err := iteration.Decode(data); err != nil {
+			return err
+		}
+	}
+	return c.r.report(h, iteration)
 }
 
 // Send implements room.Sender.

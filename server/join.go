@@ -22,7 +22,7 @@ func (r *round) join(rank int) {
 		r.allJoined(rank)
 		return
 	}
-	r.takeStock()
+	r.updateMembership()
 }
 
 // bye notes that a rank leaves on purpose. What others still want from it fails.
@@ -30,10 +30,10 @@ func (r *round) bye(rank int) {
 	var waiting []agreement.Waiting
 	tensors := r.inUse()
 	for _, t := range tensors {
-		if !t.ranks.Has(rank) {
+		if !t.Members.Has(rank) {
 			continue
 		}
-		for _, seq := range t.sums.WaitsFor(rank) { // nobody waits for one rank's part of a held value for ever
+		for _, seq := range t.keys.WaitsFor(rank) {
 			waiting = append(waiting, agreement.Waiting{Tensor: t.agreed, Count: seq})
 		}
 	}
@@ -44,15 +44,14 @@ func (r *round) bye(rank int) {
 	}
 	r.tell(failed)
 	if slices.ContainsFunc(failed, agreement.Failure.OfJoin) || slices.ContainsFunc(tensors, func(t *tensor) bool { return t.Held() }) {
-		r.takeStock()
+		r.updateMembership()
 	}
 }
 
-// takeStock tells every key who takes part in it now.
-func (r *round) takeStock() {
+// updateMembership tells every key who takes part in it now.
+func (r *round) updateMembership() {
 	for _, t := range r.inUse() {
-		t.live()
-		t.stock()
+		t.keys.Live()
 	}
 }
 

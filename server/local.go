@@ -3,6 +3,7 @@ package server
 import (
 	"sync"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -65,6 +66,14 @@ func (l *Local) Serve(h wire.Header, in, out []byte, done func(divisor uint32, e
 	}
 	*q = room.Request{}
 	l.requests.Put(q)
+}
+
+// Report is the worker's end of an iteration under a model with supersteps.
+func (l *Local) Report(h wire.Header, iteration wire.Report) error {
+	if l.r.members.Now().Classify(h.Epoch) != membership.Current {
+		return nil // all ranks have joined meanwhile, and nothing is held any more
+	}
+	return l.r.report(&h, iteration)
 }
 
 // Cancel gives up a tensor from an iteration on.

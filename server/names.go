@@ -102,7 +102,7 @@ func (r *round) cancel(h *wire.Header) {
 	n.mu.Unlock()
 	r.tell(failed)
 	if alone {
-		t.forget(int(h.Rank), h.Seq, h.Flags&(wire.FlagDeclare|wire.FlagOwnWill) == wire.FlagDeclare)
+		t.held.Forget(int(h.Rank), h.Seq, h.Flags&(wire.FlagDeclare|wire.FlagOwnWill) == wire.FlagDeclare)
 		return
 	}
 	r.drop(t, h.Iteration)
@@ -140,7 +140,9 @@ func (r *round) checkStalls(now time.Time) {
 	n.mu.Unlock()
 	r.tell(failed)
 	for _, t := range r.inUse() {
-		t.checkStalls(now)
+		if t.held != nil {
+			t.held.CheckStalls(now)
+		}
 	}
 	for _, s := range slow {
 		r.warn(s)

@@ -12,7 +12,9 @@ import (
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/server/held"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/server/transfer"
 	"github.com/paceline/paceline/transport/outbox"
@@ -20,14 +22,11 @@ import (
 )
 
 // round is everything a server holds between one init and shutdown of all workers.
-//
-// Locks are taken in this order: round.mu, tensor.mu, key.mu, exchange.mu, conn.mu. Nobody waits for a peer while
-// holding one.
 type round struct {
 	s       *Server
 	members *membership.View
 
-	mu      sync.RWMutex
+	mu      lockorder.RWMutex
 	tensors map[uint32]*tensor
 	conns   map[int][]*conn // by rank
 	local   *Local          // of the worker in this process, if any
@@ -44,20 +43,20 @@ type round struct {
 	settings room.Round
 	transfer *transfer.Room
 
-	tunersMu sync.Mutex // taken under tensor.mu; then tuner.mu, then value.mu
-	tuners   map[string]*tuner
+	tuners *held.Tuners
 }
 
 func newRound(s *Server, first *membership.Epoch) *round {
 	r := &round{
 		s: s, members: membership.NewView(first),
-		tuners: map[string]*tuner{}, tensors: map[uint32]*tensor{}, conns: map[int][]*conn{}, byes: map[int]int{}, joins: map[int]int{}, deserted: make(chan struct{}),
+		tuners: held.NewTuners(), tensors: map[uint32]*tensor{}, conns: map[int][]*conn{}, byes: map[int]int{}, joins: map[int]int{}, deserted: make(chan struct{}),
 	}
 	r.desert = sync.OnceFunc(func() { close(r.deserted) })
 	r.settings = room.Round{
 		Pool: s.pool, Log: s.cfg.Log, RankOrder: s.cfg.RankOrder, Seed: s.cfg.Seed, Model: s.cfg.Model,
 		StallWarning: s.cfg.StallWarning, StallShutdown: s.cfg.StallShutdown, Membership: r.members,
 	}
+	r.mu.Place(room.LevelRound, "round.mu")
 	r.transfer = transfer.New(&r.settings)
 	r.names.begin(r)
 	return r
@@ -104,8 +103,8 @@ func (r *round) tensor(h *wire.Header) (*tensor, error) {
 	if t == nil {
 		return nil, fmt.Errorf("%v of tensor %d, which was not announced", h.Type, h.Tensor)
 	}
-	if !t.ranks.Has(int(h.Rank)) {
-		return nil, fmt.Errorf("%v of %q from rank %d, which is not in its process set %v", h.Type, t.Name, h.Rank, t.ranks)
+	if !t.Members.Has(int(h.Rank)) {
+		return nil, fmt.Errorf("%v of %q from rank %d, which is not in its process set %v", h.Type, t.Name, h.Rank, t.Members)
 	}
 	return t, nil
 }
@@ -116,18 +115,29 @@ func (r *round) serve(q *room.Request) error {
 	if err != nil {
 		return err
 	}
-	if q.Type != wire.TypeState && q.Type != wire.TypeRestore && !t.enter(&q.Header) {
-		q.Reply.Fail(inprocess.ErrCancelled)
-		return nil
+	switch q.Type {
+	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet:
+		if !t.enter(&q.Header) {
+			q.Reply.Fail(inprocess.ErrCancelled)
+			return nil
+		}
 	}
-	switch {
-	case q.Type == wire.TypePut || q.Type == wire.TypeGet:
+	if q.Type == wire.TypePut || q.Type == wire.TypeGet {
 		return r.transfer.Serve(t.Tensor, q)
-	case t.Held():
-		return t.serve(q)
-	default:
-		return t.sums.Serve(q)
 	}
+	return t.keys.Serve(q)
+}
+
+// report brings a rank's end of an iteration to the values that it is of.
+func (r *round) report(h *wire.Header, iteration wire.Report) error {
+	t, err := r.tensor(h)
+	if err != nil {
+		return err
+	}
+	if t.held == nil {
+		return fmt.Errorf("%v of %q, which is summed", h.Type, t.Name)
+	}
+	return t.held.Report(h, iteration)
 }
 
 // lose notes that a rank is gone without a goodbye: all others are told.
@@ -214,9 +224,7 @@ func (r *round) dropTensors(err error) {
 	tensors := r.tensors
 	r.tensors = map[uint32]*tensor{}
 	r.mu.Unlock()
-	r.tunersMu.Lock()
-	r.tuners = map[string]*tuner{}
-	r.tunersMu.Unlock()
+	r.tuners.Reset()
 	for _, t := range tensors {
 		t.cancel(0, err)
 	}

@@ -4,8 +4,9 @@
 // dedicated on a CPU node.
 //
 // Reading order: server.go (what there is), round.go (one init to shutdown), conn.go (frames in and
-// out), local.go (the in-process way), package room (what passes between the shell and its rooms), package sums
-// (what is summed), value.go (what is held), package transfer (broadcast, allgather, alltoall), names.go (ranks that disagree or do not come), join.go.
+// out), local.go (the in-process way), names.go (ranks that disagree or do not come), join.go; then the rooms: package room
+// (what passes between the shell and them), sums (what is summed), held (values that ranks read and change), transfer
+// (broadcast, allgather, alltoall).
 package server
 
 import (
@@ -19,7 +20,10 @@ import (
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/mempool"
+	"github.com/paceline/paceline/server/held"
+	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -44,11 +48,11 @@ const roundWait = 30 * time.Second
 
 // Server is one server. Begin tells it who takes part; connections of that round are served until End.
 type Server struct {
-	cfg   Config
-	pool  *mempool.Pool
-	bases bases
+	cfg    Config
+	pool   *mempool.Pool
+	copies *held.Copies
 
-	mu     sync.Mutex
+	mu     lockorder.Mutex
 	round  *round
 	change chan struct{} // closed and made anew when round changes
 	conns  map[transport.Conn]struct{}
@@ -64,8 +68,9 @@ func New(cfg Config) *Server {
 		cfg: cfg, pool: mempool.New(cfg.Memory),
 		change: make(chan struct{}), conns: map[transport.Conn]struct{}{}, quit: make(chan struct{}),
 	}
-	s.bases = bases{all: map[*base]struct{}{}, pool: s.pool}
-	s.pool.GiveWay = s.bases.giveWay
+	s.mu.Place(room.LevelServer, "Server.mu")
+	s.copies = held.NewCopies(s.pool)
+	s.pool.Evict = s.copies.Evict
 	s.wg.Add(1)
 	go s.watchStalls()
 	return s
@@ -114,7 +119,7 @@ func (s *Server) Holds() bool {
 	if r == nil {
 		return false
 	}
-	return slices.ContainsFunc(r.inUse(), (*tensor).holdsValue)
+	return slices.ContainsFunc(r.inUse(), func(t *tensor) bool { return t.held != nil && t.held.Holds() })
 }
 
 // Lost tells the running round of a peer that somebody else has lost from it.

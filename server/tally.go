@@ -17,16 +17,9 @@ func (s *Server) Tally() Tally {
 		return sum
 	}
 	for _, t := range r.inUse() {
-		n := t.sums.Tally()
+		n := t.keys.Tally()
 		sum.Add(n.Tally)
-		for _, v := range t.heldParts() {
-			sum.Add(v.tally())
-			v.mu.Lock()
-			if v.coded != nil {
-				sum.Withheld += v.coded.withheld
-			}
-			v.mu.Unlock()
-		}
+		sum.Withheld += n.Withheld
 	}
 	return sum
 }

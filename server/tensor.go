@@ -2,43 +2,60 @@ package server
 
 import (
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/held"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/server/sums"
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// tensor is an announced tensor: its keys as far as they lie on this server.
+// tensor is an announced tensor and the room of its keys.
 type tensor struct {
 	*room.Tensor
 	r         *round
-	ranks     rankset.Set
 	signature string
 	agreed    *agreement.Tensor
 
-	sums *sums.Room // empty for what is held
+	keys keys
+	held *held.Room // keys, where the servers hold a value; else nil
+}
 
-	mu      sync.Mutex
-	values  map[uint32]*value // of what is held
-	decider *decider          // of supersteps; nil where another tensor has it, or the model has none
-
-	forgotten sync.Map // rank → count of the newest operation on a held value that it has given up
+// keys is the room of a tensor's keys, which sums them or holds their values. What one rank puts for others is in the
+// round's transfer room.
+type keys interface {
+	// Serve takes in a request. An error is of a peer that does not keep to the protocol.
+	Serve(q *room.Request) error
+	// Live says that it has changed who takes part.
+	Live()
+	// Cancel gives up every iteration from this one on. Operations of the worker in this process end with err.
+	Cancel(from uint64, err error)
+	// WaitsFor lists the counts of the operations that wait for a rank.
+	WaitsFor(rank int) []uint64
+	// Change makes a change of conditions.
+	Change(c room.Change)
+	// Count is the number of keys, and of iterations that the furthest rank has pushed of one of them.
+	Count() (keys int, pushed uint64)
+	Tally() room.Tally
 }
 
 // newTensor takes in what a rank says of a tensor.
 func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
-	n := &tensor{r: r, signature: t.Signature(), values: map[uint32]*value{}}
+	n := &tensor{r: r, signature: t.Signature()}
 	var err error
 	if n.Tensor, err = room.NewTensor(t, &r.settings, n); err != nil {
 		return nil, err
 	}
-	n.ranks, n.sums = n.Members, sums.New(n.Tensor)
 	n.agreed = agreed(n)
+	if n.Held() {
+		n.held = held.New(n.Tensor, r.s.copies, r.tuners)
+		n.keys = n.held
+	} else {
+		n.keys = sums.New(n.Tensor)
+	}
 	return n, nil
 }
 
@@ -50,18 +67,7 @@ func (t *tensor) enter(h *wire.Header) bool {
 // cancel gives up every iteration from this one on.
 func (t *tensor) cancel(from uint64, err error) {
 	t.GiveUp(from)
-	t.sums.Cancel(from, err)
-	for _, v := range t.heldParts() {
-		v.cancel(err)
-	}
-}
-
-// live tells every key who takes part in it now.
-func (t *tensor) live() {
-	t.sums.Live()
-	for _, v := range t.heldParts() {
-		v.live()
-	}
+	t.keys.Cancel(from, err)
 }
 
 // Joined implements room.Shell.

@@ -22,9 +22,9 @@ const (
 type Pool struct {
 	limit int64
 
-	// GiveWay, if set before the first use, is called when memory is short: it puts back what can be done without,
+	// Evict, if set before the first use, is called when memory is short: it puts back what can be done without,
 	// and reports whether it has. The callers of Get may hold locks of theirs.
-	GiveWay func() bool
+	Evict func() bool
 
 	mu   sync.Mutex
 	lent int64
@@ -39,7 +39,7 @@ func New(limit int64) *Pool { return &Pool{limit: limit} }
 // way.
 func (p *Pool) Get(n int) ([]byte, error) {
 	b, err := p.Spare(n)
-	for err != nil && p.GiveWay != nil && p.GiveWay() {
+	for err != nil && p.Evict != nil && p.Evict() {
 		b, err = p.Spare(n)
 	}
 	return b, err

@@ -88,11 +88,11 @@ func TestTheBooksBalance(t *testing.T) {
 	}
 }
 
-// TestOthersGiveWay has a borrower give back what it can do without, for one that cannot, and for no other.
-func TestOthersGiveWay(t *testing.T) {
+// TestOthersEvict has a borrower give back what it can do without, for one that cannot, and for no other.
+func TestOthersEvict(t *testing.T) {
 	p := New(64 << 10)
 	var spare [][]byte
-	p.GiveWay = func() bool {
+	p.Evict = func() bool {
 		if len(spare) == 0 {
 			return false
 		}

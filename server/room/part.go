@@ -3,7 +3,6 @@ package room
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/units"
@@ -66,28 +65,6 @@ func (p *Part) Fits(q *Request) error {
 // Malformed says whose message cannot be read.
 func (p *Part) Malformed(rank int, err error) error {
 	return fmt.Errorf("partition %d, the push of rank %d on host %s: %w", p.Number, rank, p.Round.Membership.Now().Workers[rank].Host, err)
-}
-
-// Changes are new conditions of a partition that wait for their iteration.
-type Changes struct{ waiting []change }
-
-type change struct {
-	at uint64 // V from which it holds
-	in condition.Input
-}
-
-// Add has a change wait.
-func (c *Changes) Add(at uint64, in condition.Input) { c.waiting = append(c.waiting, change{at, in}) }
-
-// Due takes the first change out that holds from V on.
-func (c *Changes) Due(v uint64) (condition.Input, bool) {
-	for i, change := range c.waiting {
-		if change.at <= v {
-			c.waiting = slices.Delete(c.waiting, i, i+1)
-			return change.in, true
-		}
-	}
-	return condition.Input{}, false
 }
 
 // Tally is what a server has counted.

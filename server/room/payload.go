@@ -32,12 +32,12 @@ func Stream(s Source, scratch []byte, n int) Payload {
 func Memory(b []byte) Payload { return Payload{memory: b, left: len(b)} }
 
 // Lasting is a payload that may be read where it lies until the reply: a tensor of the worker in this process.
-func Lasting(b []byte) Payload { return Payload{memory: b, lasting: true, left: len(b)} }
+func Lasting(b []byte) Payload { return Payload{memory: b, lasting: len(b) > 0, left: len(b)} }
 
 // Len is the number of bytes that are left.
 func (p *Payload) Len() int { return p.left }
 
-// InPlace is the whole payload where it may be read in place until the reply.
+// InPlace is the whole payload where there is one that may be read in place until the reply.
 func (p *Payload) InPlace() (b []byte, ok bool) { return p.memory, p.lasting }
 
 // Next gives the next n bytes, at most ChunkBytes where they come from a connection. They are valid until the next call.

@@ -179,10 +179,10 @@ func (k *key) live() {
 	k.deliver(answers)
 }
 
-// change has a condition hold from an iteration on.
-func (k *key) change(at uint64, in condition.Input) {
+// change has a change of conditions be made when its iteration has come.
+func (k *key) change(c room.Change) {
 	k.mu.Lock()
-	k.iterations.changes.Add(at, in)
+	k.iterations.changes.Add(c)
 	answers := k.iterations.turn(nil)
 	k.mu.Unlock()
 	k.deliver(answers)

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -97,10 +96,10 @@ func (x *Room) WaitsFor(rank int) (seqs []uint64) {
 	return seqs
 }
 
-// Change has a condition of every key hold from an iteration on.
-func (x *Room) Change(at uint64, in condition.Input) {
+// Change has every key make a change of conditions.
+func (x *Room) Change(c room.Change) {
 	for _, k := range x.all() {
-		k.change(at, in)
+		k.change(c)
 	}
 }
 

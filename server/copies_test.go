@@ -8,42 +8,15 @@ import (
 	"testing"
 
 	"github.com/paceline/paceline/core/codec"
-	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// TestBasesGiveWay runs out of memory while one base is in use: the other goes, and the one in use stays.
-func TestBasesGiveWay(t *testing.T) {
-	pool := mempool.New(16 << 10)
-	s := &bases{all: map[*base]struct{}{}, pool: pool}
-	pool.GiveWay = s.giveWay
-	var used, idle base
-	for _, b := range []*base{&used, &idle} {
-		elements, err := pool.Spare(8 << 10)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b.elements, s.all[b] = elements, struct{}{}
-	}
-	used.mu.Lock()
-	if _, err := pool.Get(8 << 10); err != nil || used.elements == nil || idle.elements != nil {
-		t.Fatalf("%v; in use: %d bytes, idle: %d", err, len(used.elements), len(idle.elements))
-	}
-	if _, err := pool.Get(8 << 10); err == nil || used.elements == nil {
-		t.Fatalf("a base in use gave way (%v)", err)
-	}
-	used.mu.Unlock()
-	if _, err := pool.Get(8 << 10); err != nil || len(s.all) != 0 {
-		t.Fatalf("%v; %d bases are left", err, len(s.all))
-	}
-}
-
 // follower is a rank that reads a held value, and has what the answers say.
 type follower struct {
 	by     codec.Codec
-	base   []byte
+	copy   []byte
 	number uint32
 }
 
@@ -53,22 +26,22 @@ func (f *follower) take(t *testing.T, h wire.Header, payload []byte) {
 	case h.Type != wire.TypeResult:
 		t.Fatalf("%v %s", h.Type, payload)
 	case h.Codec == wire.CodecPlain:
-		f.base = payload
+		f.copy = payload
 	case h.Flags&wire.FlagEmpty != 0:
 		if h.Reference != f.number {
-			t.Fatalf("nothing to add to base %d for base %d, and this rank has %d", f.number, h.Reference, f.number)
+			t.Fatalf("nothing to add to copy %d for copy %d, and this rank has %d", f.number, h.Reference, f.number)
 		}
 	default:
-		if err := f.by.DecodeAdd(f.base, payload); err != nil {
+		if err := f.by.DecodeAdd(f.copy, payload); err != nil {
 			t.Fatal(err)
 		}
 	}
 	f.number = h.Reference
 }
 
-// Ranks read and change a value while bases give way at any moment, and each base is the same bits for all that
-// have its number.
-func TestRanksWithABaseHaveTheSameBitsWhateverGivesWay(t *testing.T) {
+// Ranks read and change a value while reference copies are evicted at any moment, and each copy is the same bits for all
+// that have its number.
+func TestRanksWithACopyHaveTheSameBitsWhateverIsEvicted(t *testing.T) {
 	const n = 1024
 	for _, c := range []struct {
 		setting   string
@@ -80,19 +53,7 @@ func TestRanksWithABaseHaveTheSameBitsWhateverGivesWay(t *testing.T) {
 		b.announce(tensor)
 		b.hold(1, n, 0)
 		by, _ := codec.Parse(c.setting)
-		stop := make(chan struct{})
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					b.s.bases.giveWay()
-				}
-			}
-		})
-		var seen sync.Map // bits by number of the base
+		var seen sync.Map // bits by number of the copy
 		t.Run(fmt.Sprint(c.setting, " gate ", c.threshold), func(t *testing.T) {
 			for rank := range 3 {
 				t.Run(fmt.Sprint(rank), func(t *testing.T) {
@@ -111,16 +72,17 @@ func TestRanksWithABaseHaveTheSameBitsWhateverGivesWay(t *testing.T) {
 							payload = payload[:by.Encode(payload, ones(n), make([]byte, by.ResidualBytes(n)), codec.Stream{Iteration: uint64(i)})]
 						}
 						b.send(rank, h, payload)
+						if random.IntN(2) == 0 { // while it is served
+							b.s.copies.Evict()
+						}
 						h, payload = b.receive(rank)
 						f.take(t, h, payload)
-						if first, other := seen.LoadOrStore(f.number, bytes.Clone(f.base)); other && f.number > 0 && !bytes.Equal(first.([]byte), f.base) {
-							t.Errorf("base %d is not the same bits as another rank's", f.number)
+						if first, other := seen.LoadOrStore(f.number, bytes.Clone(f.copy)); other && f.number > 0 && !bytes.Equal(first.([]byte), f.copy) {
+							t.Errorf("copy %d is not the same bits as another rank's", f.number)
 						}
 					}
 				})
 			}
 		})
-		close(stop)
-		wg.Wait()
 	}
 }

@@ -1,0 +1,169 @@
+// Package held is the server's room for values that the servers hold: ranks add differences to them, and read them as
+// they are when the machine lets them (algorithms.md's dataflow "accumulate").
+//
+// Reading order: held.go (a tensor's values), value.go (a request's way, under the value's lock), readers.go (what the
+// machine decides), contents.go (the bytes), deltas.go (how coded values are read), uses.go (who uses a copy), copies.go (the reference copies of all
+// values), decider.go (supersteps), tuner.go (conditions that follow the workers).
+package held
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/paceline/paceline/internal/inprocess"
+	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Room holds the values of one tensor's partitions that lie on this server.
+type Room struct {
+	t      *room.Tensor
+	copies *Copies
+	tuners *Tuners
+
+	mu      lockorder.Mutex
+	values  map[uint32]*value
+	decider *decider // of supersteps; nil where another tensor has it, or the model has none
+
+	forgotten sync.Map // rank → count of the newest operation that it has given up
+}
+
+// New makes the room of a tensor. All values of a server share its copies, all of a round its tuners.
+func New(t *room.Tensor, copies *Copies, tuners *Tuners) *Room {
+	x := &Room{t: t, copies: copies, tuners: tuners, values: map[uint32]*value{}}
+	x.mu.Place(room.LevelParts, "held.Room.mu")
+	return x
+}
+
+// Serve takes in a request. An error is of a peer that does not keep to the protocol.
+func (x *Room) Serve(q *room.Request) error {
+	if q.Type != wire.TypePush && q.Type != wire.TypePull {
+		return fmt.Errorf("%v of %q, a value that servers hold", q.Type, x.t.Name)
+	}
+	v, err := x.value(q.Part)
+	if err != nil {
+		return err
+	}
+	if q.Type == wire.TypePush {
+		return v.push(q)
+	}
+	v.pull(q)
+	return nil
+}
+
+// value finds or makes the value of one partition.
+func (x *Room) value(part uint32) (*value, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if v := x.values[part]; v != nil {
+		return v, nil
+	}
+	v, err := newValue(x, part)
+	if err == nil {
+		x.values[part] = v
+	}
+	return v, err
+}
+
+func (x *Room) all() []*value {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Collect(maps.Values(x.values))
+}
+
+// Live tells every value, and the decider beside them, who takes part now.
+func (x *Room) Live() {
+	for _, v := range x.all() {
+		v.live()
+	}
+	x.mu.Lock()
+	d := x.decider
+	x.mu.Unlock()
+	if d != nil {
+		d.updateMembership()
+	}
+}
+
+// WaitsFor: nobody waits for one rank's part of a held value for ever; who leaves no longer counts.
+func (x *Room) WaitsFor(int) []uint64 { return nil }
+
+// Cancel gives the values up, whatever the iteration: the tensor is not used any more. Operations of the worker in this
+// process end with err.
+func (x *Room) Cancel(_ uint64, err error) {
+	for _, v := range x.all() {
+		v.cancel(err)
+	}
+}
+
+// Forget drops what a rank waits for, which has given it up with this operation. The value itself goes with
+// a declaration that has failed: it does so on every rank.
+func (x *Room) Forget(rank int, seq uint64, failed bool) {
+	x.forgotten.Store(rank, seq) // for what is on its way to the value
+	for _, v := range x.all() {
+		if failed && !v.opened() {
+			v.cancel(inprocess.ErrCancelled)
+		}
+		for _, r := range v.forget(rank, seq) {
+			r.to.Fail(inprocess.ErrCancelled)
+		}
+	}
+}
+
+// gaveUp reports whether a rank has given up the operation: nobody would answer it.
+func (x *Room) gaveUp(r *reader) bool {
+	seq, ok := x.forgotten.Load(r.rank)
+	return ok && r.h.Seq <= seq.(uint64)
+}
+
+// Change has every value make a change of conditions.
+func (x *Room) Change(c room.Change) {
+	for _, v := range x.all() {
+		v.change(c)
+	}
+}
+
+// Count is the number of values, and of iterations that the furthest rank has pushed of one of them.
+func (x *Room) Count() (values int, pushed uint64) {
+	all := x.all()
+	for _, v := range all {
+		pushed = max(pushed, v.pushed())
+	}
+	return len(all), pushed
+}
+
+// Tally is what the values have counted.
+func (x *Room) Tally() (sum room.Tally) {
+	for _, v := range x.all() {
+		v.count(&sum)
+	}
+	return sum
+}
+
+// Holds reports whether a value lies here.
+func (x *Room) Holds() bool { return slices.ContainsFunc(x.all(), (*value).holds) }
+
+// CheckStalls warns of ranks that wait long for a value, and ends those that wait too long. (Ranks that do
+// not come to declare it are found out by the name.)
+func (x *Room) CheckStalls(now time.Time) {
+	var most *value // one partition speaks for all
+	readers := 0
+	for _, v := range x.all() {
+		if n := v.waiting(); n > readers {
+			most, readers = v, n
+		}
+	}
+	if most == nil {
+		return
+	}
+	missing, slow, ended := most.stalled(now)
+	for _, r := range slow {
+		x.t.Shell.Warn(r.rank, missing, now.Sub(r.since))
+	}
+	for _, r := range ended {
+		most.refuse(&r, stallError{missing, x.t.Round.StallShutdown})
+	}
+}

@@ -1,0 +1,231 @@
+package held
+
+import (
+	"time"
+
+	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// readers is what a value's lock guards: the value, and the ranks that wait for it. The machine decides whom a push
+// sets free; replies are returned to be sent without the lock.
+type readers struct {
+	contents
+	machine *condition.Machine
+	outputs []condition.Output
+	changes room.Changes
+	tuned   uint64 // V from which the conditions of the value's tuner hold
+
+	over     bool        // it was given up
+	known    bool        // the root's value has come
+	declared rankset.Set // ranks that wait for that, or have it
+	before   uint64      // coded: iterations that the tensor had before it was declared, as the rank says that knows of most
+	waiting  []reader
+}
+
+// reader is a rank that waits for the value.
+type reader struct {
+	rank   int
+	to     room.Reply
+	h      wire.Header // of its push or pull
+	since  time.Time
+	warned time.Time
+}
+
+func (r *reader) has(f wire.Flags) bool { return r.h.Flags&f != 0 }
+
+// reply is what is to be sent.
+type reply struct {
+	reader
+	answer
+	err error // instead of the value; ErrCancelled for what its rank has given up itself
+}
+
+// push adds what a rank brings, and reports whether it was taken.
+func (s *readers) push(r *reader, b []byte) (replies []reply, taken bool) {
+	switch {
+	case r.has(wire.FlagDeclare):
+		if !s.known {
+			s.known = true
+			s.set(b)
+		}
+		return s.declare(r), true
+	case r.has(wire.FlagWithin):
+		if err := s.add(r, b); err != nil {
+			return []reply{{reader: *r, err: err}}, false
+		}
+	default:
+		if replies, taken = s.step(condition.Push(r.rank, r.h.Iteration, r.h.Significance), r, b, nil); !taken {
+			return replies, false
+		}
+	}
+	if !r.has(wire.FlagNoPull) {
+		replies = s.ask(r, replies)
+	}
+	return replies, true
+}
+
+// pull asks for the value.
+func (s *readers) pull(r *reader) []reply {
+	if r.has(wire.FlagDeclare) {
+		return s.declare(r)
+	}
+	return s.ask(r, nil)
+}
+
+// declare waits until every rank has come for the root's value, so that ranks which disagree about it are
+// found out before anyone goes on.
+func (s *readers) declare(r *reader) []reply {
+	s.declared.Add(r.rank)
+	s.before = max(s.before, uint64(r.h.Before))
+	s.wait(r)
+	return s.open(nil)
+}
+
+func (s *readers) wait(r *reader) {
+	r.since = time.Now()
+	s.waiting = append(s.waiting, *r)
+}
+
+// opened reports whether every rank has come for the root's value.
+func (s *readers) opened() bool { return s.known && s.declared.Covers(s.machine.Live()) }
+
+// open answers those who wait for the root's value.
+func (s *readers) open(replies []reply) []reply {
+	if !s.opened() {
+		return replies
+	}
+	return s.answer(func(r *reader) bool { return r.has(wire.FlagDeclare) }, replies)
+}
+
+// ask has the machine decide when the rank gets the value.
+func (s *readers) ask(r *reader, replies []reply) []reply {
+	s.wait(r)
+	if r.has(wire.FlagNow) {
+		return s.answer(func(w *reader) bool { return w.rank == r.rank && w.h.Seq == r.h.Seq }, replies)
+	}
+	replies, _ = s.step(condition.Pull(r.rank, r.h.Iteration), r, nil, replies)
+	return replies
+}
+
+// step drives the machine for a reader, or for nobody. b is what a push adds, nil for nothing; taken reports that the machine
+// did not refuse.
+func (s *readers) step(in condition.Input, r *reader, b []byte, replies []reply) (_ []reply, taken bool) {
+	s.outputs = s.machine.Step(in, s.outputs[:0])
+	taken = true
+	for _, o := range s.outputs {
+		switch o.Kind {
+		case condition.Admit:
+			if r == nil { // its rank is elsewhere, and adds nothing
+				continue
+			}
+			if err := s.add(r, b); err != nil {
+				taken = false
+				replies = append(replies, reply{reader: *r, err: err})
+			}
+		case condition.Answer:
+			replies = s.answer(func(w *reader) bool {
+				return w.rank == o.Rank && w.h.Iteration == o.Progress && !w.has(wire.FlagDeclare|wire.FlagNow)
+			}, replies)
+		case condition.Refuse:
+			taken = false
+			if r != nil {
+				replies = append(replies, reply{reader: *r, err: o.Err})
+			}
+		}
+	}
+	return s.turn(replies), taken
+}
+
+// change has a change of conditions be made when its iteration has come.
+func (s *readers) change(c room.Change) []reply {
+	s.changes.Add(c)
+	if c.Pull != nil {
+		s.tuned = c.At
+	}
+	return s.turn(nil)
+}
+
+// retune sets the pull condition that a tuner has found: from the iteration on from which the tuner's model holds.
+func (s *readers) retune(pull condition.PullCondition) []reply {
+	s.changes.Retune(s.tuned, condition.SetPull(pull))
+	return s.turn(nil)
+}
+
+// turn makes the changes whose iteration has come.
+func (s *readers) turn(replies []reply) []reply {
+	for {
+		in, ok := s.changes.Due(s.machine.V())
+		if !ok {
+			return replies
+		}
+		replies, _ = s.step(in, nil, nil, replies)
+	}
+}
+
+// answer takes those who are due out of the readers; their replies are due.
+func (s *readers) answer(due func(*reader) bool, replies []reply) []reply {
+	kept := s.waiting[:0]
+	for i := range s.waiting {
+		r := &s.waiting[i]
+		if !due(r) {
+			kept = append(kept, *r)
+			continue
+		}
+		a, err := s.read(r, s.before+s.machine.V())
+		replies = append(replies, reply{reader: *r, answer: a, err: err})
+	}
+	s.waiting = kept
+	return replies
+}
+
+// takeOut takes readers out that are not answered.
+func (s *readers) takeOut(which func(*reader) bool) (taken []reader) {
+	kept := s.waiting[:0]
+	for i := range s.waiting {
+		if r := &s.waiting[i]; which(r) {
+			taken = append(taken, *r)
+		} else {
+			kept = append(kept, *r)
+		}
+	}
+	s.waiting = kept
+	return taken
+}
+
+// live takes in who still takes part.
+func (s *readers) live(live rankset.Set) []reply {
+	if live.Len() == 0 {
+		return nil
+	}
+	replies, _ := s.step(condition.Live(live), nil, nil, nil)
+	replies = s.open(replies)
+	s.dropCopies(func(rank int) bool { return !live.Has(rank) })
+	return replies
+}
+
+// cancel gives the value up, and returns who waited.
+func (s *readers) cancel() (dropped []reader) {
+	dropped, s.waiting, s.over = s.waiting, nil, true
+	s.drop()
+	return dropped
+}
+
+// stalled finds the readers of whom a warning is due, and takes those out that have waited too long.
+func (s *readers) stalled(now time.Time) (missing rankset.Set, slow, ended []reader) {
+	warning, shutdown := s.Round.StallWarning, s.Round.StallShutdown
+	ended = s.takeOut(func(r *reader) bool {
+		switch waited := now.Sub(r.since); {
+		case r.has(wire.FlagDeclare):
+		case shutdown > 0 && waited >= shutdown:
+			return true
+		case warning > 0 && waited >= warning && now.Sub(r.warned) >= warning:
+			r.warned = now
+			slow = append(slow, *r)
+		}
+		return false
+	})
+	return s.machine.Missing(s.machine.V()), slow, ended
+}

@@ -1,0 +1,154 @@
+package held
+
+import (
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/server/room"
+)
+
+// Tuners are those of one round, by model.
+type Tuners struct {
+	mu  lockorder.Mutex
+	all map[string]*tuner
+}
+
+// NewTuners makes an empty set.
+func NewTuners() *Tuners {
+	s := &Tuners{all: map[string]*tuner{}}
+	s.mu.Place(room.LevelTuners, "held.Tuners.mu")
+	return s
+}
+
+// Reset forgets all tuners: their values are given up.
+func (s *Tuners) Reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.all)
+}
+
+// of has the tuner of a model watch over a value, and gives it and the pull condition that holds now; nil where the
+// model needs none.
+func (s *Tuners) of(m condition.Model, v *value) (*tuner, condition.PullCondition) {
+	if m.Tuner == nil {
+		return nil, m.Pull
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.all[m.Name]
+	if t == nil {
+		t = &tuner{log: v.Round.Log, model: m, start: time.Now(), machine: condition.NewTuning(m)}
+		t.mu.Place(room.LevelTuner, "held.tuner.mu")
+		s.all[m.Name] = t
+	}
+	return t, t.watch(v)
+}
+
+// tuner is the shell of a model's condition.Tuning, for all its values on this server. It watches one of them, the
+// lead. A nil tuner does nothing.
+type tuner struct {
+	log   *zap.Logger
+	model condition.Model
+	start time.Time
+
+	mu      lockorder.Mutex
+	machine *condition.Tuning
+	lead    *value
+	members []*value
+}
+
+func (t *tuner) watch(v *value) condition.PullCondition {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.members = append(t.members, v)
+	if t.lead == nil {
+		t.lead = v
+	}
+	return t.machine.Pull()
+}
+
+// pushed notes a push, and whether an iteration of the value has closed with it: then the condition that follows is
+// set on all values of the model.
+func (t *tuner) pushed(v *value, rank int, progress uint64, closed bool) {
+	if t == nil {
+		return
+	}
+	for _, f := range t.tune(v, rank, progress, closed) {
+		f.v.deliver(f.replies)
+	}
+}
+
+// free is whom a new condition sets free on a value.
+type free struct {
+	v       *value
+	replies []reply
+}
+
+func (t *tuner) tune(v *value, rank int, progress uint64, closed bool) (set []free) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if v != t.lead {
+		return nil
+	}
+	t.machine.Pushed(rank, progress, time.Since(t.start))
+	if !closed {
+		return nil
+	}
+	was := t.machine.Pull()
+	pull, changed := t.machine.Tune()
+	if !changed {
+		return nil
+	}
+	t.log.Info("synchronisation tuned", zap.String("model", t.model.Name), zap.Stringer("from", was), zap.Stringer("to", pull))
+	for _, v := range t.members { // under the lock, so that of two changes the newer one stands, and after release none
+		set = append(set, free{v, v.retune(pull)})
+	}
+	return set
+}
+
+// freed notes that a rank has got its answer.
+func (t *tuner) freed(v *value, rank int) {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if v == t.lead {
+		t.machine.Freed(rank, time.Since(t.start))
+	}
+}
+
+// release stops tuning a value, whose condition the user has set or which was given up. Another becomes the lead, and
+// what is known of the ranks, which counts the iterations of the one before, is forgotten.
+func (t *tuner) release(v *value) {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.members = slices.DeleteFunc(t.members, func(m *value) bool { return m == v })
+	if t.lead == v {
+		t.lead = nil
+		if len(t.members) > 0 {
+			t.lead = t.members[0]
+		}
+		t.machine.Live(rankset.Set{})
+	}
+}
+
+// updateMembership forgets the ranks that no longer take part.
+func (t *tuner) updateMembership(v *value, live rankset.Set) {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if v == t.lead {
+		t.machine.Live(live)
+	}
+}

@@ -1,0 +1,295 @@
+package held
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/inprocess"
+	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// value is one partition of a tensor that the servers hold. What a push brings is read without the lock, and added
+// whole under it; replies leave when it is let go.
+type value struct {
+	*room.Part
+	room  *Room
+	tuner atomic.Pointer[tuner] // nil where the model needs none
+
+	mu    lockorder.Mutex
+	state readers // behind mu
+}
+
+func newValue(x *Room, part uint32) (*value, error) {
+	t := x.t
+	p, err := room.NewPart(t, part)
+	if err != nil {
+		return nil, err
+	}
+	m, err := p.Machine()
+	if err != nil {
+		return nil, err
+	}
+	v := &value{Part: p, room: x, state: readers{contents: newContents(p, x.copies), machine: m}}
+	v.mu.Place(room.LevelKey, "held.value.mu")
+	tuner, pull := x.tuners.of(t.Model, v)
+	v.tuner.Store(tuner)
+	v.step(condition.SetPull(pull)) // sets nobody free: none waits yet
+	return v, nil
+}
+
+// push takes in a difference, or the root's value. It is added when it is whole, because only then the machine says
+// whether it counts.
+func (v *value) push(q *room.Request) error {
+	if err := v.Fits(q); err != nil {
+		return err
+	}
+	r := &reader{rank: q.From(), to: q.Reply, h: q.Header}
+	err := v.makeRoom()
+	var b, lent []byte
+	if err == nil {
+		b, lent, err = q.Payload.Whole(v.Round.Pool)
+	}
+	if errors.As(err, new(room.MemoryError)) {
+		v.outOfMemory(r, err)
+		return nil
+	} else if err != nil {
+		return err
+	}
+	taken := v.add(r, b)
+	v.Round.Pool.Put(lent)
+	if taken && q.Has(wire.FlagNoPull) && q.Reply.Local() {
+		q.Reply.Done(0, nil)
+	}
+	return nil
+}
+
+// makeRoom takes the memory for the value.
+func (v *value) makeRoom() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.state.over {
+		return nil
+	}
+	return v.state.makeRoom()
+}
+
+// outOfMemory ends an operation: a declaration on every rank, what comes later on its rank alone, because
+// the others are at operations of their own.
+func (v *value) outOfMemory(r *reader, err error) {
+	if r.has(wire.FlagDeclare) {
+		v.OutOfMemory(&r.h, err)
+		r.to.Fail(inprocess.ErrCancelled)
+	} else {
+		v.refuse(r, err)
+	}
+}
+
+// add adds what has arrived whole, if the machine admits it, and answers whom that sets free. It reports
+// whether the push was taken; the reader hears of it if not.
+func (v *value) add(r *reader, b []byte) (taken bool) {
+	var replies []reply
+	v.mu.Lock()
+	open := v.state.machine.V()
+	if v.state.over || v.room.gaveUp(r) {
+		replies = append(replies, reply{reader: *r, err: inprocess.ErrCancelled})
+	} else {
+		replies, taken = v.state.push(r, b)
+	}
+	closed := v.state.machine.V() > open
+	v.mu.Unlock()
+	if taken && !r.has(wire.FlagDeclare|wire.FlagWithin) {
+		v.tuner.Load().pushed(v, r.rank, r.h.Iteration, closed) // before it is answered: what lies between is its interval
+	}
+	v.deliver(replies)
+	return taken
+}
+
+// pull asks for the value.
+func (v *value) pull(q *room.Request) {
+	r := &reader{rank: q.From(), to: q.Reply, h: q.Header}
+	var replies []reply
+	v.mu.Lock()
+	if v.state.over || v.room.gaveUp(r) {
+		replies = append(replies, reply{reader: *r, err: inprocess.ErrCancelled})
+	} else {
+		replies = v.state.pull(r)
+	}
+	v.mu.Unlock()
+	v.deliver(replies)
+}
+
+// step drives the machine for nobody who waits, and returns what is to be delivered.
+func (v *value) step(in condition.Input) []reply {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	replies, _ := v.state.step(in, nil, nil, nil)
+	return replies
+}
+
+// change makes a change of conditions. It hands the value over to the tuner of the model whose pull condition it gets,
+// if that has one.
+func (v *value) change(c room.Change) {
+	if c.Pull != nil {
+		v.tuner.Swap(nil).release(v)
+	}
+	v.mu.Lock()
+	replies := v.state.change(c)
+	v.mu.Unlock()
+	v.deliver(replies)
+	if c.Pull == nil || c.Pull.Tuner == nil {
+		return
+	}
+	tuner, pull := v.room.tuners.of(*c.Pull, v)
+	v.tuner.Swap(tuner).release(v)
+	v.deliver(v.retune(pull))
+}
+
+// retune sets the pull condition that a tuner has found.
+func (v *value) retune(pull condition.PullCondition) []reply {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.state.retune(pull)
+}
+
+// live tells the machine who still takes part: found out under the lock, so that of two who call because a
+// rank has left neither brings an older set after the newer one.
+func (v *value) live() {
+	v.mu.Lock()
+	live := v.Live()
+	replies := v.state.live(live)
+	v.mu.Unlock()
+	if live.Len() > 0 {
+		v.tuner.Load().updateMembership(v, live)
+	}
+	v.deliver(replies)
+}
+
+// cancel gives the value up.
+func (v *value) cancel(err error) {
+	v.mu.Lock()
+	dropped := v.state.cancel()
+	v.mu.Unlock()
+	v.tuner.Load().release(v)
+	for _, r := range dropped {
+		r.to.Fail(err)
+	}
+}
+
+// opened reports whether every rank has got the value that its declaration gives.
+func (v *value) opened() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.state.opened()
+}
+
+func (v *value) forget(rank int, seq uint64) []reader {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.state.dropCopies(func(r int) bool { return r == rank })
+	return v.state.takeOut(func(r *reader) bool { return r.rank == rank && r.h.Seq <= seq })
+}
+
+func (v *value) holds() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.state.present
+}
+
+func (v *value) pushed() uint64 {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.state.machine.Fastest()
+}
+
+func (v *value) count(sum *room.Tally) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	sum.Add(v.state.machine.Tally())
+	if d := v.state.deltas; d != nil {
+		sum.Withheld += d.withheld
+	}
+}
+
+func (v *value) waiting() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.state.waiting)
+}
+
+func (v *value) stalled(now time.Time) (missing rankset.Set, slow, ended []reader) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.state.stalled(now)
+}
+
+// deliver sends replies.
+func (v *value) deliver(replies []reply) {
+	for i := range replies {
+		r := &replies[i]
+		v.tuner.Load().freed(v, r.rank)
+		switch {
+		case errors.Is(r.err, inprocess.ErrCancelled):
+			r.to.Fail(r.err)
+		case r.err != nil:
+			v.refuse(&r.reader, r.err)
+		case r.to.Local():
+			r.to.Done(0, v.fill(r))
+		default:
+			v.send(r)
+		}
+	}
+}
+
+func (v *value) send(r *reply) {
+	h := wire.Header{
+		Type: wire.TypeResult, DType: v.Type, Tensor: v.ID, Part: v.Number, Iteration: r.h.Iteration, Seq: r.h.Seq,
+		Codec: r.codec, Reference: r.number,
+	}
+	if r.bytes == nil {
+		h.Flags = wire.FlagEmpty
+		r.to.Confirm(h)
+		return
+	}
+	r.to.Send(h, r.bytes.Bytes, r.bytes)
+}
+
+// fill writes an answer to where the worker in this process wants it.
+func (v *value) fill(r *reply) (err error) {
+	if r.bytes == nil {
+		return nil
+	}
+	if r.codec == wire.CodecDeclared {
+		err = v.Coding.Decode(v.state.deltas.by, r.to.Out, r.bytes.Bytes)
+	} else {
+		copy(r.to.Out, r.bytes.Bytes)
+	}
+	r.bytes.Sent(nil)
+	return err
+}
+
+// refuse tells one rank, and nobody else, that its operation has failed.
+func (v *value) refuse(r *reader, err error) {
+	code := room.CodeOf(err)
+	if errors.As(err, new(stallError)) {
+		code = units.FailStall
+	}
+	v.Shell.Refuse(r.rank, r.h.Seq, code, err.Error())
+	r.to.Fail(inprocess.ErrCancelled)
+}
+
+// stallError is why a rank waits no longer.
+type stallError struct {
+	missing rankset.Set
+	after   time.Duration
+}
+
+func (e stallError) Error() string {
+	return fmt.Sprintf("stalled: %s did not come within %v", e.missing.Named(), e.after)
+}
