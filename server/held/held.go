@@ -88,7 +88,7 @@ func (x *Room) Live() {
 	}
 }
 
-// WaitsFor: nobody waits for one rank's part of a held value for ever; who leaves no longer counts.
+// WaitsFor lists nothing: nobody waits for one rank's part of a held value for ever; who leaves no longer counts.
 func (x *Room) WaitsFor(int) []uint64 { return nil }
 
 // Cancel gives the values up, whatever the iteration: the tensor is not used any more. Operations of the worker in this

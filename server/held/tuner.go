@@ -46,7 +46,8 @@ func (s *Tuners) of(m condition.Model, v *value) (*tuner, condition.PullConditio
 		t.mu.Place(room.LevelTuner, "held.tuner.mu")
 		s.all[m.Name] = t
 	}
-	return t, t.watch(v)
+	pull := t.watch(v)
+	return t, pull
 }
 
 // tuner is the shell of a model's condition.Tuning, for all its values on this server. It watches one of them, the
