@@ -97,7 +97,10 @@ func (q *localQueue) run() {
 // hand gives a task to the server, which has its memory until it calls finished, but for that of a message: of that
 // the server keeps nothing.
 func (q *localQueue) hand(t *task) {
-	t.begin(life.Arrive)
+	if !t.begin(life.Arrive) { // abandoned since it left the queue
+		t.happened(life.Sent)
+		return
+	}
 	err := q.announce(&t.o.d.t)
 	q.e.trace.moving(t)
 	finished := func(_ uint32, err error) { q.finished(t, err) }
