@@ -28,7 +28,7 @@ func (e *Engine) end(err error) {
 			}
 			e.encoder.close()
 			e.failJoin(err)
-			e.trace.stop()
+			e.StopTimeline()
 			close(e.ended)
 		}()
 	})

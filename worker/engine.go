@@ -22,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -92,11 +93,12 @@ type Engine struct {
 	cfg        Config
 	ways       []way // by server index; nil before Start
 	encoder    *encoder
-	trace      tracer
-	wg         sync.WaitGroup  // link readers
-	starts     sync.WaitGroup  // a Start that is under way
-	cancel     func()          // ends it
-	ctx        context.Context // of it
+	observers  observers
+	timeline   atomic.Pointer[timeline] // the one that is being written
+	wg         sync.WaitGroup           // link readers
+	starts     sync.WaitGroup           // a Start that is under way
+	cancel     func()                   // ends it
+	ctx        context.Context          // of it
 	settle     sync.Once
 	declares   declareQueue
 	conditions conditions
@@ -211,7 +213,7 @@ func (e *Engine) submit(ops []Op) (started []*operation, stopping bool, err erro
 	for i := range ops {
 		started[i] = e.register(&ops[i])
 		started[i].e = e
-		e.trace.begin(started[i])
+		e.observers.submitted(started[i])
 	}
 	if len(e.undeclared) > 0 {
 		e.declares.kick()

@@ -74,7 +74,7 @@ func (l *link) greet() error {
 func (l *link) Pop(limit int) (outbox.Frame, bool) {
 	f, ok := l.next(limit)
 	if t, is := f.Owner.(*task); is {
-		l.p.e.trace.moving(t)
+		l.p.e.observers.moving(t)
 	}
 	return f, ok
 }
@@ -214,7 +214,7 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte) {
 	} else if k := t.o.d.coding; k != nil && k.follow {
 		k.start(h, answer)
 	}
-	l.p.e.trace.answered(t)
+	l.p.e.observers.answered(t)
 	t.answered(nil)
 }
 

@@ -102,7 +102,7 @@ func (q *localQueue) hand(t *task) {
 		return
 	}
 	err := q.announce(&t.o.d.t)
-	q.e.trace.moving(t)
+	q.e.observers.moving(t)
 	finished := func(_ uint32, err error) { q.finished(t, err) }
 	if err != nil {
 		finished(0, err)
@@ -157,7 +157,7 @@ func (q *localQueue) finished(t *task, err error) {
 	if err != nil && !errors.Is(err, inprocess.ErrCancelled) {
 		t.o.giveUp(err)
 	}
-	q.e.trace.answered(t)
+	q.e.observers.answered(t)
 	t.happened(ends)
 }
 

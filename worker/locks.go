@@ -13,7 +13,7 @@ import "github.com/paceline/paceline/internal/lockorder"
 //	encoder.mu        what waits to be encoded, and how far it is ahead
 //	conditions.mu     changes of conditions that wait for replies
 //	occupancy.mu      the newest measurement
-//	traceFile.mu      the timeline's file
+//	timeline.mu       the timeline's file
 //
 // A task's life takes none: it is a state in an atomic variable, and what may be done follows from its steps
 // (core/task).

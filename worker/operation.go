@@ -2,6 +2,7 @@ package worker
 
 import (
 	"sync/atomic"
+	"time"
 
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/lockorder"
@@ -32,9 +33,9 @@ type operation struct {
 	tasks     []*task
 	next      func() // what follows the present stage; nil for the end
 
-	sizes []byte // allgather, alltoall: the exchanged numbers of rows
-	out   Output
-	times times
+	sizes     []byte // allgather, alltoall: the exchanged numbers of rows
+	out       Output
+	submitted time.Time // where somebody observes
 }
 
 func (o *operation) begin() {
@@ -45,7 +46,7 @@ func (o *operation) begin() {
 
 // launch starts the first stage: bringing servers' residuals back, where a state has been set.
 func (o *operation) launch() {
-	o.e.trace.declared(o)
+	o.e.observers.declared(o)
 	if o.failed() {
 		o.finish()
 		return
@@ -122,7 +123,7 @@ func (o *operation) finish() {
 	err := o.err
 	o.tasks = nil
 	o.mu.Unlock()
-	o.e.trace.finish(o, err)
+	o.e.observers.ended(o, err)
 	o.e.forget(o)
 	o.Done(o.out, err)
 }

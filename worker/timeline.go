@@ -5,29 +5,27 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"github.com/paceline/paceline/internal/lockorder"
 )
 
-// tracer writes the timeline of this rank as a Chrome trace, which Perfetto and chrome://tracing open:
-// one row per tensor name, with a slice for the operation, one for its waiting to be declared and one
-// for each partition from leaving to the answer. It costs one atomic load when off.
-type tracer struct{ on atomic.Pointer[traceFile] }
-
-type traceFile struct {
-	mu    lockorder.Mutex
-	f     *os.File
-	w     *bufio.Writer
-	rank  int
+// timeline is an observer that writes a Chrome trace, which Perfetto and chrome://tracing open: one row per tensor name,
+// with a slice for the operation, one for its waiting to be declared and one for each partition, from leaving to the answer.
+type timeline struct {
 	start time.Time
-	rows  map[string]int
-	first bool
+	mu    lockorder.Mutex
+	out   traceFile
 }
 
-// times are the moments of an operation that the timeline shows.
-type times struct{ submitted, declared time.Time }
+// traceFile is a file of events.
+type traceFile struct {
+	f     *os.File
+	w     *bufio.Writer // nil when closed
+	rank  int
+	rows  map[string]int // by tensor name
+	first bool
+}
 
 // traceEvent is one event of the trace event format; times in microseconds.
 type traceEvent struct {
@@ -46,85 +44,78 @@ func (e *Engine) StartTimeline(path string) error {
 	if err != nil {
 		return fmt.Errorf("%w: timeline: %w", ErrInvalid, err)
 	}
-	t := &traceFile{f: f, w: bufio.NewWriter(f), rank: e.cfg.Rank, start: time.Now(), rows: map[string]int{}, first: true}
-	t.mu.Place(levelWorker, "traceFile")
-	_, _ = t.w.WriteString("[")
-	t.event(traceEvent{Name: "process_name", Phase: "M", Args: map[string]any{"name": fmt.Sprintf("rank %d", e.cfg.Rank)}})
-	if before := e.trace.on.Swap(t); before != nil {
-		before.close()
-	}
+	t := &timeline{start: time.Now(), out: traceFile{f: f, w: bufio.NewWriter(f), rank: e.cfg.Rank, rows: map[string]int{}, first: true}}
+	t.mu.Place(levelWorker, "timeline")
+	t.out.begin()
+	e.replaceTimeline(t)
 	return nil
 }
 
 // StopTimeline ends the timeline; the file is whole after that.
-func (e *Engine) StopTimeline() { e.trace.stop() }
+func (e *Engine) StopTimeline() { e.replaceTimeline(nil) }
 
-func (t *tracer) stop() {
-	if f := t.on.Swap(nil); f != nil {
-		f.close()
+func (e *Engine) replaceTimeline(t *timeline) {
+	if before := e.timeline.Swap(t); before != nil {
+		e.Unobserve(before)
+		before.close()
+	}
+	if t != nil {
+		e.Observe(t)
 	}
 }
 
-func (t *tracer) begin(o *operation) {
-	if t.on.Load() != nil {
-		o.times.submitted = time.Now()
-	}
+// Declared implements Observer.
+func (t *timeline) Declared(o Observed) { t.slice(o.Name, "DECLARE", o.Submitted, nil) }
+
+// Exchanged implements Observer.
+func (t *timeline) Exchanged(o Observed, x Exchange) {
+	t.slice(o.Name, x.Type.String(), x.Began, map[string]any{
+		"partition": x.Partition, "server": x.Server, "bytes_out": x.Sent, "bytes_in": x.Received, "iteration": x.Iteration,
+	})
 }
 
-func (t *tracer) declared(o *operation) {
-	if f := t.on.Load(); f != nil && o.deferred && !o.times.submitted.IsZero() {
-		o.times.declared = time.Now()
-		f.slice(o.name(), "DECLARE", o.times.submitted, nil)
-	}
-}
-
-func (t *tracer) moving(k *task) {
-	if t.on.Load() != nil {
-		k.left = time.Now()
-	}
-}
-
-func (t *tracer) answered(k *task) {
-	if f := t.on.Load(); f != nil && !k.left.IsZero() {
-		f.slice(k.o.name(), k.h.Type.String(), k.left, map[string]any{
-			"partition": k.h.Part, "server": k.server, "bytes_out": len(k.in), "bytes_in": len(k.out), "iteration": k.h.Iteration,
-		})
-	}
-}
-
-func (t *tracer) finish(o *operation, err error) {
-	f := t.on.Load()
-	if f == nil || o.times.submitted.IsZero() {
-		return
-	}
-	args := map[string]any{"dtype": o.DType.String(), "shape": o.Shape, "bytes": len(o.Input)}
+// Ended implements Observer.
+func (t *timeline) Ended(o Observed, err error) {
+	args := map[string]any{"dtype": o.DType.String(), "shape": o.Shape, "bytes": o.Bytes}
 	if err != nil {
 		args["error"] = err.Error()
 	}
-	f.slice(o.name(), o.Kind.String(), o.times.submitted, args)
+	t.slice(o.Name, o.Kind.String(), o.Submitted, args)
 }
 
-func (f *traceFile) slice(row, name string, from time.Time, args map[string]any) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	tid, known := f.rows[row]
-	if !known {
-		tid = len(f.rows) + 1
-		f.rows[row] = tid
-		f.eventLocked(traceEvent{Name: "thread_name", Phase: "M", TID: tid, Args: map[string]any{"name": row}})
-	}
-	f.eventLocked(traceEvent{Name: name, Phase: "X", Time: micros(from.Sub(f.start)), Dur: micros(time.Since(from)), TID: tid, Args: args})
+func (t *timeline) slice(row, name string, from time.Time, args map[string]any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.out.write(traceEvent{
+		Name: name, Phase: "X", Time: micros(from.Sub(t.start)), Dur: micros(time.Since(from)), TID: t.out.row(row), Args: args,
+	})
+}
+
+func (t *timeline) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.out.close()
 }
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-func (f *traceFile) event(ev traceEvent) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.eventLocked(ev)
+func (f *traceFile) begin() {
+	_, _ = f.w.WriteString("[")
+	f.write(traceEvent{Name: "process_name", Phase: "M", Args: map[string]any{"name": fmt.Sprintf("rank %d", f.rank)}})
 }
 
-func (f *traceFile) eventLocked(ev traceEvent) {
+// row is the number of a tensor's row.
+func (f *traceFile) row(name string) int {
+	tid, known := f.rows[name]
+	if !known {
+		tid = len(f.rows) + 1
+		f.rows[name] = tid
+		f.write(traceEvent{Name: "thread_name", Phase: "M", TID: tid, Args: map[string]any{"name": name}})
+	}
+	return tid
+}
+
+func (f *traceFile) write(ev traceEvent) {
 	if f.w == nil {
 		return // closed meanwhile
 	}
@@ -141,8 +132,9 @@ func (f *traceFile) eventLocked(ev traceEvent) {
 }
 
 func (f *traceFile) close() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	if f.w == nil {
+		return
+	}
 	_, _ = f.w.WriteString("]\n")
 	_ = f.w.Flush()
 	_ = f.f.Close()
