@@ -7,6 +7,9 @@
 
 PYTHON    ?= python3
 FUZZ_TIME ?= 5s
+# Of fuzz-long: how many inputs in all, and the most seconds it may take.
+FUZZ_INPUTS    ?= 100000000
+FUZZ_LONG_TIME ?= 21600
 BENCH     ?=
 
 VENV := .venv
@@ -23,7 +26,7 @@ SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null)
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-go test-fuzz test-python bench bench-builds bench-links results wheel lint format clean
+.PHONY: help setup train test test-go test-fuzz fuzz-long test-python bench bench-builds bench-links results wheel lint format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -46,6 +49,10 @@ test-go: $(VENV)/.tools
 
 test-fuzz: $(VENV)/.tools
 	.ci/fuzz $(FUZZ_TIME)
+
+## make fuzz-long    fuzz targets in turns of a minute: $FUZZ_INPUTS inputs in all, for $FUZZ_LONG_TIME seconds at most
+fuzz-long: $(VENV)/.tools
+	.ci/fuzz 60s $(FUZZ_INPUTS) $(FUZZ_LONG_TIME)
 
 test-python: setup
 	python -m pytest

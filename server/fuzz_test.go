@@ -1,15 +1,14 @@
 package server
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"runtime"
+	"runtime/metrics"
 	"slices"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -30,9 +29,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fuzzMemory bounds the server's buffers, in bytes.
 const fuzzMemory = 4 << 20
 
-// FuzzFrames has workers that know the secret send any bytes at all. An input is a series of pieces:
-// which of four connections (two of rank 0, one each of ranks 1 and 2), how many bytes as a 16-bit number,
-// and the bytes. Whatever comes, the server does not panic, keeps its bounds on memory, ends when it is
+// FuzzFrames has workers that know the secret send any bytes at all, in pieces over four connections (two of rank 0, one
+// each of ranks 1 and 2). Whatever comes, the server does not panic, keeps its bounds on memory, ends when it is
 // closed, and has all buffers back then.
 func FuzzFrames(f *testing.F) {
 	for _, order := range []bool{false, true} {
@@ -41,15 +39,7 @@ func FuzzFrames(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, inOrder bool, input []byte) {
-		survive(t, inOrder, func(conns []transport.Conn) {
-			for len(input) >= 3 {
-				n := min(int(input[1])|int(input[2])<<8, len(input)-3)
-				if n > 0 { // what a connection does not take any more is left out
-					_ = conns[input[0]%4].Send(net.Buffers{input[3 : 3+n]})
-				}
-				input = input[3+n:]
-			}
-		})
+		survive(t, inOrder, func(conns []transport.Conn) { transporttest.SendPieces(conns, input) })
 	})
 }
 
@@ -75,75 +65,74 @@ func FuzzOperations(f *testing.F) {
 	})
 }
 
-// survive has a server of a round of three workers meet what play sends over four connections.
+// survive has a server of a round of three workers meet what play sends over four connections. It runs in virtual time:
+// the server has done all it can when every goroutine waits, so that no input needs patience, of which a payload that
+// never comes whole would use up all.
 func survive(t *testing.T, inOrder bool, play func([]transport.Conn)) {
-	network := transporttest.NewNetwork(transporttest.Options{})
-	defer network.Close()
-	secret := []byte("fuzz")
-	l, err := network.Node("server", secret).Listen("server:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := New(Config{Log: zap.NewNop(), Memory: fuzzMemory, Fusion: 1 << 10, RankOrder: inOrder, Model: condition.BSP()})
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(l) }()
-	s.Begin(&membership.Epoch{Round: 7, Workers: make([]membership.Worker, 3)})
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-
-	conns, heard := make([]transport.Conn, 4), make([]<-chan struct{}, 4)
-	for i, rank := range connRanks {
-		conns[i], heard[i] = greet(t, network.Node(fmt.Sprint("worker", i), secret), int(rank), 1+b2i(rank == 0))
-	}
-	play(conns)
-	patience := time.After(20 * time.Millisecond) // for a connection on which a payload is not complete
-	for i, c := range conns {
-		h := wire.Header{Type: wire.TypePull, Rank: connRanks[i], Epoch: 1 << 30, Seq: lastWord}
-		_ = c.Send(net.Buffers{h.Append(nil)})
-	}
-	for i, c := range conns {
-		select {
-		case <-heard[i]:
-		case <-patience:
+	synctest.Test(t, func(t *testing.T) {
+		network := transporttest.NewNetwork(transporttest.Options{})
+		defer network.Close()
+		secret := []byte("fuzz")
+		l, err := network.Node("server", secret).Listen("server:1")
+		if err != nil {
+			t.Fatal(err)
 		}
-		c.Close()
-	}
-	l.Close()
-	s.drained(t)
-	if lent := s.pool.Lent(); lent > fuzzMemory {
-		t.Errorf("%d bytes lent, limit %d", lent, fuzzMemory)
-	}
-	s.Close()
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
-	if lent := s.pool.Lent(); lent != 0 {
-		t.Errorf("%d bytes did not come back", lent)
-	}
-	runtime.ReadMemStats(&after)
-	if used := after.TotalAlloc - before.TotalAlloc; used > 64<<20 {
-		t.Errorf("%d MiB allocated", used>>20)
-	}
+		s := New(Config{Log: zap.NewNop(), Memory: fuzzMemory, Fusion: 1 << 10, RankOrder: inOrder, Model: condition.BSP()})
+		served := make(chan error, 1)
+		go func() { served <- s.Serve(l) }()
+		s.Begin(&membership.Epoch{Round: 7, Workers: make([]membership.Worker, 3)})
+		before := allocated()
+
+		conns := make([]transport.Conn, 4)
+		for i, rank := range connRanks {
+			conns[i] = greet(t, network.Node(fmt.Sprint("worker", i), secret), int(rank), 1+b2i(rank == 0))
+		}
+		play(conns)
+		synctest.Wait() // all that came whole is read and answered
+		for _, c := range conns {
+			c.Close()
+		}
+		l.Close()
+		s.drained(t)
+		if lent := s.pool.Lent(); lent > fuzzMemory {
+			t.Errorf("%d bytes lent, limit %d", lent, fuzzMemory)
+		}
+		s.Close()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		if lent := s.pool.Lent(); lent != 0 {
+			t.Errorf("%d bytes did not come back", lent)
+		}
+		if used := allocated() - before; used > 64<<20 {
+			t.Errorf("%d MiB allocated", used>>20)
+		}
+	})
 }
 
-// drained waits until the server has read to the end of every connection.
+// allocated is how many bytes this process has ever allocated.
+func allocated() uint64 {
+	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
+}
+
+// drained checks that the server reads to the end of every connection.
 func (s *Server) drained(t *testing.T) {
-	for start := time.Now(); ; runtime.Gosched() {
+	for _, patience := range []time.Duration{0, 20 * time.Second} {
+		time.Sleep(patience)
+		synctest.Wait()
 		s.mu.Lock()
 		n := len(s.conns)
 		s.mu.Unlock()
 		if n == 0 {
 			return
 		}
-		if time.Since(start) > 20*time.Second {
+		if patience > 0 {
 			t.Fatalf("%d connections do not end", n)
 		}
 	}
 }
-
-// lastWord marks a frame of an epoch that the round does not reach. The server answers such a frame with
-// its own epoch, so that a worker knows that all it had sent before was read.
-const lastWord = 1 << 60
 
 // connRanks are the ranks of the four connections.
 var connRanks = [4]uint16{0, 0, 1, 2}
@@ -155,12 +144,9 @@ func b2i(b bool) int {
 	return 0
 }
 
-// greet makes a connection of a rank, and reads what the server says. heard is closed when the last
-// word is answered, or nothing comes any more.
-func greet(t *testing.T, tr transport.Transport, rank, conns int) (conn transport.Conn, heard <-chan struct{}) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	c, err := tr.Dial(ctx, "server:1")
+// greet makes a connection of a rank, and reads what the server says.
+func greet(t *testing.T, tr transport.Transport, rank, conns int) transport.Conn {
+	c, err := tr.Dial(t.Context(), "server:1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,23 +158,8 @@ func greet(t *testing.T, tr transport.Transport, rank, conns int) (conn transpor
 	if err := c.ReadHeader(&h); err != nil || h.Type != wire.TypeWelcome {
 		t.Fatalf("no welcome: %v %v", h.Type, err)
 	}
-	end := make(chan struct{})
-	go func() {
-		tell := sync.OnceFunc(func() { close(end) })
-		defer tell()
-		b := make([]byte, 64<<10)
-		for c.ReadHeader(&h) == nil {
-			if h.Type == wire.TypeEpoch && h.Seq == lastWord {
-				tell()
-			}
-			for left := int(h.Length); left > 0; left -= min(left, len(b)) {
-				if c.ReadPayload(b[:min(left, len(b))]) != nil {
-					return
-				}
-			}
-		}
-	}()
-	return c, end
+	go transporttest.Drain(c)
+	return c
 }
 
 // script makes an input of frames.
@@ -196,9 +167,7 @@ type script struct{ b []byte }
 
 func (s *script) frame(conn int, h wire.Header, payload []byte) {
 	h.Rank = connRanks[conn]
-	frame := wire.AppendFrame(nil, h, payload)
-	s.b = append(s.b, byte(conn), byte(len(frame)), byte(len(frame)>>8))
-	s.b = append(s.b, frame...)
+	s.b = transporttest.AppendPiece(s.b, conn, wire.AppendFrame(nil, h, payload))
 }
 
 func (s *script) announce(conn int, t wire.Tensor) {
@@ -380,9 +349,10 @@ func seeds() (inputs [][]byte) {
 	}
 	s := &script{}
 	huge := declared(1, "huge", units.Allreduce, units.Sum, units.Float32, 1<<30)
-	s.announce(0, huge)
-	s.b = append(s.b, 0, wire.HeaderSize, 0)
-	push := wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float32, Length: 1 << 30}
-	s.b = push.Append(s.b)
-	return append(inputs, s.b, []byte("\x00\x07\x00garbage"))
+	for _, c := range ranks { // payloads that never come whole
+		s.announce(c, huge)
+		push := wire.Header{Type: wire.TypePush, Tensor: 1, Rank: connRanks[c], DType: units.Float32, Length: 1 << 30}
+		s.b = transporttest.AppendPiece(s.b, c, push.Append(nil))
+	}
+	return append(inputs, s.b, transporttest.AppendPiece(nil, 0, []byte("garbage")))
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -45,15 +46,7 @@ func FuzzServer(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, input []byte) {
-		withstand(t, func(conns []transport.Conn) {
-			for len(input) >= 3 {
-				n := min(int(input[1])|int(input[2])<<8, len(input)-3)
-				if n > 0 {
-					_ = conns[input[0]%2].Send(net.Buffers{input[3 : 3+n]})
-				}
-				input = input[3+n:]
-			}
-		})
+		withstand(t, func(conns []transport.Conn) { transporttest.SendPieces(conns, input) })
 	})
 }
 
@@ -76,56 +69,59 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// withstand runs the engine of rank 1 of 3 with one server, which the test plays.
+// withstand runs the engine of rank 1 of 3 with one server, which the test plays, in virtual time: an operation that
+// does not end costs none.
 func withstand(t *testing.T, play func(conns []transport.Conn)) {
-	network := transporttest.NewNetwork(transporttest.Options{})
-	defer network.Close()
-	secret := []byte("fuzz")
-	l, err := network.Node("server", secret).Listen("server:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	members := membership.NewView(&membership.Epoch{Round: 7, Workers: make([]membership.Worker, 3), Servers: []membership.Server{{Rank: membership.Dedicated, Node: membership.Node{Addresses: address.List{{Kind: "twin", At: "server:1"}}}}}})
-	e := New(Config{
-		Rank: 1, Membership: members, Transports: transport.NewSet(nil, network.Node("worker", secret)), Control: &numbering{}, PartitionBytes: 64 << 10, Fusion: 1 << 10,
-		Credit: 1 << 20, Conns: 2, DeclareTimeout: 10 * time.Second, Log: zap.NewNop(),
-		Alloc: func(n int) []byte {
-			if n > 1<<20 {
-				return nil
-			}
-			return make([]byte, n)
-		},
-	})
-	var conns []transport.Conn
-	var greeted sync.WaitGroup
-	greeted.Go(func() { conns = welcome(t, l) })
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	if err := e.Start(ctx, nil); err != nil {
-		t.Fatal(err)
-	}
-	greeted.Wait()
-	done := make(chan error, 100)
-	ops := append(fuzzedOperations(done), codedOperations(done)...)
-	if err := e.Submit(ops); err != nil {
-		t.Fatal(err)
-	}
-	play(conns)
-	for _, c := range conns {
-		c.Close()
-	}
-	for i := range ops {
-		select {
-		case <-done:
-		case <-time.After(10 * time.Second):
-			t.Fatalf("%d of %d operations have ended", i, len(ops))
+	synctest.Test(t, func(t *testing.T) {
+		network := transporttest.NewNetwork(transporttest.Options{})
+		defer network.Close()
+		secret := []byte("fuzz")
+		l, err := network.Node("server", secret).Listen("server:1")
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	e.Shutdown(ctx)
-	if len(done) > 0 {
-		t.Error("an operation has ended twice")
-	}
+		defer l.Close()
+		members := membership.NewView(&membership.Epoch{Round: 7, Workers: make([]membership.Worker, 3), Servers: []membership.Server{{Rank: membership.Dedicated, Node: membership.Node{Addresses: address.List{{Kind: "twin", At: "server:1"}}}}}})
+		e := New(Config{
+			Rank: 1, Membership: members, Transports: transport.NewSet(nil, network.Node("worker", secret)), Control: &numbering{}, PartitionBytes: 64 << 10, Fusion: 1 << 10,
+			Credit: 1 << 20, Conns: 2, DeclareTimeout: 10 * time.Second, Log: zap.NewNop(),
+			Alloc: func(n int) []byte {
+				if n > 1<<20 {
+					return nil
+				}
+				return make([]byte, n)
+			},
+		})
+		var conns []transport.Conn
+		var greeted sync.WaitGroup
+		greeted.Go(func() { conns = welcome(t, l) })
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := e.Start(ctx, nil); err != nil {
+			t.Fatal(err)
+		}
+		greeted.Wait()
+		done := make(chan error, 100)
+		ops := append(fuzzedOperations(done), codedOperations(done)...)
+		if err := e.Submit(ops); err != nil {
+			t.Fatal(err)
+		}
+		play(conns)
+		for _, c := range conns {
+			c.Close()
+		}
+		for i := range ops {
+			select {
+			case <-done:
+			case <-time.After(10 * time.Second):
+				t.Fatalf("%d of %d operations have ended", i, len(ops))
+			}
+		}
+		e.Shutdown(ctx)
+		if len(done) > 0 {
+			t.Error("an operation has ended twice")
+		}
+	})
 }
 
 // welcome takes the engine's connections. What it sends is read and forgotten.
@@ -140,17 +136,7 @@ func welcome(t *testing.T, l transport.Listener) (conns []transport.Conn) {
 		if err := c.Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeWelcome}, nil)}); err != nil {
 			t.Error(err)
 		}
-		go func() {
-			var h wire.Header
-			b := make([]byte, 64<<10)
-			for c.ReadHeader(&h) == nil {
-				for left := int(h.Length); left > 0; left -= min(left, len(b)) {
-					if c.ReadPayload(b[:min(left, len(b))]) != nil {
-						return
-					}
-				}
-			}
-		}()
+		go transporttest.Drain(c)
 	}
 	return conns
 }
@@ -242,10 +228,9 @@ func serverSeeds() (inputs [][]byte) {
 		{wire.Header{Type: wire.TypeBye}, nil},
 	} {
 		frame := wire.AppendFrame(nil, piece.h, piece.payload)
-		one := append([]byte{0, byte(len(frame)), byte(len(frame) >> 8)}, frame...)
 		batch := wire.AppendFrame(nil, wire.Header{Type: wire.TypeBatch}, frame)
-		inputs = append(inputs, one, append([]byte{1, byte(len(batch)), byte(len(batch) >> 8)}, batch...))
-		all = append(all, one...)
+		inputs = append(inputs, transporttest.AppendPiece(nil, 0, frame), transporttest.AppendPiece(nil, 1, batch))
+		all = transporttest.AppendPiece(all, 0, frame)
 	}
 	return append(inputs, all)
 }

@@ -1,0 +1,38 @@
+package transporttest
+
+import (
+	"net"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// SendPieces sends what a fuzzer makes up: a series of pieces, each of one byte that says over which connection, two
+// that say how many bytes, and those. What a connection no longer takes is left out.
+func SendPieces(conns []transport.Conn, input []byte) {
+	for len(input) >= 3 {
+		n := min(int(input[1])|int(input[2])<<8, len(input)-3)
+		if n > 0 {
+			_ = conns[int(input[0])%len(conns)].Send(net.Buffers{input[3 : 3+n]})
+		}
+		input = input[3+n:]
+	}
+}
+
+// AppendPiece appends a piece to an input of SendPieces.
+func AppendPiece(input []byte, conn int, piece []byte) []byte {
+	return append(append(input, byte(conn), byte(len(piece)), byte(len(piece)>>8)), piece...)
+}
+
+// Drain reads all frames of a connection, until it ends, and forgets them.
+func Drain(c transport.Conn) {
+	var h wire.Header
+	b := make([]byte, 4<<10)
+	for c.ReadHeader(&h) == nil {
+		for left := int(h.Length); left > 0; left -= min(left, len(b)) {
+			if c.ReadPayload(b[:min(left, len(b))]) != nil {
+				return
+			}
+		}
+	}
+}
