@@ -26,7 +26,7 @@ func (l Lab) alexnet() sim.Scenario {
 }
 
 const alexnetText = `64 workers, 1 server, 880 KB each way, 1 Gbit/s; each worker has a pace of its own, 150 to 350 ms,
-and log-normal noise upon it (σ = 0.4).`
+with log-normal noise (σ = 0.4).`
 
 // models is Table IV of FluentPS, AlexNet on CIFAR-10: PSSP against SSP at the same s.
 func (l Lab) models() (section, error) {
@@ -72,16 +72,16 @@ func (l Lab) models() (section, error) {
 	s.after = fmt.Sprintf(`- PSSP (c = 0.5) is %s as fast as SSP at the soft barrier; the paper has 1.38×.
 - SSP is %s as fast under lazy parking as at the soft barrier; the paper has 1.25× in this table. Its DPRs change by %s; the paper
   has −91.6 %%.
-- Why the soft barrier is slow: a worker that it lets go is as far ahead as before, so it is delayed again in the next iteration
-  (%.0f of 6400 pulls are), and all who are delayed are let go together. Their answers fill the server's link in one direction and then their
-  pushes in the other, with the slowest worker's among them; the two directions take turns instead of working at once. With a server's
-  link ten times as fast the soft barrier takes %s and lazy parking %s: then the order that waits less is the faster one.
+- Why the soft barrier is slow: a worker that it answers is as far ahead as before, so it is delayed again in the next iteration
+  (%.0f of 6400 pulls are), and all delayed workers are answered together. Their answers fill the server's link in one direction and then their
+  pushes in the other, the slowest worker's among them; the two directions alternate instead of working at once. With a 10x
+  faster server link the soft barrier takes %s and lazy parking %s: there the order that waits less is faster.
 - Other clusters, %s.
   The gains of this table are those of a full link and steady paces.
-- What does not come out: so few DPRs of PSSP at the soft barrier (here %.0f, there 350). A worker that is always faster than others is
-  delayed in every second iteration when c = 0.5, and nothing brings it back. The paper's two figures together say that one
+- Not reproduced: the paper's few DPRs of PSSP at the soft barrier (here %.0f, there 350). A worker that is always faster than others is
+  delayed in every second iteration when c = 0.5, and its lead never shrinks. The paper's two figures together say that one
   pull in nine came with a lead of s or more under PSSP while SSP delayed two of three: we found no cluster that gives both, neither
-  of steady workers nor of workers that only drift (log-normal).`, times(ssp.time/half.time), times(ssp.time/lazy.time), change(lazy.delays, ssp.delays), ssp.delays, seconds(free[0].time), seconds(free[1].time), others, half.delays)
+  with steady workers nor with workers that only drift (log-normal).`, times(ssp.time/half.time), times(ssp.time/lazy.time), change(lazy.delays, ssp.delays), ssp.delays, seconds(free[0].time), seconds(free[1].time), others, half.delays)
 	return s, nil
 }
 
@@ -137,10 +137,10 @@ func (l Lab) bounds() (section, error) {
 	}
 	soft, lazy := last[0], last[1]
 	s.after = fmt.Sprintf(`- At the soft barrier, c = 1/10 against s' = 12 (the paper's G and H): time %s and DPRs %s; the paper has −28.5 %% and −97.1 %%.
-  PSSP delays one in ten of the pulls that SSP delays every time, so that −90 %% is about what c = 1/10 can do to the same leads.
+  PSSP delays one in ten of the pulls that SSP delays every time, so about −90 %% is what c = 1/10 can reach at the same leads.
 - Lazy parking against the soft barrier under SSP, s' = 12: %s as fast, DPRs %s; the paper has up to 1.24× and −97.1 %%.
-- What does not come out: 70.7 %% fewer DPRs of PSSP under lazy parking. Here they change by %s. A lazy DPR brings a worker back to
-  V under either model. From there SSP lets it *gain* s' + 1 iterations on the slowest, PSSP lets it gain s + 1 and then *do* 1/c more on average; who is a
+- Not reproduced: 70.7 %% fewer DPRs of PSSP under lazy parking. Here they change by %s. A lazy DPR brings a worker back to
+  V under either model. From there SSP lets it *gain* s' + 1 iterations on the slowest, PSSP lets it gain s + 1 and then *do* 1/c more on average; a worker that is a
   fifth faster does six to gain one. So among steady workers PSSP delays more often, unless the slowest stands still. At the same s it delays
   less often (table above), by up to 92.6 %% in the paper's Table IV.`,
 		change(soft.pssp.time, soft.ssp.time), change(soft.pssp.delays, soft.ssp.delays),
@@ -171,9 +171,9 @@ func (l Lab) parking() (section, error) {
 		pair(&s.chart, parkings[k].String(), got[k].time, paper.time)
 	}
 	s.after = fmt.Sprintf(`- Lazy parking is %s as fast; the paper has 1.21×. DPRs change by %s; the paper has −99.2 %% in this row.
-- The value that a worker is answered with misses fewer iterations of the slowest: it was worth waiting for.
-- Lazy parking waits longer each time and wins only because delayed workers no longer move in a herd. Where links have room to spare,
-  or iterations take very different times (a tenth of them five times as long), the soft barrier is the faster one:
+- The value in an answer misses fewer iterations of the slowest worker: the longer wait improves it.
+- Lazy parking waits longer each time and is faster only because delayed workers no longer move together. Where links have spare capacity,
+  or iterations take very different times (a tenth of them 5x as long), the soft barrier is faster:
   `+"`paceline sim --model ssp:3 --parking lazy,soft-barrier --compute transient:100ms,0.1,5`"+`.`, times(got[0].time/got[1].time), change(got[1].delays, got[0].delays))
 	return s, nil
 }
@@ -182,9 +182,9 @@ func (l Lab) parking() (section, error) {
 func (l Lab) overlap() (section, error) {
 	s := section{title: "Overlap against a global barrier (FluentPS, figure 6)", file: "overlap.svg",
 		before: `ResNet-56 under BSP with a batch of 4096 over all workers, so that computing shrinks with their number; 8 servers of 8 keys, 1 Gbit/s.
-Below it two extremes: a model of 100 MB, where bytes count, and one of 34 KB over a slow network, where only latencies do. With the
-global barrier a scheduler lets workers pull when all have pushed everything, as PS-Lite does. Communication is all time that is not
-computing, of the average worker.`,
+Below it are two extremes: a model of 100 MB, where bytes dominate, and one of 34 KB over a slow network, where latencies do. With the
+global barrier a scheduler lets workers pull when all have pushed everything, as in PS-Lite. Communication is all time of the average
+worker in which it does not compute.`,
 		chart: sim.Chart{Title: "An iteration under BSP", Unit: "s", Parts: []string{"compute", "push and pull", "wait"}}}
 	s.table.row("workers", "model", "latency", "global", "overlap", "faster", "communication saved")
 	most, saved := 0.0, 0.0
@@ -221,9 +221,9 @@ computing, of the average worker.`,
 		s.table.row(fmt.Sprint(c.workers), c.name, c.latency, millis(r[0].Seconds/float64(sc.Iterations)), millis(r[1].Seconds/float64(sc.Iterations)), times(faster), percent(less))
 	}
 	s.after = fmt.Sprintf(`- Overlap is up to %s as fast and saves up to %s of the communication; the paper has up to 4.26× and 86 %%.
-- Why less comes out: a barrier costs the direction of the links that lies idle meanwhile, at most half of the transfer, and four
-  latencies of six, at most two thirds where nothing else counts. The paper says that PS-Lite's communication grew with the number of
-  workers until it dominated; a barrier alone does not do that. What else made it slow there (one scheduler that handles all
-  reports, uneven slices: the same paper gains 1.42× by even ones) is not in this model.`, times(most), percent(saved))
+- Why the gain is smaller here: a barrier leaves one direction of the links idle, at most half of the transfer, and adds four
+  latencies of six, at most two thirds where latencies dominate. The paper says that PS-Lite's communication grew with the number of
+  workers until it dominated; a barrier alone does not cause that. The other causes (one scheduler that handles all
+  reports, uneven slices: the same paper gains 1.42× by even ones) are not in this model.`, times(most), percent(saved))
 	return s, nil
 }

@@ -53,11 +53,11 @@ many iterations in total. Staleness is how many of the slowest's iterations an a
 	}
 	s.after = fmt.Sprintf(`- Beside a slow worker ElasticBSP is up to %s as fast as BSP; the paper has 1.77× to the same accuracy. 1.75× is all that a worker of
   half the pace leaves to gain (3.5 iterations in the time of 2).
-- SSP with a fixed s goes at the slowest's pace there. Where workers are alike or take turns at being slow it is as fast or faster, as in the
-  paper, whose SSP finished its epochs first and learned less: that part, accuracy, has no place in this model.
+- SSP with a fixed s runs at the slowest's pace there. Where workers are alike or take turns at being slow it is as fast or faster, as in the
+  paper, whose SSP finished its epochs first and learned less: this model has no accuracy.
 - A larger R gains little, because noise adds up over the iterations that are predicted, and lets workers drift far apart (staleness). The paper's R of
   120 and more gained nothing either, because finding the barrier took long; here that takes no time, and in Paceline
-  milliseconds (`+"`paceline bench barrier`"+`). That R = 15 was slower than BSP in one of its runs does not come out.`, times(best))
+  milliseconds (`+"`paceline bench barrier`"+`). Not reproduced: R = 15 slower than BSP in one of its runs.`, times(best))
 	return s, nil
 }
 
@@ -85,9 +85,9 @@ Workers share the data. The paper counts s from 1: its s = 1 is BSP, ` + "`ssp:0
 		s.table.row("`"+m[0]+"`", m[1], seconds(each), times(first/each), percent(r.Wait), fmt.Sprintf("%.2f", r.Staleness), fmt.Sprint(r.MaxLead))
 		s.chart.Bars = append(s.chart.Bars, sim.Bar{Label: m[1], Values: []float64{r.Compute * each, r.Exchange * each, (r.Wait + r.Idle) * each}})
 	}
-	s.after = fmt.Sprintf(`- Adaptive is the fastest, as in the paper (which prints curves, no figures): %s as fast as its s = 1, because the two other workers go on
+	s.after = fmt.Sprintf(`- Adaptive is the fastest, as in the paper (which prints curves, no figures): %s as fast as its s = 1, because the two other workers continue
   instead of waiting. The price is a lead of up to %d iterations within a superstep, where fixed s bounds it.
-- A larger fixed s helps little: the program stays, and SSP goes at the pace of the node that it disturbs, whatever s is.`, times(first/last), lead)
+- A larger fixed s helps little: the program stays, and SSP runs at the pace of the node that it disturbs, whatever s is.`, times(first/last), lead)
 	return s, nil
 }
 
@@ -95,7 +95,7 @@ Workers share the data. The paper counts s from 1: its s = 1 is BSP, ` + "`ssp:0
 func (l Lab) scale() (section, error) {
 	servers := min(200, max(1, l.Scale/50))
 	s := section{title: "Ten thousand workers", file: "scale.svg",
-		before: fmt.Sprintf(`No paper goes there. Workers: %d; servers: %d, of 1 key; 100 MB each way, workers at 10 Gbit/s and servers at 400 Gbit/s, iterations of
+		before: fmt.Sprintf(`No paper has this size. Workers: %d; servers: %d, of 1 key; 100 MB each way, workers at 10 Gbit/s and servers at 400 Gbit/s, iterations of
 5 s (σ = 0.2), 2 of each worker.`, l.Scale, servers),
 		chart: sim.Chart{Title: fmt.Sprintf("2 iterations of %d workers", l.Scale), Unit: "s", Parts: []string{"compute", "push and pull", "wait"}}}
 	s.table.row("model", "time", "iterations/s", "pulls", "DPRs", "events")
