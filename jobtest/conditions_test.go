@@ -140,7 +140,7 @@ func TestAConditionThatDoesNotFitChangesNothing(t *testing.T) {
 		{wire.Condition{Names: []string{"sum"}, Push: "drop-stragglers:1"}, nil, "drop-stragglers:2"},
 		{wire.Condition{Push: "drop-stragglers:3"}, nil, "allowed is from 1 to 2"},
 		{wire.Condition{Names: []string{"nobody"}, Pull: "asp"}, nil, "no tensor in use"},
-		{wire.Condition{Names: []string{"[w"}, Pull: "asp"}, nil, "no pattern of names"},
+		{wire.Condition{Names: []string{"[w"}, Pull: "asp"}, nil, "not a pattern of names"},
 		{wire.Condition{Pull: "expression:1/V > 2"}, nil, "V"},
 		{wire.Condition{Pull: "ssp:-1"}, nil, "-1"},
 		{wire.Condition{Pull: "elastic:15"}, nil, "supersteps"},

@@ -103,7 +103,7 @@ func TestRunSaysWhatIsWrongWithItsArguments(t *testing.T) {
 		"run --servers a:b:c true":        `--servers: "a:b:c" is not a host`,
 		"run --config-file /no/file true": "/no/file",
 		"run no-such-command":             "rank 0 on localhost cannot be started",
-		"server":                          "a server has to know the scheduler's address",
+		"server":                          "a server needs the scheduler's address",
 		"scheduler":                       "--listen host:port",
 		"scheduler --listen 192.0.2.1:7":  "so it needs a secret: set PACELINE_JOB_SECRET",
 		"status":                          "--scheduler host:port",

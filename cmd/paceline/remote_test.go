@@ -50,7 +50,7 @@ echo "$PACELINE_SERVERS $PACELINE_NUM_SERVERS"`)
 	}
 	c.Env = append(c.Env, "PATH="+bin+":"+os.Getenv("PATH"))
 	r := run(t, c)
-	if r.code != 0 || strings.Contains(r.stderr, "[0]") || strings.Contains(r.stderr, "[1]") { // the server tells of the strangers at its port
+	if r.code != 0 || strings.Contains(r.stderr, "[0]") || strings.Contains(r.stderr, "[1]") { // the server logs unauthenticated peers at its port
 		t.Fatalf("%+v", r)
 	}
 	for _, want := range []string{

@@ -1,4 +1,4 @@
-// Package address is where a server is reached: by one or several kinds of transport, each with a notation of its own.
+// Package address holds a server's addresses: one per kind of transport, each in a notation of its own.
 package address
 
 import (
@@ -8,7 +8,7 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 )
 
-// Address is where a server listens with one kind of transport.
+// Address is a server's address for one kind of transport.
 type Address struct {
 	Kind string `json:"kind"` // of the transport, for example "tcp"
 	At   string `json:"at"`   // in the notation of that kind, for example "10.0.0.1:4711"
@@ -17,8 +17,8 @@ type Address struct {
 // String gives the kind and the place: "tcp 10.0.0.1:4711".
 func (a Address) String() string { return a.Kind + " " + a.At }
 
-// List is all addresses of one server, at most one of each kind. Their order means nothing: the side that connects
-// has its own order of preference. A node that holds no server has none.
+// List is all addresses of one server, at most one of each kind. Their order has no meaning: the connecting
+// side has its own order of preference. A node without a server has none.
 type List []Address
 
 // String gives all of them, for messages.
@@ -40,7 +40,7 @@ func (l List) Of(kind string) (at string, ok bool) {
 	return "", false
 }
 
-// Shares reports whether two lists have an address in common: they are one server's, or two that contend for a place.
+// Shares reports whether two lists have an address in common: they belong to one server, or to two that compete for a place.
 func (l List) Shares(other List) bool {
 	for _, a := range l {
 		if at, ok := other.Of(a.Kind); ok && at == a.At {
@@ -50,7 +50,7 @@ func (l List) Shares(other List) bool {
 	return false
 }
 
-// Check reports the first thing about a list from outside that is out of bounds.
+// Check reports the first violation of a bound in a list from outside.
 func (l List) Check() error {
 	if len(l) > limits.MaxAddresses {
 		return fmt.Errorf("%d addresses, limit %d", len(l), limits.MaxAddresses)

@@ -1,5 +1,5 @@
 // Package half converts between float32 and the 16-bit floating-point types, in plain Go. It defines
-// what the kernels of core/reduce and core/codec answer.
+// the results of the kernels of core/reduce and core/codec.
 package half
 
 import "math"
@@ -31,7 +31,7 @@ func FromFloat16(h uint16) float32 {
 	}
 }
 
-// ToFloat16 rounds to the nearest, ties to even. A NaN stays one; what is too great becomes infinite.
+// ToFloat16 rounds to the nearest, ties to even. A NaN stays one; an overflow becomes infinite.
 func ToFloat16(f float32) uint16 {
 	u := math.Float32bits(f)
 	sign := uint16(u >> 16 & 0x8000)
@@ -39,7 +39,7 @@ func ToFloat16(f float32) uint16 {
 	switch {
 	case u > 0x7f800000:
 		return sign | 0x7e00 | uint16(u>>13&0x3ff)
-	case u >= 0x47800000: // 2^16; what rounds up to it comes out as infinity below
+	case u >= 0x47800000: // 2^16; values that round up to it become infinite below
 		return sign | 0x7c00
 	case u >= 0x38800000: // 2^-14, the smallest normal number
 		return sign | uint16((u-0x38000000+0xfff+u>>13&1)>>13)

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// Loopback is where the listeners of a local job are.
+// Loopback is the address of a local job's listeners.
 const Loopback = "127.0.0.1"
 
 // IsLoopback reports whether host, a name or an address without port, can only mean this machine.
-// It asks no name server.
+// It does not query a name server.
 func IsLoopback(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true
@@ -33,7 +33,7 @@ func IsLocal(host, hostname string) bool {
 	}
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
-		return false // a name that is not ours: the remote shell's own tables say where it is
+		return false // an unknown name: the remote shell's configuration resolves it
 	}
 	for _, a := range own {
 		if n, ok := a.(*net.IPNet); ok && n.IP.Equal(net.IP(addr.AsSlice())) {
@@ -44,7 +44,7 @@ func IsLocal(host, hostname string) bool {
 }
 
 // Address is the address to bind to for an interface's name or an address of this machine, "eth0" or
-// "10.0.0.3", or for the first in a list of them that is there: "ib0,eth0".
+// "10.0.0.3", or for the first in a list that exists here: "ib0,eth0".
 func Address(list string) (string, error) {
 	all, err := List()
 	if err != nil {
@@ -68,19 +68,19 @@ func Address(list string) (string, error) {
 	return "", fmt.Errorf("no interface or address %q on this machine; there are %s", list, strings.Join(there, ", "))
 }
 
-// Towards is this machine's address from which packets to host leave. Nothing is sent.
+// Towards is this machine's source address for packets to host. Nothing is sent.
 func Towards(host string) (string, error) {
 	conn, err := net.Dial("udp", net.JoinHostPort(host, "9"))
 	if err != nil {
-		return "", fmt.Errorf("no way to %s: %w", host, err)
+		return "", fmt.Errorf("no route to %s: %w", host, err)
 	}
 	defer conn.Close()
 	return conn.LocalAddr().(*net.UDPAddr).IP.String(), nil
 }
 
-// Outward is this machine's address towards the rest of the world.
+// Outward is this machine's source address for the Internet.
 func Outward() (string, error) {
-	if addr, err := Towards("192.0.2.1"); err == nil { // an address for documentation: only a default route leads there
+	if addr, err := Towards("192.0.2.1"); err == nil { // an address for documentation, reached only by a default route
 		return addr, nil
 	}
 	all, err := List()
@@ -92,7 +92,7 @@ func Outward() (string, error) {
 			return one.Addresses[0], nil
 		}
 	}
-	return "", errors.New("this machine has no address but loopback")
+	return "", errors.New("this machine has only a loopback address")
 }
 
 // Interface is one network interface that is up.

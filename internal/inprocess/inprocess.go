@@ -1,8 +1,8 @@
-// Package inprocess is what a worker and the server in its process say to each other that never travels.
+// Package inprocess holds what a worker and the server in its process exchange without the network.
 package inprocess
 
 import "errors"
 
-// ErrCancelled ends an operation on the server in the own process that was given up. The reason comes as a failure of
-// its own.
+// ErrCancelled ends an abandoned operation on the server in the worker's process. Its reason arrives as a separate
+// failure.
 var ErrCancelled = errors.New("the operation was given up")

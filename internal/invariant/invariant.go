@@ -1,5 +1,5 @@
-// Package invariant checks what must always be true, in builds that ask for it by the tag
-// "invariants" (the tests and the race build do). Elsewhere On is a false constant and the checks
+// Package invariant checks what must always be true, in builds with the tag "invariants" (the tests and
+// the race build). Elsewhere On is a false constant and the checks
 // that it guards are not compiled in.
 package invariant
 

@@ -19,7 +19,7 @@ const (
 	MaxTensor = 1 << 40
 	// MaxName bounds the name of a tensor.
 	MaxName = 4096
-	// MaxKept is for how many iterations a sum is kept for the ranks that it was closed without.
+	// MaxKept is the number of iterations for which a sum is kept for ranks that it was closed without.
 	MaxKept = 64
 	// MaxSync bounds the text of a synchronisation model: two expressions and a name.
 	MaxSync = 4096

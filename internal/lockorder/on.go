@@ -31,7 +31,7 @@ func (m *Mutex) Lock() {
 	m.mu.Lock()
 }
 
-// TryLock locks if nobody holds the lock. It cannot block, but it keeps to the order all the same.
+// TryLock locks if the lock is free. It cannot block, but the order applies.
 func (m *Mutex) TryLock() bool {
 	if !m.mu.TryLock() {
 		return false
@@ -85,7 +85,7 @@ type reader struct{ m *RWMutex }
 func (r reader) Lock()   { r.m.RLock() }
 func (r reader) Unlock() { r.m.RUnlock() }
 
-// held are the placed locks of each goroutine, in the order of their taking.
+// held lists the placed locks of each goroutine in the order of acquisition.
 var held = struct {
 	sync.Mutex
 	of map[uint64][]*place
@@ -128,7 +128,7 @@ func (p *place) release() {
 	panic(fmt.Sprintf("lock order broken: %s is released by a goroutine that does not hold it", p.name))
 }
 
-// goroutine is the number of the running goroutine, as its stack trace begins with it.
+// goroutine is the number of the running goroutine, from the head of its stack trace.
 func goroutine() uint64 {
 	var buf [64]byte
 	line := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))

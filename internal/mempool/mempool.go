@@ -1,5 +1,5 @@
-// Package mempool lends large byte buffers and keeps account of them. A buffer that comes back is kept
-// for the next borrower, up to a bound, because fresh memory costs a page fault every 4 KiB.
+// Package mempool lends and accounts for large byte buffers. It keeps returned buffers for the next borrower,
+// up to a bound, because fresh memory costs a page fault every 4 KiB.
 package mempool
 
 import (
@@ -22,8 +22,8 @@ const (
 type Pool struct {
 	limit int64
 
-	// Evict, if set before the first use, is called when memory is short: it puts back what can be done without,
-	// and reports whether it has. The callers of Get may hold locks of theirs.
+	// Evict, if set before the first use, is called when memory is short. It puts back expendable buffers and
+	// reports whether there were any. The callers of Get may hold locks of their own.
 	Evict func() bool
 
 	mu   sync.Mutex
@@ -35,8 +35,8 @@ type Pool struct {
 // New makes a pool that lends and keeps at most limit bytes in all.
 func New(limit int64) *Pool { return &Pool{limit: limit} }
 
-// Get lends a buffer of n bytes with arbitrary content. It fails when the limit would be passed though others give
-// way.
+// Get lends a buffer of n bytes with arbitrary content. It fails when the limit would be exceeded even after
+// eviction.
 func (p *Pool) Get(n int) ([]byte, error) {
 	b, err := p.Spare(n)
 	for err != nil && p.Evict != nil && p.Evict() {
@@ -45,7 +45,7 @@ func (p *Pool) Get(n int) ([]byte, error) {
 	return b, err
 }
 
-// Spare is Get for what can be done without: nobody gives way to it.
+// Spare is Get for expendable buffers: it evicts nothing.
 func (p *Pool) Spare(n int) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
@@ -62,7 +62,7 @@ func (p *Pool) Spare(n int) ([]byte, error) {
 		return b[:n], nil
 	}
 	if class > wideClass || p.lent+size > p.limit {
-		return nil, fmt.Errorf("%d bytes asked for, %d of %d in use", n, p.lent, p.limit)
+		return nil, fmt.Errorf("%d bytes requested, %d of %d in use", n, p.lent, p.limit)
 	}
 	p.trim(p.limit - p.lent - size)
 	p.lent += size
@@ -83,7 +83,7 @@ func (p *Pool) Put(b []byte) {
 	p.mu.Unlock()
 }
 
-// Release lets go of every buffer that is not lent.
+// Release frees every buffer that is not lent.
 func (p *Pool) Release() {
 	p.mu.Lock()
 	p.trim(0)

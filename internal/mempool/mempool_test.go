@@ -46,8 +46,8 @@ func TestEmptyBuffersCostNothing(t *testing.T) {
 	p.Put(b)
 }
 
-// TestTheBooksBalance borrows and gives back from many goroutines: the limit holds all the time, nobody's
-// buffer is somebody else's, and at the end everything is back.
+// TestTheBooksBalance borrows and returns from many goroutines: the limit always holds, no buffer has two
+// borrowers, and at the end all are returned.
 func TestTheBooksBalance(t *testing.T) {
 	const limit = 1 << 20
 	p := New(limit)
@@ -88,8 +88,8 @@ func TestTheBooksBalance(t *testing.T) {
 	}
 }
 
-// TestOthersEvict has a borrower give back what it can do without, for one that cannot, and for no other.
-func TestOthersEvict(t *testing.T) {
+// TestEvictionServesGetAlone evicts expendable buffers for Get, and not for Spare.
+func TestEvictionServesGetAlone(t *testing.T) {
 	p := New(64 << 10)
 	var spare [][]byte
 	p.Evict = func() bool {

@@ -1,6 +1,6 @@
 // Package options holds the options of a tensor, each group in a small structure of its own. Operations carry them
-// from the C ABI to the engine (worker.Op), and declarations on to the servers (wire.Tensor), as one value: an option
-// more is one field here, and nothing between its ends names it.
+// from the C ABI to the engine (worker.Op), and declarations on to the servers (wire.Tensor), as one value: a new
+// option is one field here, and no layer between names it.
 package options
 
 import (
@@ -10,12 +10,12 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 )
 
-// Declared are the options that a tensor is declared with. All ranks have to agree on them. The zero value has
-// every default.
+// Declared are the options that a tensor is declared with. All ranks must agree on them. The zero value is
+// all defaults.
 type Declared struct {
 	Sync     Sync   `json:"sync,omitzero"`
 	Codec    string `json:"codec,omitempty"`    // how payloads are encoded, as codec.Parse reads it; in an operation also a policy; "" is plain, in an operation the job's
-	PullGate Gate   `json:"pull_gate,omitzero"` // of a held value: which answers to reads are not worth sending
+	PullGate Gate   `json:"pull_gate,omitzero"` // of a held value: answers to reads that are not sent
 }
 
 // Sync says how far ranks may be apart.
@@ -24,14 +24,14 @@ type Sync struct {
 	SoftPark bool   `json:"soft_park,omitempty"` // of a held value: delayed pulls wait in the soft-barrier order, not in the lazy one
 }
 
-// Gate holds back what would change a tensor by less than a share of it, as Gaia's significance filter does. The zero
-// Gate lets everything pass.
+// Gate holds back changes below a share of the tensor, as Gaia's significance filter does. The zero Gate holds back
+// nothing.
 type Gate struct {
 	Threshold float64 `json:"threshold"` // of |change| / |value|, L2
 	Decay     float64 `json:"decay"`     // the threshold of iteration i, counted from 1, is divided by i to the power of this
 }
 
-// Signature is the options as people read them behind a tensor's type and shape; "" where all are the defaults.
+// Signature describes the options for messages, after a tensor's type and shape; "" where all are defaults.
 func (d Declared) Signature() string {
 	s := ""
 	if d.Sync.Model != "" {
@@ -65,7 +65,7 @@ func (g Gate) At(iteration uint64) float64 {
 	return g.Threshold / math.Pow(float64(iteration), g.Decay)
 }
 
-// Check reports numbers that are no gate's.
+// Check reports numbers that are invalid for a gate.
 func (g Gate) Check() error {
 	for _, x := range []float64{g.Threshold, g.Decay} {
 		if !(x >= 0 && x <= math.MaxFloat64) {

@@ -2,7 +2,7 @@
 //
 // One table (table.go) says which variables there are, what is allowed and what the default is; who
 // this process is in the job comes from the launcher's variables (identity.go); where the scheduler is
-// and what the job's secret is follow from both (meeting.go). FromEnv is a pure function of the
+// and what the job's secret is follow from both (rendezvous.go). FromEnv is a pure function of the
 // environment; Complete adds what only the machine knows.
 package settings
 
@@ -26,7 +26,7 @@ type Settings struct {
 	Host      string `json:"host"`     // name of this machine for people, alike for its ranks; Complete fills it
 	Launcher  string `json:"launcher"` // whose variables gave the rank: "paceline", "torchrun", ...; "" for none
 
-	// How the job meets.
+	// The rendezvous of the job.
 	Scheduler      string `json:"scheduler"`       // host:port to dial; "" where it is this process's own, on a port that is known once it listens
 	EmbedScheduler string `json:"embed_scheduler"` // host:port at which this process has to run the scheduler; "" if another does. Complete makes the host an address to bind to
 	Port           int    `json:"port"`            // of a scheduler in rank 0; 0 for a derived one
@@ -97,10 +97,10 @@ func FromEnv(env map[string]string) (Settings, []string, error) {
 		return Settings{}, warnings, err
 	}
 	s.Timeline = TimelinePath(s.Timeline, s.Rank)
-	if err := errors.Join(meet(&s, env), agree(&s)); err != nil {
+	if err := errors.Join(rendezvous(&s, env), agree(&s)); err != nil {
 		return Settings{}, warnings, err
 	}
-	return s, append(warnings, strangers(env)...), nil
+	return s, append(warnings, unknown(env)...), nil
 }
 
 // agree reports settings that are each allowed but not together.

@@ -157,11 +157,11 @@ func TestBadValuesNameVariableValueAndWhatIsAllowed(t *testing.T) {
 		{env{"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 of torchrun in a job of 2: ranks count from 0"},
 		{env{"RANK": "x", "WORLD_SIZE": "2"}, `RANK="x": allowed are 0 to 16384`},
 		{env{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3 is more than the job's 2 workers"},
-		{env{"RANK": "0", "WORLD_SIZE": "2"}, "rank 0 of 2 does not know where the scheduler is: set PACELINE_SCHEDULER=host:port, or MASTER_ADDR"},
+		{env{"RANK": "0", "WORLD_SIZE": "2"}, "rank 0 of 2 does not know the scheduler's address: set PACELINE_SCHEDULER=host:port, or MASTER_ADDR"},
 		{env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "the ranks have to agree on a port for the scheduler: set PACELINE_PORT"},
 		{env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "0"}, `MASTER_PORT="0": allowed are 1 to 65535`},
 		{env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "so it needs a secret: set PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE"},
-		{env{"PACELINE_ROLE": "server"}, "a server has to know the scheduler's address: set PACELINE_SCHEDULER=host:port"},
+		{env{"PACELINE_ROLE": "server"}, "a server needs the scheduler's address: set PACELINE_SCHEDULER=host:port"},
 		{env{"DMLC_PS_ROOT_URI": "a"}, `DMLC_PS_ROOT_URI="a" with DMLC_PS_ROOT_PORT="": set both`},
 		{env{"PACELINE_TLS_CERT": "a.pem"}, "TLS needs all of"},
 	} {

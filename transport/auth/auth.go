@@ -6,10 +6,10 @@
 //	client → server   proof   HMAC-SHA256 over both hellos     (proofSize bytes)
 //	server → client   verdict one byte, and the server's proof (1 + proofSize bytes)
 //
-// The client proves first, so that a stranger who asks a listener gets nothing computed from the
-// secret. A proof is bound to its direction and to both hellos, that is to both nonces and versions
-// (and to the TLS session where there is one): it fits no other connection, and no end can be shown
-// its own words. Every blob has a fixed size; nothing is taken from a stranger but these bytes.
+// The client proves first, so that an unauthenticated peer gets nothing computed from the secret. A proof is
+// bound to its direction and to both hellos, that is to both nonces and versions (and to the TLS session, if
+// any): it is valid on no other connection, and cannot be reflected. Every blob has a fixed size; nothing else
+// is read from an unauthenticated peer.
 package auth
 
 import (
@@ -41,16 +41,16 @@ const (
 )
 
 // ErrInterrupted is wrapped, beside transport.ErrAuth, when the connection ended in the middle of the
-// handshake: the peer may have been stopped just then, so that trying again may help.
+// handshake: the peer may have just been stopped, so a retry may succeed.
 var ErrInterrupted = errors.New("the connection ended during the handshake")
 
-// Keys are what both ends of a connection have to share.
+// Keys are shared by both ends of a connection.
 type Keys struct {
 	Secret  []byte // the job secret
 	Binding []byte // identifies the TLS session that carries the connection; empty without TLS
 }
 
-// Client proves the secret to the server at the other end of rw and has it prove the same. The caller
+// Client proves the secret to the server at the other end of rw and checks the server's proof. The caller
 // sets the deadline. Peer is its address, for messages. Errors wrap transport.ErrAuth.
 func (k Keys) Client(rw io.ReadWriter, peer string) error {
 	if len(k.Secret) == 0 {
@@ -73,7 +73,7 @@ func (k Keys) Client(rw io.ReadWriter, peer string) error {
 	}
 	switch {
 	case answer[0] == rejected:
-		return fmt.Errorf("%w: %s rejected this node, whose job secret is another one: %s", transport.ErrAuth, peer, advice)
+		return fmt.Errorf("%w: %s rejected this node, which has a different job secret: %s", transport.ErrAuth, peer, advice)
 	case answer[0] != accepted:
 		return fmt.Errorf("%w: %s answered the handshake with byte %#02x (is it a Paceline node?)", transport.ErrAuth, peer, answer[0])
 	case !hmac.Equal(answer[1:], k.proof("server", mine, theirs)):
@@ -82,8 +82,8 @@ func (k Keys) Client(rw io.ReadWriter, peer string) error {
 	return nil
 }
 
-// Server has the client at the other end of rw prove the secret, tells it the verdict and proves the
-// same. The caller sets the deadline. Peer is its address, for messages. Errors wrap transport.ErrAuth.
+// Server checks the proof of the client at the other end of rw, sends the verdict and proves the secret in
+// turn. The caller sets the deadline. Peer is its address, for messages. Errors wrap transport.ErrAuth.
 func (k Keys) Server(rw io.ReadWriter, peer string) error {
 	if len(k.Secret) == 0 {
 		return errNoSecret
@@ -103,7 +103,7 @@ func (k Keys) Server(rw io.ReadWriter, peer string) error {
 	var answer [1 + proofSize]byte
 	if !hmac.Equal(proof[:], k.proof("client", theirs, mine)) {
 		answer[0] = rejected
-		_, _ = rw.Write(answer[:]) // a courtesy: the peer is turned away whether it hears why or not
+		_, _ = rw.Write(answer[:]) // best effort: the peer is refused either way
 		return wrongSecret(peer)
 	}
 	answer[0] = accepted
@@ -122,10 +122,10 @@ func newHello() []byte {
 	return hello
 }
 
-// readHello reads the peer's hello; mine is our own, which must not come back.
+// readHello reads the peer's hello; mine is this node's own, which must not come back.
 func readHello(r io.Reader, peer string, mine []byte) ([]byte, error) {
 	hello := make([]byte, helloSize)
-	// The magic alone first: a stranger who sends a few bytes of something else is told apart at once.
+	// The magic first: a peer of another protocol that sends only a few bytes is refused at once.
 	if _, err := io.ReadFull(r, hello[:len(magic)]); err != nil {
 		return nil, Interrupted(peer, err)
 	}
@@ -140,16 +140,16 @@ func readHello(r io.Reader, peer string, mine []byte) ([]byte, error) {
 			transport.ErrAuth, peer, got[0], got[1], Version, wire.Version)
 	}
 	if hmac.Equal(hello, mine) {
-		return nil, fmt.Errorf("%w: %s sent this node's own words back", transport.ErrAuth, peer)
+		return nil, fmt.Errorf("%w: %s reflected this node's handshake", transport.ErrAuth, peer)
 	}
 	return hello, nil
 }
 
-// proof is what the end called role ("client" or "server") shows the other.
+// proof is what the end in role ("client" or "server") sends to the other.
 func (k Keys) proof(role string, clientHello, serverHello []byte) []byte {
 	mac := hmac.New(sha256.New, k.Secret)
 	for _, part := range [][]byte{[]byte("paceline "), []byte(role), clientHello, serverHello, k.Binding} {
-		mac.Write(part) // no part but the last varies in length for a role, so that no two messages run together
+		mac.Write(part) // only the last part varies in length for a role, so no two messages are ambiguous
 	}
 	return mac.Sum(nil)
 }
@@ -162,7 +162,7 @@ func wrongSecret(peer string) error {
 	return fmt.Errorf("%w: the peer at %s does not know the job secret: %s", transport.ErrAuth, peer, advice)
 }
 
-// Interrupted is the error for a connection that ended, for reason err, before both ends were known.
+// Interrupted is the error of a connection that ended, for reason err, during the handshake.
 func Interrupted(peer string, err error) error {
 	return fmt.Errorf("%w with %s: %w: %w", transport.ErrAuth, peer, ErrInterrupted, err)
 }

@@ -14,8 +14,8 @@ import (
 
 var secret = []byte("the secret of the job")
 
-// meet runs a client and a server against each other and returns what each of them says.
-func meet(t *testing.T, client, server Keys) (clientErr, serverErr error) {
+// handshake runs a client and a server against each other and returns their errors.
+func handshake(t *testing.T, client, server Keys) (clientErr, serverErr error) {
 	t.Helper()
 	a, b := pipe(t)
 	done := make(chan error, 1)
@@ -43,19 +43,19 @@ func wantAuthError(t *testing.T, err error, text string) {
 
 func TestPeersWithOneSecretAcceptEachOther(t *testing.T) {
 	keys := Keys{Secret: secret, Binding: []byte("session")}
-	if c, s := meet(t, keys, keys); c != nil || s != nil {
+	if c, s := handshake(t, keys, keys); c != nil || s != nil {
 		t.Fatalf("client: %v, server: %v", c, s)
 	}
 }
 
 func TestAWrongSecretIsToldToBothSides(t *testing.T) {
-	c, s := meet(t, Keys{Secret: []byte("another")}, Keys{Secret: secret})
+	c, s := handshake(t, Keys{Secret: []byte("another")}, Keys{Secret: secret})
 	wantAuthError(t, c, "server:1 rejected this node")
 	wantAuthError(t, s, "the peer at client:1 does not know the job secret: give every node the same PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE")
 }
 
 func TestAProofDoesNotFitAnotherTLSSession(t *testing.T) {
-	c, s := meet(t, Keys{Secret: secret, Binding: []byte("one")}, Keys{Secret: secret, Binding: []byte("two")})
+	c, s := handshake(t, Keys{Secret: secret, Binding: []byte("one")}, Keys{Secret: secret, Binding: []byte("two")})
 	wantAuthError(t, c, "rejected")
 	wantAuthError(t, s, "does not know the job secret")
 }
@@ -82,7 +82,7 @@ func TestOurOwnWordsSentBackAreRefused(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- Keys{Secret: secret}.Client(a, "server:1") }()
 	go io.Copy(b, b)
-	wantAuthError(t, <-done, "own words back")
+	wantAuthError(t, <-done, "reflected")
 }
 
 func TestAReplayedProofIsRefused(t *testing.T) {
@@ -127,7 +127,7 @@ func TestStrangersAreToldApart(t *testing.T) {
 				a.Write([]byte(c.send))
 				a.Close()
 			}()
-			wantAuthError(t, Keys{Secret: secret}.Server(b, "stranger:1"), c.want)
+			wantAuthError(t, Keys{Secret: secret}.Server(b, "peer:1"), c.want)
 		})
 	}
 }
@@ -135,9 +135,9 @@ func TestStrangersAreToldApart(t *testing.T) {
 func TestASilentPeerMeetsTheDeadline(t *testing.T) {
 	_, b := pipe(t)
 	b.SetDeadline(time.Now().Add(-time.Second))
-	err := Keys{Secret: secret}.Server(b, "stranger:1")
+	err := Keys{Secret: secret}.Server(b, "peer:1")
 	var timeout net.Error
-	if wantAuthError(t, err, "stranger:1"); !errors.As(err, &timeout) || !timeout.Timeout() {
+	if wantAuthError(t, err, "peer:1"); !errors.As(err, &timeout) || !timeout.Timeout() {
 		t.Errorf("%v is not a timeout", err)
 	}
 }
@@ -151,8 +151,8 @@ func FuzzServer(f *testing.F) {
 			io.Reader
 			io.Writer
 		}{bytes.NewReader(said), io.Discard}
-		if err := (Keys{Secret: secret}).Server(peer, "stranger:1"); !errors.Is(err, transport.ErrAuth) {
-			t.Fatalf("a stranger got in, or the error is of another kind: %v", err)
+		if err := (Keys{Secret: secret}).Server(peer, "peer:1"); !errors.Is(err, transport.ErrAuth) {
+			t.Fatalf("an unauthenticated peer got in, or the error is of another kind: %v", err)
 		}
 	})
 }

@@ -134,7 +134,7 @@ func TestDialSaysWhatIsWrong(t *testing.T) {
 		go l.Accept()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		_, err := Dial(ctx, Config{Transport: network.Node("stranger", []byte("other")), Address: "scheduler:1"})
+		_, err := Dial(ctx, Config{Transport: network.Node("other", []byte("other")), Address: "scheduler:1"})
 		if err == nil || !strings.Contains(err.Error(), "job secret") {
 			t.Errorf("wrong secret: %v", err)
 		}

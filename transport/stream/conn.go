@@ -1,6 +1,6 @@
-// Package stream makes authenticated connections that carry frames (transport.Conn) out of any byte
-// stream: sockets, TLS, the simulated links of transporttest. A backend over byte streams brings only
-// its way to listen and to connect.
+// Package stream makes authenticated connections that carry frames (transport.Conn) of any byte stream:
+// sockets, TLS, the simulated links of transporttest. A backend over byte streams only listens and
+// connects.
 package stream
 
 import (
@@ -21,34 +21,34 @@ import (
 // Larger payloads go straight to their destination.
 const readBuffer = 8 << 10
 
-// TryWriter is what a byte stream has if it can write without waiting for the peer.
+// TryWriter is a byte stream that can write without waiting for the peer.
 type TryWriter interface {
 	// TryWrite writes as much of the buffers as fits now and returns the number of bytes. It changes
 	// neither the slice nor its elements.
 	TryWrite(buffers net.Buffers) (int, error)
 }
 
-// BuffersWriter is what a byte stream has if it writes buffers better than one after the other.
+// BuffersWriter is a byte stream that writes several buffers in one call.
 type BuffersWriter interface {
 	WriteBuffers(buffers *net.Buffers) error
 }
 
-// Conn is a transport.Conn over a byte stream. Sending takes no memory, nor does reading.
+// Conn is a transport.Conn over a byte stream. Neither sending nor reading allocates.
 type Conn struct {
 	nc    net.Conn
 	peer  string
-	try   TryWriter     // nil if nc is none
-	whole BuffersWriter // nil if nc is none
+	try   TryWriter     // nil if nc is not one
+	whole BuffersWriter // nil if nc is not one
 	turn  *turn
-	out   net.Buffers // what is being sent; belongs to whoever has the turn
+	out   net.Buffers // what is being sent; owned by the sender that has the turn
 
 	in   *bufio.Reader
 	left uint32 // bytes of the current payload that were not read yet
 
-	aside byte // its address is what Aside takes the turn for
+	aside byte // its address identifies Aside as a sender to turn
 
 	once  sync.Once
-	cause atomic.Pointer[error] // the first reason why nothing can be sent any more
+	cause atomic.Pointer[error] // why sending ended: the first reason
 }
 
 func newConn(nc net.Conn) *Conn {
@@ -58,7 +58,7 @@ func newConn(nc net.Conn) *Conn {
 	return c
 }
 
-// Send implements transport.Conn. The rest of a TrySend is known by the address of its first byte.
+// Send implements transport.Conn. The address of its first byte identifies the rest of a TrySend.
 func (c *Conn) Send(buffers net.Buffers) error {
 	buffers = skipEmpty(buffers)
 	if len(buffers) == 0 {
@@ -112,7 +112,7 @@ func (c *Conn) TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err er
 	return buffers, false, nil
 }
 
-// Aside has f write to the stream what is not a frame, in order with sends and mixed with none. An error of f ends sending.
+// Aside has f write something other than a frame to the stream, in order with sends and never amid one. An error of f ends sending.
 func (c *Conn) Aside(f func() error) error {
 	if !c.turn.take(&c.aside) {
 		return c.ended()
@@ -127,13 +127,13 @@ func (c *Conn) Aside(f func() error) error {
 	return nil
 }
 
-// NetConn is the stream below.
+// NetConn is the underlying stream.
 func (c *Conn) NetConn() net.Conn { return c.nc }
 
 // ReadHeader implements transport.Conn.
 func (c *Conn) ReadHeader(h *wire.Header) error {
 	if c.left > 0 {
-		return fmt.Errorf("reading a header from %s while %d bytes of the payload before were not read", c.peer, c.left)
+		return fmt.Errorf("reading a header from %s while %d bytes of the previous payload are unread", c.peer, c.left)
 	}
 	b, err := c.in.Peek(wire.HeaderSize)
 	if err != nil {
@@ -176,16 +176,16 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// end closes the connection for a reason, which whoever sends or reads from now on is told.
+// end closes the connection. Later sends and reads fail with the reason.
 func (c *Conn) end(reason error) {
 	c.once.Do(func() {
 		c.cause.CompareAndSwap(nil, &reason)
 		close(c.turn.over)
-		c.nc.Close() // its error would say that the peer went first, which no caller can act on
+		c.nc.Close() // an error would mean that the peer closed first; callers do not need it
 	})
 }
 
-// ended is why nothing can be sent any more, or nil.
+// ended is why sending ended, or nil.
 func (c *Conn) ended() error {
 	if cause := c.cause.Load(); cause != nil {
 		return *cause
@@ -193,16 +193,16 @@ func (c *Conn) ended() error {
 	return nil
 }
 
-// sendFailed remembers why sending ended. The stream stays open for what the peer had sent before,
-// which may be its goodbye.
+// sendFailed records why sending ended. The stream stays open for reading what the peer had sent before,
+// possibly its goodbye.
 func (c *Conn) sendFailed(err error) error {
 	reason := describe("sending to", c.peer, err)
 	c.cause.CompareAndSwap(nil, &reason)
 	return c.ended()
 }
 
-// readFailed names the reason why reading ended. The kernel tells of a failure once: who is told first,
-// sender or reader, remembers it for the other.
+// readFailed is the error of a failed read. The kernel reports a failure once, to a sender or a reader; the
+// first one records it for the other.
 func (c *Conn) readFailed(err error) error {
 	reason := describe("reading from", c.peer, err)
 	if c.ended() == nil && errors.Is(err, io.EOF) {
@@ -219,9 +219,9 @@ func describe(doing, peer string, err error) error {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("%s closed the connection in the middle of a frame or a write: %w", peer, io.ErrUnexpectedEOF)
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		return fmt.Errorf("%s %s: the peer went away without finishing: %w", doing, peer, err)
+		return fmt.Errorf("%s %s: the peer closed without finishing: %w", doing, peer, err)
 	case errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%s %s: the peer or the network to it does not answer any more: %w", doing, peer, err)
+		return fmt.Errorf("%s %s: the peer or the network to it no longer answers: %w", doing, peer, err)
 	case errors.Is(err, syscall.ECONNABORTED):
 		return fmt.Errorf("%s %s: the connection broke: %w", doing, peer, err)
 	default:

@@ -8,7 +8,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// script is a byte stream that counts its calls. Each read gets what is asked for, as far as there is something.
+// script is a byte stream that counts its calls. Each read returns what is asked for, as far as available.
 type script struct {
 	net.Conn
 	in            []byte
@@ -35,7 +35,7 @@ func TestAFrameTakesOneWriteAndASmallOneASingleRead(t *testing.T) {
 	frame := append(h.Append(nil), make([]byte, h.Length)...)
 	s := &script{in: bytes.Repeat(frame, 3)}
 	c := newConn(s)
-	for range 3 { // all that lies there is read at once
+	for range 3 { // everything available is read at once
 		if err := c.ReadHeader(&h); err != nil {
 			t.Fatal(err)
 		}

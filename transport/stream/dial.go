@@ -19,11 +19,11 @@ const (
 )
 
 // Dial connects and authenticates. The peer may start later, or be starting again: until ctx ends
-// Dial tries again, unless the address is unusable or what answers is no peer that knows the secret.
+// Dial retries, unless the address is unusable or the answer comes from a peer without the secret.
 func (c Config) Dial(ctx context.Context, address string, connect func(context.Context) (net.Conn, error)) (*Conn, error) {
 	c = c.WithDefaults()
 	start := time.Now()
-	var last error // the last reason that is not ctx itself
+	var last error // the last reason other than ctx itself
 	pause := firstPause
 	for attempts := 1; ; attempts++ {
 		conn, err := c.dialOnce(ctx, address, connect)
@@ -56,7 +56,7 @@ func (c Config) dialOnce(ctx context.Context, address string, connect func(conte
 	if err != nil {
 		return nil, err
 	}
-	// The deadline alone would not notice that ctx was cancelled.
+	// The deadline does not cover a cancelled ctx.
 	stop := context.AfterFunc(ctx, func() { nc.Close() })
 	deadline, _ := attempt.Deadline()
 	conn, err := c.authenticate(nc, address, deadline)
@@ -70,13 +70,13 @@ func (c Config) dialOnce(ctx context.Context, address string, connect func(conte
 	return conn, nil
 }
 
-// expired reports whether ctx has ended, or is about to: a network operation may notice its deadline first.
+// expired reports whether ctx has ended or is at its deadline, which a network operation may see first.
 func expired(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
-// final reports whether another attempt could not end differently.
+// final reports whether another attempt would end the same.
 func final(err error) bool {
 	var address *net.AddrError
 	var name *net.DNSError

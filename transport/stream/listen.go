@@ -13,30 +13,29 @@ import (
 	"github.com/paceline/paceline/transport/auth"
 )
 
-// Defaults and bounds of making connections.
+// Defaults and bounds of new connections.
 const (
 	defaultHandshakeTimeout = 10 * time.Second
-	// maxStrangers bounds the connections of one listener whose peer has not proved the secret yet, or
-	// which nobody has accepted yet. Each costs a goroutine and a few hundred bytes; more of them wait
-	// in the kernel's backlog.
-	maxStrangers = 256
-	// refusalsPerSecond bounds what strangers can make a node write to its log.
+	// maxPending bounds the connections of one listener that are not authenticated or not accepted yet. Each
+	// costs a goroutine and a few hundred bytes; more of them wait in the kernel's backlog.
+	maxPending = 256
+	// refusalsPerSecond bounds what unauthenticated peers can make a node write to its log.
 	refusalsPerSecond = 10
-	// maxAcceptPause is the longest pause after a failed accept, such as for want of file descriptors.
+	// maxAcceptPause is the longest pause after a failed accept, for example without file descriptors.
 	maxAcceptPause = time.Second
 )
 
-// Config is what the connections of one node have in common.
+// Config is common to the connections of one node.
 type Config struct {
 	Secret           []byte        // the job secret
 	HandshakeTimeout time.Duration // from the first byte until both ends are known; 0 is 10 s
-	Log              *zap.Logger   // nil is no log
-	// Secure, if set, wraps a new stream before anything is said on it (TLS) and returns what binds the
-	// proof of the secret to it. address is what was dialed, "" on the side that listens.
+	Log              *zap.Logger   // nil: no log
+	// Secure, if set, wraps a new stream before the first byte (TLS) and returns what binds the proof of the
+	// secret to it. address is the dialed one, "" on the side that listens.
 	Secure func(nc net.Conn, address string) (secured net.Conn, binding []byte, err error)
 }
 
-// WithDefaults fills in what was not set.
+// WithDefaults sets the defaults of the zero fields.
 func (c Config) WithDefaults() Config {
 	if c.HandshakeTimeout <= 0 {
 		c.HandshakeTimeout = defaultHandshakeTimeout
@@ -52,13 +51,13 @@ type Listener struct {
 	config  Config
 	sockets []net.Listener
 	ready   chan *Conn    // authenticated, to be accepted
-	slots   chan struct{} // one value for each stranger
+	slots   chan struct{} // one value for each pending connection
 	done    chan struct{}
 	once    sync.Once
 	wg      sync.WaitGroup
 
-	mu        sync.Mutex            // the only lock of the package; a connection's turn is taken with no lock held
-	strangers map[net.Conn]struct{} // so that Close can end them; nil after Close
+	mu      sync.Mutex            // the only lock of the package; a connection's turn is taken with no lock held
+	pending map[net.Conn]struct{} // for Close to end; nil after Close
 }
 
 // Listen accepts from the sockets, which it owns from now on.
@@ -68,12 +67,12 @@ func (c Config) Listen(sockets ...net.Listener) *Listener {
 		return zapcore.NewSamplerWithOptions(core, time.Second, refusalsPerSecond, 0)
 	}))
 	l := &Listener{
-		config:    c,
-		sockets:   sockets,
-		ready:     make(chan *Conn),
-		slots:     make(chan struct{}, maxStrangers),
-		done:      make(chan struct{}),
-		strangers: make(map[net.Conn]struct{}),
+		config:  c,
+		sockets: sockets,
+		ready:   make(chan *Conn),
+		slots:   make(chan struct{}, maxPending),
+		done:    make(chan struct{}),
+		pending: make(map[net.Conn]struct{}),
 	}
 	for _, s := range sockets {
 		l.wg.Go(func() { l.serve(s) })
@@ -94,8 +93,8 @@ func (l *Listener) Accept() (transport.Conn, error) {
 // Addr implements transport.Listener.
 func (l *Listener) Addr() net.Addr { return l.sockets[0].Addr() }
 
-// Close implements transport.Listener. It returns when nothing of the listener runs any more;
-// connections that were accepted live on.
+// Close implements transport.Listener. It returns when no goroutine of the listener runs any more.
+// Accepted connections stay open.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		close(l.done)
@@ -103,18 +102,18 @@ func (l *Listener) Close() error {
 			s.Close()
 		}
 		l.mu.Lock()
-		for nc := range l.strangers {
+		for nc := range l.pending {
 			nc.Close()
 		}
-		l.strangers = nil
+		l.pending = nil
 		l.mu.Unlock()
 	})
 	l.wg.Wait()
 	return nil
 }
 
-// serve takes connections from one socket. Each is authenticated by a goroutine of its own, so that a
-// slow stranger keeps nobody else waiting.
+// serve accepts connections from one socket. A goroutine authenticates each, so that a slow peer does not
+// delay others.
 func (l *Listener) serve(socket net.Listener) {
 	pause := time.Millisecond
 	for {
@@ -144,19 +143,19 @@ func (l *Listener) serve(socket net.Listener) {
 	}
 }
 
-// welcome authenticates one connection and hands it to Accept.
+// welcome authenticates one connection and passes it to Accept.
 func (l *Listener) welcome(nc net.Conn) {
-	if !l.meet(nc) {
+	if !l.register(nc) {
 		nc.Close()
 		return
 	}
-	// Half of the places taken: whoever says nothing has to make room sooner.
+	// Half of the slots are in use: silent peers get less time.
 	timeout := l.config.HandshakeTimeout
-	if len(l.slots) > maxStrangers/2 {
+	if len(l.slots) > maxPending/2 {
 		timeout /= 4
 	}
 	c, err := l.config.authenticate(nc, "", time.Now().Add(timeout))
-	if l.part(nc); err != nil {
+	if l.unregister(nc); err != nil {
 		nc.Close()
 		l.config.Log.Warn("refused a connection", zap.Stringer("peer", nc.RemoteAddr()), zap.Error(err))
 		return
@@ -168,21 +167,21 @@ func (l *Listener) welcome(nc net.Conn) {
 	}
 }
 
-// meet notes a stranger. It is false if the listener is closed.
-func (l *Listener) meet(nc net.Conn) bool {
+// register records a pending connection. It is false if the listener is closed.
+func (l *Listener) register(nc net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.strangers == nil {
+	if l.pending == nil {
 		return false
 	}
-	l.strangers[nc] = struct{}{}
+	l.pending[nc] = struct{}{}
 	return true
 }
 
-func (l *Listener) part(nc net.Conn) {
+func (l *Listener) unregister(nc net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.strangers, nc)
+	delete(l.pending, nc)
 }
 
 // sleep is false if the listener was closed meanwhile.
@@ -197,8 +196,8 @@ func (l *Listener) sleep(d time.Duration) bool {
 	}
 }
 
-// authenticate turns a new stream into a connection by the deadline. address is what was dialed, ""
-// on the side that listens. It does not close nc.
+// authenticate turns a new stream into a connection by the deadline. address is the dialed one, "" on
+// the side that listens. It does not close nc.
 func (c Config) authenticate(nc net.Conn, address string, deadline time.Time) (*Conn, error) {
 	if err := nc.SetDeadline(deadline); err != nil {
 		return nil, err

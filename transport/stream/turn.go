@@ -5,11 +5,11 @@ import (
 	"sync/atomic"
 )
 
-// turn is the right to send on a connection. It is handed from sender to sender, and stays with one
-// who was left with a rest (Conn.TrySend) until that rest is sent. Senders that wait are let go when
-// the connection ends. Channels and no mutex: a wait then counts as idle in testing/synctest.
+// turn is the right to send on a connection. It passes from sender to sender, and stays with a sender that
+// was left with a rest (Conn.TrySend) until that rest is sent. The end of the connection releases waiting
+// senders. Channels, not a mutex: testing/synctest counts the wait as idle.
 type turn struct {
-	free chan struct{}        // holds one value while nobody has the turn
+	free chan struct{}        // holds one value while the turn is free
 	over chan struct{}        // closed when the connection has ended
 	rest atomic.Pointer[byte] // first byte of the rest whose sender keeps the turn
 }
@@ -33,7 +33,7 @@ func (t *turn) take(first *byte) bool {
 	}
 }
 
-// try takes the turn if nobody has it, or if first is where the rest begins that it is kept for.
+// try takes the turn if it is free, or if it is kept for the rest that begins at first.
 func (t *turn) try(first *byte) bool {
 	if t.rest.CompareAndSwap(first, nil) {
 		return true
@@ -46,10 +46,10 @@ func (t *turn) try(first *byte) bool {
 	}
 }
 
-// give hands the turn on.
+// give frees the turn.
 func (t *turn) give() { t.free <- struct{}{} }
 
-// keep leaves the turn with whoever sends what begins at first.
+// keep reserves the turn for the rest that begins at first.
 func (t *turn) keep(first *byte) { t.rest.Store(first) }
 
 // skipEmpty drops empty buffers at the front.

@@ -52,7 +52,7 @@ func ip(t *testing.T, arguments string) {
 	}
 }
 
-// on runs f on a host: the sockets that it opens are there.
+// on runs f on a host, in its network namespace.
 func on(t *testing.T, host string, f func()) {
 	done := make(chan error, 1)
 	go func() {
@@ -93,7 +93,7 @@ func TestAPeerWhoseHostFallsSilentIsNoticedOnBothSides(t *testing.T) {
 	}
 	defer y.Close()
 
-	// From now on both hosts send to a machine that is not there.
+	// From now on both hosts send to an absent machine.
 	ip(t, "-n "+a+" neigh replace 10.77.0.2 lladdr 02:00:00:00:00:99 nud permanent dev eth0")
 	ip(t, "-n "+b+" neigh replace 10.77.0.1 lladdr 02:00:00:00:00:99 nud permanent dev eth0")
 	start := time.Now()
@@ -102,13 +102,13 @@ func TestAPeerWhoseHostFallsSilentIsNoticedOnBothSides(t *testing.T) {
 		h := wire.Header{Type: wire.TypePush, Length: 64 << 20}
 		failed <- x.Send(net.Buffers{h.Append(nil), make([]byte, h.Length)})
 	}()
-	for _, c := range []transport.Conn{x, y} { // y is idle: only keep-alive can tell
+	for _, c := range []transport.Conn{x, y} { // y is idle: only keep-alive detects it
 		go func() { failed <- c.ReadHeader(new(wire.Header)) }()
 	}
 	for range cap(failed) {
 		err := <-failed
-		// x has a sender and a reader: the kernel tells one of them why, and the other only that it is over. On a busy
-		// machine the sender's own patience may end before the kernel's.
+		// x has a sender and a reader: the kernel reports the reason to one, and only the end to the other. On a busy
+		// machine the sender's timeout may pass before the kernel's.
 		if !errors.Is(err, syscall.ETIMEDOUT) && !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, syscall.ECONNABORTED) && !errors.Is(err, syscall.EPIPE) {
 			t.Errorf("error %v, want one that the peer does not answer", err)
 		}

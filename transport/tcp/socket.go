@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxVector is how many buffers the kernel takes in one call (IOV_MAX).
+// maxVector is the number of buffers that the kernel accepts in one call (IOV_MAX).
 const maxVector = 1024
 
-// socket is a TCP connection that can write without waiting (stream.TryWriter), and waits for a peer
-// that takes nothing for so long only (stream.BuffersWriter).
+// socket is a TCP connection that can write without waiting (stream.TryWriter), and waits
+// only a bounded time for a peer that reads nothing (stream.BuffersWriter).
 type socket struct {
 	*net.TCPConn
 	raw      syscall.RawConn
 	patience time.Duration
 
-	// What one TryWrite brings and takes, here and not in a closure, which would take memory each
-	// time. One sender has the turn, so that they are not shared.
+	// Arguments and results of one TryWrite, here because a closure would allocate each time. One sender has
+	// the turn, so they are not shared.
 	write   func(fd uintptr) bool
 	buffers net.Buffers
 	vector  []unix.Iovec
@@ -38,8 +38,8 @@ func newSocket(c *net.TCPConn, patience time.Duration) (*socket, error) {
 	return s, err
 }
 
-// Read tells the end of a stream from a connection that broke: the kernel tells of a failure once, and
-// if a sender was told, the reader sees a mere end.
+// Read distinguishes the end of a stream from a broken connection: the kernel reports a failure once, and
+// if a sender got it, the reader sees a plain end.
 func (s *socket) Read(b []byte) (int, error) {
 	n, err := s.TCPConn.Read(b)
 	if errors.Is(err, io.EOF) && s.broken() {
@@ -48,7 +48,7 @@ func (s *socket) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// broken reports whether the connection is over altogether, and not only the peer's half of it.
+// broken reports whether both directions of the connection have ended, not only the peer's.
 func (s *socket) broken() bool {
 	const closed = 7 // TCP_CLOSE in the kernel's tcp_states.h
 	var state uint8
@@ -64,7 +64,7 @@ func (s *socket) broken() bool {
 // peer whose kernel acknowledges what its process does not read: while acknowledgements come, the kernel
 // counts from one repetition to the next, and those become rare.
 func (s *socket) WriteBuffers(buffers *net.Buffers) error {
-	defer func() { _ = s.SetWriteDeadline(time.Time{}) }() // it would hold for TryWrite, too
+	defer func() { _ = s.SetWriteDeadline(time.Time{}) }() // it would apply to TryWrite, too
 	for {
 		if err := s.SetWriteDeadline(time.Now().Add(s.patience)); err != nil {
 			return err
@@ -87,7 +87,7 @@ func (s *socket) TryWrite(buffers net.Buffers) (int, error) {
 	return s.taken, err
 }
 
-// writeOnce reports true, "done", in any case: false would have the runtime wait until there is room.
+// writeOnce always reports true, "done": at false the runtime would wait until there is room.
 func (s *socket) writeOnce(fd uintptr) bool {
 	for {
 		n, err := s.writev(fd)
@@ -105,7 +105,7 @@ func (s *socket) writeOnce(fd uintptr) bool {
 }
 
 // writev is the system call. unix.Writev, under the race detector, reads the memory once more after the
-// call, when the peer's answer may be arriving in it already.
+// call, when the peer's answer may already arrive in it.
 func (s *socket) writev(fd uintptr) (int, syscall.Errno) {
 	s.vector = s.vector[:0]
 	for _, b := range s.buffers {
@@ -119,6 +119,6 @@ func (s *socket) writev(fd uintptr) (int, syscall.Errno) {
 		return 0, 0
 	}
 	n, _, errno := unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&s.vector[0])), uintptr(len(s.vector)))
-	clear(s.vector) // let go of the memory
+	clear(s.vector) // release the memory
 	return int(n), errno
 }

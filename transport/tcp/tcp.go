@@ -1,7 +1,7 @@
 // Package tcp carries frames over TCP, the backend that works everywhere.
 //
-// A send is one vectored write (writev) from the memory of its buffers; what is read ahead is small,
-// so that large payloads go from the kernel straight to their destination.
+// A send is one vectored write (writev) from the memory of its buffers. Read-ahead is small, so large
+// payloads go from the kernel straight to their destination.
 package tcp
 
 import (
@@ -25,22 +25,22 @@ const Kind = "tcp"
 
 const defaultPeerTimeout = 10 * time.Second
 
-// Config is what the TCP connections of one node have in common.
+// Config is common to the TCP connections of one node.
 type Config struct {
 	Secret []byte // the job secret
-	// TLS, if set, encrypts: connections begin with TLS, of version 1.3 at least, and the job secret is
-	// proved inside. Writes are then plain ones, and TrySend takes nothing by itself.
+	// TLS, if set, encrypts: connections begin with TLS 1.3 or newer, and the job secret is proved inside.
+	// Writes are then plain ones, and TrySend writes nothing itself.
 	TLS              *tls.Config
 	HandshakeTimeout time.Duration // for a new connection until both ends are known; 0 is 10 s
 	// PeerTimeout is how long a peer may leave data unacknowledged, or not answer on an idle
-	// connection, before the connection fails; 0 is 10 s. A peer that acknowledges but takes no data at
-	// all for that long counts as gone, too.
+	// connection, before the connection fails; 0 is 10 s. A peer that acknowledges but reads no data for that
+	// long also counts as gone.
 	PeerTimeout time.Duration
 	// SendBuffer is the kernel's send buffer in bytes; 0 lets the kernel tune it. A bounded one keeps the
 	// connections that share a link at the same window, and so at the same share of it.
 	SendBuffer    int
 	ReceiveBuffer int         // bytes of the kernel's receive buffer; 0 lets the kernel tune it
-	Congestion    string      // congestion control; the system's where it is "" or the kernel does not let us have it
+	Congestion    string      // congestion control; the system's if "" or refused by the kernel
 	Shards        int         // listening sockets on one port, among which the kernel spreads connections; 0 is 1
 	Log           *zap.Logger // refused connections; nil is no log
 }
@@ -100,8 +100,8 @@ func (t *network) listen(address string, n int) ([]net.Listener, error) {
 	if n == 1 {
 		return []net.Listener{tuned{first, t}}, nil
 	}
-	// Sockets that share a port would share it with another job's, too, and each would get half of the
-	// connections. That the port could be had alone shows that no other job has it.
+	// Sockets that share a port would also share it with another job's sockets, and each would get half of
+	// the connections. Binding the port exclusively first shows that no other job has it.
 	address = first.Addr().String()
 	first.Close()
 	config.Control = func(network, address string, c syscall.RawConn) error {
@@ -124,9 +124,9 @@ func (t *network) listen(address string, n int) ([]net.Listener, error) {
 	return sockets, nil
 }
 
-// control sets what has to be set before a socket is bound or connected: the sizes of the buffers,
-// from which the window that the peer is told of follows, and the congestion control, which accepted
-// connections have from their listener.
+// control sets the options that must be set before a socket is bound or connected: the sizes of the buffers,
+// which determine the window advertised to the peer, and the congestion control, which accepted connections
+// inherit from their listener.
 func (t *network) control(_, _ string, c syscall.RawConn) error {
 	if t.Congestion != "" {
 		if err := c.Control(func(fd uintptr) {
@@ -155,7 +155,7 @@ func (l tuned) Accept() (net.Conn, error) {
 	return l.network.tune(nc)
 }
 
-// tune makes a new connection answer quickly and notice that its peer is gone.
+// tune sets a new connection for low latency and for detection of a lost peer.
 func (t *network) tune(nc net.Conn) (net.Conn, error) {
 	s, err := newSocket(nc.(*net.TCPConn), t.PeerTimeout)
 	if err == nil {
@@ -178,7 +178,7 @@ func (t *network) tune(nc net.Conn) (net.Conn, error) {
 
 type option struct{ level, name, value int }
 
-// setOptions sets socket options; those with value 0 are left as the kernel has them.
+// setOptions sets socket options; the kernel's default stays where the value is 0.
 func setOptions(c syscall.RawConn, options []option) (err error) {
 	failed := c.Control(func(fd uintptr) {
 		for _, o := range options {

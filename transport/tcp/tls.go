@@ -19,12 +19,12 @@ const (
 	// recordBuffer gathers headers and small payloads into one TLS record, in bytes.
 	recordBuffer = 16 << 10
 	// exporter names the keying material that binds the proof of the job secret to the TLS session, so
-	// that nobody in the middle can pass it on into another one.
+	// that a man in the middle cannot relay it into another session.
 	exporter    = "EXPORTER-paceline-job"
 	bindingSize = 32
 )
 
-// secured is a TLS connection. It is no stream.TryWriter: a record is written whole.
+// secured is a TLS connection. It is not a stream.TryWriter: a record is written whole.
 type secured struct {
 	*tls.Conn
 	out *bufio.Writer
@@ -64,7 +64,7 @@ func secure(config *tls.Config) func(net.Conn, string) (net.Conn, []byte, error)
 	}
 }
 
-// withServerName has the certificate checked for the host that was dialed, unless the user named another.
+// withServerName checks the certificate for the dialed host, unless the user named another.
 func withServerName(config *tls.Config, address string) *tls.Config {
 	if config.ServerName != "" {
 		return config
@@ -78,7 +78,7 @@ func withServerName(config *tls.Config, address string) *tls.Config {
 	return config
 }
 
-// failed is the error of a TLS handshake, as auth tells it: the connection ended, or the peer is not one of ours.
+// failed is the error of a TLS handshake in auth's terms: the connection ended, or the peer is not of this job.
 func failed(peer string, err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||

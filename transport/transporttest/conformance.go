@@ -22,11 +22,11 @@ type Backend struct {
 	Address string
 	// MaxBuffered bounds the bytes that can lie between a sender and a reader who does not read.
 	MaxBuffered int
-	// Silence makes the ways between the nodes go silent: nothing arrives and nobody is told. nil if
+	// Silence makes the links between the nodes silent: nothing arrives and no end is notified. nil if
 	// the backend cannot.
 	Silence func()
 
-	// Bytes without authentication, as strangers send them: one who connects, one who listens.
+	// Bytes without authentication: from a peer that connects, and from one that listens.
 	RawDial   func(address string) (net.Conn, error)
 	RawListen func() (net.Listener, error)
 }
@@ -41,7 +41,7 @@ func InRealTime(t *testing.T, test func(t *testing.T)) { test(t) }
 // for each of them. A backend that has no registered memory or no one-sided writes says so by transport.RegistrarOf
 // and transport.OneSidedOf, and skips their tests.
 func Conformance(t *testing.T, within Within, make func(t *testing.T) Backend) {
-	for _, group := range []map[string]func(*bench){frameTests, sendTests, endTests, strangerTests, connectTests, memoryTests} {
+	for _, group := range []map[string]func(*bench){frameTests, sendTests, endTests, authTests, connectTests, memoryTests} {
 		for name, test := range group {
 			t.Run(name, func(t *testing.T) {
 				within(t, func(t *testing.T) { test(&bench{t, make(t)}) })
@@ -53,7 +53,7 @@ func Conformance(t *testing.T, within Within, make func(t *testing.T) Backend) {
 const (
 	// patience is when a test gives up on something that should have happened, instead of hanging.
 	patience = 20 * time.Second
-	// soon is the time limit of what is meant to meet one.
+	// soon is the limit of what is expected to time out.
 	soon = 400 * time.Millisecond
 )
 
@@ -126,7 +126,7 @@ func (b *bench) pair() (dialed, accepted transport.Conn) {
 	return dialed, b.accept(l)
 }
 
-// frame makes a push whose payload can be told from every other.
+// frame makes a push with a unique payload.
 func frame(rank, number, size int) (wire.Header, []byte) {
 	payload := make([]byte, size)
 	fill(payload, rank, number)

@@ -59,7 +59,7 @@ func (b *bench) grant(e writable, r transport.Region, offset, length int) (t wir
 	return t
 }
 
-// content is bytes that can be told from every other.
+// content is unique bytes.
 func content(number, size int) []byte {
 	data := make([]byte, size)
 	fill(data, 77, number)

@@ -22,7 +22,7 @@ type fault struct {
 //	after 1000  worker0->server0   cut         # the connection ends behind these bytes, as if the peer had closed it
 //	after 1000  worker0->server0   reset       # the connection breaks, and what is on its way is lost
 //	after 64    worker0->server0   garbage 16  # so many bytes that nobody sent come in between
-//	after 64    worker0->server0   freeze      # from here on nothing arrives, and nobody is told: half-open
+//	after 64    worker0->server0   freeze      # from here on nothing arrives, and no end is notified: half-open
 //	write 1000  worker0->server0   cut         # the sender dies in the middle of a one-sided write, behind these bytes of it
 //	at 2s       worker0<->server0  freeze      # both directions: the two are cut off from each other
 //	at 5s       worker0<->server0  thaw        # what was sent meanwhile arrives after all

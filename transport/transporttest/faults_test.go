@@ -120,7 +120,7 @@ func TestAFrozenLinkFailsOnBothSidesAfterThePeerTimeout(t *testing.T) {
 		w.send(w.a, 1, 0, 100)
 		w.expect(w.b, 1, 0, 100)
 		start := time.Now()
-		w.send(w.a, 1, 1, 100) // nobody is told
+		w.send(w.a, 1, 1, 100) // no end is notified
 		w.wantError(<-w.startReading(w.b), syscall.ETIMEDOUT, "a:")
 		w.wantError(<-w.startReading(w.a), syscall.ETIMEDOUT, "b:7")
 		w.wantError(w.a.Send(buffers(frame(1, 2, 100))), syscall.ETIMEDOUT, "b:7")
@@ -195,7 +195,7 @@ func TestADialerMeetsGarbageOrSilenceAndSaysSo(t *testing.T) {
 			w.wantError(err, want, "b:8")
 			l.Close()
 			if _, err := l.Accept(); err == nil {
-				t.Errorf("%s: a stranger got in", script)
+				t.Errorf("%s: an unauthenticated peer got in", script)
 			}
 		})
 	}

@@ -1,5 +1,5 @@
 // Package transporttest has a network in memory, on which connections behave as over sockets but for
-// the time they take and the faults they meet, which the test decides (NewNetwork, Script); and the
+// their delays and faults, which the test decides (NewNetwork, Script); and the
 // suite of tests that every backend has to pass (Conformance).
 //
 // Inside a testing/synctest bubble all of it runs in virtual time.

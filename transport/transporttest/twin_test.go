@@ -47,21 +47,21 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-func TestStrangersBeyondTheBoundWaitOutsideAndThePeerAfterThem(t *testing.T) {
-	const strangers = 300 // more than a listener has under its eyes at once
+func TestUnauthenticatedPeersBeyondTheBoundDelayThePeerAfterThem(t *testing.T) {
+	const silent = 300 // more than a listener authenticates at once
 	synctest.Test(t, func(t *testing.T) {
 		b := &bench{t, twin(t, Options{})}
 		l := b.listen(b.New(secret, time.Second))
-		for range strangers {
+		for range silent {
 			nc, err := b.RawDial(l.Addr().String())
 			b.must(err)
 			b.guard(nc)
 			synctest.Wait()
 		}
 		start := time.Now()
-		b.meets(l)
+		b.admits(l)
 		if took := time.Since(start); took == 0 || took > time.Second {
-			t.Errorf("the peer got in after %v, want after some stranger's time was over", took)
+			t.Errorf("the peer got in after %v, want after some silent peer's time was over", took)
 		}
 	})
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/paceline/paceline/internal/secret"
 )
 
-// meet works out where the scheduler is, whether this process has to run it, whether the job is local,
+// rendezvous finds the scheduler, whether this process runs it, whether the job is local,
 // and where the secret comes from.
-func meet(s *Settings, env map[string]string) error {
+func rendezvous(s *Settings, env map[string]string) error {
 	if err := bytepsRoot(s, env); err != nil {
 		return err
 	}
@@ -24,9 +24,9 @@ func meet(s *Settings, env map[string]string) error {
 		if port == "0" && s.Role != "scheduler" {
 			return fmt.Errorf("%s=%q: port 0 is no port to find the scheduler at", s.from("PACELINE_SCHEDULER"), s.Scheduler)
 		}
-		s.Local = iface.IsLoopback(host) // nobody else could reach it
+		s.Local = iface.IsLoopback(host) // no other host could reach it
 	case s.Role != "worker":
-		return fmt.Errorf("a %s has to know the scheduler's address: set PACELINE_SCHEDULER=host:port", s.Role)
+		return fmt.Errorf("a %s needs the scheduler's address: set PACELINE_SCHEDULER=host:port", s.Role)
 	case s.Size == 1 && s.Servers == "embedded":
 		s.Local = true
 		s.EmbedScheduler = net.JoinHostPort(iface.Loopback, "0")
@@ -52,15 +52,15 @@ func bytepsRoot(s *Settings, env map[string]string) error {
 	return nil
 }
 
-// embed puts the scheduler into rank 0. The others find it at MASTER_ADDR, or where the launcher's
-// variables say that rank 0 is.
+// embed puts the scheduler into rank 0. The others find it at MASTER_ADDR, or at the host that the launcher's
+// variables give for rank 0.
 func embed(s *Settings, env map[string]string) error {
 	host := masterHost(s, env)
 	if host == "" {
-		return fmt.Errorf("rank %d of %d does not know where the scheduler is: set PACELINE_SCHEDULER=host:port, or MASTER_ADDR to the host of rank 0 and PACELINE_PORT to a free port there",
+		return fmt.Errorf("rank %d of %d does not know the scheduler's address: set PACELINE_SCHEDULER=host:port, or MASTER_ADDR to the host of rank 0 and PACELINE_PORT to a free port there",
 			s.Rank, s.Size)
 	}
-	port, err := meetingPort(s, env)
+	port, err := rendezvousPort(s, env)
 	if err != nil {
 		return err
 	}
@@ -87,10 +87,10 @@ func masterHost(s *Settings, env map[string]string) string {
 	return ""
 }
 
-// meetingPort is the port of a scheduler in rank 0: PACELINE_PORT, or one that every rank derives alike
+// rendezvousPort is the port of a scheduler in rank 0: PACELINE_PORT, or one that every rank derives equally
 // from MASTER_PORT (which itself belongs to torch's store) or from the launcher's number of the job.
 // Derived ports lie in 16384 to 32767, below those that the system hands out to outgoing connections.
-func meetingPort(s *Settings, env map[string]string) (int, error) {
+func rendezvousPort(s *Settings, env map[string]string) (int, error) {
 	if s.Port > 0 {
 		return s.Port, nil
 	}
@@ -116,7 +116,7 @@ func parsePort(variable, text string) (int, error) {
 	return int(n), nil
 }
 
-// jobOf is what the launcher calls this job, alike on all of its ranks; "" if it says nothing.
+// jobOf is the launcher's name of this job, equal on all ranks; "" if there is none.
 func jobOf(env map[string]string) string {
 	for _, names := range [][]string{
 		{"TORCHELASTIC_RUN_ID"},
@@ -137,18 +137,18 @@ func jobOf(env map[string]string) string {
 	return ""
 }
 
-// trust says where the job's secret comes from. A local job that was given none uses the user's own
-// shared secret, made its own by the scheduler's port and, where rank 0 is the scheduler and so all
-// come from one launcher, by that launcher's name of the job.
+// trust finds the source of the job's secret. A local job without one derives it from the user's shared
+// secret and the scheduler's port and, where rank 0 is the scheduler and so all ranks come from one launcher,
+// that launcher's name of the job.
 func trust(s *Settings, env map[string]string) error {
 	switch {
 	case len(s.JobSecret) > 0 && s.SecretFile != "":
-		s.SecretFile = "" // the environment is nearer
+		s.SecretFile = "" // the environment takes precedence
 		return nil
 	case len(s.JobSecret) > 0 || s.SecretFile != "":
 		return nil
 	case !s.Local:
-		return fmt.Errorf("this job may reach over several hosts (the scheduler is at %s), so it needs a secret: set PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE to the same on every host, or start it by `paceline run`",
+		return fmt.Errorf("this job may reach over several hosts (the scheduler is at %s), so it needs a secret: set PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE to the same on every host, or start it with `paceline run`",
 			s.Scheduler)
 	}
 	s.SecretDir = secret.RunDir(env["XDG_RUNTIME_DIR"])

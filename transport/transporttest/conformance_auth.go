@@ -12,24 +12,24 @@ import (
 	"github.com/paceline/paceline/transport"
 )
 
-var strangerTests = map[string]func(*bench){
+var authTests = map[string]func(*bench){
 	"AWrongSecretIsRefusedOnBothSides": func(b *bench) {
 		l := b.listen(b.node())
 		address := l.Addr().String()
 		_, err := b.dialWithin(patience, b.New([]byte("another secret"), 0), address)
 		b.wantError(err, transport.ErrAuth, address)
 		b.wantError(err, transport.ErrAuth, "give every node the same PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE")
-		b.meets(l)
+		b.admits(l)
 	},
 
-	"ANodeWithoutASecretIsTurnedAway": func(b *bench) {
+	"ANodeWithoutASecretIsRefused": func(b *bench) {
 		l := b.listen(b.node())
 		_, err := b.dialWithin(patience, b.New(nil, 0), l.Addr().String())
 		b.wantError(err, transport.ErrAuth, "no job secret")
-		b.meets(l)
+		b.admits(l)
 	},
 
-	"GarbageIsTurnedAway": func(b *bench) {
+	"GarbageIsRefused": func(b *bench) {
 		l := b.listen(b.New(secret, soon))
 		for _, said := range []string{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x00", ""} {
 			nc, err := b.RawDial(l.Addr().String())
@@ -43,10 +43,10 @@ var strangerTests = map[string]func(*bench){
 			}
 			io.Copy(io.Discard, nc) // until the listener ends it
 		}
-		b.meets(l)
+		b.admits(l)
 	},
 
-	"ManySilentStrangersKeepNobodyOut": func(b *bench) {
+	"ManySilentPeersDoNotDelayOthers": func(b *bench) {
 		l := b.listen(b.New(secret, soon))
 		var wg sync.WaitGroup
 		for range 100 {
@@ -56,9 +56,9 @@ var strangerTests = map[string]func(*bench){
 			wg.Go(func() { io.Copy(io.Discard, nc) }) // returns when the listener's patience ends
 		}
 		start := time.Now()
-		b.meets(l)
+		b.admits(l)
 		if took := time.Since(start); took >= soon {
-			b.Errorf("a peer that knows the secret waited %v, until the strangers' time was over", took)
+			b.Errorf("a peer that knows the secret waited %v, until the silent peers' time was over", took)
 		}
 		wg.Wait()
 	},
@@ -97,8 +97,8 @@ var strangerTests = map[string]func(*bench){
 	},
 }
 
-// meets checks that a peer that knows the secret gets in, and is the next to be accepted.
-func (b *bench) meets(l transport.Listener) {
+// admits checks that a peer that knows the secret gets in, and is the next to be accepted.
+func (b *bench) admits(l transport.Listener) {
 	b.Helper()
 	c, err := b.dial(l.Addr().String())
 	b.must(err)

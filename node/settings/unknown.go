@@ -10,17 +10,17 @@ import (
 // Variables that the Python package reads.
 var elsewhere = []string{"PACELINE_TAKEOVER", "PACELINE_LIBRARY"}
 
-// Variables of the other systems that say nothing about how a job should run: set by their launchers
-// for themselves, read when they are built, or asking for what is always so (process sets can always be added after init).
+// Variables of the other systems that do not affect how a job runs: their launchers set them for themselves,
+// their builds read them, or they ask for what always holds (process sets can always be added after init).
 var harmless = []string{
 	"HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_GLOO_", "HOROVOD_WITH_", "HOROVOD_WITHOUT_", "HOROVOD_GPU", "HOROVOD_NCCL_HOME",
 	"HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB", "HOROVOD_NCCL_LINK", "HOROVOD_CUDA_", "HOROVOD_ROCM_", "HOROVOD_BUILD_", "HOROVOD_DEBUG", "HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_MPICXX_SHOW", "HOROVOD_DYNAMIC_PROCESS_SETS",
 	"BYTEPS_WITH_", "BYTEPS_WITHOUT_", "BYTEPS_NCCL_", "BYTEPS_CUDA_", "BYTEPS_USE_HASH_KEY", "DMLC_ENABLE_RDMA", "DMLC_USE_KUBERNETES",
 }
 
-// strangers warns of variables that are set and have no effect: in one line those of other systems
-// without a counterpart, and one line for each of our own that does not exist.
-func strangers(env map[string]string) []string {
+// unknown warns of variables that are set and have no effect: one line for all variables of other systems
+// without a counterpart, and one for each PACELINE_ variable that does not exist.
+func unknown(env map[string]string) []string {
 	known := knownNames()
 	var foreign, warnings []string
 	for _, name := range slices.Sorted(maps.Keys(env)) {
