@@ -68,7 +68,7 @@ func TestAWrongPolicyIsAnErrorThatNamesTheRule(t *testing.T) {
 		`[{"codec": "fp16"}, {"codec": "fp17"}]`: "rule 2: codec \"fp17\"",
 		`[{"codec": "fp16", "name": "x"}]`:       "unknown field \"name\"",
 		`[{"names": "w"}]`:                       "it names no codec",
-		`[{"names": "[odd", "codec": "fp16"}]`:   "no pattern",
+		`[{"names": "[odd", "codec": "fp16"}]`:   "not a pattern",
 		`[{"names": 7, "codec": "fp16"}]`:        "a pattern or a list",
 		`[{"dtypes": ["int8"], "codec": "fp16"}]`:                                "travel plain",
 		`[{"min_bytes": -1, "codec": "fp16"}]`:                                   "allowed are 0 and more",
