@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Arguments are what stands behind the colon of a setting. The getters take them one by one, and note what is wrong;
-// what is left, and was not asked for, is wrong too.
+// Arguments are the part of a setting behind the colon. The getters remove them one by one and record errors; what no
+// getter removes is an error too.
 type Arguments struct {
 	given map[string]string // the value without a name under ""
 	known []string
@@ -34,7 +34,7 @@ func parseArguments(text string) *Arguments {
 	return a
 }
 
-// Fail notes what is wrong with the arguments: Parse fails with the first.
+// Fail records an error of the arguments: Parse fails with the first.
 func (a *Arguments) Fail(format string, args ...any) {
 	if a.first == nil {
 		a.first = fmt.Errorf(format, args...)

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// grid is the values that the elements of a block are rounded to. The kernels know its numbers.
+// grid is the set of values that the elements of a block are rounded to. The kernels use its numbers.
 type grid struct {
 	kind   kind
 	norm   norm
@@ -17,7 +17,7 @@ type grid struct {
 	clip   float64 // normClipped: standard deviations
 }
 
-// kind is how an element becomes a code.
+// kind is the rounding of an element to a code.
 type kind int
 
 const (
@@ -28,7 +28,7 @@ const (
 	kindSign                 // ±scale
 )
 
-// norm is what the scale of a block is.
+// norm is the definition of a block's scale.
 type norm int
 
 const (
@@ -42,7 +42,7 @@ const (
 const (
 	minBlock   = 8
 	maxBlock   = 8192 // the kernels' CODEC_MAX_BLOCK
-	halfBlock  = 1024 // elements that 16-bit floats go by, to stay in cache
+	halfBlock  = 1024 // elements of 16-bit floats per pass, to stay in cache
 	maxLevels  = 32767
 	maxNatural = 127 // levels: beyond, halves leave the range of float32
 )
@@ -54,14 +54,14 @@ const tiny = 0x1p-100
 type blockwise struct {
 	grid
 	name      string
-	parts     []string // of the setting, that are the codec's own
+	parts     []string // of the setting, specific to the codec
 	residual  bool
 	otherwise bool // the default for residual
 	unbiased  bool
 	setting   string
 }
 
-// newBlockwise completes the grid and writes the setting. parts are the arguments that are the codec's own.
+// newBlockwise completes the grid and writes the setting. parts are the codec's own arguments.
 func newBlockwise(name string, g grid, residual, otherwise, unbiased bool, parts ...string) Codec {
 	if g.kind == kindSign {
 		g.bits = 1
@@ -74,8 +74,8 @@ func newBlockwise(name string, g grid, residual, otherwise, unbiased bool, parts
 
 func (c *blockwise) Answer() Codec { return c }
 
-// Difference is the codec without a residual. Where a multiple of the norm or of a few levels is right in the mean and
-// no more than that, the noise may be greater than the difference: int8 or int4 of the same blocks stand in.
+// Difference is the codec without a residual. Where rounding to a multiple of the norm or of a few levels is
+// unbiased but noisy, the noise may exceed the difference: int8 or int4 of the same blocks replace it.
 func (c *blockwise) Difference() Codec {
 	switch {
 	case c.kind != kindUniform || c.norm == normMax && c.levels >= int4Levels:

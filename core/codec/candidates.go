@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// candidates are elements that may be among the greatest: their numbers, rising, and the bits of their
-// magnitudes, which are ordered as the magnitudes are.
+// candidates are elements that may be among the greatest: their indices, rising, and the bits of their
+// magnitudes, which have the order of the magnitudes.
 type candidates struct {
-	index, key []uint32 // both as long as there is room
+	index, key []uint32 // both of the length of the room
 	n          int      // of them in use
 }
 
@@ -21,8 +21,8 @@ func (c *candidates) reserve(room int) {
 	}
 }
 
-// keep leaves the k greatest, of equal ones the first. It returns the k-th greatest magnitude, 0 where
-// there are not more than k.
+// keep keeps the k greatest, of equal ones the first. It returns the k-th greatest magnitude, 0 where there
+// are at most k.
 func (c *candidates) keep(k int) uint32 {
 	if c.n <= k {
 		return 0
@@ -43,7 +43,7 @@ func (c *candidates) keep(k int) uint32 {
 }
 
 // greatest finds the k-th greatest of some magnitudes, and how many that are equal to it belong to the
-// first k. It sorts them by 11, 10 and 10 bits into bins, of which each pass looks into one.
+// first k. It sorts them by 11, 10 and 10 bits into bins; each pass examines one.
 func greatest(magnitudes []uint32, k int) (value uint32, equal int) {
 	prefix := uint32(0)
 	for _, digit := range [...]struct{ shift, bits uint32 }{{20, 11}, {10, 10}, {0, 10}} {
@@ -62,7 +62,7 @@ func greatest(magnitudes []uint32, k int) (value uint32, equal int) {
 	return prefix, k
 }
 
-// selector finds the greatest elements of tensors. It keeps memory from one to the next.
+// selector finds the greatest elements of tensors. It reuses its memory.
 type selector struct{ pool sync.Pool }
 
 func (s *selector) get() *candidates {
@@ -74,12 +74,12 @@ func (s *selector) get() *candidates {
 
 // top adds src to x where there is a src, and returns the k elements of x with the greatest magnitudes,
 // exactly: of equal ones the first; zeros never. NaN counts as the greatest, then infinity. The caller
-// gives the candidates back to the pool.
+// returns the candidates to the pool.
 //
 // A candidate is what exceeds a threshold. When there is no more room for candidates, the k greatest stay and
-// the least of them is the new threshold, so that the answer is exact wherever the threshold began. It
-// begins where a sample says that a little more than k exceed it, and the room is for twice k: most
-// tensors are passed once. Where fewer than k exceed it, the search starts again without a threshold.
+// the least of them is the new threshold, so the result is exact for any first threshold. The
+// first one comes from a sample, such that a little more than k exceed it, and the room is for twice k: most
+// tensors need one pass. Where fewer than k exceed it, the search starts again without a threshold.
 func (s *selector) top(x, src []byte, k int) *candidates {
 	c := s.get()
 	n := len(x) / 4
@@ -101,13 +101,13 @@ func (s *selector) top(x, src []byte, k int) *candidates {
 	}
 }
 
-// sampled is the size of a sample, and of the least tensor, in samples, for which one is taken.
+// sampled is the size of a sample, and the size in samples of the smallest tensor that is sampled.
 const (
 	sampled    = 1 << 14
 	worthwhile = 4
 )
 
-// sample estimates a magnitude that somewhat more than k elements of x, plus src, exceed, or returns 0.
+// sample estimates a magnitude that slightly more than k elements of x plus src exceed, or returns 0.
 func sample(c *candidates, x, src []byte, k int) uint32 {
 	v, g := of[float32](x), of[float32](src)
 	n := len(v)
@@ -133,7 +133,7 @@ func sample(c *candidates, x, src []byte, k int) uint32 {
 // numbers are the candidates' elements.
 func (c *candidates) numbers() []uint32 { return c.index[:c.n] }
 
-// grow makes room for more candidates behind those that there are.
+// grow makes room for more candidates behind the present ones.
 func (c *candidates) grow(room int) {
 	c.index = slices.Grow(c.index, room)[:len(c.index)+room]
 	c.key = slices.Grow(c.key, room)[:len(c.key)+room]

@@ -1,13 +1,13 @@
-// Package codec makes gradients small for the way: to the server, and back.
+// Package codec compresses gradients for transport, to the server and back.
 //
-// # Using one
+// # Use
 //
 // [Parse] makes a [Codec] of a setting such as "topk:0.01" or "int8:block=512+s2". A codec takes
 // float32 tensors (one partition at a time) as raw bytes in the machine's byte order, at any alignment.
 // It holds no state of any tensor and serves many goroutines at once:
 //
-//	buf := make([]byte, c.MaxEncoded(n))                 // taken once
-//	residual := make([]byte, c.ResidualBytes(n))         // zeros at first; lives beside the key
+//	buf := make([]byte, c.MaxEncoded(n))                 // allocated once
+//	residual := make([]byte, c.ResidualBytes(n))         // zeros at first; kept beside the key
 //	m := c.Encode(buf, gradient, residual, stream)       // buf[:m] goes out
 //	err := c.DecodeAdd(sum, buf[:m])                     // at the other end
 //
@@ -15,16 +15,15 @@
 //
 // # Residuals
 //
-// A codec that drops something keeps it in a residual (error feedback): it encodes gradient + residual,
-// and the residual becomes what the message lacks of that. So what was sent plus the residual equals
-// what was given, to the rounding of one float32 subtraction; for the sparse codecs, exactly. Any codec
-// takes "feedback=on" or "feedback=off" where its own choice is not wanted. Both directions have their
-// own residuals.
+// A lossy codec keeps what it drops in a residual (error feedback): it encodes gradient + residual, and the
+// residual becomes what the message lacks of that. So message plus residual equal the input, to the rounding
+// of one float32 subtraction; for the sparse codecs, exactly. "feedback=on" and "feedback=off" override the
+// default of any codec. Each direction has its own residuals.
 //
 // # Randomness
 //
-// Stochastic codecs draw from a [Stream], which is a counter and no state: the same seed, worker,
-// iteration and key give the same bytes, on every machine.
+// Stochastic codecs draw from a [Stream], a counter without state: equal seed, worker,
+// iteration and key give equal bytes, on every machine.
 //
 // # Codecs
 //
@@ -36,7 +35,7 @@
 //	fp16                             16     no        no        values leave ±65504 (they become infinite) or lie below 6e-8
 //	bf16                             16     no        no        more than 8 bits of the mantissa matter
 //	int8:block=512                   8.06   yes       no        one outlier in a block sets the grid for all of it
-//	int4:block=512                   4.06   yes       no        as int8, sixteen times as soon; noise grows with the spread
+//	int4:block=512                   4.06   yes       no        as int8, at a 16x smaller outlier; noise grows with the spread
 //	qsgd:levels=7,block=256          4.13   yes       no        blocks are long: the norm, and so the noise, grows as their square root;
 //	                                                            int4 has less noise for the same bits
 //	qsgd:levels=7,coding=elias       ~2.2   yes       no        the link is fast: a core encodes 3 and decodes 6 GB/s of gradients, half of int4
@@ -44,20 +43,20 @@
 //	natural:levels=7,block=512       4.06   yes       no        noise matters: it is up to 1/8 of an element's square, whatever the levels
 //	onebit:block=1024                1.03   no        yes       the first iterations matter, or the tensor is a bias or an embedding
 //	topk:0.01                        0.48   no        yes       gradients are not concentrated; workers differ in what they choose, so sums fill up
-//	randomk:0.01                     0.32   no        yes       at most shares: it sends what comes, not what counts
+//	randomk:0.01                     0.32   no        yes       at most shares: it sends arbitrary elements, not the large ones
 //	threshold:0.001                  ≤ 32   no        yes       the size of gradients changes while training runs, and the threshold does not
 //	dgc:0.001                        ≤ 12   no        yes       training is short: it needs its warm-up; two buffers of residual
 //
-// "+s2" or "+zstd" behind any of them compresses the message without loss, where a trial on a part of
-// it says that this pays. Random mantissas never do; zeros of a coarse grid, and indices, do.
+// The suffix "+s2" or "+zstd" compresses the message without loss, where a trial on a part of it shows
+// that this pays. Random mantissas never do; zeros of a coarse grid, and indices, do.
 //
-// # What is not finite
+// # NaN and infinity
 //
-// Nothing is dropped in silence. none, fp16, bf16, topk, threshold and dgc carry NaN and infinity as
+// Nothing is dropped silently. none, fp16, bf16, topk, threshold and dgc carry NaN and infinity as
 // such (topk and dgc before everything else; at most as many at a time as they send). In codecs with
 // a scale per block (int8, int4, qsgd, terngrad, natural, onebit) such an element makes its whole
 // block NaN; so does a scale that float32 does not hold. randomk makes the tensor NaN. The residual of
-// what arrived as NaN or infinite is 0, so that one bad step does not poison the following ones.
+// an element sent as NaN or infinity is 0, so that one bad step does not spoil the following ones.
 //
 // # Wire formats
 //
@@ -75,17 +74,17 @@
 //	sparse      a byte 0, then per block of 65,536: uint32 count, count × uint16 offset (rising), count × float32;
 //	            or a byte 1 and n × float32, where that is not longer
 //	randomk     uint64 key, then k × float32, one from each of k strata at places that follow from the key;
-//	            or nothing but a byte 1: the tensor is NaN
+//	            or only a byte 1: the tensor is NaN
 //	+s2, +zstd  a byte (0 as it is, 1 s2, 2 zstd), then the message
 //
-// [Codec.MaxEncoded] is the exact length where it does not depend on the data, and the greatest one
-// where it does. Decoding checks a message as a whole before it touches the destination.
+// [Codec.MaxEncoded] is the exact length where that does not depend on the data, and otherwise the greatest.
+// Decoding checks the whole message before it touches the destination.
 //
 // # A new codec
 //
 // Write one file with a function that takes the arguments and returns a Codec, and add its line to the
-// table in registry.go, or, in a package outside, call [Register]; the tests here take every codec of the table through
-// all that is said here. The engine and the server know no codec by name.
+// table in registry.go, or, in a package outside, call [Register]; the tests here check every codec of the table against
+// this page. The engine and the server know no codec by name.
 package codec
 
 import (
@@ -94,11 +93,11 @@ import (
 	"math"
 )
 
-// MaxElements bounds the tensors that a codec takes, in elements: indices have 32 bits and a partition
-// is at most a quarter of this.
+// MaxElements bounds a codec's tensors, in elements: indices have 32 bits and a partition is at most a
+// quarter of this.
 const MaxElements = 1 << 30
 
-// Codec encodes tensors of n float32 elements, and decodes them. Methods do not allocate once their
+// Codec encodes tensors of n float32 elements, and decodes them. Methods do not allocate after their
 // scratch memory has grown. Destinations and sources do not overlap.
 type Codec interface {
 	// String is the setting that Parse makes this codec of.
@@ -108,50 +107,49 @@ type Codec interface {
 	MaxEncoded(n int) int
 
 	// ResidualBytes is the size of the residual of a tensor of n elements, 0 for a codec that has none.
-	// It is whole tensors of float32, one behind the other. A new residual is zeros.
+	// It holds whole tensors of float32, one after the other. A new residual is zeros.
 	ResidualBytes(n int) int
 
-	// Unbiased reports whether the mean of what is decoded, over streams, is what was encoded.
+	// Unbiased reports whether the mean of the decoded tensor, over streams, is the encoded one.
 	Unbiased() bool
 
-	// Answer is the codec of what a server sends back for pushes by this one: this one, unless something of it
-	// is the worker's own, such as a momentum.
+	// Answer is the codec of a server's answers to pushes with this codec: this codec, unless part of it belongs
+	// to the worker, such as a momentum.
 	Answer() Codec
 
-	// Difference is the codec by which whoever has sent a tensor before sends what has changed since: both ends add
-	// what the message says to what the receiver has, so that what a message lacks is a part of the next difference
-	// by itself, and no residual is kept (where the codec takes one, it is zeros each time). The receiver only comes
-	// nearer if a message is nearer to the difference than nothing is: right in the mean is not enough.
+	// Difference is the codec for the change of a tensor that was sent before. Both ends add the decoded message to
+	// the receiver's copy, so what a message lacks is part of the next difference, and no residual is kept (a codec
+	// that takes one gets zeros each time). The copy converges only if a message is nearer to the difference than
+	// zero is; to be unbiased is not enough.
 	Difference() Codec
 
-	// Precise reports whether a message is so near to the tensor that it can stand for it: whoever needs a tensor,
-	// rather than a sum of many, needs nothing else.
+	// Precise reports whether a message is near enough to the tensor to replace it where a tensor is needed, not a
+	// sum of many.
 	Precise() bool
 
-	// Encode writes src, plus what the residual holds, to dst, which has room for MaxEncoded. It leaves
-	// in the residual what it did not write, and returns the bytes that it wrote.
+	// Encode writes src plus the residual to dst, which has room for MaxEncoded. It leaves in the residual
+	// what it did not write, and returns the number of bytes written.
 	Encode(dst, src, residual []byte, s Stream) int
 
-	// Decode sets dst to what a message says. An error says what is wrong with the message, and dst is
-	// as it was.
+	// Decode sets dst to the tensor of a message. An error describes the fault of the message and leaves dst
+	// unchanged.
 	Decode(dst, message []byte) error
 
-	// DecodeAdd adds to acc, elements of float32, what a message says; that of a sparse codec takes time
-	// in proportion to the message. An error leaves acc as it was.
+	// DecodeAdd adds the tensor of a message to acc, elements of float32; with a sparse codec in time
+	// proportional to the message. An error leaves acc unchanged.
 	DecodeAdd(acc, message []byte) error
 }
 
-// Stream names the random numbers that one message draws. Messages that must be independent differ in
-// some field.
+// Stream identifies the random numbers of one message. Independent messages differ in some field.
 type Stream struct {
 	Seed      uint64 // the job's
-	Worker    uint32 // rank of the sender; ServerSide for what a server sends
+	Worker    uint32 // rank of the sender; ServerSide for a server
 	Iteration uint64 // or the version that a server sends
 	Key       uint64 // partition of a tensor
 }
 
-// KeyOf is the Key of streams for a partition of a tensor: it follows from names alone, so that the same job
-// draws the same numbers again, in whatever order its tensors are declared.
+// KeyOf is the Key of streams for a partition of a tensor: it follows from names alone, so that a repeated job
+// draws the same numbers in whatever order it declares its tensors.
 func KeyOf(processSet uint32, name string, part uint32) uint64 {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%d/%d/%s", processSet, part, name)
@@ -161,7 +159,7 @@ func KeyOf(processSet uint32, name string, part uint32) uint64 {
 // ServerSide is the Worker of streams that servers draw from.
 const ServerSide = math.MaxUint32
 
-// number makes 64 bits of the stream that look random and differ where any field does.
+// number makes 64 pseudo-random bits of the stream, which depend on every field.
 func (s Stream) number() uint64 {
 	h := mix(s.Seed)
 	h = mix(h ^ uint64(s.Worker))
@@ -184,7 +182,7 @@ type keys struct{ k0, k1 uint32 }
 
 func keysOf(number uint64) keys { return keys{uint32(number), uint32(number >> 32)} }
 
-// draw gives 32 random bits for element i. The kernels do the same.
+// draw gives 32 random bits for element i. The kernels compute the same.
 func (k keys) draw(i uint32) uint32 {
 	h := (i ^ k.k0) * 0x9e3779b1
 	h = (h ^ h>>16) * 0x7feb352d
@@ -192,16 +190,16 @@ func (k keys) draw(i uint32) uint32 {
 	return h ^ h>>16
 }
 
-// elements is the number of elements of a tensor, of which the caller gave the bytes.
+// elements is the number of elements of a tensor of these bytes.
 func elements(tensor []byte) int {
 	if len(tensor)%4 != 0 || len(tensor)/4 > MaxElements {
-		panic(fmt.Sprintf("codec: %d bytes are no tensor of float32 with up to %d elements", len(tensor), MaxElements))
+		panic(fmt.Sprintf("codec: %d bytes are not a tensor of float32 with up to %d elements", len(tensor), MaxElements))
 	}
 	return len(tensor) / 4
 }
 
-// checkEncode panics when lengths do not fit each other, which would corrupt memory in C: the caller
-// takes them from MaxEncoded and ResidualBytes. It returns the number of elements.
+// checkEncode panics when lengths do not match, which would corrupt memory in C: the caller gets them from
+// MaxEncoded and ResidualBytes. It returns the number of elements.
 func checkEncode(c Codec, dst, src, residual []byte) int {
 	n := elements(src)
 	if len(dst) < c.MaxEncoded(n) || len(residual) != c.ResidualBytes(n) {
@@ -211,7 +209,7 @@ func checkEncode(c Codec, dst, src, residual []byte) int {
 	return n
 }
 
-// malformed tells what is wrong with a message.
+// malformed is the error of a faulty message.
 func malformed(c fmt.Stringer, n int, format string, args ...any) error {
 	return fmt.Errorf("codec %s: malformed message for %d elements: %s; do both ends have the same codec?", c, n, fmt.Sprintf(format, args...))
 }

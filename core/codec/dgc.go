@@ -5,7 +5,7 @@ package codec
 //
 //	u = m·u + gradient;  v = v + u;  the greatest of v are sent;  there v = u = 0
 //
-// The momentum at this place replaces the optimizer's, which has to run with none. What is sent plus v
+// This momentum replaces the optimizer's, which must have none. What is sent plus v
 // equals the sum of all u, not of all gradients. The paper's clipping of gradients belongs before it.
 type dgc struct {
 	sparse

@@ -2,7 +2,7 @@ package codec
 
 import "unsafe"
 
-// engine is one implementation of what passes over whole tensors. The lengths fit: callers have checked.
+// engine is one implementation of the passes over whole tensors. Callers have checked the lengths.
 type engine interface {
 	// encode is Codec.Encode of a blockwise codec.
 	encode(g *grid, dst, src, residual []byte, k keys) int
@@ -10,9 +10,9 @@ type engine interface {
 	// decode is Codec.Decode and Codec.DecodeAdd of one.
 	decode(g *grid, dst, message []byte, add bool) fault
 
-	// scan adds src to x where there is a src, and appends to the candidates the elements, from number
-	// from, of which the magnitude's bits exceed the threshold. It stops at the end, or before the
-	// candidates might not have room for the next 64 elements. It returns where it stopped.
+	// scan adds src to x where there is a src, and appends to the candidates the elements, from index
+	// from on, whose magnitude's bits exceed the threshold. It stops at the end, or where the candidates may
+	// lack room for the next 64 elements, and returns that index.
 	scan(x, src []byte, from int, threshold uint32, c *candidates) int
 
 	// feed adds src to x where there is a src, and returns the bits of the greatest magnitude.
@@ -24,7 +24,7 @@ type engine interface {
 	String() string
 }
 
-// fault is why a message cannot be decoded.
+// fault is the reason why a message cannot be decoded.
 type fault int
 
 const (
@@ -42,7 +42,7 @@ const (
 	infinite  = 0x7f800000
 )
 
-// of views bytes as elements. Numbers may lie unaligned on every platform that is built for.
+// of views bytes as elements. Every supported platform permits unaligned numbers.
 func of[T any](b []byte) []T {
 	if len(b) == 0 {
 		return nil

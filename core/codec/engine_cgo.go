@@ -29,7 +29,7 @@ type kernels struct {
 	name  string
 }
 
-// engines lists what this machine can run, the fastest last.
+// engines lists the engines that this machine can run, the fastest last.
 func engines() []engine {
 	all := []engine{reference{}, kernels{C.CODEC_LEVEL_PLAIN, "plain"}}
 	if cpu.X86.HasAVX2 && cpu.X86.HasBMI1 && cpu.X86.HasBMI2 && cpu.X86.HasPOPCNT && C.codec_has_f16c() != 0 {
@@ -90,7 +90,7 @@ func gridOf(g *grid) C.struct_codec_grid {
 	}
 }
 
-// pointer is NULL for a residual that is not there.
+// pointer is NULL for an absent residual.
 func pointer(b []byte) unsafe.Pointer {
 	if len(b) == 0 {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// stages are the lossless stages, by the number that is the first byte of a message; of 0 the message
-// stands as it is.
+// stages are the lossless stages, by the number that is the first byte of a message; after 0 the message
+// follows unchanged.
 var stages = []string{"s2", "zstd"}
 
 const (
@@ -18,17 +18,17 @@ const (
 	formZstd
 )
 
-// A stage pays where it saves an eighth: less is not worth the time at either end. What it would save is
-// tried on a part of long messages.
+// A stage pays where it saves an eighth: less is not worth the time at either end. For long messages a trial
+// on a part decides.
 const (
 	trialBytes = 16 << 10
 	savesPart  = 8
 )
 
-// windowBytes is how far back zstd looks: gradients repeat nothing from long ago.
+// windowBytes is zstd's window: gradients have no distant repetitions.
 const windowBytes = 256 << 10
 
-// lossless compresses the messages of a codec where that pays, which the message alone decides.
+// lossless compresses the messages of a codec where that pays; the message alone determines that.
 type lossless struct {
 	Codec
 	stage string
@@ -62,7 +62,7 @@ func (l *lossless) Answer() Codec { return l.around(l.Codec.Answer()) }
 
 func (l *lossless) Difference() Codec { return l.around(l.Codec.Difference()) }
 
-// around is the stage around another codec.
+// around puts the stage around another codec.
 func (l *lossless) around(c Codec) Codec {
 	if c.String() == l.Codec.String() {
 		return l
@@ -94,10 +94,10 @@ func (l *lossless) Encode(dst, src, residual []byte, s Stream) int {
 
 func pays(small, message []byte) bool { return len(small) < len(message)-len(message)/savesPart }
 
-// roomFor is what either stage may write for n bytes that do not become smaller.
+// roomFor bounds what either stage writes for n incompressible bytes.
 func roomFor(n int) int { return s2.MaxEncodedLen(n) + n>>10 + 64 }
 
-// compress writes to room, which is that of roomFor.
+// compress writes to room, of roomFor's size.
 func (l *lossless) compress(room, message []byte) []byte {
 	if l.form == formS2 {
 		return s2.Encode(room[:cap(room)], message)
@@ -113,7 +113,7 @@ func (l *lossless) DecodeAdd(acc, message []byte) error {
 	return l.decoded(acc, message, l.Codec.DecodeAdd)
 }
 
-// decoded passes on the message that was compressed. It never takes more memory than the codec's longest.
+// decoded returns the original message. It never uses more memory than the codec's longest message.
 func (l *lossless) decoded(dst, message []byte, next func(dst, message []byte) error) error {
 	n := elements(dst)
 	if len(message) == 0 {
@@ -146,7 +146,7 @@ func (l *lossless) expand(room, message []byte) ([]byte, error) {
 		return nil, err
 	}
 	if size > cap(room) {
-		return nil, fmt.Errorf("it expands to %d bytes, at most %d are possible", size, cap(room))
+		return nil, fmt.Errorf("it expands to %d bytes, the limit is %d", size, cap(room))
 	}
 	return s2.Decode(room[:cap(room)], message)
 }

@@ -1,8 +1,8 @@
 package codec
 
 // newNatural rounds stochastically to one of the powers of two around an element: natural dithering.
-// The grid begins at the power of two from the greatest magnitude of the block upwards and halves
-// levels-1 times; below, an element goes to the last value or to 0. All of it is exact.
+// The grid begins at the block's greatest magnitude, rounded up to a power of two, and halves
+// levels-1 times; a smaller element becomes the last value or 0. All arithmetic is exact.
 func newNatural(a *Arguments) Codec {
 	levels, levelsPart := a.levels(7, maxNatural)
 	block, blockPart := a.block(512)

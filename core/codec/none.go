@@ -1,11 +1,11 @@
 package codec
 
-// none sends the elements as they are. It is what a lossless stage alone stands behind.
+// none sends the elements as they are. A lossless stage without a codec uses it.
 type none struct{}
 
 func newNone(*Arguments) Codec { return none{} }
 
-// None is the codec that leaves everything as it is.
+// None is the codec that changes nothing.
 func None() Codec { return none{} }
 
 func (none) String() string { return "none" }

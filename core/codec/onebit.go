@@ -1,7 +1,7 @@
 package codec
 
 // newOneBit sends the sign of each element and the mean magnitude of the block: 1-bit SGD, which
-// converges by its residual only. The message of a block is the best that has one magnitude.
+// converges only with its residual. Of all messages with one magnitude per block this is the nearest.
 func newOneBit(a *Arguments) Codec {
 	block, part := a.block(1024)
 	g := grid{kind: kindSign, norm: normMean, levels: 1, block: block}

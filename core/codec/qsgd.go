@@ -1,7 +1,7 @@
 package codec
 
 // newQSGD rounds stochastically to multiples of the block's Euclidean norm over the number of levels:
-// QSGD, with blocks for its buckets. Codes have a fixed width, or Elias' gamma code where that is
+// QSGD, with blocks as buckets. Codes have a fixed width, or Elias' gamma code where that is
 // shorter: most elements are far below the norm.
 func newQSGD(a *Arguments) Codec {
 	levels, levelsPart := a.levels(7, maxLevels)

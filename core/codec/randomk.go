@@ -5,9 +5,9 @@ import (
 	"math"
 )
 
-// randomK sends one element from each of k strata of equal length (to one). Which one follows from the
-// stream, so that the message needs no indices. With a residual elements go as they are; without, times
-// the length of their stratum, which makes the message right in the mean.
+// randomK sends one element from each of k strata of equal length (to one). The stream determines which, so
+// the message needs no indices. With a residual, elements are sent as they are; without, times the length of
+// their stratum, which makes the message unbiased.
 type randomK struct {
 	setting string
 	share
@@ -79,7 +79,7 @@ func (c *randomK) Encode(dst, src, residual []byte, s Stream) int {
 	return at
 }
 
-// strata cuts n elements into k and gives a random one of each, with the stratum's length.
+// strata cuts n elements into k and yields a random one of each, with the stratum's length.
 func strata(n, k int, draws keys) func(yield func(element, length int) bool) {
 	return func(yield func(int, int) bool) {
 		for j := range k {

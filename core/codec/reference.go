@@ -7,9 +7,8 @@ import (
 	"github.com/paceline/paceline/internal/half"
 )
 
-// reference defines the answer of every kernel in plain Go. It is what runs where there is no C
-// compiler. Products inside of sums are converted to their own type explicitly, which forbids the
-// compiler to fuse them.
+// reference defines the result of every kernel in plain Go, and runs where there is no C compiler. Products
+// in sums are converted to their own type explicitly, which forbids the compiler to fuse them.
 type reference struct{}
 
 func (reference) String() string { return "reference" }
@@ -43,7 +42,7 @@ func (reference) encode(g *grid, dst, src, residual []byte, k keys) int {
 	return at
 }
 
-// leave takes from the residual what was sent. Where that is not finite nothing is left.
+// leave subtracts what was sent from the residual. Where that is not finite the residual becomes 0.
 func leave(r, sent []float32) {
 	for i, v := range sent {
 		if r[i] -= v; math.Float32bits(r[i])&magnitude >= infinite {
@@ -164,7 +163,7 @@ func (g *grid) widen(d []float32, message []byte) {
 	}
 }
 
-// scale is a block's, NaN where it holds something that is not finite.
+// scale is a block's scale, NaN where an element is not finite.
 func (g *grid) scale(x []float32) float64 {
 	most := uint32(0)
 	var sums [8][3]float64 // one per index modulo 8: of |x|, x and x²
@@ -201,7 +200,7 @@ func (g *grid) scale(x []float32) float64 {
 	return peak
 }
 
-// power rounds up to a power of two; NaN where float32 has none so great.
+// power rounds up to a power of two; NaN where float32 has none.
 func power(scale float64) float32 {
 	u := (math.Float32bits(float32(scale)) + 0x7fffff) &^ 0x7fffff
 	if u >= infinite {
@@ -210,7 +209,7 @@ func power(scale float64) float32 {
 	return math.Float32frombits(u)
 }
 
-// quantise makes the codes of a block and returns the number that stands before them in the message.
+// quantise makes the codes of a block and returns the number that precedes them in the message.
 func (g *grid) quantise(codes []uint16, x []float32, k keys, base uint32) float32 {
 	scale := g.scale(x)
 	step := float32(scale)
@@ -249,8 +248,8 @@ func (g *grid) quantise(codes []uint16, x []float32, k keys, base uint32) float3
 // unit makes a number in [0, 1) of the upper 24 random bits.
 func unit(h uint32) float32 { return float32(h>>8) * 0x1p-24 }
 
-// uniform takes y, held to ±levels, to one of the two integers around it, with the probability that
-// makes its mean right; codes count from -levels.
+// uniform rounds y, clipped to ±levels, to one of the two integers around it, with the probability that
+// makes it unbiased; codes count from -levels.
 func (g *grid) uniform(y float32, h uint32) uint16 {
 	y = max(min(y, float32(g.levels)), -float32(g.levels))
 	below := int(math.Floor(float64(y)))
@@ -261,8 +260,8 @@ func (g *grid) uniform(y float32, h uint32) uint16 {
 	return uint16(code)
 }
 
-// natural takes y, within ±1, to one of the two powers of two around it: adding random bits below the
-// exponent carries into it with the right probability. Beneath the smallest one it goes there or to 0.
+// natural rounds y, within ±1, to one of the two powers of two around it: adding random bits below the
+// exponent carries into it with the right probability. Below the smallest power, y becomes that or 0.
 func (g *grid) natural(y float32, h uint32) uint16 {
 	u := math.Float32bits(y) & magnitude
 	level := 0
@@ -373,9 +372,9 @@ func (g *grid) unpack(codes []uint16, in []byte) {
 
 // Elias' gamma code of v = |level| + 1 is a zero for each bit below the highest, a one, and the bits below
 // the highest; the sign follows where v > 1. The codes of 64 elements stand side by side: for each bit of v
-// from the lowest, first whether it is the highest, of all that reach it, then the bit, of those that go
-// on; last, the signs, 1 for negative. Elements have the order that they have in a plane, of which zeros
-// fill the last byte.
+// from the lowest, first whether it is the highest, of all that reach it, then the bit, of those that
+// continue; last, the signs, 1 for negative. Elements are in the order of a plane; zeros
+// fill its last byte.
 
 // eliasPack writes codes and returns the bytes, or 0 where out is too small.
 func (g *grid) eliasPack(out []byte, codes []uint16) int {
@@ -423,7 +422,7 @@ func (g *grid) eliasPack(out []byte, codes []uint16) int {
 	return (w.at + 7) / 8
 }
 
-// eliasUnpack reads codes from exactly the bytes of in, and reports whether they are that.
+// eliasUnpack reads codes from in, and reports whether they fill its bytes exactly.
 func (g *grid) eliasUnpack(codes []uint16, in []byte) bool {
 	stride := (len(codes) + 7) / 8
 	r := bitString{bytes: in}
@@ -469,8 +468,8 @@ func (g *grid) eliasUnpack(codes []uint16, in []byte) bool {
 	return r.at == 8*len(in)
 }
 
-// bitString is bytes as bits, the lowest of each byte first. Beyond the last byte there are zeros, and
-// what is put is lost.
+// bitString is bytes as bits, the lowest of each byte first. Beyond the last byte bits read as zeros, and
+// writes are lost.
 type bitString struct {
 	bytes []byte
 	at    int // bits put or taken

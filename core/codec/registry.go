@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Maker makes a codec of its arguments. Errors that the arguments collect are looked at afterwards.
+// Maker makes a codec of its arguments. Parse checks the errors that these collect afterwards.
 type Maker func(a *Arguments) Codec
 
 // makers has a line for each codec.
@@ -29,7 +29,7 @@ var makers = map[string]Maker{
 }
 
 // Register adds a codec from outside this package. Call it from an init function, in every process of a job; a name
-// that is taken panics.
+// in use panics.
 func Register(name string, m Maker) {
 	if _, taken := makers[name]; taken {
 		panic(fmt.Sprintf("codec: %q is registered twice", name))
@@ -66,12 +66,12 @@ func Parse(setting string) (Codec, error) {
 	return c, nil
 }
 
-// unknownError says that there is no codec of a name.
+// unknownError is the error for a name without a codec.
 type unknownError string
 
 func (e unknownError) Error() string { return string(e) }
 
-// IsUnknown reports whether an error of Parse is about a name that no codec has: the caller may know others.
+// IsUnknown reports whether an error of Parse is about an unknown name: the caller may know other codecs.
 func IsUnknown(err error) bool { return errors.As(err, new(unknownError)) }
 
 // splitStage cuts a setting before its lossless stage, which keeps its plus.

@@ -5,9 +5,9 @@ import (
 	"math"
 )
 
-// share is how much of a tensor a sparse codec sends.
+// share is the part of a tensor that a sparse codec sends.
 type share struct {
-	part   float64 // of the elements; 0: count says it
+	part   float64 // of the elements; 0: count applies
 	count  int
 	warmUp int // iterations in which the part falls from warmUpFrom
 }
@@ -45,7 +45,7 @@ func (s share) parts() []string {
 	return []string{text(s.part)}
 }
 
-// at is how many of n elements iteration i sends: one or more, unless there are none. A warm-up falls
+// at is the number of the n elements that iteration i sends: one or more, unless n is 0. A warm-up falls
 // exponentially.
 func (s share) at(n int, i uint64) int {
 	part := s.part
@@ -55,7 +55,7 @@ func (s share) at(n int, i uint64) int {
 	return s.of(n, part)
 }
 
-// most is how many of n elements any iteration sends.
+// most is the greatest number of the n elements that any iteration sends.
 func (s share) most(n int) int {
 	if s.warmUp > 0 {
 		return s.of(n, max(s.part, warmUpFrom))

@@ -11,10 +11,10 @@ const (
 	formDense  = 1
 )
 
-// sparseBlock is how many elements share a count, so that offsets have 16 bits.
+// sparseBlock is the number of elements that share a count, so that offsets fit 16 bits.
 const sparseBlock = 1 << 16
 
-// maxSparse bounds the message of up to k of n elements. The dense form stands in where it is shorter.
+// maxSparse bounds the message of up to k of n elements. The dense form replaces it where that is shorter.
 func maxSparse(n, k int) int {
 	return 1 + min(sparseBytes(n, k), 4*n)
 }
@@ -55,7 +55,7 @@ func writeSparse(dst, x []byte, index []uint32, residual bool) int {
 	return at
 }
 
-// sparseFault checks a message for n elements; it returns what is wrong, "" if nothing is.
+// sparseFault checks a message for n elements; it returns the fault, "" if there is none.
 func sparseFault(message []byte, n int) string {
 	switch {
 	case len(message) == 0:
@@ -99,7 +99,7 @@ func sparseFault(message []byte, n int) string {
 	return ""
 }
 
-// addSparse adds a message that is sound to v, or to zeros.
+// addSparse adds a checked message to v, or to zeros.
 func addSparse(v []float32, message []byte, add bool) {
 	if message[0] == formDense {
 		if add {
@@ -123,7 +123,7 @@ func addSparse(v []float32, message []byte, add bool) {
 	}
 }
 
-// sparse is what the codecs have in common whose messages list elements.
+// sparse is the common part of the codecs whose messages list elements.
 type sparse struct {
 	setting  string
 	residual bool
@@ -155,8 +155,8 @@ func (c *sparse) decode(dst, message []byte, add bool) error {
 	return nil
 }
 
-// sumIn gives the tensor to choose from, and what has to be added to it first: the residual and the
-// gradient, or the gradient and nothing.
+// sumIn returns the tensor to choose from, and the one to add to it first: the residual and the gradient, or
+// the gradient and none.
 func (c *sparse) sumIn(src, residual []byte) (x, add []byte) {
 	if c.residual {
 		return residual, src

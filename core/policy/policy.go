@@ -1,7 +1,7 @@
 // Package policy chooses the codec of each tensor.
 //
-// A policy is a codec's setting, which then is that of all tensors of at least [MinElements] elements, or
-// rules in JSON, the first of which that fits a tensor says how it travels (where none does, plain):
+// A policy is a codec's setting, for all tensors of at least [MinElements] elements, or a list of rules in
+// JSON. The first rule that matches a tensor gives its codec; without a match the tensor travels plain:
 //
 //	[{"names": "*.bias", "codec": "none"},
 //	 {"names": ["layer1.*", "layer2.*"], "min_bytes": 4096, "dtypes": ["float32"], "codec": "fp16"},
@@ -27,11 +27,11 @@ import (
 	"github.com/paceline/paceline/internal/units"
 )
 
-// MinElements is from how many elements on a tensor is coded where a policy does not say it: the header and
-// the codec's own work cost a smaller one more than its bytes do.
+// MinElements is the size from which a tensor is coded where a policy does not say it: for a smaller one the
+// header and the codec's work cost more than its bytes.
 const MinElements = 1024
 
-// Policy holds rules. The zero one, and a nil one, has everything travel plain.
+// Policy holds rules. Under the zero Policy, and nil, every tensor travels plain.
 type Policy struct{ rules []rule }
 
 type rule struct {
@@ -42,14 +42,14 @@ type rule struct {
 	codec    codec.Codec // nil for plain
 }
 
-// Tensor is what a rule looks at.
+// Tensor is what a rule examines.
 type Tensor struct {
 	Name  string
 	DType units.DType
 	Bytes int64
 }
 
-// Parse reads a setting or rules. The error names the rule that is wrong, counted from 1.
+// Parse reads a setting or rules. The error names the faulty rule, counted from 1.
 func Parse(text string) (*Policy, error) {
 	text = strings.TrimSpace(text)
 	if text == "" {
@@ -142,7 +142,7 @@ func parseRule(data []byte) (rule, error) {
 	return r, err
 }
 
-// list is a text or several.
+// list is one text or several.
 type list []string
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -204,7 +204,7 @@ func Load(text string, open func(path string) (io.ReadCloser, error)) (*Policy, 
 	return p, nil
 }
 
-// isPath tells a path from a setting or rules: it has a slash, or ends in .json.
+// isPath distinguishes a path from a setting or rules: it has a slash, or ends in .json.
 func isPath(text string) bool {
 	return text[0] != '[' && (strings.ContainsRune(text, '/') || strings.HasSuffix(text, ".json"))
 }

@@ -6,22 +6,21 @@ import (
 	"github.com/paceline/paceline/internal/units"
 )
 
-// Adasum combines whole tensors of floats so that what two gradients agree on counts once: of a and b
-// it makes
+// Adasum combines whole tensors of floats such that the common part of two gradients counts once. It
+// combines a and b to
 //
 //	(1 − a·b/2|a|²)·a + (1 − a·b/2|b|²)·b
 //
 // which is their sum where they are orthogonal and their mean where they are equal. A tensor of zeros
-// leaves the other as it is. Dot products and the combination are in float64.
+// leaves the other unchanged. Dot products and the combination are in float64.
 //
-// Contributions combine in a fixed tree, so that the result does not depend on the order in which they
-// came: neighbours first, then neighbouring pairs, and so on, as Horovod's vector-halving
+// Contributions combine in a fixed tree, so the result does not depend on their order of arrival: neighbours first, then neighbouring pairs, and so on, as Horovod's vector-halving
 // distance-doubling does. Of n contributions, n not a power of two (which Horovod refuses), those
 // beyond the greatest power of two p combine with the first ones before: p with 0, p+1 with 1, and so on.
 //
 // dst is an accumulator: it has AccBytes of a contribution, does not overlap any, and goes to Store.
-// Contributions are not changed. There is one or more, all of one length. Beside dst, memory for
-// ⌈log2 n⌉ accumulators is taken.
+// Contributions are not changed. There is at least one, and all have one length. Adasum
+// allocates memory for ⌈log2 n⌉ accumulators beside dst.
 func Adasum(d units.DType, dst []byte, contributions [][]byte) {
 	if !d.Float() || len(contributions) == 0 {
 		panic(fmt.Sprintf("reduce: Adasum of %d tensors of %v", len(contributions), d))

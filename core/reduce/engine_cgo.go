@@ -30,7 +30,7 @@ type kernels struct {
 	name  string
 }
 
-// engines lists what this machine can run, the fastest last.
+// engines lists the engines that this machine can run, the fastest last.
 func engines() []engine {
 	all := []engine{reference{}, kernels{C.REDUCE_LEVEL_PLAIN, "plain"}}
 	if cpu.X86.HasAVX2 && C.reduce_has_f16c() != 0 {

@@ -2,5 +2,5 @@
 
 package reduce
 
-// engines lists what this build can run: without a C compiler that is the reference.
+// engines lists the engines of this build: without a C compiler only the reference.
 func engines() []engine { return []engine{reference{}} }

@@ -63,7 +63,7 @@ func StoreFloat32(d units.DType, dst, acc []byte, scale float64) {
 
 // Norm is the L2 norm of float32 elements, summed in float64.
 func Norm(src []byte) float64 {
-	var sum [4]float64 // sums of their own, which need not wait for each other
+	var sum [4]float64 // independent partial sums
 	x := of[float32](src)
 	for ; len(x) >= 4; x = x[4:] {
 		for i := range sum {
@@ -76,7 +76,7 @@ func Norm(src []byte) float64 {
 	return math.Sqrt(sum[0] + sum[1] + sum[2] + sum[3])
 }
 
-// checkPair panics where lengths are not those of as many float32 as float64: a bug, which would corrupt memory.
+// checkPair panics where the lengths are not those of equally many float32 and float64: a bug, which would corrupt memory.
 func checkPair(narrow, wide []byte) {
 	if len(narrow)%4 != 0 || 2*len(narrow) != len(wide) {
 		panic("reduce: lengths of float32 and float64 do not fit")

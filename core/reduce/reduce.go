@@ -1,6 +1,6 @@
 // Package reduce combines tensors element by element: it sums what workers push and turns the sum
-// into the result. Memory is raw bytes in the machine's byte order, as it came from the socket; it may
-// be unaligned.
+// into the result. Memory is raw bytes in the machine's byte order, as received; it may be
+// unaligned.
 //
 // A reduction of n contributions is one Load (or one Load2 for the first two), an Add for each of the
 // others, and one Store:
@@ -10,12 +10,12 @@
 // 16-bit floats accumulate in float32 and are rounded once, to the nearest with ties to even, by
 // Store. Everything else accumulates in its own type. Average is Sum with a divisor in Store.
 //
-// The answer does not depend on the machine: reference.go defines it, and the C kernels, chosen when
-// the program starts by what the processor has, give the same bits for every length and alignment
-// (only the bits inside of a NaN may differ). In particular:
+// The result does not depend on the machine: reference.go defines it. The C kernels, chosen by the processor's
+// features at the program's start, give the same bits for every length and alignment (only the bits of a NaN
+// may differ). In particular:
 //
-//   - Integers wrap around in sums and products. Scaling them goes through float64, cuts towards zero
-//     and stays within the type's range, as Horovod's does where that is defined.
+//   - Integers wrap around in sums and products. Scaling them uses float64, truncates towards zero and
+//     saturates, as Horovod does where that is defined.
 //   - Floats are scaled in the accumulator's type: x*mul is rounded, then truly divided by div, so
 //     that the average of equal values is that value.
 //   - Min and Max give NaN where either side is NaN.
@@ -60,7 +60,7 @@ func Load(d units.DType, acc, src []byte, prescale float64) {
 	}
 }
 
-// Add goes on: acc = acc op prescale·src.
+// Add continues: acc = acc op prescale·src.
 func Add(op units.ReduceOp, d units.DType, acc, src []byte, prescale float64) {
 	checkLen(d, acc, src)
 	if len(src) > 0 {
@@ -77,8 +77,8 @@ func Load2(op units.ReduceOp, d units.DType, acc, a, b []byte, prescale float64)
 	}
 }
 
-// Store ends an accumulation: dst = acc·mul/div. dst may begin where acc does: then there is nothing to
-// do when mul and div are 1 and AccType is d, and 16-bit results end up in the first half of acc.
+// Store ends an accumulation: dst = acc·mul/div. dst may begin where acc does: then nothing
+// changes when mul and div are 1 and AccType is d, and 16-bit results lie in the first half of acc.
 func Store(d units.DType, dst, acc []byte, mul, div float64) {
 	checkLen(d, acc, dst)
 	if len(dst) > 0 {
@@ -100,8 +100,8 @@ type engine interface {
 // best is the fastest engine of this machine.
 var best = func() engine { e := engines(); return e[len(e)-1] }()
 
-// checkLen panics when acc does not have the length that goes with tensor: the callers' own lengths
-// were checked when the tensor was declared, so this is a bug and would corrupt memory in C.
+// checkLen panics when acc does not have the accumulator's length for tensor: lengths were checked at the
+// tensor's declaration, so this is a bug and would corrupt memory in C.
 func checkLen(d units.DType, acc, tensor []byte) {
 	if len(tensor)%d.Size() != 0 || len(acc) != AccBytes(d, len(tensor)) {
 		panic(fmt.Sprintf("reduce: %d bytes of %v need an accumulator of %d bytes, got %d", len(tensor), d, AccBytes(d, len(tensor)), len(acc)))

@@ -9,9 +9,8 @@ import (
 	"github.com/paceline/paceline/internal/units"
 )
 
-// reference defines the answer of every kernel in plain Go. It is what runs where there is no C
-// compiler. Products inside of sums are converted to their own type explicitly, which forbids the
-// compiler to fuse them.
+// reference defines the result of every kernel in plain Go, and runs where there is no C compiler. Products
+// in sums are converted to their own type explicitly, which forbids the compiler to fuse them.
 type reference struct{}
 
 func (reference) String() string { return "reference" }
@@ -66,7 +65,7 @@ func (reference) store(d units.DType, dst, acc []byte, mul, div float64) {
 	case units.BFloat16:
 		narrow(of[uint16](dst), of[float32](acc), half.ToBFloat16)
 	default:
-		copy(dst, acc) // of dst to itself it does nothing
+		copy(dst, acc) // no effect if src is dst
 	}
 }
 
@@ -78,7 +77,7 @@ func (reference) blend(acc units.DType, a, b []byte) {
 	}
 }
 
-// of views bytes as elements. Numbers may lie unaligned on every platform that is built for.
+// of views bytes as elements. Every supported platform permits unaligned numbers.
 func of[T any](b []byte) []T {
 	if len(b) == 0 {
 		return nil
@@ -140,7 +139,7 @@ func combineAs[T number](op units.ReduceOp, dst, left, right []byte) {
 	}
 }
 
-// lesser and greater give the NaN if there is one, and of two zeros the second.
+// lesser and greater return the NaN if there is one, and of two zeros the second.
 func lesser[T cmp.Ordered](a, b T) T {
 	if a < b || a != a {
 		return a
