@@ -137,7 +137,11 @@ func (q *localQueue) isAnnounced(tensor uint32) bool {
 func (q *localQueue) forget(*task) {}
 
 // cancel implements way.
-func (q *localQueue) cancel(h wire.Header) { q.server.Cancel(h) }
+func (q *localQueue) cancel(d *declaration, h wire.Header) {
+	if q.announce(&d.t) == nil {
+		q.server.Cancel(h)
+	}
+}
 
 // report implements way.
 func (q *localQueue) report(d *declaration, h wire.Header, iteration wire.Report) error {

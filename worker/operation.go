@@ -179,10 +179,5 @@ func (o *operation) tellServers(ownWill bool) {
 	if o.Kind == units.Accumulate && o.Use == units.Declare {
 		h.Flags |= wire.FlagDeclare
 	}
-	o.e.cancelAll(h)
-}
-
-// cancelAll tells every server that this rank gives a tensor up.
-func (e *Engine) cancelAll(h wire.Header) {
-	e.each(func(w way) { w.cancel(h) })
+	o.e.each(func(w way) { w.cancel(o.d, h) })
 }

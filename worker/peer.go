@@ -150,7 +150,9 @@ func (p *peer) forget(t *task) {
 }
 
 // cancel implements way.
-func (p *peer) cancel(h wire.Header) { p.control(outbox.Frame{Header: h}) }
+func (p *peer) cancel(d *declaration, h wire.Header) {
+	p.onFirst(func(c *connTraffic) { p.traffic.behind(c, d, outbox.Frame{Header: h}) })
+}
 
 // report implements way.
 func (p *peer) report(d *declaration, h wire.Header, iteration wire.Report) error {
@@ -158,7 +160,7 @@ func (p *peer) report(d *declaration, h wire.Header, iteration wire.Report) erro
 	if h.Flags&wire.FlagEmpty == 0 {
 		f = outbox.Encoded(h, iteration)
 	}
-	p.onFirst(func(c *connTraffic) { p.traffic.report(c, d, f) })
+	p.onFirst(func(c *connTraffic) { p.traffic.behind(c, d, f) })
 	return nil
 }
 

@@ -184,13 +184,13 @@ func (e *Engine) SetState(state []byte) error {
 		e.mu.Unlock()
 		return err
 	}
-	var over []wire.Header
+	over := map[*declaration]wire.Header{}
 	for id, n := range e.names {
 		var stay []*declaration
 		for _, d := range n.decls {
 			switch {
 			case d.coding != nil && d.t.Kind != units.Accumulate:
-				over = append(over, wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch().Number, Rank: uint16(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.Next()})
+				over[d] = wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch().Number, Rank: uint16(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.Next()}
 				e.withdraw(d)
 				continue
 			case d.coding != nil:
@@ -210,8 +210,8 @@ func (e *Engine) SetState(state []byte) error {
 		e.unclaimed[s] = k.clone()
 	}
 	e.mu.Unlock()
-	for _, h := range over { // the servers' residuals go
-		e.cancelAll(h)
+	for d, h := range over { // the servers' residuals go
+		e.each(func(w way) { w.cancel(d, h) })
 	}
 	return nil
 }

@@ -162,8 +162,8 @@ func (f *traffic) forget(t *task) {
 	}
 }
 
-// report queues the end of an iteration with a held value, behind the value's announcement.
-func (f *traffic) report(c *connTraffic, d *declaration, frame outbox.Frame) {
+// behind queues a control frame about a tensor, behind the tensor's announcement.
+func (f *traffic) behind(c *connTraffic, d *declaration, frame outbox.Frame) {
 	if _, announced := c.announced[frame.Tensor]; !announced {
 		c.announced[frame.Tensor] = struct{}{}
 		c.control = append(c.control, announcement(&d.t, f.rank))

@@ -20,9 +20,9 @@ type way interface {
 	// forget drops what is awaited for a task whose operation has failed.
 	forget(t *task)
 
-	// cancel tells that this rank gives a tensor up.
-	cancel(h wire.Header)
-	// report tells of the end of an iteration with a held value, behind the value's announcement.
+	// cancel tells that this rank gives a tensor up, and report of the end of an iteration with a held value. Both go
+	// behind the tensor's announcement: a server leaves a cancel of an unknown tensor alone, and would keep what comes after.
+	cancel(d *declaration, h wire.Header)
 	report(d *declaration, h wire.Header, iteration wire.Report) error
 	// condition asks for a change of conditions; the reply goes to the engine's conditions.
 	condition(w wire.Condition) error
