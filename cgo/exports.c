@@ -49,6 +49,11 @@ int pl_check_codec(const char *codec) {
   return goCheckCodec((char *)codec);
 }
 
+int64_t pl_codec_info(const char *codec, char *buf, uint64_t cap) {
+  GUARD;
+  return goCodecInfo((char *)codec, buf, cap);
+}
+
 int pl_set_condition(const char *change, uint64_t *at) {
   GUARD_WAITS;
   return goSetCondition((char *)change, at);

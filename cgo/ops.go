@@ -69,6 +69,15 @@ func goCheckCodec(codec *C.char) C.int {
 	return C.PL_OK
 }
 
+//export goCodecInfo
+func goCodecInfo(codec, buf *C.char, room C.uint64_t) C.int64_t {
+	text, err := node.CodecInfo(C.GoString(codec))
+	if err != nil {
+		return C.int64_t(fail(fmt.Errorf("%w: %w", worker.ErrInvalid, err)))
+	}
+	return put(text, buf, room)
+}
+
 //export goState
 func goState(buf unsafe.Pointer, room C.uint64_t) C.int64_t {
 	w, err := running()

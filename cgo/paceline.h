@@ -206,6 +206,10 @@ int64_t pl_sync_info(const char *sync, char *buf, uint64_t cap);
 /* PL_OK where the text names a codec, or is rules or the path of a file with rules, as PACELINE_COMPRESSION takes;
  * else PL_ERR_INVALID, and pl_last_error() says what is allowed. */
 int pl_check_codec(const char *codec);
+/* Writes the properties of the codecs that such a text names, as a JSON list with one for each rule: {"setting",
+ * "unbiased", "precise": a message can stand for the tensor, "residual": bytes per element of float32, "momentum": a
+ * factor that takes the place of the optimizer's, 0 for none}. Returns the length as pl_info does. */
+int64_t pl_codec_info(const char *codec, char *buf, uint64_t cap);
 /* Changes the synchronisation model of tensors while they are in use, from any one rank. change: JSON {"pull": model
  * whose pull condition to take, "push": the same for the push condition, "names": patterns of tensor names, "servers":
  * their indices}, all optional; without names every tensor that was declared with a model or is held, without servers

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -37,6 +38,15 @@ func jobCompression(text string) (*policy.Policy, error) {
 func CheckCodec(text string) error {
 	_, err := Compression(text)
 	return checked(text, err)
+}
+
+// CodecInfo is the properties of the codecs that a text names, in JSON, for bindings: a list with one for each rule.
+func CodecInfo(text string) ([]byte, error) {
+	p, err := Compression(text)
+	if err != nil {
+		return nil, checked(text, err)
+	}
+	return json.Marshal(p.Traits())
 }
 
 func openFile(path string) (io.ReadCloser, error) { return os.Open(path) }

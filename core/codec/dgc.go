@@ -11,14 +11,14 @@ type dgc struct {
 	sparse
 	share
 	selector
-	m float32
+	m float64
 }
 
 // newDGC takes a share or count=, momentum= and warmup=.
 func newDGC(a *Arguments) Codec {
 	s := a.share(0.001)
 	m := a.Number("momentum", 0.9, "numbers from 0 to below 1", func(f float64) bool { return f >= 0 && f < 1 })
-	c := &dgc{share: s, m: float32(m)}
+	c := &dgc{share: s, m: m}
 	c.sparse = sparse{Setting("dgc", append(s.parts(), "momentum="+text(m))...), true}
 	return c
 }
@@ -27,6 +27,9 @@ func newDGC(a *Arguments) Codec {
 func (c *dgc) Answer() Codec { return topKOf(c.share, true) }
 
 func (c *dgc) Difference() Codec { return c.Answer().Difference() }
+
+// Momentum implements [Momentum].
+func (c *dgc) Momentum() float64 { return c.m }
 
 func (c *dgc) MaxEncoded(n int) int { return maxSparse(n, c.most(n)) }
 
@@ -38,7 +41,7 @@ func (c *dgc) Encode(dst, src, residual []byte, s Stream) int {
 		return writeSparse(dst, nil, nil, true)
 	}
 	v, u := residual[:4*n], residual[4*n:]
-	best.momentum(v, u, src, c.m)
+	best.momentum(v, u, src, float32(c.m))
 	chosen := c.top(v, nil, c.at(n, s.Iteration))
 	defer c.pool.Put(chosen)
 	size := writeSparse(dst, v, chosen.numbers(), true)

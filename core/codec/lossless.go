@@ -62,6 +62,9 @@ func (l *lossless) Answer() Codec { return l.around(l.Codec.Answer()) }
 
 func (l *lossless) Difference() Codec { return l.around(l.Codec.Difference()) }
 
+// Momentum implements [Momentum].
+func (l *lossless) Momentum() float64 { return momentumOf(l.Codec) }
+
 // around puts the stage around another codec.
 func (l *lossless) around(c Codec) Codec {
 	if c.String() == l.Codec.String() {

@@ -183,6 +183,18 @@ func (r *rule) fits(t *Tensor) bool {
 		(len(r.names) == 0 || slices.ContainsFunc(r.names, func(p string) bool { return pattern.Match(p, t.Name) }))
 }
 
+// Traits are the properties of the rules' codecs, in their order.
+func (p *Policy) Traits() []codec.Traits {
+	list := make([]codec.Traits, len(p.rules))
+	for i, r := range p.rules {
+		list[i] = codec.Traits{Setting: "none", Unbiased: true, Precise: true}
+		if r.codec != nil {
+			list[i] = codec.TraitsOf(r.codec)
+		}
+	}
+	return list
+}
+
 // Load is Parse of a text, or of the file whose path the text is. open opens it.
 func Load(text string, open func(path string) (io.ReadCloser, error)) (*Policy, error) {
 	p, err := Parse(text)

@@ -108,6 +108,7 @@ _PROTOTYPES = {
     "pl_check_sync": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32]),
     "pl_sync_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]),
     "pl_check_codec": (ctypes.c_int, [ctypes.c_char_p]),
+    "pl_codec_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]),
     "pl_set_condition": (ctypes.c_int, [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64)]),
     "pl_end_iteration": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)]),
     "pl_begin_iteration": (ctypes.c_int, [ctypes.c_uint32, ctypes.c_char_p]),

@@ -187,6 +187,11 @@ class Engine:
         """Raises ValueError, which says what is allowed, for what is no codec, no rules and no path of such."""
         self._check(_abi.library().pl_check_codec(codec.encode()))
 
+    def codec_info(self, codec: str) -> list[dict[str, Any]]:
+        """The properties of the codecs that a text names, one for each of its rules. Raises as `check_codec` does."""
+        lib = _abi.library()
+        return json.loads(_text(lambda buf, room: self._check(lib.pl_codec_info(codec.encode(), buf, room))))
+
     def compression_state(self) -> bytes:
         """What coded tensors need to go on from a checkpoint: iterations, and residuals of this rank and the servers.
 

@@ -11,6 +11,7 @@ import pytest
 
 import paceline
 from paceline import _abi
+from paceline._engine import engine
 
 # fmt: off
 NAMES = [
@@ -85,6 +86,17 @@ def test_the_structures_are_those_of_the_header():
     assert f"#define PL_ABI_VERSION {_abi.VERSION}\n" in header
     for function in re.findall(r"\b(pl_\w+)\(", code):
         assert function in _abi._PROTOTYPES, function
+
+
+def test_properties_of_codecs_and_models_come_from_the_library():
+    (dgc,) = engine.codec_info("dgc:0.01,momentum=0.5+s2")
+    assert (dgc["momentum"], dgc["residual"], dgc["unbiased"], dgc["precise"]) == (0.5, 8, False, False)
+    rules = engine.codec_info('[{"names": "*.bias", "codec": "none"}, {"codec": "int8:block=64"}]')
+    assert [(r["setting"], r["unbiased"]) for r in rules] == [("none", True), ("int8:block=64", True)]
+    assert engine.sync_info("ssp:3")["held"] and not engine.sync_info("bsp")["held"]
+    for ask in (engine.codec_info, engine.sync_info):
+        with pytest.raises(ValueError, match="allowed are"):
+            ask("nonsense")
 
 
 def test_every_name_of_horovod_is_there():

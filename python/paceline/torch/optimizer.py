@@ -417,7 +417,9 @@ def _check_codec(codec: codecs.Codec, optimizer: torch.optim.Optimizer, op: int)
     codecs.check(codec)
     if op == Adasum:
         raise ValueError(f"compression={codec.text!r}: Adasum combines whole steps, which travel plain")
-    if codec.text.startswith("dgc") and any(group.get("momentum") for group in optimizer.param_groups):
+    rules = engine.codec_info(codec.text)
+    if rules and all(r["momentum"] for r in rules) and any(g.get("momentum") for g in optimizer.param_groups):
+        name = rules[0]["setting"].partition(":")[0]
         warnings.warn(
-            "dgc's momentum takes the place of the optimizer's, which has one too: give it momentum=0", stacklevel=3
+            f"{name}'s momentum takes the place of the optimizer's, which has one too: give it momentum=0", stacklevel=3
         )
