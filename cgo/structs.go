@@ -13,7 +13,6 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
-	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
@@ -152,11 +151,6 @@ func readOptions(op *worker.Op, c *C.pl_op) error {
 		PullGate: options.Gate{Threshold: float64(gate.threshold), Decay: float64(gate.decay)},
 	}
 	op.Held = worker.Held{Use: units.Use(held.use), Significance: float32(held.significance), Group: C.GoString(held.group)}
-	// Later uses of a held value need a declaration under the same model, so that is the one to look at:
-	// a model may be an expression, which is compiled each time that it is checked.
-	if accumulate := op.Kind == units.Accumulate; op.Sync != (options.Sync{}) && (!accumulate || op.Use == units.Declare) {
-		return node.CheckSync(op.Sync.Model, op.Sync.SoftPark, accumulate, len(op.Set.Ranks))
-	}
 	return nil
 }
 

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -54,11 +56,14 @@ func (b *book) admit(ops []Op) error {
 		if err := b.checkCodec(&ops[i]); err != nil {
 			return err
 		}
-		if ops[i].Name == "" {
-			continue
-		}
 		if err := b.checkValue(&ops[i]); err != nil {
 			return err
+		}
+		if err := b.checkSync(&ops[i]); err != nil {
+			return err
+		}
+		if ops[i].Name == "" {
+			continue
 		}
 		id := nameID{ops[i].Set.ID, ops[i].Name}
 		_, twice := seen[id]
@@ -75,10 +80,7 @@ func (b *book) checkValue(op *Op) error {
 	if op.Kind != units.Accumulate {
 		return nil
 	}
-	known := false
-	if n := b.names[nameID{op.Set.ID, op.Name}]; n != nil {
-		known = b.find(n, op) != nil
-	}
+	known := b.declares(op)
 	if !known && op.Use != units.Declare {
 		return fmt.Errorf("%w: %q has no value with these properties on rank %d: declare it first, on every rank (again after a join, or after it failed)", ErrInvalid, op.Name, b.cfg.Rank)
 	}
@@ -86,4 +88,26 @@ func (b *book) checkValue(op *Op) error {
 		return fmt.Errorf("%w: %q has a value already on rank %d", ErrInvalid, op.Name, b.cfg.Rank)
 	}
 	return nil
+}
+
+// checkSync refuses a synchronisation model that the ranks cannot run. A tensor's first use alone is checked, since a
+// model may be an expression, which takes long to compile.
+func (b *book) checkSync(op *Op) error {
+	if op.Sync == (options.Sync{}) || b.declares(op) {
+		return nil
+	}
+	flow := condition.Aggregate
+	if op.Kind == units.Accumulate {
+		flow = condition.Accumulate
+	}
+	if err := condition.CheckSetting(op.Sync.Model, op.Sync.SoftPark, flow, len(op.Set.Ranks)); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return nil
+}
+
+// declares reports whether the operation's signature has a declaration.
+func (b *book) declares(op *Op) bool {
+	n := b.names[nameID{op.Set.ID, op.name()}]
+	return n != nil && b.find(n, op) != nil
 }

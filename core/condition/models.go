@@ -36,6 +36,25 @@ func (m Model) Check(d Dataflow) error {
 	return checkPull(m.Pull, d)
 }
 
+// CheckSetting reports whether so many workers can run the model that a setting names, BSP where it is empty, on a
+// tensor that is reduced or held by the servers.
+func CheckSetting(setting string, softPark bool, d Dataflow, workers int) error {
+	m := BSP()
+	if setting != "" {
+		var err error
+		if m, err = Parse(setting); err != nil {
+			return err
+		}
+	}
+	if softPark && d == Aggregate {
+		return errors.New("soft-barrier parking answers before an iteration is closed, which a reduction cannot serve: use lazy parking")
+	}
+	if err := m.Check(d); err != nil {
+		return err
+	}
+	return m.CheckWorkers(workers)
+}
+
 // CheckWorkers reports whether the model can run with n workers. It is for the start, when all of
 // them are there; a machine goes on with those that live.
 func (m Model) CheckWorkers(n int) error { return checkPush(m.Push, n) }
