@@ -17,7 +17,9 @@ def main():
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default: %(default)s)")
     parser.add_argument("--sizes", default="4KiB,1MiB,64MiB", help="bytes of the float32 tensor (default: %(default)s)")
     parser.add_argument("--duration", type=float, default=5, help="seconds for each line (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="how often the processes start anew (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="how often the processes start anew (default: %(default)s)"
+    )
     parser.add_argument("--json", help="file for the results")
     options = parser.parse_args()
     what = {}
