@@ -17,6 +17,7 @@ import (
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/tcp"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
@@ -87,22 +88,24 @@ func TestAPeerThatBreaksOffOrTheRulesEndsTheRoundForAll(t *testing.T) {
 	} {
 		for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(1)} {
 			t.Run(name+" "+place, func(t *testing.T) {
-				j := jobtest.New(t, 3, option)
-				r := j.StartBeside()
-				start := time.Now()
-				waiting := make(chan []error, 1)
-				go func() {
-					waiting <- j.Outcomes(func(rank int) error { _, err := j.Do(rank, jobtest.Sum("x", n)); return err })
-				}()
-				c.do(r, j.Settings)
-				for rank, err := range (<-waiting)[:2] {
-					if !errors.Is(err, worker.ErrPeerLost) || !strings.Contains(err.Error(), "worker 2") || !strings.Contains(err.Error(), c.why) {
-						t.Errorf("rank %d: %v, want worker 2 lost: %s", rank, err, c.why)
+				jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+					j := jobtest.New(t, 3, network, option)
+					r := j.StartBeside()
+					start := time.Now()
+					waiting := make(chan []error, 1)
+					go func() {
+						waiting <- j.Outcomes(func(rank int) error { _, err := j.Do(rank, jobtest.Sum("x", n)); return err })
+					}()
+					c.do(r, j.Settings)
+					for rank, err := range (<-waiting)[:2] {
+						if !errors.Is(err, worker.ErrPeerLost) || !strings.Contains(err.Error(), "worker 2") || !strings.Contains(err.Error(), c.why) {
+							t.Errorf("rank %d: %v, want worker 2 lost: %s", rank, err, c.why)
+						}
 					}
-				}
-				if took := time.Since(start); took > 5*time.Second {
-					t.Errorf("it took %v", took)
-				}
+					if took := time.Since(start); took > 5*time.Second {
+						t.Errorf("it took %v", took)
+					}
+				})
 			})
 		}
 	}

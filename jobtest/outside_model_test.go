@@ -3,10 +3,12 @@ package jobtest_test
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/transport/transporttest"
 )
 
 // A synchronisation model as a user of the packages writes it: this file, and the line in init.
@@ -30,28 +32,31 @@ func TestAJobUnderAModelOfItsOwn(t *testing.T) {
 	}
 	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2)} {
 		t.Run(place, func(t *testing.T) {
-			j := jobtest.Start(t, 2, jobtest.SmallPartitions, option)
-			j.Each(func(rank int) error { return addUp(j, rank, "summed", "pack:2", jobtest.Partition/4+1, 6) })
-			values := make([]*jobtest.Held, 2)
-			j.Each(func(rank int) (err error) {
-				values[rank], err = j.Declare(rank, "w", "pack:2", 3)
-				return err
-			})
-			ahead(t, values[0], 2)
-			third := waits(t, j, values[0])
-			select {
-			case r := <-third:
-				t.Fatalf("rank 0 leads by 2 and does not wait: %v", r.Err)
-			default:
-			}
-			for range 3 { // parked lazily, it is answered at the latest when its iteration closes
-				if err := values[1].Use(units.Add, 1); err != nil {
+			jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+				j := jobtest.Start(t, 2, network, jobtest.SmallPartitions, option)
+				j.Each(func(rank int) error { return addUp(j, rank, "summed", "pack:2", jobtest.Partition/4+1, 6) })
+				values := make([]*jobtest.Held, 2)
+				j.Each(func(rank int) (err error) {
+					values[rank], err = j.Declare(rank, "w", "pack:2", 3)
+					return err
+				})
+				ahead(t, values[0], 2)
+				third := waits(t, j, values[0])
+				synctest.Wait()
+				select {
+				case r := <-third:
+					t.Fatalf("rank 0 leads by 2 and does not wait: %v", r.Err)
+				default:
+				}
+				for range 3 { // parked lazily, it is answered at the latest when its iteration closes
+					if err := values[1].Use(units.Add, 1); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if _, err := jobtest.Await(third, 0, "w"); err != nil {
 					t.Fatal(err)
 				}
-			}
-			if _, err := jobtest.Await(third, 0, "w"); err != nil {
-				t.Fatal(err)
-			}
+			})
 		})
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
-	"github.com/paceline/paceline/transport/tcp"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -33,7 +32,7 @@ func (j *Job) StartBeside() *Raw {
 	j.T.Helper()
 	r := &Raw{t: j.T, Rank: len(j.Workers) - 1}
 	var wg sync.WaitGroup
-	wg.Go(func() { r.join(j.Settings) })
+	wg.Go(func() { r.join(j.Settings, j.over(r.Rank)) })
 	j.Start(j.All().Ranks[:r.Rank]...)
 	wg.Wait()
 	if j.T.Failed() {
@@ -42,12 +41,11 @@ func (j *Job) StartBeside() *Raw {
 	return r
 }
 
-func (r *Raw) join(s settings.Settings) {
+func (r *Raw) join(s settings.Settings, transports *transport.Set) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), Hang)
 	defer cancel()
-	tr := tcp.New(tcp.Config{Secret: []byte(Secret)})
 	var err error
-	r.Control, err = control.Dial(ctx, control.Config{Transport: tr, Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleWorker, Rank: r.Rank}})
+	r.Control, err = control.Dial(ctx, control.Config{Transport: transports.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleWorker, Rank: r.Rank}})
 	if err != nil {
 		r.t.Error(err)
 		return
@@ -59,7 +57,7 @@ func (r *Raw) join(s settings.Settings) {
 		return
 	}
 	for _, server := range r.Epoch.Servers {
-		conn, err := transport.NewSet(nil, tr).Dial(ctx, server.Addresses)
+		conn, err := transports.Dial(ctx, server.Addresses)
 		if err != nil {
 			r.t.Error(err)
 			return

@@ -12,8 +12,8 @@ import (
 
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
-	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -113,59 +113,56 @@ func TestADedicatedServerThatLeavesEndsTheRound(t *testing.T) {
 // TestTrainingDoesNotNoticeThatTheSchedulerIsKilled: known tensors go on without one, and new ones
 // wait for the next.
 func TestTrainingDoesNotNoticeThatTheSchedulerIsKilled(t *testing.T) {
-	j := jobtest.Start(t, 3, jobtest.With(func(s *settings.Settings) { s.BeatInterval, s.PeerTimeout = 50*time.Millisecond, 2*time.Second }))
-	var steps atomic.Int64
-	stop := make(chan struct{})
-	trained := make(chan []error, 1)
-	go func() {
-		trained <- j.Outcomes(func(rank int) error {
-			for step := 0; ; step++ {
-				if err := j.Sums(rank, "gradient", 20000); err != nil {
-					return err
-				}
-				if rank == 0 {
-					steps.Add(1)
-				}
-				op := jobtest.Sum("go on", 1) // the ranks stop together
-				select {
-				case <-stop:
-					op.Input[0] = 0
-				default:
-				}
-				if _, err := j.Do(rank, op); err != nil || op.Output[0] < 3 {
-					return err
-				}
-			}
-		})
-	}()
-	jobtest.Eventually(t, "training does not begin", func() bool { return steps.Load() > 1 }) // both tensors are declared
-	for i := range 3 {
-		before := steps.Load()
-		j.Scheduler.Close()
-		jobtest.Eventually(t, "training stands still without a scheduler", func() bool { return steps.Load() > before+20 })
-		waiting := make(chan []error, 1)
+	jobtest.Virtually(t, transporttest.Options{Latency: 100 * time.Microsecond}, func(t *testing.T, network jobtest.Option) {
+		j := jobtest.Start(t, 3, network, jobtest.With(func(s *settings.Settings) { s.BeatInterval, s.PeerTimeout = 50*time.Millisecond, 2*time.Second }))
+		var steps atomic.Int64
+		stop := make(chan struct{})
+		trained := make(chan []error, 1)
 		go func() {
-			waiting <- j.Outcomes(func(rank int) error { return j.Sums(rank, fmt.Sprint("new while there is none ", i), 100) })
+			trained <- j.Outcomes(func(rank int) error {
+				for step := 0; ; step++ {
+					if err := j.Sums(rank, "gradient", 20000); err != nil {
+						return err
+					}
+					if rank == 0 {
+						steps.Add(1)
+					}
+					op := jobtest.Sum("go on", 1) // the ranks stop together
+					select {
+					case <-stop:
+						op.Input[0] = 0
+					default:
+					}
+					if _, err := j.Do(rank, op); err != nil || op.Output[0] < 3 {
+						return err
+					}
+				}
+			})
 		}()
-		before = steps.Load()
-		jobtest.Eventually(t, "training stands still without a scheduler", func() bool { return steps.Load() > before+20 })
-		sched, err := node.StartScheduler(j.Settings, j.Settings.Scheduler, j.Log)
-		if err != nil {
-			t.Fatal(err)
+		jobtest.Eventually(t, "training does not begin", func() bool { return steps.Load() > 1 }) // both tensors are declared
+		for i := range 3 {
+			before := steps.Load()
+			j.Scheduler.Close()
+			jobtest.Eventually(t, "training stands still without a scheduler", func() bool { return steps.Load() > before+20 })
+			waiting := make(chan []error, 1)
+			go func() {
+				waiting <- j.Outcomes(func(rank int) error { return j.Sums(rank, fmt.Sprint("new while there is none ", i), 100) })
+			}()
+			before = steps.Load()
+			jobtest.Eventually(t, "training stands still without a scheduler", func() bool { return steps.Load() > before+20 })
+			j.StartScheduler(j.Settings.Scheduler)
+			for rank, err := range <-waiting {
+				if err != nil {
+					t.Fatalf("rank %d: a tensor declared while there was no scheduler: %v", rank, err)
+				}
+			}
+			j.Works(fmt.Sprint("new afterwards ", i), 100)
 		}
-		t.Cleanup(func() { sched.Close() })
-		j.Scheduler = sched
-		for rank, err := range <-waiting {
+		close(stop)
+		for rank, err := range <-trained {
 			if err != nil {
-				t.Fatalf("rank %d: a tensor declared while there was no scheduler: %v", rank, err)
+				t.Fatalf("rank %d: %v", rank, err)
 			}
 		}
-		j.Works(fmt.Sprint("new afterwards ", i), 100)
-	}
-	close(stop)
-	for rank, err := range <-trained {
-		if err != nil {
-			t.Fatalf("rank %d: %v", rank, err)
-		}
-	}
+	})
 }

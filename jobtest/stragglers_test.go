@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"testing/synctest"
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -65,37 +67,45 @@ func average(j *jobtest.Job, rank, n int, x float32, want float64) error {
 }
 
 func TestOthersWaitForAStragglerOnceItIsAsFarBehindAsSumsAreKept(t *testing.T) {
-	j := jobtest.Start(t, 3)
-	for i := range limits.MaxKept {
-		j.Each(func(rank int) error {
-			if rank == 2 {
-				return nil
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		j := jobtest.Start(t, 3, network)
+		for i := range limits.MaxKept {
+			j.Each(func(rank int) error {
+				if rank == 2 {
+					return nil
+				}
+				return average(j, rank, 10, float32(i+rank), float64(i)+0.5)
+			})
+		}
+		var waits []chan jobtest.Result
+		for rank := range 2 {
+			results, err := j.Submit(rank, dropping("g", 10, 2, limits.MaxKept+float32(rank)))
+			if err != nil {
+				t.Fatal(err)
 			}
-			return average(j, rank, 10, float32(i+rank), float64(i)+0.5)
-		})
-	}
-	var waits []chan jobtest.Result
-	for rank := range 2 {
-		results, err := j.Submit(rank, dropping("g", 10, 2, limits.MaxKept+float32(rank)))
-		if err != nil {
+			waits = append(waits, results...)
+		}
+		synctest.Wait()
+		for rank, w := range waits {
+			if len(w) > 0 {
+				t.Errorf("rank %d does not wait: %v", rank, <-w)
+			}
+		}
+		if err := average(j, 2, 10, 1000, 0.5); err != nil {
 			t.Fatal(err)
 		}
-		waits = append(waits, results...)
-	}
-	if err := average(j, 2, 10, 1000, 0.5); err != nil {
-		t.Fatal(err)
-	}
-	for rank, w := range waits {
-		if _, err := jobtest.Await(w, rank, "g"); err != nil {
-			t.Fatal(err)
+		for rank, w := range waits {
+			if _, err := jobtest.Await(w, rank, "g"); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	for i := range limits.MaxKept {
-		if err := average(j, 2, 10, 1000, float64(i)+1.5); err != nil {
-			t.Fatal(err)
+		for i := range limits.MaxKept {
+			if err := average(j, 2, 10, 1000, float64(i)+1.5); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	j.Works("beside it", 100)
+		j.Works("beside it", 100)
+	})
 }
 
 // A rank's push counts whole or not at all, also where the iteration is closed while it arrives.

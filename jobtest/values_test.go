@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -62,14 +64,21 @@ func addUp(j *jobtest.Job, rank int, name, model string, n, iterations int) erro
 // A delayed pull waits until its own iteration is closed under lazy parking, and for the next advance in the
 // soft-barrier order (FluentPS section III-C).
 func TestARankLeadsByNoMoreThanTheThreshold(t *testing.T) {
-	t.Run("lazy", func(t *testing.T) { leads(t, false, 4) })
-	t.Run("soft barrier", func(t *testing.T) { leads(t, true, 1) })
+	for name, c := range map[string]struct {
+		soft   bool
+		pushes int
+	}{"lazy": {false, 4}, "soft barrier": {true, 1}} {
+		t.Run(name, func(t *testing.T) {
+			jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+				leads(jobtest.Start(t, 2, network, jobtest.SmallPartitions), c.soft, c.pushes)
+			})
+		})
+	}
 }
 
 // leads has one rank run ahead until it must wait, and the other push as often as that takes.
-func leads(t *testing.T, soft bool, pushes int) {
+func leads(j *jobtest.Job, soft bool, pushes int) {
 	const s = 3
-	j := jobtest.Start(t, 2, jobtest.SmallPartitions)
 	values := make([]*jobtest.Held, 2)
 	j.Each(func(rank int) (err error) {
 		values[rank] = j.Held(rank, "w", fmt.Sprintf("ssp:%d", s), 2*jobtest.Partition/4)
@@ -78,28 +87,29 @@ func leads(t *testing.T, soft bool, pushes int) {
 	})
 	for range s {
 		if err := values[0].Use(units.Add|units.Read, 1); err != nil { // FluentPS section III-B: i < V + s
-			t.Fatal(err)
+			j.T.Fatal(err)
 		}
 	}
 	waits, err := j.Submit(0, values[0].Op(units.Add|units.Read, 1))
 	if err != nil {
-		t.Fatal(err)
+		j.T.Fatal(err)
 	}
 	if err := values[1].Use(units.ReadNow, 0); err != nil {
-		t.Fatal(err)
+		j.T.Fatal(err)
 	}
 	for range pushes {
+		synctest.Wait()
 		select {
 		case r := <-waits[0]:
-			t.Fatalf("rank 0 leads by %d: %v", s+1, r.Err)
+			j.T.Fatalf("rank 0 leads by %d: %v", s+1, r.Err)
 		default:
 		}
 		if err := values[1].Use(units.Add, 1); err != nil {
-			t.Fatal(err)
+			j.T.Fatal(err)
 		}
 	}
 	if _, err := jobtest.Await(waits[0], 0, "w"); err != nil {
-		t.Fatal(err)
+		j.T.Fatal(err)
 	}
 }
 
@@ -118,46 +128,48 @@ func TestWhoLeavesHoldsNobodyUpAndItsServerStays(t *testing.T) {
 }
 
 func TestUsesOfAHeldValueThatAreRefused(t *testing.T) {
-	j := jobtest.Start(t, 2, jobtest.With(func(s *settings.Settings) { s.StallShutdown = time.Second; s.StallWarning = 300 * time.Millisecond }))
-	expect := func(errs []error, text string) {
-		t.Helper()
-		for rank, err := range errs {
-			if err == nil || !strings.Contains(err.Error(), text) {
-				t.Errorf("rank %d: %v, want an error with %q", rank, err, text)
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		j := jobtest.Start(t, 2, network, jobtest.With(func(s *settings.Settings) { s.StallShutdown = time.Second; s.StallWarning = 300 * time.Millisecond }))
+		expect := func(errs []error, text string) {
+			t.Helper()
+			for rank, err := range errs {
+				if err == nil || !strings.Contains(err.Error(), text) {
+					t.Errorf("rank %d: %v, want an error with %q", rank, err, text)
+				}
 			}
 		}
-	}
-	expect(j.Outcomes(func(rank int) error {
-		return (j.Held(rank, "early", "", 1)).Use(units.Add, 1)
-	}), "declare it first")
-	expect(j.Outcomes(func(rank int) error {
-		_, err := j.Declare(rank, "w", "", 1)
-		if err == nil {
-			_, err = j.Declare(rank, "w", "", 1)
+		expect(j.Outcomes(func(rank int) error {
+			return (j.Held(rank, "early", "", 1)).Use(units.Add, 1)
+		}), "declare it first")
+		expect(j.Outcomes(func(rank int) error {
+			_, err := j.Declare(rank, "w", "", 1)
+			if err == nil {
+				_, err = j.Declare(rank, "w", "", 1)
+			}
+			return err
+		}), "has a value already")
+		expect(j.Outcomes(func(rank int) error {
+			_, err := j.Declare(rank, "two shapes", "", 1+rank)
+			return err
+		}), "ranks disagree")
+		expect(j.Outcomes(func(rank int) error {
+			_, err := j.Declare(rank, "two models", []string{"asp", "ssp:1"}[rank], 1)
+			return err
+		}), "under ssp:1")
+		expect(j.Outcomes(func(rank int) error {
+			v := j.Held(rank, "x", "", 1)
+			return v.Use(units.Declare|units.Read, 1)
+		}), "unknown use")
+		alone := func(rank int) error {
+			v, err := j.Declare(rank, "alone", "", 1)
+			if err == nil && rank == 0 {
+				err = v.Use(units.Add|units.Read, 1)
+			}
+			return err
 		}
-		return err
-	}), "has a value already")
-	expect(j.Outcomes(func(rank int) error {
-		_, err := j.Declare(rank, "two shapes", "", 1+rank)
-		return err
-	}), "ranks disagree")
-	expect(j.Outcomes(func(rank int) error {
-		_, err := j.Declare(rank, "two models", []string{"asp", "ssp:1"}[rank], 1)
-		return err
-	}), "under ssp:1")
-	expect(j.Outcomes(func(rank int) error {
-		v := j.Held(rank, "x", "", 1)
-		return v.Use(units.Declare|units.Read, 1)
-	}), "unknown use")
-	alone := func(rank int) error {
-		v, err := j.Declare(rank, "alone", "", 1)
-		if err == nil && rank == 0 {
-			err = v.Use(units.Add|units.Read, 1)
-		}
-		return err
-	}
-	expect(j.Outcomes(alone)[:1], "rank 1 did not come within 1s")
-	j.Works("after all", 10)
+		expect(j.Outcomes(alone)[:1], "rank 1 did not come within 1s")
+		j.Works("after all", 10)
+	})
 }
 
 func TestCheckSyncNamesWhatIsWrong(t *testing.T) {

@@ -10,58 +10,63 @@ import (
 
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/worker"
 )
 
 func TestRanksThatDoNotComeAreNamedInAWarning(t *testing.T) {
-	heard := make(chan string, 10)
-	j := jobtest.Start(t, 4, jobtest.Stalls(50*time.Millisecond, 0), jobtest.Warnings(heard))
-	for _, kind := range []units.Kind{units.Allreduce, units.Broadcast, units.Allgather, units.Barrier} {
-		var waiting []chan jobtest.Result
-		for _, rank := range []int{0, 2} {
-			op := jobtest.Float32s(kind, kind.String()+" x", 30000)
-			if kind == units.Barrier {
-				op.Shape, op.Input = nil, nil
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		heard := make(chan string, 10)
+		j := jobtest.Start(t, 4, network, jobtest.Stalls(50*time.Millisecond, 0), jobtest.Warnings(heard))
+		for _, kind := range []units.Kind{units.Allreduce, units.Broadcast, units.Allgather, units.Barrier} {
+			var waiting []chan jobtest.Result
+			for _, rank := range []int{0, 2} {
+				op := jobtest.Float32s(kind, kind.String()+" x", 30000)
+				if kind == units.Barrier {
+					op.Shape, op.Input = nil, nil
+				}
+				w, err := j.Submit(rank, op)
+				if err != nil {
+					t.Fatal(err)
+				}
+				waiting = append(waiting, w...)
 			}
-			w, err := j.Submit(rank, op)
-			if err != nil {
-				t.Fatal(err)
+			j.Hears(heard, fmt.Sprintf("%q has waited", kind.String()+" x"), "for ranks [1 3], which have not submitted it")
+			for _, rank := range []int{1, 3} { // it was only slow: all is well
+				op := jobtest.Float32s(kind, kind.String()+" x", 30000)
+				if kind == units.Barrier {
+					op.Shape, op.Input = nil, nil
+				}
+				w, err := j.Submit(rank, op)
+				if err != nil {
+					t.Fatal(err)
+				}
+				waiting = append(waiting, w...)
 			}
-			waiting = append(waiting, w...)
+			for i, w := range waiting {
+				if _, err := jobtest.Await(w, i, kind.String()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for len(heard) > 0 {
+				<-heard
+			}
 		}
-		j.Hears(heard, fmt.Sprintf("%q has waited", kind.String()+" x"), "for ranks [1 3], which have not submitted it")
-		for _, rank := range []int{1, 3} { // it was only slow: all is well
-			op := jobtest.Float32s(kind, kind.String()+" x", 30000)
-			if kind == units.Barrier {
-				op.Shape, op.Input = nil, nil
-			}
-			w, err := j.Submit(rank, op)
-			if err != nil {
-				t.Fatal(err)
-			}
-			waiting = append(waiting, w...)
-		}
-		for i, w := range waiting {
-			if _, err := jobtest.Await(w, i, kind.String()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for len(heard) > 0 {
-			<-heard
-		}
-	}
+	})
 }
 
 func TestAfterTheStallTimeEveryRankGetsAnErrorTheLateOneToo(t *testing.T) {
-	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
-		j := jobtest.Start(t, 3, jobtest.Stalls(20*time.Millisecond, 200*time.Millisecond), jobtest.SmallPartitions, place)
-		for _, kind := range []units.Kind{units.Allreduce, units.Broadcast, units.Alltoall, units.Reducescatter} {
-			for late := range 3 {
-				stall(j, kind, late)
-				j.Works("x", 200000)
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
+			j := jobtest.Start(t, 3, network, jobtest.Stalls(20*time.Millisecond, 200*time.Millisecond), jobtest.SmallPartitions, place)
+			for _, kind := range []units.Kind{units.Allreduce, units.Broadcast, units.Alltoall, units.Reducescatter} {
+				for late := range 3 {
+					stall(j, kind, late)
+					j.Works("x", 200000)
+				}
 			}
 		}
-	}
+	})
 }
 
 // stall has one rank come only when the others have been given an error.
