@@ -10,19 +10,19 @@ import (
 	"unsafe"
 )
 
-// done is what a caller wants called at an operation's end; the zero done is nothing.
+// done is the function that a caller wants called when an operation ends; the zero done calls nothing.
 type done struct {
 	call C.pl_done_fn
 	arg  unsafe.Pointer
 }
 
-// calls runs callers' functions one after the other on a goroutine of its own, so that one which is slow, or
-// submits the next operation, holds up no connection and no other operation. The goroutine ends with the queue.
+// calls runs callers' functions one after the other on a goroutine of its own, so that a function that is slow, or
+// submits the next operation, delays no connection and no other operation. The goroutine ends when the queue is empty.
 type calls struct {
 	mu      sync.Mutex
 	queue   []call
 	running bool
-	idle    *sync.Cond // nil until somebody waits
+	idle    *sync.Cond // nil until wait is called
 }
 
 type call struct {
@@ -45,7 +45,7 @@ func (c *calls) add(one call) {
 func (c *calls) run() {
 	var batch []call
 	for {
-		batch = c.take(batch[:0])
+		batch = c.swap(batch[:0])
 		if len(batch) == 0 {
 			return
 		}
@@ -56,8 +56,8 @@ func (c *calls) run() {
 	}
 }
 
-// take swaps the queue for an empty one. Where the queue is empty too, run has to end.
-func (c *calls) take(empty []call) []call {
+// swap exchanges the queue for an empty one. If the queue is empty too, run must end.
+func (c *calls) swap(empty []call) []call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	batch := c.queue

@@ -5,7 +5,7 @@
 
 #define GUARD                             \
   if (pl_in_child()) return PL_ERR_FORKED
-/* Of functions that wait for other ranks, or for what a pl_done_fn holds up. */
+/* For functions that wait for other ranks, or for what a running pl_done_fn delays. */
 #define GUARD_WAITS                       \
   GUARD;                                  \
   if (pl_in_done()) return PL_ERR_INVALID

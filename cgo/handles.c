@@ -1,6 +1,6 @@
 /*
  * The part of the C ABI that never enters Go: handles, polling, waiting and the fork guard. Polling is
- * one load; a wait spins a little, because waking a sleeping thread costs more than a small exchange,
+ * one load. A wait spins for SPINS_NS, because waking a sleeping thread takes longer than a small exchange,
  * then sleeps on the handle's state.
  */
 #define _GNU_SOURCE
@@ -26,7 +26,7 @@ typedef struct handle {
 
 static handle handles[PL_HANDLES];
 static _Atomic int forked;
-/* A key and not _Thread_local: Go's libraries use the static TLS block, which has little room. */
+/* A key, not _Thread_local: Go's libraries use the static TLS block, which is small. */
 static pthread_key_t last_error;
 static pthread_key_t in_done; /* not NULL while the thread is within a pl_done_fn */
 

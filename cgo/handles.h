@@ -1,4 +1,4 @@
-/* What handles.c offers to the Go side. */
+/* The functions of handles.c that Go calls. */
 #ifndef PACELINE_HANDLES_H
 #define PACELINE_HANDLES_H
 
@@ -8,8 +8,8 @@
 
 enum { PL_HANDLES = 1 << 16 };
 
-int pl_in_child(void); /* after a fork: sets the error and says so */
-int pl_in_done(void);  /* within a pl_done_fn: sets the error and says so */
+int pl_in_child(void); /* whether this is a child after fork(); sets the error if so */
+int pl_in_done(void);  /* whether this thread runs a pl_done_fn; sets the error if so */
 void pl_set_error(const char *text);
 void pl_handle_open(int32_t h);
 void pl_handle_close(int32_t h);

@@ -1,5 +1,5 @@
 // Command cgo is libpaceline.so: the C ABI of paceline.h over node.Worker. It holds the handle table
-// and turns C values into Go's and back; everything else is elsewhere.
+// and converts between values of C and Go, nothing else.
 package main
 
 /*
@@ -30,20 +30,20 @@ import (
 
 func main() {}
 
-// engine is the state of this process: the C ABI is a set of functions, so there is one.
-var engine struct {
+// process is the state of this process. There is one, because the C ABI is a set of functions without a context.
+var process struct {
 	sync.Mutex
 	worker    *node.Worker
 	sets      map[uint32][]int
 	warnings  []string
-	scheduler *node.Scheduler // embedded in rank 0; it lives as long as the process, through all rounds
+	scheduler *node.Scheduler // embedded in rank 0; it lives as long as the process, across rounds
 	table     table
 }
 
 var errInterrupted = errors.New("interrupted")
 var errNotInitialized = errors.New("Paceline has not been initialized; call init() first") //nolint:staticcheck // read by Python users as a sentence
 
-// settingsJSON is what pl_init takes.
+// settingsJSON is the argument of pl_init.
 type settingsJSON struct {
 	Env         map[string]string `json:"env"`
 	Settings    map[string]any    `json:"settings"`
@@ -52,9 +52,9 @@ type settingsJSON struct {
 
 //export goInit
 func goInit(text *C.char) C.int {
-	engine.Lock()
-	defer engine.Unlock()
-	if engine.worker != nil {
+	process.Lock()
+	defer process.Unlock()
+	if process.worker != nil {
 		return C.PL_OK
 	}
 	var in settingsJSON
@@ -67,7 +67,7 @@ func goInit(text *C.char) C.int {
 	return C.PL_OK
 }
 
-// start joins the job. Ctrl-C while it waits for the other ranks ends the wait.
+// start joins the job. Ctrl-C ends its wait for the other ranks.
 func start(in settingsJSON) error {
 	s, warnings, err := settings.From(in.Env, in.Settings)
 	if err != nil {
@@ -89,12 +89,12 @@ func start(in settingsJSON) error {
 	defer stop()
 	o := node.Options{Scheduler: s.Scheduler, Log: log, Alloc: alloc}
 	if s.EmbedScheduler != "" {
-		if engine.scheduler == nil {
-			if engine.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, log); err != nil {
+		if process.scheduler == nil {
+			if process.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, log); err != nil {
 				return err
 			}
 		}
-		o.Scheduler = engine.scheduler.Address
+		o.Scheduler = process.scheduler.Address
 	}
 	w, err := node.StartWorker(ctx, s, o)
 	if err != nil && ctx.Err() != nil {
@@ -107,52 +107,52 @@ func start(in settingsJSON) error {
 	for i := range all {
 		all[i] = i
 	}
-	engine.worker, engine.warnings = w, warnings
-	engine.sets = map[uint32][]int{0: all}
+	process.worker, process.warnings = w, warnings
+	process.sets = map[uint32][]int{0: all}
 	if err := started(in, s); err != nil {
 		w.Shutdown()
-		engine.worker = nil
+		process.worker = nil
 		return err
 	}
 	return nil
 }
 
-// started does what init does once the job has formed: process sets and the timeline.
+// started completes init once the job has formed: process sets and the timeline.
 func started(in settingsJSON, s settings.Settings) error {
 	for _, ranks := range in.ProcessSets {
-		set, err := addSet(engine.worker, ranks)
+		set, err := addSet(process.worker, ranks)
 		if err != nil {
 			return err
 		}
-		engine.sets[set.ID] = set.Ranks
+		process.sets[set.ID] = set.Ranks
 	}
 	if s.Timeline != "" {
-		return engine.worker.Engine.StartTimeline(s.Timeline)
+		return process.worker.Engine.StartTimeline(s.Timeline)
 	}
 	return nil
 }
 
 //export goShutdown
 func goShutdown() C.int {
-	engine.Lock()
-	w := engine.worker
-	engine.worker = nil
-	engine.Unlock()
+	process.Lock()
+	w := process.worker
+	process.worker = nil
+	process.Unlock()
 	if w != nil {
 		w.Shutdown()
 	}
-	engine.table.calls.wait()
+	process.table.calls.wait()
 	return C.PL_OK
 }
 
-// running is the worker, or an error for the user.
+// running returns the worker, or an error for the user.
 func running() (*node.Worker, error) {
-	engine.Lock()
-	defer engine.Unlock()
-	if engine.worker == nil {
+	process.Lock()
+	defer process.Unlock()
+	if process.worker == nil {
 		return nil, errNotInitialized
 	}
-	return engine.worker, nil
+	return process.worker, nil
 }
 
 //export goInfo
@@ -162,13 +162,13 @@ func goInfo(buf *C.char, room C.uint64_t) C.int64_t {
 		return C.int64_t(fail(err))
 	}
 	s := &w.Settings
-	engine.Lock()
+	process.Lock()
 	sets := []wire.ProcessSet{}
-	for id, ranks := range engine.sets {
+	for id, ranks := range process.sets {
 		sets = append(sets, wire.ProcessSet{ID: id, Ranks: ranks})
 	}
-	warnings := engine.warnings
-	engine.Unlock()
+	warnings := process.warnings
+	process.Unlock()
 	n := w.Tally()
 	text, err := json.Marshal(map[string]any{
 		"tally":      map[string]uint64{"admitted": n.Admitted, "dropped": n.Dropped, "duplicate": n.Duplicate, "delayed": n.Delayed, "withheld": n.Withheld},
@@ -199,9 +199,9 @@ func goSetAdd(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t) C.int {
 	if err != nil {
 		return fail(err)
 	}
-	engine.Lock()
-	engine.sets[set.ID] = set.Ranks
-	engine.Unlock()
+	process.Lock()
+	process.sets[set.ID] = set.Ranks
+	process.Unlock()
 	*id = C.uint32_t(set.ID)
 	return C.PL_OK
 }
@@ -227,9 +227,9 @@ func goSetRemove(id C.uint32_t) C.int {
 	if err := w.Control.RemoveSet(ctx, uint32(id)); err != nil {
 		return fail(fmt.Errorf("%w: process set %d: %w", worker.ErrInvalid, id, err))
 	}
-	engine.Lock()
-	delete(engine.sets, uint32(id))
-	engine.Unlock()
+	process.Lock()
+	delete(process.sets, uint32(id))
+	process.Unlock()
 	return C.PL_OK
 }
 
@@ -260,7 +260,7 @@ var versionText = C.CString(version.String())
 //export goVersion
 func goVersion() *C.char { return versionText }
 
-// fail notes the message for pl_last_error and gives the status.
+// fail sets the message for pl_last_error and returns the status.
 func fail(err error) C.int {
 	text := C.CString(err.Error())
 	C.pl_set_error(text)
@@ -268,7 +268,7 @@ func fail(err error) C.int {
 	return C.int(statusOf(err))
 }
 
-// statusOf never gives PL_PENDING or PL_ERR_TIMEOUT, by which a wait says that an operation goes on.
+// statusOf never returns PL_PENDING or PL_ERR_TIMEOUT, by which a wait reports that an operation continues.
 func statusOf(err error) C.int32_t {
 	for _, s := range []struct {
 		err    error
@@ -286,7 +286,7 @@ func statusOf(err error) C.int32_t {
 	return C.PL_ERR_INTERNAL
 }
 
-// put copies text with a final NUL to the caller's buffer, if it has room, and gives its length.
+// put copies text with a final NUL to the caller's buffer, if it has room, and returns the length.
 func put(text []byte, buf *C.char, room C.uint64_t) C.int64_t {
 	if uint64(len(text)) < uint64(room) {
 		b := unsafe.Slice((*byte)(unsafe.Pointer(buf)), len(text)+1)

@@ -27,15 +27,15 @@ func goSubmit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) C.int {
 	if err != nil {
 		return fail(fmt.Errorf("%w: %w", worker.ErrInvalid, err))
 	}
-	opened, err := engine.table.open(dones)
+	opened, err := process.table.open(dones)
 	if err != nil {
 		return fail(err)
 	}
 	for i, h := range opened {
-		list[i].Done = func(out worker.Output, err error) { engine.table.finish(h, out, err) }
+		list[i].Done = func(out worker.Output, err error) { process.table.finish(h, out, err) }
 	}
 	if err := w.Engine.Submit(list); err != nil {
-		engine.table.discard(opened)
+		process.table.discard(opened)
 		return fail(err)
 	}
 	for i, h := range opened {
@@ -159,13 +159,13 @@ func goJoin(call C.pl_done_fn, arg unsafe.Pointer, handle *C.int32_t) C.int {
 	if err != nil {
 		return fail(err)
 	}
-	opened, err := engine.table.open([]done{{call, arg}})
+	opened, err := process.table.open([]done{{call, arg}})
 	if err != nil {
 		return fail(err)
 	}
 	h := opened[0]
-	if err := w.Engine.Join(func(out worker.Output, err error) { engine.table.finish(h, out, err) }); err != nil {
-		engine.table.discard(opened)
+	if err := w.Engine.Join(func(out worker.Output, err error) { process.table.finish(h, out, err) }); err != nil {
+		process.table.discard(opened)
 		return fail(err)
 	}
 	*handle = C.int32_t(h)
@@ -174,7 +174,7 @@ func goJoin(call C.pl_done_fn, arg unsafe.Pointer, handle *C.int32_t) C.int {
 
 //export goError
 func goError(h C.int32_t, buf *C.char, room C.uint64_t) C.int64_t {
-	f, err := engine.table.get(h)
+	f, err := process.table.get(h)
 	if err != nil {
 		return C.int64_t(fail(err))
 	}
@@ -186,7 +186,7 @@ func goError(h C.int32_t, buf *C.char, room C.uint64_t) C.int64_t {
 
 //export goResult
 func goResult(h C.int32_t, out *C.pl_output) C.int {
-	f, err := engine.table.get(h)
+	f, err := process.table.get(h)
 	if err != nil {
 		return fail(err)
 	}
@@ -197,8 +197,8 @@ func goResult(h C.int32_t, out *C.pl_output) C.int {
 	if f.err != nil {
 		return fail(f.err)
 	}
-	if f.taken {
-		return fail(fmt.Errorf("%w: the output of handle %d was taken before", worker.ErrInvalid, h))
+	if f.fetched {
+		return fail(fmt.Errorf("%w: the output of handle %d was fetched before", worker.ErrInvalid, h))
 	}
 	n := len(f.out.Rows)
 	if n > 0 {
@@ -209,7 +209,7 @@ func goResult(h C.int32_t, out *C.pl_output) C.int {
 			unsafe.Slice(f.crows, n)[i] = C.int64_t(r)
 		}
 	}
-	f.taken = true
+	f.fetched = true
 	writeOutput(out, size, C.pl_output{
 		data: unsafe.Pointer(unsafe.SliceData(f.out.Data)), bytes: C.uint64_t(len(f.out.Data)),
 		rows: f.crows, nrows: C.uint32_t(n), value: C.int32_t(f.out.Value),
@@ -219,7 +219,7 @@ func goResult(h C.int32_t, out *C.pl_output) C.int {
 
 //export goRelease
 func goRelease(h C.int32_t) C.int {
-	if err := engine.table.release(h); err != nil {
+	if err := process.table.release(h); err != nil {
 		return fail(err)
 	}
 	return C.PL_OK

@@ -1,18 +1,19 @@
 /*
- * Paceline's C ABI: what libpaceline.so exports. Every function may be called from any thread.
+ * Paceline's C ABI: the functions that libpaceline.so exports. Any thread may call any of them.
  *
  * Conventions
  *  - Functions that can fail return 0 (PL_OK) or a negative pl_status. Outputs are set only on success.
- *  - Structures begin with their size in bytes, which the caller sets to that of its own header's. They grow at the
- *    end alone: in a shorter one, an older caller's, the missing fields have their defaults; a longer one, a newer
- *    caller's, is taken where all bytes beyond those known here are zero, else PL_ERR_INVALID says so. Of an output
- *    the fields that both know are written, and zeros beyond. Fields named reserved are zero.
- *  - Pointers to structures of options may be NULL, for the defaults, and several operations may share one. What an
- *    argument points to is read before the function returns, but for the memory of tensors and for done_arg.
+ *  - A structure begins with its size in bytes, which the caller sets to the size in its own header. Structures grow
+ *    only at the end. In a shorter one, from an older caller, the missing fields have their defaults. A longer one,
+ *    from a newer caller, is accepted if all bytes that this release does not know are zero; otherwise the function
+ *    returns PL_ERR_INVALID. In an output, the fields that both sides know are written, and zeros after them. Fields
+ *    named reserved are zero.
+ *  - A pointer to options may be NULL for the defaults, and operations may share options. A function reads what its
+ *    arguments point to before it returns, except the memory of tensors and done_arg.
  *  - Strings are UTF-8 and end with a NUL. Lengths are in bytes and times in milliseconds.
- *  - After a failure pl_last_error() gives the calling thread's message.
- *  - After fork() every function returns PL_ERR_FORKED in the child: the engine's threads stay with the parent, and
- *    no pl_done_fn is called in the child.
+ *  - After a failure pl_last_error() returns the calling thread's message.
+ *  - After fork() every function returns PL_ERR_FORKED in the child, because the engine's threads stay in the parent.
+ *    No pl_done_fn is called in the child.
  */
 #ifndef PACELINE_H
 #define PACELINE_H
@@ -24,8 +25,8 @@
 extern "C" {
 #endif
 
-/* Rises when a function or the beginning of a structure changes, not when one grows: compare it with pl_abi_version().
- */
+/* Increases when a function or the beginning of a structure changes, not when a structure grows. Compare it with
+ * pl_abi_version(). */
 #define PL_ABI_VERSION 2
 
 typedef enum pl_status {
@@ -34,12 +35,12 @@ typedef enum pl_status {
   PL_ERR_INVALID = -1,       /* an argument is wrong; nothing was started */
   PL_ERR_NOT_INITIALIZED = -2,
   PL_ERR_DUPLICATE = -3,     /* an operation of that name is in flight on this rank */
-  PL_ERR_MISMATCH = -4,      /* ranks brought different shapes, types or operations under one name */
-  PL_ERR_STALL = -5,         /* other ranks or the scheduler did not come or answer in time */
-  PL_ERR_PEER_LOST = -6,     /* a worker, server or the job is gone: shut down, then initialise again */
+  PL_ERR_MISMATCH = -4,      /* ranks submitted different shapes, types or operations under one name */
+  PL_ERR_STALL = -5,         /* a rank did not submit, or the scheduler did not answer, in time */
+  PL_ERR_PEER_LOST = -6,     /* a worker, a server or the job is lost: shut down, then initialise again */
   PL_ERR_SHUTDOWN = -7,      /* the engine was shut down while the operation was in flight */
   PL_ERR_FORKED = -8,        /* called in a child after fork() */
-  PL_ERR_TIMEOUT = -9,       /* pl_wait alone: its time has passed and the operation goes on */
+  PL_ERR_TIMEOUT = -9,       /* pl_wait only: its time has passed and the operation continues */
   PL_ERR_MEMORY = -10,       /* a memory limit */
   PL_ERR_UNSUPPORTED = -11,  /* for example a broadcast whose root has joined */
   PL_ERR_INTERNAL = -12,
@@ -68,102 +69,101 @@ typedef enum pl_kind {
   PL_ALLTOALL,
   PL_REDUCESCATTER,
   PL_BARRIER,
-  PL_ACCUMULATE /* a value that the servers hold; pl_held.use says what to do with it */
+  PL_ACCUMULATE /* on a value that the servers hold; pl_held.use says which */
 } pl_kind;
 
 /* Uses of a held value. PL_ADD may come with PL_READ or PL_READ_NOW. */
 typedef enum pl_use {
   PL_DECLARE = 1, /* every rank, once: the root's input becomes the value, and every rank's output */
   PL_ADD = 2,     /* adds the input, averaged over the ranks for PL_AVERAGE, and ends this rank's iteration */
-  PL_READ = 4,    /* the value, as soon as the synchronisation model lets this rank go on */
-  PL_READ_NOW = 8, /* the value as it is */
-  PL_WITHIN = 16,  /* with PL_ADD and PL_READ_NOW: an iteration within a superstep, see pl_end_iteration */
-  PL_EXACT = 32    /* with a read: the value itself, however the tensor is coded */
+  PL_READ = 4,    /* the value, when the synchronisation model lets this rank continue */
+  PL_READ_NOW = 8, /* the current value */
+  PL_WITHIN = 16,  /* with PL_ADD and PL_READ_NOW: the superstep continues, see pl_end_iteration */
+  PL_EXACT = 32    /* with a read: the value in full precision, even if the tensor is coded */
 } pl_use;
 
-/* Options: under which synchronisation model a tensor is exchanged. Allreduce, reducescatter, accumulate. */
+/* Options: the synchronisation model of a tensor. Allreduce, reducescatter, accumulate. */
 typedef struct pl_sync {
   uint32_t size;     /* sizeof(pl_sync) */
   uint32_t soft_park; /* accumulate: 1 for the soft-barrier parking order, 0 for the lazy one */
   const char *model; /* "ssp:3"; NULL: BSP */
 } pl_sync;
 
-/* Options: how a tensor's bytes travel. Allreduce, reducescatter, accumulate, of floating-point types, by sum or
- * average. */
+/* Options: how a tensor is coded. Allreduce, reducescatter, accumulate, of floating-point types, by sum or average. */
 typedef struct pl_codec {
   uint32_t size;     /* sizeof(pl_codec) */
   uint32_t reserved;
-  const char *codec; /* a codec ("topk:0.01"), or rules as PACELINE_COMPRESSION takes; NULL: those; "none": plain */
+  const char *codec; /* a codec ("topk:0.01") or rules, as in PACELINE_COMPRESSION; NULL: that setting; "none": plain */
 } pl_codec;
 
-/* Options: what is not worth sending. A read of a held value gives what this rank's last one gave as long as
- * |change| / |value| (L2, by partition) is under threshold / iteration^decay. */
+/* Options: which changes are too small to send. A read of a held value returns the result of this rank's previous
+ * read as long as |change| / |value| (L2, by partition) is below threshold / iteration^decay. */
 typedef struct pl_gate {
-  uint32_t size;    /* sizeof(pl_gate) */
+  uint32_t size; /* sizeof(pl_gate) */
   uint32_t reserved;
-  double threshold; /* 0: each read gives the value */
+  double threshold; /* 0: each read returns the value */
   double decay;
 } pl_gate;
 
 /* Options of PL_ACCUMULATE. */
 typedef struct pl_held {
-  uint32_t size;      /* sizeof(pl_held) */
-  uint32_t use;       /* pl_use */
-  float significance; /* PL_ADD: |gradient| / |weights| of this iteration, for models that ask */
+  uint32_t size; /* sizeof(pl_held) */
+  uint32_t use; /* pl_use */
+  float significance; /* PL_ADD: |gradient| / |weights| of this iteration, for models that use it */
   uint32_t reserved;
-  const char *group;  /* PL_DECLARE, for models with supersteps: name of the first of the values that are stepped
-                         together; NULL: none */
+  const char *group; /* PL_DECLARE, for models with supersteps: name of the first value of the group that is
+                        stepped together; NULL: none */
 } pl_held;
 
-/* Called once when an operation has ended, well or not: status is what pl_poll(handle) gives by then.
+/* Called once when an operation has ended, successfully or not. status is what pl_poll(handle) returns then.
  *
- * Calls come one after the other, in the order in which the operations ended, on threads of the library's own, and may
- * come before pl_submit has returned. A call must not block, since while it runs no other comes; the engine itself goes
- * on. Within it every function may be called, pl_submit, pl_result and pl_release of this handle among them, but for
- * those that wait for other ranks: pl_init, pl_shutdown, pl_wait, pl_set_condition, pl_state, pl_set_state and
- * pl_process_set_* give PL_ERR_INVALID there. pl_release before or within the call frees what the operation left at
- * once, while its number is not used again before the call has returned.
- * pl_shutdown ends operations in flight with PL_ERR_SHUTDOWN, and returns after the last call; within these, pl_submit
- * gives PL_ERR_NOT_INITIALIZED. Where pl_submit or pl_join returns an error there is no call. */
+ * The library calls from threads of its own, one call at a time, in the order in which the operations ended. A call may
+ * come before pl_submit has returned. It must not block: no other call starts before it returns, although the engine
+ * continues. It may call every function, including pl_submit, pl_result and pl_release of this handle, except those
+ * that wait for other ranks: pl_init, pl_shutdown, pl_wait, pl_set_condition, pl_state, pl_set_state and
+ * pl_process_set_* return PL_ERR_INVALID. pl_release before or within the call frees the operation's output at once,
+ * but the handle's number is not used again before the call has returned.
+ * pl_shutdown ends operations in flight with PL_ERR_SHUTDOWN and returns after the last call; within these calls
+ * pl_submit returns PL_ERR_NOT_INITIALIZED. If pl_submit or pl_join returns an error, there is no call. */
 typedef void (*pl_done_fn)(void *done_arg, int32_t handle, int32_t status);
 
 /* One collective operation. The input and output memory, dense and in row-major order of elements,
  * must stay valid and untouched until the handle is done. */
 typedef struct pl_op {
-  uint32_t size;          /* sizeof(pl_op) */
-  uint32_t kind;          /* pl_kind */
-  uint32_t dtype;         /* pl_dtype */
-  uint32_t reduce_op;     /* pl_reduce_op: allreduce, reducescatter, accumulate */
-  uint32_t process_set;   /* 0: all ranks */
-  int32_t root;           /* broadcast, PL_DECLARE: global rank that has the data */
-  int32_t priority;       /* higher goes first; 0 by default */
+  uint32_t size; /* sizeof(pl_op) */
+  uint32_t kind; /* pl_kind */
+  uint32_t dtype; /* pl_dtype */
+  uint32_t reduce_op; /* pl_reduce_op: allreduce, reducescatter, accumulate */
+  uint32_t process_set; /* 0: all ranks */
+  int32_t root; /* broadcast, PL_DECLARE: global rank of the source */
+  int32_t priority; /* higher is sent first; 0 by default */
   uint32_t ndim;
-  const int64_t *shape;   /* of the input (alltoall, allgather: this rank's) */
-  const void *input;      /* may equal output (allreduce, broadcast); NULL where there are no bytes */
-  void *output;           /* allreduce, broadcast: bytes of the input; reducescatter: this rank's rows;
-                             allgather, alltoall: NULL, the engine makes it (pl_result) */
-  const int64_t *splits;  /* alltoall: rows for each rank of the set, or NULL for equal parts */
+  const int64_t *shape; /* of the input (alltoall, allgather: this rank's) */
+  const void *input; /* may equal output (allreduce, broadcast); NULL where there are no bytes */
+  void *output; /* allreduce, broadcast: bytes of the input; reducescatter: this rank's rows;
+                   allgather, alltoall: NULL, the engine allocates it (pl_result) */
+  const int64_t *splits; /* alltoall: rows for each rank of the set, or NULL for equal parts */
   uint32_t nsplits;
-  double prescale;        /* allreduce, reducescatter: multiplies each input; 1.0 for none */
-  double postscale;       /* multiplies the result after averaging; 1.0 for none */
-  const char *name;       /* NULL: unnamed; such operations match in the order of their submission */
-  /* A pl_op may end here. What follows is 0 or NULL by default. */
-  const pl_sync *sync;      /* these three: in every use of a held value the same */
+  double prescale; /* allreduce, reducescatter: multiplies each input; 1.0 for none */
+  double postscale; /* multiplies the result after averaging; 1.0 for none */
+  const char *name; /* NULL: unnamed; unnamed operations match in the order of their submission */
+  /* A pl_op may end here. The following fields are 0 or NULL by default. */
+  const pl_sync *sync; /* sync, codec, pull_gate: the same in every use of a held value */
   const pl_codec *codec;
   const pl_gate *pull_gate; /* accumulate */
-  const pl_held *held;      /* accumulate */
-  uint32_t empty; /* 1: this rank's input is zeros, none of which are sent, and input may be NULL: allreduce,
+  const pl_held *held; /* accumulate */
+  uint32_t empty; /* 1: this rank's input is zeros, which are not sent, and input may be NULL: allreduce,
                      reducescatter, accumulate with PL_ADD, by sum or average */
   uint32_t reserved;
-  pl_done_fn done; /* called at the end, beside pl_poll and pl_wait; NULL: nobody is */
+  pl_done_fn done; /* called at the end, in addition to pl_poll and pl_wait; NULL: no call */
   void *done_arg;
 } pl_op;
 
-/* What a finished operation gives beyond its output memory. */
+/* The results of a finished operation beyond its output memory. */
 typedef struct pl_output {
   uint32_t size; /* sizeof(pl_output) */
   void *data; /* allgather, alltoall: rows of all sources in rank order; the caller owns it and
-                 returns it by pl_free; NULL where there are no bytes */
+                 frees it by pl_free; NULL where there are no bytes */
   uint64_t bytes;
   uint32_t nrows; /* entries of rows */
   const int64_t *rows; /* allgather, alltoall: rows received from each rank of the set; valid until pl_release */
@@ -176,75 +176,75 @@ uint32_t pl_abi_version(void);
 const char *pl_version(void);
 const char *pl_last_error(void);
 
-/* Starts the engine and joins the job: waits for the other ranks until the start timeout.
+/* Starts the engine and joins the job. Waits for the other ranks, at most for the start timeout.
  * settings: JSON object {"env": {"NAME": "value", ...}, "settings": {"name": value, ...}, "process_sets": [[0, 1],
- * ...]}, env being the process's environment as far as it concerns Paceline. settings are those of the environment,
- * "sync" for PACELINE_SYNC and so on, as strings, numbers or booleans; they are checked as the variables are, count
- * before these and before those of other systems, and one that does not exist is an error. A second call while running
- * does nothing. */
+ * ...]}. env: the variables of the environment that concern Paceline. settings: the same settings by name, "sync" for
+ * PACELINE_SYNC and so on, as strings, numbers or booleans; they are checked as the variables are, and override these
+ * and those of other systems. An unknown name is an error. A second call while running does nothing. */
 int pl_init(const char *settings);
 /* Leaves the job. Operations in flight end with PL_ERR_SHUTDOWN. A call when not running does nothing. */
 int pl_shutdown(void);
 
-/* Writes what is known of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",
+/* Writes the state of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",
  * "cross_size", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...], "tally": {"admitted",
  * "dropped", "duplicate", "delayed", "withheld"}, "supersteps": [{"value", "model", "superstep", "iterations", "s",
- * "w"}]}, the tally being of the server in this process. Returns the length, or a negative pl_status. Where the length
+ * "w"}]}. The tally is that of the server in this process. Returns the length, or a negative pl_status. If the length
  * is cap or more, nothing is written: call again with more room. */
 int64_t pl_info(char *buf, uint64_t cap);
 
-/* Submits count operations as one group: all are queued together, or none and an error is returned. They are of one
- * size. handles receives count numbers >= 0. */
+/* Submits count operations as one group: all are queued, or none and an error is returned. All have the same size.
+ * handles receives count numbers >= 0. */
 int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles);
-/* PL_OK where the text names a synchronisation model that the workers can run on a tensor that is reduced
- * (accumulate 0) or held by the servers (1); else PL_ERR_INVALID, and pl_last_error() says what is allowed. */
+/* PL_OK if the text names a synchronisation model that so many workers can run on a tensor that is reduced
+ * (accumulate 0) or held by the servers (1). Otherwise PL_ERR_INVALID, and pl_last_error() says what is allowed. */
 int pl_check_sync(const char *sync, uint32_t soft_park, uint32_t accumulate, uint32_t workers);
-/* Writes the properties of the synchronisation model that the text names, as JSON: {"setting", "held": the servers
- * are to hold a tensor under it, since ranks may run ahead, "supersteps": they run freely between barriers,
- * "significance": pushes are to carry it}. Returns the length as pl_info does. */
+/* Writes the properties of the synchronisation model that the text names, as JSON: {"setting", "held": ranks may run
+ * ahead, so that the servers hold the tensor, "supersteps": ranks run freely between barriers, "significance": pushes
+ * carry their significance}. Returns the length as pl_info does. */
 int64_t pl_sync_info(const char *sync, char *buf, uint64_t cap);
-/* PL_OK where the text names a codec, or is rules or the path of a file with rules, as PACELINE_COMPRESSION takes;
- * else PL_ERR_INVALID, and pl_last_error() says what is allowed. */
+/* PL_OK if the text is a codec, rules, or the path of a file with rules, as in PACELINE_COMPRESSION. Otherwise
+ * PL_ERR_INVALID, and pl_last_error() says what is allowed. */
 int pl_check_codec(const char *codec);
-/* Writes the properties of the codecs that such a text names, as a JSON list with one for each rule: {"setting",
- * "unbiased", "precise": a message can stand for the tensor, "residual": bytes per element of float32, "momentum": a
- * factor that takes the place of the optimizer's, 0 for none}. Returns the length as pl_info does. */
+/* Writes the properties of the codecs that such a text names, as a JSON list with one object per rule: {"setting",
+ * "unbiased", "precise": a message can stand for the tensor, "residual": bytes per element of float32, "momentum": the
+ * factor that replaces the optimizer's, 0 for none}. Returns the length as pl_info does. */
 int64_t pl_codec_info(const char *codec, char *buf, uint64_t cap);
-/* Changes the synchronisation model of tensors while they are in use, from any one rank. change: JSON {"pull": model
- * whose pull condition to take, "push": the same for the push condition, "names": patterns of tensor names, "servers":
- * their indices}, all optional; without names every tensor that was declared with a model or is held, without servers
- * all. Keys change over when they have closed *at iterations. PL_ERR_INVALID where one cannot: then none does. */
+/* Changes the synchronisation model of tensors in use. One rank calls it. change: JSON {"pull": model whose pull
+ * condition to use, "push": model whose push condition to use, "names": patterns of tensor names, "servers": indices of
+ * servers}, all optional. Without names it changes every tensor that is held or was declared with a model; without
+ * servers, on all servers. The change applies to a key when the key has closed *at iterations. PL_ERR_INVALID if one
+ * tensor cannot change: then none does. */
 int pl_set_condition(const char *change, uint64_t *at);
-/* Under a model with supersteps (adaptive, elastic): tells the decider that this rank has ended an iteration with the
- * values of a group, name being that of its first. *last is 1 when it ends the superstep: then they are pushed by
- * PL_ADD with PL_READ, which waits for the other ranks, else by PL_ADD with PL_READ_NOW and PL_WITHIN. */
+/* Under a model with supersteps (adaptive, elastic): reports to the decider that this rank has ended an iteration of a
+ * group of values. name: the group's first value. *last is 1 if the iteration ends the superstep: the rank then pushes
+ * by PL_ADD with PL_READ, which waits for the other ranks, otherwise by PL_ADD with PL_READ_NOW and PL_WITHIN. */
 int pl_end_iteration(uint32_t process_set, const char *name, int32_t *last);
-/* The rank begins to compute its next iteration; what lies between the two calls is not counted as its time. */
+/* This rank begins to compute its next iteration. The time between the two calls is not part of an iteration. */
 int pl_begin_iteration(uint32_t process_set, const char *name);
-/* Says that this rank has no more data: it takes part in later reductions with zeros until every rank has
- * joined. The handle is done then, and its pl_output.value is the last rank that joined. done may be NULL. */
+/* Reports that this rank has no more data: it contributes zeros to later reductions until every rank has joined. The
+ * handle is done then, and its pl_output.value is the last rank that joined. done may be NULL. */
 int pl_join(pl_done_fn done, void *done_arg, int32_t *handle);
 
-/* PL_PENDING, PL_OK when done, or the error the operation ended with, which is never PL_ERR_TIMEOUT. */
+/* PL_PENDING, PL_OK when done, or the error that the operation ended with, which is never PL_ERR_TIMEOUT. */
 int pl_poll(int32_t handle);
 /* Waits until the operation ends or timeout_ms has passed (negative: no limit but the engine's own
  * deadlines). Returns as pl_poll, or PL_ERR_TIMEOUT. */
 int pl_wait(int32_t handle, int64_t timeout_ms);
 /* The message of an operation that ended with an error; returns the length as pl_info does. */
 int64_t pl_error(int32_t handle, char *buf, uint64_t cap);
-/* The output of an operation that is done. Hands pl_output.data over to the caller, once. */
+/* The output of an operation that is done. The caller then owns pl_output.data; a second call is an error. */
 int pl_result(int32_t handle, pl_output *out);
-/* Forgets a handle that has ended; its number may be used again. */
+/* Releases the handle of an operation that has ended; its number may be used again. */
 int pl_release(int32_t handle);
 void pl_free(void *data);
 
-/* What coded tensors need to go on from a checkpoint, beside the model: their iterations so far, this worker's
- * residuals and its share of the servers'. Writes it to buf and returns its size in bytes, or a negative pl_status.
- * Where the size is more than cap, nothing is written: call again with more room. Every rank takes its own, at the
- * same place in the program, with no operation in flight. It waits for the servers, at most for the start timeout. */
+/* The state of coded tensors that a checkpoint needs beside the model: their iterations, this worker's residuals and
+ * its share of the servers' residuals. Writes it to buf and returns its size in bytes, or a negative pl_status. If the
+ * size is more than cap, nothing is written: call again with more room. Every rank saves its own state, at the same
+ * place in the program, with no operation in flight. Waits for the servers, at most for the start timeout. */
 int64_t pl_state(void *buf, uint64_t cap);
-/* Takes in what pl_state gave on this rank, before or after the tensors' first use; every rank does so, at the same
- * place. What it does not name starts at zero. */
+/* Restores what pl_state returned on this rank, before or after the tensors' first use. Every rank calls it, at the
+ * same place. Tensors that the state does not name start at zero. */
 int pl_set_state(const void *state, uint64_t bytes);
 
 /* Every rank calls these together, with the same ranks. A set with the same ranks keeps its number. */

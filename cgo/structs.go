@@ -17,17 +17,17 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// maxStruct bounds the size of a caller's structure, which is read as a whole.
+// maxStruct bounds the size of a caller's structure, all of which is read.
 const maxStruct = 4096
 
-// Where the structures that have grown may end.
+// The sizes of the first versions of the structures that have grown.
 const (
 	leastOp     = unsafe.Offsetof(C.pl_op{}.sync)
 	leastOutput = unsafe.Offsetof(C.pl_output{}.value)
 )
 
-// sizeOf checks the size that a caller's structure begins with. least is the size of its first version, known the
-// present one's.
+// sizeOf checks the size that a caller's structure begins with. least is the size of its first version, known that of
+// this release.
 func sizeOf(from unsafe.Pointer, name string, least, known uintptr) (uintptr, error) {
 	size := uintptr(*(*uint32)(from))
 	if size < least || size > maxStruct || size%8 != 0 {
@@ -36,8 +36,8 @@ func sizeOf(from unsafe.Pointer, name string, least, known uintptr) (uintptr, er
 	return size, nil
 }
 
-// sized copies a caller's structure to one of this release: what a shorter one lacks stays zero, and in what a
-// longer one has beyond there must be nothing.
+// sized copies a caller's structure to one of this release. Fields that a shorter one lacks stay zero; bytes that a
+// longer one adds must be zero.
 func sized[T any](from *T, name string, least uintptr) (to T, err error) {
 	known := unsafe.Sizeof(to)
 	size, err := sizeOf(unsafe.Pointer(from), name, least, known)
@@ -54,7 +54,7 @@ func sized[T any](from *T, name string, least uintptr) (to T, err error) {
 	return to, nil
 }
 
-// option is sized for a structure of options, of which there may be none.
+// option is sized for options, which may be absent.
 func option[T any](from *T, name string, least uintptr) (to T, err error) {
 	if from == nil {
 		return to, nil
@@ -62,7 +62,7 @@ func option[T any](from *T, name string, least uintptr) (to T, err error) {
 	return sized(from, name, least)
 }
 
-// opsOf reads a group of operations, which lie one behind the other in the caller's size.
+// opsOf reads a group of operations, an array whose elements have the caller's size.
 func opsOf(first *C.pl_op, count C.uint32_t, rank int) ([]worker.Op, []done, error) {
 	if count == 0 || count > limits.MaxHandles {
 		return nil, nil, fmt.Errorf("group of %d operations, allowed are 1 to %d", count, limits.MaxHandles)
@@ -87,7 +87,7 @@ func opsOf(first *C.pl_op, count C.uint32_t, rank int) ([]worker.Op, []done, err
 	return list, dones, nil
 }
 
-// opOf reads one operation. Lengths follow from the shape.
+// opOf reads one operation. The lengths of its memory follow from the shape.
 func opOf(c *C.pl_op, rank int) (worker.Op, error) {
 	if c.ndim > 0 && c.shape == nil {
 		return worker.Op{}, fmt.Errorf("%d dimensions without a shape", c.ndim)
@@ -95,9 +95,9 @@ func opOf(c *C.pl_op, rank int) (worker.Op, error) {
 	if c.kind > math.MaxUint8 || c.dtype > math.MaxUint8 || c.reduce_op > math.MaxUint8 || c.ndim > limits.MaxDims || c.nsplits > limits.MaxRanks {
 		return worker.Op{}, fmt.Errorf("kind %d, dtype %d, reduce_op %d, %d dimensions or %d splits are out of bounds", c.kind, c.dtype, c.reduce_op, c.ndim, c.nsplits)
 	}
-	engine.Lock()
-	ranks, known := engine.sets[uint32(c.process_set)]
-	engine.Unlock()
+	process.Lock()
+	ranks, known := process.sets[uint32(c.process_set)]
+	process.Unlock()
 	if !known {
 		return worker.Op{}, fmt.Errorf("process set %d does not exist", c.process_set)
 	}
@@ -124,7 +124,7 @@ func opOf(c *C.pl_op, rank int) (worker.Op, error) {
 	return op, nil
 }
 
-// readOptions reads the structures of options.
+// readOptions reads the operation's options.
 func readOptions(op *worker.Op, c *C.pl_op) error {
 	sync, err := option(c.sync, "pl_sync", C.sizeof_pl_sync)
 	if err != nil {
@@ -154,7 +154,7 @@ func readOptions(op *worker.Op, c *C.pl_op) error {
 	return nil
 }
 
-// writeOutput fills in a caller's structure of so many bytes.
+// writeOutput fills a caller's structure of size bytes.
 func writeOutput(to *C.pl_output, size uintptr, full C.pl_output) {
 	full.size = C.uint32_t(size)
 	b := unsafe.Slice((*byte)(unsafe.Pointer(to)), size)

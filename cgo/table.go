@@ -13,47 +13,47 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// table holds what operations leave for the caller, behind one lock, and what is called at their ends.
+// table holds the results of operations for the caller, behind one lock, and the functions to call at their ends.
 type table struct {
 	mu    sync.Mutex
 	book  book
 	calls calls
 }
 
-// book is which handle stands for what. Handles are used again in the order in which they were released, so that a
-// stale one is noticed rather than taken for another.
+// book maps handles to entries. Handles are used again in the order of their release, so that a stale handle is
+// recognised instead of standing for another operation.
 type book struct {
 	next    int32   // never used from here on
 	free    []int32 // released, oldest first
 	entries map[int32]*entry
 }
 
-// entry is what a handle stands for.
+// entry is the operation that a handle stands for.
 type entry struct {
 	done     done
 	ended    bool
 	out      worker.Output
 	err      error
-	crows    *C.int64_t // out.Rows for the caller
-	taken    bool
-	released bool // while done is still to return
+	crows    *C.int64_t // a copy of out.Rows for the caller
+	fetched  bool       // the caller owns out.Data
+	released bool       // done has still to return
 }
 
-// open gives a handle for each operation; dones has what is called at their ends.
+// open returns a handle for each operation; dones has the functions to call at their ends.
 func (t *table) open(dones []done) ([]int32, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.book.open(dones)
 }
 
-// finish notes how an operation ended, then wakes who waits for it.
+// finish records how an operation ended, then wakes the threads that wait for it.
 func (t *table) finish(h int32, out worker.Output, err error) {
 	status := C.int32_t(C.PL_OK)
 	if err != nil {
 		status = statusOf(err)
 	}
 	t.mu.Lock()
-	d := t.book.finish(h, out, err) // who sees the end may release the handle
+	d := t.book.finish(h, out, err) // a thread that sees the end may release the handle
 	t.mu.Unlock()
 	C.pl_handle_finish(C.int32_t(h), status)
 	if d.call != nil {
@@ -68,21 +68,21 @@ func (t *table) get(h C.int32_t) (*entry, error) {
 	return t.book.find(int32(h))
 }
 
-// release gives back what a finished operation left and its handle, once.
+// release frees the output and the handle of a finished operation.
 func (t *table) release(h C.int32_t) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.book.release(int32(h))
 }
 
-// called notes that an operation's done has returned.
+// called records that an operation's done has returned.
 func (t *table) called(h int32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.book.called(h)
 }
 
-// discard takes back handles whose operations were not started.
+// discard releases handles whose operations were not started.
 func (t *table) discard(handles []int32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -127,13 +127,13 @@ func (b *book) find(h int32) (*entry, error) {
 	return nil, fmt.Errorf("%w: handle %d has no finished operation", worker.ErrInvalid, h)
 }
 
-// release lets the number be used again, unless the handle's done is still to return.
+// release lets the number be used again, unless the handle's done has still to return.
 func (b *book) release(h int32) error {
 	e, err := b.find(h)
 	if err != nil {
 		return err
 	}
-	if !e.taken {
+	if !e.fetched {
 		C.pl_free(unsafe.Pointer(unsafe.SliceData(e.out.Data)))
 	}
 	C.pl_free(unsafe.Pointer(e.crows))
@@ -151,7 +151,7 @@ func (b *book) called(h int32) {
 	}
 }
 
-// reuse lets a later operation have a number.
+// reuse makes a number available to later operations.
 func (b *book) reuse(h int32) {
 	delete(b.entries, h)
 	b.free = append(b.free, h)
