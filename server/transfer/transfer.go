@@ -69,7 +69,6 @@ func (x *Room) put(t *room.Tensor, q *room.Request) error {
 		data, it.pool = lent, x.round.Pool
 	}
 	it.data = data
-	it.expect(t)
 	if due, stored := x.add(t, it); stored {
 		it.reply(due)
 	} else {
@@ -83,6 +82,7 @@ func (x *Room) add(t *room.Tensor, it *item) (due []reader, stored bool) {
 	id := idOf(&it.h)
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	it.expect(t) // under the lock: a rank that joins after this finds the item in Without
 	before := x.items[id]
 	if t.Gone(it.h.Iteration) {
 		it.err = inprocess.ErrCancelled
