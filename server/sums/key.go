@@ -44,7 +44,7 @@ func (k *key) push(q *room.Request) error {
 	}
 	s, err := k.open(q)
 	if err != nil {
-		return k.unread(q, err)
+		return k.unopened(q, err)
 	}
 	if s == nil {
 		return k.late(q)
@@ -72,13 +72,22 @@ func (k *key) open(q *room.Request) (*slot, error) {
 	return k.iterations.open(q)
 }
 
-// unread ends a push whose payload cannot be taken in: for want of memory on every rank, else with its connection.
+// unopened ends a request for which nothing was begun.
+func (k *key) unopened(q *room.Request, err error) error {
+	err = k.unread(q, err)
+	if err == nil {
+		q.Reply.Fail(inprocess.ErrCancelled)
+	}
+	return err
+}
+
+// unread ends the operation of a payload that cannot be read: for want of memory on every rank, else with the
+// connection. A push that was opened is answered when it has arrived, which finds its iteration given up.
 func (k *key) unread(q *room.Request, err error) error {
 	if !errors.As(err, new(room.MemoryError)) {
 		return err
 	}
 	k.OutOfMemory(&q.Header, err)
-	q.Reply.Fail(inprocess.ErrCancelled)
 	return nil
 }
 

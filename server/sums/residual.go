@@ -45,7 +45,7 @@ func (k *key) restore(q *room.Request) error {
 			err = k.setResidual(at, b)
 		}
 		if err != nil {
-			return k.unread(q, err)
+			return k.unopened(q, err)
 		}
 		at += len(b)
 	}

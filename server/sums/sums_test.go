@@ -315,3 +315,20 @@ func units32(b []byte) (values []float32) {
 	}
 	return values
 }
+
+// Where the sum has its memory and the push that is to be kept for it finds none, the operation ends once.
+func TestWithoutMemoryForAKeptMessageThePushIsAnsweredOnce(t *testing.T) {
+	p := newPlay(t, func(p *play, w *wire.Tensor) { p.shell.Round.RankOrder, w.Codec = true, "topk:0.5" })
+	for size := 1 << 21; size >= 1<<12; size /= 2 {
+		taken, err := p.shell.Round.Pool.Get(size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.shell.Round.Pool.Put(taken)
+	}
+	p.serve(2, wire.Header{Type: wire.TypePush, Codec: wire.CodecDeclared}, make([]byte, 8))
+	p.cancelled(2)
+	if said := p.shell.Said(); len(said) != 2 || said[1] != "drop from 0" {
+		t.Errorf("%q", said)
+	}
+}
