@@ -32,22 +32,20 @@ func (s *Tuners) Reset() {
 	clear(s.all)
 }
 
-// of has the tuner of a model watch over a value, and gives it and the pull condition that holds now; nil where the
-// model needs none.
-func (s *Tuners) of(m condition.Model, v *value) (*tuner, condition.PullCondition) {
+// of finds or makes the tuner of a model; nil where the model needs none.
+func (s *Tuners) of(m condition.Model, log *zap.Logger) *tuner {
 	if m.Tuner == nil {
-		return nil, m.Pull
+		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.all[m.Name]
 	if t == nil {
-		t = &tuner{log: v.Round.Log, model: m, start: time.Now(), machine: condition.NewTuning(m)}
+		t = &tuner{log: log, model: m, start: time.Now(), machine: condition.NewTuning(m)}
 		t.mu.Place(room.LevelTuner, "held.tuner.mu")
 		s.all[m.Name] = t
 	}
-	pull := t.watch(v)
-	return t, pull
+	return t
 }
 
 // tuner is the shell of a model's condition.Tuning, for all its values on this server. It watches one of them, the
@@ -63,14 +61,23 @@ type tuner struct {
 	members []*value
 }
 
-func (t *tuner) watch(v *value) condition.PullCondition {
+// watch tunes a value from now on, unless that was given up, and returns whom the pull condition that holds now sets
+// free. The value has the tuner already, so that its cancel finds it.
+func (t *tuner) watch(v *value) []reply {
+	if t == nil {
+		return nil
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	replies, ok := v.retune(t.machine.Pull()) // under the lock, as in tune
+	if !ok || slices.Contains(t.members, v) {
+		return replies
+	}
 	t.members = append(t.members, v)
 	if t.lead == nil {
 		t.lead = v
 	}
-	return t.machine.Pull()
+	return replies
 }
 
 // pushed notes a push, and whether an iteration of the value has closed with it: then the condition that follows is
@@ -107,7 +114,8 @@ func (t *tuner) tune(v *value, rank int, progress uint64, closed bool) (set []fr
 	}
 	t.log.Info("synchronisation tuned", zap.String("model", t.model.Name), zap.Stringer("from", was), zap.Stringer("to", pull))
 	for _, v := range t.members { // under the lock, so that of two changes the newer one stands, and after release none
-		set = append(set, free{v, v.retune(pull)})
+		replies, _ := v.retune(pull)
+		set = append(set, free{v, replies})
 	}
 	return set
 }

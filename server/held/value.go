@@ -38,9 +38,9 @@ func newValue(x *Room, part uint32) (*value, error) {
 	}
 	v := &value{Part: p, room: x, state: readers{contents: newContents(p, x.copies), machine: m}}
 	v.mu.Place(room.LevelKey, "held.value.mu")
-	tuner, pull := x.tuners.of(t.Model, v)
+	tuner := x.tuners.of(t.Model, t.Round.Log)
 	v.tuner.Store(tuner)
-	v.step(condition.SetPull(pull)) // sets nobody free: none waits yet
+	tuner.watch(v) // sets nobody free: none waits yet
 	return v, nil
 }
 
@@ -143,19 +143,21 @@ func (v *value) change(c room.Change) {
 	replies := v.state.change(c)
 	v.mu.Unlock()
 	v.deliver(replies)
-	if c.Pull == nil || c.Pull.Tuner == nil {
-		return
+	if c.Pull != nil {
+		tuner := v.room.tuners.of(*c.Pull, v.Round.Log)
+		v.tuner.Swap(tuner).release(v)
+		v.deliver(tuner.watch(v))
 	}
-	tuner, pull := v.room.tuners.of(*c.Pull, v)
-	v.tuner.Swap(tuner).release(v)
-	v.deliver(v.retune(pull))
 }
 
-// retune sets the pull condition that a tuner has found.
-func (v *value) retune(pull condition.PullCondition) []reply {
+// retune sets the pull condition that a tuner has found, and reports whether the value has not been given up.
+func (v *value) retune(pull condition.PullCondition) (replies []reply, ok bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.state.retune(pull)
+	if v.state.over {
+		return nil, false
+	}
+	return v.state.retune(pull), true
 }
 
 // live tells the machine who still takes part: found out under the lock, so that of two who call because a
