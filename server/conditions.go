@@ -91,7 +91,7 @@ func changesOf(w *wire.Condition) (changes []room.Change, check func(*tensor) er
 	}, nil
 }
 
-// matching finds the tensors whose names fit.
+// matching finds the tensors whose names fit, but for those that were given up: their counts of iterations are over.
 func (r *round) matching(patterns []string, check func(*tensor) error) ([]*tensor, error) {
 	for _, p := range patterns {
 		if err := pattern.Check(p); err != nil {
@@ -108,7 +108,7 @@ func (r *round) matching(patterns []string, check func(*tensor) error) ([]*tenso
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, t := range r.tensors {
-		if !t.Kind.HasOp() || !fits(t) {
+		if !t.Kind.HasOp() || t.GivenUp() || !fits(t) {
 			continue
 		}
 		if err := check(t); err != nil {

@@ -48,6 +48,10 @@ func (x *Room) Serve(q *room.Request) error {
 	if err != nil {
 		return err
 	}
+	if v == nil {
+		q.Reply.Fail(inprocess.ErrCancelled)
+		return nil
+	}
 	if q.Type == wire.TypePush {
 		return v.push(q)
 	}
@@ -55,12 +59,15 @@ func (x *Room) Serve(q *room.Request) error {
 	return nil
 }
 
-// value finds or makes the value of one partition.
+// value finds or makes the value of one partition; nil where the tensor was given up.
 func (x *Room) value(part uint32) (*value, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if v := x.values[part]; v != nil {
 		return v, nil
+	}
+	if x.t.GivenUp() { // Cancel does not find a value that is made after it
+		return nil, nil
 	}
 	v, err := newValue(x, part)
 	if err == nil {

@@ -255,3 +255,32 @@ func TestWhatIsNoRequestOfAHeldValueIsAnError(t *testing.T) {
 		}
 	}
 }
+
+// A request that passed the shell before its tensor was given up is answered, and takes no memory.
+func TestAValueIsNotMadeAfterItsTensorWasGivenUp(t *testing.T) {
+	p := newPlay(t, "asp", nil)
+	p.tensor.GiveUp(0)
+	p.room.Cancel(0, inprocess.ErrCancelled)
+	p.push(2, 0, wire.FlagDeclare, roomtest.Floats(n, 1))
+	p.pull(2, wire.FlagDeclare)
+	answers := p.ranks[2].Take()
+	if len(answers) != 2 || answers[0].Err == nil || answers[1].Err == nil {
+		t.Errorf("%+v, want two errors", answers)
+	}
+	p.shell.CheckMemory(t)
+}
+
+// A tuner watches a value that ranks push: one that was given up would never have it tune.
+func TestATunerLeavesOutAValueThatWasGivenUp(t *testing.T) {
+	p := newPlay(t, "asp", nil)
+	p.declare()
+	model, err := condition.Parse("dsps:0,2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.room.Cancel(0, inprocess.ErrCancelled)
+	p.room.Change(room.Change{In: condition.SetPull(model.Pull), Pull: &model})
+	if tuner := p.room.tuners.all[model.Name]; tuner == nil || tuner.lead != nil {
+		t.Errorf("tuner %+v", tuner)
+	}
+}

@@ -33,9 +33,6 @@ type Tensor struct {
 	cancelled atomic.Uint64 // iterations from here on were given up
 }
 
-// GaveUp is an iteration that no rank reaches: a tensor of which that is gone was given up from some one on.
-const GaveUp = math.MaxUint64 - 1
-
 // NewTensor takes in what a rank says of a tensor, as far as the rooms can serve it.
 func NewTensor(t *wire.Tensor, r *Round, s Shell) (*Tensor, error) {
 	n := &Tensor{Tensor: *t, Round: r, Shell: s, Members: rankset.Of(t.Ranks...), Type: t.DType, Reduce: t.Op, Model: r.Model}
@@ -86,6 +83,9 @@ func (t *Tensor) Live() rankset.Set {
 // Gone reports whether an iteration was given up. What is found to live under the lock of a room is also found by the
 // room's Cancel, which comes after.
 func (t *Tensor) Gone(iteration uint64) bool { return iteration >= t.cancelled.Load() }
+
+// GivenUp reports whether the tensor was given up from some iteration on: its ranks declare it anew.
+func (t *Tensor) GivenUp() bool { return t.cancelled.Load() != math.MaxUint64 }
 
 // GiveUp has every iteration from this one on be gone. The rooms' Cancel follows.
 func (t *Tensor) GiveUp(from uint64) {

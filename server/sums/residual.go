@@ -107,7 +107,7 @@ func (n *iterations) ownResidual() ([]byte, error) {
 // setResidual overwrites a piece of the residual, unless no iteration can follow. Where a sum closed before the piece
 // came, as drop-stragglers lets it, the residual has what that answer lacked, and the piece is added.
 func (n *iterations) setResidual(at int, piece []byte) error {
-	if n.Gone(room.GaveUp) {
+	if n.GivenUp() {
 		return nil
 	}
 	residual, err := n.ownResidual()
@@ -123,7 +123,7 @@ func (n *iterations) setResidual(at int, piece []byte) error {
 
 // trim lets the residual go when no iteration can follow.
 func (n *iterations) trim() {
-	if n.residual != nil && len(n.slots) == 0 && n.Gone(room.GaveUp) {
+	if n.residual != nil && len(n.slots) == 0 && n.GivenUp() {
 		n.residual.Sent(nil)
 		n.residual = nil
 	}
