@@ -1,10 +1,7 @@
 package scheduler
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,11 +9,10 @@ import (
 
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/transcript"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
-
-var update = flag.Bool("update", false, "write what the machine does now into testdata")
 
 // TestScripts plays testdata/*.txt to the machine. A line of a script is an input, the indented lines
 // below it are what the machine does then:
@@ -32,38 +28,16 @@ var update = flag.Bool("update", false, "write what the machine does now into te
 //	w0 forgets; w0 poses as w1         the roster it had; with what w1 knows
 //	w0 lost worker 1 why; w0 bye; w0 breaks; w0 status; w0 hello role
 func TestScripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scripts: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			golden, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
+	transcript.Run(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
+		s := newStage()
+		return func(words []string) []string {
+			s.said = nil
+			if err := s.act(words); err != nil {
+				t.Fatalf("%q: %v", words, err)
 			}
-			got := newStage().play(t, string(golden))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			want := strings.Split(string(golden), "\n")
-			for i, line := range strings.Split(got, "\n") {
-				if i >= len(want) || line != want[i] {
-					t.Fatalf("%s:%d\n got: %s\nwant: %s\n(go test ./scheduler -update writes the new transcript)", file, i+1, line, at(want, i))
-				}
-			}
-		})
-	}
-}
-
-func at(lines []string, i int) string {
-	if i < len(lines) {
-		return lines[i]
-	}
-	return "the end"
+			return s.said
+		}
+	})
 }
 
 // stage holds the machine and its actors.
@@ -75,7 +49,7 @@ type stage struct {
 	lastID   uint64
 	actors   map[string]*actor
 	byLine   map[Line]*actor
-	out      strings.Builder
+	said     []string
 }
 
 // actor is a node, with what its client remembers.
@@ -100,22 +74,6 @@ func (s *stage) restart() {
 	for _, a := range s.actors {
 		a.line = 0
 	}
-}
-
-// play runs a script and returns it with the machine's outputs of now.
-func (s *stage) play(t *testing.T, script string) string {
-	for i, line := range strings.Split(strings.TrimRight(script, "\n"), "\n") {
-		if strings.HasPrefix(line, "  ") {
-			continue
-		}
-		s.out.WriteString(line + "\n")
-		if words := strings.Fields(line); len(words) > 0 && words[0] != "#" {
-			if err := s.act(words); err != nil {
-				t.Fatalf("line %d: %q: %v", i+1, line, err)
-			}
-		}
-	}
-	return s.out.String()
 }
 
 func (s *stage) act(words []string) error {
@@ -279,11 +237,11 @@ func (s *stage) step(in Input) {
 	for _, o := range s.machine.Step(in) {
 		switch a := s.byLine[o.Line]; {
 		case o.Log != "":
-			fmt.Fprintf(&s.out, "  log: %s\n", o.Log)
+			s.said = append(s.said, "log: "+o.Log)
 		case o.Close:
-			fmt.Fprintf(&s.out, "  %s: closed\n", a.name)
+			s.said = append(s.said, a.name+": closed")
 		default:
-			fmt.Fprintf(&s.out, "  %s: %s\n", a.name, a.hear(o.Message))
+			s.said = append(s.said, a.name+": "+a.hear(o.Message))
 		}
 	}
 }

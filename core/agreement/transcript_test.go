@@ -1,10 +1,7 @@
 package agreement
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,10 +9,9 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/transcript"
 	"github.com/paceline/paceline/internal/units"
 )
-
-var update = flag.Bool("update", false, "rewrite the transcripts in testdata with what the machines do now")
 
 // TestTranscripts plays the scripts in testdata. A line of a script is a comment or something that happens to a
 // home; the indented lines under it are what the home answers then:
@@ -27,7 +23,7 @@ var update = flag.Bool("update", false, "rewrite the transcripts in testdata wit
 //	join RANK                         leave RANK [TENSOR COUNT]...: what waits for it outside the windows
 //	reset                             state: what waits for ranks
 func TestTranscripts(t *testing.T) {
-	golden(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
+	transcript.Run(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
 		s := stage{t: t}
 		return func(words []string) []string {
 			s.said = nil
@@ -47,7 +43,7 @@ func TestTranscripts(t *testing.T) {
 //	give-up RANK COUNT  by its own will
 //	rest                everything that waits is moved, until nothing does; then all operations must have ended
 func TestTranscriptsOfBothHalves(t *testing.T) {
-	golden(t, "testdata/both/*.txt", func(t *testing.T) func(words []string) []string {
+	transcript.Run(t, "testdata/both/*.txt", func(t *testing.T) func(words []string) []string {
 		var c *cluster
 		return func(words []string) []string {
 			n := func(i int) int { return (&stage{t: t}).rank(append(words, "0", "0")[i]) }
@@ -78,46 +74,6 @@ func TestTranscriptsOfBothHalves(t *testing.T) {
 			return said
 		}
 	})
-}
-
-// golden plays scripts to what begin makes, and compares what it says with what the scripts have.
-func golden(t *testing.T, pattern string, begin func(*testing.T) func(words []string) []string) {
-	files, err := filepath.Glob(pattern)
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no transcripts: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := transcript(string(want), begin(t))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if got != string(want) {
-				t.Errorf("%s: the machines now answer\n%s", file, got)
-			}
-		})
-	}
-}
-
-func transcript(script string, act func(words []string) []string) string {
-	var text strings.Builder
-	for line := range strings.Lines(script) {
-		if strings.HasPrefix(line, "  ") {
-			continue // an earlier answer
-		}
-		text.WriteString(line)
-		if words := strings.Fields(line); len(words) > 0 && words[0] != "#" {
-			for _, said := range act(words) {
-				fmt.Fprintf(&text, "  %s\n", said)
-			}
-		}
-	}
-	return text.String()
 }
 
 // stage is a home with what scripts call its tensors.

@@ -1,18 +1,14 @@
 package condition
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/transcript"
 )
-
-var update = flag.Bool("update", false, "rewrite the transcripts in testdata with what the machine does now")
 
 // TestTranscripts runs the scripts in testdata. A script's lines are commands and comments; the
 // indented lines under a command are what the machine answered. Commands:
@@ -22,45 +18,10 @@ var update = flag.Bool("update", false, "rewrite the transcripts in testdata wit
 //	live RANK...                         set-pull MODEL             set-push MODEL
 //	missing ITERATION                    state
 func TestTranscripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no transcripts: %v", err)
-	}
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := transcript(t, string(want))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if got != string(want) {
-				t.Errorf("%s: the machine now answers\n%s", file, got)
-			}
-		})
-	}
-}
-
-func transcript(t *testing.T, script string) string {
-	var text strings.Builder
-	var m *Machine
-	for line := range strings.Lines(script) {
-		if strings.HasPrefix(line, "  ") {
-			continue // an earlier answer
-		}
-		text.WriteString(line)
-		words := strings.Fields(line)
-		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
-			continue
-		}
-		for _, answer := range command(t, &m, words[0], words[1:]) {
-			fmt.Fprintf(&text, "  %s\n", answer)
-		}
-	}
-	return text.String()
+	transcript.Run(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
+		var m *Machine
+		return func(words []string) []string { return command(t, &m, words[0], words[1:]) }
+	})
 }
 
 // command runs one command of a script and returns the lines it answers with.

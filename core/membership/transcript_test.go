@@ -1,18 +1,14 @@
 package membership
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/transcript"
 )
-
-var update = flag.Bool("update", false, "rewrite the transcripts in testdata with what the rules say now")
 
 // TestTranscripts runs the scripts in testdata. A script's lines are commands and comments; the indented lines
 // under a command are its answer. A process is written incarnation, or incarnation@address where it holds a server,
@@ -28,45 +24,10 @@ var update = flag.Bool("update", false, "rewrite the transcripts in testdata wit
 //	frame EPOCH                          of another node
 //	return MEMBER INCARNATION            of a process that says that it is a member
 func TestTranscripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no transcripts: %v", err)
-	}
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := transcript(t, string(want))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if got != string(want) {
-				t.Errorf("%s: the rules now say\n%s", file, got)
-			}
-		})
-	}
-}
-
-func transcript(t *testing.T, script string) string {
-	var text strings.Builder
-	s := stage{t: t}
-	for line := range strings.Lines(script) {
-		if strings.HasPrefix(line, "  ") {
-			continue // an earlier answer
-		}
-		text.WriteString(line)
-		words := strings.Fields(line)
-		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
-			continue
-		}
-		for _, answer := range s.command(words[0], words[1:]) {
-			fmt.Fprintf(&text, "  %s\n", answer)
-		}
-	}
-	return text.String()
+	transcript.Run(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
+		s := stage{t: t}
+		return func(words []string) []string { return s.command(words[0], words[1:]) }
+	})
 }
 
 // stage is the current epoch of a script, and the change that comes together.

@@ -1,22 +1,17 @@
 package superstep_test
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/superstep"
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/transcript"
 )
-
-var update = flag.Bool("update", false, "rewrite the transcripts in testdata with what the machines do now")
 
 // TestTranscripts runs the scripts in testdata: a decider and its workers, whose frames arrive in order and at once,
 // but for those of a rank that is held. A script's lines are commands and comments; the indented lines under a
@@ -26,46 +21,20 @@ var update = flag.Bool("update", false, "rewrite the transcripts in testdata wit
 //	live RANK...                excuse RANK                   hold RANK    deliver RANK
 //	pause TIME RANK             an iteration begins only now  late TIME RANK
 func TestTranscripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no transcripts: %v", err)
-	}
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := transcript(t, string(want))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if got != string(want) {
-				t.Errorf("%s: the machines now do\n%s", file, got)
-			}
-		})
-	}
-}
-
-func transcript(t *testing.T, script string) string {
-	c := &cast{t: t}
-	for line := range strings.Lines(script) {
-		if strings.HasPrefix(line, "  ") {
-			continue // what they did before
-		}
-		c.text.WriteString(line)
-		if words := strings.Fields(line); len(words) > 0 && !strings.HasPrefix(words[0], "#") {
+	transcript.Run(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
+		c := &cast{t: t}
+		return func(words []string) []string {
+			c.said = nil
 			c.command(words[0], words[1:])
+			return c.said
 		}
-	}
-	return c.text.String()
+	})
 }
 
 // cast is the machines of a script and the frames that are held.
 type cast struct {
 	t       *testing.T
-	text    strings.Builder
+	said    []string
 	now     time.Duration
 	model   condition.Model
 	decider *superstep.Decider
@@ -73,7 +42,7 @@ type cast struct {
 	held    map[int][]func()
 }
 
-func (c *cast) say(format string, args ...any) { fmt.Fprintf(&c.text, "  "+format+"\n", args...) }
+func (c *cast) say(format string, args ...any) { c.said = append(c.said, fmt.Sprintf(format, args...)) }
 
 func (c *cast) number(word string) int {
 	n, err := strconv.Atoi(word)
