@@ -145,7 +145,7 @@ func (m *Machine) closed(l *line, why string) {
 	switch {
 	case p.Role == wire.RoleWorker && p.round == nil:
 		m.forget(p)
-	case p.state == present:
+	case p.state == present || p.state == absent: // an absent one had told only a part of what it knows
 		p.why = why
 		p.lostAt = m.at(m.now + m.settings.Grace)
 	}

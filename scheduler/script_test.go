@@ -22,7 +22,7 @@ import (
 //	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, timeout, version, pid, session
 //	                              sync: its PACELINE_SYNC
 //	s0 register server host:port       a dedicated server
-//	w0 back                            the client of w0 reconnects with what it knows
+//	w0 back                            the client of w0 reconnects with what it knows; more=1: with the first part of it
 //	w0 declare conv/4,4 fc/8#1         tensors: name/bytes of partitions#generation; set=1
 //	w0 add 0,1 at=0; w0 remove 1 at=1  calls on process sets
 //	w0 forgets; w0 poses as w1         the roster it had; with what w1 knows
@@ -144,6 +144,7 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 	case "back":
 		s.open(a, a.register.Node.Role)
 		r, k := a.register, a.known
+		r.More = args["more"] != ""
 		if k.Roster.Round != 0 {
 			r.Known = &k
 		}
