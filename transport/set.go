@@ -105,8 +105,12 @@ func (s *Set) required(i int) bool { return i == len(s.kinds)-1 }
 
 func (s *Set) dial(ctx context.Context, i int, at string) (Conn, error) {
 	if !s.required(i) {
+		patience := optionalPatience
+		if deadline, ok := ctx.Deadline(); ok {
+			patience = min(patience, time.Until(deadline)/2) // the other half is for the kinds that follow
+		}
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, optionalPatience)
+		ctx, cancel = context.WithTimeout(ctx, patience)
 		defer cancel()
 	}
 	return s.kinds[i].Dial(ctx, at)

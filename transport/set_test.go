@@ -123,6 +123,25 @@ func TestADialFallsToTheNextKindAndSaysSoOnce(t *testing.T) {
 	})
 }
 
+func TestADialWithLittleTimeLeavesSomeForTheRequiredKind(t *testing.T) {
+	withKinds(t, func(t *testing.T, k kinds) {
+		to := k.server(t, "shm", "tcp")
+		if err := k["shm"].Script("at 0s worker<->server freeze"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		c, err := k.set(nil, "worker", "shm", "tcp").Dial(ctx, to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if kind := c.RemoteAddr().Network(); kind != "tcp" {
+			t.Errorf("connected by %s, want tcp", kind)
+		}
+	})
+}
+
 func TestADialThatNoKindServesNamesAllOfThem(t *testing.T) {
 	withKinds(t, func(t *testing.T, k kinds) {
 		_, err := dial(t, k.set(nil, "worker", "tcp"), k.server(t, "shm"))
