@@ -15,6 +15,9 @@ func EpochOf(r *wire.Roster) (*membership.Epoch, error) {
 		if n.Rank != rank || n.Role != wire.RoleWorker {
 			return nil, fmt.Errorf("place %d holds %s %d", rank, n.Role, n.Rank)
 		}
+		if err := n.Addresses.Check(); err != nil {
+			return nil, fmt.Errorf("worker %d has %w", rank, err)
+		}
 		workers[rank] = NodeOf(&n)
 	}
 	var dedicated []membership.Node

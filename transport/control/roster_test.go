@@ -42,6 +42,7 @@ func TestARosterThatCannotBeIsRefused(t *testing.T) {
 		"one node twice":  {func(r *wire.Roster) { r.Workers[1].Session = 1 }, "same process"},
 		"no incarnation":  {func(r *wire.Roster) { r.Servers[1].Session = 0 }, "no incarnation"},
 		"bad address":     {func(r *wire.Roster) { r.Servers[1].Addresses = make(address.List, 1) }, "server 1 has address"},
+		"bad at a worker": {func(r *wire.Roster) { r.Workers[0].Addresses = make(address.List, 1) }, "worker 0 has address"},
 		"servers swapped": {func(r *wire.Roster) { r.Servers[0], r.Servers[1] = r.Servers[1], r.Servers[0] }, "not in their order"},
 		"a server less":   {func(r *wire.Roster) { r.Servers = r.Servers[1:] }, "not in their order"},
 	} {
