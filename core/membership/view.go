@@ -47,6 +47,8 @@ func (v *View) Advance(next *Epoch) error {
 		return fmt.Errorf("epoch %d of round %#x does not follow one of round %#x", next.Number, next.Round, now.Round)
 	case now.Classify(next.Number) != Later:
 		return fmt.Errorf("epoch %d does not follow epoch %d", next.Number, now.Number)
+	case next.Origin < now.Origin:
+		return fmt.Errorf("epoch %d counts iterations from epoch %d, epoch %d from epoch %d", next.Number, next.Origin, now.Number, now.Origin)
 	case next.Origin == now.Origin && next.First < now.First:
 		return fmt.Errorf("epoch %d holds from iteration %d, epoch %d from %d", next.Number, next.First, now.Number, now.First)
 	}

@@ -60,6 +60,11 @@ func TestAViewNeverGoesBack(t *testing.T) {
 	if err := v.Advance(found(t).Anew().Anew().Anew()); err != nil {
 		t.Errorf("one that was left out: %v", err)
 	}
+	old := found(t).Anew().Anew().Anew().Anew()
+	old.Origin, old.First = 0, 100
+	if err := v.Advance(old); err == nil || !strings.Contains(err.Error(), "epoch 4 counts iterations from epoch 0, epoch 3 from epoch 3") {
+		t.Errorf("an older origin: %v", err)
+	}
 }
 
 // Every operation reads the epoch: at the price of one load, while another goroutine moves it on.
