@@ -224,6 +224,18 @@ var memoryTests = map[string]func(*bench){
 		b.untouched(memory.Memory(), content(2, 100))
 	},
 
+	"AWriteThatEndsBehindThePartChangesNothing": func(b *bench) {
+		x, y := b.pairs()()
+		size := 2*b.MaxBuffered + 1
+		r := b.register(y, size)
+		token := b.grant(y, r, 0, size-1)
+		writing := make(chan error, 1)
+		go func() { writing <- x.WriteTo(token, 0, net.Buffers{content(1, size)}) }()
+		b.lost(y)
+		<-writing
+		b.untouched(r.Memory(), make([]byte, size))
+	},
+
 	"AWriteThatIsUnderWayEndsWithTheRegion": func(b *bench) {
 		x, y := b.pairs()()
 		size := 2*b.MaxBuffered + 1

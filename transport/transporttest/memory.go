@@ -89,8 +89,8 @@ func (e *end) place(piece *chunk) error {
 		refused = "its token was not given on this connection, or was revoked"
 	case g.region.released:
 		refused = "the region was released"
-	case w.at < 0 || w.at > int(g.token.Length)-len(piece.data):
-		refused = fmt.Sprintf("%d bytes from %d on are not within the %d that were granted", len(piece.data), w.at, g.token.Length)
+	case w.at < 0 || w.at > int(g.token.Length)-len(piece.data)-w.left: // the whole of it, so that none of it is put there
+		refused = fmt.Sprintf("%d bytes from %d on are not within the %d that were granted", len(piece.data)+w.left, w.at, g.token.Length)
 	}
 	if refused != "" {
 		return fmt.Errorf("%w: region %d: %s", transport.ErrAccess, w.token.Region, refused)
