@@ -1,6 +1,6 @@
-// Package barrier finds when ElasticBSP's next barrier falls (algorithms.md section 5): it watches how
-// long workers' iterations take, predicts when the next ones end, and chooses an end for each worker so
-// that they lie closest together. It is pure: no clock, no I/O.
+// Package barrier finds when ElasticBSP's next barrier falls (algorithms.md section 5): it predicts
+// the ends of the workers' next iterations from their durations, and chooses one end of each worker such that
+// these lie closest together. It is pure: no clock, no I/O.
 package barrier
 
 import (
@@ -10,28 +10,25 @@ import (
 	"time"
 )
 
-// Choice is a window that holds an end of each worker.
+// Choice is a window that contains an end of each worker.
 type Choice struct {
-	At   time.Duration // where it closes: when the barrier falls
+	At   time.Duration // where it closes: the time of the barrier
 	Wait time.Duration // its width: how long the first worker waits there
 }
 
-// Search finds the choice of least wait. It keeps its memory from one search to the next; the zero
-// value is ready. It is not safe for concurrent use.
+// Search finds the choice of least wait. It reuses its memory; the zero value is ready. It is not safe for concurrent use.
 type Search struct {
 	merge merge
 	line  line
 }
 
-// ZipLine is the narrowest window that holds an end of each row, and of equally narrow ones the
-// earliest. Row w holds worker w's ends in rising order. Without workers, or where one has no ends,
-// there is none.
+// ZipLine is the narrowest window that contains an end of each row, and of equally narrow ones the earliest.
+// Row w holds worker w's ends in rising order. Without workers, or if one has no ends, there is none.
 //
-// It is the paper's algorithm 2: all ends are scanned in order, with the newest of each worker kept, and
-// a window opens at the oldest of these. A merge of the rows brings the ends in order, in O(log n) each;
-// the workers lie in a list by their newest ends, where one moves to the back when its next end comes,
-// in O(1), and the front is where the window opens. So a search takes O(Rn log n), as the paper's
-// ZipLineOptBS, with smaller constants.
+// It is the paper's algorithm 2: a scan of all ends in order keeps the newest of each worker, and a window
+// opens at the oldest of these. A merge of the rows orders the ends, in O(log n) each. A list orders the workers
+// by their newest ends: a worker moves to the back at its next end, in O(1), and the window opens at the front.
+// So a search takes O(Rn log n), as the paper's ZipLineOptBS, with smaller constants.
 func (s *Search) ZipLine(ends [][]time.Duration) (Choice, bool) {
 	if len(ends) == 0 || slices.ContainsFunc(ends, func(row []time.Duration) bool { return len(row) == 0 }) {
 		return Choice{}, false
@@ -55,26 +52,26 @@ func (s *Search) ZipLine(ends [][]time.Duration) (Choice, bool) {
 	}
 }
 
-// Index is the place in a worker's row of the end that lies in the window that c is.
+// Index is the index in a worker's row of the end inside the window c.
 func (c Choice) Index(row []time.Duration) int {
 	return sort.Search(len(row), func(i int) bool { return row[i] > c.At }) - 1
 }
 
-// merge brings the ends of all rows in order. It is a tournament: node k of the tree holds who lost
-// there, and row w enters it below node (w+n)/2.
+// merge brings the ends of all rows in order. It is a tournament: node k of the tree holds the loser
+// there, and row w enters below node (w+n)/2.
 type merge struct {
 	ends [][]time.Duration
 	tree []head
-	best head // the winner: the earliest end that has not been taken
+	best head // the winner: the earliest remaining end
 }
 
-// head is the first end of a row that has not been taken.
+// head is the first remaining end of a row.
 type head struct {
 	at time.Duration
 	id int64
 }
 
-// never is the end of a row that has been taken whole.
+// never is the head of an exhausted row.
 const never = time.Duration(math.MaxInt64)
 
 func (m *merge) start(ends [][]time.Duration) {
@@ -82,15 +79,15 @@ func (m *merge) start(ends [][]time.Duration) {
 	m.ends = ends
 	m.tree = slices.Grow(m.tree[:0], n)[:n]
 	for k := range m.tree {
-		m.tree[k] = head{at: -never} // beats everybody until the second row comes by
+		m.tree[k] = head{at: -never} // wins until the second row arrives
 	}
 	for w := n - 1; w >= 0; w-- {
 		m.play(head{at: ends[w][0], id: int64(w) << 32})
 	}
 }
 
-// play takes a row's head up the tree against those who lost there. The compiler makes it without
-// branches, half of which would be mispredicted: that halves the time of a search.
+// play moves a row's head up the tree against the losers there. It compiles without branches, half of which
+// would be mispredicted: that halves the time of a search.
 func (m *merge) play(h head) {
 	at, id := h.at, h.id
 	for k := (uint(id>>32) + uint(len(m.tree))) / 2; k > 0; k /= 2 {
@@ -105,7 +102,7 @@ func (m *merge) play(h head) {
 	m.best = head{at, id}
 }
 
-// next takes the earliest end; last says that it is its row's last.
+// next removes the earliest end; last reports whether it is its row's last.
 func (m *merge) next() (at time.Duration, worker int32, last bool) {
 	h := m.best
 	at, worker = h.at, int32(h.id>>32)
@@ -122,13 +119,13 @@ func (m *merge) next() (at time.Duration, worker int32, last bool) {
 // line is the workers in the order of their newest ends: a ring around an anchor behind the last one.
 type line struct {
 	places  []place
-	missing int // workers that are not in it yet
+	missing int // workers not in it yet
 }
 
 type place struct {
 	at         time.Duration
 	prev, next int32
-	in, last   bool // last: there is no later end of this worker
+	in, last   bool // last: this worker has no later end
 }
 
 func (l *line) start(workers int) {
@@ -141,7 +138,7 @@ func (l *line) start(workers int) {
 
 func (l *line) front() *place { return &l.places[l.places[len(l.places)-1].next] }
 
-// back moves a worker to the back, or puts it there.
+// back moves or adds a worker to the back.
 func (l *line) back(worker int32, at time.Duration, last bool) {
 	anchor := int32(len(l.places) - 1)
 	p := &l.places[worker]

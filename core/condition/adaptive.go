@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// AdaptiveModel is the adaptive model (algorithms.md section 3), with the thresholds that it takes
-// among workers that are all alike. The setting is "adaptive:S,W".
+// AdaptiveModel is the adaptive model (algorithms.md section 3), with the thresholds that apply
+// among equal workers. The setting is "adaptive:S,W".
 func AdaptiveModel(a Adaptive) Model {
 	return Model{Name: fmt.Sprintf("adaptive:%d,%d", a.S, a.W), Pull: Closed{}, Push: EveryLive{}, Supersteps: a}
 }
@@ -18,7 +18,7 @@ func newAdaptive(a *Arguments) (Model, error) {
 }
 
 // Adaptive are the two thresholds of the adaptive model, in iterations since the last barrier. Both
-// are at least 1, as the paper counts: S = 1 or W = 1 is BSP among workers that are alike.
+// are at least 1, as the paper counts: S = 1 or W = 1 is BSP among equal workers.
 type Adaptive struct {
 	S uint64 // stale threshold: the lead of the fastest over the slowest at which a barrier is due
 	W uint64 // weak threshold: iterations of the slowest at which a barrier is due
@@ -27,8 +27,8 @@ type Adaptive struct {
 // Rule implements Supersteps.
 func (a Adaptive) Rule() Rule { return &adaptiveRule{base: a, now: a} }
 
-// Asks implements Supersteps: thresholds never fall below those for equals, so that before the lesser of them nobody
-// can lead by S, nor be the slowest with W iterations.
+// Asks implements Supersteps: thresholds never fall below those for equals, so before the lesser of them no
+// rank can lead by S, nor be the slowest with W iterations.
 func (a Adaptive) Asks(iteration uint64) bool { return iteration >= min(a.S, a.W) }
 
 func (a Adaptive) String() string {
@@ -36,11 +36,11 @@ func (a Adaptive) String() string {
 }
 
 // Due reports whether a barrier is due when the live workers have done these numbers of iterations since the last:
-// then each finishes the iteration that it is in, pushes it and waits.
+// then each finishes its current iteration, pushes it and waits.
 func (a Adaptive) Due(slowest, fastest uint64) bool { return fastest-slowest >= a.S || slowest >= a.W }
 
-// adaptiveRule has the thresholds follow the workers with every report, so that one long iteration, such as one with
-// a checkpoint before it, counts until that worker's next and not for a superstep as long as it has allowed.
+// adaptiveRule updates the thresholds with every report, so that one long iteration, for example with a checkpoint,
+// counts until that worker's next one, not for the whole superstep that it would allow.
 type adaptiveRule struct{ base, now Adaptive }
 
 // Due implements Rule.
@@ -59,7 +59,7 @@ func (r *adaptiveRule) Due(live []Stride) bool {
 		if s := &live[i]; s.Waits {
 			s.Stop = s.Done
 		} else {
-			s.Stop = s.Done + 1 // at the end of the iteration that it is in
+			s.Stop = s.Done + 1 // at the end of its current iteration
 		}
 	}
 	return true
@@ -68,19 +68,19 @@ func (r *adaptiveRule) Due(live []Stride) bool {
 // Thresholds implements Rule.
 func (r *adaptiveRule) Thresholds() Adaptive { return r.now }
 
-// Thresholds are those for the workers as they are now; a are those for workers that are alike.
+// Thresholds are those for the current workers; a holds those for equal workers.
 //
 // The paper says that both follow monitoring and gives no rule; this one is ours. By its equation 4
-// the regret grows with s/α + 1, α being how much the workers differ, so s = S·α holds the bound where
-// S alone has it among equals. W grows alike: among equals, where the lead never reaches s, it is W
-// that ends a superstep; from a difference of 2 on, where a superstep of w iterations of the slowest
-// would let the fastest lead by more than s, it is s.
+// the regret grows with s/α + 1, where α is the workers' difference, so s = S·α keeps the bound that
+// S has among equals. W grows by the same factor: among equals the lead never reaches s, and W ends a superstep;
+// from a difference of 2 on, a superstep of w iterations of the slowest would let the fastest lead by more than
+// s, and s ends it.
 func (a Adaptive) Thresholds(live []Stride) Adaptive {
 	alpha := Difference(live)
 	return Adaptive{S: stretch(a.S, alpha), W: stretch(a.W, alpha)}
 }
 
-// Difference is the factor α by which the workers differ: 1 where they are alike. It is the larger of
+// Difference is the factor α by which the workers differ: 1 among equals. It is the larger of
 // two signals: the slowest worker's interval over the fastest's, which is what slows a job down, and
 // 1 plus the spread of the nodes' CPU occupancies (the paper's signal), which shows an interfering
 // program before an iteration under it has ended.
@@ -108,7 +108,7 @@ func Difference(live []Stride) float64 {
 	return alpha
 }
 
-// stretch is threshold·alpha to the nearest whole number, within what a machine bears.
+// stretch is threshold·alpha, rounded, within a machine's limit.
 func stretch(threshold uint64, alpha float64) uint64 {
 	return uint64(min(math.Round(float64(threshold)*alpha), MaxLead-1))
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Arguments are what a setting says behind a model's name. They are taken one by one; the first that
-// is wrong is the error, and what is taken after it means nothing.
+// Arguments are the part of a setting behind a model's name. Getters read them one by one; the first faulty one
+// is the error, and values read after it are undefined.
 type Arguments struct {
 	setting, usage string // "ssp:3" and "ssp:S"
 	text           string // behind the colon
@@ -15,7 +15,7 @@ type Arguments struct {
 	err            error
 }
 
-// Whole takes a whole number from least to most.
+// Whole reads a whole number from least to most.
 func (a *Arguments) Whole(name string, least, most uint64) uint64 {
 	word := a.next(name)
 	if a.err != nil {
@@ -28,12 +28,12 @@ func (a *Arguments) Whole(name string, least, most uint64) uint64 {
 	return n
 }
 
-// Iterations takes a number of iterations that a worker may lead by or do between barriers.
+// Iterations reads a number of iterations: a lead, or a distance between barriers.
 func (a *Arguments) Iterations(name string, least uint64) uint64 {
 	return a.Whole(name, least, MaxLead-1)
 }
 
-// Probability takes a number from 0 to 1.
+// Probability reads a number from 0 to 1.
 func (a *Arguments) Probability(name string) float64 {
 	word := a.next(name)
 	if a.err != nil {
@@ -46,10 +46,10 @@ func (a *Arguments) Probability(name string) float64 {
 	return p
 }
 
-// More reports whether another argument is there.
+// More reports whether another argument follows.
 func (a *Arguments) More() bool { return a.given && a.err == nil }
 
-// next takes an argument as it stands.
+// next reads an argument unchanged.
 func (a *Arguments) next(name string) (word string) {
 	if !a.More() {
 		a.Fail("%s is missing", name)
@@ -59,7 +59,7 @@ func (a *Arguments) next(name string) (word string) {
 	return strings.TrimSpace(word)
 }
 
-// Word takes the next argument if it is this word.
+// Word consumes the next argument if it is this word.
 func (a *Arguments) Word(word string) bool {
 	first, rest, more := strings.Cut(a.text, ",")
 	if !a.More() || strings.TrimSpace(first) != word {
@@ -69,14 +69,14 @@ func (a *Arguments) Word(word string) bool {
 	return true
 }
 
-// Fail says what is wrong with the arguments, unless something before was.
+// Fail records an error of the arguments, unless there is one already.
 func (a *Arguments) Fail(format string, values ...any) {
 	if a.err == nil {
 		a.err = fmt.Errorf("synchronisation model %q: %s (it is written %s)", a.setting, fmt.Sprintf(format, values...), a.usage)
 	}
 }
 
-// End is m, or the error of an argument that was wrong or is one too many.
+// End is m, or the error of a faulty or superfluous argument.
 func (a *Arguments) End(m Model) (Model, error) {
 	if a.More() {
 		a.Fail("takes no argument %q", a.text)

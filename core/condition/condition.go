@@ -9,11 +9,11 @@ package condition
 
 import "fmt"
 
-// View is what a condition sees: who asks, and how far everybody is. Progress counts from 0. V,
+// View is a condition's input: the rank that asks, and the progress of all. Progress counts from 0. V,
 // Fastest and Slowest are numbers of iterations: V are closed, and the fastest live rank has pushed
 // iterations up to Fastest-1 (0 before its first push). So a worker whose progress is i leads by i-V.
 type View struct {
-	Rank         int     // that pulls or has just pushed; -1 when a change of membership or condition asks
+	Rank         int     // that pulls or has just pushed; -1 at a change of membership or condition
 	Progress     uint64  // of that pull or push; V when Rank is -1
 	V            uint64  // iterations closed; also the number of the iteration that is open
 	N            int     // live ranks
@@ -32,8 +32,8 @@ func (v View) Count(iteration uint64) int {
 	return v.count(iteration)
 }
 
-// PullCondition says whether a pull may be answered now. It is asked when the pull arrives and again
-// whenever the membership or a condition changes, and must depend on nothing but the view.
+// PullCondition decides whether a pull may be answered now. It is evaluated when the pull arrives and again
+// whenever the membership or a condition changes, and must depend only on the view.
 type PullCondition interface {
 	Holds(v View) bool
 	// Ahead reports whether the condition may hold before the pull's own iteration is closed. Then
@@ -42,15 +42,15 @@ type PullCondition interface {
 	String() string
 }
 
-// PushCondition says whether the open iteration v.V is closed now. It is asked after each push and
-// whenever the membership or a condition changes, and must depend on nothing but the view. An
-// iteration that nobody has pushed stays open whatever the condition says.
+// PushCondition decides whether the open iteration v.V closes now. It is evaluated after each push and
+// whenever the membership or a condition changes, and must depend only on the view. An iteration without a push
+// stays open whatever the condition.
 type PushCondition interface {
 	Holds(v View) bool
 	String() string
 }
 
-// Dataflow is what a key holds. It is fixed when the tensor is declared.
+// Dataflow is the kind of a key's content. The tensor's declaration fixes it.
 type Dataflow uint8
 
 // Dataflows.
@@ -71,7 +71,7 @@ func (d Dataflow) String() string {
 	return fmt.Sprintf("dataflow(%d)", uint8(d))
 }
 
-// Parking is where a pull waits that the pull condition held back (FluentPS section III-C).
+// Parking is the order in which delayed pulls are answered (FluentPS section III-C).
 type Parking uint8
 
 // Parking orders.
@@ -79,7 +79,7 @@ const (
 	// Lazy files a pull under its own progress: it is answered when V passes that, with a fresh value.
 	Lazy Parking = iota
 	// SoftBarrier files a pull under the current V: it is answered at the next advance,
-	// unconditionally, with whatever the value is then.
+	// unconditionally, with the value at that time.
 	SoftBarrier
 )
 

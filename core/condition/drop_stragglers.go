@@ -17,8 +17,8 @@ func newDropStragglers(a *Arguments) (Model, error) {
 	return a.End(DropStragglers(int(a.Iterations("NT", 1))))
 }
 
-// Enough holds when Nt live ranks, or all where fewer live, have pushed the open iteration and none is
-// further behind than sums are kept for it: a straggler that missed them for good would diverge.
+// Enough holds when Nt live ranks, or all if fewer are live, have pushed the open iteration and no rank is
+// further behind than the sums that are kept for it: a straggler that lost a sum would diverge.
 type Enough struct{ Nt int }
 
 // Holds implements PushCondition.

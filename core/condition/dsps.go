@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The range in which DSPS moves s unless it is told another: DSSP's (algorithms.md section 1).
+// The default range of s under DSPS: DSSP's (algorithms.md section 1).
 const (
 	DefaultLowStaleness  = 3
 	DefaultHighStaleness = 15
@@ -26,10 +26,10 @@ func newDSPS(a *Arguments) (Model, error) {
 }
 
 // Range is DSPS's Tuner: the s of Low to High that makes the fastest worker wait least. The papers on
-// DSPS give no rule, so this is DSSP's: the fastest worker has lead k, and s grants it s-k iterations
-// more; at the end of the last it waits for the slowest worker's next push. Both are predicted to go on
-// at their newest interval. Of values of s that make it wait equally long the least wins, and Low where
-// intervals are not known or nobody is ahead.
+// DSPS give no rule, so this is DSSP's: the fastest worker has lead k, and s grants it s-k more
+// iterations; at the end of the last it waits for the slowest worker's next push. The prediction assumes their
+// newest intervals. Of values of s with equal waits the smallest wins, and Low if intervals are unknown or no
+// worker leads.
 type Range struct{ Low, High uint64 }
 
 // Tune implements Tuner.
@@ -68,8 +68,8 @@ func (r Range) staleness(reports []Report) uint64 {
 	return best
 }
 
-// untilPush is how long after t the worker's next push is predicted. It has one running: the first
-// that is predicted comes an interval after its newest.
+// untilPush is how long after t the worker's next push is predicted. One iteration is running: the
+// first predicted push comes an interval after the newest.
 func untilPush(w Report, t time.Duration) time.Duration {
 	next := w.At + w.Interval
 	if late := t - next; late > 0 {

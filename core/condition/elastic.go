@@ -20,14 +20,13 @@ func newElastic(a *Arguments) (Model, error) {
 	return a.End(ElasticModel(int(a.Whole("R", 1, MaxPredictions))))
 }
 
-// Elastic says that a barrier falls where package core/barrier finds it, among Predictions
-// iterations of each worker.
+// Elastic puts a barrier where package core/barrier finds it, among Predictions iterations of each worker.
 type Elastic struct{ Predictions int }
 
 // Rule implements Supersteps.
 func (e Elastic) Rule() Rule { return &elasticRule{predictions: max(e.Predictions, 1)} }
 
-// Asks implements Supersteps: a barrier is predicted, so that it never falls with the iteration that makes the
+// Asks implements Supersteps: a barrier is predicted, so it never falls at the iteration that makes the
 // prediction possible.
 func (Elastic) Asks(uint64) bool { return false }
 
@@ -35,8 +34,8 @@ func (e Elastic) String() string {
 	return fmt.Sprintf("the least wait within %d iterations", e.Predictions)
 }
 
-// iterationsToPlan is how many iterations of each worker since the last barrier come before a plan: two ends make an
-// interval, and the wait at the barrier lies before the first.
+// iterationsToPlan is the number of iterations of each worker between the last barrier and a plan: two ends make an
+// interval, and the wait at the barrier precedes the first.
 const iterationsToPlan = 2
 
 // elasticRule monitors, predicts and chooses. A wrong prediction makes workers wait longer at one barrier and does no

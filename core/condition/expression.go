@@ -13,7 +13,7 @@ import (
 )
 
 // Names that an expression may use. All but lead and significance are never negative, and lead is
-// progress - V. An answer to whether an iteration is closed cannot hang on who asks, so a push
+// progress - V. Whether an iteration is closed cannot depend on the rank that asks, so a push
 // condition has no names for that.
 var (
 	pushNames = []string{"V", "N", "count", "fastest", "slowest"}
@@ -85,7 +85,7 @@ type pushExpression struct{ expression }
 
 func (c pushExpression) Holds(v View) bool { return v.Count(v.V) == v.N || c.value(v) }
 
-// expression is a compiled expression. Compiling leaves nothing in it that can fail.
+// expression is a compiled expression. After compilation its evaluation cannot fail.
 type expression struct {
 	text    string
 	program *vm.Program
@@ -110,7 +110,7 @@ func run(program *vm.Program, v View) (bool, error) {
 	return value.(bool), nil
 }
 
-// environment is what an expression's names stand for.
+// environment gives the values of an expression's names.
 type environment struct {
 	Progress     int           `expr:"progress"`
 	Lead         int           `expr:"lead"`
@@ -131,7 +131,7 @@ func compile(text string, names []string) (*vm.Program, error) {
 	for _, f := range functions {
 		options = append(options, expr.EnableBuiltin(f))
 	}
-	tree, err := parser.Parse(text) // by itself first: the library's own checks know more than a condition may use
+	tree, err := parser.Parse(text) // parsed alone first: the library's own checks admit more than a condition may use
 	if err != nil {
 		return nil, oneLine(err)
 	}
@@ -149,7 +149,7 @@ func compile(text string, names []string) (*vm.Program, error) {
 
 const allowed = "allowed is a comparison such as lead < 3 or count[V] >= N - 1"
 
-// oneLine is the library's error without its drawing of where it is.
+// oneLine is the library's error without its drawing of the position.
 func oneLine(err error) error {
 	var e *file.Error
 	if errors.As(err, &e) && e.Snippet != "" {
@@ -158,7 +158,7 @@ func oneLine(err error) error {
 	return fmt.Errorf("%w: %s", err, allowed)
 }
 
-// countCalls writes count[i], which is how the papers put it, as the call that it is here.
+// countCalls turns count[i], the papers' notation, into a call.
 type countCalls struct{}
 
 // Visit implements ast.Visitor.

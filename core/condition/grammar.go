@@ -10,10 +10,10 @@ import (
 )
 
 // grammar is the part of the library's language that an expression may use: numbers, comparisons and
-// logic, of kinds that are known beforehand, so that evaluating it ends and does not fail.
+// logic, of kinds known beforehand, so that evaluation ends and does not fail.
 type grammar struct{ names []string }
 
-// kind is what an expression's value is.
+// kind is the type of an expression's value.
 type kind string
 
 const (
@@ -31,10 +31,10 @@ var (
 	operators   = slices.Concat(arithmetic, comparisons, equalities, logical)
 )
 
-// functions are those of the library that an expression may call.
+// functions lists the library's functions that an expression may call.
 var functions = []string{"min", "max", "abs", "floor", "ceil"}
 
-// kind is the kind of an expression's value, or why it is none that is allowed.
+// kind is the kind of an expression's value, or the reason why it is not allowed.
 func (g grammar) kind(node ast.Node) (kind, error) {
 	switch n := node.(type) {
 	case *ast.IntegerNode:
@@ -127,7 +127,7 @@ func (g grammar) function(n *ast.BuiltinNode) (kind, error) {
 	return k, err
 }
 
-// want refuses operands that are not of a kind.
+// want refuses operands of another kind.
 func (g grammar) want(k kind, operands ...ast.Node) error {
 	for _, n := range operands {
 		got, err := g.kind(n)
@@ -141,7 +141,7 @@ func (g grammar) want(k kind, operands ...ast.Node) error {
 	return nil
 }
 
-// number is the kind of what is computed from operands, which must be numbers.
+// number is the kind of an operation on operands, which must be numbers.
 func (g grammar) number(operands ...ast.Node) (kind, error) {
 	k := whole
 	for _, n := range operands {
@@ -181,7 +181,7 @@ func misfit(n ast.Node, got, want kind) error {
 	return fmt.Errorf("%s is %s where only %s is allowed", n, got, want)
 }
 
-// nonZero reports whether a divisor is surely not zero.
+// nonZero reports whether a divisor can never be zero.
 func nonZero(node ast.Node) bool {
 	if u, ok := node.(*ast.UnaryNode); ok && u.Operator == "-" {
 		return nonZero(u.Node)
@@ -189,7 +189,7 @@ func nonZero(node ast.Node) bool {
 	return atLeast(node) > 0
 }
 
-// atLeast is a number that an expression is never below.
+// atLeast is a lower bound of an expression.
 func atLeast(node ast.Node) float64 {
 	switch n := node.(type) {
 	case *ast.IntegerNode:

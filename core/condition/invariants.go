@@ -2,7 +2,7 @@ package condition
 
 import "github.com/paceline/paceline/internal/invariant"
 
-// check holds the machine against the invariants at its type. v is V before the Step.
+// check tests the invariants at the machine's type. v is V before the Step.
 func (m *Machine) check(v uint64, out []Output) {
 	for _, o := range out {
 		if o.Kind == Advance {

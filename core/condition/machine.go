@@ -12,7 +12,7 @@ import (
 // machine: MaxLead sets of ranks.
 const MaxLead = 1 << 16
 
-// Config says how a key starts.
+// Config is the initial state of a key.
 type Config struct {
 	Live     rankset.Set // ranks that take part; cloned
 	Model    Model
@@ -43,8 +43,8 @@ type Machine struct {
 
 	v      uint64
 	open   []arrivals    // of iterations V, V+1, … as far as anybody has pushed
-	spent  []rankset.Set // handed out by this Step's Advances; free again at the next
-	free   []rankset.Set // empty sets to use again
+	spent  []rankset.Set // lent by this Step's Advances; free again at the next
+	free   []rankset.Set // empty sets for reuse
 	parked []parkedPull
 
 	ranks            []rankState // by rank
@@ -95,25 +95,25 @@ func (m *Machine) V() uint64 { return m.v }
 // Fastest is the number of iterations that the furthest live rank has pushed.
 func (m *Machine) Fastest() uint64 { return m.fastest }
 
-// Tally is what a machine has counted since it was made.
+// Tally holds the counts of a machine since its creation.
 type Tally struct {
 	Admitted  uint64 // pushes to add
 	Dropped   uint64 // pushes that came late, or from a rank that was not live
-	Duplicate uint64 // pushes and pulls that were there already
+	Duplicate uint64 // repeated pushes and pulls
 	Delayed   uint64 // pulls that had to wait: the papers' DPRs
 }
 
-// Tally is what the machine has counted.
+// Tally returns the machine's counts.
 func (m *Machine) Tally() Tally { return m.tally }
 
-// Parked is the number of pulls that wait.
+// Parked is the number of parked pulls.
 func (m *Machine) Parked() int { return len(m.parked) }
 
 // Live is the set of live ranks. It is the machine's own: Clone it to keep it.
 func (m *Machine) Live() rankset.Set { return m.live }
 
-// Missing is the set of live ranks that have not pushed an iteration: whom it waits for. It is empty
-// for a closed one.
+// Missing is the set of live ranks that have not pushed an iteration, for which it waits. It is empty for a
+// closed one.
 func (m *Machine) Missing(progress uint64) rankset.Set {
 	if progress < m.v {
 		return rankset.Set{}
@@ -137,7 +137,7 @@ func (t *Tally) add(k OutputKind) {
 	}
 }
 
-// Step takes one input and appends what is to be done to out.
+// Step processes one input and appends its outputs to out.
 func (m *Machine) Step(in Input, out []Output) []Output {
 	m.reclaim()
 	v, start := m.v, len(out)
@@ -184,7 +184,7 @@ func (m *Machine) stepPush(in Input, out []Output) []Output {
 		}
 		o.Kind = Drop
 		if in.progress >= m.ranks[in.rank].since {
-			m.note(in) // it has come so far, and others may have waited for that
+			m.note(in) // its progress counts, and others may have waited for it
 		}
 		return m.close(m.view(-1, m.v), append(out, o))
 	case in.progress-m.v >= MaxLead:
@@ -210,7 +210,7 @@ func (m *Machine) stepPull(in Input, out []Output) []Output {
 	switch {
 	case in.rank < 0 || in.rank >= limits.MaxRanks:
 		o.Kind = Refuse
-		o.Err = fmt.Errorf("rank %d pulls iteration %d, but ranks are numbers under %d", in.rank, in.progress, limits.MaxRanks)
+		o.Err = fmt.Errorf("rank %d pulls iteration %d, but ranks are below %d", in.rank, in.progress, limits.MaxRanks)
 	case m.isParked(in.rank, in.progress):
 		o.Kind = Duplicate
 	case !m.pull.Holds(m.view(in.rank, in.progress)):
@@ -237,14 +237,14 @@ func (m *Machine) close(v View, out []Output) []Output {
 	return out
 }
 
-// reexamine looks again at what is open and at every parked pull, so that none sleeps for ever when
-// the membership or a condition has changed.
+// reexamine evaluates the open iterations and every parked pull again, so that none waits for ever after a
+// change of the membership or a condition.
 func (m *Machine) reexamine(out []Output) []Output {
 	out = m.close(m.view(-1, m.v), out)
 	return m.answer(func(p parkedPull) bool { return m.pull.Holds(m.view(p.rank, p.progress)) }, out)
 }
 
-// answer answers the parked pulls that are due, in the order in which they came.
+// answer answers the parked pulls that are due, in their order of arrival.
 func (m *Machine) answer(due func(parkedPull) bool, out []Output) []Output {
 	kept := m.parked[:0]
 	for _, p := range m.parked {
@@ -268,7 +268,7 @@ func (m *Machine) park(rank int, progress uint64) {
 	m.state(rank).parked++
 }
 
-// isParked reports whether this very pull waits already. A rank mostly has none, so it is rarely a search.
+// isParked reports whether this pull is parked already. Most ranks have none, so a search is rare.
 func (m *Machine) isParked(rank int, progress uint64) bool {
 	if m.state(rank).parked == 0 {
 		return false
@@ -281,7 +281,7 @@ func (m *Machine) isParked(rank int, progress uint64) bool {
 	return false
 }
 
-// view is what a condition sees when rank asks about progress.
+// view is the View of rank for progress.
 func (m *Machine) view(rank int, progress uint64) View {
 	v := View{Rank: rank, Progress: progress, V: m.v, N: m.n, Fastest: m.fastest, Slowest: m.slowest, count: m.count}
 	if rank >= 0 {
@@ -297,7 +297,7 @@ func (m *Machine) liveCount(iteration uint64) int {
 	return 0
 }
 
-// at is the open iteration's arrivals, nil if nobody has pushed it or one beyond it, or it is closed.
+// at returns the open iteration's arrivals, nil if it is closed or no rank has pushed it or a later one.
 func (m *Machine) at(iteration uint64) *arrivals {
 	if iteration < m.v || iteration-m.v >= uint64(len(m.open)) {
 		return nil
@@ -317,7 +317,7 @@ func (m *Machine) grow(iteration uint64) *arrivals {
 	return m.at(iteration)
 }
 
-// reclaim takes back the sets that the last Step's Advances lent out.
+// reclaim recovers the sets that the last Step's Advances lent.
 func (m *Machine) reclaim() {
 	for i := range m.spent {
 		m.spent[i].Reset()

@@ -13,12 +13,12 @@ type Model struct {
 	Pull PullCondition
 	Push PushCondition
 
-	// Dataflow is that of a tensor under the model where nothing else is asked for. A model that lets workers run
-	// ahead needs Accumulate, whatever stands here.
+	// Dataflow is the default of a tensor under the model. A model that lets workers run ahead needs Accumulate,
+	// whatever the value.
 	Dataflow Dataflow
-	// Tuner moves the pull condition while training runs; nil where it stays as it is.
+	// Tuner moves the pull condition while training runs; nil if it is fixed.
 	Tuner Tuner
-	// Supersteps says when a barrier is due; nil where every iteration is a step of its own.
+	// Supersteps decides when a barrier is due; nil if every iteration is a superstep of its own.
 	Supersteps Supersteps
 }
 
@@ -36,8 +36,8 @@ func (m Model) Check(d Dataflow) error {
 	return checkPull(m.Pull, d)
 }
 
-// CheckSetting reports whether so many workers can run the model that a setting names, BSP where it is empty, on a
-// tensor that is reduced or held by the servers.
+// CheckSetting reports whether this number of workers can run the model that a setting names, BSP if empty, on a tensor
+// that is reduced or held by the servers.
 func CheckSetting(setting string, softPark bool, d Dataflow, workers int) error {
 	m := BSP()
 	if setting != "" {
@@ -55,17 +55,17 @@ func CheckSetting(setting string, softPark bool, d Dataflow, workers int) error 
 	return m.CheckWorkers(workers)
 }
 
-// CheckWorkers reports whether the model can run with n workers. It is for the start, when all of
-// them are there; a machine goes on with those that live.
+// CheckWorkers reports whether the model can run with n workers. It applies to the start, when all of
+// them are present; a machine continues with the live ones.
 func (m Model) CheckWorkers(n int) error { return checkPush(m.Push, n) }
 
 // Sized is a condition that needs a number of workers, as drop-stragglers' Nt of them.
 type Sized interface{ CheckWorkers(n int) error }
 
-// checkPull refuses pull conditions that would answer with a sum that is not there yet.
+// checkPull refuses pull conditions that would answer with an incomplete sum.
 func checkPull(c PullCondition, d Dataflow) error {
 	if c == nil {
-		return errors.New("no pull condition is given")
+		return errors.New("the pull condition is missing")
 	}
 	if d == Aggregate && c.Ahead() {
 		return fmt.Errorf("pull condition %q lets workers run ahead, which an aggregate key cannot serve: declare the tensor as accumulate", c)
@@ -73,10 +73,10 @@ func checkPull(c PullCondition, d Dataflow) error {
 	return nil
 }
 
-// checkPush refuses push conditions that n workers could not meet.
+// checkPush refuses push conditions that n workers cannot satisfy.
 func checkPush(c PushCondition, n int) error {
 	if c == nil {
-		return errors.New("no push condition is given")
+		return errors.New("the push condition is missing")
 	}
 	if sized, ok := c.(Sized); ok {
 		return sized.CheckWorkers(n)
@@ -86,7 +86,7 @@ func checkPush(c PushCondition, n int) error {
 
 // A builder makes a model from the arguments behind its name: "ssp:3" calls ssp's with "3".
 type builder struct {
-	usage string // the name, and behind a colon what may follow
+	usage string // the name, a colon and the arguments
 	build func(*Arguments) (Model, error)
 }
 
@@ -109,9 +109,9 @@ var builders = []builder{
 	{"expression:PULL;PUSH", newExpression},
 }
 
-// Register adds a model to those that Parse knows: usage is how a setting writes it, "ssp:S", and build makes it of
-// the arguments behind the name. It is for the init functions of packages with models of their own, which every
-// process of the job has to import, and panics where the name is there already.
+// Register adds a model to those of Parse: usage is its form in a setting, "ssp:S", and build makes it of the
+// arguments. Call it from the init function of a package that every process of the job imports. It panics if the
+// name is in use.
 func Register(usage string, build func(*Arguments) (Model, error)) {
 	b := builder{usage, build}
 	if slices.Contains(Names(), b.name()) {
@@ -130,7 +130,7 @@ func Names() []string {
 }
 
 // Parse makes the model that a setting names, with its arguments behind a colon: "bsp", "ssp:3",
-// "pssp:3,0.5". Each model's file says what its arguments are.
+// "pssp:3,0.5". Each model's file describes its arguments.
 func Parse(setting string) (Model, error) {
 	name, rest, given := strings.Cut(setting, ":")
 	for _, b := range builders {

@@ -1,7 +1,7 @@
 package condition
 
-// What a condition may tell of itself beyond its answers. A condition without these methods is one of which
-// nothing is known: the server, the worker and the simulator never ask for its type.
+// Optional properties of a condition. Without these methods nothing is assumed of a condition: the server, the
+// worker and the simulator never ask for its type.
 type (
 	// Quorum is a push condition that knows how many of n live ranks close an iteration.
 	Quorum interface{ Quorum(n int) int }
@@ -12,13 +12,13 @@ type (
 	Bounded interface {
 		Bound() (lead uint64, bounded bool)
 	}
-	// Narrow is a pull condition that asks a view for Rank, Progress and V alone.
+	// Narrow is a pull condition that reads only Rank, Progress and V of a view.
 	Narrow interface{ Narrow() bool }
-	// Significant is a condition that may ask for the significance of a push, which the worker computes.
+	// Significant is a condition that may read the significance of a push, which the worker computes.
 	Significant interface{ AsksSignificance() bool }
 )
 
-// Traits are a model's properties, for those who use it by its setting.
+// Traits are the properties of a model for a caller that has its setting.
 type Traits struct {
 	Setting      string   // in the form that Parse makes the same model of
 	Ahead        bool     // a rank may run ahead of the slowest
@@ -66,7 +66,7 @@ func (m Model) Quorum(n int) (least int, known bool) {
 	return 1, false
 }
 
-// Bound is the greatest lead with which a worker pushes that waits for its pulls, if the model bounds it.
+// Bound is the greatest lead of the pushes of a worker that waits for its pulls, if the model bounds it.
 func (m Model) Bound() (lead uint64, bounded bool) {
 	if m.Tuner != nil {
 		return bound(m.Tuner)

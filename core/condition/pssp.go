@@ -7,7 +7,7 @@ import (
 )
 
 // PSSP is the probabilistic model with a constant probability: a worker that leads by s or more is
-// held back with probability c (FluentPS section III-E1). c = 0 is ASP, c = 1 is SSP(s). The setting
+// delayed with probability c (FluentPS section III-E1). c = 0 is ASP, c = 1 is SSP(s). The setting
 // is "pssp:S,C" or "pssp:S,C,SEED".
 func PSSP(s uint64, c float64, seed uint64) Model {
 	return Model{Name: fmt.Sprintf("pssp:%d,%s", s, seeded(Constant(c), seed)), Pull: Sometimes{s, Constant(c), seed}, Push: EveryLive{}, Dataflow: Accumulate}
@@ -44,7 +44,7 @@ func newDynamicPSSP(a *Arguments) (Model, error) {
 	return a.End(DynamicPSSP(s, alpha, a.seed()))
 }
 
-// seeded is a factor and a seed as a setting has them.
+// seeded is a factor and a seed of a setting.
 func seeded(f Factor, seed uint64) string {
 	if seed == 0 {
 		return f.String()
@@ -52,7 +52,7 @@ func seeded(f Factor, seed uint64) string {
 	return fmt.Sprintf("%s,%d", f, seed)
 }
 
-// seed takes the seed of the draws, 0 where none is given.
+// seed reads the seed of the draws, 0 by default.
 func (a *Arguments) seed() uint64 {
 	if !a.More() {
 		return 0
@@ -60,13 +60,13 @@ func (a *Arguments) seed() uint64 {
 	return a.Whole("SEED", 0, math.MaxUint64)
 }
 
-// Factor is a number from 0 to 1 that a probability is made of.
+// Factor is a number from 0 to 1, the factor of a probability.
 type Factor interface {
 	Of(v View) float64
 	String() string
 }
 
-// Constant is the same number whatever the view.
+// Constant is one number for every view.
 type Constant float64
 
 // Of implements Factor.
@@ -74,10 +74,10 @@ func (c Constant) Of(View) float64 { return float64(c) }
 
 func (c Constant) String() string { return strconv.FormatFloat(float64(c), 'g', -1, 64) }
 
-// Significance is |g|/|w| of the worker's newest push, cut off at 1.
+// Significance is |g|/|w| of the worker's newest push, clipped to 1.
 type Significance struct{}
 
-// Of implements Factor. What is not a number counts as 0: no reason to hold anybody back.
+// Of implements Factor. NaN counts as 0, which delays nothing.
 func (Significance) Of(v View) float64 {
 	if g := float64(v.Significance); g > 0 {
 		return min(g, 1)
@@ -101,7 +101,7 @@ func (g Growing) Of(v View) float64 {
 
 func (g Growing) String() string { return fmt.Sprintf("%s/(1 + e^(%d - k))", g.Alpha, g.S) }
 
-// Sometimes holds back a pull that Within{S} would hold back, but only with probability P.
+// Sometimes delays a pull that Within{S} would delay, but only with probability P.
 type Sometimes struct {
 	S    uint64
 	P    Factor
@@ -130,8 +130,8 @@ func (c Sometimes) AsksSignificance() bool {
 
 func (c Sometimes) String() string { return fmt.Sprintf("i < V + %d or rand() >= %s", c.S, c.P) }
 
-// draw is the one number in [0, 1) that is drawn for an iteration of a worker. Every key and shard
-// draws the same, or with M keys some key would block with probability 1 - (1-c)^M.
+// draw is the random number in [0, 1) of a worker's iteration. Every key and shard draws the same; otherwise,
+// with M keys, some key would block with probability 1 - (1-c)^M.
 func draw(seed uint64, rank int, progress uint64) float64 {
 	return float64(scramble(scramble(scramble(seed)+uint64(rank))+progress)>>11) / (1 << 53)
 }

@@ -2,7 +2,7 @@ package condition
 
 import "github.com/paceline/paceline/internal/rankset"
 
-// state is the rank's, made when the rank is first heard of.
+// state is the rank's state, created at its first input.
 func (m *Machine) state(rank int) *rankState {
 	for len(m.ranks) <= rank {
 		m.ranks = append(m.ranks, rankState{})
@@ -10,7 +10,7 @@ func (m *Machine) state(rank int) *rankState {
 	return &m.ranks[rank]
 }
 
-// setLive takes over a membership. Newcomers start at the open iteration.
+// setLive adopts a membership. New ranks start at the open iteration.
 func (m *Machine) setLive(set rankset.Set) {
 	for _, r := range set.Ranks() {
 		if s := m.state(r); !m.live.Has(r) {
@@ -41,12 +41,12 @@ func (m *Machine) note(in Input) {
 	m.fastest = max(m.fastest, s.pushed)
 	if before == m.slowest && s.pushed > before {
 		if m.atSlowest--; m.atSlowest == 0 {
-			m.survey() // the slowest moved on: once per iteration, so O(1) per push
+			m.survey() // the slowest has advanced: once per iteration, so O(1) per push
 		}
 	}
 }
 
-// survey finds the fastest and the slowest live rank anew.
+// survey recomputes the fastest and the slowest live rank.
 func (m *Machine) survey() {
 	m.fastest, m.slowest, m.atSlowest = 0, 0, 0
 	first := true

@@ -6,7 +6,7 @@ import (
 	"github.com/paceline/paceline/internal/rankset"
 )
 
-// Input is one thing that happens to a key. Make it with Push, Pull, Live, SetPull or SetPush.
+// Input is one event of a key. Make it with Push, Pull, Live, SetPull or SetPush.
 type Input struct {
 	kind         inputKind
 	rank         int
@@ -27,36 +27,35 @@ const (
 	inSetPush
 )
 
-// Push is the arrival of a whole push of iteration progress. A rank pushes a key's iterations in
-// rising order; it may leave some out.
+// Push is the arrival of a complete push of iteration progress. A rank pushes a key's iterations in rising
+// order and may skip some.
 func Push(rank int, progress uint64, significance float32) Input {
 	return Input{kind: inPush, rank: rank, progress: progress, significance: significance}
 }
 
-// Pull is a rank's wish for the result of iteration progress.
+// Pull is a rank's request for the result of iteration progress.
 func Pull(rank int, progress uint64) Input {
 	return Input{kind: inPull, rank: rank, progress: progress}
 }
 
-// Live changes the membership: ranks outside the set no longer hold anything up, what they pushed
-// whole still counts, and pulls they have parked are answered like the others'. A rank that comes
-// (again) starts at the open iteration.
+// Live changes the membership: the key no longer waits for ranks outside the set, their complete pushes still
+// count, and their parked pulls are answered like the others'. A rank that joins (again) starts at the open
+// iteration.
 func Live(set rankset.Set) Input { return Input{kind: inLive, live: set} }
 
 // SetPull replaces the pull condition. One that the key's dataflow cannot serve is refused, and the
 // old one stays.
 func SetPull(c PullCondition) Input { return Input{kind: inSetPull, pull: c} }
 
-// SetPush replaces the push condition. One that the live ranks could not meet is refused, and the old
-// one stays.
+// SetPush replaces the push condition. One that the live ranks cannot satisfy is refused, and the old one
+// stays.
 func SetPush(c PushCondition) Input { return Input{kind: inSetPush, push: c} }
 
-// OutputKind says what the owner of the machine has to do.
+// OutputKind is the action that the machine's owner has to take.
 type OutputKind uint8
 
-// Outputs. Of one Step they come in this order: what becomes of the input itself, then for each
-// iteration that closes its Advance and the answers that it sets free, then answers that a change of
-// membership or condition sets free.
+// Outputs. Their order within one Step: the input's own, then for each iteration that closes its Advance
+// and the answers that it releases, then answers that a change of membership or condition releases.
 const (
 	// Admit: add the push of Rank to iteration Progress.
 	Admit OutputKind = iota + 1
@@ -71,7 +70,7 @@ const (
 	Answer
 	// Advance: iteration Progress is closed; Contributors pushed it.
 	Advance
-	// Refuse: the input was not taken, and Err says why.
+	// Refuse: the input has no effect, for the reason Err.
 	Refuse
 )
 
@@ -84,7 +83,7 @@ func (k OutputKind) String() string {
 	return outputNames[k]
 }
 
-// Output is one thing to do for the owner of the machine.
+// Output is one action for the machine's owner.
 type Output struct {
 	Kind     OutputKind
 	Rank     int    // -1 in Advance and in a Refuse of a condition

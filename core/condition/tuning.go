@@ -8,22 +8,22 @@ import (
 )
 
 // Tuning moves the pull condition of one model while training runs, by the model's Tuner. It is a pure machine. Its
-// owner tells it of the pushes to one key of the model and of the answers to them, because ranks come to all keys at
-// nearly the same times, and sets what Tune finds on all of them. Times count from an origin of the owner's.
+// owner enters the pushes to one key of the model and their answers, because ranks reach all keys at nearly the same
+// time, and sets the result of Tune on all of them. Times count from an origin of the owner's.
 type Tuning struct {
 	tuner   Tuner
 	pull    PullCondition
 	reports []Report        // of the ranks that have pushed, in rising order
-	freed   []time.Duration // when each of them last got an answer, so that its waits are not taken for work
+	freed   []time.Duration // when each of them last got an answer, to separate waits from work
 }
 
 // NewTuning begins with the model's own pull condition. The model has a Tuner.
 func NewTuning(m Model) *Tuning { return &Tuning{tuner: m.Tuner, pull: m.Pull} }
 
-// Pull is the condition that Tune found last.
+// Pull is the latest condition of Tune.
 func (t *Tuning) Pull() PullCondition { return t.pull }
 
-// Pushed notes a push.
+// Pushed records a push.
 func (t *Tuning) Pushed(rank int, progress uint64, at time.Duration) {
 	i, known := t.find(rank)
 	if !known {
@@ -36,15 +36,15 @@ func (t *Tuning) Pushed(rank int, progress uint64, at time.Duration) {
 	t.reports[i].Pushed, t.reports[i].At = progress+1, at
 }
 
-// Freed notes that a rank has got its answer.
+// Freed records a rank's answer.
 func (t *Tuning) Freed(rank int, at time.Duration) {
 	if i, known := t.find(rank); known {
 		t.freed[i] = at
 	}
 }
 
-// Tune finds the condition for the ranks as they are now, and reports whether it is another. The owner asks when an
-// iteration closes: then the slowest rank has pushed, and what is known of it is newest.
+// Tune computes the condition for the current ranks, and reports whether it has changed. The owner calls it when an
+// iteration closes: then the slowest rank has pushed, and its data are newest.
 func (t *Tuning) Tune() (pull PullCondition, changed bool) {
 	pull = t.tuner.Tune(t.reports)
 	changed = pull != t.pull
@@ -52,7 +52,7 @@ func (t *Tuning) Tune() (pull PullCondition, changed bool) {
 	return pull, changed
 }
 
-// Live forgets the ranks that no longer take part.
+// Live forgets the ranks that have left.
 func (t *Tuning) Live(live rankset.Set) {
 	kept := 0
 	for i, r := range t.reports {

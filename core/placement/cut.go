@@ -1,21 +1,20 @@
-// Package placement cuts tensors into partitions and gives the partitions to servers. It is pure:
-// what comes out depends on nothing but the arguments and what was placed before.
+// Package placement cuts tensors into partitions and assigns these to servers. It is pure: the result depends
+// only on the arguments and on earlier placements.
 //
-// Two things are wanted of it (algorithms.md sections 1 and 2). Every server should hold the same
-// bytes, or a share by its weight: FluentPS's EPS. And one tensor alone should keep all servers busy,
-// yet no partition be so small that its header costs more than its bytes: the lesson of the
-// modularized parameter server's uniform split.
+// It has two goals (algorithms.md sections 1 and 2). Every server holds equal bytes, or a share by its weight:
+// FluentPS's EPS. And a single tensor uses all servers, but no partition is so small that its header costs more
+// than its bytes: the lesson of the modularized parameter server's uniform split.
 package placement
 
 import "github.com/paceline/paceline/internal/limits"
 
-// line is what partitions are aligned to, bytes: no two servers' results share a line of the cache.
+// line is the alignment of partitions in bytes: no two servers' results share a cache line.
 const line = 64
 
-// tiny is how many lines a partition needs for alignment to be worth unequal sizes.
+// tiny is the number of lines below which alignment is not worth unequal partitions.
 const tiny = 4
 
-// Cut says how many bytes each partition of a tensor has. The tensor has total bytes in elements of
+// Cut computes the bytes of each partition of a tensor. The tensor has total bytes in elements of
 // elem bytes, and the settings want partitions of up to partBytes. Partitions are
 //
 //   - whole elements, and multiples of 64 bytes where they are not tiny, but for the last;
@@ -24,8 +23,8 @@ const tiny = 4
 //   - at least limits.MinPartition (or partBytes, where that is less) where the tensor is cut only to
 //     spread it: 64 KiB stays whole, and 200 KiB over 8 servers is three partitions.
 //
-// slices, nil for none, are rising byte offsets at which the tensor must be cut, whatever that makes
-// of the above: reducescatter's rows of each rank. A tensor without bytes has one partition without
+// slices, nil for none, are rising byte offsets at which the tensor must be cut, even against the
+// rules above: reducescatter's rows of each rank. A tensor without bytes has one partition without
 // bytes. There are never more than limits.MaxParts: partitions grow beyond partBytes before that.
 func Cut(total uint64, elem, partBytes, servers int, slices []int64) []uint32 {
 	if total == 0 {
@@ -51,7 +50,7 @@ func Cut(total uint64, elem, partBytes, servers int, slices []int64) []uint32 {
 
 // cutter cuts one tensor, slice by slice.
 type cutter struct {
-	elem, wide  uint64 // what a cut may fall on: elements, better lines
+	elem, wide  uint64 // where a cut may fall: elements, preferably lines
 	least, most uint64 // bytes of a partition
 	parts       []uint32
 }

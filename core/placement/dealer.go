@@ -6,14 +6,14 @@ import (
 	"slices"
 )
 
-// dealer deals a tensor's partitions like cards: every server gets its whole share of them, and what
-// remains goes to the servers that are least loaded for their weight. So a tensor spreads over all
+// dealer distributes a tensor's partitions: every server gets its integral share of them, and the rest goes to
+// the servers with the least load for their weight. So a tensor spreads over all
 // servers, and of equal servers the most and the least loaded differ by no more than the largest
 // partition (dealer's test shows both).
 type dealer struct {
 	weights []float64
 	total   float64
-	load    []float64 // cost of what each server holds
+	load    []float64 // cost of each server's partitions
 	cost    func(part uint32) float64
 	sorted  bool // place the largest tensors of a batch first
 }
@@ -73,7 +73,7 @@ func (d *dealer) deal(t Load) []int {
 	ranking := d.ranking(hands, d.cost(t.Parts[0]))
 	for _, s := range ranking {
 		if left > 0 && hands[s] == int(d.share(s, len(t.Parts))) {
-			hands[s]++ // but not a home that was given one above
+			hands[s]++ // but not a home that got one above
 			left--
 		}
 	}
@@ -84,10 +84,10 @@ func (d *dealer) deal(t Load) []int {
 	return inTurn(hands, start, len(t.Parts))
 }
 
-// share is how many of n partitions are server s's by its weight.
+// share is server s's number of the n partitions by its weight.
 func (d *dealer) share(s, n int) float64 { return math.Floor(float64(n) * d.weights[s] / d.total) }
 
-// shares is everybody's share, and how many of the n partitions are left over.
+// shares lists all servers' shares, and the number of the n partitions left over.
 func (d *dealer) shares(n int) (hands []int, left int) {
 	hands, left = make([]int, len(d.weights)), n
 	for s := range hands {
@@ -97,8 +97,8 @@ func (d *dealer) shares(n int) (hands []int, left int) {
 	return hands, left
 }
 
-// ranking lists the servers of weight above 0 by how loaded they would be, for their weight, with
-// their hands and one partition more of that cost.
+// ranking lists the servers of weight above 0 by the load that they would have, for their weight, with
+// their hands and one more partition of that cost.
 func (d *dealer) ranking(hands []int, cost float64) []int {
 	var order []int
 	after := make([]float64, len(hands))

@@ -6,6 +6,6 @@ func newLargestFirst(arguments string) (func(weights []float64) Placer, error) {
 	return func(w []float64) Placer { return newDealer(w, frameBytes, true) }, noArguments(arguments)
 }
 
-// frameBytes is what a partition costs on the wire: its bytes and a header. Without the header all
+// frameBytes is the cost of a partition on the wire: its bytes and a header. Without the header all
 // empty partitions would lie on one server.
 func frameBytes(part uint32) float64 { return float64(part) + 64 }

@@ -19,19 +19,18 @@ type Load struct {
 // Free is the Home of a tensor whose first partition may go anywhere.
 const Free = -1
 
-// Placer gives partitions to servers and remembers what each server holds.
+// Placer assigns partitions to servers and records the load of each.
 type Placer interface {
-	// Place gives a server to every partition of every tensor, in the order of the arguments. Tensors
-	// that are declared together should be placed together: a placer may look at all of them first.
+	// Place assigns a server to every partition of every tensor, in the order of the arguments. Place tensors
+	// together that are declared together: a placer may examine all of them first.
 	Place(tensors []Load) [][]int
-	// Add takes account of a placement that was made elsewhere: before the scheduler was restarted, or in
-	// an earlier epoch.
+	// Add records a placement made elsewhere: before a restart of the scheduler, or in an earlier epoch.
 	Add(parts []uint32, servers []int)
-	// Remove forgets a placement that Place or Add has made.
+	// Remove forgets a placement of Place or Add.
 	Remove(parts []uint32, servers []int)
 }
 
-// Policy is a way to place keys.
+// Policy is a strategy for the placement of keys.
 type Policy struct {
 	Name string // as a setting writes it, so that Parse makes the same policy of it
 	over func(weights []float64) Placer
@@ -51,7 +50,7 @@ var builders = []builder{
 	{"largest-first", newLargestFirst},
 }
 
-// Register adds a policy from outside this package. It is for init functions; a name that is taken panics.
+// Register adds a policy from outside this package. It is for init functions; a name in use panics.
 func Register(name string, build Build) {
 	if slices.Contains(Names(), name) {
 		panic(fmt.Sprintf("placement: the policy %q is registered twice", name))
@@ -59,8 +58,8 @@ func Register(name string, build Build) {
 	builders = append(builders, builder{name, build})
 }
 
-// Default is the policy where nobody says. The papers' measurements found it the best and the most stable
-// one on average (algorithms.md, section 2).
+// Default is the policy without a setting. In the papers' measurements it is the best and the most stable one
+// on average (algorithms.md, section 2).
 const Default = "largest-first"
 
 // Names lists the policies that Parse knows.
@@ -97,12 +96,12 @@ func (p Policy) Over(weights []float64) (Placer, error) {
 	var sum float64
 	for s, w := range weights {
 		if !(w >= 0) || math.IsInf(w, 1) {
-			return nil, fmt.Errorf("weight %v of server %d must be a number from 0 on", w, s)
+			return nil, fmt.Errorf("weight %v of server %d must be a number of at least 0", w, s)
 		}
 		sum += w
 	}
 	if sum == 0 || math.IsInf(sum, 1) {
-		return nil, fmt.Errorf("weights of the %d servers sum to %v: at least one must be above 0, and all within reason", len(weights), sum)
+		return nil, fmt.Errorf("weights of the %d servers sum to %v: at least one must be above 0, and the sum finite", len(weights), sum)
 	}
 	return p.over(slices.Clone(weights)), nil
 }
@@ -110,7 +109,7 @@ func (p Policy) Over(weights []float64) (Placer, error) {
 // noArguments is for policies that have none.
 func noArguments(arguments string) error {
 	if arguments != "" {
-		return fmt.Errorf("it has no argument, %q is one", arguments)
+		return fmt.Errorf("it has no arguments, got %q", arguments)
 	}
 	return nil
 }
