@@ -268,18 +268,6 @@ func TestRanksThatDisagreeAboutACodecHearOfIt(t *testing.T) {
 	}
 }
 
-func TestTheServersMemoryLimitEndsACodedSum(t *testing.T) {
-	j := jobtest.Start(t, 2, jobtest.Dedicated(1), jobtest.SmallPartitions, jobtest.With(func(s *settings.Settings) { s.ServerMemory = 4 * jobtest.Partition }))
-	for rank, err := range j.Outcomes(func(rank int) error {
-		_, err := j.Do(rank, gradient("w", "threshold:1e-9", units.Float32, jobtest.Normal(20*jobtest.Partition/4, 1)))
-		return err
-	}) {
-		if !errors.Is(err, worker.ErrMemory) || !strings.Contains(err.Error(), "PACELINE_SERVER_MEMORY") {
-			t.Errorf("rank %d: %v, want the memory limit", rank, err)
-		}
-	}
-}
-
 // Drop-stragglers and reducescatter, coded: all ranks get the same sum of those who came in time, each its part.
 func TestCodedSumsOfPartsAndWithoutStragglers(t *testing.T) {
 	const rows, columns = 7, jobtest.Partition / 4

@@ -10,7 +10,6 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
-	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
@@ -200,25 +199,4 @@ func TestOperationsThatCannotBeAreRefusedWhenSubmitted(t *testing.T) {
 	}
 	j.Works("x", 4) // nothing was left behind, of the group's good ones neither
 	j.Works("beside", 4)
-}
-
-func TestServerMemoryLimitIsAnErrorOnEveryRank(t *testing.T) {
-	for _, kind := range []units.Kind{units.Allreduce, units.Broadcast, units.Allgather} {
-		t.Run(kind.String(), func(t *testing.T) {
-			// One partition is more than the server has: it does not hang on how fast readers are.
-			j := jobtest.Start(t, 3, jobtest.Dedicated(1), jobtest.With(func(s *settings.Settings) { s.ServerMemory = 1 << 20 }))
-			for range 3 {
-				errs := j.Outcomes(func(rank int) error {
-					_, err := j.Do(rank, jobtest.Float32s(kind, "x", 1<<20))
-					return err
-				})
-				for rank, err := range errs {
-					if !errors.Is(err, worker.ErrMemory) || !strings.Contains(err.Error(), `"x" failed: the server's memory limit is reached`) || !strings.Contains(err.Error(), "PACELINE_SERVER_MEMORY") {
-						t.Errorf("rank %d: %v, want the server's memory limit", rank, err)
-					}
-				}
-				j.WorksAgain("x", 100000)
-			}
-		})
-	}
 }

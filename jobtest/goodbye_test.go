@@ -1,14 +1,11 @@
 package jobtest_test
 
 import (
-	"errors"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
-	"github.com/paceline/paceline/worker"
 )
 
 // The root of a broadcast is done when its bytes have left and every rank is there. It may leave then,
@@ -34,43 +31,6 @@ func TestRootMayLeaveRightAfterItsBroadcast(t *testing.T) {
 					}
 				}
 				return nil
-			})
-		}
-	}
-}
-
-// A rank that shuts down without joining ends the joins of the others, whichever comes first; they go on
-// among themselves.
-func TestJoinEndsWhenAnotherRankShutsDownInstead(t *testing.T) {
-	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
-		for _, late := range []bool{false, true} {
-			j := jobtest.Start(t, 3, place, jobtest.SmallPartitions)
-			j.Works("x", 1000)
-			pair := j.AddSet([]int{0, 1})
-			left := make(chan struct{})
-			errs := j.Outcomes(func(rank int) error {
-				if rank == 2 {
-					go func() { defer close(left); j.Workers[2].Engine.Shutdown(t.Context()) }()
-					return nil
-				}
-				if late {
-					<-left
-				}
-				_, err := j.Join(rank)
-				return err
-			})
-			for rank, err := range errs[:2] {
-				if !errors.Is(err, worker.ErrUnsupported) || !strings.Contains(err.Error(), "rank 2 has shut down") {
-					t.Errorf("late %v: rank %d: %v, want it to name rank 2", late, rank, err)
-				}
-			}
-			<-left
-			others := j.First(2)
-			others.Each(func(rank int) error {
-				op := jobtest.Sum("beside", 200000)
-				op.Set = pair
-				_, err := others.Do(rank, op)
-				return err
 			})
 		}
 	}

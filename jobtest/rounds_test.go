@@ -113,7 +113,7 @@ func TestADedicatedServerThatLeavesEndsTheRound(t *testing.T) {
 // TestTrainingDoesNotNoticeThatTheSchedulerIsKilled: known tensors go on without one, and new ones
 // wait for the next.
 func TestTrainingDoesNotNoticeThatTheSchedulerIsKilled(t *testing.T) {
-	jobtest.Virtually(t, transporttest.Options{Latency: 100 * time.Microsecond}, func(t *testing.T, network jobtest.Option) {
+	jobtest.Virtually(t, transporttest.Options{Latency: 5 * time.Millisecond}, func(t *testing.T, network jobtest.Option) {
 		j := jobtest.Start(t, 3, network, jobtest.With(func(s *settings.Settings) { s.BeatInterval, s.PeerTimeout = 50*time.Millisecond, 2*time.Second }))
 		var steps atomic.Int64
 		stop := make(chan struct{})
