@@ -51,7 +51,7 @@ func (r *round) bye(rank int) {
 // updateMembership tells every key who takes part in it now.
 func (r *round) updateMembership() {
 	for _, t := range r.inUse() {
-		t.keys.Live()
+		t.keys.UpdateMembership()
 	}
 }
 

@@ -1,8 +1,6 @@
 package server
 
-import (
-	"github.com/paceline/paceline/server/room"
-)
+import "github.com/paceline/paceline/server/room"
 
 // Tally is what a server has counted.
 type Tally = room.Tally
@@ -17,9 +15,7 @@ func (s *Server) Tally() Tally {
 		return sum
 	}
 	for _, t := range r.inUse() {
-		n := t.keys.Tally()
-		sum.Add(n.Tally)
-		sum.Withheld += n.Withheld
+		sum.Add(t.keys.Tally())
 	}
 	return sum
 }

@@ -29,8 +29,8 @@ type tensor struct {
 type keys interface {
 	// Serve takes in a request. An error is of a peer that does not keep to the protocol.
 	Serve(q *room.Request) error
-	// Live says that it has changed who takes part.
-	Live()
+	// UpdateMembership says that it has changed who takes part.
+	UpdateMembership()
 	// Cancel gives up every iteration from this one on. Operations of the worker in this process end with err.
 	Cancel(from uint64, err error)
 	// WaitsFor lists the counts of the operations that wait for a rank.

@@ -30,7 +30,7 @@ func (x *Room) Report(h *wire.Header, iteration wire.Report) error {
 		return fmt.Errorf("%q has no supersteps: its model is %s", x.t.Name, x.t.Model.Name)
 	}
 	if h.Flags&wire.FlagEmpty != 0 { // it counts for the push with which the rank would have ended its superstep
-		for _, v := range x.all() {
+		for _, v := range x.All() {
 			v.deliver(v.step(condition.Push(int(h.Rank), h.Iteration, 0)))
 		}
 	}
@@ -63,7 +63,7 @@ func (d *decider) hear(in superstep.Report) {
 	d.deliver(out)
 }
 
-// updateMembership takes in who still takes part: found out under the lock, as value.live does.
+// updateMembership takes in who still takes part: found out under the lock, as value.UpdateMembership does.
 func (d *decider) updateMembership() {
 	d.mu.Lock()
 	out := d.machine.Live(d.t.Live())

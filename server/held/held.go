@@ -7,8 +7,8 @@
 package held
 
 import (
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -21,12 +21,12 @@ import (
 
 // Room holds the values of one tensor's partitions that lie on this server.
 type Room struct {
+	*room.Partitions[*value]
 	t      *room.Tensor
 	copies *Copies
 	tuners *Tuners
 
 	mu      lockorder.Mutex
-	values  map[uint32]*value
 	decider *decider // of supersteps; nil where another tensor has it, or the model has none
 
 	forgotten sync.Map // rank → count of the newest operation that it has given up
@@ -34,7 +34,8 @@ type Room struct {
 
 // New makes the room of a tensor. All values of a server share its copies, all of a round its tuners.
 func New(t *room.Tensor, copies *Copies, tuners *Tuners) *Room {
-	x := &Room{t: t, copies: copies, tuners: tuners, values: map[uint32]*value{}}
+	x := &Room{t: t, copies: copies, tuners: tuners}
+	x.Partitions = room.NewPartitions(func(part uint32) (*value, error) { return newValue(x, part) })
 	x.mu.Place(room.LevelParts, "held.Room.mu")
 	return x
 }
@@ -44,13 +45,12 @@ func (x *Room) Serve(q *room.Request) error {
 	if q.Type != wire.TypePush && q.Type != wire.TypePull {
 		return fmt.Errorf("%v of %q, a value that servers hold", q.Type, x.t.Name)
 	}
-	v, err := x.value(q.Part)
-	if err != nil {
-		return err
-	}
-	if v == nil {
-		q.Reply.Fail(inprocess.ErrCancelled)
+	v, err := x.Part(q.Part)
+	if errors.Is(err, inprocess.ErrCancelled) {
+		q.Reply.Fail(err)
 		return nil
+	} else if err != nil {
+		return err
 	}
 	if q.Type == wire.TypePush {
 		return v.push(q)
@@ -59,34 +59,9 @@ func (x *Room) Serve(q *room.Request) error {
 	return nil
 }
 
-// value finds or makes the value of one partition; nil where the tensor was given up.
-func (x *Room) value(part uint32) (*value, error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if v := x.values[part]; v != nil {
-		return v, nil
-	}
-	if x.t.GivenUp() { // Cancel does not find a value that is made after it
-		return nil, nil
-	}
-	v, err := newValue(x, part)
-	if err == nil {
-		x.values[part] = v
-	}
-	return v, err
-}
-
-func (x *Room) all() []*value {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return slices.Collect(maps.Values(x.values))
-}
-
-// Live tells every value, and the decider beside them, who takes part now.
-func (x *Room) Live() {
-	for _, v := range x.all() {
-		v.live()
-	}
+// UpdateMembership tells every value, and the decider beside them, who takes part now.
+func (x *Room) UpdateMembership() {
+	x.Partitions.UpdateMembership()
 	x.mu.Lock()
 	d := x.decider
 	x.mu.Unlock()
@@ -101,7 +76,7 @@ func (x *Room) WaitsFor(int) []uint64 { return nil }
 // Cancel gives the values up, whatever the iteration: the tensor is not used any more. Operations of the worker in this
 // process end with err.
 func (x *Room) Cancel(_ uint64, err error) {
-	for _, v := range x.all() {
+	for _, v := range x.All() {
 		v.cancel(err)
 	}
 }
@@ -110,7 +85,7 @@ func (x *Room) Cancel(_ uint64, err error) {
 // a declaration that has failed: it does so on every rank.
 func (x *Room) Forget(rank int, seq uint64, failed bool) {
 	x.forgotten.Store(rank, seq) // for what is on its way to the value
-	for _, v := range x.all() {
+	for _, v := range x.All() {
 		if failed && !v.opened() {
 			v.cancel(inprocess.ErrCancelled)
 		}
@@ -126,39 +101,15 @@ func (x *Room) gaveUp(r *reader) bool {
 	return ok && r.h.Seq <= seq.(uint64)
 }
 
-// Change has every value make a change of conditions.
-func (x *Room) Change(c room.Change) {
-	for _, v := range x.all() {
-		v.change(c)
-	}
-}
-
-// Count is the number of values, and of iterations that the furthest rank has pushed of one of them.
-func (x *Room) Count() (values int, pushed uint64) {
-	all := x.all()
-	for _, v := range all {
-		pushed = max(pushed, v.pushed())
-	}
-	return len(all), pushed
-}
-
-// Tally is what the values have counted.
-func (x *Room) Tally() (sum room.Tally) {
-	for _, v := range x.all() {
-		v.count(&sum)
-	}
-	return sum
-}
-
 // Holds reports whether a value lies here.
-func (x *Room) Holds() bool { return slices.ContainsFunc(x.all(), (*value).holds) }
+func (x *Room) Holds() bool { return slices.ContainsFunc(x.All(), (*value).holds) }
 
 // CheckStalls warns of ranks that wait long for a value, and ends those that wait too long. (Ranks that do
 // not come to declare it are found out by the name.)
 func (x *Room) CheckStalls(now time.Time) {
 	var most *value // one partition speaks for all
 	readers := 0
-	for _, v := range x.all() {
+	for _, v := range x.All() {
 		if n := v.waiting(); n > readers {
 			most, readers = v, n
 		}

@@ -141,7 +141,7 @@ func TestWhoLeavesIsNotWaitedFor(t *testing.T) {
 	p.push(2, 0, 0, roomtest.Floats(n, 1))
 	p.waits(0)
 	p.shell.HasLeft = rankset.Of(1)
-	p.room.Live()
+	p.room.UpdateMembership()
 	p.reads(0, 3)
 	p.reads(2, 3)
 }
@@ -234,7 +234,7 @@ func TestNoCopyHasTheNumberOfNone(t *testing.T) {
 	p.pull(1, wire.FlagDeclare)
 	p.pull(2, wire.FlagDeclare)
 	number := p.ranks[1].Take()[0].Reference
-	p.room.all()[0].state.deltas.numbers = math.MaxUint32 - 1
+	p.room.All()[0].state.deltas.numbers = math.MaxUint32 - 1
 	for _, want := range []uint32{math.MaxUint32, 1, 2} {
 		p.serve(1, wire.Header{Type: wire.TypePull, Flags: wire.FlagNow, Reference: number}, nil)
 		h := p.ranks[1].Take()[0].Header

@@ -26,19 +26,18 @@ type value struct {
 	state readers // behind mu
 }
 
+// newValue makes the value of one partition; ErrCancelled where the tensor was given up.
 func newValue(x *Room, part uint32) (*value, error) {
-	t := x.t
-	p, err := room.NewPart(t, part)
-	if err != nil {
-		return nil, err
+	if x.t.GivenUp() { // Cancel does not find a value that is made after it
+		return nil, inprocess.ErrCancelled
 	}
-	m, err := p.Machine()
+	p, m, err := room.NewPart(x.t, part)
 	if err != nil {
 		return nil, err
 	}
 	v := &value{Part: p, room: x, state: readers{contents: newContents(p, x.copies), machine: m}}
 	v.mu.Place(room.LevelKey, "held.value.mu")
-	tuner := x.tuners.of(t.Model, t.Round.Log)
+	tuner := x.tuners.of(p.Model, p.Round.Log)
 	v.tuner.Store(tuner)
 	tuner.watch(v) // sets nobody free: none waits yet
 	return v, nil
@@ -133,9 +132,9 @@ func (v *value) step(in condition.Input) []reply {
 	return replies
 }
 
-// change makes a change of conditions. It hands the value over to the tuner of the model whose pull condition it gets,
+// Change makes a change of conditions. It hands the value over to the tuner of the model whose pull condition it gets,
 // if that has one.
-func (v *value) change(c room.Change) {
+func (v *value) Change(c room.Change) {
 	if c.Pull != nil {
 		v.tuner.Swap(nil).release(v)
 	}
@@ -160,9 +159,9 @@ func (v *value) retune(pull condition.PullCondition) (replies []reply, ok bool) 
 	return v.state.retune(pull), true
 }
 
-// live tells the machine who still takes part: found out under the lock, so that of two who call because a
+// UpdateMembership tells the machine who still takes part: found out under the lock, so that of two who call because a
 // rank has left neither brings an older set after the newer one.
-func (v *value) live() {
+func (v *value) UpdateMembership() {
 	v.mu.Lock()
 	live := v.Live()
 	replies := v.state.live(live)
@@ -204,19 +203,22 @@ func (v *value) holds() bool {
 	return v.state.present
 }
 
-func (v *value) pushed() uint64 {
+// Pushed is the number of iterations that the furthest rank has pushed.
+func (v *value) Pushed() uint64 {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.state.machine.Fastest()
 }
 
-func (v *value) count(sum *room.Tally) {
+// Tally is what the machine has counted, and what the gate has held back.
+func (v *value) Tally() room.Tally {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	sum.Add(v.state.machine.Tally())
+	n := room.Tally{Tally: v.state.machine.Tally()}
 	if d := v.state.deltas; d != nil {
-		sum.Withheld += d.withheld
+		n.Withheld = d.withheld
 	}
+	return n
 }
 
 func (v *value) waiting() int {

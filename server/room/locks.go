@@ -1,8 +1,6 @@
 package room
 
-import (
-	"github.com/paceline/paceline/internal/lockorder"
-)
+import "github.com/paceline/paceline/internal/lockorder"
 
 // All locks of the server role, in the order in which they are taken: who holds one takes only those below it. Nobody
 // waits for a peer while holding one. Below them all lie the pools' own.
@@ -10,7 +8,7 @@ const (
 	LevelServer   lockorder.Level = iota + 1 // Server.mu: the round, the connections of any round
 	LevelRound                               // round.mu: who is there, which tensors are announced
 	LevelNames                               // names.mu: what ranks say of names
-	LevelParts                               // sums.Room.mu, held.Room.mu: the partitions of a tensor
+	LevelParts                               // Partitions.mu: the partitions of a tensor; held.Room.mu: the decider beside them
 	LevelDecider                             // held: where supersteps end
 	LevelTuners                              // held: the tuners by model
 	LevelTuner                               // held: one tuner

@@ -17,25 +17,20 @@ type Part struct {
 	Coding *Coding // nil for plain
 }
 
-// NewPart finds a partition that a frame names.
-func NewPart(t *Tensor, number uint32) (*Part, error) {
+// NewPart finds a partition that a frame names, and makes its machine.
+func NewPart(t *Tensor, number uint32) (*Part, *condition.Machine, error) {
 	if number >= uint32(len(t.Parts)) {
-		return nil, fmt.Errorf("partition %d of %q, which has %d", number, t.Name, len(t.Parts))
+		return nil, nil, fmt.Errorf("partition %d of %q, which has %d", number, t.Name, len(t.Parts))
 	}
-	return &Part{Tensor: t, Number: number, Bytes: int(t.Parts[number]), Coding: newCoding(t, number)}, nil
-}
-
-// Machine makes the partition's machine.
-func (p *Part) Machine() (*condition.Machine, error) {
-	c := condition.Config{Live: p.Live(), Model: p.Model, Dataflow: p.Dataflow()}
-	if p.Sync.SoftPark {
+	c := condition.Config{Live: t.Live(), Model: t.Model, Dataflow: t.Dataflow()}
+	if t.Sync.SoftPark {
 		c.Parking = condition.SoftBarrier
 	}
 	m, err := condition.New(c)
 	if err != nil {
-		return nil, fmt.Errorf("tensor %q: %w", p.Name, err)
+		return nil, nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
-	return m, nil
+	return &Part{Tensor: t, Number: number, Bytes: int(t.Parts[number]), Coding: newCoding(t, number)}, m, nil
 }
 
 // Fits checks what a push says of its payload, before memory is taken for it.
@@ -73,10 +68,11 @@ type Tally struct {
 	Withheld uint64 // answers to pulls that a gate held back
 }
 
-// Add adds what one machine has counted.
-func (t *Tally) Add(n condition.Tally) {
+// Add adds what another has counted.
+func (t *Tally) Add(n Tally) {
 	t.Admitted += n.Admitted
 	t.Dropped += n.Dropped
 	t.Duplicate += n.Duplicate
 	t.Delayed += n.Delayed
+	t.Withheld += n.Withheld
 }

@@ -2,10 +2,10 @@ package sums
 
 import (
 	"errors"
+	"fmt"
 
 	"go.uber.org/zap"
 
-	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/units"
@@ -23,11 +23,10 @@ type key struct {
 }
 
 func newKey(t *room.Tensor, part uint32) (*key, error) {
-	p, err := room.NewPart(t, part)
-	if err != nil {
-		return nil, err
+	if t.Kind.HasRoot() {
+		return nil, fmt.Errorf("%q is a %v, which sums nothing", t.Name, t.Kind)
 	}
-	m, err := p.Machine()
+	p, m, err := room.NewPart(t, part)
 	if err != nil {
 		return nil, err
 	}
@@ -179,17 +178,17 @@ func (k *key) late(q *room.Request) error {
 	return nil
 }
 
-// live tells the machine who still takes part: found out under the lock, so that of two who call because a
+// UpdateMembership tells the machine who still takes part: found out under the lock, so that of two who call because a
 // rank has left neither brings an older set after the newer one.
-func (k *key) live() {
+func (k *key) UpdateMembership() {
 	k.mu.Lock()
 	answers := k.iterations.live(k.Live())
 	k.mu.Unlock()
 	k.deliver(answers)
 }
 
-// change has a change of conditions be made when its iteration has come.
-func (k *key) change(c room.Change) {
+// Change has a change of conditions be made when its iteration has come.
+func (k *key) Change(c room.Change) {
 	k.mu.Lock()
 	k.iterations.changes.Add(c)
 	answers := k.iterations.turn(nil)
@@ -213,16 +212,18 @@ func (k *key) waitsFor(rank int) []uint64 {
 	return k.iterations.waitsFor(rank)
 }
 
-func (k *key) pushed() uint64 {
+// Pushed is the number of iterations that the furthest rank has pushed.
+func (k *key) Pushed() uint64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.iterations.machine.Fastest()
 }
 
-func (k *key) tally() condition.Tally {
+// Tally is what the machine has counted.
+func (k *key) Tally() room.Tally {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.iterations.machine.Tally()
+	return room.Tally{Tally: k.iterations.machine.Tally()}
 }
 
 // deliver sends replies.

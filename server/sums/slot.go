@@ -33,11 +33,10 @@ type slot struct {
 
 type chunk struct{ from rankset.Set }
 
-// lent is a tensor that is read where it lies, when it is needed.
+// lent is a tensor that is read where it lies, when it is needed; nil where there is none.
 type lent struct {
 	rank   int
 	tensor []byte
-	given  bool
 }
 
 func newSlot(p *room.Part) *slot {
@@ -71,14 +70,14 @@ func (s *slot) add(i, rank int, b []byte) {
 	switch {
 	case c.from.Len() > 0:
 		reduce.Add(s.Reduce, s.Type, acc, b, s.Prescale)
-	case l.given && l.rank != rank:
+	case l.tensor != nil && l.rank != rank:
 		reduce.Load2(s.Reduce, s.Type, acc, s.chunkOf(l.tensor, i), b, s.Prescale)
 		c.from.Add(l.rank)
 	default:
 		reduce.Load(s.Type, acc, b, s.Prescale)
 	}
 	c.from.Add(rank)
-	if l.given && c.from.Add(l.rank) {
+	if l.tensor != nil && c.from.Add(l.rank) {
 		reduce.Add(s.Reduce, s.Type, acc, s.chunkOf(l.tensor, i), s.Prescale)
 	}
 }
@@ -86,14 +85,14 @@ func (s *slot) add(i, rank int, b []byte) {
 // lend takes in the local worker's push, which is added where others have been. The rest is added together with the
 // first of them, in one pass.
 func (s *slot) lend(rank int, tensor []byte) {
-	s.local = lent{rank, tensor, true}
+	s.local = lent{rank, tensor}
 	if !s.Whole {
 		s.addLocal(false)
 	}
 }
 
 // reads reports whether the rank's own tensor is still needed.
-func (s *slot) reads(rank int) bool { return s.local.given && s.local.rank == rank }
+func (s *slot) reads(rank int) bool { return s.local.tensor != nil && s.local.rank == rank }
 
 // addLocal adds the local worker's push where others have been added, or everywhere.
 func (s *slot) addLocal(all bool) {
@@ -131,7 +130,7 @@ func (s *slot) finish(contributors rankset.Set) (empty bool, err error) {
 	case s.Whole:
 		s.combine(contributors)
 		return false, nil
-	case s.local.given:
+	case s.local.tensor != nil:
 		s.addLocal(true)
 	}
 	s.fillEmpty()
@@ -141,7 +140,7 @@ func (s *slot) finish(contributors rankset.Set) (empty bool, err error) {
 // nothing reports whether the answer is zeros that need not be sent: all that has come is empty, and no residual is
 // kept of earlier answers.
 func (s *slot) nothing(contributors rankset.Set) bool {
-	if s.Bytes == 0 || s.Coding != nil || s.local.given {
+	if s.Bytes == 0 || s.Coding != nil || s.local.tensor != nil {
 		return false
 	}
 	for rank := range s.contributions {

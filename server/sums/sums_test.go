@@ -153,7 +153,7 @@ func TestARankThatHasJoinedCountsAsZeros(t *testing.T) {
 	p.push(2, 0, 0, 6)
 	p.waits(0)
 	p.shell.HasDone = rankset.Of(1)
-	p.room.Live()
+	p.room.UpdateMembership()
 	p.gets(0, 3, 3)
 	p.gets(2, 3, 3)
 }
