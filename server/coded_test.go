@@ -150,9 +150,9 @@ func TestAMalformedMessageFailsTheOperationOnEveryRank(t *testing.T) {
 	}
 }
 
-// hold declares a held value of ones that had so many iterations before, and answers the number of the base that every
+// hold declares a held value of ones that had so many iterations before, and answers the number of the reference copy that every
 // rank has with it.
-func (b *bench) hold(id uint32, n int, had uint32) (base uint32) {
+func (b *bench) hold(id uint32, n int, had uint32) (reference uint32) {
 	b.t.Helper()
 	for rank := range 3 {
 		h := wire.Header{Type: wire.TypePull, Tensor: id, Flags: wire.FlagDeclare | wire.FlagHome, Before: had}
@@ -167,40 +167,40 @@ func (b *bench) hold(id uint32, n int, had uint32) (base uint32) {
 		if h.Type != wire.TypeResult || h.Codec != wire.CodecPlain || len(payload) != 4*n {
 			b.t.Fatalf("rank %d: %+v instead of the declared value", rank, h)
 		}
-		base = h.Reference
+		reference = h.Reference
 	}
-	return base
+	return reference
 }
 
-// Ranks that the model keeps together have one base, and what has changed is encoded once for all of them.
+// Ranks that the model keeps together have one reference copy, and what has changed is encoded once for all of them.
 func TestADifferenceIsEncodedOnceForRanksThatHaveTheSame(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
-	base := b.hold(1, n, 0)
-	if base == 0 {
-		t.Fatal("no base comes with the declared value")
+	reference := b.hold(1, n, 0)
+	if reference == 0 {
+		t.Fatal("no reference copy comes with the declared value")
 	}
 	c, _ := codec.Parse("int8:block=8")
 	for iteration := range uint64(4) {
 		message := make([]byte, c.MaxEncoded(n))
 		message = message[:c.Encode(message, ones(n), nil, codec.Stream{Iteration: iteration})]
 		b.send(0, wire.Header{
-			Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Iteration: iteration, Flags: wire.FlagNow, Reference: base,
+			Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Iteration: iteration, Flags: wire.FlagNow, Reference: reference,
 		}, message)
 		h, first := b.receive(0)
-		if h.Codec != wire.CodecDeclared || h.Reference != base+1 {
-			t.Fatalf("iteration %d: %+v, want base %d", iteration, h, base+1)
+		if h.Codec != wire.CodecDeclared || h.Reference != reference+1 {
+			t.Fatalf("iteration %d: %+v, want reference copy %d", iteration, h, reference+1)
 		}
 		for rank := 1; rank < 3; rank++ {
-			b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: base}, nil)
-			if h, payload := b.receive(rank); h.Reference != base+1 || !bytes.Equal(payload, first) {
+			b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: reference}, nil)
+			if h, payload := b.receive(rank); h.Reference != reference+1 || !bytes.Equal(payload, first) {
 				t.Fatalf("rank %d, iteration %d: %+v, %x where rank 0 got %x", rank, iteration, h, payload, first)
 			}
 		}
-		base++
+		reference++
 		if n := b.s.copies.Len(); n != 1 {
-			t.Fatalf("%d bases are kept for 3 ranks that have the same", n)
+			t.Fatalf("%d reference copies are kept for 3 ranks that have the same", n)
 		}
 	}
 }
@@ -213,24 +213,24 @@ func TestAGateForPullsHoldsBackWhatHasChangedByLittle(t *testing.T) {
 	tensor := coded("none", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
 	tensor.PullGate, tensor.Prescale, tensor.Postscale = options.Gate{Threshold: 0.5}, 1, 1
 	b.announce(tensor)
-	base := b.hold(1, n, 0)
+	reference := b.hold(1, n, 0)
 	for value := float32(2); value < 10; value++ {
 		h := wire.Header{
-			Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Reference: base,
+			Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Reference: reference,
 			Iteration: uint64(value) - 2,
 		}
 		b.send(0, h, ones(n))
 		h, payload := b.receive(0)
 		if value == 2 || value == 4 || value == 8 {
-			if h.Codec != wire.CodecDeclared || h.Reference == base || len(payload) != 4*n {
+			if h.Codec != wire.CodecDeclared || h.Reference == reference || len(payload) != 4*n {
 				t.Fatalf("value %g: %+v with %d bytes instead of the difference", value, h, len(payload))
 			}
-			base = h.Reference
-		} else if h.Flags != wire.FlagEmpty || h.Codec != wire.CodecDeclared || h.Reference != base || len(payload) != 0 {
+			reference = h.Reference
+		} else if h.Flags != wire.FlagEmpty || h.Codec != wire.CodecDeclared || h.Reference != reference || len(payload) != 0 {
 			t.Fatalf("value %g: %+v with %d bytes instead of nothing", value, h, len(payload))
 		}
 	}
-	b.send(0, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | wire.FlagPlain, Reference: base}, nil)
+	b.send(0, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | wire.FlagPlain, Reference: reference}, nil)
 	if h, payload := b.receive(0); h.Codec != wire.CodecPlain || !bytes.Equal(payload[:4], binary.NativeEndian.AppendUint32(nil, math.Float32bits(9))) {
 		t.Fatalf("%+v %x where the value itself was asked for", h, payload[:4])
 	}
@@ -260,15 +260,15 @@ func TestASumOfNothingIsAnsweredWithoutAPayload(t *testing.T) {
 	}
 }
 
-// A rank is sent a difference only to the base that it says it has, whatever was lost on the way.
-func TestADifferenceIsSentToTheBaseThatARankHas(t *testing.T) {
+// A rank is sent a difference only to the reference copy that it says it has, whatever was lost on the way.
+func TestADeltaIsSentToTheReferenceCopyThatARankHas(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
 	b.hold(1, n, 0)
-	read := func(rank int, base uint32, flags wire.Flags) wire.Header {
+	read := func(rank int, reference uint32, flags wire.Flags) wire.Header {
 		t.Helper()
-		b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | flags, Reference: base}, nil)
+		b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow | flags, Reference: reference}, nil)
 		h, payload := b.receive(rank)
 		if h.Type != wire.TypeResult || h.Codec == wire.CodecPlain && len(payload) != 4*n {
 			t.Fatalf("%+v with %d bytes", h, len(payload))
@@ -297,41 +297,41 @@ func TestADifferenceIsSentToTheBaseThatARankHas(t *testing.T) {
 	}
 }
 
-// Where there is no memory for bases, readers get the value itself.
-func TestWithoutMemoryForABaseTheValueItselfIsSent(t *testing.T) {
+// Where there is no memory for reference copies, readers get the value itself.
+func TestWithoutMemoryForAReferenceCopyTheValueItselfIsSent(t *testing.T) {
 	const n = 1024 // 4 KiB, the least that the pool lends
 	b := newBench(t, 6*4096, false)
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
 	b.hold(1, n, 0)
 	for range 3 {
-		bases := make([]uint32, 3)
+		references := make([]uint32, 3)
 		for rank := range 3 {
 			for range 2 {
-				b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: bases[rank]}, nil)
+				b.send(rank, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: references[rank]}, nil)
 				h, payload := b.receive(rank)
 				if h.Type != wire.TypeResult {
 					t.Fatalf("rank %d: %v %s", rank, h.Type, payload)
 				}
-				bases[rank] = h.Reference
+				references[rank] = h.Reference
 			}
 		}
 	}
 }
 
-// A rank that reads again and again while another stays where it was costs no base for each time.
-func TestBasesAreAsManyAsRanksHave(t *testing.T) {
+// A rank that reads again and again while another stays where it was costs no reference copy for each time.
+func TestReferenceCopiesAreAsManyAsRanksHave(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	b.announce(coded("int8:block=8", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n))))
-	base := b.hold(1, n, 0)
+	reference := b.hold(1, n, 0)
 	for range 50 {
-		b.send(1, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: base}, nil)
+		b.send(1, wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagNow, Reference: reference}, nil)
 		h, _ := b.receive(1)
-		if base = h.Reference; h.Codec != wire.CodecDeclared {
+		if reference = h.Reference; h.Codec != wire.CodecDeclared {
 			t.Fatalf("%+v where a difference was expected", h)
 		}
 		if n := b.s.copies.Len(); n > 3 {
-			t.Fatalf("%d bases are kept for 2 that ranks have", n)
+			t.Fatalf("%d reference copies are kept for 2 that ranks have", n)
 		}
 	}
 }
@@ -344,11 +344,11 @@ func TestAGateForPullsOpensAsItsThresholdFalls(t *testing.T) {
 	tensor := coded("none", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
 	tensor.PullGate, tensor.Prescale, tensor.Postscale = options.Gate{Threshold: 2, Decay: 1}, 1, 1
 	b.announce(tensor)
-	base := b.hold(1, n, 0)
+	reference := b.hold(1, n, 0)
 	for iteration := range uint64(4) {
 		for rank := range 3 {
 			h := wire.Header{
-				Type: wire.TypePush, Tensor: 1, DType: units.Float32, Flags: wire.FlagNow | wire.FlagEmpty, Reference: base, Iteration: iteration,
+				Type: wire.TypePush, Tensor: 1, DType: units.Float32, Flags: wire.FlagNow | wire.FlagEmpty, Reference: reference, Iteration: iteration,
 			}
 			var payload []byte
 			if iteration == 0 && rank == 0 { // 1 + 1
@@ -360,15 +360,15 @@ func TestAGateForPullsOpensAsItsThresholdFalls(t *testing.T) {
 			if rank == 2 {
 				closed++
 			}
-			if held := closed < 4; held != (h.Flags == wire.FlagEmpty && h.Reference == base) { // the threshold is 2 / closed
+			if held := closed < 4; held != (h.Flags == wire.FlagEmpty && h.Reference == reference) { // the threshold is 2 / closed
 				t.Fatalf("iteration %d, rank %d: %+v, held back: want %v", iteration, rank, h, held)
 			}
 		}
 	}
 }
 
-// What is too large for a base is sent as it is, and a difference again when it is not.
-func TestAValueThatIsNotFiniteInABaseIsSentAsItIs(t *testing.T) {
+// What is too large for a reference copy is sent as it is, and a difference again when it is not.
+func TestAValueThatIsNotFiniteInAReferenceCopyIsSentAsItIs(t *testing.T) {
 	const n = 64
 	b := newBench(t, 1<<20, false)
 	tensor := coded("none", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float16, 2*n)))
@@ -385,10 +385,10 @@ func TestAValueThatIsNotFiniteInABaseIsSentAsItIs(t *testing.T) {
 	for rank := range 3 {
 		b.receive(rank)
 	}
-	base := uint32(0)
+	reference := uint32(0)
 	for i, c := range []struct {
 		added  float32
-		number bool   // a base comes with it
+		number bool   // a reference copy comes with it
 		codec  uint8  // of the answer
 		first  []byte // element of it
 	}{
@@ -396,14 +396,14 @@ func TestAValueThatIsNotFiniteInABaseIsSentAsItIs(t *testing.T) {
 		{-69999, true, wire.CodecPlain, []byte{0, 0x3c}},
 		{1, true, wire.CodecDeclared, []byte{0, 0, 0x80, 0x3f}},
 	} {
-		h := wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float16, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Reference: base, Iteration: uint64(i)}
+		h := wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float16, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Reference: reference, Iteration: uint64(i)}
 		var payload []byte
 		for range n {
 			payload = binary.NativeEndian.AppendUint32(payload, math.Float32bits(c.added))
 		}
 		b.send(0, h, payload)
 		h, payload = b.receive(0)
-		if base = h.Reference; h.Codec != c.codec || (base > 0) != c.number || !bytes.HasPrefix(payload, c.first) {
+		if reference = h.Reference; h.Codec != c.codec || (reference > 0) != c.number || !bytes.HasPrefix(payload, c.first) {
 			t.Fatalf("after adding %g: %+v, %x, want %+v", c.added, h, payload, c)
 		}
 	}

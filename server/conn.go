@@ -10,7 +10,6 @@ import (
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
-	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/outbox"
@@ -42,9 +41,7 @@ type conn struct {
 	reported uint64
 	byed     bool // the worker said goodbye on this connection
 
-	mu      lockorder.Mutex
-	replies []outbox.Frame // first in, first out
-	head    int
+	replies replies
 }
 
 func readHello(tc transport.Conn) (wire.Hello, error) {
@@ -71,11 +68,11 @@ func readHello(tc transport.Conn) (wire.Hello, error) {
 
 func newConn(r *round, tc transport.Conn, hello wire.Hello) *conn {
 	c := &conn{r: r, tc: tc, rank: hello.Rank, conns: hello.Conns, step: windowStep, scratch: make([]byte, room.ChunkBytes), done: make(chan struct{})}
-	c.mu.Place(room.LevelConn, "conn.mu")
+	c.replies.mu.Place(room.LevelConn, "replies.mu")
 	if hello.Window > 0 {
 		c.step = min(hello.Window, windowStep)
 	}
-	c.out = outbox.New(tc, c, r.s.cfg.Fusion, func(error) { time.AfterFunc(outbox.LastWords, func() { _ = tc.Close() }) })
+	c.out = outbox.New(tc, &c.replies, r.s.cfg.Fusion, func(error) { time.AfterFunc(outbox.LastWords, func() { _ = tc.Close() }) })
 	return c
 }
 
@@ -292,13 +289,7 @@ func (c *conn) Send(h wire.Header, payload []byte, owner room.Owner) {
 
 // send queues a reply.
 func (c *conn) send(f outbox.Frame) {
-	c.mu.Lock()
-	if c.head > 0 && len(c.replies) == cap(c.replies) { // use the front again before growing
-		c.replies = c.replies[:copy(c.replies, c.replies[c.head:])]
-		c.head = 0
-	}
-	c.replies = append(c.replies, f)
-	c.mu.Unlock()
+	c.replies.push(f)
 	c.out.Kick()
 }
 
@@ -309,28 +300,6 @@ func (c *conn) sendJSON(h wire.Header, v any) {
 		return
 	}
 	c.send(f)
-}
-
-// Pop implements outbox.Queue.
-func (c *conn) Pop(limit int) (outbox.Frame, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.head == len(c.replies) || len(c.replies[c.head].Payload) > limit {
-		return outbox.Frame{}, false
-	}
-	f := c.replies[c.head]
-	c.replies[c.head] = outbox.Frame{}
-	if c.head++; c.head == len(c.replies) {
-		c.replies, c.head = c.replies[:0], 0
-	}
-	return f, true
-}
-
-// Waiting implements outbox.Queue.
-func (c *conn) Waiting() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.head < len(c.replies)
 }
 
 // goodbye tells the worker that the server leaves, and closes once that is sent.

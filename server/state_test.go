@@ -59,13 +59,13 @@ func TestDifferencesGoOnWithTheirWarmUp(t *testing.T) {
 	read := func(id uint32, had uint32) (lengths []int) {
 		held := coded("topk:0.01,warmup=4", under("", declared(id, string(rune('a'+id)), units.Accumulate, units.Sum, units.Float32, 4*n)))
 		b.announce(held)
-		base := b.hold(id, n, had)
+		reference := b.hold(id, n, had)
 		c, _ := codec.Parse(held.Codec)
 		message := make([]byte, c.MaxEncoded(n))
 		message = message[:c.Encode(message, ones(n), make([]byte, c.ResidualBytes(n)), codec.Stream{})]
 		for i := range uint64(6) {
 			for rank := range 3 {
-				h := wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Iteration: i, Reference: base}
+				h := wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Iteration: i, Reference: reference}
 				if rank > 0 {
 					h.Flags = wire.FlagNoPull
 				}
@@ -75,7 +75,7 @@ func TestDifferencesGoOnWithTheirWarmUp(t *testing.T) {
 			if h.Type != wire.TypeResult {
 				t.Fatalf("%v %s", h.Type, payload)
 			}
-			base = h.Reference
+			reference = h.Reference
 			lengths = append(lengths, len(payload))
 		}
 		return lengths
@@ -94,8 +94,8 @@ func TestAGateForPullsGoesOnWithItsDecay(t *testing.T) {
 		held := coded("none", under("asp", declared(id, string(rune('a'+id)), units.Accumulate, units.Sum, units.Float32, 4*n)))
 		held.PullGate = options.Gate{Threshold: 4, Decay: 1}
 		b.announce(held)
-		base := b.hold(id, n, had)
-		b.send(2, wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Reference: base}, ones(n))
+		reference := b.hold(id, n, had)
+		b.send(2, wire.Header{Type: wire.TypePush, Tensor: id, DType: units.Float32, Codec: wire.CodecDeclared, Reference: reference}, ones(n))
 		h, _ := b.receive(2)
 		return h
 	}

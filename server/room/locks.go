@@ -15,5 +15,5 @@ const (
 	LevelKey                                 // one partition: sums.key.mu or held.value.mu
 	LevelCopies                              // held.Copies.mu: the reference copies of all values
 	LevelTransfer                            // transfer.Room.mu: what is put until it is got
-	LevelConn                                // conn.mu: the replies that wait on a connection
+	LevelConn                                // replies.mu: the frames that wait on a connection
 )
