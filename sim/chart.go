@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Chart is a picture of horizontal bars, each of parts that are stacked. Its SVG needs no font, script
-// or file beside it, and is the same bytes for the same numbers.
+// Chart is a picture of horizontal bars, each of parts that are stacked. Its SVG needs no other font,
+// script or file, and has the same bytes for the same numbers.
 type Chart struct {
 	Title string
 	Unit  string
@@ -36,7 +36,7 @@ const (
 
 var colours = []string{"#3b6ea5", "#d98c3f", "#7a9e4f", "#8c8c8c"}
 
-// Breakdown is the chart of where the time of runs goes.
+// Breakdown is the chart of the parts of the runs' time.
 func Breakdown(title string, results []Result) Chart {
 	c := Chart{Title: title, Unit: "s", Parts: []string{"compute", "push and pull", "wait", "done"}}
 	for _, r := range results {

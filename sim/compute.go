@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// Compute is how long the iterations of each worker take to compute. Make it with ParseCompute.
+// Compute is the distribution of the computing times of each worker's iterations. Make it with ParseCompute.
 type Compute struct {
 	draw func(d draw) time.Duration
 }
 
-// draw is what a time is drawn from: a worker's own generator, so that its k-th iteration takes
-// equally long whatever the model, and comparisons compare models alone.
+// draw is the source of a time: a worker's own generator, so that its k-th iteration takes equally long under
+// every model, and comparisons compare only models.
 type draw struct {
 	rng       *rand.Rand
 	rank      int
@@ -35,8 +35,8 @@ type distribution struct {
 
 func (d distribution) name() string { name, _, _ := strings.Cut(d.usage, ":"); return name }
 
-// distributions is the table of settings. SIGMA is that of a log-normal factor of median 1 upon every
-// iteration, 0 where it is left out.
+// distributions is the table of settings. SIGMA is that of a log-normal factor of median 1 on every
+// iteration, 0 by default.
 func distributions() []distribution {
 	return []distribution{
 		{"constant:T", "every iteration takes T", func(a *numbers) func(draw) time.Duration {
@@ -104,7 +104,7 @@ func ParseCompute(setting string) (Compute, error) {
 	return Compute{}, fmt.Errorf("unknown compute time %q, allowed are %s", setting, computeUsage())
 }
 
-// ComputeHelp says what ParseCompute reads, a line each.
+// ComputeHelp describes the settings of ParseCompute, a line each.
 func ComputeHelp() string {
 	var b strings.Builder
 	for _, d := range distributions() {
@@ -135,8 +135,8 @@ func scale(t time.Duration, factor float64) time.Duration {
 	return time.Duration(math.Round(float64(t) * factor))
 }
 
-// numbers are what a setting says behind its name. The first that is wrong is the error, and what is
-// taken after it means nothing.
+// numbers are the arguments of a setting. The first faulty one is the error, and values read after it are
+// undefined.
 type numbers struct {
 	text string
 	more bool
@@ -185,7 +185,7 @@ func (a *numbers) number(name string, least, most float64) float64 {
 	return v
 }
 
-// optional is 0 where nothing is left.
+// optional is 0 if no argument is left.
 func (a *numbers) optional(name string, least, most float64) float64 {
 	if !a.more {
 		return 0

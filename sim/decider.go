@@ -8,14 +8,13 @@ import (
 	"github.com/paceline/paceline/internal/rankset"
 )
 
-// decider is what decides for all shards: where supersteps end (adaptive, elastic), and the pull condition of a
-// model that tunes it (DSPS). It sits beside the first key, hears a latency later what a worker says, and is heard
-// a latency later.
+// decider decides for all shards where supersteps end (adaptive, elastic), and the pull condition of a model that
+// tunes it (DSPS). It lies beside the first key; messages to and from it take one latency.
 type decider struct {
-	supersteps *superstep.Decider // nil: iterations are steps of their own
+	supersteps *superstep.Decider // nil: no supersteps
 	tuning     *condition.Tuning  // nil: the pull condition stays
 
-	// The ledger of supersteps, by what is pushed to the first key.
+	// The ledger of supersteps, from the pushes to the first key.
 	done             []uint64 // iterations in the superstep
 	ended            int      // workers that have pushed their last
 	slowest          uint64   // the least of done
@@ -35,8 +34,8 @@ func newDecider(s Scenario) *decider {
 	return d
 }
 
-// pushed enters a push of an iteration in the ledger: how far its worker leads, and how many iterations of the
-// slowest the value may miss that it is given.
+// pushed enters a push of an iteration in the ledger: its worker's lead, and how many iterations of the slowest
+// the value of the answer may miss.
 func (d *decider) pushed(rank int, last bool) {
 	d.leads.add(d.done[rank] - d.slowest)
 	d.done[rank]++
@@ -57,7 +56,7 @@ func (d *decider) pushed(rank int, last bool) {
 	}
 }
 
-// survey finds the slowest anew.
+// survey recomputes the slowest.
 func (d *decider) survey() {
 	d.slowest, d.atSlowest = slices.Min(d.done), 0
 	for _, n := range d.done {

@@ -7,8 +7,7 @@ import (
 	"github.com/paceline/paceline/internal/rankset"
 )
 
-// gate is one machine with the ledger that it is held against: that of a key or, with a global
-// barrier, the scheduler's.
+// gate is one machine, of a key or, with a global barrier, of the scheduler, and the ledger that checks it.
 //
 // Invariants, checked at every step of every run:
 //
@@ -19,8 +18,7 @@ import (
 //  4. A pull is answered at once only if the pull condition holds, and parked only if it does not.
 //  5. A parked pull is answered once: when V passes its progress (lazy), at the next advance (soft
 //     barrier), or when a new condition holds for it.
-//  6. When a run ends, the machine has parked those pulls that the ledger has, and its tally is the
-//     ledger's.
+//  6. When a run ends, the machine's parked pulls and its tally equal the ledger's.
 type gate struct {
 	machine *condition.Machine
 	pull    condition.PullCondition
@@ -35,7 +33,7 @@ type gate struct {
 
 	leads, staleness sum
 	out              []condition.Output
-	answers          []int // ranks whose pulls the last step answered; overwritten by the next
+	answers          []int // ranks whose pulls the last step answered; valid until the next
 }
 
 // unbounded is the bound of models that have none.
@@ -56,8 +54,8 @@ func newGate(s Scenario) (*gate, error) {
 	return g, nil
 }
 
-// exchange is a worker's push of an iteration and the pull that comes with it. The answers that they
-// set free are in g.answers.
+// exchange is a worker's push of an iteration and the pull that travels with it. The answers that they
+// release are in g.answers.
 func (g *gate) exchange(rank int, progress uint64) error {
 	g.answers = g.answers[:0]
 	if err := g.push(rank, progress); err != nil {
@@ -113,7 +111,7 @@ func (g *gate) setPull(c condition.PullCondition) error {
 	return g.book(g.out, true)
 }
 
-// book takes advances and answers of parked pulls; changed says that a condition has.
+// book enters advances and answers of parked pulls; changed reports a changed condition.
 func (g *gate) book(out []condition.Output, changed bool) error {
 	for _, o := range out {
 		switch o.Kind {
@@ -133,7 +131,7 @@ func (g *gate) book(out []condition.Output, changed bool) error {
 	return nil
 }
 
-// release takes the answer of a parked pull.
+// release enters the answer of a parked pull.
 func (g *gate) release(o condition.Output, changed bool) error {
 	filed := uint64(g.filed[o.Rank])
 	if filed == 0 {
@@ -161,8 +159,8 @@ func (g *gate) answer(rank int, progress uint64) {
 	g.answers = append(g.answers, rank)
 }
 
-// holds asks the pull condition. One that is not Narrow may ask for more than a ledger knows that has no sets
-// of ranks: then nothing is known.
+// holds evaluates the pull condition. One that is not Narrow may need more than the ledger, which has no sets of
+// ranks: then the result is unknown.
 func (g *gate) holds(rank int, progress uint64) (holds, known bool) {
 	if c, ok := g.pull.(condition.Narrow); ok && c.Narrow() {
 		return g.pull.Holds(condition.View{Rank: rank, Progress: progress, V: g.v}), true
@@ -170,7 +168,7 @@ func (g *gate) holds(rank int, progress uint64) (holds, known bool) {
 	return false, false
 }
 
-// end checks what must be true when the run is over; idle says that no worker waits any more.
+// end checks the invariants at the run's end; idle reports that no worker waits any more.
 func (g *gate) end(idle bool) error {
 	if g.waiting != g.machine.Parked() || idle && g.waiting > 0 {
 		return fmt.Errorf("%d pulls wait, the machine has %d parked, and every worker is done: %t", g.waiting, g.machine.Parked(), idle)
@@ -181,7 +179,7 @@ func (g *gate) end(idle bool) error {
 	return nil
 }
 
-// sum is a mean and a greatest value in the making.
+// sum accumulates a mean and a maximum.
 type sum struct {
 	total float64
 	n     float64

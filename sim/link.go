@@ -45,7 +45,7 @@ func (b Bandwidth) String() string {
 	return strconv.FormatFloat(float64(b)/1e3, 'g', -1, 64) + "Kbit"
 }
 
-// hold is how long a message holds a link of this bandwidth.
+// hold is how long a message occupies a link of this bandwidth.
 func (b Bandwidth) hold(bytes int64) time.Duration {
 	if b == 0 {
 		return 0
@@ -53,11 +53,11 @@ func (b Bandwidth) hold(bytes int64) time.Duration {
 	return time.Duration(math.Round(float64(bytes) * 8e9 / float64(b)))
 }
 
-// link is one direction of a link: the moment from which it is free.
+// link is one direction of a link: the time from which it is free.
 type link struct{ free time.Duration }
 
-// take holds the link for a message that comes now, behind what came before, and returns when it is
-// through.
+// take occupies the link for a message that arrives now, after the earlier ones, and returns the time of its
+// end.
 func (l *link) take(now, hold time.Duration) time.Duration {
 	l.free = max(l.free, now) + hold
 	return l.free

@@ -2,10 +2,10 @@ package sim
 
 import "time"
 
-// event is something that will happen.
+// event is a scheduled event.
 type event struct {
 	at   time.Duration
-	seq  uint64 // events of one moment happen in the order in which they were scheduled
+	seq  uint64 // events of one time happen in the order of scheduling
 	rank int32
 	key  int32 // of begin and computed none; of stop the superstep
 	kind eventKind
@@ -14,7 +14,7 @@ type event struct {
 func (e *event) before(f *event) bool { return e.at < f.at || e.at == f.at && e.seq < f.seq }
 
 // queue is a heap of events with four children to a node, which halves its depth: at millions of
-// events the way down is what a run spends its time on.
+// events a run spends most of its time on the path down.
 type queue struct {
 	heap []event
 	seq  uint64
@@ -38,7 +38,7 @@ func (q *queue) add(at time.Duration, kind eventKind, rank, key int) {
 	q.heap[k] = e
 }
 
-// next takes the first event out. The queue must not be empty.
+// next removes the first event. The queue must not be empty.
 func (q *queue) next() event {
 	first, last := q.heap[0], q.heap[len(q.heap)-1]
 	q.heap = q.heap[:len(q.heap)-1]

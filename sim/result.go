@@ -17,18 +17,18 @@ type Result struct {
 	Done       uint64  `json:"iterations"` // of all workers together
 	Throughput float64 `json:"per_second"` // iterations of all workers together
 	Compute    float64 `json:"compute"`    // share of the time in which workers compute
-	Wait       float64 `json:"wait"`       // share in which a worker has pushed all and a server holds an answer back
+	Wait       float64 `json:"wait"`       // share in which a worker has pushed all and a server delays an answer
 	Exchange   float64 `json:"exchange"`   // share of pushing and pulling
-	Idle       float64 `json:"idle"`       // share of those who are done, or cut off in an iteration
-	Pulls      uint64  `json:"pulls"`      // that conditions were asked about, of all keys
-	Delayed    uint64  `json:"delayed"`    // of these: the papers' DPRs
+	Idle       float64 `json:"idle"`       // share of workers that are done, or cut off in an iteration
+	Pulls      uint64  `json:"pulls"`      // that reached a condition, of all keys
+	Delayed    uint64  `json:"delayed"`    // of these, the papers' DPRs
 	Dropped    uint64  `json:"dropped"`    // pushes that came late, of all keys
 	MeanLead   float64 `json:"mean_lead"`  // iterations that a push is ahead of the slowest worker's
 	MaxLead    uint64  `json:"max_lead"`
-	Staleness  float64 `json:"staleness"` // iterations of which an answered value may miss pushes, on average
+	Staleness  float64 `json:"staleness"` // iterations whose pushes an answered value may miss, on average
 	MaxStale   uint64  `json:"max_stale"`
-	Supersteps uint64  `json:"supersteps"` // barriers that fell, under the models that have them
-	Events     uint64  `json:"events"`     // that the run is made of
+	Supersteps uint64  `json:"supersteps"` // number of barriers, under the models that have them
+	Events     uint64  `json:"events"`     // of the run
 
 	compute, wait, exchange time.Duration
 }
@@ -36,7 +36,7 @@ type Result struct {
 // DelayedShare is the part of the pulls that were delayed.
 func (r Result) DelayedShare() float64 { return float64(r.Delayed) / max(1, float64(r.Pulls)) }
 
-// Delays is the number of delayed pulls while all workers together do so many iterations each.
+// Delays is the number of delayed pulls while this number of workers do this number of iterations each.
 func (r Result) Delays(iterations, workers int) float64 {
 	return float64(r.Delayed) * float64(iterations*workers) / max(1, float64(r.Done))
 }
@@ -77,5 +77,5 @@ func Show(out io.Writer, results []Result) {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%.3f s\t%.2f\t%.1f %%\t%.1f %%\t%.1f %%\t%d\t%.1f %%\t%d\t%.2f\t%d\n", r.Model, r.Parking, r.Barrier, r.Seconds,
 			r.Throughput, 100*r.Compute, 100*r.Wait, 100*r.Exchange, r.Delayed, 100*r.DelayedShare(), r.Dropped, r.Staleness, r.MaxLead)
 	}
-	_ = t.Flush() // nobody is left to be told
+	_ = t.Flush() // there is no one to report to
 }

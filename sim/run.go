@@ -8,23 +8,23 @@ import (
 	"github.com/paceline/paceline/core/superstep"
 )
 
-// The life of an iteration, event by event.
+// The events of an iteration, in order.
 type eventKind uint8
 
 const (
 	computed eventKind = iota // a worker has computed
-	ended                     // the decider hears that a worker has ended an iteration
-	stop                      // a worker hears where its superstep ends, or that it goes on
+	ended                     // the decider learns that a worker has ended an iteration
+	stop                      // a worker learns the end of its superstep, or that it continues
 	head                      // the first byte of a push is at its server's link
-	whole                     // a push is whole, and the pull with it there
-	reported                  // global barrier: the scheduler hears that all pushes of a worker are whole
+	whole                     // a push is complete, and its pull has arrived
+	reported                  // global barrier: the scheduler learns that all pushes of a worker are complete
 	granted                   // global barrier: a pull that the scheduler allowed is at its server
 	answered                  // the first byte of an answer is at its worker's link
 	complete                  // a worker has all its answers
-	tuned                     // the servers hear of a new pull condition
+	tuned                     // the servers get a new pull condition
 )
 
-// run is a scenario under way.
+// run is a running scenario.
 type run struct {
 	Scenario
 	now     time.Duration
@@ -36,7 +36,7 @@ type run struct {
 	size    []int64 // of each key
 	result  Result
 	finish  int  // workers that have done their iterations
-	over    bool // no iteration begins any more and time stands
+	over    bool // no iteration begins any more and time has stopped
 }
 
 // server is the two directions of a server's link.
@@ -50,8 +50,8 @@ type worker struct {
 	superstep uint64
 	last      bool               // the iteration ends the superstep
 	steps     *superstep.Worker  // nil without supersteps
-	reports   []superstep.Report // under way to the decider
-	words     []superstep.Stop   // under way from it
+	reports   []superstep.Report // in flight to the decider
+	words     []superstep.Stop   // in flight from it
 
 	pushed   time.Duration // when it began to push
 	arrived  time.Duration // when its last push so far was whole
@@ -77,7 +77,7 @@ func Run(s Scenario) (Result, error) {
 	}
 	for !r.over {
 		if r.queue.len() == 0 {
-			return Result{}, r.broken(fmt.Errorf("nothing happens any more, and %d workers of %d are done", r.finish, s.Workers))
+			return Result{}, r.broken(fmt.Errorf("no event is left, and %d workers of %d are done", r.finish, s.Workers))
 		}
 		e := r.queue.next()
 		r.now = e.at
@@ -162,8 +162,7 @@ func (r *run) begin(rank int) {
 	r.queue.add(r.now+w.interval, computed, rank, 0)
 }
 
-// endIteration pushes what a worker has computed. Where that can make a barrier due, the worker asks the decider
-// before.
+// endIteration pushes a worker's iteration. Where that can make a barrier due, the worker asks the decider first.
 func (r *run) endIteration(rank int) {
 	w := &r.workers[rank]
 	w.pushed, w.ready = r.now, 0
@@ -183,7 +182,7 @@ func (r *run) endIteration(rank int) {
 	}
 }
 
-// hear takes a worker's report to the decider.
+// hear delivers a worker's report to the decider.
 func (r *run) hear(rank int) {
 	w := &r.workers[rank]
 	report := w.reports[0]
@@ -195,7 +194,7 @@ func (r *run) hear(rank int) {
 	}
 }
 
-// stop takes the decider's word to a worker.
+// stop delivers the decider's answer to a worker.
 func (r *run) stop(rank int) {
 	w := &r.workers[rank]
 	word := w.words[0]
@@ -205,8 +204,7 @@ func (r *run) stop(rank int) {
 	}
 }
 
-// push sends a worker's keys. One event at a time is under way for them, or the queue would hold all
-// messages of all workers.
+// push sends a worker's keys, one event at a time; otherwise the queue would hold all messages of all workers.
 func (r *run) push(rank int, verdict superstep.Verdict) {
 	r.workers[rank].last = verdict == superstep.WasLast
 	r.queue.add(r.now+r.Latency, head, rank, 0)
@@ -221,7 +219,7 @@ func (r *run) arrive(rank, key int) {
 	}
 }
 
-// take takes a whole push in.
+// take receives a complete push.
 func (r *run) take(rank, key int) error {
 	w := &r.workers[rank]
 	w.arrived = r.now
@@ -235,7 +233,7 @@ func (r *run) take(rank, key int) error {
 	return nil
 }
 
-// exchange takes a worker's push and pull to a gate, and sends what is answered.
+// exchange delivers a worker's push and pull to a gate, and sends the answers.
 func (r *run) exchange(k, rank int) error {
 	w, g := &r.workers[rank], r.gates[k]
 	if k == 0 {
@@ -244,7 +242,7 @@ func (r *run) exchange(k, rank int) error {
 	progress := w.iteration
 	if r.Model.Supersteps != nil {
 		progress = w.superstep
-		if !w.last { // it goes by the machine: the worker is free within its superstep
+		if !w.last { // it bypasses the machine: the worker is free within its superstep
 			r.release(k, rank)
 			return nil
 		}
@@ -262,7 +260,7 @@ func (r *run) exchange(k, rank int) error {
 	return nil
 }
 
-// note enters a push to the first key where the decider looks.
+// note enters a push to the first key for the decider.
 func (r *run) note(rank int) {
 	w := &r.workers[rank]
 	if w.steps != nil {
@@ -284,7 +282,7 @@ func (r *run) retune() error {
 	return nil
 }
 
-// release lets workers have what gate k has answered.
+// release sends the answers of gate k.
 func (r *run) release(k int, ranks ...int) {
 	if k == 0 && r.decider.tuning != nil {
 		for _, q := range ranks {
@@ -317,7 +315,7 @@ func (r *run) answer(rank, key int) {
 	r.queue.add(start+r.Latency, answered, rank, key)
 }
 
-// receive takes an answer over the worker's link.
+// receive moves an answer over the worker's link.
 func (r *run) receive(rank, key int) {
 	w := &r.workers[rank]
 	tail := r.now + r.ServerBandwidth.hold(r.size[key])
@@ -332,7 +330,7 @@ func (r *run) complete(rank int) {
 	w := &r.workers[rank]
 	wait := max(0, w.decided-w.arrived)
 	if r.Barrier == Global {
-		wait = max(0, wait-2*r.Latency) // the report's way is no waiting
+		wait = max(0, wait-2*r.Latency) // the report's transfer is not waiting
 	}
 	w.exchange = r.now - w.pushed - wait
 	r.result.wait += wait

@@ -1,14 +1,14 @@
 // Package sim runs whole jobs in virtual time: up to 10,000 workers against hundreds of servers, on
-// one core, from a seed. It drives the code that decides on the wire, condition.Machine for each key
-// and both halves of core/superstep; only the computing and the links are models. Every run is held
-// against a ledger of its own (gate.go), and what breaks it is an error that names the seed.
+// one core, from a seed. It drives the code of the wire, condition.Machine for each key and both
+// halves of core/superstep; only the computing and the links are models. A ledger checks every run (gate.go);
+// a violation is an error that names the seed.
 //
-// What is modelled. A worker computes for a time drawn from its Compute, then pushes its keys, in the
-// same order on every worker, and starts over when each is answered; a pull travels with its push. A
-// message holds a link for its bytes over the link's bandwidth, first come first served, and is whole
-// when it has passed the links at both ends and the latency between them. Sending and receiving do not
-// disturb each other, the network between the links has room for all, and what has no payload takes
-// the latency alone. Summing costs nothing.
+// The model: a worker computes for a time drawn from its Compute, then pushes its keys, in the
+// same order on every worker, and starts over when all are answered; a pull travels with its push. A
+// message occupies a link for its bytes over the link's bandwidth, first come first served, and is complete
+// when it has passed the links at both ends and the latency between them. Sending and receiving are
+// independent, the network between the links has unlimited capacity, and a message without payload takes
+// only the latency. Summing costs nothing.
 package sim
 
 import (
@@ -28,7 +28,7 @@ const (
 	MaxBytes      = 1 << 40
 )
 
-// Barrier is who decides when a pull is answered.
+// Barrier selects the decider of when a pull is answered.
 type Barrier uint8
 
 // Barriers.
@@ -36,7 +36,7 @@ const (
 	// Overlap: each server answers for its own keys by itself (FluentPS section III-D).
 	Overlap Barrier = iota
 	// Global: a scheduler decides for all keys at once, as in PS-Lite. A worker reports to it when all
-	// its pushes are acknowledged, and pulls when it is told to.
+	// its pushes are acknowledged, and pulls when the scheduler allows it.
 	Global
 )
 
@@ -47,13 +47,13 @@ func (b Barrier) String() string {
 	return "overlap"
 }
 
-// Until is when a run ends.
+// Until selects the end of a run.
 type Until uint8
 
 // Ends of a run, with T = Scenario.Iterations.
 const (
-	// All: every worker has done T iterations. Where iterations are steps of their own it does no more;
-	// under the models with supersteps workers go on until the last has its T.
+	// All: every worker has done T iterations. Under models without supersteps it does no more;
+	// with supersteps workers continue until the last has its T.
 	All Until = iota
 	// Total: the workers have done N·T together, as in epochs over data that they share.
 	Total
@@ -84,10 +84,10 @@ type Scenario struct {
 	ServerBandwidth Bandwidth     // of a server's link, each way
 	Latency         time.Duration // one way
 
-	Seed uint64 // of the times that computing takes
+	Seed uint64 // of the computing times
 }
 
-// Check reports what is wrong with the scenario, and what is allowed.
+// Check reports the faults of the scenario, with the allowed values.
 func (s Scenario) Check() error {
 	for _, f := range []struct {
 		name               string

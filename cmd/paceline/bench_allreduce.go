@@ -42,8 +42,8 @@ func benchAllreduceCommand() *cobra.Command {
 		Short: "Time the sum of tensors over the ranks, and check every element",
 		Long: `Time the sum of tensors over the ranks, and check every element.
 
-Starts jobs of its own on this host, one for each number of ranks; as a rank of a job that is there
-already it measures that one. bench/README.md says what the figures mean.`,
+Starts jobs of its own on this host, one for each number of ranks; as a rank of a running job it measures
+that job. bench/README.md explains the figures.`,
 		Example: `  paceline bench allreduce --ranks 2,4 --json allreduce.json
   paceline bench allreduce --ranks 4 --servers dedicated --num-servers 2 --sizes 64MiB
   paceline run -H host1:1,host2:1 paceline bench allreduce`,
@@ -55,7 +55,7 @@ already it measures that one. bench/README.md says what the figures mean.`,
 	f.IntSliceVar(&o.ranks, "ranks", []int{2, 4}, "`numbers` of ranks, a job for each")
 	f.StringSliceVar(&o.sizes, "sizes", []string{"4KiB", "64KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB"}, "`sizes` of the tensor")
 	f.StringVar(&o.dtype, "dtype", units.Float32.String(), "`type` of its elements: "+strings.Join(dtypeNames(), ", "))
-	f.StringVar(&o.servers, "servers", "", "`where` sums are made: embedded, dedicated or both")
+	f.StringVar(&o.servers, "servers", "", "`place` of the sums: embedded, dedicated or both")
 	f.IntVar(&o.numServers, "num-servers", 0, "`number` of dedicated servers")
 	f.IntVar(&o.connections, "connections", 0, "`number` of connections from a worker to each server")
 	f.StringVar(&o.partition, "partition", "", "`size` of the partitions")
@@ -74,7 +74,7 @@ func dtypeNames() (names []string) {
 	return names
 }
 
-// run measures as a rank, or starts the jobs whose ranks do.
+// run measures as a rank, or starts the jobs whose ranks measure.
 func (o *allreduceOptions) run(c *cobra.Command) error {
 	plan, err := o.plan()
 	if err != nil {
@@ -100,14 +100,14 @@ func (o *allreduceOptions) run(c *cobra.Command) error {
 	return o.write(report)
 }
 
-// isRank tells whether a launcher has made this process a rank of a job. The other settings of a job
-// need not make sense before there is one.
+// isRank reports whether a launcher has made this process a rank of a job. Without a job its other settings
+// need not be valid.
 func isRank(env map[string]string) (bool, error) {
 	s, _, err := settings.FromEnv(launch.Merge(env, map[string]string{"PACELINE_SERVERS": "embedded"}))
 	return s.Launcher != "", err
 }
 
-// measure measures as a rank; rank 0 tells the result.
+// measure measures as a rank; rank 0 reports the result.
 func (o *allreduceOptions) measure(c *cobra.Command, env map[string]string, plan bench.AllreducePlan, report bench.AllreduceReport) error {
 	s, _, err := settings.FromEnv(env)
 	if err != nil {
@@ -142,7 +142,7 @@ func (o *allreduceOptions) plan() (bench.AllreducePlan, error) {
 	return p, nil
 }
 
-// settings are those that flags give.
+// settings are those of the flags.
 func (o *allreduceOptions) settings() map[string]string {
 	env := map[string]string{}
 	for name, value := range map[string]string{
@@ -162,7 +162,7 @@ func positive(n int) string {
 	return ""
 }
 
-// job runs n ranks of this command on this host and reads what they found.
+// job runs n ranks of this command on this host and reads their result.
 func (o *allreduceOptions) job(n int, env map[string]string) (result bench.AllreduceResult, err error) {
 	self, err := os.Executable()
 	if err != nil {

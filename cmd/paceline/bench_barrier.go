@@ -16,7 +16,7 @@ import (
 // toTerminal is --json without a file.
 const toTerminal = "-"
 
-// Bounds of the input that is made: workers, and ends of 8 bytes.
+// Bounds of the generated input: workers, and ends of 8 bytes.
 const (
 	maxBenchWorkers = 100_000
 	maxBenchEnds    = 20_000_000
@@ -27,12 +27,12 @@ func benchBarrierCommand() *cobra.Command {
 	var jsonFile string
 	c := &cobra.Command{
 		Use:   "barrier",
-		Short: "Time how ElasticBSP finds its next barrier, and check what it finds",
-		Long: `Time how ElasticBSP finds its next barrier, and check what it finds.
+		Short: "Time the search for ElasticBSP's next barrier, and check its results",
+		Long: `Time the search for ElasticBSP's next barrier, and check its results.
 
 Workers' iterations take 1000 to 1500 ms, as in the paper on ZipLine, and have drifted apart for 1000 s of virtual
-time. Inputs are made before the clock runs. A table puts the least waiting times beside the paper's table 3; its
-figures are of one input each.`,
+time. Inputs are made before the clock runs. A table shows the least waiting times beside the paper's table 3,
+whose figures are of one input each.`,
 		Example: `  paceline bench barrier --workers 1000 --predictions 150 --json
   paceline bench barrier --workers 10000 --predictions 15 --inputs 0 --json=barrier.json`,
 		Args: cobra.NoArgs,
@@ -43,7 +43,7 @@ figures are of one input each.`,
 	f.IntVar(&p.Workers, "workers", 1000, "`number` of workers")
 	f.IntVar(&p.Predictions, "predictions", 150, "`number` of iterations that are predicted of each")
 	f.IntVar(&p.Searches, "searches", 20, "`number` of searches to time")
-	f.IntVar(&p.Inputs, "inputs", 200, "`number` of inputs behind each cell of the table, at most; 0: no table")
+	f.IntVar(&p.Inputs, "inputs", 200, "greatest `number` of inputs per cell of the table; 0: no table")
 	f.Uint64Var(&p.Seed, "seed", 1, "`seed` of the inputs")
 	f.StringVar(&jsonFile, "json", "", "`file` to write the results to; --json alone prints them instead of the tables")
 	f.Lookup("json").NoOptDefVal = toTerminal

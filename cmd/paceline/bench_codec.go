@@ -19,11 +19,11 @@ func benchCodecCommand() *cobra.Command {
 	var size, jsonFile string
 	c := &cobra.Command{
 		Use:   "codec",
-		Short: "Time the codecs beside memcpy, and tell what they make of gradients",
-		Long: `Time the codecs beside memcpy, and tell what they make of gradients.
+		Short: "Time the codecs beside memcpy, and measure their effect on gradients",
+		Long: `Time the codecs beside memcpy, and measure their effect on gradients.
 
 Runs on one core of this host and needs no job. Codecs are named as in settings: ` + strings.Join(codec.Names(), ", ") + `,
-with arguments as in topk:0.01 or int8:block=256, and +s2 or +zstd behind any.`,
+with arguments as in topk:0.01 or int8:block=256, and the suffix +s2 or +zstd.`,
 		Example: `  paceline bench codec
   paceline bench codec --codec topk:0.01 --codec int8:block=256,feedback=on --size 4MiB --json codec.json`,
 		Args: cobra.NoArgs,

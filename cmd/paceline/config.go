@@ -11,14 +11,13 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Where the keys of Horovod's configuration file have no section of flags with their own name in front,
-// this is what stands in front of them.
+// The prefixes of flags for the sections of Horovod's configuration file whose name is not the prefix.
 var configPrefixes = map[string]string{
 	"params": "", "autotune": "autotune-", "timeline": "timeline-", "stall_check": "stall-check-", "library_options": "", "logging": "log-",
 }
 
-// applyConfig sets the flags that a configuration file of Horovod's form gives. Flags on the command
-// line come first.
+// applyConfig sets flags from a configuration file in Horovod's form. Flags on the command line take
+// precedence.
 func applyConfig(path string, flags *pflag.FlagSet) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -38,7 +37,7 @@ func applyConfig(path string, flags *pflag.FlagSet) error {
 		prefix, known := configPrefixes[section]
 		values, isMap := sections[section].(map[string]any)
 		if !known || !isMap && sections[section] != nil {
-			return fmt.Errorf("%s: %q is not a section of it: there are controller, %s", path, section, strings.Join(slices.Sorted(maps.Keys(configPrefixes)), ", "))
+			return fmt.Errorf("%s: %q is not a section: allowed are controller, %s", path, section, strings.Join(slices.Sorted(maps.Keys(configPrefixes)), ", "))
 		}
 		for _, key := range slices.Sorted(maps.Keys(values)) {
 			if err := applyKey(flags, section, prefix, key, values[key]); err != nil {
@@ -67,7 +66,7 @@ func setUnlessGiven(flags *pflag.FlagSet, name string, value any) error {
 	flag := flags.Lookup(name)
 	switch {
 	case flag == nil:
-		return fmt.Errorf("there is no such setting (--%s)", name)
+		return fmt.Errorf("no such setting (--%s)", name)
 	case flag.Changed || value == nil:
 		return nil
 	case value == false: // a switch that is off was not given

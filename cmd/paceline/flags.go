@@ -14,7 +14,7 @@ import (
 // A horovodFlag is a flag of horovodrun whose effect, if it has one here, is a setting.
 type horovodFlag struct {
 	name    string
-	takes   string                            // what its value is; "" for a switch
+	takes   string                            // kind of its value; "" for a switch
 	setting string                            // the variable it sets; "" for none
 	value   func(text string) (string, error) // of the flag to that of the setting; nil where they are the same
 	usage   string
@@ -33,7 +33,7 @@ var settingFlags = []horovodFlag{
 	{"remote-shell", "command", "PACELINE_REMOTE_SHELL", nil, "how to reach other hosts; {host} stands for the host (default ssh)"},
 }
 
-// idleFlags are accepted for the sake of scripts and have no effect.
+// idleFlags are accepted for compatibility and have no effect.
 var idleFlags = []horovodFlag{
 	{name: "gloo"}, {name: "mpi"}, {name: "jsrun"}, {name: "tcp"}, {name: "disable-cache"}, {name: "stall-check"},
 	{name: "cycle-time-ms", takes: "ms"}, {name: "cache-capacity", takes: "n"}, {name: "timeline-mark-cycles"}, {name: "no-timeline-mark-cycles"},
@@ -52,7 +52,7 @@ var elasticFlags = []horovodFlag{
 	{name: "blacklist-cooldown-range", takes: "seconds"}, {name: "host-discovery-script", takes: "file"},
 }
 
-// word is the value of a flag as it was given. What is allowed is the setting's business.
+// word is the unchecked value of a flag; the setting checks it.
 type word struct{ text, kind string }
 
 func (w *word) String() string        { return w.text }
@@ -94,7 +94,7 @@ func settingsOf(flags *pflag.FlagSet) (map[string]string, error) {
 	return env, nil
 }
 
-// given lists those of the flags that were given, as people write them.
+// given lists the flags that were given, as people write them.
 func given(flags *pflag.FlagSet, list []horovodFlag) []string {
 	var names []string
 	for _, f := range list {
@@ -105,7 +105,7 @@ func given(flags *pflag.FlagSet, list []horovodFlag) []string {
 	return names
 }
 
-// fusionBytes turns Horovod's megabytes into what one frame takes at most.
+// fusionBytes turns Horovod's megabytes into at most the limit of one frame.
 func fusionBytes(text string) (string, error) {
 	n, err := strconv.ParseFloat(text, 64)
 	if err != nil || !(n >= 0) {

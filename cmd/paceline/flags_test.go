@@ -120,11 +120,11 @@ logging:
 func TestConfigFileErrorsNameThePlace(t *testing.T) {
 	for text, want := range map[string]string{
 		"params:\n  speed: 3":           "params: speed: there is no such setting",
-		"nonsense:\n  a: 1":             `"nonsense" is not a section of it`,
-		"params: 3":                     `"params" is not a section of it`,
+		"nonsense:\n  a: 1":             `"nonsense" is not a section`,
+		"params: 3":                     `"params" is not a section`,
 		"stall_check:\n  enabled: much": "stall_check: enabled: much is neither true nor false",
 		"a: [":                          "config.yaml",
-		"controller: carrier-pigeon":    "controller: there is no such setting (--carrier-pigeon)",
+		"controller: carrier-pigeon":    "controller: no such setting (--carrier-pigeon)",
 	} {
 		path := filepath.Join(t.TempDir(), "config.yaml")
 		os.WriteFile(path, []byte(text), 0o600)

@@ -13,8 +13,7 @@ import (
 	"github.com/paceline/paceline/internal/version"
 )
 
-// python is the interpreter that a command will run: the command itself if it is one, else the first
-// on the PATH.
+// python is the interpreter of a command: the command itself if it is one, else the first on the PATH.
 func python(command []string) (string, error) {
 	if len(command) > 0 && strings.HasPrefix(filepath.Base(command[0]), "python") {
 		if path, err := exec.LookPath(command[0]); err == nil {
@@ -26,7 +25,7 @@ func python(command []string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", errors.New("there is no python on the PATH")
+	return "", errors.New("no python on the PATH")
 }
 
 // shimDir is the directory whose `horovod` package is Paceline: in the package that the interpreter

@@ -19,7 +19,7 @@ import (
 	"github.com/paceline/paceline/node/settings"
 )
 
-// facts is what `paceline info` tells.
+// facts is the output of `paceline info`.
 type facts struct {
 	Version    string            `json:"version"`
 	Revision   string            `json:"revision,omitempty"`
@@ -79,7 +79,7 @@ func gather(env map[string]string) (facts, error) {
 	return f, nil
 }
 
-// cpuFeatures names those instructions that the kernels use where they are.
+// cpuFeatures names the available instructions among those that the kernels use.
 func cpuFeatures() []string {
 	var names []string
 	for _, one := range []struct {

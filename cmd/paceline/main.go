@@ -1,4 +1,4 @@
-// Command paceline starts jobs and the parts of them that are not workers, and tells about both.
+// Command paceline starts jobs and their servers and schedulers, and shows information about them.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 
 func main() { os.Exit(execute(os.Args[1:])) }
 
-// exitCode ends the command with a code, its reason having been told already.
+// exitCode ends the command with a code; the reason was already reported.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }

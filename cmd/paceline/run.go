@@ -26,33 +26,33 @@ func runCommand() *cobra.Command {
 		Short: "Run a command as the workers of a job, here or on several hosts",
 		Long: `Run a command as the workers of a job, here or on several hosts.
 
-The flags are horovodrun's. The scheduler runs in the launcher, a server in every worker, and the job's
-secret is made anew for each run.`,
+The flags are horovodrun's. The scheduler runs in the launcher, a server in every worker, and each run has a
+new secret.`,
 		Example: `  paceline run -np 4 python train.py
   paceline run -np 4 --horovod python train_with_horovod.py
   paceline run -H host1:2,host2:2 --servers host3,host4 python train.py`,
 		RunE: func(c *cobra.Command, command []string) error { return o.run(c, command) },
 	}
 	f := c.Flags()
-	f.SetInterspersed(false) // what follows the command's name is the command's
+	f.SetInterspersed(false) // arguments after the command's name belong to the command
 	f.SortFlags = false
 	f.IntVarP(&o.Processes, "np", "n", 0, "number of `processes` (default: every slot of the hosts, or 1); also -np, --num-proc")
 	f.IntVar(&o.Processes, "num-proc", 0, "")
 	f.StringVarP(&o.Hosts, "hosts", "H", "", "`hosts` and their slots: host1:2,host2:4")
 	f.StringVar(&o.HostFile, "hostfile", "", "`file` with a host on each line: host1 slots=2")
 	f.StringVar(&o.Servers, "servers", "", "`hosts` on which to start dedicated servers: host3,host4:7001 (with a port)")
-	f.StringVar(&o.Scheduler, "scheduler", "", "`address` of a scheduler that runs already, host:port")
+	f.StringVar(&o.Scheduler, "scheduler", "", "`address` of a running scheduler, host:port")
 	f.StringVar(&o.Listen, "listen", "", "`address` at which the launcher's own scheduler listens, host:port")
 	f.BoolVar(&o.horovod, "horovod", false, "let 'import horovod' find Paceline")
 	f.StringSliceVar(&o.Interfaces, "network-interfaces", nil, "`names` of network interfaces, or addresses of this machine; each host uses the first that it has")
 	f.StringSliceVar(&o.Interfaces, "network-interface", nil, "")
 	f.IntVarP(&o.SSHPort, "ssh-port", "p", 0, "`port` of ssh on the hosts")
 	f.StringVarP(&o.SSHIdentity, "ssh-identity-file", "i", "", "`file` with the key for ssh")
-	f.StringVar(&o.OutputDir, "output-filename", "", "`directory` for the output of each rank as well: rank.0/stdout, rank.0/stderr, ...")
+	f.StringVar(&o.OutputDir, "output-filename", "", "additional `directory` for the output of each rank: rank.0/stdout, rank.0/stderr, ...")
 	f.BoolVar(&o.Timestamps, "prefix-output-with-timestamp", false, "begin each line of output with the time")
-	f.BoolVar(&o.Verbose, "verbose", false, "say what is started where")
-	f.StringVar(&o.configFile, "config-file", "", "`file` with settings, YAML as horovodrun has it; flags come first")
-	f.BoolVar(&o.checkBuild, "check-build", false, "say what this build can do; also -cb")
+	f.BoolVar(&o.Verbose, "verbose", false, "show each started process and its host")
+	f.StringVar(&o.configFile, "config-file", "", "`file` with settings, in horovodrun's YAML; flags take precedence")
+	f.BoolVar(&o.checkBuild, "check-build", false, "show the capabilities of this build; also -cb")
 	addHorovodFlags(f)
 	for _, name := range []string{"num-proc", "network-interface"} {
 		f.Lookup(name).Hidden = true
@@ -94,7 +94,7 @@ func (o *runOptions) run(c *cobra.Command, command []string) error {
 	return runJob(o.Options)
 }
 
-// runJob passes a failed worker's exit code on.
+// runJob returns a failed worker's exit code.
 func runJob(o launch.Options) error {
 	code, err := launch.Run(o)
 	if err == nil && code != 0 {

@@ -22,12 +22,12 @@ func schedulerCommand() *cobra.Command {
 		Short: "Run the scheduler of a job until a signal ends it",
 		Long: `Run the scheduler of a job until a signal ends it.
 
-Only for jobs whose processes are started one by one: ` + "`paceline run`" + ` holds a scheduler of its own. It may be
-killed and started again at any time; the job goes on.`,
+Only for jobs whose processes are started separately: ` + "`paceline run`" + ` has a scheduler of its own. It may be
+killed and started again at any time; the job continues.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if _, port, err := net.SplitHostPort(listen); err != nil || port == "0" {
-				return errors.New("--listen host:port says where the others find the scheduler")
+				return errors.New("--listen host:port must give the scheduler's address")
 			}
 			s, err := settingsAs("scheduler", listen, map[string]string{"PACELINE_NUM_SERVERS": numServers})
 			if err != nil {
@@ -56,8 +56,8 @@ func runScheduler(s settings.Settings) error {
 	return sched.Close()
 }
 
-// settingsAs reads the environment in a role, with the scheduler's address from the command line if it
-// is there, and shows the warnings.
+// settingsAs reads the environment in a role, with the scheduler's address from the command line if given, and
+// shows the warnings.
 func settingsAs(role, scheduler string, more map[string]string) (settings.Settings, error) {
 	env := launch.Merge(launch.Variables(os.Environ()), map[string]string{"PACELINE_ROLE": role})
 	if scheduler != "" {

@@ -14,9 +14,9 @@ import (
 	"github.com/paceline/paceline/sim"
 )
 
-// simOptions are the flags of `paceline sim` as they are typed.
+// simOptions are the flags of `paceline sim`.
 type simOptions struct {
-	scenario                   sim.Scenario // what needs no parsing
+	scenario                   sim.Scenario // flags without parsing
 	models, parkings, barriers []string
 	compute, until             string
 	bytes                      string
@@ -31,15 +31,15 @@ func simCommand() *cobra.Command {
 		Short: "Run a job in virtual time: up to 10,000 workers, any model, any cluster",
 		Long: `Run a job in virtual time: up to 10,000 workers, any model, any cluster.
 
-Drives the code that decides in a real job, the conditions and the barriers, with workers that compute for a drawn
-time and links that have a bandwidth and a latency. Runs repeat for a seed, and each is checked as it goes: what
-would break a model's promise is an error. Give --model, --parking or --barrier several times to compare: the
+Drives the conditions and barriers of a real job with workers that compute for a random time and links that
+have a bandwidth and a latency. Runs repeat for a seed, and each is checked while it runs: a violation of a
+model's guarantees is an error. Give --model, --parking or --barrier several times to compare: the
 iterations of a worker take equally long in all runs.
 
 Models: ` + strings.Join(condition.Names(), ", ") + `,
 with arguments as in ssp:3, pssp:3,0.5, dsps:3,15, drop-stragglers:60, adaptive:2,4 or elastic:15.
 
-Compute times (SIGMA is that of a log-normal factor, 0 where it is left out):
+Compute times (SIGMA is that of a log-normal factor, 0 by default):
 ` + sim.ComputeHelp(),
 		Example: `  paceline sim --model bsp --model ssp:3 --model pssp:3,0.5 --compute transient:100ms,0.05,5 --plot models.svg
   paceline sim --workers 10000 --servers 200 --iterations 3 --compute lognormal:1s,0.2 --bandwidth 10Gbit
@@ -55,11 +55,11 @@ Compute times (SIGMA is that of a log-normal factor, 0 where it is left out):
 	f.IntVar(&s.Servers, "servers", 4, "`number` of servers")
 	f.IntVar(&s.Keys, "keys", 4, "`number` of keys of each server")
 	f.IntVar(&s.Iterations, "iterations", 100, "`number` of iterations of each worker")
-	f.StringVar(&o.until, "until", sim.All.String(), "`end` of the run: all workers have done so many, or in total they have done as many as if all had (total)")
+	f.StringVar(&o.until, "until", sim.All.String(), "`end` of the run: each worker has done these iterations (all), or together they have done as many (total)")
 	f.StringArrayVar(&o.models, "model", []string{"bsp"}, "synchronisation `model`, as in a job's settings; several with spaces between")
 	f.StringSliceVar(&o.parkings, "parking", []string{condition.Lazy.String()}, "parking `order` of delayed pulls: lazy or soft-barrier")
-	f.StringSliceVar(&o.barriers, "barrier", []string{sim.Overlap.String()}, "`who` decides: overlap (each server for its keys) or global (a scheduler)")
-	f.StringVar(&o.compute, "compute", "lognormal:100ms,0.1", "`times` that iterations take to compute")
+	f.StringSliceVar(&o.barriers, "barrier", []string{sim.Overlap.String()}, "`decider`: overlap (each server for its keys) or global (a scheduler)")
+	f.StringVar(&o.compute, "compute", "lognormal:100ms,0.1", "computing `times` of the iterations")
 	f.StringVar(&o.bytes, "bytes", "4MiB", "`size` of the model, which travels both ways in every iteration")
 	f.StringVar(&o.bandwidth, "bandwidth", "10Gbit", "`bandwidth` of a worker's link each way, or unlimited")
 	f.StringVar(&o.serverBandwidth, "server-bandwidth", "", "`bandwidth` of a server's link each way (default: as a worker's)")
@@ -67,7 +67,7 @@ Compute times (SIGMA is that of a log-normal factor, 0 where it is left out):
 	f.Uint64Var(&s.Seed, "seed", 1, "`seed` of the computing times")
 	f.StringVar(&o.jsonFile, "json", "", "`file` to write the results to; --json alone prints them instead of the table")
 	f.Lookup("json").NoOptDefVal = toTerminal
-	f.StringVar(&o.plotFile, "plot", "", "SVG `file` to draw where the time goes in")
+	f.StringVar(&o.plotFile, "plot", "", "SVG `file` for a chart of the parts of the time")
 	c.AddCommand(simPapersCommand())
 	return c
 }
@@ -103,7 +103,7 @@ func (o *simOptions) run(c *cobra.Command) error {
 	return writeJSON(o.jsonFile, results)
 }
 
-// scenarios are those of every model under every parking order and barrier.
+// scenarios combines every model with every parking order and barrier.
 func (o *simOptions) scenarios() (all []sim.Scenario, err error) {
 	s := o.scenario
 	if s.Until, err = named("until", o.until, sim.All, sim.Total); err != nil {
@@ -125,7 +125,7 @@ func (o *simOptions) scenarios() (all []sim.Scenario, err error) {
 	}
 	models := o.settings()
 	if len(models) == 0 {
-		return nil, fmt.Errorf("--model: no model is given, known are: %s", strings.Join(condition.Names(), ", "))
+		return nil, fmt.Errorf("--model: missing, known are: %s", strings.Join(condition.Names(), ", "))
 	}
 	for _, setting := range models {
 		if s.Model, err = condition.Parse(setting); err != nil {
@@ -149,8 +149,8 @@ func (o *simOptions) scenarios() (all []sim.Scenario, err error) {
 	return all, nil
 }
 
-// settings are the models. A space parts them, as commas part a model's arguments; an expression may
-// have spaces of its own, so it stands alone.
+// settings are the models. Spaces separate them, since commas separate a model's arguments; an expression may
+// contain spaces, so it stands alone.
 func (o *simOptions) settings() (all []string) {
 	for _, m := range o.models {
 		if strings.HasPrefix(m, "expression:") {
@@ -162,7 +162,7 @@ func (o *simOptions) settings() (all []string) {
 	return all
 }
 
-// named is the one of the values that has the name.
+// named is the value with the name.
 func named[T fmt.Stringer](flag, name string, values ...T) (T, error) {
 	var names []string
 	for _, v := range values {

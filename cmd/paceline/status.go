@@ -24,11 +24,11 @@ func statusCommand() *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "status --scheduler host:port",
-		Short: "Show what a job's scheduler knows",
+		Short: "Show the state of a job's scheduler",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if scheduler == "" && os.Getenv("PACELINE_SCHEDULER") == "" {
-				return errors.New("--scheduler host:port (or PACELINE_SCHEDULER) says which job")
+				return errors.New("--scheduler host:port (or PACELINE_SCHEDULER) must name the job")
 			}
 			s, err := settingsAs("server", scheduler, nil)
 			if err != nil {

@@ -12,8 +12,8 @@ import (
 const ours = "PACELINE_"
 
 // From is FromEnv with settings that the program gives beside its environment, "sync" for PACELINE_SYNC and so on, as
-// texts, numbers or booleans. They take the place of the variables, so that they count before their synonyms too, are
-// checked as these are, and say nothing where they are empty; one that does not exist is an error.
+// texts, numbers or booleans. They replace the variables: they take precedence over synonyms too, have the same
+// checks, and have no effect if empty; an unknown one is an error.
 func From(env map[string]string, given map[string]any) (Settings, []string, error) {
 	if len(given) == 0 {
 		return FromEnv(env)
@@ -39,7 +39,7 @@ func From(env map[string]string, given map[string]any) (Settings, []string, erro
 	return s, warnings, nil
 }
 
-// give puts a setting into the environment in the place of its variable.
+// give puts a setting into the environment in place of its variable.
 func give(env map[string]string, name string, value any) error {
 	rows := Table()
 	at := slices.IndexFunc(rows, func(r Setting) bool { return r.Name == variable(name) })
@@ -57,7 +57,7 @@ func give(env map[string]string, name string, value any) error {
 
 func variable(name string) string { return ours + strings.ToUpper(name) }
 
-// textOf is a value as a variable would have it.
+// textOf is a value in the form of a variable.
 func textOf(value any) (string, error) {
 	switch v := value.(type) {
 	case string:
@@ -70,5 +70,5 @@ func textOf(value any) (string, error) {
 	case float64:
 		return strconv.FormatFloat(v, 'f', -1, 64), nil
 	}
-	return "", fmt.Errorf("%v is no text, number or boolean", value)
+	return "", fmt.Errorf("%v is not a text, number or boolean", value)
 }

@@ -9,15 +9,15 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 )
 
-// A launcher is a set of variables that say who a process is. They are taken together, from the first
-// launcher whose rank and size are set: a job script under Slurm may well start torchrun, and then the
-// one's local rank does not fit the other's rank.
+// A launcher is a set of variables that identify a process. All come from the first launcher whose rank and
+// size are set: a job script under Slurm may start torchrun, and the local rank of one does not match the rank
+// of the other.
 type launcher struct {
 	name                 string
 	rank, size           string
 	localRank, localSize string
 	crossRank, crossSize string
-	sure                 bool // nothing but the launcher sets these: half of them is an error
+	sure                 bool // only the launcher sets these: one without the other is an error
 }
 
 var launchers = []launcher{
@@ -70,11 +70,11 @@ func (s *Settings) identityValues() []Value {
 	return values
 }
 
-// identify fills in who this process is. Of a server or scheduler only the host matters.
+// identify sets the process's identity. A server or scheduler needs only the host.
 func identify(s *Settings, env map[string]string) error {
 	s.Rank, s.Size = 0, 1
 	s.LocalRank, s.LocalSize, s.CrossRank, s.CrossSize = -1, -1, -1, -1
-	if s.Role != "worker" && s.Role != "" { // "" where the role itself was wrong
+	if s.Role != "worker" && s.Role != "" { // "" if the role itself is invalid
 		return nil
 	}
 	l, err := launcherOf(env)
@@ -107,7 +107,7 @@ func identify(s *Settings, env map[string]string) error {
 	return errors.Join(r.err, bounds(s, l))
 }
 
-// launcherOf finds whose variables are set; nil for none.
+// launcherOf finds the launcher whose variables are set; nil for none.
 func launcherOf(env map[string]string) (*launcher, error) {
 	if env["SLURM_STEP_NUM_TASKS"] == "" && env["SLURM_STEP_ID"] != "" {
 		// Older srun. Without a step this is a batch script, whose SLURM_NTASKS are for later steps.
@@ -141,7 +141,7 @@ func pick(launchers []launcher, env map[string]string) (*launcher, error) {
 	return nil, nil
 }
 
-// byHosts works out BytePS's ranks: its workers are hosts, with a number of processes on each.
+// byHosts computes BytePS's ranks: its workers are hosts, with a number of processes on each.
 func byHosts(s *Settings, env map[string]string) {
 	s.LocalRank, s.LocalSize = max(s.LocalRank, 0), max(s.LocalSize, 1)
 	s.Size = s.CrossSize * s.LocalSize
@@ -151,7 +151,7 @@ func byHosts(s *Settings, env map[string]string) {
 	s.From["PACELINE_RANK"], s.From["PACELINE_SIZE"] = "DMLC_WORKER_ID", "DMLC_NUM_WORKER"
 }
 
-// bounds reports numbers that do not fit each other.
+// bounds reports inconsistent numbers.
 func bounds(s *Settings, l *launcher) error {
 	switch {
 	case s.Size > limits.MaxRanks:
@@ -169,7 +169,7 @@ func bounds(s *Settings, l *launcher) error {
 	return nil
 }
 
-// numbers reads variables that hold a number, and remembers the first that does not.
+// numbers reads variables with a number, and records the first without.
 type numbers struct {
 	env map[string]string
 	err error
@@ -189,7 +189,7 @@ func (r *numbers) read(into *int, variable string, low int) {
 }
 
 // tasksOnNode reads Slurm's list of the numbers of tasks on each node, "4(x2),3", at one of them;
-// -1 if it does not say.
+// -1 if it has none.
 func tasksOnNode(list string, node int) int {
 	if list == "" || node < 0 {
 		return -1

@@ -14,7 +14,7 @@ import (
 	"github.com/paceline/paceline/internal/secret"
 )
 
-// A kind is how one setting is written, read and bounded.
+// A kind writes, reads and bounds one setting.
 type kind struct {
 	allowed string // completes "allowed ..." in an error
 	parse   func(*Settings, string) error
@@ -46,7 +46,7 @@ func choice(field func(*Settings) *string, names ...string) kind {
 	return k
 }
 
-// level is a log level. The other systems' names, and Horovod's numbers, are taken too.
+// level is a log level. It accepts the other systems' names and Horovod's numbers too.
 func level(field func(*Settings) *string) kind {
 	k := choice(field, "debug", "info", "warn", "error", "fatal")
 	ours := k.parse
@@ -176,7 +176,7 @@ var sizeUnits = []struct {
 	{"k", 1 << 10}, {"m", 1 << 20}, {"g", 1 << 30}, {"t", 1 << 40}, {"b", 1},
 }
 
-// ParseSize reads a number of bytes as settings have it: 4194304, 4MiB, 1.5G.
+// ParseSize reads a number of bytes: 4194304, 4MiB, 1.5G.
 func ParseSize(v string) (int64, error) {
 	number, unit := strings.ToLower(v), int64(1)
 	for _, u := range sizeUnits {
@@ -198,7 +198,7 @@ func ParseSize(v string) (int64, error) {
 	return int64(f * float64(unit)), nil
 }
 
-// ShowSize writes a number of bytes in the largest unit that it is whole in.
+// ShowSize writes a number of bytes in the largest unit that divides it.
 func ShowSize(n int64) string {
 	for _, u := range []struct {
 		name  string
@@ -213,7 +213,7 @@ func ShowSize(n int64) string {
 
 // The conversions of other systems' values.
 
-// ifTrue makes of a switch that is on the value here.
+// ifTrue turns a switch that is on into the value here.
 func ifTrue(value string) func(*Settings, string) (string, bool) {
 	return func(_ *Settings, v string) (string, bool) {
 		on, err := parseBool(v)
@@ -221,7 +221,7 @@ func ifTrue(value string) func(*Settings, string) (string, bool) {
 	}
 }
 
-// ifPositive makes of a number over 0 the value here.
+// ifPositive turns a number over 0 into the value here.
 func ifPositive(value string) func(*Settings, string) (string, bool) {
 	return func(_ *Settings, v string) (string, bool) {
 		n, err := strconv.Atoi(v)

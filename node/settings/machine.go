@@ -13,8 +13,8 @@ import (
 	"github.com/paceline/paceline/internal/secret"
 )
 
-// Complete adds what only this machine knows: its name and address, the job's secret, the bound of a
-// server's memory. The settings are then ready to run by. It may be called again.
+// Complete adds the machine's own data: its name and address, the job's secret, the bound of a server's
+// memory. The settings are then complete. It may be called again.
 func (s *Settings) Complete() (warnings []string, err error) {
 	if s.Host == "" {
 		if s.Host, err = os.Hostname(); err != nil {
@@ -39,9 +39,8 @@ func (s *Settings) Complete() (warnings []string, err error) {
 	return warnings, err
 }
 
-// masterAddress is the address by which the other ranks know this machine as MASTER_ADDR. A machine's
-// own name may mean loopback to itself, and a service's name may lead here through a translation: then
-// it is the address of the interface that the job uses.
+// masterAddress is this machine's address behind MASTER_ADDR. A machine may resolve its own name to loopback,
+// and a service's name may lead here through a translation: then it is the address of the job's interface.
 func (s *Settings) masterAddress(host string) (string, error) {
 	if found, err := net.LookupIP(host); err == nil && len(found) > 0 {
 		if ip := found[0].String(); !found[0].IsLoopback() && iface.IsLocal(ip, "") {
@@ -94,7 +93,7 @@ func (s *Settings) ListenHost() (string, error) {
 		return "", err
 	}
 	if s.EmbedScheduler != "" {
-		return host, nil // Complete made it the address by which the others know this machine
+		return host, nil // Complete made it the address at which others reach this machine
 	}
 	return iface.Towards(host)
 }
@@ -109,9 +108,9 @@ func TimelinePath(path string, rank int) string {
 	return fmt.Sprintf("%s.%d%s", strings.TrimSuffix(path, ext), rank, ext)
 }
 
-// memoryBytes is the memory of this machine, or of the container that holds us where that is less.
+// memoryBytes is the memory of this machine, or of this container if that is less.
 func memoryBytes() int64 {
-	total := int64(4 << 30) // where the system does not say
+	total := int64(4 << 30) // if the system does not say
 	if n, ok := meminfoTotal(); ok {
 		total = n
 	}

@@ -1,9 +1,8 @@
-// Package settings turns a process's environment into what the engine runs by.
+// Package settings turns a process's environment into the settings of the engine.
 //
-// One table (table.go) says which variables there are, what is allowed and what the default is; who
-// this process is in the job comes from the launcher's variables (identity.go); where the scheduler is
-// and what the job's secret is follow from both (rendezvous.go). FromEnv is a pure function of the
-// environment; Complete adds what only the machine knows.
+// One table (table.go) lists the variables, their allowed values and defaults. The process's identity comes
+// from the launcher's variables (identity.go); the scheduler's address and the source of the job's secret follow
+// from both (rendezvous.go). FromEnv is a pure function of the environment; Complete adds the machine's own data.
 package settings
 
 import (
@@ -12,9 +11,9 @@ import (
 	"time"
 )
 
-// Settings are what one process runs by. Times are durations, sizes bytes.
+// Settings are the settings of one process. Times are durations, sizes bytes.
 type Settings struct {
-	// Who this process is. Local and cross numbers that the launcher did not give are -1: they follow
+	// The process's identity. Local and cross numbers that the launcher did not give are -1: they follow
 	// from the hosts in the roster.
 	Role      string `json:"role"` // "worker", "server" or "scheduler"
 	Rank      int    `json:"rank"`
@@ -23,20 +22,20 @@ type Settings struct {
 	LocalSize int    `json:"local_size"`
 	CrossRank int    `json:"cross_rank"`
 	CrossSize int    `json:"cross_size"`
-	Host      string `json:"host"`     // name of this machine for people, alike for its ranks; Complete fills it
+	Host      string `json:"host"`     // name of this machine for people, equal for its ranks; Complete sets it
 	Launcher  string `json:"launcher"` // whose variables gave the rank: "paceline", "torchrun", ...; "" for none
 
 	// The rendezvous of the job.
-	Scheduler      string `json:"scheduler"`       // host:port to dial; "" where it is this process's own, on a port that is known once it listens
-	EmbedScheduler string `json:"embed_scheduler"` // host:port at which this process has to run the scheduler; "" if another does. Complete makes the host an address to bind to
+	Scheduler      string `json:"scheduler"`       // host:port to dial; "" for this process's own, whose port is known once it listens
+	EmbedScheduler string `json:"embed_scheduler"` // host:port of the scheduler that this process runs; "" if another does. Complete makes the host an address to bind to
 	Port           int    `json:"port"`            // of a scheduler in rank 0; 0 for a derived one
 	Local          bool   `json:"local"`           // every rank is on this host: listeners bind to loopback
-	Interface      string `json:"interface"`       // name or address to bind to and to be reached at; "" for the way towards the scheduler
+	Interface      string `json:"interface"`       // name or address to bind to and to be reached at; "" for the interface towards the scheduler
 
-	JobSecret  []byte `json:"-"`           // Complete fills it from SecretFile, or for a local job from SecretDir
+	JobSecret  []byte `json:"-"`           // Complete sets it from SecretFile, or for a local job from SecretDir
 	SecretFile string `json:"secret_file"` // file that holds the secret, given by the user
-	SecretDir  string `json:"secret_dir"`  // directory of the user's own shared secret, for a local job that was given none
-	SecretFor  string `json:"-"`           // what tells this local job from the user's others in SecretDir
+	SecretDir  string `json:"secret_dir"`  // directory of the user's own shared secret, for a local job without one
+	SecretFor  string `json:"-"`           // distinguishes this local job from the user's others in SecretDir
 
 	TLSCert string `json:"tls_cert"` // paths of PEM files; TLS is used where they are given
 	TLSKey  string `json:"tls_key"`
@@ -44,15 +43,15 @@ type Settings struct {
 
 	// Servers.
 	Servers      string `json:"servers"`       // "embedded", "dedicated" or "both"
-	NumServers   int    `json:"num_servers"`   // dedicated servers that the job waits for; 0: the scheduler knows
+	NumServers   int    `json:"num_servers"`   // dedicated servers that the job waits for; 0: the scheduler's number
 	Placement    string `json:"placement"`     // "round-robin" or "largest-first"; "": the scheduler's choice
-	ServerMemory int64  `json:"server_memory"` // bound of a server's buffers; Complete turns 0 into a share of the machine's
+	ServerMemory int64  `json:"server_memory"` // bound of a server's buffers; Complete replaces 0 by a share of the machine's memory
 	ServerShards int    `json:"server_shards"` // 0: one per core
 
-	// The way of a gradient.
+	// The path of a gradient.
 	PartitionBytes int64  `json:"partition_bytes"` // 0: the worker chooses by the servers
 	FusionBytes    int64  `json:"fusion_bytes"`    // payload of a frame in which small tensors travel together; 0: each alone
-	CreditBytes    int64  `json:"credit_bytes"`    // pushed to one server and not yet answered
+	CreditBytes    int64  `json:"credit_bytes"`    // pushed to one server and not answered yet
 	Connections    int    `json:"connections"`     // from a worker to each server
 	SendBuffer     int64  `json:"send_buffer"`     // of the kernel for a connection; 0: as the kernel tunes it
 	Congestion     string `json:"congestion"`      // TCP's congestion control, or "system"
@@ -75,12 +74,12 @@ type Settings struct {
 	LogLevel    string `json:"log_level"`    // "debug", "info", "warn", "error" or "fatal"
 	RemoteShell string `json:"remote_shell"` // of `paceline run`
 
-	// From tells which variable gave a setting, by the setting's name; without an entry it is the default.
+	// From gives the variable behind each setting, by the setting's name; a default has no entry.
 	From map[string]string `json:"-"`
 }
 
 // FromEnv reads the settings of a process from its environment. Warnings are for the user to see once;
-// the error names every variable that is wrong, its value and what is allowed.
+// the error names every faulty variable, its value and the allowed values.
 func FromEnv(env map[string]string) (Settings, []string, error) {
 	s := Settings{From: map[string]string{}}
 	var warnings []string
@@ -103,23 +102,23 @@ func FromEnv(env map[string]string) (Settings, []string, error) {
 	return s, append(warnings, unknown(env)...), nil
 }
 
-// agree reports settings that are each allowed but not together.
+// agree reports settings that are not allowed together.
 func agree(s *Settings) error {
 	var problems []error
 	if (s.TLSCert == "") != (s.TLSKey == "") || s.TLSCert != "" && s.TLSCA == "" {
 		problems = append(problems, errors.New("TLS needs all of PACELINE_TLS_CERT, PACELINE_TLS_KEY and PACELINE_TLS_CA"))
 	}
 	if s.PeerTimeout < 2*s.BeatInterval {
-		problems = append(problems, errors.New("PACELINE_PEER_TIMEOUT has to be at least twice PACELINE_BEAT_INTERVAL"))
+		problems = append(problems, errors.New("PACELINE_PEER_TIMEOUT must be at least twice PACELINE_BEAT_INTERVAL"))
 	}
 	if s.StallShutdown > 0 && s.StallShutdown < s.StallWarning {
-		s.StallWarning = s.StallShutdown // Horovod's scripts set the one and leave the other
+		s.StallWarning = s.StallShutdown // Horovod's scripts set only the shutdown
 	}
 	return errors.Join(problems...)
 }
 
-// Alike are the settings that every worker of a job must have alike, by name: what is held or summed under one
-// of them on one rank and another on the next would wait for ever, or fail with its first use.
+// Alike are the settings that all workers of a job must share, by name: with different values, held values and sums
+// would wait for ever or fail at their first use.
 func (s *Settings) Alike() map[string]string {
 	return map[string]string{
 		"PACELINE_SYNC": s.Sync, "PACELINE_PARKING": s.Parking, "PACELINE_PARTITION_BYTES": strconv.FormatInt(s.PartitionBytes, 10),

@@ -145,7 +145,7 @@ func TestBadValuesNameVariableValueAndWhatIsAllowed(t *testing.T) {
 		{env{"PACELINE_SERVERS": "some"}, `PACELINE_SERVERS="some": allowed are embedded, dedicated, both`},
 		{env{"PACELINE_CONNECTIONS": "0"}, `PACELINE_CONNECTIONS="0": allowed are 1 to 64`},
 		{env{"PACELINE_PEER_TIMEOUT": "soon"}, `PACELINE_PEER_TIMEOUT="soon": allowed are 20ms to 24h0m0s`},
-		{env{"PACELINE_PEER_TIMEOUT": "1s"}, "PACELINE_PEER_TIMEOUT has to be at least twice PACELINE_BEAT_INTERVAL"},
+		{env{"PACELINE_PEER_TIMEOUT": "1s"}, "PACELINE_PEER_TIMEOUT must be at least twice PACELINE_BEAT_INTERVAL"},
 		{env{"PACELINE_STALL_WARNING": "-1"}, `PACELINE_STALL_WARNING="-1": allowed is a number of seconds`},
 		{env{"PACELINE_STALL_WARNING": "NaN"}, `PACELINE_STALL_WARNING="NaN"`},
 		{env{"PACELINE_SUM_IN_RANK_ORDER": "2"}, `PACELINE_SUM_IN_RANK_ORDER="2": allowed are 1 and 0`},
@@ -323,7 +323,7 @@ func TestSettingsOfTheProgramTakeThePlaceOfVariables(t *testing.T) {
 		{map[string]any{"partiton_bytes": "1MiB"}, `there is no setting "partiton_bytes": did you mean "partition_bytes"?`},
 		{map[string]any{"PACELINE_SYNC": "bsp"}, `there is no setting "PACELINE_SYNC": did you mean "sync"?`},
 		{map[string]any{"partition_bytes": "much"}, `PACELINE_PARTITION_BYTES="much": allowed`},
-		{map[string]any{"sync": []any{}}, `setting "sync": [] is no text, number or boolean`},
+		{map[string]any{"sync": []any{}}, `setting "sync": [] is not a text, number or boolean`},
 	} {
 		if _, _, err := From(env{}, c.given); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: %v, want %s", c.given, err, c.want)

@@ -11,7 +11,7 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 )
 
-// Setting is one row of the table of settings, as people read it.
+// Setting is one row of the table of settings, for people.
 type Setting struct {
 	Name     string   // PACELINE_...
 	Synonyms []string // other variables that are honoured, the first that is set wins
@@ -20,7 +20,7 @@ type Setting struct {
 	Doc      string
 }
 
-// Value is a setting as it is in one process.
+// Value is the value of a setting in one process.
 type Value struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
@@ -69,8 +69,8 @@ type row struct {
 	doc      string
 }
 
-// A synonym is another system's variable. Where its values mean something else, convert says what:
-// ok is false for a value that sets nothing here.
+// A synonym is another system's variable. convert translates values with another meaning; ok is false for a
+// value that sets nothing here.
 type synonym struct {
 	name    string
 	convert func(s *Settings, text string) (value string, ok bool)
@@ -96,9 +96,9 @@ var table = []row{
 	{"PACELINE_HOST", same("HOROVOD_HOSTNAME"), "", text(func(s *Settings) *string { return &s.Host }, "a name"),
 		"Name of this machine; ranks with the same name are local to each other. Without it, the machine's own."},
 	{"PACELINE_JOB_SECRET", nil, "", secretKind,
-		"Secret that every process of the job shares. Needed over several hosts; `paceline run` makes one."},
+		"A secret shared by the job's processes. Needed over several hosts; `paceline run` makes one."},
 	{"PACELINE_JOB_SECRET_FILE", nil, "", text(func(s *Settings) *string { return &s.SecretFile }, "a path"),
-		"File that holds the secret, readable by its owner alone."},
+		"File with the secret, readable only by its owner."},
 	{"PACELINE_TLS_CERT", nil, "", text(func(s *Settings) *string { return &s.TLSCert }, "a path"), "Certificate of this node (PEM). With it, every connection uses TLS 1.3."},
 	{"PACELINE_TLS_KEY", nil, "", text(func(s *Settings) *string { return &s.TLSKey }, "a path"), "Its private key (PEM)."},
 	{"PACELINE_TLS_CA", nil, "", text(func(s *Settings) *string { return &s.TLSCA }, "a path"), "Certificates that the others' are checked against (PEM)."},
@@ -144,9 +144,9 @@ var table = []row{
 	{"PACELINE_STALL_SHUTDOWN", same("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"), "0s", duration(func(s *Settings) *time.Duration { return &s.StallShutdown }, 0, maxTime),
 		"After this time such a tensor ends with an error on every rank; 0 for never."},
 	{"PACELINE_BEAT_INTERVAL", nil, "1s", duration(func(s *Settings) *time.Duration { return &s.BeatInterval }, 10*time.Millisecond, time.Hour),
-		"How often nodes and scheduler tell each other that they live."},
+		"Interval of the heartbeats between nodes and scheduler."},
 	{"PACELINE_PEER_TIMEOUT", nil, "10s", duration(func(s *Settings) *time.Duration { return &s.PeerTimeout }, 20*time.Millisecond, 24*time.Hour),
-		"A node that was silent for this long is lost."},
+		"A node that is silent for this long is lost."},
 	{"PACELINE_LOG_LEVEL", same("HOROVOD_LOG_LEVEL", "BYTEPS_LOG_LEVEL"), "warn", level(func(s *Settings) *string { return &s.LogLevel }),
 		"What is logged."},
 	{"PACELINE_REMOTE_SHELL", nil, "ssh", text(func(s *Settings) *string { return &s.RemoteShell }, "a command"),
@@ -155,7 +155,7 @@ var table = []row{
 
 const maxTime = 365 * 24 * time.Hour
 
-// read sets the row's field from the first of its variables that says something, else to the default.
+// read sets the row's field from the first of its variables with an effect, else to the default.
 func (r *row) read(s *Settings, env map[string]string) (warning string, err error) {
 	for _, syn := range append(same(r.name), r.synonyms...) {
 		given := strings.TrimSpace(env[syn.name])
@@ -171,7 +171,7 @@ func (r *row) read(s *Settings, env map[string]string) (warning string, err erro
 		}
 		s.From[r.name] = syn.name
 		if value != given && syn.name == "HOROVOD_FUSION_THRESHOLD" {
-			warning = fmt.Sprintf("HOROVOD_FUSION_THRESHOLD=%s: tensors are fused up to %s bytes here, the way does not gain from more", given, value)
+			warning = fmt.Sprintf("HOROVOD_FUSION_THRESHOLD=%s: tensors are fused up to %s bytes here, larger batches bring no gain", given, value)
 		}
 		return warning, nil
 	}

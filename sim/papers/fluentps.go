@@ -8,7 +8,7 @@ import (
 	"github.com/paceline/paceline/sim"
 )
 
-// per100 is a run as the paper's tables have it: for 100 iterations of every worker.
+// per100 is a run in the form of the paper's tables: for 100 iterations of every worker.
 type per100 struct{ time, delays float64 }
 
 func measure(s sim.Scenario, model string, parking condition.Parking) (per100, error) {
@@ -19,7 +19,7 @@ func measure(s sim.Scenario, model string, parking condition.Parking) (per100, e
 var parkings = []condition.Parking{condition.SoftBarrier, condition.Lazy}
 
 // alexnet is FluentPS's cluster of 64 workers and 1 server at 1 Gbit/s. The model's size makes the
-// server's link nearly full, as 45.85 s for 100 iterations under ASP say that it was.
+// server's link nearly full, as 45.85 s for 100 iterations under ASP imply.
 func (l Lab) alexnet() sim.Scenario {
 	return sim.Scenario{Workers: 64, Servers: 1, Keys: 1, Iterations: l.Iterations, Compute: compute("spread:150ms,350ms,0.4"),
 		Bytes: 880_000, Bandwidth: 1e9, ServerBandwidth: 1e9, Latency: 100_000, Seed: l.Seed}
@@ -85,7 +85,7 @@ func (l Lab) models() (section, error) {
 	return s, nil
 }
 
-// others says how far the figures depend on the cluster that stands for the paper's.
+// others shows how the figures depend on the cluster that models the paper's.
 func (l Lab) others() (string, error) {
 	var pssp, lazy, bounds []float64
 	for _, bytes := range []int64{360_000, 600_000, 880_000} {

@@ -1,6 +1,6 @@
 // Package papers repeats the experiments of the papers on synchronisation models in virtual time, and
-// writes what comes out beside what they report. Shapes are what it is about: the papers' machines are
-// known to us by a few words, so each experiment names the model of them that it takes.
+// writes the results beside the papers' figures. Only shapes compare: the papers describe their machines in a few
+// words, so each experiment names its model of them.
 package papers
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/paceline/paceline/sim"
 )
 
-// Lab says how large the experiments are.
+// Lab is the size of the experiments.
 type Lab struct {
 	Iterations int    // of each worker
 	Scale      int    // workers of the largest job
@@ -30,7 +30,7 @@ type section struct {
 	before string // what is simulated
 	table  table
 	chart  sim.Chart
-	after  string // what comes out, and what does not
+	after  string // results, and figures not reproduced
 }
 
 // Between these two lines the page is generated.
@@ -39,7 +39,7 @@ const (
 	endMark   = "<!-- sim:end -->"
 )
 
-// page is what a new page starts with.
+// page is the beginning of a new page.
 const page = "# Results\n\n" + beginMark + "\n" + endMark + "\n"
 
 // Write runs all experiments, writes their charts to dir/results and their text into dir/results.md.
@@ -55,7 +55,7 @@ func (l Lab) Write(dir string) error {
 	head, rest, found := strings.Cut(string(old), beginMark)
 	_, tail, closed := strings.Cut(rest, endMark)
 	if !found || !closed {
-		return fmt.Errorf("%s has no lines %s and %s to write between: put them where the simulated results belong", file, beginMark, endMark)
+		return fmt.Errorf("%s has no lines %s and %s to write between: put them at the place of the simulated results", file, beginMark, endMark)
 	}
 	charts := filepath.Join(dir, "results")
 	if err := os.MkdirAll(charts, 0o777); err != nil {
@@ -88,7 +88,7 @@ count. Each experiment uses the closest of a few clusters that we tried and that
 agrees to the digit, that is chance. A DPR is a delayed pull.
 `
 
-// run runs a scenario under a model, as settings name it.
+// run runs a scenario under the model of a setting.
 func run(s sim.Scenario, model string, parking condition.Parking) (sim.Result, error) {
 	m, err := condition.Parse(model)
 	if err != nil {
@@ -98,7 +98,7 @@ func run(s sim.Scenario, model string, parking condition.Parking) (sim.Result, e
 	return sim.Run(s)
 }
 
-// compute is for settings that are written here.
+// compute parses a setting of this package.
 func compute(setting string) sim.Compute {
 	c, err := sim.ParseCompute(setting)
 	if err != nil {
@@ -123,7 +123,7 @@ func (t table) String() string {
 	return b.String()
 }
 
-// pairs is a chart of figures from here beside the paper's.
+// pairs is a chart of our figures beside the paper's.
 func pairs(title, unit string) sim.Chart {
 	return sim.Chart{Title: title, Unit: unit, Parts: []string{"here", "paper"}}
 }
@@ -138,7 +138,7 @@ func count(v float64) string   { return fmt.Sprintf("%.0f", v) }
 func times(v float64) string   { return fmt.Sprintf("%.2f×", v) }
 func percent(v float64) string { return fmt.Sprintf("%.1f %%", 100*v) }
 
-// change is how far a figure is from another, in percent of that.
+// change is the difference of two figures, in percent of the second.
 func change(v, from float64) string {
 	if from == 0 {
 		return "–"

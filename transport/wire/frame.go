@@ -15,12 +15,11 @@ func AppendFrame(b []byte, h Header, payload []byte) []byte {
 	return append(h.Append(b), payload...)
 }
 
-// AppendJSON appends a whole frame with v as its payload to b, which stays as it is where there is an error: of a
-// payload that no peer would take, because it is longer than limits.MaxControl or because frames of that type carry no
-// such thing.
+// AppendJSON appends a whole frame with v as its payload to b. An error leaves b unchanged: the payload is longer than
+// limits.MaxControl, or frames of that type carry no JSON.
 func AppendJSON(b *bytebufferpool.ByteBuffer, h Header, v any) error {
 	from := len(b.B)
-	b.B = h.Append(b.B) // again when the length is known
+	b.B = h.Append(b.B) // written again when the length is known
 	if err := json.NewEncoder(b).Encode(v); err != nil {
 		b.B = b.B[:from]
 		return fmt.Errorf("%v frame: %w", h.Type, err)

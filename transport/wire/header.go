@@ -1,5 +1,5 @@
-// Package wire defines what travels between the nodes of a job: a fixed header, little-endian and
-// versioned, followed by at most one payload. Data frames carry tensor bytes; control frames carry
+// Package wire defines the frames between the nodes of a job: a fixed header, little-endian and versioned,
+// followed by at most one payload. Data frames carry tensor bytes; control frames carry
 // JSON. The package does no I/O.
 package wire
 
@@ -21,10 +21,10 @@ const HeaderSize = 64
 
 const magic = 0x4c50 // "PL" in little-endian order
 
-// Type says what a frame means.
+// Type is the meaning of a frame.
 type Type uint8
 
-// Frame types. The comment says who sends it to whom and what the payload is.
+// Frame types. The comment gives sender, receiver and payload.
 const (
 	TypeHello     Type = iota + 1 // worker → server, node → scheduler: JSON Hello; first frame of a connection
 	TypeWelcome                   // server → worker: the Hello was accepted
@@ -33,17 +33,17 @@ const (
 	TypePull                      // worker → server: asks for a value that the servers hold
 	TypeResult                    // server → worker: the answer to a push, pull or get
 	TypePut                       // worker → server: one partition that others will get (broadcast, allgather, alltoall); with FlagHome answered by an empty result when all have it
-	TypeGet                       // worker → server: asks for a partition that somebody puts
+	TypeGet                       // worker → server: asks for a partition that another rank puts
 	TypeWindow                    // server → worker: Window
 	TypeFail                      // server → worker: JSON Failure, one operation of one tensor failed on every rank
-	TypeCancel                    // worker → server: the sender gives up this tensor; forget its keys
+	TypeCancel                    // worker → server: the sender abandons this tensor; forget its keys
 	TypeJoin                      // worker → server: the sender has no more data (Horovod's join)
 	TypeJoined                    // server → worker: every rank has joined; Rank = the last one
 	TypeStall                     // server → worker: JSON Stall, some ranks have not come for this key
 	TypeLost                      // server ↔ worker: JSON Lost, a peer died; a worker sends it before it closes for that reason
-	TypeBatch                     // worker ↔ server: small frames, one behind the other, in the payload
+	TypeBatch                     // worker ↔ server: small frames, one after the other, in the payload
 	TypeControl                   // node ↔ scheduler: JSON Control
-	TypeEpoch                     // server → worker: the request that it names, as an answer would, came from another epoch; Epoch is the right one
+	TypeEpoch                     // server → worker: the request that it identifies, as an answer does, belongs to another epoch; Epoch is the current one
 	TypeBye                       // any: the sender leaves on purpose; a connection that ends without it is a lost peer
 	TypeCondition                 // worker ↔ server: JSON Condition, a change of synchronisation model; the server answers with a JSON ConditionReply
 	TypeReport                    // worker → server: Report of an iteration in superstep Iteration
@@ -75,47 +75,46 @@ type Flags uint16
 
 // Flag bits.
 const (
-	// FlagHome marks the one frame per operation that every rank sends to the tensor's home server,
-	// where ranks that use one name for different operations are found out.
+	// FlagHome marks the one frame per operation that every rank sends to the tensor's home server, which
+	// detects ranks that use one name for different operations.
 	FlagHome Flags = 1 << iota
 	// FlagNoPull on a push: the sender does not want the result (reducescatter).
 	FlagNoPull
-	// FlagOwnWill on a cancel: the sender gives up without having been told of a failure, so that
-	// all other ranks must be.
+	// FlagOwnWill on a cancel: the sender abandons the tensor without notice of a failure, so all other
+	// ranks need one.
 	FlagOwnWill
-	// FlagDeclare on a push: the payload is the value that the servers are to hold; on a pull: the
-	// sender waits for that; on a cancel: that is what the sender gives up, or of a sum that it declares it
-	// anew because it has set a state, which fails what others have begun without.
+	// FlagDeclare on a push: the payload is the value that the servers will hold; on a pull: the sender waits
+	// for that value; on a cancel: the sender abandons that declaration, or declares a sum anew because it has
+	// set a state, which fails what others have begun without it.
 	FlagDeclare
-	// FlagNow on a push or pull of a held value: answer with the value as it is, whatever the
-	// synchronisation model says.
+	// FlagNow on a push or pull of a held value: answer with the current value, whatever the synchronisation
+	// model says.
 	FlagNow
-	// FlagWithin on a push of a held value: an iteration within a superstep, of which the
-	// synchronisation model is told nothing.
+	// FlagWithin on a push of a held value: an iteration within a superstep, which the
+	// synchronisation model does not see.
 	FlagWithin
 	// FlagLast on a report: the sender's superstep ends with this iteration.
 	FlagLast
-	// FlagEmpty on a push: it has no payload and counts like any other; what the sender adds is zeros. On a
-	// result: zeros, or of a held value the reference copy that the receiver has. On a
-	// report: the sender's superstep ends without an iteration more, and without a push; the frame counts as one of every partition that
-	// the server holds of the tensor.
+	// FlagEmpty on a push: no payload; it counts like any other and adds zeros. On a result: zeros, or for a held
+	// value the receiver's reference copy. On a report: the sender's superstep ends without another iteration or
+	// push; the frame counts as a push of every partition of the tensor on the server.
 	FlagEmpty
 	// FlagPlain on a push or pull of a held value: answer with the value itself, however the tensor is coded.
 	FlagPlain
-	// FlagAsk on a report: the sender waits for a stop, whose Last is 0 where the superstep goes on.
+	// FlagAsk on a report: the sender waits for a stop, whose Last is 0 if the superstep continues.
 	FlagAsk
 	knownFlags = FlagHome | FlagNoPull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty | FlagPlain | FlagAsk
 )
 
-// What a header's Codec says of the payload.
+// Values of a header's Codec.
 const (
 	CodecPlain    = 0 // the elements as they are
 	CodecDeclared = 1 // a message of the codec that the tensor was declared with
 )
 
-// Header is the fixed part of every frame. A field has one meaning, whatever the type, and is zero where a type
-// does not use it; what only one type has lies in its payload. An answer gives back what names its request: Tensor,
-// Part, Iteration, Seq, Source, Destination and Offset.
+// Header is the fixed part of every frame. A field has one meaning in all types, and is zero where a type does not use
+// it; data of one type only lie in its payload. An answer repeats the fields that identify its request: Tensor, Part,
+// Iteration, Seq, Source, Destination and Offset.
 type Header struct {
 	Type         Type
 	Flags        Flags
@@ -125,19 +124,19 @@ type Header struct {
 	Tensor       uint32      // number of the declared tensor
 	Part         uint32      // partition of the tensor; (Tensor, Part) is the key
 	Length       uint32      // payload bytes behind the header
-	Iteration    uint64      // progress of the push, per tensor, counted from 0; where ranks go in supersteps, the superstep
-	Seq          uint64      // how often the name was used before, whatever the signature: the number of the operation under it
-	Rank         uint16      // that the frame speaks for: the sender, and in joined the last one
+	Iteration    uint64      // progress of the push, per tensor, counted from 0; under models with supersteps, the superstep
+	Seq          uint64      // earlier uses of the name, whatever the signature: the number of the operation under it
+	Rank         uint16      // of the sender; in joined, of the last rank
 	Source       uint16      // transfers: the rank that puts
 	Destination  uint16      // transfers: the rank that gets, or EveryRank
 	Divisor      uint16      // result: how many ranks contributed
 	Offset       uint32      // element of the partition at which the payload begins (restore)
-	Reference    uint32      // held values: number of the reference copy that the rank has, 0 for none
-	Before       uint32      // iterations that a coded tensor had before it was declared, as a checkpoint has them
+	Reference    uint32      // held values: number of the rank's reference copy, 0 for none
+	Before       uint32      // iterations of a coded tensor before its declaration, from a checkpoint
 	Significance float32     // push: |g|/|w|, for the models that ask for it; 0 where not computed
 }
 
-// EveryRank is the destination of what every rank gets.
+// EveryRank is the destination of a transfer to all ranks.
 const EveryRank = math.MaxUint16
 
 const _ = uint(EveryRank - limits.MaxRanks) // ranks fit
@@ -147,7 +146,7 @@ func Route(src, dst int) (source, destination uint16) {
 	return uint16(src), uint16(dst) // -1 is EveryRank
 }
 
-// Endpoints are the ranks between which a transfer goes, as Route takes them.
+// Endpoints are the ranks of a transfer, in Route's form.
 func (h *Header) Endpoints() (src, dst int) {
 	if h.Destination == EveryRank {
 		return int(h.Source), -1

@@ -8,24 +8,24 @@ import (
 )
 
 // Payloads of a fixed size, little-endian as the header is. Each has Append, which appends its encoding, and Decode,
-// which reads that and takes nothing shorter or longer.
+// which reads it and refuses any other length.
 
-// Window tells a worker how much of what it sent is consumed, so that its credit comes back.
+// Window returns credit to a worker: the bytes that the server has consumed.
 type Window struct {
 	Consumed uint64 // payload bytes so far, on this connection
 }
 
-// Report tells the decider of an iteration under a model with supersteps. One with FlagEmpty has none.
+// Report sends an iteration to the decider under a model with supersteps. A report with FlagEmpty has no payload.
 type Report struct {
 	Iteration uint64        // of the superstep, from 1
-	Interval  time.Duration // that it took; 0: not known
-	Occupancy float64       // of the processors meanwhile, from 0 to 1
+	Interval  time.Duration // its duration; 0: unknown
+	Occupancy float64       // of the processors during it, from 0 to 1
 }
 
-// Stop tells a rank where its superstep ends.
+// Stop is the decider's answer to a rank: the end of its superstep.
 type Stop struct {
-	Last uint64 // iteration of the receiver in the superstep, from 1; 0: the superstep goes on
-	S, W uint64 // thresholds of the adaptive model by which that was decided
+	Last uint64 // iteration of the receiver in the superstep, from 1; 0: the superstep continues
+	S, W uint64 // the adaptive model's thresholds of this decision
 }
 
 const (

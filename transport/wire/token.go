@@ -9,7 +9,7 @@ import (
 )
 
 // Token names a part of one node's registered memory into which the peer of one connection may write. It travels in
-// the payload of a frame, from the owner of the memory to the writer, and says nothing to anybody else.
+// the payload of a frame, from the owner of the memory to the writer, and has no meaning to others.
 type Token struct {
 	Region uint64 // the owner's number of the registered memory
 	Key    uint64 // random: of this grant on this connection

@@ -1,14 +1,14 @@
 // Package bench has the three measurements of `paceline bench`. Each has a plan, a measurement and a report:
 //
-//   - allreduce*.go: sums of tensors, as one rank of a job sees them (Paceline alone; the repository's bench/ has the scripts that put
-//     it beside Gloo);
-//   - codec*.go: the kernels of codecs on one core, and what they make of gradients;
+//   - allreduce*.go: sums of tensors, measured by one rank of a job (Paceline alone; the repository's bench/ compares it
+//     with Gloo);
+//   - codec*.go: the kernels of codecs on one core, and their effect on gradients;
 //   - barrier.go: the search for ElasticBSP's next barrier.
 //
-// A repetition of allreduce: every rank fills its tensors with known values, all meet at a barrier, then each rank
-// exchanges its tensors one after the other, in place, and checks every element of every result.
+// A repetition of allreduce: every rank fills its tensors with known values, waits at a barrier, then exchanges its
+// tensors one after the other, in place, and checks every element of every result.
 // The clock runs from the barrier to the last result; a repetition took as long as its slowest rank,
-// divided by the number of tensors. The sizes take turns, so that whatever else the machine does meets
+// divided by the number of tensors. The sizes alternate, so that other load on the machine affects
 // all of them.
 package bench
 
@@ -24,15 +24,15 @@ import (
 	"github.com/paceline/paceline/node/settings"
 )
 
-// AllreducePlan says what to measure.
+// AllreducePlan describes a measurement.
 type AllreducePlan struct {
 	Sizes    []int64 // bytes of a tensor
 	DType    units.DType
 	Duration time.Duration // for each size, with filling and checking
-	Idle     time.Duration // how long to watch the job do nothing; 0: not at all
+	Idle     time.Duration // duration of the idle measurement; 0: none
 }
 
-// AllreduceRow is what one size gave.
+// AllreduceRow is the result of one size.
 type AllreduceRow struct {
 	Bytes       int64   `json:"bytes"`
 	InARow      int     `json:"in_a_row"` // exchanges in one repetition
@@ -43,13 +43,13 @@ type AllreduceRow struct {
 	GBps        float64 `json:"gb_per_s"` // tensor bytes over the median, 1e9 to the GB
 }
 
-// Idle is what the workers' processes used while the job did nothing.
+// Idle is the CPU time of the workers' processes while the job was idle.
 type Idle struct {
 	Seconds    float64 `json:"seconds"`
 	CPUSeconds float64 `json:"cpu_seconds"` // user and system, of all ranks together
 }
 
-// AllreduceResult is what one job gave.
+// AllreduceResult is the result of one job.
 type AllreduceResult struct {
 	Ranks          int            `json:"ranks"`
 	Servers        string         `json:"servers"` // embedded, dedicated or both
@@ -71,7 +71,7 @@ type AllreduceReport struct {
 	Results   []AllreduceResult `json:"results"`
 }
 
-// newRow sums up the seconds that the repetitions took on their slowest ranks.
+// newRow summarises the seconds of the repetitions on their slowest ranks.
 func newRow(bytes int64, seconds []float64) AllreduceRow {
 	ms := slices.Clone(seconds)
 	for i := range ms {
@@ -86,7 +86,7 @@ func newRow(bytes int64, seconds []float64) AllreduceRow {
 	return r
 }
 
-// quantile interpolates between the neighbours of a place in sorted values.
+// quantile interpolates between neighbours in sorted values.
 func quantile(sorted []float64, q float64) float64 {
 	at := q * float64(len(sorted)-1)
 	low, part := math.Modf(at)
@@ -94,7 +94,7 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + part*(sorted[min(i+1, len(sorted)-1)]-sorted[i])
 }
 
-// inARow is how many exchanges one repetition has: small ones are too short to be timed alone.
+// inARow is the number of exchanges in one repetition: small ones are too short to time alone.
 func inARow(bytes int64) int { return int(min(max(4<<20/max(bytes, 1), 1), 16)) }
 
 // Show prints the result as a table.
@@ -109,7 +109,7 @@ func (r *AllreduceResult) Show(out io.Writer) {
 	for _, row := range r.Rows {
 		fmt.Fprintf(table, "%s\t%.3f\t%.3f\t%.3f\t%.3f\t%d x %d\t\n", settings.ShowSize(row.Bytes), row.Median, row.P10, row.P90, row.GBps, row.Repetitions, row.InARow)
 	}
-	_ = table.Flush() // as with Fprintf: nobody is left to be told
+	_ = table.Flush() // as with Fprintf: there is no one to report to
 	if r.Idle != nil {
 		fmt.Fprintf(out, "idle for %.1f s: %.3f s of CPU, all ranks together\n", r.Idle.Seconds, r.Idle.CPUSeconds)
 	}

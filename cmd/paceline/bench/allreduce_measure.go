@@ -18,7 +18,7 @@ import (
 
 const (
 	warmUps        = 3
-	rounds         = 5 // in which the sizes take turns
+	rounds         = 5 // in which the sizes alternate
 	minRepetitions = 2 // in each
 	maxRepetitions = 100
 )
@@ -32,8 +32,7 @@ type rank struct {
 	room   []byte
 }
 
-// MeasureAllreduce does what the plan says on this rank; all ranks of the job have to call it with the same
-// plan. The result is the same on all of them. A wrong sum is an error.
+// MeasureAllreduce carries out the plan on this rank; all ranks of the job must call it with the same plan. The result is the same on all of them. A wrong sum is an error.
 func MeasureAllreduce(w *node.Worker, plan AllreducePlan) (AllreduceResult, error) {
 	s := &w.Settings
 	r := &rank{w: w, plan: plan, values: newValues(plan.DType, s.Rank, s.Size)}
@@ -43,7 +42,7 @@ func MeasureAllreduce(w *node.Worker, plan AllreducePlan) (AllreduceResult, erro
 	var room int64
 	for _, bytes := range plan.Sizes {
 		if bytes < 1 || bytes%int64(plan.DType.Size()) != 0 {
-			return AllreduceResult{}, fmt.Errorf("%d bytes are not some elements of %v", bytes, plan.DType)
+			return AllreduceResult{}, fmt.Errorf("%d bytes are not whole elements of %v", bytes, plan.DType)
 		}
 		room = max(room, bytes*int64(inARow(bytes)))
 	}
@@ -67,7 +66,7 @@ func MeasureAllreduce(w *node.Worker, plan AllreducePlan) (AllreduceResult, erro
 	return result, err
 }
 
-// rows measures the sizes in turns.
+// rows measures the sizes alternately.
 func (r *rank) rows() ([]AllreduceRow, error) {
 	counts := make([]int, len(r.plan.Sizes)) // repetitions in each round
 	for i, bytes := range r.plan.Sizes {
@@ -99,7 +98,7 @@ func (r *rank) rows() ([]AllreduceRow, error) {
 	return rows, nil
 }
 
-// warmUp finds how many repetitions of a size each round has time for; all ranks find the same.
+// warmUp finds the number of repetitions of a size that fit in a round; all ranks find the same number.
 func (r *rank) warmUp(bytes int64) (int, error) {
 	best := time.Duration(math.MaxInt64)
 	for range warmUps {
@@ -117,7 +116,7 @@ func (r *rank) warmUp(bytes int64) (int, error) {
 	return int(min(max(fit, minRepetitions), maxRepetitions)), nil
 }
 
-// repeat is one repetition; it gives the time that this rank took.
+// repeat is one repetition; it returns this rank's time.
 func (r *rank) repeat(bytes int64) (time.Duration, error) {
 	tensors := slices.Collect(slices.Chunk(r.room[:bytes*int64(inARow(bytes))], int(bytes)))
 	for _, t := range tensors {
@@ -142,7 +141,7 @@ func (r *rank) repeat(bytes int64) (time.Duration, error) {
 	return took, nil
 }
 
-// idle watches the job do nothing.
+// idle measures the idle job.
 func (r *rank) idle() (*Idle, error) {
 	if err := r.do(worker.Op{Kind: units.Barrier, Name: "bench/barrier"}); err != nil {
 		return nil, err
@@ -157,10 +156,10 @@ func (r *rank) idle() (*Idle, error) {
 	return &Idle{Seconds: took.Seconds(), CPUSeconds: sum[0]}, nil
 }
 
-// cpuSeconds is what this process has used so far.
+// cpuSeconds is this process's CPU time so far.
 func cpuSeconds() float64 {
 	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails for wrong arguments only
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails only for wrong arguments
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }
 

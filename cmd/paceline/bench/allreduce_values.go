@@ -10,11 +10,11 @@ import (
 	"github.com/paceline/paceline/internal/units"
 )
 
-// period is after how many elements the values repeat. It is a prime, so that partitions and chunks
-// that end up in each other's places are found out.
+// period is the number of elements after which the values repeat. It is a prime, so that swapped partitions and
+// chunks are detected.
 const period = 4093
 
-// values are what a rank brings and what all must get, a period of each. They are small integers,
+// values are a rank's input and the expected result, a period of each. They are small integers,
 // whose sums every element type holds exactly (bfloat16 up to 85 ranks).
 type values struct{ mine, sum []byte }
 
@@ -58,14 +58,14 @@ func encode(d units.DType, v []int) []byte {
 	return b
 }
 
-// fill makes the tensor what this rank brings.
+// fill sets the tensor to this rank's input.
 func (v *values) fill(tensor []byte) {
 	for len(tensor) > 0 {
 		tensor = tensor[copy(tensor, v.mine):]
 	}
 }
 
-// check finds the first element of a result that is wrong.
+// check finds the first wrong element of a result.
 func (v *values) check(result []byte) error {
 	for at := 0; at < len(result); at += len(v.sum) {
 		got := result[at:min(at+len(v.sum), len(result))]

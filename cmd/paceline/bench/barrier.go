@@ -12,18 +12,18 @@ import (
 	"github.com/paceline/paceline/core/barrier/reference"
 )
 
-// BarrierPlan says which predictions of ElasticBSP's barrier to measure.
+// BarrierPlan describes a measurement of ElasticBSP's barrier.
 type BarrierPlan struct {
 	Workers, Predictions int
 	Searches             int // to time, each in an input of its own
-	Inputs               int // behind each cell of the table of waits, at most; 0: no table
+	Inputs               int // at most, per cell of the table of waits; 0: no table
 	Seed                 uint64
 }
 
-// checked is how many of the inputs the paper's search is run on as well.
+// checked is the number of inputs that the paper's search checks.
 const checked = 3
 
-// BarrierReport is what predicting barriers took and found.
+// BarrierReport is the time and the result of predicting barriers.
 type BarrierReport struct {
 	Benchmark   string  `json:"benchmark"`
 	Version     string  `json:"version"`
@@ -42,7 +42,7 @@ type BarrierReport struct {
 	Waits       []Waits `json:"waits,omitempty"`
 }
 
-// Waits is a cell of the paper's table 3 beside what comes out here, in ms.
+// Waits is a cell of the paper's table 3 beside our result, in ms.
 type Waits struct {
 	Workers     int     `json:"workers"`
 	Predictions int     `json:"predictions"`
@@ -52,8 +52,8 @@ type Waits struct {
 	Paper       float64 `json:"paper_ms"`
 }
 
-// MeasureBarrier times searches in inputs that were made before the clock runs, and checks some of
-// what they find by the paper's search.
+// MeasureBarrier times searches in inputs made in advance, and checks some of the results with the paper's
+// search.
 func MeasureBarrier(p BarrierPlan) (BarrierReport, error) {
 	r := BarrierReport{Benchmark: "barrier", Workers: p.Workers, Predictions: p.Predictions, Seed: p.Seed, Searches: p.Searches}
 	rng := rand.New(rand.NewPCG(p.Seed, 0))
@@ -117,5 +117,5 @@ func (r *BarrierReport) Show(out io.Writer) {
 	for _, w := range r.Waits {
 		fmt.Fprintf(table, "%d\t%d\t%.0f\t%.0f\t%d\t%.0f\t%+.1f %%\t\n", w.Workers, w.Predictions, w.Mean, w.Deviation, w.Inputs, w.Paper, 100*(w.Mean/w.Paper-1))
 	}
-	_ = table.Flush() // as with Fprintf: nobody is left to be told
+	_ = table.Flush() // as with Fprintf: there is no one to report to
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/paceline/paceline/core/codec"
 )
 
-// CodecPlan says which codecs to measure, and how.
+// CodecPlan describes a measurement of codecs.
 type CodecPlan struct {
 	Codecs   []string      // settings
 	Bytes    int64         // of the float32 tensor that is timed
 	Duration time.Duration // for each codec
 }
 
-// DefaultCodecs are one of each, the lossless stage behind two of them.
+// DefaultCodecs are one of each, two of them with a lossless stage.
 func DefaultCodecs() []string {
 	return []string{
 		"none", "fp16", "bf16", "int8", "int4", "qsgd", "qsgd:coding=elias", "terngrad", "natural", "onebit",
@@ -26,22 +26,22 @@ func DefaultCodecs() []string {
 	}
 }
 
-// Speed is of one direction, one core, in bytes of the tensor; the share is of a copy of the tensor that
-// ran in turns with it.
+// Speed is of one direction, one core, in bytes of the tensor; the share is relative to a copy of
+// the tensor that alternates with it.
 type Speed struct {
 	GBps     float64 `json:"gb_per_s"` // 1e9 to the GB
 	OfMemcpy float64 `json:"of_memcpy"`
 }
 
-// Loss is what one message makes of a gradient: how many times it is smaller, and the L2 norm of what
-// it lacks, relative to the gradient's. A residual, which sends that later, is empty before.
+// Loss is the effect of one message on a gradient: the factor by which it is smaller, and the L2 norm of what it
+// lacks, relative to the gradient's. The residual, which would send that later, is empty before.
 type Loss struct {
 	Gradient string  `json:"gradient"`
 	Ratio    float64 `json:"ratio"`
 	Error    float64 `json:"relative_l2_error"`
 }
 
-// CodecRow is what one codec gave. The times are those for the normal gradient.
+// CodecRow is the result of one codec. The times are those for the normal gradient.
 type CodecRow struct {
 	Codec       string `json:"codec"`
 	Residual    bool   `json:"residual"`
@@ -64,7 +64,7 @@ type CodecReport struct {
 	Rows       []CodecRow `json:"rows"`
 }
 
-// MeasureCodecs does what the plan says, on one core, and fills the report's rows. Every message is decoded and judged.
+// MeasureCodecs carries out the plan on one core and fills the report's rows. Every message is decoded and checked.
 func (r *CodecReport) MeasureCodecs(plan CodecPlan) error {
 	if plan.Bytes < 4 || plan.Bytes%4 != 0 || plan.Bytes > 4*codec.MaxElements {
 		return fmt.Errorf("%d bytes are not 1 to %d elements of float32", plan.Bytes, codec.MaxElements)
@@ -89,11 +89,11 @@ func (r *CodecReport) MeasureCodecs(plan CodecPlan) error {
 	return nil
 }
 
-// minCodecRepetitions is how often all three steps are timed at least.
+// minCodecRepetitions is the least number of repetitions of all three steps.
 const minCodecRepetitions = 3
 
-// measureCodec lets a copy and the three steps take turns, and takes the least time of each: whatever
-// else the machine does only adds.
+// measureCodec alternates a copy and the three steps, and uses the least time of each: other load on the machine
+// only adds.
 func measureCodec(c codec.Codec, all []gradients, duration time.Duration) (row CodecRow, memcpy float64, err error) {
 	x := rawFloats(all[0].x)
 	n := len(x) / 4
@@ -169,5 +169,5 @@ func (r *CodecReport) Show(out io.Writer) {
 		}
 		fmt.Fprint(table, "\t\n")
 	}
-	_ = table.Flush() // as with Fprintf: nobody is left to be told
+	_ = table.Flush() // as with Fprintf: there is no one to report to
 }

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 )
 
-// gradients are what codecs are judged on, by name. All come from fixed seeds.
+// gradients are the test data of codecs, by name. All come from fixed seeds.
 type gradients struct {
 	name string
 	x    []float32
@@ -24,13 +24,13 @@ func newGradients(n int) []gradients {
 	return []gradients{{"normal", normal}, {"heavy", heavy}, {"real", softmaxGradient(rng)}}
 }
 
-// The softmax regression: texts of words with Zipf's frequencies, told apart by their topic.
+// The softmax regression: texts of words with Zipf's frequencies, classified by topic.
 const (
 	topics   = 64
 	words    = 4096
 	textSize = 100 // words
 	batch    = 64  // texts
-	steps    = 20  // of plain descent before the gradient that counts
+	steps    = 20  // of plain descent before the gradient in use
 )
 
 // softmaxGradient is the gradient of the weights, words × topics of them, of a softmax regression on bags of words

@@ -1,8 +1,8 @@
-// Package launch starts the processes of a job on this and other hosts, passes on their output and
-// signals, and sees to it that all of them end.
+// Package launch starts the processes of a job on this and other hosts, forwards their output and signals, and
+// ensures that all of them end.
 //
-// Reading order: run.go and prepare.go turn options into a job; hosts.go and plan.go say who runs where and with which
-// environment (pure); process.go, local.go and remote.go are one process; output.go is what people see; job.go is the whole.
+// Reading order: run.go and prepare.go turn options into a job; hosts.go and plan.go assign processes to hosts, with
+// their environments (pure); process.go, local.go and remote.go are one process; output.go is the console; job.go the job.
 package launch
 
 import (
@@ -16,14 +16,14 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 )
 
-// Host is a machine and how many workers it takes.
+// Host is a machine and its number of workers.
 type Host struct {
 	Name  string
 	Slots int
 }
 
-// ParseHosts reads "host1:2,host2:2". Without a number a host has one slot; a host that is named twice
-// has the slots of both.
+// ParseHosts reads "host1:2,host2:2". Without a number a host has one slot; a host named twice has
+// the slots of both.
 func ParseHosts(list string) ([]Host, error) {
 	var hosts []Host
 	for item := range strings.SplitSeq(list, ",") {
@@ -81,7 +81,7 @@ func addHost(hosts []Host, name string, slots int) ([]Host, error) {
 	return append(hosts, Host{name, slots}), nil
 }
 
-// splitSlots takes "host:2", "host", "[fe80::1]:2" or "fe80::1" apart.
+// splitSlots parses "host:2", "host", "[fe80::1]:2" or "fe80::1".
 func splitSlots(item string) (name string, slots int, err error) {
 	if net.ParseIP(item) != nil {
 		return item, 1, nil

@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// Job is the processes that run together. The workers' end is its end; servers are stopped then.
+// Job is a set of processes that run together. It ends with its workers; servers are stopped then.
 type Job struct {
 	Workers []*Task
 	Servers []*Task
 
-	Start time.Duration // how long processes on other hosts may take to run
-	Peers time.Duration // from the first failure on, for the others to find out and end by themselves
-	Stop  time.Duration // from a polite signal to the next, harder one
+	Start time.Duration // limit for the start of processes on other hosts
+	Peers time.Duration // after the first failure, for the others to detect it and end by themselves
+	Stop  time.Duration // from one signal to the next, stronger one
 
-	Say func(format string, args ...any) // tells the user that something is wrong
+	Say func(format string, args ...any) // reports a problem to the user
 }
 
 // The default times of a job.
@@ -26,7 +26,7 @@ const (
 	DefaultStop  = 5 * time.Second
 )
 
-// run is a job under way. It belongs to the goroutine in Run.
+// run is a running job. It belongs to the goroutine in Run.
 type run struct {
 	*Job
 	guard *guard
@@ -34,9 +34,9 @@ type run struct {
 	alive map[*Task]*process
 
 	code  int         // exit code of the whole
-	calm  bool        // nothing has gone wrong and nobody wants an end
-	urged bool        // a signal of the user has been passed on
-	steps []step      // to come, harder and harder
+	calm  bool        // no failure and no request to end
+	urged bool        // a signal of the user was forwarded
+	steps []step      // to come, in rising strength
 	next  *time.Timer // when the first of them is due
 }
 
@@ -45,14 +45,14 @@ type ended struct {
 	exit Exit
 }
 
-// A step on the way to an end.
+// A step towards the job's end.
 type step struct {
 	after time.Duration
 	sig   syscall.Signal
 }
 
 // Run starts the job and returns its exit code when every process has ended: that of the first that
-// failed. Signals are passed on; a second one ends everything at once.
+// failed. Signals are forwarded; a second one ends everything at once.
 func (j *Job) Run(signals <-chan os.Signal) int {
 	guard, err := newGuard()
 	if err != nil {
@@ -102,7 +102,7 @@ func (r *run) start(signals <-chan os.Signal) {
 	}
 }
 
-// end takes note of a process that has ended.
+// end records the end of a process.
 func (r *run) end(e ended) {
 	p := r.alive[e.task]
 	delete(r.alive, e.task)
@@ -138,7 +138,7 @@ func pidOf(p *process) string {
 	return ""
 }
 
-// interrupt passes a signal of the user on; the second one means now.
+// interrupt forwards a signal of the user; the second one ends the job at once.
 func (r *run) interrupt(sig syscall.Signal) {
 	again := r.urged
 	r.calm, r.urged = false, true
@@ -155,7 +155,7 @@ func (r *run) interrupt(sig syscall.Signal) {
 	}
 }
 
-// late ends the job if a process on another host does not run yet.
+// late ends the job if a process on another host has not started yet.
 func (r *run) late() {
 	for t, p := range r.alive {
 		if r.calm && p.PID() == 0 {

@@ -32,8 +32,8 @@ func lookPath(name, path string) (string, error) {
 	return "", exec.ErrNotFound
 }
 
-// A guard is a small process that outlives this one: when this one dies without a word (SIGKILL), the
-// guard ends the process groups that it left behind.
+// A guard is a small process that outlives this one: when this one is killed (SIGKILL), the
+// guard ends the process groups that remain.
 type guard struct {
 	cmd  *exec.Cmd
 	tell io.WriteCloser
@@ -57,7 +57,7 @@ func newGuard() (*guard, error) {
 	return &guard{cmd, tell}, nil
 }
 
-// watch tells the guard which processes are alive.
+// watch sends the live processes to the guard.
 func (g *guard) watch(alive []*process) {
 	var line strings.Builder
 	for _, p := range alive {

@@ -15,15 +15,15 @@ type Console struct {
 	mu sync.Mutex // held while lines are written
 }
 
-// A Stream is one output of one process: it writes every line with its prefix to the console, and as
-// it came to a file if there is one.
+// A Stream is one output of one process: it writes every line with its prefix to the console, and
+// unchanged to a file if there is one.
 type Stream struct {
 	console *Console
 	out     io.Writer
 	file    io.Writer // or nil
 	prefix  string
 	held    []byte // the beginning of a line that has not ended yet
-	inLine  bool   // the line's beginning was too long to be held and has been written
+	inLine  bool   // the line's beginning was too long to hold and was written
 }
 
 // maxHeld bounds how much of a line waits for its end.
@@ -37,7 +37,7 @@ func (c *Console) Stream(label string, stderr bool, file io.Writer) *Stream {
 	return &Stream{console: c, out: c.Stdout, file: file, prefix: "[" + label + "]<stdout>:"}
 }
 
-// Write takes output as it comes and passes on the lines that have ended. It never fails: output that
+// Write accepts output and forwards the lines that have ended. It never fails: output that
 // cannot be written must not stop the process that made it.
 func (s *Stream) Write(p []byte) (int, error) {
 	if s.file != nil {
@@ -54,7 +54,7 @@ func (s *Stream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush writes what is left of a line that never ended, and ends it.
+// Flush writes the rest of an unfinished line, and ends it.
 func (s *Stream) Flush() {
 	if len(s.held) == 0 && !s.inLine {
 		return

@@ -53,7 +53,7 @@ func peers(sizes []int, local int) int {
 	return n
 }
 
-// Env are the variables that tell a worker its place, under our names and those that Horovod's scripts read.
+// Env are the variables that give a worker its place, under our names and those that Horovod's scripts read.
 func (w Worker) Env() map[string]string {
 	env := map[string]string{"PACELINE_HOST": w.Host, "HOROVOD_HOSTNAME": w.Host}
 	for name, n := range map[string]int{
@@ -65,7 +65,7 @@ func (w Worker) Env() map[string]string {
 	return env
 }
 
-// Merge lays maps of variables over each other, the last on top.
+// Merge combines maps of variables; later ones take precedence.
 func Merge(envs ...map[string]string) map[string]string {
 	all := map[string]string{}
 	for _, env := range envs {
@@ -74,7 +74,7 @@ func Merge(envs ...map[string]string) map[string]string {
 	return all
 }
 
-// Lines writes variables as a process is given them, in the order of their names.
+// Lines writes variables in the form of an environment, in the order of their names.
 func Lines(env map[string]string) []string {
 	lines := make([]string, 0, len(env))
 	for _, name := range slices.Sorted(maps.Keys(env)) {

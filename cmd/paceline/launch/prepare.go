@@ -15,24 +15,24 @@ import (
 	"github.com/paceline/paceline/node/settings"
 )
 
-// Options say what a launch is to start.
+// Options describe what a launch starts.
 type Options struct {
 	Command           []string
 	Env               map[string]string // of every process, before its own variables
 	Processes         int               // workers; 0: every slot of the hosts, or 1
 	Hosts, HostFile   string
 	Servers           string // hosts of dedicated servers, some with a port
-	Scheduler, Listen string // where one runs already, or where the launcher's own listens
+	Scheduler, Listen string // address of a running one, or the listen address of the launcher's own
 	Interfaces        []string
 	SSHPort           int
 	SSHIdentity       string
-	OutputDir         string // for the output of each rank as well; "" for none
+	OutputDir         string // additional output of each rank; "" for none
 	Timestamps        bool
 	Verbose           bool
-	Say               func(format string, args ...any) // tells the user
+	Say               func(format string, args ...any) // reports to the user
 }
 
-// maker turns options into a job. Its fields are filled in the order in which they stand here.
+// maker turns options into a job. Its fields are set in this order.
 type maker struct {
 	Options
 
@@ -43,10 +43,10 @@ type maker struct {
 	files    []*os.File        // output files
 }
 
-// serverPlace is where a dedicated server is to be started.
+// serverPlace is the place of a dedicated server.
 type serverPlace struct{ host, port string }
 
-// prepare works out everything that can be wrong before anything is started.
+// prepare detects every error of the options before anything is started.
 func (j *maker) prepare() error {
 	var err error
 	if j.hostname, err = os.Hostname(); err != nil {
@@ -56,7 +56,7 @@ func (j *maker) prepare() error {
 		return err
 	}
 	if j.Env["PYTHONUNBUFFERED"] == "" {
-		j.Env["PYTHONUNBUFFERED"] = "1" // progress is seen when it is made
+		j.Env["PYTHONUNBUFFERED"] = "1" // output appears without delay
 	}
 	if self, err := os.Executable(); err == nil {
 		j.Env["PATH"] += ":" + filepath.Dir(self) // for `paceline server` on other hosts
@@ -64,7 +64,7 @@ func (j *maker) prepare() error {
 	return j.settle()
 }
 
-// place says which rank and which server runs on which host.
+// place assigns ranks and servers to hosts.
 func (j *maker) place() error {
 	hosts := []Host{{Name: "localhost", Slots: max(j.Processes, 1)}}
 	var err error
@@ -140,7 +140,7 @@ func (j *maker) settle() error {
 	return err
 }
 
-// listenAddress is where the launcher's own scheduler listens: on loopback for a local job, else on the
+// listenAddress is the listen address of the launcher's own scheduler: on loopback for a local job, else on the
 // interface towards the other hosts.
 func (j *maker) listenAddress() (string, error) {
 	if len(j.Interfaces) > 0 {
@@ -161,13 +161,13 @@ func (j *maker) listenAddress() (string, error) {
 		}
 	default:
 		if host, err = iface.Towards(away); err != nil {
-			err = fmt.Errorf("%w: say by --network-interfaces which of this machine's interfaces or addresses the hosts can reach", err)
+			err = fmt.Errorf("%w: give --network-interfaces those of this machine's interfaces or addresses that the hosts can reach", err)
 		}
 	}
 	return net.JoinHostPort(host, "0"), err
 }
 
-// away is the first host of the job that is not this one; "" if there is none.
+// away is the first other host of the job; "" if there is none.
 func (j *maker) away() string {
 	for _, w := range j.workers {
 		if !j.here(w.Host) {

@@ -17,7 +17,7 @@ type Task struct {
 	Host    string
 	Shell   []string // how to get a shell on the host; nil for a process on this one
 	Dir     string
-	Env     map[string]string // all of it here, what to export on another host
+	Env     map[string]string // the whole environment here, the exported part on another host
 	Command []string
 	Stdout  *Stream
 	Stderr  *Stream
@@ -27,8 +27,8 @@ type Task struct {
 type Exit struct {
 	Code    int            // exit code; 128 + the signal's number if a signal killed it
 	Signal  syscall.Signal // that killed it, 0 if none
-	Started bool           // false: it never came to run
-	Why     string         // it did not start: what the shell said
+	Started bool           // false: it never ran
+	Why     string         // it did not start: the shell's output
 }
 
 func (e Exit) String() string {
@@ -39,13 +39,13 @@ func (e Exit) String() string {
 		return "was killed by signal 9 (SIGKILL, which also is what the kernel sends when memory runs out)"
 	case e.Signal != 0:
 		return fmt.Sprintf("was killed by signal %d (%v)", int(e.Signal), e.Signal)
-	case e.Code > 128 && e.Code < 128+65: // a shell's way to tell
+	case e.Code > 128 && e.Code < 128+65: // a shell's convention
 		return fmt.Sprintf("ended with exit code %d (signal %d, %v)", e.Code, e.Code-128, syscall.Signal(e.Code-128))
 	}
 	return fmt.Sprintf("ended with exit code %d", e.Code)
 }
 
-// process is a task that was started. Each has a process group of its own, which signals go to.
+// process is a started task. Each has a process group of its own, which receives signals.
 type process struct {
 	*Task
 	cmd    *exec.Cmd
@@ -68,7 +68,7 @@ func (p *process) PID() int {
 	return p.pid
 }
 
-// start runs the task; ended is called once when it is over and its output has been passed on.
+// start runs the task; ended is called once, after its end and the end of its output.
 func start(t *Task, ended func(Exit)) (*process, error) {
 	p := &process{Task: t}
 	stdout, stderr := io.Writer(t.Stdout), io.Writer(t.Stderr)
@@ -107,8 +107,8 @@ func start(t *Task, ended func(Exit)) (*process, error) {
 	return p, nil
 }
 
-// drainTime is how long output is waited for after a process ended, in case one that it left behind
-// outside of its group holds on to it.
+// drainTime limits the wait for output after a process's end, in case a descendant outside of its group holds
+// the pipe open.
 const drainTime = 2 * time.Second
 
 // run starts the command with pipes for its output. drain waits until they are empty.
@@ -151,7 +151,7 @@ func (p *process) run(stdout, stderr io.Writer) (drain func(), err error) {
 	}, nil
 }
 
-// signal passes a signal on to the process and all that it started.
+// signal forwards a signal to the process and its descendants.
 func (p *process) signal(sig syscall.Signal) {
 	if p.remote != nil {
 		p.remote.signal(sig)
@@ -160,7 +160,7 @@ func (p *process) signal(sig syscall.Signal) {
 	syscall.Kill(-p.cmd.Process.Pid, sig)
 }
 
-// clean ends what the process left behind in its group.
+// clean ends the processes that remain in the group.
 func (p *process) clean() {
 	if p.remote == nil {
 		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)

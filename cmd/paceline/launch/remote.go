@@ -16,16 +16,16 @@ import (
 )
 
 // A remote is a process on another host. A remote shell runs `sh` there, which reads a script from its
-// input: nothing of the job, least of all its secret, is on a command line. The script starts the
-// process in a session of its own, then reads names of signals to pass on to it; where its input ends,
-// because this side wants it or is gone, it kills the session.
+// input: nothing of the job, in particular its secret, is on a command line. The script starts the
+// process in a session of its own, then reads names of signals to forward to it. When its input ends,
+// because this side closes it or has died, it kills the session.
 type remote struct {
 	task  *Task
 	cmd   *exec.Cmd
 	input io.WriteCloser
 	words chan string   // to write to the input; closing it closes the input
 	over  chan struct{} // closed when the shell has ended
-	mark  string        // the line that says that the process runs, with its pid
+	mark  string        // the line that announces the running process, with its pid
 	runs  func(pid int)
 
 	mu     sync.Mutex
@@ -35,7 +35,7 @@ type remote struct {
 	stderr []byte
 }
 
-// patience is how long a remote shell may take to end after its input was closed.
+// patience limits the time of a remote shell between the end of its input and its own end.
 const patience = 3 * time.Second
 
 func newRemote(t *Task, runs func(pid int)) (*remote, error) {
@@ -45,20 +45,20 @@ func newRemote(t *Task, runs func(pid int)) (*remote, error) {
 }
 
 // begin sends the script, and from then on the signals, in the background: a host that does not answer
-// takes nothing.
+// reads nothing.
 func (r *remote) begin() {
 	r.words <- r.task.script(r.mark)
 	go func() {
 		defer r.input.Close()
 		for word := range r.words {
 			if _, err := io.WriteString(r.input, word); err != nil {
-				break // the shell is gone, which its end will tell
+				break // the shell has ended, which wait reports
 			}
 		}
 	}()
 }
 
-// signal passes a signal on. SIGKILL ends the shell's input, and the shell itself if that does not help.
+// signal forwards a signal. SIGKILL ends the shell's input, and the shell itself if that has no effect.
 func (r *remote) signal(sig syscall.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,7 +67,7 @@ func (r *remote) signal(sig syscall.Signal) {
 	case sig != syscall.SIGKILL:
 		select {
 		case r.words <- signalName(sig) + "\n":
-		default: // it has not taken the last ones yet
+		default: // it has not read the last ones yet
 		}
 	default:
 		r.ending = true
@@ -89,7 +89,7 @@ func signalName(sig syscall.Signal) string {
 	return "TERM"
 }
 
-// end makes of the shell's end that of the process.
+// end translates the shell's end into that of the process.
 func (r *remote) end(shell Exit) Exit {
 	close(r.over)
 	r.signal(syscall.SIGKILL) // ends begin's goroutine
@@ -105,8 +105,8 @@ func (r *remote) end(shell Exit) Exit {
 	return Exit{Code: max(shell.Code, 1), Why: fmt.Sprintf("could not be started by %q, which %v: %s", strings.Join(r.cmd.Args, " "), shell, said)}
 }
 
-// outputs are the writers for what the shell prints. Before the process runs, stdout is the greeting of
-// a login and given up; stderr is the reason where the process does not come to run.
+// outputs are the writers for the shell's output. Before the process runs, stdout is a login's greeting and is
+// discarded; stderr is the reason if the process does not start.
 func (r *remote) outputs() (stdout, stderr io.Writer) {
 	return remoteStdout{r}, remoteStderr{r}
 }
@@ -135,8 +135,7 @@ func (r remoteStdout) Write(p []byte) (int, error) {
 
 type remoteStderr struct{ *remote }
 
-// Write holds what comes before the mark, unless it is much: then the mark is late, or the shell
-// talkative, and the user sees it as it comes.
+// Write holds the output before the mark, up to a bound: beyond it, the user sees the output as it arrives.
 func (r remoteStderr) Write(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -149,8 +148,8 @@ func (r remoteStderr) Write(p []byte) (int, error) {
 	return r.task.Stderr.Write(p)
 }
 
-// script is what the shell over there reads. It is one compound command, so that it is read to its end
-// before anything of it runs.
+// script is the input of the remote shell. It is one compound command, so the shell reads all of it before it
+// runs any part.
 func (t *Task) script(mark string) string {
 	var s strings.Builder
 	s.WriteString("{\n")
@@ -167,7 +166,7 @@ func (t *Task) script(mark string) string {
 }
 
 // session starts the process in the session that it leads. The watcher belongs to its process group, so
-// that the group's number stays taken as long as the watcher may kill it, but is no child of the process.
+// that the group's number stays in use as long as the watcher may kill it, but is not a child of the process.
 const session = `
 ( {
 	trap "" INT TERM HUP
@@ -178,7 +177,7 @@ exec 3<&- </dev/null
 echo "$0 $$"
 exec "$@"`
 
-// quote writes a word so that a shell takes it as it is.
+// quote quotes a word for a shell.
 func quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/paceline/paceline/node"
 )
 
-// Run starts the job with its scheduler, and waits for its end. What can be wrong is found out before anything is
-// started. The exit code is that of the first worker that failed.
+// Run starts the job with its scheduler, and waits for its end. It detects errors of the options before it starts
+// anything. The exit code is that of the first worker that failed.
 func Run(o Options) (code int, err error) {
 	j := &maker{Options: o}
 	if err := j.prepare(); err != nil {
@@ -83,7 +83,7 @@ func (j *maker) job(scheduler string) (*Job, error) {
 	return job, nil
 }
 
-// task is one process: on this host with all of our environment, on another with what means the same there.
+// task is one process: on this host with our whole environment, on another with its portable part.
 func (j *maker) task(name, host string, command []string, own map[string]string) (*Task, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -108,13 +108,13 @@ func (j *maker) task(name, host string, command []string, own map[string]string)
 	return t, nil
 }
 
-// withoutAddresses takes those out of a list of interfaces: they are of this machine alone.
+// withoutAddresses removes addresses from a list of interfaces: they are valid only on this machine.
 func withoutAddresses(list string) string {
 	names := slices.DeleteFunc(strings.Split(list, ","), func(item string) bool { return net.ParseIP(strings.TrimSpace(item)) != nil })
 	return strings.Join(names, ",")
 }
 
-// streams gives a worker's output its prefix, and its files if wanted.
+// streams gives a worker's output its prefix and, on request, its files.
 func (j *maker) streams(console *Console, t *Task, w Worker) error {
 	var files [2]*os.File
 	label := strconv.Itoa(w.Rank)

@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// Shell says how to get a shell on another host.
+// Shell describes how to get a shell on another host.
 type Shell struct {
-	Template string // command line; {host} in it stands for the host, which is added at the end where that is missing
+	Template string // command line; {host} stands for the host, which is appended if that is missing
 	Port     int    // of ssh, 0 for its own setting
 	Identity string // file of ssh's key, "" for its own setting
 	Timeout  time.Duration
 }
 
-// For is the command line of the shell on a host. ssh gets the option that keeps it from asking questions.
+// For is the command line of the shell on a host. ssh gets the option that disables prompts.
 func (s Shell) For(host string) ([]string, error) {
 	argv, err := splitWords(s.Template)
 	if err != nil {
@@ -41,7 +41,7 @@ func (s Shell) For(host string) ([]string, error) {
 	return argv, nil
 }
 
-// splitWords takes a command line apart at its blanks; single and double quotes keep words together.
+// splitWords splits a command line at its blanks; single and double quotes keep words together.
 func splitWords(line string) ([]string, error) {
 	var words []string
 	var word strings.Builder
