@@ -119,7 +119,7 @@ logging:
 
 func TestConfigFileErrorsNameThePlace(t *testing.T) {
 	for text, want := range map[string]string{
-		"params:\n  speed: 3":           "params: speed: there is no such setting",
+		"params:\n  speed: 3":           "params: speed: no such setting",
 		"nonsense:\n  a: 1":             `"nonsense" is not a section`,
 		"params: 3":                     `"params" is not a section`,
 		"stall_check:\n  enabled: much": "stall_check: enabled: much is neither true nor false",

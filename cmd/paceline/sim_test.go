@@ -52,7 +52,7 @@ func TestSimSaysWhatIsAllowed(t *testing.T) {
 		`--bytes "4MM": a size is a number`:                              {"--bytes", "4MM"},
 		`--bandwidth: bandwidth is "10", allowed is`:                     {"--bandwidth", "10"},
 		`--server-bandwidth: bandwidth is "x", allowed is`:               {"--server-bandwidth", "x"},
-		"--model: missing":                                     {"--model", " "},
+		"--model: missing": {"--model", " "},
 	} {
 		c := simCommand()
 		c.SilenceUsage, c.SilenceErrors = true, true
