@@ -16,6 +16,7 @@ import (
 	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/auth"
 	"github.com/paceline/paceline/transport/tcp"
 	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
@@ -114,14 +115,15 @@ func TestAPeerThatBreaksOffOrTheRulesEndsTheRoundForAll(t *testing.T) {
 // TestStrangersHarmNobody has those who do not know the secret, or are not of this job.
 func TestStrangersHarmNobody(t *testing.T) {
 	j := jobtest.Start(t, 2, jobtest.Both(1))
+	hello := fmt.Sprintf("PCLNJOB%c%c", auth.Version, wire.Version)
 	for i, server := range j.Workers[0].Membership.Now().Servers {
 		at, _ := server.Addresses.Of(tcp.Kind)
 		for name, do := range map[string]func(c net.Conn){
 			"nothing":   func(net.Conn) {},
 			"garbage":   func(c net.Conn) { fmt.Fprint(c, strings.Repeat("GET / HTTP/1.1\r\n", 1000)) },
 			"one byte":  func(c net.Conn) { fmt.Fprint(c, "P") },
-			"a hello":   func(c net.Conn) { fmt.Fprint(c, "PCLNJOB\x01\x01"+strings.Repeat("n", 32)) },
-			"no proof":  func(c net.Conn) { fmt.Fprint(c, "PCLNJOB\x01\x01"+strings.Repeat("n", 200)) },
+			"a hello":   func(c net.Conn) { fmt.Fprint(c, hello+strings.Repeat("n", 32)) },
+			"no proof":  func(c net.Conn) { fmt.Fprint(c, hello+strings.Repeat("n", 200)) },
 			"a version": func(c net.Conn) { fmt.Fprint(c, "PCLNJOB\x09\x09"+strings.Repeat("n", 32)) },
 		} {
 			c, err := net.Dial("tcp", at)
