@@ -43,6 +43,12 @@ func TestLocksInOrder(t *testing.T) {
 	defer unplaced.Unlock()
 }
 
+// reader locks for reading.
+type reader struct{ *lockorder.RWMutex }
+
+func (r reader) Lock()   { r.RLock() }
+func (r reader) Unlock() { r.RUnlock() }
+
 func TestLocksOutOfOrderPanic(t *testing.T) {
 	first, second, other, third := locks()
 	for name, c := range map[string]struct {
@@ -51,9 +57,9 @@ func TestLocksOutOfOrderPanic(t *testing.T) {
 	}{
 		"a lesser level":    {second, first, "first (level 1) is taken while second (level 2) is held"},
 		"the same level":    {second, other, "other (level 2) is taken while second (level 2) is held"},
-		"a reader":          {third.RLocker(), second, "second (level 2) is taken while third"},
+		"a reader":          {reader{third}, second, "second (level 2) is taken while third"},
 		"one lock twice":    {second, second, "second (level 2) is taken while second"},
-		"a reader, reading": {third, third.RLocker(), "third (level 3) is taken while third"},
+		"a reader, reading": {third, reader{third}, "third (level 3) is taken while third"},
 	} {
 		c.held.Lock()
 		if text := panics(c.taken.Lock); !strings.Contains(text, c.says) {

@@ -31,15 +31,6 @@ func (m *Mutex) Lock() {
 	m.mu.Lock()
 }
 
-// TryLock locks if the lock is free. It cannot block, but the order applies.
-func (m *Mutex) TryLock() bool {
-	if !m.mu.TryLock() {
-		return false
-	}
-	m.take()
-	return true
-}
-
 // Unlock unlocks, and panics where another goroutine has locked.
 func (m *Mutex) Unlock() {
 	m.release()
@@ -76,14 +67,6 @@ func (m *RWMutex) RUnlock() {
 	m.release()
 	m.mu.RUnlock()
 }
-
-// RLocker is the lock as a sync.Locker for reading.
-func (m *RWMutex) RLocker() sync.Locker { return reader{m} }
-
-type reader struct{ m *RWMutex }
-
-func (r reader) Lock()   { r.m.RLock() }
-func (r reader) Unlock() { r.m.RUnlock() }
 
 // held lists the placed locks of each goroutine in the order of acquisition.
 var held = struct {
