@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -13,10 +15,17 @@ func benchCommand() *cobra.Command {
 	return c
 }
 
+// printJSON writes v as JSON with indentation.
+func printJSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
 func writeJSON(file string, v any) error {
-	data, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
+	var b bytes.Buffer
+	if err := printJSON(&b, v); err != nil {
 		return err
 	}
-	return os.WriteFile(file, append(data, '\n'), 0o666)
+	return os.WriteFile(file, b.Bytes(), 0o666)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"runtime"
 	"time"
@@ -74,9 +73,7 @@ func runBenchBarrier(c *cobra.Command, p bench.BarrierPlan, jsonFile string) err
 	}
 	report.Version, report.Time, report.Cores = version.String(), time.Now().Format(time.RFC3339), runtime.NumCPU()
 	if jsonFile == toTerminal {
-		e := json.NewEncoder(c.OutOrStdout())
-		e.SetIndent("", "  ")
-		return e.Encode(report)
+		return printJSON(c.OutOrStdout(), report)
 	}
 	report.Show(c.OutOrStdout())
 	if jsonFile == "" {

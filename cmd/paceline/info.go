@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -45,9 +44,7 @@ func infoCommand() *cobra.Command {
 				return err
 			}
 			if asJSON {
-				e := json.NewEncoder(c.OutOrStdout())
-				e.SetIndent("", "  ")
-				return e.Encode(f)
+				return printJSON(c.OutOrStdout(), f)
 			}
 			f.show(c.OutOrStdout())
 			return nil

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -92,9 +91,7 @@ func (o *simOptions) run(c *cobra.Command) error {
 		}
 	}
 	if o.jsonFile == toTerminal {
-		e := json.NewEncoder(c.OutOrStdout())
-		e.SetIndent("", "  ")
-		return e.Encode(results)
+		return printJSON(c.OutOrStdout(), results)
 	}
 	sim.Show(c.OutOrStdout(), results)
 	if o.jsonFile == "" {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -41,9 +40,7 @@ func statusCommand() *cobra.Command {
 				return err
 			}
 			if asJSON {
-				e := json.NewEncoder(c.OutOrStdout())
-				e.SetIndent("", "  ")
-				return e.Encode(status)
+				return printJSON(c.OutOrStdout(), status)
 			}
 			showStatus(c.OutOrStdout(), s.Scheduler, status)
 			return nil
