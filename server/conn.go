@@ -12,6 +12,7 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -45,19 +46,8 @@ type conn struct {
 }
 
 func readHello(tc transport.Conn) (wire.Hello, error) {
-	var h wire.Header
-	var hello wire.Hello
-	if err := tc.ReadHeader(&h); err != nil {
-		return hello, err
-	}
-	if h.Type != wire.TypeHello || h.Length > 4096 {
-		return hello, fmt.Errorf("first frame is a %v of %d bytes, want a hello", h.Type, h.Length)
-	}
-	payload := make([]byte, h.Length)
-	if err := tc.ReadPayload(payload); err != nil {
-		return hello, err
-	}
-	if err := wire.DecodeJSON(h.Type, payload, &hello); err != nil {
+	hello, err := control.ReadHello(tc)
+	if err != nil {
 		return hello, err
 	}
 	if hello.Role != wire.RoleWorker || hello.Conns < 1 || hello.Conns > limits.MaxConnsPerServer {

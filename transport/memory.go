@@ -11,7 +11,7 @@ import (
 var ErrAccess = errors.New("a write into memory that is not granted")
 
 // Registrar is what a Transport is if memory can be registered with it: made known once, ahead of use, so that adapters
-// or peers reach it without a copy. RegistrarOf asks.
+// or peers reach it without a copy.
 type Registrar interface {
 	// Register registers memory of at least one byte. The same memory, or a part of it, can be registered again: that is a
 	// further region with a life of its own.
@@ -32,7 +32,7 @@ type Region interface {
 	Release()
 }
 
-// OneSided is what a Conn is if its peer's memory can be written without the peer's taking part. OneSidedOf asks.
+// OneSided is what a Conn is if its peer's memory can be written without the peer's taking part.
 //
 // The owner of the memory registers it, grants a part of it to the peer of one connection, and sends the token of the
 // grant in a frame. The peer writes, and tells of it by a frame of its own. The side that owns the memory checks each write:
@@ -50,16 +50,4 @@ type OneSided interface {
 	// their order: whoever reads a frame that was sent after WriteTo returned finds the bytes in its memory. No byte
 	// is no write. It consumes the slice itself, as net.Buffers does.
 	WriteTo(t wire.Token, at int, buffers net.Buffers) error
-}
-
-// RegistrarOf gives the registrar that a transport is, if it is one.
-func RegistrarOf(t Transport) (Registrar, bool) {
-	r, ok := t.(Registrar)
-	return r, ok
-}
-
-// OneSidedOf gives the one-sided writes of a connection, if it has them.
-func OneSidedOf(c Conn) (OneSided, bool) {
-	o, ok := c.(OneSided)
-	return o, ok
 }

@@ -7,12 +7,12 @@ import (
 	"io"
 	"time"
 
-	"github.com/valyala/bytebufferpool"
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -51,16 +51,11 @@ func (p *peer) dial(ctx context.Context) (*link, error) {
 func (l *link) greet() error {
 	cfg := &l.p.e.cfg
 	window := max(cfg.Credit/int64(4*cfg.Conns), 1) // what no connection has reported yet is a quarter of the credit at most
-	b := bytebufferpool.Get()
-	defer bytebufferpool.Put(b)
 	hello := wire.Hello{Role: wire.RoleWorker, Round: cfg.Membership.Now().Round, Rank: cfg.Rank, Conns: cfg.Conns, Window: uint64(window)}
-	h := wire.Header{Type: wire.TypeHello, Rank: uint16(cfg.Rank)}
-	if err := wire.AppendJSON(b, h, hello); err != nil {
+	if err := control.Send(l.conn, wire.TypeHello, hello); err != nil {
 		return err
 	}
-	if err := l.conn.Send([][]byte{b.B}); err != nil {
-		return err
-	}
+	var h wire.Header
 	if err := l.conn.ReadHeader(&h); err != nil {
 		return err
 	}

@@ -166,9 +166,9 @@ func (p *peer) report(d *declaration, h wire.Header, iteration wire.Report) erro
 
 // condition implements way.
 func (p *peer) condition(w wire.Condition) error {
-	data, err := json.Marshal(w)
+	f, err := outbox.JSON(wire.Header{Type: wire.TypeCondition, Rank: uint16(p.e.cfg.Rank)}, w)
 	if err == nil {
-		p.control(outbox.Frame{Header: wire.Header{Type: wire.TypeCondition, Rank: uint16(p.e.cfg.Rank)}, Payload: data})
+		p.control(f)
 	}
 	return err
 }

@@ -38,8 +38,8 @@ type Within func(t *testing.T, test func(t *testing.T))
 func InRealTime(t *testing.T, test func(t *testing.T)) { test(t) }
 
 // Conformance has a backend pass the tests of what package transport promises. make is called anew
-// for each of them. A backend that has no registered memory or no one-sided writes says so by transport.RegistrarOf
-// and transport.OneSidedOf, and skips their tests.
+// for each of them. The tests of registered memory and one-sided writes are skipped where the transport is
+// no transport.Registrar or its connections are no transport.OneSided.
 func Conformance(t *testing.T, within Within, make func(t *testing.T) Backend) {
 	for _, group := range []map[string]func(*bench){frameTests, sendTests, endTests, authTests, connectTests, memoryTests} {
 		for name, test := range group {

@@ -21,13 +21,13 @@ type writable struct {
 func (b *bench) pairs() (connect func() (writer, owner writable)) {
 	b.Helper()
 	t := b.node()
-	registrar, ok := transport.RegistrarOf(t)
+	registrar, ok := t.(transport.Registrar)
 	if !ok {
 		b.Skipf("no memory can be registered with %s", t.Kind())
 	}
 	l := b.listen(t)
 	both := func(c transport.Conn) writable {
-		o, ok := transport.OneSidedOf(c)
+		o, ok := c.(transport.OneSided)
 		if !ok {
 			b.Skipf("connections of %s have no one-sided writes", t.Kind())
 		}

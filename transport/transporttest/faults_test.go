@@ -250,9 +250,9 @@ func TestAPeerThatDiesInTheMiddleOfAWriteHarmsNothingElse(t *testing.T) {
 	for fault, want := range map[string]error{"cut": io.ErrUnexpectedEOF, "reset": syscall.ECONNRESET, "freeze": syscall.ETIMEDOUT} {
 		onALink(t, Options{Latency: time.Millisecond, PeerTimeout: time.Second}, func(w wired) {
 			node := w.Node("b", secret)
-			registrar, _ := transport.RegistrarOf(node)
-			owner, _ := transport.OneSidedOf(w.b)
-			writer, _ := transport.OneSidedOf(w.a)
+			registrar, _ := node.(transport.Registrar)
+			owner, _ := w.b.(transport.OneSided)
+			writer, _ := w.a.(transport.OneSided)
 			r, err := registrar.Register(make([]byte, 100_000))
 			w.must(err)
 			token, err := owner.Grant(r, 10_000, 80_000)
