@@ -17,10 +17,10 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// windowStep is after how many consumed tensor bytes a worker is told at the latest, so that its credit goes on.
+// windowStep is the most tensor bytes that are consumed from one window frame to the next.
 const windowStep = 1 << 20
 
-// errLeft ends the reading of a connection whose worker said the last it has to say.
+// errLeft ends the reading of a connection on which the worker sends no more frames.
 var errLeft = errors.New("the worker has left")
 
 var errRoundOver = errors.New("the round of the job is over: its workers have shut down")
@@ -216,7 +216,7 @@ func (c *conn) announce(h *wire.Header, p *room.Payload) error {
 	return c.r.announce(&t)
 }
 
-// lost takes the worker's word that it ends because it has lost a peer.
+// lost notes that the worker ends because it has lost a peer.
 func (c *conn) lost(h *wire.Header, p *room.Payload) error {
 	var l wire.Lost
 	if err := decode(h, p, &l); err != nil {
@@ -248,7 +248,7 @@ func (c *conn) onAll(counts map[int]int) bool {
 	return true
 }
 
-// account counts the tensor bytes consumed and now and then tells the worker, whose credit they are.
+// account counts the tensor bytes consumed, and reports them to the worker after each step: they are its credit.
 func (c *conn) account(n uint32) {
 	c.consumed += uint64(n)
 	if c.consumed-c.reported >= c.step {

@@ -60,11 +60,6 @@ func (r *round) allJoined(last int) {
 	r.dropTensors(inprocess.ErrCancelled)
 	r.members.Anew()
 	r.names.step((*agreement.Home).Reset)
-	conns, local := r.reach(r.all())
-	for _, c := range conns {
-		c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeJoined, Rank: uint16(last)}})
-	}
-	if local != nil {
-		local.notices.Joined(last)
-	}
+	joined := outbox.Frame{Header: wire.Header{Type: wire.TypeJoined, Rank: uint16(last)}}
+	r.notify(r.all(), func(c *conn) { c.send(joined) }, func(n Notices) { n.Joined(last) })
 }

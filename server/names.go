@@ -33,7 +33,7 @@ func (n *names) begin(r *round) {
 	n.step(func(*agreement.Home) {})
 }
 
-// step has the home decide something that may change who takes part.
+// step has the home decide something, which may change who takes part.
 func (n *names) step(decide func(*agreement.Home)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -74,14 +74,12 @@ func (r *round) arrive(t *tensor, h *wire.Header) bool {
 
 // fail ends an operation on every rank.
 func (r *round) fail(t *tensor, seq uint64, code units.FailureCode, why string) {
-	n := &r.names
-	n.mu.Lock()
-	failed := n.home.Fail(t.agreed, seq, code, why)
-	n.mu.Unlock()
+	var failed []agreement.Failure
+	r.names.step(func(h *agreement.Home) { failed = h.Fail(t.agreed, seq, code, why) })
 	r.tell(failed)
 }
 
-// cancel is a rank's word that it gave up a tensor from an iteration on.
+// cancel notes that a rank gave up a tensor from an iteration on.
 func (r *round) cancel(h *wire.Header) {
 	r.mu.RLock()
 	t := r.tensors[h.Tensor]
@@ -96,10 +94,9 @@ func (r *round) cancel(h *wire.Header) {
 	case h.Flags&wire.FlagDeclare != 0 && !t.Held():
 		why = agreement.Anew
 	}
-	n := &r.names
-	n.mu.Lock()
-	alone, failed := n.home.Cancel(t.agreed, int(h.Rank), h.Seq, why)
-	n.mu.Unlock()
+	var alone bool
+	var failed []agreement.Failure
+	r.names.step(func(home *agreement.Home) { alone, failed = home.Cancel(t.agreed, int(h.Rank), h.Seq, why) })
 	r.tell(failed)
 	if alone {
 		t.held.Forget(int(h.Rank), h.Seq, h.Flags&(wire.FlagDeclare|wire.FlagOwnWill) == wire.FlagDeclare)
@@ -122,13 +119,7 @@ func (r *round) tell(failed []agreement.Failure) {
 			notice.Name, notice.ProcessSet, notice.Generation = t.Name, t.Set, t.Generation
 		}
 		r.s.cfg.Log.Debug("operation failed", zap.String("tensor", notice.Name), zap.String("why", notice.Text))
-		conns, local := r.reach(f.Ranks)
-		for _, c := range conns {
-			c.sendJSON(wire.Header{Type: wire.TypeFail}, notice)
-		}
-		if local != nil {
-			local.notices.Failed(notice)
-		}
+		r.notify(f.Ranks, func(c *conn) { c.sendJSON(wire.Header{Type: wire.TypeFail}, notice) }, func(n Notices) { n.Failed(notice) })
 	}
 }
 
@@ -152,11 +143,5 @@ func (r *round) checkStalls(now time.Time) {
 // warn tells the rank that a warning is for, which logs it.
 func (r *round) warn(s agreement.Stall) {
 	stall := wire.Stall{Name: s.Name, Missing: s.Missing.Ranks(), Seconds: s.Waited.Seconds()}
-	conns, local := r.reach(rankset.Of(s.Rank))
-	if local != nil {
-		local.notices.Stalled(stall)
-	}
-	for _, c := range conns {
-		c.sendJSON(wire.Header{Type: wire.TypeStall}, stall)
-	}
+	r.notify(rankset.Of(s.Rank), func(c *conn) { c.sendJSON(wire.Header{Type: wire.TypeStall}, stall) }, func(n Notices) { n.Stalled(stall) })
 }

@@ -150,14 +150,8 @@ func (r *round) lose(l wire.Lost) {
 	r.lost = &l
 	r.mu.Unlock()
 	r.desert()
-	conns, local := r.reach(r.all())
 	r.s.cfg.Log.Debug("peer lost", zap.String("role", string(l.Role)), zap.Int("rank", l.Rank), zap.String("why", l.Why))
-	for _, c := range conns {
-		c.sendJSON(wire.Header{Type: wire.TypeLost}, l)
-	}
-	if local != nil {
-		local.notices.Lost(l)
-	}
+	r.notify(r.all(), func(c *conn) { c.sendJSON(wire.Header{Type: wire.TypeLost}, l) }, func(n Notices) { n.Lost(l) })
 	if r.s.cfg.OnLost != nil {
 		r.s.cfg.OnLost(l)
 	}
@@ -165,29 +159,27 @@ func (r *round) lose(l wire.Lost) {
 
 // stop tells a rank where its superstep ends.
 func (r *round) stop(rank int, h wire.Header, at wire.Stop) {
-	conns, local := r.reach(rankset.Of(rank))
-	if local != nil {
-		local.notices.Stopped(h, at)
-	}
-	for _, c := range conns {
-		c.send(outbox.Encoded(h, at))
-	}
+	r.notify(rankset.Of(rank), func(c *conn) { c.send(outbox.Encoded(h, at)) }, func(n Notices) { n.Stopped(h, at) })
 }
 
-// reach is how ranks are told something: one connection to each that is there, and the worker in this process where
-// it is one of them.
-func (r *round) reach(ranks rankset.Set) (conns []*conn, local *Local) {
+// notify sends a notice to ranks: on one connection to each that is there, and to the worker in this process where it is
+// one of them.
+func (r *round) notify(ranks rankset.Set, send func(*conn), local func(Notices)) {
+	var conns []*conn
 	r.mu.RLock()
-	defer r.mu.RUnlock()
 	for rank, cs := range r.conns {
 		if ranks.Has(rank) && len(cs) > 0 {
 			conns = append(conns, cs[0])
 		}
 	}
-	if r.local != nil && ranks.Has(r.local.rank) {
-		local = r.local
+	here := r.local
+	r.mu.RUnlock()
+	for _, c := range conns {
+		send(c)
 	}
-	return conns, local
+	if here != nil && ranks.Has(here.rank) {
+		local(here.notices)
+	}
 }
 
 // end closes the round's connections and lets its memory go.

@@ -60,7 +60,7 @@ func (d *Decider) Hear(in Report, at time.Duration) Outputs {
 	d.stops = d.stops[:0]
 	i := d.find(in.Rank)
 	switch {
-	case i < 0 || in.Superstep > d.superstep+1: // further than any rank comes without the decider's word
+	case i < 0 || in.Superstep > d.superstep+1: // further than any rank comes without a Stop
 		if in.Asks {
 			d.stops = append(d.stops, Stop{Rank: in.Rank, Superstep: in.Superstep})
 		}

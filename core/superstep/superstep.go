@@ -18,7 +18,7 @@ import (
 	"github.com/paceline/paceline/core/condition"
 )
 
-// Report is a rank's word that it has ended an iteration of a superstep.
+// Report is a rank's message at the end of an iteration of a superstep.
 type Report struct {
 	Rank      int
 	Superstep uint64
@@ -30,7 +30,7 @@ type Report struct {
 	Asks      bool          // the rank waits for a Stop
 }
 
-// Stop is the decider's word to one rank.
+// Stop is the decider's message to one rank: where its superstep ends.
 type Stop struct {
 	Rank       int
 	Superstep  uint64

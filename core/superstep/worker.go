@@ -28,7 +28,7 @@ type Worker struct {
 	by     condition.Adaptive
 }
 
-// Verdict is what the end of an iteration, or the word that it asked for, comes to.
+// Verdict is what follows from the end of an iteration, or from the Stop that the rank asked for.
 type Verdict uint8
 
 // Verdicts.
@@ -36,7 +36,7 @@ const (
 	None    Verdict = iota // nothing that the rank waits for
 	GoesOn                 // the superstep goes on
 	WasLast                // it has ended with that iteration: the rank goes to the barrier
-	Asked                  // the rank waits for the decider's word
+	Asked                  // the rank waits for the decider's Stop
 )
 
 var verdictNames = [...]string{"nothing", "goes on", "was last", "asks"}
@@ -89,11 +89,11 @@ func (w *Worker) End(at time.Duration) (Report, Verdict) {
 	return r, GoesOn
 }
 
-// Stop takes the decider's word. The verdict is that of the iteration which asked for one.
+// Stop notes the decider's message. The verdict is that of the iteration which asked for one.
 func (w *Worker) Stop(s Stop, at time.Duration) Verdict {
 	switch {
 	case s.Superstep > w.number:
-		if s.Iteration > 0 { // it has overtaken the word that ends this one
+		if s.Iteration > 0 { // it has overtaken the Stop of this one
 			w.early = s
 		}
 		return None

@@ -55,7 +55,7 @@ func (c *contents) drop() {
 		c.acc, c.present = nil, false
 	}
 	c.outdate()
-	c.dropCopies(func(int) bool { return true })
+	c.deltas.forget(func(int) bool { return true })
 }
 
 // share is what a difference counts for: the mean over all ranks that train, those that have left included,
@@ -128,19 +128,10 @@ func (c *contents) addMessage(rank int, message []byte) error {
 
 // outdate lets go what was made of the version before.
 func (c *contents) outdate() {
-	if c.deltas != nil {
-		c.deltas.outdate()
-	}
+	c.deltas.outdate()
 	if c.copied != nil {
 		c.copied.Sent(nil)
 		c.copied = nil
-	}
-}
-
-// dropCopies forgets what some ranks have.
-func (c *contents) dropCopies(gone func(rank int) bool) {
-	if c.deltas != nil {
-		c.deltas.forget(gone)
 	}
 }
 

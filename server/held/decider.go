@@ -23,7 +23,7 @@ type decider struct {
 	machine *superstep.Decider
 }
 
-// Report is a rank's word that it has ended an iteration under a model with supersteps. In the frame that goes
+// Report notes that a rank has ended an iteration under a model with supersteps. In the frame that goes
 // to the home of the first value it is for the decider.
 func (x *Room) Report(h *wire.Header, iteration wire.Report) error {
 	if x.t.Model.Supersteps == nil {
@@ -54,7 +54,7 @@ func (x *Room) deciding() *decider {
 	return x.decider
 }
 
-// hear takes a report to the decider.
+// hear passes a report to the decider.
 func (d *decider) hear(in superstep.Report) {
 	d.mu.Lock()
 	out := d.machine.Hear(in, time.Since(d.start))
@@ -63,7 +63,7 @@ func (d *decider) hear(in superstep.Report) {
 	d.deliver(out)
 }
 
-// updateMembership takes in who still takes part: found out under the lock, as value.UpdateMembership does.
+// updateMembership passes on who still takes part, found under the lock as in value.UpdateMembership.
 func (d *decider) updateMembership() {
 	d.mu.Lock()
 	out := d.machine.Live(d.t.Live())

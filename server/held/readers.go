@@ -202,7 +202,7 @@ func (s *readers) live(live rankset.Set) []reply {
 	}
 	replies, _ := s.step(condition.Live(live), nil, nil, nil)
 	replies = s.open(replies)
-	s.dropCopies(func(rank int) bool { return !live.Has(rank) })
+	s.deltas.forget(func(rank int) bool { return !live.Has(rank) })
 	return replies
 }
 

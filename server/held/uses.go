@@ -23,6 +23,9 @@ func (d *deltas) add(elements int, fill func(b []byte) error) (*reference, error
 
 // outdate lets go what was made of the version before.
 func (d *deltas) outdate() {
+	if d == nil {
+		return
+	}
 	d.version++
 	if d.message != nil {
 		d.message.Sent(nil)
@@ -67,6 +70,9 @@ func (d *deltas) forgetRank(rank int) {
 
 // forget drops what some ranks have.
 func (d *deltas) forget(gone func(rank int) bool) {
+	if d == nil {
+		return
+	}
 	for rank := range d.ranks {
 		if gone(rank) {
 			d.forgetRank(rank)

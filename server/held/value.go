@@ -159,8 +159,8 @@ func (v *value) retune(pull condition.PullCondition) (replies []reply, ok bool) 
 	return v.state.retune(pull), true
 }
 
-// UpdateMembership tells the machine who still takes part: found out under the lock, so that of two who call because a
-// rank has left neither brings an older set after the newer one.
+// UpdateMembership gives the machine the ranks that still take part. They are found under the lock, so that no older set
+// replaces a newer one.
 func (v *value) UpdateMembership() {
 	v.mu.Lock()
 	live := v.Live()
@@ -193,7 +193,7 @@ func (v *value) opened() bool {
 func (v *value) forget(rank int, seq uint64) []reader {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.state.dropCopies(func(r int) bool { return r == rank })
+	v.state.deltas.forget(func(r int) bool { return r == rank })
 	return v.state.takeOut(func(r *reader) bool { return r.rank == rank && r.h.Seq <= seq })
 }
 

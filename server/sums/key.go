@@ -178,8 +178,8 @@ func (k *key) late(q *room.Request) error {
 	return nil
 }
 
-// UpdateMembership tells the machine who still takes part: found out under the lock, so that of two who call because a
-// rank has left neither brings an older set after the newer one.
+// UpdateMembership gives the machine the ranks that still take part. They are found under the lock, so that no older set
+// replaces a newer one.
 func (k *key) UpdateMembership() {
 	k.mu.Lock()
 	answers := k.iterations.live(k.Live())
