@@ -82,9 +82,6 @@ func powerOfTwo(f float64) bool {
 	return part == 0.5 && exponent > -64 && exponent < 64
 }
 
-// set adds the root's value.
-func (c *contents) set(b []byte) { c.sum(b, 1/c.unit()) }
-
 // add adds what a push brings. A message that cannot be read adds nothing, and its operation fails; the push
 // has been counted.
 func (c *contents) add(r *reader, b []byte) error {

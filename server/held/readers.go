@@ -49,7 +49,7 @@ func (s *readers) push(r *reader, b []byte) (replies []reply, taken bool) {
 	case r.has(wire.FlagDeclare):
 		if !s.known {
 			s.known = true
-			s.set(b)
+			s.sum(b, 1/s.unit()) // the root's value
 		}
 		return s.declare(r), true
 	case r.has(wire.FlagWithin):
