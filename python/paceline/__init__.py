@@ -1,4 +1,4 @@
-"""Paceline: data-parallel training over ordinary Ethernet. The frameworks' modules are paceline.torch and so on."""
+"""Paceline: data-parallel training over ordinary Ethernet. Each framework has a module, such as paceline.torch."""
 
 from __future__ import annotations
 

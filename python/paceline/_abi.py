@@ -18,19 +18,19 @@ UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = ra
 
 
 class Sync(ctypes.Structure):
-    """pl_sync: under which synchronisation model a tensor is exchanged."""
+    """pl_sync: the synchronisation model of a tensor."""
 
     _fields_ = [("size", ctypes.c_uint32), ("soft_park", ctypes.c_uint32), ("model", ctypes.c_char_p)]
 
 
 class Codec(ctypes.Structure):
-    """pl_codec: how a tensor's bytes travel."""
+    """pl_codec: how a tensor is coded."""
 
     _fields_ = [("size", ctypes.c_uint32), ("reserved", ctypes.c_uint32), ("codec", ctypes.c_char_p)]
 
 
 class Gate(ctypes.Structure):
-    """pl_gate: what is not worth sending."""
+    """pl_gate: which changes are too small to send."""
 
     _fields_ = [
         ("size", ctypes.c_uint32),
@@ -41,7 +41,7 @@ class Gate(ctypes.Structure):
 
 
 class Held(ctypes.Structure):
-    """pl_held: what to do with a value that the servers hold."""
+    """pl_held: an operation on a value that the servers hold."""
 
     _fields_ = [
         ("size", ctypes.c_uint32),
@@ -84,7 +84,7 @@ class Op(ctypes.Structure):
 
 
 class Output(ctypes.Structure):
-    """pl_output: what a finished operation gives beyond its output memory."""
+    """pl_output: the results of a finished operation beyond its output memory."""
 
     _fields_ = [
         ("size", ctypes.c_uint32),
@@ -132,14 +132,14 @@ _PROTOTYPES = {
 
 
 def library_path() -> pathlib.Path:
-    """Where libpaceline.so lies: PACELINE_LIBRARY, or beside this package."""
+    """The path of libpaceline.so: PACELINE_LIBRARY, or in this package."""
     override = os.environ.get("PACELINE_LIBRARY")
     return pathlib.Path(override) if override else pathlib.Path(__file__).parent / "_native" / "libpaceline.so"
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The native library, loaded at its first use. Raises ImportError when it is missing or of another version."""
+    """The native library, loaded at its first use. Raises ImportError if it is missing or has another version."""
     path = library_path()
     try:
         lib = ctypes.CDLL(str(path))

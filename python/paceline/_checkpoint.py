@@ -1,6 +1,6 @@
-"""What a rank has in a checkpoint beside the model: the engine's state, and what frameworks' modules add to it.
+"""A rank's state in a checkpoint beside the model: the engine's part, and the parts of the frameworks' modules.
 
-Its bytes are, for each part, the name's length (4 bytes, little-endian), the name, the length (8 bytes), and the part.
+Its bytes, for each part: the name's length (4 bytes, little-endian), the name, the part's length (8 bytes), the part.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _ENGINE = "engine"
 
 
 class Part(Protocol):
-    """What a module adds."""
+    """A module's part of the state."""
 
     def state(self) -> bytes:
-        """What goes into a checkpoint; nothing for a beginning."""
+        """The bytes for a checkpoint; none for the initial state."""
 
     def reader(self, state: bytes) -> Callable[[], None]:
-        """Reads a state and gives what takes it in, which cannot fail. Raises ValueError for what is no state."""
+        """Reads a state and returns a function that restores it and cannot fail. Raises ValueError for other bytes."""
 
 
 _parts: dict[str, Part] = {}
@@ -29,17 +29,17 @@ _unclaimed: dict[str, bytes] = {}  # parts of modules that are not imported yet
 
 
 def register(name: str, part: Part) -> None:
-    """Adds a module's part. It is given what was loaded before."""
+    """Adds a module's part, and restores the state that was loaded for it before."""
     _parts[name] = part
     part.reader(_unclaimed.pop(name, b""))()
 
 
 def compression_state() -> bytes:
-    """What this rank needs to go on from a checkpoint as if training had not ended, beside model and optimizer.
+    """The state that this rank needs, beside model and optimizer, to continue from a checkpoint without a difference.
 
-    Of tensors that travel coded: how many iterations they have had, this rank's residuals and a share of the servers';
-    and what gates hold back (`DistributedOptimizer(gate=...)`). Every rank saves its own, and calls this at the same
-    place, when no operation is in flight.
+    It holds, of coded tensors, the number of iterations, this rank's residuals and its share of the servers' residuals,
+    and the changes that gates withhold (`DistributedOptimizer(gate=...)`). Every rank saves its own state, and calls
+    this at the same place with no operation in flight.
     """
     parts = {_ENGINE: engine.compression_state()} | _unclaimed | {name: part.state() for name, part in _parts.items()}
     return b"".join(
@@ -50,17 +50,17 @@ def compression_state() -> bytes:
 
 
 def load_compression_state(state: bytes) -> None:
-    """Takes in what `compression_state` gave on this rank; every rank does so, at the same place.
+    """Restores what `compression_state` returned on this rank. Every rank calls it, at the same place.
 
-    It may be before or after optimizers are made; in a job that has trained already, behind a `barrier`: there the
-    next sums are an error on all ranks if only some have done so. What the state does not name begins anew. Raises
-    ValueError for anything else, and then nothing changes.
+    Call it before or after optimizers are made. In a job that has already trained, call it after a `barrier`: if only
+    some ranks restore, the next reductions fail on all ranks. Tensors that the state does not name start at zero.
+    Raises ValueError for other bytes, and then changes nothing.
     """
     parts = _read(state)
     readers = [part.reader(parts.pop(name, b"")) for name, part in _parts.items()]
     engine.load_compression_state(parts.pop(_ENGINE))
-    for take_in in readers:
-        take_in()
+    for restore in readers:
+        restore()
     _unclaimed.clear()
     _unclaimed.update(parts)
 

@@ -1,4 +1,4 @@
-"""The engine as Python sees it: one job per process, handles, and status codes turned into exceptions."""
+"""Python's interface to the engine: one job per process, handles, and exceptions for status codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from paceline import _abi
 from paceline.common.exceptions import HorovodInternalError, NotInitializedError
 
-# The part of the environment that says where this process stands in which job, and how that job is set up.
+# The part of the environment that names the job, this process's place in it, and its settings.
 _ENV_PREFIXES = ("PACELINE_", "HOROVOD_", "DMLC_", "BYTEPS_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
 _ENV_NAMES = frozenset(
     {
@@ -36,23 +36,23 @@ _WAIT_SLICE_MS = 100
 
 
 class Engine:
-    """The job that this process is in. Its methods are the framework modules' `init`, `rank` and so on."""
+    """The job of this process. The framework modules' `init`, `rank` and so on are its methods."""
 
     def __init__(self) -> None:
         self._job: dict[str, Any] | None = None
         self._pid = -1
-        self.generation = 0  # counts inits and joins, after which the servers hold nothing any more
+        self.generation = 0  # counts inits and joins, each of which empties the servers
         self._sync_info: dict[str, dict[str, Any]] = {}
-        self.round = 0  # counts init..shutdown, so that a handle of an earlier round is recognised
+        self.round = 0  # counts inits, so that a handle of an earlier round is recognised
 
     # The job
 
     def init(self, process_sets: Iterable[Sequence[int]] = (), settings: Mapping[str, Any] | None = None) -> None:
         """Joins the job that the environment names and waits for its other ranks. A second call does nothing.
 
-        process_sets: ranks of the sets to register. settings: name, "sync" for PACELINE_SYNC, to value; they count
-        before the environment. Raises ValueError for wrong settings, HorovodInternalError when the
-        job does not come together. Ctrl-C breaks off the wait.
+        process_sets: ranks of the sets to register. settings: values by name, "sync" for PACELINE_SYNC; they override
+        the environment. Raises ValueError for wrong settings, HorovodInternalError if the job does not form in time.
+        Ctrl-C ends the wait.
         """
         if self._job is not None and self._pid == os.getpid():
             return
@@ -68,7 +68,7 @@ class Engine:
         atexit.register(self._shutdown_at_exit)
 
     def shutdown(self) -> None:
-        """Leaves the job. Operations in flight end with HorovodInternalError. Without a job it does nothing."""
+        """Leaves the job. Operations in flight end with HorovodInternalError. Does nothing without a job."""
         if self._job is None or self._pid != os.getpid():
             return
         self._job = None
@@ -80,7 +80,7 @@ class Engine:
             _abi.library().pl_shutdown()
 
     def is_initialized(self) -> bool:
-        """Whether `init()` has been called, and `shutdown()` not yet."""
+        """Whether `init()` has been called and `shutdown()` has not."""
         return self._job is not None
 
     def rank(self) -> int:
@@ -117,29 +117,29 @@ class Engine:
         return json.loads(_text(lambda buf, room: self._check(lib.pl_info(buf, room))))
 
     def tally(self) -> dict[str, int]:
-        """What the server in this process has counted since its tensors were declared.
+        """The counts of the server in this process since its tensors were declared, per partition.
 
-        Pushes "admitted", "dropped" for coming late, and "duplicate"; pulls "delayed" by a synchronisation model, and
-        "withheld" because too little had changed (`pull_gate`). All per partition; zero in a process without a server.
+        Pushes: "admitted", "dropped" because they were late, "duplicate". Pulls: "delayed" by a synchronisation model,
+        "withheld" because too little had changed (`pull_gate`). All are zero in a process without a server.
         """
         return self._info()["tally"]
 
     def supersteps(self) -> list[dict[str, Any]]:
-        """Where this rank is under each model with supersteps.
+        """This rank's progress in each group of values under a model with supersteps.
 
-        The first "value" of those that it steps together, the "model", the "superstep" and its "iterations" so far, and
-        of Adaptive the thresholds "s" and "w" by which the newest barrier was decided (0 before).
+        "value": the group's first value, "model", "superstep": its number, "iterations": those of this rank in it so
+        far, and for Adaptive "s" and "w": the thresholds of the newest barrier (0 before the first).
         """
         return self._info()["supersteps"]
 
     # Process sets
 
     def process_sets(self) -> dict[int, list[int]]:
-        """The registered sets: number to sorted ranks."""
+        """The registered sets: sorted ranks by number."""
         return {s["id"]: s["ranks"] for s in self._info()["process_sets"]}
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
-        """Registers a set and returns its number. Raises ValueError for ranks that the job does not have."""
+        """Registers a set and returns its number. Raises ValueError for ranks that are not in the job."""
         number = ctypes.c_uint32()
         members = (ctypes.c_int32 * len(ranks))(*ranks)
         lib = _abi.library()
@@ -168,13 +168,13 @@ class Engine:
         return self._known("settings")[name]
 
     def check_sync(self, sync: str, soft_park: bool, accumulate: bool, workers: int) -> None:
-        """Raises ValueError, which says what is allowed, where the workers cannot run the synchronisation model."""
+        """Raises ValueError, which says what is allowed, for a model that so many workers cannot run."""
         self._check(_abi.library().pl_check_sync(sync.encode(), soft_park, accumulate, workers))
 
     def sync_info(self, sync: str) -> dict[str, Any]:
-        """The properties of a synchronisation model: whether the servers hold a tensor under it, and so on.
+        """The properties of a synchronisation model, as pl_sync_info names them.
 
-        Raises ValueError, which says what there is, for a text that names none.
+        Raises ValueError, which lists the models, for a text that names none.
         """
         info = self._sync_info.get(sync)
         if info is None:
@@ -184,18 +184,18 @@ class Engine:
         return info
 
     def check_codec(self, codec: str) -> None:
-        """Raises ValueError, which says what is allowed, for what is no codec, no rules and no path of such."""
+        """Raises ValueError, which says what is allowed, for a text that is no codec, no rules and no path of rules."""
         self._check(_abi.library().pl_check_codec(codec.encode()))
 
     def codec_info(self, codec: str) -> list[dict[str, Any]]:
-        """The properties of the codecs that a text names, one for each of its rules. Raises as `check_codec` does."""
+        """The properties of the codec of each rule, as pl_codec_info names them. Raises as `check_codec` does."""
         lib = _abi.library()
         return json.loads(_text(lambda buf, room: self._check(lib.pl_codec_info(codec.encode(), buf, room))))
 
     def compression_state(self) -> bytes:
-        """What coded tensors need to go on from a checkpoint: iterations, and residuals of this rank and the servers.
+        """The state of coded tensors for a checkpoint: iterations, and residuals of this rank and the servers.
 
-        Every rank takes its own, at the same place in the program, when no operation is in flight.
+        Every rank saves its own, at the same place in the program, with no operation in flight.
         """
         lib, room = _abi.library(), 0
         while True:
@@ -206,42 +206,42 @@ class Engine:
             room = size
 
     def load_compression_state(self, state: bytes) -> None:
-        """Takes in what `compression_state` gave on this rank, on every rank. Raises ValueError for anything else."""
+        """Restores what `compression_state` returned on this rank, on every rank. Raises ValueError for other bytes."""
         self._check(_abi.library().pl_set_state(state, len(state)))
 
     def set_condition(self, change: dict[str, Any]) -> int:
-        """Changes synchronisation models while training runs. Returns the iteration from which that holds."""
+        """Changes synchronisation models while training runs. Returns the iteration from which the change applies."""
         at = ctypes.c_uint64()
         lib, text = _abi.library(), json.dumps(change).encode()
         _interruptible(lambda: self._check(lib.pl_set_condition(text, ctypes.byref(at))))
         return at.value
 
     def end_iteration(self, process_set: int, group: str) -> bool:
-        """Ends an iteration with a group of values under a model with supersteps.
+        """Ends an iteration of a group of values under a model with supersteps.
 
-        Returns whether it was the last of the superstep, so that the rank waits for the others now.
+        Returns whether the superstep ends with it, so that the rank waits for the others now.
         """
         last = ctypes.c_int32()
         self._check(_abi.library().pl_end_iteration(process_set, group.encode(), ctypes.byref(last)))
         return bool(last.value)
 
     def begin_iteration(self, process_set: int, group: str) -> None:
-        """Begins the next iteration: what went before was waiting."""
+        """Begins the next iteration. The time since `end_iteration` is not part of one."""
         self._check(_abi.library().pl_begin_iteration(process_set, group.encode()))
 
     def submit_join(self) -> int:
-        """Says that this rank has no more data. Returns a handle whose result's value is the last rank to join."""
+        """Reports that this rank has no more data. Returns a handle whose result has as value the last rank to join."""
         handle = ctypes.c_int32()
         self._check(_abi.library().pl_join(None, None, ctypes.byref(handle)))
         self.generation += 1
         return handle.value
 
     def ended(self, handle: int) -> bool:
-        """Whether the operation is over, well or not."""
+        """Whether the operation has ended, successfully or not."""
         return _abi.library().pl_poll(handle) != _abi.PENDING
 
     def wait(self, handles: Sequence[int]) -> BaseException | None:
-        """Waits until all have ended and returns the first one's error, if any. Ctrl-C breaks off the wait."""
+        """Waits until all have ended and returns the first error, if any. Ctrl-C ends the wait."""
         wait, failed = _abi.library().pl_wait, None
         for handle in handles:
             while (status := wait(handle, _WAIT_SLICE_MS)) == _abi.ERR_TIMEOUT:
@@ -253,8 +253,8 @@ class Engine:
     def result(self, handle: int) -> tuple[Any, list[int], int]:
         """(memory, rows, value) of an operation that is done.
 
-        memory: the bytes that the engine made (allgather, alltoall), a ctypes array that frees them with its last
-        reference, or None where there are none. rows: rows received from each rank of the set.
+        memory: the bytes that the engine allocated (allgather, alltoall), as a ctypes array that frees them with its
+        last reference, or None where there are none. rows: the number of rows from each rank of the set.
         """
         out = _abi.Output(size=ctypes.sizeof(_abi.Output))
         lib = _abi.library()
@@ -266,7 +266,7 @@ class Engine:
         return memory, out.rows[: out.nrows] if out.nrows else [], out.value
 
     def release(self, handles: Sequence[int]) -> None:
-        """Forgets handles that have ended."""
+        """Releases the handles of operations that have ended."""
         for handle in handles:
             _abi.library().pl_release(handle)
 
@@ -278,9 +278,9 @@ class Engine:
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
         """Writes a Chrome trace of each rank's operations: rank 0 to trace.json, rank 1 to trace.1.json, and so on.
-        `mark_cycles` is accepted without effect: there are no negotiation cycles.
 
-        Raises ValueError before `init()`, and when the file cannot be written.
+        mark_cycles: Horovod's, without effect: there are no negotiation cycles. Raises ValueError before `init()`, and
+        if the file cannot be written.
         """
         self._known("rank")
         self._check(_abi.library().pl_timeline_start(os.fsencode(file_path)))
@@ -315,7 +315,7 @@ def _last_error() -> str:
 
 
 def _text(read: Callable[[Any, int], int]) -> str:
-    """Reads a text whose length C tells: asks again with more room while the answer does not fit."""
+    """Reads a text from C. Calls again with more room until it fits."""
     room = 4096
     while True:
         buffer = ctypes.create_string_buffer(room)
@@ -326,7 +326,7 @@ def _text(read: Callable[[Any, int], int]) -> str:
 
 
 def _interruptible(call: Callable[[], Any]) -> None:
-    """Runs a call that may stay in C for long on a thread of its own, so that Ctrl-C is seen meanwhile."""
+    """Runs a call that may stay in C for long on a thread of its own, so that the main thread receives Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         call()
         return

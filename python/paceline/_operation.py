@@ -1,4 +1,4 @@
-"""Operations as the C ABI takes them, with their options in structures of their own."""
+"""Operations for the C ABI, with their options in structures of their own."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paceline.significance import Significance
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a tensor is declared with: the same on every rank, and in every use of a held value."""
+    """The options that a tensor is declared with: the same on every rank, and in every use of a held value."""
 
     sync: str | None = None  # synchronisation model; None: BSP
-    soft_park: bool = False  # of a held value: delayed pulls wait in the soft-barrier order
+    soft_park: bool = False  # held values: delayed pulls wait in the soft-barrier order
     codec: str | None = None  # None: the job's
-    pull_gate: Significance | None = None  # of a held value
+    pull_gate: Significance | None = None  # held values
 
     @functools.cached_property
     def pointers(self) -> tuple[Any, Any, Any]:
-        """The structures of options in the order of pl_op, which operations share; None where all are the defaults."""
+        """The structures of options in the order of pl_op, which operations share; None for the defaults."""
         sync = codec = gate = None
         if self.sync is not None or self.soft_park:
             sync = _pointer(_abi.Sync, self.soft_park, _bytes(self.sync))
@@ -39,7 +39,7 @@ DEFAULTS = Options()
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """What an operation does with a value that the servers hold."""
+    """An operation's options on a value that the servers hold."""
 
     use: int
     significance: float = 0.0

@@ -1,8 +1,8 @@
-"""Codecs that the engine applies to what travels, both ways: for `compression=` of operations and optimizers.
+"""Codecs that the engine applies to pushes and pulls: for `compression=` of operations and optimizers.
 
-`none` and a Compressor of your own work on tensors before the engine sees them; codecs work within the engine, one
-partition at a time, while others travel. Tensors of fewer than 1024 elements, of whole numbers, and reductions other
-than Average and Sum travel plain. core/codec in the sources says what each codec costs and when it loses.
+`none` and Compressors of your own work on tensors before the engine has them. Codecs work within the engine, on one
+partition while others are sent. Tensors of fewer than 1024 elements or of integers, and reductions other than Average
+and Sum, are not coded. The package core/codec says what each codec costs and when it loses.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from paceline._engine import engine
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """How tensors travel. `text` is what PACELINE_COMPRESSION takes: a codec's setting, or rules in JSON."""
+    """How tensors are coded. `text` is as in PACELINE_COMPRESSION: a codec's setting, or rules in JSON."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Codec):
-    """A codec for each size of tensor, chosen by what is measured when the optimizer is made. See `auto`."""
+    """A codec for each size of tensor, chosen by measurement when the optimizer is made. See `auto`."""
 
-    text: str = "none"  # of what is not measured
+    text: str = "none"  # of tensors that are not measured
     candidates: tuple[str, ...] = ()
 
 
 def _setting(name: str, *values: Any, lossless: str | None = None, **named: Any) -> Codec:
-    """A codec's setting, as core/codec reads it. Arguments that are None are left to it."""
+    """A codec's setting, as core/codec reads it. Arguments that are None have its defaults."""
     given = [_text(v) for v in values if v is not None]
     given += [f"{k}={_text(v)}" for k, v in named.items() if v is not None]
     text = f"{name}:{','.join(given)}" if given else name
@@ -46,10 +46,10 @@ def _text(value: Any) -> str:
 
 
 class Codecs:
-    """Makes codecs. All take `lossless`, "s2" or "zstd", which compresses messages once more where that pays.
+    """Makes codecs. All have `lossless`, "s2" or "zstd", which also compresses messages without loss if that pays.
 
-    feedback: keep what was not sent and add it to the next tensor of the name (a residual), on each rank and on the
-    server; None for the codec's own choice. block: elements that share a scale.
+    feedback: whether each rank and the server keep a residual, what was not sent, and add it to the name's next tensor;
+    None for the codec's default. block: elements that share a scale.
     """
 
     @staticmethod
@@ -64,7 +64,7 @@ class Codecs:
 
     @staticmethod
     def float16(feedback: bool | None = None, lossless: str | None = None) -> Codec:
-        """float16 within the engine: sums stay float32 on the servers, unlike under `fp16`."""
+        """float16 within the engine: unlike with `fp16`, the servers sum in float32."""
         return _setting("fp16", feedback=feedback, lossless=lossless)
 
     @staticmethod
@@ -117,7 +117,7 @@ class Codecs:
     ) -> Codec:
         """The elements of the greatest magnitude, exactly: a share (0.01) or count of each partition, with a residual.
 
-        warmup: iterations in which the share falls from a quarter to what is given.
+        warmup: iterations in which the share falls from a quarter to the given one.
         """
         return _setting("topk", share, count=count, warmup=warmup, feedback=feedback, lossless=lossless)
 
@@ -129,7 +129,7 @@ class Codecs:
         feedback: bool | None = None,
         lossless: str | None = None,
     ) -> Codec:
-        """A share or count of each partition by chance, with a residual."""
+        """A random share or count of each partition, with a residual."""
         return _setting("randomk", share, count=count, warmup=warmup, feedback=feedback, lossless=lossless)
 
     @staticmethod
@@ -145,7 +145,7 @@ class Codecs:
         warmup: int | None = None,
         lossless: str | None = None,
     ) -> Codec:
-        """Deep Gradient Compression: top-k of accumulated momentum. The optimizer must have no momentum of its own."""
+        """Deep Gradient Compression: top-k of accumulated momentum, which replaces the optimizer's."""
         return _setting("dgc", share, count=count, momentum=momentum, warmup=warmup, lossless=lossless)
 
     @staticmethod
@@ -153,7 +153,7 @@ class Codecs:
         """Codecs by tensor: rules, or the path of a JSON file with rules.
 
         A rule is {"codec": setting} with any of "names" (a pattern or several), "min_bytes", "max_bytes" and "dtypes".
-        The first that fits a tensor says how it travels; where none does, plain.
+        A tensor has the codec of the first rule that matches it, and is not coded if none does.
         """
         if isinstance(rules, str | os.PathLike):
             with open(rules) as file:
@@ -163,12 +163,12 @@ class Codecs:
 
     @staticmethod
     def auto(allow_residual: bool = False, candidates: Sequence[str | Codec] = ()) -> Codec:
-        """What makes the exchange shortest for each size of tensor, as measured over the job's own links.
+        """The codec with the shortest exchange for each size of tensor, as measured over the job's own links.
 
-        Each rank measures where it makes the optimizer, and waits for the others there.
+        Each rank measures when it makes the optimizer, and waits for the others there.
 
-        candidates: what to choose from, settings or codecs. Without them float32 as it is, fp16 and int8, which train
-        as well as that in all but rare cases; with allow_residual also onebit and topk:0.01.
+        candidates: the settings or codecs to choose from. By default plain float32, fp16 and int8, which train as well
+        in all but rare cases; with allow_residual also onebit and topk:0.01.
         """
         names = [getattr(c, "text", c) for c in candidates]
         names = names or ["fp16", "int8"] + (["onebit", "topk:0.01"] if allow_residual else [])
@@ -178,7 +178,7 @@ class Codecs:
 def codec_of(compression: Any) -> Codec | None:
     """The codec that an argument names: a Codec, a setting, or a path; None for a Compressor, which works on tensors.
 
-    Raises ValueError for anything else. What the text says is checked where it is used.
+    Raises ValueError for anything else. `check` checks the text.
     """
     if isinstance(compression, Codec):
         return compression

@@ -1,4 +1,4 @@
-"""Sending only what matters, both ways: `DistributedOptimizer(gate=..., pull_gate=...)`."""
+"""Significance gates, for pushes and pulls: `DistributedOptimizer(gate=..., pull_gate=...)`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Significance:
-    """Holds back what would change a tensor by less than a share of it, as Gaia's significance filter does.
+    """Withholds a change of a tensor that is small relative to the tensor, as Gaia's significance filter does.
 
-    What is held back adds up on the rank until it counts: until |sum| / |weights| (L2, by tensor) is threshold /
-    iterations ** decay or more. In its place the rank sends an empty push that counts, so that nobody waits for it.
-    A rank's `paceline.compression_state()` has what it holds back. When all ranks have joined, models that let ranks
-    run ahead drop it.
-    As `pull_gate` the same rule is the servers', by partition: of what is not significant a rank is told nothing, and
-    goes on with what it has.
-    decay: 0.5 is Gaia's rule, 0 keeps the threshold.
+    Withheld changes add up on the rank until |sum| / |weights| (L2, by tensor) is at least threshold /
+    iterations ** decay. Meanwhile the rank sends empty pushes, which count, so that no rank waits. The changes are part
+    of `paceline.compression_state()`. When all ranks have joined, models that let ranks run ahead drop them.
+    As `pull_gate` the servers apply the rule, by partition: below the threshold they send no delta, and the rank
+    continues with the value that it has.
+    decay: 0.5 is Gaia's rule, 0 keeps the threshold constant.
     """
 
     threshold: float
@@ -30,7 +29,7 @@ class Significance:
 
     @classmethod
     def check(cls, argument: str, given: object) -> None:
-        """Raises ValueError, which names the argument, for what is neither a Significance nor None."""
+        """Raises ValueError, which names the argument, unless it is a Significance or None."""
         if given is not None and not isinstance(given, cls):
             raise ValueError(f"{argument}={given!r}: give paceline.Significance(...)")
 

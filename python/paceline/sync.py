@@ -1,8 +1,8 @@
 """Synchronisation models: how far ranks may be apart, for `DistributedOptimizer(sync=...)` and `declare(sync=...)`.
 
-Each is a pair of FluentPS's conditions (Table III there), and progress is counted as there, from 0: SSP(0) is BSP. All
-take `parking`, where a pull waits that the model holds back: "lazy", until its own iteration is closed, or
-"soft-barrier", until the next one is.
+Each is a pair of FluentPS's conditions (Table III), and counts progress from 0 as FluentPS does: SSP(0) is BSP. All
+have `parking`: a pull that the model delays waits until its own iteration closes ("lazy"), or until the next one does
+("soft-barrier").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARKING = ("lazy", "soft-barrier")
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A synchronisation model. `setting` is its text, as PACELINE_SYNC has it."""
+    """A synchronisation model. `setting` is its text, as in PACELINE_SYNC."""
 
     parking: str = dataclasses.field(default="lazy", kw_only=True)
 
@@ -33,12 +33,12 @@ class Model:
 
     @property
     def setting(self) -> str:
-        """The model as a setting writes it."""
+        """The model's text, such as "ssp:3"."""
         return self._text()
 
     @property
     def declared(self) -> str | None:
-        """The setting that operations are given: None for BSP, their default."""
+        """The setting for operations: None for BSP, their default."""
         return None if self.setting == "bsp" else self.setting
 
     @property
@@ -53,7 +53,7 @@ class Model:
 
     @property
     def asks_significance(self) -> bool:
-        """Whether |gradient| / |weights| of each push decides."""
+        """Whether the model uses |gradient| / |weights| of each push."""
         return engine.sync_info(self.setting)["significance"]
 
     @property
@@ -64,7 +64,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class BSP(Model):
-    """Bulk synchronous: everybody waits for everybody in every iteration."""
+    """Bulk synchronous: all ranks wait for each other in every iteration."""
 
     def _text(self) -> str:
         return "bsp"
@@ -72,7 +72,7 @@ class BSP(Model):
 
 @dataclasses.dataclass(frozen=True)
 class ASP(Model):
-    """Asynchronous: nobody waits."""
+    """Asynchronous: no rank waits."""
 
     def _text(self) -> str:
         return "asp"
@@ -82,8 +82,8 @@ class ASP(Model):
 class SSP(Model):
     """Stale synchronous: a rank may lead the slowest by s iterations.
 
-    cached: go on with the parameters at hand and get new ones only when these are older than s iterations (the modular
-    parameter server's worker-cached SSP).
+    cached: a rank uses the parameters that it has, and reads new ones only when they are older than s iterations
+    (worker-cached SSP of the modular parameter server).
     """
 
     s: int
@@ -95,7 +95,7 @@ class SSP(Model):
 
 @dataclasses.dataclass(frozen=True)
 class DSPS(Model):
-    """SSP whose s the servers move between low and high while training runs, so that the fastest rank waits least."""
+    """SSP whose s the servers adjust between low and high while training runs, so that the fastest rank waits least."""
 
     low: int = 3
     high: int = 15
@@ -106,7 +106,7 @@ class DSPS(Model):
 
 @dataclasses.dataclass(frozen=True)
 class PSSP(Model):
-    """SSP in which a rank that leads by s or more is held back with probability c only; c = 1 is SSP, 0 is ASP."""
+    """SSP that delays a rank that leads by s or more with probability c; c = 1 is SSP, 0 is ASP."""
 
     s: int
     c: float
@@ -134,7 +134,7 @@ class DynamicPSSP(Model):
 
 @dataclasses.dataclass(frozen=True)
 class DropStragglers(Model):
-    """BSP that goes on when nt ranks have come; later gradients of the iteration are dropped."""
+    """BSP that closes an iteration when nt ranks have pushed, and drops later pushes of it."""
 
     nt: int
 
@@ -146,8 +146,8 @@ class DropStragglers(Model):
 class Adaptive(Model):
     """Ranks run freely until one leads by s iterations, or the slowest has done w since the last barrier.
 
-    Both are for ranks that are alike; the servers raise them as the ranks' iteration times and the processor loads of
-    their machines differ. `paceline.supersteps()` tells what they are.
+    Both hold for ranks of equal speed; the servers raise them as the ranks' iteration times and the processor loads of
+    their machines differ. `paceline.supersteps()` returns the current ones.
     """
 
     s: int = 3
@@ -159,7 +159,7 @@ class Adaptive(Model):
 
 @dataclasses.dataclass(frozen=True)
 class ElasticBSP(Model):
-    """Ranks run freely up to a barrier, which falls where they wait least within r predicted iterations of each."""
+    """Ranks run freely up to a barrier, placed where they wait least within r predicted iterations of each rank."""
 
     r: int = 15
 
@@ -171,8 +171,8 @@ class ElasticBSP(Model):
 class Expression(Model):
     """Conditions of your own, over progress, lead, V, N, count[i], fastest, slowest and significance.
 
-    pull: when a rank may go on, such as "lead < 3 || significance < 0.01"; push: when an iteration is closed, such as
-    "count[V] >= 0.9 * N". An empty one is BSP's.
+    pull: when a rank may continue, such as "lead < 3 || significance < 0.01". push: when an iteration closes, such as
+    "count[V] >= 0.9 * N". An empty condition is BSP's.
     """
 
     pull: str
@@ -208,7 +208,7 @@ def model_of(sync: Any) -> Model:
 def check(model: Model, workers: int | None, accumulate: bool) -> None:
     """Raises ValueError, which says what is allowed, for a model that so many workers cannot run.
 
-    workers: None for a process set that is not registered, which is found out elsewhere.
+    workers: None for a process set that is not registered; the operation then raises.
     """
     if workers is None:
         return
@@ -216,21 +216,21 @@ def check(model: Model, workers: int | None, accumulate: bool) -> None:
 
 
 def set_pull_condition(condition: Model | str, names: Sequence[str] = (), servers: Sequence[int] = ()) -> int:
-    """Changes when ranks may go on, of tensors in use, while training runs. Any one rank calls it, the others need not.
+    """Changes the pull condition of tensors in use while training runs: when a rank may continue. One rank calls it.
 
-    condition: a model whose pull condition to take, or an expression such as "lead < 3". names: patterns of tensors'
-    names ("value.*"); without them every held value and every tensor that was given a model. servers: indices of those
-    that change, without them all, so that different servers can run different models.
+    condition: a model whose pull condition to use, or an expression such as "lead < 3". names: patterns of tensors'
+    names ("value.*"); without them, every held value and every tensor that was declared with a model. servers: indices
+    of the servers that change, without them all; different servers can run different models.
 
-    It holds for each key from the iteration that is returned on: the one after the latest that any rank has pushed of
-    any of them. Pulls that wait then are looked at again. Raises ValueError, and changes nothing, where one of the
-    tensors cannot take it.
+    Returns the iteration from which it applies to each of the keys: the one after the latest that any rank has pushed
+    of any of them. Pulls that wait then are checked again. Raises ValueError, and changes nothing, if one of the
+    tensors cannot use the condition.
     """
     return _set("pull", condition, names, servers)
 
 
 def set_push_condition(condition: Model | str, names: Sequence[str] = (), servers: Sequence[int] = ()) -> int:
-    """Changes when iterations are closed: as `set_pull_condition`, with a model's push condition or an expression."""
+    """Changes the push condition: when an iteration closes. Otherwise as `set_pull_condition`."""
     return _set("push", condition, names, servers)
 
 

@@ -1,1 +1,1 @@
-"""What every framework's module shares: exceptions, process sets, reduction operators."""
+"""Shared by the frameworks' modules: exceptions, process sets, reduction operators."""

@@ -1,4 +1,4 @@
-"""The functions that every framework's module has: the job, its timeline, and what this build can do."""
+"""The functions that every framework's module has: the job, its timeline, and this build's capabilities."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ def init(
     *,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Joins the job that the environment names, and waits until all its ranks are there.
+    """Joins the job that the environment names, and waits for all its ranks.
 
-    A launcher (`paceline run`, torchrun, mpirun, srun) says through the environment where the process belongs; without
-    one it is a job of its own. A second call while running only checks its arguments.
+    A launcher (`paceline run`, torchrun, mpirun, srun) names the job and the rank in the environment. Without one the
+    process is a job of its own. A second call while running only checks its arguments.
 
-    comm: None, or a list of all ranks. process_sets: sets to register, the same on all ranks; "dynamic" is accepted,
-    and sets can be added later whether it was given or not. settings: what else is set by the environment, such as
-    {"sync": "ssp:3", "partition_bytes": 1 << 20} for PACELINE_SYNC and PACELINE_PARTITION_BYTES, in whose place it
-    counts. Raises ValueError for wrong arguments or settings and HorovodInternalError when the job does not come
-    together in time.
+    comm: None, or a list of all ranks. process_sets: sets to register, the same on all ranks; "dynamic" is accepted
+    without effect, since sets can always be added later. settings: override environment variables, such as
+    {"sync": "ssp:3", "partition_bytes": 1 << 20} for PACELINE_SYNC and PACELINE_PARTITION_BYTES. Raises ValueError for
+    wrong arguments or settings, HorovodInternalError if the job does not form in time.
     """
     if comm is not None and not isinstance(comm, Iterable):
         raise ValueError(f"init(comm={comm!r}): Paceline has no MPI communicators; leave comm out")
@@ -88,12 +87,12 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """True: scripts ask this to know whether collectives on CPU tensors work, and they do."""
+    """True: scripts ask this to learn whether collectives on CPU tensors work, and they do."""
     return True
 
 
 def gloo_built() -> bool:
-    """True: scripts ask this to know whether collectives on CPU tensors exist, and they do, though without Gloo."""
+    """True: scripts ask this to learn whether collectives on CPU tensors exist, and they do, without Gloo."""
     return True
 
 
@@ -113,7 +112,7 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """False: nothing is compiled against CUDA. CUDA tensors work all the same, through PyTorch's own copies."""
+    """False: nothing is compiled against CUDA. CUDA tensors work through PyTorch's own copies."""
     return False
 
 

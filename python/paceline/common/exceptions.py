@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation or the job failed: ranks brought different tensors, a peer is gone, a rank never came.
+    """An operation or the job failed: ranks submitted different tensors, a peer is lost, a rank did not submit in time.
 
-    The message names the tensor, the ranks and the reason. After a mismatch or a stall the job can go on; after
-    the loss of a peer call `shutdown()` and `init()` again.
+    The message names the tensor, the ranks and the reason. After a mismatch or a stall the job can continue. After the
+    loss of a peer call `shutdown()` and `init()` again.
     """
 
 
@@ -22,7 +22,7 @@ class NotInitializedError(HorovodInternalError, ValueError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Kept for scripts that catch it: Paceline links to no framework, so that no version can mismatch."""
+    """For scripts that catch it. Never raised: Paceline links to no framework."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"{name} is at version {version}, this build expects {installed_version}")

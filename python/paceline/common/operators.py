@@ -15,9 +15,9 @@ _NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 
 
 def operator_of(op: int | None, average: bool | None) -> int:
-    """The operator that `op` and the deprecated `average` ask for: Average when both are None.
+    """The operator that `op` or the deprecated `average` names: Average if both are None.
 
-    Raises ValueError when both are given, or when `op` is no operator.
+    Raises ValueError if both are given, or if `op` is no operator.
     """
     if op is None and average is None:
         return Average

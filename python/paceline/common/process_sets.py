@@ -11,12 +11,12 @@ from paceline._engine import engine
 class ProcessSet:
     """A set of ranks. Give it to `init(process_sets=[...])` or to `add_process_set`, then to operations.
 
-    process_set_id: the number of the registered set, None before it is registered, after it is removed, and when
-        `init()` has begun another round, where the number may be another set's.
+    process_set_id: the number of the registered set. None before it is registered, after it is removed, and after the
+        next `init()`, when the number may be another set's.
     ranks: sorted global ranks.
     """
 
-    _registered: tuple[int | None, int] = (None, 0)  # the number, and the engine's round in which it counts
+    _registered: tuple[int | None, int] = (None, 0)  # the number, and the engine's round in which it is valid
     ranks: list[int] | None = None
     mpi_comm = None
 
@@ -40,13 +40,13 @@ class ProcessSet:
         self._registered = number, engine.round
 
     def size(self) -> int | None:
-        """How many ranks the set has, None while it is not registered."""
+        """The number of ranks in the set, None if it is not registered."""
         return None if self.process_set_id is None else len(_ranks_of(self))
 
     def rank(self) -> int | None:
-        """This process's place in the set, None while it is not registered, -1 when it is not in the set.
+        """This process's rank in the set, -1 if it is not a member, None if the set is not registered.
 
-        Broadcast roots are global ranks all the same, as in Horovod.
+        Roots of broadcasts are global ranks nevertheless, as in Horovod.
         """
         if self.process_set_id is None:
             return None
@@ -64,7 +64,7 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks of the job: its list follows the job."""
+    """All ranks of the current job."""
 
     process_set_id = 0
 
@@ -86,7 +86,7 @@ def _ranks_of(process_set: ProcessSet) -> list[int]:
 
 
 def process_set_number(process_set: ProcessSet) -> int:
-    """The registered number of a set that an operation was given. Raises ValueError when it has none."""
+    """The number of an operation's process set. Raises ValueError if the set is not registered."""
     number = getattr(process_set, "process_set_id", None)
     if number is None:
         raise ValueError(
@@ -96,9 +96,9 @@ def process_set_number(process_set: ProcessSet) -> int:
 
 
 def register_process_sets(process_sets: Iterable[ProcessSet]) -> None:
-    """Fills in the numbers of the sets that `init` was given.
+    """Sets the numbers of the sets that `init` has registered.
 
-    Raises ValueError when one stands there twice, or when the job runs already and does not have it.
+    Raises ValueError for a duplicate, and for a set that a running job does not have.
     """
     numbers = {tuple(ranks): number for number, ranks in engine.process_sets().items()}
     seen = {0}
@@ -119,7 +119,7 @@ def register_process_sets(process_sets: Iterable[ProcessSet]) -> None:
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Registers a set while the job runs; every rank calls it with the same ranks. Returns the set.
 
-    Raises ValueError when a set with these ranks exists. Unlike Horovod it needs no setting beforehand.
+    Raises ValueError if a set with these ranks exists. Unlike Horovod's, it needs no setting beforehand.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
@@ -130,7 +130,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a set; every rank calls it. False when the set is the global one or not registered."""
+    """Removes a set; every rank calls it. Returns False for the global set and for one that is not registered."""
     number = process_set.process_set_id
     if not number:
         return False

@@ -1,7 +1,7 @@
 """Horovod's API for PyTorch: `import paceline.torch as hvd`.
 
-Names, arguments, defaults and results are those of horovod.torch 0.28.1, without its elastic part. Beyond them
-there are `DistributedOptimizer(sync=...)` and `declare`, for ranks that need not wait for each other each time.
+Names, arguments, defaults and results are those of horovod.torch 0.28.1, without its elastic part. In addition there
+are `DistributedOptimizer(sync=...)` and `declare`, for synchronisation models that let ranks run ahead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The codec for each size of tensor that makes the exchange shortest, as measured over the job's own links."""
+"""Measures, over the job's own links, which codec has the shortest exchange for each size of tensor."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from paceline.torch._handles import synchronize
 from paceline.torch._ops import barrier
 from paceline.torch._ops_async import reduction, start_group, start_one
 
-SMALLEST, LARGEST, STEP = 4 << 10, 4 << 20, 4  # bytes of the tensors that are measured: larger ones are cut like these
-AT_ONCE = 1 << 20  # bytes in flight together, as in training: small tensors overlap
+SMALLEST, LARGEST, STEP = 4 << 10, 4 << 20, 4  # bytes of the measured tensors; larger ones are cut into such partitions
+AT_ONCE = 1 << 20  # bytes in flight together: small tensors overlap, as in training
 REPEATS = 3
-LONG_S = 0.5  # after an exchange that takes so long, larger tensors travel like it
-GAIN = 0.95  # a codec that takes more than this share of the time of one that loses less is not worth it
+LONG_S = 0.5  # after an exchange that takes so long, larger sizes are not measured and have its codec
+GAIN = 0.95  # a codec must take less than this share of the time of one that loses less
 
 
 def chosen(auto: Auto, sizes: Sequence[int], process_set: ProcessSet) -> Codec:
-    """Rules that name the quickest of auto's candidates for each class of sizes. Every rank of the set calls it.
+    """Rules with the fastest of auto's candidates for each class of sizes. Every rank of the set calls it.
 
-    sizes: bytes of the tensors to come. Ranks time the same exchanges, and the slowest rank's time counts, so that all
-    choose the same. What is lost is not looked at: candidates stand in the order of preference.
+    sizes: bytes of the optimizer's tensors. Ranks measure the same exchanges and compare the slowest rank's times, so
+    that all choose the same codecs. Candidates stand in the order of preference; their losses are not measured.
     """
     rules, largest = [], min(max(sizes, default=0), LARGEST)
     size, codec = SMALLEST, auto.candidates[0]
@@ -47,10 +47,9 @@ def chosen(auto: Auto, sizes: Sequence[int], process_set: ProcessSet) -> Codec:
 
 
 def resolved(codec: Codec | None, groups: Sequence[dict[str, Any]], process_set: ProcessSet) -> str | None:
-    """The codec's text, or in place of Auto what is chosen for an optimizer's groups; None for the job's setting.
+    """The codec's text; for Auto the rules that are measured for an optimizer's groups; None for the job's setting.
 
-    It is called where an optimizer is made: there every rank comes, while one that has no data may join before its
-    first gradient.
+    Called when an optimizer is made, which every rank does: a rank without data may join before its first gradient.
     """
     if not isinstance(codec, Auto):
         return None if codec is None else codec.text
@@ -59,8 +58,8 @@ def resolved(codec: Codec | None, groups: Sequence[dict[str, Any]], process_set:
 
 
 def _times(candidates: Sequence[str], size: int, process_set: ProcessSet) -> list[float]:
-    """Seconds that each candidate takes for some tensors of a size, on the slowest rank; the best of some repeats."""
-    # Nothing of the program's own: neither its random numbers, which it expects to go on, nor its default device.
+    """Each candidate's seconds for AT_ONCE bytes of tensors of a size, on the slowest rank; the best of REPEATS."""
+    # Leaves the program's random numbers and its default device alone.
     numbers, here = torch.Generator().manual_seed(size), {"device": "cpu", "dtype": torch.float32}
     tensors = [torch.randn(size // 4, generator=numbers, **here) * 1e-3 for _ in range(max(AT_ONCE // size, 1))]
     best = torch.full([len(candidates)], torch.inf, dtype=torch.float64, device="cpu")

@@ -1,4 +1,4 @@
-"""What a rank holds back under `DistributedOptimizer(gate=...)`."""
+"""The changes that a rank withholds under `DistributedOptimizer(gate=...)`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from paceline.significance import Significance
 
 
 class Gate:
-    """Adds up what is not significant enough to be sent, for each parameter.
+    """Withholds changes that are not significant and adds them up, for each parameter.
 
-    names: of the parameters, by which a checkpoint knows them; others are in none.
+    names: of the parameters, which identify them in a checkpoint; parameters without a name are in none.
     """
 
     def __init__(
@@ -35,52 +35,52 @@ class Gate:
 
     def _begin(self) -> None:
         self._iteration = 1
-        self._held: dict[torch.Tensor, torch.Tensor] = {}
+        self._withheld: dict[torch.Tensor, torch.Tensor] = {}
         self._loads = _gates.loads
 
     def offer(
         self, p: torch.Tensor, contribution: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """What to send for a parameter: the contribution with all that was held back, or None for nothing.
+        """The change to send for a parameter: the contribution plus what was withheld, or None to withhold both.
 
-        weights: what to measure it by, if not the parameter as it is. contribution is left as it is. What is not
-        finite is always sent.
+        weights: the values to compare with, by default the parameter's. contribution does not change unless it is
+        returned. Changes that are not finite are always sent.
         """
         self._claim(p)
-        held = self._held.pop(p, None)
-        total = contribution if held is None else held.add_(contribution)
+        withheld = self._withheld.pop(p, None)
+        total = contribution if withheld is None else withheld.add_(contribution)
         if _norm(total) < self._rule.at(self._iteration) * _norm((p if weights is None else weights).detach()):
-            self._held[p] = total.clone() if total is contribution else total
+            self._withheld[p] = total.clone() if total is contribution else total
             return None
         return total
 
-    def held(self, p: torch.Tensor) -> torch.Tensor | None:
-        """What is held back of a parameter."""
+    def withheld(self, p: torch.Tensor) -> torch.Tensor | None:
+        """The withheld change of a parameter."""
         self._claim(p)
-        return self._held.get(p)
+        return self._withheld.get(p)
 
     def clock(self) -> None:
         """Ends an iteration: the threshold decays."""
         self._iteration += 1
 
     def clear(self) -> None:
-        """Forgets what is held back."""
-        self._held.clear()
+        """Drops what is withheld."""
+        self._withheld.clear()
 
     def _claim(self, p: torch.Tensor) -> None:
-        """Takes in what was loaded of a parameter, when it is used for the first time since."""
+        """Restores what was loaded for a parameter, at its first use after the load."""
         if self._loads != _gates.loads:
             self._begin()
         if not _gates.unclaimed or p not in self._names:
             return
-        iteration, held = _gates.unclaimed.pop(self._key(p), (1, None))
+        iteration, withheld = _gates.unclaimed.pop(self._key(p), (1, None))
         self._iteration = max(self._iteration, iteration)
-        if held is not None and held.shape == p.shape:
-            self._held[p] = held.to(p)
-        elif held is not None:
+        if withheld is not None and withheld.shape == p.shape:
+            self._withheld[p] = withheld.to(p)
+        elif withheld is not None:
             warnings.warn(
                 f"{self._names[p]!r} has shape {tuple(p.shape)}, and what the state holds back of it "
-                f"{tuple(held.shape)}: that is dropped",
+                f"{tuple(withheld.shape)}: that is dropped",
                 stacklevel=3,
             )
 
@@ -88,20 +88,20 @@ class Gate:
         return self._process_set.process_set_id, self._names[p]
 
     def state(self) -> _State:
-        """What is to be saved; nothing where something has been loaded since and is still to be used."""
+        """The state to save; none if a state was loaded since the last use."""
         if self._loads != _gates.loads or self._process_set.process_set_id is None:
             return {}
-        return {self._key(p): (self._iteration, self._held.get(p)) for p in self._names}
+        return {self._key(p): (self._iteration, self._withheld.get(p)) for p in self._names}
 
 
-# (process set, name of the parameter) -> (iteration of the gate, what it holds back)
+# (process set, name of the parameter) -> (iteration of the gate, withheld change)
 _State = dict[tuple[int, str], tuple[int, torch.Tensor | None]]
 
 
 class _Gates:
     """All gates of this process, as a part of its checkpoint.
 
-    What is loaded waits here for the gate that uses a parameter of the name, which may not be made yet.
+    A loaded state waits here until a gate uses a parameter of its name: the gate may not exist yet.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class _Gates:
         self._gates[next(self._number)] = gate
 
     def state(self) -> bytes:
-        """Where gates have parameters of one name, that of the newest."""
+        """The state of all gates. If several have a parameter of one name, that of the newest."""
         state: _State = {}
         for _, gate in sorted(self._gates.items()):
             state.update(gate.state())
@@ -122,7 +122,8 @@ class _Gates:
         if not state:
             return b""
         buffer = io.BytesIO()
-        torch.save({key: (i, None if held is None else held.cpu()) for key, (i, held) in sorted(state.items())}, buffer)
+        saved = {key: (i, None if change is None else change.cpu()) for key, (i, change) in sorted(state.items())}
+        torch.save(saved, buffer)
         return buffer.getvalue()
 
     def reader(self, state: bytes) -> Callable[[], None]:
@@ -130,25 +131,25 @@ class _Gates:
         try:
             if state:
                 loaded = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
-            for (number, name), (iteration, held) in loaded.items():
+            for (number, name), (iteration, change) in loaded.items():
                 if [type(number), type(name), type(iteration)] != [int, str, int] or iteration < 1:
                     raise TypeError
-                if held is not None and type(held) is not torch.Tensor:
+                if change is not None and type(change) is not torch.Tensor:
                     raise TypeError
-                if held is not None:
-                    loaded[number, name] = iteration, held.detach().contiguous()  # of its own memory, without hooks
+                if change is not None:
+                    loaded[number, name] = iteration, change.detach().contiguous()  # own memory, no hooks
         except Exception as e:  # torch.load raises KeyError, IndexError, struct.error and others for broken bytes
             raise ValueError("these bytes are not what gates hold back") from e
 
-        def take_in() -> None:
+        def restore() -> None:
             self.loads += 1
             self.unclaimed = loaded
 
-        return take_in
+        return restore
 
 
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
-    """The L2 norm; of float16 in float32, or that of many elements is infinite, and nothing counts beside it."""
+    """The L2 norm, for float16 in float32: in float16 that of many elements is infinite."""
     return torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 

@@ -1,4 +1,4 @@
-"""Hooks into backward, for the optimizers that start exchanging while it runs."""
+"""Hooks into backward, for the optimizers whose exchanges start while it runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _EARLY_ZERO_GRAD = (
 )
 
 
-class Hooked:
-    """What these optimizers share: a hook on each parameter that counts backward passes and starts its exchange.
+class GradientHooks:
+    """Base of these optimizers: a hook on each parameter that counts backward passes and starts its exchange.
 
-    It stands before the wrapped optimizer's class in the class that `DistributedOptimizer` makes, and takes over the
-    wrapped optimizer's state: groups, options and what it has learned so far.
+    `DistributedOptimizer` makes a class of it and the wrapped optimizer's class, in this order. An instance adopts the
+    wrapped optimizer's attributes: groups, options and state.
     """
 
-    def _take_over(
+    def _adopt(
         self, optimizer: torch.optim.Optimizer, named_parameters: Any, compression: Any, backward_passes_per_step: int
     ) -> None:
         self.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})  # a scheduler wraps step
@@ -37,7 +37,7 @@ class Hooked:
         self.backward_passes_per_step = backward_passes_per_step
         self._passes_left: dict[torch.Tensor, int] = {}
         self._priority: dict[torch.Tensor, int] = {}
-        self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # parameter -> waits and stores the result
+        self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
         self._stepping = threading.Lock()  # backward has a thread for each device
 
     def _watch_all(self) -> None:
@@ -45,7 +45,7 @@ class Hooked:
             self._watch(group["params"])
 
     def _watch(self, params: Iterable[torch.Tensor]) -> None:
-        """Hooks into backward. The first parameters go first: the next forward pass needs them first."""
+        """Hooks into backward. The first parameters have the highest priority: forward needs them first."""
         ref = weakref.ref(self)
         for p in params:
             if p.requires_grad and p not in self._passes_left:
@@ -68,9 +68,9 @@ class Hooked:
         raise NotImplementedError
 
     def _stepped(self, p: torch.Tensor) -> torch.Tensor:
-        """What the wrapped optimizer's step makes of one parameter, whose state moves on.
+        """The wrapped optimizer's step of one parameter: the new value, in a copy. The parameter's state advances.
 
-        It is a copy that is stepped: backward may still need the parameter as it is.
+        The parameter itself does not change, because backward may still need it.
         """
         copy = torch.nn.Parameter(p.detach().clone())
         copy.grad = p.grad
@@ -86,7 +86,7 @@ class Hooked:
 
     @contextmanager
     def _only(self, chosen: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Iterator[None]:
-        """Within it each group has only those of its parameters that are chosen."""
+        """A context in which each group has only the chosen parameters."""
         everyone = [group["params"] for group in self.param_groups]
         try:
             for group, params in zip(self.param_groups, everyone, strict=True):
@@ -97,13 +97,13 @@ class Hooked:
                 group["params"] = params
 
     def _step_unhooked(self, *closure: Callable[[], Any] | None) -> Any:
-        """The wrapped optimizer's step without PyTorch's step hooks, which are called once for all parameters."""
+        """The wrapped optimizer's step without PyTorch's step hooks, which run once for all parameters."""
         step = super().step
         function = step.__wrapped__ if getattr(step, "hooked", False) else step.__func__
         return function(self, *closure)
 
     def _finish_all(self) -> None:
-        """Waits for every reduction in flight; all of them, also when one fails."""
+        """Waits for every reduction in flight, even if one fails."""
         failure = None
         waits, self._in_flight = self._in_flight, {}
         for p, wait in waits.items():
@@ -116,13 +116,13 @@ class Hooked:
             raise failure
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes come before each step."""
+        """Sets the number of backward passes before each step."""
         self.backward_passes_per_step = passes
         for p in self._passes_left:
             self._passes_left[p] = passes
 
     def agree(self) -> None:
-        """Nothing: ranks have the same parameters after every step. (Under models that let them run ahead it waits.)"""
+        """Does nothing: ranks agree after every step. Under models that let ranks run ahead it waits."""
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clears the gradients. Raises AssertionError while they are being reduced."""
@@ -132,7 +132,7 @@ class Hooked:
 
 
 def _hook(ref: weakref.ref, registered: list[Any]) -> Callable[[torch.Tensor], None]:
-    """A hook that lets go of the parameter when its optimizer is gone."""
+    """A hook that removes itself when its optimizer no longer exists."""
 
     def hook(p: torch.Tensor) -> None:
         optimizer = ref()

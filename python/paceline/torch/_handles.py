@@ -1,4 +1,4 @@
-"""Handles: what is in flight, and how its results come back."""
+"""Handles of operations in flight, and their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Pending(NamedTuple):
 
     round: int
     handles: Sequence[int]
-    finish: Callable[[], Any]  # keeps the tensors alive that the engine works on
+    finish: Callable[[], Any]  # makes the result; keeps the engine's tensors alive
 
 
 _numbers = itertools.count()
@@ -26,24 +26,24 @@ _pending: dict[int, _Pending] = {}
 def start(ops: Sequence[Op], finish: Callable[[Sequence[int]], Any]) -> int:
     """Submits the operations as one group and returns its handle.
 
-    finish gets the engine's handles once all are done and makes the result of `synchronize`. It must hold every tensor
-    whose memory the operations use.
+    finish: called with the engine's handles when all are done; returns the result of `synchronize`. It must hold every
+    tensor whose memory the operations use.
     """
     handles = engine.submit(ops)
     return watch(handles, lambda: finish(handles))
 
 
 def watch(handles: Sequence[int], finish: Callable[[], Any]) -> int:
-    """A handle for operations that the engine has already started."""
+    """Returns a handle for operations that the engine has already started."""
     number = next(_numbers)
     _pending[number] = _Pending(engine.round, handles, finish)
     return number
 
 
 def poll(handle: int) -> bool:
-    """Whether the operation is over, so that `synchronize` will not wait.
+    """Whether the operation has ended, so that `synchronize` will not wait.
 
-    Raises ValueError for a handle that was never given out or is synchronized already.
+    Raises ValueError for a handle that does not exist or was synchronized already.
     """
     pending = _pending.get(handle)
     if pending is None:
@@ -52,11 +52,11 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits until the operation is over and returns its output.
+    """Waits until the operation has ended and returns its output.
 
-    That is a tensor, or a tuple of tensors for a grouped operation, or (tensor, received_splits) for alltoall; None
-    for a handle that has been synchronized already, as in Horovod. Raises HorovodInternalError when the operation
-    failed. Ctrl-C breaks off the wait, not the operation.
+    The output is a tensor, for a grouped operation a tuple of tensors, for alltoall (tensor, received_splits), and None
+    for a handle that was synchronized already, as in Horovod. Raises HorovodInternalError if the operation failed.
+    Ctrl-C ends the wait, not the operation.
     """
     pending = _pending.get(handle)
     if pending is None:

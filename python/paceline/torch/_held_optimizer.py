@@ -1,4 +1,4 @@
-"""The optimizer of models under which ranks may run ahead: each steps alone, and the servers hold the parameters."""
+"""The optimizer for models that let ranks run ahead: each rank steps alone, and the servers hold the parameters."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from paceline.torch._ops_async import start_group
 from paceline.torch._parameters import parameter_names
 from paceline.torch.values import Value
 
-# How often a name was declared: (generation of the engine, process set, name). Ranks declare in the same order.
+# How often a name was declared, by (generation of the engine, process set, name). Ranks declare in the same order.
 _declared: collections.Counter[tuple[int, int, str]] = collections.Counter()
 
 
-class AccumulatingOptimizer:
-    """Steps with this rank's own gradients, adds what that did to what the servers hold, and goes on with that.
+class HeldOptimizer:
+    """Steps with this rank's own gradients, adds the change to the held parameters, and continues with these.
 
-    The synchronisation model says how far ranks may be apart. What is held is declared in the first `step`, with the
-    parameters as the lowest rank has them then. What else changes parameters between steps is overwritten.
+    The synchronisation model bounds how far ranks may be apart. The first `step` declares the held parameters, with the
+    lowest rank's values. Other changes of parameters between steps are overwritten.
     """
 
     def __init__(self, optimizer, named_parameters, model, op, process_set, codec=None, gate=None, pull_gate=None):
@@ -39,7 +39,7 @@ class AccumulatingOptimizer:
         self.process_set = process_set
         self._gate = None if gate is None else Gate(gate, self._parameter_names, process_set)
         self._values: dict[torch.Tensor, Value] = {}
-        self._groups: list[tuple[str, list[torch.Tensor]]] = []  # with supersteps: what was declared together
+        self._groups: list[tuple[str, list[torch.Tensor]]] = []  # with supersteps: by first value
         self._generation = engine.generation
         self._age = 0  # steps since the parameters came from the servers
         self._distributed = process_set.included() and process_set.size() > 1
@@ -56,9 +56,9 @@ class AccumulatingOptimizer:
             self._parameter_names.setdefault(p, f"noname.{number}.{place}")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Makes the wrapped optimizer's step and exchanges what it did to the parameters.
+        """Makes the wrapped optimizer's step and exchanges the changes of the parameters.
 
-        Waits as long as the synchronisation model says. Returns the closure's loss, if any.
+        Waits as long as the synchronisation model requires. Returns the closure's loss, if any.
         """
         if not self._distributed:
             return self._step_own(closure)
@@ -78,7 +78,7 @@ class AccumulatingOptimizer:
             engine.begin_iteration(self.process_set.process_set_id, group)
         self._age = 0 if reads else self._age + 1
         if reads:
-            self._add_held(params)
+            self._add_withheld(params)
         return loss
 
     step.hooked = True
@@ -88,20 +88,20 @@ class AccumulatingOptimizer:
         return super().step(closure)
 
     def _reads(self) -> bool:
-        """Whether the parameters come from the servers in this iteration."""
+        """Whether this iteration reads the parameters from the servers."""
         return not self.sync.cached or self._age >= self.sync.s
 
     def _hold(self) -> list[torch.Tensor]:
-        """The parameters that are exchanged. Those that are new are declared."""
+        """The parameters to exchange. Declares new ones."""
         self._forget()
-        # One that is frozen later stays: a superstep ends for a whole group, and an old gradient may still move it.
+        # A parameter that is frozen later stays: a superstep ends for a whole group, and a step may still change it.
         held = self._values
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad or p in held]
         self._declare([p for p in params if p not in held])
         return params
 
     def _forget(self) -> None:
-        """Declares anew after a join or another init: the servers hold nothing any more."""
+        """Drops the declarations after a join or another init, which empties the servers."""
         if self._generation != engine.generation:
             self._generation = engine.generation
             self._values.clear()
@@ -117,7 +117,7 @@ class AccumulatingOptimizer:
                 name = f"value.{self._parameter_names[p]}"
                 number = (engine.generation, self.process_set.process_set_id, name)
                 _declared[number] += 1
-                if _declared[number] > 1:  # another optimizer's parameter has the name
+                if _declared[number] > 1:  # a parameter of another optimizer has the name
                     name = f"{name}.{_declared[number]}"
                 value = Value(p, name, self.sync, self.op, self.process_set, self._options)
                 self._values[p] = value
@@ -129,20 +129,20 @@ class AccumulatingOptimizer:
                 self._groups.append((group, params))
 
     def _end_iteration(self) -> set[torch.Tensor]:
-        """The parameters whose superstep goes on: nobody waits for the others with these."""
+        """The parameters whose superstep continues: this rank does not wait with these."""
         number = self.process_set.process_set_id
         going_on = [params for group, params in self._groups if not engine.end_iteration(number, group)]
         return {p for params in going_on for p in params}
 
-    def _add_held(self, params: list[torch.Tensor]) -> None:
-        """This rank goes on with its own differences too that it has held back."""
+    def _add_withheld(self, params: list[torch.Tensor]) -> None:
+        """Adds the withheld changes to this rank's parameters."""
         for p in params if self._gate is not None else ():
-            held = self._gate.held(p)
+            held = self._gate.withheld(p)
             if held is not None:
                 p.detach().add_(held)
 
     def _exchange(self, params, differences, pull: bool, significance: float, within: Set[torch.Tensor]) -> None:
-        priority = {p: -i for i, p in enumerate(self._values)}  # the next forward pass needs the first ones first
+        priority = {p: -i for i, p in enumerate(self._values)}  # the next forward pass needs the first parameters first
         parts = [
             self._values[p].using(difference, p if pull else None, priority[p], significance, p in within)
             for p, difference in zip(params, differences, strict=True)
@@ -151,33 +151,33 @@ class AccumulatingOptimizer:
             synchronize(start_group(parts))
 
     def agree(self) -> None:
-        """Waits until every rank has come, then gives all of them the same parameters: all that their steps have added.
+        """Waits for all ranks, then gives them the same parameters: the sum of all changes that they have sent.
 
-        Every rank calls it, at the end of training or before a checkpoint. What a gate holds back is not among it.
+        Every rank calls it, at the end of training or before a checkpoint. Changes that a gate withholds are not in it.
         """
         if not self._distributed:
             return
         self._forget()
-        self._read()  # behind this rank's own differences, so that they have arrived
+        self._read()  # after this rank's own changes, so that these have arrived
         barrier(self.process_set)
         self._read()
-        barrier(self.process_set)  # nobody goes on before all have read
+        barrier(self.process_set)  # no rank continues before all have read
 
     def _read(self) -> None:
         if self._values:
             synchronize(start_group([value.reading(p) for p, value in self._values.items()]))
 
     def synchronize(self) -> None:
-        """Nothing: `step` exchanges what it did, and gradients are this rank's own."""
+        """Does nothing: `step` exchanges changes, and gradients are this rank's own."""
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Nothing: see `synchronize`."""
+        """Does nothing: see `synchronize`."""
         yield
 
 
 def _significance(params: Sequence[torch.Tensor]) -> float:
-    """|g| / |w| over all parameters that learn, L2, cut off to [0, 1]."""
+    """|g| / |w| over all parameters that require gradients, L2, clipped to [0, 1]."""
     params = [p for p in params if p.requires_grad]
     gradients = sum(float(p.grad.norm()) ** 2 for p in params if p.grad is not None)
     weights = sum(float(p.detach().norm()) ** 2 for p in params)

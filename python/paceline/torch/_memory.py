@@ -1,8 +1,8 @@
-"""Tensors as the engine needs them: dense host memory in row-major order, at an address.
+"""The memory of tensors for the engine: dense, in row-major order, on the host.
 
-A contiguous CPU tensor is used where it lies. Anything else (other strides, channels_last included, or another device)
-goes through a contiguous host copy: ranks then need not agree on the layout, as they would have to if the storage were
-summed as it lies. Copies from and to CUDA devices follow the current stream.
+The engine uses a contiguous CPU tensor in place. A tensor with other strides (such as channels_last) or on another
+device is copied to contiguous host memory, so that ranks need not have the same layout. Copies from and to CUDA devices
+follow the current stream.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBERS = {
 
 
 def dtype_number(tensor: torch.Tensor, *, reduces: bool = False) -> int:
-    """The engine's number for the tensor's element type. Raises ValueError for what the operation cannot take."""
+    """The engine's number for the tensor's element type. Raises ValueError if the operation cannot use the tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -47,18 +47,18 @@ def dtype_number(tensor: torch.Tensor, *, reduces: bool = False) -> int:
 
 
 def is_direct(tensor: torch.Tensor) -> bool:
-    """Whether the engine can work on the tensor's own memory."""
+    """Whether the engine can use the tensor's own memory."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous host tensor with the same elements, pinned when the tensor is on a CUDA device."""
+    """A contiguous host tensor with the same elements, pinned if the tensor is on a CUDA device."""
     pinned = tensor.is_cuda
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned).copy_(tensor.detach())
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself when the engine can read it where it lies, else a host copy."""
+    """The tensor itself if the engine can use its memory, else a host copy."""
     return tensor if is_direct(tensor) else host_copy(tensor)
 
 
@@ -68,7 +68,7 @@ def to_device(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def adopt(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor on memory that the engine made (None: no bytes); it is freed with the tensor."""
+    """A tensor on memory that the engine allocated (None: no bytes), which is freed with the tensor."""
     if memory is None:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype).view(shape)

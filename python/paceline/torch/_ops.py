@@ -1,8 +1,8 @@
-"""The operations that wait. Those out of place carry gradients, by Horovod's definitions.
+"""The operations that wait. Those that return new tensors carry gradients, by Horovod's definitions.
 
-A gradient here is that of the average over the ranks of their losses: where each rank's loss depends on gathered or
-broadcast values, the gradients that the ranks hold for them are averaged on the way back. Arguments, defaults and
-errors are those of paceline.torch._ops_async.
+A gradient is that of the losses' average over the ranks: where each rank's loss depends on gathered or broadcast
+values, backward averages the ranks' gradients of them. Arguments, defaults and errors are those of
+paceline.torch._ops_async.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def grouped_allreduce_(
 
 
 def _own_rows(gathered, rows, process_set):
-    """Of tensors gathered from all ranks the rows that this rank gave."""
+    """This rank's rows of tensors that were gathered from all ranks."""
     rank = process_set.rank()
     counts = allgather(torch.tensor([rows]), process_set=process_set).view(process_set.size(), -1)
     starts = counts[:rank].sum(dim=0).tolist()
@@ -192,17 +192,17 @@ class HorovodBroadcast(torch.autograd.Function):
 
 
 def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
-    """Returns a new tensor with the values that the rank root_rank has. Carries gradients."""
+    """Returns a new tensor with root_rank's values. Carries gradients."""
     return HorovodBroadcast.apply(tensor, root_rank, name, process_set)
 
 
 def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
-    """Fills the tensor with the values that the rank root_rank has and returns it."""
+    """Fills the tensor with root_rank's values and returns it."""
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
 
 class HorovodAlltoall(torch.autograd.Function):
-    """Alltoall; the gradient goes back the way the rows came."""
+    """Alltoall; the gradients of the rows are sent back to their ranks."""
 
     @staticmethod
     def forward(ctx, tensor, splits, name, process_set):
@@ -217,7 +217,7 @@ class HorovodAlltoall(torch.autograd.Function):
     def backward(ctx, grad, *_):
         received_splits, rows, process_set = ctx.how
         back, _ = alltoall(grad, splits=received_splits, process_set=process_set)
-        unsent = rows - back.shape[0]  # rows beyond the sum of splits went nowhere
+        unsent = rows - back.shape[0]  # rows beyond the sum of splits were not sent
         return torch.cat([back, back.new_zeros(unsent, *back.shape[1:])]) if unsent else back, None, None, None
 
 
@@ -231,13 +231,13 @@ def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
 
 
 def _unscatter(grads, op, prescale, postscale, process_set):
-    """What a reducescatter's gradients must be multiplied with before they are gathered."""
+    """A reducescatter's gradients, scaled as its result was."""
     factor = prescale * postscale * (process_set.size() if op == Sum else 1)
     return [grad * factor if factor != 1 else grad for grad in grads]
 
 
 class HorovodReducescatter(torch.autograd.Function):
-    """Reducescatter; the gradients of all ranks' rows are gathered, times the set's size when the op is Sum."""
+    """Reducescatter; the gradients of all ranks' rows are gathered, times the set's size if op is Sum."""
 
     @staticmethod
     def forward(ctx, tensor, name, op, process_set, prescale, postscale, options=DEFAULTS):
@@ -261,7 +261,7 @@ def reducescatter(
 ):
     """Reduces a tensor over all ranks and returns this rank's part of its rows. Carries gradients.
 
-    Rows are shared evenly; where that leaves some over, the lower ranks get one more.
+    Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more.
     """
     compression, options = split(compression)
     compressed, ctx = compression.compress(tensor)
@@ -305,16 +305,16 @@ def grouped_reducescatter(
 
 
 def join(device=-1) -> int:
-    """Says that this rank has no more data, and waits until every rank has said so.
+    """Reports that this rank has no more data, and waits until every rank has joined. Returns the last rank to join.
 
-    Meanwhile it takes part in the other ranks' reductions with zeros, which count in averages as in Horovod. device is
-    Horovod's argument for the place of these zeros and has no effect. Returns the last rank that joined.
+    Meanwhile it contributes zeros to the other ranks' reductions, which count in averages as in Horovod. device:
+    Horovod's argument for the device of these zeros, without effect.
     """
     handle = engine.submit_join()
     return synchronize(watch([handle], lambda: engine.result(handle)[2]))
 
 
 def barrier(process_set=global_process_set) -> None:
-    """Waits until every rank of the set is here."""
+    """Waits until every rank of the set has called it."""
     op = operation(_abi.BARRIER, _abi.UINT8, (0,), 0, 0, process_set=process_set_number(process_set))
     synchronize(start([op], lambda _: None))

@@ -1,17 +1,17 @@
 """The operations that return a handle. Arguments, defaults and results are Horovod's.
 
 Common arguments
-    tensor: any dense tensor; other than contiguous CPU tensors are copied to host memory and back. In-place forms
-        write the result into it, whatever its strides and device.
-    name: what matches the operation between ranks, which may submit named operations in different orders. Operations
-        without a name match in the order of their submission.
+    tensor: any dense tensor. All but contiguous CPU tensors are copied to host memory and back. In-place forms write
+        the result into it, whatever its strides and device.
+    name: identifies the operation on all ranks, which may submit named operations in different orders. Unnamed
+        operations match in the order of their submission.
     op: Average (default), Sum, Adasum, Min, Max, Product. average: deprecated, True for Average and False for Sum.
     prescale_factor, postscale_factor: multiply each rank's tensor, and the result.
-    process_set: the ranks that take part; roots of broadcasts are global ranks all the same.
+    process_set: the ranks that participate. Roots of broadcasts are global ranks nevertheless.
 
 Common errors: ValueError for wrong arguments and for a name that is in flight on this rank; HorovodInternalError from
-`synchronize`, on every rank, when ranks brought different shapes, types or operations, when one never came, or when a
-peer is lost.
+`synchronize`, on every rank, if ranks submitted different shapes, types or operations, if one did not submit in time,
+or if a peer is lost.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Part(NamedTuple):
     """An operation that is ready to start."""
 
     op: _abi.Op
-    memory: tuple[torch.Tensor, ...]  # what must live until its end
-    output: Callable[[int], torch.Tensor]  # makes the output from the handle of the finished operation
+    memory: tuple[torch.Tensor, ...]  # must live until the operation ends
+    output: Callable[[int], torch.Tensor]  # returns the output, given the handle of the finished operation
 
 
 def start_one(part: Part) -> int:
@@ -90,7 +90,7 @@ def reduction(
     options: Options = DEFAULTS,
     empty: bool = False,
 ) -> Part:
-    """An allreduce. empty: this rank's tensor counts as zeros, which are not sent; it still gets the result."""
+    """An allreduce. empty: this rank contributes zeros, which are not sent, and gets the result in tensor."""
     if op == Adasum and process_set.process_set_id != 0:
         raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
     return exchange(
@@ -120,7 +120,7 @@ def allreduce_async(
 def allreduce_async_(
     tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
 ):
-    """Starts a reduction into the tensor itself. Returns a handle; do not touch the tensor before its end."""
+    """Starts a reduction into the tensor itself. Returns a handle; do not use the tensor before the operation ends."""
     op = operator_of(op, average)
     return start_one(reduction(tensor, True, name, op, prescale_factor, postscale_factor, process_set))
 
@@ -148,7 +148,7 @@ def grouped_allreduce_async_(
 def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
     """Starts a reduction of a sparse COO tensor: indices and values are gathered from all ranks.
 
-    Returns a function, as Horovod does: calling it waits and gives the uncoalesced sparse result, in which equal
+    Returns a function, as Horovod does: calling it waits and returns the uncoalesced sparse result, in which equal
     indices add up. op is Average or Sum; others raise NotImplementedError.
     """
     if op not in (Average, Sum):
@@ -202,12 +202,12 @@ def broadcasting(
 
 
 def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
-    """Starts a broadcast from the rank root_rank. Returns a handle; its output is a new tensor."""
+    """Starts a broadcast from root_rank. Returns a handle; its output is a new tensor."""
     return start_one(broadcasting(tensor, False, root_rank, name, process_set))
 
 
 def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
-    """Starts a broadcast from the rank root_rank into the tensor itself. Returns a handle."""
+    """Starts a broadcast from root_rank into the tensor itself. Returns a handle."""
     return start_one(broadcasting(tensor, True, root_rank, name, process_set))
 
 
@@ -216,7 +216,7 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
 
     splits: how many rows go to each rank of the set, in rank order (a tensor or a list of integers); None for equal
     parts. Returns a handle; its output is (rows of all ranks in rank order, rows received from each rank). The latter
-    has the type of splits when that is a tensor, else int32. Raises ValueError when the rows do not come out even.
+    has the type of splits if that is a tensor, else int32. Raises ValueError if the rows cannot be split so.
     """
     dtype, number = dtype_number(tensor), process_set_number(process_set)
     parts = splits.tolist() if isinstance(splits, torch.Tensor) else splits
@@ -271,8 +271,8 @@ def reducescatter_async(
 ):
     """Starts a reduction of which each rank gets its part of the rows.
 
-    Rows are shared evenly; where that leaves some over, the lower ranks get one more. Returns a handle; its output is
-    this rank's rows.
+    Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more. Returns a
+    handle; its output is this rank's rows.
     """
     return start_one(scattering(tensor, name, op, prescale_factor, postscale_factor, process_set))
 

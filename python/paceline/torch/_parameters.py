@@ -1,4 +1,4 @@
-"""Names of an optimizer's parameters, which match them between ranks."""
+"""Names of an optimizer's parameters, by which ranks match them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 def parameter_names(
     param_groups: Sequence[dict[str, Any]], named_parameters: Iterable[Any] | None
 ) -> dict[torch.Tensor, str]:
-    """The name of each parameter. Raises ValueError where the given names do not fit the optimizer's parameters."""
+    """The name of each parameter. Raises ValueError if the given names do not match the optimizer's parameters."""
     params = [p for group in param_groups for p in group["params"]]
     if named_parameters is None:
         return {p: f"noname.{i}.{j}" for i, group in enumerate(param_groups) for j, p in enumerate(group["params"])}

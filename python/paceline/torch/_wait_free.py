@@ -1,4 +1,4 @@
-"""Wait-free backpropagation where the servers hold the parameters: stepped and exchanged while backward runs."""
+"""Wait-free backpropagation with held parameters: they are stepped and exchanged while backward runs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 
 from paceline._engine import engine
 from paceline.common.exceptions import HorovodInternalError
-from paceline.torch._gradient_hooks import Hooked
+from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._handles import synchronize
-from paceline.torch._held_optimizer import AccumulatingOptimizer
+from paceline.torch._held_optimizer import HeldOptimizer
 from paceline.torch._ops_async import start_one
 
 
-class WaitFreeOptimizer(AccumulatingOptimizer, Hooked):
-    """Steps a copy of each parameter when its gradient is there, and sends the difference at once.
+class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
+    """Steps a copy of each parameter as soon as its gradient exists, and sends the difference at once.
 
-    What comes back waits until `step`, where the parameters change. `step` itself does what backward has left: all
-    that is not declared yet, so the whole first iteration, and parameters without a gradient.
+    The parameters change in `step`, which stores the results. `step` also exchanges the parameters that backward did
+    not: those without a gradient, and in the first iteration all, since none is declared yet.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class WaitFreeOptimizer(AccumulatingOptimizer, Hooked):
             self._watch(self.param_groups[-1]["params"])
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Clears the gradients. Raises AssertionError while what they did is being exchanged."""
+        """Clears the gradients. Raises AssertionError while their changes are being exchanged."""
         self._forget()
         super().zero_grad(*args, **kwargs)
 
@@ -52,12 +52,12 @@ class WaitFreeOptimizer(AccumulatingOptimizer, Hooked):
         difference = torch.empty_like(stepped, memory_format=torch.contiguous_format)
         torch.sub(stepped, p.detach(), out=difference)
         given = difference if self._gate is None else self._gate.offer(p, difference, stepped)
-        # Adding and reading are one operation, so that SSP(0) reads what this iteration has made, and nothing newer.
+        # Adding and reading are one operation, so that SSP(0) reads the result of this iteration and nothing newer.
         part = self._values[p].using(given, difference if reads else None, self._priority[p], 0.0)
         failure = None
         try:
             handle = start_one(part)
-        except HorovodInternalError as e:  # it is for `step` to raise, as when the operation fails later
+        except HorovodInternalError as e:  # `step` raises it, as it does if the operation fails later
             failure = e
 
         def finish() -> None:
@@ -66,12 +66,12 @@ class WaitFreeOptimizer(AccumulatingOptimizer, Hooked):
             synchronize(handle)
             p.detach().copy_(difference if reads else stepped)
             if reads:
-                self._add_held([p])
+                self._add_withheld([p])
 
         self._in_flight[p] = finish
 
     def _forget(self) -> None:
-        """Also lets go of what was sent to servers that hold nothing any more."""
+        """Also drops the operations in flight to servers that were emptied since."""
         if self._generation != engine.generation:
             self._in_flight.clear()
             self.set_backward_passes_per_step(self.backward_passes_per_step)
@@ -79,9 +79,9 @@ class WaitFreeOptimizer(AccumulatingOptimizer, Hooked):
 
     @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Makes the steps that backward has left, and waits for the parameters as the synchronisation model says.
+        """Steps the parameters that backward did not, and waits as long as the synchronisation model requires.
 
-        Returns the closure's loss, if any. Raises HorovodInternalError for what backward has sent, too.
+        Returns the closure's loss, if any. Raises HorovodInternalError also for exchanges that backward has started.
         """
         if not self._distributed:
             return super().step(closure)

@@ -1,4 +1,4 @@
-"""Compression of what is sent: Compressors, as Horovod has them, which work on tensors, and codecs of the engine."""
+"""Compression: Compressors, which work on tensors as in Horovod, and codecs of the engine."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from paceline.compression import Auto, Codecs, codec_of
 
 
 class Compressor:
-    """Compresses a tensor before it is sent and decompresses the result. Subclass it for an algorithm of your own."""
+    """Compresses a tensor before an operation and decompresses the result. Subclass it for an algorithm of your own."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns the compressed tensor and what `decompress` needs to know."""
+        """Returns the compressed tensor and the context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns the tensor as it was before, up to what compression lost."""
+        """Returns the tensor, up to the loss of the compression."""
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -39,21 +39,21 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Sends floating-point tensors as float16; others as they are."""
+    """Sends floating-point tensors as float16, others unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Casts to float16. The context is the type to come back to."""
+        """Casts to float16. The context is the original type."""
         return (tensor.to(torch.float16) if tensor.is_floating_point() else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Casts back to the tensor's own type."""
+        """Casts back to the original type."""
         return tensor.to(ctx) if ctx.is_floating_point else tensor
 
 
 class Compression(Codecs):
-    """What operations and DistributedOptimizer take: Horovod's `none` and `fp16`, and makers of codecs."""
+    """Values for `compression=`: Horovod's `none` and `fp16`, and functions that make codecs."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
@@ -62,7 +62,7 @@ class Compression(Codecs):
 def split(compression: Any) -> tuple[Any, Options]:
     """An operation's `compression`: a Compressor for its tensors, and the options with the engine's codec.
 
-    Raises ValueError for what is neither.
+    Raises ValueError for anything else.
     """
     codec = codec_of(compression)
     if isinstance(codec, Auto):

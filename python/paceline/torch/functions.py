@@ -17,10 +17,10 @@ from paceline.torch._ops_async import allgather_async, broadcast_async_
 
 
 def broadcast_parameters(params, root_rank, process_set=global_process_set) -> None:
-    """Fills tensors in place with the values that the rank root_rank has.
+    """Fills tensors in place with root_rank's values.
 
     params: a dict such as model.state_dict(), or a list or iterator of tensors or of (name, tensor) such as
-    model.named_parameters(). Entries that are no tensors are left alone. Raises ValueError for anything else.
+    model.named_parameters(). Entries that are no tensors are skipped. Raises ValueError for anything else.
     """
     if isinstance(params, dict):
         params = sorted(params.items())
@@ -37,9 +37,9 @@ def broadcast_parameters(params, root_rank, process_set=global_process_set) -> N
 
 
 def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
-    """Returns the object that the rank root_rank gave, on every rank; other ranks' obj is not looked at.
+    """Returns root_rank's object on every rank; the other ranks' obj is ignored.
 
-    It travels pickled by cloudpickle. What is unpickled comes only from ranks that have the job's secret.
+    The object is pickled by cloudpickle. Only ranks that have the job's secret can send it.
     """
     is_root = engine.rank() == root_rank
     payload = _pickled(obj) if is_root else torch.empty(0, dtype=torch.uint8)
@@ -52,7 +52,7 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
 
 
 def allgather_object(obj, name=None, process_set=global_process_set) -> list[Any]:
-    """Returns the list of all ranks' objects, in rank order. They travel pickled by cloudpickle."""
+    """Returns the list of all ranks' objects, in rank order. They are pickled by cloudpickle."""
     payload = _pickled(obj)
     lengths = allgather_async(torch.tensor([payload.numel()]), name and f"{name}.sz", process_set)
     payloads = allgather_async(payload, name and f"{name}.t", process_set)
@@ -68,11 +68,11 @@ def _unpickled(payload: torch.Tensor) -> Any:
 
 
 def broadcast_optimizer_state(optimizer, root_rank, process_set: ProcessSet = global_process_set) -> None:
-    """Gives every rank's optimizer the state and the options that the rank root_rank's has.
+    """Gives every rank's optimizer the state and the options of root_rank's.
 
     The optimizers must have the same groups of parameters; their states may differ or be missing. Tensors of the same
-    shape and type are filled in place, scalars keep their types, and what the root does not have is dropped. Unlike
-    Horovod no step is made to create a missing state. Raises ValueError for torch.optim.LBFGS and for other groups.
+    shape and type are filled in place, scalars keep their types, and entries that the root lacks are dropped. Unlike
+    Horovod, it creates a missing state without a step. Raises ValueError for torch.optim.LBFGS and for other groups.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of torch.optim.LBFGS cannot be broadcast: its tensors lie in nested lists")
@@ -107,7 +107,7 @@ def broadcast_optimizer_state(optimizer, root_rank, process_set: ProcessSet = gl
 
 
 class _TensorLayout(tuple):
-    """(shape, dtype, whether it lies on the parameter's device) of a tensor whose values follow."""
+    """(shape, dtype, whether it is on the parameter's device) of a tensor whose values are broadcast later."""
 
 
 def _layout(p: torch.Tensor, state: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _layout(p: torch.Tensor, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _adopt_layout(states: dict[Any, Any], p: torch.Tensor, wanted: dict[str, Any]) -> None:
-    """Gives the parameter's state the root's entries; tensors have the right shape but not yet the values."""
+    """Gives the parameter's state the root's entries; tensors have the root's shapes, but not yet its values."""
     old = states.pop(p, {})
     if not wanted:
         return

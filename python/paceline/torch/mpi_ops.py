@@ -1,4 +1,4 @@
-"""Horovod's module of operations, under its name: scripts import from `horovod.torch.mpi_ops`."""
+"""The operations under the name of Horovod's module: scripts import from `horovod.torch.mpi_ops`."""
 
 from __future__ import annotations
 

@@ -19,16 +19,16 @@ from paceline.significance import Significance
 from paceline.sync import Model, check, model_of
 from paceline.torch._codec_tuning import resolved
 from paceline.torch._gate import Gate
-from paceline.torch._gradient_hooks import Hooked
+from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._handles import synchronize
-from paceline.torch._held_optimizer import AccumulatingOptimizer
+from paceline.torch._held_optimizer import HeldOptimizer
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._wait_free import WaitFreeOptimizer
 from paceline.torch.compression import Compression
 
 
-class _DistributedOptimizer(Hooked):
-    """Reduces gradients as backward makes them, and waits for them in `step`."""
+class _DistributedOptimizer(GradientHooks):
+    """Reduces gradients as backward computes them, and waits for them in `step`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class _DistributedOptimizer(Hooked):
         codec=None,
         gate=None,
     ):
-        self._take_over(optimizer, named_parameters, compression, backward_passes_per_step)
+        self._adopt(optimizer, named_parameters, compression, backward_passes_per_step)
         self._gate = None if gate is None else Gate(gate, self._parameter_names, process_set)
         self.op = op
         self.gradient_predivide_factor = gradient_predivide_factor
@@ -55,7 +55,7 @@ class _DistributedOptimizer(Hooked):
         self._should_synchronize = True
         self._sparse: set[torch.Tensor] = set()  # parameters that have had sparse gradients
         self._group_of: dict[torch.Tensor, list[torch.Tensor]] = {}
-        self._ready: set[torch.Tensor] = set()  # members that wait for the rest of their group
+        self._ready: set[torch.Tensor] = set()  # parameters that wait for the rest of their group
         for group in _groups(groups, [p for g in self.param_groups for p in g["params"] if p.requires_grad]):
             self._group_of.update(dict.fromkeys(group, group))
         self._distributed = process_set.included() and engine.size() > 1
@@ -73,7 +73,7 @@ class _DistributedOptimizer(Hooked):
             self._watch(group)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Loads options and state; gradients whose reduction is under way are let go."""
+        """Loads options and state; drops reductions in flight."""
         self._in_flight.clear()
         self._ready.clear()
         self._synchronized = False
@@ -92,7 +92,7 @@ class _DistributedOptimizer(Hooked):
         self._ready.difference_update(params)
         dense = []
         for p in params:
-            if p.grad is None:  # another rank may have a gradient, so zeros take part
+            if p.grad is None:  # another rank may have a gradient, so this one contributes zeros
                 p.grad = _empty_sparse(p) if p in self._sparse else torch.zeros_like(p)
             if p.grad.is_sparse:
                 self._sparse.add(p)
@@ -157,9 +157,9 @@ class _DistributedOptimizer(Hooked):
             p.grad.copy_(grad)
 
     def synchronize(self) -> None:
-        """Waits until every gradient is reduced; those that backward has not made are started here.
+        """Waits until every gradient is reduced. Also reduces, as zeros, those that backward has not computed.
 
-        Call it before looking at gradients, for example to clip them, and step under `skip_synchronize`.
+        Call it before using gradients, for example to clip them, and step within `skip_synchronize`.
         """
         missing = [p for p in self._passes_left if p not in self._in_flight]
         if missing:
@@ -171,7 +171,7 @@ class _DistributedOptimizer(Hooked):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it `step` does not synchronize: `synchronize` has been called before."""
+        """A context in which `step` does not synchronize, because `synchronize` was called before."""
         self._should_synchronize = False
         try:
             yield
@@ -181,7 +181,7 @@ class _DistributedOptimizer(Hooked):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Waits for the gradients and makes the wrapped optimizer's step.
 
-        closure: computes the loss and its gradients anew; they are reduced each time that the optimizer calls it.
+        closure: computes the loss and its gradients, which are reduced each time that the optimizer calls it.
         """
         if not self._should_synchronize:
             self._synchronized = False
@@ -211,13 +211,13 @@ class _DistributedOptimizer(Hooked):
 
 
 def _empty_sparse(p: torch.Tensor) -> torch.Tensor:
-    """A sparse gradient without elements, of the kind that embeddings have: whole rows."""
+    """A sparse gradient without elements, of whole rows, as embeddings have."""
     indices = torch.empty(1, 0, dtype=torch.int64, device=p.device)
     return torch.sparse_coo_tensor(indices, p.new_empty(0, *p.shape[1:]), p.shape, check_invariants=False)
 
 
 def _groups(groups: Any, params: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Lists of the parameters that are reduced together; a parameter in none of them goes alone."""
+    """Lists of the parameters that are reduced together; a parameter in none of them is reduced alone."""
     if groups is None:
         return []
     if isinstance(groups, int) and groups > 0:
@@ -235,15 +235,15 @@ def _groups(groups: Any, params: list[torch.Tensor]) -> list[list[torch.Tensor]]
     return [[p for p in group if p in known] for group in groups]
 
 
-class _DistributedAdasumOptimizer(Hooked):
+class _DistributedAdasumOptimizer(GradientHooks):
     """Steps each parameter with its own gradient and combines the steps of all ranks by Adasum.
 
-    What a rank adds to its parameters is what the wrapped optimizer would have added, so that Adasum sees the real
-    steps and not the gradients; parameters change in `step`, when all ranks' steps are combined.
+    Adasum thus combines the changes that the wrapped optimizer makes, not the gradients. Parameters change in `step`,
+    when all ranks' changes are combined.
     """
 
     def __init__(self, optimizer, named_parameters, compression, backward_passes_per_step):
-        self._take_over(optimizer, named_parameters, compression, backward_passes_per_step)
+        self._adopt(optimizer, named_parameters, compression, backward_passes_per_step)
         self._watch_all()
 
     def _reduce(self, p: torch.Tensor) -> None:
@@ -269,7 +269,7 @@ class _DistributedAdasumOptimizer(Hooked):
         self._in_flight[p] = finish
 
     def synchronize(self) -> None:
-        """Nothing: steps are combined in `step`."""
+        """Does nothing: `step` combines the ranks' steps."""
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Raises AssertionError: there is no step without combining."""
@@ -306,38 +306,37 @@ def DistributedOptimizer(
 ):
     """Wraps an optimizer so that gradients are reduced over all ranks before it steps.
 
-    Reductions start while backward still runs, gradient by gradient, the first layers' with the highest priority.
-    The result is of a class derived from the optimizer's and has its options and state.
+    Reductions start while backward runs, gradient by gradient, with the highest priority for the first layers. The
+    result's class is derived from the optimizer's; it has the optimizer's options and state.
 
-    named_parameters: model.named_parameters(); without it parameters are named by their place.
-    compression: what makes gradients smaller on their way: hvd.Compression.fp16 or a Compressor of your own, which work
-        on tensors, or a codec of the engine's such as hvd.Compression.topk(0.01), "int8" or hvd.Compression.auto().
-        Without it PACELINE_COMPRESSION, by default none.
-    backward_passes_per_step: gradients of so many passes add up before they are reduced.
+    named_parameters: model.named_parameters(); without it parameters are named by their positions.
+    compression: hvd.Compression.fp16 or a Compressor of your own, which work on tensors, or a codec of the engine, such
+        as hvd.Compression.topk(0.01), "int8" or hvd.Compression.auto(). Default: PACELINE_COMPRESSION, else none.
+    backward_passes_per_step: the number of passes whose gradients add up before they are reduced.
     op: Average, Sum, or Adasum, which combines the ranks' steps instead of their gradients.
-    gradient_predivide_factor f: with Average, gradients are divided by f before the sum and multiplied by f/size after.
+    gradient_predivide_factor f: with Average, gradients are multiplied by 1/f before the sum and by f/size after it.
     groups: number of groups, or lists of parameters, that are reduced together. num_groups: deprecated, as a number.
     sparse_as_dense: reduce sparse gradients as dense ones. Otherwise their indices and values are gathered.
     process_set: the ranks that share their gradients.
-    sync: the synchronisation model, such as paceline.SSP(3) or "ssp:3"; without it PACELINE_SYNC, by default BSP. Under
-        a model that lets ranks run ahead, each steps with its own gradients, and the servers hold the parameters:
-        what its step did is added to them, divided by the number of ranks for Average, and the rank goes on with
-        the sum of what all have done.
-    gate: paceline.Significance(...), to send only what matters; the rest adds up on the rank until it does.
-    pull_gate: the same for what comes back, under a model that lets ranks run ahead: a rank keeps the parameters that
-        it read last, and is sent nothing, as long as all ranks' steps since have changed less than that share of them.
-    wait_free: under a model that lets ranks run ahead, step each parameter as soon as backward has made its gradient,
-        and exchange that while backward goes on; parameters change in `step` all the same. Otherwise all of it
-        happens in `step`. What is done to gradients or options after backward comes too late for that `step`:
-        clipping, GradScaler's unscaling, a scheduler. Each backward, or each backward_passes_per_step of them, needs
-        a `step`. The optimizer must step each parameter by itself, as SGD and Adam do. Under BSP and drop-stragglers
-        gradients are always reduced while backward runs.
+    sync: the synchronisation model, such as paceline.SSP(3) or "ssp:3". Default: PACELINE_SYNC, else BSP. Under a model
+        that lets ranks run ahead, the servers hold the parameters and each rank steps with its own gradients: the
+        servers add the change, divided by the number of ranks for Average, and the rank continues with the sum of all
+        ranks' changes.
+    gate: paceline.Significance(...): a rank sends only significant changes; the others add up on it until they are.
+    pull_gate: the same for pulls, under a model that lets ranks run ahead: a rank keeps the parameters that it read
+        last, and is sent nothing, as long as all ranks' steps have changed less than that share of them.
+    wait_free: under a model that lets ranks run ahead, step and exchange each parameter as soon as backward has
+        computed its gradient, instead of in `step`; parameters change in `step` nevertheless. Changes of gradients or
+        options after backward come too late for that `step`: clipping, GradScaler's unscaling, a scheduler. Each
+        backward, or each backward_passes_per_step of them, needs a `step`. The optimizer must step each parameter
+        independently, as SGD and Adam do. Under BSP and drop-stragglers gradients are always reduced while backward
+        runs.
 
-    Raises ValueError for names that are missing or stand there twice, for wrong groups, for an optimizer that is
-    wrapped already, for gradient_predivide_factor without op=Average, for a model that cannot run, for wait_free with
-    a model or an optimizer that needs all gradients at once; NotImplementedError for Adasum within a process set.
+    Raises ValueError for missing or duplicate names, for wrong groups, for an optimizer that is wrapped already, for
+    gradient_predivide_factor without op=Average, for a model that cannot run, for wait_free with a model or an
+    optimizer that needs all gradients at once; NotImplementedError for Adasum within a process set.
     """
-    if isinstance(optimizer, Hooked | AccumulatingOptimizer):
+    if isinstance(optimizer, GradientHooks | HeldOptimizer):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
@@ -352,7 +351,7 @@ def DistributedOptimizer(
         raise ValueError(f"gate={gate!r}: give paceline.Significance(...), with op=Average or Sum")
     Significance.check("pull_gate", pull_gate)
     codec = codecs.codec_of(compression)
-    free = compression is Compression.none and op != Adasum  # Adasum's steps travel plain, whatever the job's setting
+    free = compression is Compression.none and op != Adasum  # Adasum's steps are never coded
     if free and engine.is_initialized() and engine.setting("compression") == "auto":
         codec = codecs.codec_of("auto")
     if codec is not None:
@@ -365,7 +364,7 @@ def DistributedOptimizer(
                 f"sync={model.setting}: ranks exchange what their steps did, so that only op=Average or Sum, "
                 "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
             )
-        kind = WaitFreeOptimizer if wait_free else AccumulatingOptimizer
+        kind = WaitFreeOptimizer if wait_free else HeldOptimizer
         passes = (backward_passes_per_step,) if wait_free else ()
         if wait_free:
             _check_wait_free(model, optimizer)
@@ -380,7 +379,7 @@ def DistributedOptimizer(
     if op == Adasum and model.setting != "bsp":
         raise ValueError(f"sync={model.setting}: Adasum needs every rank's step")
     kind = _DistributedAdasumOptimizer if op == Adasum and engine.size() > 1 else _DistributedOptimizer
-    # Made without its constructor: the wrapped optimizer has been constructed, with options only its owner knows.
+    # The class does not call the wrapped optimizer's constructor, whose arguments are not known here.
     cls = type(type(optimizer).__name__, (kind, type(optimizer)), {"__module__": __name__})
     if kind is _DistributedOptimizer:
         return cls(

@@ -12,12 +12,12 @@ from paceline.torch._ops_async import allgather_async, allreduce_async
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm whose statistics are those of all ranks' batches together.
+    """BatchNorm with the statistics of all ranks' batches together.
 
     Input (N, C, ...): N may differ between ranks, and be 0. The result, the running statistics and the gradient of the
     input equal those of torch.nn.BatchNorm on the union of the batches; gradients of weight and bias are this rank's
-    share, which DistributedOptimizer reduces. Arguments as in Horovod; unlike Horovod it also takes CPU tensors.
-    In eval mode, and with one rank, it is plain batch normalisation.
+    share, which DistributedOptimizer reduces. Arguments as in Horovod, but CPU tensors are accepted too. In eval mode,
+    and with one rank, it is plain batch normalisation.
     """
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True):
@@ -46,7 +46,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _statistics(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Mean and biased variance per channel over all ranks, and how many values a channel has.
+    """Mean and biased variance per channel over all ranks, and the number of values of a channel.
 
     Each rank sends (count, mean, sum of squared deviations), which combine without cancellation.
     """
@@ -73,7 +73,7 @@ def _all_but_channels(x: torch.Tensor) -> list[int]:
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) * invstd * weight + bias, where mean and invstd come from all ranks' x."""
+    """(x - mean) * invstd * weight + bias, with mean and invstd of all ranks' x."""
 
     @staticmethod
     def forward(ctx, input, weight, bias, mean, invstd, count):

@@ -1,4 +1,4 @@
-"""Values that the servers hold: ranks add differences to them, and read them as a synchronisation model lets them."""
+"""Held values: the servers hold them, and ranks add changes and read them under a synchronisation model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from paceline.torch.compression import Compression, split
 class Value:
     """A tensor that the servers hold. `declare` makes it.
 
-    A rank's iteration of it ends with `clock`. Reading never changes what is held, and all methods may be called by
-    each rank at its own pace. A rank that leaves holds nobody up.
+    `clock` ends a rank's iteration. Reading does not change the value. Each rank may call all methods at its own pace,
+    and no rank waits for one that has left. `declaring`, `using` and `reading` are for this package.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Value:
             "process_set": process_set_number(process_set),
             "options": options,
         }
-        self._pushed: torch.Tensor | None = None  # differences of this iteration
+        self._pushed: torch.Tensor | None = None  # sum of this iteration's changes
         self._in_flight: int | None = None
 
     def declaring(self, tensor: torch.Tensor, root: int, group: str | None = None) -> Part:
-        """The operation that declares the value and gives it to every rank in `tensor`. For this package's own use.
+        """The operation that declares the value and stores it in every rank's `tensor`.
 
-        group: the first of the values that are stepped together, for models with supersteps.
+        group: the first value of the group that is stepped together, for models with supersteps.
         """
         return self._part(Held(_abi.DECLARE, group=group), tensor, tensor, root=root)
 
@@ -64,9 +64,10 @@ class Value:
         significance: float,
         within: bool = False,
     ) -> Part:
-        """The operation that adds `difference` and reads into `target`. For this package's own use.
+        """The operation that adds `difference` and reads into `target`.
 
-        difference: None for zeros, which are not sent and count. within: a superstep, so that nobody is waited for.
+        difference: None for zeros, which are not sent but count. within: the superstep continues, so that the rank does
+        not wait.
         """
         use = _abi.ADD | (0 if target is None else _abi.READ)
         if within:
@@ -75,7 +76,7 @@ class Value:
         return self._part(Held(use, significance), difference, target, priority=priority, empty=empty)
 
     def reading(self, target: torch.Tensor) -> Part:
-        """The operation that reads what is held into `target`, at once and exactly. For this package's own use."""
+        """The operation that reads the current value into `target`, without coding."""
         return self._part(Held(_abi.READ_NOW | _abi.EXACT), None, target)
 
     def _part(self, held: Held, given: torch.Tensor | None, target: torch.Tensor | None, **fields) -> Part:
@@ -108,7 +109,7 @@ class Value:
         return Part(op, (source, room, target), output)
 
     def push(self, difference: torch.Tensor) -> None:
-        """Adds to this iteration's difference, which `clock` sends. Raises ValueError for another shape or type."""
+        """Adds to this iteration's change, which `clock` sends. Raises ValueError for another shape or type."""
         if difference.shape != self._shape or difference.dtype != self._like.dtype:
             self._part(Held(_abi.ADD), difference, None)
         if self._pushed is None:
@@ -117,30 +118,30 @@ class Value:
             self._pushed.add_(difference.detach())
 
     def clock(self, significance: float = 0.0) -> None:
-        """Ends this rank's iteration: what was pushed in it is on its way. It does not wait for other ranks.
+        """Ends this rank's iteration: starts to send what was pushed in it. Does not wait for other ranks.
 
-        significance: |gradient| / |weights| of the iteration, for the models that ask for it.
+        significance: |gradient| / |weights| of the iteration, for models that use it.
         """
         self._settle()
         pushed, self._pushed = self._pushed, None
         self._in_flight = start_one(self.using(pushed, None, 0, significance))
 
     def pull(self, wait: bool = True) -> int:
-        """Asks for the value. Returns a handle for `poll` and `synchronize`, whose output is a new tensor.
+        """Starts to read the value. Returns a handle for `poll` and `synchronize`; its output is a new tensor.
 
-        wait: until the synchronisation model lets a rank go on that has ended so many iterations; else the value is
-        what it is at the moment, whatever the other ranks have done.
+        wait: until the synchronisation model lets a rank continue that has ended as many iterations. Otherwise the
+        output is the current value, whatever the other ranks have done.
         """
         self._settle()
         room = torch.empty(self._shape, dtype=self._like.dtype, device=self._like.device)
         return start_one(self._part(Held(_abi.READ if wait else _abi.READ_NOW), None, room))
 
     def sync(self) -> torch.Tensor:
-        """Waits as the synchronisation model says, then returns the value."""
+        """Waits as long as the synchronisation model requires, then returns the value."""
         return synchronize(self.pull())
 
     def _settle(self) -> None:
-        """Waits until the last iteration's difference has left: one operation of a name is in flight at a time."""
+        """Waits for the last iteration's push: one operation per name is in flight at a time."""
         handle, self._in_flight = self._in_flight, None
         if handle is not None:
             synchronize(handle)
@@ -156,16 +157,16 @@ def declare(
     compression: Any = Compression.none,
     pull_gate: Significance | None = None,
 ) -> Value:
-    """Has the servers hold a value, which is root_rank's tensor to begin with. Every rank of the set calls it.
+    """Declares a held value, initially root_rank's tensor. Every rank of the set calls it, with the same arguments.
 
-    The tensor itself becomes root_rank's, as in `broadcast_`. sync: how far ranks may be apart, such as
-    paceline.SSP(3); without it PACELINE_SYNC. op: Average divides what ranks push by their number, Sum does not.
-    compression: a codec of the engine's, such as hvd.Compression.topk(0.01), for differences and values alike; without
-    it PACELINE_COMPRESSION. pull_gate: paceline.Significance(...): a rank that reads gets what it read last as long as
-    less has changed than that share of the value.
+    `tensor` is filled with root_rank's, as in `broadcast_`. sync: the synchronisation model, such as paceline.SSP(3);
+    default: PACELINE_SYNC. op: Average divides what ranks push by their number, Sum does not. compression: a codec of
+    the engine, such as hvd.Compression.topk(0.01), for pushes and pulls; default: PACELINE_COMPRESSION. pull_gate:
+    paceline.Significance(...): a read returns the result of this rank's previous read as long as less than that share
+    of the value has changed.
 
-    Raises ValueError for a model that cannot be run, a Compressor, which works on tensors, a name that is held already
-    or a tensor that is not of floating point; HorovodInternalError when ranks disagree.
+    Raises ValueError for a model that cannot run, a Compressor, which works on tensors, a name that is declared already
+    or a tensor that is not of floating point; HorovodInternalError if ranks disagree.
     """
     model = model_of(sync)
     check(model, process_set.size(), accumulate=True)

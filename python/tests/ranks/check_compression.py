@@ -151,7 +151,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(sync, compres
 
     whole = script()
     weights, state = whole.train(0, 5), paceline.compression_state()
-    held = None if gate is None else whole.optimizer._gate.held(whole.parameter)
+    held = None if gate is None else whole.optimizer._gate.withheld(whole.parameter)
     if gate is not None and hvd.size() > 1:
         assert hvd.allgather(torch.tensor([held is not None])).any(), "the gate holds nothing back"
     held = None if held is None else held.clone()

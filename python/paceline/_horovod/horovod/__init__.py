@@ -1,8 +1,8 @@
 """`import horovod` under `paceline run --horovod`: every module of it is Paceline's module of that name.
 
-The directory above is put on PYTHONPATH. `horovod.torch` and `paceline.torch` are one module object, and so on for
-what they contain; a part of Horovod that Paceline lacks cannot be imported. `__version__` is that of the Horovod whose
-API this is, so that scripts that ask for a least version go on.
+The launcher puts the directory above on PYTHONPATH. `horovod.torch` and `paceline.torch` are one module object, and so
+are their submodules. Importing a part of Horovod that Paceline lacks raises ModuleNotFoundError. `__version__` is that
+of the Horovod whose API this is, for scripts that require a minimum version.
 """
 
 import importlib
@@ -39,7 +39,7 @@ class _PacelineModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module):
-        """Nothing to run. Gives the module back the spec that importing has just replaced."""
+        """Runs nothing. Restores the module's own spec, which the import has replaced."""
         module.__spec__ = module.__spec__.loader_state
 
 
