@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,6 +88,21 @@ class Job:
         failed = [f"rank {i} ended with {e.status}:\n{e.output[-6000:]}" for i, e in enumerate(ended) if e.status]
         assert not failed, "\n\n".join(failed)
         return [e.output for e in ended]
+
+
+def script(code: str) -> list[str]:
+    """The arguments of an interpreter that runs the code, with Paceline as hvd."""
+    imports = "import os, sys, time, torch\nimport paceline.torch as hvd\n"
+    return ["-X", "faulthandler", "-c", imports + textwrap.dedent(code)]
+
+
+def wait_until_printed(job: Job, text: str, timeout_s: float = 60) -> None:
+    """Waits until every rank has printed the text. Fails if a rank ends before."""
+    deadline = time.monotonic() + timeout_s
+    while not all(text in path.read_text() for path in job.outputs):
+        assert time.monotonic() < deadline, [path.read_text() for path in job.outputs]
+        assert all(p.poll() is None for p in job.processes), [path.read_text() for path in job.outputs]
+        time.sleep(0.02)
 
 
 def _clean_environment() -> dict[str, str]:

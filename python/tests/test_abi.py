@@ -57,5 +57,5 @@ def test_a_caller_that_was_compiled_with_an_older_header(compiled):
 
 
 @pytest.mark.parametrize("settings", [{}, {"partition_bytes": "64KiB", "sum_in_rank_order": True}])
-def test_ends_of_operations_are_told_by_a_call_each(compiled, settings):
+def test_the_end_of_each_operation_is_one_call(compiled, settings):
     run(compiled("done"), **settings)

@@ -2,290 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 
 from paceline import compression as codecs
 from paceline._engine import engine
-from paceline._operation import Options
 from paceline.common.operators import Adasum, Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.significance import Significance
 from paceline.sync import Model, check, model_of
-from paceline.torch._codec_tuning import resolved
-from paceline.torch._gate import Gate
+from paceline.torch._adasum_optimizer import AdasumOptimizer
 from paceline.torch._gradient_hooks import GradientHooks
-from paceline.torch._handles import synchronize
 from paceline.torch._held_optimizer import HeldOptimizer
-from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
+from paceline.torch._reducing_optimizer import ReducingOptimizer
 from paceline.torch._wait_free import WaitFreeOptimizer
 from paceline.torch.compression import Compression
-
-
-class _DistributedOptimizer(GradientHooks):
-    """Reduces gradients as backward computes them, and waits for them in `step`."""
-
-    def __init__(
-        self,
-        optimizer,
-        named_parameters,
-        compression,
-        backward_passes_per_step,
-        op,
-        gradient_predivide_factor,
-        groups,
-        sparse_as_dense,
-        process_set,
-        sync=None,
-        codec=None,
-        gate=None,
-    ):
-        self._adopt(optimizer, named_parameters, compression, backward_passes_per_step)
-        self._gate = None if gate is None else Gate(gate, self._parameter_names, process_set)
-        self.op = op
-        self.gradient_predivide_factor = gradient_predivide_factor
-        self.sparse_as_dense = sparse_as_dense
-        self.process_set = process_set
-        self._synchronized = False
-        self._should_synchronize = True
-        self._sparse: set[torch.Tensor] = set()  # parameters that have had sparse gradients
-        self._group_of: dict[torch.Tensor, list[torch.Tensor]] = {}
-        self._ready: set[torch.Tensor] = set()  # parameters that wait for the rest of their group
-        for group in _groups(groups, [p for g in self.param_groups for p in g["params"] if p.requires_grad]):
-            self._group_of.update(dict.fromkeys(group, group))
-        self._distributed = process_set.included() and engine.size() > 1
-        if self._distributed:
-            self._options = Options(sync=sync, codec=resolved(codec, self.param_groups, process_set))
-            self._watch_all()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters; their gradients are reduced too."""
-        super().add_param_group(param_group)
-        number, group = len(self.param_groups) - 1, self.param_groups[-1]["params"]
-        for place, p in enumerate(group):
-            self._parameter_names.setdefault(p, f"noname.{number}.{place}")
-        if self._distributed:
-            self._watch(group)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Loads options and state; drops reductions in flight."""
-        self._in_flight.clear()
-        self._ready.clear()
-        self._synchronized = False
-        self._should_synchronize = True
-        self.set_backward_passes_per_step(self.backward_passes_per_step)
-        super().load_state_dict(*args, **kwargs)
-
-    def _reduce(self, p: torch.Tensor) -> None:
-        group = self._group_of.get(p, [p])
-        self._ready.add(p)
-        if self._ready.issuperset(group):
-            self._start(group)
-
-    def _start(self, params: Sequence[torch.Tensor]) -> None:
-        """Starts the reductions of these parameters' gradients together."""
-        self._ready.difference_update(params)
-        dense = []
-        for p in params:
-            if p.grad is None:  # another rank may have a gradient, so this one contributes zeros
-                p.grad = _empty_sparse(p) if p in self._sparse else torch.zeros_like(p)
-            if p.grad.is_sparse:
-                self._sparse.add(p)
-            if p.grad.is_sparse and not self.sparse_as_dense:
-                self._start_sparse(p)
-            else:
-                dense.append(p)
-        if dense:
-            self._start_dense(dense)
-
-    def _start_dense(self, params: Sequence[torch.Tensor]) -> None:
-        before = 1.0 / self.gradient_predivide_factor if self.op == Average else 1.0
-        after = self.gradient_predivide_factor if self.op == Average else 1.0
-        parts, contexts = [], []
-        for p in params:
-            grad = p.grad.to_dense() if p.grad.is_sparse else p.grad
-            empty = False
-            if self._gate is not None:
-                offered = self._gate.offer(p, grad)
-                grad, empty = (grad, True) if offered is None else (offered, False)
-            compressed, context = self._compression.compress(grad)
-            parts.append(
-                reduction(
-                    compressed,
-                    True,
-                    f"allreduce.{self._parameter_names[p]}",
-                    self.op,
-                    before,
-                    after,
-                    self.process_set,
-                    self._priority[p],
-                    self._options,
-                    empty,
-                )
-            )
-            contexts.append(context)
-        if len(params) == 1:
-            single = start_one(parts[0])
-            self._in_flight[params[0]] = lambda: self._store(params[0], synchronize(single), contexts[0])
-            return
-        group = start_group(parts)
-
-        def finish() -> None:
-            for p, reduced, context in zip(params, synchronize(group), contexts, strict=True):
-                self._store(p, reduced, context)
-
-        self._in_flight.update({p: lambda: None for p in params[1:]} | {params[0]: finish})
-
-    def _start_sparse(self, p: torch.Tensor) -> None:
-        result = sparse_allreduce_async(p.grad, f"allreduce.{self._parameter_names[p]}", self.op, self.process_set)
-
-        def finish() -> None:
-            p.grad = result()
-
-        self._in_flight[p] = finish
-
-    def _store(self, p: torch.Tensor, reduced: torch.Tensor, context: Any) -> None:
-        grad = self._compression.decompress(reduced, context)
-        if p.grad.is_sparse:
-            p.grad = grad.to_sparse(p.grad.sparse_dim())
-        elif grad is not p.grad:
-            p.grad.copy_(grad)
-
-    def synchronize(self) -> None:
-        """Waits until every gradient is reduced. Also reduces, as zeros, those that backward has not computed.
-
-        Call it before using gradients, for example to clip them, and step within `skip_synchronize`.
-        """
-        missing = [p for p in self._passes_left if p not in self._in_flight]
-        if missing:
-            self._start(missing)
-        self._finish_all()
-        if self._gate is not None:
-            self._gate.clock()
-        self._synchronized = True
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """A context in which `step` does not synchronize, because `synchronize` was called before."""
-        self._should_synchronize = False
-        try:
-            yield
-        finally:
-            self._should_synchronize = True
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Waits for the gradients and makes the wrapped optimizer's step.
-
-        closure: computes the loss and its gradients, which are reduced each time that the optimizer calls it.
-        """
-        if not self._should_synchronize:
-            self._synchronized = False
-            return super().step(closure)
-        if self._synchronized:
-            warnings.warn(
-                "optimizer.step() was called after optimizer.synchronize(): the gradients are reduced "
-                "twice; use `with optimizer.skip_synchronize(): optimizer.step()`",
-                stacklevel=2,
-            )
-        if closure is None:
-            self.synchronize()
-            self._synchronized = False
-            return super().step()
-
-        def reduced() -> Any:
-            loss = closure()
-            self.synchronize()
-            return loss
-
-        try:
-            return super().step(reduced)
-        finally:
-            self._synchronized = False
-
-    step.hooked = True  # PyTorch calls step hooks around the wrapped optimizer's step, and only there
-
-
-def _empty_sparse(p: torch.Tensor) -> torch.Tensor:
-    """A sparse gradient without elements, of whole rows, as embeddings have."""
-    indices = torch.empty(1, 0, dtype=torch.int64, device=p.device)
-    return torch.sparse_coo_tensor(indices, p.new_empty(0, *p.shape[1:]), p.shape, check_invariants=False)
-
-
-def _groups(groups: Any, params: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Lists of the parameters that are reduced together; a parameter in none of them is reduced alone."""
-    if groups is None:
-        return []
-    if isinstance(groups, int) and groups > 0:
-        share, over = divmod(len(params), groups)
-        starts = [i * share + min(i, over) for i in range(groups + 1)]
-        return [params[a:b] for a, b in itertools.pairwise(starts) if a < b]
-    if not isinstance(groups, list):
-        raise ValueError("groups must be a positive number or a list of lists of tensors")
-    members = [p for group in groups for p in group]
-    if not all(isinstance(p, torch.Tensor) for p in members):
-        raise ValueError("groups must consist of tensors")
-    if len(set(members)) != len(members):
-        raise ValueError("a parameter can appear only once in groups")
-    known = set(params)
-    return [[p for p in group if p in known] for group in groups]
-
-
-class _DistributedAdasumOptimizer(GradientHooks):
-    """Steps each parameter with its own gradient and combines the steps of all ranks by Adasum.
-
-    Adasum thus combines the changes that the wrapped optimizer makes, not the gradients. Parameters change in `step`,
-    when all ranks' changes are combined.
-    """
-
-    def __init__(self, optimizer, named_parameters, compression, backward_passes_per_step):
-        self._adopt(optimizer, named_parameters, compression, backward_passes_per_step)
-        self._watch_all()
-
-    def _reduce(self, p: torch.Tensor) -> None:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-        compressed, context = self._compression.compress(self._stepped(p) - p.detach())
-        handle = start_one(
-            reduction(
-                compressed,
-                True,
-                f"allreduce.{self._parameter_names[p]}",
-                Adasum,
-                1.0,
-                1.0,
-                global_process_set,
-                self._priority[p],
-            )
-        )
-
-        def finish() -> None:
-            p.detach().add_(self._compression.decompress(synchronize(handle), context))
-
-        self._in_flight[p] = finish
-
-    def synchronize(self) -> None:
-        """Does nothing: `step` combines the ranks' steps."""
-
-    def skip_synchronize(self) -> AbstractContextManager[None]:
-        """Raises AssertionError: there is no step without combining."""
-        raise AssertionError("skip_synchronize() is not supported with op=hvd.Adasum")
-
-    @torch.optim.Optimizer.profile_hook_step
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Combines the steps of all ranks and adds them to the parameters. Returns the closure's loss, if any."""
-        loss = closure() if closure is not None else None
-        for p in self._passes_left:
-            if p not in self._in_flight:
-                self._reduce(p)
-        self._finish_all()
-        return loss
-
-    step.hooked = True
 
 
 def DistributedOptimizer(
@@ -378,10 +110,10 @@ def DistributedOptimizer(
     check(model, process_set.size(), accumulate=False)
     if op == Adasum and model.setting != "bsp":
         raise ValueError(f"sync={model.setting}: Adasum needs every rank's step")
-    kind = _DistributedAdasumOptimizer if op == Adasum and engine.size() > 1 else _DistributedOptimizer
+    kind = AdasumOptimizer if op == Adasum and engine.size() > 1 else ReducingOptimizer
     # The class does not call the wrapped optimizer's constructor, whose arguments are not known here.
     cls = type(type(optimizer).__name__, (kind, type(optimizer)), {"__module__": __name__})
-    if kind is _DistributedOptimizer:
+    if kind is ReducingOptimizer:
         return cls(
             optimizer,
             named_parameters,

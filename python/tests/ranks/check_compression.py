@@ -166,12 +166,12 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(sync, compres
     with torch.no_grad():
         resumed.parameter.copy_(weights)
     if held is not None:
-        assert (resumed.optimizer._gate.held(resumed.parameter) == held).all()
+        assert (resumed.optimizer._gate.withheld(resumed.parameter) == held).all()
     assert (resumed.train(5, 10) == want).all()
     hvd.barrier()
 
 
-def test_what_a_gate_cannot_take_is_told():
+def test_a_state_that_does_not_fit_a_gate_is_reported():
     gate = paceline.Significance(1e6)
     held = Script("held", None, "none", gate)
     held.train(0, 3)
@@ -181,7 +181,7 @@ def test_what_a_gate_cannot_take_is_told():
     paceline.load_compression_state(state)
     if hvd.size() > 1:
         with pytest.warns(UserWarning, match=r"'held' has shape \(3,\).*\(64, 64\)"):
-            assert optimizer._gate.held(other) is None
+            assert optimizer._gate.withheld(other) is None
     for broken in (state.replace(b"torch.gates", b"torch.gapes"), state):
         paceline.load_compression_state(broken)
         assert paceline.compression_state() == broken, "what nobody claims is kept"
@@ -206,7 +206,7 @@ def test_what_does_not_matter_is_held_back_until_it_does(sync, compression):
     )
     train(model, optimizer, 200)
     gate = optimizer._gate
-    assert gate.held(model.weight) is not None or hvd.size() == 1 or compression == "topk:0.2"
+    assert gate.withheld(model.weight) is not None or hvd.size() == 1 or compression == "topk:0.2"
     want_truth(model, optimizer)
 
 
@@ -219,7 +219,7 @@ def test_nothing_significant_leaves_parameters_as_they_are():
         parameter.grad = torch.full((4,), 0.5)
         optimizer.step()
     assert (parameter == 1).all()
-    assert (optimizer._gate.held(parameter) == 1.5).all()
+    assert (optimizer._gate.withheld(parameter) == 1.5).all()
     for wrong in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="at least 0"):
             paceline.Significance(wrong)

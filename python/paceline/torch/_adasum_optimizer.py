@@ -1,0 +1,68 @@
+"""The optimizer for op=Adasum: the ranks' steps are combined, not their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from paceline.common.operators import Adasum
+from paceline.common.process_sets import global_process_set
+from paceline.torch._gradient_hooks import GradientHooks
+from paceline.torch._handles import synchronize
+from paceline.torch._ops_async import reduction, start_one
+
+
+class AdasumOptimizer(GradientHooks):
+    """Steps each parameter with its own gradient and combines the steps of all ranks by Adasum.
+
+    Adasum thus combines the changes that the wrapped optimizer makes, not the gradients. Parameters change in `step`,
+    when all ranks' changes are combined.
+    """
+
+    def __init__(self, optimizer, named_parameters, compression, backward_passes_per_step):
+        self._adopt(optimizer, named_parameters, compression, backward_passes_per_step)
+        self._watch_all()
+
+    def _reduce(self, p: torch.Tensor) -> None:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        compressed, context = self._compression.compress(self._stepped(p) - p.detach())
+        handle = start_one(
+            reduction(
+                compressed,
+                True,
+                f"allreduce.{self._parameter_names[p]}",
+                Adasum,
+                1.0,
+                1.0,
+                global_process_set,
+                self._priority[p],
+            )
+        )
+
+        def finish() -> None:
+            p.detach().add_(self._compression.decompress(synchronize(handle), context))
+
+        self._in_flight[p] = finish
+
+    def synchronize(self) -> None:
+        """Does nothing: `step` combines the ranks' steps."""
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """Raises AssertionError: there is no step without combining."""
+        raise AssertionError("skip_synchronize() is not supported with op=hvd.Adasum")
+
+    @torch.optim.Optimizer.profile_hook_step
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Combines the steps of all ranks and adds them to the parameters. Returns the closure's loss, if any."""
+        loss = closure() if closure is not None else None
+        for p in self._passes_left:
+            if p not in self._in_flight:
+                self._reduce(p)
+        self._finish_all()
+        return loss
+
+    step.hooked = True

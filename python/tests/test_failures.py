@@ -1,0 +1,165 @@
+"""Failures of a rank, of the scheduler or of the secret: what the other ranks report, and how soon."""
+
+import os
+import secrets
+import socket
+import subprocess
+import time
+
+import pytest
+from jobs import Job, script, wait_until_printed
+
+
+def test_an_exception_on_one_rank_ends_the_others_with_its_name(tmp_path):
+    code = script("""
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 1:
+            raise KeyError("mine")
+        hvd.allreduce(torch.ones(3), name="never")
+    """)
+    with Job(3, code, tmp_path) as job:
+        ended = job.wait(60)
+    assert [e.status for e in ended] == [1, 1, 1]
+    assert "KeyError: 'mine'" in ended[1].output
+    for other in (ended[0], ended[2]):
+        assert "HorovodInternalError" in other.output and "rank 1" in other.output and "never" in other.output
+
+
+def test_a_killed_rank_is_named_by_every_survivor_within_seconds(tmp_path):
+    code = script("""
+        hvd.init()
+        hvd.allreduce(torch.ones(3))
+        print("ready", flush=True)
+        if hvd.rank() == 1:
+            time.sleep(1000)
+        try:
+            hvd.allreduce(torch.ones(1 << 20), name="waits")
+        except hvd.HorovodInternalError as e:
+            print("survivor:", e)
+    """)
+    with Job(3, code, tmp_path) as job:
+        wait_until_printed(job, "ready")
+        job.processes[1].kill()
+        killed = time.monotonic()
+        ended = job.wait(60)
+        assert time.monotonic() - killed < 20
+    for survivor in (ended[0], ended[2]):
+        assert survivor.status == 0 and "survivor:" in survivor.output and "worker 1" in survivor.output
+
+
+@pytest.mark.parametrize("in_the_middle_of", ["taking states", "loading states", "wait-free steps"])
+def test_a_rank_that_is_killed_amid_what_others_do_is_named_by_them(in_the_middle_of, tmp_path):
+    code = script(f"""
+        import paceline
+        hvd.init()
+        layers = torch.nn.Sequential(*[torch.nn.Linear(200, 200) for _ in range(8)])
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(layers.parameters(), lr=1e-3), layers.named_parameters(), sync="ssp:2", wait_free=True
+        )
+
+        def step():
+            layers(torch.ones(4, 200)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        def sums():
+            for i in range(4):
+                hvd.allreduce(torch.ones(400_000), name=f"sum {{i}}", compression="topk:0.01")
+
+        def load():
+            state = paceline.compression_state()
+            hvd.barrier()
+            paceline.load_compression_state(state)
+            sums()
+            hvd.barrier()
+
+        again = {{"taking states": paceline.compression_state, "loading states": load, "wait-free steps": step}}
+        sums()
+        hvd.barrier()
+        print("ready", flush=True)
+        try:
+            while True:
+                again[{in_the_middle_of!r}]()
+        except hvd.HorovodInternalError as e:
+            print("survivor:", e)
+        hvd.shutdown()
+    """)
+    with Job(3, code, tmp_path) as job:
+        wait_until_printed(job, "ready")
+        time.sleep(0.5)  # so that they are at it
+        job.processes[1].kill()
+        ended = job.wait(60)
+    for survivor in (ended[0], ended[2]):
+        assert survivor.status == 0 and "survivor:" in survivor.output and "worker 1" in survivor.output
+
+
+def test_a_wrong_secret_keeps_a_process_out(tmp_path):
+    code = script("""
+        if os.environ["RANK"] == "1":
+            os.environ["PACELINE_JOB_SECRET"] = "another secret, not that of the job"
+        try:
+            hvd.init()
+            print("in")
+        except hvd.HorovodInternalError as e:
+            print("out:", e)
+    """)
+    with Job(2, code, tmp_path, PACELINE_START_TIMEOUT="5") as job:
+        ended = job.wait(60)
+    assert all(e.output.splitlines()[-1].startswith("out:") for e in ended), ended
+    assert "secret" in ended[1].output
+
+
+def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(tmp_path):
+    gone = tmp_path / "gone"
+    code = script(f"""
+        hvd.init()
+        hvd.allreduce(torch.ones(3), name="known")
+        print("ready", flush=True)
+        while not os.path.exists("{gone}"):
+            time.sleep(0.01)
+        before = time.process_time()
+        try:
+            hvd.allreduce(torch.ones(3), name="new")
+            raise SystemExit("a tensor was declared without a scheduler")
+        except hvd.HorovodInternalError as e:
+            assert "new" in str(e) and "scheduler" in str(e), e
+        assert time.process_time() - before < 1.5, "it waited at full speed"
+        assert torch.equal(hvd.allreduce(torch.ones(3), name="known"), torch.ones(3))
+    """)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{s.getsockname()[1]}"
+    secret = secrets.token_hex(16)
+    command = ["paceline", "scheduler", "--listen", address]
+    env = {"PACELINE_JOB_SECRET": secret, "PACELINE_SCHEDULER": address, "PACELINE_START_TIMEOUT": "12"}
+    with subprocess.Popen(command, env=os.environ | env) as scheduler, Job(2, code, tmp_path, **env) as job:
+        wait_until_printed(job, "ready")
+        scheduler.kill()
+        scheduler.wait()
+        gone.touch()
+        job.succeed(60)
+
+
+def test_a_rank_that_never_comes_is_warned_about_and_then_an_error(tmp_path):
+    code = script("""
+        hvd.init()
+        if hvd.rank() != 1:
+            try:
+                hvd.allreduce(torch.ones(3), name="lonely")
+                raise SystemExit("an operation ended well without one of its ranks")
+            except hvd.HorovodInternalError as e:
+                print("error:", e)
+        else:
+            time.sleep(4)
+        assert torch.equal(hvd.allreduce(torch.ones(3), name="together"), torch.ones(3))
+    """)
+    times = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    with Job(3, code, tmp_path, **times) as job:
+        outputs = job.succeed(60)
+    assert any(
+        "warn" in line and "lonely" in line and "ranks [1]" in line for o in outputs for line in o.splitlines()
+    ), outputs
+    for survivor in (outputs[0], outputs[2]):
+        error = next(line for line in survivor.splitlines() if line.startswith("error:"))
+        assert "lonely" in error and "rank 1 did not come" in error
