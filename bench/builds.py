@@ -1,6 +1,6 @@
 """Two builds of Paceline side by side: python bench/builds.py --other /path/to/another/.venv/bin/python.
 
-The other build is what that interpreter imports as paceline. Both run this folder's bench/rank.py, in turns, in several
+The other build is the paceline that this interpreter imports. Both run bench/rank.py of this tree, in turns, in several
 rounds of fresh processes. bench/README.md says what the figures mean.
 """
 
@@ -38,7 +38,7 @@ def main():
 
 
 def measure(ranks, what, options):
-    """The seconds of each build, by exchange, in one round."""
+    """One round: the seconds of each build, by exchange."""
     other = Fleet("paceline", ranks, Loopback(), python=options.other)
     with Fleet("paceline", ranks, Loopback()) as this, other:
         fleets = {"this": this, "other": other}
@@ -49,7 +49,7 @@ def measure(ranks, what, options):
 
 
 def summed(ranks, label, rounds):
-    """One result of all rounds; prints it."""
+    """Prints and returns the result of all rounds."""
     result = {"ranks": ranks, "exchange": label, "rounds": len(rounds)}
     for build in ("this", "other"):
         result[build] = spread([s for one in rounds for s in one[build]], "_ms", 1e3)
@@ -65,7 +65,7 @@ def summed(ranks, label, rounds):
 
 
 def pairs(one):
-    """The ratios of repetitions that came right after one another."""
+    """The ratios of successive repetitions."""
     return [a / b for a, b in zip(one["this"], one["other"], strict=True)]
 
 

@@ -1,7 +1,7 @@
 """Time to an accuracy with each codec, one worker on each host, over slow links: python bench/compression.py --help.
 
-The hosts are network namespaces that are made and removed here; that needs root. bench/README.md says what the figures
-mean.
+The hosts are network namespaces that this script makes and removes, which needs root. bench/README.md says what the
+figures mean.
 """
 
 import argparse
@@ -38,14 +38,14 @@ CODECS = (
     STEPPED,
     PAPER,
 )
-ALONE = "alone"  # each worker for itself, all at the same time
-FIRST = 4  # iterations that are left out of the time of one
-IN_A_ROW = 6  # the time of an iteration is the median of the means of so many: cached SSP(5) reads in one of 6
+ALONE = "alone"  # each worker by itself, all at the same time
+FIRST = 4  # iterations that are not timed
+IN_A_ROW = 6  # an iteration's time is the median of means of so many: cached SSP(5) reads in one of 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What one model is to reach. iterations: at least; limit: of a run that has not reached the accuracy yet."""
+    """A model's goal. iterations: the minimum; limit: the maximum, for a run that has not reached the accuracy."""
 
     what: str
     accuracy: float
@@ -129,19 +129,19 @@ def main():
 
 
 def note(versions, runs, studies, sizes, options):
-    """Writes the JSON file with what has been measured so far."""
+    """Writes the JSON file with the results so far."""
     results = [
         {"model": model, "rate": rate, "setting": setting, "runs": of} | page.summary(of)
         for (rate, model), settings in runs.items()
         for setting, of in settings.items()
     ]
-    told = {k: v for k, v in vars(options).items() if k in ("workers", "seeds", "rates", "full", "timed")}
+    chosen = {k: v for k, v in vars(options).items() if k in ("workers", "seeds", "rates", "full", "timed")}
     models = {name: dataclasses.asdict(studies[name]) | size for name, size in sizes.items()}
-    report("compression", versions, results, options.json, models=models, **told)
+    report("compression", versions, results, options.json, models=models, **chosen)
 
 
 def study(of, options):
-    """The study with what the command line says instead."""
+    """The study, with the goals of the command line."""
     if options.iterations:
         of = dataclasses.replace(of, iterations=options.iterations, limit=options.iterations)
     return dataclasses.replace(of, accuracy=options.accuracy) if options.accuracy else of
@@ -157,7 +157,7 @@ def take_turns(fleet, model, study, full, options):
             if run.wrong:
                 print(f"left out: {model} with {setting}: {run.wrong}", flush=True)
             elif setting == ALONE:
-                run.train(2 * options.timed)  # what all others are divided by
+                run.train(2 * options.timed)  # the reference of all others
                 runs.setdefault(setting, []).append(run.figures())
             elif full and not options.full and not own_at_each_rate(setting):
                 run.train(options.timed)
@@ -169,10 +169,10 @@ def take_turns(fleet, model, study, full, options):
 
 
 def own_at_each_rate(setting):
-    """Whether a run at one rate does not tell how one at another goes.
+    """Whether the iterations to the accuracy depend on the rate, or the first iterations are no measure of the rest.
 
-    `auto` chooses by the link, a synchronisation model decides by who is ahead, and messages of the others change in
-    size while training runs, so that the first iterations are no measure of the rest.
+    `auto` measures the link, a synchronisation model depends on which rank is ahead, and messages of the other codecs
+    change in size while training runs.
     """
     return setting.startswith(("auto", "threshold", "dgc")) or "warmup" in setting or " " in setting
 
@@ -187,7 +187,7 @@ class Run:
         self.seconds, self.bytes, self.accuracies = self.ranks[0], 0, []
 
     def train(self, iterations):
-        """Some iterations. The clock is rank 0's."""
+        """Trains. `seconds` are rank 0's."""
         before = self.fleet.ask("sent")
         for seconds, answer in zip(self.ranks, self.fleet.ask("train", iterations=iterations), strict=True):
             seconds += answer["seconds"]
@@ -195,7 +195,7 @@ class Run:
         self.bytes += statistics.fmean(b["bytes"] - a["bytes"] for a, b in zip(before, after, strict=True))
 
     def finish(self, study):
-        """Trains until the accuracy is reached and the least number of iterations done, or the limit comes."""
+        """Trains until the accuracy is reached and the minimum of iterations is done, or to the limit."""
         self.train(study.iterations)
         self._evaluate()
         while len(self.seconds) < study.limit and not reached(self.accuracies, study.accuracy):
@@ -213,7 +213,7 @@ class Run:
         }
 
     def figures(self, learned=None):
-        """All figures of this run; with those of another, the seconds follow from its iterations."""
+        """All figures of this run. learned: those of another run, whose iterations then give the seconds."""
         pace = self._pace()
         learned = learned or dict.fromkeys(("reached_s", "reached_iterations", "accuracy"))
         if not self.accuracies:
@@ -239,7 +239,7 @@ class Run:
 
 
 def pace(seconds):
-    """Seconds of an iteration of one rank: the median of the means of several in a row, the first ones left out."""
+    """One rank's seconds of an iteration: the median of the means of IN_A_ROW, without the FIRST ones."""
     steady = seconds[FIRST:] if len(seconds) >= FIRST + IN_A_ROW else seconds
     rows = range(max(len(steady) - IN_A_ROW, 0) + 1)
     return statistics.median(statistics.fmean(steady[i : i + IN_A_ROW]) for i in rows)
@@ -252,13 +252,13 @@ def reached(accuracies, goal):
 
 
 def compared(runs, setting, to):
-    """How many times faster to the accuracy than `to`, by the medians; None where one of them never got there."""
+    """The speedup to the accuracy over `to`, by the medians; None if one of them never reached it."""
     mine, its = (page.summary(runs[s])["reached_s"]["median"] if s in runs else None for s in (setting, to))
     return its / mine if mine and its else None
 
 
 def scaled(runs, setting, workers):
-    """Of how many workers the work gets done."""
+    """The number of workers without exchange that do the same work per second."""
     alone, mine = (page.summary(runs[s])["iteration_ms"]["median"] for s in (ALONE, setting))
     return workers * alone / mine
 
@@ -282,9 +282,9 @@ def table(runs, study, options):
 
 
 def write(file, runs, studies, sizes, options):
-    """Puts what was measured, the tables and their chart between the marks of the page."""
+    """Writes the setup, the tables and their chart between the marks of the page."""
     first, *others = options.rates
-    told = [
+    models = [
         f"{of.what} ({sizes[name]['parameters']:,} parameters in {sizes[name]['tensors']} tensors;\n"
         f"{100 * of.accuracy:g} % are to be reached; {of.iterations} to {of.limit} iterations)"
         for name, of in studies.items()
@@ -292,7 +292,7 @@ def write(file, runs, studies, sizes, options):
     dgc = ", but dgc, which brings its own momentum, has the optimizer without" if _has(options, "dgc") else ""
     text = PREFACE.format(
         cores=len(os.sched_getaffinity(0)),
-        studies=",\nand ".join(told),
+        studies=",\nand ".join(models),
         dgc=dgc,
         **vars(options) | {"rates": " or ".join(map(spoken, options.rates))},
     )
@@ -309,7 +309,7 @@ def write(file, runs, studies, sizes, options):
 
 
 def claims(runs, options):
-    """What the papers say of their combination, and what came out here."""
+    """The papers' claims for their combination, and the results here."""
     lines = []
     for (rate, model), of in runs.items():
         for setting in (STEPPED, PAPER):
@@ -324,7 +324,7 @@ def claims(runs, options):
 
 
 def spoken(rate):
-    """A rate as tc has it, for a reader."""
+    """A rate of tc in words."""
     return rate.replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")
 
 

@@ -1,4 +1,4 @@
-"""One rank of compression.py: trains the models with the codecs that it is told. It takes commands as rank.py does."""
+"""One rank of compression.py: trains a model with a codec. commands.py has the protocol."""
 
 import os
 import sys
@@ -27,12 +27,12 @@ class Digits:
 
     @staticmethod
     def optimizer(params, momentum):
-        """Adam. Without momentum it only scales."""
+        """Adam. Without momentum it only scales gradients."""
         return torch.optim.Adam(params, lr=1e-3 * hvd.size() ** 0.5, betas=(0.9 if momentum else 0.0, 0.999))
 
 
 class ResNet:
-    """The small ResNet. The learning rate rises in the first iterations and stays."""
+    """The small ResNet. The learning rate rises in the first iterations, then is constant."""
 
     batch, keep, warm_up = 16, 10, 20
     data = staticmethod(pictures)
@@ -52,14 +52,14 @@ MODELS = {"digits": Digits, "resnet": ResNet}
 
 
 class Rank:
-    """The commands. Each of them has its answer when this rank has ended it, whatever the others do."""
+    """The commands. A rank answers when it has ended a command, independently of the others."""
 
     def __init__(self):
         self.data = {}
         self.runs = 0
 
     def load(self, model):
-        """Makes the data of a model. Answers with the number of its parameters, and of tensors that they are in."""
+        """Makes the data of a model. Answers with the numbers of its parameters and of their tensors."""
         self.data[model] = MODELS[model].data()
         params = list(MODELS[model].make().parameters())
         return {"parameters": sum(p.numel() for p in params), "tensors": len(params)}
@@ -67,7 +67,7 @@ class Rank:
     def prepare(self, model, setting, seed):
         """Makes the network and its optimizer, the same on every rank, and shuffles this rank's part of the data.
 
-        Answers with what is wrong with the setting, if anything.
+        Answers with the error of the setting, if any.
         """
         self.runs += 1
         self.model = kind = MODELS[model]
@@ -93,11 +93,11 @@ class Rank:
         return {"seconds": seconds}
 
     def sent(self):
-        """Bytes that this host has sent so far."""
+        """The bytes that this host has sent."""
         return {"bytes": int(SENT.read_text())}
 
     def accuracies(self):
-        """The test accuracy of each new copy of the parameters. Other ranks rest, so that all cores are free."""
+        """The test accuracy of each new copy of the parameters, on all cores: the other ranks are idle."""
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         answer = self.training.accuracies()
         torch.set_num_threads(1)
@@ -105,9 +105,9 @@ class Rank:
 
 
 def distributed(optimizer, named, setting):
-    """The optimizer with a codec and, after a space, a synchronisation model, which " wait-free" may follow.
+    """The optimizer with a setting: a codec, and optionally a synchronisation model and "wait-free", between spaces.
 
-    "alone": each rank for itself.
+    "alone": each rank by itself.
     """
     codec, _, rest = setting.partition(" ")
     if codec == "alone":

@@ -1,4 +1,4 @@
-"""Starts the ranks of the systems that are compared, has them take turns, and sums up what they tell."""
+"""Starts the ranks of the compared systems, runs them in turns, and summarises their answers."""
 
 import itertools
 import json
@@ -24,20 +24,20 @@ class Loopback:
     address = "127.0.0.1"
 
     def command(self, rank, argv):
-        """The command line that runs argv where the rank is to be."""
+        """The command line that runs argv on the rank's host."""
         return argv
 
     def environment(self, rank, size):
-        """What a rank has to be told of its place."""
+        """The variables that name a rank's host and interface."""
         return {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
 
 
 class Fleet:
-    """The ranks of one system. Use in a with block: its end is theirs.
+    """The ranks of one system. Use it in a with block, at whose end they end.
 
-    system: "paceline" or "gloo". where: Loopback() or links.Hosts. servers: how many dedicated servers a Paceline job
-    gets, each on a host of its own behind those of the ranks; 0 for embedded ones. script: what a rank runs. python: by
-    which interpreter, and so with which build of Paceline. settings: further variables.
+    system: "paceline" or "gloo". where: Loopback() or links.Hosts. servers: the number of dedicated servers of a
+    Paceline job, each on a host after those of the ranks; 0 for embedded ones. script: the ranks' program. python:
+    their interpreter, and with it their build of Paceline. settings: further variables.
     """
 
     def __init__(self, system, size, where, servers=0, script=RANK, python=sys.executable, **settings):
@@ -58,13 +58,13 @@ class Fleet:
         for process in self.ranks:
             process.stdin.close()
         _wait(self.ranks, 1 if failed else 30)
-        for process in reversed(self.others):  # servers first: they would miss their scheduler
+        for process in reversed(self.others):  # servers first: they need the scheduler
             process.terminate()
             _wait([process], 5)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def ask(self, what, **arguments):
-        """Gives every rank a command; returns all answers."""
+        """Sends every rank a command and returns all answers."""
         line = json.dumps({"what": what, **arguments}) + "\n"
         for process in self.ranks:
             process.stdin.write(line)
@@ -72,7 +72,7 @@ class Fleet:
         return self._answers()
 
     def seconds(self, what, **arguments):
-        """How long the slowest rank took for a command."""
+        """The slowest rank's seconds for a command."""
         return max(answer["seconds"] for answer in self.ask(what, **arguments))
 
     def _start(self):
@@ -111,7 +111,7 @@ class Fleet:
 
 
 def _wait(processes, seconds):
-    """Waits for the ends of processes, and does not wait for ever."""
+    """Waits for processes to end, and kills them after a time."""
     for process in processes:
         try:
             process.wait(seconds)
@@ -121,9 +121,9 @@ def _wait(processes, seconds):
 
 
 def take_turns(fleets, duration_s, per_exchange, what, **arguments):
-    """Has the fleets run a command in turns for about `duration_s`, in a new order each time.
+    """Runs a command on the fleets in turns for about `duration_s`, each time in another order.
 
-    Returns for each fleet, by its label, the seconds of each repetition, divided by `per_exchange`.
+    Returns, by the fleet's label, the seconds of each repetition, divided by `per_exchange`.
     """
     for _ in range(2):  # the first use declares, the second warms up
         for fleet in fleets.values():
@@ -140,19 +140,19 @@ def take_turns(fleets, duration_s, per_exchange, what, **arguments):
 
 
 def spread(values, unit, factor=1):
-    """Median and the tenth to ninetieth percentile."""
+    """The median, and the tenth and ninetieth percentiles."""
     values = sorted(v * factor for v in values)
     tenths = statistics.quantiles(values, n=10, method="inclusive")
     return {f"median{unit}": statistics.median(values), f"p10{unit}": tenths[0], f"p90{unit}": tenths[8]}
 
 
 def ratios(of, to):
-    """Spread of the ratios of repetitions that came right after one another."""
+    """The spread of the ratios of successive repetitions."""
     return spread([a / b for a, b in zip(of, to, strict=True)], "")
 
 
 def in_a_row(bytes):
-    """How many exchanges one repetition has: small ones are too short to be timed alone."""
+    """The number of exchanges in one repetition: small ones are too short to time alone."""
     return min(max((4 << 20) // bytes, 1), 16)
 
 
@@ -169,7 +169,7 @@ def report(benchmark, versions, results, file, **more):
 
 
 def parse_size(text):
-    """4KiB, 64MiB or a number of bytes, as a number of bytes."""
+    """The number of bytes of 4KiB, 64MiB or a number."""
     for unit, factor in (("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)):
         if text.endswith(unit):
             return int(text.removesuffix(unit)) * factor
@@ -177,7 +177,7 @@ def parse_size(text):
 
 
 def show_size(bytes):
-    """The same the other way round."""
+    """The inverse of parse_size."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if bytes % factor == 0:
             return f"{bytes // factor} {unit}"
@@ -185,7 +185,7 @@ def show_size(bytes):
 
 
 def free_port():
-    """A port that nobody listens at."""
+    """A free TCP port."""
     with socket.socket() as s:
         s.bind(("", 0))
         return s.getsockname()[1]

@@ -56,7 +56,7 @@ def sizes(fleets, options):
 
 
 def resnet50(fleets, duration):
-    """Tensor by tensor on both sides, and Gloo with DDP's buckets of 25 MiB as well."""
+    """Each tensor by itself with both systems, and DDP's buckets of 25 MiB with Gloo."""
     ways = {
         "paceline, each tensor": Way(fleets["paceline"], "tensors"),
         "gloo, each tensor": Way(fleets["gloo"], "tensors"),
@@ -73,7 +73,7 @@ def resnet50(fleets, duration):
 
 
 class Way:
-    """A fleet and one way to use it, as take_turns wants it."""
+    """A fleet with one way of exchanging the gradients, for take_turns."""
 
     def __init__(self, fleet, way):
         self.fleet, self.way = fleet, way

@@ -1,8 +1,8 @@
-"""Pictures of shapes with stripes, made from a seed: a data set that a small ResNet learns in some hundred iterations.
+"""Generated pictures of striped shapes: a data set that a small ResNet learns in a few hundred iterations.
 
 A picture has 16 x 16 pixels, and its class is one of five shapes together with the direction of the stripes on it.
-Place, size, angle, contrast and width of the stripes vary; behind it are other stripes, a smaller shape may cover a
-part of it, a second picture shines through, and there is noise. Two labels of a hundred are wrong.
+Position, size, angle, contrast and width of the stripes vary. The background has other stripes, a smaller shape may
+cover a part, and a second picture and noise are added. 2 % of the labels are wrong.
 """
 
 import math
@@ -64,7 +64,7 @@ def _turned(x, y, angle):
 
 
 def _inside(shape, x, y):
-    """1 where a point is inside its picture's shape: disc, square, ring, cross or triangle."""
+    """1 for points inside their picture's shape, else 0: disc, square, ring, cross or triangle."""
     r = torch.hypot(x, y)
     forms = [
         r < 0.95,

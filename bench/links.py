@@ -1,7 +1,7 @@
 """All-reduce over slow links, one rank on each host, by Paceline and by Gloo in turns: python bench/links.py --help.
 
-The hosts are network namespaces that are made and removed here; that needs root. bench/README.md says what the figures
-mean.
+The hosts are network namespaces that this script makes and removes, which needs root. bench/README.md says what the
+figures mean.
 """
 
 import argparse
@@ -18,30 +18,30 @@ from fleet import Fleet, parse_size, report, show_size, spread, take_turns
 sys.path.append(str(Path(__file__).resolve().parents[1] / "python" / "tests"))
 import hosts
 
-BURST, QUEUE = "128kb", "20ms"  # of the token buckets: two segments of the kernel's largest, a small switch's buffer
+BURST, QUEUE = "128kb", "20ms"  # of the token buckets: two of the kernel's largest segments, a small switch's buffer
 STREAM = Path(__file__).with_name("stream.py")
 
 
 def unavailable():
-    """Why there can be no slow links here, or None."""
+    """Why this machine cannot have slow links, or None."""
     return hosts.available() or (None if shutil.which("tc") else "links are slowed down by iproute2's tc")
 
 
 class Hosts(hosts.Hosts):
-    """Hosts whose links carry `rate` in each direction, as places for the ranks of a Fleet."""
+    """Hosts for the ranks of a Fleet, whose links carry `rate` in each direction."""
 
     def __init__(self, number, rate, folder):
         super().__init__([f"host{i}" for i in range(number)], folder)
         self.rate, self.address = rate, f"{hosts.NETWORK}.1"
 
     def command(self, host, script):
-        """As in the base; the host may be given by its number and the script as a list of words."""
+        """As in the base class; the host may also be a number and the script a list of words."""
         if isinstance(host, int):
             host, script = self.names[host], "exec " + shlex.join(script)
         return super().command(host, script)
 
     def environment(self, rank, size):
-        """What a rank has to be told of its place."""
+        """The variables that name a rank's host and interface."""
         return {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "eth0", "PACELINE_INTERFACE": "eth0"}
 
     def _make(self):
@@ -73,7 +73,7 @@ class Streams:
         self.listener.wait()
 
     def gbit_per_s(self, bytes=64 << 20):
-        """What one stream carries."""
+        """The rate of one stream."""
         address = f"{hosts.NETWORK}.2"
         argv = [sys.executable, str(STREAM), address, str(self.port), str(bytes)]
         subprocess.run(self.where.command(0, argv), check=True)
@@ -82,10 +82,10 @@ class Streams:
 
 
 def share_of_stream(fleet):
-    """The most gradient that a worker can exchange, as a share of what a stream carries.
+    """The maximum rate of gradients per worker, as a share of a stream's rate.
 
-    All ranks together send (n-1)/n of their gradients to embedded servers and are sent as much, on the same links;
-    dedicated servers take and give n gradients on k links, and each worker one on its own.
+    With embedded servers all ranks together send and receive (n-1)/n of their gradients twice, as workers and servers,
+    on the same links. Dedicated servers receive and send n gradients on k links, each worker one on its own link.
     """
     if fleet.servers:
         return min(1, fleet.servers / fleet.size)
@@ -129,7 +129,7 @@ def main():
 
 
 def line(fleet, label, bytes, seconds, stream):
-    """Prints and returns what one system did at one size."""
+    """Prints and returns the result of one system at one size."""
     result = {"system": label, "workers": fleet.size, "dedicated_servers": fleet.servers, "bytes": bytes}
     result |= {"repetitions": len(seconds)} | spread(seconds, "_ms", 1e3)
     result["gbit_per_s"] = bytes * 8e-6 / result["median_ms"]

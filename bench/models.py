@@ -97,7 +97,7 @@ def train(fleet, model, seed, options):
 
 
 def lead(ranks):
-    """The greatest number of iterations that a rank had ended and another had not begun to push."""
+    """The greatest number of iterations that one rank had ended and another had not begun to push."""
     return max(
         done - min(bisect_right(rank["begun"], when) for rank in ranks)
         for one in ranks
@@ -115,7 +115,7 @@ def table(results, options):
 
 
 def write(file, text, results, options):
-    """Puts what was measured, the table and its chart between the marks of the page."""
+    """Writes the setup, the table and its chart between the marks of the page."""
     alone = {r["model"]: r for r in results}.get("ASP()", results[0])
     fast, slow = (alone[k]["median"] * 1e3 / options.iterations for k in ("rank_0_s", "slow_s"))
     preface = PREFACE.format(

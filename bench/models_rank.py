@@ -1,7 +1,4 @@
-"""One rank of models.py: trains the digits model under the synchronisation models that it is told.
-
-It takes commands as rank.py does.
-"""
+"""One rank of models.py: trains the digits model under a synchronisation model. commands.py has the protocol."""
 
 import os
 import sys
@@ -18,28 +15,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from digits import digits, network
 
 BATCH = 32
-LEARNING_RATE = 1e-3  # Adam's, times the root of the number of ranks, as in the example
+LEARNING_RATE = 1e-3  # Adam's, times the square root of the number of ranks, as in the example
 KEEP = 5  # iterations from one copy of rank 0's parameters to the next
 
 
 class Rank:
-    """The commands. Each of them has its answer when this rank has ended it, whatever the others do."""
+    """The commands. A rank answers when it has ended a command, independently of the others."""
 
     def __init__(self):
         self.data = digits()
         self.runs = 0
 
     def pin(self):
-        """Gives the last rank a core of its own where there are two.
+        """Gives the last rank a core of its own if there are at least two.
 
-        Binds the thread that computes and no other: the server in this process answers from any core.
+        Binds only the thread that computes: the server in this process uses all cores.
         """
         *others, last = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, [last] if hvd.rank() == hvd.size() - 1 else others or [last])
         return {}
 
     def tally(self):
-        """What the server in this process has counted so far."""
+        """The counts of the server in this process."""
         return paceline.tally()
 
     def prepare(self, sync, seed):
@@ -57,8 +54,8 @@ class Rank:
     def train(self, iterations, work):
         """Trains. The last rank computes each gradient `work` times over. Rank 0 keeps copies of its parameters.
 
-        Answers with the times at which the gradients that count were begun, and at which each iteration ended, in
-        seconds of the host's clock.
+        Answers with the times at which each iteration's last gradient was begun, and at which it ended, in seconds of
+        the host's clock.
         """
         extra = work - 1 if hvd.rank() == hvd.size() - 1 else 0
         begun, ended = zip(*(self.training.iterate(extra) for _ in range(iterations)), strict=True)
@@ -67,7 +64,7 @@ class Rank:
         return {"begun": begun, "ended": ended}
 
     def accuracies(self):
-        """The test accuracy of each copy of the parameters, with the iteration after which it was made."""
+        """The test accuracy of each copy of the parameters, with its iteration."""
         return {"accuracies": self.training.accuracies()}
 
 

@@ -1,4 +1,4 @@
-"""What the studies in docs/results.md share: medians over seeds, tables, charts, and their place in the page."""
+"""Shared by the studies in docs/results.md: medians over seeds, tables, charts, and their places in the page."""
 
 import html
 import math
@@ -7,7 +7,7 @@ import sys
 
 
 def summary(runs):
-    """The median of each figure over the runs, and its spread. None, which is never, counts as the greatest."""
+    """The median, minimum and maximum of each figure over the runs. None (never) is the greatest value."""
     figures = [k for k, v in runs[0].items() if k != "seed" and not isinstance(v, list)]
     columns = {k: sorted(math.inf if run[k] is None else run[k] for run in runs) for k in figures}
     finite = {
@@ -23,14 +23,14 @@ def show(spread, form):
 
 
 def table(head, rows):
-    """A table in Markdown. The first column, of code, is to the left."""
+    """A table in Markdown. The first column is code and left-aligned."""
     lines = [head, ("---", *["---:"] * (len(head) - 1))]
     lines += [("`" + row[0].replace("|", "\\|") + "`", *row[1:]) for row in rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def bars(groups):
-    """Horizontal bars as SVG. groups: for each title a list of labels, values (None: never) and a format for these."""
+    """Horizontal bars as SVG. groups: (title, list of (label, value), format of values); None is never."""
     lines, y = [], 0
     for title, rows, form in groups:
         longest = max([value or 0 for _, value in rows]) or 1
@@ -54,7 +54,7 @@ def marks(name):
 
 
 def write(page, name, text, title, chart):
-    """Puts the text and its chart, titled, between the marks of the page. The chart goes to results/ beside it."""
+    """Writes the text and its titled chart between the marks of the page. The chart is a file in results/ beside it."""
     begin, end = marks(name)
     head, mark, rest = page.read_text().partition(begin)
     _, found, tail = rest.partition(end)

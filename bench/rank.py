@@ -1,6 +1,6 @@
-"""One rank under measurement: rank.py paceline|gloo. It does what it is told, a JSON command on each line of its input.
+"""One rank under measurement: rank.py paceline|gloo. Its commands are the methods of Rank (commands.py).
 
-The commands are the methods of Rank. A wrong result ends the rank with an error.
+A wrong result ends the rank with an error.
 """
 
 import os
@@ -13,7 +13,7 @@ import shapes
 import torch
 from commands import obey
 
-PERIOD = 4093  # elements after which the values repeat: a prime, so that exchanged partitions are found out
+PERIOD = 4093  # elements after which values repeat: a prime, so that swapped partitions give wrong sums
 MIB = 1 << 20
 
 
@@ -80,13 +80,13 @@ class Rank:
         return self._timed(tensors, lambda: [self.system.sum(t, f"bench/{bytes}") for t in tensors])
 
     def resnet50(self, way):
-        """ResNet-50's gradients, the last first: each by itself, or copied into and out of buckets as DDP does."""
+        """ResNet-50's gradients, the last layer's first: each by itself, or copied to and from buckets as DDP does."""
         if way == "tensors":
             return self._timed(self.resnet, lambda: self.system.sums(self.resnet, "resnet50"))
         return self._timed(self.resnet, lambda: self._buckets())
 
     def idle(self, seconds):
-        """Does nothing, and tells the CPU time that this took."""
+        """Does nothing for some seconds. Answers with the CPU time."""
         self.system.barrier()
         before = _cpu()
         time.sleep(seconds)
@@ -119,7 +119,7 @@ class Rank:
 
 
 def _whole(tensor):
-    """The tensor's whole periods, a row each."""
+    """The tensor's whole periods, one per row."""
     return tensor[: tensor.numel() // PERIOD * PERIOD].view(-1, PERIOD)
 
 
@@ -135,7 +135,7 @@ def _cpu():
 def begin():
     """Starts the system that is named."""
     system = {"paceline": Paceline, "gloo": Gloo}[sys.argv[1]]()
-    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()  # Gloo's; we choose our own
+    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()  # Gloo's; Paceline sets its own
     return Rank(system), {"congestion_control": congestion}, system.end
 
 

@@ -7,16 +7,16 @@ WIDTH = 20  # channels of the first scale; each further one has twice as many
 
 
 class Block(nn.Module):
-    """Two layers and a way around them."""
+    """Two layers and a shortcut."""
 
     def __init__(self, before, after, stride):
         super().__init__()
         self.layers = nn.Sequential(*_layer(before, after, 3, stride), nn.ReLU(), *_layer(after, after, 3, 1))
-        self.around = nn.Identity() if before == after else nn.Sequential(*_layer(before, after, 1, stride))
+        self.shortcut = nn.Identity() if before == after else nn.Sequential(*_layer(before, after, 1, stride))
 
     def forward(self, x):
-        """The sum of both ways."""
-        return torch.relu(self.layers(x) + self.around(x))
+        """The sum of the layers and the shortcut."""
+        return torch.relu(self.layers(x) + self.shortcut(x))
 
 
 def resnet(classes):

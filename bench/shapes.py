@@ -1,4 +1,4 @@
-"""How many elements the gradients of a model have, the last layer first: the order in which backward makes them."""
+"""The numbers of elements of a model's gradients in the order of backward: the last layer first."""
 
 
 def _resnet50():
@@ -18,7 +18,7 @@ RESNET50 = _resnet50()
 
 
 def buckets(sizes, limit):
-    """Lists of places in `sizes`, in order: each list is closed by the tensor that brings it to the limit or above."""
+    """Lists of indices of `sizes`, in order. A list ends with the tensor that brings its sum to the limit or above."""
     members, room = [], 0
     for i, n in enumerate(sizes):
         members.append(i)

@@ -1,4 +1,4 @@
-"""A plain TCP stream, to see what a link carries: stream.py listen prints its port; stream.py HOST PORT BYTES sends."""
+"""A plain TCP stream, to measure a link: stream.py listen prints its port; stream.py HOST PORT BYTES sends."""
 
 import socket
 import sys
@@ -8,7 +8,7 @@ PIECE = bytes(1 << 20)
 
 
 def listen():
-    """Takes one stream after the other; prints the seconds from the first byte of each to the last, and its bytes."""
+    """Receives one stream after the other; prints the seconds from its first byte to its last, and its bytes."""
     with socket.create_server(("", 0)) as server:
         print(server.getsockname()[1], flush=True)
         room = memoryview(bytearray(1 << 20))

@@ -1,4 +1,4 @@
-"""A network in training on one rank, as the studies with real models need it."""
+"""A network in training on one rank, for the studies with real models."""
 
 import time
 
@@ -7,10 +7,10 @@ from torch import nn
 
 
 class Training:
-    """Trains a network on this rank's part of the data. Keeps copies of its parameters, to be looked at afterwards.
+    """Trains a network on this rank's part of the data. Keeps copies of its parameters, to evaluate them afterwards.
 
-    seed: of the order of the data and of dropout. batch: images of one gradient. keep: iterations from one copy to
-    the next; 0: none.
+    seed: of the order of the data and of dropout. batch: images per gradient. keep: iterations between copies; 0: no
+    copies.
     """
 
     def __init__(self, network, optimizer, data, rank, size, seed, batch, keep):
@@ -21,9 +21,9 @@ class Training:
         self._batches = _batches(data[0][rank::size], batch, torch.Generator().manual_seed(1000 * seed + rank))
 
     def iterate(self, extra=0, lr=None):
-        """One iteration, with `extra` gradients that do not count before it. Returns when it was begun and ended.
+        """One iteration, after `extra` gradients that are not used. Returns the times of its begin and end.
 
-        lr: the learning rate of this iteration, if not the optimizer's.
+        lr: this iteration's learning rate, by default the optimizer's.
         """
         images, labels = next(self._batches)
         self.network.train()
@@ -42,13 +42,13 @@ class Training:
         return begun, ended
 
     def copy(self):
-        """Keeps a copy of the parameters, once for an iteration."""
+        """Keeps a copy of the parameters, once per iteration."""
         if not self.copies or self.copies[-1][0] != self.done:
             self.copies.append((self.done, {k: v.clone() for k, v in self.network.state_dict().items()}))
 
     @torch.no_grad()
     def accuracies(self):
-        """The test accuracy of each copy that is kept, with the number of its iteration. Lets go of the copies."""
+        """The test accuracy of each copy, with its iteration. Drops the copies."""
         self.network.eval()
         images, labels = self.test_set[:]
         answer = []
@@ -63,7 +63,7 @@ class Training:
 
 
 def _batches(part, batch, generator):
-    """Batches for ever, each image once before any comes again."""
+    """Endless batches, in which no image repeats before all have occurred."""
     images, labels = part
     order = torch.empty(0, dtype=torch.int64)
     while True:

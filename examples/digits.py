@@ -1,7 +1,7 @@
 """Trains a small convolutional network on handwritten digits, data-parallel: `paceline run -np 2 python digits.py`.
 
-The data are the 1,797 images of 8 x 8 pixels that scikit-learn carries. At the end every worker must hold the
-same parameters, bit for bit; the script fails where they do not.
+The data are scikit-learn's 1,797 images of 8 x 8 pixels. The script fails if the workers' parameters are not identical
+at the end, bit for bit.
 """
 
 import argparse
@@ -110,7 +110,7 @@ def main():
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1:2d}/{args.epochs}  loss {loss:.4f}  test accuracy {share:.2%}", flush=True)
 
-    optimizer.agree()  # workers that PACELINE_SYNC lets run ahead end alike, too
+    optimizer.agree()  # under models that let ranks run ahead, gives all the same parameters
     share = accuracy(model, test)
     prints = hvd.allgather_object(fingerprint(model))
     same = len(set(prints)) == 1

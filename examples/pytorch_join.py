@@ -1,4 +1,4 @@
-"""Uneven data: each worker trains on as many batches as it has, and join lets the others go on without it.
+"""Uneven data: each worker trains on its own number of batches, and join lets the others continue without it.
 
 paceline run -np 2 python pytorch_join.py
 """
@@ -28,8 +28,8 @@ def main():
             optimizer.zero_grad()
             nn.functional.mse_loss(model(inputs), targets).backward()
             optimizer.step()
-        last = hvd.join()  # this worker counts as zero until the last one is here too
-        # The ranks that joined early missed the last steps: take the parameters of the one that did not.
+        last = hvd.join()  # this worker contributes zeros until the last one has joined
+        # The ranks that joined early missed the last steps: use the parameters of the last one.
         hvd.broadcast_parameters(model.state_dict(), root_rank=last)
 
     if hvd.rank() == 0:

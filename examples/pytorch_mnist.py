@@ -1,6 +1,6 @@
-"""A Horovod script as its documentation teaches it, with one line changed: the import.
+"""A script as in Horovod's documentation, with one line changed: the import.
 
-The data are scikit-learn's bundled digits, so nothing is downloaded.
+The data are scikit-learn's digits, so nothing is downloaded.
 
     paceline run -np 2 python pytorch_mnist.py
     paceline run -np 2 --horovod python the_same_script_with_its_horovod_import.py
@@ -122,7 +122,7 @@ def main():
     if args.cuda:
         model.cuda()
 
-    # N workers take steps of N-fold batches, so the rate grows with them; Adasum needs no such scaling.
+    # The batch of N workers is N times larger, so the learning rate is too; Adasum needs no scaling.
     scale = args.backward_passes_per_step * (1 if args.use_adasum else hvd.size())
     optimizer = optim.SGD(model.parameters(), lr=args.lr * scale, momentum=args.momentum)
 

@@ -1,4 +1,4 @@
-"""Images per second of a ResNet that trains on random images, in the way Horovod's synthetic benchmark measures.
+"""Images per second of a ResNet that trains on random images, measured as by Horovod's synthetic benchmark.
 
 paceline run -np 2 python pytorch_synthetic_benchmark.py --model resnet18 --batch-size 8
 """
@@ -46,7 +46,7 @@ def convolution(inputs, outputs, kernel, stride=1):
 
 
 class Block(nn.Module):
-    """One residual block: the input, projected where its shape changes, plus what the convolutions make of it."""
+    """One residual block: the input, projected if its shape changes, plus the convolutions' output."""
 
     def __init__(self, inputs, width, stride, bottleneck):
         super().__init__()

@@ -69,7 +69,7 @@ static void count(void *arg, int32_t handle, int32_t status) {
   atomic_fetch_add((atomic_int *)arg, 1);
 }
 
-static void each_end_is_told_once(void) {
+static void each_end_is_one_call(void) {
   static ended ends[TIMES];
   static atomic_int counted[TIMES];
   pl_op ops[TIMES];
@@ -123,7 +123,7 @@ static void the_next_operation_is_submitted_within_a_call(void) {
   CHECK(e.calls == CHAIN);
 }
 
-static void a_failure_is_told_once(int rank) {
+static void a_failure_is_one_call(int rank) {
   ended e;
   prepare(&e);
   pl_op op = sum(data[0], "shapes differ", note, &e);
@@ -135,7 +135,7 @@ static void a_failure_is_told_once(int rank) {
   CHECK(e.calls == 1 && e.status == PL_ERR_MISMATCH && strstr(e.error, "shapes differ"));
 }
 
-static void what_is_not_started_is_not_told(void) {
+static void no_start_means_no_call(void) {
   ended e;
   prepare(&e);
   pl_op op = sum(data[0], "bad", note, &e);
@@ -190,7 +190,7 @@ static void a_child_is_not_called(void) {
   CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-static void join_is_told(void) {
+static void join_is_one_call(void) {
   ended e;
   prepare(&e);
   int32_t handle;
@@ -216,13 +216,13 @@ int main(int argc, char **argv) {
   CHECK(argc == 3 && pl_abi_version() == PL_ABI_VERSION);
   int rank = atoi(argv[2]);
   OK(pl_init(argv[1]));
-  each_end_is_told_once();
+  each_end_is_one_call();
   the_next_operation_is_submitted_within_a_call();
-  a_failure_is_told_once(rank);
-  what_is_not_started_is_not_told();
+  a_failure_is_one_call(rank);
+  no_start_means_no_call();
   a_newer_caller_is_taken_where_nothing_is_new();
   a_child_is_not_called();
-  join_is_told();
+  join_is_one_call();
   shutdown_tells_before_it_returns(rank);
   return 0;
 }
