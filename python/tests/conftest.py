@@ -1,7 +1,7 @@
-"""The commands that the tests run, `paceline` and `python`, are those of the interpreter that runs the tests.
+"""Tests run the commands `paceline` and `python` of the interpreter that runs the tests.
 
-Ctrl-C means to them what it means at a terminal, also where the tests run in the background of a shell, which has its
-background processes ignore it.
+Ctrl-C ends them as at a terminal, even if the tests run in the background of a shell, whose background processes
+ignore it.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Hosts of our own: network namespaces, one per host, joined by a bridge, that a test makes and removes.
+"""Hosts for tests: network namespaces, one per host, that are joined by a bridge and removed at the end.
 
-Each has an address, a host name that the others resolve, and nothing else of the network. Needs root and iproute2.
+Each has an address and a host name that the others resolve, and no other network. Needs root and iproute2.
 """
 
 import os
@@ -9,11 +9,11 @@ import stat
 import subprocess
 from pathlib import Path
 
-NETWORK = "10.77.0"  # nothing outside the namespaces sees it
+NETWORK = "10.77.0"  # not visible outside the namespaces
 
 
 def available():
-    """Why hosts cannot be made here, or None."""
+    """Why this machine cannot have such hosts, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if not shutil.which("ip"):
@@ -48,7 +48,7 @@ class Hosts:
         return ["ip", "netns", "exec", self._namespace(host), "unshare", "--uts", "sh", "-c", named, "sh", script]
 
     def remote_shell(self):
-        """A stand-in for ssh: its arguments are the host and a shell command, which gets a login's environment."""
+        """A substitute for ssh: its arguments are the host and a shell command, which has the environment of a login."""
         program = self.folder / "remote-shell"
         lines = [
             "#!/bin/sh",
@@ -94,5 +94,5 @@ def _run(*command):
 
 
 def _quoted(word):
-    """The word for a shell script; "$*" stays what it is there."""
+    """The word, quoted for a shell script; "$*" is not escaped."""
     return '"$*"' if word == "$*" else "'" + word.replace("'", "'\\''") + "'"

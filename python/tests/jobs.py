@@ -14,19 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_GRACE_S = 15  # how long the other ranks may go on after one has failed
+_GRACE_S = 15  # how long the other ranks may continue after one has failed
 
 
 @dataclass
 class Ended:
-    """How one rank ended: its exit status (negative: the signal that killed it) and all that it printed."""
+    """The end of one rank: its exit status (negative: the signal that killed it) and its output."""
 
     status: int
     output: str
 
 
 class Job:
-    """`size` processes of `python argv...`. Leaving the with block ends what still runs."""
+    """`size` processes of `python argv...`. The end of the with block kills those that still run."""
 
     def __init__(self, size: int, argv: Sequence[str | Path], directory: Path, **env: str) -> None:
         self.size = size
@@ -42,7 +42,7 @@ class Job:
                 "MASTER_ADDR": "127.0.0.1",
                 "PACELINE_PORT": str(port),
                 "PACELINE_JOB_SECRET": secret,
-                "PACELINE_START_TIMEOUT": "180",  # eight ranks that import torch on two cores take their time
+                "PACELINE_START_TIMEOUT": "180",  # eight ranks that import torch on two cores take long
                 "OMP_NUM_THREADS": "1",
                 "PYTHONUNBUFFERED": "1",
             }
@@ -66,7 +66,7 @@ class Job:
             process.wait()
 
     def wait(self, timeout_s: float = 240) -> list[Ended]:
-        """Waits for all ranks. When one fails the others get a grace period, and are killed after it."""
+        """Waits for all ranks. If one fails, the others are killed after a grace period."""
         deadline = time.monotonic() + timeout_s
         for process in self.processes:
             while process.poll() is None and time.monotonic() < deadline:
@@ -83,7 +83,7 @@ class Job:
         ]
 
     def succeed(self, timeout_s: float = 240) -> list[str]:
-        """Waits for all ranks, asserts that all went well, and returns what they printed."""
+        """Waits for all ranks, asserts that none failed, and returns their outputs."""
         ended = self.wait(timeout_s)
         failed = [f"rank {i} ended with {e.status}:\n{e.output[-6000:]}" for i, e in enumerate(ended) if e.status]
         assert not failed, "\n\n".join(failed)
@@ -106,7 +106,7 @@ def wait_until_printed(job: Job, text: str, timeout_s: float = 60) -> None:
 
 
 def _clean_environment() -> dict[str, str]:
-    """The environment without what another job has left in it."""
+    """The environment without the variables of other jobs."""
     prefixes = ("PACELINE_", "HOROVOD_", "DMLC_", "BYTEPS_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
     kept = ("PACELINE_LIBRARY",)
     return {k: v for k, v in os.environ.items() if k in kept or not k.startswith(prefixes)}

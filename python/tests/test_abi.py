@@ -13,7 +13,7 @@ import pytest
 from paceline import _abi
 
 HERE = Path(__file__).parent
-# As python/backend/compilers.py has it: PyPI's compiler where the machine has none.
+# See python/backend/compilers.py: PyPI's compiler if the machine has none.
 CC = shlex.split(os.environ.get("CC", "cc"))
 
 
@@ -33,7 +33,7 @@ def compiled(tmp_path):
 
 
 def run(program, *, size=2, **settings):
-    """Runs the program as the ranks of a job. Each gets what pl_init takes, and its rank."""
+    """Runs the program as the ranks of a job. Its arguments are those of pl_init, and the rank."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -48,7 +48,7 @@ def run(program, *, size=2, **settings):
     finally:
         for rank in ranks:
             rank.kill()
-    # Rank 0 has the scheduler, and may end first: that is a warning on the others.
+    # Rank 0 has the scheduler and may end first, of which the others warn.
     assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks run, check their results, and write what bench/README.md says; how fast is not looked at."""
+"""The benchmarks run, check their results, and write what bench/README.md says. Speeds are not checked."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 def run(argv, file):
-    """What the command printed and wrote. It leaves no network namespace behind."""
+    """The command's output and its JSON file. Checks that no network namespace remains."""
     argv = [*map(str, argv), "--json", str(file)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         printed, errors = process.communicate(timeout=240)

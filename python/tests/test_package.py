@@ -1,4 +1,4 @@
-"""The package itself: what importing does, its version, and the stand-in for Horovod."""
+"""The package itself: importing, its version, and its substitute for the package horovod."""
 
 import os
 import re
@@ -59,7 +59,7 @@ def test_versions_agree():
         _ = paceline.nonsense
 
 
-def test_a_missing_library_is_said_so():
+def test_a_missing_library_is_an_error_that_names_its_path():
     out = python(
         """
         import paceline.torch as hvd

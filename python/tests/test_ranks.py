@@ -13,7 +13,7 @@ CHECKS = sorted((Path(__file__).parent / "ranks").glob("check_*.py"))
 def reports(request, tmp_path_factory):
     """File of checks -> (how many passed, what failed), over all ranks. One job runs them all."""
     size, directory = request.param, tmp_path_factory.mktemp("ranks")
-    # -x: once a rank has failed a check the ranks no longer do the same things.
+    # -x: after a failed check the ranks no longer run the same operations.
     argv = [Path(__file__).parent / "ranks" / "run.py", directory, "-x", "-q", "-p", "no:cacheprovider", *CHECKS]
     with Job(size, argv, directory) as job:
         ended = job.wait()

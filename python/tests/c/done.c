@@ -1,4 +1,4 @@
-/* A rank of two that is called at the ends of its operations: argv[1] is what pl_init takes, argv[2] its rank. */
+/* A rank of two that is called at the ends of its operations: argv[1] is pl_init's argument, argv[2] the rank. */
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -14,7 +14,7 @@ enum { TIMES = 500, CHAIN = 100 };
 static float data[TIMES][4], chained[4];
 static const int64_t shape[] = {4};
 
-/* What a call leaves for the main thread. */
+/* What a call stores for the main thread. */
 typedef struct ended {
   atomic_int calls;
   int32_t handle;
@@ -44,7 +44,7 @@ static pl_op sum(float *x, const char *name, pl_done_fn done, void *arg) {
                  .done_arg = arg};
 }
 
-/* Notes the end, and releases the handle. */
+/* Stores the end and releases the handle. */
 static void note(void *arg, int32_t handle, int32_t status) {
   ended *e = arg;
   CHECK(pl_poll(handle) == status);
@@ -82,7 +82,7 @@ static void each_end_is_one_call(void) {
     ops[i] = i % 2 ? sum(data[i], names[i], note, &ends[i]) : sum(data[i], names[i], count, &counted[i]);
   }
   OK(pl_submit(ops, TIMES, handles));
-  for (int i = 0; i < TIMES; i += 2) { /* beside pl_wait */
+  for (int i = 0; i < TIMES; i += 2) { /* in addition to pl_wait */
     OK(pl_wait(handles[i], -1));
     OK(pl_release(handles[i]));
   }
@@ -90,7 +90,7 @@ static void each_end_is_one_call(void) {
     wait_for(&ends[i]);
     CHECK(ends[i].handle == handles[i] && ends[i].status == PL_OK && data[i][3] == 2 * i);
   }
-  ended last; /* calls come in the order of the ends, so those before this one are over */
+  ended last; /* calls come in the order of the ends, so earlier ones have returned */
   prepare(&last);
   pl_op one = sum(chained, "last", note, &last);
   OK(pl_submit(&one, 1, handles));
@@ -98,7 +98,7 @@ static void each_end_is_one_call(void) {
   for (int i = 0; i < TIMES; i++) CHECK(i % 2 ? ends[i].calls == 1 : counted[i] == 1);
 }
 
-/* Submits the next operation from within the call; what waits is refused there. */
+/* Submits the next operation from within the call, where functions that wait are refused. */
 static void next(void *arg, int32_t handle, int32_t status) {
   ended *e = arg;
   OK(status);

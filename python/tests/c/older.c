@@ -1,4 +1,4 @@
-/* A rank of two that was compiled with an older header: argv[1] is what pl_init takes, argv[2] its rank. */
+/* A rank of two that was compiled with an older header: argv[1] is pl_init's argument, argv[2] the rank. */
 #include "older.h"
 
 #include "check.h"

@@ -11,7 +11,7 @@ CHANNELS = 3
 
 
 def batches(counts, inner, dtype):
-    """Every rank's batch, far from zero: a naive sum of squares would lose its digits."""
+    """Every rank's batch, far from zero, where a naive sum of squares cancels."""
     return [torch.randn(n, CHANNELS, *inner, dtype=torch.float64).mul(2).add(100).to(dtype) for n in counts]
 
 
@@ -66,7 +66,7 @@ def test_equals_batch_norm_on_the_union(shape, sizes, options, rank, size):
 
 
 def plain_output(plain, x):
-    """What the plain layer gives for x, without touching its running statistics again."""
+    """The plain layer's output for x, without another update of its running statistics."""
     return torch.nn.functional.batch_norm(x, None, None, plain.weight, plain.bias, True, 0.0, plain.eps)
 
 

@@ -1,4 +1,4 @@
-"""Every collective against what torch computes from all ranks' tensors, which each rank can work out."""
+"""Every collective against torch on all ranks' tensors, which each rank can compute."""
 
 import random
 

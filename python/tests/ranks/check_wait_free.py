@@ -22,7 +22,7 @@ OPTIMIZERS = {
 
 
 class Net(nn.Module):
-    """Layers of every sort: used twice, frozen, not used at all, used now and then, and needed late in backward."""
+    """Layers of every kind: used twice, frozen, unused, used in some steps, and needed late in backward."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ def train(model, optimizer, steps, by=0, passes=1):
 
 
 def both(make, name, steps=6, by=0, passes=1, dtype=torch.float32, **options):
-    """What training gives after each step, without and with wait_free."""
+    """The parameters after each step, without and with wait_free."""
     results = []
     for wait_free in (False, True):
         torch.manual_seed(7)
@@ -203,7 +203,7 @@ def test_differences_are_sent_before_step_and_parameters_change_in_it():
     if hvd.rank() == 0:
         weight.sum().backward()
         assert (weight == 0).all()
-        hvd.barrier()  # the others have it by then
+        hvd.barrier()  # the others have its change by then
         optimizer.step()
     else:
         deadline = time.monotonic() + 30
@@ -255,7 +255,7 @@ def test_state_is_saved_and_loaded_and_parameters_come_and_freeze():
             optimizer.zero_grad()
             (loss_of(model, step) + extra.square().sum()).backward()
             optimizer.step()
-        loss_of(start, 0).backward()  # the copy is nobody's
+        loss_of(start, 0).backward()  # no optimizer has the copy
         results.append([p.detach() for p in (*model.parameters(), *start.parameters(), extra)])
         assert not torch.equal(extra.detach(), torch.ones(5)) and bool(extra._post_accumulate_grad_hooks) is wait_free
         hvd.barrier()

@@ -15,7 +15,7 @@ def job():
 
 @pytest.fixture(autouse=True)
 def seed():
-    torch.manual_seed(1234)  # the same on every rank: each can work out what the others hold
+    torch.manual_seed(1234)  # the same on every rank, so that each can compute the others' tensors
 
 
 @pytest.fixture

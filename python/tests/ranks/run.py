@@ -1,4 +1,4 @@
-"""What each rank of test_ranks.py runs: python run.py DIRECTORY PYTEST_ARGUMENTS..."""
+"""The program of each rank of test_ranks.py: python run.py DIRECTORY PYTEST_ARGUMENTS..."""
 
 import os
 import sys
