@@ -62,7 +62,7 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, log *zap
 	return RunServerOver(ctx, kinds, s, listen, log)
 }
 
-// RunServerOver is RunServer over transports of the caller's.
+// RunServerOver is RunServer with the caller's transports.
 func RunServerOver(ctx context.Context, kinds *transport.Set, s settings.Settings, listen string, log *zap.Logger) error {
 	if listen == "" {
 		host, err := s.ListenHost()
@@ -112,7 +112,7 @@ func StartScheduler(s settings.Settings, listen string, log *zap.Logger) (*Sched
 	return StartSchedulerOver(kinds, s, listen, log)
 }
 
-// StartSchedulerOver is StartScheduler over transports of the caller's.
+// StartSchedulerOver is StartScheduler with the caller's transports.
 func StartSchedulerOver(kinds *transport.Set, s settings.Settings, listen string, log *zap.Logger) (*Scheduler, error) {
 	sched, err := scheduler.New(scheduler.Config{
 		Log: log, LostAfter: s.PeerTimeout, Dedicated: s.NumServers, Placement: s.Placement,

@@ -33,8 +33,8 @@ func overTCP(s *settings.Settings, log *zap.Logger) (transport.Transport, error)
 	return tcp.New(c), nil
 }
 
-// loadTLS reads the certificate by which this node shows itself and the authority it trusts. Both
-// ends of a connection show one.
+// loadTLS reads the certificate of this node and the authority that it trusts. Both ends of a
+// connection present a certificate.
 func loadTLS(s *settings.Settings) (*tls.Config, error) {
 	cert, err := tls.LoadX509KeyPair(s.TLSCert, s.TLSKey)
 	if err != nil {

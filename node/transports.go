@@ -7,8 +7,8 @@ import (
 	"github.com/paceline/paceline/transport"
 )
 
-// backend makes the transport of one kind as the settings say. It gives nil where the settings do not want this kind,
-// such as one without secrecy where they ask for TLS, or where the machine does not have it.
+// backend makes the transport of one kind as the settings say. It returns nil where the settings exclude the kind, for
+// example an unencrypted one where they ask for TLS, or where the machine does not have it.
 type backend func(s *settings.Settings, log *zap.Logger) (transport.Transport, error)
 
 // backends are the kinds of transport, in a process's order of preference. The last is the one that every process has.

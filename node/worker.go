@@ -46,7 +46,7 @@ type Worker struct {
 
 // Options are what a worker's process adds to its settings.
 type Options struct {
-	Scheduler  string             // where the job meets, host:port; Settings.Scheduler where ""
+	Scheduler  string             // address of the scheduler, host:port; Settings.Scheduler where ""
 	Alloc      func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
 	Log        *zap.Logger
 	Transports *transport.Set // nil for those that the settings ask for
@@ -157,7 +157,7 @@ func (w *Worker) makeEngine(c worker.Config) {
 	}
 }
 
-// lost is the scheduler's word that the job has lost a node.
+// lost handles the scheduler's message that the job has lost a node.
 func (w *Worker) lost(l wire.Lost) {
 	w.mu.Lock()
 	engine := w.Engine
@@ -168,9 +168,9 @@ func (w *Worker) lost(l wire.Lost) {
 	}
 }
 
-// The size of partitions where no setting says it. Results leave a server only when its first partitions
-// are whole. Where servers have links of their own, those carry nothing that way until then, so the less
-// the better; where every link carries pushes and results it is never without work.
+// The size of partitions where no setting says it. A server sends its first results when
+// its first partitions are complete. A dedicated server's link sends nothing until then, so small partitions are better;
+// where each link carries pushes and results, it is never idle.
 const (
 	embeddedPartition  = 4 << 20
 	dedicatedPartition = 256 << 10
@@ -228,7 +228,7 @@ func (w *Worker) place() {
 }
 
 // Tally is what the server in this process has counted in this round: pushes that it admitted and dropped,
-// and pulls that had to wait. It is nothing where this process holds no server.
+// and pulls that had to wait. It is zero where this process holds no server.
 func (w *Worker) Tally() server.Tally {
 	if w.server == nil {
 		return server.Tally{}
@@ -237,8 +237,8 @@ func (w *Worker) Tally() server.Tally {
 }
 
 // Shutdown leaves the job. The server of this process stays until all other workers have left too, or a
-// deadline has passed. There is none while it holds a value: the others train on with that, each at its own
-// pace, and one that dies is found out.
+// deadline has passed. There is no deadline while it holds a value: the others continue to train with it, each at
+// its own pace, and the loss of one is detected.
 func (w *Worker) Shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
@@ -252,7 +252,7 @@ func (w *Worker) Shutdown() {
 			if w.server.Holds() {
 				<-deserted
 			} else {
-				w.log.Info("other workers are still there; this rank's server leaves all the same")
+				w.log.Info("other workers have not left; this rank's server leaves after the timeout")
 			}
 		}
 	}

@@ -28,7 +28,7 @@ type tensorKey struct {
 	parts      string // their bytes, four each
 }
 
-// named is what all declarations of one name share.
+// named is the state of one name.
 type named struct {
 	generation uint64
 	keys       []tensorKey
@@ -84,7 +84,7 @@ func (r *round) objection(t *wire.Tensor) string {
 	return ""
 }
 
-// declare numbers and places the tensors that are new, together, and returns what is known of each.
+// declare numbers and places the tensors that are new, together, and returns the placement of each.
 func (t *tensors) declare(all []wire.Tensor) ([]wire.Placed, error) {
 	var fresh []wire.Tensor
 	keys := make([]tensorKey, len(all))
@@ -105,14 +105,14 @@ func (t *tensors) declare(all []wire.Tensor) ([]wire.Placed, error) {
 	placed := make([]wire.Placed, len(all))
 	for i, k := range keys {
 		placed[i] = t.placed[k]
-		if p, ok := answers[k]; ok { // a newer generation in this very batch may have taken its place
+		if p, ok := answers[k]; ok { // a newer generation in the same batch may have replaced it
 			placed[i] = p
 		}
 	}
 	return placed, nil
 }
 
-// place numbers new tensors, finds servers for them and takes them in.
+// place numbers, places and adds new tensors.
 func (t *tensors) place(fresh []wire.Tensor) map[tensorKey]wire.Placed {
 	dealt := make([]*membership.Tensor, len(fresh))
 	for i := range fresh {
@@ -128,7 +128,7 @@ func (t *tensors) place(fresh []wire.Tensor) map[tensorKey]wire.Placed {
 	return answers
 }
 
-// add takes a tensor in. A newer generation of a name drops the older ones.
+// add adds a tensor. A newer generation of a name drops the older ones.
 func (t *tensors) add(f *wire.Tensor, p wire.Placed) {
 	k := keyOf(f)
 	n := t.names[k.Name]
@@ -150,13 +150,13 @@ func (t *tensors) add(f *wire.Tensor, p wire.Placed) {
 	t.last = max(t.last, p.ID)
 }
 
-// drop forgets a tensor and takes its bytes off the servers.
+// drop removes a tensor and its bytes from the servers.
 func (t *tensors) drop(k tensorKey) {
 	t.dealer.Remove(t.placed[k].ID)
 	delete(t.placed, k)
 }
 
-// dropSet forgets the tensors of a process set that was removed.
+// dropSet drops the tensors of a process set that was removed.
 func (t *tensors) dropSet(set uint32) {
 	maps.DeleteFunc(t.names, func(k membership.Name, n *named) bool {
 		if k.Set == set {
@@ -168,7 +168,7 @@ func (t *tensors) dropSet(set uint32) {
 	})
 }
 
-// learn takes over what a worker knows of a restored round. What another worker said before stands.
+// learn adds what a worker knows of a restored round. What another worker sent before has precedence.
 func (m *Machine) learn(r *round, known *wire.Known) {
 	r.sets.learn(known, len(r.workers))
 	t := &r.tensors
@@ -176,7 +176,7 @@ func (m *Machine) learn(r *round, known *wire.Known) {
 		f, p := &known.Tensors[i], known.Placed[i]
 		outside := func(s int) bool { return s < 0 || s >= len(r.epoch.Servers) }
 		if f.Check() != nil || p.ID == 0 || len(p.Servers) != len(f.Parts) || slices.ContainsFunc(p.Servers, outside) {
-			m.warn("a worker remembers tensor %q (number %d) in a way that cannot be: left out", f.Name, p.ID)
+			m.warn("a worker sent an invalid record of tensor %q (number %d): ignored", f.Name, p.ID)
 			continue
 		}
 		k := keyOf(f)

@@ -15,7 +15,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// register handles a request to take part: in the next round, or again in one that runs.
+// register handles a request to join the next round, or to rejoin a running one.
 func (m *Machine) register(l *line, c *wire.Control) {
 	r := c.Register
 	p := m.sessions[r.Node.Session]
@@ -39,8 +39,7 @@ func (m *Machine) register(l *line, c *wire.Control) {
 	}
 }
 
-// registerWorker puts a worker among those who wait for the next round. One that asks again, p, does
-// not wait twice.
+// registerWorker adds a worker to those that wait for the next round. p is the same worker if it asks again.
 func (m *Machine) registerWorker(l *line, c *wire.Control, p *peer) {
 	if p != nil {
 		m.attach(l, p)
@@ -56,7 +55,7 @@ func (m *Machine) registerWorker(l *line, c *wire.Control, p *peer) {
 	m.form()
 }
 
-// registerServer puts a dedicated server into the pool, from which all further rounds take it.
+// registerServer adds a dedicated server to the pool, which serves all further rounds.
 func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 	n := &c.Register.Node
 	if p != nil {
@@ -70,7 +69,7 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 		return
 	}
 	if there := m.serverAt(n.Addresses); there != nil && there.line == nil {
-		m.lose(there, "another process has taken its address")
+		m.lose(there, "another process has its address now")
 	}
 	if why := m.objectionToServer(n); why != "" {
 		m.refuse(l, c.ID, why)
@@ -80,7 +79,7 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 	m.form()
 }
 
-// form starts a round when everybody is there.
+// form starts a round when all nodes have come.
 func (m *Machine) form() {
 	workers := m.expectedWorkers()
 	if workers == 0 || len(m.forming) < workers {
@@ -90,7 +89,7 @@ func (m *Machine) form() {
 	if len(servers) < dedicated {
 		return
 	}
-	for _, p := range slices.Clone(m.forming) { // registered before anybody said how many there are
+	for _, p := range slices.Clone(m.forming) { // registered before the number of workers was known
 		if p.Rank >= workers {
 			m.refuse(p.line, p.asked, outOfRange(p.Rank, workers))
 			m.forget(p)
@@ -117,7 +116,7 @@ func (m *Machine) form() {
 	m.start(r, servers)
 }
 
-// start opens a round: everybody gets the roster.
+// start opens a round and sends its roster to all nodes.
 func (m *Machine) start(r *round, servers []*peer) {
 	m.info("round %#x starts with %d workers and %d servers, %d of them dedicated",
 		r.epoch.Round, len(r.workers), len(r.epoch.Servers), len(servers))
@@ -137,7 +136,7 @@ func (m *Machine) start(r *round, servers []*peer) {
 	}
 }
 
-// seat tells a node the roster of a round that it is in.
+// seat sends a node the roster of its round.
 func (m *Machine) seat(p *peer, r *round) {
 	m.answer(p.line, p.asked, &wire.Control{Roster: &r.roster})
 	p.asked, p.until = 0, 0
@@ -181,7 +180,7 @@ func (m *Machine) placement() string {
 	return cmp.Or(m.says(knowsPlacement).wants.Placement, m.settings.Placement, placement.Default)
 }
 
-// says is the first worker that waits and says something; an empty peer where none does.
+// says is the first waiting worker whose registration has a value; an empty peer where none has.
 func (m *Machine) says(something func(*wire.Register) bool) *peer {
 	for _, p := range m.forming {
 		if something(&p.wants) {
@@ -191,12 +190,12 @@ func (m *Machine) says(something func(*wire.Register) bool) *peer {
 	return &peer{}
 }
 
-// What a worker may say about the job, or leave to others.
+// Values that a worker may state or leave to others.
 func knowsWorkers(r *wire.Register) bool   { return r.Workers != 0 }
 func knowsServers(r *wire.Register) bool   { return r.Dedicated != 0 }
 func knowsPlacement(r *wire.Register) bool { return r.Placement != "" }
 
-// differ reports whether two who both say something say different things.
+// differ reports whether two values are both stated and different.
 func differ[T comparable](a, b T) bool {
 	var nothing T
 	return a != nothing && b != nothing && a != b
@@ -220,7 +219,7 @@ func (m *Machine) serverAt(at address.List) *peer {
 	return nil
 }
 
-// objection is why a worker cannot take part in the next round, "" if it can.
+// objection is why a worker cannot join the next round, "" if it can.
 func (m *Machine) objection(r *wire.Register) string {
 	if r.Workers < 0 || r.Workers > limits.MaxRanks || r.Dedicated < 0 || r.Dedicated > limits.MaxServers {
 		return fmt.Sprintf("%s says the job has %d workers and %d dedicated servers; the limits are %d and %d",
@@ -244,7 +243,7 @@ func (m *Machine) objection(r *wire.Register) string {
 	return m.otherRelease(&r.Node)
 }
 
-// disagreement is in what a new worker and one that waits cannot both be right.
+// disagreement is the first value in which a new worker and a waiting one differ.
 func (m *Machine) disagreement(r *wire.Register) string {
 	two := func(what string, p *peer, x, y any) string {
 		return fmt.Sprintf("workers disagree on %s: %s says %v, %s says %v", what, name(&p.Node), x, name(&r.Node), y)
@@ -291,7 +290,7 @@ func (m *Machine) objectionToServer(n *wire.Node) string {
 	return m.otherRelease(n)
 }
 
-// otherRelease compares a node's release with that of those who are here; these all have the same.
+// otherRelease compares a node's release with that of the nodes that have registered, which all have the same.
 func (m *Machine) otherRelease(n *wire.Node) string {
 	for _, here := range [][]*peer{m.forming, m.ready()} {
 		if len(here) > 0 && here[0].Version != n.Version {
@@ -314,7 +313,7 @@ func tooManyServers(have []*peer) string {
 	return fmt.Sprintf("the job expects %d dedicated servers and has them: %s", len(have), strings.Join(names, ", "))
 }
 
-// missing says whom the next round waits for: "ranks 2, 3 of 4 and 1 of 2 servers".
+// missing names the nodes that the next round waits for: "ranks 2, 3 of 4 and 1 of 2 servers".
 func (m *Machine) missing() string {
 	workers, dedicated := m.expectedWorkers(), m.expectedServers()
 	if workers == 0 {

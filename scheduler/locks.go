@@ -2,7 +2,7 @@ package scheduler
 
 import "github.com/paceline/paceline/internal/lockorder"
 
-// The one lock of the scheduler: the machine belongs to the loop. Nobody closes a connection while holding it.
+// The one lock of the scheduler: the machine belongs to the loop. No connection is closed while it is held.
 const (
-	levelDoors lockorder.Level = iota + 1 // Scheduler.mu: who may still come in
+	levelDoors lockorder.Level = iota + 1 // Scheduler.mu: listeners and connections that are open
 )

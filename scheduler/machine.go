@@ -20,7 +20,7 @@ type Input struct {
 	Closed  string        // the line has ended, and why
 }
 
-// Output is one thing to do: a message to send, a line to close behind what was sent on it before,
+// Output is one thing to do: a message to send, a line to close after what was sent on it before,
 // or something to log.
 type Output struct {
 	Line    Line
@@ -40,16 +40,15 @@ type Settings struct {
 	LostAfter  time.Duration // how long a restarted scheduler waits for nodes to come back; 10 s
 }
 
-// Machine is the whole policy of the scheduler: who belongs to a round of the job, where keys lie,
-// which process sets there are, who was lost. It has no clock, network or goroutine: the same inputs
-// give the same outputs.
+// Machine is the whole policy of the scheduler: the members of a round of the job, the placement of keys,
+// process sets and losses. It has no clock, network or goroutine: the same inputs give the same outputs.
 //
 // Invariants:
 //  1. A line carries at most one peer and a peer is on at most one line.
-//  2. A request is answered once, on the line that it came from; one whose line ended is forgotten
+//  2. A request is answered once, on the line that it came from; one whose line ended is dropped
 //     (the client repeats it on its next line).
-//  3. Every node of a round hears of a loss at most once.
-//  4. While a restored round lacks workers, nothing is declared in it: what they know comes first.
+//  3. Every node of a round is told of a loss at most once.
+//  4. While a restored round lacks workers, nothing is declared in it, because they may know of it already.
 type Machine struct {
 	settings Settings
 	now      time.Duration
@@ -63,7 +62,7 @@ type Machine struct {
 	rounds    []*round         // that have workers left, oldest first
 	next      uint64           // number of the next round
 	dedicated int              // servers that the last round waited for
-	refusal   string           // why the last worker was refused, for those who wait for it
+	refusal   string           // why the last worker was refused, for those that wait for it
 }
 
 // line is one connection. It carries a peer from its registration on.
@@ -73,7 +72,7 @@ type line struct {
 	peer  *peer
 }
 
-// NewMachine makes a machine that knows of nobody.
+// NewMachine makes a machine without nodes.
 func NewMachine(s Settings) *Machine {
 	if s.Grace <= 0 {
 		s.Grace = time.Second
@@ -91,7 +90,7 @@ func (m *Machine) Step(in Input) []Output {
 	switch {
 	case in.Hello != nil:
 		m.open(in.Line, *in.Hello)
-	case l == nil: // time, or the last words of a line that was closed here
+	case l == nil: // time, or a message on a line that was closed here
 	case in.Message != nil:
 		m.receive(l, in.Message)
 	case in.Closed != "":
@@ -133,8 +132,8 @@ func (m *Machine) receive(l *line, c *wire.Control) {
 	}
 }
 
-// closed handles the end of a line without a goodbye. A worker that only waits for a round is
-// forgotten, others have the grace time to come back.
+// closed handles the end of a line without a goodbye. A worker that waits for a round is forgotten;
+// other nodes have the grace time to reconnect.
 func (m *Machine) closed(l *line, why string) {
 	delete(m.lines, l.id)
 	p := l.peer
@@ -145,13 +144,13 @@ func (m *Machine) closed(l *line, why string) {
 	switch {
 	case p.Role == wire.RoleWorker && p.round == nil:
 		m.forget(p)
-	case p.state == present || p.state == absent: // an absent one had told only a part of what it knows
+	case p.state == present || p.state == absent: // an absent one has sent only a part of what it knows
 		p.why = why
 		p.lostAt = m.at(m.now + m.settings.Grace)
 	}
 }
 
-// bye handles a leave on purpose.
+// bye handles a goodbye.
 func (m *Machine) bye(l *line) {
 	if p := l.peer; p != nil {
 		m.leave(p)
@@ -183,7 +182,7 @@ func (m *Machine) expire() {
 	}
 }
 
-// due reports whether deadline t has come; one that has not is kept for later.
+// due reports whether deadline t has passed; else it stays scheduled.
 func (m *Machine) due(t time.Duration) bool {
 	if t == 0 || t <= m.now {
 		return t != 0
@@ -200,7 +199,7 @@ func (m *Machine) at(t time.Duration) time.Duration {
 	return t
 }
 
-// deadline is when a request that came now has waited long enough; 0 is never.
+// deadline is when a request that came now is answered with an error; 0 is never.
 func (m *Machine) deadline(c *wire.Control) time.Duration {
 	if c.Wait <= 0 || c.Wait > maxWait.Seconds() {
 		return 0
@@ -208,7 +207,7 @@ func (m *Machine) deadline(c *wire.Control) time.Duration {
 	return m.at(m.now + time.Duration(c.Wait*float64(time.Second)))
 }
 
-// maxWait is the longest wait that is a deadline; longer ones are none.
+// maxWait is the longest wait that sets a deadline; a longer one sets none.
 const maxWait = 1000 * time.Hour
 
 func (m *Machine) send(l *line, c *wire.Control) {
@@ -226,7 +225,7 @@ func (m *Machine) refuse(l *line, id uint64, why string) {
 	m.answer(l, id, &wire.Control{Error: why})
 }
 
-// attach puts p on line l, and off the lines and peers that were there before.
+// attach binds p to line l and closes the line that p had before.
 func (m *Machine) attach(l *line, p *peer) {
 	if old := p.line; old != nil && old != l {
 		old.peer = nil
@@ -248,7 +247,7 @@ func (m *Machine) warn(format string, args ...any) {
 	m.out = append(m.out, Output{Log: fmt.Sprintf(format, args...), Warn: true})
 }
 
-// seconds writes a duration as people read it: "60 s", "0.5 s".
+// seconds formats a duration for messages: "60 s", "0.5 s".
 func seconds(d time.Duration) string {
 	return fmt.Sprintf("%.4g s", d.Round(100*time.Millisecond).Seconds())
 }

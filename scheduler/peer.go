@@ -11,14 +11,14 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// state says where a peer is in its life.
+// state is the state of a peer.
 type state int
 
 const (
 	present state = iota // registered, though its line may be broken for the moment
-	absent               // learned from others after a restart, has not come back yet
+	absent               // learned from others after a restart, has not reconnected yet
 	left                 // said goodbye
-	lost                 // went without
+	lost                 // ended without one
 )
 
 // peer is one worker or one dedicated server.
@@ -37,7 +37,7 @@ type peer struct {
 	why    string        // its line broke because of this
 }
 
-// newPeer makes the peer that registers by c, on line l.
+// newPeer makes the peer that registers by c on line l.
 func (m *Machine) newPeer(l *line, c *wire.Control) *peer {
 	r := c.Register
 	p := &peer{Node: r.Node, wants: *r}
@@ -48,12 +48,12 @@ func (m *Machine) newPeer(l *line, c *wire.Control) *peer {
 	return p
 }
 
-// waits notes that p waits for a roster, by request c.
+// waits stores that p waits for a roster by request c.
 func (m *Machine) waits(p *peer, c *wire.Control) {
 	p.asked, p.since, p.until = c.ID, m.now, m.deadline(c)
 }
 
-// forget drops a worker that waits for a round, or a server.
+// forget removes a worker that waits for a round, or a server.
 func (m *Machine) forget(p *peer) {
 	same := func(q *peer) bool { return q == p }
 	m.forming = slices.DeleteFunc(m.forming, same)
@@ -64,7 +64,7 @@ func (m *Machine) forget(p *peer) {
 	m.release(p)
 }
 
-// release takes p off its line and out of the sessions.
+// release removes p from its line and from the sessions.
 func (m *Machine) release(p *peer) {
 	if p.line != nil {
 		p.line.peer, p.line = nil, nil
@@ -92,7 +92,7 @@ func (m *Machine) leave(p *peer) {
 	}
 }
 
-// lose declares that the job has lost p, and tells everybody who works with it.
+// lose declares p lost and tells all nodes of its rounds.
 func (m *Machine) lose(p *peer, why string) {
 	if p.state == lost || p.state == left {
 		return
@@ -114,8 +114,8 @@ func (m *Machine) lose(p *peer, why string) {
 	m.shrunk(p.round)
 }
 
-// reported handles a node's word that it lost a peer. It is passed on at once, also to the peer that
-// is said to be lost: if it lives, it must know that the others have given it up.
+// reported handles a node's report that it lost a peer. It is passed on at once, also to that peer, which
+// must learn that the others have given it up if it still runs.
 func (m *Machine) reported(l *line, gone wire.Lost) {
 	r := m.roundOf(l, gone.Round)
 	if r == nil {
@@ -180,7 +180,7 @@ func ranksOf(ranks []int) string {
 	}
 }
 
-// both joins what is there of a list: "a", "a and b".
+// both joins the texts that are not empty: "a", "a and b".
 func both(parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), " and ")
 }

@@ -17,9 +17,9 @@ type round struct {
 	epoch    *membership.Epoch
 	roster   wire.Roster        // the epoch as it travels
 	workers  []*peer            // by rank
-	told     map[wire.Lost]bool // losses that everybody has heard of, without their reason
+	told     map[wire.Lost]bool // losses that all nodes were told of, without their reason
 	learning bool               // restored: some workers are absent still
-	held     []request          // that wait until they are back
+	held     []request          // that wait until these have reconnected
 	tensors  tensors
 	sets     sets
 }
@@ -41,7 +41,7 @@ func newRound(e *membership.Epoch) (*round, error) {
 	}, nil
 }
 
-// server is the index of the dedicated server at some addresses, -1 if it takes no part.
+// server is the index of the dedicated server at some addresses, -1 if it is not in the round.
 func (r *round) server(at address.List) int {
 	return slices.IndexFunc(r.epoch.Servers, func(s membership.Server) bool {
 		return s.Rank == membership.Dedicated && s.Addresses.Shares(at)
@@ -79,8 +79,8 @@ func (m *Machine) tell(r *round, gone wire.Lost) {
 	}
 }
 
-// shrunk looks at a round again after a worker came back, left or was lost: the last one to come back
-// lets the held requests through, the last one to go ends the round.
+// shrunk updates a round after a worker reconnected, left or was lost: with the last reconnection the held
+// requests are handled, with the last departure the round ends.
 func (m *Machine) shrunk(r *round) {
 	if r.learning && len(r.in(absent)) == 0 {
 		held := r.held
@@ -109,7 +109,7 @@ func (m *Machine) ask(l *line, c *wire.Control) {
 		m.refuse(l, c.ID, "only a worker can ask this, once the job has started")
 	case p.round.learning:
 		if len(p.round.held) >= limits.MaxHandles {
-			m.refuse(l, c.ID, "too many requests wait for workers to come back to a restarted scheduler")
+			m.refuse(l, c.ID, "too many requests wait until the workers have reconnected to the restarted scheduler")
 			return
 		}
 		p.round.held = append(p.round.held, request{l, c})
@@ -120,8 +120,7 @@ func (m *Machine) ask(l *line, c *wire.Control) {
 	}
 }
 
-// back handles the return of a worker to a running round: to a scheduler that knows it, or to one that
-// was restarted and learns the round from it.
+// back handles a worker that reconnects to a running round. A restarted scheduler learns the round from it.
 func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 	r := c.Register
 	if p.state == lost {
@@ -143,7 +142,7 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 	}
 }
 
-// restore handles a worker that was in a round which this scheduler does not know.
+// restore handles a worker of a round that this scheduler does not know.
 func (m *Machine) restore(l *line, c *wire.Control) {
 	n, known := &c.Register.Node, &c.Register.Known.Roster
 	if !slices.ContainsFunc(m.rounds, func(r *round) bool { return r.epoch.Round == known.Round }) {
@@ -166,8 +165,8 @@ func (m *Machine) restore(l *line, c *wire.Control) {
 	m.back(l, c, p)
 }
 
-// expect takes a restored round in: its nodes are absent, and have time to come back. Those that are
-// here already, without knowing of the round, had been about to hear of it.
+// expect adds a restored round: its nodes are absent until they reconnect or their time is over. Those that have
+// registered already, without knowing of the round, had not received its roster.
 func (m *Machine) expect(r *round) {
 	m.info("round %#x of %d workers is back: learning what it knows", r.epoch.Round, len(r.workers))
 	m.rounds = append(m.rounds, r)
@@ -198,7 +197,7 @@ func (m *Machine) expect(r *round) {
 	}
 }
 
-// status is what the machine knows, for people.
+// status is the state of the machine, for people.
 func (m *Machine) status() *wire.StatusReply {
 	s := &wire.StatusReply{State: "forming", Uptime: m.now.Round(time.Millisecond).Seconds()}
 	if n := len(m.rounds); n > 0 {

@@ -60,7 +60,7 @@ type event struct {
 	line *control.Line
 }
 
-// New starts a scheduler. It listens to nobody yet.
+// New starts a scheduler. It has no listener yet.
 func New(config Config) (*Scheduler, error) {
 	if _, err := placement.Parse(config.Placement); err != nil {
 		return nil, err
@@ -84,8 +84,7 @@ func New(config Config) (*Scheduler, error) {
 	return s, nil
 }
 
-// Serve takes nodes from a listener until the listener or the scheduler is closed, and returns nil
-// then. It closes the listener. Several listeners can be served at once.
+// Serve accepts nodes from a listener until the listener or the scheduler is closed, and then returns nil. It closes the listener. Several listeners can be served at once.
 func (s *Scheduler) Serve(l transport.Listener) error {
 	defer l.Close()
 	if !s.hold(func() { s.listeners[l] = true }) {
@@ -108,7 +107,7 @@ func (s *Scheduler) Serve(l transport.Listener) error {
 }
 
 // Drain waits until no node has a line to the scheduler, at most until ctx ends: the process that
-// embeds the scheduler may go then without anybody missing it.
+// embeds the scheduler can then end without effect on the job.
 func (s *Scheduler) Drain(ctx context.Context) error {
 	done := make(chan struct{})
 	select {
@@ -128,7 +127,7 @@ func (s *Scheduler) Drain(ctx context.Context) error {
 	}
 }
 
-// Close ends the scheduler and all lines. Nodes go on without it.
+// Close ends the scheduler and all lines. Nodes continue without it.
 func (s *Scheduler) Close() error {
 	var open []io.Closer
 	s.hold(func() {
@@ -159,7 +158,7 @@ func (s *Scheduler) hold(f func()) bool {
 	return true
 }
 
-// greet waits for a node's hello and reads its line until that ends.
+// greet reads a node's hello, then its line until that ends.
 func (s *Scheduler) greet(conn transport.Conn) {
 	defer s.hold(func() { delete(s.conns, conn) })
 	defer conn.Close()
@@ -185,7 +184,7 @@ func (s *Scheduler) greet(conn transport.Conn) {
 	s.tell(event{Input: Input{Line: id, Closed: "the connection ended without a goodbye: " + why.Error()}})
 }
 
-// tell gives an event to the loop, and reports false where the scheduler is closed.
+// tell passes an event to the loop, and reports false where the scheduler is closed.
 func (s *Scheduler) tell(e event) bool {
 	select {
 	case s.events <- e:
@@ -234,7 +233,7 @@ func (s *Scheduler) loop(machine *Machine) {
 	}
 }
 
-// do carries out what the machine wants.
+// do carries out the outputs of the machine.
 func (s *Scheduler) do(outputs []Output, lines map[Line]*control.Line) {
 	for _, o := range outputs {
 		switch line := lines[o.Line]; {

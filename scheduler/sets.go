@@ -18,7 +18,7 @@ type sets struct {
 	byID     map[uint32][]int
 	next     uint32
 	open     map[uint64]*call
-	done     map[uint64]wire.Control // answers of the last calls, for those who ask again or came late
+	done     map[uint64]wire.Control // answers of the last calls, for workers that ask again or later
 	answered uint64                  // calls before this position were answered before a restart
 }
 
@@ -85,7 +85,7 @@ func (m *Machine) call(l *line, c *wire.Control) {
 	}
 }
 
-// finish answers a call to all who made it and remembers the answer for the others.
+// finish answers a call to all workers that have made it and stores the answer for the others.
 func (m *Machine) finish(r *round, at uint64, answer wire.Control) {
 	k := r.sets.open[at]
 	delete(r.sets.open, at)
@@ -99,7 +99,7 @@ func (m *Machine) finish(r *round, at uint64, answer wire.Control) {
 	}
 }
 
-// failCalls ends the calls that a rank will not make any more.
+// failCalls ends the calls that a rank can no longer make.
 func (m *Machine) failCalls(r *round, rank int, why string) {
 	for _, at := range slices.Sorted(maps.Keys(r.sets.open)) {
 		if _, ok := r.sets.open[at].asked[rank]; !ok {
@@ -108,8 +108,8 @@ func (m *Machine) failCalls(r *round, rank int, why string) {
 	}
 }
 
-// expireCalls ends the calls that somebody has waited for long enough. They fail for those who come
-// later too: all ranks get one answer.
+// expireCalls ends the calls whose deadline has passed. They fail for later callers too: all ranks get
+// the same answer.
 func (m *Machine) expireCalls(r *round) {
 	for _, at := range slices.Sorted(maps.Keys(r.sets.open)) {
 		k := r.sets.open[at]
@@ -128,7 +128,7 @@ func (m *Machine) expireCalls(r *round) {
 	}
 }
 
-// apply does what all workers ask for.
+// apply carries out a call that all workers have made.
 func (r *round) apply(c *wire.Control) wire.Control {
 	s := &r.sets
 	if c.RemoveID != 0 {
@@ -161,8 +161,8 @@ func (r *round) apply(c *wire.Control) wire.Control {
 	return wire.Control{Set: &wire.ProcessSet{ID: id, Ranks: ranks}}
 }
 
-// recall answers a call again that was answered before the scheduler was restarted: what it did
-// shows in the sets that the workers know.
+// recall repeats the answer of a call from before the restart of the scheduler, as far as the sets that the
+// workers know show it.
 func (s *sets) recall(c *wire.Control) *wire.Control {
 	ranks := slices.Sorted(slices.Values(c.AddSet))
 	id, ok := s.with(ranks)
@@ -176,7 +176,7 @@ func (s *sets) recall(c *wire.Control) *wire.Control {
 	return &wire.Control{Error: "the ranks did not agree on this process set, or it was refused; a restart of the scheduler lost the reason"}
 }
 
-// learn takes over the sets that a worker knows. The one that has got through more calls is right.
+// learn adds the sets that a worker knows. The worker with more answered calls has precedence.
 func (s *sets) learn(known *wire.Known, workers int) {
 	if known.SetCalls > s.answered {
 		all := s.byID[0]

@@ -32,7 +32,7 @@ type Region interface {
 	Release()
 }
 
-// OneSided is what a Conn is if its peer's memory can be written without the peer's taking part.
+// OneSided is what a Conn is if its peer's memory can be written without a receive on its side.
 //
 // The owner of the memory registers it, grants a part of it to the peer of one connection, and sends the token of the
 // grant in a frame. The peer writes, and tells of it by a frame of its own. The side that owns the memory checks each write:

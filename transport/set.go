@@ -13,7 +13,7 @@ import (
 )
 
 // optionalPatience is how long a dial of an optional kind may take before the next kind is tried. A server listens
-// before others hear of it: one that does not answer for so long cannot be reached that way.
+// before others hear of it: one that does not answer for so long cannot be reached by that kind.
 const optionalPatience = 2 * time.Second
 
 // Set is the transports of one process, one of each kind, in its order of preference. The last is required: every
@@ -24,7 +24,7 @@ const optionalPatience = 2 * time.Second
 // once, and the next is tried. Every kind authenticates.
 type Set struct {
 	kinds []Transport
-	fell  []sync.Once // of each kind: that dials fall to the next one was logged
+	fell  []sync.Once // of each kind: the fall-back to the next one was logged
 	log   *zap.Logger
 }
 

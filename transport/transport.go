@@ -3,18 +3,18 @@
 //
 // A connection carries frames in order, both ways at once, between two nodes that have proved to
 // each other that they know the job secret before anything else was parsed. Nothing is lost while it
-// lives; when it ends, both sides are told why within the deadline of the backend.
+// lives; when it ends, both sides get the reason within the deadline of the backend.
 //
 // What excludes goroutines here, in the order in which one holds several:
 //
 //  1. outbox.Outbox.busy, the right to send for an outbox. It is no mutex, because it passes from one goroutine to another. Its
 //     holder calls the role's queue and the owners of frames, which take locks of the role.
 //  2. stream.turn, the right to send on a connection, no mutex for the same reason. Nothing is called under it but the byte
-//     stream; nobody takes it with a lock held.
+//     stream; nobody acquires it with a lock held.
 //  3. control's locks (control/locks.go), and stream.Listener.mu: a lock each, under which a byte stream is closed at most.
 //  4. transporttest.Network.mu, the one lock of the twin. Nothing is called under it.
 //
-// None of them is held when a role is called but busy.
+// Only busy is held while code of a role is called.
 package transport
 
 import (
@@ -72,6 +72,7 @@ type Transport interface {
 	Kind() string
 	// Listen listens at an address in the notation of the kind; one that can choose by itself does so where address is "".
 	Listen(address string) (Listener, error)
+	// Dial connects to an address in the notation of the kind. It returns when ctx ends at the latest.
 	Dial(ctx context.Context, address string) (Conn, error)
 }
 

@@ -7,15 +7,15 @@ import (
 
 // Change is what has happened to a job's members since an epoch began.
 type Change struct {
-	Workers []Node   // that join; each takes the least rank that is free
-	Servers []Node   // dedicated ones that join; each takes the least index that is free
-	Drain   []int    // indices of servers that give their keys away
-	Leave   []Member // that go on purpose; a server has to be drained before
+	Workers []Node   // that join; each gets the least free rank
+	Servers []Node   // dedicated ones that join; each gets the least free index
+	Drain   []int    // indices of servers whose keys move to others
+	Leave   []Member // that leave on purpose; a server has to be drained before
 	Lose    []Loss
 	Pushed  []uint64 // how many iterations the furthest rank has pushed, as each server says
 }
 
-// Loss is a member that went without a goodbye.
+// Loss is a member whose process ended without a goodbye.
 type Loss struct {
 	Member
 	Why string
@@ -26,14 +26,14 @@ type Departure struct {
 	Member
 	Incarnation uint64
 	Epoch       uint32 // the first one without it
-	Lost        bool   // it went without a goodbye
+	Lost        bool   // it ended without a goodbye
 	Why         string
 }
 
 // keptDepartures bounds how many of them an epoch remembers.
 const keptDepartures = 1 << 12
 
-// GoneError is why a process that was a member is none any more.
+// GoneError says why a process is no longer a member.
 type GoneError struct{ Departure }
 
 func (e *GoneError) Error() string {
@@ -43,7 +43,7 @@ func (e *GoneError) Error() string {
 	return fmt.Sprintf("%v left the job in epoch %d; started anew, it can join the job again", e.Member, e.Epoch)
 }
 
-// Return is for a process that comes back to its place: nil where it is still a member, else why it is none.
+// Return checks a process that reconnects: nil where it is still a member, else why it is not.
 func (e *Epoch) Return(m Member, incarnation uint64) error {
 	if n := e.Node(m); n != nil && n.Incarnation == incarnation {
 		return nil
@@ -56,8 +56,8 @@ func (e *Epoch) Return(m Member, incarnation uint64) error {
 	return fmt.Errorf("process %#x is not %v of the job", incarnation, m)
 }
 
-// firstAfter is the iteration from which the next epoch holds: the greatest that anyone has pushed, plus one. It
-// takes the number of iterations that the furthest rank has pushed, as each server says.
+// firstAfter is the iteration from which the next epoch holds: the greatest that anyone has pushed, plus one. pushed has,
+// for each server, the iterations of its furthest rank.
 func (e *Epoch) firstAfter(pushed []uint64) uint64 {
 	first := e.First
 	for _, n := range pushed {
@@ -75,8 +75,8 @@ func (e *Epoch) Anew() *Epoch {
 	}
 }
 
-// Next is the epoch after a change. Keys whose server no longer takes part are placed again by the policy, all others
-// stay where they are. An error names what cannot be; the epoch goes on then.
+// Next is the epoch after a change. Keys whose server is no longer live are placed again by the policy, all others
+// keep their server. An error names the part of the change that is impossible; the epoch then stays current.
 func (e *Epoch) Next(c Change) (*Epoch, error) {
 	next := &Epoch{
 		Round: e.Round, Number: e.Number + 1, First: e.firstAfter(c.Pushed), Origin: e.Origin, Policy: e.Policy,
@@ -116,7 +116,7 @@ func (e *Epoch) Next(c Change) (*Epoch, error) {
 // lose frees the place of a member, and that of the server or the worker in the same process.
 func (e *Epoch) lose(l Loss) error {
 	if !e.Has(l.Member) {
-		return fmt.Errorf("%v is not there to be lost", l.Member)
+		return fmt.Errorf("%v is no member and cannot be lost", l.Member)
 	}
 	if l.Role == ServerRole && e.shares(l.Number) {
 		l.Member = Member{WorkerRole, e.Servers[l.Number].Rank}
@@ -133,18 +133,18 @@ func (e *Epoch) lose(l Loss) error {
 func (e *Epoch) drain(index int) error {
 	m := Member{ServerRole, index}
 	if !e.Has(m) {
-		return fmt.Errorf("%v is not there to be drained", m)
+		return fmt.Errorf("%v is no member and cannot be drained", m)
 	}
 	e.Servers[index].State = Draining
 	return nil
 }
 
-// leave frees the place of a member that goes on purpose. A process goes with the last of its members: the server
-// in a worker's process stays to be drained, and a worker stays without its server.
+// leave frees the place of a member that leaves on purpose. A process departs with its last member: the server in a
+// worker's process stays to be drained, and a worker stays without its server.
 func (e *Epoch) leave(m Member) error {
 	switch {
 	case !e.Has(m):
-		return fmt.Errorf("%v is not there to leave", m)
+		return fmt.Errorf("%v is no member and cannot leave", m)
 	case m.Role == ServerRole && e.Servers[m.Number].State != Draining:
 		return fmt.Errorf("%v cannot leave before it is drained", m)
 	case m.Role == ServerRole && e.shares(m.Number):
@@ -159,7 +159,7 @@ func (e *Epoch) leave(m Member) error {
 	return nil
 }
 
-// depart empties the place of a process that is no member any more, for good.
+// depart frees the place of a process and records its departure.
 func (e *Epoch) depart(d Departure) {
 	d.Incarnation, d.Epoch = e.Node(d.Member).Incarnation, e.Number
 	if d.Role == ServerRole {
@@ -171,7 +171,7 @@ func (e *Epoch) depart(d Departure) {
 	e.gone = e.gone[max(0, len(e.gone)-keptDepartures):]
 }
 
-// joinWorker gives a worker the least rank that is free, and its server a place.
+// joinWorker gives a worker the least free rank, and its server a place.
 func (e *Epoch) joinWorker(n Node) {
 	rank := 0
 	for rank < len(e.Workers) && (e.Workers[rank].State != Gone || e.Embedded(rank) >= 0) {
@@ -186,7 +186,7 @@ func (e *Epoch) joinWorker(n Node) {
 	}
 }
 
-// joinServer gives a server the least index that is free.
+// joinServer gives a server the least free index.
 func (e *Epoch) joinServer(n Node, rank int) {
 	index := slices.IndexFunc(e.Servers, func(s Server) bool { return s.State == Gone })
 	if index < 0 {

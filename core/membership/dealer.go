@@ -7,8 +7,8 @@ import (
 	"github.com/paceline/paceline/internal/invariant"
 )
 
-// Dealer brings the keys of an epoch to its servers, by the epoch's policy. Where it begins in an epoch that has keys
-// already, they count as if it had dealt them.
+// Dealer places the keys of an epoch on its servers by the epoch's policy. Keys that the epoch already has count as if
+// it had placed them.
 type Dealer struct {
 	keys   *Keys
 	placer placement.Placer
@@ -46,8 +46,8 @@ func NewDealer(e *Epoch) (*Dealer, error) {
 	return d, nil
 }
 
-// Place finds servers for new tensors, together, and adds them to the epoch's keys. Partition 0 of a name that is known
-// goes home; where one call brings several tensors of a new name, the first of them decides where that is.
+// Place finds servers for new tensors, together, and adds them to the epoch's keys. Partition 0 of a known name
+// is placed on its home server; the first tensor of a new name decides which server that is.
 func (d *Dealer) Place(fresh []*Tensor) {
 	loads := make([]load, len(fresh))
 	for i, t := range fresh {
@@ -65,7 +65,7 @@ func (d *Dealer) Learn(t *Tensor) {
 	d.hold(t)
 }
 
-// Remove forgets a tensor and takes its bytes off the servers.
+// Remove removes a tensor and subtracts its bytes from the load of its servers.
 func (d *Dealer) Remove(number uint32) {
 	t := d.keys.Of(number)
 	if t == nil {
@@ -80,7 +80,7 @@ func (d *Dealer) Remove(number uint32) {
 	d.keys.Remove(number)
 }
 
-// hold notes a tensor whose bytes the placer knows.
+// hold adds a tensor whose bytes the placer has counted.
 func (d *Dealer) hold(t *Tensor) {
 	h := d.homes[t.Name]
 	if h == nil {
@@ -91,7 +91,7 @@ func (d *Dealer) hold(t *Tensor) {
 	d.keys.Put(t)
 }
 
-// deal finds servers for partitions: at once for all but those whose home another one of them decides.
+// deal finds servers for partitions: first for those whose home server does not depend on another of them, then for the rest.
 func (d *Dealer) deal(loads []load) [][]int {
 	servers := make([][]int, len(loads))
 	deciding := map[Name]int{} // which load decides the home of a name
@@ -126,7 +126,7 @@ func (d *Dealer) deal(loads []load) [][]int {
 	return servers
 }
 
-// inherit takes over the keys of the epoch before. Those whose server takes no keys any more are dealt anew.
+// inherit copies the keys of the epoch before. Those whose server is no longer live are placed again.
 func (e *Epoch) inherit(before *Epoch) error {
 	d, err := NewDealer(e)
 	if err != nil {
@@ -168,7 +168,7 @@ func (e *Epoch) inherit(before *Epoch) error {
 	return nil
 }
 
-// keep counts the partitions of a tensor that stay where they are, all but those.
+// keep counts the partitions of a tensor that keep their server: all but those listed.
 func (d *Dealer) keep(t *Tensor, but []int) {
 	for part, s := range t.Servers {
 		if !slices.Contains(but, part) {
@@ -177,12 +177,12 @@ func (d *Dealer) keep(t *Tensor, but []int) {
 	}
 }
 
-// checkKeys holds the epoch against the second invariant at its type, and against the keys of the epoch before.
+// checkKeys checks the second invariant of Epoch, and that no key of the epoch before is missing.
 func (e *Epoch) checkKeys(before *Epoch) {
 	invariant.Check(e.Keys.Len() == before.Keys.Len(), "2: %d tensors are %d in epoch %d", before.Keys.Len(), e.Keys.Len(), e.Number)
 	for _, t := range e.Keys.all() {
 		for part, s := range t.Servers {
-			invariant.Check(e.Servers[s].State == Live, "2: partition %d of %q is on server %d, which takes no keys", part, t.Name.Name, s)
+			invariant.Check(e.Servers[s].State == Live, "2: partition %d of %q is on server %d, which is not live", part, t.Name.Name, s)
 		}
 		invariant.Check(len(t.Servers) == len(t.Parts), "2: %q has %d partitions on %d servers", t.Name.Name, len(t.Parts), len(t.Servers))
 	}

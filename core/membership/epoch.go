@@ -1,8 +1,8 @@
-// Package membership is who takes part in a round of the job, which server has each key, and from which iteration on
-// that holds: an epoch. A job without losses, joins and drains has one epoch, which never changes.
+// Package membership has the epochs of a round of the job: its members, the server of each key, and the iteration from
+// which both hold. A job without losses, joins and drains has one epoch, which never changes.
 //
 // The rules are pure: Found makes a round's first epoch, Next the one that follows a change, Anew the one in which all
-// ranks begin to count again. A View is what the parts of a process read the current epoch through. Read epoch.go
+// ranks count iterations from 0 again. The parts of a process read the current epoch through a View. Read epoch.go
 // first, then change.go, keys.go (which server has which key), dealer.go (how keys come to servers) and view.go.
 package membership
 
@@ -18,8 +18,8 @@ import (
 	"github.com/paceline/paceline/internal/rankset"
 )
 
-// Epoch is the membership of a round from one iteration to the next change. Its members never change, and may be
-// read by anybody; its keys are added as tensors are declared, by whoever declares them.
+// Epoch is the membership of a round from one iteration to the next change. Its members never change, and any
+// goroutine may read them; only the declarer of tensors adds and reads its keys.
 //
 // Invariants:
 //  1. Numbers rise by one from each epoch to the next.
@@ -55,13 +55,13 @@ type Node struct {
 	Addresses   address.List // of the server that it holds; none if it holds none
 }
 
-// State is where a member is in its life.
+// State is the state of a member.
 type State uint8
 
 // States.
 const (
 	Live     State = iota
-	Draining       // a server that gives its keys away and gets none; it answers for earlier epochs
+	Draining       // a server whose keys move away and that gets no new ones; it answers for earlier epochs
 	Gone           // the place is free
 )
 
@@ -103,7 +103,7 @@ func (m Member) String() string {
 	return fmt.Sprintf("rank %d", m.Number)
 }
 
-// Relation is where the epoch of a frame lies, seen from the current one. A frame of another epoch is answered with
+// Relation orders the epoch of a frame and the current one. A frame of another epoch is answered with
 // the number of the current one.
 type Relation int
 
@@ -148,12 +148,12 @@ func (e *Epoch) check() error {
 	case !slices.ContainsFunc(e.Workers, func(w Worker) bool { return w.State == Live }):
 		return errors.New("the job has no worker left")
 	case !slices.ContainsFunc(e.Servers, func(s Server) bool { return s.State == Live }):
-		return errors.New("the job has no server left that takes keys: start another one first")
+		return errors.New("the job has no server left that can hold keys: start another one first")
 	}
 	return e.checkIncarnations()
 }
 
-// checkIncarnations finds processes that are in two places, or that have gone before.
+// checkIncarnations reports a process in two places, or one that has left before.
 func (e *Epoch) checkIncarnations() error {
 	seen := make(map[uint64]Member, len(e.Workers)+len(e.Servers))
 	for _, m := range e.processes() {
@@ -190,13 +190,13 @@ func (e *Epoch) processes() []Member {
 	return all
 }
 
-// shares reports whether a server is in the process of a worker that takes part.
+// shares reports whether a server is in the process of a live worker.
 func (e *Epoch) shares(index int) bool {
 	rank := e.Servers[index].Rank
 	return rank != Dedicated && e.Workers[rank].State == Live
 }
 
-// Live is the ranks that take part.
+// Live is the ranks of the live workers.
 func (e *Epoch) Live() rankset.Set {
 	var live rankset.Set
 	for rank := range e.Workers {
@@ -232,7 +232,7 @@ func (e *Epoch) Mixed() bool {
 	return slices.ContainsFunc(e.Servers, func(s Server) bool { return s.Rank == Dedicated && s.State != Gone })
 }
 
-// Classify says where the epoch of that number lies, seen from this one.
+// Classify compares the epoch of that number with this one.
 func (e *Epoch) Classify(number uint32) Relation { return Relation(cmp.Compare(number, e.Number)) }
 
 // Weights is the share of the keys that each server should have; 0 for those that get none.

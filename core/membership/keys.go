@@ -11,24 +11,24 @@ type Tensor struct {
 	Number  uint32 // never given twice in a round
 	Name    Name
 	Parts   []uint32 // bytes of each partition
-	Servers []int    // index of the server of each; that of partition 0 is the home of the name
+	Servers []int    // index of the server of each; that of partition 0 is the home server of the name
 }
 
-// Name is what all ranks call a tensor. Tensors of one name have one home, where ranks that use it differently are
-// found out.
+// Name is what all ranks call a tensor. Tensors of one name have one home server, which detects ranks that use it
+// differently.
 type Name struct {
 	Set  uint32 // process set
 	Name string
 }
 
-// Keys is the declared tensors of an epoch by their numbers. The zero value is empty. Who declares, and nobody else,
+// Keys is the declared tensors of an epoch by their numbers. The zero value is empty. Only the declarer of tensors
 // reads and changes it.
 type Keys struct{ tensors map[uint32]*Tensor }
 
 // Of is the tensor of a number, nil if there is none.
 func (k *Keys) Of(number uint32) *Tensor { return k.tensors[number] }
 
-// Put adds a tensor, or takes another placement of it.
+// Put adds a tensor, or replaces its placement.
 func (k *Keys) Put(t *Tensor) {
 	if k.tensors == nil {
 		k.tensors = map[uint32]*Tensor{}
@@ -36,7 +36,7 @@ func (k *Keys) Put(t *Tensor) {
 	k.tensors[t.Number] = t
 }
 
-// Remove forgets a tensor.
+// Remove removes a tensor.
 func (k *Keys) Remove(number uint32) { delete(k.tensors, number) }
 
 // Len is how many tensors there are.

@@ -176,7 +176,7 @@ func (s *schedule) checkKeys(before, next *Epoch) error {
 		homes[t.Name] = t.Servers[0]
 		for part, at := range t.Servers {
 			if next.Servers[at].State != Live {
-				return fmt.Errorf("2: partition %d of tensor %d is on server %d, which takes no keys", part, t.Number, at)
+				return fmt.Errorf("2: partition %d of tensor %d is on server %d, which is not live", part, t.Number, at)
 			}
 			if was := before.Keys.Of(t.Number).Servers[part]; was != at && !moved[fmt.Sprint(t.Number, " ", part)] {
 				return fmt.Errorf("partition %d of tensor %d goes from %d to %d unseen", part, t.Number, was, at)

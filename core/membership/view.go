@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// View is what the parts of a process read the current epoch of a round through, on every operation: Now is one
-// atomic load. One goroutine at a time moves it on, for example under the lock of what changes with the epoch.
+// View holds the current epoch of a round. The parts of a process read it on every operation: Now is one atomic load.
+// Only one goroutine at a time may call Anew or Advance, for example under the lock of what changes with the epoch.
 type View struct{ at atomic.Pointer[step] }
 
 // step is an epoch while it is current.
@@ -31,14 +31,14 @@ func (v *View) Watch() (*Epoch, <-chan struct{}) {
 	return s.epoch, s.over
 }
 
-// Anew makes the epoch in which all ranks begin to count again the current one.
+// Anew makes the current epoch's Anew the current one.
 func (v *View) Anew() {
 	s := v.at.Load()
 	v.at.Store(&step{s.epoch.Anew(), make(chan struct{})})
 	close(s.over)
 }
 
-// Advance makes a later epoch of the round the current one. A node that was away may leave some out.
+// Advance makes a later epoch of the round the current one. A node that was disconnected may skip some.
 func (v *View) Advance(next *Epoch) error {
 	s := v.at.Load()
 	now := s.epoch

@@ -1,9 +1,9 @@
-// Package control is the line between a node and the scheduler: its messages in frames, and the
-// client that workers and dedicated servers hold.
+// Package control is the line between a node and the scheduler: control messages in frames, and the
+// client of workers and dedicated servers.
 //
 // The scheduler may be killed and started again at any time. The client reconnects in the background,
-// tells the new scheduler everything that the old one had told this node, and asks again what was not
-// answered. Its callers notice nothing but the time.
+// sends the new scheduler what this node knows of the round, and repeats the requests that were not
+// answered. Its callers notice only the delay.
 package control
 
 import (
@@ -32,10 +32,10 @@ type Config struct {
 	Address      string                  // of the scheduler, host:port
 	Hello        wire.Hello              // role and rank of this node
 	BeatInterval time.Duration           // 1 s
-	LostAfter    time.Duration           // silence after which the line is given up and made anew; 10 s
+	LostAfter    time.Duration           // silence after which the line is replaced by a new one; 10 s
 	Log          *zap.Logger             // nil: no log
 	OnLost       func(wire.Lost)         // the job has lost a node, possibly this one
-	OnRoster     func(*membership.Epoch) // the first epoch of a round that this node is in; each once, the first before Register returns. The callee's own
+	OnRoster     func(*membership.Epoch) // the first epoch of a round that this node is in; each once, the first before Register returns; owned by the callee
 }
 
 // Client is a node's line to the scheduler. Its methods may be called from any goroutine.
@@ -49,14 +49,14 @@ type Client struct {
 	ctx     context.Context // until the client is closed
 	cancel  context.CancelFunc
 	ended   chan struct{} // run has returned
-	setTurn chan struct{} // held during a call on process sets: they have an order
+	setTurn chan struct{} // held during a call on process sets, which are ordered
 
 	mu      lockorder.Mutex
 	line    *Line // nil while there is none
 	broken  error // why there is none, and since when
 	since   time.Time
 	closing bool
-	refused error // the scheduler does not want this node back: no request succeeds any more
+	refused error // the scheduler has refused this node: every request fails
 	lastID  uint64
 	resume  uint64 // the request by which this node registers again
 	pending map[uint64]*request
@@ -117,8 +117,8 @@ func connect(ctx context.Context, config *Config) (transport.Conn, error) {
 	}
 }
 
-// Close says goodbye and ends the line. Requests in flight fail with ErrClosed. It takes a second at
-// most, and is quick where the scheduler is.
+// Close says goodbye and ends the line. Requests in flight fail with ErrClosed. It waits at most
+// a second for the scheduler.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closing {
@@ -130,7 +130,7 @@ func (c *Client) Close() error {
 	line := c.line
 	c.mu.Unlock()
 	if line != nil {
-		line.Push(&wire.Control{Bye: true}) // the scheduler closes the line when it has heard it
+		line.Push(&wire.Control{Bye: true}) // the scheduler closes the line in answer
 		timer := time.NewTimer(finishTime)
 		select {
 		case <-c.ended:
@@ -144,7 +144,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// run keeps a line until the client is closed or the scheduler refuses to have this node back.
+// run maintains a line until the client is closed or the scheduler refuses this node.
 func (c *Client) run(line *Line) {
 	defer close(c.ended)
 	defer c.end()
@@ -159,7 +159,7 @@ func (c *Client) run(line *Line) {
 			zap.String("scheduler", c.config.Address), zap.Error(why))
 		pause = min(2*pause, lastPause)
 		if time.Since(start) > lastPause {
-			pause = firstPause // it was a good line: hurry
+			pause = firstPause // the line was stable: reconnect soon
 		}
 		conn := c.redial(pause)
 		if conn == nil {
@@ -176,10 +176,10 @@ const (
 	lastPause  = time.Second
 )
 
-// redial connects again, after a pause, trying for ever; nil when the client was closed.
+// redial connects again, after a pause, without end; nil when the client was closed.
 func (c *Client) redial(pause time.Duration) transport.Conn {
 	for ; ; pause = min(2*pause, lastPause) {
-		timer := time.NewTimer(pause/2 + rand.N(pause/2)) // spread: all nodes have lost their line
+		timer := time.NewTimer(pause/2 + rand.N(pause/2)) // spread, because all nodes reconnect at once
 		select {
 		case <-timer.C:
 		case <-c.ctx.Done():
@@ -196,7 +196,7 @@ func (c *Client) redial(pause time.Duration) transport.Conn {
 	}
 }
 
-// open makes a line over conn the one that requests go to, and repeats on it what the scheduler has to know.
+// open makes a line over conn and adopts it.
 func (c *Client) open(conn transport.Conn) *Line {
 	line := NewLine(conn, c.config.LostAfter, c.config.BeatInterval)
 	if !c.adopt(line) {
@@ -260,7 +260,7 @@ func (c *Client) dispatch(line *Line, m *wire.Control) {
 	c.mu.Unlock()
 	switch {
 	case again && m.Error != "":
-		c.config.Log.Error("the scheduler has given this node up", zap.String("reason", m.Error))
+		c.config.Log.Error("the scheduler has refused this node", zap.String("reason", m.Error))
 		line.Finish()
 		c.tellLost(wire.Lost{Role: c.config.Hello.Role, Rank: c.config.Hello.Rank, Why: m.Error})
 	case m.Lost != nil:
@@ -269,7 +269,7 @@ func (c *Client) dispatch(line *Line, m *wire.Control) {
 		if e, err := EpochOf(m.Roster); err == nil {
 			c.config.OnRoster(e)
 		} else {
-			c.config.Log.Error("the scheduler sends a roster that cannot be", zap.Error(err))
+			c.config.Log.Error("the scheduler sent an invalid roster", zap.Error(err))
 		}
 	}
 	if request != nil {

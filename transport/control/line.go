@@ -18,14 +18,14 @@ import (
 // has at most its own requests and a beat, a roster and a loss per node in it.
 const maxQueue = 1 << 15
 
-// maxBytes bounds what one vectored write takes from the queue.
+// maxBytes bounds the messages of one write.
 const maxBytes = 1 << 20
 
 // finishTime is how long the last messages of a line may take.
 const finishTime = time.Second
 
-// Line is one connection with control messages, at either end. It sends without ever making the
-// caller wait, and it ends by itself when the peer has been silent for too long.
+// Line is one end of a connection with control messages. Sending never blocks the caller, and the line
+// ends when the peer has been silent for too long.
 type Line struct {
 	conn   transport.Conn
 	silent time.Duration
@@ -48,7 +48,7 @@ func NewLine(conn transport.Conn, silent, beat time.Duration) *Line {
 	return l
 }
 
-// begin queues what goes first on a line that nobody else knows yet.
+// begin queues the first messages of a new line, before any other goroutine has it.
 func (l *Line) begin(first []*wire.Control) {
 	l.mu.Lock()
 	l.queue = first
@@ -71,7 +71,7 @@ func (l *Line) Push(m *wire.Control) {
 	l.nudge()
 }
 
-// Finish ends the line behind what was pushed before.
+// Finish ends the line after what was pushed before it.
 func (l *Line) Finish() {
 	l.mu.Lock()
 	l.finishing = true
@@ -104,7 +104,7 @@ func (l *Line) Run(handle func(*wire.Control)) error {
 	if l.finishing {
 		limit = finishTime
 	}
-	l.watch = time.AfterFunc(limit, func() { l.Fail(fmt.Errorf("no sign of life for %v", l.silent)) })
+	l.watch = time.AfterFunc(limit, func() { l.Fail(fmt.Errorf("no message for %v", l.silent)) })
 	l.mu.Unlock()
 	var writer sync.WaitGroup
 	writer.Go(l.write)

@@ -9,8 +9,8 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// memory is what the scheduler has told this node in the running round, for one that was restarted.
-// The client keeps it itself, because an answer must be in it from the moment at which it came.
+// memory is what the scheduler has told this node in the running round, for a scheduler that is restarted.
+// The client stores each answer before it passes it on, so that none is missing.
 type memory struct {
 	register wire.Register         // as this node last registered
 	roster   *wire.Roster          // of the latest round
@@ -28,8 +28,8 @@ func newMemory() memory {
 	return memory{tensors: map[string][]declared{}, sets: map[uint32]wire.ProcessSet{}}
 }
 
-// learn takes over what an answer says and reports whether it brought the roster of a new round. The
-// request is nil where it was given up meanwhile, or where none was made.
+// learn stores what a message says and reports whether it brought the roster of a new round. The
+// request is nil where it was given up meanwhile, or where there was none.
 func (k *memory) learn(r *request, m *wire.Control) (fresh bool) {
 	if m.Roster != nil && (k.roster == nil || k.roster.Round != m.Roster.Round) {
 		k.roster = m.Roster
@@ -54,7 +54,7 @@ func (k *memory) learn(r *request, m *wire.Control) (fresh bool) {
 	return fresh
 }
 
-// declared adds a tensor. A newer generation of a name takes the place of older ones.
+// declared adds a tensor. A newer generation of a name replaces the older ones.
 func (k *memory) declared(t wire.Tensor, p wire.Placed) {
 	t.ID = p.ID
 	key := fmt.Sprintf("%d %s", t.ProcessSet, t.Name)
@@ -68,8 +68,8 @@ func (k *memory) removed(set uint32) {
 	maps.DeleteFunc(k.tensors, func(_ string, d []declared) bool { return d[0].tensor.ProcessSet == set })
 }
 
-// registers is how this node registers again: several messages where it knows more than fits in one,
-// none where it has not been in a round.
+// registers are the messages by which this node registers again: several where one cannot hold what it
+// knows, none before its first round.
 func (k *memory) registers() []wire.Register {
 	if k.roster == nil {
 		return nil
@@ -102,7 +102,7 @@ func (k *memory) registers() []wire.Register {
 // budget is how many bytes of tensors go into one message; the rest is for the roster and the sets.
 const budget = limits.MaxControl / 2
 
-// sizeOf bounds the bytes that a tensor and its placement take in JSON: numbers by their longest
+// sizeOf bounds the size of a tensor and its placement in JSON: numbers by their longest
 // form, the name as if every byte had to be escaped.
 func sizeOf(t *wire.Tensor) int {
 	return 512 + 6*len(t.Name) + 21*len(t.Shape) + 6*len(t.Ranks) + (11+6)*len(t.Parts)

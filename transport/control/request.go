@@ -12,7 +12,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// request is one question that waits for its answer, over as many lines as it takes.
+// request waits for its answer, over one line or several.
 type request struct {
 	name   string
 	msg    wire.Control
@@ -21,8 +21,7 @@ type request struct {
 	err    error              // set before a nil answer
 }
 
-// message is the request as it is sent now: the scheduler answers a little before the deadline, so
-// that its answer is in time.
+// message is the request as it is sent now. The scheduler answers shortly before the deadline.
 func (r *request) message(id uint64) *wire.Control {
 	m := r.msg
 	m.ID = id
@@ -38,7 +37,7 @@ func (r *request) fail(err error) {
 	r.answer <- nil
 }
 
-// Register takes part in the job. For a worker it returns when all have come, with the first epoch of the
+// Register joins the job. For a worker it returns when all have come, with the first epoch of the
 // round; for a dedicated server with that of the first round, and further ones go to Config.OnRoster.
 // The session number is the client's to set.
 func (c *Client) Register(ctx context.Context, r wire.Register) (*membership.Epoch, error) {
@@ -51,11 +50,11 @@ func (c *Client) Register(ctx context.Context, r wire.Register) (*membership.Epo
 		return nil, err
 	}
 	if m.Roster == nil {
-		return nil, c.strange("register")
+		return nil, c.unexpected("register")
 	}
 	e, err := EpochOf(m.Roster)
 	if err != nil {
-		return nil, fmt.Errorf("register: the roster of the scheduler at %s cannot be: %w", c.config.Address, err)
+		return nil, fmt.Errorf("register: the roster of the scheduler at %s is invalid: %w", c.config.Address, err)
 	}
 	return e, nil
 }
@@ -78,7 +77,7 @@ func (c *Client) Declare(ctx context.Context, tensors []wire.Tensor) ([]wire.Pla
 			return nil, err
 		}
 		if len(m.Placed) != n {
-			return nil, c.strange(name)
+			return nil, c.unexpected(name)
 		}
 		all, tensors = append(all, m.Placed...), tensors[n:]
 	}
@@ -122,25 +121,25 @@ func (c *Client) call(ctx context.Context, name string, m wire.Control) (wire.Pr
 		return wire.ProcessSet{}, err
 	}
 	if answer.Set == nil {
-		return wire.ProcessSet{}, c.strange(name)
+		return wire.ProcessSet{}, c.unexpected(name)
 	}
 	return *answer.Set, nil
 }
 
-// Status asks what the scheduler knows. A client that has not registered may ask, too.
+// Status asks for the state of the scheduler. A client need not have registered.
 func (c *Client) Status(ctx context.Context) (wire.StatusReply, error) {
 	m, err := c.ask(ctx, "status", wire.Control{Status: &wire.StatusReply{}})
 	if err != nil {
 		return wire.StatusReply{}, err
 	}
 	if m.Status == nil {
-		return wire.StatusReply{}, c.strange("status")
+		return wire.StatusReply{}, c.unexpected("status")
 	}
 	return *m.Status, nil
 }
 
-// ReportLost tells the scheduler that this node has lost a peer; it tells all others. A report that
-// falls into a time without a line is not made: the scheduler finds out by itself then.
+// ReportLost tells the scheduler that this node has lost a peer; it tells all others. Without a
+// line the report is dropped: the scheduler detects the loss itself.
 func (c *Client) ReportLost(lost wire.Lost) {
 	c.mu.Lock()
 	line := c.line
@@ -190,7 +189,7 @@ func (c *Client) submit(r *request) (id uint64, err error) {
 	return id, err
 }
 
-// enter puts a request among those that wait for an answer.
+// enter adds a request to those that wait for an answer.
 func (c *Client) enter(r *request) (id uint64, line *Line, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,6 +204,6 @@ func (c *Client) enter(r *request) (id uint64, line *Line, err error) {
 	return c.lastID, c.line, nil
 }
 
-func (c *Client) strange(name string) error {
-	return fmt.Errorf("%s: the scheduler at %s gave an answer to another question", name, c.config.Address)
+func (c *Client) unexpected(name string) error {
+	return fmt.Errorf("%s: the scheduler at %s answered with a message of another kind", name, c.config.Address)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// EpochOf makes a round's first epoch of its roster, and reports the first thing that is wrong with that.
+// EpochOf makes a round's first epoch of its roster. An error names the first thing that is wrong with it.
 func EpochOf(r *wire.Roster) (*membership.Epoch, error) {
 	workers := make([]membership.Node, len(r.Workers))
 	for rank, n := range r.Workers {

@@ -6,7 +6,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// pooled is a frame's payload in a buffer that goes back to its pool when the frame has left.
+// pooled is a frame's payload in a buffer that returns to its pool when the frame was sent or has failed.
 type pooled bytebufferpool.ByteBuffer
 
 // Sent implements Owner.

@@ -1,10 +1,10 @@
-// Package outbox sends frames over one connection on behalf of many goroutines.
+// Package outbox sends frames over one connection for many goroutines.
 //
-//  1. Whoever has something to send puts it into a Queue and calls Kick.
-//  2. If nobody is sending, Kick sends small frames itself, without waiting for the peer: that saves
-//     waking a goroutine, which costs more than sending a small frame.
+//  1. A goroutine puts a frame into a Queue and calls Kick.
+//  2. If no other is sending, Kick sends small frames itself, without waiting for the peer. Waking a
+//     goroutine costs more than sending a small frame.
 //  3. Everything else is sent by the outbox's own goroutine.
-//  4. Small frames that wait together leave together, in one batch frame and one vectored write.
+//  4. Small frames that wait at the same time are sent in one batch frame and one vectored write.
 package outbox
 
 import (
@@ -30,7 +30,7 @@ type Frame struct {
 
 // Queue holds the frames that wait. Its methods are called from any goroutine, never twice at a time for one outbox.
 type Queue interface {
-	// Pop takes the next frame to leave, provided that its payload is of at most max bytes.
+	// Pop removes the next frame, if its payload has at most max bytes.
 	Pop(max int) (Frame, bool)
 	// Waiting reports whether a frame could leave now.
 	Waiting() bool
@@ -38,16 +38,16 @@ type Queue interface {
 
 // Inline and batch sizes in bytes of payload.
 const (
-	// inlineMax is the largest payload that the caller of Kick sends itself; larger ones would keep it
-	// from its own work for longer than waking the sending goroutine takes.
+	// inlineMax is the largest payload that the caller of Kick sends itself. Larger ones would delay the
+	// caller by more than the sending goroutine needs to wake.
 	inlineMax = 32 << 10
-	// inlineRounds bounds how often one Kick looks for more before it hands over.
+	// inlineRounds bounds how many writes one Kick makes before it hands over.
 	inlineRounds = 2
 	maxFrames    = 256
 )
 
-// LastWords is how long a connection should stay open after sending on it has failed: what the peer said
-// before, perhaps its goodbye, is still to be read, and the reader finds out by itself in nearly all cases.
+// LastWords is how long a connection should stay open after sending on it has failed, so that what the peer sent
+// before, perhaps its goodbye, is still read. In nearly all cases the reader notices the failure before.
 const LastWords = time.Second
 
 // Outbox sends over one connection.
@@ -83,7 +83,7 @@ func New(conn transport.Conn, queue Queue, fusion int, fail func(error)) *Outbox
 func (o *Outbox) Kick() {
 	for o.queue.Waiting() && o.busy.CompareAndSwap(false, true) {
 		if o.sendInline() {
-			o.wake <- struct{}{} // never blocks: only the holder of busy sends, and run takes it before it lets busy go
+			o.wake <- struct{}{} // never blocks: only the holder of busy sends, and run receives before it releases busy
 			return
 		}
 		o.busy.Store(false)
@@ -97,8 +97,8 @@ func (o *Outbox) Close() {
 	<-o.done
 }
 
-// sendInline sends small frames as far as the connection takes them at once, and reports whether
-// there is something left for the goroutine.
+// sendInline sends small frames as far as the connection accepts them at once, and reports whether
+// the goroutine has to send more.
 func (o *Outbox) sendInline() (more bool) {
 	if o.err != nil {
 		o.refuse()
@@ -138,7 +138,7 @@ func (o *Outbox) run() {
 	}
 }
 
-// drain sends all that waits, then lets busy go; what was queued in between it takes up again.
+// drain sends all that waits, then releases busy, and repeats for what was queued in between.
 func (o *Outbox) drain() {
 	for {
 		if len(o.rest) > 0 {
@@ -159,8 +159,8 @@ func (o *Outbox) drain() {
 	}
 }
 
-// close waits for an inline sender, which never waits itself, then settles what is left. From here on
-// frames are refused by whoever kicks.
+// close waits for an inline sender, which never blocks, then settles what is left. Later calls of Kick
+// refuse their frames.
 func (o *Outbox) close() {
 	for !o.busy.CompareAndSwap(false, true) {
 		select {

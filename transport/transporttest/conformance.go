@@ -37,7 +37,7 @@ type Within func(t *testing.T, test func(t *testing.T))
 // InRealTime just runs the test.
 func InRealTime(t *testing.T, test func(t *testing.T)) { test(t) }
 
-// Conformance has a backend pass the tests of what package transport promises. make is called anew
+// Conformance runs the tests of what package transport promises on a backend. make is called anew
 // for each of them. The tests of registered memory and one-sided writes are skipped where the transport is
 // no transport.Registrar or its connections are no transport.OneSided.
 func Conformance(t *testing.T, within Within, make func(t *testing.T) Backend) {
@@ -51,7 +51,7 @@ func Conformance(t *testing.T, within Within, make func(t *testing.T) Backend) {
 }
 
 const (
-	// patience is when a test gives up on something that should have happened, instead of hanging.
+	// patience is the timeout of what should happen, so that a test fails instead of hanging.
 	patience = 20 * time.Second
 	// soon is the limit of what is expected to time out.
 	soon = 400 * time.Millisecond
@@ -59,7 +59,7 @@ const (
 
 var secret = []byte("the secret of this job")
 
-// bench is the backend together with the test that it is in.
+// bench is a backend and the test that runs on it.
 type bench struct {
 	*testing.T
 	Backend
@@ -170,7 +170,7 @@ func (b *bench) receive(c transport.Conn) (h wire.Header, err error) {
 	}
 	want := make([]byte, h.Length)
 	if fill(want, int(h.Rank), int(h.Iteration)); !bytes.Equal(payload, want) {
-		b.Errorf("frame %d of rank %d, %d bytes, was mixed up on the way", h.Iteration, h.Rank, h.Length)
+		b.Errorf("frame %d of rank %d, %d bytes, arrived with other bytes", h.Iteration, h.Rank, h.Length)
 	}
 	return h, nil
 }

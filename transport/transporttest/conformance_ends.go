@@ -113,7 +113,7 @@ var endTests = map[string]func(*bench){
 
 	"ASilentPeerIsNoticed": func(b *bench) {
 		if b.Silence == nil {
-			b.Skip("this backend's ways cannot be silenced by a test")
+			b.Skip("a test cannot silence the links of this backend")
 		}
 		x, y := b.pair()
 		b.Silence()

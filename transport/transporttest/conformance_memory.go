@@ -10,14 +10,14 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// writable is one writable of a connection with one-sided writes.
+// writable is one end of a connection with one-sided writes.
 type writable struct {
 	transport.Conn
 	transport.OneSided
 	registrar transport.Registrar
 }
 
-// pairs makes connections whose ends can be written to, or skips the test where the backend has no such thing.
+// pairs makes connections with one-sided writes, or skips the test where the backend has none.
 func (b *bench) pairs() (connect func() (writer, owner writable)) {
 	b.Helper()
 	t := b.node()
@@ -50,7 +50,7 @@ func (b *bench) register(e writable, size int) transport.Region {
 	return r
 }
 
-// grant grants a part of a region and has its token travel as it would.
+// grant grants a part of a region, and encodes and decodes its token as on the wire.
 func (b *bench) grant(e writable, r transport.Region, offset, length int) (t wire.Token) {
 	b.Helper()
 	given, err := e.Grant(r, offset, length)
@@ -66,18 +66,18 @@ func content(number, size int) []byte {
 	return data
 }
 
-// lost checks that an end was ended by a write that was refused.
+// lost checks that a refused write has ended a connection at the owner's end.
 func (b *bench) lost(owner writable) {
 	b.Helper()
 	b.wantError(<-b.startReading(owner), transport.ErrAccess, owner.RemoteAddr().String())
 	b.wantError(owner.Send(buffers(frame(1, 0, 10))), transport.ErrAccess, "")
 }
 
-// untouched checks that a write leaves nothing behind but what was there.
+// untouched checks that no write has changed memory.
 func (b *bench) untouched(memory, want []byte) {
 	b.Helper()
 	if !bytes.Equal(memory, want) {
-		b.Error("memory changed that nobody was to write into")
+		b.Error("a write changed memory that was not granted")
 	}
 }
 
@@ -99,7 +99,7 @@ var memoryTests = map[string]func(*bench){
 				})
 				b.expect(to, i, number, 5)
 				if !bytes.Equal(r.Memory(), data) {
-					b.Errorf("a write of %d bytes was not there when the frame behind it was", len(data))
+					b.Errorf("the frame behind a write of %d bytes arrived before these", len(data))
 				}
 				wg.Wait()
 				r.Release()
@@ -147,7 +147,7 @@ var memoryTests = map[string]func(*bench){
 		wg.Wait()
 		for w := range writers {
 			if !bytes.Equal(r.Memory()[w*size:(w+1)*size], content(w*rounds+rounds-1, size)) {
-				b.Errorf("what writer %d wrote was mixed up on the way", w)
+				b.Errorf("the bytes of writer %d arrived changed", w)
 			}
 		}
 	},
@@ -182,7 +182,7 @@ var memoryTests = map[string]func(*bench){
 		if _, err := y.registrar.Register(nil); err == nil {
 			b.Error("memory of no bytes is registered")
 		}
-		b.send(x, 1, 0, 5) // the connection is none the worse for it
+		b.send(x, 1, 0, 5) // the connection lives on
 		b.expect(y, 1, 0, 5)
 	},
 
@@ -193,16 +193,16 @@ var memoryTests = map[string]func(*bench){
 		token := b.grant(otherOwner, memory, 0, 100)
 		want := make([]byte, 100)
 		for name, spoil := range map[string]func(owner writable, r transport.Region, t *wire.Token) (at int){
-			"of another connection":   func(_ writable, _ transport.Region, t *wire.Token) int { *t = token; return 0 },
-			"revoked":                 func(owner writable, _ transport.Region, t *wire.Token) int { owner.Revoke(*t); return 0 },
-			"of a released region":    func(_ writable, r transport.Region, _ *wire.Token) int { r.Release(); return 0 },
-			"beyond the writable":     func(writable, transport.Region, *wire.Token) int { return 21 },
-			"far beyond the writable": func(writable, transport.Region, *wire.Token) int { return math.MaxInt },
-			"before the beginning":    func(writable, transport.Region, *wire.Token) int { return -1 },
-			"with a greater length":   func(_ writable, _ transport.Region, t *wire.Token) int { t.Length++; return 0 },
-			"with another offset":     func(_ writable, _ transport.Region, t *wire.Token) int { t.Offset--; return 0 },
-			"with another region":     func(_ writable, _ transport.Region, t *wire.Token) int { t.Region++; return 0 },
-			"with another key":        func(_ writable, _ transport.Region, t *wire.Token) int { t.Key++; return 0 },
+			"of another connection": func(_ writable, _ transport.Region, t *wire.Token) int { *t = token; return 0 },
+			"revoked":               func(owner writable, _ transport.Region, t *wire.Token) int { owner.Revoke(*t); return 0 },
+			"of a released region":  func(_ writable, r transport.Region, _ *wire.Token) int { r.Release(); return 0 },
+			"beyond the part":       func(writable, transport.Region, *wire.Token) int { return 21 },
+			"far beyond the part":   func(writable, transport.Region, *wire.Token) int { return math.MaxInt },
+			"before the beginning":  func(writable, transport.Region, *wire.Token) int { return -1 },
+			"with a greater length": func(_ writable, _ transport.Region, t *wire.Token) int { t.Length++; return 0 },
+			"with another offset":   func(_ writable, _ transport.Region, t *wire.Token) int { t.Offset--; return 0 },
+			"with another region":   func(_ writable, _ transport.Region, t *wire.Token) int { t.Region++; return 0 },
+			"with another key":      func(_ writable, _ transport.Region, t *wire.Token) int { t.Key++; return 0 },
 		} {
 			x, y := connect()
 			r := b.register(y, 100)
@@ -213,7 +213,7 @@ var memoryTests = map[string]func(*bench){
 				b.Fatalf("a token %s", name)
 			}
 			if err := <-b.startReading(x); err == nil {
-				b.Errorf("the writer by a token %s was not cut off", name)
+				b.Errorf("the writer by a token %s keeps its connection", name)
 			}
 			b.untouched(r.Memory(), make([]byte, 100))
 			b.untouched(memory.Memory(), want)

@@ -16,7 +16,7 @@ type conn struct {
 
 func (c *conn) Read(b []byte) (int, error) {
 	return c.loop(c.end.in.readable, len(b) == 0, func() (int, bool, time.Duration, error) {
-		n, wait, err := c.end.in.take(c.end, b)
+		n, wait, err := c.end.in.receive(c.end, b)
 		return n, n > 0, wait, err
 	})
 }

@@ -17,15 +17,15 @@ type fault struct {
 	count int // argument of garbage and rate
 }
 
-// Script has faults happen. Each line says when, on which link, and what:
+// Script schedules faults. Each line says when, on which link, and what:
 //
 //	after 1000  worker0->server0   cut         # the connection ends behind these bytes, as if the peer had closed it
-//	after 1000  worker0->server0   reset       # the connection breaks, and what is on its way is lost
-//	after 64    worker0->server0   garbage 16  # so many bytes that nobody sent come in between
+//	after 1000  worker0->server0   reset       # the connection breaks, and what is in flight is lost
+//	after 64    worker0->server0   garbage 16  # so many bytes are inserted into the stream
 //	after 64    worker0->server0   freeze      # from here on nothing arrives, and no end is notified: half-open
 //	write 1000  worker0->server0   cut         # the sender dies in the middle of a one-sided write, behind these bytes of it
-//	at 2s       worker0<->server0  freeze      # both directions: the two are cut off from each other
-//	at 5s       worker0<->server0  thaw        # what was sent meanwhile arrives after all
+//	at 2s       worker0<->server0  freeze      # both directions: a network partition
+//	at 5s       worker0<->server0  thaw        # what was sent meanwhile arrives
 //	at 0s       worker0->server0   rate 1000   # bytes per second: a slow reader, or a slow link; 0 is no limit
 //
 // "after" counts the bytes of all connections on the link from the call of Script on, "write" those of one-sided
@@ -46,7 +46,7 @@ func (n *Network) Script(script string) error {
 	return nil
 }
 
-// schedule understands one line.
+// schedule parses one line.
 func (t *traffic) schedule(words []string) error {
 	if len(words) < 4 {
 		return fmt.Errorf("want: at TIME, after BYTES or write BYTES, a link, a fault")
@@ -88,7 +88,7 @@ func (t *traffic) schedule(words []string) error {
 	return nil
 }
 
-// parseLink understands "a->b" and "a<->b".
+// parseLink parses "a->b" and "a<->b".
 func parseLink(s string) ([]path, error) {
 	from, to, ok := strings.Cut(s, "->")
 	from, both := strings.CutSuffix(from, "<")
@@ -102,7 +102,7 @@ func parseLink(s string) ([]path, error) {
 	return []path{p}, nil
 }
 
-// parseFault understands the words behind the link.
+// parseFault parses the words behind the link.
 func parseFault(words []string) (f fault, err error) {
 	arguments := map[string]int{"cut": 0, "reset": 0, "freeze": 0, "thaw": 0, "garbage": 1, "rate": 1}
 	f.what = words[0]
@@ -111,7 +111,7 @@ func parseFault(words []string) (f fault, err error) {
 		return f, fmt.Errorf("%q is no fault: there are cut, reset, garbage, freeze, thaw and rate", f.what)
 	}
 	if len(words) != 1+want {
-		return f, fmt.Errorf("%s takes %d numbers, not %d", f.what, want, len(words)-1)
+		return f, fmt.Errorf("%s needs %d numbers, not %d", f.what, want, len(words)-1)
 	}
 	if want == 1 {
 		if f.count, err = strconv.Atoi(words[1]); err == nil && f.count < 0 {
@@ -121,7 +121,7 @@ func parseFault(words []string) (f fault, err error) {
 	return f, err
 }
 
-// meter counts bytes, and has the faults to come by the number of bytes after which they do.
+// meter counts bytes, and holds the faults that are due after a number of them.
 type meter struct {
 	passed int64
 	faults []fault
@@ -141,7 +141,7 @@ func (m *meter) before(n int) int {
 	return int(min(int64(n), m.faults[0].after-m.passed))
 }
 
-// due takes the next fault out if its bytes have passed.
+// due removes the next fault if its bytes have passed.
 func (m *meter) due() (f fault, ok bool) {
 	if ok = len(m.faults) > 0 && m.faults[0].after == m.passed; ok {
 		f, m.faults = m.faults[0], m.faults[1:]
@@ -165,7 +165,7 @@ func (l *link) passed(n int, written bool) {
 	}
 }
 
-// strike has the next fault of the link happen to a connection, and reports whether it was due.
+// strike applies the next fault of the link to a connection, and reports whether one was due.
 func (t *traffic) strike(e *end, l *link, written bool) bool {
 	f, due := l.all.due()
 	if !due && written {
@@ -177,7 +177,7 @@ func (t *traffic) strike(e *end, l *link, written bool) bool {
 	return due
 }
 
-// strikeAll has a fault happen to every connection of a path.
+// strikeAll applies a fault to every connection of a path.
 func (t *traffic) strikeAll(p path, f fault) {
 	if f.what == "freeze" || f.what == "thaw" || f.what == "rate" {
 		t.change(p, f)
@@ -192,7 +192,7 @@ func (t *traffic) strikeAll(p path, f fault) {
 	}
 }
 
-// happen has a fault happen to the connection of e on its lane out.
+// happen applies a fault to the connection of e on its lane out.
 func (t *traffic) happen(out *lane, e *end, f fault) {
 	switch f.what {
 	case "cut":
@@ -213,7 +213,7 @@ func (t *traffic) happen(out *lane, e *end, f fault) {
 	}
 }
 
-// change has a fault happen to a whole link.
+// change applies a fault to a whole link.
 func (t *traffic) change(p path, f fault) {
 	l := t.link(p)
 	switch {
@@ -223,7 +223,7 @@ func (t *traffic) change(p path, f fault) {
 		thawed := make(chan struct{})
 		l.thawed = thawed
 		t.after(t.PeerTimeout, func() {
-			if l.thawed == thawed { // this frost still
+			if l.thawed == thawed { // still the same freeze
 				for _, e := range t.between(p) {
 					e.fail(syscall.ETIMEDOUT)
 				}

@@ -223,8 +223,8 @@ func TestBadScriptsAreRefusedWithTheLine(t *testing.T) {
 		"on 10 a->b cut":                `"on" is none of at, after and write`,
 		"after 10 a-b cut":              `"a-b" is no link`,
 		"after 10 a->b explode":         `"explode" is no fault`,
-		"after 10 a->b garbage":         "garbage takes 1 numbers, not 0",
-		"after 10 a->b cut 3":           "cut takes 0 numbers, not 1",
+		"after 10 a->b garbage":         "garbage needs 1 numbers, not 0",
+		"after 10 a->b cut 3":           "cut needs 0 numbers, not 1",
 		"after 10 a->b rate -1 # never": "-1 is negative",
 	} {
 		if err := n.Script(script); err == nil || !strings.Contains(err.Error(), want) {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// link is the way from one node to another, shared by all connections that go it.
+// link is one direction between two nodes, shared by all their connections.
 type link struct {
 	latency   time.Duration
 	bandwidth int       // bytes per second; 0 is no limit
@@ -31,7 +31,7 @@ func (l *link) arrival(n int) time.Time {
 	return l.free.Add(l.latency)
 }
 
-// chunk is a piece of a stream on its way, or its end, or a piece of a one-sided write.
+// chunk is a piece of a stream in flight, or its end, or a piece of a one-sided write.
 type chunk struct {
 	data   []byte
 	write  *write    // where the data belong; nil for a piece of the stream
@@ -51,8 +51,8 @@ type lane struct {
 	back     *lane // the other direction
 	chunks   []chunk
 	held     int
-	torn     bool          // what arrived last is a write of which there is more
-	gone     time.Time     // when the sender hears that nobody reads any more; zero if somebody does
+	torn     bool          // what arrived last is a write that is not complete
+	gone     time.Time     // when the sender learns that the reader has closed; zero while it is open
 	err      error         // ends both sides at once
 	readable chan struct{} // holds one value when there may be something new for the reader
 	writable chan struct{} // the same for the sender
@@ -62,7 +62,7 @@ func (t *traffic) lane(p path) *lane {
 	return &lane{traffic: t, path: p, link: t.link(p), readable: make(chan struct{}, 1), writable: make(chan struct{}, 1)}
 }
 
-// put takes as much of b as there is room for, as a piece of the stream or of the write w. wait is 0, or how
+// put accepts as much of b as there is room for, as a piece of the stream or of the write w. wait is 0, or how
 // long it takes until something changes by itself.
 func (l *lane) put(e *end, b []byte, w *write) (n int, wait time.Duration, err error) {
 	for n < len(b) {
@@ -87,7 +87,7 @@ func (l *lane) put(e *end, b []byte, w *write) (n int, wait time.Duration, err e
 	return n, wait, nil
 }
 
-// queue sends a chunk on its way.
+// queue puts a chunk on the link.
 func (l *lane) queue(c chunk) {
 	l.held += len(c.data)
 	if c.frozen = l.link.thawed != nil; !c.frozen {
@@ -97,8 +97,8 @@ func (l *lane) queue(c chunk) {
 	signal(l.readable)
 }
 
-// leave fixes when a chunk arrives. With the end of one direction arrives the news that nobody reads
-// the other any more.
+// leave sets when a chunk arrives. At the end of one direction the receiver also learns that the peer no longer reads
+// the other.
 func (l *lane) leave(c *chunk) {
 	c.frozen, c.at = false, l.link.arrival(len(c.data))
 	if c.fin && l.back.gone.IsZero() {
@@ -107,8 +107,8 @@ func (l *lane) leave(c *chunk) {
 	}
 }
 
-// take moves what has arrived to b, and what was written to its place. wait is 0, or how long it takes until more arrives.
-func (l *lane) take(e *end, b []byte) (n int, wait time.Duration, err error) {
+// receive moves the part of the stream that has arrived to b, and one-sided writes to their memory. wait is 0, or how long it takes until more arrives.
+func (l *lane) receive(e *end, b []byte) (n int, wait time.Duration, err error) {
 	for l.err == nil && n < len(b) && len(l.chunks) > 0 {
 		piece := &l.chunks[0]
 		if piece.frozen {
@@ -159,7 +159,7 @@ func (l *lane) thaw() {
 	signal(l.readable)
 }
 
-// fail ends the lane at once; what is on its way is lost.
+// fail ends the lane at once; what is in flight is lost.
 func (l *lane) fail(err error) {
 	if l.err == nil {
 		l.err, l.chunks, l.held = err, nil, 0

@@ -48,10 +48,10 @@ type grant struct {
 type write struct {
 	token wire.Token
 	at    int // where the next byte belongs, from the beginning of the token's part
-	left  int // bytes to come behind what is on its way
+	left  int // bytes that follow those in flight
 }
 
-// next takes the next n bytes out of a write, nil out of none.
+// next is the piece of the next n bytes of a write; nil for the stream.
 func (w *write) next(n int) *write {
 	if w == nil {
 		return nil
@@ -79,7 +79,7 @@ func (e *end) grant(r *region, offset, length int) (wire.Token, error) {
 	return t, nil
 }
 
-// place puts a piece of the peer's write into the memory that it is for, if that is granted.
+// place copies a piece of the peer's write into the memory, if that is granted.
 func (e *end) place(piece *chunk) error {
 	w := piece.write
 	g, ok := e.grants[w.token.Key]
@@ -89,7 +89,7 @@ func (e *end) place(piece *chunk) error {
 		refused = "its token was not given on this connection, or was revoked"
 	case g.region.released:
 		refused = "the region was released"
-	case w.at < 0 || w.at > int(g.token.Length)-len(piece.data)-w.left: // the whole of it, so that none of it is put there
+	case w.at < 0 || w.at > int(g.token.Length)-len(piece.data)-w.left: // the whole write, so that a refused one changes nothing
 		refused = fmt.Sprintf("%d bytes from %d on are not within the %d that were granted", len(piece.data)+w.left, w.at, g.token.Length)
 	}
 	if refused != "" {
@@ -126,8 +126,8 @@ func (c *connOfWrites) Revoke(t wire.Token) {
 	delete(c.raw.end.grants, t.Key)
 }
 
-// WriteTo sends the bytes on the way of the stream, with the token. They are put into their place when they have arrived and
-// the peer reads, whatever it reads.
+// WriteTo sends the bytes in order with the stream. They are copied into the memory when they have arrived and the peer
+// reads.
 func (c *connOfWrites) WriteTo(t wire.Token, at int, buffers net.Buffers) error {
 	w := &write{token: t, at: at}
 	for _, b := range buffers {

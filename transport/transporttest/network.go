@@ -19,7 +19,7 @@ import (
 	"github.com/paceline/paceline/transport/stream"
 )
 
-// Options say how the links of a network are. The zero value is a network without delays.
+// Options are the properties of the links of a network. The zero value is a network without delays.
 type Options struct {
 	Latency          time.Duration // one way
 	Bandwidth        int           // bytes per second, one way, of all connections from one node to another; 0 is no limit
@@ -37,7 +37,7 @@ const (
 	backlog            = 128 // connections that wait for Accept
 )
 
-// Network is a set of nodes, with a link from each to each, between which connections are made.
+// Network is a set of nodes with a link from each to each.
 type Network struct {
 	Options
 
@@ -65,7 +65,7 @@ func NewNetwork(o Options) *Network {
 	return n
 }
 
-// Close ends every listener and connection, and what a script still had in mind.
+// Close ends every listener and connection, and drops the faults that a script has scheduled.
 func (n *Network) Close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -104,7 +104,7 @@ func (n *node) Dial(ctx context.Context, address string) (transport.Conn, error)
 }
 
 // Listen accepts byte streams at a node, without authentication. The host of the address is the
-// node's name or missing; port 0 picks a free one, as does the address "".
+// node's name or missing; port 0 or the address "" picks a free port.
 func (n *Network) Listen(node, address string) (net.Listener, error) {
 	if address == "" {
 		address = net.JoinHostPort(node, "0")
@@ -142,7 +142,7 @@ func (n *Network) Dial(ctx context.Context, node, address string) (net.Conn, err
 		if thawed == nil {
 			break
 		}
-		select { // the request to connect is lost until the way is free
+		select { // the request to connect is lost until the link thaws
 		case <-thawed:
 		case <-ctx.Done():
 			return nil, fmt.Errorf("connecting to %s: %w", address, syscall.ETIMEDOUT)

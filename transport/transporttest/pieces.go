@@ -7,8 +7,8 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// SendPieces sends what a fuzzer makes up: a series of pieces, each of one byte that says over which connection, two
-// that say how many bytes, and those. What a connection no longer takes is left out.
+// SendPieces sends the input of a fuzzer: a series of pieces, each of one byte for the connection, two for the length,
+// and its bytes. Pieces for a connection that has failed are dropped.
 func SendPieces(conns []transport.Conn, input []byte) {
 	for len(input) >= 3 {
 		n := min(int(input[1])|int(input[2])<<8, len(input)-3)
@@ -24,7 +24,7 @@ func AppendPiece(input []byte, conn int, piece []byte) []byte {
 	return append(append(input, byte(conn), byte(len(piece)), byte(len(piece)>>8)), piece...)
 }
 
-// Drain reads all frames of a connection, until it ends, and forgets them.
+// Drain reads all frames of a connection, until it ends, and discards them.
 func Drain(c transport.Conn) {
 	var h wire.Header
 	b := make([]byte, 4<<10)

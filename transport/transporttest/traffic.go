@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// traffic is the state of a network, behind its lock: who listens, what is on its way, and which faults are to come.
+// traffic is the state of a network, behind its lock: listeners, connections, and faults that are scheduled.
 type traffic struct {
 	Options
 	locked    func(f func()) // runs f with the network's lock: for timers, which hold none
@@ -21,7 +21,7 @@ type traffic struct {
 	closed    bool
 }
 
-// path is the way from one node to another.
+// path names a link by its two nodes.
 type path struct{ from, to string }
 
 func (p path) back() path { return path{p.to, p.from} }
@@ -46,13 +46,13 @@ func (t *traffic) close() {
 	}
 }
 
-// port is one that nobody has had before.
+// port is a port that was not used before.
 func (t *traffic) port() string {
 	t.lastPort++
 	return strconv.Itoa(t.lastPort)
 }
 
-// listen makes a listener known, unless its address is taken.
+// listen registers a listener, unless its address is in use.
 func (t *traffic) listen(l *listener) bool {
 	if t.listeners[l.address.at] != nil || t.closed {
 		return false
@@ -61,7 +61,7 @@ func (t *traffic) listen(l *listener) bool {
 	return true
 }
 
-// shut forgets a listener and resets the connections that nobody has accepted.
+// shut removes a listener and resets the connections that wait for Accept.
 func (t *traffic) shut(l *listener) {
 	if t.listeners[l.address.at] != l {
 		return
@@ -86,7 +86,7 @@ func (t *traffic) link(p path) *link {
 	return t.links[p]
 }
 
-// frozen is nil, or what is closed when the first frost on a path, there or back, is over.
+// frozen is nil, or a channel that is closed when the first frozen direction of a path thaws.
 func (t *traffic) frozen(p path) chan struct{} {
 	if thawed := t.link(p).thawed; thawed != nil {
 		return thawed
@@ -150,7 +150,7 @@ func (e *end) close() error {
 	}
 	e.closed = true
 	e.out.queue(chunk{fin: true})
-	e.in.chunks = nil // what was not read is lost, and makes no room
+	e.in.chunks = nil // what was not read is lost, and frees no room
 	signal(e.in.readable)
 	signal(e.out.writable)
 	if e.peer.closed {
@@ -159,7 +159,7 @@ func (e *end) close() error {
 	return nil
 }
 
-// forget takes the connection out of those that faults can strike.
+// forget removes the connection from those that faults apply to.
 func (e *end) forget() {
 	delete(e.traffic.ends, e)
 	delete(e.traffic.ends, e.peer)
