@@ -48,7 +48,7 @@ class Hosts:
         return ["ip", "netns", "exec", self._namespace(host), "unshare", "--uts", "sh", "-c", named, "sh", script]
 
     def remote_shell(self):
-        """A substitute for ssh: its arguments are the host and a shell command, which has the environment of a login."""
+        """A substitute for ssh: its arguments are the host and a shell command, which has a login's environment."""
         program = self.folder / "remote-shell"
         lines = [
             "#!/bin/sh",

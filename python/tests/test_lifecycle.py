@@ -207,7 +207,7 @@ def test_wrong_arguments_of_init(tmp_path):
                 raise SystemExit(f"{again} was accepted by a running job")
             except ValueError as e:
                 assert text in str(e), e
-            assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0], "the job does not go on"
+            assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0], "the job does not continue"
         known = hvd.ProcessSet([0])
         hvd.init(process_sets=[known])
         assert known.size() == 1

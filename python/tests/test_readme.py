@@ -2,7 +2,7 @@
 
 A fenced block marked `sh` is a script that runs in the repository's root with the virtual environment first on the
 PATH. Where it begins with `# on NAME` it runs on that host, a network namespace; host blocks with nothing but blank
-lines between them belong together, and all but the last are services, which go on until the last one has ended.
+lines between them belong together, and all but the last are services, which run until the last one has ended.
 """
 
 import json

@@ -184,7 +184,7 @@ def test_a_state_that_does_not_fit_a_gate_is_reported():
             assert optimizer._gate.withheld(other) is None
     for broken in (state.replace(b"torch.gates", b"torch.gapes"), state):
         paceline.load_compression_state(broken)
-        assert paceline.compression_state() == broken, "what nobody claims is kept"
+        assert paceline.compression_state() == broken, "state that no gate uses is kept"
     with pytest.raises(ValueError, match="gates"):
         paceline.load_compression_state(state[:-40] + bytes(40))
     start = state.index(b"torch.gates")

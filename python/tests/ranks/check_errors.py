@@ -1,4 +1,4 @@
-"""What goes wrong, and what is said about it. After each of these the job goes on."""
+"""Errors of operations, and their messages. After each of them the job continues."""
 
 import pytest
 import torch

@@ -231,7 +231,7 @@ def test_a_value_of_a_transposed_tensor_keeps_its_shape():
 
 @pytest.mark.parametrize("how", ["every k iterations", "without waiting"])
 def test_batch_norm_statistics_go_beside_weights_under_ssp(how):
-    """FluentPS's mixed use: the strictest key would bound the worker, so statistics wait for nobody, or seldom."""
+    """FluentPS's mixed use: the strictest key bounds the worker, so statistics have a condition that seldom delays."""
     torch.manual_seed(hvd.rank())
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
     named = [(f"{how} {n}", p) for n, p in model.named_parameters()]
