@@ -38,9 +38,9 @@ func TestLocksInOrder(t *testing.T) {
 	}
 	var unplaced lockorder.Mutex
 	third.Lock()
-	defer third.Unlock()
 	unplaced.Lock()
-	defer unplaced.Unlock()
+	third.Unlock()
+	unplaced.Unlock()
 }
 
 // reader locks for reading.

@@ -320,11 +320,11 @@ func units32(b []byte) (values []float32) {
 func TestWithoutMemoryForAKeptMessageThePushIsAnsweredOnce(t *testing.T) {
 	p := newPlay(t, func(p *play, w *wire.Tensor) { p.shell.Round.RankOrder, w.Codec = true, "topk:0.5" })
 	for size := 1 << 21; size >= 1<<12; size /= 2 {
-		taken, err := p.shell.Round.Pool.Get(size)
+		lent, err := p.shell.Round.Pool.Get(size)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer p.shell.Round.Pool.Put(taken)
+		t.Cleanup(func() { p.shell.Round.Pool.Put(lent) })
 	}
 	p.serve(2, wire.Header{Type: wire.TypePush, Codec: wire.CodecDeclared}, make([]byte, 8))
 	p.cancelled(2)
