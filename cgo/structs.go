@@ -20,7 +20,8 @@ import (
 // maxStruct bounds the size of a caller's structure, all of which is read.
 const maxStruct = 4096
 
-// The sizes of the first versions of the structures that have grown.
+// The sizes of the first versions of the structures that have grown. A structure that grows for the first time needs one
+// here, in place of its present size, where it is read.
 const (
 	leastOp     = unsafe.Offsetof(C.pl_op{}.sync)
 	leastOutput = unsafe.Offsetof(C.pl_output{}.value)

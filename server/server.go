@@ -3,7 +3,7 @@
 // embedded in a worker process, where that worker's own share takes the in-process way (Local), and
 // dedicated on a CPU node.
 //
-// Reading order: server.go (what there is), round.go (one init to shutdown), conn.go and
+// Reading order: server.go (what there is), round.go (one init to shutdown), tensor.go (a tensor and its room), conn.go and
 // replies.go (frames in and out), local.go (the in-process way), names.go (ranks that disagree or do not come), join.go; then
 // the rooms: package room (what passes between the shell and them), sums (what is summed), held (values that ranks read
 // and change), transfer (broadcast, allgather, alltoall).

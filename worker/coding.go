@@ -18,7 +18,7 @@ type coding struct {
 	codec   codec.Codec
 	answers codec.Codec // of what servers send back
 	held    bool        // servers hold a value, and no residuals
-	follow  bool        // what they send back are differences to a base
+	follow  bool        // what they send back are differences to the rank's reference copy
 	dtype   units.DType
 	parts   []codedPart
 }
@@ -29,8 +29,8 @@ type codedPart struct {
 	key      uint64 // of the streams that it draws from
 	elements int
 	residual []byte // what its messages lacked so far; nil before the first
-	base     []byte // of a held value: what servers send differences to, float32; nil for none
-	number   uint32 // of the answer that made the base
+	base     []byte // of a held value: the rank's reference copy, float32; nil for none
+	number   uint32 // of the reference copy
 }
 
 func newCoding(c codec.Codec, t *wire.Tensor) *coding {
@@ -99,7 +99,7 @@ func (t *task) decode(h *wire.Header, message []byte, from fmt.Stringer) (err er
 	return nil
 }
 
-// move adds a difference to the base, which then is the value.
+// move adds a difference to the reference copy, which then is the value.
 func (k *coding) move(p *codedPart, h *wire.Header, out, message []byte) error {
 	if p.base == nil {
 		return errors.New("a difference to a value that this rank does not have")
@@ -114,7 +114,7 @@ func (k *coding) move(p *codedPart, h *wire.Header, out, message []byte) error {
 	return nil
 }
 
-// start makes a base of a value that came as it is, if the server does.
+// start makes a reference copy of a value that came as it is, if the server does.
 func (k *coding) start(h *wire.Header, value []byte) {
 	p := &k.parts[h.Part]
 	if p.number = h.Reference; p.number == 0 {

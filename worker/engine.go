@@ -13,8 +13,8 @@
 //  7. With the last task the next stage begins, or Done is called (operation.go).
 //
 // Beside that: supersteps (superstep.go), changes of conditions (condition.go), joins (join.go), the state of coded
-// tensors (state.go, statebytes.go, residuals.go), the timeline (timeline.go), and how an engine ends (end.go). All
-// locks and their order stand in locks.go.
+// tensors (state.go, statebytes.go, residuals.go), observers (observer.go) with the timeline (timeline.go), and how an
+// engine ends (end.go). All locks and their order stand in locks.go.
 package worker
 
 import (

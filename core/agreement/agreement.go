@@ -3,7 +3,7 @@
 // Every rank counts the operations that it starts under a name, and brings each of them to one server, the
 // name's home. Operations with the same count belong together. Home is the half of the servers: it finds out
 // ranks that bring different things under one count and ranks that do not come, and fails the operation on
-// every rank. Rank is the half of a worker: it counts, hears of failures, in flight here or not yet started,
+// every rank. Uses is the half of a worker: it counts, hears of failures, in flight here or not yet started,
 // and gives the name a new generation, under which its tensors are declared anew.
 //
 // Both are pure: they read no clock, send nothing and take no lock. Reading order: home.go, members.go (joins,

@@ -83,8 +83,8 @@
 // # A new codec
 //
 // Write one file with a function that takes the arguments and returns a Codec, and add its line to the
-// table in registry.go, or, in a package outside, call [Register]; the tests here check every codec of the table against
-// this page. The engine and the server know no codec by name.
+// table in registry.go, or, in a package outside, call [Register]. Add its settings to the list in codec_test.go: the
+// tests check each of them against this page. The engine and the server know no codec by name.
 package codec
 
 import (

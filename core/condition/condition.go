@@ -1,7 +1,7 @@
 // Package condition decides, for one key, when a push counts, when an iteration closes and when a
 // pull is answered. It is FluentPS's server side (algorithms.md section 1) as a pure machine:
-// Step(input) → outputs, with no data, no I/O and no clock. The server's shards, which hold the
-// bytes, and the simulator drive the same code.
+// Step(input) → outputs, with no data, no I/O and no clock. The server's rooms (server/sums, server/held),
+// which hold the bytes, and the simulator drive the same code.
 //
 // A synchronisation model is a pull condition and a push condition. Each model is one file here and
 // one line in the table of models.go; a user's own is any pair of values of the two interfaces.

@@ -95,7 +95,8 @@ func (b builder) name() string {
 	return name
 }
 
-// builders is the table of models. A new model is one file and one line here, or one call of Register.
+// builders is the table of models. A new model is one file and one line here, or one call of Register. The tests want a
+// setting of it in models_test.go; random schedules run the models in random_test.go.
 var builders = []builder{
 	{"bsp", newBSP},
 	{"asp", newASP},

@@ -130,7 +130,7 @@ func (c Sometimes) AsksSignificance() bool {
 
 func (c Sometimes) String() string { return fmt.Sprintf("i < V + %d or rand() >= %s", c.S, c.P) }
 
-// draw is the random number in [0, 1) of a worker's iteration. Every key and shard draws the same; otherwise,
+// draw is the random number in [0, 1) of a worker's iteration. Every key on every server draws the same; otherwise,
 // with M keys, some key would block with probability 1 - (1-c)^M.
 func draw(seed uint64, rank int, progress uint64) float64 {
 	return float64(scramble(scramble(scramble(seed)+uint64(rank))+progress)>>11) / (1 << 53)

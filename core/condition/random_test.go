@@ -19,7 +19,7 @@ var (
 	replay    = flag.Uint64("schedule", 0, "seed of the one schedule that TestRandomSchedules runs, as a failure printed it")
 )
 
-// TestRandomSchedules drives machines under every model and both parking orders with random schedules
+// TestRandomSchedules drives machines under the models of schedule.model and both parking orders with random schedules
 // of workers that push, pull, repeat themselves, come late, die and come back, while conditions change.
 // It holds them against the ledger of ledger_test.go. A million: go test ./core/condition -run
 // RandomSchedules -schedules 1000000.

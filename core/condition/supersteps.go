@@ -4,8 +4,8 @@ import "time"
 
 // Supersteps are the models with a barrier at the end of stretches in which workers run freely
 // (adaptive, elastic). Progress counts supersteps there, and a key's machine runs BSP over them: only
-// the last push of a worker in a superstep passes through it. One decider of the job chooses that push for all
-// shards, which alone would choose different barriers (package core/superstep).
+// the last push of a worker in a superstep passes through it. One decider for a group of values chooses that push
+// for all their keys: deciders of single keys would choose different barriers (package core/superstep).
 type Supersteps interface {
 	// Rule makes the rule by which the decider of one group of values decides.
 	Rule() Rule

@@ -51,7 +51,7 @@ type Settings struct {
 	// The path of a gradient.
 	PartitionBytes int64  `json:"partition_bytes"` // 0: the worker chooses by the servers
 	FusionBytes    int64  `json:"fusion_bytes"`    // payload of a frame in which small tensors travel together; 0: each alone
-	CreditBytes    int64  `json:"credit_bytes"`    // pushed to one server and not answered yet
+	CreditBytes    int64  `json:"credit_bytes"`    // pushed to one server and not yet reported as consumed
 	Connections    int    `json:"connections"`     // from a worker to each server
 	SendBuffer     int64  `json:"send_buffer"`     // of the kernel for a connection; 0: as the kernel tunes it
 	Congestion     string `json:"congestion"`      // TCP's congestion control, or "system"

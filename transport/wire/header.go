@@ -1,6 +1,6 @@
 // Package wire defines the frames between the nodes of a job: a fixed header, little-endian and versioned,
-// followed by at most one payload. Data frames carry tensor bytes; control frames carry
-// JSON. The package does no I/O.
+// followed by at most one payload: tensor bytes or a codec's message (push, result, put, restore), JSON, a structure of
+// fixed size (window, report, stop) or further frames (batch). The package does no I/O.
 package wire
 
 import (
@@ -129,7 +129,7 @@ type Header struct {
 	Rank         uint16      // of the sender; in joined, of the last rank
 	Source       uint16      // transfers: the rank that puts
 	Destination  uint16      // transfers: the rank that gets, or EveryRank
-	Divisor      uint16      // result: how many ranks contributed
+	Divisor      uint16      // result: how many ranks contributed, joined ones included; an average is divided by it already
 	Offset       uint32      // element of the partition at which the payload begins (restore)
 	Reference    uint32      // held values: number of the rank's reference copy, 0 for none
 	Before       uint32      // iterations of a coded tensor before its declaration, from a checkpoint
