@@ -105,7 +105,7 @@ func (u *Uses[O, D]) Failed(generation, count uint64, err error) (v Verdict[O]) 
 	}
 	for _, later := range u.after(count, failed.d, !here && v.Anew) {
 		v.Later = append(v.Later, u.inflight[later].o)
-		u.Anew(later)
+		v.Anew = u.Anew(later) || v.Anew
 	}
 	return v
 }
