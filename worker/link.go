@@ -67,17 +67,13 @@ func (l *link) greet() error {
 
 // Pop implements outbox.Queue.
 func (l *link) Pop(limit int) (outbox.Frame, bool) {
-	f, ok := l.next(limit)
-	if t, is := f.Owner.(*task); is {
-		l.p.e.observers.moving(t)
-	}
-	return f, ok
-}
-
-func (l *link) next(limit int) (outbox.Frame, bool) {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
-	return l.p.traffic.next(l.traffic, limit)
+	f, ok := l.p.traffic.next(l.traffic, limit)
+	if t, is := f.Owner.(*task); is {
+		l.p.e.observers.moving(t) // under the lock, which the reader of the answer takes before it reads the time
+	}
+	return f, ok
 }
 
 // Waiting implements outbox.Queue.

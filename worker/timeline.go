@@ -54,13 +54,14 @@ func (e *Engine) StartTimeline(path string) error {
 // StopTimeline ends the timeline; the file is whole after that.
 func (e *Engine) StopTimeline() { e.replaceTimeline(nil) }
 
+// replaceTimeline has the new timeline observe before it can be found, so that whoever replaces that one ends it.
 func (e *Engine) replaceTimeline(t *timeline) {
+	if t != nil {
+		e.Observe(t)
+	}
 	if before := e.timeline.Swap(t); before != nil {
 		e.Unobserve(before)
 		before.close()
-	}
-	if t != nil {
-		e.Observe(t)
 	}
 }
 
