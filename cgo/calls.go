@@ -5,15 +5,14 @@ package main
 */
 import "C"
 
-import (
-	"sync"
-	"unsafe"
-)
+import "sync"
 
-// done is the function that a caller wants called when an operation ends; the zero done calls nothing.
+// done is the function that a caller wants called when an operation ends; the zero done calls nothing. The caller may
+// pass any value as its argument, which is why it is no pointer here: Go's runtime stops a program in whose stack it
+// finds a pointer to what cannot be memory.
 type done struct {
 	call C.pl_done_fn
-	arg  unsafe.Pointer
+	arg  C.uintptr_t
 }
 
 // calls runs callers' functions one after the other on a goroutine of its own, so that a function that is slow, or

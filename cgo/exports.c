@@ -60,7 +60,7 @@ int pl_set_condition(const char *change, uint64_t *at) {
 }
 
 int pl_end_iteration(uint32_t process_set, const char *name, int32_t *last) {
-  GUARD;
+  GUARD_WAITS;
   return goEndIteration(process_set, (char *)name, last);
 }
 
@@ -71,7 +71,7 @@ int pl_begin_iteration(uint32_t process_set, const char *name) {
 
 int pl_join(pl_done_fn done, void *done_arg, int32_t *handle) {
   GUARD;
-  return goJoin(done, done_arg, handle);
+  return goJoin(done, (uintptr_t)done_arg, handle);
 }
 
 int64_t pl_error(int32_t handle, char *buf, uint64_t cap) {

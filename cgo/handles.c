@@ -52,9 +52,9 @@ int pl_in_done(void) {
   return 1;
 }
 
-void pl_handle_done(pl_done_fn done, void *done_arg, int32_t h, int32_t status) {
+void pl_handle_done(pl_done_fn done, uintptr_t done_arg, int32_t h, int32_t status) {
   pthread_setspecific(in_done, &in_done);
-  done(done_arg, h, status);
+  done((void *)done_arg, h, status);
   pthread_setspecific(in_done, NULL);
 }
 

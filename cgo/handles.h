@@ -14,7 +14,7 @@ void pl_set_error(const char *text);
 void pl_handle_open(int32_t h);
 void pl_handle_close(int32_t h);
 void pl_handle_finish(int32_t h, int32_t status);
-void pl_handle_done(pl_done_fn done, void *done_arg, int32_t h, int32_t status);
+void pl_handle_done(pl_done_fn done, uintptr_t done_arg, int32_t h, int32_t status);
 void *pl_alloc(uint64_t bytes);
 
 #endif

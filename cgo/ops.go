@@ -154,7 +154,7 @@ func goBeginIteration(set C.uint32_t, name *C.char) C.int {
 }
 
 //export goJoin
-func goJoin(call C.pl_done_fn, arg unsafe.Pointer, handle *C.int32_t) C.int {
+func goJoin(call C.pl_done_fn, arg C.uintptr_t, handle *C.int32_t) C.int {
 	w, err := running()
 	if err != nil {
 		return fail(err)

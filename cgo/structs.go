@@ -37,30 +37,31 @@ func sizeOf(from unsafe.Pointer, name string, least, known uintptr) (uintptr, er
 	return size, nil
 }
 
-// sized copies a caller's structure to one of this release. Fields that a shorter one lacks stay zero; bytes that a
+// sized copies a caller's structure to one of this release. Fields that a shorter one lacks become zero; bytes that a
 // longer one adds must be zero.
-func sized[T any](from *T, name string, least uintptr) (to T, err error) {
-	known := unsafe.Sizeof(to)
+func sized[T any](to, from *T, name string, least uintptr) error {
+	known := unsafe.Sizeof(*to)
 	size, err := sizeOf(unsafe.Pointer(from), name, least, known)
 	if err != nil {
-		return to, err
+		return err
 	}
 	given := unsafe.Slice((*byte)(unsafe.Pointer(from)), size)
 	for i := known; i < size; i++ {
 		if given[i] != 0 {
-			return to, fmt.Errorf("%s of %d bytes has something at byte %d, where this library, which knows %d, has no field: install the release that the caller was built for", name, size, i, known)
+			return fmt.Errorf("%s of %d bytes has something at byte %d, where this library, which knows %d, has no field: install the release that the caller was built for", name, size, i, known)
 		}
 	}
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&to)), known), given)
-	return to, nil
+	b := unsafe.Slice((*byte)(unsafe.Pointer(to)), known)
+	clear(b[copy(b, given):])
+	return nil
 }
 
 // option is sized for options, which may be absent.
 func option[T any](from *T, name string, least uintptr) (to T, err error) {
-	if from == nil {
-		return to, nil
+	if from != nil {
+		err = sized(&to, from, name, least)
 	}
-	return sized(from, name, least)
+	return to, err
 }
 
 // opsOf reads a group of operations, an array whose elements have the caller's size.
@@ -69,20 +70,22 @@ func opsOf(first *C.pl_op, count C.uint32_t, rank int) ([]worker.Op, []done, err
 		return nil, nil, fmt.Errorf("group of %d operations, allowed are 1 to %d", count, limits.MaxHandles)
 	}
 	list, dones := make([]worker.Op, count), make([]done, count)
+	var room [unsafe.Sizeof(C.pl_op{}) / 8]uint64 // not a pl_op, whose done_arg need not be a pointer
+	c := (*C.pl_op)(unsafe.Pointer(&room))
 	at := unsafe.Pointer(first)
 	for i := range list {
 		op := (*C.pl_op)(at)
 		if op.size != first.size {
 			return nil, nil, fmt.Errorf("pl_op %d of a group has %d bytes, and the first one %d", i, op.size, first.size)
 		}
-		c, err := sized(op, "pl_op", leastOp)
+		err := sized(c, op, "pl_op", leastOp)
+		if err == nil {
+			list[i], err = opOf(c, rank)
+		}
 		if err != nil {
 			return nil, nil, err
 		}
-		if list[i], err = opOf(&c, rank); err != nil {
-			return nil, nil, err
-		}
-		dones[i] = done{c.done, c.done_arg}
+		dones[i] = done{c.done, *(*C.uintptr_t)(unsafe.Pointer(&c.done_arg))}
 		at = unsafe.Add(at, first.size)
 	}
 	return list, dones, nil
@@ -161,6 +164,7 @@ func writeOutput(to *C.pl_output, size uintptr, full C.pl_output) {
 	b := unsafe.Slice((*byte)(unsafe.Pointer(to)), size)
 	clear(b[copy(b, unsafe.Slice((*byte)(unsafe.Pointer(&full)), unsafe.Sizeof(full))):])
 }
+
 func numbers(p *C.int64_t, n C.uint32_t) []int64 {
 	list := make([]int64, n)
 	for i, v := range unsafe.Slice(p, n) {
@@ -169,7 +173,12 @@ func numbers(p *C.int64_t, n C.uint32_t) []int64 {
 	return list
 }
 
-func memory(p unsafe.Pointer, n int64) []byte { return unsafe.Slice((*byte)(p), n) }
+func memory(p unsafe.Pointer, n int64) []byte {
+	if n == 0 {
+		return nil // the caller's pointer may be anything
+	}
+	return unsafe.Slice((*byte)(p), n)
+}
 
 func alloc(n int) []byte {
 	p := C.pl_alloc(C.uint64_t(n))

@@ -53,9 +53,9 @@ func (t *table) finish(h int32, out worker.Output, err error) {
 		status = statusOf(err)
 	}
 	t.mu.Lock()
-	d := t.book.finish(h, out, err) // a thread that sees the end may release the handle
+	d := t.book.finish(h, out, err)
+	C.pl_handle_finish(C.int32_t(h), status) // before another thread can release the handle
 	t.mu.Unlock()
-	C.pl_handle_finish(C.int32_t(h), status)
 	if d.call != nil {
 		t.calls.add(call{d, h, status, t})
 	}
