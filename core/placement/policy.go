@@ -44,15 +44,13 @@ type builder struct {
 	build Build
 }
 
-// builders is the table of policies. A new policy is one file, one line here, and a choice of PACELINE_PLACEMENT
-// (node/settings).
+// builders is the table of policies. A new policy is one file and one line here, or one call of Register.
 var builders = []builder{
 	{"round-robin", newRoundRobin},
 	{"largest-first", newLargestFirst},
 }
 
-// Register adds a policy from outside this package. It is for init functions; a name in use panics. PACELINE_PLACEMENT
-// does not accept the name; a Go program sets it in the Placement of its settings.
+// Register adds a policy from outside this package. It is for init functions; a name in use panics.
 func Register(name string, build Build) {
 	if slices.Contains(Names(), name) {
 		panic(fmt.Sprintf("placement: the policy %q is registered twice", name))

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/secret"
 )
@@ -38,6 +39,21 @@ func choice(field func(*Settings) *string, names ...string) kind {
 	k.parse = func(s *Settings, v string) error {
 		v = strings.ToLower(v)
 		if !slices.Contains(names, v) {
+			return errNotAllowed
+		}
+		*field(s) = v
+		return nil
+	}
+	return k
+}
+
+// policy is a placement policy, with its arguments where it has some.
+func policy(field func(*Settings) *string) kind {
+	k := text(field, "")
+	k.allowed = "are " + strings.Join(placement.Names(), ", ")
+	k.parse = func(s *Settings, v string) error {
+		v = strings.ToLower(v)
+		if _, err := placement.Parse(v); err != nil {
 			return errNotAllowed
 		}
 		*field(s) = v
