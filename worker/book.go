@@ -14,7 +14,7 @@ import (
 )
 
 // book is what a rank knows of its tensors and has in flight: names with their counts and declarations, states that
-// wait for their tensors, supersteps, a join, and why the engine takes no more operations. It has no lock: the engine
+// wait for their tensors, supersteps, a join, and why the engine accepts no more operations. It has no lock: the engine
 // keeps it behind its own. What it decides is done by the engine, when the lock is released.
 type book struct {
 	cfg        *Config
@@ -26,7 +26,7 @@ type book struct {
 	joining    *joinState
 	leaders    map[uint32]*declaration // first values of groups with supersteps, by tensor
 	warned     map[string]time.Time    // when a server last warned of a stall
-	broken     error                   // why the engine takes no more operations
+	broken     error                   // why the engine accepts no more operations
 	lost       *wire.Lost
 }
 
@@ -91,7 +91,7 @@ func (b *book) checkValue(op *Op) error {
 }
 
 // checkSync refuses a synchronisation model that the ranks cannot run. A tensor's first use alone is checked, since a
-// model may be an expression, which takes long to compile.
+// model may be an expression, which is slow to compile.
 func (b *book) checkSync(op *Op) error {
 	if op.Sync == (options.Sync{}) || b.declares(op) {
 		return nil

@@ -26,11 +26,11 @@ type coding struct {
 // codedPart is what this rank keeps of a partition from one operation to the next. It belongs to the one
 // operation of the name that is in flight.
 type codedPart struct {
-	key      uint64 // of the streams that it draws from
-	elements int
-	residual []byte // what its messages lacked so far; nil before the first
-	base     []byte // of a held value: the rank's reference copy, float32; nil for none
-	number   uint32 // of the reference copy
+	key       uint64 // of the streams that it draws from
+	elements  int
+	residual  []byte // what its messages lacked so far; nil before the first
+	reference []byte // of a held value: the rank's reference copy, float32; nil for none
+	number    uint32 // of the reference copy
 }
 
 func newCoding(c codec.Codec, t *wire.Tensor) *coding {
@@ -44,7 +44,7 @@ func newCoding(c codec.Codec, t *wire.Tensor) *coding {
 	return k
 }
 
-// arrives checks what an answer says of its length, before memory is taken for it.
+// arrives checks what an answer says of its length, before memory is allocated for it.
 func (t *task) arrives(h *wire.Header, from fmt.Stringer) error {
 	if t.h.Type == wire.TypeState || t.h.Type == wire.TypeRestore {
 		if h.Codec != wire.CodecPlain || h.Length > 0 && int(h.Length) != len(t.out) {
@@ -80,7 +80,7 @@ func (t *task) arrivesEmpty(h *wire.Header, from fmt.Stringer) error {
 		return fmt.Errorf("%v answers partition %d of %q with %d bytes and says that there are none", from, h.Part, t.o.name(), h.Length)
 	case k == nil && h.Codec == wire.CodecPlain && t.o.Kind.HasOp() && t.o.Kind != units.Accumulate:
 		return nil
-	case k != nil && k.follow && k.parts[h.Part].base != nil && k.parts[h.Part].number == h.Reference && h.Codec == wire.CodecDeclared:
+	case k != nil && k.follow && k.parts[h.Part].reference != nil && k.parts[h.Part].number == h.Reference && h.Codec == wire.CodecDeclared:
 		return nil
 	}
 	return fmt.Errorf("%v gives no answer for partition %d of %q, and this rank has none", from, h.Part, t.o.name())
@@ -101,16 +101,16 @@ func (t *task) decode(h *wire.Header, message []byte, from fmt.Stringer) (err er
 
 // move adds a difference to the reference copy, which then is the value.
 func (k *coding) move(p *codedPart, h *wire.Header, out, message []byte) error {
-	if p.base == nil {
+	if p.reference == nil {
 		return errors.New("a difference to a value that this rank does not have")
 	}
 	if h.Flags&wire.FlagEmpty == 0 {
-		if err := k.answers.DecodeAdd(p.base, message); err != nil {
+		if err := k.answers.DecodeAdd(p.reference, message); err != nil {
 			return err
 		}
 	}
 	p.number = h.Reference
-	reduce.Narrow(k.dtype, out, p.base)
+	reduce.Narrow(k.dtype, out, p.reference)
 	return nil
 }
 
@@ -118,13 +118,13 @@ func (k *coding) move(p *codedPart, h *wire.Header, out, message []byte) error {
 func (k *coding) start(h *wire.Header, value []byte) {
 	p := &k.parts[h.Part]
 	if p.number = h.Reference; p.number == 0 {
-		p.base = nil
+		p.reference = nil
 		return
 	}
-	if p.base == nil {
-		p.base = make([]byte, 4*p.elements)
+	if p.reference == nil {
+		p.reference = make([]byte, 4*p.elements)
 	}
-	reduce.Widen(k.dtype, p.base, value)
+	reduce.Widen(k.dtype, p.reference, value)
 }
 
 func (k *coding) decode(pool *mempool.Pool, out, message []byte) error {

@@ -21,7 +21,7 @@ import (
 )
 
 // An answer that cannot be decoded ends its operation, with an error that says whose it was; one of a length that
-// no message has ends the connection, before memory is taken.
+// no message has ends the connection, before memory is allocated.
 func TestAnAnswerThatCannotBeDecodedEndsTheOperation(t *testing.T) {
 	const n = 4096
 	for _, c := range []struct {

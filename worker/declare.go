@@ -80,7 +80,7 @@ func (q *declareQueue) send(ctx context.Context, e *Engine) {
 	}
 }
 
-// declaring takes what is to be declared out of the book.
+// declaring removes from the book what is to be declared.
 func (e *Engine) declaring() (batch []*declaration, tensors []wire.Tensor) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -27,9 +27,9 @@ const (
 // encoder is the stage before the servers' queues, through which coded pushes go:
 //
 //  1. push queues a task for its server, by priority.
-//  2. A goroutine takes the most urgent one of the servers whose messages are not too far ahead.
-//  3. The message takes the place of the task's input, and the task goes on to the queue of its server.
-//  4. sent gives the message's memory back, when it has left or the server in this process has taken it in.
+//  2. A goroutine encodes the most urgent one of the servers whose messages are not too far ahead.
+//  3. The message replaces the task's input, and the task goes on to the queue of its server.
+//  4. sent gives the message's memory back, when it has left or the server in this process has read it.
 //     No answer is waited for: it may need messages of other ranks that wait for ours.
 type encoder struct {
 	e    *Engine
@@ -51,7 +51,7 @@ type lane struct {
 	ahead int64 // memory of messages that have not left
 }
 
-// next takes the most urgent task that may be encoded; among equals the one whose server has the least to receive.
+// next removes the most urgent task that may be encoded; among equals the one whose server has the least to receive.
 func (l lanes) next() *task {
 	for {
 		var from *lane
@@ -162,7 +162,7 @@ func (n *encoder) pass(t *task) {
 	w.kick()
 }
 
-// sent takes a message's memory back.
+// sent returns a message's memory to the pool.
 func (n *encoder) sent(server int, message []byte) {
 	if message == nil {
 		return

@@ -37,7 +37,7 @@ func (e *Engine) end(err error) {
 // farewellTime bounds how long an engine that ends for a lost peer waits until the others have heard why.
 const farewellTime = 500 * time.Millisecond
 
-// passOn tells the servers of the lost peer for which this engine ends, so that nobody takes the
+// passOn tells the servers of the lost peer for which this engine ends, so that nobody mistakes the
 // closing of its connections, or of those to the server in this process, for the loss.
 func (e *Engine) passOn() {
 	e.mu.Lock()

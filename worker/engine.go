@@ -1,4 +1,4 @@
-// Package worker is the engine inside a training process: it takes operations on tensors, declares,
+// Package worker is the engine inside a training process: it accepts operations on tensors, declares,
 // partitions, prioritises, pushes and pulls, and says when each is done.
 //
 // The way of an operation:
@@ -57,7 +57,7 @@ type Control interface {
 // once, from any goroutine; the operation's memory is in use until then.
 type Local interface {
 	Announce(t *wire.Tensor) error
-	// Serve takes in one partition's request, and does not keep in where that is a message (CodecDeclared).
+	// Serve handles one partition's request, and does not keep in where that is a message (CodecDeclared).
 	Serve(h wire.Header, in, out []byte, done func(divisor uint32, err error))
 	Condition(wire.Condition) wire.ConditionReply
 	Report(h wire.Header, iteration wire.Report) error
@@ -110,7 +110,7 @@ type Engine struct {
 	book // guarded by mu
 }
 
-// New makes an engine. It takes notices from now on, and operations after Start.
+// New makes an engine. It accepts notices from now on, and operations after Start.
 func New(cfg Config) *Engine {
 	if cfg.Alloc == nil {
 		cfg.Alloc = func(n int) []byte { return make([]byte, n) }
@@ -292,7 +292,7 @@ func (e *Engine) hostOf(l wire.Lost) string {
 	return fmt.Sprintf(" (host %s, pid %d)", n.Host, n.PID)
 }
 
-// Err is why the engine takes no more operations, nil while it does.
+// Err is why the engine accepts no more operations, nil while it does.
 func (e *Engine) Err() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -343,7 +343,7 @@ func TestUnreportedBytesLeaveCreditHoweverManyConnections(t *testing.T) {
 	}
 }
 
-// Memory that the engine has taken for a result is handed to the caller with the error, too.
+// Memory that the engine has allocated for a result is handed to the caller with the error, too.
 func TestFailedAllgatherHandsItsMemoryOver(t *testing.T) {
 	perform(t, 1, 1, nil, func(th *theatre) {
 		s := th.servers[0]

@@ -22,7 +22,7 @@ type link struct {
 	p       *peer
 	conn    transport.Conn
 	out     *outbox.Outbox
-	traffic *connTraffic // what takes this connection; guarded by the peer's mutex
+	traffic *connTraffic // what uses this connection; guarded by the peer's mutex
 	scratch []byte
 }
 
@@ -272,7 +272,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 	return nil
 }
 
-// wrongEpoch fails the operation whose frame the server did not take, because it is in another epoch.
+// wrongEpoch fails the operation whose frame the server refused, because it is in another epoch.
 func (l *link) wrongEpoch(h *wire.Header) {
 	if t := l.p.awaiting(h); t != nil {
 		err := fmt.Errorf("%v of %q on rank %d: %v is in epoch %d, this rank was in %d", t.o.Kind, t.o.name(), t.o.e.cfg.Rank, l.p, h.Epoch, t.o.epoch)
@@ -290,7 +290,7 @@ func notice[T any](h *wire.Header, payload []byte, handle func(T)) error {
 	return nil
 }
 
-// window takes the server's report of how much it has consumed; credit comes back.
+// window handles the server's report of how much it has consumed; credit comes back.
 func (l *link) window(consumed uint64) {
 	l.p.mu.Lock()
 	l.p.traffic.consumed(l.traffic, consumed)

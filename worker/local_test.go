@@ -15,7 +15,7 @@ import (
 )
 
 // lateServer is a server in this process that keeps what it is served, but for what was cancelled of a tensor that it
-// knew then. Its first announcement takes until a cancel has come, and the cancel until something is served.
+// knew then. Its first announcement lasts until a cancel has come, and the cancel until something is served.
 type lateServer struct {
 	Local
 	announcements     int

@@ -15,6 +15,6 @@ import "github.com/paceline/paceline/internal/lockorder"
 //	occupancy.mu      the newest measurement
 //	timeline.mu       the timeline's file
 //
-// A task's life takes none: it is a state in an atomic variable, and what may be done follows from its steps
+// A task's life needs none: it is a state in an atomic variable, and what may be done follows from its steps
 // (core/task).
 const levelWorker lockorder.Level = 100

@@ -221,7 +221,7 @@ func (b *book) withdraw(decls ...*declaration) {
 	}
 }
 
-// forget takes a finished operation out of the books.
+// forget removes a finished operation from the book.
 func (e *Engine) forget(o *operation) {
 	e.mu.Lock()
 	o.n.End(o.seq)

@@ -34,7 +34,7 @@ type Op struct {
 	Empty bool
 
 	// Done is called exactly once, from any goroutine, unless Submit returned an error. With an error the
-	// output means nothing, but its memory, if the engine has taken some, is the caller's to return.
+	// output means nothing, but its memory, if the engine has allocated some, is the caller's to return.
 	Done func(Output, error)
 }
 
@@ -163,12 +163,12 @@ func (o *Op) checkUse(rank int, bytes int64) error {
 	return nil
 }
 
-// gives reports whether a use takes this rank's input to the value.
+// gives reports whether a use sends this rank's input to the value.
 func (o *Op) gives(rank int) bool {
 	return o.Use&units.Add != 0 || o.Use == units.Declare && o.Root == rank
 }
 
-// useLengths are the bytes that a use takes and gives, of a value of so many.
+// useLengths are the bytes of input and output of a use, of a value of so many.
 func (o *Op) useLengths(rank int, bytes int64) (in, out int64) {
 	if o.gives(rank) {
 		in = o.inputBytes(bytes)

@@ -29,7 +29,7 @@ type operation struct {
 
 	mu        lockorder.Mutex
 	err       error
-	abandoned bool // the servers have been told and the tasks that have not begun are dropped
+	abandoned bool // the servers have been informed and the tasks that have not begun are dropped
 	tasks     []*task
 	next      func() // what follows the present stage; nil for the end
 
@@ -138,7 +138,7 @@ func (o *operation) setErr(err error) {
 }
 
 // fail gives the operation up for a reason that the other ranks hear of by themselves: the servers are
-// told, tasks that have not begun are dropped, and those under way are waited for before Done.
+// informed, tasks that have not begun are dropped, and those under way are waited for before Done.
 func (o *operation) fail(err error) { o.abandon(err, false) }
 
 // giveUp is fail for a reason of this rank's own: the servers tell the other ranks.
@@ -155,14 +155,14 @@ func (o *operation) abandon(err error, ownWill bool) {
 	if again {
 		return
 	}
-	o.tellServers(ownWill)
+	o.informServers(ownWill)
 	for _, t := range tasks {
 		t.happened(life.Abandon)
 	}
 }
 
-// tellServers cancels the tensor from this iteration on wherever it has keys.
-func (o *operation) tellServers(ownWill bool) {
+// informServers cancels the tensor from this iteration on wherever it has keys.
+func (o *operation) informServers(ownWill bool) {
 	if o.d == nil {
 		return
 	}

@@ -191,7 +191,7 @@ func (p *peer) onFirst(queue func(*connTraffic)) {
 	}
 }
 
-// join implements way. It takes every connection: it must not overtake what was pushed on another.
+// join implements way. It uses every connection: it must not overtake what was pushed on another.
 func (p *peer) join(h wire.Header) error {
 	p.mu.Lock()
 	for _, c := range p.traffic.conns {

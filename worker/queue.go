@@ -30,10 +30,10 @@ func (q *taskQueue) peek() *task {
 	return q.tasks[0]
 }
 
-// pop takes the task that peek gave, and reports whether it may begin what is said.
+// pop removes the task that peek returned, and reports whether it may begin what is said.
 func (q *taskQueue) pop(begins life.Event) bool { return heap.Pop(&q.tasks).(*task).begin(begins) }
 
-// next takes the next task that may begin what is said, nil if there is none.
+// next removes the next task that may begin what is said, nil if there is none.
 func (q *taskQueue) next(begins life.Event) *task {
 	for t := q.peek(); t != nil; t = q.peek() {
 		if q.pop(begins) {

@@ -21,7 +21,7 @@ import (
 //   - a share of the residuals that servers keep of answers (keeper), whatever servers they lie on, so that all ranks'
 //     states together have each of them once.
 //
-// Every rank takes its own state, and sets it, at the same place in the program. (The bases of held values are no
+// Every rank saves its own state, and sets it, at the same place in the program. (Reference copies of held values are no
 // more than what a rank was sent, and are in no state. When all ranks have joined, everybody begins anew.)
 //
 // Residuals are pieces of whole tensors, whatever partitions those are cut into, and so are carried to a job with
@@ -152,7 +152,7 @@ func (e *Engine) fetch(ops []*operation, tasks [][]*task) error {
 			left--
 			failure = cmp.Or(failure, err)
 		case <-patience.C:
-			for i, o := range ops { // those that are over take no notice
+			for i, o := range ops { // those that are over ignore it
 				o.giveUp(fmt.Errorf("%w: rank %d did not get the residual of %q from %s within %v", ErrStall, e.cfg.Rank, o.name(), e.serversOf(tasks[i]), e.cfg.DeclareTimeout))
 			}
 		}
@@ -172,7 +172,7 @@ func (e *Engine) serversOf(tasks []*task) string {
 	return strings.Join(names, ", ")
 }
 
-// SetState takes in what State wrote; what it does not name starts at zero. Tensors that are in use are declared
+// SetState restores what State wrote; what it does not name starts at zero. Tensors that are in use are declared
 // anew, as every rank does; held values stay, and only their residuals change. Nothing changes where there is an error.
 func (e *Engine) SetState(state []byte) error {
 	all, err := parseState(state)
@@ -195,7 +195,7 @@ func (e *Engine) SetState(state []byte) error {
 				continue
 			case d.coding != nil:
 				s := stateID{id, d.t.Signature()}
-				d.take(all[s])
+				d.load(all[s])
 				delete(all, s)
 			}
 			stay = append(stay, d)
@@ -248,7 +248,7 @@ func (b *book) restore(id nameID, d *declaration) {
 		b.cfg.Log.Warn(err.Error() + ": it is dropped, and everything of the tensor starts at zero")
 		return
 	}
-	d.take(k)
+	d.load(k)
 	d.pieces = k.answers
 }
 
@@ -269,8 +269,8 @@ func (d *declaration) fits(k *saved) error {
 	return nil
 }
 
-// take makes it the rank's own part of the declaration's state; nothing for a beginning.
-func (d *declaration) take(k *saved) {
+// load makes it the rank's own part of the declaration's state; nothing for a beginning.
+func (d *declaration) load(k *saved) {
 	if k == nil {
 		k = &saved{}
 	}
@@ -278,7 +278,7 @@ func (d *declaration) take(k *saved) {
 	d.coding.load(k.residual)
 }
 
-// had is what servers are told of the iterations before the declaration.
+// had is the number of iterations before the declaration, as it is sent to servers.
 func (d *declaration) had() uint32 {
 	if d.coding == nil {
 		return 0

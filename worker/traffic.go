@@ -19,27 +19,27 @@ import (
 //     reported as consumed. No task leaves while it is at the credit or above, so that an urgent one never waits
 //     behind more than that.
 //  2. On each connection a tensor's announcement leaves before everything else about the tensor.
-//  3. What a rank does with one partition of a held value takes one connection, so that a read does not overtake the
-//     push before it; all else takes any.
+//  3. What a rank does with one partition of a held value uses one connection, so that a read does not overtake the
+//     push before it; all else uses any.
 type traffic struct {
 	rank     int
 	credit   int64
 	inFlight int64
-	queue    taskQueue // of what may take any connection
+	queue    taskQueue // of what may use any connection
 	conns    []*connTraffic
 	answers  map[answerID]*task
-	unsent   []*task // that a broken connection did not take
+	unsent   []*task // that a broken connection did not send
 	left     bool    // the server said goodbye
 	gone     error   // it has closed since; what still wants it fails
 }
 
-// connTraffic is what takes one connection.
+// connTraffic is what uses one connection.
 type connTraffic struct {
 	control   []outbox.Frame // go before all tasks
 	announced map[uint32]struct{}
-	queue     taskQueue // of what must take this connection
+	queue     taskQueue // of what must use this connection
 	sent      uint64    // tensor bytes given to it
-	consumed  uint64    // of them, what the server has taken
+	consumed  uint64    // of them, what the server has consumed
 }
 
 type answerID struct {
@@ -180,14 +180,14 @@ func (f *traffic) tasks() []*task {
 	return tasks
 }
 
-// reset forgets which tensors the server has been told of.
+// reset forgets which tensors were announced to the server.
 func (f *traffic) reset() {
 	for _, c := range f.conns {
 		clear(c.announced)
 	}
 }
 
-// announcement is the frame that tells the server of a tensor.
+// announcement is the frame that announces a tensor to the server.
 func announcement(t *wire.Tensor, rank int) outbox.Frame {
 	f, err := outbox.JSON(wire.Header{Type: wire.TypeAnnounce, Rank: uint16(rank), Tensor: t.ID}, t)
 	if err != nil {

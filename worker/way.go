@@ -28,7 +28,7 @@ type way interface {
 	condition(w wire.Condition) error
 	// join tells, behind all that was pushed, that this rank has no more data. The error is that of a server that has left.
 	join(h wire.Header) error
-	// reset forgets which tensors the server has been told of.
+	// reset forgets which tensors were announced to the server.
 	reset()
 
 	// lost and bye are the last word, of a lost peer for which this engine ends, or that it leaves. The channels are
