@@ -121,10 +121,10 @@ typedef struct pl_held {
  * come before pl_submit has returned. It must not block: no other call starts before it returns, although the engine
  * continues. It may call every function, including pl_submit, pl_result and pl_release of this handle, except those
  * that wait for other ranks: pl_init, pl_shutdown, pl_wait, pl_set_condition, pl_end_iteration, pl_state, pl_set_state
- * and pl_process_set_* return PL_ERR_INVALID. pl_release before or within the call frees the operation's output at once,
- * but the handle's number is not used again before the call has returned. done_arg may be any value.
- * pl_shutdown ends operations in flight with PL_ERR_SHUTDOWN and returns after the last call; within these calls
- * pl_submit returns PL_ERR_NOT_INITIALIZED. If pl_submit or pl_join returns an error, there is no call. */
+ * and pl_process_set_* return PL_ERR_INVALID. pl_release before or within the call frees the operation's output at
+ * once, but the handle's number is not used again before the call has returned. done_arg may be any value. pl_shutdown
+ * ends operations in flight with PL_ERR_SHUTDOWN and returns after the last call; within these calls pl_submit returns
+ * PL_ERR_NOT_INITIALIZED. If pl_submit or pl_join returns an error, there is no call. */
 typedef void (*pl_done_fn)(void *done_arg, int32_t handle, int32_t status);
 
 /* One collective operation. The input and output memory, dense and in row-major order of elements,
