@@ -156,19 +156,39 @@ func (c *conn) batch(q *room.Request) error {
 
 // frame handles one frame. An error ends the connection: the peer does not keep to the protocol.
 func (c *conn) frame(q *room.Request) error {
-	h, p := &q.Header, &q.Payload
+	h := &q.Header
 	if int(h.Rank) != c.rank {
 		return fmt.Errorf("it says rank %d", h.Rank)
 	}
 	if h.Type == wire.TypePush || h.Type == wire.TypePut || h.Type == wire.TypeRestore {
 		defer c.account(h.Length)
 	}
-	if epoch := c.r.members.Now(); h.Type.OfEpoch() && epoch.Classify(h.Epoch) != membership.Current {
-		right := *h
-		right.Type, right.Flags, right.Epoch = wire.TypeEpoch, 0, epoch.Number
-		c.send(outbox.Frame{Header: right})
-		return p.Discard()
+	if c.ofAnotherEpoch(h) {
+		return c.refuse(q)
 	}
+	err := c.handle(q)
+	if err != nil && c.ofAnotherEpoch(h) { // all ranks have joined meanwhile, and the frame's tensor is forgotten
+		return c.refuse(q)
+	}
+	return err
+}
+
+// ofAnotherEpoch reports whether a frame has no meaning in the present epoch.
+func (c *conn) ofAnotherEpoch(h *wire.Header) bool {
+	return h.Type.OfEpoch() && c.r.members.Now().Classify(h.Epoch) != membership.Current
+}
+
+// refuse answers a frame of another epoch with the present one.
+func (c *conn) refuse(q *room.Request) error {
+	right := q.Header
+	right.Type, right.Flags, right.Epoch = wire.TypeEpoch, 0, c.r.members.Now().Number
+	c.send(outbox.Frame{Header: right})
+	return q.Payload.Discard()
+}
+
+// handle handles a frame of the present epoch.
+func (c *conn) handle(q *room.Request) error {
+	h, p := &q.Header, &q.Payload
 	switch h.Type {
 	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet, wire.TypeState, wire.TypeRestore:
 		if err := c.r.serve(q); err != nil {

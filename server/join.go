@@ -55,10 +55,12 @@ func (r *round) updateMembership() {
 	}
 }
 
-// allJoined starts anew, in the next epoch, and tells everybody who came last.
+// allJoined starts anew, in the next epoch, and tells everybody who came last. The epoch begins before the tensors are
+// forgotten: what a rank sent before it heard of the last join, such as the report of a superstep that the joins have
+// ended, is then of an earlier epoch and not about an unknown tensor.
 func (r *round) allJoined(last int) {
-	r.dropTensors(inprocess.ErrCancelled)
 	r.members.Anew()
+	r.dropTensors(inprocess.ErrCancelled)
 	r.names.step((*agreement.Home).Reset)
 	joined := outbox.Frame{Header: wire.Header{Type: wire.TypeJoined, Rank: uint16(last)}}
 	r.notify(r.all(), func(c *conn) { c.send(joined) }, func(n Notices) { n.Joined(last) })
