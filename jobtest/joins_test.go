@@ -59,38 +59,44 @@ func sumOfUnjoined(j *jobtest.Job, rank, step int, steps func(rank int) int) err
 
 func TestOperationsThatNeedAJoinedRankAreErrors(t *testing.T) {
 	j := jobtest.Start(t, 3)
-	for _, c := range []struct {
-		kind units.Kind
-		text string
-	}{
-		{units.Broadcast, `"x" cannot be done: its root, rank 2, has joined`},
-		{units.Alltoall, `"x" cannot be done: alltoall needs every rank, and rank 2 has joined`},
-	} {
-		errs := j.Outcomes(func(rank int) error {
-			if rank == 2 {
-				_, err := j.Join(rank)
-				return err
-			}
-			op := jobtest.Float32s(c.kind, "x", 30000)
-			if c.kind == units.Broadcast {
-				op.Root = 2
-			}
-			_, failure := j.Do(rank, op)
-			if _, err := j.Join(rank); err != nil {
-				return fmt.Errorf("join: %w", err)
-			}
-			return failure
-		})
-		if errs[2] != nil {
-			t.Errorf("%v: the joined rank: %v", c.kind, errs[2])
+	for _, kind := range []units.Kind{units.Broadcast, units.Alltoall, units.Allgather, units.Reducescatter} {
+		for _, name := range []string{"x", ""} {
+			t.Run(fmt.Sprintf("%v %q", kind, name), func(t *testing.T) { needsAJoinedRank(t, j, kind, name) })
 		}
-		for rank, err := range errs[:2] {
-			if !errors.Is(err, worker.ErrUnsupported) || !strings.Contains(err.Error(), c.text) {
-				t.Errorf("%v: rank %d: %v, want %q", c.kind, rank, err, c.text)
-			}
-		}
-		j.Works("x", 1000)
 	}
+}
+
+// needsAJoinedRank has rank 2 join while the others bring an operation, before it or after. They go on with sums.
+func needsAJoinedRank(t *testing.T, j *jobtest.Job, kind units.Kind, name string) {
+	text := fmt.Sprintf("cannot be done: %v needs every rank, and rank 2 has joined", kind)
+	errs := j.Outcomes(func(rank int) error {
+		if rank == 2 {
+			_, err := j.Join(rank)
+			return err
+		}
+		op := jobtest.Float32s(kind, name, 30000)
+		if kind == units.Reducescatter {
+			op.Output = make([]byte, len(op.Input)/3)
+		}
+		_, failure := j.Do(rank, op)
+		sum := jobtest.Sum("beside", 1000)
+		if _, err := j.Do(rank, sum); err != nil || sum.Output[0] != 2 {
+			return fmt.Errorf("a sum afterwards: %v, %w", sum.Output[0], err)
+		}
+		if _, err := j.Join(rank); err != nil {
+			return fmt.Errorf("join: %w", err)
+		}
+		return failure
+	})
+	if errs[2] != nil {
+		t.Errorf("the joined rank: %v", errs[2])
+	}
+	for rank, err := range errs[:2] {
+		if !errors.Is(err, worker.ErrUnsupported) || !strings.Contains(err.Error(), text) {
+			t.Errorf("rank %d: %v, want %q", rank, err, text)
+		}
+	}
+	j.Works("x", 1000)
 }
 
 func TestAJoinedRankSubmitsNothing(t *testing.T) {

@@ -17,7 +17,6 @@ func (r *round) join(rank int) {
 	var failed []agreement.Failure
 	r.names.step(func(h *agreement.Home) { all, failed = h.Join(rank) })
 	r.tell(failed)
-	r.transfer.Without(rank)
 	if all {
 		r.allJoined(rank)
 		return

@@ -74,15 +74,13 @@ func (s Stall) String() string {
 	return fmt.Sprintf("warn rank %d: %q has waited %v for ranks %v", s.Rank, s.Name, s.Waited, s.Missing)
 }
 
-// hinderedBy says why an operation cannot be done while ranks have joined, "" if it can: nobody else has the
-// root's data, and alltoall needs everybody's rows (Horovod refuses both).
+// hinderedBy says why an operation cannot be done while ranks have joined, "" if it can.
 func (t *Tensor) hinderedBy(joined rankset.Set) string {
-	rooted := t.Kind.HasRoot() || t.holds() // of a held value only its declaration is asked for
 	switch gone := joined.Overlap(t.Ranks); {
-	case rooted && gone.Has(t.Root):
+	case t.holds() && gone.Has(t.Root): // of a held value only its declaration is asked for
 		return fmt.Sprintf("%q cannot be done: its root, rank %d, has joined", t.Name, t.Root)
-	case t.Kind == units.Alltoall && gone.Len() > 0:
-		return fmt.Sprintf("%q cannot be done: alltoall needs every rank, and %s has joined", t.Name, gone.Named())
+	case t.Kind.NeedsAll() && gone.Len() > 0:
+		return fmt.Sprintf("%q cannot be done: %v needs every rank, and %s has joined", t.Name, t.Kind, gone.Named())
 	}
 	return ""
 }

@@ -115,6 +115,12 @@ func (k Kind) String() string {
 // HasRoot reports whether one rank of the operation is its root.
 func (k Kind) HasRoot() bool { return k == Broadcast }
 
+// NeedsAll reports whether the operation has no result while a rank has joined: data or rows of that rank are missing
+// (Horovod refuses the same kinds).
+func (k Kind) NeedsAll() bool {
+	return k == Allgather || k == Broadcast || k == Alltoall || k == Reducescatter
+}
+
 // HasOp reports whether the operation combines contributions by an operator that the user names.
 func (k Kind) HasOp() bool { return k == Allreduce || k == Reducescatter || k == Accumulate }
 

@@ -73,11 +73,20 @@ func (t *Tensor) Dataflow() condition.Dataflow {
 // Live are those of the tensor's ranks that still take part. A sum needs what every rank has to give,
 // so that one which left is an error; a held value goes on without it.
 func (t *Tensor) Live() rankset.Set {
-	live := t.Members.Minus(t.Shell.Joined())
+	live := t.Members.Minus(t.Zeros())
 	if t.Held() {
 		live = live.Minus(t.Shell.Left())
 	}
 	return live
+}
+
+// Zeros are those of the tensor's ranks that have joined: they count as having brought zeros (Horovod's rule). There
+// are none where an operation needs every rank: it then waits until its home server fails it.
+func (t *Tensor) Zeros() rankset.Set {
+	if t.Kind.NeedsAll() {
+		return rankset.Set{}
+	}
+	return t.Shell.Joined().Overlap(t.Members)
 }
 
 // Gone reports whether an iteration was given up. What is found to live under the lock of a room is also found by the

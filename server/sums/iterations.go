@@ -139,8 +139,8 @@ func (n *iterations) close(o condition.Output, answers []answer) []answer {
 		return answers
 	}
 	s.closed = true
-	// A rank that has joined counts as having pushed zeros, so averages divide by it too (Horovod's rule).
-	s.divisor = uint32(len(n.Ranks) - n.Members.Minus(n.Shell.Joined()).Minus(o.Contributors).Len())
+	// Averages divide by the ranks that have joined too.
+	s.divisor = uint32(len(n.Ranks) - n.Members.Minus(n.Zeros()).Minus(o.Contributors).Len())
 	if err := n.total(s, o); err != nil {
 		return n.spoil(o.Progress, s, err, answers)
 	}

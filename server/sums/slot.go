@@ -39,6 +39,9 @@ type lent struct {
 	tensor []byte
 }
 
+// zeros is a chunk of a rank that has joined.
+var zeros [room.ChunkBytes]byte
+
 func newSlot(p *room.Part) *slot {
 	chunks := (p.Bytes + room.ChunkBytes - 1) / room.ChunkBytes
 	if p.Coding != nil { // a message is added whole
@@ -129,12 +132,25 @@ func (s *slot) finish(contributors rankset.Set) (empty bool, err error) {
 		err = s.addMessages(contributors)
 	case s.Whole:
 		s.combine(contributors)
+		s.addZeros(contributors)
 		return false, nil
 	case s.local.tensor != nil:
 		s.addLocal(true)
 	}
 	s.fillEmpty()
+	s.addZeros(contributors)
 	return false, err
+}
+
+// addZeros reduces the zeros of ranks that have joined, which change a minimum, a maximum and a product.
+func (s *slot) addZeros(contributors rankset.Set) {
+	matter := s.Reduce == units.Min || s.Reduce == units.Max || s.Reduce == units.Product
+	if !matter || s.Zeros().Minus(contributors).Len() == 0 {
+		return
+	}
+	for i := range s.chunks {
+		reduce.Add(s.Reduce, s.Type, s.accChunk(i), zeros[:min(room.ChunkBytes, s.Bytes-i*room.ChunkBytes)], 1)
+	}
 }
 
 // nothing reports whether the answer is zeros that need not be sent: all that has come is empty, and no residual is

@@ -158,6 +158,32 @@ func TestARankThatHasJoinedCountsAsZeros(t *testing.T) {
 	p.gets(2, 3, 3)
 }
 
+// A minimum, a maximum and a product heed those zeros, also where contributions are kept apart.
+func TestZerosOfJoinedRanksAreReduced(t *testing.T) {
+	for op, want := range map[units.ReduceOp]float32{units.Sum: -5, units.Min: -3, units.Max: 0, units.Product: 0} {
+		for _, inOrder := range []bool{false, true} {
+			p := newPlay(t, func(p *play, w *wire.Tensor) { w.Op, p.shell.Round.RankOrder = op, inOrder })
+			p.push(0, 0, 0, -2)
+			p.push(2, 0, 0, -3)
+			p.shell.HasDone = rankset.Of(1)
+			p.room.UpdateMembership()
+			p.gets(0, want, 3)
+			p.gets(2, want, 3)
+		}
+	}
+}
+
+// Without a joined rank's rows a reducescatter has no result; its home server fails it.
+func TestAReducescatterWaitsForARankThatHasJoined(t *testing.T) {
+	p := newPlay(t, func(_ *play, w *wire.Tensor) { w.Kind = units.Reducescatter })
+	p.push(0, 0, 0, 3)
+	p.push(2, 0, 0, 6)
+	p.shell.HasDone = rankset.Of(1)
+	p.room.UpdateMembership()
+	p.waits(0)
+	p.waits(2)
+}
+
 // In rank order, or where a rank may be left out, contributions are kept whole; the local worker's is read in place.
 func TestSumsInRankOrderAreTheSame(t *testing.T) {
 	p := newPlay(t, func(p *play, _ *wire.Tensor) { p.shell.Round.RankOrder = true })

@@ -39,7 +39,7 @@ func (it *item) expect(t *room.Tensor) {
 	if dst >= 0 {
 		it.readers = rankset.Of(dst)
 	} else {
-		it.readers = t.Members.Minus(t.Shell.Joined()) // those that join from here on find the item
+		it.readers = t.Members.Clone()
 		it.readers.Remove(src)
 	}
 	it.refs.Store(int32(max(it.readers.Len(), 1)))

@@ -82,7 +82,7 @@ func (x *Room) add(t *room.Tensor, it *item) (due []reader, stored bool) {
 	id := idOf(&it.h)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	it.expect(t) // under the lock: a rank that joins after this finds the item in Without
+	it.expect(t)
 	before := x.items[id]
 	if t.Gone(it.h.Iteration) {
 		it.err = inprocess.ErrCancelled
@@ -136,25 +136,6 @@ func (x *Room) ask(t *room.Tensor, h *wire.Header, r reader) (it *item, due []re
 		delete(x.items, id)
 	}
 	return it, due, true
-}
-
-// Without lets a rank go that will not read what it has not asked for: it has joined.
-func (x *Room) Without(rank int) {
-	left := map[*item][]reader{}
-	x.mu.Lock()
-	for id, it := range x.items {
-		if it.ready && it.readers.Remove(rank) {
-			due, last := it.due()
-			if left[it] = due; last {
-				delete(x.items, id)
-			}
-		}
-	}
-	x.mu.Unlock()
-	for it, due := range left {
-		it.reply(due)
-		it.release(1)
-	}
 }
 
 // Cancel forgets a tensor's items from an iteration on; operations of the worker in this process end with err.

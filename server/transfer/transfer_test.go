@@ -2,11 +2,9 @@ package transfer
 
 import (
 	"errors"
-	"runtime"
 	"testing"
 
 	"github.com/paceline/paceline/internal/inprocess"
-	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/server/room/roomtest"
@@ -118,21 +116,6 @@ func TestTheFirstOfTwoPutsStands(t *testing.T) {
 	p.has(1, "data")
 }
 
-func TestARankThatHasJoinedIsNotWaitedFor(t *testing.T) {
-	p := newPlay(t)
-	p.put(0, -1, wire.FlagHome, "data")
-	p.get(2, 0, -1)
-	p.has(2)
-	p.room.Without(1)
-	p.has(2, "data")
-	p.has(0, "")
-
-	p.shell.HasDone = rankset.Of(1)
-	p.put(0, -1, 0, "next")
-	p.get(2, 0, -1)
-	p.has(2, "next")
-}
-
 func TestACancelEndsTheLocalWorkersOperationsAndLetsTheMemoryGo(t *testing.T) {
 	p := newPlay(t)
 	p.get(2, 1, -1)
@@ -176,35 +159,4 @@ func TestARouteThatIsNotTheSendersIsAnError(t *testing.T) {
 			t.Errorf("%v from %d to %d is served", h.Type, h.Source, h.Destination)
 		}
 	}
-}
-
-// joining is a shell of which a rank joins just after the room has asked who has.
-type joining struct {
-	*roomtest.Shell
-	join func()
-}
-
-func (s joining) Joined() rankset.Set {
-	s.join()
-	return s.HasDone
-}
-
-// An item whose readers are found out while a rank joins is not kept for that rank.
-func TestARankThatJoinsDuringAPutIsNotWaitedFor(t *testing.T) {
-	p := newPlay(t)
-	joined := make(chan struct{})
-	p.tensor.Shell = joining{p.shell, func() {
-		go func() {
-			defer close(joined)
-			p.room.Without(1)
-		}()
-		for range 1000 { // it ends meanwhile, or waits for the put
-			runtime.Gosched()
-		}
-	}}
-	p.put(0, -1, wire.FlagHome, "data")
-	<-joined
-	p.get(2, 0, -1)
-	p.has(2, "data")
-	p.has(0, "")
 }

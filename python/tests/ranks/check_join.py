@@ -51,10 +51,48 @@ def test_training_on_uneven_data(rank, size):
     hvd.broadcast_parameters(net.state_dict(), size - 1)
 
 
-def test_alltoall_is_refused_while_a_rank_has_joined(rank, size):
-    if rank == 0:
-        while hvd.allreduce(torch.ones(1), op=hvd.Sum, name="alone again").item() > 1:
-            pass
-        with pytest.raises(hvd.HorovodInternalError, match="joined"):
-            hvd.alltoall(torch.ones(size))
+def alone(rank):
+    """Whether this is rank 0, once all others have joined. The others call join."""
+    while rank == 0 and hvd.allreduce(torch.ones(1), op=hvd.Sum, name="alone again").item() > 1:
+        pass
+    return rank == 0
+
+
+def test_minimum_maximum_and_product_heed_the_zeros(rank, size):
+    if alone(rank):
+        for op, want in ((hvd.Min, -2.0), (hvd.Max, 0.0), (hvd.Product, 0.0), (hvd.Adasum, -2.0)):
+            assert torch.equal(hvd.allreduce(torch.full((3,), -2.0), op=op), torch.full((3,), want))
     hvd.join()
+
+
+NEED_ALL = {
+    "allgather": lambda x: hvd.allgather(x, name="needs all"),
+    "grouped_allgather": lambda x: hvd.grouped_allgather([x, x]),
+    "allgather_object": hvd.allgather_object,
+    "broadcast": lambda x: hvd.broadcast(x, 0),
+    "broadcast_": lambda x: hvd.broadcast_(x, 0, name="needs all"),
+    "broadcast_object": hvd.broadcast_object,
+    "alltoall": hvd.alltoall,
+    "reducescatter": lambda x: hvd.reducescatter(x, name="needs all"),
+    "grouped_reducescatter": lambda x: hvd.grouped_reducescatter([x, x]),
+    "sparse_allreduce": lambda x: hvd.sparse_allreduce_async(x.to_sparse(), name="needs all", op=hvd.Sum)(),
+}
+
+
+@pytest.mark.parametrize("operation", NEED_ALL)
+def test_operations_that_need_every_rank_fail_while_one_has_joined(operation, rank, size):
+    if alone(rank):
+        for _ in range(2):
+            with pytest.raises(hvd.HorovodInternalError, match="needs every rank, and"):
+                NEED_ALL[operation](torch.ones(size))
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="alone again").item() == 1
+    assert hvd.join() == 0
+    assert torch.equal(hvd.allgather(torch.tensor([rank]), name="needs all"), torch.arange(size))
+
+
+def test_what_every_rank_has_begun_before_a_join_is_done(rank, size):
+    gathered = hvd.allgather_async(torch.tensor([rank]))
+    shared = hvd.broadcast_async(torch.tensor([rank]), size - 1)
+    hvd.join()
+    assert hvd.synchronize(gathered).tolist() == list(range(size))
+    assert hvd.synchronize(shared).item() == size - 1
