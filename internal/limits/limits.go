@@ -51,6 +51,11 @@ const (
 	MaxProcessSets = 1 << 12
 	// MaxConnsPerServer bounds the connections that one worker opens to one server.
 	MaxConnsPerServer = 64
+	// MaxUnproved bounds the connections of one listener that have not proved the job secret. Each costs a goroutine, a
+	// file descriptor and a few kilobytes.
+	MaxUnproved = 256
+	// MaxUnprovedPerSource bounds those of one address, so that places are left for all others.
+	MaxUnprovedPerSource = 192
 	// MaxHandles bounds the operations that one worker can have in flight.
 	MaxHandles = 1 << 16
 )

@@ -48,6 +48,9 @@ var ErrInterrupted = errors.New("the connection ended during the handshake")
 type Keys struct {
 	Secret  []byte // the job secret
 	Binding []byte // identifies the TLS session that carries the connection; empty without TLS
+	// Proved, if set, is called by Server when the client has proved the secret, before the client learns it. Its error
+	// refuses the client.
+	Proved func() error
 }
 
 // Client proves the secret to the server at the other end of rw and checks the server's proof. The caller
@@ -105,6 +108,11 @@ func (k Keys) Server(rw io.ReadWriter, peer string) error {
 		answer[0] = rejected
 		_, _ = rw.Write(answer[:]) // best effort: the peer is refused either way
 		return wrongSecret(peer)
+	}
+	if k.Proved != nil {
+		if err := k.Proved(); err != nil {
+			return Interrupted(peer, err)
+		}
 	}
 	answer[0] = accepted
 	copy(answer[1:], k.proof("server", theirs, mine))

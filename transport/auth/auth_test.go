@@ -54,6 +54,20 @@ func TestAWrongSecretIsToldToBothSides(t *testing.T) {
 	wantAuthError(t, s, "the peer at client:1 does not know the job secret: give every node the same PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE")
 }
 
+func TestAPeerThatLostItsPlaceMayComeAgain(t *testing.T) {
+	a, b := pipe(t)
+	done := make(chan error, 1)
+	go func() { done <- Keys{Secret: secret}.Client(a, "server:1") }()
+	crowded := errors.New("no place is left")
+	if err := (Keys{Secret: secret, Proved: func() error { return crowded }}).Server(b, "client:1"); !errors.Is(err, crowded) {
+		t.Errorf("error %v, want the one of Proved", err)
+	}
+	b.Close()
+	if err := <-done; !errors.Is(err, ErrInterrupted) {
+		t.Errorf("error %v, want one after which the client tries again", err)
+	}
+}
+
 func TestAProofDoesNotFitAnotherTLSSession(t *testing.T) {
 	c, s := handshake(t, Keys{Secret: secret, Binding: []byte("one")}, Keys{Secret: secret, Binding: []byte("two")})
 	wantAuthError(t, c, "rejected")

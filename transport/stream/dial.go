@@ -6,16 +6,22 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"time"
 
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/auth"
 )
 
-// Pauses between attempts to connect double from the first to the last.
+// Pauses between attempts to connect double from the first to the last, or to a shorter one where the peer answers but
+// ended the handshake: it may have dropped this node for other connections, and another attempt has a new chance.
 const (
-	firstPause = 10 * time.Millisecond
-	lastPause  = 500 * time.Millisecond
+	firstPause   = 10 * time.Millisecond
+	lastPause    = 500 * time.Millisecond
+	droppedPause = 50 * time.Millisecond
+	// firstConnect is how long the first attempt waits for the stream; the next ones wait twice as long each. A kernel
+	// whose backlog is full drops the request to connect, and ours repeats it only after a second.
+	firstConnect = 250 * time.Millisecond
 )
 
 // Dial connects and authenticates. The peer may start later, or be starting again: until ctx ends
@@ -24,9 +30,9 @@ func (c Config) Dial(ctx context.Context, address string, connect func(context.C
 	c = c.WithDefaults()
 	start := time.Now()
 	var last error // the last reason other than ctx itself
-	pause := firstPause
+	pause, patience := firstPause, min(firstConnect, c.HandshakeTimeout)
 	for attempts := 1; ; attempts++ {
-		conn, err := c.dialOnce(ctx, address, connect)
+		conn, err := c.dialOnce(ctx, address, patience, connect)
 		if err == nil {
 			return conn, nil
 		}
@@ -37,6 +43,9 @@ func (c Config) Dial(ctx context.Context, address string, connect func(context.C
 		case !over || last == nil:
 			last = err
 		}
+		if errors.Is(err, auth.ErrInterrupted) && !errors.Is(err, os.ErrDeadlineExceeded) {
+			pause = min(pause, droppedPause)
+		}
 		timer := time.NewTimer(pause/2 + rand.N(pause/2)) // spread, because all workers of a job start at once
 		select {
 		case <-timer.C:
@@ -45,21 +54,24 @@ func (c Config) Dial(ctx context.Context, address string, connect func(context.C
 			return nil, fmt.Errorf("connecting to %s: no success in %v and %d attempts (%w); the last one: %w",
 				address, time.Since(start).Round(time.Millisecond), attempts, context.Cause(ctx), last)
 		}
-		pause = min(2*pause, lastPause)
+		pause, patience = min(2*pause, lastPause), min(2*patience, c.HandshakeTimeout)
 	}
 }
 
-func (c Config) dialOnce(ctx context.Context, address string, connect func(context.Context) (net.Conn, error)) (*Conn, error) {
+// dialOnce is one attempt: patience is for the stream, the time of the handshake follows.
+func (c Config) dialOnce(ctx context.Context, address string, patience time.Duration, connect func(context.Context) (net.Conn, error)) (*Conn, error) {
 	attempt, cancel := context.WithTimeout(ctx, c.HandshakeTimeout)
 	defer cancel()
-	nc, err := connect(attempt)
+	connecting, stopConnecting := context.WithTimeout(attempt, patience)
+	nc, err := connect(connecting)
+	stopConnecting()
 	if err != nil {
 		return nil, err
 	}
 	// The deadline does not cover a cancelled ctx.
 	stop := context.AfterFunc(ctx, func() { nc.Close() })
 	deadline, _ := attempt.Deadline()
-	conn, err := c.authenticate(nc, address, deadline)
+	conn, err := c.authenticate(nc, address, deadline, nil)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}

@@ -2,13 +2,18 @@ package stream
 
 import (
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/paceline/paceline/core/admission"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/auth"
 )
@@ -16,11 +21,10 @@ import (
 // Defaults and bounds of new connections.
 const (
 	defaultHandshakeTimeout = 10 * time.Second
-	// maxPending bounds the connections of one listener that are not authenticated or not accepted yet. Each
-	// costs a goroutine and a few hundred bytes; more of them wait in the kernel's backlog.
-	maxPending = 256
 	// refusalsPerSecond bounds what unauthenticated peers can make a node write to its log.
 	refusalsPerSecond = 10
+	// crowdedTick is how often a node logs that it drops connections for others.
+	crowdedTick = 10 * time.Second
 	// maxAcceptPause is the longest pause after a failed accept, for example without file descriptors.
 	maxAcceptPause = time.Second
 )
@@ -49,35 +53,47 @@ func (c Config) WithDefaults() Config {
 // Listener is a transport.Listener over one or more listening sockets with one address.
 type Listener struct {
 	config  Config
+	crowded *zap.Logger // says that connections were dropped for others
 	sockets []net.Listener
-	ready   chan *Conn    // authenticated, to be accepted
-	slots   chan struct{} // one value for each pending connection
+	ready   chan *Conn // authenticated, to be accepted
 	done    chan struct{}
 	once    sync.Once
 	wg      sync.WaitGroup
 
-	mu      sync.Mutex            // the only lock of the package; a connection's turn is taken with no lock held
-	pending map[net.Conn]struct{} // for Close to end; nil after Close
+	mu       sync.Mutex                // the only lock of the package; a connection's turn is taken with no lock held
+	pending  map[net.Conn]struct{}     // not accepted yet, for Close to end; nil after Close
+	unproved *admission.Gate[net.Conn] // those among them that have not proved the secret
 }
+
+// errCrowded is why a peer is dropped that has done nothing wrong but to be slower than others.
+var errCrowded = fmt.Errorf("more than %d connections, or %d of one address, had not proved the job secret; one of them made room",
+	limits.MaxUnproved, limits.MaxUnprovedPerSource)
 
 // Listen accepts from the sockets, which it owns from now on.
 func (c Config) Listen(sockets ...net.Listener) *Listener {
 	c = c.WithDefaults()
-	c.Log = c.Log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Second, refusalsPerSecond, 0)
-	}))
+	crowded := sampled(c.Log, crowdedTick, 1)
+	c.Log = sampled(c.Log, time.Second, refusalsPerSecond)
 	l := &Listener{
-		config:  c,
-		sockets: sockets,
-		ready:   make(chan *Conn),
-		slots:   make(chan struct{}, maxPending),
-		done:    make(chan struct{}),
-		pending: make(map[net.Conn]struct{}),
+		config:   c,
+		crowded:  crowded,
+		sockets:  sockets,
+		ready:    make(chan *Conn),
+		done:     make(chan struct{}),
+		pending:  make(map[net.Conn]struct{}),
+		unproved: admission.New[net.Conn](admission.Bounds{Total: limits.MaxUnproved, PerSource: limits.MaxUnprovedPerSource}, rand.IntN),
 	}
 	for _, s := range sockets {
 		l.wg.Go(func() { l.serve(s) })
 	}
 	return l
+}
+
+// sampled is a log that has at most so many lines of one text in each time.
+func sampled(log *zap.Logger, each time.Duration, lines int) *zap.Logger {
+	return log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(core, each, lines, 0)
+	}))
 }
 
 // Accept implements transport.Listener.
@@ -112,22 +128,16 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-// serve accepts connections from one socket. A goroutine authenticates each, so that a slow peer does not
-// delay others.
+// serve accepts connections from one socket, without a pause, so that no honest peer waits behind others in the kernel's
+// backlog. A goroutine authenticates each, so that a slow peer does not delay others.
 func (l *Listener) serve(socket net.Listener) {
 	pause := time.Millisecond
 	for {
-		select {
-		case l.slots <- struct{}{}:
-		case <-l.done:
-			return
-		}
 		nc, err := socket.Accept()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			<-l.slots
 			l.config.Log.Warn("cannot accept a connection, trying again", zap.Stringer("address", socket.Addr()), zap.Error(err))
 			if !l.sleep(pause) {
 				return
@@ -135,27 +145,24 @@ func (l *Listener) serve(socket net.Listener) {
 			pause = min(2*pause, maxAcceptPause)
 		default:
 			pause = time.Millisecond
-			l.wg.Go(func() {
-				l.welcome(nc)
-				<-l.slots
-			})
+			if l.arrive(nc) {
+				l.wg.Go(func() { l.welcome(nc) })
+			}
 		}
 	}
 }
 
 // welcome authenticates one connection and passes it to Accept.
 func (l *Listener) welcome(nc net.Conn) {
-	if !l.register(nc) {
+	c, err := l.config.authenticate(nc, "", time.Now().Add(l.config.HandshakeTimeout), func() error { return l.proved(nc) })
+	kept := l.leave(nc)
+	switch {
+	case err == nil:
+	case !kept && errors.Is(err, net.ErrClosed), errors.Is(err, errCrowded):
 		nc.Close()
+		l.crowded.Warn("dropped a connection", zap.Stringer("peer", nc.RemoteAddr()), zap.Error(errCrowded))
 		return
-	}
-	// Half of the slots are in use: silent peers get less time.
-	timeout := l.config.HandshakeTimeout
-	if len(l.slots) > maxPending/2 {
-		timeout /= 4
-	}
-	c, err := l.config.authenticate(nc, "", time.Now().Add(timeout))
-	if l.unregister(nc); err != nil {
+	default:
 		nc.Close()
 		l.config.Log.Warn("refused a connection", zap.Stringer("peer", nc.RemoteAddr()), zap.Error(err))
 		return
@@ -167,21 +174,60 @@ func (l *Listener) welcome(nc net.Conn) {
 	}
 }
 
-// register records a pending connection. It is false if the listener is closed.
-func (l *Listener) register(nc net.Conn) bool {
+// arrive gives a new connection a place among those that are not authenticated. Another one may lose its own. It is
+// false if the listener is closed.
+func (l *Listener) arrive(nc net.Conn) bool {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.pending == nil {
-		return false
+	open := l.pending != nil
+	var dropped net.Conn
+	if open {
+		l.pending[nc] = struct{}{}
+		dropped, _ = l.unproved.Arrive(nc, source(nc))
 	}
-	l.pending[nc] = struct{}{}
-	return true
+	l.mu.Unlock()
+	if !open {
+		nc.Close()
+	}
+	if dropped != nil {
+		dropped.Close()
+	}
+	return open
 }
 
-func (l *Listener) unregister(nc net.Conn) {
+// proved has a connection leave those that may be dropped, before its peer learns that it is in. It is an error if the
+// connection was dropped just then.
+func (l *Listener) proved(nc net.Conn) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.unproved.Leave(nc) {
+		return errCrowded
+	}
+	return nil
+}
+
+// leave ends what the listener holds about a connection that was accepted or refused. It reports whether the connection
+// had kept its place until now.
+func (l *Listener) leave(nc net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.pending, nc)
+	return l.unproved.Leave(nc)
+}
+
+// source is the part of a peer's address that an attacker cannot vary at will: the host, of IPv6 the network.
+func source(nc net.Conn) string {
+	text := nc.RemoteAddr().String()
+	address, err := netip.ParseAddrPort(text)
+	if err != nil {
+		host, _, _ := net.SplitHostPort(text)
+		return host
+	}
+	ip := address.Addr().Unmap()
+	if ip.Is6() {
+		network, _ := ip.WithZone("").Prefix(64)
+		return network.String()
+	}
+	return ip.String()
 }
 
 // sleep is false if the listener was closed meanwhile.
@@ -197,12 +243,12 @@ func (l *Listener) sleep(d time.Duration) bool {
 }
 
 // authenticate turns a new stream into a connection by the deadline. address is the dialed one, "" on
-// the side that listens. It does not close nc.
-func (c Config) authenticate(nc net.Conn, address string, deadline time.Time) (*Conn, error) {
+// the side that listens, where proved is called between the peer's proof and the answer. It does not close nc.
+func (c Config) authenticate(nc net.Conn, address string, deadline time.Time, proved func() error) (*Conn, error) {
 	if err := nc.SetDeadline(deadline); err != nil {
 		return nil, err
 	}
-	keys := auth.Keys{Secret: c.Secret}
+	keys := auth.Keys{Secret: c.Secret, Proved: proved}
 	plain := nc
 	if c.Secure != nil {
 		var err error

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/paceline/paceline/transport"
@@ -63,6 +65,30 @@ var authTests = map[string]func(*bench){
 		wg.Wait()
 	},
 
+	// Nothing that is silent goes by itself here: honest peers get in because others make room.
+	"AFloodOfSilentPeersKeepsNobodyOut": func(b *bench) {
+		const flood, honest = 5000, 8
+		l := b.listen(b.New(secret, time.Hour))
+		b.flood(l.Addr().String(), flood)
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range honest {
+			wg.Go(func() {
+				if _, err := b.dial(l.Addr().String()); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		for range honest {
+			b.accept(l)
+		}
+		wg.Wait()
+		b.Logf("%d peers got in beside %d silent ones in %v", honest, flood, time.Since(start))
+		if took := time.Since(start); took > patience/2 {
+			b.Errorf("it took %v", took)
+		}
+	},
+
 	"AListenerThatIsNoPeerIsNamed": func(b *bench) {
 		for said, want := range map[string]error{"SSH-2.0-OpenSSH_9.6\r\n": transport.ErrAuth, "": transport.ErrAuth} {
 			l, err := b.RawListen()
@@ -104,6 +130,25 @@ func (b *bench) admits(l transport.Listener) {
 	b.must(err)
 	b.send(c, 9, 9, 9)
 	b.expect(b.accept(l), 9, 9, 9)
+}
+
+// flood makes n connections to an address that say nothing and do not go.
+func (b *bench) flood(address string, n int) {
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			nc, err := b.RawDial(address)
+			for ; errors.Is(err, syscall.ECONNREFUSED); nc, err = b.RawDial(address) {
+				runtime.Gosched() // a network in memory refuses where the backlog is full
+			}
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			b.guard(nc)
+		})
+	}
+	all.Wait()
 }
 
 var connectTests = map[string]func(*bench){
