@@ -26,7 +26,7 @@ SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null)
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-go test-fuzz fuzz-long test-python bench bench-builds bench-links results wheel lint format clean
+.PHONY: help setup train test test-go test-fuzz fuzz-long test-python bench chart bench-builds bench-links results wheel lint format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -59,7 +59,12 @@ test-python: setup
 
 ## make bench        all-reduce against PyTorch's Gloo, side by side; BENCH holds further arguments
 bench: setup
-	python bench/gloo.py $(BENCH)
+	python bench/peers.py $(BENCH)
+
+## make chart        docs/results/peers.svg, the README's chart: beside Gloo and Horovod, which it builds (10 minutes, Python 3.11, g++)
+chart: setup build/horovod/.installed
+	python bench/peers.py --horovod build/horovod/bin/python --sizes 4KiB,1MiB,64MiB,resnet50 --rounds 3 --duration 4 \
+	  --json build/peers.json --chart docs/results/peers.svg $(BENCH)
 
 ## make bench-builds this build against another; BENCH='--other /path/to/its/.venv/bin/python'
 bench-builds: setup
@@ -115,6 +120,16 @@ $(VENV)/.deps: $(VENV)/.tools
 
 $(VENV)/.lint-tools $(VENV)/.wheel-tools: $(VENV)/.%-tools: $(VENV)/.tools
 	$(PIP) install --group $*
+	@touch $@
+
+# Horovod's last release builds with no newer PyTorch.
+build/horovod/.installed:
+	.ci/venv $(PYTHON) build/horovod
+	build/horovod/bin/python -m pip install --quiet 'pip>=25.1'
+	build/horovod/bin/python -m pip install --quiet --group horovod
+	PATH=$(CURDIR)/build/horovod/bin:$$PATH HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
+	  HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_CPU_OPERATIONS=GLOO \
+	  build/horovod/bin/python -m pip install --quiet --no-build-isolation horovod==0.28.1
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.deps $(SOURCES)

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -35,9 +36,9 @@ class Loopback:
 class Fleet:
     """The ranks of one system. Use it in a with block, at whose end they end.
 
-    system: "paceline" or "gloo". where: Loopback() or links.Hosts. servers: the number of dedicated servers of a
-    Paceline job, each on a host after those of the ranks; 0 for embedded ones. script: the ranks' program. python:
-    their interpreter, and with it their build of Paceline. settings: further variables.
+    system: "paceline", "gloo" or "horovod" (on this host only). where: Loopback() or links.Hosts. servers: the number
+    of dedicated servers of a Paceline job, each on a host after those of the ranks; 0 for embedded ones. script: the
+    ranks' program. python: their interpreter, and with it their build of Paceline. settings: further variables.
     """
 
     def __init__(self, system, size, where, servers=0, script=RANK, python=sys.executable, **settings):
@@ -55,6 +56,7 @@ class Fleet:
         return self
 
     def __exit__(self, failed, *_):
+        self._signal(signal.SIGCONT)
         for process in self.ranks:
             process.stdin.close()
         _wait(self.ranks, 1 if failed else 30)
@@ -66,14 +68,23 @@ class Fleet:
     def ask(self, what, **arguments):
         """Sends every rank a command and returns all answers."""
         line = json.dumps({"what": what, **arguments}) + "\n"
+        self._signal(signal.SIGCONT)
         for process in self.ranks:
             process.stdin.write(line)
             process.stdin.flush()
-        return self._answers()
+        answers = self._answers()
+        self._signal(signal.SIGSTOP)
+        return answers
 
     def seconds(self, what, **arguments):
         """The slowest rank's seconds for a command."""
         return max(answer["seconds"] for answer in self.ask(what, **arguments))
+
+    def _signal(self, number):
+        """Stops the ranks between commands, or lets them go on, where they use the CPU while they are idle."""
+        if self.system == "horovod":
+            for process in self.ranks:
+                process.send_signal(number)
 
     def _start(self):
         port, secret = free_port(), secrets.token_hex(16)
@@ -88,12 +99,43 @@ class Fleet:
             self._run_other(0, ["scheduler", "--listen", scheduler], common)
             for i in range(self.servers):
                 self._run_other(self.size + i, ["server"], common)
+        if self.system == "horovod":
+            common |= self._rendezvous(common)
         for rank in range(self.size):
-            own = {"RANK": str(rank), "WORLD_SIZE": str(self.size)} | self.where.environment(rank, self.size)
+            own = (
+                {"RANK": str(rank), "WORLD_SIZE": str(self.size)}
+                | self._horovod(rank)
+                | self.where.environment(rank, self.size)
+            )
             command = self.where.command(rank, [self.python, str(self.script), self.system])
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self.ranks.append(subprocess.Popen(command, env=common | own, **pipes))
         self.versions = self._answers()[0]
+        self._signal(signal.SIGSTOP)
+
+    def _rendezvous(self, environment):
+        """Starts Horovod's rendezvous server, as horovodrun does, and returns the variables that lead to it."""
+        argv = [self.python, str(RANK.with_name("rendezvous.py")), str(self.size)]
+        server = subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.others.append(server)
+        port = server.stdout.readline().strip()
+        if not port:
+            sys.exit(f"{self.python} has no Horovod that works; what it said is above")
+        return {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self.where.address,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+            "HOROVOD_GLOO_IFACE": "lo",
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+        }
+
+    def _horovod(self, rank):
+        """The variables by which a rank of Horovod finds its place."""
+        if self.system != "horovod":
+            return {}
+        names = {"RANK": rank, "SIZE": self.size, "LOCAL_RANK": rank, "LOCAL_SIZE": self.size}
+        names |= {"CROSS_RANK": 0, "CROSS_SIZE": 1, "HOSTNAME": "localhost"}
+        return {f"HOROVOD_{name}": str(value) for name, value in names.items()}
 
     def _run_other(self, place, argv, environment):
         paceline = shutil.which("paceline")

@@ -29,17 +29,21 @@ def table(head, rows):
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def bars(groups):
-    """Horizontal bars as SVG. groups: (title, list of (label, value), format of values); None is never."""
+def bars(groups, highlight=None):
+    """Horizontal bars as SVG. groups: (title, list of (label, value), format of values); None is never.
+
+    highlight: the label of the bars in a colour of their own.
+    """
     lines, y = [], 0
     for title, rows, form in groups:
         longest = max([value or 0 for _, value in rows]) or 1
         lines.append(f'<text x="12" y="{y + 22}" font-weight="bold">{html.escape(title)}</text>')
         for i, (label, value) in enumerate(rows):
             top, width = y + 44 + 22 * i, round(400 * (value or 0) / longest, 1)
+            colour = "#d9822b" if label == highlight else "#3b6ea5"
             lines += [
                 f'<text x="340" y="{top + 15}" text-anchor="end">{html.escape(label)}</text>',
-                f'<rect x="352" y="{top + 3}" width="{width}" height="14" fill="#3b6ea5"/>',
+                f'<rect x="352" y="{top + 3}" width="{width}" height="14" fill="{colour}"/>',
                 f'<text x="{358 + width}" y="{top + 15}">{"never" if value is None else form.format(value)}</text>',
             ]
         y += 56 + 22 * len(rows)

@@ -1,8 +1,9 @@
-"""One rank under measurement: rank.py paceline|gloo. Its commands are the methods of Rank (commands.py).
+"""One rank under measurement: rank.py paceline|gloo|horovod. Its commands are the methods of Rank (commands.py).
 
 A wrong result ends the rank with an error.
 """
 
+import importlib
 import os
 import resource
 import sys
@@ -17,13 +18,11 @@ PERIOD = 4093  # elements after which values repeat: a prime, so that swapped pa
 MIB = 1 << 20
 
 
-class Paceline:
-    """Sums by paceline.torch."""
+class Horovods:
+    """Sums by Horovod's API: paceline.torch or horovod.torch."""
 
-    def __init__(self):
-        import paceline.torch as hvd
-
-        self.hvd = hvd
+    def __init__(self, module):
+        self.hvd = hvd = importlib.import_module(module)
         hvd.init()
         self.rank, self.size, self.barrier, self.end = hvd.rank(), hvd.size(), hvd.barrier, hvd.shutdown
 
@@ -134,7 +133,7 @@ def _cpu():
 
 def begin():
     """Starts the system that is named."""
-    system = {"paceline": Paceline, "gloo": Gloo}[sys.argv[1]]()
+    system = Gloo() if sys.argv[1] == "gloo" else Horovods(f"{sys.argv[1]}.torch")
     congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()  # Gloo's; Paceline sets its own
     return Rank(system), {"congestion_control": congestion}, system.end
 

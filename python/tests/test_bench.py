@@ -26,40 +26,23 @@ def check_times(times):
 
 
 def test_allreduce_beside_gloo(tmp_path):
-    argv = [sys.executable, BENCH / "gloo.py", "--ranks", "2", "--sizes", "4KiB,300000"]
-    printed, report = run([*argv, "--duration", "0.2", "--idle", "0.1"], tmp_path / "gloo.json")
+    argv = [sys.executable, BENCH / "peers.py", "--ranks", "2", "--sizes", "4KiB,300000,resnet50"]
+    argv += ["--duration", "0.2", "--idle", "0.1", "--chart", tmp_path / "chart.svg"]
+    printed, report = run(argv, tmp_path / "peers.json")
     assert "4 KiB" in printed
-    small, odd, idle = report["results"]
-    assert (small["bytes"], odd["bytes"], small["ranks"]) == (4096, 300000, 2)
+    small, odd, resnet50, idle = report["results"]
+    assert (small["bytes"], odd["bytes"], resnet50["bytes"], small["ranks"]) == (4096, 300000, None, 2)
     for result in (small, odd):
-        assert result["repetitions"] >= 5
-        check_times(result["paceline"])
-        check_times(result["gloo"])
-        assert result["ratio"]["p10"] <= result["ratio"]["median"] <= result["ratio"]["p90"]
+        assert set(result["ways"]) == {"paceline", "gloo"}
+    assert set(resnet50["ways"]) == {"paceline", "gloo", "gloo, 25 MiB buckets"}
+    for result in (small, odd, resnet50):
+        for way in result["ways"].values():
+            assert way["repetitions"] >= 5
+            check_times(way)
+            assert way["ratio"]["p10"] <= way["ratio"]["median"] <= way["ratio"]["p90"]
+            assert len(way["ratio"]["rounds"]) == 1
     assert set(idle["cpu_seconds"]) == {"paceline", "gloo"}
-
-
-def test_the_shape_of_resnet50(tmp_path):
-    argv = [
-        sys.executable,
-        BENCH / "gloo.py",
-        "--ranks",
-        "2",
-        "--shape",
-        "resnet50",
-        "--duration",
-        "0.2",
-        "--idle",
-        "0",
-    ]
-    _, report = run(argv, tmp_path / "resnet50.json")
-    assert [r["way"] for r in report["results"]] == [
-        "paceline, each tensor",
-        "gloo, each tensor",
-        "gloo, 25 MiB buckets",
-    ]
-    for result in report["results"]:
-        check_times(result)
+    assert (tmp_path / "chart.svg").read_text().count("<rect") == 1 + 2 + 2 + 3  # the background, a bar for each way
 
 
 def test_resnet50_has_its_161_tensors(monkeypatch):
