@@ -82,15 +82,21 @@ func start(in settingsJSON) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
 	}
-	for _, w := range warnings {
-		log.Warn(w)
+	if s.Speaks() {
+		for _, w := range warnings {
+			log.Warn(w)
+		}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	o := node.Options{Scheduler: s.Scheduler, Log: log, Alloc: alloc}
 	if s.EmbedScheduler != "" {
 		if process.scheduler == nil {
-			if process.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, log); err != nil {
+			own, err := node.Logger(s.LogLevel, "scheduler", -1)
+			if err == nil {
+				process.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, own)
+			}
+			if err != nil {
 				return err
 			}
 		}
@@ -211,7 +217,7 @@ func addSet(w *node.Worker, ranks []int) (wire.ProcessSet, error) {
 	defer cancel()
 	set, err := w.Control.AddSet(ctx, ranks)
 	if err != nil {
-		return set, fmt.Errorf("%w: process set %v: %w", worker.ErrInvalid, ranks, err)
+		return set, fmt.Errorf("%w: %w", worker.ErrInvalid, err)
 	}
 	return set, nil
 }
@@ -225,7 +231,7 @@ func goSetRemove(id C.uint32_t) C.int {
 	ctx, cancel := context.WithTimeout(context.Background(), w.Settings.StartTimeout)
 	defer cancel()
 	if err := w.Control.RemoveSet(ctx, uint32(id)); err != nil {
-		return fail(fmt.Errorf("%w: process set %d: %w", worker.ErrInvalid, id, err))
+		return fail(fmt.Errorf("%w: %w", worker.ErrInvalid, err))
 	}
 	process.Lock()
 	delete(process.sets, uint32(id))

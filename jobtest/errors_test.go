@@ -62,7 +62,7 @@ func TestBroadcastsFromDifferentRootsAreAnErrorOnEveryRank(t *testing.T) {
 // that names the tensor, ranks and what both sides brought; all else has to go on.
 func disagree(j *jobtest.Job, what string, good, bad worker.Op, goodBrand, badBrand string) {
 	j.T.Helper()
-	text := regexp.MustCompile(`ranks disagree about "x": ranks? [012, ]+ brought (.*), rank [012] brought (.*)$`)
+	text := regexp.MustCompile(`^ranks disagree about "x": ranks? [012, ]+ brought (.*), rank [012] brought (.*)$`)
 	errs := j.Outcomes(func(rank int) error {
 		op := good
 		if rank == 2 {

@@ -174,3 +174,6 @@ func (j *Job) All() wire.ProcessSet {
 	}
 	return s
 }
+
+// Transports are those of servers and the scheduler.
+func (j *Job) Transports() *transport.Set { return j.over(-1) }

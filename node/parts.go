@@ -2,9 +2,11 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -79,11 +81,14 @@ func RunServerOver(ctx context.Context, kinds *transport.Set, s settings.Setting
 	srv := newServer(&s, log, func(l wire.Lost) { line.ReportLost(l) })
 	defer srv.Close()
 	defer listeners.Close()
-	line, err = control.Dial(ctx, control.Config{
+	line, err = reach(ctx, log, control.Config{
 		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleServer},
 		BeatInterval: s.BeatInterval, LostAfter: s.PeerTimeout, Log: log, OnLost: srv.Lost, OnRoster: srv.Begin,
 	})
 	if err != nil {
+		if ctx.Err() != nil { // it was told to end
+			return nil
+		}
 		return err
 	}
 	defer line.Close()
@@ -95,6 +100,23 @@ func RunServerOver(ctx context.Context, kinds *transport.Set, s settings.Setting
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// patience is how often a server whose scheduler does not answer says so.
+const patience = 10 * time.Second
+
+// reach dials the scheduler until ctx ends.
+func reach(ctx context.Context, log *zap.Logger, config control.Config) (*control.Client, error) {
+	for {
+		attempt, cancel := context.WithTimeout(ctx, patience)
+		line, err := control.Dial(attempt, config)
+		late := errors.Is(attempt.Err(), context.DeadlineExceeded)
+		cancel()
+		if err == nil || !late || ctx.Err() != nil {
+			return line, err
+		}
+		log.Warn("waiting for the scheduler at "+config.Address+", which does not answer", zap.Error(err))
+	}
 }
 
 // Scheduler is a scheduler that this process holds.

@@ -71,7 +71,7 @@ func (e *Engine) Shutdown(ctx context.Context) {
 	e.mu.Lock()
 	alive := e.broken == nil
 	if alive {
-		e.broken = fmt.Errorf("%w: the engine of rank %d was shut down", ErrShutdown, e.cfg.Rank)
+		e.broken = because{ErrShutdown, fmt.Sprintf("the engine of rank %d was shut down", e.cfg.Rank)}
 	}
 	err := e.broken
 	e.mu.Unlock()

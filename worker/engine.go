@@ -47,6 +47,15 @@ var (
 	ErrUnsupported = errors.New("not possible")
 )
 
+// because is an error of one of these kinds whose text says everything.
+type because struct {
+	kind error
+	text string
+}
+
+func (b because) Error() string { return b.text }
+func (b because) Unwrap() error { return b.kind }
+
 // Control is the engine's line to the scheduler.
 type Control interface {
 	Declare(ctx context.Context, tensors []wire.Tensor) ([]wire.Placed, error)
@@ -223,7 +232,7 @@ func (e *Engine) submit(ops []Op) (started []*operation, stopping bool, err erro
 
 // Failed ends an operation that cannot be done on any rank; the server says so.
 func (e *Engine) Failed(f wire.Failure) {
-	err := fmt.Errorf("%w: %s", failureKind(f.Code), f.Text)
+	err := error(because{failureKind(f.Code), f.Text})
 	if f.Name == "" {
 		e.failJoin(err)
 		return

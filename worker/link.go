@@ -96,7 +96,7 @@ func (l *link) read() {
 	left := p.traffic.left
 	p.mu.Unlock()
 	if left {
-		p.leave(fmt.Errorf("%w: %v has shut down", ErrUnsupported, p))
+		p.leave(because{ErrUnsupported, fmt.Sprintf("%v has shut down", p)})
 		return
 	}
 	l.lost(err)

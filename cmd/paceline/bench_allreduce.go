@@ -15,6 +15,7 @@ import (
 
 	"github.com/paceline/paceline/cmd/paceline/bench"
 	"github.com/paceline/paceline/cmd/paceline/launch"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node"
@@ -31,7 +32,7 @@ type allreduceOptions struct {
 	connections    int
 	partition      string
 	duration, idle time.Duration
-	jsonFile       string
+	output         jsonSwitch
 	resultFile     string // of a job that this command started itself
 }
 
@@ -44,24 +45,25 @@ func benchAllreduceCommand() *cobra.Command {
 
 Starts jobs of its own on this host, one for each number of ranks; as a rank of a running job it measures
 that job. bench/README.md explains the figures.`,
-		Example: `  paceline bench allreduce --ranks 2,4 --json allreduce.json
-  paceline bench allreduce --ranks 4 --servers dedicated --num-servers 2 --sizes 64MiB
+		Example: `  paceline bench allreduce -np 2,4 --json=allreduce.json
+  paceline bench allreduce -np 4 --servers dedicated --num-servers 2 --sizes 64MiB
   paceline run -H host1:1,host2:1 paceline bench allreduce`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}
 	f := c.Flags()
 	f.SortFlags = false
-	f.IntSliceVar(&o.ranks, "ranks", []int{2, 4}, "`numbers` of ranks, a job for each")
+	o.ranks = []int{2, 4}
+	addRanks(f, counts{&o.ranks, 1, limits.MaxRanks}, "`numbers` of ranks, a job for each")
 	f.StringSliceVar(&o.sizes, "sizes", []string{"4KiB", "64KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB"}, "`sizes` of the tensor")
 	f.StringVar(&o.dtype, "dtype", units.Float32.String(), "`type` of its elements: "+strings.Join(dtypeNames(), ", "))
 	f.StringVar(&o.servers, "servers", "", "`place` of the sums: embedded, dedicated or both")
-	f.IntVar(&o.numServers, "num-servers", 0, "`number` of dedicated servers")
-	f.IntVar(&o.connections, "connections", 0, "`number` of connections from a worker to each server")
+	f.Var(count{&o.numServers, 0, limits.MaxServers}, "num-servers", "`number` of dedicated servers")
+	f.Var(count{&o.connections, 1, limits.MaxConnsPerServer}, "connections", "`number` of connections from a worker to each server")
 	f.StringVar(&o.partition, "partition", "", "`size` of the partitions")
 	f.DurationVar(&o.duration, "duration", 3*time.Second, "`time` for each size")
 	f.DurationVar(&o.idle, "idle", 5*time.Second, "`time` to watch the CPU while the job does nothing; 0: not at all")
-	f.StringVar(&o.jsonFile, "json", "", "`file` to write the results to")
+	o.output.add(c)
 	f.StringVar(&o.resultFile, "result", "", "")
 	f.Lookup("result").Hidden = true
 	return c
@@ -80,6 +82,9 @@ func (o *allreduceOptions) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	if err := o.output.check(); err != nil {
+		return err
+	}
 	env := launch.Merge(launch.Variables(os.Environ()), o.settings())
 	report := bench.AllreduceReport{Benchmark: "allreduce", Version: version.String(), Time: time.Now().Format(time.RFC3339), Cores: runtime.NumCPU()}
 	rank, err := isRank(env)
@@ -90,14 +95,13 @@ func (o *allreduceOptions) run(c *cobra.Command) error {
 		return o.measure(c, env, plan, report)
 	}
 	for _, n := range o.ranks {
-		result, err := o.job(n, env)
+		result, err := o.job(c, n, env)
 		if err != nil {
 			return fmt.Errorf("%d ranks: %w", n, err)
 		}
-		result.Show(c.OutOrStdout())
-		report.Results = append(report.Results, result)
+		o.add(c, &report, result)
 	}
-	return o.write(report)
+	return o.output.write(c, report)
 }
 
 // isRank reports whether a launcher has made this process a rank of a job. Without a job its other settings
@@ -120,9 +124,16 @@ func (o *allreduceOptions) measure(c *cobra.Command, env map[string]string, plan
 	if o.resultFile != "" {
 		return writeJSON(o.resultFile, result)
 	}
-	result.Show(c.OutOrStdout())
+	o.add(c, &report, result)
+	return o.output.write(c, report)
+}
+
+// add takes a result into the report, and shows it at once.
+func (o *allreduceOptions) add(c *cobra.Command, report *bench.AllreduceReport, result bench.AllreduceResult) {
+	if o.output.text() {
+		result.Show(c.OutOrStdout())
+	}
 	report.Results = append(report.Results, result)
-	return o.write(report)
 }
 
 func (o *allreduceOptions) plan() (bench.AllreducePlan, error) {
@@ -163,7 +174,7 @@ func positive(n int) string {
 }
 
 // job runs n ranks of this command on this host and reads their result.
-func (o *allreduceOptions) job(n int, env map[string]string) (result bench.AllreduceResult, err error) {
+func (o *allreduceOptions) job(c *cobra.Command, n int, env map[string]string) (result bench.AllreduceResult, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return result, err
@@ -179,7 +190,7 @@ func (o *allreduceOptions) job(n int, env map[string]string) (result bench.Allre
 			self, "bench", "allreduce", "--result", file, "--sizes", strings.Join(o.sizes, ","), "--dtype", o.dtype,
 			"--duration", o.duration.String(), "--idle", o.idle.String(),
 		},
-		Env: env, Processes: n, Servers: strings.TrimSuffix(strings.Repeat("localhost,", o.numServers), ","), Say: say,
+		Env: env, Processes: n, Servers: strings.TrimSuffix(strings.Repeat("localhost,", o.numServers), ","), Say: sayAs(c),
 	})
 	if err != nil {
 		return result, err
@@ -197,7 +208,7 @@ func measure(s settings.Settings, plan bench.AllreducePlan) (result bench.Allred
 	if _, err := s.Complete(); err != nil {
 		return result, err
 	}
-	log, err := node.Logger(s.LogLevel, "rank", s.Rank)
+	log, err := node.Logger(s.LogLevel, "worker", s.Rank)
 	if err != nil {
 		return result, err
 	}
@@ -205,7 +216,11 @@ func measure(s settings.Settings, plan bench.AllreducePlan) (result bench.Allred
 	defer stop()
 	o := node.Options{Log: log}
 	if s.EmbedScheduler != "" {
-		sched, err := node.StartScheduler(s, s.EmbedScheduler, log)
+		own, err := node.Logger(s.LogLevel, "scheduler", -1)
+		if err != nil {
+			return result, err
+		}
+		sched, err := node.StartScheduler(s, s.EmbedScheduler, own)
 		if err != nil {
 			return result, err
 		}
@@ -218,11 +233,4 @@ func measure(s settings.Settings, plan bench.AllreducePlan) (result bench.Allred
 	}
 	defer w.Shutdown()
 	return bench.MeasureAllreduce(w, plan)
-}
-
-func (o *allreduceOptions) write(r bench.AllreduceReport) error {
-	if o.jsonFile == "" {
-		return nil
-	}
-	return writeJSON(o.jsonFile, r)
 }

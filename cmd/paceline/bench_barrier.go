@@ -12,9 +12,6 @@ import (
 	"github.com/paceline/paceline/internal/version"
 )
 
-// toTerminal is --json without a file.
-const toTerminal = "-"
-
 // Bounds of the generated input: workers, and ends of 8 bytes.
 const (
 	maxBenchWorkers = 100_000
@@ -23,7 +20,7 @@ const (
 
 func benchBarrierCommand() *cobra.Command {
 	var p bench.BarrierPlan
-	var jsonFile string
+	var output jsonSwitch
 	c := &cobra.Command{
 		Use:   "barrier",
 		Short: "Time the search for ElasticBSP's next barrier, and check its results",
@@ -32,30 +29,29 @@ func benchBarrierCommand() *cobra.Command {
 Workers' iterations take 1000 to 1500 ms, as in the paper on ZipLine, and have drifted apart for 1000 s of virtual
 time. Inputs are made before the clock runs. A table shows the least waiting times beside the paper's table 3,
 whose figures are of one input each.`,
-		Example: `  paceline bench barrier --workers 1000 --predictions 150 --json
-  paceline bench barrier --workers 10000 --predictions 15 --inputs 0 --json=barrier.json`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return runBenchBarrier(c, p, jsonFile) },
+		Example: `  paceline bench barrier -np 1000 --predictions 150 --json
+  paceline bench barrier -np 10000 --predictions 15 --inputs 0 --json=barrier.json`,
+		Args: noArguments,
+		RunE: func(c *cobra.Command, _ []string) error { return runBenchBarrier(c, p, &output) },
 	}
 	f := c.Flags()
 	f.SortFlags = false
-	f.IntVar(&p.Workers, "workers", 1000, "`number` of workers")
+	p.Workers = 1000
+	addRanks(f, count{&p.Workers, 1, maxBenchWorkers}, "`number` of workers")
 	f.IntVar(&p.Predictions, "predictions", 150, "`number` of iterations that are predicted of each")
 	f.IntVar(&p.Searches, "searches", 20, "`number` of searches to time")
 	f.IntVar(&p.Inputs, "inputs", 200, "greatest `number` of inputs per cell of the table; 0: no table")
 	f.Uint64Var(&p.Seed, "seed", 1, "`seed` of the inputs")
-	f.StringVar(&jsonFile, "json", "", "`file` to write the results to; --json alone prints them instead of the tables")
-	f.Lookup("json").NoOptDefVal = toTerminal
+	output.add(c)
 	return c
 }
 
-func runBenchBarrier(c *cobra.Command, p bench.BarrierPlan, jsonFile string) error {
+func runBenchBarrier(c *cobra.Command, p bench.BarrierPlan, output *jsonSwitch) error {
 	for _, f := range []struct {
 		name        string
 		value       int
 		least, most int
 	}{
-		{"workers", p.Workers, 1, maxBenchWorkers},
 		{"predictions", p.Predictions, 1, condition.MaxPredictions},
 		{"searches", p.Searches, 1, 10_000},
 		{"inputs", p.Inputs, 0, 10_000},
@@ -65,19 +61,15 @@ func runBenchBarrier(c *cobra.Command, p bench.BarrierPlan, jsonFile string) err
 		}
 	}
 	if ends := p.Workers * p.Predictions; ends > maxBenchEnds {
-		return fmt.Errorf("--workers %d and --predictions %d make %d ends: allowed are %d", p.Workers, p.Predictions, ends, maxBenchEnds)
+		return fmt.Errorf("-np %d and --predictions %d make %d ends: allowed are %d", p.Workers, p.Predictions, ends, maxBenchEnds)
+	}
+	if err := output.check(); err != nil {
+		return err
 	}
 	report, err := bench.MeasureBarrier(p)
 	if err != nil {
 		return err
 	}
 	report.Version, report.Time, report.Cores = version.String(), time.Now().Format(time.RFC3339), runtime.NumCPU()
-	if jsonFile == toTerminal {
-		return printJSON(c.OutOrStdout(), report)
-	}
-	report.Show(c.OutOrStdout())
-	if jsonFile == "" {
-		return nil
-	}
-	return writeJSON(jsonFile, report)
+	return output.show(c, report, report.Show)
 }

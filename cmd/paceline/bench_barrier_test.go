@@ -16,7 +16,7 @@ func TestBenchBarrierPrintsOrWritesJSON(t *testing.T) {
 		var out strings.Builder
 		c := benchBarrierCommand()
 		c.SetOut(&out)
-		c.SetArgs([]string{"--workers", "10", "--predictions", "15", "--searches", "2", "--inputs", "1", flag})
+		c.SetArgs([]string{"--np", "10", "--predictions", "15", "--searches", "2", "--inputs", "1", flag})
 		if err := c.Execute(); err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,8 @@ import (
 
 func benchCodecCommand() *cobra.Command {
 	var plan bench.CodecPlan
-	var size, jsonFile string
+	var size string
+	var output jsonSwitch
 	c := &cobra.Command{
 		Use:   "codec",
 		Short: "Time the codecs beside memcpy, and measure their effect on gradients",
@@ -25,21 +26,20 @@ func benchCodecCommand() *cobra.Command {
 Runs on one core of this host and needs no job. Codecs are named as in settings: ` + strings.Join(codec.Names(), ", ") + `,
 with arguments as in topk:0.01 or int8:block=256, and the suffix +s2 or +zstd.`,
 		Example: `  paceline bench codec
-  paceline bench codec --codec topk:0.01 --codec int8:block=256,feedback=on --size 4MiB --json codec.json`,
-		Args: cobra.NoArgs,
+  paceline bench codec --codec topk:0.01 --codec int8:block=256,feedback=on --size 4MiB --json=codec.json`,
+		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if plan.Bytes, err = settings.ParseSize(size); err != nil {
 				return fmt.Errorf("--size %q: a size is a number of bytes, or one with KiB, MiB, GiB", size)
+			}
+			if err := output.check(); err != nil {
+				return err
 			}
 			report := bench.CodecReport{Benchmark: "codec", Version: version.String(), Time: time.Now().Format(time.RFC3339), Cores: runtime.NumCPU()}
 			if err := report.MeasureCodecs(plan); err != nil {
 				return err
 			}
-			report.Show(c.OutOrStdout())
-			if jsonFile == "" {
-				return nil
-			}
-			return writeJSON(jsonFile, report)
+			return output.show(c, report, report.Show)
 		},
 	}
 	f := c.Flags()
@@ -47,6 +47,6 @@ with arguments as in topk:0.01 or int8:block=256, and the suffix +s2 or +zstd.`,
 	f.StringArrayVar(&plan.Codecs, "codec", bench.DefaultCodecs(), "`codec` to measure; give the flag once for each")
 	f.StringVar(&size, "size", "64MiB", "`size` of the tensor")
 	f.DurationVar(&plan.Duration, "duration", 2*time.Second, "`time` for each codec")
-	f.StringVar(&jsonFile, "json", "", "`file` to write the results to")
+	output.add(c)
 	return c
 }

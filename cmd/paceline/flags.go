@@ -125,10 +125,19 @@ func onlyIf(value string) func(string) (string, error) {
 }
 
 // longFlags writes the flags that horovodrun spells with one dash and several letters with two, up to
-// the user's command.
+// the user's command. Other commands have one of them, the number of ranks.
 func longFlags(args []string) []string {
-	if len(args) == 0 || args[0] != "run" {
+	if len(args) == 0 {
 		return args
+	}
+	if args[0] != "run" {
+		out := slices.Clone(args)
+		for i, word := range out {
+			if word == "-np" || strings.HasPrefix(word, "-np=") {
+				out[i] = "-" + word
+			}
+		}
+		return out
 	}
 	long := map[string]string{"-np": "--np", "-cb": "--check-build", "-hostfile": "--hostfile", "-prefix-timestamp": "--prefix-output-with-timestamp"}
 	flags := runCommand().Flags()

@@ -18,8 +18,10 @@ func TestHorovodsShortFlagsAreUnderstoodUpToTheCommand(t *testing.T) {
 		"run -H a:1 -np 2 -- -np 3":                        "run -H a:1 --np 2 -- -np 3",
 		"run --timeline-filename -np -np 2 x":              "run --timeline-filename -np --np 2 x",
 		"run --gloo -hostfile hosts -prefix-timestamp x y": "run --gloo --hostfile hosts --prefix-output-with-timestamp x y",
-		"run -cb":    "run --check-build",
-		"status -np": "status -np",
+		"run -cb":                 "run --check-build",
+		"sim --model bsp -np 3":   "sim --model bsp --np 3",
+		"bench allreduce -np=2,4": "bench allreduce --np=2,4",
+		"status":                  "status",
 	} {
 		if got := strings.Join(longFlags(strings.Fields(given)), " "); got != want {
 			t.Errorf("%q: %q", given, got)

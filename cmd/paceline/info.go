@@ -33,24 +33,20 @@ type facts struct {
 }
 
 func infoCommand() *cobra.Command {
-	var asJSON bool
+	var output jsonSwitch
 	c := &cobra.Command{
 		Use:   "info",
 		Short: "Show the build, the machine, and the settings with where each came from",
-		Args:  cobra.NoArgs,
+		Args:  noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			f, err := gather(launch.Variables(os.Environ()))
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return printJSON(c.OutOrStdout(), f)
-			}
-			f.show(c.OutOrStdout())
-			return nil
+			return output.show(c, f, f.show)
 		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "as JSON")
+	output.add(c)
 	return c
 }
 

@@ -25,7 +25,10 @@ func execute(args []string) int {
 		Version:       version.String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Args:          onlyCommands,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	root.SetFlagErrorFunc(badFlag)
 	root.SetVersionTemplate("paceline {{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(runCommand(), schedulerCommand(), serverCommand(), statusCommand(), infoCommand(), benchCommand(), simCommand())

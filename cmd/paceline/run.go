@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/paceline/paceline/cmd/paceline/launch"
+	"github.com/paceline/paceline/internal/limits"
 )
 
 // runOptions are the flags of `paceline run` that are not settings.
@@ -36,8 +37,7 @@ new secret.`,
 	f := c.Flags()
 	f.SetInterspersed(false) // arguments after the command's name belong to the command
 	f.SortFlags = false
-	f.IntVarP(&o.Processes, "np", "n", 0, "number of `processes` (default: every slot of the hosts, or 1); also -np, --num-proc")
-	f.IntVar(&o.Processes, "num-proc", 0, "")
+	addRanks(f, count{&o.Processes, 1, limits.MaxRanks}, "`number` of processes (default: every slot of the hosts, or 1)")
 	f.StringVarP(&o.Hosts, "hosts", "H", "", "`hosts` and their slots: host1:2,host2:4")
 	f.StringVar(&o.HostFile, "hostfile", "", "`file` with a host on each line: host1 slots=2")
 	f.StringVar(&o.Servers, "servers", "", "`hosts` on which to start dedicated servers: host3,host4:7001 (with a port)")
@@ -46,7 +46,7 @@ new secret.`,
 	f.BoolVar(&o.horovod, "horovod", false, "let 'import horovod' find Paceline")
 	f.StringSliceVar(&o.Interfaces, "network-interfaces", nil, "`names` of network interfaces, or addresses of this machine; each host uses the first that it has")
 	f.StringSliceVar(&o.Interfaces, "network-interface", nil, "")
-	f.IntVarP(&o.SSHPort, "ssh-port", "p", 0, "`port` of ssh on the hosts")
+	f.VarP(count{&o.SSHPort, 1, 65535}, "ssh-port", "p", "`port` of ssh on the hosts")
 	f.StringVarP(&o.SSHIdentity, "ssh-identity-file", "i", "", "`file` with the key for ssh")
 	f.StringVar(&o.OutputDir, "output-filename", "", "additional `directory` for the output of each rank: rank.0/stdout, rank.0/stderr, ...")
 	f.BoolVar(&o.Timestamps, "prefix-output-with-timestamp", false, "begin each line of output with the time")
@@ -54,9 +54,7 @@ new secret.`,
 	f.StringVar(&o.configFile, "config-file", "", "`file` with settings, in horovodrun's YAML; flags take precedence")
 	f.BoolVar(&o.checkBuild, "check-build", false, "show the capabilities of this build; also -cb")
 	addHorovodFlags(f)
-	for _, name := range []string{"num-proc", "network-interface"} {
-		f.Lookup(name).Hidden = true
-	}
+	f.Lookup("network-interface").Hidden = true
 	return c
 }
 
@@ -81,9 +79,9 @@ func (o *runOptions) run(c *cobra.Command, command []string) error {
 		return err
 	}
 	if names := given(c.Flags(), idleFlags); len(names) > 0 {
-		say("%s: without effect here", strings.Join(names, ", "))
+		sayAs(c)("%s: without effect here", strings.Join(names, ", "))
 	}
-	o.Command, o.Env, o.Say = command, launch.Merge(launch.Variables(os.Environ()), flagged), say
+	o.Command, o.Env, o.Say = command, launch.Merge(launch.Variables(os.Environ()), flagged), sayAs(c)
 	if o.horovod {
 		dir, err := shimDir(command)
 		if err != nil {
@@ -103,6 +101,9 @@ func runJob(o launch.Options) error {
 	return err
 }
 
-func say(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "paceline run: "+format+"\n", args...)
+// sayAs reports to the user under the name of the command that they gave.
+func sayAs(c *cobra.Command) func(format string, args ...any) {
+	return func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, c.CommandPath()+": "+format+"\n", args...)
+	}
 }

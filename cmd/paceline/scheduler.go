@@ -24,7 +24,7 @@ func schedulerCommand() *cobra.Command {
 
 Only for jobs whose processes are started separately: ` + "`paceline run`" + ` has a scheduler of its own. It may be
 killed and started again at any time; the job continues.`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			if _, port, err := net.SplitHostPort(listen); err != nil || port == "0" {
 				return errors.New("--listen host:port must give the scheduler's address")

@@ -15,7 +15,7 @@ func serverCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "server --scheduler host:port",
 		Short: "Run a dedicated server of a job until a signal ends it",
-		Args:  cobra.NoArgs,
+		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			set := map[string]string{}
 			if shards > 0 {
@@ -42,6 +42,6 @@ func serverCommand() *cobra.Command {
 	}
 	c.Flags().StringVar(&scheduler, "scheduler", "", "`address` of the scheduler, host:port (default: PACELINE_SCHEDULER)")
 	c.Flags().StringVar(&listen, "listen", "", "`address` to listen at, host:port or :port (default: any port on the interface towards the scheduler)")
-	c.Flags().IntVar(&shards, "shards", 0, "`number` of shards (default: one per core)")
+	c.Flags().Var(count{&shards, 1, 1024}, "shards", "`number` of shards (default: one per core)")
 	return c
 }

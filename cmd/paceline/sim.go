@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"time"
@@ -20,7 +21,8 @@ type simOptions struct {
 	compute, until             string
 	bytes                      string
 	bandwidth, serverBandwidth string
-	jsonFile, plotFile         string
+	plotFile                   string
+	output                     jsonSwitch
 }
 
 func simCommand() *cobra.Command {
@@ -41,16 +43,17 @@ with arguments as in ssp:3, pssp:3,0.5, dsps:3,15, drop-stragglers:60, adaptive:
 Compute times (SIGMA is that of a log-normal factor, 0 by default):
 ` + sim.ComputeHelp(),
 		Example: `  paceline sim --model bsp --model ssp:3 --model pssp:3,0.5 --compute transient:100ms,0.05,5 --plot models.svg
-  paceline sim --workers 10000 --servers 200 --iterations 3 --compute lognormal:1s,0.2 --bandwidth 10Gbit
+  paceline sim -np 10000 --servers 200 --iterations 3 --compute lognormal:1s,0.2 --bandwidth 10Gbit
   paceline sim --model ssp:3 --parking lazy --parking soft-barrier --compute slow:100ms,3 --json
   paceline sim papers --dir docs`,
-		Args: cobra.NoArgs,
+		Args: onlyCommands,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}
 	f := c.Flags()
 	f.SortFlags = false
 	s := &o.scenario
-	f.IntVar(&s.Workers, "workers", 16, "`number` of workers")
+	s.Workers = 16
+	addRanks(f, count{&s.Workers, 1, sim.MaxWorkers}, "`number` of workers")
 	f.IntVar(&s.Servers, "servers", 4, "`number` of servers")
 	f.IntVar(&s.Keys, "keys", 4, "`number` of keys of each server")
 	f.IntVar(&s.Iterations, "iterations", 100, "`number` of iterations of each worker")
@@ -64,14 +67,16 @@ Compute times (SIGMA is that of a log-normal factor, 0 by default):
 	f.StringVar(&o.serverBandwidth, "server-bandwidth", "", "`bandwidth` of a server's link each way (default: as a worker's)")
 	f.DurationVar(&s.Latency, "latency", 50*time.Microsecond, "`time` between any two, one way")
 	f.Uint64Var(&s.Seed, "seed", 1, "`seed` of the computing times")
-	f.StringVar(&o.jsonFile, "json", "", "`file` to write the results to; --json alone prints them instead of the table")
-	f.Lookup("json").NoOptDefVal = toTerminal
+	o.output.add(c)
 	f.StringVar(&o.plotFile, "plot", "", "SVG `file` for a chart of the parts of the time")
 	c.AddCommand(simPapersCommand())
 	return c
 }
 
 func (o *simOptions) run(c *cobra.Command) error {
+	if err := o.output.check(); err != nil {
+		return err
+	}
 	scenarios, err := o.scenarios()
 	if err != nil {
 		return err
@@ -90,14 +95,7 @@ func (o *simOptions) run(c *cobra.Command) error {
 			return err
 		}
 	}
-	if o.jsonFile == toTerminal {
-		return printJSON(c.OutOrStdout(), results)
-	}
-	sim.Show(c.OutOrStdout(), results)
-	if o.jsonFile == "" {
-		return nil
-	}
-	return writeJSON(o.jsonFile, results)
+	return o.output.show(c, results, func(out io.Writer) { sim.Show(out, results) })
 }
 
 // scenarios combines every model with every parking order and barrier.

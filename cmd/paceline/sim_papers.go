@@ -20,7 +20,7 @@ func simPapersCommand() *cobra.Command {
 
 Writes the simulated part of DIR/results.md, between its two marks, and a chart for each experiment to DIR/results.
 It takes less than a minute on one core.`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if lab.Iterations < 10 {
 				return fmt.Errorf("--iterations %d: allowed is 10 and more", lab.Iterations)

@@ -40,7 +40,7 @@ func TestSimPrintsOrWritesJSONAndDraws(t *testing.T) {
 
 func TestSimSaysWhatIsAllowed(t *testing.T) {
 	for want, args := range map[string][]string{
-		"workers is 0, allowed is 1 to 10000":                            {"--workers", "0"},
+		"allowed are whole numbers from 1 to 10000":                      {"--workers", "0"},
 		`--until "some": allowed are all and total`:                      {"--until", "some"},
 		`--parking "soft": allowed are lazy and soft-barrier`:            {"--parking", "lazy,soft"},
 		`--barrier "none": allowed are overlap and global`:               {"--barrier", "none"},

@@ -44,7 +44,7 @@ func give(env map[string]string, name string, value any) error {
 	rows := Table()
 	at := slices.IndexFunc(rows, func(r Setting) bool { return r.Name == variable(name) })
 	if at < 0 {
-		like := nearest(variable(strings.TrimPrefix(name, ours)), knownNames())
+		like := nearestOf(variable(strings.TrimPrefix(name, ours)), knownNames())
 		return fmt.Errorf("there is no setting %q: did you mean %q?", name, strings.ToLower(strings.TrimPrefix(like, ours)))
 	}
 	text, err := textOf(value)

@@ -117,6 +117,10 @@ func agree(s *Settings) error {
 	return errors.Join(problems...)
 }
 
+// Speaks reports whether this process shows the warnings about the environment: one rank of each host does, because a
+// launcher gives all of them the same.
+func (s *Settings) Speaks() bool { return s.LocalRank <= 0 }
+
 // Alike are the settings that all workers of a job must share, by name: with different values, held values and sums
 // would wait for ever or fail at their first use.
 func (s *Settings) Alike() map[string]string {

@@ -5,10 +5,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/paceline/paceline/internal/nearest"
 )
 
 // Variables that the Python package reads.
-var elsewhere = []string{"PACELINE_TAKEOVER", "PACELINE_LIBRARY"}
+var elsewhere = []string{"PACELINE_LIBRARY"}
 
 // Variables of the other systems that do not affect how a job runs: their launchers set them for themselves,
 // their builds read them, or they ask for what always holds (process sets can always be added after init).
@@ -27,7 +29,7 @@ func unknown(env map[string]string) []string {
 		switch prefix, _, _ := strings.Cut(name, "_"); {
 		case known[name] || env[name] == "":
 		case prefix == "PACELINE":
-			warnings = append(warnings, fmt.Sprintf("%s is set, but there is no such setting: did you mean %s?", name, nearest(name, known)))
+			warnings = append(warnings, fmt.Sprintf("%s is set, but there is no such setting: did you mean %s?", name, nearestOf(name, known)))
 		case (prefix == "HOROVOD" || prefix == "DMLC" || prefix == "BYTEPS") && !isHarmless(name):
 			foreign = append(foreign, name)
 		}
@@ -56,34 +58,13 @@ func isHarmless(name string) bool {
 	return slices.ContainsFunc(harmless, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// nearest is the setting of ours whose name differs from name in the fewest letters.
-func nearest(name string, known map[string]bool) string {
-	best, fewest := "", len(name)*2
+// nearestOf is the setting of ours whose name differs from name in the fewest letters.
+func nearestOf(name string, known map[string]bool) string {
+	var names []string
 	for _, k := range slices.Sorted(maps.Keys(known)) {
-		if d := distance(name, k); strings.HasPrefix(k, "PACELINE_") && d < fewest {
-			best, fewest = k, d
+		if strings.HasPrefix(k, ours) {
+			names = append(names, k)
 		}
 	}
-	return best
-}
-
-// distance counts the letters to insert, delete or change to make b of a (Levenshtein).
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
+	return nearest.Of(name, names)
 }

@@ -13,7 +13,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 def run(argv, file):
     """The command's output and its JSON file. Checks that no network namespace remains."""
-    argv = [*map(str, argv), "--json", str(file)]
+    argv = [*map(str, argv), f"--json={file}"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         printed, errors = process.communicate(timeout=240)
     assert process.returncode == 0, printed + errors

@@ -33,11 +33,12 @@ type run struct {
 	ends  chan ended
 	alive map[*Task]*process
 
-	code  int         // exit code of the whole
-	calm  bool        // no failure and no request to end
-	urged bool        // a signal of the user was forwarded
-	steps []step      // to come, in rising strength
-	next  *time.Timer // when the first of them is due
+	code    int         // exit code of the whole
+	calm    bool        // no failure and no request to end
+	urged   bool        // a signal of the user was forwarded
+	stopped bool        // processes were sent a signal: their ends say nothing more
+	steps   []step      // to come, in rising strength
+	next    *time.Timer // when the first of them is due
 }
 
 type ended struct {
@@ -107,10 +108,11 @@ func (r *run) end(e ended) {
 	p := r.alive[e.task]
 	delete(r.alive, e.task)
 	r.watch()
-	if !r.calm {
-		return
-	}
 	switch {
+	case r.stopped:
+	case !r.calm && e.exit.Code != 0:
+		r.Say("%s on %s%s %v too", e.task.Name, e.task.Host, pidOf(p), e.exit)
+	case !r.calm:
 	case e.exit.Code != 0 || slices.Contains(r.Servers, e.task):
 		r.Say("%s on %s%s %v%s", e.task.Name, e.task.Host, pidOf(p), e.exit, r.others())
 		r.fail(max(e.exit.Code, 1), step{r.Peers, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
@@ -183,7 +185,7 @@ func (r *run) plan(steps ...step) {
 // step does the first of the steps and waits for the next.
 func (r *run) step() {
 	sig := r.steps[0].sig
-	r.steps = r.steps[1:]
+	r.steps, r.stopped = r.steps[1:], true
 	for _, p := range r.alive {
 		p.signal(sig)
 	}

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os/exec"
@@ -18,6 +19,17 @@ func (t *Task) localCommand() *exec.Cmd {
 		cmd.Path, cmd.Err = path, nil
 	}
 	return cmd
+}
+
+// noCommand says why a command on this host cannot be started, and what was meant if it is a Python script.
+func (t *Task) noCommand(err error) error {
+	switch name := t.Command[0]; {
+	case filepath.Ext(name) == ".py":
+		return fmt.Errorf("%s is no program; run it as python %s", name, strings.Join(t.Command, " "))
+	case errors.Is(err, exec.ErrNotFound):
+		return fmt.Errorf("there is no program %q on the PATH", name)
+	}
+	return err
 }
 
 func lookPath(name, path string) (string, error) {

@@ -85,6 +85,9 @@ func start(t *Task, ended func(Exit)) (*process, error) {
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	drain, err := p.run(stdout, stderr)
 	if err != nil {
+		if p.remote == nil {
+			err = t.noCommand(err)
+		}
 		return nil, fmt.Errorf("%s on %s cannot be started: %w", t.Name, t.Host, err)
 	}
 	if p.remote == nil {
