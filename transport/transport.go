@@ -3,7 +3,9 @@
 //
 // A connection carries frames in order, both ways at once, between two nodes that have proved to
 // each other that they know the job secret before anything else was parsed. Nothing is lost while it
-// lives; when it ends, both sides get the reason within the deadline of the backend.
+// lives; when it ends, both sides get the reason within the deadline of the backend. It also ends where the
+// peer's process no longer runs, though its host still acknowledges (SIGSTOP): idle connections show that their
+// process runs (stream/watch.go), so that whoever shares a connection watches each other, with the help of nobody else.
 //
 // What excludes goroutines here, in the order in which one holds several:
 //

@@ -47,12 +47,16 @@ type Conn struct {
 
 	aside byte // its address identifies Aside as a sender to turn
 
+	watch *watch // nil where nobody does
+	pulse pulse
+
 	once  sync.Once
 	cause atomic.Pointer[error] // why sending ended: the first reason
 }
 
 func newConn(nc net.Conn) *Conn {
-	c := &Conn{nc: nc, peer: nc.RemoteAddr().String(), turn: newTurn(), in: bufio.NewReaderSize(nc, readBuffer)}
+	c := &Conn{nc: nc, peer: nc.RemoteAddr().String(), turn: newTurn()}
+	c.in = bufio.NewReaderSize(waited{nc, &c.pulse}, readBuffer)
 	c.try, _ = nc.(TryWriter)
 	c.whole, _ = nc.(BuffersWriter)
 	return c
@@ -71,6 +75,7 @@ func (c *Conn) Send(buffers net.Buffers) error {
 	if err := c.ended(); err != nil {
 		return err
 	}
+	c.pulse.sends.Add(1)
 	var err error
 	c.out = buffers
 	if c.whole != nil {
@@ -95,6 +100,7 @@ func (c *Conn) TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err er
 	if !c.turn.try(&buffers[0][0]) {
 		return buffers, true, nil
 	}
+	c.pulse.sends.Add(1)
 	if c.try != nil {
 		n, err := c.try.TryWrite(buffers)
 		if err != nil {
@@ -121,6 +127,7 @@ func (c *Conn) Aside(f func() error) error {
 	if err := c.ended(); err != nil {
 		return err
 	}
+	c.pulse.sends.Add(1)
 	if err := f(); err != nil {
 		return c.sendFailed(err)
 	}
@@ -130,8 +137,16 @@ func (c *Conn) Aside(f func() error) error {
 // NetConn is the underlying stream.
 func (c *Conn) NetConn() net.Conn { return c.nc }
 
-// ReadHeader implements transport.Conn.
+// ReadHeader implements transport.Conn. It passes over beats.
 func (c *Conn) ReadHeader(h *wire.Header) error {
+	for {
+		if err := c.readHeader(h); err != nil || h.Type != wire.TypeBeat {
+			return err
+		}
+	}
+}
+
+func (c *Conn) readHeader(h *wire.Header) error {
 	if c.left > 0 {
 		return fmt.Errorf("reading a header from %s while %d bytes of the previous payload are unread", c.peer, c.left)
 	}
@@ -182,6 +197,9 @@ func (c *Conn) end(reason error) {
 		c.cause.CompareAndSwap(nil, &reason)
 		close(c.turn.over)
 		c.nc.Close() // an error would mean that the peer closed first; callers do not need it
+		if c.watch != nil {
+			c.watch.remove(c)
+		}
 	})
 }
 

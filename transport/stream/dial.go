@@ -77,6 +77,9 @@ func (c Config) dialOnce(ctx context.Context, address string, patience time.Dura
 	}
 	if err != nil {
 		nc.Close()
+		if conn != nil {
+			conn.Close()
+		}
 		return nil, err
 	}
 	return conn, nil

@@ -21,6 +21,7 @@ import (
 // Defaults and bounds of new connections.
 const (
 	defaultHandshakeTimeout = 10 * time.Second
+	defaultPeerTimeout      = 10 * time.Second
 	// refusalsPerSecond bounds what unauthenticated peers can make a node write to its log.
 	refusalsPerSecond = 10
 	// crowdedTick is how often a node logs that it drops connections for others.
@@ -33,19 +34,30 @@ const (
 type Config struct {
 	Secret           []byte        // the job secret
 	HandshakeTimeout time.Duration // from the first byte until both ends are known; 0 is 10 s
-	Log              *zap.Logger   // nil: no log
+	// PeerTimeout is how long a peer may be stopped without the loss of a connection, and whoever is silent for half as
+	// long again is given up; 0 is 10 s.
+	PeerTimeout time.Duration
+	Log         *zap.Logger // nil: no log
 	// Secure, if set, wraps a new stream before the first byte (TLS) and returns what binds the proof of the
 	// secret to it. address is the dialed one, "" on the side that listens.
 	Secure func(nc net.Conn, address string) (secured net.Conn, binding []byte, err error)
+
+	watch *watch // of all connections of the node
 }
 
-// WithDefaults sets the defaults of the zero fields.
+// WithDefaults sets the defaults of the zero fields. The connections of the result, and of its copies, have one watch.
 func (c Config) WithDefaults() Config {
 	if c.HandshakeTimeout <= 0 {
 		c.HandshakeTimeout = defaultHandshakeTimeout
 	}
+	if c.PeerTimeout <= 0 {
+		c.PeerTimeout = defaultPeerTimeout
+	}
 	if c.Log == nil {
 		c.Log = zap.NewNop()
+	}
+	if c.watch == nil {
+		c.watch = newWatch(c.PeerTimeout)
 	}
 	return c
 }
@@ -266,5 +278,8 @@ func (c Config) authenticate(nc net.Conn, address string, deadline time.Time, pr
 	if err := plain.SetDeadline(time.Time{}); err != nil {
 		return nil, err
 	}
-	return newConn(nc), nil
+	conn := newConn(nc)
+	conn.watch = c.watch
+	c.watch.add(conn)
+	return conn, nil
 }

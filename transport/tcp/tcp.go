@@ -34,7 +34,7 @@ type Config struct {
 	HandshakeTimeout time.Duration // for a new connection until both ends are known; 0 is 10 s
 	// PeerTimeout is how long a peer may leave data unacknowledged, or not answer on an idle
 	// connection, before the connection fails; 0 is 10 s. A peer that acknowledges but reads no data for that
-	// long also counts as gone.
+	// long also counts as gone, and so does one that is stopped (stream.Config).
 	PeerTimeout time.Duration
 	// SendBuffer is the kernel's send buffer in bytes; 0 lets the kernel tune it. A bounded one keeps the
 	// connections that share a link at the same window, and so at the same share of it.
@@ -51,7 +51,7 @@ func New(config Config) transport.Transport {
 		config.PeerTimeout = defaultPeerTimeout
 	}
 	t := &network{Config: config, stream: stream.Config{
-		Secret: config.Secret, HandshakeTimeout: config.HandshakeTimeout, Log: config.Log,
+		Secret: config.Secret, HandshakeTimeout: config.HandshakeTimeout, PeerTimeout: config.PeerTimeout, Log: config.Log,
 	}.WithDefaults()}
 	if config.TLS != nil {
 		t.stream.Secure = secure(config.TLS)

@@ -1,6 +1,7 @@
 package transporttest
 
 import (
+	"context"
 	"net"
 	"os"
 	"time"
@@ -10,6 +11,7 @@ import (
 // while another writes.
 type conn struct {
 	network       *Network
+	node          string // whose end it is
 	local, remote addr
 	end           *end // behind the network's lock
 }
@@ -34,6 +36,7 @@ func (c *conn) send(b []byte, w *write) (int, error) {
 
 // TryWrite implements stream.TryWriter.
 func (c *conn) TryWrite(buffers net.Buffers) (int, error) {
+	_ = c.network.running(context.Background(), c.node)
 	c.network.mu.Lock()
 	defer c.network.mu.Unlock()
 	if c.end.closed {
@@ -56,6 +59,7 @@ func (c *conn) loop(change chan struct{}, done bool, step func() (n int, done bo
 	for !done && err == nil {
 		var n int
 		var wait time.Duration
+		_ = c.network.running(context.Background(), c.node)
 		c.network.mu.Lock()
 		deadline := c.end.deadline
 		if c.end.closed {

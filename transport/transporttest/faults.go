@@ -27,6 +27,9 @@ type fault struct {
 //	at 2s       worker0<->server0  freeze      # both directions: a network partition
 //	at 5s       worker0<->server0  thaw        # what was sent meanwhile arrives
 //	at 0s       worker0->server0   rate 1000   # bytes per second: a slow reader, or a slow link; 0 is no limit
+//	after 1000  worker0->server0   stop        # the node that sends them is stopped, as a process by SIGSTOP (stops.go)
+//	at 2s       worker0            stop
+//	at 5s       worker0            continue
 //
 // "after" counts the bytes of all connections on the link from the call of Script on, "write" those of one-sided
 // writes alone, and the connection that sends the last of them is the one that cut, reset and garbage strike; "at", which
@@ -49,7 +52,10 @@ func (n *Network) Script(script string) error {
 // schedule parses one line.
 func (t *traffic) schedule(words []string) error {
 	if len(words) < 4 {
-		return fmt.Errorf("want: at TIME, after BYTES or write BYTES, a link, a fault")
+		return fmt.Errorf("want: at TIME, after BYTES or write BYTES, a link or a node, a fault")
+	}
+	if words[0] == "at" && !strings.Contains(words[2], "->") {
+		return t.scheduleNode(words)
 	}
 	paths, err := parseLink(words[2])
 	if err != nil {
@@ -88,6 +94,23 @@ func (t *traffic) schedule(words []string) error {
 	return nil
 }
 
+// scheduleNode parses a line about a node.
+func (t *traffic) scheduleNode(words []string) error {
+	d, err := time.ParseDuration(words[1])
+	if err != nil {
+		return err
+	}
+	f, err := parseFault(words[3:])
+	if err != nil {
+		return err
+	}
+	if f.what != "stop" && f.what != "continue" {
+		return fmt.Errorf("%q is no link such as a->b or a<->b", words[2])
+	}
+	t.after(d, func() { t.change(path{from: words[2]}, f) })
+	return nil
+}
+
 // parseLink parses "a->b" and "a<->b".
 func parseLink(s string) ([]path, error) {
 	from, to, ok := strings.Cut(s, "->")
@@ -104,11 +127,11 @@ func parseLink(s string) ([]path, error) {
 
 // parseFault parses the words behind the link.
 func parseFault(words []string) (f fault, err error) {
-	arguments := map[string]int{"cut": 0, "reset": 0, "freeze": 0, "thaw": 0, "garbage": 1, "rate": 1}
+	arguments := map[string]int{"cut": 0, "reset": 0, "freeze": 0, "thaw": 0, "stop": 0, "continue": 0, "garbage": 1, "rate": 1}
 	f.what = words[0]
 	want, known := arguments[f.what]
 	if !known {
-		return f, fmt.Errorf("%q is no fault: there are cut, reset, garbage, freeze, thaw and rate", f.what)
+		return f, fmt.Errorf("%q is no fault: there are cut, reset, garbage, freeze, thaw, rate, stop and continue", f.what)
 	}
 	if len(words) != 1+want {
 		return f, fmt.Errorf("%s needs %d numbers, not %d", f.what, want, len(words)-1)
@@ -179,7 +202,7 @@ func (t *traffic) strike(e *end, l *link, written bool) bool {
 
 // strikeAll applies a fault to every connection of a path.
 func (t *traffic) strikeAll(p path, f fault) {
-	if f.what == "freeze" || f.what == "thaw" || f.what == "rate" {
+	if f.what != "cut" && f.what != "reset" && f.what != "garbage" {
 		t.change(p, f)
 		return
 	}
@@ -213,10 +236,14 @@ func (t *traffic) happen(out *lane, e *end, f fault) {
 	}
 }
 
-// change applies a fault to a whole link.
+// change applies a fault to a whole link, or to the node that sends on it.
 func (t *traffic) change(p path, f fault) {
 	l := t.link(p)
 	switch {
+	case f.what == "stop":
+		t.stop(p.from)
+	case f.what == "continue":
+		t.goOn(p.from)
 	case f.what == "rate":
 		l.bandwidth = f.count
 	case f.what == "freeze" && l.thawed == nil:

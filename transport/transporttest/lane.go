@@ -36,7 +36,7 @@ type chunk struct {
 	data   []byte
 	write  *write    // where the data belong; nil for a piece of the stream
 	at     time.Time // when it can be read
-	frozen bool      // on a frozen link: at is not known yet
+	frozen bool      // on a frozen link, or of a stopped node: at is not known yet
 	fin    bool      // behind this the sender sends no more
 }
 
@@ -90,12 +90,15 @@ func (l *lane) put(e *end, b []byte, w *write) (n int, wait time.Duration, err e
 // queue puts a chunk on the link.
 func (l *lane) queue(c chunk) {
 	l.held += len(c.data)
-	if c.frozen = l.link.thawed != nil; !c.frozen {
+	if c.frozen = l.isFrozen(); !c.frozen {
 		l.leave(&c)
 	}
 	l.chunks = append(l.chunks, c)
 	signal(l.readable)
 }
+
+// isFrozen reports whether nothing arrives at present: the link is frozen, or the sender is stopped.
+func (l *lane) isFrozen() bool { return l.link.thawed != nil || l.traffic.stopped[l.path.from] != nil }
 
 // leave sets when a chunk arrives. At the end of one direction the receiver also learns that the peer no longer reads
 // the other.
@@ -151,6 +154,9 @@ func (l *lane) receive(e *end, b []byte) (n int, wait time.Duration, err error) 
 
 // thaw sends what had to wait for the end of the frost.
 func (l *lane) thaw() {
+	if l.isFrozen() {
+		return
+	}
 	for i := range l.chunks {
 		if c := &l.chunks[i]; c.frozen {
 			l.leave(c)

@@ -72,9 +72,9 @@ func (n *Network) Close() {
 	n.traffic.close()
 }
 
-// Node is the transport of the node with that name. Its addresses are "name:port".
+// Node is the transport of the node with that name. Its addresses are "name:port", also where it listens at the loopback.
 func (n *Network) Node(name string, secret []byte) transport.Transport {
-	return &node{n, name, stream.Config{Secret: secret, HandshakeTimeout: n.HandshakeTimeout, Log: n.Log}}
+	return &node{n, name, stream.Config{Secret: secret, HandshakeTimeout: n.HandshakeTimeout, PeerTimeout: n.PeerTimeout, Log: n.Log}.WithDefaults()}
 }
 
 type node struct {
@@ -104,7 +104,7 @@ func (n *node) Dial(ctx context.Context, address string) (transport.Conn, error)
 }
 
 // Listen accepts byte streams at a node, without authentication. The host of the address is the
-// node's name or missing; port 0 or the address "" picks a free port.
+// node's name, the loopback or missing; port 0 or the address "" picks a free port.
 func (n *Network) Listen(node, address string) (net.Listener, error) {
 	if address == "" {
 		address = net.JoinHostPort(node, "0")
@@ -113,7 +113,7 @@ func (n *Network) Listen(node, address string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if host != "" && host != node {
+	if host != "" && host != node && !net.ParseIP(host).IsLoopback() {
 		return nil, fmt.Errorf("listening on %s: %s is not the name of this node, %s", address, host, node)
 	}
 	n.mu.Lock()
@@ -121,7 +121,7 @@ func (n *Network) Listen(node, address string) (net.Listener, error) {
 	if port == "0" {
 		port = n.traffic.port()
 	}
-	l := &listener{network: n, address: addr{n.Kind, net.JoinHostPort(node, port)}, waiting: make(chan *conn, backlog), done: make(chan struct{})}
+	l := &listener{network: n, node: node, address: addr{n.Kind, net.JoinHostPort(node, port)}, waiting: make(chan *conn, backlog), done: make(chan struct{})}
 	if !n.traffic.listen(l) {
 		return nil, fmt.Errorf("listening on %v: %w", l.address, syscall.EADDRINUSE)
 	}
@@ -133,6 +133,9 @@ func (n *Network) Dial(ctx context.Context, node, address string) (net.Conn, err
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
+	}
+	if err := n.running(ctx, node); err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", address, err)
 	}
 	there := path{node, host}
 	for {
@@ -159,8 +162,8 @@ func (n *Network) Dial(ctx context.Context, node, address string) (net.Conn, err
 	}
 	from := addr{n.Kind, net.JoinHostPort(node, n.traffic.port())}
 	here, far := n.traffic.join(there)
-	l.waiting <- &conn{n, l.address, from, far}
-	return &conn{n, from, l.address, here}, nil
+	l.waiting <- &conn{n, host, l.address, from, far}
+	return &conn{n, node, from, l.address, here}, nil
 }
 
 // addr is an address of a kind.
@@ -171,6 +174,7 @@ func (a addr) String() string  { return a.at }
 
 type listener struct {
 	network *Network
+	node    string
 	address addr
 	waiting chan *conn
 	done    chan struct{}
@@ -179,6 +183,7 @@ type listener struct {
 func (l *listener) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.waiting:
+		_ = l.network.running(context.Background(), l.node)
 		return c, nil
 	case <-l.done:
 		return nil, net.ErrClosed

@@ -14,7 +14,8 @@ type traffic struct {
 	locked    func(f func()) // runs f with the network's lock: for timers, which hold none
 	links     map[path]*link
 	listeners map[string]*listener
-	ends      map[*end]struct{} // one of each connection that is open
+	ends      map[*end]struct{}        // one of each connection that is open
+	stopped   map[string]chan struct{} // nodes, and what is closed when they continue
 	timers    []*time.Timer
 	lastPort  int
 	regions   uint64 // that were registered
@@ -29,6 +30,7 @@ func (p path) back() path { return path{p.to, p.from} }
 func newTraffic(o Options, locked func(f func())) *traffic {
 	return &traffic{
 		Options: o, locked: locked, links: make(map[path]*link), listeners: make(map[string]*listener), ends: make(map[*end]struct{}),
+		stopped: make(map[string]chan struct{}),
 	}
 }
 
@@ -43,6 +45,9 @@ func (t *traffic) close() {
 	}
 	for e := range t.ends {
 		e.fail(net.ErrClosed)
+	}
+	for node := range t.stopped {
+		t.goOn(node)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // Version is the version of the frame format. Peers of different versions refuse each other.
-const Version = 2
+const Version = 3
 
 // HeaderSize is the length of an encoded header in bytes.
 const HeaderSize = 64
@@ -50,11 +50,12 @@ const (
 	TypeStop                      // server → worker: Stop of superstep Iteration
 	TypeState                     // worker → server: asks for the residual of a key's answers; the result is empty where there is none
 	TypeRestore                   // worker → server: a piece of a key's residual, float32 from element Offset on; answered by an empty result
+	TypeBeat                      // any: the sender runs; the connections' own, roles do not see it
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
-	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore"}
+	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore", "beat"}
 
 func (t Type) String() string {
 	if t == 0 || t >= numTypes {

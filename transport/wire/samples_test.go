@@ -104,5 +104,6 @@ var samples = []sample{
 	{"stop", Header{Type: TypeStop, Tensor: 2, Iteration: 4}, Stop{Last: 7, S: 3, W: 10}},
 	{"state", Header{Type: TypeState, Epoch: 1, Tensor: 3, Part: 1, Rank: 1, Iteration: 5}, nil},
 	{"restore", Header{Type: TypeRestore, DType: units.Float32, Epoch: 1, Tensor: 3, Part: 1, Rank: 1, Offset: 6}, []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0x40}},
+	{"beat", Header{Type: TypeBeat}, nil},
 	{"condition: reply", Header{Type: TypeCondition}, ConditionReply{ID: 1, Keys: 2, Pushed: 7}},
 }

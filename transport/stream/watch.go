@@ -1,0 +1,138 @@
+package stream
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Sweeps of a watch. A peer sends at least once in two of its sweeps, and may be stopped for a whole peer timeout in
+// between: more silence than that is a peer that no longer runs.
+const (
+	sweepsPerTimeout = 8
+	sweepsOfSilence  = sweepsPerTimeout + 2
+)
+
+// watch notices peers that no longer run, though their host acknowledges what is sent to them: their process is stopped
+// (SIGSTOP, a debugger), or hangs. It shows the peers of its own connections that this process runs. One watch serves
+// all connections of a transport, with one goroutine while there are any.
+//
+//  1. A connection that has sent nothing between two sweeps sends a beat, which the other end's reader passes over.
+//  2. A connection whose reader waits, and has waited without a byte for sweepsOfSilence, ends. A reader that is busy
+//     with what it has read, however long, does not wait.
+//
+// Silence is counted in sweeps of this process, not by a clock. Time in which this process was stopped itself, or did not
+// get a processor, does not count: after it the peers' beats are read before the next sweep.
+type watch struct {
+	timeout time.Duration
+
+	mu    sync.Mutex // the connections' turns are not taken under it
+	conns map[*Conn]struct{}
+	stop  chan struct{} // ends the goroutine; nil while there is no connection
+}
+
+// pulse is what a watch knows of a connection.
+type pulse struct {
+	reads atomic.Uint32 // odd while the reader waits for bytes
+	sends atomic.Uint32 // sends that have begun
+
+	// Of the last sweep; the watch's goroutine's alone.
+	lastReads, lastSends uint32
+	silent               int // sweeps in which the reader has waited without a byte
+}
+
+func newWatch(timeout time.Duration) *watch {
+	return &watch{timeout: timeout, conns: make(map[*Conn]struct{})}
+}
+
+// add begins to watch a connection, until it ends.
+func (w *watch) add(c *Conn) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.conns[c] = struct{}{}
+	if w.stop == nil {
+		w.stop = make(chan struct{})
+		go w.run(w.stop)
+	}
+}
+
+// remove forgets a connection, which may not be watched.
+func (w *watch) remove(c *Conn) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.conns, c)
+	if w.stop != nil && len(w.conns) == 0 {
+		close(w.stop)
+		w.stop = nil
+	}
+}
+
+func (w *watch) run(stop <-chan struct{}) {
+	tick := time.NewTicker(max(w.timeout/sweepsPerTimeout, time.Millisecond))
+	defer tick.Stop()
+	var all []*Conn
+	for {
+		select {
+		case <-tick.C:
+		case <-stop:
+			return
+		}
+		all = w.list(all[:0])
+		for _, c := range all {
+			w.sweep(c)
+		}
+		clear(all)
+	}
+}
+
+func (w *watch) list(into []*Conn) []*Conn {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for c := range w.conns {
+		into = append(into, c)
+	}
+	return into
+}
+
+// sweep looks at one connection.
+func (w *watch) sweep(c *Conn) {
+	p := &c.pulse
+	if sends := p.sends.Load(); sends == p.lastSends {
+		c.beat()
+	}
+	p.lastSends = p.sends.Load()
+	reads := p.reads.Load()
+	if reads != p.lastReads || reads%2 == 0 {
+		p.lastReads, p.silent = reads, 0
+		return
+	}
+	if p.silent++; p.silent >= sweepsOfSilence {
+		c.end(fmt.Errorf("%s has been silent for %v: its process is stopped, or its host or the network to it is down: %w", c.peer, w.timeout, os.ErrDeadlineExceeded))
+	}
+}
+
+// beat shows the peer that this process runs, unless another sender does so.
+func (c *Conn) beat() {
+	h := wire.Header{Type: wire.TypeBeat}
+	rest, busy, err := c.TrySend(net.Buffers{h.Append(nil)})
+	if err == nil && !busy && len(rest) > 0 { // a stream that cannot write without waiting, or a peer that does not read
+		go func() { _ = c.Send(rest) }()
+	}
+}
+
+// waited is a stream that says when its reader waits.
+type waited struct {
+	net.Conn
+	pulse *pulse
+}
+
+func (r waited) Read(b []byte) (int, error) {
+	r.pulse.reads.Add(1)
+	defer r.pulse.reads.Add(1)
+	return r.Conn.Read(b)
+}
