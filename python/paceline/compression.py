@@ -149,7 +149,7 @@ class Codecs:
         return _setting("dgc", share, count=count, momentum=momentum, warmup=warmup, lossless=lossless)
 
     @staticmethod
-    def policy(rules: Sequence[dict[str, Any]] | str | os.PathLike) -> Codec:
+    def policy(rules: Sequence[dict[str, Any]] | str | os.PathLike[str]) -> Codec:
         """Codecs by tensor: rules, or the path of a JSON file with rules.
 
         A rule is {"codec": setting} with any of "names" (a pattern or several), "min_bytes", "max_bytes" and "dtypes".
@@ -170,7 +170,7 @@ class Codecs:
         candidates: the settings or codecs to choose from. By default plain float32, fp16 and int8, which train as well
         in all but rare cases; with allow_residual also onebit and topk:0.01.
         """
-        names = [getattr(c, "text", c) for c in candidates]
+        names = [c.text if isinstance(c, Codec) else c for c in candidates]
         names = names or ["fp16", "int8"] + (["onebit", "topk:0.01"] if allow_residual else [])
         return Auto(candidates=("none", *(n for n in names if n != "none")))
 

@@ -22,7 +22,7 @@ class Model:
 
     parking: str = dataclasses.field(default="lazy", kw_only=True)
 
-    cached = False  # read parameters in every iteration
+    cached = False  # exchange parameters in every iteration
 
     def __post_init__(self) -> None:
         if self.parking not in PARKING:
@@ -55,6 +55,11 @@ class Model:
     def asks_significance(self) -> bool:
         """Whether the model uses |gradient| / |weights| of each push."""
         return engine.sync_info(self.setting)["significance"]
+
+    @property
+    def alone(self) -> int:
+        """The iterations that a rank makes between two exchanges with the servers."""
+        return 0
 
     @property
     def soft_park(self) -> bool:
@@ -91,6 +96,11 @@ class SSP(Model):
 
     def _text(self) -> str:
         return f"ssp:{self.s}"
+
+    @property
+    def alone(self) -> int:
+        """The iterations for which cached parameters suffice."""
+        return self.s if self.cached else 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,7 @@ def init(
     dynamic = isinstance(process_sets, str) and process_sets.lower() == "dynamic"
     if isinstance(process_sets, str) and not dynamic:
         raise ValueError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')
-    wanted = [] if dynamic else list(process_sets or [])
+    wanted = [] if isinstance(process_sets, str) else list(process_sets or [])
     running = engine.is_initialized()
     if running and settings:
         raise ValueError(f"init(settings={settings!r}) is too late: the job runs already; call shutdown() first")

@@ -50,8 +50,7 @@ class ProcessSet:
         """
         if self.process_set_id is None:
             return None
-        ranks = _ranks_of(self)
-        return ranks.index(engine.rank()) if engine.rank() in ranks else -1
+        return place_in(self)[0]
 
     def included(self) -> bool | None:
         """Whether this process is in the set. Raises ValueError before `init()`."""
@@ -93,6 +92,12 @@ def process_set_number(process_set: ProcessSet) -> int:
             f"{process_set} is not registered: give it to hvd.init(process_sets=[...]) or to hvd.add_process_set()"
         )
     return number
+
+
+def place_in(process_set: ProcessSet) -> tuple[int, int]:
+    """This process's rank in a registered set, -1 if it is not a member, and the set's size."""
+    ranks = _ranks_of(process_set)
+    return ranks.index(engine.rank()) if engine.rank() in ranks else -1, len(ranks)
 
 
 def register_process_sets(process_sets: Iterable[ProcessSet]) -> None:

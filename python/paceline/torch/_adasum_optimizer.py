@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,9 +10,11 @@ import torch
 
 from paceline.common.operators import Adasum
 from paceline.common.process_sets import global_process_set
+from paceline.torch._distributed import hooked
 from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._handles import synchronize
 from paceline.torch._ops_async import reduction, start_one
+from paceline.torch.compression import SupportsCompress
 
 
 class AdasumOptimizer(GradientHooks):
@@ -22,7 +24,13 @@ class AdasumOptimizer(GradientHooks):
     when all ranks' changes are combined.
     """
 
-    def __init__(self, optimizer, named_parameters, compression, backward_passes_per_step):
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[Any] | None,
+        compression: SupportsCompress,
+        backward_passes_per_step: int,
+    ) -> None:
         self._adopt(optimizer, named_parameters, compression, backward_passes_per_step)
         self._watch_all()
 
@@ -55,6 +63,7 @@ class AdasumOptimizer(GradientHooks):
         """Raises AssertionError: there is no step without combining."""
         raise AssertionError("skip_synchronize() is not supported with op=hvd.Adasum")
 
+    @hooked
     @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Combines the steps of all ranks and adds them to the parameters. Returns the closure's loss, if any."""
@@ -64,5 +73,3 @@ class AdasumOptimizer(GradientHooks):
                 self._reduce(p)
         self._finish_all()
         return loss
-
-    step.hooked = True

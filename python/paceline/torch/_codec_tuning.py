@@ -60,8 +60,11 @@ def resolved(codec: Codec | None, groups: Sequence[dict[str, Any]], process_set:
 def _times(candidates: Sequence[str], size: int, process_set: ProcessSet) -> list[float]:
     """Each candidate's seconds for AT_ONCE bytes of tensors of a size, on the slowest rank; the best of REPEATS."""
     # Leaves the program's random numbers and its default device alone.
-    numbers, here = torch.Generator().manual_seed(size), {"device": "cpu", "dtype": torch.float32}
-    tensors = [torch.randn(size // 4, generator=numbers, **here) * 1e-3 for _ in range(max(AT_ONCE // size, 1))]
+    numbers = torch.Generator().manual_seed(size)
+    tensors = [
+        torch.randn(size // 4, generator=numbers, device="cpu", dtype=torch.float32) * 1e-3
+        for _ in range(max(AT_ONCE // size, 1))
+    ]
     best = torch.full([len(candidates)], torch.inf, dtype=torch.float64, device="cpu")
     for _ in range(REPEATS):
         for i, candidate in enumerate(candidates):
@@ -73,6 +76,6 @@ def _times(candidates: Sequence[str], size: int, process_set: ProcessSet) -> lis
             barrier(process_set)
             began = time.perf_counter()
             synchronize(start_group(parts))
-            best[i] = min(best[i], time.perf_counter() - began)
+            best[i] = min(float(best[i]), time.perf_counter() - began)
     name = f"auto.{size}"
     return synchronize(start_one(reduction(best, False, name, Max, 1.0, 1.0, process_set))).tolist()

@@ -84,7 +84,7 @@ class Gate:
                 stacklevel=3,
             )
 
-    def _key(self, p: torch.Tensor) -> tuple[int, str]:
+    def _key(self, p: torch.Tensor) -> tuple[int | None, str]:
         return self._process_set.process_set_id, self._names[p]
 
     def state(self) -> _State:
@@ -95,7 +95,7 @@ class Gate:
 
 
 # (process set, name of the parameter) -> (iteration of the gate, withheld change)
-_State = dict[tuple[int, str], tuple[int, torch.Tensor | None]]
+_State = dict[tuple[int | None, str], tuple[int, torch.Tensor | None]]
 
 
 class _Gates:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paceline.torch._distributed import Distributed
 from paceline.torch._parameters import parameter_names
 
 _EARLY_ZERO_GRAD = (
@@ -18,7 +19,7 @@ _EARLY_ZERO_GRAD = (
 )
 
 
-class GradientHooks:
+class GradientHooks(Distributed):
     """Base of these optimizers: a hook on each parameter that counts backward passes and starts its exchange.
 
     `DistributedOptimizer` makes a class of it and the wrapped optimizer's class, in this order. An instance adopts the
@@ -52,7 +53,7 @@ class GradientHooks:
                 self._passes_left[p] = self.backward_passes_per_step
                 self._priority[p] = -len(self._priority)
                 registered: list[Any] = []
-                registered.append(p.register_post_accumulate_grad_hook(_hook(ref, registered)))
+                registered.append(p.register_post_accumulate_grad_hook(_hook(ref, registered)))  # type: ignore[no-untyped-call]
 
     def _gradient_ready(self, p: torch.Tensor) -> None:
         if self._passes_left[p] <= 0:
@@ -98,7 +99,7 @@ class GradientHooks:
 
     def _step_unhooked(self, *closure: Callable[[], Any] | None) -> Any:
         """The wrapped optimizer's step without PyTorch's step hooks, which run once for all parameters."""
-        step = super().step
+        step: Any = super().step
         function = step.__wrapped__ if getattr(step, "hooked", False) else step.__func__
         return function(self, *closure)
 
@@ -131,7 +132,7 @@ class GradientHooks:
         super().zero_grad(*args, **kwargs)
 
 
-def _hook(ref: weakref.ref, registered: list[Any]) -> Callable[[torch.Tensor], None]:
+def _hook(ref: weakref.ref[GradientHooks], registered: list[Any]) -> Callable[[torch.Tensor], None]:
     """A hook that removes itself when its optimizer no longer exists."""
 
     def hook(p: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,12 @@ import torch
 
 from paceline._engine import engine
 from paceline._operation import Options
-from paceline.sync import check
+from paceline.common.process_sets import ProcessSet, place_in, process_set_number
+from paceline.compression import Codec
+from paceline.significance import Significance
+from paceline.sync import Model, check
 from paceline.torch._codec_tuning import resolved
+from paceline.torch._distributed import Distributed, hooked
 from paceline.torch._gate import Gate
 from paceline.torch._handles import synchronize
 from paceline.torch._ops import barrier
@@ -24,14 +28,24 @@ from paceline.torch.values import Value
 _declared: collections.Counter[tuple[int, int, str]] = collections.Counter()
 
 
-class HeldOptimizer:
+class HeldOptimizer(Distributed):
     """Steps with this rank's own gradients, adds the change to the held parameters, and continues with these.
 
     The synchronisation model bounds how far ranks may be apart. The first `step` declares the held parameters, with the
     lowest rank's values. Other changes of parameters between steps are overwritten.
     """
 
-    def __init__(self, optimizer, named_parameters, model, op, process_set, codec=None, gate=None, pull_gate=None):
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[Any] | None,
+        model: Model,
+        op: int,
+        process_set: ProcessSet,
+        codec: Codec | None = None,
+        gate: Significance | None = None,
+        pull_gate: Significance | None = None,
+    ) -> None:
         self.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})  # a scheduler wraps step
         self._parameter_names = parameter_names(self.param_groups, named_parameters)
         self.op = op
@@ -42,11 +56,11 @@ class HeldOptimizer:
         self._groups: list[tuple[str, list[torch.Tensor]]] = []  # with supersteps: by first value
         self._generation = engine.generation
         self._age = 0  # steps since the parameters came from the servers
-        self._distributed = process_set.included() and process_set.size() > 1
+        self._distributed = bool(process_set.included()) and place_in(process_set)[1] > 1
         if self._distributed:
             check(model, process_set.size(), accumulate=True)
-            codec = resolved(codec, self.param_groups, process_set)
-            self._options = Options(model.declared, model.soft_park, codec, pull_gate)
+            text = resolved(codec, self.param_groups, process_set)
+            self._options = Options(model.declared, model.soft_park, text, pull_gate)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, from the next step on, on every rank."""
@@ -55,6 +69,7 @@ class HeldOptimizer:
         for place, p in enumerate(group):
             self._parameter_names.setdefault(p, f"noname.{number}.{place}")
 
+    @hooked
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Makes the wrapped optimizer's step and exchanges the changes of the parameters.
 
@@ -63,25 +78,25 @@ class HeldOptimizer:
         if not self._distributed:
             return self._step_own(closure)
         params = self._hold()
+        changes: list[torch.Tensor | None]
         before = [p.detach().clone(memory_format=torch.contiguous_format) for p in params]
         loss = self._step_own(closure)
         significance = _significance(params) if self.sync.asks_significance else 0.0
         for p, old in zip(params, before, strict=True):
             torch.sub(p.detach(), old, out=old)
+        changes = list(before)
         if self._gate is not None:
-            before = [self._gate.offer(p, difference) for p, difference in zip(params, before, strict=True)]
+            changes = [self._gate.offer(p, difference) for p, difference in zip(params, before, strict=True)]
             self._gate.clock()
         reads = self._reads()
         within = self._end_iteration()
-        self._exchange(params, before, pull=reads, significance=significance, within=within)
+        self._exchange(params, changes, pull=reads, significance=significance, within=within)
         for group, _ in self._groups:
-            engine.begin_iteration(self.process_set.process_set_id, group)
+            engine.begin_iteration(process_set_number(self.process_set), group)
         self._age = 0 if reads else self._age + 1
         if reads:
             self._add_withheld(params)
         return loss
-
-    step.hooked = True
 
     def _step_own(self, closure: Callable[[], Any] | None) -> Any:
         """The wrapped optimizer's step."""
@@ -89,7 +104,7 @@ class HeldOptimizer:
 
     def _reads(self) -> bool:
         """Whether this iteration reads the parameters from the servers."""
-        return not self.sync.cached or self._age >= self.sync.s
+        return self._age >= self.sync.alone
 
     def _hold(self) -> list[torch.Tensor]:
         """The parameters to exchange. Declares new ones."""
@@ -111,11 +126,11 @@ class HeldOptimizer:
 
     def _declare(self, params: list[torch.Tensor]) -> None:
         if params:
-            root = min(self.process_set.ranks)
+            root = min(self.process_set.ranks or [0])
             parts, group = [], None
             for p in params:
                 name = f"value.{self._parameter_names[p]}"
-                number = (engine.generation, self.process_set.process_set_id, name)
+                number = (engine.generation, process_set_number(self.process_set), name)
                 _declared[number] += 1
                 if _declared[number] > 1:  # a parameter of another optimizer has the name
                     name = f"{name}.{_declared[number]}"
@@ -130,18 +145,27 @@ class HeldOptimizer:
 
     def _end_iteration(self) -> set[torch.Tensor]:
         """The parameters whose superstep continues: this rank does not wait with these."""
-        number = self.process_set.process_set_id
+        number = process_set_number(self.process_set)
         going_on = [params for group, params in self._groups if not engine.end_iteration(number, group)]
         return {p for params in going_on for p in params}
 
     def _add_withheld(self, params: list[torch.Tensor]) -> None:
         """Adds the withheld changes to this rank's parameters."""
-        for p in params if self._gate is not None else ():
+        if self._gate is None:
+            return
+        for p in params:
             held = self._gate.withheld(p)
             if held is not None:
                 p.detach().add_(held)
 
-    def _exchange(self, params, differences, pull: bool, significance: float, within: Set[torch.Tensor]) -> None:
+    def _exchange(
+        self,
+        params: Sequence[torch.Tensor],
+        differences: Sequence[torch.Tensor | None],
+        pull: bool,
+        significance: float,
+        within: Set[torch.Tensor],
+    ) -> None:
         priority = {p: -i for i, p in enumerate(self._values)}  # the next forward pass needs the first parameters first
         parts = [
             self._values[p].using(difference, p if pull else None, priority[p], significance, p in within)

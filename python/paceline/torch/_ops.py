@@ -7,14 +7,17 @@ paceline.torch._ops_async.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, overload
+
 import torch
 
 from paceline import _abi
 from paceline._engine import engine
-from paceline._operation import DEFAULTS, operation
+from paceline._operation import DEFAULTS, Options, operation
 from paceline.common.operators import Average, Sum, operator_of
-from paceline.common.process_sets import global_process_set, process_set_number
-from paceline.torch._handles import watch
+from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
+from paceline.torch._handles import start, synchronize, watch
 from paceline.torch._ops_async import (
     allgather_async,
     allreduce_async_,
@@ -26,24 +29,31 @@ from paceline.torch._ops_async import (
     named,
     reduction,
     scattering,
-    start,
     start_group,
     start_one,
-    synchronize,
 )
-from paceline.torch.compression import Compression, split
+from paceline.torch.compression import Compression, CompressionArgument, split
 
 
 class HorovodAllreduce(torch.autograd.Function):
     """Allreduce; the gradient is reduced the same way."""
 
     @staticmethod
-    def forward(ctx, tensor, name, op, prescale, postscale, process_set, options=DEFAULTS):
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+        options: Options = DEFAULTS,
+    ) -> Any:
         ctx.how = op, prescale, postscale, process_set
         return synchronize(start_one(reduction(tensor, False, name, op, prescale, postscale, process_set, 0, options)))
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         op, prescale, postscale, process_set = ctx.how
         return allreduce(grad, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set), *[
             None
@@ -51,26 +61,32 @@ class HorovodAllreduce(torch.autograd.Function):
 
 
 def allreduce(
-    tensor,
-    average=None,
-    name=None,
-    compression=Compression.none,
-    op=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=global_process_set,
-):
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: CompressionArgument = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
     """Reduces a tensor over all ranks and returns a new tensor of the same shape and type. Carries gradients."""
     op = operator_of(op, average)
-    compression, options = split(compression)
-    compressed, ctx = compression.compress(tensor)
+    compressor, options = split(compression)
+    compressed, ctx = compressor.compress(tensor)
     reduced = HorovodAllreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set, options)
-    return compression.decompress(reduced, ctx)
+    return compressor.decompress(reduced, ctx)
 
 
 def allreduce_(
-    tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
-):
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
     """Reduces a tensor over all ranks into itself and returns it."""
     return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
 
@@ -79,7 +95,16 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     """Allreduce of several tensors; the gradients are reduced the same way."""
 
     @staticmethod
-    def forward(ctx, name, op, prescale, postscale, process_set, options, *tensors):
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        process_set: ProcessSet,
+        options: Options,
+        *tensors: torch.Tensor,
+    ) -> Any:
         ctx.how = op, prescale, postscale, process_set
         members = named(tensors, name)
         return synchronize(
@@ -87,7 +112,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         op, prescale, postscale, process_set = ctx.how
         return *[None] * 6, *grouped_allreduce(
             grads, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set
@@ -95,38 +120,44 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
 
 
 def grouped_allreduce(
-    tensors,
-    average=None,
-    name=None,
-    compression=Compression.none,
-    op=None,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-    process_set=global_process_set,
-):
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: CompressionArgument = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
     """Reduces several tensors over all ranks together and returns a list of new tensors. Carries gradients."""
     op = operator_of(op, average)
-    compression, options = split(compression)
-    compressed = [compression.compress(t) for t in tensors]
+    compressor, options = split(compression)
+    compressed = [compressor.compress(t) for t in tensors]
     reduced = HorovodGroupedAllreduce.apply(
         name, op, prescale_factor, postscale_factor, process_set, options, *[t for t, _ in compressed]
     )
-    return [compression.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
+    return [compressor.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
 
 
 def grouped_allreduce_(
-    tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
-):
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
     """Reduces several tensors over all ranks into themselves and returns a tuple of them."""
     return synchronize(
         grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
     )
 
 
-def _own_rows(gathered, rows, process_set):
+def _own_rows(gathered: Sequence[torch.Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[torch.Tensor]:
     """This rank's rows of tensors that were gathered from all ranks."""
-    rank = process_set.rank()
-    counts = allgather(torch.tensor([rows]), process_set=process_set).view(process_set.size(), -1)
+    rank, size = place_in(process_set)
+    counts = allgather(torch.tensor([rows]), process_set=process_set).view(size, -1)
     starts = counts[:rank].sum(dim=0).tolist()
     return [t.narrow(0, begin, n) for t, begin, n in zip(gathered, starts, rows, strict=True)]
 
@@ -135,19 +166,21 @@ class HorovodAllgather(torch.autograd.Function):
     """Allgather; the gradient is averaged over the ranks and cut to this rank's rows."""
 
     @staticmethod
-    def forward(ctx, tensor, name, process_set):
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
         gathered = synchronize(allgather_async(tensor, name, process_set))
         ctx.how = tensor.shape[0], process_set
         return gathered
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         rows, process_set = ctx.how
         averaged = allreduce(grad, op=Average, process_set=process_set)
         return _own_rows([averaged], [rows], process_set)[0], None, None
 
 
-def allgather(tensor, name=None, process_set=global_process_set):
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
     """Concatenates all ranks' tensors along the first dimension, in rank order. Carries gradients.
 
     The first dimension may differ between ranks, the others may not.
@@ -159,19 +192,21 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     """Allgather of several tensors; each gradient is averaged and cut to this rank's rows."""
 
     @staticmethod
-    def forward(ctx, name, process_set, *tensors):
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
         gathered = synchronize(grouped_allgather_async(tensors, name, process_set))
         ctx.how = [t.shape[0] for t in tensors], process_set
         return gathered
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         rows, process_set = ctx.how
         averaged = grouped_allreduce(grads, op=Average, process_set=process_set)
         return None, None, *_own_rows(averaged, rows, process_set)
 
 
-def grouped_allgather(tensors, name=None, process_set=global_process_set):
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[torch.Tensor, ...]:
     """Allgathers several tensors together and returns a tuple of new tensors. Carries gradients."""
     return HorovodGroupedAllgather.apply(name, process_set, *tensors)
 
@@ -180,23 +215,27 @@ class HorovodBroadcast(torch.autograd.Function):
     """Broadcast; the root's gradient is the average over the ranks, the others' is zero."""
 
     @staticmethod
-    def forward(ctx, tensor, root_rank, name, process_set):
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         ctx.how = root_rank, process_set
         return synchronize(broadcast_async(tensor, root_rank, name, process_set))
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         root_rank, process_set = ctx.how
         averaged = allreduce(grad, op=Average, process_set=process_set)
         return averaged if engine.rank() == root_rank else torch.zeros_like(averaged), None, None, None
 
 
-def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
     """Returns a new tensor with root_rank's values. Carries gradients."""
     return HorovodBroadcast.apply(tensor, root_rank, name, process_set)
 
 
-def broadcast_(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
     """Fills the tensor with root_rank's values and returns it."""
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
@@ -205,7 +244,13 @@ class HorovodAlltoall(torch.autograd.Function):
     """Alltoall; the gradients of the rows are sent back to their ranks."""
 
     @staticmethod
-    def forward(ctx, tensor, splits, name, process_set):
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        splits: torch.Tensor | Sequence[int] | None,
+        name: str | None,
+        process_set: ProcessSet,
+    ) -> Any:
         received, received_splits = synchronize(alltoall_async(tensor, splits, name, process_set))
         ctx.how = received_splits, tensor.shape[0], process_set
         if splits is None:
@@ -214,14 +259,30 @@ class HorovodAlltoall(torch.autograd.Function):
         return received, received_splits
 
     @staticmethod
-    def backward(ctx, grad, *_):
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:
         received_splits, rows, process_set = ctx.how
         back, _ = alltoall(grad, splits=received_splits, process_set=process_set)
         unsent = rows - back.shape[0]  # rows beyond the sum of splits were not sent
         return torch.cat([back, back.new_zeros(unsent, *back.shape[1:])]) if unsent else back, None, None, None
 
 
-def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
+@overload
+def alltoall(
+    tensor: torch.Tensor, splits: None = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor: ...
+@overload
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Sends slices of the first dimension to each rank and returns the slices received, in rank order.
 
     splits: rows for each rank of the set, None for equal parts. With splits the result is (tensor, received_splits).
@@ -230,9 +291,11 @@ def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
     return HorovodAlltoall.apply(tensor, splits, name, process_set)
 
 
-def _unscatter(grads, op, prescale, postscale, process_set):
+def _unscatter(
+    grads: Sequence[torch.Tensor], op: int, prescale: float, postscale: float, process_set: ProcessSet
+) -> list[torch.Tensor]:
     """A reducescatter's gradients, scaled as its result was."""
-    factor = prescale * postscale * (process_set.size() if op == Sum else 1)
+    factor = prescale * postscale * (place_in(process_set)[1] if op == Sum else 1)
     return [grad * factor if factor != 1 else grad for grad in grads]
 
 
@@ -240,40 +303,58 @@ class HorovodReducescatter(torch.autograd.Function):
     """Reducescatter; the gradients of all ranks' rows are gathered, times the set's size if op is Sum."""
 
     @staticmethod
-    def forward(ctx, tensor, name, op, process_set, prescale, postscale, options=DEFAULTS):
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale: float,
+        postscale: float,
+        options: Options = DEFAULTS,
+    ) -> Any:
         ctx.how = op, prescale, postscale, process_set
         return synchronize(start_one(scattering(tensor, name, op, prescale, postscale, process_set, options)))
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         process_set = ctx.how[-1]
         return allgather(_unscatter([grad], *ctx.how)[0], process_set=process_set), *[None] * 6
 
 
 def reducescatter(
-    tensor,
-    name=None,
-    compression=Compression.none,
-    op=Average,
-    process_set=global_process_set,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-):
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: CompressionArgument = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
     """Reduces a tensor over all ranks and returns this rank's part of its rows. Carries gradients.
 
     Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more.
     """
-    compression, options = split(compression)
-    compressed, ctx = compression.compress(tensor)
+    compressor, options = split(compression)
+    compressed, ctx = compressor.compress(tensor)
     reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor, options)
-    return compression.decompress(reduced, ctx)
+    return compressor.decompress(reduced, ctx)
 
 
 class HorovodGroupedReducescatter(torch.autograd.Function):
     """Reducescatter of several tensors; gradients as in HorovodReducescatter."""
 
     @staticmethod
-    def forward(ctx, name, op, process_set, prescale, postscale, options, *tensors):
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale: float,
+        postscale: float,
+        options: Options,
+        *tensors: torch.Tensor,
+    ) -> Any:
         ctx.how = op, prescale, postscale, process_set
         members = named(tensors, name)
         return synchronize(
@@ -281,30 +362,30 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx, *grads):
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         process_set = ctx.how[-1]
         return *[None] * 6, *grouped_allgather(_unscatter(grads, *ctx.how), process_set=process_set)
 
 
 def grouped_reducescatter(
-    tensors,
-    name=None,
-    compression=Compression.none,
-    op=Average,
-    process_set=global_process_set,
-    prescale_factor=1.0,
-    postscale_factor=1.0,
-):
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: CompressionArgument = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
     """Reducescatters several tensors together and returns a list of new tensors. Carries gradients."""
-    compression, options = split(compression)
-    compressed = [compression.compress(t) for t in tensors]
+    compressor, options = split(compression)
+    compressed = [compressor.compress(t) for t in tensors]
     reduced = HorovodGroupedReducescatter.apply(
         name, op, process_set, prescale_factor, postscale_factor, options, *[t for t, _ in compressed]
     )
-    return [compression.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
+    return [compressor.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
 
 
-def join(device=-1) -> int:
+def join(device: int = -1) -> int:
     """Reports that this rank has no more data, and waits until every rank has joined. Returns the last rank to join.
 
     Meanwhile it contributes zeros to the other ranks' reductions, which count in averages as in Horovod. device:
@@ -314,7 +395,7 @@ def join(device=-1) -> int:
     return synchronize(watch([handle], lambda: engine.result(handle)[2]))
 
 
-def barrier(process_set=global_process_set) -> None:
+def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until every rank of the set has called it."""
     op = operation(_abi.BARRIER, _abi.UINT8, (0,), 0, 0, process_set=process_set_number(process_set))
     synchronize(start([op], lambda _: None))

@@ -25,7 +25,7 @@ from paceline import _abi
 from paceline._engine import engine
 from paceline._operation import DEFAULTS, Options, operation
 from paceline.common.operators import Adasum, Average, Sum, operator_of
-from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
+from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.torch._handles import start, synchronize
 from paceline.torch._memory import adopt, dtype_number, host_copy, host_view, is_direct, to_device
 
@@ -34,8 +34,8 @@ class Part(NamedTuple):
     """An operation that is ready to start."""
 
     op: _abi.Op
-    memory: tuple[torch.Tensor, ...]  # must live until the operation ends
-    output: Callable[[int], torch.Tensor]  # returns the output, given the handle of the finished operation
+    memory: tuple[torch.Tensor | None, ...]  # must live until the operation ends
+    output: Callable[[int], torch.Tensor | None]  # returns the output, given the handle of the finished operation
 
 
 def start_one(part: Part) -> int:
@@ -110,24 +110,42 @@ def reduction(
 
 
 def allreduce_async(
-    tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
-):
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
     """Starts a reduction over all ranks. Returns a handle; its output is a new tensor of the same shape."""
     op = operator_of(op, average)
     return start_one(reduction(tensor, False, name, op, prescale_factor, postscale_factor, process_set))
 
 
 def allreduce_async_(
-    tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
-):
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
     """Starts a reduction into the tensor itself. Returns a handle; do not use the tensor before the operation ends."""
     op = operator_of(op, average)
     return start_one(reduction(tensor, True, name, op, prescale_factor, postscale_factor, process_set))
 
 
 def grouped_allreduce_async(
-    tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
-):
+    tensors: Iterable[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
     """Starts reductions of several tensors together. Returns one handle; its output is a tuple of new tensors."""
     op = operator_of(op, average)
     return start_group(
@@ -136,8 +154,14 @@ def grouped_allreduce_async(
 
 
 def grouped_allreduce_async_(
-    tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set
-):
+    tensors: Iterable[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
     """Starts reductions into several tensors together. Returns one handle; its output is a tuple of the tensors."""
     op = operator_of(op, average)
     return start_group(
@@ -145,7 +169,9 @@ def grouped_allreduce_async_(
     )
 
 
-def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
     """Starts a reduction of a sparse COO tensor: indices and values are gathered from all ranks.
 
     Returns a function, as Horovod does: calling it waits and returns the uncoalesced sparse result, in which equal
@@ -180,7 +206,7 @@ def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -
     return Part(op, (source,), output)
 
 
-def allgather_async(tensor, name=None, process_set=global_process_set):
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Starts the concatenation of all ranks' tensors along the first dimension, which may differ between ranks.
 
     Returns a handle; its output has the ranks' rows in rank order.
@@ -188,7 +214,9 @@ def allgather_async(tensor, name=None, process_set=global_process_set):
     return start_one(gathering(tensor, name, process_set))
 
 
-def grouped_allgather_async(tensors, name=None, process_set=global_process_set):
+def grouped_allgather_async(
+    tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
     """Starts several allgathers together. Returns one handle; its output is a tuple of tensors."""
     return start_group([gathering(t, n, process_set) for t, n in named(tensors, name)])
 
@@ -201,17 +229,26 @@ def broadcasting(
     return exchange(_abi.BROADCAST, tensor, in_place, reduces=False, root=root_rank, name=name, process_set=number)
 
 
-def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
     """Starts a broadcast from root_rank. Returns a handle; its output is a new tensor."""
     return start_one(broadcasting(tensor, False, root_rank, name, process_set))
 
 
-def broadcast_async_(tensor, root_rank, name=None, process_set=global_process_set):
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
     """Starts a broadcast from root_rank into the tensor itself. Returns a handle."""
     return start_one(broadcasting(tensor, True, root_rank, name, process_set))
 
 
-def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
     """Starts sending slices of the first dimension to each rank.
 
     splits: how many rows go to each rank of the set, in rank order (a tensor or a list of integers); None for equal
@@ -248,9 +285,10 @@ def scattering(
     if tensor.dim() == 0:
         raise ValueError("reducescatter shares out the first dimension and a 0-dimensional tensor has none")
     source = host_view(tensor)
-    share, over = divmod(tensor.shape[0], process_set.size())
-    target = torch.empty((share + (process_set.rank() < over), *tensor.shape[1:]), dtype=tensor.dtype)
-    op = operation(
+    rank, size = place_in(process_set)
+    share, over = divmod(tensor.shape[0], size)
+    target = torch.empty((share + (rank < over), *tensor.shape[1:]), dtype=tensor.dtype)
+    scatter = operation(
         _abi.REDUCESCATTER,
         dtype,
         tensor.shape,
@@ -263,12 +301,17 @@ def scattering(
         process_set=number,
         options=options,
     )
-    return Part(op, (source, target), lambda _: to_device(target, like=tensor))
+    return Part(scatter, (source, target), lambda _: to_device(target, like=tensor))
 
 
 def reducescatter_async(
-    tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0
-):
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
     """Starts a reduction of which each rank gets its part of the rows.
 
     Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more. Returns a
@@ -278,8 +321,13 @@ def reducescatter_async(
 
 
 def grouped_reducescatter_async(
-    tensors, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0
-):
+    tensors: Iterable[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
     """Starts several reducescatters together. Returns one handle; its output is a tuple of tensors."""
     return start_group(
         [scattering(t, n, op, prescale_factor, postscale_factor, process_set) for t, n in named(tensors, name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,8 +19,7 @@ def parameter_names(
     named = list(named_parameters)
     if not all(isinstance(entry, tuple) and len(entry) == 2 for entry in named):
         raise ValueError("named_parameters must be a sequence of (name, parameter), such as model.named_parameters()")
-    seen: set[str] = set()
-    duplicates = sorted({name for name, _ in named if name in seen or seen.add(name)})
+    duplicates = sorted(name for name, times in collections.Counter(name for name, _ in named).items() if times > 1)
     if duplicates:
         raise ValueError(
             f"parameter names in named_parameters must be unique, these stand there twice: {', '.join(duplicates)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,11 +13,16 @@ import torch
 from paceline._engine import engine
 from paceline._operation import Options
 from paceline.common.operators import Average
+from paceline.common.process_sets import ProcessSet
+from paceline.compression import Codec
+from paceline.significance import Significance
 from paceline.torch._codec_tuning import resolved
+from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
 from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._handles import synchronize
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
+from paceline.torch.compression import SupportsCompress
 
 
 class ReducingOptimizer(GradientHooks):
@@ -25,19 +30,19 @@ class ReducingOptimizer(GradientHooks):
 
     def __init__(
         self,
-        optimizer,
-        named_parameters,
-        compression,
-        backward_passes_per_step,
-        op,
-        gradient_predivide_factor,
-        groups,
-        sparse_as_dense,
-        process_set,
-        sync=None,
-        codec=None,
-        gate=None,
-    ):
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[Any] | None,
+        compression: SupportsCompress,
+        backward_passes_per_step: int,
+        op: int,
+        gradient_predivide_factor: float,
+        groups: int | list[list[torch.Tensor]] | None,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+        sync: str | None = None,
+        codec: Codec | None = None,
+        gate: Significance | None = None,
+    ) -> None:
         self._adopt(optimizer, named_parameters, compression, backward_passes_per_step)
         self._gate = None if gate is None else Gate(gate, self._parameter_names, process_set)
         self.op = op
@@ -90,18 +95,18 @@ class ReducingOptimizer(GradientHooks):
             if p.grad.is_sparse:
                 self._sparse.add(p)
             if p.grad.is_sparse and not self.sparse_as_dense:
-                self._start_sparse(p)
+                self._start_sparse(p, p.grad)
             else:
-                dense.append(p)
+                dense.append((p, p.grad))
         if dense:
             self._start_dense(dense)
 
-    def _start_dense(self, params: Sequence[torch.Tensor]) -> None:
+    def _start_dense(self, params: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         before = 1.0 / self.gradient_predivide_factor if self.op == Average else 1.0
         after = self.gradient_predivide_factor if self.op == Average else 1.0
         parts, contexts = [], []
-        for p in params:
-            grad = p.grad.to_dense() if p.grad.is_sparse else p.grad
+        for p, own in params:
+            grad = own.to_dense() if own.is_sparse else own
             empty = False
             if self._gate is not None:
                 offered = self._gate.offer(p, grad)
@@ -124,30 +129,31 @@ class ReducingOptimizer(GradientHooks):
             contexts.append(context)
         if len(params) == 1:
             single = start_one(parts[0])
-            self._in_flight[params[0]] = lambda: self._store(params[0], synchronize(single), contexts[0])
+            self._in_flight[params[0][0]] = lambda: self._store(*params[0], synchronize(single), contexts[0])
             return
         group = start_group(parts)
 
         def finish() -> None:
-            for p, reduced, context in zip(params, synchronize(group), contexts, strict=True):
-                self._store(p, reduced, context)
+            for (p, own), reduced, context in zip(params, synchronize(group), contexts, strict=True):
+                self._store(p, own, reduced, context)
 
-        self._in_flight.update({p: lambda: None for p in params[1:]} | {params[0]: finish})
+        self._in_flight.update({p: lambda: None for p, _ in params[1:]} | {params[0][0]: finish})
 
-    def _start_sparse(self, p: torch.Tensor) -> None:
-        result = sparse_allreduce_async(p.grad, f"allreduce.{self._parameter_names[p]}", self.op, self.process_set)
+    def _start_sparse(self, p: torch.Tensor, grad: torch.Tensor) -> None:
+        result = sparse_allreduce_async(grad, f"allreduce.{self._parameter_names[p]}", self.op, self.process_set)
 
         def finish() -> None:
             p.grad = result()
 
         self._in_flight[p] = finish
 
-    def _store(self, p: torch.Tensor, reduced: torch.Tensor, context: Any) -> None:
+    def _store(self, p: torch.Tensor, own: torch.Tensor, reduced: torch.Tensor, context: Any) -> None:
+        """Stores the result in place of this rank's own gradient."""
         grad = self._compression.decompress(reduced, context)
-        if p.grad.is_sparse:
-            p.grad = grad.to_sparse(p.grad.sparse_dim())
-        elif grad is not p.grad:
-            p.grad.copy_(grad)
+        if own.is_sparse:
+            p.grad = grad.to_sparse(own.sparse_dim())
+        elif grad is not own:
+            own.copy_(grad)
 
     def synchronize(self) -> None:
         """Waits until every gradient is reduced. Also reduces, as zeros, those that backward has not computed.
@@ -171,6 +177,7 @@ class ReducingOptimizer(GradientHooks):
         finally:
             self._should_synchronize = True
 
+    @hooked
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Waits for the gradients and makes the wrapped optimizer's step.
 
@@ -199,8 +206,6 @@ class ReducingOptimizer(GradientHooks):
             return super().step(reduced)
         finally:
             self._synchronized = False
-
-    step.hooked = True  # PyTorch calls step hooks around the wrapped optimizer's step, and only there
 
 
 def _empty_sparse(p: torch.Tensor) -> torch.Tensor:

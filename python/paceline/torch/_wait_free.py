@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from paceline._engine import engine
 from paceline.common.exceptions import HorovodInternalError
+from paceline.common.process_sets import ProcessSet
+from paceline.compression import Codec
+from paceline.significance import Significance
+from paceline.sync import Model
+from paceline.torch._distributed import hooked
 from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._handles import synchronize
 from paceline.torch._held_optimizer import HeldOptimizer
@@ -23,8 +28,17 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
     """
 
     def __init__(
-        self, optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate, backward_passes_per_step
-    ):
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[Any] | None,
+        model: Model,
+        op: int,
+        process_set: ProcessSet,
+        codec: Codec | None,
+        gate: Significance | None,
+        pull_gate: Significance | None,
+        backward_passes_per_step: int,
+    ) -> None:
         super().__init__(optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate)
         self._prepare(backward_passes_per_step)
         if self._distributed:
@@ -77,6 +91,7 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
             self.set_backward_passes_per_step(self.backward_passes_per_step)
         super()._forget()
 
+    @hooked
     @torch.optim.Optimizer.profile_hook_step
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps the parameters that backward did not, and waits as long as the synchronisation model requires.
@@ -97,8 +112,6 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
             self._finish_all()
             self.set_backward_passes_per_step(self.backward_passes_per_step)
         return loss
-
-    step.hooked = True
 
     def _step_own(self, closure: Callable[[], Any] | None) -> Any:
         before = [dict(group) for group in self.param_groups]

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from paceline._operation import DEFAULTS, Options
-from paceline.compression import Auto, Codecs, codec_of
+from paceline.compression import Auto, Codec, Codecs, codec_of
+
+
+class SupportsCompress(Protocol):
+    """What `Compressor` declares; a class with these methods need not be derived from it."""
+
+    def compress(self, tensor: torch.Tensor, /) -> tuple[torch.Tensor, Any]:
+        """Returns the compressed tensor and the context for `decompress`."""
+
+    def decompress(self, tensor: torch.Tensor, ctx: Any, /) -> torch.Tensor:
+        """Returns the tensor, up to the loss of the compression."""
+
+
+# What `compression=` takes: a Compressor, a codec of the engine, or a codec's setting.
+CompressionArgument = SupportsCompress | Codec | str
 
 
 class Compressor:
@@ -59,7 +73,7 @@ class Compression(Codecs):
     fp16 = FP16Compressor
 
 
-def split(compression: Any) -> tuple[Any, Options]:
+def split(compression: CompressionArgument) -> tuple[Any, Options]:
     """An operation's `compression`: a Compressor for its tensors, and the options with the engine's codec.
 
     Raises ValueError for anything else.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 from paceline._engine import engine
@@ -16,7 +16,9 @@ from paceline.torch._ops import broadcast_
 from paceline.torch._ops_async import allgather_async, broadcast_async_
 
 
-def broadcast_parameters(params, root_rank, process_set=global_process_set) -> None:
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
     """Fills tensors in place with root_rank's values.
 
     params: a dict such as model.state_dict(), or a list or iterator of tensors or of (name, tensor) such as
@@ -36,7 +38,9 @@ def broadcast_parameters(params, root_rank, process_set=global_process_set) -> N
         synchronize(handle)
 
 
-def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
     """Returns root_rank's object on every rank; the other ranks' obj is ignored.
 
     The object is pickled by cloudpickle. Only ranks that have the job's secret can send it.
@@ -51,7 +55,7 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
     return obj if is_root else _unpickled(payload)
 
 
-def allgather_object(obj, name=None, process_set=global_process_set) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Returns the list of all ranks' objects, in rank order. They are pickled by cloudpickle."""
     payload = _pickled(obj)
     lengths = allgather_async(torch.tensor([payload.numel()]), name and f"{name}.sz", process_set)
@@ -67,7 +71,9 @@ def _unpickled(payload: torch.Tensor) -> Any:
     return cloudpickle.load(io.BytesIO(payload.numpy().tobytes()))
 
 
-def broadcast_optimizer_state(optimizer, root_rank, process_set: ProcessSet = global_process_set) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
     """Gives every rank's optimizer the state and the options of root_rank's.
 
     The optimizers must have the same groups of parameters; their states may differ or be missing. Tensors of the same
@@ -106,7 +112,7 @@ def broadcast_optimizer_state(optimizer, root_rank, process_set: ProcessSet = gl
     broadcast_parameters(tensors, root_rank, process_set)
 
 
-class _TensorLayout(tuple):
+class _TensorLayout(tuple[Any, ...]):
     """(shape, dtype, whether it is on the parameter's device) of a tensor whose values are broadcast later."""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
+from typing import TypeVar, cast
 
 import torch
 
@@ -13,29 +15,31 @@ from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.significance import Significance
 from paceline.sync import Model, check, model_of
 from paceline.torch._adasum_optimizer import AdasumOptimizer
-from paceline.torch._gradient_hooks import GradientHooks
+from paceline.torch._distributed import Distributed
 from paceline.torch._held_optimizer import HeldOptimizer
 from paceline.torch._reducing_optimizer import ReducingOptimizer
 from paceline.torch._wait_free import WaitFreeOptimizer
-from paceline.torch.compression import Compression
+from paceline.torch.compression import Compression, CompressionArgument, SupportsCompress
+
+__all__ = ["DistributedOptimizer", "Distributed"]
 
 
 def DistributedOptimizer(
-    optimizer,
-    named_parameters=None,
-    compression=Compression.none,
-    backward_passes_per_step=1,
-    op=Average,
-    gradient_predivide_factor=1.0,
-    num_groups=0,
-    groups=None,
-    sparse_as_dense=False,
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: CompressionArgument = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-    sync=None,
+    sync: Model | str | None = None,
     gate: Significance | None = None,
     pull_gate: Significance | None = None,
     wait_free: bool = False,
-):
+) -> Distributed:
     """Wraps an optimizer so that gradients are reduced over all ranks before it steps.
 
     Reductions start while backward runs, gradient by gradient, with the highest priority for the first layers. The
@@ -68,7 +72,7 @@ def DistributedOptimizer(
     gradient_predivide_factor without op=Average, for a model that cannot run, for wait_free with a model or an
     optimizer that needs all gradients at once; NotImplementedError for Adasum within a process set.
     """
-    if isinstance(optimizer, GradientHooks | HeldOptimizer):
+    if isinstance(optimizer, Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
@@ -96,12 +100,14 @@ def DistributedOptimizer(
                 f"sync={model.setting}: ranks exchange what their steps did, so that only op=Average or Sum, "
                 "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
             )
-        kind = WaitFreeOptimizer if wait_free else HeldOptimizer
-        passes = (backward_passes_per_step,) if wait_free else ()
-        if wait_free:
-            _check_wait_free(model, optimizer)
-        cls = type(type(optimizer).__name__, (kind, type(optimizer)), {"__module__": __name__})
-        return cls(optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate, *passes)
+        if not wait_free:
+            held = _derived(HeldOptimizer, optimizer)
+            return held(optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate)
+        _check_wait_free(model, optimizer)
+        early = _derived(WaitFreeOptimizer, optimizer)
+        return early(
+            optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate, backward_passes_per_step
+        )
     if pull_gate is not None:
         raise ValueError(
             f"pull_gate={pull_gate!r} with sync={model.setting}: each step needs its sums; give a model under which "
@@ -110,27 +116,38 @@ def DistributedOptimizer(
     check(model, process_set.size(), accumulate=False)
     if op == Adasum and model.setting != "bsp":
         raise ValueError(f"sync={model.setting}: Adasum needs every rank's step")
-    kind = AdasumOptimizer if op == Adasum and engine.size() > 1 else ReducingOptimizer
-    # The class does not call the wrapped optimizer's constructor, whose arguments are not known here.
-    cls = type(type(optimizer).__name__, (kind, type(optimizer)), {"__module__": __name__})
-    if kind is ReducingOptimizer:
-        return cls(
-            optimizer,
-            named_parameters,
-            compression,
-            backward_passes_per_step,
-            op,
-            gradient_predivide_factor,
-            groups,
-            sparse_as_dense,
-            process_set,
-            model.declared,
-            codec,
-            gate,
-        )
-    if process_set.process_set_id != 0:
-        raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
-    return cls(optimizer, named_parameters, compression, backward_passes_per_step)
+    compressor = cast(SupportsCompress, compression)
+    if op == Adasum and engine.size() > 1:
+        if process_set.process_set_id != 0:
+            raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
+        adasum = _derived(AdasumOptimizer, optimizer)
+        return adasum(optimizer, named_parameters, compressor, backward_passes_per_step)
+    reducing = _derived(ReducingOptimizer, optimizer)
+    return reducing(
+        optimizer,
+        named_parameters,
+        compressor,
+        backward_passes_per_step,
+        op,
+        gradient_predivide_factor,
+        groups,
+        sparse_as_dense,
+        process_set,
+        model.declared,
+        codec,
+        gate,
+    )
+
+
+_Kind = TypeVar("_Kind", bound=Distributed)
+
+
+def _derived(kind: type[_Kind], optimizer: torch.optim.Optimizer) -> type[_Kind]:
+    """A class of the kind and of the wrapped optimizer's class, with the latter's name.
+
+    It does not call the wrapped optimizer's constructor, whose arguments are not known here.
+    """
+    return type(type(optimizer).__name__, (kind, type(optimizer)), {"__module__": __name__})
 
 
 def _check_wait_free(model: Model, optimizer: torch.optim.Optimizer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -20,28 +22,35 @@ class SyncBatchNorm(_BatchNorm):
     and with one rank, it is plain batch normalisation.
     """
 
-    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
 
-    def _check_input_dim(self, input):
+    def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"SyncBatchNorm takes an input of at least 2 dimensions, got {input.dim()}")
 
-    def forward(self, input):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalises (N, C, ...) over all dimensions but C."""
         self._check_input_dim(input)
         uses_batch = self.training or not self.track_running_stats
         if not uses_batch or engine.size() == 1:
             return super().forward(input)
         momentum = self.momentum
-        if self.training and self.track_running_stats:
-            self.num_batches_tracked.add_(1)
-            if momentum is None:  # a plain average over all batches so far
-                momentum = 1.0 / self.num_batches_tracked.item()
         mean, var, count = _statistics(input)
-        if self.training and self.track_running_stats:
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
-            self.running_var.lerp_((var * (count / (count - 1))).to(self.running_var.dtype), momentum)
+        batches, running_mean, running_var = self.num_batches_tracked, self.running_mean, self.running_var
+        if self.training and batches is not None and running_mean is not None and running_var is not None:
+            batches.add_(1)
+            if momentum is None:  # a plain average over all batches so far
+                momentum = 1.0 / batches.item()
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
         return _Normalise.apply(input, self.weight, self.bias, mean, torch.rsqrt(var + self.eps), count)
 
 
@@ -76,7 +85,15 @@ class _Normalise(torch.autograd.Function):
     """(x - mean) * invstd * weight + bias, with mean and invstd of all ranks' x."""
 
     @staticmethod
-    def forward(ctx, input, weight, bias, mean, invstd, count):
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        mean: torch.Tensor,
+        invstd: torch.Tensor,
+        count: float,
+    ) -> Any:
         ctx.save_for_backward(input, weight, mean, invstd)
         ctx.count = count
         shape = [1, -1] + [1] * (input.dim() - 2)
@@ -86,7 +103,7 @@ class _Normalise(torch.autograd.Function):
         return (input.to(mean.dtype) * scale.view(shape) + shift.view(shape)).to(input.dtype)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         input, weight, mean, invstd = ctx.saved_tensors
         dims, shape = _all_but_channels(input), ctx.view
         dy = grad.to(mean.dtype)

@@ -40,7 +40,7 @@ class Value:
         self._like = torch.empty(0, dtype=like.dtype, device=like.device)
         self._shape = like.shape
         self._dtype = dtype_number(like, reduces=True)
-        self._fields = {
+        self._fields: dict[str, Any] = {
             "reduce_op": op,
             "name": name,
             "process_set": process_set_number(process_set),
@@ -79,7 +79,7 @@ class Value:
         """The operation that reads the current value into `target`, without coding."""
         return self._part(Held(_abi.READ_NOW | _abi.EXACT), None, target)
 
-    def _part(self, held: Held, given: torch.Tensor | None, target: torch.Tensor | None, **fields) -> Part:
+    def _part(self, held: Held, given: torch.Tensor | None, target: torch.Tensor | None, **fields: Any) -> Part:
         for tensor in (given, target):
             if tensor is not None and (tensor.shape != self._shape or tensor.dtype != self._like.dtype):
                 raise ValueError(
@@ -92,7 +92,7 @@ class Value:
             room = target if is_direct(target) else source if given is target else host_copy(target)
 
         def output(_: int) -> torch.Tensor | None:
-            if target is not None and room is not target:
+            if target is not None and room is not None and room is not target:
                 target.detach().copy_(room)
             return target
 

@@ -1,0 +1,44 @@
+"""What all optimizers that DistributedOptimizer makes have in common."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    # Stands for the wrapped optimizer's class, which is the other base of each instance's class. Any: a variable of
+    # that class can have the result of DistributedOptimizer.
+    class Wrapped(torch.optim.Optimizer, Any):  # type: ignore[misc]
+        """The wrapped optimizer."""
+else:
+    Wrapped = object
+
+
+class Distributed(Wrapped):
+    """The result of `DistributedOptimizer`: an optimizer of the wrapped one's class with these methods.
+
+    `DistributedOptimizer` makes a class of one that is derived from this, and of the wrapped optimizer's.
+    """
+
+    def synchronize(self) -> None:
+        """Waits until the gradients are reduced. Call it before using them, and step within `skip_synchronize`."""
+        raise NotImplementedError
+
+    def skip_synchronize(self) -> AbstractContextManager[None]:
+        """A context in which `step` does not synchronize, because `synchronize` was called before."""
+        raise NotImplementedError
+
+    def agree(self) -> None:
+        """Gives all ranks the same parameters, under models that let ranks run ahead. Every rank calls it."""
+        raise NotImplementedError
+
+
+Step = TypeVar("Step")
+
+
+def hooked(step: Step) -> Step:
+    """Marks a `step`: PyTorch calls step hooks around the wrapped optimizer's step, and only there."""
+    step.hooked = True  # type: ignore[attr-defined]
+    return step
