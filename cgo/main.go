@@ -73,11 +73,9 @@ func start(in settingsJSON) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
 	}
-	more, err := s.Complete()
-	if err != nil {
+	if err := s.Complete(); err != nil {
 		return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
 	}
-	warnings = append(warnings, more...)
 	log, err := node.Logger(s.LogLevel, "worker", s.Rank)
 	if err != nil {
 		return fmt.Errorf("%w: %w", worker.ErrInvalid, err)

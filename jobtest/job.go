@@ -57,7 +57,7 @@ func New(t testing.TB, n int, options ...Option) *Job {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Complete(); err != nil {
+	if err := s.Complete(); err != nil {
 		t.Fatal(err)
 	}
 	s.Size, s.StartTimeout, s.ServerMemory = n, 20*time.Second, 1<<30

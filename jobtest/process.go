@@ -88,8 +88,7 @@ func processSettings(role string) (settings.Settings, error) {
 	if err != nil {
 		return s, err
 	}
-	_, err = s.Complete()
-	return s, err
+	return s, s.Complete()
 }
 
 // train sums for ever, and checks each sum.

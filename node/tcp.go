@@ -8,6 +8,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/secret"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/tcp"
@@ -36,9 +38,17 @@ func overTCP(s *settings.Settings, log *zap.Logger) (transport.Transport, error)
 // loadTLS reads the certificate of this node and the authority that it trusts. Both ends of a
 // connection present a certificate.
 func loadTLS(s *settings.Settings) (*tls.Config, error) {
-	cert, err := tls.LoadX509KeyPair(s.TLSCert, s.TLSKey)
+	chain, err := os.ReadFile(s.TLSCert)
 	if err != nil {
-		return nil, fmt.Errorf("PACELINE_TLS_CERT and PACELINE_TLS_KEY: %w", err)
+		return nil, fmt.Errorf("PACELINE_TLS_CERT: %w", err)
+	}
+	key, err := secret.ReadPrivate(s.TLSKey, limits.MaxKey)
+	if err != nil {
+		return nil, fmt.Errorf("PACELINE_TLS_KEY: %w", err)
+	}
+	cert, err := tls.X509KeyPair(chain, key)
+	if err != nil {
+		return nil, fmt.Errorf("PACELINE_TLS_CERT (%s) and PACELINE_TLS_KEY (%s): %w", s.TLSCert, s.TLSKey, err)
 	}
 	pem, err := os.ReadFile(s.TLSCA)
 	if err != nil {

@@ -205,7 +205,7 @@ func (o *allreduceOptions) job(c *cobra.Command, n int, env map[string]string) (
 
 // measure joins the job that the environment describes.
 func measure(s settings.Settings, plan bench.AllreducePlan) (result bench.AllreduceResult, err error) {
-	if _, err := s.Complete(); err != nil {
+	if err := s.Complete(); err != nil {
 		return result, err
 	}
 	log, err := node.Logger(s.LogLevel, "worker", s.Rank)

@@ -72,9 +72,9 @@ func settingsAs(role, scheduler string, more map[string]string) (settings.Settin
 	if err != nil {
 		return s, err
 	}
-	late, err := s.Complete()
+	err = s.Complete()
 	if log, logErr := node.Logger(s.LogLevel, role, -1); logErr == nil {
-		for _, w := range append(warnings, late...) {
+		for _, w := range warnings {
 			log.Warn(w)
 		}
 	}

@@ -29,6 +29,8 @@ const (
 	MaxPolicy = 1 << 20
 	// MaxSecret bounds the job secret.
 	MaxSecret = 4096
+	// MaxKey bounds the file of a private key.
+	MaxKey = 64 << 10
 	// MaxAddress bounds one address of a server with the name of its kind.
 	MaxAddress = 1024
 )

@@ -40,35 +40,54 @@ func Derive(secret []byte, purpose string) []byte {
 	return []byte(hex.EncodeToString(mac.Sum(nil)))
 }
 
-// ReadFile reads a secret from a file, without the line break at its end. A file that others can
-// write is refused; for one that others can read the warning says so.
-func ReadFile(path string) (secret []byte, warning string, err error) {
+// ReadFile reads a secret from a private file (ReadPrivate), without the line break at its end.
+func ReadFile(path string) ([]byte, error) {
+	secret, err := ReadPrivate(path, limits.MaxSecret+2)
+	if err != nil {
+		return nil, err
+	}
+	secret = bytes.TrimRight(secret, "\r\n")
+	if err := Check(secret); err != nil {
+		return nil, fmt.Errorf("%s holds %w", path, err)
+	}
+	return secret, nil
+}
+
+// ReadPrivate reads at most room bytes of a file that has to be secret. As ssh does with keys, it refuses a file that
+// others may read or write, or that belongs to somebody other than this user and root; the error has the command that helps.
+// The group may read a file of root's, which is how an orchestrator hands a secret to a user.
+func ReadPrivate(path string, room int) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	defer file.Close()
 	info, err := file.Stat()
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	switch mode := info.Mode(); {
+	if err := private(info, os.Getuid()); err != nil {
+		return nil, fmt.Errorf("%s %w %s", path, err, path)
+	}
+	return io.ReadAll(io.LimitReader(file, int64(room)))
+}
+
+// private is why a file is not secret to a user, nil if it is. The error ends with a command for the file.
+func private(info fs.FileInfo, user int) error {
+	owner, mode := int(info.Sys().(*syscall.Stat_t).Uid), info.Mode()
+	others := fs.FileMode(0o077)
+	if owner != user {
+		others = 0o027 // of a file of root's the group may read
+	}
+	switch {
 	case !mode.IsRegular():
-		return nil, "", fmt.Errorf("%s is not a regular file", path)
-	case mode.Perm()&0o022 != 0:
-		return nil, "", fmt.Errorf("%s can be written by others (mode %#o): run chmod 600 on it", path, mode.Perm())
-	case mode.Perm()&0o044 != 0:
-		warning = fmt.Sprintf("%s can be read by others (mode %#o): run chmod 600 on it", path, mode.Perm())
+		return errors.New("is not a regular file; look at it by: ls -lL")
+	case owner != user && owner != 0:
+		return fmt.Errorf("belongs to user %d, who could change it, and not to user %d: run chown %d", owner, user, user)
+	case mode.Perm()&others != 0:
+		return fmt.Errorf("can be read or written by others (mode %#o): run chmod 600", mode.Perm())
 	}
-	secret, err = io.ReadAll(io.LimitReader(file, limits.MaxSecret+2))
-	if err != nil {
-		return nil, "", err
-	}
-	secret = bytes.TrimRight(secret, "\r\n")
-	if err := Check(secret); err != nil {
-		return nil, "", fmt.Errorf("%s holds %w", path, err)
-	}
-	return secret, warning, nil
+	return nil
 }
 
 // RunDir is the directory for what the user's processes on this machine share: in the given run
@@ -89,7 +108,7 @@ func Shared(dir string) ([]byte, error) {
 		return nil, err
 	}
 	path := filepath.Join(dir, "secret")
-	secret, _, err := ReadFile(path)
+	secret, err := ReadFile(path)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return secret, err
 	}
@@ -101,8 +120,7 @@ func Shared(dir string) ([]byte, error) {
 	if err := os.Link(fresh, path); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	secret, _, err = ReadFile(path)
-	return secret, err
+	return ReadFile(path)
 }
 
 // privateDir makes dir, and refuses one into which another user could have put something.

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -52,29 +53,65 @@ func TestReadFileChecksModeAndLength(t *testing.T) {
 	for _, c := range []struct {
 		name, content string
 		mode          os.FileMode
-		warning, err  string
+		err           string
 	}{
-		{"private", good + "\n", 0o600, "", ""},
-		{"readable by others", good, 0o644, "can be read by others", ""},
-		{"writable by others", good, 0o666, "", "can be written by others"},
-		{"short", "abc", 0o600, "", "a secret of 3 bytes"},
-		{"long", strings.Repeat("k", 5000), 0o600, "", "allowed are 16 to 4096"},
+		{"private", good + "\n", 0o600, ""},
+		{"read-only", good, 0o400, ""},
+		{"readable by others", good, 0o644, "can be read or written by others (mode 0644): run chmod 600 PATH"},
+		{"readable by the group", good, 0o640, "run chmod 600 PATH"},
+		{"writable by others", good, 0o602, "run chmod 600 PATH"},
+		{"short", "abc", 0o600, "a secret of 3 bytes"},
+		{"long", strings.Repeat("k", 5000), 0o600, "allowed are 16 to 4096"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "s")
 			os.WriteFile(path, []byte(c.content), 0o600)
 			os.Chmod(path, c.mode)
-			secret, warning, err := ReadFile(path)
-			if c.err != "" {
-				if err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Fatal(err)
+			secret, err := ReadFile(path)
+			if want := strings.ReplaceAll(c.err, "PATH", path); c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Fatalf("error %v, want %s", err, want)
 				}
 				return
 			}
-			if err != nil || string(secret) != good || !strings.Contains(warning, c.warning) || (c.warning == "") != (warning == "") {
-				t.Fatal(string(secret), warning, err)
+			if err != nil || string(secret) != good {
+				t.Fatal(string(secret), err)
 			}
 		})
+	}
+	if _, err := ReadFile(t.TempDir()); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Error(err)
+	}
+}
+
+// owned is a file of some user's. The tests cannot give files away.
+type owned struct {
+	os.FileInfo
+	mode os.FileMode
+	user uint32
+}
+
+func (o owned) Mode() os.FileMode { return o.mode }
+func (o owned) Sys() any          { return &syscall.Stat_t{Uid: o.user} }
+
+func TestAPrivateFileBelongsToItsReaderOrRoot(t *testing.T) {
+	for _, c := range []struct {
+		mode  os.FileMode
+		owner uint32
+		err   string
+	}{
+		{0o600, 1000, ""},
+		{0o400, 0, ""},
+		{0o440, 0, ""}, // of root's, for a group that has this user
+		{0o460, 0, "chmod 600"},
+		{0o444, 0, "chmod 600"},
+		{0o640, 1000, "chmod 600"},
+		{0o600, 1001, "belongs to user 1001, who could change it, and not to user 1000: run chown 1000"},
+	} {
+		err := private(owned{mode: c.mode, user: c.owner}, 1000)
+		if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+			t.Errorf("mode %#o of user %d: error %v, want %q", c.mode, c.owner, err, c.err)
+		}
 	}
 }
 

@@ -15,10 +15,10 @@ import (
 
 // Complete adds the machine's own data: its name and address, the job's secret, the bound of a server's
 // memory. The settings are then complete. It may be called again.
-func (s *Settings) Complete() (warnings []string, err error) {
+func (s *Settings) Complete() (err error) {
 	if s.Host == "" {
 		if s.Host, err = os.Hostname(); err != nil {
-			return nil, fmt.Errorf("the machine has no name (set PACELINE_HOST): %w", err)
+			return fmt.Errorf("the machine has no name (set PACELINE_HOST): %w", err)
 		}
 	}
 	if s.ServerMemory == 0 {
@@ -27,16 +27,12 @@ func (s *Settings) Complete() (warnings []string, err error) {
 	if s.EmbedScheduler != "" && !s.Local {
 		host, port, _ := net.SplitHostPort(s.EmbedScheduler)
 		if host, err = s.masterAddress(host); err != nil {
-			return nil, err
+			return err
 		}
 		s.EmbedScheduler = net.JoinHostPort(host, port)
 		s.Scheduler = s.EmbedScheduler
 	}
-	warning, err := s.loadSecret()
-	if warning != "" {
-		warnings = append(warnings, warning)
-	}
-	return warnings, err
+	return s.loadSecret()
 }
 
 // masterAddress is this machine's address behind MASTER_ADDR. A machine may resolve its own name to loopback,
@@ -53,25 +49,21 @@ func (s *Settings) masterAddress(host string) (string, error) {
 	return iface.Outward()
 }
 
-func (s *Settings) loadSecret() (warning string, err error) {
+func (s *Settings) loadSecret() (err error) {
 	switch {
 	case len(s.JobSecret) > 0:
 	case s.SecretFile != "":
-		s.JobSecret, warning, err = secret.ReadFile(s.SecretFile)
-		if err != nil {
-			return "", fmt.Errorf("PACELINE_JOB_SECRET_FILE: %w", err)
-		}
-		if warning != "" {
-			warning = "PACELINE_JOB_SECRET_FILE: " + warning
+		if s.JobSecret, err = secret.ReadFile(s.SecretFile); err != nil {
+			return fmt.Errorf("PACELINE_JOB_SECRET_FILE: %w", err)
 		}
 	default:
 		shared, err := secret.Shared(s.SecretDir)
 		if err != nil {
-			return "", fmt.Errorf("the job's secret (PACELINE_JOB_SECRET sets one): %w", err)
+			return fmt.Errorf("the job's secret (PACELINE_JOB_SECRET sets one): %w", err)
 		}
 		s.JobSecret = secret.Derive(shared, s.SecretFor)
 	}
-	return warning, nil
+	return nil
 }
 
 // ListenHost is the address that this process's listeners bind to and that others reach them at:

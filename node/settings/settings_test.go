@@ -206,7 +206,7 @@ func TestRanksOfALocalJobFindTheSameSecretAndOtherJobsAnother(t *testing.T) {
 	job := env{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "a", "XDG_RUNTIME_DIR": dir}
 	secrets := func(e env) []byte {
 		s := read(t, e)
-		if _, err := s.Complete(); err != nil {
+		if err := s.Complete(); err != nil {
 			t.Fatal(err)
 		}
 		return s.JobSecret
@@ -228,23 +228,23 @@ func TestSecretComesFromItsFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "secret")
 	os.WriteFile(path, []byte(testSecret+"\n"), 0o600)
 	s := read(t, env{"PACELINE_SCHEDULER": "10.0.0.1:7", "PACELINE_JOB_SECRET_FILE": path})
-	if warnings, err := s.Complete(); err != nil || len(warnings) > 0 || string(s.JobSecret) != testSecret {
-		t.Fatal(warnings, err)
+	if err := s.Complete(); err != nil || string(s.JobSecret) != testSecret {
+		t.Fatal(err)
 	}
 	os.Chmod(path, 0o640)
 	s.JobSecret = nil
-	if warnings, err := s.Complete(); err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "can be read by others") {
-		t.Fatal(warnings, err)
+	if err := s.Complete(); err == nil || !strings.Contains(err.Error(), "run chmod 600 "+path) {
+		t.Fatal(err)
 	}
 	s = read(t, env{"PACELINE_SCHEDULER": "10.0.0.1:7", "PACELINE_JOB_SECRET_FILE": "/no/such/file"})
-	if _, err := s.Complete(); err == nil || !strings.Contains(err.Error(), "PACELINE_JOB_SECRET_FILE: open /no/such/file") {
+	if err := s.Complete(); err == nil || !strings.Contains(err.Error(), "PACELINE_JOB_SECRET_FILE: open /no/such/file") {
 		t.Fatal(err)
 	}
 }
 
 func TestCompleteKnowsTheMachine(t *testing.T) {
 	s := read(t, env{"XDG_RUNTIME_DIR": t.TempDir()})
-	if _, err := s.Complete(); err != nil || s.Host == "" || s.ServerMemory < 1<<20 {
+	if err := s.Complete(); err != nil || s.Host == "" || s.ServerMemory < 1<<20 {
 		t.Fatalf("%v %+v", err, s)
 	}
 	if host, err := s.ListenHost(); err != nil || host != "127.0.0.1" {

@@ -170,7 +170,16 @@ func wrongSecret(peer string) error {
 	return fmt.Errorf("%w: the peer at %s does not know the job secret: %s", transport.ErrAuth, peer, advice)
 }
 
-// Interrupted is the error of a connection that ended, for reason err, during the handshake.
+// Refused reports whether one end has refused the other, so that another attempt would end the same.
+func Refused(err error) bool {
+	return errors.Is(err, transport.ErrAuth) && !errors.Is(err, ErrInterrupted)
+}
+
+// Interrupted is the error of a connection that ended, for reason err, during the handshake. A stream may say itself
+// that the peer has refused this node.
 func Interrupted(peer string, err error) error {
+	if errors.Is(err, transport.ErrAuth) {
+		return err
+	}
 	return fmt.Errorf("%w with %s: %w: %w", transport.ErrAuth, peer, ErrInterrupted, err)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/auth"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -170,15 +171,20 @@ func (c *Client) run(line *Line) {
 	}
 }
 
-// Pauses before attempts to reconnect double from the first to the last.
+// Pauses before attempts to reconnect double from the first to the last. Where one side has refused the other, as with a
+// certificate that has expired, only somebody's help makes another attempt end differently.
 const (
-	firstPause = 20 * time.Millisecond
-	lastPause  = time.Second
+	firstPause   = 20 * time.Millisecond
+	lastPause    = time.Second
+	refusedPause = 30 * time.Second
 )
 
 // redial connects again, after a pause, without end; nil when the client was closed.
 func (c *Client) redial(pause time.Duration) transport.Conn {
-	for ; ; pause = min(2*pause, lastPause) {
+	for refused := false; ; pause = min(2*pause, lastPause) {
+		if refused {
+			pause = refusedPause
+		}
 		timer := time.NewTimer(pause/2 + rand.N(pause/2)) // spread, because all nodes reconnect at once
 		select {
 		case <-timer.C:
@@ -189,6 +195,10 @@ func (c *Client) redial(pause time.Duration) transport.Conn {
 		conn, err := connect(c.ctx, &c.config)
 		if err == nil {
 			return conn
+		}
+		if refused = auth.Refused(err); refused {
+			c.config.Log.Error("the line to the scheduler cannot come back as things are; training goes on without it",
+				zap.Duration("next attempt in", refusedPause), zap.Error(err))
 		}
 		c.mu.Lock()
 		c.broken = err

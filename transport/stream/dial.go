@@ -97,7 +97,7 @@ func final(err error) bool {
 	var name *net.DNSError
 	switch {
 	case errors.Is(err, transport.ErrAuth):
-		return !errors.Is(err, auth.ErrInterrupted)
+		return auth.Refused(err)
 	case errors.As(err, &name):
 		return name.IsNotFound
 	default:

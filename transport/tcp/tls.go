@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 
 	"github.com/paceline/paceline/transport"
@@ -28,6 +29,23 @@ const (
 type secured struct {
 	*tls.Conn
 	out *bufio.Writer
+}
+
+// Read implements net.Conn. Under TLS 1.3 a client's handshake is over before the server has seen its certificate, so
+// that its first read is where it learns of a refusal.
+func (s *secured) Read(b []byte) (int, error) {
+	n, err := s.Conn.Read(b)
+	if err != nil && aboutCertificate(err) {
+		err = failed(s.RemoteAddr().String(), err)
+	}
+	return n, err
+}
+
+// aboutCertificate reports whether an error is the peer's alert that it refuses this node's certificate. The alerts of
+// crypto/tls have no exported type.
+func aboutCertificate(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Err.Error(), "certificate")
 }
 
 // WriteBuffers implements stream.BuffersWriter.
@@ -85,5 +103,15 @@ func failed(peer string, err error) error {
 		errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return auth.Interrupted(peer, err)
 	}
-	return fmt.Errorf("%w: TLS with %s: %w", transport.ErrAuth, peer, err)
+	var verification *tls.CertificateVerificationError
+	switch {
+	case aboutCertificate(err):
+		return fmt.Errorf("%w: %s has refused this node's certificate (%w): issue PACELINE_TLS_CERT by an authority in that node's PACELINE_TLS_CA, for its address and time",
+			transport.ErrAuth, peer, err)
+	case errors.As(err, &verification):
+		return fmt.Errorf("%w: %s shows a certificate that this node has refused: %w: compare its PACELINE_TLS_CERT with this node's PACELINE_TLS_CA",
+			transport.ErrAuth, peer, verification.Err)
+	default:
+		return fmt.Errorf("%w: TLS with %s: %w", transport.ErrAuth, peer, err)
+	}
 }

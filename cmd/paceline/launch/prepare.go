@@ -132,10 +132,7 @@ func (j *maker) settle() error {
 	if err != nil {
 		return err
 	}
-	warnings, err := s.Complete()
-	for _, w := range warnings {
-		j.Say("%s", w)
-	}
+	err = s.Complete()
 	j.settings = s
 	return err
 }
