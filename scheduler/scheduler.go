@@ -162,9 +162,7 @@ func (s *Scheduler) hold(f func()) bool {
 func (s *Scheduler) greet(conn transport.Conn) {
 	defer s.hold(func() { delete(s.conns, conn) })
 	defer conn.Close()
-	watch := time.AfterFunc(s.silent, func() { conn.Close() })
 	hello, err := control.ReadHello(conn)
-	watch.Stop()
 	if err != nil {
 		s.log.Warn("closed a connection that does not begin with a node's hello", zap.Stringer("peer", conn.RemoteAddr()), zap.Error(err))
 		return

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/limits"
 )
 
 // optionalPatience is how long a dial of an optional kind may take before the next kind is tried. A server listens
@@ -21,19 +22,26 @@ const optionalPatience = 2 * time.Second
 //
 // Both ends choose: a server has an address of each kind in which it could listen, and whoever connects tries those
 // in its own order. A kind that the server has no address of is passed over. An optional kind that fails is reported
-// once, and the next is tried. Every kind authenticates.
+// once, and the next is tried; where that reaches the server, the kind is not tried with this server again. Every kind
+// authenticates.
 type Set struct {
 	kinds []Transport
 	fell  []sync.Once // of each kind: the fall-back to the next one was logged
 	log   *zap.Logger
+
+	mu     sync.Mutex
+	failed map[address.Address]struct{} // of optional kinds, by which a server is not reached
 }
+
+// maxFailed bounds what a set remembers.
+const maxFailed = limits.MaxServers
 
 // NewSet makes a set of at least one transport. The log may be nil.
 func NewSet(log *zap.Logger, kinds ...Transport) *Set {
 	if log == nil {
 		log = zap.NewNop()
 	}
-	return &Set{kinds: kinds, fell: make([]sync.Once, len(kinds)), log: log}
+	return &Set{kinds: kinds, fell: make([]sync.Once, len(kinds)), log: log, failed: map[address.Address]struct{}{}}
 }
 
 // Required is the transport that every process of the job has.
@@ -74,16 +82,19 @@ func (s *Set) Listen(at string) (Listeners, error) {
 // Dial connects to a server by the first kind that succeeds, which is the Network of the connection's RemoteAddr.
 func (s *Set) Dial(ctx context.Context, to address.List) (Conn, error) {
 	var failed error
+	var without []address.Address // what did not reach the server
 	for i, t := range s.kinds {
 		at, ok := to.Of(t.Kind())
-		if !ok {
+		if !ok || s.hasFailed(address.Address{Kind: t.Kind(), At: at}) {
 			continue
 		}
 		conn, err := s.dial(ctx, i, at)
 		if err == nil {
 			s.log.Debug("connected", zap.String("kind", t.Kind()), zap.String("address", at))
+			s.remember(without)
 			return conn, nil
 		}
+		without = append(without, address.Address{Kind: t.Kind(), At: at})
 		if failed != nil {
 			err = fmt.Errorf("%w; %w", failed, err)
 		}
@@ -99,6 +110,24 @@ func (s *Set) Dial(ctx context.Context, to address.List) (Conn, error) {
 		return nil, fmt.Errorf("no transport in common: the server listens by [%v], this process connects by [%v]", to, s)
 	}
 	return nil, failed
+}
+
+func (s *Set) hasFailed(a address.Address) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, failed := s.failed[a]
+	return failed
+}
+
+// remember notes the addresses of a server that is reached otherwise.
+func (s *Set) remember(failed []address.Address) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range failed {
+		if len(s.failed) < maxFailed {
+			s.failed[a] = struct{}{}
+		}
+	}
 }
 
 func (s *Set) required(i int) bool { return i == len(s.kinds)-1 }

@@ -57,7 +57,7 @@ func (k kinds) server(t *testing.T, order ...string) address.List {
 				if err != nil {
 					return
 				}
-				t.Cleanup(func() { c.Close() })
+				c.Close() // the dialler has what it wants to know
 			}
 		}()
 	}
@@ -114,11 +114,30 @@ func TestADialFallsToTheNextKindAndSaysSoOnce(t *testing.T) {
 				t.Errorf("connected by %q (%v), want tcp", got, err)
 			}
 		}
-		if took := time.Since(start); took > 30*time.Second {
+		if took := time.Since(start); took > 5*time.Second { // 2 s for each kind, once
 			t.Errorf("falling to the third kind three times took %v", took)
 		}
 		if n := logged.FilterMessageSnippet("the next one is tried").Len(); n != 2 || logged.Len() != 2 {
 			t.Errorf("logged %v, want one line for each kind that failed", logged.All())
+		}
+	})
+}
+
+func TestAKindThatFailsWithEverythingElseIsTriedAgain(t *testing.T) {
+	withKinds(t, func(t *testing.T, k kinds) {
+		to := k.server(t, "shm", "tcp")
+		for _, kind := range []string{"shm", "tcp"} {
+			if err := k[kind].Script("at 0s worker<->server freeze\nat 2m worker<->server thaw"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set := k.set(nil, "worker", "shm", "tcp")
+		if kind, err := dial(t, set, to); err == nil {
+			t.Errorf("connected by %s to a server that is cut off", kind)
+		}
+		time.Sleep(time.Minute)
+		if kind, err := dial(t, set, to); kind != "shm" {
+			t.Errorf("connected by %q (%v), want shm", kind, err)
 		}
 	})
 }

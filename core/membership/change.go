@@ -83,8 +83,11 @@ func (e *Epoch) Next(c Change) (*Epoch, error) {
 		Workers: slices.Clone(e.Workers), Servers: slices.Clone(e.Servers), gone: slices.Clone(e.gone),
 	}
 	for _, l := range c.Lose {
-		if err := next.lose(l); err != nil {
-			return nil, err
+		if !e.Has(l.Member) {
+			return nil, fmt.Errorf("%v is no member and cannot be lost", l.Member)
+		}
+		if next.Has(l.Member) { // it did not go with another member of its process, or by another report
+			next.lose(l)
 		}
 	}
 	for _, index := range c.Drain {
@@ -114,10 +117,7 @@ func (e *Epoch) Next(c Change) (*Epoch, error) {
 }
 
 // lose frees the place of a member, and that of the server or the worker in the same process.
-func (e *Epoch) lose(l Loss) error {
-	if !e.Has(l.Member) {
-		return fmt.Errorf("%v is no member and cannot be lost", l.Member)
-	}
+func (e *Epoch) lose(l Loss) {
 	if l.Role == ServerRole && e.shares(l.Number) {
 		l.Member = Member{WorkerRole, e.Servers[l.Number].Rank}
 	}
@@ -127,7 +127,6 @@ func (e *Epoch) lose(l Loss) error {
 		}
 	}
 	e.depart(Departure{Member: l.Member, Lost: true, Why: l.Why})
-	return nil
 }
 
 func (e *Epoch) drain(index int) error {

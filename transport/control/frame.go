@@ -3,6 +3,7 @@ package control
 import (
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/valyala/bytebufferpool"
 
@@ -24,9 +25,16 @@ func Send(c transport.Conn, t wire.Type, v any) error {
 	return c.Send(net.Buffers{b.B})
 }
 
-// ReadHello reads the first frame of a connection.
+// helloTime is how long a peer that has authenticated may take to say who it is.
+const helloTime = 10 * time.Second
+
+// ReadHello reads the first frame of a connection, and closes one on which it does not come.
 func ReadHello(c transport.Conn) (hello wire.Hello, err error) {
+	late := time.AfterFunc(helloTime, func() { _ = c.Close() })
 	err = read(c, wire.TypeHello, maxHello, &hello)
+	if !late.Stop() && err != nil {
+		err = fmt.Errorf("no hello within %v: %w", helloTime, err)
+	}
 	return hello, err
 }
 

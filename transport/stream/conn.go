@@ -93,6 +93,14 @@ func (c *Conn) Send(buffers net.Buffers) error {
 // TrySend implements transport.Conn. Over a stream that cannot write without waiting, such as TLS, it
 // takes the turn and returns everything as the rest.
 func (c *Conn) TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err error) {
+	if rest, busy, err = c.trySend(buffers); err != nil {
+		err = c.sendFailed(err)
+	}
+	return rest, busy, err
+}
+
+// trySend leaves it to the caller to record why it failed.
+func (c *Conn) trySend(buffers net.Buffers) (rest net.Buffers, busy bool, err error) {
 	buffers = skipEmpty(buffers)
 	if err := c.ended(); err != nil || len(buffers) == 0 {
 		return nil, false, err
@@ -104,7 +112,6 @@ func (c *Conn) TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err er
 	if c.try != nil {
 		n, err := c.try.TryWrite(buffers)
 		if err != nil {
-			err = c.sendFailed(err)
 			c.turn.give()
 			return nil, false, err
 		}

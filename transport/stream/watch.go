@@ -1,11 +1,13 @@
 package stream
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/paceline/paceline/transport/wire"
@@ -116,11 +118,16 @@ func (w *watch) sweep(c *Conn) {
 	}
 }
 
-// beat shows the peer that this process runs, unless another sender does so.
+// beat shows the peer that this process runs, unless another sender does so. A peer that has closed is for the reader to
+// find out, behind what it sent before.
 func (c *Conn) beat() {
 	h := wire.Header{Type: wire.TypeBeat}
-	rest, busy, err := c.TrySend(net.Buffers{h.Append(nil)})
-	if err == nil && !busy && len(rest) > 0 { // a stream that cannot write without waiting, or a peer that does not read
+	rest, busy, err := c.trySend(net.Buffers{h.Append(nil)})
+	switch {
+	case errors.Is(err, syscall.EPIPE):
+	case err != nil:
+		_ = c.sendFailed(err)
+	case !busy && len(rest) > 0: // a stream that cannot write without waiting, or a peer that does not read
 		go func() { _ = c.Send(rest) }()
 	}
 }
