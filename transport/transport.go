@@ -81,3 +81,7 @@ type Transport interface {
 // ErrAuth is wrapped by errors of a handshake in which the peer did not prove that it knows the job
 // secret, or did not speak the protocol at all.
 var ErrAuth = errors.New("authentication failed")
+
+// ErrIntegrity is wrapped by the error that ends a connection on which bytes came that its peer did not send so: changed,
+// repeated, dropped, or in another order.
+var ErrIntegrity = errors.New("integrity check failed")

@@ -1,15 +1,16 @@
 // Package auth is the handshake with which every connection begins: both ends prove that they know
 // the job secret, without showing it, before any other byte is parsed.
 //
-//	client → server   hello   magic, versions, nonce           (helloSize bytes)
-//	server → client   hello   magic, versions, nonce           (helloSize bytes)
-//	client → server   proof   HMAC-SHA256 over both hellos     (proofSize bytes)
+//	client → server   hello   magic, versions, level, nonce    (helloSize bytes)
+//	server → client   hello   magic, versions, level, nonce    (helloSize bytes)
+//	client → server   proof   HKDF of the secret and hellos    (proofSize bytes)
 //	server → client   verdict one byte, and the server's proof (1 + proofSize bytes)
 //
-// The client proves first, so that an unauthenticated peer gets nothing computed from the secret. A proof is
-// bound to its direction and to both hellos, that is to both nonces and versions (and to the TLS session, if
-// any): it is valid on no other connection, and cannot be reflected. Every blob has a fixed size; nothing else
-// is read from an unauthenticated peer.
+// The client proves first, so that an unauthenticated peer gets nothing computed from the secret. Proofs, and the keys of the
+// tags that authenticate all later bytes (Tags), are derived by HKDF with HMAC-SHA-256 (RFC 5869) from the secret. Each is
+// bound to its direction and purpose and to both hellos, that is to both nonces, versions and levels (and to the TLS
+// session, if any): it is valid on no other connection, and cannot be reflected. Every blob has a fixed size; nothing
+// else is read from an unauthenticated peer.
 package auth
 
 import (
@@ -25,12 +26,18 @@ import (
 )
 
 // Version is the version of the handshake.
-const Version = 1
+const Version = 2
+
+// Bytes of the handshake from each side.
+const (
+	ClientBytes = helloSize + proofSize
+	ServerBytes = helloSize + 1 + proofSize
+)
 
 const (
 	magic     = "PCLNJOB"
 	nonceSize = 32
-	helloSize = len(magic) + 2 + nonceSize
+	helloSize = len(magic) + 3 + nonceSize
 	proofSize = sha256.Size
 )
 
@@ -44,6 +51,18 @@ const (
 // handshake: the peer may have just been stopped, so a retry may succeed.
 var ErrInterrupted = errors.New("the connection ended during the handshake")
 
+// Level is what protects the bytes of a connection, in rising order of what tags cover.
+type Level uint8
+
+// Levels. The two ends of a connection use the higher of their two, so that neither gets less than it asks for. Below is for
+// streams that protect themselves, and has to be that of both.
+const (
+	Control Level = iota // tags on everything but the payloads of tensors
+	All                  // tags on everything
+	Below                // no tags: the stream below, such as TLS, refuses changed bytes
+	numLevels
+)
+
 // Keys are shared by both ends of a connection.
 type Keys struct {
 	Secret  []byte // the job secret
@@ -51,80 +70,83 @@ type Keys struct {
 	// Proved, if set, is called by Server when the client has proved the secret, before the client learns it. Its error
 	// refuses the client.
 	Proved func() error
+	Level  Level // that this end asks for
 }
 
 // Client proves the secret to the server at the other end of rw and checks the server's proof. The caller
 // sets the deadline. Peer is its address, for messages. Errors wrap transport.ErrAuth.
-func (k Keys) Client(rw io.ReadWriter, peer string) error {
+func (k Keys) Client(rw io.ReadWriter, peer string) (*Session, error) {
 	if len(k.Secret) == 0 {
-		return errNoSecret
+		return nil, errNoSecret
 	}
-	mine := newHello()
+	mine := k.newHello()
 	if _, err := rw.Write(mine); err != nil {
-		return Interrupted(peer, err)
+		return nil, Interrupted(peer, err)
 	}
 	theirs, err := readHello(rw, peer, mine)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if _, err := rw.Write(k.proof("client", mine, theirs)); err != nil {
-		return Interrupted(peer, err)
+	t := k.transcript(mine, theirs)
+	if _, err := rw.Write(t.derive(clientProof)); err != nil {
+		return nil, Interrupted(peer, err)
 	}
 	var answer [1 + proofSize]byte
 	if _, err := io.ReadFull(rw, answer[:]); err != nil {
-		return Interrupted(peer, err)
+		return nil, Interrupted(peer, err)
 	}
 	switch {
 	case answer[0] == rejected:
-		return fmt.Errorf("%w: %s rejected this node, which has a different job secret: %s", transport.ErrAuth, peer, advice)
+		return nil, fmt.Errorf("%w: %s rejected this node, which has a different job secret: %s", transport.ErrAuth, peer, advice)
 	case answer[0] != accepted:
-		return fmt.Errorf("%w: %s answered the handshake with byte %#02x (is it a Paceline node?)", transport.ErrAuth, peer, answer[0])
-	case !hmac.Equal(answer[1:], k.proof("server", mine, theirs)):
-		return wrongSecret(peer)
+		return nil, fmt.Errorf("%w: %s answered the handshake with byte %#02x (is it a Paceline node?)", transport.ErrAuth, peer, answer[0])
+	case !hmac.Equal(answer[1:], t.derive(serverProof)):
+		return nil, wrongSecret(peer)
 	}
-	return nil
+	return t.session(peer, clientTags, serverTags)
 }
 
 // Server checks the proof of the client at the other end of rw, sends the verdict and proves the secret in
 // turn. The caller sets the deadline. Peer is its address, for messages. Errors wrap transport.ErrAuth.
-func (k Keys) Server(rw io.ReadWriter, peer string) error {
+func (k Keys) Server(rw io.ReadWriter, peer string) (*Session, error) {
 	if len(k.Secret) == 0 {
-		return errNoSecret
+		return nil, errNoSecret
 	}
-	mine := newHello()
+	mine := k.newHello()
 	theirs, err := readHello(rw, peer, mine)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if _, err := rw.Write(mine); err != nil {
-		return Interrupted(peer, err)
+		return nil, Interrupted(peer, err)
 	}
 	var proof [proofSize]byte
 	if _, err := io.ReadFull(rw, proof[:]); err != nil {
-		return Interrupted(peer, err)
+		return nil, Interrupted(peer, err)
 	}
+	t := k.transcript(theirs, mine)
 	var answer [1 + proofSize]byte
-	if !hmac.Equal(proof[:], k.proof("client", theirs, mine)) {
+	if !hmac.Equal(proof[:], t.derive(clientProof)) {
 		answer[0] = rejected
 		_, _ = rw.Write(answer[:]) // best effort: the peer is refused either way
-		return wrongSecret(peer)
+		return nil, wrongSecret(peer)
 	}
 	if k.Proved != nil {
 		if err := k.Proved(); err != nil {
-			return Interrupted(peer, err)
+			return nil, Interrupted(peer, err)
 		}
 	}
 	answer[0] = accepted
-	copy(answer[1:], k.proof("server", theirs, mine))
+	copy(answer[1:], t.derive(serverProof))
 	if _, err := rw.Write(answer[:]); err != nil {
-		return Interrupted(peer, err)
+		return nil, Interrupted(peer, err)
 	}
-	return nil
+	return t.session(peer, serverTags, clientTags)
 }
 
-func newHello() []byte {
+func (k Keys) newHello() []byte {
 	hello := append(make([]byte, 0, helloSize), magic...)
-	hello = append(hello, Version, wire.Version)
+	hello = append(hello, Version, wire.Version, byte(k.Level))
 	hello = hello[:helloSize]
 	rand.Read(hello[helloSize-nonceSize:]) // never fails
 	return hello
@@ -147,19 +169,13 @@ func readHello(r io.Reader, peer string, mine []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %s speaks handshake %d and frames %d, this node %d and %d: install the same release everywhere",
 			transport.ErrAuth, peer, got[0], got[1], Version, wire.Version)
 	}
+	if level := hello[len(magic)+2]; level >= byte(numLevels) {
+		return nil, fmt.Errorf("%w: %s asks for integrity level %d, which is not known here", transport.ErrAuth, peer, level)
+	}
 	if hmac.Equal(hello, mine) {
 		return nil, fmt.Errorf("%w: %s reflected this node's handshake", transport.ErrAuth, peer)
 	}
 	return hello, nil
-}
-
-// proof is what the end in role ("client" or "server") sends to the other.
-func (k Keys) proof(role string, clientHello, serverHello []byte) []byte {
-	mac := hmac.New(sha256.New, k.Secret)
-	for _, part := range [][]byte{[]byte("paceline "), []byte(role), clientHello, serverHello, k.Binding} {
-		mac.Write(part) // only the last part varies in length for a role, so no two messages are ambiguous
-	}
-	return mac.Sum(nil)
 }
 
 const advice = "give every node the same PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE"

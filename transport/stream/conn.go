@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
+	"github.com/paceline/paceline/transport/auth"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -41,9 +43,11 @@ type Conn struct {
 	whole BuffersWriter // nil if nc is not one
 	turn  *turn
 	out   net.Buffers // what is being sent; owned by the sender that has the turn
+	tags  *tagger     // nil where the stream protects its bytes
 
-	in   *bufio.Reader
-	left uint32 // bytes of the current payload that were not read yet
+	in    *bufio.Reader
+	left  uint32   // bytes of the current payload that were not given out yet
+	check *checker // nil where the stream protects its bytes
 
 	aside byte // its address identifies Aside as a sender to turn
 
@@ -54,11 +58,15 @@ type Conn struct {
 	cause atomic.Pointer[error] // why sending ended: the first reason
 }
 
-func newConn(nc net.Conn) *Conn {
+func newConn(nc net.Conn, session *auth.Session) *Conn {
 	c := &Conn{nc: nc, peer: nc.RemoteAddr().String(), turn: newTurn()}
 	c.in = bufio.NewReaderSize(waited{nc, &c.pulse}, readBuffer)
 	c.try, _ = nc.(TryWriter)
 	c.whole, _ = nc.(BuffersWriter)
+	if session.Out != nil {
+		c.tags = newTagger(session.Out, session.All)
+		c.check = &checker{tags: session.In, all: session.All}
+	}
 	return c
 }
 
@@ -68,7 +76,8 @@ func (c *Conn) Send(buffers net.Buffers) error {
 	if len(buffers) == 0 {
 		return c.ended()
 	}
-	if !c.turn.take(&buffers[0][0]) {
+	resumes, ok := c.turn.take(&buffers[0][0])
+	if !ok {
 		return c.ended()
 	}
 	defer c.turn.give()
@@ -76,7 +85,28 @@ func (c *Conn) Send(buffers net.Buffers) error {
 		return err
 	}
 	c.pulse.sends.Add(1)
-	var err error
+	if err := c.send(buffers, resumes); err != nil {
+		return c.sendFailed(err)
+	}
+	return nil
+}
+
+// send writes buffers, with tags unless they are a rest, which has its tags.
+func (c *Conn) send(buffers net.Buffers, rest bool) error {
+	if c.tags == nil || rest {
+		return c.write(buffers)
+	}
+	for len(buffers) > 0 {
+		var tagged net.Buffers
+		tagged, buffers = c.tags.next(buffers, burst)
+		if err := c.write(tagged); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Conn) write(buffers net.Buffers) (err error) {
 	c.out = buffers
 	if c.whole != nil {
 		err = c.whole.WriteBuffers(&c.out)
@@ -84,10 +114,7 @@ func (c *Conn) Send(buffers net.Buffers) error {
 		_, err = c.out.WriteTo(c.nc)
 	}
 	c.out = nil
-	if err != nil {
-		return c.sendFailed(err)
-	}
-	return nil
+	return err
 }
 
 // TrySend implements transport.Conn. Over a stream that cannot write without waiting, such as TLS, it
@@ -105,10 +132,14 @@ func (c *Conn) trySend(buffers net.Buffers) (rest net.Buffers, busy bool, err er
 	if err := c.ended(); err != nil || len(buffers) == 0 {
 		return nil, false, err
 	}
-	if !c.turn.try(&buffers[0][0]) {
+	resumes, ok := c.turn.try(&buffers[0][0])
+	if !ok {
 		return buffers, true, nil
 	}
 	c.pulse.sends.Add(1)
+	if c.tags != nil && !resumes {
+		buffers, _ = c.tags.next(buffers, math.MaxInt)
+	}
 	if c.try != nil {
 		n, err := c.try.TryWrite(buffers)
 		if err != nil {
@@ -127,7 +158,7 @@ func (c *Conn) trySend(buffers net.Buffers) (rest net.Buffers, busy bool, err er
 
 // Aside has f write something other than a frame to the stream, in order with sends and never amid one. An error of f ends sending.
 func (c *Conn) Aside(f func() error) error {
-	if !c.turn.take(&c.aside) {
+	if _, ok := c.turn.take(&c.aside); !ok {
 		return c.ended()
 	}
 	defer c.turn.give()
@@ -157,20 +188,35 @@ func (c *Conn) readHeader(h *wire.Header) error {
 	if c.left > 0 {
 		return fmt.Errorf("reading a header from %s while %d bytes of the previous payload are unread", c.peer, c.left)
 	}
-	b, err := c.in.Peek(wire.HeaderSize)
+	size := wire.HeaderSize
+	if c.check != nil {
+		size += wire.TagSize
+	}
+	b, err := c.in.Peek(size)
 	if err != nil {
-		if err == io.EOF && len(b) > 0 {
-			err = io.ErrUnexpectedEOF
+		if len(b) > 0 {
+			err = inside(err)
 		}
 		return c.readFailed(err)
 	}
-	if err := h.Decode(b); err != nil {
-		err = fmt.Errorf("connection with %s closed: %w", c.peer, err)
-		c.end(err)
-		return err
+	if c.check != nil {
+		err = c.check.header(b[:wire.HeaderSize], b[wire.HeaderSize:])
+	}
+	if err == nil {
+		err = h.Decode(b)
+	}
+	if err != nil {
+		return c.refuse(err)
 	}
 	c.left = h.Length
-	_, err = c.in.Discard(wire.HeaderSize) // cannot fail: these bytes were peeked at
+	_, err = c.in.Discard(size) // cannot fail: these bytes were peeked at
+	return err
+}
+
+// refuse ends a connection with bytes that its peer should not have sent.
+func (c *Conn) refuse(err error) error {
+	err = fmt.Errorf("connection with %s closed: %w", c.peer, err)
+	c.end(err)
 	return err
 }
 
@@ -179,14 +225,62 @@ func (c *Conn) ReadPayload(b []byte) error {
 	if uint64(len(b)) > uint64(c.left) {
 		return fmt.Errorf("reading %d bytes from %s where the payload has %d left", len(b), c.peer, c.left)
 	}
-	if _, err := io.ReadFull(c.in, b); err != nil {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		return c.readFailed(err)
-	}
 	c.left -= uint32(len(b))
+	if c.check == nil || c.check.plain {
+		return c.fill(b)
+	}
+	for len(b) > 0 {
+		if len(c.check.ready) == 0 && len(b) >= c.check.next() {
+			n := c.check.next()
+			if err := c.chunk(b[:n]); err != nil {
+				return err
+			}
+			b = b[n:]
+			continue
+		}
+		if len(c.check.ready) == 0 {
+			chunk := c.check.room(c.check.next())
+			if err := c.chunk(chunk); err != nil {
+				return err
+			}
+			c.check.ready = chunk
+		}
+		n := copy(b, c.check.ready)
+		b, c.check.ready = b[n:], c.check.ready[n:]
+	}
 	return nil
+}
+
+// chunk reads the next chunk of a payload and checks it.
+func (c *Conn) chunk(b []byte) error {
+	if err := c.fill(b); err != nil {
+		return err
+	}
+	tag, err := c.in.Peek(wire.TagSize)
+	if err != nil {
+		return c.readFailed(inside(err))
+	}
+	if err := c.check.payload(b, tag); err != nil {
+		return c.refuse(err)
+	}
+	_, err = c.in.Discard(wire.TagSize) // cannot fail: these bytes were peeked at
+	return err
+}
+
+// fill reads the next bytes of a payload.
+func (c *Conn) fill(b []byte) error {
+	if _, err := io.ReadFull(c.in, b); err != nil {
+		return c.readFailed(inside(err))
+	}
+	return nil
+}
+
+// inside is the error of a read in the middle of a frame.
+func inside(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 // RemoteAddr implements transport.Conn.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/paceline/paceline/transport/auth"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -28,13 +29,15 @@ func (s *script) WriteBuffers(buffers *net.Buffers) error {
 	return nil
 }
 
+func (s *script) Close() error { return nil }
+
 func (s *script) RemoteAddr() net.Addr { return &net.TCPAddr{} }
 
 func TestAFrameTakesOneWriteAndASmallOneASingleRead(t *testing.T) {
 	h := wire.Header{Type: wire.TypePush, Length: 1000}
 	frame := append(h.Append(nil), make([]byte, h.Length)...)
 	s := &script{in: bytes.Repeat(frame, 3)}
-	c := newConn(s)
+	c := newConn(s, &auth.Session{})
 	for range 3 { // everything available is read at once
 		if err := c.ReadHeader(&h); err != nil {
 			t.Fatal(err)
@@ -54,7 +57,7 @@ func TestAFrameTakesOneWriteAndASmallOneASingleRead(t *testing.T) {
 func TestALargePayloadIsReadStraightIntoItsMemory(t *testing.T) {
 	h := wire.Header{Type: wire.TypePush, Length: 1 << 20}
 	s := &script{in: append(h.Append(nil), make([]byte, h.Length)...)}
-	c := newConn(s)
+	c := newConn(s, &auth.Session{})
 	if err := c.ReadHeader(&h); err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +75,7 @@ func TestFramesTakeNoMemory(t *testing.T) {
 	h := wire.Header{Type: wire.TypePush, Length: 1000}
 	frame := append(h.Append(nil), make([]byte, h.Length)...)
 	s := &script{}
-	c := newConn(s)
+	c := newConn(s, &auth.Session{})
 	payload, out := make([]byte, h.Length), make(net.Buffers, 2)
 	n := testing.AllocsPerRun(100, func() {
 		s.in, s.into = frame, s.into[:0]

@@ -37,9 +37,10 @@ type Config struct {
 	// PeerTimeout is how long a peer may be stopped without the loss of a connection, and whoever is silent for half as
 	// long again is given up; 0 is 10 s.
 	PeerTimeout time.Duration
+	Integrity   string      // what has authentication tags where Secure is nil: IntegrityByHost, IntegrityControl or IntegrityAll
 	Log         *zap.Logger // nil: no log
 	// Secure, if set, wraps a new stream before the first byte (TLS) and returns what binds the proof of the
-	// secret to it. address is the dialed one, "" on the side that listens.
+	// secret to it. address is the dialed one, "" on the side that listens. The stream protects its bytes from then on.
 	Secure func(nc net.Conn, address string) (secured net.Conn, binding []byte, err error)
 
 	watch *watch // of all connections of the node
@@ -260,25 +261,27 @@ func (c Config) authenticate(nc net.Conn, address string, deadline time.Time, pr
 	if err := nc.SetDeadline(deadline); err != nil {
 		return nil, err
 	}
-	keys := auth.Keys{Secret: c.Secret, Proved: proved}
+	keys := auth.Keys{Secret: c.Secret, Level: c.level(nc), Proved: proved}
 	plain := nc
 	if c.Secure != nil {
 		var err error
 		if nc, keys.Binding, err = c.Secure(nc, address); err != nil {
 			return nil, err
 		}
+		keys.Level = auth.Below
 	}
 	prove := keys.Server
 	if address != "" {
 		prove = keys.Client
 	}
-	if err := prove(nc, nc.RemoteAddr().String()); err != nil {
+	session, err := prove(nc, nc.RemoteAddr().String())
+	if err != nil {
 		return nil, err
 	}
 	if err := plain.SetDeadline(time.Time{}); err != nil {
 		return nil, err
 	}
-	conn := newConn(nc)
+	conn := newConn(nc, session)
 	conn.watch = c.watch
 	c.watch.add(conn)
 	return conn, nil

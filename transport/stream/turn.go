@@ -20,29 +20,30 @@ func newTurn() *turn {
 	return t
 }
 
-// take waits for the turn to send what begins at first. It is false when the connection has ended.
-func (t *turn) take(first *byte) bool {
-	if t.try(first) {
-		return true
+// take waits for the turn to send what begins at first, and reports whether that is the rest that the turn was kept for. ok is
+// false when the connection has ended.
+func (t *turn) take(first *byte) (resumes, ok bool) {
+	if resumes, ok = t.try(first); ok {
+		return resumes, true
 	}
 	select {
 	case <-t.free:
-		return true
+		return false, true
 	case <-t.over:
-		return false
+		return false, false
 	}
 }
 
-// try takes the turn if it is free, or if it is kept for the rest that begins at first.
-func (t *turn) try(first *byte) bool {
+// try is take that does not wait: ok is false while another has the turn.
+func (t *turn) try(first *byte) (resumes, ok bool) {
 	if t.rest.CompareAndSwap(first, nil) {
-		return true
+		return true, true
 	}
 	select {
 	case <-t.free:
-		return true
+		return false, true
 	default:
-		return false
+		return false, false
 	}
 }
 

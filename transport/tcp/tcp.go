@@ -31,6 +31,7 @@ type Config struct {
 	// TLS, if set, encrypts: connections begin with TLS 1.3 or newer, and the job secret is proved inside.
 	// Writes are then plain ones, and TrySend writes nothing itself.
 	TLS              *tls.Config
+	Integrity        string        // without TLS, what has authentication tags, as stream.Config has it
 	HandshakeTimeout time.Duration // for a new connection until both ends are known; 0 is 10 s
 	// PeerTimeout is how long a peer may leave data unacknowledged, or not answer on an idle
 	// connection, before the connection fails; 0 is 10 s. A peer that acknowledges but reads no data for that
@@ -51,7 +52,7 @@ func New(config Config) transport.Transport {
 		config.PeerTimeout = defaultPeerTimeout
 	}
 	t := &network{Config: config, stream: stream.Config{
-		Secret: config.Secret, HandshakeTimeout: config.HandshakeTimeout, PeerTimeout: config.PeerTimeout, Log: config.Log,
+		Secret: config.Secret, HandshakeTimeout: config.HandshakeTimeout, PeerTimeout: config.PeerTimeout, Integrity: config.Integrity, Log: config.Log,
 	}.WithDefaults()}
 	if config.TLS != nil {
 		t.stream.Secure = secure(config.TLS)

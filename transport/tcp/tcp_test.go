@@ -28,6 +28,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // loopback is TCP over this machine's loopback interface, with buffers that are soon full.
 func loopback(config Config) transporttest.Backend {
+	integrity := config.Integrity
+	if integrity == "" && config.TLS == nil {
+		integrity = "control" // as both ends are on this host
+	}
 	config.SendBuffer, config.ReceiveBuffer = 64<<10, 64<<10
 	return transporttest.Backend{
 		New: func(secret []byte, handshakeTimeout time.Duration) transport.Transport {
@@ -35,6 +39,7 @@ func loopback(config Config) transporttest.Backend {
 			config.Secret, config.HandshakeTimeout = secret, handshakeTimeout
 			return New(config)
 		},
+		Integrity:   integrity,
 		Address:     "127.0.0.1:0",
 		MaxBuffered: 1 << 20, // the kernel doubles what it is asked for, and counts its own overhead
 		RawDial:     func(address string) (net.Conn, error) { return net.Dial("tcp", address) },
@@ -45,6 +50,7 @@ func loopback(config Config) transporttest.Backend {
 func TestConformance(t *testing.T) {
 	for name, config := range map[string]Config{
 		"plain":                {},
+		"with tags on all":     {Integrity: "all"},
 		"TLS over two sockets": {TLS: certificate(t), Shards: 2},
 	} {
 		t.Run(name, func(t *testing.T) {

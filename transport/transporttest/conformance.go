@@ -26,6 +26,10 @@ type Backend struct {
 	// the backend cannot.
 	Silence func()
 
+	// Integrity is what has authentication tags, "control" or "all". "" if nothing does, because the stream protects its
+	// bytes itself: tests that tamper with frames are skipped.
+	Integrity string
+
 	// Bytes without authentication: from a peer that connects, and from one that listens.
 	RawDial   func(address string) (net.Conn, error)
 	RawListen func() (net.Listener, error)
@@ -41,7 +45,11 @@ func InRealTime(t *testing.T, test func(t *testing.T)) { test(t) }
 // for each of them. The tests of registered memory and one-sided writes are skipped where the transport is
 // no transport.Registrar or its connections are no transport.OneSided.
 func Conformance(t *testing.T, within Within, make func(t *testing.T) Backend) {
-	for _, group := range []map[string]func(*bench){frameTests, sendTests, endTests, authTests, connectTests, memoryTests} {
+	groups := []map[string]func(*bench){frameTests, sendTests, endTests, authTests, connectTests, memoryTests}
+	if make(t).Integrity != "" {
+		groups = append(groups, tamperTests)
+	}
+	for _, group := range groups {
 		for name, test := range group {
 			t.Run(name, func(t *testing.T) {
 				within(t, func(t *testing.T) { test(&bench{t, make(t)}) })

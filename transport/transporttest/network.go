@@ -26,6 +26,7 @@ type Options struct {
 	Buffer           int           // bytes that one direction of a connection holds between sender and reader; 0 is 64 KiB
 	HandshakeTimeout time.Duration // as in tcp.Config; 0 is 10 s
 	PeerTimeout      time.Duration // how long a link may be frozen before its connections fail; 0 is 10 s
+	Integrity        string        // as in stream.Config: "" has tags on everything, as each node is a host
 	Kind             string        // of transport, for tests of several kinds; "" is "twin"
 	Log              *zap.Logger   // nil is no log
 }
@@ -74,7 +75,7 @@ func (n *Network) Close() {
 
 // Node is the transport of the node with that name. Its addresses are "name:port", also where it listens at the loopback.
 func (n *Network) Node(name string, secret []byte) transport.Transport {
-	return &node{n, name, stream.Config{Secret: secret, HandshakeTimeout: n.HandshakeTimeout, PeerTimeout: n.PeerTimeout, Log: n.Log}.WithDefaults()}
+	return &node{n, name, stream.Config{Secret: secret, HandshakeTimeout: n.HandshakeTimeout, PeerTimeout: n.PeerTimeout, Integrity: n.Integrity, Log: n.Log}.WithDefaults()}
 }
 
 type node struct {

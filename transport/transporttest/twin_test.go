@@ -19,9 +19,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func twin(t *testing.T, o Options) Backend {
 	n := NewNetwork(o)
 	t.Cleanup(n.Close)
+	integrity := o.Integrity
+	if integrity == "" {
+		integrity = "control" // as all nodes are one host here
+	}
 	return Backend{
+		Integrity: integrity,
 		New: func(secret []byte, handshakeTimeout time.Duration) transport.Transport {
-			return &node{n, "b", stream.Config{Secret: secret, HandshakeTimeout: handshakeTimeout}}
+			return &node{n, "b", stream.Config{Secret: secret, HandshakeTimeout: handshakeTimeout, Integrity: o.Integrity}}
 		},
 		Address:     "b:0",
 		MaxBuffered: n.Buffer + 1024,
@@ -39,6 +44,7 @@ func TestConformance(t *testing.T) {
 	for name, o := range map[string]Options{
 		"without delays":    {},
 		"over a thin line":  {Latency: 20 * time.Millisecond, Bandwidth: 4 << 20},
+		"with tags on all":  {Integrity: "all"},
 		"with tiny buffers": {Latency: time.Microsecond, Buffer: 3000},
 	} {
 		t.Run(name, func(t *testing.T) {

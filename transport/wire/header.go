@@ -104,7 +104,11 @@ const (
 	FlagPlain
 	// FlagAsk on a report: the sender waits for a stop, whose Last is 0 if the superstep continues.
 	FlagAsk
-	knownFlags = FlagHome | FlagNoPull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty | FlagPlain | FlagAsk
+	// FlagAuthenticated on a push, put or result: the payload has authentication tags (Tagged) whatever the setting, because
+	// the receiver interprets it, as Python objects are unpickled.
+	FlagAuthenticated
+	knownFlags = FlagHome | FlagNoPull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty | FlagPlain | FlagAsk |
+		FlagAuthenticated
 )
 
 // Values of a header's Codec.
