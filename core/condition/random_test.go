@@ -118,7 +118,7 @@ func (s *schedule) run(seed uint64) (err error) {
 // model is any model with any arguments.
 func (s *schedule) model() Model {
 	staleness := uint64(s.rng.IntN(5))
-	switch s.rng.IntN(10) {
+	switch s.rng.IntN(11) {
 	case 0:
 		return ASP()
 	case 1:
@@ -137,6 +137,8 @@ func (s *schedule) model() Model {
 		return AdaptiveModel(Adaptive{1 + staleness, 1})
 	case 8:
 		return s.exprs[s.rng.IntN(len(s.exprs))]
+	case 9:
+		return ElasticModel(1 + int(staleness))
 	}
 	return BSP()
 }
