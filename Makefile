@@ -132,6 +132,8 @@ build/horovod/.installed:
 	  build/horovod/bin/python -m pip install --quiet --no-build-isolation horovod==0.28.1
 	@touch $@
 
+# The stamp is older than the installation, so that a source which changes meanwhile is newer.
 $(VENV)/.installed: $(VENV)/.deps $(SOURCES)
+	@touch $@.new
 	$(PIP) install --no-deps --no-build-isolation --force-reinstall .
-	@touch $@
+	@mv $@.new $@
