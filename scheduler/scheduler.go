@@ -8,7 +8,6 @@
 package scheduler
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -50,8 +49,7 @@ type Scheduler struct {
 	conns     map[transport.Conn]bool
 	closed    bool
 
-	last  atomic.Uint64      // number of the last line
-	empty chan chan struct{} // asks loop to close the inner channel once no node has a line
+	last atomic.Uint64 // number of the last line
 }
 
 // event is an input of the machine; line is set with a hello.
@@ -73,7 +71,7 @@ func New(config Config) (*Scheduler, error) {
 	}
 	s := &Scheduler{
 		log: config.Log, silent: config.LostAfter, events: make(chan event), quit: make(chan struct{}),
-		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{}, empty: make(chan chan struct{}),
+		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{},
 	}
 	s.mu.Place(levelDoors, "scheduler.mu")
 	machine := NewMachine(Settings{
@@ -103,27 +101,6 @@ func (s *Scheduler) Serve(l transport.Listener) error {
 			conn.Close()
 			return nil
 		}
-	}
-}
-
-// Drain waits until no node has a line to the scheduler, at most until ctx ends: the process that
-// embeds the scheduler can then end without effect on the job.
-func (s *Scheduler) Drain(ctx context.Context) error {
-	done := make(chan struct{})
-	select {
-	case s.empty <- done:
-	case <-s.quit:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	select {
-	case <-done:
-		return nil
-	case <-s.quit:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -198,14 +175,11 @@ func (s *Scheduler) loop(machine *Machine) {
 	lines := map[Line]*control.Line{}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	var idle []chan struct{}
 	for {
 		var e event
 		select {
 		case <-s.quit:
 			return
-		case done := <-s.empty:
-			idle = append(idle, done)
 		case <-timer.C:
 		case e = <-s.events:
 		}
@@ -216,12 +190,6 @@ func (s *Scheduler) loop(machine *Machine) {
 		s.do(machine.Step(e.Input), lines)
 		if e.Closed != "" {
 			delete(lines, e.Line)
-		}
-		if len(lines) == 0 {
-			for _, done := range idle {
-				close(done)
-			}
-			idle = nil
 		}
 		if at, ok := machine.Deadline(); ok {
 			timer.Reset(at - time.Since(start))

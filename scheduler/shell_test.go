@@ -389,21 +389,6 @@ func TestErrorsNameTheRequestAndTheScheduler(t *testing.T) {
 	})
 }
 
-func TestDrainWaitsForTheLastNode(t *testing.T) {
-	everywhere(t, func(t *testing.T, s *site) {
-		j := s.job(2)
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		if err := s.scheduler.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("drained with nodes there: %v", err)
-		}
-		j.close()
-		if err := s.scheduler.Drain(timeout(t)); err != nil {
-			t.Fatal(err)
-		}
-	})
-}
-
 func TestASilentNodeIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inTwin(t, func(t *testing.T, s *site) {

@@ -20,16 +20,6 @@ func DynamicPSSP(s uint64, alpha Factor, seed uint64) Model {
 	return Model{Name: fmt.Sprintf("dynamic-pssp:%d,%s", s, seeded(alpha, seed)), Pull: Sometimes{s, Growing{s, alpha}, seed}, Push: EveryLive{}, Dataflow: Accumulate}
 }
 
-// EquivalentStaleness is the s' at which SSP(s') has the regret bound of PSSP(s, c):
-// s + 1/c - 1 (FluentPS section III-E1, under equation 3). It need not be whole.
-func EquivalentStaleness(s uint64, c float64) float64 { return float64(s) + 1/c - 1 }
-
-// DynamicEquivalentStaleness is the s' at which SSP(s') has the bound of dynamic PSSP with a constant
-// alpha: that of PSSP(s, alpha/2), the least probability it takes (FluentPS theorem 2).
-func DynamicEquivalentStaleness(s uint64, alpha float64) float64 {
-	return EquivalentStaleness(s, alpha/2)
-}
-
 func newPSSP(a *Arguments) (Model, error) {
 	s, c := a.Iterations("S", 0), a.Probability("C")
 	return a.End(PSSP(s, c, a.seed()))

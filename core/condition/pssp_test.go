@@ -76,15 +76,3 @@ func TestDrawsAreAgreedAndUniform(t *testing.T) {
 		}
 	}
 }
-
-// FluentPS section IV-B4: the pairs of figure 9 have equal regret bounds.
-func TestEquivalentStalenessOfFigure9(t *testing.T) {
-	for c, want := range map[float64]float64{1.0 / 2: 4, 1.0 / 3: 5, 1.0 / 5: 7, 1.0 / 10: 12, 1: 3} {
-		if got := EquivalentStaleness(3, c); math.Abs(got-want) > 1e-12 {
-			t.Errorf("s = 3, c = %v: %v, want %v", c, got, want)
-		}
-		if got := DynamicEquivalentStaleness(3, 2*c); math.Abs(got-want) > 1e-12 {
-			t.Errorf("s = 3, α = %v: %v, want %v", 2*c, got, want)
-		}
-	}
-}

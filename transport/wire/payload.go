@@ -75,8 +75,12 @@ func words(t Type, b []byte, into ...*uint64) error {
 	if len(b) != 8*len(into) {
 		return fmt.Errorf("bad %v payload: %d bytes, want %d", t, len(b), 8*len(into))
 	}
+	readWords(b, into...)
+	return nil
+}
+
+func readWords(b []byte, into ...*uint64) {
 	for i, v := range into {
 		*v = binary.LittleEndian.Uint64(b[8*i:])
 	}
-	return nil
 }

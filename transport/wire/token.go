@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -24,20 +23,14 @@ const TokenSize = 32
 var ErrToken = errors.New("bad token")
 
 // Append appends the encoded token to b.
-func (t *Token) Append(b []byte) []byte {
-	for _, word := range []uint64{t.Region, t.Key, t.Offset, t.Length} {
-		b = binary.LittleEndian.AppendUint64(b, word)
-	}
-	return b
-}
+func (t *Token) Append(b []byte) []byte { return appendWords(b, t.Region, t.Key, t.Offset, t.Length) }
 
 // Decode reads a token from the first TokenSize bytes of b and checks its bounds.
 func (t *Token) Decode(b []byte) error {
 	if len(b) < TokenSize {
 		return fmt.Errorf("%w: %d bytes, need %d", ErrToken, len(b), TokenSize)
 	}
-	le := binary.LittleEndian
-	*t = Token{Region: le.Uint64(b), Key: le.Uint64(b[8:]), Offset: le.Uint64(b[16:]), Length: le.Uint64(b[24:])}
+	readWords(b, &t.Region, &t.Key, &t.Offset, &t.Length)
 	if t.Offset > limits.MaxTensor || t.Length > limits.MaxTensor {
 		return fmt.Errorf("%w: %d bytes from %d on, limit %d", ErrToken, t.Length, t.Offset, int64(limits.MaxTensor))
 	}

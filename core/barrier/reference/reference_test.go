@@ -1,4 +1,4 @@
-package reference_test
+package reference
 
 import (
 	"math"
@@ -8,18 +8,17 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/barrier"
-	"github.com/paceline/paceline/core/barrier/reference"
 )
 
 var exact = map[string]func([][]time.Duration) barrier.Choice{
 	"ZipLine":         func(ends [][]time.Duration) barrier.Choice { c, _ := new(barrier.Search).ZipLine(ends); return c },
-	"paper's ZipLine": reference.ZipLine,
-	"ZipLineOpt":      reference.ZipLineOpt,
-	"ZipLineOptBS":    reference.ZipLineOptBS,
+	"paper's ZipLine": zipLine,
+	"ZipLineOpt":      zipLineOptScan,
+	"ZipLineOptBS":    ZipLineOptBS,
 }
 
 var scans = map[string]func([][]time.Duration) barrier.Choice{
-	"GridScan": reference.GridScan, "FullGridScan": reference.FullGridScan,
+	"GridScan": gridScanFirst, "FullGridScan": gridScanAll,
 }
 
 // algorithms.md section 5: ZipLine, Opt, OptBS and the naive search agree, the earliest of equal
@@ -27,7 +26,7 @@ var scans = map[string]func([][]time.Duration) barrier.Choice{
 func TestSearchesAgreeWithTheNaiveOne(t *testing.T) {
 	for seed := range uint64(20_000) {
 		ends := small(rand.New(rand.NewPCG(seed, 1)))
-		want := reference.Naive(ends)
+		want := naiveSearch(ends)
 		for name, search := range exact {
 			if got := search(ends); got != want {
 				t.Fatalf("seed %d: %s finds %v, naive %v in %v", seed, name, got, want, ends)
@@ -46,8 +45,8 @@ func TestSearchesAgreeOnLargerInputs(t *testing.T) {
 	var s barrier.Search
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 2))
-		ends := reference.Ends(rng, 1+rng.IntN(60), 1+rng.IntN(40), 50*time.Second)
-		want := reference.ZipLineOptBS(ends)
+		ends := Ends(rng, 1+rng.IntN(60), 1+rng.IntN(40), 50*time.Second)
+		want := ZipLineOptBS(ends)
 		if got, ok := s.ZipLine(ends); !ok || got != want {
 			t.Fatalf("seed %d: %v, ZipLineOptBS %v", seed, got, want)
 		}
@@ -76,7 +75,7 @@ func TestFullGridScanMisses(t *testing.T) {
 		return row
 	}
 	ends := [][]time.Duration{us(7.9, 19.4), us(0, 17.9), us(13.9, 213.9), us(8.9, 308.9)}
-	if got := reference.FullGridScan(ends).Wait; got != 10500*time.Microsecond {
+	if got := gridScanAll(ends).Wait; got != 10500*time.Microsecond {
 		t.Errorf("FullGridScan: %v", got)
 	}
 	for name, search := range exact {
@@ -90,9 +89,9 @@ func TestFullGridScanMisses(t *testing.T) {
 // same), and the seed is not published: the average of many is within a few per cent, and among 10
 // workers, where sets differ more than that, the paper's is an ordinary one.
 func TestTable3WithinAFewPerCent(t *testing.T) {
-	for _, c := range reference.Table3 {
+	for _, c := range Table3 {
 		runs := max(10, 2000/c.Workers)
-		mean, deviation := reference.Waits(rand.New(rand.NewPCG(1, 3)), c.Workers, c.Predictions, runs)
+		mean, deviation := Waits(rand.New(rand.NewPCG(1, 3)), c.Workers, c.Predictions, runs)
 		most := c.Wait * 3 / 100
 		if c.Workers == 10 {
 			most = 2 * deviation
