@@ -59,26 +59,23 @@ func goInit(text *C.char) C.int {
 	}
 	var in settingsJSON
 	if err := json.Unmarshal([]byte(C.GoString(text)), &in); err != nil {
-		return fail(fmt.Errorf("%w: settings: %w", worker.ErrInvalid, err))
+		return status(fmt.Errorf("%w: settings: %w", worker.ErrInvalid, err))
 	}
-	if err := start(in); err != nil {
-		return fail(err)
-	}
-	return C.PL_OK
+	return status(start(in))
 }
 
 // start joins the job. Ctrl-C ends its wait for the other ranks.
 func start(in settingsJSON) error {
 	s, warnings, err := settings.From(in.Env, in.Settings)
 	if err != nil {
-		return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
+		return invalid(err)
 	}
 	if err := s.Complete(); err != nil {
-		return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
+		return invalid(err)
 	}
 	log, err := node.Logger(s.LogLevel, "worker", s.Rank)
 	if err != nil {
-		return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
+		return invalid(err)
 	}
 	if s.Speaks() {
 		for _, w := range warnings {
@@ -92,7 +89,7 @@ func start(in settingsJSON) error {
 		if process.scheduler == nil {
 			own, err := node.Logger(s.LogLevel, "scheduler", -1)
 			if err == nil {
-				process.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, own)
+				process.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, node.Options{Log: own})
 			}
 			if err != nil {
 				return err
@@ -163,7 +160,7 @@ func running() (*node.Worker, error) {
 func goInfo(buf *C.char, room C.uint64_t) C.int64_t {
 	w, err := running()
 	if err != nil {
-		return C.int64_t(fail(err))
+		return put(nil, err, buf, room)
 	}
 	s := &w.Settings
 	process.Lock()
@@ -180,34 +177,29 @@ func goInfo(buf *C.char, room C.uint64_t) C.int64_t {
 		"rank":       s.Rank, "size": s.Size, "local_rank": s.LocalRank, "local_size": s.LocalSize,
 		"cross_rank": s.CrossRank, "cross_size": s.CrossSize, "process_sets": sets, "settings": s, "warnings": warnings,
 	})
-	if err != nil {
-		return C.int64_t(fail(err))
-	}
-	return put(text, buf, room)
+	return put(text, err, buf, room)
 }
 
 //export goSetAdd
 func goSetAdd(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t) C.int {
-	w, err := running()
-	if err != nil {
-		return fail(err)
-	}
-	if count > limits.MaxRanks || count > 0 && ranks == nil {
-		return fail(fmt.Errorf("%w: process set of %d ranks at %p, allowed are 1 to %d", worker.ErrInvalid, count, ranks, limits.MaxRanks))
-	}
-	list := make([]int, count)
-	for i, r := range unsafe.Slice(ranks, count) {
-		list[i] = int(r)
-	}
-	set, err := addSet(w, list)
-	if err != nil {
-		return fail(err)
-	}
-	process.Lock()
-	process.sets[set.ID] = set.Ranks
-	process.Unlock()
-	*id = C.uint32_t(set.ID)
-	return C.PL_OK
+	return with(func(w *node.Worker) error {
+		if count > limits.MaxRanks || count > 0 && ranks == nil {
+			return fmt.Errorf("%w: process set of %d ranks at %p, allowed are 1 to %d", worker.ErrInvalid, count, ranks, limits.MaxRanks)
+		}
+		list := make([]int, count)
+		for i, r := range unsafe.Slice(ranks, count) {
+			list[i] = int(r)
+		}
+		set, err := addSet(w, list)
+		if err != nil {
+			return err
+		}
+		process.Lock()
+		process.sets[set.ID] = set.Ranks
+		process.Unlock()
+		*id = C.uint32_t(set.ID)
+		return nil
+	})
 }
 
 func addSet(w *node.Worker, ranks []int) (wire.ProcessSet, error) {
@@ -222,41 +214,29 @@ func addSet(w *node.Worker, ranks []int) (wire.ProcessSet, error) {
 
 //export goSetRemove
 func goSetRemove(id C.uint32_t) C.int {
-	w, err := running()
-	if err != nil {
-		return fail(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), w.Settings.StartTimeout)
-	defer cancel()
-	if err := w.Control.RemoveSet(ctx, uint32(id)); err != nil {
-		return fail(fmt.Errorf("%w: %w", worker.ErrInvalid, err))
-	}
-	process.Lock()
-	delete(process.sets, uint32(id))
-	process.Unlock()
-	return C.PL_OK
+	return with(func(w *node.Worker) error {
+		ctx, cancel := context.WithTimeout(context.Background(), w.Settings.StartTimeout)
+		defer cancel()
+		if err := w.Control.RemoveSet(ctx, uint32(id)); err != nil {
+			return invalid(err)
+		}
+		process.Lock()
+		delete(process.sets, uint32(id))
+		process.Unlock()
+		return nil
+	})
 }
 
 //export goTimelineStart
 func goTimelineStart(path *C.char) C.int {
-	w, err := running()
-	if err == nil {
-		err = w.Engine.StartTimeline(settings.TimelinePath(C.GoString(path), w.Settings.Rank))
-	}
-	if err != nil {
-		return fail(err)
-	}
-	return C.PL_OK
+	return with(func(w *node.Worker) error {
+		return w.Engine.StartTimeline(settings.TimelinePath(C.GoString(path), w.Settings.Rank))
+	})
 }
 
 //export goTimelineStop
 func goTimelineStop() C.int {
-	w, err := running()
-	if err != nil {
-		return fail(err)
-	}
-	w.Engine.StopTimeline()
-	return C.PL_OK
+	return with(func(w *node.Worker) error { w.Engine.StopTimeline(); return nil })
 }
 
 var versionText = C.CString(version.String())
@@ -264,8 +244,28 @@ var versionText = C.CString(version.String())
 //export goVersion
 func goVersion() *C.char { return versionText }
 
-// fail sets the message for pl_last_error and returns the status.
-func fail(err error) C.int {
+// with calls f with the worker and returns the status.
+func with(f func(*node.Worker) error) C.int {
+	w, err := running()
+	if err == nil {
+		err = f(w)
+	}
+	return status(err)
+}
+
+// invalid makes an error, if it is one, the caller's.
+func invalid(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
+}
+
+// status is PL_OK, or that of an error, whose message it sets for pl_last_error.
+func status(err error) C.int {
+	if err == nil {
+		return C.PL_OK
+	}
 	text := C.CString(err.Error())
 	C.pl_set_error(text)
 	C.free(unsafe.Pointer(text))
@@ -290,8 +290,12 @@ func statusOf(err error) C.int32_t {
 	return C.PL_ERR_INTERNAL
 }
 
-// put copies text with a final NUL to the caller's buffer, if it has room, and returns the length.
-func put(text []byte, buf *C.char, room C.uint64_t) C.int64_t {
+// put copies text with a final NUL to the caller's buffer, if it has room, and returns the length; or the status of an
+// error.
+func put(text []byte, err error, buf *C.char, room C.uint64_t) C.int64_t {
+	if err != nil {
+		return C.int64_t(status(err))
+	}
 	if uint64(len(text)) < uint64(room) {
 		b := unsafe.Slice((*byte)(unsafe.Pointer(buf)), len(text)+1)
 		copy(b, text)

@@ -84,7 +84,7 @@ func New(t testing.TB, n int, options ...Option) *Job {
 // StartScheduler starts a scheduler that listens at an address; New does so, and a test after it has closed that one.
 func (j *Job) StartScheduler(listen string) {
 	j.T.Helper()
-	sched, err := node.StartSchedulerOver(j.over(-1), j.Settings, listen, zap.NewNop())
+	sched, err := node.StartScheduler(j.Settings, listen, node.Options{Log: zap.NewNop(), Transports: j.over(-1)})
 	if err != nil {
 		j.T.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func (j *Job) startServers() {
 		s.Role = "server"
 		go func() {
 			defer close(ended)
-			if err := node.RunServerOver(ctx, j.over(-1), s, "", zap.NewNop()); err != nil && !errors.Is(err, context.Canceled) {
+			if err := node.RunServer(ctx, s, "", node.Options{Log: zap.NewNop(), Transports: j.over(-1)}); err != nil && !errors.Is(err, context.Canceled) {
 				j.T.Errorf("dedicated server: %v", err)
 			}
 		}()

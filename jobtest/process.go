@@ -57,14 +57,14 @@ func runProcess(role string) error {
 	}
 	switch role {
 	case "scheduler":
-		sched, err := node.StartScheduler(s, os.Getenv(listenAt), zap.NewNop())
+		sched, err := node.StartScheduler(s, os.Getenv(listenAt), node.Options{Log: zap.NewNop()})
 		if err != nil {
 			return err
 		}
 		fmt.Println("listens", sched.Address)
 		select {}
 	case "server":
-		return node.RunServer(context.Background(), s, "", zap.NewNop())
+		return node.RunServer(context.Background(), s, "", node.Options{Log: zap.NewNop()})
 	}
 	w, err := node.StartWorker(context.Background(), s, node.Options{Log: zap.NewNop()})
 	if err != nil {

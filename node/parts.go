@@ -56,16 +56,12 @@ func serve(s *server.Server, listeners transport.Listeners, log *zap.Logger) {
 }
 
 // RunServer is a dedicated server: it serves round after round until ctx ends.
-func RunServer(ctx context.Context, s settings.Settings, listen string, log *zap.Logger) error {
-	kinds, err := Transports(&s, log)
+func RunServer(ctx context.Context, s settings.Settings, listen string, o Options) error {
+	kinds, err := o.transports(&s)
 	if err != nil {
 		return err
 	}
-	return RunServerOver(ctx, kinds, s, listen, log)
-}
-
-// RunServerOver is RunServer with the caller's transports.
-func RunServerOver(ctx context.Context, kinds *transport.Set, s settings.Settings, listen string, log *zap.Logger) error {
+	log := o.Log
 	if listen == "" {
 		host, err := s.ListenHost()
 		if err != nil {
@@ -126,18 +122,13 @@ type Scheduler struct {
 }
 
 // StartScheduler starts a scheduler at a listening address, whose port may be 0.
-func StartScheduler(s settings.Settings, listen string, log *zap.Logger) (*Scheduler, error) {
-	kinds, err := Transports(&s, log)
+func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, error) {
+	kinds, err := o.transports(&s)
 	if err != nil {
 		return nil, err
 	}
-	return StartSchedulerOver(kinds, s, listen, log)
-}
-
-// StartSchedulerOver is StartScheduler with the caller's transports.
-func StartSchedulerOver(kinds *transport.Set, s settings.Settings, listen string, log *zap.Logger) (*Scheduler, error) {
 	sched, err := scheduler.New(scheduler.Config{
-		Log: log, LostAfter: s.PeerTimeout, Dedicated: s.NumServers, Placement: s.Placement,
+		Log: o.Log, LostAfter: s.PeerTimeout, Dedicated: s.NumServers, Placement: s.Placement,
 	})
 	if err != nil {
 		return nil, err
@@ -149,7 +140,7 @@ func StartSchedulerOver(kinds *transport.Set, s settings.Settings, listen string
 	}
 	go func() {
 		if err := sched.Serve(l); err != nil {
-			log.Error("scheduler stopped accepting", zap.Error(err))
+			o.Log.Error("scheduler stopped accepting", zap.Error(err))
 		}
 	}()
 	return &Scheduler{sched, l.Addr().String()}, nil

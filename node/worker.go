@@ -44,12 +44,19 @@ type Worker struct {
 	early *wire.Lost // a node that was lost before there was an Engine to tell
 }
 
-// Options are what a worker's process adds to its settings.
+// Options are what a process adds to its settings.
 type Options struct {
-	Scheduler  string             // address of the scheduler, host:port; Settings.Scheduler where ""
-	Alloc      func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
+	Scheduler  string             // a worker's: address of the scheduler, host:port; Settings.Scheduler where ""
+	Alloc      func(n int) []byte // a worker's: memory for outputs whose size only the engine knows; nil for Go's
 	Log        *zap.Logger
 	Transports *transport.Set // nil for those that the settings ask for
+}
+
+func (o *Options) transports(s *settings.Settings) (*transport.Set, error) {
+	if o.Transports != nil {
+		return o.Transports, nil
+	}
+	return Transports(s, o.Log)
 }
 
 // StartWorker joins the next round of the job: it waits for all other ranks until the start timeout.
@@ -68,11 +75,9 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	if w.policy, err = jobCompression(s.Compression); err != nil {
 		return nil, fmt.Errorf("%w: PACELINE_COMPRESSION: %w", worker.ErrInvalid, err)
 	}
-	kinds := o.Transports
-	if kinds == nil {
-		if kinds, err = Transports(&s, o.Log); err != nil {
-			return nil, err
-		}
+	kinds, err := o.transports(&s)
+	if err != nil {
+		return nil, err
 	}
 	if s.Servers != "dedicated" {
 		if err := w.listen(kinds); err != nil {

@@ -2,12 +2,8 @@ package server
 
 import "github.com/paceline/paceline/server/room"
 
-// Tally is what a server has counted.
-type Tally = room.Tally
-
 // Tally is what the running round has counted since its tensors were declared.
-func (s *Server) Tally() Tally {
-	var sum Tally
+func (s *Server) Tally() (sum room.Tally) {
 	s.mu.Lock()
 	r := s.round
 	s.mu.Unlock()

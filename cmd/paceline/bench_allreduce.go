@@ -220,7 +220,7 @@ func measure(s settings.Settings, plan bench.AllreducePlan) (result bench.Allred
 		if err != nil {
 			return result, err
 		}
-		sched, err := node.StartScheduler(s, s.EmbedScheduler, own)
+		sched, err := node.StartScheduler(s, s.EmbedScheduler, node.Options{Log: own})
 		if err != nil {
 			return result, err
 		}

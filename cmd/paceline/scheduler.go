@@ -46,7 +46,7 @@ func runScheduler(s settings.Settings) error {
 	if err != nil {
 		return err
 	}
-	sched, err := node.StartScheduler(s, s.Scheduler, log)
+	sched, err := node.StartScheduler(s, s.Scheduler, node.Options{Log: log})
 	if err != nil {
 		return err
 	}

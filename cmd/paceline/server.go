@@ -37,7 +37,7 @@ func serverCommand() *cobra.Command {
 			}
 			ctx, stop := untilSignal()
 			defer stop()
-			return node.RunServer(ctx, s, listen, log)
+			return node.RunServer(ctx, s, listen, node.Options{Log: log})
 		},
 	}
 	c.Flags().StringVar(&scheduler, "scheduler", "", "`address` of the scheduler, host:port (default: PACELINE_SCHEDULER)")

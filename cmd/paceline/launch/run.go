@@ -32,7 +32,7 @@ func (j *maker) run() (code int, err error) {
 		if err != nil {
 			return 0, err
 		}
-		sched, err := node.StartScheduler(j.settings, address, log)
+		sched, err := node.StartScheduler(j.settings, address, node.Options{Log: log})
 		if err != nil {
 			return 0, err
 		}
