@@ -24,7 +24,7 @@ func TestAServerWithoutASchedulerSaysWhatItWaitsFor(t *testing.T) {
 		s.Role, s.Scheduler = "server", address
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- node.RunServerOver(ctx, j.Transports(), s, "", j.Log) }()
+		go func() { ended <- node.RunServer(ctx, s, "", node.Options{Log: j.Log, Transports: j.Transports()}) }()
 		for range 3 {
 			synctest.Wait()
 			if len(said) > 0 {

@@ -33,9 +33,7 @@ type Local struct {
 
 // Local attaches the worker of this process to the running round.
 func (s *Server) Local(rank int, notices Notices) (*Local, error) {
-	s.mu.Lock()
-	r := s.round
-	s.mu.Unlock()
+	r := s.running()
 	if r == nil {
 		return nil, errRoundOver
 	}

@@ -101,33 +101,43 @@ func (s *Server) swap(next *round) {
 // Deserted is closed once every worker of the round has left, on purpose or not: nobody needs this
 // server any more.
 func (s *Server) Deserted() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.round == nil {
-		gone := make(chan struct{})
-		close(gone)
-		return gone
+	if r := s.running(); r != nil {
+		return r.deserted
 	}
-	return s.round.deserted
+	gone := make(chan struct{})
+	close(gone)
+	return gone
 }
 
 // Holds reports whether the server holds a value of the running round.
 func (s *Server) Holds() bool {
-	s.mu.Lock()
-	r := s.round
-	s.mu.Unlock()
-	if r == nil {
-		return false
+	r := s.running()
+	return r != nil && slices.ContainsFunc(r.inUse(), func(t *tensor) bool { return t.held != nil && t.held.Holds() })
+}
+
+// Tally is what a server has counted.
+type Tally = room.Tally
+
+// Tally is what the running round has counted since its tensors were declared.
+func (s *Server) Tally() (sum Tally) {
+	if r := s.running(); r != nil {
+		for _, t := range r.inUse() {
+			sum.Add(t.keys.Tally())
+		}
 	}
-	return slices.ContainsFunc(r.inUse(), func(t *tensor) bool { return t.held != nil && t.held.Holds() })
+	return sum
+}
+
+// running is the running round, nil between rounds.
+func (s *Server) running() *round {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.round
 }
 
 // Lost tells the running round of a peer that somebody else has lost from it.
 func (s *Server) Lost(l wire.Lost) {
-	s.mu.Lock()
-	r := s.round
-	s.mu.Unlock()
-	if r != nil && (l.Round == 0 || l.Round == r.members.Now().Round) {
+	if r := s.running(); r != nil && (l.Round == 0 || l.Round == r.members.Now().Round) {
 		r.lose(l)
 	}
 }
@@ -228,10 +238,7 @@ func (s *Server) watchStalls() {
 	for {
 		select {
 		case now := <-tick.C:
-			s.mu.Lock()
-			r := s.round
-			s.mu.Unlock()
-			if r != nil {
+			if r := s.running(); r != nil {
 				r.checkStalls(now)
 			}
 		case <-s.quit:
