@@ -324,8 +324,8 @@ func (c *Conn) sendFailed(err error) error {
 // first one records it for the other.
 func (c *Conn) readFailed(err error) error {
 	reason := describe("reading from", c.peer, err)
-	if c.ended() == nil && errors.Is(err, io.EOF) {
-		return reason
+	if sent := c.ended(); errors.Is(err, io.EOF) && (sent == nil || errors.Is(sent, syscall.EPIPE)) {
+		return reason // a send, perhaps a beat, that found the peer gone says no more than the peer's close
 	}
 	c.cause.CompareAndSwap(nil, &reason)
 	return c.ended()
