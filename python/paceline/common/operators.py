@@ -23,7 +23,9 @@ def operator_of(op: int | None, average: bool | None) -> int:
         return Average
     if op is None:
         warnings.warn(
-            "the argument average is deprecated: use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3
+            "Parameter `average` has been replaced with `op`: use op=hvd.Average or op=hvd.Sum",
+            DeprecationWarning,
+            stacklevel=3,
         )
         return Average if average else Sum
     if average is not None:

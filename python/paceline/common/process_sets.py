@@ -44,13 +44,16 @@ class ProcessSet:
         return None if self.process_set_id is None else len(_ranks_of(self))
 
     def rank(self) -> int | None:
-        """This process's rank in the set, -1 if it is not a member, None if the set is not registered.
+        """This process's rank in the set, None if the set is not registered. Raises ValueError outside of the set.
 
         Roots of broadcasts are global ranks nevertheless, as in Horovod.
         """
         if self.process_set_id is None:
             return None
-        return place_in(self)[0]
+        rank, _ = place_in(self)
+        if rank < 0:
+            raise ValueError(f"this process is not in {self}: its rank is {engine.rank()}")
+        return rank
 
     def included(self) -> bool | None:
         """Whether this process is in the set. Raises ValueError before `init()`."""

@@ -61,7 +61,7 @@ class AdasumOptimizer(GradientHooks):
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """Raises AssertionError: there is no step without combining."""
-        raise AssertionError("skip_synchronize() is not supported with op=hvd.Adasum")
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer: its step waits")
 
     @hooked
     @torch.optim.Optimizer.profile_hook_step

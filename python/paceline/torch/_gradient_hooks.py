@@ -58,8 +58,8 @@ class GradientHooks(Distributed):
     def _gradient_ready(self, p: torch.Tensor) -> None:
         if self._passes_left[p] <= 0:
             raise AssertionError(
-                "gradients were computed more than backward_passes_per_step times before step(): "
-                "increase backward_passes_per_step to accumulate them"
+                "Gradients were computed more than backward_passes_per_step times before call to step(). "
+                "Increase backward_passes_per_step to accumulate gradients locally."
             )
         self._passes_left[p] -= 1
         if self._passes_left[p] == 0:

@@ -9,9 +9,10 @@ Common arguments
     prescale_factor, postscale_factor: multiply each rank's tensor, and the result.
     process_set: the ranks that participate. Roots of broadcasts are global ranks nevertheless.
 
-Common errors: ValueError for wrong arguments and for a name that is in flight on this rank; HorovodInternalError from
-`synchronize`, on every rank, if ranks submitted different shapes, types or operations, if one did not submit in time,
-or if a peer is lost.
+Common errors: ValueError for wrong arguments and for a name that is in flight on this rank; HorovodInternalError for
+what Horovod's background thread finds, such as an operator or a shape that the operation does not take, and from
+`synchronize`, on every rank, if ranks submitted different shapes, types or operations, if one did not submit in time or
+has joined where its data are needed, or if a peer is lost.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ import torch
 from paceline import _abi
 from paceline._engine import engine
 from paceline._operation import DEFAULTS, Options, operation
+from paceline.common.exceptions import HorovodInternalError
 from paceline.common.operators import Adasum, Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.torch._handles import start, synchronize
 from paceline.torch._memory import adopt, dtype_number, host_copy, host_view, is_direct, to_device
+
+# Types of tensors that tell how many rows go to each rank; Horovod takes int32 alone.
+_SPLITS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Part(NamedTuple):
@@ -93,6 +98,8 @@ def reduction(
     """An allreduce. empty: this rank contributes zeros, which are not sent, and gets the result in tensor."""
     if op == Adasum and process_set.process_set_id != 0:
         raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
+    if op == Adasum and not tensor.is_floating_point():
+        raise HorovodInternalError(f"Adasum combines floating-point tensors, not {tensor.dtype}")
     return exchange(
         _abi.ALLREDUCE,
         tensor,
@@ -196,6 +203,8 @@ def sparse_allreduce_async(
 def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Part:
     """An allgather."""
     dtype, number = dtype_number(tensor), process_set_number(process_set)
+    if tensor.dim() == 0:
+        raise HorovodInternalError("allgather joins tensors along the first dimension and a 0-dimensional one has none")
     source = host_view(tensor)
 
     def output(handle: int) -> torch.Tensor:
@@ -256,7 +265,9 @@ def alltoall_async(
     has the type of splits if that is a tensor, else int32. Raises ValueError if the rows cannot be split so.
     """
     dtype, number = dtype_number(tensor), process_set_number(process_set)
-    parts = splits.tolist() if isinstance(splits, torch.Tensor) else splits
+    if tensor.dim() == 0:
+        raise HorovodInternalError("alltoall shares out the first dimension and a 0-dimensional tensor has none")
+    parts = None if splits is None else _integers(splits)
     source = host_view(tensor)
 
     def output(handles: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -269,6 +280,20 @@ def alltoall_async(
         _abi.ALLTOALL, dtype, tensor.shape, source.data_ptr(), 0, splits=parts, name=name, process_set=number
     )
     return start([op], output)
+
+
+def _integers(splits: Any) -> list[int]:
+    """The splits of an alltoall as integers. Raises ValueError where they are none."""
+    try:
+        if isinstance(splits, torch.Tensor) and splits.dtype not in _SPLITS:
+            raise TypeError(f"a tensor of {splits.dtype}")
+        given = splits.tolist() if isinstance(splits, torch.Tensor) else list(splits)
+        integers = [int(n) for n in given]
+        if integers != given:
+            raise ValueError(f"{given}")
+    except (TypeError, ValueError, OverflowError) as e:
+        raise ValueError(f"splits must be integers, one for each rank, got {e}") from None
+    return integers
 
 
 def scattering(
@@ -284,6 +309,8 @@ def scattering(
     dtype, number = dtype_number(tensor, reduces=True), process_set_number(process_set)
     if tensor.dim() == 0:
         raise ValueError("reducescatter shares out the first dimension and a 0-dimensional tensor has none")
+    if op == Adasum:
+        raise HorovodInternalError("reducescatter takes Average, Sum, Min, Max or Product, not Adasum")
     source = host_view(tensor)
     rank, size = place_in(process_set)
     share, over = divmod(tensor.shape[0], size)

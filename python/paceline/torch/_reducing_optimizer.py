@@ -188,8 +188,8 @@ class ReducingOptimizer(GradientHooks):
             return super().step(closure)
         if self._synchronized:
             warnings.warn(
-                "optimizer.step() was called after optimizer.synchronize(): the gradients are reduced "
-                "twice; use `with optimizer.skip_synchronize(): optimizer.step()`",
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+                "The gradients are reduced twice; use `with optimizer.skip_synchronize(): optimizer.step()`",
                 stacklevel=2,
             )
         if closure is None:

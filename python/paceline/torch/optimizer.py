@@ -81,7 +81,7 @@ def DistributedOptimizer(
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor works with op=hvd.Average only")
     if num_groups:
-        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     if gate is not None and (not isinstance(gate, Significance) or op not in (Average, Sum)):
         raise ValueError(f"gate={gate!r}: give paceline.Significance(...), with op=Average or Sum")

@@ -94,64 +94,6 @@ def test_a_name_in_flight_cannot_be_used_again(rank):
     assert torch.equal(hvd.synchronize(first), torch.ones(3))
 
 
-def test_types_that_cannot_be_reduced():
-    with pytest.raises(ValueError, match=r"torch\.bool cannot be reduced"):
-        hvd.allreduce(torch.ones(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"torch\.bool cannot be reduced"):
-        hvd.reducescatter(torch.ones(3, dtype=torch.bool))
-    for operation in (
-        hvd.allreduce_async,
-        hvd.allgather_async,
-        lambda t: hvd.broadcast_async(t, 0),
-        hvd.alltoall_async,
-    ):
-        with pytest.raises(ValueError, match=r"torch\.complex64"):
-            operation(torch.ones(4, dtype=torch.complex64))
-    with pytest.raises(ValueError, match=r"expected a torch\.Tensor, got list"):
-        hvd.allreduce_async([1.0])
-    with pytest.raises(ValueError, match="sparse_allreduce_async"):
-        hvd.allreduce_async(torch.ones(3).to_sparse())
-    with pytest.raises(ValueError, match="a sparse tensor has no dense memory"):
-        hvd.allgather_async(torch.eye(3).to_sparse_csr())
-    with pytest.raises(ValueError, match="a nested tensor has no dense memory"):
-        hvd.allreduce_async(torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]))
-    with pytest.raises(ValueError, match="floating-point"):
-        hvd.allreduce(torch.ones(3, dtype=torch.int32), op=hvd.Adasum)
-
-
-def test_arguments_that_contradict_each_other():
-    with pytest.raises(ValueError, match="only one of them"):
-        hvd.allreduce(torch.ones(3), average=True, op=hvd.Sum)
-    with pytest.raises(ValueError, match="no reduction operator"):
-        hvd.allreduce(torch.ones(3), op=17)
-    with pytest.raises(ValueError, match="at least one tensor"):
-        hvd.grouped_allreduce_async([])
-    with pytest.raises(NotImplementedError, match="Average or Sum"):
-        hvd.sparse_allreduce_async(torch.ones(3).to_sparse(), name="s", op=hvd.Max)
-
-
-@pytest.mark.parametrize("operation", [hvd.allgather, hvd.alltoall, hvd.reducescatter])
-def test_operations_on_rows_need_a_first_dimension(operation):
-    with pytest.raises(ValueError, match="dimension"):
-        operation(torch.tensor(1.0))
-
-
-def test_splits_that_do_not_fit(size):
-    with pytest.raises(ValueError, match=f"{size}"):
-        hvd.alltoall(torch.ones(size + 1))
-    with pytest.raises(ValueError, match="splits"):
-        hvd.alltoall(torch.ones(size), [1] * (size + 1))
-    with pytest.raises(ValueError, match="splits"):
-        hvd.alltoall(torch.ones(size), [2] * size)
-    with pytest.raises(ValueError, match="splits"):
-        hvd.alltoall(torch.ones(size), [-1] + [1] * (size - 1))
-
-
-def test_a_root_that_does_not_exist(size):
-    with pytest.raises(ValueError, match=f"root rank {size + 3}"):
-        hvd.broadcast(torch.ones(3), size + 3)
-
-
 def test_a_broadcast_whose_root_has_joined(rank, size):
     if rank == 0:
         hvd.join()

@@ -1,0 +1,123 @@
+"""The errors of Horovod's API: each call with the class that Horovod 0.28.1 raises and the beginning of our text.
+
+Horovod raises ValueError for what it finds when an operation is submitted, and HorovodInternalError, a RuntimeError,
+for what its background thread finds. Where Horovod fails by accident (an AttributeError, an IndexError, a crash) or
+refuses what works here, a comment says so.
+"""
+
+import pytest
+import torch
+
+import paceline.torch as hvd
+
+ONES = torch.ones(4)
+Internal = hvd.HorovodInternalError
+SETS: list[hvd.ProcessSet] = []  # of each rank alone
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sets(job):
+    SETS.extend(hvd.add_process_set([rank]) for rank in range(hvd.size()))
+    yield
+    assert all(hvd.remove_process_set(alone) for alone in SETS)
+
+
+def own():
+    return SETS[hvd.rank()]
+
+
+def others():
+    return SETS[hvd.rank() - 1]
+
+
+def optimizer(**options):
+    net = torch.nn.Linear(2, 1)
+    given = {"named_parameters": net.named_parameters()} | options
+    return hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), **given)
+
+
+def lbfgs():
+    return torch.optim.LBFGS([torch.ones(1)])
+
+
+ARGUMENTS = [
+    # horovod/torch/mpi_ops.py
+    (ValueError, "tensors of type torch.bool cannot be reduced", lambda: hvd.allreduce(ONES.bool())),
+    (ValueError, "tensors of type torch.complex64 cannot be sent", lambda: hvd.allgather(ONES + 0j)),
+    (ValueError, "tensors of type torch.bool cannot be reduced", lambda: hvd.reducescatter(ONES.bool())),
+    (ValueError, "op replaces average", lambda: hvd.allreduce(ONES, average=True, op=hvd.Sum)),
+    (ValueError, "op replaces average", lambda: hvd.grouped_allreduce([ONES], average=False, op=hvd.Sum)),
+    (ValueError, "op=17 is no reduction operator", lambda: hvd.allreduce(ONES, op=17)),  # undefined
+    (NotImplementedError, "Adasum", lambda: hvd.allreduce(ONES, op=hvd.Adasum, process_set=hvd.ProcessSet([0]))),
+    (Internal, "Adasum combines floating-point tensors", lambda: hvd.allreduce(ONES.int(), op=hvd.Adasum)),
+    (ValueError, "a grouped operation needs", lambda: hvd.grouped_allreduce_async([])),  # IndexError
+    (ValueError, "a sparse tensor has no dense memory", lambda: hvd.allreduce(ONES.to_sparse())),
+    (ValueError, "a sparse tensor has no dense memory", lambda: hvd.allgather(torch.eye(3).to_sparse_csr())),
+    (ValueError, "a nested tensor has no dense memory", lambda: hvd.allreduce(torch.nested.nested_tensor([ONES]))),
+    (ValueError, "expected a torch.Tensor", lambda: hvd.allreduce_async([1.0])),  # AttributeError
+    (Internal, "allgather joins tensors along", lambda: hvd.allgather(torch.tensor(1.0))),
+    (Internal, "allgather joins tensors along", lambda: hvd.grouped_allgather([torch.tensor(1.0)])),
+    (Internal, "alltoall shares out the first", lambda: hvd.alltoall(torch.tensor(1.0))),
+    (ValueError, "reducescatter shares out the first", lambda: hvd.reducescatter(torch.tensor(1.0))),
+    (Internal, "reducescatter takes Average", lambda: hvd.reducescatter(ONES, op=hvd.Adasum)),
+    (Internal, "reducescatter takes Average", lambda: hvd.grouped_reducescatter([ONES], op=hvd.Adasum)),
+    (ValueError, 'invalid operation: "broadcast', lambda: hvd.broadcast(ONES, hvd.size())),
+    (ValueError, 'invalid operation: "broadcast', lambda: hvd.broadcast(ONES, hvd.rank() - 1, process_set=own())),
+    (ValueError, 'invalid operation: "alltoall', lambda: hvd.alltoall(torch.ones(hvd.size() + 1))),
+    (ValueError, 'invalid operation: "alltoall', lambda: hvd.alltoall(ONES, [1])),
+    (ValueError, 'invalid operation: "alltoall', lambda: hvd.alltoall(ONES, [4] * hvd.size())),
+    # Undefined in Horovod:
+    (ValueError, 'invalid operation: "alltoall', lambda: hvd.alltoall(ONES, [-1] + [1] * (hvd.size() - 1))),
+    (ValueError, "splits must be integers", lambda: hvd.alltoall(ONES, torch.ones(hvd.size()))),
+    (ValueError, "splits must be integers", lambda: hvd.alltoall(ONES, [0.5] * hvd.size())),  # rounds down
+    (ValueError, "splits must be integers", lambda: hvd.alltoall(ONES, ["one"] * hvd.size())),
+    (ValueError, "splits must be integers", lambda: hvd.alltoall(ONES, [float("inf")] * hvd.size())),
+    (ValueError, "splits must be integers", lambda: hvd.alltoall(ONES, torch.ones(hvd.size()) > 0)),
+    (ValueError, "splits must be integers", lambda: hvd.alltoall(ONES, torch.ones(1, hvd.size(), dtype=torch.int32))),
+    (NotImplementedError, "sparse tensors", lambda: hvd.sparse_allreduce_async(ONES.to_sparse(), "s", hvd.Max)),  # adds
+    (ValueError, "handle 1000000000 was never given out", lambda: hvd.poll(10**9)),
+    # horovod/torch/functions.py
+    (ValueError, "broadcast_parameters takes a dict", lambda: hvd.broadcast_parameters(7, 0)),
+    (ValueError, "broadcast_parameters takes a dict", lambda: hvd.broadcast_parameters(ONES, 0)),
+    (ValueError, "the state of torch.optim.LBFGS", lambda: hvd.broadcast_optimizer_state(lbfgs(), 0)),
+    # horovod/torch/optimizer.py
+    (ValueError, "named_parameters must be a sequence", lambda: optimizer(named_parameters=[ONES])),
+    (ValueError, "parameter names in named_parameters", lambda: optimizer(named_parameters=[("a", ONES), ("a", ONES)])),
+    (ValueError, "named_parameters lacks", lambda: optimizer(named_parameters=[("a", ONES)])),
+    (ValueError, "groups must be", lambda: optimizer(groups=0)),
+    (ValueError, "groups must consist of tensors", lambda: optimizer(groups=[["weight"]])),
+    (ValueError, "a parameter can appear only once", lambda: optimizer(groups=[[ONES], [ONES]])),
+    (ValueError, "backward_passes_per_step", lambda: optimizer(backward_passes_per_step=0)),
+    (ValueError, "gradient_predivide_factor", lambda: optimizer(op=hvd.Sum, gradient_predivide_factor=2.0)),
+    (NotImplementedError, "Adasum", lambda: optimizer(op=hvd.Adasum, process_set=own())),
+    (AssertionError, "Skipping synchronization is not supported", lambda: optimizer(op=hvd.Adasum).skip_synchronize()),
+    # horovod/torch/sync_batch_norm.py
+    (ValueError, "SyncBatchNorm takes", lambda: hvd.SyncBatchNorm(4)(ONES)),
+    # horovod/common/process_sets.py
+    (ValueError, "a ProcessSet is made from", lambda: hvd.ProcessSet(["a"])),
+    (ValueError, "a ProcessSet is made from", lambda: hvd.ProcessSet(3)),
+    (ValueError, "a process set with these ranks", lambda: hvd.add_process_set([0])),
+    (ValueError, "", lambda: hvd.add_process_set([hvd.size()])),
+    # TypeError in Horovod:
+    (ValueError, "ProcessSet(process_set_id=None", lambda: hvd.allreduce(ONES, process_set=hvd.ProcessSet([0]))),
+    (ValueError, 'invalid operation: "allreduce', lambda: hvd.allreduce(ONES, process_set=others())),
+    (ValueError, 'invalid operation: "allgather', lambda: hvd.allgather(ONES, process_set=others())),
+    (ValueError, 'invalid operation: "broadcast', lambda: hvd.broadcast(ONES, hvd.rank(), process_set=others())),
+    (ValueError, 'invalid operation: "alltoall', lambda: hvd.alltoall(ONES, process_set=others())),
+    (ValueError, 'invalid operation: "reducescatter', lambda: hvd.reducescatter(ONES, process_set=others())),
+    (ValueError, 'invalid operation: "barrier', lambda: hvd.barrier(others())),
+    (ValueError, "this process is not in ProcessSet", lambda: others().rank()),
+    # horovod/common/basics.py
+    (ValueError, "init(comm=7)", lambda: hvd.init(comm=7)),
+    (ValueError, "init(process_sets='static')", lambda: hvd.init(process_sets="static")),  # AttributeError
+    (ValueError, "process_sets[0]", lambda: hvd.init(process_sets=[hvd.ProcessSet(range(hvd.size()))])),
+    (ValueError, "MPI is not enabled", hvd.mpi_threads_supported),
+]
+
+
+@pytest.mark.parametrize(("error", "beginning", "call"), ARGUMENTS, ids=[case[1] for case in ARGUMENTS])
+def test_wrong_arguments(error, beginning, call):
+    with pytest.raises(error) as caught:
+        call()
+    assert caught.type is error
+    assert str(caught.value).startswith(beginning)
