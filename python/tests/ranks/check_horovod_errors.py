@@ -5,6 +5,8 @@ for what its background thread finds. Where Horovod fails by accident (an Attrib
 refuses what works here, a comment says so.
 """
 
+import warnings
+
 import pytest
 import torch
 
@@ -121,3 +123,28 @@ def test_wrong_arguments(error, beginning, call):
         call()
     assert caught.type is error
     assert str(caught.value).startswith(beginning)
+
+
+def step_after_synchronize():
+    net = torch.nn.Linear(2, 1)
+    training = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    training.synchronize()
+    training.step()
+
+
+# Scripts filter warnings by their first words and their class.
+WARNINGS = [
+    (DeprecationWarning, "Parameter `average` has been replaced with `op`", lambda: hvd.allreduce(ONES, average=True)),
+    (DeprecationWarning, "Parameter `num_groups` has been replaced by `groups`", lambda: optimizer(num_groups=1)),
+    (UserWarning, "optimizer.step() called without optimizer.skip_synchronize() context", step_after_synchronize),
+]
+
+
+@pytest.mark.parametrize(("category", "beginning", "call"), WARNINGS, ids=[case[1] for case in WARNINGS])
+def test_warnings(category, beginning, call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert [w.category for w in caught] == [category]
+    assert str(caught[0].message).startswith(beginning)
