@@ -34,8 +34,10 @@ type Job struct {
 	T         testing.TB
 	Settings  settings.Settings // of every process of the job but for its rank
 	Log       *zap.Logger       // of the workers
+	ServerLog *zap.Logger       // of dedicated servers and the scheduler
 	Scheduler *node.Scheduler
-	Workers   []*node.Worker // by rank; nil where none runs or the test itself plays the rank
+	Workers   []*node.Worker           // by rank; nil where none runs or the test itself plays the rank
+	Alloc     func(rank, n int) []byte // memory for outputs whose size only a worker's engine knows; nil for Go's
 
 	over        func(rank int) *transport.Set // of a worker; -1: of servers and the scheduler
 	stopServers []func()                      // each ends one dedicated server
@@ -62,7 +64,7 @@ func New(t testing.TB, n int, options ...Option) *Job {
 	}
 	s.Size, s.StartTimeout, s.ServerMemory = n, 20*time.Second, 1<<30
 	s.PartitionBytes = 4 << 20 // a worker that a test plays cuts as the engines do
-	j := &Job{T: t, Settings: s, Log: zap.NewNop(), Workers: make([]*node.Worker, n)}
+	j := &Job{T: t, Settings: s, Log: zap.NewNop(), ServerLog: zap.NewNop(), Workers: make([]*node.Worker, n)}
 	for _, o := range options {
 		o(j)
 	}
@@ -84,7 +86,7 @@ func New(t testing.TB, n int, options ...Option) *Job {
 // StartScheduler starts a scheduler that listens at an address; New does so, and a test after it has closed that one.
 func (j *Job) StartScheduler(listen string) {
 	j.T.Helper()
-	sched, err := node.StartScheduler(j.Settings, listen, node.Options{Log: zap.NewNop(), Transports: j.over(-1)})
+	sched, err := node.StartScheduler(j.Settings, listen, node.Options{Log: j.ServerLog, Transports: j.over(-1)})
 	if err != nil {
 		j.T.Fatal(err)
 	}
@@ -100,7 +102,7 @@ func (j *Job) startServers() {
 		s.Role = "server"
 		go func() {
 			defer close(ended)
-			if err := node.RunServer(ctx, s, "", node.Options{Log: zap.NewNop(), Transports: j.over(-1)}); err != nil && !errors.Is(err, context.Canceled) {
+			if err := node.RunServer(ctx, s, "", node.Options{Log: j.ServerLog, Transports: j.over(-1)}); err != nil && !errors.Is(err, context.Canceled) {
 				j.T.Errorf("dedicated server: %v", err)
 			}
 		}()
@@ -119,11 +121,7 @@ func (j *Job) Start(ranks ...int) {
 	var wg sync.WaitGroup
 	errs := make([]error, len(j.Workers))
 	for _, rank := range ranks {
-		wg.Go(func() {
-			mine := j.Settings
-			mine.Rank, mine.LocalRank, mine.LocalSize = rank, rank, mine.Size
-			j.Workers[rank], errs[rank] = node.StartWorker(j.T.Context(), mine, node.Options{Log: j.Log, Transports: j.over(rank)})
-		})
+		wg.Go(func() { errs[rank] = j.StartRank(rank) })
 	}
 	wg.Wait()
 	for rank, err := range errs {
@@ -131,6 +129,18 @@ func (j *Job) Start(ranks ...int) {
 			j.T.Fatalf("rank %d: %v", rank, err)
 		}
 	}
+}
+
+// StartRank starts the worker of one rank. It waits for the others.
+func (j *Job) StartRank(rank int) (err error) {
+	mine := j.Settings
+	mine.Rank, mine.LocalRank, mine.LocalSize = rank, rank, mine.Size
+	o := node.Options{Log: j.Log, Transports: j.over(rank)}
+	if j.Alloc != nil {
+		o.Alloc = func(n int) []byte { return j.Alloc(rank, n) }
+	}
+	j.Workers[rank], err = node.StartWorker(j.T.Context(), mine, o)
+	return err
 }
 
 // Shutdown shuts all running workers down and waits for their end.

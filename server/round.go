@@ -140,8 +140,10 @@ func (r *round) report(h *wire.Header, iteration wire.Report) error {
 	return t.held.Report(h, iteration)
 }
 
-// lose notes that a rank is gone without a goodbye: all others are told.
+// lose notes that a rank is gone without a goodbye: all others are told. The scheduler hears of which round: its next one
+// may have begun when the report arrives.
 func (r *round) lose(l wire.Lost) {
+	l.Round = r.members.Now().Round
 	r.mu.Lock()
 	if r.ended || r.lost != nil || l.Role == wire.RoleWorker && r.leftRanks().Has(l.Rank) {
 		r.mu.Unlock()

@@ -57,6 +57,15 @@ const (
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
 	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore", "beat"}
 
+// Types are all frame types.
+func Types() []Type {
+	all := make([]Type, 0, numTypes-1)
+	for t := Type(1); t < numTypes; t++ {
+		all = append(all, t)
+	}
+	return all
+}
+
 func (t Type) String() string {
 	if t == 0 || t >= numTypes {
 		return fmt.Sprintf("type(%d)", uint8(t))
