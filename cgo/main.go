@@ -95,6 +95,7 @@ func start(in settingsJSON) error {
 				return err
 			}
 		}
+		process.scheduler.Publish()
 		o.Scheduler = process.scheduler.Address
 	}
 	w, err := node.StartWorker(ctx, s, o)
@@ -142,8 +143,18 @@ func goShutdown() C.int {
 	if w != nil {
 		w.Shutdown()
 	}
+	withdraw()
 	process.table.calls.wait()
 	return C.PL_OK
+}
+
+// withdraw has nobody look for a job that is over. The scheduler stays for the next round.
+func withdraw() {
+	process.Lock()
+	defer process.Unlock()
+	if process.scheduler != nil && process.worker == nil {
+		process.scheduler.Withdraw()
+	}
 }
 
 // running returns the worker, or an error for the user.

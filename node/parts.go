@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/runfile"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/scheduler"
@@ -119,6 +120,10 @@ func reach(ctx context.Context, log *zap.Logger, config control.Config) (*contro
 type Scheduler struct {
 	*scheduler.Scheduler
 	Address string // host:port at which it listens
+
+	settings settings.Settings
+	log      *zap.Logger
+	file     *runfile.File // while the job is published
 }
 
 // StartScheduler starts a scheduler at a listening address, whose port may be 0.
@@ -143,5 +148,5 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 			o.Log.Error("scheduler stopped accepting", zap.Error(err))
 		}
 	}()
-	return &Scheduler{sched, l.Addr().String()}, nil
+	return &Scheduler{Scheduler: sched, Address: l.Addr().String(), settings: s, log: o.Log}, nil
 }

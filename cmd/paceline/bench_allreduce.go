@@ -225,6 +225,7 @@ func measure(s settings.Settings, plan bench.AllreducePlan) (result bench.Allred
 			return result, err
 		}
 		defer sched.Close()
+		sched.Publish()
 		o.Scheduler = sched.Address
 	}
 	w, err := node.StartWorker(ctx, s, o)

@@ -50,6 +50,7 @@ func runScheduler(s settings.Settings) error {
 	if err != nil {
 		return err
 	}
+	sched.Publish()
 	ctx, stop := untilSignal()
 	defer stop()
 	<-ctx.Done()

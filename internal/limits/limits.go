@@ -58,6 +58,8 @@ const (
 	MaxUnproved = 256
 	// MaxUnprovedPerSource bounds those of one address, so that places are left for all others.
 	MaxUnprovedPerSource = 192
+	// MaxRunFile bounds the bytes of the file by which a job is found.
+	MaxRunFile = 64 << 10
 	// MaxHandles bounds the operations that one worker can have in flight.
 	MaxHandles = 1 << 16
 )

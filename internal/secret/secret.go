@@ -104,7 +104,7 @@ func RunDir(sessionDir string) string {
 // under a name of its own and then linked to its place, which succeeds once. It stays there for later
 // jobs, so that no process can meet one that is out of date.
 func Shared(dir string) ([]byte, error) {
-	if err := privateDir(dir); err != nil {
+	if err := PrivateDir(dir); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(dir, "secret")
@@ -123,8 +123,8 @@ func Shared(dir string) ([]byte, error) {
 	return ReadFile(path)
 }
 
-// privateDir makes dir, and refuses one into which another user could have put something.
-func privateDir(dir string) error {
+// PrivateDir makes dir, and refuses one into which another user could have put something.
+func PrivateDir(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}

@@ -26,6 +26,9 @@ func Run(o Options) (code int, err error) {
 }
 
 func (j *maker) run() (code int, err error) {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
 	address := j.settings.Scheduler
 	if j.Scheduler == "" {
 		log, err := node.Logger(j.settings.LogLevel, "scheduler", -1)
@@ -37,6 +40,7 @@ func (j *maker) run() (code int, err error) {
 			return 0, err
 		}
 		defer sched.Close()
+		sched.Publish()
 		address = sched.Address
 	}
 	maps.Copy(j.Env, map[string]string{"PACELINE_SCHEDULER": address, "PACELINE_JOB_SECRET": string(j.settings.JobSecret)})
@@ -48,9 +52,6 @@ func (j *maker) run() (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(signals)
 	return job.Run(signals), nil
 }
 
