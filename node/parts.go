@@ -75,12 +75,14 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 		return err
 	}
 	var line *control.Client
+	began := time.Now()
 	srv := newServer(&s, log, func(l wire.Lost) { line.ReportLost(l) })
 	defer srv.Close()
 	defer listeners.Close()
 	line, err = reach(ctx, log, control.Config{
 		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleServer},
 		BeatInterval: s.BeatInterval, LostAfter: s.PeerTimeout, Log: log, OnLost: srv.Lost, OnRoster: srv.Begin,
+		Progress: func() wire.Progress { return wire.Progress{Seconds: time.Since(began).Seconds(), Waits: srv.Waits()} },
 	})
 	if err != nil {
 		if ctx.Err() != nil { // it was told to end

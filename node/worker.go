@@ -40,8 +40,9 @@ type Worker struct {
 	server    *server.Server
 	listeners transport.Listeners
 
-	mu    sync.Mutex
-	early *wire.Lost // a node that was lost before there was an Engine to tell
+	mu      sync.Mutex
+	early   *wire.Lost // a node that was lost before there was an Engine to tell
+	started bool       // the Engine has
 }
 
 // Options are what a process adds to its settings.
@@ -104,6 +105,9 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	if err := w.Engine.Start(ctx, local); err != nil {
 		return nil, err
 	}
+	w.mu.Lock()
+	w.started = true
+	w.mu.Unlock()
 	w.place()
 	return w, nil
 }
@@ -127,7 +131,7 @@ func (w *Worker) register(ctx context.Context, tr transport.Transport, address s
 	w.Control, err = control.Dial(ctx, control.Config{
 		Transport: tr, Address: address, Hello: wire.Hello{Role: wire.RoleWorker, Rank: s.Rank},
 		BeatInterval: s.BeatInterval, LostAfter: s.PeerTimeout, Log: w.log,
-		OnLost: w.lost, OnRoster: w.begin,
+		OnLost: w.lost, OnRoster: w.begin, Progress: w.progress,
 	})
 	if err != nil {
 		return fmt.Errorf("rank %d: %w", s.Rank, err)
@@ -171,6 +175,20 @@ func (w *Worker) lost(l wire.Lost) {
 	if engine != nil {
 		engine.Lost(l)
 	}
+}
+
+// progress is what the scheduler hears when somebody asks for the state of the job.
+func (w *Worker) progress() (p wire.Progress) {
+	w.mu.Lock()
+	started := w.started
+	w.mu.Unlock()
+	if started {
+		p = w.Engine.Progress()
+	}
+	if w.server != nil {
+		p.Waits = w.server.Waits()
+	}
+	return p
 }
 
 // The size of partitions where no setting says it. A server sends its first results when

@@ -62,7 +62,9 @@ type Machine struct {
 	rounds    []*round         // that have workers left, oldest first
 	next      uint64           // number of the next round
 	dedicated int              // servers that the last round waited for
-	refusal   string           // why the last worker was refused, for those that wait for it
+	queries   []*query         // for reports that have not all come
+	lastQuery uint64
+	refusal   string // why the last worker was refused, for those that wait for it
 }
 
 // line is one connection. It carries a peer from its registration on.
@@ -124,7 +126,9 @@ func (m *Machine) receive(l *line, c *wire.Control) {
 	case c.Lost != nil:
 		m.reported(l, *c.Lost)
 	case c.Status != nil:
-		m.answer(l, c.ID, &wire.Control{Status: m.status()})
+		m.asked(l, c)
+	case c.Progress != nil:
+		m.reports(l, c.Progress)
 	case c.Bye:
 		m.bye(l)
 	case !c.Beat:
@@ -180,6 +184,7 @@ func (m *Machine) expire() {
 		}
 		m.expireCalls(r)
 	}
+	m.expireQueries()
 }
 
 // due reports whether deadline t has passed; else it stays scheduled.

@@ -3,7 +3,6 @@ package scheduler
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
@@ -195,20 +194,4 @@ func (m *Machine) expect(r *round) {
 		p := &peer{Node: n, state: absent, lostAt: due, why: why}
 		m.pool, m.sessions[n.Session] = append(m.pool, p), p
 	}
-}
-
-// status is the state of the machine, for people.
-func (m *Machine) status() *wire.StatusReply {
-	s := &wire.StatusReply{State: "forming", Uptime: m.now.Round(time.Millisecond).Seconds()}
-	if n := len(m.rounds); n > 0 {
-		r := m.rounds[n-1]
-		s.State, s.Roster, s.Tensors = "running", &r.roster, len(r.tensors.placed)
-		if away := r.in(absent); len(away) > 0 {
-			s.Waiting = ranksOf(away) + " to come back"
-		}
-	}
-	if len(m.rounds) == 0 || len(m.forming) > 0 {
-		s.Waiting = both(s.Waiting, m.missing())
-	}
-	return s
 }

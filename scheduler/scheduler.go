@@ -4,7 +4,7 @@
 //
 // Machine is the policy and knows neither network nor time; Scheduler is the shell around it. Read
 // machine.go first, then forming.go (registration), round.go (a running round, restoring one after a
-// restart), peer.go (losses), declare.go and sets.go.
+// restart), peer.go (losses), declare.go, sets.go and status.go.
 package scheduler
 
 import (

@@ -26,7 +26,7 @@ import (
 //	w0 declare conv/4,4 fc/8#1         tensors: name/bytes of partitions#generation; set=1
 //	w0 add 0,1 at=0; w0 remove 1 at=1  calls on process sets
 //	w0 forgets; w0 poses as w1         the roster it had; with what w1 knows
-//	w0 lost worker 1 why; w0 bye; w0 breaks; w0 status; w0 hello role
+//	w0 lost worker 1 why; w0 bye; w0 breaks; w0 status; w0 status detail; w0 report 3; w0 hello role
 func TestScripts(t *testing.T) {
 	transcript.Run(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
 		s := newStage()
@@ -59,6 +59,7 @@ type actor struct {
 	register wire.Register
 	known    wire.Known
 	asked    map[uint64][]wire.Tensor
+	query    uint64 // the latest that it was asked
 }
 
 func newStage() *stage {
@@ -163,7 +164,9 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 	case "bye":
 		m.ID, m.Bye = 0, true
 	case "status":
-		m.Status = &wire.StatusReply{}
+		m.Status = &wire.StatusReply{Detail: len(plain) > 0}
+	case "report":
+		m.ID, m.Progress = 0, &wire.Progress{Query: a.query, Iteration: uint64(number(plain[0]))}
 	case "nonsense":
 	default:
 		return fmt.Errorf("unknown verb %q", verb)
@@ -278,7 +281,18 @@ func (a *actor) hear(m *wire.Control) string {
 	case m.Lost != nil:
 		return fmt.Sprintf("lost %s %d: %s", m.Lost.Role, m.Lost.Rank, m.Lost.Why)
 	case m.Status != nil:
-		return fmt.Sprintf("status %s, waiting for %q, %d tensors, up %gs", m.Status.State, m.Status.Waiting, m.Status.Tensors, m.Status.Uptime)
+		text := fmt.Sprintf("status %s, waiting for %q, %d tensors, up %gs", m.Status.State, m.Status.Waiting, m.Status.Tensors, m.Status.Uptime)
+		for _, n := range m.Status.Nodes {
+			if text += fmt.Sprintf(", %s %d", n.Role, n.Rank); n.Progress != nil {
+				text += fmt.Sprintf(" at %d", n.Progress.Iteration)
+			} else {
+				text += " " + n.State
+			}
+		}
+		return text
+	case m.Progress != nil:
+		a.query = m.Progress.Query
+		return "how far are you?"
 	}
 	return fmt.Sprintf("%+v", m)
 }

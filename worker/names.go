@@ -226,6 +226,8 @@ func (e *Engine) forget(o *operation) {
 	e.mu.Lock()
 	o.n.End(o.seq)
 	delete(e.inflight, o)
+	e.over.operations++
+	e.over.bytes += uint64(len(o.Input))
 	j, idle := e.joining, len(e.inflight) == 0
 	e.mu.Unlock()
 	if j != nil && idle {

@@ -1,7 +1,9 @@
 package agreement
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/paceline/paceline/internal/invariant"
@@ -29,6 +31,18 @@ func (h *Home) Tick(now time.Duration) (slow []Stall, told []Failure) {
 		h.checkAll()
 	}
 	return slow, told
+}
+
+// Longest are the operations that have waited longest for ranks, at most so many.
+func (h *Home) Longest(now time.Duration, most int) []Stall {
+	found := h.pick(func(a *arrival) bool { return a.t.Enough == 0 || a.ranks.Len() < a.t.Enough })
+	slices.SortStableFunc(found, func(a, b waiting) int { return cmp.Compare(a.a.since, b.a.since) })
+	var all []Stall
+	for _, w := range found[:min(len(found), most)] {
+		a := w.a
+		all = append(all, Stall{Rank: a.ranks.Ranks()[0], Name: a.t.Name, Missing: a.t.Ranks.Minus(a.ranks).Minus(h.joined), Waited: now - a.since})
+	}
+	return all
 }
 
 // late reports whether something is due for an operation that waits.

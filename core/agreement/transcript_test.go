@@ -22,6 +22,7 @@ import (
 //	fail TENSOR COUNT CODE WHY...     wait DURATION: time passes, then the home looks for stalls
 //	join RANK                         leave RANK [TENSOR COUNT]...: what waits for it outside the windows
 //	reset                             state: what waits for ranks
+//	longest N                         those that have waited longest
 func TestTranscripts(t *testing.T) {
 	transcript.Run(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
 		s := stage{t: t}
@@ -124,6 +125,10 @@ func (s *stage) act(verb string, args []string) {
 			s.say(w.String())
 		}
 		s.tell(told)
+	case "longest":
+		for _, w := range s.h.Longest(s.now, int(s.number(args[0]))) {
+			s.say(fmt.Sprintf("%q has waited %v for ranks %v", w.Name, w.Waited, w.Missing))
+		}
 	case "reset":
 		s.h.Reset()
 	case "state":

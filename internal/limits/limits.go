@@ -60,6 +60,8 @@ const (
 	MaxUnprovedPerSource = 192
 	// MaxRunFile bounds the bytes of the file by which a job is found.
 	MaxRunFile = 64 << 10
+	// MaxQueries bounds the observers who wait for the status of a job at the same time.
+	MaxQueries = 64
 	// MaxHandles bounds the operations that one worker can have in flight.
 	MaxHandles = 1 << 16
 )

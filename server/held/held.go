@@ -15,6 +15,7 @@ import (
 
 	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -103,6 +104,16 @@ func (x *Room) gaveUp(r *reader) bool {
 
 // Holds reports whether a value lies here.
 func (x *Room) Holds() bool { return slices.ContainsFunc(x.All(), (*value).holds) }
+
+// Waits reports since when ranks wait to read a value, and for whom; not ok where nobody waits.
+func (x *Room) Waits() (since time.Time, missing rankset.Set, ok bool) {
+	for _, v := range x.All() {
+		if s, m, waits := v.waits(); waits && (!ok || s.Before(since)) {
+			since, missing, ok = s, m, true
+		}
+	}
+	return since, missing, ok
+}
 
 // CheckStalls warns of ranks that wait long for a value, and ends those that wait too long. (Ranks that do
 // not come to declare it are found out by the name.)

@@ -213,6 +213,19 @@ func (s *readers) cancel() (dropped []reader) {
 	return dropped
 }
 
+// waits reports since when the first reader waits, and for whom: of declarations the name's home knows it.
+func (s *readers) waits() (since time.Time, missing rankset.Set, ok bool) {
+	for i := range s.waiting {
+		if r := &s.waiting[i]; !r.has(wire.FlagDeclare) && (!ok || r.since.Before(since)) {
+			since, ok = r.since, true
+		}
+	}
+	if !ok {
+		return since, missing, false
+	}
+	return since, s.machine.Missing(s.machine.V()), true
+}
+
 // stalled finds the readers of whom a warning is due, and takes those out that have waited too long.
 func (s *readers) stalled(now time.Time) (missing rankset.Set, slow, ended []reader) {
 	warning, shutdown := s.Round.StallWarning, s.Round.StallShutdown

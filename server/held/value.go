@@ -227,6 +227,12 @@ func (v *value) waiting() int {
 	return len(v.state.waiting)
 }
 
+func (v *value) waits() (since time.Time, missing rankset.Set, ok bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.state.waits()
+}
+
 func (v *value) stalled(now time.Time) (missing rankset.Set, slow, ended []reader) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

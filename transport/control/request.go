@@ -126,9 +126,9 @@ func (c *Client) call(ctx context.Context, name string, m wire.Control) (wire.Pr
 	return *answer.Set, nil
 }
 
-// Status asks for the state of the scheduler. A client need not have registered.
+// Status asks for the state of the scheduler, with a report of each node. A client need not have registered.
 func (c *Client) Status(ctx context.Context) (wire.StatusReply, error) {
-	m, err := c.ask(ctx, "status", wire.Control{Status: &wire.StatusReply{}})
+	m, err := c.ask(ctx, "status", wire.Control{Status: &wire.StatusReply{Detail: true}})
 	if err != nil {
 		return wire.StatusReply{}, err
 	}

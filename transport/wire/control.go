@@ -220,10 +220,11 @@ type Control struct {
 	AddSet   []int        `json:"add_set,omitempty"`   // worker → scheduler: every worker asks; answered by Set when all have
 	RemoveID uint32       `json:"remove_id,omitempty"` // worker → scheduler: every worker asks; answered when all have
 	Set      *ProcessSet  `json:"set,omitempty"`
-	Lost     *Lost        `json:"lost,omitempty"`   // node → scheduler: I lost this peer; scheduler → node: the job lost it
-	Beat     bool         `json:"beat,omitempty"`   // both ways, every beat interval
-	Bye      bool         `json:"bye,omitempty"`    // node → scheduler: I leave on purpose
-	Status   *StatusReply `json:"status,omitempty"` // asked with an empty one, by `paceline status`
+	Lost     *Lost        `json:"lost,omitempty"`     // node → scheduler: I lost this peer; scheduler → node: the job lost it
+	Beat     bool         `json:"beat,omitempty"`     // both ways, every beat interval
+	Bye      bool         `json:"bye,omitempty"`      // node → scheduler: I leave on purpose
+	Status   *StatusReply `json:"status,omitempty"`   // asked with one without an answer, by `paceline status`
+	Progress *Progress    `json:"progress,omitempty"` // scheduler → node: how far are you, with the number alone; node → scheduler: so far
 }
 
 // Register asks to take part in the next round of the job. A node that had been registered before
@@ -250,12 +251,38 @@ type Known struct {
 
 // StatusReply is what the scheduler knows, for people.
 type StatusReply struct {
-	State   string  `json:"state,omitempty"`   // "forming" or "running"
-	Waiting string  `json:"waiting,omitempty"` // forming: who is missing
-	Roster  *Roster `json:"roster,omitempty"`
-	Tensors int     `json:"tensors"`
-	Uptime  float64 `json:"uptime_seconds"`
+	Detail  bool         `json:"detail,omitempty"`  // of a question: with a report of each node
+	State   string       `json:"state,omitempty"`   // "forming" or "running"
+	Waiting string       `json:"waiting,omitempty"` // forming: who is missing
+	Roster  *Roster      `json:"roster,omitempty"`
+	Tensors int          `json:"tensors"`
+	Uptime  float64      `json:"uptime_seconds"`
+	Nodes   []NodeStatus `json:"nodes,omitempty"` // the workers by rank, then the dedicated servers by index
 }
+
+// NodeStatus is one node of the roster.
+type NodeStatus struct {
+	Role     Role      `json:"role"`
+	Rank     int       `json:"rank"`            // of a worker; index of a server
+	State    string    `json:"state,omitempty"` // "" for a node that has reported; else "no answer", "absent", "left" or "lost"
+	Progress *Progress `json:"progress,omitempty"`
+}
+
+// Progress is what a node says of itself when the scheduler asks. A dedicated server counts no operations.
+type Progress struct {
+	Query      uint64  `json:"query"`               // number of the question
+	Seconds    float64 `json:"seconds"`             // since the node joined the round, by its own clock
+	Iteration  uint64  `json:"iteration,omitempty"` // how often the named tensor was used that has moved the most bytes
+	Tensor     string  `json:"tensor,omitempty"`    // its name
+	Operations uint64  `json:"operations"`          // that have ended
+	InFlight   int     `json:"in_flight"`           // that have not
+	Bytes      uint64  `json:"bytes"`               // of the input tensors of those that have ended
+	Sent       uint64  `json:"sent"`                // tensor bytes, as encoded, to servers in other processes
+	Waits      []Stall `json:"waits,omitempty"`     // on the node's server, the longest first: at most MaxWaits
+}
+
+// MaxWaits bounds the waits that one node's progress names.
+const MaxWaits = 4
 
 // DecodeJSON reads the JSON payload of a frame into v and names the frame in its error.
 func DecodeJSON(t Type, payload []byte, v any) error {

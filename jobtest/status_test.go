@@ -1,0 +1,125 @@
+package jobtest_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// TestTheStatusSaysHowFarEachRankIsAndWhoIsWaitedFor: two ranks are in an iteration whose third rank has not come.
+func TestTheStatusSaysHowFarEachRankIsAndWhoIsWaitedFor(t *testing.T) {
+	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2), "both": jobtest.Both(1)} {
+		t.Run(place, func(t *testing.T) {
+			jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+				const size, before = 30000, 5
+				j := jobtest.Start(t, 3, network, jobtest.SmallPartitions, option)
+				for range before {
+					j.Works("gradient", size)
+					j.Works("", 2*size) // unnamed: of no iteration
+				}
+				var waiting []chan jobtest.Result
+				submit := func(rank int) {
+					w, err := j.Submit(rank, jobtest.Sum("gradient", size))
+					if err != nil {
+						t.Fatal(err)
+					}
+					waiting = append(waiting, w...)
+				}
+				submit(0)
+				submit(1)
+				synctest.Wait()
+				time.Sleep(300 * time.Millisecond)
+				s := status(t, j)
+				for rank, want := range []uint64{before + 1, before + 1, before} {
+					n := s.Nodes[rank]
+					if p := n.Progress; n.Rank != rank || n.State != "" || p == nil || p.Iteration != want || p.Tensor != "gradient" || p.InFlight != int(want)-before ||
+						p.Operations != 2*before || p.Bytes != before*3*size || p.Sent == 0 {
+						t.Errorf("rank %d: %+v %+v", rank, n, n.Progress)
+					}
+				}
+				if servers := len(s.Nodes) - 3; servers != j.Settings.NumServers {
+					t.Errorf("%d servers: %+v", servers, s.Nodes)
+				}
+				wantWait(t, s, "gradient", 300*time.Millisecond, 2)
+				submit(2)
+				for i, w := range waiting {
+					if _, err := jobtest.Await(w, i, "gradient"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if s := status(t, j); len(waitsOf(s)) > 0 {
+					t.Errorf("nobody waits, and it says %+v", waitsOf(s))
+				}
+			})
+		})
+	}
+}
+
+// TestTheStatusNamesWhomAHeldValueWaitsFor: under ssp:1 a rank may be one iteration ahead.
+func TestTheStatusNamesWhomAHeldValueWaitsFor(t *testing.T) {
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		j := jobtest.Start(t, 2, network)
+		values := make([]*jobtest.Held, 2)
+		j.Each(func(rank int) (err error) {
+			values[rank], err = j.Declare(rank, "weights", "ssp:1", 100)
+			return err
+		})
+		var last chan jobtest.Result
+		for range 2 {
+			w, err := j.Submit(0, values[0].Op(units.Add|units.Read, 1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			last = w[0]
+			synctest.Wait()
+		}
+		time.Sleep(2 * time.Second)
+		s := status(t, j)
+		wantWait(t, s, "weights", 2*time.Second, 1)
+		if a, b := s.Nodes[0].Progress.Iteration, s.Nodes[1].Progress.Iteration; a != 2 || b != 0 {
+			t.Errorf("iterations %d and %d", a, b)
+		}
+		for range 2 {
+			if err := values[1].Use(units.Add|units.Read, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := jobtest.Await(last, 0, "weights"); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func status(t *testing.T, j *jobtest.Job) wire.StatusReply {
+	t.Helper()
+	s, err := j.Workers[0].Control.Status(t.Context())
+	if err != nil || len(s.Nodes) < len(j.Workers) {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	return s
+}
+
+func waitsOf(s wire.StatusReply) (all []wire.Stall) {
+	for _, n := range s.Nodes {
+		if n.Progress != nil {
+			all = append(all, n.Progress.Waits...)
+		}
+	}
+	return all
+}
+
+// wantWait checks that one server names the tensor that waits, since when and for whom.
+func wantWait(t *testing.T, s wire.StatusReply, name string, since time.Duration, missing ...int) {
+	t.Helper()
+	all := waitsOf(s)
+	if len(all) != 1 || all[0].Name != name || !slices.Equal(all[0].Missing, missing) || all[0].Seconds < since.Seconds() || all[0].Seconds > since.Seconds()+1 {
+		t.Error(fmt.Sprintf("%q waits for %v since %v, and the status says", name, missing, since), all)
+	}
+}

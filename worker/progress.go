@@ -1,0 +1,49 @@
+package worker
+
+import (
+	"time"
+
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Progress is how far this rank is, for people. It is gathered when somebody asks, from counts that are there.
+func (e *Engine) Progress() wire.Progress {
+	p := wire.Progress{Seconds: time.Since(e.origin).Seconds()}
+	e.mu.Lock()
+	p.Operations, p.Bytes, p.InFlight = e.over.operations, e.over.bytes, len(e.inflight)
+	p.Tensor, p.Iteration = e.busiest()
+	e.mu.Unlock()
+	e.each(func(w way) {
+		if to, remote := w.(*peer); remote {
+			p.Sent += to.sent()
+		}
+	})
+	return p
+}
+
+// over counts the operations that have ended.
+type over struct{ operations, bytes uint64 }
+
+// busiest is the named tensor that has moved the most bytes, with how often it was used: in training, a gradient or
+// a held value, so that this is the number of the iteration.
+func (b *book) busiest() (name string, uses uint64) {
+	var most uint64
+	for id, n := range b.names {
+		for _, d := range n.decls {
+			if moved := d.next * uint64(d.offsets[len(d.t.Parts)]); !d.unnamed && (moved > most || moved == most && d.next > uses) {
+				name, uses, most = id.name, d.next, moved
+			}
+		}
+	}
+	return name, uses
+}
+
+// sent is the number of tensor bytes that have been given to the connections.
+func (p *peer) sent() (bytes uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.traffic.conns {
+		bytes += c.sent
+	}
+	return bytes
+}
