@@ -24,6 +24,11 @@ class AdasumOptimizer(GradientHooks):
     when all ranks' changes are combined.
     """
 
+    _recipe = (
+        "Under op=hvd.Adasum backward already steps with each gradient, so that a change comes too late: clip in a "
+        "hook, p.register_hook(lambda grad: grad.clamp(-1, 1)), or use op=hvd.Average"
+    )
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,

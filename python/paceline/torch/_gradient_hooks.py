@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -17,6 +17,36 @@ _EARLY_ZERO_GRAD = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
     "optimizer.synchronize(): what backward has made is being exchanged"
 )
+_CHANGED = (
+    "gradients were changed after backward() and before optimizer.step(), while they were being exchanged: {names}. "
+    "{recipe}"
+)
+_UNSCALING = "GradScaler is about to unscale gradients that are being exchanged. {recipe}"
+_RECIPE = (
+    "Before you clip, unscale (GradScaler) or replace gradients, wait for their reduction:\n"
+    "    optimizer.synchronize()\n"
+    "    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)\n"
+    "    with optimizer.skip_synchronize():\n"
+    "        optimizer.step()"
+)
+
+
+class _Gradient(NamedTuple):
+    """A gradient as backward has made it."""
+
+    tensor: torch.Tensor | None
+    version: int  # autograd's count of changes; the engine writes into the memory without it
+
+    @classmethod
+    def of(cls, p: torch.Tensor) -> _Gradient:
+        """The parameter's gradient now."""
+        grad = p.grad
+        return cls(grad, -1 if grad is None or grad.is_inference() else grad._version)
+
+    def is_that_of(self, p: torch.Tensor) -> bool:
+        """Whether the parameter's gradient is this one, unchanged."""
+        now = self.of(p)
+        return now.tensor is self.tensor and now.version == self.version
 
 
 class GradientHooks(Distributed):
@@ -25,6 +55,8 @@ class GradientHooks(Distributed):
     `DistributedOptimizer` makes a class of it and the wrapped optimizer's class, in this order. An instance adopts the
     wrapped optimizer's attributes: groups, options and state.
     """
+
+    _recipe: ClassVar[str] = _RECIPE  # for a program that changes gradients between backward and step
 
     def _adopt(
         self, optimizer: torch.optim.Optimizer, named_parameters: Any, compression: Any, backward_passes_per_step: int
@@ -39,6 +71,7 @@ class GradientHooks(Distributed):
         self._passes_left: dict[torch.Tensor, int] = {}
         self._priority: dict[torch.Tensor, int] = {}
         self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
+        self._made: dict[torch.Tensor, _Gradient] = {}  # by backward since the last step, and not to be changed
         self._stepping = threading.Lock()  # backward has a thread for each device
 
     def _watch_all(self) -> None:
@@ -64,6 +97,7 @@ class GradientHooks(Distributed):
         self._passes_left[p] -= 1
         if self._passes_left[p] == 0:
             self._reduce(p)
+            self._made[p] = _Gradient.of(p)
 
     def _reduce(self, p: torch.Tensor) -> None:
         raise NotImplementedError
@@ -104,8 +138,10 @@ class GradientHooks(Distributed):
         return function(self, *closure)
 
     def _finish_all(self) -> None:
-        """Waits for every reduction in flight, even if one fails."""
-        failure = None
+        """Waits for every exchange in flight, even if one fails. Raises RuntimeError if a gradient was changed."""
+        failure: RuntimeError | None = None
+        made, self._made = self._made, {}
+        changed = [name for p, name in self._parameter_names.items() if p in made and not made[p].is_that_of(p)]
         waits, self._in_flight = self._in_flight, {}
         for p, wait in waits.items():
             try:
@@ -115,12 +151,26 @@ class GradientHooks(Distributed):
             self._passes_left[p] = self.backward_passes_per_step
         if failure is not None:
             raise failure
+        if changed:
+            names = ", ".join(map(repr, changed[:3])) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+            raise RuntimeError(_CHANGED.format(names=names, recipe=self._recipe))
+
+    def check_unscaling(self) -> None:
+        """Raises RuntimeError if GradScaler would change gradients in flight."""
+        if self._made:
+            raise RuntimeError(_UNSCALING.format(recipe=self._recipe))
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets the number of backward passes before each step."""
         self.backward_passes_per_step = passes
         for p in self._passes_left:
             self._passes_left[p] = passes
+
+    def _drop_in_flight(self) -> None:
+        """Forgets the exchanges in flight: nobody waits for their results."""
+        self._in_flight.clear()
+        self._made.clear()
+        self.set_backward_passes_per_step(self.backward_passes_per_step)
 
     def agree(self) -> None:
         """Does nothing: ranks agree after every step. Under models that let ranks run ahead it waits."""

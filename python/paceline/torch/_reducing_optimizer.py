@@ -72,11 +72,10 @@ class ReducingOptimizer(GradientHooks):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Loads options and state; drops reductions in flight."""
-        self._in_flight.clear()
+        self._drop_in_flight()
         self._ready.clear()
         self._synchronized = False
         self._should_synchronize = True
-        self.set_backward_passes_per_step(self.backward_passes_per_step)
         super().load_state_dict(*args, **kwargs)
 
     def _reduce(self, p: torch.Tensor) -> None:
@@ -158,7 +157,8 @@ class ReducingOptimizer(GradientHooks):
     def synchronize(self) -> None:
         """Waits until every gradient is reduced. Also reduces, as zeros, those that backward has not computed.
 
-        Call it before using gradients, for example to clip them, and step within `skip_synchronize`.
+        Call it before using gradients, for example to clip or to unscale them, and step within `skip_synchronize`.
+        Raises RuntimeError, which names the parameter, if the program has changed a gradient since backward.
         """
         missing = [p for p in self._passes_left if p not in self._in_flight]
         if missing:
@@ -184,6 +184,11 @@ class ReducingOptimizer(GradientHooks):
         closure: computes the loss and its gradients, which are reduced each time that the optimizer calls it.
         """
         if not self._should_synchronize:
+            if self._in_flight or self._ready:
+                raise RuntimeError(
+                    "optimizer.step() within optimizer.skip_synchronize(), but gradients are being reduced: call "
+                    "optimizer.synchronize() first"
+                )
             self._synchronized = False
             return super().step(closure)
         if self._synchronized:

@@ -27,6 +27,12 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
     not: those without a gradient, and in the first iteration all, since none is declared yet.
     """
 
+    _recipe = (
+        "wait_free steps a parameter as soon as its gradient exists, so that a change comes too late: clip in a "
+        "hook, p.register_hook(lambda grad: grad.clamp(-1, 1)), or use wait_free=False, where gradients may be changed "
+        "before optimizer.step()"
+    )
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -58,6 +64,8 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
     def _gradient_ready(self, p: torch.Tensor) -> None:
         self._forget()
         super()._gradient_ready(p)
+        if p not in self._in_flight:  # `step` steps it
+            self._made.pop(p, None)
 
     def _reduce(self, p: torch.Tensor) -> None:
         if p not in self._values:
@@ -87,8 +95,7 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
     def _forget(self) -> None:
         """Also drops the operations in flight to servers that were emptied since."""
         if self._generation != engine.generation:
-            self._in_flight.clear()
-            self.set_backward_passes_per_step(self.backward_passes_per_step)
+            self._drop_in_flight()
         super()._forget()
 
     @hooked

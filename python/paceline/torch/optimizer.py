@@ -16,12 +16,15 @@ from paceline.significance import Significance
 from paceline.sync import Model, check, model_of
 from paceline.torch._adasum_optimizer import AdasumOptimizer
 from paceline.torch._distributed import Distributed
+from paceline.torch._grad_scaler import guard
 from paceline.torch._held_optimizer import HeldOptimizer
 from paceline.torch._reducing_optimizer import ReducingOptimizer
 from paceline.torch._wait_free import WaitFreeOptimizer
 from paceline.torch.compression import Compression, CompressionArgument, SupportsCompress
 
 __all__ = ["DistributedOptimizer", "Distributed"]
+
+guard()
 
 
 def DistributedOptimizer(

@@ -1,5 +1,6 @@
 """DistributedOptimizer as an optimizer of PyTorch: its calls, states and hooks, and what it refuses."""
 
+import contextlib
 import gc
 import warnings
 
@@ -136,7 +137,8 @@ def test_more_backward_passes_than_announced_are_refused():
     loss_of(model, batch(hvd.rank())).backward()
     with pytest.raises(AssertionError, match="Gradients were computed more than backward_passes_per_step times before"):
         loss_of(model, batch(hvd.rank())).backward()
-    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"noname\.0\.3") if hvd.size() > 1 else contextlib.nullcontext():
+        optimizer.step()  # the second pass has added to the first gradient that was in flight
 
 
 def test_passes_can_be_changed():
