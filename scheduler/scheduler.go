@@ -150,8 +150,8 @@ func (s *Scheduler) greet(conn transport.Conn) {
 		return
 	}
 	why := line.Run(func(m *wire.Control) {
-		if m.Beat {
-			line.Push(&wire.Control{Beat: true})
+		if m.Beat != nil {
+			line.Push(&wire.Control{Beat: &wire.Beat{Sent: m.Beat.Sent, Clock: time.Now().UnixNano()}})
 			return
 		}
 		s.tell(event{Input: Input{Line: id, Message: m}})

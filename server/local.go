@@ -53,14 +53,14 @@ func (l *Local) Announce(t *wire.Tensor) error { return l.r.announce(t) }
 
 // Serve takes in a request: in is what a push, put or restore brings, out is where the answer of a push, pull, get or
 // state belongs. What is coded (CodecDeclared) is not kept: its memory may be used again when Serve returns.
-func (l *Local) Serve(h wire.Header, in, out []byte, done func(divisor uint32, err error)) {
+func (l *Local) Serve(h wire.Header, in, out []byte, done func(answer wire.Header, err error)) {
 	q := l.requests.Get().(*room.Request)
 	*q = room.Request{Header: h, Payload: room.Lasting(in), Reply: room.Reply{Out: out, Done: done}}
 	if h.Codec == wire.CodecDeclared || h.Flags&wire.FlagEmpty != 0 {
 		q.Payload = room.Memory(in)
 	}
 	if err := l.r.serve(q); err != nil {
-		done(0, err)
+		done(wire.Header{}, err)
 	}
 	*q = room.Request{}
 	l.requests.Put(q)

@@ -60,6 +60,8 @@ func (b because) Unwrap() error { return b.kind }
 type Control interface {
 	Declare(ctx context.Context, tensors []wire.Tensor) ([]wire.Placed, error)
 	ReportLost(wire.Lost)
+	// Clock is how far the scheduler's clock is ahead of this host's, and how uncertain that is; false before the first beat.
+	Clock() (ahead, uncertain time.Duration, known bool)
 }
 
 // Local is the server in this process, if there is one. The done of each operation is called exactly
@@ -67,7 +69,7 @@ type Control interface {
 type Local interface {
 	Announce(t *wire.Tensor) error
 	// Serve handles one partition's request, and does not keep in where that is a message (CodecDeclared).
-	Serve(h wire.Header, in, out []byte, done func(divisor uint32, err error))
+	Serve(h wire.Header, in, out []byte, done func(answer wire.Header, err error))
 	Condition(wire.Condition) wire.ConditionReply
 	Report(h wire.Header, iteration wire.Report) error
 	Cancel(h wire.Header)

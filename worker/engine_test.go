@@ -171,6 +171,11 @@ func (th *theatre) Declare(_ context.Context, tensors []wire.Tensor) ([]wire.Pla
 	return placed, nil
 }
 
+// Clock implements worker.Control.
+func (th *theatre) Clock() (ahead, uncertain time.Duration, known bool) {
+	return time.Second, time.Millisecond, true
+}
+
 // ReportLost implements worker.Control.
 func (th *theatre) ReportLost(l wire.Lost) { th.lost <- l }
 

@@ -38,6 +38,8 @@ func (n *numbering) Declare(_ context.Context, tensors []wire.Tensor) ([]wire.Pl
 
 func (n *numbering) ReportLost(wire.Lost) {}
 
+func (n *numbering) Clock() (time.Duration, time.Duration, bool) { return 0, 0, false }
+
 // FuzzServer has a server that knows the secret send any bytes at all over two connections, while
 // operations wait for it. Whatever comes, the engine does not panic, takes no more memory than it has
 // to, and ends every operation once when the server is gone.

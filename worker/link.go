@@ -69,11 +69,7 @@ func (l *link) greet() error {
 func (l *link) Pop(limit int) (outbox.Frame, bool) {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
-	f, ok := l.p.traffic.next(l.traffic, limit)
-	if t, is := f.Owner.(*task); is {
-		l.p.e.observers.moving(t) // under the lock, which the reader of the answer takes before it reads the time
-	}
-	return f, ok
+	return l.p.traffic.next(l.traffic, limit)
 }
 
 // Waiting implements outbox.Queue.
@@ -194,6 +190,7 @@ func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
 // finish ends a task with its answer, which lies in the output already unless it is a message. A message that
 // cannot be read ends the operation on every rank.
 func (l *link) finish(t *task, h *wire.Header, answer []byte) {
+	t.stamp(received)
 	if h.Codec != wire.CodecPlain {
 		if err := t.decode(h, answer, l.p); err != nil {
 			t.o.giveUp(err)
@@ -205,7 +202,7 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte) {
 	} else if k := t.o.d.coding; k != nil && k.follow {
 		k.start(h, answer)
 	}
-	l.p.e.observers.answered(t)
+	l.p.e.observers.answered(t, h.Rank)
 	t.answered(nil)
 }
 

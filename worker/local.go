@@ -102,10 +102,9 @@ func (q *localQueue) hand(t *task) {
 		return
 	}
 	err := q.announce(&t.o.d.t)
-	q.e.observers.moving(t)
-	finished := func(_ uint32, err error) { q.finished(t, err) }
+	finished := func(h wire.Header, err error) { q.finished(t, h.Rank, err) }
 	if err != nil {
-		finished(0, err)
+		finished(wire.Header{}, err)
 	} else {
 		q.server.Serve(t.h, t.in, t.out, finished)
 	}
@@ -153,7 +152,7 @@ func (q *localQueue) report(d *declaration, h wire.Header, iteration wire.Report
 
 // finished is called by the server when it has done with a task's memory. Where it gave the task up, the reason comes
 // as a notice of its own.
-func (q *localQueue) finished(t *task, err error) {
+func (q *localQueue) finished(t *task, last uint16, err error) {
 	ends := life.Answer
 	if err != nil {
 		ends = life.GiveUp
@@ -161,7 +160,7 @@ func (q *localQueue) finished(t *task, err error) {
 	if err != nil && !errors.Is(err, inprocess.ErrCancelled) {
 		t.o.giveUp(err)
 	}
-	q.e.observers.answered(t)
+	q.e.observers.answered(t, last)
 	t.happened(ends)
 }
 

@@ -22,7 +22,7 @@ type lateServer struct {
 	known             bool
 	cancelled, served chan struct{}
 	gaveUp            bool
-	kept              []func(uint32, error)
+	kept              []func(wire.Header, error)
 }
 
 func (s *lateServer) Announce(*wire.Tensor) error {
@@ -39,9 +39,9 @@ func (s *lateServer) Cancel(wire.Header) {
 	<-s.served
 }
 
-func (s *lateServer) Serve(_ wire.Header, _, _ []byte, done func(uint32, error)) {
+func (s *lateServer) Serve(_ wire.Header, _, _ []byte, done func(wire.Header, error)) {
 	if s.gaveUp {
-		done(0, inprocess.ErrCancelled)
+		done(wire.Header{}, inprocess.ErrCancelled)
 	} else {
 		s.kept = append(s.kept, done)
 	}
@@ -79,7 +79,7 @@ func TestWhatFailsWhileTheServerHereFirstHearsOfItEnds(t *testing.T) {
 			t.Error("it does not end")
 		}
 		for _, done := range s.kept {
-			done(0, inprocess.ErrCancelled)
+			done(wire.Header{}, inprocess.ErrCancelled)
 		}
 		e.Shutdown(t.Context())
 	})

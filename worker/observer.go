@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -12,12 +13,10 @@ import (
 // Observer hears of the operations of an engine. The timeline is one; metrics are another. Its methods are called from many
 // goroutines, while none of the engine's locks is held, and must return soon.
 type Observer interface {
-	// Declared says that the operation has waited for its declaration since it was submitted.
-	Declared(o Observed)
 	// Exchanged says that one partition of the operation is answered.
 	Exchanged(o Observed, x Exchange)
-	// Ended says that the operation is over, and why it has failed; nil for success.
-	Ended(o Observed, err error)
+	// Ended says that the operation is over, with all its exchanges, and why it has failed; nil for success.
+	Ended(o Observed, exchanges []Exchange, err error)
 }
 
 // Observed is an operation as observers see it.
@@ -28,6 +27,7 @@ type Observed struct {
 	Shape     []int64 // of the input; not to be changed
 	Bytes     int     // of the input
 	Submitted time.Time
+	Declared  time.Time // when its declaration, for which it waited, was answered; the zero time where it did not wait
 }
 
 // Exchange is the exchange of one partition with a server.
@@ -36,9 +36,19 @@ type Exchange struct {
 	Partition uint32
 	Server    int // its index
 	Iteration uint64
-	Sent      int       // bytes of tensor or message
-	Received  int       // bytes of output memory
-	Began     time.Time // when the request began to leave
+	Sent      int // bytes of tensor or message
+	Received  int // bytes of output memory
+	Last      int // sums: the rank whose push came last; transfers: the rank that puts; -1 for none
+	Times     Times
+}
+
+// Times are when the events of an exchange happened; the zero time for those that did not happen.
+type Times struct {
+	Encode, Encoded   time.Time // the message was made
+	Queued, Moved     time.Time // it waited for its server, began to leave
+	Sent              time.Time // its memory had left
+	Arrived, Received time.Time // the answer's header, its payload
+	Answered          time.Time // the output is whole
 }
 
 // Observe has an observer hear of the operations that are submitted from now on.
@@ -77,46 +87,91 @@ func (s *observers) all() []Observer {
 // submitted notes when an operation was submitted, if somebody observes.
 func (s *observers) submitted(o *operation) {
 	if len(s.all()) > 0 {
-		o.submitted = time.Now()
+		o.watched = &watched{submitted: time.Now()}
+	}
+}
+
+// watched is what observers will hear of an operation. The first two fields are written before its tasks begin.
+type watched struct {
+	submitted time.Time
+	declared  time.Time
+	exchanges []Exchange // guarded by the operation's lock
+}
+
+// stamps are when events happened to a task: one more than the nanoseconds since its operation was submitted; 0 for never.
+type stamps [life.Events + 1]atomic.Int64
+
+// received is the index of the one stamp that is no event of the machine's.
+const received = life.Events
+
+func (t *task) stamp(e life.Event) {
+	if t.stamps != nil {
+		t.stamps[e].Store(int64(time.Since(t.o.watched.submitted)) + 1)
+	}
+}
+
+func (t *task) times() Times {
+	at := func(e life.Event) time.Time {
+		if ns := t.stamps[e].Load(); ns != 0 {
+			return t.o.watched.submitted.Add(time.Duration(ns - 1))
+		}
+		return time.Time{}
+	}
+	return Times{
+		Encode: at(life.Encode), Encoded: at(life.Encoded), Queued: at(life.Queue), Moved: at(life.Move), Sent: at(life.Sent),
+		Arrived: at(life.Arrive), Received: at(received), Answered: time.Now(),
 	}
 }
 
 func (s *observers) declared(o *operation) {
-	if !o.deferred || o.submitted.IsZero() {
-		return
-	}
-	for _, x := range s.all() {
-		x.Declared(o.observed())
+	if o.deferred && o.watched != nil {
+		o.watched.declared = time.Now()
 	}
 }
 
-// moving notes when a task begins to leave.
-func (s *observers) moving(t *task) {
-	if !t.o.submitted.IsZero() {
-		t.left = time.Now()
+// answered says that a task is answered; last is the answer's Rank.
+func (s *observers) answered(t *task, last uint16) {
+	if t.stamps == nil {
+		return
+	}
+	x := Exchange{
+		Type: t.h.Type, Partition: t.h.Part, Server: t.server, Iteration: t.h.Iteration, Sent: len(t.in), Received: len(t.out),
+		Last: waitedFor(t, last), Times: t.times(),
+	}
+	t.o.mu.Lock()
+	t.o.watched.exchanges = append(t.o.watched.exchanges, x)
+	t.o.mu.Unlock()
+	for _, each := range s.all() {
+		each.Exchanged(t.o.observed(), x)
 	}
 }
 
-func (s *observers) answered(t *task) {
-	if t.left.IsZero() {
-		return
+// waitedFor is the rank that an answer had to wait for.
+func waitedFor(t *task, last uint16) int {
+	switch {
+	case t.h.Type == wire.TypePush && t.o.Kind != units.Accumulate:
+		return int(last)
+	case t.h.Type == wire.TypeGet:
+		return int(t.h.Source)
 	}
-	for _, x := range s.all() {
-		x.Exchanged(t.o.observed(), Exchange{
-			Type: t.h.Type, Partition: t.h.Part, Server: t.server, Iteration: t.h.Iteration, Sent: len(t.in), Received: len(t.out), Began: t.left,
-		})
-	}
+	return -1
 }
 
 func (s *observers) ended(o *operation, err error) {
-	if o.submitted.IsZero() {
+	if o.watched == nil {
 		return
 	}
+	o.mu.Lock()
+	exchanges := o.watched.exchanges
+	o.mu.Unlock()
 	for _, x := range s.all() {
-		x.Ended(o.observed(), err)
+		x.Ended(o.observed(), exchanges, err)
 	}
 }
 
 func (o *operation) observed() Observed {
-	return Observed{Name: o.name(), Kind: o.Kind, DType: o.DType, Shape: o.Shape, Bytes: len(o.Input), Submitted: o.submitted}
+	return Observed{
+		Name: o.name(), Kind: o.Kind, DType: o.DType, Shape: o.Shape, Bytes: len(o.Input),
+		Submitted: o.watched.submitted, Declared: o.watched.declared,
+	}
 }

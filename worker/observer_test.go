@@ -1,7 +1,6 @@
 package worker_test
 
 import (
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -9,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/paceline/paceline/internal/trace"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
@@ -19,12 +19,7 @@ type recorder struct {
 	declared, exchanged, ended int
 	failed                     []error
 	bytes                      int
-}
-
-func (r *recorder) Declared(worker.Observed) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.declared++
+	disordered                 []worker.Times
 }
 
 func (r *recorder) Exchanged(_ worker.Observed, x worker.Exchange) {
@@ -34,10 +29,18 @@ func (r *recorder) Exchanged(_ worker.Observed, x worker.Exchange) {
 	r.bytes += x.Sent
 }
 
-func (r *recorder) Ended(_ worker.Observed, err error) {
+func (r *recorder) Ended(o worker.Observed, exchanges []worker.Exchange, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ended++
+	if !o.Declared.IsZero() {
+		r.declared++
+	}
+	for _, x := range exchanges {
+		if t := x.Times; t.Queued.IsZero() || t.Moved.Before(t.Queued) || t.Arrived.Before(t.Moved) || t.Received.Before(t.Arrived) || t.Answered.Before(t.Received) {
+			r.disordered = append(r.disordered, t)
+		}
+	}
 	r.failed = append(r.failed, err)
 }
 
@@ -51,6 +54,31 @@ func (s *playedServer) answer() {
 			}
 		})
 	}()
+}
+
+// checkTimeline checks a timeline by the rules of its format, and counts slices by name.
+func (th *theatre) checkTimeline(path string, want map[string]int) {
+	th.t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		th.t.Fatal(err)
+	}
+	defer f.Close()
+	events, cut, err := trace.Read(f)
+	if err = errors.Join(err, trace.Check(events)); err != nil || cut {
+		th.t.Fatal(cut, err)
+	}
+	got := map[string]int{}
+	for _, e := range events {
+		if e.Phase == trace.Slice {
+			got[e.Name]++
+		}
+	}
+	for name, n := range want {
+		if got[name] != n {
+			th.t.Errorf("%d slices %q in the timeline, want %d; all: %v", got[name], name, n, got)
+		}
+	}
 }
 
 func TestObserversHearOfEveryOperationAndPartition(t *testing.T) {
@@ -81,10 +109,9 @@ func TestObserversHearOfEveryOperationAndPartition(t *testing.T) {
 		if second.declared != 0 || second.ended != 3 { // twice observed for the third operation
 			th.t.Errorf("an observer that came later: %+v", second)
 		}
-		data, err := os.ReadFile(path)
-		var events []map[string]any
-		if err := errors.Join(err, json.Unmarshal(data, &events)); err != nil || len(events) != 2+1+8+4 {
-			th.t.Errorf("the timeline has %d events, %v", len(events), err)
+		if len(first.disordered) > 0 {
+			th.t.Errorf("events of an exchange out of order: %+v", first.disordered)
 		}
+		th.checkTimeline(path, map[string]int{"allreduce": 4, "declare": 1, "push 0": 4, "push 1": 4})
 	})
 }

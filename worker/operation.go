@@ -2,7 +2,6 @@ package worker
 
 import (
 	"sync/atomic"
-	"time"
 
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/lockorder"
@@ -33,9 +32,9 @@ type operation struct {
 	tasks     []*task
 	next      func() // what follows the present stage; nil for the end
 
-	sizes     []byte // allgather, alltoall: the exchanged numbers of rows
-	out       Output
-	submitted time.Time // where somebody observes
+	sizes   []byte // allgather, alltoall: the exchanged numbers of rows
+	out     Output
+	watched *watched // nil where nobody observes
 }
 
 func (o *operation) begin() {

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"sync/atomic"
-	"time"
 
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/transport/wire"
@@ -20,18 +19,24 @@ type task struct {
 	encode  bool   // in has to be encoded first
 	message []byte // memory that in lies in, for the encoder to have back
 
-	state atomic.Uint32 // life.State: several goroutines step it, each where something happens
-	order uint64        // of its coming, for the queue that it is in
-	left  time.Time     // when it began to move, for the timeline
+	state  atomic.Uint32 // life.State: several goroutines step it, each where something happens
+	order  uint64        // of its coming, for the queue that it is in
+	stamps *stamps       // nil where nobody observes
 }
 
 // start begins the task's life.
-func (t *task) start() { t.state.Store(uint32(life.New(t.way().mode(t)))) }
+func (t *task) start() {
+	t.state.Store(uint32(life.New(t.way().mode(t))))
+	if t.o.watched != nil {
+		t.stamps = new(stamps)
+	}
+}
 
 func (t *task) way() way { return t.o.e.ways[t.server] }
 
 // step tells the task's machine what happens.
 func (t *task) step(e life.Event) life.Effects {
+	t.stamp(e) // before, because whoever sees the step reads the time
 	for {
 		was := t.state.Load()
 		is, effects := life.State(was).Step(e)

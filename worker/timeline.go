@@ -1,41 +1,47 @@
 package worker
 
 import (
-	"bufio"
-	"encoding/json"
+	"cmp"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/internal/trace"
 )
 
-// timeline is an observer that writes a Chrome trace, which Perfetto and chrome://tracing open: one row per tensor name,
-// with a slice for the operation, one for its waiting to be declared and one for each partition, from leaving to the answer.
+// timeline is an observer that writes a trace (internal/trace). A tensor has a row; an operation on it is a slice, which
+// holds its wait for the declaration and the exchange of each partition: encode, queue, send, wait, receive, decode.
+// Exchanges at the same time are in further rows.
 type timeline struct {
-	start time.Time
-	mu    lockorder.Mutex
-	out   traceFile
+	engine *Engine
+	start  time.Time
+
+	mu  lockorder.Mutex
+	out traceFile
 }
+
+// clockEvery is the time between notes of the scheduler's clock. A process that is killed leaves the last one.
+const clockEvery = 10 * time.Second
 
 // traceFile is a file of events.
 type traceFile struct {
-	f     *os.File
-	w     *bufio.Writer // nil when closed
+	f     *os.File // nil when closed
+	w     *trace.Writer
 	rank  int
-	rows  map[string]int // by tensor name
-	first bool
+	lanes map[string][]traceRow // by tensor name
+	rows  int
+	noted time.Time // when the clock was written
+	err   error     // the first failure of a write
 }
 
-// traceEvent is one event of the trace event format; times in microseconds.
-type traceEvent struct {
-	Name  string         `json:"name"`
-	Phase string         `json:"ph"`
-	Time  float64        `json:"ts"`
-	Dur   float64        `json:"dur,omitempty"`
-	PID   int            `json:"pid"`
-	TID   int            `json:"tid"`
-	Args  map[string]any `json:"args,omitempty"`
+// traceRow is a row of the trace, which is free from an instant on.
+type traceRow struct {
+	row  int
+	free time.Time
 }
 
 // StartTimeline begins to write the timeline to path. One that is being written is ended before.
@@ -44,9 +50,10 @@ func (e *Engine) StartTimeline(path string) error {
 	if err != nil {
 		return fmt.Errorf("%w: timeline: %w", ErrInvalid, err)
 	}
-	t := &timeline{start: time.Now(), out: traceFile{f: f, w: bufio.NewWriter(f), rank: e.cfg.Rank, rows: map[string]int{}, first: true}}
+	t := &timeline{engine: e, start: time.Now(), out: traceFile{f: f, w: trace.NewWriter(f), rank: e.cfg.Rank, lanes: map[string][]traceRow{}}}
 	t.mu.Place(levelWorker, "timeline")
-	t.out.begin()
+	t.out.name(trace.ProcessName, 0, fmt.Sprintf("rank %d", e.cfg.Rank))
+	t.out.clock(t)
 	e.replaceTimeline(t)
 	return nil
 }
@@ -65,79 +72,139 @@ func (e *Engine) replaceTimeline(t *timeline) {
 	}
 }
 
-// Declared implements Observer.
-func (t *timeline) Declared(o Observed) { t.slice(o.Name, "DECLARE", o.Submitted, nil) }
-
-// Exchanged implements Observer.
-func (t *timeline) Exchanged(o Observed, x Exchange) {
-	t.slice(o.Name, x.Type.String(), x.Began, map[string]any{
-		"partition": x.Partition, "server": x.Server, "bytes_out": x.Sent, "bytes_in": x.Received, "iteration": x.Iteration,
-	})
-}
+// Exchanged implements Observer: exchanges are written with their operation.
+func (t *timeline) Exchanged(Observed, Exchange) {}
 
 // Ended implements Observer.
-func (t *timeline) Ended(o Observed, err error) {
+func (t *timeline) Ended(o Observed, exchanges []Exchange, err error) {
 	args := map[string]any{"dtype": o.DType.String(), "shape": o.Shape, "bytes": o.Bytes}
 	if err != nil {
 		args["error"] = err.Error()
 	}
-	t.slice(o.Name, o.Kind.String(), o.Submitted, args)
-}
-
-func (t *timeline) slice(row, name string, from time.Time, args map[string]any) {
+	slices.SortFunc(exchanges, func(a, b Exchange) int { return a.Times.begin().Compare(b.Times.begin()) })
+	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.out.write(traceEvent{
-		Name: name, Phase: "X", Time: micros(from.Sub(t.start)), Dur: micros(time.Since(from)), TID: t.out.row(row), Args: args,
+	if t.out.f == nil {
+		return // closed meanwhile
+	}
+	own := t.out.lane(o.Name, 0, o.Submitted, now)
+	t.slice(own, o.Kind.String(), o.Submitted, now, args)
+	if !o.Declared.IsZero() {
+		t.slice(own, "declare", o.Submitted, o.Declared, nil)
+	}
+	within := o.Declared // the operation's own row is free for an exchange from here on
+	for _, x := range exchanges {
+		if begin := x.Times.begin(); !begin.Before(within) {
+			within = x.Times.Answered
+			t.exchange(own, x)
+		} else {
+			t.exchange(t.out.lane(o.Name, own, begin, x.Times.Answered), x)
+		}
+	}
+	if now.Sub(t.out.noted) > clockEvery {
+		t.out.clock(t)
+	}
+}
+
+// exchange writes the slices of one.
+func (t *timeline) exchange(row int, x Exchange) {
+	s := &x.Times
+	t.slice(row, fmt.Sprintf("%v %d", x.Type, x.Partition), s.begin(), s.Answered, map[string]any{
+		"partition": x.Partition, "server": x.Server, "bytes_out": x.Sent, "bytes_in": x.Received, "iteration": x.Iteration,
 	})
+	wait := "wait"
+	if x.Last >= 0 {
+		wait = fmt.Sprintf("wait for rank %d", x.Last)
+		if x.Last == t.out.rank {
+			wait = "wait for the server" // nobody came later
+		}
+	}
+	t.stage(row, "encode", s.Encode, s.Encoded)
+	t.stage(row, "queue", s.Queued, s.Moved)
+	if s.Received.IsZero() { // the server in this process reads the tensor where it is
+		t.stage(row, wait, s.Moved, s.Answered)
+		return
+	}
+	sent := s.Sent
+	if sent.IsZero() || sent.After(s.Arrived) { // the answer overtook the end of sending
+		sent = s.Arrived
+	}
+	t.stage(row, "send", s.Moved, sent)
+	t.stage(row, wait, sent, s.Arrived)
+	t.stage(row, "receive", s.Arrived, s.Received)
+	t.stage(row, "decode", s.Received, s.Answered)
+}
+
+func (s *Times) begin() time.Time {
+	if !s.Encode.IsZero() {
+		return s.Encode
+	}
+	return s.Queued
+}
+
+// stage is a slice that is left out where it did not happen or took no time.
+func (t *timeline) stage(row int, name string, from, to time.Time) {
+	if !from.IsZero() && from.Before(to) {
+		t.slice(row, name, from, to, nil)
+	}
+}
+
+func (t *timeline) slice(row int, name string, from, to time.Time, args map[string]any) {
+	begin := from.Sub(t.start)
+	t.out.write(&trace.Event{Name: name, Phase: trace.Slice, Time: trace.Micros(begin), Dur: trace.Micros(to.Sub(from)), TID: row, Args: args})
 }
 
 func (t *timeline) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.out.close()
+	t.out.clock(t)
+	if err := t.out.close(); err != nil {
+		t.engine.cfg.Log.Warn("the timeline is not whole", zap.String("file", t.out.f.Name()), zap.Error(err))
+	}
+	t.out.f = nil
 }
 
-func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
-
-func (f *traceFile) begin() {
-	_, _ = f.w.WriteString("[")
-	f.write(traceEvent{Name: "process_name", Phase: "M", Args: map[string]any{"name": fmt.Sprintf("rank %d", f.rank)}})
+// lane is the row of a tensor that is free from an instant on, but for the row taken; from then on it is occupied.
+func (f *traceFile) lane(name string, taken int, from, to time.Time) int {
+	lanes := f.lanes[name]
+	i := slices.IndexFunc(lanes, func(l traceRow) bool { return l.row != taken && !l.free.After(from) })
+	if i < 0 {
+		f.rows++
+		i = len(lanes)
+		lanes = append(lanes, traceRow{row: f.rows})
+		f.lanes[name] = lanes
+		title := name
+		if i > 0 {
+			title = fmt.Sprintf("%s (%d)", name, i+1)
+		}
+		f.name(trace.ThreadName, f.rows, title)
+	}
+	lanes[i].free = to
+	return lanes[i].row
 }
 
-// row is the number of a tensor's row.
-func (f *traceFile) row(name string) int {
-	tid, known := f.rows[name]
-	if !known {
-		tid = len(f.rows) + 1
-		f.rows[name] = tid
-		f.write(traceEvent{Name: "thread_name", Phase: "M", TID: tid, Args: map[string]any{"name": name}})
-	}
-	return tid
+func (f *traceFile) name(what string, row int, name string) {
+	f.write(&trace.Event{Name: what, Phase: trace.Metadata, TID: row, Args: map[string]any{"name": name}})
 }
 
-func (f *traceFile) write(ev traceEvent) {
-	if f.w == nil {
-		return // closed meanwhile
-	}
-	ev.PID = f.rank
-	data, err := json.Marshal(ev)
-	if err != nil {
-		return
-	}
-	if !f.first {
-		_, _ = f.w.WriteString(",\n")
-	}
-	f.first = false
-	_, _ = f.w.Write(data)
+// clock notes when time 0 was, and hands on what was written before.
+func (f *traceFile) clock(t *timeline) {
+	f.noted = time.Now()
+	ahead, uncertain, known := t.engine.cfg.Control.Clock()
+	f.write(&trace.Event{Name: trace.ClockName, Phase: trace.Metadata, Args: map[string]any{
+		"unix_seconds": t.start.Unix(), "unix_us": float64(t.start.Nanosecond()) / 1e3,
+		"aligned": known, "offset_us": trace.Micros(ahead), "uncertainty_us": trace.Micros(uncertain),
+	}})
+	f.err = cmp.Or(f.err, f.w.Flush())
 }
 
-func (f *traceFile) close() {
-	if f.w == nil {
-		return
-	}
-	_, _ = f.w.WriteString("]\n")
-	_ = f.w.Flush()
-	_ = f.f.Close()
-	f.w = nil
+func (f *traceFile) write(e *trace.Event) {
+	e.PID = f.rank
+	f.err = cmp.Or(f.err, f.w.Write(e))
+}
+
+func (f *traceFile) close() error {
+	f.err = cmp.Or(f.err, f.w.Close(), f.f.Close())
+	return f.err
 }

@@ -1,18 +1,22 @@
 package worker
 
 import (
+	"path/filepath"
 	"sync"
 	"testing"
 )
 
 // TestTimelinesThatReplaceEachOtherAreAllEnded: an observer that nobody can find any more would cost time until the end.
 func TestTimelinesThatReplaceEachOtherAreAllEnded(t *testing.T) {
-	e := &Engine{}
+	e := &Engine{cfg: Config{Control: new(numbering)}}
+	path := filepath.Join(t.TempDir(), "trace.json")
 	var starts sync.WaitGroup
 	for range 8 {
 		starts.Go(func() {
-			for range 200 {
-				e.replaceTimeline(&timeline{})
+			for range 50 {
+				if err := e.StartTimeline(path); err != nil {
+					t.Error(err)
+				}
 			}
 		})
 	}

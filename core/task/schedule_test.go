@@ -17,7 +17,7 @@ func TestEveryReachableStateKeepsTheInvariants(t *testing.T) {
 	for m := range Answered | Retained + 1 {
 		seen := map[State]bool{New(m): true}
 		for left := []State{New(m)}; len(left) > 0; left = left[1:] {
-			for e := range events {
+			for e := range Events {
 				if !possible(left[0], e) {
 					continue
 				}

@@ -105,7 +105,7 @@ const (
 	GiveUp                    // there is no answer: the server gave it up, and the reason comes with Abandon
 	Confirm                   // the server will not ask for it again
 	Abandon                   // its operation has failed: what has not begun is left
-	events
+	Events                    // how many there are
 )
 
 // Effects are what the caller has to do after a step.
@@ -215,7 +215,7 @@ var (
 	stages  = [...]string{"declared", "encoding", "encoded", "queued", "moving", "sent", "failed"}
 	replies = [...]string{"", "awaited", "arriving", "arrived", "missing"}
 	marks   = [...]string{"retained", "confirmed", "abandoned", "settled", "released"}
-	names   = [events]string{"encode", "queue", "move", "arrive", "encoded", "encode-failed", "sent", "send-failed", "answer", "give-up", "confirm", "abandon"}
+	names   = [Events]string{"encode", "queue", "move", "arrive", "encoded", "encode-failed", "sent", "send-failed", "answer", "give-up", "confirm", "abandon"}
 	effects = [...]string{"refused", "forget", "release", "settle"}
 )
 

@@ -1,6 +1,7 @@
 """Timelines: Chrome traces of a rank's operations."""
 
 import json
+import subprocess
 
 from jobs import Job, script
 
@@ -36,3 +37,61 @@ def test_the_timeline_variable_traces_a_whole_run(tmp_path):
     with Job(2, code, tmp_path, HOROVOD_TIMELINE=str(tmp_path / "trace.json")) as job:
         job.succeed(60)
     assert "traced" in json.dumps(json.loads((tmp_path / "trace.json").read_text()))
+
+
+def rows_that_do_not_nest(events):
+    """The slices that overlap another of their row without lying within it. Times to the nanosecond."""
+    rows, wrong = {}, []
+    for e in events:
+        if e["ph"] == "X":
+            begin = round(e["ts"] * 1e3)
+            rows.setdefault((e["pid"], e["tid"]), []).append(
+                (begin, -round((e["ts"] + e.get("dur", 0)) * 1e3), e["name"])
+            )
+    for row in rows.values():
+        open_slices = []
+        for begin, end, name in sorted(row):
+            while open_slices and -open_slices[-1] <= begin:
+                open_slices.pop()
+            if open_slices and -end > -open_slices[-1]:
+                wrong.append(name)
+            open_slices.append(end)
+    return wrong
+
+
+def test_slices_nest_and_merged_timelines_say_for_whom_a_rank_waited(tmp_path):
+    code = script("""
+        import time
+        hvd.init()
+        for i in range(3):
+            large = [hvd.allreduce_async(torch.ones(3 << 20), name=f"large{k}") for k in range(3)]
+            small = [hvd.allreduce_async(torch.ones(7), name=f"small{k}") for k in range(20)]
+            for handle in large + small:
+                hvd.synchronize(handle)
+            if hvd.rank() == 1:
+                time.sleep(0.2)  # the others wait for rank 1
+            hvd.allreduce(torch.ones(1 << 10), name="late")
+            hvd.broadcast(torch.ones(5), root_rank=0, name="sent")
+            hvd.allgather(torch.ones(5), name="gathered")
+            hvd.allreduce(torch.ones(1 << 18), name="coded", compression=hvd.Compression.onebit())
+    """)
+    with Job(
+        2, code, tmp_path, PACELINE_TIMELINE=str(tmp_path / "trace.json"), PACELINE_PARTITION_BYTES="65536"
+    ) as job:
+        job.succeed(60)
+    files = [tmp_path / "trace.json", tmp_path / "trace.1.json"]
+    for file in files:
+        assert rows_that_do_not_nest(json.loads(file.read_text())) == []
+    merged = tmp_path / "merged.json"
+    done = subprocess.run(["paceline", "timeline", "merge", "-o", merged, *files], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")  # no warning: the clocks are aligned
+    events = json.loads(merged.read_text())
+    assert rows_that_do_not_nest(events) == []
+    slices = [e for e in events if e["ph"] == "X"]
+    assert {e["pid"] for e in slices} == {0, 1}
+    assert {"encode", "queue", "send", "receive", "decode"} <= {e["name"] for e in slices}
+    waits = {e["name"] for e in slices if e["pid"] == 0 and e["name"].startswith("wait") and e["dur"] > 100_000}
+    assert "wait for rank 1" in waits
+
+    ends = [max(e["ts"] + e["dur"] for e in slices if e["name"] == "broadcast" and e["pid"] == rank) for rank in (0, 1)]
+    assert min(e["ts"] for e in slices) == 0 and abs(ends[0] - ends[1]) < 5e6  # microseconds

@@ -64,7 +64,7 @@ func (v *value) push(q *room.Request) error {
 	taken := v.add(r, b)
 	v.Round.Pool.Put(lent)
 	if taken && q.Has(wire.FlagNoPull) && q.Reply.Local() {
-		q.Reply.Done(0, nil)
+		q.Reply.Done(wire.Header{}, nil)
 	}
 	return nil
 }
@@ -250,7 +250,7 @@ func (v *value) deliver(replies []reply) {
 		case r.err != nil:
 			v.refuse(&r.reader, r.err)
 		case r.to.Local():
-			r.to.Done(0, v.fill(r))
+			r.to.Done(wire.Header{}, v.fill(r))
 		default:
 			v.send(r)
 		}

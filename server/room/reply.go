@@ -9,12 +9,12 @@ import (
 )
 
 // Reply is the place for the answer to a request. A rank elsewhere gets a frame, by To. The worker in this process
-// finds the answer in Out when Done is called; that is exactly once, from any goroutine, and only then may the memory of
+// finds the answer in Out when Done is called, with the header that a rank elsewhere gets; that is exactly once, from any goroutine, and only then may the memory of
 // its request be used again. The zero Reply is nobody's.
 type Reply struct {
 	To   Sender
 	Out  []byte
-	Done func(divisor uint32, err error)
+	Done func(answer wire.Header, err error)
 }
 
 // Sender sends answers to one rank. Many requests may share one, which is free to send their answers together.
@@ -35,14 +35,14 @@ func (r Reply) Confirm(h wire.Header) {
 	case r.To != nil:
 		r.To.Send(h, nil, nil)
 	case r.Done != nil:
-		r.Done(uint32(h.Divisor), nil)
+		r.Done(h, nil)
 	}
 }
 
 // Fail ends an operation of the worker in this process; ranks elsewhere hear of failures by the operation's name.
 func (r Reply) Fail(err error) {
 	if r.Done != nil {
-		r.Done(0, err)
+		r.Done(wire.Header{}, err)
 	}
 }
 
@@ -57,7 +57,7 @@ func (r Reply) Send(h wire.Header, payload []byte, owner Owner) {
 			err = fmt.Errorf("%d bytes arrived where %d were expected", len(payload), len(r.Out))
 		}
 		owner.Sent(nil)
-		r.Done(uint32(h.Divisor), err)
+		r.Done(h, err)
 	}
 }
 

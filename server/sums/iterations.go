@@ -35,6 +35,7 @@ type answer struct {
 	to        room.Reply
 	iteration uint64
 	divisor   uint32
+	last      int // the rank that the sum waited for longest
 	sum       *room.Buffer
 
 	gone    bool   // the iteration of a local waiter was given up
@@ -80,6 +81,9 @@ func (n *iterations) takes(s *slot, iteration uint64) bool {
 func (n *iterations) arrived(s *slot, q *room.Request) (answers []answer) {
 	rank := q.From()
 	s.absent.Remove(rank)
+	if !s.closed {
+		s.last = rank
+	}
 	switch {
 	case !q.Has(wire.FlagNoPull):
 		s.owed++
@@ -200,7 +204,7 @@ func (n *iterations) answer(o condition.Output, answers []answer) []answer {
 			continue
 		}
 		s.waiters = append(s.waiters[:i], s.waiters[i+1:]...)
-		answers = append(answers, answer{to: w.to, seq: w.seq, iteration: o.Progress, divisor: s.divisor, sum: s.result.Share()})
+		answers = append(answers, answer{to: w.to, seq: w.seq, iteration: o.Progress, divisor: s.divisor, last: s.last, sum: s.result.Share()})
 		s.owed--
 		n.release(o.Progress, s)
 		break

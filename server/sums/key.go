@@ -241,7 +241,7 @@ func (k *key) deliver(answers []answer) {
 		case a.to.Local():
 			err := k.fill(a.to.Out, a.sum.Bytes)
 			a.sum.Sent(nil)
-			a.to.Done(a.divisor, err)
+			a.to.Done(k.header(&a), err)
 		default:
 			a.to.Send(k.header(&a), a.sum.Bytes, a.sum)
 		}
@@ -250,7 +250,10 @@ func (k *key) deliver(answers []answer) {
 
 // header is that of a result.
 func (k *key) header(a *answer) wire.Header {
-	h := wire.Header{Type: wire.TypeResult, DType: k.Type, Tensor: k.ID, Part: k.Number, Iteration: a.iteration, Seq: a.seq, Divisor: uint16(a.divisor)}
+	h := wire.Header{
+		Type: wire.TypeResult, DType: k.Type, Tensor: k.ID, Part: k.Number, Iteration: a.iteration, Seq: a.seq,
+		Rank: uint16(a.last), Divisor: uint16(a.divisor),
+	}
 	if k.Coding != nil {
 		h.Codec = wire.CodecDeclared
 	}

@@ -26,6 +26,7 @@ type slot struct {
 	absent        rankset.Set // live ranks that a closed iteration did without (drop-stragglers) and that are still to come for its sum;
 	// the condition sees to it that no more than limits.MaxKept sums wait
 	seq     uint64 // count of the operation under its name, for failures
+	last    int    // the rank whose push arrived last
 	closed  bool
 	divisor uint32
 	result  *room.Buffer

@@ -322,7 +322,7 @@ func TestAnIterationAllocatesLittle(t *testing.T) {
 			}
 			*requests[rank] = room.Request{
 				Header:  wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float32, Rank: uint16(rank), Iteration: iteration},
-				Payload: room.Lasting(payload), Reply: room.Reply{Out: out, Done: func(uint32, error) {}},
+				Payload: room.Lasting(payload), Reply: room.Reply{Out: out, Done: func(wire.Header, error) {}},
 			}
 			if err := p.room.Serve(requests[rank]); err != nil {
 				t.Fatal(err)

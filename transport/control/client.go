@@ -63,6 +63,7 @@ type Client struct {
 	resume  uint64 // the request by which this node registers again
 	pending map[uint64]*request
 	memory  memory
+	clock   clock
 }
 
 // ErrClosed is the error of requests on a client that was closed.
@@ -261,6 +262,9 @@ func (c *Client) end() {
 // dispatch handles one message of the scheduler.
 func (c *Client) dispatch(line *Line, m *wire.Control) {
 	c.mu.Lock()
+	if m.Beat != nil {
+		c.clock.heard(m.Beat, time.Now().UnixNano())
+	}
 	request := c.pending[m.ID]
 	delete(c.pending, m.ID)
 	again := m.ID != 0 && m.ID == c.resume

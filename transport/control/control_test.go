@@ -52,7 +52,7 @@ func next(t *testing.T, conn transport.Conn) (m wire.Control) {
 			t.Errorf("reading as the scheduler: %v", err)
 			return m
 		}
-		if !m.Beat {
+		if m.Beat == nil {
 			return m
 		}
 	}

@@ -146,13 +146,14 @@ func (l *Line) write() {
 		ticker := time.NewTicker(l.beat)
 		defer ticker.Stop()
 		beats = ticker.C
+		l.sendBeat()
 	}
 	for {
 		select {
 		case <-l.ended:
 			return
 		case <-beats:
-			l.Push(&wire.Control{Beat: true})
+			l.sendBeat()
 		case <-l.wake:
 		}
 		l.mu.Lock()
@@ -166,6 +167,8 @@ func (l *Line) write() {
 		}
 	}
 }
+
+func (l *Line) sendBeat() { l.Push(&wire.Control{Beat: &wire.Beat{Sent: time.Now().UnixNano()}}) }
 
 // sendAll sends messages, as many in one write as fit.
 func (l *Line) sendAll(queue []*wire.Control) error {

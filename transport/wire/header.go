@@ -140,7 +140,7 @@ type Header struct {
 	Length       uint32      // payload bytes behind the header
 	Iteration    uint64      // progress of the push, per tensor, counted from 0; under models with supersteps, the superstep
 	Seq          uint64      // earlier uses of the name, whatever the signature: the number of the operation under it
-	Rank         uint16      // of the sender; in joined, of the last rank
+	Rank         uint16      // of the sender; in joined, of the last rank; in the result of a sum, of the rank whose push came last
 	Source       uint16      // transfers: the rank that puts
 	Destination  uint16      // transfers: the rank that gets, or EveryRank
 	Divisor      uint16      // result: how many ranks contributed, joined ones included; an average is divided by it already

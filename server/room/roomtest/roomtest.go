@@ -153,8 +153,8 @@ func (r *Rank) Request(h wire.Header, payload []byte, out int) *room.Request {
 			q.Payload = room.Lasting(payload)
 		}
 		memory := make([]byte, out)
-		q.Reply = room.Reply{Out: memory, Done: func(divisor uint32, err error) {
-			r.Answers = append(r.Answers, Answer{Header: wire.Header{Divisor: uint16(divisor)}, Payload: memory, Err: err})
+		q.Reply = room.Reply{Out: memory, Done: func(h wire.Header, err error) {
+			r.Answers = append(r.Answers, Answer{Header: h, Payload: memory, Err: err})
 		}}
 	}
 	return q
