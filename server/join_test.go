@@ -72,7 +72,7 @@ func crossTheJoin(t *testing.T, readBefore bool) {
 	}
 
 	forgotten := make(chan struct{})
-	local.Serve(wire.Header{Type: wire.TypePull, Flags: wire.FlagDeclare, Tensor: 1, Rank: 2, DType: units.Float32}, nil, make([]byte, 8), func(uint32, error) {
+	local.Serve(wire.Header{Type: wire.TypePull, Flags: wire.FlagDeclare, Tensor: 1, Rank: 2, DType: units.Float32}, nil, make([]byte, 8), func(wire.Header, error) {
 		if readBefore {
 			close(read)
 		} else {
