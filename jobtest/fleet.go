@@ -2,6 +2,7 @@ package jobtest
 
 import (
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -21,12 +22,33 @@ type Fleet struct {
 }
 
 // StartFleet starts a job of processes on this host, and waits until it trains.
-func StartFleet(t testing.TB, workers, servers int) *Fleet {
+func StartFleet(t testing.TB, workers, servers int, env ...string) *Fleet {
 	t.Helper()
 	f := &Fleet{t: t}
-	f.Scheduler = startProcess(t, nil, "scheduler", listenAt+"=127.0.0.1:0")
+	f.Scheduler = startProcess(t, nil, "scheduler", append(env, listenAt+"=127.0.0.1:0")...)
 	f.address = strings.TrimPrefix(f.Scheduler.Says("listens", Hang), "listens ")
-	common := []string{"PACELINE_SCHEDULER=" + f.address, fmt.Sprint("PACELINE_SIZE=", workers), fmt.Sprint("PACELINE_NUM_SERVERS=", servers)}
+	f.start(workers, servers, append(env, "PACELINE_SCHEDULER="+f.address))
+	return f
+}
+
+// StartFleetOfWorkers is StartFleet with the scheduler in rank 0, as launchers other than Paceline's own start a job.
+func StartFleetOfWorkers(t testing.TB, workers int, env ...string) *Fleet {
+	t.Helper()
+	f := &Fleet{t: t}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	l.Close()
+	f.start(workers, 0, append(env, fmt.Sprint("PACELINE_PORT=", port), fmt.Sprint("PACELINE_LOCAL_SIZE=", workers)))
+	return f
+}
+
+func (f *Fleet) start(workers, servers int, common []string) {
+	t := f.t
+	t.Helper()
+	common = append(common, fmt.Sprint("PACELINE_SIZE=", workers), fmt.Sprint("PACELINE_NUM_SERVERS=", servers))
 	if servers > 0 {
 		common = append(common, "PACELINE_SERVERS=dedicated")
 	}
@@ -37,7 +59,6 @@ func StartFleet(t testing.TB, workers, servers int) *Fleet {
 		f.Workers = append(f.Workers, startProcess(t, nil, "worker", append(common, fmt.Sprint("PACELINE_RANK=", rank))...))
 	}
 	f.Steps()
-	return f
 }
 
 // RestartScheduler kills the scheduler and starts another at its address.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -66,7 +67,15 @@ func runProcess(role string) error {
 	case "server":
 		return node.RunServer(context.Background(), s, "", node.Options{Log: zap.NewNop()})
 	}
-	w, err := node.StartWorker(context.Background(), s, node.Options{Log: zap.NewNop()})
+	o := node.Options{Log: zap.NewNop()}
+	if s.EmbedScheduler != "" {
+		sched, err := node.StartScheduler(s, s.EmbedScheduler, o)
+		if err != nil {
+			return err
+		}
+		o.Scheduler = sched.Address
+	}
+	w, err := node.StartWorker(context.Background(), s, o)
 	if err != nil {
 		return err
 	}
@@ -88,7 +97,8 @@ func processSettings(role string) (settings.Settings, error) {
 	if err != nil {
 		return s, err
 	}
-	return s, s.Complete()
+	err = s.Complete()
+	return s, err
 }
 
 // train sums for ever, and checks each sum.
@@ -158,6 +168,18 @@ func (p *Process) Kill() {
 		p.t.Error(err)
 	}
 	<-p.ended
+}
+
+// Stop stops the process, which keeps its connections, until Continue.
+func (p *Process) Stop() { p.signal(syscall.SIGSTOP) }
+
+// Continue has it run on.
+func (p *Process) Continue() { p.signal(syscall.SIGCONT) }
+
+func (p *Process) signal(s syscall.Signal) {
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Error(err)
+	}
 }
 
 // Says waits for a line that begins with a word, and gives it back.

@@ -106,17 +106,20 @@ func (c *conn) leave(err error) {
 			break
 		}
 	}
-	ended := c.r.ended
+	ended, here := c.r.ended, c.r.local
 	c.r.mu.Unlock()
 	if c.byed || ended {
 		return
 	}
-	why := fmt.Sprintf("its connection from %v ended: %v", c.tc.RemoteAddr(), err)
-	if errors.Is(err, io.EOF) {
-		why = fmt.Sprintf("its connection from %v was closed without a goodbye", c.tc.RemoteAddr())
+	lost := wire.Lost{Role: wire.RoleWorker, Rank: c.rank, Why: fmt.Sprintf("its connection from %v ended: %v", c.tc.RemoteAddr(), err)}
+	switch stopped := errors.Is(err, transport.ErrStopped); {
+	case stopped && here != nil: // not the other rank
+		lost.Rank, lost.Why = here.rank, fmt.Sprintf("rank %d has ended its connection from %v: %v", c.rank, c.tc.RemoteAddr(), err)
+	case errors.Is(err, io.EOF) && !stopped:
+		lost.Why = fmt.Sprintf("its connection from %v was closed without a goodbye", c.tc.RemoteAddr())
 	}
 	c.r.s.cfg.Log.Debug("connection lost", zap.Int("rank", c.rank), zap.Error(err))
-	c.r.lose(wire.Lost{Role: wire.RoleWorker, Rank: c.rank, Why: why})
+	c.r.lose(lost)
 }
 
 func (c *conn) read() error {

@@ -78,6 +78,10 @@ type Transport interface {
 	Dial(ctx context.Context, address string) (Conn, error)
 }
 
+// ErrStopped is wrapped by errors of a connection that ends when this process runs again after more than a peer timeout in
+// which it did not: it was the peer of all others that they have given up.
+var ErrStopped = errors.New("this process itself did not run")
+
 // ErrAuth is wrapped by errors of a handshake in which the peer did not prove that it knows the job
 // secret, or did not speak the protocol at all.
 var ErrAuth = errors.New("authentication failed")

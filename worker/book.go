@@ -44,7 +44,7 @@ func (b *book) epoch() *membership.Epoch { return b.cfg.Membership.Now() }
 // admit checks what depends on the other operations in flight.
 func (b *book) admit(ops []Op) error {
 	if b.broken != nil {
-		return b.broken
+		return fmt.Errorf("%v of %q on rank %d: %w", ops[0].Kind, ops[0].Name, b.cfg.Rank, b.broken)
 	}
 	if b.joining != nil {
 		return fmt.Errorf("%w: this rank has joined and waits for the others", ErrInvalid)

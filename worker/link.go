@@ -102,11 +102,14 @@ func (l *link) read() {
 func (l *link) lost(err error) {
 	p := l.p
 	why := fmt.Sprintf("rank %d lost its connection to %v: %v", p.e.cfg.Rank, p, err)
-	if errors.Is(err, io.EOF) {
+	if errors.Is(err, io.EOF) && !errors.Is(err, transport.ErrStopped) {
 		why = fmt.Sprintf("its connection to rank %d was closed without a goodbye", p.e.cfg.Rank)
 	}
 	lost := wire.Lost{Role: wire.RoleServer, Rank: p.index, Why: why}
-	if p.at.Rank != membership.Dedicated { // lost with its worker
+	switch {
+	case errors.Is(err, transport.ErrStopped): // not the server
+		lost.Role, lost.Rank = wire.RoleWorker, p.e.cfg.Rank
+	case p.at.Rank != membership.Dedicated: // lost with its worker
 		lost.Role, lost.Rank = wire.RoleWorker, p.at.Rank
 	}
 	p.e.Lost(lost)

@@ -14,7 +14,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
+	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/auth"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -120,14 +122,6 @@ func (c *Conn) write(buffers net.Buffers) (err error) {
 // TrySend implements transport.Conn. Over a stream that cannot write without waiting, such as TLS, it
 // takes the turn and returns everything as the rest.
 func (c *Conn) TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err error) {
-	if rest, busy, err = c.trySend(buffers); err != nil {
-		err = c.sendFailed(err)
-	}
-	return rest, busy, err
-}
-
-// trySend leaves it to the caller to record why it failed.
-func (c *Conn) trySend(buffers net.Buffers) (rest net.Buffers, busy bool, err error) {
 	buffers = skipEmpty(buffers)
 	if err := c.ended(); err != nil || len(buffers) == 0 {
 		return nil, false, err
@@ -143,6 +137,7 @@ func (c *Conn) trySend(buffers net.Buffers) (rest net.Buffers, busy bool, err er
 	if c.try != nil {
 		n, err := c.try.TryWrite(buffers)
 		if err != nil {
+			err = c.sendFailed(err)
 			c.turn.give()
 			return nil, false, err
 		}
@@ -315,7 +310,7 @@ func (c *Conn) ended() error {
 // sendFailed records why sending ended. The stream stays open for reading what the peer had sent before,
 // possibly its goodbye.
 func (c *Conn) sendFailed(err error) error {
-	reason := describe("sending to", c.peer, err)
+	reason := c.describe("sending to", err)
 	c.cause.CompareAndSwap(nil, &reason)
 	return c.ended()
 }
@@ -323,12 +318,24 @@ func (c *Conn) sendFailed(err error) error {
 // readFailed is the error of a failed read. The kernel reports a failure once, to a sender or a reader; the
 // first one records it for the other.
 func (c *Conn) readFailed(err error) error {
-	reason := describe("reading from", c.peer, err)
+	reason := c.describe("reading from", err)
 	if sent := c.ended(); errors.Is(err, io.EOF) && (sent == nil || errors.Is(sent, syscall.EPIPE)) {
 		return reason // a send, perhaps a beat, that found the peer gone says no more than the peer's close
 	}
 	c.cause.CompareAndSwap(nil, &reason)
 	return c.ended()
+}
+
+// describe is the error of the role that uses the connection.
+func (c *Conn) describe(doing string, err error) error {
+	err = describe(doing, c.peer, err)
+	if c.watch == nil {
+		return err
+	}
+	if d := c.watch.stopped(); d > 0 {
+		err = fmt.Errorf("%w (%w for %v)", err, transport.ErrStopped, d.Round(100*time.Millisecond))
+	}
+	return err
 }
 
 func describe(doing, peer string, err error) error {

@@ -1,13 +1,11 @@
 package stream
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/paceline/paceline/transport/wire"
@@ -20,6 +18,11 @@ const (
 	sweepsOfSilence  = sweepsPerTimeout + 2
 )
 
+// Silence is for how long a peer may be silent that is stopped for a peer timeout.
+func Silence(peerTimeout time.Duration) time.Duration {
+	return peerTimeout * sweepsOfSilence / sweepsPerTimeout
+}
+
 // watch notices peers that no longer run, though their host acknowledges what is sent to them: their process is stopped
 // (SIGSTOP, a debugger), or hangs. It shows the peers of its own connections that this process runs. One watch serves
 // all connections of a transport, with one goroutine while there are any.
@@ -29,13 +32,17 @@ const (
 //     with what it has read, however long, does not wait.
 //
 // Silence is counted in sweeps of this process, not by a clock. Time in which this process was stopped itself, or did not
-// get a processor, does not count: after it the peers' beats are read before the next sweep.
+// get a processor, does not count: after it the peers' beats are read before the next sweep. Where that was longer than
+// peers wait, connections that have ended say so (transport.ErrStopped).
 type watch struct {
 	timeout time.Duration
 
-	mu    sync.Mutex // the connections' turns are not taken under it
-	conns map[*Conn]struct{}
-	stop  chan struct{} // ends the goroutine; nil while there is no connection
+	mu      sync.Mutex // the connections' turns are not taken under it
+	conns   map[*Conn]struct{}
+	stop    chan struct{} // ends the goroutine; nil while there is no connection
+	swept   time.Time     // begin of the last sweep
+	resumed time.Time     // begin of the last one that came late by more than the timeout
+	missed  time.Duration // by how much
 }
 
 // pulse is what a watch knows of a connection.
@@ -58,7 +65,7 @@ func (w *watch) add(c *Conn) {
 	defer w.mu.Unlock()
 	w.conns[c] = struct{}{}
 	if w.stop == nil {
-		w.stop = make(chan struct{})
+		w.stop, w.swept = make(chan struct{}), time.Now()
 		go w.run(w.stop)
 	}
 }
@@ -84,7 +91,7 @@ func (w *watch) run(stop <-chan struct{}) {
 		case <-stop:
 			return
 		}
-		all = w.list(all[:0])
+		all = w.begin(all[:0])
 		for _, c := range all {
 			w.sweep(c)
 		}
@@ -92,13 +99,33 @@ func (w *watch) run(stop <-chan struct{}) {
 	}
 }
 
-func (w *watch) list(into []*Conn) []*Conn {
+// begin begins a sweep and lists the connections.
+func (w *watch) begin(into []*Conn) []*Conn {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	now := time.Now()
+	if late := now.Sub(w.swept); late > w.timeout {
+		w.resumed, w.missed = now, late
+	}
+	w.swept = now
 	for c := range w.conns {
 		into = append(into, c)
 	}
 	return into
+}
+
+// stopped is for how long this process has not run, until now or shortly before; 0 if that is within what peers wait.
+func (w *watch) stopped() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	switch late := now.Sub(w.swept); {
+	case w.stop != nil && late > w.timeout:
+		return late
+	case now.Sub(w.resumed) < w.timeout:
+		return w.missed
+	}
+	return 0
 }
 
 // sweep looks at one connection.
@@ -118,16 +145,11 @@ func (w *watch) sweep(c *Conn) {
 	}
 }
 
-// beat shows the peer that this process runs, unless another sender does so. A peer that has closed is for the reader to
-// find out, behind what it sent before.
+// beat shows the peer that this process runs, unless another sender does so.
 func (c *Conn) beat() {
 	h := wire.Header{Type: wire.TypeBeat}
-	rest, busy, err := c.trySend(net.Buffers{h.Append(nil)})
-	switch {
-	case errors.Is(err, syscall.EPIPE):
-	case err != nil:
-		_ = c.sendFailed(err)
-	case !busy && len(rest) > 0: // a stream that cannot write without waiting, or a peer that does not read
+	rest, busy, err := c.TrySend(net.Buffers{h.Append(nil)})
+	if err == nil && !busy && len(rest) > 0 { // a stream that cannot write without waiting, or a peer that does not read
 		go func() { _ = c.Send(rest) }()
 	}
 }

@@ -158,12 +158,13 @@ func (l tuned) Accept() (net.Conn, error) {
 
 // tune sets a new connection for low latency and for detection of a lost peer.
 func (t *network) tune(nc net.Conn) (net.Conn, error) {
-	s, err := newSocket(nc.(*net.TCPConn), t.PeerTimeout)
+	patience := stream.Silence(t.PeerTimeout) // a process that is stopped for the timeout takes nothing meanwhile
+	s, err := newSocket(nc.(*net.TCPConn), patience)
 	if err == nil {
 		second := int((t.PeerTimeout + time.Second - 1) / time.Second) // the kernel counts these in seconds
 		err = setOptions(s.raw, []option{
 			{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
-			{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(t.PeerTimeout.Milliseconds())},
+			{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(patience.Milliseconds())},
 			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
 			{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, max(1, second/2)},
 			{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, max(1, second/5)},
