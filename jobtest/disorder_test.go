@@ -118,6 +118,9 @@ func newDisorder(t *testing.T, seed uint64) *disorder {
 		}
 		d.story = append(d.story, append(round, endings[random.IntN(len(endings))]))
 	}
+	if last := d.story[len(d.story)-1]; d.Settings.Servers == "dedicated" && random.IntN(3) == 0 {
+		last[len(last)-1] = serverLeaves
+	}
 	return d
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -114,6 +115,23 @@ func (a *act) oneIsKilled() error {
 		}
 		if !errors.Is(err, worker.ErrPeerLost) {
 			return fmt.Errorf("rank %d was killed: %w", victim, err)
+		}
+		return nil
+	}
+}
+
+// serverLeaves has a dedicated server leave in the midst of what it does for the ranks.
+func (a *act) serverLeaves() error {
+	for again := false; ; again = true {
+		if again && a.rank == 0 {
+			a.StopServer(0)
+		}
+		err := a.sums()
+		if err == nil {
+			continue
+		}
+		if !regexp.MustCompile(`server [0-9]+ .*(was stopped|has shut down)`).MatchString(err.Error()) {
+			return fmt.Errorf("a server has left: %w, want an error that says so", err)
 		}
 		return nil
 	}

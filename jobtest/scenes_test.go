@@ -24,7 +24,7 @@ var scenes = []scene{
 	{"sums", (*act).sums}, {"collectives", (*act).collectives}, {"values", (*act).values}, {"supersteps", (*act).supersteps},
 	{"disagreement", (*act).disagreement}, {"no memory", (*act).noMemory}, {"state", (*act).state}, {"join", (*act).join},
 	{"join in a superstep", (*act).joinInASuperstep}, {"absent rank", (*act).absentRank},
-	{"process set", (*act).processSet}, {"condition", (*act).condition},
+	{"process set", (*act).processSet}, {"condition", (*act).condition}, {"scheduler restarts", (*act).schedulerRestarts},
 	{"slow rank", (*act).slowRank}, {"stalled rank", (*act).stalledRank},
 }
 
@@ -33,6 +33,9 @@ const killing = "one is killed"
 var endings = []scene{
 	{"all leave", func(*act) error { return nil }}, {"one leaves", (*act).oneLeaves}, {killing, (*act).oneIsKilled},
 }
+
+// serverLeaves is the end of a story, as no server comes in its place.
+var serverLeaves = scene{"a server leaves", (*act).serverLeaves}
 
 // act is one rank's part in a scene.
 type act struct {
@@ -317,4 +320,17 @@ func (a *act) condition() error {
 		}
 	}
 	return a.holds(v, steps)
+}
+
+// schedulerRestarts has another scheduler take the place of the one that all know, while names are declared.
+func (a *act) schedulerRestarts() error {
+	if err := a.Sums(a.rank, "before "+a.id, 3); err != nil {
+		return err
+	}
+	if a.rank == a.shared.IntN(len(a.Workers)) {
+		a.Scheduler.Close()
+		a.pause()
+		a.StartScheduler(a.Settings.Scheduler)
+	}
+	return a.Sums(a.rank, "after "+a.id, 3)
 }
