@@ -56,9 +56,9 @@ func (b Bandwidth) hold(bytes int64) time.Duration {
 // link is one direction of a link: the time from which it is free.
 type link struct{ free time.Duration }
 
-// take occupies the link for a message that arrives now, after the earlier ones, and returns the time of its
+// occupy holds the link for a message that arrives now, after the earlier ones, and returns the time of its
 // end.
-func (l *link) take(now, hold time.Duration) time.Duration {
+func (l *link) occupy(now, hold time.Duration) time.Duration {
 	l.free = max(l.free, now) + hold
 	return l.free
 }

@@ -137,7 +137,7 @@ func (r *run) handle(e event) error {
 	case head:
 		r.arrive(rank, key)
 	case whole:
-		return r.take(rank, key)
+		return r.received(rank, key)
 	case reported:
 		return r.exchange(0, rank)
 	case granted:
@@ -212,15 +212,15 @@ func (r *run) push(rank int, verdict superstep.Verdict) {
 
 func (r *run) arrive(rank, key int) {
 	tail := r.now + r.Bandwidth.hold(r.size[key]) // the last byte has come over the worker's link
-	through := r.servers[key%r.Servers].in.take(r.now, r.ServerBandwidth.hold(r.size[key]))
+	through := r.servers[key%r.Servers].in.occupy(r.now, r.ServerBandwidth.hold(r.size[key]))
 	r.queue.add(max(tail, through), whole, rank, key)
 	if key+1 < len(r.size) {
 		r.queue.add(tail, head, rank, key+1)
 	}
 }
 
-// take receives a complete push.
-func (r *run) take(rank, key int) error {
+// received notes a complete push.
+func (r *run) received(rank, key int) error {
 	w := &r.workers[rank]
 	w.arrived = r.now
 	w.coming--
@@ -311,7 +311,7 @@ func (r *run) release(k int, ranks ...int) {
 func (r *run) answer(rank, key int) {
 	out := &r.servers[key%r.Servers].out
 	start := max(r.now, out.free)
-	out.take(start, r.ServerBandwidth.hold(r.size[key]))
+	out.occupy(start, r.ServerBandwidth.hold(r.size[key]))
 	r.queue.add(start+r.Latency, answered, rank, key)
 }
 
@@ -319,7 +319,7 @@ func (r *run) answer(rank, key int) {
 func (r *run) receive(rank, key int) {
 	w := &r.workers[rank]
 	tail := r.now + r.ServerBandwidth.hold(r.size[key])
-	w.ready = max(w.ready, tail, w.in.take(r.now, r.Bandwidth.hold(r.size[key])))
+	w.ready = max(w.ready, tail, w.in.occupy(r.now, r.Bandwidth.hold(r.size[key])))
 	if w.missing--; w.missing == 0 {
 		r.queue.add(w.ready, complete, rank, 0)
 	}

@@ -62,8 +62,8 @@ func (a *Arguments) allowed() string {
 	return "allowed are " + strings.Join(a.known, ", ")
 }
 
-// take removes an argument and returns its value.
-func (a *Arguments) take(name string) (value string, ok bool) {
+// remove deletes an argument and returns its value.
+func (a *Arguments) remove(name string) (value string, ok bool) {
 	if name != "" {
 		a.known = append(a.known, name)
 	}
@@ -74,7 +74,7 @@ func (a *Arguments) take(name string) (value string, ok bool) {
 
 // Integer takes a whole number from least to most.
 func (a *Arguments) Integer(name string, otherwise, least, most int) int {
-	text, ok := a.take(name)
+	text, ok := a.remove(name)
 	if !ok {
 		return otherwise
 	}
@@ -88,7 +88,7 @@ func (a *Arguments) Integer(name string, otherwise, least, most int) int {
 
 // Number takes a number that valid accepts; allowed describes these.
 func (a *Arguments) Number(name string, otherwise float64, allowed string, valid func(float64) bool) float64 {
-	text, ok := a.take(name)
+	text, ok := a.remove(name)
 	if !ok {
 		return otherwise
 	}
@@ -105,7 +105,7 @@ func (a *Arguments) Number(name string, otherwise float64, allowed string, valid
 
 // Choice takes one of some words; the first is the default.
 func (a *Arguments) Choice(name string, words ...string) string {
-	text, ok := a.take(name)
+	text, ok := a.remove(name)
 	switch {
 	case !ok:
 		return words[0]

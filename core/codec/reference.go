@@ -435,7 +435,7 @@ func (g *grid) eliasUnpack(codes []uint16, in []byte) bool {
 				return false
 			}
 			for p := range group {
-				if !ended[p] && r.take() == 1 {
+				if !ended[p] && r.next() == 1 {
 					group[p] |= 1 << k
 					ended[p] = true
 					reach--
@@ -443,7 +443,7 @@ func (g *grid) eliasUnpack(codes []uint16, in []byte) bool {
 			}
 			for p := range group {
 				if !ended[p] {
-					group[p] |= r.take() << k
+					group[p] |= r.next() << k
 				}
 			}
 		}
@@ -452,7 +452,7 @@ func (g *grid) eliasUnpack(codes []uint16, in []byte) bool {
 			if level > g.levels {
 				return false
 			}
-			if level > 0 && r.take() == 1 {
+			if level > 0 && r.next() == 1 {
 				level = -level
 			}
 			if i := from + p/8 + p%8*stride; i < len(codes) {
@@ -461,7 +461,7 @@ func (g *grid) eliasUnpack(codes []uint16, in []byte) bool {
 		}
 	}
 	for r.at%8 != 0 {
-		if r.take() != 0 {
+		if r.next() != 0 {
 			return false
 		}
 	}
@@ -482,7 +482,7 @@ func (b *bitString) put(bit int) {
 	b.at++
 }
 
-func (b *bitString) take() (bit int) {
+func (b *bitString) next() (bit int) {
 	if b.at < 8*len(b.bytes) {
 		bit = int(b.bytes[b.at/8] >> (b.at % 8) & 1)
 	}

@@ -27,7 +27,7 @@ type Mutex struct {
 
 // Lock locks, and panics where the goroutine holds a lock of the same level or of a greater one.
 func (m *Mutex) Lock() {
-	m.take()
+	m.acquire()
 	m.mu.Lock()
 }
 
@@ -46,7 +46,7 @@ type RWMutex struct {
 
 // Lock locks for writing.
 func (m *RWMutex) Lock() {
-	m.take()
+	m.acquire()
 	m.mu.Lock()
 }
 
@@ -58,7 +58,7 @@ func (m *RWMutex) Unlock() {
 
 // RLock locks for reading.
 func (m *RWMutex) RLock() {
-	m.take()
+	m.acquire()
 	m.mu.RLock()
 }
 
@@ -74,7 +74,7 @@ var held = struct {
 	of map[uint64][]*place
 }{of: map[uint64][]*place{}}
 
-func (p *place) take() {
+func (p *place) acquire() {
 	if p.level == 0 {
 		return
 	}

@@ -72,8 +72,8 @@ func (n *iterations) open(q *room.Request) (*slot, error) {
 	return s, nil
 }
 
-// takes reports whether bytes still count for a slot: it was not given up, nor closed without this rank.
-func (n *iterations) takes(s *slot, iteration uint64) bool {
+// accepts reports whether bytes still count for a slot: it was not given up, nor closed without this rank.
+func (n *iterations) accepts(s *slot, iteration uint64) bool {
 	return n.slots[iteration] == s && !s.closed
 }
 

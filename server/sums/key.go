@@ -98,7 +98,7 @@ func (k *key) stream(s *slot, q *room.Request) error {
 			return err
 		}
 		k.mu.Lock()
-		if k.iterations.takes(s, q.Iteration) {
+		if k.iterations.accepts(s, q.Iteration) {
 			s.add(i, q.From(), b)
 		}
 		k.mu.Unlock()
@@ -113,7 +113,7 @@ func (k *key) keep(s *slot, q *room.Request) error {
 		return k.unread(q, err)
 	}
 	k.mu.Lock()
-	kept := k.iterations.takes(s, q.Iteration)
+	kept := k.iterations.accepts(s, q.Iteration)
 	if kept {
 		s.contributions[q.From()] = b
 	}
@@ -131,7 +131,7 @@ func (k *key) receive(s *slot, q *room.Request) error {
 		return k.unread(q, err)
 	}
 	k.mu.Lock()
-	if k.iterations.takes(s, q.Iteration) {
+	if k.iterations.accepts(s, q.Iteration) {
 		err = s.addMessage(q.From(), message)
 	}
 	k.mu.Unlock()

@@ -78,7 +78,7 @@ func (c *Conn) Send(buffers net.Buffers) error {
 	if len(buffers) == 0 {
 		return c.ended()
 	}
-	resumes, ok := c.turn.take(&buffers[0][0])
+	resumes, ok := c.turn.wait(&buffers[0][0])
 	if !ok {
 		return c.ended()
 	}
@@ -153,7 +153,7 @@ func (c *Conn) TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err er
 
 // Aside has f write something other than a frame to the stream, in order with sends and never amid one. An error of f ends sending.
 func (c *Conn) Aside(f func() error) error {
-	if _, ok := c.turn.take(&c.aside); !ok {
+	if _, ok := c.turn.wait(&c.aside); !ok {
 		return c.ended()
 	}
 	defer c.turn.give()

@@ -20,9 +20,9 @@ func newTurn() *turn {
 	return t
 }
 
-// take waits for the turn to send what begins at first, and reports whether that is the rest that the turn was kept for. ok is
+// wait gets the turn to send what begins at first, and reports whether that is the rest that the turn was kept for. ok is
 // false when the connection has ended.
-func (t *turn) take(first *byte) (resumes, ok bool) {
+func (t *turn) wait(first *byte) (resumes, ok bool) {
 	if resumes, ok = t.try(first); ok {
 		return resumes, true
 	}
