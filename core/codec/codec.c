@@ -1,4 +1,4 @@
-/* Composes the kernels block by block, so that the memory of the tensor is passed once. */
+/* Composes the kernels block by block, so that the tensor is read once from memory. */
 #include "codec.h"
 
 #include <string.h>
@@ -25,7 +25,7 @@ static const struct codec_kernels *blockwise_kernels(int level, const struct cod
   return kernels(level == CODEC_LEVEL_AVX512 && g->block < 256 ? CODEC_LEVEL_AVX2 : level);
 }
 
-/* PEXT and PDEP are microcode in AMD's processors before Zen 3, far slower than the plain kernels' loops. */
+/* On AMD processors before Zen 3, PEXT and PDEP are microcode, and far slower than the loops of the plain kernels. */
 static int gathers_slowly;
 
 #ifdef __x86_64__
@@ -85,14 +85,14 @@ static double norm(const struct codec_kernels *k, const struct codec_grid *g, co
   return bound > 0 && bound < peak ? bound : peak;
 }
 
-/* power rounds up to a power of two; NaN where float32 has none so great. */
+/* power rounds up to a power of two; NaN where that is beyond float32. */
 static float power(double scale) {
   uint32_t u = bits_of((float)scale);
   u = (u + 0x7fffff) & ~0x7fffffu;
   return u >= INFINITE ? float_of(NOT_A_NUMBER) : float_of(u);
 }
 
-/* quantise makes codes of a block and returns the number that stands before them in the message. */
+/* quantise makes the codes of a block and returns the step that precedes them in the message. */
 static float quantise(const struct codec_kernels *k, const struct codec_grid *g, uint16_t *codes, const codec_float *x,
                       size_t n, struct codec_keys keys, uint32_t base) {
   double scale = norm(k, g, x, n);
@@ -148,7 +148,8 @@ static size_t write_block(const struct codec_kernels *k, const struct codec_grid
   return 6 + packed;
 }
 
-/* read_block returns the bytes that it took, or 0 and why. A block of Elias codes is only checked where `checking`. */
+/* read_block returns the number of bytes that it consumed, or 0 and the reason. With `checking` it only checks a block
+ * of Elias codes. */
 static size_t read_block(const struct codec_kernels *k, const struct codec_grid *g, uint16_t *codes, float *step,
                          const uint8_t *in, size_t len, size_t n, int *why, int checking) {
   size_t head = g->elias ? 6 : 4, packed = packed_bytes(g, n);
@@ -176,7 +177,7 @@ static size_t read_block(const struct codec_kernels *k, const struct codec_grid 
   return g->kind == CODEC_SIGN || k->greatest(codes, n) <= 2 * g->levels ? head + packed : 0;
 }
 
-/* What was sent of a block is decoded again where a residual wants to know. */
+/* Where there is a residual, the message of a block is decoded again: the residual is what it lacks. */
 size_t codec_encode(int level, struct codec_grid g, uint8_t *dst, const void *src, void *residual, size_t n,
                     struct codec_keys keys) {
   const struct codec_kernels *k = blockwise_kernels(level, &g);

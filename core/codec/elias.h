@@ -1,11 +1,11 @@
 /*
- * Elias' gamma code of a block, a part of kernels.h. The codes lie in bit planes (the sign, then the magnitude's bits
- * from the lowest), so that a word has one bit of each of 64 codes: what they write in one step is a gather of words,
- * what they read a scatter. reference.go defines which bit stands where.
+ * Elias' gamma code of a block, a part of kernels.h. The codes are in bit planes (the sign, then the magnitude's bits
+ * from the lowest), so a word has one bit of each of 64 codes: one step of writing gathers bits of a word, one step of
+ * reading scatters them. reference.go defines the place of each bit.
  */
 
 #ifdef HAS_BMI2
-/* No vectors: of the mask registers of AVX-512 gcc makes a slow place to keep words in. */
+/* Without vectors: gcc would keep words in the mask registers of AVX-512, which is slow. */
 #define BITS_TARGET __attribute__((target("bmi,bmi2,popcnt")))
 
 BITS_TARGET static inline uint64_t gather(uint64_t x, uint64_t mask) { return _pext_u64(x, mask); }
@@ -14,7 +14,7 @@ BITS_TARGET static inline uint64_t scatter(uint64_t x, uint64_t mask) { return _
 #else
 #define BITS_TARGET
 
-/* gather moves the bits of x under the mask to the lowest places. All elements take part in the first step. */
+/* gather moves the bits of x under the mask to the lowest places. In the first step the mask has all bits. */
 static inline uint64_t gather(uint64_t x, uint64_t mask) {
   if (mask == UINT64_MAX) return x;
   uint64_t gathered = 0;
@@ -51,7 +51,7 @@ TARGET static void unslice(uint16_t *codes, const uint8_t *planes, size_t n, uin
   }
 }
 
-/* A word of a plane, of which m bytes are left. */
+/* A word of a plane that has m bytes left. */
 BITS_TARGET static inline uint64_t load_word(const uint8_t *plane, size_t m) {
   uint64_t word = 0;
   if (m >= 8) memcpy(&word, plane, 8);
@@ -64,17 +64,17 @@ BITS_TARGET static inline void store_word(uint8_t *plane, uint64_t word, size_t 
   else memcpy(plane, &word, m);
 }
 
-/* The codes that it holds. */
+/* The mask of the codes in such a word. */
 static inline uint64_t whole(size_t m) { return m >= 8 ? UINT64_MAX : ((uint64_t)1 << 8 * m) - 1; }
 
-/* Whole words at out, and `fill` bits that wait for theirs to be full. */
+/* Whole words at out, and `fill` bits of the next word. */
 struct bit_writer {
   uint8_t *out;
   uint64_t held;
   uint32_t fill;
 };
 
-/* put writes those bits of x that are under the mask. It writes a word whether full or not, which saves a branch. */
+/* put writes the bits of x under the mask. It always writes a word, also one that is not full, which saves a branch. */
 BITS_TARGET static inline void put(struct bit_writer *w, uint64_t x, uint64_t mask) {
   x = gather(x, mask);
   uint64_t low = w->held | x << w->fill, high = x >> 1 >> (63 - w->fill);
@@ -91,7 +91,7 @@ BITS_TARGET static size_t elias_pack(uint8_t *out, size_t packed, const uint8_t 
   for (size_t i = 0; i < stride; i += 8) {
     size_t m = stride - i;
     uint64_t active = whole(m), carry = active;
-    uint64_t v[CODEC_MAX_BITS], above[CODEC_MAX_BITS]; /* magnitude + 1; which of them have bits above this one */
+    uint64_t v[CODEC_MAX_BITS], above[CODEC_MAX_BITS]; /* magnitude + 1; the codes with a bit above this one */
     for (uint32_t j = 1; j < bits; j++) {
       uint64_t word = load_word(planes + j * stride + i, m);
       v[j - 1] = word ^ carry;
@@ -117,7 +117,7 @@ struct bit_reader {
   size_t at; /* bits */
 };
 
-/* take reads as many bits as the mask has, and puts them there. */
+/* take reads as many bits as the mask has, and moves them to its places. */
 BITS_TARGET static inline uint64_t take(struct bit_reader *r, uint64_t mask) {
   const uint8_t *from = r->in + r->at / 8;
   uint64_t word, shift = r->at % 8;

@@ -1,14 +1,14 @@
 /*
  * Kernels in plain C loops, which the compiler turns into vectors of one instruction set. Each file
  * that includes this names the set: LEVEL, the suffix of its table, and TARGET, the function attribute
- * that allows it. reference.go defines what every kernel answers, bit for bit.
+ * that allows it. reference.go defines the result of every kernel, bit for bit.
  */
 #include "codec.h"
 
 #include <string.h>
 
-/* No product may be fused into a sum, which would round once instead of twice. The pragma tells clang;
- * gcc fuses only in its GNU dialects, and is called with -std=c11. */
+/* A product must not be fused into a sum, which would round once instead of twice. The pragma is for clang; gcc
+ * fuses only in its GNU dialects, and the build uses -std=c11. */
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
@@ -36,7 +36,7 @@ static inline float float_of(uint32_t u) {
   return f;
 }
 
-/* 16-bit floats: rounded to the nearest, ties to even; a NaN stays one. */
+/* 16-bit floats: rounded to the nearest, ties to even; a NaN stays a NaN. */
 TARGET static void widen_bfloat16(f32 *d, const u16 *x, size_t n) {
   u32 *bits = (u32 *)d;
   EACH(n) bits[i] = (uint32_t)x[i] << 16;
@@ -65,7 +65,7 @@ static inline uint16_t half_nearest(uint32_t u) {
   if (u > INFINITE) return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff)); /* NaN, made quiet */
   if (u >= 0x47800000) return (uint16_t)(sign | 0x7c00);                  /* 2^16 and more */
   if (u >= 0x38800000) return (uint16_t)(sign | (u - 0x38000000 + 0xfff + (u >> 13 & 1)) >> 13);
-  return (uint16_t)(sign | (bits_of(float_of(u) + 0.5f) - 0x3f000000)); /* counts in 0.5f's unit, 2^-24 */
+  return (uint16_t)(sign | (bits_of(float_of(u) + 0.5f) - 0x3f000000)); /* in units of 0.5f's last place, 2^-24 */
 }
 
 TARGET static void widen_float16(f32 *d, const u16 *x, size_t n) {
@@ -84,7 +84,7 @@ TARGET static void narrow_float16(u16 *d, const f32 *x, size_t n) {
   for (; i < n; i++) d[i] = half_nearest(bits_of(x[i]));
 }
 
-/* Residuals. Where what was sent is not finite, nothing is left: it would never go away again. */
+/* Residuals. Where a sent value is not finite the residual is 0; otherwise it would never be finite again. */
 TARGET static void feed(f32 *r, const f32 *x, size_t n) { EACH(n) r[i] = r[i] + x[i]; }
 
 TARGET static void leave(f32 *r, const f32 *sent, size_t n) {
@@ -102,7 +102,7 @@ TARGET static void momentum(f32 *v, f32 *u, const f32 *x, size_t n, float m) {
   }
 }
 
-/* Statistics of a block. NaN has the greatest bits, then infinity. */
+/* Statistics of a block. As bits, NaN is the greatest, then infinity. */
 TARGET static uint32_t absmax(const f32 *x, size_t n) {
   const u32 *bits = (const u32 *)x;
   uint32_t most = 0;
@@ -113,8 +113,7 @@ TARGET static uint32_t absmax(const f32 *x, size_t n) {
   return most;
 }
 
-/* Eight partial sums, one per index modulo 8, fix the order of the additions whatever the width of a
- * vector is. */
+/* Eight partial sums, one per index modulo 8, fix the order of additions for every vector width. */
 TARGET static void moments(const f32 *x, size_t n, double out[3]) {
   double a[8] = {0}, b[8] = {0}, c[8] = {0};
   size_t i = 0;
@@ -150,8 +149,8 @@ static inline uint32_t draw(uint32_t i, struct codec_keys keys) {
 /* The upper 24 of them as a number in [0, 1). */
 static inline float unit(uint32_t h) { return (float)(int32_t)(h >> 8) * 0x1p-24f; }
 
-/* x·inverse, held to ±levels, goes to one of the two integers around it, with the probability that
- * makes its mean right; codes count from -levels. */
+/* x·inverse, limited to ±levels, is rounded to one of the two integers around it, with the probability that
+ * makes the mean exact; code 0 is -levels. */
 TARGET static void uniform(uint16_t *codes, const f32 *x, size_t n, float inverse, uint32_t levels,
                            struct codec_keys keys, uint32_t base) {
   const int32_t s = (int32_t)levels;
@@ -166,8 +165,8 @@ TARGET static void uniform(uint16_t *codes, const f32 *x, size_t n, float invers
   }
 }
 
-/* x·inverse, within ±1, goes to one of the two powers of two around it: adding random bits below the
- * exponent carries into it with the right probability. Beneath the smallest one it goes there or to 0. */
+/* x·inverse, within ±1, is rounded to one of the two powers of two around it: random bits that are added below the
+ * exponent carry into it with the right probability. Below the smallest power it is rounded to that or to 0. */
 TARGET static void natural(uint16_t *codes, const f32 *x, size_t n, float inverse, uint32_t levels,
                            struct codec_keys keys, uint32_t base) {
   const int32_t s = (int32_t)levels;
@@ -209,9 +208,9 @@ TARGET static void sign_values(f32 *d, const uint16_t *codes, size_t n, float sc
   EACH(n) d[i] = codes[i] ? scale : -scale;
 }
 
-/* Bit planes: bit t of byte i of plane j is bit j of code i + t·stride, where stride is ⌈n/8⌉. So each
- * width packs in loops without a carry from one element to the next. The codes from n up to the next
- * eight are read, and written, too. */
+/* Bit planes: bit t of byte i of plane j is bit j of code i + t·stride, where stride is ⌈n/8⌉. So the loops for each
+ * width carry nothing from one element to the next. They also read and write the codes from n to the next multiple
+ * of eight. */
 TARGET static void pack_planes(uint8_t *out, const uint16_t *codes, size_t n, uint32_t bits) {
   size_t stride = (n + 7) / 8;
   for (uint32_t j = 0; j < bits; j++, out += stride) EACH(stride) {
@@ -223,7 +222,7 @@ TARGET static void pack_planes(uint8_t *out, const uint16_t *codes, size_t n, ui
     }
 }
 
-/* unpack_width reads up to 8 planes, the lowest being bit `low` of the codes: 0, or 8 where those below were read. */
+/* unpack_width reads up to 8 planes; the first is bit `low` of the codes, 0 or 8. */
 TARGET static inline __attribute__((always_inline)) void unpack_width(uint16_t *codes, const uint8_t *in, size_t stride,
                                                                       uint32_t bits, uint32_t low) {
   for (uint32_t t = 0; t < 8; t++, codes += stride) EACH(stride) {
@@ -268,7 +267,7 @@ TARGET static void unpack_planes(uint16_t *codes, const uint8_t *in, size_t n, u
   if (bits > 8) unpack_upto8(codes, in + 8 * stride, stride, bits - 8, 8);
 }
 
-/* Packed codes are bit planes, or bytes in order where they have eight bits. */
+/* Packed codes are bit planes; codes of eight bits are bytes in order. */
 TARGET static void pack(uint8_t *out, const uint16_t *codes, size_t n, uint32_t bits) {
   if (bits != 8) {
     pack_planes(out, codes, n, bits);
@@ -287,7 +286,7 @@ TARGET static void unpack(uint16_t *codes, const uint8_t *in, size_t n, uint32_t
 
 #include "elias.h"
 
-/* full tells, of whole bytes of planes, whether some code has all bits set. */
+/* full reports whether some code in whole bytes of planes has all bits set. */
 TARGET static int full(const uint8_t *in, size_t stride, uint32_t bits) {
   uint8_t all[CODEC_MAX_BLOCK / 8], any = 0;
   memcpy(all, in, stride);

@@ -1,14 +1,14 @@
 /*
  * Element-wise kernels in plain C loops, which the compiler turns into vectors of one instruction set.
  * Each file that includes this names the set: LEVEL, the suffix of its table, and TARGET, the function
- * attribute that allows it. reference.go defines what every kernel answers, bit for bit.
+ * attribute that allows it. reference.go defines the result of every kernel, bit for bit.
  *
- * Memory may be unaligned. A destination may be one of the sources, exactly; else they do not overlap.
+ * Memory may be unaligned. A destination is one of the sources, or overlaps none.
  */
 #include "reduce.h"
 
-/* No product may be fused into a sum, which would round once instead of twice. The pragma tells clang;
- * gcc fuses only in its GNU dialects, and is called with -std=c11. */
+/* A product must not be fused into a sum, which would round once instead of twice. The pragma is for clang; gcc
+ * fuses only in its GNU dialects, and the build uses -std=c11. */
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
@@ -29,8 +29,8 @@ typedef uint32_t u32 UNALIGNED;
 typedef float f32 UNALIGNED;
 typedef double f64 UNALIGNED;
 
-/* combine: d = a op b. Integers wrap around, which unsigned arithmetic does; a NaN on either side
- * comes out of min and max. */
+/* combine: d = a op b. Integers wrap around, by unsigned arithmetic; min and max return a NaN where either side is
+ * one. */
 #define COMBINE(T, op, expression)                                                        \
   TARGET static void op##_##T(void *dst, const void *left, const void *right, size_t n) { \
     T *d = dst;                                                                           \
@@ -61,7 +61,7 @@ COMBINE_INTEGER(i64, uint64_t)
 COMBINE_FLOAT(f32)
 COMBINE_FLOAT(f64)
 
-/* scale: d = x * mul / div. Integers go through double, are cut towards zero and held to their range. */
+/* scale: d = x * mul / div. Integers are computed in double, truncated towards zero and limited to their range. */
 #define SCALE_INTEGER(T, LOW, HIGH)                                                            \
   TARGET static void scale_##T(void *dst, const void *src, size_t n, double mul, double div) { \
     T *d = dst;                                                                                \
@@ -72,7 +72,7 @@ COMBINE_FLOAT(f64)
     }                                                                                          \
   }
 
-/* The reciprocal of a power of two is exact, so that multiplying by it gives what dividing does, sooner. */
+/* The reciprocal of a power of two is exact: multiplication by it gives the same result as division, and is faster. */
 static inline int power_of_two(double q) {
   return q >= 1 && q <= 0x1p30 && q == (double)(uint32_t)q && ((uint32_t)q & ((uint32_t)q - 1)) == 0;
 }
@@ -142,7 +142,7 @@ static inline uint16_t half_nearest(uint32_t u) {
     uint32_t u;
     float f;
   } v = {u};
-  v.f += 0.5f; /* the unit of 0.5f in float32 is the unit of float16's subnormals: the sum rounds as they do */
+  v.f += 0.5f; /* 0.5f's last place is that of float16's subnormals, so the sum is rounded as they are */
   return (uint16_t)(sign | (v.u - 0x3f000000));
 }
 
@@ -166,8 +166,8 @@ TARGET static void narrow_float16(void *dst, const void *src, size_t n) {
   for (; i < n; i++) d[i] = half_nearest(x[i]);
 }
 
-/* dots: |a|², |b|² and a·b in double. Eight partial sums, one per index modulo 8, fix the order of the
- * additions whatever the width of a vector is. */
+/* dots: |a|², |b|² and a·b in double. Eight partial sums, one per index modulo 8, fix the order of additions for every
+ * vector width. */
 #define DOTS(T)                                                                               \
   TARGET static void dots_##T(const void *left, const void *right, size_t n, double out[3]) { \
     const T *x = left, *y = right;                                                            \

@@ -1,5 +1,5 @@
-/* Composes the kernels: what needs two of them goes chunk by chunk through a buffer that stays in the
- * first-level cache, so that the memory of the tensor is passed once. */
+/* Composes the kernels. Where two are needed, chunks go through a buffer that stays in the first-level cache, so that
+ * the tensor is read once from memory. */
 #include "reduce.h"
 
 #include <string.h>
@@ -101,7 +101,7 @@ void reduce_store(int level, int type, int half, void *dst, const void *acc, siz
     k->narrow[half](dst, acc, n);
     return;
   }
-  float result[CHUNK]; /* in place it is also what keeps a kernel's writes away from its reads */
+  float result[CHUNK]; /* in place, it also separates a kernel's writes from its reads */
   for (size_t i = 0; i < n; i += CHUNK) {
     size_t m = least(CHUNK, n - i);
     k->scale[type](result, (const float *)acc + i, m, mul, div);
@@ -109,7 +109,7 @@ void reduce_store(int level, int type, int half, void *dst, const void *acc, siz
   }
 }
 
-/* a = (1 - a·b/2|a|²) a + (1 - a·b/2|b|²) b; a vector of zeros leaves the other as it is. */
+/* a = (1 - a·b/2|a|²) a + (1 - a·b/2|b|²) b; a vector of zeros leaves the other unchanged. */
 void reduce_adasum(int level, int type, void *a, const void *b, size_t n) {
   const struct reduce_kernels *k = kernels(level);
   double dots[3];

@@ -1,4 +1,4 @@
-/* What Go calls (reduce.c) and the table of kernels beneath it, one per instruction set (kernels.h). */
+/* The functions that Go calls (reduce.c), and the tables of kernels under them, one per instruction set (kernels.h). */
 #ifndef PACELINE_CORE_REDUCE_H
 #define PACELINE_CORE_REDUCE_H
 
@@ -23,11 +23,11 @@ struct reduce_kernels {
 
 extern const struct reduce_kernels reduce_kernels_plain, reduce_kernels_avx2, reduce_kernels_avx512;
 
-/* Instruction sets, in rising order. Those that the machine lacks must not be asked for. */
+/* Instruction sets, in rising order. The caller asks only for those that the machine has. */
 enum { REDUCE_LEVEL_PLAIN, REDUCE_LEVEL_AVX2, REDUCE_LEVEL_AVX512 };
 
-/* Lengths n are numbers of elements. `type` is the accumulator's; `half` says that the tensor's own
- * type is a 16-bit one, else REDUCE_HALF_NONE. */
+/* Lengths n are numbers of elements. `type` is the accumulator's; `half` is the tensor's own type where that has 16
+ * bits, else REDUCE_HALF_NONE. */
 void reduce_load(int level, int type, int half, void *acc, const void *src, size_t n, double prescale);
 void reduce_add(int level, int op, int type, int half, void *acc, const void *src, size_t n, double prescale);
 void reduce_load2(int level, int op, int type, int half, void *acc, const void *a, const void *b, size_t n,
@@ -35,7 +35,7 @@ void reduce_load2(int level, int op, int type, int half, void *acc, const void *
 void reduce_store(int level, int type, int half, void *dst, const void *acc, size_t n, double mul, double div);
 void reduce_adasum(int level, int type, void *a, const void *b, size_t n);
 
-/* Whether the machine converts float16 in hardware, which the levels above plain use. */
+/* Whether the machine converts float16 in hardware, as the levels above plain need. */
 int reduce_has_f16c(void);
 
 #pragma GCC visibility pop

@@ -1,4 +1,4 @@
-// Package rankset is a set of ranks: who contributed, who is live, who is still missing.
+// Package rankset has sets of ranks: contributors, live ranks, missing ranks.
 package rankset
 
 import (
@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Set is a set of ranks. The zero value is empty and ready to use. It is a value over a shared
-// slice: Clone before handing it to somebody who may change it.
+// Set is a set of ranks. The zero value is empty and ready to use. Copies share
+// memory: Clone a set before a change that its other users must not see.
 type Set struct{ words []uint64 }
 
 // Of makes a set of the given ranks.
@@ -29,7 +29,7 @@ func Range(n int) Set {
 	return s
 }
 
-// Add puts rank r in and reports whether it was new.
+// Add adds rank r, and reports whether it was new.
 func (s *Set) Add(r int) bool {
 	w, b := r>>6, uint64(1)<<(r&63)
 	for len(s.words) <= w {
@@ -42,7 +42,7 @@ func (s *Set) Add(r int) bool {
 	return true
 }
 
-// Remove takes rank r out and reports whether it was in.
+// Remove removes rank r, and reports whether it was in the set.
 func (s *Set) Remove(r int) bool {
 	if !s.Has(r) {
 		return false
@@ -51,7 +51,7 @@ func (s *Set) Remove(r int) bool {
 	return true
 }
 
-// Has reports whether rank r is in.
+// Has reports whether rank r is in the set.
 func (s Set) Has(r int) bool {
 	return r >= 0 && r>>6 < len(s.words) && s.words[r>>6]&(1<<(r&63)) != 0
 }
@@ -90,7 +90,7 @@ func (s Set) Minus(other Set) Set {
 	return d
 }
 
-// Clone is a copy that shares nothing with s.
+// Clone is a copy that shares no memory with s.
 func (s Set) Clone() Set { return Set{append([]uint64(nil), s.words...)} }
 
 // Reset empties the set and keeps its memory.
@@ -107,7 +107,7 @@ func (s Set) Ranks() []int {
 	return ranks
 }
 
-// Overlap is the set of ranks that are in both.
+// Overlap is the set of ranks in both s and other.
 func (s Set) Overlap(other Set) Set {
 	if s.Len() == 0 || other.Len() == 0 {
 		return Set{}

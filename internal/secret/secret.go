@@ -1,4 +1,4 @@
-// Package secret makes, reads and checks the secret by which the processes of one job know each other.
+// Package secret makes, reads and checks a job's secret, which authenticates its processes to each other.
 package secret
 
 import (
@@ -18,13 +18,13 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 )
 
-// MinBytes is the shortest secret that is taken.
+// MinBytes is the least length of a secret.
 const MinBytes = 16
 
-// New makes a secret of 256 random bits, as text that fits an environment variable.
+// New makes a secret of 256 random bits, in hexadecimal.
 func New() []byte { return []byte(hex.EncodeToString(random(32))) }
 
-// Check reports a secret that is too short to be one, or longer than limits.MaxSecret.
+// Check reports a secret shorter than MinBytes or longer than limits.MaxSecret.
 func Check(secret []byte) error {
 	if len(secret) < MinBytes || len(secret) > limits.MaxSecret {
 		return fmt.Errorf("a secret of %d bytes, allowed are %d to %d", len(secret), MinBytes, limits.MaxSecret)
@@ -32,8 +32,8 @@ func Check(secret []byte) error {
 	return nil
 }
 
-// Derive makes from a secret the one for a purpose, such as one job among the user's jobs. Different
-// purposes give secrets that do not fit each other.
+// Derive makes a secret for one purpose, such as one of the user's jobs. Secrets of different purposes are
+// independent.
 func Derive(secret []byte, purpose string) []byte {
 	mac := hmac.New(sha256.New, secret)
 	mac.Write([]byte(purpose))
@@ -90,8 +90,8 @@ func private(info fs.FileInfo, user int) error {
 	return nil
 }
 
-// RunDir is the directory for what the user's processes on this machine share: in the given run
-// directory of the session (XDG_RUNTIME_DIR) if there is one, else in the directory for temporary files.
+// RunDir is the directory for files that the user's processes on this machine share: in the session's run directory
+// (XDG_RUNTIME_DIR) if there is one, else in the directory for temporary files.
 func RunDir(sessionDir string) string {
 	if sessionDir != "" {
 		return filepath.Join(sessionDir, "paceline")
@@ -99,10 +99,9 @@ func RunDir(sessionDir string) string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("paceline-%d", os.Getuid()))
 }
 
-// Shared reads the secret that the user's processes on this machine share through the directory dir,
-// and makes it if there is none. All who call this at the same time get the same secret: it is written
-// under a name of its own and then linked to its place, which succeeds once. It stays there for later
-// jobs, so that no process can meet one that is out of date.
+// Shared reads the secret in directory dir, which the user's processes on this machine share, and makes it if there is
+// none. Concurrent callers get the same secret: each writes its own to a temporary file and links that to the final
+// name, which succeeds for one of them. The secret stays for later jobs and never changes.
 func Shared(dir string) ([]byte, error) {
 	if err := PrivateDir(dir); err != nil {
 		return nil, err
@@ -123,7 +122,7 @@ func Shared(dir string) ([]byte, error) {
 	return ReadFile(path)
 }
 
-// PrivateDir makes dir, and refuses one into which another user could have put something.
+// PrivateDir makes dir, and refuses one that another user can write to.
 func PrivateDir(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -134,7 +133,7 @@ func PrivateDir(dir string) error {
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	if !info.IsDir() || int(owner) != os.Getuid() || info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("%s has to be a directory of user %d that nobody else can enter (it is %v of user %d): remove it or set PACELINE_JOB_SECRET",
+		return fmt.Errorf("%s must be a directory of user %d that nobody else can enter (it is %v of user %d): remove it or set PACELINE_JOB_SECRET",
 			dir, os.Getuid(), info.Mode(), owner)
 	}
 	return nil

@@ -56,7 +56,7 @@ func DTypes() []DType {
 	return all
 }
 
-// ReduceOp is how contributions are combined. The numbers are Horovod's.
+// ReduceOp is the operator that combines contributions.
 type ReduceOp uint8
 
 // Reduction operators, with Horovod's numbers.
@@ -93,7 +93,7 @@ const (
 	Alltoall
 	Reducescatter
 	Barrier
-	Accumulate // not a collective: a value that the servers hold, to which ranks add when they like
+	Accumulate // not a collective: a value that the servers hold; each rank adds to it at its own pace
 	numKinds
 )
 
@@ -144,7 +144,7 @@ const (
 	allUses = Declare | Add | Read | ReadNow | Within | Exact
 )
 
-// Valid reports whether the uses go together.
+// Valid reports whether the combination of uses is allowed.
 func (u Use) Valid() bool {
 	return u == Declare || u != 0 && u&^(allUses&^Declare) == 0 && u&(Read|ReadNow) != Read|ReadNow &&
 		(u&Within == 0 || u&^Exact == Add|ReadNow|Within) &&

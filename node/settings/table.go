@@ -60,7 +60,7 @@ func (s *Settings) from(name string) string {
 	return "default"
 }
 
-// A row reads one setting.
+// A row describes one setting.
 type row struct {
 	name     string
 	synonyms []synonym
@@ -69,8 +69,8 @@ type row struct {
 	doc      string
 }
 
-// A synonym is another system's variable. convert translates values with another meaning; ok is false for a
-// value that sets nothing here.
+// A synonym is another system's variable. convert translates a value whose meaning differs; ok is false for a value
+// without a counterpart.
 type synonym struct {
 	name    string
 	convert func(s *Settings, text string) (value string, ok bool)
@@ -88,53 +88,53 @@ var table = []row{
 	{"PACELINE_ROLE", []synonym{{"DMLC_ROLE", nil}}, "worker", choice(func(s *Settings) *string { return &s.Role }, "worker", "server", "scheduler"),
 		"What this process is; `paceline server` and `paceline scheduler` set it themselves."},
 	{"PACELINE_SCHEDULER", nil, "", address(func(s *Settings) *string { return &s.Scheduler }),
-		"Where the scheduler listens. Without it rank 0 runs it, at MASTER_ADDR. DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are honoured."},
+		"Address of the scheduler. By default rank 0 runs it, at MASTER_ADDR. DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are honoured."},
 	{"PACELINE_PORT", nil, "0", integer(func(s *Settings) *int { return &s.Port }, 0, 65535),
-		"Port of a scheduler that rank 0 runs. Without it, one between 16384 and 32767 that follows from MASTER_PORT (29500 gives 29501) or from the launcher's number of the job."},
-	{"PACELINE_INTERFACE", same("HOROVOD_GLOO_IFACE", "DMLC_NODE_HOST", "DMLC_INTERFACE"), "", text(func(s *Settings) *string { return &s.Interface }, "names such as eth0 or addresses, the first of which that this machine has counts"),
-		"Interface that the job uses. Without it, loopback for a local job, else the one towards the scheduler."},
+		"Port of a scheduler that rank 0 runs. By default one from 16384 to 32767, derived from MASTER_PORT (29500 gives 29501) or from the launcher's job number."},
+	{"PACELINE_INTERFACE", same("HOROVOD_GLOO_IFACE", "DMLC_NODE_HOST", "DMLC_INTERFACE"), "", text(func(s *Settings) *string { return &s.Interface }, "names such as eth0, or addresses; the first that this machine has is used"),
+		"Interface that the job uses. By default loopback for a local job, else the one towards the scheduler."},
 	{"PACELINE_HOST", same("HOROVOD_HOSTNAME"), "", text(func(s *Settings) *string { return &s.Host }, "a name"),
-		"Name of this machine; ranks with the same name are local to each other. Without it, the machine's own."},
+		"Name of this machine; ranks with the same name are local to each other. By default the machine's own."},
 	{"PACELINE_JOB_SECRET", nil, "", secretKind,
 		"A secret shared by the job's processes. Needed over several hosts; `paceline run` makes one."},
 	{"PACELINE_JOB_SECRET_FILE", nil, "", text(func(s *Settings) *string { return &s.SecretFile }, "a path"),
 		"File with the secret, which nobody but its owner may read."},
 	{"PACELINE_TLS_CERT", nil, "", text(func(s *Settings) *string { return &s.TLSCert }, "a path"), "Certificate of this node (PEM). With it, every connection uses TLS 1.3."},
 	{"PACELINE_TLS_KEY", nil, "", text(func(s *Settings) *string { return &s.TLSKey }, "a path"), "Its private key (PEM), which nobody but its owner may read."},
-	{"PACELINE_TLS_CA", nil, "", text(func(s *Settings) *string { return &s.TLSCA }, "a path"), "Certificates that the others' are checked against (PEM)."},
+	{"PACELINE_TLS_CA", nil, "", text(func(s *Settings) *string { return &s.TLSCA }, "a path"), "Authorities that sign the certificates of the other nodes (PEM)."},
 	{"PACELINE_SERVERS", []synonym{{"BYTEPS_ENABLE_MIXED_MODE", ifTrue("both")}, {"DMLC_NUM_SERVER", ifPositive("dedicated")}}, "embedded",
 		choice(func(s *Settings) *string { return &s.Servers }, "embedded", "dedicated", "both"),
 		"Where gradients are summed: in the workers, in processes started by `paceline server`, or in both."},
 	{"PACELINE_NUM_SERVERS", same("DMLC_NUM_SERVER"), "0", integer(func(s *Settings) *int { return &s.NumServers }, 0, limits.MaxServers),
 		"Dedicated servers to wait for; 0 leaves it to the scheduler."},
 	{"PACELINE_PLACEMENT", nil, "", policy(func(s *Settings) *string { return &s.Placement }),
-		"How keys are dealt to servers. Without it, the scheduler's choice."},
+		"How keys are placed on servers. By default the scheduler's choice."},
 	{"PACELINE_PARTITION_BYTES", same("BYTEPS_PARTITION_BYTES"), "", size(func(s *Settings) *int64 { return &s.PartitionBytes }, limits.MinPartition, limits.MaxPartition),
-		"Larger tensors are cut into partitions of this size. Without it, 4 MiB, and 256 KiB where there are dedicated servers."},
+		"Larger tensors are cut into partitions of this size. By default 4 MiB, and 256 KiB with dedicated servers."},
 	{"PACELINE_FUSION_BYTES", []synonym{{"HOROVOD_FUSION_THRESHOLD", atMost(limits.MaxBatch)}}, "64KiB", size(func(s *Settings) *int64 { return &s.FusionBytes }, 0, limits.MaxBatch),
-		"Small tensors that are ready together travel in one frame up to this size; 0 sends each alone. Larger values of Horovod's variable mean the upper bound."},
+		"Small tensors that are ready at the same time share a frame of up to this size; 0 sends each alone. Larger values of Horovod's variable become the upper bound."},
 	{"PACELINE_CREDIT_BYTES", []synonym{{"BYTEPS_SCHEDULING_CREDIT", partitions}}, "16MiB", size(func(s *Settings) *int64 { return &s.CreditBytes }, limits.MinPartition, 1<<40),
-		"Bytes that may be under way to one server, so that an urgent tensor does not wait behind more. BytePS counts it in partitions."},
+		"Bytes in flight to one server. An urgent tensor waits behind at most this many. BytePS counts in partitions."},
 	{"PACELINE_CONNECTIONS", nil, "1", integer(func(s *Settings) *int { return &s.Connections }, 1, limits.MaxConnsPerServer),
 		"Connections from a worker to each server."},
 	{"PACELINE_SEND_BUFFER", nil, "256KiB", size(func(s *Settings) *int64 { return &s.SendBuffer }, 0, 1<<30),
-		"The kernel's send buffer of a connection, which bounds what is under way on it, so that connections share a link evenly; 0 lets the kernel tune it. Links that are both fast and long need more: speed times round trip."},
+		"The kernel's send buffer of a connection. It bounds the bytes in flight, so that connections share a link evenly; 0 lets the kernel tune it. A fast link with a long round trip needs more: bandwidth times round trip."},
 	{"PACELINE_CONGESTION", nil, "reno", text(func(s *Settings) *string { return &s.Congestion }, "a name, or system"),
-		"TCP's congestion control for our connections. Many connections share a link here, and where the system's default is bbr they do so unevenly; system leaves it. Where the kernel does not know the name or does not allow it, the system's is used."},
+		"TCP's congestion control of Paceline's connections. Many connections share a link, and under bbr they share it unevenly. system keeps the system's default, which is also used where the kernel does not have this one or does not allow it."},
 	{"PACELINE_SYNC", nil, "bsp", text(func(s *Settings) *string { return &s.Sync }, "a synchronisation model"),
 		"Synchronisation model of optimizers that are not told another: bsp, asp, ssp:S, dsps:LOW,HIGH, pssp:S,C, dynamic-pssp:S,ALPHA, drop-stragglers:NT, adaptive:S,W, elastic:R, expression:PULL;PUSH."},
 	{"PACELINE_PARKING", nil, "lazy", choice(func(s *Settings) *string { return &s.Parking }, "lazy", "soft-barrier"),
-		"Where a pull waits that such a model holds back: until its own iteration is closed, or until the next is."},
+		"How long a delayed pull waits under such a model: until its own iteration is closed, or until the next one is."},
 	{"PACELINE_SUM_IN_RANK_ORDER", nil, "0", boolean(func(s *Settings) *bool { return &s.SumInRankOrder }),
-		"Adds the ranks' contributions in the order of the ranks, so that runs repeat bit for bit."},
+		"Adds contributions in the order of ranks, so that runs repeat bit for bit."},
 	{"PACELINE_COMPRESSION", nil, "", text(func(s *Settings) *string { return &s.Compression }, "a codec such as fp16 or topk:0.01, auto, rules in JSON, or the path of a file with rules"),
-		"How gradients and held values travel where the program does not say it: " + strings.Join(codec.Names(), ", ") + ". A codec is that of every tensor of 1024 elements or more; auto has optimizers measure what is quickest."},
+		"The codec of gradients and held values, where the program names none: " + strings.Join(codec.Names(), ", ") + ". It is used for tensors of 1024 elements or more; with auto, optimizers measure which codec is fastest."},
 	{"PACELINE_SEED", nil, "0", integer(func(s *Settings) *int { return &s.Seed }, 0, math.MaxInt),
-		"Seed of the random numbers that codecs draw, so that runs repeat bit for bit (with PACELINE_SUM_IN_RANK_ORDER=1)."},
+		"Seed of the codecs' random numbers. With PACELINE_SUM_IN_RANK_ORDER=1, runs repeat bit for bit."},
 	{"PACELINE_SERVER_MEMORY", nil, "0", size(func(s *Settings) *int64 { return &s.ServerMemory }, 0, math.MaxInt64),
-		"Bound of a server's buffers; 0 means half of the machine's memory, shared by the ranks on it."},
+		"Limit of a server's buffers; 0 is half of the machine's memory, divided among its ranks."},
 	{"PACELINE_SERVER_SHARDS", same("BYTEPS_SERVER_ENGINE_THREAD"), "0", integer(func(s *Settings) *int { return &s.ServerShards }, 0, 1024),
-		"Shards of a server; 0 means one per core."},
+		"Shards of a server; 0 is one per core."},
 	{"PACELINE_TIMELINE", []synonym{{"HOROVOD_TIMELINE", unless("DYNAMIC")}}, "", text(func(s *Settings) *string { return &s.Timeline }, "a path"),
 		"Writes a Chrome trace: rank 0 to trace.json, rank 1 to trace.1.json, and so on."},
 	{"PACELINE_START_TIMEOUT", same("HOROVOD_START_TIMEOUT"), "60s", duration(func(s *Settings) *time.Duration { return &s.StartTimeout }, time.Millisecond, maxTime),

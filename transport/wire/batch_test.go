@@ -38,10 +38,10 @@ func TestABatchGivesItsFramesBack(t *testing.T) {
 func TestBadBatchesAreRefusedWithTheReason(t *testing.T) {
 	one := AppendFrame(nil, push, []byte("four"))
 	for want, payload := range map[string][]byte{
-		"frame 2: bad frame header: 1 bytes":       append(slices.Clone(one), 0),
-		"frame 1 is a batch itself":                AppendFrame(nil, Header{Type: TypeBatch}, one),
-		"a push of 4 bytes, ends behind the batch": one[:len(one)-1],
-		"frame 1: bad frame header: ":              []byte("garbage"),
+		"frame 2: bad frame header: 1 bytes":                      append(slices.Clone(one), 0),
+		"frame 1 is a batch itself":                               AppendFrame(nil, Header{Type: TypeBatch}, one),
+		"a push of 4 bytes, is longer than the rest of the batch": one[:len(one)-1],
+		"frame 1: bad frame header: ":                             []byte("garbage"),
 	} {
 		if _, err := unpack(payload); !errors.Is(err, ErrBatch) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want ErrBatch with %q", err, want)

@@ -28,31 +28,31 @@ type Hello struct {
 	Round uint64 `json:"round,omitempty"` // round of the job (one init to shutdown) that the sender is in; 0 towards the scheduler
 	Rank  int    `json:"rank"`            // of a worker
 	Conns int    `json:"conns,omitempty"` // how many connections the sender opens to this server
-	// Window is after how many consumed tensor bytes a worker wants to be told, because its credit
-	// depends on it; 0 for the server's choice.
+	// Window is the number of consumed tensor bytes after which the server sends a Window, which returns credit; 0 for
+	// the server's choice.
 	Window uint64 `json:"window,omitempty"`
 }
 
-// Tensor describes one declared tensor: everything a server must know to hold its keys.
+// Tensor describes one declared tensor: all that a server needs to know to hold its keys.
 type Tensor struct {
 	ID               uint32         `json:"id"`
 	Name             string         `json:"name"`
 	Kind             units.Kind     `json:"kind"`
 	Op               units.ReduceOp `json:"op"`
 	DType            units.DType    `json:"dtype"`
-	Shape            []int64        `json:"shape,omitempty"` // what must agree on every rank; for allgather and alltoall without the first dimension
+	Shape            []int64        `json:"shape,omitempty"` // the part that is the same on all ranks; for allgather and alltoall without the first dimension
 	Root             int            `json:"root,omitempty"`  // broadcast, accumulate: global rank that has the data
 	ProcessSet       uint32         `json:"process_set,omitempty"`
 	Ranks            []int          `json:"ranks"` // global ranks of the process set, rising
 	Prescale         float64        `json:"prescale"`
 	Postscale        float64        `json:"postscale"`
-	Generation       uint64         `json:"generation,omitempty"` // rises each time the name failed on every rank, so that keys start anew
+	Generation       uint64         `json:"generation,omitempty"` // rises with each failure of the name on every rank, so that its keys start anew
 	Parts            []uint32       `json:"parts"`                // bytes of each partition
 	options.Declared `json:"options,omitzero"`
 }
 
-// Signature is everything about the tensor in which all ranks must agree, as people read it:
-// "allreduce Sum float32 [10, 4]". Two ranks with different signatures under one name is an error.
+// Signature is a text with all properties in which ranks must agree, for example "allreduce Sum float32 [10, 4]". Two
+// signatures under one name are an error.
 func (t *Tensor) Signature() string {
 	s := t.Kind.String()
 	if t.Kind.HasOp() {
@@ -131,12 +131,11 @@ type Failure struct {
 	ProcessSet uint32            `json:"process_set"`
 	Generation uint64            `json:"generation"`
 	Seq        uint64            `json:"seq"`
-	Text       string            `json:"text"` // names the tensor, the ranks and what each of them brought
+	Text       string            `json:"text"` // names the tensor, the ranks and the signature of each
 }
 
-// Condition changes the synchronisation model of tensors while they are in use. It is sent twice to every
-// server concerned: first with Try, to hear whether it can be done and how far the ranks are, then with the
-// iteration from which it holds.
+// Condition changes the synchronisation model of tensors in use. Every server concerned gets it twice: first with Try, to
+// learn whether the change is possible and how far the ranks are, then with the iteration from which it holds.
 type Condition struct {
 	ID    uint64   `json:"id"`
 	Try   bool     `json:"try,omitempty"`
@@ -150,23 +149,23 @@ type Condition struct {
 type ConditionReply struct {
 	ID     uint64 `json:"id"`
 	Error  string `json:"error,omitempty"`
-	Keys   int    `json:"keys"`   // that the names fit, on this server
+	Keys   int    `json:"keys"`   // that match the names, on this server
 	Pushed uint64 `json:"pushed"` // iterations that the furthest rank has pushed of one of them
 }
 
-// Stall tells a waiting worker whom a key waits for.
+// Stall tells a waiting worker which ranks an operation waits for.
 type Stall struct {
 	Name    string  `json:"name"`
 	Missing []int   `json:"missing"`
 	Seconds float64 `json:"seconds"` // waited so far
 }
 
-// Lost tells of a peer that went away without a goodbye.
+// Lost reports a peer whose process ended without a goodbye.
 type Lost struct {
 	Role  Role   `json:"role"`
 	Rank  int    `json:"rank"` // of a worker; index of a server
 	Why   string `json:"why"`
-	Round uint64 `json:"round,omitempty"` // that it was lost from; 0 from a node: the latest one that it is in
+	Round uint64 `json:"round,omitempty"` // from which it was lost; 0 from a node: its latest round
 }
 
 // Node is one member of the job.
@@ -179,10 +178,10 @@ type Node struct {
 	PID       int          `json:"pid,omitempty"`       // for messages
 	Addresses address.List `json:"addresses,omitempty"` // of the server that this node holds; none if it holds none
 	Version   string       `json:"version,omitempty"`   // release of the node
-	Session   uint64       `json:"session,omitempty"`   // random number of its line to the scheduler, the same after a reconnection: its incarnation
+	Session   uint64       `json:"session,omitempty"`   // random number of the process, its incarnation; the same after a reconnection to the scheduler
 }
 
-// Roster is the membership of one round of the job, alike on every node: its first epoch, as core/membership has it.
+// Roster is the first epoch of a round (core/membership), the same on every node.
 type Roster struct {
 	Round     uint64 `json:"round"`               // one init to shutdown of all workers; random start, never reused
 	Epoch     uint32 `json:"epoch"`               // membership epoch at the start of the round
@@ -210,7 +209,7 @@ type ProcessSet struct {
 type Control struct {
 	ID       uint64  `json:"id,omitempty"`
 	Error    string  `json:"error,omitempty"`        // in an answer: the request was refused, and why
-	Wait     float64 `json:"wait_seconds,omitempty"` // in a request: when to answer with an error that names whom it waits for; 0 never
+	Wait     float64 `json:"wait_seconds,omitempty"` // in a request: time after which the answer is an error that names the missing nodes; 0 for never
 	Position uint64  `json:"position,omitempty"`     // AddSet, RemoveID: how many such calls this worker made before in the round
 
 	Register *Register    `json:"register,omitempty"` // node → scheduler; answered by Roster when all have come
@@ -234,20 +233,20 @@ type Beat struct {
 	Clock int64 `json:"clock,omitempty"`
 }
 
-// Register asks to take part in the next round of the job. A node that had been registered before
-// the scheduler was restarted sends what it knows, so that the scheduler learns it again.
+// Register is a node's request to take part in the next round of the job. After a restart of the scheduler, a registered
+// node sends its knowledge of the round with it.
 type Register struct {
 	Node      Node   `json:"node"`
 	Workers   int    `json:"workers"`             // number of workers in the job, 0 if the node does not know
 	Dedicated int    `json:"dedicated"`           // number of dedicated servers that the job waits for, 0 if not known
 	Placement string `json:"placement,omitempty"` // "round-robin" or "largest-first"; "" is the scheduler's setting
-	// Alike are settings that every worker must have alike, by name: servers would find out too late.
+	// Alike are the settings, by name, that must be equal on all workers.
 	Alike map[string]string `json:"alike,omitempty"`
 	Known *Known            `json:"known,omitempty"`
-	More  bool              `json:"more,omitempty"` // Known goes on in the sender's next register; only the last one is answered
+	More  bool              `json:"more,omitempty"` // Known continues in the sender's next register; only the last one is answered
 }
 
-// Known is what a node remembers of the running round, for a scheduler that was restarted.
+// Known is a node's knowledge of the running round, for a restarted scheduler.
 type Known struct {
 	Roster   Roster       `json:"roster"`
 	Tensors  []Tensor     `json:"tensors,omitempty"`
@@ -256,7 +255,7 @@ type Known struct {
 	SetCalls uint64       `json:"set_calls,omitempty"` // AddSet and RemoveID that were answered
 }
 
-// StatusReply is what the scheduler knows, for people.
+// StatusReply is the state of the scheduler, for people.
 type StatusReply struct {
 	Detail  bool         `json:"detail,omitempty"`  // of a question: with a report of each node
 	State   string       `json:"state,omitempty"`   // "forming" or "running"
