@@ -307,7 +307,7 @@ func put(text []byte, err error, buf *C.char, room C.uint64_t) C.int64_t {
 	if err != nil {
 		return C.int64_t(status(err))
 	}
-	if uint64(len(text)) < uint64(room) {
+	if buf != nil && uint64(len(text)) < uint64(room) {
 		b := unsafe.Slice((*byte)(unsafe.Pointer(buf)), len(text)+1)
 		copy(b, text)
 		b[len(text)] = 0

@@ -68,7 +68,11 @@ func goCodecInfo(codec, buf *C.char, room C.uint64_t) C.int64_t {
 //export goState
 func goState(buf unsafe.Pointer, room C.uint64_t) (bytes C.int64_t) {
 	failed := with(func(w *node.Worker) error {
-		n, err := w.Engine.State(memory(buf, int64(min(room, limits.MaxTensor))))
+		room = min(room, limits.MaxTensor)
+		if err := given(buf, room); err != nil {
+			return err
+		}
+		n, err := w.Engine.State(memory(buf, int64(room)))
 		bytes = C.int64_t(n)
 		return err
 	})
@@ -77,7 +81,12 @@ func goState(buf unsafe.Pointer, room C.uint64_t) (bytes C.int64_t) {
 
 //export goSetState
 func goSetState(state unsafe.Pointer, bytes C.uint64_t) C.int {
-	return with(func(w *node.Worker) error { return w.Engine.SetState(memory(state, int64(bytes))) })
+	return with(func(w *node.Worker) error {
+		if err := given(state, bytes); err != nil {
+			return err
+		}
+		return w.Engine.SetState(memory(state, int64(bytes)))
+	})
 }
 
 //export goSetCondition

@@ -173,6 +173,14 @@ func numbers(p *C.int64_t, n C.uint32_t) []int64 {
 	return list
 }
 
+// given checks what a caller says of its memory, before that is looked at.
+func given(p unsafe.Pointer, bytes C.uint64_t) error {
+	if bytes > limits.MaxTensor || p == nil && bytes > 0 {
+		return fmt.Errorf("%w: %d bytes at %p, allowed are up to %d, and NULL only for none", worker.ErrInvalid, bytes, p, int64(limits.MaxTensor))
+	}
+	return nil
+}
+
 func memory(p unsafe.Pointer, n int64) []byte {
 	if n == 0 {
 		return nil // the caller's pointer may be anything

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -25,12 +27,19 @@ func checked(text string, err error) error {
 	return err
 }
 
-func jobCompression(text string) (*policy.Policy, error) {
+// jobCompression reads a job's setting. said is what all ranks must have alike: the text, or a hash of what stands in its
+// file.
+func jobCompression(text string) (p *policy.Policy, said string, err error) {
 	if text == measured {
-		return nil, nil
+		return nil, text, nil
 	}
-	p, err := Compression(text)
-	return p, checked(text, err)
+	said = text
+	p, err = policy.Load(text, func(path string) (io.ReadCloser, error) {
+		content, err := os.ReadFile(path)
+		said = fmt.Sprintf("a file with SHA-256 %x", sha256.Sum256(content))
+		return io.NopCloser(bytes.NewReader(content)), err
+	})
+	return p, said, checked(text, err)
 }
 
 // CheckCodec reports whether Compression takes a text. It is for the place where the user names a codec, before

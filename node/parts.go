@@ -94,7 +94,7 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	serve(srv, listeners, log)
 	log.Info("server listens", zap.Stringer("addresses", listeners.Addresses()), zap.String("scheduler", s.Scheduler))
 	me := wire.Node{Role: wire.RoleServer, Host: s.Host, PID: os.Getpid(), Addresses: listeners.Addresses(), Version: version.String()}
-	if _, err := line.Register(ctx, wire.Register{Node: me}); err != nil && ctx.Err() == nil {
+	if _, err := line.Register(ctx, wire.Register{Node: me, Alike: s.Alike()}); err != nil && ctx.Err() == nil {
 		return err
 	}
 	<-ctx.Done()

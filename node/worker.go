@@ -35,10 +35,11 @@ type Worker struct {
 	Engine     *worker.Engine
 	Control    *control.Client
 
-	log       *zap.Logger
-	policy    *policy.Policy
-	server    *server.Server
-	listeners transport.Listeners
+	log         *zap.Logger
+	policy      *policy.Policy
+	compression string // what the others must have too
+	server      *server.Server
+	listeners   transport.Listeners
 
 	mu      sync.Mutex
 	early   *wire.Lost // a node that was lost before there was an Engine to tell
@@ -73,7 +74,7 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	if err := CheckSync(s.Sync, false, true, s.Size); err != nil {
 		return nil, fmt.Errorf("%w: PACELINE_SYNC: %w", worker.ErrInvalid, err)
 	}
-	if w.policy, err = jobCompression(s.Compression); err != nil {
+	if w.policy, w.compression, err = jobCompression(s.Compression); err != nil {
 		return nil, fmt.Errorf("%w: PACELINE_COMPRESSION: %w", worker.ErrInvalid, err)
 	}
 	kinds, err := o.transports(&s)
@@ -140,7 +141,9 @@ func (w *Worker) register(ctx context.Context, tr transport.Transport, address s
 		Role: wire.RoleWorker, Rank: s.Rank, LocalRank: s.LocalRank, LocalSize: s.LocalSize,
 		Host: s.Host, PID: os.Getpid(), Addresses: w.listeners.Addresses(), Version: version.String(),
 	}
-	epoch, err := w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement, Alike: s.Alike()})
+	alike := s.Alike()
+	alike["PACELINE_COMPRESSION"] = w.compression
+	epoch, err := w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement, Alike: alike})
 	if err != nil {
 		return fmt.Errorf("rank %d cannot join the job: %w", s.Rank, err)
 	}

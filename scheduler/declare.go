@@ -101,6 +101,9 @@ func (t *tensors) declare(all []wire.Tensor) ([]wire.Placed, error) {
 		return nil, fmt.Errorf("tensor %q: the job has declared %d tensors, the limit is %d; use the same names in every iteration",
 			fresh[0].Name, len(t.placed), limits.MaxTensors)
 	}
+	if uint64(t.last)+uint64(len(fresh)) > limits.MaxNumber {
+		return nil, fmt.Errorf("tensor %q: the job has used up the numbers of tensors, %d; use the same names in every iteration", fresh[0].Name, limits.MaxNumber)
+	}
 	answers := t.place(fresh)
 	placed := make([]wire.Placed, len(all))
 	for i, k := range keys {
@@ -175,7 +178,7 @@ func (m *Machine) learn(r *round, known *wire.Known) {
 	for i := range min(len(known.Tensors), len(known.Placed)) {
 		f, p := &known.Tensors[i], known.Placed[i]
 		outside := func(s int) bool { return s < 0 || s >= len(r.epoch.Servers) }
-		if f.Check() != nil || p.ID == 0 || len(p.Servers) != len(f.Parts) || slices.ContainsFunc(p.Servers, outside) {
+		if f.Check() != nil || p.ID == 0 || p.ID > limits.MaxNumber || len(p.Servers) != len(f.Parts) || slices.ContainsFunc(p.Servers, outside) {
 			m.warn("a worker sent an invalid record of tensor %q (number %d): ignored", f.Name, p.ID)
 			continue
 		}

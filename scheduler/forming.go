@@ -71,7 +71,7 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 	if there := m.serverAt(n.Addresses); there != nil && there.line == nil {
 		m.lose(there, "another process has its address now")
 	}
-	if why := m.objectionToServer(n); why != "" {
+	if why := m.objectionToServer(c.Register); why != "" {
 		m.refuse(l, c.ID, why)
 		return
 	}
@@ -257,13 +257,8 @@ func (m *Machine) disagreement(r *wire.Register) string {
 	if p := m.says(knowsPlacement); differ(p.wants.Placement, r.Placement) {
 		return two("the placement", p, p.wants.Placement, r.Placement)
 	}
-	if len(m.forming) > 0 {
-		p := m.forming[0]
-		for _, setting := range slices.Sorted(maps.Keys(r.Alike)) {
-			if x, y := p.wants.Alike[setting], r.Alike[setting]; x != y {
-				return two(setting, p, x, y)
-			}
-		}
+	if why := m.unlike(r); why != "" {
+		return why
 	}
 	for _, p := range m.forming {
 		if p.Rank == r.Node.Rank {
@@ -273,7 +268,21 @@ func (m *Machine) disagreement(r *wire.Register) string {
 	return ""
 }
 
-func (m *Machine) objectionToServer(n *wire.Node) string {
+// unlike is the first setting of which a new node and one that has registered state different values.
+func (m *Machine) unlike(r *wire.Register) string {
+	for _, p := range slices.Concat(m.forming, m.ready()) {
+		for _, setting := range slices.Sorted(maps.Keys(r.Alike)) {
+			if x, stated := p.wants.Alike[setting]; stated && x != r.Alike[setting] {
+				return fmt.Sprintf("%s has to be the same everywhere: it is %q on %s and %q on %s",
+					setting, x, name(&p.Node), r.Alike[setting], name(&r.Node))
+			}
+		}
+	}
+	return ""
+}
+
+func (m *Machine) objectionToServer(r *wire.Register) string {
+	n := &r.Node
 	dedicated := cmp.Or(m.expectedServers(), m.dedicated)
 	ready := m.ready()
 	there := m.serverAt(n.Addresses)
@@ -287,7 +296,7 @@ func (m *Machine) objectionToServer(n *wire.Node) string {
 	case len(m.pool) >= limits.MaxServers:
 		return fmt.Sprintf("the job has %d servers, which is the limit", limits.MaxServers)
 	}
-	return m.otherRelease(n)
+	return cmp.Or(m.unlike(r), m.otherRelease(n))
 }
 
 // otherRelease compares a node's release with that of the nodes that have registered, which all have the same.

@@ -2,11 +2,14 @@ package scheduler
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -59,4 +62,29 @@ func TestThousandsOfWorkersFormARound(t *testing.T) {
 		t.Errorf("a round that runs well has a deadline at %v", at)
 	}
 	t.Logf("4,000 workers: %v", time.Since(start))
+}
+
+// A number from which others cannot follow is ignored, so that what is declared later gets a number of its own.
+func TestNumbersThatLeaveNoneForOthersAreNotLearned(t *testing.T) {
+	m := bigJob(t, 1)
+	r := m.rounds[0]
+	tensor := wire.Tensor{Name: "x", Kind: units.Allreduce, Op: units.Sum, DType: units.Uint8, Ranks: []int{0}, Parts: []uint32{8}}
+	m.learn(r, &wire.Known{
+		Tensors: []wire.Tensor{tensor}, Placed: []wire.Placed{{ID: math.MaxUint32, Servers: []int{0}}},
+		Sets: []wire.ProcessSet{{ID: math.MaxUint32, Ranks: []int{0}}},
+	})
+	for range 2 {
+		placed, err := r.tensors.declare([]wire.Tensor{tensor})
+		if err != nil || placed[0].ID != 1 {
+			t.Fatalf("placed %+v, error %v, want number 1", placed, err)
+		}
+	}
+	if r.sets.next != 1 {
+		t.Errorf("the next set has number %d, want 1", r.sets.next)
+	}
+	r.tensors.last = limits.MaxNumber
+	tensor.Name = "y"
+	if _, err := r.tensors.declare([]wire.Tensor{tensor}); err == nil || !strings.Contains(err.Error(), "used up the numbers") {
+		t.Errorf("error %v, want one about the numbers", err)
+	}
 }

@@ -197,8 +197,10 @@ func registration(a *actor, id uint64, plain []string, args map[string]string) w
 	}
 	n.Session = 1000 + id
 	r := wire.Register{Node: n, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"]}
-	if v, ok := args["sync"]; ok {
-		r.Alike = map[string]string{"PACELINE_SYNC": v}
+	for word, setting := range map[string]string{"sync": "PACELINE_SYNC", "in-rank-order": "PACELINE_SUM_IN_RANK_ORDER"} {
+		if v, ok := args[word]; ok {
+			r.Alike = map[string]string{setting: v}
+		}
 	}
 	return r
 }

@@ -154,6 +154,9 @@ func (r *round) apply(c *wire.Control) wire.Control {
 		if len(s.byID) >= limits.MaxProcessSets {
 			return refused("process set %v: the job has %d sets, which is the limit; remove some", ranks, len(s.byID))
 		}
+		if s.next > limits.MaxNumber {
+			return refused("process set %v: the job has used up the numbers of process sets, %d", ranks, limits.MaxNumber)
+		}
 		id = s.next
 		s.next++
 		s.byID[id] = ranks
@@ -185,7 +188,7 @@ func (s *sets) learn(known *wire.Known, workers int) {
 	}
 	for _, p := range known.Sets {
 		n := len(p.Ranks)
-		if p.ID == 0 || n == 0 || !slices.IsSorted(p.Ranks) || p.Ranks[0] < 0 || p.Ranks[n-1] >= workers {
+		if p.ID == 0 || p.ID > limits.MaxNumber || n == 0 || !slices.IsSorted(p.Ranks) || p.Ranks[0] < 0 || p.Ranks[n-1] >= workers {
 			continue
 		}
 		if known.SetCalls == s.answered {

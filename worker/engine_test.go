@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
@@ -448,4 +449,36 @@ func TestDeclarationWithoutAnAnswerIsAStall(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A source's put of a partition away from home asks for no answer. Where the server refuses it for its epoch, the operation
+// ends with an error while it waits for its home, and one that has ended is in the log.
+func TestARefusedFrameWithoutAnAnswerEndsItsOperation(t *testing.T) {
+	core, logged := observer.New(zap.WarnLevel)
+	perform(t, 1, 1, func(c *worker.Config) { c.Log = zap.New(core) }, func(th *theatre) {
+		s := th.servers[0]
+		done := make(chan error, 1)
+		buf := make([]byte, 2*partBytes)
+		err := th.engine.Submit([]worker.Op{{
+			Kind: units.Broadcast, DType: units.Uint8, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{2 * partBytes}, Input: buf, Output: buf,
+			Prescale: 1, Postscale: 1, Name: "b", Done: func(_ worker.Output, err error) { done <- err },
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_ = s.frames(s.conns[0], func(h wire.Header, _ []byte) {
+				if h.Type == wire.TypePut && h.Flags&wire.FlagHome == 0 {
+					h.Type, h.Epoch, h.Length = wire.TypeEpoch, 5, 0
+					s.send(s.conns[0], h, nil)
+					s.send(s.conns[0], h, nil)
+				}
+			})
+		}()
+		th.wantEnd(done, worker.ErrUnsupported, `"b"`, "is in epoch 5")
+		synctest.Wait()
+	})
+	if n := logged.FilterMessageSnippet("refused what this rank sent").Len(); n != 1 {
+		t.Errorf("%d lines are logged of what was refused when its operation had ended: %v", n, logged.All())
+	}
 }

@@ -272,13 +272,25 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 	return nil
 }
 
-// wrongEpoch fails the operation whose frame the server refused, because it is in another epoch.
+// wrongEpoch fails the operation whose frame the server refused, because it is in another epoch. The operation of a frame
+// without an answer may have ended: then there is nobody but the log to tell.
 func (l *link) wrongEpoch(h *wire.Header) {
+	e := l.p.e
+	why := func(o *operation) error {
+		return fmt.Errorf("%w: %v of %q on rank %d: %v is in epoch %d, this rank was in %d", ErrUnsupported, o.Kind, o.name(), e.cfg.Rank, l.p, h.Epoch, o.epoch)
+	}
 	if t := l.p.awaiting(h); t != nil {
-		err := fmt.Errorf("%v of %q on rank %d: %v is in epoch %d, this rank was in %d", t.o.Kind, t.o.name(), t.o.e.cfg.Rank, l.p, h.Epoch, t.o.epoch)
+		err := why(t.o)
 		t.o.giveUp(err)
 		t.answered(err)
+		return
 	}
+	if o := e.started(h.Tensor, h.Seq); o != nil {
+		o.giveUp(why(o))
+		return
+	}
+	e.cfg.Log.Warn("a server in another epoch has refused what this rank sent for an operation that has ended here",
+		zap.Stringer("server", l.p), zap.Uint32("tensor", h.Tensor), zap.Uint64("operation", h.Seq), zap.Uint32("epoch", h.Epoch))
 }
 
 func notice[T any](h *wire.Header, payload []byte, handle func(T)) error {

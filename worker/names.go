@@ -221,6 +221,18 @@ func (b *book) withdraw(decls ...*declaration) {
 	}
 }
 
+// started finds an operation in flight by the number of its tensor and its count; nil if there is none.
+func (e *Engine) started(tensor uint32, seq uint64) *operation {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for o := range e.inflight {
+		if o.seq == seq && o.d != nil && o.d.t.ID == tensor {
+			return o
+		}
+	}
+	return nil
+}
+
 // forget removes a finished operation from the book.
 func (e *Engine) forget(o *operation) {
 	e.mu.Lock()

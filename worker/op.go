@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/name"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
@@ -84,8 +85,13 @@ func (o *Op) check(rank int) error {
 	if !o.Kind.Valid() || !o.DType.Valid() || !o.ReduceOp.Valid() {
 		return fmt.Errorf("%q: unknown kind %v, type %v or operator %v", o.name(), o.Kind, o.DType, o.ReduceOp)
 	}
-	if len(o.Name) > limits.MaxName {
-		return fmt.Errorf("tensor name of %d bytes, limit %d", len(o.Name), limits.MaxName)
+	for _, text := range []string{o.Name, o.Group} {
+		if text == "" {
+			continue
+		}
+		if err := name.Check(text); err != nil {
+			return fmt.Errorf("%v with %w", o.Kind, err)
+		}
 	}
 	if len(o.Shape) > limits.MaxDims {
 		return fmt.Errorf("%q: %d dimensions, limit %d", o.name(), len(o.Shape), limits.MaxDims)

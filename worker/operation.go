@@ -23,6 +23,7 @@ type operation struct {
 	iteration uint64       // count under its declaration
 	epoch     uint32       // membership epoch in which it was submitted
 	deferred  bool         // it waits for its declaration
+	beside    bool         // it is no use of the name, but a question to servers, which no other rank knows of
 
 	pending atomic.Int32
 
@@ -162,7 +163,7 @@ func (o *operation) abandon(err error, ownWill bool) {
 
 // informServers cancels the tensor from this iteration on wherever it has keys.
 func (o *operation) informServers(ownWill bool) {
-	if o.d == nil {
+	if o.d == nil || o.beside {
 		return
 	}
 	o.e.mu.Lock()

@@ -118,6 +118,9 @@ func answer(t *testing.T, c transport.Conn, h wire.Header, payload []byte, done 
 	}
 }
 
+// asked is the count of the first question to servers about a tensor, which is that of no operation.
+const asked = 1 << 63
+
 func TestTheServersPartOfAStateIsWhatTheServerSays(t *testing.T) {
 	const n = 4096
 	e, conns := served(t, 10*time.Second)
@@ -126,13 +129,13 @@ func TestTheServersPartOfAStateIsWhatTheServerSays(t *testing.T) {
 		t.Fatal(err)
 	}
 	residual := bytes.Repeat([]byte{0, 0, 0x80, 0x3f}, n)
-	for _, payload := range [][]byte{residual, nil} { // nothing stands for zeros
+	for i, payload := range [][]byte{residual, nil} { // nothing stands for zeros
 		state, done := make([]byte, size), make(chan error, 1)
 		go func() {
 			_, err := e.State(state)
 			done <- err
 		}()
-		answer(t, conns[0], wire.Header{Type: wire.TypeResult, Tensor: 1, Seq: 1}, payload, done)
+		answer(t, conns[0], wire.Header{Type: wire.TypeResult, Tensor: 1, Seq: asked + uint64(i)}, payload, done)
 		want := make([]byte, 4*n)
 		copy(want, payload)
 		if !bytes.Equal(state[size-4*n:], want) {
@@ -159,7 +162,7 @@ func TestAServerThatDoesNotGiveItsStateIsNamed(t *testing.T) {
 	}()
 	var got error
 	for got == nil {
-		_ = conns[0].Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeResult, Tensor: 1, Seq: 1}, make([]byte, 300<<10))})
+		_ = conns[0].Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeResult, Tensor: 1, Seq: asked}, make([]byte, 300<<10))})
 		select {
 		case got = <-done:
 		case <-time.After(time.Millisecond):

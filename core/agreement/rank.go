@@ -9,6 +9,9 @@ import (
 // joinShift keeps the generations before and after a join of all ranks apart: the upper bits are the number of joins.
 const joinShift = 40
 
+// beside keeps the counts of what is no operation on a name apart from those of operations.
+const beside = 1 << 63
+
 // Uses is what one rank knows of one name: how often it has used it, and what has failed. O is what the rank has in
 // flight, D a declaration of its own; the zero D is none.
 //
@@ -21,6 +24,7 @@ const joinShift = 40
 type Uses[O any, D comparable] struct {
 	joins      uint32
 	next       uint64
+	others     uint64 // what has been in flight beside the operations
 	generation uint64
 	inflight   map[uint64]use[O, D]
 	known      map[uint64]error // failures of operations that have not begun here
@@ -67,9 +71,10 @@ func (u *Uses[O, D]) Begin(count uint64, o O, d D) {
 }
 
 // Beside has something be in flight that is no operation on the name and needs no agreement, so that nothing of the
-// name begins meanwhile.
+// name begins meanwhile. Its count is that of no operation, so that a late answer to it is nobody's.
 func (u *Uses[O, D]) Beside(o O, d D) (count uint64) {
-	count = u.next + uint64(len(u.inflight))
+	count = beside | u.others
+	u.others++
 	u.inflight[count] = use[O, D]{o, d}
 	return count
 }
@@ -105,7 +110,9 @@ func (u *Uses[O, D]) Failed(generation, count uint64, err error) (v Verdict[O]) 
 	}
 	for _, later := range u.after(count, failed.d, !here && v.Anew) {
 		v.Later = append(v.Later, u.inflight[later].o)
-		v.Anew = u.Anew(later) || v.Anew
+		if later < beside {
+			v.Anew = u.Anew(later) || v.Anew
+		}
 	}
 	return v
 }

@@ -30,3 +30,21 @@ func TestAFailureThatEndsLaterOperationsDeclaresAnew(t *testing.T) {
 		t.Errorf("generation %d follows, declared anew: %v", u.Generation(), v.Anew)
 	}
 }
+
+// A question beside the operations has a count that no operation and no other question has, so that its late answer is
+// nobody's; a failure of the name ends it, and what follows is declared as if it had not been.
+func TestWhatIsBesideTheOperationsHasACountOfItsOwn(t *testing.T) {
+	u := NewUses[string, string](0)
+	first := u.Beside("question", "d")
+	u.End(first)
+	second := u.Beside("question", "d")
+	count, _ := u.Count()
+	u.Begin(count, "operation", "d")
+	if first == second || first == count || second == count || count != 0 {
+		t.Errorf("counts %d and %d beside %d", first, second, count)
+	}
+	v := u.Failed(0, 0, errors.New("why"))
+	if !slices.Equal(v.Failed, []string{"operation"}) || !slices.Equal(v.Later, []string{"question"}) || u.Generation() != 1 {
+		t.Errorf("verdict %+v, generation %d", v, u.Generation())
+	}
+}

@@ -31,6 +31,8 @@ const (
 	MaxSecret = 4096
 	// MaxKey bounds the file of a private key.
 	MaxKey = 64 << 10
+	// MaxText bounds what a node says for people: why a peer is gone, its host, its release.
+	MaxText = 4096
 	// MaxAddress bounds one address of a server with the name of its kind.
 	MaxAddress = 1024
 )
@@ -47,6 +49,8 @@ const (
 	MaxDims = 64
 	// MaxTensors bounds how many (name, signature) pairs a job can declare.
 	MaxTensors = 1 << 20
+	// MaxNumber bounds the numbers of tensors and of process sets, of which none is used twice in a round.
+	MaxNumber = 1 << 31
 	// MaxParts bounds how many partitions one tensor is cut into.
 	MaxParts = 1 << 20
 	// MaxProcessSets bounds how many process sets a job can hold.

@@ -20,6 +20,24 @@ type kind struct {
 	allowed string // completes "allowed ..." in an error
 	parse   func(*Settings, string) error
 	show    func(*Settings) string
+	shared  sharing
+}
+
+// sharing is which processes of a job must have one value of a setting: with different ones, operations would wait for
+// ever, fail at their first use or give other results than the setting promises. The scheduler compares them when nodes
+// register.
+type sharing uint8
+
+const (
+	own     sharing = iota // each process has its own
+	workers                // all workers
+	nodes                  // all workers and dedicated servers
+)
+
+// among is a kind whose values must agree among some processes.
+func among(who sharing, k kind) kind {
+	k.shared = who
+	return k
 }
 
 // errNotAllowed stands for the row's own message.

@@ -7,7 +7,6 @@ package settings
 
 import (
 	"errors"
-	"strconv"
 	"time"
 )
 
@@ -120,11 +119,3 @@ func agree(s *Settings) error {
 // Speaks reports whether this process shows the warnings about the environment: one rank of each host does, because a
 // launcher gives all of them the same.
 func (s *Settings) Speaks() bool { return s.LocalRank <= 0 }
-
-// Alike are the settings that all workers of a job must share, by name: with different values, held values and sums
-// would wait for ever or fail at their first use.
-func (s *Settings) Alike() map[string]string {
-	return map[string]string{
-		"PACELINE_SYNC": s.Sync, "PACELINE_PARKING": s.Parking, "PACELINE_PARTITION_BYTES": strconv.FormatInt(s.PartitionBytes, 10),
-	}
-}

@@ -2,8 +2,10 @@ package settings
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -328,5 +330,24 @@ func TestSettingsOfTheProgramTakeThePlaceOfVariables(t *testing.T) {
 		if _, _, err := From(env{}, c.given); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: %v, want %s", c.given, err, c.want)
 		}
+	}
+}
+
+func TestWhatMustAgreeIsInTheTable(t *testing.T) {
+	names := func(e env) string {
+		s := read(t, e)
+		return strings.Join(slices.Sorted(maps.Keys(s.Alike())), " ")
+	}
+	everywhere := "PACELINE_BEAT_INTERVAL PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER"
+	if got := names(env{"PACELINE_ROLE": "server", "PACELINE_SCHEDULER": "127.0.0.1:7000"}); got != everywhere {
+		t.Errorf("a server states %s, want %s", got, everywhere)
+	}
+	want := "PACELINE_BEAT_INTERVAL PACELINE_COMPRESSION PACELINE_PARKING PACELINE_PARTITION_BYTES PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER PACELINE_SYNC"
+	if got := names(env{}); got != want {
+		t.Errorf("a worker states %s, want %s", got, want)
+	}
+	s := read(t, env{"PACELINE_SUM_IN_RANK_ORDER": "1", "PACELINE_PARTITION_BYTES": "1MiB"})
+	if a := s.Alike(); a["PACELINE_SUM_IN_RANK_ORDER"] != "true" || a["PACELINE_PARTITION_BYTES"] != "1 MiB" {
+		t.Errorf("stated as %v", a)
 	}
 }

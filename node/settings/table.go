@@ -17,6 +17,7 @@ type Setting struct {
 	Synonyms []string // other variables that are honoured, the first that is set wins
 	Default  string
 	Allowed  string
+	Shared   bool // all workers of a job must have one value
 	Doc      string
 }
 
@@ -31,7 +32,7 @@ type Value struct {
 func Table() []Setting {
 	rows := identityRows()
 	for _, r := range table {
-		one := Setting{Name: r.name, Default: r.preset, Allowed: r.kind.allowed, Doc: r.doc}
+		one := Setting{Name: r.name, Default: r.preset, Allowed: r.kind.allowed, Shared: r.kind.shared != own, Doc: r.doc}
 		for _, syn := range r.synonyms {
 			one.Synonyms = append(one.Synonyms, syn.name)
 		}
@@ -51,6 +52,17 @@ func (s *Settings) Values() []Value {
 		values = append(values, Value{r.name, text, s.from(r.name)})
 	}
 	return values
+}
+
+// Alike lists the settings, with their values, that must agree with those of other processes in the job.
+func (s *Settings) Alike() map[string]string {
+	list := map[string]string{}
+	for _, r := range table {
+		if r.kind.shared == nodes || r.kind.shared == workers && s.Role == "worker" {
+			list[r.name] = r.kind.show(s)
+		}
+	}
+	return list
 }
 
 func (s *Settings) from(name string) string {
@@ -109,7 +121,7 @@ var table = []row{
 		"Dedicated servers to wait for; 0 leaves it to the scheduler."},
 	{"PACELINE_PLACEMENT", nil, "", policy(func(s *Settings) *string { return &s.Placement }),
 		"How keys are placed on servers. By default the scheduler's choice."},
-	{"PACELINE_PARTITION_BYTES", same("BYTEPS_PARTITION_BYTES"), "", size(func(s *Settings) *int64 { return &s.PartitionBytes }, limits.MinPartition, limits.MaxPartition),
+	{"PACELINE_PARTITION_BYTES", same("BYTEPS_PARTITION_BYTES"), "", among(workers, size(func(s *Settings) *int64 { return &s.PartitionBytes }, limits.MinPartition, limits.MaxPartition)),
 		"Larger tensors are cut into partitions of this size. By default 4 MiB, and 256 KiB with dedicated servers."},
 	{"PACELINE_FUSION_BYTES", []synonym{{"HOROVOD_FUSION_THRESHOLD", atMost(limits.MaxBatch)}}, "64KiB", size(func(s *Settings) *int64 { return &s.FusionBytes }, 0, limits.MaxBatch),
 		"Small tensors that are ready at the same time share a frame of up to this size; 0 sends each alone. Larger values of Horovod's variable become the upper bound."},
@@ -121,15 +133,15 @@ var table = []row{
 		"The kernel's send buffer of a connection. It bounds the bytes in flight, so that connections share a link evenly; 0 lets the kernel tune it. A fast link with a long round trip needs more: bandwidth times round trip."},
 	{"PACELINE_CONGESTION", nil, "reno", text(func(s *Settings) *string { return &s.Congestion }, "a name, or system"),
 		"TCP's congestion control of Paceline's connections. Many connections share a link, and under bbr they share it unevenly. system keeps the system's default, which is also used where the kernel does not have this one or does not allow it."},
-	{"PACELINE_SYNC", nil, "bsp", text(func(s *Settings) *string { return &s.Sync }, "a synchronisation model"),
+	{"PACELINE_SYNC", nil, "bsp", among(workers, text(func(s *Settings) *string { return &s.Sync }, "a synchronisation model")),
 		"Synchronisation model of optimizers that are not told another: bsp, asp, ssp:S, dsps:LOW,HIGH, pssp:S,C, dynamic-pssp:S,ALPHA, drop-stragglers:NT, adaptive:S,W, elastic:R, expression:PULL;PUSH."},
-	{"PACELINE_PARKING", nil, "lazy", choice(func(s *Settings) *string { return &s.Parking }, "lazy", "soft-barrier"),
+	{"PACELINE_PARKING", nil, "lazy", among(workers, choice(func(s *Settings) *string { return &s.Parking }, "lazy", "soft-barrier")),
 		"How long a delayed pull waits under such a model: until its own iteration is closed, or until the next one is."},
-	{"PACELINE_SUM_IN_RANK_ORDER", nil, "0", boolean(func(s *Settings) *bool { return &s.SumInRankOrder }),
+	{"PACELINE_SUM_IN_RANK_ORDER", nil, "0", among(nodes, boolean(func(s *Settings) *bool { return &s.SumInRankOrder })),
 		"Adds contributions in the order of ranks, so that runs repeat bit for bit."},
-	{"PACELINE_COMPRESSION", nil, "", text(func(s *Settings) *string { return &s.Compression }, "a codec such as fp16 or topk:0.01, auto, rules in JSON, or the path of a file with rules"),
+	{"PACELINE_COMPRESSION", nil, "", among(workers, text(func(s *Settings) *string { return &s.Compression }, "a codec such as fp16 or topk:0.01, auto, rules in JSON, or the path of a file with rules")),
 		"The codec of gradients and held values, where the program names none: " + strings.Join(codec.Names(), ", ") + ". It is used for tensors of 1024 elements or more; with auto, optimizers measure which codec is fastest."},
-	{"PACELINE_SEED", nil, "0", integer(func(s *Settings) *int { return &s.Seed }, 0, math.MaxInt),
+	{"PACELINE_SEED", nil, "0", among(nodes, integer(func(s *Settings) *int { return &s.Seed }, 0, math.MaxInt)),
 		"Seed of the codecs' random numbers. With PACELINE_SUM_IN_RANK_ORDER=1, runs repeat bit for bit."},
 	{"PACELINE_SERVER_MEMORY", nil, "0", size(func(s *Settings) *int64 { return &s.ServerMemory }, 0, math.MaxInt64),
 		"Limit of a server's buffers; 0 is half of the machine's memory, divided among its ranks."},
@@ -143,9 +155,9 @@ var table = []row{
 		"After this time a tensor that waits for ranks is reported with their numbers; 0 for never."},
 	{"PACELINE_STALL_SHUTDOWN", same("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"), "0s", duration(func(s *Settings) *time.Duration { return &s.StallShutdown }, 0, maxTime),
 		"After this time such a tensor ends with an error on every rank; 0 for never."},
-	{"PACELINE_BEAT_INTERVAL", nil, "1s", duration(func(s *Settings) *time.Duration { return &s.BeatInterval }, 10*time.Millisecond, time.Hour),
+	{"PACELINE_BEAT_INTERVAL", nil, "1s", among(nodes, duration(func(s *Settings) *time.Duration { return &s.BeatInterval }, 10*time.Millisecond, time.Hour)),
 		"Interval of the heartbeats between nodes and scheduler."},
-	{"PACELINE_PEER_TIMEOUT", nil, "10s", duration(func(s *Settings) *time.Duration { return &s.PeerTimeout }, 20*time.Millisecond, 24*time.Hour),
+	{"PACELINE_PEER_TIMEOUT", nil, "10s", among(nodes, duration(func(s *Settings) *time.Duration { return &s.PeerTimeout }, 20*time.Millisecond, 24*time.Hour)),
 		"A node that is silent for this long is lost."},
 	{"PACELINE_LOG_LEVEL", same("HOROVOD_LOG_LEVEL", "BYTEPS_LOG_LEVEL"), "warn", level(func(s *Settings) *string { return &s.LogLevel }),
 		"What is logged."},

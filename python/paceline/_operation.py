@@ -106,4 +106,14 @@ def _pointer(structure: type[ctypes.Structure], *fields: Any) -> Any:
 
 
 def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
+    return None if text is None else c_text(text)
+
+
+def c_text(text: str) -> bytes:
+    """The text for C, where a NUL would end it. Raises ValueError for a text that has one, or is not Unicode."""
+    if "\0" in text:
+        raise ValueError(f"{text!r} has a NUL character, where a name would end for the engine")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!r} is not Unicode text: it has half a surrogate pair") from None

@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/name"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 )
@@ -87,8 +89,8 @@ func (t *Tensor) Signature() string {
 
 // Check reports the first thing about t that is out of bounds.
 func (t *Tensor) Check() error {
-	if len(t.Name) == 0 || len(t.Name) > limits.MaxName {
-		return fmt.Errorf("tensor name of %d bytes, allowed are 1 to %d", len(t.Name), limits.MaxName)
+	if err := name.Check(t.Name); err != nil {
+		return fmt.Errorf("tensor with %w", err)
 	}
 	var total int64
 	for _, n := range t.Parts {
@@ -240,7 +242,7 @@ type Register struct {
 	Workers   int    `json:"workers"`             // number of workers in the job, 0 if the node does not know
 	Dedicated int    `json:"dedicated"`           // number of dedicated servers that the job waits for, 0 if not known
 	Placement string `json:"placement,omitempty"` // "round-robin" or "largest-first"; "" is the scheduler's setting
-	// Alike are the settings, by name, that must be equal on all workers.
+	// Alike are settings, by name, of which all nodes that state them must have one value (node/settings has the list).
 	Alike map[string]string `json:"alike,omitempty"`
 	Known *Known            `json:"known,omitempty"`
 	More  bool              `json:"more,omitempty"` // Known continues in the sender's next register; only the last one is answered
@@ -290,10 +292,57 @@ type Progress struct {
 // MaxWaits bounds the waits that one node's progress names.
 const MaxWaits = 4
 
-// DecodeJSON reads the JSON payload of a frame into v and names the frame in its error.
+// DecodeJSON reads the JSON payload of a frame into v and names the frame in its error. Texts for people, which nodes keep
+// and pass on, are cut to limits.MaxText.
 func DecodeJSON(t Type, payload []byte, v any) error {
 	if err := json.Unmarshal(payload, v); err != nil {
 		return fmt.Errorf("bad %v payload: %w", t, err)
 	}
+	if texts, ok := v.(interface{ cutTexts() }); ok {
+		texts.cutTexts()
+	}
 	return nil
+}
+
+func (c *Control) cutTexts() {
+	if c.Lost != nil {
+		c.Lost.cutTexts()
+	}
+	if c.Roster != nil {
+		c.Roster.cutTexts()
+	}
+	if p := c.Progress; p != nil {
+		p.Tensor = cut(p.Tensor)
+		p.Waits = p.Waits[:min(len(p.Waits), MaxWaits)]
+		for i := range p.Waits {
+			w := &p.Waits[i]
+			w.Name, w.Missing = cut(w.Name), w.Missing[:min(len(w.Missing), limits.MaxRanks)]
+		}
+	}
+	if r := c.Register; r != nil {
+		r.Node.cutTexts()
+		if r.Known != nil {
+			r.Known.Roster.cutTexts()
+		}
+	}
+}
+
+func (r *Roster) cutTexts() {
+	for i := range r.Workers {
+		r.Workers[i].cutTexts()
+	}
+	for i := range r.Servers {
+		r.Servers[i].cutTexts()
+	}
+}
+
+func (n *Node) cutTexts() { n.Host, n.Version = cut(n.Host), cut(n.Version) }
+func (l *Lost) cutTexts() { l.Why = cut(l.Why) }
+
+// cut is the beginning of a text, as far as limits.MaxText allows.
+func cut(text string) string {
+	if len(text) <= limits.MaxText {
+		return text
+	}
+	return strings.ToValidUTF8(text[:limits.MaxText], "") + "…"
 }

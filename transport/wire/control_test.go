@@ -107,8 +107,10 @@ func TestTensorsOutOfBoundsAreRefusedWithTheReason(t *testing.T) {
 		t.Errorf("a good tensor: %v", err)
 	}
 	for want, change := range map[string]func(*Tensor){
-		"tensor name of 0 bytes":              func(t *Tensor) { t.Name = "" },
-		"tensor name of 4097 bytes":           func(t *Tensor) { t.Name = strings.Repeat("x", limits.MaxName+1) },
+		"a name of 0 bytes":                   func(t *Tensor) { t.Name = "" },
+		"a name of 4097 bytes":                func(t *Tensor) { t.Name = strings.Repeat("x", limits.MaxName+1) },
+		"which has a NUL at byte 1":           func(t *Tensor) { t.Name = "x\x00y" },
+		"which is not UTF-8":                  func(t *Tensor) { t.Name = "x\xff" },
 		"kind(99) Average float32":            func(t *Tensor) { t.Kind = 99 },
 		"allreduce op(99) float32":            func(t *Tensor) { t.Op = 99 },
 		"allreduce Average dtype(99)":         func(t *Tensor) { t.DType = 99 },
@@ -174,4 +176,30 @@ func FuzzTensor(f *testing.F) {
 			t.Fatalf("out of bounds: %+v", v)
 		}
 	})
+}
+
+func TestTextsForPeopleAreCut(t *testing.T) {
+	long := strings.Repeat("w", 3*limits.MaxText)
+	node := Node{Role: RoleWorker, Host: long, Version: long}
+	roster := Roster{Workers: []Node{node}, Servers: []Node{node}}
+	sent := Control{
+		Lost: &Lost{Role: RoleWorker, Why: long}, Roster: &roster,
+		Register: &Register{Node: node, Known: &Known{Roster: roster}},
+	}
+	data, err := json.Marshal(&sent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got Control
+	if err := DecodeJSON(TypeControl, data, &got); err != nil {
+		t.Fatal(err)
+	}
+	for what, text := range map[string]string{
+		"why": got.Lost.Why, "host": got.Register.Node.Host, "release": got.Register.Node.Version,
+		"roster": got.Roster.Workers[0].Host, "servers": got.Roster.Servers[0].Version, "known": got.Register.Known.Roster.Workers[0].Host,
+	} {
+		if len(text) > limits.MaxText+len("…") || !strings.HasSuffix(text, "w…") {
+			t.Errorf("%s has %d bytes", what, len(text))
+		}
+	}
 }

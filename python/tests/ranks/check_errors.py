@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import paceline.torch as hvd
+from paceline import _abi
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +116,20 @@ def test_init_again_changes_nothing(rank, size):
     hvd.init()
     assert (hvd.rank(), hvd.size()) == (rank, size) and hvd.is_initialized()
     assert (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()) == (rank, size, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("a\0b", "has a NUL"), ("half \ud800", "is not Unicode"), ("n" * 4097, "a name of 4097 bytes")],
+    ids=["NUL", "surrogate", "long"],
+)
+def test_names_that_the_engine_cannot_keep_are_refused(name, wanted):
+    with pytest.raises(ValueError, match=wanted):
+        hvd.allreduce_async(torch.ones(3), name=name)
+
+
+def test_a_state_without_memory_is_refused():
+    library = _abi.library()
+    for status in (library.pl_state(None, 8), library.pl_set_state(None, 8), library.pl_set_state(None, 1 << 63)):
+        assert status == _abi.ERR_INVALID
+    assert library.pl_state(None, 0) >= 0
