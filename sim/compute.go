@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/paceline/paceline/internal/setting"
 )
 
 // Compute is the distribution of the computing times of each worker's iterations. Make it with ParseCompute.
@@ -30,7 +31,7 @@ const MaxCompute = time.Hour
 type distribution struct {
 	usage string // optional arguments in brackets
 	what  string
-	make  func(a *numbers) func(draw) time.Duration
+	make  func(a *setting.Arguments) func(draw) time.Duration
 }
 
 func (d distribution) name() string { name, _, _ := strings.Cut(d.usage, ":"); return name }
@@ -39,24 +40,24 @@ func (d distribution) name() string { name, _, _ := strings.Cut(d.usage, ":"); r
 // iteration, 0 by default.
 func distributions() []distribution {
 	return []distribution{
-		{"constant:T", "every iteration takes T", func(a *numbers) func(draw) time.Duration {
-			t := a.time("T")
+		{"constant:T", "every iteration takes T", func(a *setting.Arguments) func(draw) time.Duration {
+			t := timeFrom(a, "T", 0)
 			return func(draw) time.Duration { return t }
 		}},
-		{"uniform:LOW,HIGH", "each between LOW and HIGH", func(a *numbers) func(draw) time.Duration {
-			low := a.time("LOW")
-			high := a.timeFrom("HIGH", low)
+		{"uniform:LOW,HIGH", "each between LOW and HIGH", func(a *setting.Arguments) func(draw) time.Duration {
+			low := timeFrom(a, "LOW", 0)
+			high := timeFrom(a, "HIGH", low)
 			return func(d draw) time.Duration { return between(low, high, d.rng.Float64()) }
 		}},
-		{"lognormal:MEDIAN,SIGMA", "log-normal", func(a *numbers) func(draw) time.Duration {
-			t := a.time("MEDIAN")
-			sigma := a.number("SIGMA", 0, 3)
+		{"lognormal:MEDIAN,SIGMA", "log-normal", func(a *setting.Arguments) func(draw) time.Duration {
+			t := timeFrom(a, "MEDIAN", 0)
+			sigma := a.Number("SIGMA", 0, 3)
 			return func(d draw) time.Duration { return noisy(t, sigma, d.rng) }
 		}},
-		{"slow:T,FACTOR[,SIGMA[,FROM]]", "worker 0 takes FACTOR times T, from its iteration FROM on", func(a *numbers) func(draw) time.Duration {
-			t, factor := a.time("T"), a.number("FACTOR", 1, 1000)
-			sigma := a.optional("SIGMA", 0, 3)
-			from := uint64(a.optional("FROM", 0, MaxIterations))
+		{"slow:T,FACTOR[,SIGMA[,FROM]]", "worker 0 takes FACTOR times T, from its iteration FROM on", func(a *setting.Arguments) func(draw) time.Duration {
+			t, factor := timeFrom(a, "T", 0), a.Number("FACTOR", 1, 1000)
+			sigma := optional(a, "SIGMA", 3)
+			from := uint64(optional(a, "FROM", MaxIterations))
 			return func(d draw) time.Duration {
 				if d.rank == 0 && d.iteration >= from {
 					return noisy(scale(t, factor), sigma, d.rng)
@@ -64,9 +65,9 @@ func distributions() []distribution {
 				return noisy(t, sigma, d.rng)
 			}
 		}},
-		{"transient:T,P,FACTOR[,SIGMA]", "an iteration takes FACTOR times T with probability P", func(a *numbers) func(draw) time.Duration {
-			t, p, factor := a.time("T"), a.number("P", 0, 1), a.number("FACTOR", 1, 1000)
-			sigma := a.optional("SIGMA", 0, 3)
+		{"transient:T,P,FACTOR[,SIGMA]", "an iteration takes FACTOR times T with probability P", func(a *setting.Arguments) func(draw) time.Duration {
+			t, p, factor := timeFrom(a, "T", 0), a.Number("P", 0, 1), a.Number("FACTOR", 1, 1000)
+			sigma := optional(a, "SIGMA", 3)
 			return func(d draw) time.Duration {
 				if d.rng.Float64() < p {
 					return noisy(scale(t, factor), sigma, d.rng)
@@ -74,10 +75,10 @@ func distributions() []distribution {
 				return noisy(t, sigma, d.rng)
 			}
 		}},
-		{"spread:LOW,HIGH[,SIGMA]", "each worker has a time of its own between LOW and HIGH", func(a *numbers) func(draw) time.Duration {
-			low := a.time("LOW")
-			high := a.timeFrom("HIGH", low)
-			sigma := a.optional("SIGMA", 0, 3)
+		{"spread:LOW,HIGH[,SIGMA]", "each worker has a time of its own between LOW and HIGH", func(a *setting.Arguments) func(draw) time.Duration {
+			low := timeFrom(a, "LOW", 0)
+			high := timeFrom(a, "HIGH", low)
+			sigma := optional(a, "SIGMA", 3)
 			return func(d draw) time.Duration { return noisy(between(low, high, d.own), sigma, d.rng) }
 		}},
 	}
@@ -85,23 +86,19 @@ func distributions() []distribution {
 
 // ParseCompute makes the distribution that a setting names, with its arguments behind a colon:
 // "lognormal:100ms,0.3".
-func ParseCompute(setting string) (Compute, error) {
-	name, rest, _ := strings.Cut(setting, ":")
+func ParseCompute(text string) (Compute, error) {
+	name, _, _ := strings.Cut(text, ":")
 	for _, d := range distributions() {
-		if d.name() != name {
-			continue
+		if d.name() == name {
+			a := setting.Read("compute time", text, d.usage)
+			c := Compute{draw: d.make(&a)}
+			if err := a.Err(); err != nil {
+				return Compute{}, err
+			}
+			return c, nil
 		}
-		a := &numbers{text: rest, more: rest != ""}
-		c := Compute{draw: d.make(a)}
-		if a.more {
-			a.fail("takes no argument %q", a.text)
-		}
-		if a.err != nil {
-			return Compute{}, fmt.Errorf("compute time %q: %w (it is written %s)", setting, a.err, d.usage)
-		}
-		return c, nil
 	}
-	return Compute{}, fmt.Errorf("unknown compute time %q, allowed are %s", setting, computeUsage())
+	return Compute{}, fmt.Errorf("unknown compute time %q, allowed are %s", text, computeUsage())
 }
 
 // ComputeHelp describes the settings of ParseCompute, a line each.
@@ -135,60 +132,14 @@ func scale(t time.Duration, factor float64) time.Duration {
 	return time.Duration(math.Round(float64(t) * factor))
 }
 
-// numbers are the arguments of a setting. The first faulty one is the error, and values read after it are
-// undefined.
-type numbers struct {
-	text string
-	more bool
-	err  error
+func timeFrom(a *setting.Arguments, name string, least time.Duration) time.Duration {
+	return a.Time(name, least, MaxCompute)
 }
 
-func (a *numbers) fail(format string, values ...any) {
-	if a.err == nil {
-		a.err = fmt.Errorf(format, values...)
-	}
-	a.more = false
-}
-
-func (a *numbers) next(name string) (word string, ok bool) {
-	if !a.more {
-		a.fail("%s is missing", name)
-		return "", false
-	}
-	word, a.text, a.more = strings.Cut(a.text, ",")
-	return strings.TrimSpace(word), true
-}
-
-func (a *numbers) time(name string) time.Duration { return a.timeFrom(name, 0) }
-
-func (a *numbers) timeFrom(name string, least time.Duration) time.Duration {
-	word, ok := a.next(name)
-	if !ok {
+// optional is a number from 0 to most, 0 if no argument is left.
+func optional(a *setting.Arguments, name string, most float64) float64 {
+	if !a.More() {
 		return 0
 	}
-	t, err := time.ParseDuration(word)
-	if err != nil || t < least || t > MaxCompute {
-		a.fail("%s is %q, allowed is a time as 250ms, from %v to %v", name, word, least, MaxCompute)
-	}
-	return t
-}
-
-func (a *numbers) number(name string, least, most float64) float64 {
-	word, ok := a.next(name)
-	if !ok {
-		return 0
-	}
-	v, err := strconv.ParseFloat(word, 64)
-	if err != nil || !(v >= least && v <= most) {
-		a.fail("%s is %q, allowed is a number from %g to %g", name, word, least, most)
-	}
-	return v
-}
-
-// optional is 0 if no argument is left.
-func (a *numbers) optional(name string, least, most float64) float64 {
-	if !a.more {
-		return 0
-	}
-	return a.number(name, least, most)
+	return a.Number(name, 0, most)
 }

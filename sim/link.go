@@ -33,18 +33,6 @@ func ParseBandwidth(text string) (Bandwidth, error) {
 	return 0, fmt.Errorf("bandwidth is %q, allowed is a number above 0 with Kbit, Mbit, Gbit or Tbit, each per second, or unlimited", text)
 }
 
-func (b Bandwidth) String() string {
-	if b == 0 {
-		return "unlimited"
-	}
-	for _, u := range bandwidthUnits {
-		if float64(b) >= u.size {
-			return strconv.FormatFloat(float64(b)/u.size, 'g', -1, 64) + u.name
-		}
-	}
-	return strconv.FormatFloat(float64(b)/1e3, 'g', -1, 64) + "Kbit"
-}
-
 // hold is how long a message occupies a link of this bandwidth.
 func (b Bandwidth) hold(bytes int64) time.Duration {
 	if b == 0 {

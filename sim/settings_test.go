@@ -30,11 +30,11 @@ func TestComputeTimesThatMakeNoSenseAreRefused(t *testing.T) {
 	}
 }
 
-func TestBandwidthIsReadAndWritten(t *testing.T) {
+func TestBandwidthIsRead(t *testing.T) {
 	for text, want := range map[string]Bandwidth{"10Gbit": 10e9, "800Mbit": 800e6, "1.5Kbit": 1500, "unlimited": 0} {
 		got, err := ParseBandwidth(text)
-		if err != nil || got != want || got.String() != text {
-			t.Errorf("%q: %v %v, %v", text, float64(got), got, err)
+		if err != nil || got != want {
+			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
 	for _, text := range []string{"", "10", "10GB", "-1Gbit", "0Gbit", "NaNGbit", "InfGbit"} {

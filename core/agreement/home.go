@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/paceline/paceline/internal/invariant"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 )
@@ -87,9 +86,7 @@ func NewHome(c Config) *Home {
 func (h *Home) Arrive(t *Tensor, rank int, count uint64, now time.Duration) (proceed bool, told []Failure) {
 	n := h.name(t)
 	proceed, told = h.arrive(n, t, rank, count, now)
-	if invariant.On {
-		h.check(t.ID, n)
-	}
+	h.check(t.ID, n)
 	return proceed, told
 }
 
@@ -157,9 +154,7 @@ func (h *Home) complete(a *arrival) bool {
 func (h *Home) Fail(t *Tensor, count uint64, code units.FailureCode, why string) []Failure {
 	n := h.name(t)
 	told := h.fail(nil, n, t, count, reason{code, fmt.Sprintf("%q failed: %s", t.Name, why)})
-	if invariant.On {
-		h.check(t.ID, n)
-	}
+	h.check(t.ID, n)
 	return told
 }
 
@@ -195,9 +190,7 @@ func (h *Home) Cancel(t *Tensor, rank int, count uint64, why Why) (alone bool, t
 	default:
 		h.drop(n, count)
 	}
-	if invariant.On {
-		h.check(t.ID, n)
-	}
+	h.check(t.ID, n)
 	return false, told
 }
 

@@ -4,6 +4,9 @@ import "github.com/paceline/paceline/internal/invariant"
 
 // checkAll holds every name against the invariants at Home.
 func (h *Home) checkAll() {
+	if !invariant.On {
+		return
+	}
 	for id, n := range h.names {
 		h.check(id, n)
 	}
@@ -11,6 +14,9 @@ func (h *Home) checkAll() {
 
 // check holds one name against them; 3 and 5 are about what is told, and the tests hold them.
 func (h *Home) check(id ID, n *name) {
+	if !invariant.On {
+		return
+	}
 	for count, a := range n.window {
 		invariant.Check(a.ranks.Len() > 0 && a.t.Ranks.Covers(a.ranks), "1: %d of %q waits with ranks %v of %v", count, id.Name, a.ranks, a.t.Ranks)
 		invariant.Check(!h.complete(a), "1: %d of %q waits though ranks %v of %v have come", count, id.Name, a.ranks, a.t.Ranks)

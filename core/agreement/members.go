@@ -3,7 +3,6 @@ package agreement
 import (
 	"fmt"
 
-	"github.com/paceline/paceline/internal/invariant"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 )
@@ -31,9 +30,7 @@ func (h *Home) Join(rank int) (all bool, told []Failure) {
 		}
 	}
 	told = h.failJoins(told)
-	if invariant.On {
-		h.checkAll()
-	}
+	h.checkAll()
 	return joined.Covers(h.cfg.All), told
 }
 
@@ -58,9 +55,7 @@ func (h *Home) Leave(rank int, elsewhere []Waiting) (told []Failure) {
 		}
 	}
 	told = h.failJoins(told)
-	if invariant.On {
-		h.checkAll()
-	}
+	h.checkAll()
 	return told
 }
 

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/paceline/paceline/internal/invariant"
 	"github.com/paceline/paceline/internal/units"
 )
 
@@ -27,9 +26,7 @@ func (h *Home) Tick(now time.Duration) (slow []Stall, told []Failure) {
 		a.warned = now
 		slow = append(slow, Stall{Rank: a.ranks.Ranks()[0], Name: a.t.Name, Missing: missing, Waited: waited})
 	}
-	if invariant.On {
-		h.checkAll()
-	}
+	h.checkAll()
 	return slow, told
 }
 

@@ -18,7 +18,7 @@ func DSPS(low, high uint64) Model {
 }
 
 func newDSPS(a *Arguments) (Model, error) {
-	if !a.given {
+	if !a.More() {
 		return DSPS(DefaultLowStaleness, DefaultHighStaleness), nil
 	}
 	low := a.Iterations("LOW", 0)

@@ -45,11 +45,12 @@ func ExpressionModel(pull, push string) (Model, error) {
 }
 
 func newExpression(a *Arguments) (Model, error) {
-	if strings.Trim(a.text, "; ") == "" {
+	text := a.Rest()
+	if strings.Trim(text, "; ") == "" {
 		a.Fail("PULL and PUSH are missing")
 		return a.End(Model{})
 	}
-	pull, push, _ := strings.Cut(a.text, ";")
+	pull, push, _ := strings.Cut(text, ";")
 	return ExpressionModel(pull, push)
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/paceline/paceline/internal/setting"
 )
 
 // Model is a named pair of conditions.
@@ -38,11 +40,11 @@ func (m Model) Check(d Dataflow) error {
 
 // CheckSetting reports whether this number of workers can run the model that a setting names, BSP if empty, on a tensor
 // that is reduced or held by the servers.
-func CheckSetting(setting string, softPark bool, d Dataflow, workers int) error {
+func CheckSetting(text string, softPark bool, d Dataflow, workers int) error {
 	m := BSP()
-	if setting != "" {
+	if text != "" {
 		var err error
-		if m, err = Parse(setting); err != nil {
+		if m, err = Parse(text); err != nil {
 			return err
 		}
 	}
@@ -132,12 +134,12 @@ func Names() []string {
 
 // Parse makes the model that a setting names, with its arguments behind a colon: "bsp", "ssp:3",
 // "pssp:3,0.5". Each model's file describes its arguments.
-func Parse(setting string) (Model, error) {
-	name, rest, given := strings.Cut(setting, ":")
+func Parse(text string) (Model, error) {
+	name, _, _ := strings.Cut(text, ":")
 	for _, b := range builders {
 		if b.name() == name {
-			return b.build(&Arguments{setting: setting, usage: b.usage, text: rest, given: given})
+			return b.build(&Arguments{setting.Read("synchronisation model", text, b.usage)})
 		}
 	}
-	return Model{}, fmt.Errorf("unknown synchronisation model %q, known are: %s", setting, strings.Join(Names(), ", "))
+	return Model{}, fmt.Errorf("unknown synchronisation model %q, known are: %s", text, strings.Join(Names(), ", "))
 }

@@ -42,14 +42,6 @@ func seeded(f Factor, seed uint64) string {
 	return fmt.Sprintf("%s,%d", f, seed)
 }
 
-// seed reads the seed of the draws, 0 by default.
-func (a *Arguments) seed() uint64 {
-	if !a.More() {
-		return 0
-	}
-	return a.Whole("SEED", 0, math.MaxUint64)
-}
-
 // Factor is a number from 0 to 1, the factor of a probability.
 type Factor interface {
 	Of(v View) float64
