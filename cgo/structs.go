@@ -153,6 +153,8 @@ func readOptions(op *worker.Op, c *C.pl_op) error {
 		Sync:     options.Sync{Model: C.GoString(sync.model), SoftPark: sync.soft_park != 0},
 		Codec:    C.GoString(codec.codec),
 		PullGate: options.Gate{Threshold: float64(gate.threshold), Decay: float64(gate.decay)},
+
+		Authenticated: c.authenticated != 0,
 	}
 	op.Held = worker.Held{Use: units.Use(held.use), Significance: float32(held.significance), Group: C.GoString(held.group)}
 	return nil

@@ -18,7 +18,7 @@ import (
 // overTCP is the backend that every process has.
 func overTCP(s *settings.Settings, log *zap.Logger) (transport.Transport, error) {
 	c := tcp.Config{
-		Secret: s.JobSecret, PeerTimeout: s.PeerTimeout, SendBuffer: int(s.SendBuffer), Congestion: s.Congestion, Shards: 1, Log: log,
+		Secret: s.JobSecret, Integrity: s.Integrity, PeerTimeout: s.PeerTimeout, SendBuffer: int(s.SendBuffer), Congestion: s.Congestion, Shards: 1, Log: log,
 	}
 	if c.Congestion == "system" {
 		c.Congestion = ""

@@ -122,6 +122,9 @@ func (r *round) serve(q *room.Request) error {
 			return nil
 		}
 	}
+	if t.Authenticated && !q.Has(wire.FlagAuthenticated) && (q.Type == wire.TypePush || q.Type == wire.TypePut) {
+		return fmt.Errorf("%v of %q, which is declared as authenticated, without authentication tags", q.Type, t.Name)
+	}
 	if q.Type == wire.TypePut || q.Type == wire.TypeGet {
 		return r.transfer.Serve(t.Tensor, q)
 	}

@@ -52,6 +52,9 @@ func (t *task) arrives(h *wire.Header, from fmt.Stringer) error {
 		}
 		return nil
 	}
+	if t.o.Authenticated && h.Flags&wire.FlagAuthenticated == 0 && h.Length > 0 {
+		return fmt.Errorf("%v answers partition %d of %q, which is declared as authenticated, without authentication tags", from, h.Part, t.o.name())
+	}
 	if h.Flags&wire.FlagEmpty != 0 {
 		return t.arrivesEmpty(h, from)
 	}

@@ -56,6 +56,9 @@ func (o *operation) header(typ wire.Type, part int, dtype units.DType) wire.Head
 		Type: typ, DType: dtype, Epoch: o.epoch, Tensor: o.d.t.ID, Part: uint32(part), Rank: uint16(o.e.cfg.Rank),
 		Iteration: o.iteration, Seq: o.seq,
 	}
+	if o.Authenticated {
+		h.Flags = wire.FlagAuthenticated
+	}
 	return h
 }
 

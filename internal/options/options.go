@@ -16,6 +16,9 @@ type Declared struct {
 	Sync     Sync   `json:"sync,omitzero"`
 	Codec    string `json:"codec,omitempty"`    // how payloads are encoded, as codec.Parse reads it; in an operation also a policy; "" is plain, in an operation the job's
 	PullGate Gate   `json:"pull_gate,omitzero"` // of a held value: answers to reads that are not sent
+	// Authenticated says that receivers interpret the bytes, for example unpickle them: they have authentication tags on every
+	// connection, whatever PACELINE_INTEGRITY says.
+	Authenticated bool `json:"authenticated,omitempty"`
 }
 
 // Sync says how far ranks may be apart.
@@ -45,6 +48,9 @@ func (d Declared) Signature() string {
 	}
 	if d.PullGate != (Gate{}) {
 		s += fmt.Sprintf(" read where more than %g over iteration^%g of it has changed", d.PullGate.Threshold, d.PullGate.Decay)
+	}
+	if d.Authenticated {
+		s += " authenticated"
 	}
 	return s
 }

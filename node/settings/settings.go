@@ -40,6 +40,8 @@ type Settings struct {
 	TLSKey  string `json:"tls_key"`
 	TLSCA   string `json:"tls_ca"`
 
+	Integrity string `json:"integrity"` // what has authentication tags on connections without TLS: "control", "all", or "" for all between hosts
+
 	// Servers.
 	Servers      string `json:"servers"`       // "embedded", "dedicated" or "both"
 	NumServers   int    `json:"num_servers"`   // dedicated servers that the job waits for; 0: the scheduler's number

@@ -114,6 +114,8 @@ var table = []row{
 	{"PACELINE_TLS_CERT", nil, "", text(func(s *Settings) *string { return &s.TLSCert }, "a path"), "Certificate of this node (PEM). With it, every connection uses TLS 1.3."},
 	{"PACELINE_TLS_KEY", nil, "", text(func(s *Settings) *string { return &s.TLSKey }, "a path"), "Its private key (PEM), which nobody but its owner may read."},
 	{"PACELINE_TLS_CA", nil, "", text(func(s *Settings) *string { return &s.TLSCA }, "a path"), "Authorities that sign the certificates of the other nodes (PEM)."},
+	{"PACELINE_INTEGRITY", nil, "", choice(func(s *Settings) *string { return &s.Integrity }, "control", "all"),
+		"What is authenticated on connections without TLS, so that nobody on the way can change it: control messages, frame headers and objects (control), or tensors, too (all). Without it, all between hosts and control inside one. Where the two ends of a connection differ, all holds."},
 	{"PACELINE_SERVERS", []synonym{{"BYTEPS_ENABLE_MIXED_MODE", ifTrue("both")}, {"DMLC_NUM_SERVER", ifPositive("dedicated")}}, "embedded",
 		choice(func(s *Settings) *string { return &s.Servers }, "embedded", "dedicated", "both"),
 		"Where gradients are summed: in the workers, in processes started by `paceline server`, or in both."},

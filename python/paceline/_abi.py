@@ -80,6 +80,8 @@ class Op(ctypes.Structure):
         ("reserved", ctypes.c_uint32),
         ("done", ctypes.c_void_p),  # a pl_done_fn
         ("done_arg", ctypes.c_void_p),
+        ("authenticated", ctypes.c_uint32),
+        ("reserved2", ctypes.c_uint32),
     ]
 
 

@@ -20,6 +20,7 @@ class Options:
     soft_park: bool = False  # held values: delayed pulls wait in the soft-barrier order
     codec: str | None = None  # None: the job's
     pull_gate: Significance | None = None  # held values
+    authenticated: bool = False  # on every connection: for bytes that receivers unpickle
 
     @functools.cached_property
     def pointers(self) -> tuple[Any, Any, Any]:
@@ -91,6 +92,7 @@ def operation(
         None if held is None else held.pointer(),
         empty,
     )
+    op.authenticated = options.authenticated
     if splits is not None:
         op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)
     return op

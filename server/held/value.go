@@ -260,10 +260,10 @@ func (v *value) deliver(replies []reply) {
 func (v *value) send(r *reply) {
 	h := wire.Header{
 		Type: wire.TypeResult, DType: v.Type, Tensor: v.ID, Part: v.Number, Iteration: r.h.Iteration, Seq: r.h.Seq,
-		Codec: r.codec, Reference: r.number,
+		Codec: r.codec, Reference: r.number, Flags: v.AnswerFlags(),
 	}
 	if r.bytes == nil {
-		h.Flags = wire.FlagEmpty
+		h.Flags |= wire.FlagEmpty
 		r.to.Confirm(h)
 		return
 	}

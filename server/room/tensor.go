@@ -33,6 +33,14 @@ type Tensor struct {
 	cancelled atomic.Uint64 // iterations from here on were given up
 }
 
+// AnswerFlags are the flags of every answer with bytes of the tensor.
+func (t *Tensor) AnswerFlags() wire.Flags {
+	if t.Authenticated {
+		return wire.FlagAuthenticated
+	}
+	return 0
+}
+
 // NewTensor takes in what a rank says of a tensor, as far as the rooms can serve it.
 func NewTensor(t *wire.Tensor, r *Round, s Shell) (*Tensor, error) {
 	n := &Tensor{Tensor: *t, Round: r, Shell: s, Members: rankset.Of(t.Ranks...), Type: t.DType, Reduce: t.Op, Model: r.Model}

@@ -257,8 +257,9 @@ func (k *key) header(a *answer) wire.Header {
 	if k.Coding != nil {
 		h.Codec = wire.CodecDeclared
 	}
+	h.Flags = k.AnswerFlags()
 	if k.Bytes > 0 && len(a.sum.Bytes) == 0 {
-		h.Flags = wire.FlagEmpty
+		h.Flags |= wire.FlagEmpty
 	}
 	return h
 }

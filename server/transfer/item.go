@@ -81,7 +81,7 @@ func (it *item) answer(seq uint64) wire.Header {
 	h := &it.h
 	return wire.Header{
 		Type: wire.TypeResult, DType: h.DType, Epoch: h.Epoch, Tensor: h.Tensor, Part: h.Part, Iteration: h.Iteration, Seq: seq,
-		Source: h.Source, Destination: h.Destination,
+		Source: h.Source, Destination: h.Destination, Flags: h.Flags & wire.FlagAuthenticated,
 	}
 }
 

@@ -200,7 +200,7 @@ def sparse_allreduce_async(
     return result
 
 
-def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Part:
+def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, options: Options = DEFAULTS) -> Part:
     """An allgather."""
     dtype, number = dtype_number(tensor), process_set_number(process_set)
     if tensor.dim() == 0:
@@ -211,7 +211,9 @@ def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -
         memory, rows, _ = engine.result(handle)
         return to_device(adopt(memory, source.dtype, (sum(rows), *source.shape[1:])), like=tensor)
 
-    op = operation(_abi.ALLGATHER, dtype, tensor.shape, source.data_ptr(), 0, name=name, process_set=number)
+    op = operation(
+        _abi.ALLGATHER, dtype, tensor.shape, source.data_ptr(), 0, name=name, process_set=number, options=options
+    )
     return Part(op, (source,), output)
 
 
@@ -231,11 +233,25 @@ def grouped_allgather_async(
 
 
 def broadcasting(
-    tensor: torch.Tensor, in_place: bool, root_rank: int, name: str | None, process_set: ProcessSet
+    tensor: torch.Tensor,
+    in_place: bool,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    options: Options = DEFAULTS,
 ) -> Part:
     """A broadcast."""
     number = process_set_number(process_set)
-    return exchange(_abi.BROADCAST, tensor, in_place, reduces=False, root=root_rank, name=name, process_set=number)
+    return exchange(
+        _abi.BROADCAST,
+        tensor,
+        in_place,
+        reduces=False,
+        root=root_rank,
+        name=name,
+        process_set=number,
+        options=options,
+    )
 
 
 def broadcast_async(

@@ -10,10 +10,13 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 from paceline._engine import engine
+from paceline._operation import Options
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.torch._handles import synchronize
-from paceline.torch._ops import broadcast_
-from paceline.torch._ops_async import allgather_async, broadcast_async_
+from paceline.torch._ops_async import broadcast_async_, broadcasting, gathering, start_one
+
+# What is unpickled, and its length, is authenticated on every connection.
+_OBJECT = Options(authenticated=True)
 
 
 def broadcast_parameters(
@@ -43,23 +46,24 @@ def broadcast_object(
 ) -> Any:
     """Returns root_rank's object on every rank; the other ranks' obj is ignored.
 
-    The object is pickled by cloudpickle. Only ranks that have the job's secret can send it.
+    The object is pickled by cloudpickle. Only ranks that have the job's secret can send it, and nobody on the way can
+    change it (PACELINE_INTEGRITY does not matter).
     """
     is_root = engine.rank() == root_rank
     payload = _pickled(obj) if is_root else torch.empty(0, dtype=torch.uint8)
     length = torch.tensor([payload.numel()])
-    broadcast_(length, root_rank, name and f"{name}.sz", process_set)
+    synchronize(start_one(broadcasting(length, True, root_rank, name and f"{name}.sz", process_set, _OBJECT)))
     if not is_root:
         payload = torch.empty(int(length), dtype=torch.uint8)
-    broadcast_(payload, root_rank, name and f"{name}.t", process_set)
+    synchronize(start_one(broadcasting(payload, True, root_rank, name and f"{name}.t", process_set, _OBJECT)))
     return obj if is_root else _unpickled(payload)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Returns the list of all ranks' objects, in rank order. They are pickled by cloudpickle."""
     payload = _pickled(obj)
-    lengths = allgather_async(torch.tensor([payload.numel()]), name and f"{name}.sz", process_set)
-    payloads = allgather_async(payload, name and f"{name}.t", process_set)
+    lengths = start_one(gathering(torch.tensor([payload.numel()]), name and f"{name}.sz", process_set, _OBJECT))
+    payloads = start_one(gathering(payload, name and f"{name}.t", process_set, _OBJECT))
     return [_unpickled(part) for part in synchronize(payloads).split(synchronize(lengths).tolist())]
 
 
