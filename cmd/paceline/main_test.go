@@ -41,7 +41,7 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 	dir := t.TempDir()
 	c := exec.Command(self, args...)
 	c.Dir = dir
-	c.Env = append(os.Environ(), "PACELINE_TEST_COMMAND=1", "XDG_RUNTIME_DIR="+dir, "SELF="+self)
+	c.Env = append(os.Environ(), "PACELINE_TEST_COMMAND=1", "XDG_RUNTIME_DIR="+dir, "TMPDIR="+dir, "SELF="+self)
 	c.WaitDelay = 10 * time.Second
 	return c
 }
@@ -128,7 +128,8 @@ func TestRunSaysWhatIsWrongWithItsArguments(t *testing.T) {
 		"server":                           "a server needs the scheduler's address",
 		"scheduler":                        "--listen host:port",
 		"scheduler --listen 192.0.2.1:7":   "so it needs a secret: set PACELINE_JOB_SECRET",
-		"status":                           "--scheduler host:port",
+		"status":                           "give --scheduler host:port for one elsewhere",
+		"top":                              "no job of this user runs on this machine",
 		"run --network-interfaces no0 -H 192.0.2.9:1 true": `--network-interfaces: no interface or address "no0" on this machine`,
 	} {
 		if r := paceline(t, strings.Fields(args)...); r.code == 0 || !strings.Contains(r.stderr, want) || r.stdout != "" {

@@ -50,7 +50,7 @@ new secret.`,
 	f.StringVarP(&o.SSHIdentity, "ssh-identity-file", "i", "", "`file` with the key for ssh")
 	f.StringVar(&o.OutputDir, "output-filename", "", "additional `directory` for the output of each rank: rank.0/stdout, rank.0/stderr, ...")
 	f.BoolVar(&o.Timestamps, "prefix-output-with-timestamp", false, "begin each line of output with the time")
-	f.BoolVar(&o.Verbose, "verbose", false, "show each started process and its host")
+	f.BoolVar(&o.Verbose, "verbose", false, "show each started process, the address of the scheduler, and each minute how far the job is")
 	f.StringVar(&o.configFile, "config-file", "", "`file` with settings, in horovodrun's YAML; flags take precedence")
 	f.BoolVar(&o.checkBuild, "check-build", false, "show the capabilities of this build; also -cb")
 	addHorovodFlags(f)

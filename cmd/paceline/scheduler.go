@@ -57,10 +57,16 @@ func runScheduler(s settings.Settings) error {
 	return sched.Close()
 }
 
+// observer is the role of a process that looks at a job and takes no part.
+const observer = "observer"
+
 // settingsAs reads the environment in a role, with the scheduler's address from the command line if given, and
 // shows the warnings.
 func settingsAs(role, scheduler string, more map[string]string) (settings.Settings, error) {
 	env := launch.Merge(launch.Variables(os.Environ()), map[string]string{"PACELINE_ROLE": role})
+	if role == observer {
+		env["PACELINE_ROLE"] = "server" // what it has to know is the same
+	}
 	if scheduler != "" {
 		env["PACELINE_SCHEDULER"] = scheduler
 	}

@@ -1,89 +1,117 @@
 package main
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.uber.org/zap"
 
-	"github.com/paceline/paceline/node"
-	"github.com/paceline/paceline/node/settings"
-	"github.com/paceline/paceline/transport/control"
-	"github.com/paceline/paceline/transport/wire"
+	"github.com/paceline/paceline/cmd/paceline/watch"
+	"github.com/paceline/paceline/internal/runfile"
 )
 
+// jobChoice chooses the jobs that status and top show.
+type jobChoice struct {
+	scheduler string
+	timeout   time.Duration
+}
+
+func (j *jobChoice) add(c *cobra.Command) {
+	c.Flags().StringVar(&j.scheduler, "scheduler", "", "`address` of the scheduler of a job elsewhere, host:port (default: PACELINE_SCHEDULER); its secret is in PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE")
+	c.Flags().DurationVar(&j.timeout, "timeout", 5*time.Second, "longest `time` to wait for an answer")
+}
+
 func statusCommand() *cobra.Command {
-	var scheduler string
-	var asJSON bool
-	var timeout time.Duration
+	var choice jobChoice
+	var output jsonSwitch
 	c := &cobra.Command{
-		Use:   "status --scheduler host:port",
-		Short: "Show the state of a job's scheduler",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if scheduler == "" && os.Getenv("PACELINE_SCHEDULER") == "" {
-				return errors.New("--scheduler host:port (or PACELINE_SCHEDULER) must name the job")
-			}
-			s, err := settingsAs("server", scheduler, nil)
-			if err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(c.Context(), timeout)
-			defer cancel()
-			status, err := askStatus(ctx, s)
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return printJSON(c.OutOrStdout(), status)
-			}
-			showStatus(c.OutOrStdout(), s.Scheduler, status)
-			return nil
-		},
+		Use:   "status [job]",
+		Short: "Show this user's jobs on this machine, or one job",
+		Long: `Show this user's jobs on this machine, or one job.
+
+A job has the number of the process that runs its scheduler: the launcher, or rank 0 under another launcher. One job is
+shown in full, several as a list. The command looks for a second, over which it measures rates. An iteration is a use of
+the named tensor that has moved the most bytes.`,
+		Example: `  paceline status
+  paceline status 4711 --json
+  paceline status --scheduler host1:7000`,
+		Args: atMostOneJob,
+		RunE: func(c *cobra.Command, args []string) error { return choice.status(c, args, &output) },
 	}
-	c.Flags().StringVar(&scheduler, "scheduler", "", "`address` of the scheduler, host:port (default: PACELINE_SCHEDULER)")
-	c.Flags().BoolVar(&asJSON, "json", false, "as JSON")
-	c.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long to wait for an answer")
+	choice.add(c)
+	output.add(c)
 	return c
 }
 
-func askStatus(ctx context.Context, s settings.Settings) (wire.StatusReply, error) {
-	kinds, err := node.Transports(&s, zap.NewNop())
-	if err != nil {
-		return wire.StatusReply{}, err
+// rateTime is the time over which status measures rates.
+const rateTime = time.Second
+
+func (j *jobChoice) status(c *cobra.Command, args []string, output *jsonSwitch) error {
+	if err := output.check(); err != nil {
+		return err
 	}
-	client, err := control.Dial(ctx, control.Config{
-		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleObserver}, BeatInterval: s.BeatInterval, LostAfter: s.PeerTimeout,
-	})
+	targets, err := j.targets(args)
 	if err != nil {
-		return wire.StatusReply{}, err
+		return err
 	}
-	defer client.Close()
-	return client.Status(ctx)
+	ctx, stop := untilSignal()
+	defer stop()
+	views := watch.Look(ctx, targets, j.timeout)
+	if len(targets) == 1 && views[0].Err != nil {
+		return views[0].Err
+	}
+	select {
+	case <-time.After(rateTime):
+	case <-ctx.Done():
+		return exitCode(130)
+	}
+	views = watch.Since(views, watch.Look(ctx, targets, j.timeout))
+	text := func(out io.Writer) { watch.Show(out, views, 0) }
+	if targets[0].Job == nil || len(args) > 0 { // one job was asked for
+		return output.show(c, views[0], text)
+	}
+	return output.show(c, views, text)
 }
 
-func showStatus(out io.Writer, address string, s wire.StatusReply) {
-	up := time.Duration(s.Uptime * float64(time.Second)).Round(time.Second)
-	fmt.Fprintf(out, "scheduler %s: %s, up %v, %d tensors\n", address, s.State, up, s.Tensors)
-	if s.Waiting != "" {
-		fmt.Fprintf(out, "waiting for %s\n", s.Waiting)
+func atMostOneJob(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
 	}
-	if s.Roster == nil {
-		return
+	if _, err := strconv.Atoi(args[0]); err != nil {
+		return noArguments(c, args)
 	}
-	for _, w := range s.Roster.Workers {
-		fmt.Fprintf(out, "worker %d on %s (pid %d), local rank %d of %d\n", w.Rank, w.Host, w.PID, w.LocalRank, w.LocalSize)
+	return noArguments(c, args[1:])
+}
+
+// targets are the chosen jobs, at least one.
+func (j *jobChoice) targets(args []string) ([]watch.Target, error) {
+	if j.timeout <= 0 {
+		return nil, fmt.Errorf("--timeout %v: allowed is a time above 0", j.timeout)
 	}
-	for i, n := range s.Roster.Servers {
-		where := "dedicated"
-		if n.Role == wire.RoleWorker {
-			where = fmt.Sprintf("in worker %d", n.Rank)
+	if j.scheduler != "" || len(args) == 0 && os.Getenv("PACELINE_SCHEDULER") != "" {
+		if len(args) > 0 {
+			return nil, errors.New("name the job by its number or by --scheduler, not by both")
 		}
-		fmt.Fprintf(out, "server %d on %s at %v, %s\n", i, n.Host, n.Addresses, where)
+		s, err := settingsAs(observer, j.scheduler, nil)
+		return []watch.Target{{Settings: s}}, err
 	}
+	jobs, bad := runfile.List()
+	if len(args) > 0 {
+		for _, job := range jobs {
+			if strconv.Itoa(job.ID) == args[0] {
+				return watch.Here([]runfile.Job{job})
+			}
+		}
+		return nil, cmp.Or(bad, fmt.Errorf("no job %s of this user runs on this machine; paceline status lists those that do", args[0]))
+	}
+	if len(jobs) == 0 {
+		return nil, cmp.Or(bad, fmt.Errorf("no job of this user runs on this machine (looked in %s); give --scheduler host:port for one elsewhere", strings.Join(runfile.Dirs(), " and ")))
+	}
+	return watch.Here(jobs)
 }

@@ -366,3 +366,29 @@ func gone(t *testing.T, pid int) {
 		time.Sleep(10 * time.Millisecond) // another process's end cannot be waited for otherwise
 	}
 }
+
+// TestAVerboseLaunchSaysWhereTheJobIsAndHowFar, one line after the other.
+func TestAVerboseLaunchSaysWhereTheJobIsAndHowFar(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	said := lines{news: make(chan struct{}, 1)}
+	signals := filepath.Join(t.TempDir(), "end")
+	if err := syscall.Mkfifo(signals, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan int, 1)
+	go func() {
+		code, err := Run(Options{
+			Command: []string{"cat", signals}, Env: map[string]string{"PATH": os.Getenv("PATH")}, Processes: 1, Verbose: true, Every: time.Millisecond,
+			Say: func(format string, args ...any) { fmt.Fprintf(&said, format+"\n", args...) },
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		ended <- code
+	}()
+	said.wait(t, "the scheduler is at 127.0.0.1:", fmt.Sprintf("`paceline status %d` shows the job\n", os.Getpid()), "rank 0 on localhost: cat ", "forming, waiting for a worker")
+	os.WriteFile(signals, nil, 0)
+	if code := <-ended; code != 0 {
+		t.Error(code)
+	}
+}

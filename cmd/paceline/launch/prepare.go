@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/paceline/paceline/internal/iface"
 	"github.com/paceline/paceline/internal/limits"
@@ -29,6 +30,7 @@ type Options struct {
 	OutputDir         string // additional output of each rank; "" for none
 	Timestamps        bool
 	Verbose           bool
+	Every             time.Duration                    // with Verbose: from one line about the job to the next; 0: a minute
 	Say               func(format string, args ...any) // reports to the user
 }
 

@@ -1,6 +1,8 @@
 package launch
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net"
@@ -10,8 +12,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
+	"time"
 
+	"github.com/paceline/paceline/cmd/paceline/watch"
 	"github.com/paceline/paceline/node"
 )
 
@@ -47,12 +52,41 @@ func (j *maker) run() (code int, err error) {
 	for _, name := range []string{"PACELINE_JOB_SECRET_FILE", "PACELINE_ROLE", "DMLC_ROLE", "PACELINE_PORT"} {
 		delete(j.Env, name)
 	}
+	if j.Verbose {
+		defer j.narrate(address)()
+	}
 	defer j.closeFiles()
 	job, err := j.job(address)
 	if err != nil {
 		return 0, err
 	}
 	return job.Run(signals), nil
+}
+
+// narrate says where the job is found, and from time to time how far it is, until the function that it returns is called.
+func (j *maker) narrate(address string) (stop func()) {
+	j.Say("the scheduler is at %s; `paceline status %d` shows the job", address, os.Getpid())
+	ctx, cancel := context.WithCancel(context.Background())
+	s := j.settings
+	s.Scheduler = address
+	var lines sync.WaitGroup
+	lines.Go(func() {
+		tick := time.NewTicker(cmp.Or(j.Every, time.Minute))
+		defer tick.Stop()
+		before := []watch.View{{}}
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			now := watch.Since(before, watch.Look(ctx, []watch.Target{{Settings: s}}, s.PeerTimeout))
+			if before = now; ctx.Err() == nil {
+				j.Say("%s", now[0].Line())
+			}
+		}
+	})
+	return func() { cancel(); lines.Wait() }
 }
 
 // job makes the processes.

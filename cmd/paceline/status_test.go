@@ -1,0 +1,236 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/paceline/paceline/cmd/paceline/watch"
+)
+
+// place gives commands a directory for run files that they share.
+type place struct {
+	t   *testing.T
+	dir string
+}
+
+func newPlace(t *testing.T) place { return place{t, t.TempDir()} }
+
+func (h place) command(args ...string) *exec.Cmd {
+	c := command(h.t, args...)
+	c.Env = append(c.Env, "XDG_RUNTIME_DIR="+h.dir, "TMPDIR="+h.dir, "PACELINE_SCHEDULER=")
+	return c
+}
+
+func (h place) run(args ...string) result {
+	h.t.Helper()
+	return run(h.t, h.command(args...))
+}
+
+// job starts `paceline run` with a command that says when it runs and lasts until the test ends.
+func (h place) job(args ...string) *exec.Cmd {
+	h.t.Helper()
+	c := h.command(append([]string{"run"}, args...)...)
+	ready := filepath.Join(c.Dir, "ready")
+	if err := syscall.Mkfifo(ready, 0o600); err != nil {
+		h.t.Fatal(err)
+	}
+	c.Args = append(c.Args, "sh", "-c", "echo > ready; exec sleep 1000")
+	h.start(c)
+	os.ReadFile(ready)
+	return c
+}
+
+func (h place) start(c *exec.Cmd) {
+	h.t.Helper()
+	c.Stderr = os.Stderr
+	if err := c.Start(); err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		c.Process.Signal(syscall.SIGTERM)
+		c.Wait()
+	})
+}
+
+func (h place) files() int {
+	files, _ := filepath.Glob(filepath.Join(h.dir, "paceline", "job-*"))
+	return len(files)
+}
+
+func TestStatusFindsTheJobsOfThisUser(t *testing.T) {
+	h := newPlace(t)
+	if r := h.run("status"); r.code != 1 || !strings.Contains(r.stderr, "no job of this user runs on this machine (looked in ") {
+		t.Fatalf("%+v", r)
+	}
+	first := h.job("-np", "1")
+	id := fmt.Sprint(first.Process.Pid)
+	for _, args := range [][]string{{"status"}, {"status", id}, {"top"}} {
+		h.run(args...).check(t, 0, "job "+id+": "+first.Path+" run -np 1 sh", "")
+		h.run(args...).check(t, 0, ": forming, up ", "")
+	}
+	second := h.job("-np", "2")
+	r := h.run("status")
+	r.check(t, 0, "job ", "")
+	for _, j := range []*exec.Cmd{first, second} {
+		if !strings.Contains(r.stdout, fmt.Sprintf("\n%d  forming", j.Process.Pid)) {
+			t.Errorf("no job %d in %s", j.Process.Pid, r.stdout)
+		}
+	}
+	r = h.run("status", "--json")
+	var views []watch.View
+	if err := json.Unmarshal([]byte(r.stdout), &views); err != nil || len(views) != 2 || views[0].State != "forming" {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if strings.Contains(r.stdout, "SECRET") {
+		t.Error("the secret is shown", r.stdout)
+	}
+	var one watch.View
+	if r := h.run("status", id, "--json"); json.Unmarshal([]byte(r.stdout), &one) != nil || fmt.Sprint(one.ID) != id {
+		t.Fatalf("%+v", r)
+	}
+	for args, want := range map[string]string{
+		"status 1":                                       "no job 1 of this user runs on this machine; paceline status lists those that do",
+		"status one":                                     `unexpected argument "one"`,
+		"status " + id + " 2":                            `unexpected argument "2"`,
+		"status --timeout 0s":                            "--timeout 0s: allowed is a time above 0",
+		"status --scheduler 127.0.0.1":                   `PACELINE_SCHEDULER="127.0.0.1"`,
+		"top --scheduler 127.0.0.1:1 " + id:              "by its number or by --scheduler, not by both",
+		"status --scheduler 127.0.0.1:1 --timeout 100ms": "connection refused",
+	} {
+		if r := h.run(strings.Fields(args)...); r.code != 1 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+}
+
+// TestAJobThatWasKilledIsNotListed, and its file is removed.
+func TestAJobThatWasKilledIsNotListed(t *testing.T) {
+	h := newPlace(t)
+	j := h.job("-np", "1")
+	if h.files() != 1 {
+		t.Fatal(h.files())
+	}
+	j.Process.Kill()
+	j.Wait()
+	if r := h.run("status"); r.code != 1 || !strings.Contains(r.stderr, "no job of this user") || h.files() != 0 {
+		t.Fatalf("%+v %d", r, h.files())
+	}
+	if r := h.run("run", "true"); r.code != 0 || h.files() != 0 {
+		t.Fatalf("%+v %d", r, h.files())
+	}
+}
+
+func TestADirectoryThatOthersCanWriteToIsRefused(t *testing.T) {
+	h := newPlace(t)
+	h.job("-np", "1")
+	if err := os.Chmod(filepath.Join(h.dir, "paceline"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if r := h.run("status"); r.code != 1 || !strings.Contains(r.stderr, "nobody else can enter") {
+		t.Fatalf("%+v", r)
+	}
+	h.run("run", "-np", "1", "echo", "hello").check(t, 0, "hello", "") // it runs all the same
+}
+
+// TestStatusShowsHowFarRanksAre of a job that exchanges tensors: the benchmark, as the ranks of a job.
+func TestStatusShowsHowFarRanksAre(t *testing.T) {
+	h := newPlace(t)
+	c := h.command("run", "-np", "2", "sh", "-c", `PACELINE_TEST_COMMAND=1 exec "$SELF" bench allreduce --sizes 64KiB --duration 1h`)
+	h.start(c)
+	until := time.Now().Add(time.Minute)
+	for {
+		var views []watch.View
+		r := h.run("status", "--json")
+		if err := json.Unmarshal([]byte(r.stdout), &views); err == nil && len(views) == 1 && len(views[0].Ranks) == 2 {
+			if rank := views[0].Ranks[1]; rank.Rank == 1 && rank.Iteration > 0 && rank.Rate > 0 && rank.Sent > 0 && rank.Average > 0 {
+				break
+			}
+		}
+		if time.Now().After(until) {
+			t.Fatalf("%+v", r)
+		}
+	}
+	h.run("status").check(t, 0, "rank       host", "")
+}
+
+// TestTopDrawsUntilQOrCtrlC in a terminal, which is as it was afterwards.
+func TestTopDrawsUntilQOrCtrlC(t *testing.T) {
+	h := newPlace(t)
+	j := h.job("-np", "1")
+	for _, key := range []string{"q", "\x03"} {
+		master, terminal := terminal(t)
+		before, err := unix.IoctlGetTermios(int(terminal.Fd()), unix.TCGETS)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := h.command("top")
+		c.Stdin, c.Stdout, c.Stderr = terminal, terminal, os.Stderr
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		wantDrawn(t, master, fmt.Sprintf("job %d: ", j.Process.Pid), "\x1b[H") // and once more
+		fmt.Fprint(master, key)
+		if err := c.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		wantDrawn(t, master, leaveScreen)
+		if after, err := unix.IoctlGetTermios(int(terminal.Fd()), unix.TCGETS); err != nil || *after != *before {
+			t.Errorf("the terminal was %+v and is %+v, %v", before, after, err)
+		}
+	}
+}
+
+// terminal makes a pseudo-terminal.
+func terminal(t *testing.T) (master, terminal *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip("no pseudo-terminals here:", err)
+	}
+	t.Cleanup(func() { master.Close() })
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { terminal.Close() })
+	return master, terminal
+}
+
+// wantDrawn reads a terminal until the texts have come, one after the other.
+func wantDrawn(t *testing.T, from *os.File, texts ...string) {
+	t.Helper()
+	late := time.AfterFunc(time.Minute, func() { from.Close() })
+	defer late.Stop()
+	var seen strings.Builder
+	buffer := make([]byte, 4096)
+	at := 0
+	for _, text := range texts {
+		for {
+			if i := strings.Index(seen.String()[at:], text); i >= 0 {
+				at += i + len(text)
+				break
+			}
+			n, err := from.Read(buffer)
+			if err != nil {
+				t.Fatalf("%q was not drawn: %q, %v", text, seen.String(), err)
+			}
+			seen.Write(buffer[:n])
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package watch
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Show writes jobs down: one in full, several as a list. In full are at most so many ranks, the last ones in the race; 0
+// is for all.
+func Show(out io.Writer, views []View, ranks int) {
+	if len(views) == 1 {
+		views[0].Show(out, ranks)
+		return
+	}
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "job\tstate\tranks\titeration\tper s\tup\tcommand")
+	for _, v := range views {
+		state, iteration, rate := v.State, "", ""
+		if v.Error != "" {
+			state = "no answer"
+		}
+		if r := v.fastest(); r != nil {
+			iteration, rate = fmt.Sprint(r.Iteration), fmt.Sprintf("%.3g", r.Rate)
+		}
+		fmt.Fprintf(table, "%d\t%s\t%d\t%s\t%s\t%v\t%s\n", v.ID, state, len(v.Ranks), iteration, rate, v.up(), short(v.Command))
+	}
+	table.Flush()
+}
+
+// short cuts a command for a list.
+func short(command string) string {
+	const most = 60
+	if letters := []rune(command); len(letters) > most {
+		return string(letters[:most]) + "..."
+	}
+	return command
+}
+
+// Show writes the job down in full.
+func (v *View) Show(out io.Writer, ranks int) {
+	if v.ID != 0 {
+		fmt.Fprintf(out, "job %d: %s\n", v.ID, v.Command)
+	}
+	if v.Error != "" {
+		fmt.Fprintf(out, "scheduler %s: %s\n", v.Scheduler, v.Error)
+		return
+	}
+	fmt.Fprintf(out, "scheduler %s: %s, up %v, %d tensors\n", v.Scheduler, v.State, v.up(), v.Tensors)
+	if v.Waiting != "" {
+		fmt.Fprintf(out, "waiting for %s\n", v.Waiting)
+	}
+	if v.Roster == nil {
+		return
+	}
+	v.showRanks(out, ranks)
+	for i, n := range v.Roster.Servers {
+		if n.Role == wire.RoleServer {
+			fmt.Fprintf(out, "server %d on %s (pid %d) at %v%s\n", i, n.Host, n.PID, n.Addresses, v.stateOf(i))
+		}
+	}
+	if r := v.slowest(); r != nil && r.Behind > oneStep {
+		fmt.Fprintf(out, "slowest: rank %d on %s, %d behind\n", r.Rank, r.Host, r.Behind)
+	}
+	for _, w := range v.waits() {
+		fmt.Fprintf(out, "%q has waited %.1f s for %s\n", w.Name, w.Seconds, rankset.Of(w.Missing...).Named())
+	}
+}
+
+func (v *View) showRanks(out io.Writer, most int) {
+	list := v.Ranks
+	if most > 0 && len(list) > most {
+		list = slices.Clone(list)
+		slices.SortStableFunc(list, func(a, b Rank) int {
+			return cmp.Or(-cmp.Compare(len(a.State), len(b.State)), -cmp.Compare(a.Behind, b.Behind))
+		})
+		list = list[:most]
+	}
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(table, "rank\thost\tpid\titeration\tbehind\tper s\tmean\ttensors\tsent\t")
+	for _, r := range list {
+		if r.State != "" {
+			fmt.Fprintf(table, "%d\t%s\t%d\t%s\t\t\t\t\t\t\n", r.Rank, r.Host, r.PID, r.State)
+			continue
+		}
+		fmt.Fprintf(table, "%d\t%s\t%d\t%d\t%d\t%.3g\t%.3g\t%s\t%s\t\n", r.Rank, r.Host, r.PID, r.Iteration, r.Behind, r.Rate, r.Average, perSecond(r.Bytes), perSecond(r.Sent))
+	}
+	table.Flush()
+	if more := len(v.Ranks) - len(list); more > 0 {
+		fmt.Fprintf(out, "and %d more ranks\n", more)
+	}
+}
+
+// Line is the job in one line, for a log.
+func (v *View) Line() string {
+	if v.Error != "" {
+		return "the scheduler does not answer: " + v.Error
+	}
+	front := v.fastest()
+	if front == nil {
+		return strings.TrimSuffix(v.State+", waiting for "+v.Waiting, ", waiting for ")
+	}
+	line := fmt.Sprintf("iteration %d, %.3g per second, %s sent", front.Iteration, front.Rate, perSecond(v.sent()))
+	if last := v.slowest(); last.Behind > oneStep {
+		line += fmt.Sprintf("; slowest: rank %d, %d behind", last.Rank, last.Behind)
+	}
+	if silent := v.silent(); len(silent) > 0 {
+		line += fmt.Sprintf("; rank %d: %s", silent[0].Rank, silent[0].State)
+	}
+	return line
+}
+
+func (v *View) up() time.Duration {
+	return time.Duration(v.Uptime * float64(time.Second)).Round(time.Second)
+}
+
+// stateOf is what is to be said of a dedicated server, by its index.
+func (v *View) stateOf(server int) string {
+	for _, n := range v.Nodes {
+		if n.Role == wire.RoleServer && n.Rank == server && n.State != "" {
+			return ": " + n.State
+		}
+	}
+	return ""
+}
+
+// Differences of no interest: ranks are never at one place at the same time.
+const (
+	shortWait = 0.1 // seconds
+	oneStep   = 1   // iterations
+)
+
+// waits are what has waited longest for ranks, on all servers.
+func (v *View) waits() (all []wire.Stall) {
+	for _, n := range v.Nodes {
+		if n.Progress != nil {
+			all = append(all, n.Progress.Waits...)
+		}
+	}
+	all = slices.DeleteFunc(all, func(w wire.Stall) bool { return w.Seconds < shortWait })
+	slices.SortStableFunc(all, func(a, b wire.Stall) int { return -cmp.Compare(a.Seconds, b.Seconds) })
+	return all[:min(len(all), wire.MaxWaits)]
+}
+
+// perSecond writes a rate of bytes.
+func perSecond(bytes float64) string {
+	for _, unit := range []struct {
+		name string
+		size float64
+	}{{"GB/s", 1e9}, {"MB/s", 1e6}, {"kB/s", 1e3}} {
+		if bytes >= unit.size {
+			return fmt.Sprintf("%.3g %s", bytes/unit.size, unit.name)
+		}
+	}
+	return fmt.Sprintf("%.3g B/s", bytes)
+}

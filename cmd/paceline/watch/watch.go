@@ -1,0 +1,97 @@
+// Package watch looks at running jobs: it asks their schedulers how far the nodes are, and shows the answers as text.
+//
+// Reading order: watch.go asks, view.go is what one job looks like, with rates between two looks, show.go writes it down.
+package watch
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/runfile"
+	"github.com/paceline/paceline/node"
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/control"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Target is a job to look at.
+type Target struct {
+	Settings settings.Settings // by which its scheduler is reached
+	Job      *runfile.Job      // nil where the job was named by its scheduler
+}
+
+// Here is a target for each job of a list.
+func Here(jobs []runfile.Job) ([]Target, error) {
+	targets := make([]Target, len(jobs))
+	for i, j := range jobs {
+		env := maps.Clone(j.Env)
+		env["PACELINE_ROLE"] = "server"
+		s, _, err := settings.FromEnv(env)
+		if err != nil {
+			return nil, err
+		}
+		targets[i] = Target{s, &j}
+	}
+	return targets, nil
+}
+
+// Look asks the schedulers of all targets at the same time, each for at most some time.
+func Look(ctx context.Context, targets []Target, timeout time.Duration) []View {
+	views := make([]View, len(targets))
+	var wg sync.WaitGroup
+	for i, t := range targets {
+		wg.Go(func() { views[i] = t.look(ctx, timeout) })
+	}
+	wg.Wait()
+	return views
+}
+
+func (t Target) look(ctx context.Context, timeout time.Duration) View {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	v := View{Scheduler: t.Settings.Scheduler}
+	if t.Job != nil {
+		v.ID, v.Started, v.Command, v.Directory = t.Job.ID, &t.Job.Started, strings.Join(t.Job.Command, " "), t.Job.Directory
+	}
+	status, err := ask(ctx, &t.Settings)
+	if err != nil {
+		v.Err, v.Error = err, err.Error()
+		return v
+	}
+	v.StatusReply = status
+	v.Ranks = ranksOf(status)
+	return v
+}
+
+// ask asks one scheduler for the state of its job.
+func ask(ctx context.Context, s *settings.Settings) (wire.StatusReply, error) {
+	kinds, err := node.Transports(s, zap.NewNop())
+	if err != nil {
+		return wire.StatusReply{}, err
+	}
+	client, err := control.Dial(ctx, control.Config{
+		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleObserver}, BeatInterval: s.BeatInterval, LostAfter: s.PeerTimeout,
+	})
+	if err != nil {
+		return wire.StatusReply{}, err
+	}
+	defer client.Close()
+	return client.Status(ctx)
+}
+
+// Since adds to each view the rates since a look before.
+func Since(before, now []View) []View {
+	for i := range now {
+		at := slices.IndexFunc(before, func(v View) bool { return v.ID == now[i].ID && v.Scheduler == now[i].Scheduler })
+		if at >= 0 {
+			now[i].rates(&before[at])
+		}
+	}
+	return now
+}

@@ -1,0 +1,93 @@
+package watch
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// view is a job of three ranks, seconds after its start; the last rank is 5 iterations behind.
+func view(seconds float64, iteration uint64) View {
+	v := View{ID: 7, Command: "train", Scheduler: "h:1", StatusReply: wire.StatusReply{State: "running", Tensors: 2, Uptime: seconds, Roster: &wire.Roster{}}}
+	for rank := range 3 {
+		v.Roster.Workers = append(v.Roster.Workers, wire.Node{Role: wire.RoleWorker, Rank: rank, Host: "host", PID: 10 + rank})
+		p := wire.Progress{Seconds: seconds, Iteration: iteration, Bytes: iteration * 2e6, Sent: iteration * 1e6}
+		if rank == 2 {
+			p.Iteration -= 5
+			p.Waits = []wire.Stall{{Name: "fc", Missing: []int{2}, Seconds: 3}, {Name: "conv", Missing: []int{2}, Seconds: 0.01}}
+		}
+		v.Nodes = append(v.Nodes, wire.NodeStatus{Role: wire.RoleWorker, Rank: rank, Progress: &p})
+	}
+	v.Ranks = ranksOf(v.StatusReply)
+	return v
+}
+
+func text(v View, ranks int) string {
+	var s strings.Builder
+	v.Show(&s, ranks)
+	return s.String()
+}
+
+func TestAJobInFull(t *testing.T) {
+	v := Since([]View{view(10, 100)}, []View{view(12, 120)})[0]
+	want := `job 7: train
+scheduler h:1: running, up 12s, 2 tensors
+  rank  host  pid  iteration  behind  per s  mean  tensors     sent
+     0  host   10        120       0     10    10  20 MB/s  10 MB/s
+     1  host   11        120       0     10    10  20 MB/s  10 MB/s
+     2  host   12        115       5     10  9.58  20 MB/s  10 MB/s
+slowest: rank 2 on host, 5 behind
+"fc" has waited 3.0 s for rank 2
+`
+	if got := text(v, 0); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+	if got := v.Line(); got != "iteration 120, 10 per second, 30 MB/s sent; slowest: rank 2, 5 behind" {
+		t.Error(got)
+	}
+}
+
+// TestRanksOfInterestComeFirstWhereThereIsNoRoom: those that do not answer, then those that are behind.
+func TestRanksOfInterestComeFirstWhereThereIsNoRoom(t *testing.T) {
+	v := view(10, 100)
+	v.Nodes[1].Progress, v.Nodes[1].State = nil, "no answer"
+	v.Ranks = ranksOf(v.StatusReply)
+	got := text(v, 2)
+	if silent, behind := strings.Index(got, "no answer"), strings.Index(got, "95"); silent < 0 || behind < silent || !strings.Contains(got, "and 1 more ranks\n") {
+		t.Error(got)
+	}
+	if line := v.Line(); !strings.HasSuffix(line, "; rank 1: no answer") {
+		t.Error(line)
+	}
+}
+
+// TestAnotherRoundHasNoRates yet: its counts begin again.
+func TestAnotherRoundHasNoRates(t *testing.T) {
+	v := Since([]View{view(10, 100)}, []View{view(11, 6)})[0]
+	if v.Ranks[0].Rate != 0 {
+		t.Error(v.Ranks[0])
+	}
+}
+
+func TestAJobThatCannotTellMuch(t *testing.T) {
+	forming := View{Scheduler: "h:1", StatusReply: wire.StatusReply{State: "forming", Waiting: "rank 1 of 2"}}
+	if got := text(forming, 0); got != "scheduler h:1: forming, up 0s, 0 tensors\nwaiting for rank 1 of 2\n" {
+		t.Error(got)
+	}
+	if got := forming.Line(); got != "forming, waiting for rank 1 of 2" {
+		t.Error(got)
+	}
+	dead := View{ID: 3, Scheduler: "h:1", Error: "refused", Err: errors.New("refused")}
+	if got := text(dead, 0); got != "job 3: \nscheduler h:1: refused\n" {
+		t.Error(got)
+	}
+	var list strings.Builder
+	Show(&list, []View{forming, dead, view(10, 100)}, 0)
+	for _, want := range []string{"forming", "no answer", "running    3      100"} {
+		if !strings.Contains(list.String(), want) {
+			t.Errorf("no %q in\n%s", want, list.String())
+		}
+	}
+}
