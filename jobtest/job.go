@@ -1,5 +1,5 @@
-// Package jobtest runs whole jobs in one process, over real sockets or in virtual time over the twin of a network, and
-// says by its tests what a job promises: results, agreement of the ranks, and what happens under faults.
+// Package jobtest runs whole jobs in one process, over real sockets, or in virtual time over the twin of a network. Its
+// tests hold what a job guarantees: results, agreement of ranks, behaviour under faults.
 //
 // A test starts a Job with Options, has its ranks do operations (operations.go) or use held values (values.go,
 // groups.go), and may play a rank itself (raw.go) or start the nodes as processes and hosts that it kills and cuts off
@@ -22,10 +22,10 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// Hang is how long a test waits for anything before it reports a hang.
+// Hang is the longest wait of a test before it reports a hang.
 const Hang = 30 * time.Second
 
-// Secret is what the processes of a test's job share.
+// Secret is the job secret of tests.
 const Secret = "a secret for this test only"
 
 // Job is a whole job in one process: a scheduler, n workers and, where asked for, dedicated servers. It ends with its
@@ -63,7 +63,7 @@ func New(t testing.TB, n int, options ...Option) *Job {
 		t.Fatal(err)
 	}
 	s.Size, s.StartTimeout, s.ServerMemory = n, 20*time.Second, 1<<30
-	s.PartitionBytes = 4 << 20 // a worker that a test plays cuts as the engines do
+	s.PartitionBytes = 4 << 20 // as the engines, for a worker that a test plays
 	j := &Job{T: t, Settings: s, Log: zap.NewNop(), ServerLog: zap.NewNop(), Workers: make([]*node.Worker, n)}
 	for _, o := range options {
 		o(j)
@@ -151,8 +151,7 @@ func (j *Job) Shutdown() {
 	j.leaving.Wait()
 }
 
-// Leave begins to shut a worker down, which with its server waits for the others. The channel is closed when it has
-// ended.
+// Leave begins to shut a worker down; its server waits for the others. The channel is closed at its end.
 func (j *Job) Leave(rank int) <-chan struct{} {
 	left := make(chan struct{})
 	w := j.Workers[rank]
@@ -171,7 +170,7 @@ func (j *Job) Leave(rank int) <-chan struct{} {
 // StopServer ends a dedicated server.
 func (j *Job) StopServer(i int) { j.stopServers[i]() }
 
-// First is the job as its first n ranks alone see it.
+// First is the job of its first n ranks alone.
 func (j *Job) First(n int) *Job {
 	return &Job{T: j.T, Settings: j.Settings, Log: j.Log, Workers: slices.Clone(j.Workers[:n])}
 }

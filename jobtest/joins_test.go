@@ -12,8 +12,8 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// TestJoinWithUnevenData has every rank bring another number of tensors, then join; the sums go on
-// with those that are left, and all agree who was last. Several times in one job.
+// TestJoinWithUnevenData gives every rank another number of tensors, after which it joins. Sums go on among the remaining
+// ranks, and all agree on the last one. Several times in one job.
 func TestJoinWithUnevenData(t *testing.T) {
 	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
 		j := jobtest.Start(t, 4, jobtest.SmallPartitions, place)
@@ -120,8 +120,8 @@ func TestAJoinedRankSubmitsNothing(t *testing.T) {
 	j.Works("x", 1)
 }
 
-// A rank that shuts down without joining ends the joins of the others, whichever comes first; they go on
-// among themselves.
+// A rank that shuts down without joining fails the joins of the others, before or after it; they go on among
+// themselves.
 func TestJoinEndsWhenAnotherRankShutsDownInstead(t *testing.T) {
 	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
 		for _, late := range []bool{false, true} {

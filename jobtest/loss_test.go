@@ -112,7 +112,7 @@ func TestAPeerThatBreaksOffOrTheRulesEndsTheRoundForAll(t *testing.T) {
 	}
 }
 
-// TestStrangersHarmNobody has those who do not know the secret, or are not of this job.
+// TestStrangersHarmNobody has peers connect that do not know the secret, or belong to another job.
 func TestStrangersHarmNobody(t *testing.T) {
 	j := jobtest.Start(t, 2, jobtest.Both(1))
 	hello := fmt.Sprintf("PCLNJOB%c%c", auth.Version, wire.Version)
@@ -165,8 +165,8 @@ func TestStrangersHarmNobody(t *testing.T) {
 	}
 }
 
-// TestASlowReaderIsGivenUp: it pushes with the others but takes none of the results. The memory for
-// those is bounded, and when the time for peers is over it counts as lost.
+// TestASlowReaderIsGivenUp: a rank pushes with the others, but reads no results. Their memory is bounded, and after the
+// peer timeout the rank is lost.
 func TestASlowReaderIsGivenUp(t *testing.T) {
 	const n, memory = 4 << 20, 64 << 20
 	j := jobtest.New(t, 3, jobtest.Dedicated(1), jobtest.With(func(s *settings.Settings) {
@@ -192,7 +192,7 @@ func TestASlowReaderIsGivenUp(t *testing.T) {
 			}
 			_, err := j.Do(rank, jobtest.Sum("x", n))
 			if errors.Is(err, worker.ErrPeerLost) || err != nil && strings.Contains(err.Error(), "hangs") {
-				return err // other failures come of the limit on memory
+				return err // other failures follow from the memory limit
 			}
 			if i%8 == 0 && rank == 0 {
 				runtime.GC()

@@ -14,8 +14,8 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// Several operations of one name and kind are in flight when the memory of a server is not enough for
-// the first: its iterations and the later ones' are given up, so each of them has to end.
+// Several operations of one name and kind are in flight when a server has too little memory for the first: its iteration
+// and the later ones are given up, and each operation ends.
 func TestMemoryLimitEndsEveryOperationInFlightUnderTheName(t *testing.T) {
 	for range 5 {
 		j := jobtest.Start(t, 2, jobtest.Dedicated(2), jobtest.SmallPartitions, jobtest.With(func(s *settings.Settings) { s.ServerMemory = 1 << 20 }))
@@ -47,7 +47,7 @@ func TestMemoryLimitEndsEveryOperationInFlightUnderTheName(t *testing.T) {
 func TestServerMemoryLimitIsAnErrorOnEveryRank(t *testing.T) {
 	for _, kind := range []units.Kind{units.Allreduce, units.Broadcast, units.Allgather} {
 		t.Run(kind.String(), func(t *testing.T) {
-			// One partition is more than the server has: it does not hang on how fast readers are.
+			// One partition is more than the server's memory, whatever the speed of readers.
 			j := jobtest.Start(t, 3, jobtest.Dedicated(1), jobtest.With(func(s *settings.Settings) { s.ServerMemory = 1 << 20 }))
 			for range 3 {
 				errs := j.Outcomes(func(rank int) error {
@@ -65,8 +65,7 @@ func TestServerMemoryLimitIsAnErrorOnEveryRank(t *testing.T) {
 	}
 }
 
-// A push for which the server has no memory ends on its rank alone, whatever the others are at, and when that
-// rank has left they go on.
+// A push for which the server has no memory fails on its rank alone. When that rank has left, the others go on.
 func TestTheServersMemoryLimitEndsOneRanksUseOfAHeldValue(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
 		const mega = 1 << 20
@@ -77,8 +76,8 @@ func TestTheServersMemoryLimitEndsOneRanksUseOfAHeldValue(t *testing.T) {
 			return err
 		})
 		parked := waits(t, j, values[0])
-		synctest.Wait() // its push has arrived, and all that was to be sent is
-		for range 5 {   // so that this rank has used the value more often than the one that waits
+		synctest.Wait() // its push has arrived, and all answers are sent
+		for range 5 {   // this rank uses the value more often than the one that waits
 			if err := values[1].Use(units.ReadNow, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -86,13 +85,13 @@ func TestTheServersMemoryLimitEndsOneRanksUseOfAHeldValue(t *testing.T) {
 		if _, err := j.Submit(2, jobtest.Sum("hog", mega)); err != nil {
 			t.Fatal(err)
 		}
-		synctest.Wait() // the hog is there
+		synctest.Wait() // the large tensor has arrived
 		err := values[1].Use(units.Add|units.ReadNow, 1)
 		if !errors.Is(err, worker.ErrMemory) || !strings.Contains(err.Error(), "PACELINE_SERVER_MEMORY") {
 			t.Fatalf("%v, want the memory limit", err)
 		}
 		<-j.Leave(1)
-		synctest.Wait() // by then the server has let go what the rank was to be sent, and the hog
+		synctest.Wait() // the server has released the rank's answers and the large tensor
 		if err := values[2].Use(units.Add, 1); err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +101,7 @@ func TestTheServersMemoryLimitEndsOneRanksUseOfAHeldValue(t *testing.T) {
 	})
 }
 
-// Of a declaration that has failed nothing stays, on no server.
+// A failed declaration leaves nothing on any server.
 func TestAFailedDeclarationLeavesNoMemory(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
 		j := jobtest.Start(t, 2, network, jobtest.Dedicated(2), jobtest.SmallPartitions, jobtest.With(func(s *settings.Settings) { s.ServerMemory = 8 * jobtest.Partition }))

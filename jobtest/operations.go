@@ -12,7 +12,7 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// Result is how an operation has ended.
+// Result is the end of an operation.
 type Result struct {
 	Out worker.Output
 	Err error
@@ -44,7 +44,7 @@ func (j *Job) Do(rank int, op worker.Op) (worker.Output, error) {
 	return Await(results[0], rank, op.Name)
 }
 
-// Await waits for the result of an operation of a rank; it takes Hang for an error.
+// Await waits for the result of an operation of a rank. More than Hang is an error.
 func Await(done <-chan Result, rank int, name string) (worker.Output, error) {
 	select {
 	case r := <-done:
@@ -54,7 +54,7 @@ func Await(done <-chan Result, rank int, name string) (worker.Output, error) {
 	}
 }
 
-// Outcomes runs f on every rank that is there, at the same time, and gives back what each returned.
+// Outcomes runs f on every running rank concurrently, and returns the errors.
 func (j *Job) Outcomes(f func(rank int) error) []error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(j.Workers))
@@ -106,7 +106,7 @@ func (j *Job) Sums(rank int, name string, n int) error {
 	return nil
 }
 
-// WorksAgain is Works where the servers may still hold memory for answers that are on their way.
+// WorksAgain is Works while the servers may still hold memory for answers in flight.
 func (j *Job) WorksAgain(name string, n int) {
 	j.T.Helper()
 	for start := time.Now(); ; {
@@ -137,7 +137,7 @@ func Float32s(kind units.Kind, name string, shape ...int64) worker.Op {
 	return op
 }
 
-// Join joins a rank, waits for the others to join, and gives the rank that did so last.
+// Join joins a rank, waits for the others, and returns the last rank that joined.
 func (j *Job) Join(rank int) (int, error) {
 	done := make(chan Result, 1)
 	if err := j.Workers[rank].Engine.Join(func(out worker.Output, err error) { done <- Result{out, err} }); err != nil {

@@ -16,12 +16,12 @@ type Option func(*Job)
 // Embedded has the servers in the workers, as without an option.
 func Embedded(*Job) {}
 
-// Dedicated has so many dedicated servers and none in the workers.
+// Dedicated has n dedicated servers and none in the workers.
 func Dedicated(servers int) Option {
 	return func(j *Job) { j.Settings.Servers, j.Settings.NumServers = "dedicated", servers }
 }
 
-// Both has so many dedicated servers beside those in the workers.
+// Both has n dedicated servers beside those in the workers.
 func Both(servers int) Option {
 	return func(j *Job) { j.Settings.Servers, j.Settings.NumServers = "both", servers }
 }
@@ -35,7 +35,7 @@ var SmallPartitions = With(func(s *settings.Settings) { s.PartitionBytes = Parti
 // Partition is the partition size of SmallPartitions in bytes.
 const Partition = 64 << 10
 
-// InMemory has the job meet on the twin of a network in memory, of which all processes are one node.
+// InMemory runs the job over the twin of a network in memory, as one node.
 func InMemory(t testing.TB) Option { return Over(t, transporttest.Options{}) }
 
 // Over is InMemory with links of some latency, bandwidth or faults.
@@ -46,7 +46,7 @@ func Over(t testing.TB, links transporttest.Options) Option {
 	return Transports(func(int) *transport.Set { return set })
 }
 
-// Transports gives each worker transports of its own; the rank -1 asks for those of servers and the scheduler.
+// Transports gives each worker its own transports; rank -1 is for those of servers and the scheduler.
 func Transports(of func(rank int) *transport.Set) Option { return func(j *Job) { j.over = of } }
 
 // Virtually runs a test in virtual time: its jobs have the network of the option that it is given, and time passes only

@@ -18,16 +18,16 @@ import (
 	"github.com/paceline/paceline/node/settings"
 )
 
-// The nodes of a job as processes of their own, which are the test's binary again.
+// The nodes of a job as processes of their own: the test's binary, started again.
 
-// processRole says what a process that a test starts is: a worker that trains until it fails, a
+// processRole names the variable with the role of a process that a test starts: a worker that trains until it fails, a
 // dedicated server, or a scheduler.
 const processRole = "PACELINE_TEST_ROLE"
 
-// listenAt is where a scheduler listens.
+// listenAt names the variable with a scheduler's address.
 const listenAt = "PACELINE_TEST_LISTEN"
 
-// stepsPerLine is after how many steps a worker says so, and begins to use another tensor.
+// stepsPerLine is the number of steps after which a worker prints a line and uses another tensor.
 const stepsPerLine = 20
 
 // ActAsProcess comes first in TestMain of a package whose tests start processes: in such a process it does not return.
@@ -91,7 +91,7 @@ func processSettings(role string) (settings.Settings, error) {
 		}
 	}
 	if role == "scheduler" {
-		env["PACELINE_SCHEDULER"] = "127.0.0.1:1" // it is told where to listen instead
+		env["PACELINE_SCHEDULER"] = "127.0.0.1:1" // its address is in listenAt
 	}
 	s, _, err := settings.FromEnv(env)
 	if err != nil {
@@ -151,7 +151,7 @@ func startProcess(t testing.TB, before []string, role string, env ...string) *Pr
 		for in := bufio.NewScanner(stdout); in.Scan(); {
 			p.lines <- in.Text()
 		}
-		_ = cmd.Wait() // it was killed, or has said why it ends
+		_ = cmd.Wait() // it was killed, or has printed its error
 		close(p.lines)
 	}()
 	t.Cleanup(func() {
@@ -170,10 +170,10 @@ func (p *Process) Kill() {
 	<-p.ended
 }
 
-// Stop stops the process, which keeps its connections, until Continue.
+// Stop stops the process until Continue. It keeps its connections.
 func (p *Process) Stop() { p.signal(syscall.SIGSTOP) }
 
-// Continue has it run on.
+// Continue ends Stop.
 func (p *Process) Continue() { p.signal(syscall.SIGCONT) }
 
 func (p *Process) signal(s syscall.Signal) {
@@ -182,7 +182,7 @@ func (p *Process) signal(s syscall.Signal) {
 	}
 }
 
-// Says waits for a line that begins with a word, and gives it back.
+// Says waits for a line that begins with a word, and returns it.
 func (p *Process) Says(word string, within time.Duration) string {
 	p.t.Helper()
 	timeout := time.After(within)
@@ -201,7 +201,7 @@ func (p *Process) Says(word string, within time.Duration) string {
 	}
 }
 
-// Failure is the error with which the process ends.
+// Failure is the error that the process ends with.
 func (p *Process) Failure(within time.Duration) string {
 	timeout := time.After(within)
 	for {

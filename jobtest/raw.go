@@ -17,7 +17,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// Raw is a rank that the test plays itself: it takes part like any other, then does what none should.
+// Raw is a rank that the test plays: it takes part like any other, then breaks the protocol.
 type Raw struct {
 	Rank    int
 	Control *control.Client
@@ -72,7 +72,7 @@ func (r *Raw) join(s settings.Settings, transports *transport.Set) {
 	}
 }
 
-// Header is that of a frame of this rank.
+// Header is the header of a frame of this rank.
 func (r *Raw) Header(typ wire.Type) wire.Header {
 	return wire.Header{Type: typ, Rank: uint16(r.Rank), Epoch: r.Epoch.Number}
 }
@@ -86,7 +86,7 @@ func (r *Raw) SendJSON(conn transport.Conn, typ wire.Type, v any) {
 	r.Send(conn, wire.AppendFrame(nil, r.Header(typ), payload))
 }
 
-// Send sends any bytes. That the other side has closed is for the test to find out elsewhere.
+// Send sends any bytes. It ignores errors: the test checks elsewhere whether the other side has closed.
 func (r *Raw) Send(conn transport.Conn, b []byte) { _ = conn.Send(net.Buffers{b}) }
 
 // Declare makes the tensor of Sum(name, n) known to the scheduler and announces it to every server.

@@ -13,9 +13,8 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// collective is one operation of all ranks of a set: what each brings and, by a plain reference,
-// what each must get. Elements are small whole numbers, so that sums are exact in every type and the
-// order of adding does not show.
+// collective is one operation of all ranks of a set: the inputs, and the results by a plain reference. Elements are small
+// integers, so that sums are exact in every type and in every order.
 type collective struct {
 	kind     units.Kind
 	dtype    units.DType
@@ -24,7 +23,7 @@ type collective struct {
 	root     int
 	priority int
 	name     string
-	rows     []int64   // of each member; all alike but for allgather and alltoall
+	rows     []int64   // of each member; equal except for allgather and alltoall
 	width    int64     // elements in a row; 0 for tensors of one dimension
 	splits   [][]int64 // alltoall: of each member
 	pre      float64
@@ -140,7 +139,7 @@ func (c *collective) check(member int, op *worker.Op, out worker.Output) error {
 	return nil
 }
 
-// tolerance is for Adasum alone, whose dot products are not exact.
+// tolerance is the relative error that Adasum may have, whose dot products are not exact.
 func (c *collective) tolerance() float64 {
 	switch c.dtype {
 	case units.Float16:
@@ -250,7 +249,7 @@ func (c *collective) combine(a, b float64) float64 {
 	return r
 }
 
-// scaled is v·mul/div, with whole numbers cut towards zero.
+// scaled is v·mul/div; integers are truncated towards zero.
 func (c *collective) scaled(v, mul, div float64) float64 {
 	switch {
 	case !c.dtype.Float():
@@ -261,8 +260,8 @@ func (c *collective) scaled(v, mul, div float64) float64 {
 	return float64(float32(v) * float32(mul) / float32(div))
 }
 
-// adasum combines neighbours, then neighbouring pairs; members beyond the greatest power of two go
-// with the first ones before.
+// adasum combines neighbours, then neighbouring pairs. Members beyond the greatest power of two are combined with the first
+// ones before that.
 func (c *collective) adasum(n int) []byte {
 	vectors := make([][]float64, len(c.rows))
 	for m := range vectors {

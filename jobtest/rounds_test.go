@@ -17,8 +17,8 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// TestRoundsFollowEachOther inits and shuts down hundreds of times in one process, with the same
-// scheduler and dedicated server, and leaves nothing behind.
+// TestRoundsFollowEachOther initialises and shuts down hundreds of times in one process, with the same scheduler and
+// dedicated server. No memory or goroutine is left.
 func TestRoundsFollowEachOther(t *testing.T) {
 	rounds := 200
 	if race {
@@ -110,8 +110,8 @@ func TestADedicatedServerThatLeavesEndsTheRound(t *testing.T) {
 	}
 }
 
-// TestTrainingDoesNotNoticeThatTheSchedulerIsKilled: known tensors go on without one, and new ones
-// wait for the next.
+// TestTrainingDoesNotNoticeThatTheSchedulerIsKilled: operations on known tensors go on without a scheduler; new tensors
+// wait for the next one.
 func TestTrainingDoesNotNoticeThatTheSchedulerIsKilled(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{Latency: 5 * time.Millisecond}, func(t *testing.T, network jobtest.Option) {
 		j := jobtest.Start(t, 3, network, jobtest.With(func(s *settings.Settings) { s.BeatInterval, s.PeerTimeout = 50*time.Millisecond, 2*time.Second }))

@@ -13,9 +13,8 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// TestRandomRestarts lets workers go through rounds, declaring and making sets in random order, while
-// the scheduler is killed and started again at random times. Whatever the times are, all ranks must be
-// told the same, and no number be given twice.
+// TestRandomRestarts has workers declare tensors and make process sets in random order, over several rounds, while the
+// scheduler is killed and restarted at random times. All ranks must get the same answers, and no number is used twice.
 func TestRandomRestarts(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -77,7 +76,7 @@ func chaos(t *testing.T, s *site, random *rand.Rand) {
 	}
 }
 
-// useJob takes part in a round and notes what it is told.
+// useJob takes part in a round and records the answers.
 func useJob(t *testing.T, c *control.Client, rank, workers int, random *rand.Rand, told map[string]string) error {
 	roster, err := c.Register(timeout(t), registerWorker(rank, workers))
 	if err != nil {
@@ -107,7 +106,7 @@ func useJob(t *testing.T, c *control.Client, rank, workers int, random *rand.Ran
 			told[fmt.Sprint("set ", ranks)] = fmt.Sprintf("set %d", got.ID)
 			set++
 		}
-		time.Sleep(time.Duration(random.IntN(400)) * time.Millisecond) // virtual: lets kills fall anywhere
+		time.Sleep(time.Duration(random.IntN(400)) * time.Millisecond) // virtual: kills fall at any time
 	}
 	return nil
 }

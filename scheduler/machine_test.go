@@ -55,7 +55,7 @@ func bigJob(t testing.TB, n int) *Machine {
 func TestThousandsOfWorkersFormARound(t *testing.T) {
 	start := time.Now()
 	m := bigJob(t, 4000)
-	if at, ok := m.Deadline(); ok { // the wait of the first; by then it is over
+	if at, ok := m.Deadline(); ok { // the deadline of the first, which has passed by then
 		m.Step(Input{Now: at})
 	}
 	if at, ok := m.Deadline(); ok {
@@ -64,7 +64,7 @@ func TestThousandsOfWorkersFormARound(t *testing.T) {
 	t.Logf("4,000 workers: %v", time.Since(start))
 }
 
-// A number from which others cannot follow is ignored, so that what is declared later gets a number of its own.
+// A number that leaves no room for later ones is ignored, so that a later tensor gets a number of its own.
 func TestNumbersThatLeaveNoneForOthersAreNotLearned(t *testing.T) {
 	m := bigJob(t, 1)
 	r := m.rounds[0]

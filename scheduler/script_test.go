@@ -14,11 +14,11 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// TestScripts plays testdata/*.txt to the machine. A line of a script is an input, the indented lines
-// below it are what the machine does then:
+// TestScripts runs testdata/*.txt on the machine. A line of a script is an input; the indented lines below it are the
+// machine's outputs:
 //
 //	wait 1s                            time passes
-//	restart                            a new scheduler, which knows nothing
+//	restart                            a new scheduler, without knowledge
 //	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, timeout, version, pid, session
 //	                              sync: its PACELINE_SYNC
 //	s0 register server host:port       a dedicated server
@@ -52,14 +52,14 @@ type stage struct {
 	said     []string
 }
 
-// actor is a node, with what its client remembers.
+// actor is a node, with the memory of its client.
 type actor struct {
 	name     string
 	line     Line
 	register wire.Register
 	known    wire.Known
 	asked    map[uint64][]wire.Tensor
-	query    uint64 // the latest that it was asked
+	query    uint64 // the latest question
 }
 
 func newStage() *stage {
@@ -85,7 +85,7 @@ func (s *stage) act(words []string) error {
 	case "wait":
 		d, err := time.ParseDuration(words[1])
 		until := s.now + d
-		for { // as the shell does: at every deadline on the way
+		for { // as the shell does: a step at every deadline until then
 			at, ok := s.machine.Deadline()
 			if !ok || at > until {
 				break
@@ -205,7 +205,7 @@ func registration(a *actor, id uint64, plain []string, args map[string]string) w
 	return r
 }
 
-// tensor reads "name/partitions#generation"; it is of all ranks of the set that the actor knows.
+// tensor reads "name/partitions#generation"; its ranks are those of the set, as the actor knows it.
 func tensor(a *actor, word string, set uint32) wire.Tensor {
 	word, generation, _ := strings.Cut(word, "#")
 	name, parts, _ := strings.Cut(word, "/")
@@ -237,7 +237,7 @@ func numbers(list string) (all []int) {
 	return all
 }
 
-// step makes one step and writes down what the machine wants.
+// step makes one step and records the outputs.
 func (s *stage) step(in Input) {
 	in.Now = s.now
 	for _, o := range s.machine.Step(in) {
@@ -252,7 +252,7 @@ func (s *stage) step(in Input) {
 	}
 }
 
-// hear remembers what the client would and writes a message in words.
+// hear stores what the client would, and returns the message as text.
 func (a *actor) hear(m *wire.Control) string {
 	switch {
 	case m.Error != "":

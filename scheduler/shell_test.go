@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var secret = []byte("the job secret of this test")
 
-// site is where a test's job lives: nodes by name, and a scheduler that can be killed and restarted.
+// site has a test's job: nodes by name, and a scheduler that can be killed and restarted.
 type site struct {
 	t         *testing.T
 	network   *transporttest.Network // nil over TCP
@@ -69,7 +69,7 @@ func (s *site) start() {
 		return
 	}
 	if strings.HasSuffix(s.address, ":0") {
-		s.address = l.Addr().String() // the next one listens there, too
+		s.address = l.Addr().String() // the next one listens at the same address
 	}
 	if s.scheduler, err = scheduler.New(scheduler.Config{}); err != nil {
 		s.t.Error(err)
@@ -118,7 +118,7 @@ func timeout(t *testing.T) context.Context {
 	return ctx
 }
 
-// together runs f for every rank at once.
+// together runs f for all ranks concurrently.
 func together(n int, f func(rank int)) {
 	var all sync.WaitGroup
 	for rank := range n {
@@ -213,7 +213,7 @@ func TestRestartInMidRoundIsNotNoticed(t *testing.T) {
 				t.Errorf("add: %v, %v", set, err)
 			}
 		})
-		// Requests are in flight while the scheduler is away, and some come when it is back.
+		// Some requests are in flight while the scheduler is down, some are made when it is back.
 		s.kill()
 		var flying sync.WaitGroup
 		placed := make([][]wire.Placed, 3)
@@ -248,7 +248,7 @@ func TestARestartedSchedulerLearnsMoreThanFitsInOneMessage(t *testing.T) {
 		j := s.job(2)
 		defer j.close()
 		var all []wire.Tensor
-		for i := range 3000 { // about 24 MiB in JSON by the bound that splits them
+		for i := range 3000 { // about 24 MiB of JSON, by the estimate that splits messages
 			all = append(all, tensorOf(2, strings.Repeat("long", 300)+fmt.Sprint(i), 4))
 		}
 		first, err := j.clients[0].Declare(timeout(t), all)
@@ -271,7 +271,7 @@ func TestALostWorkerIsToldToAllOthers(t *testing.T) {
 		raw := s.raw(wire.Hello{Role: wire.RoleWorker})
 		defer raw.Close()
 		third := make(chan *job)
-		go func() { third <- s.job(2) }() // another round, whose loss the first must not hear of
+		go func() { third <- s.job(2) }() // another round, whose loss is not reported to the first
 		next := <-third
 		defer next.close()
 		j.clients[0].ReportLost(wire.Lost{Role: wire.RoleWorker, Rank: 1, Why: "connection reset by peer"})
@@ -286,7 +286,7 @@ func TestALostWorkerIsToldToAllOthers(t *testing.T) {
 	})
 }
 
-// raw is a connection on which a test says what it likes.
+// raw is a connection on which a test sends any frames.
 func (s *site) raw(hello any) transport.Conn {
 	s.t.Helper()
 	conn, err := s.node("raw").Dial(timeout(s.t), s.address)

@@ -29,7 +29,7 @@ func (b *book) start(op Op) *operation {
 	return o
 }
 
-// end takes an operation out of the books.
+// end removes an operation from the book.
 func (b *book) end(o *operation) {
 	o.n.End(o.seq)
 	delete(b.inflight, o)
@@ -76,7 +76,8 @@ func TestATensorIsDeclaredOncePerSignature(t *testing.T) {
 	}
 }
 
-// What failed on another rank first fails here when it is started, takes no iteration, and what follows is declared anew.
+// An operation that has failed on another rank fails here when it is started, without an iteration; the next one is
+// declared anew.
 func TestAFailureThatComesBeforeTheOperation(t *testing.T) {
 	b := newTestBook()
 	b.end(b.start(sum("x", 8)))

@@ -20,8 +20,8 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// An answer that cannot be decoded ends its operation, with an error that says whose it was; one of a length that
-// no message has ends the connection, before memory is allocated.
+// An answer that cannot be decoded ends its operation with an error that names the sender; an answer of impossible length
+// ends the connection, before memory is allocated.
 func TestAnAnswerThatCannotBeDecodedEndsTheOperation(t *testing.T) {
 	const n = 4096
 	for _, c := range []struct {
@@ -58,7 +58,7 @@ func TestAnAnswerThatCannotBeDecodedEndsTheOperation(t *testing.T) {
 		}
 		h := wire.Header{Type: wire.TypeResult, DType: units.Float32, Tensor: 1, Codec: uint8(c.codec), Flags: c.flags}
 		var got error
-		for got == nil { // answers to what was not asked for yet are passed over
+		for got == nil { // answers that come before their request are ignored
 			if err := conns[0].Send(net.Buffers{wire.AppendFrame(nil, h, make([]byte, c.length))}); err != nil {
 				got = <-done
 				break

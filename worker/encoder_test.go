@@ -8,8 +8,8 @@ import (
 	"github.com/paceline/paceline/internal/mempool"
 )
 
-// The most urgent task is encoded first, whichever server it is for, but none for a server that has messages enough to
-// send: those behind it go on, and it has its turn when a message has left.
+// The most urgent task is encoded first, for any server. A task for a server with enough messages to send waits until
+// one of them has left, and does not delay the tasks behind it.
 func TestTheMostUrgentTaskOfAServerThatIsNotAheadIsEncodedFirst(t *testing.T) {
 	e := &Engine{}
 	e.cfg.Membership = membership.NewView(&membership.Epoch{Servers: make([]membership.Server, 2)})

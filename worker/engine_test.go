@@ -25,8 +25,8 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// The tests in this file run the engine of rank 0 of two ranks, in virtual time. The test itself plays
-// the servers and the scheduler, so that frames come, or do not come, when it says.
+// The tests in this file run the engine of rank 0 of two ranks in virtual time. The test plays the servers and the
+// scheduler, and so decides when frames come.
 
 const partBytes = 64 << 10
 
@@ -46,7 +46,7 @@ type playedServer struct {
 	conns []transport.Conn
 }
 
-// perform runs a test on an engine with so many dedicated servers and connections to each.
+// perform runs a test on an engine with a number of dedicated servers and of connections to each.
 func perform(t *testing.T, servers, conns int, change func(*worker.Config), test func(*theatre)) {
 	synctest.Test(t, func(t *testing.T) {
 		n := transporttest.NewNetwork(transporttest.Options{})
@@ -83,7 +83,7 @@ func newTheatre(t *testing.T, n *transporttest.Network, servers, conns int, chan
 	return th
 }
 
-// start has every server take the engine's connections.
+// start has every server accept the engine's connections.
 func (th *theatre) start(n *transporttest.Network) error {
 	ctx, cancel := context.WithTimeout(th.t.Context(), time.Minute)
 	defer cancel()
@@ -159,7 +159,7 @@ func (s *playedServer) leave() {
 	}
 }
 
-// Declare implements worker.Control: partitions are dealt out in turn.
+// Declare implements worker.Control: partitions are placed round-robin.
 func (th *theatre) Declare(_ context.Context, tensors []wire.Tensor) ([]wire.Placed, error) {
 	placed := make([]wire.Placed, len(tensors))
 	for i := range tensors {
@@ -196,7 +196,7 @@ func (th *theatre) sum(name string, n int) chan error {
 	return done
 }
 
-// wantEnd wants the operation to end, in time, with an error of a kind that says all of these.
+// wantEnd checks that the operation ends in time, with an error of a kind whose text has all these parts.
 func (th *theatre) wantEnd(done chan error, kind error, says ...string) {
 	th.t.Helper()
 	select {
@@ -226,8 +226,8 @@ func TestConnectionBrokenInMidSendEndsEveryOperation(t *testing.T) {
 	})
 }
 
-// A worker that shuts down keeps its connections until the servers, which may still read what came before
-// its goodbye and report that, have closed them.
+// A worker that shuts down keeps its connections until the servers have closed them: they may still read frames from
+// before its goodbye, and answer.
 func TestShutdownLeavesClosingToTheServers(t *testing.T) {
 	perform(t, 2, 2, nil, func(th *theatre) {
 		for _, s := range th.servers {
@@ -323,7 +323,7 @@ func TestPeerLostBeforeTheEngineStarts(t *testing.T) {
 	})
 }
 
-// Scales that are no numbers cannot be declared.
+// Scales must be finite numbers.
 func TestScalesMustBeFinite(t *testing.T) {
 	perform(t, 1, 1, nil, func(th *theatre) {
 		for _, scales := range [][2]float64{{math.NaN(), 1}, {1, math.NaN()}, {math.Inf(1), 1}, {0, math.Inf(-1)}} {
@@ -336,8 +336,8 @@ func TestScalesMustBeFinite(t *testing.T) {
 	})
 }
 
-// A server reports what it has consumed on each connection for itself, and what it has not reported yet
-// holds credit: on all connections together that has to leave some, or nothing more would ever be sent.
+// A server reports the consumed bytes of each connection on its own. Bytes that it has not reported yet hold credit;
+// over all connections they must leave some, or nothing would be sent any more.
 func TestUnreportedBytesLeaveCreditHoweverManyConnections(t *testing.T) {
 	for _, conns := range []int{1, 2, 8, 64} {
 		const credit = 64 << 10
@@ -349,7 +349,7 @@ func TestUnreportedBytesLeaveCreditHoweverManyConnections(t *testing.T) {
 	}
 }
 
-// Memory that the engine has allocated for a result is handed to the caller with the error, too.
+// The caller gets the memory that the engine has allocated for a result, also with an error.
 func TestFailedAllgatherHandsItsMemoryOver(t *testing.T) {
 	perform(t, 1, 1, nil, func(th *theatre) {
 		s := th.servers[0]
@@ -382,8 +382,8 @@ func TestFailedAllgatherHandsItsMemoryOver(t *testing.T) {
 	})
 }
 
-// A rank whose superstep is decided to end before its own first frames of the values have left: what it reports
-// reaches no server before the announcement of the value that it is about.
+// The end of a superstep is decided before this rank's first frames of the values have left: its reports reach no server
+// before the announcement of their value.
 func TestReportOfASuperstepFollowsTheAnnouncement(t *testing.T) {
 	perform(t, 2, 2, func(c *worker.Config) { c.Credit = 1 }, func(th *theatre) {
 		th.sum("before", 2*partBytes) // takes the credit of both servers
@@ -441,7 +441,7 @@ func (silence) Declare(ctx context.Context, _ []wire.Tensor) ([]wire.Placed, err
 	return nil, ctx.Err()
 }
 
-// Who waits for the operation must not take its end for that of the wait.
+// A caller must be able to tell the failure of the operation from the end of a wait.
 func TestDeclarationWithoutAnAnswerIsAStall(t *testing.T) {
 	perform(t, 1, 1, func(c *worker.Config) { c.Control = silence{c.Control} }, func(th *theatre) {
 		err := <-th.sum("new", 8)

@@ -25,7 +25,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// numbering is the scheduler of an engine alone: tensors get numbers in the order in which they come.
+// numbering plays the scheduler: tensors get numbers in the order of their declaration.
 type numbering struct{ last atomic.Uint32 }
 
 func (n *numbering) Declare(_ context.Context, tensors []wire.Tensor) ([]wire.Placed, error) {
@@ -41,8 +41,8 @@ func (n *numbering) ReportLost(wire.Lost) {}
 func (n *numbering) Clock() (time.Duration, time.Duration, bool) { return 0, 0, false }
 
 // FuzzServer has a server that knows the secret send any bytes at all over two connections, while
-// operations wait for it. Whatever comes, the engine does not panic, takes no more memory than it has
-// to, and ends every operation once when the server is gone.
+// operations wait for it. For every input the engine does not panic, allocates no more memory than it needs, and ends
+// every operation once when the server is gone.
 func FuzzServer(f *testing.F) {
 	for _, s := range serverSeeds() {
 		f.Add(s)
@@ -126,7 +126,7 @@ func withstand(t *testing.T, play func(conns []transport.Conn)) {
 	})
 }
 
-// welcome takes the engine's connections. What it sends is read and forgotten.
+// welcome accepts the engine's connections, and discards what it sends.
 func welcome(t *testing.T, l transport.Listener) (conns []transport.Conn) {
 	for range 2 {
 		c, err := l.Accept()
@@ -237,8 +237,7 @@ func serverSeeds() (inputs [][]byte) {
 	return append(inputs, all)
 }
 
-// TestSizesThatAreNotThisRanksOwnAreAnError: what a server says of the sizes that this rank brought
-// has to be that.
+// TestSizesThatAreNotThisRanksOwnAreAnError: a server must return the sizes that this rank sent.
 func TestSizesThatAreNotThisRanksOwnAreAnError(t *testing.T) {
 	for _, kind := range []units.Kind{units.Allgather, units.Alltoall} {
 		o := &operation{Op: Op{Kind: kind, DType: units.Uint8, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{4}, Input: make([]byte, 4), Name: "x"}}

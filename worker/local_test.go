@@ -14,8 +14,8 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// lateServer is a server in this process that keeps what it is served, but for what was cancelled of a tensor that it
-// knew then. Its first announcement lasts until a cancel has come, and the cancel until something is served.
+// lateServer is a server in this process that keeps requests, except those of a tensor that was cancelled after its
+// announcement. Its first announcement returns after a cancel has come, and the cancel after a request has.
 type lateServer struct {
 	Local
 	announcements     int

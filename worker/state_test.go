@@ -45,7 +45,7 @@ func TestEveryPartitionHasOneKeeper(t *testing.T) {
 	}
 }
 
-func TestAnswersKeepOneTensorAtMost(t *testing.T) { // or pieces of it would not be pieces of the residual
+func TestAnswersKeepOneTensorAtMost(t *testing.T) { // else pieces of the tensor would not be pieces of the residual
 	for _, setting := range []string{"none", "fp16", "int8:feedback=on", "onebit", "topk:0.1", "randomk:0.1", "threshold:1", "dgc:0.1"} {
 		c, err := codec.Parse(setting)
 		if err != nil {
@@ -102,7 +102,7 @@ func served(t *testing.T, patience time.Duration) (*Engine, []transport.Conn) {
 	return e, conns
 }
 
-// answer sends a frame until what waits for it is done: one that comes too early is passed over.
+// answer sends a frame until the operation that waits for it has ended: the engine ignores one that comes too early.
 func answer(t *testing.T, c transport.Conn, h wire.Header, payload []byte, done <-chan error) {
 	t.Helper()
 	for {
@@ -118,7 +118,7 @@ func answer(t *testing.T, c transport.Conn, h wire.Header, payload []byte, done 
 	}
 }
 
-// asked is the count of the first question to servers about a tensor, which is that of no operation.
+// asked is the count of the first request for a tensor's state, which no operation has.
 const asked = 1 << 63
 
 func TestTheServersPartOfAStateIsWhatTheServerSays(t *testing.T) {
@@ -129,7 +129,7 @@ func TestTheServersPartOfAStateIsWhatTheServerSays(t *testing.T) {
 		t.Fatal(err)
 	}
 	residual := bytes.Repeat([]byte{0, 0, 0x80, 0x3f}, n)
-	for i, payload := range [][]byte{residual, nil} { // nothing stands for zeros
+	for i, payload := range [][]byte{residual, nil} { // an empty answer is zeros
 		state, done := make([]byte, size), make(chan error, 1)
 		go func() {
 			_, err := e.State(state)
@@ -175,8 +175,8 @@ func TestAServerThatDoesNotGiveItsStateIsNamed(t *testing.T) {
 	}
 }
 
-// FuzzState sets any bytes at all: what is taken comes out again, and nothing else panics or takes memory for what is
-// not there.
+// FuzzState sets any bytes. State returns an accepted state unchanged; no input panics, or has memory allocated for
+// bytes that it lacks.
 func FuzzState(f *testing.F) {
 	e := New(Config{Membership: membership.NewView(&membership.Epoch{}), Control: &numbering{}, Log: zap.NewNop()})
 	f.Cleanup(func() { e.Shutdown(context.Background()) })

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestTimelinesThatReplaceEachOtherAreAllEnded: an observer that nobody can find any more would cost time until the end.
+// TestTimelinesThatReplaceEachOtherAreAllEnded: an observer without a reference would cost time until the end of the job.
 func TestTimelinesThatReplaceEachOtherAreAllEnded(t *testing.T) {
 	e := &Engine{cfg: Config{Control: new(numbering)}}
 	path := filepath.Join(t.TempDir(), "trace.json")

@@ -13,7 +13,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// sending is traffic over connections of which the test says what leaves, and what is consumed.
+// sending is traffic over connections; the test decides what leaves and what is consumed.
 type sending struct {
 	traffic
 	e *Engine
@@ -39,7 +39,7 @@ func (s *sending) queued(t *testing.T, kind units.Kind, priority, tensor, bytes 
 	return k
 }
 
-// leaves pops all that a connection may send, as "announce 1" and "push 1".
+// leaves pops all frames that a connection may send, as text: "announce 1", "push 1".
 func (s *sending) leaves(conn, limit int) string {
 	var names []string
 	for f, ok := s.next(s.conns[conn], limit); ok; f, ok = s.next(s.conns[conn], limit) {
@@ -84,7 +84,7 @@ func TestTasksOfOnePartitionOfAHeldValueTakeOneConnection(t *testing.T) {
 	}
 }
 
-// A server that has left wants nothing more, and names all that wanted it.
+// A server that has left accepts nothing more, and all tasks for it are listed.
 func TestAServerThatIsGone(t *testing.T) {
 	s := newSending(250, 2)
 	var want []*task
@@ -109,8 +109,8 @@ func TestAServerThatIsGone(t *testing.T) {
 	}
 }
 
-// TestCreditUnderRandomSchedules has tasks come, leave, be abandoned and be consumed in any order. What is under way
-// is what has left and is not consumed, it passes the credit by one task at most, and everything leaves in the end.
+// TestCreditUnderRandomSchedules has tasks queued, sent, abandoned and consumed in random order. Bytes in flight are those
+// sent and not consumed; they exceed the credit by one task at most, and in the end everything is sent.
 func TestCreditUnderRandomSchedules(t *testing.T) {
 	const credit, most = 1000, 400
 	for seed := range uint64(500) {
@@ -128,7 +128,7 @@ func TestCreditUnderRandomSchedules(t *testing.T) {
 			case 2:
 				consumed[c] = min(consumed[c]+uint64(random.IntN(2*most)), s.conns[c].sent)
 				s.consumed(s.conns[c], consumed[c])
-				s.consumed(s.conns[c], s.conns[c].sent+1) // a lie changes nothing
+				s.consumed(s.conns[c], s.conns[c].sent+1) // a wrong report has no effect
 			case 3:
 				if len(queued) > 0 && random.IntN(3) == 0 {
 					k := queued[random.IntN(len(queued))]

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const fusion = 4 << 10
 
-// line is a queue: first in, first out.
+// line is a first-in, first-out queue.
 type line struct {
 	mu     sync.Mutex
 	frames []outbox.Frame
@@ -52,7 +52,7 @@ func (q *line) Waiting() bool {
 	return len(q.frames) > 0
 }
 
-// owner counts how often it was told, and with which errors.
+// owner counts the calls of Sent and records their errors.
 type owner struct {
 	told   atomic.Int32
 	failed atomic.Int32
@@ -90,7 +90,7 @@ func ends(t *testing.T, o transporttest.Options) (near, far transport.Conn, netw
 	return near, <-accepted, network
 }
 
-// read takes n frames, out of batches too, and hands each over. It counts the frames that came with others.
+// read reads n frames, alone or in batches, and calls back with each. It counts the frames that came in batches.
 func read(t *testing.T, c transport.Conn, n int, each func(h *wire.Header, payload []byte)) (together int) {
 	var h wire.Header
 	for got := 0; got < n; {
@@ -114,8 +114,8 @@ func read(t *testing.T, c transport.Conn, n int, each func(h *wire.Header, paylo
 	return together
 }
 
-// TestFramesOfManyGoroutinesArriveWholeAndInTheQueuesOrder has payloads from none to several times what the
-// connection holds. Each owner is told once.
+// TestFramesOfManyGoroutinesArriveWholeAndInTheQueuesOrder has payloads from 0 to several times the
+// connection's buffer. Each owner is called once.
 func TestFramesOfManyGoroutinesArriveWholeAndInTheQueuesOrder(t *testing.T) {
 	for _, fuse := range []int{0, fusion} {
 		synctest.Test(t, func(t *testing.T) {
@@ -166,8 +166,7 @@ func TestFramesOfManyGoroutinesArriveWholeAndInTheQueuesOrder(t *testing.T) {
 	}
 }
 
-// TestWhenTheConnectionFailsEveryOwnerIsToldOnce: those of frames that were being sent, that wait, and
-// that come later.
+// TestWhenTheConnectionFailsEveryOwnerIsToldOnce: the owners of frames in a send, of waiting frames, and of later ones.
 func TestWhenTheConnectionFailsEveryOwnerIsToldOnce(t *testing.T) {
 	for _, fault := range []string{"after 300000 near->far reset", "after 64 near->far cut", "at 1ms near<->far freeze"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -211,7 +210,7 @@ func TestWhenTheConnectionFailsEveryOwnerIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestCloseSettlesASendThatWaitsForThePeer, which reads nothing, once the connection is closed.
+// TestCloseSettlesASendThatWaitsForThePeer: the peer reads nothing, and the connection is closed.
 func TestCloseSettlesASendThatWaitsForThePeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far, network := ends(t, transporttest.Options{Buffer: 16 << 10})
@@ -222,7 +221,7 @@ func TestCloseSettlesASendThatWaitsForThePeer(t *testing.T) {
 		for range 5 {
 			q.push(outbox.Frame{Header: wire.Header{Type: wire.TypePush}, Payload: make([]byte, 1<<20), Owner: &o})
 		}
-		out.Kick() // it must not wait either
+		out.Kick() // must not wait
 		synctest.Wait()
 		if o.told.Load() != 0 {
 			t.Fatal("a send that waits was told to be done")
@@ -236,7 +235,7 @@ func TestCloseSettlesASendThatWaitsForThePeer(t *testing.T) {
 	})
 }
 
-// late is a queue into which a frame comes just after it was found empty, while its sender is still busy.
+// late is a queue that gets a frame just after its sender found it empty and is still busy.
 type late struct {
 	line
 	arrive func()
@@ -251,7 +250,7 @@ func (q *late) Pop(most int) (outbox.Frame, bool) {
 	return f, ok
 }
 
-// TestAFrameThatComesWhileTheOutboxClosesIsSettled though its own Kick finds the outbox busy.
+// TestAFrameThatComesWhileTheOutboxClosesIsSettled, although its Kick finds the outbox busy.
 func TestAFrameThatComesWhileTheOutboxClosesIsSettled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far, network := ends(t, transporttest.Options{})
@@ -272,7 +271,7 @@ func TestAFrameThatComesWhileTheOutboxClosesIsSettled(t *testing.T) {
 	})
 }
 
-// swallow is a connection that takes everything at once.
+// swallow is a connection that accepts everything at once.
 type swallow struct{ transport.Conn }
 
 func (swallow) TrySend(net.Buffers) (rest net.Buffers, busy bool, err error) { return nil, false, nil }
@@ -286,7 +285,7 @@ func TestSmallFramesTakeNoMemory(t *testing.T) {
 	frames := make([]outbox.Frame, 0, 3)
 	n := testing.AllocsPerRun(100, func() {
 		q.frames = frames
-		for range 3 { // leave in a batch
+		for range 3 { // sent in a batch
 			q.push(outbox.Frame{Header: wire.Header{Type: wire.TypePush}, Payload: payload, Owner: &o})
 		}
 		out.Kick()
