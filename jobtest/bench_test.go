@@ -10,7 +10,7 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// BenchmarkAllreduce exchanges over loopback within one process: for profiles, not for claims.
+// BenchmarkAllreduce exchanges over loopback within one process: for profiles only.
 func BenchmarkAllreduce(b *testing.B) {
 	for _, n := range []int{2, 4} {
 		for _, size := range []int{4 << 10, 1 << 20, 64 << 20} {

@@ -40,7 +40,7 @@ func gradient(name, setting string, d units.DType, x []float64) worker.Op {
 	}
 }
 
-// averages has every rank average a tensor of its own, and gives what they got: the same bytes.
+// averages has every rank average a tensor of its own, and returns the result, the same bytes on all.
 func averages(j *jobtest.Job, name, setting string, d units.DType, x func(rank int) []float64) []float64 {
 	j.T.Helper()
 	outs := make([][]byte, len(j.Workers))
@@ -106,8 +106,8 @@ func TestCodedSumsAreAlikeOnAllRanks(t *testing.T) {
 	}
 }
 
-// What was sent and the residuals at both ends are all that was given: with feedback the mean of answers comes to
-// the mean of what goes in, as iterations go on.
+// The sent values and the residuals at both ends add up to the inputs: with feedback the mean of the answers converges to
+// the mean of the inputs.
 func TestWhatACodecDropsComesLater(t *testing.T) {
 	const n, iterations = 3000, 200
 	j := jobtest.Start(t, 2, jobtest.Dedicated(1))
@@ -134,7 +134,7 @@ func TestWhatACodecDropsComesLater(t *testing.T) {
 	}
 }
 
-// When nothing more is given, the residuals at both ends run empty: then all that was given has been sent, once.
+// With inputs of zeros the residuals at both ends become zero: then every input has been sent once.
 func TestResidualsRunEmpty(t *testing.T) {
 	const n, iterations = jobtest.Partition/4 + 3, 3
 	for _, options := range [][]jobtest.Option{{jobtest.SmallPartitions}, {jobtest.SmallPartitions, jobtest.Both(1), jobtest.With(func(s *settings.Settings) { s.SumInRankOrder = true })}} {
@@ -215,7 +215,7 @@ func TestACodedRunIsTheSameOverTCPAndInMemory(t *testing.T) {
 	}
 }
 
-// What is no sum of floating-point numbers travels plain, whatever is asked.
+// Operations other than sums of floating-point numbers are not coded, with any setting.
 func TestWhatIsNotCodedTravelsPlain(t *testing.T) {
 	j := jobtest.Start(t, 2, jobtest.Dedicated(1), jobtest.With(func(s *settings.Settings) { s.Compression = always("onebit") }))
 	j.Works("integers", 3000)
@@ -268,7 +268,7 @@ func TestRanksThatDisagreeAboutACodecHearOfIt(t *testing.T) {
 	}
 }
 
-// Drop-stragglers and reducescatter, coded: all ranks get the same sum of those who came in time, each its part.
+// Drop-stragglers and reducescatter, coded: all ranks get the same sum of the contributions in time, or their part of it.
 func TestCodedSumsOfPartsAndWithoutStragglers(t *testing.T) {
 	const rows, columns = 7, jobtest.Partition / 4
 	for _, options := range [][]jobtest.Option{{jobtest.SmallPartitions}, {jobtest.SmallPartitions, jobtest.Dedicated(2)}} {
@@ -305,7 +305,7 @@ func TestCodedSumsOfPartsAndWithoutStragglers(t *testing.T) {
 	}
 }
 
-// What is not finite arrives as such.
+// Values that are not finite arrive unchanged.
 func TestWhatIsNotFiniteArrives(t *testing.T) {
 	j := jobtest.Start(t, 2, jobtest.Dedicated(1))
 	x := jobtest.Normal(2000, 1)
@@ -322,7 +322,7 @@ func TestWhatIsNotFiniteArrives(t *testing.T) {
 	}
 }
 
-// A rank that has joined counts as one that gives zeros, and all that follows a join of all starts anew.
+// A rank that has joined counts as one whose inputs are zeros. After the join of all ranks everything starts anew.
 func TestCodedSumsBesideAJoin(t *testing.T) {
 	j := jobtest.Start(t, 3, jobtest.SmallPartitions)
 	x := func(int) []float64 { return slices.Repeat([]float64{3}, 2000) }

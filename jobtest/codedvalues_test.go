@@ -26,7 +26,7 @@ type codedValue struct {
 	n           int
 }
 
-// use does something with the value and gives what was read.
+// use does an operation on the value and returns what was read.
 func (v *codedValue) use(use units.Use, x []float64) ([]float64, error) {
 	op := v.make(use, x)
 	_, err := v.j.Do(v.rank, op)
@@ -50,8 +50,8 @@ func (v *codedValue) make(use units.Use, x []float64) worker.Op {
 	return op
 }
 
-// Under BSP every rank reads the value with everybody's difference of the iteration, and all ranks the same bits of it,
-// wherever the server is; who follows it by differences has nearly the value, and comes to it when nothing changes any more.
+// Under BSP every rank reads the value with all differences of the iteration, and all ranks the same bits, from any server.
+// A rank that is sent deltas has nearly the value, and converges to it when nothing changes any more.
 func TestReadersOfCodedValuesComeToTheValue(t *testing.T) {
 	const ranks, iterations = 3, 4
 	for place, options := range map[string][]jobtest.Option{"embedded": {jobtest.SmallPartitions}, "dedicated": {jobtest.SmallPartitions, jobtest.Dedicated(2)}} {
@@ -105,7 +105,7 @@ func TestReadersOfCodedValuesComeToTheValue(t *testing.T) {
 	}
 }
 
-// What ranks add comes to the value up to what their residuals hold: nothing, where all is sent in time.
+// The value is the sum of the differences, less the residuals: zero, where everything is sent in time.
 func TestDifferencesOfAHeldValueAddUp(t *testing.T) {
 	const n, iterations = 2000, 50
 	for _, ranks := range []int{2, 3} { // shares that are powers of two, and not
@@ -123,7 +123,7 @@ func TestDifferencesOfAHeldValueAddUp(t *testing.T) {
 							return err
 						}
 					}
-					for range 30 { // what is left of it
+					for range 30 { // the rest of the residual
 						if _, err := v.use(units.Add, make([]float64, n)); err != nil {
 							return err
 						}
@@ -142,7 +142,7 @@ func TestDifferencesOfAHeldValueAddUp(t *testing.T) {
 	}
 }
 
-// A read that is given up in the middle is its rank's affair: the others go on, each with its own base.
+// A read that is given up in the middle concerns its rank alone: the others go on, each with its own reference copy.
 func TestAReadOfACodedValueThatIsGivenUp(t *testing.T) {
 	const n = 3000
 	for _, setting := range []string{"topk:0.1", "fp16"} {
@@ -184,14 +184,14 @@ func TestAReadOfACodedValueThatIsGivenUp(t *testing.T) {
 	}
 }
 
-// An empty push counts for everybody who waits and adds nothing.
+// An empty push closes iterations like any other, and adds nothing.
 func TestEmptyPushesCountAndAddNothing(t *testing.T) {
 	const n = jobtest.Partition/4 + 5
 	for _, options := range [][]jobtest.Option{{jobtest.SmallPartitions}, {jobtest.SmallPartitions, jobtest.Dedicated(1)}, {jobtest.SmallPartitions, jobtest.With(func(s *settings.Settings) { s.SumInRankOrder = true })}} {
 		j := jobtest.Start(t, 3, options...)
 		for _, setting := range []string{"none", "fp16", "onebit:feedback=off"} {
 			for _, d := range []units.DType{units.Float32, units.Float16} {
-				for _, full := range []int{3, 0, 1} { // ranks that bring something
+				for _, full := range []int{3, 0, 1} { // ranks whose push is not empty
 					j.Each(func(rank int) error {
 						op := gradient(fmt.Sprint(setting, d), setting, d, slices.Repeat([]float64{3}, n))
 						if rank >= full {

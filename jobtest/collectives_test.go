@@ -15,7 +15,7 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// submission is what a rank hands over at once: one operation, or a group.
+// submission is one call of Submit: one operation, or a group.
 type submission []*collective
 
 // play runs operations on all ranks of their sets, all in flight together. Every rank submits them in
@@ -139,7 +139,7 @@ func grid(set wire.ProcessSet, elements int64) []*collective {
 	return all
 }
 
-// unevenSplits deals rows to the members in unlike shares, some of them empty, and leaves one over.
+// unevenSplits divides rows among the members unequally: some shares are empty, and one row is left over.
 func unevenSplits(rows int64, members, member int) []int64 {
 	splits := make([]int64, members)
 	left := max(rows-1, 0)
@@ -180,8 +180,8 @@ func TestEveryCollectiveEqualsTheReference(t *testing.T) {
 	}
 }
 
-// atPartitionBounds makes the collectives whose tensors are an element shorter than a partition, as
-// long, an element longer, and several partitions long: a random third of them, for the time it takes.
+// atPartitionBounds makes collectives whose tensors are an element shorter than a partition, equal to one, an element
+// longer, and several partitions long. It picks a random third of them, to save time.
 func atPartitionBounds(set wire.ProcessSet, random *rand.Rand) []*collective {
 	var some []*collective
 	for size := 1; size <= 8; size *= 2 {
@@ -275,7 +275,7 @@ func TestLargeTensors(t *testing.T) {
 	jobtest.Start(t, 3, jobtest.Dedicated(2)).Works("large", 64<<20)
 }
 
-// TestRanksEndBitIdentical has numbers whose sum depends on the order of adding.
+// TestRanksEndBitIdentical sums numbers whose sum depends on the order of additions.
 func TestRanksEndBitIdentical(t *testing.T) {
 	j := jobtest.Start(t, 4, jobtest.SmallPartitions)
 	for i := range 20 {

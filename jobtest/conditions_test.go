@@ -15,7 +15,7 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// ahead has rank 0 end so many iterations and wait for none.
+// ahead has rank 0 end a number of iterations without a wait.
 func ahead(t *testing.T, v *jobtest.Held, iterations int) {
 	t.Helper()
 	for range iterations {
@@ -176,8 +176,8 @@ func TestAConditionThatDoesNotFitChangesNothing(t *testing.T) {
 	})
 }
 
-// A model that tunes its pull condition does so also where it is set while training runs: a rank ten times as fast as
-// the other leads by more than the range's least.
+// A model that is set while training runs tunes its pull condition too: a rank ten times as fast as the other leads by more
+// than the lower end of the range.
 func TestDSPSIsTunedWhereItIsSetLater(t *testing.T) {
 	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(1)} {
 		t.Run(place, func(t *testing.T) {

@@ -58,8 +58,8 @@ func TestBroadcastsFromDifferentRootsAreAnErrorOnEveryRank(t *testing.T) {
 	}
 }
 
-// disagree has rank 2 bring a bad operation and the others a good one. Every rank has to get an error
-// that names the tensor, ranks and what both sides brought; all else has to go on.
+// disagree has rank 2 bring a bad operation and the others a good one. Every rank must get an error that names the tensor,
+// the ranks and both signatures; everything else must go on.
 func disagree(j *jobtest.Job, what string, good, bad worker.Op, goodBrand, badBrand string) {
 	j.T.Helper()
 	text := regexp.MustCompile(`^ranks disagree about "x": ranks? [012, ]+ brought (.*), rank [012] brought (.*)$`)
@@ -110,8 +110,8 @@ func TestUnnamedOperationsThatDisagree(t *testing.T) {
 	}
 }
 
-// TestFailuresDoNotMixUpWhatFollowsThem has several operations of one name in flight behind the one
-// that fails: those fail too, or are done right, alike on all ranks.
+// TestFailuresDoNotMixUpWhatFollowsThem has several operations of one name in flight behind the one that fails: each of
+// them fails on all ranks, or is right on all.
 func TestFailuresDoNotMixUpWhatFollowsThem(t *testing.T) {
 	j := jobtest.Start(t, 3, jobtest.SmallPartitions)
 	for round := range 10 {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Eventually polls for what happens in its own time elsewhere.
+// Eventually polls until a condition holds.
 func Eventually(t testing.TB, failure string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)

@@ -15,7 +15,7 @@ import (
 type Fleet struct {
 	Scheduler *Process
 	Servers   []*Process
-	Workers   []*Process // by rank; nil where the test no longer expects anything of it
+	Workers   []*Process // by rank; nil for one that the test has ended
 
 	t       testing.TB
 	address string // of the scheduler
@@ -69,7 +69,7 @@ func (f *Fleet) RestartScheduler() {
 	f.Scheduler.Says("listens", Hang)
 }
 
-// Steps waits until every worker has gone on a while.
+// Steps waits until every worker has made progress.
 func (f *Fleet) Steps() {
 	f.t.Helper()
 	for _, w := range f.Workers {

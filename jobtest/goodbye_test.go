@@ -9,7 +9,7 @@ import (
 )
 
 // The root of a broadcast is done when its bytes have left and every rank is there. It may leave then,
-// while servers still read what it sent and report that to it.
+// while servers still read its bytes and report their consumption.
 func TestRootMayLeaveRightAfterItsBroadcast(t *testing.T) {
 	const floats = 4 << 20
 	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(1)} {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Hosts are network namespaces, each with a line to a bridge in one more: as many machines on a switch.
+// Hosts are network namespaces, each with a link to a bridge in a further one, like machines on a switch.
 type Hosts struct {
 	t    testing.TB
 	name string
@@ -60,7 +60,7 @@ func (h *Hosts) ip(args ...string) {
 
 func (h *Hosts) inside(namespace string) []string { return []string{"ip", "netns", "exec", namespace} }
 
-// Unplug takes the line of a host down: nobody there or elsewhere is told of it.
+// Unplug takes the link of a host down. No process is told.
 func (h *Hosts) Unplug(i int) { h.ip("-n", h.hub(), "link", "set", fmt.Sprint("port", i), "down") }
 
 // Fleet starts a job of one worker on each of n hosts and a server on each of the next. The scheduler

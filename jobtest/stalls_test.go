@@ -61,7 +61,7 @@ func TestAfterTheStallTimeEveryRankGetsAnErrorTheLateOneToo(t *testing.T) {
 	})
 }
 
-// stall has one rank come only when the others have been given an error.
+// stall has one rank come after the others have got an error.
 func stall(j *jobtest.Job, kind units.Kind, late int) {
 	j.T.Helper()
 	given := make(chan struct{}, len(j.Workers))

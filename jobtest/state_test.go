@@ -51,7 +51,7 @@ var stateful = []string{
 	"randomk:0.1,warmup=5", "topk:0.05,feedback=off,warmup=5", "qsgd:levels=7,block=64", "int4:block=64,feedback=on+s2",
 }
 
-// train does some iterations of an average and a reducescatter under each stateful setting, and gives all results.
+// train does some iterations of an average and a reducescatter under each stateful setting, and returns all results.
 func train(j *jobtest.Job, from, to int) (got [][]byte) {
 	const n, columns = 2*jobtest.Partition/4 + 9, 300
 	ranks := len(j.Workers)
@@ -104,7 +104,7 @@ func residuals(state []byte) (own, servers map[string][]byte) {
 	return own, servers
 }
 
-// What was given is what was sent, and what the states have: nothing is lost between them, nor counted twice.
+// The inputs are the sum of the sent values and of the states: nothing is lost, nothing counted twice.
 func TestWhatWasSentAndWhatTheStatesHaveIsWhatWasGiven(t *testing.T) {
 	const n, iterations, ranks = 2*jobtest.Partition/4 + 9, 4, 3
 	for _, options := range [][]jobtest.Option{{jobtest.SmallPartitions}, {jobtest.SmallPartitions, jobtest.Both(1)}} {
@@ -184,7 +184,7 @@ func TestARestoredJobGoesOnAsIfItHadNotEnded(t *testing.T) {
 	}
 }
 
-// All that was given and not sent is in the states: carried to other servers and partitions it is sent there, once.
+// Input that was not sent is in the states. Restored with other servers and partitions, it is sent once.
 func TestResidualsAreCarriedToOtherPartitions(t *testing.T) {
 	const n, iterations = 3*jobtest.Partition/4 + 5, 3
 	for _, setting := range []string{"topk:0.1", "randomk:0.5+s2"} {
@@ -211,7 +211,7 @@ func TestResidualsAreCarriedToOtherPartitions(t *testing.T) {
 	}
 }
 
-// A rank without a state begins at zero, and what only the state of one had that is not there any more is dropped.
+// A rank without a state begins at zero. The part of a rank that no longer exists is dropped.
 func TestAStateInAJobOfAnotherSize(t *testing.T) {
 	j := jobtest.Start(t, 2, jobtest.SmallPartitions)
 	x := func(rank int) []float64 { return jobtest.Normal(3*jobtest.Partition/4, uint64(rank)) }
@@ -302,7 +302,7 @@ func TestAStateIsTakenBetweenOperationsAndSetWhole(t *testing.T) {
 	averages(j, "w", "topk:0.1", units.Float32, ones)
 }
 
-// A rank that has begun without a state while others have set theirs hears so, and so do those.
+// If a rank begins without a state and others have set theirs, all of them get an error.
 func TestAStateThatOnlySomeRanksSetIsAnErrorOnAll(t *testing.T) {
 	for _, sync := range []string{"", "drop-stragglers:2"} {
 		j := jobtest.Start(t, 3, jobtest.Dedicated(1))

@@ -108,7 +108,7 @@ func TestOthersWaitForAStragglerOnceItIsAsFarBehindAsSumsAreKept(t *testing.T) {
 	})
 }
 
-// A rank's push counts whole or not at all, also where the iteration is closed while it arrives.
+// A push counts as a whole or not at all, also where the iteration closes while it arrives.
 func TestASumUnderDropStragglersIsThatOfWholePushes(t *testing.T) {
 	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(1)} {
 		t.Run(place, func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestASumUnderDropStragglersIsThatOfWholePushes(t *testing.T) {
 	}
 }
 
-// averageOfWholePushes has a rank average powers of two, which tell who was in an average.
+// averageOfWholePushes has ranks average powers of two, from which the contributors of an average follow.
 func averageOfWholePushes(j *jobtest.Job, rank, n int) error {
 	for range 100 {
 		op := dropping(fmt.Sprint("race ", n), n, 2, float32(int(1)<<rank))

@@ -14,8 +14,8 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// Ranks come unequally often and to a sum in between, which those at a barrier have not come to (algorithms.md
-// sections 3 and 5: between barriers ranks run as they like).
+// Ranks do unequal numbers of iterations, with a sum in between to which ranks at a barrier have not come (algorithms.md
+// sections 3 and 5: between barriers ranks run freely).
 func TestSupersteps(t *testing.T) {
 	const ranks, values, elements, epochs = 3, 3, jobtest.Partition/2 + 3, 3
 	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2), "both": jobtest.Both(1)} {
@@ -98,7 +98,7 @@ func TestAdaptiveWithThresholdsOfOneIsBSP(t *testing.T) {
 	}
 }
 
-// total is the sum of what the ranks bring.
+// total is the sum of the inputs.
 func total(j *jobtest.Job, rank int, n int64) (int64, error) {
 	op := worker.Op{Kind: units.Allreduce, DType: units.Int64, ReduceOp: units.Sum, Shape: []int64{1}, Name: "total", Prescale: 1, Postscale: 1}
 	op.Input, op.Output = binary.NativeEndian.AppendUint64(nil, uint64(n)), make([]byte, 8)
@@ -108,8 +108,8 @@ func total(j *jobtest.Job, rank int, n int64) (int64, error) {
 	return int64(binary.NativeEndian.Uint64(op.Output)), nil
 }
 
-// algorithms.md section 3: thresholds follow the ranks while training runs, so that one long iteration does not put
-// the next barrier off for as long as the ranks would need if all were.
+// algorithms.md section 3: thresholds follow the ranks while training runs, so that one long iteration does not
+// delay the next barrier as if all were long.
 func TestAPauseOfOneRankRaisesThresholdsForThatIterationAlone(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
 		const pause, after = time.Second, 100
@@ -165,7 +165,7 @@ func TestARankThatLeavesHoldsNobodyAtABarrier(t *testing.T) {
 	})
 }
 
-// A rank that has done all its iterations, and neither leaves nor comes to anything else, is not waited for long.
+// Others do not wait long for a rank that has done its iterations and neither leaves nor does anything else.
 func TestARankThatHasEndedHoldsNobodyAtABarrier(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
 		for _, model := range []string{"adaptive:1,1", "elastic:2"} {

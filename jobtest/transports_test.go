@@ -12,7 +12,7 @@ import (
 )
 
 // TestRanksWithDifferentTransportsTrainTogether: the first two ranks have an optional kind and use it between them; with the
-// third everybody uses the kind that all have.
+// third all use the required kind.
 func TestRanksWithDifferentTransportsTrainTogether(t *testing.T) {
 	core, logged := observer.New(zap.DebugLevel)
 	var kinds []transport.Transport

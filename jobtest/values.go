@@ -36,7 +36,7 @@ func (j *Job) Declare(rank int, name, sync string, n int) (*Held, error) {
 	return v, err
 }
 
-// Use does something with the value; every element of the input is x.
+// Use does an operation on the value; every element of the input is x.
 func (v *Held) Use(use units.Use, x float32) error {
 	op := v.Op(use, x)
 	if _, err := v.j.Do(v.Rank, op); err != nil {
@@ -46,7 +46,7 @@ func (v *Held) Use(use units.Use, x float32) error {
 	return nil
 }
 
-// Took notes what an operation has read.
+// Took stores what an operation has read.
 func (v *Held) Took(op worker.Op) {
 	for i := range len(op.Output) / 4 {
 		v.Now[i] = math.Float32frombits(binary.NativeEndian.Uint32(op.Output[4*i:]))

@@ -11,7 +11,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// Operations that begin while their round ends must end too, on the in-process way as on others.
+// Operations that begin while their round ends must end too, in process as over connections.
 func TestALossEndsUsesOfHeldValuesThatAreJustBeginning(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{Latency: 50 * time.Microsecond, Bandwidth: 1 << 30}, func(t *testing.T, network jobtest.Option) {
 		for round := range 15 {
@@ -26,7 +26,7 @@ func TestALossEndsUsesOfHeldValuesThatAreJustBeginning(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(time.Duration(round) * 100 * time.Microsecond) // the round ends earlier or later in the operation
+			time.Sleep(time.Duration(round) * 100 * time.Microsecond) // the round ends at different points of the operation
 			go j.Workers[0].Engine.Shutdown(t.Context())
 			if _, err := jobtest.Await(results[0], 0, "w"); err == nil || strings.Contains(err.Error(), "hangs") {
 				t.Fatalf("round %d: %v", round, err)

@@ -34,7 +34,7 @@ func TestAHeldValueIsTheRootsAndAllThatRanksHaveAdded(t *testing.T) {
 	}
 }
 
-// addUp has a rank add its number plus one to a value time and again; in the end it must hold all of that.
+// addUp has a rank add its number plus one to a value several times. In the end the value must have all of it.
 func addUp(j *jobtest.Job, rank int, name, model string, n, iterations int) error {
 	v, err := j.Declare(rank, name, model, n)
 	if err != nil {
@@ -76,7 +76,7 @@ func TestARankLeadsByNoMoreThanTheThreshold(t *testing.T) {
 	}
 }
 
-// leads has one rank run ahead until it must wait, and the other push as often as that takes.
+// leads has one rank run ahead until it must wait, and the other push until that goes on.
 func leads(j *jobtest.Job, soft bool, pushes int) {
 	const s = 3
 	values := make([]*jobtest.Held, 2)

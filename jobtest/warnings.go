@@ -9,14 +9,14 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Warnings gives each warning that the workers log.
+// Warnings receives the warnings that the workers log.
 func Warnings(into chan<- string) Option {
 	return func(j *Job) {
 		j.Log = zap.New(zapcore.NewNopCore(), zap.WrapCore(func(zapcore.Core) zapcore.Core {
 			return zapcore.RegisterHooks(onlyWarnings{}, func(e zapcore.Entry) error {
 				select {
 				case into <- e.Message:
-				default: // the test has heard enough
+				default: // the channel is full, and the test needs no more
 				}
 				return nil
 			})
@@ -24,7 +24,7 @@ func Warnings(into chan<- string) Option {
 	}
 }
 
-// onlyWarnings is a core that keeps nothing.
+// onlyWarnings is a core without state.
 type onlyWarnings struct{}
 
 func (onlyWarnings) Enabled(l zapcore.Level) bool { return l == zapcore.WarnLevel }
