@@ -186,9 +186,9 @@ func TestDSPSIsTunedWhereItIsSetLater(t *testing.T) {
 				var done [2]atomic.Int64
 				most := int64(0)
 				j.Each(func(rank int) error {
-					v, err := j.Declare(rank, "w", "ssp:1", 5)
+					v, err := j.Declare(rank, "w", "ssp:3", 5)
 					if err == nil && rank == 0 {
-						_, err = j.Workers[0].Engine.SetCondition(t.Context(), nil, wire.Condition{Pull: "dsps:1,9"})
+						_, err = j.Workers[0].Engine.SetCondition(t.Context(), nil, wire.Condition{Pull: "dsps:3,15"})
 					}
 					for range []int{400, 40}[rank] {
 						if err != nil {
@@ -207,7 +207,7 @@ func TestDSPSIsTunedWhereItIsSetLater(t *testing.T) {
 					j.Leave(rank)
 					return err
 				})
-				if most < 5 || most > 9 {
+				if most < 5 || most > 15 {
 					t.Errorf("the fast rank leads by %d at most", most)
 				}
 			})

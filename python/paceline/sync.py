@@ -62,6 +62,11 @@ class Model:
         return 0
 
     @property
+    def exchanged(self) -> str | None:
+        """The setting by which servers delay an optimizer's exchanges, each of `alone` + 1 iterations."""
+        return self.declared
+
+    @property
     def soft_park(self) -> bool:
         """Whether delayed pulls wait in the soft-barrier order."""
         return self.parking == "soft-barrier"
@@ -87,8 +92,9 @@ class ASP(Model):
 class SSP(Model):
     """Stale synchronous: a rank may lead the slowest by s iterations.
 
-    cached: a rank uses the parameters that it has, and reads new ones only when they are older than s iterations
-    (worker-cached SSP of the modular parameter server).
+    cached: an optimizer exchanges nothing while its parameters are at most s iterations old (worker-cached SSP of the
+    modular parameter server, listing 4.4). It adds up its changes, sends the sum with every iteration s + 1, and waits
+    there until all ranks have sent theirs. Conditions that are set later count these exchanges.
     """
 
     s: int
@@ -101,6 +107,11 @@ class SSP(Model):
     def alone(self) -> int:
         """The iterations for which cached parameters suffice."""
         return self.s if self.cached else 0
+
+    @property
+    def exchanged(self) -> str | None:
+        """Cached: of s + 1 iterations at once, the listing's bound of s leaves 0 in exchanges."""
+        return "ssp:0" if self.cached else self.declared
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 
 from paceline._engine import engine
 from paceline._operation import Options
+from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
 from paceline.compression import Codec
 from paceline.significance import Significance
@@ -20,7 +21,7 @@ from paceline.torch._distributed import Distributed, hooked
 from paceline.torch._gate import Gate
 from paceline.torch._handles import synchronize
 from paceline.torch._ops import barrier
-from paceline.torch._ops_async import start_group
+from paceline.torch._ops_async import allreduce_async_, start_group
 from paceline.torch._parameters import parameter_names
 from paceline.torch.values import Value
 
@@ -55,12 +56,14 @@ class HeldOptimizer(Distributed):
         self._values: dict[torch.Tensor, Value] = {}
         self._groups: list[tuple[str, list[torch.Tensor]]] = []  # with supersteps: by first value
         self._generation = engine.generation
-        self._age = 0  # steps since the parameters came from the servers
+        self._age = 0  # steps since the last exchange
+        self._kept: dict[torch.Tensor, torch.Tensor] = {}  # changes since then, which the next exchange sends
+        self._exchanges = 0  # since the values were declared
         self._distributed = bool(process_set.included()) and place_in(process_set)[1] > 1
         if self._distributed:
             check(model, process_set.size(), accumulate=True)
             text = resolved(codec, self.param_groups, process_set)
-            self._options = Options(model.declared, model.soft_park, text, pull_gate)
+            self._options = Options(model.exchanged, model.soft_park, text, pull_gate)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, from the next step on, on every rank."""
@@ -71,40 +74,52 @@ class HeldOptimizer(Distributed):
 
     @hooked
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Makes the wrapped optimizer's step and exchanges the changes of the parameters.
+        """Makes the wrapped optimizer's step and exchanges the changes of the parameters, or keeps them for later.
 
         Waits as long as the synchronisation model requires. Returns the closure's loss, if any.
         """
         if not self._distributed:
             return self._step_own(closure)
         params = self._hold()
-        changes: list[torch.Tensor | None]
         before = [p.detach().clone(memory_format=torch.contiguous_format) for p in params]
         loss = self._step_own(closure)
         significance = _significance(params) if self.sync.asks_significance else 0.0
         for p, old in zip(params, before, strict=True):
             torch.sub(p.detach(), old, out=old)
-        changes = list(before)
+        if not self._due():
+            for p, difference in zip(params, before, strict=True):
+                self._keep(p, difference)
+            self._age += 1
+            return loss
+        sums = [self._with_kept(*change) for change in zip(params, before, strict=True)]
+        changes: list[torch.Tensor | None] = list(sums)
         if self._gate is not None:
-            changes = [self._gate.offer(p, difference) for p, difference in zip(params, before, strict=True)]
+            changes = [self._gate.offer(*change) for change in zip(params, sums, strict=True)]
             self._gate.clock()
-        reads = self._reads()
         within = self._end_iteration()
-        self._exchange(params, changes, pull=reads, significance=significance, within=within)
+        self._exchange(params, changes, pull=True, significance=significance, within=within)
         for group, _ in self._groups:
             engine.begin_iteration(process_set_number(self.process_set), group)
-        self._age = 0 if reads else self._age + 1
-        if reads:
-            self._add_withheld(params)
+        self._age, self._exchanges = 0, self._exchanges + 1
+        self._add_withheld(params)
         return loss
 
     def _step_own(self, closure: Callable[[], Any] | None) -> Any:
         """The wrapped optimizer's step."""
         return super().step(closure)
 
-    def _reads(self) -> bool:
-        """Whether this iteration reads the parameters from the servers."""
+    def _due(self) -> bool:
+        """Whether this iteration exchanges parameters with the servers."""
         return self._age >= self.sync.alone
+
+    def _keep(self, p: torch.Tensor, difference: torch.Tensor) -> None:
+        """Adds to the parameter's change for the next exchange."""
+        self._kept[p] = self._with_kept(p, difference)
+
+    def _with_kept(self, p: torch.Tensor, difference: torch.Tensor) -> torch.Tensor:
+        """The difference plus what was kept, which is no longer."""
+        kept = self._kept.pop(p, None)
+        return difference if kept is None else kept.add_(difference)
 
     def _hold(self) -> list[torch.Tensor]:
         """The parameters to exchange. Declares new ones."""
@@ -120,6 +135,8 @@ class HeldOptimizer(Distributed):
         if self._generation != engine.generation:
             self._generation = engine.generation
             self._values.clear()
+            self._kept.clear()
+            self._age = self._exchanges = 0
             if self._gate is not None:
                 self._gate.clear()
             self._groups.clear()
@@ -175,17 +192,32 @@ class HeldOptimizer(Distributed):
             synchronize(start_group(parts))
 
     def agree(self) -> None:
-        """Waits for all ranks, then gives them the same parameters: the sum of all changes that they have sent.
+        """Waits for all ranks, then gives them the same parameters: the sum of all their changes.
 
         Every rank calls it, at the end of training or before a checkpoint. Changes that a gate withholds are not in it.
         """
         if not self._distributed:
             return
         self._forget()
+        if self.sync.alone:
+            self._send_kept()
         self._read()  # after this rank's own changes, so that these have arrived
         barrier(self.process_set)
         self._read()
         barrier(self.process_set)  # no rank continues before all have read
+
+    def _send_kept(self) -> None:
+        """Ends the exchange that is not due yet on every rank, so that all are at the same one afterwards."""
+        self._exchanges += 1
+        self._push([self._kept.pop(p, None) for p in self._values])  # also if empty: others may wait for this exchange
+        self._age = 0
+        most = synchronize(allreduce_async_(torch.tensor(self._exchanges), op=Max, process_set=self.process_set))
+        while self._exchanges < most:  # a rank that made more iterations
+            self._exchanges += 1
+            self._push([None] * len(self._values))
+
+    def _push(self, changes: Sequence[torch.Tensor | None]) -> None:
+        self._exchange(list(self._values), changes, pull=False, significance=0.0, within=set())
 
     def _read(self) -> None:
         if self._values:

@@ -70,12 +70,21 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
     def _reduce(self, p: torch.Tensor) -> None:
         if p not in self._values:
             return
-        stepped, reads = self._stepped(p), self._reads()
+        stepped = self._stepped(p)
         difference = torch.empty_like(stepped, memory_format=torch.contiguous_format)
         torch.sub(stepped, p.detach(), out=difference)
-        given = difference if self._gate is None else self._gate.offer(p, difference, stepped)
+        if not self._due():
+
+            def finish_alone() -> None:
+                p.detach().copy_(stepped)
+                self._keep(p, difference)
+
+            self._in_flight[p] = finish_alone
+            return
+        change = self._with_kept(p, difference)
+        given = change if self._gate is None else self._gate.offer(p, change, stepped)
         # Adding and reading are one operation, so that SSP(0) reads the result of this iteration and nothing newer.
-        part = self._values[p].using(given, difference if reads else None, self._priority[p], 0.0)
+        part = self._values[p].using(given, difference, self._priority[p], 0.0)
         failure = None
         try:
             handle = start_one(part)
@@ -86,9 +95,8 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
             if failure is not None:
                 raise failure
             synchronize(handle)
-            p.detach().copy_(difference if reads else stepped)
-            if reads:
-                self._add_withheld([p])
+            p.detach().copy_(difference)
+            self._add_withheld([p])
 
         self._in_flight[p] = finish
 

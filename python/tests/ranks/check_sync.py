@@ -359,6 +359,25 @@ def test_a_value_whose_root_has_joined_is_an_error():
     hvd.barrier()
 
 
+def test_a_condition_changes_on_the_given_servers_only(size):
+    """The value's one partition lies on one of the servers; the others have nothing to change."""
+    value = hvd.declare(torch.zeros(2), "on one server", sync=paceline.SSP(0))
+    if hvd.rank() == 0:
+        changed = []
+        for server in range(size):
+            try:
+                paceline.set_pull_condition(paceline.ASP(), names="on one server", servers=[server])
+                changed.append(server)
+            except ValueError as e:
+                assert "no tensor in use there" in str(e)
+        assert len(changed) == 1
+        with pytest.raises(ValueError, match=f"server {size}, the job has {size}"):
+            paceline.set_pull_condition(paceline.ASP(), servers=[size])
+        value.clock()
+        value.sync()  # under SSP(0) it would wait for the others
+    hvd.barrier()
+
+
 def test_a_model_changes_while_training_runs():
     model = net()
     named = [(f"changing {n}", p) for n, p in model.named_parameters()]

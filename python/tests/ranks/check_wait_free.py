@@ -269,7 +269,7 @@ def test_backward_without_step_is_an_error_that_says_so():
     loss_of(model, 1).backward()
     with pytest.raises(AssertionError, match=r"before optimizer\.step\(\)"):
         optimizer.zero_grad()
-    with pytest.raises(AssertionError, match="increase backward_passes_per_step"):
+    with pytest.raises(AssertionError, match="Increase backward_passes_per_step"):
         loss_of(model, 1).backward()
     with pytest.raises(RuntimeError, match="were changed"):  # by the second pass
         optimizer.step()
