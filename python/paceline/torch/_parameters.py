@@ -1,4 +1,4 @@
-"""Names of an optimizer's parameters, by which ranks match them."""
+"""An optimizer's parameters: the names by which ranks match them, and gradients of zeros."""
 
 from __future__ import annotations
 
@@ -36,3 +36,9 @@ def parameter_names(
             f"named_parameters lacks {len(missing)} of the optimizer's {len(params)} parameters: {'; '.join(missing)}"
         )
     return names
+
+
+def empty_sparse(p: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient without elements, of whole rows, as embeddings have."""
+    indices = torch.empty(1, 0, dtype=torch.int64, device=p.device)
+    return torch.sparse_coo_tensor(indices, p.new_empty(0, *p.shape[1:]), p.shape, check_invariants=False)

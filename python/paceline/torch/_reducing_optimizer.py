@@ -22,6 +22,7 @@ from paceline.torch._gate import Gate
 from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._handles import synchronize
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
+from paceline.torch._parameters import empty_sparse
 from paceline.torch.compression import SupportsCompress
 
 
@@ -90,7 +91,7 @@ class ReducingOptimizer(GradientHooks):
         dense = []
         for p in params:
             if p.grad is None:  # another rank may have a gradient, so this one contributes zeros
-                p.grad = _empty_sparse(p) if p in self._sparse else torch.zeros_like(p)
+                p.grad = empty_sparse(p) if p in self._sparse else torch.zeros_like(p)
             if p.grad.is_sparse:
                 self._sparse.add(p)
             if p.grad.is_sparse and not self.sparse_as_dense:
@@ -211,12 +212,6 @@ class ReducingOptimizer(GradientHooks):
             return super().step(reduced)
         finally:
             self._synchronized = False
-
-
-def _empty_sparse(p: torch.Tensor) -> torch.Tensor:
-    """A sparse gradient without elements, of whole rows, as embeddings have."""
-    indices = torch.empty(1, 0, dtype=torch.int64, device=p.device)
-    return torch.sparse_coo_tensor(indices, p.new_empty(0, *p.shape[1:]), p.shape, check_invariants=False)
 
 
 def _groups(groups: Any, params: list[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -14,6 +14,7 @@ from paceline._operation import Options
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.torch._handles import synchronize
 from paceline.torch._ops_async import broadcast_async_, broadcasting, gathering, start_one
+from paceline.torch._parameters import empty_sparse
 
 # What is unpickled, and its length, is authenticated on every connection.
 _OBJECT = Options(authenticated=True)
@@ -76,16 +77,22 @@ def _unpickled(payload: torch.Tensor) -> Any:
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, process_set: ProcessSet = global_process_set
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives every rank's optimizer the state and the options of root_rank's.
 
     The optimizers must have the same groups of parameters; their states may differ or be missing. Tensors of the same
     shape and type are filled in place, scalars keep their types, and entries that the root lacks are dropped. Unlike
-    Horovod, it creates a missing state without a step. Raises ValueError for torch.optim.LBFGS and for other groups.
+    Horovod, it creates a missing state without a step; gradients are zero afterwards nevertheless. model: tells SGD's
+    parameters with sparse gradients. Raises ValueError for torch.optim.LBFGS and for other groups.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of torch.optim.LBFGS cannot be broadcast: its tensors lie in nested lists")
+    if not optimizer.state:
+        _clear_gradients(optimizer, model)
     groups = optimizer.param_groups
     params = [p for group in groups for p in group["params"]]
     sizes, options, layout = broadcast_object(
@@ -114,6 +121,15 @@ def broadcast_optimizer_state(
         if isinstance(value, torch.Tensor)
     ]
     broadcast_parameters(tensors, root_rank, process_set)
+
+
+def _clear_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    """Gives every parameter that requires a gradient one of zeros."""
+    modules = [] if model is None else [m for m in model.modules() if isinstance(m, torch.nn.Embedding) and m.sparse]
+    sparse = {p for m in modules for p in m.parameters()} if isinstance(optimizer, torch.optim.SGD) else set()
+    for p in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
+        is_sparse = p in sparse or isinstance(optimizer, torch.optim.SparseAdam)
+        p.grad = empty_sparse(p) if is_sparse else torch.zeros_like(p)
 
 
 class _TensorLayout(tuple[Any, ...]):

@@ -109,6 +109,39 @@ def test_state_of_several_groups(rank):
     assert [g["lr"] for g in optimizer.param_groups] == [0.1, 1.0]
 
 
+def test_without_a_state_gradients_are_zero(rank):
+    """Horovod initialises a missing state by a step with zero gradients, which scripts read afterwards."""
+    net = model(0)
+    net[0].bias.requires_grad_(False)
+    net[0].weight.grad = torch.ones_like(net[0].weight)
+    optimizer = torch.optim.Adam(net.parameters())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for p in net.parameters():
+        assert (p.grad is not None) == p.requires_grad
+        assert p.grad is None or torch.equal(p.grad, torch.zeros_like(p))
+
+
+def test_with_a_state_gradients_are_left_alone(rank):
+    net = model(0)
+    optimizer = torch.optim.Adam(net.parameters())
+    train(net, optimizer, steps=1)
+    grads = [p.grad.clone() for p in net.parameters()]
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(net.parameters(), grads, strict=True))
+
+
+@pytest.mark.parametrize("make", [torch.optim.SparseAdam, torch.optim.SGD])
+def test_gradients_of_sparse_parameters_are_sparse_zeros(make):
+    net = torch.nn.Embedding(5, 3, sparse=True)
+    wrapped = hvd.DistributedOptimizer(make(net.parameters(), lr=0.1), net.named_parameters())
+    hvd.broadcast_optimizer_state(wrapped, 0, net)
+    assert net.weight.grad.is_sparse and torch.equal(net.weight.grad.to_dense(), torch.zeros(5, 3))
+    for _ in range(2):
+        wrapped.zero_grad(set_to_none=False)
+        net(torch.tensor([1, 2])).sum().backward()
+        wrapped.step()
+
+
 def test_lbfgs_is_refused():
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.broadcast_optimizer_state(torch.optim.LBFGS(model(0).parameters()), root_rank=0)
