@@ -107,30 +107,111 @@ def test_every_name_of_horovod_is_there():
     assert not hasattr(hvd, "elastic")
 
 
-def test_imports_of_horovod_resolve_to_the_same_modules():
+@pytest.fixture
+def as_horovod(monkeypatch):
+    """The interpreters that the test starts import Paceline as horovod."""
     shim = str(Path(paceline.__file__).parent / "_horovod")
-    python(
-        """
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([shim, *filter(None, [os.environ.get("PYTHONPATH")])]))
+
+
+def test_imports_of_horovod_resolve_to_the_same_modules(as_horovod):
+    python("""
         import horovod
         import horovod.torch as hvd
         import horovod.torch.mpi_ops
-        from horovod.torch.mpi_ops import allreduce_async_, synchronize
+        from horovod.torch.mpi_ops import allreduce_async_, gpu_available, num_rank_is_power_2, synchronize
         from horovod.torch.compression import Compression
-        from horovod.common.exceptions import HorovodInternalError
+        from horovod.torch.functions import broadcast_object
+        from horovod.torch.optimizer import DistributedOptimizer
+        from horovod.torch.sync_batch_norm import SyncBatchNorm
+        from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt, HorovodVersionMismatchError
         from horovod.common.process_sets import ProcessSet
+        from horovod.common.util import check_extension, env, gpu_available, split_list
+        from horovod.runner import run
         import paceline.torch
         import paceline.torch.mpi_ops
         assert hvd is paceline.torch and horovod.torch is hvd and hvd.__name__ == "paceline.torch"
         assert horovod.torch.mpi_ops is paceline.torch.mpi_ops is hvd.mpi_ops
         assert hvd.__spec__.name == "paceline.torch"
         assert HorovodInternalError is hvd.HorovodInternalError and ProcessSet is hvd.ProcessSet
+        assert issubclass(HostsUpdatedInterrupt, RuntimeError) and horovod.run is run
         assert tuple(map(int, horovod.__version__.split("."))) >= (0, 20)
-        for absent in ("horovod.torch.elastic", "horovod.tensorflow", "horovod.spark"):
+        check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", hvd.__file__, "mpi_lib_v2")
+    """)
+
+
+ABSENT = {
+    "horovod.torch.elastic": "Save checkpoints",
+    "horovod.common.elastic": "Save checkpoints",
+    "horovod.runner.elastic.driver": "Save checkpoints",
+    "horovod.runner.launch": "paceline run",
+    "horovod.tensorflow": "import horovod.torch",
+    "horovod.tensorflow.keras": "import horovod.torch",
+    "horovod.keras": "import horovod.torch",
+    "horovod.mxnet": "import horovod.torch",
+    "horovod.spark": "paceline run",
+    "horovod.ray": "paceline run",
+    "horovod.data": "torch.utils.data.DataLoader",
+    "horovod.nonsense": "No module named 'horovod.nonsense'",
+}
+
+
+def test_what_paceline_lacks_is_an_error_that_says_what_to_use(as_horovod):
+    said = python(f"""
+        import importlib
+        import horovod.torch as hvd
+        for name in {list(ABSENT)}:
             try:
-                __import__(absent)
-                raise SystemExit(f"{absent} was imported")
+                importlib.import_module(name)
+                raise SystemExit(f"{{name}} was imported")
             except ImportError as e:
-                assert absent.split(".")[-1] in str(e) and "Paceline" in str(e), e
-    """,
-        PYTHONPATH=os.pathsep.join([shim, *filter(None, [os.environ.get("PYTHONPATH")])]),
-    )
+                print(e)
+        try:
+            from horovod.torch import elastic
+        except ImportError as e:
+            print(e)
+        try:
+            hvd.elastic.run
+        except AttributeError as e:
+            print(e)
+    """).splitlines()
+    for text, (name, hint) in zip(
+        said, (ABSENT | {"torch": "Save checkpoints", "paceline.torch": "Save"}).items(), strict=True
+    ):
+        assert "Paceline" in text or "paceline" in text, text
+        assert name.split(".")[1 if name.startswith("horovod.") else 0] in text and hint in text, text
+
+
+def test_without_pytorch_the_error_says_what_to_install(as_horovod):
+    """An interpreter in which `import torch` fails, as where it is not installed."""
+    said = python("""
+        import importlib, sys
+        sys.modules["torch"] = None
+        import paceline, horovod
+        for name in ("paceline.torch", "horovod.torch", "paceline.torch.mpi_ops"):
+            try:
+                importlib.import_module(name)
+            except ImportError as e:
+                print(e)
+    """)
+    assert said.splitlines() == ["PyTorch is not installed; pip install 'paceline[torch]'"] * 3
+
+
+def test_helpers_of_horovod():
+    from paceline.common import util
+
+    assert util.split_list(list("abcde"), 3) == [["a", "b"], ["c", "d"], ["e"]]
+    assert util.is_iterable("ab") and not util.is_iterable(1)
+    assert [n for n in range(10) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8]
+    assert util.is_version_greater_equal_than("2.10.1+cpu", "2.9.0")
+    assert not util.is_version_greater_equal_than("1.13.1", "2.0.0")
+    with pytest.raises(ValueError, match="like 1"):
+        util.is_version_greater_equal_than("1.0.0", "2.0")
+    with util.env(PACELINE_TEST_A="1", PACELINE_TEST_B=None):
+        assert os.environ["PACELINE_TEST_A"] == "1" and "PACELINE_TEST_B" not in os.environ
+    assert "PACELINE_TEST_A" not in os.environ
+    assert util.extension_available("torch") and not util.extension_available("tensorflow")
+    with pytest.raises(ImportError, match=r"horovod\.mxnet"):
+        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    assert (util.nccl_built(), util.mpi_built(verbose=True), util.gloo_built()) == (0, False, True)
+    assert util.get_average_backwards_compatibility_fun(None)(None, None) == 0

@@ -21,6 +21,14 @@ class NotInitializedError(HorovodInternalError, ValueError):
         super().__init__(message)
 
 
+class HostsUpdatedInterrupt(RuntimeError):
+    """For scripts that catch it. Never raised: the hosts of a job do not change."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the hosts of the job have changed")
+        self.skip_sync = skip_sync
+
+
 class HorovodVersionMismatchError(ImportError):
     """For scripts that catch it. Never raised: Paceline links to no framework."""
 

@@ -6,6 +6,16 @@ are `DistributedOptimizer(sync=...)` and `declare`, for synchronisation models t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as e:
+    if e.name != "torch":
+        raise
+    raise ModuleNotFoundError("PyTorch is not installed; pip install 'paceline[torch]'", name="torch") from None
+
+from paceline._absent import instead as _instead
 from paceline.torch.compression import Compression
 from paceline.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from paceline.torch.mpi_ops import (
@@ -93,3 +103,10 @@ __all__ = [
     "join", "barrier", "poll", "synchronize",
     "declare", "Value",
 ]
+
+if not TYPE_CHECKING:  # a type checker shall find names that do not exist
+
+    def __getattr__(name: str) -> Any:
+        """Says what to use instead of Horovod's elastic module."""
+        hint = _instead(f"torch.{name}")
+        raise AttributeError(f"module 'paceline.torch' has no attribute {name!r}{hint and ': '}{hint}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from paceline._engine import engine
 from paceline._operation import Options
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet
+from paceline.common.util import split_list
 from paceline.compression import Codec
 from paceline.significance import Significance
 from paceline.torch._codec_tuning import resolved
@@ -219,9 +219,7 @@ def _groups(groups: Any, params: list[torch.Tensor]) -> list[list[torch.Tensor]]
     if groups is None:
         return []
     if isinstance(groups, int) and groups > 0:
-        share, over = divmod(len(params), groups)
-        starts = [i * share + min(i, over) for i in range(groups + 1)]
-        return [params[a:b] for a, b in itertools.pairwise(starts) if a < b]
+        return [group for group in split_list(params, groups) if group]
     if not isinstance(groups, list):
         raise ValueError("groups must be a positive number or a list of lists of tensors")
     members = [p for group in groups for p in group]

@@ -27,8 +27,9 @@ from paceline.common.basics import (
     stop_timeline,
 )
 from paceline.common.exceptions import HorovodInternalError
-from paceline.common.operators import Adasum, Average, Max, Min, Product, Sum
+from paceline.common.operators import Adasum, Average, Max, Min, Product, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from paceline.common.util import gpu_available, num_rank_is_power_2
 from paceline.torch._handles import poll, synchronize
 from paceline.torch._ops import (
     HorovodAllgather,
@@ -69,6 +70,8 @@ from paceline.torch._ops_async import (
 )
 from paceline.torch.compression import Compression
 
+handle_average_backwards_compatibility = operator_of
+
 # fmt: off
 __all__ = [
     "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
@@ -86,4 +89,5 @@ __all__ = [
     "join", "barrier", "poll", "synchronize",
     "HorovodAllreduce", "HorovodGroupedAllreduce", "HorovodAllgather", "HorovodGroupedAllgather",
     "HorovodBroadcast", "HorovodAlltoall", "HorovodReducescatter", "HorovodGroupedReducescatter",
+    "gpu_available", "num_rank_is_power_2", "handle_average_backwards_compatibility",
 ]

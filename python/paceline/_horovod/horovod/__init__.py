@@ -1,8 +1,8 @@
 """`import horovod` under `paceline run --horovod`: every module of it is Paceline's module of that name.
 
 The launcher puts the directory above on PYTHONPATH. `horovod.torch` and `paceline.torch` are one module object, and so
-are their submodules. Importing a part of Horovod that Paceline lacks raises ModuleNotFoundError. `__version__` is that
-of the Horovod whose API this is, for scripts that require a minimum version.
+are their submodules. Importing a part of Horovod that Paceline lacks raises ModuleNotFoundError, which says what to use
+instead. `__version__` is that of the Horovod whose API this is, for scripts that require a minimum version.
 """
 
 import importlib
@@ -10,6 +10,10 @@ import importlib.abc
 import importlib.machinery
 import sys
 
+from paceline._absent import instead
+from paceline.runner import run
+
+__all__ = ["run"]
 __version__ = "0.28.1"
 
 
@@ -30,9 +34,10 @@ class _PacelineModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         except ModuleNotFoundError as e:
             if e.name != name:
                 raise
+            hint = instead(spec.name.removeprefix("horovod."))
             raise ModuleNotFoundError(
                 f"No module named {spec.name!r}: this is Paceline, which stands in for Horovod "
-                "and does not have this part of it",
+                f"and does not have this part of it{hint and ': '}{hint}",
                 name=spec.name,
             ) from None
         spec.loader_state = module.__spec__

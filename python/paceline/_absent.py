@@ -1,0 +1,32 @@
+"""The parts of Horovod that Paceline lacks, and what to use instead."""
+
+from __future__ import annotations
+
+_ELASTIC = (
+    "the loss of a worker ends the job on every rank here. Save checkpoints, and start the job again from the last one "
+    "(hvd.broadcast_parameters, hvd.broadcast_optimizer_state, paceline.load_compression_state)"
+)
+_FRAMEWORK = "the API is that for PyTorch: import horovod.torch, or paceline.torch"
+_CLUSTER = "start workers with `paceline run`, torchrun, mpirun or srun, or a function on this host with horovod.run"
+
+_INSTEAD = {
+    "torch.elastic": _ELASTIC,
+    "common.elastic": _ELASTIC,
+    "runner.elastic": _ELASTIC,
+    "tensorflow": _FRAMEWORK,
+    "keras": _FRAMEWORK,
+    "mxnet": _FRAMEWORK,
+    "spark": _CLUSTER,
+    "ray": _CLUSTER,
+    "runner": _CLUSTER,
+    "data": "torch.utils.data.DataLoader loads in the background with num_workers",
+}
+
+
+def instead(part: str) -> str:
+    """What to use instead of a part of Horovod, such as "torch.elastic.state"; "" where nothing is known."""
+    while part:
+        if part in _INSTEAD:
+            return _INSTEAD[part]
+        part = part.rpartition(".")[0]
+    return ""

@@ -1,0 +1,130 @@
+"""Runs a function in the processes of a job on this host: `horovod.run`, or `paceline.runner.run`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from paceline._absent import instead
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: bool | int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: Sequence[str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Runs func(*args, **kwargs) in num_proc processes of one job, and returns their results in the order of ranks.
+
+    The arguments are those of horovod.run. The function, its arguments and results are pickled by cloudpickle, and lie
+    in a directory that only this user can read. It calls hvd.init() itself. hosts: this one, such as "localhost:4".
+    output_filename: directory for each rank's output. executable: the workers' Python. np, min_np, max_np and
+    network_interface are deprecated names; ssh_port, ssh_identity_file, disable_cache, use_gloo, use_mpi and mpi_args
+    have no effect.
+
+    Raises RuntimeError with the traceback of a rank that failed; NotImplementedError for other hosts and for elastic
+    training; ValueError for arguments that contradict each other.
+    """
+    for name, value, new in (
+        ("np", np, "num_proc"),
+        ("min_np", min_np, "min_num_proc"),
+        ("max_np", max_np, "max_num_proc"),
+    ):
+        if value is not None:
+            warnings.warn(f"{name} is deprecated, use {new} instead", DeprecationWarning, stacklevel=2)
+    if network_interface:
+        warnings.warn(
+            "network_interface is deprecated, use network_interfaces instead", DeprecationWarning, stacklevel=2
+        )
+    if hosts is not None and hostfile is not None:
+        raise ValueError("give hosts or hostfile, not both")
+    if use_gloo and use_mpi:
+        raise ValueError("give use_gloo or use_mpi, not both")
+    elastic: dict[str, Any] = {
+        "min_num_proc": min_num_proc if min_np is None else min_np,
+        "max_num_proc": max_num_proc if max_np is None else max_np,
+        "slots": slots,
+        "reset_limit": reset_limit,
+        "cooldown_range": cooldown_range,
+        "host_discovery_script": host_discovery_script,
+    }
+    for name, given in elastic.items():
+        if given is not None:
+            raise NotImplementedError(f"{name}={given!r} is for elastic training, and {instead('torch.elastic')}")
+    if hostfile is not None or not _here(hosts):
+        raise NotImplementedError(
+            f"functions run on this host, not on {hostfile or hosts}: for others start a script with "
+            "`paceline run -H host1:2,host2:2 python script.py`"
+        )
+    flags = ["-np", str(num_proc if np is None else np)]
+    for flag, text in (
+        ("--hosts", hosts),
+        ("--start-timeout", start_timeout),
+        ("--output-filename", output_filename),
+        ("--network-interfaces", network_interface or ",".join(network_interfaces or ())),
+    ):
+        flags += [flag, str(text)] if text else []
+    flags += ["--verbose"] if verbose else []
+    return _run(lambda: func(*args, **(kwargs or {})), flags, executable or sys.executable)
+
+
+def _here(hosts: str | None) -> bool:
+    own = {"localhost", "127.0.0.1", "::1", socket.gethostname()}
+    return hosts is None or all(host.strip().partition(":")[0] in own for host in hosts.split(","))
+
+
+def _run(call: Callable[[], Any], flags: list[str], python: str) -> list[Any]:
+    """The processes exchange files with this one: call, and of each rank result.RANK or failed.RANK (__main__.py)."""
+    command = shutil.which(
+        "paceline", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    )
+    if command is None:
+        raise RuntimeError("the command paceline is not on the PATH: install the package into this environment")
+    with tempfile.TemporaryDirectory(prefix="paceline-run-") as directory:
+        (Path(directory) / "call").write_bytes(cloudpickle.dumps(call))
+        job = subprocess.run(
+            [command, "run", *flags, python, "-m", "paceline.runner", directory],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            check=False,
+        )
+        failed = min(Path(directory).glob("failed.*"), key=lambda path: path.stat().st_mtime_ns, default=None)
+        if failed is not None:
+            raise RuntimeError(f"rank {failed.suffix[1:]} failed:\n{failed.read_text()}")
+        if job.returncode:
+            raise RuntimeError(f"the job ended with exit code {job.returncode}; its output says why")
+        results = sorted(Path(directory).glob("result.*"), key=lambda path: int(path.suffix[1:]))
+        return [cloudpickle.loads(path.read_bytes()) for path in results]
