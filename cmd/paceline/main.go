@@ -31,7 +31,7 @@ func execute(args []string) int {
 	root.SetFlagErrorFunc(badFlag)
 	root.SetVersionTemplate("paceline {{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(runCommand(), schedulerCommand(), serverCommand(), statusCommand(), topCommand(), infoCommand(), benchCommand(), simCommand(), timelineCommand())
+	root.AddCommand(runCommand(), schedulerCommand(), serverCommand(), envCommand(), statusCommand(), topCommand(), infoCommand(), benchCommand(), simCommand(), timelineCommand())
 	root.SetArgs(longFlags(args))
 	command, err := root.ExecuteC()
 	var code exitCode

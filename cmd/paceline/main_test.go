@@ -195,6 +195,28 @@ func TestHorovodResolvesToPaceline(t *testing.T) {
 	}
 }
 
+func TestEnvLetsEveryLauncherFindHorovod(t *testing.T) {
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("no python3")
+	}
+	root, err := filepath.Abs("../../python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := command(t, "env", "--horovod")
+	c.Env = append(c.Env, "PYTHONPATH="+root)
+	said := run(t, c)
+	said.check(t, 0, "export PYTHONPATH='"+root+"/paceline/_horovod'${PYTHONPATH:+:$PYTHONPATH}\n", "")
+	for before, after := range map[string]string{"": "", "a:b": ":a:b"} {
+		sh := exec.Command("sh", "-c", said.stdout+`printf %s "$PYTHONPATH"`)
+		sh.Env = append(os.Environ(), "PYTHONPATH="+before)
+		if out, err := sh.Output(); err != nil || string(out) != root+"/paceline/_horovod"+after {
+			t.Errorf("PYTHONPATH %q becomes %q, %v", before, out, err)
+		}
+	}
+	run(t, command(t, "env")).check(t, 1, "", "paceline env: say --horovod, for scripts that import horovod\n")
+}
+
 func TestSchedulerAnswersStatusUntilASignal(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

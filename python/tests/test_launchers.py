@@ -35,9 +35,10 @@ def clean_environment():
     return {k: v for k, v in os.environ.items() if not k.startswith(strange)} | {"OMP_NUM_THREADS": "1"}
 
 
-def script(tmp_path, with_torch):
+def script(tmp_path, with_torch, horovod=False):
     path = tmp_path / "train.py"
-    path.write_text(SCRIPT.format(with_torch=with_torch))
+    code = SCRIPT.format(with_torch=with_torch)
+    path.write_text(code.replace("paceline.torch as", "horovod.torch as") if horovod else code)
     return path
 
 
@@ -58,6 +59,27 @@ def test_torchrun_needs_nothing_else(tmp_path):
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("done on") == 2
+
+
+def as_horovod(env):
+    """The environment after `eval "$(paceline env --horovod)"`."""
+    shell = 'said=$(paceline env --horovod) && eval "$said" && printf %s "$PYTHONPATH"'
+    done = subprocess.run(["sh", "-c", shell], env=env, capture_output=True, text=True, check=True)
+    return env | {"PYTHONPATH": done.stdout}
+
+
+def test_torchrun_starts_a_script_that_imports_horovod(tmp_path):
+    port = str(free_port())
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+        + [str(script(tmp_path, False, horovod=True))],
+        env=as_horovod(clean_environment()),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("done on paceline.torch") == 2
 
 
 LAUNCHERS = {
@@ -83,12 +105,12 @@ LAUNCHERS = {
 def test_other_launchers_name_the_scheduler(launcher, tmp_path):
     secret = secrets.token_hex(16)
     address = f"127.0.0.1:{free_port()}"
-    env = clean_environment() | {"PACELINE_JOB_SECRET": secret, "PACELINE_SCHEDULER": address}
+    env = as_horovod(clean_environment()) | {"PACELINE_JOB_SECRET": secret, "PACELINE_SCHEDULER": address}
     scheduler = subprocess.Popen(["paceline", "scheduler", "--listen", address], env=env)
     try:
         ranks = [
             subprocess.Popen(
-                [sys.executable, str(script(tmp_path, False))],
+                [sys.executable, str(script(tmp_path, False, horovod=True))],
                 env=env | LAUNCHERS[launcher](str(rank)),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

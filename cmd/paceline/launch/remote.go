@@ -153,13 +153,13 @@ func (r remoteStderr) Write(p []byte) (int, error) {
 func (t *Task) script(mark string) string {
 	var s strings.Builder
 	s.WriteString("{\n")
-	fmt.Fprintf(&s, "cd %s || exit 1\n", quote(t.Dir))
+	fmt.Fprintf(&s, "cd %s || exit 1\n", Quote(t.Dir))
 	for _, name := range slices.Sorted(maps.Keys(t.Env)) {
-		fmt.Fprintf(&s, "export %s=%s\n", name, quote(t.Env[name]))
+		fmt.Fprintf(&s, "export %s=%s\n", name, Quote(t.Env[name]))
 	}
-	s.WriteString("exec 3<&0\nsetsid sh -c " + quote(session) + " " + mark)
+	s.WriteString("exec 3<&0\nsetsid sh -c " + Quote(session) + " " + mark)
 	for _, word := range t.Command {
-		s.WriteString(" " + quote(word))
+		s.WriteString(" " + Quote(word))
 	}
 	s.WriteString("\nexit $?\n}\n")
 	return s.String()
@@ -177,7 +177,7 @@ exec 3<&- </dev/null
 echo "$0 $$"
 exec "$@"`
 
-// quote quotes a word for a shell.
-func quote(word string) string {
+// Quote quotes a word for a shell.
+func Quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
