@@ -1,8 +1,11 @@
-"""Runs every command of README.md.
+"""Runs every command and every Python example of README.md and docs/.
 
 A fenced block marked `sh` is a script that runs in the repository's root with the virtual environment first on the
 PATH. Where it begins with `# on NAME` it runs on that host, a network namespace; host blocks with nothing but blank
 lines between them belong together, and all but the last are services, which run until the last one has ended.
+
+Blocks marked `python` run on two ranks, each in a script that has a model, an optimizer and data; where a block makes
+another optimizer, that one trains.
 """
 
 import json
@@ -21,9 +24,12 @@ NETWORK = ("host1", "host2", "host3", "host4")
 SECONDS = 240
 
 
-def scenarios():
-    """The README's blocks, grouped: lists of (host or None, script)."""
-    text = (ROOT / "README.md").read_text()
+DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
+
+
+def scenarios(document):
+    """The document's commands, grouped: lists of (host or None, script)."""
+    text = (ROOT / document).read_text()
     found, end = [], None
     for match in re.finditer(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         named = re.match(r"# on (\w+)\n", match[1])
@@ -49,8 +55,14 @@ def environment(home):
     return env
 
 
-LOCAL = [scenario for scenario in scenarios() if scenario[0][0] is None]
-REMOTE = [scenario for scenario in scenarios() if scenario[0][0] is not None]
+def unique(scenarios):
+    """Each once, though several documents have it."""
+    return [scenario for i, scenario in enumerate(scenarios) if scenario not in scenarios[:i]]
+
+
+ALL = unique([scenario for document in DOCUMENTS for scenario in scenarios(document)])
+LOCAL = [scenario for scenario in ALL if scenario[0][0] is None]
+REMOTE = [scenario for scenario in ALL if scenario[0][0] is not None]
 
 
 @pytest.mark.parametrize("scenario", LOCAL, ids=title)
@@ -58,7 +70,7 @@ def test_command_works_on_one_host(scenario, tmp_path):
     (_, script), env = scenario[0], environment(Path.home())
     if script == "make test\n":
         script = "make --dry-run test\n"  # this test is part of it
-    if script.startswith("pip install"):
+    if "pip install" in script:
         venv.create(tmp_path / "fresh", with_pip=True)
         env["PATH"] = f"{tmp_path}/fresh/bin:{env['PATH']}"
         script += "paceline --version && python -c 'import paceline'\n"
@@ -84,7 +96,53 @@ def test_command_works_over_several_hosts(scenario, tmp_path):
                 stop(service)
 
 
-DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
+EXAMPLES = [
+    (document, number, block)
+    for document in DOCUMENTS
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), re.M | re.S), 1)
+]
+BEFORE = """
+import torch
+
+import paceline
+import paceline.torch as hvd
+
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Linear(64, 32)  # with more elements than codecs leave plain
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+plain = optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data, target = torch.randn(16, 64), torch.zeros(16, 32)
+"""
+AFTER = """
+if optimizer is not plain:
+    for _ in range(5):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(data), target).backward()
+        optimizer.step()
+    if hasattr(optimizer, "agree"):
+        optimizer.agree()
+    ranks = hvd.allgather(model.weight.detach().flatten()[None])
+    assert torch.equal(ranks[0], ranks[1]), "the ranks' parameters differ"
+hvd.shutdown()
+"""
+
+
+@pytest.mark.parametrize(("document", "number", "block"), EXAMPLES, ids=[f"{d}-{n}" for d, n, _ in EXAMPLES])
+def test_python_example_works_on_two_ranks(document, number, block, tmp_path):
+    script = tmp_path / "example.py"
+    script.write_text(BEFORE + block + AFTER)
+    env = environment(tmp_path) | {"OMP_NUM_THREADS": "1"}
+    run(["paceline", "run", "-np", "2", "python", str(script)], env)
+
+
+def test_every_setting_is_documented():
+    facts = subprocess.run(
+        ["paceline", "info", "--json"], env=environment(Path.home()), capture_output=True, check=True
+    )
+    known = {setting["name"] for setting in json.loads(facts.stdout)["settings"]}
+    named = set(re.findall(r"\bPACELINE_[A-Z_]*[A-Z]\b", (ROOT / "docs/settings.md").read_text()))
+    assert known <= named, f"docs/settings.md lacks {sorted(known - named)}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
