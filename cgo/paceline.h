@@ -157,8 +157,8 @@ typedef struct pl_op {
   uint32_t reserved;
   pl_done_fn done; /* called at the end, in addition to pl_poll and pl_wait; NULL: no call */
   void *done_arg;
-  uint32_t authenticated; /* 1: receivers interpret the bytes, for example unpickle them: they are authenticated on every
-                             connection, whatever PACELINE_INTEGRITY says; the same on all ranks */
+  uint32_t authenticated; /* 1: receivers interpret the bytes, for example unpickle them: they are authenticated on
+                             every connection, whatever PACELINE_INTEGRITY says; the same on all ranks */
   uint32_t reserved2;
 } pl_op;
 

@@ -118,7 +118,11 @@ func (c *conn) leave(err error) {
 	case errors.Is(err, io.EOF) && !stopped:
 		lost.Why = fmt.Sprintf("its connection from %v was closed without a goodbye", c.tc.RemoteAddr())
 	}
-	c.r.s.cfg.Log.Debug("connection lost", zap.Int("rank", c.rank), zap.Error(err))
+	log := c.r.s.cfg.Log.Debug
+	if errors.Is(err, transport.ErrIntegrity) {
+		log = c.r.s.cfg.Log.Warn
+	}
+	log("connection lost", zap.Int("rank", c.rank), zap.Error(err))
 	c.r.lose(lost)
 }
 
