@@ -25,6 +25,7 @@ typedef struct handle {
 } handle;
 
 static handle handles[PL_HANDLES];
+static _Atomic int32_t used; /* handles from here on were never opened: their memory is not touched */
 static _Atomic int forked;
 /* A key, not _Thread_local: Go's libraries use the static TLS block, which is small. */
 static pthread_key_t last_error;
@@ -33,7 +34,6 @@ static pthread_key_t in_done; /* not NULL while the thread is within a pl_done_f
 static void in_child(void) { atomic_store(&forked, 1); }
 
 __attribute__((constructor)) static void on_load(void) {
-  for (int i = 0; i < PL_HANDLES; i++) atomic_store(&handles[i].state, PL_ERR_INVALID);
   pthread_key_create(&last_error, free);
   pthread_key_create(&in_done, NULL);
   pthread_atfork(NULL, NULL, in_child);
@@ -69,7 +69,10 @@ const char *pl_last_error(void) {
   return text ? text : "";
 }
 
-void pl_handle_open(int32_t h) { atomic_store(&handles[h].state, PL_PENDING); }
+void pl_handle_open(int32_t h) {
+  atomic_store(&handles[h].state, PL_PENDING);
+  if (h >= atomic_load(&used)) atomic_store(&used, h + 1); /* the caller opens one at a time */
+}
 
 void pl_handle_close(int32_t h) { atomic_store(&handles[h].state, PL_ERR_INVALID); }
 
@@ -87,7 +90,7 @@ static int64_t now_ns(void) {
 
 int pl_poll(int32_t h) {
   if (atomic_load_explicit(&forked, memory_order_relaxed)) return pl_in_child(), PL_ERR_FORKED;
-  if (h < 0 || h >= PL_HANDLES) return PL_ERR_INVALID;
+  if (h < 0 || h >= atomic_load(&used)) return PL_ERR_INVALID;
   return atomic_load(&handles[h].state);
 }
 

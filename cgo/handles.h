@@ -6,7 +6,7 @@
 
 #include "paceline.h"
 
-enum { PL_HANDLES = 1 << 16 };
+enum { PL_HANDLES = 1 << 20 };
 
 int pl_in_child(void); /* whether this is a child after fork(); sets the error if so */
 int pl_in_done(void);  /* whether this thread runs a pl_done_fn; sets the error if so */

@@ -20,8 +20,11 @@ type table struct {
 	calls calls
 }
 
-// book maps handles to entries. Handles are used again in the order of their release, so that a stale handle is
-// recognised instead of standing for another operation.
+// rested is how many handles lie released before one is used again. A stale handle is recognised meanwhile, instead of
+// standing for another operation.
+const rested = 1 << 16
+
+// book maps handles to entries. Handles are used again in the order of their release.
 type book struct {
 	next    int32   // never used from here on
 	free    []int32 // released, oldest first
@@ -101,7 +104,7 @@ func (b *book) open(dones []done) ([]int32, error) {
 	}
 	handles := make([]int32, len(dones))
 	for i := range handles {
-		if b.next < C.PL_HANDLES {
+		if b.next < C.PL_HANDLES && len(b.free) < rested {
 			handles[i] = b.next
 			b.next++
 		} else {

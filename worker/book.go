@@ -20,6 +20,8 @@ type book struct {
 	cfg        *Config
 	names      map[nameID]*nameState
 	inflight   map[*operation]struct{}
+	released   []*operation              // that were held, to be started
+	releasing  bool                      // somebody starts them
 	undeclared []*declaration            // to be declared with the next request
 	unclaimed  map[stateID]*saved        // what was set before its tensors are declared
 	policies   map[string]*policy.Policy // that operations have named, by their text

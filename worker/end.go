@@ -26,6 +26,9 @@ func (e *Engine) end(err error) {
 			for _, o := range e.operations() {
 				o.fail(e.explain(o, err))
 			}
+			for _, o := range e.unhold() {
+				o.launch() // which only ends it: it has failed
+			}
 			e.encoder.close()
 			e.failJoin(err)
 			e.StopTimeline()

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
@@ -480,5 +482,47 @@ func TestARefusedFrameWithoutAnAnswerEndsItsOperation(t *testing.T) {
 	})
 	if n := logged.FilterMessageSnippet("refused what this rank sent").Len(); n != 1 {
 		t.Errorf("%d lines are logged of what was refused when its operation had ended: %v", n, logged.All())
+	}
+}
+
+// Operations without a name are one name's: some are under way, the rest wait in their order, so that a server holds no more
+// for a rank that is ahead of the others. All of them end, also where the engine does before.
+func TestOperationsFarAheadWaitInTheWorker(t *testing.T) {
+	const all = 2*limits.MaxAhead + 100
+	for _, answered := range []int{all, 10} {
+		perform(t, 1, 1, nil, func(th *theatre) {
+			s := th.servers[0]
+			var pushed atomic.Int64
+			go func() {
+				_ = s.frames(s.conns[0], func(h wire.Header, payload []byte) {
+					if h.Type != wire.TypePush {
+						return
+					}
+					pushed.Add(1)
+					if h.Iteration < uint64(answered) {
+						h.Type, h.Flags = wire.TypeResult, 0
+						s.send(s.conns[0], h, payload)
+					}
+				})
+			}()
+			var ends []chan error
+			for range all {
+				ends = append(ends, th.sum("", 8))
+			}
+			synctest.Wait()
+			if answered < all && pushed.Load() != int64(answered)+limits.MaxAhead {
+				t.Errorf("%d are pushed beside %d answers", pushed.Load(), answered)
+			}
+			if answered < all {
+				th.engine.Lost(wire.Lost{Role: wire.RoleWorker, Rank: 1, Why: "a test"})
+			}
+			for i, end := range ends {
+				want := error(nil)
+				if i >= answered {
+					want = worker.ErrPeerLost
+				}
+				th.wantEnd(end, want)
+			}
+		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -22,6 +23,9 @@ type nameState struct {
 	agreement.Uses[*operation, *declaration]
 	decls []*declaration // one per signature under which the name is used
 	last  *declaration
+
+	ahead int          // operations under way
+	held  []*operation // that wait until fewer are; the oldest first
 }
 
 // declaration is one signature of a name.
@@ -65,11 +69,23 @@ func (b *book) register(op *Op) *operation {
 	o.d = b.declare(n, o)
 	n.Begin(o.seq, o, o.d)
 	o.iteration = o.d.count(o)
-	if o.d.state == declareNeeded || o.d.state == declareAsked {
-		o.d.waiting = append(o.d.waiting, o)
-		o.deferred = true
+	if n.ahead >= limits.MaxAhead {
+		n.held = append(n.held, o)
+		o.deferred, o.held = true, true
+		return o
 	}
+	n.ahead++
+	o.deferred = o.d.await(o)
 	return o
+}
+
+// await has an operation wait for the declaration, and reports whether it has to.
+func (d *declaration) await(o *operation) bool {
+	if d.state != declareNeeded && d.state != declareAsked {
+		return false
+	}
+	d.waiting = append(d.waiting, o)
+	return true
 }
 
 // nameOf finds or makes the state of a name.
@@ -233,18 +249,78 @@ func (e *Engine) started(tensor uint32, seq uint64) *operation {
 	return nil
 }
 
-// forget removes a finished operation from the book.
+// forget removes a finished operation from the book, and starts those that were held for it.
 func (e *Engine) forget(o *operation) {
 	e.mu.Lock()
 	o.n.End(o.seq)
 	delete(e.inflight, o)
 	e.over.operations++
 	e.over.bytes += uint64(len(o.Input))
+	if o.d != nil && !o.beside && !o.held {
+		o.n.ahead--
+		e.release(o.n)
+	}
 	j, idle := e.joining, len(e.inflight) == 0
+	first := len(e.released) > 0 && !e.releasing
+	if first {
+		e.releasing = true
+	}
 	e.mu.Unlock()
+	if first {
+		e.startReleased()
+	}
 	if j != nil && idle {
 		j.send(e)
 	}
+}
+
+// release lets operations of a name go that were held, as far as there is room.
+func (b *book) release(n *nameState) {
+	for n.ahead < limits.MaxAhead && len(n.held) > 0 {
+		o := n.held[0]
+		n.held[0] = nil
+		n.held = n.held[1:]
+		o.held = false
+		n.ahead++
+		if !o.d.await(o) {
+			b.released = append(b.released, o)
+		}
+	}
+}
+
+// startReleased starts the operations that were released. One that ends at once releases others: they are started here too, one
+// after the other, however many there are.
+func (e *Engine) startReleased() {
+	for {
+		e.mu.Lock()
+		batch := e.released
+		e.released = nil
+		e.releasing = len(batch) > 0
+		e.mu.Unlock()
+		if len(batch) == 0 {
+			return
+		}
+		for _, o := range batch {
+			e.mu.Lock()
+			err := o.d.err
+			e.mu.Unlock()
+			if err != nil {
+				o.fail(err)
+			}
+			o.launch()
+		}
+	}
+}
+
+// unhold gives back what is still held when the engine ends.
+func (e *Engine) unhold() (ops []*operation) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, n := range e.names {
+		ops = append(ops, n.held...)
+		n.held = nil
+	}
+	return ops
 }
 
 func (o *operation) String() string { return fmt.Sprintf("%v %q", o.Kind, o.name()) }

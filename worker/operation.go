@@ -22,7 +22,8 @@ type operation struct {
 	seq       uint64       // count under its name
 	iteration uint64       // count under its declaration
 	epoch     uint32       // membership epoch in which it was submitted
-	deferred  bool         // it waits for its declaration
+	deferred  bool         // it waits for its declaration, or for operations before it
+	held      bool         // it waits for operations of its name before it; guarded by the engine's lock
 	beside    bool         // it is no use of the name, but a question to servers, which no other rank knows of
 
 	pending atomic.Int32
@@ -167,9 +168,9 @@ func (o *operation) informServers(ownWill bool) {
 		return
 	}
 	o.e.mu.Lock()
-	id := o.d.t.ID
+	id, held := o.d.t.ID, o.held
 	o.e.mu.Unlock()
-	if id == 0 { // not declared yet, so no server knows of it
+	if id == 0 || held { // no server knows of it, or only by those before it, which fail too
 		return
 	}
 	h := wire.Header{Type: wire.TypeCancel, Epoch: o.epoch, Rank: uint16(o.e.cfg.Rank), Tensor: id, Iteration: o.iteration, Seq: o.seq}

@@ -67,5 +67,8 @@ const (
 	// MaxQueries bounds the observers who wait for the status of a job at the same time.
 	MaxQueries = 64
 	// MaxHandles bounds the operations that one worker can have in flight.
-	MaxHandles = 1 << 16
+	MaxHandles = 1 << 20
+	// MaxAhead bounds how many operations under one name a worker has under way; those after them wait in the worker. It
+	// bounds what a server holds for a rank that is ahead of the others, and lies well below condition.MaxLead.
+	MaxAhead = 1 << 12
 )
