@@ -228,7 +228,7 @@ func goSetRemove(id C.uint32_t) C.int {
 	return with(func(w *node.Worker) error {
 		ctx, cancel := context.WithTimeout(context.Background(), w.Settings.StartTimeout)
 		defer cancel()
-		if err := w.Control.RemoveSet(ctx, uint32(id)); err != nil {
+		if err := w.RemoveSet(ctx, uint32(id)); err != nil {
 			return invalid(err)
 		}
 		process.Lock()

@@ -262,6 +262,16 @@ func (w *Worker) Tally() server.Tally {
 	return w.server.Tally()
 }
 
+// RemoveSet removes a process set, as every worker of the job does. Operations in flight on it end with an error: some of
+// its ranks may never start them.
+func (w *Worker) RemoveSet(ctx context.Context, id uint32) error {
+	if err := w.Control.RemoveSet(ctx, id); err != nil {
+		return err
+	}
+	w.Engine.RemoveSet(id)
+	return nil
+}
+
 // Shutdown leaves the job. The server of this process stays until all other workers have left too, or a
 // deadline has passed. There is no deadline while it holds a value: the others continue to train with it, each at
 // its own pace, and the loss of one is detected.

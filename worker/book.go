@@ -25,6 +25,7 @@ type book struct {
 	undeclared []*declaration            // to be declared with the next request
 	unclaimed  map[stateID]*saved        // what was set before its tensors are declared
 	policies   map[string]*policy.Policy // that operations have named, by their text
+	removed    map[uint32]struct{}       // process sets; their numbers are not used again
 	joining    *joinState
 	leaders    map[uint32]*declaration // first values of groups with supersteps, by tensor
 	warned     map[string]time.Time    // when a server last warned of a stall
@@ -36,7 +37,7 @@ type book struct {
 func newBook(cfg *Config) book {
 	return book{
 		cfg: cfg, names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{},
-		warned: map[string]time.Time{}, policies: map[string]*policy.Policy{},
+		warned: map[string]time.Time{}, policies: map[string]*policy.Policy{}, removed: map[uint32]struct{}{},
 	}
 }
 
@@ -56,6 +57,9 @@ func (b *book) admit(ops []Op) error {
 	}
 	seen := map[nameID]struct{}{}
 	for i := range ops {
+		if _, removed := b.removed[ops[i].Set.ID]; removed {
+			return fmt.Errorf("%w: %q on rank %d: process set %d was removed", ErrInvalid, ops[i].name(), b.cfg.Rank, ops[i].Set.ID)
+		}
 		if err := b.checkCodec(&ops[i]); err != nil {
 			return err
 		}
