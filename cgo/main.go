@@ -98,6 +98,7 @@ func start(in settingsJSON) error {
 		process.scheduler.Publish()
 		o.Scheduler = process.scheduler.Address
 	}
+	process.table.forget()
 	w, err := node.StartWorker(ctx, s, o)
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", errInterrupted, err)

@@ -185,7 +185,8 @@ const char *pl_last_error(void);
  * PACELINE_SYNC and so on, as strings, numbers or booleans; they are checked as the variables are, and override these
  * and those of other systems. An unknown name is an error. A second call while running does nothing. */
 int pl_init(const char *settings);
-/* Leaves the job. Operations in flight end with PL_ERR_SHUTDOWN. A call when not running does nothing. */
+/* Leaves the job. Operations in flight end with PL_ERR_SHUTDOWN. Handles stay valid until the next pl_init, which
+ * releases them. A call when not running does nothing. */
 int pl_shutdown(void);
 
 /* Writes the state of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",

@@ -85,6 +85,17 @@ func (t *table) called(h int32) {
 	t.book.called(h)
 }
 
+// forget releases every handle whose operation has ended: those of a round that is over.
+func (t *table) forget() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for h, e := range t.book.entries {
+		if e.ended && !e.released {
+			_ = t.book.release(h) // it is one that may be released
+		}
+	}
+}
+
 // discard releases handles whose operations were not started.
 func (t *table) discard(handles []int32) {
 	t.mu.Lock()

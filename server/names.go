@@ -9,6 +9,7 @@ import (
 	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
@@ -19,16 +20,19 @@ import (
 // core/agreement decides. What it decides is carried out afterwards.
 type names struct {
 	began time.Time
+	pool  *mempool.Pool
 
 	mu   lockorder.Mutex
 	home *agreement.Home
+
+	charged int // operations in the home's windows that the memory limit is charged with
 
 	joined, left atomic.Pointer[rankset.Set] // the home's, for readers without mu
 }
 
 func (n *names) begin(r *round) {
 	n.mu.Place(room.LevelNames, "names")
-	n.began = time.Now()
+	n.began, n.pool = time.Now(), r.settings.Pool
 	n.home = agreement.NewHome(agreement.Config{All: r.all(), StallWarning: r.settings.StallWarning, StallShutdown: r.settings.StallShutdown})
 	n.step(func(*agreement.Home) {})
 }
@@ -38,9 +42,16 @@ func (n *names) step(decide func(*agreement.Home)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	decide(n.home)
+	n.settle()
 	joined, left := n.home.Joined(), n.home.Left()
 	n.joined.Store(&joined)
 	n.left.Store(&left)
+}
+
+// settle has the memory limit be charged with what is in the windows now.
+func (n *names) settle() {
+	n.pool.Refund((n.charged - n.home.Waiting()) * room.WaitingBytes)
+	n.charged = n.home.Waiting()
 }
 
 // joinedRanks are the ranks that have joined, leftRanks those that have said goodbye. The sets are shared: do not
@@ -65,8 +76,14 @@ func agreed(t *tensor) *agreement.Tensor {
 func (r *round) arrive(t *tensor, h *wire.Header) bool {
 	n := &r.names
 	now := time.Since(n.began)
+	if err := n.pool.Charge(room.WaitingBytes); err != nil {
+		r.fail(t, h.Seq, units.FailMemory, room.MemoryError{Err: err}.Error())
+		return false
+	}
 	n.mu.Lock()
+	n.charged++
 	proceed, failed := n.home.Arrive(t.agreed, int(h.Rank), h.Seq, now)
+	n.settle()
 	n.mu.Unlock()
 	r.tell(failed)
 	return proceed
@@ -128,6 +145,7 @@ func (r *round) checkStalls(now time.Time) {
 	n := &r.names
 	n.mu.Lock()
 	slow, failed := n.home.Tick(now.Sub(n.began))
+	n.settle()
 	n.mu.Unlock()
 	r.tell(failed)
 	for _, t := range r.inUse() {

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/limits"
@@ -70,6 +71,16 @@ func (r *round) announce(t *wire.Tensor) error {
 	if err := t.Check(); err != nil {
 		return err
 	}
+	cost := costOf(t)
+	if err := r.s.pool.Charge(cost); err != nil {
+		return fmt.Errorf("tensor %q: %w", t.Name, room.MemoryError{Err: err})
+	}
+	kept := false
+	defer func() {
+		if !kept {
+			r.s.pool.Refund(cost)
+		}
+	}()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if have, ok := r.tensors[t.ID]; ok {
@@ -83,9 +94,14 @@ func (r *round) announce(t *wire.Tensor) error {
 	}
 	n, err := newTensor(r, t)
 	if err == nil {
-		r.tensors[t.ID] = n
+		r.tensors[t.ID], kept = n, true
 	}
 	return err
+}
+
+// costOf is what the memory limit is charged with for a tensor that is announced, in bytes.
+func costOf(t *wire.Tensor) int {
+	return room.WaitingBytes + len(t.Name) + len(t.Sync.Model) + len(t.Codec) + 8*(len(t.Shape)+len(t.Ranks)+2*len(t.Parts))
 }
 
 // inUse are the announced tensors, for who must not hold mu while looking at them.
@@ -213,6 +229,7 @@ func (r *round) end() {
 		<-c.done
 	}
 	r.dropTensors(errRoundOver)
+	r.names.step(func(h *agreement.Home) { h.Reset() })
 }
 
 // dropTensors forgets every tensor; local operations in flight end with err.
@@ -224,6 +241,7 @@ func (r *round) dropTensors(err error) {
 	r.tuners.Reset()
 	for _, t := range tensors {
 		t.cancel(0, err)
+		r.s.pool.Refund(costOf(&t.Tensor.Tensor))
 	}
 	r.transfer.End(err)
 }

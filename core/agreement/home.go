@@ -38,6 +38,8 @@ type Home struct {
 	joined rankset.Set // replaced, never changed
 	left   rankset.Set // replaced, never changed
 	spare  []*arrival
+
+	waiting int // operations in all windows
 }
 
 // name is the state of one name.
@@ -110,6 +112,7 @@ func (h *Home) arrive(n *name, t *Tensor, rank int, count uint64, now time.Durat
 	if a == nil {
 		a = h.newArrival(t, now)
 		n.window[count] = a
+		h.waiting++
 	}
 	if why := h.hindrance(a, t, rank); why.text != "" {
 		return false, h.fail(told, n, t, count, why)
@@ -196,8 +199,11 @@ func (h *Home) Cancel(t *Tensor, rank int, count uint64, why Why) (alone bool, t
 
 // Reset forgets every name, and who has joined: all ranks have, and begin anew.
 func (h *Home) Reset() {
-	h.names, h.joined = map[ID]*name{}, rankset.Set{}
+	h.names, h.joined, h.waiting = map[ID]*name{}, rankset.Set{}, 0
 }
+
+// Waiting is the number of operations that some of their ranks have come to, and not all.
+func (h *Home) Waiting() int { return h.waiting }
 
 func (h *Home) name(t *Tensor) *name {
 	n := h.names[t.ID]
@@ -272,6 +278,7 @@ func (h *Home) drop(n *name, count uint64) {
 		return
 	}
 	delete(n.window, count)
+	h.waiting--
 	if a.t = nil; len(h.spare) < maxSpare {
 		a.ranks.Reset()
 		h.spare = append(h.spare, a)

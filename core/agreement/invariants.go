@@ -7,9 +7,12 @@ func (h *Home) checkAll() {
 	if !invariant.On {
 		return
 	}
+	waiting := 0
 	for id, n := range h.names {
 		h.check(id, n)
+		waiting += len(n.window)
 	}
+	invariant.Check(h.waiting == waiting, "%d operations wait, not %d", waiting, h.waiting)
 }
 
 // check holds one name against them; 3 and 5 are about what is told, and the tests hold them.

@@ -83,6 +83,35 @@ func (p *Pool) Put(b []byte) {
 	p.mu.Unlock()
 }
 
+// Charge accounts for n bytes that the caller takes from elsewhere: what it notes about those who wait. It fails as Get
+// does.
+func (p *Pool) Charge(n int) error {
+	for !p.charge(int64(n)) {
+		if p.Evict == nil || !p.Evict() {
+			return fmt.Errorf("%d bytes requested, %d of %d in use", n, p.Lent(), p.limit)
+		}
+	}
+	return nil
+}
+
+func (p *Pool) charge(n int64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lent+n > p.limit {
+		return false
+	}
+	p.trim(p.limit - p.lent - n)
+	p.lent += n
+	return true
+}
+
+// Refund takes back what Charge accounted for.
+func (p *Pool) Refund(n int) {
+	p.mu.Lock()
+	p.lent -= int64(n)
+	p.mu.Unlock()
+}
+
 // Release frees every buffer that is not lent.
 func (p *Pool) Release() {
 	p.mu.Lock()

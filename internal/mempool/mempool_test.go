@@ -117,3 +117,29 @@ func TestEvictionServesGetAlone(t *testing.T) {
 		t.Fatalf("%d bytes are lent after %v, want those that do not give way", p.Lent(), err)
 	}
 }
+
+func TestWhatIsChargedCountsLikeBuffers(t *testing.T) {
+	p := New(64 << 10)
+	evictions := 0
+	spare, _ := p.Get(32 << 10)
+	p.Evict = func() bool {
+		if evictions++; evictions > 1 {
+			return false
+		}
+		p.Put(spare)
+		return true
+	}
+	if err := p.Charge(40 << 10); err != nil || p.Lent() != 40<<10 {
+		t.Fatalf("%d in use after an eviction: %v", p.Lent(), err)
+	}
+	if _, err := p.Get(32 << 10); err == nil {
+		t.Error("a buffer goes beyond the limit")
+	}
+	if err := p.Charge(24<<10 + 1); err == nil || p.Lent() != 40<<10 {
+		t.Errorf("%d in use beyond the limit: %v", p.Lent(), err)
+	}
+	p.Refund(40 << 10)
+	if p.Lent() != 0 {
+		t.Errorf("%d in use when all is given back", p.Lent())
+	}
+}

@@ -44,6 +44,7 @@ class Engine:
         self.generation = 0  # counts inits and joins, each of which empties the servers
         self._sync_info: dict[str, dict[str, Any]] = {}
         self.round = 0  # counts inits, so that a handle of an earlier round is recognised
+        self._at_shutdown: list[Callable[[], None]] = []
 
     # The job
 
@@ -73,6 +74,12 @@ class Engine:
             return
         self._job = None
         _interruptible(lambda: self._check(_abi.library().pl_shutdown()))
+        for call in self._at_shutdown:
+            call()
+
+    def at_shutdown(self, call: Callable[[], None]) -> None:
+        """Has `call` be called at the end of each shutdown, when no operation uses memory any more."""
+        self._at_shutdown.append(call)
 
     def _shutdown_at_exit(self) -> None:
         if self._job is not None and self._pid == os.getpid():

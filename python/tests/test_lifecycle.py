@@ -214,3 +214,51 @@ def test_wrong_arguments_of_init(tmp_path):
     """)
     with Job(2, code, tmp_path) as job:
         job.succeed(60)
+
+
+def test_what_nobody_synchronized_is_released_at_shutdown(tmp_path):
+    code = script("""
+        import gc, weakref
+        from paceline.torch import _handles
+        for i in range(5):
+            hvd.init()
+            done, alone = torch.ones(1000), torch.ones(1000)
+            seen = [weakref.ref(done), weakref.ref(alone)]
+            ended = hvd.allreduce_async_(done)
+            waits = hvd.allreduce_async_(alone, name=f"only rank {hvd.rank()}")
+            rows = hvd.allgather_async(torch.ones(3, 2))
+            hvd.barrier()
+            del done, alone
+            gc.collect()
+            assert seen[1]() is not None, "the engine uses it"
+            hvd.shutdown()
+            gc.collect()
+            assert [one() for one in seen] == [None, None] and not _handles._pending, seen
+            for handle in (ended, waits, rows):
+                assert hvd.poll(handle)
+                try:
+                    hvd.synchronize(handle)
+                    raise SystemExit("an operation of an earlier round ended well")
+                except hvd.HorovodInternalError as e:
+                    assert "shutdown()" in str(e), e
+                assert hvd.synchronize(handle) is None
+        print("well")
+    """)
+    with Job(2, code, tmp_path) as job:
+        for one in job.wait(120):
+            assert (one.status, one.output.strip()) == (0, "well"), one
+
+
+def test_seventy_thousand_operations_without_a_name(tmp_path):
+    code = script("""
+        hvd.init()
+        x = torch.arange(4.0)
+        handles = [hvd.allreduce_async(x, op=hvd.Sum) for _ in range(70_000)]
+        for handle in handles:
+            assert torch.equal(hvd.synchronize(handle), x * hvd.size())
+        hvd.shutdown()
+        print("well")
+    """)
+    with Job(2, code, tmp_path) as job:
+        for one in job.wait(300):
+            assert (one.status, one.output.strip()) == (0, "well"), one

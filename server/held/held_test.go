@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -282,5 +283,20 @@ func TestATunerLeavesOutAValueThatWasGivenUp(t *testing.T) {
 	p.room.Change(room.Change{In: condition.SetPull(model.Pull), Pull: &model})
 	if tuner := p.room.tuners.all[model.Name]; tuner == nil || tuner.lead != nil {
 		t.Errorf("tuner %+v", tuner)
+	}
+}
+
+// The same for reads of iterations that never close, and for one read again and again.
+func TestPullsThatAreNeverAnsweredEndAtTheMemoryLimit(t *testing.T) {
+	p := newPlay(t, "ssp:1", nil)
+	p.declare()
+	for i := range 3 << 20 / room.WaitingBytes {
+		p.serve(1, wire.Header{Type: wire.TypePull, Iteration: uint64(2 + i%2*i), Seq: uint64(i)}, nil)
+	}
+	if lent := p.shell.Round.Pool.Lent(); lent > 1<<20 {
+		t.Errorf("%d bytes are in use, limit %d", lent, 1<<20)
+	}
+	if said := p.shell.Said(); len(said) == 0 || !strings.Contains(said[0], "memory limit is reached") {
+		t.Errorf("the shell hears %.300q", said)
 	}
 }

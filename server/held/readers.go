@@ -80,13 +80,25 @@ func (s *readers) pull(r *reader) []reply {
 func (s *readers) declare(r *reader) []reply {
 	s.declared.Add(r.rank)
 	s.before = max(s.before, uint64(r.h.Before))
-	s.wait(r)
+	if err := s.wait(r); err != nil {
+		return []reply{{reader: *r, err: err}}
+	}
 	return s.open(nil)
 }
 
-func (s *readers) wait(r *reader) {
+func (s *readers) wait(r *reader) error {
+	if err := s.Round.Pool.Charge(room.WaitingBytes); err != nil {
+		return room.MemoryError{Err: err}
+	}
 	r.since = time.Now()
 	s.waiting = append(s.waiting, *r)
+	return nil
+}
+
+// keep has these readers, and no others of those that waited, wait on.
+func (s *readers) keep(kept []reader) {
+	s.Round.Pool.Refund((len(s.waiting) - len(kept)) * room.WaitingBytes)
+	s.waiting = kept
 }
 
 // opened reports whether every rank has come for the root's value.
@@ -102,7 +114,9 @@ func (s *readers) open(replies []reply) []reply {
 
 // ask has the machine decide when the rank gets the value.
 func (s *readers) ask(r *reader, replies []reply) []reply {
-	s.wait(r)
+	if err := s.wait(r); err != nil {
+		return append(replies, reply{reader: *r, err: err})
+	}
 	if r.has(wire.FlagNow) {
 		return s.answer(func(w *reader) bool { return w.rank == r.rank && w.h.Seq == r.h.Seq }, replies)
 	}
@@ -177,7 +191,7 @@ func (s *readers) answer(due func(*reader) bool, replies []reply) []reply {
 		a, err := s.read(r, s.before+s.machine.V())
 		replies = append(replies, reply{reader: *r, answer: a, err: err})
 	}
-	s.waiting = kept
+	s.keep(kept)
 	return replies
 }
 
@@ -191,7 +205,7 @@ func (s *readers) takeOut(which func(*reader) bool) (taken []reader) {
 			kept = append(kept, *r)
 		}
 	}
-	s.waiting = kept
+	s.keep(kept)
 	return taken
 }
 
@@ -208,7 +222,8 @@ func (s *readers) live(live rankset.Set) []reply {
 
 // cancel gives the value up, and returns who waited.
 func (s *readers) cancel() (dropped []reader) {
-	dropped, s.waiting, s.over = s.waiting, nil, true
+	dropped, s.over = s.waiting, true
+	s.keep(nil)
 	s.drop()
 	return dropped
 }

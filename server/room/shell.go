@@ -46,6 +46,10 @@ type Round struct {
 	Membership    *membership.View
 }
 
+// WaitingBytes is what a server's memory limit is charged with for each request that waits: what is noted of it, and of
+// what it waits for. Ranks may ask for what never comes.
+const WaitingBytes = 512
+
 // MemoryError is the server's memory limit as the reason of a failure.
 type MemoryError struct{ Err error }
 

@@ -95,11 +95,18 @@ func (x *Room) add(t *room.Tensor, it *item) (due []reader, stored bool) {
 	}
 	it.ready = true
 	x.items[id] = it
+	return x.serve(id, it), true
+}
+
+// serve takes out the readers of an item that are due, and the item with the last of them.
+func (x *Room) serve(id itemID, it *item) []reader {
+	waited := len(it.waiting)
 	due, last := it.due()
+	x.round.Pool.Refund((waited - len(it.waiting)) * room.WaitingBytes)
 	if last {
 		delete(x.items, id)
 	}
-	return due, true
+	return due
 }
 
 // get asks for an item.
@@ -108,8 +115,14 @@ func (x *Room) get(t *room.Tensor, q *room.Request) error {
 	if !t.Members.Has(src) || dst != -1 && dst != q.From() {
 		return fmt.Errorf("get of %q from rank %d for rank %d, which are not a rank of %v and the sender", t.Name, src, dst, t.Members)
 	}
+	if err := x.round.Pool.Charge(room.WaitingBytes); err != nil { // it may wait for good
+		t.OutOfMemory(&q.Header, room.MemoryError{Err: err})
+		q.Reply.Fail(inprocess.ErrCancelled)
+		return nil
+	}
 	it, due, ok := x.ask(t, &q.Header, reader{q.From(), q.Seq, q.Reply})
 	if !ok {
+		x.round.Pool.Refund(room.WaitingBytes)
 		q.Reply.Fail(inprocess.ErrCancelled)
 		return nil
 	}
@@ -131,11 +144,7 @@ func (x *Room) ask(t *room.Tensor, h *wire.Header, r reader) (it *item, due []re
 		x.items[id] = it
 	}
 	it.waiting = append(it.waiting, r)
-	due, last := it.due()
-	if last {
-		delete(x.items, id)
-	}
-	return it, due, true
+	return it, x.serve(id, it), true
 }
 
 // Cancel forgets a tensor's items from an iteration on; operations of the worker in this process end with err.
@@ -158,6 +167,7 @@ func (x *Room) forget(which func(itemID) bool, err error) {
 	}
 	x.mu.Unlock()
 	for _, it := range dropped {
+		x.round.Pool.Refund(len(it.waiting) * room.WaitingBytes)
 		for _, r := range it.waiting {
 			r.to.Fail(err)
 		}

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/paceline/paceline/internal/inprocess"
@@ -159,4 +160,28 @@ func TestARouteThatIsNotTheSendersIsAnError(t *testing.T) {
 			t.Errorf("%v from %d to %d is served", h.Type, h.Source, h.Destination)
 		}
 	}
+}
+
+// A rank may ask for what nobody ever puts: it gets the server no further than to its memory limit, and what it has asked for
+// costs nothing any more when that is over.
+func TestGetsThatAreNeverPutEndAtTheMemoryLimit(t *testing.T) {
+	p := newPlay(t)
+	const most = 1 << 20 / room.WaitingBytes
+	for i := range 2 * most {
+		p.serve(1, route(wire.Header{Type: wire.TypeGet, Iteration: uint64(i), Part: uint32(i % 3)}, 0, -1), "")
+	}
+	if n := len(p.room.items); n != most {
+		t.Errorf("%d items wait, want %d", n, most)
+	}
+	if said := p.shell.Said(); len(said) < 2 || !strings.Contains(said[0], "memory limit is reached") {
+		t.Errorf("the shell hears %.300q", said)
+	}
+	p.room.Cancel(1, 1, inprocess.ErrCancelled)
+	if lent := p.shell.Round.Pool.Lent(); lent != room.WaitingBytes {
+		t.Errorf("%d bytes are in use, want those of the one that waits", lent)
+	}
+	p.put(0, -1, 0, "data")
+	p.get(2, 0, -1)
+	p.has(1, "data")
+	p.has(2, "data")
 }

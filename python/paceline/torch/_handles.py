@@ -21,6 +21,7 @@ class _Pending(NamedTuple):
 
 _numbers = itertools.count()
 _pending: dict[int, _Pending] = {}
+_dropped: set[int] = set()  # that nobody had synchronized at the last shutdown
 
 
 def start(ops: Sequence[Op], finish: Callable[[Sequence[int]], Any]) -> int:
@@ -46,6 +47,8 @@ def poll(handle: int) -> bool:
     Raises ValueError for a handle that does not exist or was synchronized already.
     """
     pending = _pending.get(handle)
+    if pending is None and handle in _dropped:
+        return True
     if pending is None:
         raise ValueError(f"handle {handle} was never given out, or has been synchronized already")
     return pending.round != engine.round or all(engine.ended(h) for h in pending.handles)
@@ -59,16 +62,30 @@ def synchronize(handle: int) -> Any:
     Ctrl-C ends the wait, not the operation.
     """
     pending = _pending.get(handle)
-    if pending is None:
+    if pending is None and handle not in _dropped:
         return None
-    if pending.round != engine.round or not engine.is_initialized():
-        del _pending[handle]
+    _dropped.discard(handle)
+    if pending is None or pending.round != engine.round or not engine.is_initialized():
+        _pending.pop(handle, None)
         raise HorovodInternalError("the operation was in flight when shutdown() was called")
     failure = engine.wait(pending.handles)
-    del _pending[handle]
+    if _pending.pop(handle, None) is None:  # another thread has called shutdown()
+        raise failure or HorovodInternalError("the operation was not synchronized when shutdown() was called")
     try:
         if failure is not None:
             raise failure
         return pending.finish()
     finally:
         engine.release(pending.handles)
+
+
+def _drop() -> None:
+    """Lets go of what nobody has synchronized, and of its tensors. Only their numbers stay, until the next shutdown."""
+    _dropped.clear()
+    while _pending:
+        number, pending = _pending.popitem()
+        engine.release(pending.handles)
+        _dropped.add(number)
+
+
+engine.at_shutdown(_drop)
