@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -174,6 +175,29 @@ func TestRunInterruptedEndsWithTheSignalsCode(t *testing.T) {
 func TestEveryWorkerReachesTheSchedulerWithTheJobsSecret(t *testing.T) {
 	r := paceline(t, "run", "-np", "2", "sh", "-c", `PACELINE_TEST_COMMAND=1 exec "$SELF" status`)
 	r.check(t, 0, "[1]<stdout>:scheduler 127.0.0.1:", "")
+}
+
+// What torchrun sets is set whatever the environment has, such as that of a torchrun around the job.
+func TestWorkersOfTorchDistributedFindEachOther(t *testing.T) {
+	const script = `echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $TORCHELASTIC_RUN_ID"`
+	c := command(t, "run", "-np", "2", "sh", "-c", script)
+	c.Env = append(c.Env, "RANK=7", "WORLD_SIZE=9", "MASTER_ADDR=elsewhere", "MASTER_PORT=1", "TORCHELASTIC_RUN_ID=outer")
+	r := run(t, c)
+	r.check(t, 0, "", "")
+	_, port, _ := strings.Cut(r.stdout, "127.0.0.1:")
+	port, _, _ = strings.Cut(port, " ")
+	for rank := range 2 {
+		if want := fmt.Sprintf("[%d]<stdout>:%d/2 %d/2 127.0.0.1:%s \n", rank, rank, rank, port); !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in %s", want, r.stdout)
+		}
+	}
+	c = command(t, "run", "-H", "hostA:1,hostB:1", "--network-interfaces", "lo", "--remote-shell", "env -i PATH=/usr/bin:/bin {host}=", "--master-port", "29511", "sh", "-c", script)
+	r = run(t, c)
+	for rank := range 2 {
+		if want := fmt.Sprintf("[%d]<stdout>:%d/2 0/1 hostA:29511 \n", rank, rank); r.code != 0 || !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in %+v", want, r)
+		}
+	}
 }
 
 func TestHorovodResolvesToPaceline(t *testing.T) {

@@ -61,6 +61,18 @@ def test_torchrun_needs_nothing_else(tmp_path):
     assert run.stdout.count("done on") == 2
 
 
+def test_scripts_of_torch_distributed_run_under_our_launcher(tmp_path):
+    run = subprocess.run(
+        ["paceline", "run", "-np", "2", sys.executable, str(script(tmp_path, True))],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("done on") == 2
+
+
 def as_horovod(env):
     """The environment after `eval "$(paceline env --horovod)"`."""
     shell = 'said=$(paceline env --horovod) && eval "$said" && printf %s "$PYTHONPATH"'

@@ -77,6 +77,11 @@ func TestWorkerKnowsItsPlaceUnderBothNames(t *testing.T) {
 			t.Error(name, env)
 		}
 	}
+	for name, want := range map[string]string{"RANK": "3", "WORLD_SIZE": "5", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"} {
+		if env[name] != want {
+			t.Error(name, env)
+		}
+	}
 	if env["HOROVOD_HOSTNAME"] != "h" || env["PACELINE_HOST"] != "h" {
 		t.Error(env)
 	}

@@ -53,9 +53,13 @@ func peers(sizes []int, local int) int {
 	return n
 }
 
-// Env are the variables that give a worker its place, under our names and those that Horovod's scripts read.
+// Env are the variables that give a worker its place, under our names and those that scripts of Horovod and of
+// torch.distributed read.
 func (w Worker) Env() map[string]string {
-	env := map[string]string{"PACELINE_HOST": w.Host, "HOROVOD_HOSTNAME": w.Host}
+	env := map[string]string{
+		"PACELINE_HOST": w.Host, "HOROVOD_HOSTNAME": w.Host, "RANK": strconv.Itoa(w.Rank), "WORLD_SIZE": strconv.Itoa(w.Size),
+		"LOCAL_RANK": strconv.Itoa(w.LocalRank), "LOCAL_WORLD_SIZE": strconv.Itoa(w.LocalSize),
+	}
 	for name, n := range map[string]int{
 		"RANK": w.Rank, "SIZE": w.Size, "LOCAL_RANK": w.LocalRank, "LOCAL_SIZE": w.LocalSize, "CROSS_RANK": w.CrossRank, "CROSS_SIZE": w.CrossSize,
 	} {

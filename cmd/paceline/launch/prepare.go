@@ -24,6 +24,7 @@ type Options struct {
 	Hosts, HostFile   string
 	Servers           string // hosts of dedicated servers, some with a port
 	Scheduler, Listen string // address of a running one, or the listen address of the launcher's own
+	MasterPort        int    // of torch.distributed's store on rank 0's host; 0 for a free one
 	Interfaces        []string
 	SSHPort           int
 	SSHIdentity       string
@@ -145,24 +146,10 @@ func (j *maker) listenAddress() (string, error) {
 	if len(j.Interfaces) > 0 {
 		j.Env["PACELINE_INTERFACE"] = strings.Join(j.Interfaces, ",")
 	}
-	names := j.Env["PACELINE_INTERFACE"]
-	away := j.away()
-	var host string
-	var err error
-	switch {
-	case j.Listen != "":
+	if j.Listen != "" {
 		return j.Listen, nil
-	case away == "":
-		host = iface.Loopback
-	case names != "":
-		if host, err = iface.Address(names); err != nil {
-			err = fmt.Errorf("--network-interfaces: %w", err)
-		}
-	default:
-		if host, err = iface.Towards(away); err != nil {
-			err = fmt.Errorf("%w: give --network-interfaces those of this machine's interfaces or addresses that the hosts can reach", err)
-		}
 	}
+	host, err := j.ownAddress()
 	return net.JoinHostPort(host, "0"), err
 }
 

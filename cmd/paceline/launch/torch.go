@@ -1,0 +1,57 @@
+package launch
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strconv"
+
+	"github.com/paceline/paceline/internal/iface"
+)
+
+// Ports that are not tried lie below those that systems hand out to outgoing connections.
+const firstPort, ports = 16384, 16384
+
+// rendezvous is where torch.distributed's ranks meet, as torchrun says it: on rank 0's host, whatever the user's
+// environment has. The port is free there now, if that is this host; on another one it is any.
+func (j *maker) rendezvous() (map[string]string, error) {
+	host, port := j.workers[0].Host, firstPort+rand.IntN(ports)
+	if j.here(host) {
+		var err error
+		if host, err = j.ownAddress(); err != nil { // the hosts' names are for the remote shell alone
+			host = j.hostname
+		}
+		l, err := net.Listen("tcp", ":0") // as torch's store does
+		if err != nil {
+			return nil, fmt.Errorf("no port for MASTER_PORT: %w", err)
+		}
+		port = l.Addr().(*net.TCPAddr).Port
+		if err := l.Close(); err != nil {
+			return nil, err
+		}
+	}
+	if j.MasterPort > 0 {
+		port = j.MasterPort
+	}
+	return map[string]string{"MASTER_ADDR": host, "MASTER_PORT": strconv.Itoa(port)}, nil
+}
+
+// ownAddress is this host's address for the others of the job: on loopback for a local job.
+func (j *maker) ownAddress() (string, error) {
+	away := j.away()
+	switch names := j.Env["PACELINE_INTERFACE"]; {
+	case away == "":
+		return iface.Loopback, nil
+	case names != "":
+		host, err := iface.Address(names)
+		if err != nil {
+			err = fmt.Errorf("--network-interfaces: %w", err)
+		}
+		return host, err
+	}
+	host, err := iface.Towards(away)
+	if err != nil {
+		err = fmt.Errorf("%w: give --network-interfaces those of this machine's interfaces or addresses that the hosts can reach", err)
+	}
+	return host, err
+}
