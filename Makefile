@@ -41,10 +41,11 @@ train: setup
 ## make test         every test: Go with the race detector, fuzz targets for $FUZZ_TIME each, Python
 test: test-go test-fuzz test-python
 
-# The tag compiles the invariants' checks in (internal/invariant).
+# The tag compiles the invariants' checks in (internal/invariant). The limit is for a package that hangs: beside other
+# load the whole jobs (jobtest) take longer than go test's own limit.
 test-go: $(VENV)/.tools
 	go vet -tags invariants ./...
-	go test -race -tags invariants ./...
+	go test -race -tags invariants -timeout 60m ./...
 	go test ./core/condition -run RandomSchedules -schedules 1000000
 
 test-fuzz: $(VENV)/.tools
