@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from jobs import HANG_S
 
 from paceline import _abi
 
@@ -44,7 +45,7 @@ def run(program, *, size=2, **settings):
         text = json.dumps({"env": env | own, "settings": settings})
         ranks.append(subprocess.Popen([program, text, str(rank)], stderr=subprocess.PIPE, text=True))
     try:
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=HANG_S)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

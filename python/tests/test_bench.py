@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hosts
 import pytest
+from jobs import HANG_S
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -15,7 +16,7 @@ def run(argv, file):
     """The command's output and its JSON file. Checks that no network namespace remains."""
     argv = [*map(str, argv), f"--json={file}"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        printed, errors = process.communicate(timeout=240)
+        printed, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, printed + errors
     assert not list(Path("/run/netns").glob(f"paceline-{process.pid}-*"))
     return printed, json.loads(file.read_text())

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import hosts
 import pytest
+from jobs import HANG_S
 
 ROOT = Path(__file__).parents[2]
 NETWORK = ("host1", "host2", "host3", "host4")
-SECONDS = 240
 
 
 DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
@@ -174,7 +174,7 @@ def stop(process):
     """Ends the process as Ctrl-C would, with all that it started."""
     os.killpg(process.pid, signal.SIGINT)
     try:
-        process.wait(timeout=20)
+        process.wait(timeout=HANG_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -184,7 +184,7 @@ def stop(process):
 def run(command, env):
     process = start(command, env)
     try:
-        assert process.wait(timeout=SECONDS) == 0
+        assert process.wait(timeout=HANG_S) == 0
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        pytest.fail(f"no end after {SECONDS} s")
+        pytest.fail(f"no end after {HANG_S} s")

@@ -1,6 +1,7 @@
 """Failures of a rank, of the scheduler or of the secret: what the other ranks report, and how soon."""
 
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -19,14 +20,14 @@ def test_an_exception_on_one_rank_ends_the_others_with_its_name(tmp_path):
         hvd.allreduce(torch.ones(3), name="never")
     """)
     with Job(3, code, tmp_path) as job:
-        ended = job.wait(60)
+        ended = job.wait()
     assert [e.status for e in ended] == [1, 1, 1]
     assert "KeyError: 'mine'" in ended[1].output
     for other in (ended[0], ended[2]):
         assert "HorovodInternalError" in other.output and "rank 1" in other.output and "never" in other.output
 
 
-def test_a_killed_rank_is_named_by_every_survivor_within_seconds(tmp_path):
+def test_a_killed_rank_is_named_by_every_survivor_at_once(tmp_path):
     code = script("""
         hvd.init()
         hvd.allreduce(torch.ones(3))
@@ -40,12 +41,12 @@ def test_a_killed_rank_is_named_by_every_survivor_within_seconds(tmp_path):
     """)
     with Job(3, code, tmp_path) as job:
         wait_until_printed(job, "ready")
-        job.processes[1].kill()
-        killed = time.monotonic()
-        ended = job.wait(60)
-        assert time.monotonic() - killed < 20
+        job.kill(1)
+        ended = job.wait()
     for survivor in (ended[0], ended[2]):
         assert survivor.status == 0 and "survivor:" in survivor.output and "worker 1" in survivor.output
+        # At once: the end of a connection said so, and no silence.
+        assert re.search("without a goodbye|without finishing|reset by peer|broken pipe", survivor.output), survivor
 
 
 @pytest.mark.parametrize("in_the_middle_of", ["taking states", "loading states", "wait-free steps"])
@@ -88,8 +89,8 @@ def test_a_rank_that_is_killed_amid_what_others_do_is_named_by_them(in_the_middl
     with Job(3, code, tmp_path) as job:
         wait_until_printed(job, "ready")
         time.sleep(0.5)  # so that they are at it
-        job.processes[1].kill()
-        ended = job.wait(60)
+        job.kill(1)
+        ended = job.wait()
     for survivor in (ended[0], ended[2]):
         assert survivor.status == 0 and "survivor:" in survivor.output and "worker 1" in survivor.output
 
@@ -105,7 +106,7 @@ def test_a_wrong_secret_keeps_a_process_out(tmp_path):
             print("out:", e)
     """)
     with Job(2, code, tmp_path, PACELINE_START_TIMEOUT="5") as job:
-        ended = job.wait(60)
+        ended = job.wait()
     assert all(e.output.splitlines()[-1].startswith("out:") for e in ended), ended
     assert "secret" in ended[1].output
 
@@ -138,11 +139,12 @@ def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(tmp_
         scheduler.kill()
         scheduler.wait()
         gone.touch()
-        job.succeed(60)
+        job.succeed()
 
 
 def test_a_rank_that_never_comes_is_warned_about_and_then_an_error(tmp_path):
-    code = script("""
+    code = script(f"""
+        given = [f"{tmp_path}/error{{r}}" for r in (0, 2)]
         hvd.init()
         if hvd.rank() != 1:
             try:
@@ -150,13 +152,15 @@ def test_a_rank_that_never_comes_is_warned_about_and_then_an_error(tmp_path):
                 raise SystemExit("an operation ended well without one of its ranks")
             except hvd.HorovodInternalError as e:
                 print("error:", e)
+                open(f"{tmp_path}/error{{hvd.rank()}}", "w").close()
         else:
-            time.sleep(4)
+            while not all(map(os.path.exists, given)):
+                time.sleep(0.05)
         assert torch.equal(hvd.allreduce(torch.ones(3), name="together"), torch.ones(3))
     """)
-    times = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    times = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "8"}
     with Job(3, code, tmp_path, **times) as job:
-        outputs = job.succeed(60)
+        outputs = job.succeed()
     assert any(
         "warn" in line and "lonely" in line and "ranks [1]" in line for o in outputs for line in o.splitlines()
     ), outputs

@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-
-SECONDS = 120
+from jobs import HANG_S
 
 # Torch's own process group beside ours: MASTER_PORT belongs to its store.
 SCRIPT = """
@@ -55,7 +54,7 @@ def test_torchrun_needs_nothing_else(tmp_path):
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_S,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("done on") == 2
@@ -88,7 +87,7 @@ def test_torchrun_starts_a_script_that_imports_horovod(tmp_path):
         env=as_horovod(clean_environment()),
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_S,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("done on paceline.torch") == 2
@@ -131,8 +130,8 @@ def test_other_launchers_name_the_scheduler(launcher, tmp_path):
             for rank in range(2)
         ]
         for rank in ranks:
-            output, _ = rank.communicate(timeout=SECONDS)
+            output, _ = rank.communicate(timeout=HANG_S)
             assert rank.returncode == 0 and "done on" in output, output
     finally:
         scheduler.terminate()
-        scheduler.wait(SECONDS)
+        scheduler.wait(HANG_S)

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from jobs import Job, script, wait_until_printed
+from jobs import HANG_S, Job, script, wait_until_printed
 
 
 def test_a_process_alone_is_a_job_of_one(tmp_path):
@@ -38,7 +38,7 @@ def test_a_process_alone_is_a_job_of_one(tmp_path):
         assert not hvd.is_initialized()
     """)
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    done = subprocess.run([sys.executable, *code], env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, *code], env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -98,8 +98,8 @@ def test_ctrl_c_breaks_off_a_wait_at_once(waits_in, tmp_path):
         for process in job.processes:
             process.send_signal(signal.SIGINT)
         pressed = time.monotonic()
-        ended = job.wait(30)
-        assert time.monotonic() - pressed < 25
+        ended = job.wait()
+        assert time.monotonic() - pressed < 150, "it waited for its end: the start timeout is 180 s"
     for end in ended:
         assert "KeyboardInterrupt" in end.output and "Fatal" not in end.output, end.output
         assert end.status in (1, 130, -signal.SIGINT)
@@ -137,7 +137,7 @@ def test_a_forked_child_gets_a_clear_error_and_data_loaders_work(tmp_path):
         hvd.barrier()
     """)
     with Job(2, code, tmp_path) as job:
-        job.succeed(120)
+        job.succeed()
 
 
 def test_operations_from_several_threads(tmp_path):
@@ -159,7 +159,7 @@ def test_operations_from_several_threads(tmp_path):
         assert hvd.allgather_object(hvd.rank()) == [0, 1]
     """)
     with Job(2, code, tmp_path) as job:
-        assert job.succeed(120) == ["", ""]
+        assert job.succeed() == ["", ""]
 
 
 def test_process_sets_given_to_init(tmp_path):
@@ -181,7 +181,7 @@ def test_process_sets_given_to_init(tmp_path):
             assert "duplicate" in str(e), e
     """)
     with Job(3, code, tmp_path) as job:
-        job.succeed(60)
+        job.succeed()
 
 
 def test_wrong_arguments_of_init(tmp_path):
@@ -213,7 +213,7 @@ def test_wrong_arguments_of_init(tmp_path):
         assert known.size() == 1
     """)
     with Job(2, code, tmp_path) as job:
-        job.succeed(60)
+        job.succeed()
 
 
 def test_what_nobody_synchronized_is_released_at_shutdown(tmp_path):
@@ -245,7 +245,7 @@ def test_what_nobody_synchronized_is_released_at_shutdown(tmp_path):
         print("well")
     """)
     with Job(2, code, tmp_path) as job:
-        for one in job.wait(120):
+        for one in job.wait():
             assert (one.status, one.output.strip()) == (0, "well"), one
 
 
@@ -260,5 +260,5 @@ def test_seventy_thousand_operations_without_a_name(tmp_path):
         print("well")
     """)
     with Job(2, code, tmp_path) as job:
-        for one in job.wait(300):
+        for one in job.wait():
             assert (one.status, one.output.strip()) == (0, "well"), one

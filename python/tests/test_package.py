@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from jobs import HANG_S
 
 import paceline
 from paceline import _abi
@@ -37,7 +38,7 @@ def python(code, **env):
         env=os.environ | env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

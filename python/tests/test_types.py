@@ -14,8 +14,6 @@ import paceline.torch as hvd
 SCRIPT = Path(__file__).parent / "typed" / "script.py"
 CHECKOUT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.timeout(1200)  # the first run reads all of PyTorch
-
 
 def mypy(*arguments, cwd, cache):
     done = subprocess.run(
