@@ -8,7 +8,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport"
@@ -182,7 +181,7 @@ func (c *conn) frame(q *room.Request) error {
 
 // ofAnotherEpoch reports whether a frame has no meaning in the present epoch.
 func (c *conn) ofAnotherEpoch(h *wire.Header) bool {
-	return h.Type.OfEpoch() && c.r.members.Now().Classify(h.Epoch) != membership.Current
+	return h.Type.OfEpoch() && h.Epoch != c.r.members.Now().Number
 }
 
 // refuse answers a frame of another epoch with the present one.

@@ -3,7 +3,6 @@ package server
 import (
 	"sync"
 
-	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -68,7 +67,7 @@ func (l *Local) Serve(h wire.Header, in, out []byte, done func(answer wire.Heade
 
 // Report is the worker's end of an iteration under a model with supersteps.
 func (l *Local) Report(h wire.Header, iteration wire.Report) error {
-	if l.r.members.Now().Classify(h.Epoch) != membership.Current {
+	if h.Epoch != l.r.members.Now().Number {
 		return nil // all ranks have joined meanwhile, and nothing is held any more
 	}
 	return l.r.report(&h, iteration)

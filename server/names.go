@@ -77,7 +77,7 @@ func (r *round) arrive(t *tensor, h *wire.Header) bool {
 	n := &r.names
 	now := time.Since(n.began)
 	if err := n.pool.Charge(room.WaitingBytes); err != nil {
-		r.fail(t, h.Seq, units.FailMemory, room.MemoryError{Err: err}.Error())
+		t.Fail(h.Seq, units.FailMemory, room.MemoryError{Err: err}.Error())
 		return false
 	}
 	n.mu.Lock()
@@ -87,13 +87,6 @@ func (r *round) arrive(t *tensor, h *wire.Header) bool {
 	n.mu.Unlock()
 	r.tell(failed)
 	return proceed
-}
-
-// fail ends an operation on every rank.
-func (r *round) fail(t *tensor, seq uint64, code units.FailureCode, why string) {
-	var failed []agreement.Failure
-	r.names.step(func(h *agreement.Home) { failed = h.Fail(t.agreed, seq, code, why) })
-	r.tell(failed)
 }
 
 // cancel notes that a rank gave up a tensor from an iteration on.

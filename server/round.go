@@ -178,11 +178,6 @@ func (r *round) lose(l wire.Lost) {
 	}
 }
 
-// stop tells a rank where its superstep ends.
-func (r *round) stop(rank int, h wire.Header, at wire.Stop) {
-	r.notify(rankset.Of(rank), func(c *conn) { c.send(outbox.Encoded(h, at)) }, func(n Notices) { n.Stopped(h, at) })
-}
-
 // notify sends a notice to ranks: on one connection to each that is there, and to the worker in this process where it is
 // one of them.
 func (r *round) notify(ranks rankset.Set, send func(*conn), local func(Notices)) {

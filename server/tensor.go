@@ -10,6 +10,7 @@ import (
 	"github.com/paceline/paceline/server/held"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/server/sums"
+	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -77,7 +78,11 @@ func (t *tensor) Joined() rankset.Set { return t.r.joinedRanks() }
 func (t *tensor) Left() rankset.Set { return t.r.leftRanks() }
 
 // Fail implements room.Shell.
-func (t *tensor) Fail(seq uint64, code units.FailureCode, text string) { t.r.fail(t, seq, code, text) }
+func (t *tensor) Fail(seq uint64, code units.FailureCode, text string) {
+	var failed []agreement.Failure
+	t.r.names.step(func(h *agreement.Home) { failed = h.Fail(t.agreed, seq, code, text) })
+	t.r.tell(failed)
+}
 
 // Refuse implements room.Shell.
 func (t *tensor) Refuse(rank int, seq uint64, code units.FailureCode, text string) {
@@ -95,4 +100,6 @@ func (t *tensor) Warn(rank int, missing rankset.Set, waited time.Duration) {
 }
 
 // Stop implements room.Shell.
-func (t *tensor) Stop(rank int, h wire.Header, at wire.Stop) { t.r.stop(rank, h, at) }
+func (t *tensor) Stop(rank int, h wire.Header, at wire.Stop) {
+	t.r.notify(rankset.Of(rank), func(c *conn) { c.send(outbox.Encoded(h, at)) }, func(n Notices) { n.Stopped(h, at) })
+}

@@ -84,7 +84,6 @@ type Config struct {
 	Membership *membership.View
 	Transports *transport.Set
 	Control    Control
-	Local      Local // nil where this process holds no server
 
 	PartitionBytes int
 	Fusion         int // payloads of up to this many bytes travel together

@@ -103,19 +103,6 @@ func (m Member) String() string {
 	return fmt.Sprintf("rank %d", m.Number)
 }
 
-// Relation orders the epoch of a frame and the current one. A frame of another epoch is answered with
-// the number of the current one.
-type Relation int
-
-// Relations.
-const (
-	Earlier Relation = iota - 1
-	Current
-	Later
-)
-
-func (r Relation) String() string { return [...]string{"earlier", "current", "later"}[r+1] }
-
 // Found makes the first epoch of a round: workers by rank and dedicated servers in any order. Embedded servers come
 // first, in the order of ranks, then the dedicated ones in the order of their addresses.
 func Found(round uint64, policy string, workers, dedicated []Node) (*Epoch, error) {
@@ -231,9 +218,6 @@ func (e *Epoch) Embedded(rank int) int {
 func (e *Epoch) Mixed() bool {
 	return slices.ContainsFunc(e.Servers, func(s Server) bool { return s.Rank == Dedicated && s.State != Gone })
 }
-
-// Classify compares the epoch of that number with this one.
-func (e *Epoch) Classify(number uint32) Relation { return Relation(cmp.Compare(number, e.Number)) }
 
 // Weights is the share of the keys that each server should have; 0 for those that get none.
 func (e *Epoch) Weights() []float64 {

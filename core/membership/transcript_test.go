@@ -70,8 +70,6 @@ func (s *stage) command(verb string, args []string) []string {
 		return s.enter(next, err)
 	case "anew":
 		return s.enter(s.view.Now().Anew(), nil)
-	case "frame":
-		return []string{s.view.Now().Classify(uint32(s.number(args[0]))).String()}
 	case "return":
 		if err := s.view.Now().Return(s.member(args[0]), uint64(s.number(args[1]))); err != nil {
 			return []string{"refused: " + err.Error()}

@@ -45,7 +45,7 @@ func (v *View) Advance(next *Epoch) error {
 	switch {
 	case next.Round != now.Round:
 		return fmt.Errorf("epoch %d of round %#x does not follow one of round %#x", next.Number, next.Round, now.Round)
-	case now.Classify(next.Number) != Later:
+	case next.Number <= now.Number:
 		return fmt.Errorf("epoch %d does not follow epoch %d", next.Number, now.Number)
 	case next.Origin < now.Origin:
 		return fmt.Errorf("epoch %d counts iterations from epoch %d, epoch %d from epoch %d", next.Number, next.Origin, now.Number, now.Origin)
