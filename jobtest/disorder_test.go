@@ -68,9 +68,10 @@ func TestFramesMayComeLateAndInAnyOrder(t *testing.T) {
 // disorder is one seed: the job, its scenes, and who holds back which frames.
 type disorder struct {
 	*jobtest.Job
-	seed  uint64
-	watch *transporttest.Watch
-	story [][]scene // by round; the last of a round ends it
+	seed    uint64
+	network *transporttest.Network
+	watch   *transporttest.Watch
+	story   [][]scene // by round; the last of a round ends it
 
 	mu       sync.Mutex
 	draws    map[string]*rand.Rand       // by link and type
@@ -90,10 +91,10 @@ const (
 )
 
 func newDisorder(t *testing.T, seed uint64) *disorder {
-	d := &disorder{seed: seed, draws: map[string]*rand.Rand{}, all: map[wire.Type]time.Duration{}, starving: map[int]bool{}}
-	d.watch = &transporttest.Watch{Hold: d.hold}
 	network := transporttest.NewNetwork(transporttest.Options{Latency: 20 * time.Microsecond})
 	t.Cleanup(network.Close)
+	d := &disorder{seed: seed, network: network, draws: map[string]*rand.Rand{}, all: map[wire.Type]time.Duration{}, starving: map[int]bool{}}
+	d.watch = &transporttest.Watch{Hold: d.hold, Read: func(wire.Type) {}}
 	random := d.random("job")
 	places := []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(1), jobtest.Dedicated(2), jobtest.Both(1)}
 	d.Job = jobtest.New(t, 2+random.IntN(3), jobtest.SmallPartitions, places[random.IntN(len(places))],
@@ -136,6 +137,40 @@ func (d *disorder) random(purpose ...any) *rand.Rand {
 	h := fnv.New64a()
 	fmt.Fprint(h, purpose...)
 	return rand.New(rand.NewPCG(d.seed, h.Sum64()))
+}
+
+// stop has a node stopped for as long as its peers bear, in the midst of whatever the ranks play.
+func (d *disorder) stop() (script string) {
+	random := d.random("stop")
+	node := nodeName(random.IntN(len(d.Workers)+1) - 1)
+	at := time.Duration(random.Int64N(int64([]time.Duration{time.Millisecond, 20 * time.Millisecond, latest, 10 * latest}[random.IntN(4)])))
+	return fmt.Sprintf("at %v %s stop\nat %v %s continue", at, node, at+bears, node)
+}
+
+// bears is the peer timeout of the network.
+const bears = 10 * time.Second
+
+// TestANodeMayBeStoppedForThePeerTimeoutAtAnyMoment: nothing is lost, and every operation has the result that it has without.
+func TestANodeMayBeStoppedForThePeerTimeoutAtAnyMoment(t *testing.T) {
+	for i := range *disorders {
+		seed := *disorderSeed + uint64(i)
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDisorder(t, seed)
+				for i, round := range d.story {
+					d.story[i] = slices.DeleteFunc(round, func(s scene) bool { return s.name == "stalled rank" || s.name == "join" }) // they are about time
+				}
+				script := d.stop()
+				if err := d.network.Script(script); err != nil {
+					t.Fatal(err)
+				}
+				d.run()
+				if t.Failed() {
+					t.Log(script)
+				}
+			})
+		})
+	}
 }
 
 // hold is how long a frame is held back. On each connection some types come at once, some late, and some are sometimes late.

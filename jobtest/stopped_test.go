@@ -52,7 +52,7 @@ func TestAProcessThatIsStoppedForLessThanThePeerTimeoutIsNotLost(t *testing.T) {
 			f, p, _ := start(t)
 			for range 2 {
 				p.Stop()
-				time.Sleep(timeout * 3 / 4)
+				time.Sleep(timeout * 19 / 20)
 				p.Continue()
 				f.Steps()
 				f.Steps()

@@ -25,7 +25,8 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// leaveTimeout bounds how long a worker that shuts down keeps its server for the others.
+// leaveTimeout bounds how long a worker that shuts down keeps its server for the others, beside the peer timeout, for which
+// one of them may be stopped.
 const leaveTimeout = 10 * time.Second
 
 // Worker is one worker process in one round of the job.
@@ -131,7 +132,7 @@ func (w *Worker) register(ctx context.Context, tr transport.Transport, address s
 	s := &w.Settings
 	w.Control, err = control.Dial(ctx, control.Config{
 		Transport: tr, Address: address, Hello: wire.Hello{Role: wire.RoleWorker, Rank: s.Rank},
-		BeatInterval: s.BeatInterval, LostAfter: s.PeerTimeout, Log: w.log,
+		BeatInterval: s.BeatInterval, Log: w.log,
 		OnLost: w.lost, OnRoster: w.begin, Progress: w.progress,
 	})
 	if err != nil {
@@ -276,7 +277,7 @@ func (w *Worker) RemoveSet(ctx context.Context, id uint32) error {
 // deadline has passed. There is no deadline while it holds a value: the others continue to train with it, each at
 // its own pace, and the loss of one is detected.
 func (w *Worker) Shutdown() {
-	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout+w.Settings.PeerTimeout)
 	defer cancel()
 	lost := errors.Is(w.Engine.Err(), worker.ErrPeerLost)
 	w.Engine.Shutdown(ctx)

@@ -36,7 +36,7 @@ type Settings struct {
 	Workers    int           // of the job; 0: as the first worker says
 	Dedicated  int           // dedicated servers to wait for; 0: as the first worker says
 	Placement  string        // of keys on servers, where no worker says; "": placement.Default
-	Grace      time.Duration // from the end of a line to the loss of its node; 1 s
+	Grace      time.Duration // from the end of a line to the loss of its node; 3 s
 	LostAfter  time.Duration // how long a restarted scheduler waits for nodes to come back; 10 s
 }
 
@@ -77,7 +77,7 @@ type line struct {
 // NewMachine makes a machine without nodes.
 func NewMachine(s Settings) *Machine {
 	if s.Grace <= 0 {
-		s.Grace = time.Second
+		s.Grace = 3 * time.Second
 	}
 	if s.LostAfter <= 0 {
 		s.LostAfter = 10 * time.Second

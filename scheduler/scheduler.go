@@ -29,8 +29,8 @@ import (
 // Config is what a Scheduler needs. Zero fields have the default in their comment.
 type Config struct {
 	Log       *zap.Logger   // nil: no log
-	LostAfter time.Duration // silence after which a node is lost; 10 s
-	Grace     time.Duration // from the end of a node's connection to its loss, for it to come back; 1 s
+	LostAfter time.Duration // how long a restarted scheduler waits for nodes to come back; 10 s
+	Grace     time.Duration // from the end of a node's connection to its loss, for it to come back; 3 s
 	Workers   int           // workers of the job; 0: as the first one says
 	Dedicated int           // dedicated servers to wait for; 0: as the first worker says
 	Placement string        // where no worker says: as core/placement reads it; its Default
@@ -39,7 +39,6 @@ type Config struct {
 // Scheduler runs a Machine on real connections.
 type Scheduler struct {
 	log    *zap.Logger
-	silent time.Duration
 	events chan event
 	quit   chan struct{} // closed by Close
 	work   sync.WaitGroup
@@ -66,11 +65,8 @@ func New(config Config) (*Scheduler, error) {
 	if config.Log == nil {
 		config.Log = zap.NewNop()
 	}
-	if config.LostAfter <= 0 {
-		config.LostAfter = 10 * time.Second
-	}
 	s := &Scheduler{
-		log: config.Log, silent: config.LostAfter, events: make(chan event), quit: make(chan struct{}),
+		log: config.Log, events: make(chan event), quit: make(chan struct{}),
 		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{},
 	}
 	s.mu.Place(levelDoors, "scheduler.mu")
@@ -144,7 +140,7 @@ func (s *Scheduler) greet(conn transport.Conn) {
 		s.log.Warn("closed a connection that does not begin with a node's hello", zap.Stringer("peer", conn.RemoteAddr()), zap.Error(err))
 		return
 	}
-	line := control.NewLine(conn, s.silent, 0)
+	line := control.NewLine(conn, 0)
 	id := Line(s.last.Add(1))
 	if !s.tell(event{Input{Line: id, Hello: &hello}, line}) {
 		return

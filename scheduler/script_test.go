@@ -70,7 +70,7 @@ func newStage() *stage {
 
 func (s *stage) restart() {
 	s.restarts++
-	s.machine = NewMachine(Settings{FirstRound: 100 * s.restarts})
+	s.machine = NewMachine(Settings{FirstRound: 100 * s.restarts, Grace: time.Second})
 	s.byLine = map[Line]*actor{}
 	for _, a := range s.actors {
 		a.line = 0

@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import time
@@ -140,6 +141,80 @@ def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(tmp_
         scheduler.wait()
         gone.touch()
         job.succeed()
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["rank 0 with the scheduler", "rank 1"])
+@pytest.mark.parametrize("doing", ["nothing", "allreduce", "broadcast", "allgather", "new names", "ssp"])
+def test_a_stopped_rank_is_named_by_every_survivor_and_then_by_itself(rank, doing, tmp_path):
+    code = script(f"""
+        hvd.init()
+        last = time.monotonic()
+        if {doing!r} == "ssp":
+            net = torch.nn.Linear(300, 300)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(net.parameters(), lr=1e-3), net.named_parameters(), sync="ssp:1"
+            )
+
+        def ssp(i):
+            net(torch.ones(4, 300)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        again = {{
+            "nothing": lambda i: time.sleep(0.1),
+            "allreduce": lambda i: hvd.allreduce(torch.ones(5_000_000), name="data"),
+            "broadcast": lambda i: hvd.broadcast(torch.ones(100_000), root_rank={rank}, name="data"),
+            "allgather": lambda i: hvd.allgather(torch.ones(3, 1000), name="data"),
+            "new names": lambda i: hvd.allreduce(torch.ones(3), name=f"data {{i}}"),
+            "ssp": lambda i: ssp(i),
+        }}[{doing!r}]
+        try:
+            again(-1)
+            hvd.allreduce(torch.ones(3), name="together")
+            print("ready", flush=True)
+            for i in range(1_000_000):
+                again(i)
+                if {doing!r} == "nothing" and time.monotonic() - last > 15:
+                    hvd.allreduce(torch.ones(3), name="later")
+        except hvd.HorovodInternalError as e:
+            print("lost:", e, flush=True)
+    """)
+    with Job(3, code, tmp_path, PACELINE_PEER_TIMEOUT="3s") as job:
+        wait_until_printed(job, "ready")
+        stopped = job.processes[rank]
+        stopped.send_signal(signal.SIGSTOP)
+        survivors = [p for p in job.processes if p is not stopped]
+        for p in survivors:
+            p.wait(60)  # it does not wait for the one that is stopped
+        stopped.send_signal(signal.SIGCONT)
+        ended = job.wait(60)
+    for e in ended:
+        assert e.status == 0 and "lost:" in e.output and f"worker {rank}" in e.output and " on rank " in e.output, ended
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["rank 0 with the scheduler", "rank 1"])
+def test_a_rank_that_is_stopped_within_the_peer_timeout_loses_nothing(rank, tmp_path):
+    done = tmp_path / "done"
+    code = script(f"""
+        hvd.init()
+        hvd.allreduce(torch.ones(3))
+        print("ready", flush=True)
+        i, goes_on = 0, torch.ones(1)
+        while hvd.allreduce(goes_on, name="goes on", op=hvd.Min):
+            i += 1
+            assert torch.equal(hvd.allreduce(torch.ones(100_000), name=f"data {{i // 50}}"), torch.ones(100_000))
+            goes_on = torch.tensor([0.0 if os.path.exists({str(done)!r}) else 1.0])
+        hvd.shutdown()
+    """)
+    with Job(3, code, tmp_path, PACELINE_PEER_TIMEOUT="4s") as job:
+        wait_until_printed(job, "ready")
+        for _ in range(2):
+            job.processes[rank].send_signal(signal.SIGSTOP)
+            time.sleep(3.5)
+            job.processes[rank].send_signal(signal.SIGCONT)
+            time.sleep(0.2)
+        done.touch()
+        job.succeed(60)
 
 
 def test_a_rank_that_never_comes_is_warned_about_and_then_an_error(tmp_path):

@@ -33,7 +33,6 @@ type Config struct {
 	Address      string                  // of the scheduler, host:port
 	Hello        wire.Hello              // role and rank of this node
 	BeatInterval time.Duration           // 1 s
-	LostAfter    time.Duration           // silence after which the line is replaced by a new one; 10 s
 	Log          *zap.Logger             // nil: no log
 	OnLost       func(wire.Lost)         // the job has lost a node, possibly this one
 	Progress     func() wire.Progress    // how far this node is; called as the other two are; nil for a node that takes no part
@@ -84,9 +83,6 @@ func (e *RefusedError) Error() string {
 func Dial(ctx context.Context, config Config) (*Client, error) {
 	if config.BeatInterval <= 0 {
 		config.BeatInterval = time.Second
-	}
-	if config.LostAfter <= 0 {
-		config.LostAfter = 10 * time.Second
 	}
 	if config.Log == nil {
 		config.Log = zap.NewNop()
@@ -210,7 +206,7 @@ func (c *Client) redial(pause time.Duration) transport.Conn {
 
 // open makes a line over conn and adopts it.
 func (c *Client) open(conn transport.Conn) *Line {
-	line := NewLine(conn, c.config.LostAfter, c.config.BeatInterval)
+	line := NewLine(conn, c.config.BeatInterval)
 	if !c.adopt(line) {
 		line.Fail(ErrClosed)
 	}

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // pair runs a test in virtual time with a listener, whose side the test plays, and a node's transport.
 func pair(t *testing.T, test func(t *testing.T, l transport.Listener, node transport.Transport, network *transporttest.Network)) {
 	synctest.Test(t, func(t *testing.T) {
-		network := transporttest.NewNetwork(transporttest.Options{PeerTimeout: time.Hour})
+		network := transporttest.NewNetwork(transporttest.Options{PeerTimeout: 8 * time.Second})
 		defer network.Close()
 		l, err := network.Node("scheduler", []byte("secret")).Listen("scheduler:1")
 		if err != nil {
@@ -78,7 +78,7 @@ func TestARequestIsRepeatedOnTheNextLineAndKeepsItsDeadline(t *testing.T) {
 			}
 			conn.Close()
 		}()
-		c, err := Dial(t.Context(), Config{Transport: node, Address: "scheduler:1", LostAfter: time.Minute})
+		c, err := Dial(t.Context(), Config{Transport: node, Address: "scheduler:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func TestARequestIsRepeatedOnTheNextLineAndKeepsItsDeadline(t *testing.T) {
 	})
 }
 
-func TestASilentSchedulerIsGivenUp(t *testing.T) {
+func TestALineToASchedulerThatIsStoppedForLongIsMadeAnew(t *testing.T) {
 	pair(t, func(t *testing.T, l transport.Listener, node transport.Transport, network *transporttest.Network) {
 		c, err := Dial(t.Context(), Config{Transport: node, Address: "scheduler:1"})
 		if err != nil {
@@ -101,11 +101,14 @@ func TestASilentSchedulerIsGivenUp(t *testing.T) {
 		defer c.Close()
 		first := accept(t, l)
 		defer first.Close()
+		if err := network.Script("at 0s scheduler stop\nat 8s scheduler continue\nat 10s scheduler stop\nat 30s scheduler continue"); err != nil {
+			t.Fatal(err)
+		}
 		start := time.Now()
 		second := accept(t, l) // the client's next attempt
 		defer second.Close()
-		if took := time.Since(start); took < 10*time.Second || took > 11*time.Second {
-			t.Errorf("a new line after %v", took)
+		if took := time.Since(start); took < 30*time.Second || took > 31*time.Second {
+			t.Errorf("a new line after %v, want it only after the second stop", took)
 		}
 	})
 }
@@ -151,7 +154,7 @@ func TestALineThatIsNotReadEnds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		line := NewLine(conn, time.Hour, 0)
+		line := NewLine(conn, 0)
 		for range maxQueue + 10000 {
 			line.Push(&wire.Control{Error: "more"})
 		}

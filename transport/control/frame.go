@@ -25,8 +25,8 @@ func Send(c transport.Conn, t wire.Type, v any) error {
 	return c.Send(net.Buffers{b.B})
 }
 
-// helloTime is how long a peer that has authenticated may take to say who it is.
-const helloTime = 10 * time.Second
+// helloTime is how long a peer that has authenticated may take to say who it is: more than either may be stopped.
+const helloTime = 30 * time.Second
 
 // ReadHello reads the first frame of a connection, and closes one on which it does not come.
 func ReadHello(c transport.Conn) (hello wire.Hello, err error) {

@@ -25,25 +25,23 @@ const maxBytes = 1 << 20
 const finishTime = time.Second
 
 // Line is one end of a connection with control messages. Sending never blocks the caller, and the line
-// ends when the peer has been silent for too long.
+// ends with its connection, which ends when the peer no longer runs.
 type Line struct {
-	conn   transport.Conn
-	silent time.Duration
-	beat   time.Duration
-	ended  chan struct{} // closed by Fail
-	wake   chan struct{}
+	conn  transport.Conn
+	beat  time.Duration
+	ended chan struct{} // closed by Fail
+	wake  chan struct{}
 
 	mu        lockorder.Mutex
 	queue     []*wire.Control
 	finishing bool
 	why       error
-	watch     *time.Timer // ends the line when the peer is silent
 }
 
-// NewLine makes a line over conn. It ends when no message comes for the time silent. Where beat is not
-// zero, it sends a beat that often; the other end answers each by Pushing one back.
-func NewLine(conn transport.Conn, silent, beat time.Duration) *Line {
-	l := &Line{conn: conn, silent: silent, beat: beat, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
+// NewLine makes a line over conn. Where beat is not zero, it sends a beat that often; the other end answers each by
+// Pushing one back.
+func NewLine(conn transport.Conn, beat time.Duration) *Line {
+	l := &Line{conn: conn, beat: beat, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
 	l.mu.Place(levelLine, "control.Line.mu")
 	return l
 }
@@ -75,10 +73,8 @@ func (l *Line) Push(m *wire.Control) {
 func (l *Line) Finish() {
 	l.mu.Lock()
 	l.finishing = true
-	if l.watch != nil {
-		l.watch.Reset(finishTime)
-	}
 	l.mu.Unlock()
+	time.AfterFunc(finishTime, func() { l.Fail(errFinished) })
 	l.nudge()
 }
 
@@ -99,13 +95,6 @@ func (l *Line) Fail(why error) {
 // Run reads messages and hands each to handle until the line ends, and returns why it did. It may be
 // called once; no goroutine of the line is left when it returns.
 func (l *Line) Run(handle func(*wire.Control)) error {
-	l.mu.Lock()
-	limit := l.silent
-	if l.finishing {
-		limit = finishTime
-	}
-	l.watch = time.AfterFunc(limit, func() { l.Fail(fmt.Errorf("no message for %v", l.silent)) })
-	l.mu.Unlock()
 	var writer sync.WaitGroup
 	writer.Go(l.write)
 	for {
@@ -114,20 +103,10 @@ func (l *Line) Run(handle func(*wire.Control)) error {
 			l.Fail(err)
 			break
 		}
-		l.alive()
 		handle(m)
 	}
-	l.watch.Stop()
 	writer.Wait()
 	return l.why
-}
-
-func (l *Line) alive() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.finishing && l.why == nil {
-		l.watch.Reset(l.silent)
-	}
 }
 
 func (l *Line) nudge() {
