@@ -80,6 +80,15 @@ func TestAPeerThatBreaksOffOrTheRulesEndsTheRoundForAll(t *testing.T) {
 			h := r.Push(&t, 0, 0)
 			r.Send(r.Conns[p.Servers[0]], wire.AppendFrame(nil, h, []byte("short")))
 		}, `5 bytes of uint8 for partition 0 of "x"`},
+		"an object without tags": {func(r *jobtest.Raw, _ settings.Settings) {
+			t := wire.Tensor{ID: 50, Name: "y", Kind: units.Broadcast, DType: units.Uint8, Shape: []int64{4}, Root: 2, Ranks: []int{0, 1, 2}, Prescale: 1, Postscale: 1, Parts: []uint32{4}}
+			t.Authenticated = true
+			r.SendJSON(r.Conns[0], wire.TypeAnnounce, t)
+			h := r.Header(wire.TypePut)
+			h.Tensor, h.Flags = t.ID, wire.FlagHome
+			h.Source, h.Destination = wire.Route(2, -1)
+			r.Send(r.Conns[0], wire.AppendFrame(nil, h, []byte("evil")))
+		}, `put of "y", which is declared as authenticated, without authentication tags`},
 		"half of a tensor": {func(r *jobtest.Raw, s settings.Settings) {
 			t, p := r.Declare(s, "x", n)
 			h := r.Push(&t, 0, 0)
@@ -115,7 +124,7 @@ func TestAPeerThatBreaksOffOrTheRulesEndsTheRoundForAll(t *testing.T) {
 // TestStrangersHarmNobody has peers connect that do not know the secret, or belong to another job.
 func TestStrangersHarmNobody(t *testing.T) {
 	j := jobtest.Start(t, 2, jobtest.Both(1))
-	hello := fmt.Sprintf("PCLNJOB%c%c", auth.Version, wire.Version)
+	hello := fmt.Sprintf("PCLNJOB%c%c%c", auth.Version, wire.Version, auth.All)
 	for i, server := range j.Workers[0].Membership.Now().Servers {
 		at, _ := server.Addresses.Of(tcp.Kind)
 		for name, do := range map[string]func(c net.Conn){

@@ -23,12 +23,12 @@ import (
 // An answer that cannot be decoded ends its operation with an error that names the sender; an answer of impossible length
 // ends the connection, before memory is allocated.
 func TestAnAnswerThatCannotBeDecodedEndsTheOperation(t *testing.T) {
-	const n = 4096
+	const n, untagged = 4096, "without authentication tags"
 	for _, c := range []struct {
 		length, codec int
 		flags         wire.Flags
 		text          string
-	}{{7, 1, 0, "malformed message"}, {4 * n, 0, 0, "in encoding 0"}, {300 << 10, 1, 0, "at most"}, {6, 1, wire.FlagEmpty, "says that there are none"}, {0, 1, wire.FlagEmpty, "gives no answer"}} {
+	}{{7, 1, 0, "malformed message"}, {4 * n, 0, 0, "in encoding 0"}, {300 << 10, 1, 0, "at most"}, {6, 1, wire.FlagEmpty, "says that there are none"}, {0, 1, wire.FlagEmpty, "gives no answer"}, {8, 1, 0, untagged}} {
 		network := transporttest.NewNetwork(transporttest.Options{})
 		secret := []byte("answers")
 		l, err := network.Node("server", secret).Listen("server:1")
@@ -51,7 +51,7 @@ func TestAnAnswerThatCannotBeDecodedEndsTheOperation(t *testing.T) {
 		in := make([]byte, 4*n)
 		op := Op{
 			Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{n}, Input: in, Output: in,
-			Prescale: 1, Postscale: 1, Name: "w", Declared: options.Declared{Codec: "topk:0.1"}, Done: func(_ Output, err error) { done <- err },
+			Prescale: 1, Postscale: 1, Name: "w", Declared: options.Declared{Codec: "topk:0.1", Authenticated: c.text == untagged}, Done: func(_ Output, err error) { done <- err },
 		}
 		if err := e.Submit([]Op{op}); err != nil {
 			t.Fatal(err)
