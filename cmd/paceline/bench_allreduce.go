@@ -138,6 +138,9 @@ func (o *allreduceOptions) add(c *cobra.Command, report *bench.AllreduceReport, 
 
 func (o *allreduceOptions) plan() (bench.AllreducePlan, error) {
 	p := bench.AllreducePlan{Duration: o.duration, Idle: o.idle}
+	if o.duration < 0 || o.idle < 0 {
+		return p, fmt.Errorf("--duration %v and --idle %v: a time is 0 or more", o.duration, o.idle)
+	}
 	i := slices.Index(dtypeNames(), o.dtype)
 	if i < 0 {
 		return p, fmt.Errorf("--dtype %q: allowed are %s", o.dtype, strings.Join(dtypeNames(), ", "))

@@ -32,6 +32,9 @@ with arguments as in topk:0.01 or int8:block=256, and the suffix +s2 or +zstd.`,
 			if plan.Bytes, err = settings.ParseSize(size); err != nil {
 				return fmt.Errorf("--size %q: a size is a number of bytes, or one with KiB, MiB, GiB", size)
 			}
+			if plan.Duration < 0 {
+				return fmt.Errorf("--duration %v: a time is 0 or more", plan.Duration)
+			}
 			if err := output.check(); err != nil {
 				return err
 			}

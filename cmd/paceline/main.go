@@ -29,6 +29,7 @@ func execute(args []string) int {
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.SetFlagErrorFunc(badFlag)
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return noEmptyFlags(c) }
 	root.SetVersionTemplate("paceline {{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(runCommand(), schedulerCommand(), serverCommand(), envCommand(), statusCommand(), topCommand(), infoCommand(), benchCommand(), simCommand(), timelineCommand())

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/paceline/paceline/cmd/paceline/launch"
 	"github.com/paceline/paceline/internal/limits"
@@ -72,7 +73,7 @@ func (o *runOptions) run(c *cobra.Command, command []string) error {
 	if names := given(c.Flags(), elasticFlags); len(names) > 0 {
 		return fmt.Errorf("%s: the number of processes cannot change during a run in this version; say -np and the hosts", strings.Join(names, ", "))
 	}
-	if len(command) == 0 {
+	if len(command) == 0 || command[0] == "" {
 		return errors.New("no command to run: paceline run -np 2 python train.py")
 	}
 	flagged, err := settingsOf(c.Flags())
@@ -90,7 +91,24 @@ func (o *runOptions) run(c *cobra.Command, command []string) error {
 		}
 		o.Env["PYTHONPATH"] = strings.TrimSuffix(dir+":"+o.Env["PYTHONPATH"], ":")
 	}
-	return runJob(o.Options)
+	return byFlags(runJob(o.Options), o.settingFlags(c.Flags()))
+}
+
+// settingFlags are the flags that give settings, by the settings' variables.
+func (o *runOptions) settingFlags(flags *pflag.FlagSet) map[string]string {
+	given := map[string]string{}
+	for _, f := range settingFlags {
+		if flags.Changed(f.name) {
+			given[f.setting] = "--" + f.name
+		}
+	}
+	switch {
+	case o.Scheduler != "":
+		given["PACELINE_SCHEDULER"] = "--scheduler"
+	case o.Listen != "":
+		given["PACELINE_SCHEDULER"] = "--listen"
+	}
+	return given
 }
 
 // runJob returns a failed worker's exit code.

@@ -31,7 +31,11 @@ killed and started again at any time; the job continues.`,
 			}
 			s, err := settingsAs("scheduler", listen, map[string]string{"PACELINE_NUM_SERVERS": numServers})
 			if err != nil {
-				return err
+				flags := map[string]string{"PACELINE_SCHEDULER": "--listen"}
+				if numServers != "" {
+					flags["PACELINE_NUM_SERVERS"] = "--num-servers"
+				}
+				return byFlags(err, flags)
 			}
 			return runScheduler(s)
 		},

@@ -22,6 +22,9 @@ func serverCommand() *cobra.Command {
 				set["PACELINE_SERVER_SHARDS"] = strconv.Itoa(shards)
 			}
 			s, err := settingsAs("server", scheduler, set)
+			if err != nil && scheduler != "" {
+				return byFlags(err, map[string]string{"PACELINE_SCHEDULER": "--scheduler"})
+			}
 			if err != nil {
 				return err
 			}

@@ -99,6 +99,9 @@ func (j *jobChoice) targets(args []string) ([]watch.Target, error) {
 			return nil, errors.New("name the job by its number or by --scheduler, not by both")
 		}
 		s, err := settingsAs(observer, j.scheduler, nil)
+		if j.scheduler != "" {
+			err = byFlags(err, map[string]string{"PACELINE_SCHEDULER": "--scheduler"})
+		}
 		return []watch.Target{{Settings: s}}, err
 	}
 	jobs, bad := runfile.List()

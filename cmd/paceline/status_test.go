@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -81,7 +82,7 @@ func TestStatusFindsTheJobsOfThisUser(t *testing.T) {
 	r := h.run("status")
 	r.check(t, 0, "job ", "")
 	for _, j := range []*exec.Cmd{first, second} {
-		if !strings.Contains(r.stdout, fmt.Sprintf("\n%d  forming", j.Process.Pid)) {
+		if !regexp.MustCompile(fmt.Sprintf(`(?m)^%d +forming`, j.Process.Pid)).MatchString(r.stdout) {
 			t.Errorf("no job %d in %s", j.Process.Pid, r.stdout)
 		}
 	}
@@ -102,7 +103,7 @@ func TestStatusFindsTheJobsOfThisUser(t *testing.T) {
 		"status one":                                     `unexpected argument "one"`,
 		"status " + id + " 2":                            `unexpected argument "2"`,
 		"status --timeout 0s":                            "--timeout 0s: allowed is a time above 0",
-		"status --scheduler 127.0.0.1":                   `PACELINE_SCHEDULER="127.0.0.1"`,
+		"status --scheduler 127.0.0.1":                   `--scheduler "127.0.0.1": allowed is host:port`,
 		"top --scheduler 127.0.0.1:1 " + id:              "by its number or by --scheduler, not by both",
 		"status --scheduler 127.0.0.1:1 --timeout 100ms": "connection refused",
 	} {
@@ -144,7 +145,8 @@ func TestADirectoryThatOthersCanWriteToIsRefused(t *testing.T) {
 // TestStatusShowsHowFarRanksAre of a job that exchanges tensors: the benchmark, as the ranks of a job.
 func TestStatusShowsHowFarRanksAre(t *testing.T) {
 	h := newPlace(t)
-	c := h.command("run", "-np", "2", "sh", "-c", `PACELINE_TEST_COMMAND=1 exec "$SELF" bench allreduce --sizes 64KiB --duration 1h`)
+	sizes := strings.Repeat("64KiB,", 999) + "64KiB" // longer than the test
+	c := h.command("run", "-np", "2", "sh", "-c", `PACELINE_TEST_COMMAND=1 exec "$SELF" bench allreduce --duration 1h --sizes `+sizes)
 	h.start(c)
 	until := time.Now().Add(time.Minute)
 	for {

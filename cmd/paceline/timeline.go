@@ -31,7 +31,12 @@ and chrome://tracing show the ranks above each other.
 
   PACELINE_TIMELINE=trace.json paceline run -np 2 python train.py
   paceline timeline merge -o all.json trace.json trace.1.json`,
-		Args: cobra.MinimumNArgs(1),
+		Args: func(_ *cobra.Command, files []string) error {
+			if len(files) == 0 {
+				return errors.New("name the timelines to merge: trace.json trace.1.json")
+			}
+			return nil
+		},
 		RunE: func(c *cobra.Command, files []string) error {
 			warnings, err := mergeTimelines(output, files)
 			for _, w := range warnings {

@@ -21,7 +21,7 @@ type count struct {
 }
 
 func (v count) String() string {
-	if v.n == nil || *v.n == 0 {
+	if v.n == nil {
 		return ""
 	}
 	return strconv.Itoa(*v.n)
@@ -149,6 +149,33 @@ func unknownFlag(c *cobra.Command, e *pflag.NotExistError) error {
 		hint = fmt.Sprintf("did you mean %s?", flagName(c.Flags().Lookup(meant)))
 	}
 	return fmt.Errorf("there is no flag %s: %s", given, hint)
+}
+
+// noEmptyFlags refuses flags that were given without a value, as by a variable of a script that is not set: without them
+// the command would do something else.
+func noEmptyFlags(c *cobra.Command) (err error) {
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if text := f.Value.String(); err == nil && (text == "" || text == "[]") {
+			_, usage := pflag.UnquoteUsage(f)
+			err = fmt.Errorf("%s is empty: %s", flagName(f), usage)
+		}
+	})
+	return err
+}
+
+// byFlags has an error about settings name the flags that gave them, in place of the variables.
+func byFlags(err error, flags map[string]string) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	for variable, flag := range flags {
+		text = strings.ReplaceAll(text, variable+"=", flag+" ")
+	}
+	if text == err.Error() {
+		return err
+	}
+	return errors.New(text)
 }
 
 // flagName is a flag as people write it.

@@ -107,6 +107,9 @@ func (j *maker) placeServers() error {
 			if _, err := ParseHosts(host); err != nil || host == "" {
 				return fmt.Errorf("--servers: %q is not a host or host:port", item)
 			}
+			if n, err := strconv.ParseUint(port, 10, 16); port != "" && (err != nil || n == 0) {
+				return fmt.Errorf("--servers: the port of %q is not one from 1 to 65535", item)
+			}
 			j.servers = append(j.servers, serverPlace{host, port})
 		}
 		running, _ := strconv.Atoi(j.Env["PACELINE_NUM_SERVERS"])
