@@ -3,7 +3,7 @@ package nearest
 
 import "strings"
 
-// Of is the candidate that differs from word in the fewest letters to insert, delete or change; the first of equals, ""
+// Of is the candidate that differs from word in the fewest letters to insert, delete, change or swap; the first of equals, ""
 // where there are no candidates.
 func Of(word string, candidates []string) string {
 	best, fewest := "", -1
@@ -30,23 +30,25 @@ func Meant(word string, candidates []string) string {
 	return ""
 }
 
-// distance counts the letters to insert, delete or change to make b of a (Levenshtein).
+// distance counts the letters to insert, delete, change or swap with their neighbour to make b of a.
 func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		for j := range rows[i] {
+			if i == 0 || j == 0 {
+				rows[i][j] = i + j
+				continue
+			}
+			change := rows[i-1][j-1]
+			if a[i-1] != b[j-1] {
 				change++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+			rows[i][j] = min(change, rows[i-1][j]+1, rows[i][j-1]+1)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
+			}
 		}
 	}
-	return row[len(b)]
+	return rows[len(a)][len(b)]
 }

@@ -4,7 +4,7 @@ import "testing"
 
 func TestMisspeltWords(t *testing.T) {
 	words := []string{"hosts", "hostfile", "np", "verbose", "timeline-filename"}
-	for word, want := range map[string]string{"host": "hosts", "verbos": "verbose", "vrebose": "verbose", "timeline": "timeline-filename", "pn": "", "what": "", "": ""} {
+	for word, want := range map[string]string{"host": "hosts", "verbos": "verbose", "vrebose": "verbose", "timeline": "timeline-filename", "pn": "np", "what": "", "": ""} {
 		if got := Meant(word, words); got != want {
 			t.Errorf("%q means %q, not %q", word, want, got)
 		}
@@ -21,7 +21,7 @@ func TestDistanceCountsLetters(t *testing.T) {
 	for _, one := range []struct {
 		a, b string
 		want int
-	}{{"", "", 0}, {"", "abc", 3}, {"kitten", "sitting", 3}, {"flaw", "lawn", 2}, {"same", "same", 0}} {
+	}{{"", "", 0}, {"", "abc", 3}, {"kitten", "sitting", 3}, {"flaw", "lawn", 2}, {"same", "same", 0}, {"rnu", "run", 1}} {
 		if got := distance(one.a, one.b); got != one.want || distance(one.b, one.a) != one.want {
 			t.Errorf("%q and %q: %d", one.a, one.b, got)
 		}
