@@ -62,6 +62,8 @@ type Settings struct {
 	Compression    string `json:"compression"` // a codec, rules or the path of a file with them (core/policy); "" for plain
 	Seed           int    `json:"seed"`        // of the random numbers that codecs draw
 
+	CheckParameters int `json:"check_parameters"` // optimizers compare parameters between ranks every so many steps; 0: never
+
 	// Timeline is the file of this rank's trace, its own on each rank (TimelinePath); "" for none.
 	Timeline string `json:"timeline"`
 

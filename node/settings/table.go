@@ -145,6 +145,8 @@ var table = []row{
 		"The codec of gradients and held values, where the program names none: " + strings.Join(codec.Names(), ", ") + ". It is used for tensors of 1024 elements or more; with auto, optimizers measure which codec is fastest."},
 	{"PACELINE_SEED", nil, "0", among(nodes, integer(func(s *Settings) *int { return &s.Seed }, 0, math.MaxInt)),
 		"Seed of the codecs' random numbers. With PACELINE_SUM_IN_RANK_ORDER=1, runs repeat bit for bit."},
+	{"PACELINE_CHECK_PARAMETERS", nil, "1000", among(workers, integer(func(s *Settings) *int { return &s.CheckParameters }, 0, math.MaxInt)),
+		"Optimizers compare the parameters of all ranks after the first two steps and then after every so many; 0 never does. A difference beyond rounding is an error that names the parameter and the ranks."},
 	{"PACELINE_SERVER_MEMORY", nil, "0", size(func(s *Settings) *int64 { return &s.ServerMemory }, 0, math.MaxInt64),
 		"Limit of a server's buffers; 0 is half of the machine's memory, divided among its ranks."},
 	{"PACELINE_SERVER_SHARDS", same("BYTEPS_SERVER_ENGINE_THREAD"), "0", integer(func(s *Settings) *int { return &s.ServerShards }, 0, 1024),

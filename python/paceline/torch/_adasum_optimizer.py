@@ -14,6 +14,7 @@ from paceline.torch._distributed import hooked
 from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._handles import synchronize
 from paceline.torch._ops_async import reduction, start_one
+from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch.compression import SupportsCompress
 
 
@@ -38,6 +39,7 @@ class AdasumOptimizer(GradientHooks):
     ) -> None:
         self._adopt(optimizer, named_parameters, compression, backward_passes_per_step)
         self._watch_all()
+        self._check = ParameterCheck(global_process_set)
 
     def _reduce(self, p: torch.Tensor) -> None:
         if p.grad is None:
@@ -77,4 +79,5 @@ class AdasumOptimizer(GradientHooks):
             if p not in self._in_flight:
                 self._reduce(p)
         self._finish_all()
+        self._check.stepped(self._compared)
         return loss

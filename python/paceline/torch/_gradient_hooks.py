@@ -172,6 +172,10 @@ class GradientHooks(Distributed):
         self._made.clear()
         self.set_backward_passes_per_step(self.backward_passes_per_step)
 
+    def _compared(self) -> dict[torch.Tensor, str]:
+        """The parameters that are the same on all ranks after each step, with their names."""
+        return {p: self._parameter_names[p] for p in self._passes_left}
+
     def agree(self) -> None:
         """Does nothing: ranks agree after every step. Under models that let ranks run ahead it waits."""
 

@@ -22,6 +22,7 @@ from paceline.torch._gate import Gate
 from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._handles import synchronize
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
+from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch._parameters import empty_sparse
 from paceline.torch.compression import SupportsCompress
 
@@ -61,6 +62,8 @@ class ReducingOptimizer(GradientHooks):
         if self._distributed:
             self._options = Options(sync=sync, codec=resolved(codec, self.param_groups, process_set))
             self._watch_all()
+        # Drop-stragglers and others let a rank be steps behind, for which a check would wait.
+        self._check = ParameterCheck(process_set) if self._distributed and sync is None else None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters; their gradients are reduced too."""
@@ -182,8 +185,15 @@ class ReducingOptimizer(GradientHooks):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Waits for the gradients and makes the wrapped optimizer's step.
 
-        closure: computes the loss and its gradients, which are reduced each time that the optimizer calls it.
+        closure: computes the loss and its gradients, which are reduced each time that the optimizer calls it. Raises
+        RuntimeError if the program has changed gradients in flight, or if ranks have different parameters.
         """
+        result = self._step_reduced(closure)
+        if self._check is not None:
+            self._check.stepped(self._compared)
+        return result
+
+    def _step_reduced(self, closure: Callable[[], Any] | None) -> Any:
         if not self._should_synchronize:
             if self._in_flight or self._ready:
                 raise RuntimeError(
@@ -196,7 +206,7 @@ class ReducingOptimizer(GradientHooks):
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "The gradients are reduced twice; use `with optimizer.skip_synchronize(): optimizer.step()`",
-                stacklevel=2,
+                stacklevel=3,
             )
         if closure is None:
             self.synchronize()
