@@ -210,7 +210,7 @@ def test_a_rank_that_is_stopped_within_the_peer_timeout_loses_nothing(rank, tmp_
         wait_until_printed(job, "ready")
         for _ in range(2):
             job.processes[rank].send_signal(signal.SIGSTOP)
-            time.sleep(3.5)
+            time.sleep(2)
             job.processes[rank].send_signal(signal.SIGCONT)
             time.sleep(0.2)
         done.touch()
