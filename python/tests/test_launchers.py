@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from jobs import HANG_S
+
+SECONDS = 120
 
 # Torch's own process group beside ours: MASTER_PORT belongs to its store.
 SCRIPT = """
@@ -54,18 +55,6 @@ def test_torchrun_needs_nothing_else(tmp_path):
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=HANG_S,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("done on") == 2
-
-
-def test_scripts_of_torch_distributed_run_under_our_launcher(tmp_path):
-    run = subprocess.run(
-        ["paceline", "run", "-np", "2", sys.executable, str(script(tmp_path, True))],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
         timeout=SECONDS,
     )
     assert run.returncode == 0, run.stdout + run.stderr
@@ -87,7 +76,7 @@ def test_torchrun_starts_a_script_that_imports_horovod(tmp_path):
         env=as_horovod(clean_environment()),
         capture_output=True,
         text=True,
-        timeout=HANG_S,
+        timeout=SECONDS,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("done on paceline.torch") == 2
@@ -130,8 +119,80 @@ def test_other_launchers_name_the_scheduler(launcher, tmp_path):
             for rank in range(2)
         ]
         for rank in ranks:
-            output, _ = rank.communicate(timeout=HANG_S)
+            output, _ = rank.communicate(timeout=SECONDS)
             assert rank.returncode == 0 and "done on" in output, output
     finally:
         scheduler.terminate()
-        scheduler.wait(HANG_S)
+        scheduler.wait(SECONDS)
+
+
+# Rank 0 looks at its own job from outside, as a user in another terminal does.
+FOUND = """
+import json, os, subprocess
+import torch, paceline.torch as hvd
+def status():
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
+    return subprocess.run(["paceline", "status", "--json"], env=env, capture_output=True, text=True)
+hvd.init()
+for _ in range(3):
+    hvd.allreduce(torch.ones(1000), name="gradient")
+if hvd.rank() == 0:
+    (job,) = json.loads(status().stdout)
+    assert job["state"] == "running", job
+    assert [(r["rank"], r["iteration"]) for r in job["ranks"]] == [(0, 3), (1, 3)], job
+hvd.barrier()
+hvd.shutdown()
+if os.environ["RANK"] == "0":
+    after = status()
+    assert after.returncode == 1 and "no job of this user" in after.stderr, after
+print("done")
+"""
+
+
+def test_a_job_of_another_launcher_is_found_until_it_ends(tmp_path):
+    path = tmp_path / "found.py"
+    path.write_text(FOUND)
+    private = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--master-port",
+            str(free_port()),
+            str(path),
+        ],
+        env=clean_environment() | private,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert run.returncode == 0 and run.stdout.count("done") == 2, run.stdout + run.stderr
+
+
+QUIET = """
+import torch, paceline.torch as hvd
+hvd.init()
+hvd.allreduce(torch.ones(1000), name="gradient")
+"""
+
+
+@pytest.mark.parametrize("variable", [None, "PACELINE_SYNK"])
+def test_a_healthy_job_prints_nothing_but_what_is_wrong_with_its_environment_and_that_once(variable, tmp_path):
+    path = tmp_path / "quiet.py"
+    path.write_text(QUIET)
+    run = subprocess.run(
+        ["paceline", "run", "-np", "2", sys.executable, str(path)],
+        env=clean_environment() | ({variable: "bsp"} if variable else {}),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert run.returncode == 0 and run.stdout == "", run.stdout + run.stderr
+    if variable is None:
+        assert run.stderr == ""
+    else:
+        (line,) = run.stderr.splitlines()
+        assert "PACELINE_SYNK is set, but there is no such setting: did you mean PACELINE_SYNC?" in line
