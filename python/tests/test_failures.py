@@ -187,7 +187,7 @@ def test_a_stopped_rank_is_named_by_every_survivor_and_then_by_itself(rank, doin
         for p in survivors:
             p.wait(60)  # it does not wait for the one that is stopped
         stopped.send_signal(signal.SIGCONT)
-        ended = job.wait(60)
+        ended = job.wait()
     for e in ended:
         assert e.status == 0 and "lost:" in e.output and f"worker {rank}" in e.output and " on rank " in e.output, ended
 
@@ -214,7 +214,7 @@ def test_a_rank_that_is_stopped_within_the_peer_timeout_loses_nothing(rank, tmp_
             job.processes[rank].send_signal(signal.SIGCONT)
             time.sleep(0.2)
         done.touch()
-        job.succeed(60)
+        job.succeed()
 
 
 def test_a_rank_that_never_comes_is_warned_about_and_then_an_error(tmp_path):
