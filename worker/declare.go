@@ -105,7 +105,7 @@ func (e *Engine) knownServers(servers []int) bool {
 func (e *Engine) declared(d *declaration, p wire.Placed, err error) {
 	e.mu.Lock()
 	if err != nil {
-		d.state, d.err = declareFailed, fmt.Errorf("%q could not be declared: %w", d.t.Name, err)
+		d.state, d.err = declareFailed, fmt.Errorf("%q could not be declared on rank %d: %w", d.t.Name, e.cfg.Rank, err)
 		for _, o := range d.waiting {
 			o.n.drop(d)
 		}
