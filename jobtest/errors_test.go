@@ -188,7 +188,7 @@ func TestOperationsThatCannotBeAreRefusedWhenSubmitted(t *testing.T) {
 		{edit(jobtest.Sum("x", 4), func(o *worker.Op) { o.Shape = []int64{5} }), `"x": input of 4 bytes for shape [5] of uint8, want 5`},
 		{edit(jobtest.Sum("x", 4), func(o *worker.Op) { o.Output = o.Output[:3] }), `"x": output of 3 bytes, want 4`},
 		{edit(jobtest.Sum("x", 1), func(o *worker.Op) { o.Shape = make([]int64, limits.MaxDims+1) }), `"x": 65 dimensions, limit 64`},
-		{jobtest.Sum(strings.Repeat("x", limits.MaxName+1), 1), `tensor name of 4097 bytes, limit 4096`},
+		{jobtest.Sum(strings.Repeat("x", limits.MaxName+1), 1), `a name of 4097 bytes, allowed are 1 to 4096`},
 		{edit(jobtest.Sum("x", 4), func(o *worker.Op) { o.PullGate.Threshold = 0.5 }), `"x": a gate for pulls is for held values, not for allreduce`},
 		{edit(jobtest.Sum("x", 4), func(o *worker.Op) { o.DType = 77 }), `unknown kind allreduce, type dtype(77)`},
 	} {

@@ -468,16 +468,18 @@ func TestARefusedFrameWithoutAnAnswerEndsItsOperation(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		refused := make(chan wire.Header, 1)
 		go func() {
 			_ = s.frames(s.conns[0], func(h wire.Header, _ []byte) {
 				if h.Type == wire.TypePut && h.Flags&wire.FlagHome == 0 {
 					h.Type, h.Epoch, h.Length = wire.TypeEpoch, 5, 0
 					s.send(s.conns[0], h, nil)
-					s.send(s.conns[0], h, nil)
+					refused <- h
 				}
 			})
 		}()
 		th.wantEnd(done, worker.ErrUnsupported, `"b"`, "is in epoch 5")
+		s.send(s.conns[0], <-refused, nil)
 		synctest.Wait()
 	})
 	if n := logged.FilterMessageSnippet("refused what this rank sent").Len(); n != 1 {
