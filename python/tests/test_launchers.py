@@ -26,7 +26,7 @@ if {with_torch}:
     assert same.item() == 1 and dist.get_rank() == hvd.rank()
     dist.destroy_process_group()
 hvd.shutdown()
-print("done on", hvd.__name__)
+print("done on " + hvd.__name__ + chr(10), end="", flush=True)  # in one piece, beside the other rank's
 """
 
 

@@ -339,6 +339,7 @@ def test_auto_chooses_alike_on_all_ranks():
 @pytest.mark.parametrize("sync", [None, "ssp:1"])
 def test_auto_where_a_rank_has_no_data_at_first(sync):
     model, numbers = net(), torch.get_rng_state()
+    hvd.broadcast_parameters([model.weight], root_rank=0)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01),
         named_parameters=[(f"no data {sync}", model.weight)],
