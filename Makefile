@@ -64,7 +64,7 @@ bench: setup
 
 ## make chart        docs/results/peers.svg, the README's chart: beside Gloo and Horovod, which it builds (10 minutes, Python 3.11, g++)
 chart: setup build/horovod/.installed
-	python bench/peers.py --horovod build/horovod/bin/python --sizes 4KiB,1MiB,64MiB,resnet50 --rounds 3 --duration 4 \
+	python bench/peers.py --horovod build/horovod/bin/python --sizes 64MiB,resnet50 --rounds 2 --duration 4 --idle 0 \
 	  --json build/peers.json --chart docs/results/peers.svg $(BENCH)
 
 ## make bench-builds this build against another; BENCH='--other /path/to/its/.venv/bin/python'
