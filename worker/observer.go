@@ -10,12 +10,11 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// Observer hears of the operations of an engine. The timeline is one; metrics are another. Its methods are called from many
+// Observer hears of the operations of an engine. The timeline is one; metrics are another. Ended is called from many
 // goroutines, while none of the engine's locks is held, and must return soon.
 type Observer interface {
-	// Exchanged says that one partition of the operation is answered.
-	Exchanged(o Observed, x Exchange)
-	// Ended says that the operation is over, with all its exchanges, and why it has failed; nil for success.
+	// Ended says that the operation is over, with all its exchanges in the order in which they began, not to be changed,
+	// and why it has failed; nil for success.
 	Ended(o Observed, exchanges []Exchange, err error)
 }
 
@@ -139,11 +138,8 @@ func (s *observers) answered(t *task, last uint16) {
 		Last: waitedFor(t, last), Times: t.times(),
 	}
 	t.o.mu.Lock()
+	defer t.o.mu.Unlock()
 	t.o.watched.exchanges = append(t.o.watched.exchanges, x)
-	t.o.mu.Unlock()
-	for _, each := range s.all() {
-		each.Exchanged(t.o.observed(), x)
-	}
 }
 
 // waitedFor is the rank that an answer had to wait for.
@@ -161,17 +157,15 @@ func (s *observers) ended(o *operation, err error) {
 	if o.watched == nil {
 		return
 	}
+	observed := Observed{
+		Name: o.name(), Kind: o.Kind, DType: o.DType, Shape: o.Shape, Bytes: len(o.Input),
+		Submitted: o.watched.submitted, Declared: o.watched.declared,
+	}
 	o.mu.Lock()
 	exchanges := o.watched.exchanges
 	o.mu.Unlock()
+	slices.SortFunc(exchanges, func(a, b Exchange) int { return a.Times.begin().Compare(b.Times.begin()) })
 	for _, x := range s.all() {
-		x.Ended(o.observed(), exchanges, err)
-	}
-}
-
-func (o *operation) observed() Observed {
-	return Observed{
-		Name: o.name(), Kind: o.Kind, DType: o.DType, Shape: o.Shape, Bytes: len(o.Input),
-		Submitted: o.watched.submitted, Declared: o.watched.declared,
+		x.Ended(observed, exchanges, err)
 	}
 }

@@ -22,13 +22,6 @@ type recorder struct {
 	disordered                 []worker.Times
 }
 
-func (r *recorder) Exchanged(_ worker.Observed, x worker.Exchange) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.exchanged++
-	r.bytes += x.Sent
-}
-
 func (r *recorder) Ended(o worker.Observed, exchanges []worker.Exchange, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -37,6 +30,8 @@ func (r *recorder) Ended(o worker.Observed, exchanges []worker.Exchange, err err
 		r.declared++
 	}
 	for _, x := range exchanges {
+		r.exchanged++
+		r.bytes += x.Sent
 		if t := x.Times; t.Queued.IsZero() || t.Moved.Before(t.Queued) || t.Arrived.Before(t.Moved) || t.Received.Before(t.Arrived) || t.Answered.Before(t.Received) {
 			r.disordered = append(r.disordered, t)
 		}

@@ -72,16 +72,12 @@ func (e *Engine) replaceTimeline(t *timeline) {
 	}
 }
 
-// Exchanged implements Observer: exchanges are written with their operation.
-func (t *timeline) Exchanged(Observed, Exchange) {}
-
 // Ended implements Observer.
 func (t *timeline) Ended(o Observed, exchanges []Exchange, err error) {
 	args := map[string]any{"dtype": o.DType.String(), "shape": o.Shape, "bytes": o.Bytes}
 	if err != nil {
 		args["error"] = err.Error()
 	}
-	slices.SortFunc(exchanges, func(a, b Exchange) int { return a.Times.begin().Compare(b.Times.begin()) })
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -34,8 +34,8 @@ const (
 type Config struct {
 	Secret           []byte        // the job secret
 	HandshakeTimeout time.Duration // from the first byte until both ends are known; 0 is 10 s
-	// PeerTimeout is how long a peer may be stopped without the loss of a connection, and whoever is silent for half as
-	// long again is given up; 0 is 10 s.
+	// PeerTimeout is how long a peer may be stopped without the loss of a connection, and whoever is silent for a quarter
+	// longer (Silence) is given up; 0 is 10 s.
 	PeerTimeout time.Duration
 	Integrity   string      // what has authentication tags where Secure is nil: IntegrityByHost, IntegrityControl or IntegrityAll
 	Log         *zap.Logger // nil: no log
