@@ -109,6 +109,8 @@ def _here(hosts: str | None) -> bool:
 
 def _run(call: Callable[[], Any], flags: list[str], python: str) -> list[Any]:
     """The processes exchange files with this one: call, and of each rank result.RANK or failed.RANK (__main__.py)."""
+    import cloudpickle  # type: ignore[import-untyped]  # here, because `import horovod` needs none of it
+
     command = shutil.which(
         "paceline", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     )
