@@ -26,7 +26,7 @@ SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null)
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-go test-fuzz fuzz-long test-python bench chart bench-builds bench-links results wheel lint format clean
+.PHONY: help setup train test test-go test-fuzz fuzz-long test-python bench bench-step chart bench-builds bench-links results wheel lint format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -61,6 +61,10 @@ test-python: setup
 ## make bench        all-reduce against PyTorch's Gloo, side by side; BENCH holds further arguments
 bench: setup
 	python bench/peers.py $(BENCH)
+
+## make bench-step   training steps beside PyTorch's DDP over Gloo and beside computing alone, side by side
+bench-step: setup
+	python bench/step.py $(BENCH)
 
 ## make chart        docs/results/peers.svg, the README's chart: beside Gloo and Horovod, which it builds (10 minutes, Python 3.11, g++)
 chart: setup build/horovod/.installed

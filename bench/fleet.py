@@ -76,10 +76,6 @@ class Fleet:
         self._signal(signal.SIGSTOP)
         return answers
 
-    def seconds(self, what, **arguments):
-        """The slowest rank's seconds for a command."""
-        return max(answer["seconds"] for answer in self.ask(what, **arguments))
-
     def _signal(self, number):
         """Stops the ranks between commands, or lets them go on, where they use the CPU while they are idle."""
         if self.system == "horovod":
@@ -162,23 +158,45 @@ def _wait(processes, seconds):
             process.wait()
 
 
+class Way:
+    """A fleet with one way of doing what it is asked, for take_turns."""
+
+    def __init__(self, fleet, way):
+        self.fleet, self.way = fleet, way
+
+    def ask(self, what, **arguments):
+        """As Fleet.ask."""
+        return self.fleet.ask(what, way=self.way, **arguments)
+
+
 def take_turns(fleets, duration_s, per_exchange, what, **arguments):
+    """As answers_in_turns, but returns the seconds of each repetition, divided by `per_exchange`."""
+    answers = answers_in_turns(fleets, duration_s, what, **arguments)
+    return {label: slowest(of, per_exchange) for label, of in answers.items()}
+
+
+def slowest(repetitions, parts):
+    """The slowest rank's seconds of each repetition, for one of its parts."""
+    return [max(answer["seconds"] for answer in answers) / parts for answers in repetitions]
+
+
+def answers_in_turns(fleets, duration_s, what, **arguments):
     """Runs a command on the fleets in turns for about `duration_s`, each time in another order.
 
-    Returns, by the fleet's label, the seconds of each repetition, divided by `per_exchange`.
+    Returns, by the fleet's label, all ranks' answers to each repetition.
     """
     for _ in range(2):  # the first use declares, the second warms up
         for fleet in fleets.values():
             fleet.ask(what, **arguments)
-    seconds = {label: [] for label in fleets}
+    answers = {label: [] for label in fleets}
     orders = itertools.cycle(itertools.islice(itertools.permutations(fleets), 24))
     began = time.monotonic()
     for i in range(1000):
         if i >= 5 and time.monotonic() - began > duration_s:
             break
         for label in next(orders):
-            seconds[label].append(fleets[label].seconds(what, **arguments) / per_exchange)
-    return seconds
+            answers[label].append(fleets[label].ask(what, **arguments))
+    return answers
 
 
 def spread(values, unit, factor=1):

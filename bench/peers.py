@@ -8,7 +8,7 @@ import contextlib
 from pathlib import Path
 
 import page
-from fleet import Fleet, Loopback, in_a_row, parse_size, ratios, report, show_size, spread, take_turns
+from fleet import Fleet, Loopback, Way, in_a_row, parse_size, ratios, report, show_size, spread, take_turns
 
 RESNET50 = "resnet50"
 EXCHANGES = f"4KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB,{RESNET50}"
@@ -68,21 +68,6 @@ def measure(ranks, options):
 def idle_cpu(fleet, seconds):
     """CPU seconds of all ranks while they do nothing."""
     return sum(answer["cpu"] for answer in fleet.ask("idle", seconds=seconds))
-
-
-class Way:
-    """A fleet with one way of exchanging the gradients, for take_turns."""
-
-    def __init__(self, fleet, way):
-        self.fleet, self.way = fleet, way
-
-    def ask(self, what):
-        """As Fleet.ask."""
-        return self.fleet.ask(what, way=self.way)
-
-    def seconds(self, what):
-        """As Fleet.seconds."""
-        return self.fleet.seconds(what, way=self.way)
 
 
 def summed(ranks, what, rounds):

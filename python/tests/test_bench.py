@@ -46,11 +46,45 @@ def test_allreduce_beside_gloo(tmp_path):
     assert (tmp_path / "chart.svg").read_text().count("<rect") == 1 + 2 + 2 + 3  # the background, a bar for each way
 
 
-def test_resnet50_has_its_161_tensors(monkeypatch):
+def test_training_steps_beside_ddp(tmp_path):
+    argv = [sys.executable, BENCH / "step.py", "--ranks", "2", "--models", "digits,resnet50"]
+    argv += ["--duration", "0.1", "--steps", "2", "--work", "0.01"]
+    printed, report = run(argv, tmp_path / "step.json")
+    digits, resnet50 = report["results"]
+    assert (digits["tensors"], digits["parameters"]) == (8, 71_754)
+    assert (resnet50["tensors"], resnet50["parameters"]) == (161, 25_557_032)
+    for result in (digits, resnet50):
+        assert printed.count(f" {result['model']} ") == len(result["ways"]) == 3
+        for way in result["ways"].values():
+            assert way["blocks"] >= 5
+            check_times(way)
+            assert 0 < way["training"]["cpu_ms"] <= way["all"]["cpu_ms"]
+            assert way["all"]["voluntary"] >= way["training"]["voluntary"] >= 0
+        assert result["ways"]["ddp"]["ratio"]["median"] == 1
+
+
+def test_a_step_that_differs_from_the_other_ways_ends_the_benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import step_rank
+    import torch
+
+    rank = step_rank.Rank(rank=0)
+    rank.prepare("digits", 1, ways=("alone",))
+    rank.check("ddp", 2)
+    rank.check("paceline", 2)
+    with torch.no_grad():
+        rank.parameters[3].flatten()[7] += 0.1
+    with pytest.raises(SystemExit, match=r"rank 0: paceline ends 1 of 2 steps' way from"):
+        rank.check("paceline", 2)
+
+
+def test_shapes_of_published_models(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     import shapes
 
     assert (len(shapes.RESNET50), sum(shapes.RESNET50)) == (161, 25_557_032)
+    bert = [n for elements, _ in shapes.BERT_BASE_LAYERS for n in elements]
+    assert (len(bert), sum(bert)) == (199, 109_482_240)
     assert sorted(i for b in shapes.buckets(shapes.RESNET50, 1 << 20) for i in b) == list(range(161))
 
 

@@ -1,0 +1,138 @@
+"""The networks of step.py. Each has batches of its own; those of simulated models are empty."""
+
+import sys
+from pathlib import Path
+
+import shapes
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from digits import network as digits
+
+UNIT = 256  # rows and columns of the matrices whose products are simulated computing
+BATCHES = 4
+
+
+class Residual(nn.Module):
+    """Two convolutions and a shortcut without parameters."""
+
+    def __init__(self, before, after, stride):
+        super().__init__()
+        self.stride, self.more = stride, after - before
+        layers = *_convolution(before, after, stride), nn.ReLU(), *_convolution(after, after, 1)
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        """The sum of the layers and the shortcut, whose further channels are zero."""
+        short = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
+        return torch.relu(self.layers(x) + short)
+
+
+def resnet14(width):
+    """He et al. 2015, section 4.2, with n = 2: for ten classes of pictures with three channels."""
+    widths = [width, 2 * width, 4 * width]
+    blocks = []
+    for before, after in zip([width, *widths], widths, strict=False):
+        blocks += [Residual(before, after, 1 if before == after else 2), Residual(after, after, 1)]
+    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10)]
+    return nn.Sequential(*_convolution(3, width, 1), nn.ReLU(), *blocks, *end)
+
+
+def deep(layers, width):
+    """Many small linear layers."""
+    return nn.Sequential(
+        *[m for _ in range(layers) for m in (nn.Linear(width, width), nn.ReLU())], nn.Linear(width, 10)
+    )
+
+
+class Simulated(nn.Module):
+    """A model's shapes: every layer computes for as long as its work takes, and gives a gradient of known values.
+
+    work: examples whose multiplications a layer does, for which no activations are needed.
+    """
+
+    def __init__(self, layers, work, seed):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ParameterList(torch.zeros(n) for n in elements) for elements, _ in layers)
+        self.work = [work * of for _, of in layers]
+        self.values = torch.randn(max(p.numel() for p in self.parameters()), generator=_generator(seed))
+
+    def forward(self, x):
+        """A number without a meaning, shape (1,), for x of that shape."""
+        for parameters, work in zip(self.layers, self.work, strict=True):
+            x = _Layer.apply(x, work, self.values, *parameters)
+        return x
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, work, values, *parameters):
+        ctx.work, ctx.values, ctx.shapes = work, values, [p.shape for p in parameters]
+        multiply(work)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        multiply(2 * ctx.work)
+        factor = gradient.item()
+        return gradient, None, None, *(ctx.values[: s.numel()].view(s) * factor for s in ctx.shapes)
+
+
+_LEFT, _RIGHT = torch.rand(2, UNIT, UNIT)
+_PRODUCT = torch.empty(UNIT, UNIT)
+
+
+def multiply(work):
+    """Products of matrices with about so many multiplications."""
+    rows = round(work / UNIT**2)
+    while rows > 0:
+        now = min(rows, UNIT)
+        torch.mm(_LEFT[:now], _RIGHT, out=_PRODUCT[:now])
+        rows -= now
+
+
+def _convolution(before, after, stride):
+    return nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
+
+
+def _generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def _pictures(batch, shape):
+    def batches(seed):
+        generator = _generator(seed)
+        pairs = range(BATCHES)
+        return [(torch.rand(batch, *shape, generator=generator), _labels(batch, generator)) for _ in pairs]
+
+    return batches
+
+
+def _labels(batch, generator):
+    return torch.randint(10, (batch,), generator=generator)
+
+
+def _factors(seed):
+    """The factors of a simulated model's gradients."""
+    return [(1 + torch.rand(1, generator=_generator(seed * BATCHES + i)), None) for i in range(BATCHES)]
+
+
+def _real(network, batch, shape):
+    return lambda work, rank: network(), _pictures(batch, shape), nn.functional.cross_entropy
+
+
+def _simulated(layers):
+    return lambda work, rank: Simulated(layers, work, rank), _factors, lambda out, _: out.sum()
+
+
+# By name: what makes the network, from the examples of simulated computing and the rank; what makes a rank's batches,
+# from a seed; the loss.
+NETWORKS = {
+    "digits": _real(digits, 32, (1, 8, 8)),
+    "small": _real(lambda: resnet14(16), 16, (3, 16, 16)),
+    "wide": _real(lambda: resnet14(64), 4, (3, 16, 16)),
+    "deep": _real(lambda: deep(60, 128), 64, (128,)),
+    "resnet50": _simulated(shapes.RESNET50_LAYERS),
+    "bert": _simulated(shapes.BERT_BASE_LAYERS),
+}

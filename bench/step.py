@@ -1,0 +1,100 @@
+"""Training steps by Paceline, by DDP over Gloo, and computing alone, side by side: python bench/step.py --help.
+
+bench/README.md says what the figures mean.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+
+from fleet import Fleet, Loopback, Way, answers_in_turns, ratios, report, slowest, spread
+
+WAYS = ("alone", "ddp", "paceline")
+MODELS = "digits,small,wide,deep,resnet50,bert"
+COSTS = ("user", "system", "voluntary", "involuntary")
+BLOCK_S = 0.5
+
+
+def main():
+    """Measures what the command line asks for."""
+    parser = argparse.ArgumentParser(description="Training steps by Paceline, DDP over Gloo, and computing alone")
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default: %(default)s)")
+    parser.add_argument("--models", default=MODELS, help="some of: %(default)s")
+    parser.add_argument(
+        "--work", type=float, default=1, help="examples for which simulated layers compute (default: 1)"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="how often the processes start anew")
+    parser.add_argument("--duration", type=float, default=12, help="seconds for each model (default: %(default)s)")
+    parser.add_argument("--steps", type=int, help=f"steps of a block (default: as many as take about {BLOCK_S} s)")
+    parser.add_argument("--json", help="file for the results")
+    options = parser.parse_args()
+    results, versions = [], {}
+    for ranks in map(int, options.ranks.split(",")):
+        rounds = []
+        for _ in range(options.rounds):
+            answers, versions = measure(ranks, options)
+            rounds.append(answers)
+        print(f"{ranks} ranks{'':38} a step of one rank: {'all threads':>25} {'training thread':>23}")
+        head = ("CPU ms", "user+system", "switches", "CPU ms", "switches")
+        print(f"{'model':>10} {'way':>9} {'ms':>9} {'p10-p90':>18} {head[0]:>8} {head[1]:>13} {head[2]:>12}", end="")
+        print(f" {head[3]:>8} {head[4]:>12}  times DDP's")
+        for model in options.models.split(","):
+            results.append(summed(ranks, model, [one[model] for one in rounds]))
+    report("step", versions, results, options.json, work=options.work)
+
+
+def measure(ranks, options):
+    """One round: for each model its size, the steps of a block, and the ranks' answers to each block by way."""
+    script = Path(__file__).with_name("step_rank.py")
+    found = {}
+    with Fleet("paceline", ranks, Loopback(), script=script) as fleet:
+        for model in options.models.split(","):
+            size = fleet.ask("prepare", model=model, work=options.work, ways=WAYS)[0]
+            ways = {way: Way(fleet, way) for way in WAYS}
+            steps = options.steps or fitting(fleet)
+            found[model] = size, steps, answers_in_turns(ways, options.duration, "train", steps=steps)
+        return found, fleet.versions
+
+
+def fitting(fleet):
+    """The steps of a block, so that it takes about BLOCK_S."""
+    for _ in range(2):  # in its first step DDP finds the order of its buckets
+        (seconds,) = slowest([fleet.ask("train", way="ddp", steps=2)], 2)
+    return max(1, min(round(BLOCK_S / seconds), 50))
+
+
+def summed(ranks, model, rounds):
+    """Prints and returns the result of one model over all rounds."""
+    size = rounds[0][0]
+    result = {"ranks": ranks, "model": model} | size | {"rounds": len(rounds), "ways": {}}
+    seconds = {way: [s for _, steps, of in rounds for s in slowest(of[way], steps)] for way in WAYS}
+    for way in WAYS:
+        answers = [(a, steps) for _, steps, of in rounds for block in of[way] for a in block]
+        one = {"blocks": len(seconds[way])} | spread(seconds[way], "_ms", 1e3)
+        one["all"], one["training"] = (costs(answers, prefix) for prefix in ("", "thread_"))
+        one["python_gc_per_1000"] = 1e3 * statistics.fmean(a["gc"] / steps for a, steps in answers)
+        one["ratio"] = ratios(seconds[way], seconds["ddp"])
+        result["ways"][way] = one
+        cells = f"{one['median_ms']:>9.2f} {one['p10_ms']:>8.2f}-{one['p90_ms']:<9.2f} {shown(one['all'])}"
+        times = "{median:.2f} ({p10:.2f}-{p90:.2f})".format(**one["ratio"])
+        of = one["training"]
+        own = f"{of['cpu_ms']:>8.2f} {of['voluntary']:>5.0f}+{of['involuntary']:<6.0f}"
+        print(f"{model:>10} {way:>9} {cells} {own}  {times}", flush=True)
+    return result
+
+
+def costs(answers, prefix):
+    """The median cost of a rank's step, by kind; CPU in milliseconds."""
+    one = {k: statistics.median(a[prefix + k] / steps for a, steps in answers) for k in COSTS}
+    user, system = 1e3 * one.pop("user"), 1e3 * one.pop("system")
+    return {"cpu_ms": user + system, "user_ms": user, "system_ms": system} | one
+
+
+def shown(of):
+    """The cells of a rank's costs."""
+    cpu = f"{of['user_ms']:.1f}+{of['system_ms']:.1f}"
+    return f"{of['cpu_ms']:>8.2f} {cpu:>13} {of['voluntary']:>5.0f}+{of['involuntary']:<6.0f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""One rank of step.py: training steps by Paceline, by DDP over Gloo, and computing alone. commands.py has the protocol.
+
+A wrong result ends the rank with an error.
+"""
+
+import gc
+import os
+import resource
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from commands import obey
+from networks import NETWORKS
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline.torch as hvd
+
+LEARNING_RATE = 0.01
+TOLERANCE = 1e-3  # of two results' difference, relative to how far the parameters have moved
+
+
+class Rank:
+    """The commands."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def prepare(self, model, work, ways):
+        """Makes a model, once for each way; all have the same memory for their parameters.
+
+        work: examples for which simulated layers compute.
+        """
+        make, batches, self.loss = NETWORKS[model]
+        self.batches = batches(self.rank)
+        self.ways, self.reference = {}, None
+        for way in ways:
+            torch.manual_seed(0)
+            network = make(work, self.rank)
+            if not self.ways:
+                self.parameters = list(network.parameters())
+                self.begin = _flat(self.parameters)
+            for own, common in zip(network.parameters(), self.parameters, strict=True):
+                own.data = common.data
+            optimizer = torch.optim.SGD(network.parameters(), LEARNING_RATE)
+            if way == "ddp":
+                network = DistributedDataParallel(network)
+            elif way == "paceline":
+                named = [(f"{model}.{name}", p) for name, p in network.named_parameters()]
+                optimizer = hvd.DistributedOptimizer(optimizer, named)
+            self.ways[way] = network, optimizer
+        return {"tensors": len(self.parameters), "parameters": self.begin.numel()}
+
+    def train(self, way, steps):
+        """So many steps from the first parameters. Answers with the seconds, and with what they cost this process."""
+        network, optimizer = self.ways[way]
+        _copy(self.begin, self.parameters)
+        torch.manual_seed(self.rank)  # dropout
+        gc.collect()
+        dist.barrier()
+        before, began = _costs(), time.perf_counter()
+        for i in range(steps):
+            inputs, labels = self.batches[i % len(self.batches)]
+            optimizer.zero_grad()
+            self.loss(network(inputs), labels).backward()
+            optimizer.step()
+        seconds = time.perf_counter() - began
+        costs = {k: v - before[k] for k, v in _costs().items()}
+        optimizer.zero_grad()
+        if way != "alone":
+            self.check(way, steps)
+        return {"seconds": seconds} | costs
+
+    def check(self, way, steps):
+        """Compares the parameters after a way's training with those after as many steps of another."""
+        result = _flat(self.parameters)
+        if self.reference is None or self.reference[0] != steps:
+            self.reference = steps, result
+            return
+        apart = (result - self.reference[1]).norm().item()
+        moved = (result - self.begin).norm().item()
+        if not apart <= TOLERANCE * moved:
+            sys.exit(f"rank {self.rank}: {way} ends {apart / moved:.2g} of {steps} steps' way from the other's result")
+
+
+def _flat(parameters):
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+@torch.no_grad()
+def _copy(flat, parameters):
+    for p, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.copy_(piece.view_as(p))
+
+
+def _costs():
+    """What this process has cost: CPU seconds, context switches, collections; `thread_`: of the thread that trains."""
+    own, used = (resource.getrusage(who) for who in (resource.RUSAGE_THREAD, resource.RUSAGE_SELF))
+    costs = {"gc": sum(generation["collections"] for generation in gc.get_stats())}
+    for prefix, usage in (("", used), ("thread_", own)):
+        costs |= {f"{prefix}user": usage.ru_utime, f"{prefix}system": usage.ru_stime}
+        costs |= {f"{prefix}voluntary": usage.ru_nvcsw, f"{prefix}involuntary": usage.ru_nivcsw}
+    return costs
+
+
+def begin():
+    """Joins Paceline's job and Gloo's group."""
+    hvd.init()
+    store = "file://" + os.environ["BENCH_STORE"]
+    dist.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
+    return Rank(dist.get_rank()), {}, end
+
+
+def end():
+    """Leaves both."""
+    dist.destroy_process_group()
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    obey(begin, ("prepare", "train"))
