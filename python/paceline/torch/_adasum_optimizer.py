@@ -13,7 +13,7 @@ from paceline.common.process_sets import global_process_set
 from paceline.torch._distributed import hooked
 from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._handles import synchronize
-from paceline.torch._ops_async import reduction, start_one
+from paceline.torch._ops_async import How, reduction, start_one
 from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch.compression import SupportsCompress
 
@@ -45,18 +45,8 @@ class AdasumOptimizer(GradientHooks):
         if p.grad is None:
             p.grad = torch.zeros_like(p)
         compressed, context = self._compression.compress(self._stepped(p) - p.detach())
-        handle = start_one(
-            reduction(
-                compressed,
-                True,
-                f"allreduce.{self._parameter_names[p]}",
-                Adasum,
-                1.0,
-                1.0,
-                global_process_set,
-                self._priority[p],
-            )
-        )
+        name = f"allreduce.{self._parameter_names[p]}"
+        handle = start_one(reduction(compressed, True, name, How(Adasum), self._priority[p]))
 
         def finish() -> None:
             p.detach().add_(self._compression.decompress(synchronize(handle), context))

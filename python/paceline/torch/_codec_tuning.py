@@ -15,7 +15,7 @@ from paceline.common.process_sets import ProcessSet
 from paceline.compression import Auto, Codec
 from paceline.torch._handles import synchronize
 from paceline.torch._ops import barrier
-from paceline.torch._ops_async import reduction, start_group, start_one
+from paceline.torch._ops_async import How, reduction, start_group, start_one
 
 SMALLEST, LARGEST, STEP = 4 << 10, 4 << 20, 4  # bytes of the measured tensors; larger ones are cut into such partitions
 AT_ONCE = 1 << 20  # bytes in flight together: small tensors overlap, as in training
@@ -69,13 +69,11 @@ def _times(candidates: Sequence[str], size: int, process_set: ProcessSet) -> lis
     for _ in range(REPEATS):
         for i, candidate in enumerate(candidates):
             options = Options(codec=json.dumps([{"min_bytes": 0, "codec": candidate}]))
-            parts = [
-                reduction(t, False, f"auto.{size}.{k}.{candidate}", Average, 1.0, 1.0, process_set, options=options)
-                for k, t in enumerate(tensors)
-            ]
+            how = How(Average, process_set=process_set, options=options)
+            parts = [reduction(t, False, f"auto.{size}.{k}.{candidate}", how) for k, t in enumerate(tensors)]
             barrier(process_set)
             began = time.perf_counter()
             synchronize(start_group(parts))
             best[i] = min(float(best[i]), time.perf_counter() - began)
-    name = f"auto.{size}"
-    return synchronize(start_one(reduction(best, False, name, Max, 1.0, 1.0, process_set))).tolist()
+    how = How(Max, process_set=process_set)
+    return synchronize(start_one(reduction(best, False, f"auto.{size}", how))).tolist()

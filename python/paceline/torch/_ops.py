@@ -14,11 +14,12 @@ import torch
 
 from paceline import _abi
 from paceline._engine import engine
-from paceline._operation import DEFAULTS, Options, operation
+from paceline._operation import DEFAULTS, operation
 from paceline.common.operators import Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.torch._handles import start, synchronize, watch
 from paceline.torch._ops_async import (
+    How,
     allgather_async,
     allreduce_async_,
     alltoall_async,
@@ -39,25 +40,13 @@ class HorovodAllreduce(torch.autograd.Function):
     """Allreduce; the gradient is reduced the same way."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        name: str | None,
-        op: int,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-        options: Options = DEFAULTS,
-    ) -> Any:
-        ctx.how = op, prescale, postscale, process_set
-        return synchronize(start_one(reduction(tensor, False, name, op, prescale, postscale, process_set, 0, options)))
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, how: How) -> Any:
+        ctx.how = how._replace(options=DEFAULTS)
+        return synchronize(start_one(reduction(tensor, False, name, how)))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        op, prescale, postscale, process_set = ctx.how
-        return allreduce(grad, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set), *[
-            None
-        ] * 6
+        return HorovodAllreduce.apply(grad, None, ctx.how), None, None
 
 
 def allreduce(
@@ -71,11 +60,10 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks and returns a new tensor of the same shape and type. Carries gradients."""
-    op = operator_of(op, average)
     compressor, options = split(compression)
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set, options)
     compressed, ctx = compressor.compress(tensor)
-    reduced = HorovodAllreduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set, options)
-    return compressor.decompress(reduced, ctx)
+    return compressor.decompress(HorovodAllreduce.apply(compressed, name, how), ctx)
 
 
 def allreduce_(
@@ -95,28 +83,13 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     """Allreduce of several tensors; the gradients are reduced the same way."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        name: str | None,
-        op: int,
-        prescale: float,
-        postscale: float,
-        process_set: ProcessSet,
-        options: Options,
-        *tensors: torch.Tensor,
-    ) -> Any:
-        ctx.how = op, prescale, postscale, process_set
-        members = named(tensors, name)
-        return synchronize(
-            start_group([reduction(t, False, n, op, prescale, postscale, process_set, 0, options) for t, n in members])
-        )
+    def forward(ctx: Any, name: str | None, how: How, *tensors: torch.Tensor) -> Any:
+        ctx.how = how._replace(options=DEFAULTS)
+        return synchronize(start_group([reduction(t, False, n, how) for t, n in named(tensors, name)]))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        op, prescale, postscale, process_set = ctx.how
-        return *[None] * 6, *grouped_allreduce(
-            grads, op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set
-        )
+        return None, None, *HorovodGroupedAllreduce.apply(None, ctx.how, *grads)
 
 
 def grouped_allreduce(
@@ -130,12 +103,10 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduces several tensors over all ranks together and returns a list of new tensors. Carries gradients."""
-    op = operator_of(op, average)
     compressor, options = split(compression)
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set, options)
     compressed = [compressor.compress(t) for t in tensors]
-    reduced = HorovodGroupedAllreduce.apply(
-        name, op, prescale_factor, postscale_factor, process_set, options, *[t for t, _ in compressed]
-    )
+    reduced = HorovodGroupedAllreduce.apply(name, how, *[t for t, _ in compressed])
     return [compressor.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
 
 
@@ -291,11 +262,9 @@ def alltoall(
     return HorovodAlltoall.apply(tensor, splits, name, process_set)
 
 
-def _unscatter(
-    grads: Sequence[torch.Tensor], op: int, prescale: float, postscale: float, process_set: ProcessSet
-) -> list[torch.Tensor]:
+def _unscatter(grads: Sequence[torch.Tensor], how: How) -> list[torch.Tensor]:
     """A reducescatter's gradients, scaled as its result was."""
-    factor = prescale * postscale * (place_in(process_set)[1] if op == Sum else 1)
+    factor = how.prescale * how.postscale * (place_in(how.process_set)[1] if how.op == Sum else 1)
     return [grad * factor if factor != 1 else grad for grad in grads]
 
 
@@ -303,23 +272,13 @@ class HorovodReducescatter(torch.autograd.Function):
     """Reducescatter; the gradients of all ranks' rows are gathered, times the set's size if op is Sum."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        name: str | None,
-        op: int,
-        process_set: ProcessSet,
-        prescale: float,
-        postscale: float,
-        options: Options = DEFAULTS,
-    ) -> Any:
-        ctx.how = op, prescale, postscale, process_set
-        return synchronize(start_one(scattering(tensor, name, op, prescale, postscale, process_set, options)))
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, how: How) -> Any:
+        ctx.how = how
+        return synchronize(start_one(scattering(tensor, name, how)))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        process_set = ctx.how[-1]
-        return allgather(_unscatter([grad], *ctx.how)[0], process_set=process_set), *[None] * 6
+        return allgather(_unscatter([grad], ctx.how)[0], process_set=ctx.how.process_set), None, None
 
 
 def reducescatter(
@@ -336,35 +295,22 @@ def reducescatter(
     Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more.
     """
     compressor, options = split(compression)
+    how = How(op, prescale_factor, postscale_factor, process_set, options)
     compressed, ctx = compressor.compress(tensor)
-    reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor, options)
-    return compressor.decompress(reduced, ctx)
+    return compressor.decompress(HorovodReducescatter.apply(compressed, name, how), ctx)
 
 
 class HorovodGroupedReducescatter(torch.autograd.Function):
     """Reducescatter of several tensors; gradients as in HorovodReducescatter."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        name: str | None,
-        op: int,
-        process_set: ProcessSet,
-        prescale: float,
-        postscale: float,
-        options: Options,
-        *tensors: torch.Tensor,
-    ) -> Any:
-        ctx.how = op, prescale, postscale, process_set
-        members = named(tensors, name)
-        return synchronize(
-            start_group([scattering(t, n, op, prescale, postscale, process_set, options) for t, n in members])
-        )
+    def forward(ctx: Any, name: str | None, how: How, *tensors: torch.Tensor) -> Any:
+        ctx.how = how
+        return synchronize(start_group([scattering(t, n, how) for t, n in named(tensors, name)]))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        process_set = ctx.how[-1]
-        return *[None] * 6, *grouped_allgather(_unscatter(grads, *ctx.how), process_set=process_set)
+        return None, None, *grouped_allgather(_unscatter(grads, ctx.how), process_set=ctx.how.process_set)
 
 
 def grouped_reducescatter(
@@ -378,10 +324,9 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """Reducescatters several tensors together and returns a list of new tensors. Carries gradients."""
     compressor, options = split(compression)
+    how = How(op, prescale_factor, postscale_factor, process_set, options)
     compressed = [compressor.compress(t) for t in tensors]
-    reduced = HorovodGroupedReducescatter.apply(
-        name, op, process_set, prescale_factor, postscale_factor, options, *[t for t, _ in compressed]
-    )
+    reduced = HorovodGroupedReducescatter.apply(name, how, *[t for t, _ in compressed])
     return [compressor.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
 
 

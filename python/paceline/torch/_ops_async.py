@@ -63,7 +63,7 @@ def named(tensors: Iterable[torch.Tensor], name: str | None) -> list[tuple[torch
     return [(tensor, None if name is None else f"{name}.{i}") for i, tensor in enumerate(tensors)]
 
 
-def exchange(kind: int, tensor: torch.Tensor, in_place: bool, *, reduces: bool, **fields: Any) -> Part:
+def exchange(kind: int, tensor: torch.Tensor, in_place: bool, reduces: bool, **fields: Any) -> Part:
     """An operation whose output has the shape of its input: allreduce and broadcast."""
     dtype = dtype_number(tensor, reduces=reduces)
     if is_direct(tensor):
@@ -83,37 +83,32 @@ def exchange(kind: int, tensor: torch.Tensor, in_place: bool, *, reduces: bool, 
     return Part(op, (source, target), output)
 
 
+class How(NamedTuple):
+    """How tensors are reduced, and by which ranks."""
+
+    op: int
+    prescale: float = 1.0
+    postscale: float = 1.0
+    process_set: ProcessSet = global_process_set
+    options: Options = DEFAULTS
+
+    def fields(self) -> dict[str, Any]:
+        """The same as fields of an operation. Raises ValueError if the set is not registered."""
+        op, prescale, postscale, process_set, options = self
+        scales = {"prescale": prescale, "postscale": postscale}
+        return {"reduce_op": op, **scales, "process_set": process_set_number(process_set), "options": options}
+
+
 def reduction(
-    tensor: torch.Tensor,
-    in_place: bool,
-    name: str | None,
-    op: int,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    priority: int = 0,
-    options: Options = DEFAULTS,
-    empty: bool = False,
+    tensor: torch.Tensor, in_place: bool, name: str | None, how: How, priority: int = 0, empty: bool = False
 ) -> Part:
     """An allreduce. empty: this rank contributes zeros, which are not sent, and gets the result in tensor."""
-    if op == Adasum and process_set.process_set_id != 0:
+    if how.op == Adasum and how.process_set.process_set_id != 0:
         raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
-    if op == Adasum and not tensor.is_floating_point():
+    if how.op == Adasum and not tensor.is_floating_point():
         raise HorovodInternalError(f"Adasum combines floating-point tensors, not {tensor.dtype}")
-    return exchange(
-        _abi.ALLREDUCE,
-        tensor,
-        in_place,
-        reduces=True,
-        reduce_op=op,
-        name=name,
-        prescale=prescale,
-        postscale=postscale,
-        process_set=process_set_number(process_set),
-        priority=priority,
-        options=options,
-        empty=empty,
-    )
+    fields = how.fields()
+    return exchange(_abi.ALLREDUCE, tensor, in_place, True, name=name, priority=priority, empty=empty, **fields)
 
 
 def allreduce_async(
@@ -126,8 +121,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a reduction over all ranks. Returns a handle; its output is a new tensor of the same shape."""
-    op = operator_of(op, average)
-    return start_one(reduction(tensor, False, name, op, prescale_factor, postscale_factor, process_set))
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
+    return start_one(reduction(tensor, False, name, how))
 
 
 def allreduce_async_(
@@ -140,8 +135,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a reduction into the tensor itself. Returns a handle; do not use the tensor before the operation ends."""
-    op = operator_of(op, average)
-    return start_one(reduction(tensor, True, name, op, prescale_factor, postscale_factor, process_set))
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
+    return start_one(reduction(tensor, True, name, how))
 
 
 def grouped_allreduce_async(
@@ -154,10 +149,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts reductions of several tensors together. Returns one handle; its output is a tuple of new tensors."""
-    op = operator_of(op, average)
-    return start_group(
-        [reduction(t, False, n, op, prescale_factor, postscale_factor, process_set) for t, n in named(tensors, name)]
-    )
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
+    return start_group([reduction(t, False, n, how) for t, n in named(tensors, name)])
 
 
 def grouped_allreduce_async_(
@@ -170,10 +163,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts reductions into several tensors together. Returns one handle; its output is a tuple of the tensors."""
-    op = operator_of(op, average)
-    return start_group(
-        [reduction(t, True, n, op, prescale_factor, postscale_factor, process_set) for t, n in named(tensors, name)]
-    )
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
+    return start_group([reduction(t, True, n, how) for t, n in named(tensors, name)])
 
 
 def sparse_allreduce_async(
@@ -242,16 +233,8 @@ def broadcasting(
 ) -> Part:
     """A broadcast."""
     number = process_set_number(process_set)
-    return exchange(
-        _abi.BROADCAST,
-        tensor,
-        in_place,
-        reduces=False,
-        root=root_rank,
-        name=name,
-        process_set=number,
-        options=options,
-    )
+    fields = {"root": root_rank, "name": name, "process_set": number, "options": options}
+    return exchange(_abi.BROADCAST, tensor, in_place, False, **fields)
 
 
 def broadcast_async(
@@ -312,38 +295,19 @@ def _integers(splits: Any) -> list[int]:
     return integers
 
 
-def scattering(
-    tensor: torch.Tensor,
-    name: str | None,
-    op: int,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    options: Options = DEFAULTS,
-) -> Part:
+def scattering(tensor: torch.Tensor, name: str | None, how: How) -> Part:
     """A reducescatter."""
-    dtype, number = dtype_number(tensor, reduces=True), process_set_number(process_set)
+    dtype, fields = dtype_number(tensor, reduces=True), how.fields()
     if tensor.dim() == 0:
         raise ValueError("reducescatter shares out the first dimension and a 0-dimensional tensor has none")
-    if op == Adasum:
+    if how.op == Adasum:
         raise HorovodInternalError("reducescatter takes Average, Sum, Min, Max or Product, not Adasum")
     source = host_view(tensor)
-    rank, size = place_in(process_set)
+    rank, size = place_in(how.process_set)
     share, over = divmod(tensor.shape[0], size)
     target = torch.empty((share + (rank < over), *tensor.shape[1:]), dtype=tensor.dtype)
-    scatter = operation(
-        _abi.REDUCESCATTER,
-        dtype,
-        tensor.shape,
-        source.data_ptr(),
-        target.data_ptr(),
-        reduce_op=op,
-        name=name,
-        prescale=prescale,
-        postscale=postscale,
-        process_set=number,
-        options=options,
-    )
+    memory = source.data_ptr(), target.data_ptr()
+    scatter = operation(_abi.REDUCESCATTER, dtype, tensor.shape, *memory, name=name, **fields)
     return Part(scatter, (source, target), lambda _: to_device(target, like=tensor))
 
 
@@ -360,7 +324,7 @@ def reducescatter_async(
     Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more. Returns a
     handle; its output is this rank's rows.
     """
-    return start_one(scattering(tensor, name, op, prescale_factor, postscale_factor, process_set))
+    return start_one(scattering(tensor, name, How(op, prescale_factor, postscale_factor, process_set)))
 
 
 def grouped_reducescatter_async(
@@ -372,6 +336,5 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts several reducescatters together. Returns one handle; its output is a tuple of tensors."""
-    return start_group(
-        [scattering(t, n, op, prescale_factor, postscale_factor, process_set) for t, n in named(tensors, name)]
-    )
+    how = How(op, prescale_factor, postscale_factor, process_set)
+    return start_group([scattering(t, n, how) for t, n in named(tensors, name)])

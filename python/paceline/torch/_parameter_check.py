@@ -22,7 +22,7 @@ from paceline.common.operators import Sum
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
 from paceline.torch._handles import synchronize
 from paceline.torch._memory import host_view
-from paceline.torch._ops_async import reduction, start_one
+from paceline.torch._ops_async import How, reduction, start_one
 
 FIRST = 2  # steps with a check each: a broadcast that was forgotten shows in the first
 LARGEST = 1 << 15  # elements of the table: with more ranks, several parameters share a hash
@@ -99,7 +99,7 @@ class ParameterCheck:
         table[rank, 1::2] = torch.tensor([_hash(c.params) for c in classes], dtype=torch.int64, device="cpu")
         projections = [math.fsum(map(_projection, c.params)) for c in classes]
         table[rank, 2::2] = torch.tensor(projections, dtype=torch.float64, device="cpu").view(torch.int64)
-        part = reduction(table, True, self._name, Sum, 1.0, 1.0, self._process_set, priority=1)
+        part = reduction(table, True, self._name, How(Sum, process_set=self._process_set), priority=1)
         self._started = start_one(part), classes
 
     def _compare(self, table: torch.Tensor, classes: Sequence[_Class]) -> None:

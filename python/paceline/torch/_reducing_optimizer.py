@@ -21,7 +21,7 @@ from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
 from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._handles import synchronize
-from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
+from paceline.torch._ops_async import How, reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch._parameters import empty_sparse
 from paceline.torch.compression import SupportsCompress
@@ -105,8 +105,8 @@ class ReducingOptimizer(GradientHooks):
             self._start_dense(dense)
 
     def _start_dense(self, params: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        before = 1.0 / self.gradient_predivide_factor if self.op == Average else 1.0
-        after = self.gradient_predivide_factor if self.op == Average else 1.0
+        factor = self.gradient_predivide_factor if self.op == Average else 1.0
+        how = How(self.op, 1.0 / factor, factor, self.process_set, self._options)
         parts, contexts = [], []
         for p, own in params:
             grad = own.to_dense() if own.is_sparse else own
@@ -115,20 +115,8 @@ class ReducingOptimizer(GradientHooks):
                 offered = self._gate.offer(p, grad)
                 grad, empty = (grad, True) if offered is None else (offered, False)
             compressed, context = self._compression.compress(grad)
-            parts.append(
-                reduction(
-                    compressed,
-                    True,
-                    f"allreduce.{self._parameter_names[p]}",
-                    self.op,
-                    before,
-                    after,
-                    self.process_set,
-                    self._priority[p],
-                    self._options,
-                    empty,
-                )
-            )
+            name = f"allreduce.{self._parameter_names[p]}"
+            parts.append(reduction(compressed, True, name, how, self._priority[p], empty))
             contexts.append(context)
         if len(params) == 1:
             single = start_one(parts[0])
