@@ -102,7 +102,7 @@ func newDisorder(t *testing.T, seed uint64) *disorder {
 			s.Connections = 1 + random.IntN(3)
 			s.FusionBytes *= int64(random.IntN(2))
 			s.CreditBytes = 3 * jobtest.Partition
-			s.StartTimeout, s.BeatInterval, s.PeerTimeout = 10*time.Minute, time.Second, time.Minute
+			s.StartTimeout, s.PeerTimeout = 10*time.Minute, time.Minute
 		}),
 		jobtest.Transports(func(rank int) *transport.Set {
 			return transport.NewSet(nil, network.Watched(nodeName(rank), []byte(jobtest.Secret), d.watch))

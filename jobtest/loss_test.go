@@ -179,7 +179,7 @@ func TestStrangersHarmNobody(t *testing.T) {
 func TestASlowReaderIsGivenUp(t *testing.T) {
 	const n, memory = 4 << 20, 64 << 20
 	j := jobtest.New(t, 3, jobtest.Dedicated(1), jobtest.With(func(s *settings.Settings) {
-		s.ServerMemory, s.BeatInterval, s.PeerTimeout = memory, 200*time.Millisecond, time.Second
+		s.ServerMemory, s.PeerTimeout = memory, time.Second
 	}))
 	r := j.StartBeside()
 	tensor, placed := r.Declare(j.Settings, "x", n)

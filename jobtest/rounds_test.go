@@ -114,7 +114,7 @@ func TestADedicatedServerThatLeavesEndsTheRound(t *testing.T) {
 // wait for the next one.
 func TestTrainingDoesNotNoticeThatTheSchedulerIsKilled(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{Latency: 5 * time.Millisecond}, func(t *testing.T, network jobtest.Option) {
-		j := jobtest.Start(t, 3, network, jobtest.With(func(s *settings.Settings) { s.BeatInterval, s.PeerTimeout = 50*time.Millisecond, 2*time.Second }))
+		j := jobtest.Start(t, 3, network, jobtest.With(func(s *settings.Settings) { s.PeerTimeout = 2 * time.Second }))
 		var steps atomic.Int64
 		stop := make(chan struct{})
 		trained := make(chan []error, 1)

@@ -132,8 +132,7 @@ func (w *Worker) register(ctx context.Context, tr transport.Transport, address s
 	s := &w.Settings
 	w.Control, err = control.Dial(ctx, control.Config{
 		Transport: tr, Address: address, Hello: wire.Hello{Role: wire.RoleWorker, Rank: s.Rank},
-		BeatInterval: s.BeatInterval, Log: w.log,
-		OnLost: w.lost, OnRoster: w.begin, Progress: w.progress,
+		Log: w.log, OnLost: w.lost, OnRoster: w.begin, Progress: w.progress,
 	})
 	if err != nil {
 		return fmt.Errorf("rank %d: %w", s.Rank, err)

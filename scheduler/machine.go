@@ -131,7 +131,7 @@ func (m *Machine) receive(l *line, c *wire.Control) {
 		m.reports(l, c.Progress)
 	case c.Bye:
 		m.bye(l)
-	case c.Beat == nil:
+	default:
 		m.refuse(l, c.ID, "the request is empty, or of a kind that this scheduler does not know")
 	}
 }

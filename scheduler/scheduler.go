@@ -140,14 +140,14 @@ func (s *Scheduler) greet(conn transport.Conn) {
 		s.log.Warn("closed a connection that does not begin with a node's hello", zap.Stringer("peer", conn.RemoteAddr()), zap.Error(err))
 		return
 	}
-	line := control.NewLine(conn, 0)
+	line := control.NewLine(conn)
 	id := Line(s.last.Add(1))
 	if !s.tell(event{Input{Line: id, Hello: &hello}, line}) {
 		return
 	}
 	why := line.Run(func(m *wire.Control) {
-		if m.Beat != nil {
-			line.Push(&wire.Control{Beat: &wire.Beat{Sent: m.Beat.Sent, Clock: time.Now().UnixNano()}})
+		if m.Clock != nil {
+			line.Push(&wire.Control{Clock: &wire.Clock{Sent: m.Clock.Sent, Scheduler: time.Now().UnixNano()}})
 			return
 		}
 		s.tell(event{Input: Input{Line: id, Message: m}})

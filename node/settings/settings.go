@@ -71,7 +71,6 @@ type Settings struct {
 	StartTimeout  time.Duration `json:"start_timeout"`
 	StallWarning  time.Duration `json:"stall_warning"`  // 0: never
 	StallShutdown time.Duration `json:"stall_shutdown"` // 0: never
-	BeatInterval  time.Duration `json:"beat_interval"`
 	PeerTimeout   time.Duration `json:"peer_timeout"`
 
 	LogLevel    string `json:"log_level"`    // "debug", "info", "warn", "error" or "fatal"
@@ -107,17 +106,13 @@ func FromEnv(env map[string]string) (Settings, []string, error) {
 
 // agree reports settings that are not allowed together.
 func agree(s *Settings) error {
-	var problems []error
 	if (s.TLSCert == "") != (s.TLSKey == "") || s.TLSCert != "" && s.TLSCA == "" {
-		problems = append(problems, errors.New("TLS needs all of PACELINE_TLS_CERT, PACELINE_TLS_KEY and PACELINE_TLS_CA"))
-	}
-	if s.PeerTimeout < 2*s.BeatInterval {
-		problems = append(problems, errors.New("PACELINE_PEER_TIMEOUT must be at least twice PACELINE_BEAT_INTERVAL"))
+		return errors.New("TLS needs all of PACELINE_TLS_CERT, PACELINE_TLS_KEY and PACELINE_TLS_CA")
 	}
 	if s.StallShutdown > 0 && s.StallShutdown < s.StallWarning {
 		s.StallWarning = s.StallShutdown // Horovod's scripts set only the shutdown
 	}
-	return errors.Join(problems...)
+	return nil
 }
 
 // Speaks reports whether this process shows the warnings about the environment: one rank of each host does, because a

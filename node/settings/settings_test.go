@@ -33,7 +33,7 @@ func TestDefaultsAreOneWorkerAlone(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	if s.PartitionBytes != 0 || s.FusionBytes != 64<<10 || s.CreditBytes != 16<<20 || s.Connections != 1 || s.StartTimeout != time.Minute ||
-		s.StallWarning != time.Minute || s.StallShutdown != 0 || s.BeatInterval != time.Second || s.PeerTimeout != 10*time.Second ||
+		s.StallWarning != time.Minute || s.StallShutdown != 0 || s.PeerTimeout != 10*time.Second ||
 		s.LogLevel != "warn" || s.Servers != "embedded" || s.RemoteShell != "ssh" {
 		t.Fatalf("%+v", s)
 	}
@@ -147,7 +147,6 @@ func TestBadValuesNameVariableValueAndWhatIsAllowed(t *testing.T) {
 		{env{"PACELINE_SERVERS": "some"}, `PACELINE_SERVERS="some": allowed are embedded, dedicated, both`},
 		{env{"PACELINE_CONNECTIONS": "0"}, `PACELINE_CONNECTIONS="0": allowed are 1 to 64`},
 		{env{"PACELINE_PEER_TIMEOUT": "soon"}, `PACELINE_PEER_TIMEOUT="soon": allowed are 20ms to 24h0m0s`},
-		{env{"PACELINE_PEER_TIMEOUT": "1s"}, "PACELINE_PEER_TIMEOUT must be at least twice PACELINE_BEAT_INTERVAL"},
 		{env{"PACELINE_STALL_WARNING": "-1"}, `PACELINE_STALL_WARNING="-1": allowed is a number of seconds`},
 		{env{"PACELINE_STALL_WARNING": "NaN"}, `PACELINE_STALL_WARNING="NaN"`},
 		{env{"PACELINE_SUM_IN_RANK_ORDER": "2"}, `PACELINE_SUM_IN_RANK_ORDER="2": allowed are 1 and 0`},
@@ -338,11 +337,11 @@ func TestWhatMustAgreeIsInTheTable(t *testing.T) {
 		s := read(t, e)
 		return strings.Join(slices.Sorted(maps.Keys(s.Alike())), " ")
 	}
-	everywhere := "PACELINE_BEAT_INTERVAL PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER"
+	everywhere := "PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER"
 	if got := names(env{"PACELINE_ROLE": "server", "PACELINE_SCHEDULER": "127.0.0.1:7000"}); got != everywhere {
 		t.Errorf("a server states %s, want %s", got, everywhere)
 	}
-	want := "PACELINE_BEAT_INTERVAL PACELINE_CHECK_PARAMETERS PACELINE_COMPRESSION PACELINE_PARKING PACELINE_PARTITION_BYTES PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER PACELINE_SYNC"
+	want := "PACELINE_CHECK_PARAMETERS PACELINE_COMPRESSION PACELINE_PARKING PACELINE_PARTITION_BYTES PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER PACELINE_SYNC"
 	if got := names(env{}); got != want {
 		t.Errorf("a worker states %s, want %s", got, want)
 	}

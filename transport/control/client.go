@@ -29,14 +29,13 @@ import (
 // OnLost, OnRoster and Progress are called one at a time, in the order of the scheduler's messages; they must
 // return soon and may not wait for an answer from the same client.
 type Config struct {
-	Transport    transport.Transport
-	Address      string                  // of the scheduler, host:port
-	Hello        wire.Hello              // role and rank of this node
-	BeatInterval time.Duration           // 1 s
-	Log          *zap.Logger             // nil: no log
-	OnLost       func(wire.Lost)         // the job has lost a node, possibly this one
-	Progress     func() wire.Progress    // how far this node is; called as the other two are; nil for a node that takes no part
-	OnRoster     func(*membership.Epoch) // the first epoch of a round that this node is in; each once, the first before Register returns; owned by the callee
+	Transport transport.Transport
+	Address   string                  // of the scheduler, host:port
+	Hello     wire.Hello              // role and rank of this node
+	Log       *zap.Logger             // nil: no log
+	OnLost    func(wire.Lost)         // the job has lost a node, possibly this one
+	Progress  func() wire.Progress    // how far this node is; called as the other two are; nil for a node that takes no part
+	OnRoster  func(*membership.Epoch) // the first epoch of a round that this node is in; each once, the first before Register returns; owned by the callee
 }
 
 // Client is a node's line to the scheduler. Its methods may be called from any goroutine.
@@ -81,9 +80,6 @@ func (e *RefusedError) Error() string {
 
 // Dial connects to the scheduler, which may start later: it tries until ctx ends.
 func Dial(ctx context.Context, config Config) (*Client, error) {
-	if config.BeatInterval <= 0 {
-		config.BeatInterval = time.Second
-	}
 	if config.Log == nil {
 		config.Log = zap.NewNop()
 	}
@@ -206,7 +202,7 @@ func (c *Client) redial(pause time.Duration) transport.Conn {
 
 // open makes a line over conn and adopts it.
 func (c *Client) open(conn transport.Conn) *Line {
-	line := NewLine(conn, c.config.BeatInterval)
+	line := NewLine(conn)
 	if !c.adopt(line) {
 		line.Fail(ErrClosed)
 	}
@@ -221,7 +217,7 @@ func (c *Client) adopt(line *Line) bool {
 		return false
 	}
 	c.line, c.broken = line, nil
-	var first []*wire.Control
+	first := []*wire.Control{askClock()}
 	for _, r := range c.memory.registers() {
 		c.lastID++
 		c.resume = c.lastID
@@ -258,8 +254,8 @@ func (c *Client) end() {
 // dispatch handles one message of the scheduler.
 func (c *Client) dispatch(line *Line, m *wire.Control) {
 	c.mu.Lock()
-	if m.Beat != nil {
-		c.clock.heard(m.Beat, time.Now().UnixNano())
+	if m.Clock != nil {
+		c.clock.heard(m.Clock, time.Now().UnixNano())
 	}
 	request := c.pending[m.ID]
 	delete(c.pending, m.ID)

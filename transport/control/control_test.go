@@ -45,14 +45,14 @@ func accept(t *testing.T, l transport.Listener) transport.Conn {
 	return conn
 }
 
-// next is the next message that is no beat.
+// next is the next message that is no question for the clock.
 func next(t *testing.T, conn transport.Conn) (m wire.Control) {
 	for {
 		if err := Read(conn, &m); err != nil {
 			t.Errorf("reading as the scheduler: %v", err)
 			return m
 		}
-		if m.Beat == nil {
+		if m.Clock == nil {
 			return m
 		}
 	}
@@ -154,7 +154,7 @@ func TestALineThatIsNotReadEnds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		line := NewLine(conn, 0)
+		line := NewLine(conn)
 		for range maxQueue + 10000 {
 			line.Push(&wire.Control{Error: "more"})
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 // maxQueue bounds the messages that wait on one line for a peer that does not read. A healthy peer
-// has at most its own requests and a beat, a roster and a loss per node in it.
+// has at most its own requests, a roster and a loss per node in it.
 const maxQueue = 1 << 15
 
 // maxBytes bounds the messages of one write.
@@ -28,7 +28,6 @@ const finishTime = time.Second
 // ends with its connection, which ends when the peer no longer runs.
 type Line struct {
 	conn  transport.Conn
-	beat  time.Duration
 	ended chan struct{} // closed by Fail
 	wake  chan struct{}
 
@@ -38,10 +37,9 @@ type Line struct {
 	why       error
 }
 
-// NewLine makes a line over conn. Where beat is not zero, it sends a beat that often; the other end answers each by
-// Pushing one back.
-func NewLine(conn transport.Conn, beat time.Duration) *Line {
-	l := &Line{conn: conn, beat: beat, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
+// NewLine makes a line over conn.
+func NewLine(conn transport.Conn) *Line {
+	l := &Line{conn: conn, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
 	l.mu.Place(levelLine, "control.Line.mu")
 	return l
 }
@@ -118,21 +116,12 @@ func (l *Line) nudge() {
 
 var errFinished = errors.New("the connection was closed on purpose")
 
-// write sends what is in the queue, and beats, until the line ends.
+// write sends what is in the queue until the line ends.
 func (l *Line) write() {
-	var beats <-chan time.Time
-	if l.beat > 0 {
-		ticker := time.NewTicker(l.beat)
-		defer ticker.Stop()
-		beats = ticker.C
-		l.sendBeat()
-	}
 	for {
 		select {
 		case <-l.ended:
 			return
-		case <-beats:
-			l.sendBeat()
 		case <-l.wake:
 		}
 		l.mu.Lock()
@@ -146,8 +135,6 @@ func (l *Line) write() {
 		}
 	}
 }
-
-func (l *Line) sendBeat() { l.Push(&wire.Control{Beat: &wire.Beat{Sent: time.Now().UnixNano()}}) }
 
 // sendAll sends messages, as many in one write as fit.
 func (l *Line) sendAll(queue []*wire.Control) error {

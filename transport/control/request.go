@@ -140,12 +140,15 @@ func (c *Client) Status(ctx context.Context) (wire.StatusReply, error) {
 
 // ReportLost tells the scheduler that this node has lost a peer; it tells all others. Without a
 // line the report is dropped: the scheduler detects the loss itself.
-func (c *Client) ReportLost(lost wire.Lost) {
+func (c *Client) ReportLost(lost wire.Lost) { c.push(&wire.Control{Lost: &lost}) }
+
+// push sends a message that has no answer, where there is a line.
+func (c *Client) push(m *wire.Control) {
 	c.mu.Lock()
 	line := c.line
 	c.mu.Unlock()
 	if line != nil {
-		line.Push(&wire.Control{Lost: &lost})
+		line.Push(m)
 	}
 }
 

@@ -222,17 +222,17 @@ type Control struct {
 	RemoveID uint32       `json:"remove_id,omitempty"` // worker → scheduler: every worker asks; answered when all have
 	Set      *ProcessSet  `json:"set,omitempty"`
 	Lost     *Lost        `json:"lost,omitempty"`     // node → scheduler: I lost this peer; scheduler → node: the job lost it
-	Beat     *Beat        `json:"beat,omitempty"`     // node → scheduler, every beat interval; the scheduler answers with its clock
+	Clock    *Clock       `json:"clock,omitempty"`    // node → scheduler, for timelines; the scheduler answers with its clock
 	Bye      bool         `json:"bye,omitempty"`      // node → scheduler: I leave on purpose
 	Status   *StatusReply `json:"status,omitempty"`   // asked with one without an answer, by `paceline status`
 	Progress *Progress    `json:"progress,omitempty"` // scheduler → node: how far are you, with the number alone; node → scheduler: so far
 }
 
-// Beat says that its sender lives, and compares clocks: Sent is the node's when the beat left, which the answer repeats, and
-// Clock the scheduler's in the answer. Both are nanoseconds of Unix time.
-type Beat struct {
-	Sent  int64 `json:"sent"`
-	Clock int64 `json:"clock,omitempty"`
+// Clock compares clocks: Sent is the node's when the question left, which the answer repeats, and Scheduler the scheduler's
+// in the answer. Both are nanoseconds of Unix time.
+type Clock struct {
+	Sent      int64 `json:"sent"`
+	Scheduler int64 `json:"scheduler,omitempty"`
 }
 
 // Register is a node's request to take part in the next round of the job. After a restart of the scheduler, a registered

@@ -94,7 +94,7 @@ var samples = []sample{
 	{"control: set", Header{Type: TypeControl}, Control{ID: 3, Set: &ProcessSet{ID: 1, Ranks: []int{0, 1}}}},
 	{"control: remove set", Header{Type: TypeControl}, Control{ID: 4, Position: 2, RemoveID: 1}},
 	{"control: lost", Header{Type: TypeControl}, Control{Lost: &Lost{Role: RoleServer, Rank: 1, Why: "no beat for 10s"}}},
-	{"control: beat", Header{Type: TypeControl}, Control{Beat: &Beat{Sent: 1, Clock: 2}}},
+	{"control: clock", Header{Type: TypeControl}, Control{Clock: &Clock{Sent: 1, Scheduler: 2}}},
 	{"control: bye", Header{Type: TypeControl}, Control{Bye: true}},
 	{"control: status", Header{Type: TypeControl}, Control{ID: 5, Status: &StatusReply{State: "running", Roster: &roster, Tensors: 1, Uptime: 1.5}}},
 	{"epoch", Header{Type: TypeEpoch, Epoch: 4, Tensor: 2, Part: 1, Iteration: 5}, nil},

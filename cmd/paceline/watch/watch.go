@@ -76,7 +76,7 @@ func ask(ctx context.Context, s *settings.Settings) (wire.StatusReply, error) {
 		return wire.StatusReply{}, err
 	}
 	client, err := control.Dial(ctx, control.Config{
-		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleObserver}, BeatInterval: s.BeatInterval,
+		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleObserver},
 	})
 	if err != nil {
 		return wire.StatusReply{}, err
