@@ -4,7 +4,9 @@ bench/README.md says what the figures mean.
 """
 
 import argparse
+import signal
 import statistics
+import subprocess
 from pathlib import Path
 
 from fleet import Fleet, Loopback, Way, answers_in_turns, ratios, report, slowest, spread
@@ -12,7 +14,9 @@ from fleet import Fleet, Loopback, Way, answers_in_turns, ratios, report, slowes
 WAYS = ("alone", "ddp", "paceline")
 MODELS = "digits,small,wide,deep,resnet50,bert"
 COSTS = ("user", "system", "voluntary", "involuntary")
+GARBAGE = ("python_gc", "go_gc", "go_objects")
 BLOCK_S = 0.5
+PROFILED = 8  # blocks in a profile
 
 
 def main():
@@ -26,6 +30,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=1, help="how often the processes start anew")
     parser.add_argument("--duration", type=float, default=12, help="seconds for each model (default: %(default)s)")
     parser.add_argument("--steps", type=int, help=f"steps of a block (default: as many as take about {BLOCK_S} s)")
+    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="where perf's profiles of rank 0 go")
     parser.add_argument("--json", help="file for the results")
     options = parser.parse_args()
     results, versions = [], {}
@@ -34,10 +39,7 @@ def main():
         for _ in range(options.rounds):
             answers, versions = measure(ranks, options)
             rounds.append(answers)
-        print(f"{ranks} ranks{'':38} a step of one rank: {'all threads':>25} {'training thread':>23}")
-        head = ("CPU ms", "user+system", "switches", "CPU ms", "switches")
-        print(f"{'model':>10} {'way':>9} {'ms':>9} {'p10-p90':>18} {head[0]:>8} {head[1]:>13} {head[2]:>12}", end="")
-        print(f" {head[3]:>8} {head[4]:>12}  times DDP's")
+        print(heading(ranks))
         for model in options.models.split(","):
             results.append(summed(ranks, model, [one[model] for one in rounds]))
     report("step", versions, results, options.json, work=options.work)
@@ -53,6 +55,8 @@ def measure(ranks, options):
             ways = {way: Way(fleet, way) for way in WAYS}
             steps = options.steps or fitting(fleet)
             found[model] = size, steps, answers_in_turns(ways, options.duration, "train", steps=steps)
+            for way in ways if options.profile else ():
+                profile(ways[way], steps, options.profile / f"{model}-{ranks}-{way}.perf")
         return found, fleet.versions
 
 
@@ -61,6 +65,16 @@ def fitting(fleet):
     for _ in range(2):  # in its first step DDP finds the order of its buckets
         (seconds,) = slowest([fleet.ask("train", way="ddp", steps=2)], 2)
     return max(1, min(round(BLOCK_S / seconds), 50))
+
+
+def profile(way, steps, file):
+    """Writes a profile of rank 0, with the kernel's part where that is allowed."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    argv = ["perf", "record", "--quiet", "--freq", "499", "--call-graph", "fp", "--output", file]
+    with subprocess.Popen([*argv, "--pid", str(way.fleet.ranks[0].pid)]) as perf:
+        for _ in range(PROFILED):
+            way.ask("train", steps=steps)
+        perf.send_signal(signal.SIGINT)
 
 
 def summed(ranks, model, rounds):
@@ -72,15 +86,24 @@ def summed(ranks, model, rounds):
         answers = [(a, steps) for _, steps, of in rounds for block in of[way] for a in block]
         one = {"blocks": len(seconds[way])} | spread(seconds[way], "_ms", 1e3)
         one["all"], one["training"] = (costs(answers, prefix) for prefix in ("", "thread_"))
-        one["python_gc_per_1000"] = 1e3 * statistics.fmean(a["gc"] / steps for a, steps in answers)
+        one |= {k: statistics.fmean(a[k] / steps for a, steps in answers) for k in GARBAGE}
         one["ratio"] = ratios(seconds[way], seconds["ddp"])
         result["ways"][way] = one
         cells = f"{one['median_ms']:>9.2f} {one['p10_ms']:>8.2f}-{one['p90_ms']:<9.2f} {shown(one['all'])}"
         times = "{median:.2f} ({p10:.2f}-{p90:.2f})".format(**one["ratio"])
         of = one["training"]
         own = f"{of['cpu_ms']:>8.2f} {of['voluntary']:>5.0f}+{of['involuntary']:<6.0f}"
-        print(f"{model:>10} {way:>9} {cells} {own}  {times}", flush=True)
+        garbage = f"{1e3 * one['python_gc']:>7.0f} {1e3 * one['go_gc']:>5.0f} {one['go_objects']:>7.0f}"
+        print(f"{model:>10} {way:>9} {cells} {own} {garbage}  {times}", flush=True)
     return result
+
+
+def heading(ranks):
+    """The table's first two lines."""
+    above = f"{ranks} ranks{'':37}a step of one rank: {'all threads':>17} {'training thread':>22} {'garbage':>23}"
+    costs = f"{'CPU ms':>8} {'user+system':>13} {'switches':>12} {'CPU ms':>8} {'switches':>12}"
+    garbage = f"{'Python':>7} {'Go':>5} {'objects':>7}"
+    return f"{above}\n{'model':>10} {'way':>9} {'ms':>9} {'p10-p90':>18} {costs} {garbage}  times DDP's"
 
 
 def costs(answers, prefix):

@@ -16,6 +16,7 @@ from networks import NETWORKS
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch as hvd
+from paceline._engine import engine
 
 LEARNING_RATE = 0.01
 TOLERANCE = 1e-3  # of two results' difference, relative to how far the parameters have moved
@@ -59,14 +60,15 @@ class Rank:
         torch.manual_seed(self.rank)  # dropout
         gc.collect()
         dist.barrier()
-        before, began = _costs(), time.perf_counter()
+        garbage, costs, began = _garbage(), _costs(), time.perf_counter()
         for i in range(steps):
             inputs, labels = self.batches[i % len(self.batches)]
             optimizer.zero_grad()
             self.loss(network(inputs), labels).backward()
             optimizer.step()
         seconds = time.perf_counter() - began
-        costs = {k: v - before[k] for k, v in _costs().items()}
+        costs = {k: v - costs[k] for k, v in _costs().items()}
+        costs |= {k: v - garbage[k] for k, v in _garbage().items()}
         optimizer.zero_grad()
         if way != "alone":
             self.check(way, steps)
@@ -95,13 +97,20 @@ def _copy(flat, parameters):
 
 
 def _costs():
-    """What this process has cost: CPU seconds, context switches, collections; `thread_`: of the thread that trains."""
-    own, used = (resource.getrusage(who) for who in (resource.RUSAGE_THREAD, resource.RUSAGE_SELF))
-    costs = {"gc": sum(generation["collections"] for generation in gc.get_stats())}
-    for prefix, usage in (("", used), ("thread_", own)):
+    """CPU seconds and context switches of this process; `thread_`: of the thread that trains."""
+    costs = {}
+    for prefix, who in (("", resource.RUSAGE_SELF), ("thread_", resource.RUSAGE_THREAD)):
+        usage = resource.getrusage(who)
         costs |= {f"{prefix}user": usage.ru_utime, f"{prefix}system": usage.ru_stime}
         costs |= {f"{prefix}voluntary": usage.ru_nvcsw, f"{prefix}involuntary": usage.ru_nivcsw}
     return costs
+
+
+def _garbage():
+    """How often the collectors of Python and Go have run, and the objects that the engine has taken from Go's heap."""
+    heap = engine._info()["heap"]
+    collections = sum(generation["collections"] for generation in gc.get_stats())
+    return {"python_gc": collections, "go_gc": heap["collections"], "go_objects": heap["objects"]}
 
 
 def begin():

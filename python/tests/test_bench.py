@@ -60,7 +60,9 @@ def test_training_steps_beside_ddp(tmp_path):
             check_times(way)
             assert 0 < way["training"]["cpu_ms"] <= way["all"]["cpu_ms"]
             assert way["all"]["voluntary"] >= way["training"]["voluntary"] >= 0
+            assert 0 <= way["go_gc"] < 10 and 0 <= way["python_gc"] < 10
         assert result["ways"]["ddp"]["ratio"]["median"] == 1
+        assert result["ways"]["paceline"]["go_objects"] > result["ways"]["alone"]["go_objects"]
 
 
 def test_a_step_that_differs_from_the_other_ways_ends_the_benchmark(monkeypatch):
