@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/units"
 )
 
 // Bounds of a scenario: they keep a run within a few GB of memory.
@@ -40,12 +41,7 @@ const (
 	Global
 )
 
-func (b Barrier) String() string {
-	if b == Global {
-		return "global"
-	}
-	return "overlap"
-}
+func (b Barrier) String() string { return units.Text([]string{"overlap", "global"}, "barrier", b) }
 
 // Until selects the end of a run.
 type Until uint8
@@ -59,12 +55,7 @@ const (
 	Total
 )
 
-func (u Until) String() string {
-	if u == Total {
-		return "total"
-	}
-	return "all"
-}
+func (u Until) String() string { return units.Text([]string{"all", "total"}, "until", u) }
 
 // Scenario is a job in virtual time.
 type Scenario struct {

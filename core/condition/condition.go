@@ -7,7 +7,7 @@
 // one line in the table of models.go; a user's own is any pair of values of the two interfaces.
 package condition
 
-import "fmt"
+import "github.com/paceline/paceline/internal/units"
 
 // View is a condition's input: the rank that asks, and the progress of all. Progress counts from 0. V,
 // Fastest and Slowest are numbers of iterations: V are closed, and the fastest live rank has pushed
@@ -62,13 +62,7 @@ const (
 )
 
 func (d Dataflow) String() string {
-	switch d {
-	case Aggregate:
-		return "aggregate"
-	case Accumulate:
-		return "accumulate"
-	}
-	return fmt.Sprintf("dataflow(%d)", uint8(d))
+	return units.Text([]string{"aggregate", "accumulate"}, "dataflow", d)
 }
 
 // Parking is the order in which delayed pulls are answered (FluentPS section III-C).
@@ -83,12 +77,4 @@ const (
 	SoftBarrier
 )
 
-func (p Parking) String() string {
-	switch p {
-	case Lazy:
-		return "lazy"
-	case SoftBarrier:
-		return "soft-barrier"
-	}
-	return fmt.Sprintf("parking(%d)", uint8(p))
-}
+func (p Parking) String() string { return units.Text([]string{"lazy", "soft-barrier"}, "parking", p) }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
 )
 
 // Input is one event of a key. Make it with Push, Pull, Live, SetPull or SetPush.
@@ -76,12 +77,7 @@ const (
 
 var outputNames = [...]string{"", "admit", "drop", "duplicate", "park", "answer", "advance", "refuse"}
 
-func (k OutputKind) String() string {
-	if k == 0 || int(k) >= len(outputNames) {
-		return fmt.Sprintf("output(%d)", uint8(k))
-	}
-	return outputNames[k]
-}
+func (k OutputKind) String() string { return units.Text(outputNames[:], "output", k) }
 
 // Output is one action for the machine's owner.
 type Output struct {

@@ -1,5 +1,7 @@
 package units
 
+import "cmp"
+
 // FailureCode says why an operation failed on every rank. The numbers travel on the wire.
 type FailureCode int
 
@@ -12,14 +14,6 @@ const (
 )
 
 func (c FailureCode) String() string {
-	switch c {
-	case FailMismatch:
-		return "mismatch"
-	case FailStall:
-		return "stall"
-	case FailMemory:
-		return "memory"
-	default:
-		return "unsupported"
-	}
+	names := map[FailureCode]string{FailMismatch: "mismatch", FailStall: "stall", FailMemory: "memory"}
+	return cmp.Or(names[c], "unsupported")
 }

@@ -5,6 +5,14 @@ package units
 
 import "fmt"
 
+// Text is the name of a number, or where it has none its type and the number.
+func Text[T ~uint8](names []string, kind string, number T) string {
+	if int(number) < len(names) && names[number] != "" {
+		return names[number]
+	}
+	return fmt.Sprintf("%s(%d)", kind, uint8(number))
+}
+
 // DType is the element type of a tensor.
 type DType uint8
 
@@ -40,12 +48,7 @@ func (d DType) Size() int {
 // Float reports whether d is a floating-point type.
 func (d DType) Float() bool { return d >= Float16 && d <= Float64 }
 
-func (d DType) String() string {
-	if !d.Valid() {
-		return fmt.Sprintf("dtype(%d)", uint8(d))
-	}
-	return dtypeNames[d]
-}
+func (d DType) String() string { return Text(dtypeNames[:], "dtype", d) }
 
 // DTypes lists every element type.
 func DTypes() []DType {
@@ -75,12 +78,7 @@ var opNames = [numOps]string{"Average", "Sum", "Adasum", "Min", "Max", "Product"
 // Valid reports whether op is a known operator.
 func (op ReduceOp) Valid() bool { return op < numOps }
 
-func (op ReduceOp) String() string {
-	if !op.Valid() {
-		return fmt.Sprintf("op(%d)", uint8(op))
-	}
-	return opNames[op]
-}
+func (op ReduceOp) String() string { return Text(opNames[:], "op", op) }
 
 // Kind is a kind of collective operation.
 type Kind uint8
@@ -105,12 +103,7 @@ func (k Kind) Valid() bool { return k < numKinds }
 // Reduces reports whether the operation combines contributions (others only move data).
 func (k Kind) Reduces() bool { return k == Allreduce || k == Reducescatter || k == Barrier }
 
-func (k Kind) String() string {
-	if !k.Valid() {
-		return fmt.Sprintf("kind(%d)", uint8(k))
-	}
-	return kindNames[k]
-}
+func (k Kind) String() string { return Text(kindNames[:], "kind", k) }
 
 // HasRoot reports whether one rank of the operation is its root.
 func (k Kind) HasRoot() bool { return k == Broadcast }
@@ -155,21 +148,10 @@ func (u Use) String() string {
 	if u.Valid() && u&Exact != 0 {
 		return (u &^ Exact).String() + " exactly"
 	}
-	switch u {
-	case Declare:
-		return "declare"
-	case Add:
-		return "add"
-	case Read:
-		return "read"
-	case ReadNow:
-		return "read now"
-	case Add | Read:
-		return "add and read"
-	case Add | ReadNow:
-		return "add and read now"
-	case Add | ReadNow | Within:
-		return "add and read now within a superstep"
-	}
-	return fmt.Sprintf("use(%d)", uint8(u))
+	return Text(useNames[:], "use", u)
+}
+
+var useNames = [allUses]string{
+	Declare: "declare", Add: "add", Read: "read", ReadNow: "read now", Add | Read: "add and read", Add | ReadNow: "add and read now",
+	Add | ReadNow | Within: "add and read now within a superstep",
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/paceline/paceline/internal/address"
@@ -60,24 +61,14 @@ func (t *Tensor) Signature() string {
 	if t.Kind.HasOp() {
 		s += " " + t.Op.String()
 	}
-	s += " " + t.DType.String()
-	switch t.Kind {
-	case units.Allgather, units.Alltoall:
-		s += " [*" // the first dimension may differ
-		for _, d := range t.Shape {
-			s += fmt.Sprintf(", %d", d)
-		}
-		s += "]"
-	default:
-		s += " ["
-		for i, d := range t.Shape {
-			if i > 0 {
-				s += ", "
-			}
-			s += fmt.Sprint(d)
-		}
-		s += "]"
+	var shape []string
+	if t.Kind == units.Allgather || t.Kind == units.Alltoall {
+		shape = []string{"*"} // the first dimension may differ
 	}
+	for _, d := range t.Shape {
+		shape = append(shape, strconv.FormatInt(d, 10))
+	}
+	s += fmt.Sprintf(" %v [%s]", t.DType, strings.Join(shape, ", "))
 	if t.Kind == units.Broadcast || t.Kind == units.Accumulate {
 		s += fmt.Sprintf(" from rank %d", t.Root)
 	}

@@ -66,12 +66,7 @@ func Types() []Type {
 	return all
 }
 
-func (t Type) String() string {
-	if t == 0 || t >= numTypes {
-		return fmt.Sprintf("type(%d)", uint8(t))
-	}
-	return typeNames[t]
-}
+func (t Type) String() string { return units.Text(typeNames[:], "type", t) }
 
 // OfEpoch reports whether a frame of the type belongs to one membership epoch and has no meaning in
 // another.
