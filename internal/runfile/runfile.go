@@ -110,20 +110,13 @@ func Dirs() []string {
 
 // read reads the file of a job that runs; nil for a stale one, which it removes.
 func read(path string) (*Job, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	file, err := secret.OpenPrivate(path, syscall.O_NOFOLLOW|syscall.O_NONBLOCK)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // its job has just ended
 	} else if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if owner := info.Sys().(*syscall.Stat_t).Uid; !info.Mode().IsRegular() || int(owner) != os.Getuid() || info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s has to be a file of user %d that nobody else can read (it is %v of user %d)", path, os.Getuid(), info.Mode(), owner)
-	}
 	if lock(file, syscall.LOCK_SH) == nil {
 		return nil, os.Remove(path)
 	}

@@ -82,7 +82,7 @@ func TestWhatOthersCanTouchIsRefused(t *testing.T) {
 	f := publish(t, "a:1")
 	defer f.Remove()
 	os.Chmod(f.path, 0o644)
-	if jobs, err := List(); len(jobs) != 0 || err == nil || !strings.Contains(err.Error(), "nobody else can read") {
+	if jobs, err := List(); len(jobs) != 0 || err == nil || !strings.Contains(err.Error(), "can be read or written by others") {
 		t.Error(jobs, err)
 	}
 	os.Chmod(f.path, 0o600)

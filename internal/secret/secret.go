@@ -53,23 +53,33 @@ func ReadFile(path string) ([]byte, error) {
 	return secret, nil
 }
 
-// ReadPrivate reads at most room bytes of a file that has to be secret. As ssh does with keys, it refuses a file that
-// others may read or write, or that belongs to somebody other than this user and root; the error has the command that helps.
-// The group may read a file of root's, which is how an orchestrator hands a secret to a user.
+// ReadPrivate reads at most room bytes of a file that has to be secret (OpenPrivate).
 func ReadPrivate(path string, room int) ([]byte, error) {
-	file, err := os.Open(path)
+	file, err := OpenPrivate(path, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	info, err := file.Stat()
+	return io.ReadAll(io.LimitReader(file, int64(room)))
+}
+
+// OpenPrivate opens a file that has to be secret, to read it. As ssh does with keys, it refuses a file that others may read or
+// write, or that belongs to somebody other than this user and root; the error has the command that helps.
+// The group may read a file of root's, which is how an orchestrator hands a secret to a user.
+func OpenPrivate(path string, flags int) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|flags, 0)
 	if err != nil {
 		return nil, err
 	}
-	if err := private(info, os.Getuid()); err != nil {
+	info, err := file.Stat()
+	if err == nil {
+		err = private(info, os.Getuid())
+	}
+	if err != nil {
+		file.Close()
 		return nil, fmt.Errorf("%s %w %s", path, err, path)
 	}
-	return io.ReadAll(io.LimitReader(file, int64(room)))
+	return file, nil
 }
 
 // private is why a file is not secret to a user, nil if it is. The error ends with a command for the file.
