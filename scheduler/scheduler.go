@@ -8,6 +8,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -62,11 +63,8 @@ func New(config Config) (*Scheduler, error) {
 	if _, err := placement.Parse(config.Placement); err != nil {
 		return nil, err
 	}
-	if config.Log == nil {
-		config.Log = zap.NewNop()
-	}
 	s := &Scheduler{
-		log: config.Log, events: make(chan event), quit: make(chan struct{}),
+		log: cmp.Or(config.Log, zap.NewNop()), events: make(chan event), quit: make(chan struct{}),
 		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{},
 	}
 	s.mu.Place(levelDoors, "scheduler.mu")

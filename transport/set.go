@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -38,10 +39,7 @@ const maxFailed = limits.MaxServers
 
 // NewSet makes a set of at least one transport. The log may be nil.
 func NewSet(log *zap.Logger, kinds ...Transport) *Set {
-	if log == nil {
-		log = zap.NewNop()
-	}
-	return &Set{kinds: kinds, fell: make([]sync.Once, len(kinds)), log: log, failed: map[address.Address]struct{}{}}
+	return &Set{kinds: kinds, fell: make([]sync.Once, len(kinds)), log: cmp.Or(log, zap.NewNop()), failed: map[address.Address]struct{}{}}
 }
 
 // Required is the transport that every process of the job has.

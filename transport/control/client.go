@@ -7,6 +7,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,9 +81,7 @@ func (e *RefusedError) Error() string {
 
 // Dial connects to the scheduler, which may start later: it tries until ctx ends.
 func Dial(ctx context.Context, config Config) (*Client, error) {
-	if config.Log == nil {
-		config.Log = zap.NewNop()
-	}
+	config.Log = cmp.Or(config.Log, zap.NewNop())
 	conn, err := connect(ctx, &config)
 	if err != nil {
 		return nil, fmt.Errorf("no line to the scheduler: %w", err)
@@ -126,13 +125,11 @@ func (c *Client) Close() error {
 	c.mu.Unlock()
 	if line != nil {
 		line.Push(&wire.Control{Bye: true}) // the scheduler closes the line in answer
-		timer := time.NewTimer(finishTime)
 		select {
 		case <-c.ended:
-		case <-timer.C:
+		case <-time.After(finishTime):
 			line.Fail(ErrClosed)
 		}
-		timer.Stop()
 	}
 	c.cancel()
 	<-c.ended
@@ -179,11 +176,9 @@ func (c *Client) redial(pause time.Duration) transport.Conn {
 		if refused {
 			pause = refusedPause
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause/2)) // spread, because all nodes reconnect at once
 		select {
-		case <-timer.C:
+		case <-time.After(pause/2 + rand.N(pause/2)): // spread, because all nodes reconnect at once
 		case <-c.ctx.Done():
-			timer.Stop()
 			return nil
 		}
 		conn, err := connect(c.ctx, &c.config)

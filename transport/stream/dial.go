@@ -46,11 +46,9 @@ func (c Config) Dial(ctx context.Context, address string, connect func(context.C
 		if errors.Is(err, auth.ErrInterrupted) && !errors.Is(err, os.ErrDeadlineExceeded) {
 			pause = min(pause, droppedPause)
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause/2)) // spread, because all workers of a job start at once
 		select {
-		case <-timer.C:
+		case <-time.After(pause/2 + rand.N(pause/2)): // spread, because all workers of a job start at once
 		case <-ctx.Done():
-			timer.Stop()
 			return nil, fmt.Errorf("connecting to %s: no success in %v and %d attempts (%w); the last one: %w",
 				address, time.Since(start).Round(time.Millisecond), attempts, context.Cause(ctx), last)
 		}

@@ -152,7 +152,9 @@ func (l *Listener) serve(socket net.Listener) {
 			return
 		case err != nil:
 			l.config.Log.Warn("cannot accept a connection, trying again", zap.Stringer("address", socket.Addr()), zap.Error(err))
-			if !l.sleep(pause) {
+			select {
+			case <-time.After(pause):
+			case <-l.done:
 				return
 			}
 			pause = min(2*pause, maxAcceptPause)
@@ -241,18 +243,6 @@ func source(nc net.Conn) string {
 		return network.String()
 	}
 	return ip.String()
-}
-
-// sleep is false if the listener was closed meanwhile.
-func (l *Listener) sleep(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-l.done:
-		return false
-	}
 }
 
 // authenticate turns a new stream into a connection by the deadline. address is the dialed one, "" on
