@@ -3,6 +3,7 @@ package settings
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -33,15 +34,16 @@ var launchers = []launcher{
 // The table's rows about identity.
 var identityDocs = []struct {
 	name, preset, allowed, doc string
+	least                      int
 	variable                   func(launcher) string
-	value                      func(*Settings) int
+	value                      func(*Settings) *int
 }{
-	{"PACELINE_RANK", "0", fmt.Sprintf("are 0 to %d", limits.MaxRanks-1), "Number of this worker in the job.", func(l launcher) string { return l.rank }, func(s *Settings) int { return s.Rank }},
-	{"PACELINE_SIZE", "1", fmt.Sprintf("are 1 to %d", limits.MaxRanks), "Number of workers in the job.", func(l launcher) string { return l.size }, func(s *Settings) int { return s.Size }},
-	{"PACELINE_LOCAL_RANK", "", "are 0 to the local size less 1", "Number of this worker among those of its host. Without it, by the hosts' names.", func(l launcher) string { return l.localRank }, func(s *Settings) int { return s.LocalRank }},
-	{"PACELINE_LOCAL_SIZE", "", "are 1 to the size", "Number of workers on this host. Without it, by the hosts' names.", func(l launcher) string { return l.localSize }, func(s *Settings) int { return s.LocalSize }},
-	{"PACELINE_CROSS_RANK", "", "are 0 to the cross size less 1", "Number of this host in the job. Without it, by the hosts' names.", func(l launcher) string { return l.crossRank }, func(s *Settings) int { return s.CrossRank }},
-	{"PACELINE_CROSS_SIZE", "", "are 1 to the size", "Number of hosts in the job. Without it, by the hosts' names.", func(l launcher) string { return l.crossSize }, func(s *Settings) int { return s.CrossSize }},
+	{"PACELINE_RANK", "0", fmt.Sprintf("are 0 to %d", limits.MaxRanks-1), "Number of this worker in the job.", 0, func(l launcher) string { return l.rank }, func(s *Settings) *int { return &s.Rank }},
+	{"PACELINE_SIZE", "1", fmt.Sprintf("are 1 to %d", limits.MaxRanks), "Number of workers in the job.", 1, func(l launcher) string { return l.size }, func(s *Settings) *int { return &s.Size }},
+	{"PACELINE_LOCAL_RANK", "", "are 0 to the local size less 1", "Number of this worker among those of its host. Without it, by the hosts' names.", 0, func(l launcher) string { return l.localRank }, func(s *Settings) *int { return &s.LocalRank }},
+	{"PACELINE_LOCAL_SIZE", "", "are 1 to the size", "Number of workers on this host. Without it, by the hosts' names.", 1, func(l launcher) string { return l.localSize }, func(s *Settings) *int { return &s.LocalSize }},
+	{"PACELINE_CROSS_RANK", "", "are 0 to the cross size less 1", "Number of this host in the job. Without it, by the hosts' names.", 0, func(l launcher) string { return l.crossRank }, func(s *Settings) *int { return &s.CrossRank }},
+	{"PACELINE_CROSS_SIZE", "", "are 1 to the size", "Number of hosts in the job. Without it, by the hosts' names.", 1, func(l launcher) string { return l.crossSize }, func(s *Settings) *int { return &s.CrossSize }},
 }
 
 func identityRows() []Setting {
@@ -61,8 +63,8 @@ func identityRows() []Setting {
 func (s *Settings) identityValues() []Value {
 	var values []Value
 	for _, d := range identityDocs {
-		one := Value{d.name, strconv.Itoa(d.value(s)), s.from(d.name)}
-		if d.value(s) < 0 {
+		one := Value{d.name, strconv.Itoa(*d.value(s)), s.from(d.name)}
+		if *d.value(s) < 0 {
 			one.Value = "" // by the hosts' names
 		}
 		values = append(values, one)
@@ -87,22 +89,17 @@ func identify(s *Settings, env map[string]string) error {
 	}
 	s.Launcher = l.name
 	r := numbers{env: env}
-	r.read(&s.Rank, l.rank, 0)
-	r.read(&s.Size, l.size, 1)
-	r.read(&s.LocalRank, l.localRank, 0)
-	r.read(&s.LocalSize, l.localSize, 1)
-	r.read(&s.CrossRank, l.crossRank, 0)
-	r.read(&s.CrossSize, l.crossSize, 1)
+	for _, d := range identityDocs {
+		v := d.variable(*l)
+		if r.read(d.value(s), v, d.least); env[v] != "" {
+			s.From[d.name] = v
+		}
+	}
 	switch l.name {
 	case "srun":
 		s.LocalSize = tasksOnNode(env["SLURM_STEP_TASKS_PER_NODE"], s.CrossRank)
 	case "byteps":
 		byHosts(s, env)
-	}
-	for _, d := range identityDocs {
-		if v := d.variable(*l); v != "" && env[v] != "" {
-			s.From[d.name] = v
-		}
 	}
 	return errors.Join(r.err, bounds(s, l))
 }
@@ -111,13 +108,9 @@ func identify(s *Settings, env map[string]string) error {
 func launcherOf(env map[string]string) (*launcher, error) {
 	if env["SLURM_STEP_NUM_TASKS"] == "" && env["SLURM_STEP_ID"] != "" {
 		// Older srun. Without a step this is a batch script, whose SLURM_NTASKS are for later steps.
-		launchers := append([]launcher(nil), launchers...)
-		for i := range launchers {
-			if launchers[i].name == "srun" {
-				launchers[i].size = "SLURM_NTASKS"
-			}
-		}
-		return pick(launchers, env)
+		older := slices.Clone(launchers)
+		older[slices.IndexFunc(older, func(l launcher) bool { return l.name == "srun" })].size = "SLURM_NTASKS"
+		return pick(older, env)
 	}
 	return pick(launchers, env)
 }
@@ -146,9 +139,9 @@ func byHosts(s *Settings, env map[string]string) {
 	s.LocalRank, s.LocalSize = max(s.LocalRank, 0), max(s.LocalSize, 1)
 	s.Size = s.CrossSize * s.LocalSize
 	if env["BYTEPS_GLOBAL_RANK"] == "" {
-		s.Rank = s.CrossRank*s.LocalSize + s.LocalRank
+		s.Rank, s.From["PACELINE_RANK"] = s.CrossRank*s.LocalSize+s.LocalRank, "DMLC_WORKER_ID"
 	}
-	s.From["PACELINE_RANK"], s.From["PACELINE_SIZE"] = "DMLC_WORKER_ID", "DMLC_NUM_WORKER"
+	s.From["PACELINE_SIZE"] = "DMLC_NUM_WORKER"
 }
 
 // bounds reports inconsistent numbers.

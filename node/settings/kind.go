@@ -43,41 +43,59 @@ func among(who sharing, k kind) kind {
 // errNotAllowed stands for the row's own message.
 var errNotAllowed = errors.New("not allowed")
 
-func text(field func(*Settings) *string, allowed string) kind {
+// parsed is the kind of a field that one function reads and another one shows.
+func parsed[T any](field func(*Settings) *T, allowed string, parse func(string) (T, error), show func(T) string) kind {
 	return kind{
-		allowed: "is " + allowed,
-		parse:   func(s *Settings, v string) error { *field(s) = v; return nil },
-		show:    func(s *Settings) string { return *field(s) },
+		allowed: allowed,
+		parse: func(s *Settings, v string) error {
+			value, err := parse(v)
+			if err == nil {
+				*field(s) = value
+			}
+			return err
+		},
+		show: func(s *Settings) string { return show(*field(s)) },
 	}
 }
 
-func choice(field func(*Settings) *string, names ...string) kind {
-	k := text(field, strings.Join(names, ", "))
-	k.allowed = "are " + strings.Join(names, ", ")
-	k.parse = func(s *Settings, v string) error {
-		v = strings.ToLower(v)
-		if !slices.Contains(names, v) {
-			return errNotAllowed
-		}
-		*field(s) = v
-		return nil
+// within reads as parse does, and only what is not beyond the bounds.
+func within[T cmp.Ordered](low, high T, parse func(string) (T, error)) func(string) (T, error) {
+	return func(v string) (T, error) {
+		value, err := parse(v)
+		return value, allowedIf(err == nil && value >= low && value <= high)
 	}
-	return k
+}
+
+func allowedIf(ok bool) error {
+	if !ok {
+		return errNotAllowed
+	}
+	return nil
+}
+
+// words is a text that check returns as it is stored.
+func words(field func(*Settings) *string, allowed string, check func(v string) (string, error)) kind {
+	return parsed(field, allowed, check, func(v string) string { return v })
+}
+
+func text(field func(*Settings) *string, allowed string) kind {
+	return words(field, "is "+allowed, func(v string) (string, error) { return v, nil })
+}
+
+func choice(field func(*Settings) *string, names ...string) kind {
+	return words(field, "are "+strings.Join(names, ", "), func(v string) (string, error) {
+		v = strings.ToLower(v)
+		return v, allowedIf(slices.Contains(names, v))
+	})
 }
 
 // policy is a placement policy, with its arguments where it has some.
 func policy(field func(*Settings) *string) kind {
-	k := text(field, "")
-	k.allowed = "are " + strings.Join(placement.Names(), ", ")
-	k.parse = func(s *Settings, v string) error {
+	return words(field, "are "+strings.Join(placement.Names(), ", "), func(v string) (string, error) {
 		v = strings.ToLower(v)
-		if _, err := placement.Parse(v); err != nil {
-			return errNotAllowed
-		}
-		*field(s) = v
-		return nil
-	}
-	return k
+		_, err := placement.Parse(v)
+		return v, err
+	})
 }
 
 // level is a log level. It accepts the other systems' names and Horovod's numbers too.
@@ -85,41 +103,20 @@ func level(field func(*Settings) *string) kind {
 	k := choice(field, "debug", "info", "warn", "error", "fatal")
 	ours := k.parse
 	others := map[string]string{"trace": "debug", "warning": "warn", "0": "debug", "1": "debug", "2": "info", "3": "warn", "4": "error", "5": "fatal"}
-	k.parse = func(s *Settings, v string) error {
-		if name, ok := others[strings.ToLower(v)]; ok {
-			v = name
-		}
-		return ours(s, v)
-	}
+	k.parse = func(s *Settings, v string) error { return ours(s, cmp.Or(others[strings.ToLower(v)], v)) }
 	return k
 }
 
 func address(field func(*Settings) *string) kind {
-	k := text(field, "host:port, such as 10.0.0.1:7000")
-	k.parse = func(s *Settings, v string) error {
+	return words(field, "is host:port, such as 10.0.0.1:7000", func(v string) (string, error) {
 		host, port, err := net.SplitHostPort(v)
-		if _, e := strconv.ParseUint(port, 10, 16); err != nil || host == "" || e != nil {
-			return errNotAllowed
-		}
-		*field(s) = v
-		return nil
-	}
-	return k
+		_, e := strconv.ParseUint(port, 10, 16)
+		return v, allowedIf(err == nil && host != "" && e == nil)
+	})
 }
 
 func integer(field func(*Settings) *int, low, high int) kind {
-	return kind{
-		allowed: fmt.Sprintf("are %d to %d", low, high),
-		parse: func(s *Settings, v string) error {
-			n, err := strconv.Atoi(v)
-			if err != nil || n < low || n > high {
-				return errNotAllowed
-			}
-			*field(s) = n
-			return nil
-		},
-		show: func(s *Settings) string { return strconv.Itoa(*field(s)) },
-	}
+	return parsed(field, fmt.Sprintf("are %d to %d", low, high), within(low, high, strconv.Atoi), strconv.Itoa)
 }
 
 func size(field func(*Settings) *int64, low, high int64) kind {
@@ -127,18 +124,7 @@ func size(field func(*Settings) *int64, low, high int64) kind {
 	if high > 1<<50 {
 		allowed = "is a number of bytes, or one with KiB, MiB, GiB"
 	}
-	return kind{
-		allowed: allowed,
-		parse: func(s *Settings, v string) error {
-			n, err := ParseSize(v)
-			if err != nil || n < low || n > high {
-				return errNotAllowed
-			}
-			*field(s) = n
-			return nil
-		},
-		show: func(s *Settings) string { return ShowSize(*field(s)) },
-	}
+	return parsed(field, allowed, within(low, high, ParseSize), ShowSize)
 }
 
 func duration(field func(*Settings) *time.Duration, low, high time.Duration) kind {
@@ -146,29 +132,11 @@ func duration(field func(*Settings) *time.Duration, low, high time.Duration) kin
 	if high == maxTime {
 		allowed = "is a number of seconds, or one with a unit (500ms, 10s, 2m)"
 	}
-	return kind{
-		allowed: allowed,
-		parse: func(s *Settings, v string) error {
-			d, err := parseDuration(v)
-			if err != nil || d < low || d > high {
-				return errNotAllowed
-			}
-			*field(s) = d
-			return nil
-		},
-		show: func(s *Settings) string { return field(s).String() },
-	}
+	return parsed(field, allowed, within(low, high, parseDuration), time.Duration.String)
 }
 
 func boolean(field func(*Settings) *bool) kind {
-	return kind{
-		allowed: "are 1 and 0, true and false, yes and no, on and off",
-		parse: func(s *Settings, v string) (err error) {
-			*field(s), err = parseBool(v)
-			return err
-		},
-		show: func(s *Settings) string { return strconv.FormatBool(*field(s)) },
-	}
+	return parsed(field, "are 1 and 0, true and false, yes and no, on and off", parseBool, strconv.FormatBool)
 }
 
 var secretKind = kind{
@@ -181,21 +149,14 @@ var secretKind = kind{
 }
 
 func parseBool(v string) (bool, error) {
-	switch strings.ToLower(v) {
-	case "1", "true", "yes", "on":
-		return true, nil
-	case "0", "false", "no", "off":
-		return false, nil
-	}
-	return false, errNotAllowed
+	v = strings.ToLower(v)
+	on := slices.Contains([]string{"1", "true", "yes", "on"}, v)
+	return on, allowedIf(on || slices.Contains([]string{"0", "false", "no", "off"}, v))
 }
 
 func parseDuration(v string) (time.Duration, error) {
 	if seconds, err := strconv.ParseFloat(v, 64); err == nil {
-		if !(seconds >= 0 && seconds <= maxTime.Seconds()) {
-			return 0, errNotAllowed
-		}
-		return time.Duration(seconds * float64(time.Second)), nil
+		return time.Duration(seconds * float64(time.Second)), allowedIf(seconds >= 0 && seconds <= maxTime.Seconds())
 	}
 	return time.ParseDuration(v)
 }
