@@ -87,11 +87,7 @@ func start(in settingsJSON) error {
 	o := node.Options{Scheduler: s.Scheduler, Log: log, Alloc: alloc}
 	if s.EmbedScheduler != "" {
 		if process.scheduler == nil {
-			own, err := node.Logger(s.LogLevel, "scheduler", -1)
-			if err == nil {
-				process.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, node.Options{Log: own})
-			}
-			if err != nil {
+			if process.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, node.Options{}); err != nil {
 				return err
 			}
 		}

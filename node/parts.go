@@ -58,11 +58,10 @@ func serve(s *server.Server, listeners transport.Listeners, log *zap.Logger) {
 
 // RunServer is a dedicated server: it serves round after round until ctx ends.
 func RunServer(ctx context.Context, s settings.Settings, listen string, o Options) error {
-	kinds, err := o.transports(&s)
-	if err != nil {
+	if err := o.complete(&s, "server", -1); err != nil {
 		return err
 	}
-	log := o.Log
+	kinds, log := o.Transports, o.Log
 	if listen == "" {
 		host, err := s.ListenHost()
 		if err != nil {
@@ -130,8 +129,7 @@ type Scheduler struct {
 
 // StartScheduler starts a scheduler at a listening address, whose port may be 0.
 func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, error) {
-	kinds, err := o.transports(&s)
-	if err != nil {
+	if err := o.complete(&s, "scheduler", -1); err != nil {
 		return nil, err
 	}
 	sched, err := scheduler.New(scheduler.Config{
@@ -140,7 +138,7 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 	if err != nil {
 		return nil, err
 	}
-	l, err := kinds.Required().Listen(listen)
+	l, err := o.Transports.Required().Listen(listen)
 	if err != nil {
 		_ = sched.Close()
 		return nil, fmt.Errorf("the scheduler cannot listen at %s: %w", listen, err)

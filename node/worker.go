@@ -4,6 +4,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,21 +52,31 @@ type Worker struct {
 type Options struct {
 	Scheduler  string             // a worker's: address of the scheduler, host:port; Settings.Scheduler where ""
 	Alloc      func(n int) []byte // a worker's: memory for outputs whose size only the engine knows; nil for Go's
-	Log        *zap.Logger
-	Transports *transport.Set // nil for those that the settings ask for
+	Log        *zap.Logger        // nil for the Logger of the process's role
+	Transports *transport.Set     // nil for those that the settings ask for
 }
 
-func (o *Options) transports(s *settings.Settings) (*transport.Set, error) {
-	if o.Transports != nil {
-		return o.Transports, nil
+// complete fills in what is nil.
+func (o *Options) complete(s *settings.Settings, role string, rank int) (err error) {
+	if o.Log == nil {
+		if o.Log, err = Logger(s.LogLevel, role, rank); err != nil {
+			return err
+		}
 	}
-	return Transports(s, o.Log)
+	if o.Transports == nil {
+		o.Transports, err = Transports(s, o.Log)
+	}
+	return err
 }
 
 // StartWorker joins the next round of the job: it waits for all other ranks until the start timeout.
 func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.StartTimeout)
 	defer cancel()
+	if err := o.complete(&s, "worker", s.Rank); err != nil {
+		return nil, err
+	}
+	kinds := o.Transports
 	w := &Worker{Settings: s, log: o.Log}
 	defer func() {
 		if err != nil {
@@ -78,20 +89,12 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	if w.policy, w.compression, err = jobCompression(s.Compression); err != nil {
 		return nil, fmt.Errorf("%w: PACELINE_COMPRESSION: %w", worker.ErrInvalid, err)
 	}
-	kinds, err := o.transports(&s)
-	if err != nil {
-		return nil, err
-	}
 	if s.Servers != "dedicated" {
 		if err := w.listen(kinds); err != nil {
 			return nil, err
 		}
 	}
-	address := o.Scheduler
-	if address == "" {
-		address = s.Scheduler
-	}
-	if err := w.register(ctx, kinds.Required(), address); err != nil {
+	if err := w.register(ctx, kinds.Required(), cmp.Or(o.Scheduler, s.Scheduler)); err != nil {
 		return nil, err
 	}
 	w.cut()

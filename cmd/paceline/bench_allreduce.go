@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"github.com/paceline/paceline/cmd/paceline/launch"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
-	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
 )
@@ -86,7 +84,7 @@ func (o *allreduceOptions) run(c *cobra.Command) error {
 		return err
 	}
 	env := launch.Merge(launch.Variables(os.Environ()), o.settings())
-	report := bench.AllreduceReport{Benchmark: "allreduce", Version: version.String(), Time: time.Now().Format(time.RFC3339), Cores: runtime.NumCPU()}
+	report := bench.AllreduceReport{Head: bench.NewHead("allreduce")}
 	rank, err := isRank(env)
 	if err != nil {
 		return err
@@ -211,19 +209,11 @@ func measure(s settings.Settings, plan bench.AllreducePlan) (result bench.Allred
 	if err := s.Complete(); err != nil {
 		return result, err
 	}
-	log, err := node.Logger(s.LogLevel, "worker", s.Rank)
-	if err != nil {
-		return result, err
-	}
 	ctx, stop := untilSignal()
 	defer stop()
-	o := node.Options{Log: log}
+	var o node.Options
 	if s.EmbedScheduler != "" {
-		own, err := node.Logger(s.LogLevel, "scheduler", -1)
-		if err != nil {
-			return result, err
-		}
-		sched, err := node.StartScheduler(s, s.EmbedScheduler, node.Options{Log: own})
+		sched, err := node.StartScheduler(s, s.EmbedScheduler, node.Options{})
 		if err != nil {
 			return result, err
 		}

@@ -2,14 +2,11 @@ package main
 
 import (
 	"fmt"
-	"runtime"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/paceline/paceline/cmd/paceline/bench"
 	"github.com/paceline/paceline/core/condition"
-	"github.com/paceline/paceline/internal/version"
 )
 
 // Bounds of the generated input: workers, and ends of 8 bytes.
@@ -70,6 +67,5 @@ func runBenchBarrier(c *cobra.Command, p bench.BarrierPlan, output *jsonSwitch) 
 	if err != nil {
 		return err
 	}
-	report.Version, report.Time, report.Cores = version.String(), time.Now().Format(time.RFC3339), runtime.NumCPU()
 	return output.show(c, report, report.Show)
 }

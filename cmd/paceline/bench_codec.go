@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"runtime"
 	"strings"
 	"time"
 
@@ -10,7 +9,6 @@ import (
 
 	"github.com/paceline/paceline/cmd/paceline/bench"
 	"github.com/paceline/paceline/core/codec"
-	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node/settings"
 )
 
@@ -38,7 +36,7 @@ with arguments as in topk:0.01 or int8:block=256, and the suffix +s2 or +zstd.`,
 			if err := output.check(); err != nil {
 				return err
 			}
-			report := bench.CodecReport{Benchmark: "codec", Version: version.String(), Time: time.Now().Format(time.RFC3339), Cores: runtime.NumCPU()}
+			report := bench.CodecReport{Head: bench.NewHead("codec")}
 			if err := report.MeasureCodecs(plan); err != nil {
 				return err
 			}

@@ -46,11 +46,7 @@ killed and started again at any time; the job continues.`,
 }
 
 func runScheduler(s settings.Settings) error {
-	log, err := node.Logger(s.LogLevel, "scheduler", -1)
-	if err != nil {
-		return err
-	}
-	sched, err := node.StartScheduler(s, s.Scheduler, node.Options{Log: log})
+	sched, err := node.StartScheduler(s, s.Scheduler, node.Options{})
 	if err != nil {
 		return err
 	}

@@ -34,13 +34,9 @@ func serverCommand() *cobra.Command {
 				}
 				listen = net.JoinHostPort(host, port)
 			}
-			log, err := node.Logger(s.LogLevel, "server", -1)
-			if err != nil {
-				return err
-			}
 			ctx, stop := untilSignal()
 			defer stop()
-			return node.RunServer(ctx, s, listen, node.Options{Log: log})
+			return node.RunServer(ctx, s, listen, node.Options{})
 		},
 	}
 	c.Flags().StringVar(&scheduler, "scheduler", "", "`address` of the scheduler, host:port (default: PACELINE_SCHEDULER)")

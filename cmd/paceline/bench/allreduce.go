@@ -16,11 +16,13 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"runtime"
 	"slices"
 	"text/tabwriter"
 	"time"
 
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node/settings"
 )
 
@@ -64,11 +66,21 @@ type AllreduceResult struct {
 
 // AllreduceReport is the file that --json writes.
 type AllreduceReport struct {
-	Benchmark string            `json:"benchmark"`
-	Version   string            `json:"version"`
-	Time      string            `json:"time"` // RFC 3339
-	Cores     int               `json:"cores"`
-	Results   []AllreduceResult `json:"results"`
+	Head
+	Results []AllreduceResult `json:"results"`
+}
+
+// Head begins every report: what was measured, when, by which release and where.
+type Head struct {
+	Benchmark string `json:"benchmark"`
+	Version   string `json:"version"`
+	Time      string `json:"time"` // RFC 3339
+	Cores     int    `json:"cores"`
+}
+
+// NewHead is the head of a report that is made now.
+func NewHead(benchmark string) Head {
+	return Head{benchmark, version.String(), time.Now().Format(time.RFC3339), runtime.NumCPU()}
 }
 
 // newRow summarises the seconds of the repetitions on their slowest ranks.

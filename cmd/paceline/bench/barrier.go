@@ -25,10 +25,7 @@ const checked = 3
 
 // BarrierReport is the time and the result of predicting barriers.
 type BarrierReport struct {
-	Benchmark   string  `json:"benchmark"`
-	Version     string  `json:"version"`
-	Time        string  `json:"time"` // RFC 3339
-	Cores       int     `json:"cores"`
+	Head
 	Workers     int     `json:"workers"`
 	Predictions int     `json:"predictions"`
 	Seed        uint64  `json:"seed"`
@@ -55,7 +52,7 @@ type Waits struct {
 // MeasureBarrier times searches in inputs made in advance, and checks some of the results with the paper's
 // search.
 func MeasureBarrier(p BarrierPlan) (BarrierReport, error) {
-	r := BarrierReport{Benchmark: "barrier", Workers: p.Workers, Predictions: p.Predictions, Seed: p.Seed, Searches: p.Searches}
+	r := BarrierReport{Head: NewHead("barrier"), Workers: p.Workers, Predictions: p.Predictions, Seed: p.Seed, Searches: p.Searches}
 	rng := rand.New(rand.NewPCG(p.Seed, 0))
 	var search barrier.Search
 	var ours, theirs []float64

@@ -55,10 +55,7 @@ type CodecRow struct {
 
 // CodecReport is the file that --json writes.
 type CodecReport struct {
-	Benchmark  string     `json:"benchmark"`
-	Version    string     `json:"version"`
-	Time       string     `json:"time"` // RFC 3339
-	Cores      int        `json:"cores"`
+	Head
 	Bytes      int64      `json:"bytes"`
 	MemcpyGBps float64    `json:"memcpy_gb_per_s"`
 	Rows       []CodecRow `json:"rows"`

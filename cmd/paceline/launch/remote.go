@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/rand"
 	"fmt"
 	"io"
@@ -98,10 +99,7 @@ func (r *remote) end(shell Exit) Exit {
 	if r.begun {
 		return shell
 	}
-	said := strings.TrimSpace(string(r.stderr))
-	if said == "" {
-		said = "it said nothing more"
-	}
+	said := cmp.Or(strings.TrimSpace(string(r.stderr)), "it said nothing more")
 	return Exit{Code: max(shell.Code, 1), Why: fmt.Sprintf("could not be started by %q, which %v: %s", strings.Join(r.cmd.Args, " "), shell, said)}
 }
 

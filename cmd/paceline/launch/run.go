@@ -36,11 +36,7 @@ func (j *maker) run() (code int, err error) {
 	defer signal.Stop(signals)
 	address := j.settings.Scheduler
 	if j.Scheduler == "" {
-		log, err := node.Logger(j.settings.LogLevel, "scheduler", -1)
-		if err != nil {
-			return 0, err
-		}
-		sched, err := node.StartScheduler(j.settings, address, node.Options{Log: log})
+		sched, err := node.StartScheduler(j.settings, address, node.Options{})
 		if err != nil {
 			return 0, err
 		}
