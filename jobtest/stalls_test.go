@@ -3,6 +3,7 @@ package jobtest_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -61,11 +62,65 @@ func TestAfterTheStallTimeEveryRankGetsAnErrorTheLateOneToo(t *testing.T) {
 	})
 }
 
+func TestARankBoundsItsOwnWaitWhereTheServersCheckNoStalls(t *testing.T) {
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		heard := make(chan string, 100)
+		j := jobtest.New(t, 3, network, jobtest.Dedicated(2), jobtest.Stalls(0, 0), jobtest.SmallPartitions, jobtest.Warnings(heard))
+		jobtest.Stalls(time.Second, 5*time.Second)(j) // of the ranks alone
+		j.Start()
+		for _, kind := range []units.Kind{units.Allreduce, units.Broadcast, units.Alltoall, units.Reducescatter} {
+			for late := range 3 {
+				began := time.Now()
+				for rank, err := range outcomes(j, kind, late) {
+					switch {
+					case !errors.Is(err, worker.ErrStall) && !errors.Is(err, worker.ErrUnsupported):
+						t.Errorf("%v, rank %d: %v, want a stall", kind, rank, err)
+					case errors.Is(err, worker.ErrStall) && !says(err.Error(), `"x" stalled`, fmt.Sprintf("%v on rank %d", kind, rank), "server", "5s"):
+						t.Errorf("%v, rank %d: %v", kind, rank, err)
+					case errors.Is(err, worker.ErrUnsupported) && !says(err.Error(), `"x" was given up by rank`):
+						t.Errorf("%v, rank %d: %v", kind, rank, err)
+					}
+				}
+				if took := time.Since(began); took > 30*time.Second {
+					t.Errorf("%v: ended after %v", kind, took)
+				}
+				j.Works("x", 200000)
+			}
+		}
+		j.Hears(heard, `"x" has waited`, "server", "which has not answered")
+		errs := j.Outcomes(func(rank int) error { // a held value that only one rank pushes to
+			v, err := j.Declare(rank, "v", "", 1)
+			if err == nil && rank == 0 {
+				err = v.Use(units.Add|units.Read, 1)
+			}
+			return err
+		})
+		if err := errs[0]; !errors.Is(err, worker.ErrStall) || !says(err.Error(), `"v" stalled`, "on rank 0") {
+			t.Errorf("a read that nobody answers: %v", err)
+		}
+	})
+}
+
+// says reports whether a text has all of these in it.
+func says(text string, all ...string) bool {
+	return !slices.ContainsFunc(all, func(part string) bool { return !strings.Contains(text, part) })
+}
+
 // stall has one rank come after the others have got an error.
 func stall(j *jobtest.Job, kind units.Kind, late int) {
 	j.T.Helper()
+	want := fmt.Sprintf(`"x" stalled: rank %d did not come within 200ms, while ranks`, late)
+	for rank, err := range outcomes(j, kind, late) {
+		if !errors.Is(err, worker.ErrStall) || !strings.Contains(err.Error(), want) {
+			j.T.Errorf("%v, rank %d: %v, want %q", kind, rank, err, want)
+		}
+	}
+}
+
+// outcomes are the ends of one operation to which a rank comes after the others have got theirs, and the servers know.
+func outcomes(j *jobtest.Job, kind units.Kind, late int) []error {
 	given := make(chan struct{}, len(j.Workers))
-	errs := j.Outcomes(func(rank int) error {
+	return j.Outcomes(func(rank int) error {
 		op := jobtest.Float32s(kind, "x", 30000)
 		if kind == units.Reducescatter {
 			op.Output = make([]byte, 4*10000)
@@ -74,15 +129,10 @@ func stall(j *jobtest.Job, kind units.Kind, late int) {
 			for range len(j.Workers) - 1 {
 				<-given
 			}
+			time.Sleep(time.Second)
 		}
 		_, err := j.Do(rank, op)
 		given <- struct{}{}
 		return err
 	})
-	want := fmt.Sprintf(`"x" stalled: rank %d did not come within 200ms, while ranks`, late)
-	for rank, err := range errs {
-		if !errors.Is(err, worker.ErrStall) || !strings.Contains(err.Error(), want) {
-			j.T.Errorf("%v, rank %d: %v, want %q", kind, rank, err, want)
-		}
-	}
 }

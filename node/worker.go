@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/version"
@@ -22,6 +23,7 @@ import (
 	"github.com/paceline/paceline/server"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
+	"github.com/paceline/paceline/transport/stream"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
@@ -221,7 +223,7 @@ func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 	return worker.Config{
 		Rank: s.Rank, Membership: w.Membership, Transports: kinds, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
-		DeclareTimeout: s.StartTimeout, Log: w.log, Alloc: o.Alloc,
+		DeclareTimeout: s.StartTimeout, Patience: agreement.Patience{Warning: s.StallWarning, Shutdown: s.StallShutdown, Margin: stream.Silence(s.PeerTimeout) + time.Second}, Log: w.log, Alloc: o.Alloc,
 		Policy: w.policy, LoadPolicy: Compression, Seed: uint64(s.Seed),
 	}
 }

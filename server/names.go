@@ -151,8 +151,8 @@ func (r *round) checkStalls(now time.Time) {
 	}
 }
 
-// warn tells the rank that a warning is for, which logs it.
+// warn tells the ranks that a warning is for.
 func (r *round) warn(s agreement.Stall) {
-	stall := wire.Stall{Name: s.Name, Missing: s.Missing.Ranks(), Seconds: s.Waited.Seconds()}
-	r.notify(rankset.Of(s.Rank), func(c *conn) { c.sendJSON(wire.Header{Type: wire.TypeStall}, stall) }, func(n Notices) { n.Stalled(stall) })
+	stall := wire.Stall{Name: s.Name, Waiting: s.Ranks.Ranks(), Missing: s.Missing.Ranks(), Seconds: s.Waited.Seconds()}
+	r.notify(s.Ranks, func(c *conn) { c.sendJSON(wire.Header{Type: wire.TypeStall}, stall) }, func(n Notices) { n.Stalled(stall) })
 }

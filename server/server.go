@@ -18,6 +18,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/lockorder"
@@ -229,7 +230,7 @@ func (s *Server) awaitRound(id uint64) *round {
 // watchStalls looks for operations that wait too long.
 func (s *Server) watchStalls() {
 	defer s.wg.Done()
-	every := stallTick(s.cfg.StallWarning, s.cfg.StallShutdown)
+	every := agreement.Every(s.cfg.StallWarning, s.cfg.StallShutdown)
 	if every == 0 {
 		return
 	}
@@ -245,17 +246,4 @@ func (s *Server) watchStalls() {
 			return
 		}
 	}
-}
-
-// stallTick is how often to look: ten times within the shorter time, at most once a second and at
-// least a hundred times less often than memory is read.
-func stallTick(warning, shutdown time.Duration) time.Duration {
-	shortest := warning
-	if shortest == 0 || shutdown > 0 && shutdown < shortest {
-		shortest = shutdown
-	}
-	if shortest <= 0 {
-		return 0
-	}
-	return min(max(shortest/10, 10*time.Millisecond), time.Second)
 }

@@ -96,7 +96,7 @@ func (t *tensor) Drop(iteration uint64) { t.r.drop(t, iteration) }
 
 // Warn implements room.Shell.
 func (t *tensor) Warn(rank int, missing rankset.Set, waited time.Duration) {
-	t.r.warn(agreement.Stall{Rank: rank, Name: t.Name, Missing: missing, Waited: waited})
+	t.r.warn(agreement.Stall{Ranks: rankset.Of(rank), Name: t.Name, Missing: missing, Waited: waited})
 }
 
 // Stop implements room.Shell.

@@ -28,7 +28,7 @@ type book struct {
 	removed    map[uint32]struct{}       // process sets; their numbers are not used again
 	joining    *joinState
 	leaders    map[uint32]*declaration // first values of groups with supersteps, by tensor
-	warned     map[string]time.Time    // when a server last warned of a stall
+	warned     map[string]time.Time    // when a server or this rank last warned of a stall
 	over       over                    // operations that have ended
 	broken     error                   // why the engine accepts no more operations
 	lost       *wire.Lost

@@ -14,7 +14,7 @@
 //
 // Beside that: supersteps (superstep.go), changes of conditions (condition.go), joins (join.go), the state of coded
 // tensors (state.go, statebytes.go, residuals.go), observers (observer.go) with the timeline (timeline.go), and how an
-// engine ends (end.go). All locks and their order stand in locks.go.
+// engine ends (end.go); how long it waits for servers (patience.go). All locks and their order stand in locks.go.
 package worker
 
 import (
@@ -27,6 +27,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/lockorder"
@@ -90,6 +91,7 @@ type Config struct {
 	Credit         int64
 	Conns          int // connections to each server
 	DeclareTimeout time.Duration
+	Patience       agreement.Patience // with servers' answers
 	Log            *zap.Logger
 	Alloc          func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
 
@@ -106,7 +108,7 @@ type Engine struct {
 	observers  observers
 	timeline   atomic.Pointer[timeline] // the one that is being written
 	wg         sync.WaitGroup           // link readers
-	starts     sync.WaitGroup           // a Start that is under way
+	starts     sync.WaitGroup           // a Start that is under way, and watch
 	cancel     func()                   // ends it
 	ctx        context.Context          // of it
 	settle     sync.Once
@@ -171,7 +173,11 @@ func (e *Engine) start(ctx context.Context, local Local) error {
 		index := e.epoch().Embedded(e.cfg.Rank)
 		e.ways[index] = newLocalQueue(e, index, local)
 	}
-	return e.connect(ctx)
+	if err := e.connect(ctx); err != nil {
+		return err
+	}
+	e.starts.Go(e.watch)
+	return nil
 }
 
 // connect opens the connections to all servers at the same time.
@@ -238,6 +244,11 @@ func (e *Engine) Failed(f wire.Failure) {
 		e.failJoin(err)
 		return
 	}
+	e.failed(f, err)
+}
+
+// failed ends what ends here with an operation that has failed.
+func (e *Engine) failed(f wire.Failure, err error) {
 	e.mu.Lock()
 	v := e.nameFailed(f, err)
 	e.mu.Unlock()
@@ -267,11 +278,7 @@ const sameStall = 5 * time.Second
 
 // Stalled warns the user of ranks that do not come.
 func (e *Engine) Stalled(s wire.Stall) {
-	e.mu.Lock()
-	again := time.Since(e.warned[s.Name]) < sameStall
-	e.warned[s.Name] = time.Now()
-	e.mu.Unlock()
-	if again {
+	if again := e.warns(s.Name); again || len(s.Waiting) > 0 && s.Waiting[0] != e.cfg.Rank {
 		return
 	}
 	e.cfg.Log.Warn(fmt.Sprintf("%q has waited %.0f s for ranks %v, which have not submitted it", s.Name, s.Seconds, s.Missing))

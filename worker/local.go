@@ -170,6 +170,9 @@ func (q *localQueue) condition(w wire.Condition) error {
 	return nil
 }
 
+// left implements way: no task waits long for others.
+func (q *localQueue) left() uint64 { return 0 }
+
 // join implements way.
 func (q *localQueue) join(wire.Header) error {
 	q.server.Join()

@@ -3,6 +3,7 @@ package worker
 import (
 	"sync/atomic"
 
+	"github.com/paceline/paceline/core/agreement"
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/units"
@@ -36,7 +37,8 @@ type operation struct {
 
 	sizes   []byte // allgather, alltoall: the exchanged numbers of rows
 	out     Output
-	watched *watched // nil where nobody observes
+	watched *watched       // nil where nobody observes
+	wait    agreement.Wait // Engine.look's
 }
 
 func (o *operation) begin() {
@@ -123,6 +125,7 @@ func (o *operation) finish() {
 	o.mu.Lock()
 	err := o.err
 	o.tasks = nil
+	o.abandoned = true // nothing is left to abandon
 	o.mu.Unlock()
 	o.e.observers.ended(o, err)
 	o.e.forget(o)
@@ -142,11 +145,16 @@ func (o *operation) setErr(err error) {
 // informed, tasks that have not begun are dropped, and those under way are waited for before Done.
 func (o *operation) fail(err error) { o.abandon(err, false) }
 
-// giveUp is fail for a reason of this rank's own: the servers tell the other ranks.
-func (o *operation) giveUp(err error) { o.abandon(err, true) }
+// giveUp is fail for a reason of this rank's own: the servers tell the other ranks. What this rank begins from here on under
+// the name is declared anew, as theirs will be. (Of a held value the others go on.)
+func (o *operation) giveUp(err error) {
+	if o.abandon(err, true) && o.d != nil && !o.beside && o.Kind != units.Accumulate {
+		o.e.failed(wire.Failure{Name: o.name(), ProcessSet: o.Set.ID, Generation: o.d.t.Generation, Seq: o.seq}, err)
+	}
+}
 
-// abandon is done once, also where a broken connection has noted its error before.
-func (o *operation) abandon(err error, ownWill bool) {
+// abandon is done once, also where a broken connection has noted its error before; it reports whether this was the time.
+func (o *operation) abandon(err error, ownWill bool) bool {
 	o.setErr(err)
 	o.mu.Lock()
 	again := o.abandoned
@@ -154,12 +162,13 @@ func (o *operation) abandon(err error, ownWill bool) {
 	tasks := o.tasks
 	o.mu.Unlock()
 	if again {
-		return
+		return false
 	}
 	o.informServers(ownWill)
 	for _, t := range tasks {
 		t.happened(life.Abandon)
 	}
+	return true
 }
 
 // informServers cancels the tensor from this iteration on wherever it has keys.

@@ -191,6 +191,16 @@ func (p *peer) onFirst(queue func(*connTraffic)) {
 	}
 }
 
+// left implements way.
+func (p *peer) left() (bytes uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.traffic.conns {
+		bytes += c.sent
+	}
+	return bytes
+}
+
 // join implements way. It uses every connection: it must not overtake what was pushed on another.
 func (p *peer) join(h wire.Header) error {
 	p.mu.Lock()

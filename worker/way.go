@@ -26,6 +26,8 @@ type way interface {
 	report(d *declaration, h wire.Header, iteration wire.Report) error
 	// condition asks for a change of conditions; the reply goes to the engine's conditions.
 	condition(w wire.Condition) error
+	// left is the number of tensor bytes that have left for the server.
+	left() uint64
 	// join tells, behind all that was pushed, that this rank has no more data. The error is that of a server that has left.
 	join(h wire.Header) error
 	// reset forgets which tensors were announced to the server.

@@ -7,7 +7,7 @@
 // and gives the name a new generation, under which its tensors are declared anew.
 //
 // Both are pure: they read no clock, send nothing and take no lock. Reading order: home.go, members.go (joins,
-// goodbyes), stall.go, rank.go.
+// goodbyes), stall.go, rank.go, patience.go.
 package agreement
 
 import (
@@ -61,17 +61,17 @@ func (f Failure) String() string {
 	return fmt.Sprintf("tell %v: %d of %q, generation %d, fails, %v: %s", f.Ranks, f.Count, f.Tensor.Name, f.Tensor.Generation, f.Code, f.Text)
 }
 
-// Stall is a warning: an operation waits for ranks that do not come. One rank that waits is told and logs it,
+// Stall is a warning: an operation waits for ranks that do not come. All that wait are told; the first of them logs it,
 // so that there is one line for all.
 type Stall struct {
-	Rank    int
+	Ranks   rankset.Set // that wait
 	Name    string
 	Missing rankset.Set
 	Waited  time.Duration
 }
 
 func (s Stall) String() string {
-	return fmt.Sprintf("warn rank %d: %q has waited %v for ranks %v", s.Rank, s.Name, s.Waited, s.Missing)
+	return fmt.Sprintf("warn %s: %q has waited %v for ranks %v", s.Ranks.Named(), s.Name, s.Waited, s.Missing)
 }
 
 // hinderedBy says why an operation cannot be done while ranks have joined, "" if it can.

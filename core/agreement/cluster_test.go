@@ -248,8 +248,14 @@ func (c *cluster) giveUp(w *worker, o *operation, why Why) {
 	if !o.sent && c.rng != nil && c.rng.IntN(2) == 0 { // it has not begun to leave
 		w.out = slices.DeleteFunc(w.out, func(f frame) bool { return f.o == o })
 	}
-	w.uses.End(o.count)
 	w.out = append(w.out, frame{o: o, cancel: true, why: why})
+	if early := c.rng != nil && c.rng.IntN(2) == 0; early { // its memory is free at once
+		w.uses.End(o.count)
+	}
+	if why == OwnWill { // what the rank begins from here on is of a new generation
+		c.fails(w, o.t.Generation, o.count, errors.New("given up"))
+	}
+	w.uses.End(o.count)
 }
 
 // serve has the home take in the next frame of a rank.
@@ -344,17 +350,22 @@ func (c *cluster) hear(w *worker) {
 		if f.failed.Count >= w.uses.Next() {
 			c.note("rank %d will not begin %d", w.rank, f.failed.Count)
 		}
-		v := w.uses.Failed(f.failed.Tensor.Generation, f.failed.Count, errors.New(f.failed.Text))
-		for _, o := range v.Failed {
-			c.giveUp(w, o, Heard)
+		c.fails(w, f.failed.Tensor.Generation, f.failed.Count, errors.New(f.failed.Text))
+	}
+}
+
+// fails has a rank end what ends with an operation.
+func (c *cluster) fails(w *worker, generation, count uint64, err error) {
+	v := w.uses.Failed(generation, count, err)
+	for _, o := range v.Failed {
+		c.giveUp(w, o, Heard)
+	}
+	for _, o := range v.Later {
+		knew := o.t.Generation&(1<<joinShift-1) > count
+		if same := len(v.Failed) > 0 && v.Failed[0].t == o.t; knew && !same {
+			panic(fmt.Sprintf("the failure of %d ends %d of generation %d", count, o.count, o.t.Generation))
 		}
-		for _, o := range v.Later {
-			knew := o.t.Generation&(1<<joinShift-1) > f.failed.Count
-			if same := len(v.Failed) > 0 && v.Failed[0].t == o.t; knew && !same {
-				panic(fmt.Sprintf("the failure of %d ends %d of generation %d", f.failed.Count, o.count, o.t.Generation))
-			}
-			c.giveUp(w, o, OwnWill)
-		}
+		c.giveUp(w, o, OwnWill)
 	}
 }
 

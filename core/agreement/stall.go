@@ -24,7 +24,7 @@ func (h *Home) Tick(now time.Duration) (slow []Stall, told []Failure) {
 			continue
 		}
 		a.warned = now
-		slow = append(slow, Stall{Rank: a.ranks.Ranks()[0], Name: a.t.Name, Missing: missing, Waited: waited})
+		slow = append(slow, Stall{Ranks: a.ranks.Clone(), Name: a.t.Name, Missing: missing, Waited: waited})
 	}
 	h.checkAll()
 	return slow, told
@@ -37,7 +37,7 @@ func (h *Home) Longest(now time.Duration, most int) []Stall {
 	var all []Stall
 	for _, w := range found[:min(len(found), most)] {
 		a := w.a
-		all = append(all, Stall{Rank: a.ranks.Ranks()[0], Name: a.t.Name, Missing: a.t.Ranks.Minus(a.ranks).Minus(h.joined), Waited: now - a.since})
+		all = append(all, Stall{Ranks: a.ranks.Clone(), Name: a.t.Name, Missing: a.t.Ranks.Minus(a.ranks).Minus(h.joined), Waited: now - a.since})
 	}
 	return all
 }

@@ -202,6 +202,12 @@ func (s State) over() bool {
 	return s&abandoned != 0 || s.stage() == sent && (s.reply() == none || s.reply() == arrived)
 }
 
+// Settled reports whether the task is done with, for its operation.
+func (s State) Settled() bool { return s&settled != 0 }
+
+// Left reports whether the task waits for nothing that goes before it to its server.
+func (s State) Left() bool { return s.stage() >= moving }
+
 // Abandoned reports whether the task's operation has failed: a queue passes it over.
 func (s State) Abandoned() bool { return s&abandoned != 0 }
 

@@ -146,9 +146,10 @@ type ConditionReply struct {
 	Pushed uint64 `json:"pushed"` // iterations that the furthest rank has pushed of one of them
 }
 
-// Stall tells a waiting worker which ranks an operation waits for.
+// Stall tells waiting workers which ranks an operation waits for.
 type Stall struct {
 	Name    string  `json:"name"`
+	Waiting []int   `json:"waiting,omitempty"` // ranks that are told; the first logs it
 	Missing []int   `json:"missing"`
 	Seconds float64 `json:"seconds"` // waited so far
 }

@@ -80,7 +80,7 @@ var samples = []sample{
 	{"cancel", Header{Type: TypeCancel, Tensor: 2, Rank: 1, Iteration: 5}, nil},
 	{"join", Header{Type: TypeJoin, Rank: 1}, nil},
 	{"joined", Header{Type: TypeJoined, Rank: 3}, nil},
-	{"stall", Header{Type: TypeStall, Tensor: 2}, Stall{Name: "layer1.weight", Missing: []int{1, 3}, Seconds: 60}},
+	{"stall", Header{Type: TypeStall, Tensor: 2}, Stall{Name: "layer1.weight", Waiting: []int{0, 2}, Missing: []int{1, 3}, Seconds: 60}},
 	{"lost", Header{Type: TypeLost}, Lost{Role: RoleWorker, Rank: 1, Why: "10.0.0.7:5 closed the connection", Round: 77}},
 	{"batch", Header{Type: TypeBatch}, AppendFrame(AppendFrame(nil, push, []byte("four")), pull, nil)},
 	{"control: register", Header{Type: TypeControl}, Control{ID: 1, Wait: 30, Register: &Register{Node: worker, Workers: 2, Dedicated: 1,

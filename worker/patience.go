@@ -1,0 +1,96 @@
+package worker
+
+import (
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/core/agreement"
+	life "github.com/paceline/paceline/core/task"
+)
+
+// watch bounds what this rank waits for by its own clock, until the engine ends. It looks at all operations in flight now
+// and then, so that an operation costs nothing for it.
+func (e *Engine) watch() {
+	every := agreement.Every(e.cfg.Patience.Warning, e.cfg.Patience.Shutdown)
+	if every == 0 {
+		return
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			e.look()
+		case <-e.ctx.Done():
+			return
+		}
+	}
+}
+
+// look warns of operations that wait long for servers, and gives up those that wait too long. One that waits for its
+// declaration has the deadline of that, and one that is held back those of the operations before it.
+func (e *Engine) look() {
+	left := make([]uint64, len(e.ways))
+	for i, w := range e.ways {
+		left[i] = w.left()
+	}
+	for _, o := range e.operations() {
+		progress, waits := o.standing(left)
+		if len(waits) == 0 {
+			continue
+		}
+		waited, warn, end := o.wait.Look(e.cfg.Patience, progress, e.warnedOf(o), time.Since(e.origin))
+		switch {
+		case end:
+			o.giveUp(because{ErrStall, fmt.Sprintf("%q stalled: %v on rank %d has waited %v for %s, which runs but has not answered within PACELINE_STALL_SHUTDOWN (%v)",
+				o.name(), o.Kind, e.cfg.Rank, waited.Round(time.Millisecond), e.serversOf(waits), e.cfg.Patience.Shutdown)})
+		case warn:
+			e.warns(o.name())
+			e.cfg.Log.Warn(fmt.Sprintf("%q has waited %.0f s for %s, which has not answered", o.name(), waited.Seconds(), e.serversOf(waits)), zap.Stringer("kind", o.Kind))
+		}
+	}
+}
+
+// warnedOf is when anybody last warned of an operation's name, negative for never.
+func (e *Engine) warnedOf(o *operation) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if at, ok := e.warned[o.name()]; ok {
+		return at.Sub(e.origin)
+	}
+	return -1
+}
+
+// warns notes that a name is warned of, and reports whether it was shortly before.
+func (e *Engine) warns(name string) (again bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	again = time.Since(e.warned[name]) < sameStall
+	e.warned[name] = time.Now()
+	return again
+}
+
+// standing is how far an operation has come, as a number that changes with it, and the tasks that servers still have to
+// answer. What waits behind others comes further with them.
+func (o *operation) standing(left []uint64) (progress uint64, waits []*task) {
+	o.mu.Lock()
+	tasks := o.tasks
+	if o.abandoned {
+		tasks = nil
+	}
+	o.mu.Unlock()
+	for _, t := range tasks {
+		s := life.State(t.state.Load())
+		progress += uint64(s)
+		if s.Settled() {
+			continue
+		}
+		waits = append(waits, t)
+		if !s.Left() {
+			progress += left[t.server]
+		}
+	}
+	return progress, waits
+}
