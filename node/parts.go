@@ -61,6 +61,11 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	if err := o.complete(&s, "server", -1); err != nil {
 		return err
 	}
+	profiles, err := openProfiles(&s, o.Log)
+	if err != nil {
+		return err
+	}
+	defer profiles.close()
 	kinds, log := o.Transports, o.Log
 	if listen == "" {
 		host, err := s.ListenHost()
@@ -125,6 +130,7 @@ type Scheduler struct {
 	settings settings.Settings
 	log      *zap.Logger
 	file     *runfile.File // while the job is published
+	profiles *profiles     // nil in a worker, which has its own
 }
 
 // StartScheduler starts a scheduler at a listening address, whose port may be 0.
@@ -148,5 +154,13 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 			o.Log.Error("scheduler stopped accepting", zap.Error(err))
 		}
 	}()
-	return &Scheduler{Scheduler: sched, Address: l.Addr().String(), settings: s, log: o.Log}, nil
+	made := &Scheduler{Scheduler: sched, Address: l.Addr().String(), settings: s, log: o.Log}
+	if s.Role == "worker" {
+		return made, nil
+	}
+	if made.profiles, err = openProfiles(&s, o.Log); err != nil {
+		_ = made.Close()
+		return nil, err
+	}
+	return made, nil
 }

@@ -35,6 +35,7 @@ func (s *Scheduler) Withdraw() {
 // Close ends the scheduler.
 func (s *Scheduler) Close() error {
 	s.Withdraw()
+	s.profiles.close()
 	return s.Scheduler.Close()
 }
 

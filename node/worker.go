@@ -44,6 +44,7 @@ type Worker struct {
 	compression string // what the others must have too
 	server      *server.Server
 	listeners   transport.Listeners
+	profiles    *profiles
 
 	mu      sync.Mutex
 	early   *wire.Lost // a node that was lost before there was an Engine to tell
@@ -90,6 +91,9 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	}
 	if w.policy, w.compression, err = jobCompression(s.Compression); err != nil {
 		return nil, fmt.Errorf("%w: PACELINE_COMPRESSION: %w", worker.ErrInvalid, err)
+	}
+	if w.profiles, err = openProfiles(&s, o.Log); err != nil {
+		return nil, err
 	}
 	if s.Servers != "dedicated" {
 		if err := w.listen(kinds); err != nil {
@@ -301,6 +305,7 @@ func (w *Worker) Shutdown() {
 }
 
 func (w *Worker) close() {
+	defer w.profiles.close()
 	if w.Engine != nil {
 		w.Engine.Shutdown(context.Background())
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/iface"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/secret"
 )
@@ -104,6 +105,23 @@ func level(field func(*Settings) *string) kind {
 	ours := k.parse
 	others := map[string]string{"trace": "debug", "warning": "warn", "0": "debug", "1": "debug", "2": "info", "3": "warn", "4": "error", "5": "fatal"}
 	k.parse = func(s *Settings, v string) error { return ours(s, cmp.Or(others[strings.ToLower(v)], v)) }
+	return k
+}
+
+// loopback is a port of this machine, or an address that no other reaches.
+func loopback(field func(*Settings) *string) kind {
+	k := address(field)
+	ours := k.parse
+	k.allowed = "is a port, or host:port on loopback, such as 127.0.0.1:6060"
+	k.parse = func(s *Settings, v string) error {
+		if _, err := strconv.ParseUint(v, 10, 16); err == nil {
+			v = net.JoinHostPort(iface.Loopback, v)
+		}
+		if host, _, _ := net.SplitHostPort(v); !iface.IsLoopback(host) {
+			return errNotAllowed
+		}
+		return ours(s, v)
+	}
 	return k
 }
 

@@ -73,6 +73,7 @@ type Settings struct {
 	StallShutdown time.Duration `json:"stall_shutdown"` // 0: never
 	PeerTimeout   time.Duration `json:"peer_timeout"`
 
+	Pprof       string `json:"pprof"`        // host:port on loopback of the pages of net/http/pprof; "" for none
 	LogLevel    string `json:"log_level"`    // "debug", "info", "warn", "error" or "fatal"
 	RemoteShell string `json:"remote_shell"` // of `paceline run`
 

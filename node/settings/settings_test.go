@@ -50,6 +50,14 @@ func TestEveryDefaultIsAllowed(t *testing.T) {
 	}
 }
 
+func TestProfilesAreOnLoopback(t *testing.T) {
+	for given, want := range map[string]string{"": "", "6060": "127.0.0.1:6060", "localhost:6060": "localhost:6060", "[::1]:0": "[::1]:0"} {
+		if s := read(t, env{"PACELINE_PPROF": given}); s.Pprof != want {
+			t.Errorf("PACELINE_PPROF=%s gives %q, want %q", given, s.Pprof, want)
+		}
+	}
+}
+
 func TestWhoAndWhereUnderEachLauncher(t *testing.T) {
 	torchrun := env{"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "PACELINE_JOB_SECRET": testSecret}
 	for _, c := range []struct {
@@ -150,6 +158,9 @@ func TestBadValuesNameVariableValueAndWhatIsAllowed(t *testing.T) {
 		{env{"PACELINE_STALL_WARNING": "-1"}, `PACELINE_STALL_WARNING="-1": allowed is a number of seconds`},
 		{env{"PACELINE_STALL_WARNING": "NaN"}, `PACELINE_STALL_WARNING="NaN"`},
 		{env{"PACELINE_SUM_IN_RANK_ORDER": "2"}, `PACELINE_SUM_IN_RANK_ORDER="2": allowed are 1 and 0`},
+		{env{"PACELINE_PPROF": "0.0.0.0:6060"}, `PACELINE_PPROF="0.0.0.0:6060": allowed is a port, or host:port on loopback`},
+		{env{"PACELINE_PPROF": ":6060"}, `PACELINE_PPROF=":6060": allowed is a port`},
+		{env{"PACELINE_PPROF": "65536"}, `PACELINE_PPROF="65536": allowed is a port`},
 		{env{"PACELINE_SCHEDULER": "host"}, `PACELINE_SCHEDULER="host": allowed is host:port`},
 		{env{"PACELINE_SCHEDULER": "host:0"}, `PACELINE_SCHEDULER="host:0": port 0`},
 		{env{"PACELINE_JOB_SECRET": "hush"}, `PACELINE_JOB_SECRET="4 bytes": allowed are 16 to 4096 bytes`},

@@ -163,6 +163,8 @@ var table = []row{
 		"A node may be stopped for this long; one that is silent for a quarter more is lost."},
 	{"PACELINE_LOG_LEVEL", same("HOROVOD_LOG_LEVEL", "BYTEPS_LOG_LEVEL"), "warn", level(func(s *Settings) *string { return &s.LogLevel }),
 		"What is logged."},
+	{"PACELINE_PPROF", nil, "", loopback(func(s *Settings) *string { return &s.Pprof }),
+		"Opens the pages of Go's net/http/pprof on loopback, in workers, servers and the scheduler: at this port, or at the next free one. Each process says its address. Every user of the machine can read them."},
 	{"PACELINE_REMOTE_SHELL", nil, "ssh", text(func(s *Settings) *string { return &s.RemoteShell }, "a command"),
 		"How `paceline run` reaches other hosts; {host} stands for the host's name, which is added at the end where that is missing."},
 }
