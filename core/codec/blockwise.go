@@ -53,10 +53,10 @@ const tiny = 0x1p-100
 // blockwise rounds every element to a grid whose scale its block sets.
 type blockwise struct {
 	grid
-	name      string
-	parts     []string // of the setting, specific to the codec
-	residual  bool
-	otherwise bool // the default for residual
+	name  string
+	parts []string // of the setting, specific to the codec
+	feedback
+	otherwise bool // the default for feedback
 	unbiased  bool
 	setting   string
 }
@@ -69,7 +69,7 @@ func newBlockwise(name string, g grid, residual, otherwise, unbiased bool, parts
 		g.bits = bits.Len(uint(2 * g.levels))
 	}
 	whole := Setting(name, append(slices.Clone(parts), FeedbackPart(residual, otherwise))...)
-	return &blockwise{g, name, parts, residual, otherwise, unbiased, whole}
+	return &blockwise{g, name, parts, feedback(residual), otherwise, unbiased, whole}
 }
 
 func (c *blockwise) Answer() Codec { return c }
@@ -103,13 +103,6 @@ func (a *Arguments) levels(otherwise, most int) (int, string) {
 func (c *blockwise) String() string { return c.setting }
 
 func (c *blockwise) Unbiased() bool { return c.unbiased }
-
-func (c *blockwise) ResidualBytes(n int) int {
-	if c.residual {
-		return 4 * n
-	}
-	return 0
-}
 
 func (c *blockwise) MaxEncoded(n int) int {
 	if c.kind <= kindBFloat16 {

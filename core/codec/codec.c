@@ -1,8 +1,6 @@
 /* Composes the kernels block by block, so that the tensor is read once from memory. */
 #include "codec.h"
 
-#include <string.h>
-
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
@@ -54,19 +52,6 @@ int codec_has_f16c(void) {
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-static float float_of(uint32_t u) {
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
-}
-
-static uint32_t bits_of(float f) {
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  return u;
-}
-
-#define INFINITE 0x7f800000u
 #define NOT_A_NUMBER 0x7fc00000u
 #define TINY 0x1p-100 /* below it a block is sent as zeros: reciprocals would overflow */
 
@@ -99,7 +84,7 @@ static float quantise(const struct codec_kernels *k, const struct codec_grid *g,
   float step = (float)scale;
   if (g->kind == CODEC_UNIFORM) step = (float)(scale / g->levels);
   if (g->kind == CODEC_NATURAL) step = power(scale);
-  if ((bits_of(step) & 0x7fffffff) >= INFINITE) step = float_of(NOT_A_NUMBER);
+  if ((bits_of(step) & MAGNITUDE) >= INFINITE) step = float_of(NOT_A_NUMBER);
   if (g->kind == CODEC_SIGN && step == step) {
     k->sign(codes, x, n);
   } else if (!(scale >= TINY) || step != step) {
@@ -274,7 +259,7 @@ size_t codec_scan(int level, void *x, const void *src, size_t from, size_t n, ui
       for (uint64_t mask = k->above(group, threshold); mask; mask &= mask - 1) {
         size_t bit = (size_t)__builtin_ctzll(mask);
         index[at] = (uint32_t)(i + bit);
-        key[at++] = bits_of(group[bit]) & 0x7fffffff;
+        key[at++] = bits_of(group[bit]) & MAGNITUDE;
       }
     }
     from += m;

@@ -213,3 +213,13 @@ func checkEncode(c Codec, dst, src, residual []byte) int {
 func malformed(c fmt.Stringer, n int, format string, args ...any) error {
 	return fmt.Errorf("codec %s: malformed message for %d elements: %s; do both ends have the same codec?", c, n, fmt.Sprintf(format, args...))
 }
+
+// feedback is whether a codec keeps a residual, of one tensor.
+type feedback bool
+
+func (f feedback) ResidualBytes(n int) int {
+	if f {
+		return 4 * n
+	}
+	return 0
+}

@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #pragma GCC visibility push(hidden)
 
@@ -38,6 +39,20 @@ struct codec_keys {
 typedef float codec_float __attribute__((aligned(1), may_alias));
 typedef uint16_t codec_u16 __attribute__((aligned(1), may_alias));
 typedef uint32_t codec_u32 __attribute__((aligned(1), may_alias));
+
+enum { MAGNITUDE = 0x7fffffff, INFINITE = 0x7f800000 }; /* of the bits of a float */
+
+static inline uint32_t bits_of(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return u;
+}
+
+static inline float float_of(uint32_t u) {
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
 
 /* Kernels work on one block, which stays in the first-level cache from one kernel to the next. */
 struct codec_kernels {

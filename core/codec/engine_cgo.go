@@ -49,11 +49,7 @@ func (e kernels) encode(g *grid, dst, src, residual []byte, k keys) int {
 }
 
 func (e kernels) decode(g *grid, dst, message []byte, add bool) fault {
-	var adding C.int
-	if add {
-		adding = 1
-	}
-	switch C.codec_decode(e.level, gridOf(g), pointer(dst), (*C.uint8_t)(pointer(message)), C.size_t(len(message)), count(dst), adding) {
+	switch C.codec_decode(e.level, gridOf(g), pointer(dst), (*C.uint8_t)(pointer(message)), C.size_t(len(message)), count(dst), flag(add)) {
 	case C.CODEC_BAD_LENGTH:
 		return badLength
 	case C.CODEC_BAD_CODE:
@@ -80,13 +76,9 @@ func (e kernels) momentum(v, u, src []byte, m float32) {
 
 // gridOf gives C's numbers, which have the same order.
 func gridOf(g *grid) C.struct_codec_grid {
-	var elias C.int
-	if g.elias {
-		elias = 1
-	}
 	return C.struct_codec_grid{
 		kind: C.int(g.kind), norm: C.int(g.norm), levels: C.uint32_t(g.levels), bits: C.uint32_t(g.bits),
-		block: C.uint32_t(g.block), elias: elias, clip: C.double(g.clip),
+		block: C.uint32_t(g.block), elias: flag(g.elias), clip: C.double(g.clip),
 	}
 }
 
@@ -99,3 +91,10 @@ func pointer(b []byte) unsafe.Pointer {
 }
 
 func count(tensor []byte) C.size_t { return C.size_t(len(tensor) / 4) }
+
+func flag(is bool) C.int {
+	if is {
+		return 1
+	}
+	return 0
+}

@@ -5,8 +5,6 @@
  */
 #include "codec.h"
 
-#include <string.h>
-
 /* A product must not be fused into a sum, which would round once instead of twice. The pragma is for clang; gcc
  * fuses only in its GNU dialects, and the build uses -std=c11. */
 #ifdef __clang__
@@ -21,20 +19,6 @@
 typedef codec_float f32;
 typedef codec_u16 u16;
 typedef codec_u32 u32;
-
-enum { MAGNITUDE = 0x7fffffff, INFINITE = 0x7f800000 };
-
-static inline uint32_t bits_of(float f) {
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  return u;
-}
-
-static inline float float_of(uint32_t u) {
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
-}
 
 /* 16-bit floats: rounded to the nearest, ties to even; a NaN stays a NaN. */
 TARGET static void widen_bfloat16(f32 *d, const u16 *x, size_t n) {
@@ -234,31 +218,15 @@ TARGET static inline __attribute__((always_inline)) void unpack_width(uint16_t *
 
 TARGET static inline __attribute__((always_inline)) void unpack_upto8(uint16_t *codes, const uint8_t *in, size_t stride,
                                                                       uint32_t bits, uint32_t low) {
-  switch (bits) { /* a constant unrolls the loop over the planes */
-  case 1:
-    unpack_width(codes, in, stride, 1, low);
-    break;
-  case 2:
-    unpack_width(codes, in, stride, 2, low);
-    break;
-  case 3:
-    unpack_width(codes, in, stride, 3, low);
-    break;
-  case 4:
-    unpack_width(codes, in, stride, 4, low);
-    break;
-  case 5:
-    unpack_width(codes, in, stride, 5, low);
-    break;
-  case 6:
-    unpack_width(codes, in, stride, 6, low);
-    break;
-  case 7:
-    unpack_width(codes, in, stride, 7, low);
-    break;
-  default:
-    unpack_width(codes, in, stride, 8, low);
-  }
+  /* a constant unrolls the loop over the planes */
+  if (bits == 1) unpack_width(codes, in, stride, 1, low);
+  else if (bits == 2) unpack_width(codes, in, stride, 2, low);
+  else if (bits == 3) unpack_width(codes, in, stride, 3, low);
+  else if (bits == 4) unpack_width(codes, in, stride, 4, low);
+  else if (bits == 5) unpack_width(codes, in, stride, 5, low);
+  else if (bits == 6) unpack_width(codes, in, stride, 6, low);
+  else if (bits == 7) unpack_width(codes, in, stride, 7, low);
+  else unpack_width(codes, in, stride, 8, low);
 }
 
 TARGET static void unpack_planes(uint16_t *codes, const uint8_t *in, size_t n, uint32_t bits) {

@@ -27,25 +27,18 @@ func (c none) Encode(dst, src, residual []byte, _ Stream) int {
 	return copy(dst, src)
 }
 
-func (c none) Decode(dst, message []byte) error {
-	if err := c.check(dst, message); err != nil {
-		return err
-	}
-	copy(dst, message)
-	return nil
-}
+func (c none) Decode(dst, message []byte) error { return c.decode(dst, message, false) }
 
-func (c none) DecodeAdd(acc, message []byte) error {
-	if err := c.check(acc, message); err != nil {
-		return err
-	}
-	best.feed(acc, message)
-	return nil
-}
+func (c none) DecodeAdd(acc, message []byte) error { return c.decode(acc, message, true) }
 
-func (c none) check(dst, message []byte) error {
+func (c none) decode(dst, message []byte, add bool) error {
 	if n := elements(dst); len(message) != 4*n {
 		return malformed(c, n, "it has %d bytes, not %d", len(message), 4*n)
+	}
+	if add {
+		best.feed(dst, message)
+	} else {
+		copy(dst, message)
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 type randomK struct {
 	setting string
 	share
-	residual bool
+	feedback
 }
 
 // newRandomK takes a share or count=, warmup= and feedback=.
@@ -20,7 +20,7 @@ func newRandomK(a *Arguments) Codec {
 }
 
 func randomKOf(s share, residual bool) Codec {
-	return &randomK{Setting("randomk", append(s.parts(), FeedbackPart(residual, true))...), s, residual}
+	return &randomK{Setting("randomk", append(s.parts(), FeedbackPart(residual, true))...), s, feedback(residual)}
 }
 
 func (c *randomK) Answer() Codec { return c }
@@ -32,16 +32,9 @@ func (c *randomK) Precise() bool { return false }
 
 func (c *randomK) String() string { return c.setting }
 
-func (c *randomK) Unbiased() bool { return !c.residual }
+func (c *randomK) Unbiased() bool { return !bool(c.feedback) }
 
 func (c *randomK) MaxEncoded(n int) int { return max(8+4*c.most(n), 1) }
-
-func (c *randomK) ResidualBytes(n int) int {
-	if c.residual {
-		return 4 * n
-	}
-	return 0
-}
 
 // formNaN is a message that makes every element NaN.
 const formNaN = 1
@@ -53,11 +46,11 @@ func (c *randomK) Encode(dst, src, residual []byte, s Stream) int {
 	}
 	x := src
 	var add []byte
-	if c.residual {
+	if c.feedback {
 		x, add = residual, src
 	}
 	if best.feed(x, add) >= infinite {
-		if c.residual {
+		if c.feedback {
 			clear(residual)
 		}
 		dst[0] = formNaN
@@ -68,7 +61,7 @@ func (c *randomK) Encode(dst, src, residual []byte, s Stream) int {
 	v, at := of[float32](x), 8
 	for i, length := range strata(n, c.at(n, s.Iteration), keysOf(number)) {
 		f := v[i]
-		if c.residual {
+		if c.feedback {
 			v[i] = 0
 		} else {
 			f *= float32(length)
@@ -92,20 +85,18 @@ func strata(n, k int, draws keys) func(yield func(element, length int) bool) {
 	}
 }
 
-func (c *randomK) Decode(dst, message []byte) error {
+func (c *randomK) Decode(dst, message []byte) error { return c.decode(dst, message, false) }
+
+func (c *randomK) DecodeAdd(acc, message []byte) error { return c.decode(acc, message, true) }
+
+func (c *randomK) decode(dst, message []byte, add bool) error {
 	if err := c.check(dst, message); err != nil {
 		return err
 	}
-	clear(dst)
-	c.add(of[float32](dst), message)
-	return nil
-}
-
-func (c *randomK) DecodeAdd(acc, message []byte) error {
-	if err := c.check(acc, message); err != nil {
-		return err
+	if !add {
+		clear(dst)
 	}
-	c.add(of[float32](acc), message)
+	c.add(of[float32](dst), message)
 	return nil
 }
 

@@ -23,7 +23,7 @@ func sparseBytes(n, k int) int { return 4*((n+sparseBlock-1)/sparseBlock) + 6*k 
 
 // writeSparse writes the elements of x that index lists, rising, in the shorter form, and makes them 0 in
 // x where that is a residual. It returns the bytes written.
-func writeSparse(dst, x []byte, index []uint32, residual bool) int {
+func writeSparse(dst, x []byte, index []uint32, residual feedback) int {
 	v := of[float32](x)
 	if sparseBytes(len(v), len(index)) >= 4*len(v) {
 		dst[0] = formDense
@@ -125,8 +125,8 @@ func addSparse(v []float32, message []byte, add bool) {
 
 // sparse is the common part of the codecs whose messages list elements.
 type sparse struct {
-	setting  string
-	residual bool
+	setting string
+	feedback
 }
 
 func (c *sparse) String() string { return c.setting }
@@ -134,13 +134,6 @@ func (c *sparse) String() string { return c.setting }
 func (c *sparse) Unbiased() bool { return false }
 
 func (c *sparse) Precise() bool { return false }
-
-func (c *sparse) ResidualBytes(n int) int {
-	if c.residual {
-		return 4 * n
-	}
-	return 0
-}
 
 func (c *sparse) Decode(dst, message []byte) error { return c.decode(dst, message, false) }
 
@@ -158,7 +151,7 @@ func (c *sparse) decode(dst, message []byte, add bool) error {
 // sumIn returns the tensor to choose from, and the one to add to it first: the residual and the gradient, or
 // the gradient and none.
 func (c *sparse) sumIn(src, residual []byte) (x, add []byte) {
-	if c.residual {
+	if c.feedback {
 		return residual, src
 	}
 	return src, nil

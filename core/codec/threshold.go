@@ -21,7 +21,7 @@ func newThreshold(a *Arguments) Codec {
 
 func thresholdOf(t float64, residual bool) Codec {
 	c := &threshold{at: t, below: math.Float32bits(float32(t)) - 1}
-	c.sparse = sparse{Setting("threshold", text(t), FeedbackPart(residual, true)), residual}
+	c.sparse = sparse{Setting("threshold", text(t), FeedbackPart(residual, true)), feedback(residual)}
 	return c
 }
 
@@ -42,5 +42,5 @@ func (c *threshold) Encode(dst, src, residual []byte, _ Stream) int {
 			found.grow(min(len(found.index), n-found.n) + 64)
 		}
 	}
-	return writeSparse(dst, x, found.numbers(), c.residual)
+	return writeSparse(dst, x, found.numbers(), c.feedback)
 }

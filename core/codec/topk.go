@@ -15,7 +15,7 @@ func newTopK(a *Arguments) Codec {
 
 func topKOf(s share, residual bool) Codec {
 	c := &topK{share: s}
-	c.sparse = sparse{Setting("topk", append(s.parts(), FeedbackPart(residual, true))...), residual}
+	c.sparse = sparse{Setting("topk", append(s.parts(), FeedbackPart(residual, true))...), feedback(residual)}
 	return c
 }
 
@@ -30,5 +30,5 @@ func (c *topK) Encode(dst, src, residual []byte, s Stream) int {
 	x, add := c.sumIn(src, residual)
 	chosen := c.top(x, add, c.at(n, s.Iteration))
 	defer c.pool.Put(chosen)
-	return writeSparse(dst, x, chosen.numbers(), c.residual)
+	return writeSparse(dst, x, chosen.numbers(), c.feedback)
 }
