@@ -23,18 +23,18 @@ class Model:
     parking: str = dataclasses.field(default="lazy", kw_only=True)
 
     cached = False  # exchange parameters in every iteration
+    _name = ""  # stands before the arguments, which are the other fields
 
     def __post_init__(self) -> None:
         if self.parking not in PARKING:
             raise ValueError(f"parking={self.parking!r}: allowed are {' and '.join(PARKING)}")
 
-    def _text(self) -> str:
-        raise NotImplementedError
-
     @property
     def setting(self) -> str:
         """The model's text, such as "ssp:3"."""
-        return self._text()
+        names = [f.name for f in dataclasses.fields(self) if f.name not in ("parking", "cached")]
+        arguments = ",".join(str(getattr(self, name)) for name in names)
+        return f"{self._name}:{arguments}" if arguments else self._name
 
     @property
     def declared(self) -> str | None:
@@ -76,16 +76,14 @@ class Model:
 class BSP(Model):
     """Bulk synchronous: all ranks wait for each other in every iteration."""
 
-    def _text(self) -> str:
-        return "bsp"
+    _name = "bsp"
 
 
 @dataclasses.dataclass(frozen=True)
 class ASP(Model):
     """Asynchronous: no rank waits."""
 
-    def _text(self) -> str:
-        return "asp"
+    _name = "asp"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +95,9 @@ class SSP(Model):
     there until all ranks have sent theirs. Conditions that are set later count these exchanges.
     """
 
+    _name = "ssp"
     s: int
     cached: bool = False
-
-    def _text(self) -> str:
-        return f"ssp:{self.s}"
 
     @property
     def alone(self) -> int:
@@ -118,23 +114,19 @@ class SSP(Model):
 class DSPS(Model):
     """SSP whose s the servers adjust between low and high while training runs, so that the fastest rank waits least."""
 
+    _name = "dsps"
     low: int = 3
     high: int = 15
-
-    def _text(self) -> str:
-        return f"dsps:{self.low},{self.high}"
 
 
 @dataclasses.dataclass(frozen=True)
 class PSSP(Model):
     """SSP that delays a rank that leads by s or more with probability c; c = 1 is SSP, 0 is ASP."""
 
+    _name = "pssp"
     s: int
     c: float
     seed: int = 0
-
-    def _text(self) -> str:
-        return f"pssp:{self.s},{self.c!r},{self.seed}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,23 +136,18 @@ class DynamicPSSP(Model):
     alpha: a number in [0, 1], or "significance": |gradient| / |weights| of the rank's newest iteration.
     """
 
+    _name = "dynamic-pssp"
     s: int
     alpha: float | str = "significance"
     seed: int = 0
-
-    def _text(self) -> str:
-        alpha = self.alpha if isinstance(self.alpha, str) else repr(self.alpha)
-        return f"dynamic-pssp:{self.s},{alpha},{self.seed}"
 
 
 @dataclasses.dataclass(frozen=True)
 class DropStragglers(Model):
     """BSP that closes an iteration when nt ranks have pushed, and drops later pushes of it."""
 
+    _name = "drop-stragglers"
     nt: int
-
-    def _text(self) -> str:
-        return f"drop-stragglers:{self.nt}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,21 +158,17 @@ class Adaptive(Model):
     their machines differ. `paceline.supersteps()` returns the current ones.
     """
 
+    _name = "adaptive"
     s: int = 3
     w: int = 3
-
-    def _text(self) -> str:
-        return f"adaptive:{self.s},{self.w}"
 
 
 @dataclasses.dataclass(frozen=True)
 class ElasticBSP(Model):
     """Ranks run freely up to a barrier, placed where they wait least within r predicted iterations of each rank."""
 
+    _name = "elastic"
     r: int = 15
-
-    def _text(self) -> str:
-        return f"elastic:{self.r}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +182,9 @@ class Expression(Model):
     pull: str
     push: str = ""
 
-    def _text(self) -> str:
+    @property
+    def setting(self) -> str:
+        """The model's text."""
         return f"expression:{self.pull};{self.push}" if self.push else f"expression:{self.pull}"
 
 
@@ -209,7 +194,9 @@ class _Named(Model):
 
     text: str
 
-    def _text(self) -> str:
+    @property
+    def setting(self) -> str:
+        """The text itself."""
         return self.text
 
 

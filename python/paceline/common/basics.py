@@ -76,7 +76,7 @@ def mpi_enabled() -> bool:
     return False
 
 
-def mpi_built() -> bool:
+def mpi_built(verbose: bool = False) -> bool:
     """False: there is no MPI in Paceline."""
     return False
 
@@ -91,22 +91,22 @@ def gloo_enabled() -> bool:
     return True
 
 
-def gloo_built() -> bool:
+def gloo_built(verbose: bool = False) -> bool:
     """True: scripts ask this to learn whether collectives on CPU tensors exist, and they do, without Gloo."""
     return True
 
 
-def nccl_built() -> int:
+def nccl_built(verbose: bool = False) -> int:
     """0: tensors on CUDA devices travel through host memory, not through NCCL."""
     return 0
 
 
-def ddl_built() -> bool:
+def ddl_built(verbose: bool = False) -> bool:
     """False: there is no IBM DDL in Paceline."""
     return False
 
 
-def ccl_built() -> bool:
+def ccl_built(verbose: bool = False) -> bool:
     """False: there is no oneCCL in Paceline."""
     return False
 

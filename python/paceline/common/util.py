@@ -10,7 +10,12 @@ from contextlib import contextmanager
 from importlib import util
 from typing import Any, TypeVar
 
-from paceline.common import basics, operators
+from paceline.common import operators
+from paceline.common.basics import ccl_built as ccl_built
+from paceline.common.basics import ddl_built as ddl_built
+from paceline.common.basics import gloo_built as gloo_built
+from paceline.common.basics import mpi_built as mpi_built
+from paceline.common.basics import nccl_built as nccl_built
 
 _T = TypeVar("_T")
 
@@ -85,31 +90,6 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def mpi_built(verbose: bool = False) -> bool:
-    """As hvd.mpi_built()."""
-    return basics.mpi_built()
-
-
-def gloo_built(verbose: bool = False) -> bool:
-    """As hvd.gloo_built()."""
-    return basics.gloo_built()
-
-
-def nccl_built(verbose: bool = False) -> int:
-    """As hvd.nccl_built()."""
-    return basics.nccl_built()
-
-
-def ddl_built(verbose: bool = False) -> bool:
-    """As hvd.ddl_built()."""
-    return basics.ddl_built()
-
-
-def ccl_built(verbose: bool = False) -> bool:
-    """As hvd.ccl_built()."""
-    return basics.ccl_built()
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any = operators) -> Callable[[int | None, bool | None], int]:
