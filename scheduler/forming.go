@@ -11,6 +11,7 @@ import (
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -203,13 +204,7 @@ func differ[T comparable](a, b T) bool {
 
 // ready lists the dedicated servers whose line is whole, in the order in which they came.
 func (m *Machine) ready() []*peer {
-	var there []*peer
-	for _, p := range m.pool {
-		if p.line != nil {
-			there = append(there, p)
-		}
-	}
-	return there
+	return slices.DeleteFunc(slices.Clone(m.pool), func(p *peer) bool { return p.line == nil })
 }
 
 func (m *Machine) serverAt(at address.List) *peer {
@@ -328,19 +323,13 @@ func (m *Machine) missing() string {
 	if workers == 0 {
 		return "a worker that knows how many workers the job has"
 	}
-	here := map[int]bool{}
+	away := rankset.Range(workers)
 	for _, p := range m.forming {
-		here[p.Rank] = true
-	}
-	var ranks []int
-	for rank := range workers {
-		if !here[rank] {
-			ranks = append(ranks, rank)
-		}
+		away.Remove(p.Rank)
 	}
 	var w, s string
-	if len(ranks) > 0 {
-		w = fmt.Sprintf("%s of %d", ranksOf(ranks), workers)
+	if away.Len() > 0 {
+		w = fmt.Sprintf("%s of %d", ranksOf(away.Ranks()), workers)
 	}
 	if lack := dedicated - len(m.ready()); lack > 0 {
 		s = fmt.Sprintf("%d of %d servers", lack, dedicated)

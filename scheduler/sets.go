@@ -115,13 +115,8 @@ func (m *Machine) expireCalls(r *round) {
 		k := r.sets.open[at]
 		for _, rank := range slices.Sorted(maps.Keys(k.asked)) {
 			if q := k.asked[rank]; m.due(q.until) {
-				var away []int
-				for other := range r.workers {
-					if _, ok := k.asked[other]; !ok {
-						away = append(away, other)
-					}
-				}
-				m.finish(r, at, refused("rank %d waited %s for %s to %s too", rank, seconds(m.now-q.since), ranksOf(away), ask(q.msg)))
+				away := rankset.Range(len(r.workers)).Minus(rankset.Of(slices.Collect(maps.Keys(k.asked))...))
+				m.finish(r, at, refused("rank %d waited %s for %s to %s too", rank, seconds(m.now-q.since), ranksOf(away.Ranks()), ask(q.msg)))
 				break
 			}
 		}

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"syscall"
@@ -134,7 +135,7 @@ func (r *run) others() string {
 }
 
 func pidOf(p *process) string {
-	if pid := p.PID(); pid > 0 {
+	if pid := p.pid.Load(); pid > 0 {
 		return fmt.Sprintf(" (pid %d)", pid)
 	}
 	return ""
@@ -160,7 +161,7 @@ func (r *run) interrupt(sig syscall.Signal) {
 // late ends the job if a process on another host has not started yet.
 func (r *run) late() {
 	for t, p := range r.alive {
-		if r.calm && p.PID() == 0 {
+		if r.calm && p.pid.Load() == 0 {
 			r.Say("%s on %s does not run after %v: no answer from %q", t.Name, t.Host, r.Start, p.cmd.Args)
 			r.fail(1, step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
 		}
@@ -195,10 +196,4 @@ func (r *run) step() {
 	}
 }
 
-func (r *run) watch() {
-	alive := make([]*process, 0, len(r.alive))
-	for _, p := range r.alive {
-		alive = append(alive, p)
-	}
-	r.guard.watch(alive)
-}
+func (r *run) watch() { r.guard.watch(maps.Values(r.alive)) }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -70,9 +71,9 @@ func newGuard() (*guard, error) {
 }
 
 // watch sends the live processes to the guard.
-func (g *guard) watch(alive []*process) {
+func (g *guard) watch(alive iter.Seq[*process]) {
 	var line strings.Builder
-	for _, p := range alive {
+	for p := range alive {
 		if p.remote == nil { // others end when their shell's input does
 			fmt.Fprintf(&line, "-%d ", p.cmd.Process.Pid)
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -49,23 +50,8 @@ func (e Exit) String() string {
 type process struct {
 	*Task
 	cmd    *exec.Cmd
-	remote *remote // nil for a process on this host
-
-	mu  sync.Mutex
-	pid int // on its host; 0 until it runs
-}
-
-func (p *process) setPID(pid int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.pid = pid
-}
-
-// PID is the process's number on its host, 0 until it runs.
-func (p *process) PID() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.pid
+	remote *remote      // nil for a process on this host
+	pid    atomic.Int64 // on its host; 0 until it runs
 }
 
 // start runs the task; ended is called once, after its end and the end of its output.
@@ -75,7 +61,7 @@ func start(t *Task, ended func(Exit)) (*process, error) {
 	if t.Shell == nil {
 		p.cmd = t.localCommand()
 	} else {
-		r, err := newRemote(t, p.setPID)
+		r, err := newRemote(t, p.pid.Store)
 		if err != nil {
 			return nil, err
 		}
@@ -91,7 +77,7 @@ func start(t *Task, ended func(Exit)) (*process, error) {
 		return nil, fmt.Errorf("%s on %s cannot be started: %w", t.Name, t.Host, err)
 	}
 	if p.remote == nil {
-		p.setPID(p.cmd.Process.Pid)
+		p.pid.Store(int64(p.cmd.Process.Pid))
 	} else {
 		p.remote.begin()
 	}

@@ -27,7 +27,7 @@ type remote struct {
 	words chan string   // to write to the input; closing it closes the input
 	over  chan struct{} // closed when the shell has ended
 	mark  string        // the line that announces the running process, with its pid
-	runs  func(pid int)
+	runs  func(pid int64)
 
 	mu     sync.Mutex
 	begun  bool
@@ -39,7 +39,7 @@ type remote struct {
 // patience limits the time of a remote shell between the end of its input and its own end.
 const patience = 3 * time.Second
 
-func newRemote(t *Task, runs func(pid int)) (*remote, error) {
+func newRemote(t *Task, runs func(pid int64)) (*remote, error) {
 	cmd := exec.Command(t.Shell[0], append(slices.Clone(t.Shell[1:]), "sh")...)
 	input, err := cmd.StdinPipe()
 	return &remote{task: t, cmd: cmd, input: input, words: make(chan string, 16), over: make(chan struct{}), mark: "paceline-runs-" + rand.Text(), runs: runs}, err
@@ -123,7 +123,7 @@ func (r remoteStdout) Write(p []byte) (int, error) {
 	if !found || !whole {
 		return len(p), nil
 	}
-	pid, _ := strconv.Atoi(string(line))
+	pid, _ := strconv.ParseInt(string(line), 10, 64)
 	r.runs(pid)
 	r.task.Stdout.Write(rest)
 	r.task.Stderr.Write(r.stderr)

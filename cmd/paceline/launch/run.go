@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"os"
@@ -153,23 +154,21 @@ func withoutAddresses(list string) string {
 
 // streams gives a worker's output its prefix and, on request, its files.
 func (j *maker) streams(console *Console, t *Task, w Worker) error {
-	var files [2]*os.File
+	var files [2]io.Writer // nil for none
 	label := strconv.Itoa(w.Rank)
-	if j.OutputDir == "" {
-		t.Stdout, t.Stderr = console.Stream(label, false, nil), console.Stream(label, true, nil)
-		return nil
-	}
-	digits := len(strconv.Itoa(w.Size - 1))
-	dir := filepath.Join(j.OutputDir, fmt.Sprintf("rank.%0*d", digits, w.Rank))
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return err
-	}
-	for i, name := range []string{"stdout", "stderr"} {
-		file, err := os.Create(filepath.Join(dir, name))
-		if err != nil {
+	if j.OutputDir != "" {
+		digits := len(strconv.Itoa(w.Size - 1))
+		dir := filepath.Join(j.OutputDir, fmt.Sprintf("rank.%0*d", digits, w.Rank))
+		if err := os.MkdirAll(dir, 0o777); err != nil {
 			return err
 		}
-		files[i], j.files = file, append(j.files, file)
+		for i, name := range []string{"stdout", "stderr"} {
+			file, err := os.Create(filepath.Join(dir, name))
+			if err != nil {
+				return err
+			}
+			files[i], j.files = file, append(j.files, file)
+		}
 	}
 	t.Stdout, t.Stderr = console.Stream(label, false, files[0]), console.Stream(label, true, files[1])
 	return nil

@@ -107,12 +107,16 @@ func (v *View) Line() string {
 	if front == nil {
 		return strings.TrimSuffix(v.State+", waiting for "+v.Waiting, ", waiting for ")
 	}
-	line := fmt.Sprintf("iteration %d, %.3g per second, %s sent", front.Iteration, front.Rate, perSecond(v.sent()))
+	sent := 0.0
+	for _, r := range v.Ranks {
+		sent += r.Sent
+	}
+	line := fmt.Sprintf("iteration %d, %.3g per second, %s sent", front.Iteration, front.Rate, perSecond(sent))
 	if last := v.slowest(); last.Behind > oneStep {
 		line += fmt.Sprintf("; slowest: rank %d, %d behind", last.Rank, last.Behind)
 	}
-	if silent := v.silent(); len(silent) > 0 {
-		line += fmt.Sprintf("; rank %d: %s", silent[0].Rank, silent[0].State)
+	if i := slices.IndexFunc(v.Ranks, func(r Rank) bool { return r.State != "" }); i >= 0 { // it has not answered
+		line += fmt.Sprintf("; rank %d: %s", v.Ranks[i].Rank, v.Ranks[i].State)
 	}
 	return line
 }

@@ -103,21 +103,3 @@ func (v *View) fastest() *Rank {
 	}
 	return nil
 }
-
-// sent is what all ranks send together, in bytes per second.
-func (v *View) sent() (rate float64) {
-	for i := range v.Ranks {
-		rate += v.Ranks[i].Sent
-	}
-	return rate
-}
-
-// silent are the ranks that have not answered.
-func (v *View) silent() (ranks []Rank) {
-	for _, r := range v.Ranks {
-		if r.State != "" {
-			ranks = append(ranks, r)
-		}
-	}
-	return ranks
-}
