@@ -20,7 +20,9 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
@@ -102,10 +104,7 @@ func start(in settingsJSON) error {
 	if err != nil {
 		return err
 	}
-	all := make([]int, len(w.Membership.Now().Workers))
-	for i := range all {
-		all[i] = i
-	}
+	all := rankset.Range(len(w.Membership.Now().Workers)).Ranks()
 	process.worker, process.warnings = w, warnings
 	process.sets = map[uint32][]int{0: all}
 	if err := started(in, s); err != nil {
@@ -194,11 +193,7 @@ func goSetAdd(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t) C.int {
 		if count > limits.MaxRanks || count > 0 && ranks == nil {
 			return fmt.Errorf("%w: process set of %d ranks at %p, allowed are 1 to %d", worker.ErrInvalid, count, ranks, limits.MaxRanks)
 		}
-		list := make([]int, count)
-		for i, r := range unsafe.Slice(ranks, count) {
-			list[i] = int(r)
-		}
-		set, err := addSet(w, list)
+		set, err := addSet(w, each.Of(unsafe.Slice(ranks, count), func(r C.int32_t) int { return int(r) }))
 		if err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"math"
 	"unsafe"
 
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
@@ -168,11 +169,7 @@ func writeOutput(to *C.pl_output, size uintptr, full C.pl_output) {
 }
 
 func numbers(p *C.int64_t, n C.uint32_t) []int64 {
-	list := make([]int64, n)
-	for i, v := range unsafe.Slice(p, n) {
-		list[i] = int64(v)
-	}
-	return list
+	return each.Of(unsafe.Slice(p, n), func(v C.int64_t) int64 { return int64(v) })
 }
 
 // given checks what a caller says of its memory, before that is looked at.

@@ -10,6 +10,7 @@ import (
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/transport/control"
@@ -149,10 +150,7 @@ func (m *Machine) found(servers []*peer) (*round, error) {
 	for _, p := range m.forming {
 		workers[p.Rank] = control.NodeOf(&p.Node)
 	}
-	dedicated := make([]membership.Node, len(servers))
-	for i, p := range servers {
-		dedicated[i] = control.NodeOf(&p.Node)
-	}
+	dedicated := each.Of(servers, func(p *peer) membership.Node { return control.NodeOf(&p.Node) })
 	e, err := membership.Found(max(m.next, 1), m.placement(), workers, dedicated)
 	if err != nil {
 		return nil, err
@@ -310,10 +308,7 @@ func outOfRange(rank, workers int) string {
 }
 
 func tooManyServers(have []*peer) string {
-	names := make([]string, 0, len(have))
-	for _, p := range have {
-		names = append(names, name(&p.Node))
-	}
+	names := each.Of(have, func(p *peer) string { return name(&p.Node) })
 	return fmt.Sprintf("the job expects %d dedicated servers and has them: %s", len(have), strings.Join(names, ", "))
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/setting"
 )
 
@@ -111,11 +112,7 @@ func ComputeHelp() string {
 }
 
 func computeUsage() string {
-	var all []string
-	for _, d := range distributions() {
-		all = append(all, d.usage)
-	}
-	return strings.Join(all, " ")
+	return strings.Join(each.Of(distributions(), func(d distribution) string { return d.usage }), " ")
 }
 
 // noisy is t times a log-normal factor of median 1.

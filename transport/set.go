@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/limits"
 )
 
@@ -47,11 +48,7 @@ func (s *Set) Required() Transport { return s.kinds[len(s.kinds)-1] }
 
 // String names the kinds in their order.
 func (s *Set) String() string {
-	names := make([]string, 0, len(s.kinds))
-	for _, t := range s.kinds {
-		names = append(names, t.Kind())
-	}
-	return strings.Join(names, ", ")
+	return strings.Join(each.Of(s.kinds, Transport.Kind), ", ")
 }
 
 // Listen listens with every kind: with the required one at an address, with the others where they choose. An optional
@@ -148,11 +145,9 @@ type Listeners []Listener
 
 // Addresses is where they are reached.
 func (l Listeners) Addresses() address.List {
-	var all address.List
-	for _, one := range l {
-		all = append(all, address.Address{Kind: one.Addr().Network(), At: one.Addr().String()})
-	}
-	return all
+	return each.Of(l, func(one Listener) address.Address {
+		return address.Address{Kind: one.Addr().Network(), At: one.Addr().String()}
+	})
 }
 
 // Close closes all of them.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/paceline/paceline/cmd/paceline/bench"
 	"github.com/paceline/paceline/cmd/paceline/launch"
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/node"
@@ -67,12 +68,7 @@ that job. bench/README.md explains the figures.`,
 	return c
 }
 
-func dtypeNames() (names []string) {
-	for _, d := range bench.DTypes() {
-		names = append(names, d.String())
-	}
-	return names
-}
+func dtypeNames() []string { return each.Of(bench.DTypes(), units.DType.String) }
 
 // run measures as a rank, or starts the jobs whose ranks measure.
 func (o *allreduceOptions) run(c *cobra.Command) error {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/setting"
 )
 
@@ -124,13 +125,7 @@ func Register(usage string, build func(*Arguments) (Model, error)) {
 }
 
 // Names lists the models that Parse knows.
-func Names() []string {
-	var names []string
-	for _, b := range builders {
-		names = append(names, b.name())
-	}
-	return names
-}
+func Names() []string { return each.Of(builders, builder.name) }
 
 // Parse makes the model that a setting names, with its arguments behind a colon: "bsp", "ssp:3",
 // "pssp:3,0.5". Each model's file describes its arguments.

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/invariant"
 )
 
@@ -49,10 +50,7 @@ func NewDealer(e *Epoch) (*Dealer, error) {
 // Place finds servers for new tensors, together, and adds them to the epoch's keys. Partition 0 of a known name
 // is placed on its home server; the first tensor of a new name decides which server that is.
 func (d *Dealer) Place(fresh []*Tensor) {
-	loads := make([]load, len(fresh))
-	for i, t := range fresh {
-		loads[i] = load{t.Parts, t.Name, true}
-	}
+	loads := each.Of(fresh, func(t *Tensor) load { return load{t.Parts, t.Name, true} })
 	for i, servers := range d.deal(loads) {
 		fresh[i].Servers = servers
 		d.hold(fresh[i])
@@ -96,10 +94,7 @@ func (d *Dealer) deal(loads []load) [][]int {
 	servers := make([][]int, len(loads))
 	deciding := map[Name]int{} // which load decides the home of a name
 	place := func(these []int, home func(*load) int) {
-		all := make([]placement.Load, len(these))
-		for j, i := range these {
-			all[j] = placement.Load{Parts: loads[i].parts, Home: home(&loads[i])}
-		}
+		all := each.Of(these, func(i int) placement.Load { return placement.Load{Parts: loads[i].parts, Home: home(&loads[i])} })
 		for j, s := range d.placer.Place(all) {
 			servers[these[j]] = s
 		}

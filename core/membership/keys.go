@@ -3,6 +3,8 @@ package membership
 import (
 	"maps"
 	"slices"
+
+	"github.com/paceline/paceline/internal/each"
 )
 
 // Tensor is a declared tensor and the servers of its partitions. It never changes: an operation keeps the one that it
@@ -44,11 +46,7 @@ func (k *Keys) Len() int { return len(k.tensors) }
 
 // all lists the tensors by their numbers.
 func (k *Keys) all() []*Tensor {
-	all := make([]*Tensor, 0, len(k.tensors))
-	for _, number := range slices.Sorted(maps.Keys(k.tensors)) {
-		all = append(all, k.tensors[number])
-	}
-	return all
+	return each.Of(slices.Sorted(maps.Keys(k.tensors)), k.Of)
 }
 
 // Move is a key that goes from one server to another.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/limits"
 )
 
@@ -63,13 +64,7 @@ func Register(name string, build Build) {
 const Default = "largest-first"
 
 // Names lists the policies that Parse knows.
-func Names() []string {
-	var names []string
-	for _, b := range builders {
-		names = append(names, b.name)
-	}
-	return names
-}
+func Names() []string { return each.Of(builders, func(b builder) string { return b.name }) }
 
 // Parse makes the policy that a setting names, with its arguments behind a colon; "" is Default.
 func Parse(setting string) (Policy, error) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/limits"
 )
 
@@ -23,11 +24,7 @@ type List []Address
 
 // String gives all of them, for messages.
 func (l List) String() string {
-	all := make([]string, 0, len(l))
-	for _, a := range l {
-		all = append(all, a.String())
-	}
-	return strings.Join(all, ", ")
+	return strings.Join(each.Of(l, Address.String), ", ")
 }
 
 // Of is the address of one kind.

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+
+	"github.com/paceline/paceline/internal/each"
 )
 
 // Loopback is the address of a local job's listeners.
@@ -61,10 +63,7 @@ func Address(list string) (string, error) {
 			}
 		}
 	}
-	there := make([]string, len(all))
-	for i, one := range all {
-		there[i] = strings.Join(append([]string{one.Name}, one.Addresses...), " ")
-	}
+	there := each.Of(all, func(one Interface) string { return strings.Join(append([]string{one.Name}, one.Addresses...), " ") })
 	return "", fmt.Errorf("no interface or address %q on this machine; there are %s", list, strings.Join(there, ", "))
 }
 

@@ -4,7 +4,10 @@ package rankset
 import (
 	"fmt"
 	"math/bits"
+	"strconv"
 	"strings"
+
+	"github.com/paceline/paceline/internal/each"
 )
 
 // Set is a set of ranks. The zero value is empty and ready to use. Copies share
@@ -127,10 +130,4 @@ func (s Set) Named() string {
 func (s Set) String() string { return "[" + Join(s.Ranks()) + "]" }
 
 // Join writes ranks as people read them: "0, 2, 5".
-func Join(ranks []int) string {
-	parts := make([]string, len(ranks))
-	for i, r := range ranks {
-		parts[i] = fmt.Sprint(r)
-	}
-	return strings.Join(parts, ", ")
-}
+func Join(ranks []int) string { return strings.Join(each.Of(ranks, strconv.Itoa), ", ") }

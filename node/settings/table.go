@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/codec"
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/limits"
 )
 
@@ -32,11 +33,8 @@ type Value struct {
 func Table() []Setting {
 	rows := identityRows()
 	for _, r := range table {
-		one := Setting{Name: r.name, Default: r.preset, Allowed: r.kind.allowed, Shared: r.kind.shared != own, Doc: r.doc}
-		for _, syn := range r.synonyms {
-			one.Synonyms = append(one.Synonyms, syn.name)
-		}
-		rows = append(rows, one)
+		names := each.Of(r.synonyms, func(s synonym) string { return s.name })
+		rows = append(rows, Setting{r.name, names, r.preset, r.kind.allowed, r.kind.shared != own, r.doc})
 	}
 	return rows
 }
@@ -89,11 +87,7 @@ type synonym struct {
 }
 
 func same(names ...string) []synonym {
-	list := make([]synonym, len(names))
-	for i, name := range names {
-		list[i].name = name
-	}
-	return list
+	return each.Of(names, func(name string) synonym { return synonym{name: name} })
 }
 
 var table = []row{

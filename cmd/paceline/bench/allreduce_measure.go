@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
@@ -36,9 +37,7 @@ type rank struct {
 func MeasureAllreduce(w *node.Worker, plan AllreducePlan) (AllreduceResult, error) {
 	s := &w.Settings
 	r := &rank{w: w, plan: plan, values: newValues(plan.DType, s.Rank, s.Size)}
-	for i := range w.Membership.Now().Workers {
-		r.set.Ranks = append(r.set.Ranks, i)
-	}
+	r.set.Ranks = rankset.Range(len(w.Membership.Now().Workers)).Ranks()
 	var room int64
 	for _, bytes := range plan.Sizes {
 		if bytes < 1 || bytes%int64(plan.DType.Size()) != 0 {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/paceline/paceline/internal/each"
 )
 
 // Worker is one rank's place in the job.
@@ -80,11 +82,7 @@ func Merge(envs ...map[string]string) map[string]string {
 
 // Lines writes variables in the form of an environment, in the order of their names.
 func Lines(env map[string]string) []string {
-	lines := make([]string, 0, len(env))
-	for _, name := range slices.Sorted(maps.Keys(env)) {
-		lines = append(lines, name+"="+env[name])
-	}
-	return lines
+	return each.Of(slices.Sorted(maps.Keys(env)), func(name string) string { return name + "=" + env[name] })
 }
 
 // Variables reads such lines.
