@@ -2,10 +2,11 @@ package reduce
 
 import (
 	"bytes"
-	"fmt"
+	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"testing"
+	"unsafe"
 
 	"github.com/paceline/paceline/internal/half"
 	"github.com/paceline/paceline/internal/units"
@@ -105,6 +106,73 @@ func FuzzKernelsEqualTheReference(f *testing.F) {
 	})
 }
 
+// An integer's average is the quotient, truncated, although most engines multiply by a reciprocal.
+func TestAveragesOfIntegersAreQuotients(t *testing.T) {
+	divisors := []int64{1, 2, 3, 5, 7, 11, 48, 49, 100, 127, 128, 255, 256, 1000, 4093, 32767, 65535, 1 << 24, 1<<30 - 1, 1 << 30}
+	for _, d := range []units.DType{units.Uint8, units.Int8, units.Int16, units.Int32} {
+		for _, q := range divisors {
+			values := make([]int64, 0, 1<<16)
+			for i := int64(0); i < 1<<16; i++ {
+				v := i // all values of 8 and 16 bits
+				if d == units.Int32 {
+					v = (i-1<<15)*(math.MaxInt32/(1<<15)/q)*q + i%3 - 1 // multiples of q and their neighbours
+				}
+				values = append(values, v)
+			}
+			src := integers(d, values)
+			got, want := make([]byte, len(src)), make([]byte, len(src))
+			reference{}.store(d, want, src, 1, float64(q))
+			for _, e := range engines() {
+				e.store(d, got, src, 1, float64(q))
+				if i := differ(d, got, want); i >= 0 {
+					t.Fatalf("%v %v: element %d divided by %d is % x, want % x", e, d, i, q, got[i*d.Size():][:d.Size()], want[i*d.Size():][:d.Size()])
+				}
+			}
+		}
+	}
+}
+
+func integers(d units.DType, values []int64) []byte {
+	b := make([]byte, len(values)*d.Size())
+	for i, v := range values {
+		var bits [8]byte
+		binary.LittleEndian.PutUint64(bits[:], uint64(v))
+		copy(b[i*d.Size():(i+1)*d.Size()], bits[:])
+	}
+	return b
+}
+
+// Every 16-bit number, and what lies at and around the middle between each two, is converted as by the reference.
+func TestEverySixteenBitFloatIsConvertedAsByTheReference(t *testing.T) {
+	for _, d := range []units.DType{units.Float16, units.BFloat16} {
+		all := make([]uint16, 1<<16)
+		for i := range all {
+			all[i] = uint16(i)
+		}
+		src := unsafe.Slice((*byte)(unsafe.Pointer(&all[0])), 2<<16)
+		wide, want := make([]byte, 4<<16), make([]byte, 4<<16)
+		reference{}.load(d, want, src, 1)
+		narrow, nearest := make([]byte, 2<<16), make([]byte, 2<<16)
+		for _, e := range engines() {
+			e.load(d, wide, src, 1)
+			if i := differ(units.Float32, wide, want); i >= 0 {
+				t.Fatalf("%v %v: %#x becomes % x, want % x", e, d, i, wide[4*i:4*i+4], want[4*i:4*i+4])
+			}
+			for _, beyond := range []uint32{0, 1, 0xfff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001} { // of both types' last place
+				between := bytes.Clone(want)
+				for i := range of[uint32](between) {
+					of[uint32](between)[i] += beyond
+				}
+				reference{}.store(d, nearest, between, 1, 1)
+				e.store(d, narrow, between, 1, 1)
+				if i := differ(d, narrow, nearest); i >= 0 {
+					t.Fatalf("%v %v: %#x becomes % x, want % x", e, d, of[uint32](between)[i], narrow[2*i:2*i+2], nearest[2*i:2*i+2])
+				}
+			}
+		}
+	}
+}
+
 // The destination may be one of the sources where the types are equal.
 func TestDestinationMayBeASource(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -152,30 +220,6 @@ func TestStoreNarrowsInPlace(t *testing.T) {
 				if i := differ(d, got, want); i >= 0 {
 					t.Errorf("%v %v divided by %v: element %d differs", e, d, div, i)
 				}
-			}
-		}
-	}
-}
-
-func BenchmarkAgainstMemcpy(b *testing.B) {
-	rng := rand.New(rand.NewPCG(7, 8))
-	for _, size := range []int{4 << 10, 256 << 10, 4 << 20} {
-		for _, d := range []units.DType{units.Uint8, units.Float16, units.BFloat16, units.Float32, units.Float64} {
-			src := elements(rng, d, size/d.Size())
-			acc, dst := make([]byte, AccBytes(d, size)), make([]byte, size)
-			bench := func(name string, step func()) {
-				b.Run(fmt.Sprintf("%s/%v/%dKiB", name, d, size>>10), func(b *testing.B) {
-					b.SetBytes(int64(size))
-					for b.Loop() {
-						step()
-					}
-				})
-			}
-			bench("memcpy", func() { copy(dst, src) })
-			for _, e := range engines() {
-				bench(e.String()+"/add", func() { e.add(units.Sum, d, acc, src, 1) })
-				bench(e.String()+"/load2", func() { e.load2(units.Sum, d, acc, src, dst, 1) })
-				bench(e.String()+"/store", func() { e.store(d, dst, acc, 1, 3) })
 			}
 		}
 	}

@@ -61,21 +61,41 @@ COMBINE_INTEGER(i64, uint64_t)
 COMBINE_FLOAT(f32)
 COMBINE_FLOAT(f64)
 
-/* scale: d = x * mul / div. Integers are computed in double, truncated towards zero and limited to their range. */
-#define SCALE_INTEGER(T, LOW, HIGH)                                                            \
-  TARGET static void scale_##T(void *dst, const void *src, size_t n, double mul, double div) { \
-    T *d = dst;                                                                                \
-    const T *x = src;                                                                          \
-    EACH(n) {                                                                                  \
-      double v = (double)x[i] * mul / div;                                                     \
-      d[i] = v != v ? 0 : v <= (double)(LOW) ? (LOW) : v >= (double)(HIGH) ? (HIGH) : (T)v;    \
-    }                                                                                          \
+/* scale: d = x * mul / div. Integers are computed in double, truncated towards zero and limited to their range; NaN
+ * becomes 0. The numbers are limited in a loop of their own, since gcc makes branches of a single loop.
+ *
+ * The quotient of whole numbers is below the next whole number by at least 1/div, so that x times a reciprocal that is
+ * too great by 2^-40 is truncated to the same number. For 8 and 16 bits float has as much room. */
+#define SCALE_INTEGER(T, F, EXCESS, LOW, HIGH)                                                     \
+  TARGET static void scale_##T(void *dst, const void *src, size_t count, double mul, double div) { \
+    T *d = dst;                                                                                    \
+    const T *x = src;                                                                              \
+    if (mul == 1 && whole(div)) {                                                                  \
+      F reciprocal = (F)((1 + (EXCESS)) / div);                                                    \
+      EACH(count) d[i] = (T)(int32_t)((F)x[i] * reciprocal);                                       \
+      return;                                                                                      \
+    }                                                                                              \
+    _Alignas(64) double v[256];                                                                    \
+    for (size_t n; count > 0; d += n, x += n, count -= n) {                                        \
+      n = count < 256 ? count : 256;                                                               \
+      if (div == 1) {                                                                              \
+        EACH(n) v[i] = (double)x[i] * mul;                                                         \
+      } else {                                                                                     \
+        EACH(n) v[i] = (double)x[i] * mul / div;                                                   \
+      }                                                                                            \
+      EACH(n) {                                                                                    \
+        double f = v[i] == v[i] ? v[i] : 0;                                                        \
+        f = f > (LOW) ? f : (LOW);                                                                 \
+        v[i] = f < (HIGH) ? f : (HIGH);                                                            \
+      }                                                                                            \
+      EACH(n) d[i] = (T)(int32_t)v[i];                                                             \
+    }                                                                                              \
   }
 
+static inline int whole(double q) { return q >= 1 && q <= 0x1p30 && q == (double)(uint32_t)q; }
+
 /* The reciprocal of a power of two is exact: multiplication by it gives the same result as division, and is faster. */
-static inline int power_of_two(double q) {
-  return q >= 1 && q <= 0x1p30 && q == (double)(uint32_t)q && ((uint32_t)q & ((uint32_t)q - 1)) == 0;
-}
+static inline int power_of_two(double q) { return whole(q) && ((uint32_t)q & ((uint32_t)q - 1)) == 0; }
 
 #define SCALE_FLOAT(T, F)                                                                      \
   TARGET static void scale_##T(void *dst, const void *src, size_t n, double mul, double div) { \
@@ -95,13 +115,22 @@ static inline int power_of_two(double q) {
     }                                                                                          \
   }
 
-SCALE_INTEGER(u8, 0, UINT8_MAX)
-SCALE_INTEGER(i8, INT8_MIN, INT8_MAX)
-SCALE_INTEGER(i16, INT16_MIN, INT16_MAX)
-SCALE_INTEGER(i32, INT32_MIN, INT32_MAX)
-SCALE_INTEGER(i64, INT64_MIN, INT64_MAX)
+SCALE_INTEGER(u8, float, 0x1p-20, 0, UINT8_MAX)
+SCALE_INTEGER(i8, float, 0x1p-20, INT8_MIN, INT8_MAX)
+SCALE_INTEGER(i16, float, 0x1p-20, INT16_MIN, INT16_MAX)
+SCALE_INTEGER(i32, double, 0x1p-40, INT32_MIN, INT32_MAX)
 SCALE_FLOAT(f32, float)
 SCALE_FLOAT(f64, double)
+
+/* Here only AVX-512 has vectors for the conversions, and 2^63 - 1 is no double. */
+TARGET static void scale_i64(void *dst, const void *src, size_t n, double mul, double div) {
+  i64 *d = dst;
+  const i64 *x = src;
+  EACH(n) {
+    double v = (double)x[i] * mul / div;
+    d[i] = v != v ? 0 : v <= -0x1p63 ? INT64_MIN : v >= 0x1p63 ? INT64_MAX : (int64_t)v;
+  }
+}
 
 /* bfloat16 is the upper half of a float32. */
 TARGET static void widen_bfloat16(void *dst, const void *src, size_t n) {
@@ -110,40 +139,45 @@ TARGET static void widen_bfloat16(void *dst, const void *src, size_t n) {
   EACH(n) d[i] = (uint32_t)x[i] << 16;
 }
 
+/* To the nearest, ties to even; a NaN becomes quiet. */
 TARGET static void narrow_bfloat16(void *dst, const void *src, size_t n) {
   u16 *d = dst;
   const u32 *x = src;
   EACH(n) {
-    uint32_t u = x[i];
-    uint32_t nearest = (u + 0x7fff + (u >> 16 & 1)) >> 16; /* ties to even */
-    uint32_t quiet = u >> 16 | 0x40;
-    d[i] = (u & 0x7fffffff) > 0x7f800000 ? quiet : nearest;
+    uint32_t u = x[i], nearest = u + 0x7fff + (u >> 16 & 1), quiet = u | 0x400000;
+    d[i] = (uint16_t)(((int32_t)(u & 0x7fffffff) > 0x7f800000 ? quiet : nearest) >> 16);
   }
 }
 
+union bits {
+  uint32_t u;
+  float f;
+};
+
+/* Without a branch, behind which the compiler would hide what has no place in a vector then. */
+static inline uint32_t either(int condition, uint32_t a, uint32_t b) { return b ^ ((a ^ b) & -(uint32_t)condition); }
+
+/* Subnormals of float16 are the difference to a number whose last place is theirs: exact, or rounded as they are. */
 static inline uint32_t half_bits(uint32_t h) {
-  uint32_t sign = (h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 0x3ff;
-  if (exponent == 31) return sign | 0x7f800000 | mantissa << 13 | (mantissa ? 0x400000 : 0);
-  if (exponent) return sign | (exponent + 112) << 23 | mantissa << 13;
-  union {
-    float f;
-    uint32_t u;
-  } v = {(float)mantissa * 0x1p-24f}; /* zero and subnormal: exact */
-  return sign | v.u;
+  int32_t magnitude = (int32_t)(h & 0x7fff) << 13;
+  union bits subnormal = {(uint32_t)magnitude + 0x38800000};
+  subnormal.f -= 0x1p-14f;
+  uint32_t offset = either(magnitude >= 31 << 23, 224 << 23, 112 << 23); /* infinity and NaN keep their exponent */
+  uint32_t quiet = -(uint32_t)(magnitude > 31 << 23) & 0x400000;
+  uint32_t wide = either(magnitude < 1 << 23, subnormal.u, ((uint32_t)magnitude + offset) | quiet);
+  return (h & 0x8000) << 16 | wide;
 }
 
 static inline uint16_t half_nearest(uint32_t u) {
   uint32_t sign = u >> 16 & 0x8000;
-  u &= 0x7fffffff;
-  if (u > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff)); /* NaN, made quiet */
-  if (u >= 0x47800000) return (uint16_t)(sign | 0x7c00);                    /* 2^16 and more */
-  if (u >= 0x38800000) return (uint16_t)(sign | (u - 0x38000000 + 0xfff + (u >> 13 & 1)) >> 13);
-  union {
-    uint32_t u;
-    float f;
-  } v = {u};
-  v.f += 0.5f; /* 0.5f's last place is that of float16's subnormals, so the sum is rounded as they are */
-  return (uint16_t)(sign | (v.u - 0x3f000000));
+  int32_t magnitude = (int32_t)(u & 0x7fffffff);
+  uint32_t normal = ((uint32_t)magnitude - 0x38000000 + 0xfff + (u >> 13 & 1)) >> 13;
+  uint32_t quiet = 0x7e00 | (u >> 13 & 0x3ff);
+  union bits subnormal = {(uint32_t)magnitude};
+  subnormal.f += 0.5f;
+  uint32_t finite = either(magnitude < 0x38800000, subnormal.u - 0x3f000000, normal);
+  uint32_t infinite = either(magnitude > 0x7f800000, quiet, 0x7c00); /* from 2^16 on */
+  return (uint16_t)(sign | either(magnitude >= 0x47800000, infinite, finite));
 }
 
 TARGET static void widen_float16(void *dst, const void *src, size_t n) {
@@ -153,7 +187,7 @@ TARGET static void widen_float16(void *dst, const void *src, size_t n) {
 #ifdef HALF_LANES
   for (; i + HALF_LANES <= n; i += HALF_LANES) half_load((float *)(d + i), x + i);
 #endif
-  for (; i < n; i++) d[i] = half_bits(x[i]);
+  INDEPENDENT for (; i < n; i++) d[i] = half_bits(x[i]);
 }
 
 TARGET static void narrow_float16(void *dst, const void *src, size_t n) {
@@ -163,7 +197,7 @@ TARGET static void narrow_float16(void *dst, const void *src, size_t n) {
 #ifdef HALF_LANES
   for (; i + HALF_LANES <= n; i += HALF_LANES) half_store(d + i, (const float *)(x + i));
 #endif
-  for (; i < n; i++) d[i] = half_nearest(x[i]);
+  INDEPENDENT for (; i < n; i++) d[i] = half_nearest(x[i]);
 }
 
 /* dots: |a|², |b|² and a·b in double. Eight partial sums, one per index modulo 8, fix the order of additions for every

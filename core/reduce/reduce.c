@@ -2,6 +2,7 @@
  * the tensor is read once from memory. */
 #include "reduce.h"
 
+#include <stdalign.h>
 #include <string.h>
 
 #ifdef __x86_64__
@@ -60,7 +61,7 @@ void reduce_add(int level, int op, int type, int half, void *acc, const void *sr
     return;
   }
   size_t wide = size_of[type], narrow = half == REDUCE_HALF_NONE ? wide : 2;
-  double loaded[CHUNK];
+  alignas(64) double loaded[CHUNK];
   for (size_t i = 0; i < n; i += CHUNK) {
     char *to = (char *)acc + i * wide;
     size_t m = least(CHUNK, n - i);
@@ -77,7 +78,8 @@ void reduce_load2(int level, int op, int type, int half, void *acc, const void *
     return;
   }
   size_t wide = size_of[type], narrow = half == REDUCE_HALF_NONE ? wide : 2;
-  double left[CHUNK], right[CHUNK];
+  alignas(64) double left[CHUNK];
+  alignas(64) double right[CHUNK];
   for (size_t i = 0; i < n; i += CHUNK) {
     size_t m = least(CHUNK, n - i);
     load(k, type, half, left, (const char *)a + i * narrow, m, prescale);
@@ -101,7 +103,7 @@ void reduce_store(int level, int type, int half, void *dst, const void *acc, siz
     k->narrow[half](dst, acc, n);
     return;
   }
-  float result[CHUNK]; /* in place, it also separates a kernel's writes from its reads */
+  alignas(64) float result[CHUNK]; /* in place, it also separates a kernel's writes from its reads */
   for (size_t i = 0; i < n; i += CHUNK) {
     size_t m = least(CHUNK, n - i);
     k->scale[type](result, (const float *)acc + i, m, mul, div);

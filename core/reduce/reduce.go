@@ -18,7 +18,7 @@
 //     saturates, as Horovod does where that is defined.
 //   - Floats are scaled in the accumulator's type: x*mul is rounded, then truly divided by div, so
 //     that the average of equal values is that value.
-//   - Min and Max give NaN where either side is NaN.
+//   - Min and Max give NaN where either side is NaN, and of two zeros that of the later contribution.
 package reduce
 
 import (
