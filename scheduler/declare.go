@@ -119,7 +119,13 @@ func (t *tensors) declare(all []wire.Tensor) ([]wire.Placed, error) {
 func (t *tensors) place(fresh []wire.Tensor) map[tensorKey]wire.Placed {
 	dealt := make([]*membership.Tensor, len(fresh))
 	for i := range fresh {
-		dealt[i] = memberOf(&fresh[i], wire.Placed{ID: t.last + 1 + uint32(i)})
+		f := &fresh[i]
+		dealt[i] = memberOf(f, wire.Placed{ID: t.last + 1 + uint32(i)})
+		x := membership.Exchange{Kind: f.Kind, Ranks: f.Ranks, Root: f.Root}
+		if len(f.Shape) > 0 {
+			x.Rows = f.Shape[0]
+		}
+		dealt[i].Servers = t.dealer.Near(x, dealt[i].Number, f.Parts)
 	}
 	t.dealer.Place(dealt)
 	answers := make(map[tensorKey]wire.Placed, len(fresh))

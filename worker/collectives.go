@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
@@ -89,7 +90,7 @@ func (t *task) give(in []byte, from, to int64) {
 
 // scatterTasks pushes every partition and pulls those of this rank's rows only.
 func (o *operation) scatterTasks() []*task {
-	from, to := scatterRows(o.Shape[0], len(o.Set.Ranks), o.e.member(&o.Op))
+	from, to := placement.Rows(o.Shape[0], len(o.Set.Ranks), o.e.member(&o.Op))
 	row := o.rowBytes()
 	first, last := from*row, to*row
 	tasks := make([]*task, len(o.d.t.Parts))

@@ -199,7 +199,7 @@ func (b *book) parts(o *Op) []uint32 {
 	case units.Reducescatter:
 		var cuts []int64
 		for i := 1; i < n; i++ {
-			from, _ := scatterRows(o.Shape[0], n, i)
+			from, _ := placement.Rows(o.Shape[0], n, i)
 			cuts = append(cuts, from*o.rowBytes())
 		}
 		return placement.Cut(uint64(bytes), size, b.cfg.PartitionBytes, servers, cuts)

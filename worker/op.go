@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/name"
 	"github.com/paceline/paceline/internal/options"
@@ -199,7 +200,7 @@ func (o *Op) Lengths(rank int) (in, out int64, err error) {
 		out = bytes
 	case units.Reducescatter:
 		if i := o.member(rank); i >= 0 && len(o.Shape) > 0 {
-			from, to := scatterRows(o.Shape[0], len(o.Set.Ranks), i)
+			from, to := placement.Rows(o.Shape[0], len(o.Set.Ranks), i)
 			out = (to - from) * o.rowBytes()
 		}
 	}
@@ -268,7 +269,7 @@ func (o *Op) checkScatter(rank int) error {
 	if len(o.Shape) == 0 {
 		return fmt.Errorf("%q: reducescatter needs a tensor of at least one dimension", o.name())
 	}
-	from, to := scatterRows(o.Shape[0], len(o.Set.Ranks), o.member(rank))
+	from, to := placement.Rows(o.Shape[0], len(o.Set.Ranks), o.member(rank))
 	return o.checkOutput((to - from) * o.rowBytes())
 }
 
@@ -294,12 +295,4 @@ func (o *Op) checkSplits() error {
 		return fmt.Errorf("%q: splits %v sum to %d, more than the first dimension, %d", o.name(), o.Splits, sum, o.Shape[0])
 	}
 	return nil
-}
-
-// scatterRows are the rows of the result that member i of n gets: even shares, the first ones one
-// row longer where it does not divide (Horovod's rule).
-func scatterRows(rows int64, n, i int) (from, to int64) {
-	share, extra := rows/int64(n), rows%int64(n)
-	start := func(i int64) int64 { return i*share + min(i, extra) }
-	return start(int64(i)), start(int64(i) + 1)
 }

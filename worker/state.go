@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/codec"
+	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -48,7 +49,7 @@ func keeper(t *wire.Tensor, part int, offset int64) int {
 		row *= d
 	}
 	for i := range n {
-		if _, to := scatterRows(t.Shape[0], n, i); offset < to*row {
+		if _, to := placement.Rows(t.Shape[0], n, i); offset < to*row {
 			return i
 		}
 	}

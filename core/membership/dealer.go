@@ -11,7 +11,7 @@ import (
 // Dealer places the keys of an epoch on its servers by the epoch's policy. Keys that the epoch already has count as if
 // it had placed them.
 type Dealer struct {
-	keys   *Keys
+	epoch  *Epoch
 	placer placement.Placer
 	homes  map[Name]*home
 }
@@ -40,7 +40,7 @@ func NewDealer(e *Epoch) (*Dealer, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Dealer{keys: &e.Keys, placer: placer, homes: map[Name]*home{}}
+	d := &Dealer{epoch: e, placer: placer, homes: map[Name]*home{}}
 	for _, t := range e.Keys.all() {
 		d.Learn(t)
 	}
@@ -48,12 +48,26 @@ func NewDealer(e *Epoch) (*Dealer, error) {
 }
 
 // Place finds servers for new tensors, together, and adds them to the epoch's keys. Partition 0 of a known name
-// is placed on its home server; the first tensor of a new name decides which server that is.
+// is placed on its home server; the first tensor of a new name decides which server that is. Tensors that come with
+// servers (Near) keep these for their other partitions.
 func (d *Dealer) Place(fresh []*Tensor) {
-	loads := each.Of(fresh, func(t *Tensor) load { return load{t.Parts, t.Name, true} })
-	for i, servers := range d.deal(loads) {
-		fresh[i].Servers = servers
-		d.hold(fresh[i])
+	var near, dealt []*Tensor
+	for _, t := range fresh {
+		if t.Servers != nil {
+			near = append(near, t)
+		} else {
+			dealt = append(dealt, t)
+		}
+	}
+	for i, servers := range d.deal(each.Of(dealt, func(t *Tensor) load { return load{t.Parts, t.Name, true} })) {
+		dealt[i].Servers = servers
+		d.hold(dealt[i])
+	}
+	for _, t := range near {
+		if h := d.homes[t.Name]; h != nil {
+			t.Servers[0] = h.server
+		}
+		d.Learn(t)
 	}
 }
 
@@ -65,7 +79,7 @@ func (d *Dealer) Learn(t *Tensor) {
 
 // Remove removes a tensor and subtracts its bytes from the load of its servers.
 func (d *Dealer) Remove(number uint32) {
-	t := d.keys.Of(number)
+	t := d.epoch.Keys.Of(number)
 	if t == nil {
 		return
 	}
@@ -75,7 +89,7 @@ func (d *Dealer) Remove(number uint32) {
 	} else {
 		delete(d.homes, t.Name)
 	}
-	d.keys.Remove(number)
+	d.epoch.Keys.Remove(number)
 }
 
 // hold adds a tensor whose bytes the placer has counted.
@@ -86,7 +100,7 @@ func (d *Dealer) hold(t *Tensor) {
 		d.homes[t.Name] = h
 	}
 	h.tensors++
-	d.keys.Put(t)
+	d.epoch.Keys.Put(t)
 }
 
 // deal finds servers for partitions: first for those whose home server does not depend on another of them, then for the rest.

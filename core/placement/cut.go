@@ -48,6 +48,14 @@ func Cut(total uint64, elem, partBytes, servers int, slices []int64) []uint32 {
 	return c.parts
 }
 
+// Rows are the rows of a reducescatter's result that member i of n gets: even shares, the first ones one row longer
+// where it does not divide (Horovod's rule).
+func Rows(rows int64, n, i int) (from, to int64) {
+	share, extra := rows/int64(n), rows%int64(n)
+	start := func(i int64) int64 { return i*share + min(i, extra) }
+	return start(int64(i)), start(int64(i) + 1)
+}
+
 // cutter cuts one tensor, slice by slice.
 type cutter struct {
 	elem, wide  uint64 // where a cut may fall: elements, preferably lines
