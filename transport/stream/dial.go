@@ -94,6 +94,8 @@ func final(err error) bool {
 	var address *net.AddrError
 	var name *net.DNSError
 	switch {
+	case errors.Is(err, errCarrier):
+		return true
 	case errors.Is(err, transport.ErrAuth):
 		return auth.Refused(err)
 	case errors.As(err, &name):

@@ -42,6 +42,9 @@ type Config struct {
 	// Secure, if set, wraps a new stream before the first byte (TLS) and returns what binds the proof of the
 	// secret to it. address is the dialed one, "" on the side that listens. The stream protects its bytes from then on.
 	Secure func(nc net.Conn, address string) (secured net.Conn, binding []byte, err error)
+	// Carrier, if set, returns what carries the frames in place of the stream over which both ends have proved the secret. It returns by the
+	// stream's deadline, and closes the stream with itself, but not where it fails. accepted is true on the side that listens.
+	Carrier func(nc net.Conn, session *auth.Session, accepted bool) (net.Conn, error)
 
 	watch *watch // of all connections of the node
 }
@@ -81,6 +84,9 @@ type Listener struct {
 // errCrowded is why a peer is dropped that has done nothing wrong but to be slower than others.
 var errCrowded = fmt.Errorf("more than %d connections, or %d of one address, had not proved the job secret; one of them made room",
 	limits.MaxUnproved, limits.MaxUnprovedPerSource)
+
+// errCarrier is wrapped by the error of a handshake after which there was nothing to carry frames.
+var errCarrier = errors.New("the two ends know each other, but cannot share what carries frames")
 
 // Listen accepts from the sockets, which it owns from now on.
 func (c Config) Listen(sockets ...net.Listener) *Listener {
@@ -268,7 +274,13 @@ func (c Config) authenticate(nc net.Conn, address string, deadline time.Time, pr
 	if err != nil {
 		return nil, err
 	}
+	if c.Carrier != nil {
+		if nc, err = c.Carrier(nc, session, address == ""); err != nil {
+			return nil, fmt.Errorf("%w: %w", errCarrier, err)
+		}
+	}
 	if err := plain.SetDeadline(time.Time{}); err != nil {
+		nc.Close()
 		return nil, err
 	}
 	conn := newConn(nc, session)

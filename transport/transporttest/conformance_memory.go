@@ -236,6 +236,7 @@ var memoryTests = map[string]func(*bench){
 		b.untouched(r.Memory(), make([]byte, size))
 	},
 
+	// A backend that needs no reader for a write may have ended it before the release.
 	"AWriteThatIsUnderWayEndsWithTheRegion": func(b *bench) {
 		x, y := b.pairs()()
 		size := 2*b.MaxBuffered + 1
@@ -245,8 +246,12 @@ var memoryTests = map[string]func(*bench){
 		go func() { writing <- x.WriteTo(token, 0, net.Buffers{content(1, size)}) }()
 		r.Release()
 		before := bytes.Clone(r.Memory())
-		b.lost(y)
-		<-writing
+		lost := b.startReading(y)
+		if err := <-writing; err == nil {
+			b.untouched(before, content(1, size))
+			return
+		}
+		b.wantError(<-lost, transport.ErrAccess, y.RemoteAddr().String())
 		b.untouched(r.Memory(), before)
 	},
 
@@ -260,8 +265,8 @@ var memoryTests = map[string]func(*bench){
 		go func() { writing <- x.WriteTo(token, 0, net.Buffers{content(1, size)}) }()
 		b.must(y.Close())
 		before := bytes.Clone(r.Memory())
-		if err := <-writing; err == nil {
-			b.Error("a write to a peer that closed the connection succeeded")
+		if err := <-writing; err == nil && !bytes.Equal(before, content(1, size)) {
+			b.Error("a write to a peer that closed the connection in the middle of it succeeded")
 		}
 		b.untouched(r.Memory(), before)
 		if _, err := y.Grant(r, 0, 10); err == nil {
