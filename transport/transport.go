@@ -1,5 +1,5 @@
-// Package transport says what a connection between two nodes promises. Backends (tcp, the in-memory
-// twin in transporttest, later shm and rdma) keep these promises and pass one conformance suite.
+// Package transport says what a connection between two nodes promises. Backends (tcp, fabric, the in-memory
+// twin in transporttest) keep these promises and pass one conformance suite.
 //
 // A connection carries frames in order, both ways at once, between two nodes that have proved to
 // each other that they know the job secret before anything else was parsed. Nothing is lost while it
@@ -14,7 +14,9 @@
 //  2. stream.turn, the right to send on a connection, no mutex for the same reason. Nothing is called under it but the byte
 //     stream; nobody acquires it with a lock held.
 //  3. control's locks (control/locks.go), and stream.Listener.mu: a lock each, under which a byte stream is closed at most.
-//  4. transporttest.Network.mu, the one lock of the twin. Nothing is called under it.
+//  4. fabric.conn.mu, then fabric.region.mu or fabric.device.mu, then fabric.device.up: under all of them libfabric is called, and
+//     nothing of a role.
+//  5. transporttest.Network.mu, the one lock of the twin. Nothing is called under it.
 //
 // Only busy is held while code of a role is called.
 package transport

@@ -1,0 +1,187 @@
+//go:build cgo
+
+// Package fabric carries frames over adapters that read and write memory by themselves (RDMA), through libfabric, which is loaded when
+// the first transport is made. A machine without it has no such transport; building needs nothing of it.
+//
+// A connection is two endpoints (reliable datagrams), each with one peer, and a TCP connection beside them:
+//
+//  1. The side connection comes first. It carries the handshake (package auth), so that nothing is opened for strangers, and then the
+//     endpoints' names. Afterwards it is silent, and ends with the process at its other end: that is how a killed peer is noticed.
+//     A stopped one is noticed by the beats of package stream, which come by the fabric as all frames do.
+//  2. What is small is copied into messages. Their memory is posted at the receiver, which gives credit for it.
+//  3. What is large stays where it is: the sender says where, and the receiver reads it from there straight into the memory
+//     of its caller, for example a tensor. A write by one side (transport.OneSided) is the same with memory that was granted:
+//     its owner checks the token, then reads. So no peer writes into a process, and what a released region or a closed
+//     connection promises depends on nobody else.
+//  4. An endpoint of its own for each connection costs memory, and some adapters have few. In return its end is the end of all
+//     traffic with that peer: until the endpoint is closed, an adapter may touch the memory of operations that have failed.
+//
+// A goroutine of each connection handles what has ended on its endpoint. It sleeps until the provider says that something has, or, where
+// it cannot, for times that double while nothing has. Decision 64 has the reasons.
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/stream"
+)
+
+// Kind is the name of the transport in addresses.
+const Kind = "fabric"
+
+// Config is common to the connections of one node.
+type Config struct {
+	Secret           []byte        // the job secret
+	Provider         string        // as libfabric names it, such as "verbs;ofi_rxm"; "" for the first one with hardware
+	Host             string        // address at which the side connections listen, and the device where one has it
+	Integrity        string        // what has authentication tags, as stream.Config has it
+	HandshakeTimeout time.Duration // 0 is 10 s
+	PeerTimeout      time.Duration // as stream.Config has it; 0 is 10 s
+	Log              *zap.Logger   // nil is no log
+}
+
+// network is the transport of one node over one device.
+type network struct {
+	host     string
+	patience time.Duration
+	stream   stream.Config
+	device   func() (*device, error) // opens it at its first use
+}
+
+// New chooses a device. It is an error where libfabric is not installed or has none. The device is opened when there is something to do.
+func New(config Config) (transport.Transport, error) {
+	n := &network{host: config.Host, stream: stream.Config{
+		Secret: config.Secret, HandshakeTimeout: config.HandshakeTimeout, PeerTimeout: config.PeerTimeout, Integrity: config.Integrity, Log: config.Log,
+	}.WithDefaults()}
+	n.patience = stream.Silence(n.stream.PeerTimeout)
+	n.stream.Carrier = n.carry
+	host, _ := netip.ParseAddr(config.Host) // a device need not have an internet address
+	chosen := func(use func(offer) error) error {
+		return find(config.Provider, func(all []offer) error {
+			o, err := choose(all, config.Provider, host)
+			if err != nil {
+				return err
+			}
+			return use(o)
+		})
+	}
+	n.device = sync.OnceValues(func() (d *device, err error) {
+		err = chosen(func(o offer) (err error) {
+			d, err = o.open()
+			return err
+		})
+		return d, err
+	})
+	if err := chosen(func(offer) error { return nil }); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// Device describes one of libfabric's devices.
+type Device struct{ Provider, Name string }
+
+// Devices lists the devices of this machine by which connections are possible, each once.
+func Devices() ([]Device, error) {
+	var list []Device
+	seen := map[Device]bool{}
+	err := find("", func(all []offer) error {
+		for _, o := range all {
+			if d := (Device{o.provider, o.device}); !seen[d] {
+				seen[d] = true
+				list = append(list, d)
+			}
+		}
+		return nil
+	})
+	return list, err
+}
+
+// Kind implements transport.Transport.
+func (n *network) Kind() string { return Kind }
+
+// keepAlive finds hosts that are down. That a process is stopped the beats show.
+func (n *network) keepAlive() net.KeepAliveConfig {
+	return net.KeepAliveConfig{Enable: true, Idle: n.stream.PeerTimeout / 2, Interval: max(n.stream.PeerTimeout/5, time.Second), Count: 3}
+}
+
+// Listen implements transport.Transport. An address is that of the side connection, "host:port".
+func (n *network) Listen(address string) (transport.Listener, error) {
+	if address == "" {
+		address = net.JoinHostPort(n.host, "0")
+	}
+	if _, err := n.device(); err != nil {
+		return nil, err
+	}
+	config := net.ListenConfig{KeepAliveConfig: n.keepAlive()}
+	config.SetMultipathTCP(false)
+	l, err := config.Listen(context.Background(), "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s: %w", address, err)
+	}
+	return listener{n.stream.Listen(sides{l})}, nil
+}
+
+// Dial implements transport.Transport.
+func (n *network) Dial(ctx context.Context, address string) (transport.Conn, error) {
+	dialer := net.Dialer{KeepAliveConfig: n.keepAlive()}
+	dialer.SetMultipathTCP(false)
+	c, err := n.stream.Dial(ctx, address, func(ctx context.Context) (net.Conn, error) {
+		nc, err := dialer.DialContext(ctx, "tcp", address)
+		if err != nil {
+			return nil, err
+		}
+		return side{nc}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return withWrites(c), nil
+}
+
+// listener accepts connections with one-sided writes.
+type listener struct{ *stream.Listener }
+
+func (l listener) Accept() (transport.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	s, ok := c.(*stream.Conn)
+	if !ok {
+		return nil, errors.New("a connection of another package")
+	}
+	return withWrites(s), nil
+}
+
+// sides is the listening socket of side connections.
+type sides struct{ net.Listener }
+
+func (l sides) Accept() (net.Conn, error) {
+	nc, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return side{nc}, nil
+}
+
+func (l sides) Addr() net.Addr { return address{l.Listener.Addr()} }
+
+// side is a side connection, whose addresses are those of the transport.
+type side struct{ net.Conn }
+
+func (s side) LocalAddr() net.Addr  { return address{s.Conn.LocalAddr()} }
+func (s side) RemoteAddr() net.Addr { return address{s.Conn.RemoteAddr()} }
+
+type address struct{ net.Addr }
+
+func (address) Network() string { return Kind }

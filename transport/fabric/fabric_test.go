@@ -1,0 +1,210 @@
+//go:build cgo
+
+package fabric
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/auth"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// providers are those that work on a machine without adapters.
+var providers = []string{"tcp;ofi_rxm", "shm"}
+
+// over makes a transport of a provider, or skips the test where it is not there.
+func over(t testing.TB, config Config) transport.Transport {
+	t.Helper()
+	config.Host = "127.0.0.1"
+	f, err := New(config)
+	if err != nil {
+		t.Skipf("libfabric or its provider %s is not on this machine: %v", config.Provider, err)
+	}
+	return f
+}
+
+func TestConformance(t *testing.T) {
+	for _, provider := range providers {
+		for _, integrity := range []string{"control", "all"} {
+			t.Run(provider+" with tags on "+integrity, func(t *testing.T) {
+				over(t, Config{Provider: provider})
+				transporttest.Conformance(t, transporttest.InRealTime, func(t *testing.T) transporttest.Backend {
+					return transporttest.Backend{
+						New: func(secret []byte, handshakeTimeout time.Duration) transport.Transport {
+							return over(t, Config{Provider: provider, Secret: secret, HandshakeTimeout: handshakeTimeout, Integrity: integrity})
+						},
+						Address:     "127.0.0.1:0",
+						MaxBuffered: 2 * credits * slotBytes,
+						RawDial:     func(address string) (net.Conn, error) { return net.Dial("tcp", address) },
+						RawListen:   func() (net.Listener, error) { return net.Listen("tcp", "127.0.0.1:0") },
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestDeclarationsMatchLibfabric compiles our declarations beside libfabric's.
+func TestDeclarationsMatchLibfabric(t *testing.T) {
+	if _, err := os.Stat("/usr/include/rdma/fabric.h"); err != nil {
+		t.Skipf("libfabric's headers are not on this machine: %v", err)
+	}
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skipf("no C compiler: %v", err)
+	}
+	if out, err := exec.Command(cc, "-std=gnu11", "-fsyntax-only", "testdata/layout.c").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// eachProvider runs a test over all.
+func eachProvider(t *testing.T, test func(t *testing.T, config Config)) {
+	for _, provider := range providers {
+		t.Run(provider, func(t *testing.T) {
+			test(t, Config{Provider: provider, Secret: []byte("secret"), PeerTimeout: 2 * time.Second})
+		})
+	}
+}
+
+// connect makes a connection and returns its two ends.
+func connect(t testing.TB, dialer, owner transport.Transport) (dialed, accepted transport.Conn) {
+	t.Helper()
+	l, err := owner.Listen("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if dialed, err = dialer.Dial(t.Context(), l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if accepted, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dialed.Close(); accepted.Close() })
+	return dialed, accepted
+}
+
+// TestChangedBytesEndTheConnection: tags cover what comes by messages and what is read from the peer's memory.
+func TestChangedBytesEndTheConnection(t *testing.T) {
+	eachProvider(t, func(t *testing.T, config Config) {
+		config.Integrity = "all"
+		for _, size := range []int{100, 100_000} {
+			forger := over(t, config).(*network)
+			carry := forger.stream.Carrier
+			forger.stream.Carrier = func(nc net.Conn, s *auth.Session, accepted bool) (net.Conn, error) {
+				c, err := carry(nc, s, accepted)
+				if err != nil {
+					return nil, err
+				}
+				return &forging{conn: c.(*conn)}, nil
+			}
+			x, y := connect(t, forger, over(t, config))
+			h := wire.Header{Type: wire.TypePush, Length: uint32(size)}
+			go func() { _ = x.Send(net.Buffers{h.Append(nil), make([]byte, size)}) }()
+			err := y.ReadHeader(&h)
+			if err == nil {
+				err = y.ReadPayload(make([]byte, size))
+			}
+			if !errors.Is(err, transport.ErrIntegrity) {
+				t.Errorf("a payload of %d bytes with one changed: error %v", size, err)
+			}
+			x.Close()
+			y.Close()
+		}
+	})
+}
+
+// forging changes the first byte of payloads.
+type forging struct{ *conn }
+
+func (f *forging) WriteBuffers(buffers *net.Buffers) error {
+	for i, b := range *buffers {
+		if len(b) >= 100 {
+			changed := append([]byte{}, b...)
+			changed[0] ^= 1
+			(*buffers)[i] = changed
+		}
+	}
+	return f.conn.WriteBuffers(buffers)
+}
+
+// TestFramesTakeNoMemory: neither messages nor reads of the peer's memory leave anything to the collector.
+func TestFramesTakeNoMemory(t *testing.T) {
+	eachProvider(t, func(t *testing.T, config Config) {
+		f := over(t, config)
+		x, y := connect(t, f, f)
+		for _, size := range []int{100, 300_000} {
+			header := (&wire.Header{Type: wire.TypePush, Length: uint32(size)}).Append(nil)
+			payload, into, out := registered(t, f, size), registered(t, f, size), make(net.Buffers, 2)
+			var h wire.Header
+			next := make(chan bool)
+			done := make(chan error, 1)
+			go func() {
+				for range next {
+					out[0], out[1] = header, payload
+					done <- x.Send(out)
+				}
+			}()
+			n := testing.AllocsPerRun(50, func() {
+				next <- true
+				if err := errors.Join(y.ReadHeader(&h), y.ReadPayload(into), <-done); err != nil {
+					t.Fatal(err)
+				}
+			})
+			close(next)
+			if n > 0 {
+				t.Errorf("%v allocations for a frame of %d bytes", n, size)
+			}
+		}
+	})
+}
+
+// registered is registered memory, until the test ends.
+func registered(t *testing.T, f transport.Transport, size int) []byte {
+	t.Helper()
+	r, err := f.(transport.Registrar).Register(make([]byte, size))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Release)
+	return r.Memory()
+}
+
+func TestOtherProvidersAreNamed(t *testing.T) {
+	listener := over(t, Config{Provider: providers[0], Secret: []byte("secret")})
+	dialer := over(t, Config{Provider: providers[1], Secret: []byte("secret")})
+	l, err := listener.Listen("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, err = dialer.Dial(t.Context(), l.Addr().String())
+	if err == nil || !strings.Contains(err.Error(), "the fabric there is "+providers[0]) || !strings.Contains(err.Error(), "PACELINE_FABRIC") {
+		t.Errorf("error %v, want both providers and the setting", err)
+	}
+}
+
+func TestAnIntroductionIsTakenAsItWasSaidOrNotAtAll(t *testing.T) {
+	said := intro{key: 1, protocol: 2, provider: "verbs;ofi_rxm", endpoint: []byte("somewhere")}
+	b := said.append(nil)
+	var heard intro
+	if err := heard.decode(b); err != nil || heard.provider != said.provider || string(heard.endpoint) != "somewhere" || heard.key != 1 || heard.protocol != 2 || len(b) != introSize {
+		t.Errorf("heard %+v of %d bytes, %v", heard, len(b), err)
+	}
+	for _, at := range []int{12, 12 + 1 + len(said.provider) + 1} { // the lengths of both names
+		spoilt := append([]byte{}, b...)
+		spoilt[at] = 0xff
+		if err := heard.decode(spoilt); err == nil {
+			t.Errorf("a name of %d bytes or more was taken", 0xff)
+		}
+	}
+}
