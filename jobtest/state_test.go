@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -305,43 +307,49 @@ func TestAStateIsTakenBetweenOperationsAndSetWhole(t *testing.T) {
 // If a rank begins without a state and others have set theirs, all of them get an error.
 func TestAStateThatOnlySomeRanksSetIsAnErrorOnAll(t *testing.T) {
 	for _, sync := range []string{"", "drop-stragglers:2"} {
-		j := jobtest.Start(t, 3, jobtest.Dedicated(1))
-		op := func(rank int) worker.Op {
-			o := gradient("w", "topk:0.1", units.Float32, jobtest.Normal(2000, uint64(rank)))
-			o.Sync.Model = sync
-			return o
-		}
-		all := func() {
-			j.Each(func(rank int) error {
-				_, err := j.Do(rank, op(rank))
-				return err
-			})
-		}
-		all()
-		taken := states(j)
-		waiting, err := j.Submit(0, op(0))
-		if err != nil {
+		jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+			onlySomeRanksSetAState(t, network, sync)
+		})
+	}
+}
+
+func onlySomeRanksSetAState(t *testing.T, network jobtest.Option, sync string) {
+	j := jobtest.Start(t, 3, network, jobtest.Dedicated(1))
+	op := func(rank int) worker.Op {
+		o := gradient("w", "topk:0.1", units.Float32, jobtest.Normal(2000, uint64(rank)))
+		o.Sync.Model = sync
+		return o
+	}
+	all := func() {
+		j.Each(func(rank int) error {
+			_, err := j.Do(rank, op(rank))
+			return err
+		})
+	}
+	all()
+	taken := states(j)
+	waiting, err := j.Submit(0, op(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait() // the server has got it
+	for rank := 1; rank < 3; rank++ {
+		if err := j.Workers[rank].Engine.SetState(taken[rank]); err != nil {
 			t.Fatal(err)
 		}
-		averages(j, "behind it", "topk:0.1", units.Float32, func(int) []float64 { return jobtest.Normal(2000, 1) }) // the server has got it
-		for rank := 1; rank < 3; rank++ {
-			if err := j.Workers[rank].Engine.SetState(taken[rank]); err != nil {
-				t.Fatal(err)
-			}
-		}
-		check := func(rank int, err error) {
-			if err == nil || !strings.Contains(err.Error(), "every rank loads its own") {
-				t.Errorf("%q, rank %d: %v", sync, rank, err)
-			}
-		}
-		_, err = jobtest.Await(waiting[0], 0, "w")
-		check(0, err)
-		for rank := 1; rank < 3; rank++ {
-			_, err := j.Do(rank, op(rank))
-			check(rank, err)
-		}
-		all()
 	}
+	check := func(rank int, err error) {
+		if err == nil || !strings.Contains(err.Error(), "every rank loads its own") {
+			t.Errorf("%q, rank %d: %v", sync, rank, err)
+		}
+	}
+	_, err = jobtest.Await(waiting[0], 0, "w")
+	check(0, err)
+	for rank := 1; rank < 3; rank++ {
+		_, err := j.Do(rank, op(rank))
+		check(rank, err)
+	}
+	all()
 }
 
 func second(_ int, err error) error { return err }

@@ -352,40 +352,42 @@ func TestBadConnectionsAreClosed(t *testing.T) {
 }
 
 func TestErrorsNameTheRequestAndTheScheduler(t *testing.T) {
-	everywhere(t, func(t *testing.T, s *site) {
-		c, _ := s.dial(wire.RoleWorker, 0, nil)
-		defer c.Close()
-		within := func(d time.Duration) context.Context {
-			ctx, cancel := context.WithTimeout(t.Context(), d)
-			t.Cleanup(cancel)
-			return ctx
-		}
-		wants := func(err error, parts ...string) {
-			t.Helper()
-			for _, p := range append(parts, s.address) {
-				if err == nil || !strings.Contains(err.Error(), p) {
-					t.Errorf("error %q should say %q", err, p)
+	synctest.Test(t, func(t *testing.T) { // deadlines, of which a crowded machine would take its part
+		inTwin(t, func(t *testing.T, s *site) {
+			c, _ := s.dial(wire.RoleWorker, 0, nil)
+			defer c.Close()
+			within := func(d time.Duration) context.Context {
+				ctx, cancel := context.WithTimeout(t.Context(), d)
+				t.Cleanup(cancel)
+				return ctx
+			}
+			wants := func(err error, parts ...string) {
+				t.Helper()
+				for _, p := range append(parts, s.address) {
+					if err == nil || !strings.Contains(err.Error(), p) {
+						t.Errorf("error %q should say %q", err, p)
+					}
 				}
 			}
-		}
-		_, err := c.Register(within(2*time.Second), registerWorker(0, 3))
-		wants(err, "register: waited", "s for ranks 1, 2 of 3")
-		var refused *control.RefusedError
-		if !errors.As(err, &refused) {
-			t.Errorf("%v is no refusal", err)
-		}
-		_, err = c.Declare(timeout(t), []wire.Tensor{tensorOf(1, "x", 4), tensorOf(1, "y", 4)})
-		wants(err, `declare "x" and 1 more: only a worker`)
-		s.kill()
-		_, err = c.Status(within(500 * time.Millisecond))
-		wants(err, "status: waited", "no line for")
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%v is no deadline", err)
-		}
-		c.Close()
-		if _, err = c.Status(within(500 * time.Millisecond)); !errors.Is(err, control.ErrClosed) {
-			t.Errorf("after close: %v", err)
-		}
+			_, err := c.Register(within(2*time.Second), registerWorker(0, 3))
+			wants(err, "register: waited", "s for ranks 1, 2 of 3")
+			var refused *control.RefusedError
+			if !errors.As(err, &refused) {
+				t.Errorf("%v is no refusal", err)
+			}
+			_, err = c.Declare(timeout(t), []wire.Tensor{tensorOf(1, "x", 4), tensorOf(1, "y", 4)})
+			wants(err, `declare "x" and 1 more: only a worker`)
+			s.kill()
+			_, err = c.Status(within(500 * time.Millisecond))
+			wants(err, "status: waited", "no line for")
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%v is no deadline", err)
+			}
+			c.Close()
+			if _, err = c.Status(within(500 * time.Millisecond)); !errors.Is(err, control.ErrClosed) {
+				t.Errorf("after close: %v", err)
+			}
+		})
 	})
 }
 

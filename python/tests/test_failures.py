@@ -112,7 +112,8 @@ def test_a_wrong_secret_keeps_a_process_out(tmp_path):
     assert "secret" in ended[1].output
 
 
-def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["gone", "stopped"])
+def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(how, tmp_path):
     gone = tmp_path / "gone"
     code = script(f"""
         hvd.init()
@@ -137,10 +138,10 @@ def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(tmp_
     env = {"PACELINE_JOB_SECRET": secret, "PACELINE_SCHEDULER": address, "PACELINE_START_TIMEOUT": "12"}
     with subprocess.Popen(command, env=os.environ | env) as scheduler, Job(2, code, tmp_path, **env) as job:
         wait_until_printed(job, "ready")
-        scheduler.kill()
-        scheduler.wait()
+        scheduler.send_signal(how)
         gone.touch()
         job.succeed()
+        scheduler.kill()
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["rank 0 with the scheduler", "rank 1"])
