@@ -120,8 +120,7 @@ func (m *Machine) form() {
 
 // start opens a round and sends its roster to all nodes.
 func (m *Machine) start(r *round, servers []*peer) {
-	m.info("round %#x starts with %d workers and %d servers, %d of them dedicated",
-		r.epoch.Round, len(r.workers), len(r.epoch.Servers), len(servers))
+	m.info("a round starts with %d workers and %d servers, %d of them dedicated", len(r.workers), len(r.epoch.Servers), len(servers))
 	m.rounds = append(m.rounds, r)
 	m.dedicated = m.expectedServers()
 	m.next = r.epoch.Round + 1

@@ -97,20 +97,19 @@ func (m *Machine) lose(p *peer, why string) {
 	if p.state == lost || p.state == left {
 		return
 	}
-	p.state, p.lostAt = lost, 0
-	p.why = fmt.Sprintf("%s: %s", where(p.Host, p.PID), why)
+	p.state, p.lostAt, p.why = lost, 0, why
 	if p.Role == wire.RoleServer {
 		m.forget(p)
 		m.info("%s has gone: %s", name(&p.Node), why)
 		for _, r := range m.rounds {
 			if i := r.server(p.Addresses); i >= 0 {
-				m.tell(r, wire.Lost{Role: wire.RoleServer, Rank: i, Why: p.why})
+				m.tell(r, name(&p.Node), wire.Lost{Role: wire.RoleServer, Rank: i, Why: why})
 			}
 		}
 		return
 	}
-	m.tell(p.round, wire.Lost{Role: wire.RoleWorker, Rank: p.Rank, Why: p.why})
-	m.failCalls(p.round, p.Rank, fmt.Sprintf("rank %d was lost (%s)", p.Rank, p.why))
+	m.tell(p.round, name(&p.Node), wire.Lost{Role: wire.RoleWorker, Rank: p.Rank, Why: why})
+	m.failCalls(p.round, p.Rank, fmt.Sprintf("%s was lost: %s", name(&p.Node), why))
 	m.shrunk(p.round)
 }
 
@@ -128,8 +127,8 @@ func (m *Machine) reported(l *line, gone wire.Lost) {
 		}
 		s := &r.epoch.Servers[gone.Rank]
 		if s.Rank == membership.Dedicated {
-			gone.Why = where(s.Host, s.PID) + ": " + gone.Why + by
-			m.tell(r, gone)
+			gone.Why += by
+			m.tell(r, fmt.Sprintf("server %d (host %s, pid %d)", gone.Rank, s.Host, s.PID), gone)
 			return
 		}
 		gone.Rank = s.Rank // an embedded server is lost with its worker
@@ -162,10 +161,8 @@ func name(n *wire.Node) string {
 	if n.Role == wire.RoleServer {
 		who = fmt.Sprintf("server at %v", n.Addresses)
 	}
-	return fmt.Sprintf("%s (%s)", who, where(n.Host, n.PID))
+	return fmt.Sprintf("%s (host %s, pid %d)", who, n.Host, n.PID)
 }
-
-func where(host string, pid int) string { return fmt.Sprintf("host %s, pid %d", host, pid) }
 
 // ranksOf writes ranks in words: "rank 1", "ranks 2, 3"; a long list is cut.
 func ranksOf(ranks []int) string {

@@ -58,8 +58,8 @@ func (r *round) in(s state) []int {
 	return ranks
 }
 
-// tell tells all nodes of a round of a loss, once.
-func (m *Machine) tell(r *round, gone wire.Lost) {
+// tell tells all nodes of a round of the loss of the node of that name, once.
+func (m *Machine) tell(r *round, who string, gone wire.Lost) {
 	gone.Round = r.epoch.Round
 	key := gone
 	key.Why = ""
@@ -67,7 +67,7 @@ func (m *Machine) tell(r *round, gone wire.Lost) {
 		return
 	}
 	r.told[key] = true
-	m.warn("round %#x lost %s %d: %s", r.epoch.Round, gone.Role, gone.Rank, gone.Why)
+	m.warn("the job has lost %s: %s", who, gone.Why)
 	for _, p := range r.workers {
 		m.send(p.line, &wire.Control{Lost: &gone})
 	}
@@ -97,7 +97,7 @@ func (m *Machine) shrunk(r *round) {
 		m.release(p)
 	}
 	m.rounds = slices.DeleteFunc(m.rounds, func(q *round) bool { return q == r })
-	m.info("round %#x is over", r.epoch.Round)
+	m.info("the round of %d workers is over", len(r.workers))
 }
 
 // ask handles a request that belongs to a running round.
@@ -123,7 +123,7 @@ func (m *Machine) ask(l *line, c *wire.Control) {
 func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 	r := c.Register
 	if p.state == lost {
-		m.refuse(l, c.ID, fmt.Sprintf("the job has given up rank %d: %s", p.Rank, p.why))
+		m.refuse(l, c.ID, fmt.Sprintf("the job has given up %s: %s", name(&p.Node), p.why))
 		return
 	}
 	m.attach(l, p)
@@ -158,7 +158,7 @@ func (m *Machine) restore(l *line, c *wire.Control) {
 	}
 	p := m.sessions[n.Session]
 	if p == nil || p.round == nil || p.Rank != n.Rank {
-		m.refuse(l, c.ID, fmt.Sprintf("%s comes back to round %#x, of which it is no worker any more", name(n), known.Round))
+		m.refuse(l, c.ID, fmt.Sprintf("%s comes back to a round of which it is no worker any more", name(n)))
 		return
 	}
 	m.back(l, c, p)
@@ -167,7 +167,7 @@ func (m *Machine) restore(l *line, c *wire.Control) {
 // expect adds a restored round: its nodes are absent until they reconnect or their time is over. Those that have
 // registered already, without knowing of the round, had not received its roster.
 func (m *Machine) expect(r *round) {
-	m.info("round %#x of %d workers is back: learning what it knows", r.epoch.Round, len(r.workers))
+	m.info("a round of %d workers is back: learning what it knows", len(r.workers))
 	m.rounds = append(m.rounds, r)
 	r.learning = true
 	due := m.at(m.now + m.settings.LostAfter)

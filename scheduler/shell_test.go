@@ -314,7 +314,7 @@ func TestAConnectionThatEndsWithoutGoodbyeIsALoss(t *testing.T) {
 		}
 		start := time.Now()
 		raw.Close()
-		if l := <-losses; l.Role != wire.RoleWorker || l.Rank != 1 || !strings.Contains(l.Why, "host h, pid 101: the connection ended without a goodbye") {
+		if l := <-losses; l.Role != wire.RoleWorker || l.Rank != 1 || !strings.Contains(l.Why, "the connection ended without a goodbye") {
 			t.Fatalf("heard %+v", l)
 		}
 		if took := time.Since(start); took > 5*time.Second {
