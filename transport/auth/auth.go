@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
@@ -114,6 +115,10 @@ func (k Keys) Server(rw io.ReadWriter, peer string) (*Session, error) {
 	}
 	mine := k.newHello()
 	theirs, err := readHello(rw, peer, mine)
+	if errors.Is(err, errTLS) { // it hears why; what it has sent is read, so that the answer is not lost with the connection
+		_, _ = io.WriteString(rw, magic)
+		_, _ = io.CopyN(io.Discard, rw, tlsRecord)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -159,6 +164,9 @@ func readHello(r io.Reader, peer string, mine []byte) ([]byte, error) {
 	if _, err := io.ReadFull(r, hello[:len(magic)]); err != nil {
 		return nil, Interrupted(peer, err)
 	}
+	if hello[0] == tlsAlert || hello[0] == tlsHandshake && hello[1] == 3 {
+		return nil, fmt.Errorf("%w: %s %w: %s", transport.ErrAuth, peer, errTLS, EverywhereTLS)
+	}
 	if string(hello[:len(magic)]) != magic {
 		return nil, fmt.Errorf("%w: %s sent %q instead of the handshake (is it a Paceline node?)", transport.ErrAuth, peer, hello[:len(magic)])
 	}
@@ -177,6 +185,25 @@ func readHello(r io.Reader, peer string, mine []byte) ([]byte, error) {
 	}
 	return hello, nil
 }
+
+// TLS as a peer without it sees it: the types of its first record, and the most that one has.
+const (
+	tlsAlert     = 21
+	tlsHandshake = 22
+	tlsRecord    = 5 + 16<<10
+)
+
+// NoTLS is what a node with TLS answers a handshake that came without: an alert (protocol_version), of the length that is read
+// first.
+var NoTLS = []byte{tlsAlert, 3, 3, 0, 2, 2, 70}
+
+// EverywhereTLS is what to do where only one of two nodes uses TLS.
+const EverywhereTLS = "set PACELINE_TLS_CERT, PACELINE_TLS_KEY and PACELINE_TLS_CA on every node, or on none"
+
+var errTLS = errors.New("uses TLS, which this node does not")
+
+// Plain reports whether the first bytes of a peer are those of this handshake, which come without TLS.
+func Plain(first []byte) bool { return strings.HasPrefix(magic, string(first)) }
 
 const advice = "give every node the same PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE"
 

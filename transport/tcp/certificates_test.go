@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"strings"
@@ -102,6 +103,35 @@ func TestARefusedCertificateIsAnErrorAtOnce(t *testing.T) {
 			l.Close()
 			if n := logged.Len(); n != 1 {
 				t.Errorf("%d lines are logged, want 1: %v", n, logged.All())
+			}
+		})
+	}
+}
+
+// Both nodes know at once that only one of them uses TLS, whichever dials.
+func TestANodeWithTLSAndOneWithoutSaySoAtOnce(t *testing.T) {
+	ours := newAuthority(t)
+	with := ours.node("127.0.0.1", time.Now().Add(time.Hour), ours)
+	for name, c := range map[string]struct {
+		listens, dials *tls.Config
+		hears, logs    string
+	}{
+		"the dialling node": {nil, with, "does not use TLS, which this node does", "uses TLS, which this node does not"},
+		"the other one":     {with, nil, "uses TLS, which this node does not", "does not use TLS, which this node does"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			core, logged := observer.New(zap.WarnLevel)
+			l, err := New(Config{Secret: []byte("secret"), TLS: c.listens, Log: zap.New(core)}).Listen("127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = New(Config{Secret: []byte("secret"), TLS: c.dials}).Dial(t.Context(), l.Addr().String())
+			if !errors.Is(err, transport.ErrAuth) || !strings.Contains(err.Error(), c.hears) || !strings.Contains(err.Error(), "PACELINE_TLS_CERT") {
+				t.Errorf("error %v, want transport.ErrAuth with %q", err, c.hears)
+			}
+			l.Close()
+			if all := logged.All(); len(all) != 1 || !strings.Contains(fmt.Sprint(all), c.logs) {
+				t.Errorf("logged: %v, want one line with %q", all, c.logs)
 			}
 		})
 	}

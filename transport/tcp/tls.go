@@ -59,6 +59,12 @@ func (s *secured) WriteBuffers(buffers *net.Buffers) error {
 	return s.out.Flush()
 }
 
+// withoutTLS reports whether a handshake failed because the peer does not use TLS.
+func withoutTLS(err error) bool {
+	var record tls.RecordHeaderError
+	return errors.As(err, &record) && auth.Plain(record.RecordHeader[:])
+}
+
 // secure makes the function that wraps new connections (stream.Config.Secure).
 func secure(config *tls.Config) func(net.Conn, string) (net.Conn, []byte, error) {
 	config = config.Clone()
@@ -71,6 +77,9 @@ func secure(config *tls.Config) func(net.Conn, string) (net.Conn, []byte, error)
 			conn = tls.Client(nc, withServerName(config, address))
 		}
 		if err := conn.HandshakeContext(context.Background()); err != nil { // nc has a deadline
+			if address == "" && withoutTLS(err) {
+				_, _ = nc.Write(auth.NoTLS)
+			}
 			return nil, nil, failed(nc.RemoteAddr().String(), err)
 		}
 		state := conn.ConnectionState()
@@ -105,6 +114,8 @@ func failed(peer string, err error) error {
 	}
 	var verification *tls.CertificateVerificationError
 	switch {
+	case withoutTLS(err):
+		return fmt.Errorf("%w: %s does not use TLS, which this node does: %s", transport.ErrAuth, peer, auth.EverywhereTLS)
 	case aboutCertificate(err):
 		return fmt.Errorf("%w: %s has refused this node's certificate (%w): issue PACELINE_TLS_CERT by an authority in that node's PACELINE_TLS_CA, for its address and time",
 			transport.ErrAuth, peer, err)
