@@ -1,6 +1,9 @@
 package jobtest_test
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"go.uber.org/zap"
@@ -20,6 +23,12 @@ func TestRanksTrainOverAFabric(t *testing.T) {
 			if _, err := fabric.New(fabric.Config{Provider: provider}); err != nil {
 				t.Skipf("libfabric or its provider is not on this machine: %v", err)
 			}
+			t.Cleanup(func() { // the provider shm leaves what it shares
+				left, _ := filepath.Glob(fmt.Sprintf("/dev/shm/%d:*", os.Getpid()))
+				for _, path := range left {
+					os.Remove(path)
+				}
+			})
 			core, logged := observer.New(zap.DebugLevel)
 			var j *jobtest.Job
 			of := func(rank int) *transport.Set {

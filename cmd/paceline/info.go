@@ -16,6 +16,7 @@ import (
 	"github.com/paceline/paceline/internal/iface"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/fabric"
 )
 
 // facts is the output of `paceline info`.
@@ -27,6 +28,7 @@ type facts struct {
 	Cores      int               `json:"cores"`
 	CPU        []string          `json:"cpu_features"`
 	Interfaces []iface.Interface `json:"interfaces"`
+	Fabrics    []fabric.Device   `json:"fabrics,omitempty"` // of libfabric, where it is installed
 	Settings   []settings.Value  `json:"settings"`
 	Warnings   []string          `json:"warnings,omitempty"`
 	Error      string            `json:"error,omitempty"` // of the settings
@@ -63,6 +65,7 @@ func gather(env map[string]string) (facts, error) {
 	if f.Interfaces, err = iface.List(); err != nil {
 		return f, err
 	}
+	f.Fabrics, _ = fabric.Devices() // there are none without libfabric
 	s, warnings, err := settings.FromEnv(env)
 	if err != nil {
 		f.Error = err.Error()
@@ -94,6 +97,9 @@ func (f *facts) show(out io.Writer) {
 	fmt.Fprintf(out, "%d cores: %s\n", f.Cores, strings.Join(f.CPU, " "))
 	for _, one := range f.Interfaces {
 		fmt.Fprintf(out, "interface %s: %s, mtu %d\n", one.Name, strings.Join(one.Addresses, " "), one.MTU)
+	}
+	for _, one := range f.Fabrics {
+		fmt.Fprintf(out, "fabric %s: %s\n", one.Provider, one.Name)
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, v := range f.Settings {

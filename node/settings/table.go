@@ -128,7 +128,7 @@ var table = []row{
 	{"PACELINE_TRANSPORT", nil, "tcp", choice(func(s *Settings) *string { return &s.Transport }, "auto", "tcp", "fabric"),
 		"What carries tensors: tcp alone; or between hosts an RDMA fabric where the machine has one (auto), or must have it (fabric), and TCP to servers without it. With TLS everything goes over TCP."},
 	{"PACELINE_FABRIC", nil, "", text(func(s *Settings) *string { return &s.Fabric }, "a provider of libfabric, such as verbs;ofi_rxm or efa"),
-		"libfabric's provider for the fabric. By default the first one with hardware; `fi_info` lists them."},
+		"libfabric's provider for the fabric. By default the first one with hardware; `paceline info` lists them."},
 	{"PACELINE_SEND_BUFFER", nil, "256KiB", size(func(s *Settings) *int64 { return &s.SendBuffer }, 0, 1<<30),
 		"The kernel's send buffer of a connection. It bounds the bytes in flight, so that connections share a link evenly; 0 lets the kernel tune it. A fast link with a long round trip needs more: bandwidth times round trip."},
 	{"PACELINE_CONGESTION", nil, "reno", text(func(s *Settings) *string { return &s.Congestion }, "a name, or system"),

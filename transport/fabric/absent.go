@@ -32,7 +32,10 @@ var errAbsent = errors.New("this build has no cgo, which loading libfabric needs
 func New(Config) (transport.Transport, error) { return nil, errAbsent }
 
 // Device describes one of libfabric's devices.
-type Device struct{ Provider, Name string }
+type Device struct {
+	Provider string `json:"provider"`
+	Name     string `json:"name"`
+}
 
 // Devices fails.
 func Devices() ([]Device, error) { return nil, errAbsent }

@@ -88,7 +88,10 @@ func New(config Config) (transport.Transport, error) {
 }
 
 // Device describes one of libfabric's devices.
-type Device struct{ Provider, Name string }
+type Device struct {
+	Provider string `json:"provider"`
+	Name     string `json:"name"`
+}
 
 // Devices lists the devices of this machine by which connections are possible, each once.
 func Devices() ([]Device, error) {

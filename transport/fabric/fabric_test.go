@@ -208,3 +208,46 @@ func TestAnIntroductionIsTakenAsItWasSaidOrNotAtAll(t *testing.T) {
 		}
 	}
 }
+
+// TestAClosedEndpointEndsAllItsConnections: what is done where a peer neither answers nor ends.
+func TestAClosedEndpointEndsAllItsConnections(t *testing.T) {
+	eachProvider(t, func(t *testing.T, config Config) {
+		f := over(t, config)
+		l, err := f.Listen("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		var ends []chan error
+		for range 2 {
+			dialed, err := f.Dial(t.Context(), l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			accepted, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer dialed.Close()
+			defer accepted.Close()
+			h := wire.Header{Type: wire.TypePush, Length: 1 << 20}
+			sending, reading := make(chan error, 1), make(chan error, 1)
+			go func() { sending <- accepted.Send(net.Buffers{h.Append(nil), make([]byte, h.Length)}) }()
+			go func() { reading <- accepted.ReadHeader(new(wire.Header)) }()
+			ends = append(ends, sending, reading)
+		}
+		d, err := f.(*network).device()
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.down()
+		for _, end := range ends {
+			if err := <-end; !errors.Is(err, errDown) {
+				t.Errorf("a send or read over a closed endpoint: %v", err)
+			}
+		}
+		if _, err := f.Dial(t.Context(), l.Addr().String()); !errors.Is(err, errDown) {
+			t.Errorf("a dial over a closed endpoint: %v", err)
+		}
+	})
+}

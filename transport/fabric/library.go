@@ -66,7 +66,7 @@ func find(provider string, use func([]offer) error) error {
 		defer C.free(unsafe.Pointer(name))
 	}
 	var list *C.struct_lf_info
-	if err := failure("looking for fabrics", C.pf_find(name, &list)); err != nil {
+	if err := failure(strings.TrimSpace("looking for fabrics "+provider), C.pf_find(name, &list)); err != nil {
 		return err
 	}
 	defer C.pf_forget(list)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,7 +30,18 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, peer(provider))
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		sweep(os.Getpid())
+		os.Exit(code)
+	}))
+}
+
+// sweep removes what the provider shm leaves of a process.
+func sweep(pid int) {
+	left, _ := filepath.Glob(fmt.Sprintf("/dev/shm/%d:*", pid))
+	for _, path := range left {
+		os.Remove(path)
+	}
 }
 
 // peer sends back what it gets, until it is killed.
@@ -79,6 +91,7 @@ func startPeer(t *testing.T, config Config) (transport.Conn, *os.Process) {
 	t.Cleanup(func() {
 		c.Process.Kill()
 		c.Wait()
+		sweep(c.Process.Pid)
 	})
 	address, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
