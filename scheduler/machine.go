@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -76,12 +77,7 @@ type line struct {
 
 // NewMachine makes a machine without nodes.
 func NewMachine(s Settings) *Machine {
-	if s.Grace <= 0 {
-		s.Grace = 3 * time.Second
-	}
-	if s.LostAfter <= 0 {
-		s.LostAfter = 10 * time.Second
-	}
+	s.Grace, s.LostAfter = cmp.Or(s.Grace, 3*time.Second), cmp.Or(s.LostAfter, 10*time.Second)
 	return &Machine{settings: s, next: s.FirstRound, lines: map[Line]*line{}, sessions: map[uint64]*peer{}}
 }
 

@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -94,10 +95,7 @@ func (a *Arguments) Number(name string, otherwise float64, allowed string, valid
 	}
 	f, err := strconv.ParseFloat(text, 64)
 	if err != nil || !valid(f) {
-		if name == "" {
-			name = "value"
-		}
-		a.Fail("%s %q: allowed are %s", name, text, allowed)
+		a.Fail("%s %q: allowed are %s", cmp.Or(name, "value"), text, allowed)
 		return otherwise
 	}
 	return f

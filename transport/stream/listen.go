@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -51,15 +52,9 @@ type Config struct {
 
 // WithDefaults sets the defaults of the zero fields. The connections of the result, and of its copies, have one watch.
 func (c Config) WithDefaults() Config {
-	if c.HandshakeTimeout <= 0 {
-		c.HandshakeTimeout = defaultHandshakeTimeout
-	}
-	if c.PeerTimeout <= 0 {
-		c.PeerTimeout = defaultPeerTimeout
-	}
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, defaultHandshakeTimeout)
+	c.PeerTimeout = cmp.Or(c.PeerTimeout, defaultPeerTimeout)
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	if c.watch == nil {
 		c.watch = newWatch(c.PeerTimeout)
 	}

@@ -23,8 +23,6 @@ import (
 // Kind is the name of TCP in addresses.
 const Kind = "tcp"
 
-const defaultPeerTimeout = 10 * time.Second
-
 // Config is common to the TCP connections of one node.
 type Config struct {
 	Secret []byte // the job secret
@@ -48,12 +46,10 @@ type Config struct {
 
 // New makes the TCP transport. Addresses are "host:port".
 func New(config Config) transport.Transport {
-	if config.PeerTimeout <= 0 {
-		config.PeerTimeout = defaultPeerTimeout
-	}
 	t := &network{Config: config, stream: stream.Config{
 		Secret: config.Secret, HandshakeTimeout: config.HandshakeTimeout, PeerTimeout: config.PeerTimeout, Integrity: config.Integrity, Log: config.Log,
 	}.WithDefaults()}
+	t.PeerTimeout = t.stream.PeerTimeout
 	if config.TLS != nil {
 		t.stream.Secure = secure(config.TLS)
 	}

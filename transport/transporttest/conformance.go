@@ -81,6 +81,14 @@ func (b *bench) must(err error) {
 }
 
 // node is the transport of a node that knows the secret.
+// check is must for goroutines beside the test's.
+func (b *bench) check(err error) {
+	b.Helper()
+	if err != nil {
+		b.Error(err)
+	}
+}
+
 func (b *bench) node() transport.Transport { return b.New(secret, 0) }
 
 // listen listens until the test ends.
@@ -161,9 +169,7 @@ func buffers(h wire.Header, payload []byte) net.Buffers {
 // send sends a frame.
 func (b *bench) send(c transport.Conn, rank, number, size int) {
 	b.Helper()
-	if err := c.Send(buffers(frame(rank, number, size))); err != nil {
-		b.Error(err)
-	}
+	b.check(c.Send(buffers(frame(rank, number, size))))
 }
 
 // receive reads the next frame and checks it against its header.

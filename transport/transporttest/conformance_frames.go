@@ -46,9 +46,7 @@ var frameTests = map[string]func(*bench){
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if err := x.Send(all); err != nil {
-				b.Error(err)
-			}
+			b.check(x.Send(all))
 		})
 		for i := range 1500 {
 			b.expect(y, 3, i, i%50)
@@ -74,9 +72,7 @@ var frameTests = map[string]func(*bench){
 			for i := range 20 {
 				fill(memory, 1, i)
 				h := wire.Header{Type: wire.TypePush, Rank: 1, Iteration: uint64(i), Length: uint32(len(memory))}
-				if err := x.Send(net.Buffers{h.Append(nil), memory}); err != nil {
-					b.Error(err)
-				}
+				b.check(x.Send(net.Buffers{h.Append(nil), memory}))
 				clear(memory)
 			}
 		})

@@ -92,9 +92,7 @@ var memoryTests = map[string]func(*bench){
 				token := b.grant(to, r, 0, len(data))
 				var wg sync.WaitGroup
 				wg.Go(func() {
-					if err := from.WriteTo(token, 0, net.Buffers{data[:size/2], {}, data[size/2:]}); err != nil {
-						b.Error(err)
-					}
+					b.check(from.WriteTo(token, 0, net.Buffers{data[:size/2], {}, data[size/2:]}))
 					b.send(from, i, number, 5)
 				})
 				b.expect(to, i, number, 5)
@@ -133,9 +131,7 @@ var memoryTests = map[string]func(*bench){
 			token := b.grant(y, r, w*size, size)
 			wg.Go(func() {
 				for i := range rounds {
-					if err := x.WriteTo(token, 0, net.Buffers{content(w*rounds+i, size)}); err != nil {
-						b.Error(err)
-					}
+					b.check(x.WriteTo(token, 0, net.Buffers{content(w*rounds+i, size)}))
 					b.send(x, w, i, 3000)
 				}
 			})

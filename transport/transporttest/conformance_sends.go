@@ -38,9 +38,7 @@ var sendTests = map[string]func(*bench){
 							continue
 						}
 					}
-					if err := x.Send(out); err != nil {
-						b.Error(err)
-					}
+					b.check(x.Send(out))
 				}
 			})
 		}
@@ -61,9 +59,7 @@ var sendTests = map[string]func(*bench){
 		rest, size := b.fillUp(x, 1, 0)
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if err := x.Send(rest); err != nil {
-				b.Error(err)
-			}
+			b.check(x.Send(rest))
 			b.send(x, 1, 1, 10)
 		})
 		b.expect(y, 1, 0, size)
@@ -82,14 +78,10 @@ var sendTests = map[string]func(*bench){
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if err := x.Send(other); err != nil {
-				b.Error(err)
-			}
+			b.check(x.Send(other))
 		})
 		wg.Go(func() {
-			if err := x.Send(rest); err != nil {
-				b.Error(err)
-			}
+			b.check(x.Send(rest))
 		})
 		b.expect(y, 1, 0, size)
 		b.expect(y, 2, 0, 100)
@@ -105,9 +97,7 @@ var sendTests = map[string]func(*bench){
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if err := x.Send(rest); err != nil {
-				b.Error(err)
-			}
+			b.check(x.Send(rest))
 		})
 		b.expect(y, 1, 0, size)
 		wg.Wait()

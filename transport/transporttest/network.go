@@ -6,6 +6,7 @@
 package transporttest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -48,15 +49,8 @@ type Network struct {
 
 // NewNetwork makes a network. Close it when the test is done.
 func NewNetwork(o Options) *Network {
-	if o.Buffer <= 0 {
-		o.Buffer = defaultBuffer
-	}
-	if o.PeerTimeout <= 0 {
-		o.PeerTimeout = defaultPeerTimeout
-	}
-	if o.Kind == "" {
-		o.Kind = defaultKind
-	}
+	o.Buffer, o.Kind = cmp.Or(o.Buffer, defaultBuffer), cmp.Or(o.Kind, defaultKind)
+	o.PeerTimeout = cmp.Or(o.PeerTimeout, defaultPeerTimeout)
 	n := &Network{Options: o}
 	n.traffic = newTraffic(o, func(f func()) {
 		n.mu.Lock()
@@ -107,9 +101,7 @@ func (n *node) Dial(ctx context.Context, address string) (transport.Conn, error)
 // Listen accepts byte streams at a node, without authentication. The host of the address is the
 // node's name, the loopback or missing; port 0 or the address "" picks a free port.
 func (n *Network) Listen(node, address string) (net.Listener, error) {
-	if address == "" {
-		address = net.JoinHostPort(node, "0")
-	}
+	address = cmp.Or(address, net.JoinHostPort(node, "0"))
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -24,10 +25,7 @@ func Assign(hosts []Host, np int) ([]Worker, error) {
 	for _, h := range hosts {
 		slots += h.Slots
 	}
-	if np == 0 {
-		np = slots
-	}
-	if np > slots {
+	if np = cmp.Or(np, slots); np > slots {
 		return nil, fmt.Errorf("%d processes do not fit on hosts with %d slots: name more hosts or more slots (-H host1:4,host2:4)", np, slots)
 	}
 	var workers []Worker

@@ -22,16 +22,6 @@ class SyncBatchNorm(_BatchNorm):
     and with one rank, it is plain batch normalisation.
     """
 
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-    ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats)
-
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"SyncBatchNorm takes an input of at least 2 dimensions, got {input.dim()}")
