@@ -53,7 +53,8 @@ def measure(ranks, options):
         for model in options.models.split(","):
             size = fleet.ask("prepare", model=model, work=options.work, ways=WAYS)[0]
             ways = {way: Way(fleet, way) for way in WAYS}
-            steps = options.steps or fitting(fleet)
+            fit = fitting(fleet)
+            steps = options.steps or fit
             found[model] = size, steps, answers_in_turns(ways, options.duration, "train", steps=steps)
             for way in ways if options.profile else ():
                 profile(ways[way], steps, options.profile / f"{model}-{ranks}-{way}.perf")
@@ -61,9 +62,10 @@ def measure(ranks, options):
 
 
 def fitting(fleet):
-    """The steps of a block, so that it takes about BLOCK_S."""
-    for _ in range(2):  # in its first step DDP finds the order of its buckets
-        (seconds,) = slowest([fleet.ask("train", way="ddp", steps=2)], 2)
+    """The steps of a block, so that it takes about BLOCK_S. Compares the results of one step of each way."""
+    for way in WAYS:
+        fleet.ask("train", way=way, steps=1)
+    (seconds,) = slowest([fleet.ask("train", way="ddp", steps=2)], 2)
     return max(1, min(round(BLOCK_S / seconds), 50))
 
 

@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 import paceline.torch as hvd
 from paceline._engine import engine
 
-LEARNING_RATE = 0.01
-TOLERANCE = 1e-3  # of two results' difference, relative to how far the parameters have moved
+LEARNING_RATE = 1e-3  # small: training that is not stable makes much of the last bit of a sum
+# Of two results' difference, relative to how far the parameters have moved, after one step and after more.
+TOLERANCE, TOLERANCES = 1e-4, 0.05
 
 
 class Rank:
@@ -82,7 +83,7 @@ class Rank:
             return
         apart = (result - self.reference[1]).norm().item()
         moved = (result - self.begin).norm().item()
-        if not apart <= TOLERANCE * moved:
+        if not apart <= (TOLERANCE if steps == 1 else TOLERANCES) * moved:
             sys.exit(f"rank {self.rank}: {way} ends {apart / moved:.2g} of {steps} steps' way from the other's result")
 
 

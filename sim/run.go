@@ -17,6 +17,7 @@ const (
 	stop                      // a worker learns the end of its superstep, or that it continues
 	head                      // the first byte of a push is at its server's link
 	whole                     // a push is complete, and its pull has arrived
+	handled                   // its server's processor is done with it
 	reported                  // global barrier: the scheduler learns that all pushes of a worker are complete
 	granted                   // global barrier: a pull that the scheduler allowed is at its server
 	answered                  // the first byte of an answer is at its worker's link
@@ -39,8 +40,8 @@ type run struct {
 	over    bool // no iteration begins any more and time has stopped
 }
 
-// server is the two directions of a server's link.
-type server struct{ in, out link }
+// server is the two directions of a server's link, and its processor.
+type server struct{ in, out, processor link }
 
 type worker struct {
 	rng       *rand.Rand
@@ -137,6 +138,8 @@ func (r *run) handle(e event) error {
 	case head:
 		r.arrive(rank, key)
 	case whole:
+		return r.process(rank, key)
+	case handled:
 		return r.received(rank, key)
 	case reported:
 		return r.exchange(0, rank)
@@ -219,7 +222,16 @@ func (r *run) arrive(rank, key int) {
 	}
 }
 
-// received notes a complete push.
+// process has a server's processor handle a complete push.
+func (r *run) process(rank, key int) error {
+	if r.ServerCost == 0 {
+		return r.received(rank, key)
+	}
+	r.queue.add(r.servers[key%r.Servers].processor.occupy(r.now, r.ServerCost), handled, rank, key)
+	return nil
+}
+
+// received notes a complete push that its server has handled.
 func (r *run) received(rank, key int) error {
 	w := &r.workers[rank]
 	w.arrived = r.now
@@ -309,8 +321,9 @@ func (r *run) release(k int, ranks ...int) {
 
 // answer sends a key to a worker.
 func (r *run) answer(rank, key int) {
-	out := &r.servers[key%r.Servers].out
-	start := max(r.now, out.free)
+	server := &r.servers[key%r.Servers]
+	out := &server.out
+	start := max(server.processor.occupy(r.now, r.ServerCost), out.free)
 	out.occupy(start, r.ServerBandwidth.hold(r.size[key]))
 	r.queue.add(start+r.Latency, answered, rank, key)
 }

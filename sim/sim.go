@@ -8,7 +8,8 @@
 // message occupies a link for its bytes over the link's bandwidth, first come first served, and is complete
 // when it has passed the links at both ends and the latency between them. Sending and receiving are
 // independent, the network between the links has unlimited capacity, and a message without payload takes
-// only the latency. Summing costs nothing.
+// only the latency. Each server has one processor, which spends a given time on every message with a payload, one after
+// the other.
 package sim
 
 import (
@@ -74,6 +75,7 @@ type Scenario struct {
 	Bandwidth       Bandwidth     // of a worker's link, each way
 	ServerBandwidth Bandwidth     // of a server's link, each way
 	Latency         time.Duration // one way
+	ServerCost      time.Duration // of a server's one processor for a key, when it is whole and again when it is answered
 
 	Seed uint64 // of the computing times
 }
@@ -97,8 +99,8 @@ func (s Scenario) Check() error {
 	switch {
 	case s.Bytes < 0 || s.Bytes > MaxBytes:
 		return fmt.Errorf("bytes is %d, allowed is 0 to %d", s.Bytes, int64(MaxBytes))
-	case s.Latency < 0:
-		return fmt.Errorf("latency is %v, allowed is 0 and more", s.Latency)
+	case s.Latency < 0 || s.ServerCost < 0:
+		return fmt.Errorf("latency is %v and server cost %v, allowed is 0 and more", s.Latency, s.ServerCost)
 	case s.Compute.draw == nil:
 		return fmt.Errorf("no compute times are given, allowed are %s", computeUsage())
 	}

@@ -60,7 +60,12 @@ func TestTimesAreThoseOfTheLinks(t *testing.T) {
 		"overlap": {func(s *Scenario) { s.Servers = 2 }, 50 + 50 + 50 + 50},
 		// A global barrier lets pulls begin when all is pushed: an acknowledgement, a report, the word
 		// to go and the pull take 4 latencies more, and the two answers come over one link.
-		"global":    {func(s *Scenario) { s.Servers = 2; s.Barrier = Global; s.Latency = 1 * ms }, 50 + 100 + 1 + 4 + 100 + 1},
+		"global": {func(s *Scenario) { s.Servers = 2; s.Barrier = Global; s.Latency = 1 * ms }, 50 + 100 + 1 + 4 + 100 + 1},
+		// The processor's time for the last push, and for the first answer; of the others it is hidden behind the link.
+		"a server that computes": {func(s *Scenario) { s.Workers = 4; s.ServerCost = 10 * ms }, 50 + 400 + 10 + 10 + 400},
+		"a processor alone": {func(s *Scenario) {
+			s.Bandwidth, s.ServerBandwidth, s.Latency, s.Workers, s.ServerCost = 0, 0, 1*ms, 9, 2*ms
+		}, 50 + 1 + 9*2 + 9*2 + 1},
 		"unlimited": {func(s *Scenario) { s.Bandwidth, s.ServerBandwidth = 0, 0; s.Latency = 1 * ms; s.Workers = 9 }, 52},
 	} {
 		s := scenario(t, "bsp", "constant:50ms", c.change)
@@ -253,7 +258,7 @@ func TestScenariosThatMakeNoSenseAreRefused(t *testing.T) {
 		"iterations is 0, allowed":                    func(s *Scenario) { s.Iterations = 0 },
 		"workers times keys is 100000000, allowed":    func(s *Scenario) { s.Workers, s.Keys = 10_000, 10_000 },
 		"bytes is -1, allowed":                        func(s *Scenario) { s.Bytes = -1 },
-		"latency is -1ns, allowed":                    func(s *Scenario) { s.Latency = -1 },
+		"latency is -1ns and server cost 0s, allowed": func(s *Scenario) { s.Latency = -1 },
 		"no compute times are given, allowed are":     func(s *Scenario) { s.Compute = Compute{} },
 		"waits for 2 workers of 1: allowed is from 1": func(s *Scenario) { s.Model = condition.DropStragglers(2) },
 		"virtual workers have no gradients, so ALPHA": func(s *Scenario) { s.Model = condition.DynamicPSSP(1, condition.Significance{}, 0) },

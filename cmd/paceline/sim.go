@@ -66,6 +66,7 @@ Compute times (SIGMA is that of a log-normal factor, 0 by default):
 	f.StringVar(&o.bandwidth, "bandwidth", "10Gbit", "`bandwidth` of a worker's link each way, or unlimited")
 	f.StringVar(&o.serverBandwidth, "server-bandwidth", "", "`bandwidth` of a server's link each way (default: as a worker's)")
 	f.DurationVar(&s.Latency, "latency", 50*time.Microsecond, "`time` between any two, one way")
+	f.DurationVar(&s.ServerCost, "server-cost", 0, "`time` of a server's one processor for a key of a worker, when it arrives and again when it is answered")
 	f.Uint64Var(&s.Seed, "seed", 1, "`seed` of the computing times")
 	o.output.add(c)
 	f.StringVar(&o.plotFile, "plot", "", "SVG `file` for a chart of the parts of the time")

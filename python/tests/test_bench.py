@@ -198,6 +198,20 @@ def test_the_command(tmp_path, servers):
         check_times(row)
 
 
+def test_one_server_with_many_workers(tmp_path):
+    argv = ["paceline", "bench", "scale", "-np", "3,8", "--tensors", "1,4", "--duration", "100ms"]
+    _, report = run(argv, tmp_path / "scale.json")
+    assert [result["workers"] for result in report["results"]] == [3, 8]
+    for result in report["results"]:
+        assert result["server_bytes"]["alone"] > 1 << 20
+        assert [row["tensors"] for row in result["rows"]] == [1, 4]
+        for row in result["rows"]:
+            check_times(row)
+            messages = result["workers"] * row["tensors"]
+            assert row["messages_per_s"] == pytest.approx(messages / row["median_ms"] * 1e3)
+            assert row["server_message_us"] >= 0 < row["worker_message_us"]
+
+
 def test_the_command_as_a_rank_of_a_job(tmp_path):
     argv = [
         "paceline",

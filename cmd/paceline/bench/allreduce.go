@@ -1,9 +1,10 @@
-// Package bench has the three measurements of `paceline bench`. Each has a plan, a measurement and a report:
+// Package bench has the four measurements of `paceline bench`. Each has a plan, a measurement and a report:
 //
 //   - allreduce*.go: sums of tensors, measured by one rank of a job (Paceline alone; the repository's bench/ compares it
 //     with Gloo);
 //   - codec*.go: the kernels of codecs on one core, and their effect on gradients;
-//   - barrier.go: the search for ElasticBSP's next barrier.
+//   - barrier.go: the search for ElasticBSP's next barrier;
+//   - scale.go: one server with many workers.
 //
 // A repetition of allreduce: every rank fills its tensors with known values, waits at a barrier, then exchanges its
 // tensors one after the other, in place, and checks every element of every result.
