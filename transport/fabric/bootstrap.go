@@ -93,12 +93,13 @@ func (c *conn) introduce(s *auth.Session, accepted bool) error {
 	mine, theirs := intro{c.key, c.device.protocol, c.device.provider, name}, intro{}
 	said := mine.append(nil)
 	said = s.Out.Append(said, math.MaxUint64, 0, said) // no frame has this number
-	say := func() error { _, err := c.Conn.Write(said); return err }
+	put := func(b []byte) error { _, err := c.Conn.Write(b); return c.interrupted(err) }
+	say := func() error { return put(said) }
 	hear := func() error { return c.hear(s, &theirs) }
 	agree := func() error { return c.agree(&theirs) }
-	steps := []func() error{say, hear, agree, func() error { _, err := c.Conn.Write([]byte{ready}); return err }}
+	steps := []func() error{say, hear, agree, func() error { return put([]byte{ready}) }}
 	if accepted { // a dialer that is of another fabric hears it, too
-		steps = []func() error{hear, say, agree, func() error { _, err := io.ReadFull(c.Conn, make([]byte, 1)); return err }}
+		steps = []func() error{hear, say, agree, func() error { _, err := io.ReadFull(c.Conn, make([]byte, 1)); return c.interrupted(err) }}
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -108,11 +109,19 @@ func (c *conn) introduce(s *auth.Session, accepted bool) error {
 	return nil
 }
 
+// interrupted is the error of a side connection that has ended too early: the peer's patience may have, and another attempt may succeed.
+func (c *conn) interrupted(err error) error {
+	if err == nil {
+		return nil
+	}
+	return auth.Interrupted(c.RemoteAddr().String(), err)
+}
+
 // hear reads what the peer says.
 func (c *conn) hear(s *auth.Session, theirs *intro) error {
 	var said [introSize + wire.TagSize]byte
 	if _, err := io.ReadFull(c.Conn, said[:]); err != nil {
-		return err
+		return c.interrupted(err)
 	}
 	if !s.In.Fit(said[introSize:], math.MaxUint64, 0, said[:introSize]) {
 		return fmt.Errorf("%w: the address of the endpoint of %v does not have its authentication tag", transport.ErrIntegrity, c.RemoteAddr())

@@ -136,6 +136,9 @@ func (n *network) Listen(address string) (transport.Listener, error) {
 
 // Dial implements transport.Transport.
 func (n *network) Dial(ctx context.Context, address string) (transport.Conn, error) {
+	if _, err := n.device(); err != nil { // now, because a handshake has little time
+		return nil, err
+	}
 	dialer := net.Dialer{KeepAliveConfig: n.keepAlive()}
 	dialer.SetMultipathTCP(false)
 	c, err := n.stream.Dial(ctx, address, func(ctx context.Context) (net.Conn, error) {

@@ -228,8 +228,7 @@ func TestAClosedEndpointEndsAllItsConnections(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer dialed.Close()
-			defer accepted.Close()
+			t.Cleanup(func() { dialed.Close(); accepted.Close() })
 			h := wire.Header{Type: wire.TypePush, Length: 1 << 20}
 			sending, reading := make(chan error, 1), make(chan error, 1)
 			go func() { sending <- accepted.Send(net.Buffers{h.Append(nil), make([]byte, h.Length)}) }()

@@ -95,7 +95,7 @@ func final(err error) bool {
 	var name *net.DNSError
 	switch {
 	case errors.Is(err, errCarrier):
-		return true
+		return !errors.Is(err, auth.ErrInterrupted)
 	case errors.Is(err, transport.ErrAuth):
 		return auth.Refused(err)
 	case errors.As(err, &name):
