@@ -3,6 +3,7 @@ package transport
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -96,6 +97,10 @@ func (s *Set) Dial(ctx context.Context, to address.List) (Conn, error) {
 		failed = err
 		if ctx.Err() != nil || s.required(i) {
 			break
+		}
+		if errors.Is(err, ErrElsewhere) { // as expected
+			s.log.Debug("a server is out of reach of an optional transport", zap.String("kind", t.Kind()), zap.Error(err))
+			continue
 		}
 		s.fell[i].Do(func() {
 			s.log.Warn("an optional transport does not reach a server: the next one is tried", zap.String("kind", t.Kind()), zap.Error(err))

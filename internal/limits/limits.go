@@ -15,6 +15,11 @@ const (
 	MaxPartition = 256 << 20
 	// MinPartition is the smallest partition that a tensor is cut into.
 	MinPartition = 64 << 10
+	// MinRing and MaxRing bound the ring of one direction of a connection in shared memory.
+	MinRing = 64 << 10
+	MaxRing = 64 << 20
+	// MaxShared is beyond which bytes of shared memory a listener's new connections have smaller rings, MinRing at least.
+	MaxShared = 256 << 20
 	// MaxTensor bounds one tensor on one rank.
 	MaxTensor = 1 << 40
 	// MaxName bounds the name of a tensor.

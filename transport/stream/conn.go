@@ -21,9 +21,9 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// readBuffer is how much is read ahead in bytes: a header and a small payload arrive in one read.
-// Larger payloads go straight to their destination.
-const readBuffer = 8 << 10
+// ReadAhead is how much is read ahead in bytes: a header and a small payload arrive in one read. Larger payloads go straight
+// to their destination: all bytes that a longer read asks for are on their way.
+const ReadAhead = 8 << 10
 
 // TryWriter is a byte stream that can write without waiting for the peer.
 type TryWriter interface {
@@ -62,7 +62,7 @@ type Conn struct {
 
 func newConn(nc net.Conn, session *auth.Session) *Conn {
 	c := &Conn{nc: nc, peer: nc.RemoteAddr().String(), turn: newTurn()}
-	c.in = bufio.NewReaderSize(waited{nc, &c.pulse}, readBuffer)
+	c.in = bufio.NewReaderSize(waited{nc, &c.pulse}, ReadAhead)
 	c.try, _ = nc.(TryWriter)
 	c.whole, _ = nc.(BuffersWriter)
 	if session.Out != nil {

@@ -65,7 +65,7 @@ func TestALargePayloadIsReadStraightIntoItsMemory(t *testing.T) {
 	if err := c.ReadPayload(payload); err != nil {
 		t.Fatal(err)
 	}
-	ahead := readBuffer - wire.HeaderSize
+	ahead := ReadAhead - wire.HeaderSize
 	if s.reads != 2 || len(s.into[1]) != len(payload)-ahead || &s.into[1][0] != &payload[ahead] {
 		t.Errorf("a payload of %d bytes took %d reads, want 2, the second of them into the payload itself", len(payload), s.reads)
 	}

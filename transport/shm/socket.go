@@ -1,0 +1,145 @@
+package shm
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/paceline/paceline/transport"
+)
+
+// addr is an address: the host's name, a slash, and the name of a listener on it. Of the end that has connected it is its process.
+type addr string
+
+func (a addr) Network() string { return Kind }
+func (a addr) String() string  { return string(a) }
+
+// thisHost names what the processes have in common that can share memory: the running kernel, and the network namespace, to
+// which names of sockets belong.
+func thisHost() (string, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", err
+	}
+	namespace, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(append(boot, namespace...))
+	return hex.EncodeToString(sum[:6]), nil
+}
+
+// socket is the unix socket of an address of this host.
+func (t *network) socket(address string) (*net.UnixAddr, error) {
+	host, name, ok := strings.Cut(address, "/")
+	if !ok {
+		return nil, &net.AddrError{Err: "a host and a name are needed, with a slash between them", Addr: address}
+	}
+	if host != t.host {
+		return nil, fmt.Errorf("%w (this one is %s)", transport.ErrElsewhere, t.host)
+	}
+	return &net.UnixAddr{Net: "unix", Name: "@paceline/" + name}, nil
+}
+
+// listener gives connections addresses of the kind.
+type listener struct {
+	*net.UnixListener
+	at addr
+}
+
+func (l listener) Addr() net.Addr { return l.at }
+
+func (l listener) Accept() (net.Conn, error) {
+	nc, err := l.AcceptUnix()
+	if err != nil {
+		return nil, err
+	}
+	s := &socket{nc, "a process"}
+	if who, err := s.credentials(); err == nil {
+		s.peer = addr(fmt.Sprintf("process %d", who.Pid))
+	}
+	return s, nil
+}
+
+// socket is the connection over which two ends meet.
+type socket struct {
+	*net.UnixConn
+	peer addr
+}
+
+func (s *socket) RemoteAddr() net.Addr { return s.peer }
+
+// credentials are those of the process that has connected, or that listens.
+func (s *socket) credentials() (who *unix.Ucred, err error) {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	if failed := raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); failed != nil {
+		return nil, failed
+	}
+	return who, err
+}
+
+// ofOneUser checks that the peer's process may do to this one what shared memory allows, as it may anyway.
+func (s *socket) ofOneUser() error {
+	who, err := s.credentials()
+	if err == nil && int(who.Uid) != os.Geteuid() {
+		err = fmt.Errorf("the peer is a process of user %d, this one of user %d: they share no memory", who.Uid, os.Geteuid())
+	}
+	return err
+}
+
+// numFiles is how many descriptors are passed: the memory's, and those of the doorbells.
+const numFiles = 1 + numBells
+
+// pass passes descriptors to the peer and waits until it has confirmed them.
+func (s *socket) pass(files []int) error {
+	if _, _, err := s.WriteMsgUnix([]byte{numFiles}, unix.UnixRights(files...), nil); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(s, make([]byte, 1))
+	return err
+}
+
+// confirm tells the peer that this end uses what was passed.
+func (s *socket) confirm() error {
+	_, err := s.Write([]byte{numFiles})
+	return err
+}
+
+// passed is what the peer has passed; the caller closes it.
+func (s *socket) passed() ([]int, error) {
+	said, control := make([]byte, 1), make([]byte, unix.CmsgSpace(4*numFiles))
+	_, n, flags, _, err := s.ReadMsgUnix(said, control)
+	if err != nil {
+		return nil, err
+	}
+	var files []int
+	messages, err := unix.ParseSocketControlMessage(control[:n])
+	for i := range messages {
+		some, bad := unix.ParseUnixRights(&messages[i])
+		files, err = append(files, some...), errors.Join(err, bad)
+	}
+	if err == nil && (len(files) != numFiles || flags&unix.MSG_CTRUNC != 0) {
+		err = fmt.Errorf("the peer passed %d descriptors, want %d", len(files), numFiles)
+	}
+	if err != nil {
+		closeAll(files)
+		return nil, err
+	}
+	return files, nil
+}
+
+func closeAll(files []int) {
+	for _, fd := range files {
+		_ = unix.Close(fd)
+	}
+}
