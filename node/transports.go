@@ -12,7 +12,7 @@ import (
 type backend func(s *settings.Settings, log *zap.Logger) (transport.Transport, error)
 
 // backends are the kinds of transport, in a process's order of preference. The last is the one that every process has.
-var backends = []backend{overFabric, overTCP}
+var backends = []backend{overSharedMemory, overFabric, overTCP}
 
 // Transports makes the transports of a process.
 func Transports(s *settings.Settings, log *zap.Logger) (*transport.Set, error) {

@@ -1,4 +1,4 @@
-// Package transport says what a connection between two nodes promises. Backends (tcp, fabric, the in-memory
+// Package transport says what a connection between two nodes promises. Backends (tcp, shm, fabric, the in-memory
 // twin in transporttest) keep these promises and pass one conformance suite.
 //
 // A connection carries frames in order, both ways at once, between two nodes that have proved to

@@ -34,11 +34,13 @@ func (r *ring) between(ahead, behind uint64) (int, error) {
 	if n > uint64(len(r.data)) {
 		return 0, fmt.Errorf("%w: %d bytes lie in a ring of %d", errRing, n, len(r.data))
 	}
+	acquired()
 	return int(n), nil
 }
 
 // advance stores a counter of this end, and rings for the peer if it waits for no more than that.
 func (r *ring) advance(counter int, to uint64, asked int, peer bell) {
+	released()
 	r.counters[counter].Store(to)
 	if at := r.counters[asked].Load(); at != 0 && to >= at && r.counters[asked].CompareAndSwap(at, 0) {
 		peer.ring()

@@ -16,6 +16,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"math/bits"
 	"net"
 	"sync/atomic"
 	"time"
@@ -36,8 +37,8 @@ type Config struct {
 	Secret           []byte        // the job secret
 	HandshakeTimeout time.Duration // for a new connection until both ends are known; 0 is 10 s
 	PeerTimeout      time.Duration // how long a peer may be stopped, as stream.Config has it; 0 is 10 s
-	// Ring is how many bytes can lie between a sender and a reader: a power of two from limits.MinRing to limits.MaxRing; 0 is
-	// limits.MinRing. Where many connections share limits.MaxShared, new ones have less.
+	// Ring is how many bytes can lie between a sender and a reader, at most limits.MaxRing; it is rounded up to a power of two,
+	// at least limits.MinRing. Where many connections share limits.MaxShared, new ones have less.
 	Ring int
 	Log  *zap.Logger // refused connections; nil is no log
 }
@@ -54,7 +55,7 @@ func New(config Config) (transport.Transport, error) {
 		return nil, err
 	}
 	trial.close()
-	t := &network{host: host, ring: max(config.Ring, limits.MinRing)}
+	t := &network{host: host, ring: 1 << bits.Len(uint(max(config.Ring, limits.MinRing)-1))}
 	t.stream = stream.Config{
 		Secret: config.Secret, HandshakeTimeout: config.HandshakeTimeout, PeerTimeout: config.PeerTimeout, Log: config.Log,
 		Secure: protected, Carrier: t.carry,
