@@ -58,7 +58,7 @@ fuzz-long: $(VENV)/.tools
 test-python: setup
 	python -m pytest
 
-## make bench        all-reduce against PyTorch's Gloo, side by side; BENCH holds further arguments
+## make bench        all-reduce and other collectives against PyTorch's Gloo, side by side; BENCH holds further arguments
 bench: setup
 	python bench/peers.py $(BENCH)
 

@@ -1,4 +1,4 @@
-"""All-reduce by Paceline, PyTorch's Gloo and Horovod on this host, side by side: python bench/peers.py --help.
+"""Collectives by Paceline, PyTorch's Gloo and Horovod on this host, side by side: python bench/peers.py --help.
 
 bench/README.md says what the figures mean.
 """
@@ -11,15 +11,20 @@ import page
 from fleet import Fleet, Loopback, Way, in_a_row, parse_size, ratios, report, show_size, spread, take_turns
 
 RESNET50 = "resnet50"
-EXCHANGES = f"4KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB,{RESNET50}"
+COLLECTIVES = ("broadcast", "allgather", "alltoall", "reducescatter")
+OTHERS = [f"{kind}:{size}" for kind in COLLECTIVES for size in ("4KiB", "1MiB", "64MiB")]
+EXCHANGES = ",".join(["4KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB", RESNET50, *OTHERS])
 BUCKETS = "gloo, 25 MiB buckets"
 
 
 def main():
     """Measures what the command line asks for."""
-    parser = argparse.ArgumentParser(description="All-reduce by Paceline and its peers, side by side")
+    parser = argparse.ArgumentParser(description="Collectives by Paceline and its peers, side by side")
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default: %(default)s)")
-    what = f"bytes of the float32 tensor, or {RESNET50} for its 161 gradients (default: %(default)s)"
+    what = (
+        f"bytes of the float32 tensor, behind the collective's name where it is no allreduce, or {RESNET50} for its "
+        "161 gradients (default: %(default)s)"
+    )
     parser.add_argument("--sizes", default=EXCHANGES, help=what)
     parser.add_argument("--horovod", metavar="PYTHON", help="interpreter that imports Horovod, which is measured too")
     parser.add_argument("--rounds", type=int, default=1, help="how often the processes start anew")
@@ -34,7 +39,8 @@ def main():
         for _ in range(options.rounds):
             seconds, idle, versions = measure(ranks, options)
             rounds.append(seconds)
-        print(f"{ranks} ranks\n{'exchange':>10} {'way':>22} {'ms':>10} {'p10-p90':>20} {'GB/s':>8}  times Paceline's")
+        columns = f"{'collective':>13} {'exchange':>10} {'way':>22} {'ms':>10} {'p10-p90':>20} {'GB/s':>8}"
+        print(f"{ranks} ranks\n{columns}  times Paceline's")
         for what in options.sizes.split(","):
             results.append(summed(ranks, what, [one[what] for one in rounds]))
         if idle:
@@ -58,11 +64,17 @@ def measure(ranks, options):
                 ways[BUCKETS] = Way(fleets["gloo"], "buckets")
                 seconds[what] = take_turns(ways, options.duration, 1, "resnet50")
             else:
-                bytes = parse_size(what)
+                kind, bytes = parse(what)
                 row = in_a_row(bytes)
-                seconds[what] = take_turns(fleets, options.duration, row, "allreduce", bytes=bytes, in_a_row=row)
+                seconds[what] = take_turns(fleets, options.duration, row, kind, bytes=bytes, in_a_row=row)
         idle = {label: idle_cpu(fleet, options.idle) for label, fleet in fleets.items()} if options.idle else {}
         return seconds, idle, {label: fleet.versions for label, fleet in fleets.items()}
+
+
+def parse(what):
+    """The collective and the bytes of an exchange."""
+    kind, _, size = what.rpartition(":")
+    return kind or "allreduce", parse_size(size)
 
 
 def idle_cpu(fleet, seconds):
@@ -72,9 +84,9 @@ def idle_cpu(fleet, seconds):
 
 def summed(ranks, what, rounds):
     """Prints and returns the result of one exchange over all rounds."""
-    bytes = None if what == RESNET50 else parse_size(what)
+    kind, bytes = ("allreduce", None) if what == RESNET50 else parse(what)
     label = "ResNet-50" if bytes is None else show_size(bytes)
-    result = {"ranks": ranks, "exchange": label, "bytes": bytes, "rounds": len(rounds), "ways": {}}
+    result = {"ranks": ranks, "collective": kind, "exchange": label, "bytes": bytes, "rounds": len(rounds), "ways": {}}
     ours = [s for one in rounds for s in one["paceline"]]
     for way in rounds[0]:
         values = [s for one in rounds for s in one[way]]
@@ -86,7 +98,7 @@ def summed(ranks, what, rounds):
         of = f"{one['p10_ms']:.3f}-{one['p90_ms']:.3f}"
         rate = f"{one['gb_per_s']:.3f}" if bytes else ""
         times = "{median:.2f} ({p10:.2f}-{p90:.2f})".format(**one["ratio"])
-        print(f"{label:>10} {way:>22} {one['median_ms']:>10.3f} {of:>20} {rate:>8}  {times}", flush=True)
+        print(f"{kind:>13} {label:>10} {way:>22} {one['median_ms']:>10.3f} {of:>20} {rate:>8}  {times}", flush=True)
     return result
 
 
@@ -99,6 +111,8 @@ def chart(results):
         what = "gradients of ResNet-50" if result["bytes"] is None else f"one tensor of {result['exchange']}"
         ours = f"{result['ways']['paceline']['median_ms']:.3g} ms"
         rows = [(label, way["ratio"]["median"]) for label, way in result["ways"].items()]
+        if result["collective"] != "allreduce":
+            what = f"{result['collective']}, {what}"
         title = f"{what}, {result['ranks']} ranks (Paceline: {ours})"
         groups.append((title, rows, "{:.2f}"))
     return page.bars(groups, highlight="paceline")

@@ -36,6 +36,22 @@ class Horovods:
         for handle in handles:
             self.hvd.synchronize(handle)
 
+    def broadcast(self, tensor, name):
+        """Rank 0's tensor, in place."""
+        return self.hvd.broadcast_(tensor, 0, name=name)
+
+    def allgather(self, tensor, name):
+        """All ranks' tensors in a new one."""
+        return self.hvd.allgather(tensor, name=name)
+
+    def alltoall(self, tensor, name):
+        """A new tensor of a part of each rank's."""
+        return self.hvd.alltoall(tensor, name=name)
+
+    def reducescatter(self, tensor, name):
+        """A part of the sum, in a new tensor."""
+        return self.hvd.reducescatter(tensor, op=self.hvd.Sum, name=name)
+
 
 class Gloo:
     """Sums by torch.distributed's Gloo."""
@@ -58,6 +74,29 @@ class Gloo:
         for work in [self.dist.all_reduce(t, async_op=True) for t in tensors]:
             work.wait()
 
+    def broadcast(self, tensor, name):
+        """Rank 0's tensor, in place."""
+        self.dist.broadcast(tensor, 0)
+        return tensor
+
+    def allgather(self, tensor, name):
+        """All ranks' tensors in a new one."""
+        out = tensor.new_empty(tensor.numel() * self.size)
+        self.dist.all_gather_into_tensor(out, tensor)
+        return out
+
+    def alltoall(self, tensor, name):
+        """A new tensor of a part of each rank's."""
+        out = torch.empty_like(tensor)
+        self.dist.all_to_all_single(out, tensor)
+        return out
+
+    def reducescatter(self, tensor, name):
+        """A part of the sum, in a new tensor."""
+        out = tensor.new_empty(tensor.numel() // self.size)
+        self.dist.reduce_scatter_tensor(out, tensor)
+        return out
+
 
 class Rank:
     """The commands, over one of the systems above."""
@@ -66,7 +105,7 @@ class Rank:
         self.system = system
         place = torch.arange(PERIOD)
         every = [((place * 7 + place // 13 + rank * 3) % 4).float() for rank in range(system.size)]
-        self.mine, self.sum = every[system.rank], sum(every)
+        self.mine, self.sum, self.every = every[system.rank], sum(every), every
         self.room = torch.empty(0)
         self.resnet = [torch.empty(n) for n in shapes.RESNET50]
         self.flat = None
@@ -77,6 +116,48 @@ class Rank:
             self.room = torch.empty(bytes * in_a_row // 4)
         tensors = list(self.room[: bytes * in_a_row // 4].split(bytes // 4))
         return self._timed(tensors, lambda: [self.system.sum(t, f"bench/{bytes}") for t in tensors])
+
+    def broadcast(self, bytes, in_a_row):
+        """`in_a_row` tensors of `bytes` from rank 0, one after the other."""
+        return self._collective("broadcast", bytes, in_a_row, bytes, lambda n: _periods(self.every[0], n))
+
+    def allgather(self, bytes, in_a_row):
+        """Results of `bytes`, of which each rank has an equal part."""
+        part = bytes // self.system.size
+        return self._collective(
+            "allgather",
+            bytes,
+            in_a_row,
+            part,
+            lambda n: torch.cat([_periods(e, n // self.system.size) for e in self.every]),
+        )
+
+    def alltoall(self, bytes, in_a_row):
+        """Tensors of `bytes`, of which each rank gets an equal part."""
+        return self._collective(
+            "alltoall", bytes, in_a_row, bytes, lambda n: torch.cat([self._part(_periods(e, n)) for e in self.every])
+        )
+
+    def reducescatter(self, bytes, in_a_row):
+        """Tensors of `bytes`, of whose sum each rank gets an equal part."""
+        return self._collective("reducescatter", bytes, in_a_row, bytes, lambda n: self._part(_periods(self.sum, n)))
+
+    def _part(self, tensor):
+        return tensor.chunk(self.system.size)[self.system.rank]
+
+    def _collective(self, kind, bytes, in_a_row, input_bytes, want):
+        """Seconds of `in_a_row` of a kind, whose result for tensors of `bytes` is want(elements)."""
+        tensors = [_periods(self.mine, input_bytes // 4) for _ in range(in_a_row)]
+        do = getattr(self.system, kind)
+        self.system.barrier()
+        began = time.perf_counter()
+        results = [do(t, f"bench/{kind}/{bytes}") for t in tensors]
+        seconds = time.perf_counter() - began
+        right = want(bytes // 4)
+        for i, result in enumerate(results):
+            if not torch.equal(result, right):
+                sys.exit(f"rank {self.system.rank}: {kind} {i} of {bytes} bytes has a wrong result")
+        return {"seconds": seconds}
 
     def resnet50(self, way):
         """ResNet-50's gradients, the last layer's first: each by itself, or copied to and from buckets as DDP does."""
@@ -117,6 +198,11 @@ class Rank:
         return {"seconds": seconds}
 
 
+def _periods(values, n):
+    """A tensor of n elements that repeats the values."""
+    return values.repeat(n // PERIOD + 1)[:n].clone()
+
+
 def _whole(tensor):
     """The tensor's whole periods, one per row."""
     return tensor[: tensor.numel() // PERIOD * PERIOD].view(-1, PERIOD)
@@ -139,4 +225,4 @@ def begin():
 
 
 if __name__ == "__main__":
-    obey(begin, ("allreduce", "resnet50", "idle"))
+    obey(begin, ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "resnet50", "idle"))
