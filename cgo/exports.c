@@ -84,9 +84,11 @@ int pl_result(int32_t handle, pl_output *out) {
   return goResult(handle, out);
 }
 
-int pl_release(int32_t handle) {
+int pl_release(int32_t handle) { return pl_release_all(&handle, 1); }
+
+int pl_release_all(const int32_t *handles, uint32_t count) {
   GUARD;
-  return goRelease(handle);
+  return goRelease((int32_t *)handles, count);
 }
 
 int64_t pl_state(void *buf, uint64_t cap) {

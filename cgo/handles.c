@@ -15,9 +15,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "_cgo_export.h"
 #include "handles.h"
 
 enum { SPINS_NS = 30000, ERROR_BYTES = 8192 };
+
+/* worker.Gathering */
+static _Atomic int64_t gathers;
+static _Atomic int32_t holding;
+static _Atomic int32_t crowded; /* a thread that spins takes its core from a rank that computes */
 
 typedef struct handle {
   _Atomic int32_t state; /* pl_status; free ones are PL_ERR_INVALID */
@@ -26,6 +32,10 @@ typedef struct handle {
 
 static handle handles[PL_HANDLES];
 static _Atomic int32_t used; /* handles from here on were never opened: their memory is not touched */
+/* For waits for many handles, which sleep on the count: */
+static _Atomic uint32_t finished; /* operations that have ended */
+static _Atomic uint32_t wanted; /* the least count that somebody waits for */
+static _Atomic int32_t all_waiters;
 static _Atomic int forked;
 /* A key, not _Thread_local: Go's libraries use the static TLS block, which is small. */
 static pthread_key_t last_error;
@@ -69,6 +79,15 @@ const char *pl_last_error(void) {
   return text ? text : "";
 }
 
+void pl_set_gathering(int64_t bytes, int32_t holds) {
+  atomic_store(&gathers, bytes);
+  atomic_store(&holding, holds);
+}
+
+int64_t pl_gathers(void) { return atomic_load(&gathers); }
+
+void pl_set_crowded(int32_t is) { atomic_store(&crowded, is); }
+
 void pl_handle_open(int32_t h) {
   atomic_store(&handles[h].state, PL_PENDING);
   if (h >= atomic_load(&used)) atomic_store(&used, h + 1); /* the caller opens one at a time */
@@ -76,10 +95,19 @@ void pl_handle_open(int32_t h) {
 
 void pl_handle_close(int32_t h) { atomic_store(&handles[h].state, PL_ERR_INVALID); }
 
+static void wake(void *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 20, NULL, NULL, 0); }
+
+static void sleep_on(void *word, uint32_t value, int64_t ns) {
+  struct timespec t = {ns / 1000000000, ns % 1000000000};
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, ns < 0 ? NULL : &t, NULL, 0);
+}
+
 void pl_handle_finish(int32_t h, int32_t status) {
   atomic_store(&handles[h].state, status);
   if (atomic_load(&handles[h].waiters) > 0)
-    syscall(SYS_futex, &handles[h].state, FUTEX_WAKE_PRIVATE, 1 << 20, NULL, NULL, 0);
+    wake(&handles[h].state);
+  uint32_t count = atomic_fetch_add(&finished, 1) + 1;
+  if (atomic_load(&all_waiters) > 0 && (int32_t)(count - atomic_load(&wanted)) >= 0) wake(&finished);
 }
 
 static int64_t now_ns(void) {
@@ -88,33 +116,70 @@ static int64_t now_ns(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-int pl_poll(int32_t h) {
-  if (atomic_load_explicit(&forked, memory_order_relaxed)) return pl_in_child(), PL_ERR_FORKED;
+static int state_of(int32_t h) {
   if (h < 0 || h >= atomic_load(&used)) return PL_ERR_INVALID;
   return atomic_load(&handles[h].state);
 }
 
-int pl_wait(int32_t h, int64_t timeout_ms) {
-  int state = pl_poll(h);
-  if (state != PL_PENDING) return state;
+int pl_poll(int32_t h) {
+  if (atomic_load_explicit(&forked, memory_order_relaxed)) return pl_in_child(), PL_ERR_FORKED;
+  int state = state_of(h);
+  if (state == PL_PENDING && atomic_load(&holding)) goFlush();
+  return state;
+}
+
+/* How many of the handles are pending. *status is the first error of the others. */
+static uint32_t pending(const int32_t *list, uint32_t count, int *status) {
+  uint32_t n = 0;
+  *status = PL_OK;
+  for (uint32_t i = 0; i < count; i++) {
+    int state = state_of(list[i]);
+    if (state == PL_PENDING) n++;
+    if (state < 0 && *status == PL_OK) *status = state;
+  }
+  return n;
+}
+
+/* Sleeps until none of the handles is pending, or the end. Wakes once where nobody else waits: when as many operations
+ * have ended as were pending. */
+static void sleep_until_all(const int32_t *list, uint32_t count, int64_t end) {
+  atomic_fetch_add(&all_waiters, 1);
+  for (int64_t now = now_ns(); now < end; now = now_ns()) {
+    int status;
+    uint32_t seen = atomic_load(&finished), left = pending(list, count, &status);
+    if (left == 0) break;
+    uint32_t until = seen + left, least = atomic_load(&wanted);
+    /* Another waiter's lower count stands; one that has passed does not. */
+    while (((int32_t)(least - seen) <= 0 || (int32_t)(until - least) < 0) && !atomic_compare_exchange_weak(&wanted, &least, until)) {
+    }
+    if (atomic_load(&finished) == seen) sleep_on(&finished, seen, end == INT64_MAX ? -1 : end - now);
+  }
+  atomic_fetch_sub(&all_waiters, 1);
+}
+
+int pl_wait(int32_t h, int64_t timeout_ms) { return pl_wait_all(&h, 1, timeout_ms); }
+
+int pl_wait_all(const int32_t *list, uint32_t count, int64_t timeout_ms) {
+  if (atomic_load_explicit(&forked, memory_order_relaxed)) return pl_in_child(), PL_ERR_FORKED;
+  int status;
+  uint32_t left = pending(list, count, &status);
+  if (left == 0) return status;
   if (pl_in_done()) return PL_ERR_INVALID;
+  if (atomic_load(&holding)) goFlush();
   int64_t start = now_ns(), now = start;
   int forever = timeout_ms < 0 || timeout_ms > (INT64_MAX - start) / 1000000;
   int64_t end = forever ? INT64_MAX : start + timeout_ms * 1000000;
-  while (now - start < SPINS_NS && now < end) {
-    for (int i = 0; i < 64; i++) {
-      if ((state = atomic_load(&handles[h].state)) != PL_PENDING) return state;
-    }
-    now = now_ns();
+  int64_t spins = atomic_load(&crowded) ? 0 : SPINS_NS;
+  while ((left = pending(list, count, &status)) > 0 && now - start < spins && now < end) now = now_ns();
+  if (left == 1 && count == 1) {
+    atomic_fetch_add(&handles[*list].waiters, 1);
+    while (pending(list, count, &status) > 0 && (now = now_ns()) < end)
+      sleep_on(&handles[*list].state, PL_PENDING, forever ? -1 : end - now);
+    atomic_fetch_sub(&handles[*list].waiters, 1);
+  } else if (left > 0) {
+    sleep_until_all(list, count, end);
   }
-  atomic_fetch_add(&handles[h].waiters, 1);
-  while ((state = atomic_load(&handles[h].state)) == PL_PENDING && (now = now_ns()) < end) {
-    int64_t left = end - now;
-    struct timespec t = {left / 1000000000, left % 1000000000};
-    syscall(SYS_futex, &handles[h].state, FUTEX_WAIT_PRIVATE, PL_PENDING, forever ? NULL : &t, NULL, 0);
-  }
-  atomic_fetch_sub(&handles[h].waiters, 1);
-  return state == PL_PENDING ? PL_ERR_TIMEOUT : state;
+  return pending(list, count, &status) > 0 ? PL_ERR_TIMEOUT : status;
 }
 
 void *pl_alloc(uint64_t bytes) {

@@ -86,7 +86,7 @@ func start(in settingsJSON) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	o := node.Options{Scheduler: s.Scheduler, Log: log, Alloc: alloc}
+	o := node.Options{Scheduler: s.Scheduler, Log: log, Alloc: alloc, Gathering: gathering}
 	if s.EmbedScheduler != "" {
 		if process.scheduler == nil {
 			if process.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, node.Options{}); err != nil {
@@ -106,6 +106,7 @@ func start(in settingsJSON) error {
 	}
 	all := rankset.Range(len(w.Membership.Now().Workers)).Ranks()
 	process.worker, process.warnings = w, warnings
+	C.pl_set_crowded(number(w.Crowded()))
 	process.sets = map[uint32][]int{0: all}
 	if err := started(in, s); err != nil {
 		w.Shutdown()
@@ -113,6 +114,16 @@ func start(in settingsJSON) error {
 		return err
 	}
 	return nil
+}
+
+// gathering is told by the engine what becomes of operations.
+func gathering(g worker.Gathering) { C.pl_set_gathering(C.int64_t(g.Bytes), number(g.Held)) }
+
+func number(b bool) C.int32_t {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // started completes init once the job has formed: process sets and the timeline.

@@ -33,6 +33,7 @@ func goSubmit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) C.int {
 		return status(err)
 	}
 	for i, h := range opened {
+		list[i].Unwaited = dones[i].call != nil
 		list[i].Done = func(out worker.Output, err error) { process.table.finish(h, out, err) }
 	}
 	if err := w.Engine.Submit(list); err != nil {
@@ -188,4 +189,13 @@ func goResult(h C.int32_t, out *C.pl_output) C.int {
 }
 
 //export goRelease
-func goRelease(h C.int32_t) C.int { return status(process.table.release(h)) }
+func goRelease(handles *C.int32_t, count C.uint32_t) C.int {
+	return status(process.table.release(unsafe.Slice(handles, count)))
+}
+
+//export goFlush
+func goFlush() {
+	if w, err := running(); err == nil {
+		w.Engine.Flush()
+	}
+}

@@ -120,7 +120,7 @@ typedef struct pl_held {
  * The library calls from threads of its own, one call at a time, in the order in which the operations ended. A call may
  * come before pl_submit has returned. It must not block: no other call starts before it returns, although the engine
  * continues. It may call every function, including pl_submit, pl_result and pl_release of this handle, except those
- * that wait for other ranks: pl_init, pl_shutdown, pl_wait, pl_set_condition, pl_end_iteration, pl_state, pl_set_state
+ * that wait for other ranks: pl_init, pl_shutdown, pl_wait, pl_wait_all, pl_set_condition, pl_end_iteration, pl_state, pl_set_state
  * and pl_process_set_* return PL_ERR_INVALID. pl_release before or within the call frees the operation's output at
  * once, but the handle's number is not used again before the call has returned. done_arg may be any value. pl_shutdown
  * ends operations in flight with PL_ERR_SHUTDOWN and returns after the last call; within these calls pl_submit returns
@@ -200,6 +200,10 @@ int64_t pl_info(char *buf, uint64_t cap);
 /* Submits count operations as one group: all are queued, or none and an error is returned. All have the same size.
  * handles receives count numbers >= 0. */
 int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles);
+/* How many bytes of reductions that are submitted now would be held until earlier ones have ended or somebody waits, so
+ * that what becomes ready together travels together; 0 while they would leave at once. A caller that will wait may
+ * collect operations of so many bytes, and submit them as one group before it waits, which costs less than one by one. */
+int64_t pl_gathers(void);
 /* PL_OK if the text names a synchronisation model that so many workers can run on a tensor that is reduced
  * (accumulate 0) or held by the servers (1). Otherwise PL_ERR_INVALID, and pl_last_error() says what is allowed. */
 int pl_check_sync(const char *sync, uint32_t soft_park, uint32_t accumulate, uint32_t workers);
@@ -235,12 +239,17 @@ int pl_poll(int32_t handle);
 /* Waits until the operation ends or timeout_ms has passed (negative: no limit but the engine's own
  * deadlines). Returns as pl_poll, or PL_ERR_TIMEOUT. */
 int pl_wait(int32_t handle, int64_t timeout_ms);
+/* Waits until all of count operations have ended or timeout_ms has passed, as pl_wait does for one. Returns PL_OK, the
+ * error of the first one in the list that ended with one, or PL_ERR_TIMEOUT. The thread is woken once, not by each. */
+int pl_wait_all(const int32_t *handles, uint32_t count, int64_t timeout_ms);
 /* The message of an operation that ended with an error; returns the length as pl_info does. */
 int64_t pl_error(int32_t handle, char *buf, uint64_t cap);
 /* The output of an operation that is done. The caller then owns pl_output.data; a second call is an error. */
 int pl_result(int32_t handle, pl_output *out);
 /* Releases the handle of an operation that has ended; its number may be used again. */
 int pl_release(int32_t handle);
+/* pl_release of count handles: of all that it can, and returns the error of the first that it cannot. */
+int pl_release_all(const int32_t *handles, uint32_t count);
 void pl_free(void *data);
 
 /* The state of coded tensors that a checkpoint needs beside the model: their iterations, this worker's residuals and

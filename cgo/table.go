@@ -71,11 +71,16 @@ func (t *table) get(h C.int32_t) (*entry, error) {
 	return t.book.find(int32(h))
 }
 
-// release frees the output and the handle of a finished operation.
-func (t *table) release(h C.int32_t) error {
+// release frees the outputs and the handles of finished operations, all that it can. The error is the first one's.
+func (t *table) release(handles []C.int32_t) (err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.book.release(int32(h))
+	for _, h := range handles {
+		if failed := t.book.release(int32(h)); err == nil {
+			err = failed
+		}
+	}
+	return err
 }
 
 // called records that an operation's done has returned.

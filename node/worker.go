@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"time"
 
@@ -53,10 +54,11 @@ type Worker struct {
 
 // Options are what a process adds to its settings.
 type Options struct {
-	Scheduler  string             // a worker's: address of the scheduler, host:port; Settings.Scheduler where ""
-	Alloc      func(n int) []byte // a worker's: memory for outputs whose size only the engine knows; nil for Go's
-	Log        *zap.Logger        // nil for the Logger of the process's role
-	Transports *transport.Set     // nil for those that the settings ask for
+	Scheduler  string                 // a worker's: address of the scheduler, host:port; Settings.Scheduler where ""
+	Alloc      func(n int) []byte     // a worker's: memory for outputs whose size only the engine knows; nil for Go's
+	Gathering  func(worker.Gathering) // a worker's: told what becomes of operations; may be nil
+	Log        *zap.Logger            // nil for the Logger of the process's role
+	Transports *transport.Set         // nil for those that the settings ask for
 }
 
 // complete fills in what is nil.
@@ -228,8 +230,25 @@ func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 		Rank: s.Rank, Membership: w.Membership, Transports: kinds, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
 		DeclareTimeout: s.StartTimeout, Patience: agreement.Patience{Warning: s.StallWarning, Shutdown: s.StallShutdown, Margin: stream.Silence(s.PeerTimeout) + time.Second}, Log: w.log, Alloc: o.Alloc,
+		Crowded: w.Crowded(), Gathering: o.Gathering,
 		Policy: w.policy, LoadPolicy: Compression, Seed: uint64(s.Seed),
 	}
+}
+
+// Crowded reports whether the job runs on this host alone, with no core to spare for anything but its workers.
+func (w *Worker) Crowded() bool {
+	epoch := w.Membership.Now()
+	for _, s := range epoch.Servers {
+		if s.Host != w.Settings.Host {
+			return false
+		}
+	}
+	for _, n := range epoch.Workers {
+		if n.Host != w.Settings.Host {
+			return false
+		}
+	}
+	return len(epoch.Workers) >= runtime.GOMAXPROCS(0)
 }
 
 // place fills in the local and cross numbers that the launcher did not give: from the hosts of the

@@ -42,6 +42,7 @@ type conn struct {
 	byed     bool // the worker said goodbye on this connection
 
 	replies replies
+	corked  bool // it is to be kicked at a release; guarded by the cork's lock
 }
 
 func readHello(tc transport.Conn) (wire.Hello, error) {
@@ -151,6 +152,8 @@ func (c *conn) batch(q *room.Request) error {
 	if err != nil {
 		return err
 	}
+	c.r.cork.hold()
+	defer c.r.cork.release()
 	return wire.Frames(whole, func(in *wire.Header, data []byte) error {
 		c.inner = room.Request{Header: *in, Payload: room.Memory(data), Reply: room.Reply{To: c}}
 		if err := c.frame(&c.inner); err != nil {
@@ -306,7 +309,9 @@ func (c *conn) Send(h wire.Header, payload []byte, owner room.Owner) {
 // send queues a reply.
 func (c *conn) send(f outbox.Frame) {
 	c.replies.push(f)
-	c.out.Kick()
+	if !c.r.cork.keeps(c) {
+		c.out.Kick()
+	}
 }
 
 func (c *conn) sendJSON(h wire.Header, v any) {

@@ -45,6 +45,7 @@ type round struct {
 	transfer *transfer.Room
 
 	tuners *held.Tuners
+	cork   cork
 }
 
 func newRound(s *Server, first *membership.Epoch) *round {
@@ -58,6 +59,7 @@ func newRound(s *Server, first *membership.Epoch) *round {
 		StallWarning: s.cfg.StallWarning, StallShutdown: s.cfg.StallShutdown, Membership: r.members,
 	}
 	r.mu.Place(room.LevelRound, "round.mu")
+	r.cork.mu.Place(room.LevelConn, "cork.mu")
 	r.transfer = transfer.New(&r.settings)
 	r.names.begin(r)
 	return r

@@ -159,7 +159,7 @@ func (n *encoder) made(t *task) {
 func (n *encoder) pass(t *task) {
 	w := t.way()
 	w.push(t)
-	w.kick()
+	w.kick(false)
 }
 
 // sent returns a message's memory to the pool.

@@ -71,6 +71,8 @@ type Local interface {
 	Announce(t *wire.Tensor) error
 	// Serve handles one partition's request, and does not keep in where that is a message (CodecDeclared).
 	Serve(h wire.Header, in, out []byte, done func(answer wire.Header, err error))
+	// Together calls f. Answers to other ranks that f brings about leave when it returns.
+	Together(f func())
 	Condition(wire.Condition) wire.ConditionReply
 	Report(h wire.Header, iteration wire.Report) error
 	Cancel(h wire.Header)
@@ -94,6 +96,8 @@ type Config struct {
 	Patience       agreement.Patience // with servers' answers
 	Log            *zap.Logger
 	Alloc          func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
+	Crowded        bool               // the job's processes have no core to spare, and all servers are among them
+	Gathering      func(Gathering)    // told what becomes of operations that are submitted, or nil; must not call back
 
 	Policy     *policy.Policy                            // codecs of operations that name none
 	LoadPolicy func(text string) (*policy.Policy, error) // reads what operations name; nil for policy.Parse
@@ -117,9 +121,11 @@ type Engine struct {
 	busy       occupancy
 	origin     time.Time     // from which the machines' times count
 	ended      chan struct{} // closed when everything in flight has been settled after an end
+	corked     atomic.Int32  // batches that are being launched: their makers kick the ways
 
-	mu   lockorder.Mutex
-	book // guarded by mu
+	mu     lockorder.Mutex
+	book          // guarded by mu
+	gather gather // guarded by mu
 }
 
 // New makes an engine. It accepts notices from now on, and operations after Start.
@@ -132,10 +138,12 @@ func New(cfg Config) *Engine {
 	}
 	e := &Engine{cfg: cfg, ways: make([]way, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}), origin: time.Now()}
 	e.book = newBook(&e.cfg)
+	e.gather = gather{crowded: cfg.Crowded, timer: time.AfterFunc(gatherFor, e.overdue), timed: true}
 	e.mu.Place(levelWorker, "Engine")
 	e.conditions.mu.Place(levelWorker, "conditions")
 	e.busy.mu.Place(levelWorker, "occupancy")
 	e.encoder = newEncoder(e)
+	e.holding()
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.declares.start(e)
 	return e
@@ -204,7 +212,7 @@ func (e *Engine) Submit(ops []Op) error {
 			return fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
 	}
-	started, stopping, err := e.submit(ops)
+	started, due, stopping, err := e.submit(ops)
 	if err != nil {
 		return err
 	}
@@ -212,29 +220,37 @@ func (e *Engine) Submit(ops []Op) error {
 		e.excuse()
 	}
 	for _, o := range started {
-		o.begin()
+		o.launch()
 	}
+	e.together(due, false)
 	return nil
 }
 
-// submit puts the operations of a group into the book, if all are admitted. It also reports whether the end of a
-// superstep is known.
-func (e *Engine) submit(ops []Op) (started []*operation, stopping bool, err error) {
+// submit puts the operations of a group into the book, if all are admitted, and gives those that start now: alone, or
+// together. It also reports whether the end of a superstep is known.
+func (e *Engine) submit(ops []Op) (started, due []*operation, stopping bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.admit(ops); err != nil {
-		return nil, false, err
+		return nil, nil, false, err
 	}
-	started = make([]*operation, len(ops))
 	for i := range ops {
-		started[i] = e.register(&ops[i])
-		started[i].e = e
-		e.observers.submitted(started[i])
+		o := e.register(&ops[i])
+		o.e = e
+		e.observers.submitted(o)
+		switch {
+		case o.gathers():
+			e.gather.add(o)
+		case !o.deferred:
+			started = append(started, o)
+		}
 	}
 	if len(e.undeclared) > 0 {
 		e.declares.kick()
 	}
-	return started, e.stopping(), nil
+	due = e.gather.due()
+	e.holding()
+	return started, due, e.stopping(), nil
 }
 
 // Failed ends an operation that cannot be done on any rank; the server says so.

@@ -307,5 +307,5 @@ func (l *link) window(consumed uint64) {
 	l.p.mu.Lock()
 	l.p.traffic.consumed(l.traffic, consumed)
 	l.p.mu.Unlock()
-	l.p.kick()
+	l.p.kick(false)
 }

@@ -3,6 +3,7 @@ package worker
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/inprocess"
@@ -10,7 +11,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// inlineMax is the largest partition that the submitting goroutine hands to the local server itself;
+// inlineMax is the largest partition that a submitting goroutine, which does not wait, hands to the local server itself;
 // with larger ones it would do the server's work instead of its own.
 const inlineMax = 32 << 10
 
@@ -45,10 +46,22 @@ func (q *localQueue) String() string {
 // mode implements way: the server says of each task when it has done with its memory.
 func (q *localQueue) mode(*task) life.Mode { return life.Answered }
 
-// push implements way: a small task that nothing waits before is handed over at once.
+// push implements way.
 func (q *localQueue) push(t *task) {
-	if t := q.add(t); t != nil {
-		q.hand(t)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if t.begin(life.Queue) {
+		q.queue.push(t)
+	}
+}
+
+// kick implements way: the caller hands over what is small, or everything if it waits, the queue's goroutine the rest.
+func (q *localQueue) kick(waits bool) {
+	most := 2 * inlineMax
+	if waits {
+		most = math.MaxInt
+	}
+	if !q.handAll(most) {
 		return
 	}
 	select {
@@ -57,27 +70,34 @@ func (q *localQueue) push(t *task) {
 	}
 }
 
-// kick implements way: what is not handed over at once has woken the queue's goroutine.
-func (q *localQueue) kick() {}
-
-// add queues a task, and gives back what is to be handed over at once.
-func (q *localQueue) add(t *task) *task {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if !t.begin(life.Queue) {
-		return nil
+// handAll hands over the tasks that move at most so many bytes, until one has more, and reports whether there is one. What the
+// server answers leaves together.
+func (q *localQueue) handAll(most int) (more bool) {
+	t, more := q.next(most)
+	if t == nil {
+		return more
 	}
-	q.queue.push(t)
-	if len(t.in)+len(t.out) > 2*inlineMax || q.queue.peek() != t {
-		return nil
-	}
-	return q.queue.next(life.Move)
+	q.server.Together(func() {
+		for ; t != nil; t, more = q.next(most) {
+			q.hand(t)
+		}
+	})
+	return more
 }
 
-func (q *localQueue) next() *task {
+// next removes the next task, if it moves at most so many bytes.
+func (q *localQueue) next(most int) (t *task, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.queue.next(life.Move)
+	for t := q.queue.peek(); t != nil; t = q.queue.peek() {
+		if len(t.in)+len(t.out) > most {
+			return nil, true
+		}
+		if q.queue.pop(life.Move) {
+			return t, true
+		}
+	}
+	return nil, false
 }
 
 func (q *localQueue) run() {
@@ -88,9 +108,7 @@ func (q *localQueue) run() {
 		case <-q.quit:
 			return
 		}
-		for t := q.next(); t != nil; t = q.next() {
-			q.hand(t)
-		}
+		q.handAll(math.MaxInt)
 	}
 }
 

@@ -256,6 +256,9 @@ func (e *Engine) forget(o *operation) {
 	delete(e.inflight, o)
 	e.over.operations++
 	e.over.bytes += uint64(len(o.Input))
+	e.gather.ended(o)
+	due := e.gather.due()
+	e.holding()
 	if o.d != nil && !o.beside && !o.held {
 		o.n.ahead--
 		e.release(o.n)
@@ -272,6 +275,7 @@ func (e *Engine) forget(o *operation) {
 	if j != nil && idle {
 		j.send(e)
 	}
+	e.together(due, false)
 }
 
 // release lets operations of a name go that were held, as far as there is room.
@@ -320,7 +324,7 @@ func (e *Engine) unhold() (ops []*operation) {
 		ops = append(ops, n.held...)
 		n.held = nil
 	}
-	return ops
+	return append(ops, e.gather.stop()...)
 }
 
 func (o *operation) String() string { return fmt.Sprintf("%v %q", o.Kind, o.name()) }

@@ -35,6 +35,9 @@ type Op struct {
 	// any other. For sums and averages, of held values with Add.
 	Empty bool
 
+	// Unwaited says that nobody will call Flush for the operation.
+	Unwaited bool
+
 	// Done is called exactly once, from any goroutine, unless Submit returned an error. With an error the
 	// output means nothing, but its memory, if the engine has allocated some, is the caller's to return.
 	Done func(Output, error)

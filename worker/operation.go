@@ -25,6 +25,7 @@ type operation struct {
 	epoch     uint32       // membership epoch in which it was submitted
 	deferred  bool         // it waits for its declaration, or for operations before it
 	held      bool         // it waits for operations of its name before it; guarded by the engine's lock
+	gathered  bool         // it is, or was, held for a batch
 	beside    bool         // it is no use of the name, but a question to servers, which no other rank knows of
 
 	pending atomic.Int32
@@ -39,12 +40,6 @@ type operation struct {
 	out     Output
 	watched *watched       // nil where nobody observes
 	wait    agreement.Wait // Engine.look's
-}
-
-func (o *operation) begin() {
-	if !o.deferred {
-		o.launch()
-	}
 }
 
 // launch starts the first stage: bringing servers' residuals back, where a state has been set.
@@ -79,28 +74,23 @@ func (o *operation) run(tasks []*task, next func()) {
 	o.next, o.tasks = next, tasks
 	o.pending.Store(int32(len(tasks)) + 1)
 	o.mu.Unlock()
-	var kicked []way
 	for _, t := range tasks {
-		if w := o.e.enqueue(t); w != nil && (len(kicked) == 0 || kicked[len(kicked)-1] != w) {
-			kicked = append(kicked, w)
+		if t.encode {
+			o.e.encoder.push(t)
+		} else {
+			t.way().push(t)
 		}
 	}
-	for _, w := range kicked {
-		w.kick()
+	if o.e.corked.Load() == 0 { // else whoever launches the batch does it
+		var kicked way
+		for _, t := range tasks {
+			if w := t.way(); !t.encode && w != kicked {
+				w.kick(false)
+				kicked = w
+			}
+		}
 	}
 	o.complete()
-}
-
-// enqueue puts a task into the queue of its server, or first into the encoder's. A way that is given back
-// wants a kick.
-func (e *Engine) enqueue(t *task) way {
-	if t.encode {
-		e.encoder.push(t)
-		return nil
-	}
-	w := e.ways[t.server]
-	w.push(t)
-	return w
 }
 
 // complete settles one task of the stage; the last one leads on.

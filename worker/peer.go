@@ -78,9 +78,13 @@ func (p *peer) push(t *task) {
 }
 
 // kick implements way: the connections look at the queue.
-func (p *peer) kick() {
+func (p *peer) kick(waits bool) {
 	for _, l := range p.links {
-		l.out.Kick()
+		if waits {
+			l.out.Push()
+		} else {
+			l.out.Kick()
+		}
 	}
 }
 
@@ -209,7 +213,7 @@ func (p *peer) join(h wire.Header) error {
 	}
 	gone := p.traffic.gone
 	p.mu.Unlock()
-	p.kick()
+	p.kick(false)
 	return gone
 }
 
@@ -238,7 +242,7 @@ func (p *peer) last(f outbox.Frame) []chan struct{} {
 		sent = append(sent, done)
 	}
 	p.mu.Unlock()
-	p.kick()
+	p.kick(false)
 	return sent
 }
 

@@ -14,9 +14,10 @@ type way interface {
 
 	// mode is what the way makes of a task's life.
 	mode(t *task) life.Mode
-	// push queues a task. What is not handed over at once leaves with the next kick.
+	// push queues a task, which leaves with the next kick. A caller that waits has nothing else to do, and moves large ones
+	// too.
 	push(t *task)
-	kick()
+	kick(waits bool)
 	// forget drops what is awaited for a task whose operation has failed.
 	forget(t *task)
 

@@ -44,6 +44,7 @@ class Engine:
         self.generation = 0  # counts inits and joins, each of which empties the servers
         self._sync_info: dict[str, dict[str, Any]] = {}
         self.round = 0  # counts inits, so that a handle of an earlier round is recognised
+        self._before_wait: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._at_shutdown: list[Callable[[], None]] = []
 
     # The job
@@ -76,6 +77,15 @@ class Engine:
         _interruptible(lambda: self._check(_abi.library().pl_shutdown()))
         for call in self._at_shutdown:
             call()
+
+    def before_wait(self, call: Callable[[], None]) -> None:
+        """Has a method be called before each wait, as long as its object lives: it submits what it has collected."""
+        self._before_wait.append(weakref.WeakMethod(call, self._before_wait.remove))
+
+    def _submit_collected(self) -> None:
+        for ref in self._before_wait:
+            if (call := ref()) is not None:
+                call()
 
     def at_shutdown(self, call: Callable[[], None]) -> None:
         """Has `call` be called at the end of each shutdown, when no operation uses memory any more."""
@@ -160,15 +170,21 @@ class Engine:
 
     # Operations
 
-    def submit(self, ops: Sequence[_abi.Op]) -> list[int]:
-        """Starts the operations as one group, all or none. Returns a handle for each."""
+    def submit(self, ops: Sequence[_abi.Op]) -> ctypes.Array[ctypes.c_int32]:
+        """Starts the operations as one group, all or none. Returns an array with a handle for each."""
         count = len(ops)
         handles = (ctypes.c_int32 * count)()
         array = ops[0] if count == 1 else (_abi.Op * count)(*ops)
         status = _abi.library().pl_submit(array, count, handles)
         if status < 0:
             self._check(status)
-        return list(handles)
+        return handles
+
+    def submit_into(self, ops: Any, count: int, handles: Any) -> None:
+        """Starts operations in an array as one group. Their handles are written to an array of the caller's."""
+        status = _abi.library().pl_submit(ops, count, handles)
+        if status < 0:
+            self._check(status)
 
     def setting(self, name: str) -> Any:
         """A setting of the job, such as "sync" for PACELINE_SYNC. Raises ValueError before `init()`."""
@@ -238,6 +254,7 @@ class Engine:
 
     def submit_join(self) -> int:
         """Reports that this rank has no more data. Returns a handle whose result has as value the last rank to join."""
+        self._submit_collected()
         handle = ctypes.c_int32()
         self._check(_abi.library().pl_join(None, None, ctypes.byref(handle)))
         self.generation += 1
@@ -249,13 +266,14 @@ class Engine:
 
     def wait(self, handles: Sequence[int]) -> BaseException | None:
         """Waits until all have ended and returns the first error, if any. Ctrl-C ends the wait."""
-        wait, failed = _abi.library().pl_wait, None
-        for handle in handles:
-            while (status := wait(handle, _WAIT_SLICE_MS)) == _abi.ERR_TIMEOUT:
-                pass
-            if status < 0 and failed is None:
-                failed = _exception(status, self._handle_error(handle))
-        return failed
+        self._submit_collected()
+        lib, array, count = _abi.library(), _array(handles), len(handles)
+        while (status := lib.pl_wait_all(array, count, _WAIT_SLICE_MS)) == _abi.ERR_TIMEOUT:
+            pass
+        if status >= 0:
+            return None
+        failed = next((h for h in array if lib.pl_poll(h) == status), None)
+        return _exception(status, _last_error() if failed is None else self._handle_error(failed))
 
     def result(self, handle: int) -> tuple[Any, list[int], int]:
         """(memory, rows, value) of an operation that is done.
@@ -274,8 +292,7 @@ class Engine:
 
     def release(self, handles: Sequence[int]) -> None:
         """Releases the handles of operations that have ended."""
-        for handle in handles:
-            _abi.library().pl_release(handle)
+        _abi.library().pl_release_all(_array(handles), len(handles))
 
     def _handle_error(self, handle: int) -> str:
         lib = _abi.library()
@@ -304,6 +321,10 @@ class Engine:
 
 
 engine = Engine()
+
+
+def _array(handles: Sequence[int]) -> Any:
+    return handles if isinstance(handles, ctypes.Array) else (ctypes.c_int32 * len(handles))(*handles)
 
 
 def _exception(status: int, message: str) -> BaseException:

@@ -8,6 +8,7 @@
 package outbox
 
 import (
+	"math"
 	"net"
 	"runtime"
 	"sync/atomic"
@@ -80,9 +81,15 @@ func New(conn transport.Conn, queue Queue, fusion int, fail func(error)) *Outbox
 }
 
 // Kick says that a frame was queued. It never waits for the peer.
-func (o *Outbox) Kick() {
+func (o *Outbox) Kick() { o.kick(inlineMax, inlineRounds) }
+
+// Push is Kick by a caller that has nothing else to do: it sends large frames too, as far as the connection accepts them
+// at once.
+func (o *Outbox) Push() { o.kick(limits.MaxPayload, math.MaxInt) }
+
+func (o *Outbox) kick(most, rounds int) {
 	for o.queue.Waiting() && o.busy.CompareAndSwap(false, true) {
-		if o.sendInline() {
+		if o.sendInline(most, rounds) {
 			o.wake <- struct{}{} // never blocks: only the holder of busy sends, and run receives before it releases busy
 			return
 		}
@@ -97,15 +104,15 @@ func (o *Outbox) Close() {
 	<-o.done
 }
 
-// sendInline sends small frames as far as the connection accepts them at once, and reports whether
-// the goroutine has to send more.
-func (o *Outbox) sendInline() (more bool) {
+// sendInline sends frames with payloads of at most so many bytes, as far as the connection accepts them at once, and
+// reports whether the goroutine has to send more.
+func (o *Outbox) sendInline(most, rounds int) (more bool) {
 	if o.err != nil {
 		o.refuse()
 		return false
 	}
-	for range inlineRounds {
-		if !o.fill(inlineMax) {
+	for range rounds {
+		if !o.fill(most) {
 			return o.queue.Waiting()
 		}
 		rest, busy, err := o.conn.TrySend(o.buffers)
@@ -192,8 +199,8 @@ func (o *Outbox) fill(maxFirst int) bool {
 	}
 	o.frames = append(o.frames, f)
 	total := wire.HeaderSize + len(f.Payload)
-	for len(f.Payload) <= o.fusion && len(o.frames) < maxFrames && total+wire.HeaderSize < limits.MaxBatch-o.fusion {
-		if f, ok = o.queue.Pop(min(o.fusion, maxFirst)); !ok {
+	for len(f.Payload) <= o.fusion && len(o.frames) < maxFrames && total+wire.HeaderSize <= limits.MaxBatch {
+		if f, ok = o.queue.Pop(min(o.fusion, maxFirst, limits.MaxBatch-total-wire.HeaderSize)); !ok {
 			break
 		}
 		o.frames = append(o.frames, f)

@@ -12,6 +12,7 @@ import torch
 
 from paceline.torch._distributed import Distributed
 from paceline.torch._parameters import parameter_names
+from paceline.torch._prepared import Prepared
 
 _EARLY_ZERO_GRAD = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -71,7 +72,7 @@ class GradientHooks(Distributed):
         self._passes_left: dict[torch.Tensor, int] = {}
         self._priority: dict[torch.Tensor, int] = {}
         self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
-        self._made: dict[torch.Tensor, _Gradient] = {}  # by backward since the last step, and not to be changed
+        self._made: dict[torch.Tensor, _Gradient | Prepared] = {}  # by backward since the last step, and not to be changed
         self._stepping = threading.Lock()  # backward has a thread for each device
 
     def _watch_all(self) -> None:

@@ -21,10 +21,12 @@ from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
 from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._handles import synchronize
+from paceline.torch._memory import is_direct
 from paceline.torch._ops_async import How, reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch._parameters import empty_sparse
-from paceline.torch.compression import SupportsCompress
+from paceline.torch._prepared import Batch, Prepared
+from paceline.torch.compression import NoneCompressor, SupportsCompress
 
 
 class ReducingOptimizer(GradientHooks):
@@ -56,12 +58,14 @@ class ReducingOptimizer(GradientHooks):
         self._sparse: set[torch.Tensor] = set()  # parameters that have had sparse gradients
         self._group_of: dict[torch.Tensor, list[torch.Tensor]] = {}
         self._ready: set[torch.Tensor] = set()  # parameters that wait for the rest of their group
+        self._prepared: dict[torch.Tensor, Prepared] = {}
         for group in _groups(groups, [p for g in self.param_groups for p in g["params"] if p.requires_grad]):
             self._group_of.update(dict.fromkeys(group, group))
         self._distributed = process_set.included() and engine.size() > 1
         if self._distributed:
             self._options = Options(sync=sync, codec=resolved(codec, self.param_groups, process_set))
             self._watch_all()
+            self._batch = Batch(len(self._passes_left))
         # Drop-stragglers and others let a rank be steps behind, for which a check would wait.
         self._check = ParameterCheck(process_set) if self._distributed and sync is None else None
 
@@ -73,14 +77,28 @@ class ReducingOptimizer(GradientHooks):
             self._parameter_names.setdefault(p, f"noname.{number}.{place}")
         if self._distributed:
             self._watch(group)
+            self._batch = Batch(len(self._passes_left))
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Loads options and state; drops reductions in flight."""
         self._drop_in_flight()
+        if self._distributed:
+            self._batch.drop()
         self._ready.clear()
         self._synchronized = False
         self._should_synchronize = True
         super().load_state_dict(*args, **kwargs)
+
+    def _gradient_ready(self, p: torch.Tensor) -> None:
+        """Starts the reduction of a gradient, with little work where it is like that of the last step."""
+        prepared = self._prepared.get(p)
+        if prepared is None or self._passes_left[p] != 1 or not prepared.takes(grad := p.grad):
+            super()._gradient_ready(p)
+            return
+        self._batch.add(prepared, grad)
+        self._passes_left[p] = 0
+        self._made[p] = prepared
+        self._in_flight[p] = self._batch.wait
 
     def _reduce(self, p: torch.Tensor) -> None:
         group = self._group_of.get(p, [p])
@@ -121,6 +139,9 @@ class ReducingOptimizer(GradientHooks):
         if len(params) == 1:
             single = start_one(parts[0])
             self._in_flight[params[0][0]] = lambda: self._store(*params[0], synchronize(single), contexts[0])
+            p, own = params[0]
+            if self._compression is NoneCompressor and self._gate is None and not own.is_sparse and is_direct(own):
+                self._prepared[p] = Prepared(parts[0].op, own)
             return
         group = start_group(parts)
 

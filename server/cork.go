@@ -1,0 +1,60 @@
+package server
+
+import (
+	"sync/atomic"
+
+	"github.com/paceline/paceline/internal/lockorder"
+)
+
+// cork keeps replies back while a batch of requests is served, so that those to one rank leave together. Who holds it waits
+// for nothing meanwhile.
+//
+// Invariant: a connection that was kept is kicked by one of those who held the cork at that moment.
+type cork struct {
+	holders atomic.Int32 // changes under mu; without it, 0 says that nobody held it at some moment since the reply was queued
+
+	mu   lockorder.Mutex
+	kept []*conn
+}
+
+func (k *cork) hold() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.holders.Add(1)
+}
+
+// keeps reports whether the replies that wait on a connection leave with a release; if not, the caller kicks it.
+func (k *cork) keeps(c *conn) bool {
+	if k.holders.Load() == 0 {
+		return false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.holders.Load() == 0 {
+		return false
+	}
+	if !c.corked {
+		c.corked = true
+		k.kept = append(k.kept, c)
+	}
+	return true
+}
+
+func (k *cork) release() {
+	for _, c := range k.take() {
+		c.out.Kick()
+	}
+}
+
+// take gives everything that was kept, also for others who hold the cork.
+func (k *cork) take() []*conn {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.holders.Add(-1)
+	kept := k.kept
+	k.kept = nil
+	for _, c := range kept {
+		c.corked = false
+	}
+	return kept
+}

@@ -1,0 +1,187 @@
+package worker
+
+import "time"
+
+const (
+	// gatherBytes is how many bytes of input are held at most: a batch that large gains nothing from growing. Where a job is
+	// crowded that holds from crowdedBytes on, since an exchange beside computing only takes its time.
+	gatherBytes  = 1 << 20
+	crowdedBytes = 16 << 20
+	// gatherFor bounds how long an operation is held for a program that waits for nothing, or for answers that do not come
+	// because other ranks begin with other tensors.
+	gatherFor = 10 * time.Millisecond
+)
+
+// gather holds sums back while earlier ones are under way, so that what becomes ready meanwhile travels, is added and is
+// answered as one batch, with one wake-up at each end. What is held leaves
+//
+//  1. at once, or with the last answer, while nothing else is under way: then the servers wait for it;
+//  2. when it has gatherBytes;
+//  3. when the program waits for it (Flush);
+//  4. after gatherFor.
+//
+// Where the job is crowded, its processes leaving no core free, to begin early gains nothing: each exchange takes its time
+// from a rank that computes. There 1 holds only for operations for whose end nobody will wait.
+//
+// Ranks need not agree on any of it. It has no lock: the engine keeps it behind its own.
+type gather struct {
+	crowded  bool
+	held     []*operation
+	bytes    int
+	hurry    bool // nobody will wait for one of those that are held
+	underWay int  // operations that have left and not ended
+	spare    []*operation
+
+	told  Gathering
+	since time.Time // the first of them was held
+	timer *time.Timer
+	timed bool // the timer runs
+}
+
+// Gathering is what becomes of sums that are submitted.
+type Gathering struct {
+	Bytes int  // how many the next ones may have to be held; 0: they leave at once
+	Held  bool // some are held: Flush releases them
+}
+
+func (g *gather) state() (s Gathering) {
+	if g.crowded || g.underWay > 0 {
+		s.Bytes = g.most()
+	}
+	s.Held = len(g.held) > 0
+	return s
+}
+
+func (g *gather) most() int {
+	if g.crowded {
+		return crowdedBytes
+	}
+	return gatherBytes
+}
+
+// add holds an operation.
+func (g *gather) add(o *operation) {
+	o.gathered = true
+	g.held = append(g.held, o)
+	g.bytes += len(o.Input)
+	g.hurry = g.hurry || o.Unwaited
+}
+
+// due gives what leaves now, without the program's waiting for it.
+func (g *gather) due() []*operation {
+	if g.bytes >= g.most() || g.underWay == 0 && (g.hurry || !g.crowded) {
+		return g.release()
+	}
+	return nil
+}
+
+// release gives everything. The list is the caller's until done.
+func (g *gather) release() []*operation {
+	ops := g.held
+	g.underWay += len(ops)
+	g.held, g.spare, g.bytes, g.hurry = g.spare[:0], nil, 0, false
+	return ops
+}
+
+// done takes a list back that was released.
+func (g *gather) done(ops []*operation) {
+	clear(ops)
+	g.spare = ops
+}
+
+// ended notes that an operation has ended.
+func (g *gather) ended(o *operation) {
+	if o.gathered {
+		g.underWay--
+	}
+}
+
+// gathers reports whether an operation is one that may be held: those that every rank brings and gets.
+func (o *operation) gathers() bool { return o.Kind.Reduces() && !o.deferred }
+
+// Flush says that the program waits for its operations: what is held leaves, as far as the connections take it on the
+// caller's thread, which has nothing else to do.
+func (e *Engine) Flush() {
+	e.mu.Lock()
+	ops := e.gather.release()
+	e.holding()
+	e.mu.Unlock()
+	e.together(ops, true)
+}
+
+// together launches operations, and has what they send leave together.
+func (e *Engine) together(ops []*operation, waits bool) {
+	if len(ops) == 0 {
+		return
+	}
+	e.corked.Add(1)
+	for _, o := range ops {
+		o.launch()
+	}
+	e.corked.Add(-1)
+	e.kick(waits)
+	e.mu.Lock()
+	e.gather.done(ops)
+	e.mu.Unlock()
+}
+
+// kick has every way send what waits, other processes first: they have the longer way.
+func (e *Engine) kick(waits bool) {
+	var here way
+	e.each(func(w way) {
+		if _, local := w.(*localQueue); local {
+			here = w
+			return
+		}
+		w.kick(waits)
+	})
+	if here != nil {
+		here.kick(waits)
+	}
+}
+
+// holding tells the user what becomes of operations, and sees to it that those which are held leave in time.
+func (e *Engine) holding() {
+	g := &e.gather
+	is := g.state()
+	if is == g.told {
+		return
+	}
+	news := is.Held && !g.told.Held
+	g.told = is
+	if e.cfg.Gathering != nil {
+		e.cfg.Gathering(is)
+	}
+	if !news {
+		return
+	}
+	if g.since = time.Now(); !g.timed {
+		g.timed = true
+		g.timer.Reset(gatherFor)
+	}
+}
+
+// overdue releases what has been held for long. The timer runs on when nothing is held: to stop it each time would cost more.
+func (e *Engine) overdue() {
+	e.mu.Lock()
+	g := &e.gather
+	g.timed = false
+	var ops []*operation
+	switch left := gatherFor - time.Since(g.since); {
+	case !g.told.Held:
+	case left > 0:
+		g.timed = true
+		g.timer.Reset(left)
+	default:
+		ops = g.release()
+		e.holding()
+	}
+	e.mu.Unlock()
+	e.together(ops, false)
+}
+
+// stop gives back what is held when the engine ends.
+func (g *gather) stop() []*operation {
+	g.timer.Stop()
+	return g.release()
+}
