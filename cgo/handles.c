@@ -104,8 +104,7 @@ static void sleep_on(void *word, uint32_t value, int64_t ns) {
 
 void pl_handle_finish(int32_t h, int32_t status) {
   atomic_store(&handles[h].state, status);
-  if (atomic_load(&handles[h].waiters) > 0)
-    wake(&handles[h].state);
+  if (atomic_load(&handles[h].waiters) > 0) wake(&handles[h].state);
   uint32_t count = atomic_fetch_add(&finished, 1) + 1;
   if (atomic_load(&all_waiters) > 0 && (int32_t)(count - atomic_load(&wanted)) >= 0) wake(&finished);
 }
@@ -150,7 +149,8 @@ static void sleep_until_all(const int32_t *list, uint32_t count, int64_t end) {
     if (left == 0) break;
     uint32_t until = seen + left, least = atomic_load(&wanted);
     /* Another waiter's lower count stands; one that has passed does not. */
-    while (((int32_t)(least - seen) <= 0 || (int32_t)(until - least) < 0) && !atomic_compare_exchange_weak(&wanted, &least, until)) {
+    while (((int32_t)(least - seen) <= 0 || (int32_t)(until - least) < 0) &&
+           !atomic_compare_exchange_weak(&wanted, &least, until)) {
     }
     if (atomic_load(&finished) == seen) sleep_on(&finished, seen, end == INT64_MAX ? -1 : end - now);
   }

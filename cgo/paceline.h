@@ -120,11 +120,11 @@ typedef struct pl_held {
  * The library calls from threads of its own, one call at a time, in the order in which the operations ended. A call may
  * come before pl_submit has returned. It must not block: no other call starts before it returns, although the engine
  * continues. It may call every function, including pl_submit, pl_result and pl_release of this handle, except those
- * that wait for other ranks: pl_init, pl_shutdown, pl_wait, pl_wait_all, pl_set_condition, pl_end_iteration, pl_state, pl_set_state
- * and pl_process_set_* return PL_ERR_INVALID. pl_release before or within the call frees the operation's output at
- * once, but the handle's number is not used again before the call has returned. done_arg may be any value. pl_shutdown
- * ends operations in flight with PL_ERR_SHUTDOWN and returns after the last call; within these calls pl_submit returns
- * PL_ERR_NOT_INITIALIZED. If pl_submit or pl_join returns an error, there is no call. */
+ * that wait for other ranks: pl_init, pl_shutdown, pl_wait, pl_wait_all, pl_set_condition, pl_end_iteration, pl_state,
+ * pl_set_state and pl_process_set_* return PL_ERR_INVALID. pl_release before or within the call frees the operation's
+ * output at once, but the handle's number is not used again before the call has returned. done_arg may be any value.
+ * pl_shutdown ends operations in flight with PL_ERR_SHUTDOWN and returns after the last call; within these calls
+ * pl_submit returns PL_ERR_NOT_INITIALIZED. If pl_submit or pl_join returns an error, there is no call. */
 typedef void (*pl_done_fn)(void *done_arg, int32_t handle, int32_t status);
 
 /* One collective operation. The input and output memory, dense and in row-major order of elements,
@@ -202,7 +202,8 @@ int64_t pl_info(char *buf, uint64_t cap);
 int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles);
 /* How many bytes of reductions that are submitted now would be held until earlier ones have ended or somebody waits, so
  * that what becomes ready together travels together; 0 while they would leave at once. A caller that will wait may
- * collect operations of so many bytes, and submit them as one group before it waits, which costs less than one by one. */
+ * collect operations of so many bytes, and submit them as one group before it waits, which costs less than one by one.
+ */
 int64_t pl_gathers(void);
 /* PL_OK if the text names a synchronisation model that so many workers can run on a tensor that is reduced
  * (accumulate 0) or held by the servers (1). Otherwise PL_ERR_INVALID, and pl_last_error() says what is allowed. */

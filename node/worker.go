@@ -56,7 +56,7 @@ type Worker struct {
 type Options struct {
 	Scheduler  string                 // a worker's: address of the scheduler, host:port; Settings.Scheduler where ""
 	Alloc      func(n int) []byte     // a worker's: memory for outputs whose size only the engine knows; nil for Go's
-	Gathering  func(worker.Gathering) // a worker's: told what becomes of operations; may be nil
+	Gathering  func(worker.Gathering) // a worker's: told what becomes of operations, and then calls Engine.Flush; may be nil
 	Log        *zap.Logger            // nil for the Logger of the process's role
 	Transports *transport.Set         // nil for those that the settings ask for
 }
@@ -230,7 +230,7 @@ func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 		Rank: s.Rank, Membership: w.Membership, Transports: kinds, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
 		DeclareTimeout: s.StartTimeout, Patience: agreement.Patience{Warning: s.StallWarning, Shutdown: s.StallShutdown, Margin: stream.Silence(s.PeerTimeout) + time.Second}, Log: w.log, Alloc: o.Alloc,
-		Crowded: w.Crowded(), Gathering: o.Gathering,
+		Crowded: o.Gathering != nil && w.Crowded(), Gathering: o.Gathering,
 		Policy: w.policy, LoadPolicy: Compression, Seed: uint64(s.Seed),
 	}
 }

@@ -97,7 +97,7 @@ type Config struct {
 	Log            *zap.Logger
 	Alloc          func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
 	Crowded        bool               // the job's processes have no core to spare, and all servers are among them
-	Gathering      func(Gathering)    // told what becomes of operations that are submitted, or nil; must not call back
+	Gathering      func(Gathering)    // told what becomes of operations that are submitted, by whoever calls Flush; or nil. Must not call back
 
 	Policy     *policy.Policy                            // codecs of operations that name none
 	LoadPolicy func(text string) (*policy.Policy, error) // reads what operations name; nil for policy.Parse

@@ -50,6 +50,8 @@ func (s *lateServer) Serve(_ wire.Header, _, _ []byte, done func(wire.Header, er
 
 func (s *lateServer) Bye() {}
 
+func (s *lateServer) Together(f func()) { f() }
+
 func TestWhatFailsWhileTheServerHereFirstHearsOfItEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &lateServer{cancelled: make(chan struct{}), served: make(chan struct{})}

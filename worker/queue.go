@@ -33,16 +33,6 @@ func (q *taskQueue) peek() *task {
 // pop removes the task that peek returned, and reports whether it may begin what is said.
 func (q *taskQueue) pop(begins life.Event) bool { return heap.Pop(&q.tasks).(*task).begin(begins) }
 
-// next removes the next task that may begin what is said, nil if there is none.
-func (q *taskQueue) next(begins life.Event) *task {
-	for t := q.peek(); t != nil; t = q.peek() {
-		if q.pop(begins) {
-			return t
-		}
-	}
-	return nil
-}
-
 // before reports whether t is to go before u, which is in another queue; either may be nil.
 func (t *task) before(u *task) bool {
 	return t != nil && (u == nil || t.o.Priority > u.o.Priority)

@@ -72,7 +72,7 @@ class GradientHooks(Distributed):
         self._passes_left: dict[torch.Tensor, int] = {}
         self._priority: dict[torch.Tensor, int] = {}
         self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
-        self._made: dict[torch.Tensor, _Gradient | Prepared] = {}  # by backward since the last step, and not to be changed
+        self._made: dict[torch.Tensor, _Gradient | Prepared] = {}  # since the last step, and not to be changed
         self._stepping = threading.Lock()  # backward has a thread for each device
 
     def _watch_all(self) -> None:

@@ -36,16 +36,20 @@ class Prepared:
         )
 
     def of(self, grad: torch.Tensor) -> _abi.Op:
-        """The operation on a gradient that it takes. The gradient lives until `is_that_of`."""
+        """The operation on a gradient that it takes, whose memory the caller keeps until the operation has ended."""
         op = self._op
         op.input = op.output = grad.data_ptr()
         self._grad, self._version = grad, grad._version
         return op
 
     def is_that_of(self, p: torch.Tensor) -> bool:
-        """Whether the parameter's gradient is the one of the operation, unchanged. Lets go of it."""
-        grad, self._grad = self._grad, None
+        """Whether the parameter's gradient is the one of the operation, unchanged."""
+        grad = self._grad
         return grad is not None and p.grad is grad and grad._version == self._version
+
+    def let_go(self) -> None:
+        """Lets go of the gradient."""
+        self._grad = None
 
 
 class Batch:
@@ -56,11 +60,14 @@ class Batch:
 
     def __init__(self, room: int) -> None:
         self._ops = (_abi.Op * room)()
+        self._started: list[tuple[Prepared, torch.Tensor]] = []
         engine.before_wait(self.submit)
         self.drop()
 
     def drop(self) -> None:
-        """Forgets the operations: nobody waits for them. The engine releases their handles at shutdown."""
+        """Forgets the operations: nobody waits for them. Their memory and handles are released at shutdown."""
+        _dropped.append(self._started)
+        self._started = []
         self._handles = (ctypes.c_int32 * len(self._ops))()
         self._collected = self._submitted = self._bytes = 0
         self._round = engine.round
@@ -71,6 +78,7 @@ class Batch:
         if self._collected == 0:
             self._round = engine.round
         self._ops[self._collected] = prepared.of(grad)
+        self._started.append((prepared, grad))
         self._collected += 1
         self._bytes += prepared.bytes
         if self._bytes >= self._gathers():
@@ -99,6 +107,13 @@ class Batch:
         handles = (ctypes.c_int32 * self._collected).from_buffer(self._handles)
         failure = engine.wait(handles)
         engine.release(handles)
+        for prepared, _ in self._started:
+            prepared.let_go()
+        self._started.clear()
         self._collected = self._submitted = 0
         if failure is not None:
             raise failure
+
+
+_dropped: list[list[tuple[Prepared, torch.Tensor]]] = []  # what the engine may still write to
+engine.at_shutdown(_dropped.clear)
