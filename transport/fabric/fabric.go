@@ -17,7 +17,7 @@
 //     traffic with that peer: until the endpoint is closed, an adapter may touch the memory of operations that have failed.
 //
 // A goroutine of each connection handles what has ended on its endpoint. It sleeps until the provider says that something has, or, where
-// it cannot, for times that double while nothing has. Decision 64 has the reasons.
+// it cannot, for times that double while nothing has. Decision 63 has the reasons.
 package fabric
 
 import (

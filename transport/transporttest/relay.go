@@ -11,7 +11,7 @@ import (
 )
 
 // Tamper changes one direction of a connection on its way. It gets what came behind the handshake, frame by frame as they
-// stand on the stream, with their tags, and returns what goes on instead.
+// stand on the stream, with their tags, and returns what goes on instead. Beats, which come at any time, go on as they are.
 type Tamper func(frame []byte) []byte
 
 // Relay accepts connections and passes each on over one that dial makes, handshakes unchanged, until the listener is
@@ -55,7 +55,11 @@ func pass(to io.Writer, from io.Reader, handshake int, all bool, tampers func() 
 		if err != nil {
 			return
 		}
-		if _, err := to.Write(tamper(frame)); err != nil {
+		var h wire.Header
+		if err := h.Decode(frame); err != nil || h.Type != wire.TypeBeat {
+			frame = tamper(frame)
+		}
+		if _, err := to.Write(frame); err != nil {
 			return
 		}
 	}
