@@ -138,7 +138,7 @@ func New(cfg Config) *Engine {
 	}
 	e := &Engine{cfg: cfg, ways: make([]way, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}), origin: time.Now()}
 	e.book = newBook(&e.cfg)
-	e.gather = gather{crowded: cfg.Crowded, timer: time.AfterFunc(gatherFor, e.overdue), timed: true}
+	e.gather.crowded = cfg.Crowded
 	e.mu.Place(levelWorker, "Engine")
 	e.conditions.mu.Place(levelWorker, "conditions")
 	e.busy.mu.Place(levelWorker, "occupancy")

@@ -34,7 +34,7 @@ type gather struct {
 
 	told  Gathering
 	since time.Time // the first of them was held
-	timer *time.Timer
+	timer *time.Timer // nil before the first
 	timed bool // the timer runs
 }
 
@@ -155,10 +155,13 @@ func (e *Engine) holding() {
 	if !news {
 		return
 	}
-	if g.since = time.Now(); !g.timed {
-		g.timed = true
+	switch g.since = time.Now(); {
+	case g.timer == nil:
+		g.timer = time.AfterFunc(gatherFor, e.overdue)
+	case !g.timed:
 		g.timer.Reset(gatherFor)
 	}
+	g.timed = true
 }
 
 // overdue releases what has been held for long. The timer runs on when nothing is held: to stop it each time would cost more.
@@ -182,6 +185,8 @@ func (e *Engine) overdue() {
 
 // stop gives back what is held when the engine ends.
 func (g *gather) stop() []*operation {
-	g.timer.Stop()
+	if g.timer != nil {
+		g.timer.Stop()
+	}
 	return g.release()
 }

@@ -80,6 +80,7 @@ func TestWhatIsHeldLeavesInTime(t *testing.T) {
 		e.holding()
 		e.mu.Unlock()
 		time.Sleep(3 * gatherFor)
+		synctest.Wait()
 		if ended < gatherFor/2 || ended > 2*gatherFor {
 			t.Errorf("it left after %v, want about %v", ended, gatherFor)
 		}
