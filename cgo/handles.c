@@ -18,7 +18,7 @@
 #include "_cgo_export.h"
 #include "handles.h"
 
-enum { SPINS_NS = 30000, ERROR_BYTES = 8192 };
+enum { SPINS_NS = 30000, SLEEP_NS = 100000000, ERROR_BYTES = 8192 };
 
 /* worker.Gathering */
 static _Atomic int64_t gathers;
@@ -123,7 +123,7 @@ static int state_of(int32_t h) {
 int pl_poll(int32_t h) {
   if (atomic_load_explicit(&forked, memory_order_relaxed)) return pl_in_child(), PL_ERR_FORKED;
   int state = state_of(h);
-  if (state == PL_PENDING && atomic_load(&holding)) goFlush();
+  if (state == PL_PENDING && atomic_load(&holding)) goFlush(0);
   return state;
 }
 
@@ -140,7 +140,8 @@ static uint32_t pending(const int32_t *list, uint32_t count, int *status) {
 }
 
 /* Sleeps until none of the handles is pending, or the end. Wakes once where nobody else waits: when as many operations
- * have ended as were pending. */
+ * have ended as were pending. Handles that stand in the list twice, of which too many are counted, are looked at again
+ * after SLEEP_NS. */
 static void sleep_until_all(const int32_t *list, uint32_t count, int64_t end) {
   atomic_fetch_add(&all_waiters, 1);
   for (int64_t now = now_ns(); now < end; now = now_ns()) {
@@ -148,11 +149,16 @@ static void sleep_until_all(const int32_t *list, uint32_t count, int64_t end) {
     uint32_t seen = atomic_load(&finished), left = pending(list, count, &status);
     if (left == 0) break;
     uint32_t until = seen + left, least = atomic_load(&wanted);
-    /* Another waiter's lower count stands; one that has passed does not. */
-    while (((int32_t)(least - seen) <= 0 || (int32_t)(until - least) < 0) &&
-           !atomic_compare_exchange_weak(&wanted, &least, until)) {
+    for (;;) { /* another waiter's lower count stands; one that has passed does not */
+      int passed = (int32_t)(least - seen) <= 0;
+      if (!passed && (int32_t)(until - least) >= 0) break;
+      if (!atomic_compare_exchange_weak(&wanted, &least, until)) continue;
+      /* Who put a lower count here after another had slept with its own, and found it passed, has the other look again.
+       */
+      if (passed && atomic_load(&all_waiters) > 1) wake(&finished);
+      break;
     }
-    if (atomic_load(&finished) == seen) sleep_on(&finished, seen, end == INT64_MAX ? -1 : end - now);
+    if (atomic_load(&finished) == seen) sleep_on(&finished, seen, end - now < SLEEP_NS ? end - now : SLEEP_NS);
   }
   atomic_fetch_sub(&all_waiters, 1);
 }
@@ -161,11 +167,15 @@ int pl_wait(int32_t h, int64_t timeout_ms) { return pl_wait_all(&h, 1, timeout_m
 
 int pl_wait_all(const int32_t *list, uint32_t count, int64_t timeout_ms) {
   if (atomic_load_explicit(&forked, memory_order_relaxed)) return pl_in_child(), PL_ERR_FORKED;
+  if (count > PL_HANDLES || (count > 0 && !list)) {
+    pl_set_error("pl_wait_all: a list of more handles than there are, or none");
+    return PL_ERR_INVALID;
+  }
   int status;
   uint32_t left = pending(list, count, &status);
   if (left == 0) return status;
   if (pl_in_done()) return PL_ERR_INVALID;
-  if (atomic_load(&holding)) goFlush();
+  if (atomic_load(&holding)) goFlush(timeout_ms != 0);
   int64_t start = now_ns(), now = start;
   int forever = timeout_ms < 0 || timeout_ms > (INT64_MAX - start) / 1000000;
   int64_t end = forever ? INT64_MAX : start + timeout_ms * 1000000;

@@ -190,12 +190,15 @@ func goResult(h C.int32_t, out *C.pl_output) C.int {
 
 //export goRelease
 func goRelease(handles *C.int32_t, count C.uint32_t) C.int {
+	if count > limits.MaxHandles || count > 0 && handles == nil {
+		return status(fmt.Errorf("%w: %d handles at %p", worker.ErrInvalid, count, handles))
+	}
 	return status(process.table.release(unsafe.Slice(handles, count)))
 }
 
 //export goFlush
-func goFlush() {
+func goFlush(waits C.int) {
 	if w, err := running(); err == nil {
-		w.Engine.Flush()
+		w.Engine.Flush(waits != 0)
 	}
 }

@@ -29,6 +29,7 @@ func (e *Engine) end(err error) {
 			for _, o := range e.unhold() {
 				o.launch() // which only ends it: it has failed
 			}
+			e.batches.Wait()
 			e.encoder.close()
 			e.failJoin(err)
 			e.StopTimeline()

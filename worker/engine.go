@@ -119,9 +119,10 @@ type Engine struct {
 	declares   declareQueue
 	conditions conditions
 	busy       occupancy
-	origin     time.Time     // from which the machines' times count
-	ended      chan struct{} // closed when everything in flight has been settled after an end
-	corked     atomic.Int32  // batches that are being launched: their makers kick the ways
+	origin     time.Time      // from which the machines' times count
+	ended      chan struct{}  // closed when everything in flight has been settled after an end
+	batches    sync.WaitGroup // that are being launched
+	corked     atomic.Int32   // batches that are being launched: their makers kick the ways
 
 	mu     lockorder.Mutex
 	book          // guarded by mu
@@ -143,7 +144,9 @@ func New(cfg Config) *Engine {
 	e.conditions.mu.Place(levelWorker, "conditions")
 	e.busy.mu.Place(levelWorker, "occupancy")
 	e.encoder = newEncoder(e)
-	e.holding()
+	if e.gather.told = e.gather.state(); cfg.Gathering != nil {
+		cfg.Gathering(e.gather.told)
+	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.declares.start(e)
 	return e
@@ -249,6 +252,7 @@ func (e *Engine) submit(ops []Op) (started, due []*operation, stopping bool, err
 		e.declares.kick()
 	}
 	due = e.gather.due()
+	e.launches(due)
 	e.holding()
 	return started, due, e.stopping(), nil
 }

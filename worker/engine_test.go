@@ -511,7 +511,7 @@ func TestOperationsFarAheadWaitInTheWorker(t *testing.T) {
 			for range all {
 				ends = append(ends, th.sum("", 8))
 			}
-			th.engine.Flush()
+			th.engine.Flush(true)
 			synctest.Wait()
 			if answered < all && pushed.Load() != int64(answered)+limits.MaxAhead {
 				t.Errorf("%d are pushed beside %d answers", pushed.Load(), answered)

@@ -33,9 +33,9 @@ type gather struct {
 	spare    []*operation
 
 	told  Gathering
-	since time.Time // the first of them was held
+	since time.Time   // the first of them was held
 	timer *time.Timer // nil before the first
-	timed bool // the timer runs
+	timed bool        // the timer runs
 }
 
 // Gathering is what becomes of sums that are submitted.
@@ -69,7 +69,7 @@ func (g *gather) add(o *operation) {
 
 // due gives what leaves now, without the program's waiting for it.
 func (g *gather) due() []*operation {
-	if g.bytes >= g.most() || g.underWay == 0 && (g.hurry || !g.crowded) {
+	if g.bytes >= g.most() || len(g.held) > 0 && g.underWay == 0 && (g.hurry || !g.crowded) {
 		return g.release()
 	}
 	return nil
@@ -99,14 +99,22 @@ func (g *gather) ended(o *operation) {
 // gathers reports whether an operation is one that may be held: those that every rank brings and gets.
 func (o *operation) gathers() bool { return o.Kind.Reduces() && !o.deferred }
 
-// Flush says that the program waits for its operations: what is held leaves, as far as the connections take it on the
-// caller's thread, which has nothing else to do.
-func (e *Engine) Flush() {
+// Flush has what is held leave. Where the caller waits for its operations, and has nothing else to do, large tensors too
+// leave on its thread, as far as the connections take them.
+func (e *Engine) Flush(waits bool) {
 	e.mu.Lock()
 	ops := e.gather.release()
+	e.launches(ops)
 	e.holding()
 	e.mu.Unlock()
-	e.together(ops, true)
+	e.together(ops, waits)
+}
+
+// launches says, while nothing else may be released, that a batch is about to be launched: an engine that ends waits for it.
+func (e *Engine) launches(ops []*operation) {
+	if len(ops) > 0 {
+		e.batches.Add(1)
+	}
 }
 
 // together launches operations, and has what they send leave together.
@@ -114,6 +122,7 @@ func (e *Engine) together(ops []*operation, waits bool) {
 	if len(ops) == 0 {
 		return
 	}
+	defer e.batches.Done()
 	e.corked.Add(1)
 	for _, o := range ops {
 		o.launch()
@@ -177,6 +186,7 @@ func (e *Engine) overdue() {
 		g.timer.Reset(left)
 	default:
 		ops = g.release()
+		e.launches(ops)
 		e.holding()
 	}
 	e.mu.Unlock()

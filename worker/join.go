@@ -33,7 +33,7 @@ func (e *Engine) Join(done func(Output, error)) error {
 	if idle { // else the last operation in flight sends it
 		j.send(e)
 	}
-	e.Flush()
+	e.Flush(true)
 	return nil
 }
 

@@ -71,19 +71,25 @@ func (q *localQueue) kick(waits bool) {
 }
 
 // handAll hands over the tasks that move at most so many bytes, until one has more, and reports whether there is one. What the
-// server answers leaves together.
+// server answers to small ones leaves together.
 func (q *localQueue) handAll(most int) (more bool) {
 	t, more := q.next(most)
-	if t == nil {
-		return more
-	}
-	q.server.Together(func() {
-		for ; t != nil; t, more = q.next(most) {
+	for t != nil {
+		if !t.small() {
 			q.hand(t)
+			t, more = q.next(most)
+			continue
 		}
-	})
+		q.server.Together(func() {
+			for ; t != nil && t.small(); t, more = q.next(most) {
+				q.hand(t)
+			}
+		})
+	}
 	return more
 }
+
+func (t *task) small() bool { return len(t.in)+len(t.out) <= 2*inlineMax }
 
 // next removes the next task, if it moves at most so many bytes.
 func (q *localQueue) next(most int) (t *task, more bool) {

@@ -258,6 +258,7 @@ func (e *Engine) forget(o *operation) {
 	e.over.bytes += uint64(len(o.Input))
 	e.gather.ended(o)
 	due := e.gather.due()
+	e.launches(due)
 	e.holding()
 	if o.d != nil && !o.beside && !o.held {
 		o.n.ahead--

@@ -83,7 +83,7 @@ class Engine:
         self._before_wait.append(weakref.WeakMethod(call, self._before_wait.remove))
 
     def _submit_collected(self) -> None:
-        for ref in self._before_wait:
+        for ref in tuple(self._before_wait):  # a reference removes itself when its object ends
             if (call := ref()) is not None:
                 call()
 
@@ -220,6 +220,7 @@ class Engine:
 
         Every rank saves its own, at the same place in the program, with no operation in flight.
         """
+        self._submit_collected()
         lib, room = _abi.library(), 0
         while True:
             buffer = ctypes.create_string_buffer(room) if room else None
@@ -262,6 +263,7 @@ class Engine:
 
     def ended(self, handle: int) -> bool:
         """Whether the operation has ended, successfully or not."""
+        self._submit_collected()
         return _abi.library().pl_poll(handle) != _abi.PENDING
 
     def wait(self, handles: Sequence[int]) -> BaseException | None:
@@ -355,6 +357,7 @@ def _text(read: Callable[[Any, int], int]) -> str:
 
 def _interruptible(call: Callable[[], Any]) -> None:
     """Runs a call that may stay in C for long on a thread of its own, so that the main thread receives Ctrl-C."""
+    engine._submit_collected()
     if threading.current_thread() is not threading.main_thread():
         call()
         return

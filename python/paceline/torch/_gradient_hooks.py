@@ -140,14 +140,14 @@ class GradientHooks(Distributed):
 
     def _finish_all(self) -> None:
         """Waits for every exchange in flight, even if one fails. Raises RuntimeError if a gradient was changed."""
-        failure: RuntimeError | None = None
+        failure: RuntimeError | ValueError | None = None
         made, self._made = self._made, {}
         changed = [name for p, name in self._parameter_names.items() if p in made and not made[p].is_that_of(p)]
         waits, self._in_flight = self._in_flight, {}
         for p, wait in waits.items():
             try:
                 wait()
-            except RuntimeError as e:
+            except (RuntimeError, ValueError) as e:
                 failure = failure or e
             self._passes_left[p] = self.backward_passes_per_step
         if failure is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 import torch
 
@@ -14,19 +15,20 @@ from paceline.common.exceptions import HorovodInternalError
 class Prepared:
     """A parameter's reduction, in place, which costs two stores to start again."""
 
-    __slots__ = ("_dtype", "_grad", "_op", "_round", "_version", "bytes")
+    __slots__ = ("_dtype", "_grad", "_op", "_round", "_shape", "_version", "bytes")
 
     def __init__(self, op: _abi.Op, grad: torch.Tensor) -> None:
-        self._op, self._dtype, self._round = op, grad.dtype, engine.round
+        self._op, self._dtype, self._shape, self._round = op, grad.dtype, grad.shape, engine.round
         self.bytes = grad.nbytes
         self._grad: torch.Tensor | None = None
         self._version = -1
 
     def takes(self, grad: torch.Tensor | None) -> bool:
-        """Whether the operation is that of this gradient: of the same type, and in memory that the engine can use."""
+        """Whether the operation fits the gradient: its type, its shape, and memory that the engine can use."""
         return (
             grad is not None
             and grad.dtype is self._dtype
+            and grad.shape == self._shape
             and grad.layout is torch.strided
             and grad.is_cpu
             and grad.is_contiguous()
@@ -55,65 +57,93 @@ class Prepared:
 class Batch:
     """Prepared reductions in flight, of at most `room` parameters, that are waited for together.
 
-    They are collected while the engine would hold them, so that many are submitted by one call.
+    They are collected while the engine would hold them, until backward ends at most, so that many are submitted by one
+    call. Any thread may submit what is collected, because it waits for other operations. A batch lives, with the memory
+    of its gradients, until somebody has waited for it or the job is over.
     """
 
     def __init__(self, room: int) -> None:
+        self._lock = threading.Lock()
         self._ops = (_abi.Op * room)()
-        self._started: list[tuple[Prepared, torch.Tensor]] = []
+        self._begin()
         engine.before_wait(self.submit)
-        self.drop()
 
-    def drop(self) -> None:
-        """Forgets the operations: nobody waits for them. Their memory and handles are released at shutdown."""
-        _dropped.append(self._started)
-        self._started = []
+    def _begin(self) -> None:
         self._handles = (ctypes.c_int32 * len(self._ops))()
+        self._started: list[tuple[Prepared, torch.Tensor]] = []
         self._collected = self._submitted = self._bytes = 0
         self._round = engine.round
-        self._gathers = _abi.library().pl_gathers
+        self._failure: BaseException | None = None
 
     def add(self, prepared: Prepared, grad: torch.Tensor) -> None:
-        """Starts the reduction of a gradient, now or with later ones. Errors are those of `Engine.submit`."""
-        if self._collected == 0:
-            self._round = engine.round
-        self._ops[self._collected] = prepared.of(grad)
-        self._started.append((prepared, grad))
-        self._collected += 1
-        self._bytes += prepared.bytes
-        if self._bytes >= self._gathers():
-            self.submit()
+        """Starts the reduction of a gradient, now or with later ones. `wait` raises what goes wrong."""
+        with self._lock:
+            if not self._started:
+                self._round = engine.round
+                _in_flight.add(self)
+            if self._submitted == self._collected:
+                torch.autograd.Variable._execution_engine.queue_callback(self.submit)  # at the end of backward
+            self._ops[self._collected] = prepared.of(grad)
+            self._started.append((prepared, grad))
+            self._collected += 1
+            self._bytes += prepared.bytes
+            if self._bytes >= _abi.library().pl_gathers():
+                self._submit()
 
     def submit(self) -> None:
         """Submits what is collected."""
-        if self._submitted == self._collected:
-            return
+        with self._lock:
+            if self._submitted < self._collected and self._round == engine.round and engine.is_initialized():
+                self._submit()
+
+    def _submit(self) -> None:
         first, count, self._bytes = self._submitted, self._collected - self._submitted, 0
-        self._collected = first  # if it fails
-        engine.submit_into(
-            _abi.Op.from_buffer(self._ops, first * ctypes.sizeof(_abi.Op)),
-            count,
-            ctypes.c_int32.from_buffer(self._handles, first * ctypes.sizeof(ctypes.c_int32)),
-        )
-        self._collected = self._submitted = first + count
+        try:
+            engine.submit_into(
+                _abi.Op.from_buffer(self._ops, first * ctypes.sizeof(_abi.Op)),
+                count,
+                ctypes.c_int32.from_buffer(self._handles, first * ctypes.sizeof(ctypes.c_int32)),
+            )
+            self._submitted += count
+        except BaseException as e:
+            self._failure, self._collected = self._failure or e, first
 
     def wait(self) -> None:
-        """Waits until all have ended. Raises HorovodInternalError with the first one's reason if one failed."""
-        if self._collected == 0:  # another call has waited
+        """Waits until all have ended. Raises what went wrong first; HorovodInternalError where a reduction failed."""
+        if not self._started:  # another call has waited
             return
+        self.submit()
+        failure: BaseException | None
         if self._round != engine.round or not engine.is_initialized():
-            self.drop()
-            raise HorovodInternalError("the operation was in flight when shutdown() was called")
-        handles = (ctypes.c_int32 * self._collected).from_buffer(self._handles)
-        failure = engine.wait(handles)
-        engine.release(handles)
-        for prepared, _ in self._started:
-            prepared.let_go()
-        self._started.clear()
-        self._collected = self._submitted = 0
+            failure = HorovodInternalError("the operation was in flight when shutdown() was called")
+        else:
+            handles = (ctypes.c_int32 * self._submitted).from_buffer(self._handles)
+            failure = engine.wait(handles) if self._submitted else None
+            engine.release(handles)
+            failure = self._failure or failure
+        with self._lock:
+            for prepared, _ in self._started:
+                prepared.let_go()
+            self._begin()
+        _in_flight.discard(self)
         if failure is not None:
             raise failure
 
+    def drop(self) -> None:
+        """Forgets the operations, of which the other ranks have theirs. They are released at shutdown."""
+        self.submit()
+        with self._lock:
+            _dropped.append(self._started)
+            self._begin()
 
-_dropped: list[list[tuple[Prepared, torch.Tensor]]] = []  # what the engine may still write to
-engine.at_shutdown(_dropped.clear)
+
+_in_flight: set[Batch] = set()
+_dropped: list[list[tuple[Prepared, torch.Tensor]]] = []  # memory to which the engine may still write
+
+
+def _over() -> None:
+    _in_flight.clear()
+    _dropped.clear()
+
+
+engine.at_shutdown(_over)
