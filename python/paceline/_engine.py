@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from paceline import _abi
 from paceline.common.exceptions import HorovodInternalError, NotInitializedError
@@ -170,7 +170,7 @@ class Engine:
 
     # Operations
 
-    def submit(self, ops: Sequence[_abi.Op]) -> ctypes.Array[ctypes.c_int32]:
+    def submit(self, ops: Sequence[_abi.Op]) -> Sequence[int]:
         """Starts the operations as one group, all or none. Returns an array with a handle for each."""
         count = len(ops)
         handles = (ctypes.c_int32 * count)()
@@ -178,7 +178,7 @@ class Engine:
         status = _abi.library().pl_submit(array, count, handles)
         if status < 0:
             self._check(status)
-        return handles
+        return cast("Sequence[int]", handles)
 
     def submit_into(self, ops: Any, count: int, handles: Any) -> None:
         """Starts operations in an array as one group. Their handles are written to an array of the caller's."""

@@ -49,20 +49,19 @@ var authTests = map[string]func(*bench){
 	},
 
 	"ManySilentPeersDoNotDelayOthers": func(b *bench) {
-		l := b.listen(b.New(secret, soon))
-		var wg sync.WaitGroup
+		const patience = 25 * soon // a crowded machine may take a second for an honest peer
+		l := b.listen(b.New(secret, patience))
 		for range 100 {
 			nc, err := b.RawDial(l.Addr().String())
 			b.must(err)
 			b.guard(nc)
-			wg.Go(func() { io.Copy(io.Discard, nc) }) // returns when the listener's patience ends
+			defer nc.Close()
 		}
 		start := time.Now()
 		b.admits(l)
-		if took := time.Since(start); took >= soon {
+		if took := time.Since(start); took >= patience {
 			b.Errorf("a peer that knows the secret waited %v, until the silent peers' time was over", took)
 		}
-		wg.Wait()
 	},
 
 	// Nothing that is silent goes by itself here: honest peers get in because others make room.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from typing import Any
 
 import torch
 
@@ -23,11 +24,10 @@ class Prepared:
         self._grad: torch.Tensor | None = None
         self._version = -1
 
-    def takes(self, grad: torch.Tensor | None) -> bool:
+    def takes(self, grad: torch.Tensor) -> bool:
         """Whether the operation fits the gradient: its type, its shape, and memory that the engine can use."""
         return (
-            grad is not None
-            and grad.dtype is self._dtype
+            grad.dtype is self._dtype
             and grad.shape == self._shape
             and grad.layout is torch.strided
             and grad.is_cpu
@@ -117,7 +117,7 @@ class Batch:
         if self._round != engine.round or not engine.is_initialized():
             failure = HorovodInternalError("the operation was in flight when shutdown() was called")
         else:
-            handles = (ctypes.c_int32 * self._submitted).from_buffer(self._handles)
+            handles: Any = (ctypes.c_int32 * self._submitted).from_buffer(self._handles)
             failure = engine.wait(handles) if self._submitted else None
             engine.release(handles)
             failure = self._failure or failure

@@ -91,8 +91,8 @@ class ReducingOptimizer(GradientHooks):
 
     def _gradient_ready(self, p: torch.Tensor) -> None:
         """Starts the reduction of a gradient, with little work where it is like that of the last step."""
-        prepared = self._prepared.get(p)
-        if prepared is None or self._passes_left[p] != 1 or not prepared.takes(grad := p.grad):
+        prepared, grad = self._prepared.get(p), p.grad
+        if prepared is None or grad is None or self._passes_left[p] != 1 or not prepared.takes(grad):
             super()._gradient_ready(p)
             return
         self._batch.add(prepared, grad)
