@@ -62,7 +62,7 @@ const (
 	// patience is the timeout of what should happen, so that a test fails instead of hanging.
 	patience = 20 * time.Second
 	// soon is the limit of what is expected to time out.
-	soon = 400 * time.Millisecond
+	soon = time.Second
 )
 
 var secret = []byte("the secret of this job")

@@ -49,7 +49,7 @@ var authTests = map[string]func(*bench){
 	},
 
 	"ManySilentPeersDoNotDelayOthers": func(b *bench) {
-		const patience = 25 * soon // a crowded machine may take a second for an honest peer
+		const patience = 10 * soon // a crowded machine may take a second for an honest peer
 		l := b.listen(b.New(secret, patience))
 		for range 100 {
 			nc, err := b.RawDial(l.Addr().String())
