@@ -79,10 +79,15 @@ func newBench(t *testing.T, memory int64, inOrder bool) *bench {
 
 func (b *bench) send(rank int, h wire.Header, payload []byte) {
 	b.t.Helper()
-	h.Rank = uint16(rank)
-	if err := b.conns[rank].Send(net.Buffers{wire.AppendFrame(nil, h, payload)}); err != nil {
+	if err := b.offer(rank, h, payload); err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+// offer sends a frame that the server may refuse, and so close the connection, before it has all of it.
+func (b *bench) offer(rank int, h wire.Header, payload []byte) error {
+	h.Rank = uint16(rank)
+	return b.conns[rank].Send(net.Buffers{wire.AppendFrame(nil, h, payload)})
 }
 
 func (b *bench) announce(t wire.Tensor) {

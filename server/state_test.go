@@ -182,7 +182,7 @@ func TestAPieceThatIsNoneIsRefused(t *testing.T) {
 		if h.Type == wire.TypeRestore {
 			payload = ones(n)
 		}
-		b.send(0, h, payload)
+		_ = b.offer(0, h, payload)
 		if got, text := b.receive(1); got.Type != wire.TypeLost {
 			t.Errorf("%s: rank 1 hears %v %s", what, got.Type, text)
 		}
