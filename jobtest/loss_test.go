@@ -52,7 +52,7 @@ func TestAPeerThatBreaksOffOrTheRulesEndsTheRoundForAll(t *testing.T) {
 			h := r.Header(wire.TypeBatch)
 			h.Length = 1 << 30
 			r.Send(r.Conns[0], h.Append(nil))
-		}, "batch payload of 1073741824 bytes, limit 262144"},
+		}, "batch payload of 1073741824 bytes, limit 16384"},
 		"another's rank": {func(r *jobtest.Raw, _ settings.Settings) {
 			h := r.Header(wire.TypeJoin)
 			h.Rank = 0

@@ -57,7 +57,7 @@ func readHello(tc transport.Conn) (wire.Hello, error) {
 }
 
 func newConn(r *round, tc transport.Conn, hello wire.Hello) *conn {
-	c := &conn{r: r, tc: tc, rank: hello.Rank, conns: hello.Conns, step: windowStep, scratch: make([]byte, room.ChunkBytes), done: make(chan struct{})}
+	c := &conn{r: r, tc: tc, rank: hello.Rank, conns: hello.Conns, step: windowStep, scratch: make([]byte, max(room.ChunkBytes, transport.BatchBytes)), done: make(chan struct{})}
 	c.replies.mu.Place(room.LevelConn, "replies.mu")
 	if hello.Window > 0 {
 		c.step = min(hello.Window, windowStep)
@@ -133,13 +133,13 @@ func (c *conn) read() error {
 		if err := c.tc.ReadHeader(&q.Header); err != nil {
 			return err
 		}
-		q.Payload = room.Stream(c.tc, c.scratch, int(q.Length))
 		if q.Type == wire.TypeBatch {
-			if err := c.batch(q); err != nil {
+			if err := c.batch(&q.Header); err != nil {
 				return err
 			}
 			continue
 		}
+		q.Payload = room.Stream(c.tc, c.scratch[:room.ChunkBytes], int(q.Length))
 		if err := c.frame(q); err != nil {
 			return fmt.Errorf("%v frame from rank %d: %w", q.Type, c.rank, err)
 		}
@@ -147,14 +147,14 @@ func (c *conn) read() error {
 }
 
 // batch handles the small frames that travelled together.
-func (c *conn) batch(q *room.Request) error {
-	whole, err := q.Payload.Next(q.Payload.Len()) // limits.MaxBatch is no more than a chunk
+func (c *conn) batch(h *wire.Header) error {
+	batch, err := transport.ReadBatch(c.tc, h, c.scratch)
 	if err != nil {
 		return err
 	}
 	c.r.cork.hold()
 	defer c.r.cork.release()
-	return wire.Frames(whole, func(in *wire.Header, data []byte) error {
+	return batch.Frames(func(in *wire.Header, data []byte) error {
 		c.inner = room.Request{Header: *in, Payload: room.Memory(data), Reply: room.Reply{To: c}}
 		if err := c.frame(&c.inner); err != nil {
 			return fmt.Errorf("%v frame from rank %d: %w", in.Type, c.rank, err)

@@ -112,17 +112,22 @@ func hears(c transport.Conn, want wire.Type) (heard bool) {
 		if err := c.ReadHeader(&h); err != nil {
 			return false
 		}
+		if h.Type == wire.TypeBatch {
+			batch, err := transport.ReadBatch(c, &h, nil)
+			if err != nil {
+				return false
+			}
+			_ = batch.Frames(func(in *wire.Header, _ []byte) error {
+				heard = heard || in.Type == want
+				return nil
+			})
+			continue
+		}
 		payload := make([]byte, h.Length)
 		if len(payload) > 0 && c.ReadPayload(payload) != nil {
 			return false
 		}
 		heard = h.Type == want
-		if h.Type == wire.TypeBatch {
-			_ = wire.Frames(payload, func(in *wire.Header, _ []byte) error {
-				heard = heard || in.Type == want
-				return nil
-			})
-		}
 	}
 	return true
 }

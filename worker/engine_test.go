@@ -140,18 +140,21 @@ func (s *playedServer) frames(c transport.Conn, each func(h wire.Header, payload
 		if err := c.ReadHeader(&h); err != nil {
 			return err
 		}
+		if h.Type == wire.TypeBatch {
+			batch, err := transport.ReadBatch(c, &h, nil)
+			if err == nil {
+				err = batch.Frames(func(h *wire.Header, payload []byte) error { each(*h, payload); return nil })
+			}
+			if err != nil {
+				return err
+			}
+			continue
+		}
 		payload := make([]byte, h.Length)
 		if err := c.ReadPayload(payload); err != nil {
 			return err
 		}
-		if h.Type != wire.TypeBatch {
-			each(h, payload)
-			continue
-		}
-		err := wire.Frames(payload, func(h *wire.Header, payload []byte) error { each(*h, payload); return nil })
-		if err != nil {
-			return err
-		}
+		each(h, payload)
 	}
 }
 

@@ -230,7 +230,7 @@ func serverSeeds() (inputs [][]byte) {
 		{wire.Header{Type: wire.TypeBye}, nil},
 	} {
 		frame := wire.AppendFrame(nil, piece.h, piece.payload)
-		batch := wire.AppendFrame(nil, wire.Header{Type: wire.TypeBatch}, frame)
+		batch := wire.AppendBatch(nil, frame)
 		inputs = append(inputs, transporttest.AppendPiece(nil, 0, frame), transporttest.AppendPiece(nil, 1, batch))
 		all = transporttest.AppendPiece(all, 0, frame)
 	}

@@ -10,7 +10,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/membership"
-	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/outbox"
@@ -26,7 +25,7 @@ type link struct {
 	scratch []byte
 }
 
-const scratchBytes = limits.MaxBatch
+const scratchBytes = transport.BatchBytes
 
 // dial opens a connection and waits for the server's welcome.
 func (p *peer) dial(ctx context.Context) (*link, error) {
@@ -128,6 +127,16 @@ func (l *link) frames() error {
 			}
 			continue
 		}
+		if h.Type == wire.TypeBatch {
+			batch, err := transport.ReadBatch(l.conn, &h, l.scratch)
+			if err == nil {
+				err = batch.Frames(l.frame)
+			}
+			if err != nil {
+				return err
+			}
+			continue
+		}
 		payload := l.scratch
 		if int(h.Length) > len(payload) {
 			payload = make([]byte, h.Length)
@@ -136,13 +145,7 @@ func (l *link) frames() error {
 		if err := l.read1(payload); err != nil {
 			return err
 		}
-		if h.Type != wire.TypeBatch {
-			if err := l.frame(&h, payload); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := wire.Frames(payload, l.frame); err != nil {
+		if err := l.frame(&h, payload); err != nil {
 			return err
 		}
 	}

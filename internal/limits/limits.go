@@ -7,7 +7,7 @@ const (
 	// MaxPayload bounds the payload of one data frame: one partition, or one whole tensor where an
 	// operator needs it whole (Adasum).
 	MaxPayload = 1 << 30
-	// MaxBatch bounds the payload of one batch frame, in which small frames travel together.
+	// MaxBatch bounds the payloads of the small frames that travel together in a batch.
 	MaxBatch = 256 << 10
 	// MaxControl bounds the JSON payload of one control frame (declarations, rosters, errors).
 	MaxControl = 16 << 20
@@ -73,6 +73,8 @@ const (
 	MaxQueries = 64
 	// MaxHandles bounds the operations that one worker can have in flight.
 	MaxHandles = 1 << 20
+	// MaxBatched bounds the number of frames in a batch.
+	MaxBatched = 256
 	// MaxAhead bounds how many operations under one name a worker has under way; those after them wait in the worker. It
 	// bounds what a server holds for a rank that is ahead of the others, and lies well below condition.MaxLead.
 	MaxAhead = 1 << 12

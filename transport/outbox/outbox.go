@@ -44,7 +44,6 @@ const (
 	inlineMax = 32 << 10
 	// inlineRounds bounds how many writes one Kick makes before it hands over.
 	inlineRounds = 2
-	maxFrames    = 256
 )
 
 // LastWords is how long a connection should stay open after sending on it has failed, so that what the peer sent
@@ -198,21 +197,22 @@ func (o *Outbox) fill(maxFirst int) bool {
 		return false
 	}
 	o.frames = append(o.frames, f)
-	total := wire.HeaderSize + len(f.Payload)
-	for len(f.Payload) <= o.fusion && len(o.frames) < maxFrames && total+wire.HeaderSize <= limits.MaxBatch {
-		if f, ok = o.queue.Pop(min(o.fusion, maxFirst, limits.MaxBatch-total-wire.HeaderSize)); !ok {
+	total := len(f.Payload)
+	for len(f.Payload) <= o.fusion && len(o.frames) < limits.MaxBatched && total <= limits.MaxBatch {
+		if f, ok = o.queue.Pop(min(o.fusion, maxFirst, limits.MaxBatch-total)); !ok {
 			break
 		}
 		o.frames = append(o.frames, f)
-		total += wire.HeaderSize + len(f.Payload)
+		total += len(f.Payload)
 	}
-	o.encode(total)
+	o.encode()
 	return true
 }
 
-func (o *Outbox) encode(total int) {
-	if len(o.frames) > 1 {
-		batch := wire.Header{Type: wire.TypeBatch, Length: uint32(total)}
+func (o *Outbox) encode() {
+	batched := len(o.frames) > 1
+	if batched {
+		batch := wire.Header{Type: wire.TypeBatch, Length: uint32(len(o.frames) * wire.HeaderSize)}
 		o.headers = batch.Append(o.headers)
 	}
 	for i := range o.frames {
@@ -220,21 +220,20 @@ func (o *Outbox) encode(total int) {
 		f.Length = uint32(len(f.Payload))
 		o.headers = f.Header.Append(o.headers)
 	}
-	// Headers are sliced out only now, because appending may have moved them.
-	at := 0
-	next := wire.HeaderSize
-	if len(o.frames) > 1 {
-		next += wire.HeaderSize
+	if batched {
+		data, err := wire.DataHeader(o.headers[wire.HeaderSize:])
+		if err != nil {
+			panic(err) // headers of this process's own
+		}
+		if data.Length > 0 {
+			o.headers = data.Append(o.headers)
+		}
 	}
+	o.buffers = append(o.buffers, o.headers)
 	for i := range o.frames {
 		if p := o.frames[i].Payload; len(p) > 0 {
-			o.buffers = append(o.buffers, o.headers[at:next], p)
-			at = next
+			o.buffers = append(o.buffers, p)
 		}
-		next += wire.HeaderSize
-	}
-	if at < len(o.headers) {
-		o.buffers = append(o.buffers, o.headers[at:])
 	}
 }
 

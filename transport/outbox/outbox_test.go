@@ -97,19 +97,22 @@ func read(t *testing.T, c transport.Conn, n int, each func(h *wire.Header, paylo
 		if err := c.ReadHeader(&h); err != nil {
 			t.Fatal(err)
 		}
+		if h.Type == wire.TypeBatch {
+			batch, err := transport.ReadBatch(c, &h, nil)
+			if err == nil {
+				err = batch.Frames(func(in *wire.Header, p []byte) error { each(in, p); got++; together++; return nil })
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
 		payload := make([]byte, h.Length)
 		if err := c.ReadPayload(payload); err != nil {
 			t.Fatal(err)
 		}
-		if h.Type != wire.TypeBatch {
-			each(&h, payload)
-			got++
-			continue
-		}
-		err := wire.Frames(payload, func(in *wire.Header, p []byte) error { each(in, p); got++; together++; return nil })
-		if err != nil {
-			t.Fatal(err)
-		}
+		each(&h, payload)
+		got++
 	}
 	return together
 }

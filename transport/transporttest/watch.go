@@ -124,7 +124,7 @@ type watchedConn struct {
 	w    *Watch
 	link string
 
-	batch []byte // what was read of a batch's payload
+	batch []byte // what was read of a batch's headers
 	left  int    // what of it is still to be read
 }
 
@@ -150,10 +150,14 @@ func (c *watchedConn) ReadPayload(b []byte) error {
 	if c.left > 0 {
 		return nil
 	}
-	return wire.Frames(c.batch, func(h *wire.Header, _ []byte) error {
+	for headers := c.batch; len(headers) > 0; headers = headers[wire.HeaderSize:] {
+		var h wire.Header
+		if err := h.Decode(headers); err != nil {
+			return err
+		}
 		c.w.Read(h.Type)
-		return nil
-	})
+	}
+	return nil
 }
 
 // Close implements transport.Conn.

@@ -1,6 +1,6 @@
 // Package wire defines the frames between the nodes of a job: a fixed header, little-endian and versioned,
 // followed by at most one payload: tensor bytes or a codec's message (push, result, put, restore), JSON, a structure of
-// fixed size (window, report, stop) or further frames (batch). The package does no I/O.
+// fixed size (window, report, stop) or the headers and the payloads of further frames (batch, data). The package does no I/O.
 package wire
 
 import (
@@ -41,7 +41,7 @@ const (
 	TypeJoined                    // server → worker: every rank has joined; Rank = the last one
 	TypeStall                     // server → worker: JSON Stall, some ranks have not come for this key
 	TypeLost                      // server ↔ worker: JSON Lost, a peer died; a worker sends it before it closes for that reason
-	TypeBatch                     // worker ↔ server: small frames, one after the other, in the payload
+	TypeBatch                     // worker ↔ server: the headers of small frames (Batch)
 	TypeControl                   // node ↔ scheduler: JSON Control
 	TypeEpoch                     // server → worker: the request that it identifies, as an answer does, belongs to another epoch; Epoch is the current one
 	TypeBye                       // any: the sender leaves on purpose; a connection that ends without it is a lost peer
@@ -51,11 +51,12 @@ const (
 	TypeState                     // worker → server: asks for the residual of a key's answers; the result is empty where there is none
 	TypeRestore                   // worker → server: a piece of a key's residual, float32 from element Offset on; answered by an empty result
 	TypeBeat                      // any: the sender runs; the connections' own, roles do not see it
+	TypeData                      // worker ↔ server: the payloads of the frames of the batch before it
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
-	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore", "beat"}
+	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore", "beat", "data"}
 
 // Types are all frame types.
 func Types() []Type {
@@ -253,6 +254,8 @@ func (t Type) maxPayload() uint32 {
 	case TypePush, TypePut, TypeResult, TypeRestore:
 		return limits.MaxPayload
 	case TypeBatch:
+		return limits.MaxBatched * HeaderSize
+	case TypeData:
 		return limits.MaxBatch
 	case TypeWindow:
 		return windowSize

@@ -12,13 +12,13 @@ import (
 //	tag      TagSize bytes, over the header
 //	payload  in chunks of ChunkBytes, the last one shorter; where Tagged says so, a tag over each chunk behind it
 //
-// The frames in a batch are bytes of its payload and have no tags of their own. Package auth makes and checks tags.
+// The headers of the frames in a batch are its payload and have no tags of their own. Package auth makes and checks tags.
 const (
 	TagSize    = 16
 	ChunkBytes = 256 << 10 // a receiver uses no byte of a chunk before it has checked the chunk's tag
 )
 
-const _ = uint(ChunkBytes - limits.MaxBatch) // a batch has one tag behind its payload
+const _ = uint(ChunkBytes - limits.MaxBatch) // the payloads of a batch have one tag at most
 
 // Tagged reads from an encoded header, which may be any bytes, how long its payload is and whether that has tags: all
 // payloads but those of tensors do, and with FlagAuthenticated or all these, too.
@@ -27,7 +27,7 @@ func Tagged(header []byte, all bool) (length uint32, tagged bool) {
 	return binary.LittleEndian.Uint32(header[20:]), all || flags&FlagAuthenticated != 0 || !t.CarriesTensor()
 }
 
-// CarriesTensor reports whether the payload of a frame of the type is a part of a tensor.
+// CarriesTensor reports whether the payload of a frame of the type is a part of a tensor, or of several.
 func (t Type) CarriesTensor() bool {
-	return t == TypePush || t == TypePut || t == TypeResult || t == TypeRestore
+	return t == TypePush || t == TypePut || t == TypeResult || t == TypeRestore || t == TypeData
 }

@@ -1,0 +1,38 @@
+package transport
+
+import (
+	"fmt"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// BatchBytes is the memory that a batch needs.
+const BatchBytes = limits.MaxBatched*wire.HeaderSize + limits.MaxBatch
+
+// ReadBatch reads the batch whose header was read last from a connection, into memory of BatchBytes; nil for its own.
+func ReadBatch(c Conn, h *wire.Header, room []byte) (b wire.Batch, err error) {
+	if room == nil {
+		room = make([]byte, BatchBytes)
+	}
+	b.Headers = room[:h.Length]
+	if len(b.Headers) == 0 {
+		return b, nil
+	}
+	if err := c.ReadPayload(b.Headers); err != nil {
+		return b, err
+	}
+	want, err := wire.DataHeader(b.Headers)
+	if err != nil || want.Length == 0 {
+		return b, err
+	}
+	var data wire.Header
+	if err := c.ReadHeader(&data); err != nil {
+		return b, err
+	}
+	if data.Type != wire.TypeData || data.Length != want.Length {
+		return b, fmt.Errorf("%w: a %v of %d bytes follows, want the %d bytes of its frames", wire.ErrBatch, data.Type, data.Length, want.Length)
+	}
+	b.Flags, b.Data = data.Flags, room[h.Length:h.Length+data.Length]
+	return b, c.ReadPayload(b.Data)
+}
