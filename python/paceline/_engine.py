@@ -100,6 +100,10 @@ class Engine:
         """Whether `init()` has been called and `shutdown()` has not."""
         return self._job is not None
 
+    def runs(self, number: int) -> bool:
+        """Whether the job of that round still runs."""
+        return number == self.round and self._job is not None
+
     def rank(self) -> int:
         """This process's number among all workers, from 0. Raises ValueError before `init()`."""
         return self._known("rank")
@@ -174,10 +178,7 @@ class Engine:
         """Starts the operations as one group, all or none. Returns an array with a handle for each."""
         count = len(ops)
         handles = (ctypes.c_int32 * count)()
-        array = ops[0] if count == 1 else (_abi.Op * count)(*ops)
-        status = _abi.library().pl_submit(array, count, handles)
-        if status < 0:
-            self._check(status)
+        self.submit_into(ops[0] if count == 1 else (_abi.Op * count)(*ops), count, handles)
         return cast("Sequence[int]", handles)
 
     def submit_into(self, ops: Any, count: int, handles: Any) -> None:

@@ -12,7 +12,6 @@ import torch
 
 from paceline.torch._distributed import Distributed
 from paceline.torch._parameters import parameter_names
-from paceline.torch._prepared import Prepared
 
 _EARLY_ZERO_GRAD = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -32,14 +31,14 @@ _RECIPE = (
 )
 
 
-class _Gradient(NamedTuple):
+class Gradient(NamedTuple):
     """A gradient as backward has made it."""
 
     tensor: torch.Tensor | None
     version: int  # autograd's count of changes; the engine writes into the memory without it
 
     @classmethod
-    def of(cls, p: torch.Tensor) -> _Gradient:
+    def of(cls, p: torch.Tensor) -> Gradient:
         """The parameter's gradient now."""
         grad = p.grad
         return cls(grad, -1 if grad is None or grad.is_inference() else grad._version)
@@ -72,7 +71,7 @@ class GradientHooks(Distributed):
         self._passes_left: dict[torch.Tensor, int] = {}
         self._priority: dict[torch.Tensor, int] = {}
         self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
-        self._made: dict[torch.Tensor, _Gradient | Prepared] = {}  # since the last step, and not to be changed
+        self._made: dict[torch.Tensor, Gradient] = {}  # since the last step, and not to be changed
         self._stepping = threading.Lock()  # backward has a thread for each device
 
     def _watch_all(self) -> None:
@@ -98,7 +97,7 @@ class GradientHooks(Distributed):
         self._passes_left[p] -= 1
         if self._passes_left[p] == 0:
             self._reduce(p)
-            self._made[p] = _Gradient.of(p)
+            self._made[p] = Gradient.of(p)
 
     def _reduce(self, p: torch.Tensor) -> None:
         raise NotImplementedError

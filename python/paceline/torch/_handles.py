@@ -65,7 +65,7 @@ def synchronize(handle: int) -> Any:
     if pending is None and handle not in _dropped:
         return None
     _dropped.discard(handle)
-    if pending is None or pending.round != engine.round or not engine.is_initialized():
+    if pending is None or not engine.runs(pending.round):
         _pending.pop(handle, None)
         raise HorovodInternalError("the operation was in flight when shutdown() was called")
     failure = engine.wait(pending.handles)

@@ -11,18 +11,16 @@ import torch
 from paceline import _abi
 from paceline._engine import engine
 from paceline.common.exceptions import HorovodInternalError
+from paceline.torch._memory import is_direct
 
 
 class Prepared:
     """A parameter's reduction, in place, which costs two stores to start again."""
 
-    __slots__ = ("_dtype", "_grad", "_op", "_round", "_shape", "_version", "bytes")
+    __slots__ = ("_dtype", "_op", "_round", "_shape")
 
     def __init__(self, op: _abi.Op, grad: torch.Tensor) -> None:
         self._op, self._dtype, self._shape, self._round = op, grad.dtype, grad.shape, engine.round
-        self.bytes = grad.nbytes
-        self._grad: torch.Tensor | None = None
-        self._version = -1
 
     def takes(self, grad: torch.Tensor) -> bool:
         """Whether the operation fits the gradient: its type, its shape, and memory that the engine can use."""
@@ -30,28 +28,14 @@ class Prepared:
             grad.dtype is self._dtype
             and grad.shape == self._shape
             and grad.layout is torch.strided
-            and grad.is_cpu
-            and grad.is_contiguous()
-            and not grad.is_inference()
-            and not grad.is_neg()
+            and is_direct(grad)
             and self._round == engine.round
         )
 
     def of(self, grad: torch.Tensor) -> _abi.Op:
         """The operation on a gradient that it takes, whose memory the caller keeps until the operation has ended."""
-        op = self._op
-        op.input = op.output = grad.data_ptr()
-        self._grad, self._version = grad, grad._version
-        return op
-
-    def is_that_of(self, p: torch.Tensor) -> bool:
-        """Whether the parameter's gradient is the one of the operation, unchanged."""
-        grad = self._grad
-        return grad is not None and p.grad is grad and grad._version == self._version
-
-    def let_go(self) -> None:
-        """Lets go of the gradient."""
-        self._grad = None
+        self._op.input = self._op.output = grad.data_ptr()
+        return self._op
 
 
 class Batch:
@@ -65,12 +49,12 @@ class Batch:
     def __init__(self, room: int) -> None:
         self._lock = threading.Lock()
         self._ops = (_abi.Op * room)()
+        self._handles = (ctypes.c_int32 * room)()
         self._begin()
         engine.before_wait(self.submit)
 
     def _begin(self) -> None:
-        self._handles = (ctypes.c_int32 * len(self._ops))()
-        self._started: list[tuple[Prepared, torch.Tensor]] = []
+        self._started: list[torch.Tensor] = []
         self._collected = self._submitted = self._bytes = 0
         self._round = engine.round
         self._failure: BaseException | None = None
@@ -84,16 +68,16 @@ class Batch:
             if self._submitted == self._collected:
                 torch.autograd.Variable._execution_engine.queue_callback(self.submit)  # at the end of backward
             self._ops[self._collected] = prepared.of(grad)
-            self._started.append((prepared, grad))
+            self._started.append(grad)
             self._collected += 1
-            self._bytes += prepared.bytes
+            self._bytes += grad.nbytes
             if self._bytes >= _abi.library().pl_gathers():
                 self._submit()
 
     def submit(self) -> None:
         """Submits what is collected."""
         with self._lock:
-            if self._submitted < self._collected and self._round == engine.round and engine.is_initialized():
+            if self._submitted < self._collected and engine.runs(self._round):
                 self._submit()
 
     def _submit(self) -> None:
@@ -114,7 +98,7 @@ class Batch:
             return
         self.submit()
         failure: BaseException | None
-        if self._round != engine.round or not engine.is_initialized():
+        if not engine.runs(self._round):
             failure = HorovodInternalError("the operation was in flight when shutdown() was called")
         else:
             handles: Any = (ctypes.c_int32 * self._submitted).from_buffer(self._handles)
@@ -122,8 +106,6 @@ class Batch:
             engine.release(handles)
             failure = self._failure or failure
         with self._lock:
-            for prepared, _ in self._started:
-                prepared.let_go()
             self._begin()
         _in_flight.discard(self)
         if failure is not None:
@@ -138,7 +120,7 @@ class Batch:
 
 
 _in_flight: set[Batch] = set()
-_dropped: list[list[tuple[Prepared, torch.Tensor]]] = []  # memory to which the engine may still write
+_dropped: list[list[torch.Tensor]] = []  # memory to which the engine may still write
 
 
 def _over() -> None:

@@ -19,7 +19,7 @@ from paceline.significance import Significance
 from paceline.torch._codec_tuning import resolved
 from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
-from paceline.torch._gradient_hooks import GradientHooks
+from paceline.torch._gradient_hooks import Gradient, GradientHooks
 from paceline.torch._handles import synchronize
 from paceline.torch._memory import is_direct
 from paceline.torch._ops_async import How, reduction, sparse_allreduce_async, start_group, start_one
@@ -97,7 +97,7 @@ class ReducingOptimizer(GradientHooks):
             return
         self._batch.add(prepared, grad)
         self._passes_left[p] = 0
-        self._made[p] = prepared
+        self._made[p] = Gradient.of(p)
         self._in_flight[p] = self._batch.wait
 
     def _reduce(self, p: torch.Tensor) -> None:
