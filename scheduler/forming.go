@@ -54,6 +54,7 @@ func (m *Machine) registerWorker(l *line, c *wire.Control, p *peer) {
 		return
 	}
 	m.forming = append(m.forming, m.newPeer(l, c))
+	m.gaveUp.Remove(c.Register.Node.Rank)
 	m.form()
 }
 
@@ -132,6 +133,7 @@ func (m *Machine) start(r *round, servers []*peer) {
 		p.round = r
 	}
 	m.forming, m.refusal = nil, ""
+	m.gaveUp.Reset()
 	for _, p := range r.workers {
 		m.seat(p, r)
 	}
@@ -317,20 +319,43 @@ func (m *Machine) missing() string {
 	if workers == 0 {
 		return "a worker that knows how many workers the job has"
 	}
-	away := rankset.Range(workers)
+	away := rankset.Range(workers).Minus(m.gaveUp)
 	for _, p := range m.forming {
 		away.Remove(p.Rank)
 	}
-	var w, s string
+	var w, s, g string
 	if away.Len() > 0 {
 		w = fmt.Sprintf("%s of %d", ranksOf(away.Ranks()), workers)
 	}
 	if lack := dedicated - len(m.ready()); lack > 0 {
 		s = fmt.Sprintf("%d of %d servers", lack, dedicated)
 	}
-	text := both(w, s)
+	if m.gaveUp.Len() > 0 {
+		g = ranksOf(m.gaveUp.Ranks()) + ", which had come and gave up"
+	}
+	text := both(w, s, g)
 	if m.refusal != "" {
 		text += "; a worker was refused: " + m.refusal
 	}
 	return text
+}
+
+// here names the nodes that have come, by host: "ranks 0, 1 (host a), rank 2 (host b)".
+func (m *Machine) here() string {
+	ranks := map[string][]int{}
+	for _, p := range m.forming {
+		ranks[p.Host] = append(ranks[p.Host], p.Rank)
+	}
+	var parts []string
+	for _, host := range slices.Sorted(maps.Keys(ranks)) {
+		slices.Sort(ranks[host])
+		parts = append(parts, fmt.Sprintf("%s (host %s)", ranksOf(ranks[host]), host))
+	}
+	for _, p := range m.ready() {
+		parts = append(parts, name(&p.Node))
+	}
+	if len(parts) > mostNamed {
+		parts = append(parts[:mostNamed], "others")
+	}
+	return strings.Join(parts, ", ")
 }

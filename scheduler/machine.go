@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -65,7 +66,8 @@ type Machine struct {
 	dedicated int              // servers that the last round waited for
 	queries   []*query         // for reports that have not all come
 	lastQuery uint64
-	refusal   string // why the last worker was refused, for those that wait for it
+	refusal   string      // why the last worker was refused, for those that wait for it
+	gaveUp    rankset.Set // that came, and wait no longer, for those that still do
 }
 
 // line is one connection. It carries a peer from its registration on.
@@ -143,7 +145,7 @@ func (m *Machine) closed(l *line, why string) {
 	p.line = nil
 	switch {
 	case p.Role == wire.RoleWorker && p.round == nil:
-		m.forget(p)
+		m.giveUp(p)
 	case p.state == present || p.state == absent: // an absent one has sent only a part of what it knows
 		p.why = why
 		p.lostAt = m.at(m.now + m.settings.Grace)
@@ -163,8 +165,8 @@ func (m *Machine) expire() {
 	m.wake = 0
 	for _, p := range slices.Clone(m.forming) {
 		if m.due(p.until) {
-			m.refuse(p.line, p.asked, fmt.Sprintf("waited %s for %s", seconds(m.now-p.since), m.missing()))
-			m.forget(p)
+			m.refuse(p.line, p.asked, fmt.Sprintf("waited %s for %s; %s came", seconds(m.now-p.since), m.missing(), m.here()))
+			m.giveUp(p)
 		}
 	}
 	for _, p := range slices.Clone(m.pool) {

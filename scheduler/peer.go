@@ -60,8 +60,16 @@ func (m *Machine) forget(p *peer) {
 	m.pool = slices.DeleteFunc(m.pool, same)
 	if len(m.forming) == 0 {
 		m.refusal = ""
+		m.gaveUp.Reset()
 	}
 	m.release(p)
+}
+
+// giveUp forgets a worker that does not wait for the round any longer. The others hear that it had come: it is not the one
+// that held them.
+func (m *Machine) giveUp(p *peer) {
+	m.gaveUp.Add(p.Rank)
+	m.forget(p)
 }
 
 // release removes p from its line and from the sessions.
@@ -80,7 +88,7 @@ func (m *Machine) leave(p *peer) {
 	case p.Role == wire.RoleServer:
 		m.lose(p, "it was stopped")
 	case p.round == nil:
-		m.forget(p)
+		m.giveUp(p)
 	case p.state == lost:
 		p.line.peer, p.line = nil, nil
 	default:
@@ -164,14 +172,16 @@ func name(n *wire.Node) string {
 	return fmt.Sprintf("%s (host %s, pid %d)", who, n.Host, n.PID)
 }
 
+// mostNamed is how many ranks or hosts a message lists.
+const mostNamed = 16
+
 // ranksOf writes ranks in words: "rank 1", "ranks 2, 3"; a long list is cut.
 func ranksOf(ranks []int) string {
-	const most = 16
 	switch n := len(ranks); {
 	case n == 1:
 		return fmt.Sprintf("rank %d", ranks[0])
-	case n > most:
-		return fmt.Sprintf("ranks %s and %d more", rankset.Join(ranks[:most]), n-most)
+	case n > mostNamed:
+		return fmt.Sprintf("ranks %s and %d more", rankset.Join(ranks[:mostNamed]), n-mostNamed)
 	default:
 		return "ranks " + rankset.Join(ranks)
 	}

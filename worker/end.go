@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/paceline/paceline/transport/wire"
 )
 
 // end stops the engine: connections are closed, and once nobody touches their memory any more the
@@ -44,15 +46,20 @@ const farewellTime = 500 * time.Millisecond
 // passOn tells the servers of the lost peer for which this engine ends, so that nobody mistakes the
 // closing of its connections, or of those to the server in this process, for the loss.
 func (e *Engine) passOn() {
-	e.mu.Lock()
-	lost := e.lost
-	e.mu.Unlock()
+	lost := e.loss()
 	if lost == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
 	defer cancel()
 	e.lastWords(ctx, func(w way) []chan struct{} { return w.lost(*lost) })
+}
+
+// loss is the lost peer for which this engine ends, nil if it does not end for one.
+func (e *Engine) loss() *wire.Lost {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.lost
 }
 
 // explain adds to the reason of an end which tensor waited, on which rank.

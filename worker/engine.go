@@ -202,7 +202,11 @@ func (e *Engine) connect(ctx context.Context) error {
 		}
 		p := newPeer(e, i, server)
 		e.ways[i] = p
-		wg.Go(func() { errs[i] = p.connect(ctx) })
+		wg.Go(func() {
+			if errs[i] = p.connect(ctx); errs[i] != nil && !errors.Is(ctx.Err(), context.Canceled) {
+				p.fail(errs[i], errs[i].Error()) // the others end for this server too, and not for this rank
+			}
+		})
 	}
 	wg.Wait()
 	return errors.Join(errs...)

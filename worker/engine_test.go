@@ -22,6 +22,7 @@ import (
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
@@ -311,6 +312,90 @@ func TestPeerLostWhileTheEngineConnects(t *testing.T) {
 		}
 		silent.leave()
 		th.servers[0].leave()
+		th.engine.Shutdown(t.Context())
+	})
+}
+
+// A server cannot be reached: the others hear of that server on every connection, also on one that is being opened. They
+// must not take the end of this rank for the fault.
+func TestServersHearWhichServerCouldNotBeReached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := transporttest.NewNetwork(transporttest.Options{})
+		defer n.Close()
+		th := newTheatre(t, n, 2, 2, nil)
+		bad := th.servers[1]
+		heard := make(chan string, 3)
+		for i, s := range th.servers {
+			l, err := n.Node(fmt.Sprintf("server%d", i), []byte("secret")).Listen(fmt.Sprintf("server%d:1", i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { l.Close() })
+			go func() {
+				for conn := range 2 {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					if s == bad {
+						time.Sleep(time.Second)
+						_ = c.Close()
+						return
+					}
+					if conn == 0 {
+						s.greet(c)
+					}
+					go func() {
+						defer c.Close()
+						_ = s.frames(c, func(h wire.Header, payload []byte) { heard <- fmt.Sprintf("%v %s", h.Type, payload) })
+					}()
+				}
+			}()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := th.engine.Start(ctx, nil)
+		if !errors.Is(err, worker.ErrPeerLost) || !strings.Contains(err.Error(), "is gone: rank 0 cannot reach server 1") {
+			t.Errorf("start: %v", err)
+		}
+		synctest.Wait()
+		var losses int
+		for range len(heard) {
+			if frame := <-heard; strings.HasPrefix(frame, "lost") && strings.Contains(frame, `"role":"server","rank":1`) {
+				losses++
+			} else if !strings.HasPrefix(frame, "hello") {
+				t.Errorf("server 0 hears: %s", frame)
+			}
+		}
+		if losses != 2 || len(th.lost) != 1 {
+			t.Errorf("server 0 hears of %d losses, the scheduler of %d", losses, len(th.lost))
+		}
+		th.engine.Shutdown(t.Context())
+	})
+}
+
+// A server whose round has ended says why in place of a welcome.
+func TestALossInPlaceOfAWelcomeIsTheReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := transporttest.NewNetwork(transporttest.Options{})
+		defer n.Close()
+		th := newTheatre(t, n, 1, 1, nil)
+		l, err := n.Node("server0", []byte("secret")).Listen("server0:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		go func() {
+			if c, err := l.Accept(); err == nil {
+				s := th.servers[0]
+				_, _ = control.ReadHello(c)
+				s.send(c, wire.Header{Type: wire.TypeLost}, []byte(`{"role":"worker","rank":1,"why":"it was killed"}`))
+				_ = c.Close()
+			}
+		}()
+		if err := th.engine.Start(t.Context(), nil); !errors.Is(err, worker.ErrPeerLost) || !strings.Contains(err.Error(), "is gone: it was killed") {
+			t.Errorf("start: %v", err)
+		}
 		th.engine.Shutdown(t.Context())
 	})
 }

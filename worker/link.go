@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"time"
 
+	"github.com/valyala/bytebufferpool"
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/membership"
@@ -34,7 +36,7 @@ func (p *peer) dial(ctx context.Context) (*link, error) {
 		return nil, err
 	}
 	l := &link{p: p, conn: conn, scratch: make([]byte, scratchBytes)}
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	stop := context.AfterFunc(ctx, l.abandon)
 	err = l.greet()
 	if !stop() && err == nil {
 		err = ctx.Err()
@@ -58,10 +60,29 @@ func (l *link) greet() error {
 	if err := l.conn.ReadHeader(&h); err != nil {
 		return err
 	}
-	if h.Type != wire.TypeWelcome {
-		return fmt.Errorf("the server answers with a %v frame", h.Type)
+	switch h.Type {
+	case wire.TypeWelcome:
+		return nil
+	case wire.TypeLost: // the round has ended before this rank was in it
+		payload := make([]byte, h.Length)
+		if err := l.read1(payload); err != nil {
+			return err
+		}
+		if err := notice(&h, payload, l.p.e.Lost); err != nil {
+			return err
+		}
 	}
-	return nil
+	return fmt.Errorf("the server answers with a %v frame", h.Type)
+}
+
+// abandon closes a connection that is being opened. The server hears why, lest it takes the end for the loss of this rank.
+func (l *link) abandon() {
+	var b bytebufferpool.ByteBuffer
+	lost, rank := l.p.e.loss(), uint16(l.p.e.cfg.Rank)
+	if lost != nil && wire.AppendJSON(&b, wire.Header{Type: wire.TypeLost, Rank: rank}, lost) == nil {
+		_, _, _ = l.conn.TrySend(net.Buffers{b.B}) // a peer that does not read hears no reason
+	}
+	_ = l.conn.Close()
 }
 
 // Pop implements outbox.Queue.
@@ -94,16 +115,15 @@ func (l *link) read() {
 		p.leave(because{ErrUnsupported, fmt.Sprintf("%v has shut down", p)})
 		return
 	}
-	l.lost(err)
-}
-
-// lost ends the round: without this server no operation can be done.
-func (l *link) lost(err error) {
-	p := l.p
 	why := fmt.Sprintf("rank %d lost its connection to %v: %v", p.e.cfg.Rank, p, err)
 	if errors.Is(err, io.EOF) && !errors.Is(err, transport.ErrStopped) {
 		why = fmt.Sprintf("its connection to rank %d was closed without a goodbye", p.e.cfg.Rank)
 	}
+	p.fail(err, why)
+}
+
+// fail ends the round: without this server no operation can be done.
+func (p *peer) fail(err error, why string) {
 	lost := wire.Lost{Role: wire.RoleServer, Rank: p.index, Why: why}
 	switch {
 	case errors.Is(err, transport.ErrStopped): // not the server
