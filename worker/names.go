@@ -186,6 +186,7 @@ func (b *book) describe(n *nameState, o *operation) wire.Tensor {
 func (b *book) parts(o *Op) []uint32 {
 	n := len(o.Set.Ranks)
 	servers := len(b.epoch().Servers)
+	policy, _ := placement.Parse(b.epoch().Policy) // one that is unknown here has no say in how tensors are cut
 	size := o.DType.Size()
 	bytes, err := o.bytes()
 	if err != nil {
@@ -202,12 +203,12 @@ func (b *book) parts(o *Op) []uint32 {
 			from, _ := placement.Rows(o.Shape[0], n, i)
 			cuts = append(cuts, from*o.rowBytes())
 		}
-		return placement.Cut(uint64(bytes), size, b.cfg.PartitionBytes, servers, cuts)
+		return policy.Cut(uint64(bytes), size, b.cfg.PartitionBytes, servers, cuts)
 	default:
 		if o.ReduceOp == units.Adasum && o.Kind == units.Allreduce {
 			return []uint32{uint32(bytes)}
 		}
-		return placement.Cut(uint64(bytes), size, b.cfg.PartitionBytes, servers, nil)
+		return policy.Cut(uint64(bytes), size, b.cfg.PartitionBytes, servers, nil)
 	}
 }
 

@@ -3,6 +3,8 @@ package membership
 import (
 	"fmt"
 	"slices"
+
+	"github.com/paceline/paceline/core/placement"
 )
 
 // Change is what has happened to a job's members since an epoch began.
@@ -13,6 +15,9 @@ type Change struct {
 	Leave   []Member // that leave on purpose; a server has to be drained before
 	Lose    []Loss
 	Pushed  []uint64 // how many iterations the furthest rank has pushed, as each server says
+
+	// Profiles are those of the servers by index, where they ask for a remap, or are known when members change.
+	Profiles placement.Profiles
 }
 
 // Loss is a member whose process ended without a goodbye.
@@ -70,16 +75,16 @@ func (e *Epoch) firstAfter(pushed []uint64) uint64 {
 // ranks have joined, in Horovod's sense, and have used their tensors unequally often.
 func (e *Epoch) Anew() *Epoch {
 	return &Epoch{
-		Round: e.Round, Number: e.Number + 1, Origin: e.Number + 1, Policy: e.Policy,
+		Round: e.Round, Number: e.Number + 1, Origin: e.Number + 1, Policy: e.Policy, initial: e.initial,
 		Workers: e.Workers, Servers: e.Servers, gone: e.gone,
 	}
 }
 
 // Next is the epoch after a change. Keys whose server is no longer live are placed again by the policy, all others
-// keep their server. An error names the part of the change that is impossible; the epoch then stays current.
+// keep their server, unless the policy remaps. An error names the part of the change that is impossible; the epoch then stays current.
 func (e *Epoch) Next(c Change) (*Epoch, error) {
 	next := &Epoch{
-		Round: e.Round, Number: e.Number + 1, First: e.firstAfter(c.Pushed), Origin: e.Origin, Policy: e.Policy,
+		Round: e.Round, Number: e.Number + 1, First: e.firstAfter(c.Pushed), Origin: e.Origin, Policy: e.Policy, initial: e.initial,
 		Workers: slices.Clone(e.Workers), Servers: slices.Clone(e.Servers), gone: slices.Clone(e.gone),
 	}
 	for _, l := range c.Lose {
@@ -108,7 +113,7 @@ func (e *Epoch) Next(c Change) (*Epoch, error) {
 	}
 	err := next.check()
 	if err == nil {
-		err = next.inherit(e)
+		err = next.inherit(e, c)
 	}
 	if err != nil {
 		return nil, err

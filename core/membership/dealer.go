@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/paceline/paceline/core/placement"
@@ -12,6 +13,7 @@ import (
 // it had placed them.
 type Dealer struct {
 	epoch  *Epoch
+	policy placement.Policy
 	placer placement.Placer
 	homes  map[Name]*home
 }
@@ -25,9 +27,10 @@ type home struct {
 // load is partitions to deal. The first of them goes to the home of the tensor's name, or decides where that is,
 // if first is set.
 type load struct {
-	parts []uint32
-	name  Name
-	first bool
+	number uint32
+	parts  []uint32
+	name   Name
+	first  bool
 }
 
 // NewDealer makes the dealer of an epoch.
@@ -40,7 +43,7 @@ func NewDealer(e *Epoch) (*Dealer, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Dealer{epoch: e, placer: placer, homes: map[Name]*home{}}
+	d := &Dealer{epoch: e, policy: policy, placer: placer, homes: map[Name]*home{}}
 	for _, t := range e.Keys.all() {
 		d.Learn(t)
 	}
@@ -59,11 +62,12 @@ func (d *Dealer) Place(fresh []*Tensor) {
 			dealt = append(dealt, t)
 		}
 	}
-	for i, servers := range d.deal(each.Of(dealt, func(t *Tensor) load { return load{t.Parts, t.Name, true} })) {
+	for i, servers := range d.deal(each.Of(dealt, func(t *Tensor) load { return load{t.Number, t.Parts, t.Name, true} })) {
 		dealt[i].Servers = servers
 		d.hold(dealt[i])
 	}
 	for _, t := range near {
+		t.Near = true
 		if h := d.homes[t.Name]; h != nil {
 			t.Servers[0] = h.server
 		}
@@ -108,7 +112,9 @@ func (d *Dealer) deal(loads []load) [][]int {
 	servers := make([][]int, len(loads))
 	deciding := map[Name]int{} // which load decides the home of a name
 	place := func(these []int, home func(*load) int) {
-		all := each.Of(these, func(i int) placement.Load { return placement.Load{Parts: loads[i].parts, Home: home(&loads[i])} })
+		all := each.Of(these, func(i int) placement.Load {
+			return placement.Load{Number: loads[i].number, Parts: loads[i].parts, Home: home(&loads[i])}
+		})
 		for j, s := range d.placer.Place(all) {
 			servers[these[j]] = s
 		}
@@ -135,8 +141,9 @@ func (d *Dealer) deal(loads []load) [][]int {
 	return servers
 }
 
-// inherit copies the keys of the epoch before. Those whose server is no longer live are placed again.
-func (e *Epoch) inherit(before *Epoch) error {
+// inherit copies the keys of the epoch before. Those whose server is no longer live are placed again; where the servers or what
+// is known of them have changed, a policy that remaps decides on all keys.
+func (e *Epoch) inherit(before *Epoch, c Change) error {
 	d, err := NewDealer(e)
 	if err != nil {
 		return err
@@ -144,12 +151,25 @@ func (e *Epoch) inherit(before *Epoch) error {
 	stays := func(s int) bool {
 		return e.Servers[s].State == Live && e.Servers[s].Incarnation == before.Servers[s].Incarnation
 	}
+	if d.policy.Remaps() && (c.Profiles != nil || !maps.Equal(before.live(), e.live())) {
+		err = d.remap(before, c.Profiles, stays)
+	} else {
+		d.replace(before, stays)
+	}
+	if invariant.On && err == nil {
+		e.checkKeys(before)
+	}
+	return err
+}
+
+// replace places the partitions again whose server does not stay.
+func (d *Dealer) replace(before *Epoch, stays func(int) bool) {
 	var orphans []*Tensor
 	var lack [][]int // the partitions of each that have no server
 	var loads []load
 	for _, t := range before.Keys.all() {
 		var parts []int
-		l := load{name: t.Name}
+		l := load{number: t.Number, name: t.Name}
 		for part, s := range t.Servers {
 			if !stays(s) {
 				parts, l.parts = append(parts, part), append(l.parts, t.Parts[part])
@@ -171,19 +191,18 @@ func (e *Epoch) inherit(before *Epoch) error {
 		}
 		d.hold(&t)
 	}
-	if invariant.On {
-		e.checkKeys(before)
-	}
-	return nil
 }
 
 // keep counts the partitions of a tensor that keep their server: all but those listed.
 func (d *Dealer) keep(t *Tensor, but []int) {
+	var parts []uint32
+	var servers []int
 	for part, s := range t.Servers {
 		if !slices.Contains(but, part) {
-			d.placer.Add(t.Parts[part:part+1], []int{s})
+			parts, servers = append(parts, t.Parts[part]), append(servers, s)
 		}
 	}
+	d.placer.Add(parts, servers)
 }
 
 // checkKeys checks the second invariant of Epoch, and that no key of the epoch before is missing.

@@ -39,7 +39,8 @@ type Epoch struct {
 	Servers []Server // by index
 	Keys    Keys     // which of them has what has been declared
 
-	gone []Departure // oldest first, the last keptDepartures
+	gone    []Departure // oldest first, the last keptDepartures
+	initial int         // number of servers that the round began with
 }
 
 // Node is one process: a worker, with a server in it or without, or a dedicated server.
@@ -119,6 +120,7 @@ func Found(round uint64, policy string, workers, dedicated []Node) (*Epoch, erro
 	if len(e.Servers) == 0 && len(workers) > 0 {
 		return nil, errors.New("the job has no server: no worker carries one (PACELINE_SERVERS=embedded or both) and no dedicated one was started (paceline server)")
 	}
+	e.initial = len(e.Servers)
 	if err := e.check(); err != nil {
 		return nil, err
 	}
@@ -217,6 +219,17 @@ func (e *Epoch) Embedded(rank int) int {
 // Mixed reports whether some servers have processes of their own.
 func (e *Epoch) Mixed() bool {
 	return slices.ContainsFunc(e.Servers, func(s Server) bool { return s.Rank == Dedicated && s.State != Gone })
+}
+
+// live is the incarnation of each server that holds keys, by its index.
+func (e *Epoch) live() map[int]uint64 {
+	live := map[int]uint64{}
+	for i, s := range e.Servers {
+		if s.State == Live {
+			live[i] = s.Incarnation
+		}
+	}
+	return live
 }
 
 // Weights is the share of the keys that each server should have; 0 for those that get none.

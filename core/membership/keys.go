@@ -14,6 +14,7 @@ type Tensor struct {
 	Name    Name
 	Parts   []uint32 // bytes of each partition
 	Servers []int    // index of the server of each; that of partition 0 is the home server of the name
+	Near    bool     // its servers are near to its bytes, and a remap leaves them
 }
 
 // Name is what all ranks call a tensor. Tensors of one name have one home server, which detects ranks that use it

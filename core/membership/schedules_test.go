@@ -101,6 +101,9 @@ func (s *schedule) change() error {
 	for range s.IntN(2) {
 		c.Leave = append(c.Leave, s.member(e))
 	}
+	if s.IntN(3) == 0 {
+		c.Profiles = s.profiles(len(e.Servers))
+	}
 	for range s.IntN(4) {
 		c.Pushed = append(c.Pushed, s.Uint64N(100*uint64(e.Number)+100))
 	}
@@ -123,6 +126,17 @@ func (s *schedule) change() error {
 		}
 	}
 	return s.advance(next)
+}
+
+// profiles are of some of n servers.
+func (s *schedule) profiles(n int) placement.Profiles {
+	profiles := make(placement.Profiles, n)
+	for i := range profiles {
+		for range s.IntN(3) {
+			profiles[i] = append(profiles[i], placement.Sample{Line: placement.Line{Alpha: s.Float64(), Beta: s.Float64()}, Bytes: 1, Seconds: s.Float64()})
+		}
+	}
+	return profiles
 }
 
 // member picks a place, which may be free.
@@ -162,8 +176,12 @@ func (s *schedule) advance(next *Epoch) error {
 
 func (s *schedule) checkKeys(before, next *Epoch) error {
 	moved := map[string]bool{}
+	policy, err := placement.Parse(next.Policy)
+	if err != nil {
+		return err
+	}
 	for _, m := range Moves(before, next) {
-		if before.Servers[m.From].State == Live && next.Servers[m.From].State == Live && before.Servers[m.From].Incarnation == next.Servers[m.From].Incarnation {
+		if !policy.Remaps() && before.Servers[m.From].State == Live && next.Servers[m.From].State == Live && before.Servers[m.From].Incarnation == next.Servers[m.From].Incarnation {
 			return fmt.Errorf("%+v, from a server that stays", m)
 		}
 		moved[fmt.Sprint(m.Number, " ", m.Part)] = true

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/transcript"
 )
@@ -19,6 +20,7 @@ import (
 //	forget NUMBER                        a tensor
 //	join worker|server PROCESS           drain INDEX            leave MEMBER
 //	lose MEMBER WHY                      pushed COUNT...        part of the next change
+//	profile ALPHA...                     of the servers, part of the next change; what the policy says to it
 //	next                                 the epoch after that change
 //	anew                                 all ranks have joined
 //	frame EPOCH                          of another node
@@ -63,6 +65,8 @@ func (s *stage) command(verb string, args []string) []string {
 		for _, n := range args {
 			s.change.Pushed = append(s.change.Pushed, uint64(s.number(n)))
 		}
+	case "profile":
+		return s.profile(args)
 	case "next":
 		change := s.change
 		s.change = Change{}
@@ -119,6 +123,20 @@ func (s *stage) enter(e *Epoch, err error) []string {
 		return append(answers, "error: "+err.Error())
 	}
 	return answers
+}
+
+// profile says how many seconds a byte each server takes, for two workers that agree.
+func (s *stage) profile(alphas []string) []string {
+	for _, alpha := range alphas {
+		a := float64(s.number(alpha))
+		sample := placement.Sample{Line: placement.Line{Alpha: a}, Bytes: 1, Seconds: a}
+		s.change.Profiles = append(s.change.Profiles, placement.Profile{sample, sample})
+	}
+	v, err := s.view.Now().Judge(s.change.Profiles)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return []string{fmt.Sprintf("remap %t, grow %t", v.Remap, v.Grow)}
 }
 
 func (s *stage) declare(args []string) (answers []string) {

@@ -27,6 +27,11 @@ const tiny = 4
 // rules above: reducescatter's rows of each rank. A tensor without bytes has one partition without
 // bytes. There are never more than limits.MaxParts: partitions grow beyond partBytes before that.
 func Cut(total uint64, elem, partBytes, servers int, slices []int64) []uint32 {
+	return cut(total, elem, partBytes, servers, limits.MinPartition, slices)
+}
+
+// cut is Cut, with at least least bytes in a partition that only spreads a tensor.
+func cut(total uint64, elem, partBytes, servers, least int, slices []int64) []uint32 {
 	if total == 0 {
 		return []uint32{0}
 	}
@@ -35,7 +40,7 @@ func Cut(total uint64, elem, partBytes, servers int, slices []int64) []uint32 {
 	if c.most >= tiny*c.wide {
 		c.most -= c.most % c.wide
 	}
-	c.least = min(uint64(limits.MinPartition), c.most)
+	c.least = min(uint64(max(least, elem)), c.most)
 	wanted := roundUp(ceil(total, c.most), uint64(max(servers, 1)))
 
 	var begin uint64

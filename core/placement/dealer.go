@@ -57,6 +57,14 @@ func (d *dealer) Remove(parts []uint32, servers []int) {
 	}
 }
 
+// sum is the cost of partitions together.
+func (d *dealer) sum(parts []uint32) (sum float64) {
+	for _, part := range parts {
+		sum += d.cost(part)
+	}
+	return sum
+}
+
 // deal chooses the servers of one tensor's partitions.
 func (d *dealer) deal(t Load) []int {
 	if len(t.Parts) == 0 {

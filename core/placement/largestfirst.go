@@ -1,10 +1,10 @@
 package placement
 
-// newLargestFirst makes the placer of the modularized parameter server's heuristic (algorithms.md section 2):
+// newLargestFirst makes the strategy of the modularized parameter server's heuristic (algorithms.md section 2):
 // the largest tensor first, onto the least loaded servers.
-func newLargestFirst(arguments string) (func(weights []float64) Placer, error) {
-	return func(w []float64) Placer { return newDealer(w, frameBytes, true) }, noArguments(arguments)
-}
+func newLargestFirst(*Arguments) Strategy { return Strategy{Over: largestFirst} }
+
+func largestFirst(weights []float64) Placer { return newDealer(weights, frameBytes, true) }
 
 // frameBytes is the cost of a partition on the wire: its bytes and a header. Without the header all
 // empty partitions would lie on one server.

@@ -9,12 +9,15 @@ import (
 
 	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/nearest"
+	"github.com/paceline/paceline/internal/setting"
 )
 
 // Load is a tensor to be placed.
 type Load struct {
-	Parts []uint32 // bytes of each partition, as Cut gives them
-	Home  int      // server that partition 0 must go to, or Free
+	Number uint32   // of the tensor, which it keeps
+	Parts  []uint32 // bytes of each partition, as the policy's Cut gives them
+	Home   int      // server that partition 0 must go to, or Free
 }
 
 // Free is the Home of a tensor whose first partition may go anywhere.
@@ -31,32 +34,72 @@ type Placer interface {
 	Remove(parts []uint32, servers []int)
 }
 
-// Policy is a strategy for the placement of keys.
-type Policy struct {
-	Name string // as a setting writes it, so that Parse makes the same policy of it
-	over func(weights []float64) Placer
+// Strategy is what a policy decides.
+type Strategy struct {
+	// Over makes a placer over one server per weight; those of weight 0 get only tensors whose home they are.
+	Over func(weights []float64) Placer
+	// Width is how many of the servers a tensor is cut for. Nil: all of them.
+	Width func(bytes uint64, servers int) int
+	// Least is the least partition, in bytes, of a tensor that is cut only to spread it. 0: limits.MinPartition.
+	Least int
+	// Remap finds the server of every block when an epoch begins. Nil: a block stays as long as its server does.
+	Remap func(Situation) []int
+	// Judge says what the profiles of the servers ask for while members stay. Nil: nothing.
+	Judge func(Situation) Verdict
 }
 
-// Build makes a policy's placers from the arguments behind its name in a setting.
-type Build func(arguments string) (func(weights []float64) Placer, error)
+// Policy is a strategy for the placement of keys, by the setting that names it.
+type Policy struct {
+	Name     string // as a setting writes it, so that Parse makes the same policy of it
+	strategy Strategy
+}
 
+// Arguments are the part of a setting behind a policy's name. Getters read them one by one; the first faulty one
+// is the error, and values read after it are undefined.
+type Arguments struct{ setting.Arguments }
+
+// number reads an optional number from 0 to most.
+func (a *Arguments) number(name string, otherwise, most float64) float64 {
+	if !a.More() {
+		return otherwise
+	}
+	return a.Number(name, 0, most)
+}
+
+// A builder makes a policy's strategy from the arguments behind its name.
 type builder struct {
-	name  string
-	build Build
+	usage string // the name, or the name, a colon and the arguments
+	build func(*Arguments) Strategy
+}
+
+func (b builder) name() string {
+	name, _, _ := strings.Cut(b.usage, ":")
+	return name
 }
 
 // builders is the table of policies. A new policy is one file and one line here, or one call of Register.
 var builders = []builder{
 	{"round-robin", newRoundRobin},
 	{"largest-first", newLargestFirst},
+	{"uniform", newUniform},
+	{"tensor-round-robin", newTensorRoundRobin},
+	{"eps", newEPS},
+	{"mxnet:BOUND", newMXNet},
+	{"tensorflow", newTensorFlow},
+	{"optimus", newOptimus},
+	{"proportional:TRIGGER", newProportional},
+	{"psld:EPSILON,RATIO,TRIGGER,SCALE", newPSLD},
 }
 
-// Register adds a policy from outside this package. It is for init functions; a name in use panics.
-func Register(name string, build Build) {
-	if slices.Contains(Names(), name) {
-		panic(fmt.Sprintf("placement: the policy %q is registered twice", name))
+// Register adds a policy to those of Parse: usage is its form in a setting, "mxnet:BOUND", and build makes its strategy
+// of the arguments. Call it from the init function of a package that every process of the job imports. It panics if the
+// name is in use.
+func Register(usage string, build func(*Arguments) Strategy) {
+	b := builder{usage, build}
+	if slices.Contains(Names(), b.name()) {
+		panic(fmt.Sprintf("placement: the policy %q is registered twice", b.name()))
 	}
-	builders = append(builders, builder{name, build})
+	builders = append(builders, b)
 }
 
 // Default is the policy without a setting. In the papers' measurements it is the best and the most stable one
@@ -64,47 +107,76 @@ func Register(name string, build Build) {
 const Default = "largest-first"
 
 // Names lists the policies that Parse knows.
-func Names() []string { return each.Of(builders, func(b builder) string { return b.name }) }
+func Names() []string { return each.Of(builders, builder.name) }
 
-// Parse makes the policy that a setting names, with its arguments behind a colon; "" is Default.
-func Parse(setting string) (Policy, error) {
-	setting = cmp.Or(setting, Default)
-	name, arguments, _ := strings.Cut(setting, ":")
+// Parse makes the policy that a setting names, with its arguments behind a colon; "" is Default. Each policy's file
+// describes its arguments.
+func Parse(text string) (Policy, error) {
+	text = cmp.Or(text, Default)
+	name, _, _ := strings.Cut(text, ":")
 	for _, b := range builders {
-		if b.name == name {
-			over, err := b.build(arguments)
-			if err != nil {
-				return Policy{}, fmt.Errorf("placement %q: %w", setting, err)
-			}
-			return Policy{setting, over}, nil
+		if b.name() == name {
+			a := Arguments{setting.Read("placement", text, b.usage)}
+			p := Policy{text, b.build(&a)}
+			return p, a.Err()
 		}
 	}
-	return Policy{}, fmt.Errorf("unknown placement %q, known are: %s", setting, strings.Join(Names(), ", "))
+	hint := "known are: " + strings.Join(Names(), ", ")
+	if meant := nearest.Meant(name, Names()); meant != "" {
+		hint = fmt.Sprintf("did you mean %q? Known are: %s", meant, strings.Join(Names(), ", "))
+	}
+	return Policy{}, fmt.Errorf("unknown placement %q, %s", text, hint)
+}
+
+// Cut is the package's Cut for tensors that the policy places.
+func (p Policy) Cut(total uint64, elem, partBytes, servers int, slices []int64) []uint32 {
+	if p.strategy.Width != nil {
+		servers = p.strategy.Width(total, servers)
+	}
+	return cut(total, elem, partBytes, servers, cmp.Or(p.strategy.Least, limits.MinPartition), slices)
 }
 
 // Over makes the policy's placer over one server per weight. A server's share is proportional to its
 // weight; one of weight 0 gets only tensors whose home it is.
 func (p Policy) Over(weights []float64) (Placer, error) {
+	if err := checkWeights(weights); err != nil {
+		return nil, err
+	}
+	return p.strategy.Over(slices.Clone(weights)), nil
+}
+
+// Remaps reports whether the policy decides on every key when an epoch begins, and not only on those without a server.
+func (p Policy) Remaps() bool { return p.strategy.Remap != nil }
+
+// Remap finds the server of every block. Only for a policy that Remaps.
+func (p Policy) Remap(s Situation) ([]int, error) {
+	if err := checkWeights(s.Weights); err != nil {
+		return nil, err
+	}
+	return p.strategy.Remap(s), nil
+}
+
+// Judge says what the profiles of the servers ask for while members stay.
+func (p Policy) Judge(s Situation) Verdict {
+	if p.strategy.Judge == nil {
+		return Verdict{}
+	}
+	return p.strategy.Judge(s)
+}
+
+func checkWeights(weights []float64) error {
 	if len(weights) == 0 || len(weights) > limits.MaxServers {
-		return nil, fmt.Errorf("placement over %d servers, allowed are 1 to %d", len(weights), limits.MaxServers)
+		return fmt.Errorf("placement over %d servers, allowed are 1 to %d", len(weights), limits.MaxServers)
 	}
 	var sum float64
 	for s, w := range weights {
 		if !(w >= 0) || math.IsInf(w, 1) {
-			return nil, fmt.Errorf("weight %v of server %d must be a number of at least 0", w, s)
+			return fmt.Errorf("weight %v of server %d must be a number of at least 0", w, s)
 		}
 		sum += w
 	}
 	if sum == 0 || math.IsInf(sum, 1) {
-		return nil, fmt.Errorf("weights of the %d servers sum to %v: at least one must be above 0, and the sum finite", len(weights), sum)
-	}
-	return p.over(slices.Clone(weights)), nil
-}
-
-// noArguments is for policies that have none.
-func noArguments(arguments string) error {
-	if arguments != "" {
-		return fmt.Errorf("it has no arguments, got %q", arguments)
+		return fmt.Errorf("weights of the %d servers sum to %v: at least one must be above 0, and the sum finite", len(weights), sum)
 	}
 	return nil
 }

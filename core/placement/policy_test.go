@@ -27,9 +27,9 @@ func place(t *testing.T, name string, weights []float64) Placer {
 }
 
 // held is the bytes that a placement puts on each server.
-func held(servers int, tensors []Load, placed [][]int) []float64 {
+func held(servers int, loads []Load, placed [][]int) []float64 {
 	sum := make([]float64, servers)
-	for i, tensor := range tensors {
+	for i, tensor := range loads {
 		for k, s := range placed[i] {
 			sum[s] += float64(tensor.Parts[k])
 		}
@@ -37,16 +37,21 @@ func held(servers int, tensors []Load, placed [][]int) []float64 {
 	return sum
 }
 
-func whole(sizes ...uint32) (tensors []Load) {
-	for _, n := range sizes {
-		tensors = append(tensors, Load{[]uint32{n}, Free})
+// ours are the policies of this package.
+func ours() []string {
+	return slices.DeleteFunc(Names(), func(name string) bool { return name == "from-outside" })
+}
+
+func tensors(sizes ...uint32) (all []Load) {
+	for i, n := range sizes {
+		all = append(all, Load{Number: uint32(i), Parts: []uint32{n}, Home: Free})
 	}
-	return tensors
+	return all
 }
 
 func TestRoundRobinGivesPartitionsInTurn(t *testing.T) {
 	p := place(t, "round-robin", Even(3))
-	got := p.Place([]Load{{[]uint32{9}, Free}, {[]uint32{1, 1}, Free}, {[]uint32{5, 5, 5, 5}, Free}, {[]uint32{0}, Free}})
+	got := p.Place([]Load{{Parts: []uint32{9}, Home: Free}, {Parts: []uint32{1, 1}, Home: Free}, {Parts: []uint32{5, 5, 5, 5}, Home: Free}, {Parts: []uint32{0}, Home: Free}})
 	if want := [][]int{{0}, {1, 2}, {0, 1, 2, 0}, {1}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -55,7 +60,7 @@ func TestRoundRobinGivesPartitionsInTurn(t *testing.T) {
 // The modularized parameter server's heuristic: sort by size, largest first onto the least loaded.
 func TestLargestFirstSortsTheBatch(t *testing.T) {
 	p := place(t, "largest-first", Even(2))
-	got := p.Place(whole(1000, 3000, 9000, 5000, 2000))
+	got := p.Place(tensors(1000, 3000, 9000, 5000, 2000))
 	if want := [][]int{{0}, {1}, {0}, {1}, {1}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want) // server 0: 9000 1000; server 1: 5000 3000 2000
 	}
@@ -66,8 +71,8 @@ func TestFirstPartitionGoesHome(t *testing.T) {
 		p := place(t, name, []float64{1, 1, 0, 1})
 		for home := range 4 {
 			for _, n := range []int{1, 2, 3, 4, 5, 9} {
-				servers := p.Place([]Load{{slices.Repeat([]uint32{100}, n), home}})[0]
-				if len(servers) != n || servers[0] != home {
+				servers := p.Place([]Load{{Parts: slices.Repeat([]uint32{100}, n), Home: home}})[0]
+				if len(servers) != n || n > 0 && servers[0] != home {
 					t.Errorf("%s: %d partitions with home %d went to %v", name, n, home, servers)
 				}
 				if home != 2 && slices.Contains(servers, 2) {
@@ -81,14 +86,14 @@ func TestFirstPartitionGoesHome(t *testing.T) {
 // One tensor alone keeps every server equally busy, whatever was placed before.
 func TestATensorSpreadsEvenly(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for _, name := range Names() {
+	for _, name := range []string{"round-robin", "largest-first", "uniform", "eps", "proportional", "psld"} {
 		for range 200 {
 			servers := 1 + rng.IntN(9)
 			p := place(t, name, Even(servers))
-			p.Place(whole(rng.Uint32N(mib), rng.Uint32N(mib), rng.Uint32N(mib)))
+			p.Place(tensors(rng.Uint32N(mib), rng.Uint32N(mib), rng.Uint32N(mib)))
 			home := rng.IntN(servers+1) - 1
 			parts := slices.Repeat([]uint32{1000}, 1+rng.IntN(30))
-			count := held(servers, []Load{{Parts: slices.Repeat([]uint32{1}, len(parts))}}, p.Place([]Load{{parts, home}}))
+			count := held(servers, []Load{{Parts: slices.Repeat([]uint32{1}, len(parts))}}, p.Place([]Load{{Parts: parts, Home: home}}))
 			if slices.Max(count)-slices.Min(count) > 1 {
 				t.Fatalf("%s: %d partitions over %d servers from home %d: %v", name, len(parts), servers, home, count)
 			}
@@ -97,11 +102,11 @@ func TestATensorSpreadsEvenly(t *testing.T) {
 }
 
 // FluentPS's EPS: every server holds the same bytes. Here: to within the largest partition.
-func TestLargestFirstHoldsTheSameBytesOnEveryServer(t *testing.T) {
+func TestEveryServerHoldsTheSameBytes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
-	for range 200 {
+	for k := range 200 {
 		servers := 1 + rng.IntN(16)
-		p := place(t, "largest-first", Even(servers))
+		p := place(t, []string{"largest-first", "eps", "proportional"}[k%3], Even(servers))
 		load := make([]float64, servers)
 		var largest float64
 		for range 1 + rng.IntN(5) {
@@ -123,7 +128,7 @@ func TestLargestFirstHoldsTheSameBytesOnEveryServer(t *testing.T) {
 func model(rng *rand.Rand, servers int) (batch []Load) {
 	for range 1 + rng.IntN(60) {
 		total := uint64(4 * math.Exp(rng.Float64()*16))
-		batch = append(batch, Load{Cut(total/4*4, 4, 4*mib, servers, nil), Free})
+		batch = append(batch, Load{Number: rng.Uint32(), Parts: Cut(total/4*4, 4, 4*mib, servers, nil), Home: Free})
 	}
 	return batch
 }
@@ -131,7 +136,7 @@ func model(rng *rand.Rand, servers int) (batch []Load) {
 // Whole tensors in turn are uneven where sizes differ (the modularized parameter server found so for
 // GoogLeNet); the heuristic is not. Sizes: AlexNet's parameters in bytes.
 func TestLargestFirstIsMoreEvenThanRoundRobinOnWholeTensors(t *testing.T) {
-	alexnet := whole(139392, 384, 2457600, 1024, 3538944, 1536, 2654208, 1536, 1769472, 1024, 150994944, 16384, 67108864, 16384, 16384000, 4000)
+	alexnet := tensors(139392, 384, 2457600, 1024, 3538944, 1536, 2654208, 1536, 1769472, 1024, 150994944, 16384, 67108864, 16384, 16384000, 4000)
 	worst := map[string]float64{}
 	for _, name := range Names() {
 		sums := held(4, alexnet, place(t, name, Even(4)).Place(alexnet))
@@ -147,7 +152,7 @@ func TestSharesFollowTheWeights(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	weights := []float64{1, 1, 2.5, 0, 0.5}
 	p := place(t, "largest-first", weights)
-	batch := []Load{{Cut(512*mib, 4, mib, len(weights), nil), Free}}
+	batch := []Load{{Parts: Cut(512*mib, 4, mib, len(weights), nil), Home: Free}}
 	for range 5 {
 		batch = append(batch, model(rng, len(weights))...)
 	}
@@ -206,11 +211,12 @@ func TestAnyWeightsPlaceEveryPartition(t *testing.T) {
 			weights[s] = math.Exp(rng.NormFloat64()*5) * float64(rng.IntN(3))
 		}
 		weights[rng.IntN(len(weights))] = 1
-		p := place(t, Names()[rng.IntN(2)], weights)
-		n := rng.IntN(100)
-		got := p.Place([]Load{{make([]uint32, n), rng.IntN(len(weights)+1) - 1}})
-		if len(got[0]) != n {
-			t.Fatalf("weights %v: %d of %d partitions placed", weights, len(got[0]), n)
+		name := ours()[rng.IntN(len(ours()))]
+		n, home := rng.IntN(100), rng.IntN(len(weights)+1)-1
+		got := place(t, name, weights).Place([]Load{{Number: rng.Uint32(), Parts: slices.Repeat([]uint32{rng.Uint32N(mib)}, n), Home: home}})
+		wrong := func(s int) bool { return weights[s] == 0 && s != home }
+		if len(got[0]) != n || slices.ContainsFunc(got[0], wrong) {
+			t.Fatalf("%s over weights %v: %d partitions with home %d are on %v", name, weights, n, home, got[0])
 		}
 	}
 }
@@ -222,7 +228,10 @@ func TestWhatCannotBePlacedIsRefused(t *testing.T) {
 		want    string
 	}{
 		{"best-fit", Even(2), `unknown placement "best-fit", known are: round-robin, largest-first`},
-		{"round-robin:3", Even(2), `placement "round-robin:3": it has no argument`},
+		{"psdl", Even(2), `unknown placement "psdl", did you mean "psld"? Known are: round-robin, `},
+		{"largest:3", Even(2), `unknown placement "largest:3", did you mean "largest-first"?`},
+		{"round-robin:3", Even(2), `placement "round-robin:3": takes no argument "3" (it is written round-robin)`},
+		{"psld:2", Even(2), `placement "psld:2": EPSILON is "2", allowed is a number from 0 to 1`},
 		{"round-robin", nil, "placement over 0 servers"},
 		{"round-robin", []float64{1, -1}, "weight -1 of server 1"},
 		{"round-robin", []float64{math.NaN()}, "weight NaN of server 0"},

@@ -1,7 +1,7 @@
 package placement
 
-// newRoundRobin makes the placer that deals partitions in turn, whatever their size.
-func newRoundRobin(arguments string) (func(weights []float64) Placer, error) {
+// newRoundRobin makes the strategy that deals partitions in turn, whatever their size.
+func newRoundRobin(*Arguments) Strategy {
 	one := func(uint32) float64 { return 1 }
-	return func(w []float64) Placer { return newDealer(w, one, false) }, noArguments(arguments)
+	return Strategy{Over: func(w []float64) Placer { return newDealer(w, one, false) }}
 }

@@ -116,7 +116,7 @@ var table = []row{
 	{"PACELINE_NUM_SERVERS", same("DMLC_NUM_SERVER"), "0", integer(func(s *Settings) *int { return &s.NumServers }, 0, limits.MaxServers),
 		"Dedicated servers to wait for; 0 leaves it to the scheduler."},
 	{"PACELINE_PLACEMENT", nil, "", policy(func(s *Settings) *string { return &s.Placement }),
-		"How keys are placed on servers. By default the scheduler's choice."},
+		"How tensors are cut and placed on servers (docs/placement.md). By default the scheduler's choice, largest-first."},
 	{"PACELINE_PARTITION_BYTES", same("BYTEPS_PARTITION_BYTES"), "", among(workers, size(func(s *Settings) *int64 { return &s.PartitionBytes }, limits.MinPartition, limits.MaxPartition)),
 		"Larger tensors are cut into partitions of this size. By default 4 MiB, and 256 KiB with dedicated servers."},
 	{"PACELINE_FUSION_BYTES", []synonym{{"HOROVOD_FUSION_THRESHOLD", atMost(limits.MaxBatch)}}, "64KiB", size(func(s *Settings) *int64 { return &s.FusionBytes }, 0, limits.MaxBatch),

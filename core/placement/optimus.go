@@ -1,0 +1,80 @@
+package placement
+
+import (
+	"cmp"
+	"slices"
+)
+
+// newOptimus makes the strategy of Optimus (EuroSys '18, section 5.3): every server has room for its share of all bytes.
+// The largest tensor goes first, to the server where it leaves the least room; one that is larger than a share is spread over the
+// servers by partitions; and one that is smaller than a hundredth of a share goes to the server with the fewest partitions, which
+// are the requests that it has to handle.
+func newOptimus(*Arguments) Strategy {
+	return Strategy{
+		Over: func(w []float64) Placer {
+			return &optimus{newDealer(w, frameBytes, true), newDealer(w, func(uint32) float64 { return 1 }, false)}
+		},
+		Width: whole,
+	}
+}
+
+// tinyShare is the part of a server's share below which a tensor counts as a request and not as bytes.
+const tinyShare = 0.01
+
+type optimus struct{ held, requests *dealer }
+
+// Add implements Placer.
+func (o *optimus) Add(parts []uint32, servers []int) {
+	o.held.Add(parts, servers)
+	o.requests.Add(parts, servers)
+}
+
+// Remove implements Placer.
+func (o *optimus) Remove(parts []uint32, servers []int) {
+	o.held.Remove(parts, servers)
+	o.requests.Remove(parts, servers)
+}
+
+// Place implements Placer.
+func (o *optimus) Place(tensors []Load) [][]int {
+	order := make([]int, len(tensors))
+	var total float64
+	for i, t := range tensors {
+		order[i] = i
+		total += o.held.sum(t.Parts)
+	}
+	for _, load := range o.held.load {
+		total += load
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(bytes(tensors[b]), bytes(tensors[a])) })
+	placed := make([][]int, len(tensors))
+	for _, i := range order {
+		placed[i] = o.place(tensors[i], total)
+		o.Add(tensors[i].Parts, placed[i])
+	}
+	return placed
+}
+
+// place finds servers for one tensor of a model of total bytes.
+func (o *optimus) place(t Load, total float64) []int {
+	size, share := o.held.sum(t.Parts), total/float64(len(weighted(o.held.weights)))
+	switch {
+	case size > share:
+		return o.held.deal(t)
+	case t.Home != Free:
+		return all(t.Home, len(t.Parts))
+	case size < tinyShare*share:
+		return all(o.requests.ranking(make([]int, len(o.requests.weights)), 1)[0], len(t.Parts))
+	}
+	room := func(s int) float64 { return total*o.held.weights[s]/o.held.total - o.held.load[s] }
+	best := -1
+	for _, s := range weighted(o.held.weights) {
+		if room(s) >= size && (best < 0 || room(s) < room(best)) {
+			best = s
+		}
+	}
+	if best < 0 {
+		best = o.held.ranking(make([]int, len(o.held.weights)), size)[0]
+	}
+	return all(best, len(t.Parts))
+}
