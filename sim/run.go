@@ -34,7 +34,8 @@ type run struct {
 	servers []server
 	gates   []*gate // by key, or the scheduler's alone
 	decider *decider
-	size    []int64 // of each key
+	size    []int64         // of each key
+	spent   []time.Duration // of each rank's exchange of each key so far, where they are observed
 	result  Result
 	finish  int  // workers that have done their iterations
 	over    bool // no iteration begins any more and time has stopped
@@ -122,6 +123,9 @@ func newRun(s Scenario) (*run, error) {
 	}
 	for key := range s.keys() {
 		r.size = append(r.size, s.bytes(key))
+	}
+	if s.Observe != nil {
+		r.spent = make([]time.Duration, s.Workers*s.keys())
 	}
 	return r, nil
 }
@@ -215,7 +219,11 @@ func (r *run) push(rank int, verdict superstep.Verdict) {
 
 func (r *run) arrive(rank, key int) {
 	tail := r.now + r.Bandwidth.hold(r.size[key]) // the last byte has come over the worker's link
-	through := r.servers[key%r.Servers].in.occupy(r.now, r.ServerBandwidth.hold(r.size[key]))
+	server := r.server(key)
+	through := r.servers[server].in.occupy(r.now, r.link(server).hold(r.size[key]))
+	if r.spent != nil {
+		r.spent[rank*len(r.size)+key] = -r.now
+	}
 	r.queue.add(max(tail, through), whole, rank, key)
 	if key+1 < len(r.size) {
 		r.queue.add(tail, head, rank, key+1)
@@ -227,7 +235,7 @@ func (r *run) process(rank, key int) error {
 	if r.ServerCost == 0 {
 		return r.received(rank, key)
 	}
-	r.queue.add(r.servers[key%r.Servers].processor.occupy(r.now, r.ServerCost), handled, rank, key)
+	r.queue.add(r.servers[r.server(key)].processor.occupy(r.now, r.ServerCost), handled, rank, key)
 	return nil
 }
 
@@ -236,6 +244,9 @@ func (r *run) received(rank, key int) error {
 	w := &r.workers[rank]
 	w.arrived = r.now
 	w.coming--
+	if r.spent != nil {
+		r.spent[rank*len(r.size)+key] += r.now
+	}
 	if r.Barrier == Overlap {
 		return r.exchange(key, rank)
 	}
@@ -321,18 +332,24 @@ func (r *run) release(k int, ranks ...int) {
 
 // answer sends a key to a worker.
 func (r *run) answer(rank, key int) {
-	server := &r.servers[key%r.Servers]
+	server := &r.servers[r.server(key)]
 	out := &server.out
 	start := max(server.processor.occupy(r.now, r.ServerCost), out.free)
-	out.occupy(start, r.ServerBandwidth.hold(r.size[key]))
+	out.occupy(start, r.link(r.server(key)).hold(r.size[key]))
+	if r.spent != nil {
+		r.spent[rank*len(r.size)+key] -= r.now
+	}
 	r.queue.add(start+r.Latency, answered, rank, key)
 }
 
 // receive moves an answer over the worker's link.
 func (r *run) receive(rank, key int) {
 	w := &r.workers[rank]
-	tail := r.now + r.ServerBandwidth.hold(r.size[key])
-	w.ready = max(w.ready, tail, w.in.occupy(r.now, r.Bandwidth.hold(r.size[key])))
+	tail := max(r.now+r.link(r.server(key)).hold(r.size[key]), w.in.occupy(r.now, r.Bandwidth.hold(r.size[key])))
+	w.ready = max(w.ready, tail)
+	if r.spent != nil {
+		r.Observe(rank, key, r.spent[rank*len(r.size)+key]+tail)
+	}
 	if w.missing--; w.missing == 0 {
 		r.queue.add(w.ready, complete, rank, 0)
 	}

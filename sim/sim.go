@@ -62,7 +62,8 @@ func (u Until) String() string { return units.Text([]string{"all", "total"}, "un
 type Scenario struct {
 	Workers    int
 	Servers    int
-	Keys       int // of each server
+	Keys       int // of each server; without a layout
+	Layout     []Key
 	Iterations int
 	Until      Until
 
@@ -71,13 +72,24 @@ type Scenario struct {
 	Barrier Barrier
 
 	Compute         Compute
-	Bytes           int64         // of all keys together, each way in every iteration
+	Bytes           int64         // of all keys together, each way in every iteration; without a layout
 	Bandwidth       Bandwidth     // of a worker's link, each way
 	ServerBandwidth Bandwidth     // of a server's link, each way
+	ServerLinks     []Bandwidth   // of each server's link, where they differ
 	Latency         time.Duration // one way
 	ServerCost      time.Duration // of a server's one processor for a key, when it is whole and again when it is answered
 
 	Seed uint64 // of the computing times
+
+	// Observe, where it is set, gets the time of each exchange of a key, without the wait for other workers' pushes.
+	Observe func(rank, key int, took time.Duration)
+}
+
+// Key is one of a layout: workers push keys in its order. Without a layout the bytes are shared by all keys equally, and the
+// keys by the servers in turn.
+type Key struct {
+	Server int
+	Bytes  int64
 }
 
 // Check reports the faults of the scenario, with the allowed values.
@@ -88,13 +100,16 @@ func (s Scenario) Check() error {
 	}{
 		{"workers", s.Workers, 1, MaxWorkers},
 		{"servers", s.Servers, 1, MaxServers},
-		{"keys", s.Keys, 1, max(1, MaxKeys/max(1, s.Servers))},
+		{"keys", s.keys(), 1, MaxKeys},
 		{"iterations", s.Iterations, 1, MaxIterations},
 		{"workers times keys", s.Workers * s.keys(), 1, MaxExchanges},
 	} {
 		if f.value < f.least || f.value > f.most {
 			return fmt.Errorf("%s is %d, allowed is %d to %d", f.name, f.value, f.least, f.most)
 		}
+	}
+	if err := s.checkLayout(); err != nil {
+		return err
 	}
 	switch {
 	case s.Bytes < 0 || s.Bytes > MaxBytes:
@@ -113,11 +128,47 @@ func (s Scenario) Check() error {
 	return s.Model.CheckWorkers(s.Workers)
 }
 
-// keys is the number of keys of all servers.
-func (s Scenario) keys() int { return s.Servers * s.Keys }
+func (s Scenario) checkLayout() error {
+	if s.ServerLinks != nil && len(s.ServerLinks) != s.Servers {
+		return fmt.Errorf("%d links are given for %d servers", len(s.ServerLinks), s.Servers)
+	}
+	for i, k := range s.Layout {
+		if k.Server < 0 || k.Server >= s.Servers || k.Bytes < 0 || k.Bytes > MaxBytes {
+			return fmt.Errorf("key %d of the layout has %d bytes on server %d, allowed are 0 to %d bytes on servers 0 to %d", i, k.Bytes, k.Server, int64(MaxBytes), s.Servers-1)
+		}
+	}
+	return nil
+}
 
-// bytes is the size of a key: an equal share, to the byte.
+// keys is the number of keys of all servers.
+func (s Scenario) keys() int {
+	if s.Layout != nil {
+		return len(s.Layout)
+	}
+	return s.Servers * s.Keys
+}
+
+// server is the server of a key.
+func (s Scenario) server(key int) int {
+	if s.Layout != nil {
+		return s.Layout[key].Server
+	}
+	return key % s.Servers
+}
+
+// link is the bandwidth of a server's link.
+func (s Scenario) link(server int) Bandwidth {
+	if s.ServerLinks != nil {
+		return s.ServerLinks[server]
+	}
+	return s.ServerBandwidth
+}
+
+// bytes is the size of a key: without a layout an equal share, to the byte.
 func (s Scenario) bytes(key int) int64 {
+	if s.Layout != nil {
+		return s.Layout[key].Bytes
+	}
 	n := int64(s.keys())
 	size := s.Bytes / n
 	if int64(key) < s.Bytes%n {

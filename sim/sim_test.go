@@ -56,6 +56,12 @@ func TestTimesAreThoseOfTheLinks(t *testing.T) {
 		"four share a server": {func(s *Scenario) { s.Workers = 4 }, 50 + 400 + 400},
 		// Its link is four times as fast: the worker's is what a message is slow on.
 		"a fast server": {func(s *Scenario) { s.Workers = 4; s.ServerBandwidth = 320e6 }, 50 + 100 + 100 + 75},
+		// 0.2 MB to server 1, then 0.8 MB to server 0.
+		"a layout": {func(s *Scenario) { s.Servers, s.Layout = 2, []Key{{1, 200_000}, {0, 800_000}} }, 50 + 100 + 80},
+		// The same, with half the bandwidth at server 0.
+		"a slow server": {func(s *Scenario) {
+			s.Servers, s.Layout, s.ServerLinks = 2, []Key{{1, 200_000}, {0, 800_000}}, []Bandwidth{40e6, 80e6}
+		}, 50 + 20 + 160 + 160},
 		// Two servers with 0.5 MB each, pushed one after the other: the first answers while the second is pushed to.
 		"overlap": {func(s *Scenario) { s.Servers = 2 }, 50 + 50 + 50 + 50},
 		// A global barrier lets pulls begin when all is pushed: an acknowledgement, a report, the word
