@@ -6,8 +6,8 @@ import (
 )
 
 // newOptimus makes the strategy of Optimus (EuroSys '18, section 5.3): every server has room for its share of all bytes.
-// The largest tensor goes first, to the server where it leaves the least room; one that is larger than a share is spread over the
-// servers by partitions; and one that is smaller than a hundredth of a share goes to the server with the fewest partitions, which
+// The largest tensor goes first, to the server where it leaves the least room; one that is larger than a share is sliced
+// into shares, each for the emptiest server; and one that is smaller than a hundredth of a share goes to the server with the fewest partitions, which
 // are the requests that it has to handle.
 func newOptimus(*Arguments) Strategy {
 	return Strategy{
@@ -60,7 +60,7 @@ func (o *optimus) place(t Load, total float64) []int {
 	size, share := o.held.sum(t.Parts), total/float64(len(weighted(o.held.weights)))
 	switch {
 	case size > share:
-		return o.held.deal(t)
+		return o.slice(t, share)
 	case t.Home != Free:
 		return all(t.Home, len(t.Parts))
 	case size < tinyShare*share:
@@ -77,4 +77,25 @@ func (o *optimus) place(t Load, total float64) []int {
 		best = o.held.ranking(make([]int, len(o.held.weights)), size)[0]
 	}
 	return all(best, len(t.Parts))
+}
+
+// slice deals a tensor in slices of one share each.
+func (o *optimus) slice(t Load, share float64) []int {
+	load := slices.Clone(o.held.load)
+	placed := make([]int, len(t.Parts))
+	server, size := t.Home, 0.0
+	for k, part := range t.Parts {
+		if server == Free || size > 0 && size+o.held.cost(part) > share {
+			server, size = -1, 0
+			for _, s := range weighted(o.held.weights) {
+				if server < 0 || load[s]/o.held.weights[s] < load[server]/o.held.weights[server] {
+					server = s
+				}
+			}
+		}
+		placed[k] = server
+		size += o.held.cost(part)
+		load[server] += o.held.cost(part)
+	}
+	return placed
 }
