@@ -3,11 +3,15 @@ package jobtest_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -49,6 +53,28 @@ func TestARemovedProcessSetEndsItsOperations(t *testing.T) {
 				return err
 			})
 			j.Works("all", 1000)
+		})
+	}
+}
+
+// Sets come and go, each with a value that takes a quarter of a server's memory: removal gives it back.
+func TestARemovedProcessSetGivesItsMemoryBack(t *testing.T) {
+	const bytes = 1 << 20
+	for name, place := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(1)} {
+		t.Run(name, func(t *testing.T) {
+			jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+				j := jobtest.Start(t, 2, network, place, jobtest.With(func(s *settings.Settings) { s.ServerMemory = 4 * bytes }))
+				for i := range 12 {
+					set := j.AddSet([]int{1})
+					op := j.Held(1, fmt.Sprint("w", i), "ssp:1", bytes/4).Op(units.Declare, 1)
+					op.Set, op.Root, op.Input = set, 1, make([]byte, bytes)
+					if _, err := j.Do(1, op); err != nil {
+						t.Fatalf("set %d: %v", i, err)
+					}
+					j.Each(func(rank int) error { return j.Workers[rank].RemoveSet(t.Context(), set.ID) })
+					synctest.Wait()
+				}
+			})
 		})
 	}
 }

@@ -85,7 +85,7 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	defer listeners.Close()
 	line, err = reach(ctx, log, control.Config{
 		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleServer},
-		Log: log, OnLost: srv.Lost, OnRoster: srv.Begin,
+		Log: log, OnLost: srv.Lost, OnRoster: srv.Begin, OnRemoved: srv.RemoveSet,
 		Progress: func() wire.Progress { return wire.Progress{Seconds: time.Since(began).Seconds(), Waits: srv.Waits()} },
 	})
 	if err != nil {

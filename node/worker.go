@@ -297,6 +297,9 @@ func (w *Worker) RemoveSet(ctx context.Context, id uint32) error {
 		return err
 	}
 	w.Engine.RemoveSet(id)
+	if w.server != nil {
+		w.server.RemoveSet(wire.RemovedSet{Round: w.Membership.Now().Round, ID: id})
+	}
 	return nil
 }
 

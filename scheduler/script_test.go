@@ -280,6 +280,8 @@ func (a *actor) hear(m *wire.Control) string {
 		a.known.Sets = append(a.known.Sets, *m.Set)
 		a.known.SetCalls++
 		return fmt.Sprintf("set %d is %v", m.Set.ID, m.Set.Ranks)
+	case m.Removed != nil:
+		return fmt.Sprintf("set %d of round %d is removed", m.Removed.ID, m.Removed.Round)
 	case m.Lost != nil:
 		return fmt.Sprintf("lost %s %d: %s", m.Lost.Role, m.Lost.Rank, m.Lost.Why)
 	case m.Status != nil:

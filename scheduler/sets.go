@@ -81,7 +81,19 @@ func (m *Machine) call(l *line, c *wire.Control) {
 		slices.Sort(gone)
 		m.finish(r, at, refused("a call on process sets takes all ranks, and %s left the job or was lost", ranksOf(gone)))
 	case len(k.asked) == len(r.workers):
-		m.finish(r, at, r.apply(c))
+		answer := r.apply(c)
+		if c.RemoveID != 0 && answer.Error == "" {
+			m.removed(r, c.RemoveID)
+		}
+		m.finish(r, at, answer)
+	}
+}
+
+// removed tells the dedicated servers of a set that is removed; those in workers learn it from their workers. One whose line
+// is broken keeps the set's tensors until the round ends.
+func (m *Machine) removed(r *round, id uint32) {
+	for _, p := range m.serversOf(r) {
+		m.send(p.line, &wire.Control{Removed: &wire.RemovedSet{Round: r.epoch.Round, ID: id}})
 	}
 }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -27,14 +28,15 @@ type round struct {
 	s       *Server
 	members *membership.View
 
-	mu      lockorder.RWMutex
-	tensors map[uint32]*tensor
-	conns   map[int][]*conn // by rank
-	local   *Local          // of the worker in this process, if any
-	byes    map[int]int     // connections of a rank on which it said goodbye
-	joins   map[int]int     // connections of a rank on which it said that it joins
-	lost    *wire.Lost
-	ended   bool
+	mu       lockorder.RWMutex
+	tensors  map[uint32]*tensor
+	conns    map[int][]*conn // by rank
+	local    *Local          // of the worker in this process, if any
+	byes     map[int]int     // connections of a rank on which it said goodbye
+	joins    map[int]int     // connections of a rank on which it said that it joins
+	lost     *wire.Lost
+	ended    bool
+	removals removals
 
 	deserted chan struct{} // closed by desert when every rank has left, or one is lost
 	desert   func()
@@ -51,7 +53,7 @@ type round struct {
 func newRound(s *Server, first *membership.Epoch) *round {
 	r := &round{
 		s: s, members: membership.NewView(first),
-		tuners: held.NewTuners(), tensors: map[uint32]*tensor{}, conns: map[int][]*conn{}, byes: map[int]int{}, joins: map[int]int{}, deserted: make(chan struct{}),
+		tuners: held.NewTuners(), tensors: map[uint32]*tensor{}, removals: newRemovals(), conns: map[int][]*conn{}, byes: map[int]int{}, joins: map[int]int{}, deserted: make(chan struct{}),
 	}
 	r.desert = sync.OnceFunc(func() { close(r.deserted) })
 	r.settings = room.Round{
@@ -85,6 +87,9 @@ func (r *round) announce(t *wire.Tensor) error {
 	}()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.removals.has(t) {
+		return nil
+	}
 	if have, ok := r.tensors[t.ID]; ok {
 		if have.Name != t.Name || have.ProcessSet != t.ProcessSet || have.signature != t.Signature() {
 			return fmt.Errorf("tensor %d is %q %s, not %q %s", t.ID, have.Name, have.signature, t.Name, t.Signature())
@@ -117,7 +122,11 @@ func (r *round) inUse() []*tensor {
 func (r *round) tensor(h *wire.Header) (*tensor, error) {
 	r.mu.RLock()
 	t := r.tensors[h.Tensor]
+	_, removed := r.removals.tensors[h.Tensor]
 	r.mu.RUnlock()
+	if removed {
+		return nil, errRemoved
+	}
 	if t == nil {
 		return nil, fmt.Errorf("%v of tensor %d, which was not announced", h.Type, h.Tensor)
 	}
@@ -130,6 +139,10 @@ func (r *round) tensor(h *wire.Header) (*tensor, error) {
 // serve brings a request to its room. An error is of a peer that does not keep to the protocol.
 func (r *round) serve(q *room.Request) error {
 	t, err := r.tensor(&q.Header)
+	if errors.Is(err, errRemoved) {
+		q.Reply.Fail(inprocess.ErrCancelled)
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -152,6 +165,9 @@ func (r *round) serve(q *room.Request) error {
 // report brings a rank's end of an iteration to the values that it is of.
 func (r *round) report(h *wire.Header, iteration wire.Report) error {
 	t, err := r.tensor(h)
+	if errors.Is(err, errRemoved) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -234,6 +250,7 @@ func (r *round) dropTensors(err error) {
 	r.mu.Lock()
 	tensors := r.tensors
 	r.tensors = map[uint32]*tensor{}
+	clear(r.removals.tensors)
 	r.mu.Unlock()
 	r.tuners.Reset()
 	for _, t := range tensors {

@@ -143,6 +143,13 @@ func (s *Server) Lost(l wire.Lost) {
 	}
 }
 
+// RemoveSet forgets the tensors of a process set that every worker has removed.
+func (s *Server) RemoveSet(set wire.RemovedSet) {
+	if r := s.running(); r != nil && r.members.Now().Round == set.Round {
+		r.removeSet(set.ID)
+	}
+}
+
 // Serve accepts connections until the listener is closed.
 func (s *Server) Serve(l transport.Listener) error {
 	for {

@@ -202,6 +202,16 @@ func (h *Home) Reset() {
 	h.names, h.joined, h.waiting = map[ID]*name{}, rankset.Set{}, 0
 }
 
+// Forget forgets the names of a process set that nobody uses any more.
+func (h *Home) Forget(set uint32) {
+	for id, n := range h.names {
+		if id.Set == set {
+			h.waiting -= len(n.window)
+			delete(h.names, id)
+		}
+	}
+}
+
 // Waiting is the number of operations that some of their ranks have come to, and not all.
 func (h *Home) Waiting() int { return h.waiting }
 

@@ -198,6 +198,12 @@ type ProcessSet struct {
 	Ranks []int  `json:"ranks"`
 }
 
+// RemovedSet is a process set that no operation will use any more, in its round.
+type RemovedSet struct {
+	Round uint64 `json:"round"`
+	ID    uint32 `json:"id"`
+}
+
 // Control is one message between a node and the scheduler. At most one field beside the first four is set.
 // A request has ID > 0, and its answer the same ID.
 type Control struct {
@@ -213,6 +219,7 @@ type Control struct {
 	AddSet   []int        `json:"add_set,omitempty"`   // worker → scheduler: every worker asks; answered by Set when all have
 	RemoveID uint32       `json:"remove_id,omitempty"` // worker → scheduler: every worker asks; answered when all have
 	Set      *ProcessSet  `json:"set,omitempty"`
+	Removed  *RemovedSet  `json:"removed,omitempty"`  // scheduler → dedicated server: every worker has removed this set
 	Lost     *Lost        `json:"lost,omitempty"`     // node → scheduler: I lost this peer; scheduler → node: the job lost it
 	Clock    *Clock       `json:"clock,omitempty"`    // node → scheduler, for timelines; the scheduler answers with its clock
 	Bye      bool         `json:"bye,omitempty"`      // node → scheduler: I leave on purpose
