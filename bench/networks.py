@@ -1,6 +1,7 @@
-"""The networks of step.py. Each has batches of its own; those of simulated models are empty."""
+"""The networks of step.py and overlap.py. Each has batches of its own; those of simulated models are empty."""
 
 import sys
+import time
 from pathlib import Path
 
 import shapes
@@ -46,37 +47,40 @@ def deep(layers, width):
     )
 
 
-class Simulated(nn.Module):
+class Simulated(nn.Sequential):
     """A model's shapes: every layer computes for as long as its work takes, and gives a gradient of known values.
 
-    work: examples whose multiplications a layer does, for which no activations are needed.
+    work: examples whose multiplications a layer does, for which no activations are needed. compute: does so many.
     """
 
-    def __init__(self, layers, work, seed):
+    def __init__(self, layers, work, seed, compute):
+        values = torch.randn(max(n for elements, _ in layers for n in elements), generator=_generator(seed))
+        super().__init__(*[_Layer(elements, work * of, values, compute) for elements, of in layers])
+
+
+class _Layer(nn.Module):
+    def __init__(self, elements, work, values, compute):
         super().__init__()
-        self.layers = nn.ModuleList(nn.ParameterList(torch.zeros(n) for n in elements) for elements, _ in layers)
-        self.work = [work * of for _, of in layers]
-        self.values = torch.randn(max(p.numel() for p in self.parameters()), generator=_generator(seed))
+        self.tensors = nn.ParameterList(torch.zeros(n) for n in elements)
+        self.work, self.values, self.compute = work, values, compute
 
     def forward(self, x):
         """A number without a meaning, shape (1,), for x of that shape."""
-        for parameters, work in zip(self.layers, self.work, strict=True):
-            x = _Layer.apply(x, work, self.values, *parameters)
-        return x
+        return _Compute.apply(x, self.work, self.values, self.compute, *self.tensors)
 
 
-class _Layer(torch.autograd.Function):
+class _Compute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, work, values, *parameters):
-        ctx.work, ctx.values, ctx.shapes = work, values, [p.shape for p in parameters]
-        multiply(work)
+    def forward(ctx, x, work, values, compute, *parameters):
+        ctx.work, ctx.values, ctx.compute, ctx.shapes = work, values, compute, [p.shape for p in parameters]
+        compute(work)
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        multiply(2 * ctx.work)
+        ctx.compute(2 * ctx.work)
         factor = gradient.item()
-        return gradient, None, None, *(ctx.values[: s.numel()].view(s) * factor for s in ctx.shapes)
+        return gradient, None, None, None, *(ctx.values[: s.numel()].view(s) * factor for s in ctx.shapes)
 
 
 _LEFT, _RIGHT = torch.rand(2, UNIT, UNIT)
@@ -123,7 +127,13 @@ def _real(network, batch, shape):
 
 
 def _simulated(layers):
-    return lambda work, rank: Simulated(layers, work, rank), _factors, lambda out, _: out.sum()
+    return lambda work, rank: Simulated(layers, work, rank, multiply), _factors, lambda out, _: out.sum()
+
+
+def _elsewhere(layers):
+    """Another processor computes for `work` seconds in each step, two thirds of them in backward."""
+    total = 3 * sum(of for _, of in layers)
+    return lambda work, rank: Simulated(layers, work / total, rank, time.sleep), _factors, lambda out, _: out.sum()
 
 
 # By name: what makes the network, from the examples of simulated computing and the rank; what makes a rank's batches,
@@ -134,5 +144,6 @@ NETWORKS = {
     "wide": _real(lambda: resnet14(64), 4, (3, 16, 16)),
     "deep": _real(lambda: deep(60, 128), 64, (128,)),
     "resnet50": _simulated(shapes.RESNET50_LAYERS),
+    "resnet50 elsewhere": _elsewhere(shapes.RESNET50_LAYERS),
     "bert": _simulated(shapes.BERT_BASE_LAYERS),
 }

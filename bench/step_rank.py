@@ -1,6 +1,7 @@
-"""One rank of step.py: training steps by Paceline, by DDP over Gloo, and computing alone. commands.py has the protocol.
+"""One rank of step.py and overlap.py: training steps by Paceline, by DDP over Gloo, and computing alone.
 
-A wrong result ends the rank with an error.
+Further ways are "cross", which is Paceline with cross_barrier, and "exchange", Paceline's steps without computing.
+commands.py has the protocol. A wrong result ends the rank with an error.
 """
 
 import gc
@@ -39,7 +40,7 @@ class Rank:
         self.ways, self.reference = {}, None
         for way in ways:
             torch.manual_seed(0)
-            network = make(work, self.rank)
+            network = make(0 if way == "exchange" else work, self.rank)
             if not self.ways:
                 self.parameters = list(network.parameters())
                 self.begin = _flat(self.parameters)
@@ -48,9 +49,9 @@ class Rank:
             optimizer = torch.optim.SGD(network.parameters(), LEARNING_RATE)
             if way == "ddp":
                 network = DistributedDataParallel(network)
-            elif way == "paceline":
+            elif way != "alone":
                 named = [(f"{model}.{name}", p) for name, p in network.named_parameters()]
-                optimizer = hvd.DistributedOptimizer(optimizer, named)
+                optimizer = hvd.DistributedOptimizer(optimizer, named, cross_barrier=way == "cross")
             self.ways[way] = network, optimizer
         return {"tensors": len(self.parameters), "parameters": self.begin.numel()}
 
@@ -67,6 +68,8 @@ class Rank:
             optimizer.zero_grad()
             self.loss(network(inputs), labels).backward()
             optimizer.step()
+        if way == "cross":
+            optimizer.agree()
         seconds = time.perf_counter() - began
         costs = {k: v - costs[k] for k, v in _costs().items()}
         costs |= {k: v - garbage[k] for k, v in _garbage().items()}

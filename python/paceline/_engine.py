@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -45,6 +46,7 @@ class Engine:
         self._sync_info: dict[str, dict[str, Any]] = {}
         self.round = 0  # counts inits, so that a handle of an earlier round is recognised
         self._before_wait: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._before_rest: list[Callable[[], None]] = []
         self._at_shutdown: list[Callable[[], None]] = []
 
     # The job
@@ -73,6 +75,10 @@ class Engine:
         """Leaves the job. Operations in flight end with HorovodInternalError. Does nothing without a job."""
         if self._job is None or self._pid != os.getpid():
             return
+        try:
+            self._rest()
+        except HorovodInternalError as e:
+            warnings.warn(f"shutdown() waited for what was in flight, which failed: {e}", stacklevel=3)
         self._job = None
         _interruptible(lambda: self._check(_abi.library().pl_shutdown()))
         for call in self._at_shutdown:
@@ -86,6 +92,14 @@ class Engine:
         for ref in tuple(self._before_wait):  # a reference removes itself when its object ends
             if (call := ref()) is not None:
                 call()
+
+    def before_rest(self, call: Callable[[], None]) -> None:
+        """Has `call` be called before each shutdown and checkpoint: it waits for what it has in flight."""
+        self._before_rest.append(call)
+
+    def _rest(self) -> None:
+        for call in self._before_rest:
+            call()
 
     def at_shutdown(self, call: Callable[[], None]) -> None:
         """Has `call` be called at the end of each shutdown, when no operation uses memory any more."""
@@ -221,6 +235,7 @@ class Engine:
 
         Every rank saves its own, at the same place in the program, with no operation in flight.
         """
+        self._rest()
         self._submit_collected()
         lib, room = _abi.library(), 0
         while True:

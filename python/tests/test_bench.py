@@ -65,6 +65,21 @@ def test_training_steps_beside_ddp(tmp_path):
         assert result["ways"]["paceline"]["go_objects"] > result["ways"]["alone"]["go_objects"]
 
 
+@pytest.mark.skipif(hosts.available() is not None, reason=str(hosts.available()))
+def test_training_steps_over_slow_links(tmp_path):
+    argv = [sys.executable, BENCH / "overlap.py", "--ranks", "2", "--rate", "10gbit", "--computing", "0.5"]
+    printed, report = run([*argv, "--duration", "0.1", "--steps", "2"], tmp_path / "overlap.json")
+    (result,) = report["results"]
+    assert (result["ranks"], result["computing"]) == (2, 0.5)
+    ways = result["ways"]
+    assert set(ways) == {"alone", "exchange", "ddp", "paceline", "cross"}
+    assert result["bound_ms"] == max(ways["alone"]["median_ms"], ways["exchange"]["median_ms"])
+    for way in ways.values():
+        check_times(way)
+        assert way["of_bound"] == pytest.approx(way["median_ms"] / result["bound_ms"])
+    assert printed.count("DDP over Gloo") == printed.count("cross_barrier") == 1
+
+
 def test_a_step_that_differs_from_the_other_ways_ends_the_benchmark(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     import step_rank

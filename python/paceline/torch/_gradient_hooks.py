@@ -137,11 +137,25 @@ class GradientHooks(Distributed):
         function = step.__wrapped__ if getattr(step, "hooked", False) else step.__func__
         return function(self, *closure)
 
+    def _check_options(self, before: list[dict[str, Any]], why: str) -> None:
+        """Raises ValueError if a step has changed options, which all parameters of a group share."""
+        for old, new in zip(before, options_of(self.param_groups), strict=True):
+            changed = [
+                option
+                for option, (value, version) in new.items()
+                if option not in old or value is not old[option][0] or version != old[option][1]
+            ]
+            if changed:
+                raise ValueError(
+                    f"{why}: the optimizer's step changes {', '.join(changed)} of all parameters together, so that "
+                    f"it cannot step them one by one; use {why}=False"
+                )
+
     def _finish_all(self) -> None:
         """Waits for every exchange in flight, even if one fails. Raises RuntimeError if a gradient was changed."""
         failure: RuntimeError | ValueError | None = None
-        made, self._made = self._made, {}
-        changed = [name for p, name in self._parameter_names.items() if p in made and not made[p].is_that_of(p)]
+        changed = self._changed()
+        self._made = {}
         waits, self._in_flight = self._in_flight, {}
         for p, wait in waits.items():
             try:
@@ -154,6 +168,11 @@ class GradientHooks(Distributed):
         if changed:
             names = ", ".join(map(repr, changed[:3])) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
             raise RuntimeError(_CHANGED.format(names=names, recipe=self._recipe))
+
+    def _changed(self) -> list[str]:
+        """The names of the parameters whose gradients in flight the program has changed."""
+        made = self._made
+        return [name for p, name in self._parameter_names.items() if p in made and not made[p].is_that_of(p)]
 
     def check_unscaling(self) -> None:
         """Raises RuntimeError if GradScaler would change gradients in flight."""
@@ -184,6 +203,11 @@ class GradientHooks(Distributed):
         if self._in_flight:
             raise AssertionError(_EARLY_ZERO_GRAD)
         super().zero_grad(*args, **kwargs)
+
+
+def options_of(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What tells whether options were changed: the values, and tensors' versions."""
+    return [{k: (v, v._version if isinstance(v, torch.Tensor) else 0) for k, v in group.items()} for group in groups]
 
 
 def _hook(ref: weakref.ref[GradientHooks], registered: list[Any]) -> Callable[[torch.Tensor], None]:

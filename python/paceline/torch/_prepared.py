@@ -59,8 +59,11 @@ class Batch:
         self._round = engine.round
         self._failure: BaseException | None = None
 
-    def add(self, prepared: Prepared, grad: torch.Tensor) -> None:
-        """Starts the reduction of a gradient, now or with later ones. `wait` raises what goes wrong."""
+    def add(self, prepared: Prepared, grad: torch.Tensor) -> int:
+        """Starts the reduction of a gradient, now or with later ones. `wait` raises what goes wrong.
+
+        Returns its place in the batch.
+        """
         with self._lock:
             if not self._started:
                 self._round = engine.round
@@ -71,8 +74,10 @@ class Batch:
             self._started.append(grad)
             self._collected += 1
             self._bytes += grad.nbytes
+            place = len(self._started) - 1
             if self._bytes >= _abi.library().pl_gathers():
                 self._submit()
+            return place
 
     def submit(self) -> None:
         """Submits what is collected."""
@@ -99,7 +104,7 @@ class Batch:
         self.submit()
         failure: BaseException | None
         if not engine.runs(self._round):
-            failure = HorovodInternalError("the operation was in flight when shutdown() was called")
+            failure = _over_before()
         else:
             handles: Any = (ctypes.c_int32 * self._submitted).from_buffer(self._handles)
             failure = engine.wait(handles) if self._submitted else None
@@ -111,12 +116,49 @@ class Batch:
         if failure is not None:
             raise failure
 
+    def ended(self, place: int) -> bool:
+        """Whether the reduction at a place has ended, successfully or not."""
+        return place < self._submitted and _abi.library().pl_poll(self._handles[place]) != _abi.PENDING
+
+    def wait_for(self, place: int) -> None:
+        """Waits for one reduction and raises what went wrong; `wait` releases all of them."""
+        if place >= self._submitted:
+            self.submit()
+        if self._failure is not None:
+            raise self._failure
+        if not engine.runs(self._round):
+            raise _over_before()
+        handle = self._handles[place]
+        if _abi.library().pl_poll(handle) != _abi.OK and (failure := engine.wait([handle])) is not None:
+            raise failure
+
     def drop(self) -> None:
         """Forgets the operations, of which the other ranks have theirs. They are released at shutdown."""
         self.submit()
         with self._lock:
             _dropped.append(self._started)
             self._begin()
+
+
+class Member:
+    """One reduction of a batch, which is waited for alone when this is called."""
+
+    __slots__ = ("_batch", "_place")
+
+    def __init__(self, batch: Batch, place: int) -> None:
+        self._batch, self._place = batch, place
+
+    def ended(self) -> bool:
+        """Whether the reduction has ended."""
+        return self._batch.ended(self._place)
+
+    def __call__(self) -> None:
+        """Waits for the reduction."""
+        self._batch.wait_for(self._place)
+
+
+def _over_before() -> HorovodInternalError:
+    return HorovodInternalError("the operation was in flight when shutdown() was called")
 
 
 _in_flight: set[Batch] = set()

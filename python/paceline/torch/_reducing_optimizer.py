@@ -95,10 +95,13 @@ class ReducingOptimizer(GradientHooks):
         if prepared is None or grad is None or self._passes_left[p] != 1 or not prepared.takes(grad):
             super()._gradient_ready(p)
             return
-        self._batch.add(prepared, grad)
+        self._in_flight[p] = self._wait_of(self._batch.add(prepared, grad))
         self._passes_left[p] = 0
         self._made[p] = Gradient.of(p)
-        self._in_flight[p] = self._batch.wait
+
+    def _wait_of(self, place: int) -> Callable[[], None]:
+        """What waits for the gradient at a place of the batch."""
+        return self._batch.wait
 
     def _reduce(self, p: torch.Tensor) -> None:
         group = self._group_of.get(p, [p])
@@ -145,11 +148,12 @@ class ReducingOptimizer(GradientHooks):
             return
         group = start_group(parts)
 
-        def finish() -> None:
-            for (p, own), reduced, context in zip(params, synchronize(group), contexts, strict=True):
-                self._store(p, own, reduced, context)
+        def finish() -> None:  # with the first of them that is waited for
+            if (results := synchronize(group)) is not None:
+                for (p, own), reduced, context in zip(params, results, contexts, strict=True):
+                    self._store(p, own, reduced, context)
 
-        self._in_flight.update({p: lambda: None for p, _ in params[1:]} | {params[0][0]: finish})
+        self._in_flight.update(dict.fromkeys((p for p, _ in params), finish))
 
     def _start_sparse(self, p: torch.Tensor, grad: torch.Tensor) -> None:
         result = sparse_allreduce_async(grad, f"allreduce.{self._parameter_names[p]}", self.op, self.process_set)
@@ -173,13 +177,16 @@ class ReducingOptimizer(GradientHooks):
         Call it before using gradients, for example to clip or to unscale them, and step within `skip_synchronize`.
         Raises RuntimeError, which names the parameter, if the program has changed a gradient since backward.
         """
+        self._start_missing()
+        self._finish_all()
+        self._synchronized = True
+
+    def _start_missing(self) -> None:
         missing = [p for p in self._passes_left if p not in self._in_flight]
         if missing:
             self._start(missing)
-        self._finish_all()
         if self._gate is not None:
             self._gate.clock()
-        self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -212,11 +219,7 @@ class ReducingOptimizer(GradientHooks):
             self._synchronized = False
             return super().step(closure)
         if self._synchronized:
-            warnings.warn(
-                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
-                "The gradients are reduced twice; use `with optimizer.skip_synchronize(): optimizer.step()`",
-                stacklevel=3,
-            )
+            self._warn_twice()
         if closure is None:
             self.synchronize()
             self._synchronized = False
@@ -231,6 +234,13 @@ class ReducingOptimizer(GradientHooks):
             return super().step(reduced)
         finally:
             self._synchronized = False
+
+    def _warn_twice(self) -> None:
+        warnings.warn(
+            "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+            "The gradients are reduced twice; use `with optimizer.skip_synchronize(): optimizer.step()`",
+            stacklevel=4,
+        )
 
 
 def _groups(groups: Any, params: list[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -14,7 +14,7 @@ from paceline.compression import Codec
 from paceline.significance import Significance
 from paceline.sync import Model
 from paceline.torch._distributed import hooked
-from paceline.torch._gradient_hooks import GradientHooks
+from paceline.torch._gradient_hooks import GradientHooks, options_of
 from paceline.torch._handles import synchronize
 from paceline.torch._held_optimizer import HeldOptimizer
 from paceline.torch._ops_async import start_one
@@ -129,13 +129,7 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
         return loss
 
     def _step_own(self, closure: Callable[[], Any] | None) -> Any:
-        before = [dict(group) for group in self.param_groups]
+        before = options_of(self.param_groups)
         loss = self._step_unhooked(closure)
-        for group, old in zip(self.param_groups, before, strict=True):
-            changed = [option for option, value in group.items() if option not in old or value is not old[option]]
-            if changed:
-                raise ValueError(
-                    f"wait_free: the optimizer's step changes {', '.join(changed)} of all parameters together, so that "
-                    "it cannot step them one by one; use wait_free=False"
-                )
+        self._check_options(before, "wait_free")
         return loss

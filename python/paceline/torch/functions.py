@@ -12,6 +12,7 @@ import torch
 from paceline._engine import engine
 from paceline._operation import Options
 from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.torch._cross_barrier import settle
 from paceline.torch._handles import synchronize
 from paceline.torch._ops_async import broadcast_async_, broadcasting, gathering, start_one
 from paceline.torch._parameters import empty_sparse
@@ -91,6 +92,7 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of torch.optim.LBFGS cannot be broadcast: its tensors lie in nested lists")
+    settle()
     if not optimizer.state:
         _clear_gradients(optimizer, model)
     groups = optimizer.param_groups

@@ -14,7 +14,9 @@ from paceline.common.operators import Adasum, Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.significance import Significance
 from paceline.sync import Model, check, model_of
+from paceline.torch import _cross_barrier
 from paceline.torch._adasum_optimizer import AdasumOptimizer
+from paceline.torch._cross_barrier import CrossBarrierOptimizer
 from paceline.torch._distributed import Distributed
 from paceline.torch._grad_scaler import guard
 from paceline.torch._held_optimizer import HeldOptimizer
@@ -42,6 +44,7 @@ def DistributedOptimizer(
     gate: Significance | None = None,
     pull_gate: Significance | None = None,
     wait_free: bool = False,
+    cross_barrier: bool = False,
 ) -> Distributed:
     """Wraps an optimizer so that gradients are reduced over all ranks before it steps.
 
@@ -70,10 +73,15 @@ def DistributedOptimizer(
         backward, or each backward_passes_per_step of them, needs a `step`. The optimizer must step each parameter
         independently, as SGD and Adam do. Under BSP and drop-stragglers gradients are always reduced while backward
         runs.
+    cross_barrier: `step` does not wait. The next forward pass waits for each layer's parameters alone, and steps them
+        with the options of the time of `step`; the results are the same. `step` takes the gradients: they are None
+        after it. state_dict() of the model and of the optimizer, and model.parameters(), wait; `agree` waits for
+        everything, before parameters are used or changed otherwise, such as by `model.layer.weight`. The optimizer must
+        step each parameter independently.
 
     Raises ValueError for missing or duplicate names, for wrong groups, for an optimizer that is wrapped already, for
-    gradient_predivide_factor without op=Average, for a model that cannot run, for wait_free with a model or an
-    optimizer that needs all gradients at once; NotImplementedError for Adasum within a process set.
+    gradient_predivide_factor without op=Average, for a model that cannot run, for wait_free or cross_barrier with a
+    model or an optimizer that needs all gradients at once; NotImplementedError for Adasum within a process set.
     """
     if isinstance(optimizer, Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
@@ -97,6 +105,8 @@ def DistributedOptimizer(
         compression = Compression.none
         _check_codec(codec, optimizer, op)
     model = model_of(sync)
+    if cross_barrier:
+        _check_cross_barrier(model, optimizer, op)
     if model.ahead:
         if op not in (Average, Sum) or gradient_predivide_factor != 1.0 or compression is not Compression.none:
             raise ValueError(
@@ -125,8 +135,8 @@ def DistributedOptimizer(
             raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
         adasum = _derived(AdasumOptimizer, optimizer)
         return adasum(optimizer, named_parameters, compressor, backward_passes_per_step)
-    reducing = _derived(ReducingOptimizer, optimizer)
-    return reducing(
+    kind: type[ReducingOptimizer] = CrossBarrierOptimizer if cross_barrier else ReducingOptimizer
+    return _derived(kind, optimizer)(
         optimizer,
         named_parameters,
         compressor,
@@ -162,6 +172,17 @@ def _check_wait_free(model: Model, optimizer: torch.optim.Optimizer) -> None:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("wait_free with LBFGS, which steps all parameters at once: use wait_free=False")
+
+
+def _check_cross_barrier(model: Model, optimizer: torch.optim.Optimizer, op: int) -> None:
+    if model.ahead:
+        raise ValueError(
+            f"cross_barrier with sync={model.setting}, under which the servers hold the parameters and `step` reads "
+            "them: use cross_barrier=False"
+        )
+    if op == Adasum:
+        raise ValueError("cross_barrier with op=Adasum, which combines the ranks' steps: use cross_barrier=False")
+    _cross_barrier.check(optimizer)
 
 
 def _check_codec(codec: codecs.Codec, optimizer: torch.optim.Optimizer, op: int) -> None:
