@@ -13,7 +13,6 @@ from pathlib import Path
 from fleet import Fleet, Way, answers_in_turns, report, slowest, spread
 from links import Hosts, unavailable
 
-MODEL = "resnet50 elsewhere"
 WAYS = ("alone", "exchange", "ddp", "paceline", "cross")
 SHOWN = {"alone": "computing", "exchange": "exchange", "ddp": "DDP over Gloo", "paceline": "Paceline",
          "cross": "cross_barrier"}  # fmt: skip
@@ -27,6 +26,8 @@ def main():
     parser.add_argument(
         "--computing", default="0.5,1,2", help="seconds of computing for each of the exchange (default: %(default)s)"
     )
+    parser.add_argument("--model", default="resnet50 elsewhere", help="one of networks.py (default: %(default)s)")
+    parser.add_argument("--ways", default=",".join(WAYS), help="some of: %(default)s; the first two always")
     parser.add_argument("--steps", type=int, default=5, help="of a block (default: %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for Paceline")
     parser.add_argument("--duration", type=float, default=60, help="seconds for each line (default: %(default)s)")
@@ -43,29 +44,30 @@ def main():
             settings = dict(s.split("=", 1) for s in options.set)
             script = Path(__file__).with_name("step_rank.py")
             fleet = stack.enter_context(Fleet("paceline", ranks, where, script=script, **settings))
-            exchange_s = exchange(fleet)
+            exchange_s = exchange(fleet, options.model)
             for share in map(float, options.computing.split(",")):
                 results.append(measure(fleet, ranks, share, exchange_s, options))
             versions = fleet.versions
-    report("overlap", versions, results, options.json, rate=options.rate)
+    report("overlap", versions, results, options.json, model=options.model, rate=options.rate)
 
 
-def exchange(fleet):
+def exchange(fleet, model):
     """Seconds of a step without computing."""
-    fleet.ask("prepare", model=MODEL, work=0, ways=("exchange",))
+    fleet.ask("prepare", model=model, work=0, ways=("exchange",))
     return statistics.median(slowest([fleet.ask("train", way="exchange", steps=2) for _ in range(4)][1:], 2))
 
 
 def measure(fleet, ranks, share, exchange_s, options):
     """Prints and returns the result for a share of computing."""
-    fleet.ask("prepare", model=MODEL, work=share * exchange_s, ways=WAYS)
-    ways = {way: Way(fleet, way) for way in WAYS}
+    chosen = [*WAYS[:2], *(way for way in WAYS[2:] if way in options.ways.split(","))]
+    fleet.ask("prepare", model=options.model, work=share * exchange_s, ways=chosen)
+    ways = {way: Way(fleet, way) for way in chosen}
     answers = answers_in_turns(ways, options.duration, "train", steps=options.steps)
     seconds = {way: slowest(of, options.steps) for way, of in answers.items()}
     bound = max(statistics.median(seconds["alone"]), statistics.median(seconds["exchange"]))
     result = {"ranks": ranks, "computing": share, "bound_ms": 1e3 * bound, "ways": {}}
     print(f"computing {share:g} times the exchange:")
-    for way in WAYS:
+    for way in chosen:
         one = {"blocks": len(seconds[way])} | spread(seconds[way], "_ms", 1e3)
         one["of_bound"] = one["median_ms"] / result["bound_ms"]
         result["ways"][way] = one

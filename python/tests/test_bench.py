@@ -67,7 +67,7 @@ def test_training_steps_beside_ddp(tmp_path):
 
 @pytest.mark.skipif(hosts.available() is not None, reason=str(hosts.available()))
 def test_training_steps_over_slow_links(tmp_path):
-    argv = [sys.executable, BENCH / "overlap.py", "--ranks", "2", "--rate", "10gbit", "--computing", "0.5"]
+    argv = [sys.executable, BENCH / "overlap.py", "--ranks", "2", "--model", "digits", "--computing", "0.5"]
     printed, report = run([*argv, "--duration", "0.1", "--steps", "2"], tmp_path / "overlap.json")
     (result,) = report["results"]
     assert (result["ranks"], result["computing"]) == (2, 0.5)
