@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"iter"
 	"maps"
 	"slices"
 
@@ -49,6 +50,9 @@ func (k *Keys) Len() int { return len(k.tensors) }
 func (k *Keys) all() []*Tensor {
 	return each.Of(slices.Sorted(maps.Keys(k.tensors)), k.Of)
 }
+
+// Each yields the tensors by their numbers.
+func (k *Keys) Each() iter.Seq[*Tensor] { return slices.Values(k.all()) }
 
 // Move is a key that goes from one server to another.
 type Move struct {
