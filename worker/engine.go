@@ -255,10 +255,7 @@ func (e *Engine) submit(ops []Op) (started, due []*operation, stopping bool, err
 	if len(e.undeclared) > 0 {
 		e.declares.kick()
 	}
-	due = e.gather.due()
-	e.launches(due)
-	e.holding()
-	return started, due, e.stopping(), nil
+	return started, e.leaving(e.gather.due()), e.stopping(), nil
 }
 
 // Failed ends an operation that cannot be done on any rank; the server says so.

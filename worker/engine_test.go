@@ -151,8 +151,8 @@ func (s *playedServer) frames(c transport.Conn, each func(h wire.Header, payload
 			}
 			continue
 		}
-		payload := make([]byte, h.Length)
-		if err := c.ReadPayload(payload); err != nil {
+		payload, err := transporttest.Payload(c, &h)
+		if err != nil {
 			return err
 		}
 		each(h, payload)

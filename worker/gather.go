@@ -103,18 +103,18 @@ func (o *operation) gathers() bool { return o.Kind.Reduces() && !o.deferred }
 // leave on its thread, as far as the connections take them.
 func (e *Engine) Flush(waits bool) {
 	e.mu.Lock()
-	ops := e.gather.release()
-	e.launches(ops)
-	e.holding()
+	ops := e.leaving(e.gather.release())
 	e.mu.Unlock()
 	e.together(ops, waits)
 }
 
-// launches says, while nothing else may be released, that a batch is about to be launched: an engine that ends waits for it.
-func (e *Engine) launches(ops []*operation) {
+// leaving says, while nothing else may be released, that a batch is about to be launched: an engine that ends waits for it.
+func (e *Engine) leaving(ops []*operation) []*operation {
 	if len(ops) > 0 {
 		e.batches.Add(1)
 	}
+	e.holding()
+	return ops
 }
 
 // together launches operations, and has what they send leave together.
@@ -185,9 +185,7 @@ func (e *Engine) overdue() {
 		g.timed = true
 		g.timer.Reset(left)
 	default:
-		ops = g.release()
-		e.launches(ops)
-		e.holding()
+		ops = e.leaving(g.release())
 	}
 	e.mu.Unlock()
 	e.together(ops, false)

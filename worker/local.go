@@ -3,7 +3,6 @@ package worker
 import (
 	"errors"
 	"fmt"
-	"math"
 
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/inprocess"
@@ -57,11 +56,7 @@ func (q *localQueue) push(t *task) {
 
 // kick implements way: the caller hands over what is small, or everything if it waits, the queue's goroutine the rest.
 func (q *localQueue) kick(waits bool) {
-	most := 2 * inlineMax
-	if waits {
-		most = math.MaxInt
-	}
-	if !q.handAll(most) {
+	if !q.handAll(waits) {
 		return
 	}
 	select {
@@ -70,18 +65,18 @@ func (q *localQueue) kick(waits bool) {
 	}
 }
 
-// handAll hands over the tasks that move at most so many bytes, until one has more, and reports whether there is one. What the
-// server answers to small ones leaves together.
-func (q *localQueue) handAll(most int) (more bool) {
-	t, more := q.next(most)
+// handAll hands over all tasks, or the small ones until one is large, and reports whether there is one. What the server
+// answers to small ones leaves together.
+func (q *localQueue) handAll(large bool) (more bool) {
+	t, more := q.next(large)
 	for t != nil {
 		if !t.small() {
 			q.hand(t)
-			t, more = q.next(most)
+			t, more = q.next(large)
 			continue
 		}
 		q.server.Together(func() {
-			for ; t != nil && t.small(); t, more = q.next(most) {
+			for ; t != nil && t.small(); t, more = q.next(large) {
 				q.hand(t)
 			}
 		})
@@ -91,12 +86,12 @@ func (q *localQueue) handAll(most int) (more bool) {
 
 func (t *task) small() bool { return len(t.in)+len(t.out) <= 2*inlineMax }
 
-// next removes the next task, if it moves at most so many bytes.
-func (q *localQueue) next(most int) (t *task, more bool) {
+// next removes the next task, if it may be large or is not.
+func (q *localQueue) next(large bool) (t *task, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for t := q.queue.peek(); t != nil; t = q.queue.peek() {
-		if len(t.in)+len(t.out) > most {
+		if !large && !t.small() {
 			return nil, true
 		}
 		if q.queue.pop(life.Move) {
@@ -114,7 +109,7 @@ func (q *localQueue) run() {
 		case <-q.quit:
 			return
 		}
-		q.handAll(math.MaxInt)
+		q.handAll(true)
 	}
 }
 
@@ -194,7 +189,7 @@ func (q *localQueue) condition(w wire.Condition) error {
 	return nil
 }
 
-// left implements way: no task waits long for others.
+// left implements way: no task waits long for others, and nothing travels.
 func (q *localQueue) left() uint64 { return 0 }
 
 // join implements way.

@@ -258,9 +258,7 @@ func (e *Engine) forget(o *operation) {
 	e.over.operations++
 	e.over.bytes += uint64(len(o.Input))
 	e.gather.ended(o)
-	due := e.gather.due()
-	e.launches(due)
-	e.holding()
+	due := e.leaving(e.gather.due())
 	if o.d != nil && !o.beside && !o.held {
 		o.n.ahead--
 		e.release(o.n)

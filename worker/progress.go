@@ -14,9 +14,7 @@ func (e *Engine) Progress() wire.Progress {
 	p.Tensor, p.Iteration = e.busiest()
 	e.mu.Unlock()
 	e.each(func(w way) {
-		if to, remote := w.(*peer); remote {
-			p.Sent += to.sent()
-		}
+		p.Sent += w.left()
 	})
 	return p
 }
@@ -36,14 +34,4 @@ func (b *book) busiest() (name string, uses uint64) {
 		}
 	}
 	return name, uses
-}
-
-// sent is the number of tensor bytes that have been given to the connections.
-func (p *peer) sent() (bytes uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.traffic.conns {
-		bytes += c.sent
-	}
-	return bytes
 }

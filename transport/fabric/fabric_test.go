@@ -75,24 +75,6 @@ func eachProvider(t *testing.T, test func(t *testing.T, config Config)) {
 	}
 }
 
-// connect makes a connection and returns its two ends.
-func connect(t testing.TB, dialer, owner transport.Transport) (dialed, accepted transport.Conn) {
-	t.Helper()
-	l, err := owner.Listen("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if dialed, err = dialer.Dial(t.Context(), l.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	if accepted, err = l.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { dialed.Close(); accepted.Close() })
-	return dialed, accepted
-}
-
 // TestChangedBytesEndTheConnection: tags cover what comes by messages and what is read from the peer's memory.
 func TestChangedBytesEndTheConnection(t *testing.T) {
 	eachProvider(t, func(t *testing.T, config Config) {
@@ -107,7 +89,7 @@ func TestChangedBytesEndTheConnection(t *testing.T) {
 				}
 				return &forging{conn: c.(*conn)}, nil
 			}
-			x, y := connect(t, forger, over(t, config))
+			x, y := transporttest.Connect(t, forger, over(t, config), "")
 			h := wire.Header{Type: wire.TypePush, Length: uint32(size)}
 			go func() { _ = x.Send(net.Buffers{h.Append(nil), make([]byte, size)}) }()
 			err := y.ReadHeader(&h)
@@ -141,7 +123,7 @@ func (f *forging) WriteBuffers(buffers *net.Buffers) error {
 func TestFramesTakeNoMemory(t *testing.T) {
 	eachProvider(t, func(t *testing.T, config Config) {
 		f := over(t, config)
-		x, y := connect(t, f, f)
+		x, y := transporttest.Connect(t, f, f, "")
 		for _, size := range []int{100, 300_000} {
 			header := (&wire.Header{Type: wire.TypePush, Length: uint32(size)}).Append(nil)
 			payload, into, out := registered(t, f, size), registered(t, f, size), make(net.Buffers, 2)

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -64,8 +65,8 @@ func peer(provider string) error {
 		if err := c.ReadHeader(&h); err != nil {
 			return err
 		}
-		payload := make([]byte, h.Length)
-		if err := c.ReadPayload(payload); err != nil {
+		payload, err := transporttest.Payload(c, &h)
+		if err != nil {
 			return err
 		}
 		if err := c.Send(net.Buffers{h.Append(nil), payload}); err != nil {

@@ -35,15 +35,18 @@ func (c *conn) Read(b []byte) (int, error) {
 
 // readEnd is why nothing follows in the stream, or nil.
 func (c *conn) readEnd() error {
-	switch {
-	case c.closed:
-		return net.ErrClosed
-	case c.cause != nil:
-		return c.cause
-	case c.fin && c.received >= c.valid:
-		return io.EOF
+	if err := c.ended(); err != nil || !c.fin || c.received < c.valid {
+		return err
 	}
-	return nil
+	return io.EOF
+}
+
+// ended is why the connection carries nothing any more, or nil.
+func (c *conn) ended() error {
+	if c.closed {
+		return net.ErrClosed
+	}
+	return c.cause
 }
 
 // readOffer reads the next bytes of the stream from the peer's memory.
@@ -72,11 +75,10 @@ func (c *conn) readOffer(b []byte) (int, error) {
 		}
 		err = c.readErr
 	}
+	over := c.ended()
 	switch {
-	case c.closed:
-		return 0, net.ErrClosed
-	case c.cause != nil:
-		return 0, c.cause
+	case over != nil:
+		return 0, over
 	case err != nil:
 		c.fail(err)
 		return 0, err

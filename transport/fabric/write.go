@@ -181,15 +181,10 @@ func (c *conn) room() error {
 
 // writeEnd is why nothing can be sent any more, or nil.
 func (c *conn) writeEnd() error {
-	switch {
-	case c.closed:
-		return net.ErrClosed
-	case c.cause != nil:
-		return c.cause
-	case c.fin:
-		return &net.OpError{Op: "write", Net: Kind, Addr: c.RemoteAddr(), Err: syscall.EPIPE}
+	if err := c.ended(); err != nil || !c.fin {
+		return err
 	}
-	return nil
+	return &net.OpError{Op: "write", Net: Kind, Addr: c.RemoteAddr(), Err: syscall.EPIPE}
 }
 
 // pause waits until something has changed for a sender, for as long as a peer may take nothing.

@@ -107,8 +107,8 @@ func read(t *testing.T, c transport.Conn, n int, each func(h *wire.Header, paylo
 			}
 			continue
 		}
-		payload := make([]byte, h.Length)
-		if err := c.ReadPayload(payload); err != nil {
+		payload, err := transporttest.Payload(c, &h)
+		if err != nil {
 			t.Fatal(err)
 		}
 		each(&h, payload)

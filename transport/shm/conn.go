@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/paceline/paceline/transport/stream"
 )
 
 // conn is a byte stream over two rings: a net.Conn, stream.TryWriter and stream.BuffersWriter. One goroutine reads, one writes.
@@ -92,14 +94,10 @@ func (c *conn) TryWrite(buffers net.Buffers) (int, error) {
 func (c *conn) WriteBuffers(buffers *net.Buffers) error {
 	for {
 		n, err := c.TryWrite(*buffers)
-		for len(*buffers) > 0 && n >= len((*buffers)[0]) {
-			n -= len((*buffers)[0])
-			*buffers = (*buffers)[1:]
-		}
+		*buffers = stream.Consume(*buffers, n)
 		if err != nil || len(*buffers) == 0 {
 			return err
 		}
-		(*buffers)[0] = (*buffers)[0][n:]
 		if err := c.waitForRoom(); err != nil {
 			return err
 		}

@@ -69,19 +69,7 @@ func connect(t testing.TB, config Config) (dialed, accepted transport.Conn) {
 	t.Helper()
 	config.Secret = []byte("secret")
 	n := start(t, config)
-	l, err := n.Listen("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if dialed, err = n.Dial(t.Context(), l.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	if accepted, err = l.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { dialed.Close(); accepted.Close() })
-	return dialed, accepted
+	return transporttest.Connect(t, n, n, "")
 }
 
 func TestAPeerThatTakesNothingIsNoticedAfterThePeerTimeout(t *testing.T) {

@@ -141,7 +141,7 @@ func (c *Conn) TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err er
 			c.turn.give()
 			return nil, false, err
 		}
-		buffers = consume(buffers, n)
+		buffers = Consume(buffers, n)
 	}
 	if len(buffers) == 0 {
 		c.turn.give()

@@ -40,7 +40,7 @@ func (t *tagger) next(buffers net.Buffers, most int) (out, rest net.Buffers) {
 	for size := 0; len(buffers) > 0 && size < most; {
 		n := min(len(buffers[0]), t.lacks)
 		piece := buffers[0][:n]
-		buffers = consume(buffers, n)
+		buffers = Consume(buffers, n)
 		if n == 0 {
 			continue // an empty buffer
 		}

@@ -61,8 +61,8 @@ func skipEmpty(b net.Buffers) net.Buffers {
 	return b
 }
 
-// consume drops the first n bytes, and empty buffers behind them.
-func consume(b net.Buffers, n int) net.Buffers {
+// Consume drops the first n bytes, and empty buffers behind them.
+func Consume(b net.Buffers, n int) net.Buffers {
 	for len(b) > 0 && n >= len(b[0]) {
 		n -= len(b[0])
 		b[0] = nil

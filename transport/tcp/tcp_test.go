@@ -2,13 +2,8 @@ package tcp
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
-	"math/big"
 	"net"
 	"strings"
 	"syscall"
@@ -59,27 +54,10 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// certificate makes a TLS configuration for a job whose nodes share a self-signed certificate.
-func certificate(t testing.TB) *tls.Config {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	parsed, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(parsed)
-	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, RootCAs: pool}
+// certificate makes the TLS configuration of the nodes of a job, which trust each other alone.
+func certificate(t *testing.T) *tls.Config {
+	job := newAuthority(t)
+	return job.node("127.0.0.1", time.Now().Add(time.Hour), job)
 }
 
 // connect makes a connection and returns its two ends.
@@ -87,19 +65,7 @@ func connect(t testing.TB, config Config) (dialed, accepted transport.Conn) {
 	t.Helper()
 	config.Secret = []byte("secret")
 	tcp := New(config)
-	l, err := tcp.Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if dialed, err = tcp.Dial(t.Context(), l.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	if accepted, err = l.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { dialed.Close(); accepted.Close() })
-	return dialed, accepted
+	return transporttest.Connect(t, tcp, tcp, "127.0.0.1:0")
 }
 
 func TestAPeerThatTakesNothingIsNoticedAfterThePeerTimeout(t *testing.T) {

@@ -124,6 +124,30 @@ func (b *bench) accept(l transport.Listener) transport.Conn {
 	return c
 }
 
+// Connect makes a connection over a listener at the address and returns its two ends, which are closed when the test ends.
+func Connect(t testing.TB, dialer, owner transport.Transport, address string) (dialed, accepted transport.Conn) {
+	t.Helper()
+	l, err := owner.Listen(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if dialed, err = dialer.Dial(t.Context(), l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if accepted, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dialed.Close(); accepted.Close() })
+	return dialed, accepted
+}
+
+// Payload reads the payload of the frame whose header has been read.
+func Payload(c transport.Conn, h *wire.Header) ([]byte, error) {
+	payload := make([]byte, h.Length)
+	return payload, c.ReadPayload(payload)
+}
+
 // guard closes a connection when the test ends, or has not ended for too long.
 func (b *bench) guard(c interface{ Close() error }) {
 	timer := time.AfterFunc(patience, func() { c.Close() })
@@ -178,8 +202,8 @@ func (b *bench) receive(c transport.Conn) (h wire.Header, err error) {
 	if err = c.ReadHeader(&h); err != nil {
 		return h, err
 	}
-	payload := make([]byte, h.Length)
-	if err = c.ReadPayload(payload); err != nil {
+	payload, err := Payload(c, &h)
+	if err != nil {
 		return h, err
 	}
 	want := make([]byte, h.Length)
