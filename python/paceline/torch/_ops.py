@@ -20,33 +20,44 @@ from paceline.common.process_sets import ProcessSet, global_process_set, place_i
 from paceline.torch._handles import start, synchronize, watch
 from paceline.torch._ops_async import (
     How,
-    allgather_async,
     allreduce_async_,
     alltoall_async,
     broadcast_async,
     broadcast_async_,
-    grouped_allgather_async,
+    gathering,
     grouped_allreduce_async_,
     named,
     reduction,
     scattering,
     start_group,
-    start_one,
 )
 from paceline.torch.compression import Compression, CompressionArgument, split
 
 
 class HorovodAllreduce(torch.autograd.Function):
-    """Allreduce; the gradient is reduced the same way."""
+    """Allreduce of several tensors; the gradients are reduced the same way."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, how: How) -> Any:
+    def forward(ctx: Any, names: Sequence[str | None], how: How, *tensors: torch.Tensor) -> Any:
         ctx.how = how._replace(options=DEFAULTS)
-        return synchronize(start_one(reduction(tensor, False, name, how)))
+        return synchronize(start_group([reduction(t, False, n, how) for t, n in zip(tensors, names, strict=True)]))
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return HorovodAllreduce.apply(grad, None, ctx.how), None, None
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, None, *HorovodAllreduce.apply([None] * len(grads), ctx.how, *grads)
+
+
+def _compressed(
+    function: type[torch.autograd.Function],
+    members: Sequence[tuple[torch.Tensor, str | None]],
+    how: How,
+    compression: CompressionArgument,
+) -> list[torch.Tensor]:
+    """The outputs of a reduction of tensors with their names, which are compressed before and decompressed after."""
+    compressor, options = split(compression)
+    compressed = [compressor.compress(t) for t, _ in members]
+    reduced = function.apply([n for _, n in members], how._replace(options=options), *[t for t, _ in compressed])
+    return [compressor.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
 
 
 def allreduce(
@@ -60,10 +71,8 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks and returns a new tensor of the same shape and type. Carries gradients."""
-    compressor, options = split(compression)
-    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set, options)
-    compressed, ctx = compressor.compress(tensor)
-    return compressor.decompress(HorovodAllreduce.apply(compressed, name, how), ctx)
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
+    return _compressed(HorovodAllreduce, [(tensor, name)], how, compression)[0]
 
 
 def allreduce_(
@@ -79,19 +88,6 @@ def allreduce_(
     return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
 
 
-class HorovodGroupedAllreduce(torch.autograd.Function):
-    """Allreduce of several tensors; the gradients are reduced the same way."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str | None, how: How, *tensors: torch.Tensor) -> Any:
-        ctx.how = how._replace(options=DEFAULTS)
-        return synchronize(start_group([reduction(t, False, n, how) for t, n in named(tensors, name)]))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return None, None, *HorovodGroupedAllreduce.apply(None, ctx.how, *grads)
-
-
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -103,11 +99,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduces several tensors over all ranks together and returns a list of new tensors. Carries gradients."""
-    compressor, options = split(compression)
-    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set, options)
-    compressed = [compressor.compress(t) for t in tensors]
-    reduced = HorovodGroupedAllreduce.apply(name, how, *[t for t, _ in compressed])
-    return [compressor.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
+    return _compressed(HorovodAllreduce, named(tensors, name), how, compression)
 
 
 def grouped_allreduce_(
@@ -134,37 +127,12 @@ def _own_rows(gathered: Sequence[torch.Tensor], rows: Sequence[int], process_set
 
 
 class HorovodAllgather(torch.autograd.Function):
-    """Allgather; the gradient is averaged over the ranks and cut to this rank's rows."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
-        gathered = synchronize(allgather_async(tensor, name, process_set))
-        ctx.how = tensor.shape[0], process_set
-        return gathered
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        rows, process_set = ctx.how
-        averaged = allreduce(grad, op=Average, process_set=process_set)
-        return _own_rows([averaged], [rows], process_set)[0], None, None
-
-
-def allgather(
-    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    """Concatenates all ranks' tensors along the first dimension, in rank order. Carries gradients.
-
-    The first dimension may differ between ranks, the others may not.
-    """
-    return HorovodAllgather.apply(tensor, name, process_set)
-
-
-class HorovodGroupedAllgather(torch.autograd.Function):
     """Allgather of several tensors; each gradient is averaged and cut to this rank's rows."""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
-        gathered = synchronize(grouped_allgather_async(tensors, name, process_set))
+    def forward(ctx: Any, names: Sequence[str | None], process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
+        parts = [gathering(t, n, process_set) for t, n in zip(tensors, names, strict=True)]
+        gathered = synchronize(start_group(parts))
         ctx.how = [t.shape[0] for t in tensors], process_set
         return gathered
 
@@ -175,11 +143,22 @@ class HorovodGroupedAllgather(torch.autograd.Function):
         return None, None, *_own_rows(averaged, rows, process_set)
 
 
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Concatenates all ranks' tensors along the first dimension, in rank order. Carries gradients.
+
+    The first dimension may differ between ranks, the others may not.
+    """
+    return HorovodAllgather.apply([name], process_set, tensor)[0]
+
+
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
     """Allgathers several tensors together and returns a tuple of new tensors. Carries gradients."""
-    return HorovodGroupedAllgather.apply(name, process_set, *tensors)
+    members = named(tensors, name)
+    return HorovodAllgather.apply([n for _, n in members], process_set, *[t for t, _ in members])
 
 
 class HorovodBroadcast(torch.autograd.Function):
@@ -262,23 +241,20 @@ def alltoall(
     return HorovodAlltoall.apply(tensor, splits, name, process_set)
 
 
-def _unscatter(grads: Sequence[torch.Tensor], how: How) -> list[torch.Tensor]:
-    """A reducescatter's gradients, scaled as its result was."""
-    factor = how.prescale * how.postscale * (place_in(how.process_set)[1] if how.op == Sum else 1)
-    return [grad * factor if factor != 1 else grad for grad in grads]
-
-
 class HorovodReducescatter(torch.autograd.Function):
-    """Reducescatter; the gradients of all ranks' rows are gathered, times the set's size if op is Sum."""
+    """Reducescatter of several tensors; all ranks' gradients are gathered, times the set's size if op is Sum."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, how: How) -> Any:
+    def forward(ctx: Any, names: Sequence[str | None], how: How, *tensors: torch.Tensor) -> Any:
         ctx.how = how
-        return synchronize(start_one(scattering(tensor, name, how)))
+        return synchronize(start_group([scattering(t, n, how) for t, n in zip(tensors, names, strict=True)]))
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return allgather(_unscatter([grad], ctx.how)[0], process_set=ctx.how.process_set), None, None
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        how = ctx.how
+        factor = how.prescale * how.postscale * (place_in(how.process_set)[1] if how.op == Sum else 1)
+        scaled = [grad * factor if factor != 1 else grad for grad in grads]  # as the result was
+        return None, None, *grouped_allgather(scaled, process_set=how.process_set)
 
 
 def reducescatter(
@@ -294,23 +270,8 @@ def reducescatter(
 
     Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more.
     """
-    compressor, options = split(compression)
-    how = How(op, prescale_factor, postscale_factor, process_set, options)
-    compressed, ctx = compressor.compress(tensor)
-    return compressor.decompress(HorovodReducescatter.apply(compressed, name, how), ctx)
-
-
-class HorovodGroupedReducescatter(torch.autograd.Function):
-    """Reducescatter of several tensors; gradients as in HorovodReducescatter."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str | None, how: How, *tensors: torch.Tensor) -> Any:
-        ctx.how = how
-        return synchronize(start_group([scattering(t, n, how) for t, n in named(tensors, name)]))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return None, None, *grouped_allgather(_unscatter(grads, ctx.how), process_set=ctx.how.process_set)
+    how = How(op, prescale_factor, postscale_factor, process_set)
+    return _compressed(HorovodReducescatter, [(tensor, name)], how, compression)[0]
 
 
 def grouped_reducescatter(
@@ -323,11 +284,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Reducescatters several tensors together and returns a list of new tensors. Carries gradients."""
-    compressor, options = split(compression)
-    how = How(op, prescale_factor, postscale_factor, process_set, options)
-    compressed = [compressor.compress(t) for t in tensors]
-    reduced = HorovodGroupedReducescatter.apply(name, how, *[t for t, _ in compressed])
-    return [compressor.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
+    how = How(op, prescale_factor, postscale_factor, process_set)
+    return _compressed(HorovodReducescatter, named(tensors, name), how, compression)
 
 
 def join(device: int = -1) -> int:

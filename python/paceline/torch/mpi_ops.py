@@ -36,9 +36,6 @@ from paceline.torch._ops import (
     HorovodAllreduce,
     HorovodAlltoall,
     HorovodBroadcast,
-    HorovodGroupedAllgather,
-    HorovodGroupedAllreduce,
-    HorovodGroupedReducescatter,
     HorovodReducescatter,
     allgather,
     allreduce,
@@ -71,6 +68,8 @@ from paceline.torch._ops_async import (
 from paceline.torch.compression import Compression
 
 handle_average_backwards_compatibility = operator_of
+HorovodGroupedAllgather, HorovodGroupedAllreduce = HorovodAllgather, HorovodAllreduce
+HorovodGroupedReducescatter = HorovodReducescatter
 
 # fmt: off
 __all__ = [
