@@ -220,10 +220,7 @@ func addSet(w *node.Worker, ranks []int) (wire.ProcessSet, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.Settings.StartTimeout)
 	defer cancel()
 	set, err := w.Control.AddSet(ctx, ranks)
-	if err != nil {
-		return set, fmt.Errorf("%w: %w", worker.ErrInvalid, err)
-	}
-	return set, nil
+	return set, invalid(err)
 }
 
 //export goSetRemove

@@ -115,10 +115,7 @@ func goEndIteration(set C.uint32_t, name *C.char, last *C.int32_t) C.int {
 		if err != nil {
 			return err
 		}
-		*last = C.int32_t(0)
-		if ends {
-			*last = 1
-		}
+		*last = number(ends)
 		return nil
 	})
 }

@@ -138,9 +138,7 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 	if err := o.complete(&s, "scheduler", -1); err != nil {
 		return nil, err
 	}
-	sched, err := scheduler.New(scheduler.Config{
-		Log: o.Log, LostAfter: s.PeerTimeout, Dedicated: s.NumServers, Placement: s.Placement,
-	})
+	sched, err := scheduler.New(scheduler.Settings{LostAfter: s.PeerTimeout, Dedicated: s.NumServers, Placement: s.Placement}, o.Log)
 	if err != nil {
 		return nil, err
 	}

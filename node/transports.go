@@ -1,6 +1,8 @@
 package node
 
 import (
+	"fmt"
+
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/node/settings"
@@ -13,6 +15,24 @@ type backend func(s *settings.Settings, log *zap.Logger) (transport.Transport, e
 
 // backends are the kinds of transport, in a process's order of preference. The last is the one that every process has.
 var backends = []backend{overSharedMemory, overFabric, overTCP}
+
+// wants reports whether a process has a transport of a kind that has no encryption, where the machine has it.
+func wants(s *settings.Settings, kind string) bool {
+	return (s.Transport == "auto" || s.Transport == kind) && s.TLSCert == ""
+}
+
+// optional is a transport that a machine may lack: that is an error where the settings ask for the kind by name. instead says
+// what is used otherwise.
+func optional(s *settings.Settings, log *zap.Logger, kind, instead string, t transport.Transport, err error) (transport.Transport, error) {
+	if err != nil && s.Transport == kind {
+		return nil, fmt.Errorf("PACELINE_TRANSPORT=%s: %w", kind, err)
+	}
+	if err != nil {
+		log.Info(instead, zap.Error(err))
+		return nil, nil
+	}
+	return t, nil
+}
 
 // Transports makes the transports of a process.
 func Transports(s *settings.Settings, log *zap.Logger) (*transport.Set, error) {

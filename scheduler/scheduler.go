@@ -27,16 +27,6 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// Config is what a Scheduler needs. Zero fields have the default in their comment.
-type Config struct {
-	Log       *zap.Logger   // nil: no log
-	LostAfter time.Duration // how long a restarted scheduler waits for nodes to come back; 10 s
-	Grace     time.Duration // from the end of a node's connection to its loss, for it to come back; 3 s
-	Workers   int           // workers of the job; 0: as the first one says
-	Dedicated int           // dedicated servers to wait for; 0: as the first worker says
-	Placement string        // where no worker says: as core/placement reads it; its Default
-}
-
 // Scheduler runs a Machine on real connections.
 type Scheduler struct {
 	log    *zap.Logger
@@ -58,20 +48,18 @@ type event struct {
 	line *control.Line
 }
 
-// New starts a scheduler. It has no listener yet.
-func New(config Config) (*Scheduler, error) {
-	if _, err := placement.Parse(config.Placement); err != nil {
+// New starts a scheduler, whose first round has a random number. It has no listener yet. No log is nil.
+func New(settings Settings, log *zap.Logger) (*Scheduler, error) {
+	if _, err := placement.Parse(settings.Placement); err != nil {
 		return nil, err
 	}
 	s := &Scheduler{
-		log: cmp.Or(config.Log, zap.NewNop()), events: make(chan event), quit: make(chan struct{}),
+		log: cmp.Or(log, zap.NewNop()), events: make(chan event), quit: make(chan struct{}),
 		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{},
 	}
 	s.mu.Place(levelDoors, "scheduler.mu")
-	machine := NewMachine(Settings{
-		FirstRound: rand.Uint64()>>1 + 1, Workers: config.Workers, Dedicated: config.Dedicated,
-		Placement: config.Placement, Grace: config.Grace, LostAfter: config.LostAfter,
-	})
+	settings.FirstRound = rand.Uint64()>>1 + 1
+	machine := NewMachine(settings)
 	s.work.Go(func() { s.loop(machine) })
 	return s, nil
 }

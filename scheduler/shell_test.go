@@ -71,7 +71,7 @@ func (s *site) start() {
 	if strings.HasSuffix(s.address, ":0") {
 		s.address = l.Addr().String() // the next one listens at the same address
 	}
-	if s.scheduler, err = scheduler.New(scheduler.Config{}); err != nil {
+	if s.scheduler, err = scheduler.New(scheduler.Settings{}, nil); err != nil {
 		s.t.Error(err)
 		return
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/mempool"
+	"github.com/paceline/paceline/internal/ticks"
 	"github.com/paceline/paceline/server/held"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport"
@@ -237,20 +238,9 @@ func (s *Server) awaitRound(id uint64) *round {
 // watchStalls looks for operations that wait too long.
 func (s *Server) watchStalls() {
 	defer s.wg.Done()
-	every := agreement.Every(s.cfg.StallWarning, s.cfg.StallShutdown)
-	if every == 0 {
-		return
-	}
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		select {
-		case now := <-tick.C:
-			if r := s.running(); r != nil {
-				r.checkStalls(now)
-			}
-		case <-s.quit:
-			return
+	ticks.Until(s.quit, agreement.Every(s.cfg.StallWarning, s.cfg.StallShutdown), func(now time.Time) {
+		if r := s.running(); r != nil {
+			r.checkStalls(now)
 		}
-	}
+	})
 }

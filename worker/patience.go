@@ -8,25 +8,13 @@ import (
 
 	"github.com/paceline/paceline/core/agreement"
 	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/ticks"
 )
 
 // watch bounds what this rank waits for by its own clock, until the engine ends. It looks at all operations in flight now
 // and then, so that an operation costs nothing for it.
 func (e *Engine) watch() {
-	every := agreement.Every(e.cfg.Patience.Warning, e.cfg.Patience.Shutdown)
-	if every == 0 {
-		return
-	}
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			e.look()
-		case <-e.ctx.Done():
-			return
-		}
-	}
+	ticks.Until(e.ctx.Done(), agreement.Every(e.cfg.Patience.Warning, e.cfg.Patience.Shutdown), func(time.Time) { e.look() })
 }
 
 // look warns of operations that wait long for servers, and gives up those that wait too long. One that waits for its

@@ -33,30 +33,17 @@ whose figures are of one input each.`,
 	}
 	f := c.Flags()
 	f.SortFlags = false
-	p.Workers = 1000
+	p.Workers, p.Predictions, p.Searches, p.Inputs = 1000, 150, 20, 200
 	addRanks(f, count{&p.Workers, 1, maxBenchWorkers}, "`number` of workers")
-	f.IntVar(&p.Predictions, "predictions", 150, "`number` of iterations that are predicted of each")
-	f.IntVar(&p.Searches, "searches", 20, "`number` of searches to time")
-	f.IntVar(&p.Inputs, "inputs", 200, "greatest `number` of inputs per cell of the table; 0: no table")
+	f.Var(count{&p.Predictions, 1, condition.MaxPredictions}, "predictions", "`number` of iterations that are predicted of each")
+	f.Var(count{&p.Searches, 1, 10_000}, "searches", "`number` of searches to time")
+	f.Var(count{&p.Inputs, 0, 10_000}, "inputs", "greatest `number` of inputs per cell of the table; 0: no table")
 	f.Uint64Var(&p.Seed, "seed", 1, "`seed` of the inputs")
 	output.add(c)
 	return c
 }
 
 func runBenchBarrier(c *cobra.Command, p bench.BarrierPlan, output *jsonSwitch) error {
-	for _, f := range []struct {
-		name        string
-		value       int
-		least, most int
-	}{
-		{"predictions", p.Predictions, 1, condition.MaxPredictions},
-		{"searches", p.Searches, 1, 10_000},
-		{"inputs", p.Inputs, 0, 10_000},
-	} {
-		if f.value < f.least || f.value > f.most {
-			return fmt.Errorf("--%s %d: allowed is %d to %d", f.name, f.value, f.least, f.most)
-		}
-	}
 	if ends := p.Workers * p.Predictions; ends > maxBenchEnds {
 		return fmt.Errorf("-np %d and --predictions %d make %d ends: allowed are %d", p.Workers, p.Predictions, ends, maxBenchEnds)
 	}

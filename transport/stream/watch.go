@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/paceline/paceline/internal/ticks"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -82,21 +83,14 @@ func (w *watch) remove(c *Conn) {
 }
 
 func (w *watch) run(stop <-chan struct{}) {
-	tick := time.NewTicker(max(w.timeout/sweepsPerTimeout, time.Millisecond))
-	defer tick.Stop()
 	var all []*Conn
-	for {
-		select {
-		case <-tick.C:
-		case <-stop:
-			return
-		}
+	ticks.Until(stop, max(w.timeout/sweepsPerTimeout, time.Millisecond), func(time.Time) {
 		all = w.begin(all[:0])
 		for _, c := range all {
 			w.sweep(c)
 		}
 		clear(all)
-	}
+	})
 }
 
 // begin begins a sweep and lists the connections.

@@ -54,16 +54,15 @@ func (t *traffic) schedule(words []string) error {
 	if len(words) < 4 {
 		return fmt.Errorf("want: at TIME, after BYTES or write BYTES, a link or a node, a fault")
 	}
-	if words[0] == "at" && !strings.Contains(words[2], "->") {
-		return t.scheduleNode(words)
-	}
-	paths, err := parseLink(words[2])
-	if err != nil {
-		return err
-	}
 	f, err := parseFault(words[3:])
 	if err != nil {
 		return err
+	}
+	paths := []path{{from: words[2]}}
+	if node := words[0] == "at" && !strings.Contains(words[2], "->") && (f.what == "stop" || f.what == "continue"); !node {
+		if paths, err = parseLink(words[2]); err != nil {
+			return err
+		}
 	}
 	switch words[0] {
 	case "at":
@@ -91,23 +90,6 @@ func (t *traffic) schedule(words []string) error {
 	default:
 		return fmt.Errorf("%q is none of at, after and write", words[0])
 	}
-	return nil
-}
-
-// scheduleNode parses a line about a node.
-func (t *traffic) scheduleNode(words []string) error {
-	d, err := time.ParseDuration(words[1])
-	if err != nil {
-		return err
-	}
-	f, err := parseFault(words[3:])
-	if err != nil {
-		return err
-	}
-	if f.what != "stop" && f.what != "continue" {
-		return fmt.Errorf("%q is no link such as a->b or a<->b", words[2])
-	}
-	t.after(d, func() { t.change(path{from: words[2]}, f) })
 	return nil
 }
 

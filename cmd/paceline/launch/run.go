@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/cmd/paceline/watch"
+	"github.com/paceline/paceline/internal/ticks"
 	"github.com/paceline/paceline/node"
 )
 
@@ -74,20 +75,13 @@ func (j *maker) narrate(address string) (stop func()) {
 	s.Scheduler = address
 	var lines sync.WaitGroup
 	lines.Go(func() {
-		tick := time.NewTicker(cmp.Or(j.Every, time.Minute))
-		defer tick.Stop()
 		before := []watch.View{{}}
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
+		ticks.Until(ctx.Done(), cmp.Or(j.Every, time.Minute), func(time.Time) {
+			before = watch.Since(before, watch.Look(ctx, []watch.Target{{Settings: s}}, s.PeerTimeout))
+			if ctx.Err() == nil {
+				j.Say("%s", before[0].Line())
 			}
-			now := watch.Since(before, watch.Look(ctx, []watch.Target{{Settings: s}}, s.PeerTimeout))
-			if before = now; ctx.Err() == nil {
-				j.Say("%s", now[0].Line())
-			}
-		}
+		})
 	})
 	return func() { cancel(); lines.Wait() }
 }
