@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from commands import obey
 from images import CLASSES, pictures
-from resnet import resnet
+from resnet import projection, resnet
 from training import Training
 
 import paceline
@@ -32,7 +32,10 @@ class Digits:
 
 
 class ResNet:
-    """The small ResNet. The learning rate rises in the first iterations, then is constant."""
+    """A small ResNet with the shape of ResNet-18: a block on each of four scales.
+
+    The learning rate rises in the first iterations, then is constant.
+    """
 
     batch, keep, warm_up = 16, 10, 20
     data = staticmethod(pictures)
@@ -40,7 +43,7 @@ class ResNet:
     @staticmethod
     def make():
         """The network."""
-        return resnet(CLASSES)
+        return resnet(1, [20, 40, 80, 160], projection, CLASSES)
 
     @staticmethod
     def optimizer(params, momentum):

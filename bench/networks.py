@@ -6,6 +6,7 @@ from pathlib import Path
 
 import shapes
 import torch
+from resnet import Padding, resnet
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
@@ -15,29 +16,9 @@ UNIT = 256  # rows and columns of the matrices whose products are simulated comp
 BATCHES = 4
 
 
-class Residual(nn.Module):
-    """Two convolutions and a shortcut without parameters."""
-
-    def __init__(self, before, after, stride):
-        super().__init__()
-        self.stride, self.more = stride, after - before
-        layers = *_convolution(before, after, stride), nn.ReLU(), *_convolution(after, after, 1)
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x):
-        """The sum of the layers and the shortcut, whose further channels are zero."""
-        short = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
-        return torch.relu(self.layers(x) + short)
-
-
 def resnet14(width):
     """He et al. 2015, section 4.2, with n = 2: for ten classes of pictures with three channels."""
-    widths = [width, 2 * width, 4 * width]
-    blocks = []
-    for before, after in zip([width, *widths], widths, strict=False):
-        blocks += [Residual(before, after, 1 if before == after else 2), Residual(after, after, 1)]
-    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10)]
-    return nn.Sequential(*_convolution(3, width, 1), nn.ReLU(), *blocks, *end)
+    return resnet(3, [w for w in (width, 2 * width, 4 * width) for _ in range(2)], Padding, 10)
 
 
 def deep(layers, width):
@@ -94,10 +75,6 @@ def multiply(work):
         now = min(rows, UNIT)
         torch.mm(_LEFT[:now], _RIGHT, out=_PRODUCT[:now])
         rows -= now
-
-
-def _convolution(before, after, stride):
-    return nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
 
 
 def _generator(seed):

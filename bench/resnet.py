@@ -1,31 +1,47 @@
-"""A small residual network with the shape of ResNet-18: a block of two layers on each of four scales."""
+"""Residual networks for small pictures (He et al. 2015), by their blocks of two layers."""
 
 import torch
 from torch import nn
 
-WIDTH = 20  # channels of the first scale; each further one has twice as many
-
 
 class Block(nn.Module):
-    """Two layers and a shortcut."""
+    """Two layers and a shortcut, which is the identity where the number of channels stays."""
 
-    def __init__(self, before, after, stride):
+    def __init__(self, before, after, shortcut):
         super().__init__()
-        self.layers = nn.Sequential(*_layer(before, after, 3, stride), nn.ReLU(), *_layer(after, after, 3, 1))
-        self.shortcut = nn.Identity() if before == after else nn.Sequential(*_layer(before, after, 1, stride))
+        stride = 1 if before == after else 2
+        self.layers = nn.Sequential(*layer(before, after, 3, stride), nn.ReLU(), *layer(after, after, 3, 1))
+        self.shortcut = nn.Identity() if before == after else shortcut(before, after)
 
     def forward(self, x):
         """The sum of the layers and the shortcut."""
         return torch.relu(self.layers(x) + self.shortcut(x))
 
 
-def resnet(classes):
-    """For pictures of one channel."""
-    widths = [WIDTH << i for i in range(4)]
-    blocks = [Block(a, b, 1 if a == b else 2) for a, b in zip([WIDTH, *widths], widths, strict=False)]
+def projection(before, after):
+    """A shortcut with parameters, as in ResNet-18."""
+    return nn.Sequential(*layer(before, after, 1, 2))
+
+
+class Padding(nn.Module):
+    """A shortcut without parameters, whose further channels are zero, as in section 4.2."""
+
+    def __init__(self, before, after):
+        super().__init__()
+        self.more = after - before
+
+    def forward(self, x):
+        """Every other row and column of x, and the further channels."""
+        return nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.more))
+
+
+def resnet(channels, widths, shortcut, classes):
+    """A block from each width to the next, for pictures with so many channels."""
+    blocks = [Block(before, after, shortcut) for before, after in zip([widths[0], *widths], widths, strict=False)]
     end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)]
-    return nn.Sequential(*_layer(1, WIDTH, 3, 1), nn.ReLU(), *blocks, *end)
+    return nn.Sequential(*layer(channels, widths[0], 3, 1), nn.ReLU(), *blocks, *end)
 
 
-def _layer(before, after, size, stride):
+def layer(before, after, size, stride):
+    """A convolution and its normalisation."""
     return nn.Conv2d(before, after, size, stride, size // 2, bias=False), nn.BatchNorm2d(after)

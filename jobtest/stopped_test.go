@@ -88,7 +88,7 @@ func TestASchedulerThatIsStoppedIsNotNoticedHoweverLong(t *testing.T) {
 		t.Run(fmt.Sprint(long), func(t *testing.T) {
 			f := jobtest.StartFleet(t, 3, 1, timeouts...)
 			f.Scheduler.Stop()
-			time.Sleep(long)
+			time.Sleep(long) // of real processes: how long it is stopped is what the test is about
 			f.Scheduler.Continue()
 			for range 3 { // with new tensors
 				f.Steps()

@@ -34,7 +34,7 @@ def test_a_killed_rank_is_named_by_every_survivor_at_once(tmp_path):
         hvd.allreduce(torch.ones(3))
         print("ready", flush=True)
         if hvd.rank() == 1:
-            time.sleep(1000)
+            time.sleep(1000)  # until it is killed
         try:
             hvd.allreduce(torch.ones(1 << 20), name="waits")
         except hvd.HorovodInternalError as e:
@@ -162,7 +162,7 @@ def test_a_stopped_rank_is_named_by_every_survivor_and_then_by_itself(rank, doin
             optimizer.zero_grad()
 
         again = {{
-            "nothing": lambda i: time.sleep(0.1),
+            "nothing": lambda i: time.sleep(0.1),  # in the middle of nothing, as often as of the others
             "allreduce": lambda i: hvd.allreduce(torch.ones(5_000_000), name="data"),
             "broadcast": lambda i: hvd.broadcast(torch.ones(100_000), root_rank={rank}, name="data"),
             "allgather": lambda i: hvd.allgather(torch.ones(3, 1000), name="data"),
@@ -211,9 +211,9 @@ def test_a_rank_that_is_stopped_within_the_peer_timeout_loses_nothing(rank, tmp_
         wait_until_printed(job, "ready")
         for _ in range(2):
             job.processes[rank].send_signal(signal.SIGSTOP)
-            time.sleep(2)
+            time.sleep(2)  # half of the peer timeout: how long it is stopped is what the test is about
             job.processes[rank].send_signal(signal.SIGCONT)
-            time.sleep(0.2)
+            time.sleep(0.2)  # so that it runs in between
         done.touch()
         job.succeed()
 

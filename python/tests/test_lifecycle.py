@@ -84,12 +84,12 @@ def test_ctrl_c_breaks_off_a_wait_at_once(waits_in, tmp_path):
     code = script(f"""
         if {waits_in == "init"} and int(os.environ["RANK"]) == 1:
             print("ready", flush=True)
-            time.sleep(1000)
+            time.sleep(1000)  # until Ctrl-C
         print("ready", flush=True)
         hvd.init()
         print("initialized", flush=True)
         if hvd.rank() == 1:
-            time.sleep(1000)
+            time.sleep(1000)  # until Ctrl-C
         {wait[waits_in]}
     """)
     with Job(2, code, tmp_path) as job:

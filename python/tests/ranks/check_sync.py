@@ -118,7 +118,7 @@ def test_supersteps_end_in_barriers_and_slow_ranks_do_fewer_iterations(sync):
         optimizer.zero_grad()
         loss_of(model, steps).backward()
         if not slow:
-            time.sleep(0.01)
+            time.sleep(0.01)  # it computes
         optimizer.step()
         steps += 1
         if slow:  # it computes for three times as long, whatever that takes on this machine
