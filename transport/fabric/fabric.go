@@ -22,7 +22,6 @@ package fabric
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -63,7 +62,7 @@ func New(config Config) (transport.Transport, error) {
 		Secret: config.Secret, HandshakeTimeout: config.HandshakeTimeout, PeerTimeout: config.PeerTimeout, Integrity: config.Integrity, Log: config.Log,
 	}.WithDefaults()}
 	n.patience = stream.Silence(n.stream.PeerTimeout)
-	n.stream.Carrier = n.carry
+	n.stream.Carrier, n.stream.Offer = n.carry, withWrites
 	host, _ := netip.ParseAddr(config.Host) // a device need not have an internet address
 	chosen := func(use func(offer) error) error {
 		return find(config.Provider, func(all []offer) error {
@@ -131,7 +130,7 @@ func (n *network) Listen(address string) (transport.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening on %s: %w", address, err)
 	}
-	return listener{n.stream.Listen(sides{l})}, nil
+	return n.stream.Listen(sides{l}), nil
 }
 
 // Dial implements transport.Transport.
@@ -141,32 +140,13 @@ func (n *network) Dial(ctx context.Context, address string) (transport.Conn, err
 	}
 	dialer := net.Dialer{KeepAliveConfig: n.keepAlive()}
 	dialer.SetMultipathTCP(false)
-	c, err := n.stream.Dial(ctx, address, func(ctx context.Context) (net.Conn, error) {
+	return n.stream.Dial(ctx, address, func(ctx context.Context) (net.Conn, error) {
 		nc, err := dialer.DialContext(ctx, "tcp", address)
 		if err != nil {
 			return nil, err
 		}
 		return side{nc}, nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return withWrites(c), nil
-}
-
-// listener accepts connections with one-sided writes.
-type listener struct{ *stream.Listener }
-
-func (l listener) Accept() (transport.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	s, ok := c.(*stream.Conn)
-	if !ok {
-		return nil, errors.New("a connection of another package")
-	}
-	return withWrites(s), nil
 }
 
 // sides is the listening socket of side connections.

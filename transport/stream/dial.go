@@ -26,7 +26,7 @@ const (
 
 // Dial connects and authenticates. The peer may start later, or be starting again: until ctx ends
 // Dial retries, unless the address is unusable or the answer comes from a peer without the secret.
-func (c Config) Dial(ctx context.Context, address string, connect func(context.Context) (net.Conn, error)) (*Conn, error) {
+func (c Config) Dial(ctx context.Context, address string, connect func(context.Context) (net.Conn, error)) (transport.Conn, error) {
 	c = c.WithDefaults()
 	start := time.Now()
 	var last error // the last reason other than ctx itself
@@ -34,7 +34,7 @@ func (c Config) Dial(ctx context.Context, address string, connect func(context.C
 	for attempts := 1; ; attempts++ {
 		conn, err := c.dialOnce(ctx, address, patience, connect)
 		if err == nil {
-			return conn, nil
+			return c.offer(conn), nil
 		}
 		over := expired(ctx)
 		switch {

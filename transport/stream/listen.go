@@ -46,8 +46,17 @@ type Config struct {
 	// Carrier, if set, returns what carries the frames in place of the stream over which both ends have proved the secret. It returns by the
 	// stream's deadline, and closes the stream with itself, but not where it fails. accepted is true on the side that listens.
 	Carrier func(nc net.Conn, session *auth.Session, accepted bool) (net.Conn, error)
+	// Offer, if set, returns what users of a connection get in its place: one that can do more.
+	Offer func(c *Conn) transport.Conn
 
 	watch *watch // of all connections of the node
+}
+
+func (c *Config) offer(conn *Conn) transport.Conn {
+	if c.Offer == nil {
+		return conn
+	}
+	return c.Offer(conn)
 }
 
 // WithDefaults sets the defaults of the zero fields. The connections of the result, and of its copies, have one watch.
@@ -114,7 +123,7 @@ func sampled(log *zap.Logger, each time.Duration, lines int) *zap.Logger {
 func (l *Listener) Accept() (transport.Conn, error) {
 	select {
 	case c := <-l.ready:
-		return c, nil
+		return l.config.offer(c), nil
 	case <-l.done:
 		return nil, net.ErrClosed
 	}

@@ -142,14 +142,3 @@ func (c *connOfWrites) WriteTo(t wire.Token, at int, buffers net.Buffers) error 
 		return nil
 	})
 }
-
-// listenerOfWrites accepts connections with one-sided writes.
-type listenerOfWrites struct{ *stream.Listener }
-
-func (l listenerOfWrites) Accept() (transport.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return withWrites(c.(*stream.Conn)), nil
-}

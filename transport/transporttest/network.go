@@ -69,7 +69,7 @@ func (n *Network) Close() {
 
 // Node is the transport of the node with that name. Its addresses are "name:port", also where it listens at the loopback.
 func (n *Network) Node(name string, secret []byte) transport.Transport {
-	return &node{n, name, stream.Config{Secret: secret, HandshakeTimeout: n.HandshakeTimeout, PeerTimeout: n.PeerTimeout, Integrity: n.Integrity, Log: n.Log}.WithDefaults()}
+	return &node{n, name, stream.Config{Secret: secret, HandshakeTimeout: n.HandshakeTimeout, PeerTimeout: n.PeerTimeout, Integrity: n.Integrity, Log: n.Log, Offer: withWrites}.WithDefaults()}
 }
 
 type node struct {
@@ -85,17 +85,13 @@ func (n *node) Listen(address string) (transport.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return listenerOfWrites{n.config.Listen(l)}, nil
+	return n.config.Listen(l), nil
 }
 
 func (n *node) Dial(ctx context.Context, address string) (transport.Conn, error) {
-	c, err := n.config.Dial(ctx, address, func(ctx context.Context) (net.Conn, error) {
+	return n.config.Dial(ctx, address, func(ctx context.Context) (net.Conn, error) {
 		return n.network.Dial(ctx, n.name, address)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return withWrites(c), nil
 }
 
 // Listen accepts byte streams at a node, without authentication. The host of the address is the

@@ -26,7 +26,7 @@ func twin(t *testing.T, o Options) Backend {
 	return Backend{
 		Integrity: integrity,
 		New: func(secret []byte, handshakeTimeout time.Duration) transport.Transport {
-			return &node{n, "b", stream.Config{Secret: secret, HandshakeTimeout: handshakeTimeout, Integrity: o.Integrity}}
+			return &node{n, "b", stream.Config{Secret: secret, HandshakeTimeout: handshakeTimeout, Integrity: o.Integrity, Offer: withWrites}}
 		},
 		Address:     "b:0",
 		MaxBuffered: n.Buffer + 1024,
