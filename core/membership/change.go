@@ -95,6 +95,9 @@ func (e *Epoch) Next(c Change) (*Epoch, error) {
 			next.lose(l)
 		}
 	}
+	if len(c.Lose) > 0 {
+		next.revive()
+	}
 	for _, index := range c.Drain {
 		if err := next.drain(index); err != nil {
 			return nil, err
@@ -132,6 +135,18 @@ func (e *Epoch) lose(l Loss) {
 		}
 	}
 	e.depart(Departure{Member: l.Member, Lost: true, Why: l.Why})
+}
+
+// revive ends the drains of servers that stay, where a loss has left no other server.
+func (e *Epoch) revive() {
+	if slices.ContainsFunc(e.Servers, func(s Server) bool { return s.State == Live }) {
+		return
+	}
+	for i := range e.Servers {
+		if e.Servers[i].State == Draining && (e.Servers[i].Rank == Dedicated || e.shares(i)) {
+			e.Servers[i].State = Live
+		}
+	}
 }
 
 func (e *Epoch) drain(index int) error {
