@@ -11,6 +11,9 @@ import (
 	"sync"
 	"testing"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
@@ -93,16 +96,21 @@ func TestARelayBetweenNodesChangesNothingThatIsUsed(t *testing.T) {
 		"a flag of an object": {"control", true, &tampering{fits: of(wire.TypePut), change: func(frame []byte) []byte { frame[5] &^= byte(wire.FlagAuthenticated >> 8); return frame }}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := relayed(t, c.integrity, c.how)
+			errs, log := relayed(t, c.integrity, c.how)
 			if !c.how.done {
 				t.Fatal("no frame was changed")
 			}
-			want := "integrity check failed"
-			if c.atServer {
-				want = "peer lost" // the server knows why; rank 1 may be the first to report the end of the connection
+			for rank, err := range errs {
+				want := "integrity check failed"
+				if rank == 0 && !c.atServer { // the server may be the first to tell it that rank 1 has gone
+					want = "peer lost"
+				}
+				if err == nil || errors.Is(err, errOtherBytes) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "worker 1") && !strings.Contains(err.Error(), "rank 1") {
+					t.Errorf("rank %d: error %v, want %q with a rank", rank, err, want)
+				}
 			}
-			if err == nil || errors.Is(err, errOtherBytes) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "rank 1") {
-				t.Errorf("error %v, want %q with a rank", err, want)
+			if log.FilterMessage("connection lost").FilterLevelExact(zap.WarnLevel).Len() == 0 && c.atServer {
+				t.Errorf("the server's log does not have it: %v", log.All())
 			}
 		})
 	}
@@ -111,7 +119,8 @@ func TestARelayBetweenNodesChangesNothingThatIsUsed(t *testing.T) {
 // TestTheSettingLeavesOutThePayloadsOfTensors, which is what the documentation says of control.
 func TestTheSettingLeavesOutThePayloadsOfTensors(t *testing.T) {
 	how := &tampering{fits: func(h *wire.Header) bool { return h.Length > 50_000 && h.Type == wire.TypePush }, change: flipPayload}
-	if err := relayed(t, "control", how); !errors.Is(err, errOtherBytes) {
+	errs, _ := relayed(t, "control", how)
+	if err := errors.Join(errs...); !errors.Is(err, errOtherBytes) {
 		t.Errorf("error %v, want a sum that is wrong", err)
 	}
 }
@@ -119,15 +128,17 @@ func TestTheSettingLeavesOutThePayloadsOfTensors(t *testing.T) {
 var errOtherBytes = errors.New("other bytes came than were sent")
 
 // relayed runs sums and broadcasts of objects between two ranks, of which the second is behind a relay, and returns what
-// they end with.
-func relayed(t *testing.T, integrity string, how *tampering) (err error) {
+// each ends with, and the server's log.
+func relayed(t *testing.T, integrity string, how *tampering) (errs []error, log *observer.ObservedLogs) {
+	core, log := observer.New(zap.WarnLevel)
 	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, _ jobtest.Option) {
 		network := transporttest.NewNetwork(transporttest.Options{Integrity: integrity})
 		t.Cleanup(network.Close)
 		near := network.Node("127.0.0.1", []byte(jobtest.Secret))
 		sets := []*transport.Set{transport.NewSet(nil, near), transport.NewSet(nil, detour{near, network, how})}
-		j := jobtest.Start(t, 2, jobtest.Transports(func(rank int) *transport.Set { return sets[max(rank, 0)] }), jobtest.Dedicated(1))
-		err = errors.Join(j.Outcomes(func(rank int) error {
+		j := jobtest.Start(t, 2, jobtest.Transports(func(rank int) *transport.Set { return sets[max(rank, 0)] }), jobtest.Dedicated(1),
+			func(j *jobtest.Job) { j.ServerLog = zap.New(core) })
+		errs = j.Outcomes(func(rank int) error {
 			for i := range 3 {
 				if err := object(j, rank, i); err != nil {
 					return err
@@ -137,9 +148,9 @@ func relayed(t *testing.T, integrity string, how *tampering) (err error) {
 				}
 			}
 			return nil
-		})...)
+		})
 	})
-	return err
+	return errs, log
 }
 
 const objectBytes = 100_000

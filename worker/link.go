@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
+	"syscall"
 	"time"
 
 	"github.com/valyala/bytebufferpool"
@@ -105,7 +107,7 @@ func (l *link) read() {
 	err := l.frames()
 	_ = l.conn.Close()
 	p := l.p
-	if p.e.Err() != nil {
+	if p.e.Err() != nil || p.hearsWhy(err) {
 		return
 	}
 	p.mu.Lock()
@@ -120,6 +122,23 @@ func (l *link) read() {
 		why = fmt.Sprintf("its connection to rank %d was closed without a goodbye", p.e.cfg.Rank)
 	}
 	p.fail(err, why)
+}
+
+// hearsWhy waits a moment for the reason of a server that closed a connection without a goodbye, such as a frame that was changed on
+// its way: nothing can be sent on that connection any more, but the scheduler tells everybody. It reports whether the reason came.
+func (p *peer) hearsWhy(err error) bool {
+	closed := slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE}, func(end error) bool { return errors.Is(err, end) })
+	p.mu.Lock()
+	left := p.traffic.left
+	p.mu.Unlock()
+	if !closed || left || errors.Is(err, transport.ErrStopped) {
+		return false
+	}
+	select {
+	case <-p.e.ctx.Done():
+	case <-time.After(farewellTime):
+	}
+	return p.e.Err() != nil
 }
 
 // fail ends the round: without this server no operation can be done.
