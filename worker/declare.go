@@ -66,7 +66,7 @@ func (q *declareQueue) send(ctx context.Context, e *Engine) {
 	if broken := e.Err(); err != nil && broken != nil {
 		err = broken // why the request was given up says more than that it was
 	} else if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("%w: the scheduler has not answered within %v: %w", ErrStall, e.cfg.DeclareTimeout, err)
+		err = fmt.Errorf("%w: %w", ErrStall, err)
 	}
 	for i, d := range batch {
 		switch {

@@ -114,6 +114,8 @@ func TestRunSaysWhatIsWrongWithItsArguments(t *testing.T) {
 		"timeline merge":                   "name the timelines to merge",
 		"bench allreduce --duration -1s":   "a time is 0 or more",
 		"rnu":                              `there is no command "rnu": did you mean "paceline run"?`,
+		"rnu -np 2 python x.py":            `there is no command "rnu": did you mean "paceline run"?`,
+		"bench allreduc -np 2":             `did you mean "paceline bench allreduce"?`,
 		"train":                            "the commands are ",
 		"x.py":                             `did you mean "paceline run -np 2 python x.py"?`,
 		"bench codecs":                     `did you mean "paceline bench codec"?`,

@@ -120,6 +120,11 @@ func badFlag(c *cobra.Command, err error) error {
 	var empty *pflag.ValueRequiredError
 	switch {
 	case errors.As(err, &unknown):
+		if c.HasSubCommands() { // a command that there is not, with its flags
+			if err := onlyCommands(c, c.Flags().Args()); err != nil {
+				return err
+			}
+		}
 		return unknownFlag(c, unknown)
 	case errors.As(err, &empty):
 		_, usage := pflag.UnquoteUsage(empty.GetFlag())

@@ -292,6 +292,8 @@ def _integers(splits: Any) -> list[int]:
             raise ValueError(f"{given}")
     except (TypeError, ValueError, OverflowError) as e:
         raise ValueError(f"splits must be integers, one for each rank, got {e}") from None
+    if any(abs(n) >= 1 << 63 for n in integers):
+        raise ValueError(f"splits {integers}: allowed are 0 to the first dimension")
     return integers
 
 
