@@ -65,6 +65,7 @@ type world struct {
 	pending map[uint64][]Message // for processes that have no commit yet
 	born    map[uint64]*Commit
 	next    uint64
+	over    bool
 }
 
 type event struct {
@@ -105,7 +106,7 @@ func run(t *testing.T, seed uint64, print bool) {
 	for range w.IntN(5) {
 		w.after(w.IntN(target*tick*6), w.fault)
 	}
-	for w.queue.Len() > 0 {
+	for w.queue.Len() > 0 && !w.over {
 		e := heap.Pop(&w.queue).(event)
 		w.now = e.at
 		e.do()
@@ -113,7 +114,9 @@ func run(t *testing.T, seed uint64, print bool) {
 			break // somebody waits for ever: check says who
 		}
 	}
-	w.check()
+	if !w.over {
+		w.check()
+	}
 }
 
 func (w *world) fail(format string, args ...any) {
@@ -352,10 +355,21 @@ func (w *world) declare(p *process) {
 	}
 	p.lost = true
 	out, err := w.ballot.Propose(membership.Change{Lose: []membership.Loss{l}})
-	if err != nil {
+	if err != nil && w.servers() > 0 {
 		w.fail("the loss of %v: %v", l.Member, err)
 	}
+	w.over = err != nil // the others left before anyone knew of the loss: the job ends
 	w.send(w.commits(out)...)
+}
+
+// servers counts those of the scheduler's epoch that run.
+func (w *world) servers() (n int) {
+	for _, s := range w.ballot.epoch.Servers {
+		if p := w.all[s.Incarnation]; s.State != membership.Gone && p != nil && !p.dead && !p.cut {
+			n++
+		}
+	}
+	return n
 }
 
 // server is the index of a process's server in the scheduler's epoch.

@@ -13,6 +13,7 @@ import (
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/iface"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/nearest"
 	"github.com/paceline/paceline/internal/secret"
 )
 
@@ -22,6 +23,16 @@ type kind struct {
 	parse   func(*Settings, string) error
 	show    func(*Settings) string
 	shared  sharing
+	names   []string // that it chooses from, if it does
+}
+
+// meant ends an error with the name that a misspelt value is likely to mean.
+func (k kind) meant(value string) string {
+	name, _, _ := strings.Cut(strings.ToLower(value), ":")
+	if meant := nearest.Meant(name, k.names); meant != "" && meant != name {
+		return fmt.Sprintf(" (did you mean %q?)", meant)
+	}
+	return ""
 }
 
 // sharing is which processes of a job must have one value of a setting: with different ones, operations would wait for
@@ -84,19 +95,23 @@ func text(field func(*Settings) *string, allowed string) kind {
 }
 
 func choice(field func(*Settings) *string, names ...string) kind {
-	return words(field, "are "+strings.Join(names, ", "), func(v string) (string, error) {
+	k := words(field, "are "+strings.Join(names, ", "), func(v string) (string, error) {
 		v = strings.ToLower(v)
 		return v, allowedIf(slices.Contains(names, v))
 	})
+	k.names = names
+	return k
 }
 
 // policy is a placement policy, with its arguments where it has some.
 func policy(field func(*Settings) *string) kind {
-	return words(field, "are "+strings.Join(placement.Names(), ", "), func(v string) (string, error) {
+	k := words(field, "are "+strings.Join(placement.Names(), ", "), func(v string) (string, error) {
 		v = strings.ToLower(v)
 		_, err := placement.Parse(v)
 		return v, err
 	})
+	k.names = placement.Names()
+	return k
 }
 
 // level is a log level. It accepts the other systems' names and Horovod's numbers too.

@@ -183,7 +183,7 @@ func (r *row) read(s *Settings, env map[string]string) (warning string, err erro
 			continue
 		}
 		if err := r.kind.parse(s, value); err != nil {
-			return "", fmt.Errorf("%s=%q: allowed %s", syn.name, r.shown(given), r.kind.allowed)
+			return "", fmt.Errorf("%s=%q: allowed %s%s", syn.name, r.shown(given), r.kind.allowed, r.kind.meant(value))
 		}
 		s.From[r.name] = syn.name
 		if value != given && syn.name == "HOROVOD_FUSION_THRESHOLD" {
