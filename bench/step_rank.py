@@ -22,6 +22,8 @@ from paceline._engine import engine
 LEARNING_RATE = 1e-3  # small: training that is not stable makes much of the last bit of a sum
 # Of two results' difference, relative to how far the parameters have moved, after one step and after more.
 TOLERANCE, TOLERANCES = 1e-4, 0.05
+# In this order before and in the other after what is measured, so that what the process has used holds the thread's.
+WHOSE = (("", resource.RUSAGE_SELF), ("thread_", resource.RUSAGE_THREAD))
 
 
 class Rank:
@@ -62,7 +64,7 @@ class Rank:
         torch.manual_seed(self.rank)  # dropout
         gc.collect()
         dist.barrier()
-        garbage, costs, began = _garbage(), _costs(), time.perf_counter()
+        garbage, costs, began = _garbage(), _costs(WHOSE), time.perf_counter()
         for i in range(steps):
             inputs, labels = self.batches[i % len(self.batches)]
             optimizer.zero_grad()
@@ -71,7 +73,7 @@ class Rank:
         if way == "cross":
             optimizer.agree()
         seconds = time.perf_counter() - began
-        costs = {k: v - costs[k] for k, v in _costs().items()}
+        costs = {k: v - costs[k] for k, v in _costs(WHOSE[::-1]).items()}
         costs |= {k: v - garbage[k] for k, v in _garbage().items()}
         optimizer.zero_grad()
         if way != "alone":
@@ -100,10 +102,10 @@ def _copy(flat, parameters):
         p.copy_(piece.view_as(p))
 
 
-def _costs():
+def _costs(whose):
     """CPU seconds and context switches of this process; `thread_`: of the thread that trains."""
     costs = {}
-    for prefix, who in (("", resource.RUSAGE_SELF), ("thread_", resource.RUSAGE_THREAD)):
+    for prefix, who in whose:
         usage = resource.getrusage(who)
         costs |= {f"{prefix}user": usage.ru_utime, f"{prefix}system": usage.ru_stime}
         costs |= {f"{prefix}voluntary": usage.ru_nvcsw, f"{prefix}involuntary": usage.ru_nivcsw}
