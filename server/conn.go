@@ -36,6 +36,7 @@ type conn struct {
 
 	request  room.Request // being served
 	inner    room.Request // of a batch, being served
+	together wire.Batch   // being served
 	scratch  []byte
 	consumed uint64
 	reported uint64
@@ -148,13 +149,13 @@ func (c *conn) read() error {
 
 // batch handles the small frames that travelled together.
 func (c *conn) batch(h *wire.Header) error {
-	batch, err := transport.ReadBatch(c.tc, h, c.scratch)
-	if err != nil {
+	var err error
+	if c.together, err = transport.ReadBatch(c.tc, h, c.scratch); err != nil {
 		return err
 	}
 	c.r.cork.hold()
 	defer c.r.cork.release()
-	return batch.Frames(func(in *wire.Header, data []byte) error {
+	return c.together.Frames(func(in *wire.Header, data []byte) error {
 		c.inner = room.Request{Header: *in, Payload: room.Memory(data), Reply: room.Reply{To: c}}
 		if err := c.frame(&c.inner); err != nil {
 			return fmt.Errorf("%v frame from rank %d: %w", in.Type, c.rank, err)

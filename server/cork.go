@@ -13,8 +13,9 @@ import (
 type cork struct {
 	holders atomic.Int32 // changes under mu; without it, 0 says that nobody held it at some moment since the reply was queued
 
-	mu   lockorder.Mutex
-	kept []*conn
+	mu    lockorder.Mutex
+	kept  []*conn
+	spare []*conn // an empty list
 }
 
 func (k *cork) hold() {
@@ -41,9 +42,17 @@ func (k *cork) keeps(c *conn) bool {
 }
 
 func (k *cork) release() {
-	for _, c := range k.take() {
+	kept := k.take()
+	if len(kept) == 0 {
+		return
+	}
+	for _, c := range kept {
 		c.out.Kick()
 	}
+	clear(kept)
+	k.mu.Lock()
+	k.spare = kept[:0]
+	k.mu.Unlock()
 }
 
 // take gives everything that was kept, also for others who hold the cork.
@@ -52,7 +61,9 @@ func (k *cork) take() []*conn {
 	defer k.mu.Unlock()
 	k.holders.Add(-1)
 	kept := k.kept
-	k.kept = nil
+	if len(kept) > 0 {
+		k.kept, k.spare = k.spare, nil
+	}
 	for _, c := range kept {
 		c.corked = false
 	}

@@ -65,12 +65,11 @@ func (l *Local) Serve(h wire.Header, in, out []byte, done func(answer wire.Heade
 	l.requests.Put(q)
 }
 
-// Together calls f. What it has the server answer other ranks leaves when f returns.
-func (l *Local) Together(f func()) {
-	l.r.cork.hold()
-	defer l.r.cork.release()
-	f()
-}
+// Hold keeps what the server answers other ranks back until Release, so that it leaves together.
+func (l *Local) Hold() { l.r.cork.hold() }
+
+// Release ends Hold.
+func (l *Local) Release() { l.r.cork.release() }
 
 // Report is the worker's end of an iteration under a model with supersteps.
 func (l *Local) Report(h wire.Header, iteration wire.Report) error {

@@ -10,7 +10,8 @@ import (
 // BatchBytes is the memory that a batch needs.
 const BatchBytes = limits.MaxBatched*wire.HeaderSize + limits.MaxBatch
 
-// ReadBatch reads the batch whose header was read last from a connection, into memory of BatchBytes; nil for its own.
+// ReadBatch reads the batch whose header was read last from a connection, into memory of BatchBytes; nil for its own. The header
+// becomes that of the batch's second frame, where there is one.
 func ReadBatch(c Conn, h *wire.Header, room []byte) (b wire.Batch, err error) {
 	if room == nil {
 		room = make([]byte, BatchBytes)
@@ -26,13 +27,12 @@ func ReadBatch(c Conn, h *wire.Header, room []byte) (b wire.Batch, err error) {
 	if err != nil || want.Length == 0 {
 		return b, err
 	}
-	var data wire.Header
-	if err := c.ReadHeader(&data); err != nil {
+	if err := c.ReadHeader(h); err != nil {
 		return b, err
 	}
-	if data.Type != wire.TypeData || data.Length != want.Length {
-		return b, fmt.Errorf("%w: a %v of %d bytes follows, want the %d bytes of its frames", wire.ErrBatch, data.Type, data.Length, want.Length)
+	if h.Type != wire.TypeData || h.Length != want.Length {
+		return b, fmt.Errorf("%w: a %v of %d bytes follows, want the %d bytes of its frames", wire.ErrBatch, h.Type, h.Length, want.Length)
 	}
-	b.Flags, b.Data = data.Flags, room[h.Length:h.Length+data.Length]
+	b.Flags, b.Data = h.Flags, room[len(b.Headers):][:h.Length]
 	return b, c.ReadPayload(b.Data)
 }

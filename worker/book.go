@@ -20,6 +20,8 @@ type book struct {
 	cfg        *Config
 	names      map[nameID]*nameState
 	inflight   map[*operation]struct{}
+	lent       int                       // how many look at operations without the lock: none is used again meanwhile
+	seen       map[nameID]struct{}       // empty, for admit
 	released   []*operation              // that were held, to be started
 	releasing  bool                      // somebody starts them
 	undeclared []*declaration            // to be declared with the next request
@@ -36,7 +38,7 @@ type book struct {
 
 func newBook(cfg *Config) book {
 	return book{
-		cfg: cfg, names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, leaders: map[uint32]*declaration{},
+		cfg: cfg, names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, seen: map[nameID]struct{}{}, leaders: map[uint32]*declaration{},
 		warned: map[string]time.Time{}, policies: map[string]*policy.Policy{}, removed: map[uint32]struct{}{},
 	}
 }
@@ -55,7 +57,7 @@ func (b *book) admit(ops []Op) error {
 	if len(b.inflight)+len(ops) > limits.MaxHandles {
 		return fmt.Errorf("%w: %d operations in flight, limit %d; synchronise some first", ErrMemory, len(b.inflight), limits.MaxHandles)
 	}
-	seen := map[nameID]struct{}{}
+	defer clear(b.seen)
 	for i := range ops {
 		if _, removed := b.removed[ops[i].Set.ID]; removed {
 			return fmt.Errorf("%w: %q on rank %d: process set %d was removed", ErrInvalid, ops[i].name(), b.cfg.Rank, ops[i].Set.ID)
@@ -73,11 +75,11 @@ func (b *book) admit(ops []Op) error {
 			continue
 		}
 		id := nameID{ops[i].Set.ID, ops[i].Name}
-		_, twice := seen[id]
+		_, twice := b.seen[id]
 		if n := b.names[id]; twice || n != nil && n.InFlight() > 0 {
 			return fmt.Errorf("%w: %q on rank %d; synchronise it first, or give the tensors different names", ErrDuplicate, ops[i].Name, b.cfg.Rank)
 		}
-		seen[id] = struct{}{}
+		b.seen[id] = struct{}{}
 	}
 	return nil
 }

@@ -65,17 +65,19 @@ func (o *operation) header(typ wire.Type, part int, dtype units.DType) wire.Head
 
 // reduceTasks pushes every partition of in and pulls each result into out.
 func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
-	tasks := make([]*task, len(o.d.t.Parts))
-	room := make([]task, len(tasks))
-	for i := range tasks {
-		from, to := o.d.offsets[i], o.d.offsets[i+1]
-		room[i] = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.placed.Servers[i], out: out[from:to], answer: true}
-		room[i].h.Before = o.d.had()
-		room[i].give(in, from, to)
-		tasks[i] = &room[i]
+	if n := len(o.d.t.Parts); len(o.room) != n {
+		o.room, o.list = make([]task, n), make([]*task, n)
 	}
-	tasks[0].h.Flags |= wire.FlagHome
-	return tasks
+	for i := range o.room {
+		t := &o.room[i]
+		from, to := o.d.offsets[i], o.d.offsets[i+1]
+		*t = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.placed.Servers[i], out: out[from:to], answer: true, finished: t.finished}
+		t.h.Before = o.d.had()
+		t.give(in, from, to)
+		o.list[i] = t
+	}
+	o.room[0].h.Flags |= wire.FlagHome
+	return o.list
 }
 
 // give makes a part of an input what the task brings. The value that is declared goes as it is.

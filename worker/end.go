@@ -67,9 +67,11 @@ func (e *Engine) explain(o *operation, err error) error {
 	return fmt.Errorf("%v of %q on rank %d: %w", o.Kind, o.name(), e.cfg.Rank, err)
 }
 
+// operations are those in flight. They are lent.
 func (e *Engine) operations() []*operation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.lent++
 	ops := make([]*operation, 0, len(e.inflight))
 	for o := range e.inflight {
 		ops = append(ops, o)

@@ -71,8 +71,9 @@ type Local interface {
 	Announce(t *wire.Tensor) error
 	// Serve handles one partition's request, and does not keep in where that is a message (CodecDeclared).
 	Serve(h wire.Header, in, out []byte, done func(answer wire.Header, err error))
-	// Together calls f. Answers to other ranks that f brings about leave when it returns.
-	Together(f func())
+	// Hold keeps answers to other ranks back until Release, which the caller calls soon.
+	Hold()
+	Release()
 	Condition(wire.Condition) wire.ConditionReply
 	Report(h wire.Header, iteration wire.Report) error
 	Cancel(h wire.Header)
@@ -272,7 +273,9 @@ func (e *Engine) Failed(f wire.Failure) {
 func (e *Engine) failed(f wire.Failure, err error) {
 	e.mu.Lock()
 	v := e.nameFailed(f, err)
+	e.lent++
 	e.mu.Unlock()
+	defer e.handBack()
 	for _, o := range v.Failed {
 		o.fail(err)
 	}

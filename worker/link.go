@@ -27,6 +27,7 @@ type link struct {
 	out     *outbox.Outbox
 	traffic *connTraffic // what uses this connection; guarded by the peer's mutex
 	scratch []byte
+	batch   wire.Batch // that is being read
 }
 
 const scratchBytes = transport.BatchBytes
@@ -167,9 +168,9 @@ func (l *link) frames() error {
 			continue
 		}
 		if h.Type == wire.TypeBatch {
-			batch, err := transport.ReadBatch(l.conn, &h, l.scratch)
-			if err == nil {
-				err = batch.Frames(l.frame)
+			var err error
+			if l.batch, err = transport.ReadBatch(l.conn, &h, l.scratch); err == nil {
+				err = l.batch.Frames(l.frame)
 			}
 			if err != nil {
 				return err
@@ -327,6 +328,7 @@ func (l *link) wrongEpoch(h *wire.Header) {
 		t.answered(err)
 		return
 	}
+	defer e.handBack()
 	if o := e.started(h.Tensor, h.Seq); o != nil {
 		o.giveUp(why(o))
 		return

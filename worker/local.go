@@ -75,11 +75,11 @@ func (q *localQueue) handAll(large bool) (more bool) {
 			t, more = q.next(large)
 			continue
 		}
-		q.server.Together(func() {
-			for ; t != nil && t.small(); t, more = q.next(large) {
-				q.hand(t)
-			}
-		})
+		q.server.Hold()
+		for ; t != nil && t.small(); t, more = q.next(large) {
+			q.hand(t)
+		}
+		q.server.Release()
 	}
 	return more
 }
@@ -121,11 +121,13 @@ func (q *localQueue) hand(t *task) {
 		return
 	}
 	err := q.announce(&t.o.d.t)
-	finished := func(h wire.Header, err error) { q.finished(t, h.Rank, err) }
+	if t.finished == nil {
+		t.finished = func(h wire.Header, err error) { q.finished(t, h.Rank, err) }
+	}
 	if err != nil {
-		finished(wire.Header{}, err)
+		t.finished(wire.Header{}, err)
 	} else {
-		q.server.Serve(t.h, t.in, t.out, finished)
+		q.server.Serve(t.h, t.in, t.out, t.finished)
 	}
 	t.happened(life.Sent)
 }

@@ -50,7 +50,8 @@ func (s *lateServer) Serve(_ wire.Header, _, _ []byte, done func(wire.Header, er
 
 func (s *lateServer) Bye() {}
 
-func (s *lateServer) Together(f func()) { f() }
+func (s *lateServer) Hold()    {}
+func (s *lateServer) Release() {}
 
 func TestWhatFailsWhileTheServerHereFirstHearsOfItEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -26,6 +26,7 @@ type nameState struct {
 
 	ahead int          // operations under way
 	held  []*operation // that wait until fewer are; the oldest first
+	spare *operation   // one that has ended, for the next use; nil for none
 }
 
 // declaration is one signature of a name.
@@ -59,16 +60,24 @@ const (
 // register counts an operation under its name and finds its declaration.
 func (b *book) register(op *Op) *operation {
 	n := b.nameOf(nameID{op.Set.ID, op.name()})
-	o := &operation{Op: *op, n: n, epoch: b.epoch().Number}
+	o := n.spare
+	if n.spare = nil; o == nil {
+		o = new(operation)
+	}
+	o.Op, o.n, o.epoch = *op, n, b.epoch().Number
 	o.seq, o.err = n.Count()
 	b.inflight[o] = struct{}{}
 	if o.err != nil {
+		o.Shape = slices.Clone(op.Shape)
 		n.Begin(o.seq, o, nil)
 		return o
 	}
 	o.d = b.declare(n, o)
 	n.Begin(o.seq, o, o.d)
 	o.iteration = o.d.count(o)
+	if o.Shape = o.d.t.Shape; len(o.Shape) < len(op.Shape) {
+		o.Shape = slices.Clone(op.Shape)
+	}
 	if n.ahead >= limits.MaxAhead {
 		n.held = append(n.held, o)
 		o.deferred, o.held = true, true
@@ -238,10 +247,11 @@ func (b *book) withdraw(decls ...*declaration) {
 	}
 }
 
-// started finds an operation in flight by the number of its tensor and its count; nil if there is none.
+// started finds an operation in flight by the number of its tensor and its count; nil if there is none. It is lent.
 func (e *Engine) started(tensor uint32, seq uint64) *operation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.lent++
 	for o := range e.inflight {
 		if o.seq == seq && o.d != nil && o.d.t.ID == tensor {
 			return o
@@ -250,8 +260,16 @@ func (e *Engine) started(tensor uint32, seq uint64) *operation {
 	return nil
 }
 
-// forget removes a finished operation from the book, and starts those that were held for it.
-func (e *Engine) forget(o *operation) {
+// handBack ends the loan of operations: those who have taken some from the book look at them no more.
+func (e *Engine) handBack() {
+	e.mu.Lock()
+	e.lent--
+	e.mu.Unlock()
+}
+
+// forget removes a finished operation from the book, for another use of its name if it may be, and starts those that were
+// held for it.
+func (e *Engine) forget(o *operation, again bool) {
 	e.mu.Lock()
 	o.n.End(o.seq)
 	delete(e.inflight, o)
@@ -262,6 +280,11 @@ func (e *Engine) forget(o *operation) {
 	if o.d != nil && !o.beside && !o.held {
 		o.n.ahead--
 		e.release(o.n)
+	}
+	if again && e.lent == 0 {
+		n := o.n
+		*o = operation{room: o.room, list: o.list}
+		n.spare = o
 	}
 	j, idle := e.joining, len(e.inflight) == 0
 	first := len(e.released) > 0 && !e.releasing

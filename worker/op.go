@@ -21,7 +21,7 @@ type Op struct {
 	Set                 wire.ProcessSet // ID and global ranks
 	Root                int             // broadcast: global rank that has the data
 	Priority            int             // higher goes first
-	Shape               []int64         // of the input
+	Shape               []int64         // of the input; the caller's again when Submit returns
 	Input               []byte
 	Output              []byte  // allreduce, broadcast: as long as the input; reducescatter: this rank's rows; else nil
 	Splits              []int64 // alltoall: rows for each rank of the set; nil for equal parts

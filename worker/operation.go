@@ -34,7 +34,9 @@ type operation struct {
 	err       error
 	abandoned bool // the servers have been informed and the tasks that have not begun are dropped
 	tasks     []*task
-	next      func() // what follows the present stage; nil for the end
+	room      []task  // reduceTasks' memory
+	list      []*task // of them
+	next      func()  // what follows the present stage; nil for the end
 
 	sizes   []byte // allgather, alltoall: the exchanged numbers of rows
 	out     Output
@@ -113,13 +115,14 @@ func (o *operation) complete() {
 
 func (o *operation) finish() {
 	o.mu.Lock()
-	err := o.err
+	err, e, done, out := o.err, o.e, o.Done, o.out
+	again := err == nil && !o.abandoned && len(o.room) > 0 && o.d.coding == nil && !o.beside
 	o.tasks = nil
 	o.abandoned = true // nothing is left to abandon
 	o.mu.Unlock()
-	o.e.observers.ended(o, err)
-	o.e.forget(o)
-	o.Done(o.out, err)
+	e.observers.ended(o, err)
+	e.forget(o, again)
+	done(out, err)
 }
 
 // setErr notes why the operation fails; the first reason counts.

@@ -24,6 +24,7 @@ func (e *Engine) look() {
 	for i, w := range e.ways {
 		left[i] = w.left()
 	}
+	defer e.handBack()
 	for _, o := range e.operations() {
 		progress, waits := o.standing(left)
 		if len(waits) == 0 {

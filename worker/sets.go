@@ -7,6 +7,8 @@ import "fmt"
 func (e *Engine) RemoveSet(id uint32) {
 	e.mu.Lock()
 	e.removed[id] = struct{}{}
+	e.lent++
+	defer e.handBack()
 	var ops []*operation
 	for o := range e.inflight {
 		if o.Set.ID == id {

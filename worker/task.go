@@ -22,6 +22,8 @@ type task struct {
 	state  atomic.Uint32 // life.State: several goroutines step it, each where something happens
 	order  uint64        // of its coming, for the queue that it is in
 	stamps *stamps       // nil where nobody observes
+
+	finished func(answer wire.Header, err error) // for the server in this process; nil before the first use
 }
 
 // start begins the task's life.

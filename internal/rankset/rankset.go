@@ -85,13 +85,35 @@ func (s Set) Covers(other Set) bool {
 // Minus is the set of ranks in s that are not in other.
 func (s Set) Minus(other Set) Set {
 	d := s.Clone()
-	for i := range d.words {
-		if i < len(other.words) {
-			d.words[i] &^= other.words[i]
-		}
-	}
+	d.Subtract(other)
 	return d
 }
+
+// Without is how many ranks of s are in none of the others.
+func (s Set) Without(others ...Set) int {
+	n := 0
+	for i, w := range s.words {
+		for _, other := range others {
+			if i < len(other.words) {
+				w &^= other.words[i]
+			}
+		}
+		n += bits.OnesCount64(w)
+	}
+	return n
+}
+
+// Subtract removes the ranks of other.
+func (s *Set) Subtract(other Set) {
+	for i := range s.words {
+		if i < len(other.words) {
+			s.words[i] &^= other.words[i]
+		}
+	}
+}
+
+// Copy makes s equal to other, in its own memory.
+func (s *Set) Copy(other Set) { s.words = append(s.words[:0], other.words...) }
 
 // Clone is a copy that shares no memory with s.
 func (s Set) Clone() Set { return Set{append([]uint64(nil), s.words...)} }

@@ -2,6 +2,7 @@ package room
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/paceline/paceline/internal/mempool"
@@ -68,9 +69,13 @@ type Buffer struct {
 	users atomic.Int32
 }
 
+// buffers are those that nobody uses, so that an answer leaves no garbage.
+var buffers = sync.Pool{New: func() any { return new(Buffer) }}
+
 // NewBuffer is a buffer with one user.
 func NewBuffer(pool *mempool.Pool, b []byte) *Buffer {
-	buf := &Buffer{Bytes: b, pool: pool}
+	buf := buffers.Get().(*Buffer)
+	buf.Bytes, buf.pool = b, pool
 	buf.users.Store(1)
 	return buf
 }
@@ -88,5 +93,7 @@ func (b *Buffer) Shared() bool { return b.users.Load() > 1 }
 func (b *Buffer) Sent(error) {
 	if b.users.Add(-1) == 0 {
 		b.pool.Put(b.Bytes)
+		b.Bytes = nil
+		buffers.Put(b)
 	}
 }

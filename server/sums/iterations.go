@@ -13,6 +13,7 @@ type iterations struct {
 	*room.Part
 	machine *condition.Machine
 	outputs []condition.Output
+	answers []answer // an empty list, while none are being sent
 	changes room.Changes
 
 	slots map[uint64]*slot // iterations that are open, or closed and not yet answered to all
@@ -79,6 +80,7 @@ func (n *iterations) accepts(s *slot, iteration uint64) bool {
 
 // arrived counts a push that has arrived whole.
 func (n *iterations) arrived(s *slot, q *room.Request) (answers []answer) {
+	answers, n.answers = n.answers, nil
 	rank := q.From()
 	s.absent.Remove(rank)
 	if !s.closed {
@@ -97,6 +99,9 @@ func (n *iterations) arrived(s *slot, q *room.Request) (answers []answer) {
 	answers = n.step(condition.Push(rank, q.Iteration, q.Significance), answers)
 	if s.closed && n.slots[q.Iteration] == s {
 		n.release(q.Iteration, s)
+	}
+	if len(answers) == 0 {
+		n.answers = answers
 	}
 	return answers
 }
@@ -144,7 +149,7 @@ func (n *iterations) close(o condition.Output, answers []answer) []answer {
 	}
 	s.closed = true
 	// Averages divide by the ranks that have joined too.
-	s.divisor = uint32(len(n.Ranks) - n.Members.Minus(n.Zeros()).Minus(o.Contributors).Len())
+	s.divisor = uint32(len(n.Ranks) - n.Members.Without(n.Zeros(), o.Contributors))
 	if err := n.total(s, o); err != nil {
 		return n.spoil(o.Progress, s, err, answers)
 	}
@@ -157,7 +162,8 @@ func (n *iterations) close(o condition.Output, answers []answer) []answer {
 		kept = append(kept, w)
 	}
 	s.waiters = kept
-	s.absent = n.machine.Live().Minus(o.Contributors)
+	s.absent.Copy(n.machine.Live())
+	s.absent.Subtract(o.Contributors)
 	n.release(o.Progress, s)
 	return answers
 }
@@ -232,7 +238,7 @@ func (n *iterations) live(live rankset.Set) []answer {
 	answers := n.step(condition.Live(live), nil)
 	for iteration, s := range n.slots {
 		if s.closed && s.absent.Len() > 0 {
-			s.absent = s.absent.Minus(s.absent.Minus(live))
+			s.absent = s.absent.Overlap(live)
 			n.release(iteration, s)
 		}
 	}

@@ -226,8 +226,11 @@ func (k *key) Tally() room.Tally {
 	return room.Tally{Tally: k.iterations.machine.Tally()}
 }
 
-// deliver sends replies.
+// deliver sends replies. The list is the key's again.
 func (k *key) deliver(answers []answer) {
+	if len(answers) == 0 {
+		return
+	}
 	for _, a := range answers {
 		switch {
 		case a.kept != nil:
@@ -239,13 +242,17 @@ func (k *key) deliver(answers []answer) {
 		case a.sum == nil:
 			a.to.Confirm(wire.Header{})
 		case a.to.Local():
-			err := k.fill(a.to.Out, a.sum.Bytes)
+			h, err := k.header(&a), k.fill(a.to.Out, a.sum.Bytes)
 			a.sum.Sent(nil)
-			a.to.Done(k.header(&a), err)
+			a.to.Done(h, err)
 		default:
 			a.to.Send(k.header(&a), a.sum.Bytes, a.sum)
 		}
 	}
+	clear(answers)
+	k.mu.Lock()
+	k.iterations.answers = answers[:0]
+	k.mu.Unlock()
 }
 
 // header is that of a result.

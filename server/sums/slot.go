@@ -245,5 +245,6 @@ func (s *slot) reset() {
 		s.chunks[i].from.Reset()
 	}
 	s.started.Reset()
-	*s = slot{Part: s.Part, chunks: s.chunks, waiters: s.waiters[:0], started: s.started}
+	s.absent.Reset()
+	*s = slot{Part: s.Part, chunks: s.chunks, waiters: s.waiters[:0], started: s.started, absent: s.absent}
 }

@@ -308,9 +308,8 @@ func TestWhatIsNoPushOfTheKeyIsAnError(t *testing.T) {
 	}
 }
 
-// In steady state a push of the local worker and one of a connection cost what the reply needs: the list of answers and
-// the shared buffer.
-func TestAnIterationAllocatesLittle(t *testing.T) {
+// TestAnIterationAllocatesNothing in steady state: pushes of the local worker and of connections, their sum and its answers.
+func TestAnIterationAllocatesNothing(t *testing.T) {
 	p := newPlay(t, nil)
 	requests := make([]*room.Request, len(p.ranks))
 	out, payload := make([]byte, 4*n), roomtest.Floats(n, 1)
@@ -330,7 +329,7 @@ func TestAnIterationAllocatesLittle(t *testing.T) {
 		}
 		iteration++
 	}
-	if allocations := testing.AllocsPerRun(100, push); allocations > 8 && !invariant.On {
+	if allocations := testing.AllocsPerRun(100, push); allocations >= 1 && !invariant.On {
 		t.Errorf("%g allocations an iteration of three ranks", allocations)
 	}
 }

@@ -19,6 +19,8 @@ type Batch struct {
 	Headers []byte // the payload of the first frame
 	Data    []byte // that of the second one
 	Flags   Flags  // of the second one
+
+	one Header // what Frames hands out
 }
 
 // DataHeader checks a batch's headers and makes that of its second frame, whose length is 0 where there is none.
@@ -45,9 +47,9 @@ func DataHeader(headers []byte) (data Header, err error) {
 	return data, nil
 }
 
-// Frames calls f with each frame of a batch, in order, and returns f's first error. The header is valid until f returns;
-// the payload is a part of the batch's.
-func (b Batch) Frames(f func(h *Header, payload []byte) error) error {
+// Frames calls f with each frame of a batch, in order, and returns f's first error. The header, the batch's own, is valid until f
+// returns; the payload is a part of the batch's.
+func (b *Batch) Frames(f func(h *Header, payload []byte) error) error {
 	want, err := DataHeader(b.Headers)
 	switch {
 	case err != nil:
@@ -57,14 +59,13 @@ func (b Batch) Frames(f func(h *Header, payload []byte) error) error {
 	case want.Flags&^b.Flags != 0:
 		return fmt.Errorf("%w: frames whose payloads have authentication tags are in a batch without", ErrBatch)
 	}
-	var h Header
-	data := b.Data
+	h, data := &b.one, b.Data
 	for headers := b.Headers; len(headers) > 0; headers = headers[HeaderSize:] {
 		if err := h.Decode(headers); err != nil {
 			return err // DataHeader has found it good
 		}
 		end := int(h.Length)
-		if err := f(&h, data[:end:end]); err != nil {
+		if err := f(h, data[:end:end]); err != nil {
 			return err
 		}
 		data = data[end:]

@@ -100,7 +100,8 @@ func TestAFrameWithinABatchCannotReachIntoTheNext(t *testing.T) {
 
 func TestAnErrorOfTheReceiverEndsABatch(t *testing.T) {
 	calls, stop := 0, errors.New("stop")
-	err := batchOf(AppendFrame(nil, pull, nil), AppendFrame(nil, pull, nil)).Frames(func(*Header, []byte) error {
+	b := batchOf(AppendFrame(nil, pull, nil), AppendFrame(nil, pull, nil))
+	err := b.Frames(func(*Header, []byte) error {
 		calls++
 		return stop
 	})

@@ -1,0 +1,88 @@
+package jobtest_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/paceline/paceline/internal/invariant"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/worker"
+)
+
+// TestAnExchangeLeavesNoGarbage: workers and servers of a whole job, in steady state, over sockets; sums that travel in a batch, and
+// large ones in several partitions. What AllocsPerRun counts are the objects of the whole process.
+func TestAnExchangeLeavesNoGarbage(t *testing.T) {
+	if race || invariant.On {
+		t.Skip("the checks of these builds take memory")
+	}
+	for _, c := range []struct{ ranks, tensors, floats int }{{2, 122, 1 << 10}, {2, 4, 2 << 20}, {4, 122, 1 << 10}} {
+		t.Run(fmt.Sprintf("%d ranks, %d tensors of %d", c.ranks, c.tensors, c.floats), func(t *testing.T) {
+			j := jobtest.Start(t, c.ranks)
+			steps := make([]func(), c.ranks)
+			for rank := range steps {
+				steps[rank] = stepOf(j, rank, c.tensors, c.floats)
+			}
+			var ends sync.WaitGroup
+			begin := make([]chan struct{}, c.ranks)
+			for rank := range begin {
+				begin[rank] = make(chan struct{})
+				t.Cleanup(func() { close(begin[rank]) })
+				go func() {
+					for range begin[rank] {
+						steps[rank]()
+						ends.Done()
+					}
+				}()
+			}
+			step := func() {
+				ends.Add(c.ranks)
+				for _, b := range begin {
+					b <- struct{}{}
+				}
+				ends.Wait()
+			}
+			for range 30 { // until lists and pools have their sizes
+				step()
+			}
+			objects := testing.AllocsPerRun(100, step)
+			// Pushes of two ranks for one key that meet by chance take a second list, and a collection empties pools.
+			if exchanges := c.ranks * c.tensors; objects > float64(max(2, exchanges/50)) {
+				t.Errorf("%v objects for %d exchanges", objects, exchanges)
+			}
+		})
+	}
+}
+
+// stepOf is the reduction of all tensors on one rank, submitted and awaited together.
+func stepOf(j *jobtest.Job, rank, tensors, floats int) func() {
+	var pending sync.WaitGroup
+	var failed error
+	ops := make([]worker.Op, tensors)
+	for i := range ops {
+		memory := make([]byte, 4*floats)
+		ops[i] = worker.Op{
+			Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Sum, Set: j.All(), Shape: []int64{int64(floats)},
+			Input: memory, Output: memory, Prescale: 1, Postscale: 1, Priority: -i, Name: fmt.Sprintf("tensor.%d", i),
+			Done: func(_ worker.Output, err error) {
+				if err != nil {
+					failed = err
+				}
+				pending.Done()
+			},
+		}
+	}
+	e := j.Workers[rank].Engine
+	return func() {
+		pending.Add(tensors)
+		if err := e.Submit(ops); err != nil {
+			j.T.Error(err)
+			pending.Add(-tensors)
+		}
+		e.Flush(true)
+		if pending.Wait(); failed != nil {
+			j.T.Error(failed)
+		}
+	}
+}
