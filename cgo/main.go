@@ -40,6 +40,7 @@ var process struct {
 	warnings  []string
 	scheduler *node.Scheduler // embedded in rank 0; it lives as long as the process, across rounds
 	table     table
+	texts     texts
 }
 
 var errInterrupted = errors.New("interrupted")

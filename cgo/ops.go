@@ -24,25 +24,23 @@ func goSubmit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) C.int {
 	if err != nil {
 		return status(err)
 	}
-	list, dones, err := opsOf(ops, count, w.Settings.Rank)
-	if err != nil {
+	g := groups.Get().(*group)
+	defer g.rest()
+	if err := g.read(ops, count, w.Settings.Rank); err != nil {
 		return status(invalid(err))
 	}
-	opened, err := process.table.open(dones)
-	if err != nil {
+	if err := process.table.open(g.dones, g.opened); err != nil {
 		return status(err)
 	}
-	for i, h := range opened {
-		list[i].Unwaited = dones[i].call != nil
-		list[i].Done = func(out worker.Output, err error) { process.table.finish(h, out, err) }
+	for i, e := range g.opened {
+		g.handles[i] = C.int32_t(e.handle) // before it ends: then the entry may be another's
+		g.ops[i].Unwaited, g.ops[i].Done = g.dones[i].call != nil, e.end
 	}
-	if err := w.Engine.Submit(list); err != nil {
-		process.table.discard(opened)
+	if err := w.Engine.Submit(g.ops); err != nil {
+		process.table.discard(g.opened)
 		return status(err)
 	}
-	for i, h := range opened {
-		unsafe.Slice(handles, count)[i] = C.int32_t(h)
-	}
+	copy(unsafe.Slice(handles, count), g.handles)
 	return C.PL_OK
 }
 
@@ -128,12 +126,12 @@ func goBeginIteration(set C.uint32_t, name *C.char) C.int {
 //export goJoin
 func goJoin(call C.pl_done_fn, arg C.uintptr_t, handle *C.int32_t) C.int {
 	return with(func(w *node.Worker) error {
-		opened, err := process.table.open([]done{{call, arg}})
-		if err != nil {
+		opened := make([]*entry, 1)
+		if err := process.table.open([]done{{call, arg}}, opened); err != nil {
 			return err
 		}
-		h := opened[0]
-		if err := w.Engine.Join(func(out worker.Output, err error) { process.table.finish(h, out, err) }); err != nil {
+		h := opened[0].handle
+		if err := w.Engine.Join(opened[0].end); err != nil {
 			process.table.discard(opened)
 			return err
 		}

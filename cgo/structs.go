@@ -8,6 +8,8 @@ import "C"
 import (
 	"fmt"
 	"math"
+	"slices"
+	"sync"
 	"unsafe"
 
 	"github.com/paceline/paceline/internal/each"
@@ -65,35 +67,55 @@ func option[T any](from *T, name string, least uintptr) (to T, err error) {
 	return to, err
 }
 
-// opsOf reads a group of operations, an array whose elements have the caller's size.
-func opsOf(first *C.pl_op, count C.uint32_t, rank int) ([]worker.Op, []done, error) {
+// group is what one call submits. Its memory is used again.
+type group struct {
+	ops     []worker.Op
+	dones   []done
+	opened  []*entry
+	handles []C.int32_t
+	shapes  []int64
+	one     [unsafe.Sizeof(C.pl_op{}) / 8]uint64 // not a pl_op, whose done_arg need not be a pointer
+}
+
+var groups = sync.Pool{New: func() any { return new(group) }}
+
+// rest lets the group be used again.
+func (g *group) rest() {
+	clear(g.ops)
+	clear(g.opened)
+	groups.Put(g)
+}
+
+// read reads a group of operations, an array whose elements have the caller's size.
+func (g *group) read(first *C.pl_op, count C.uint32_t, rank int) error {
 	if count == 0 || count > limits.MaxHandles {
-		return nil, nil, fmt.Errorf("group of %d operations, allowed are 1 to %d", count, limits.MaxHandles)
+		return fmt.Errorf("group of %d operations, allowed are 1 to %d", count, limits.MaxHandles)
 	}
-	list, dones := make([]worker.Op, count), make([]done, count)
-	var room [unsafe.Sizeof(C.pl_op{}) / 8]uint64 // not a pl_op, whose done_arg need not be a pointer
-	c := (*C.pl_op)(unsafe.Pointer(&room))
+	n := int(count)
+	g.ops, g.dones, g.shapes = slices.Grow(g.ops[:0], n)[:n], slices.Grow(g.dones[:0], n)[:n], g.shapes[:0]
+	g.opened, g.handles = slices.Grow(g.opened[:0], n)[:n], slices.Grow(g.handles[:0], n)[:n]
+	c := (*C.pl_op)(unsafe.Pointer(&g.one))
 	at := unsafe.Pointer(first)
-	for i := range list {
+	for i := range g.ops {
 		op := (*C.pl_op)(at)
 		if op.size != first.size {
-			return nil, nil, fmt.Errorf("pl_op %d of a group has %d bytes, and the first one %d", i, op.size, first.size)
+			return fmt.Errorf("pl_op %d of a group has %d bytes, and the first one %d", i, op.size, first.size)
 		}
 		err := sized(c, op, "pl_op", leastOp)
 		if err == nil {
-			list[i], err = opOf(c, rank)
+			g.ops[i], err = g.opOf(c, rank)
 		}
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		dones[i] = done{c.done, *(*C.uintptr_t)(unsafe.Pointer(&c.done_arg))}
+		g.dones[i] = done{c.done, *(*C.uintptr_t)(unsafe.Pointer(&c.done_arg))}
 		at = unsafe.Add(at, first.size)
 	}
-	return list, dones, nil
+	return nil
 }
 
 // opOf reads one operation. The lengths of its memory follow from the shape.
-func opOf(c *C.pl_op, rank int) (worker.Op, error) {
+func (g *group) opOf(c *C.pl_op, rank int) (worker.Op, error) {
 	if c.ndim > 0 && c.shape == nil {
 		return worker.Op{}, fmt.Errorf("%d dimensions without a shape", c.ndim)
 	}
@@ -106,11 +128,15 @@ func opOf(c *C.pl_op, rank int) (worker.Op, error) {
 	if !known {
 		return worker.Op{}, fmt.Errorf("process set %d does not exist", c.process_set)
 	}
+	at := len(g.shapes)
+	for _, n := range unsafe.Slice(c.shape, c.ndim) {
+		g.shapes = append(g.shapes, int64(n))
+	}
 	op := worker.Op{
 		Kind: units.Kind(c.kind), DType: units.DType(c.dtype), ReduceOp: units.ReduceOp(c.reduce_op),
 		Set: wire.ProcessSet{ID: uint32(c.process_set), Ranks: ranks}, Root: int(c.root), Priority: int(c.priority),
-		Shape: numbers(c.shape, c.ndim), Prescale: float64(c.prescale), Postscale: float64(c.postscale),
-		Name: C.GoString(c.name), Empty: c.empty != 0,
+		Shape: g.shapes[at:], Prescale: float64(c.prescale), Postscale: float64(c.postscale),
+		Name: text(c.name), Empty: c.empty != 0,
 	}
 	if c.splits != nil {
 		op.Splits = numbers(c.splits, c.nsplits)
@@ -151,13 +177,13 @@ func readOptions(op *worker.Op, c *C.pl_op) error {
 		return fmt.Errorf("use %d is out of bounds", held.use)
 	}
 	op.Declared = options.Declared{
-		Sync:     options.Sync{Model: C.GoString(sync.model), SoftPark: sync.soft_park != 0},
-		Codec:    C.GoString(codec.codec),
+		Sync:     options.Sync{Model: text(sync.model), SoftPark: sync.soft_park != 0},
+		Codec:    text(codec.codec),
 		PullGate: options.Gate{Threshold: float64(gate.threshold), Decay: float64(gate.decay)},
 
 		Authenticated: c.authenticated != 0,
 	}
-	op.Held = worker.Held{Use: units.Use(held.use), Significance: float32(held.significance), Group: C.GoString(held.group)}
+	op.Held = worker.Held{Use: units.Use(held.use), Significance: float32(held.significance), Group: text(held.group)}
 	return nil
 }
 
@@ -170,6 +196,37 @@ func writeOutput(to *C.pl_output, size uintptr, full C.pl_output) {
 
 func numbers(p *C.int64_t, n C.uint32_t) []int64 {
 	return each.Of(unsafe.Slice(p, n), func(v C.int64_t) int64 { return int64(v) })
+}
+
+// maxTexts bounds the texts that are kept.
+const maxTexts = 1 << 16
+
+// texts are names and settings that operations have had, so that one which comes again is not copied again.
+type texts map[string]string
+
+func (t *texts) of(b []byte) string {
+	s, known := (*t)[string(b)]
+	if !known {
+		if *t == nil || len(*t) >= maxTexts {
+			*t = texts{}
+		}
+		s = string(b)
+		(*t)[s] = s
+	}
+	return s
+}
+
+func text(c *C.char) string {
+	if c == nil || *c == 0 {
+		return ""
+	}
+	n := 1
+	for *(*C.char)(unsafe.Add(unsafe.Pointer(c), n)) != 0 {
+		n++
+	}
+	process.Lock()
+	defer process.Unlock()
+	return process.texts.of(unsafe.Slice((*byte)(unsafe.Pointer(c)), n))
 }
 
 // given checks what a caller says of its memory, before that is looked at.

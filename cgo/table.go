@@ -29,10 +29,16 @@ type book struct {
 	next    int32   // never used from here on
 	free    []int32 // released, oldest first
 	entries map[int32]*entry
+	spare   []*entry
 }
+
+// spares is how many entries are kept for later operations.
+const spares = 4096
 
 // entry is the operation that a handle stands for.
 type entry struct {
+	handle   int32
+	end      func(worker.Output, error) // is finish, of this entry
 	done     done
 	ended    bool
 	out      worker.Output
@@ -42,21 +48,22 @@ type entry struct {
 	released bool       // done has still to return
 }
 
-// open returns a handle for each operation; dones has the functions to call at their ends.
-func (t *table) open(dones []done) ([]int32, error) {
+// open opens an entry for each operation; dones has the functions to call at their ends.
+func (t *table) open(dones []done, opened []*entry) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.book.open(dones)
+	return t.book.open(dones, opened)
 }
 
 // finish records how an operation ended, then wakes the threads that wait for it.
-func (t *table) finish(h int32, out worker.Output, err error) {
+func (t *table) finish(e *entry, out worker.Output, err error) {
 	status := C.int32_t(C.PL_OK)
 	if err != nil {
 		status = statusOf(err)
 	}
 	t.mu.Lock()
-	d := t.book.finish(h, out, err)
+	d, h := e.done, e.handle
+	e.ended, e.out, e.err = true, out, err
 	C.pl_handle_finish(C.int32_t(h), status) // before another thread can release the handle
 	t.mu.Unlock()
 	if d.call != nil {
@@ -101,42 +108,49 @@ func (t *table) forget() {
 	}
 }
 
-// discard releases handles whose operations were not started.
-func (t *table) discard(handles []int32) {
+// discard releases entries whose operations were not started.
+func (t *table) discard(opened []*entry) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, h := range handles {
-		C.pl_handle_close(C.int32_t(h))
-		t.book.reuse(h)
+	for _, e := range opened {
+		C.pl_handle_close(C.int32_t(e.handle))
+		t.book.reuse(e)
 	}
 }
 
-func (b *book) open(dones []done) ([]int32, error) {
+func (b *book) open(dones []done, opened []*entry) error {
 	if n := len(dones); len(b.free)+C.PL_HANDLES-int(b.next) < n {
-		return nil, fmt.Errorf("%w: %d handles are in use; synchronise and release some", worker.ErrMemory, C.PL_HANDLES)
+		return fmt.Errorf("%w: %d handles are in use; synchronise and release some", worker.ErrMemory, C.PL_HANDLES)
 	}
 	if b.entries == nil {
 		b.entries = map[int32]*entry{}
 	}
-	handles := make([]int32, len(dones))
-	for i := range handles {
+	for i := range opened {
+		e := b.entry()
 		if b.next < C.PL_HANDLES && len(b.free) < rested {
-			handles[i] = b.next
+			e.handle = b.next
 			b.next++
 		} else {
-			handles[i] = b.free[0]
+			e.handle = b.free[0]
 			b.free = b.free[1:]
 		}
-		b.entries[handles[i]] = &entry{done: dones[i]}
-		C.pl_handle_open(C.int32_t(handles[i]))
+		e.done = dones[i]
+		b.entries[e.handle], opened[i] = e, e
+		C.pl_handle_open(C.int32_t(e.handle))
 	}
-	return handles, nil
+	return nil
 }
 
-func (b *book) finish(h int32, out worker.Output, err error) done {
-	e := b.entries[h]
-	e.ended, e.out, e.err = true, out, err
-	return e.done
+// entry is one that is not in use.
+func (b *book) entry() *entry {
+	if last := len(b.spare) - 1; last >= 0 {
+		e := b.spare[last]
+		b.spare = b.spare[:last]
+		return e
+	}
+	e := new(entry)
+	e.end = func(out worker.Output, err error) { process.table.finish(e, out, err) }
+	return e
 }
 
 func (b *book) find(h int32) (*entry, error) {
@@ -158,7 +172,7 @@ func (b *book) release(h int32) error {
 	C.pl_free(unsafe.Pointer(e.crows))
 	C.pl_handle_close(C.int32_t(h))
 	if e.released = true; e.done.call == nil {
-		b.reuse(h)
+		b.reuse(e)
 	}
 	return nil
 }
@@ -166,12 +180,15 @@ func (b *book) release(h int32) error {
 func (b *book) called(h int32) {
 	e := b.entries[h]
 	if e.done = (done{}); e.released {
-		b.reuse(h)
+		b.reuse(e)
 	}
 }
 
-// reuse makes a number available to later operations.
-func (b *book) reuse(h int32) {
-	delete(b.entries, h)
-	b.free = append(b.free, h)
+// reuse makes an entry and its number available to later operations.
+func (b *book) reuse(e *entry) {
+	delete(b.entries, e.handle)
+	b.free = append(b.free, e.handle)
+	if *e = (entry{end: e.end}); len(b.spare) < spares {
+		b.spare = append(b.spare, e)
+	}
 }
