@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"unsafe"
 
@@ -98,6 +99,7 @@ func start(in settingsJSON) error {
 		o.Scheduler = process.scheduler.Address
 	}
 	process.table.forget()
+	share(false)
 	w, err := node.StartWorker(ctx, s, o)
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", errInterrupted, err)
@@ -107,7 +109,9 @@ func start(in settingsJSON) error {
 	}
 	all := rankset.Range(len(w.Membership.Now().Workers)).Ranks()
 	process.worker, process.warnings = w, warnings
-	C.pl_set_crowded(number(w.Crowded()))
+	crowded := w.Crowded()
+	C.pl_set_crowded(number(crowded))
+	share(crowded)
 	process.sets = map[uint32][]int{0: all}
 	if err := started(in, s); err != nil {
 		w.Shutdown()
@@ -119,6 +123,19 @@ func start(in settingsJSON) error {
 
 // gathering is told by the engine what becomes of operations.
 func gathering(g worker.Gathering) { C.pl_set_gathering(C.int64_t(g.Bytes), number(g.Held)) }
+
+// share has the engine run on one core at a time where the job's processes have none to spare: more of its threads would only
+// take turns with ranks that compute, and Go's monitor thread stays awake for milliseconds after each call from C unless that
+// core is the only one. What the environment says stands.
+func share(crowded bool) {
+	switch {
+	case os.Getenv("GOMAXPROCS") != "":
+	case crowded:
+		runtime.GOMAXPROCS(1)
+	default:
+		runtime.SetDefaultGOMAXPROCS()
+	}
+}
 
 func number(b bool) C.int32_t {
 	if b {
