@@ -122,5 +122,6 @@ NETWORKS = {
     "deep": _real(lambda: deep(60, 128), 64, (128,)),
     "resnet50": _simulated(shapes.RESNET50_LAYERS),
     "resnet50 elsewhere": _elsewhere(shapes.RESNET50_LAYERS),
+    "stage": _simulated(shapes.RESNET50_LAYERS[:11]),  # ResNet-50's first, for a quick look
     "bert": _simulated(shapes.BERT_BASE_LAYERS),
 }

@@ -47,13 +47,13 @@ def test_allreduce_beside_gloo(tmp_path):
 
 
 def test_training_steps_beside_ddp(tmp_path):
-    argv = [sys.executable, BENCH / "step.py", "--ranks", "2", "--models", "digits,resnet50"]
+    argv = [sys.executable, BENCH / "step.py", "--ranks", "2", "--models", "digits,stage"]
     argv += ["--duration", "0.1", "--steps", "2", "--work", "0.01"]
     printed, report = run(argv, tmp_path / "step.json")
-    digits, resnet50 = report["results"]
+    digits, stage = report["results"]
     assert (digits["tensors"], digits["parameters"]) == (8, 71_754)
-    assert (resnet50["tensors"], resnet50["parameters"]) == (161, 25_557_032)
-    for result in (digits, resnet50):
+    assert (stage["tensors"], stage["parameters"]) == (33, 225_344)
+    for result in (digits, stage):
         assert printed.count(f" {result['model']} ") == len(result["ways"]) == 3
         for way in result["ways"].values():
             assert way["blocks"] >= 5
@@ -62,7 +62,7 @@ def test_training_steps_beside_ddp(tmp_path):
             assert way["all"]["voluntary"] >= way["training"]["voluntary"] >= 0
             assert 0 <= way["go_gc"] < 10 and 0 <= way["python_gc"] < 10
         assert result["ways"]["ddp"]["ratio"]["median"] == 1
-        assert result["ways"]["paceline"]["go_objects"] > result["ways"]["alone"]["go_objects"]
+        assert 0 <= result["ways"]["paceline"]["go_objects"] < 10 * result["tensors"]
 
 
 @pytest.mark.skipif(hosts.available() is not None, reason=str(hosts.available()))
