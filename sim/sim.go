@@ -94,13 +94,17 @@ type Key struct {
 
 // Check reports the faults of the scenario, with the allowed values.
 func (s Scenario) Check() error {
+	keys, most := s.Keys, max(1, MaxKeys/max(1, s.Servers))
+	if s.Layout != nil {
+		keys, most = len(s.Layout), MaxKeys
+	}
 	for _, f := range []struct {
 		name               string
 		value, least, most int
 	}{
 		{"workers", s.Workers, 1, MaxWorkers},
 		{"servers", s.Servers, 1, MaxServers},
-		{"keys", s.keys(), 1, MaxKeys},
+		{"keys", keys, 1, most},
 		{"iterations", s.Iterations, 1, MaxIterations},
 		{"workers times keys", s.Workers * s.keys(), 1, MaxExchanges},
 	} {

@@ -51,19 +51,21 @@ func (t *task) step(e life.Event) life.Effects {
 // begin says what is about to happen to the task, and reports whether it may. Locks may be held.
 func (t *task) begin(e life.Event) bool { return t.step(e)&life.Refused == 0 }
 
-// happened says what has happened to the task, and does what follows from it.
+// happened says what has happened to the task, and does what follows from it. Behind a step that does not settle the task
+// another goroutine may, and then a task that nothing was encoded for, and that was not abandoned, is used again.
 func (t *task) happened(e life.Event) {
+	o, encode := t.o, t.encode
 	effects := t.step(e)
-	if effects&life.Forget != 0 {
+	if effects&life.Forget != 0 { // it was abandoned
 		t.way().forget(t)
 	}
-	if effects&life.Release != 0 {
+	if effects&life.Release != 0 && encode {
 		message := t.message
 		t.message = nil
-		t.o.e.encoder.sent(t.server, message)
+		o.e.encoder.sent(t.server, message)
 	}
 	if effects&life.Settle != 0 {
-		t.o.complete()
+		o.complete()
 	}
 }
 
