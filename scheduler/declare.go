@@ -76,6 +76,8 @@ func (r *round) objection(t *wire.Tensor) string {
 	}
 	ranks, ok := r.sets.byID[t.ProcessSet]
 	switch {
+	case !ok && t.ProcessSet < r.sets.next:
+		return fmt.Sprintf("tensor %q: process set %d was removed; synchronise a set's operations before removing it", t.Name, t.ProcessSet)
 	case !ok:
 		return fmt.Sprintf("tensor %q: there is no process set %d", t.Name, t.ProcessSet)
 	case !slices.Equal(ranks, t.Ranks):
