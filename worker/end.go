@@ -67,7 +67,7 @@ func (e *Engine) explain(o *operation, err error) error {
 	return fmt.Errorf("%v of %q on rank %d: %w", o.Kind, o.name(), e.cfg.Rank, err)
 }
 
-// operations are those in flight. They are lent.
+// operations are those in flight. They are lent, and never handed back: the engine ends.
 func (e *Engine) operations() []*operation {
 	e.mu.Lock()
 	defer e.mu.Unlock()

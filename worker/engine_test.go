@@ -338,7 +338,7 @@ func TestServersHearWhichServerCouldNotBeReached(t *testing.T) {
 						return
 					}
 					if s == bad {
-						time.Sleep(time.Second)
+						time.Sleep(time.Second) // of virtual time: the other server's connections are open, or being opened
 						_ = c.Close()
 						return
 					}
