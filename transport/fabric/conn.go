@@ -234,9 +234,13 @@ func (c *conn) finished() {
 	c.settled()
 }
 
-// fail ends the connection, unless it has ended, for a reason.
+// fail ends the connection, unless it has ended, for a reason. What breaks because the endpoint was closed, for example by
+// a peer in this process that has heard of it first, has that reason.
 func (c *conn) fail(reason error) {
 	if c.cause == nil && !c.closed {
+		if c.device.isDown() {
+			reason = errDown
+		}
 		c.cause = reason
 		c.Conn.Close() // without a fin: the peer learns that it failed
 	}

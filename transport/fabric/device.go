@@ -72,6 +72,12 @@ func (o offer) open() (*device, error) {
 
 var errDown = errors.New("the fabric's endpoint was closed, because a peer that is stopped or unreachable held memory of this process")
 
+func (d *device) isDown() bool {
+	d.up.RLock()
+	defer d.up.RUnlock()
+	return d.c == nil
+}
+
 // with calls f with the device, if it is up.
 func (d *device) with(doing string, f func(c *C.struct_pf_device) C.int) error {
 	d.up.RLock()
