@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/paceline/paceline/transport"
@@ -40,8 +41,8 @@ func (c Config) Dial(ctx context.Context, address string, connect func(context.C
 		switch {
 		case !over && final(err):
 			return nil, fmt.Errorf("connecting to %s: %w", address, err)
-		case !over || last == nil:
-			last = err
+		case !over || last == nil || errors.Is(err, syscall.ECONNREFUSED):
+			last = err // an answer of the peer's host counts whenever it comes
 		}
 		if errors.Is(err, auth.ErrInterrupted) && !errors.Is(err, os.ErrDeadlineExceeded) {
 			pause = min(pause, droppedPause)

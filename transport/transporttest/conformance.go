@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -113,6 +114,20 @@ func (b *bench) dialWithin(d time.Duration, t transport.Transport, address strin
 		b.guard(c)
 	}
 	return c, err
+}
+
+// refused dials where nobody listens, and is the error. A crowded machine may not end one attempt before the deadline: then
+// there is another one with more time.
+func (b *bench) refused(address string) error {
+	b.Helper()
+	const text = "connection refused"
+	dialer := b.node()
+	_, err := b.dialWithin(soon/2, dialer, address)
+	for d := soon; d < patience && !strings.Contains(fmt.Sprint(err), text); d *= 2 {
+		_, err = b.dialWithin(d, dialer, address)
+	}
+	b.wantError(err, context.DeadlineExceeded, text)
+	return err
 }
 
 // accept takes the next connection, until the test ends.
