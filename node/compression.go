@@ -39,7 +39,10 @@ func jobCompression(text string) (p *policy.Policy, said string, err error) {
 		said = fmt.Sprintf("a file with SHA-256 %x", sha256.Sum256(content))
 		return io.NopCloser(bytes.NewReader(content)), err
 	})
-	return p, said, checked(text, err)
+	if err = checked(text, err); err != nil {
+		err = fmt.Errorf("PACELINE_COMPRESSION: %w", err)
+	}
+	return p, said, err
 }
 
 // CheckCodec reports whether Compression takes a text. It is for the place where the user names a codec, before

@@ -88,11 +88,11 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 			w.close()
 		}
 	}()
-	if err := CheckSync(s.Sync, false, true, s.Size); err != nil {
-		return nil, fmt.Errorf("%w: PACELINE_SYNC: %w", worker.ErrInvalid, err)
+	if err := checkSync(&s, s.Size); err != nil {
+		return nil, fmt.Errorf("%w: %w", worker.ErrInvalid, err)
 	}
 	if w.policy, w.compression, err = jobCompression(s.Compression); err != nil {
-		return nil, fmt.Errorf("%w: PACELINE_COMPRESSION: %w", worker.ErrInvalid, err)
+		return nil, fmt.Errorf("%w: %w", worker.ErrInvalid, err)
 	}
 	if w.profiles, err = openProfiles(&s, o.Log); err != nil {
 		return nil, err

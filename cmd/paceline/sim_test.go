@@ -40,18 +40,18 @@ func TestSimPrintsOrWritesJSONAndDraws(t *testing.T) {
 
 func TestSimSaysWhatIsAllowed(t *testing.T) {
 	for want, args := range map[string][]string{
-		"allowed are whole numbers from 1 to 10000":                      {"--workers", "0"},
-		`--until "some": allowed are all and total`:                      {"--until", "some"},
-		`--parking "soft": allowed are lazy and soft-barrier`:            {"--parking", "lazy,soft"},
-		`--barrier "none": allowed are overlap and global`:               {"--barrier", "none"},
-		`--compute: unknown compute time "gauss:1s", allowed are`:        {"--compute", "gauss:1s"},
-		`--model: unknown synchronisation model "sps:3", known are: bsp`: {"--model", "sps:3"},
-		`S is "-1", allowed is a whole number`:                           {"--model", "ssp:-1"},
-		`C is "1.5", allowed is a number from 0 to 1`:                    {"--model", "pssp:3,1.5"},
-		"waits for 9 workers of 4: allowed is from 1 to 4":               {"--model", "drop-stragglers:9", "--workers", "4"},
-		`--bytes "4MM": a size is a number`:                              {"--bytes", "4MM"},
-		`--bandwidth: bandwidth is "10", allowed is`:                     {"--bandwidth", "10"},
-		`--server-bandwidth: bandwidth is "x", allowed is`:               {"--server-bandwidth", "x"},
+		"allowed are whole numbers from 1 to 10000":                                          {"--workers", "0"},
+		`--until "some": allowed are all and total`:                                          {"--until", "some"},
+		`--parking "soft": allowed are lazy and soft-barrier`:                                {"--parking", "lazy,soft"},
+		`--barrier "none": allowed are overlap and global`:                                   {"--barrier", "none"},
+		`--compute: unknown compute time "gauss:1s", allowed are`:                            {"--compute", "gauss:1s"},
+		`--model: unknown synchronisation model "sps:3", did you mean "ssp"? Known are: bsp`: {"--model", "sps:3"},
+		`S is "-1", allowed is a whole number`:                                               {"--model", "ssp:-1"},
+		`C is "1.5", allowed is a number from 0 to 1`:                                        {"--model", "pssp:3,1.5"},
+		"waits for 9 workers of 4: allowed is from 1 to 4":                                   {"--model", "drop-stragglers:9", "--workers", "4"},
+		`--bytes "4MM": a size is a number`:                                                  {"--bytes", "4MM"},
+		`--bandwidth: bandwidth is "10", allowed is`:                                         {"--bandwidth", "10"},
+		`--server-bandwidth: bandwidth is "x", allowed is`:                                   {"--server-bandwidth", "x"},
 		"--model: missing": {"--model", " "},
 	} {
 		c := simCommand()

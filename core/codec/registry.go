@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/paceline/paceline/internal/nearest"
 )
 
 // Maker makes a codec of its arguments. Parse checks the errors that these collect afterwards.
@@ -53,7 +55,7 @@ func Parse(setting string) (Codec, error) {
 	name, text, _ := strings.Cut(body, ":")
 	newCodec, ok := makers[name]
 	if !ok {
-		return nil, unknownError(fmt.Sprintf("codec %q: unknown name %q: allowed are %s", setting, name, strings.Join(Names(), ", ")))
+		return nil, unknownError(fmt.Sprintf("codec %q: unknown name %q, %s", setting, name, nearest.Known(name, Names())))
 	}
 	a := parseArguments(text)
 	c := newCodec(a)

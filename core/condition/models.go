@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/paceline/paceline/internal/each"
+	"github.com/paceline/paceline/internal/nearest"
 	"github.com/paceline/paceline/internal/setting"
 )
 
@@ -136,5 +137,5 @@ func Parse(text string) (Model, error) {
 			return b.build(&Arguments{setting.Read("synchronisation model", text, b.usage)})
 		}
 	}
-	return Model{}, fmt.Errorf("unknown synchronisation model %q, known are: %s", text, strings.Join(Names(), ", "))
+	return Model{}, fmt.Errorf("unknown synchronisation model %q, %s", text, nearest.Known(name, Names()))
 }

@@ -46,7 +46,7 @@ func TestParseKnowsEveryModel(t *testing.T) {
 // Bad input is an error that says which and what is allowed (issue: negative s, c outside [0,1], …).
 func TestParseSaysWhatIsAllowed(t *testing.T) {
 	for setting, want := range map[string]string{
-		"bps":                  `unknown synchronisation model "bps", known are: bsp, asp, ssp, `,
+		"bps":                  `unknown synchronisation model "bps", did you mean "bsp"? Known are: bsp, asp, ssp, `,
 		"bsp:3":                `takes no argument "3"`,
 		"ssp":                  `S is missing (it is written ssp:S)`,
 		"ssp:":                 `S is "", allowed is a whole number from 0 to 65535`,

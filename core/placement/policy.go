@@ -121,11 +121,7 @@ func Parse(text string) (Policy, error) {
 			return p, a.Err()
 		}
 	}
-	hint := "known are: " + strings.Join(Names(), ", ")
-	if meant := nearest.Meant(name, Names()); meant != "" {
-		hint = fmt.Sprintf("did you mean %q? Known are: %s", meant, strings.Join(Names(), ", "))
-	}
-	return Policy{}, fmt.Errorf("unknown placement %q, %s", text, hint)
+	return Policy{}, fmt.Errorf("unknown placement %q, %s", text, nearest.Known(name, Names()))
 }
 
 // Cut is the package's Cut for tensors that the policy places.

@@ -61,7 +61,7 @@ func TestTheFirstRuleThatFitsWins(t *testing.T) {
 func TestAWrongPolicyIsAnErrorThatNamesTheRule(t *testing.T) {
 	for text, want := range map[string]string{
 		"topk:2":                                 "shares over 0 and up to 1",
-		"nonsense":                               "allowed are bf16",
+		"nonsense":                               "known are: bf16",
 		"[1]":                                    "rule 1",
 		"[{]":                                    "policy",
 		`[{"codec": 1}]`:                         "rule 1",

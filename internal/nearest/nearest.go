@@ -1,7 +1,10 @@
 // Package nearest finds the word that somebody meant who has misspelt it.
 package nearest
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
 // Of is the candidate that differs from word in the fewest letters to insert, delete, change or swap; the first of equals, ""
 // where there are no candidates.
@@ -28,6 +31,15 @@ func Meant(word string, candidates []string) string {
 		}
 	}
 	return ""
+}
+
+// Known ends an error about a word that is none of the candidates: what was meant, and what there is.
+func Known(word string, candidates []string) string {
+	list := "nown are: " + strings.Join(candidates, ", ")
+	if meant := Meant(word, candidates); meant != "" {
+		return fmt.Sprintf("did you mean %q? K%s", meant, list)
+	}
+	return "k" + list
 }
 
 // distance counts the letters to insert, delete, change or swap with their neighbour to make b of a.

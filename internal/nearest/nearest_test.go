@@ -17,6 +17,14 @@ func TestMisspeltWords(t *testing.T) {
 	}
 }
 
+func TestAnErrorNamesWhatIsKnownAndWhatWasMeant(t *testing.T) {
+	for word, want := range map[string]string{"sps": `did you mean "ssp"? Known are: bsp, ssp`, "elastic": "known are: bsp, ssp"} {
+		if got := Known(word, []string{"bsp", "ssp"}); got != want {
+			t.Errorf("%q: %s", word, got)
+		}
+	}
+}
+
 func TestDistanceCountsLetters(t *testing.T) {
 	for _, one := range []struct {
 		a, b string

@@ -13,6 +13,7 @@ import (
 	"github.com/paceline/paceline/internal/iface"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/secret"
+	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
 )
 
@@ -136,6 +137,9 @@ func (j *maker) settle() error {
 	}
 	s, _, err := settings.FromEnv(env) // warnings come from rank 0
 	if err != nil {
+		return err
+	}
+	if err := node.CheckSettings(&s, len(j.workers), j.away() != ""); err != nil {
 		return err
 	}
 	err = s.Complete()

@@ -369,7 +369,7 @@ def test_adasum_under_a_job_that_measures(monkeypatch):
         ("topk:0", "shares over 0 and up to 1"),
         (hvd.Compression.topk(1.5), "shares over 0 and up to 1"),
         (hvd.Compression.qsgd(levels=0), "levels"),
-        ("nothing", "allowed are"),
+        ("nothing", "known are"),
         (hvd.Compression.int8(lossless="lzma"), "s2, zstd"),
         (hvd.Compression.policy([{"codec": "fp16"}, {"name": "x", "codec": "fp16"}]), "rule 2"),
         (hvd.Compression.auto(candidates=["int8", "topk:7"]), "shares over 0"),
