@@ -133,16 +133,15 @@ func longFlags(args []string) []string {
 	if args[0] != "run" {
 		out := slices.Clone(args)
 		for i, word := range out {
-			if word == "-np" || strings.HasPrefix(word, "-np=") {
-				out[i] = "-" + word
-			}
+			out[i] = longRanks(word)
 		}
 		return out
 	}
-	long := map[string]string{"-np": "--np", "-cb": "--check-build", "-hostfile": "--hostfile", "-prefix-timestamp": "--prefix-output-with-timestamp"}
+	long := map[string]string{"-cb": "--check-build", "-hostfile": "--hostfile", "-prefix-timestamp": "--prefix-output-with-timestamp"}
 	flags := runCommand().Flags()
 	out := slices.Clone(args)
 	for i := 1; i < len(out) && strings.HasPrefix(out[i], "-") && out[i] != "--"; i++ {
+		out[i] = longRanks(out[i])
 		name, value, joined := strings.Cut(out[i], "=")
 		if long[name] != "" {
 			out[i] = long[name]
@@ -155,6 +154,18 @@ func longFlags(args []string) []string {
 		}
 	}
 	return out
+}
+
+// longRanks writes the number of ranks with two dashes: -np 4, -np=4 or -np4.
+func longRanks(word string) string {
+	n, ok := strings.CutPrefix(word, "-np")
+	switch {
+	case !ok:
+		return word
+	case n == "" || n[0] == '=':
+		return "-" + word
+	}
+	return "--np=" + n
 }
 
 // takesNext reports whether a flag's value is the next word.

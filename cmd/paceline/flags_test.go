@@ -15,12 +15,14 @@ func TestHorovodsShortFlagsAreUnderstoodUpToTheCommand(t *testing.T) {
 	for given, want := range map[string]string{
 		"run -np 4 python -np 3":                           "run --np 4 python -np 3",
 		"run -np=4 python":                                 "run --np=4 python",
+		"run -np4 -H a:4 python -np3":                      "run --np=4 -H a:4 python -np3",
 		"run -H a:1 -np 2 -- -np 3":                        "run -H a:1 --np 2 -- -np 3",
 		"run --timeline-filename -np -np 2 x":              "run --timeline-filename -np --np 2 x",
 		"run --gloo -hostfile hosts -prefix-timestamp x y": "run --gloo --hostfile hosts --prefix-output-with-timestamp x y",
 		"run -cb":                 "run --check-build",
 		"sim --model bsp -np 3":   "sim --model bsp --np 3",
 		"bench allreduce -np=2,4": "bench allreduce --np=2,4",
+		"bench allreduce -np2,4":  "bench allreduce --np=2,4",
 		"status":                  "status",
 	} {
 		if got := strings.Join(longFlags(strings.Fields(given)), " "); got != want {

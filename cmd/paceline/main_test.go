@@ -102,7 +102,14 @@ func TestRunSaysWhatIsWrongWithItsArguments(t *testing.T) {
 		"run -np":                            "-np needs a value: number of processes",
 		"run -p 0 true":                      `--ssh-port "0": allowed are whole numbers from 1 to 65535`,
 		"run --verbose=maybe true":           `--verbose "maybe": allowed are true and false`,
-		"run x.py --epochs 3":                "x.py is no program; run it as python x.py --epochs 3",
+		"run x.py --epochs 3":                "there is no file x.py in /",
+		"run ./x.py":                         "there is no file ./x.py in /",
+		"run -np2x true":                     `-np "2x": allowed are whole numbers`,
+		"run -np99999 true":                  `-np "99999": allowed are whole numbers`,
+		"bench allreduce -npx":               `-np "x": allowed are whole numbers`,
+		"run --master-port 99999999 true":    `--master-port "99999999": allowed are whole numbers from 1 to 65535`,
+		"run --master-port 0 true":           `--master-port "0": allowed are whole numbers from 1 to 65535`,
+		"run --master-port 22x true":         `--master-port "22x": allowed are whole numbers from 1 to 65535`,
 		"run --hosts= true":                  "--hosts is empty: hosts and their slots",
 		"run --servers a:99999 true":         `--servers: the port of "a:99999" is not one from 1 to 65535`,
 		"run --listen x true":                `--listen "x": allowed is host:port`,
@@ -149,6 +156,14 @@ func TestRunSaysWhatIsWrongWithItsArguments(t *testing.T) {
 			t.Errorf("%q: %+v", args, r)
 		}
 	}
+}
+
+func TestAScriptIsNoProgram(t *testing.T) {
+	c := command(t, "run", "./x.py", "--epochs", "3")
+	if err := os.WriteFile(filepath.Join(c.Dir, "x.py"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, c).check(t, 127, "", "x.py is no program; run it as python ./x.py --epochs 3")
 }
 
 // TestRunRefusesSettingsThatNoRankWouldTake in one line, before it starts any.

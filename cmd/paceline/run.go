@@ -44,7 +44,7 @@ new secret.`,
 	f.StringVar(&o.Servers, "servers", "", "`hosts` on which to start dedicated servers: host3,host4:7001 (with a port)")
 	f.StringVar(&o.Scheduler, "scheduler", "", "`address` of a running scheduler, host:port")
 	f.StringVar(&o.Listen, "listen", "", "`address` at which the launcher's own scheduler listens, host:port")
-	f.IntVar(&o.MasterPort, "master-port", 0, "`port` of torch.distributed's store on the host of rank 0 (default: a free one), for scripts that use it too")
+	f.Var(count{&o.MasterPort, 1, 65535}, "master-port", "`port` of torch.distributed's store on the host of rank 0 (default: a free one), for scripts that use it too")
 	f.BoolVar(&o.horovod, "horovod", false, "let 'import horovod' find Paceline")
 	f.StringSliceVar(&o.Interfaces, "network-interfaces", nil, "`names` of network interfaces, or addresses of this machine; each host uses the first that it has")
 	f.StringSliceVar(&o.Interfaces, "network-interface", nil, "")

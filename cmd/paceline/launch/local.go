@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -25,12 +26,23 @@ func (t *Task) localCommand() *exec.Cmd {
 // noCommand says why a command on this host cannot be started, and what was meant if it is a Python script.
 func (t *Task) noCommand(err error) error {
 	switch name := t.Command[0]; {
+	case filepath.Ext(name) == ".py" && !t.has(name):
+		return fmt.Errorf("there is no file %s in %s", name, t.Dir)
 	case filepath.Ext(name) == ".py":
 		return fmt.Errorf("%s is no program; run it as python %s", name, strings.Join(t.Command, " "))
 	case errors.Is(err, exec.ErrNotFound):
 		return fmt.Errorf("there is no program %q on the PATH", name)
 	}
 	return err
+}
+
+// has reports whether there is a file by the path that the task gives it.
+func (t *Task) has(path string) bool {
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(t.Dir, path)
+	}
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func lookPath(name, path string) (string, error) {
