@@ -57,6 +57,7 @@ type Options struct {
 	Scheduler  string                 // a worker's: address of the scheduler, host:port; Settings.Scheduler where ""
 	Alloc      func(n int) []byte     // a worker's: memory for outputs whose size only the engine knows; nil for Go's
 	Gathering  func(worker.Gathering) // a worker's: told what becomes of operations, and then calls Engine.Flush; may be nil
+	Workers    int                    // a scheduler's: how many workers its process starts; 0: not known
 	Log        *zap.Logger            // nil for the Logger of the process's role
 	Transports *transport.Set         // nil for those that the settings ask for
 }

@@ -315,7 +315,7 @@ func tooManyServers(have []*peer) string {
 
 // missing names the nodes that the next round waits for: "ranks 2, 3 of 4 and 1 of 2 servers".
 func (m *Machine) missing() string {
-	workers, dedicated := m.expectedWorkers(), m.expectedServers()
+	workers, dedicated := cmp.Or(m.expectedWorkers(), m.settings.Launched), m.expectedServers()
 	if workers == 0 {
 		return "a worker that knows how many workers the job has"
 	}

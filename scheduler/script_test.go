@@ -18,7 +18,7 @@ import (
 // machine's outputs:
 //
 //	wait 1s                            time passes
-//	restart                            a new scheduler, without knowledge
+//	restart                            a new scheduler, without knowledge; launched=3: it knows of so many workers
 //	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, timeout, version, pid, session
 //	                              sync: its PACELINE_SYNC
 //	s0 register server host:port       a dedicated server
@@ -64,13 +64,13 @@ type actor struct {
 
 func newStage() *stage {
 	s := &stage{actors: map[string]*actor{}, byLine: map[Line]*actor{}}
-	s.restart()
+	s.restart(0)
 	return s
 }
 
-func (s *stage) restart() {
+func (s *stage) restart(launched int) {
 	s.restarts++
-	s.machine = NewMachine(Settings{FirstRound: 100 * s.restarts, Grace: time.Second})
+	s.machine = NewMachine(Settings{FirstRound: 100 * s.restarts, Launched: launched, Grace: time.Second})
 	s.byLine = map[Line]*actor{}
 	for _, a := range s.actors {
 		a.line = 0
@@ -80,7 +80,7 @@ func (s *stage) restart() {
 func (s *stage) act(words []string) error {
 	switch words[0] {
 	case "restart":
-		s.restart()
+		s.restart(number(strings.TrimPrefix(strings.Join(words[1:], ""), "launched=")))
 		return nil
 	case "wait":
 		d, err := time.ParseDuration(words[1])

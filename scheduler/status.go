@@ -1,6 +1,8 @@
 package scheduler
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -137,6 +139,9 @@ func (m *Machine) status() *wire.StatusReply {
 	}
 	if len(m.rounds) == 0 || len(m.forming) > 0 {
 		s.Waiting = both(s.Waiting, m.missing())
+		if workers := cmp.Or(m.expectedWorkers(), m.settings.Launched); workers > 0 {
+			s.Waiting += fmt.Sprintf("; %d of %d workers have come", len(m.forming), workers)
+		}
 	}
 	return s
 }

@@ -260,7 +260,7 @@ type Known struct {
 type StatusReply struct {
 	Detail  bool         `json:"detail,omitempty"`  // of a question: with a report of each node
 	State   string       `json:"state,omitempty"`   // "forming" or "running"
-	Waiting string       `json:"waiting,omitempty"` // forming: who is missing
+	Waiting string       `json:"waiting,omitempty"` // forming: who is missing, and how many have come
 	Roster  *Roster      `json:"roster,omitempty"`
 	Tensors int          `json:"tensors"`
 	Uptime  float64      `json:"uptime_seconds"`

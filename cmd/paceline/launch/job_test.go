@@ -386,7 +386,7 @@ func TestAVerboseLaunchSaysWhereTheJobIsAndHowFar(t *testing.T) {
 		}
 		ended <- code
 	}()
-	said.wait(t, "the scheduler is at 127.0.0.1:", fmt.Sprintf("`paceline status %d` shows the job\n", os.Getpid()), "rank 0 on localhost: cat ", "forming, waiting for a worker")
+	said.wait(t, "the scheduler is at 127.0.0.1:", fmt.Sprintf("`paceline status %d` shows the job\n", os.Getpid()), "rank 0 on localhost: cat ", "forming, waiting for rank 0 of 1; 0 of 1 workers have come")
 	os.WriteFile(signals, nil, 0)
 	if code := <-ended; code != 0 {
 		t.Error(code)

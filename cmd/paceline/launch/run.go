@@ -38,7 +38,7 @@ func (j *maker) run() (code int, err error) {
 	defer signal.Stop(signals)
 	address := j.settings.Scheduler
 	if j.Scheduler == "" {
-		sched, err := node.StartScheduler(j.settings, address, node.Options{})
+		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: len(j.workers)})
 		if err != nil {
 			return 0, err
 		}
