@@ -63,7 +63,7 @@ func (j *jobChoice) status(c *cobra.Command, args []string, output *jsonSwitch) 
 	ctx, stop := untilSignal()
 	defer stop()
 	views := watch.Look(ctx, targets, j.timeout)
-	if len(targets) == 1 && views[0].Err != nil {
+	if len(targets) == 1 && len(views) == 1 && views[0].Err != nil {
 		return views[0].Err
 	}
 	select {
@@ -72,6 +72,9 @@ func (j *jobChoice) status(c *cobra.Command, args []string, output *jsonSwitch) 
 		return exitCode(130)
 	}
 	views = watch.Since(views, watch.Look(ctx, targets, j.timeout))
+	if len(views) == 0 {
+		return errors.New("the job has just ended")
+	}
 	text := func(out io.Writer) { watch.Show(out, views, 0) }
 	if targets[0].Job == nil || len(args) > 0 { // one job was asked for
 		return output.show(c, views[0], text)

@@ -23,14 +23,15 @@ func Show(out io.Writer, views []View, ranks int) {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "job\tstate\tranks\titeration\tper s\tup\tcommand")
 	for _, v := range views {
-		state, iteration, rate := v.State, "", ""
 		if v.Error != "" {
-			state = "no answer"
+			fmt.Fprintf(table, "%d\tno answer\t-\t-\t-\t-\t%s\n", v.ID, short(v.Command))
+			continue
 		}
+		iteration, rate := "", ""
 		if r := v.fastest(); r != nil {
 			iteration, rate = fmt.Sprint(r.Iteration), fmt.Sprintf("%.3g", r.Rate)
 		}
-		fmt.Fprintf(table, "%d\t%s\t%d\t%s\t%s\t%v\t%s\n", v.ID, state, len(v.Ranks), iteration, rate, v.up(), short(v.Command))
+		fmt.Fprintf(table, "%d\t%s\t%d\t%s\t%s\t%v\t%s\n", v.ID, v.State, len(v.Ranks), iteration, rate, v.up(), short(v.Command))
 	}
 	table.Flush()
 }

@@ -15,6 +15,7 @@ type View struct {
 	Scheduler string     `json:"scheduler"`
 	Error     string     `json:"error,omitempty"` // why the scheduler has not answered
 	Err       error      `json:"-"`
+	over      bool       // it has not answered because it has ended
 
 	wire.StatusReply
 	Ranks []Rank `json:"ranks,omitempty"`

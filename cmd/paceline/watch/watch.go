@@ -41,7 +41,8 @@ func Here(jobs []runfile.Job) ([]Target, error) {
 	return targets, nil
 }
 
-// Look asks the schedulers of all targets at the same time, each for at most some time.
+// Look asks the schedulers of all targets at the same time, each for at most some time. A job that has ended meanwhile has
+// no view.
 func Look(ctx context.Context, targets []Target, timeout time.Duration) []View {
 	views := make([]View, len(targets))
 	var wg sync.WaitGroup
@@ -49,7 +50,7 @@ func Look(ctx context.Context, targets []Target, timeout time.Duration) []View {
 		wg.Go(func() { views[i] = t.look(ctx, timeout) })
 	}
 	wg.Wait()
-	return views
+	return slices.DeleteFunc(views, func(v View) bool { return v.over })
 }
 
 func (t Target) look(ctx context.Context, timeout time.Duration) View {
@@ -61,12 +62,21 @@ func (t Target) look(ctx context.Context, timeout time.Duration) View {
 	}
 	status, err := ask(ctx, &t.Settings)
 	if err != nil {
-		v.Err, v.Error = err, err.Error()
+		v.Err, v.Error, v.over = err, err.Error(), t.over()
 		return v
 	}
 	v.StatusReply = status
 	v.Ranks = ranksOf(status)
 	return v
+}
+
+// over reports whether a job that was found by its file has ended since.
+func (t Target) over() bool {
+	if t.Job == nil {
+		return false
+	}
+	jobs, err := runfile.List()
+	return err == nil && !slices.ContainsFunc(jobs, func(j runfile.Job) bool { return j.ID == t.Job.ID && j.Started.Equal(t.Job.Started) })
 }
 
 // ask asks one scheduler for the state of its job.

@@ -1,10 +1,13 @@
 package watch
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/paceline/paceline/internal/runfile"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -85,9 +88,36 @@ func TestAJobThatCannotTellMuch(t *testing.T) {
 	}
 	var list strings.Builder
 	Show(&list, []View{forming, dead, view(10, 100)}, 0)
-	for _, want := range []string{"forming", "no answer", "running    3      100"} {
+	for _, want := range []string{"forming", "no answer  -      -          -      -", "running    3      100"} {
 		if !strings.Contains(list.String(), want) {
 			t.Errorf("no %q in\n%s", want, list.String())
 		}
+	}
+}
+
+// TestAJobThatHasEndedHasNoView though its file was there when jobs were listed; one that does not answer has one.
+func TestAJobThatHasEndedHasNoView(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	t.Setenv("TMPDIR", t.TempDir())
+	file, err := runfile.Publish(runfile.Job{Scheduler: "127.0.0.1:1", Env: map[string]string{"PACELINE_SCHEDULER": "127.0.0.1:1", "PACELINE_JOB_SECRET": "of this test alone"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	jobs, err := runfile.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets, err := Here(jobs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if views := Look(ended, targets, time.Minute); len(views) != 1 || views[0].Err == nil {
+		t.Error(views)
+	}
+	file.Remove()
+	if views := Look(ended, targets, time.Minute); len(views) != 0 {
+		t.Error(views)
 	}
 }
