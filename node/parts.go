@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/runfile"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node/settings"
@@ -83,9 +84,13 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	srv := newServer(&s, log, func(l wire.Lost) { line.ReportLost(l) })
 	defer srv.Close()
 	defer listeners.Close()
+	begin := func(first *membership.Epoch) {
+		listeners.Expect(len(first.Workers) * s.Connections) // its own setting, which is mostly the workers'
+		srv.Begin(first)
+	}
 	line, err = reach(ctx, log, control.Config{
 		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleServer},
-		Log: log, OnLost: srv.Lost, OnRoster: srv.Begin, OnRemoved: srv.RemoveSet,
+		Log: log, OnLost: srv.Lost, OnRoster: begin, OnRemoved: srv.RemoveSet,
 		Progress: func() wire.Progress { return wire.Progress{Seconds: time.Since(began).Seconds(), Waits: srv.Waits()} },
 	})
 	if err != nil {
@@ -147,6 +152,11 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 		_ = sched.Close()
 		return nil, fmt.Errorf("the scheduler cannot listen at %s: %w", listen, err)
 	}
+	workers := o.Workers
+	if s.Role == "worker" {
+		workers = s.Size
+	}
+	l.Expect(workers + s.NumServers)
 	go func() {
 		if err := sched.Serve(l); err != nil {
 			o.Log.Error("scheduler stopped accepting", zap.Error(err))

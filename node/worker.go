@@ -128,13 +128,15 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 
 // listen opens the server that this process holds.
 func (w *Worker) listen(kinds *transport.Set) error {
-	host, err := w.Settings.ListenHost()
+	s := &w.Settings
+	host, err := s.ListenHost()
 	if err != nil {
 		return err
 	}
 	if w.listeners, err = kinds.Listen(net.JoinHostPort(host, "0")); err != nil {
 		return err
 	}
+	w.listeners.Expect(s.Size * s.Connections)
 	w.server = newServer(&w.Settings, w.log, func(l wire.Lost) { w.Control.ReportLost(l) })
 	serve(w.server, w.listeners, w.log)
 	return nil

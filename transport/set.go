@@ -155,6 +155,13 @@ func (l Listeners) Addresses() address.List {
 	})
 }
 
+// Expect tells all of them how many connections a job opens at its start.
+func (l Listeners) Expect(connections int) {
+	for _, one := range l {
+		one.Expect(connections)
+	}
+}
+
 // Close closes all of them.
 func (l Listeners) Close() {
 	for _, one := range l {

@@ -66,6 +66,9 @@ type Conn interface {
 type Listener interface {
 	Accept() (Conn, error) // net.ErrClosed after Close
 	Addr() net.Addr
+	// Expect says how many connections a job opens at its start, perhaps all at once and from one address: the listener
+	// makes room for so many, and for as many that others open.
+	Expect(connections int)
 	Close() error
 }
 

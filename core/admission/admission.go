@@ -33,6 +33,17 @@ func New[P comparable](bounds Bounds, draw func(n int) int) *Gate[P] {
 	return &Gate[P]{bounds: bounds, draw: draw, sources: map[string][]P{}, source: map[P]string{}}
 }
 
+// Expect raises the bounds of a gate where so many honest peers may arrive at once, from one source: it keeps twice as many of
+// that, and as many of others as before.
+func (g *Gate[P]) Expect(peers int) {
+	others := g.bounds.Total - g.bounds.PerSource
+	g.bounds.PerSource = max(g.bounds.PerSource, 2*peers)
+	g.bounds.Total = g.bounds.PerSource + others
+}
+
+// Bounds are those of now.
+func (g *Gate[P]) Bounds() Bounds { return g.bounds }
+
 // Arrive gives a new peer a place. Where that exceeds a bound, another peer has lost its place: dropped is that peer.
 func (g *Gate[P]) Arrive(peer P, source string) (dropped P, full bool) {
 	switch {

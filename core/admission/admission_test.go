@@ -15,6 +15,7 @@ import (
 //
 //	gate TOTAL PER-SOURCE [NUMBER...]   a new gate; what is drawn, 0 when the numbers are used up
 //	arrive PEER@SOURCE...               leave PEER
+//	expect NUMBER                       so many may come at once
 //	show                                who has a place, by source, the oldest first
 func TestTranscripts(t *testing.T) {
 	transcript.Run(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
@@ -38,6 +39,9 @@ func TestTranscripts(t *testing.T) {
 						said = append(said, dropped+" makes room for "+peer)
 					}
 				}
+			case "expect":
+				g.Expect(number(t, words[1]))
+				said = append(said, fmt.Sprintf("%d are kept, %d of a source", g.Bounds().Total, g.Bounds().PerSource))
 			case "leave":
 				if !g.Leave(words[1]) {
 					said = append(said, words[1]+" has no place")

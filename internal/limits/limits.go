@@ -67,6 +67,8 @@ const (
 	MaxUnproved = 256
 	// MaxUnprovedPerSource bounds those of one address, so that places are left for all others.
 	MaxUnprovedPerSource = 192
+	// MaxExpected bounds the connections for which a listener makes room beyond these, at the start of a large job.
+	MaxExpected = 1 << 15
 	// MaxRunFile bounds the bytes of the file by which a job is found.
 	MaxRunFile = 64 << 10
 	// MaxQueries bounds the observers who wait for the status of a job at the same time.

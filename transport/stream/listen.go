@@ -86,8 +86,11 @@ type Listener struct {
 }
 
 // errCrowded is why a peer is dropped that has done nothing wrong but to be slower than others.
-var errCrowded = fmt.Errorf("more than %d connections, or %d of one address, had not proved the job secret; one of them made room",
-	limits.MaxUnproved, limits.MaxUnprovedPerSource)
+var errCrowded = errors.New("it made room for another connection")
+
+// crowdedText is what the log has of such a peer.
+const crowdedText = "dropped a connection, because more had not proved the job secret than are kept; the start of a large job looks like this, " +
+	"and its nodes connect again; otherwise somebody without the secret opens many connections"
 
 // errCarrier is wrapped by the error of a handshake after which there was nothing to carry frames.
 var errCarrier = errors.New("the two ends know each other, but cannot share what carries frames")
@@ -131,6 +134,19 @@ func (l *Listener) Accept() (transport.Conn, error) {
 
 // Addr implements transport.Listener.
 func (l *Listener) Addr() net.Addr { return l.sockets[0].Addr() }
+
+// Expect implements transport.Listener.
+func (l *Listener) Expect(connections int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unproved.Expect(min(connections, limits.MaxExpected))
+}
+
+func (l *Listener) bounds() admission.Bounds {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.unproved.Bounds()
+}
 
 // Close implements transport.Listener. It returns when no goroutine of the listener runs any more.
 // Accepted connections stay open.
@@ -185,7 +201,8 @@ func (l *Listener) welcome(nc net.Conn) {
 	case err == nil:
 	case !kept && errors.Is(err, net.ErrClosed), errors.Is(err, errCrowded):
 		nc.Close()
-		l.crowded.Warn("dropped a connection", zap.Stringer("peer", nc.RemoteAddr()), zap.Error(errCrowded))
+		kept := l.bounds()
+		l.crowded.Warn(crowdedText, zap.Stringer("peer", nc.RemoteAddr()), zap.Int("kept", kept.Total), zap.Int("kept_of_one_address", kept.PerSource))
 		return
 	default:
 		nc.Close()

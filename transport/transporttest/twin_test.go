@@ -3,11 +3,15 @@ package transporttest
 import (
 	"context"
 	"net"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/stream"
@@ -64,4 +68,37 @@ func TestSilentPeersBeyondTheBoundDoNotDelayThePeerAfterThem(t *testing.T) {
 			t.Errorf("the peer got in after %v, want no second", took)
 		}
 	})
+}
+
+// TestAThousandNodesOfOneHostConnectAtOnce where the listener expects so many: none is dropped, and the log is empty. Where it
+// does not, the log says what it is, and all get in all the same.
+func TestAThousandNodesOfOneHostConnectAtOnce(t *testing.T) {
+	const nodes = 1000
+	for _, expected := range []int{nodes, 0} {
+		synctest.Test(t, func(t *testing.T) {
+			b := &bench{t, twin(t, Options{Latency: time.Millisecond})}
+			core, log := observer.New(zap.DebugLevel)
+			owner := b.node().(*node)
+			owner.config.Log = zap.New(core)
+			l := b.listen(owner)
+			l.Expect(expected)
+			var dialing sync.WaitGroup
+			for range nodes {
+				dialing.Go(func() {
+					_, err := b.dial(l.Addr().String())
+					b.check(err)
+				})
+			}
+			for range nodes {
+				b.accept(l)
+			}
+			dialing.Wait()
+			switch said := log.All(); {
+			case expected > 0 && len(said) > 0:
+				t.Errorf("dropped where %d are expected: %v", expected, said)
+			case expected == 0 && (len(said) == 0 || !strings.Contains(said[0].Message, "the start of a large job looks like this")):
+				t.Errorf("the log: %v", said)
+			}
+		})
+	}
 }
