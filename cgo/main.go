@@ -211,7 +211,7 @@ func goInfo(buf *C.char, room C.uint64_t) C.int64_t {
 		"tally":      map[string]uint64{"admitted": n.Admitted, "dropped": n.Dropped, "duplicate": n.Duplicate, "delayed": n.Delayed, "withheld": n.Withheld},
 		"supersteps": w.Engine.Supersteps(), "heap": heap(),
 		"rank": s.Rank, "size": s.Size, "local_rank": s.LocalRank, "local_size": s.LocalSize,
-		"cross_rank": s.CrossRank, "cross_size": s.CrossSize, "process_sets": sets, "settings": s, "warnings": warnings,
+		"cross_rank": s.CrossRank, "cross_size": s.CrossSize, "homogeneous": w.Homogeneous, "process_sets": sets, "settings": s, "warnings": warnings,
 	})
 	return put(text, err, buf, room)
 }

@@ -190,7 +190,7 @@ int pl_init(const char *settings);
 int pl_shutdown(void);
 
 /* Writes the state of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",
- * "cross_size", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...], "tally": {"admitted",
+ * "cross_size", "homogeneous", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...], "tally": {"admitted",
  * "dropped", "duplicate", "delayed", "withheld"}, "supersteps": [{"value", "model", "superstep", "iterations", "s",
  * "w"}], "heap": {"objects", "bytes", "collections"}}. The tally is that of the server in this process. The heap is
  * what the library has taken from Go's heap, and how often Go's collector has run. Returns the length, or a negative

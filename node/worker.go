@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,10 +36,11 @@ const leaveTimeout = 10 * time.Second
 
 // Worker is one worker process in one round of the job.
 type Worker struct {
-	Settings   settings.Settings
-	Membership *membership.View
-	Engine     *worker.Engine
-	Control    *control.Client
+	Settings    settings.Settings
+	Membership  *membership.View
+	Engine      *worker.Engine
+	Control     *control.Client
+	Homogeneous bool // every host has as many workers as any other
 
 	log         *zap.Logger
 	policy      *policy.Policy
@@ -264,6 +266,7 @@ func (w *Worker) place() {
 		local[i] = size[n.Host]
 		size[n.Host]++
 	}
+	w.Homogeneous = !slices.ContainsFunc(workers, func(n membership.Worker) bool { return size[n.Host] != size[workers[s.Rank].Host] })
 	if s.LocalRank < 0 {
 		s.LocalRank = local[s.Rank]
 	}

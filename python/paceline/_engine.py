@@ -142,6 +142,10 @@ class Engine:
         """The number of hosts that have this local rank. Raises ValueError before `init()`."""
         return self._known("cross_size")
 
+    def is_homogeneous(self) -> bool:
+        """Whether every host has as many workers as any other. Raises ValueError before `init()`."""
+        return self._known("homogeneous")
+
     def _known(self, what: str) -> Any:
         if self._job is None:
             raise NotInitializedError()

@@ -138,6 +138,7 @@ def test_imports_of_horovod_resolve_to_the_same_modules(as_horovod):
         assert issubclass(HostsUpdatedInterrupt, RuntimeError) and horovod.run is run
         assert tuple(map(int, horovod.__version__.split("."))) >= (0, 20)
         check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", hvd.__file__, "mpi_lib_v2")
+        assert hvd.check_extension is check_extension and callable(hvd.mpi_ops.is_homogeneous)
     """)
 
 

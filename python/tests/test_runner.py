@@ -48,6 +48,9 @@ def test_arguments():
         run(reduce, hosts="localhost:2", hostfile="hosts")
     with pytest.raises(ValueError, match="use_gloo or use_mpi"):
         run(reduce, use_gloo=True, use_mpi=True)
+    for wrong in (0, -1, "two", 1.5):
+        with pytest.raises(ValueError, match=f"num_proc={wrong!r}: allowed are whole numbers from 1"):
+            run(reduce, num_proc=wrong)
     with pytest.raises(NotImplementedError, match="paceline run -H"):
         run(reduce, hosts="localhost:1,elsewhere:1")
     with pytest.raises(NotImplementedError, match="paceline run -H"):

@@ -16,6 +16,7 @@ local_rank = engine.local_rank
 local_size = engine.local_size
 cross_rank = engine.cross_rank
 cross_size = engine.cross_size
+is_homogeneous = engine.is_homogeneous
 start_timeline = engine.start_timeline
 stop_timeline = engine.stop_timeline
 tally = engine.tally

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import shutil
 import socket
@@ -12,7 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from paceline._absent import instead
 
@@ -55,7 +56,7 @@ def run(
     have no effect.
 
     Raises RuntimeError with the traceback of a rank that failed; NotImplementedError for other hosts and for elastic
-    training; ValueError for arguments that contradict each other.
+    training; ValueError for arguments that contradict each other, and for a num_proc that is no number from 1.
     """
     for name, value, new in (
         ("np", np, "num_proc"),
@@ -88,7 +89,10 @@ def run(
             f"functions run on this host, not on {hostfile or hosts}: for others start a script with "
             "`paceline run -H host1:2,host2:2 python script.py`"
         )
-    flags = ["-np", str(num_proc if np is None else np)]
+    processes = num_proc if np is None else np
+    if not isinstance(processes, SupportsIndex) or operator.index(processes) < 1:
+        raise ValueError(f"num_proc={processes!r}: allowed are whole numbers from 1")
+    flags = ["-np", str(processes)]
     for flag, text in (
         ("--hosts", hosts),
         ("--start-timeout", start_timeout),

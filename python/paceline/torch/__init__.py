@@ -16,6 +16,7 @@ except ModuleNotFoundError as e:
     raise ModuleNotFoundError("PyTorch is not installed; pip install 'paceline[torch]'", name="torch") from None
 
 from paceline._absent import instead as _instead
+from paceline.common.util import check_extension as check_extension
 from paceline.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from paceline.torch.mpi_ops import *
 from paceline.torch.optimizer import DistributedOptimizer

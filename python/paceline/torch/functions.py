@@ -27,18 +27,20 @@ def broadcast_parameters(
     """Fills tensors in place with root_rank's values.
 
     params: a dict such as model.state_dict(), or a list or iterator of tensors or of (name, tensor) such as
-    model.named_parameters(). Entries that are no tensors are skipped. Raises ValueError for anything else.
+    model.named_parameters(). Raises ValueError for anything else, before it sends anything.
     """
     if isinstance(params, dict):
         params = sorted(params.items())
     elif isinstance(params, (str, torch.Tensor)) or not isinstance(params, Iterable):
         raise ValueError(f"broadcast_parameters takes a dict or a list of tensors, not {type(params).__name__}")
     named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
-    handles = [
-        broadcast_async_(tensor, root_rank, name and f"broadcast.{name}", process_set)
-        for name, tensor in named
-        if isinstance(tensor, torch.Tensor)
-    ]
+    for name, tensor in named:
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"broadcast_parameters: {'an entry' if name is None else repr(name)} is no tensor but of type "
+                f"{type(tensor).__name__}; leave it out, or use broadcast_object"
+            )
+    handles = [broadcast_async_(tensor, root_rank, name and f"broadcast.{name}", process_set) for name, tensor in named]
     for handle in handles:
         synchronize(handle)
 

@@ -11,6 +11,7 @@ from paceline.common.basics import (
     gloo_built,
     gloo_enabled,
     init,
+    is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
@@ -74,7 +75,7 @@ HorovodGroupedReducescatter = HorovodReducescatter
 # fmt: off
 __all__ = [
     "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
-    "start_timeline", "stop_timeline",
+    "is_homogeneous", "start_timeline", "stop_timeline",
     "mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built", "nccl_built", "ddl_built",
     "ccl_built", "cuda_built", "rocm_built", "paceline_built",
     "ProcessSet", "global_process_set", "add_process_set", "remove_process_set",

@@ -116,6 +116,7 @@ def test_init_again_changes_nothing(rank, size):
     hvd.init()
     assert (hvd.rank(), hvd.size()) == (rank, size) and hvd.is_initialized()
     assert (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()) == (rank, size, 0, 1)
+    assert hvd.mpi_ops.is_homogeneous()
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,13 @@ def test_broadcast_parameters_refuses_anything_else(wrong):
         hvd.broadcast_parameters(wrong, root_rank=0)
 
 
+@pytest.mark.parametrize("wrong", [{"w": torch.ones(2), "extra": 3}, [torch.ones(2), None]], ids=str)
+def test_broadcast_parameters_refuses_an_entry_that_is_no_tensor(wrong):
+    named = "'extra' is no tensor but of type int" if isinstance(wrong, dict) else "an entry is no tensor"
+    with pytest.raises(ValueError, match=named):
+        hvd.broadcast_parameters(wrong, root_rank=0)
+
+
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "plain SGD": lambda p: torch.optim.SGD(p, lr=0.1),
