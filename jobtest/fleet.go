@@ -3,6 +3,7 @@ package jobtest
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -28,7 +29,42 @@ func StartFleet(t testing.TB, workers, servers int, env ...string) *Fleet {
 	f.Scheduler = startProcess(t, nil, "scheduler", append(env, listenAt+"=127.0.0.1:0")...)
 	f.address = strings.TrimPrefix(f.Scheduler.Says("listens", Hang), "listens ")
 	f.start(workers, servers, append(env, "PACELINE_SCHEDULER="+f.address))
+	f.Steps()
 	return f
+}
+
+// StartPhasedFleet starts a job whose nodes wait at each phase, the first time before init.
+func StartPhasedFleet(t testing.TB, workers, servers int, env ...string) *Fleet {
+	t.Helper()
+	f := &Fleet{t: t}
+	f.Scheduler = startProcess(t, nil, "scheduler", append(env, listenAt+"=127.0.0.1:0")...)
+	f.address = strings.TrimPrefix(f.Scheduler.Says("listens", Hang), "listens ")
+	f.start(workers, servers, append(env, "PACELINE_SCHEDULER="+f.address, phased+"=1"))
+	return f
+}
+
+// At waits until all workers, before init the servers too, are at a phase.
+func (f *Fleet) At(phase string) {
+	f.t.Helper()
+	for _, p := range f.waiting(phase) {
+		p.Says("at "+phase, Hang)
+	}
+}
+
+// Release lets those go on that At has waited for, but one.
+func (f *Fleet) Release(phase string, but *Process) {
+	for _, p := range f.waiting(phase) {
+		if p != but {
+			p.Release()
+		}
+	}
+}
+
+func (f *Fleet) waiting(phase string) []*Process {
+	if phase == "init" {
+		return slices.Concat(f.Servers, f.Workers)
+	}
+	return f.Workers
 }
 
 // StartFleetOfWorkers is StartFleet with the scheduler in rank 0, as launchers other than Paceline's own start a job.
@@ -42,6 +78,7 @@ func StartFleetOfWorkers(t testing.TB, workers int, env ...string) *Fleet {
 	port := l.Addr().(*net.TCPAddr).Port
 	l.Close()
 	f.start(workers, 0, append(env, fmt.Sprint("PACELINE_PORT=", port), fmt.Sprint("PACELINE_LOCAL_SIZE=", workers)))
+	f.Steps()
 	return f
 }
 
@@ -58,7 +95,6 @@ func (f *Fleet) start(workers, servers int, common []string) {
 	for rank := range workers {
 		f.Workers = append(f.Workers, startProcess(t, nil, "worker", append(common, fmt.Sprint("PACELINE_RANK=", rank))...))
 	}
-	f.Steps()
 }
 
 // RestartScheduler kills the scheduler and starts another at its address.

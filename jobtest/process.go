@@ -27,6 +27,10 @@ const processRole = "PACELINE_TEST_ROLE"
 // listenAt names the variable with a scheduler's address.
 const listenAt = "PACELINE_TEST_LISTEN"
 
+// phased names the variable with which nodes say where they are ("at init"), and wait there for Process.Release. Workers then pass
+// init, one sum, a join and a shutdown in place of training.
+const phased = "PACELINE_TEST_PHASED"
+
 // stepsPerLine is the number of steps after which a worker prints a line and uses another tensor.
 const stepsPerLine = 20
 
@@ -40,18 +44,27 @@ func ActAsProcess() {
 // processMain is the main function of such a process. It ends with its standard input, so that none
 // survives the test.
 func processMain(role string) int {
+	released := make(chan string)
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
+		for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+			released <- in.Text()
+		}
 		os.Exit(1)
 	}()
-	if err := runProcess(role); err != nil {
+	reach := func(phase string) {
+		if os.Getenv(phased) != "" {
+			fmt.Println("at", phase)
+			<-released
+		}
+	}
+	if err := runProcess(role, reach); err != nil {
 		fmt.Println("error:", err)
 		return 3
 	}
 	return 0
 }
 
-func runProcess(role string) error {
+func runProcess(role string, reach func(phase string)) error {
 	s, err := processSettings(role)
 	if err != nil {
 		return err
@@ -65,6 +78,7 @@ func runProcess(role string) error {
 		fmt.Println("listens", sched.Address)
 		select {}
 	case "server":
+		reach("init")
 		return node.RunServer(context.Background(), s, "", node.Options{Log: zap.NewNop()})
 	}
 	o := node.Options{Log: zap.NewNop()}
@@ -75,12 +89,33 @@ func runProcess(role string) error {
 		}
 		o.Scheduler = sched.Address
 	}
+	reach("init")
 	w, err := node.StartWorker(context.Background(), s, o)
 	if err != nil {
 		return err
 	}
+	if os.Getenv(phased) != "" {
+		return pass(w, reach)
+	}
 	defer w.Shutdown()
 	return train(w)
+}
+
+// pass is the rest of a worker's life in phases.
+func pass(w *node.Worker, reach func(phase string)) error {
+	rank := w.Settings.Rank
+	j := &Job{Workers: make([]*node.Worker, w.Settings.Size)}
+	j.Workers[rank] = w
+	if err := j.Sums(rank, "x", 100000); err != nil {
+		return err
+	}
+	reach("join")
+	if _, err := j.Join(rank); err != nil {
+		return err
+	}
+	reach("shutdown")
+	w.Shutdown()
+	return nil
 }
 
 func processSettings(role string) (settings.Settings, error) {
@@ -123,6 +158,7 @@ type Process struct {
 	t     testing.TB
 	name  string
 	cmd   *exec.Cmd
+	stdin io.Writer
 	lines chan string // of its standard output, closed at its end
 	ended chan struct{}
 }
@@ -145,7 +181,7 @@ func startProcess(t testing.TB, before []string, role string, env ...string) *Pr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p := &Process{t: t, name: fmt.Sprint(role, " ", env), cmd: cmd, lines: make(chan string, 10000), ended: make(chan struct{})}
+	p := &Process{t: t, name: fmt.Sprint(role, " ", env), cmd: cmd, stdin: stdin, lines: make(chan string, 10000), ended: make(chan struct{})}
 	go func() {
 		defer close(p.ended)
 		for in := bufio.NewScanner(stdout); in.Scan(); {
@@ -168,6 +204,13 @@ func (p *Process) Kill() {
 		p.t.Error(err)
 	}
 	<-p.ended
+}
+
+// Release lets a process go on that has said in which phase it is.
+func (p *Process) Release() {
+	if _, err := fmt.Fprintln(p.stdin); err != nil {
+		p.t.Error(err)
+	}
 }
 
 // Stop stops the process until Continue. It keeps its connections.
@@ -201,7 +244,7 @@ func (p *Process) Says(word string, within time.Duration) string {
 	}
 }
 
-// Failure is the error that the process ends with.
+// Failure is the error that the process ends with, "" where it ends well.
 func (p *Process) Failure(within time.Duration) string {
 	timeout := time.After(within)
 	for {

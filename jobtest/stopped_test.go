@@ -2,6 +2,7 @@ package jobtest_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -92,6 +93,67 @@ func TestASchedulerThatIsStoppedIsNotNoticedHoweverLong(t *testing.T) {
 			f.Scheduler.Continue()
 			for range 3 { // with new tensors
 				f.Steps()
+			}
+		})
+	}
+}
+
+// TestAProcessThatIsStoppedInAPhaseHoldsNobody: the others end in bounded time, with an error that names it or, where they do not
+// need it, well; and so does a worker that runs again.
+func TestAProcessThatIsStoppedInAPhaseHoldsNobody(t *testing.T) {
+	const start, slack = 6 * time.Second, 10 * time.Second
+	within := map[string]time.Duration{"init": start + slack, "join": timeout + slack, "shutdown": timeout + 10*time.Second + slack}
+	for _, c := range []struct {
+		stopped, phase string
+		servers        int
+		want           string // of the others' error
+	}{
+		{"worker", "init", 0, "rank 1 of 3"},
+		{"server", "init", 2, "1 of 2 servers"},
+		{"scheduler", "init", 0, "127.0.0.1:"},
+		{"worker", "join", 0, "worker 1"},
+		{"server", "join", 2, "server "},
+		{"scheduler", "join", 0, ""},
+		{"worker", "shutdown", 0, ""},
+		{"server", "shutdown", 2, ""},
+		{"scheduler", "shutdown", 0, ""},
+	} {
+		t.Run(c.stopped+" at "+c.phase, func(t *testing.T) {
+			t.Parallel() // their time passes without work
+			f := jobtest.StartPhasedFleet(t, 3, c.servers, append(slices.Clone(timeouts), fmt.Sprint("PACELINE_START_TIMEOUT=", start))...)
+			p := f.Scheduler
+			switch c.stopped {
+			case "worker":
+				p = f.Workers[1]
+			case "server":
+				p = f.Servers[1]
+			}
+			for _, phase := range []string{"init", "join", "shutdown"} {
+				if f.At(phase); phase == c.phase {
+					break
+				}
+				f.Release(phase, nil)
+			}
+			p.Stop()
+			f.Release(c.phase, p)
+			for rank, w := range f.Workers {
+				switch {
+				case w == p:
+				case c.phase == "join" && c.want == "":
+					w.Says("at shutdown", within["join"])
+				default:
+					if err := w.Failure(within[c.phase]); !strings.Contains(err, c.want) || (err == "") != (c.want == "") {
+						t.Errorf("rank %d: %q, want %q", rank, err, c.want)
+					}
+				}
+			}
+			if c.stopped != "worker" {
+				return
+			}
+			p.Continue()
+			p.Release()
+			if err := p.Failure(within[c.phase]); strings.HasPrefix(err, "nothing within") {
+				t.Errorf("the worker that was stopped: %s", err)
 			}
 		})
 	}
