@@ -190,11 +190,11 @@ int pl_init(const char *settings);
 int pl_shutdown(void);
 
 /* Writes the state of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",
- * "cross_size", "homogeneous", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...], "tally": {"admitted",
- * "dropped", "duplicate", "delayed", "withheld"}, "supersteps": [{"value", "model", "superstep", "iterations", "s",
- * "w"}], "heap": {"objects", "bytes", "collections"}}. The tally is that of the server in this process. The heap is
- * what the library has taken from Go's heap, and how often Go's collector has run. Returns the length, or a negative
- * pl_status. If the length is cap or more, nothing is written: call again with more room. */
+ * "cross_size", "homogeneous", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...], "tally":
+ * {"admitted", "dropped", "duplicate", "delayed", "withheld"}, "supersteps": [{"value", "model", "superstep",
+ * "iterations", "s", "w"}], "heap": {"objects", "bytes", "collections"}}. The tally is that of the server in this
+ * process. The heap is what the library has taken from Go's heap, and how often Go's collector has run. Returns the
+ * length, or a negative pl_status. If the length is cap or more, nothing is written: call again with more room. */
 int64_t pl_info(char *buf, uint64_t cap);
 
 /* Submits count operations as one group: all are queued, or none and an error is returned. All have the same size.
