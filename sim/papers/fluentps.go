@@ -25,9 +25,6 @@ func (l Lab) alexnet() sim.Scenario {
 		Bytes: 880_000, Bandwidth: 1e9, ServerBandwidth: 1e9, Latency: 100_000, Seed: l.Seed}
 }
 
-const alexnetText = `64 workers, 1 server, 880 KB each way, 1 Gbit/s; each worker has a pace of its own, 150 to 350 ms,
-with log-normal noise (σ = 0.4).`
-
 // models is Table IV of FluentPS, AlexNet on CIFAR-10: PSSP against SSP at the same s.
 func (l Lab) models() (section, error) {
 	published := []struct {
@@ -40,8 +37,7 @@ func (l Lab) models() (section, error) {
 		{"PSSP, c = 0.5", "pssp:3,0.5", [2]per100{{58.71, 350.3}, {63.89, 254.0}}},
 		{"SSP", "ssp:3", [2]per100{{80.77, 4002}, {64.62, 336.8}}},
 	}
-	s := section{title: "PSSP against SSP at the same s (FluentPS, Table IV)", file: "pssp-ssp.svg",
-		before: "AlexNet on CIFAR-10, s = 3, 100 iterations. " + alexnetText, chart: pairs("100 iterations, s = 3", "s")}
+	s := section{file: "pssp-ssp.svg", chart: pairs("100 iterations, s = 3", "s")}
 	s.table.row("model", "parking", "time here", "paper", "DPRs here", "paper")
 	got := map[string]per100{}
 	for k, parking := range parkings {
@@ -69,19 +65,10 @@ func (l Lab) models() (section, error) {
 		}
 	}
 	ssp, half, lazy := got["ssp:3soft-barrier"], got["pssp:3,0.5soft-barrier"], got["ssp:3lazy"]
-	s.after = fmt.Sprintf(`- PSSP (c = 0.5) is %s as fast as SSP at the soft barrier; the paper has 1.38×.
-- SSP is %s as fast under lazy parking as at the soft barrier; the paper has 1.25× in this table. Its DPRs change by %s; the paper
-  has −91.6 %%.
-- Why the soft barrier is slow: a worker that it answers is as far ahead as before, so it is delayed again in the next iteration
-  (%.0f of 6400 pulls are), and all delayed workers are answered together. Their answers fill the server's link in one direction and then their
-  pushes in the other, the slowest worker's among them; the two directions alternate instead of working at once. With a 10x
-  faster server link the soft barrier takes %s and lazy parking %s: there the order that waits less is faster.
-- Other clusters, %s.
-  The gains of this table are those of a full link and steady paces.
-- Not reproduced: the paper's few DPRs of PSSP at the soft barrier (here %.0f, there 350). A worker that is always faster than others is
-  delayed in every second iteration when c = 0.5, and its lead never shrinks. The paper's two figures together say that one
-  pull in nine came with a lead of s or more under PSSP while SSP delayed two of three: we found no cluster that gives both, neither
-  with steady workers nor with workers that only drift (log-normal).`, times(ssp.time/half.time), times(ssp.time/lazy.time), change(lazy.delays, ssp.delays), ssp.delays, seconds(free[0].time), seconds(free[1].time), others, half.delays)
+	s.figures = map[string]any{
+		"half": times(ssp.time / half.time), "lazy": times(ssp.time / lazy.time), "fewer": change(lazy.delays, ssp.delays), "delayed": count(ssp.delays),
+		"freeSoft": seconds(free[0].time), "freeLazy": seconds(free[1].time), "others": others, "halfDelayed": count(half.delays),
+	}
 	return s, nil
 }
 
@@ -109,9 +96,7 @@ func (l Lab) others() (string, error) {
 
 // bounds is figure 9 of FluentPS: PSSP(3, c) against SSP(s') at equal regret bounds.
 func (l Lab) bounds() (section, error) {
-	s := section{title: "PSSP against SSP at equal regret bounds (FluentPS, figure 9)", file: "equal-bounds.svg",
-		before: "SSP's s' = s + 1/c − 1 gives both the same bound. " + alexnetText,
-		chart:  sim.Chart{Title: "Delayed pulls in 100 iterations", Parts: []string{"PSSP", "SSP"}}}
+	s := section{file: "equal-bounds.svg", chart: sim.Chart{Title: "Delayed pulls in 100 iterations", Parts: []string{"PSSP", "SSP"}}}
 	s.table.row("PSSP", "SSP", "parking", "time PSSP", "SSP", "change", "DPRs PSSP", "SSP", "change")
 	var last [2]struct{ pssp, ssp per100 }
 	for k, parking := range parkings {
@@ -136,15 +121,11 @@ func (l Lab) bounds() (section, error) {
 		}
 	}
 	soft, lazy := last[0], last[1]
-	s.after = fmt.Sprintf(`- At the soft barrier, c = 1/10 against s' = 12 (the paper's G and H): time %s and DPRs %s; the paper has −28.5 %% and −97.1 %%.
-  PSSP delays one in ten of the pulls that SSP delays every time, so about −90 %% is what c = 1/10 can reach at the same leads.
-- Lazy parking against the soft barrier under SSP, s' = 12: %s as fast, DPRs %s; the paper has up to 1.24× and −97.1 %%.
-- Not reproduced: 70.7 %% fewer DPRs of PSSP under lazy parking. Here they change by %s. A lazy DPR brings a worker back to
-  V under either model. From there SSP lets it *gain* s' + 1 iterations on the slowest, PSSP lets it gain s + 1 and then *do* 1/c more on average; a worker that is a
-  fifth faster does six to gain one. So among steady workers PSSP delays more often, unless the slowest stands still. At the same s it delays
-  less often (table above), by up to 92.6 %% in the paper's Table IV.`,
-		change(soft.pssp.time, soft.ssp.time), change(soft.pssp.delays, soft.ssp.delays),
-		times(soft.ssp.time/lazy.ssp.time), change(lazy.ssp.delays, soft.ssp.delays), change(lazy.pssp.delays, lazy.ssp.delays))
+	s.figures = map[string]any{
+		"softTime": change(soft.pssp.time, soft.ssp.time), "softDelays": change(soft.pssp.delays, soft.ssp.delays),
+		"sspTime": times(soft.ssp.time / lazy.ssp.time), "sspDelays": change(lazy.ssp.delays, soft.ssp.delays),
+		"lazyDelays": change(lazy.pssp.delays, lazy.ssp.delays),
+	}
 	return s, nil
 }
 
@@ -156,9 +137,7 @@ func (l Lab) resnet() sim.Scenario {
 
 // parking is figure 8 of FluentPS and its rows of Table IV: lazy parking against the soft barrier.
 func (l Lab) parking() (section, error) {
-	s := section{title: "Lazy parking against the soft barrier (FluentPS, figure 8 and Table IV)", file: "parking.svg",
-		before: "ResNet-56, SSP with s = 2, 32 workers, 8 servers, 3.4 MB each way, 1 Gbit/s; paces of 200 to 300 ms, σ = 0.1. DPRs of all servers together.",
-		chart:  pairs("100 iterations, SSP with s = 2", "s")}
+	s := section{file: "parking.svg", chart: pairs("100 iterations, SSP with s = 2", "s")}
 	s.table.row("parking", "time here", "paper", "DPRs here", "paper", "staleness here")
 	var got [2]per100
 	for k, paper := range []per100{{46.57, 15160}, {39.16, 115.1}} {
@@ -170,21 +149,13 @@ func (l Lab) parking() (section, error) {
 		s.table.row(parkings[k].String(), seconds(got[k].time), seconds(paper.time), count(got[k].delays), count(paper.delays), fmt.Sprintf("%.2f", r.Staleness))
 		pair(&s.chart, parkings[k].String(), got[k].time, paper.time)
 	}
-	s.after = fmt.Sprintf(`- Lazy parking is %s as fast; the paper has 1.21×. DPRs change by %s; the paper has −99.2 %% in this row.
-- The value in an answer misses fewer iterations of the slowest worker: the longer wait improves it.
-- Lazy parking waits longer each time and is faster only because delayed workers no longer move together. Where links have spare capacity,
-  or iterations take very different times (a tenth of them 5x as long), the soft barrier is faster:
-  `+"`paceline sim --model ssp:3 --parking lazy,soft-barrier --compute transient:100ms,0.1,5`"+`.`, times(got[0].time/got[1].time), change(got[1].delays, got[0].delays))
+	s.figures = map[string]any{"faster": times(got[0].time / got[1].time), "fewer": change(got[1].delays, got[0].delays)}
 	return s, nil
 }
 
 // overlap is figure 6 of FluentPS: each server for itself against a global barrier, under BSP.
 func (l Lab) overlap() (section, error) {
-	s := section{title: "Overlap against a global barrier (FluentPS, figure 6)", file: "overlap.svg",
-		before: `ResNet-56 under BSP with a batch of 4096 over all workers, so that computing shrinks with their number; 8 servers of 8 keys, 1 Gbit/s.
-Below it are two extremes: a model of 100 MB, where bytes dominate, and one of 34 KB over a slow network, where latencies do. With the
-global barrier a scheduler lets workers pull when all have pushed everything, as in PS-Lite. Communication is all time of the average
-worker in which it does not compute.`,
+	s := section{file: "overlap.svg",
 		chart: sim.Chart{Title: "An iteration under BSP", Unit: "s", Parts: []string{"compute", "push and pull", "wait"}}}
 	s.table.row("workers", "model", "latency", "global", "overlap", "faster", "communication saved")
 	most, saved := 0.0, 0.0
@@ -220,10 +191,6 @@ worker in which it does not compute.`,
 		most, saved = max(most, faster), max(saved, less)
 		s.table.row(fmt.Sprint(c.workers), c.name, c.latency, millis(r[0].Seconds/float64(sc.Iterations)), millis(r[1].Seconds/float64(sc.Iterations)), times(faster), percent(less))
 	}
-	s.after = fmt.Sprintf(`- Overlap is up to %s as fast and saves up to %s of the communication; the paper has up to 4.26× and 86 %%.
-- Why the gain is smaller here: a barrier leaves one direction of the links idle, at most half of the transfer, and adds four
-  latencies of six, at most two thirds where latencies dominate. The paper says that PS-Lite's communication grew with the number of
-  workers until it dominated; a barrier alone does not cause that. The other causes (one scheduler that handles all
-  reports, uneven slices: the same paper gains 1.42× by even ones) are not in this model.`, times(most), percent(saved))
+	s.figures = map[string]any{"faster": times(most), "saved": percent(saved)}
 	return s, nil
 }

@@ -18,10 +18,7 @@ func duration(text string) time.Duration {
 
 // elastic is the paper on ElasticBSP: VGG-16, 4 workers, against BSP and SSP.
 func (l Lab) elastic() (section, error) {
-	s := section{title: "ElasticBSP against BSP and SSP (VGG-16)", file: "elastic.svg",
-		before: `4 workers, 1 server, 528 MB each way at 56 Gbit/s, an iteration of 1 s; workers share the data, so a run ends when they have done so
-many iterations in total. Staleness is how many of the slowest's iterations an answered value may miss, on average. Three clusters: workers alike
-(σ = 0.1); one that takes twice as long; iterations of any worker that take three times as long, one in ten.`,
+	s := section{file: "elastic.svg",
 		chart: sim.Chart{Title: "Time of 100 iterations of each of 4 workers", Unit: "s", Parts: []string{"compute", "push and pull", "wait"}}}
 	s.table.row("model", "alike", "against BSP", "one slow", "against BSP", "hiccups", "against BSP", "staleness, one slow")
 	clusters := []string{"lognormal:1s,0.1", "slow:1s,2,0.1", "transient:1s,0.1,3,0.1"}
@@ -51,21 +48,13 @@ many iterations in total. Staleness is how many of the slowest's iterations an a
 		}
 		s.table.row(append(cells, fmt.Sprintf("%.2f", stale))...)
 	}
-	s.after = fmt.Sprintf(`- Beside a slow worker ElasticBSP is up to %s as fast as BSP; the paper has 1.77× to the same accuracy. 1.75× is all that a worker of
-  half the pace leaves to gain (3.5 iterations in the time of 2).
-- SSP with a fixed s runs at the slowest's pace there. Where workers are alike or take turns at being slow it is as fast or faster, as in the
-  paper, whose SSP finished its epochs first and learned less: this model has no accuracy.
-- A larger R gains little, because noise adds up over the iterations that are predicted, and lets workers drift far apart (staleness). The paper's R of
-  120 and more gained nothing either, because finding the barrier took long; here that takes no time, and in Paceline
-  milliseconds (`+"`paceline bench barrier`"+`). Not reproduced: R = 15 slower than BSP in one of its runs.`, times(best))
+	s.figures = map[string]any{"faster": times(best)}
 	return s, nil
 }
 
 // adaptive is the paper on adaptive synchronisation: a program disturbs one node from mid-run on.
 func (l Lab) adaptive() (section, error) {
-	s := section{title: "Adaptive thresholds against fixed s", file: "adaptive.svg",
-		before: `3 workers, 1 server, 1.7 MB each way at 1 Gbit/s, iterations of 100 ms (σ = 0.05); in mid-run a program slows one node to a third of its pace.
-Workers share the data. The paper counts s from 1: its s = 1 is BSP, ` + "`ssp:0`" + `.`,
+	s := section{file: "adaptive.svg",
 		chart: sim.Chart{Title: "Time of 100 iterations of each of 3 workers", Unit: "s", Parts: []string{"compute", "push and pull", "wait"}}}
 	s.table.row("model", "the paper's", "time", "against its s = 1", "waiting", "staleness", "greatest lead")
 	var first, last float64
@@ -85,18 +74,14 @@ Workers share the data. The paper counts s from 1: its s = 1 is BSP, ` + "`ssp:0
 		s.table.row("`"+m[0]+"`", m[1], seconds(each), times(first/each), percent(r.Wait), fmt.Sprintf("%.2f", r.Staleness), fmt.Sprint(r.MaxLead))
 		s.chart.Bars = append(s.chart.Bars, sim.Bar{Label: m[1], Values: []float64{r.Compute * each, r.Exchange * each, (r.Wait + r.Idle) * each}})
 	}
-	s.after = fmt.Sprintf(`- Adaptive is the fastest, as in the paper (which prints curves, no figures): %s as fast as its s = 1, because the two other workers continue
-  instead of waiting. The price is a lead of up to %d iterations within a superstep, where fixed s bounds it.
-- A larger fixed s helps little: the program stays, and SSP runs at the pace of the node that it disturbs, whatever s is.`, times(first/last), lead)
+	s.figures = map[string]any{"faster": times(first / last), "lead": lead}
 	return s, nil
 }
 
 // scale is a job of a size that no paper has.
 func (l Lab) scale() (section, error) {
 	servers := min(200, max(1, l.Scale/50))
-	s := section{title: "Ten thousand workers", file: "scale.svg",
-		before: fmt.Sprintf(`No paper has this size. Workers: %d; servers: %d, of 1 key; 100 MB each way, workers at 10 Gbit/s and servers at 400 Gbit/s, iterations of
-5 s (σ = 0.2), 2 of each worker.`, l.Scale, servers),
+	s := section{file: "scale.svg",
 		chart: sim.Chart{Title: fmt.Sprintf("2 iterations of %d workers", l.Scale), Unit: "s", Parts: []string{"compute", "push and pull", "wait"}}}
 	s.table.row("model", "time", "iterations/s", "pulls", "DPRs", "events")
 	for _, model := range []string{"bsp", "ssp:1"} {
@@ -108,6 +93,6 @@ func (l Lab) scale() (section, error) {
 		s.table.row("`"+model+"`", seconds(r.Seconds), fmt.Sprintf("%.0f", r.Throughput), fmt.Sprint(r.Pulls), fmt.Sprint(r.Delayed), fmt.Sprint(r.Events))
 		s.chart.Bars = append(s.chart.Bars, sim.Bar{Label: model, Values: []float64{r.Compute * r.Seconds, r.Exchange * r.Seconds, (r.Wait + r.Idle) * r.Seconds}})
 	}
-	s.after = "- The invariants are checked here as everywhere. A run like this takes a few seconds on one core."
+	s.figures = map[string]any{"workers": l.Scale, "servers": servers}
 	return s, nil
 }
