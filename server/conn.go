@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -100,13 +101,7 @@ func (c *conn) enter() error {
 // leave takes the connection out again. One that ends without a goodbye is a lost worker.
 func (c *conn) leave(err error) {
 	c.r.mu.Lock()
-	cs := c.r.conns[c.rank]
-	for i := range cs {
-		if cs[i] == c {
-			c.r.conns[c.rank] = append(cs[:i:i], cs[i+1:]...)
-			break
-		}
-	}
+	c.r.conns[c.rank] = slices.DeleteFunc(c.r.conns[c.rank], func(other *conn) bool { return other == c })
 	ended, here := c.r.ended, c.r.local
 	c.r.mu.Unlock()
 	if c.byed || ended {

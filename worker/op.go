@@ -3,6 +3,7 @@ package worker
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/limits"
@@ -64,14 +65,7 @@ func (o *Op) name() string {
 	return o.Name
 }
 
-func (o *Op) member(rank int) int {
-	for i, r := range o.Set.Ranks {
-		if r == rank {
-			return i
-		}
-	}
-	return -1
-}
+func (o *Op) member(rank int) int { return slices.Index(o.Set.Ranks, rank) }
 
 // rowBytes is the size of one entry along the first dimension.
 func (o *Op) rowBytes() int64 {

@@ -28,15 +28,12 @@ func newDealer(weights []float64, cost func(uint32) float64, sorted bool) *deale
 
 // Place implements Placer.
 func (d *dealer) Place(tensors []Load) [][]int {
-	order := make([]int, len(tensors))
-	for i := range order {
-		order[i] = i
-	}
+	size := func(int) uint64 { return 0 } // in their order
 	if d.sorted {
-		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(bytes(tensors[b]), bytes(tensors[a])) })
+		size = func(i int) uint64 { return bytes(tensors[i]) }
 	}
 	placed := make([][]int, len(tensors))
-	for _, i := range order {
+	for _, i := range largest(len(tensors), size) {
 		placed[i] = d.deal(tensors[i])
 		d.Add(tensors[i].Parts, placed[i])
 	}
@@ -139,6 +136,16 @@ func most(hands []int) (server int) {
 		}
 	}
 	return server
+}
+
+// largest lists the numbers below n by their sizes, the largest first and equal ones in their order.
+func largest(n int, size func(int) uint64) []int {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(size(b), size(a)) })
+	return order
 }
 
 func bytes(t Load) (sum uint64) {

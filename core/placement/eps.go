@@ -1,9 +1,6 @@
 package placement
 
-import (
-	"cmp"
-	"slices"
-)
+import "slices"
 
 // newEPS makes FluentPS's elastic parameter slicing (section III-E; algorithms.md section 1): every server has the same bytes,
 // and has them again after every change of the servers. A remap moves no more than it must: what has lost its server,
@@ -15,13 +12,8 @@ func newEPS(*Arguments) Strategy {
 // even finds servers with shares by these weights: no two of equal weight differ by more than the largest block.
 func (s *Situation) even(weights []float64) []int {
 	e := evener{weights: weights, load: make([]float64, len(weights)), on: make([][]int, len(weights)), blocks: s.Blocks}
-	order := make([]int, len(s.Blocks))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(s.Blocks[b].Bytes, s.Blocks[a].Bytes) })
 	var homeless []int
-	for _, i := range order {
+	for _, i := range largest(len(s.Blocks), func(i int) uint64 { return s.Blocks[i].Bytes }) {
 		if at := s.Blocks[i].Server; at != Free && weights[at] > 0 {
 			e.put(i, at)
 		} else {

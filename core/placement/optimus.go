@@ -1,9 +1,6 @@
 package placement
 
-import (
-	"cmp"
-	"slices"
-)
+import "slices"
 
 // newOptimus makes the strategy of Optimus (EuroSys '18, section 5.3): every server has room for its share of all bytes.
 // The largest tensor goes first, to the server where it leaves the least room; one that is larger than a share is sliced
@@ -37,18 +34,15 @@ func (o *optimus) Remove(parts []uint32, servers []int) {
 
 // Place implements Placer.
 func (o *optimus) Place(tensors []Load) [][]int {
-	order := make([]int, len(tensors))
 	var total float64
-	for i, t := range tensors {
-		order[i] = i
+	for _, t := range tensors {
 		total += o.held.sum(t.Parts)
 	}
 	for _, load := range o.held.load {
 		total += load
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(bytes(tensors[b]), bytes(tensors[a])) })
 	placed := make([][]int, len(tensors))
-	for _, i := range order {
+	for _, i := range largest(len(tensors), func(i int) uint64 { return bytes(tensors[i]) }) {
 		placed[i] = o.place(tensors[i], total)
 		o.Add(tensors[i].Parts, placed[i])
 	}
