@@ -2,6 +2,7 @@ package condition
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/paceline/paceline/internal/invariant"
 	"github.com/paceline/paceline/internal/limits"
@@ -270,15 +271,8 @@ func (m *Machine) park(rank int, progress uint64) {
 
 // isParked reports whether this pull is parked already. Most ranks have none, so a search is rare.
 func (m *Machine) isParked(rank int, progress uint64) bool {
-	if m.state(rank).parked == 0 {
-		return false
-	}
-	for _, p := range m.parked {
-		if p.rank == rank && p.progress == progress {
-			return true
-		}
-	}
-	return false
+	return m.state(rank).parked > 0 &&
+		slices.ContainsFunc(m.parked, func(p parkedPull) bool { return p.rank == rank && p.progress == progress })
 }
 
 // view is the View of rank for progress.

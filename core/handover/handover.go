@@ -137,15 +137,10 @@ func servers(e *membership.Epoch) map[Key]uint64 {
 
 // incarnations is the processes of an epoch.
 func incarnations(e *membership.Epoch) map[uint64]bool {
-	all := map[uint64]bool{}
+	all := workers(e)
 	for i := range e.Servers {
 		if e.Servers[i].State != membership.Gone {
 			all[e.Servers[i].Incarnation] = true
-		}
-	}
-	for i := range e.Workers {
-		if e.Workers[i].State != membership.Gone {
-			all[e.Workers[i].Incarnation] = true
 		}
 	}
 	return all

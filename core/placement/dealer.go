@@ -71,7 +71,7 @@ func (d *dealer) deal(t Load) []int {
 	if t.Home != Free && hands[t.Home] == 0 {
 		if left--; left < 0 {
 			left = 0
-			hands[most(hands)]--
+			hands[slices.Index(hands, slices.Max(hands))]--
 		}
 		hands[t.Home] = 1
 	}
@@ -127,15 +127,6 @@ func inTurn(hands []int, start, n int) []int {
 		}
 	}
 	return servers
-}
-
-func most(hands []int) (server int) {
-	for s, h := range hands {
-		if h > hands[server] {
-			server = s
-		}
-	}
-	return server
 }
 
 // largest lists the numbers below n by their sizes, the largest first and equal ones in their order.

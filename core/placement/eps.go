@@ -11,7 +11,7 @@ func newEPS(*Arguments) Strategy {
 
 // even finds servers with shares by these weights: no two of equal weight differ by more than the largest block.
 func (s *Situation) even(weights []float64) []int {
-	e := evener{weights: weights, load: make([]float64, len(weights)), on: make([][]int, len(weights)), blocks: s.Blocks}
+	e := evener{servers: weighted(weights), weights: weights, load: make([]float64, len(weights)), on: make([][]int, len(weights)), blocks: s.Blocks}
 	var homeless []int
 	for _, i := range largest(len(s.Blocks), func(i int) uint64 { return s.Blocks[i].Bytes }) {
 		if at := s.Blocks[i].Server; at != Free && weights[at] > 0 {
@@ -37,6 +37,7 @@ func (s *Situation) even(weights []float64) []int {
 // evener moves blocks from full servers to empty ones.
 type evener struct {
 	blocks  []Block
+	servers []int // of weight above 0
 	weights []float64
 	load    []float64
 	on      [][]int // the blocks of each server
@@ -51,23 +52,12 @@ func (e *evener) put(i, server int) {
 
 // emptiest is the server that is the least full for its weight with these bytes more.
 func (e *evener) emptiest(bytes float64) int {
-	best := -1
-	for s, w := range e.weights {
-		if w > 0 && (best < 0 || (e.load[s]+bytes)/w < (e.load[best]+bytes)/e.weights[best]) {
-			best = s
-		}
-	}
-	return best
+	return least(e.servers, func(s int) float64 { return (e.load[s] + bytes) / e.weights[s] })
 }
 
 // move moves the largest block from the fullest server that leaves its next server less full than that was.
 func (e *evener) move() bool {
-	full := -1
-	for s, w := range e.weights {
-		if w > 0 && (full < 0 || e.load[s]/w > e.load[full]/e.weights[full]) {
-			full = s
-		}
-	}
+	full := least(e.servers, func(s int) float64 { return -e.load[s] / e.weights[s] })
 	best, to := -1, -1
 	for k, i := range e.on[full] {
 		if best >= 0 && e.blocks[i].Bytes <= e.blocks[e.on[full][best]].Bytes {

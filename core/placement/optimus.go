@@ -80,12 +80,7 @@ func (o *optimus) slice(t Load, share float64) []int {
 	server, size := t.Home, 0.0
 	for k, part := range t.Parts {
 		if server == Free || size > 0 && size+o.held.cost(part) > share {
-			server, size = -1, 0
-			for _, s := range weighted(o.held.weights) {
-				if server < 0 || load[s]/o.held.weights[s] < load[server]/o.held.weights[server] {
-					server = s
-				}
-			}
+			server, size = least(weighted(o.held.weights), func(s int) float64 { return load[s] / o.held.weights[s] }), 0
 		}
 		placed[k] = server
 		size += o.held.cost(part)

@@ -4,12 +4,7 @@ package placement
 // the server with the fewest for its weight.
 func newTensorRoundRobin(*Arguments) Strategy {
 	return wholesBy(func(w *wholes, _ Load) int {
-		fewest := weighted(w.weights)[0]
-		for s, weight := range w.weights {
-			if weight > 0 && float64(w.tensors[s]+1)/weight < float64(w.tensors[fewest]+1)/w.weights[fewest] {
-				fewest = s
-			}
-		}
-		return fewest
+		after := func(s int) float64 { return float64(w.tensors[s]+1) / w.weights[s] }
+		return least(weighted(w.weights), after)
 	})
 }

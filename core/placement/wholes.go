@@ -1,5 +1,10 @@
 package placement
 
+import (
+	"cmp"
+	"slices"
+)
+
 // wholes places whole tensors: all partitions of one go to one server, that of its home if it has one.
 type wholes struct {
 	weights []float64
@@ -48,12 +53,11 @@ func (w *wholes) count(servers []int, by int) {
 }
 
 // all is the servers of n partitions that go to server s.
-func all(s, n int) []int {
-	servers := make([]int, n)
-	for i := range servers {
-		servers[i] = s
-	}
-	return servers
+func all(s, n int) []int { return slices.Repeat([]int{s}, n) }
+
+// least is the server of which a number is the least; of equal ones the first.
+func least(servers []int, number func(s int) float64) int {
+	return slices.MinFunc(servers, func(a, b int) int { return cmp.Compare(number(a), number(b)) })
 }
 
 // weighted lists the servers of weight above 0.

@@ -1,13 +1,8 @@
 package reduce
 
-func widen(dst []float32, src []uint16, convert func(uint16) float32) {
-	for i, h := range src {
-		dst[i] = convert(h)
-	}
-}
-
-func narrow(dst []uint16, src []float32, convert func(float32) uint16) {
-	for i, f := range src {
-		dst[i] = convert(f)
+// convert converts each element: 16-bit floats to float32, or back.
+func convert[T, F any](dst []T, src []F, one func(F) T) {
+	for i, x := range src {
+		dst[i] = one(x)
 	}
 }

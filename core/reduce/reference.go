@@ -18,9 +18,9 @@ func (reference) String() string { return "reference" }
 func (reference) load(d units.DType, acc, src []byte, prescale float64) {
 	switch d {
 	case units.Float16:
-		widen(of[float32](acc), of[uint16](src), half.FromFloat16)
+		convert(of[float32](acc), of[uint16](src), half.FromFloat16)
 	case units.BFloat16:
-		widen(of[float32](acc), of[uint16](src), half.FromBFloat16)
+		convert(of[float32](acc), of[uint16](src), half.FromBFloat16)
 	default:
 		copy(acc, src)
 	}
@@ -61,9 +61,9 @@ func (reference) store(d units.DType, dst, acc []byte, mul, div float64) {
 	}
 	switch d {
 	case units.Float16:
-		narrow(of[uint16](dst), of[float32](acc), half.ToFloat16)
+		convert(of[uint16](dst), of[float32](acc), half.ToFloat16)
 	case units.BFloat16:
-		narrow(of[uint16](dst), of[float32](acc), half.ToBFloat16)
+		convert(of[uint16](dst), of[float32](acc), half.ToBFloat16)
 	default:
 		copy(dst, acc) // no effect if src is dst
 	}
