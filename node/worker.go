@@ -242,18 +242,10 @@ func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 
 // Crowded reports whether the job runs on this host alone, with no core to spare for anything but its workers.
 func (w *Worker) Crowded() bool {
-	epoch := w.Membership.Now()
-	for _, s := range epoch.Servers {
-		if s.Host != w.Settings.Host {
-			return false
-		}
-	}
-	for _, n := range epoch.Workers {
-		if n.Host != w.Settings.Host {
-			return false
-		}
-	}
-	return len(epoch.Workers) >= runtime.GOMAXPROCS(0)
+	epoch, here := w.Membership.Now(), w.Settings.Host
+	return len(epoch.Workers) >= runtime.GOMAXPROCS(0) &&
+		!slices.ContainsFunc(epoch.Servers, func(s membership.Server) bool { return s.Host != here }) &&
+		!slices.ContainsFunc(epoch.Workers, func(n membership.Worker) bool { return n.Host != here })
 }
 
 // place fills in the local and cross numbers that the launcher did not give: from the hosts of the

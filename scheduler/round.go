@@ -68,13 +68,8 @@ func (m *Machine) tell(r *round, who string, gone wire.Lost) {
 	}
 	r.told[key] = true
 	m.warn("the job has lost %s: %s", who, gone.Why)
-	for _, p := range r.workers {
+	for _, p := range slices.Concat(r.workers, m.serversOf(r)) {
 		m.send(p.line, &wire.Control{Lost: &gone})
-	}
-	for _, p := range m.pool {
-		if r.server(p.Addresses) >= 0 {
-			m.send(p.line, &wire.Control{Lost: &gone})
-		}
 	}
 }
 

@@ -221,10 +221,7 @@ func (r *round) end() {
 	r.mu.Lock()
 	r.ended = true
 	lost := r.lost
-	var conns []*conn
-	for _, cs := range r.conns {
-		conns = append(conns, cs...)
-	}
+	conns := slices.Concat(slices.Collect(maps.Values(r.conns))...)
 	r.mu.Unlock()
 	for _, c := range conns {
 		if lost != nil { // on each, or a rank may read the goodbye on one before the reason on another

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/transport/wire"
@@ -93,12 +94,7 @@ func (e *Engine) declaring() (batch []*declaration, tensors []wire.Tensor) {
 }
 
 func (e *Engine) knownServers(servers []int) bool {
-	for _, s := range servers {
-		if s < 0 || s >= len(e.ways) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(servers, func(s int) bool { return s < 0 || s >= len(e.ways) })
 }
 
 // declared lets the operations go that waited for the declaration.
@@ -140,10 +136,5 @@ func (n *nameState) drop(d *declaration) {
 	if n.last == d {
 		n.last = nil
 	}
-	for i := range n.decls {
-		if n.decls[i] == d {
-			n.decls = append(n.decls[:i:i], n.decls[i+1:]...)
-			return
-		}
-	}
+	n.decls = slices.DeleteFunc(n.decls, func(other *declaration) bool { return other == d })
 }

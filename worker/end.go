@@ -3,6 +3,8 @@ package worker
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/paceline/paceline/transport/wire"
@@ -72,11 +74,7 @@ func (e *Engine) operations() []*operation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lent++
-	ops := make([]*operation, 0, len(e.inflight))
-	for o := range e.inflight {
-		ops = append(ops, o)
-	}
-	return ops
+	return slices.Collect(maps.Keys(e.inflight))
 }
 
 // Shutdown says goodbye to the servers and ends what is in flight. It waits for that until ctx ends.

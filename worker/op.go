@@ -70,10 +70,8 @@ func (o *Op) member(rank int) int { return slices.Index(o.Set.Ranks, rank) }
 // rowBytes is the size of one entry along the first dimension.
 func (o *Op) rowBytes() int64 {
 	n := int64(o.DType.Size())
-	for i, d := range o.Shape {
-		if i > 0 {
-			n *= d
-		}
+	for _, d := range o.Shape[1:] {
+		n *= d
 	}
 	return n
 }

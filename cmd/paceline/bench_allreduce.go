@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -152,14 +153,8 @@ func (o *allreduceOptions) plan() (bench.AllreducePlan, error) {
 
 // settings are those of the flags.
 func (o *allreduceOptions) settings() map[string]string {
-	env := map[string]string{}
-	for name, value := range map[string]string{
-		"PACELINE_SERVERS": o.servers, "PACELINE_PARTITION_BYTES": o.partition, "PACELINE_CONNECTIONS": positive(o.connections),
-	} {
-		if value != "" {
-			env[name] = value
-		}
-	}
+	env := map[string]string{"PACELINE_SERVERS": o.servers, "PACELINE_PARTITION_BYTES": o.partition, "PACELINE_CONNECTIONS": positive(o.connections)}
+	maps.DeleteFunc(env, func(_, value string) bool { return value == "" })
 	return env
 }
 

@@ -120,10 +120,7 @@ func startServer(scheduler string, s *settings.Settings, env map[string]string) 
 		return 0, nil, err
 	}
 	c := exec.Command(self, "server", "--scheduler", scheduler)
-	env = launch.Merge(env, map[string]string{"PACELINE_JOB_SECRET": string(s.JobSecret), "PACELINE_LOG_LEVEL": "info"})
-	for name, value := range env {
-		c.Env = append(c.Env, name+"="+value)
-	}
+	c.Env = launch.Lines(launch.Merge(env, map[string]string{"PACELINE_JOB_SECRET": string(s.JobSecret), "PACELINE_LOG_LEVEL": "info"}))
 	said, err := c.StderrPipe()
 	if err != nil {
 		return 0, nil, err

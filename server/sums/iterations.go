@@ -1,6 +1,8 @@
 package sums
 
 import (
+	"slices"
+
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
@@ -153,15 +155,12 @@ func (n *iterations) close(o condition.Output, answers []answer) []answer {
 	if err := n.total(s, o); err != nil {
 		return n.spoil(o.Progress, s, err, answers)
 	}
-	kept := s.waiters[:0]
-	for _, w := range s.waiters {
+	s.waiters = slices.DeleteFunc(s.waiters, func(w waiter) bool {
 		if w.memory {
 			answers = append(answers, answer{to: w.to})
-			continue
 		}
-		kept = append(kept, w)
-	}
-	s.waiters = kept
+		return w.memory
+	})
 	s.absent.Copy(n.machine.Live())
 	s.absent.Subtract(o.Contributors)
 	n.release(o.Progress, s)
