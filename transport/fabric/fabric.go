@@ -28,25 +28,9 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/stream"
 )
-
-// Kind is the name of the transport in addresses.
-const Kind = "fabric"
-
-// Config is common to the connections of one node.
-type Config struct {
-	Secret           []byte        // the job secret
-	Provider         string        // as libfabric names it, such as "verbs;ofi_rxm"; "" for the first one with hardware
-	Host             string        // address at which the side connections listen, and the device where one has it
-	Integrity        string        // what has authentication tags, as stream.Config has it
-	HandshakeTimeout time.Duration // 0 is 10 s
-	PeerTimeout      time.Duration // as stream.Config has it; 0 is 10 s
-	Log              *zap.Logger   // nil is no log
-}
 
 // network is the transport of one node over one device.
 type network struct {
@@ -84,12 +68,6 @@ func New(config Config) (transport.Transport, error) {
 		return nil, err
 	}
 	return n, nil
-}
-
-// Device describes one of libfabric's devices.
-type Device struct {
-	Provider string `json:"provider"`
-	Name     string `json:"name"`
 }
 
 // Devices lists the devices of this machine by which connections are possible, each once.
