@@ -12,6 +12,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -114,10 +115,8 @@ class CrossBarrierOptimizer(ReducingOptimizer):
             self._end_batch()
 
     def _end_batch(self) -> None:
-        try:
+        with suppress(RuntimeError, ValueError):  # which the wait for the gradient has raised
             self._batch.wait()
-        except (RuntimeError, ValueError):
-            pass  # which the wait for the gradient has raised
 
     def _step_reduced(self, closure: Callable[[], Any] | None) -> Any:
         if not self._distributed:
@@ -263,10 +262,8 @@ class CrossBarrierOptimizer(ReducingOptimizer):
     def _abandon(self) -> None:
         """Forgets the steps, when the engine no longer uses the memory of their gradients."""
         for step in self._steps.values():
-            try:
+            with suppress(RuntimeError, ValueError):  # the first failure is raised
                 step.wait()
-            except (RuntimeError, ValueError):
-                pass  # the first failure is raised
         self._steps.clear()
         self._unseen.clear()
         self._end_batch()

@@ -12,6 +12,7 @@ import math
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -82,10 +83,8 @@ class ParameterCheck:
 
     def _drop(self) -> None:
         if self._started is not None:
-            try:
+            with suppress(HorovodInternalError):  # it ended with its round
                 synchronize(self._started[0])
-            except HorovodInternalError:
-                pass  # it ended with its round
 
     def _start(self, params: Mapping[torch.Tensor, str]) -> None:
         if self._name is None:
