@@ -11,9 +11,7 @@ import (
 // Waits names what waits for ranks on this server: the operations whose home it is, and the reads of held values. The
 // longest come first, at most wire.MaxWaits.
 func (s *Server) Waits() []wire.Stall {
-	s.mu.Lock()
-	r := s.round
-	s.mu.Unlock()
+	r := s.running()
 	if r == nil {
 		return nil
 	}

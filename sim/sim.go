@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/units"
 )
 
@@ -173,10 +174,6 @@ func (s Scenario) bytes(key int) int64 {
 	if s.Layout != nil {
 		return s.Layout[key].Bytes
 	}
-	n := int64(s.keys())
-	size := s.Bytes / n
-	if int64(key) < s.Bytes%n {
-		size++
-	}
-	return size
+	from, to := placement.Rows(s.Bytes, s.keys(), key)
+	return to - from
 }

@@ -68,7 +68,7 @@ func (l *link) greet() error {
 		return nil
 	case wire.TypeLost: // the round has ended before this rank was in it
 		payload := make([]byte, h.Length)
-		if err := l.read1(payload); err != nil {
+		if err := l.conn.ReadPayload(payload); err != nil {
 			return err
 		}
 		if err := notice(&h, payload, l.p.e.Lost); err != nil {
@@ -182,20 +182,13 @@ func (l *link) frames() error {
 			payload = make([]byte, h.Length)
 		}
 		payload = payload[:h.Length]
-		if err := l.read1(payload); err != nil {
+		if err := l.conn.ReadPayload(payload); err != nil {
 			return err
 		}
 		if err := l.frame(&h, payload); err != nil {
 			return err
 		}
 	}
-}
-
-func (l *link) read1(b []byte) error {
-	if len(b) == 0 {
-		return nil
-	}
-	return l.conn.ReadPayload(b)
 }
 
 // result reads an answer straight into the tensor.
@@ -210,7 +203,7 @@ func (l *link) result(h *wire.Header) error {
 	}
 	into, lent, err := l.room(t, h)
 	if err == nil {
-		err = l.read1(into)
+		err = l.conn.ReadPayload(into)
 	}
 	if err != nil {
 		t.answered(fmt.Errorf("%v of %q on rank %d: %w", t.o.Kind, t.o.name(), l.p.e.cfg.Rank, l.p.e.lossOf(l.p.index, err)))
@@ -255,7 +248,7 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte) {
 func (l *link) discard(n int) error {
 	for n > 0 {
 		b := l.scratch[:min(n, len(l.scratch))]
-		if err := l.read1(b); err != nil {
+		if err := l.conn.ReadPayload(b); err != nil {
 			return err
 		}
 		n -= len(b)

@@ -3,6 +3,7 @@ package address
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/paceline/paceline/internal/each"
@@ -39,12 +40,7 @@ func (l List) Of(kind string) (at string, ok bool) {
 
 // Shares reports whether two lists have an address in common: they belong to one server, or to two that compete for a place.
 func (l List) Shares(other List) bool {
-	for _, a := range l {
-		if at, ok := other.Of(a.Kind); ok && at == a.At {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(l, func(a Address) bool { return slices.Contains(other, a) })
 }
 
 // Check reports the first violation of a bound in a list from outside.

@@ -84,9 +84,6 @@ func (p *Payload) Into(b []byte) error {
 		copy(b, p.memory)
 		return nil
 	}
-	if len(b) == 0 {
-		return nil
-	}
 	return p.source.ReadPayload(b)
 }
 

@@ -81,7 +81,6 @@ func (b *bench) must(err error) {
 	}
 }
 
-// node is the transport of a node that knows the secret.
 // check is must for goroutines beside the test's.
 func (b *bench) check(err error) {
 	b.Helper()
@@ -90,6 +89,7 @@ func (b *bench) check(err error) {
 	}
 }
 
+// node is the transport of a node that knows the secret.
 func (b *bench) node() transport.Transport { return b.New(secret, 0) }
 
 // listen listens until the test ends.

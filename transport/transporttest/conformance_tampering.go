@@ -3,7 +3,6 @@ package transporttest
 import (
 	"bytes"
 	"fmt"
-
 	"net"
 	"slices"
 	"sync"
@@ -204,10 +203,7 @@ var tamperTests = map[string]func(*bench){
 	},
 
 	"TamperingHarmsNoOtherConnection": func(b *bench) {
-		l := b.listen(b.node())
-		x, err := b.dial(l.Addr().String())
-		b.must(err)
-		y := b.accept(l)
+		x, y := b.pair()
 		spoiled, end := b.between(once(0, flip(0)), nil)
 		b.control(spoiled, 0, 10)
 		b.refuses(end, 0, "first bit")
