@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/internal/unique"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
@@ -58,7 +58,7 @@ func New(settings Settings, log *zap.Logger) (*Scheduler, error) {
 		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{},
 	}
 	s.mu.Place(levelDoors, "scheduler.mu")
-	settings.FirstRound = rand.Uint64()>>1 + 1
+	settings.FirstRound = unique.Number()>>1 + 1
 	machine := NewMachine(settings)
 	s.work.Go(func() { s.loop(machine) })
 	return s, nil

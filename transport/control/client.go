@@ -20,6 +20,7 @@ import (
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/internal/unique"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/auth"
 	"github.com/paceline/paceline/transport/wire"
@@ -88,7 +89,7 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 		return nil, fmt.Errorf("no line to the scheduler: %w", err)
 	}
 	c := &Client{
-		config: config, session: rand.Uint64() | 1, memory: newMemory(),
+		config: config, session: unique.Number() | 1, memory: newMemory(),
 		ended: make(chan struct{}), setTurn: make(chan struct{}, 1), pending: map[uint64]*request{},
 	}
 	c.mu.Place(levelClient, "control.Client.mu")

@@ -6,13 +6,14 @@ import (
 	"cmp"
 	"encoding/binary"
 	"io"
-	"math/rand/v2"
 	"net"
 	"runtime"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/paceline/paceline/internal/unique"
 )
 
 const (
@@ -99,7 +100,7 @@ type lent struct {
 func newConn(side net.Conn, d *device, patience time.Duration) *conn {
 	c := &conn{
 		Conn: side, device: d, patience: patience,
-		key: rand.Uint64(), reader: make(chan struct{}, 1), writer: make(chan struct{}, 1), gone: make(chan struct{}), delivered: make(chan struct{}),
+		key: unique.Number(), reader: make(chan struct{}, 1), writer: make(chan struct{}, 1), gone: make(chan struct{}), delivered: make(chan struct{}),
 		credit: credits, timer: time.NewTimer(time.Hour),
 		queue: make([]message, 0, 2*credits), sources: make([]lent, 0, credits), grants: map[uint64]grant{},
 	}

@@ -8,7 +8,6 @@ import "C"
 import (
 	"errors"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
@@ -16,6 +15,8 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"github.com/paceline/paceline/internal/unique"
 )
 
 // device is an endpoint on a fabric's adapter, or on what a provider has instead. All connections of a transport share it. While there are
@@ -359,7 +360,7 @@ func (d *device) expose(b []byte) (x exposed, err error) {
 	for range 3 { // a random key may be taken
 		var code C.int
 		err = d.with("registering memory", func(c *C.struct_pf_device) C.int {
-			key := rand.Uint64() >> 1
+			key := unique.Number() >> 1
 			if size := c.info.domain_attr.mr_key_size; size < 8 {
 				key &= 1<<(8*size) - 1
 			}

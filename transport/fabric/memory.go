@@ -5,13 +5,13 @@ package fabric
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"runtime"
 	"slices"
 	"sync"
 	"unsafe"
 
+	"github.com/paceline/paceline/internal/unique"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/stream"
 	"github.com/paceline/paceline/transport/wire"
@@ -40,7 +40,7 @@ func (n *network) Register(memory []byte) (transport.Region, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &region{device: d, memory: memory, number: rand.Uint64()}
+	r := &region{device: d, memory: memory, number: unique.Number()}
 	r.idle = sync.NewCond(&r.mu)
 	r.pins.Pin(&memory[0])
 	if r.x, err = d.expose(memory); err != nil {
@@ -162,7 +162,7 @@ func (w writable) Grant(of transport.Region, offset, length int) (wire.Token, er
 	if c.closed || c.over {
 		return wire.Token{}, net.ErrClosed
 	}
-	t := wire.Token{Region: r.number, Key: rand.Uint64(), Offset: uint64(offset), Length: uint64(length)}
+	t := wire.Token{Region: r.number, Key: unique.Number(), Offset: uint64(offset), Length: uint64(length)}
 	c.grants[t.Key] = grant{r, t}
 	return t, nil
 }
