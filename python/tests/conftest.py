@@ -8,5 +8,15 @@ import os
 import signal
 import sys
 
+import pytest
+from jobs import reserved_port
+
 os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def port():
+    """A port that nobody else gets during the test."""
+    with reserved_port() as number:
+        yield number

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import multiprocessing
 import os
+import runpy
 import secrets
 import signal
 import socket
@@ -10,9 +15,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
+
+import pytest
 
 # Bounds on what hangs. They say nothing of speed: beside other load, an interpreter with PyTorch takes a minute to
 # start and to end.
@@ -29,36 +38,30 @@ class Ended:
 
 
 class Job:
-    """`size` processes of `python argv...`. The end of the with block kills those that still run."""
+    """`size` processes of `python argv...`. The end of the with block kills those that still run.
 
-    def __init__(self, size: int, argv: Sequence[str | Path], directory: Path, **env: str) -> None:
+    A rank is a copy of a process that has imported PyTorch, which takes an interpreter three seconds of computing.
+    fresh: an interpreter for each, for what depends on its start, its end or its hash seed.
+    """
+
+    def __init__(self, size: int, argv: Sequence[str | Path], directory: Path, fresh: bool = False, **env: str) -> None:
         self.size = size
         self.outputs = [directory / f"rank{rank}.out" for rank in range(size)]
-        port, secret = _free_port(), secrets.token_hex(16)
-        self.processes = []
         self._killed = set()
-        for rank, path in enumerate(self.outputs):
-            own = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "PACELINE_PORT": str(port),
-                "PACELINE_JOB_SECRET": secret,
-                "PACELINE_START_TIMEOUT": "180",  # eight ranks that import torch on two cores take long
-                "OMP_NUM_THREADS": "1",
-                "PYTHONUNBUFFERED": "1",
-            }
-            with path.open("wb") as output:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, *map(str, argv)],
-                        env=_clean_environment() | own | env,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
+        self._held = contextlib.ExitStack()
+        common = _clean_environment() | {
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "PACELINE_PORT": str(self._held.enter_context(reserved_port())),
+            "PACELINE_JOB_SECRET": secrets.token_hex(16),
+            "PACELINE_START_TIMEOUT": "180",  # eight ranks that import torch on two cores take long
+        }
+        start = _Fresh if fresh else _Copy
+        self.processes = [
+            start([*map(str, argv)], common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | _OF_PYTHON | env, path)
+            for rank, path in enumerate(self.outputs)
+        ]
 
     def __enter__(self) -> Job:
         return self
@@ -68,6 +71,7 @@ class Job:
             if process.poll() is None:
                 process.kill()
             process.wait()
+        self._held.close()
 
     def kill(self, rank: int) -> None:
         """Kills a rank."""
@@ -102,7 +106,7 @@ class Job:
 def script(code: str) -> list[str]:
     """The arguments of an interpreter that runs the code, with Paceline as hvd."""
     imports = "import os, sys, time, torch\nimport paceline.torch as hvd\n"
-    return ["-X", "faulthandler", "-c", imports + textwrap.dedent(code)]
+    return ["-c", imports + textwrap.dedent(code)]
 
 
 def wait_until_printed(job: Job, text: str) -> None:
@@ -114,14 +118,91 @@ def wait_until_printed(job: Job, text: str) -> None:
         time.sleep(0.02)
 
 
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of this machine that only a server which is told it gets: the system gives it to nobody meanwhile.
+
+    A socket holds it, which does not listen; like servers, it lets others have the same address (SO_REUSEADDR).
+    """
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(("127.0.0.1", 0))
+        yield s.getsockname()[1]
+
+
+class _Fresh(subprocess.Popen):
+    """A rank that is an interpreter of its own."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], output: Path) -> None:
+        with output.open("wb") as file:
+            super().__init__([sys.executable, *argv], env=env, stdout=file, stderr=subprocess.STDOUT)
+
+
+class _Copy:
+    """A rank that is a copy of the process that has imported PyTorch, with those methods of Popen that tests call."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], output: Path) -> None:
+        output.touch()
+        self._process = _copies().Process(target=_run, args=(argv, env, output))
+        self._process.start()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a rank", timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+# What an interpreter or a library reads when it starts.
+_OF_PYTHON = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+
+
+@functools.cache
+def _copies() -> multiprocessing.context.BaseContext:
+    """Starts the process that ranks are copies of. It has one thread, and has not loaded the C library."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch._dynamo", "numpy", "pytest"])
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in _OF_PYTHON.items():
+            environment.setenv(name, value)
+        forkserver.ensure_running()
+    return context
+
+
+def _run(argv: list[str], env: Mapping[str, str], output: Path) -> None:
+    """Runs `python argv...` in this process."""
+    os.environ.clear()
+    os.environ.update(env)
+    with output.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.argv = argv
+    try:
+        if argv[0] == "-c":
+            sys.argv = ["-c", *argv[2:]]
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(argv[1], "<string>", "exec"), main.__dict__)
+        else:
+            runpy.run_path(argv[0], run_name="__main__")
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        raise SystemExit(1) from None
+    finally:
+        atexit._run_exitfuncs()
+
+
 def _clean_environment() -> dict[str, str]:
     """The environment without the variables of other jobs."""
     prefixes = ("PACELINE_", "HOROVOD_", "DMLC_", "BYTEPS_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
     kept = ("PACELINE_LIBRARY",)
     return {k: v for k, v in os.environ.items() if k in kept or not k.startswith(prefixes)}
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

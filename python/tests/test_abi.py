@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 import shlex
-import socket
 import subprocess
 from pathlib import Path
 
@@ -33,11 +32,8 @@ def compiled(tmp_path):
     return compile
 
 
-def run(program, *, size=2, **settings):
+def run(program, port, *, size=2, **settings):
     """Runs the program as the ranks of a job. Its arguments are those of pl_init, and the rank."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
     env = {"PACELINE_SIZE": str(size), "PACELINE_PORT": str(port), "PACELINE_JOB_SECRET": secrets.token_hex(16)}
     ranks = []
     for rank in range(size):
@@ -53,10 +49,10 @@ def run(program, *, size=2, **settings):
     assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)
 
 
-def test_a_caller_that_was_compiled_with_an_older_header(compiled):
-    run(compiled("older"))
+def test_a_caller_that_was_compiled_with_an_older_header(compiled, port):
+    run(compiled("older"), port)
 
 
 @pytest.mark.parametrize("settings", [{}, {"partition_bytes": "64KiB", "sum_in_rank_order": True}])
-def test_the_end_of_each_operation_is_one_call(compiled, settings):
-    run(compiled("done"), **settings)
+def test_the_end_of_each_operation_is_one_call(compiled, port, settings):
+    run(compiled("done"), port, **settings)

@@ -4,7 +4,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import time
 
@@ -20,7 +19,7 @@ def test_an_exception_on_one_rank_ends_the_others_with_its_name(tmp_path):
             raise KeyError("mine")
         hvd.allreduce(torch.ones(3), name="never")
     """)
-    with Job(3, code, tmp_path) as job:
+    with Job(3, code, tmp_path, fresh=True) as job:
         ended = job.wait()
     assert [e.status for e in ended] == [1, 1, 1]
     assert "KeyError: 'mine'" in ended[1].output
@@ -113,7 +112,7 @@ def test_a_wrong_secret_keeps_a_process_out(tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["gone", "stopped"])
-def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(how, tmp_path):
+def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(how, tmp_path, port):
     gone = tmp_path / "gone"
     code = script(f"""
         hvd.init()
@@ -130,9 +129,7 @@ def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(how,
         assert time.process_time() - before < 1.5, "it waited at full speed"
         assert torch.equal(hvd.allreduce(torch.ones(3), name="known"), torch.ones(3))
     """)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{s.getsockname()[1]}"
+    address = f"127.0.0.1:{port}"
     secret = secrets.token_hex(16)
     command = ["paceline", "scheduler", "--listen", address]
     env = {"PACELINE_JOB_SECRET": secret, "PACELINE_SCHEDULER": address, "PACELINE_START_TIMEOUT": "12"}

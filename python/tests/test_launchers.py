@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 
@@ -42,15 +41,9 @@ def script(tmp_path, with_torch, horovod=False):
     return path
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def test_torchrun_needs_nothing_else(tmp_path):
+def test_torchrun_needs_nothing_else(tmp_path, port):
     run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
         + [str(script(tmp_path, True))],
         env=clean_environment(),
         capture_output=True,
@@ -68,10 +61,9 @@ def as_horovod(env):
     return env | {"PYTHONPATH": done.stdout}
 
 
-def test_torchrun_starts_a_script_that_imports_horovod(tmp_path):
-    port = str(free_port())
+def test_torchrun_starts_a_script_that_imports_horovod(tmp_path, port):
     run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
         + [str(script(tmp_path, False, horovod=True))],
         env=as_horovod(clean_environment()),
         capture_output=True,
@@ -102,9 +94,9 @@ LAUNCHERS = {
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_other_launchers_name_the_scheduler(launcher, tmp_path):
+def test_other_launchers_name_the_scheduler(launcher, tmp_path, port):
     secret = secrets.token_hex(16)
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{port}"
     env = as_horovod(clean_environment()) | {"PACELINE_JOB_SECRET": secret, "PACELINE_SCHEDULER": address}
     scheduler = subprocess.Popen(["paceline", "scheduler", "--listen", address], env=env)
     try:
@@ -149,7 +141,7 @@ print("done")
 """
 
 
-def test_a_job_of_another_launcher_is_found_until_it_ends(tmp_path):
+def test_a_job_of_another_launcher_is_found_until_it_ends(tmp_path, port):
     path = tmp_path / "found.py"
     path.write_text(FOUND)
     private = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
@@ -161,7 +153,7 @@ def test_a_job_of_another_launcher_is_found_until_it_ends(tmp_path):
             "--nproc-per-node",
             "2",
             "--master-port",
-            str(free_port()),
+            str(port),
             str(path),
         ],
         env=clean_environment() | private,

@@ -64,12 +64,14 @@ def test_init_and_shutdown_hundreds_of_times(tmp_path):
         after = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
         assert after[0] <= before[0] + 10 and after[1] <= before[1] + 20, (before, after)
     """)
-    with Job(2, code, tmp_path) as job:
+    with Job(2, code, tmp_path, fresh=True) as job:
         assert job.succeed() == ["", ""]
 
 
 def test_nothing_is_printed_and_exit_without_shutdown_is_clean(tmp_path):
-    with Job(3, script("hvd.init(); hvd.allreduce(torch.ones(100000)); hvd.allgather(torch.ones(2))"), tmp_path) as job:
+    with Job(
+        3, script("hvd.init(); hvd.allreduce(torch.ones(100000)); hvd.allgather(torch.ones(2))"), tmp_path, fresh=True
+    ) as job:
         assert job.succeed() == ["", "", ""]
 
 
@@ -92,7 +94,7 @@ def test_ctrl_c_breaks_off_a_wait_at_once(waits_in, tmp_path):
             time.sleep(1000)  # until Ctrl-C
         {wait[waits_in]}
     """)
-    with Job(2, code, tmp_path) as job:
+    with Job(2, code, tmp_path, fresh=True) as job:
         wait_until_printed(job, "ready" if waits_in == "init" else "initialized")
         time.sleep(0.3)  # into the wait
         for process in job.processes:
@@ -136,7 +138,7 @@ def test_a_forked_child_gets_a_clear_error_and_data_loaders_work(tmp_path):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         hvd.barrier()
     """)
-    with Job(2, code, tmp_path) as job:
+    with Job(2, code, tmp_path, fresh=True) as job:
         job.succeed()
 
 
@@ -182,6 +184,12 @@ def test_process_sets_given_to_init(tmp_path):
     """)
     with Job(3, code, tmp_path) as job:
         job.succeed()
+
+
+def test_ranks_that_are_copies_of_one_process_are_told_apart(tmp_path):
+    # What Go's math/rand begins with is the same in all of them.
+    with Job(6, script("hvd.init(); assert hvd.allgather_object(hvd.rank()) == list(range(6))"), tmp_path) as job:
+        assert job.succeed() == [""] * 6
 
 
 def test_wrong_arguments_of_init(tmp_path):

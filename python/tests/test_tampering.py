@@ -113,12 +113,11 @@ def relays(tmp_path):
 
 
 @pytest.mark.parametrize("integrity", ["control", "all"])
-def test_a_relay_that_rewrites_the_roster_and_pickles_gets_nothing_run(relays, tmp_path, integrity):
+def test_a_relay_that_rewrites_the_roster_and_pickles_gets_nothing_run(relays, tmp_path, port, integrity):
     scheduler, _, ran = relays
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        port = scheduler.target = s.getsockname()[1]
+    scheduler.target = port
     env = {"PACELINE_PORT": str(port), "RELAY_PORT": str(scheduler.port), "PACELINE_INTEGRITY": integrity}
     env["PACELINE_START_TIMEOUT"] = "20"  # rank 1 tries to reach the scheduler for that long
     with Job(2, [script], tmp_path, **env) as job:

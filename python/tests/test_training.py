@@ -41,7 +41,9 @@ def train(rank, size, dtype, hvd=None):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_training_with_n_ranks_equals_training_alone(size, tmp_path):
-    with Job(size, ["-c", CODE.format(directory=str(Path(__file__).parent), out=tmp_path)], tmp_path) as job:
+    with Job(
+        size, ["-c", CODE.format(directory=str(Path(__file__).parent), out=tmp_path)], tmp_path, fresh=True
+    ) as job:
         job.succeed()
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
     for i, (dtype, tolerance) in enumerate([(torch.float64, 1e-12), (torch.float32, 1e-5)]):
