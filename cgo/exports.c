@@ -1,5 +1,6 @@
 /* The exported functions that enter Go, each behind the fork guard. */
 #include "_cgo_export.h"
+#include "doorbell.h"
 #include "handles.h"
 #include "paceline.h"
 
@@ -31,7 +32,9 @@ int64_t pl_info(char *buf, uint64_t cap) {
 
 int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles) {
   GUARD;
-  return goSubmit((pl_op *)ops, count, handles);
+  int status = pl_ask(ops, count, handles);
+  return status == PL_OK ? status
+                         : goSubmit((pl_op *)ops, count, handles); /* which says on this thread what is wrong */
 }
 
 int pl_check_sync(const char *sync, uint32_t soft_park, uint32_t accumulate, uint32_t workers) {
@@ -88,7 +91,8 @@ int pl_release(int32_t handle) { return pl_release_all(&handle, 1); }
 
 int pl_release_all(const int32_t *handles, uint32_t count) {
   GUARD;
-  return goRelease((int32_t *)handles, count);
+  uint32_t done = handles ? pl_handles_release(handles, count) : 0;
+  return done == count ? PL_OK : goRelease((int32_t *)handles + done, count - done);
 }
 
 int64_t pl_state(void *buf, uint64_t cap) {

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "_cgo_export.h"
+#include "doorbell.h"
 #include "handles.h"
 
 enum { SPINS_NS = 30000, SLEEP_NS = 100000000, ERROR_BYTES = 8192 };
@@ -28,6 +29,7 @@ static _Atomic int32_t crowded; /* a thread that spins takes its core from a ran
 typedef struct handle {
   _Atomic int32_t state; /* pl_status; free ones are PL_ERR_INVALID */
   _Atomic int32_t waiters;
+  int32_t before; /* the one released before it, + 1, while the engine has not taken it back */
 } handle;
 
 static handle handles[PL_HANDLES];
@@ -36,6 +38,7 @@ static _Atomic int32_t used; /* handles from here on were never opened: their me
 static _Atomic uint32_t finished; /* operations that have ended */
 static _Atomic uint32_t wanted; /* the least count that somebody waits for */
 static _Atomic int32_t all_waiters;
+static _Atomic int32_t released; /* the last handle that the engine has not taken back, + 1 */
 static _Atomic int forked;
 /* A key, not _Thread_local: Go's libraries use the static TLS block, which is small. */
 static pthread_key_t last_error;
@@ -56,8 +59,10 @@ int pl_in_child(void) {
   return 1;
 }
 
+int pl_within_done(void) { return pthread_getspecific(in_done) != NULL; }
+
 int pl_in_done(void) {
-  if (!pthread_getspecific(in_done)) return 0;
+  if (!pl_within_done()) return 0;
   pl_set_error("this function waits for other ranks, and is not for a pl_done_fn, which must not block");
   return 1;
 }
@@ -95,7 +100,7 @@ void pl_handle_open(int32_t h) {
 
 void pl_handle_close(int32_t h) { atomic_store(&handles[h].state, PL_ERR_INVALID); }
 
-static void wake(void *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 20, NULL, NULL, 0); }
+void pl_wake(void *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 20, NULL, NULL, 0); }
 
 static void sleep_on(void *word, uint32_t value, int64_t ns) {
   struct timespec t = {ns / 1000000000, ns % 1000000000};
@@ -104,9 +109,9 @@ static void sleep_on(void *word, uint32_t value, int64_t ns) {
 
 void pl_handle_finish(int32_t h, int32_t status) {
   atomic_store(&handles[h].state, status);
-  if (atomic_load(&handles[h].waiters) > 0) wake(&handles[h].state);
+  if (atomic_load(&handles[h].waiters) > 0) pl_wake(&handles[h].state);
   uint32_t count = atomic_fetch_add(&finished, 1) + 1;
-  if (atomic_load(&all_waiters) > 0 && (int32_t)(count - atomic_load(&wanted)) >= 0) wake(&finished);
+  if (atomic_load(&all_waiters) > 0 && (int32_t)(count - atomic_load(&wanted)) >= 0) pl_wake(&finished);
 }
 
 static int64_t now_ns(void) {
@@ -115,17 +120,45 @@ static int64_t now_ns(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+int32_t pl_await(void *word, int32_t value) {
+  _Atomic int32_t *w = word;
+  int64_t start = now_ns(), spins = atomic_load(&crowded) ? 0 : SPINS_NS;
+  int32_t now;
+  while ((now = atomic_load(w)) == value) {
+    if (now_ns() - start >= spins) sleep_on(word, (uint32_t)value, -1);
+  }
+  return now;
+}
+
 static int state_of(int32_t h) {
   if (h < 0 || h >= atomic_load(&used)) return PL_ERR_INVALID;
   return atomic_load(&handles[h].state);
 }
 
+static void pl_flush(int waits) {
+  if (!pl_ask_to_flush(waits)) goFlush(waits);
+}
+
 int pl_poll(int32_t h) {
   if (atomic_load_explicit(&forked, memory_order_relaxed)) return pl_in_child(), PL_ERR_FORKED;
   int state = state_of(h);
-  if (state == PL_PENDING && atomic_load(&holding)) goFlush(0);
+  if (state == PL_PENDING && atomic_load(&holding)) pl_flush(0);
   return state;
 }
+
+uint32_t pl_handles_release(const int32_t *list, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++) {
+    int32_t h = list[i], state = state_of(h), last = atomic_load(&released);
+    if (state == PL_PENDING || state == PL_ERR_INVALID) return i;
+    if (!atomic_compare_exchange_strong(&handles[h].state, &state, PL_ERR_INVALID)) return i;
+    do {
+      handles[h].before = last;
+    } while (!atomic_compare_exchange_weak(&released, &last, h + 1));
+  }
+  return count;
+}
+
+int32_t pl_handle_released(int32_t h) { return (h < 0 ? atomic_exchange(&released, 0) : handles[h].before) - 1; }
 
 /* How many of the handles are pending. *status is the first error of the others. */
 static uint32_t pending(const int32_t *list, uint32_t count, int *status) {
@@ -155,7 +188,7 @@ static void sleep_until_all(const int32_t *list, uint32_t count, int64_t end) {
       if (!atomic_compare_exchange_weak(&wanted, &least, until)) continue;
       /* Who put a lower count here after another had slept with its own, and found it passed, has the other look again.
        */
-      if (passed && atomic_load(&all_waiters) > 1) wake(&finished);
+      if (passed && atomic_load(&all_waiters) > 1) pl_wake(&finished);
       break;
     }
     if (atomic_load(&finished) == seen) sleep_on(&finished, seen, end - now < SLEEP_NS ? end - now : SLEEP_NS);
@@ -175,7 +208,7 @@ int pl_wait_all(const int32_t *list, uint32_t count, int64_t timeout_ms) {
   uint32_t left = pending(list, count, &status);
   if (left == 0) return status;
   if (pl_in_done()) return PL_ERR_INVALID;
-  if (atomic_load(&holding)) goFlush(timeout_ms != 0);
+  if (atomic_load(&holding)) pl_flush(timeout_ms != 0);
   int64_t start = now_ns(), now = start;
   int forever = timeout_ms < 0 || timeout_ms > (INT64_MAX - start) / 1000000;
   int64_t end = forever ? INT64_MAX : start + timeout_ms * 1000000;

@@ -99,6 +99,7 @@ func start(in settingsJSON) error {
 		o.Scheduler = process.scheduler.Address
 	}
 	process.table.forget()
+	answer()
 	share(false)
 	w, err := node.StartWorker(ctx, s, o)
 	if err != nil && ctx.Err() != nil {
@@ -292,17 +293,19 @@ func invalid(err error) error {
 
 // status is PL_OK, or that of an error, whose message it sets for pl_last_error.
 func status(err error) C.int {
-	if err == nil {
-		return C.PL_OK
+	if err != nil {
+		text := C.CString(err.Error())
+		C.pl_set_error(text)
+		C.free(unsafe.Pointer(text))
 	}
-	text := C.CString(err.Error())
-	C.pl_set_error(text)
-	C.free(unsafe.Pointer(text))
 	return C.int(statusOf(err))
 }
 
 // statusOf never returns PL_PENDING or PL_ERR_TIMEOUT, by which a wait reports that an operation continues.
 func statusOf(err error) C.int32_t {
+	if err == nil {
+		return C.PL_OK
+	}
 	for _, s := range []struct {
 		err    error
 		status C.int32_t

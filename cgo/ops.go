@@ -20,17 +20,21 @@ import (
 
 //export goSubmit
 func goSubmit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) C.int {
+	return status(submit(ops, count, handles))
+}
+
+func submit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) error {
 	w, err := running()
 	if err != nil {
-		return status(err)
+		return err
 	}
 	g := groups.Get().(*group)
 	defer g.rest()
 	if err := g.read(ops, count, w.Settings.Rank); err != nil {
-		return status(invalid(err))
+		return invalid(err)
 	}
 	if err := process.table.open(g.dones, g.opened); err != nil {
-		return status(err)
+		return err
 	}
 	for i, e := range g.opened {
 		g.handles[i] = C.int32_t(e.handle) // before it ends: then the entry may be another's
@@ -38,10 +42,10 @@ func goSubmit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) C.int {
 	}
 	if err := w.Engine.Submit(g.ops); err != nil {
 		process.table.discard(g.opened)
-		return status(err)
+		return err
 	}
 	copy(unsafe.Slice(handles, count), g.handles)
-	return C.PL_OK
+	return nil
 }
 
 //export goCheckSync
@@ -192,8 +196,10 @@ func goRelease(handles *C.int32_t, count C.uint32_t) C.int {
 }
 
 //export goFlush
-func goFlush(waits C.int) {
+func goFlush(waits C.int) { flush(waits != 0) }
+
+func flush(waits bool) {
 	if w, err := running(); err == nil {
-		w.Engine.Flush(waits != 0)
+		w.Engine.Flush(waits)
 	}
 }

@@ -159,7 +159,7 @@ typedef struct pl_op {
   void *done_arg;
   uint32_t authenticated; /* 1: receivers interpret the bytes, for example unpickle them: they are authenticated on
                              every connection, whatever PACELINE_INTEGRITY says; the same on all ranks */
-  uint32_t reserved2;
+  uint32_t at_once; /* 1: the caller waits for it next, so it leaves at once, with all that is held (pl_gathers) */
 } pl_op;
 
 /* The results of a finished operation beyond its output memory. */

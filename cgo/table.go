@@ -52,6 +52,7 @@ type entry struct {
 func (t *table) open(dones []done, opened []*entry) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.book.takeBack()
 	return t.book.open(dones, opened)
 }
 
@@ -75,6 +76,7 @@ func (t *table) finish(e *entry, out worker.Output, err error) {
 func (t *table) get(h C.int32_t) (*entry, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.book.takeBack()
 	return t.book.find(int32(h))
 }
 
@@ -82,6 +84,7 @@ func (t *table) get(h C.int32_t) (*entry, error) {
 func (t *table) release(handles []C.int32_t) (err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.book.takeBack()
 	for _, h := range handles {
 		if failed := t.book.release(int32(h)); err == nil {
 			err = failed
@@ -101,6 +104,7 @@ func (t *table) called(h int32) {
 func (t *table) forget() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.book.takeBack()
 	for h, e := range t.book.entries {
 		if e.ended && !e.released {
 			_ = t.book.release(h) // it is one that may be released
@@ -175,6 +179,15 @@ func (b *book) release(h int32) error {
 		b.reuse(e)
 	}
 	return nil
+}
+
+// takeBack releases the handles that callers have released without entering Go.
+func (b *book) takeBack() {
+	for h := C.pl_handle_released(-1); h >= 0; {
+		before := C.pl_handle_released(h) // once it is released, it may be opened again
+		_ = b.release(int32(h))           // it is one that may be released
+		h = before
+	}
 }
 
 func (b *book) called(h int32) {

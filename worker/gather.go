@@ -17,7 +17,7 @@ const (
 //
 //  1. at once, or with the last answer, while nothing else is under way: then the servers wait for it;
 //  2. when it has gatherBytes;
-//  3. when the program waits for it (Flush);
+//  3. when the program waits for it (Flush, Op.AtOnce);
 //  4. after gatherFor.
 //
 // Where the job is crowded, its processes leaving no core free, to begin early gains nothing: each exchange takes its time
@@ -29,6 +29,7 @@ type gather struct {
 	held     []*operation
 	bytes    int
 	hurry    bool // nobody will wait for one of those that are held
+	awaited  bool // the program waits
 	underWay int  // operations that have left and not ended
 	spare    []*operation
 
@@ -64,12 +65,12 @@ func (g *gather) add(o *operation) {
 	o.gathered = true
 	g.held = append(g.held, o)
 	g.bytes += len(o.Input)
-	g.hurry = g.hurry || o.Unwaited
+	g.hurry, g.awaited = g.hurry || o.Unwaited, g.awaited || o.AtOnce
 }
 
 // due gives what leaves now, without the program's waiting for it.
 func (g *gather) due() []*operation {
-	if g.bytes >= g.most() || len(g.held) > 0 && g.underWay == 0 && (g.hurry || !g.crowded) {
+	if g.awaited || g.bytes >= g.most() || len(g.held) > 0 && g.underWay == 0 && (g.hurry || !g.crowded) {
 		return g.release()
 	}
 	return nil
@@ -79,7 +80,7 @@ func (g *gather) due() []*operation {
 func (g *gather) release() []*operation {
 	ops := g.held
 	g.underWay += len(ops)
-	g.held, g.spare, g.bytes, g.hurry = g.spare[:0], nil, 0, false
+	g.held, g.spare, g.bytes, g.hurry, g.awaited = g.spare[:0], nil, 0, false, false
 	return ops
 }
 

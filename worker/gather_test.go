@@ -62,6 +62,23 @@ func TestACrowdedJobHoldsWhatSomebodyWillWaitFor(t *testing.T) {
 	}
 }
 
+func TestAnOperationThatIsAwaitedTakesAllThatIsHeldWithIt(t *testing.T) {
+	for _, crowded := range []bool{false, true} {
+		g := gather{crowded: crowded, underWay: 1}
+		g.add(heldSum(4))
+		awaited := heldSum(4)
+		awaited.AtOnce = true
+		g.add(awaited)
+		if ops := g.due(); len(ops) != 2 {
+			t.Errorf("crowded %v: %d operations leave, want 2", crowded, len(ops))
+		}
+		g.add(heldSum(4))
+		if ops := g.due(); len(ops) != 0 {
+			t.Errorf("crowded %v: %d operations leave that nobody waits for yet", crowded, len(ops))
+		}
+	}
+}
+
 // A program may wait for its operations by other means than Flush.
 func TestWhatIsHeldLeavesInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -36,6 +36,9 @@ type Op struct {
 	// any other. For sums and averages, of held values with Add.
 	Empty bool
 
+	// AtOnce says that the caller waits for the operation next: it leaves at once, with all that is held.
+	AtOnce bool
+
 	// Unwaited says that nobody will call Flush for the operation.
 	Unwaited bool
 

@@ -81,7 +81,7 @@ class Op(ctypes.Structure):
         ("done", ctypes.c_void_p),  # a pl_done_fn
         ("done_arg", ctypes.c_void_p),
         ("authenticated", ctypes.c_uint32),
-        ("reserved2", ctypes.c_uint32),
+        ("at_once", ctypes.c_uint32),
     ]
 
 

@@ -53,6 +53,10 @@ def test_a_caller_that_was_compiled_with_an_older_header(compiled, port):
     run(compiled("older"), port)
 
 
+def test_threads_submit_wait_and_release_side_by_side(compiled):
+    run(compiled("threads"))
+
+
 @pytest.mark.parametrize("settings", [{}, {"partition_bytes": "64KiB", "sum_in_rank_order": True}])
 def test_the_end_of_each_operation_is_one_call(compiled, port, settings):
     run(compiled("done"), port, **settings)

@@ -24,12 +24,13 @@ _pending: dict[int, _Pending] = {}
 _dropped: set[int] = set()  # that nobody had synchronized at the last shutdown
 
 
-def start(ops: Sequence[Op], finish: Callable[[Sequence[int]], Any]) -> int:
+def start(ops: Sequence[Op], finish: Callable[[Sequence[int]], Any], at_once: bool = False) -> int:
     """Submits the operations as one group and returns its handle.
 
     finish: called with the engine's handles when all are done; returns the result of `synchronize`. It must hold every
-    tensor whose memory the operations use.
+    tensor whose memory the operations use. at_once: the caller waits next.
     """
+    ops[-1].at_once = at_once
     handles = engine.submit(ops)
     return watch(handles, lambda: finish(handles))
 

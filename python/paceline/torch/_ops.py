@@ -20,16 +20,15 @@ from paceline.common.process_sets import ProcessSet, global_process_set, place_i
 from paceline.torch._handles import start, synchronize, watch
 from paceline.torch._ops_async import (
     How,
-    allreduce_async_,
     alltoall_async,
     broadcast_async,
     broadcast_async_,
     gathering,
-    grouped_allreduce_async_,
     named,
     reduction,
     scattering,
     start_group,
+    start_one,
 )
 from paceline.torch.compression import Compression, CompressionArgument, split
 
@@ -40,7 +39,8 @@ class HorovodAllreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, names: Sequence[str | None], how: How, *tensors: torch.Tensor) -> Any:
         ctx.how = how._replace(options=DEFAULTS)
-        return synchronize(start_group([reduction(t, False, n, how) for t, n in zip(tensors, names, strict=True)]))
+        parts = [reduction(t, False, n, how) for t, n in zip(tensors, names, strict=True)]
+        return synchronize(start_group(parts, at_once=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -85,7 +85,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks into itself and returns it."""
-    return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
+    return synchronize(start_one(reduction(tensor, True, name, how), at_once=True))
 
 
 def grouped_allreduce(
@@ -113,9 +114,9 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
     """Reduces several tensors over all ranks into themselves and returns a tuple of them."""
-    return synchronize(
-        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
+    parts = [reduction(t, True, n, how) for t, n in named(tensors, name)]
+    return synchronize(start_group(parts, at_once=True))
 
 
 def _own_rows(gathered: Sequence[torch.Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[torch.Tensor]:
@@ -247,7 +248,8 @@ class HorovodReducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, names: Sequence[str | None], how: How, *tensors: torch.Tensor) -> Any:
         ctx.how = how
-        return synchronize(start_group([scattering(t, n, how) for t, n in zip(tensors, names, strict=True)]))
+        parts = [scattering(t, n, how) for t, n in zip(tensors, names, strict=True)]
+        return synchronize(start_group(parts, at_once=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

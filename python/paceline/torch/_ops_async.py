@@ -43,18 +43,19 @@ class Part(NamedTuple):
     output: Callable[[int], torch.Tensor | None]  # returns the output, given the handle of the finished operation
 
 
-def start_one(part: Part) -> int:
-    """A handle whose output is one tensor."""
-    return start([part.op], lambda handles: part.output(handles[0]))
+def start_one(part: Part, at_once: bool = False) -> int:
+    """A handle whose output is one tensor. at_once: the caller waits for it next."""
+    return start([part.op], lambda handles: part.output(handles[0]), at_once)
 
 
-def start_group(parts: Sequence[Part]) -> int:
+def start_group(parts: Sequence[Part], at_once: bool = False) -> int:
     """A handle whose output is a tuple of tensors. Raises ValueError for an empty group, as Horovod does."""
     if not parts:
         raise ValueError("a grouped operation needs at least one tensor")
     return start(
         [part.op for part in parts],
         lambda handles: tuple(part.output(h) for part, h in zip(parts, handles, strict=True)),
+        at_once,
     )
 
 

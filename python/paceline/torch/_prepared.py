@@ -76,16 +76,17 @@ class Batch:
             self._bytes += grad.nbytes
             place = len(self._started) - 1
             if self._bytes >= _abi.library().pl_gathers():
-                self._submit()
+                self._submit(at_once=False)
             return place
 
     def submit(self) -> None:
-        """Submits what is collected."""
+        """Submits what is collected, since backward has ended or somebody waits."""
         with self._lock:
             if self._submitted < self._collected and engine.runs(self._round):
-                self._submit()
+                self._submit(at_once=True)
 
-    def _submit(self) -> None:
+    def _submit(self, at_once: bool) -> None:
+        self._ops[self._collected - 1].at_once = at_once
         first, count, self._bytes = self._submitted, self._collected - self._submitted, 0
         try:
             engine.submit_into(
