@@ -2,7 +2,6 @@ package agreement
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -10,12 +9,8 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/schedules"
 	"github.com/paceline/paceline/internal/units"
-)
-
-var (
-	schedules = flag.Uint64("schedules", 3000, "random schedules that TestRandomSchedules runs")
-	replay    = flag.Uint64("schedule", 0, "seed of the one schedule that TestRandomSchedules runs, as a failure printed it")
 )
 
 // TestRandomSchedules has workers' halves and a home speak over connections of random delay: ranks that bring different
@@ -23,18 +18,7 @@ var (
 // rank is told of a failure once, a failure leaves what was started in its knowledge alone, nothing stays behind, and
 // the name can be used again.
 func TestRandomSchedules(t *testing.T) {
-	if *replay != 0 {
-		if err := runCluster(*replay); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	first := uint64(time.Now().UnixNano())
-	for k := range *schedules {
-		if err := runCluster(first + k); err != nil {
-			t.Fatalf("%v\nagain: go test -tags invariants ./core/agreement -run RandomSchedules -schedule %d", err, first+k)
-		}
-	}
+	schedules.Run(t, schedules.Anew(), 3000, runCluster)
 }
 
 // operation is one rank's use of the name.
@@ -85,12 +69,7 @@ type cluster struct {
 	notes   []string // what happened, for transcripts
 }
 
-func runCluster(seed uint64) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%v", r)
-		}
-	}()
+func runCluster(seed uint64) error {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	c := newCluster(2+rng.IntN(3), Config{StallWarning: 5, StallShutdown: time.Duration(rng.IntN(2) * 400)})
 	c.rng, c.odd = rng, []float64{0, 0.1, 0.5}[rng.IntN(3)]

@@ -48,12 +48,9 @@ type ledger struct {
 // unbounded is the staleness of conditions that bound no lead.
 const unbounded = 1 << 32
 
-// failure is a check that did not hold.
-type failure struct{ error }
-
 func check(ok bool, format string, values ...any) {
 	if !ok {
-		panic(failure{fmt.Errorf(format, values...)})
+		panic(fmt.Errorf(format, values...))
 	}
 }
 

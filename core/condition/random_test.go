@@ -1,22 +1,13 @@
 package condition
 
 import (
-	"flag"
-	"fmt"
 	"math/rand/v2"
-	"runtime"
-	"runtime/debug"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/paceline/paceline/internal/rankset"
-)
-
-var (
-	schedules = flag.Uint64("schedules", 3000, "random schedules that TestRandomSchedules runs")
-	replay    = flag.Uint64("schedule", 0, "seed of the one schedule that TestRandomSchedules runs, as a failure printed it")
+	"github.com/paceline/paceline/internal/schedules"
 )
 
 // TestRandomSchedules drives machines under the models of schedule.model and both parking orders with random schedules
@@ -24,26 +15,13 @@ var (
 // It holds them against the ledger of ledger_test.go. A million: go test ./core/condition -run
 // RandomSchedules -schedules 1000000.
 func TestRandomSchedules(t *testing.T) {
-	if *replay != 0 {
-		if err := newSchedule().run(*replay); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	var next atomic.Uint64
-	first := uint64(time.Now().UnixNano())
-	var group sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		group.Go(func() {
-			s := newSchedule()
-			for k := next.Add(1); k <= *schedules && !t.Failed(); k = next.Add(1) {
-				if err := s.run(first + k); err != nil {
-					t.Errorf("%v\nagain: go test ./core/condition -run RandomSchedules -schedule %d", err, first+k)
-				}
-			}
-		})
-	}
-	group.Wait()
+	idle := sync.Pool{New: func() any { return newSchedule() }}
+	schedules.Run(t, schedules.Anew(), 3000, func(seed uint64) error {
+		s := idle.Get().(*schedule)
+		defer idle.Put(s)
+		s.run(seed)
+		return nil
+	})
 }
 
 func FuzzSchedules(f *testing.F) {
@@ -51,11 +29,7 @@ func FuzzSchedules(f *testing.F) {
 		f.Add(seed)
 	}
 	s := newSchedule()
-	f.Fuzz(func(t *testing.T, seed uint64) {
-		if err := s.run(seed); err != nil {
-			t.Fatal(err)
-		}
-	})
+	f.Fuzz(func(_ *testing.T, seed uint64) { s.run(seed) })
 }
 
 // schedule makes one random run after the other.
@@ -88,17 +62,8 @@ func newSchedule() *schedule {
 	return s
 }
 
-// run runs the schedule of a seed; a check that fails comes back as an error.
-func (s *schedule) run(seed uint64) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			if f, ok := r.(failure); ok {
-				err = f
-			} else {
-				err = fmt.Errorf("%v\n%s", r, debug.Stack())
-			}
-		}
-	}()
+// run runs the schedule of a seed, and panics where a check fails.
+func (s *schedule) run(seed uint64) {
 	s.pcg.Seed(seed, 1)
 	s.n = 1 + s.rng.IntN(maxRanks)
 	s.next, s.busy = [maxRanks]uint64{}, [maxRanks]bool{}
@@ -112,7 +77,6 @@ func (s *schedule) run(seed uint64) (err error) {
 	} else {
 		s.chaotic()
 	}
-	return nil
 }
 
 // model is any model with any arguments.

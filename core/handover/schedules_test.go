@@ -3,7 +3,6 @@ package handover
 import (
 	"cmp"
 	"container/heap"
-	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -13,11 +12,7 @@ import (
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
-)
-
-var (
-	schedules = flag.Int("schedules", 1000, "how many random schedules TestRandomSchedules runs")
-	replay    = flag.Uint64("seed", 0, "the one schedule to run, and to print")
+	"github.com/paceline/paceline/internal/schedules"
 )
 
 // TestRandomSchedules plays whole jobs in virtual time: workers push and servers sum, while processes are killed, cut off, drained,
@@ -27,13 +22,7 @@ var (
 //   - that has the push of every survivor that takes part in it, of nobody two, and of no other iteration;
 //   - every operation ends.
 func TestRandomSchedules(t *testing.T) {
-	if *replay != 0 {
-		run(t, *replay, true)
-		return
-	}
-	for seed := range uint64(*schedules) {
-		run(t, seed+1, false)
-	}
+	schedules.Run(t, 1, 1000, func(seed uint64) error { run(t, seed); return nil })
 }
 
 const (
@@ -56,8 +45,6 @@ type process struct {
 type world struct {
 	*testing.T
 	*rand.Rand
-	seed    uint64
-	print   bool
 	now     int
 	queue   events
 	ballot  *Ballot
@@ -100,8 +87,9 @@ func (k Key) compare(l Key) int {
 	return cmp.Or(cmp.Compare(k.Tensor, l.Tensor), cmp.Compare(k.Part, l.Part))
 }
 
-func run(t *testing.T, seed uint64, print bool) {
-	w := &world{T: t, Rand: rand.New(rand.NewPCG(seed, 7)), seed: seed, print: print, all: map[uint64]*process{}, pending: map[uint64][]Message{}, born: map[uint64]*Commit{}}
+// run panics where a check fails.
+func run(t *testing.T, seed uint64) {
+	w := &world{T: t, Rand: rand.New(rand.NewPCG(seed, 7)), all: map[uint64]*process{}, pending: map[uint64][]Message{}, born: map[uint64]*Commit{}}
 	w.found()
 	for range w.IntN(5) {
 		w.after(w.IntN(target*tick*6), w.fault)
@@ -120,12 +108,11 @@ func run(t *testing.T, seed uint64, print bool) {
 }
 
 func (w *world) fail(format string, args ...any) {
-	w.Helper()
-	w.Fatalf("seed %d, time %d: %s (go test ./core/handover -run RandomSchedules -args -seed %d prints it)", w.seed, w.now, fmt.Sprintf(format, args...), w.seed)
+	panic(fmt.Errorf("time %d: %w", w.now, fmt.Errorf(format, args...)))
 }
 
 func (w *world) log(format string, args ...any) {
-	if w.print {
+	if schedules.Alone() {
 		w.Logf("%5d %s", w.now, fmt.Sprintf(format, args...))
 	}
 }

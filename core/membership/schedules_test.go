@@ -2,7 +2,6 @@ package membership
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -10,19 +9,16 @@ import (
 	"testing"
 
 	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/schedules"
 )
 
-var schedules = flag.Int("schedules", 100, "how many random schedules TestRandomSchedules runs")
-
 // TestRandomSchedules lets members join, drain, leave and get lost, and tensors be declared and forgotten, in random
-// order, and holds every epoch against the invariants at its type. A failure names the seed.
+// order, and holds every epoch against the invariants at its type.
 func TestRandomSchedules(t *testing.T) {
-	for seed := range uint64(*schedules) {
+	schedules.Run(t, schedules.Anew(), 100, func(seed uint64) error {
 		s := schedule{Rand: rand.New(rand.NewPCG(seed, 1)), lost: map[uint64]Member{}}
-		if err := s.run(60); err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
-		}
-	}
+		return s.run(60)
+	})
 }
 
 // schedule is one random life of a round.

@@ -1,7 +1,6 @@
 package superstep_test
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -10,11 +9,7 @@ import (
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/superstep"
 	"github.com/paceline/paceline/internal/rankset"
-)
-
-var (
-	schedules = flag.Uint64("schedules", 2000, "random schedules that TestRandomSchedules runs")
-	replay    = flag.Uint64("schedule", 0, "seed of the one schedule that it runs, as a failure printed it")
+	"github.com/paceline/paceline/internal/schedules"
 )
 
 // TestRandomSchedules drives a decider and its workers through frames that are late and overtake each other, ranks
@@ -26,18 +21,7 @@ var (
 //
 // More: go test ./core/superstep -run RandomSchedules -schedules 1000000.
 func TestRandomSchedules(t *testing.T) {
-	if *replay != 0 {
-		if err := newSchedule(*replay).run(); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	first := uint64(time.Now().UnixNano())
-	for k := range *schedules {
-		if err := newSchedule(first + k).run(); err != nil {
-			t.Fatalf("%v\nagain: go test ./core/superstep -run RandomSchedules -schedule %d", err, first+k)
-		}
-	}
+	schedules.Run(t, schedules.Anew(), 2000, func(seed uint64) error { return newSchedule(seed).run() })
 }
 
 // schedule is a job of a few ranks, whose barriers are those of a value's machine.

@@ -1,15 +1,12 @@
 package task
 
 import (
-	"flag"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
-)
 
-var (
-	schedules = flag.Int("schedules", 20_000, "random schedules to run")
-	seed      = flag.Uint64("seed", 0, "run this schedule alone")
+	"github.com/paceline/paceline/internal/schedules"
 )
 
 // TestEveryReachableStateKeepsTheInvariants walks through all states that events can lead to.
@@ -75,15 +72,12 @@ func broken(was State, e Event, is State, out Effects) string {
 // TestRandomSchedules has an encoder, a line that fails sometimes, a server, and an operation that fails sometimes,
 // step a task each in its own time. In the end every task is settled once and released once.
 func TestRandomSchedules(t *testing.T) {
-	first, last := uint64(1), uint64(*schedules)
-	if *seed > 0 {
-		first, last = *seed, *seed
-	}
-	for n := first; n <= last; n++ {
-		if fault := schedule(rand.New(rand.NewPCG(n, 0))); fault != "" {
-			t.Fatalf("seed %d: %s", n, fault)
+	schedules.Run(t, schedules.Anew(), 20_000, func(seed uint64) error {
+		if fault := schedule(rand.New(rand.NewPCG(seed, 0))); fault != "" {
+			return errors.New(fault)
 		}
-	}
+		return nil
+	})
 }
 
 // schedule lives one task's life, and says what is wrong with it.
