@@ -144,8 +144,7 @@ func (c *conn) read() error {
 
 // batch handles the small frames that travelled together.
 func (c *conn) batch(h *wire.Header) error {
-	var err error
-	if c.together, err = transport.ReadBatch(c.tc, h, c.scratch); err != nil {
+	if err := transport.ReadBatch(c.tc, h, &c.together, c.scratch); err != nil {
 		return err
 	}
 	c.r.cork.hold()

@@ -108,26 +108,13 @@ func hears(c transport.Conn, want wire.Type) (heard bool) {
 	silent := time.AfterFunc(time.Minute, func() { c.Close() })
 	defer silent.Stop()
 	for !heard {
-		var h wire.Header
-		if err := c.ReadHeader(&h); err != nil {
+		err := transporttest.Frame(c, func(h *wire.Header, _ []byte) error {
+			heard = heard || h.Type == want
+			return nil
+		})
+		if err != nil {
 			return false
 		}
-		if h.Type == wire.TypeBatch {
-			batch, err := transport.ReadBatch(c, &h, nil)
-			if err != nil {
-				return false
-			}
-			_ = batch.Frames(func(in *wire.Header, _ []byte) error {
-				heard = heard || in.Type == want
-				return nil
-			})
-			continue
-		}
-		payload := make([]byte, h.Length)
-		if len(payload) > 0 && c.ReadPayload(payload) != nil {
-			return false
-		}
-		heard = h.Type == want
 	}
 	return true
 }

@@ -1,8 +1,6 @@
 package transport
 
 import (
-	"fmt"
-
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -10,29 +8,22 @@ import (
 // BatchBytes is the memory that a batch needs.
 const BatchBytes = limits.MaxBatched*wire.HeaderSize + limits.MaxBatch
 
-// ReadBatch reads the batch whose header was read last from a connection, into memory of BatchBytes; nil for its own. The header
-// becomes that of the batch's second frame, where there is one.
-func ReadBatch(c Conn, h *wire.Header, room []byte) (b wire.Batch, err error) {
-	if room == nil {
-		room = make([]byte, BatchBytes)
+// ReadBatch reads the batch whose header was read last from a connection, into memory of BatchBytes. The header becomes that of
+// the batch's second frame, where there is one.
+func ReadBatch(c Conn, h *wire.Header, b *wire.Batch, room []byte) error {
+	headers, room := room[:h.Length], room[h.Length:]
+	if err := c.ReadPayload(headers); err != nil {
+		return err
 	}
-	b.Headers = room[:h.Length]
-	if len(b.Headers) == 0 {
-		return b, nil
-	}
-	if err := c.ReadPayload(b.Headers); err != nil {
-		return b, err
-	}
-	want, err := wire.DataHeader(b.Headers)
-	if err != nil || want.Length == 0 {
-		return b, err
+	if more, err := b.Open(headers); err != nil || !more {
+		return err
 	}
 	if err := c.ReadHeader(h); err != nil {
-		return b, err
+		return err
 	}
-	if h.Type != wire.TypeData || h.Length != want.Length {
-		return b, fmt.Errorf("%w: a %v of %d bytes follows, want the %d bytes of its frames", wire.ErrBatch, h.Type, h.Length, want.Length)
+	if err := b.Check(h); err != nil {
+		return err
 	}
-	b.Flags, b.Data = h.Flags, room[len(b.Headers):][:h.Length]
-	return b, c.ReadPayload(b.Data)
+	b.Payloads = room[:h.Length]
+	return c.ReadPayload(b.Payloads)
 }

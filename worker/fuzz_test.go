@@ -230,8 +230,7 @@ func serverSeeds() (inputs [][]byte) {
 		{wire.Header{Type: wire.TypeBye}, nil},
 	} {
 		frame := wire.AppendFrame(nil, piece.h, piece.payload)
-		batch := wire.AppendBatch(nil, frame)
-		inputs = append(inputs, transporttest.AppendPiece(nil, 0, frame), transporttest.AppendPiece(nil, 1, batch))
+		inputs = append(inputs, transporttest.AppendPiece(nil, 0, frame), transporttest.AppendPiece(nil, 1, transporttest.Batch(frame)))
 		all = transporttest.AppendPiece(all, 0, frame)
 	}
 	return append(inputs, all)

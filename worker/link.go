@@ -168,11 +168,10 @@ func (l *link) frames() error {
 			continue
 		}
 		if h.Type == wire.TypeBatch {
-			var err error
-			if l.batch, err = transport.ReadBatch(l.conn, &h, l.scratch); err == nil {
-				err = l.batch.Frames(l.frame)
+			if err := transport.ReadBatch(l.conn, &h, &l.batch, l.scratch); err != nil {
+				return err
 			}
-			if err != nil {
+			if err := l.batch.Frames(l.frame); err != nil {
 				return err
 			}
 			continue

@@ -215,19 +215,15 @@ func (o *Outbox) encode() {
 		batch := wire.Header{Type: wire.TypeBatch, Length: uint32(len(o.frames) * wire.HeaderSize)}
 		o.headers = batch.Append(o.headers)
 	}
+	data := wire.Header{Type: wire.TypeData}
 	for i := range o.frames {
 		f := &o.frames[i]
 		f.Length = uint32(len(f.Payload))
 		o.headers = f.Header.Append(o.headers)
+		data.Carry(&f.Header)
 	}
-	if batched {
-		data, err := wire.DataHeader(o.headers[wire.HeaderSize:])
-		if err != nil {
-			panic(err) // headers of this process's own
-		}
-		if data.Length > 0 {
-			o.headers = data.Append(o.headers)
-		}
+	if batched && data.Length > 0 {
+		o.headers = data.Append(o.headers)
 	}
 	o.buffers = append(o.buffers, o.headers)
 	for i := range o.frames {

@@ -163,6 +163,26 @@ func Payload(c transport.Conn, h *wire.Header) ([]byte, error) {
 	return payload, c.ReadPayload(payload)
 }
 
+// Frame reads the next frame of a connection and calls f with it, or with each frame of a batch, and returns f's first error.
+func Frame(c transport.Conn, f func(h *wire.Header, payload []byte) error) error {
+	var h wire.Header
+	if err := c.ReadHeader(&h); err != nil {
+		return err
+	}
+	if h.Type == wire.TypeBatch {
+		var b wire.Batch
+		if err := transport.ReadBatch(c, &h, &b, make([]byte, transport.BatchBytes)); err != nil {
+			return err
+		}
+		return b.Frames(f)
+	}
+	payload, err := Payload(c, &h)
+	if err != nil {
+		return err
+	}
+	return f(&h, payload)
+}
+
 // guard closes a connection when the test ends, or has not ended for too long.
 func (b *bench) guard(c interface{ Close() error }) {
 	timer := time.AfterFunc(patience, func() { c.Close() })

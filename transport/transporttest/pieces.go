@@ -24,6 +24,21 @@ func AppendPiece(input []byte, conn int, piece []byte) []byte {
 	return append(append(input, byte(conn), byte(len(piece)), byte(len(piece)>>8)), piece...)
 }
 
+// Batch is a batch of one frame, which is given with its payload.
+func Batch(frame []byte) []byte {
+	var h wire.Header
+	if err := h.Decode(frame); err != nil {
+		panic(err)
+	}
+	b := wire.AppendFrame(nil, wire.Header{Type: wire.TypeBatch}, frame[:wire.HeaderSize])
+	if h.Length == 0 {
+		return b
+	}
+	data := wire.Header{Type: wire.TypeData}
+	data.Carry(&h)
+	return wire.AppendFrame(b, data, frame[wire.HeaderSize:])
+}
+
 // Drain reads all frames of a connection, until it ends, and discards them.
 func Drain(c transport.Conn) {
 	var h wire.Header

@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/paceline/paceline/internal/limits"
 )
@@ -14,75 +15,62 @@ import (
 // ErrBatch is wrapped by every error about the format of a batch.
 var ErrBatch = errors.New("bad batch")
 
-// Batch is a batch that was received.
+// Batch is a batch that is received. Its memory serves the next one too.
 type Batch struct {
-	Headers []byte // the payload of the first frame
-	Data    []byte // that of the second one
-	Flags   Flags  // of the second one
+	Payloads []byte // the payload of the second frame
 
-	one Header // what Frames hands out
+	frames []Header
+	data   Header // of the second frame, without flags that it need not have
 }
 
-// DataHeader checks a batch's headers and makes that of its second frame, whose length is 0 where there is none.
-func DataHeader(headers []byte) (data Header, err error) {
-	data.Type = TypeData
-	length, at := 0, 0
-	for ; len(headers) > 0; at++ {
+// Open decodes and checks the headers of a batch's frames. It reports whether a second frame follows.
+func (b *Batch) Open(headers []byte) (more bool, err error) {
+	b.frames, b.data, b.Payloads = slices.Grow(b.frames[:0], len(headers)/HeaderSize), Header{Type: TypeData}, nil
+	for at := 1; len(headers) > 0; at++ {
 		var h Header
 		if err := h.Decode(headers); err != nil {
-			return data, fmt.Errorf("%w: frame %d: %w", ErrBatch, at+1, err)
+			return false, fmt.Errorf("%w: frame %d: %w", ErrBatch, at, err)
 		}
-		headers = headers[HeaderSize:]
 		if h.Type == TypeBatch || h.Type == TypeData {
-			return data, fmt.Errorf("%w: frame %d is a batch itself", ErrBatch, at+1)
+			return false, fmt.Errorf("%w: frame %d is a batch itself", ErrBatch, at)
 		}
-		if h.Length > 0 && (!h.Type.CarriesTensor() || h.Flags&FlagAuthenticated != 0) {
-			data.Flags = FlagAuthenticated
+		if b.data.Carry(&h); b.data.Length > limits.MaxBatch {
+			return false, fmt.Errorf("%w: %d bytes up to frame %d, a %v, limit %d", ErrBatch, b.data.Length, at, h.Type, limits.MaxBatch)
 		}
-		if length += int(h.Length); length > limits.MaxBatch {
-			return data, fmt.Errorf("%w: %d bytes up to frame %d, a %v, limit %d", ErrBatch, length, at+1, h.Type, limits.MaxBatch)
-		}
+		b.frames, headers = append(b.frames, h), headers[HeaderSize:]
 	}
-	data.Length = uint32(length)
-	return data, nil
+	return b.data.Length > 0, nil
 }
 
-// Frames calls f with each frame of a batch, in order, and returns f's first error. The header, the batch's own, is valid until f
-// returns; the payload is a part of the batch's.
-func (b *Batch) Frames(f func(h *Header, payload []byte) error) error {
-	want, err := DataHeader(b.Headers)
-	switch {
-	case err != nil:
-		return err
-	case int(want.Length) != len(b.Data):
-		return fmt.Errorf("%w: %d bytes for frames of %d", ErrBatch, len(b.Data), want.Length)
-	case want.Flags&^b.Flags != 0:
-		return fmt.Errorf("%w: frames whose payloads have authentication tags are in a batch without", ErrBatch)
+// Carry has the second frame of a batch carry the payload of one more frame.
+func (h *Header) Carry(frame *Header) {
+	h.Length += frame.Length
+	if frame.Length > 0 && (!frame.Type.CarriesTensor() || frame.Flags&FlagAuthenticated != 0) {
+		h.Flags = FlagAuthenticated
 	}
-	h, data := &b.one, b.Data
-	for headers := b.Headers; len(headers) > 0; headers = headers[HeaderSize:] {
-		if err := h.Decode(headers); err != nil {
-			return err // DataHeader has found it good
-		}
-		end := int(h.Length)
-		if err := f(h, data[:end:end]); err != nil {
-			return err
-		}
-		data = data[end:]
+}
+
+// Check checks the header of the second frame.
+func (b *Batch) Check(data *Header) error {
+	switch {
+	case data.Type != TypeData || data.Length != b.data.Length:
+		return fmt.Errorf("%w: a %v of %d bytes follows, want the %d bytes of its frames", ErrBatch, data.Type, data.Length, b.data.Length)
+	case b.data.Flags&^data.Flags != 0:
+		return fmt.Errorf("%w: frames whose payloads have authentication tags are in a batch without", ErrBatch)
 	}
 	return nil
 }
 
-// AppendBatch appends a batch of whole frames, each encoded as AppendFrame does.
-func AppendBatch(b []byte, frames ...[]byte) []byte {
-	var headers, payloads []byte
-	for _, f := range frames {
-		headers, payloads = append(headers, f[:HeaderSize]...), append(payloads, f[HeaderSize:]...)
+// Frames calls f with each frame of a batch, in order, and returns f's first error. Header and payload are parts of the batch.
+func (b *Batch) Frames(f func(h *Header, payload []byte) error) error {
+	rest := b.Payloads
+	for i := range b.frames {
+		h := &b.frames[i]
+		payload := rest[:h.Length:h.Length]
+		rest = rest[h.Length:]
+		if err := f(h, payload); err != nil {
+			return err
+		}
 	}
-	b = AppendFrame(b, Header{Type: TypeBatch}, headers)
-	data, _ := DataHeader(headers)
-	if len(payloads) > 0 {
-		b = AppendFrame(b, data, payloads)
-	}
-	return b
+	return nil
 }
