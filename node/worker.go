@@ -291,10 +291,9 @@ func (w *Worker) Tally() server.Tally {
 // RemoveSet removes a process set, as every worker of the job does. Operations in flight on it end with an error: some of
 // its ranks may never start them.
 func (w *Worker) RemoveSet(ctx context.Context, id uint32) error {
-	if err := w.Control.RemoveSet(ctx, id); err != nil {
+	if err := w.Engine.RemoveSet(ctx, id); err != nil {
 		return err
 	}
-	w.Engine.RemoveSet(id)
 	if w.server != nil {
 		w.server.RemoveSet(wire.RemovedSet{Round: w.Membership.Now().Round, ID: id})
 	}

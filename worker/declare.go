@@ -102,6 +102,9 @@ func (e *Engine) declared(d *declaration, p wire.Placed, err error) {
 	e.mu.Lock()
 	if err != nil {
 		d.state, d.err = declareFailed, fmt.Errorf("%q could not be declared on rank %d: %w", d.t.Name, e.cfg.Rank, err)
+		if _, removed := e.removed[d.t.ProcessSet]; removed && e.broken == nil {
+			d.err = e.removal(d.t.Kind, d.t.Name, d.t.ProcessSet, d.t.Ranks)
+		}
 		for _, o := range d.waiting {
 			o.n.drop(d)
 		}

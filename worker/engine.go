@@ -60,6 +60,8 @@ func (b because) Unwrap() error { return b.kind }
 // Control is the engine's line to the scheduler.
 type Control interface {
 	Declare(ctx context.Context, tensors []wire.Tensor) ([]wire.Placed, error)
+	// RemoveSet removes a process set, when every worker of the job has asked for it.
+	RemoveSet(ctx context.Context, id uint32) error
 	ReportLost(wire.Lost)
 	// Clock is how far the scheduler's clock is ahead of this host's, and how uncertain that is; false before the first beat.
 	Clock() (ahead, uncertain time.Duration, known bool)

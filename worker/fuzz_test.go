@@ -36,6 +36,8 @@ func (n *numbering) Declare(_ context.Context, tensors []wire.Tensor) ([]wire.Pl
 	return placed, nil
 }
 
+func (n *numbering) RemoveSet(context.Context, uint32) error { return nil }
+
 func (n *numbering) ReportLost(wire.Lost) {}
 
 func (n *numbering) Clock() (time.Duration, time.Duration, bool) { return 0, 0, false }

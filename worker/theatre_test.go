@@ -160,16 +160,25 @@ func (th *theatre) Clock() (ahead, uncertain time.Duration, known bool) {
 	return time.Second, time.Millisecond, true
 }
 
+// RemoveSet implements worker.Control.
+func (th *theatre) RemoveSet(context.Context, uint32) error { return nil }
+
 // ReportLost implements worker.Control.
 func (th *theatre) ReportLost(l wire.Lost) { th.lost <- l }
 
 // sum submits an allreduce of n bytes and gives the error that it ends with.
 func (th *theatre) sum(name string, n int) chan error {
 	th.t.Helper()
+	return th.sumOf(0, name, n)
+}
+
+// sumOf is sum in a process set of both ranks.
+func (th *theatre) sumOf(set uint32, name string, n int) chan error {
+	th.t.Helper()
 	done := make(chan error, 1)
 	buf := make([]byte, n)
 	err := th.engine.Submit([]worker.Op{{
-		Kind: units.Allreduce, DType: units.Uint8, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1}},
+		Kind: units.Allreduce, DType: units.Uint8, ReduceOp: units.Sum, Set: wire.ProcessSet{ID: set, Ranks: []int{0, 1}},
 		Shape: []int64{int64(n)}, Input: buf, Output: buf, Prescale: 1, Postscale: 1, Name: name,
 		Done: func(_ worker.Output, err error) { done <- err },
 	}})
