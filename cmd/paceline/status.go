@@ -20,11 +20,13 @@ import (
 type jobChoice struct {
 	scheduler string
 	timeout   time.Duration
+	given     func() bool // the timeout is the user's
 }
 
 func (j *jobChoice) add(c *cobra.Command) {
 	c.Flags().StringVar(&j.scheduler, "scheduler", "", "`address` of the scheduler of a job elsewhere, host:port (default: PACELINE_SCHEDULER); its secret is in PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE")
-	c.Flags().DurationVar(&j.timeout, "timeout", 5*time.Second, "longest `time` to wait for an answer")
+	c.Flags().DurationVar(&j.timeout, "timeout", 5*time.Second, "longest `time` to wait for an answer; in a list a second, if not given")
+	j.given = func() bool { return c.Flags().Changed("timeout") }
 }
 
 func statusCommand() *cobra.Command {
@@ -49,6 +51,17 @@ the named tensor that has moved the most bytes.`,
 	return c
 }
 
+// patience is how long to wait for the answers of jobs. One that does not answer does not hold up a list of several.
+func (j *jobChoice) patience(jobs int) time.Duration {
+	if jobs > 1 && !j.given() {
+		return listTime
+	}
+	return j.timeout
+}
+
+// listTime is patience with the jobs of a list.
+const listTime = time.Second
+
 // rateTime is the time over which status measures rates.
 const rateTime = time.Second
 
@@ -62,16 +75,17 @@ func (j *jobChoice) status(c *cobra.Command, args []string, output *jsonSwitch) 
 	}
 	ctx, stop := untilSignal()
 	defer stop()
-	views := watch.Look(ctx, targets, j.timeout)
+	patience, over := j.patience(len(targets)), time.After(rateTime)
+	views := watch.Look(ctx, targets, patience)
 	if len(targets) == 1 && len(views) == 1 && views[0].Err != nil {
 		return views[0].Err
 	}
 	select {
-	case <-time.After(rateTime):
+	case <-over:
 	case <-ctx.Done():
 		return exitCode(130)
 	}
-	views = watch.Since(views, watch.Look(ctx, targets, j.timeout))
+	views = watch.Since(views, watch.Look(ctx, targets, patience))
 	if len(views) == 0 {
 		return errors.New("the job has just ended")
 	}

@@ -79,14 +79,14 @@ func TestStatusFindsTheJobsOfThisUser(t *testing.T) {
 		h.run(args...).check(t, 0, ": forming, up ", "")
 	}
 	second := h.job("-np", "2")
-	r := h.run("status")
+	r := h.run("status", "--timeout", "1m") // a crowded machine may not answer within that of a list
 	r.check(t, 0, "job ", "")
 	for _, j := range []*exec.Cmd{first, second} {
 		if !regexp.MustCompile(fmt.Sprintf(`(?m)^%d +forming`, j.Process.Pid)).MatchString(r.stdout) {
 			t.Errorf("no job %d in %s", j.Process.Pid, r.stdout)
 		}
 	}
-	r = h.run("status", "--json")
+	r = h.run("status", "--json", "--timeout", "1m")
 	var views []watch.View
 	if err := json.Unmarshal([]byte(r.stdout), &views); err != nil || len(views) != 2 || views[0].State != "forming" {
 		t.Fatalf("%+v, %v", r, err)
@@ -99,16 +99,39 @@ func TestStatusFindsTheJobsOfThisUser(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	for args, want := range map[string]string{
-		"status 1":                                       "no job 1 of this user runs on this machine; paceline status lists those that do",
-		"status one":                                     `unexpected argument "one"`,
-		"status " + id + " 2":                            `unexpected argument "2"`,
-		"status --timeout 0s":                            "--timeout 0s: allowed is a time above 0",
-		"status --scheduler 127.0.0.1":                   `--scheduler "127.0.0.1": allowed is host:port`,
-		"top --scheduler 127.0.0.1:1 " + id:              "by its number or by --scheduler, not by both",
-		"status --scheduler 127.0.0.1:1 --timeout 100ms": "connection refused",
+		"status 1":                                    "no job 1 of this user runs on this machine; paceline status lists those that do",
+		"status one":                                  `unexpected argument "one"`,
+		"status " + id + " 2":                         `unexpected argument "2"`,
+		"status --timeout 0s":                         "--timeout 0s: allowed is a time above 0",
+		"status --scheduler 127.0.0.1":                `--scheduler "127.0.0.1": allowed is host:port`,
+		"top --scheduler 127.0.0.1:1 " + id:           "by its number or by --scheduler, not by both",
+		"status --scheduler 127.0.0.1:1 --timeout 1s": "connection refused",
 	} {
 		if r := h.run(strings.Fields(args)...); r.code != 1 || !strings.Contains(r.stderr, want) {
 			t.Errorf("%s: %+v", args, r)
+		}
+	}
+}
+
+// TestAJobThatDoesNotAnswerHasARowOfWhatIsKnown, and holds up no other for the time that one alone is given.
+func TestAJobThatDoesNotAnswerHasARowOfWhatIsKnown(t *testing.T) {
+	h := newPlace(t)
+	h.job("-np", "1")
+	stopped := h.job("-np", "1").Process
+	stopped.Signal(syscall.SIGSTOP)
+	t.Cleanup(func() { stopped.Signal(syscall.SIGCONT) })
+	r := h.run("status")
+	if row := fmt.Sprintf(`(?m)^%d +no answer +- +- +- +[0-9ms]+ +\S+ run -np 1 sh`, stopped.Pid); r.code != 0 || !regexp.MustCompile(row).MatchString(r.stdout) {
+		t.Errorf("%+v", r)
+	}
+	for _, c := range []struct {
+		given bool
+		jobs  int
+		want  time.Duration
+	}{{false, 1, 5 * time.Second}, {false, 2, time.Second}, {true, 2, 5 * time.Second}} {
+		j := jobChoice{timeout: 5 * time.Second, given: func() bool { return c.given }}
+		if got := j.patience(c.jobs); got != c.want {
+			t.Errorf("%+v: %v", c, got)
 		}
 	}
 }

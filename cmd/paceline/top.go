@@ -70,7 +70,7 @@ func (j *jobChoice) draw(ctx context.Context, args []string, targets []watch.Tar
 	defer tick.Stop()
 	var looks [][]watch.View
 	for {
-		views := watch.Look(ctx, targets, j.timeout)
+		views := watch.Look(ctx, targets, j.patience(len(targets)))
 		if ctx.Err() != nil {
 			return "", nil
 		}

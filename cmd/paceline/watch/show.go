@@ -24,7 +24,7 @@ func Show(out io.Writer, views []View, ranks int) {
 	fmt.Fprintln(table, "job\tstate\tranks\titeration\tper s\tup\tcommand")
 	for _, v := range views {
 		if v.Error != "" {
-			fmt.Fprintf(table, "%d\tno answer\t-\t-\t-\t-\t%s\n", v.ID, short(v.Command))
+			fmt.Fprintf(table, "%d\tno answer\t-\t-\t-\t%v\t%s\n", v.ID, v.up(), short(v.Command))
 			continue
 		}
 		iteration, rate := "", ""

@@ -37,7 +37,7 @@ type Rank struct {
 	progress *wire.Progress
 }
 
-// ranksOf lists the workers of a status.
+// ranksOf lists the workers of a status, with rates since they joined.
 func ranksOf(s wire.StatusReply) (ranks []Rank) {
 	if s.Roster == nil {
 		return nil
@@ -54,6 +54,7 @@ func ranksOf(s wire.StatusReply) (ranks []Rank) {
 			furthest = max(furthest, p.Iteration)
 			if p.Seconds > 0 {
 				r.Average = float64(p.Iteration) / p.Seconds
+				r.Rate = r.Average
 				r.Bytes, r.Sent = float64(p.Bytes)/p.Seconds, float64(p.Sent)/p.Seconds
 			}
 		}

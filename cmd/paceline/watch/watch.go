@@ -63,6 +63,9 @@ func (t Target) look(ctx context.Context, timeout time.Duration) View {
 	status, err := ask(ctx, &t.Settings)
 	if err != nil {
 		v.Err, v.Error, v.over = err, err.Error(), t.over()
+		if t.Job != nil {
+			v.Uptime = max(time.Since(t.Job.Started).Seconds(), 0) // Started is rounded
+		}
 		return v
 	}
 	v.StatusReply = status

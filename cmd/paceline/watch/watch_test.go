@@ -66,10 +66,14 @@ func TestRanksOfInterestComeFirstWhereThereIsNoRoom(t *testing.T) {
 	}
 }
 
-// TestAnotherRoundHasNoRates yet: its counts begin again.
-func TestAnotherRoundHasNoRates(t *testing.T) {
-	v := Since([]View{view(10, 100)}, []View{view(11, 6)})[0]
-	if v.Ranks[0].Rate != 0 {
+// TestTheFirstLookHasRatesSinceTheStart, and so has another round, whose counts begin again.
+func TestTheFirstLookHasRatesSinceTheStart(t *testing.T) {
+	first := view(10, 100)
+	if got := first.Line(); !strings.HasPrefix(got, "iteration 100, 10 per second, 30 MB/s sent") {
+		t.Error(got)
+	}
+	v := Since([]View{first}, []View{view(3, 6)})[0]
+	if v.Ranks[0].Rate != 2 {
 		t.Error(v.Ranks[0])
 	}
 }
@@ -82,13 +86,13 @@ func TestAJobThatCannotTellMuch(t *testing.T) {
 	if got := forming.Line(); got != "forming, waiting for rank 1 of 2" {
 		t.Error(got)
 	}
-	dead := View{ID: 3, Scheduler: "h:1", Error: "refused", Err: errors.New("refused")}
+	dead := View{ID: 3, Scheduler: "h:1", Error: "refused", Err: errors.New("refused"), StatusReply: wire.StatusReply{Uptime: 61}}
 	if got := text(dead, 0); got != "job 3: \nscheduler h:1: refused\n" {
 		t.Error(got)
 	}
 	var list strings.Builder
 	Show(&list, []View{forming, dead, view(10, 100)}, 0)
-	for _, want := range []string{"forming", "no answer  -      -          -      -", "running    3      100"} {
+	for _, want := range []string{"forming", "no answer  -      -          -      1m1s", "running    3      100"} {
 		if !strings.Contains(list.String(), want) {
 			t.Errorf("no %q in\n%s", want, list.String())
 		}
