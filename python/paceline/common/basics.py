@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline._engine import engine
+from paceline.common.exceptions import HorovodInternalError
 from paceline.common.process_sets import ProcessSet, register_process_sets
 
 shutdown = engine.shutdown
@@ -48,7 +49,12 @@ def init(
     running = engine.is_initialized()
     if running and settings:
         raise ValueError(f"init(settings={settings!r}) is too late: the job runs already; call shutdown() first")
-    engine.init((process_set.ranks or [] for process_set in wanted), settings)
+    try:
+        engine.init((process_set.ranks or [] for process_set in wanted), settings)
+    except (ValueError, HorovodInternalError) as e:
+        raise e.with_traceback(
+            None
+        ) from None  # every rank prints it; the frames of this package say nothing to the user
     try:
         _check_ranks(comm)
         register_process_sets(wanted)
