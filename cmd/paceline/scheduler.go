@@ -29,13 +29,9 @@ killed and started again at any time; the job continues.`,
 			if _, port, err := net.SplitHostPort(listen); err != nil || port == "0" {
 				return errors.New("--listen host:port must give the scheduler's address")
 			}
-			s, err := settingsAs("scheduler", listen, map[string]string{"PACELINE_NUM_SERVERS": numServers})
+			s, err := settingsAs("scheduler", fromFlag{"--listen", "PACELINE_SCHEDULER", listen}, fromFlag{"--num-servers", "PACELINE_NUM_SERVERS", numServers})
 			if err != nil {
-				flags := map[string]string{"PACELINE_SCHEDULER": "--listen"}
-				if numServers != "" {
-					flags["PACELINE_NUM_SERVERS"] = "--num-servers"
-				}
-				return byFlags(err, flags)
+				return err
 			}
 			return runScheduler(s)
 		},
@@ -60,24 +56,24 @@ func runScheduler(s settings.Settings) error {
 // observer is the role of a process that looks at a job and takes no part.
 const observer = "observer"
 
-// settingsAs reads the environment in a role, with the scheduler's address from the command line if given, and
-// shows the warnings.
-func settingsAs(role, scheduler string, more map[string]string) (settings.Settings, error) {
+// fromFlag is a setting that a flag gives in place of its variable; the value is "" where the flag was not given.
+type fromFlag struct{ flag, variable, value string }
+
+// settingsAs reads the environment in a role, with what flags give, and shows the warnings. An error names the flags.
+func settingsAs(role string, given ...fromFlag) (settings.Settings, error) {
 	env := launch.Merge(launch.Variables(os.Environ()), map[string]string{"PACELINE_ROLE": role})
 	if role == observer {
 		env["PACELINE_ROLE"] = "server" // what it has to know is the same
 	}
-	if scheduler != "" {
-		env["PACELINE_SCHEDULER"] = scheduler
-	}
-	for name, value := range more {
-		if value != "" {
-			env[name] = value
+	flags := map[string]string{}
+	for _, g := range given {
+		if g.value != "" {
+			env[g.variable], flags[g.variable] = g.value, g.flag
 		}
 	}
 	s, warnings, err := settings.FromEnv(env)
 	if err != nil {
-		return s, err
+		return s, byFlags(err, flags)
 	}
 	err = s.Complete()
 	if log, logErr := node.Logger(s.LogLevel, role, -1); logErr == nil {
@@ -85,7 +81,7 @@ func settingsAs(role, scheduler string, more map[string]string) (settings.Settin
 			log.Warn(w)
 		}
 	}
-	return s, err
+	return s, byFlags(err, flags)
 }
 
 func untilSignal() (context.Context, context.CancelFunc) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"net"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -17,14 +16,7 @@ func serverCommand() *cobra.Command {
 		Short: "Run a dedicated server of a job until a signal ends it",
 		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
-			set := map[string]string{}
-			if shards > 0 {
-				set["PACELINE_SERVER_SHARDS"] = strconv.Itoa(shards)
-			}
-			s, err := settingsAs("server", scheduler, set)
-			if err != nil && scheduler != "" {
-				return byFlags(err, map[string]string{"PACELINE_SCHEDULER": "--scheduler"})
-			}
+			s, err := settingsAs("server", fromFlag{"--scheduler", "PACELINE_SCHEDULER", scheduler}, fromFlag{"--shards", "PACELINE_SERVER_SHARDS", positive(shards)})
 			if err != nil {
 				return err
 			}

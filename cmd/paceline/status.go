@@ -115,10 +115,7 @@ func (j *jobChoice) targets(args []string) ([]watch.Target, error) {
 		if len(args) > 0 {
 			return nil, errors.New("name the job by its number or by --scheduler, not by both")
 		}
-		s, err := settingsAs(observer, j.scheduler, nil)
-		if j.scheduler != "" {
-			err = byFlags(err, map[string]string{"PACELINE_SCHEDULER": "--scheduler"})
-		}
+		s, err := settingsAs(observer, fromFlag{"--scheduler", "PACELINE_SCHEDULER", j.scheduler})
 		return []watch.Target{{Settings: s}}, err
 	}
 	jobs, bad := runfile.List()
