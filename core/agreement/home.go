@@ -147,10 +147,7 @@ func (h *Home) hindrance(a *arrival, t *Tensor, rank int) reason {
 
 // complete reports whether every rank has come that can.
 func (h *Home) complete(a *arrival) bool {
-	if h.joined.Len() == 0 {
-		return a.ranks.Covers(a.t.Ranks)
-	}
-	return a.ranks.Covers(a.t.Ranks.Minus(h.joined))
+	return a.t.Ranks.Without(a.ranks, h.joined) == 0
 }
 
 // Fail ends an operation on every rank for a reason found on this server.

@@ -69,18 +69,7 @@ func (s Set) Len() int {
 }
 
 // Covers reports whether every rank of other is in s.
-func (s Set) Covers(other Set) bool {
-	for i, w := range other.words {
-		var have uint64
-		if i < len(s.words) {
-			have = s.words[i]
-		}
-		if w&^have != 0 {
-			return false
-		}
-	}
-	return true
-}
+func (s Set) Covers(other Set) bool { return other.Without(s) == 0 }
 
 // Minus is the set of ranks in s that are not in other.
 func (s Set) Minus(other Set) Set {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,7 +99,7 @@ func Variables(lines []string) map[string]string {
 func Portable(env map[string]string) map[string]string {
 	kept := map[string]string{}
 	for name, value := range env {
-		if exportable(name) && !slices.Contains(ofThisHost, name) && !slices.ContainsFunc(ofThisLogin, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
+		if exportable.MatchString(name) && !slices.Contains(ofThisHost, name) && !slices.ContainsFunc(ofThisLogin, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
 			kept[name] = value
 		}
 	}
@@ -108,12 +109,5 @@ func Portable(env map[string]string) map[string]string {
 var ofThisHost = []string{"HOSTNAME", "HOST", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "MAIL", "TERM", "DISPLAY", "TMPDIR", "TMP", "TEMP", "LS_COLORS", "WINDOWID", "TTY"}
 var ofThisLogin = []string{"SSH_", "XDG_", "DBUS_", "SUDO_", "TMUX", "STY", "SLURM_", "OMPI_", "PMIX_", "PMI_"}
 
-func exportable(name string) bool {
-	for i, c := range name {
-		letter := c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
-		if !letter && (i == 0 || c < '0' || c > '9') {
-			return false
-		}
-	}
-	return name != ""
-}
+// exportable are the names that a shell can export.
+var exportable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
