@@ -52,9 +52,8 @@ def init(
     try:
         engine.init((process_set.ranks or [] for process_set in wanted), settings)
     except (ValueError, HorovodInternalError) as e:
-        raise e.with_traceback(
-            None
-        ) from None  # every rank prints it; the frames of this package say nothing to the user
+        # Every rank prints it, and the frames of this package say nothing to users.
+        raise e.with_traceback(None) from None
     try:
         _check_ranks(comm)
         register_process_sets(wanted)
