@@ -60,3 +60,8 @@ def test_threads_submit_wait_and_release_side_by_side(compiled):
 @pytest.mark.parametrize("settings", [{}, {"partition_bytes": "64KiB", "sum_in_rank_order": True}])
 def test_the_end_of_each_operation_is_one_call(compiled, port, settings):
     run(compiled("done"), port, **settings)
+
+
+def test_who_waits_for_many_is_woken_however_late_another_begins_to_wait(compiled):
+    run = subprocess.run([compiled("wakeups")], capture_output=True, text=True, timeout=HANG_S)
+    assert run.stdout == "all woke up\n", run.stdout + run.stderr
