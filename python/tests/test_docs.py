@@ -8,6 +8,7 @@ Blocks marked `python` run on two ranks, each in a script that has a model, an o
 another optimizer, that one trains.
 """
 
+import functools
 import json
 import os
 import re
@@ -136,13 +137,17 @@ def test_python_example_works_on_two_ranks(document, number, block, tmp_path):
     run(["paceline", "run", "-np", "2", "python", str(script)], env)
 
 
+@functools.cache
+def settings():
+    """The names of all settings."""
+    command = ["paceline", "info", "--json"]
+    facts = subprocess.run(command, env=environment(Path.home()), capture_output=True, check=True)
+    return {setting["name"] for setting in json.loads(facts.stdout)["settings"]}
+
+
 def test_every_setting_is_documented():
-    facts = subprocess.run(
-        ["paceline", "info", "--json"], env=environment(Path.home()), capture_output=True, check=True
-    )
-    known = {setting["name"] for setting in json.loads(facts.stdout)["settings"]}
     named = set(re.findall(r"\bPACELINE_[A-Z_]*[A-Z]\b", (ROOT / "docs/settings.md").read_text()))
-    assert known <= named, f"docs/settings.md lacks {sorted(known - named)}"
+    assert settings() <= named, f"docs/settings.md lacks {sorted(settings() - named)}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -158,12 +163,8 @@ def test_documents_name_only_files_that_exist(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_documents_name_only_settings_that_exist(document):
-    facts = subprocess.run(
-        ["paceline", "info", "--json"], env=environment(Path.home()), capture_output=True, check=True
-    )
-    known = {setting["name"] for setting in json.loads(facts.stdout)["settings"]}
     named = set(re.findall(r"\bPACELINE_[A-Z_]*[A-Z]\b", (ROOT / document).read_text()))
-    assert named <= known, f"{document} names {sorted(named - known)}"
+    assert named <= settings(), f"{document} names {sorted(named - settings())}"
 
 
 def start(command, env):
