@@ -42,10 +42,11 @@ train: setup
 test: test-go test-fuzz test-python
 
 # The tag compiles the invariants' checks in (internal/invariant). The limit is for a package that hangs: beside other
-# load the whole jobs (jobtest) take longer than go test's own limit.
+# load the whole jobs (jobtest) take longer than go test's own limit. They come first, because they take as long as all
+# other packages, which run beside them.
 test-go: $(VENV)/.tools
 	go vet -tags invariants ./...
-	go test -race -tags invariants -timeout 60m ./...
+	go test -race -tags invariants -timeout 60m ./jobtest ./...
 	go test ./core/condition -run RandomSchedules -schedules 1000000
 
 test-fuzz: $(VENV)/.tools
@@ -55,8 +56,9 @@ test-fuzz: $(VENV)/.tools
 fuzz-long: $(VENV)/.tools
 	.ci/fuzz 60s $(FUZZ_INPUTS) $(FUZZ_LONG_TIME)
 
+# Two files at a time: many tests wait for something, and a file's own tests may share a folder.
 test-python: setup
-	python -m pytest
+	python -m pytest -n 2 --dist loadfile
 
 ## make bench        all-reduce and other collectives against PyTorch's Gloo, side by side; BENCH holds further arguments
 bench: setup
