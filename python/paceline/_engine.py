@@ -241,13 +241,8 @@ class Engine:
         """
         self._rest()
         self._submit_collected()
-        lib, room = _abi.library(), 0
-        while True:
-            buffer = ctypes.create_string_buffer(room) if room else None
-            size = self._check(lib.pl_state(buffer, room))
-            if size <= room:
-                return buffer.raw[:size] if buffer else b""
-            room = size
+        lib = _abi.library()
+        return _read(lambda buf, room: self._check(lib.pl_state(buf, room)))
 
     def load_compression_state(self, state: bytes) -> None:
         """Restores what `compression_state` returned on this rank, on every rank. Raises ValueError for other bytes."""
@@ -365,13 +360,17 @@ def _last_error() -> str:
 
 
 def _text(read: Callable[[Any, int], int]) -> str:
-    """Reads a text from C. Calls again with more room until it fits."""
+    return _read(read).decode(errors="replace")
+
+
+def _read(read: Callable[[Any, int], int]) -> bytes:
+    """What C writes into a buffer, without a final NUL. Calls again with more room until it fits."""
     room = 4096
     while True:
         buffer = ctypes.create_string_buffer(room)
         length = read(buffer, room)
         if length < room:
-            return buffer.raw[: max(length, 0)].decode(errors="replace")
+            return bytes(memoryview(buffer)[: max(length, 0)])
         room = length + 1
 
 

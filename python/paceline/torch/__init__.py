@@ -17,31 +17,24 @@ except ModuleNotFoundError as e:
 
 from paceline._absent import instead as _instead
 from paceline.common.util import check_extension as check_extension
+from paceline.torch import mpi_ops as _mpi_ops
 from paceline.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from paceline.torch.mpi_ops import *
 from paceline.torch.optimizer import DistributedOptimizer
 from paceline.torch.sync_batch_norm import SyncBatchNorm
 from paceline.torch.values import Value, declare
 
-# fmt: off
 __all__ = [
-    "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
-    "start_timeline", "stop_timeline",
-    "mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built", "nccl_built", "ddl_built",
-    "ccl_built", "cuda_built", "rocm_built", "paceline_built",
-    "ProcessSet", "global_process_set", "add_process_set", "remove_process_set",
-    "Average", "Sum", "Adasum", "Min", "Max", "Product",
-    "Compression", "HorovodInternalError",
-    "DistributedOptimizer", "SyncBatchNorm",
-    "allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce", "grouped_allreduce_",
-    "grouped_allreduce_async", "grouped_allreduce_async_", "sparse_allreduce_async", "allgather", "allgather_async",
-    "grouped_allgather", "grouped_allgather_async", "broadcast", "broadcast_", "broadcast_async",
-    "broadcast_async_", "alltoall", "alltoall_async", "reducescatter", "reducescatter_async",
-    "grouped_reducescatter", "grouped_reducescatter_async",
-    "join", "barrier", "poll", "synchronize",
-    "declare", "Value",
+    "DistributedOptimizer",
+    "SyncBatchNorm",
+    "Value",
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "declare",
 ]
+__all__ += _mpi_ops.__all__
 
 if not TYPE_CHECKING:  # a type checker shall find names that do not exist
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from paceline._engine import engine
 from paceline.common.exceptions import HorovodInternalError
-from paceline.common.process_sets import ProcessSet
-from paceline.compression import Codec
-from paceline.significance import Significance
-from paceline.sync import Model
 from paceline.torch._distributed import hooked
 from paceline.torch._gradient_hooks import GradientHooks, options_of
 from paceline.torch._handles import synchronize
@@ -33,19 +29,8 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
         "before optimizer.step()"
     )
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        named_parameters: Iterable[Any] | None,
-        model: Model,
-        op: int,
-        process_set: ProcessSet,
-        codec: Codec | None,
-        gate: Significance | None,
-        pull_gate: Significance | None,
-        backward_passes_per_step: int,
-    ) -> None:
-        super().__init__(optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate)
+    def __init__(self, *held: Any, backward_passes_per_step: int) -> None:
+        super().__init__(*held)
         self._prepare(backward_passes_per_step)
         if self._distributed:
             self._watch_all()

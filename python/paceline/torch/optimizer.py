@@ -113,14 +113,12 @@ def DistributedOptimizer(
                 f"sync={model.setting}: ranks exchange what their steps did, so that only op=Average or Sum, "
                 "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
             )
+        held = optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate
         if not wait_free:
-            held = _derived(HeldOptimizer, optimizer)
-            return held(optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate)
+            return _derived(HeldOptimizer, optimizer)(*held)
         _check_wait_free(model, optimizer)
         early = _derived(WaitFreeOptimizer, optimizer)
-        return early(
-            optimizer, named_parameters, model, op, process_set, codec, gate, pull_gate, backward_passes_per_step
-        )
+        return early(*held, backward_passes_per_step=backward_passes_per_step)
     if pull_gate is not None:
         raise ValueError(
             f"pull_gate={pull_gate!r} with sync={model.setting}: each step needs its sums; give a model under which "

@@ -25,6 +25,11 @@ def job() -> None:
     for built in (hvd.ddl_built, hvd.ccl_built, hvd.cuda_built, hvd.rocm_built, hvd.paceline_built):
         assert_type(built(), bool)
     assert_type(hvd.nccl_built(), int)
+    assert_type(hvd.is_homogeneous() and hvd.gpu_available("torch") and hvd.num_rank_is_power_2(4), bool)
+    assert_type(hvd.handle_average_backwards_compatibility(None, True), int)
+    functions: list[type[torch.autograd.Function]] = [hvd.HorovodAllreduce, hvd.HorovodGroupedAllreduce]
+    functions += [hvd.HorovodAllgather, hvd.HorovodGroupedAllgather, hvd.HorovodBroadcast, hvd.HorovodAlltoall]
+    functions += [hvd.HorovodReducescatter, hvd.HorovodGroupedReducescatter]
     for start, stop in (
         (hvd.start_timeline, hvd.stop_timeline),
         (paceline.start_timeline, paceline.stop_timeline),
