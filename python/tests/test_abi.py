@@ -53,8 +53,8 @@ def test_a_caller_that_was_compiled_with_an_older_header(compiled, port):
     run(compiled("older"), port)
 
 
-def test_threads_submit_wait_and_release_side_by_side(compiled):
-    run(compiled("threads"))
+def test_threads_submit_wait_and_release_side_by_side(compiled, port):
+    run(compiled("threads"), port)
 
 
 @pytest.mark.parametrize("settings", [{}, {"partition_bytes": "64KiB", "sum_in_rank_order": True}])
