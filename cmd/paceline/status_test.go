@@ -36,15 +36,22 @@ func (h place) run(args ...string) result {
 	return run(h.t, h.command(args...))
 }
 
-// job starts `paceline run` with a command that says when it runs and lasts until the test ends.
+// job starts `paceline run` with a command that says when it runs and lasts until the test ends, also where its launcher does not.
 func (h place) job(args ...string) *exec.Cmd {
 	h.t.Helper()
 	c := h.command(append([]string{"run"}, args...)...)
-	ready := filepath.Join(c.Dir, "ready")
-	if err := syscall.Mkfifo(ready, 0o600); err != nil {
+	ready, hold := filepath.Join(c.Dir, "ready"), filepath.Join(c.Dir, "hold")
+	for _, pipe := range []string{ready, hold} {
+		if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	held, err := os.OpenFile(hold, os.O_RDWR, 0)
+	if err != nil {
 		h.t.Fatal(err)
 	}
-	c.Args = append(c.Args, "sh", "-c", "echo > ready; exec sleep 1000")
+	h.t.Cleanup(func() { held.Close() })
+	c.Args = append(c.Args, "sh", "-c", "exec < hold; echo > ready; read _")
 	h.start(c)
 	os.ReadFile(ready)
 	return c
