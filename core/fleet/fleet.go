@@ -1,0 +1,95 @@
+// Package fleet decides which processes a job of changing size has, and the rounds that they form: Horovod's elastic
+// training, where processes that survive keep running and meet again in a round of another size.
+//
+// Machine is pure: the launcher (cmd/paceline/launch) starts and stops the processes, looks for hosts and has the clock.
+// Read machine.go, then rounds.go.
+package fleet
+
+import (
+	"time"
+)
+
+// Host is a machine and the number of processes that it may have.
+type Host struct {
+	Name  string
+	Slots int
+}
+
+// Settings of a fleet.
+type Settings struct {
+	First, Min, Max int              // processes of the first round, that a later round needs, that there may be at most
+	ResetLimit      int              // how many rounds may follow the first; 0 for any number
+	Timeout         time.Duration    // how long the job may be without a round
+	Start           time.Duration    // how long a round or a change waits for a process that starts
+	Cooldown        [2]time.Duration // how long a host gets no new process after its first failure, and at most; 0 for good
+	Warning         time.Duration    // a change of hosts that no rank has looked for after this time is worth a warning
+}
+
+// Input is one event. At most one of Hosts with Found, Ask and Ended is set; none where only time has passed.
+type Input struct {
+	Now   time.Duration // since the job's start; never falls
+	Found bool
+	Hosts []Host // that there are now, in the order in which they get processes
+	Ask   *Ask
+	Ended *Ended
+}
+
+// Ask is a process's request for a place in the next round.
+type Ask struct {
+	Process int
+	State   bool // it has the state of the training
+	Skip    bool // its state is that of the others, unless somebody joins
+}
+
+// Ended is the end of a process.
+type Ended struct {
+	Process int
+	OK      bool
+}
+
+// Output is one thing to do. Exactly one field is set.
+type Output struct {
+	Start   *Place   // start a process on a host
+	Stop    *Stop    // end a process
+	Round   *Round   // give these processes, which have asked, their places
+	Dismiss *Dismiss // answer a process that has asked: it has no place
+	Broken  uint64   // the round of this number comes to nothing, or to an end: processes that still join it must ask again
+	News    *News    // tell the running processes
+	Say     string   // tell the user
+	Fail    string   // end the job as failed, for this reason
+	Done    bool     // the training has come to its end, and with it the last process
+}
+
+// Place is a process on a host.
+type Place struct {
+	Process int
+	Host    string
+}
+
+// Stop ends a process, for a reason.
+type Stop struct {
+	Process int
+	Why     string
+	Hung    bool // it is a failure: the process was wanted
+}
+
+// Round is a new round. Its members are in the order of their ranks; those of a host follow each other, and one that has
+// the state comes first, where there is one.
+type Round struct {
+	Number  uint64
+	Members []Place
+	Skip    bool   // all have the same state
+	News    uint64 // of which the round is the result
+}
+
+// Dismiss ends a process's wait.
+type Dismiss struct {
+	Process int
+	Why     string
+}
+
+// News is a change of the hosts: processes wait to join, or some have to go.
+type News struct {
+	Number  uint64
+	Removed bool // some have to go, and none waits
+}

@@ -1,0 +1,148 @@
+package fleet
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// form begins a round when nobody has to be waited for.
+func (m *Machine) form() {
+	var waiting []*process
+	starting := false
+	for _, p := range m.sorted() {
+		switch {
+		case p.going:
+		case p.rank >= 0 && p.asked == nil:
+			return
+		case p.asked != nil:
+			waiting = append(waiting, p)
+		default:
+			starting = m.starts(p) || starting
+		}
+	}
+	need := m.settings.Min
+	if m.round == 0 {
+		need = m.settings.First
+	}
+	switch {
+	case len(waiting) < need || m.round == 0 && starting || m.finished:
+		return
+	case m.bereft(waiting):
+		m.fail("every process that had the state of the training is lost; the %d that are left are new", len(waiting))
+		return
+	case m.settings.ResetLimit > 0 && m.round > uint64(m.settings.ResetLimit):
+		m.fail("the ranks would form a new round after the limit of %d (--reset-limit)", m.settings.ResetLimit)
+		return
+	}
+	m.seat(waiting)
+}
+
+// starts reports whether a process that has not asked yet is waited for.
+func (m *Machine) starts(p *process) bool { return m.due(p.since+m.settings.Start) == 0 }
+
+// bereft reports whether a training would begin anew.
+func (m *Machine) bereft(waiting []*process) bool {
+	none := func(has func(*process) bool) bool { return !slices.ContainsFunc(waiting, has) }
+	return none(func(p *process) bool { return p.state }) && (m.trained || m.round > 0 && none(func(p *process) bool { return p.seated }))
+}
+
+// seat gives everybody who waits a rank. The hosts are in the order of their lowest former rank that has the state.
+func (m *Machine) seat(waiting []*process) {
+	first := map[string]int{} // of each host, the place of its first process
+	slices.SortStableFunc(waiting, func(a, b *process) int { return cmp.Compare(stateless(a), stateless(b)) })
+	for i, p := range waiting {
+		if _, ok := first[p.host]; !ok {
+			first[p.host] = i
+		}
+	}
+	slices.SortStableFunc(waiting, func(a, b *process) int { return cmp.Compare(first[a.host], first[b.host]) })
+	m.round++
+	r := &Round{Number: m.round, Skip: true, News: m.news}
+	for i, p := range waiting {
+		r.Members = append(r.Members, Place{p.number, p.host})
+		r.Skip = r.Skip && p.state && p.asked.Skip
+		p.rank, p.seated, p.asked = i, true, nil
+	}
+	m.broken, m.told = false, ""
+	m.out = append(m.out, Output{Round: r})
+}
+
+func stateless(p *process) int {
+	if p.state {
+		return 0
+	}
+	return 1
+}
+
+// tell tells the members of a running round, once, that processes wait to join or that some have to go.
+func (m *Machine) tell() {
+	var joins, leaves []int
+	seated, starting, order := 0, false, m.sorted()
+	for _, p := range order {
+		switch {
+		case p.going:
+		case p.rank >= 0 && p.asked == nil:
+			seated++
+			if m.surplus(order, p) {
+				leaves = append(leaves, p.number)
+			}
+		case p.asked != nil && p.rank < 0:
+			joins = append(joins, p.number)
+		case p.asked == nil:
+			starting = m.starts(p) || starting
+		}
+	}
+	if starting {
+		joins = nil // all join together
+	}
+	change := fmt.Sprint(joins, leaves)
+	switch {
+	case m.finished || m.broken || seated == 0 || len(joins)+len(leaves) == 0:
+		return
+	case change != m.told:
+		m.news++
+		m.told, m.warnAt = change, 0
+		if m.settings.Warning > 0 {
+			m.warnAt = m.now + m.settings.Warning
+		}
+		m.out = append(m.out, Output{News: &News{m.news, len(joins) == 0}})
+	}
+	if m.warnAt > 0 && m.due(m.warnAt) > 0 {
+		m.warnAt = 0
+		m.say("the hosts changed %v ago, and the change waits until the ranks call state.commit() or state.check_host_updates()", m.settings.Warning)
+	}
+}
+
+// expire ends what has been without a round for too long: members that do not ask, then the job.
+func (m *Machine) expire() {
+	if m.finished || !m.broken {
+		m.idle = -1
+		return
+	}
+	if m.idle < 0 {
+		m.idle = m.now
+	}
+	if m.due(m.idle+m.settings.Timeout) == 0 {
+		return
+	}
+	m.idle = m.now
+	hung, waiting := 0, 0
+	for _, p := range m.sorted() {
+		if p.rank >= 0 && p.asked == nil && !p.going {
+			hung++
+			m.out = append(m.out, Output{Stop: &Stop{p.number, fmt.Sprintf("its round ended %v ago, and it does not ask for a place in the next", m.settings.Timeout), true}})
+		} else if p.asked != nil && !p.going {
+			waiting++
+		}
+	}
+	if hung > 0 {
+		return
+	}
+	need, flag := m.settings.Min, "--min-np"
+	if m.round == 0 && m.settings.First > m.settings.Min {
+		need, flag = m.settings.First, "-np"
+	}
+	m.fail("after %v %d of %d processes (%s) are there; hosts: %s. Give the job more hosts, a smaller %s or a longer --elastic-timeout",
+		m.settings.Timeout, waiting, need, flag, m.places(), flag)
+}
