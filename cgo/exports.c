@@ -25,6 +25,11 @@ int pl_shutdown(void) {
   return goShutdown();
 }
 
+int64_t pl_seat(const char *request, char *buf, uint64_t cap) {
+  GUARD_WAITS;
+  return goSeat((char *)request, buf, cap);
+}
+
 int64_t pl_info(char *buf, uint64_t cap) {
   GUARD;
   return goInfo(buf, cap);

@@ -143,7 +143,7 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 	if err := o.complete(&s, "scheduler", -1); err != nil {
 		return nil, err
 	}
-	sched, err := scheduler.New(scheduler.Settings{LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement}, o.Log)
+	sched, err := scheduler.New(scheduler.Settings{LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats}, o.Log)
 	if err != nil {
 		return nil, err
 	}

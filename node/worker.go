@@ -56,12 +56,13 @@ type Worker struct {
 
 // Options are what a process adds to its settings.
 type Options struct {
-	Scheduler  string                 // a worker's: address of the scheduler, host:port; Settings.Scheduler where ""
-	Alloc      func(n int) []byte     // a worker's: memory for outputs whose size only the engine knows; nil for Go's
-	Gathering  func(worker.Gathering) // a worker's: told what becomes of operations, and then calls Engine.Flush; may be nil
-	Workers    int                    // a scheduler's: how many workers its process starts; 0: not known
-	Log        *zap.Logger            // nil for the Logger of the process's role
-	Transports *transport.Set         // nil for those that the settings ask for
+	Scheduler  string                                  // a worker's: address of the scheduler, host:port; Settings.Scheduler where ""
+	Alloc      func(n int) []byte                      // a worker's: memory for outputs whose size only the engine knows; nil for Go's
+	Gathering  func(worker.Gathering)                  // a worker's: told what becomes of operations, and then calls Engine.Flush; may be nil
+	Workers    int                                     // a scheduler's: how many workers its process starts; 0: not known
+	Log        *zap.Logger                             // nil for the Logger of the process's role
+	Seats      func(wire.Seat, func(wire.Seat, error)) // a scheduler's: of a launcher whose job changes its size; else nil
+	Transports *transport.Set                          // nil for those that the settings ask for
 }
 
 // complete fills in what is nil.
@@ -159,7 +160,7 @@ func (w *Worker) register(ctx context.Context, tr transport.Transport, address s
 	}
 	alike := s.Alike()
 	alike["PACELINE_COMPRESSION"] = w.compression
-	epoch, err := w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement, Alike: alike})
+	epoch, err := w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement, Alike: alike, Elastic: s.ElasticRound})
 	if err != nil {
 		return fmt.Errorf("rank %d cannot join the job: %w", s.Rank, err)
 	}

@@ -82,6 +82,21 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 	m.form()
 }
 
+// advance refuses the workers that wait for an earlier round of the launcher.
+func (m *Machine) advance(to uint64) {
+	m.elastic = to
+	for _, p := range slices.Clone(m.forming) {
+		if p.wants.Elastic != to {
+			m.refuse(p.line, p.asked, otherRound(p.wants.Elastic, to))
+			m.forget(p)
+		}
+	}
+}
+
+func otherRound(has, now uint64) string {
+	return fmt.Sprintf("the processes of the job have changed: round %d comes after the round %d of this one", now, has)
+}
+
 // form starts a round when all nodes have come.
 func (m *Machine) form() {
 	workers := m.expectedWorkers()
@@ -218,6 +233,9 @@ func (m *Machine) objection(r *wire.Register) string {
 	if r.Workers < 0 || r.Workers > limits.MaxRanks || r.Dedicated < 0 || r.Dedicated > limits.MaxServers {
 		return fmt.Sprintf("%s says the job has %d workers and %d dedicated servers; the limits are %d and %d",
 			name(&r.Node), r.Workers, r.Dedicated, limits.MaxRanks, limits.MaxServers)
+	}
+	if r.Elastic != m.elastic {
+		return otherRound(r.Elastic, m.elastic)
 	}
 	if s := m.settings.Workers; s != 0 && r.Workers != 0 && r.Workers != s {
 		return fmt.Sprintf("%s says the job has %d workers, the scheduler was started for %d", name(&r.Node), r.Workers, s)

@@ -13,13 +13,14 @@ import (
 // Line numbers one connection of a node. Numbers start at 1 and are never used twice.
 type Line uint64
 
-// Input is one event. Exactly one of Hello, Message and Closed is set, or none where only time has passed.
+// Input is one event. Exactly one of Hello, Message, Closed and Elastic is set, or none where only time has passed.
 type Input struct {
 	Now     time.Duration // since the scheduler started; never falls
 	Line    Line
 	Hello   *wire.Hello   // the line has opened
 	Message *wire.Control // a message came on it; the machine keeps parts of it
 	Closed  string        // the line has ended, and why
+	Elastic uint64        // the launcher goes on to its round of that number: workers that join an earlier one are refused
 }
 
 // Output is one thing to do: a message to send, a line to close after what was sent on it before,
@@ -41,6 +42,10 @@ type Settings struct {
 	Placement  string        // of keys on servers, where no worker says; "": placement.Default
 	Grace      time.Duration // from the end of a line to the loss of its node; 3 s
 	LostAfter  time.Duration // how long a restarted scheduler waits for nodes to come back; 10 s
+
+	// Seats is a launcher's, whose job changes its size: it gets what processes ask it, and answers now or later, once.
+	// The machine does not use it. nil: such questions are refused.
+	Seats func(ask wire.Seat, answer func(wire.Seat, error))
 }
 
 // Machine is the whole policy of the scheduler: the members of a round of the job, the placement of keys,
@@ -69,6 +74,7 @@ type Machine struct {
 	lastQuery uint64
 	refusal   string      // why the last worker was refused, for those that wait for it
 	gaveUp    rankset.Set // that came, and wait no longer, for those that still do
+	elastic   uint64      // number of the launcher's round that forms; 0 where the job's size stays
 }
 
 // line is one connection. It carries a peer from its registration on.
@@ -91,6 +97,8 @@ func (m *Machine) Step(in Input) []Output {
 	switch {
 	case in.Hello != nil:
 		m.open(in.Line, *in.Hello)
+	case in.Elastic != 0:
+		m.advance(in.Elastic)
 	case l == nil: // time, or a message on a line that was closed here
 	case in.Message != nil:
 		m.receive(l, in.Message)

@@ -39,7 +39,8 @@ type Scheduler struct {
 	conns     map[transport.Conn]bool
 	closed    bool
 
-	last atomic.Uint64 // number of the last line
+	seats func(wire.Seat, func(wire.Seat, error))
+	last  atomic.Uint64 // number of the last line
 }
 
 // event is an input of the machine; line is set with a hello.
@@ -55,7 +56,7 @@ func New(settings Settings, log *zap.Logger) (*Scheduler, error) {
 	}
 	s := &Scheduler{
 		log: cmp.Or(log, zap.NewNop()), events: make(chan event), quit: make(chan struct{}),
-		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{},
+		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{}, seats: settings.Seats,
 	}
 	s.mu.Place(levelDoors, "scheduler.mu")
 	settings.FirstRound = unique.Number()>>1 + 1
@@ -136,10 +137,32 @@ func (s *Scheduler) greet(conn transport.Conn) {
 			line.Push(&wire.Control{Clock: &wire.Clock{Sent: m.Clock.Sent, Scheduler: time.Now().UnixNano()}})
 			return
 		}
+		if m.Seat != nil {
+			s.seat(line, m)
+			return
+		}
 		s.tell(event{Input: Input{Line: id, Message: m}})
 	})
 	s.tell(event{Input: Input{Line: id, Closed: "the connection ended without a goodbye: " + why.Error()}})
 }
+
+// seat passes what a process asks the launcher on.
+func (s *Scheduler) seat(line *control.Line, m *wire.Control) {
+	if s.seats == nil {
+		line.Push(&wire.Control{ID: m.ID, Error: "no launcher gives places in this job: start it by `paceline run --min-np`"})
+		return
+	}
+	s.seats(*m.Seat, func(answer wire.Seat, err error) {
+		if err != nil {
+			line.Push(&wire.Control{ID: m.ID, Error: err.Error()})
+			return
+		}
+		line.Push(&wire.Control{ID: m.ID, Seat: &answer})
+	})
+}
+
+// Advance has workers that join an earlier round of the launcher be refused.
+func (s *Scheduler) Advance(to uint64) { s.tell(event{Input: Input{Elastic: to}}) }
 
 // tell passes an event to the loop, and reports false where the scheduler is closed.
 func (s *Scheduler) tell(e event) bool {

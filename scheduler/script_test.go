@@ -19,7 +19,8 @@ import (
 //
 //	wait 1s                            time passes
 //	restart                            a new scheduler, without knowledge; launched=3: it knows of so many workers
-//	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, timeout, version, pid, session
+//	advance 2                          the launcher goes on to its round 2
+//	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, elastic, timeout, version, pid, session
 //	                              sync: its PACELINE_SYNC
 //	s0 register server host:port       a dedicated server
 //	w0 back                            the client of w0 reconnects with what it knows; more=1: with the first part of it
@@ -81,6 +82,9 @@ func (s *stage) act(words []string) error {
 	switch words[0] {
 	case "restart":
 		s.restart(number(strings.TrimPrefix(strings.Join(words[1:], ""), "launched=")))
+		return nil
+	case "advance":
+		s.step(Input{Elastic: uint64(number(words[1]))})
 		return nil
 	case "wait":
 		d, err := time.ParseDuration(words[1])
@@ -196,7 +200,7 @@ func registration(a *actor, id uint64, plain []string, args map[string]string) w
 		n.Version = v
 	}
 	n.Session = 1000 + id
-	r := wire.Register{Node: n, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"]}
+	r := wire.Register{Node: n, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"], Elastic: uint64(number(args["elastic"]))}
 	for word, setting := range map[string]string{"sync": "PACELINE_SYNC", "in-rank-order": "PACELINE_SUM_IN_RANK_ORDER"} {
 		if v, ok := args[word]; ok {
 			r.Alike = map[string]string{setting: v}

@@ -45,13 +45,6 @@ var idleFlags = []horovodFlag{
 	{name: "log-with-timestamp"}, {name: "log-without-timestamp"}, {name: "log-hide-timestamp"}, {name: "no-log-hide-timestamp"},
 }
 
-// elasticFlags ask for a job whose size changes, which this version refuses.
-var elasticFlags = []horovodFlag{
-	{name: "min-np", takes: "n"}, {name: "min-num-proc", takes: "n"}, {name: "max-np", takes: "n"}, {name: "max-num-proc", takes: "n"},
-	{name: "slots-per-host", takes: "n"}, {name: "elastic-timeout", takes: "seconds"}, {name: "reset-limit", takes: "n"},
-	{name: "blacklist-cooldown-range", takes: "seconds"}, {name: "host-discovery-script", takes: "file"},
-}
-
 // word is the unchecked value of a flag; the setting checks it.
 type word struct{ text, kind string }
 
@@ -60,7 +53,7 @@ func (w *word) Type() string          { return w.kind }
 func (w *word) Set(text string) error { w.text = text; return nil }
 
 func addHorovodFlags(flags *pflag.FlagSet) {
-	for _, list := range [][]horovodFlag{settingFlags, idleFlags, elasticFlags} {
+	for _, list := range [][]horovodFlag{settingFlags, idleFlags} {
 		for _, f := range list {
 			if f.takes == "" {
 				flags.Bool(f.name, false, f.usage)
@@ -149,7 +142,10 @@ func longFlags(args []string) []string {
 				out[i] += "=" + value
 			}
 		}
-		if !joined && takesNext(flags, out[i]) {
+		switch {
+		case !joined && name == "--blacklist-cooldown-range" && i+2 < len(out): // horovodrun's flag takes two words
+			out = slices.Concat(out[:i], []string{name + "=" + strings.TrimSuffix(out[i+1], ",") + "," + out[i+2]}, out[i+3:])
+		case !joined && takesNext(flags, out[i]):
 			i++
 		}
 	}

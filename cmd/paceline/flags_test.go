@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"github.com/paceline/paceline/node/settings"
 )
 
@@ -24,6 +26,8 @@ func TestHorovodsShortFlagsAreUnderstoodUpToTheCommand(t *testing.T) {
 		"bench allreduce -np=2,4": "bench allreduce --np=2,4",
 		"bench allreduce -np2,4":  "bench allreduce --np=2,4",
 		"status":                  "status",
+		"run --blacklist-cooldown-range 10 100 -np 2 x": "run --blacklist-cooldown-range=10,100 --np 2 x",
+		"run --blacklist-cooldown-range=10,100 x":       "run --blacklist-cooldown-range=10,100 x",
 	} {
 		if got := strings.Join(longFlags(strings.Fields(given)), " "); got != want {
 			t.Errorf("%q: %q", given, got)
@@ -53,6 +57,30 @@ func TestFlagsBecomeSettings(t *testing.T) {
 		}
 		if _, _, err := settings.FromEnv(env); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+func TestElasticFlags(t *testing.T) {
+	for given, want := range map[string]string{
+		"--np 3":     "<nil>",
+		"--min-np 2": "&{2 0  0 0 10m0s [0s 0s]}",
+		"--min-num-proc 2 --max-num-proc 4 --host-discovery-script=./h --slots-per-host 2 --reset-limit 5": "&{2 4 ./h 2 5 10m0s [0s 0s]}",
+		"--min-np 2 --elastic-timeout 1.5 --blacklist-cooldown-range=10,100":                               "&{2 0  0 0 1.5s [10s 1m40s]}",
+		"--reset-limit 5":                            "--reset-limit is for a job whose number of processes may change",
+		"--min-np 2 --blacklist-cooldown-range 5":    "give two numbers of seconds",
+		"--min-np 2 --blacklist-cooldown-range=-1,5": "give two numbers of seconds",
+	} {
+		var e elasticFlags
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		flags.Int("np", 0, "")
+		e.add(flags)
+		if err := flags.Parse(strings.Fields(given)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := e.given(flags)
+		if text := fmt.Sprint(got); err == nil && text != want || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %s %v", given, text, err)
 		}
 	}
 }

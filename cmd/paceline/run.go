@@ -16,6 +16,7 @@ import (
 // runOptions are the flags of `paceline run` that are not settings.
 type runOptions struct {
 	launch.Options
+	elastic    elasticFlags
 	horovod    bool
 	configFile string
 	checkBuild bool
@@ -55,6 +56,7 @@ new secret.`,
 	f.BoolVar(&o.Verbose, "verbose", false, "show each started process, the address of the scheduler, and each minute how far the job is")
 	f.StringVar(&o.configFile, "config-file", "", "`file` with settings, in horovodrun's YAML; flags take precedence")
 	f.BoolVar(&o.checkBuild, "check-build", false, "show the capabilities of this build; also -cb")
+	o.elastic.add(f)
 	addHorovodFlags(f)
 	f.Lookup("network-interface").Hidden = true
 	return c
@@ -70,9 +72,11 @@ func (o *runOptions) run(c *cobra.Command, command []string) error {
 			return err
 		}
 	}
-	if names := given(c.Flags(), elasticFlags); len(names) > 0 {
-		return fmt.Errorf("%s: the number of processes cannot change during a run in this version; say -np and the hosts", strings.Join(names, ", "))
+	elastic, err := o.elastic.given(c.Flags())
+	if err != nil {
+		return err
 	}
+	o.Elastic = elastic
 	if len(command) == 0 || command[0] == "" {
 		return errors.New("no command to run: paceline run -np 2 python train.py")
 	}

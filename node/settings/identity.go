@@ -88,6 +88,7 @@ func identify(s *Settings, env map[string]string) error {
 		return nil
 	}
 	s.Launcher = l.name
+	s.ElasticRound, _ = strconv.ParseUint(env["PACELINE_ELASTIC_ROUND"], 10, 64)
 	r := numbers{env: env}
 	for _, d := range identityDocs {
 		v := d.variable(*l)

@@ -14,15 +14,16 @@ import (
 type Settings struct {
 	// The process's identity. Local and cross numbers that the launcher did not give are -1: they follow
 	// from the hosts in the roster.
-	Role      string `json:"role"` // "worker", "server" or "scheduler"
-	Rank      int    `json:"rank"`
-	Size      int    `json:"size"`
-	LocalRank int    `json:"local_rank"`
-	LocalSize int    `json:"local_size"`
-	CrossRank int    `json:"cross_rank"`
-	CrossSize int    `json:"cross_size"`
-	Host      string `json:"host"`     // name of this machine for people, equal for its ranks; Complete sets it
-	Launcher  string `json:"launcher"` // whose variables gave the rank: "paceline", "torchrun", ...; "" for none
+	Role         string `json:"role"` // "worker", "server" or "scheduler"
+	Rank         int    `json:"rank"`
+	Size         int    `json:"size"`
+	LocalRank    int    `json:"local_rank"`
+	LocalSize    int    `json:"local_size"`
+	CrossRank    int    `json:"cross_rank"`
+	CrossSize    int    `json:"cross_size"`
+	Host         string `json:"host"`                    // name of this machine for people, equal for its ranks; Complete sets it
+	ElasticRound uint64 `json:"elastic_round,omitempty"` // by the count of a launcher whose job changes its size; 0 under others
+	Launcher     string `json:"launcher"`                // whose variables gave the rank: "paceline", "torchrun", ...; "" for none
 
 	// The rendezvous of the job.
 	Scheduler      string `json:"scheduler"`       // host:port to dial; "" for this process's own, whose port is known once it listens

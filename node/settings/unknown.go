@@ -9,8 +9,8 @@ import (
 	"github.com/paceline/paceline/internal/nearest"
 )
 
-// Variables that the Python package reads.
-var elsewhere = []string{"PACELINE_LIBRARY"}
+// Variables that the Python package reads, and those by which a launcher whose job changes its size speaks to it.
+var elsewhere = []string{"PACELINE_LIBRARY", "PACELINE_ELASTIC_PROCESS", "PACELINE_ELASTIC_ROUND", "PACELINE_ELASTIC_TIMEOUT"}
 
 // Variables of the other systems that do not affect how a job runs: their launchers set them for themselves,
 // their builds read them, or they ask for what always holds (process sets can always be added after init).

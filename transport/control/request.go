@@ -138,6 +138,18 @@ func (c *Client) Status(ctx context.Context) (wire.StatusReply, error) {
 	return *m.Status, nil
 }
 
+// Seat asks the launcher of a job of changing size, which has the scheduler. A client need not have registered.
+func (c *Client) Seat(ctx context.Context, s wire.Seat) (wire.Seat, error) {
+	m, err := c.ask(ctx, "place in the job", wire.Control{Seat: &s})
+	if err != nil {
+		return wire.Seat{}, err
+	}
+	if m.Seat == nil {
+		return wire.Seat{}, c.unexpected("place in the job")
+	}
+	return *m.Seat, nil
+}
+
 // ReportLost tells the scheduler that this node has lost a peer; it tells all others. Without a
 // line the report is dropped: the scheduler detects the loss itself.
 func (c *Client) ReportLost(lost wire.Lost) { c.push(&wire.Control{Lost: &lost}) }

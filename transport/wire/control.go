@@ -225,6 +225,7 @@ type Control struct {
 	Bye      bool         `json:"bye,omitempty"`      // node → scheduler: I leave on purpose
 	Status   *StatusReply `json:"status,omitempty"`   // asked with one without an answer, by `paceline status`
 	Progress *Progress    `json:"progress,omitempty"` // scheduler → node: how far are you, with the number alone; node → scheduler: so far
+	Seat     *Seat        `json:"seat,omitempty"`     // process of an elastic job → its launcher, which has the scheduler; answered by Seat when there is something to say
 }
 
 // Clock compares clocks: Sent is the node's when the question left, which the answer repeats, and Scheduler the scheduler's
@@ -243,8 +244,10 @@ type Register struct {
 	Placement string `json:"placement,omitempty"` // "round-robin" or "largest-first"; "" is the scheduler's setting
 	// Alike are settings, by name, of which all nodes that state them must have one value (node/settings has the list).
 	Alike map[string]string `json:"alike,omitempty"`
-	Known *Known            `json:"known,omitempty"`
-	More  bool              `json:"more,omitempty"` // Known continues in the sender's next register; only the last one is answered
+	// Elastic is the number of the round by the count of a launcher whose job changes its size; 0 under others.
+	Elastic uint64 `json:"elastic,omitempty"`
+	Known   *Known `json:"known,omitempty"`
+	More    bool   `json:"more,omitempty"` // Known continues in the sender's next register; only the last one is answered
 }
 
 // Known is a node's knowledge of the running round, for a restarted scheduler.
@@ -254,6 +257,19 @@ type Known struct {
 	Placed   []Placed     `json:"placed,omitempty"` // beside Tensors
 	Sets     []ProcessSet `json:"sets,omitempty"`
 	SetCalls uint64       `json:"set_calls,omitempty"` // AddSet and RemoveID that were answered
+}
+
+// Seat is what a process of a job of changing size asks its launcher, and the answer.
+type Seat struct {
+	Process int    `json:"process"`           // asked: number that the launcher gave the process
+	Watch   bool   `json:"watch,omitempty"`   // asked: for later news than News, instead of a place in the next round
+	State   bool   `json:"state,omitempty"`   // asked: the process has the state of the training
+	Skip    bool   `json:"skip,omitempty"`    // asked: its state is that of the others, unless somebody joins; answer: all states are the same
+	News    uint64 `json:"news,omitempty"`    // number of the latest news of changed hosts
+	Removed bool   `json:"removed,omitempty"` // answer: by these news some processes have to go, and none joins
+	// Env is the environment of the process's place; a place in no round has none.
+	Env map[string]string `json:"env,omitempty"`
+	Why string            `json:"why,omitempty"` // answer: there is no place, for this reason: the process is to end
 }
 
 // StatusReply is the state of the scheduler, for people.

@@ -27,7 +27,7 @@ type Host struct {
 func ParseHosts(list string) ([]Host, error) {
 	var hosts []Host
 	for item := range strings.SplitSeq(list, ",") {
-		name, slots, err := splitSlots(strings.TrimSpace(item))
+		name, slots, err := splitSlots(strings.TrimSpace(item), 1)
 		if err != nil {
 			return nil, err
 		}
@@ -49,7 +49,7 @@ func ParseHostFile(r io.Reader) ([]Host, error) {
 		if len(words) == 0 {
 			continue
 		}
-		name, slots, err := splitSlots(words[0])
+		name, slots, err := splitSlots(words[0], 1)
 		for _, word := range words[1:] {
 			if text, ok := strings.CutPrefix(word, "slots="); ok && err == nil {
 				slots, err = parseSlots(text)
@@ -68,6 +68,24 @@ func ParseHostFile(r io.Reader) ([]Host, error) {
 	return hosts, lines.Err()
 }
 
+// ParseFound reads what a discovery script prints: on each line a host, "host:2", or "host" with slots that another place says.
+func ParseFound(text string, slots int) ([]Host, error) {
+	hosts := []Host{}
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		name, n, err := splitSlots(line, slots)
+		if err == nil {
+			hosts, err = addHost(hosts, name, n)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return hosts, nil
+}
+
 func addHost(hosts []Host, name string, slots int) ([]Host, error) {
 	if name == "" || strings.HasPrefix(name, "-") || strings.ContainsAny(name, " \t'\"\\$`;&|<>(){}") {
 		return nil, fmt.Errorf("%q is not the name of a host", name)
@@ -81,14 +99,14 @@ func addHost(hosts []Host, name string, slots int) ([]Host, error) {
 	return append(hosts, Host{name, slots}), nil
 }
 
-// splitSlots parses "host:2", "host", "[fe80::1]:2" or "fe80::1".
-func splitSlots(item string) (name string, slots int, err error) {
+// splitSlots parses "host:2", "host", "[fe80::1]:2" or "fe80::1"; unsaid are the slots of a host without a number.
+func splitSlots(item string, unsaid int) (name string, slots int, err error) {
 	if net.ParseIP(item) != nil {
-		return item, 1, nil
+		return item, unsaid, nil
 	}
 	at := strings.LastIndex(item, ":")
 	if at < 0 || strings.HasSuffix(item, "]") {
-		return strings.Trim(item, "[]"), 1, nil
+		return strings.Trim(item, "[]"), unsaid, nil
 	}
 	slots, err = parseSlots(item[at+1:])
 	return strings.Trim(item[:at], "[]"), slots, err

@@ -1,10 +1,14 @@
 package launch
 
 import (
+	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestHostsAreReadAsHorovodAndOpenMPIWriteThem(t *testing.T) {
@@ -22,6 +26,64 @@ func TestHostsAreReadAsHorovodAndOpenMPIWriteThem(t *testing.T) {
 	file := "# cluster\n\nnode1 slots=2\nnode2 slots=4 max_slots=8 # big\nnode3:3\nnode4\n"
 	if got, err := ParseHostFile(strings.NewReader(file)); err != nil || fmt.Sprint(got) != "[{node1 2} {node2 4} {node3 3} {node4 1}]" {
 		t.Error(got, err)
+	}
+}
+
+func TestWhatADiscoveryScriptPrints(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                       "[]",
+		"a:2\nb\n\n  c:1 \n":     "[{a 2} {b 4} {c 1}]",
+		"fe80::1\n[fe80::2]:3\n": "[{fe80::1 4} {fe80::2 3}]",
+		"a\na:1\n":               "[{a 5}]",
+	} {
+		if got, err := ParseFound(text, 4); err != nil || fmt.Sprint(got) != want {
+			t.Errorf("%q: %v %v", text, got, err)
+		}
+	}
+	if _, err := ParseFound("a:2\nb;rm\n", 1); err == nil || !strings.Contains(err.Error(), "is not the name of a host") {
+		t.Error(err)
+	}
+}
+
+// TestDiscovery runs scripts that work, fail, hang and change their mind.
+func TestDiscovery(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "hosts")
+	write := func(text string) {
+		if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("a:2\n")
+	e := &Elastic{Script: "cat " + file}
+	first, err := e.discover(t.Context())
+	if err != nil || fmt.Sprint(first) != "[{a 2}]" {
+		t.Fatal(first, err)
+	}
+	said := make(chan string, 10)
+	found, stop := e.watch(first, func(format string, args ...any) { said <- fmt.Sprintf(format, args...) })
+	defer stop()
+	write("a:2\nb\n")
+	if hosts := <-found; fmt.Sprint(hosts) != "[{a 2} {b 1}]" {
+		t.Fatal(hosts)
+	}
+	write("b;\n")
+	if text := <-said; !strings.Contains(text, "is not the name of a host; the hosts stay as they were") {
+		t.Fatal(text)
+	}
+	write("a\n")
+	if hosts := <-found; fmt.Sprint(hosts) != "[{a 1}]" {
+		t.Fatal(hosts)
+	}
+	if _, err := (&Elastic{Script: "echo broken >&2; exit 3"}).discover(t.Context()); err == nil || !strings.Contains(err.Error(), "exit status 3: broken") {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := (&Elastic{Script: "sleep 1000"}).discover(ctx); err == nil || !strings.Contains(err.Error(), "has not ended") {
+		t.Fatal(err)
 	}
 }
 

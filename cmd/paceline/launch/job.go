@@ -62,8 +62,7 @@ func (j *Job) Run(signals <-chan os.Signal) int {
 		return 1
 	}
 	defer guard.close()
-	r := &run{Job: j, guard: guard, ends: make(chan ended), alive: map[*Task]*process{}, calm: true, next: time.NewTimer(0)}
-	r.next.Stop()
+	r := newRun(j, guard)
 	r.start(signals)
 	late := time.NewTimer(j.Start)
 	defer late.Stop()
@@ -80,6 +79,12 @@ func (j *Job) Run(signals <-chan os.Signal) int {
 		}
 	}
 	return r.code
+}
+
+func newRun(j *Job, guard *guard) *run {
+	r := &run{Job: j, guard: guard, ends: make(chan ended), alive: map[*Task]*process{}, calm: true, next: time.NewTimer(0)}
+	r.next.Stop()
+	return r
 }
 
 // start starts the processes one after the other, until a signal or a failure.

@@ -33,6 +33,7 @@ type Options struct {
 	Timestamps        bool
 	Verbose           bool
 	Every             time.Duration                    // with Verbose: from one line about the job to the next; 0: a minute
+	Elastic           *Elastic                         // the job changes its size; nil: it does not
 	Say               func(format string, args ...any) // reports to the user
 }
 
@@ -42,9 +43,11 @@ type maker struct {
 
 	hostname string
 	workers  []Worker
+	hosts    []Host // from which an elastic job starts
 	servers  []serverPlace
 	settings settings.Settings // of the launcher, as the scheduler
-	files    []*os.File        // output files
+	console  *Console
+	files    []*os.File // output files
 }
 
 // serverPlace is the place of a dedicated server.
@@ -91,6 +94,12 @@ func (j *maker) place() error {
 	}
 	if j.Processes < 0 || j.Processes > limits.MaxRanks {
 		return fmt.Errorf("-np %d: at least one process, at most %d", j.Processes, limits.MaxRanks)
+	}
+	if j.Elastic != nil {
+		if err := j.placeElastic(hosts); err != nil {
+			return err
+		}
+		return j.placeServers()
 	}
 	if j.workers, err = Assign(hosts, j.Processes); err != nil {
 		return err

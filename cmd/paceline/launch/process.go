@@ -52,11 +52,15 @@ type process struct {
 	cmd    *exec.Cmd
 	remote *remote      // nil for a process on this host
 	pid    atomic.Int64 // on its host; 0 until it runs
+	began  time.Time
+
+	dismissed bool // of an elastic job: its end is no failure
+	late      bool // it was given up because it does not run
 }
 
 // start runs the task; ended is called once, after its end and the end of its output.
 func start(t *Task, ended func(Exit)) (*process, error) {
-	p := &process{Task: t}
+	p := &process{Task: t, began: time.Now()}
 	stdout, stderr := io.Writer(t.Stdout), io.Writer(t.Stderr)
 	if t.Shell == nil {
 		p.cmd = t.localCommand()

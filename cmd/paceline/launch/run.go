@@ -37,21 +37,31 @@ func (j *maker) run() (code int, err error) {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
 	address := j.settings.Scheduler
+	var e *elastic
+	launched := len(j.workers)
+	if j.Elastic != nil {
+		e, launched = newElastic(j), 0 // not known
+	}
 	if j.Scheduler == "" {
-		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: len(j.workers)})
+		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: launched, Seats: e.seats()})
 		if err != nil {
 			return 0, err
 		}
 		defer sched.Close()
 		sched.Publish()
 		address = sched.Address
+		if e != nil {
+			e.scheduler = sched
+		}
 	}
 	maps.Copy(j.Env, map[string]string{"PACELINE_SCHEDULER": address, "PACELINE_JOB_SECRET": string(j.settings.JobSecret)})
-	meeting, err := j.rendezvous()
-	if err != nil {
-		return 0, err
+	if e == nil {
+		meeting, err := j.rendezvous()
+		if err != nil {
+			return 0, err
+		}
+		maps.Copy(j.Env, meeting)
 	}
-	maps.Copy(j.Env, meeting)
 	maps.DeleteFunc(j.Env, func(name, _ string) bool { return strings.HasPrefix(name, "TORCHELASTIC_") }) // of a torchrun around us
 	for _, name := range []string{"PACELINE_JOB_SECRET_FILE", "PACELINE_ROLE", "DMLC_ROLE", "PACELINE_PORT"} {
 		delete(j.Env, name)
@@ -63,6 +73,9 @@ func (j *maker) run() (code int, err error) {
 	job, err := j.job(address)
 	if err != nil {
 		return 0, err
+	}
+	if e != nil {
+		return e.runJob(job, signals)
 	}
 	return job.Run(signals), nil
 }
@@ -89,6 +102,7 @@ func (j *maker) narrate(address string) (stop func()) {
 // job makes the processes.
 func (j *maker) job(scheduler string) (*Job, error) {
 	console := &Console{Stdout: os.Stdout, Stderr: os.Stderr, Timestamps: j.Timestamps}
+	j.console = console
 	job := &Job{Start: j.settings.StartTimeout, Peers: DefaultPeers, Stop: DefaultStop, Say: j.Say}
 	for _, s := range j.servers {
 		command := []string{"paceline", "server", "--scheduler", scheduler}
@@ -102,7 +116,11 @@ func (j *maker) job(scheduler string) (*Job, error) {
 		t.Stdout, t.Stderr = console.Stream("server "+s.host, false, nil), console.Stream("server "+s.host, true, nil)
 		job.Servers = append(job.Servers, t)
 	}
-	for _, w := range j.workers {
+	workers := j.workers
+	if j.Elastic != nil {
+		workers = nil // which are made as they start
+	}
+	for _, w := range workers {
 		t, err := j.task(fmt.Sprintf("rank %d", w.Rank), w.Host, j.Command, w.Env())
 		if err != nil {
 			return nil, err

@@ -1,0 +1,85 @@
+package launch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/ticks"
+)
+
+// How often the discovery script runs, and for how long.
+const (
+	discoverEvery = time.Second
+	discoverTime  = 10 * time.Second
+)
+
+// discover runs the script once. It prints the hosts, one on each line, as "host" or "host:slots".
+func (e *Elastic) discover(ctx context.Context) ([]Host, error) {
+	ctx, cancel := context.WithTimeout(ctx, discoverTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", e.Script)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	out, err := cmd.Output()
+	var failed *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("--host-discovery-script %s has not ended after %v", e.Script, discoverTime)
+	case errors.As(err, &failed):
+		return nil, fmt.Errorf("--host-discovery-script %s: %w: %s", e.Script, err, strings.TrimSpace(string(failed.Stderr)))
+	case err != nil:
+		return nil, fmt.Errorf("--host-discovery-script %s: %w", e.Script, err)
+	case len(out) > limits.MaxRunFile:
+		return nil, fmt.Errorf("--host-discovery-script %s prints %d bytes, limit %d", e.Script, len(out), limits.MaxRunFile)
+	}
+	hosts, err := ParseFound(string(out), cmp.Or(e.Slots, 1))
+	if err != nil {
+		return nil, fmt.Errorf("--host-discovery-script %s: %w", e.Script, err)
+	}
+	return hosts, nil
+}
+
+// watch runs the script again and again, and sends the hosts whenever they are others, until stop is called. While the
+// script fails the hosts stay, and the user is told once.
+func (e *Elastic) watch(hosts []Host, say func(string, ...any)) (found <-chan []Host, stop func()) {
+	changed := make(chan []Host)
+	if e.Script == "" {
+		return changed, func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var loop sync.WaitGroup
+	loop.Go(func() {
+		failure := ""
+		ticks.Until(ctx.Done(), discoverEvery, func(time.Time) {
+			now, err := e.discover(ctx)
+			switch {
+			case ctx.Err() != nil:
+			case err != nil:
+				if err.Error() != failure {
+					failure = err.Error()
+					say("%v; the hosts stay as they were", err)
+				}
+			case slices.Equal(now, hosts):
+				failure = ""
+			default:
+				failure = ""
+				select {
+				case changed <- now:
+					hosts = now
+				case <-ctx.Done():
+				}
+			}
+		})
+	})
+	return changed, func() { cancel(); loop.Wait() }
+}
