@@ -105,6 +105,7 @@ _PROTOTYPES = {
     "pl_last_error": (ctypes.c_char_p, []),
     "pl_init": (ctypes.c_int, [ctypes.c_char_p]),
     "pl_shutdown": (ctypes.c_int, []),
+    "pl_seat": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]),
     "pl_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_uint64]),
     "pl_submit": (ctypes.c_int, [ctypes.POINTER(Op), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32)]),
     "pl_gathers": (ctypes.c_int64, []),

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-_ELASTIC = (
-    "the loss of a worker ends the job on every rank here. Save checkpoints, and start the job again from the last one "
-    "(hvd.broadcast_parameters, hvd.broadcast_optimizer_state, paceline.load_compression_state)"
-)
+_ELASTIC = "start a script that uses hvd.elastic by `paceline run --min-np`"
 _FRAMEWORK = "the API is that for PyTorch: import horovod.torch, or paceline.torch"
 _CLUSTER = "start workers with `paceline run`, torchrun, mpirun or srun, or a function on this host with horovod.run"
 
 _INSTEAD = {
-    "torch.elastic": _ELASTIC,
-    "common.elastic": _ELASTIC,
     "runner.elastic": _ELASTIC,
     "tensorflow": _FRAMEWORK,
     "keras": _FRAMEWORK,

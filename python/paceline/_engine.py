@@ -60,7 +60,7 @@ class Engine:
         """
         if self._job is not None and self._pid == os.getpid():
             return
-        env = {k: v for k, v in os.environ.items() if k in _ENV_NAMES or k.startswith(_ENV_PREFIXES)}
+        env = _environment()
         sets = [list(ranks) for ranks in process_sets]
         text = json.dumps({"env": env, "settings": dict(settings or {}), "process_sets": sets})
         self._check(_abi.library().pl_init(text.encode()))
@@ -70,6 +70,25 @@ class Engine:
         self._job = self._info()
         atexit.unregister(self._shutdown_at_exit)
         atexit.register(self._shutdown_at_exit)
+
+    def seat(self, process: int, ask: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Asks the launcher of a job that changes its size, as pl_seat says, and waits for the answer.
+
+        Raises HorovodInternalError if the launcher refuses, or does not answer in time.
+        """
+        request = {"env": _environment(), "timeout_seconds": timeout_s, "ask": {"process": process, **ask}}
+        buffer = ctypes.create_string_buffer(1 << 16)
+        lib, text = _abi.library(), json.dumps(request).encode()
+        length: list[int] = []
+
+        def call() -> None:
+            length.append(self._check(lib.pl_seat(text, buffer, len(buffer))))
+
+        if threading.current_thread() is threading.main_thread():
+            _interruptible(call)
+        else:
+            call()
+        return json.loads(buffer.raw[: length[0]])
 
     def shutdown(self) -> None:
         """Leaves the job. Operations in flight end with HorovodInternalError. Does nothing without a job."""
@@ -338,6 +357,10 @@ class Engine:
 
 
 engine = Engine()
+
+
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k in _ENV_NAMES or k.startswith(_ENV_PREFIXES)}
 
 
 def _array(handles: Sequence[int]) -> Any:

@@ -49,7 +49,7 @@ class Job:
         self.outputs = [directory / f"rank{rank}.out" for rank in range(size)]
         self._killed = set()
         self._held = contextlib.ExitStack()
-        common = _clean_environment() | {
+        common = clean_environment() | {
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
@@ -201,7 +201,7 @@ def _run(argv: list[str], env: Mapping[str, str], output: Path) -> None:
         atexit._run_exitfuncs()
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """The environment without the variables of other jobs."""
     prefixes = ("PACELINE_", "HOROVOD_", "DMLC_", "BYTEPS_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
     kept = ("PACELINE_LIBRARY",)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline._engine import engine
+from paceline._seat import seat
 from paceline.common.exceptions import HorovodInternalError
 from paceline.common.process_sets import ProcessSet, register_process_sets
 
@@ -49,8 +50,12 @@ def init(
     running = engine.is_initialized()
     if running and settings:
         raise ValueError(f"init(settings={settings!r}) is too late: the job runs already; call shutdown() first")
+    sets = [list(process_set.ranks or []) for process_set in wanted]
     try:
-        engine.init((process_set.ranks or [] for process_set in wanted), settings)
+        if seat.elastic and not running:
+            seat.join(sets, settings)
+        else:
+            engine.init(sets, settings)
     except (ValueError, HorovodInternalError) as e:
         # Every rank prints it, and the frames of this package say nothing to users.
         raise e.with_traceback(None) from None

@@ -22,7 +22,10 @@ class NotInitializedError(HorovodInternalError, ValueError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """For scripts that catch it. Never raised: the hosts of a job do not change."""
+    """Ranks wait to join the job, or have to go: raised on every rank by `state.check_host_updates()` of hvd.elastic.
+
+    skip_sync: nobody joins, so the ranks that stay need no new state.
+    """
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts of the job have changed")

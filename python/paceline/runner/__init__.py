@@ -83,7 +83,7 @@ def run(
     }
     for name, given in elastic.items():
         if given is not None:
-            raise NotImplementedError(f"{name}={given!r} is for elastic training, and {instead('torch.elastic')}")
+            raise NotImplementedError(f"{name}={given!r} is for elastic training: {instead('runner.elastic')}")
     if hostfile is not None or not _here(hosts):
         raise NotImplementedError(
             f"functions run on this host, not on {hostfile or hosts}: for others start a script with "

@@ -1,12 +1,10 @@
 """Horovod's API for PyTorch: `import paceline.torch as hvd`.
 
-Names, arguments, defaults and results are those of horovod.torch 0.28.1, without its elastic part. In addition there
-are `DistributedOptimizer(sync=...)` and `declare`, for synchronisation models that let ranks run ahead.
+Names, arguments, defaults and results are those of horovod.torch 0.28.1. In addition there are
+`DistributedOptimizer(sync=...)` and `declare`, for synchronisation models that let ranks run ahead.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
 
 try:
     import torch as _torch  # noqa: F401
@@ -15,8 +13,8 @@ except ModuleNotFoundError as e:
         raise
     raise ModuleNotFoundError("PyTorch is not installed; pip install 'paceline[torch]'", name="torch") from None
 
-from paceline._absent import instead as _instead
 from paceline.common.util import check_extension as check_extension
+from paceline.torch import elastic
 from paceline.torch import mpi_ops as _mpi_ops
 from paceline.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from paceline.torch.mpi_ops import *
@@ -33,12 +31,6 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "declare",
+    "elastic",
 ]
 __all__ += _mpi_ops.__all__
-
-if not TYPE_CHECKING:  # a type checker shall find names that do not exist
-
-    def __getattr__(name: str) -> Any:
-        """Says what to use instead of Horovod's elastic module."""
-        hint = _instead(f"torch.{name}")
-        raise AttributeError(f"module 'paceline.torch' has no attribute {name!r}{hint and ': '}{hint}")

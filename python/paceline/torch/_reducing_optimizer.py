@@ -11,6 +11,7 @@ import torch
 
 from paceline._engine import engine
 from paceline._operation import Options
+from paceline._seat import seat
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet
 from paceline.common.util import split_list
@@ -61,7 +62,7 @@ class ReducingOptimizer(GradientHooks):
         self._prepared: dict[torch.Tensor, Prepared] = {}
         for group in _groups(groups, [p for g in self.param_groups for p in g["params"] if p.requires_grad]):
             self._group_of.update(dict.fromkeys(group, group))
-        self._distributed = process_set.included() and engine.size() > 1
+        self._distributed = process_set.included() and (engine.size() > 1 or seat.elastic)
         if self._distributed:
             self._options = Options(sync=sync, codec=resolved(codec, self.param_groups, process_set))
             self._watch_all()

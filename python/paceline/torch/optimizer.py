@@ -10,6 +10,7 @@ import torch
 
 from paceline import compression as codecs
 from paceline._engine import engine
+from paceline._seat import seat
 from paceline.common.operators import Adasum, Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.significance import Significance
@@ -128,7 +129,7 @@ def DistributedOptimizer(
     if op == Adasum and model.setting != "bsp":
         raise ValueError(f"sync={model.setting}: Adasum needs every rank's step")
     compressor = cast(SupportsCompress, compression)
-    if op == Adasum and engine.size() > 1:
+    if op == Adasum and (engine.size() > 1 or seat.elastic):
         if process_set.process_set_id != 0:
             raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
         adasum = _derived(AdasumOptimizer, optimizer)

@@ -1,0 +1,65 @@
+"""A training that goes on as ranks come and go, for test_elastic.py: `elastic_job.py DIRECTORY`.
+
+Each rank writes a line whenever the training function begins and ends. The training ends when DIRECTORY/stop exists.
+"""
+
+import hashlib
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+hvd = importlib.import_module(os.environ.get("JOB_MODULE", "paceline.torch"))
+stop, commits = Path(sys.argv[1]) / "stop", os.environ.get("JOB_COMMITS", "yes") == "yes"
+SAMPLES, BATCH, COMMIT_EVERY = 96, 4, 5
+
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Linear(6, 3)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+data = torch.utils.data.TensorDataset(torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1)))
+sampler = hvd.elastic.ElasticSampler(data)
+loader = torch.utils.data.DataLoader(data, batch_size=BATCH, sampler=sampler)
+
+
+def digest():
+    values = [*model.parameters(), *(v for s in optimizer.state.values() for v in s.values())]
+    return hashlib.sha256(b"".join(v.detach().numpy().tobytes() for v in values)).hexdigest()[:16]
+
+
+def say(what, state):
+    place = {"process": int(os.environ["PACELINE_ELASTIC_PROCESS"]), "pid": os.getpid(), "resets": len(resets)}
+    place |= {"rank": hvd.rank(), "size": hvd.size(), "step": state.step, "digest": digest()}
+    sys.stdout.write(json.dumps({"what": what} | place) + "\n")
+    sys.stdout.flush()
+
+
+@hvd.elastic.run
+def train(state):
+    say("begin", state)
+    assert state.digest in ("", digest()), "the state is not what was committed"
+    assert state.step % COMMIT_EVERY == 0, state.step
+    while True:
+        for i, (x,) in enumerate(loader):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+            sampler.record_batch(i, len(x))
+            state.step += 1
+            if state.step % COMMIT_EVERY == 0 and commits:
+                state.digest = digest()
+                state.commit()
+            if state.step % COMMIT_EVERY == 0 and hvd.broadcast_object(stop.exists(), name="stop"):
+                return
+        sampler.set_epoch(sampler.epoch + 1)
+
+
+resets = []
+state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, step=0, digest="")
+state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+train(state)
+say("end", state)

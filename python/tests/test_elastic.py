@@ -1,0 +1,434 @@
+"""hvd.elastic: real jobs whose ranks are killed, added and removed while they train, and the parts alone."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import HANG_S, clean_environment
+
+import paceline.torch as hvd
+from paceline.common.elastic import ObjectState, run_fn
+from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from paceline.common.sampling import Shares, share
+
+SCRIPT = Path(__file__).with_name("elastic_job.py")
+
+
+class Elastic:
+    """`paceline run` of a script. The end of the with block kills what still runs."""
+
+    def __init__(self, directory: Path, *flags: str, script: list[str] | None = None, **env: str) -> None:
+        self.directory, self.lines = directory, []
+        own = {"OMP_NUM_THREADS": "1", "PACELINE_START_TIMEOUT": "180"}
+        command = script or [sys.executable, "-X", "faulthandler", str(SCRIPT), str(directory)]
+        self.process = subprocess.Popen(
+            ["paceline", "run", *flags, *command],
+            env=clean_environment() | own | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.reader.join()
+
+    def said(self, what):
+        """What ranks have said, in order."""
+        marked = [line.partition(">:")[2] for line in list(self.lines) if f'"what": "{what}"' in line]
+        return [json.loads(line) for line in marked]
+
+    def text(self):
+        return "".join(self.lines)
+
+    def wait(self, until):
+        """Waits until a condition holds. Fails if the job ends before."""
+        deadline = time.monotonic() + HANG_S
+        while not (found := until()):
+            assert self.process.poll() is None and time.monotonic() < deadline, self.text()
+            time.sleep(0.02)
+        return found
+
+    def rounds(self, size):
+        """The complete rounds of a size: the last said of each process that has begun at the same step and digest."""
+        begun = {}
+        for line in self.said("begin"):
+            begun.setdefault((line["step"], line["digest"], line["size"]), {})[line["rank"]] = line
+        return [list(ranks.values()) for (_, _, n), ranks in begun.items() if n == size and len(ranks) == size]
+
+    def kill(self, member):
+        os.kill(member["pid"], signal.SIGKILL)
+
+    def finish(self):
+        """Ends the training and returns the exit code."""
+        (self.directory / "stop").touch()
+        return self.ended()
+
+    def ended(self):
+        code = self.process.wait(HANG_S)
+        self.reader.join()
+        return code
+
+
+def end_alike(job, size):
+    ends = job.said("end")
+    assert len(ends) == size and {e["size"] for e in ends} == {size}, job.text()
+    assert len({(e["digest"], e["step"]) for e in ends}) == 1, ends
+
+
+def test_the_others_go_on_with_what_was_committed_when_a_rank_is_killed(tmp_path):
+    with Elastic(tmp_path, "-np", "3", "--min-np", "2") as job:
+        (first,) = job.wait(lambda: job.rounds(3))
+        job.kill(next(m for m in first if m["rank"] == 0))
+        members = job.wait(lambda: job.rounds(2))[0]
+        assert sorted(m["rank"] for m in members) == [0, 1] and all(m["resets"] == 1 for m in members)
+        assert job.finish() == 0, job.text()
+    end_alike(job, 2)
+    assert "has come to its end without process 0 on localhost" in job.text()
+    assert "localhost gets no new process any more" in job.text()
+
+
+def test_a_replacement_gets_the_state_and_is_not_rank_0(tmp_path):
+    flags = ["-np", "2", "--min-np", "2", "--blacklist-cooldown-range", "0.2", "1", "--horovod"]
+    with Elastic(tmp_path, *flags, JOB_MODULE="horovod.torch") as job:
+        (first,) = job.wait(lambda: job.rounds(2))
+        job.kill(next(m for m in first if m["rank"] == 0))
+        members = job.wait(lambda: [r for r in job.rounds(2) if any(m["process"] == 2 for m in r)])[0]
+        assert {m["rank"]: m["process"] for m in members} == {0: 1, 1: 2}, members
+        assert job.finish() == 0, job.text()
+    end_alike(job, 2)
+
+
+def test_hosts_that_are_found_later_join_and_those_that_go_end(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    flags = ("--min-np", "1", "--max-np", "3", "--host-discovery-script", f"cat {hosts}")
+    with Elastic(tmp_path, *flags) as job:
+        job.wait(lambda: job.rounds(2))
+        write(hosts, "127.0.0.1:2\nlocalhost:2\n")
+        members = job.wait(lambda: job.rounds(3))[0]
+        assert next(m for m in members if m["process"] == 2)["rank"] == 2, members
+        write(hosts, "localhost\n")
+        (last,) = job.wait(lambda: job.rounds(1))[0]
+        assert last["process"] == 0 and last["step"] > 0
+        assert job.finish() == 0, job.text()
+    end_alike(job, 1)
+    assert "going back" not in job.text() and "without process" not in job.text(), job.text()
+    assert "process 1 on localhost ends: localhost has no slot for it any more" in job.text()
+
+
+def write(path, text):
+    """Replaces a file at once, so that nobody reads a part."""
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").rename(path)
+
+
+def test_a_host_where_a_process_failed_gets_no_new_one(tmp_path):
+    flags = ("--min-np", "1", "-H", "127.0.0.2:1,127.0.0.3:1", "--max-np", "2")
+    with Elastic(tmp_path, *flags) as job:
+        (first,) = job.wait(lambda: job.rounds(2))
+        job.kill(next(m for m in first if m["process"] == 1))
+        job.wait(lambda: job.rounds(1))
+        assert job.finish() == 0, job.text()
+    end_alike(job, 1)
+    assert "127.0.0.3 gets no new process any more" in job.text()
+
+
+def test_the_reset_limit_ends_the_job(tmp_path):
+    flags = ["-np", "2", "--min-np", "1", "--reset-limit", "1", "--blacklist-cooldown-range", "0.1", "0.1"]
+    with Elastic(tmp_path, *flags) as job:
+        (first,) = job.wait(lambda: job.rounds(2))
+        job.kill(next(m for m in first if m["rank"] == 1))
+        assert job.ended() not in (0, None)
+    assert "the ranks would form a new round after the limit of 1 (--reset-limit)" in job.text()
+
+
+def test_too_few_processes_end_the_job_after_the_elastic_timeout(tmp_path):
+    flags = ["--min-np", "3", "-H", "localhost:1", "--elastic-timeout", "0.5"]
+    with Elastic(tmp_path, *flags, script=["sleep", "1000"]) as job:
+        assert job.ended() == 1
+    assert "after 500ms 0 of 3 processes (--min-np) are there; hosts: localhost with 1 slots" in job.text()
+
+
+def test_a_script_that_never_commits_is_warned_of(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:1\n")
+    flags = ("--min-np", "1", "--host-discovery-script", f"cat {hosts}")
+    with Elastic(tmp_path, *flags, JOB_COMMITS="no", PACELINE_STALL_WARNING="0.1") as job:
+        job.wait(lambda: job.rounds(1))
+        write(hosts, "localhost:2\n")
+        job.wait(lambda: "waits until the ranks call state.commit()" in job.text())
+        (tmp_path / "stop").touch()
+        assert job.ended() == 0, job.text()
+
+
+def test_an_exception_of_one_rank_is_a_lost_rank(tmp_path):
+    code = """
+        import os, torch, paceline.torch as hvd
+        hvd.init()
+        @hvd.elastic.run
+        def train(state):
+            if os.environ["PACELINE_ELASTIC_PROCESS"] == "1":
+                raise ValueError("boom")
+            while not hvd.size() == 1:
+                hvd.allreduce(torch.ones(3))
+                state.commit()
+        train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, x=1))
+        print("trained")
+    """
+    script = [sys.executable, "-c", textwrap.dedent(code)]
+    with Elastic(tmp_path, "-np", "2", "--min-np", "1", script=script) as job:
+        assert job.ended() == 0, job.text()
+    assert "ValueError: boom" in job.text() and "[0]<stdout>:trained" in job.text()
+
+
+def test_twenty_rounds_leave_nothing_behind(tmp_path):
+    code = """
+        import gc, os, torch, paceline.torch as hvd
+        from paceline.common.exceptions import HostsUpdatedInterrupt
+        hvd.init()
+        seen = []
+        def use():
+            kb = next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmRSS"))
+            return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), kb
+        @hvd.elastic.run
+        def train(state):
+            hvd.allreduce(torch.ones(100_000))
+            seen.append(use())
+            if len(seen) < 26:
+                raise HostsUpdatedInterrupt()
+        train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, x=1))
+        (fds, tasks, kb), last = seen[5], seen[-1]
+        assert last[0] <= fds + 10 and last[1] <= tasks + 15 and last[2] <= kb + 30_000, seen
+        print("the same")
+    """
+    script = [sys.executable, "-c", textwrap.dedent(code)]
+    with Elastic(tmp_path, "-np", "2", "--min-np", "2", script=script) as job:
+        assert job.ended() == 0, job.text()
+    assert job.text().count("the same") == 2, job.text()
+
+
+def test_the_example_survives_the_loss_of_a_rank(tmp_path):
+    script = [sys.executable, str(Path(__file__).parents[2] / "examples/elastic_digits.py"), "--epochs", "8"]
+    with Elastic(tmp_path, "-np", "3", "--min-np", "2", script=script) as job:
+        job.wait(lambda: "epoch  1/8" in job.text())
+        os.kill(int(re.search(r"rank 1 of 3 \(pid (\d+)\)", job.text())[1]), signal.SIGKILL)
+        assert job.ended() == 0, job.text()
+    text = job.text()
+    assert "parameters:    identical" in text and len(re.findall(r"of 2 \(pid \d+\) trains from", text)) == 2, text
+    assert float(re.search(r"test accuracy: ([\d.]+)%", text)[1]) > 85, text
+
+
+def test_torchrun_starts_the_ranks_again_and_they_go_on(tmp_path):
+    """One rank dies once; torchrun restarts all, and they load what rank 0 has saved."""
+    path = tmp_path / "train.py"
+    path.write_text("""
+import os, signal, sys, torch, paceline.torch as hvd
+saved = sys.argv[1]
+hvd.init()
+@hvd.elastic.run
+def train(state):
+    while state.step < 20:
+        state.total += hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+        state.step += 1
+        state.commit()
+        if state.step == 10 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if hvd.rank() == 0:
+                torch.save((state.step, state.total), saved)
+            hvd.barrier()
+            if hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+step, total = torch.load(saved) if os.path.exists(saved) else (0, 0.0)
+state = hvd.elastic.TorchState(step=step, total=total)
+train(state)
+assert (state.step, state.total) == (20, 40.0), (state.step, state.total)
+print("rank", hvd.rank(), "trained", flush=True)
+""")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(path), str(tmp_path / "saved")]
+    env = clean_environment() | {"OMP_NUM_THREADS": "1", "PACELINE_START_TIMEOUT": "180"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("trained") == 2, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--max-np 3", "--max-np is for a job whose number of processes may change"),
+        ("--min-np 3 --max-np 2", "--max-np 2 is less than --min-np 3"),
+        ("-np 1 --min-np 3", "-np 1 does not lie between --min-np 3"),
+        ("--min-np 1 --blacklist-cooldown-range 5 1", "the first number is the smaller one"),
+        ("--min-np 1 --host-discovery-script false", "--host-discovery-script false: exit status 1"),
+        ("--min-np 1 --scheduler localhost:1", "leave --scheduler out"),
+        ("--host-discovery-script ls -H localhost:1", "leave --hosts and --hostfile out"),
+    ],
+)
+def test_wrong_flags(flags, said):
+    done = subprocess.run(
+        ["paceline", "run", *flags.split(), "true"], capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert done.returncode not in (0, None) and said in done.stderr, done.stderr
+
+
+# Without processes
+
+
+def test_shares_are_equal_disjoint_and_cover_what_is_not_processed():
+    draw = random.Random(1)
+    for _ in range(200):
+        length, size, epoch = draw.randrange(60), draw.randrange(1, 9), draw.randrange(5)
+        order = Shares(length, True, 7).remaining(epoch, 0)
+        assert sorted(order) == list(range(length)) and order == Shares(length, True, 7).remaining(epoch, 0)
+        done = draw.randrange(length + 9)
+        rest = Shares(length, True, 7).remaining(epoch, done)
+        assert rest == order[done:]
+        parts = [share(rest, rank, size) for rank in range(size)]
+        assert {len(p) for p in parts} == {-(-len(rest) // size)}
+        seen = Counter(i for p in parts for i in p)
+        assert set(seen) == set(rest)
+        assert sum(seen.values()) - len(rest) < size  # no more repeated than it takes
+    assert Shares(5, False, 0).remaining(3, 2) == [2, 3, 4]
+    assert Shares(50, True, 0).remaining(0, 0) != Shares(50, True, 0).remaining(1, 0)
+
+
+def test_what_was_processed_before_a_change_is_not_processed_again():
+    for before, after in ((2, 3), (4, 1), (3, 5)):
+        shares, batch, batches = Shares(100, True, 3), 4, 5
+        whole = shares.remaining(0, 0)
+        first = [share(whole, rank, before)[: batch * batches] for rank in range(before)]
+        rest = shares.remaining(0, batch * batches * before)
+        second = [share(rest, rank, after) for rank in range(after)]
+        done, later = {i for p in first for i in p}, {i for p in second for i in p}
+        assert done | later == set(range(100)) and not done & later
+
+
+@pytest.fixture
+def alone():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def test_the_sampler_goes_on_after_what_it_has_recorded(alone):
+    sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
+    assert list(sampler) == list(range(10)) and len(sampler) == 10
+    sampler.record_batch(0, 3)
+    assert len(sampler) == 10  # the running epoch keeps its length
+    other = hvd.elastic.ElasticSampler(range(10), shuffle=False)
+    other.load_state_dict(sampler.state_dict())
+    assert list(other) == list(range(3, 10)) and other.remaining_indices == list(range(3, 10))
+    other.set_epoch(1)
+    assert (other.epoch, len(other), other.total_size) == (1, 10, 10)
+    shuffled = hvd.elastic.ElasticSampler(range(10))
+    first = list(shuffled)
+    shuffled.set_epoch(1)
+    assert sorted(first) == list(range(10)) and list(shuffled) != first
+
+
+def test_restore_goes_back_to_the_commit(alone):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, schedule=schedule, seen=[1], batch=0)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        schedule.step()
+
+    step()
+    state.seen.append(2)
+    state.batch = 7
+    state.commit()
+    weight, momentum = model.weight.detach().clone(), [v["momentum_buffer"].clone() for v in optimizer.state.values()]
+    for _ in range(2):  # a second restore finds what was saved unchanged
+        step()
+        state.seen.append(3)
+        state.batch = 9
+        state.restore()
+        assert torch.equal(model.weight, weight) and (state.seen, state.batch) == ([1, 2], 7)
+        assert all(
+            torch.equal(v["momentum_buffer"], m) for v, m in zip(optimizer.state.values(), momentum, strict=True)
+        )
+        assert schedule.last_epoch == 1
+    other = torch.nn.Linear(2, 2)
+    state.model = other
+    assert state.model is other
+    other.weight.data.zero_()
+    state.restore()
+    assert other.weight.abs().sum() > 0
+
+
+def test_handlers_can_be_replaced(alone):
+    class Tracked(list):
+        pass
+
+    class Handler(hvd.elastic.StateHandler):
+        calls = ""
+
+        def save(self):
+            self.calls += "s"
+
+        def restore(self):
+            self.calls += "r"
+
+        def sync(self):
+            self.calls += "y"
+
+    before = hvd.elastic.get_handler_registry()
+    hvd.elastic.set_handler_registry([*before, (Tracked, Handler)])
+    try:
+        state = hvd.elastic.TorchState(tracked=Tracked(), plain=1)
+    finally:
+        hvd.elastic.set_handler_registry(before)
+    state.save()
+    state.restore()
+    state.sync()
+    assert state._handlers["tracked"].calls == "ssry" and state.plain == 1
+
+
+def test_without_an_elastic_launcher_the_error_goes_to_the_caller(alone):
+    state = ObjectState(lambda x: x, hvd.rank, x=1)
+
+    def lose(state):
+        state.x = 2
+        raise HorovodInternalError("lost")
+
+    with pytest.raises(HorovodInternalError, match="lost"):
+        run_fn(lose, lambda: None)(state)
+    calls = []
+
+    def train(state):
+        calls.append(state.x)
+        if len(calls) == 1:
+            state.x = 5
+            raise HostsUpdatedInterrupt()
+        return "trained"
+
+    state.register_reset_callbacks([lambda: calls.append("reset")])
+    assert run_fn(train, lambda: calls.append("again"))(state) == "trained"
+    assert calls == [2, "again", "reset", 5]
+    assert re.search("hosts", str(HostsUpdatedInterrupt())) and HostsUpdatedInterrupt(True).skip_sync
