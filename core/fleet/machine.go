@@ -156,7 +156,7 @@ func (m *Machine) block(host string) {
 func (m *Machine) leave() {
 	order := m.sorted()
 	for _, p := range order {
-		why := ""
+		var why string
 		switch {
 		case p.going || p.rank >= 0 && p.asked == nil:
 			continue
