@@ -162,6 +162,25 @@ def ahead(model: torch.nn.Module, x: torch.Tensor) -> None:
     print(since)
 
 
+def come_and_go(model: torch.nn.Module, optimizer: torch.optim.Optimizer, samples: list[int]) -> None:
+    sampler = hvd.elastic.ElasticSampler(samples, shuffle=False, seed=1)
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, batch=0)
+    state.register_reset_callbacks([lambda: print(hvd.size())])
+
+    @hvd.elastic.run
+    def train(state: hvd.elastic.TorchState, epochs: int) -> float:
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            for batch, _ in enumerate(sampler):
+                sampler.record_batch(batch, 1)
+                state.commit()
+                state.check_host_updates()
+        return 0.5
+
+    assert_type(train(state, 2), float)
+    print(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0))
+
+
 def codecs() -> list[Codec]:
     c = hvd.Compression
     auto = c.auto(allow_residual=True, candidates=["fp16", c.int8()])
