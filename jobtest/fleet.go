@@ -25,11 +25,18 @@ type Fleet struct {
 // StartFleet starts a job of processes on this host, and waits until it trains.
 func StartFleet(t testing.TB, workers, servers int, env ...string) *Fleet {
 	t.Helper()
+	f := LaunchFleet(t, workers, servers, env...)
+	f.Steps()
+	return f
+}
+
+// LaunchFleet is StartFleet without the wait.
+func LaunchFleet(t testing.TB, workers, servers int, env ...string) *Fleet {
+	t.Helper()
 	f := &Fleet{t: t}
 	f.Scheduler = startProcess(t, nil, "scheduler", append(env, listenAt+"=127.0.0.1:0")...)
 	f.address = strings.TrimPrefix(f.Scheduler.Says("listens", Hang), "listens ")
 	f.start(workers, servers, append(env, "PACELINE_SCHEDULER="+f.address))
-	f.Steps()
 	return f
 }
 

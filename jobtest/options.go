@@ -26,6 +26,9 @@ func Both(servers int) Option {
 	return func(j *Job) { j.Settings.Servers, j.Settings.NumServers = "both", servers }
 }
 
+// Elastic has the job go on without workers that are lost; it needs Dedicated.
+var Elastic = With(func(s *settings.Settings) { s.Elastic = true })
+
 // With changes settings of all processes.
 func With(change func(*settings.Settings)) Option { return func(j *Job) { change(&j.Settings) } }
 

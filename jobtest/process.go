@@ -136,11 +136,18 @@ func processSettings(role string) (settings.Settings, error) {
 	return s, err
 }
 
-// train sums for ever, and checks each sum.
+// train sums for ever, and checks each sum; or it plays a rank of Means.
 func train(w *node.Worker) error {
 	j := &Job{Workers: make([]*node.Worker, w.Settings.Size)}
 	rank := w.Settings.Rank
 	j.Workers[rank] = w
+	if text := os.Getenv(meansOf); text != "" {
+		var elements, steps int
+		if _, err := fmt.Sscan(text, &elements, &steps); err != nil {
+			return err
+		}
+		return trainMeans(j, rank, elements, steps, w.Settings.NumServers)
+	}
 	for step := 1; ; step++ {
 		for _, n := range []int{10, 100000} {
 			if err := j.Sums(rank, fmt.Sprint("gradient ", step/stepsPerLine, " ", n), n); err != nil {
@@ -241,6 +248,18 @@ func (p *Process) Says(word string, within time.Duration) string {
 		case <-timeout:
 			p.t.Fatalf("%s did not say %q within %v", p.name, word, within)
 		}
+	}
+}
+
+// Line is the next line that the process prints; not ok at its end.
+func (p *Process) Line(within time.Duration) (line string, ok bool) {
+	p.t.Helper()
+	select {
+	case line, ok = <-p.lines:
+		return line, ok
+	case <-time.After(within):
+		p.t.Fatalf("%s said nothing within %v", p.name, within)
+		return "", false
 	}
 }
 

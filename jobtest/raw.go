@@ -74,7 +74,7 @@ func (r *Raw) join(s settings.Settings, transports *transport.Set) {
 
 // Header is the header of a frame of this rank.
 func (r *Raw) Header(typ wire.Type) wire.Header {
-	return wire.Header{Type: typ, Rank: uint16(r.Rank), Epoch: r.Epoch.Number}
+	return wire.Header{Type: typ, Rank: uint16(r.Rank), Epoch: r.Epoch.Joins}
 }
 
 // SendJSON sends a frame whose payload is JSON.
@@ -92,10 +92,14 @@ func (r *Raw) Send(conn transport.Conn, b []byte) { _ = conn.Send(net.Buffers{b}
 // Declare makes the tensor of Sum(name, n) known to the scheduler and announces it to every server.
 func (r *Raw) Declare(s settings.Settings, name string, n int) (wire.Tensor, wire.Placed) {
 	r.t.Helper()
-	t := wire.Tensor{
-		Name: name, Kind: units.Allreduce, Op: units.Sum, DType: units.Uint8, Shape: []int64{int64(n)}, Ranks: make([]int, s.Size),
-		Prescale: 1, Postscale: 1, Parts: placement.Cut(uint64(n), 1, int(s.PartitionBytes), len(r.Epoch.Servers), nil),
-	}
+	return r.DeclareAs(s, wire.Tensor{Name: name, Kind: units.Allreduce, Op: units.Sum, DType: units.Uint8}, n)
+}
+
+// DeclareAs is Declare of n bytes of another tensor.
+func (r *Raw) DeclareAs(s settings.Settings, t wire.Tensor, n int) (wire.Tensor, wire.Placed) {
+	r.t.Helper()
+	t.Shape, t.Ranks, t.Prescale, t.Postscale = []int64{int64(n)}, make([]int, s.Size), 1, 1
+	t.Parts = placement.Cut(uint64(n), 1, int(s.PartitionBytes), len(r.Epoch.Servers), nil)
 	for i := range t.Ranks {
 		t.Ranks[i] = i
 	}

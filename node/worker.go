@@ -160,18 +160,29 @@ func (w *Worker) register(ctx context.Context, tr transport.Transport, address s
 	}
 	alike := s.Alike()
 	alike["PACELINE_COMPRESSION"] = w.compression
-	epoch, err := w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement, Alike: alike, Elastic: s.ElasticRound})
+	_, err = w.Control.Register(ctx, wire.Register{Node: me, Workers: s.Size, Dedicated: s.NumServers, Placement: s.Placement, Elastic: s.Elastic, LauncherRound: s.ElasticRound, Alike: alike})
 	if err != nil {
 		return fmt.Errorf("rank %d cannot join the job: %w", s.Rank, err)
 	}
-	w.Membership = membership.NewView(epoch)
 	return nil
 }
 
-// begin is called with the round's first epoch, before Register returns: from here on others connect.
+// begin is called with the round's first epoch, before Register returns, and then with each that follows: from the first on others
+// connect.
 func (w *Worker) begin(e *membership.Epoch) {
 	if w.server != nil {
 		w.server.Begin(e)
+	}
+	w.mu.Lock()
+	engine := w.Engine
+	if w.Membership == nil {
+		w.Membership = membership.NewView(e)
+	}
+	w.mu.Unlock()
+	if engine != nil {
+		engine.Follow(e)
+	} else if _, err := w.Membership.Lose(e); err != nil {
+		w.log.Error("an epoch that cannot follow", zap.Error(err))
 	}
 }
 

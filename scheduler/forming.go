@@ -84,10 +84,10 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 
 // advance refuses the workers that wait for an earlier round of the launcher.
 func (m *Machine) advance(to uint64) {
-	m.elastic = to
+	m.launcherRound = to
 	for _, p := range slices.Clone(m.forming) {
-		if p.wants.Elastic != to {
-			m.refuse(p.line, p.asked, otherRound(p.wants.Elastic, to))
+		if p.wants.LauncherRound != to {
+			m.refuse(p.line, p.asked, otherRound(p.wants.LauncherRound, to))
 			m.forget(p)
 		}
 	}
@@ -156,7 +156,7 @@ func (m *Machine) start(r *round, servers []*peer) {
 
 // seat sends a node the roster of its round.
 func (m *Machine) seat(p *peer, r *round) {
-	m.answer(p.line, p.asked, &wire.Control{Roster: &r.roster})
+	m.answer(p.line, p.asked, &wire.Control{Roster: r.roster})
 	p.asked, p.until = 0, 0
 }
 
@@ -171,6 +171,7 @@ func (m *Machine) found(servers []*peer) (*round, error) {
 	if err != nil {
 		return nil, err
 	}
+	e.Elastic = m.says(isElastic).wants.Elastic
 	return newRound(e)
 }
 
@@ -209,6 +210,7 @@ func (m *Machine) says(something func(*wire.Register) bool) *peer {
 func knowsWorkers(r *wire.Register) bool   { return r.Workers != 0 }
 func knowsServers(r *wire.Register) bool   { return r.Dedicated != 0 }
 func knowsPlacement(r *wire.Register) bool { return r.Placement != "" }
+func isElastic(r *wire.Register) bool      { return r.Elastic }
 
 // differ reports whether two values are both stated and different.
 func differ[T comparable](a, b T) bool {
@@ -234,8 +236,8 @@ func (m *Machine) objection(r *wire.Register) string {
 		return fmt.Sprintf("%s says the job has %d workers and %d dedicated servers; the limits are %d and %d",
 			name(&r.Node), r.Workers, r.Dedicated, limits.MaxRanks, limits.MaxServers)
 	}
-	if r.Elastic != m.elastic {
-		return otherRound(r.Elastic, m.elastic)
+	if r.LauncherRound != m.launcherRound {
+		return otherRound(r.LauncherRound, m.launcherRound)
 	}
 	if s := m.settings.Workers; s != 0 && r.Workers != 0 && r.Workers != s {
 		return fmt.Sprintf("%s says the job has %d workers, the scheduler was started for %d", name(&r.Node), r.Workers, s)

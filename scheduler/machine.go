@@ -13,14 +13,14 @@ import (
 // Line numbers one connection of a node. Numbers start at 1 and are never used twice.
 type Line uint64
 
-// Input is one event. Exactly one of Hello, Message, Closed and Elastic is set, or none where only time has passed.
+// Input is one event. Exactly one of Hello, Message, Closed and Advance is set, or none where only time has passed.
 type Input struct {
 	Now     time.Duration // since the scheduler started; never falls
 	Line    Line
 	Hello   *wire.Hello   // the line has opened
 	Message *wire.Control // a message came on it; the machine keeps parts of it
 	Closed  string        // the line has ended, and why
-	Elastic uint64        // the launcher goes on to its round of that number: workers that join an earlier one are refused
+	Advance uint64        // the launcher goes on to its round of that number: workers that join an earlier one are refused
 }
 
 // Output is one thing to do: a message to send, a line to close after what was sent on it before,
@@ -63,18 +63,18 @@ type Machine struct {
 	wake     time.Duration // the next deadline is not before this; 0: there is none
 	out      []Output
 
-	lines     map[Line]*line
-	sessions  map[uint64]*peer // peers by the number that their client keeps over reconnections
-	forming   []*peer          // workers that wait for the next round, in the order in which they came
-	pool      []*peer          // dedicated servers, in the order in which they came
-	rounds    []*round         // that have workers left, oldest first
-	next      uint64           // number of the next round
-	dedicated int              // servers that the last round waited for
-	queries   []*query         // for reports that have not all come
-	lastQuery uint64
-	refusal   string      // why the last worker was refused, for those that wait for it
-	gaveUp    rankset.Set // that came, and wait no longer, for those that still do
-	elastic   uint64      // number of the launcher's round that forms; 0 where the job's size stays
+	lines         map[Line]*line
+	sessions      map[uint64]*peer // peers by the number that their client keeps over reconnections
+	forming       []*peer          // workers that wait for the next round, in the order in which they came
+	pool          []*peer          // dedicated servers, in the order in which they came
+	rounds        []*round         // that have workers left, oldest first
+	next          uint64           // number of the next round
+	dedicated     int              // servers that the last round waited for
+	queries       []*query         // for reports that have not all come
+	lastQuery     uint64
+	refusal       string      // why the last worker was refused, for those that wait for it
+	gaveUp        rankset.Set // that came, and wait no longer, for those that still do
+	launcherRound uint64      // number of the launcher's round that forms; 0 where the job's size stays
 }
 
 // line is one connection. It carries a peer from its registration on.
@@ -97,8 +97,8 @@ func (m *Machine) Step(in Input) []Output {
 	switch {
 	case in.Hello != nil:
 		m.open(in.Line, *in.Hello)
-	case in.Elastic != 0:
-		m.advance(in.Elastic)
+	case in.Advance != 0:
+		m.advance(in.Advance)
 	case l == nil: // time, or a message on a line that was closed here
 	case in.Message != nil:
 		m.receive(l, in.Message)

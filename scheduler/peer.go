@@ -100,7 +100,7 @@ func (m *Machine) leave(p *peer) {
 	}
 }
 
-// lose declares p lost and tells all nodes of its rounds.
+// lose declares p lost. All nodes of its rounds hear of it: they end for it, or go on without it.
 func (m *Machine) lose(p *peer, why string) {
 	if p.state == lost || p.state == left {
 		return
@@ -116,7 +116,9 @@ func (m *Machine) lose(p *peer, why string) {
 		}
 		return
 	}
-	m.tell(p.round, name(&p.Node), wire.Lost{Role: wire.RoleWorker, Rank: p.Rank, Why: why})
+	if !m.goOn(p) {
+		m.tell(p.round, name(&p.Node), wire.Lost{Role: wire.RoleWorker, Rank: p.Rank, Why: why})
+	}
 	m.failCalls(p.round, p.Rank, fmt.Sprintf("%s was lost: %s", name(&p.Node), why))
 	m.shrunk(p.round)
 }
@@ -125,7 +127,7 @@ func (m *Machine) lose(p *peer, why string) {
 // must learn that the others have given it up if it still runs.
 func (m *Machine) reported(l *line, gone wire.Lost) {
 	r := m.roundOf(l, gone.Round)
-	if r == nil {
+	if r == nil || r.epoch.Elastic && l.peer.state == lost { // the others have ended their connections to it
 		return
 	}
 	by := " (reported by " + name(&l.peer.Node) + ")"

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -14,7 +15,7 @@ import (
 // round is one init to shutdown of all workers.
 type round struct {
 	epoch    *membership.Epoch
-	roster   wire.Roster        // the epoch as it travels
+	roster   *wire.Roster       // the epoch as it travels; shared, not to be changed
 	workers  []*peer            // by rank
 	told     map[wire.Lost]bool // losses that all nodes were told of, without their reason
 	learning bool               // restored: some workers are absent still
@@ -34,8 +35,9 @@ func newRound(e *membership.Epoch) (*round, error) {
 	if err != nil {
 		return nil, err
 	}
+	roster := control.RosterOf(e)
 	return &round{
-		epoch: e, roster: control.RosterOf(e), told: map[wire.Lost]bool{}, workers: make([]*peer, len(e.Workers)),
+		epoch: e, roster: &roster, told: map[wire.Lost]bool{}, workers: make([]*peer, len(e.Workers)),
 		tensors: newTensors(dealer), sets: newSets(len(e.Workers)),
 	}, nil
 }
@@ -68,8 +70,15 @@ func (m *Machine) tell(r *round, who string, gone wire.Lost) {
 	}
 	r.told[key] = true
 	m.warn("the job has lost %s: %s", who, gone.Why)
+	m.broadcast(r, &wire.Control{Lost: &gone})
+}
+
+// broadcast sends a message to all nodes of a round.
+func (m *Machine) broadcast(r *round, c *wire.Control) {
 	for _, p := range slices.Concat(r.workers, m.serversOf(r)) {
-		m.send(p.line, &wire.Control{Lost: &gone})
+		if c.Roster == nil || p.state != lost { // who is not in the epoch needs no roster of it
+			m.send(p.line, c)
+		}
 	}
 }
 
@@ -101,6 +110,8 @@ func (m *Machine) ask(l *line, c *wire.Control) {
 	switch {
 	case p == nil || p.Role != wire.RoleWorker || p.round == nil:
 		m.refuse(l, c.ID, "only a worker can ask this, once the job has started")
+	case p.state == lost:
+		m.refuse(l, c.ID, p.round.givenUp(p))
 	case p.round.learning:
 		if len(p.round.held) >= limits.MaxHandles {
 			m.refuse(l, c.ID, "too many requests wait until the workers have reconnected to the restarted scheduler")
@@ -118,10 +129,13 @@ func (m *Machine) ask(l *line, c *wire.Control) {
 func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 	r := c.Register
 	if p.state == lost {
-		m.refuse(l, c.ID, fmt.Sprintf("the job has given up %s: %s", name(&p.Node), p.why))
+		m.refuse(l, c.ID, p.round.givenUp(p))
 		return
 	}
 	m.attach(l, p)
+	if r.Known != nil {
+		m.learnLosses(p.round, &r.Known.Roster)
+	}
 	if p.state == absent {
 		if r.Known != nil {
 			m.learn(p.round, r.Known)
@@ -131,7 +145,7 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 		}
 	}
 	if !r.More {
-		m.answer(l, c.ID, &wire.Control{Roster: &p.round.roster})
+		m.answer(l, c.ID, &wire.Control{Roster: p.round.roster})
 		m.shrunk(p.round)
 	}
 }
@@ -159,6 +173,16 @@ func (m *Machine) restore(l *line, c *wire.Control) {
 	m.back(l, c, p)
 }
 
+// givenUp is what a lost worker hears that comes back.
+func (r *round) givenUp(p *peer) string {
+	text := fmt.Sprintf("the job has given up %s: %s", name(&p.Node), p.why)
+	var gone *membership.GoneError
+	if errors.As(r.epoch.Return(membership.Member{Role: membership.WorkerRole, Number: p.Rank}, p.Session), &gone) {
+		text += fmt.Sprintf(" (it is no member since epoch %d, and the others go on without it)", gone.Epoch)
+	}
+	return text
+}
+
 // expect adds a restored round: its nodes are absent until they reconnect or their time is over. Those that have
 // registered already, without knowing of the round, had not received its roster.
 func (m *Machine) expect(r *round) {
@@ -175,6 +199,9 @@ func (m *Machine) expect(r *round) {
 		} else {
 			p = &peer{Node: n, state: absent, lostAt: due, why: why}
 			m.sessions[n.Session] = p
+		}
+		if r.epoch.Workers[rank].State == membership.Gone {
+			p.state, p.lostAt, p.why = lost, 0, "it was lost before the scheduler was restarted"
 		}
 		r.workers[rank], p.round = p, r
 	}

@@ -162,7 +162,7 @@ func (s *Scheduler) seat(line *control.Line, m *wire.Control) {
 }
 
 // Advance has workers that join an earlier round of the launcher be refused.
-func (s *Scheduler) Advance(to uint64) { s.tell(event{Input: Input{Elastic: to}}) }
+func (s *Scheduler) Advance(to uint64) { s.tell(event{Input: Input{Advance: to}}) }
 
 // tell passes an event to the loop, and reports false where the scheduler is closed.
 func (s *Scheduler) tell(e event) bool {

@@ -20,7 +20,7 @@ import (
 //	wait 1s                            time passes
 //	restart                            a new scheduler, without knowledge; launched=3: it knows of so many workers
 //	advance 2                          the launcher goes on to its round 2
-//	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, elastic, timeout, version, pid, session
+//	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, elastic, launcher, timeout, version, pid, session
 //	                              sync: its PACELINE_SYNC
 //	s0 register server host:port       a dedicated server
 //	w0 back                            the client of w0 reconnects with what it knows; more=1: with the first part of it
@@ -84,7 +84,7 @@ func (s *stage) act(words []string) error {
 		s.restart(number(strings.TrimPrefix(strings.Join(words[1:], ""), "launched=")))
 		return nil
 	case "advance":
-		s.step(Input{Elastic: uint64(number(words[1]))})
+		s.step(Input{Advance: uint64(number(words[1]))})
 		return nil
 	case "wait":
 		d, err := time.ParseDuration(words[1])
@@ -200,7 +200,7 @@ func registration(a *actor, id uint64, plain []string, args map[string]string) w
 		n.Version = v
 	}
 	n.Session = 1000 + id
-	r := wire.Register{Node: n, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"], Elastic: uint64(number(args["elastic"]))}
+	r := wire.Register{Node: n, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"], Elastic: args["elastic"] != "", LauncherRound: uint64(number(args["launcher"]))}
 	for word, setting := range map[string]string{"sync": "PACELINE_SYNC", "in-rank-order": "PACELINE_SUM_IN_RANK_ORDER"} {
 		if v, ok := args[word]; ok {
 			r.Alike = map[string]string{setting: v}
@@ -267,6 +267,12 @@ func (a *actor) hear(m *wire.Control) string {
 		for i, n := range m.Roster.Servers {
 			at, _ := n.Addresses.Of("tcp")
 			text += fmt.Sprintf(" %d=%s", i, at)
+		}
+		for _, g := range m.Roster.Gone {
+			text += fmt.Sprintf(", without %s %d", g.Role, g.Rank)
+		}
+		if m.Roster.Epoch > 0 {
+			text += fmt.Sprintf(", epoch %d", m.Roster.Epoch)
 		}
 		if m.ID == 0 {
 			text += " (pushed)"

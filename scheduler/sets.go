@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/transport/wire"
@@ -77,16 +78,25 @@ func (m *Machine) call(l *line, c *wire.Control) {
 	switch gone := append(r.in(left), r.in(lost)...); {
 	case !sameCall(&k.first, c):
 		m.finish(r, at, refused("ranks disagree on a process set: %s", k.disagreement()))
-	case len(gone) > 0:
+	case len(gone) > 0 && !r.epoch.Elastic:
 		slices.Sort(gone)
 		m.finish(r, at, refused("a call on process sets takes all ranks, and %s left the job or was lost", ranksOf(gone)))
-	case len(k.asked) == len(r.workers):
-		answer := r.apply(c)
-		if c.RemoveID != 0 && answer.Error == "" {
-			m.removed(r, c.RemoveID)
-		}
-		m.finish(r, at, answer)
+	default:
+		m.decide(r, at)
 	}
+}
+
+// decide carries out a call that all have made.
+func (m *Machine) decide(r *round, at uint64) {
+	k := r.sets.open[at]
+	if len(r.awaited(k)) > 0 {
+		return
+	}
+	answer := r.apply(&k.first)
+	if k.first.RemoveID != 0 && answer.Error == "" {
+		m.removed(r, k.first.RemoveID)
+	}
+	m.finish(r, at, answer)
 }
 
 // removed tells the dedicated servers of a set that is removed; those in workers learn it from their workers. One whose line
@@ -111,10 +121,12 @@ func (m *Machine) finish(r *round, at uint64, answer wire.Control) {
 	}
 }
 
-// failCalls ends the calls that a rank can no longer make.
+// failCalls ends the calls that a rank can no longer make; an elastic round does without it.
 func (m *Machine) failCalls(r *round, rank int, why string) {
 	for _, at := range slices.Sorted(maps.Keys(r.sets.open)) {
-		if _, ok := r.sets.open[at].asked[rank]; !ok {
+		if r.epoch.Elastic {
+			m.decide(r, at)
+		} else if _, ok := r.sets.open[at].asked[rank]; !ok {
 			m.finish(r, at, refused("a call on process sets takes all ranks, and %s", why))
 		}
 	}
@@ -127,8 +139,7 @@ func (m *Machine) expireCalls(r *round) {
 		k := r.sets.open[at]
 		for _, rank := range slices.Sorted(maps.Keys(k.asked)) {
 			if q := k.asked[rank]; m.due(q.until) {
-				away := rankset.Range(len(r.workers)).Minus(rankset.Of(slices.Collect(maps.Keys(k.asked))...))
-				m.finish(r, at, refused("rank %d waited %s for %s to %s too", rank, seconds(m.now-q.since), ranksOf(away.Ranks()), ask(q.msg)))
+				m.finish(r, at, refused("rank %d waited %s for %s to %s too", rank, seconds(m.now-q.since), ranksOf(r.awaited(k)), ask(q.msg)))
 				break
 			}
 		}
@@ -151,6 +162,9 @@ func (r *round) apply(c *wire.Control) wire.Control {
 	for i, rank := range ranks {
 		if rank < 0 || rank >= len(r.workers) {
 			return refused("process set %v: %s", c.AddSet, outOfRange(rank, len(r.workers)))
+		}
+		if r.epoch.Workers[rank].State == membership.Gone {
+			return refused("process set %v: rank %d was lost; name the ranks that are left", c.AddSet, rank)
 		}
 		if i > 0 && rank == ranks[i-1] {
 			return refused("process set %v: rank %d is in it twice", c.AddSet, rank)

@@ -75,7 +75,7 @@ func (m *Machine) settle(q *query) {
 		return
 	}
 	s := m.status()
-	if s.Roster == &q.round.roster {
+	if s.Roster == q.round.roster {
 		s.Nodes = m.progress(q)
 	}
 	m.answer(q.line, q.id, &wire.Control{Status: s})
@@ -132,7 +132,7 @@ func (m *Machine) status() *wire.StatusReply {
 	s := &wire.StatusReply{State: "forming", Uptime: m.now.Round(time.Millisecond).Seconds()}
 	if n := len(m.rounds); n > 0 {
 		r := m.rounds[n-1]
-		s.State, s.Roster, s.Tensors = "running", &r.roster, len(r.tensors.placed)
+		s.State, s.Roster, s.Tensors = "running", r.roster, len(r.tensors.placed)
 		if away := r.in(absent); len(away) > 0 {
 			s.Waiting = ranksOf(away) + " to come back"
 		}

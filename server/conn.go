@@ -179,13 +179,13 @@ func (c *conn) frame(q *room.Request) error {
 
 // ofAnotherEpoch reports whether a frame has no meaning in the present epoch.
 func (c *conn) ofAnotherEpoch(h *wire.Header) bool {
-	return h.Type.OfEpoch() && h.Epoch != c.r.members.Now().Number
+	return h.Type.OfEpoch() && h.Epoch != c.r.members.Now().Joins
 }
 
 // refuse answers a frame of another epoch with the present one.
 func (c *conn) refuse(q *room.Request) error {
 	right := q.Header
-	right.Type, right.Flags, right.Epoch = wire.TypeEpoch, 0, c.r.members.Now().Number
+	right.Type, right.Flags, right.Epoch = wire.TypeEpoch, 0, c.r.members.Now().Joins
 	c.send(outbox.Frame{Header: right})
 	return q.Payload.Discard()
 }

@@ -24,8 +24,12 @@ func (r *round) join(rank int) {
 	r.updateMembership()
 }
 
-// bye notes that a rank leaves on purpose. What others still want from it fails.
+// bye notes that a rank leaves on purpose. What others still want from it fails, unless the job is elastic.
 func (r *round) bye(rank int) {
+	if r.settings.Elastic {
+		r.without(rank)
+		return
+	}
 	var waiting []agreement.Waiting
 	tensors := r.inUse()
 	for _, t := range tensors {

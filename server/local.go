@@ -73,7 +73,7 @@ func (l *Local) Release() { l.r.cork.release() }
 
 // Report is the worker's end of an iteration under a model with supersteps.
 func (l *Local) Report(h wire.Header, iteration wire.Report) error {
-	if h.Epoch != l.r.members.Now().Number {
+	if h.Epoch != l.r.members.Now().Joins {
 		return nil // all ranks have joined meanwhile, and nothing is held any more
 	}
 	return l.r.report(&h, iteration)

@@ -33,7 +33,7 @@ type names struct {
 func (n *names) begin(r *round) {
 	n.mu.Place(room.LevelNames, "names")
 	n.began, n.pool = time.Now(), r.settings.Pool
-	n.home = agreement.NewHome(agreement.Config{All: r.all(), StallWarning: r.settings.StallWarning, StallShutdown: r.settings.StallShutdown})
+	n.home = agreement.NewHome(agreement.Config{All: r.all(), StallWarning: r.settings.StallWarning, StallShutdown: r.settings.StallShutdown, Elastic: r.settings.Elastic})
 	n.step(func(*agreement.Home) {})
 }
 
@@ -54,7 +54,7 @@ func (n *names) settle() {
 	n.charged = n.home.Waiting()
 }
 
-// joinedRanks are the ranks that have joined, leftRanks those that have said goodbye. The sets are shared: do not
+// joinedRanks are the ranks that have joined, leftRanks those that have said goodbye, or that an elastic job has lost. The sets are shared: do not
 // change them.
 func (r *round) joinedRanks() rankset.Set { return *r.names.joined.Load() }
 

@@ -58,7 +58,7 @@ func newRound(s *Server, first *membership.Epoch) *round {
 	r.desert = sync.OnceFunc(func() { close(r.deserted) })
 	r.settings = room.Round{
 		Pool: s.pool, Log: s.cfg.Log, RankOrder: s.cfg.RankOrder, Seed: s.cfg.Seed, Model: s.cfg.Model,
-		StallWarning: s.cfg.StallWarning, StallShutdown: s.cfg.StallShutdown, Membership: r.members,
+		Elastic: first.Elastic, StallWarning: s.cfg.StallWarning, StallShutdown: s.cfg.StallShutdown, Membership: r.members,
 	}
 	r.mu.Place(room.LevelRound, "round.mu")
 	r.cork.mu.Place(room.LevelConn, "cork.mu")
@@ -67,7 +67,7 @@ func newRound(s *Server, first *membership.Epoch) *round {
 	return r
 }
 
-// all is the ranks of the round.
+// all is the ranks of the round that were not lost.
 func (r *round) all() rankset.Set { return r.members.Now().Live() }
 
 // announce takes in a tensor that a rank is about to use.
@@ -177,7 +177,8 @@ func (r *round) report(h *wire.Header, iteration wire.Report) error {
 	return t.held.Report(h, iteration)
 }
 
-// lose notes that a rank is gone without a goodbye: all others are told. The scheduler hears of which round: its next one
+// lose notes that a rank is gone without a goodbye: all others are told. (Of an elastic job's rank only the scheduler is, which
+// begins the next epoch without it.) The scheduler hears of which round: its next one
 // may have begun when the report arrives.
 func (r *round) lose(l wire.Lost) {
 	l.Round = r.members.Now().Round
@@ -186,11 +187,16 @@ func (r *round) lose(l wire.Lost) {
 		r.mu.Unlock()
 		return
 	}
-	r.lost = &l
+	ends := !r.settings.Elastic || l.Role != wire.RoleWorker
+	if ends {
+		r.lost = &l
+	}
 	r.mu.Unlock()
-	r.desert()
 	r.s.cfg.Log.Debug("peer lost", zap.String("role", string(l.Role)), zap.Int("rank", l.Rank), zap.String("why", l.Why))
-	r.notify(r.all(), func(c *conn) { c.sendJSON(wire.Header{Type: wire.TypeLost}, l) }, func(n Notices) { n.Lost(l) })
+	if ends {
+		r.desert()
+		r.notify(r.all(), func(c *conn) { c.sendJSON(wire.Header{Type: wire.TypeLost}, l) }, func(n Notices) { n.Lost(l) })
+	}
 	if r.s.cfg.OnLost != nil {
 		r.s.cfg.OnLost(l)
 	}

@@ -4,7 +4,7 @@
 // dedicated on a CPU node.
 //
 // Reading order: server.go (what there is), round.go (one init to shutdown), tensor.go (a tensor and its room), conn.go and
-// replies.go (frames in and out), local.go (the in-process way), names.go (ranks that disagree or do not come), join.go; then
+// replies.go (frames in and out), local.go (the in-process way), names.go (ranks that disagree or do not come), join.go, elastic.go; then
 // the rooms: package room (what passes between the shell and them), sums (what is summed), held (values that ranks read
 // and change), transfer (broadcast, allgather, alltoall).
 package server
@@ -78,8 +78,12 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Begin starts a round with its first epoch and ends the one before.
+// Begin starts a round with its first epoch and ends the one before. With a later epoch of the round it goes on in that.
 func (s *Server) Begin(first *membership.Epoch) {
+	if r := s.running(); r != nil && r.members.Now().Round == first.Round {
+		r.follow(first)
+		return
+	}
 	s.swap(newRound(s, first))
 	s.cfg.Log.Debug("round begins", zap.Uint64("round", first.Round), zap.Int("workers", len(first.Workers)))
 }

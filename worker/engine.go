@@ -323,6 +323,20 @@ func (e *Engine) Lost(l wire.Lost) {
 	e.end(fmt.Errorf("%w: %s %d%s is gone: %s", ErrPeerLost, l.Role, l.Rank, e.hostOf(l), l.Why))
 }
 
+// Follow goes on in a later epoch of the round, without the ranks that an elastic job has lost. Operations in flight end as the servers
+// say, which wait for those ranks no longer.
+func (e *Engine) Follow(later *membership.Epoch) {
+	e.mu.Lock()
+	lost, err := e.cfg.Membership.Lose(later)
+	e.mu.Unlock()
+	if err != nil {
+		e.cfg.Log.Error("an epoch that cannot follow", zap.Uint32("epoch", later.Number), zap.Error(err))
+	}
+	for _, d := range lost {
+		e.cfg.Log.Info("the job goes on without "+d.String(), zap.Uint32("epoch", later.Number), zap.String("why", d.Why))
+	}
+}
+
 func (e *Engine) hostOf(l wire.Lost) string {
 	m := membership.Member{Role: membership.WorkerRole, Number: l.Rank}
 	if l.Role == wire.RoleServer {

@@ -40,7 +40,7 @@ func (e *Engine) Join(done func(Output, error)) error {
 // send tells all servers, once, on every connection: it must not overtake what was pushed on another.
 func (j *joinState) send(e *Engine) {
 	e.mu.Lock()
-	sent, epoch := j.sent, e.epoch().Number
+	sent, epoch := j.sent, e.epoch().Joins
 	j.sent = true
 	e.mu.Unlock()
 	if sent {

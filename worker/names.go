@@ -64,7 +64,7 @@ func (b *book) register(op *Op) *operation {
 	if n.spare = nil; o == nil {
 		o = new(operation)
 	}
-	o.Op, o.n, o.epoch = *op, n, b.epoch().Number
+	o.Op, o.n, o.epoch = *op, n, b.epoch().Joins
 	o.seq, o.err = n.Count()
 	b.inflight[o] = struct{}{}
 	if o.err != nil {
@@ -101,7 +101,7 @@ func (d *declaration) await(o *operation) bool {
 func (b *book) nameOf(id nameID) *nameState {
 	n := b.names[id]
 	if n == nil {
-		n = &nameState{Uses: agreement.NewUses[*operation, *declaration](b.epoch().Origin)}
+		n = &nameState{Uses: agreement.NewUses[*operation, *declaration](b.epoch().Joins)}
 		b.names[id] = n
 	}
 	return n

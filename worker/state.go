@@ -131,7 +131,7 @@ func (b *book) stateEntries() ([]stateEntry, error) {
 func (b *book) asking(s *stateEntry) *operation {
 	n := b.names[s.nameID]
 	op := Op{Kind: s.d.t.Kind, Name: s.name, Set: wire.ProcessSet{ID: s.set, Ranks: s.d.t.Ranks}}
-	o := &operation{Op: op, n: n, d: s.d, iteration: s.d.next, epoch: b.epoch().Number, beside: true}
+	o := &operation{Op: op, n: n, d: s.d, iteration: s.d.next, epoch: b.epoch().Joins, beside: true}
 	o.seq = n.Beside(o, s.d)
 	b.inflight[o] = struct{}{}
 	return o
@@ -191,7 +191,7 @@ func (e *Engine) SetState(state []byte) error {
 		for _, d := range n.decls {
 			switch {
 			case d.coding != nil && d.t.Kind != units.Accumulate:
-				over[d] = wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch().Number, Rank: uint16(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.Next()}
+				over[d] = wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch().Joins, Rank: uint16(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.Next()}
 				e.withdraw(d)
 				continue
 			case d.coding != nil:

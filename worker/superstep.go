@@ -109,7 +109,7 @@ func (b *book) headerOf(r superstep.Report, flags wire.Flags, d *declaration) wi
 		flags |= wire.FlagAsk
 	}
 	return wire.Header{
-		Type: wire.TypeReport, Flags: flags, Epoch: b.epoch().Number, Tensor: d.t.ID, Rank: uint16(r.Rank), Iteration: r.Superstep,
+		Type: wire.TypeReport, Flags: flags, Epoch: b.epoch().Joins, Tensor: d.t.ID, Rank: uint16(r.Rank), Iteration: r.Superstep,
 	}
 }
 

@@ -16,6 +16,7 @@ type Config struct {
 	All           rankset.Set   // ranks of the job
 	StallWarning  time.Duration // warn of operations that wait this long; 0 for never
 	StallShutdown time.Duration // end those that wait this long; 0 for never
+	Elastic       bool          // operations go on without ranks that have left or were lost
 }
 
 // Home is what one server has heard of the names in one round of the job. The names whose home is elsewhere have
@@ -25,7 +26,7 @@ type Config struct {
 //
 //  1. An operation is in its name's window from the coming of its first rank until its last one comes or it
 //     fails: what is in the window lacks a rank of its process set that has not joined.
-//  2. No operation in a window waits for a rank that has left, and none is hindered by one that has joined.
+//  2. No operation in a window waits for a rank that has left, and none is hindered by one that has joined (in an elastic job: or left).
 //  3. A rank is told of a failed operation once, and again only where it brings that operation afterwards: it may
 //     not have been connected when the others were told. (Home remembers the latest maxTold failures of a name.)
 //  4. What has failed is not in the window: no operation that ranks were told of, and none of the failed generation
@@ -37,6 +38,7 @@ type Home struct {
 	names  map[ID]*name
 	joined rankset.Set // replaced, never changed
 	left   rankset.Set // replaced, never changed
+	latest int         // that joined
 	spare  []*arrival
 
 	waiting int // operations in all windows
@@ -135,7 +137,11 @@ func (h *Home) hindrance(a *arrival, t *Tensor, rank int) reason {
 	}
 	a.ranks.Add(rank)
 	if h.left.Len() > 0 {
-		if gone := h.left.Overlap(t.Ranks).Minus(a.ranks); gone.Len() > 0 {
+		if h.cfg.Elastic {
+			if text := t.brokenBy(h.left.Minus(a.ranks)); text != "" {
+				return reason{units.FailUnsupported, text}
+			}
+		} else if gone := h.left.Overlap(t.Ranks).Minus(a.ranks); gone.Len() > 0 {
 			return reason{units.FailUnsupported, hasLeft(t, gone.Ranks()[0])}
 		}
 	}
@@ -147,7 +153,19 @@ func (h *Home) hindrance(a *arrival, t *Tensor, rank int) reason {
 
 // complete reports whether every rank has come that can.
 func (h *Home) complete(a *arrival) bool {
+	if h.cfg.Elastic {
+		return a.t.Ranks.Without(a.ranks, h.joined, h.left) == 0
+	}
 	return a.t.Ranks.Without(a.ranks, h.joined) == 0
+}
+
+// missing are the ranks that an operation waits for.
+func (h *Home) missing(a *arrival) rankset.Set {
+	missing := a.t.Ranks.Minus(a.ranks).Minus(h.joined)
+	if h.cfg.Elastic {
+		missing = missing.Minus(h.left)
+	}
+	return missing
 }
 
 // Fail ends an operation on every rank for a reason found on this server.

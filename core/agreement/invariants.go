@@ -23,8 +23,9 @@ func (h *Home) check(id ID, n *name) {
 	for count, a := range n.window {
 		invariant.Check(a.ranks.Len() > 0 && a.t.Ranks.Covers(a.ranks), "1: %d of %q waits with ranks %v of %v", count, id.Name, a.ranks, a.t.Ranks)
 		invariant.Check(!h.complete(a), "1: %d of %q waits though ranks %v of %v have come", count, id.Name, a.ranks, a.t.Ranks)
-		missing := a.t.Ranks.Minus(a.ranks)
+		missing := h.missing(a)
 		invariant.Check(missing.Overlap(h.left).Len() == 0, "2: %d of %q waits for %v, of which %v have left", count, id.Name, missing, h.left)
+		invariant.Check(!h.cfg.Elastic || a.t.brokenBy(h.left.Minus(a.ranks)) == "", "2: %d of %q waits, where ranks %v have gone", count, id.Name, h.left)
 		invariant.Check(a.t.hinderedBy(h.joined) == "", "2: %d of %q waits, where ranks %v have joined", count, id.Name, h.joined)
 		_, told := n.told[count]
 		invariant.Check(!told, "4: %d of %q waits though its failure was told", count, id.Name)

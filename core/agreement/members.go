@@ -14,11 +14,17 @@ func (h *Home) Joined() rankset.Set { return h.joined }
 // Left are the ranks that said goodbye. The set is shared: do not change it.
 func (h *Home) Left() rankset.Set { return h.left }
 
+// Latest is the rank that joined last.
+func (h *Home) Latest() int { return h.latest }
+
 // Join notes that a rank has no more data, and reports whether that is every rank now: then Reset follows.
 func (h *Home) Join(rank int) (all bool, told []Failure) {
+	if h.cfg.Elastic && h.left.Has(rank) {
+		return false, nil // it was lost meanwhile
+	}
 	joined := h.joined.Clone()
 	joined.Add(rank)
-	h.joined = joined
+	h.joined, h.latest = joined, rank
 	for _, w := range h.pick(func(a *arrival) bool { return a.t.Ranks.Has(rank) }) {
 		if !w.still() {
 			continue
@@ -31,13 +37,43 @@ func (h *Home) Join(rank int) (all bool, told []Failure) {
 	}
 	told = h.failJoins(told)
 	h.checkAll()
-	return joined.Covers(h.cfg.All), told
+	return h.allJoined(), told
+}
+
+// allJoined reports whether every rank that is left has joined, and some have.
+func (h *Home) allJoined() bool {
+	all := h.cfg.All
+	if h.cfg.Elastic {
+		all = all.Minus(h.left)
+	}
+	return h.joined.Len() > 0 && h.joined.Covers(all)
 }
 
 // Waiting is an operation that waits for a rank on this server, whether all ranks have come to it or not.
 type Waiting struct {
 	Tensor *Tensor
 	Count  uint64
+}
+
+// Lose notes that a rank of an elastic job has left or was lost. Operations go on without it, but for those that cannot be done
+// then. It reports whether all that are left have joined now: then Reset follows.
+func (h *Home) Lose(rank int) (all bool, told []Failure) {
+	left, joined := h.left.Clone(), h.joined.Clone()
+	left.Add(rank)
+	joined.Remove(rank)
+	h.left, h.joined = left, joined
+	for _, w := range h.pick(func(a *arrival) bool { return a.t.Ranks.Has(rank) && !a.ranks.Has(rank) }) {
+		if !w.still() {
+			continue
+		}
+		if text := w.a.t.brokenBy(left.Minus(w.a.ranks)); text != "" {
+			told = h.fail(told, w.n, w.a.t, w.count, reason{units.FailUnsupported, text})
+		} else if h.complete(w.a) {
+			h.drop(w.n, w.count)
+		}
+	}
+	h.checkAll()
+	return h.allJoined(), told
 }
 
 // Leave notes that a rank says goodbye, and fails what waits for it: in the windows, what the caller has found,
@@ -62,7 +98,7 @@ func (h *Home) Leave(rank int, elsewhere []Waiting) (told []Failure) {
 // failJoins ends the joins that wait for a rank which has left instead.
 func (h *Home) failJoins(told []Failure) []Failure {
 	gone := h.left.Minus(h.joined)
-	if h.joined.Len() == 0 || gone.Len() == 0 {
+	if h.joined.Len() == 0 || gone.Len() == 0 || h.cfg.Elastic {
 		return told
 	}
 	joined := h.joined

@@ -17,7 +17,7 @@ func (h *Home) Tick(now time.Duration) (slow []Stall, told []Failure) {
 			continue
 		}
 		a := w.a
-		waited, missing := now-a.since, a.t.Ranks.Minus(a.ranks).Minus(h.joined)
+		waited, missing := now-a.since, h.missing(a)
 		if over(waited, h.cfg.StallShutdown) {
 			text := fmt.Sprintf("%q stalled: %s did not come within %v, while %s waited", a.t.Name, missing.Named(), h.cfg.StallShutdown, a.ranks.Named())
 			told = h.fail(told, w.n, a.t, w.count, reason{units.FailStall, text})
@@ -37,7 +37,7 @@ func (h *Home) Longest(now time.Duration, most int) []Stall {
 	var all []Stall
 	for _, w := range found[:min(len(found), most)] {
 		a := w.a
-		all = append(all, Stall{Ranks: a.ranks.Clone(), Name: a.t.Name, Missing: a.t.Ranks.Minus(a.ranks).Minus(h.joined), Waited: now - a.since})
+		all = append(all, Stall{Ranks: a.ranks.Clone(), Name: a.t.Name, Missing: h.missing(a), Waited: now - a.since})
 	}
 	return all
 }

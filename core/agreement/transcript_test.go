@@ -21,6 +21,7 @@ import (
 //	arrive RANK TENSOR COUNT          cancel RANK TENSOR COUNT [own-will|anew]
 //	fail TENSOR COUNT CODE WHY...     wait DURATION: time passes, then the home looks for stalls
 //	join RANK                         leave RANK [TENSOR COUNT]...: what waits for it outside the windows
+//	lose RANK: in an elastic job (new … elastic)
 //	reset                             state: what waits for ranks
 //	longest N                         those that have waited longest
 func TestTranscripts(t *testing.T) {
@@ -118,6 +119,12 @@ func (s *stage) act(verb string, args []string) {
 			elsewhere = append(elsewhere, Waiting{s.tensors[args[i]], s.number(args[i+1])})
 		}
 		s.tell(s.h.Leave(s.rank(args[0]), elsewhere))
+	case "lose":
+		all, told := s.h.Lose(s.rank(args[0]))
+		s.tell(told)
+		if all {
+			s.say("all who are left have joined")
+		}
 	case "wait":
 		s.now += s.duration(args[0])
 		slow, told := s.h.Tick(s.now)
@@ -140,7 +147,7 @@ func (s *stage) act(verb string, args []string) {
 
 func (s *stage) begin(o map[string]string) {
 	s.all = s.ranks(o["ranks"])
-	s.h = NewHome(Config{All: s.all, StallWarning: s.duration(o["warning"]), StallShutdown: s.duration(o["shutdown"])})
+	s.h = NewHome(Config{All: s.all, StallWarning: s.duration(o["warning"]), StallShutdown: s.duration(o["shutdown"]), Elastic: o["elastic"] == "yes"})
 	s.now, s.tensors = 0, map[string]*Tensor{}
 }
 

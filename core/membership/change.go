@@ -61,6 +61,9 @@ func (e *Epoch) Return(m Member, incarnation uint64) error {
 	return fmt.Errorf("process %#x is not %v of the job", incarnation, m)
 }
 
+// Departures are the processes that have gone, the oldest first.
+func (e *Epoch) Departures() []Departure { return slices.Clone(e.gone) }
+
 // firstAfter is the iteration from which the next epoch holds: the greatest that anyone has pushed, plus one. pushed has,
 // for each server, the iterations of its furthest rank.
 func (e *Epoch) firstAfter(pushed []uint64) uint64 {
@@ -75,7 +78,7 @@ func (e *Epoch) firstAfter(pushed []uint64) uint64 {
 // ranks have joined, in Horovod's sense, and have used their tensors unequally often.
 func (e *Epoch) Anew() *Epoch {
 	return &Epoch{
-		Round: e.Round, Number: e.Number + 1, Origin: e.Number + 1, Policy: e.Policy, initial: e.initial,
+		Round: e.Round, Number: e.Number + 1, Origin: e.Number + 1, Joins: e.Joins + 1, Policy: e.Policy, Elastic: e.Elastic, initial: e.initial,
 		Workers: e.Workers, Servers: e.Servers, gone: e.gone,
 	}
 }
@@ -84,7 +87,7 @@ func (e *Epoch) Anew() *Epoch {
 // keep their server, unless the policy remaps. An error names the part of the change that is impossible; the epoch then stays current.
 func (e *Epoch) Next(c Change) (*Epoch, error) {
 	next := &Epoch{
-		Round: e.Round, Number: e.Number + 1, First: e.firstAfter(c.Pushed), Origin: e.Origin, Policy: e.Policy, initial: e.initial,
+		Round: e.Round, Number: e.Number + 1, First: e.firstAfter(c.Pushed), Origin: e.Origin, Joins: e.Joins, Policy: e.Policy, Elastic: e.Elastic, initial: e.initial,
 		Workers: slices.Clone(e.Workers), Servers: slices.Clone(e.Servers), gone: slices.Clone(e.gone),
 	}
 	for _, l := range c.Lose {

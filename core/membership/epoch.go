@@ -33,7 +33,10 @@ type Epoch struct {
 	First uint64
 	// Origin is the epoch since which iterations are counted: 0, or the last one that Anew has made.
 	Origin uint32
+	Joins  uint32 // how often Anew has been: the number of the count of iterations, which frames carry
 	Policy string // how keys are placed, as placement.Parse reads it
+	// Elastic says that the job goes on without a member that is lost; else its loss ends the job.
+	Elastic bool
 
 	Workers []Worker // by rank
 	Servers []Server // by index

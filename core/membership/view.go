@@ -2,12 +2,15 @@ package membership
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 )
 
 // View holds the current epoch of a round. The parts of a process read it on every operation: Now is one atomic load.
-// Only one goroutine at a time may call Anew or Advance, for example under the lock of what changes with the epoch.
-type View struct{ at atomic.Pointer[step] }
+type View struct {
+	mu sync.Mutex // held by who makes the next epoch
+	at atomic.Pointer[step]
+}
 
 // step is an epoch while it is current.
 type step struct {
@@ -33,15 +36,44 @@ func (v *View) Watch() (*Epoch, <-chan struct{}) {
 
 // Anew makes the current epoch's Anew the current one.
 func (v *View) Anew() {
-	s := v.at.Load()
-	v.at.Store(&step{s.epoch.Anew(), make(chan struct{})})
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.replace(v.Now().Anew())
+}
+
+// Lose goes on without the members that later has lost and the current epoch has not, and returns them. A node numbers its epochs by
+// itself: it may hear of a loss before all ranks have joined, and another node after.
+func (v *View) Lose(later *Epoch) (lost []Departure, err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	now := v.Now()
+	var c Change
+	for _, d := range later.gone {
+		if d.Lost && now.Return(d.Member, d.Incarnation) == nil {
+			lost = append(lost, d)
+			c.Lose = append(c.Lose, Loss{d.Member, d.Why})
+		}
+	}
+	if len(lost) == 0 {
+		return nil, nil
+	}
+	next, err := now.Next(c)
+	if err == nil {
+		v.replace(next)
+	}
+	return lost, err
+}
+
+func (v *View) replace(next *Epoch) {
+	s := v.at.Swap(&step{next, make(chan struct{})})
 	close(s.over)
 }
 
 // Advance makes a later epoch of the round the current one. A node that was disconnected may skip some.
 func (v *View) Advance(next *Epoch) error {
-	s := v.at.Load()
-	now := s.epoch
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	now := v.Now()
 	switch {
 	case next.Round != now.Round:
 		return fmt.Errorf("epoch %d of round %#x does not follow one of round %#x", next.Number, next.Round, now.Round)
@@ -52,7 +84,6 @@ func (v *View) Advance(next *Epoch) error {
 	case next.Origin == now.Origin && next.First < now.First:
 		return fmt.Errorf("epoch %d holds from iteration %d, epoch %d from %d", next.Number, next.First, now.Number, now.First)
 	}
-	v.at.Store(&step{next, make(chan struct{})})
-	close(s.over)
+	v.replace(next)
 	return nil
 }

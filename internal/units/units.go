@@ -114,6 +114,9 @@ func (k Kind) NeedsAll() bool {
 	return k == Allgather || k == Broadcast || k == Alltoall || k == Reducescatter
 }
 
+// Splits reports whether the ranks of the process set divide rows among them, so that none may be missing.
+func (k Kind) Splits() bool { return k == Alltoall || k == Reducescatter }
+
 // HasOp reports whether the operation combines contributions by an operator that the user names.
 func (k Kind) HasOp() bool { return k == Allreduce || k == Reducescatter || k == Accumulate }
 

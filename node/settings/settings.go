@@ -47,6 +47,7 @@ type Settings struct {
 	Servers      string `json:"servers"`       // "embedded", "dedicated" or "both"
 	NumServers   int    `json:"num_servers"`   // dedicated servers that the job waits for; 0: the scheduler's number
 	Placement    string `json:"placement"`     // as core/placement reads it; "": the scheduler's choice
+	Elastic      bool   `json:"elastic"`       // the job goes on without a worker that is lost
 	ServerMemory int64  `json:"server_memory"` // bound of a server's buffers; Complete replaces 0 by a share of the machine's memory
 	ServerShards int    `json:"server_shards"` // 0: one per core
 
@@ -113,6 +114,9 @@ func FromEnv(env map[string]string) (Settings, []string, error) {
 func agree(s *Settings) error {
 	if (s.TLSCert == "") != (s.TLSKey == "") || s.TLSCert != "" && s.TLSCA == "" {
 		return errors.New("TLS needs all of PACELINE_TLS_CERT, PACELINE_TLS_KEY and PACELINE_TLS_CA")
+	}
+	if s.Role == "worker" && s.Elastic && s.Servers != "dedicated" {
+		return errors.New("PACELINE_ELASTIC=1 needs PACELINE_SERVERS=dedicated (paceline run --servers HOSTS): a worker that is lost must not take keys with it")
 	}
 	if s.StallShutdown > 0 && s.StallShutdown < s.StallWarning {
 		s.StallWarning = s.StallShutdown // Horovod's scripts set only the shutdown

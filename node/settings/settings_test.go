@@ -349,11 +349,11 @@ func TestWhatMustAgreeIsInTheTable(t *testing.T) {
 		s := read(t, e)
 		return strings.Join(slices.Sorted(maps.Keys(s.Alike())), " ")
 	}
-	everywhere := "PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER"
+	everywhere := "PACELINE_ELASTIC PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER"
 	if got := names(env{"PACELINE_ROLE": "server", "PACELINE_SCHEDULER": "127.0.0.1:7000"}); got != everywhere {
 		t.Errorf("a server states %s, want %s", got, everywhere)
 	}
-	want := "PACELINE_CHECK_PARAMETERS PACELINE_COMPRESSION PACELINE_PARKING PACELINE_PARTITION_BYTES PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER PACELINE_SYNC"
+	want := "PACELINE_CHECK_PARAMETERS PACELINE_COMPRESSION PACELINE_ELASTIC PACELINE_PARKING PACELINE_PARTITION_BYTES PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER PACELINE_SYNC"
 	if got := names(env{}); got != want {
 		t.Errorf("a worker states %s, want %s", got, want)
 	}

@@ -122,6 +122,27 @@ func (v *value) pull(q *room.Request) {
 	}
 	v.mu.Unlock()
 	v.deliver(replies)
+	if r.has(wire.FlagDeclare) {
+		v.orphaned()
+	}
+}
+
+// orphaned ends the declarations of a value whose root has gone before it gave it (in an elastic job).
+func (v *value) orphaned() {
+	if !v.Lost().Has(v.Root) {
+		return
+	}
+	v.mu.Lock()
+	var seqs []uint64
+	for i := range v.state.waiting {
+		if r := &v.state.waiting[i]; r.has(wire.FlagDeclare) && !v.state.known {
+			seqs = append(seqs, r.h.Seq)
+		}
+	}
+	v.mu.Unlock()
+	for _, seq := range seqs {
+		v.Shell.Fail(seq, units.FailUnsupported, fmt.Sprintf("its root, rank %d, has gone before it gave the value", v.Root))
+	}
 }
 
 // step drives the machine for nobody who waits, and returns what is to be delivered.
@@ -170,6 +191,7 @@ func (v *value) UpdateMembership() {
 		v.tuner.Load().updateMembership(v, live)
 	}
 	v.deliver(replies)
+	v.orphaned()
 }
 
 // cancel gives the value up.

@@ -18,7 +18,7 @@ import (
 // Shell is what a room needs of the round that it serves, for one tensor. A room calls it without holding a lock of its
 // own, but for Joined and Left.
 type Shell interface {
-	// Joined are the job's ranks that have no more data, Left those that have shut down. Both sets are shared: do not
+	// Joined are the job's ranks that have no more data, Left those that have shut down, or that an elastic job has lost. Both sets are shared: do not
 	// change them.
 	Joined() rankset.Set
 	Left() rankset.Set
@@ -39,6 +39,7 @@ type Round struct {
 	Pool          *mempool.Pool
 	Log           *zap.Logger
 	RankOrder     bool            // sum in rank order, so that runs repeat bit for bit
+	Elastic       bool            // the job goes on without ranks that have gone
 	Seed          uint64          // of the random numbers that codecs draw
 	Model         condition.Model // of tensors that are declared without one
 	StallWarning  time.Duration

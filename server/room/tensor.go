@@ -60,7 +60,7 @@ func NewTensor(t *wire.Tensor, r *Round, s Shell) (*Tensor, error) {
 		n.Type, n.Reduce, n.Prescale, n.Postscale = units.Int64, units.Sum, 1, 1
 	}
 	// Where an iteration may be closed without a rank, a part of that rank's push must not be in the sum.
-	n.Whole = n.Reduce == units.Adasum || r.RankOrder || !n.Model.Whole()
+	n.Whole = n.Reduce == units.Adasum || r.RankOrder || r.Elastic || !n.Model.Whole()
 	if err := n.check(); err != nil {
 		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
@@ -79,10 +79,10 @@ func (t *Tensor) Dataflow() condition.Dataflow {
 }
 
 // Live are those of the tensor's ranks that still take part. A sum needs what every rank has to give,
-// so that one which left is an error; a held value goes on without it.
+// so that one which left is an error; a held value goes on without it, and so does in an elastic job all that does not split rows.
 func (t *Tensor) Live() rankset.Set {
 	live := t.Members.Minus(t.Zeros())
-	if t.Held() {
+	if t.Held() || t.Round.Elastic && !t.Kind.Splits() {
 		live = live.Minus(t.Shell.Left())
 	}
 	return live
@@ -95,6 +95,14 @@ func (t *Tensor) Zeros() rankset.Set {
 		return rankset.Set{}
 	}
 	return t.Shell.Joined().Overlap(t.Members)
+}
+
+// Lost are the ranks that an operation of an elastic job does without.
+func (t *Tensor) Lost() rankset.Set {
+	if !t.Round.Elastic {
+		return rankset.Set{}
+	}
+	return t.Shell.Left().Overlap(t.Members)
 }
 
 // Gone reports whether an iteration was given up. What is found to live under the lock of a room is also found by the
@@ -136,8 +144,8 @@ func (t *Tensor) setCodec() error {
 
 // check finds what would be no tensor of this round, or not one that the kernels can take.
 func (t *Tensor) check() error {
-	if live := t.Round.Membership.Now().Live(); !live.Covers(t.Members) {
-		return fmt.Errorf("it is of ranks %v, where the job has %d", t.Members, live.Len())
+	if ranks := len(t.Round.Membership.Now().Workers); !rankset.Range(ranks).Covers(t.Members) {
+		return fmt.Errorf("it is of ranks %v, where the job has %d", t.Members, ranks)
 	}
 	if t.Kind.HasOp() {
 		if err := t.Model.CheckWorkers(len(t.Ranks)); err != nil {

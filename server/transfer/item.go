@@ -15,6 +15,7 @@ import (
 type item struct {
 	h      wire.Header // of the put
 	data   []byte
+	t      *room.Tensor
 	pool   *mempool.Pool // data goes back there; nil where it is the tensor of the worker in this process
 	putter room.Reply    // of who put it, where that wants to know when all have it
 	refs   atomic.Int32
@@ -42,6 +43,7 @@ func (it *item) expect(t *room.Tensor) {
 		it.readers = t.Members.Clone()
 		it.readers.Remove(src)
 	}
+	it.readers.Subtract(t.Lost())
 	it.refs.Store(int32(max(it.readers.Len(), 1)))
 }
 

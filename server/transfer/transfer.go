@@ -7,6 +7,7 @@ import (
 
 	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -52,7 +53,7 @@ func (x *Room) put(t *room.Tensor, q *room.Request) error {
 	if src != q.From() || dst != -1 && !t.Members.Has(dst) {
 		return fmt.Errorf("put of %q from rank %d for rank %d, which are not the sender and a rank of %v", t.Name, src, dst, t.Members)
 	}
-	it := &item{h: q.Header}
+	it := &item{h: q.Header, t: t}
 	if q.Reply.Local() || q.Has(wire.FlagHome) {
 		it.putter = q.Reply
 	}
@@ -127,6 +128,9 @@ func (x *Room) get(t *room.Tensor, q *room.Request) error {
 		return nil
 	}
 	it.reply(due)
+	if src, _ := q.Endpoints(); t.Lost().Has(src) {
+		x.Lose(src) // which may have gone before the item was there to be found
+	}
 	return nil
 }
 
@@ -140,11 +144,45 @@ func (x *Room) ask(t *room.Tensor, h *wire.Header, r reader) (it *item, due []re
 	}
 	it = x.items[id]
 	if it == nil {
-		it = &item{}
+		it = &item{t: t}
 		x.items[id] = it
 	}
 	it.waiting = append(it.waiting, r)
 	return it, x.serve(id, it), true
+}
+
+// Lose has the items of an elastic job go on without a rank that has gone: nobody waits for it as a reader, and what it was
+// to give and has not ends with an error on every rank.
+func (x *Room) Lose(rank int) {
+	type ready struct {
+		it  *item
+		due []reader
+	}
+	type missed struct {
+		t   *room.Tensor
+		seq uint64
+	}
+	var freed []ready
+	var failed []missed
+	x.mu.Lock()
+	for id, it := range x.items {
+		switch {
+		case it.ready && it.readers.Remove(rank):
+			freed = append(freed, ready{it, x.serve(id, it)})
+		case !it.ready && int(id.source) == rank:
+			for _, r := range it.waiting {
+				failed = append(failed, missed{it.t, r.seq})
+			}
+		}
+	}
+	x.mu.Unlock()
+	for _, f := range freed {
+		f.it.reply(f.due)
+		f.it.release(1)
+	}
+	for _, f := range failed {
+		f.t.Shell.Fail(f.seq, units.FailUnsupported, fmt.Sprintf("rank %d has gone before all had what it gives", rank))
+	}
 }
 
 // Cancel forgets a tensor's items from an iteration on; operations of the worker in this process end with err.

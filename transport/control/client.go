@@ -38,7 +38,7 @@ type Config struct {
 	OnLost    func(wire.Lost)         // the job has lost a node, possibly this one
 	Progress  func() wire.Progress    // how far this node is; called as the other two are; nil for a node that takes no part
 	OnRemoved func(wire.RemovedSet)   // every worker has removed a process set; nil for a node that is no dedicated server
-	OnRoster  func(*membership.Epoch) // the first epoch of a round that this node is in; each once, the first before Register returns; owned by the callee
+	OnRoster  func(*membership.Epoch) // an epoch of a round that this node is in; each once, the round's first before Register returns; owned by the callee
 }
 
 // Client is a node's line to the scheduler. Its methods may be called from any goroutine.

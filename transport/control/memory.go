@@ -13,7 +13,7 @@ import (
 // The client stores each answer before it passes it on, so that none is missing.
 type memory struct {
 	register wire.Register         // as this node last registered
-	roster   *wire.Roster          // of the latest round
+	roster   *wire.Roster          // of the latest epoch
 	tensors  map[string][]declared // by process set and name
 	sets     map[uint32]wire.ProcessSet
 	calls    uint64 // on process sets, answered or given up
@@ -28,10 +28,10 @@ func newMemory() memory {
 	return memory{tensors: map[string][]declared{}, sets: map[uint32]wire.ProcessSet{}}
 }
 
-// learn stores what a message says and reports whether it brought the roster of a new round. The
+// learn stores what a message says and reports whether it brought the roster of a new round, or of a later epoch. The
 // request is nil where it was given up meanwhile, or where there was none.
 func (k *memory) learn(r *request, m *wire.Control) (fresh bool) {
-	if m.Roster != nil && (k.roster == nil || k.roster.Round != m.Roster.Round) {
+	if m.Roster != nil && (k.roster == nil || k.roster.Round != m.Roster.Round || k.roster.Epoch != m.Roster.Epoch) {
 		k.roster = m.Roster
 		fresh = true
 	}

@@ -5,10 +5,11 @@ import (
 	"slices"
 
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// EpochOf makes a round's first epoch of its roster. An error names the first thing that is wrong with it.
+// EpochOf makes an epoch of its roster. An error names the first thing that is wrong with it.
 func EpochOf(r *wire.Roster) (*membership.Epoch, error) {
 	workers := make([]membership.Node, len(r.Workers))
 	for rank, n := range r.Workers {
@@ -33,16 +34,30 @@ func EpochOf(r *wire.Roster) (*membership.Epoch, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.Number = r.Epoch
 	if !slices.EqualFunc(r.Servers, e.Servers, func(n wire.Node, s membership.Server) bool { return n.Session == s.Incarnation }) {
 		return nil, fmt.Errorf("%d servers are not in their order", len(r.Servers))
 	}
+	e.Elastic = r.Elastic
+	if len(r.Gone) > 0 {
+		if e, err = e.Next(membership.Change{Lose: each.Of(r.Gone, lossOf)}); err != nil {
+			return nil, err
+		}
+	}
+	e.Number = r.Epoch
 	return e, nil
 }
 
-// RosterOf is a round's first epoch as it travels.
+func lossOf(l wire.Lost) membership.Loss {
+	m := membership.Member{Role: membership.WorkerRole, Number: l.Rank}
+	if l.Role == wire.RoleServer {
+		m.Role = membership.ServerRole
+	}
+	return membership.Loss{Member: m, Why: l.Why}
+}
+
+// RosterOf is an epoch as it travels.
 func RosterOf(e *membership.Epoch) wire.Roster {
-	r := wire.Roster{Round: e.Round, Epoch: e.Number, Placement: e.Policy, Workers: make([]wire.Node, len(e.Workers)), Servers: make([]wire.Node, len(e.Servers))}
+	r := wire.Roster{Round: e.Round, Epoch: e.Number, Placement: e.Policy, Elastic: e.Elastic, Workers: make([]wire.Node, len(e.Workers)), Servers: make([]wire.Node, len(e.Servers))}
 	for rank, w := range e.Workers {
 		r.Workers[rank] = wireNode(wire.RoleWorker, rank, w.Node)
 	}
@@ -52,6 +67,13 @@ func RosterOf(e *membership.Epoch) wire.Roster {
 		} else {
 			r.Servers[i] = wireNode(wire.RoleWorker, s.Rank, s.Node)
 		}
+	}
+	for _, d := range e.Departures() {
+		l := wire.Lost{Role: wire.RoleWorker, Rank: d.Number, Why: d.Why}
+		if d.Role == membership.ServerRole {
+			l.Role = wire.RoleServer
+		}
+		r.Gone = append(r.Gone, l)
 	}
 	return r
 }

@@ -175,11 +175,13 @@ type Node struct {
 	Session   uint64       `json:"session,omitempty"`   // random number of the process, its incarnation; the same after a reconnection to the scheduler
 }
 
-// Roster is the first epoch of a round (core/membership), the same on every node.
+// Roster is an epoch of a round (core/membership), the same on every node: the first one's members, and who of them has gone.
 type Roster struct {
 	Round     uint64 `json:"round"`               // one init to shutdown of all workers; random start, never reused
-	Epoch     uint32 `json:"epoch"`               // membership epoch at the start of the round
+	Epoch     uint32 `json:"epoch"`               // its number
 	Placement string `json:"placement,omitempty"` // how keys are placed, as core/placement reads it; "" is its default
+	Elastic   bool   `json:"elastic,omitempty"`   // the job goes on without a lost worker
+	Gone      []Lost `json:"gone,omitempty"`      // members that were lost since the round began, the oldest first
 	Workers   []Node `json:"workers"`
 	// Servers in the order of their indices. An embedded server has its worker's rank in Rank and
 	// Role worker; a dedicated one has Role server.
@@ -242,12 +244,13 @@ type Register struct {
 	Workers   int    `json:"workers"`             // number of workers in the job, 0 if the node does not know
 	Dedicated int    `json:"dedicated"`           // number of dedicated servers that the job waits for, 0 if not known
 	Placement string `json:"placement,omitempty"` // "round-robin" or "largest-first"; "" is the scheduler's setting
+	Elastic   bool   `json:"elastic,omitempty"`   // the job goes on without a lost worker
 	// Alike are settings, by name, of which all nodes that state them must have one value (node/settings has the list).
 	Alike map[string]string `json:"alike,omitempty"`
-	// Elastic is the number of the round by the count of a launcher whose job changes its size; 0 under others.
-	Elastic uint64 `json:"elastic,omitempty"`
-	Known   *Known `json:"known,omitempty"`
-	More    bool   `json:"more,omitempty"` // Known continues in the sender's next register; only the last one is answered
+	// LauncherRound is the number of the round by the count of a launcher whose job changes its size; 0 under others.
+	LauncherRound uint64 `json:"launcher_round,omitempty"`
+	Known         *Known `json:"known,omitempty"`
+	More          bool   `json:"more,omitempty"` // Known continues in the sender's next register; only the last one is answered
 }
 
 // Known is a node's knowledge of the running round, for a restarted scheduler.
@@ -343,6 +346,9 @@ func (c *Control) cutTexts() {
 }
 
 func (r *Roster) cutTexts() {
+	for i := range r.Gone {
+		r.Gone[i].cutTexts()
+	}
 	for i := range r.Workers {
 		r.Workers[i].cutTexts()
 	}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -17,6 +18,8 @@ type Job struct {
 	Start time.Duration // limit for the start of processes on other hosts
 	Peers time.Duration // after the first failure, for the others to detect it and end by themselves
 	Stop  time.Duration // from one signal to the next, stronger one
+
+	Elastic bool // the workers go on without those that fail
 
 	Say func(format string, args ...any) // reports a problem to the user
 }
@@ -35,6 +38,8 @@ type run struct {
 	alive map[*Task]*process
 
 	code    int         // exit code of the whole
+	lost    []string    // workers of an elastic job that failed
+	well    bool        // a worker has ended well
 	calm    bool        // no failure and no request to end
 	urged   bool        // a signal of the user was forwarded
 	stopped bool        // processes were sent a signal: their ends say nothing more
@@ -54,7 +59,7 @@ type step struct {
 }
 
 // Run starts the job and returns its exit code when every process has ended: that of the first that
-// failed. Signals are forwarded; a second one ends everything at once.
+// failed; of an elastic job 0, if a worker has ended well. Signals are forwarded; a second one ends everything at once.
 func (j *Job) Run(signals <-chan os.Signal) int {
 	guard, err := newGuard()
 	if err != nil {
@@ -77,6 +82,9 @@ func (j *Job) Run(signals <-chan os.Signal) int {
 		case <-r.next.C:
 			r.step()
 		}
+	}
+	if r.code == 0 && len(r.lost) > 0 {
+		r.Say("the job ended well; it lost %s", strings.Join(r.lost, ", "))
 	}
 	return r.code
 }
@@ -114,16 +122,29 @@ func (r *run) end(e ended) {
 	p := r.alive[e.task]
 	delete(r.alive, e.task)
 	r.watch()
+	worker := slices.Contains(r.Workers, e.task)
+	r.well = r.well || worker && e.exit.Code == 0
 	switch {
 	case r.stopped:
 	case !r.calm && e.exit.Code != 0:
 		r.Say("%s on %s%s %v too", e.task.Name, e.task.Host, pidOf(p), e.exit)
 	case !r.calm:
-	case e.exit.Code != 0 || slices.Contains(r.Servers, e.task):
+	case r.Elastic && worker && e.exit.Code != 0 && (r.worksStill() || r.well):
+		r.Say("%s on %s%s %v; the job goes on without it", e.task.Name, e.task.Host, pidOf(p), e.exit)
+		r.lost = append(r.lost, e.task.Name+" on "+e.task.Host)
+		r.endServers()
+	case e.exit.Code != 0 || !worker:
 		r.Say("%s on %s%s %v%s", e.task.Name, e.task.Host, pidOf(p), e.exit, r.others())
 		r.fail(max(e.exit.Code, 1), step{r.Peers, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
-	case !r.worksStill():
-		r.plan(step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL}) // of the servers
+	default:
+		r.endServers()
+	}
+}
+
+// endServers ends the servers with the last worker.
+func (r *run) endServers() {
+	if !r.worksStill() {
+		r.plan(step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
 		r.calm = false
 	}
 }

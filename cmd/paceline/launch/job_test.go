@@ -392,3 +392,34 @@ func TestAVerboseLaunchSaysWhereTheJobIsAndHowFar(t *testing.T) {
 		t.Error(code)
 	}
 }
+
+func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
+	for name, c := range map[string]struct {
+		commands []string
+		code     int
+		said     []string
+	}{
+		"one is killed":   {[]string{"sleep 0.3; echo well", "kill -9 $$", "true"}, 0, []string{"rank 1 on here (pid ", "(SIGKILL, which also is what the kernel sends when memory runs out); the job goes on without it\n", "the job ended well; it lost rank 1 on here\n"}},
+		"the last fails":  {[]string{"true", "sleep 0.3; exit 3"}, 0, []string{"ended with exit code 3; the job goes on without it", "it lost rank 1 on here\n"}},
+		"none ends well":  {[]string{"exit 4", "sleep 0.3; exit 3"}, 3, []string{"ended with exit code 4; the job goes on without it", "ended with exit code 3\n"}},
+		"nobody is lost":  {[]string{"true", "true"}, 0, nil},
+		"it never starts": {[]string{"sleep 60", ""}, 127, []string{"cannot be started"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, nil, c.commands...)
+			b.job.Elastic = true
+			if c.commands[1] == "" {
+				b.job.Workers[1].Command = []string{"/no/such/command"}
+			}
+			code, said := b.run(), b.said.String()
+			if code != c.code || len(c.said) == 0 && said != "" {
+				t.Fatal(code, said)
+			}
+			for _, text := range c.said {
+				if !strings.Contains(said, text) {
+					t.Errorf("%q lacks %q", said, text)
+				}
+			}
+		})
+	}
+}

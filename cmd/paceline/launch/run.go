@@ -103,7 +103,7 @@ func (j *maker) narrate(address string) (stop func()) {
 func (j *maker) job(scheduler string) (*Job, error) {
 	console := &Console{Stdout: os.Stdout, Stderr: os.Stderr, Timestamps: j.Timestamps}
 	j.console = console
-	job := &Job{Start: j.settings.StartTimeout, Peers: DefaultPeers, Stop: DefaultStop, Say: j.Say}
+	job := &Job{Start: j.settings.StartTimeout, Peers: DefaultPeers, Stop: DefaultStop, Say: j.Say, Elastic: j.settings.Elastic}
 	for _, s := range j.servers {
 		command := []string{"paceline", "server", "--scheduler", scheduler}
 		if s.port != "" {

@@ -1,0 +1,139 @@
+package jobtest_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/worker"
+)
+
+var (
+	elastics    = flag.Int("elastics", 12, "how many seeds TestElasticJobsUnderRandomLosses runs")
+	elasticSeed = flag.Uint64("elastic", 0, "the first of them: a seed that failed")
+)
+
+// TestElasticJobsUnderRandomLosses plays jobs in which ranks die, break off or fall silent at any time: between steps, in the middle of
+// a push, several at once.
+func TestElasticJobsUnderRandomLosses(t *testing.T) {
+	for seed := *elasticSeed; seed < *elasticSeed+uint64(*elastics); seed++ {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { playLosses(t, seed) })
+			if t.Failed() {
+				t.Logf("again: go test -tags invariants ./jobtest -run TestElasticJobsUnderRandomLosses -elastic %d -elastics 1", seed)
+			}
+		})
+	}
+}
+
+func playLosses(t *testing.T, seed uint64) {
+	random := rand.New(rand.NewPCG(seed, 11))
+	ranks, servers := 2+random.IntN(4), 1+random.IntN(3)
+	m := jobtest.NewMeans(random, ranks, 1+random.IntN(50000), 60, servers)
+	network := transporttest.NewNetwork(transporttest.Options{Latency: time.Millisecond, Bandwidth: 20 << 20, PeerTimeout: 3 * time.Second})
+	t.Cleanup(network.Close)
+	j := jobtest.New(t, m.Ranks, jobtest.Dedicated(servers), jobtest.Elastic, jobtest.SmallPartitions, jobtest.Transports(func(rank int) *transport.Set {
+		return transport.NewSet(nil, network.Node(nodeName(rank), []byte(jobtest.Secret)))
+	}))
+	j.Settings.Connections = 1 + random.IntN(2)
+	j.Start()
+	if err := network.Script(losses(random, m)); err != nil {
+		t.Fatal(err)
+	}
+	errs := j.Outcomes(func(rank int) error { return m.Train(j, rank) })
+	for rank, err := range errs {
+		switch lost := slices.Contains(m.Lost, rank); {
+		case lost: // or it has ended before, or came back in time
+			m.Results[rank] = nil
+			if err != nil && !errors.Is(err, worker.ErrPeerLost) {
+				t.Errorf("rank %d, which is lost, ends with %v", rank, err)
+			}
+		case err != nil:
+			t.Errorf("rank %d of %d, without %v: %v", rank, m.Ranks, m.Lost, err)
+		}
+	}
+	if t.Failed() {
+		return
+	}
+	if err := m.Check(); err != nil {
+		t.Errorf("%d ranks, without %v: %v", m.Ranks, m.Lost, err)
+	}
+}
+
+// losses is a script by which the lost ranks are lost.
+func losses(random *rand.Rand, m *jobtest.Means) string {
+	var script strings.Builder
+	for _, rank := range m.Lost {
+		at := time.Duration(random.IntN(1000)) * time.Millisecond
+		switch random.IntN(6) {
+		case 0:
+			fmt.Fprintf(&script, "at %v worker%d<->servers cut\n", at, rank)
+		case 1:
+			fmt.Fprintf(&script, "at %v worker%d<->servers reset\n", at, rank)
+		case 2:
+			fmt.Fprintf(&script, "at %v worker%d<->servers freeze\n", at, rank)
+		case 3: // one of its connections, in the middle of a frame
+			fmt.Fprintf(&script, "after %d worker%d->servers cut\n", random.IntN(10*4*m.Elements), rank)
+		case 5: // it may come back in time, or find that it was given up
+			fmt.Fprintf(&script, "at %v worker%d stop\nat %v worker%d continue\n", at, rank, at+time.Duration(random.IntN(10000))*time.Millisecond, rank)
+		case 4:
+			fmt.Fprintf(&script, "after %d servers->worker%d reset\n", random.IntN(10*4*m.Elements), rank)
+		}
+	}
+	return script.String()
+}
+
+// TestKilledWorkersOfAnElasticJobHoldNobody: processes are killed at random steps, some at once; all others end well, with the same bits as the
+// reference that has the same members.
+func TestKilledWorkersOfAnElasticJobHoldNobody(t *testing.T) {
+	var pauses []float64
+	for seed := range uint64(2) {
+		if race && seed > 0 {
+			break
+		}
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 12))
+			ranks, servers := 3+random.IntN(2), 1+random.IntN(2)
+			m := jobtest.NewMeans(random, ranks, 20000+random.IntN(60000), 80, servers)
+			f := jobtest.LaunchFleet(t, ranks, servers, m.Env()...)
+			last := 1 + random.IntN(40)
+			for _, rank := range m.Lost {
+				if random.IntN(2) == 0 {
+					last += random.IntN(10)
+				}
+				f.Workers[rank].Says(fmt.Sprintf("mean %d ", last), jobtest.Hang)
+				f.Workers[rank].Kill()
+			}
+			for rank, w := range f.Workers {
+				for more := !slices.Contains(m.Lost, rank); more; {
+					line, ok := w.Line(jobtest.Hang)
+					if !ok {
+						t.Fatalf("rank %d ended without a word, without %v", rank, m.Lost)
+					}
+					longest, goesOn, err := m.Heard(rank, line)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if more = goesOn; !more {
+						pauses = append(pauses, longest)
+					}
+				}
+			}
+			if err := m.Check(); err != nil {
+				t.Errorf("%d ranks, without %v: %v", ranks, m.Lost, err)
+			}
+		})
+	}
+	if slices.Sort(pauses); len(pauses) > 0 {
+		t.Logf("the longest step of each survivor: median %.3f s, most %.3f s", pauses[len(pauses)/2], pauses[len(pauses)-1])
+	}
+}

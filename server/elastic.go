@@ -1,0 +1,74 @@
+package server
+
+import (
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/core/agreement"
+	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// What a server does in an elastic job when a rank has gone: the others go on without it. What it has pushed whole counts, and every
+// key closes when all who are left have pushed. No key moves, because none was in the rank's process.
+
+// follow goes on in a later epoch of the round, without the ranks that it has lost.
+func (r *round) follow(e *membership.Epoch) {
+	lost, err := r.members.Lose(e)
+	if err != nil {
+		r.s.cfg.Log.Error("an epoch that cannot follow", zap.Uint32("epoch", e.Number), zap.Error(err))
+		return
+	}
+	for _, d := range lost {
+		if d.Role != membership.WorkerRole {
+			continue
+		}
+		r.s.cfg.Log.Info("goes on without a rank that was lost", zap.Int("rank", d.Number), zap.Uint32("epoch", e.Number), zap.String("why", d.Why))
+		r.without(d.Number)
+		r.dismiss(d)
+	}
+}
+
+// without has every operation go on without a rank.
+func (r *round) without(rank int) {
+	var all bool
+	var last int
+	var failed []agreement.Failure
+	r.names.step(func(h *agreement.Home) {
+		all, failed = h.Lose(rank)
+		last = h.Latest()
+	})
+	r.tell(failed)
+	r.transfer.Lose(rank)
+	for _, t := range r.inUse() {
+		if t.Kind.Splits() {
+			for _, seq := range t.keys.WaitsFor(rank) {
+				t.Fail(seq, units.FailUnsupported, fmt.Sprintf("rank %d has gone, and %v needs every rank of its process set", rank, t.Kind))
+			}
+		}
+	}
+	if r.leftRanks().Covers(r.all()) {
+		r.desert()
+	}
+	if all {
+		r.allJoined(last)
+		return
+	}
+	r.updateMembership()
+}
+
+// dismiss closes the connections of a lost rank, which hears why if it still runs.
+func (r *round) dismiss(d membership.Departure) {
+	r.mu.RLock()
+	conns := append([]*conn(nil), r.conns[d.Number]...)
+	r.mu.RUnlock()
+	for _, c := range conns {
+		c.sendJSON(wire.Header{Type: wire.TypeLost}, wire.Lost{Role: wire.RoleWorker, Rank: d.Number, Why: d.Why})
+		c.goodbye()
+		time.AfterFunc(outbox.LastWords, func() { _ = c.tc.Close() }) // where it reads nothing
+	}
+}
