@@ -140,7 +140,7 @@ func TestRunSaysWhatIsWrongWithItsArguments(t *testing.T) {
 		"run -np 16385 true":               "allowed are whole numbers",
 		"run -H a;b true":                  "is not the name of a host",
 		"run --hostfile /no/file true":     "/no/file",
-		"run --min-np 1 --max-np 3 true":   "--min-np, --max-np: the number of processes cannot change",
+		"run --max-np 3 true":              "give --min-np too",
 		"run --start-timeout soon true":    `--start-timeout "soon": allowed is a number of seconds`,
 		"run --servers a:b:c true":         `--servers: "a:b:c" is not a host`,
 		"run --config-file /no/file true":  "/no/file",

@@ -91,6 +91,9 @@ func (g *guard) watch(alive iter.Seq[*process]) {
 		}
 	}
 	fmt.Fprintln(g.tell, line.String())
+	for p := range alive {
+		p.guarded()
+	}
 }
 
 func (g *guard) close() {

@@ -53,6 +53,8 @@ type process struct {
 	remote *remote      // nil for a process on this host
 	pid    atomic.Int64 // on its host; 0 until it runs
 	began  time.Time
+	safe   chan struct{} // closed when the guard knows of it: nobody sees its output before
+	told   sync.Once
 
 	dismissed bool // of an elastic job: its end is no failure
 	late      bool // it was given up because it does not run
@@ -60,7 +62,7 @@ type process struct {
 
 // start runs the task; ended is called once, after its end and the end of its output.
 func start(t *Task, ended func(Exit)) (*process, error) {
-	p := &process{Task: t, began: time.Now()}
+	p := &process{Task: t, began: time.Now(), safe: make(chan struct{})}
 	stdout, stderr := io.Writer(t.Stdout), io.Writer(t.Stderr)
 	if t.Shell == nil {
 		p.cmd = t.localCommand()
@@ -83,6 +85,7 @@ func start(t *Task, ended func(Exit)) (*process, error) {
 	if p.remote == nil {
 		p.pid.Store(int64(p.cmd.Process.Pid))
 	} else {
+		p.guarded()
 		p.remote.begin()
 	}
 	go func() {
@@ -128,7 +131,10 @@ func (p *process) run(stdout, stderr io.Writer) (drain func(), err error) {
 	}
 	var copies sync.WaitGroup
 	for i, to := range []io.Writer{stdout, stderr} {
-		copies.Go(func() { io.Copy(to, readers[i]) })
+		copies.Go(func() {
+			<-p.safe
+			io.Copy(to, readers[i])
+		})
 	}
 	return func() {
 		late := time.AfterFunc(drainTime, func() {
@@ -143,6 +149,9 @@ func (p *process) run(stdout, stderr io.Writer) (drain func(), err error) {
 		}
 	}, nil
 }
+
+// guarded lets the process's output be seen.
+func (p *process) guarded() { p.told.Do(func() { close(p.safe) }) }
 
 // signal forwards a signal to the process and its descendants.
 func (p *process) signal(sig syscall.Signal) {
