@@ -9,6 +9,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "_cgo_export.h"
 #include "doorbell.h"
 #include "handles.h"
 
@@ -29,9 +30,15 @@ int pl_doorbell_open(void) {
   return fd;
 }
 
+void pl_doorbell_lost(void) { atomic_store(&bell, -1); }
+
+/* Has the engine look, by a call into Go where a program has closed the descriptor, with all others that it did not
+ * know. */
 static void ring(int fd) {
   uint64_t one = 1;
-  if (!atomic_exchange(&rung, 1) && write(fd, &one, sizeof one) < 0) atomic_store(&rung, 0);
+  if (atomic_exchange(&rung, 1) || write(fd, &one, sizeof one) == sizeof one) return;
+  atomic_store(&rung, 0);
+  goServe();
 }
 
 int pl_ask(const pl_op *ops, uint32_t count, int32_t *handles) {
@@ -67,7 +74,6 @@ pl_request *pl_asked(int32_t *flush) {
 
 void pl_answer(pl_request *r, int32_t status) {
   _Atomic int32_t *word = &((pending *)r)->status;
-  atomic_store(word,
-               status); /* from here on the request may be gone: to wake a word that nobody sleeps on harms nothing */
-  pl_wake(word);
+  atomic_store(word, status);
+  pl_wake(word); /* by now the request may be gone: to wake a word that nobody sleeps on harms nothing */
 }

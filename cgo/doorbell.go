@@ -14,25 +14,36 @@ import (
 // it callers enter Go themselves.
 var answer = sync.OnceFunc(func() {
 	if fd := C.pl_doorbell_open(); fd >= 0 {
-		go serve(os.NewFile(uintptr(fd), "doorbell"))
+		go hear(os.NewFile(uintptr(fd), "doorbell"))
 	}
 })
 
-func serve(bell *os.File) {
+func hear(bell *os.File) {
 	var rings [8]byte
 	for {
-		if _, err := bell.Read(rings[:]); err != nil {
-			panic("the doorbell cannot be read: " + err.Error()) // an eventfd that nobody closes
+		_, err := bell.Read(rings[:])
+		if err != nil { // the program has closed it
+			C.pl_doorbell_lost()
 		}
-		var flushes C.int32_t
-		r := C.pl_asked(&flushes)
-		for r != nil {
-			next := r.next // once it is answered, it may be gone
-			C.pl_answer(r, statusOf(submit(r.ops, r.count, r.handles)))
-			r = next
+		goServe()
+		if err != nil {
+			return
 		}
-		if flushes != 0 {
-			flush(flushes&C.PL_FLUSH_AWAITED != 0)
-		}
+	}
+}
+
+// goServe does all that callers have asked.
+//
+//export goServe
+func goServe() {
+	var flushes C.int32_t
+	r := C.pl_asked(&flushes)
+	for r != nil {
+		next := r.next // once it is answered, it may be gone
+		C.pl_answer(r, statusOf(submit(r.ops, r.count, r.handles)))
+		r = next
+	}
+	if flushes != 0 {
+		flush(flushes&C.PL_FLUSH_AWAITED != 0)
 	}
 }

@@ -25,6 +25,7 @@ int pl_ask_to_flush(int waits);
 
 /* The engine's side. */
 int pl_doorbell_open(void);             /* the eventfd, or -1 */
+void pl_doorbell_lost(void);            /* from here on callers enter Go */
 pl_request *pl_asked(int32_t *flush);   /* all that was asked, in order */
 void pl_answer(pl_request *r, int32_t status);
 

@@ -62,6 +62,11 @@ def test_the_end_of_each_operation_is_one_call(compiled, port, settings):
     run(compiled("done"), port, **settings)
 
 
+def test_requests_at_the_doorbell_are_answered_whoever_closes_it(compiled):
+    run = subprocess.run([compiled("bell")], capture_output=True, text=True, timeout=HANG_S)
+    assert run.stdout == "all were answered\n", run.stdout + run.stderr
+
+
 def test_who_waits_for_many_is_woken_however_late_another_begins_to_wait(compiled):
     run = subprocess.run([compiled("wakeups")], capture_output=True, text=True, timeout=HANG_S)
     assert run.stdout == "all woke up\n", run.stdout + run.stderr

@@ -1,2 +1,4 @@
-/* In place of the header that cgo makes: what handles.c calls of Go's, for a program that has it without Go. */
+/* In place of the header that cgo makes: what handles.c and doorbell.c call of Go's, for programs that have them
+ * without Go. */
 void goFlush(int waits);
+void goServe(void);
