@@ -17,7 +17,7 @@ from networks import NETWORKS
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch as hvd
-from paceline._engine import engine
+from paceline.common.engine import engine
 
 LEARNING_RATE = 1e-3  # small: training that is not stable makes much of the last bit of a sum
 # Of two results' difference, relative to how far the parameters have moved, after one step and after more.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline._checkpoint import compression_state, load_compression_state
+from paceline import compression as compression
 from paceline.common.basics import (
     cross_rank,
     cross_size,
@@ -18,8 +18,9 @@ from paceline.common.basics import (
     supersteps,
     tally,
 )
+from paceline.common.checkpoint import compression_state, load_compression_state
 from paceline.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from paceline.significance import Significance
+from paceline.common.significance import Significance
 from paceline.sync import (
     ASP,
     BSP,
@@ -55,6 +56,6 @@ def __getattr__(name: str) -> str:
     try:
         return metadata.version("paceline")
     except metadata.PackageNotFoundError:
-        from paceline._abi import library
+        from paceline.common.abi import library
 
         return library().pl_version().decode()

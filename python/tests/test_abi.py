@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import HANG_S
 
-from paceline import _abi
+from paceline.common import abi
 
 HERE = Path(__file__).parent
 # See python/backend/compilers.py: PyPI's compiler if the machine has none.
@@ -22,7 +22,7 @@ def compiled(tmp_path):
     """Compiles a program of c/."""
 
     def compile(name):
-        program, library = tmp_path / name, _abi.library_path().resolve()
+        program, library = tmp_path / name, abi.library_path().resolve()
         include = ["-I", HERE / "c", "-I", HERE.parents[1] / "cgo"]
         link = [library, f"-Wl,-rpath,{library.parent}", "-lpthread"]
         source = HERE / "c" / f"{name}.c"

@@ -231,13 +231,13 @@ def test_a_wrong_setting_is_shown_at_the_users_call_alone(tmp_path):
     run = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, timeout=HANG_S)
     assert run.returncode == 1
     assert 'PACELINE_SYNC: unknown synchronisation model "sps:3", did you mean "ssp"?' in run.stderr
-    assert run.stderr.count("File ") == 2 and "_engine.py" not in run.stderr, run.stderr  # its call, and init()
+    assert run.stderr.count("File ") == 2 and "engine.py" not in run.stderr, run.stderr  # its call, and init()
 
 
 def test_what_nobody_synchronized_is_released_at_shutdown(tmp_path):
     code = script("""
         import gc, weakref
-        from paceline.torch import _handles
+        from paceline.common import handles
         for i in range(5):
             hvd.init()
             done, alone = torch.ones(1000), torch.ones(1000)
@@ -251,7 +251,7 @@ def test_what_nobody_synchronized_is_released_at_shutdown(tmp_path):
             assert seen[1]() is not None, "the engine uses it"
             hvd.shutdown()
             gc.collect()
-            assert [one() for one in seen] == [None, None] and not _handles._pending, seen
+            assert [one() for one in seen] == [None, None] and not handles._pending, seen
             for handle in (ended, waits, rows):
                 assert hvd.poll(handle)
                 try:

@@ -11,8 +11,8 @@ import pytest
 from jobs import HANG_S
 
 import paceline
-from paceline import _abi
-from paceline._engine import engine
+from paceline.common import abi
+from paceline.common.engine import engine
 
 # fmt: off
 NAMES = [
@@ -55,7 +55,7 @@ def test_importing_paceline_imports_no_framework_and_loads_no_library():
 
 def test_versions_agree():
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", paceline.__version__)
-    assert _abi.library().pl_version().decode() == paceline.__version__
+    assert abi.library().pl_version().decode() == paceline.__version__
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = paceline.nonsense
 
@@ -82,11 +82,11 @@ def test_the_structures_are_those_of_the_header():
     for name in names:
         body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", code, re.S)
         fields = re.findall(r"(\w+);", body.group(1))
-        structure = getattr(_abi, name.removeprefix("pl_").title())
+        structure = getattr(abi, name.removeprefix("pl_").title())
         assert fields == [field for field, _ in structure._fields_]
-    assert f"#define PL_ABI_VERSION {_abi.VERSION}\n" in header
+    assert f"#define PL_ABI_VERSION {abi.VERSION}\n" in header
     for function in re.findall(r"\b(pl_\w+)\(", code):
-        assert function in _abi._PROTOTYPES, function
+        assert function in abi._PROTOTYPES, function
 
 
 def test_properties_of_codecs_and_models_come_from_the_library():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline._engine import engine
-from paceline._seat import seat
+from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 from paceline.common.process_sets import ProcessSet, register_process_sets
+from paceline.common.seat import seat
 
 shutdown = engine.shutdown
 is_initialized = engine.is_initialized

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from paceline._seat import seat
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from paceline.common.seat import seat
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("paceline.elastic")

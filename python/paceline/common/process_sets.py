@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 
-from paceline._engine import engine
+from paceline.common.engine import engine
 
 
 class ProcessSet:

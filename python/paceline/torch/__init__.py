@@ -13,6 +13,8 @@ except ModuleNotFoundError as e:
         raise
     raise ModuleNotFoundError("PyTorch is not installed; pip install 'paceline[torch]'", name="torch") from None
 
+from paceline.common import core as _core
+from paceline.common.core import *
 from paceline.common.util import check_extension as check_extension
 from paceline.torch import elastic
 from paceline.torch import mpi_ops as _mpi_ops
@@ -33,4 +35,4 @@ __all__ = [
     "declare",
     "elastic",
 ]
-__all__ += _mpi_ops.__all__
+__all__ += _core.__all__ + _mpi_ops.__all__

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from paceline.common.handles import synchronize
+from paceline.common.operation import How
 from paceline.common.operators import Adasum
 from paceline.common.process_sets import global_process_set
 from paceline.torch._distributed import hooked
 from paceline.torch._gradient_hooks import GradientHooks
-from paceline.torch._handles import synchronize
-from paceline.torch._ops_async import How, reduction, start_one
+from paceline.torch._ops_async import reduction, start_one
 from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch.compression import SupportsCompress
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from paceline._operation import Options
+from paceline.common.compression import Auto, Codec
+from paceline.common.handles import synchronize
+from paceline.common.operation import How, Options
 from paceline.common.operators import Average, Max
 from paceline.common.process_sets import ProcessSet
-from paceline.compression import Auto, Codec
-from paceline.torch._handles import synchronize
 from paceline.torch._ops import barrier
-from paceline.torch._ops_async import How, reduction, start_group, start_one
+from paceline.torch._ops_async import reduction, start_group, start_one
 
 SMALLEST, LARGEST, STEP = 4 << 10, 4 << 20, 4  # bytes of the measured tensors; larger ones are cut into such partitions
 AT_ONCE = 1 << 20  # bytes in flight together: small tensors overlap, as in training

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
-from paceline._engine import engine
+from paceline.common.engine import engine
 from paceline.torch._gradient_hooks import options_of
 from paceline.torch._prepared import Member
 from paceline.torch._reducing_optimizer import ReducingOptimizer

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from paceline import _checkpoint
+from paceline.common import checkpoint
 from paceline.common.process_sets import ProcessSet, global_process_set
-from paceline.significance import Significance
+from paceline.common.significance import Significance
 
 
 class Gate:
@@ -154,4 +154,4 @@ def _norm(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _gates = _Gates()
-_checkpoint.register("torch.gates", _gates)
+checkpoint.register("torch.gates", _gates)

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from paceline._engine import engine
-from paceline._operation import Options
+from paceline.common.compression import Codec
+from paceline.common.engine import engine
+from paceline.common.handles import synchronize
+from paceline.common.operation import Options
 from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
-from paceline.compression import Codec
-from paceline.significance import Significance
-from paceline.sync import Model, check
+from paceline.common.significance import Significance
+from paceline.common.sync import Model, check
 from paceline.torch._codec_tuning import resolved
 from paceline.torch._distributed import Distributed, hooked
 from paceline.torch._gate import Gate
-from paceline.torch._handles import synchronize
 from paceline.torch._ops import barrier
 from paceline.torch._ops_async import allreduce_async_, start_group
 from paceline.torch._parameters import parameter_names

@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from paceline import _abi
+from paceline.common import abi
 
 _NUMBERS = {
-    torch.uint8: _abi.UINT8,
-    torch.int8: _abi.INT8,
-    torch.int16: _abi.INT16,
-    torch.int32: _abi.INT32,
-    torch.int64: _abi.INT64,
-    torch.float16: _abi.FLOAT16,
-    torch.bfloat16: _abi.BFLOAT16,
-    torch.float32: _abi.FLOAT32,
-    torch.float64: _abi.FLOAT64,
-    torch.bool: _abi.BOOL,
+    torch.uint8: abi.UINT8,
+    torch.int8: abi.INT8,
+    torch.int16: abi.INT16,
+    torch.int32: abi.INT32,
+    torch.int64: abi.INT64,
+    torch.float16: abi.FLOAT16,
+    torch.bfloat16: abi.BFLOAT16,
+    torch.float32: abi.FLOAT32,
+    torch.float64: abi.FLOAT64,
+    torch.bool: abi.BOOL,
 }
 
 
@@ -38,7 +38,7 @@ def dtype_number(tensor: torch.Tensor, *, reduces: bool = False) -> int:
             "sparse_allreduce_async"
         )
     number = _NUMBERS.get(tensor.dtype)
-    if number is None or (reduces and number == _abi.BOOL):
+    if number is None or (reduces and number == abi.BOOL):
         raise ValueError(
             f"tensors of type {tensor.dtype} cannot be {'reduced' if reduces else 'sent'}: "
             f"convert it first, for example to {'torch.uint8' if reduces else 'torch.float32'}"

@@ -12,14 +12,13 @@ from typing import Any, overload
 
 import torch
 
-from paceline import _abi
-from paceline._engine import engine
-from paceline._operation import DEFAULTS, operation
+from paceline.common import abi
+from paceline.common.engine import engine
+from paceline.common.handles import start, synchronize, watch
+from paceline.common.operation import DEFAULTS, How, operation
 from paceline.common.operators import Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
-from paceline.torch._handles import start, synchronize, watch
 from paceline.torch._ops_async import (
-    How,
     alltoall_async,
     broadcast_async,
     broadcast_async_,
@@ -302,5 +301,5 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until every rank of the set has called it."""
-    op = operation(_abi.BARRIER, _abi.UINT8, (0,), 0, 0, process_set=process_set_number(process_set))
+    op = operation(abi.BARRIER, abi.UINT8, (0,), 0, 0, process_set=process_set_number(process_set))
     synchronize(start([op], lambda _: None))

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline import _abi
-from paceline._engine import engine
-from paceline._operation import DEFAULTS, Options, operation
+from paceline.common import abi
+from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
+from paceline.common.handles import start, synchronize
+from paceline.common.operation import DEFAULTS, How, Options, operation
 from paceline.common.operators import Adasum, Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
-from paceline.torch._handles import start, synchronize
 from paceline.torch._memory import adopt, dtype_number, host_copy, host_view, is_direct, to_device
 
 # Types of tensors that tell how many rows go to each rank; Horovod takes int32 alone.
@@ -38,7 +38,7 @@ _SPLITS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 class Part(NamedTuple):
     """An operation that is ready to start."""
 
-    op: _abi.Op
+    op: abi.Op
     memory: tuple[torch.Tensor | None, ...]  # must live until the operation ends
     output: Callable[[int], torch.Tensor | None]  # returns the output, given the handle of the finished operation
 
@@ -84,22 +84,6 @@ def exchange(kind: int, tensor: torch.Tensor, in_place: bool, reduces: bool, **f
     return Part(op, (source, target), output)
 
 
-class How(NamedTuple):
-    """How tensors are reduced, and by which ranks."""
-
-    op: int
-    prescale: float = 1.0
-    postscale: float = 1.0
-    process_set: ProcessSet = global_process_set
-    options: Options = DEFAULTS
-
-    def fields(self) -> dict[str, Any]:
-        """The same as fields of an operation. Raises ValueError if the set is not registered."""
-        op, prescale, postscale, process_set, options = self
-        scales = {"prescale": prescale, "postscale": postscale}
-        return {"reduce_op": op, **scales, "process_set": process_set_number(process_set), "options": options}
-
-
 def reduction(
     tensor: torch.Tensor, in_place: bool, name: str | None, how: How, priority: int = 0, empty: bool = False
 ) -> Part:
@@ -109,7 +93,7 @@ def reduction(
     if how.op == Adasum and not tensor.is_floating_point():
         raise HorovodInternalError(f"Adasum combines floating-point tensors, not {tensor.dtype}")
     fields = how.fields()
-    return exchange(_abi.ALLREDUCE, tensor, in_place, True, name=name, priority=priority, empty=empty, **fields)
+    return exchange(abi.ALLREDUCE, tensor, in_place, True, name=name, priority=priority, empty=empty, **fields)
 
 
 def allreduce_async(
@@ -204,7 +188,7 @@ def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, o
         return to_device(adopt(memory, source.dtype, (sum(rows), *source.shape[1:])), like=tensor)
 
     op = operation(
-        _abi.ALLGATHER, dtype, tensor.shape, source.data_ptr(), 0, name=name, process_set=number, options=options
+        abi.ALLGATHER, dtype, tensor.shape, source.data_ptr(), 0, name=name, process_set=number, options=options
     )
     return Part(op, (source,), output)
 
@@ -235,7 +219,7 @@ def broadcasting(
     """A broadcast."""
     number = process_set_number(process_set)
     fields = {"root": root_rank, "name": name, "process_set": number, "options": options}
-    return exchange(_abi.BROADCAST, tensor, in_place, False, **fields)
+    return exchange(abi.BROADCAST, tensor, in_place, False, **fields)
 
 
 def broadcast_async(
@@ -276,9 +260,7 @@ def alltoall_async(
         like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32)
         return to_device(received, like=tensor), torch.tensor(rows, dtype=like.dtype, device=like.device)
 
-    op = operation(
-        _abi.ALLTOALL, dtype, tensor.shape, source.data_ptr(), 0, splits=parts, name=name, process_set=number
-    )
+    op = operation(abi.ALLTOALL, dtype, tensor.shape, source.data_ptr(), 0, splits=parts, name=name, process_set=number)
     return start([op], output)
 
 
@@ -310,7 +292,7 @@ def scattering(tensor: torch.Tensor, name: str | None, how: How) -> Part:
     share, over = divmod(tensor.shape[0], size)
     target = torch.empty((share + (rank < over), *tensor.shape[1:]), dtype=tensor.dtype)
     memory = source.data_ptr(), target.data_ptr()
-    scatter = operation(_abi.REDUCESCATTER, dtype, tensor.shape, *memory, name=name, **fields)
+    scatter = operation(abi.REDUCESCATTER, dtype, tensor.shape, *memory, name=name, **fields)
     return Part(scatter, (source, target), lambda _: to_device(target, like=tensor))
 
 

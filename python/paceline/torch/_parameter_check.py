@@ -17,13 +17,14 @@ from typing import NamedTuple
 
 import torch
 
-from paceline._engine import engine
+from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
+from paceline.common.handles import synchronize
+from paceline.common.operation import How
 from paceline.common.operators import Sum
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
-from paceline.torch._handles import synchronize
 from paceline.torch._memory import host_view
-from paceline.torch._ops_async import How, reduction, start_one
+from paceline.torch._ops_async import reduction, start_one
 
 FIRST = 2  # steps with a check each: a broadcast that was forgotten shows in the first
 LARGEST = 1 << 15  # elements of the table: with more ranks, several parameters share a hash

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from paceline import _abi
-from paceline._engine import engine
+from paceline.common import abi
+from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 from paceline.torch._memory import is_direct
 
@@ -19,7 +19,7 @@ class Prepared:
 
     __slots__ = ("_dtype", "_op", "_round", "_shape")
 
-    def __init__(self, op: _abi.Op, grad: torch.Tensor) -> None:
+    def __init__(self, op: abi.Op, grad: torch.Tensor) -> None:
         self._op, self._dtype, self._shape, self._round = op, grad.dtype, grad.shape, engine.round
 
     def takes(self, grad: torch.Tensor) -> bool:
@@ -32,7 +32,7 @@ class Prepared:
             and self._round == engine.round
         )
 
-    def of(self, grad: torch.Tensor) -> _abi.Op:
+    def of(self, grad: torch.Tensor) -> abi.Op:
         """The operation on a gradient that it takes, whose memory the caller keeps until the operation has ended."""
         self._op.input = self._op.output = grad.data_ptr()
         return self._op
@@ -48,7 +48,7 @@ class Batch:
 
     def __init__(self, room: int) -> None:
         self._lock = threading.Lock()
-        self._ops = (_abi.Op * room)()
+        self._ops = (abi.Op * room)()
         self._handles = (ctypes.c_int32 * room)()
         self._begin()
         engine.before_wait(self.submit)
@@ -75,7 +75,7 @@ class Batch:
             self._collected += 1
             self._bytes += grad.nbytes
             place = len(self._started) - 1
-            if self._bytes >= _abi.library().pl_gathers():
+            if self._bytes >= abi.library().pl_gathers():
                 self._submit(at_once=False)
             return place
 
@@ -90,7 +90,7 @@ class Batch:
         first, count, self._bytes = self._submitted, self._collected - self._submitted, 0
         try:
             engine.submit_into(
-                _abi.Op.from_buffer(self._ops, first * ctypes.sizeof(_abi.Op)),
+                abi.Op.from_buffer(self._ops, first * ctypes.sizeof(abi.Op)),
                 count,
                 ctypes.c_int32.from_buffer(self._handles, first * ctypes.sizeof(ctypes.c_int32)),
             )
@@ -119,7 +119,7 @@ class Batch:
 
     def ended(self, place: int) -> bool:
         """Whether the reduction at a place has ended, successfully or not."""
-        return place < self._submitted and _abi.library().pl_poll(self._handles[place]) != _abi.PENDING
+        return place < self._submitted and abi.library().pl_poll(self._handles[place]) != abi.PENDING
 
     def wait_for(self, place: int) -> None:
         """Waits for one reduction and raises what went wrong; `wait` releases all of them."""
@@ -130,7 +130,7 @@ class Batch:
         if not engine.runs(self._round):
             raise _over_before()
         handle = self._handles[place]
-        if _abi.library().pl_poll(handle) != _abi.OK and (failure := engine.wait([handle])) is not None:
+        if abi.library().pl_poll(handle) != abi.OK and (failure := engine.wait([handle])) is not None:
             raise failure
 
     def drop(self) -> None:

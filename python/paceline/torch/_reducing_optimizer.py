@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 
-from paceline._engine import engine
-from paceline._operation import Options
-from paceline._seat import seat
+from paceline.common.compression import Codec
+from paceline.common.engine import engine
+from paceline.common.handles import synchronize
+from paceline.common.operation import How, Options
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet
+from paceline.common.seat import seat
+from paceline.common.significance import Significance
 from paceline.common.util import split_list
-from paceline.compression import Codec
-from paceline.significance import Significance
 from paceline.torch._codec_tuning import resolved
 from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
 from paceline.torch._gradient_hooks import Gradient, GradientHooks
-from paceline.torch._handles import synchronize
 from paceline.torch._memory import is_direct
-from paceline.torch._ops_async import How, reduction, sparse_allreduce_async, start_group, start_one
+from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch._parameters import empty_sparse
 from paceline.torch._prepared import Batch, Prepared

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from paceline._engine import engine
+from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
+from paceline.common.handles import synchronize
 from paceline.torch._distributed import hooked
 from paceline.torch._gradient_hooks import GradientHooks, options_of
-from paceline.torch._handles import synchronize
 from paceline.torch._held_optimizer import HeldOptimizer
 from paceline.torch._ops_async import start_one
 

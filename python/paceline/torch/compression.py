@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline._operation import DEFAULTS, Options
-from paceline.compression import Auto, Codec, Codecs, codec_of
+from paceline.common.compression import Codec, Codecs, parts_of
+from paceline.common.operation import Options
 
 
 class SupportsCompress(Protocol):
@@ -74,11 +74,5 @@ class Compression(Codecs):
 
 
 def split(compression: CompressionArgument) -> tuple[Any, Options]:
-    """An operation's `compression`: a Compressor for its tensors, and the options with the engine's codec.
-
-    Raises ValueError for anything else.
-    """
-    codec = codec_of(compression)
-    if isinstance(codec, Auto):
-        raise ValueError("Compression.auto() is DistributedOptimizer's: it measures with the gradients' sizes")
-    return (compression, DEFAULTS) if codec is None else (NoneCompressor, Options(codec=codec.text))
+    """An operation's `compression`: a Compressor for its tensors, and the options with the engine's codec."""
+    return parts_of(compression, NoneCompressor)

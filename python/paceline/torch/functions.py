@@ -9,11 +9,11 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 import torch
 
-from paceline._engine import engine
-from paceline._operation import Options
+from paceline.common.engine import engine
+from paceline.common.handles import synchronize
+from paceline.common.operation import Options
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.torch._cross_barrier import settle
-from paceline.torch._handles import synchronize
 from paceline.torch._ops_async import broadcast_async_, broadcasting, gathering, start_one
 from paceline.torch._parameters import empty_sparse
 

@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.common.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    paceline_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from paceline.common.exceptions import HorovodInternalError
-from paceline.common.operators import Adasum, Average, Max, Min, Product, Sum, operator_of
-from paceline.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from paceline.common import core
+from paceline.common.core import *
+from paceline.common.handles import poll, synchronize
+from paceline.common.operators import operator_of
 from paceline.common.util import gpu_available, num_rank_is_power_2
-from paceline.torch._handles import poll, synchronize
 from paceline.torch._ops import (
     HorovodAllgather,
     HorovodAllreduce,
@@ -74,13 +49,7 @@ HorovodGroupedReducescatter = HorovodReducescatter
 
 # fmt: off
 __all__ = [
-    "init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
-    "is_homogeneous", "start_timeline", "stop_timeline",
-    "mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built", "nccl_built", "ddl_built",
-    "ccl_built", "cuda_built", "rocm_built", "paceline_built",
-    "ProcessSet", "global_process_set", "add_process_set", "remove_process_set",
-    "Average", "Sum", "Adasum", "Min", "Max", "Product",
-    "Compression", "HorovodInternalError",
+    "Compression",
     "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce", "grouped_allreduce_",
     "grouped_allreduce_async", "grouped_allreduce_async_", "sparse_allreduce_async", "allgather", "allgather_async",
     "grouped_allgather", "grouped_allgather_async", "broadcast", "broadcast_", "broadcast_async",
@@ -91,3 +60,5 @@ __all__ = [
     "HorovodBroadcast", "HorovodAlltoall", "HorovodReducescatter", "HorovodGroupedReducescatter",
     "gpu_available", "num_rank_is_power_2", "handle_average_backwards_compatibility",
 ]
+# fmt: on
+__all__ += core.__all__

@@ -8,13 +8,13 @@ from typing import TypeVar, cast
 
 import torch
 
-from paceline import compression as codecs
-from paceline._engine import engine
-from paceline._seat import seat
+from paceline.common import compression as codecs
+from paceline.common.engine import engine
 from paceline.common.operators import Adasum, Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
-from paceline.significance import Significance
-from paceline.sync import Model, check, model_of
+from paceline.common.seat import seat
+from paceline.common.significance import Significance
+from paceline.common.sync import Model, check, model_of
 from paceline.torch import _cross_barrier
 from paceline.torch._adasum_optimizer import AdasumOptimizer
 from paceline.torch._cross_barrier import CrossBarrierOptimizer

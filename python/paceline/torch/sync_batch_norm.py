@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline._engine import engine
+from paceline.common.engine import engine
+from paceline.common.handles import synchronize
 from paceline.common.operators import Sum
-from paceline.torch._handles import synchronize
 from paceline.torch._ops_async import allgather_async, allreduce_async
 
 

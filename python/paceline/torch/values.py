@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from paceline import _abi
-from paceline._operation import Held, Options, operation
+from paceline.common import abi
+from paceline.common.compression import codec_of
+from paceline.common.handles import synchronize
+from paceline.common.operation import Held, Options, operation
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
-from paceline.compression import codec_of
-from paceline.significance import Significance
-from paceline.sync import Model, check, model_of
-from paceline.torch._handles import synchronize
+from paceline.common.significance import Significance
+from paceline.common.sync import Model, check, model_of
 from paceline.torch._memory import dtype_number, host_copy, host_view, is_direct
 from paceline.torch._ops_async import Part, start_one
 from paceline.torch.compression import Compression, split
@@ -54,7 +54,7 @@ class Value:
 
         group: the first value of the group that is stepped together, for models with supersteps.
         """
-        return self._part(Held(_abi.DECLARE, group=group), tensor, tensor, root=root)
+        return self._part(Held(abi.DECLARE, group=group), tensor, tensor, root=root)
 
     def using(
         self,
@@ -69,15 +69,15 @@ class Value:
         difference: None for zeros, which are not sent but count. within: the superstep continues, so that the rank does
         not wait.
         """
-        use = _abi.ADD | (0 if target is None else _abi.READ)
+        use = abi.ADD | (0 if target is None else abi.READ)
         if within:
-            use = _abi.ADD | _abi.READ_NOW | _abi.WITHIN
+            use = abi.ADD | abi.READ_NOW | abi.WITHIN
         empty = difference is None
         return self._part(Held(use, significance), difference, target, priority=priority, empty=empty)
 
     def reading(self, target: torch.Tensor) -> Part:
         """The operation that reads the current value into `target`, without coding."""
-        return self._part(Held(_abi.READ_NOW | _abi.EXACT), None, target)
+        return self._part(Held(abi.READ_NOW | abi.EXACT), None, target)
 
     def _part(self, held: Held, given: torch.Tensor | None, target: torch.Tensor | None, **fields: Any) -> Part:
         for tensor in (given, target):
@@ -97,7 +97,7 @@ class Value:
             return target
 
         op = operation(
-            _abi.ACCUMULATE,
+            abi.ACCUMULATE,
             self._dtype,
             self._shape,
             0 if source is None else source.data_ptr(),
@@ -111,7 +111,7 @@ class Value:
     def push(self, difference: torch.Tensor) -> None:
         """Adds to this iteration's change, which `clock` sends. Raises ValueError for another shape or type."""
         if difference.shape != self._shape or difference.dtype != self._like.dtype:
-            self._part(Held(_abi.ADD), difference, None)
+            self._part(Held(abi.ADD), difference, None)
         if self._pushed is None:
             self._pushed = difference.detach().clone(memory_format=torch.contiguous_format)
         else:
@@ -134,7 +134,7 @@ class Value:
         """
         self._settle()
         room = torch.empty(self._shape, dtype=self._like.dtype, device=self._like.device)
-        return start_one(self._part(Held(_abi.READ if wait else _abi.READ_NOW), None, room))
+        return start_one(self._part(Held(abi.READ if wait else abi.READ_NOW), None, room))
 
     def sync(self) -> torch.Tensor:
         """Waits as long as the synchronisation model requires, then returns the value."""

@@ -8,7 +8,7 @@ import torch
 
 import paceline
 import paceline.torch as hvd
-from paceline._engine import engine
+from paceline.common.engine import engine
 from paceline.torch._gate import Gate
 
 CODECS = [

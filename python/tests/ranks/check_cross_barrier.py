@@ -10,7 +10,7 @@ from torch import nn
 
 import paceline
 import paceline.torch as hvd
-from paceline._engine import engine
+from paceline.common.engine import engine
 from paceline.torch import _cross_barrier
 
 OPTIMIZERS = {

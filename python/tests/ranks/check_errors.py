@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import paceline.torch as hvd
-from paceline import _abi
+from paceline.common import abi
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_names_that_the_engine_cannot_keep_are_refused(name, wanted):
 
 
 def test_a_state_without_memory_is_refused():
-    library = _abi.library()
+    library = abi.library()
     for status in (library.pl_state(None, 8), library.pl_set_state(None, 8), library.pl_set_state(None, 1 << 63)):
-        assert status == _abi.ERR_INVALID
+        assert status == abi.ERR_INVALID
     assert library.pl_state(None, 0) >= 0

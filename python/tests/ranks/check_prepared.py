@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import paceline.torch as hvd
-from paceline import _abi
-from paceline.torch import _handles
+from paceline.common import abi, handles
 
 
 def make(what, *sizes):
@@ -50,7 +49,7 @@ def test_a_thread_may_reduce_while_another_trains(rank, size):
 
 def outside(handle):
     """Asks the engine itself, which calls no part of the package that submits what is collected."""
-    return _abi.library().pl_poll(_handles._pending[handle].handles[0]) != _abi.PENDING
+    return abi.library().pl_poll(handles._pending[handle].handles[0]) != abi.PENDING
 
 
 @pytest.mark.parametrize("ended", [hvd.poll, outside])

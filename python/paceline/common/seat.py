@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from paceline._engine import engine
+from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 
 # Rounds that may break, one after the other, before this process has joined one.

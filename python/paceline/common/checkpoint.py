@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Protocol
 
-from paceline._engine import engine
+from paceline.common.engine import engine
 
 _ENGINE = "engine"
 

@@ -6,10 +6,11 @@ import ctypes
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from paceline import _abi
-from paceline.significance import Significance
+from paceline.common import abi
+from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
+from paceline.common.significance import Significance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +28,11 @@ class Options:
         """The structures of options in the order of pl_op, which operations share; None for the defaults."""
         sync = codec = gate = None
         if self.sync is not None or self.soft_park:
-            sync = _pointer(_abi.Sync, self.soft_park, _bytes(self.sync))
+            sync = _pointer(abi.Sync, self.soft_park, _bytes(self.sync))
         if self.codec is not None:
-            codec = _pointer(_abi.Codec, 0, _bytes(self.codec))
+            codec = _pointer(abi.Codec, 0, _bytes(self.codec))
         if self.pull_gate is not None:
-            gate = _pointer(_abi.Gate, 0, self.pull_gate.threshold, self.pull_gate.decay)
+            gate = _pointer(abi.Gate, 0, self.pull_gate.threshold, self.pull_gate.decay)
         return sync, codec, gate
 
 
@@ -48,7 +49,23 @@ class Held:
 
     def pointer(self) -> Any:
         """The structure of options."""
-        return _pointer(_abi.Held, self.use, self.significance, 0, _bytes(self.group))
+        return _pointer(abi.Held, self.use, self.significance, 0, _bytes(self.group))
+
+
+class How(NamedTuple):
+    """How tensors are reduced, and by which ranks."""
+
+    op: int
+    prescale: float = 1.0
+    postscale: float = 1.0
+    process_set: ProcessSet = global_process_set
+    options: Options = DEFAULTS
+
+    def fields(self) -> dict[str, Any]:
+        """The same as fields of an operation. Raises ValueError if the set is not registered."""
+        op, prescale, postscale, process_set, options = self
+        scales = {"prescale": prescale, "postscale": postscale}
+        return {"reduce_op": op, **scales, "process_set": process_set_number(process_set), "options": options}
 
 
 def operation(
@@ -69,10 +86,10 @@ def operation(
     options: Options = DEFAULTS,
     held: Held | None = None,
     empty: bool = False,
-) -> _abi.Op:
+) -> abi.Op:
     """A pl_op. input and output are addresses (0 where there are no bytes); shape is that of the input."""
-    op = _abi.Op(
-        ctypes.sizeof(_abi.Op),
+    op = abi.Op(
+        ctypes.sizeof(abi.Op),
         kind,
         dtype,
         reduce_op,

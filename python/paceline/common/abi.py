@@ -138,9 +138,9 @@ _PROTOTYPES = {
 
 
 def library_path() -> pathlib.Path:
-    """The path of libpaceline.so: PACELINE_LIBRARY, or in this package."""
+    """The path of libpaceline.so: PACELINE_LIBRARY, or in the package."""
     override = os.environ.get("PACELINE_LIBRARY")
-    return pathlib.Path(override) if override else pathlib.Path(__file__).parent / "_native" / "libpaceline.so"
+    return pathlib.Path(override) if override else pathlib.Path(__file__).parents[1] / "_native" / "libpaceline.so"
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from paceline import _abi
+from paceline.common import abi
 from paceline.common.exceptions import HorovodInternalError, NotInitializedError
 
 # The part of the environment that names the job, this process's place in it, and its settings.
@@ -63,7 +63,7 @@ class Engine:
         env = _environment()
         sets = [list(ranks) for ranks in process_sets]
         text = json.dumps({"env": env, "settings": dict(settings or {}), "process_sets": sets})
-        self._check(_abi.library().pl_init(text.encode()))
+        self._check(abi.library().pl_init(text.encode()))
         self.round += 1
         self.generation += 1
         self._pid = os.getpid()
@@ -78,7 +78,7 @@ class Engine:
         """
         request = {"env": _environment(), "timeout_seconds": timeout_s, "ask": {"process": process, **ask}}
         buffer = ctypes.create_string_buffer(1 << 16)
-        lib, text = _abi.library(), json.dumps(request).encode()
+        lib, text = abi.library(), json.dumps(request).encode()
         length: list[int] = []
 
         def call() -> None:
@@ -99,7 +99,7 @@ class Engine:
         except HorovodInternalError as e:
             warnings.warn(f"shutdown() waited for what was in flight, which failed: {e}", stacklevel=3)
         self._job = None
-        _interruptible(lambda: self._check(_abi.library().pl_shutdown()))
+        _interruptible(lambda: self._check(abi.library().pl_shutdown()))
         for call in self._at_shutdown:
             call()
 
@@ -127,7 +127,7 @@ class Engine:
     def _shutdown_at_exit(self) -> None:
         if self._job is not None and self._pid == os.getpid():
             self._job = None
-            _abi.library().pl_shutdown()
+            abi.library().pl_shutdown()
 
     def is_initialized(self) -> bool:
         """Whether `init()` has been called and `shutdown()` has not."""
@@ -171,7 +171,7 @@ class Engine:
         return self._job[what]
 
     def _info(self) -> dict[str, Any]:
-        lib = _abi.library()
+        lib = abi.library()
         return json.loads(_text(lambda buf, room: self._check(lib.pl_info(buf, room))))
 
     def tally(self) -> dict[str, int]:
@@ -200,27 +200,27 @@ class Engine:
         """Registers a set and returns its number. Raises ValueError for ranks that are not in the job."""
         number = ctypes.c_uint32()
         members = (ctypes.c_int32 * len(ranks))(*ranks)
-        lib = _abi.library()
+        lib = abi.library()
         _interruptible(lambda: self._check(lib.pl_process_set_add(members, len(ranks), ctypes.byref(number))))
         return number.value
 
     def remove_process_set(self, number: int) -> None:
         """Removes a registered set."""
-        lib = _abi.library()
+        lib = abi.library()
         _interruptible(lambda: self._check(lib.pl_process_set_remove(number)))
 
     # Operations
 
-    def submit(self, ops: Sequence[_abi.Op]) -> Sequence[int]:
+    def submit(self, ops: Sequence[abi.Op]) -> Sequence[int]:
         """Starts the operations as one group, all or none. Returns an array with a handle for each."""
         count = len(ops)
         handles = (ctypes.c_int32 * count)()
-        self.submit_into(ops[0] if count == 1 else (_abi.Op * count)(*ops), count, handles)
+        self.submit_into(ops[0] if count == 1 else (abi.Op * count)(*ops), count, handles)
         return cast("Sequence[int]", handles)
 
     def submit_into(self, ops: Any, count: int, handles: Any) -> None:
         """Starts operations in an array as one group. Their handles are written to an array of the caller's."""
-        status = _abi.library().pl_submit(ops, count, handles)
+        status = abi.library().pl_submit(ops, count, handles)
         if status < 0:
             self._check(status)
 
@@ -230,7 +230,7 @@ class Engine:
 
     def check_sync(self, sync: str, soft_park: bool, accumulate: bool, workers: int) -> None:
         """Raises ValueError, which says what is allowed, for a model that so many workers cannot run."""
-        self._check(_abi.library().pl_check_sync(sync.encode(), soft_park, accumulate, workers))
+        self._check(abi.library().pl_check_sync(sync.encode(), soft_park, accumulate, workers))
 
     def sync_info(self, sync: str) -> dict[str, Any]:
         """The properties of a synchronisation model, as pl_sync_info names them.
@@ -239,18 +239,18 @@ class Engine:
         """
         info = self._sync_info.get(sync)
         if info is None:
-            lib = _abi.library()
+            lib = abi.library()
             info = json.loads(_text(lambda buf, room: self._check(lib.pl_sync_info(sync.encode(), buf, room))))
             self._sync_info[sync] = info
         return info
 
     def check_codec(self, codec: str) -> None:
         """Raises ValueError, which says what is allowed, for a text that is no codec, no rules and no path of rules."""
-        self._check(_abi.library().pl_check_codec(codec.encode()))
+        self._check(abi.library().pl_check_codec(codec.encode()))
 
     def codec_info(self, codec: str) -> list[dict[str, Any]]:
         """The properties of the codec of each rule, as pl_codec_info names them. Raises as `check_codec` does."""
-        lib = _abi.library()
+        lib = abi.library()
         return json.loads(_text(lambda buf, room: self._check(lib.pl_codec_info(codec.encode(), buf, room))))
 
     def compression_state(self) -> bytes:
@@ -260,17 +260,17 @@ class Engine:
         """
         self._rest()
         self._submit_collected()
-        lib = _abi.library()
+        lib = abi.library()
         return _read(lambda buf, room: self._check(lib.pl_state(buf, room)))
 
     def load_compression_state(self, state: bytes) -> None:
         """Restores what `compression_state` returned on this rank, on every rank. Raises ValueError for other bytes."""
-        self._check(_abi.library().pl_set_state(state, len(state)))
+        self._check(abi.library().pl_set_state(state, len(state)))
 
     def set_condition(self, change: dict[str, Any]) -> int:
         """Changes synchronisation models while training runs. Returns the iteration from which the change applies."""
         at = ctypes.c_uint64()
-        lib, text = _abi.library(), json.dumps(change).encode()
+        lib, text = abi.library(), json.dumps(change).encode()
         _interruptible(lambda: self._check(lib.pl_set_condition(text, ctypes.byref(at))))
         return at.value
 
@@ -280,31 +280,31 @@ class Engine:
         Returns whether the superstep ends with it, so that the rank waits for the others now.
         """
         last = ctypes.c_int32()
-        self._check(_abi.library().pl_end_iteration(process_set, group.encode(), ctypes.byref(last)))
+        self._check(abi.library().pl_end_iteration(process_set, group.encode(), ctypes.byref(last)))
         return bool(last.value)
 
     def begin_iteration(self, process_set: int, group: str) -> None:
         """Begins the next iteration. The time since `end_iteration` is not part of one."""
-        self._check(_abi.library().pl_begin_iteration(process_set, group.encode()))
+        self._check(abi.library().pl_begin_iteration(process_set, group.encode()))
 
     def submit_join(self) -> int:
         """Reports that this rank has no more data. Returns a handle whose result has as value the last rank to join."""
         self._submit_collected()
         handle = ctypes.c_int32()
-        self._check(_abi.library().pl_join(None, None, ctypes.byref(handle)))
+        self._check(abi.library().pl_join(None, None, ctypes.byref(handle)))
         self.generation += 1
         return handle.value
 
     def ended(self, handle: int) -> bool:
         """Whether the operation has ended, successfully or not."""
         self._submit_collected()
-        return _abi.library().pl_poll(handle) != _abi.PENDING
+        return abi.library().pl_poll(handle) != abi.PENDING
 
     def wait(self, handles: Sequence[int]) -> BaseException | None:
         """Waits until all have ended and returns the first error, if any. Ctrl-C ends the wait."""
         self._submit_collected()
-        lib, array, count = _abi.library(), _array(handles), len(handles)
-        while (status := lib.pl_wait_all(array, count, _WAIT_SLICE_MS)) == _abi.ERR_TIMEOUT:
+        lib, array, count = abi.library(), _array(handles), len(handles)
+        while (status := lib.pl_wait_all(array, count, _WAIT_SLICE_MS)) == abi.ERR_TIMEOUT:
             pass
         if status >= 0:
             return None
@@ -317,8 +317,8 @@ class Engine:
         memory: the bytes that the engine allocated (allgather, alltoall), as a ctypes array that frees them with its
         last reference, or None where there are none. rows: the number of rows from each rank of the set.
         """
-        out = _abi.Output(size=ctypes.sizeof(_abi.Output))
-        lib = _abi.library()
+        out = abi.Output(size=ctypes.sizeof(abi.Output))
+        lib = abi.library()
         self._check(lib.pl_result(handle, ctypes.byref(out)))
         memory = None
         if out.data:
@@ -328,10 +328,10 @@ class Engine:
 
     def release(self, handles: Sequence[int]) -> None:
         """Releases the handles of operations that have ended."""
-        _abi.library().pl_release_all(_array(handles), len(handles))
+        abi.library().pl_release_all(_array(handles), len(handles))
 
     def _handle_error(self, handle: int) -> str:
-        lib = _abi.library()
+        lib = abi.library()
         return _text(lambda buf, room: lib.pl_error(handle, buf, room)) or _last_error()
 
     # The timeline
@@ -343,12 +343,12 @@ class Engine:
         if the file cannot be written.
         """
         self._known("rank")
-        self._check(_abi.library().pl_timeline_start(os.fsencode(file_path)))
+        self._check(abi.library().pl_timeline_start(os.fsencode(file_path)))
 
     def stop_timeline(self) -> None:
         """Ends the trace and closes its file. Raises ValueError before `init()`."""
         self._known("rank")
-        self._check(_abi.library().pl_timeline_stop())
+        self._check(abi.library().pl_timeline_stop())
 
     def _check(self, status: int) -> int:
         if status < 0:
@@ -368,17 +368,17 @@ def _array(handles: Sequence[int]) -> Any:
 
 
 def _exception(status: int, message: str) -> BaseException:
-    if status == _abi.ERR_NOT_INITIALIZED:
+    if status == abi.ERR_NOT_INITIALIZED:
         return NotInitializedError(message) if message else NotInitializedError()
-    if status in (_abi.ERR_INVALID, _abi.ERR_DUPLICATE):
+    if status in (abi.ERR_INVALID, abi.ERR_DUPLICATE):
         return ValueError(message)
-    if status == _abi.ERR_INTERRUPTED:
+    if status == abi.ERR_INTERRUPTED:
         return KeyboardInterrupt()
     return HorovodInternalError(message or f"the engine failed with status {status}")
 
 
 def _last_error() -> str:
-    message = _abi.library().pl_last_error()
+    message = abi.library().pl_last_error()
     return message.decode(errors="replace") if message else ""
 
 

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from paceline._abi import Op
-from paceline._engine import engine
+from paceline.common.abi import Op
+from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 
 
