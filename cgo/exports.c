@@ -115,6 +115,11 @@ int pl_process_set_add(const int32_t *ranks, uint32_t count, uint32_t *id) {
   return goSetAdd((int32_t *)ranks, count, id);
 }
 
+int pl_process_set_find(const int32_t *ranks, uint32_t count, uint32_t *id) {
+  GUARD_WAITS;
+  return goSetFind((int32_t *)ranks, count, id);
+}
+
 int pl_process_set_remove(uint32_t id) {
   GUARD_WAITS;
   return goSetRemove(id);

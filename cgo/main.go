@@ -27,6 +27,7 @@ import (
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
@@ -148,7 +149,7 @@ func number(b bool) C.int32_t {
 // started completes init once the job has formed: process sets and the timeline.
 func started(in settingsJSON, s settings.Settings) error {
 	for _, ranks := range in.ProcessSets {
-		set, err := addSet(process.worker, ranks)
+		set, err := askSet(process.worker, ranks, (*control.Client).AddSet)
 		if err != nil {
 			return err
 		}
@@ -219,11 +220,23 @@ func goInfo(buf *C.char, room C.uint64_t) C.int64_t {
 
 //export goSetAdd
 func goSetAdd(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t) C.int {
+	return setOf(ranks, count, id, (*control.Client).AddSet)
+}
+
+//export goSetFind
+func goSetFind(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t) C.int {
+	return setOf(ranks, count, id, (*control.Client).FindSet)
+}
+
+// setRequest asks the scheduler for a process set.
+type setRequest = func(*control.Client, context.Context, []int) (wire.ProcessSet, error)
+
+func setOf(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t, ask setRequest) C.int {
 	return with(func(w *node.Worker) error {
 		if count > limits.MaxRanks || count > 0 && ranks == nil {
 			return fmt.Errorf("%w: process set of %d ranks at %p, allowed are 1 to %d", worker.ErrInvalid, count, ranks, limits.MaxRanks)
 		}
-		set, err := addSet(w, each.Of(unsafe.Slice(ranks, count), func(r C.int32_t) int { return int(r) }))
+		set, err := askSet(w, each.Of(unsafe.Slice(ranks, count), func(r C.int32_t) int { return int(r) }), ask)
 		if err != nil {
 			return err
 		}
@@ -235,10 +248,10 @@ func goSetAdd(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t) C.int {
 	})
 }
 
-func addSet(w *node.Worker, ranks []int) (wire.ProcessSet, error) {
+func askSet(w *node.Worker, ranks []int, ask setRequest) (wire.ProcessSet, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.Settings.StartTimeout)
 	defer cancel()
-	set, err := w.Control.AddSet(ctx, ranks)
+	set, err := ask(w.Control, ctx, ranks)
 	return set, invalid(err)
 }
 

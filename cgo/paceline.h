@@ -154,7 +154,8 @@ typedef struct pl_op {
   const pl_held *held; /* accumulate */
   uint32_t empty; /* 1: this rank's input is zeros, which are not sent, and input may be NULL: allreduce,
                      reducescatter, accumulate with PL_ADD, by sum or average */
-  uint32_t reserved;
+  uint32_t sequence; /* 1: name is that of a sequence of unnamed operations of any kinds: they match in the order of
+                        their submission to the sequence, and several may be in flight */
   pl_done_fn done; /* called at the end, in addition to pl_poll and pl_wait; NULL: no call */
   void *done_arg;
   uint32_t authenticated; /* 1: receivers interpret the bytes, for example unpickle them: they are authenticated on
@@ -274,6 +275,9 @@ int pl_set_state(const void *state, uint64_t bytes);
 /* Every rank calls these together, with the same ranks. A set with the same ranks keeps its number. */
 int pl_process_set_add(const int32_t *ranks, uint32_t count, uint32_t *id);
 int pl_process_set_remove(uint32_t id);
+/* The number of the set of these ranks, which is made if there is none. Any rank may call it, whatever the others do,
+ * and waits for none of them; such a set is not removed. */
+int pl_process_set_find(const int32_t *ranks, uint32_t count, uint32_t *id);
 
 /* Writes a Chrome trace of this rank's operations to path. */
 int pl_timeline_start(const char *path);

@@ -138,6 +138,9 @@ func (g *group) opOf(c *C.pl_op, rank int) (worker.Op, error) {
 		Shape: g.shapes[at:], Prescale: float64(c.prescale), Postscale: float64(c.postscale),
 		Name: text(c.name), Empty: c.empty != 0, AtOnce: c.at_once != 0,
 	}
+	if c.sequence != 0 {
+		op.Name, op.Sequence = "", op.Name
+	}
 	if c.splits != nil {
 		op.Splits = numbers(c.splits, c.nsplits)
 	}

@@ -110,6 +110,53 @@ func TestUnnamedOperationsThatDisagree(t *testing.T) {
 	}
 }
 
+// TestASequenceHasAnOrderAcrossKinds: operations of one sequence match by their order, several may be in flight, and another
+// kind in the place of one is found.
+func TestASequenceHasAnOrderAcrossKinds(t *testing.T) {
+	j := jobtest.Start(t, 2, jobtest.SmallPartitions)
+	in := func(sequence string, size int) worker.Op {
+		op := jobtest.Sum("", size)
+		op.Sequence = sequence
+		return op
+	}
+	barrier := func(sequence string) worker.Op { return worker.Op{Kind: units.Barrier, Sequence: sequence} }
+	for rank, err := range j.Outcomes(func(rank int) error {
+		sequences := []string{"group 1", "group 2"}
+		var results []chan jobtest.Result
+		for i := range sequences {
+			sequence := sequences[(i+rank)%2] // the order of sequences is free
+			some, err := j.Submit(rank, in(sequence, 1000), barrier(sequence), in(sequence, 2000), in(sequence, 1000))
+			if err != nil {
+				return err
+			}
+			results = append(results, some...)
+		}
+		for _, r := range results {
+			if _, err := jobtest.Await(r, rank, "of a sequence"); err != nil {
+				return err
+			}
+		}
+		return nil
+	}) {
+		if err != nil {
+			t.Fatalf("rank %d: %v", rank, err)
+		}
+	}
+	for rank, err := range j.Outcomes(func(rank int) error {
+		op := in("group 1", 1000)
+		if rank == 1 {
+			op = barrier("group 1")
+		}
+		_, err := j.Do(rank, op)
+		return err
+	}) {
+		if !errors.Is(err, worker.ErrMismatch) || !strings.Contains(err.Error(), `"group 1"`) {
+			t.Fatalf("rank %d: %v, want a mismatch of group 1", rank, err)
+		}
+	}
+	j.Works("", 1000)
+}
+
 // TestFailuresDoNotMixUpWhatFollowsThem has several operations of one name in flight behind the one that fails: each of
 // them fails on all ranks, or is right on all.
 func TestFailuresDoNotMixUpWhatFollowsThem(t *testing.T) {

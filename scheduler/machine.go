@@ -128,7 +128,7 @@ func (m *Machine) receive(l *line, c *wire.Control) {
 	switch {
 	case c.Register != nil:
 		m.register(l, c)
-	case len(c.Declare) > 0 || len(c.AddSet) > 0 || c.RemoveID != 0:
+	case len(c.Declare) > 0 || len(c.AddSet) > 0 || len(c.FindSet) > 0 || c.RemoveID != 0:
 		m.ask(l, c)
 	case c.Lost != nil:
 		m.reported(l, *c.Lost)

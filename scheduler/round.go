@@ -120,6 +120,9 @@ func (m *Machine) ask(l *line, c *wire.Control) {
 		p.round.held = append(p.round.held, request{l, c})
 	case len(c.Declare) > 0:
 		m.declare(l, c)
+	case len(c.FindSet) > 0:
+		answer := p.round.find(c.FindSet)
+		m.answer(l, c.ID, &answer)
 	default:
 		m.call(l, c)
 	}

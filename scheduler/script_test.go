@@ -161,6 +161,8 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 		a.asked[m.ID] = m.Declare
 	case "add":
 		m.AddSet, m.Position, m.Wait = numbers(plain[0]), uint64(number(args["at"])), float64(number(args["timeout"]))
+	case "find":
+		m.FindSet = numbers(plain[0])
 	case "remove":
 		m.RemoveID, m.Position = uint32(number(plain[0])), uint64(number(args["at"]))
 	case "lost":
@@ -288,7 +290,9 @@ func (a *actor) hear(m *wire.Control) string {
 		return strings.Join(all, ", ")
 	case m.Set != nil:
 		a.known.Sets = append(a.known.Sets, *m.Set)
-		a.known.SetCalls++
+		if !m.Set.Found {
+			a.known.SetCalls++
+		}
 		return fmt.Sprintf("set %d is %v", m.Set.ID, m.Set.Ranks)
 	case m.Removed != nil:
 		return fmt.Sprintf("set %d of round %d is removed", m.Removed.ID, m.Removed.Round)

@@ -14,9 +14,10 @@ import (
 
 // sets are the process sets of a round. Adding and removing one is collective: every worker makes the
 // same calls in the same order, so a call is known by its position among its worker's calls, and is
-// answered when all workers have made it.
+// answered when all workers have made it. A worker may also ask for a set alone: the ranks say which it is.
 type sets struct {
 	byID     map[uint32][]int
+	found    map[uint32]bool // those that a worker has asked for alone
 	next     uint32
 	open     map[uint64]*call
 	done     map[uint64]wire.Control // answers of the last calls, for workers that ask again or later
@@ -39,7 +40,7 @@ const keptCalls = 64
 
 func newSets(workers int) sets {
 	return sets{
-		byID: map[uint32][]int{0: rankset.Range(workers).Ranks()}, next: 1,
+		byID: map[uint32][]int{0: rankset.Range(workers).Ranks()}, found: map[uint32]bool{}, next: 1,
 		open: map[uint64]*call{}, done: map[uint64]wire.Control{},
 	}
 }
@@ -155,19 +156,35 @@ func (r *round) apply(c *wire.Control) wire.Control {
 			return refused("there is no process set %d", c.RemoveID)
 		}
 		delete(s.byID, c.RemoveID)
+		delete(s.found, c.RemoveID)
 		r.tensors.dropSet(c.RemoveID)
 		return wire.Control{Set: &wire.ProcessSet{ID: c.RemoveID, Ranks: ranks}}
 	}
-	ranks := slices.Sorted(slices.Values(c.AddSet))
+	return r.add(c.AddSet)
+}
+
+// find answers a worker that asks for a set alone.
+func (r *round) find(ranks []int) wire.Control {
+	answer := r.add(ranks)
+	if answer.Set != nil && answer.Set.ID != 0 {
+		answer.Set.Found = true
+		r.sets.found[answer.Set.ID] = true
+	}
+	return answer
+}
+
+// add gives the set of the ranks, and makes it if there is none.
+func (r *round) add(wanted []int) wire.Control {
+	s, ranks := &r.sets, slices.Sorted(slices.Values(wanted))
 	for i, rank := range ranks {
 		if rank < 0 || rank >= len(r.workers) {
-			return refused("process set %v: %s", c.AddSet, outOfRange(rank, len(r.workers)))
+			return refused("process set %v: %s", wanted, outOfRange(rank, len(r.workers)))
 		}
 		if r.epoch.Workers[rank].State == membership.Gone {
-			return refused("process set %v: rank %d was lost; name the ranks that are left", c.AddSet, rank)
+			return refused("process set %v: rank %d was lost; name the ranks that are left", wanted, rank)
 		}
 		if i > 0 && rank == ranks[i-1] {
-			return refused("process set %v: rank %d is in it twice", c.AddSet, rank)
+			return refused("process set %v: rank %d is in it twice", wanted, rank)
 		}
 	}
 	id, ok := s.with(ranks)
@@ -203,16 +220,18 @@ func (s *sets) recall(c *wire.Control) *wire.Control {
 // learn adds the sets that a worker knows. The worker with more answered calls has precedence.
 func (s *sets) learn(known *wire.Known, workers int) {
 	if known.SetCalls > s.answered {
-		all := s.byID[0]
-		clear(s.byID)
-		s.byID[0], s.answered = all, known.SetCalls
+		maps.DeleteFunc(s.byID, func(id uint32, _ []int) bool { return id != 0 && !s.found[id] })
+		s.answered = known.SetCalls
 	}
 	for _, p := range known.Sets {
 		n := len(p.Ranks)
 		if p.ID == 0 || p.ID > limits.MaxNumber || n == 0 || !slices.IsSorted(p.Ranks) || p.Ranks[0] < 0 || p.Ranks[n-1] >= workers {
 			continue
 		}
-		if known.SetCalls == s.answered {
+		if p.Found {
+			s.found[p.ID] = true
+		}
+		if p.Found || known.SetCalls == s.answered {
 			s.byID[p.ID] = p.Ranks
 		}
 		s.next = max(s.next, p.ID+1)

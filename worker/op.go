@@ -28,6 +28,7 @@ type Op struct {
 	Splits              []int64 // alltoall: rows for each rank of the set; nil for equal parts
 	Prescale, Postscale float64
 	Name                string // "" for unnamed: such operations match in the order of their submission
+	Sequence            string // of an unnamed one: those of the same sequence match in this order, whatever their kinds; "": the kind's
 
 	options.Declared // allreduce, reducescatter, accumulate; of a held value the same in every use
 	Held             // accumulate
@@ -62,10 +63,13 @@ type Output struct {
 }
 
 func (o *Op) name() string {
-	if o.Name == "" {
-		return o.Kind.String() + ".noname"
+	switch {
+	case o.Name != "":
+		return o.Name
+	case o.Sequence != "":
+		return o.Sequence
 	}
-	return o.Name
+	return o.Kind.String() + ".noname"
 }
 
 func (o *Op) member(rank int) int { return slices.Index(o.Set.Ranks, rank) }
@@ -84,7 +88,7 @@ func (o *Op) check(rank int) error {
 	if !o.Kind.Valid() || !o.DType.Valid() || !o.ReduceOp.Valid() {
 		return fmt.Errorf("%q: unknown kind %v, type %v or operator %v", o.name(), o.Kind, o.DType, o.ReduceOp)
 	}
-	for _, text := range []string{o.Name, o.Group} {
+	for _, text := range []string{o.Name, o.Sequence, o.Group} {
 		if text == "" {
 			continue
 		}

@@ -43,7 +43,11 @@ func (k *memory) learn(r *request, m *wire.Control) (fresh bool) {
 			k.declared(t, m.Placed[i])
 		}
 	}
-	if r.msg.Position == k.calls && m.Set != nil {
+	switch {
+	case m.Set == nil:
+	case len(r.msg.FindSet) > 0:
+		k.sets[m.Set.ID] = *m.Set
+	case r.msg.Position == k.calls:
 		if r.msg.RemoveID != 0 {
 			k.removed(r.msg.RemoveID)
 		} else {

@@ -93,6 +93,22 @@ func (c *Client) AddSet(ctx context.Context, ranks []int) (wire.ProcessSet, erro
 	return c.call(ctx, fmt.Sprintf("add process set %v", ranks), wire.Control{AddSet: slices.Clone(ranks)})
 }
 
+// FindSet is AddSet without the other workers: the set is made if there is none of these ranks.
+func (c *Client) FindSet(ctx context.Context, ranks []int) (wire.ProcessSet, error) {
+	if len(ranks) == 0 || len(ranks) > limits.MaxRanks {
+		return wire.ProcessSet{}, fmt.Errorf("process set of %d ranks, allowed are 1 to %d", len(ranks), limits.MaxRanks)
+	}
+	name := fmt.Sprintf("find process set %v", ranks)
+	answer, err := c.ask(ctx, name, wire.Control{FindSet: slices.Clone(ranks)})
+	if err != nil {
+		return wire.ProcessSet{}, err
+	}
+	if answer.Set == nil {
+		return wire.ProcessSet{}, c.unexpected(name)
+	}
+	return *answer.Set, nil
+}
+
 // RemoveSet removes a process set. Every worker of the job calls it, and all get the same answer.
 func (c *Client) RemoveSet(ctx context.Context, id uint32) error {
 	if id == 0 {

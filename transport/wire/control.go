@@ -198,6 +198,7 @@ type Placed struct {
 type ProcessSet struct {
 	ID    uint32 `json:"id"`
 	Ranks []int  `json:"ranks"`
+	Found bool   `json:"found,omitempty"` // a worker has asked for it alone: it is no matter of all workers' calls
 }
 
 // RemovedSet is a process set that no operation will use any more, in its round.
@@ -220,6 +221,7 @@ type Control struct {
 	Placed   []Placed     `json:"placed,omitempty"`
 	AddSet   []int        `json:"add_set,omitempty"`   // worker → scheduler: every worker asks; answered by Set when all have
 	RemoveID uint32       `json:"remove_id,omitempty"` // worker → scheduler: every worker asks; answered when all have
+	FindSet  []int        `json:"find_set,omitempty"`  // worker → scheduler: this worker alone asks; answered by Set at once
 	Set      *ProcessSet  `json:"set,omitempty"`
 	Removed  *RemovedSet  `json:"removed,omitempty"`  // scheduler → dedicated server: every worker has removed this set
 	Lost     *Lost        `json:"lost,omitempty"`     // node → scheduler: I lost this peer; scheduler → node: the job lost it

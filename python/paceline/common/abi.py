@@ -77,7 +77,7 @@ class Op(ctypes.Structure):
         ("pull_gate", ctypes.POINTER(Gate)),
         ("held", ctypes.POINTER(Held)),
         ("empty", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("sequence", ctypes.c_uint32),
         ("done", ctypes.c_void_p),  # a pl_done_fn
         ("done_arg", ctypes.c_void_p),
         ("authenticated", ctypes.c_uint32),
@@ -128,6 +128,10 @@ _PROTOTYPES = {
     "pl_state": (ctypes.c_int64, [ctypes.c_void_p, ctypes.c_uint64]),
     "pl_set_state": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64]),
     "pl_process_set_add": (
+        ctypes.c_int,
+        [ctypes.POINTER(ctypes.c_int32), ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)],
+    ),
+    "pl_process_set_find": (
         ctypes.c_int,
         [ctypes.POINTER(ctypes.c_int32), ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)],
     ),

@@ -198,10 +198,16 @@ class Engine:
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """Registers a set and returns its number. Raises ValueError for ranks that are not in the job."""
+        return self._process_set(abi.library().pl_process_set_add, ranks)
+
+    def find_process_set(self, ranks: Sequence[int]) -> int:
+        """The number of the set of these ranks, which is made if there is none, whatever the other ranks do."""
+        return self._process_set(abi.library().pl_process_set_find, ranks)
+
+    def _process_set(self, ask: Any, ranks: Sequence[int]) -> int:
         number = ctypes.c_uint32()
         members = (ctypes.c_int32 * len(ranks))(*ranks)
-        lib = abi.library()
-        _interruptible(lambda: self._check(lib.pl_process_set_add(members, len(ranks), ctypes.byref(number))))
+        _interruptible(lambda: self._check(ask(members, len(ranks), ctypes.byref(number))))
         return number.value
 
     def remove_process_set(self, number: int) -> None:
