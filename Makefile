@@ -22,11 +22,11 @@ endif
 GO_TREES := cgo cmd core internal node scheduler server sim transport worker
 SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null) go.mod $(wildcard go.sum) \
             $(shell find python/paceline python/backend -type f -not -path '*/_native/*' -not -name '*.pyc') \
-            CMakeLists.txt pyproject.toml README.md
+            $(shell find bindings -type f) CMakeLists.txt pyproject.toml README.md
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-go test-fuzz fuzz-long test-python bench bench-step chart bench-builds bench-links bench-overlap results wheel lint format clean
+.PHONY: help setup train test test-go test-fuzz fuzz-long test-python test-frameworks bench bench-step chart bench-builds bench-links bench-overlap results wheel lint format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -59,6 +59,17 @@ fuzz-long: $(VENV)/.tools
 # Two files at a time: many tests wait for something, and a file's own tests may share a folder.
 test-python: setup
 	python -m pytest -n 2 --dist loadfile
+
+# The frameworks beside PyTorch that have tests. make test-tensorflow VERSION=2.15: with that version of it, not the newest.
+FRAMEWORKS := $(patsubst python/tests/frameworks/test_%.py,%,$(wildcard python/tests/frameworks/test_*.py))
+VERSION    ?=
+
+## make test-frameworks the tests of the other frameworks, each in an environment of its own; make test-jax is one of them
+test-frameworks: $(addprefix test-,$(FRAMEWORKS))
+
+.PHONY: $(addprefix test-,$(FRAMEWORKS))
+$(addprefix test-,$(FRAMEWORKS)): test-%: build/%$(addprefix -,$(VERSION))/.installed
+	$(<D)/bin/python -m pytest python/tests/frameworks/test_$*.py
 
 ## make bench        all-reduce and other collectives against PyTorch's Gloo, side by side; BENCH holds further arguments
 bench: setup
@@ -142,6 +153,26 @@ build/horovod/.installed:
 	  HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_CPU_OPERATIONS=GLOO \
 	  build/horovod/bin/python -m pip install --quiet --no-build-isolation horovod==0.28.1
 	@touch $@
+
+# An environment with a framework, NAME or NAME-VERSION. Its packages are large: a download that breaks is continued.
+package = $(if $(filter tensorflow,$1),tensorflow-cpu,$1)
+FRAMEWORK_ENVS := $(foreach name,$(FRAMEWORKS),build/$(name)$(addprefix -,$(VERSION)))
+$(addsuffix /.deps,$(FRAMEWORK_ENVS)): build/%/.deps: pyproject.toml
+	.ci/venv $(PYTHON) build/$*
+	build/$*/bin/python -m pip install --quiet 'pip>=25.1'
+	build/$*/bin/python -m pip install --quiet --retries 10 --resume-retries 20 --group $(firstword $(subst -, ,$*)) \
+	  $(if $(VERSION),'$(call package,$(firstword $(subst -, ,$*)))==$(VERSION).*')
+	@touch $@
+
+$(addsuffix /.installed,$(FRAMEWORK_ENVS)): build/%/.installed: build/%/.deps build/.wheel
+	build/$*/bin/python -m pip install --quiet --no-deps --force-reinstall build/wheels/paceline-*.whl
+	@touch $@
+
+build/.wheel: $(VENV)/.tools $(SOURCES)
+	@mkdir -p build && touch $@.new
+	rm -rf build/wheels
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheels .
+	@mv $@.new $@
 
 # The stamp is older than the installation, so that a source which changes meanwhile is newer.
 $(VENV)/.installed: $(VENV)/.deps $(SOURCES)
