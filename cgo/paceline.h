@@ -69,29 +69,36 @@ typedef enum pl_kind {
   PL_ALLTOALL,
   PL_REDUCESCATTER,
   PL_BARRIER,
-  PL_ACCUMULATE /* on a value that the servers hold; pl_held.use says which */
+  PL_ACCUMULATE, /* on a value that the servers hold; pl_held.use says which */
+  PL_SEND, /* a message to one rank: independent of all other operations, not declared, without a name. It is done
+              when the receiver has it */
+  PL_RECEIVE /* the earliest message of a rank, or of any, that has the tag. Messages of one rank with one tag arrive in
+                their order. Its length must be that of the message: another is PL_ERR_MISMATCH at both ends */
 } pl_kind;
+
+/* The root of a receive that takes a message of any rank. */
+#define PL_ANY_RANK (-1)
 
 /* Uses of a held value. PL_ADD may come with PL_READ or PL_READ_NOW. */
 typedef enum pl_use {
   PL_DECLARE = 1, /* every rank, once: the root's input becomes the value, and every rank's output */
-  PL_ADD = 2,     /* adds the input, averaged over the ranks for PL_AVERAGE, and ends this rank's iteration */
-  PL_READ = 4,    /* the value, when the synchronisation model lets this rank continue */
+  PL_ADD = 2, /* adds the input, averaged over the ranks for PL_AVERAGE, and ends this rank's iteration */
+  PL_READ = 4, /* the value, when the synchronisation model lets this rank continue */
   PL_READ_NOW = 8, /* the current value */
-  PL_WITHIN = 16,  /* with PL_ADD and PL_READ_NOW: the superstep continues, see pl_end_iteration */
-  PL_EXACT = 32    /* with a read: the value in full precision, even if the tensor is coded */
+  PL_WITHIN = 16, /* with PL_ADD and PL_READ_NOW: the superstep continues, see pl_end_iteration */
+  PL_EXACT = 32 /* with a read: the value in full precision, even if the tensor is coded */
 } pl_use;
 
 /* Options: the synchronisation model of a tensor. Allreduce, reducescatter, accumulate. */
 typedef struct pl_sync {
-  uint32_t size;     /* sizeof(pl_sync) */
+  uint32_t size; /* sizeof(pl_sync) */
   uint32_t soft_park; /* accumulate: 1 for the soft-barrier parking order, 0 for the lazy one */
   const char *model; /* "ssp:3"; NULL: BSP */
 } pl_sync;
 
 /* Options: how a tensor is coded. Allreduce, reducescatter, accumulate, of floating-point types, by sum or average. */
 typedef struct pl_codec {
-  uint32_t size;     /* sizeof(pl_codec) */
+  uint32_t size; /* sizeof(pl_codec) */
   uint32_t reserved;
   const char *codec; /* a codec ("topk:0.01") or rules, as in PACELINE_COMPRESSION; NULL: that setting; "none": plain */
 } pl_codec;
@@ -127,7 +134,7 @@ typedef struct pl_held {
  * pl_submit returns PL_ERR_NOT_INITIALIZED. If pl_submit or pl_join returns an error, there is no call. */
 typedef void (*pl_done_fn)(void *done_arg, int32_t handle, int32_t status);
 
-/* One collective operation. The input and output memory, dense and in row-major order of elements,
+/* One operation. The input and output memory, dense and in row-major order of elements,
  * must stay valid and untouched until the handle is done. */
 typedef struct pl_op {
   uint32_t size; /* sizeof(pl_op) */
@@ -135,12 +142,13 @@ typedef struct pl_op {
   uint32_t dtype; /* pl_dtype */
   uint32_t reduce_op; /* pl_reduce_op: allreduce, reducescatter, accumulate */
   uint32_t process_set; /* 0: all ranks */
-  int32_t root; /* broadcast, PL_DECLARE: global rank of the source */
+  int32_t root; /* broadcast, PL_DECLARE: global rank of the source; send: of the receiver; receive: of the sender, or
+                   PL_ANY_RANK */
   int32_t priority; /* higher is sent first; 0 by default */
   uint32_t ndim;
   const int64_t *shape; /* of the input (alltoall, allgather: this rank's) */
   const void *input; /* may equal output (allreduce, broadcast); NULL where there are no bytes */
-  void *output; /* allreduce, broadcast: bytes of the input; reducescatter: this rank's rows;
+  void *output; /* allreduce, broadcast: bytes of the input; receive: of the shape; reducescatter: this rank's rows;
                    allgather, alltoall: NULL, the engine allocates it (pl_result) */
   const int64_t *splits; /* alltoall: rows for each rank of the set, or NULL for equal parts */
   uint32_t nsplits;
@@ -161,6 +169,9 @@ typedef struct pl_op {
   uint32_t authenticated; /* 1: receivers interpret the bytes, for example unpickle them: they are authenticated on
                              every connection, whatever PACELINE_INTEGRITY says; the same on all ranks */
   uint32_t at_once; /* 1: the caller waits for it next, so it leaves at once, with all that is held (pl_gathers) */
+  uint64_t tag; /* send, receive: a receive takes messages with the same tag alone */
+  int64_t timeout_ms; /* after which the operation ends with PL_ERR_STALL, on all its ranks; 0: never. A message that
+                         its receiver takes at the same moment may have arrived */
 } pl_op;
 
 /* The results of a finished operation beyond its output memory. */
@@ -172,7 +183,7 @@ typedef struct pl_output {
   uint32_t nrows; /* entries of rows */
   const int64_t *rows; /* allgather, alltoall: rows received from each rank of the set; valid until pl_release */
   /* A pl_output may end here. */
-  int32_t value; /* join: the last rank that joined */
+  int32_t value; /* join: the last rank that joined; receive: the rank that sent */
   uint32_t reserved;
 } pl_output;
 

@@ -10,6 +10,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/paceline/paceline/internal/each"
@@ -122,6 +123,9 @@ func (g *group) opOf(c *C.pl_op, rank int) (worker.Op, error) {
 	if c.kind > math.MaxUint8 || c.dtype > math.MaxUint8 || c.reduce_op > math.MaxUint8 || c.ndim > limits.MaxDims || c.nsplits > limits.MaxRanks {
 		return worker.Op{}, fmt.Errorf("kind %d, dtype %d, reduce_op %d, %d dimensions or %d splits are out of bounds", c.kind, c.dtype, c.reduce_op, c.ndim, c.nsplits)
 	}
+	if ms := int64(c.timeout_ms); ms < 0 || ms > math.MaxInt64/int64(time.Millisecond) {
+		return worker.Op{}, fmt.Errorf("timeout_ms %d, allowed are 0 for none to %d", ms, math.MaxInt64/int64(time.Millisecond))
+	}
 	process.Lock()
 	ranks, known := process.sets[uint32(c.process_set)]
 	process.Unlock()
@@ -136,7 +140,7 @@ func (g *group) opOf(c *C.pl_op, rank int) (worker.Op, error) {
 		Kind: units.Kind(c.kind), DType: units.DType(c.dtype), ReduceOp: units.ReduceOp(c.reduce_op),
 		Set: wire.ProcessSet{ID: uint32(c.process_set), Ranks: ranks}, Root: int(c.root), Priority: int(c.priority),
 		Shape: g.shapes[at:], Prescale: float64(c.prescale), Postscale: float64(c.postscale),
-		Name: text(c.name), Empty: c.empty != 0, AtOnce: c.at_once != 0,
+		Name: text(c.name), Empty: c.empty != 0, AtOnce: c.at_once != 0, Tag: uint64(c.tag), Timeout: time.Duration(c.timeout_ms) * time.Millisecond,
 	}
 	if c.sequence != 0 {
 		op.Name, op.Sequence = "", op.Name

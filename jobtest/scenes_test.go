@@ -3,11 +3,13 @@ package jobtest_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/transport/wire"
@@ -25,7 +27,7 @@ var scenes = []scene{
 	{"disagreement", (*act).disagreement}, {"no memory", (*act).noMemory}, {"state", (*act).state}, {"join", (*act).join},
 	{"join in a superstep", (*act).joinInASuperstep}, {"absent rank", (*act).absentRank},
 	{"process set", (*act).processSet}, {"condition", (*act).condition}, {"scheduler restarts", (*act).schedulerRestarts},
-	{"slow rank", (*act).slowRank}, {"stalled rank", (*act).stalledRank},
+	{"slow rank", (*act).slowRank}, {"stalled rank", (*act).stalledRank}, {"messages", (*act).messages},
 }
 
 const killing = "one is killed"
@@ -99,6 +101,61 @@ func (a *act) collectives() error {
 	all := grid(a.All(), []int64{1, 37, 20000}[a.shared.IntN(3)])
 	a.shared.Shuffle(len(all), func(i, k int) { all[i], all[k] = all[k], all[i] })
 	return playOn(a.Job, a.rank, a.own.Uint64(), singles(all[:8], a.shared))
+}
+
+// messages has each rank send to the others, short and long ones, some of another length than is received, and some that it gives
+// up before anybody receives them.
+func (a *act) messages() error {
+	type end struct {
+		op   worker.Op
+		want []byte // of a receive
+		err  error
+		done chan jobtest.Result
+	}
+	var ends []*end
+	count := 1 + a.shared.IntN(6)
+	for from := range a.Workers {
+		for to := range a.Workers {
+			for range count {
+				n := []int{0, 7, limits.MaxEager, limits.MaxEager + 1, 5*jobtest.Partition + 3}[a.shared.IntN(5)]
+				seed, odd, tag := a.shared.Uint64(), a.shared.IntN(8) == 0, a.shared.Uint64N(2)
+				var err error
+				room := n
+				if odd {
+					room, err = n+1, worker.ErrMismatch
+				}
+				if from == a.rank {
+					ends = append(ends, &end{op: send(to, tag, pattern(n, seed)), err: err})
+				}
+				if to == a.rank {
+					ends = append(ends, &end{op: receive(from, tag, make([]byte, room)), want: pattern(n, seed), err: err})
+				}
+			}
+		}
+	}
+	lost := send(a.own.IntN(len(a.Workers)), 99, pattern([]int{9, 3 * jobtest.Partition}[a.own.IntN(2)], 1))
+	lost.Timeout = time.Duration(1 + a.own.Int64N(int64(latest)))
+	if _, err := a.Do(a.rank, lost); !errors.Is(err, worker.ErrStall) {
+		return fmt.Errorf("a message that nobody receives: %w, want a stall", err)
+	}
+	for _, e := range ends {
+		done, err := a.Submit(a.rank, e.op)
+		if err != nil {
+			return err
+		}
+		e.done = done[0]
+		a.pause()
+	}
+	for _, e := range ends {
+		_, err := jobtest.Await(e.done, a.rank, fmt.Sprint(e.op.Kind, " ", e.op.Root))
+		if !errors.Is(err, e.err) {
+			return fmt.Errorf("%v with rank %d of %d bytes, tag %d: %w, want %s", e.op.Kind, e.op.Root, len(e.op.Input)+len(e.op.Output), e.op.Tag, err, fmt.Sprint(e.err))
+		}
+		if err == nil && e.op.Kind == units.Receive && !bytes.Equal(e.op.Output, e.want) {
+			return fmt.Errorf("other bytes than rank %d sent", e.op.Root)
+		}
+	}
+	return nil
 }
 
 // values has the servers hold one under a model that lets ranks run ahead.

@@ -164,7 +164,7 @@ func (c *conn) frame(q *room.Request) error {
 	if int(h.Rank) != c.rank {
 		return fmt.Errorf("it says rank %d", h.Rank)
 	}
-	if h.Type == wire.TypePush || h.Type == wire.TypePut || h.Type == wire.TypeRestore {
+	if h.Type.TakesCredit() {
 		defer c.account(h.Length)
 	}
 	if c.ofAnotherEpoch(h) {
@@ -194,7 +194,8 @@ func (c *conn) refuse(q *room.Request) error {
 func (c *conn) handle(q *room.Request) error {
 	h, p := &q.Header, &q.Payload
 	switch h.Type {
-	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet, wire.TypeState, wire.TypeRestore:
+	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet, wire.TypeState, wire.TypeRestore,
+		wire.TypeSend, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypeWithdraw:
 		if err := c.r.serve(q); err != nil {
 			return err
 		}

@@ -44,6 +44,7 @@ func (r *round) without(rank int) {
 	})
 	r.tell(failed)
 	r.transfer.Lose(rank)
+	r.messages.Leave(rank)
 	for _, t := range r.inUse() {
 		if t.Kind.Splits() {
 			for _, seq := range t.keys.WaitsFor(rank) {

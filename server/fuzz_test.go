@@ -249,6 +249,9 @@ func summedType(t *wire.Tensor) units.DType {
 func operation(b [6]byte) (conn int, frame []byte) {
 	types := []wire.Type{wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePut, wire.TypeGet, wire.TypePull,
 		wire.TypeCancel, wire.TypeJoin, wire.TypeBye, wire.TypeAnnounce, wire.TypeCondition, wire.TypeReport, wire.TypeState, wire.TypeRestore}
+	if b[0]&15 == 15 {
+		return int(b[1] % 4), messageFrame(b)
+	}
 	conn = int(b[1] % 4)
 	t := tensors[(int(b[0]>>4)+int(b[2]>>7)*(len(tensors)-16))%len(tensors)]
 	part := int(b[1]>>4) % len(t.Parts)
@@ -299,6 +302,35 @@ func operation(b [6]byte) (conn int, frame []byte) {
 		frame = wire.AppendFrame(nil, wire.Header{Type: wire.TypeAnnounce, Tensor: t.ID, Rank: h.Rank}, announcement)
 	}
 	return conn, wire.AppendFrame(frame, h, payload)
+}
+
+// messageFrame is a frame of a message.
+func messageFrame(b [6]byte) []byte {
+	types := []wire.Type{wire.TypeSend, wire.TypeReceive, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypePiece, wire.TypeWithdraw, wire.TypeSend}
+	rank := connRanks[b[1]%4]
+	h := wire.Header{
+		Type: types[b[0]>>4%8], Rank: rank, Source: rank, Destination: uint16(b[2] % 4), Iteration: uint64(b[2] >> 7), Seq: uint64(b[3] % 8), Part: uint32(b[4] % 3),
+		Flags: wire.FlagAuthenticated * wire.Flags(b[4]>>7),
+	}
+	const step = 5000
+	size := uint64([]int{0, 7, step, step + 1, 3 * step}[b[5]%5])
+	var payload []byte
+	switch h.Type {
+	case wire.TypeReceive:
+		h.Source, h.Destination = []uint16{0, 1, 2, wire.EveryRank}[b[2]%4], rank
+		payload = wire.Receive{Bytes: size}.Append(nil)
+	case wire.TypeWithdraw:
+		if b[4]%2 == 0 {
+			h.Source, h.Destination = uint16(b[2]%3), rank
+		}
+	case wire.TypeOffer:
+		payload = wire.Offer{Bytes: size, Step: step}.Append(nil)
+	case wire.TypePiece:
+		payload = make([]byte, []int{step, step, 1, 7}[b[5]>>6])
+	default:
+		payload = make([]byte, size)
+	}
+	return wire.AppendFrame(nil, h, payload)
 }
 
 // reports are the flags of ends of iterations.

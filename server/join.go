@@ -30,6 +30,7 @@ func (r *round) bye(rank int) {
 		r.without(rank)
 		return
 	}
+	r.messages.Leave(rank)
 	var waiting []agreement.Waiting
 	tensors := r.inUse()
 	for _, t := range tensors {

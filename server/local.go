@@ -79,8 +79,17 @@ func (l *Local) Report(h wire.Header, iteration wire.Report) error {
 	return l.r.report(&h, iteration)
 }
 
-// Cancel gives up a tensor from an iteration on.
-func (l *Local) Cancel(h wire.Header) { l.r.cancel(&h) }
+// Cancel gives up a tensor from an iteration on, or one end of a message.
+func (l *Local) Cancel(h wire.Header) {
+	if h.Type == wire.TypeWithdraw {
+		_ = l.r.messages.Serve(&room.Request{Header: h}) // it is the worker's own, and right
+		return
+	}
+	l.r.cancel(&h)
+}
+
+// Moved is how many bytes of messages have come in pieces.
+func (l *Local) Moved() uint64 { return l.r.messages.Moved() }
 
 // Join says that the local worker has no more data.
 func (l *Local) Join() { l.r.join(l.rank) }

@@ -17,6 +17,7 @@ import (
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/held"
+	"github.com/paceline/paceline/server/messages"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/server/transfer"
 	"github.com/paceline/paceline/transport/outbox"
@@ -45,6 +46,7 @@ type round struct {
 
 	settings room.Round
 	transfer *transfer.Room
+	messages *messages.Room
 
 	tuners *held.Tuners
 	cork   cork
@@ -63,6 +65,7 @@ func newRound(s *Server, first *membership.Epoch) *round {
 	r.mu.Place(room.LevelRound, "round.mu")
 	r.cork.mu.Place(room.LevelConn, "cork.mu")
 	r.transfer = transfer.New(&r.settings)
+	r.messages = messages.New(&r.settings)
 	r.names.begin(r)
 	return r
 }
@@ -138,6 +141,9 @@ func (r *round) tensor(h *wire.Header) (*tensor, error) {
 
 // serve brings a request to its room. An error is of a peer that does not keep to the protocol.
 func (r *round) serve(q *room.Request) error {
+	if q.Type.OfMessage() || q.Type == wire.TypePiece || q.Type == wire.TypeWithdraw {
+		return r.messages.Serve(q)
+	}
 	t, err := r.tensor(&q.Header)
 	if errors.Is(err, errRemoved) {
 		q.Reply.Fail(inprocess.ErrCancelled)
@@ -245,6 +251,7 @@ func (r *round) end() {
 		<-c.done
 	}
 	r.dropTensors(errRoundOver)
+	r.messages.End(errRoundOver)
 	r.names.step(func(h *agreement.Home) { h.Reset() })
 }
 

@@ -6,7 +6,7 @@
 // Reading order: server.go (what there is), round.go (one init to shutdown), tensor.go (a tensor and its room), conn.go and
 // replies.go (frames in and out), local.go (the in-process way), names.go (ranks that disagree or do not come), join.go, elastic.go; then
 // the rooms: package room (what passes between the shell and them), sums (what is summed), held (values that ranks read
-// and change), transfer (broadcast, allgather, alltoall).
+// and change), transfer (broadcast, allgather, alltoall), messages (from one rank to another).
 package server
 
 import (

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/paceline/paceline/core/condition"
@@ -29,6 +30,7 @@ type book struct {
 	policies   map[string]*policy.Policy // that operations have named, by their text
 	removed    map[uint32]struct{}       // process sets; their numbers are not used again
 	joining    *joinState
+	messages   messages
 	leaders    map[uint32]*declaration // first values of groups with supersteps, by tensor
 	warned     map[string]time.Time    // when a server or this rank last warned of a stall
 	over       over                    // operations that have ended
@@ -49,9 +51,9 @@ func (b *book) epoch() *membership.Epoch { return b.cfg.Membership.Now() }
 // admit checks what depends on the other operations in flight.
 func (b *book) admit(ops []Op) error {
 	if b.broken != nil {
-		return fmt.Errorf("%v of %q on rank %d: %w", ops[0].Kind, ops[0].Name, b.cfg.Rank, b.broken)
+		return fmt.Errorf("%s on rank %d: %w", ops[0].what(), b.cfg.Rank, b.broken)
 	}
-	if b.joining != nil {
+	if b.joining != nil && slices.ContainsFunc(ops, func(o Op) bool { return !o.Kind.Message() }) {
 		return fmt.Errorf("%w: this rank has joined and waits for the others", ErrInvalid)
 	}
 	if len(b.inflight)+len(ops) > limits.MaxHandles {
@@ -61,6 +63,9 @@ func (b *book) admit(ops []Op) error {
 	for i := range ops {
 		if _, removed := b.removed[ops[i].Set.ID]; removed {
 			return fmt.Errorf("%w: %q on rank %d: process set %d was removed", ErrInvalid, ops[i].name(), b.cfg.Rank, ops[i].Set.ID)
+		}
+		if ops[i].Kind.Message() {
+			continue
 		}
 		if err := b.checkCodec(&ops[i]); err != nil {
 			return err

@@ -25,6 +25,10 @@ func (o *operation) first() {
 		o.run(o.broadcastTasks(), nil)
 	case units.Accumulate:
 		o.run(o.valueTasks(), nil)
+	case units.Send:
+		o.send()
+	case units.Receive:
+		o.receive()
 	case units.Allgather:
 		o.sizes = make([]byte, 8*len(o.Set.Ranks))
 		binary.NativeEndian.PutUint64(o.sizes[8*o.e.member(&o.Op):], uint64(o.Shape[0]))

@@ -66,7 +66,7 @@ func (e *Engine) loss() *wire.Lost {
 
 // explain adds to the reason of an end which tensor waited, on which rank.
 func (e *Engine) explain(o *operation, err error) error {
-	return fmt.Errorf("%v of %q on rank %d: %w", o.Kind, o.name(), e.cfg.Rank, err)
+	return fmt.Errorf("%s on rank %d: %w", o.what(), e.cfg.Rank, err)
 }
 
 // operations are those in flight. They are lent, and never handed back: the engine ends.

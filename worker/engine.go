@@ -14,7 +14,7 @@
 //
 // Beside that: supersteps (superstep.go), changes of conditions (condition.go), joins (join.go), the state of coded
 // tensors (state.go, statebytes.go, residuals.go), observers (observer.go) with the timeline (timeline.go), and how an
-// engine ends (end.go); how long it waits for servers (patience.go). All locks and their order stand in locks.go.
+// engine ends (end.go); how long it waits for servers (patience.go); messages between two ranks (messages.go). All locks and their order stand in locks.go.
 package worker
 
 import (
@@ -79,6 +79,8 @@ type Local interface {
 	Condition(wire.Condition) wire.ConditionReply
 	Report(h wire.Header, iteration wire.Report) error
 	Cancel(h wire.Header)
+	// Moved is how many bytes of messages have come in pieces.
+	Moved() uint64
 	Join()
 	Bye()
 	Lost(wire.Lost)
@@ -247,6 +249,9 @@ func (e *Engine) submit(ops []Op) (started, due []*operation, stopping bool, err
 	for i := range ops {
 		o := e.register(&ops[i])
 		o.e = e
+		if o.Timeout > 0 {
+			o.timer = time.AfterFunc(o.Timeout, o.expire)
+		}
 		e.observers.submitted(o)
 		switch {
 		case o.gathers():

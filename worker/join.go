@@ -28,7 +28,7 @@ func (e *Engine) Join(done func(Output, error)) error {
 	}
 	j := &joinState{done: done, replies: map[int]struct{}{}}
 	e.joining = j
-	idle := len(e.inflight) == 0
+	idle := len(e.inflight) == e.messages.inFlight
 	e.mu.Unlock()
 	if idle { // else the last operation in flight sends it
 		j.send(e)

@@ -205,7 +205,7 @@ func (l *link) result(h *wire.Header) error {
 		err = l.conn.ReadPayload(into)
 	}
 	if err != nil {
-		t.answered(fmt.Errorf("%v of %q on rank %d: %w", t.o.Kind, t.o.name(), l.p.e.cfg.Rank, l.p.e.lossOf(l.p.index, err)))
+		t.answered(l.p.e.explain(t.o, l.p.e.lossOf(l.p.index, err)))
 		return err
 	}
 	l.finish(t, h, into)
@@ -240,6 +240,9 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte) {
 	} else if k := t.o.d.coding; k != nil && k.follow {
 		k.start(h, answer)
 	}
+	if t.h.Type == wire.TypeReceive {
+		t.o.out.Value = int(h.Rank)
+	}
 	l.p.e.observers.answered(t, h.Rank)
 	t.answered(nil)
 }
@@ -272,6 +275,15 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 			copy(t.out, payload)
 		}
 		l.finish(t, h, payload)
+	case wire.TypeMatch:
+		var m wire.Match
+		if err := m.Decode(payload); err != nil {
+			return err
+		}
+		if t := l.p.awaiting(h); t != nil {
+			e.observers.answered(t, h.Rank)
+			t.answered(t.matched(int(h.Rank), m))
+		}
 	case wire.TypeWindow:
 		var w wire.Window
 		if err := w.Decode(payload); err != nil {

@@ -47,6 +47,12 @@ func (q *localQueue) mode(*task) life.Mode { return life.Answered }
 
 // push implements way.
 func (q *localQueue) push(t *task) {
+	if t.h.Type.OfMessage() { // at once, so that messages keep their order
+		if t.begin(life.Queue) && t.begin(life.Move) {
+			q.hand(t)
+		}
+		return
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if t.begin(life.Queue) {
@@ -134,7 +140,7 @@ func (q *localQueue) hand(t *task) {
 
 // announce tells the server of a tensor before its first use. Two goroutines may both tell it.
 func (q *localQueue) announce(t *wire.Tensor) error {
-	if q.isAnnounced(t.ID) {
+	if t == &asPieces.t || q.isAnnounced(t.ID) {
 		return nil
 	}
 	if err := q.server.Announce(t); err != nil {
@@ -175,11 +181,17 @@ func (q *localQueue) report(d *declaration, h wire.Header, iteration wire.Report
 // as a notice of its own.
 func (q *localQueue) finished(t *task, last uint16, err error) {
 	ends := life.Answer
-	if err != nil {
+	var refusal wire.Refusal
+	switch {
+	case err == nil && t.h.Type == wire.TypeReceive:
+		t.o.out.Value = int(last)
+	case errors.As(err, &refusal):
+		t.o.setErr(t.o.refused(int(last), refusal.Match))
+	case err != nil:
 		ends = life.GiveUp
-	}
-	if err != nil && !errors.Is(err, inprocess.ErrCancelled) {
-		t.o.giveUp(err)
+		if !errors.Is(err, inprocess.ErrCancelled) {
+			t.o.giveUp(err)
+		}
 	}
 	q.e.observers.answered(t, last)
 	t.happened(ends)
@@ -191,8 +203,8 @@ func (q *localQueue) condition(w wire.Condition) error {
 	return nil
 }
 
-// left implements way: no task waits long for others, and nothing travels.
-func (q *localQueue) left() uint64 { return 0 }
+// left implements way: what the server brings here of messages that come in pieces.
+func (q *localQueue) left() uint64 { return q.server.Moved() }
 
 // join implements way.
 func (q *localQueue) join(wire.Header) error {

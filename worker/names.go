@@ -59,6 +59,9 @@ const (
 
 // register counts an operation under its name and finds its declaration.
 func (b *book) register(op *Op) *operation {
+	if op.Kind.Message() {
+		return b.registerMessage(op)
+	}
 	n := b.nameOf(nameID{op.Set.ID, op.name()})
 	o := n.spare
 	if n.spare = nil; o == nil {
@@ -271,8 +274,12 @@ func (e *Engine) handBack() {
 // held for it.
 func (e *Engine) forget(o *operation, again bool) {
 	e.mu.Lock()
-	o.n.End(o.seq)
 	delete(e.inflight, o)
+	if o.n != nil {
+		o.n.End(o.seq)
+	} else {
+		e.messages.inFlight--
+	}
 	e.over.operations++
 	e.over.bytes += uint64(len(o.Input))
 	e.gather.ended(o)
@@ -286,7 +293,7 @@ func (e *Engine) forget(o *operation, again bool) {
 		*o = operation{room: o.room, list: o.list}
 		n.spare = o
 	}
-	j, idle := e.joining, len(e.inflight) == 0
+	j, idle := e.joining, len(e.inflight) == e.messages.inFlight
 	first := len(e.released) > 0 && !e.releasing
 	if first {
 		e.releasing = true

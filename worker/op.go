@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/limits"
@@ -13,18 +14,20 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// Op is one collective operation, as the user asks for it. Input and output are dense memory in
+// Op is one operation, as the user asks for it. Input and output are dense memory in
 // row-major order; it must stay valid and untouched until Done is called.
 type Op struct {
 	Kind                units.Kind
 	DType               units.DType
 	ReduceOp            units.ReduceOp
 	Set                 wire.ProcessSet // ID and global ranks
-	Root                int             // broadcast: global rank that has the data
+	Root                int             // broadcast: global rank that has the data; send: that gets it; receive: that sends it, or AnyRank
+	Tag                 uint64          // send, receive: only those with the same tag meet
+	Timeout             time.Duration   // after which the operation is given up; 0 for never
 	Priority            int             // higher goes first
 	Shape               []int64         // of the input; the caller's again when Submit returns
 	Input               []byte
-	Output              []byte  // allreduce, broadcast: as long as the input; reducescatter: this rank's rows; else nil
+	Output              []byte  // allreduce, broadcast: as long as the input; reducescatter: this rank's rows; receive: of the shape; else nil
 	Splits              []int64 // alltoall: rows for each rank of the set; nil for equal parts
 	Prescale, Postscale float64
 	Name                string // "" for unnamed: such operations match in the order of their submission
@@ -59,7 +62,7 @@ type Held struct {
 type Output struct {
 	Data  []byte  // allgather, alltoall: rows of all sources in rank order
 	Rows  []int64 // allgather, alltoall: rows from each rank of the set
-	Value int     // join: the last rank that joined
+	Value int     // join: the last rank that joined; receive: the rank that sent
 }
 
 func (o *Op) name() string {
@@ -102,6 +105,9 @@ func (o *Op) check(rank int) error {
 	if !finite(o.Prescale) || !finite(o.Postscale) {
 		return fmt.Errorf("%q: prescale %g and postscale %g must be finite numbers", o.name(), o.Prescale, o.Postscale)
 	}
+	if o.Timeout < 0 {
+		return fmt.Errorf("%s: a timeout of %v", o.what(), o.Timeout)
+	}
 	if err := o.checkEmpty(); err != nil {
 		return err
 	}
@@ -109,8 +115,11 @@ func (o *Op) check(rank int) error {
 	if err != nil {
 		return err
 	}
-	if o.Kind == units.Accumulate {
+	switch {
+	case o.Kind == units.Accumulate:
 		return o.checkUse(rank, bytes)
+	case o.Kind.Message():
+		return o.checkMessage(rank, bytes)
 	}
 	if o.PullGate != (options.Gate{}) {
 		return fmt.Errorf("%q: a gate for pulls is for held values, not for %v", o.name(), o.Kind)
@@ -198,6 +207,8 @@ func (o *Op) Lengths(rank int) (in, out int64, err error) {
 	switch o.Kind {
 	case units.Accumulate:
 		in, out = o.useLengths(rank, bytes)
+	case units.Receive:
+		in, out = 0, bytes
 	case units.Allreduce, units.Broadcast:
 		out = bytes
 	case units.Reducescatter:

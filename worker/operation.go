@@ -2,6 +2,7 @@ package worker
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/paceline/paceline/core/agreement"
 	life "github.com/paceline/paceline/core/task"
@@ -40,7 +41,9 @@ type operation struct {
 
 	sizes   []byte // allgather, alltoall: the exchanged numbers of rows
 	out     Output
+	urgency int            // send: the given priority, while the operation has a higher one
 	watched *watched       // nil where nobody observes
+	timer   *time.Timer    // of the operation's own timeout; nil for none
 	wait    agreement.Wait // Engine.look's
 }
 
@@ -114,9 +117,12 @@ func (o *operation) complete() {
 }
 
 func (o *operation) finish() {
+	if o.timer != nil {
+		o.timer.Stop()
+	}
 	o.mu.Lock()
 	err, e, done, out := o.err, o.e, o.Done, o.out
-	again := err == nil && !o.abandoned && len(o.room) > 0 && o.d.coding == nil && !o.beside
+	again := err == nil && o.timer == nil && !o.abandoned && len(o.room) > 0 && o.d.coding == nil && !o.beside
 	o.tasks = nil
 	o.abandoned = true // nothing is left to abandon
 	o.mu.Unlock()
@@ -160,6 +166,9 @@ func (o *operation) abandon(err error, ownWill bool) bool {
 	o.informServers(ownWill)
 	for _, t := range tasks {
 		t.happened(life.Abandon)
+	}
+	if o.Kind.Message() { // now that nothing more of it leaves
+		o.withdraw()
 	}
 	return true
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/paceline/paceline/core/agreement"
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/ticks"
+	"github.com/paceline/paceline/internal/units"
 )
 
 // watch bounds what this rank waits for by its own clock, until the engine ends. It looks at all operations in flight now
@@ -32,14 +33,29 @@ func (e *Engine) look() {
 		}
 		waited, warn, end := o.wait.Look(e.cfg.Patience, progress, e.warnedOf(o), time.Since(e.origin))
 		switch {
+		case end && o.Kind.Message():
+			o.giveUp(because{ErrStall, fmt.Sprintf("%s on rank %d stalled: it has waited %v for %s, longer than PACELINE_STALL_SHUTDOWN (%v)",
+				o.what(), e.cfg.Rank, waited.Round(time.Millisecond), o.waitsFor(), e.cfg.Patience.Shutdown)})
 		case end:
 			o.giveUp(because{ErrStall, fmt.Sprintf("%q stalled: %v on rank %d has waited %v for %s, which runs but has not answered within PACELINE_STALL_SHUTDOWN (%v)",
 				o.name(), o.Kind, e.cfg.Rank, waited.Round(time.Millisecond), e.serversOf(waits), e.cfg.Patience.Shutdown)})
+		case warn && o.Kind.Message():
+			e.warns(o.name())
+			e.cfg.Log.Warn(fmt.Sprintf("%s has waited %.0f s for %s", o.what(), waited.Seconds(), o.waitsFor()))
 		case warn:
 			e.warns(o.name())
 			e.cfg.Log.Warn(fmt.Sprintf("%q has waited %.0f s for %s, which has not answered", o.name(), waited.Seconds(), e.serversOf(waits)), zap.Stringer("kind", o.Kind))
 		}
 	}
+}
+
+// expire ends an operation whose own timeout has passed.
+func (o *operation) expire() {
+	waits := "that it ends"
+	if o.Kind.Message() {
+		waits = o.waitsFor()
+	}
+	o.giveUp(because{ErrStall, fmt.Sprintf("%s on rank %d has waited %v for %s, its timeout", o.what(), o.e.cfg.Rank, o.Timeout, waits)})
 }
 
 // warnedOf is when anybody last warned of an operation's name, negative for never.
@@ -77,7 +93,7 @@ func (o *operation) standing(left []uint64) (progress uint64, waits []*task) {
 			continue
 		}
 		waits = append(waits, t)
-		if !s.Left() {
+		if !s.Left() || o.Kind == units.Receive {
 			progress += left[t.server]
 		}
 	}

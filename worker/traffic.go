@@ -20,7 +20,7 @@ import (
 //     behind more than that.
 //  2. On each connection a tensor's announcement leaves before everything else about the tensor.
 //  3. What a rank does with one partition of a held value uses one connection, so that a read does not overtake the
-//     push before it; all else uses any.
+//     push before it, and how it begins or ends messages the first, so that these keep their order; all else uses any.
 type traffic struct {
 	rank     int
 	credit   int64
@@ -74,7 +74,10 @@ func (f *traffic) add(t *task) error {
 		f.answers[idOf(&t.h)] = t
 	}
 	queue := &f.queue
-	if t.o.Kind == units.Accumulate && len(f.conns) > 1 {
+	switch {
+	case t.h.Type.OfMessage():
+		queue = &f.conns[0].queue
+	case t.o.Kind == units.Accumulate && len(f.conns) > 1:
 		queue = &f.conns[(t.h.Tensor+t.h.Part)%uint32(len(f.conns))].queue
 	}
 	queue.push(t)
@@ -97,7 +100,7 @@ func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, bool) {
 		if t == nil || len(t.in) > limit {
 			return outbox.Frame{}, false
 		}
-		if _, announced := c.announced[t.h.Tensor]; !announced {
+		if _, announced := c.announced[t.h.Tensor]; !announced && t.o.d != asPieces {
 			frame := announcement(&t.o.d.t, f.rank)
 			if len(frame.Payload) > limit {
 				frame.Owner.Sent(nil)
@@ -164,7 +167,7 @@ func (f *traffic) forget(t *task) {
 
 // behind queues a control frame about a tensor, behind the tensor's announcement.
 func (f *traffic) behind(c *connTraffic, d *declaration, frame outbox.Frame) {
-	if _, announced := c.announced[frame.Tensor]; !announced {
+	if _, announced := c.announced[frame.Tensor]; !announced && d != asPieces {
 		c.announced[frame.Tensor] = struct{}{}
 		c.control = append(c.control, announcement(&d.t, f.rank))
 	}

@@ -9,6 +9,12 @@ const (
 	MaxPayload = 1 << 30
 	// MaxBatch bounds the payloads of the small frames that travel together in a batch.
 	MaxBatch = 256 << 10
+	// MaxEager bounds the messages between ranks that travel before their receiver has asked for them. Longer ones wait at
+	// their sender.
+	MaxEager = 64 << 10
+	// MaxKeptMessages bounds the bytes of such messages that are kept for one receiver from one sender. What goes beyond
+	// it is dropped, and sent again when the receiver asks.
+	MaxKeptMessages = 1 << 20
 	// MaxControl bounds the JSON payload of one control frame (declarations, rosters, errors).
 	MaxControl = 16 << 20
 	// MaxPartition bounds the partition size setting.

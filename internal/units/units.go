@@ -80,10 +80,10 @@ func (op ReduceOp) Valid() bool { return op < numOps }
 
 func (op ReduceOp) String() string { return Text(opNames[:], "op", op) }
 
-// Kind is a kind of collective operation.
+// Kind is a kind of operation.
 type Kind uint8
 
-// Kinds of collective.
+// Kinds of operation.
 const (
 	Allreduce Kind = iota
 	Allgather
@@ -92,10 +92,12 @@ const (
 	Reducescatter
 	Barrier
 	Accumulate // not a collective: a value that the servers hold; each rank adds to it at its own pace
+	Send       // a message to one rank
+	Receive    // a message of one rank, or of any
 	numKinds
 )
 
-var kindNames = [numKinds]string{"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "accumulate"}
+var kindNames = [numKinds]string{"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "accumulate", "send", "receive"}
 
 // Valid reports whether k is a known kind.
 func (k Kind) Valid() bool { return k < numKinds }
@@ -104,6 +106,9 @@ func (k Kind) Valid() bool { return k < numKinds }
 func (k Kind) Reduces() bool { return k == Allreduce || k == Reducescatter || k == Barrier }
 
 func (k Kind) String() string { return Text(kindNames[:], "kind", k) }
+
+// Message reports whether the operation is one end of a message: two ranks' own, which nobody declares.
+func (k Kind) Message() bool { return k == Send || k == Receive }
 
 // HasRoot reports whether one rank of the operation is its root.
 func (k Kind) HasRoot() bool { return k == Broadcast }

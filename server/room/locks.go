@@ -15,5 +15,6 @@ const (
 	LevelKey                                 // one partition: sums.key.mu or held.value.mu
 	LevelCopies                              // held.Copies.mu: the reference copies of all values
 	LevelTransfer                            // transfer.Room.mu: what is put until it is got
+	LevelMessages                            // messages.Room.mu: the mailboxes of ranks
 	LevelConn                                // replies.mu: the frames that wait on a connection
 )

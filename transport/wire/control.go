@@ -94,7 +94,7 @@ func (t *Tensor) Check() error {
 		return fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
 	switch {
-	case !t.Kind.Valid() || !t.Op.Valid() || !t.DType.Valid():
+	case !t.Kind.Valid() || t.Kind.Message() || !t.Op.Valid() || !t.DType.Valid():
 		return fmt.Errorf("tensor %q: %v %v %v is not known here", t.Name, t.Kind, t.Op, t.DType)
 	case len(t.Shape) > limits.MaxDims:
 		return fmt.Errorf("tensor %q: %d dimensions, limit %d", t.Name, len(t.Shape), limits.MaxDims)

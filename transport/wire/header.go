@@ -14,7 +14,7 @@ import (
 )
 
 // Version is the version of the frame format. Peers of different versions refuse each other.
-const Version = 3
+const Version = 4
 
 // HeaderSize is the length of an encoded header in bytes.
 const HeaderSize = 64
@@ -52,11 +52,18 @@ const (
 	TypeRestore                   // worker → server: a piece of a key's residual, float32 from element Offset on; answered by an empty result
 	TypeBeat                      // any: the sender runs; the connections' own, roles do not see it
 	TypeData                      // worker ↔ server: the payloads of the frames of the batch before it
+	TypeSend                      // worker → server: a message of rank Source for rank Destination, whole; answered by a match
+	TypeOffer                     // worker → server: Offer, a message whose bytes stay where they are until a match asks for them
+	TypeReceive                   // worker → server: Receive; rank Destination takes a message of rank Source, or EveryRank for any; answered by the result, whose Rank has sent it, or a match
+	TypeMatch                     // server → worker: Match, the answer to a send, an offer, the last piece of one, or a receive that has no result
+	TypePiece                     // worker → server: a piece of an offered message; Part is its number
+	TypeWithdraw                  // worker → server: the sender gives up the message, or the receive, that has this Seq
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
-	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore", "beat", "data"}
+	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore", "beat", "data",
+	"send", "offer", "receive", "match", "piece", "withdraw"}
 
 // Types are all frame types.
 func Types() []Type {
@@ -75,6 +82,14 @@ func (t Type) OfEpoch() bool {
 	return t == TypePush || t == TypePull || t == TypePut || t == TypeGet || t == TypeCancel || t == TypeJoin || t == TypeReport ||
 		t == TypeState || t == TypeRestore
 }
+
+// TakesCredit reports whether the payload of a frame is one that the receiver reports as consumed (Window).
+func (t Type) TakesCredit() bool {
+	return t == TypePush || t == TypePut || t == TypeRestore || t == TypeSend || t == TypeOffer || t == TypeReceive || t == TypePiece
+}
+
+// OfMessage reports whether a frame begins one end of a message. Such frames of a rank keep their order.
+func (t Type) OfMessage() bool { return t == TypeSend || t == TypeOffer || t == TypeReceive }
 
 // Flags modify a frame.
 type Flags uint16
@@ -134,11 +149,11 @@ type Header struct {
 	Tensor       uint32      // number of the declared tensor
 	Part         uint32      // partition of the tensor; (Tensor, Part) is the key
 	Length       uint32      // payload bytes behind the header
-	Iteration    uint64      // progress of the push, per tensor, counted from 0; under models with supersteps, the superstep
-	Seq          uint64      // earlier uses of the name, whatever the signature: the number of the operation under it
-	Rank         uint16      // of the sender; in joined, of the last rank; in the result of a sum, of the rank whose push came last
-	Source       uint16      // transfers: the rank that puts
-	Destination  uint16      // transfers: the rank that gets, or EveryRank
+	Iteration    uint64      // progress of the push, per tensor, counted from 0; under models with supersteps, the superstep; messages: the tag
+	Seq          uint64      // earlier uses of the name, whatever the signature: the number of the operation under it; messages: of the rank's sends and receives
+	Rank         uint16      // of the sender; in joined, of the last rank; in the result of a sum, of the rank whose push came last, of a receive, of the rank that sent; in a match, of that at the other end
+	Source       uint16      // transfers: the rank that puts; messages: that sends, or EveryRank
+	Destination  uint16      // transfers: the rank that gets, or EveryRank; messages: that receives
 	Divisor      uint16      // result: how many ranks contributed, joined ones included; an average is divided by it already
 	Offset       uint32      // element of the partition at which the payload begins (restore)
 	Reference    uint32      // held values: number of the rank's reference copy, 0 for none
@@ -146,7 +161,7 @@ type Header struct {
 	Significance float32     // push: |g|/|w|, for the models that ask for it; 0 where not computed
 }
 
-// EveryRank is the destination of a transfer to all ranks.
+// EveryRank is the destination of a transfer to all ranks, and the source of a receive from any.
 const EveryRank = math.MaxUint16
 
 const _ = uint(EveryRank - limits.MaxRanks) // ranks fit
@@ -251,8 +266,10 @@ func (h *Header) check() error {
 // maxPayload is the greatest payload that a frame of type t may have.
 func (t Type) maxPayload() uint32 {
 	switch t {
-	case TypePush, TypePut, TypeResult, TypeRestore:
+	case TypePush, TypePut, TypeResult, TypeRestore, TypePiece:
 		return limits.MaxPayload
+	case TypeSend:
+		return limits.MaxEager
 	case TypeBatch:
 		return limits.MaxBatched * HeaderSize
 	case TypeData:
@@ -261,6 +278,12 @@ func (t Type) maxPayload() uint32 {
 		return windowSize
 	case TypeReport:
 		return reportSize
+	case TypeOffer:
+		return offerSize
+	case TypeReceive:
+		return receiveSize
+	case TypeMatch:
+		return matchSize
 	case TypeStop:
 		return stopSize
 	case TypeHello, TypeAnnounce, TypeFail, TypeStall, TypeLost, TypeControl, TypeCondition:

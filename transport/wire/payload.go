@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/paceline/paceline/internal/limits"
 )
 
 // Payloads of a fixed size, little-endian as the header is. Each has Append, which appends its encoding, and Decode,
@@ -28,10 +30,53 @@ type Stop struct {
 	S, W uint64 // the adaptive model's thresholds of this decision
 }
 
+// Offer says how long a message is whose bytes are not with it, and into what pieces they are cut.
+type Offer struct {
+	Bytes uint64 // from 1 to limits.MaxTensor
+	Step  uint64 // of each piece but the last, from 1 to limits.MaxPayload; pieces are at most limits.MaxParts
+}
+
+// Receive says how long a message has to be.
+type Receive struct {
+	Bytes uint64 // at most limits.MaxTensor
+}
+
+// Match is what becomes of a message or of a receive.
+type Match struct {
+	Outcome Outcome
+	Sent    uint64 // bytes of the message
+	Room    uint64 // bytes of the receive
+}
+
+// Outcome is the kind of a match.
+type Outcome uint64
+
+// Outcomes.
 const (
-	windowSize = 8
-	reportSize = 24
-	stopSize   = 24
+	Delivered   Outcome = iota // the receiver has the message
+	Wanted                     // the receiver waits for its bytes: send them in pieces
+	WrongLength                // the two lengths differ
+	Withdrawn                  // the other end has given it up
+	Departed                   // the other end has gone
+	NoMemory                   // the server has none for it
+	Untagged                   // the receiver wants authentication tags (FlagAuthenticated), with which the bytes are not sent
+	outcomes
+)
+
+// Refusal is a match that ends an operation of the worker in the server's process without success.
+type Refusal struct{ Match }
+
+func (r Refusal) Error() string {
+	return fmt.Sprintf("a message is not delivered: outcome %d", r.Outcome)
+}
+
+const (
+	windowSize  = 8
+	reportSize  = 24
+	stopSize    = 24
+	offerSize   = 16
+	receiveSize = 8
+	matchSize   = 24
 )
 
 // Append appends the encoded payload to b.
@@ -63,6 +108,57 @@ func (s Stop) Append(b []byte) []byte { return appendWords(b, s.Last, s.S, s.W) 
 
 // Decode reads the payload.
 func (s *Stop) Decode(b []byte) error { return words(TypeStop, b, &s.Last, &s.S, &s.W) }
+
+// Append appends the encoded payload to b.
+func (o Offer) Append(b []byte) []byte { return appendWords(b, o.Bytes, o.Step) }
+
+// Decode reads the payload.
+func (o *Offer) Decode(b []byte) error {
+	if err := words(TypeOffer, b, &o.Bytes, &o.Step); err != nil {
+		return err
+	}
+	if o.Bytes == 0 || o.Bytes > limits.MaxTensor || o.Step == 0 || o.Step > limits.MaxPayload || o.Pieces() > limits.MaxParts {
+		return fmt.Errorf("bad offer payload: %d bytes in pieces of %d", o.Bytes, o.Step)
+	}
+	return nil
+}
+
+// Pieces is the number of pieces.
+func (o *Offer) Pieces() int { return int((o.Bytes + o.Step - 1) / o.Step) }
+
+// Piece is the place of a piece in the message; an empty one where there is no such piece.
+func (o *Offer) Piece(i uint32) (from, to uint64) {
+	return min(uint64(i)*o.Step, o.Bytes), min((uint64(i)+1)*o.Step, o.Bytes)
+}
+
+// Append appends the encoded payload to b.
+func (r Receive) Append(b []byte) []byte { return appendWords(b, r.Bytes) }
+
+// Decode reads the payload.
+func (r *Receive) Decode(b []byte) error {
+	if err := words(TypeReceive, b, &r.Bytes); err != nil {
+		return err
+	}
+	if r.Bytes > limits.MaxTensor {
+		return fmt.Errorf("bad receive payload: %d bytes", r.Bytes)
+	}
+	return nil
+}
+
+// Append appends the encoded payload to b.
+func (m Match) Append(b []byte) []byte { return appendWords(b, uint64(m.Outcome), m.Sent, m.Room) }
+
+// Decode reads the payload.
+func (m *Match) Decode(b []byte) error {
+	var outcome uint64
+	if err := words(TypeMatch, b, &outcome, &m.Sent, &m.Room); err != nil {
+		return err
+	}
+	if m.Outcome = Outcome(outcome); m.Outcome >= outcomes {
+		return fmt.Errorf("bad match payload: outcome %d", outcome)
+	}
+	return nil
+}
 
 func appendWords(b []byte, values ...uint64) []byte {
 	for _, v := range values {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/paceline/paceline/internal/limits"
 )
 
 // decoder is a pointer to a payload of a fixed size.
@@ -47,6 +49,36 @@ func TestReportsThatCannotBeAreRefused(t *testing.T) {
 	}
 }
 
+func TestMessagesThatCannotBeAreRefused(t *testing.T) {
+	for _, bad := range []Offer{{0, 1}, {1, 0}, {limits.MaxTensor + 1, 1 << 30}, {1 << 40, limits.MaxPayload + 1}, {limits.MaxParts + 1, 1}} {
+		if err := new(Offer).Decode(bad.Append(nil)); err == nil {
+			t.Errorf("%+v is taken", bad)
+		}
+	}
+	if err := new(Receive).Decode(Receive{limits.MaxTensor + 1}.Append(nil)); err == nil {
+		t.Error("a receive of more than a tensor may have is taken")
+	}
+	if err := new(Match).Decode(Match{Outcome: outcomes}.Append(nil)); err == nil {
+		t.Error("an unknown outcome is taken")
+	}
+}
+
+func TestPiecesCoverAMessage(t *testing.T) {
+	for _, o := range []Offer{{1, 1}, {10, 3}, {9, 3}, {2, 3}, {limits.MaxTensor, limits.MaxPayload}} {
+		var at uint64
+		for i := range o.Pieces() {
+			from, to := o.Piece(uint32(i))
+			if from != at || to <= from {
+				t.Errorf("piece %d of %+v is from %d to %d, behind %d", i, o, from, to, at)
+			}
+			at = to
+		}
+		if from, to := o.Piece(uint32(o.Pieces())); at != o.Bytes || from != to {
+			t.Errorf("the pieces of %+v end at %d, and one more is from %d to %d", o, at, from, to)
+		}
+	}
+}
+
 func FuzzFixed(f *testing.F) {
 	for _, s := range samples {
 		if p, ok := s.payload.(fixed); ok {
@@ -54,7 +86,7 @@ func FuzzFixed(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		for _, p := range []decoder{&Window{}, &Report{}, &Stop{}} {
+		for _, p := range []decoder{&Window{}, &Report{}, &Stop{}, &Offer{}, &Receive{}, &Match{}} {
 			if p.Decode(b) == nil && !bytes.Equal(p.Append(nil), b) {
 				t.Fatalf("%x came back as %+v", b, p)
 			}

@@ -110,5 +110,11 @@ var samples = []sample{
 	{"state", Header{Type: TypeState, Epoch: 1, Tensor: 3, Part: 1, Rank: 1, Iteration: 5}, nil},
 	{"restore", Header{Type: TypeRestore, DType: units.Float32, Epoch: 1, Tensor: 3, Part: 1, Rank: 1, Offset: 6}, []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0x40}},
 	{"beat", Header{Type: TypeBeat}, nil},
+	{"send", Header{Type: TypeSend, DType: units.Uint8, Rank: 1, Iteration: 1<<63 | 7, Seq: 4, Source: 1, Destination: 2}, []byte("abc")},
+	{"offer", Header{Type: TypeOffer, DType: units.Uint8, Rank: 1, Iteration: 7, Seq: 5, Source: 1, Destination: 2}, Offer{Bytes: 64 << 20, Step: 4 << 20}},
+	{"receive", Header{Type: TypeReceive, Rank: 2, Iteration: 7, Seq: 6, Source: EveryRank, Destination: 2}, Receive{Bytes: 3}},
+	{"match", Header{Type: TypeMatch, Rank: 2, Iteration: 7, Seq: 5, Source: 1, Destination: 2}, Match{Outcome: WrongLength, Sent: 64 << 20, Room: 3}},
+	{"piece", Header{Type: TypePiece, DType: units.Uint8, Part: 15, Rank: 1, Iteration: 7, Seq: 5, Source: 1, Destination: 2}, []byte("abc")},
+	{"withdraw", Header{Type: TypeWithdraw, Rank: 1, Iteration: 7, Seq: 5, Source: 1, Destination: 2}, nil},
 	{"condition: reply", Header{Type: TypeCondition}, ConditionReply{ID: 1, Keys: 2, Pushed: 7}},
 }

@@ -12,7 +12,8 @@ VERSION = 2  # PL_ABI_VERSION of the header this module was written for
 OK, PENDING = 0, 1
 ERR_INVALID, ERR_NOT_INITIALIZED, ERR_DUPLICATE, ERR_TIMEOUT, ERR_INTERRUPTED = -1, -2, -3, -9, -13
 
-ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, ACCUMULATE = range(7)
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, ACCUMULATE, SEND, RECEIVE = range(9)
+ANY_RANK = -1  # the root of a receive that takes a message of any rank
 DECLARE, ADD, READ, READ_NOW, WITHIN, EXACT = 1, 2, 4, 8, 16, 32  # uses of a held value
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
 
@@ -53,7 +54,7 @@ class Held(ctypes.Structure):
 
 
 class Op(ctypes.Structure):
-    """pl_op: one collective operation."""
+    """pl_op: one operation."""
 
     _fields_ = [
         ("size", ctypes.c_uint32),
@@ -82,6 +83,8 @@ class Op(ctypes.Structure):
         ("done_arg", ctypes.c_void_p),
         ("authenticated", ctypes.c_uint32),
         ("at_once", ctypes.c_uint32),
+        ("tag", ctypes.c_uint64),
+        ("timeout_ms", ctypes.c_int64),
     ]
 
 

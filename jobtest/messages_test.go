@@ -1,0 +1,237 @@
+package jobtest_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/worker"
+)
+
+func send(to int, tag uint64, data []byte) worker.Op {
+	return worker.Op{Kind: units.Send, DType: units.Uint8, Root: to, Tag: tag, Shape: []int64{int64(len(data))}, Input: data}
+}
+
+func receive(from int, tag uint64, into []byte) worker.Op {
+	return worker.Op{Kind: units.Receive, DType: units.Uint8, Root: from, Tag: tag, Shape: []int64{int64(len(into))}, Output: into}
+}
+
+// pattern is n bytes that tell messages apart.
+func pattern(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for i := 0; i < n; i += 1 + i/64 {
+		b[i] = byte(random.Uint32())
+	}
+	return b
+}
+
+// everywhere runs a test with each place for servers, over TCP, shared memory and the twin.
+func everywhere(t *testing.T, ranks int, test func(t *testing.T, j *jobtest.Job)) {
+	t.Helper()
+	for place, servers := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2), "both": jobtest.Both(1)} {
+		for over, network := range map[string]func(t *testing.T) jobtest.Option{
+			"tcp":    func(*testing.T) jobtest.Option { return jobtest.Embedded },
+			"shm":    func(*testing.T) jobtest.Option { return jobtest.With(overSharedMemory) },
+			"memory": func(t *testing.T) jobtest.Option { return jobtest.InMemory(t) },
+		} {
+			t.Run(fmt.Sprintf("%d ranks, %s, %s", ranks, place, over), func(t *testing.T) {
+				test(t, jobtest.Start(t, ranks, network(t), servers))
+			})
+		}
+	}
+}
+
+// TestMessagesOfAnyLengthArriveAsTheyWereSent, between all pairs of ranks at once, in both directions and to oneself.
+func TestMessagesOfAnyLengthArriveAsTheyWereSent(t *testing.T) {
+	for _, ranks := range []int{2, 4} {
+		everywhere(t, ranks, func(t *testing.T, j *jobtest.Job) {
+			for _, n := range []int{0, 1, 1000, limits.MaxEager, limits.MaxEager + 1, 9_000_001} {
+				j.Each(func(rank int) error {
+					var ops []worker.Op
+					for peer := range ranks {
+						ops = append(ops, send(peer, uint64(n), pattern(n, uint64(100*rank+peer))), receive(peer, uint64(n), make([]byte, n)))
+					}
+					done, err := j.Submit(rank, ops...)
+					if err != nil {
+						return err
+					}
+					for i, op := range ops {
+						out, err := jobtest.Await(done[i], rank, fmt.Sprint(op.Kind, op.Root))
+						if err != nil {
+							return err
+						}
+						if op.Kind == units.Receive && (out.Value != op.Root || !bytes.Equal(op.Output, pattern(n, uint64(100*op.Root+rank)))) {
+							return fmt.Errorf("other bytes than rank %d sent, or of rank %d", op.Root, out.Value)
+						}
+					}
+					return nil
+				})
+			}
+		})
+	}
+}
+
+// TestMessagesOfOneTagKeepTheirOrder: ten thousand small ones, with longer ones between them, whether the receiver is ahead or behind.
+func TestMessagesOfOneTagKeepTheirOrder(t *testing.T) {
+	count := 10_000
+	for name, ahead := range map[string]bool{"receives first": true, "sends first": false} {
+		t.Run(name, func(t *testing.T) {
+			everywhere(t, 2, func(t *testing.T, j *jobtest.Job) {
+				if j.Settings.Servers != "embedded" {
+					count = 2000
+				}
+				length := func(i int) int {
+					if i%1000 == 7 {
+						return limits.MaxEager + i
+					}
+					return 8 + i%50
+				}
+				first := make(chan struct{})
+				j.Each(func(rank int) error {
+					if (rank == 1) != ahead {
+						<-first
+					} else {
+						defer close(first)
+					}
+					var done []chan jobtest.Result
+					var ops []worker.Op
+					for i := range count {
+						op := send(1, 7, pattern(length(i), uint64(i)))
+						if rank == 1 {
+							op = receive(0, 7, make([]byte, length(i)))
+						}
+						one, err := j.Submit(rank, op)
+						if err != nil {
+							return err
+						}
+						ops, done = append(ops, op), append(done, one...)
+						if i == count/2 && (rank == 1) == ahead {
+							first <- struct{}{}
+						}
+					}
+					for i, op := range ops {
+						if _, err := jobtest.Await(done[i], rank, fmt.Sprint("message ", i)); err != nil {
+							return err
+						}
+						if rank == 1 && !bytes.Equal(op.Output, pattern(length(i), uint64(i))) {
+							return fmt.Errorf("receive %d has another message", i)
+						}
+					}
+					return nil
+				})
+			})
+		})
+	}
+}
+
+// TestAReceiveFromAnyRankSaysWhoSent, and takes each message once, of one tag alone.
+func TestAReceiveFromAnyRankSaysWhoSent(t *testing.T) {
+	everywhere(t, 4, func(t *testing.T, j *jobtest.Job) {
+		const each, n = 5, limits.MaxEager + 10
+		j.Each(func(rank int) error {
+			if rank > 0 {
+				for i := range each {
+					if _, err := j.Do(rank, send(0, 1<<63|5, pattern(n, uint64(10*rank+i)))); err != nil {
+						return err
+					}
+				}
+				_, err := j.Do(rank, send(0, 4, nil))
+				return err
+			}
+			seen := map[int]uint64{}
+			for range 3 * each {
+				op := receive(worker.AnyRank, 1<<63|5, make([]byte, n))
+				out, err := j.Do(0, op)
+				if err != nil {
+					return err
+				}
+				if !bytes.Equal(op.Output, pattern(n, uint64(10*out.Value)+seen[out.Value])) {
+					return fmt.Errorf("message %d of rank %d has other bytes", seen[out.Value], out.Value)
+				}
+				seen[out.Value]++
+			}
+			for from := range 3 {
+				if _, err := j.Do(0, receive(from+1, 4, nil)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// TestAWrongLengthIsAnErrorAtBothEnds that names ranks, tag and lengths, and the next message arrives.
+func TestAWrongLengthIsAnErrorAtBothEnds(t *testing.T) {
+	everywhere(t, 2, func(t *testing.T, j *jobtest.Job) {
+		for _, lengths := range [][2]int{{10, 11}, {11, 10}, {0, 1}, {200_000, 1}, {1, 200_000}, {200_000, 200_001}} {
+			sent, room := lengths[0], lengths[1]
+			errs := j.Outcomes(func(rank int) error {
+				op := send(1, 9, make([]byte, sent))
+				if rank == 1 {
+					op = receive(0, 9, make([]byte, room))
+				}
+				_, err := j.Do(rank, op)
+				return err
+			})
+			for rank, want := range []string{
+				fmt.Sprintf("send to rank 1 with tag 9 on rank 0: it has %d bytes, where rank 1 receives %d", sent, room),
+				fmt.Sprintf("receive from rank 0 with tag 9 on rank 1: there is room for %d bytes, where rank 0 sends %d", room, sent),
+			} {
+				if errs[rank] == nil || !strings.Contains(errs[rank].Error(), want) {
+					t.Errorf("rank %d: %v, want %q", rank, errs[rank], want)
+				}
+			}
+		}
+		j.Each(func(rank int) error {
+			op := send(1, 9, pattern(300_000, 5))
+			if rank == 1 {
+				op = receive(0, 9, make([]byte, 300_000))
+			}
+			_, err := j.Do(rank, op)
+			if err == nil && rank == 1 && !bytes.Equal(op.Output, pattern(300_000, 5)) {
+				err = fmt.Errorf("other bytes")
+			}
+			return err
+		})
+		j.Works("a sum beside", 100_000)
+	})
+}
+
+// TestAnEndOfAMessageThatWaitsTooLongIsGivenUp with an error that says for whom, and what comes later does not meet it.
+func TestAnEndOfAMessageThatWaitsTooLongIsGivenUp(t *testing.T) {
+	everywhere(t, 2, func(t *testing.T, j *jobtest.Job) {
+		for _, n := range []int{5, 500_000} {
+			for want, op := range map[string]worker.Op{
+				"send to rank 1 with tag 3 on rank 0 has waited 20ms for rank 1 to receive it, its timeout":       send(1, 3, make([]byte, n)),
+				"receive from rank 1 with tag 3 on rank 0 has waited 20ms for rank 1 to send it, its timeout":     receive(1, 3, make([]byte, n)),
+				"receive from any rank with tag 3 on rank 0 has waited 20ms for any rank to send it, its timeout": receive(worker.AnyRank, 3, make([]byte, n)),
+			} {
+				op.Timeout = 20 * time.Millisecond
+				if _, err := j.Do(0, op); err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%v, want %q", err, want)
+				}
+			}
+			j.Each(func(rank int) error {
+				op, behind := send(1, 3, pattern(n, 8)), send(1, 4, nil) // what was given up has been heard of before this
+				if rank == 1 {
+					op, behind = receive(0, 3, make([]byte, n)), receive(0, 4, nil)
+				}
+				if _, err := j.Do(rank, behind); err != nil {
+					return err
+				}
+				_, err := j.Do(rank, op)
+				if err == nil && rank == 1 && !bytes.Equal(op.Output, pattern(n, 8)) {
+					err = fmt.Errorf("a message that was given up has arrived")
+				}
+				return err
+			})
+		}
+	})
+}
