@@ -14,6 +14,8 @@ BENCH     ?=
 
 VENV := .venv
 PIP  := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
+# What downloads is repeated where the link breaks off.
+GET  := .ci/again $(PIP) install --resume-retries 10
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 ifeq ($(origin CC)$(shell command -v gcc || command -v clang),default)
 export CC := $(CURDIR)/$(VENV)/bin/python -m ziglang cc
@@ -131,36 +133,37 @@ $(VENV)/bin/python:
 
 # The compilers and the wheel's build tools, which suffice for the Go tests. pip 25.1 is the first with groups.
 $(VENV)/.tools: $(VENV)/bin/python pyproject.toml go.mod python/backend/compilers.py
-	$(PIP) install --upgrade 'pip>=25.1'
-	$(PIP) install --group build $$($(VENV)/bin/python python/backend/compilers.py)
+	.ci/again $(PIP) install --upgrade 'pip>=25.1'
+	$(GET) --group build $$($(VENV)/bin/python python/backend/compilers.py)
+	.ci/again go mod download
 	@touch $@
 
 $(VENV)/.deps: $(VENV)/.tools
 	@echo "installing PyTorch and the test tools into $(VENV)"
-	$(PIP) install --group test
+	$(GET) --group test
 	@touch $@
 
 $(VENV)/.lint-tools $(VENV)/.wheel-tools: $(VENV)/.%-tools: $(VENV)/.tools
-	$(PIP) install --group $*
+	$(GET) --group $*
 	@touch $@
 
 # Horovod's last release builds with no newer PyTorch.
 build/horovod/.installed:
 	.ci/venv $(PYTHON) build/horovod
-	build/horovod/bin/python -m pip install --quiet 'pip>=25.1'
-	build/horovod/bin/python -m pip install --quiet --group horovod
+	.ci/again build/horovod/bin/python -m pip install --quiet 'pip>=25.1'
+	.ci/again build/horovod/bin/python -m pip install --quiet --group horovod
 	PATH=$(CURDIR)/build/horovod/bin:$$PATH HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
 	  HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_CPU_OPERATIONS=GLOO \
 	  build/horovod/bin/python -m pip install --quiet --no-build-isolation horovod==0.28.1
 	@touch $@
 
-# An environment with a framework, NAME or NAME-VERSION. Its packages are large: a download that breaks is continued.
+# An environment with a framework, NAME or NAME-VERSION.
 package = $(if $(filter tensorflow,$1),tensorflow-cpu,$1)
 FRAMEWORK_ENVS := $(foreach name,$(FRAMEWORKS),build/$(name)$(addprefix -,$(VERSION)))
 $(addsuffix /.deps,$(FRAMEWORK_ENVS)): build/%/.deps: pyproject.toml
 	.ci/venv $(PYTHON) build/$*
-	build/$*/bin/python -m pip install --quiet 'pip>=25.1'
-	build/$*/bin/python -m pip install --quiet --retries 10 --resume-retries 20 --group $(firstword $(subst -, ,$*)) \
+	.ci/again build/$*/bin/python -m pip install --quiet 'pip>=25.1'
+	.ci/again build/$*/bin/python -m pip install --quiet --resume-retries 10 --group $(firstword $(subst -, ,$*)) \
 	  $(if $(VERSION),'$(call package,$(firstword $(subst -, ,$*)))==$(VERSION).*')
 	@touch $@
 
