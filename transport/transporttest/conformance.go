@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -120,6 +122,7 @@ func (b *bench) dialWithin(d time.Duration, t transport.Transport, address strin
 // there is another one with more time.
 func (b *bench) refused(address string) error {
 	b.Helper()
+	b.keep(address)
 	const text = "connection refused"
 	dialer := b.node()
 	_, err := b.dialWithin(soon/2, dialer, address)
@@ -128,6 +131,20 @@ func (b *bench) refused(address string) error {
 	}
 	b.wantError(err, context.DeadlineExceeded, text)
 	return err
+}
+
+// keep holds a TCP port that was listened at, without listening, so that no other process gets it and accepts connections.
+func (b *bench) keep(address string) {
+	b.Helper()
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return // a transport with addresses of its own
+	}
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	b.must(err)
+	b.Cleanup(func() { syscall.Close(fd) })
+	b.must(syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1))
+	b.must(syscall.Bind(fd, &syscall.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}))
 }
 
 // accept takes the next connection, until the test ends.
