@@ -2,15 +2,21 @@ package jobtest_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -234,4 +240,102 @@ func TestAnEndOfAMessageThatWaitsTooLongIsGivenUp(t *testing.T) {
 			})
 		}
 	})
+}
+
+// TestALostRankEndsTheMessagesThatWait on every other, with an error that names the message and the lost rank: a rank whose process
+// is killed, and one that is stopped, before a message is received, and in the middle of one.
+func TestALostRankEndsTheMessagesThatWait(t *testing.T) {
+	for _, servers := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(1), jobtest.Both(1)} {
+		for _, ends := range []string{"killed", "stopped"} {
+			for _, n := range []int{10, 30 << 20} {
+				t.Run(fmt.Sprint(ends, " ", n), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) { losesARank(t, servers, ends, n) })
+				})
+			}
+		}
+	}
+}
+
+func losesARank(t *testing.T, servers jobtest.Option, ends string, n int) {
+	network := transporttest.NewNetwork(transporttest.Options{Latency: time.Millisecond, Bandwidth: 1 << 30, PeerTimeout: 2 * time.Second})
+	t.Cleanup(network.Close)
+	watch := &transporttest.Watch{Hold: func(string, wire.Type) time.Duration { return 0 }, Read: func(wire.Type) {}}
+	j := jobtest.Start(t, 3, servers, jobtest.With(func(s *settings.Settings) { s.PeerTimeout = 2 * time.Second }), jobtest.Transports(func(rank int) *transport.Set {
+		return transport.NewSet(nil, network.Watched(nodeName(rank), []byte(jobtest.Secret), watch))
+	}))
+	begin := time.Now()
+	waits := map[string]chan jobtest.Result{}
+	submit := func(rank int, text string, op worker.Op) {
+		done, err := j.Submit(rank, op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		waits[fmt.Sprintf("%s on rank %d", text, rank)] = done[0]
+	}
+	submit(0, "receive from rank 1 with tag 1", receive(1, 1, make([]byte, n)))
+	submit(0, "receive from any rank with tag 2", receive(worker.AnyRank, 2, make([]byte, n)))
+	submit(0, "send to rank 1 with tag 3", send(1, 3, make([]byte, n)))
+	submit(2, "send to rank 1 with tag 3", send(1, 3, make([]byte, n)))
+	if n > limits.MaxEager { // and one in the middle, each way
+		for _, op := range []worker.Op{receive(0, 4, make([]byte, n)), send(0, 5, make([]byte, n))} {
+			if _, err := j.Submit(1, op); err != nil {
+				t.Fatal(err)
+			}
+		}
+		submit(0, "send to rank 1 with tag 4", send(1, 4, make([]byte, n)))
+		submit(0, "receive from rank 1 with tag 5", receive(1, 5, make([]byte, n)))
+		time.Sleep(10 * time.Millisecond) // of the 30 that the bytes take
+	}
+	if ends == "killed" {
+		watch.Kill("worker1")
+	} else if err := network.Script("at 0s worker1 stop"); err != nil {
+		t.Fatal(err)
+	}
+	for text, done := range waits {
+		_, err := jobtest.Await(done, 0, text)
+		if !errors.Is(err, worker.ErrPeerLost) || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), "worker 1") {
+			t.Errorf("%s: %v, want worker 1 lost", text, err)
+		}
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if ends == "stopped" {
+		if err := network.Script("at 0s worker1 continue"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestARankThatShutsDownEndsTheMessagesThatWaitForIt, and no other.
+func TestARankThatShutsDownEndsTheMessagesThatWaitForIt(t *testing.T) {
+	for name, servers := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(1)} {
+		t.Run(name, func(t *testing.T) {
+			jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+				j := jobtest.Start(t, 3, network, servers)
+				ops := []worker.Op{receive(1, 1, make([]byte, 9)), send(1, 2, make([]byte, 9)), send(1, 3, make([]byte, 500_000)), receive(worker.AnyRank, 4, make([]byte, 9))}
+				done, err := j.Submit(0, ops...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := j.Submit(1, send(0, 5, []byte("last"))); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				left := j.Leave(1)
+				for i, op := range ops[:3] {
+					_, err := jobtest.Await(done[i], 0, op.Kind.String())
+					if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("rank 1 with tag %d on rank 0", i+1)) && !strings.Contains(err.Error(), "has shut down") {
+						t.Errorf("%v: %v, want an error that says who has left", op.Kind, err)
+					}
+				}
+				_, err = j.Do(2, send(0, 4, make([]byte, 9)))
+				if _, also := jobtest.Await(done[3], 0, "receive from any"); err != nil || also != nil {
+					t.Errorf("from the rank that is left: %v, %v", err, also)
+				}
+				j.Shutdown()
+				<-left
+			})
+		})
+	}
 }

@@ -304,7 +304,7 @@ func operation(b [6]byte) (conn int, frame []byte) {
 	return conn, wire.AppendFrame(frame, h, payload)
 }
 
-// messageFrame is a frame of a message.
+// messageFrame is a frame of a message between two ranks.
 func messageFrame(b [6]byte) []byte {
 	types := []wire.Type{wire.TypeSend, wire.TypeReceive, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypePiece, wire.TypeWithdraw, wire.TypeSend}
 	rank := connRanks[b[1]%4]

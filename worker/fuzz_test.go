@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
@@ -106,7 +108,7 @@ func withstand(t *testing.T, play func(conns []transport.Conn)) {
 		}
 		greeted.Wait()
 		done := make(chan error, 100)
-		ops := append(fuzzedOperations(done), codedOperations(done)...)
+		ops := slices.Concat(fuzzedOperations(done), codedOperations(done), fuzzedMessages(done))
 		if err := e.Submit(ops); err != nil {
 			t.Fatal(err)
 		}
@@ -182,12 +184,34 @@ func codedOperations(done chan<- error) (ops []Op) {
 	return ops
 }
 
+// fuzzedMessages are a short and a long message to rank 0, and receives from rank 2 and from any: tensor 0, operations 0 to 3.
+func fuzzedMessages(done chan<- error) (ops []Op) {
+	for i, n := range []int64{6, limits.MaxEager + 1, 6, 6} {
+		op := Op{
+			Kind: units.Send, DType: units.Uint8, Set: wire.ProcessSet{Ranks: []int{0, 1, 2}}, Shape: []int64{n}, Input: make([]byte, n),
+			Prescale: 1, Postscale: 1, Done: func(_ Output, err error) { done <- err },
+		}
+		if i >= 2 {
+			op.Kind, op.Root, op.Input, op.Output = units.Receive, []int{2, AnyRank}[i-2], nil, make([]byte, n)
+		}
+		ops = append(ops, op)
+	}
+	return ops
+}
+
 // answerOf makes a frame of four bytes: what, of which tensor, partition and route, how long.
 func answerOf(b [4]byte) []byte {
-	types := []wire.Type{wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeFail, wire.TypeStall, wire.TypeJoined, wire.TypeWindow, wire.TypeEpoch, wire.TypeLost, wire.TypeBye}
+	types := []wire.Type{wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeFail, wire.TypeStall, wire.TypeJoined, wire.TypeWindow, wire.TypeEpoch, wire.TypeLost, wire.TypeBye, wire.TypeMatch}
 	h := wire.Header{
 		Type: types[int(b[0]&15)%len(types)], Tensor: uint32(b[0]>>4)%13 + 1, Codec: b[2] >> 7, Reference: uint32(b[1] % 2), Part: uint32(b[1] % 4), Seq: uint64(b[1] >> 6 / 3),
 		Source: []uint16{0, 0, 2, 0, 1}[b[2]%5], Destination: []uint16{0, wire.EveryRank, 1, 1, wire.EveryRank}[b[2]%5], Rank: uint16(b[2] % 3),
+	}
+	if h.Type == wire.TypeMatch || b[3]>>5 == 7 { // of a message
+		h.Tensor, h.Part, h.Seq = 0, 0, uint64(b[1]%4)
+		h.Source, h.Destination = []uint16{1, 1, 2, wire.EveryRank}[h.Seq], []uint16{0, 0, 1, 1}[h.Seq]
+	}
+	if h.Type == wire.TypeMatch {
+		return wire.AppendFrame(nil, h, wire.Match{Outcome: wire.Outcome(b[3] % 8), Sent: uint64(b[2])}.Append(nil))
 	}
 	if h.Type == wire.TypeResult {
 		lengths := []int{6, 2, 3 * 8, 9 * 8, 0, 1, 70 << 10, 12, 25, 19}

@@ -51,6 +51,9 @@ func (q *localQueue) push(t *task) {
 		if t.begin(life.Queue) && t.begin(life.Move) {
 			q.hand(t)
 		}
+		if t.abandoned() { // perhaps before the server had it
+			t.o.withdraw()
+		}
 		return
 	}
 	q.mu.Lock()

@@ -52,8 +52,7 @@ func (x *Room) deliver(m *message, r *receive, data *room.Payload) (err error) {
 	switch {
 	case match.Outcome == wire.Delivered && m.here:
 		if match.Outcome, err = x.hand(m, r, data); match.Outcome == wire.Delivered {
-			m.answer(match)
-			return nil
+			return err
 		}
 	case match.Outcome == wire.Delivered:
 		x.ask(m, r)
@@ -64,15 +63,17 @@ func (x *Room) deliver(m *message, r *receive, data *room.Payload) (err error) {
 	return err
 }
 
-// hand gives a receiver the bytes of a message that are here.
+// hand gives a receiver the bytes of a message that are here, and answers both. If they cannot be read, the sender is lost, and
+// both wait for the reason.
 func (x *Room) hand(m *message, r *receive, data *room.Payload) (wire.Outcome, error) {
 	h := r.header(m.from)
 	h.Flags = m.h.Flags & wire.FlagAuthenticated
 	if r.reply.Local() {
 		if err := data.Into(r.reply.Out); err != nil {
-			return wire.Departed, err
+			return x.linger(m, r), err
 		}
 		r.reply.Done(h, nil)
+		m.answer(wire.Match{Outcome: wire.Delivered, Sent: m.bytes, Room: r.bytes})
 		return wire.Delivered, nil
 	}
 	if m.bytes > limits.MaxPayload { // of the worker in this process to one without a server
@@ -84,10 +85,47 @@ func (x *Room) hand(m *message, r *receive, data *room.Payload) (wire.Outcome, e
 	}
 	if err := data.Into(b); err != nil {
 		x.round.Pool.Put(b)
-		return wire.Departed, err
+		return x.linger(m, r), err
 	}
-	r.reply.To.Send(h, b, room.NewBuffer(x.round.Pool, b))
+	x.forward(m, r, b)
 	return wire.Delivered, nil
+}
+
+// linger has a message that has broken off wait, with its receive, for the loss of its sender, unless that is known.
+func (x *Room) linger(m *message, r *receive) wire.Outcome {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ended || x.gone.Has(m.from) {
+		return wire.Departed
+	}
+	x.coming[m.messageID] = &delivery{m: m, r: r, left: 1}
+	return wire.Delivered
+}
+
+// forward sends a receiver in another process the bytes of a message. Its sender is answered when they have left.
+func (x *Room) forward(m *message, r *receive, b []byte) {
+	h := r.header(m.from)
+	h.Flags = m.h.Flags & wire.FlagAuthenticated
+	r.reply.To.Send(h, b, &forwarded{room.NewBuffer(x.round.Pool, b), m, x.round.Elastic})
+}
+
+// forwarded is a message on its way to another process.
+type forwarded struct {
+	*room.Buffer
+	m       *message
+	elastic bool
+}
+
+// Sent implements room.Owner. Where the receiver is lost, and the job with it, the sender hears of that.
+func (f *forwarded) Sent(err error) {
+	f.Buffer.Sent(err)
+	match := wire.Match{Outcome: wire.Delivered, Sent: f.m.bytes, Room: f.m.bytes}
+	if err != nil {
+		match.Outcome = wire.Departed
+	}
+	if err == nil || f.elastic {
+		f.m.answer(match)
+	}
 }
 
 // ask has the sender of a message bring its bytes, once there is memory for them.
@@ -149,10 +187,8 @@ func (x *Room) piece(q *room.Request) error {
 	err := q.Payload.Into(d.into[from:to])
 	x.moved.Add(to - from)
 	x.mu.Lock()
-	d.writing--
-	d.left--
-	if err != nil && d.failed == 0 {
-		d.failed = wire.Departed
+	if d.writing--; err == nil { // else the sender is lost: what has broken off waits for the reason
+		d.left--
 	}
 	over := d.writing == 0 && (d.left == 0 || d.failed != 0)
 	if over {
@@ -188,7 +224,8 @@ func (x *Room) settle(over []*delivery) {
 			d.putBack(x.round.Pool)
 			d.r.answer(d.m.from, match)
 		case d.lent:
-			d.r.reply.To.Send(d.header(), d.into, room.NewBuffer(x.round.Pool, d.into))
+			x.forward(d.m, d.r, d.into)
+			continue
 		default:
 			d.r.reply.Done(d.header(), nil)
 		}
