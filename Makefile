@@ -23,12 +23,12 @@ endif
 
 GO_TREES := cgo cmd core internal node scheduler server sim transport worker
 SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null) go.mod $(wildcard go.sum) \
-            $(shell find python/paceline python/backend -type f -not -path '*/_native/*' -not -name '*.pyc') \
+            $(shell find python/paceline python/paceline_takeover python/backend -type f -not -path '*/_native/*' -not -name '*.pyc') \
             $(shell find bindings -type f) CMakeLists.txt pyproject.toml README.md
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-go test-fuzz fuzz-long test-python test-frameworks bench bench-step chart bench-builds bench-links bench-overlap results wheel lint format clean
+.PHONY: help setup train test test-go test-fuzz fuzz-long test-python test-torch-distributed test-frameworks bench bench-step chart bench-builds bench-links bench-overlap results wheel lint format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -72,6 +72,10 @@ test-frameworks: $(addprefix test-,$(FRAMEWORKS))
 .PHONY: $(addprefix test-,$(FRAMEWORKS))
 $(addprefix test-,$(FRAMEWORKS)): test-%: build/%$(addprefix -,$(VERSION))/.installed
 	$(<D)/bin/python -m pytest python/tests/frameworks/test_$*.py
+
+## make test-torch-distributed every test of PyTorch's own for its backends, with Paceline in the place of Gloo
+test-torch-distributed: setup
+	TORCH_DISTRIBUTED_TESTS= python -m pytest python/tests/test_torch_distributed.py -k own_tests
 
 ## make bench        all-reduce and other collectives against PyTorch's Gloo, side by side; BENCH holds further arguments
 bench: setup

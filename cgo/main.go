@@ -40,7 +40,8 @@ var process struct {
 	worker    *node.Worker
 	sets      map[uint32][]int
 	warnings  []string
-	scheduler *node.Scheduler // embedded in rank 0; it lives as long as the process, across rounds
+	scheduler *node.Scheduler            // embedded in rank 0, of the last round that had one
+	embedded  map[string]*node.Scheduler // those that were started, by address and secret; they live as long as the process, across rounds
 	table     table
 	texts     texts
 }
@@ -91,10 +92,8 @@ func start(in settingsJSON) error {
 	defer stop()
 	o := node.Options{Scheduler: s.Scheduler, Log: log, Alloc: alloc, Gathering: gathering}
 	if s.EmbedScheduler != "" {
-		if process.scheduler == nil {
-			if process.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, node.Options{}); err != nil {
-				return err
-			}
+		if err := embed(s); err != nil {
+			return err
 		}
 		process.scheduler.Publish()
 		o.Scheduler = process.scheduler.Address
@@ -120,6 +119,22 @@ func start(in settingsJSON) error {
 		process.worker = nil
 		return err
 	}
+	return nil
+}
+
+// embed has the scheduler run that this process is to have. Jobs of one process that follow one another may differ in it.
+func embed(s settings.Settings) (err error) {
+	key := s.EmbedScheduler + "\x00" + string(s.JobSecret)
+	if process.scheduler = process.embedded[key]; process.scheduler != nil {
+		return nil
+	}
+	if process.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, node.Options{}); err != nil {
+		return err
+	}
+	if process.embedded == nil {
+		process.embedded = map[string]*node.Scheduler{}
+	}
+	process.embedded[key] = process.scheduler
 	return nil
 }
 

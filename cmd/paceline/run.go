@@ -18,6 +18,7 @@ type runOptions struct {
 	launch.Options
 	elastic    elasticFlags
 	horovod    bool
+	takeover   string
 	configFile string
 	checkBuild bool
 }
@@ -47,6 +48,7 @@ new secret.`,
 	f.StringVar(&o.Listen, "listen", "", "`address` at which the launcher's own scheduler listens, host:port")
 	f.Var(count{&o.MasterPort, 1, 65535}, "master-port", "`port` of torch.distributed's store on the host of rank 0 (default: a free one), for scripts that use it too")
 	f.BoolVar(&o.horovod, "horovod", false, "let 'import horovod' find Paceline")
+	f.StringVar(&o.takeover, "takeover", "", "torch.distributed `backend` in whose place Paceline stands: gloo")
 	f.StringSliceVar(&o.Interfaces, "network-interfaces", nil, "`names` of network interfaces, or addresses of this machine; each host uses the first that it has")
 	f.StringSliceVar(&o.Interfaces, "network-interface", nil, "")
 	f.VarP(count{&o.SSHPort, 1, 65535}, "ssh-port", "p", "`port` of ssh on the hosts")
@@ -94,6 +96,12 @@ func (o *runOptions) run(c *cobra.Command, command []string) error {
 			return err
 		}
 		o.Env["PYTHONPATH"] = strings.TrimSuffix(dir+":"+o.Env["PYTHONPATH"], ":")
+	}
+	if o.takeover != "" {
+		if o.takeover != "gloo" {
+			return fmt.Errorf("--takeover %s: allowed is gloo, torch.distributed's backend for tensors on the CPU", o.takeover)
+		}
+		o.Env["PACELINE_TAKEOVER"] = o.takeover
 	}
 	return byFlags(runJob(o.Options), o.settingFlags(c.Flags()))
 }

@@ -51,16 +51,21 @@ class Engine:
 
     # The job
 
-    def init(self, process_sets: Iterable[Sequence[int]] = (), settings: Mapping[str, Any] | None = None) -> None:
+    def init(
+        self,
+        process_sets: Iterable[Sequence[int]] = (),
+        settings: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Joins the job that the environment names and waits for its other ranks. A second call does nothing.
 
         process_sets: ranks of the sets to register. settings: values by name, "sync" for PACELINE_SYNC; they override
-        the environment. Raises ValueError for wrong settings, HorovodInternalError if the job does not form in time.
-        Ctrl-C ends the wait.
+        the environment. environment: variables that override the process's. Raises ValueError for wrong settings,
+        HorovodInternalError if the job does not form in time. Ctrl-C ends the wait.
         """
         if self._job is not None and self._pid == os.getpid():
             return
-        env = _environment()
+        env = _environment() | dict(environment or {})
         sets = [list(ranks) for ranks in process_sets]
         text = json.dumps({"env": env, "settings": dict(settings or {}), "process_sets": sets})
         self._check(abi.library().pl_init(text.encode()))

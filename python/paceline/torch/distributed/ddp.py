@@ -1,0 +1,105 @@
+"""Paceline's codecs for DistributedDataParallel: a communication hook, and the setting that gives it to every model."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.common import abi, operators
+from paceline.common.compression import Codec, check, codec_of
+from paceline.common.operation import Options, operation
+from paceline.torch.distributed.backend import PacelineBackend
+from paceline.torch.distributed.memory import Memory, summand_of
+
+_numbers = itertools.count()
+
+
+class DDPState:
+    """The state of `ddp_hook`. Each model has its own, made in the same order on every rank.
+
+    compression: a codec, such as hvd.Compression.topk(0.01), a codec's setting, rules, or the path of a file with
+        them; None for the job's (PACELINE_COMPRESSION).
+    named_parameters: the model's, so that rules go by names and what a codec keeps stays with its parameter when
+        DistributedDataParallel forms new buckets after the first step.
+    group: the process group, None for the default one. Raises ValueError for a group of another backend.
+    """
+
+    def __init__(
+        self,
+        compression: Codec | str | None = None,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] = (),
+        group: ProcessGroup | None = None,
+    ) -> None:
+        codec = None if compression is None else codec_of(compression)
+        if codec is None and compression is not None:
+            raise ValueError(f"{compression!r} is no codec: use hvd.Compression.fp16, a codec's setting, or rules")
+        if codec is not None:
+            check(codec)
+        self.options = Options(codec=None if codec is None else codec.text)
+        self.names = {p: name for name, p in named_parameters}
+        self.backend = backend_of(group)
+        self.prefix = f"ddp.{next(_numbers)}"
+
+
+def ddp_hook(state: DDPState, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Averages a bucket, each gradient coded as the state says: `model.register_comm_hook(DDPState(...), ddp_hook)`."""
+    group = state.backend.group
+    memory = [Memory(g) for g in bucket.gradients()]
+    ops = []
+    for place, (m, p) in enumerate(zip(memory, bucket.parameters(), strict=True)):
+        name = state.names.get(p) or f"bucket {bucket.index()}.{place} of {tuple(m.tensor.shape)}"
+        dtype, count = summand_of(m.tensor)
+        ops.append(
+            operation(
+                abi.ALLREDUCE,
+                dtype,
+                (count,),
+                m.address(),
+                m.address(),
+                reduce_op=operators.Average,
+                process_set=group.number,
+                name=f"{state.prefix}.{name}",
+                options=state.options,
+            )
+        )
+
+    def finish(_: Any) -> None:
+        for m in memory:
+            m.store()
+
+    return group.start("ddp_hook", ops, memory, finish, bucket.buffer()).get_future()
+
+
+def backend_of(group: ProcessGroup | None) -> PacelineBackend:
+    """The backend of a process group. Raises ValueError for another's."""
+    group = group or torch.distributed.group.WORLD
+    backend = group._get_backend(torch.device("cpu"))
+    if not isinstance(backend, PacelineBackend):
+        raise ValueError(
+            f'the backend of the process group is {backend.name()}: init_process_group("paceline"), or '
+            "PACELINE_TAKEOVER=gloo"
+        )
+    return backend
+
+
+@functools.cache
+def install() -> None:
+    """Gives every DistributedDataParallel that is made from now on the hook, where PACELINE_COMPRESSION asks for it."""
+    original = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            state = DDPState(None, self.module.named_parameters(), self.process_group)
+        except ValueError:  # another backend's
+            return
+        self.register_comm_hook(state, ddp_hook)
+
+    DistributedDataParallel.__init__ = init

@@ -1,0 +1,140 @@
+"""A group of ranks: its operations in the engine match in the order of their calls."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from paceline.common import abi
+from paceline.common.engine import engine
+from paceline.common.operation import Options, operation
+from paceline.torch.distributed.memory import Memory
+from paceline.torch.distributed.work import PacelineWork
+
+# The job's codecs are for gradients (ddp.py): what else a script sums is exact.
+_PLAIN = Options(codec="none")
+# How many operations a group keeps to start them again: those of a training step, and more.
+_PREPARED = 1024
+
+
+class Group:
+    """One process group, on this rank. ranks: of the job, in the group's order."""
+
+    def __init__(self, name: str, title: str, ranks: Sequence[int], timeout: timedelta) -> None:
+        self.name, self.title, self.ranks = name, title, list(ranks)
+        self.size, self.rank = len(ranks), self.ranks.index(engine.rank())
+        self.timeout_s = timeout.total_seconds()
+        self.count = 0  # calls so far
+        self.closed = False
+        self.number = 0 if self.size == engine.size() else engine.find_process_set(self.ranks)
+        # The engine has the ranks of a set in ascending order: the place there of each rank of the group.
+        ascending = sorted(self.ranks)
+        self.places = [ascending.index(rank) for rank in self.ranks]
+        self.ordered = self.places == list(range(self.size))
+        self._sequence = f"torch.distributed.{name}".encode()
+        self._tag = zlib.crc32(self._sequence) << 32  # groups of the same ranks have tags of their own
+        self._prepared: dict[Any, abi.Op] = {}
+        self._lock = threading.Lock()
+
+    def op(
+        self,
+        kind: int,
+        shape: tuple[int, ...],
+        dtype: int,
+        input: int,
+        output: int,
+        reduce_op: int = 0,
+        root: int = 0,
+        prescale: float = 1.0,
+        splits: Sequence[int] | None = None,
+        tag: int = 0,
+    ) -> abi.Op:
+        """An operation of this group. root: a rank of the group, or ANY_RANK."""
+        key = (kind, shape, dtype, reduce_op, root, prescale, tag)
+        op = self._prepared.get(key) if splits is None else None
+        if op is None:
+            op = operation(
+                kind,
+                dtype,
+                shape,
+                0,
+                0,
+                reduce_op=reduce_op,
+                process_set=self.number,
+                root=root if root == abi.ANY_RANK else self.ranks[root],
+                prescale=prescale,
+                splits=splits,
+                options=_PLAIN,
+            )
+            if kind in (abi.SEND, abi.RECEIVE):
+                op.tag = self._tag | tag & 0xFFFFFFFF
+            else:
+                op.name, op.sequence = self._sequence, 1
+            if splits is None:
+                if len(self._prepared) >= _PREPARED:
+                    self._prepared.clear()
+                self._prepared[key] = op
+        op.input, op.output = input or None, output or None
+        return op
+
+    def run(
+        self,
+        what: str,
+        make: Callable[[], abi.Op | list[abi.Op]],
+        memory: Sequence[Memory | torch.Tensor],
+        finish: Callable[[Any], None] | None,
+        outputs: Any,
+        options: Any,
+    ) -> PacelineWork:
+        """Starts a call. make: its operations, which it makes while nobody else of this group does."""
+        wait = getattr(options, "timeout", None)
+        limit = wait.total_seconds() if wait is not None and wait > timedelta(0) else self.timeout_s
+        with self._lock:
+            self.count += 1
+            tell = bool(getattr(options, "asyncOp", True))
+            return self._start(f"{what} number {self.count}", what, make(), memory, finish, outputs, limit, tell)
+
+    def start(
+        self,
+        what: str,
+        ops: list[abi.Op],
+        memory: Sequence[Memory | torch.Tensor],
+        finish: Callable[[Any], None] | None,
+        outputs: Any,
+    ) -> PacelineWork:
+        """Starts operations that have names, which other ranks may start in another order."""
+        return self._start(what, what, ops, memory, finish, outputs, self.timeout_s, True)
+
+    def _start(
+        self,
+        what: str,
+        title: str,
+        ops: abi.Op | list[abi.Op],
+        memory: Sequence[Memory | torch.Tensor],
+        finish: Callable[[Any], None] | None,
+        outputs: Any,
+        limit: float,
+        tell: bool,
+    ) -> PacelineWork:
+        what = f"{what} of group {self.name!r} on rank {self.rank}"
+        work = PacelineWork(what, memory, finish, outputs, self.is_closed)
+        if torch.autograd._profiler_enabled():
+            work.profile(f"{self.title}:{title}", [m.tensor for m in memory if isinstance(m, Memory)])
+            tell = True
+        array: Any = (abi.Op * len(ops))(*ops) if isinstance(ops, list) else ops
+        count = len(ops) if isinstance(ops, list) else 1
+        for op in array if isinstance(ops, list) else (ops,):
+            op.timeout_ms, op.at_once = int(1000 * limit), not tell
+            if not tell:
+                op.done, op.done_arg = None, None
+        work.start(array, count, tell)
+        return work
+
+    def is_closed(self) -> bool:
+        """Whether the group was aborted."""
+        return self.closed

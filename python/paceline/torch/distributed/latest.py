@@ -1,0 +1,76 @@
+"""Gives callers in Python the backend's own work objects.
+
+PyTorch wraps the work of a backend written in Python in one that only waits: `is_completed()`, `exception()`,
+`result()` and the source of a receive from anybody would be lost. The methods of ProcessGroup therefore look for the
+work that the backend has just started. PyTorch's own callers in C++, such as DistributedDataParallel, use the wrapper.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch._C._distributed_c10d import ProcessGroup
+
+from paceline.torch.distributed.work import PacelineWork
+
+_METHODS = [
+    "allgather",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "_allgather_base",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "all_to_all_single",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "_reduce_scatter_base",
+    "scatter",
+    "send",
+]
+
+
+class _Latest(threading.local):
+    work: PacelineWork | None = None
+
+
+_latest = _Latest()
+
+
+def started(work: PacelineWork) -> PacelineWork:
+    """Notes the work that this thread's call has started."""
+    _latest.work = work
+    return work
+
+
+@functools.cache
+def install() -> None:
+    """Has the methods of ProcessGroup return the backend's works."""
+    for name in _METHODS:
+        if (method := getattr(ProcessGroup, name, None)) is not None:
+            setattr(ProcessGroup, name, _returning(method))
+
+
+def _returning(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _latest.work = None
+        work = method(self, *args, **kwargs)
+        ours, _latest.work = _latest.work, None
+        return work if ours is None else ours
+
+    return call

@@ -1,0 +1,65 @@
+"""The memory of tensors that take part in torch.distributed's operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.common import abi
+from paceline.torch._memory import _NUMBERS, adopt
+
+
+class Memory:
+    """A tensor's elements in contiguous host memory: its own, or a copy, pinned for one on a CUDA device."""
+
+    __slots__ = ("host", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, filled: bool = True) -> None:
+        self.tensor = tensor
+        if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+            raise ValueError(
+                f"the backend takes dense tensors on the CPU or a CUDA device, not {tensor.layout} on {tensor.device}"
+            )
+        if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+            self.host = tensor
+            return
+        self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        if filled:
+            self.host.copy_(tensor.detach())
+
+    def address(self) -> int:
+        """Where the elements are."""
+        return self.host.data_ptr()
+
+    def store(self) -> None:
+        """Gives a tensor that has not this memory the elements that are in it."""
+        if self.host is not self.tensor:
+            self.tensor.detach().copy_(self.host)
+
+
+def kind_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """(the engine's number of an element type, how many elements) for a tensor whose bytes are moved only."""
+    number = _NUMBERS.get(tensor.dtype)
+    return (abi.UINT8, tensor.nbytes) if number is None else (number, tensor.numel())
+
+
+def summand_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """(the engine's number of an element type, how many elements) for a tensor that is reduced.
+
+    A complex number is two numbers. Raises ValueError for a type that cannot be reduced.
+    """
+    if tensor.is_complex():
+        real = {torch.complex64: abi.FLOAT32, torch.complex128: abi.FLOAT64}.get(tensor.dtype)
+        if real is not None:
+            return real, 2 * tensor.numel()
+    number = abi.UINT8 if tensor.dtype is torch.bool else _NUMBERS.get(tensor.dtype)
+    if number is None:
+        raise ValueError(f"tensors of type {tensor.dtype} cannot be reduced: convert it first")
+    return number, tensor.numel()
+
+
+def flat(memory: Any, like: torch.Tensor) -> torch.Tensor:
+    """What the engine has allocated, as elements of a tensor's type."""
+    count = 0 if memory is None else len(memory) // like.element_size()
+    return adopt(memory, like.dtype, (count,))

@@ -1,0 +1,64 @@
+"""How PyTorch gets to know the backend: under its own name, and in the place of others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed.distributed_c10d import Backend
+
+NAME = "paceline"
+# Backends whose place it can take: those for tensors in host memory.
+_REPLACEABLE = ("gloo",)
+
+
+def register() -> None:
+    """Registers the backend as "paceline". PyTorch calls it when a script names the backend for the first time.
+
+    Raises ImportError, with what is supported, under a PyTorch whose backends cannot be written in Python.
+    """
+    _check_version()
+    Backend.register_backend(NAME, _maker(NAME), extended_api=True, devices=["cpu", "cuda"])
+
+
+def take_over(names: str) -> None:
+    """Registers the backend under other names, separated by commas: "gloo". Raises ValueError for other names."""
+    _check_version()
+    for name in filter(None, (text.strip().lower() for text in names.split(","))):
+        if name not in _REPLACEABLE:
+            raise ValueError(f"PACELINE_TAKEOVER={names!r}: allowed are {', '.join(_REPLACEABLE)}, separated by commas")
+        # Of a custom type: to backends of Gloo's type PyTorch talks as to its own class.
+        Backend.register_backend(name, _maker(name), extended_api=True, devices=["cpu", "cuda"])
+
+
+def _maker(name: str) -> Callable[[Any, Any], Any]:
+    def make(options: Any, backend_options: Any) -> Any:
+        from paceline.torch.distributed.backend import PacelineBackend
+
+        timeout = options.timeout
+        if not isinstance(timeout, timedelta):
+            timeout = timedelta(seconds=timeout)
+        ranks = list(options.global_ranks_in_group)
+        return PacelineBackend.join(
+            name, options.store, options.group_rank, options.group_size, ranks, options.group_id, timeout
+        )
+
+    return make
+
+
+def _check_version() -> None:
+    if "allreduce" not in vars(getattr(torch._C._distributed_c10d, "Backend", object)) or not hasattr(
+        Backend, "_ensure_backend_registered"
+    ):
+        raise ImportError(
+            f"the torch.distributed backend of Paceline needs PyTorch 2.15 or newer, and this is {torch.__version__}: "
+            "use Horovod's API (import paceline.torch as hvd), which works with PyTorch 2.1 and newer"
+        )
+
+
+def taken_over() -> str:
+    """The names that the environment asks to be taken over."""
+    return os.environ.get("PACELINE_TAKEOVER", "")

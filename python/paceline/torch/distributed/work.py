@@ -1,0 +1,264 @@
+"""Operations in flight, as torch.distributed sees them."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+from torch.distributed import DistBackendError
+
+from paceline.common import abi
+from paceline.common.engine import engine
+from paceline.common.exceptions import HorovodInternalError
+
+_SLICE_S = 0.1  # how long one wait stays in C, where Ctrl-C and an abort are not seen
+
+
+class PacelineWork(Work):
+    """One call of torch.distributed: one or more of the engine's operations.
+
+    finish: makes the outputs once all have ended well, given the handles. memory: what the engine uses until then.
+    outputs: what `result()` and the future have. closed: whether the group was aborted.
+    """
+
+    def __init__(self, what: str, memory: Any, finish: Callable[[Any], None] | None, outputs: Any, closed: Any) -> None:
+        super().__init__()
+        self._what, self._memory, self._finish, self._outputs = what, memory, finish, outputs
+        self._closed = closed
+        self._handles: Any = None
+        self._open = 0  # operations of which the library has still to tell
+        self._lock = threading.Lock()
+        self._ended = False
+        self._failure: BaseException | None = None
+        self._future: _Future | None = None
+        self._profiled: Any = None
+        self.sender = [-1]  # rank in the group, for a receive that has ended
+        self.round = engine.round
+
+    def start(self, ops: Any, count: int, tell: bool) -> None:
+        """Submits the operations. tell: the library tells of their ends, so that a future may be asked for."""
+        self._handles = (ctypes.c_int32 * count)()
+        if tell:
+            self._future = _Future()
+            self._open = count
+            _watched.add(self, ops)
+        try:
+            engine.submit_into(ops, count, self._handles)
+        except BaseException as e:
+            if tell:
+                _watched.remove(ops)
+            raise _translated(e) from None
+
+    def profile(self, title: str, tensors: list[torch.Tensor]) -> None:
+        """Has the profiler record the operation until it ends."""
+        self._profiled = torch.autograd._record_function_with_args_enter(title, *tensors)
+        self._recorded = threading.Event()
+
+    # What torch.distributed calls
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Waits until the outputs are there. Raises DistBackendError where the operation fails or takes too long."""
+        if not self._ended:
+            self._await(timeout.total_seconds())
+        if self._profiled is not None:
+            self._recorded.wait(_SLICE_S)
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def synchronize(self) -> None:
+        """The outputs are there when `wait` returns."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the operation has ended, successfully or not."""
+        if not self._ended and self._done():
+            self._settle(None)
+        return self._ended
+
+    def is_success(self) -> bool:
+        """Whether the operation has ended successfully."""
+        return self.is_completed() and self._failure is None
+
+    def exception(self) -> BaseException | None:
+        """The error of an operation that has failed."""
+        return self._failure if self.is_completed() else None
+
+    def result(self) -> Any:
+        """The outputs of an operation that has ended."""
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """The rank in the group from which a receive from anybody got its tensor."""
+        return self.sender[0]
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future whose value are the outputs."""
+        if self._future is None:  # the caller waits by itself: async_op=False
+            self._future = _Future()
+            try:
+                self.wait()
+                self._future.set_result(self._outputs)
+            except BaseException as e:
+                self._future.set_exception(e)
+        return self._future
+
+    get_future_result = get_future
+
+    # How it ends
+
+    def _await(self, limit: float) -> None:
+        """Waits until the work has ended; limit: seconds, 0 for as long as the operations may take."""
+        lib, handles, count = abi.library(), self._handles, len(self._handles)
+        until = time.monotonic() + limit if limit > 0 else math.inf
+        while not self._ended:
+            left = until - time.monotonic()
+            if left <= 0:
+                self._expire(limit)
+            elif not engine.runs(self.round):
+                self._settle(self._gone("destroyed"))
+            elif self._closed():
+                self._settle(self._gone("aborted"))
+            elif lib.pl_wait_all(handles, count, max(1, int(1000 * min(left, _SLICE_S)))) != abi.ERR_TIMEOUT:
+                self._settle(None)
+
+    def _gone(self, why: str) -> BaseException:
+        return DistBackendError(f"{self._what} was in flight when its process group was {why}")
+
+    def _done(self) -> bool:
+        if not engine.runs(self.round):
+            return True
+        poll = abi.library().pl_poll
+        return all(poll(h) != abi.PENDING for h in self._handles)
+
+    def _expire(self, limit: float) -> None:
+        """Ends the work, whose operations go on: the engine may still use their memory."""
+        with self._lock:
+            if self._ended:
+                return
+            _abandoned.append(self._memory)
+        self._settle(DistBackendError(f"{self._what}: Timed out waiting {limit:g} s, as wait() was asked to"))
+
+    def _end_profile(self) -> None:
+        torch.autograd._record_function_with_args_exit(self._profiled)
+        self._profiled = None
+        self._recorded.set()
+
+    def told(self, place: int, handle: int) -> None:
+        """The library tells that an operation has ended, perhaps before `start` has returned."""
+        self._handles[place] = handle
+        self._open -= 1
+        if self._open == 0:
+            self._settle(None)
+            if self._profiled is not None:  # here, on another thread than it began: it is asynchronous
+                self._end_profile()
+
+    def _settle(self, failure: BaseException | None) -> None:
+        """Ends the work once: with the outputs, or with an error."""
+        with self._lock:
+            if self._ended:
+                return
+            if failure is None:
+                failure = self._collect()
+            self._failure, self._ended = failure, True
+            self._memory = self._finish = None
+        if self._future is not None and not self._future.done():
+            self._future.complete(self._outputs, failure)
+
+    def _collect(self) -> BaseException | None:
+        if not engine.runs(self.round):
+            return self._gone("destroyed")
+        try:
+            if (failure := engine.wait(self._handles)) is not None:
+                return _translated(failure)
+            if self._finish is not None:
+                self._finish(self._handles)
+            return None
+        except Exception as e:
+            return _translated(e)
+        finally:
+            engine.release(self._handles)
+
+
+def _translated(error: BaseException) -> BaseException:
+    if not isinstance(error, HorovodInternalError):
+        return error
+    text = str(error)
+    return DistBackendError(f"Timed out: {text}" if text.endswith(", its timeout") else text)
+
+
+class _Future(torch.futures.Future):  # type: ignore[type-arg]
+    """A future that knows whether somebody chains calls to it: these may wait for other operations."""
+
+    chained = False
+
+    def then(self, callback: Any) -> Any:
+        self.chained = True
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Any) -> None:
+        self.chained = True
+        super().add_done_callback(callback)
+
+    def complete(self, outputs: Any, failure: BaseException | None) -> None:
+        """Completes it, on a thread of its own where that may take long."""
+        if self.chained:
+            _pool().submit(self._complete, outputs, failure)
+        else:
+            self._complete(outputs, failure)
+
+    def _complete(self, outputs: Any, failure: BaseException | None) -> None:
+        if failure is None:
+            self.set_result(outputs)
+        else:
+            self.set_exception(failure)
+
+
+class _Watched:
+    """Works of whose ends the library tells."""
+
+    def __init__(self) -> None:
+        self._keys = itertools.count(1)
+        self._works: dict[int, tuple[PacelineWork, int]] = {}
+        self._call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)(self._told)
+        self._address = ctypes.cast(self._call, ctypes.c_void_p).value
+
+    def add(self, work: PacelineWork, ops: Any) -> None:
+        for place, op in enumerate([ops] if isinstance(ops, abi.Op) else ops):
+            key = next(self._keys)
+            op.done, op.done_arg = self._address, key
+            self._works[key] = work, place
+
+    def remove(self, ops: Any) -> None:
+        for op in [ops] if isinstance(ops, abi.Op) else ops:
+            self._works.pop(op.done_arg, None)
+
+    def _told(self, key: int, handle: int, status: int) -> None:
+        known = self._works.pop(key, None)
+        if known is not None:
+            known[0].told(known[1], handle)
+
+
+_watched = _Watched()
+_abandoned: list[Any] = []
+_pools: list[ThreadPoolExecutor] = []
+
+
+def _pool() -> ThreadPoolExecutor:
+    if not _pools:
+        _pools.append(ThreadPoolExecutor(max_workers=64, thread_name_prefix="paceline futures"))
+    return _pools[0]
+
+
+engine.at_shutdown(_abandoned.clear)

@@ -1,0 +1,163 @@
+"""Every operation of torch.distributed on two ranks, under torchrun: operations.py BACKEND."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+BACKEND = sys.argv[1]
+REDUCED = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
+REDUCED += [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+SENT = [*REDUCED, torch.bool, torch.uint16, torch.float8_e4m3fn]
+
+
+def of(rank, dtype=torch.float32, shape=(3, 2)):
+    """A rank's tensor."""
+    return torch.arange(6).reshape(shape).add(rank + 1).to(dtype)
+
+
+def same(given, wanted):
+    assert given.dtype == wanted.dtype and given.shape == wanted.shape, (given, wanted)
+    assert torch.equal(given.view(torch.uint8), wanted.view(torch.uint8)), (given, wanted)
+
+
+def reductions(rank):
+    for dtype in REDUCED:
+        for strided in (False, True):
+            x = of(rank, dtype)
+            x = x.t().contiguous().t() if strided else x
+            dist.all_reduce(x)
+            same(x.contiguous(), of(0, dtype) + of(1, dtype))
+    both = of(0, torch.int32), of(1, torch.int32)
+    wanted = {
+        "MIN": torch.minimum(*both),
+        "MAX": torch.maximum(*both),
+        "PRODUCT": both[0] * both[1],
+        "BAND": both[0] & both[1],
+        "BOR": both[0] | both[1],
+        "BXOR": both[0] ^ both[1],
+    }
+    for op, result in wanted.items():
+        x = of(rank, torch.int32)
+        dist.all_reduce(x, getattr(dist.ReduceOp, op))
+        same(x, result)
+    x = of(rank)
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    same(x, (of(0) + of(1)) / 2)
+    x = of(rank)
+    dist.all_reduce(x, torch.distributed._make_nccl_premul_sum(2.0))
+    same(x, 2 * (of(0) + of(1)))
+    flags = torch.tensor([rank == 0, False])
+    dist.all_reduce(flags)
+    same(flags, torch.tensor([True, False]))
+    for root in (0, 1):
+        x = of(rank)
+        dist.reduce(x, root)
+        same(x, of(0) + of(1) if rank == root else of(rank))
+    x = torch.sparse_coo_tensor([[rank, rank + 1]], [1.0, 2.0], (4,), check_invariants=True)
+    dist.all_reduce(x)
+    same(x.to_dense(), torch.tensor([1.0, 3.0, 2.0, 0.0]))
+    some = [of(rank), of(rank, shape=(6,))]
+    dist.all_reduce_coalesced(some)
+    same(some[0], of(0) + of(1))
+    same(some[1], of(0, shape=(6,)) + of(1, shape=(6,)))
+    parts = torch.stack([of(rank), 10 * of(rank)])
+    for call in (dist.reduce_scatter_tensor, lambda o, i: dist.reduce_scatter(o, list(i))):
+        x = torch.empty(3, 2)
+        call(x, parts)
+        same(x, (of(0) + of(1)) * (1 if rank == 0 else 10))
+
+
+def transfers(rank):
+    for dtype in SENT:
+        x = of(rank, dtype)
+        dist.broadcast(x, 1)
+        same(x, of(1, dtype))
+        x = [torch.empty(3, 2, dtype=dtype) for _ in range(2)]
+        dist.all_gather(x, of(rank, dtype))
+        same(x[0], of(0, dtype)), same(x[1], of(1, dtype))
+    x = torch.empty(6, 2)
+    dist.all_gather_into_tensor(x, of(rank))
+    same(x, torch.cat([of(0), of(1)]))
+    x = [torch.empty(3, 2) for _ in range(2)] if rank == 1 else None
+    dist.gather(of(rank), x, dst=1)
+    if rank == 1:
+        same(x[0], of(0)), same(x[1], of(1))
+    x = torch.empty(3, 2)
+    dist.scatter(x, [of(5), of(6)] if rank == 0 else None, src=0)
+    same(x, of(5 + rank))
+    x = torch.empty(6)
+    dist.all_to_all_single(x, of(rank, shape=(6,)))
+    same(x, torch.cat([of(r, shape=(6,))[3 * rank : 3 * rank + 3] for r in range(2)]))
+    gives, gets = ([1, 3], [1, 2]) if rank == 0 else ([2, 2], [3, 2])
+    x = torch.empty(sum(gets))
+    dist.all_to_all_single(x, torch.arange(4.0) + 10 * rank, gets, gives)
+    same(x, torch.tensor([0.0, 10.0, 11.0] if rank == 0 else [1.0, 2.0, 3.0, 12.0, 13.0]))
+    x = [torch.empty(1), torch.empty(2)]
+    dist.all_to_all(x, [torch.full((rank + 1,), float(to)) for to in range(2)])
+    same(x[0], torch.full((1,), float(rank))), same(x[1], torch.full((2,), float(rank)))
+    objects = [None, None]
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": 0}, {"rank": 1}]
+
+
+def messages(rank):
+    other = 1 - rank
+    sent = [dist.isend(of(tag), other, tag=tag) for tag in (3, 4)]
+    later, earlier = torch.empty(3, 2), torch.empty(3, 2)
+    dist.recv(later, other, tag=4)
+    assert dist.recv(earlier, tag=3) == other
+    same(later, of(4)), same(earlier, of(3))
+    for work in sent:
+        work.wait()
+        assert work.is_completed()
+
+
+def groups(rank):
+    x = torch.ones(2)
+    first, second, own = (
+        dist.new_group([0, 1]),
+        dist.new_group([0, 1]),
+        dist.new_group([rank], use_local_synchronization=True),
+    )
+    order = (first, second) if rank == 0 else (second, first)  # each group has an order of its own
+    for work in [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in order]:
+        work.wait()
+    dist.all_reduce(x, group=own)
+    same(x, torch.ones(2))
+    alone = dist.new_group([1])
+    if rank == 1:
+        dist.all_reduce(x, group=alone)
+        same(x, torch.ones(2))
+    dist.barrier()
+    dist.monitored_barrier()
+
+
+def works_and_failures(rank):
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert torch.equal(work.get_future().wait()[0], torch.full((3,), 2.0))
+    assert work.is_completed() and work.is_success() and work.exception() is None
+    try:
+        dist.all_reduce(torch.ones(3 + rank))
+        raise AssertionError("ranks of different shapes agree")
+    except dist.DistBackendError as e:
+        assert "ranks disagree" in str(e) and "[3]" in str(e) and "[4]" in str(e), e
+    dist.all_reduce(torch.ones(3))  # the group goes on
+
+
+def main():
+    for _ in range(2):  # a world after another
+        dist.init_process_group(BACKEND)
+        assert dist.get_backend() == BACKEND and dist.get_world_size() == 2
+        rank = dist.get_rank()
+        work = dist.barrier(async_op=True)
+        work.wait()
+        assert type(work).__name__ == "PacelineWork", type(work)
+        for check in (reductions, transfers, messages, groups, works_and_failures):
+            check(rank)
+        dist.destroy_process_group()
+    print(f"rank {rank} is done\n", end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""PyTorch's own tests of torch.distributed, as its wheel has them, for the backend that BACKEND names.
+
+Run by test_torch_distributed_suite.py, and by hand: BACKEND=gloo WORLD_SIZE=3 TEMP_DIR=/tmp python -m pytest suite.py
+With PACELINE_TAKEOVER=gloo the tests of Gloo are those of Paceline. A rank is a fork of this process: a new
+interpreter would need seconds to import PyTorch, for each rank of each test.
+"""
+
+import torch
+from torch.testing._internal.common_utils import instantiate_parametrized_tests
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+torch.set_num_threads(1)
+
+
+class TestDistributed(TestDistBackend, DistributedTest._DistTestBase):
+    def setUp(self):
+        super().setUp()
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+        torch.backends.cudnn.flags(enabled=True, allow_tf32=False).__enter__()
+
+
+instantiate_parametrized_tests(TestDistributed)
