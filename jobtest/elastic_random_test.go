@@ -37,16 +37,21 @@ func TestElasticJobsUnderRandomLosses(t *testing.T) {
 
 func playLosses(t *testing.T, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 11))
-	ranks, servers := 2+random.IntN(4), 1+random.IntN(3)
+	ranks, servers := 2+random.IntN(4), 1+random.IntN(4)
 	m := jobtest.NewMeans(random, ranks, 1+random.IntN(50000), 60, servers)
+	gone := random.Perm(servers)[:random.IntN(servers)]
+	m.Heirs = len(gone) > 0
 	network := transporttest.NewNetwork(transporttest.Options{Latency: time.Millisecond, Bandwidth: 20 << 20, PeerTimeout: 3 * time.Second})
 	t.Cleanup(network.Close)
 	j := jobtest.New(t, m.Ranks, jobtest.Dedicated(servers), jobtest.Elastic, jobtest.SmallPartitions, jobtest.Transports(func(rank int) *transport.Set {
 		return transport.NewSet(nil, network.Node(nodeName(rank), []byte(jobtest.Secret)))
+	}), jobtest.ServerTransports(func(i int) *transport.Set {
+		return transport.NewSet(nil, network.Node(serverName(i), []byte(jobtest.Secret)))
 	}))
 	j.Settings.Connections = 1 + random.IntN(2)
+	revived(t, network, servers)
 	j.Start()
-	if err := network.Script(losses(random, m)); err != nil {
+	if err := network.Script(losses(random, m, servers) + serverLosses(random, m, gone)); err != nil {
 		t.Fatal(err)
 	}
 	errs := j.Outcomes(func(rank int) error { return m.Train(j, rank) })
@@ -54,39 +59,64 @@ func playLosses(t *testing.T, seed uint64) {
 		switch lost := slices.Contains(m.Lost, rank); {
 		case lost: // or it has ended before, or came back in time
 			m.Results[rank] = nil
-			if err != nil && !errors.Is(err, worker.ErrPeerLost) {
+			if err != nil && !errors.Is(err, worker.ErrPeerLost) && !errors.Is(err, worker.ErrStall) { // cut off from the scheduler it cannot declare
 				t.Errorf("rank %d, which is lost, ends with %v", rank, err)
 			}
 		case err != nil:
-			t.Errorf("rank %d of %d, without %v: %v", rank, m.Ranks, m.Lost, err)
+			t.Errorf("rank %d of %d, without ranks %v and servers %v of %d: %v", rank, m.Ranks, m.Lost, gone, servers, err)
 		}
 	}
 	if t.Failed() {
 		return
 	}
 	if err := m.Check(); err != nil {
-		t.Errorf("%d ranks, without %v: %v", m.Ranks, m.Lost, err)
+		t.Errorf("%d ranks, without ranks %v and servers %v of %d: %v", m.Ranks, m.Lost, gone, servers, err)
 	}
 }
 
 // losses is a script by which the lost ranks are lost.
-func losses(random *rand.Rand, m *jobtest.Means) string {
+func losses(random *rand.Rand, m *jobtest.Means, servers int) string {
 	var script strings.Builder
 	for _, rank := range m.Lost {
 		at := time.Duration(random.IntN(1000)) * time.Millisecond
+		links := func(what string) {
+			for i := range servers {
+				fmt.Fprintf(&script, "at %v worker%d<->server%d %s\n", at, rank, i, what)
+			}
+			fmt.Fprintf(&script, "at %v worker%d<->servers %s\n", at, rank, what)
+		}
 		switch random.IntN(6) {
 		case 0:
-			fmt.Fprintf(&script, "at %v worker%d<->servers cut\n", at, rank)
+			links("cut")
 		case 1:
-			fmt.Fprintf(&script, "at %v worker%d<->servers reset\n", at, rank)
+			links("reset")
 		case 2:
-			fmt.Fprintf(&script, "at %v worker%d<->servers freeze\n", at, rank)
+			links("freeze")
 		case 3: // one of its connections, in the middle of a frame
-			fmt.Fprintf(&script, "after %d worker%d->servers cut\n", random.IntN(10*4*m.Elements), rank)
+			fmt.Fprintf(&script, "after %d worker%d->server%d cut\n", random.IntN(10*4*m.Elements), rank, random.IntN(servers))
 		case 5: // it may come back in time, or find that it was given up
 			fmt.Fprintf(&script, "at %v worker%d stop\nat %v worker%d continue\n", at, rank, at+time.Duration(random.IntN(10000))*time.Millisecond, rank)
 		case 4:
-			fmt.Fprintf(&script, "after %d servers->worker%d reset\n", random.IntN(10*4*m.Elements), rank)
+			fmt.Fprintf(&script, "after %d server%d->worker%d reset\n", random.IntN(10*4*m.Elements), random.IntN(servers), rank)
+		}
+	}
+	return script.String()
+}
+
+// serverLosses is a script by which servers are lost: killed, between frames or within one, or silent for good or for a while.
+func serverLosses(random *rand.Rand, m *jobtest.Means, gone []int) string {
+	var script strings.Builder
+	for _, i := range gone {
+		at := time.Duration(random.IntN(1000)) * time.Millisecond
+		switch random.IntN(4) {
+		case 0:
+			script.WriteString(cutOff(m.Ranks, i, at, "cut"))
+		case 1:
+			script.WriteString(cutOff(m.Ranks, i, at, "reset"))
+		case 2:
+			fmt.Fprintf(&script, "at %v server%d stop\nat %v server%d continue\n", at, i, at+time.Duration(random.IntN(10000))*time.Millisecond, i)
+		case 3: // as it sends to one rank, in the middle of a frame
+			fmt.Fprintf(&script, "after %d server%d->worker%d stop\n", random.IntN(10*4*m.Elements), i, random.IntN(m.Ranks))
 		}
 	}
 	return script.String()

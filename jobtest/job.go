@@ -19,6 +19,7 @@ import (
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -40,6 +41,7 @@ type Job struct {
 	Alloc     func(rank, n int) []byte // memory for outputs whose size only a worker's engine knows; nil for Go's
 
 	over        func(rank int) *transport.Set // of a worker; -1: of servers and the scheduler
+	overServer  func(i int) *transport.Set    // of a dedicated server; nil for over
 	stopServers []func()                      // each ends one dedicated server
 	leaving     sync.WaitGroup
 }
@@ -95,14 +97,22 @@ func (j *Job) StartScheduler(listen string) {
 }
 
 func (j *Job) startServers() {
-	for range j.Settings.NumServers {
+	for i := range j.Settings.NumServers {
+		kinds := j.over(-1)
+		if j.overServer != nil {
+			kinds = j.overServer(i)
+		}
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan struct{})
 		s := j.Settings
 		s.Role = "server"
 		go func() {
 			defer close(ended)
-			if err := node.RunServer(ctx, s, "", node.Options{Log: j.ServerLog, Transports: j.over(-1)}); err != nil && !errors.Is(err, context.Canceled) {
+			err := node.RunServer(ctx, s, "", node.Options{Log: j.ServerLog, Transports: kinds})
+			if givenUp := new(*control.RefusedError); s.Elastic && errors.As(err, givenUp) { // it was lost, and came back
+				return
+			}
+			if err != nil && !errors.Is(err, context.Canceled) {
 				j.T.Errorf("dedicated server: %v", err)
 			}
 		}()

@@ -26,7 +26,7 @@ func Both(servers int) Option {
 	return func(j *Job) { j.Settings.Servers, j.Settings.NumServers = "both", servers }
 }
 
-// Elastic has the job go on without workers that are lost; it needs Dedicated.
+// Elastic has the job go on without workers and servers that are lost; it needs Dedicated.
 var Elastic = With(func(s *settings.Settings) { s.Elastic = true })
 
 // With changes settings of all processes.
@@ -51,6 +51,11 @@ func Over(t testing.TB, links transporttest.Options) Option {
 
 // Transports gives each worker its own transports; rank -1 is for those of servers and the scheduler.
 func Transports(of func(rank int) *transport.Set) Option { return func(j *Job) { j.over = of } }
+
+// ServerTransports gives each dedicated server its own transports.
+func ServerTransports(of func(i int) *transport.Set) Option {
+	return func(j *Job) { j.overServer = of }
+}
 
 // Virtually runs a test in virtual time: its jobs have the network of the option that it is given, and time passes only
 // while every goroutine waits.

@@ -106,8 +106,12 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	if _, err := line.Register(ctx, wire.Register{Node: me, Alike: s.Alike()}); err != nil && ctx.Err() == nil {
 		return err
 	}
-	<-ctx.Done()
-	return nil
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-line.Refused():
+		return line.Err()
+	}
 }
 
 // patience is how often a server whose scheduler does not answer says so.

@@ -198,7 +198,9 @@ func (m *Machine) learn(r *round, known *wire.Known) {
 		if n := t.names[k.Name]; n != nil && n.generation > f.Generation {
 			continue
 		}
-		t.dealer.Learn(memberOf(f, p))
+		inherited := r.epoch.Inherited(memberOf(f, p))
+		p.Servers = inherited.Servers
+		t.dealer.Learn(inherited)
 		t.add(f, p)
 	}
 }

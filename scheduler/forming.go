@@ -71,6 +71,10 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 		m.form()
 		return
 	}
+	if gone := m.stranger(n.Session); gone != nil {
+		m.refuse(l, c.ID, fmt.Sprintf("%s: %v", name(n), gone))
+		return
+	}
 	if there := m.serverAt(n.Addresses); there != nil && there.line == nil {
 		m.lose(there, "another process has its address now")
 	}

@@ -158,6 +158,9 @@ func (m *Machine) closed(l *line, why string) {
 	case p.state == present || p.state == absent: // an absent one has sent only a part of what it knows
 		p.why = why
 		p.lostAt = m.at(m.now + m.settings.Grace)
+		if len(p.accusers) > 0 {
+			m.lose(p, why)
+		}
 	}
 }
 
@@ -179,8 +182,11 @@ func (m *Machine) expire() {
 		}
 	}
 	for _, p := range slices.Clone(m.pool) {
-		if m.due(p.lostAt) {
+		switch {
+		case m.due(p.lostAt):
 			m.lose(p, p.why)
+		case m.due(p.judged):
+			m.judge(p)
 		}
 	}
 	for _, r := range slices.Clone(m.rounds) {

@@ -35,6 +35,9 @@ type peer struct {
 
 	lostAt time.Duration // its line is broken: when the job has lost it; 0 otherwise
 	why    string        // its line broke because of this
+
+	accusers map[*peer]string // of a server in an elastic job: workers that have lost it, and why
+	judged   time.Duration    // when it is decided whether it is lost, or they are; 0 where nobody has
 }
 
 // newPeer makes the peer that registers by c on line l.
@@ -111,12 +114,12 @@ func (m *Machine) lose(p *peer, why string) {
 		m.info("%s has gone: %s", name(&p.Node), why)
 		for _, r := range m.rounds {
 			if i := r.server(p.Addresses); i >= 0 {
-				m.tell(r, name(&p.Node), wire.Lost{Role: wire.RoleServer, Rank: i, Why: why})
+				m.loseServer(r, i, name(&p.Node), why)
 			}
 		}
 		return
 	}
-	if !m.goOn(p) {
+	if on, _ := m.goOn(p.round, membership.Loss{Member: membership.Member{Role: membership.WorkerRole, Number: p.Rank}, Why: why}, name(&p.Node)); !on {
 		m.tell(p.round, name(&p.Node), wire.Lost{Role: wire.RoleWorker, Rank: p.Rank, Why: why})
 	}
 	m.failCalls(p.round, p.Rank, fmt.Sprintf("%s was lost: %s", name(&p.Node), why))
@@ -136,6 +139,10 @@ func (m *Machine) reported(l *line, gone wire.Lost) {
 			return
 		}
 		s := &r.epoch.Servers[gone.Rank]
+		if s.Rank == membership.Dedicated && r.epoch.Elastic {
+			m.accused(r, gone.Rank, l.peer, gone.Why+by)
+			return
+		}
 		if s.Rank == membership.Dedicated {
 			gone.Why += by
 			m.tell(r, fmt.Sprintf("server %d (host %s, pid %d)", gone.Rank, s.Host, s.PID), gone)

@@ -45,7 +45,7 @@ func newRound(e *membership.Epoch) (*round, error) {
 // server is the index of the dedicated server at some addresses, -1 if it is not in the round.
 func (r *round) server(at address.List) int {
 	return slices.IndexFunc(r.epoch.Servers, func(s membership.Server) bool {
-		return s.Rank == membership.Dedicated && s.Addresses.Shares(at)
+		return s.Rank == membership.Dedicated && s.State != membership.Gone && s.Addresses.Shares(at)
 	})
 }
 
@@ -208,8 +208,8 @@ func (m *Machine) expect(r *round) {
 		}
 		r.workers[rank], p.round = p, r
 	}
-	for _, n := range r.roster.Servers {
-		if n.Role != wire.RoleServer {
+	for i, n := range r.roster.Servers {
+		if n.Role != wire.RoleServer || r.epoch.Servers[i].State == membership.Gone {
 			continue
 		}
 		if p := m.serverAt(n.Addresses); p != nil {

@@ -195,7 +195,7 @@ func (c *conn) handle(q *room.Request) error {
 	h, p := &q.Header, &q.Payload
 	switch h.Type {
 	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet, wire.TypeState, wire.TypeRestore,
-		wire.TypeSend, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypeWithdraw:
+		wire.TypeSend, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypeWithdraw, wire.TypeSupply:
 		if err := c.r.serve(q); err != nil {
 			return err
 		}

@@ -158,8 +158,10 @@ func (r *round) serve(q *room.Request) error {
 			q.Reply.Fail(inprocess.ErrCancelled)
 			return nil
 		}
+	case wire.TypeSupply:
+		t.over(&q.Header)
 	}
-	if t.Authenticated && !q.Has(wire.FlagAuthenticated) && (q.Type == wire.TypePush || q.Type == wire.TypePut) {
+	if t.Authenticated && !q.Has(wire.FlagAuthenticated) && (q.Type == wire.TypePush || q.Type == wire.TypePut || q.Type == wire.TypeSupply) {
 		return fmt.Errorf("%v of %q, which is declared as authenticated, without authentication tags", q.Type, t.Name)
 	}
 	if q.Type == wire.TypePut || q.Type == wire.TypeGet {

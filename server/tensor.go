@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/paceline/paceline/core/agreement"
@@ -23,6 +24,8 @@ type tensor struct {
 
 	keys keys
 	held *held.Room // keys, where the servers hold a value; else nil
+
+	ended atomic.Uint64 // iterations before this one ended well where a lost server was the home
 }
 
 // keys is the room of a tensor's keys, which sums them or holds their values. What one rank puts for others is in the
@@ -62,7 +65,16 @@ func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
 
 // enter notes that a rank comes with a frame of an operation, and reports whether the operation goes on.
 func (t *tensor) enter(h *wire.Header) bool {
-	return (h.Flags&wire.FlagHome == 0 || t.r.arrive(t, h)) && !t.Gone(h.Iteration)
+	return (h.Flags&wire.FlagHome == 0 || h.Iteration < t.ended.Load() || t.r.arrive(t, h)) && !t.Gone(h.Iteration)
+}
+
+// over notes that all ranks came to an operation whose home was lost since: one supplies its result.
+func (t *tensor) over(h *wire.Header) {
+	if h.Flags&wire.FlagHome == 0 {
+		return
+	}
+	t.ended.Store(max(t.ended.Load(), h.Iteration+1))
+	t.r.names.step(func(home *agreement.Home) { home.Over(t.agreed, h.Seq) })
 }
 
 // cancel gives up every iteration from this one on.

@@ -34,6 +34,7 @@ type book struct {
 	leaders    map[uint32]*declaration // first values of groups with supersteps, by tensor
 	warned     map[string]time.Time    // when a server or this rank last warned of a stall
 	over       over                    // operations that have ended
+	kept       kept                    // has a lock of its own
 	broken     error                   // why the engine accepts no more operations
 	lost       *wire.Lost
 }

@@ -24,6 +24,11 @@ func (o *operation) first() {
 	case units.Broadcast:
 		o.run(o.broadcastTasks(), nil)
 	case units.Accumulate:
+		if err := o.e.lostValue(o.d); err != nil {
+			o.giveUp(err)
+			o.finish()
+			return
+		}
 		o.run(o.valueTasks(), nil)
 	case units.Send:
 		o.send()
@@ -105,9 +110,12 @@ func (o *operation) scatterTasks() []*task {
 		t := &task{o: o, h: o.header(wire.TypePush, i, o.DType), server: o.d.placed.Servers[i]}
 		t.h.Before = o.d.had()
 		t.give(o.Input, a, b)
-		if a >= first && b <= last && a < b {
+		switch {
+		case a >= first && b <= last && a < b:
 			t.out, t.answer = o.Output[a-first:b-first], true
-		} else {
+		case o.e.epoch().Elastic: // a push whose answer is here needs to be sent no more
+			t.out, t.answer = make([]byte, b-a), true
+		default:
 			t.h.Flags |= wire.FlagNoPull
 		}
 		tasks[i] = t

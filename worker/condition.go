@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -42,6 +43,18 @@ func (c *conditions) reply(r wire.ConditionReply) {
 	}
 }
 
+// fail ends the changes that wait, of which a server has gone.
+func (c *conditions) fail(why string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, replies := range c.asking {
+		select {
+		case replies <- wire.ConditionReply{ID: id, Error: why}:
+		default:
+		}
+	}
+}
+
 // SetCondition changes the pull and push conditions of tensors on some servers, none for all, while training
 // runs. All their keys change over when they have closed as many iterations as any rank has pushed of any of
 // them by now. If one of them cannot take the conditions, none changes. It returns that number.
@@ -50,10 +63,15 @@ func (e *Engine) SetCondition(ctx context.Context, servers []int, w wire.Conditi
 		if s < 0 || s >= len(e.ways) {
 			return 0, fmt.Errorf("%w: server %d, the job has %d", ErrInvalid, s, len(e.ways))
 		}
+		if !e.epoch().Has(membership.Member{Role: membership.ServerRole, Number: s}) {
+			return 0, fmt.Errorf("%w: server %d, which the job has lost", ErrInvalid, s)
+		}
 	}
 	if len(servers) == 0 {
 		for i := range e.ways {
-			servers = append(servers, i)
+			if e.epoch().Has(membership.Member{Role: membership.ServerRole, Number: i}) {
+				servers = append(servers, i)
+			}
 		}
 	}
 	w.Try = true

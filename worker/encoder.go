@@ -152,7 +152,8 @@ func (n *encoder) encode(t *task) error {
 func (n *encoder) made(t *task) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.lanes[t.server].ahead += int64(cap(t.message))
+	t.ahead = int64(cap(t.message))
+	n.lanes[t.server].ahead += t.ahead
 }
 
 // pass hands an encoded task on.
@@ -163,14 +164,21 @@ func (n *encoder) pass(t *task) {
 }
 
 // sent returns a message's memory to the pool.
-func (n *encoder) sent(server int, message []byte) {
-	if message == nil {
+func (n *encoder) sent(t *task) {
+	if t.message == nil {
 		return
 	}
-	n.pool.Put(message)
+	n.pool.Put(t.message)
+	t.message = nil
+	n.left(t)
+}
+
+// left has a message count as one that has left, whether its memory is kept or not.
+func (n *encoder) left(t *task) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.lanes[server].ahead -= int64(cap(message))
+	n.lanes[t.server].ahead -= t.ahead
+	t.ahead = 0
 	n.work.Signal()
 }
 

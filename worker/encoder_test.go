@@ -30,9 +30,10 @@ func TestTheMostUrgentTaskOfAServerThatIsNotAheadIsEncodedFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.lanes[1].ahead += int64(cap(message))
+	ahead := &task{server: 1, message: message}
+	n.made(ahead)
 	next() // server 1 has enough to send
-	n.sent(1, message)
+	n.sent(ahead)
 	next()
 	next()
 	next()

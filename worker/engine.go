@@ -128,6 +128,8 @@ type Engine struct {
 	ended      chan struct{}  // closed when everything in flight has been settled after an end
 	batches    sync.WaitGroup // that are being launched
 	corked     atomic.Int32   // batches that are being launched: their makers kick the ways
+	connected  chan struct{}  // closed when all servers were reached
+	turn       chan struct{}  // held by who has a lost server's heirs take over
 
 	mu     lockorder.Mutex
 	book          // guarded by mu
@@ -142,13 +144,18 @@ func New(cfg Config) *Engine {
 	if cfg.LoadPolicy == nil {
 		cfg.LoadPolicy = policy.Parse
 	}
-	e := &Engine{cfg: cfg, ways: make([]way, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}), origin: time.Now()}
+	e := &Engine{cfg: cfg, ways: make([]way, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}), connected: make(chan struct{}), turn: make(chan struct{}, 1), origin: time.Now()}
 	e.book = newBook(&e.cfg)
 	e.gather.crowded = cfg.Crowded
 	e.mu.Place(levelWorker, "Engine")
 	e.conditions.mu.Place(levelWorker, "conditions")
 	e.busy.mu.Place(levelWorker, "occupancy")
 	e.encoder = newEncoder(e)
+	e.kept.pool = e.encoder.pool
+	e.kept.mu.Place(levelKept, "kept")
+	if e.epoch().Elastic {
+		e.kept.results = map[keyOf]*result{}
+	}
 	if e.gather.told = e.gather.state(); cfg.Gathering != nil {
 		cfg.Gathering(e.gather.told)
 	}
@@ -207,13 +214,23 @@ func (e *Engine) connect(ctx context.Context) error {
 		}
 		p := newPeer(e, i, server)
 		e.ways[i] = p
+		if p.traffic.lost = server.State == membership.Gone; p.traffic.lost {
+			continue
+		}
 		wg.Go(func() {
-			if errs[i] = p.connect(ctx); errs[i] != nil && !errors.Is(ctx.Err(), context.Canceled) {
+			errs[i] = p.connect(ctx)
+			switch {
+			case errs[i] == nil || errors.Is(ctx.Err(), context.Canceled):
+			case p.survives(errs[i]) && p.accuse(ctx, errs[i].Error()):
+				errs[i] = nil
+			case ctx.Err() != nil:
+			default:
 				p.fail(errs[i], errs[i].Error()) // the others end for this server too, and not for this rank
 			}
 		})
 	}
 	wg.Wait()
+	close(e.connected)
 	return errors.Join(errs...)
 }
 
@@ -328,11 +345,17 @@ func (e *Engine) Lost(l wire.Lost) {
 	e.end(fmt.Errorf("%w: %s %d%s is gone: %s", ErrPeerLost, l.Role, l.Rank, e.hostOf(l), l.Why))
 }
 
-// Follow goes on in a later epoch of the round, without the ranks that an elastic job has lost. Operations in flight end as the servers
-// say, which wait for those ranks no longer.
+// Follow goes on in a later epoch of the round, without the ranks and servers that an elastic job has lost. Operations in flight end as the
+// servers say, which wait for those ranks no longer, and those which inherit the keys of those servers.
 func (e *Engine) Follow(later *membership.Epoch) {
 	e.mu.Lock()
 	lost, err := e.cfg.Membership.Lose(later)
+	for _, d := range lost {
+		if d.Role == membership.ServerRole && e.broken == nil {
+			e.starts.Add(1)
+			go e.succeed(d.Number, d.Why)
+		}
+	}
 	e.mu.Unlock()
 	if err != nil {
 		e.cfg.Log.Error("an epoch that cannot follow", zap.Uint32("epoch", later.Number), zap.Error(err))

@@ -3,6 +3,7 @@ package worker
 import (
 	"fmt"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -10,8 +11,7 @@ import (
 type joinState struct {
 	done    func(Output, error)
 	sent    bool
-	replies map[int]struct{} // servers that say that all have joined
-	last    int
+	replies map[int]int // servers that say that all have joined, and who was the last
 }
 
 // Join says that this rank has no more data. When every rank has joined, done is called with the last
@@ -26,7 +26,7 @@ func (e *Engine) Join(done func(Output, error)) error {
 		e.mu.Unlock()
 		return fmt.Errorf("%w: this rank has joined already and waits for the others", ErrInvalid)
 	}
-	j := &joinState{done: done, replies: map[int]struct{}{}}
+	j := &joinState{done: done, replies: map[int]int{}}
 	e.joining = j
 	idle := len(e.inflight) == e.messages.inFlight
 	e.mu.Unlock()
@@ -57,7 +57,7 @@ func (j *joinState) send(e *Engine) {
 // Joined is the word of the server in this process that all ranks have joined.
 func (e *Engine) Joined(last int) { e.joined(e.epoch().Embedded(e.cfg.Rank), last) }
 
-// joined counts the servers' words; the first server's says who came last, so that all ranks agree.
+// joined counts the servers' words, or looks again whose are missing; the first server's says who came last, so that all ranks agree.
 func (e *Engine) joined(server, last int) {
 	e.mu.Lock()
 	j := e.joining
@@ -65,12 +65,20 @@ func (e *Engine) joined(server, last int) {
 		e.mu.Unlock()
 		return
 	}
-	if j.replies[server] = struct{}{}; server == 0 {
-		j.last = last
+	if server >= 0 {
+		j.replies[server] = last
 	}
-	if len(j.replies) < len(e.epoch().Servers) {
-		e.mu.Unlock()
-		return
+	first := -1
+	for i := range e.epoch().Servers {
+		if _, said := j.replies[i]; e.epoch().Servers[i].State == membership.Gone {
+			continue
+		} else if !said {
+			e.mu.Unlock()
+			return
+		}
+		if first < 0 {
+			first = i
+		}
 	}
 	e.joining = nil
 	e.cfg.Membership.Anew()
@@ -78,7 +86,8 @@ func (e *Engine) joined(server, last int) {
 	e.disband()
 	e.mu.Unlock()
 	e.each(way.reset)
-	j.done(Output{Value: j.last}, nil)
+	e.kept.reset()
+	j.done(Output{Value: j.replies[first]}, nil)
 }
 
 // failJoin ends a join that is under way.

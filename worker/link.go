@@ -108,12 +108,16 @@ func (l *link) read() {
 	err := l.frames()
 	_ = l.conn.Close()
 	p := l.p
-	if p.e.Err() != nil || p.hearsWhy(err) {
+	survives := p.survives(err)
+	if p.e.Err() != nil || !survives && p.hearsWhy(err) {
 		return
 	}
 	p.mu.Lock()
 	left := p.traffic.left
 	p.mu.Unlock()
+	if left && survives && p.accuse(p.e.ctx, "it has shut down") || p.e.Err() != nil {
+		return
+	}
 	if left {
 		p.leave(because{ErrUnsupported, fmt.Sprintf("%v has shut down", p)})
 		return
@@ -121,6 +125,9 @@ func (l *link) read() {
 	why := fmt.Sprintf("rank %d lost its connection to %v: %v", p.e.cfg.Rank, p, err)
 	if errors.Is(err, io.EOF) && !errors.Is(err, transport.ErrStopped) {
 		why = fmt.Sprintf("its connection to rank %d was closed without a goodbye", p.e.cfg.Rank)
+	}
+	if survives && p.accuse(p.e.ctx, why) || p.e.Err() != nil {
+		return
 	}
 	p.fail(err, why)
 }
@@ -204,19 +211,25 @@ func (l *link) result(h *wire.Header) error {
 	if err == nil {
 		err = l.conn.ReadPayload(into)
 	}
+	if err != nil && l.p.survives(err) {
+		l.p.breakOff(t)
+		return err
+	}
 	if err != nil {
 		t.answered(l.p.e.explain(t.o, l.p.e.lossOf(l.p.index, err)))
 		return err
 	}
-	l.finish(t, h, into)
-	l.p.e.encoder.pool.Put(lent)
+	if kept := l.finish(t, h, into, lent != nil); !kept {
+		l.p.e.encoder.pool.Put(lent)
+	}
 	return nil
 }
 
-// room is the memory that an answer is read into: the output, or that of a message, perhaps lent.
+// room is the memory that an answer is read into: the output, or that of a message, perhaps lent. An answer that is kept is no output
+// before it is whole.
 func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
 	switch {
-	case h.Codec == wire.CodecPlain:
+	case h.Codec == wire.CodecPlain && !l.p.e.kept.keeps(t):
 		return t.out[:h.Length], nil, nil
 	case int(h.Length) <= len(l.scratch):
 		return l.scratch[:h.Length], nil, nil
@@ -225,26 +238,38 @@ func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
 	return lent, lent, err
 }
 
-// finish ends a task with its answer, which lies in the output already unless it is a message. A message that
-// cannot be read ends the operation on every rank.
-func (l *link) finish(t *task, h *wire.Header, answer []byte) {
+// finish ends a task with its answer, which lies in the output already unless it is a message, or is kept: it reports whether lent memory
+// was. A message that cannot be read ends the operation on every rank.
+func (l *link) finish(t *task, h *wire.Header, answer []byte, lent bool) (kept bool) {
 	t.stamp(received)
-	if h.Codec != wire.CodecPlain {
-		if err := t.decode(h, answer, l.p); err != nil {
-			t.o.giveUp(err)
-			t.answered(err)
-			return
-		}
-	} else if h.Flags&wire.FlagEmpty != 0 {
+	keeper := &l.p.e.kept
+	keeps := keeper.keeps(t)
+	var err error
+	switch k := t.o.d.coding; {
+	case h.Codec != wire.CodecPlain:
+		err = t.decode(h, answer, l.p)
+	case h.Flags&wire.FlagEmpty != 0:
 		clear(t.out)
-	} else if k := t.o.d.coding; k != nil && k.follow {
+	case keeps:
+		copy(t.out, answer)
+	case k != nil && k.follow:
 		k.start(h, answer)
+	}
+	if err == nil && keeps {
+		err = keeper.keep(t, h, l.p.index, answer, lent)
+		kept = err == nil && lent
+	}
+	if err != nil {
+		t.o.giveUp(err)
+		t.answered(err)
+		return kept
 	}
 	if t.h.Type == wire.TypeReceive {
 		t.o.out.Value = int(h.Rank)
 	}
 	l.p.e.observers.answered(t, h.Rank)
 	t.answered(nil)
+	return kept
 }
 
 func (l *link) discard(n int) error {
@@ -274,7 +299,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		if h.Codec == wire.CodecPlain {
 			copy(t.out, payload)
 		}
-		l.finish(t, h, payload)
+		l.finish(t, h, payload, false)
 	case wire.TypeMatch:
 		var m wire.Match
 		if err := m.Decode(payload); err != nil {
@@ -295,7 +320,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 	case wire.TypeStall:
 		return notice(h, payload, e.Stalled)
 	case wire.TypeLost:
-		return notice(h, payload, e.Lost)
+		return notice(h, payload, l.lost)
 	case wire.TypeStop:
 		var at wire.Stop
 		if err := at.Decode(payload); err != nil {
@@ -317,6 +342,14 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		return fmt.Errorf("%v sends a %v frame", l.p, h.Type)
 	}
 	return nil
+}
+
+// lost is the server's word of a peer for which it ends its round. That an elastic job has lost a server it hears from the scheduler.
+func (l *link) lost(gone wire.Lost) {
+	if gone.Role == wire.RoleServer && l.p.e.epoch().Elastic {
+		return
+	}
+	l.p.e.Lost(gone)
 }
 
 // wrongEpoch fails the operation whose frame the server refused, because it is in another epoch. The operation of a frame

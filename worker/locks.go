@@ -15,6 +15,13 @@ import "github.com/paceline/paceline/internal/lockorder"
 //	occupancy.mu      the newest measurement
 //	timeline.mu       the timeline's file
 //
+// Beside them, and to be taken under any of them:
+//
+//	kept.mu           the last results of an elastic job
+//
 // A task's life needs none: it is a state in an atomic variable, and what may be done follows from its steps
 // (core/task).
-const levelWorker lockorder.Level = 100
+const (
+	levelWorker lockorder.Level = 100
+	levelKept   lockorder.Level = 101
+)

@@ -43,6 +43,7 @@ type declaration struct {
 	err     error
 	next    uint64       // iteration of the next operation; of a held value the next push
 	waiting []*operation // until it is declared
+	lost    error        // of a held value: why it is no more
 
 	group     string // of a held value: the first of those that are stepped together; "" without supersteps
 	superstep *steps // of the first
@@ -81,7 +82,7 @@ func (b *book) register(op *Op) *operation {
 	if o.Shape = o.d.t.Shape; len(o.Shape) < len(op.Shape) {
 		o.Shape = slices.Clone(op.Shape)
 	}
-	if n.ahead >= limits.MaxAhead {
+	if n.ahead >= b.maxAhead() {
 		n.held = append(n.held, o)
 		o.deferred, o.held = true, true
 		return o
@@ -89,6 +90,14 @@ func (b *book) register(op *Op) *operation {
 	n.ahead++
 	o.deferred = o.d.await(o)
 	return o
+}
+
+// maxAhead is how many operations of a name may be under way: in an elastic job one, because a rank keeps one result of each key.
+func (b *book) maxAhead() int {
+	if b.epoch().Elastic {
+		return 1
+	}
+	return limits.MaxAhead
 }
 
 // await has an operation wait for the declaration, and reports whether it has to.
@@ -247,6 +256,7 @@ func (b *book) nameFailed(f wire.Failure, err error) agreement.Verdict[*operatio
 func (b *book) withdraw(decls ...*declaration) {
 	for _, d := range decls {
 		b.epoch().Keys.Remove(d.t.ID)
+		b.kept.forget(d.t.ID)
 	}
 }
 
@@ -310,7 +320,7 @@ func (e *Engine) forget(o *operation, again bool) {
 
 // release lets operations of a name go that were held, as far as there is room.
 func (b *book) release(n *nameState) {
-	for n.ahead < limits.MaxAhead && len(n.held) > 0 {
+	for n.ahead < b.maxAhead() && len(n.held) > 0 {
 		o := n.held[0]
 		n.held[0] = nil
 		n.held = n.held[1:]

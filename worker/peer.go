@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"sync"
 
 	"github.com/paceline/paceline/core/membership"
 	life "github.com/paceline/paceline/core/task"
@@ -19,6 +20,9 @@ type peer struct {
 	at    membership.Server
 	links []*link // all of them, once it is connected
 
+	reading sync.WaitGroup // goroutines that read them
+	closed  sync.Once
+
 	mu      lockorder.Mutex
 	traffic traffic
 }
@@ -26,7 +30,7 @@ type peer struct {
 func newPeer(e *Engine, index int, at membership.Server) *peer {
 	p := &peer{
 		e: e, index: index, at: at,
-		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, answers: map[answerID]*task{}},
+		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, answers: map[answerID]*task{}, elastic: e.epoch().Elastic},
 	}
 	p.mu.Place(levelWorker, "peer")
 	return p
@@ -54,24 +58,36 @@ func (p *peer) connect(ctx context.Context) error {
 	}
 	p.e.wg.Add(len(p.links))
 	for _, l := range p.links {
-		go l.read()
+		p.reading.Go(l.read)
 	}
 	return nil
 }
 
-// mode implements way: a task has the answer that it asks for.
+// mode implements way: a task has the answer that it asks for. In an elastic job it may have to be sent again until that has come.
 func (p *peer) mode(t *task) life.Mode {
-	if t.answer {
-		return life.Answered
+	switch {
+	case !t.answer:
+		return 0
+	case p.traffic.elastic:
+		return life.Answered | life.Retained
 	}
-	return 0
+	return life.Answered
 }
 
 // push implements way.
 func (p *peer) push(t *task) {
+	var gone error
 	p.mu.Lock()
-	gone := p.traffic.add(t)
+	lost := p.traffic.lost
+	if !lost {
+		gone = p.traffic.add(t)
+	}
 	p.mu.Unlock()
+	if lost {
+		heir := p.heir(t)
+		heir.push(t)
+		heir.kick(false)
+	}
 	if gone != nil {
 		t.o.fail(gone)
 	}
@@ -91,6 +107,9 @@ func (p *peer) kick(waits bool) {
 // Sent implements outbox.Owner: the task's memory has left, or the connection has failed. Why, and so what
 // becomes of the operation, is for the connection's reader to find out: there may be a goodbye to read.
 func (t *task) Sent(err error) {
+	if t.encode && t.o.e.epoch().Elastic {
+		t.o.e.encoder.left(t)
+	}
 	if err == nil {
 		t.happened(life.Sent)
 		return
@@ -104,6 +123,9 @@ func (t *task) Sent(err error) {
 
 // notSent keeps a task that was not sent until it is known why; at once where the server has left.
 func (p *peer) notSent(t *task) (gone error) {
+	if heir := p.heir(t); heir != nil {
+		return heir.(*peer).notSent(t)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.traffic.unsent = append(p.traffic.unsent, t)
@@ -138,16 +160,23 @@ func (p *peer) awaiting(h *wire.Header) *task {
 	return p.traffic.answered(h)
 }
 
-// answered says that the task's answer has been read, or why not.
+// answered says that the task's answer has been read, or why not. What it was sent from is not asked for again.
 func (t *task) answered(err error) {
 	if err != nil {
 		t.o.setErr(err)
+	}
+	if t.encode && t.o.e.epoch().Elastic {
+		t.happened(life.Confirm)
 	}
 	t.happened(life.Answer)
 }
 
 // forget implements way.
 func (p *peer) forget(t *task) {
+	if heir := p.heir(t); heir != nil {
+		heir.forget(t)
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.traffic.forget(t)
@@ -186,6 +215,9 @@ func (p *peer) control(f outbox.Frame) {
 func (p *peer) onFirst(queue func(*connTraffic)) {
 	p.mu.Lock()
 	links := p.links
+	if p.traffic.lost {
+		links = nil
+	}
 	if len(links) > 0 {
 		queue(links[0].traffic)
 	}
@@ -205,9 +237,13 @@ func (p *peer) left() (bytes uint64) {
 	return bytes
 }
 
-// join implements way. It uses every connection: it must not overtake what was pushed on another.
+// join implements way. A server that is lost need not know. It uses every connection: it must not overtake what was pushed on another.
 func (p *peer) join(h wire.Header) error {
 	p.mu.Lock()
+	if p.traffic.lost {
+		p.mu.Unlock()
+		return nil
+	}
 	for _, c := range p.traffic.conns {
 		c.control = append(c.control, outbox.Frame{Header: h})
 	}
@@ -235,6 +271,10 @@ func (p *peer) bye() []chan struct{} {
 func (p *peer) last(f outbox.Frame) []chan struct{} {
 	var sent []chan struct{}
 	p.mu.Lock()
+	if p.traffic.lost {
+		p.mu.Unlock()
+		return nil
+	}
 	for _, c := range p.traffic.conns {
 		done := make(chan struct{})
 		f.Owner = closing{done}
@@ -253,15 +293,17 @@ func (c closing) Sent(error) { close(c.done) }
 
 // close implements way: the connections end; what was being sent or read is settled.
 func (p *peer) close() {
-	p.mu.Lock()
-	links := p.links
-	p.mu.Unlock()
-	for _, l := range links {
-		_ = l.conn.Close()
-	}
-	for _, l := range links {
-		l.out.Close()
-	}
+	p.closed.Do(func() {
+		p.mu.Lock()
+		links := p.links
+		p.mu.Unlock()
+		for _, l := range links {
+			_ = l.conn.Close()
+		}
+		for _, l := range links {
+			l.out.Close()
+		}
+	})
 }
 
 // reset implements way.

@@ -40,7 +40,7 @@ func (b *book) leader(set uint32, name string) (*declaration, error) {
 	if n := b.names[nameID{set, name}]; n != nil {
 		for _, d := range n.decls {
 			if d.superstep != nil {
-				return d, nil
+				return d, d.lost
 			}
 		}
 	}
@@ -77,7 +77,9 @@ func (e *Engine) EndIteration(set uint32, name string) (last bool, err error) {
 	}
 	select {
 	case last, ok := <-s.answer:
-		if !ok {
+		if err := e.lostValue(d); !ok && err != nil {
+			return false, err
+		} else if !ok {
 			return false, fmt.Errorf("%w: all ranks have joined while rank %d ended an iteration with %q", ErrInvalid, e.cfg.Rank, name)
 		}
 		return last, nil

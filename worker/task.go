@@ -18,6 +18,7 @@ type task struct {
 	answer  bool   // whether there is one
 	encode  bool   // in has to be encoded first
 	message []byte // memory that in lies in, for the encoder to have back
+	ahead   int64  // of it, what counts as not having left; guarded by the encoder's lock
 
 	state  atomic.Uint32 // life.State: several goroutines step it, each where something happens
 	order  uint64        // of its coming, for the queue that it is in
@@ -60,9 +61,7 @@ func (t *task) happened(e life.Event) {
 		t.way().forget(t)
 	}
 	if effects&life.Release != 0 && encode {
-		message := t.message
-		t.message = nil
-		o.e.encoder.sent(t.server, message)
+		o.e.encoder.sent(t)
 	}
 	if effects&life.Settle != 0 {
 		o.complete()

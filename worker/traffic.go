@@ -31,6 +31,8 @@ type traffic struct {
 	unsent   []*task // that a broken connection did not send
 	left     bool    // the server said goodbye
 	gone     error   // it has closed since; what still wants it fails
+	elastic  bool    // the job goes on where a server is lost
+	lost     bool    // this one is
 }
 
 // connTraffic is what uses one connection.

@@ -212,6 +212,15 @@ func (h *Home) Cancel(t *Tensor, rank int, count uint64, why Why) (alone bool, t
 	return false, told
 }
 
+// Over notes that all ranks have come to an operation where its home was before.
+func (h *Home) Over(t *Tensor, count uint64) {
+	n := h.name(t)
+	if a := n.window[count]; a != nil && a.t == t {
+		h.drop(n, count)
+	}
+	h.check(t.ID, n)
+}
+
 // Reset forgets every name, and who has joined: all ranks have, and begin anew.
 func (h *Home) Reset() {
 	h.names, h.joined, h.waiting = map[ID]*name{}, rankset.Set{}, 0

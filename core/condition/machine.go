@@ -19,6 +19,7 @@ type Config struct {
 	Model    Model
 	Parking  Parking
 	Dataflow Dataflow
+	Start    uint64 // the iteration that is open; those before it were closed elsewhere
 }
 
 // Machine is the state of one key. It is not safe for concurrent use.
@@ -76,7 +77,7 @@ type rankState struct {
 	parked       int32 // pulls of this rank in Machine.parked
 }
 
-// New makes the machine of one key, with iteration 0 open.
+// New makes the machine of one key.
 func New(c Config) (*Machine, error) {
 	if err := c.Model.Check(c.Dataflow); err != nil {
 		return nil, err
@@ -84,7 +85,7 @@ func New(c Config) (*Machine, error) {
 	if c.Parking == SoftBarrier && c.Dataflow == Aggregate {
 		return nil, fmt.Errorf("soft-barrier parking answers pulls before their iteration is closed, which an aggregate key cannot serve: use lazy parking")
 	}
-	m := &Machine{pull: c.Model.Pull, push: c.Model.Push, parking: c.Parking, dataflow: c.Dataflow}
+	m := &Machine{pull: c.Model.Pull, push: c.Model.Push, parking: c.Parking, dataflow: c.Dataflow, v: c.Start}
 	m.count = m.liveCount
 	m.setLive(c.Live)
 	return m, nil

@@ -141,8 +141,8 @@ func (d *Dealer) deal(loads []load) [][]int {
 	return servers
 }
 
-// inherit copies the keys of the epoch before. Those whose server is no longer live are placed again; where the servers or what
-// is known of them have changed, a policy that remaps decides on all keys.
+// inherit copies the keys of the epoch before. Those whose server is no longer live are placed again: in an elastic job that has lost
+// it, on their heirs, which every node finds by itself; where the servers or what is known of them have changed, a policy that remaps decides on all keys.
 func (e *Epoch) inherit(before *Epoch, c Change) error {
 	d, err := NewDealer(e)
 	if err != nil {
@@ -151,9 +151,14 @@ func (e *Epoch) inherit(before *Epoch, c Change) error {
 	stays := func(s int) bool {
 		return e.Servers[s].State == Live && e.Servers[s].Incarnation == before.Servers[s].Incarnation
 	}
-	if d.policy.Remaps() && (c.Profiles != nil || !maps.Equal(before.live(), e.live())) {
+	switch {
+	case e.Elastic && len(c.Lose) > 0:
+		for _, t := range before.Keys.all() {
+			d.Learn(e.Inherited(t))
+		}
+	case d.policy.Remaps() && (c.Profiles != nil || !maps.Equal(before.live(), e.live())):
 		err = d.remap(before, c.Profiles, stays)
-	} else {
+	default:
 		d.replace(before, stays)
 	}
 	if invariant.On && err == nil {

@@ -38,7 +38,7 @@ func possible(s State, e Event) bool {
 		return s.stage() == encoding
 	case Sent, SendFailed:
 		return s.stage() == moving
-	case Answer, GiveUp:
+	case Answer, GiveUp, BreakOff:
 		return s.reply() == arriving
 	}
 	return true
@@ -61,7 +61,7 @@ func broken(was State, e Event, is State, out Effects) string {
 		return "3: settled before it is sent and answered"
 	case is&abandoned == 0 && is&settled == 0 && is.stage() == sent && (is.reply() == none || is.reply() == arrived):
 		return "3: not settled, though sent and answered"
-	case was&abandoned != 0 && e <= Arrive && out&Refused == 0:
+	case was&abandoned != 0 && e <= Again && out&Refused == 0:
 		return "4: an abandoned task begins something"
 	case is&abandoned != 0 && !used && is&(settled|released) != settled|released:
 		return "4: an abandoned task that nobody uses is not settled and released"

@@ -90,19 +90,21 @@ func New(m Mode) State {
 // Event is something that happens to a task.
 type Event uint8
 
-// Events. The first four begin something, and are refused where that may not begin: of an abandoned task nothing
+// Events. The first five begin something, and are refused where that may not begin: of an abandoned task nothing
 // does. The caller of an event that was not refused has what it begins for itself.
 const (
 	Encode       Event = iota // the encoder begins to read the input
 	Queue                     // it waits for its server from now on, and may be answered
 	Move                      // its memory is read from now on
 	Arrive                    // its answer is there, and is written to its memory from now on
+	Again                     // its server is lost, and nobody uses its memory, which was retained: it is to be queued for another
 	Encoded                   // the message is whole
 	EncodeFailed              // there is no message; the reason comes with Abandon
 	Sent                      // nobody reads its memory any more
 	SendFailed                // nor here, but it may not have left; the reason comes with Abandon
 	Answer                    // the answer has been read, or why it cannot be is known
 	GiveUp                    // there is no answer: the server gave it up, and the reason comes with Abandon
+	BreakOff                  // what has arrived of the answer is nothing: the connection has ended
 	Confirm                   // the server will not ask for it again
 	Abandon                   // its operation has failed: what has not begun is left
 	Events                    // how many there are
@@ -155,6 +157,8 @@ func (s State) follow(e Event) (next State, ok bool) {
 		return s.withStage(moving), begins && s.stage() == queued
 	case Arrive:
 		return s.withReply(arriving), begins && s.reply() == awaited && s.stage() >= queued
+	case Again:
+		return s.withStage(encoded), begins && s&(retained|confirmed) == retained && s.reply() == awaited && s.stage() >= queued && s.stage() != moving
 	case Encoded:
 		return s.after(e, s.stage() == encoding).withStage(encoded), true
 	case EncodeFailed:
@@ -167,6 +171,8 @@ func (s State) follow(e Event) (next State, ok bool) {
 		return s.after(e, s.reply() == arriving).withReply(arrived), true
 	case GiveUp:
 		return s.after(e, s.reply() == arriving).withReply(missing), true
+	case BreakOff:
+		return s.after(e, s.reply() == arriving).withReply(awaited), true
 	case Confirm:
 		return s | confirmed, true
 	default: // Abandon
@@ -221,7 +227,7 @@ var (
 	stages  = [...]string{"declared", "encoding", "encoded", "queued", "moving", "sent", "failed"}
 	replies = [...]string{"", "awaited", "arriving", "arrived", "missing"}
 	marks   = [...]string{"retained", "confirmed", "abandoned", "settled", "released"}
-	names   = [Events]string{"encode", "queue", "move", "arrive", "encoded", "encode-failed", "sent", "send-failed", "answer", "give-up", "confirm", "abandon"}
+	names   = [Events]string{"encode", "queue", "move", "arrive", "again", "encoded", "encode-failed", "sent", "send-failed", "answer", "give-up", "break-off", "confirm", "abandon"}
 	effects = [...]string{"refused", "forget", "release", "settle"}
 )
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/handover"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -17,6 +18,8 @@ type iterations struct {
 	outputs []condition.Output
 	answers []answer // an empty list, while none are being sent
 	changes room.Changes
+
+	inherited handover.Key // iterations before the open one that a lost server has closed
 
 	slots map[uint64]*slot // iterations that are open, or closed and not yet answered to all
 	spare *slot
@@ -53,14 +56,27 @@ func (n *iterations) open(q *room.Request) (*slot, error) {
 	if n.Coding != nil {
 		n.before = max(n.before, uint64(q.Before))
 	}
+	if n.Round.Elastic {
+		if err := n.reach(q.Iteration); err != nil {
+			return nil, err
+		}
+	}
 	if s := n.slots[q.Iteration]; s != nil {
 		if s.closed || !s.started.Add(q.From()) {
 			return nil, nil
 		}
 		return s, nil
 	}
-	if n.Gone(q.Iteration) || q.Iteration < n.machine.V() || !n.machine.Live().Has(q.From()) {
+	if n.Gone(q.Iteration) || !n.machine.Live().Has(q.From()) {
 		return nil, nil
+	}
+	if q.Iteration < n.machine.V() { // closed, by a server that is lost if the job is elastic
+		switch {
+		case !n.Round.Elastic:
+			return nil, nil
+		case !n.Model.Whole():
+			return nil, errStraggler
+		}
 	}
 	s := n.spare
 	n.spare = nil
@@ -87,6 +103,12 @@ func (n *iterations) arrived(s *slot, q *room.Request) (answers []answer) {
 	s.absent.Remove(rank)
 	if !s.closed {
 		s.last = rank
+	}
+	if n.Round.Elastic && !s.closed {
+		if q.Iteration < n.machine.V() {
+			return n.lacks(s, q, answers)
+		}
+		s.came.Add(rank)
 	}
 	switch {
 	case !q.Has(wire.FlagNoPull):
@@ -164,6 +186,9 @@ func (n *iterations) close(o condition.Output, answers []answer) []answer {
 	s.absent.Copy(n.machine.Live())
 	s.absent.Subtract(o.Contributors)
 	n.release(o.Progress, s)
+	if n.Round.Elastic {
+		n.passed(o.Progress)
+	}
 	return answers
 }
 
@@ -235,6 +260,9 @@ func (n *iterations) live(live rankset.Set) []answer {
 		return nil
 	}
 	answers := n.step(condition.Live(live), nil)
+	for _, iteration := range n.inherited.Live(live) {
+		answers = n.sum(iteration, answers)
+	}
 	for iteration, s := range n.slots {
 		if s.closed && s.absent.Len() > 0 {
 			s.absent = s.absent.Overlap(live)
@@ -258,6 +286,7 @@ func (n *iterations) cancel(from uint64) (dropped []waiter) {
 		}
 		delete(n.slots, i)
 	}
+	n.inherited.GiveUp(from)
 	n.trim()
 	return dropped
 }

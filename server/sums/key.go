@@ -42,6 +42,9 @@ func (k *key) push(q *room.Request) error {
 		return err
 	}
 	s, err := k.open(q)
+	if errors.Is(err, errStraggler) {
+		return k.refuse(q)
+	}
 	if err != nil {
 		return k.unopened(q, err)
 	}

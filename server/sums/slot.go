@@ -23,6 +23,7 @@ type slot struct {
 	waiters       []waiter
 	owed          int         // ranks that will still be answered
 	started       rankset.Set // ranks whose push has begun to arrive
+	came          rankset.Set // those whose push has arrived whole, in an elastic job
 	absent        rankset.Set // live ranks that a closed iteration did without (drop-stragglers) and that are still to come for its sum;
 	// the condition sees to it that no more than limits.MaxKept sums wait
 	seq     uint64 // count of the operation under its name, for failures
@@ -245,6 +246,7 @@ func (s *slot) reset() {
 		s.chunks[i].from.Reset()
 	}
 	s.started.Reset()
+	s.came.Reset()
 	s.absent.Reset()
-	*s = slot{Part: s.Part, chunks: s.chunks, waiters: s.waiters[:0], started: s.started, absent: s.absent}
+	*s = slot{Part: s.Part, chunks: s.chunks, waiters: s.waiters[:0], started: s.started, came: s.came, absent: s.absent}
 }

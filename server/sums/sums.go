@@ -35,6 +35,8 @@ func (x *Room) Serve(q *room.Request) error {
 	switch q.Type {
 	case wire.TypePush:
 		return k.push(q)
+	case wire.TypeSupply:
+		return k.supply(q)
 	case wire.TypeState:
 		return k.state(q)
 	case wire.TypeRestore:

@@ -138,6 +138,16 @@ func (c *Client) Close() error {
 	return nil
 }
 
+// Refused is closed when the scheduler has refused this node, or the client is closed; Err then says why.
+func (c *Client) Refused() <-chan struct{} { return c.ended }
+
+// Err is why every request fails, nil while they do not.
+func (c *Client) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.refused
+}
+
 // run maintains a line until the client is closed or the scheduler refuses this node.
 func (c *Client) run(line *Line) {
 	defer close(c.ended)

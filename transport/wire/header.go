@@ -58,12 +58,13 @@ const (
 	TypeMatch                     // server → worker: Match, the answer to a send, an offer, the last piece of one, or a receive that has no result
 	TypePiece                     // worker → server: a piece of an offered message; Part is its number
 	TypeWithdraw                  // worker → server: the sender gives up the message, or the receive, that has this Seq
+	TypeSupply                    // worker → server: the last result of a key that a lost server had, for ranks that have not got it
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
 	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore", "beat", "data",
-	"send", "offer", "receive", "match", "piece", "withdraw"}
+	"send", "offer", "receive", "match", "piece", "withdraw", "supply"}
 
 // Types are all frame types.
 func Types() []Type {
@@ -80,7 +81,7 @@ func (t Type) String() string { return units.Text(typeNames[:], "type", t) }
 // another.
 func (t Type) OfEpoch() bool {
 	return t == TypePush || t == TypePull || t == TypePut || t == TypeGet || t == TypeCancel || t == TypeJoin || t == TypeReport ||
-		t == TypeState || t == TypeRestore
+		t == TypeState || t == TypeRestore || t == TypeSupply
 }
 
 // TakesCredit reports whether the payload of a frame is one that the receiver reports as consumed (Window).
@@ -266,7 +267,7 @@ func (h *Header) check() error {
 // maxPayload is the greatest payload that a frame of type t may have.
 func (t Type) maxPayload() uint32 {
 	switch t {
-	case TypePush, TypePut, TypeResult, TypeRestore, TypePiece:
+	case TypePush, TypePut, TypeResult, TypeRestore, TypePiece, TypeSupply:
 		return limits.MaxPayload
 	case TypeSend:
 		return limits.MaxEager

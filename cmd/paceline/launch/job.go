@@ -19,7 +19,7 @@ type Job struct {
 	Peers time.Duration // after the first failure, for the others to detect it and end by themselves
 	Stop  time.Duration // from one signal to the next, stronger one
 
-	Elastic bool // the workers go on without those that fail
+	Elastic bool // the others go on without workers and servers that fail
 
 	Say func(format string, args ...any) // reports a problem to the user
 }
@@ -38,7 +38,7 @@ type run struct {
 	alive map[*Task]*process
 
 	code    int         // exit code of the whole
-	lost    []string    // workers of an elastic job that failed
+	lost    []string    // processes of an elastic job that failed
 	well    bool        // a worker has ended well
 	calm    bool        // no failure and no request to end
 	urged   bool        // a signal of the user was forwarded
@@ -129,7 +129,7 @@ func (r *run) end(e ended) {
 	case !r.calm && e.exit.Code != 0:
 		r.Say("%s on %s%s %v too", e.task.Name, e.task.Host, pidOf(p), e.exit)
 	case !r.calm:
-	case r.Elastic && worker && e.exit.Code != 0 && (r.worksStill() || r.well):
+	case r.Elastic && worker && e.exit.Code != 0 && (r.worksStill() || r.well), r.Elastic && !worker && r.runs(r.Servers):
 		r.Say("%s on %s%s %v; the job goes on without it", e.task.Name, e.task.Host, pidOf(p), e.exit)
 		r.lost = append(r.lost, e.task.Name+" on "+e.task.Host)
 		r.endServers()
@@ -149,8 +149,11 @@ func (r *run) endServers() {
 	}
 }
 
-func (r *run) worksStill() bool {
-	return slices.ContainsFunc(r.Workers, func(w *Task) bool { return r.alive[w] != nil })
+func (r *run) worksStill() bool { return r.runs(r.Workers) }
+
+// runs reports whether one of some processes does.
+func (r *run) runs(some []*Task) bool {
+	return slices.ContainsFunc(some, func(t *Task) bool { return r.alive[t] != nil })
 }
 
 func (r *run) others() string {

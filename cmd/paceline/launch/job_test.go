@@ -398,16 +398,26 @@ func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
 		commands []string
 		code     int
 		said     []string
+		servers  []string
 	}{
-		"one is killed":   {[]string{"sleep 0.3; echo well", "kill -9 $$", "true"}, 0, []string{"rank 1 on here (pid ", "(SIGKILL, which also is what the kernel sends when memory runs out); the job goes on without it\n", "the job ended well; it lost rank 1 on here\n"}},
-		"the last fails":  {[]string{"true", "sleep 0.3; exit 3"}, 0, []string{"ended with exit code 3; the job goes on without it", "it lost rank 1 on here\n"}},
-		"none ends well":  {[]string{"exit 4", "sleep 0.3; exit 3"}, 3, []string{"ended with exit code 4; the job goes on without it", "ended with exit code 3\n"}},
-		"nobody is lost":  {[]string{"true", "true"}, 0, nil},
-		"it never starts": {[]string{"sleep 60", ""}, 127, []string{"cannot be started"}},
+		"one is killed":   {[]string{"sleep 0.3; echo well", "kill -9 $$", "true"}, 0, []string{"rank 1 on here (pid ", "(SIGKILL, which also is what the kernel sends when memory runs out); the job goes on without it\n", "the job ended well; it lost rank 1 on here\n"}, nil},
+		"the last fails":  {[]string{"true", "sleep 0.3; exit 3"}, 0, []string{"ended with exit code 3; the job goes on without it", "it lost rank 1 on here\n"}, nil},
+		"none ends well":  {[]string{"exit 4", "sleep 0.3; exit 3"}, 3, []string{"ended with exit code 4; the job goes on without it", "ended with exit code 3\n"}, nil},
+		"nobody is lost":  {[]string{"true", "true"}, 0, nil, nil},
+		"a server ends":   {[]string{"sleep 1; echo well", "sleep 1"}, 0, []string{"server 0 on here (pid ", "(SIGKILL, which also is what the kernel sends when memory runs out); the job goes on without it\n", "the job ended well; it lost server 0 on here\n"}, []string{"kill -9 $$", "sleep 60"}},
+		"the last server": {[]string{"sleep 60", "sleep 60"}, 3, []string{"server 0 on here (pid ", "ended with exit code 3; the others (2) are given"}, []string{"sleep 0.5; exit 3"}},
+		"it never starts": {[]string{"sleep 60", ""}, 127, []string{"cannot be started"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, nil, c.commands...)
 			b.job.Elastic = true
+			if c.servers != nil {
+				s := newBench(t, nil, c.servers...)
+				for i, task := range s.job.Workers {
+					task.Name = fmt.Sprint("server ", i)
+				}
+				b.job.Servers = s.job.Workers
+			}
 			if c.commands[1] == "" {
 				b.job.Workers[1].Command = []string{"/no/such/command"}
 			}

@@ -1,0 +1,47 @@
+package membership
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"slices"
+)
+
+// Heir is the server that a key has in the epoch: its own while that is live, and else the live one with the greatest weight for the key
+// (rendezvous hashing: Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998). So every node finds the same one by
+// itself, whatever it has declared and in whatever order it hears of losses, and a later loss moves the keys of the lost server alone.
+func (e *Epoch) Heir(name Name, part, server int) int {
+	if e.Servers[server].State == Live {
+		return server
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name.Name)) // never fails
+	_, _ = h.Write(binary.LittleEndian.AppendUint64(nil, uint64(name.Set)<<32|uint64(part)))
+	key, heir, most := h.Sum64(), server, uint64(0)
+	for i := range e.Servers {
+		if weight := mix(key ^ mix(uint64(i)+1)); e.Servers[i].State == Live && weight >= most {
+			heir, most = i, weight
+		}
+	}
+	return heir
+}
+
+// mix spreads the bits of a number (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// Inherited is a tensor with the servers that its keys have in the epoch; itself where none has moved.
+func (e *Epoch) Inherited(t *Tensor) *Tensor {
+	servers := slices.Clone(t.Servers)
+	for part, s := range servers {
+		servers[part] = e.Heir(t.Name, part, s)
+	}
+	if slices.Equal(servers, t.Servers) {
+		return t
+	}
+	moved := *t
+	moved.Servers = servers
+	return &moved
+}

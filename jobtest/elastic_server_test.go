@@ -1,0 +1,299 @@
+package jobtest_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/worker"
+)
+
+// served plays an elastic job in virtual time. kill ends all connections of a dedicated server at once, as SIGKILL does.
+func served(t *testing.T, ranks, servers int, play func(t *testing.T, j *jobtest.Job, kill func(i int))) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		network := transporttest.NewNetwork(transporttest.Options{PeerTimeout: 3 * time.Second})
+		t.Cleanup(network.Close)
+		over := func(name string) *transport.Set {
+			return transport.NewSet(nil, network.Node(name, []byte(jobtest.Secret)))
+		}
+		j := jobtest.Start(t, ranks, jobtest.Dedicated(servers), jobtest.Elastic, jobtest.SmallPartitions,
+			jobtest.Transports(func(rank int) *transport.Set { return over(nodeName(rank)) }),
+			jobtest.ServerTransports(func(i int) *transport.Set { return over(serverName(i)) }))
+		revived(t, network, servers)
+		play(t, j, func(i int) {
+			if err := network.Script(fmt.Sprintf("at 0s %s stop\n", serverName(i)) + cutOff(ranks, i, 0, "reset")); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+}
+
+func serverName(i int) string { return fmt.Sprint("server", i) }
+
+// revived has the servers that a test has stopped go on at its end.
+func revived(t *testing.T, network *transporttest.Network, servers int) {
+	t.Cleanup(func() {
+		for i := range servers {
+			if err := network.Script(fmt.Sprintf("at 0s %s continue", serverName(i))); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// cutOff is a script in which something happens to all connections of a server.
+func cutOff(ranks, server int, at time.Duration, what string) string {
+	var script strings.Builder
+	for rank := range ranks {
+		fmt.Fprintf(&script, "at %v %s<->%s %s\n", at, nodeName(rank), serverName(server), what)
+	}
+	fmt.Fprintf(&script, "at %v %s<->servers %s\n", at, serverName(server), what)
+	return script.String()
+}
+
+// TestAnElasticJobGoesOnWithoutALostServer: operations that are in flight then, and all that follow.
+func TestAnElasticJobGoesOnWithoutALostServer(t *testing.T) {
+	const n = 7 * jobtest.Partition
+	for _, c := range []struct {
+		name string
+		lost []int
+	}{{"the first of two", []int{0}}, {"one of three", []int{1}}, {"one after the other", []int{2, 0}}} {
+		t.Run(c.name, func(t *testing.T) {
+			served(t, 3, len(c.lost)+1, func(t *testing.T, j *jobtest.Job, kill func(i int)) {
+				for round, i := range c.lost {
+					for between := range 2 {
+						name := fmt.Sprint("x", between)
+						j.Works(name, n)
+						j.Each(func(rank int) error {
+							if rank == 2 { // which brings its part when the server has gone
+								if between == 1 {
+									kill(i)
+								}
+								time.Sleep(10 * time.Millisecond)
+								start := time.Now()
+								defer func() {
+									if took := time.Since(start); took > time.Second {
+										t.Errorf("%v after the loss", took)
+									}
+								}()
+							}
+							return j.Sums(rank, name, n)
+						})
+					}
+					j.Works(fmt.Sprint("new ", round), n)
+					works(j)
+				}
+			})
+		})
+	}
+}
+
+// works has all ranks do operations of every kind.
+func works(j *jobtest.Job) {
+	j.T.Helper()
+	ranks := int64(len(j.Workers))
+	j.Each(func(rank int) error {
+		for _, op := range []worker.Op{
+			jobtest.Float32s(units.Allreduce, "mean", 50000), jobtest.Float32s(units.Broadcast, "b", 50000), jobtest.Float32s(units.Allgather, "g", int64(rank)+1, 20000),
+			jobtest.Float32s(units.Alltoall, "a", ranks, 30000), jobtest.Float32s(units.Reducescatter, "r", ranks, 30000), jobtest.Float32s(units.Barrier, "w"),
+		} {
+			switch op.Kind {
+			case units.Allreduce:
+				op.ReduceOp = units.Average
+			case units.Reducescatter:
+				op.Output = make([]byte, 4*30000)
+			case units.Barrier:
+				op.Input = nil
+			}
+			out, err := j.Do(rank, op)
+			if err != nil {
+				return err
+			}
+			want := float32(1)
+			if op.Kind == units.Reducescatter {
+				want = float32(ranks)
+			}
+			for i, v := range jobtest.Numbers(units.Float32, slices.Concat(op.Output, out.Data)) {
+				if v != float64(want) {
+					return fmt.Errorf("element %d of %q is %v, want %v", i, op.Name, v, want)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// TestWhatALostServerTakesWithIt: transfers in flight and held values end with an error that says so, and the job goes on.
+func TestWhatALostServerTakesWithIt(t *testing.T) {
+	served(t, 2, 2, func(t *testing.T, j *jobtest.Job, kill func(i int)) {
+		values := make([]*jobtest.Held, 2)
+		j.Each(func(rank int) (err error) {
+			values[rank], err = j.Declare(rank, "v", "bsp", 50000)
+			return err
+		})
+		kill(0)
+		for rank, err := range j.Outcomes(func(rank int) error {
+			if rank == 0 {
+				time.Sleep(10 * time.Millisecond)
+			}
+			return values[rank].Use(units.Add|units.Read, 1)
+		}) {
+			if !errors.Is(err, worker.ErrUnsupported) || !strings.Contains(err.Error(), `the held value "v" is lost`) || !strings.Contains(err.Error(), "server 0") {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		}
+		j.Each(func(rank int) error {
+			v, err := j.Declare(rank, "another", "bsp", 50000)
+			if err == nil {
+				err = v.Use(units.Add|units.Read, 1)
+			}
+			return err
+		})
+		works(j)
+	})
+}
+
+// The loss of the last server is one error on every rank.
+func TestTheLossOfTheLastServerEndsAnElasticJob(t *testing.T) {
+	served(t, 3, 2, func(t *testing.T, j *jobtest.Job, kill func(i int)) {
+		kill(1)
+		j.Works("x", 100)
+		kill(0)
+		for rank, err := range j.Outcomes(func(rank int) error { return j.Sums(rank, "x", 100) }) {
+			if !errors.Is(err, worker.ErrPeerLost) || !strings.Contains(err.Error(), "server 0") || !strings.Contains(err.Error(), "no server left") {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		}
+	})
+}
+
+// A server that is told to end in the middle of a job holds nobody either.
+func TestAServerThatIsStoppedHoldsNobody(t *testing.T) {
+	served(t, 3, 3, func(_ *testing.T, j *jobtest.Job, _ func(i int)) {
+		j.Works("x", 300000)
+		for i := range 2 {
+			j.Each(func(rank int) error {
+				if rank == i {
+					j.StopServer(i)
+				}
+				return j.Sums(rank, "x", 300000)
+			})
+		}
+		works(j)
+	})
+}
+
+// Ranks that wait in a join wait for a lost server no longer.
+func TestALostServerEndsNoJoin(t *testing.T) {
+	served(t, 3, 2, func(t *testing.T, j *jobtest.Job, kill func(i int)) {
+		j.Works("x", 300000)
+		j.Each(func(rank int) error {
+			if rank == 2 {
+				kill(0)
+				time.Sleep(20 * time.Millisecond)
+			}
+			last, err := j.Join(rank)
+			if err == nil && last != 2 {
+				err = fmt.Errorf("the last to join was %d", last)
+			}
+			return err
+		})
+		j.Works("x", 300000)
+	})
+}
+
+// TestCodedSumsGoOnWithoutALostServer: all ranks have the same bits, and near to what they should be.
+func TestCodedSumsGoOnWithoutALostServer(t *testing.T) {
+	served(t, 3, 3, func(t *testing.T, j *jobtest.Job, kill func(i int)) {
+		for step := range 6 {
+			var got [3][]byte
+			j.Each(func(rank int) error {
+				op := jobtest.Float32s(units.Allreduce, "x", 100000)
+				op.Codec = "int8"
+				if rank == 2 && step%2 == 1 {
+					kill(step / 2)
+				}
+				_, err := j.Do(rank, op)
+				got[rank] = op.Output
+				return err
+			})
+			if !slices.Equal(got[0], got[1]) || !slices.Equal(got[0], got[2]) {
+				t.Fatalf("step %d: the ranks differ", step)
+			}
+			if v := jobtest.Numbers(units.Float32, got[0])[99999]; v < 2.9 || v > 3.1 {
+				t.Fatalf("step %d: %v", step, v)
+			}
+			if step == 3 {
+				return // one is left
+			}
+		}
+	})
+}
+
+// TestKilledServersOfAnElasticJobHoldNobody: servers, and workers beside them, are killed or stopped at random steps, some at once; all others end well,
+// with the same bits as the reference that has the same members.
+func TestKilledServersOfAnElasticJobHoldNobody(t *testing.T) {
+	var pauses []float64
+	for seed := range uint64(3) {
+		if race && seed > 0 {
+			break
+		}
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 13))
+			ranks, servers := 3+random.IntN(2), 2+random.IntN(2)
+			m := jobtest.NewMeans(random, ranks, 20000+random.IntN(60000), 80, servers)
+			m.Lost, m.Heirs = m.Lost[:random.IntN(2)], true
+			f := jobtest.LaunchFleet(t, ranks, servers, append(m.Env(), "PACELINE_PEER_TIMEOUT=2")...)
+			var victims []*jobtest.Process
+			for _, i := range random.Perm(servers)[:1+random.IntN(servers-1)] {
+				victims = append(victims, f.Servers[i])
+			}
+			for _, rank := range m.Lost {
+				victims = append(victims, f.Workers[rank])
+			}
+			random.Shuffle(len(victims), func(i, k int) { victims[i], victims[k] = victims[k], victims[i] })
+			stops := random.IntN(4) == 0 // the first of them, for good
+			due := 1 + random.IntN(20)
+			for rank, w := range f.Workers {
+				for more := !slices.Contains(m.Lost, rank); more; {
+					for len(victims) > 0 && len(m.Results[rank]) >= due { // by the first survivor's steps
+						if v := victims[0]; stops {
+							v.Stop()
+						} else {
+							v.Kill()
+						}
+						stops, victims = false, victims[1:]
+						due += random.IntN(2) * random.IntN(20) // or at once
+					}
+					line, ok := w.Line(jobtest.Hang)
+					if !ok {
+						t.Fatalf("rank %d ended without a word, without ranks %v", rank, m.Lost)
+					}
+					longest, goesOn, err := m.Heard(rank, line)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if more = goesOn; !more {
+						pauses = append(pauses, longest)
+					}
+				}
+			}
+			if err := m.Check(); err != nil {
+				t.Errorf("%d ranks, without ranks %v: %v", ranks, m.Lost, err)
+			}
+		})
+	}
+	if slices.Sort(pauses); len(pauses) > 0 {
+		t.Logf("the longest step of each survivor: median %.3f s, most %.3f s", pauses[len(pauses)/2], pauses[len(pauses)-1])
+	}
+}

@@ -1,0 +1,88 @@
+package sums
+
+import (
+	"testing"
+
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/server/room/roomtest"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// heir is the server of a key that it has from a lost one.
+func heir(t *testing.T, model string) *play {
+	p := newPlay(t, func(p *play, w *wire.Tensor) {
+		p.shell.Round.Elastic = true
+		w.Op, w.Sync.Model = units.Average, model
+	})
+	p.ranks[2] = &roomtest.Rank{Number: 2}
+	return p
+}
+
+func (p *play) supply(rank int, iteration uint64, value float32) {
+	p.Helper()
+	p.serve(rank, wire.Header{Type: wire.TypeSupply, Iteration: iteration, Divisor: 3}, roomtest.Floats(n, value))
+}
+
+// Whoever comes first, a rank that has the result of an iteration or one that lacks it: what is supplied is the result for all.
+func TestASuppliedResultIsTheResultForAll(t *testing.T) {
+	for name, order := range map[string][]func(p *play){
+		"the lacking first":       {func(p *play) { p.push(0, 4, 0, 1) }, func(p *play) { p.push(1, 5, 0, 6) }, func(p *play) { p.supply(1, 4, 7) }},
+		"the supply first":        {func(p *play) { p.supply(1, 4, 7) }, func(p *play) { p.push(1, 5, 0, 6) }, func(p *play) { p.push(0, 4, 0, 1) }},
+		"the later push first":    {func(p *play) { p.push(1, 5, 0, 6) }, func(p *play) { p.push(0, 4, 0, 1) }, func(p *play) { p.supply(1, 4, 7) }},
+		"supplied by two of them": {func(p *play) { p.push(1, 5, 0, 6) }, func(p *play) { p.supply(1, 4, 7) }, func(p *play) { p.supply(1, 4, 7) }, func(p *play) { p.push(0, 4, 0, 1) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := heir(t, "")
+			for _, do := range order {
+				do(p)
+			}
+			p.gets(0, 7, 3)
+			p.push(2, 4, 0, 2)
+			p.gets(2, 7, 3)
+			p.push(0, 5, 0, 3)
+			p.waits(0)
+			p.push(2, 5, 0, 0)
+			for rank := range p.ranks {
+				p.gets(rank, 3, 3)
+			}
+		})
+	}
+}
+
+// What nobody has who is left is summed anew, when all who are left have pushed it.
+func TestAResultThatOnlyALostRankHadIsMadeAnew(t *testing.T) {
+	p := heir(t, "")
+	p.push(1, 5, 0, 6)
+	p.push(0, 4, 0, 1)
+	p.push(2, 4, 0, 2)
+	p.waits(0)
+	p.shell.HasLeft = rankset.Of(1)
+	p.room.UpdateMembership()
+	p.gets(0, 1.5, 2)
+	p.gets(2, 1.5, 2)
+}
+
+// A straggler that a lost server went on without hears that its sum is lost.
+func TestAStragglersSumIsLostWithItsServer(t *testing.T) {
+	p := heir(t, "drop-stragglers:2")
+	p.push(0, 5, 0, 1)
+	p.push(2, 3, 0, 1)
+	if said := p.shell.Said(); len(said) != 1 || said[0] != `refuse 0 of rank 2: the sum of iteration 3, which was closed without this rank, was lost with its server` {
+		t.Errorf("%q", said)
+	}
+}
+
+func TestWhatIsNoResultIsNoSupply(t *testing.T) {
+	p := heir(t, "")
+	for _, h := range []wire.Header{{DType: units.Int32}, {DType: units.Float32, Codec: wire.CodecDeclared}, {DType: units.Float32, Flags: wire.FlagEmpty}} {
+		h.Type = wire.TypeSupply
+		if err := p.room.Serve(p.ranks[0].Request(h, roomtest.Floats(n, 1), 4*n)); err == nil {
+			t.Errorf("%+v is taken in", h)
+		}
+	}
+	p.shell.Round.Elastic = false
+	if err := p.room.Serve(p.ranks[0].Request(wire.Header{Type: wire.TypeSupply, DType: units.Float32}, roomtest.Floats(n, 1), 4*n)); err == nil {
+		t.Error("a job that is not elastic takes a supply in")
+	}
+}

@@ -1,0 +1,194 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/core/membership"
+	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// What a worker of an elastic job does when a dedicated server is lost (decision 80). It tells the scheduler, which begins the epoch without
+// the server. Then each key of the server has an heir, which every node finds by itself (membership.Epoch.Heir), and which gets from every rank
+//
+//  1. the last result that the rank has of the key, for ranks that have not got it;
+//  2. the push that the rank waits for an answer to, from the memory that it was sent from: an answer is not written there before it is whole.
+//
+// From then on the way to the lost server leads to the heirs.
+
+// accuse tells the scheduler that a connection to the server has ended, and waits until the job goes on without the server. It
+// reports whether it does; where nothing is heard of it in time, this rank is cut off.
+func (p *peer) accuse(ctx context.Context, why string) bool {
+	if p.there() {
+		p.e.cfg.Log.Warn("a server is lost; waiting for the scheduler's word", zap.Stringer("server", p), zap.String("why", why))
+		p.e.cfg.Control.ReportLost(wire.Lost{Role: wire.RoleServer, Rank: p.index, Why: why})
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.e.cfg.DeclareTimeout)
+	defer cancel()
+	for {
+		_, over := p.e.cfg.Membership.Watch()
+		if !p.there() {
+			return true
+		}
+		select {
+		case <-over:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// there reports whether the server is a member.
+func (p *peer) there() bool {
+	return p.e.epoch().Has(membership.Member{Role: membership.ServerRole, Number: p.index})
+}
+
+// survives reports whether the job may go on without the server, where a connection to it has ended with an error.
+func (p *peer) survives(err error) bool {
+	return p.e.epoch().Elastic && p.at.Rank == membership.Dedicated && !errors.Is(err, transport.ErrStopped)
+}
+
+// heir is the way to the heir of a task's key, nil while the server is there.
+func (p *peer) heir(t *task) way {
+	p.mu.Lock()
+	lost := p.traffic.lost
+	p.mu.Unlock()
+	if !lost {
+		return nil
+	}
+	part := t.h.Part
+	if t.o.Kind.Message() { // its mailbox is that of a rank
+		part = uint32(t.h.Destination)
+	}
+	return p.e.ways[p.e.heirOf(t.o.d, part, p.index)]
+}
+
+func (e *Engine) heirOf(d *declaration, part uint32, server int) int {
+	return e.epoch().Heir(membership.Name{Set: d.t.ProcessSet, Name: d.t.Name}, int(part), server)
+}
+
+// succeed gives the heirs of a lost server's keys what they need.
+func (e *Engine) succeed(server int, why string) {
+	defer e.starts.Done()
+	select {
+	case <-e.connected:
+	case <-e.ctx.Done():
+		return
+	}
+	e.turn <- struct{}{} // of one server after the other
+	defer func() { <-e.turn }()
+	p := e.ways[server].(*peer) // a server of an elastic job is dedicated
+	tasks := p.end()
+	defer e.handBack()
+	gone := e.loseValues(server, fmt.Errorf("%v was lost (%s)", p, why))
+	for _, o := range gone {
+		o.giveUp(o.d.lost)
+	}
+	results := e.kept.of(server, func(r *result) int { return e.heirOf(r.d, r.h.Part, server) })
+	for _, r := range results {
+		e.ways[r.server].(*peer).supply(r)
+	}
+	moved := 0
+	for _, t := range tasks {
+		repeatable := t.h.Type == wire.TypePush && t.o.Kind != units.Accumulate || t.h.Type == wire.TypeState || t.h.Type == wire.TypeRestore
+		switch {
+		case !repeatable:
+			t.o.giveUp(because{ErrUnsupported, fmt.Sprintf("%s on rank %d: %v was lost with it (%s); the same works again, without that server", t.o.what(), e.cfg.Rank, p, why)})
+		case t.begin(life.Again):
+			moved++
+			t.way().push(t)
+		}
+	}
+	e.conditions.fail(fmt.Sprintf("%v was lost meanwhile", p))
+	e.joined(-1, 0)
+	e.kick(false)
+	e.cfg.Log.Info("goes on without a server that was lost", zap.Stringer("server", p), zap.Int("results supplied", len(results)), zap.Int("exchanges begun again", moved))
+}
+
+// end ends the connections to a lost server, and returns what still wants it. From now on the way leads to the heirs.
+func (p *peer) end() []*task {
+	p.mu.Lock()
+	p.traffic.lost = true
+	p.mu.Unlock()
+	p.close()
+	p.reading.Wait()
+	p.e.mu.Lock()
+	p.e.lent++
+	p.e.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	seen := map[*task]bool{}
+	var tasks []*task
+	for _, t := range p.traffic.tasks() {
+		if !seen[t] {
+			seen[t] = true
+			tasks = append(tasks, t)
+		}
+	}
+	return tasks
+}
+
+// supply sends the heir of a key a result of it.
+func (p *peer) supply(r *result) {
+	p.onFirst(func(c *connTraffic) { p.traffic.behind(c, r.d, r.frame()) })
+}
+
+// breakOff keeps a task whose answer has not come whole.
+func (p *peer) breakOff(t *task) {
+	p.mu.Lock()
+	p.traffic.unsent = append(p.traffic.unsent, t)
+	p.mu.Unlock()
+	t.happened(life.BreakOff)
+}
+
+// loseValues marks the held values of which a part was on a lost server, and returns what is in flight with them. It says how many residuals
+// were there: the next answers are sent without what earlier ones lacked.
+func (e *Engine) loseValues(server int, why error) (gone []*operation) {
+	residuals := 0
+	e.mu.Lock()
+	epoch := e.epoch()
+	for id, n := range e.names {
+		for _, d := range n.decls {
+			for part, s := range d.placed.Servers {
+				switch there := epoch.Has(membership.Member{Role: membership.ServerRole, Number: s}); {
+				case d.t.Kind != units.Accumulate && s == server && d.coding != nil && d.coding.answerBytes(part) > 0:
+					residuals++
+				case d.t.Kind == units.Accumulate && !there && d.lost == nil:
+					d.lost = fmt.Errorf("%w: partition %d of the held value %q is lost on rank %d: %w; declare it under another name, from what this rank has read of it", ErrUnsupported, part, id.name, e.cfg.Rank, why)
+					e.drop(d)
+				}
+			}
+		}
+	}
+	for o := range e.inflight {
+		if o.d != nil && o.d.lost != nil {
+			gone = append(gone, o)
+		}
+	}
+	e.mu.Unlock()
+	if residuals > 0 {
+		e.cfg.Log.Warn("residuals of coded tensors are lost with a server: their next answers come without what earlier ones lacked", zap.Int("partitions", residuals), zap.Int("server", server))
+	}
+	return gone
+}
+
+// drop ends the supersteps of a group whose first value is lost.
+func (b *book) drop(d *declaration) {
+	if d.superstep != nil && b.leaders[d.t.ID] == d {
+		close(d.superstep.answer)
+		delete(b.leaders, d.t.ID)
+	}
+}
+
+// lostValue is why a held value cannot be used any more.
+func (e *Engine) lostValue(d *declaration) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return d.lost
+}
