@@ -52,7 +52,7 @@ func (q *localQueue) push(t *task) {
 			q.hand(t)
 		}
 		if t.abandoned() { // perhaps before the server had it
-			t.o.withdraw()
+			t.o.withdraw(nil)
 		}
 		return
 	}
@@ -170,6 +170,12 @@ func (q *localQueue) cancel(d *declaration, h wire.Header) {
 	if q.announce(&d.t) == nil {
 		q.server.Cancel(h)
 	}
+}
+
+// withdraw implements way.
+func (q *localQueue) withdraw(h wire.Header, abandon func()) {
+	abandon()
+	q.server.Cancel(h)
 }
 
 // report implements way.

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/paceline/paceline/core/mailbox"
+	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
@@ -191,12 +192,23 @@ func (o *operation) refused(rank int, m wire.Match) error {
 	return because(ErrUnsupported, "the server answers with outcome %d", m.Outcome)
 }
 
-// withdraw tells the mailbox that this end of a message is given up.
-func (o *operation) withdraw() {
+// withdraw abandons the tasks of this end of a message, and tells the mailbox. What the rank submits when it has heard that the
+// operation has ended does not overtake that.
+func (o *operation) withdraw(tasks []*task) {
 	t := o.letter(wire.TypeWithdraw)
 	t.h.Flags = 0
-	if w := t.way(); w != nil {
-		w.cancel(o.d, t.h)
+	w := t.way()
+	if w == nil {
+		return
+	}
+	effects := make([]life.Effects, len(tasks))
+	w.withdraw(t.h, func() {
+		for i, abandoned := range tasks {
+			effects[i] = abandoned.step(life.Abandon)
+		}
+	})
+	for i, abandoned := range tasks {
+		abandoned.follow(o, false, effects[i])
 	}
 }
 

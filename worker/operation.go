@@ -163,12 +163,13 @@ func (o *operation) abandon(err error, ownWill bool) bool {
 	if again {
 		return false
 	}
+	if o.Kind.Message() {
+		o.withdraw(tasks)
+		return true
+	}
 	o.informServers(ownWill)
 	for _, t := range tasks {
 		t.happened(life.Abandon)
-	}
-	if o.Kind.Message() { // now that nothing more of it leaves
-		o.withdraw()
 	}
 	return true
 }

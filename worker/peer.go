@@ -187,6 +187,18 @@ func (p *peer) cancel(d *declaration, h wire.Header) {
 	p.onFirst(func(c *connTraffic) { p.traffic.behind(c, d, outbox.Frame{Header: h}) })
 }
 
+// withdraw implements way.
+func (p *peer) withdraw(h wire.Header, abandon func()) {
+	p.mu.Lock()
+	abandon()
+	if len(p.links) > 0 {
+		c := p.links[0].traffic
+		c.control = append(c.control, outbox.Frame{Header: h})
+	}
+	p.mu.Unlock()
+	p.kick(false)
+}
+
 // report implements way.
 func (p *peer) report(d *declaration, h wire.Header, iteration wire.Report) error {
 	f := outbox.Frame{Header: h}

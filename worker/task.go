@@ -56,7 +56,11 @@ func (t *task) begin(e life.Event) bool { return t.step(e)&life.Refused == 0 }
 // another goroutine may, and then a task that nothing was encoded for, and that was not abandoned, is used again.
 func (t *task) happened(e life.Event) {
 	o, encode := t.o, t.encode
-	effects := t.step(e)
+	t.follow(o, encode, t.step(e))
+}
+
+// follow does what follows from a step.
+func (t *task) follow(o *operation, encode bool, effects life.Effects) {
 	if effects&life.Forget != 0 { // it was abandoned
 		t.way().forget(t)
 	}

@@ -169,7 +169,7 @@ func (f *traffic) forget(t *task) {
 
 // behind queues a control frame about a tensor, behind the tensor's announcement.
 func (f *traffic) behind(c *connTraffic, d *declaration, frame outbox.Frame) {
-	if _, announced := c.announced[frame.Tensor]; !announced && d != asPieces {
+	if _, announced := c.announced[frame.Tensor]; !announced {
 		c.announced[frame.Tensor] = struct{}{}
 		c.control = append(c.control, announcement(&d.t, f.rank))
 	}

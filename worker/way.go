@@ -25,6 +25,9 @@ type way interface {
 	// behind the tensor's announcement: a server leaves a cancel of an unknown tensor alone, and would keep what comes after.
 	cancel(d *declaration, h wire.Header)
 	report(d *declaration, h wire.Header, iteration wire.Report) error
+	// withdraw tells that this rank gives up one end of a message, whose tasks are abandoned in between: what was sent of them
+	// goes before, and nothing after.
+	withdraw(h wire.Header, abandon func())
 	// condition asks for a change of conditions; the reply goes to the engine's conditions.
 	condition(w wire.Condition) error
 	// left is the number of tensor bytes that have left for the server.
