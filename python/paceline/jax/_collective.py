@@ -1,0 +1,239 @@
+"""The JAX primitive behind every operation: a group of tensors that the engine exchanges.
+
+It has an ordered effect. JAX threads a token through it, within a program, through loops, branches and inner programs,
+and from program to program, so that every rank starts its operations in the order of the Python program. That is why
+operations match without names, and why XLA can neither drop, merge nor reorder them.
+
+Outside of a program it runs on the host (`_host.py`). In a program for the CPU it is a custom call, whose handler
+returns a future (bindings/jax). On other devices, and where XLA has no futures, it is a Python callback.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paceline.common import abi
+from paceline.common.engine import engine
+from paceline.common.exceptions import HorovodInternalError
+from paceline.common.operation import DEFAULTS, Options, c_text
+from paceline.common.operators import Adasum
+from paceline.jax import _glue, _host
+
+try:
+    from jax._src import dispatch, effects
+    from jax._src.interpreters.mlir import custom_call, token_type
+    from jax.extend.core import Primitive
+    from jax.interpreters import ad, batching
+    from jax.interpreters.mlir import TokenSet, dtype_to_ir_type, emit_python_callback, ir, register_lowering
+except (ImportError, AttributeError) as e:
+    raise _glue.unknown_version(jax, e) from e
+
+Shape = tuple[int, ...]
+
+# Kinds whose first dimension is shared out or joined.
+BY_ROWS = frozenset({abi.ALLGATHER, abi.ALLTOALL, abi.REDUCESCATTER})
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A group of operations, but for their tensors: what a program is compiled with."""
+
+    kind: int
+    names: tuple[str | None, ...]
+    process_set: int = 0
+    place: int = 0  # this rank's number in the set
+    size: int = 1  # of the set
+    op: int = 0
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    priorities: tuple[int, ...] = ()  # none: 0 for all
+    options: Options = DEFAULTS
+    use: int = 0  # of held values
+    gated: bool = False  # the first array says which tensors are zeros, that are not sent
+
+    def unnamed(self, count: int) -> Call:
+        """The same for so many other tensors, without names and coding: for gradients."""
+        return dataclasses.replace(self, names=(None,) * count, options=DEFAULTS)
+
+    def priority(self, place: int) -> int:
+        """The priority of a tensor of the group."""
+        return self.priorities[place] if self.priorities else 0
+
+    def result(self, shape: Shape) -> Shape:
+        """The shape of a tensor's result, where all ranks have tensors of that shape."""
+        if self.kind == abi.ALLGATHER:
+            return (shape[0] * self.size, *shape[1:])
+        if self.kind == abi.REDUCESCATTER:
+            share, over = divmod(shape[0], self.size)
+            return (share + (self.place < over), *shape[1:])
+        return shape
+
+
+class CollectiveEffect(effects.Effect):
+    """The effect of an operation on the other ranks."""
+
+    __str__ = lambda _: "Paceline"  # noqa: E731, as JAX has it
+
+
+_effect = CollectiveEffect()
+for _kinds in ("lowerable", "ordered", "control_flow_allowed", "custom_derivatives_allowed", "remat_allowed"):
+    getattr(effects, f"{_kinds}_effects").add_type(CollectiveEffect)
+
+collective_p = Primitive("paceline")
+collective_p.multiple_results = True
+_job = 1  # counts shutdowns
+
+
+def collective(call: Call, arrays: Sequence[Any]) -> list[Any]:
+    """The results of the group, in its order."""
+    return collective_p.bind(*arrays, call=call)
+
+
+def settle() -> None:
+    """Waits for the operations of programs that have been started.
+
+    What went wrong there is in the results of these programs.
+    """
+    tokens = dispatch.runtime_tokens
+    try:
+        tokens.block_until_ready()
+    except Exception:
+        tokens.clear()  # of a program that failed: it would fail all that come later
+
+
+@collective_p.def_impl
+def _run(*arrays: Any, call: Call) -> list[Any]:
+    """Outside of a program: waits for the results."""
+    settle()
+    results = _host.run(call, [np.asarray(a) for a in arrays])
+    tensors = arrays[call.gated :]
+    return [jax.device_put(r, a.sharding) for r, a in zip(results, tensors, strict=True)]
+
+
+@collective_p.def_effectful_abstract_eval
+def _abstract(*arrays: Any, call: Call) -> Any:
+    return [a.update(shape=call.result(a.shape), weak_type=False) for a in arrays[call.gated :]], {_effect}
+
+
+def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
+    """In a program."""
+    token = ctx.tokens_in.get(_effect)
+    if ctx.module_context.platforms == ("cpu",) and _glue.has_handler():
+        _glue.set_job(_job)
+        token, results = _lower_to_handler(ctx, token, operands, call)
+    else:
+        job = _job_of(call)
+
+        def run(*arrays: Any) -> Any:
+            if job not in (0, _job):
+                raise HorovodInternalError(
+                    "the program was compiled for an earlier job, whose size or process sets it has: compile it again"
+                )
+            return tuple(_host.run(call, [np.asarray(a) for a in arrays]))
+
+        results, token, _ = emit_python_callback(
+            ctx,
+            run,
+            token,
+            list(operands),
+            ctx.avals_in,
+            ctx.avals_out,
+            has_side_effect=True,
+        )
+    ctx.set_tokens_out(TokenSet({_effect: token}))
+    return results
+
+
+def _lower_to_handler(ctx: Any, token: Any, operands: Sequence[Any], call: Call) -> tuple[Any, Sequence[Any]]:
+    row_major = [()] + [tuple(reversed(range(len(a.shape)))) for a in ctx.avals_in]
+    op = custom_call(
+        _glue.TARGET,
+        result_types=[token_type(), *map(_ir_type, ctx.avals_out)],
+        operands=[token, *operands],
+        backend_config=_attributes(call),
+        has_side_effect=True,
+        api_version=4,
+        operand_layouts=row_major,
+        result_layouts=[()] + row_major[1 + call.gated :],
+    )
+    first, *results = op.results
+    return first, results
+
+
+def _ir_type(aval: Any) -> Any:
+    return ir.RankedTensorType.get(aval.shape, dtype_to_ir_type(aval.dtype))
+
+
+def _attributes(call: Call) -> dict[str, Any]:
+    """The call for bindings/jax/collective.c, which lists the numbers."""
+    options, gate = call.options, call.options.pull_gate
+    texts = [None if t is None else c_text(t) for t in (*call.names, options.sync, options.codec)]
+    lengths = [-1 if t is None else len(t) for t in texts]
+    *names, sync, codec = lengths
+    numbers = [
+        _job_of(call),
+        call.kind,
+        call.op,
+        call.process_set,
+        call.root,
+        options.soft_park,
+        call.use,
+        call.gated,
+        sync,
+        codec,
+    ]
+    for place, length in enumerate(names):
+        numbers += [call.priority(place), length]
+    scales = [call.prescale, call.postscale, gate.threshold if gate else 0.0, gate.decay if gate else 0.0]
+    return {
+        "numbers": ir.DenseI64ArrayAttr.get([int(n) for n in numbers]),
+        "scales": ir.DenseF64ArrayAttr.get(scales),
+        "text": ir.StringAttr.get(b"".join(t for t in texts if t)),
+    }
+
+
+register_lowering(collective_p, _lower)
+
+
+def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tuple[list[Any], list[Any]]:
+    """vmap: one operation on the tensors with their mapped dimension, which no operation but Adasum looks at."""
+    if call.gated or call.kind == abi.ACCUMULATE or (call.kind == abi.ALLREDUCE and call.op == Adasum):
+        what = "Adasum" if call.op == Adasum else "an optimizer that exchanges changes"
+        raise NotImplementedError(f"vmap of {what}: it looks at whole tensors, not at elements")
+    at = int(call.kind in BY_ROWS)
+    mapped = [d is not None for d in dims]
+    moved = [jnp.moveaxis(a, d, at) if m else a for a, d, m in zip(arrays, dims, mapped, strict=True)]
+    return collective(call, moved), [at if m else None for m in mapped]
+
+
+batching.primitive_batchers[collective_p] = _batch
+
+
+def _no_tangents(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("a held value has no gradient: differentiate the loss, not the optimizer")
+
+
+ad.primitive_jvps[collective_p] = _no_tangents
+
+
+def _job_of(call: Call) -> int:
+    """The job that a program with the call is compiled for; 0 for any, where neither its size nor its sets matter."""
+    return 0 if call.process_set == 0 and call.kind in (abi.ALLREDUCE, abi.BROADCAST, abi.BARRIER) else _job
+
+
+def _forget() -> None:
+    """After a shutdown: the next job may have another size, and other numbers of process sets."""
+    global _job
+    _job += 1
+    _glue.set_job(_job)
+    dispatch.runtime_tokens.clear()
+
+
+engine.at_shutdown(_forget)

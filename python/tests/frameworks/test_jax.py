@@ -1,0 +1,30 @@
+"""paceline.jax: runs each file of jax_ranks/ under 2 and under 4 ranks."""
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from jobs import Job
+
+TESTS = Path(__file__).parents[1]
+CHECKS = sorted((Path(__file__).parent / "jax_ranks").glob("check_*.py"))
+
+
+@pytest.mark.parametrize("size", [2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.mark.parametrize("file", CHECKS, ids=[c.stem for c in CHECKS])
+def test_every_rank_passes(file, size, tmp_path):
+    # -x: after a failed check the ranks no longer run the same operations.
+    argv = [TESTS / "ranks" / "run.py", tmp_path, "-x", "-q", "-p", "no:cacheprovider", file]
+    with Job(size, argv, tmp_path, fresh=True, JAX_PLATFORMS="cpu") as job:
+        ended = job.wait()
+    problems = []
+    for rank, end in enumerate(ended):
+        report = tmp_path / f"rank{rank}.xml"
+        cases = list(ET.parse(report).iter("testcase")) if report.exists() else []
+        failed = [
+            (case.get("name"), p.text) for case in cases for kind in ("failure", "error") for p in case.iter(kind)
+        ]
+        problems += [f"rank {rank}, {name}:\n{text}" for name, text in failed]
+        if not failed and (end.status or not cases):
+            problems.append(f"rank {rank} ended with {end.status} after {len(cases)} checks:\n{end.output[-4000:]}")
+    assert not problems, "\n\n".join(problems)
