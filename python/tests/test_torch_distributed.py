@@ -113,6 +113,7 @@ def test_import_torch_loads_nothing_of_paceline():
 
 @pytest.mark.parametrize("names", ["", "gloo"])
 def test_taking_over_needs_no_import(names):
-    code = "import torch.distributed as d; print(d.Backend._plugins['GLOO'].creator_fn.__module__)"
+    code = "from torch.distributed import Backend, BackendConfig as c; c('gloo'); "
+    code += "print(Backend._plugins['GLOO'].creator_fn.__module__)"
     ours = "paceline.torch.distributed.takeover"
     assert said_by(code, PACELINE_TAKEOVER=names) == (ours if names else "torch.distributed.distributed_c10d")

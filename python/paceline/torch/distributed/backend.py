@@ -14,8 +14,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Backend, ErrorType
-from torch.distributed import Store
+from torch._C._distributed_c10d import Backend, ErrorType, Store
+from torch.distributed.distributed_c10d import GroupName
 
 from paceline.common import abi, operators
 from paceline.common.engine import engine
@@ -77,7 +77,7 @@ class PacelineBackend(Backend):
         """The options that a group which is split off begins with."""
         if self._options is None:
             self._options = Backend.Options(self._title, self._timeout)
-            self._options.group_name = self._group.name
+            self._options.group_name = GroupName(self._group.name)
             self._options.global_ranks_in_group = self._group.ranks
         return self._options
 
@@ -166,6 +166,7 @@ class PacelineBackend(Backend):
 
     def _bitwise(self, what: str, tensors: Tensors, how: Reduction, options: Any, root: int | None) -> PacelineWork:
         memory = [Memory(t) for t in tensors]
+        assert how.bitwise is not None
         combine = BITWISE[how.bitwise]
 
         def finish(handles: Any) -> None:
@@ -352,7 +353,7 @@ class PacelineBackend(Backend):
         _, elements = kind_of(like)
         per = (elements * like.element_size()) // like.nbytes if like.nbytes else 1
         sizes = [c * (1 if per else like.element_size()) for c in counts]
-        parts = flat(memory, like).split(sizes)
+        parts = flat(memory, like).split_with_sizes(sizes)
         return [parts[place].view(-1, *like.shape[1:]) for place in self._group.places]
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, options: Any) -> PacelineWork:
@@ -421,10 +422,10 @@ class PacelineBackend(Backend):
 
         def finish(handles: Any) -> None:
             if output.is_contiguous():
-                self._receive(handles[0], m.host, output.detach().view(-1).split(gets))
+                self._receive(handles[0], m.host, output.detach().view(-1).split_with_sizes(gets))
             else:
                 into = torch.empty(output.numel(), dtype=output.dtype)
-                self._receive(handles[0], m.host, into.split(gets))
+                self._receive(handles[0], m.host, into.split_with_sizes(gets))
                 output.detach().copy_(into.view(output.shape))
 
         splits = [unit * n for n in gives]
@@ -438,7 +439,7 @@ class PacelineBackend(Backend):
         """An alltoall: splits has how many elements go to each rank of the group."""
         group = self._group
         if not group.ordered:
-            parts = m.host.view(-1).split([m.host.numel() * n // max(count, 1) for n in splits])
+            parts = m.host.view(-1).split_with_sizes([m.host.numel() * n // max(count, 1) for n in splits])
             m = Memory(torch.cat([parts[group.places.index(i)] for i in range(group.size)]))
             splits = [splits[group.places.index(i)] for i in range(group.size)]
 
@@ -453,7 +454,7 @@ class PacelineBackend(Backend):
         whole = flat(memory, like)
         total = max(sum(rows), 1)
         sizes = [whole.numel() * n // total for n in rows]
-        parts = whole.split(sizes)
+        parts = whole.split_with_sizes(sizes)
         for r, output in enumerate(outputs):
             part = parts[self._group.places[r]]
             if part.numel() != output.numel():

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.common import abi, operators
@@ -78,8 +78,8 @@ def ddp_hook(state: DDPState, bucket: Any) -> torch.futures.Future[torch.Tensor]
 
 def backend_of(group: ProcessGroup | None) -> PacelineBackend:
     """The backend of a process group. Raises ValueError for another's."""
-    group = group or torch.distributed.group.WORLD
-    backend = group._get_backend(torch.device("cpu"))
+    default = distributed_c10d._get_default_group() if group is None else group
+    backend = default._get_backend(torch.device("cpu"))
     if not isinstance(backend, PacelineBackend):
         raise ValueError(
             f'the backend of the process group is {backend.name()}: init_process_group("paceline"), or '
@@ -102,4 +102,4 @@ def install() -> None:
             return
         self.register_comm_hook(state, ddp_hook)
 
-    DistributedDataParallel.__init__ = init
+    setattr(DistributedDataParallel, "__init__", init)  # noqa: B010, as mypy has it

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._C import _autograd
 
 from paceline.common import abi
 from paceline.common.engine import engine
@@ -123,7 +124,7 @@ class Group:
     ) -> PacelineWork:
         what = f"{what} of group {self.name!r} on rank {self.rank}"
         work = PacelineWork(what, memory, finish, outputs, self.is_closed)
-        if torch.autograd._profiler_enabled():
+        if _autograd._profiler_enabled():
             work.profile(f"{self.title}:{title}", [m.tensor for m in memory if isinstance(m, Memory)])
             tell = True
         array: Any = (abi.Op * len(ops))(*ops) if isinstance(ops, list) else ops

@@ -8,7 +8,8 @@ import os
 import socket
 from collections.abc import Iterator
 
-from torch.distributed import DistBackendError, Store
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistBackendError
 
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError

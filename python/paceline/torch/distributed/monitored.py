@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from paceline.torch.distributed.group import Group
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._C import _autograd
 from torch._C._distributed_c10d import Work
 from torch.distributed import DistBackendError
 
@@ -60,7 +61,7 @@ class PacelineWork(Work):
 
     def profile(self, title: str, tensors: list[torch.Tensor]) -> None:
         """Has the profiler record the operation until it ends."""
-        self._profiled = torch.autograd._record_function_with_args_enter(title, *tensors)
+        self._profiled = _autograd._record_function_with_args_enter(title, *tensors)
         self._recorded = threading.Event()
 
     # What torch.distributed calls
@@ -151,7 +152,7 @@ class PacelineWork(Work):
         self._settle(DistBackendError(f"{self._what}: Timed out waiting {limit:g} s, as wait() was asked to"))
 
     def _end_profile(self) -> None:
-        torch.autograd._record_function_with_args_exit(self._profiled)
+        _autograd._record_function_with_args_exit(self._profiled)
         self._profiled = None
         self._recorded.set()
 
