@@ -1,12 +1,18 @@
-"""paceline.jax: runs each file of jax_ranks/ under 2 and under 4 ranks."""
+"""paceline.jax: runs each file of jax_ranks/ under 2 and under 4 ranks, the example, and what is wrong at import."""
 
+import re
+import subprocess
+import sys
+import textwrap
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import jax
 import pytest
-from jobs import Job
+from jobs import HANG_S, Job, clean_environment
 
 TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parents[1]
 CHECKS = sorted((Path(__file__).parent / "jax_ranks").glob("check_*.py"))
 
 
@@ -28,3 +34,141 @@ def test_every_rank_passes(file, size, tmp_path):
         if not failed and (end.status or not cases):
             problems.append(f"rank {rank} ended with {end.status} after {len(cases)} checks:\n{end.output[-4000:]}")
     assert not problems, "\n\n".join(problems)
+
+
+def run(*argv, **env):
+    done = subprocess.run(
+        argv,
+        env=clean_environment() | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"} | env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def python(code, **env):
+    return run(sys.executable, "-c", textwrap.dedent(code), **env)
+
+
+def test_the_example_learns_the_digits_on_two_workers():
+    code, said = run("paceline", "run", "-np", "2", sys.executable, "examples/jax_digits.py", "--epochs", "10")
+    assert code == 0, said
+    assert float(re.search(r"test accuracy: (\d+\.\d+)%", said)[1]) > 95
+    assert re.search(r"throughput: +[\d,]+ images/s over 2 workers", said)
+    assert "parameters:    identical on all workers" in said
+
+
+BLOCKS = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs/jax.md").read_text(), re.M | re.S)
+BEFORE = """
+import jax
+import jax.numpy as jnp
+import optax
+
+import paceline
+import paceline.jax as hvd
+
+hvd.init()
+params = {"w": jnp.ones((64, 32))}
+images, labels = jnp.ones((16, 64)) * (hvd.rank() + 1), jnp.zeros((16, 32))
+
+
+def loss_of(params, images, labels):
+    return ((images @ params["w"] - labels) ** 2).mean()
+
+
+"""
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_an_example_of_the_documentation(number, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(BEFORE + BLOCKS[number] + "\nhvd.shutdown()\n")
+    code, said = run("paceline", "run", "-np", "2", sys.executable, script)
+    assert code == 0, said
+
+
+def test_an_old_version_is_an_import_error_that_names_it():
+    code, said = python("""
+        import jax
+        jax.__version__, jax.__version_info__ = "0.3.25", (0, 3, 25)
+        import paceline.jax
+    """)
+    assert code == 1 and "JAX 0.3.25 is too old for paceline.jax, which is tested with 0.4.31" in said, said
+
+
+def test_a_version_without_the_names_that_are_used_is_an_import_error_that_names_it():
+    code, said = python("""
+        import jax, sys
+        sys.modules["jax._src.effects"] = None
+        jax._src.__dict__.pop("effects", None)
+        import paceline.jax
+    """)
+    assert code == 1 and f"ImportError: paceline.jax does not know JAX {jax.__version__}" in said, said
+
+
+def test_without_jax_the_import_says_what_to_install():
+    code, said = python("""
+        import sys
+        sys.modules["jax"] = None
+        import paceline.jax
+    """)
+    assert code == 1 and "pip install 'paceline[jax]'" in said, said
+
+
+def test_operations_before_init_are_an_error():
+    code, said = python("""
+        import paceline.jax as hvd
+        for call in (lambda: hvd.allreduce(1.0), hvd.barrier, hvd.rank):
+            try:
+                call()
+            except hvd.HorovodInternalError as e:
+                print(e)
+    """)
+    assert code == 0 and said.count("call hvd.init() first") == 3, said
+
+
+def test_a_program_on_several_devices_is_an_error():
+    code, said = python(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        import paceline.jax as hvd
+        hvd.init()
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+        x = jax.device_put(jnp.ones(4), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d")))
+        jax.block_until_ready(jax.jit(hvd.allreduce)(x))
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )
+    assert code == 1 and "more than 1 device" in said, said
+
+
+def test_torch_and_jax_in_one_process():
+    pytest.importorskip("torch")
+    code, said = python("""
+        import torch, jax, jax.numpy as jnp
+        import paceline.torch as hvd
+        import paceline.jax as jvd
+        hvd.init()
+        assert jvd.size() == 1
+        for i in range(20):
+            assert torch.equal(hvd.allreduce(torch.ones(3) * i), torch.ones(3) * i)
+            assert (jax.jit(jvd.allreduce)(jnp.ones(3) * i) == i).all()
+        jvd.shutdown()
+        assert not hvd.is_initialized()
+    """)
+    assert code == 0, said
+
+
+def test_importing_paceline_imports_no_jax_and_no_glue():
+    code, said = python("""
+        import sys, paceline
+        assert "jax" not in sys.modules
+        import paceline.jax as hvd
+        hvd.init()
+        hvd.allreduce(1.0)
+        assert "libpaceline_jax" not in open("/proc/self/maps").read()  # until a program needs it
+    """)
+    assert code == 0, said
