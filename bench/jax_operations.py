@@ -33,12 +33,12 @@ def arguments():
 def ways(elements, count):
     """Functions that each do `count` operations, by name."""
     values = np.ones(elements, np.float32)
-    address = values.ctypes.data
-    op = operation(abi.ALLREDUCE, abi.FLOAT32, values.shape, address, address, name="bench")
-    op.at_once = True
     handles = (ctypes.c_int32 * 1)()
 
     def by_the_c_interface():
+        address = values.ctypes.data  # the function keeps the memory
+        op = operation(abi.ALLREDUCE, abi.FLOAT32, values.shape, address, address, name="bench")
+        op.at_once = True
         for _ in range(count):
             engine.submit_into(op, 1, handles)
             if (failure := engine.wait(handles)) is not None:
