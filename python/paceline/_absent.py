@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 _ELASTIC = "start a script that uses hvd.elastic by `paceline run --min-np`"
-_FRAMEWORK = "the API is that for PyTorch: import horovod.torch, or paceline.torch"
+_FRAMEWORK = "the APIs are those for PyTorch, TensorFlow and Keras, such as import horovod.torch, or paceline.torch"
+_RESTART = "states of TensorFlow and Keras do not exist yet: save checkpoints, and start the job again"
 _CLUSTER = "start workers with `paceline run`, torchrun, mpirun or srun, or a function on this host with horovod.run"
 
 _INSTEAD = {
     "runner.elastic": _ELASTIC,
-    "tensorflow": _FRAMEWORK,
-    "keras": _FRAMEWORK,
+    "tensorflow.elastic": _RESTART,
+    "tensorflow.keras.elastic": _RESTART,
+    "keras.elastic": _RESTART,
     "mxnet": _FRAMEWORK,
     "spark": _CLUSTER,
     "ray": _CLUSTER,

@@ -151,9 +151,9 @@ def test_imports_of_horovod_resolve_to_the_same_modules(as_horovod):
 ABSENT = {
     "horovod.runner.elastic.driver": "--min-np",
     "horovod.runner.launch": "paceline run",
-    "horovod.tensorflow": "import horovod.torch",
-    "horovod.tensorflow.keras": "import horovod.torch",
-    "horovod.keras": "import horovod.torch",
+    "horovod.tensorflow": "pip install 'paceline[tensorflow]'",
+    "horovod.tensorflow.keras": "pip install 'paceline[tensorflow]'",
+    "horovod.keras": "pip install 'paceline[tensorflow]'",
     "horovod.mxnet": "import horovod.torch",
     "horovod.spark": "paceline run",
     "horovod.ray": "paceline run",
@@ -164,8 +164,9 @@ ABSENT = {
 
 def test_what_paceline_lacks_is_an_error_that_says_what_to_use(as_horovod):
     said = python(f"""
-        import importlib
+        import importlib, sys
         import horovod.torch as hvd
+        sys.modules["tensorflow"] = None
         for name in {list(ABSENT)}:
             try:
                 importlib.import_module(name)

@@ -67,7 +67,7 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether the framework's module, such as "torch", can be imported here."""
-    known = ext_base_name == "torch" and util.find_spec("torch") is not None
+    known = ext_base_name in ("torch", "tensorflow") and util.find_spec(ext_base_name) is not None
     if verbose:
         print(f"paceline.{ext_base_name} {'can' if known else 'cannot'} be imported")
     return known
@@ -87,6 +87,10 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether the framework sees a GPU."""
     if not extension_available(ext_base_name):
         return False
+    if ext_base_name == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.config.list_physical_devices("GPU"))
     import torch
 
     return torch.cuda.is_available()

@@ -1,0 +1,407 @@
+/*
+ * paceline.tensorflow's operations: kernels that submit their tensors to the engine as one group.
+ *
+ *  1. start (a thread of TensorFlow) makes a call of the kernel's inputs, submits it and returns.
+ *  2. ended (the engine's thread) keeps each result; the last one finishes the call.
+ *  3. finish sets the outputs, and calls TensorFlow's done, which hands what is ready to TensorFlow's threads.
+ *
+ * Where TensorFlow has no asynchronous kernels, or not those that are known, step 1 waits for step 2.
+ *
+ * Operations: PacelineExchange has outputs of its inputs' shapes (allreduce, broadcast), into the input's memory where
+ * nobody else uses it. PacelineGather has outputs of other lengths (allgather, reducescatter), PacelineAlltoall also
+ * the rows from each rank. Attributes: `numbers` as below, `label` the name without which operations match by their
+ * order, `codec` and `sync` of the tensors.
+ */
+#include <dlfcn.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "function.h"
+#include "paceline.h"
+#include "tf.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define DECLARE(result, name, arguments) static result(*name) arguments;
+TF_FUNCTIONS(DECLARE)
+TF_ASYNC_FUNCTIONS(DECLARE)
+
+/* PRESCALE and POSTSCALE have the bits of a double; RANK and SIZE are those in the process set. */
+enum { KIND, REDUCE_OP, PROCESS_SET, ROOT, PRIORITY, AT_ONCE, RANK, SIZE, PRESCALE, POSTSCALE, NUMBERS };
+enum { MAX_DIMS = 254 }; /* TensorFlow's own limit */
+
+typedef struct kernel {
+  int64_t numbers[NUMBERS];
+  char *label, *codec, *sync; /* "": none */
+} kernel;
+
+typedef struct member { /* a tensor of a call */
+  struct call *call;
+  int64_t shape[MAX_DIMS];
+  char *name;
+  int type; /* TensorFlow's */
+  int32_t handle, status;
+  pl_output out;
+} member;
+
+typedef struct call {
+  TF_Context *ctx;
+  function done;
+  sem_t ended; /* without `done` */
+  atomic_int left; /* operations that have not ended, and one while they are submitted */
+  int count;
+  pl_op *ops;
+  int32_t *handles;
+  int64_t *splits;
+  const kernel *kernel;
+  bool async;
+  char error[1024];
+  int error_code;
+  member members[];
+} call;
+
+static struct {
+  int (*submit)(const pl_op *, uint32_t, int32_t *);
+  int (*result)(int32_t, pl_output *);
+  int (*release)(int32_t);
+  int64_t (*error)(int32_t, char *, uint64_t);
+  const char *(*last_error)(void);
+  void (*free)(void *);
+} engine;
+
+static char load_error[256]; /* why the operations are not registered */
+static bool async;
+
+/* The engine's library as dlopen has returned it. Returns 0, or -1 if it lacks a function. */
+EXPORT int pl_tensorflow_bind(void *library) {
+  engine.submit = (int (*)(const pl_op *, uint32_t, int32_t *))dlsym(library, "pl_submit");
+  engine.result = (int (*)(int32_t, pl_output *))dlsym(library, "pl_result");
+  engine.release = (int (*)(int32_t))dlsym(library, "pl_release");
+  engine.error = (int64_t (*)(int32_t, char *, uint64_t))dlsym(library, "pl_error");
+  engine.last_error = (const char *(*)(void))dlsym(library, "pl_last_error");
+  engine.free = (void (*)(void *))dlsym(library, "pl_free");
+  return engine.submit && engine.result && engine.release && engine.error && engine.last_error && engine.free ? 0 : -1;
+}
+
+/* Why the operations could not be registered, "" if they are. */
+EXPORT const char *pl_tensorflow_load_error(void) { return load_error; }
+
+/* Whether operations leave TensorFlow's threads while they wait for other ranks. */
+EXPORT int pl_tensorflow_async(void) { return async; }
+
+/* TensorFlow's element type as the engine's, -1 for none. */
+static int dtype_of(int type) {
+  static const struct {
+    int tf, pl;
+  } known[] = {{1, PL_FLOAT32}, {2, PL_FLOAT64}, {3, PL_INT32}, {4, PL_UINT8},     {5, PL_INT16},
+               {6, PL_INT8},    {9, PL_INT64},   {10, PL_BOOL}, {14, PL_BFLOAT16}, {19, PL_FLOAT16}};
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+    if (known[i].tf == type) return known[i].pl;
+  }
+  return -1;
+}
+
+static double number_of(int64_t bits) {
+  double number;
+  memcpy(&number, &bits, sizeof number);
+  return number;
+}
+
+static void fail(call *c, int code, const char *message) {
+  if (c->error_code) return;
+  c->error_code = code;
+  snprintf(c->error, sizeof c->error, "%s", message);
+}
+
+static void free_tensor(void *data, size_t bytes, void *unused) {
+  (void)bytes, (void)unused;
+  engine.free(data);
+}
+
+/* An output that the engine has allocated: rows of all ranks. */
+static void give(call *c, member *m, int index, TF_Status *status) {
+  int dims = (int)c->ops[index].ndim;
+  int64_t rows = 0;
+  for (uint32_t i = 0; i < m->out.nrows; i++) rows += m->out.rows[i];
+  m->shape[0] = rows;
+  TF_Tensor *tensor;
+  if (m->out.data) {
+    tensor = TF_NewTensor(m->type, m->shape, dims, m->out.data, m->out.bytes, free_tensor, NULL);
+    m->out.data = NULL;
+    TF_SetOutput(c->ctx, index, tensor, status);
+  } else {
+    tensor = TF_AllocateOutput(c->ctx, index, m->type, m->shape, dims, 0, status);
+  }
+  if (tensor) TF_DeleteTensor(tensor);
+  if (c->kernel->numbers[KIND] != PL_ALLTOALL || TF_GetCode(status) != TF_OK) return;
+  int64_t count = m->out.nrows;
+  tensor = TF_AllocateOutput(c->ctx, 1, 9, &count, 1, (size_t)count * sizeof(int64_t), status);
+  if (!tensor) return;
+  memcpy(TF_TensorData(tensor), m->out.rows, (size_t)count * sizeof(int64_t));
+  TF_DeleteTensor(tensor);
+}
+
+static void finish(call *c) {
+  TF_Status *status = TF_NewStatus();
+  bool gives = c->kernel->numbers[KIND] == PL_ALLGATHER || c->kernel->numbers[KIND] == PL_ALLTOALL;
+  for (int i = 0; i < c->count; i++) {
+    member *m = &c->members[i];
+    if (gives && !c->error_code && TF_GetCode(status) == TF_OK) give(c, m, i, status);
+    if (m->out.data) engine.free(m->out.data);
+    if (m->handle >= 0) engine.release(m->handle);
+    free(m->name);
+  }
+  if (c->error_code) TF_SetStatus(status, c->error_code, c->error);
+  if (TF_GetCode(status) != TF_OK) TF_OpKernelContext_Failure(c->ctx, status);
+  TF_DeleteStatus(status);
+  function done = c->done;
+  bool calls = c->async;
+  if (!calls) sem_destroy(&c->ended);
+  free(c->splits);
+  free(c->handles);
+  free(c->ops);
+  free(c);
+  if (calls) function_end(&done);
+}
+
+static void leave(call *c) {
+  if (atomic_fetch_sub(&c->left, 1) != 1) return;
+  if (c->async) finish(c);
+  else sem_post(&c->ended);
+}
+
+static void ended(void *arg, int32_t handle, int32_t status) {
+  member *m = arg;
+  call *c = m->call;
+  m->handle = handle;
+  if (status != PL_OK) {
+    char message[sizeof c->error] = "";
+    engine.error(handle, message, sizeof message);
+    fail(c, status == PL_ERR_INVALID ? TF_INVALID_ARGUMENT : TF_UNKNOWN, message[0] ? message : "the operation failed");
+  } else if (!c->ops[m - c->members].output) {
+    m->out.size = sizeof m->out;
+    engine.result(handle, &m->out);
+  }
+  leave(c);
+}
+
+/* The memory of an output of the operation, and its shape in the member where that differs from the input's. */
+static void *output_of(call *c, member *m, int index, TF_Status *status) {
+  pl_op *op = &c->ops[index];
+  const int64_t *numbers = c->kernel->numbers;
+  if (op->kind != PL_ALLREDUCE && op->kind != PL_BROADCAST && op->kind != PL_REDUCESCATTER) return NULL;
+  TF_Tensor *output;
+  if (op->kind == PL_REDUCESCATTER) {
+    int64_t shape[MAX_DIMS], elements = 1;
+    memcpy(shape, m->shape, sizeof(int64_t) * op->ndim);
+    shape[0] = m->shape[0] / numbers[SIZE] + (numbers[RANK] < m->shape[0] % numbers[SIZE]);
+    for (uint32_t i = 0; i < op->ndim; i++) elements *= shape[i];
+    static const uint8_t sizes[] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
+    output =
+        TF_AllocateOutput(c->ctx, index, m->type, shape, (int)op->ndim, (size_t)elements * sizes[op->dtype], status);
+  } else {
+    int forwarded;
+    output = TF_ForwardInputOrAllocateOutput(c->ctx, &index, 1, index, m->shape, (int)op->ndim, &forwarded, status);
+  }
+  if (!output) return NULL;
+  void *data = TF_TensorData(output);
+  TF_DeleteTensor(output);
+  return data;
+}
+
+/* Makes the operation of an input. Returns whether it can be submitted. */
+static bool prepare(call *c, int index, TF_Status *status) {
+  member *m = &c->members[index];
+  pl_op *op = &c->ops[index];
+  const int64_t *numbers = c->kernel->numbers;
+  TF_Tensor *input = NULL;
+  TF_GetInput(c->ctx, index, &input, status);
+  if (TF_GetCode(status) != TF_OK) return false;
+  m->call = c;
+  m->handle = -1;
+  m->type = TF_TensorType(input);
+  int dtype = dtype_of(m->type), dims = TF_NumDims(input);
+  for (int i = 0; i < dims && i < MAX_DIMS; i++) m->shape[i] = TF_Dim(input, i);
+  const void *data = TF_TensorData(input);
+  TF_DeleteTensor(input); /* before the output, which may take its memory; the context has its own reference */
+  if (dtype < 0 || dims > MAX_DIMS) {
+    TF_SetStatus(status, TF_INVALID_ARGUMENT, "tensors of this type cannot be sent: cast it first");
+    return false;
+  }
+  *op = (pl_op){.size = sizeof *op,
+                .kind = (uint32_t)numbers[KIND],
+                .dtype = (uint32_t)dtype,
+                .reduce_op = (uint32_t)numbers[REDUCE_OP],
+                .process_set = (uint32_t)numbers[PROCESS_SET],
+                .root = (int32_t)numbers[ROOT],
+                .priority = (int32_t)numbers[PRIORITY],
+                .ndim = (uint32_t)dims,
+                .shape = m->shape,
+                .input = data,
+                .prescale = number_of(numbers[PRESCALE]),
+                .postscale = number_of(numbers[POSTSCALE]),
+                .done = ended,
+                .done_arg = m};
+  op->output = output_of(c, m, index, status);
+  if (TF_GetCode(status) != TF_OK) return false;
+  if (c->kernel->label[0]) {
+    size_t room = strlen(c->kernel->label) + 12;
+    m->name = malloc(room);
+    snprintf(m->name, room, c->count > 1 ? "%s.%d" : "%s", c->kernel->label, index);
+    op->name = m->name;
+  }
+  return true;
+}
+
+/* The second input of alltoall: rows for each rank. An empty one stands for equal parts. */
+static bool splits_of(call *c, TF_Status *status) {
+  TF_Tensor *input = NULL;
+  TF_GetInput(c->ctx, 1, &input, status);
+  if (TF_GetCode(status) != TF_OK) return false;
+  size_t bytes = TF_TensorByteSize(input);
+  if (bytes) {
+    c->splits = malloc(bytes);
+    memcpy(c->splits, TF_TensorData(input), bytes);
+    c->ops[0].splits = c->splits;
+    c->ops[0].nsplits = (uint32_t)(bytes / sizeof(int64_t));
+  }
+  TF_DeleteTensor(input);
+  return true;
+}
+
+static call *start(const kernel *k, TF_Context *ctx, void *done) {
+  bool alltoall = k->numbers[KIND] == PL_ALLTOALL;
+  int count = alltoall ? 1 : TF_NumInputs(ctx);
+  call *c = calloc(1, sizeof *c + sizeof(member) * (size_t)count);
+  *c = (call){.ctx = ctx, .count = count, .kernel = k, .async = done != NULL};
+  c->ops = calloc((size_t)count + 1, sizeof *c->ops);
+  c->handles = calloc((size_t)count + 1, sizeof *c->handles);
+  atomic_init(&c->left, count + 1);
+  if (done) c->done = function_move(done);
+  else sem_init(&c->ended, 0, 0);
+  pl_sync sync = {.size = sizeof sync, .model = k->sync};
+  pl_codec codec = {.size = sizeof codec, .codec = k->codec};
+  TF_Status *status = TF_NewStatus();
+  bool ready = engine.submit != NULL;
+  if (!ready) TF_SetStatus(status, TF_UNKNOWN, "the glue has no engine");
+  for (int i = 0; i < count; i++) c->members[i].handle = -1;
+  for (int i = 0; ready && i < count; i++) {
+    ready = prepare(c, i, status);
+    c->ops[i].sync = k->sync[0] ? &sync : NULL;
+    c->ops[i].codec = k->codec[0] ? &codec : NULL;
+  }
+  ready = ready && (!alltoall || splits_of(c, status));
+  if (!ready) fail(c, TF_GetCode(status), TF_Message(status));
+  TF_DeleteStatus(status);
+  if (count) c->ops[count - 1].at_once = (uint32_t)k->numbers[AT_ONCE];
+  int submitted = ready && count ? engine.submit(c->ops, (uint32_t)count, c->handles) : -1;
+  if (ready && count && submitted < 0) {
+    const char *message = engine.last_error();
+    bool wrong = submitted == PL_ERR_INVALID || submitted == PL_ERR_DUPLICATE;
+    fail(c, wrong ? TF_INVALID_ARGUMENT : TF_UNKNOWN,
+         message && message[0] ? message : "the engine is not initialized");
+  }
+  if (submitted < 0) atomic_fetch_sub(&c->left, count);
+  leave(c);
+  return c;
+}
+
+static void compute_async(void *k, TF_Context *ctx, void *done) { start(k, ctx, done); }
+
+static void compute(void *k, TF_Context *ctx) {
+  call *c = start(k, ctx, NULL);
+  while (sem_wait(&c->ended) != 0) {
+  }
+  finish(c);
+}
+
+static char *string_of(TF_Construction *ctx, const char *attribute, TF_Status *status) {
+  int32_t list, length = 0;
+  TF_OpKernelConstruction_GetAttrSize(ctx, attribute, &list, &length, status);
+  char *text = calloc(1, (length > 0 ? (size_t)length : 0) + 1);
+  if (TF_GetCode(status) == TF_OK && length > 0)
+    TF_OpKernelConstruction_GetAttrString(ctx, attribute, text, (size_t)length, status);
+  return text;
+}
+
+static void *create(TF_Construction *ctx) {
+  kernel *k = calloc(1, sizeof *k);
+  TF_Status *status = TF_NewStatus();
+  TF_OpKernelConstruction_GetAttrInt64List(ctx, "numbers", k->numbers, NUMBERS, status);
+  k->label = string_of(ctx, "label", status);
+  k->codec = string_of(ctx, "codec", status);
+  k->sync = string_of(ctx, "sync", status);
+  if (TF_GetCode(status) != TF_OK) TF_OpKernelConstruction_Failure(ctx, status);
+  TF_DeleteStatus(status);
+  return k;
+}
+
+static void destroy(void *k) {
+  free(((kernel *)k)->label);
+  free(((kernel *)k)->codec);
+  free(((kernel *)k)->sync);
+  free(k);
+}
+
+static void same_shapes(TF_Inference *ctx, TF_Status *status) {
+  TF_Shape *shape = TF_NewShapeHandle();
+  int64_t count = TF_ShapeInferenceContextNumInputs(ctx);
+  for (int i = 0; i < count && TF_GetCode(status) == TF_OK; i++) {
+    TF_ShapeInferenceContextGetInput(ctx, i, shape, status);
+    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(ctx, i, shape, status);
+  }
+  TF_DeleteShapeHandle(shape);
+}
+
+static void other_shapes(TF_Inference *ctx, TF_Status *status) { TF_ShapeInferenceContextSetUnknownShape(ctx, status); }
+
+static bool registered(const char *op, const char *const *inputs, const char *const *outputs, const char *type,
+                       void (*shapes)(TF_Inference *, TF_Status *)) {
+  TF_Status *status = TF_NewStatus();
+  TF_Definition *definition = TF_NewOpDefinitionBuilder(op);
+  TF_OpDefinitionBuilderAddAttr(definition, type);
+  TF_OpDefinitionBuilderAddAttr(definition, "numbers: list(int)");
+  TF_OpDefinitionBuilderAddAttr(definition, "label: string = ''");
+  TF_OpDefinitionBuilderAddAttr(definition, "codec: string = ''");
+  TF_OpDefinitionBuilderAddAttr(definition, "sync: string = ''");
+  for (; *inputs; inputs++) TF_OpDefinitionBuilderAddInput(definition, *inputs);
+  for (; *outputs; outputs++) TF_OpDefinitionBuilderAddOutput(definition, *outputs);
+  TF_OpDefinitionBuilderSetIsStateful(definition, true); /* never folded, merged or left out: ranks keep in step */
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(definition, shapes);
+  TF_RegisterOpDefinition(definition, status);
+  if (TF_GetCode(status) == TF_OK) {
+    TF_Kernel *k = async ? TF_NewAsyncKernelBuilder(op, "CPU", create, compute_async, destroy)
+                         : TF_NewKernelBuilder(op, "CPU", create, compute, destroy);
+    TF_RegisterKernelBuilder(op, k, status);
+  }
+  bool ok = TF_GetCode(status) == TF_OK;
+  if (!ok) snprintf(load_error, sizeof load_error, "%s: %s", op, TF_Message(status));
+  TF_DeleteStatus(status);
+  return ok;
+}
+
+/* Runs when TensorFlow opens the glue, and expects the operations to be registered meanwhile. */
+__attribute__((constructor)) static void load(void) {
+  void *framework = dlopen("libtensorflow_framework.so.2", RTLD_NOW | RTLD_NOLOAD);
+  if (!framework) {
+    snprintf(load_error, sizeof load_error, "libtensorflow_framework.so.2 is not loaded");
+    return;
+  }
+#define LOOK_UP(result, name, arguments) name = (result(*) arguments)dlsym(framework, #name);
+#define REQUIRE(result, name, arguments)                                                                     \
+  if (!name && !load_error[0]) snprintf(load_error, sizeof load_error, "the function %s is missing", #name);
+  TF_FUNCTIONS(LOOK_UP)
+  TF_ASYNC_FUNCTIONS(LOOK_UP)
+  TF_FUNCTIONS(REQUIRE)
+  if (load_error[0]) return;
+  const char *wait = getenv("PACELINE_TENSORFLOW_SYNC");
+  async = !(wait && wait[0] && strcmp(wait, "0") != 0) && TF_NewAsyncKernelBuilder && TF_RunAsyncOpKernelDoneCallback &&
+          function_layout_known(TF_RunAsyncOpKernelDoneCallback);
+  const char *tensors[] = {"tensors: T", NULL}, *results[] = {"results: T", NULL};
+  const char *parts[] = {"tensor: T", "splits: int64", NULL}, *received[] = {"result: T", "received: int64", NULL};
+  (void)(registered("PacelineExchange", tensors, results, "T: list(type)", same_shapes) &&
+         registered("PacelineGather", tensors, results, "T: list(type)", other_shapes) &&
+         registered("PacelineAlltoall", parts, received, "T: type", other_shapes));
+}

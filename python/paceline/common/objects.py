@@ -1,0 +1,76 @@
+"""Python objects between ranks, for frameworks whose tensors they need not become."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from paceline.common import abi
+from paceline.common.engine import engine
+from paceline.common.handles import start, synchronize
+from paceline.common.operation import Options, operation
+from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
+
+# What is unpickled, and its length, is authenticated on every connection.
+_OPTIONS = Options(authenticated=True)
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Returns root_rank's object on every rank; the other ranks' obj is ignored.
+
+    The object is pickled by cloudpickle. Only ranks that have the job's secret can send it, and nobody on the way can
+    change it (PACELINE_INTEGRITY does not matter).
+    """
+    is_root = engine.rank() == root_rank
+    payload = cloudpickle.dumps(obj) if is_root else b""
+    length = _sent(len(payload).to_bytes(8, "little"), 8, root_rank, name and f"{name}.sz", process_set)
+    payload = _sent(payload, int.from_bytes(length, "little"), root_rank, name and f"{name}.t", process_set)
+    return obj if is_root else cloudpickle.loads(payload)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Returns the list of all ranks' objects, in rank order. They are pickled by cloudpickle."""
+    payload = cloudpickle.dumps(obj)
+    memory = ctypes.create_string_buffer(payload, len(payload))
+    op = operation(
+        abi.ALLGATHER,
+        abi.UINT8,
+        (len(payload),),
+        ctypes.addressof(memory),
+        0,
+        name=name,
+        process_set=process_set_number(process_set),
+        options=_OPTIONS,
+    )
+
+    def finish(handles: Any, payload: Any = memory) -> list[bytes]:  # keeps the payload until the end
+        gathered, rows, _ = engine.result(handles[0])
+        view, parts, at = memoryview(gathered).cast("B"), [], 0
+        for count in rows:
+            parts.append(bytes(view[at : at + count]))
+            at += count
+        return parts
+
+    return [cloudpickle.loads(part) for part in synchronize(start([op], finish, at_once=True))]
+
+
+def _sent(payload: bytes, length: int, root_rank: int, name: str | None, process_set: ProcessSet) -> bytes:
+    """The root's bytes, in place of this rank's, which are as many."""
+    memory = ctypes.create_string_buffer(payload, max(length, 1))
+    address = ctypes.addressof(memory)
+    op = operation(
+        abi.BROADCAST,
+        abi.UINT8,
+        (length,),
+        address,
+        address,
+        root=root_rank,
+        name=name,
+        process_set=process_set_number(process_set),
+        options=_OPTIONS,
+    )
+    return synchronize(start([op], lambda _: memory.raw[:length], at_once=True))

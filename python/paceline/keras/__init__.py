@@ -1,0 +1,8 @@
+"""Horovod's API for Keras 3 on TensorFlow: `import paceline.keras as hvd`. See paceline.tensorflow.keras."""
+
+from __future__ import annotations
+
+from paceline.tensorflow import keras as _keras
+from paceline.tensorflow.keras import *
+
+__all__ = _keras.__all__

@@ -1,0 +1,69 @@
+"""Loads the glue between TensorFlow and the engine, and says why where it cannot.
+
+TensorFlow opens the glue first, because it notices what is registered while it does; then Python gives it the engine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+try:
+    import tensorflow as tf
+except ModuleNotFoundError as e:
+    if e.name != "tensorflow":
+        raise
+    raise ModuleNotFoundError(
+        "TensorFlow is not installed, which paceline.tensorflow and paceline.keras need; "
+        "pip install 'paceline[tensorflow]'",
+        name="tensorflow",
+    ) from None
+
+from paceline.common import glue
+from paceline.common.util import is_version_greater_equal_than
+
+_MINIMUM = "2.12.0"
+_TESTED = "2.21"
+
+
+def _unusable(why: object) -> ImportError:
+    return ImportError(
+        f"paceline.tensorflow cannot use TensorFlow {tf.__version__}: {why}. It needs {_MINIMUM} or newer "
+        f"and is tested with {_TESTED}"
+    )
+
+
+def _load() -> tuple[Any, bool]:
+    if not is_version_greater_equal_than(tf.__version__, _MINIMUM):
+        raise _unusable("it is too old")
+    try:
+        operations = tf.load_op_library(str(glue.path("tensorflow")))
+    except (RuntimeError, tf.errors.OpError) as e:
+        raise _unusable(e) from None
+    native = glue.bind("tensorflow")
+    native.pl_tensorflow_load_error.restype = ctypes.c_char_p
+    if why := native.pl_tensorflow_load_error():
+        raise _unusable(why.decode())
+    return operations, bool(native.pl_tensorflow_async())
+
+
+# ops: the operations PacelineExchange, PacelineGather and PacelineAlltoall. asynchronous: whether they leave
+# TensorFlow's threads while they wait for other ranks.
+ops, asynchronous = _load()
+
+
+def _let_run_in_any_order() -> None:
+    """Takes the operations out of the order in which tf.function runs stateful operations; each runs nevertheless.
+
+    Their names match them between ranks, so that each may start as soon as its input is ready. Where they wait in
+    TensorFlow's threads, that order stays: two ranks that wait for different tensors would wait for ever.
+    """
+    from tensorflow.python.framework import auto_control_deps
+
+    known = getattr(auto_control_deps, "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS", None)
+    if asynchronous and known is not None:
+        ours = ("PacelineExchange", "PacelineGather", "PacelineAlltoall")
+        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = frozenset(known) | frozenset(ours)
+
+
+_let_run_in_any_order()

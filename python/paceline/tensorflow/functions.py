@@ -1,0 +1,79 @@
+"""Broadcasts of variables, and objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from paceline.common.objects import allgather_object as allgather_object
+from paceline.common.objects import broadcast_object as broadcast_object
+from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.tensorflow.mpi_ops import grouped_broadcast
+
+
+def broadcast_(
+    variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Gives variables root_rank's values, and returns them. Those of TensorFlow and of Keras may be mixed.
+
+    Every rank calls it with the same variables in the same order. In a graph of TensorFlow 1 it
+    returns the assignments.
+    """
+    targets = list(variables)
+    values = grouped_broadcast([tf.convert_to_tensor(v) for v in targets], root_rank, name, process_set)
+    assigned = [v.assign(value) for v, value in zip(targets, values, strict=True)]
+    return targets if tf.compat.v1.executing_eagerly_outside_functions() else assigned
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Gives variables root_rank's values: `hvd.broadcast_variables(model.variables, root_rank=0)`.
+
+    The result groups the assignments where it runs in a graph. inplace: Horovod's, without effect.
+    """
+    assigned = broadcast_(variables, root_rank, None, process_set)
+    return None if tf.executing_eagerly() else tf.group(*[a for a in assigned if tf.is_tensor(a)])
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Gives all global variables of a graph of TensorFlow 1 root_rank's values. Raises RuntimeError eagerly."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() does not support eager execution. Please use "
+            "`hvd.broadcast_variables(<model/optimizer variables>)` instead."
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
+    """A hook of a session of TensorFlow 1 that gives all global variables root_rank's values before training."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.bcast_op: Any = None
+
+    def begin(self) -> None:
+        """Adds the broadcast to the graph."""
+        if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
+            self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Runs the broadcast."""
+        session.run(self.bcast_op)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """A function of an object that returns root_rank's. session: Horovod's, without effect."""
+    return lambda obj: broadcast_object(obj, root_rank, name, process_set)

@@ -1,0 +1,199 @@
+"""Gradients of all ranks: what the tape and the optimizers do alike, and the tape."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from paceline.common import compression as codecs
+from paceline.common.engine import engine
+from paceline.common.operation import How, Options
+from paceline.common.operators import Average
+from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.common.sync import check, model_of
+from paceline.common.util import split_list
+from paceline.tensorflow._glue import asynchronous
+from paceline.tensorflow.compression import Compression
+from paceline.tensorflow.mpi_ops import reduce_dense, reduce_sparse
+
+_numbers = itertools.count()
+
+
+def _name_of(variable: Any) -> str | None:
+    """The name of a variable's gradient on all ranks, which is the same in each step. None for what has no identity.
+
+    Variables are numbered in the order in which their gradients are first reduced.
+    """
+    number = getattr(variable, "_paceline_number", None)
+    if number is None:
+        number = next(_numbers)
+        try:
+            variable._paceline_number = number
+        except AttributeError:
+            return None
+    label = str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
+    return f"gradient.{number}.{label.partition(':')[0]}"
+
+
+@dataclasses.dataclass
+class Reduction:
+    """How gradients are reduced. Raises ValueError for arguments that do not fit together."""
+
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    op: int = Average
+    gradient_predivide_factor: float = 1.0
+    groups: int | Sequence[Sequence[Any]] | None = None
+    process_set: ProcessSet = global_process_set
+    sync: Any = None
+    local_variables: list[Any] = dataclasses.field(default_factory=list)
+    scale_local_gradients: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.gradient_predivide_factor > 0:
+            raise ValueError(f"gradient_predivide_factor={self.gradient_predivide_factor}: a number above 0")
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor works with op=hvd.Average only")
+        codec = codecs.codec_of(self.compression)
+        if isinstance(codec, codecs.Auto):
+            raise ValueError("Compression.auto() measures with PyTorch's gradients only: name a codec")
+        if codec is not None:
+            codecs.check(codec)
+        model = model_of(self.sync)
+        if model.ahead:
+            raise ValueError(
+                f"sync={model.setting}: for TensorFlow the servers hold no parameters, so ranks cannot run ahead; "
+                "models that reduce gradients are BSP and DropStragglers"
+            )
+        check(model, self.process_set.size(), accumulate=False)
+        self._sync = model.declared
+
+    def __call__(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients of all ranks, in the place of this rank's; None stays."""
+        local = {id(v) for v in self.local_variables}
+        reduced = list(grads)
+        dense: list[int] = []
+        for i, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
+            if grad is None:
+                continue
+            if id(variable) in local:
+                size = self.process_set.size() or 1
+                reduced[i] = grad / size if self.scale_local_gradients and self.op == Average else grad
+            elif isinstance(grad, tf.IndexedSlices) and not self.sparse_as_dense:
+                reduced[i] = reduce_sparse(grad, _name_of(variable), self._how(), self.compression)
+            else:
+                dense.append(i)
+        for group in self._groups(dense, variables):
+            name = _name_of(variables[group[0]]) if len(group) == 1 else None
+            if len(group) > 1 and (first := _name_of(variables[group[0]])):
+                name = f"{first}.group{len(group)}"
+            values = [tf.convert_to_tensor(reduced[i]) for i in group]
+            for i, value in zip(group, reduce_dense(values, name, self._how(), self.compression), strict=True):
+                reduced[i] = value
+        return reduced
+
+    def _how(self) -> How:
+        factor = self.gradient_predivide_factor
+        options = Options(sync=self._sync, codec=getattr(codecs.codec_of(self.compression), "text", None))
+        return How(self.op, 1.0 / factor, factor, self.process_set, options)
+
+    def _groups(self, dense: list[int], variables: Sequence[Any]) -> Iterable[list[int]]:
+        """Places of gradients that are reduced together. By default each is alone where it can start early."""
+        if isinstance(self.groups, int) and self.groups > 0:
+            return [g for g in split_list(dense, self.groups) if g]
+        if isinstance(self.groups, Sequence):
+            place = {id(variables[i]): i for i in dense}
+            groups = [[place[id(v)] for v in group if id(v) in place] for group in self.groups]
+            rest = set(dense) - {i for group in groups for i in group}
+            return [g for g in groups if g] + [[i] for i in sorted(rest)]
+        if asynchronous and not tf.executing_eagerly():
+            return [[i] for i in dense]
+        return [dense] if dense else []
+
+
+class _DistributedTape:
+    """Stands before the wrapped tape's class."""
+
+    _reduction: Reduction
+
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **options: Any) -> Any:
+        """The gradients of all ranks, of the sources' structure."""
+        grads = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
+        flat = tf.nest.flatten(grads)
+        reduced = self._reduction(flat, tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(grads, reduced)
+
+    def register_local_source(self, source: Any) -> None:
+        """Leaves a variable's gradient to this rank."""
+        self._reduction.local_variables.append(source)
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+    sync: Any = None,
+) -> Any:
+    """Wraps a tape so that its `gradient` returns the gradients of all ranks.
+
+    In tf.function each gradient is reduced as soon as backward has computed it.
+
+    compression: hvd.Compression.fp16 or a Compressor of your own, which work on tensors, or a codec of the engine, such
+        as hvd.Compression.topk(0.01) or "int8". Default: PACELINE_COMPRESSION, else none.
+    sparse_as_dense: reduce tf.IndexedSlices as dense tensors. Otherwise their indices and values are gathered.
+    gradient_predivide_factor f: with Average, gradients are multiplied by 1/f before the sum and by f/size after it.
+    groups: number of groups, or lists of variables, that are reduced together. num_groups: deprecated, as a number.
+    scale_local_gradients: divide the gradients of variables that `register_local_source` names by the number of ranks.
+    sync: a synchronisation model that reduces gradients, such as paceline.DropStragglers(3). Default: PACELINE_SYNC.
+    device_dense, device_sparse: Horovod's, without effect.
+    """
+    reduction = Reduction(
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=num_groups or groups,
+        process_set=process_set,
+        sync=sync,
+        scale_local_gradients=scale_local_gradients,
+    )
+    kind = type(gradtape)
+    tape: Any = object.__new__(type(kind.__name__, (_DistributedTape, kind), {"__module__": __name__}))
+    tape.__dict__.update(gradtape.__dict__)
+    tape._reduction = reduction
+    return tape
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape, *args: Any, local_layers: Any = None, **options: Any
+) -> Any:
+    """DistributedGradientTape that leaves the gradients of `local_layers`' variables to this rank."""
+    tape = DistributedGradientTape(gradtape, *args, **options)
+    for variable in local_variables(local_layers):
+        tape.register_local_source(variable)
+    return tape
+
+
+def local_variables(layers: Any) -> list[Any]:
+    """The trainable variables of a layer or of layers, which are built."""
+    layers = [] if layers is None else layers if isinstance(layers, (list, tuple, set)) else [layers]
+    found = [v for layer in layers for v in layer.trainable_weights]
+    # A variable of Keras 3 is a wrapper of TensorFlow's; tapes get either.
+    return found + [v.value for v in found if isinstance(getattr(v, "value", None), tf.Variable)]
+
+
+def alone(process_set: ProcessSet) -> bool:
+    """Whether this rank is the only one of the set."""
+    return engine.is_initialized() and process_set.size() == 1

@@ -1,0 +1,73 @@
+"""Operations on values, and loading of models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from paceline.common.operators import Average
+from paceline.tensorflow import mpi_ops
+from paceline.tensorflow.compression import Compression
+from paceline.tensorflow.keras.optimizer import DistributedOptimizer
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """Reduces a value, such as a number or an array, over all ranks. Returns a number or a NumPy array."""
+    return _plain(
+        mpi_ops.allreduce(
+            tf.convert_to_tensor(value),
+            average,
+            compression=compression,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            name=name,
+        )
+    )
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """Concatenates all ranks' arrays along the first dimension."""
+    return _plain(mpi_ops.allgather(tf.convert_to_tensor(value), name))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """Returns root_rank's value."""
+    return _plain(mpi_ops.broadcast(tf.convert_to_tensor(value), root_rank, name))
+
+
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
+    """Reduces an array over all ranks and returns this rank's part of its rows."""
+    return _plain(mpi_ops.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
+
+
+def _plain(tensor: tf.Tensor) -> Any:
+    array: np.ndarray[Any, Any] = tensor.numpy()
+    return array if array.ndim else array.item()
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """keras.models.load_model, with the model's optimizer as a DistributedOptimizer in the state that was saved."""
+    known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=known)
+    if getattr(model, "optimizer", None) is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+        model.jit_compile = False
+    return model

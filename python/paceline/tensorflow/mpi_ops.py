@@ -1,0 +1,418 @@
+"""The operations. Arguments, defaults and results are Horovod's; they run eagerly and in graphs, and carry gradients.
+
+Common arguments
+    tensor: a dense tf.Tensor, on any device; on others than CPUs TensorFlow copies it. Variables are read.
+    name: identifies the operation on all ranks. Without one, operations in a graph have the name of their place in it,
+        and eager operations match in the order in which ranks run them.
+    op: Average (default), Sum, Adasum, Min, Max, Product. average: deprecated, True for Average and False for Sum.
+    prescale_factor, postscale_factor: multiply each rank's tensor, and the result.
+    process_set: the ranks that participate. Roots of broadcasts are global ranks nevertheless.
+    device_dense, device_sparse, ignore_name_scope: Horovod's, without effect.
+
+Common errors: ValueError for wrong arguments, tf.errors.InvalidArgumentError for what the engine refuses. Where ranks
+submitted different shapes, types or operations, if one did not submit in time or a peer is lost:
+HorovodInternalError eagerly, tf.errors.UnknownError in a graph, with the same message.
+
+A gradient is that of the losses' average over the ranks: where each rank's loss depends on gathered or broadcast
+values, backward averages the ranks' gradients of them.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from paceline.common import abi
+from paceline.common.compression import parts_of
+from paceline.common.engine import engine
+from paceline.common.exceptions import HorovodInternalError, NotInitializedError
+from paceline.common.handles import start, synchronize, watch
+from paceline.common.operation import DEFAULTS, How, Options, operation
+from paceline.common.operators import Adasum, Average, Sum, operator_of
+from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
+from paceline.common.util import gpu_available as _gpu_available
+from paceline.common.util import num_rank_is_power_2
+from paceline.tensorflow._glue import asynchronous, ops
+from paceline.tensorflow.compression import Compression, NoneCompressor
+
+# fmt: off
+__all__ = [
+    "Compression",
+    "allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall", "reducescatter",
+    "grouped_reducescatter", "join", "barrier",
+    "size_op", "rank_op", "local_size_op", "local_rank_op", "process_set_included_op",
+    "check_num_rank_power_of_2", "gpu_available", "handle_average_backwards_compatibility",
+]
+# fmt: on
+
+handle_average_backwards_compatibility = operator_of
+
+# The attribute `numbers`, as bindings/tensorflow/collective.c reads it.
+_KIND, _REDUCE_OP, _PROCESS_SET, _ROOT, _PRIORITY, _AT_ONCE, _RANK, _SIZE, _PRESCALE, _POSTSCALE = range(10)
+
+
+def _bits(number: float) -> int:
+    return struct.unpack("<q", struct.pack("<d", number))[0]
+
+
+def _factor(bits: int) -> float:
+    return struct.unpack("<d", struct.pack("<q", bits))[0]
+
+
+def _numbers(kind: int, how: How, root: int = 0) -> list[int]:
+    if not engine.is_initialized():
+        raise NotInitializedError
+    number, (rank, size) = process_set_number(how.process_set), place_in(how.process_set)
+    if how.op == Adasum and number != 0:
+        raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
+    return [kind, how.op, number, root, 0, 0, rank, size, _bits(how.prescale), _bits(how.postscale)]
+
+
+def _label(kind: str, name: str | None) -> str:
+    """The operation's name on all ranks, "" for one that matches by its order."""
+    if name is not None:
+        return name
+    if tf.executing_eagerly():
+        return ""
+    graph, names = tf.compat.v1.get_default_graph(), []
+    label = graph.unique_name(kind)
+    while graph is not None:
+        # Numbers at the end count everything that this process has traced, which may differ between ranks.
+        names.append(re.sub(r"(_\d+)+$", "", getattr(graph, "name", "graph")))
+        graph = getattr(graph, "outer_graph", None)
+    return "/".join([*reversed(names), label])
+
+
+def _run(operation: Any, kind: str, numbers: Sequence[int], name: str | None, options: Options, **inputs: Any) -> Any:
+    numbers = list(numbers)
+    numbers[_AT_ONCE] = int(tf.executing_eagerly() or not asynchronous)
+    texts = {"label": _label(kind, name), "codec": options.codec or "", "sync": options.sync or ""}
+    try:
+        return operation(numbers=numbers, **texts, **inputs)
+    except tf.errors.UnknownError as e:
+        raise HorovodInternalError(e.message) from None
+
+
+def _exchange(tensors: Sequence[tf.Tensor], numbers: Sequence[int], name: str | None, options: Options) -> list[Any]:
+    kind = "Allreduce" if numbers[_KIND] == abi.ALLREDUCE else "Broadcast"
+    return list(_run(ops.paceline_exchange, kind, numbers, name, options, tensors=list(tensors)))
+
+
+def _gather(tensors: Sequence[tf.Tensor], numbers: Sequence[int], name: str | None, options: Options) -> list[Any]:
+    kind = "Allgather" if numbers[_KIND] == abi.ALLGATHER else "Reducescatter"
+    for tensor in tensors:
+        if tensor.shape.rank == 0:
+            raise ValueError(f"{kind.lower()} works along the first dimension and a 0-dimensional tensor has none")
+    results = list(_run(ops.paceline_gather, kind, numbers, name, options, tensors=list(tensors)))
+    if not tf.executing_eagerly():
+        for tensor, result in zip(tensors, results, strict=True):
+            if tensor.shape.rank is not None:
+                result.set_shape([_rows(tensor.shape[0], numbers), *tensor.shape[1:]])
+    return results
+
+
+def _rows(rows: int | None, numbers: Sequence[int]) -> int | None:
+    """The rows of a result, where they are known before the operation runs."""
+    if rows is None or numbers[_KIND] == abi.ALLGATHER:
+        return None
+    share, over = divmod(rows, numbers[_SIZE])
+    return share + (numbers[_RANK] < over)
+
+
+def _alltoall(
+    tensor: tf.Tensor, splits: tf.Tensor, numbers: Sequence[int], name: str | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    result, received = _run(ops.paceline_alltoall, "Alltoall", numbers, name, DEFAULTS, tensor=tensor, splits=splits)
+    if not tf.executing_eagerly() and tensor.shape.rank is not None:
+        result.set_shape([None, *tensor.shape[1:]])
+        received.set_shape([numbers[_SIZE]])
+    return result, received
+
+
+def _among(numbers: Sequence[int], kind: int) -> list[int]:
+    """An allgather, or an allreduce by Average, among the same ranks."""
+    one = _bits(1.0)
+    return [kind, Average, numbers[_PROCESS_SET], 0, 0, 0, numbers[_RANK], numbers[_SIZE], one, one]
+
+
+def _dense(op: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
+    outputs = op.outputs
+    return [tf.zeros_like(o) if g is None else tf.convert_to_tensor(g) for o, g in zip(outputs, grads, strict=True)]
+
+
+@tf.RegisterGradient("PacelineExchange")
+def _exchange_gradient(op: Any, *grads: Any) -> list[Any]:
+    numbers = op.get_attr("numbers")
+    if numbers[_KIND] == abi.ALLREDUCE:
+        return _exchange(_dense(op, grads), numbers, None, DEFAULTS)
+    averaged = _exchange(_dense(op, grads), _among(numbers, abi.ALLREDUCE), None, DEFAULTS)
+    return averaged if engine.rank() == numbers[_ROOT] else [tf.zeros_like(g) for g in averaged]
+
+
+@tf.RegisterGradient("PacelineGather")
+def _gather_gradient(op: Any, *grads: Any) -> list[Any]:
+    numbers = op.get_attr("numbers")
+    if numbers[_KIND] == abi.REDUCESCATTER:
+        factor = _factor(numbers[_PRESCALE]) * _factor(numbers[_POSTSCALE])
+        factor *= numbers[_SIZE] if numbers[_REDUCE_OP] == Sum else 1
+        scaled = [g * tf.cast(factor, g.dtype) if factor != 1 else g for g in _dense(op, grads)]
+        return _gather(scaled, _among(numbers, abi.ALLGATHER), None, DEFAULTS)
+    averaged = _exchange(_dense(op, grads), _among(numbers, abi.ALLREDUCE), None, DEFAULTS)
+    counts = tf.stack([tf.shape(x, out_type=tf.int64)[0] for x in op.inputs])
+    everyone = _gather([counts[tf.newaxis]], numbers, None, DEFAULTS)[0]
+    starts = tf.reduce_sum(everyone[: numbers[_RANK]], axis=0)
+    return [g[starts[i] : starts[i] + counts[i]] for i, g in enumerate(averaged)]
+
+
+@tf.RegisterGradient("PacelineAlltoall")
+def _alltoall_gradient(op: Any, grad: Any, _: Any) -> list[Any]:
+    (dense,) = [tf.zeros_like(op.outputs[0])] if grad is None else [tf.convert_to_tensor(grad)]
+    back, _ = _alltoall(dense, op.outputs[1], op.get_attr("numbers"), None)
+    unsent = tf.shape(op.inputs[0])[0] - tf.shape(back)[0]  # rows beyond the sum of splits were not sent
+    rest = tf.zeros(tf.concat([[unsent], tf.shape(back)[1:]], axis=0), back.dtype)
+    return [tf.concat([back, rest], axis=0), None]
+
+
+def reduce_dense(
+    tensors: Sequence[tf.Tensor], name: str | None, how: How, compression: Any, kind: int = abi.ALLREDUCE
+) -> list[tf.Tensor]:
+    """Reduces dense tensors as one group: an allreduce, or a reducescatter."""
+    compressor, options = parts_of(compression, NoneCompressor)
+    given = [compressor.compress(tf.convert_to_tensor(t)) for t in tensors]
+    run = _exchange if kind == abi.ALLREDUCE else _gather
+    options = options if how.options is DEFAULTS else how.options
+    reduced = run([t for t, _ in given], _numbers(kind, how), name, options)
+    return [compressor.decompress(t, ctx) for t, (_, ctx) in zip(reduced, given, strict=True)]
+
+
+def reduce_sparse(slices: tf.IndexedSlices, name: str | None, how: How, compression: Any) -> tf.IndexedSlices:
+    """Gathers the values and indices of all ranks' slices; equal indices add up where they are used."""
+    if how.op not in (Average, Sum):
+        raise NotImplementedError("tf.IndexedSlices are reduced by Average or Sum only")
+    compressor, _ = parts_of(compression, NoneCompressor)
+    values, ctx = compressor.compress(slices.values)
+    numbers = _numbers(abi.ALLGATHER, How(0, process_set=how.process_set))
+    values, indices = _gather([values, slices.indices], numbers, name, DEFAULTS)
+    factor = how.prescale * how.postscale / (numbers[_SIZE] if how.op == Average else 1)
+    values = compressor.decompress(values, ctx)
+    return tf.IndexedSlices(values * tf.cast(factor, values.dtype), indices, dense_shape=slices.dense_shape)
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Reduces a tensor over all ranks and returns a new tensor of the same shape and type.
+
+    tf.IndexedSlices are gathered instead: the result has the slices of all ranks, divided by their number for Average.
+    compression: hvd.Compression.fp16 or a Compressor of your own, or a codec of the engine ("topk:0.01").
+    """
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
+    if isinstance(tensor, tf.IndexedSlices):
+        return reduce_sparse(tensor, name, how, compression)
+    return reduce_dense([tensor], name, how, compression)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """Reduces several tensors over all ranks together and returns a list of new tensors."""
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
+    if any(isinstance(t, tf.IndexedSlices) for t in tensors):
+        raise NotImplementedError("grouped_allreduce takes dense tensors: reduce tf.IndexedSlices by allreduce")
+    return reduce_dense(tensors, name, how, compression) if tensors else []
+
+
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Concatenates all ranks' tensors along the first dimension, in rank order.
+
+    The first dimension may differ between ranks, the others may not.
+    """
+    return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """Allgathers several tensors together and returns a list of new tensors."""
+    numbers = _numbers(abi.ALLGATHER, How(0, process_set=process_set))
+    return _gather([tf.convert_to_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
+
+
+def grouped_broadcast(
+    tensors: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[tf.Tensor]:
+    """Broadcasts several tensors together and returns a list of new tensors."""
+    numbers = _numbers(abi.BROADCAST, How(0, process_set=process_set), root_rank)
+    return _exchange([tf.convert_to_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Returns a new tensor with root_rank's values."""
+    return grouped_broadcast([tensor], root_rank, name, process_set)[0]
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends slices of the first dimension to each rank and returns the slices received, in rank order.
+
+    splits: rows for each rank of the set, None for equal parts. With splits the result is (tensor, received_splits).
+    """
+    numbers = _numbers(abi.ALLTOALL, How(0, process_set=process_set))
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.shape.rank == 0:
+        raise ValueError("alltoall shares out the first dimension and a 0-dimensional tensor has none")
+    if splits is None:
+        return _alltoall(tensor, tf.zeros([0], tf.int64), numbers, name)[0]
+    numbers_given = isinstance(splits, (list, tuple)) and all(isinstance(n, int) for n in splits)
+    splits = tf.convert_to_tensor(splits, tf.int32 if numbers_given else None)
+    if not splits.dtype.is_integer:
+        raise ValueError(f"splits must be integers, one for each rank, got {splits.dtype.name}")
+    result, received = _alltoall(tensor, tf.cast(splits, tf.int64), numbers, name)
+    return result, tf.cast(received, splits.dtype)
+
+
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Reduces a tensor over all ranks and returns this rank's part of its rows.
+
+    Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more.
+    """
+    how = How(op, prescale_factor, postscale_factor, process_set)
+    return reduce_dense([tensor], name, how, compression, abi.REDUCESCATTER)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """Reducescatters several tensors together and returns a list of new tensors."""
+    how = How(op, prescale_factor, postscale_factor, process_set)
+    return reduce_dense(tensors, name, how, compression, abi.REDUCESCATTER) if tensors else []
+
+
+def join(device: int = -1) -> int:
+    """Reports that this rank has no more data, and waits until every rank has joined. Returns the last rank to join.
+
+    Meanwhile it contributes zeros to the other ranks' reductions, which count in averages as in Horovod. It runs
+    eagerly only.
+    """
+    _eagerly("join")
+    handle = engine.submit_join()
+    return synchronize(watch([handle], lambda: engine.result(handle)[2]))
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Waits until every rank of the set has called it. It runs eagerly only."""
+    _eagerly("barrier")
+    op = operation(abi.BARRIER, abi.UINT8, (0,), 0, 0, process_set=process_set_number(process_set))
+    synchronize(start([op], lambda _: None))
+
+
+def _eagerly(what: str) -> None:
+    if not tf.executing_eagerly():
+        raise RuntimeError(f"hvd.{what}() runs eagerly only: call it outside of tf.function")
+
+
+def _when_run(ask: Callable[[], int], name: str | None) -> tf.Tensor:
+    result = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, name=name)
+    result.set_shape([])
+    return result
+
+
+def _members(process_set_id: int) -> Sequence[int]:
+    return range(engine.size()) if process_set_id == 0 else engine.process_sets()[process_set_id]
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """The number of ranks in a process set as an int32 scalar, asked when the graph runs."""
+    return _when_run(lambda: len(_members(process_set_id)), name)
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """This process's rank as an int32 scalar, asked when the graph runs."""
+    return _when_run(engine.rank, name)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """The number of ranks on this host as an int32 scalar, asked when the graph runs."""
+    return _when_run(engine.local_size, name)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """This process's rank on its host as an int32 scalar, asked when the graph runs."""
+    return _when_run(engine.local_rank, name)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 if this process is in the set and 0 otherwise, an int32 scalar asked when the graph runs."""
+    return _when_run(lambda: engine.rank() in _members(process_set_id), name)
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether the number of ranks is a power of two, which Horovod's Adasum needs and Paceline's does not."""
+    return num_rank_is_power_2(num_rank)
+
+
+def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Whether TensorFlow sees a GPU."""
+    return _gpu_available(ext_base_name, verbose)

@@ -1,0 +1,224 @@
+"""Training with the tape and with Keras: the numbers are those of one process with the batches of all ranks."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import paceline.keras as hvd_keras
+import paceline.tensorflow as hvd
+
+STEPS, ROWS = 6, 8
+
+
+def network():
+    keras.utils.set_random_seed(7)
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(3)])
+
+
+def batches(size):
+    """For each step the batches of all ranks one after the other."""
+    random = np.random.default_rng(3)
+    return [
+        (random.standard_normal((ROWS * size, 5), np.float32), random.integers(0, 3, ROWS * size)) for _ in range(STEPS)
+    ]
+
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def by_tape(model, optimizer, data, wrap=lambda tape: tape, graph=True):
+    """The model's weights after training by a loop over the batches."""
+    optimizer.build(model.trainable_variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x, training=True))
+        gradients = wrap(tape).gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    step = tf.function(step) if graph else step
+    for x, y in data:
+        step(tf.constant(x), tf.constant(y))
+    return model.get_weights()
+
+
+def part(data, rank, passes=1):
+    """A rank's rows of each batch; passes: in so many pieces, one after the other."""
+    mine = [(x[rank * ROWS :][:ROWS], y[rank * ROWS :][:ROWS]) for x, y in data]
+    return [(a, b) for x, y in mine for a, b in zip(np.split(x, passes), np.split(y, passes), strict=True)]
+
+
+def assert_equal(weights, others, tolerance=2e-6):
+    for ours, theirs in zip(weights, others, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def assert_same_on_all_ranks(weights):
+    for other in hvd.allgather_object([w.tobytes() for w in weights]):
+        assert other == [w.tobytes() for w in weights]
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_predivide_factor": 4.0}, {"groups": 2}, {"compression": "none"}, {"sync": "bsp"}],
+    ids=str,
+)
+def test_the_tape_gives_the_gradients_of_all_ranks(rank, size, options, graph):
+    wanted = by_tape(network(), keras.optimizers.Adam(0.01), batches(size))
+    trained = by_tape(
+        network(),
+        keras.optimizers.Adam(0.01),
+        part(batches(size), rank),
+        lambda tape: hvd.DistributedGradientTape(tape, **options),
+        graph,
+    )
+    assert_equal(trained, wanted)
+    assert_same_on_all_ranks(trained)
+
+
+def test_embeddings_have_sparse_gradients(rank, size):
+    for dense in (False, True):
+        table = tf.Variable(tf.ones([10, 4]))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [rank, rank, 9]))
+        grad = hvd.DistributedGradientTape(tape, sparse_as_dense=dense).gradient(loss, table)
+        assert isinstance(grad, tf.IndexedSlices) != dense
+        want = np.zeros((10, 4))
+        for r in range(size):
+            want[r] += 2 / size
+        want[9] = 1
+        np.testing.assert_allclose(tf.convert_to_tensor(grad), want, rtol=1e-6)
+
+
+def test_local_sources_stay_on_their_rank(rank, size):
+    shared, own = tf.Variable(1.0), tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        loss = (shared + own) * float(rank + 1)
+    tape = hvd.DistributedGradientTape(tape)
+    tape.register_local_source(own)
+    grads = tape.gradient(loss, {"shared": shared, "own": own})
+    assert float(grads["shared"]) == pytest.approx(np.mean([r + 1 for r in range(size)]))
+    assert float(grads["own"]) == pytest.approx((rank + 1) / size)
+
+
+def compiled(optimizer, **options):
+    model = network()
+    model.compile(optimizer, LOSS, **options)
+    return model
+
+
+def fit(model, data, callbacks=(), rows=ROWS):
+    x, y = (np.concatenate(a) for a in zip(*data, strict=True))
+    model.fit(x, y, batch_size=rows, shuffle=False, verbose=0, callbacks=list(callbacks))
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+def test_fit_equals_one_process_with_all_batches(rank, size, eagerly):
+    wanted = fit(compiled(keras.optimizers.SGD(0.1, momentum=0.9), jit_compile=False), batches(size), rows=ROWS * size)
+    model = compiled(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), run_eagerly=eagerly)
+    assert not model.jit_compile and type(model.optimizer).__name__ == "SGD"
+    if rank:
+        model.set_weights([w + 1.0 for w in model.get_weights()])
+    broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    trained = fit(model, part(batches(size), rank), [broadcast])
+    assert broadcast.broadcast_done
+    assert_equal(trained, wanted)
+    assert_same_on_all_ranks(trained)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_several_passes_before_each_step(rank, size, average):
+    rate = 0.1 if average else 0.05  # the sum of two passes is twice their average
+    wanted = fit(compiled(keras.optimizers.SGD(0.1), jit_compile=False), batches(size), rows=ROWS * size)
+    optimizer = hvd_keras.DistributedOptimizer(
+        keras.optimizers.SGD(rate), backward_passes_per_step=2, average_aggregated_gradients=average
+    )
+    model = compiled(optimizer)
+    trained = fit(model, part(batches(size), rank, 2), rows=ROWS // 2)
+    assert_equal(trained, wanted)
+    assert int(optimizer.iterations) == 2 * STEPS
+    assert_same_on_all_ranks(trained)
+
+
+@pytest.mark.parametrize("compression", [hvd.Compression.fp16, "int8", hvd.Compression.topk(0.25)], ids=str)
+def test_codecs_train(rank, size, compression):
+    model = compiled(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=compression))
+    x, y = np.concatenate([b[0] for b in batches(size)]), np.concatenate([b[1] for b in batches(size)])
+    before = model.evaluate(x, y, verbose=0)
+    for _ in range(4):
+        trained = fit(model, part(batches(size), rank))
+    assert model.evaluate(x, y, verbose=0) < before
+    assert_same_on_all_ranks(trained)
+
+
+def test_metrics_are_averages_of_the_ranks(rank, size):
+    logs = {"loss": rank + 1.0, "accuracy": 0.5, "text": "kept"}
+    hvd_keras.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    assert logs == {"loss": pytest.approx(np.mean(np.arange(size) + 1)), "accuracy": 0.5, "text": "kept"}
+
+
+def test_learning_rates(rank, size):
+    rates = []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rates.append(round(float(self.model.optimizer.learning_rate), 6))
+
+    model = compiled(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.9)))
+    x, y = np.zeros((ROWS * 4, 5), np.float32), np.zeros(ROWS * 4, int)
+    callbacks = [
+        hvd_keras.callbacks.LearningRateWarmupCallback(0.8, warmup_epochs=2),
+        hvd_keras.callbacks.LearningRateScheduleCallback(0.8, multiplier=0.1, start_epoch=2),
+        Note(),
+    ]
+    history = model.fit(x, y, batch_size=ROWS, epochs=3, verbose=0, callbacks=callbacks).history
+    warm = [0.8 / size * ((e + (b + 1) / 4) * (size - 1) / 2 + 1) for e in range(2) for b in range(4)]
+    assert rates == pytest.approx(warm + [0.08] * 4, rel=1e-5) and history["lr"][-1] == pytest.approx(0.08)
+
+
+def test_batch_normalisation_over_all_ranks(rank, size):
+    random = np.random.default_rng(5)
+    x = random.standard_normal((size * 6, 4, 3)).astype(np.float32) * 3 + 1
+    counts = [6 + (-1) ** r for r in range(size)]  # 7, 5, ...
+    mine = x[sum(counts[:rank]) :][: counts[rank]]
+    weights = random.standard_normal(x.shape).astype(np.float32)
+
+    def outcome(layer, x, weights):
+        x = tf.constant(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, training=True)
+            loss = tf.reduce_sum(y * weights)
+        return y.numpy(), tape.gradient(loss, x).numpy(), layer.moving_mean.numpy(), layer.moving_variance.numpy()
+
+    start = sum(counts[:rank])
+    y, grad, mean, variance = outcome(keras.layers.BatchNormalization(), x, weights)
+    ours = outcome(hvd.SyncBatchNormalization(), mine, weights[start:][: counts[rank]])
+    for a, b in zip(ours, (y[start:][: counts[rank]], grad[start:][: counts[rank]], mean, variance), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_is_saved_and_loaded_with_its_optimizer(rank, size, tmp_path):
+    model = compiled(hvd_keras.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+    fit(model, part(batches(size), rank))
+    model.save(tmp_path / "model.keras")
+    again = hvd_keras.load_model(tmp_path / "model.keras")
+    assert type(again.optimizer).__mro__[1].__name__ == "Distributed"
+    assert int(again.optimizer.iterations) == STEPS
+    assert_equal(fit(again, part(batches(size), rank)), fit(model, part(batches(size), rank)), 1e-6)
+    assert keras.models.load_model(tmp_path / "model.keras").optimizer.__class__ is keras.optimizers.Adam
+
+
+def test_wrong_arguments():
+    adam = hvd_keras.DistributedOptimizer(keras.optimizers.Adam())
+    with pytest.raises(ValueError, match="already"):
+        hvd_keras.DistributedOptimizer(adam)
+    with pytest.raises(ValueError, match="run ahead"):
+        hvd.DistributedOptimizer(keras.optimizers.Adam(), sync="ssp:3")
+    with pytest.raises(ValueError, match="gradient_predivide_factor"):
+        hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
+    with pytest.raises(ValueError, match="optimizer of Keras 3"):
+        hvd_keras.DistributedOptimizer("adam")
