@@ -43,9 +43,9 @@ type GoneError struct{ Departure }
 
 func (e *GoneError) Error() string {
 	if e.Lost {
-		return fmt.Sprintf("%v was declared lost in epoch %d (%s); started anew, it can join the job again", e.Member, e.Epoch, e.Why)
+		return fmt.Sprintf("%v was declared lost in epoch %d (%s); the job goes on without it", e.Member, e.Epoch, e.Why)
 	}
-	return fmt.Sprintf("%v left the job in epoch %d; started anew, it can join the job again", e.Member, e.Epoch)
+	return fmt.Sprintf("%v left the job in epoch %d; the job goes on without it", e.Member, e.Epoch)
 }
 
 // Return checks a process that reconnects: nil where it is still a member, else why it is not.
