@@ -49,6 +49,12 @@ def test_training_gives_the_bits_of_gloo(port, tmp_path):
         assert gloo == paceline
 
 
+@pytest.mark.parametrize(("way", "env"), [("hook", {}), ("setting", {"PACELINE_COMPRESSION": "int8"})])
+def test_codecs_for_distributed_data_parallel(port, way, env):
+    said = run([*TORCHRUN, port, SCRIPTS / "codec.py", way], **env)
+    assert said == ["alike True learns True"] * 2
+
+
 # In `make test`: one of each kind. All in `make test-torch-distributed`.
 SOME = "test_all_reduce_sum or test_all_gather or test_all_to_all or test_broadcast or test_isend or test_gather"
 

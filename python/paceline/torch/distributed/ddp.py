@@ -1,14 +1,12 @@
 """Paceline's codecs for DistributedDataParallel: a communication hook, and the setting that gives it to every model."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import GradBucket, ProcessGroup, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.common import abi, operators
@@ -47,7 +45,7 @@ class DDPState:
         self.prefix = f"ddp.{next(_numbers)}"
 
 
-def ddp_hook(state: DDPState, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket, each gradient coded as the state says: `model.register_comm_hook(DDPState(...), ddp_hook)`."""
     group = state.backend.group
     memory = [Memory(g) for g in bucket.gradients()]

@@ -1,0 +1,32 @@
+"""Trains DistributedDataParallel with int8 gradients on two ranks: codec.py hook|setting. Prints whether they end alike."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("paceline")
+torch.manual_seed(0)
+network = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 2))
+model = DistributedDataParallel(network)
+if sys.argv[1] == "hook":
+    from paceline.torch.distributed import DDPState, ddp_hook
+
+    model.register_comm_hook(DDPState("int8", network.named_parameters()), ddp_hook)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+torch.manual_seed(dist.get_rank())
+x = torch.randn(64, 64)
+y = (x[:, 0] > 0).long()
+losses = []
+for _ in range(20):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+mine = torch.cat([p.detach().flatten() for p in network.parameters()])
+all_ranks = [torch.empty_like(mine) for _ in range(2)]
+dist.all_gather(all_ranks, mine)
+print("alike", torch.equal(*all_ranks), "learns", losses[-1] < 0.8 * losses[0])
+dist.destroy_process_group()
