@@ -1,4 +1,4 @@
-"""Trains DistributedDataParallel with int8 gradients on two ranks: codec.py hook|setting. Prints whether they end alike."""
+"""DistributedDataParallel with int8 gradients on two ranks: codec.py hook|setting. Prints whether they end alike."""
 
 import sys
 
