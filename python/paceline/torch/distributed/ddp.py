@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.distributed import GradBucket, ProcessGroup, distributed_c10d
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.common import abi, operators
@@ -49,8 +50,9 @@ def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.
     """Averages a bucket, each gradient coded as the state says: `model.register_comm_hook(DDPState(...), ddp_hook)`."""
     group = state.backend.group
     memory = [Memory(g) for g in bucket.gradients()]
+    parameters: list[Any] = bucket.parameters()  # torch calls them tensors
     ops = []
-    for place, (m, p) in enumerate(zip(memory, bucket.parameters(), strict=True)):
+    for place, (m, p) in enumerate(zip(memory, parameters, strict=True)):
         name = state.names.get(p) or f"bucket {bucket.index()}.{place} of {tuple(m.tensor.shape)}"
         dtype, count = summand_of(m.tensor)
         ops.append(
