@@ -72,7 +72,6 @@ func (b *book) register(op *Op) *operation {
 	o.seq, o.err = n.Count()
 	b.inflight[o] = struct{}{}
 	if o.err != nil {
-		b.declareAnew(n)
 		o.Shape = slices.Clone(op.Shape)
 		n.Begin(o.seq, o, nil)
 		return o
@@ -247,15 +246,10 @@ func (b *book) nameFailed(f wire.Failure, err error) agreement.Verdict[*operatio
 	n := b.nameOf(nameID{f.ProcessSet, f.Name})
 	v := n.Failed(f.Generation, f.Seq, err)
 	if v.Anew {
-		b.declareAnew(n)
+		b.withdraw(n.decls...)
+		n.decls, n.last = nil, nil
 	}
 	return v
-}
-
-// declareAnew has what follows under a name be declared anew.
-func (b *book) declareAnew(n *nameState) {
-	b.withdraw(n.decls...)
-	n.decls, n.last = nil, nil
 }
 
 // withdraw forgets where declarations that are over were placed; operations under way keep their placement.

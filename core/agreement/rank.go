@@ -18,9 +18,8 @@ const beside = 1 << 63
 // Invariants:
 //
 //  1. A count is given to one operation, in rising order, whether that has failed before it begins or not.
-//  2. The generation only rises, and past each failure whose count has been given: what is declared afterwards has keys
-//     that no operation has used which knew less. A failure that is heard of before that says nothing yet: the operations
-//     before it are declared as the other ranks have declared them.
+//  2. The generation only rises, and past each failure: what is declared afterwards has keys that no operation
+//     has used which knew less.
 //  3. What is heard of a failure before its operation begins here is kept until then, and no longer.
 type Uses[O any, D comparable] struct {
 	joins      uint32
@@ -51,15 +50,13 @@ func (u *Uses[O, D]) Next() uint64 { return u.next }
 func (u *Uses[O, D]) InFlight() int { return len(u.inflight) }
 
 // Count counts an operation. Where there is an error it has failed on another rank before it begins here. Such a one
-// takes no iteration: the ranks that it failed on declare anew, and so does this one.
+// takes no iteration: the ranks that it failed on declare anew.
 func (u *Uses[O, D]) Count() (count uint64, err error) {
 	count = u.next
 	u.next++
 	if len(u.known) > 0 {
-		if err = u.known[count]; err != nil {
-			delete(u.known, count)
-			u.Anew(count)
-		}
+		err = u.known[count]
+		delete(u.known, count)
 	}
 	return count, err
 }
@@ -99,6 +96,7 @@ func (u *Uses[O, D]) Failed(generation, count uint64, err error) (v Verdict[O]) 
 	if generation>>joinShift != uint64(u.joins) {
 		return v
 	}
+	v.Anew = u.Anew(count)
 	if count >= u.next {
 		if u.known == nil {
 			u.known = map[uint64]error{}
@@ -106,7 +104,6 @@ func (u *Uses[O, D]) Failed(generation, count uint64, err error) (v Verdict[O]) 
 		u.known[count] = err
 		return v
 	}
-	v.Anew = u.Anew(count)
 	failed, here := u.inflight[count]
 	if here {
 		v.Failed = append(v.Failed, failed.o)
