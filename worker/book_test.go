@@ -89,7 +89,7 @@ func TestAFailureThatComesBeforeTheOperation(t *testing.T) {
 		t.Errorf("the operation has %v and a declaration %v", o.err, o.d)
 	}
 	o := b.start(sum("x", 8))
-	if o.err != nil || o.iteration != 0 || o.d.t.Generation != 2 {
-		t.Errorf("the one behind it has %v, iteration %d of generation %d, want 0 of 2", o.err, o.iteration, o.d.t.Generation)
+	if o.err != nil || o.iteration != 0 || o.d.t.Generation != 4 {
+		t.Errorf("the one behind it has %v, iteration %d of generation %d, want 0 of 4", o.err, o.iteration, o.d.t.Generation)
 	}
 }

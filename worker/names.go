@@ -69,7 +69,11 @@ func (b *book) register(op *Op) *operation {
 		o = new(operation)
 	}
 	o.Op, o.n, o.epoch = *op, n, b.epoch().Joins
+	before := n.Generation()
 	o.seq, o.err = n.Count()
+	if n.Generation() != before {
+		b.declareAnew(n)
+	}
 	b.inflight[o] = struct{}{}
 	if o.err != nil {
 		o.Shape = slices.Clone(op.Shape)
@@ -246,10 +250,15 @@ func (b *book) nameFailed(f wire.Failure, err error) agreement.Verdict[*operatio
 	n := b.nameOf(nameID{f.ProcessSet, f.Name})
 	v := n.Failed(f.Generation, f.Seq, err)
 	if v.Anew {
-		b.withdraw(n.decls...)
-		n.decls, n.last = nil, nil
+		b.declareAnew(n)
 	}
 	return v
+}
+
+// declareAnew has what follows under a name be declared anew.
+func (b *book) declareAnew(n *nameState) {
+	b.withdraw(n.decls...)
+	n.decls, n.last = nil, nil
 }
 
 // withdraw forgets where declarations that are over were placed; operations under way keep their placement.

@@ -25,6 +25,7 @@ func TestRandomSchedules(t *testing.T) {
 type operation struct {
 	count   uint64
 	t       *Tensor // nil where it failed before it began
+	iter    uint64  // of the tensor, as this rank counts: the servers sum what has the same
 	sent    bool    // its arrival has left the rank
 	cancels bool
 	ended   bool
@@ -46,6 +47,7 @@ type frame struct {
 type worker struct {
 	rank    int
 	uses    Uses[*operation, *Tensor]
+	iters   map[*Tensor]uint64 // iterations begun
 	epoch   uint32
 	ops     []*operation // of this epoch
 	out, in []frame
@@ -121,7 +123,8 @@ func (c *cluster) begin(epoch uint32) {
 	c.came, c.failed, c.refused = map[uint64]rankset.Set{}, map[uint64]bool{}, map[[2]uint64]int{}
 	for _, w := range c.workers {
 		w.out, w.in = nil, nil
-		w.uses, w.epoch, w.ops, w.over, w.told = NewUses[*operation, *Tensor](epoch), epoch, nil, false, map[uint64]int{}
+		w.uses, w.iters, w.epoch = NewUses[*operation, *Tensor](epoch), map[*Tensor]uint64{}, epoch
+		w.ops, w.over, w.told = nil, false, map[uint64]int{}
 	}
 }
 
@@ -189,6 +192,8 @@ func (c *cluster) bring(w *worker, signature string) *operation {
 		return o
 	}
 	o.t = c.tensor(signature, w.uses.Generation())
+	o.iter = w.iters[o.t]
+	w.iters[o.t]++
 	c.note("rank %d begins %d, generation %d", w.rank, o.count, w.uses.Generation())
 	w.uses.Begin(o.count, o, o.t)
 	w.out = append(w.out, frame{o: o})
@@ -292,12 +297,15 @@ func (c *cluster) tell(told []Failure) {
 	}
 }
 
-// results answers what all ranks have come to.
+// results answers what all ranks have come to with the same iteration.
 func (c *cluster) results() {
 	n := c.home.names[ID{Name: "x"}]
 	for count, ranks := range c.came {
 		if n != nil && n.window[count] != nil {
 			continue
+		}
+		if !c.failed[count] && c.iterationsDiffer(count, ranks) {
+			continue // the servers wait, for good if no failure comes
 		}
 		delete(c.came, count)
 		if !c.failed[count] {
@@ -307,6 +315,14 @@ func (c *cluster) results() {
 			}
 		}
 	}
+}
+
+func (c *cluster) iterationsDiffer(count uint64, ranks rankset.Set) bool {
+	iters := map[uint64]bool{}
+	for _, rank := range ranks.Ranks() {
+		iters[c.workers[rank].ops[count].iter] = true
+	}
+	return len(iters) > 1
 }
 
 // hear has a rank take in what the home told it.
@@ -340,7 +356,8 @@ func (c *cluster) fails(w *worker, generation, count uint64, err error) {
 		c.giveUp(w, o, Heard)
 	}
 	for _, o := range v.Later {
-		knew := o.t.Generation&(1<<joinShift-1) > count
+		of := o.t.Generation & (1<<joinShift - 1)
+		knew := of%2 == 0 && of/2 > count // an odd one is of what begins before the failure that it knows of
 		if same := len(v.Failed) > 0 && v.Failed[0].t == o.t; knew && !same {
 			panic(fmt.Sprintf("the failure of %d ends %d of generation %d", count, o.count, o.t.Generation))
 		}

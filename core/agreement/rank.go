@@ -19,7 +19,8 @@ const beside = 1 << 63
 //
 //  1. A count is given to one operation, in rising order, whether that has failed before it begins or not.
 //  2. The generation only rises, and past each failure: what is declared afterwards has keys that no operation
-//     has used which knew less.
+//     has used which knew less. Where a failure is heard of before its operation begins here, those before it have a
+//     generation of their own: the other ranks count no iteration of theirs.
 //  3. What is heard of a failure before its operation begins here is kept until then, and no longer.
 type Uses[O any, D comparable] struct {
 	joins      uint32
@@ -31,8 +32,9 @@ type Uses[O any, D comparable] struct {
 }
 
 type use[O any, D comparable] struct {
-	o O
-	d D
+	o          O
+	d          D
+	generation uint64
 }
 
 // NewUses makes the state of a name that was not used since so many joins of all ranks.
@@ -50,13 +52,15 @@ func (u *Uses[O, D]) Next() uint64 { return u.next }
 func (u *Uses[O, D]) InFlight() int { return len(u.inflight) }
 
 // Count counts an operation. Where there is an error it has failed on another rank before it begins here. Such a one
-// takes no iteration: the ranks that it failed on declare anew.
+// takes no iteration: the ranks that it failed on declare anew, and where the generation rises, so does this one.
 func (u *Uses[O, D]) Count() (count uint64, err error) {
 	count = u.next
 	u.next++
 	if len(u.known) > 0 {
-		err = u.known[count]
-		delete(u.known, count)
+		if err = u.known[count]; err != nil {
+			delete(u.known, count)
+			u.Anew(count)
+		}
 	}
 	return count, err
 }
@@ -67,7 +71,7 @@ func (u *Uses[O, D]) Begin(count uint64, o O, d D) {
 		_, twice := u.inflight[count]
 		invariant.Check(!twice && count < u.next, "1: operation %d begins, where %d is next", count, u.next)
 	}
-	u.inflight[count] = use[O, D]{o, d}
+	u.inflight[count] = use[O, D]{o, d, u.generation}
 }
 
 // Beside has something be in flight that is no operation on the name and needs no agreement, so that nothing of the
@@ -75,7 +79,7 @@ func (u *Uses[O, D]) Begin(count uint64, o O, d D) {
 func (u *Uses[O, D]) Beside(o O, d D) (count uint64) {
 	count = beside | u.others
 	u.others++
-	u.inflight[count] = use[O, D]{o, d}
+	u.inflight[count] = use[O, D]{o, d, u.generation}
 	return count
 }
 
@@ -90,25 +94,30 @@ type Verdict[O any] struct {
 }
 
 // Failed notes that an operation has failed on every rank. With it go the later ones whose iterations the cancel of
-// the failed one gives up: those of the same declaration, or all at the first word of a failure that is over on this
-// rank.
+// the failed one gives up: those of the same declaration, or, where the failed one is over on this rank, all that did not know
+// of the failure.
 func (u *Uses[O, D]) Failed(generation, count uint64, err error) (v Verdict[O]) {
 	if generation>>joinShift != uint64(u.joins) {
 		return v
 	}
-	v.Anew = u.Anew(count)
 	if count >= u.next {
 		if u.known == nil {
 			u.known = map[uint64]error{}
 		}
 		u.known[count] = err
+		v.Anew = u.raise(u.behind(count) - 1)
 		return v
 	}
+	v.Anew = u.Anew(count)
 	failed, here := u.inflight[count]
 	if here {
 		v.Failed = append(v.Failed, failed.o)
 	}
-	for _, later := range u.after(count, failed.d, !here && v.Anew) {
+	goes := func(o use[O, D]) bool { return o.d == failed.d }
+	if !here {
+		goes = func(o use[O, D]) bool { return o.generation < u.behind(count) }
+	}
+	for _, later := range u.after(count, goes) {
 		v.Later = append(v.Later, u.inflight[later].o)
 		if later < beside {
 			v.Anew = u.Anew(later) || v.Anew
@@ -117,11 +126,11 @@ func (u *Uses[O, D]) Failed(generation, count uint64, err error) (v Verdict[O]) 
 	return v
 }
 
-// after lists the counts of what has begun after an operation, of its declaration or of all.
-func (u *Uses[O, D]) after(count uint64, of D, all bool) (counts []uint64) {
+// after lists the counts of what has begun after an operation and goes with it.
+func (u *Uses[O, D]) after(count uint64, goes func(use[O, D]) bool) (counts []uint64) {
 	var none D
 	for c, o := range u.inflight {
-		if c > count && o.d != none && (all || o.d == of) {
+		if c > count && o.d != none && goes(o) {
 			counts = append(counts, c)
 		}
 	}
@@ -130,11 +139,16 @@ func (u *Uses[O, D]) after(count uint64, of D, all bool) (counts []uint64) {
 }
 
 // Anew has what follows an operation be declared anew, and reports whether that is news.
-func (u *Uses[O, D]) Anew(after uint64) bool {
-	next := uint64(u.joins)<<joinShift + after + 1
-	if next <= u.generation {
+func (u *Uses[O, D]) Anew(after uint64) bool { return u.raise(u.behind(after)) }
+
+// behind is the generation of what follows an operation in the knowledge that it has failed. It is even: the odd one below is of
+// what begins before the operation in that knowledge.
+func (u *Uses[O, D]) behind(count uint64) uint64 { return uint64(u.joins)<<joinShift + 2*(count+1) }
+
+func (u *Uses[O, D]) raise(to uint64) bool {
+	if to <= u.generation {
 		return false
 	}
-	u.generation = next
+	u.generation = to
 	return true
 }

@@ -26,7 +26,7 @@ func TestAFailureThatEndsLaterOperationsDeclaresAnew(t *testing.T) {
 	if !slices.Equal(v.Failed, []string{"first of x"}) || !slices.Equal(v.Later, []string{"second of x"}) {
 		t.Errorf("the failure of x ends %v and %v", v.Failed, v.Later)
 	}
-	if u.Generation() != 3 || !v.Anew {
+	if u.Generation() != 6 || !v.Anew {
 		t.Errorf("generation %d follows, declared anew: %v", u.Generation(), v.Anew)
 	}
 }
@@ -44,7 +44,7 @@ func TestWhatIsBesideTheOperationsHasACountOfItsOwn(t *testing.T) {
 		t.Errorf("counts %d and %d beside %d", first, second, count)
 	}
 	v := u.Failed(0, 0, errors.New("why"))
-	if !slices.Equal(v.Failed, []string{"operation"}) || !slices.Equal(v.Later, []string{"question"}) || u.Generation() != 1 {
+	if !slices.Equal(v.Failed, []string{"operation"}) || !slices.Equal(v.Later, []string{"question"}) || u.Generation() != 2 {
 		t.Errorf("verdict %+v, generation %d", v, u.Generation())
 	}
 }
