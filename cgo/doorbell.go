@@ -1,46 +1,52 @@
 package main
 
 /*
-#include "doorbell.h"
+#include "handles.h"
 */
 import "C"
 
 import (
 	"os"
 	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 )
 
 // answer has a goroutine serve what callers ask by the doorbell, from the first job of the process on. Without a descriptor for
 // it callers enter Go themselves.
 var answer = sync.OnceFunc(func() {
-	if fd := C.pl_doorbell_open(); fd >= 0 {
-		go hear(os.NewFile(uintptr(fd), "doorbell"))
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		return
 	}
+	bell := os.NewFile(uintptr(fd), "doorbell")
+	raw, err := bell.SyscallConn()
+	if err != nil {
+		return
+	}
+	atomic.StoreInt32(word(&shared.bell), int32(fd))
+	go func() {
+		_ = raw.Read(func(uintptr) bool { // each ring is one event for the poller, so nobody reads
+			goServe()
+			return false
+		})
+	}()
 })
 
-func hear(bell *os.File) {
-	var rings [8]byte
-	for {
-		_, err := bell.Read(rings[:])
-		if err != nil { // the program has closed it
-			C.pl_doorbell_lost()
-		}
-		goServe()
-		if err != nil {
-			return
-		}
-	}
-}
-
-// goServe does all that callers have asked.
+// goServe does all that callers have asked, the earliest first.
 //
 //export goServe
 func goServe() {
-	var flushes C.int32_t
-	r := C.pl_asked(&flushes)
+	latest, flushes := asked()
+	var r *C.pl_request
+	for latest != nil {
+		next := latest.next
+		latest.next, r, latest = r, latest, next
+	}
 	for r != nil {
 		next := r.next // once it is answered, it may be gone
-		C.pl_answer(r, statusOf(submit(r.ops, r.count, r.handles)))
+		reply(r, statusOf(submit(r.ops, r.count, r.handles)))
 		r = next
 	}
 	if flushes != 0 {

@@ -1,6 +1,5 @@
 /* The exported functions that enter Go, each behind the fork guard. */
 #include "_cgo_export.h"
-#include "doorbell.h"
 #include "handles.h"
 #include "paceline.h"
 

@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/paceline/paceline/internal/each"
@@ -111,7 +112,7 @@ func start(in settingsJSON) error {
 	all := rankset.Range(len(w.Membership.Now().Workers)).Ranks()
 	process.worker, process.warnings = w, warnings
 	crowded := w.Crowded()
-	C.pl_set_crowded(number(crowded))
+	atomic.StoreInt32(word(&shared.crowded), int32(number(crowded)))
 	share(crowded)
 	process.sets = map[uint32][]int{0: all}
 	if err := started(in, s); err != nil {
@@ -137,9 +138,6 @@ func embed(s settings.Settings) (err error) {
 	process.embedded[key] = process.scheduler
 	return nil
 }
-
-// gathering is told by the engine what becomes of operations.
-func gathering(g worker.Gathering) { C.pl_set_gathering(C.int64_t(g.Bytes), number(g.Held)) }
 
 // share has the engine run on one core at a time where the job's processes have none to spare: more of its threads would only
 // take turns with ranks that compute, and Go's monitor thread stays awake for milliseconds after each call from C unless that

@@ -65,7 +65,7 @@ func (t *table) finish(e *entry, out worker.Output, err error) {
 	t.mu.Lock()
 	d, h := e.done, e.handle
 	e.ended, e.out, e.err = true, out, err
-	C.pl_handle_finish(C.int32_t(h), status) // before another thread can release the handle
+	finishHandle(h, status) // before another thread can release the handle
 	t.mu.Unlock()
 	if d.call != nil {
 		t.calls.add(call{d, h, status, t})
@@ -117,7 +117,7 @@ func (t *table) discard(opened []*entry) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, e := range opened {
-		C.pl_handle_close(C.int32_t(e.handle))
+		closeHandle(e.handle)
 		t.book.reuse(e)
 	}
 }
@@ -140,7 +140,7 @@ func (b *book) open(dones []done, opened []*entry) error {
 		}
 		e.done = dones[i]
 		b.entries[e.handle], opened[i] = e, e
-		C.pl_handle_open(C.int32_t(e.handle))
+		openHandle(e.handle)
 	}
 	return nil
 }
@@ -170,11 +170,13 @@ func (b *book) release(h int32) error {
 	if err != nil {
 		return err
 	}
-	if !e.fetched {
+	if !e.fetched && e.out.Data != nil {
 		C.pl_free(unsafe.Pointer(unsafe.SliceData(e.out.Data)))
 	}
-	C.pl_free(unsafe.Pointer(e.crows))
-	C.pl_handle_close(C.int32_t(h))
+	if e.crows != nil {
+		C.pl_free(unsafe.Pointer(e.crows))
+	}
+	closeHandle(h)
 	if e.released = true; e.done.call == nil {
 		b.reuse(e)
 	}
@@ -183,10 +185,8 @@ func (b *book) release(h int32) error {
 
 // takeBack releases the handles that callers have released without entering Go.
 func (b *book) takeBack() {
-	for h := C.pl_handle_released(-1); h >= 0; {
-		before := C.pl_handle_released(h) // once it is released, it may be opened again
-		_ = b.release(int32(h))           // it is one that may be released
-		h = before
+	for h := range releasedHandles {
+		_ = b.release(h) // it is one that may be released
 	}
 }
 

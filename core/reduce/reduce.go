@@ -56,7 +56,7 @@ func Supported(op units.ReduceOp, d units.DType) error {
 func Load(d units.DType, acc, src []byte, prescale float64) {
 	checkLen(d, acc, src)
 	if len(src) > 0 {
-		best.load(d, acc, src, prescale)
+		engineFor(d, len(src), prescale).load(d, acc, src, prescale)
 	}
 }
 
@@ -64,7 +64,7 @@ func Load(d units.DType, acc, src []byte, prescale float64) {
 func Add(op units.ReduceOp, d units.DType, acc, src []byte, prescale float64) {
 	checkLen(d, acc, src)
 	if len(src) > 0 {
-		best.add(op, d, acc, src, prescale)
+		engineFor(d, len(src), prescale).add(op, d, acc, src, prescale)
 	}
 }
 
@@ -73,7 +73,7 @@ func Load2(op units.ReduceOp, d units.DType, acc, a, b []byte, prescale float64)
 	checkLen(d, acc, a)
 	checkLen(d, acc, b)
 	if len(a) > 0 {
-		best.load2(op, d, acc, a, b, prescale)
+		engineFor(d, len(a), prescale).load2(op, d, acc, a, b, prescale)
 	}
 }
 
@@ -82,7 +82,7 @@ func Load2(op units.ReduceOp, d units.DType, acc, a, b []byte, prescale float64)
 func Store(d units.DType, dst, acc []byte, mul, div float64) {
 	checkLen(d, acc, dst)
 	if len(dst) > 0 {
-		best.store(d, dst, acc, mul, div)
+		engineFor(d, len(dst), 1).store(d, dst, acc, mul, div)
 	}
 }
 
@@ -99,6 +99,17 @@ type engine interface {
 
 // best is the fastest engine of this machine.
 var best = func() engine { e := engines(); return e[len(e)-1] }()
+
+// inGo is up to how many bytes Go does the work where it needs no memory for it: a call into C wakes Go's monitor thread, if that
+// sleeps, and a context switch takes longer.
+const inGo = 8 << 10
+
+func engineFor(d units.DType, bytes int, prescale float64) engine {
+	if bytes <= inGo && AccType(d) == d && prescale == 1 {
+		return reference{}
+	}
+	return best
+}
 
 // checkLen panics when acc does not have the accumulator's length for tensor: lengths were checked at the
 // tensor's declaration, so this is a bug and would corrupt memory in C.

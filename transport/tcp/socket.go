@@ -15,6 +15,10 @@ import (
 // maxVector is the number of buffers that the kernel accepts in one call (IOV_MAX).
 const maxVector = 1024
 
+// quick is up to how many bytes Go's scheduler does not hear of a system call, which does not wait. To tell it wakes the monitor
+// thread, if that sleeps: two context switches for each small message. A longer call may keep its processor from others.
+const quick = 64 << 10
+
 // socket is a TCP connection that can write without waiting (stream.TryWriter), and waits
 // only a bounded time for a peer that reads nothing (stream.BuffersWriter).
 type socket struct {
@@ -29,23 +33,65 @@ type socket struct {
 	vector  []unix.Iovec
 	taken   int
 	err     error
+
+	// The same of one Read of few bytes; one reader has them.
+	read   func(fd uintptr) bool
+	into   []byte
+	got    int
+	failed syscall.Errno
 }
 
 func newSocket(c *net.TCPConn, patience time.Duration) (*socket, error) {
 	raw, err := c.SyscallConn()
 	s := &socket{TCPConn: c, raw: raw, patience: patience}
-	s.write = s.writeOnce
+	s.write, s.read = s.writeOnce, s.readOnce
 	return s, err
 }
 
 // Read distinguishes the end of a stream from a broken connection: the kernel reports a failure once, and
 // if a sender got it, the reader sees a plain end.
 func (s *socket) Read(b []byte) (int, error) {
-	n, err := s.TCPConn.Read(b)
+	n, err := s.receive(b)
 	if errors.Is(err, io.EOF) && s.broken() {
 		err = &net.OpError{Op: "read", Net: "tcp", Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: syscall.ECONNABORTED}
 	}
 	return n, err
+}
+
+func (s *socket) receive(b []byte) (int, error) {
+	if len(b) == 0 || len(b) > quick {
+		return s.TCPConn.Read(b)
+	}
+	s.into = b
+	err := s.raw.Read(s.read)
+	s.into = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case s.failed != 0:
+		return 0, &net.OpError{Op: "read", Net: "tcp", Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: s.failed}
+	case s.got == 0:
+		return 0, io.EOF
+	}
+	return s.got, nil
+}
+
+// readOnce reports false where the runtime is to wait until there are bytes.
+func (s *socket) readOnce(fd uintptr) bool {
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&s.into[0])), uintptr(len(s.into)))
+		switch errno {
+		case 0:
+			s.got, s.failed = int(n), 0
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+			return false
+		default:
+			s.got, s.failed = 0, errno
+		}
+		return true
+	}
 }
 
 // broken reports whether both directions of the connection have ended, not only the peer's.
@@ -108,7 +154,9 @@ func (s *socket) writeOnce(fd uintptr) bool {
 // call, when the peer's answer may already arrive in it.
 func (s *socket) writev(fd uintptr) (int, syscall.Errno) {
 	s.vector = s.vector[:0]
+	bytes := 0
 	for _, b := range s.buffers {
+		bytes += len(b)
 		if len(b) > 0 {
 			v := unix.Iovec{Base: &b[0]}
 			v.SetLen(len(b))
@@ -118,7 +166,13 @@ func (s *socket) writev(fd uintptr) (int, syscall.Errno) {
 	if len(s.vector) == 0 {
 		return 0, 0
 	}
-	n, _, errno := unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&s.vector[0])), uintptr(len(s.vector)))
+	var n uintptr
+	var errno syscall.Errno
+	if at, count := unsafe.Pointer(&s.vector[0]), uintptr(len(s.vector)); bytes <= quick {
+		n, _, errno = unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(at), count)
+	} else {
+		n, _, errno = unix.Syscall(unix.SYS_WRITEV, fd, uintptr(at), count)
+	}
 	clear(s.vector) // release the memory
 	return int(n), errno
 }
