@@ -39,14 +39,14 @@ var answer = sync.OnceFunc(func() {
 //export goServe
 func goServe() {
 	latest, flushes := asked()
-	var r *C.pl_request
+	var r *request
 	for latest != nil {
 		next := latest.next
 		latest.next, r, latest = r, latest, next
 	}
 	for r != nil {
 		next := r.next // once it is answered, it may be gone
-		reply(r, statusOf(submit(r.ops, r.count, r.handles)))
+		reply(r, int32(statusOf(submit(r.ops, r.count, r.handles))))
 		r = next
 	}
 	if flushes != 0 {

@@ -19,6 +19,9 @@ import (
 // hears of.
 var shared = &C.pl_shared
 
+// request is operations to submit.
+type request = C.pl_request
+
 func word(at *C.int32_t) *int32 { return (*int32)(at) }
 
 func count(at *C.uint32_t) *uint32 { return (*uint32)(at) }
@@ -46,9 +49,9 @@ func openHandle(h int32) {
 func closeHandle(h int32) { atomic.StoreInt32(word(&shared.handles[h].state), C.PL_ERR_INVALID) }
 
 // finishHandle wakes who waits for an operation.
-func finishHandle(h int32, status C.int32_t) {
+func finishHandle(h, status int32) {
 	handle := &shared.handles[h]
-	atomic.StoreInt32(word(&handle.state), int32(status))
+	atomic.StoreInt32(word(&handle.state), status)
 	if atomic.LoadInt32(word(&handle.waiters)) > 0 {
 		wake(unsafe.Pointer(&handle.state))
 	}
@@ -70,18 +73,18 @@ func releasedHandles(yield func(int32) bool) {
 }
 
 // asked is all that callers have asked, the latest request first, and whether what is held is to leave.
-func asked() (latest *C.pl_request, flush int32) {
+func asked() (latest *request, flush int32) {
 	atomic.StoreInt32(word(&shared.rung), 0)
 	flush = atomic.SwapInt32(word(&shared.flushes), 0)
 	at := (*unsafe.Pointer)(unsafe.Pointer(&shared.requests))
-	return (*C.pl_request)(atomic.SwapPointer(at, nil)), flush
+	return (*request)(atomic.SwapPointer(at, nil)), flush
 }
 
 // reply answers a request, which may be gone then. A caller that waits for its operations wakes at their ends: the answer wakes it
 // where it comes later, or refuses them.
-func reply(r *C.pl_request, answer C.int32_t) {
+func reply(r *request, answer int32) {
 	waits, ended := r.waits != 0, uint32(r.ended)
-	atomic.StoreInt32(word(&r.answer), int32(answer))
+	atomic.StoreInt32(word(&r.answer), answer)
 	switch {
 	case !waits:
 		wake(unsafe.Pointer(&r.answer))

@@ -65,7 +65,7 @@ func (t *table) finish(e *entry, out worker.Output, err error) {
 	t.mu.Lock()
 	d, h := e.done, e.handle
 	e.ended, e.out, e.err = true, out, err
-	finishHandle(h, status) // before another thread can release the handle
+	finishHandle(h, int32(status)) // before another thread can release the handle
 	t.mu.Unlock()
 	if d.call != nil {
 		t.calls.add(call{d, h, status, t})

@@ -35,6 +35,19 @@ static long futex(long number, void *word, int operation, uint32_t value, void *
 void goFlush(int waits) { (void)waits; }
 int pl_ask_to_flush(int waits) { return (void)waits, 1; }
 
+/* The engine's side. */
+static void open_handle(int32_t h) { pl_shared.handles[h].state = PL_PENDING, pl_shared.used = h + 1; }
+
+static uint32_t ended(int32_t h) {
+  PL_SET(pl_shared.handles[h].state, PL_OK);
+  return PL_ADD(pl_shared.ended, 1);
+}
+
+static void finish(int32_t h) {
+  uint32_t count = ended(h);
+  if (PL_GET(pl_shared.waiters) > 0 && (int32_t)(count - PL_GET(pl_shared.wanted)) >= 0) wake(&pl_shared.ended);
+}
+
 static void *wait_for_two(void *first) {
   OK(pl_wait_all(first, 2, -1));
   return NULL;
@@ -42,21 +55,19 @@ static void *wait_for_two(void *first) {
 
 int main(void) {
   int32_t list[] = {0, 1, 2, 3};
-  for (int i = 0; i < 4; i++) pl_handle_open(list[i]);
+  for (int i = 0; i < 4; i++) open_handle(list[i]);
   pthread_t early, late;
   pthread_create(&early, NULL, wait_for_two, list);
   pthread_mutex_lock(&lock);
   while (sleepers < 1) pthread_cond_wait(&changed, &lock);
   pthread_mutex_unlock(&lock);
-  pl_handle_finish(0, PL_OK);
-  /* pl_handle_finish(1, PL_OK), up to where it asks for the least count: */
-  atomic_store(&handles[1].state, PL_OK);
-  uint32_t count = atomic_fetch_add(&finished, 1) + 1;
+  finish(0);
+  uint32_t count = ended(1); /* and asks for the least count later */
   pthread_create(&late, NULL, wait_for_two, list + 2);
   pthread_join(early, NULL);
-  CHECK((int32_t)(count - atomic_load(&wanted)) < 0); /* so that the end of operation 1 wakes nobody */
-  pl_handle_finish(2, PL_OK);
-  pl_handle_finish(3, PL_OK);
+  CHECK((int32_t)(count - PL_GET(pl_shared.wanted)) < 0); /* so that the end of operation 1 wakes nobody */
+  finish(2);
+  finish(3);
   pthread_join(late, NULL);
   puts("all woke up");
   return 0;
