@@ -13,17 +13,15 @@
  * Results: a token, the tensors. Attributes: `numbers` and `scales` as in the enumerations below, and `text`, which has
  * the tensors' names, the synchronisation model and the codec one after the other.
  */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "paceline.h"
+#include "engine.h"
 #include "xla_ffi.h"
 
-#define EXPORT __attribute__((visibility("default")))
 #define UNKNOWN UINT32_MAX
 
 enum {
@@ -64,15 +62,6 @@ typedef struct member { /* a tensor of a call */
   uint64_t bytes;
 } member;
 
-static struct {
-  int (*submit)(const pl_op *, uint32_t, int32_t *);
-  int (*result)(int32_t, pl_output *);
-  int (*release)(int32_t);
-  int64_t (*error)(int32_t, char *, uint64_t);
-  const char *(*last_error)(void);
-  void (*free)(void *);
-} engine;
-
 static int minor;   /* version of the ABI */
 static int64_t job; /* of this process; a program has 0 where it fits any */
 
@@ -83,15 +72,7 @@ EXPORT void pl_jax_set_job(int64_t number) { __atomic_store_n(&job, number, __AT
 EXPORT void pl_jax_set_minor(int its_minor) { minor = its_minor; }
 
 /* The engine's library as dlopen has returned it. Returns 0, or -1 if it lacks a function. */
-EXPORT int pl_jax_bind(void *library) {
-  engine.submit = (int (*)(const pl_op *, uint32_t, int32_t *))dlsym(library, "pl_submit");
-  engine.result = (int (*)(int32_t, pl_output *))dlsym(library, "pl_result");
-  engine.release = (int (*)(int32_t))dlsym(library, "pl_release");
-  engine.error = (int64_t (*)(int32_t, char *, uint64_t))dlsym(library, "pl_error");
-  engine.last_error = (const char *(*)(void))dlsym(library, "pl_last_error");
-  engine.free = (void (*)(void *))dlsym(library, "pl_free");
-  return engine.submit && engine.result && engine.release && engine.error && engine.last_error && engine.free ? 0 : -1;
-}
+EXPORT int pl_jax_bind(void *library) { return engine_bind(library); }
 
 static xla_error *failure(const xla_api *api, int code, const char *message) {
   xla_error_create create = {sizeof create, NULL, message, code};

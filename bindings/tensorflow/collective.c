@@ -12,18 +12,16 @@
  * the rows from each rank. Attributes: `numbers` as below, `label` the name without which operations match by their
  * order, `codec` and `sync` of the tensors.
  */
-#include <dlfcn.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine.h"
 #include "function.h"
-#include "paceline.h"
 #include "tf.h"
 
-#define EXPORT __attribute__((visibility("default")))
 #define DECLARE(result, name, arguments) static result(*name) arguments;
 TF_FUNCTIONS(DECLARE)
 TF_ASYNC_FUNCTIONS(DECLARE)
@@ -62,28 +60,11 @@ typedef struct call {
   member members[];
 } call;
 
-static struct {
-  int (*submit)(const pl_op *, uint32_t, int32_t *);
-  int (*result)(int32_t, pl_output *);
-  int (*release)(int32_t);
-  int64_t (*error)(int32_t, char *, uint64_t);
-  const char *(*last_error)(void);
-  void (*free)(void *);
-} engine;
-
 static char load_error[256]; /* why the operations are not registered */
 static bool async;
 
 /* The engine's library as dlopen has returned it. Returns 0, or -1 if it lacks a function. */
-EXPORT int pl_tensorflow_bind(void *library) {
-  engine.submit = (int (*)(const pl_op *, uint32_t, int32_t *))dlsym(library, "pl_submit");
-  engine.result = (int (*)(int32_t, pl_output *))dlsym(library, "pl_result");
-  engine.release = (int (*)(int32_t))dlsym(library, "pl_release");
-  engine.error = (int64_t (*)(int32_t, char *, uint64_t))dlsym(library, "pl_error");
-  engine.last_error = (const char *(*)(void))dlsym(library, "pl_last_error");
-  engine.free = (void (*)(void *))dlsym(library, "pl_free");
-  return engine.submit && engine.result && engine.release && engine.error && engine.last_error && engine.free ? 0 : -1;
-}
+EXPORT int pl_tensorflow_bind(void *library) { return engine_bind(library); }
 
 /* Why the operations could not be registered, "" if they are. */
 EXPORT const char *pl_tensorflow_load_error(void) { return load_error; }
