@@ -12,6 +12,7 @@ _INSTEAD = {
     "tensorflow.elastic": _RESTART,
     "tensorflow.keras.elastic": _RESTART,
     "keras.elastic": _RESTART,
+    "tensorflow.data": "tf.data loads in the background with Dataset.prefetch",
     "mxnet": _FRAMEWORK,
     "spark": _CLUSTER,
     "ray": _CLUSTER,

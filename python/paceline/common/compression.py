@@ -1,8 +1,9 @@
-"""Codecs that the engine applies to pushes and pulls: for `compression=` of operations and optimizers.
+"""What `compression=` of operations and optimizers takes, for all frameworks: Compressors and codecs.
 
-`none` and Compressors of your own work on tensors before the engine has them. Codecs work within the engine, on one
-partition while others are sent. Tensors of fewer than 1024 elements or of integers, and reductions other than Average
-and Sum, are not coded. The package core/codec says what each codec costs and when it loses.
+Compressors work on tensors before the engine has them: `none`, each framework's `fp16`, and those of your own. Codecs
+work within the engine, on one partition while others are sent. Tensors of fewer than 1024 elements or of integers, and
+reductions other than Average and Sum, are not coded. The package core/codec says what each codec costs and when it
+loses.
 """
 
 from __future__ import annotations
@@ -11,12 +12,50 @@ import dataclasses
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.common.engine import engine
 from paceline.common.operation import DEFAULTS, Options
 
-__all__ = ["Auto", "Codec", "Codecs", "check", "codec_of", "parts_of"]
+__all__ = ["Auto", "Codec", "Codecs", "check", "codec_of"]
+
+
+class SupportsCompress(Protocol):
+    """What `Compressor` declares; a class with these methods need not be derived from it."""
+
+    def compress(self, tensor: Any, /) -> tuple[Any, Any]:
+        """Returns the compressed tensor and the context for `decompress`."""
+
+    def decompress(self, tensor: Any, ctx: Any, /) -> Any:
+        """Returns the tensor, up to the loss of the compression."""
+
+
+class Compressor:
+    """Compresses a tensor before an operation and decompresses the result. Subclass it for an algorithm of your own."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Returns the compressed tensor and the context for `decompress`."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Returns the tensor, up to the loss of the compression."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors unchanged."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Returns the tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Returns the tensor itself."""
+        return tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +85,10 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return repr(value) if isinstance(value, float) else str(value)
+
+
+# What `compression=` takes: a Compressor, a codec of the engine, or a codec's setting.
+CompressionArgument = SupportsCompress | Codec | str
 
 
 class Codecs:
@@ -197,15 +240,15 @@ def codec_of(compression: Any) -> Codec | None:
     )
 
 
-def parts_of(compression: Any, none: Any) -> tuple[Any, Options]:
-    """An operation's `compression`: a Compressor for its tensors, `none` beside a codec, and options with the codec.
+def split(compression: CompressionArgument) -> tuple[Any, Options]:
+    """An operation's `compression`: a Compressor for its tensors, and options with the engine's codec.
 
     Raises ValueError for anything else.
     """
     codec = codec_of(compression)
     if isinstance(codec, Auto):
         raise ValueError("Compression.auto() is DistributedOptimizer's: it measures with the gradients' sizes")
-    return (compression, DEFAULTS) if codec is None else (none, Options(codec=codec.text))
+    return (compression, DEFAULTS) if codec is None else (NoneCompressor, Options(codec=codec.text))
 
 
 def check(codec: Codec) -> None:

@@ -36,6 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paceline.common import abi
+from paceline.common.compression import CompressionArgument, split
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError, NotInitializedError
 from paceline.common.handles import synchronize, watch
@@ -44,7 +45,7 @@ from paceline.common.operators import Adasum, Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.jax import _host
 from paceline.jax._collective import BY_ROWS, Call, collective, settle
-from paceline.jax.compression import Compression, CompressionArgument, split
+from paceline.jax.compression import Compression
 
 Tree = TypeVar("Tree")
 _float0 = jax.dtypes.float0

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from paceline.common.compression import Codec, Codecs, parts_of
-from paceline.common.operation import Options
+from paceline.common.compression import Codecs, Compressor, NoneCompressor
+
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class SupportsCompress(Protocol):
-    """What a compressor of your own has."""
-
-    def compress(self, tensor: jax.Array, /) -> tuple[jax.Array, Any]:
-        """Returns the compressed array and the context for `decompress`."""
-
-    def decompress(self, tensor: jax.Array, ctx: Any, /) -> jax.Array:
-        """Returns the array, up to the loss of the compression."""
-
-
-# What `compression=` takes: a compressor, a codec of the engine, or a codec's setting.
-CompressionArgument = SupportsCompress | Codec | str
-
-
-class NoneCompressor:
-    """Sends arrays unchanged."""
-
-    @staticmethod
-    def compress(tensor: jax.Array) -> tuple[jax.Array, Any]:
-        """Returns the array itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: jax.Array, ctx: Any) -> jax.Array:
-        """Returns the array itself."""
-        return tensor
-
-
-class FP16Compressor:
+class FP16Compressor(Compressor):
     """Sends floating-point arrays as float16, others unchanged."""
 
     @staticmethod
@@ -58,8 +31,3 @@ class Compression(Codecs):
 
     none = NoneCompressor
     fp16 = FP16Compressor
-
-
-def split(compression: CompressionArgument) -> tuple[Any, Options]:
-    """An operation's `compression`: a compressor for its arrays, and the options with the engine's codec."""
-    return parts_of(compression, NoneCompressor)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from paceline.common import abi
 from paceline.common import compression as codecs
+from paceline.common.compression import CompressionArgument
 from paceline.common.engine import engine
 from paceline.common.operation import How, Options
 from paceline.common.operators import Adasum, Average, Sum, operator_of
@@ -19,7 +20,7 @@ from paceline.common.significance import Significance
 from paceline.common.sync import Model, check, model_of
 from paceline.jax._collective import collective
 from paceline.jax._ops import arrays_of, barrier, call_of, reduction
-from paceline.jax.compression import Compression, CompressionArgument
+from paceline.jax.compression import Compression
 
 try:
     import optax

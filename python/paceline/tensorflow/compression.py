@@ -6,35 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from paceline.common.compression import Codecs
+from paceline.common.compression import Codecs, Compressor, NoneCompressor
 
-
-class Compressor:
-    """Compresses a tensor before an operation and decompresses the result. Subclass it for an algorithm of your own."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns the compressed tensor and the context for `decompress`."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Returns the tensor, up to the loss of the compression."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Sends tensors unchanged."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns the tensor itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Returns the tensor itself."""
-        return tensor
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(Compressor):

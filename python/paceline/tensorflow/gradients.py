@@ -50,8 +50,8 @@ class Reduction:
     groups: int | Sequence[Sequence[Any]] | None = None
     process_set: ProcessSet = global_process_set
     sync: Any = None
-    local_variables: list[Any] = dataclasses.field(default_factory=list)
     scale_local_gradients: bool = True
+    local_variables: list[Any] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.gradient_predivide_factor > 0:
@@ -160,15 +160,9 @@ def DistributedGradientTape(
     device_dense, device_sparse: Horovod's, without effect.
     """
     reduction = Reduction(
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=num_groups or groups,
-        process_set=process_set,
-        sync=sync,
-        scale_local_gradients=scale_local_gradients,
-    )
+        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
+        scale_local_gradients,
+    )  # fmt: skip
     kind = type(gradtape)
     tape: Any = object.__new__(type(kind.__name__, (_DistributedTape, kind), {"__module__": __name__}))
     tape.__dict__.update(gradtape.__dict__)

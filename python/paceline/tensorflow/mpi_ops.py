@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.common import abi
-from paceline.common.compression import parts_of
+from paceline.common.compression import split
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError, NotInitializedError
 from paceline.common.handles import start, synchronize, watch
@@ -38,7 +38,7 @@ from paceline.common.process_sets import ProcessSet, global_process_set, place_i
 from paceline.common.util import gpu_available as _gpu_available
 from paceline.common.util import num_rank_is_power_2
 from paceline.tensorflow._glue import asynchronous, ops
-from paceline.tensorflow.compression import Compression, NoneCompressor
+from paceline.tensorflow.compression import Compression
 
 # fmt: off
 __all__ = [
@@ -182,7 +182,7 @@ def reduce_dense(
     tensors: Sequence[tf.Tensor], name: str | None, how: How, compression: Any, kind: int = abi.ALLREDUCE
 ) -> list[tf.Tensor]:
     """Reduces dense tensors as one group: an allreduce, or a reducescatter."""
-    compressor, options = parts_of(compression, NoneCompressor)
+    compressor, options = split(compression)
     given = [compressor.compress(tf.convert_to_tensor(t)) for t in tensors]
     run = _exchange if kind == abi.ALLREDUCE else _gather
     options = options if how.options is DEFAULTS else how.options
@@ -194,7 +194,7 @@ def reduce_sparse(slices: tf.IndexedSlices, name: str | None, how: How, compress
     """Gathers the values and indices of all ranks' slices; equal indices add up where they are used."""
     if how.op not in (Average, Sum):
         raise NotImplementedError("tf.IndexedSlices are reduced by Average or Sum only")
-    compressor, _ = parts_of(compression, NoneCompressor)
+    compressor, _ = split(compression)
     values, ctx = compressor.compress(slices.values)
     numbers = _numbers(abi.ALLGATHER, How(0, process_set=how.process_set))
     values, indices = _gather([values, slices.indices], numbers, name, DEFAULTS)

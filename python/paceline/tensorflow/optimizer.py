@@ -71,15 +71,9 @@ def DistributedOptimizer(
     if backward_passes_per_step != 1:
         raise ValueError("backward_passes_per_step works with optimizers of Keras only")
     reduction = Reduction(
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=num_groups or groups,
-        process_set=process_set,
-        sync=sync,
-        scale_local_gradients=scale_local_gradients,
-    )
+        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
+        scale_local_gradients,
+    )  # fmt: skip
     kind = type(optimizer)
     wrapped: Any = object.__new__(type(kind.__name__, (_DistributedV1, kind), {"__module__": __name__}))
     wrapped.__dict__.update(optimizer.__dict__)

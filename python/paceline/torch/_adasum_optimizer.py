@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paceline.common.compression import SupportsCompress
 from paceline.common.handles import synchronize
 from paceline.common.operation import How
 from paceline.common.operators import Adasum
@@ -16,7 +17,6 @@ from paceline.torch._distributed import hooked
 from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch._ops_async import reduction, start_one
 from paceline.torch._parameter_check import ParameterCheck
-from paceline.torch.compression import SupportsCompress
 
 
 class AdasumOptimizer(GradientHooks):

@@ -13,6 +13,7 @@ from typing import Any, overload
 import torch
 
 from paceline.common import abi
+from paceline.common.compression import CompressionArgument, split
 from paceline.common.engine import engine
 from paceline.common.handles import start, synchronize, watch
 from paceline.common.operation import DEFAULTS, How, operation
@@ -29,7 +30,7 @@ from paceline.torch._ops_async import (
     start_group,
     start_one,
 )
-from paceline.torch.compression import Compression, CompressionArgument, split
+from paceline.torch.compression import Compression
 
 
 class HorovodAllreduce(torch.autograd.Function):

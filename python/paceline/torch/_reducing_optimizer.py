@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.common.compression import Codec
+from paceline.common.compression import Codec, NoneCompressor, SupportsCompress
 from paceline.common.engine import engine
 from paceline.common.handles import synchronize
 from paceline.common.operation import How, Options
@@ -27,7 +27,6 @@ from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_g
 from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch._parameters import empty_sparse
 from paceline.torch._prepared import Batch, Prepared
-from paceline.torch.compression import NoneCompressor, SupportsCompress
 
 
 class ReducingOptimizer(GradientHooks):

@@ -2,54 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from paceline.common.compression import Codec, Codecs, parts_of
-from paceline.common.operation import Options
+from paceline.common.compression import Codecs, Compressor, NoneCompressor
 
-
-class SupportsCompress(Protocol):
-    """What `Compressor` declares; a class with these methods need not be derived from it."""
-
-    def compress(self, tensor: torch.Tensor, /) -> tuple[torch.Tensor, Any]:
-        """Returns the compressed tensor and the context for `decompress`."""
-
-    def decompress(self, tensor: torch.Tensor, ctx: Any, /) -> torch.Tensor:
-        """Returns the tensor, up to the loss of the compression."""
-
-
-# What `compression=` takes: a Compressor, a codec of the engine, or a codec's setting.
-CompressionArgument = SupportsCompress | Codec | str
-
-
-class Compressor:
-    """Compresses a tensor before an operation and decompresses the result. Subclass it for an algorithm of your own."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns the compressed tensor and the context for `decompress`."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns the tensor, up to the loss of the compression."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Sends tensors unchanged."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns the tensor itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns the tensor itself."""
-        return tensor
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(Compressor):
@@ -71,8 +30,3 @@ class Compression(Codecs):
 
     none = NoneCompressor
     fp16 = FP16Compressor
-
-
-def split(compression: CompressionArgument) -> tuple[Any, Options]:
-    """An operation's `compression`: a Compressor for its tensors, and the options with the engine's codec."""
-    return parts_of(compression, NoneCompressor)

@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 import torch
 
 from paceline.common import compression as codecs
+from paceline.common.compression import CompressionArgument, SupportsCompress
 from paceline.common.engine import engine
 from paceline.common.operators import Adasum, Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
@@ -23,7 +24,7 @@ from paceline.torch._grad_scaler import guard
 from paceline.torch._held_optimizer import HeldOptimizer
 from paceline.torch._reducing_optimizer import ReducingOptimizer
 from paceline.torch._wait_free import WaitFreeOptimizer
-from paceline.torch.compression import Compression, CompressionArgument, SupportsCompress
+from paceline.torch.compression import Compression
 
 __all__ = ["DistributedOptimizer", "Distributed"]
 

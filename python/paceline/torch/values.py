@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paceline.common import abi
-from paceline.common.compression import codec_of
+from paceline.common.compression import codec_of, split
 from paceline.common.handles import synchronize
 from paceline.common.operation import Held, Options, operation
 from paceline.common.operators import Average
@@ -16,7 +16,7 @@ from paceline.common.significance import Significance
 from paceline.common.sync import Model, check, model_of
 from paceline.torch._memory import dtype_number, host_copy, host_view, is_direct
 from paceline.torch._ops_async import Part, start_one
-from paceline.torch.compression import Compression, split
+from paceline.torch.compression import Compression
 
 
 class Value:

@@ -68,15 +68,9 @@ def DistributedOptimizer(
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"expected an optimizer of Keras 3, got {kind.__module__}.{kind.__name__}")
     reduction = Reduction(
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=num_groups or groups,
-        process_set=process_set,
-        sync=sync,
-        scale_local_gradients=scale_local_gradients,
-    )
+        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
+        scale_local_gradients,
+    )  # fmt: skip
     derived: Any = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__})
     wrapped = derived.from_config(optimizer.get_config() | ({"name": name} if name else {}))
     if optimizer.built:
