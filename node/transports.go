@@ -7,6 +7,7 @@ import (
 
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/shm"
 )
 
 // backend makes the transport of one kind as the settings say. It returns nil where the settings exclude the kind, for
@@ -18,7 +19,8 @@ var backends = []backend{overSharedMemory, overFabric, overTCP}
 
 // wants reports whether a process has a transport of a kind that has no encryption, where the machine has it.
 func wants(s *settings.Settings, kind string) bool {
-	return (s.Transport == "auto" || s.Transport == kind) && s.TLSCert == ""
+	local := s.Transport == "local" && kind == shm.Kind
+	return (s.Transport == "auto" || s.Transport == kind || local) && s.TLSCert == ""
 }
 
 // optional is a transport that a machine may lack: that is an error where the settings ask for the kind by name. instead says

@@ -56,7 +56,7 @@ type Settings struct {
 	FusionBytes    int64  `json:"fusion_bytes"`    // payload of a frame in which small tensors travel together; 0: each alone
 	CreditBytes    int64  `json:"credit_bytes"`    // pushed to one server and not yet reported as consumed
 	Connections    int    `json:"connections"`     // from a worker to each server
-	Transport      string `json:"transport"`       // "tcp" alone, "shm" inside a host, "fabric", or "auto": what the machine has
+	Transport      string `json:"transport"`       // "local": shared memory inside a host where the machine has it; "tcp" alone, "shm", "fabric", or "auto": all that the machine has
 	ShmRing        int64  `json:"shm_ring"`        // of each direction of a connection in shared memory
 	Fabric         string `json:"fabric"`          // provider of libfabric; "" for the first one with hardware
 	SendBuffer     int64  `json:"send_buffer"`     // of the kernel for a connection; 0: as the kernel tunes it
