@@ -1,0 +1,358 @@
+"""The operations. Arguments, defaults and results are Horovod's.
+
+allreduce, broadcast and reducescatter are operations of MXNet's engine: they return at once, begin when the array is
+ready, and what uses the result waits for it. An operation that fails raises mxnet.base.MXNetError there, with the
+engine's message, as every failed operation of MXNet does. allgather and alltoall, whose results have a shape that no
+rank knows before, wait, and raise HorovodInternalError.
+
+Common arguments
+    tensor: a dense NDArray; one that is not on a CPU is copied to it and back.
+    name: identifies the operation on all ranks. Operations without one match in the order in which ranks call them.
+    op: Average (default), Sum, Adasum, Min, Max, Product. average: deprecated, True for Average and False for Sum.
+    priority: the higher leaves first, as in MXNet.
+    prescale_factor, postscale_factor: multiply each rank's array, and the result.
+    process_set: the ranks that participate. Roots of broadcasts are global ranks nevertheless.
+    compression: a codec of the engine, such as `Compression.int8()`. sync: a synchronisation model. Both for allreduce.
+
+Raises ValueError for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import MXNetError
+
+from paceline.common import abi
+from paceline.common.compression import codec_of
+from paceline.common.engine import engine
+from paceline.common.exceptions import NotInitializedError
+from paceline.common.handles import start, synchronize
+from paceline.common.operation import How, Options, operation
+from paceline.common.operators import Adasum, Average, operator_of
+from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
+from paceline.common.sync import model_of
+from paceline.mxnet._glue import failures, naive, push
+
+_DTYPES = {
+    np.dtype(np.uint8): abi.UINT8,
+    np.dtype(np.int8): abi.INT8,
+    np.dtype(np.int32): abi.INT32,
+    np.dtype(np.int64): abi.INT64,
+    np.dtype(np.float16): abi.FLOAT16,
+    np.dtype(np.float32): abi.FLOAT32,
+    np.dtype(np.float64): abi.FLOAT64,
+    np.dtype(np.bool_): abi.BOOL,
+}
+_REDUCES = (abi.ALLREDUCE, abi.REDUCESCATTER)
+_CPUS = ("cpu", "cpu_pinned", "cpu_shared")
+
+# Operations without a name have one of these each, in turn, so that many can be in flight.
+_UNNAMED = 64
+_counts = {kind: itertools.count() for kind in ("allreduce", "broadcast", "reducescatter", "allgather", "alltoall")}
+
+# By name: what each operation of the name waits for, so that they have the order of the program on every rank. A failed
+# operation's fails what waits for it, so that there are new ones then.
+_orders: dict[str, Any] = {}
+_MOST = 1 << 14  # names
+_failures = 0
+
+
+def _order(label: str) -> Any:
+    global _failures
+    if (now := failures()) != _failures:
+        _failures = now
+        _orders.clear()
+    if len(_orders) >= _MOST:
+        mx.nd.waitall()
+        _orders.clear()
+    if label not in _orders:
+        _orders[label] = mx.nd.zeros((1,))
+    return _orders[label].handle
+
+
+def _label(kind: str, name: str | None) -> str:
+    return name if name is not None else f"mxnet.{kind}.{next(_counts[kind]) % _UNNAMED}"
+
+
+def _check(kind: int, tensor: Any) -> int:
+    """The engine's number for the array's type. Raises ValueError for an array that cannot be used."""
+    if not isinstance(tensor, mx.nd.NDArray):
+        raise ValueError(f"an mxnet.nd.NDArray is needed, not {type(tensor).__name__}")
+    if tensor.stype != "default":
+        raise ValueError(f"an array of storage type {tensor.stype} cannot be sent: use tostype('default') first")
+    number = None if tensor.dtype is None else _DTYPES.get(np.dtype(tensor.dtype))
+    if number is None or (kind in _REDUCES and number == abi.BOOL):
+        raise ValueError(f"arrays of type {np.dtype(tensor.dtype)} cannot be {'reduced' if number else 'sent'}: cast it first")
+    if kind in (abi.ALLGATHER, abi.ALLTOALL, abi.REDUCESCATTER) and not tensor.shape:
+        raise ValueError("the operation works along the first dimension, and a 0-dimensional array has none")
+    return number
+
+
+def _exchange(
+    kind: int, tensor: Any, output: Any, label: str, priority: int, how: How = How(Average), root: int = 0
+) -> None:
+    """Has MXNet's engine run an operation into output, which may be the array itself."""
+    if not engine.is_initialized():
+        raise NotInitializedError
+    dtype = _check(kind, tensor)
+    if how.op == Adasum and kind == abi.ALLREDUCE and process_set_number(how.process_set) != 0:
+        raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
+    if tensor.context.device_type not in _CPUS:
+        here = tensor.as_in_context(mx.cpu())
+        result = here if output is tensor else mx.nd.empty(output.shape, dtype=output.dtype)
+        _exchange(kind, here, result, label, priority, how, root)
+        result.copyto(output)
+        return
+    if naive or not tensor.size:
+        output[:] = _wait(kind, tensor, label, priority, how, root)
+        return
+    fields = how.fields() if kind in _REDUCES else {"process_set": process_set_number(how.process_set)}
+    op = operation(kind, dtype, tensor.shape, 0, 0, root=root, priority=priority, name=label, **fields)
+    source = None if output is tensor else tensor.handle
+    if push(op, source, output.handle, _order(label)) != 0:
+        raise MXNetError(f"{label}: MXNet's engine has not taken the operation")
+
+
+def _wait(
+    kind: int,
+    tensor: Any,
+    label: str,
+    priority: int = 0,
+    how: How = How(Average),
+    root: int = 0,
+    splits: Sequence[int] | None = None,
+) -> Any:
+    """Runs an operation on a copy, waits, and returns the result; for alltoall with the rows received."""
+    dtype = _check(kind, tensor)
+    source = np.ascontiguousarray(tensor.asnumpy()).reshape(tensor.shape)
+    target = None if kind in (abi.ALLGATHER, abi.ALLTOALL) else np.empty(_result_shape(kind, tensor, how), source.dtype)
+    fields = how.fields() if kind in _REDUCES else {"process_set": process_set_number(how.process_set)}
+    op = operation(
+        kind,
+        dtype,
+        source.shape,
+        source.ctypes.data if source.size else 0,
+        target.ctypes.data if target is not None and target.size else 0,
+        root=root,
+        priority=priority,
+        splits=splits,
+        name=label,
+        **fields,
+    )
+
+    def result(handles: Sequence[int]) -> Any:
+        if target is not None:
+            return mx.nd.array(target, tensor.context, target.dtype)
+        memory, rows, _ = engine.result(handles[0])
+        shape = (sum(rows), *source.shape[1:])
+        gathered = np.empty(shape, source.dtype) if memory is None else np.frombuffer(memory, source.dtype).reshape(shape)
+        array = mx.nd.array(gathered, tensor.context, source.dtype)
+        return (array, mx.nd.array(rows, tensor.context, np.int32)) if kind == abi.ALLTOALL else array
+
+    return synchronize(start([op], result, at_once=True))
+
+
+def _result_shape(kind: int, tensor: Any, how: How) -> tuple[int, ...]:
+    if kind != abi.REDUCESCATTER:
+        return tuple(tensor.shape)
+    rank, size = place_in(how.process_set)
+    share, over = divmod(tensor.shape[0], size)
+    return (share + (rank < over), *tensor.shape[1:])
+
+
+def _options(compression: Any, sync: Any) -> Options:
+    codec = None if compression is None else codec_of(compression)
+    if compression is not None and codec is None:
+        raise ValueError("compression= takes a codec of the engine here, such as Compression.int8()")
+    model = model_of(sync)
+    if model.ahead:
+        raise ValueError(
+            f"sync={model.setting}: for MXNet the servers hold no parameters, so ranks cannot run ahead; models that "
+            "reduce gradients are BSP and DropStragglers"
+        )
+    return Options(sync=model.declared, codec=codec and codec.text)
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: int | None = None,
+    compression: Any = None,
+    sync: Any = None,
+) -> Any:
+    """Returns a new array, the reduction of all ranks' arrays, which have one shape and type."""
+    args = (name, priority, prescale_factor, postscale_factor, process_set, op, compression, sync)
+    return grouped_allreduce([tensor], average, *args)[0]
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: int | None = None,
+    compression: Any = None,
+    sync: Any = None,
+) -> Any:
+    """As `allreduce`, into the array itself, which it returns."""
+    args = (name, priority, prescale_factor, postscale_factor, process_set, op, compression, sync)
+    return grouped_allreduce_([tensor], average, *args)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: int | None = None,
+    compression: Any = None,
+    sync: Any = None,
+) -> list[Any]:
+    """Returns a list of new arrays, the reductions of several. Each begins when its array is ready."""
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set, _options(compression, sync))
+    return _reduce(tensors, [mx.nd.empty(t.shape, t.context, t.dtype) for t in tensors], name, priority, how)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: int | None = None,
+    compression: Any = None,
+    sync: Any = None,
+) -> list[Any]:
+    """As `grouped_allreduce`, into the arrays themselves, which it returns."""
+    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set, _options(compression, sync))
+    return _reduce(tensors, list(tensors), name, priority, how)
+
+
+def _reduce(tensors: Sequence[Any], outputs: list[Any], name: str | None, priority: int, how: How) -> list[Any]:
+    for tensor, output, label in zip(tensors, outputs, _labels("allreduce", name, len(outputs)), strict=True):
+        _exchange(abi.ALLREDUCE, tensor, output, label, priority, how)
+    return outputs
+
+
+def _labels(kind: str, name: str | None, count: int) -> list[str]:
+    if name is None or count == 1:
+        return [_label(kind, name) for _ in range(count)]
+    return [f"{name}.{i}" for i in range(count)]
+
+
+def allgather(
+    tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Returns the ranks' arrays one after the other along the first dimension, in which they may differ. Waits."""
+    return _wait(abi.ALLGATHER, tensor, _label("allgather", name), priority, How(Average, process_set=process_set))
+
+
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """`allgather` of several arrays."""
+    return [
+        allgather(t, label, priority, process_set)
+        for t, label in zip(tensors, _labels("allgather", name, len(tensors)), strict=True)
+    ]
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Returns a new array, root_rank's."""
+    output = mx.nd.empty(tensor.shape, tensor.context, tensor.dtype)
+    how = How(Average, process_set=process_set)
+    _exchange(abi.BROADCAST, tensor, output, _label("broadcast", name), priority, how, root_rank)
+    return output
+
+
+def broadcast_(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """As `broadcast`, into the array itself, which it returns."""
+    how = How(Average, process_set=process_set)
+    _exchange(abi.BROADCAST, tensor, tensor, _label("broadcast", name), priority, how, root_rank)
+    return tensor
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends each rank some rows, and returns those received, in rank order. Waits.
+
+    splits: rows for each rank, an NDArray or a list; None: equal parts. With it the result is a pair, with the rows
+    received from each rank, an int32 array.
+    """
+    if isinstance(splits, mx.nd.NDArray):
+        splits = splits.asnumpy().tolist()
+    rows = None if splits is None else list(splits)
+    if rows is not None and any(n != int(n) for n in rows):
+        raise ValueError(f"splits are numbers of rows, not {rows}")
+    how = How(Average, process_set=process_set)
+    received = _wait(abi.ALLTOALL, tensor, _label("alltoall", name), priority, how, splits=rows and [int(n) for n in rows])
+    return received if rows is not None else received[0]
+
+
+def reducescatter(
+    tensor: Any,
+    op: int = Average,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Returns this rank's rows of the reduction: a part of equal size, the first ranks one row more."""
+    args = (op, name, priority, process_set, prescale_factor, postscale_factor)
+    return grouped_reducescatter([tensor], *args)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    op: int = Average,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """`reducescatter` of several arrays."""
+    how = How(operator_of(op, None), prescale_factor, postscale_factor, process_set)
+    outputs = []
+    for tensor, label in zip(tensors, _labels("reducescatter", name, len(tensors)), strict=True):
+        _check(abi.REDUCESCATTER, tensor)
+        output = mx.nd.empty(_result_shape(abi.REDUCESCATTER, tensor, how), tensor.context, tensor.dtype)
+        _exchange(abi.REDUCESCATTER, tensor, output, label, priority, how)
+        outputs.append(output)
+    return outputs

@@ -1,0 +1,103 @@
+"""paceline.mxnet: runs each file of mxnet_ranks/ under 2 and under 4 ranks, the example, and what is wrong at import."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from jobs import HANG_S, clean_environment, reserved_port
+
+pytest.importorskip("mxnet", reason="MXNet is not installed here: make test-mxnet")
+
+TESTS = Path(__file__).parents[1]
+CHECKS = sorted((TESTS / "frameworks" / "mxnet_ranks").glob("check_*.py"))
+
+
+def run(*argv, **env):
+    with reserved_port() as port:
+        done = subprocess.run(
+            [*map(str, argv)],
+            env=clean_environment() | {"PACELINE_PORT": str(port), "OMP_NUM_THREADS": "1"} | env,
+            cwd=TESTS.parents[1],
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+    return done.returncode, done.stdout + done.stderr
+
+
+def on_ranks(size, *argv, **env):
+    """What a script says on so many ranks, on which it succeeds."""
+    code, said = run("paceline", "run", "-np", size, *argv, **env)
+    assert code == 0, said[-12000:]
+    return said
+
+
+def checks(file, tmp_path):
+    return [sys.executable, TESTS / "ranks" / "run.py", tmp_path, "-x", "-q", "-W", "ignore", "-p", "no:cacheprovider", file]
+
+
+@pytest.mark.parametrize("size", [2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.mark.parametrize("file", CHECKS, ids=[c.stem for c in CHECKS])
+def test_every_rank_passes(file, size, tmp_path):
+    on_ranks(size, *checks(file, tmp_path))
+
+
+def test_the_engine_for_debugging_waits_for_each_operation(tmp_path):
+    on_ranks(2, *checks(CHECKS[0], tmp_path), "-k", "not any_order and not failed_operation and not failure_that", MXNET_ENGINE_TYPE="NaiveEngine")
+
+
+def test_the_example_learns_the_digits_on_two_workers():
+    said = on_ranks(2, sys.executable, "examples/mxnet_digits.py", "--epochs", "8")
+    assert float(re.search(r"test accuracy: +(\d+\.\d+)%", said)[1]) > 95
+    assert re.search(r"throughput: +[\d,]+ images/s over 2 workers", said)
+    assert "parameters:    identical on all workers" in said
+
+
+def test_a_script_for_horovod_runs_unedited():
+    code = """
+    import mxnet as mx
+    import horovod.mxnet as hvd
+    hvd.init()
+    assert hvd.size() == 2 and hvd.allreduce(mx.nd.ones((2,)), average=False).asnumpy().tolist() == [2, 2]
+    """
+    on_ranks(2, "--horovod", sys.executable, "-c", textwrap.dedent(code))
+
+
+def test_every_name_of_horovod_is_there():
+    import paceline.mxnet as hvd
+
+    # fmt: off
+    names = [
+        "init", "shutdown", "is_initialized", "start_timeline", "stop_timeline", "size", "local_size", "cross_size",
+        "rank", "local_rank", "cross_rank", "mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled",
+        "gloo_built", "nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built", "ProcessSet",
+        "global_process_set", "add_process_set", "remove_process_set", "Compression", "Average", "Sum", "Adasum", "Min",
+        "Max", "Product", "DistributedOptimizer", "DistributedTrainer", "broadcast_parameters", "allreduce",
+        "allreduce_", "grouped_allreduce", "grouped_allreduce_", "allgather", "grouped_allgather", "broadcast",
+        "broadcast_", "alltoall", "reducescatter", "grouped_reducescatter", "allgather_object", "broadcast_object",
+        "split_list",
+    ]
+    # fmt: on
+    assert [name for name in names if not hasattr(hvd, name) or name not in hvd.__all__] == []
+
+
+@pytest.mark.parametrize(
+    ("before", "error"),
+    [
+        ("import sys; sys.modules['mxnet'] = None", "pip install 'paceline[mxnet]'"),
+        ("import mxnet; mxnet.__version__ = '2.0.0'", "does not know MXNet 2.0.0. paceline.mxnet is tested with"),
+    ],
+    ids=["missing", "unknown version"],
+)
+def test_an_unusable_mxnet_is_an_import_error_that_says_what_to_do(before, error):
+    code, said = run(sys.executable, "-c", f"{before}\nimport paceline.mxnet")
+    assert code == 1 and "ImportError" in said.replace("ModuleNotFoundError", "ImportError") and error in said, said
+
+
+def test_an_operation_before_init_is_an_error():
+    code, said = run(sys.executable, "-c", "import mxnet as mx, paceline.mxnet as h; h.allreduce_(mx.nd.ones(3))")
+    assert code == 1 and "call hvd.init() first" in said, said
