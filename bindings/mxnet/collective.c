@@ -1,23 +1,20 @@
 /*
- * paceline.mxnet in MXNet's dependency engine: an operation is pushed with the arrays that it reads and writes, so that it begins
- * when they are ready and what uses its result waits for its end, and no thread waits for other ranks.
+ * paceline.mxnet in MXNet's dependency engine: an operation is pushed with the arrays that it reads and writes, so that
+ * it begins when they are ready and what uses its result waits for its end, and no thread waits for other ranks.
  *
  *  1. pl_mxnet_push (the program's thread) copies the operation and has MXNet's engine call run.
  *  2. run (a thread of MXNet) submits it to Paceline's engine and returns.
- *  3. ended (a thread of Paceline's engine) completes it in MXNet's. An error becomes MXNet's, which is raised where the
- *     program waits for the result.
+ *  3. ended (a thread of Paceline's engine) completes it in MXNet's. An error becomes MXNet's, which is raised where
+ * the program waits for the result.
  *  4. MXNet's engine frees it (forget), also where it has not called run because an argument had failed.
  */
-#include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "paceline.h"
-
-#define EXPORT __attribute__((visibility("default")))
+#include "engine.h"
 
 enum { MAX_DIMS = 32 };
 
@@ -38,15 +35,8 @@ typedef struct call {
 } call;
 
 static struct {
-  int (*submit)(const pl_op *, uint32_t, int32_t *);
-  int (*release)(int32_t);
-  int64_t (*error)(int32_t, char *, uint64_t);
-  const char *(*last_error)(void);
-} engine;
-
-static struct {
-  int (*push)(void (*)(void *, void *, void *), void *, void (*)(void *), void *, void **, int, void **, int, void *, int,
-              const char *, bool);
+  int (*push)(void (*)(void *, void *, void *), void *, void (*)(void *), void *, void **, int, void **, int, void *,
+              int, const char *, bool);
   int (*copy)(void *, void **);
   int (*free)(void *);
   int (*data)(void *, void **);
@@ -56,14 +46,7 @@ static struct {
   void (*end_error)(void *);
 } mxnet;
 
-/* The engine's library as dlopen has returned it. Returns 0, or -1 if it lacks a function. */
-EXPORT int pl_mxnet_bind(void *library) {
-  engine.submit = (int (*)(const pl_op *, uint32_t, int32_t *))dlsym(library, "pl_submit");
-  engine.release = (int (*)(int32_t))dlsym(library, "pl_release");
-  engine.error = (int64_t (*)(int32_t, char *, uint64_t))dlsym(library, "pl_error");
-  engine.last_error = (const char *(*)(void))dlsym(library, "pl_last_error");
-  return engine.submit && engine.release && engine.error && engine.last_error ? 0 : -1;
-}
+EXPORT int pl_mxnet_bind(void *library) { return engine_bind(library); }
 
 /* MXNet's library as dlopen has returned it. Returns the name of a symbol that it lacks, or NULL. */
 EXPORT const char *pl_mxnet_use(void *library) {
@@ -168,9 +151,9 @@ static int hold(void *array, void **held) {
   return mxnet.copy(array, held);
 }
 
-/* Pushes an operation without its memory, which is that of input and output; they are the same array where input is NULL. order
- * is an array that the operation waits for as if it wrote it, so that operations of one name have the order of their pushes. Returns
- * 0, or -1. */
+/* Pushes an operation without its memory, which is that of input and output; they are the same array where input is
+ * NULL. order is an array that the operation waits for as if it wrote it, so that operations of one name have the order
+ * of their pushes. Returns 0, or -1. */
 EXPORT int pl_mxnet_push(const pl_op *op, void *input, void *output, void *order) {
   call *c = calloc(1, sizeof *c);
   if (!c) return -1;

@@ -5,12 +5,11 @@ Names, arguments and results are those of horovod.mxnet. Operations run in MXNet
 
 from __future__ import annotations
 
-from paceline.mxnet import _glue  # noqa: F401, I001: it says what is wrong with MXNet
-
 from paceline.common import core as _core
 from paceline.common.core import *
 from paceline.common.objects import allgather_object, broadcast_object
 from paceline.common.util import split_list
+from paceline.mxnet import _glue  # noqa: F401
 from paceline.mxnet.compression import Compression
 from paceline.mxnet.mpi_ops import (
     allgather,

@@ -18,9 +18,9 @@ except ModuleNotFoundError as e:
 except AttributeError as e:  # a name that NumPy no longer has
     raise ImportError(f"MXNet cannot be imported: {e}. {_NEEDS}; pip install 'paceline[mxnet]'") from e
 
-from mxnet.base import _LIB
+from mxnet.base import _LIB  # noqa: E402
 
-from paceline.common import abi, glue
+from paceline.common import abi, glue  # noqa: E402
 
 
 def _load() -> Any:

@@ -6,35 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.common.compression import Codecs
+from paceline.common.compression import Codecs, Compressor, NoneCompressor
 
-
-class Compressor:
-    """Compresses an array before an operation and decompresses the result. Subclass it for an algorithm of your own."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Returns the compressed array and the context for `decompress`."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Returns the array, up to the loss of the compression."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Sends arrays unchanged."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Returns the array itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Returns the array itself."""
-        return tensor
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(Compressor):

@@ -87,15 +87,15 @@ def _check(kind: int, tensor: Any) -> int:
         raise ValueError(f"an array of storage type {tensor.stype} cannot be sent: use tostype('default') first")
     number = None if tensor.dtype is None else _DTYPES.get(np.dtype(tensor.dtype))
     if number is None or (kind in _REDUCES and number == abi.BOOL):
-        raise ValueError(f"arrays of type {np.dtype(tensor.dtype)} cannot be {'reduced' if number else 'sent'}: cast it first")
+        raise ValueError(
+            f"arrays of type {np.dtype(tensor.dtype)} cannot be {'reduced' if number else 'sent'}: cast it first"
+        )
     if kind in (abi.ALLGATHER, abi.ALLTOALL, abi.REDUCESCATTER) and not tensor.shape:
         raise ValueError("the operation works along the first dimension, and a 0-dimensional array has none")
     return number
 
 
-def _exchange(
-    kind: int, tensor: Any, output: Any, label: str, priority: int, how: How = How(Average), root: int = 0
-) -> None:
+def _exchange(kind: int, tensor: Any, output: Any, label: str, priority: int, how: How, root: int = 0) -> None:
     """Has MXNet's engine run an operation into output, which may be the array itself."""
     if not engine.is_initialized():
         raise NotInitializedError
@@ -122,8 +122,8 @@ def _wait(
     kind: int,
     tensor: Any,
     label: str,
-    priority: int = 0,
-    how: How = How(Average),
+    priority: int,
+    how: How,
     root: int = 0,
     splits: Sequence[int] | None = None,
 ) -> Any:
@@ -150,7 +150,9 @@ def _wait(
             return mx.nd.array(target, tensor.context, target.dtype)
         memory, rows, _ = engine.result(handles[0])
         shape = (sum(rows), *source.shape[1:])
-        gathered = np.empty(shape, source.dtype) if memory is None else np.frombuffer(memory, source.dtype).reshape(shape)
+        gathered = (
+            np.empty(shape, source.dtype) if memory is None else np.frombuffer(memory, source.dtype).reshape(shape)
+        )
         array = mx.nd.array(gathered, tensor.context, source.dtype)
         return (array, mx.nd.array(rows, tensor.context, np.int32)) if kind == abi.ALLTOALL else array
 
@@ -175,7 +177,7 @@ def _options(compression: Any, sync: Any) -> Options:
             f"sync={model.setting}: for MXNet the servers hold no parameters, so ranks cannot run ahead; models that "
             "reduce gradients are BSP and DropStragglers"
         )
-    return Options(sync=model.declared, codec=codec and codec.text)
+    return Options(sync=model.declared, codec=getattr(codec, "text", None))
 
 
 def allreduce(
@@ -320,7 +322,9 @@ def alltoall(
     if rows is not None and any(n != int(n) for n in rows):
         raise ValueError(f"splits are numbers of rows, not {rows}")
     how = How(Average, process_set=process_set)
-    received = _wait(abi.ALLTOALL, tensor, _label("alltoall", name), priority, how, splits=rows and [int(n) for n in rows])
+    received = _wait(
+        abi.ALLTOALL, tensor, _label("alltoall", name), priority, how, splits=rows and [int(n) for n in rows]
+    )
     return received if rows is not None else received[0]
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import mxnet as mx
 
-from paceline.common.compression import parts_of
+from paceline.common.compression import split
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in
-from paceline.mxnet.compression import Compression, NoneCompressor
+from paceline.mxnet.compression import Compression
 from paceline.mxnet.mpi_ops import allreduce_, broadcast_
 
 
@@ -20,7 +20,7 @@ class _Reduction:
     """Averages gradients over the ranks of a set, each into its own array."""
 
     def __init__(self, compression: Any, predivide: float, process_set: ProcessSet, sync: Any) -> None:
-        self.compressor, options = parts_of(compression, NoneCompressor)
+        self.compressor, options = split(compression)
         self.process_set = process_set
         codec = options.codec
         self.how: dict[str, Any] = {"prescale_factor": 1 / predivide, "postscale_factor": predivide, "op": Average}
@@ -131,7 +131,7 @@ class DistributedTrainer(mx.gluon.Trainer):
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             warnings.warn(
-                "DistributedTrainer averages the gradients itself: it uses the optimizer inside of DistributedOptimizer",
+                "DistributedTrainer averages the gradients itself: it uses the optimizer that DistributedOptimizer wraps",
                 stacklevel=2,
             )
             optimizer = optimizer._optimizer

@@ -1,4 +1,4 @@
-"""paceline.mxnet: runs each file of mxnet_ranks/ under 2 and under 4 ranks, the example, and what is wrong at import."""
+"""paceline.mxnet: runs each file of mxnet_ranks/ under 2 and 4 ranks, the example, and what is wrong at import."""
 
 import re
 import subprocess
@@ -37,7 +37,18 @@ def on_ranks(size, *argv, **env):
 
 
 def checks(file, tmp_path):
-    return [sys.executable, TESTS / "ranks" / "run.py", tmp_path, "-x", "-q", "-W", "ignore", "-p", "no:cacheprovider", file]
+    return [
+        sys.executable,
+        TESTS / "ranks" / "run.py",
+        tmp_path,
+        "-x",
+        "-q",
+        "-W",
+        "ignore",
+        "-p",
+        "no:cacheprovider",
+        file,
+    ]
 
 
 @pytest.mark.parametrize("size", [2, 4], ids=["2 ranks", "4 ranks"])
@@ -47,7 +58,13 @@ def test_every_rank_passes(file, size, tmp_path):
 
 
 def test_the_engine_for_debugging_waits_for_each_operation(tmp_path):
-    on_ranks(2, *checks(CHECKS[0], tmp_path), "-k", "not any_order and not failed_operation and not failure_that", MXNET_ENGINE_TYPE="NaiveEngine")
+    on_ranks(
+        2,
+        *checks(CHECKS[0], tmp_path),
+        "-k",
+        "not any_order and not failed_operation and not failure_that",
+        MXNET_ENGINE_TYPE="NaiveEngine",
+    )
 
 
 def test_the_example_learns_the_digits_on_two_workers():

@@ -33,7 +33,11 @@ def all_ranks(shape=(3, 4), dtype="float32"):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reductions_of_all_types(dtype):
     every = all_ranks(dtype=dtype)
-    for op, expected in ((hvd.Sum, sum(every)), (hvd.Min, np.minimum.reduce(every)), (hvd.Max, np.maximum.reduce(every))):
+    for op, expected in (
+        (hvd.Sum, sum(every)),
+        (hvd.Min, np.minimum.reduce(every)),
+        (hvd.Max, np.maximum.reduce(every)),
+    ):
         array = mine(dtype=dtype)
         result = hvd.allreduce(array, op=op, name=f"all types {dtype} {op}")
         assert result.dtype == array.dtype
@@ -58,7 +62,7 @@ def test_results_follow_what_they_depend_on():
     """Nothing waits in between: MXNet's engine orders what is computed before and after."""
     array = mx.nd.ones((1000,)) * (hvd.rank() + 1)
     total = hvd.size() * (hvd.size() + 1) / 2
-    for step in range(50):
+    for _ in range(50):
         array = array * 2
         hvd.allreduce_(array, op=hvd.Sum, name="chain")
         array = array / (2 * total) * (hvd.rank() + 1)
