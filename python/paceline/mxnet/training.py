@@ -131,7 +131,7 @@ class DistributedTrainer(mx.gluon.Trainer):
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             warnings.warn(
-                "DistributedTrainer averages the gradients itself: it uses the optimizer that DistributedOptimizer wraps",
+                "DistributedTrainer averages the gradients itself: it uses the optimizer in DistributedOptimizer",
                 stacklevel=2,
             )
             optimizer = optimizer._optimizer
