@@ -38,7 +38,6 @@ type round struct {
 	lost     *wire.Lost
 	ended    bool
 	removals removals
-	farewell bool // it is empty and has said goodbye, to be read by workers that go on without it
 
 	deserted chan struct{} // closed by desert when every rank has left, or one is lost
 	desert   func()
@@ -51,7 +50,6 @@ type round struct {
 
 	tuners *held.Tuners
 	cork   cork
-	door   door
 }
 
 func newRound(s *Server, first *membership.Epoch) *round {
@@ -144,7 +142,7 @@ func (r *round) tensor(h *wire.Header) (*tensor, error) {
 // serve brings a request to its room. An error is of a peer that does not keep to the protocol.
 func (r *round) serve(q *room.Request) error {
 	if q.Type.OfMessage() || q.Type == wire.TypePiece || q.Type == wire.TypeWithdraw {
-		return r.door.pass(q, func() error { return r.messages.Serve(q) })
+		return r.messages.Serve(q)
 	}
 	t, err := r.tensor(&q.Header)
 	if errors.Is(err, errRemoved) {
@@ -154,14 +152,6 @@ func (r *round) serve(q *room.Request) error {
 	if err != nil {
 		return err
 	}
-	if q.Type == wire.TypePut || q.Type == wire.TypeGet || t.held != nil {
-		return r.door.pass(q, func() error { return r.dispatch(t, q) })
-	}
-	return r.dispatch(t, q)
-}
-
-// dispatch brings a request about a tensor to its room.
-func (r *round) dispatch(t *tensor, q *room.Request) error {
 	switch q.Type {
 	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet:
 		if !t.enter(&q.Header) {

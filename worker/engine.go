@@ -214,8 +214,7 @@ func (e *Engine) connect(ctx context.Context) error {
 		}
 		p := newPeer(e, i, server)
 		e.ways[i] = p
-		if server.State == membership.Gone {
-			p.hand()
+		if p.traffic.lost = server.State == membership.Gone; p.traffic.lost {
 			continue
 		}
 		wg.Go(func() {
@@ -354,7 +353,7 @@ func (e *Engine) Follow(later *membership.Epoch) {
 	for _, d := range lost {
 		if d.Role == membership.ServerRole && e.broken == nil {
 			e.starts.Add(1)
-			go e.succeed(d.Number, d.Why, d.Drained)
+			go e.succeed(d.Number, d.Why)
 		}
 	}
 	e.mu.Unlock()

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	"github.com/paceline/paceline/core/membership"
 	life "github.com/paceline/paceline/core/task"
@@ -23,7 +22,6 @@ type peer struct {
 
 	reading sync.WaitGroup // goroutines that read them
 	closed  sync.Once
-	handed  atomic.Bool // traffic.lost, for those who have not the lock
 
 	mu      lockorder.Mutex
 	traffic traffic
@@ -125,16 +123,13 @@ func (t *task) Sent(err error) {
 
 // notSent keeps a task that was not sent until it is known why; at once where the server has left.
 func (p *peer) notSent(t *task) (gone error) {
+	if heir := p.heir(t); heir != nil {
+		return heir.(*peer).notSent(t)
+	}
 	p.mu.Lock()
-	lost, gone := p.traffic.lost, p.traffic.gone
-	if !lost {
-		p.traffic.unsent = append(p.traffic.unsent, t)
-	}
-	p.mu.Unlock()
-	if lost {
-		return p.heir(t).(*peer).notSent(t)
-	}
-	return gone
+	defer p.mu.Unlock()
+	p.traffic.unsent = append(p.traffic.unsent, t)
+	return p.traffic.gone
 }
 
 // leave fails what still waits for a server that has left on purpose. A join needs every server.
@@ -178,8 +173,8 @@ func (t *task) answered(err error) {
 
 // forget implements way.
 func (p *peer) forget(t *task) {
-	if p.gone() {
-		p.heir(t).forget(t)
+	if heir := p.heir(t); heir != nil {
+		heir.forget(t)
 		return
 	}
 	p.mu.Lock()
@@ -194,10 +189,6 @@ func (p *peer) cancel(d *declaration, h wire.Header) {
 
 // withdraw implements way.
 func (p *peer) withdraw(h wire.Header, abandon func()) {
-	if p.gone() {
-		p.heirFor(asPieces, &h).withdraw(h, abandon)
-		return
-	}
 	p.mu.Lock()
 	abandon()
 	if len(p.links) > 0 {

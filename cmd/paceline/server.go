@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"net"
 
 	"github.com/spf13/cobra"
@@ -15,11 +14,7 @@ func serverCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "server --scheduler host:port",
 		Short: "Run a dedicated server of a job until a signal ends it",
-		Long: `Run a dedicated server of a job until a signal ends it.
-
-The server of an elastic job leaves it empty, so that nothing is lost, and then ends; a second signal ends it at once.
-` + "`paceline drain`" + ` does the same from elsewhere.`,
-		Args: noArguments,
+		Args:  noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			s, err := settingsAs("server", fromFlag{"--scheduler", "PACELINE_SCHEDULER", scheduler}, fromFlag{"--shards", "PACELINE_SERVER_SHARDS", positive(shards)})
 			if err != nil {
@@ -33,7 +28,6 @@ The server of an elastic job leaves it empty, so that nothing is lost, and then 
 			}
 			ctx, stop := untilSignal()
 			defer stop()
-			context.AfterFunc(ctx, stop) // a second signal ends it at once
 			return node.RunServer(ctx, s, listen, node.Options{})
 		},
 	}

@@ -20,11 +20,10 @@ type Change struct {
 	Profiles placement.Profiles
 }
 
-// Loss is a member whose process ended without a goodbye, or a server that has been drained: the keys of both go on at their heirs.
+// Loss is a member whose process ended without a goodbye.
 type Loss struct {
 	Member
-	Drained bool // it has answered all that only it could answer, and said goodbye
-	Why     string
+	Why string
 }
 
 // Departure is a process that has been a member.
@@ -33,7 +32,6 @@ type Departure struct {
 	Incarnation uint64
 	Epoch       uint32 // the first one without it
 	Lost        bool   // it ended without a goodbye
-	Drained     bool   // a server of an elastic job that left empty
 	Why         string
 }
 
@@ -139,7 +137,7 @@ func (e *Epoch) lose(l Loss) {
 			e.Servers[i].State = Gone
 		}
 	}
-	e.depart(Departure{Member: l.Member, Lost: !l.Drained, Drained: l.Drained, Why: l.Why})
+	e.depart(Departure{Member: l.Member, Lost: true, Why: l.Why})
 }
 
 // revive ends the drains of servers that stay, where a loss has left no other server.

@@ -41,7 +41,7 @@ func (v *View) Anew() {
 	v.replace(v.Now().Anew())
 }
 
-// Lose goes on without the members that later has lost, or drained, and the current epoch has not, and returns them. A node numbers its epochs by
+// Lose goes on without the members that later has lost and the current epoch has not, and returns them. A node numbers its epochs by
 // itself: it may hear of a loss before all ranks have joined, and another node after.
 func (v *View) Lose(later *Epoch) (lost []Departure, err error) {
 	v.mu.Lock()
@@ -49,9 +49,9 @@ func (v *View) Lose(later *Epoch) (lost []Departure, err error) {
 	now := v.Now()
 	var c Change
 	for _, d := range later.gone {
-		if (d.Lost || d.Drained) && now.Return(d.Member, d.Incarnation) == nil {
+		if d.Lost && now.Return(d.Member, d.Incarnation) == nil {
 			lost = append(lost, d)
-			c.Lose = append(c.Lose, Loss{d.Member, d.Drained, d.Why})
+			c.Lose = append(c.Lose, Loss{d.Member, d.Why})
 		}
 	}
 	if len(lost) == 0 {
