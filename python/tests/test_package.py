@@ -154,7 +154,7 @@ ABSENT = {
     "horovod.tensorflow": "pip install 'paceline[tensorflow]'",
     "horovod.tensorflow.keras": "pip install 'paceline[tensorflow]'",
     "horovod.keras": "pip install 'paceline[tensorflow]'",
-    "horovod.mxnet": "import horovod.torch",
+    "horovod.mxnet": "pip install 'paceline[mxnet]'",
     "horovod.spark": "paceline run",
     "horovod.ray": "paceline run",
     "horovod.data": "torch.utils.data.DataLoader",
@@ -166,7 +166,7 @@ def test_what_paceline_lacks_is_an_error_that_says_what_to_use(as_horovod):
     said = python(f"""
         import importlib, sys
         import horovod.torch as hvd
-        sys.modules["tensorflow"] = None
+        sys.modules["tensorflow"] = sys.modules["mxnet"] = None
         for name in {list(ABSENT)}:
             try:
                 importlib.import_module(name)
