@@ -38,6 +38,11 @@ def test_paceline_run_takes_over():
     assert [line.rpartition("rank")[2] for line in said] == [" 0 is done", " 1 is done"]
 
 
+def test_memory_outlives_works_that_end_early(port):
+    said = run([*TORCHRUN, port, SCRIPTS / "leftovers.py"])
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
 def test_training_gives_the_bits_of_gloo(port, tmp_path):
     """DDP, ZeRO, FSDP2, tensor parallel and checkpoints. A sum of two numbers has one result, whatever their order."""
     results = [
@@ -49,7 +54,10 @@ def test_training_gives_the_bits_of_gloo(port, tmp_path):
         assert gloo == paceline
 
 
-@pytest.mark.parametrize(("way", "env"), [("hook", {}), ("setting", {"PACELINE_COMPRESSION": "int8"})])
+INT8 = {"PACELINE_COMPRESSION": "int8"}
+
+
+@pytest.mark.parametrize(("way", "env"), [("hook", {}), ("setting", INT8), ("own", INT8)])
 def test_codecs_for_distributed_data_parallel(port, way, env):
     said = run([*TORCHRUN, port, SCRIPTS / "codec.py", way], **env)
     assert said == ["alike True learns True"] * 2

@@ -1,6 +1,7 @@
-"""DistributedDataParallel with int8 gradients on two ranks: codec.py hook|setting. Prints whether they end alike."""
+"""DistributedDataParallel with int8 gradients on two ranks: codec.py hook|setting|own. Says whether they end alike."""
 
 import sys
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,18 @@ if sys.argv[1] == "hook":
     from paceline.torch.distributed import DDPState, ddp_hook
 
     model.register_comm_hook(DDPState("int8", network.named_parameters()), ddp_hook)
+calls = []
+if sys.argv[1] == "own":  # the script's hook wins over the setting
+
+    def average(state, bucket):
+        calls.append(bucket.index())
+        work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model.register_comm_hook(None, average)
+    assert [w.category for w in warned] == [UserWarning] and "PACELINE_COMPRESSION" in str(warned[0].message), warned
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 torch.manual_seed(dist.get_rank())
 x = torch.randn(64, 64)
@@ -25,6 +38,8 @@ for _ in range(20):
     loss.backward()
     optimizer.step()
     losses.append(loss.item())
+hooks = [hook.__name__ for hook, _ in model._comm_hooks]
+assert hooks == ["average" if sys.argv[1] == "own" else "ddp_hook"] and bool(calls) == (sys.argv[1] == "own"), hooks
 mine = torch.cat([p.detach().flatten() for p in network.parameters()])
 all_ranks = [torch.empty_like(mine) for _ in range(2)]
 dist.all_gather(all_ranks, mine)

@@ -1,7 +1,10 @@
 """Paceline's codecs for DistributedDataParallel: a communication hook, and the setting that gives it to every model."""
 
+import contextlib
 import functools
 import itertools
+import warnings
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -88,18 +91,45 @@ def backend_of(group: ProcessGroup | None) -> PacelineBackend:
     return backend
 
 
+# Models without a hook so far: they get ours at their first forward pass, unless the script has registered its own.
+_waiting: weakref.WeakKeyDictionary[DistributedDataParallel, DDPState] = weakref.WeakKeyDictionary()
+
+
 @functools.cache
 def install() -> None:
-    """Gives every DistributedDataParallel that is made from now on the hook, where PACELINE_COMPRESSION asks for it."""
-    original = DistributedDataParallel.__init__
+    """Gives every DistributedDataParallel that is made from now on the hook, where PACELINE_COMPRESSION asks for it.
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        try:
-            state = DDPState(None, self.module.named_parameters(), self.process_group)
-        except ValueError:  # another backend's
-            return
-        self.register_comm_hook(state, ddp_hook)
+    A hook that the script registers wins, with a warning.
+    """
+    init, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
+    register: Any = DistributedDataParallel.register_comm_hook
 
-    setattr(DistributedDataParallel, "__init__", init)  # noqa: B010, as mypy has it
+    @functools.wraps(init)
+    def wait(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        with contextlib.suppress(ValueError):  # another backend's
+            _waiting[self] = DDPState(None, self.module.named_parameters(), self.process_group)
+
+    @functools.wraps(forward)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (state := _waiting.pop(self, None)) is not None:
+            register(self, state, ddp_hook)
+        return forward(self, *args, **kwargs)
+
+    def yielding(method: Any) -> Any:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if _waiting.pop(self, None) is not None:
+                warnings.warn(
+                    "PACELINE_COMPRESSION does not apply to a model that has a communication hook of its own: "
+                    "unset it, or register paceline.torch.distributed.ddp_hook",
+                    stacklevel=2,
+                )
+            return method(self, *args, **kwargs)
+
+        return call
+
+    changed = {"__init__": wait, "forward": begin, "register_comm_hook": yielding(register)}
+    changed["_register_builtin_comm_hook"] = yielding(DistributedDataParallel._register_builtin_comm_hook)
+    for name, method in changed.items():
+        setattr(DistributedDataParallel, name, method)

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
+from paceline.common.engine import engine
 from paceline.torch.distributed.group import Group
 
 _OK = "ok"
@@ -17,7 +18,7 @@ def monitored_barrier(store: Store, group: Group, timeout: timedelta, wait_all_r
 
     wait_all_ranks: rank 0 waits for all and names all that did not come, instead of the first.
     """
-    prefix = f"monitored/{group.count}"
+    prefix = f"monitored/{engine.round}/{group.count}"  # a store may outlive a world
     if group.rank > 0:
         store.set(f"{prefix}/{group.rank}", _OK)
         _await_rank_0(store, f"{prefix}/0", group, timeout)

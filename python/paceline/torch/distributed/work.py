@@ -47,6 +47,7 @@ class PacelineWork(Work):
 
     def start(self, ops: Any, count: int, tell: bool) -> None:
         """Submits the operations. tell: the library tells of their ends, so that a future may be asked for."""
+        _left_behind.sweep()
         self._handles = (ctypes.c_int32 * count)()
         if tell:
             self._future = _Future()
@@ -126,7 +127,7 @@ class PacelineWork(Work):
         while not self._ended:
             left = until - time.monotonic()
             if left <= 0:
-                self._expire(limit)
+                self._settle(DistBackendError(f"{self._what}: Timed out waiting {limit:g} s, as wait() was asked to"))
             elif not engine.runs(self.round):
                 self._settle(self._gone("destroyed"))
             elif self._closed():
@@ -143,14 +144,6 @@ class PacelineWork(Work):
         poll = abi.library().pl_poll
         return all(poll(h) != abi.PENDING for h in self._handles)
 
-    def _expire(self, limit: float) -> None:
-        """Ends the work, whose operations go on: the engine may still use their memory."""
-        with self._lock:
-            if self._ended:
-                return
-            _abandoned.append(self._memory)
-        self._settle(DistBackendError(f"{self._what}: Timed out waiting {limit:g} s, as wait() was asked to"))
-
     def _end_profile(self) -> None:
         _autograd._record_function_with_args_exit(self._profiled)
         self._profiled = None
@@ -162,24 +155,27 @@ class PacelineWork(Work):
         self._open -= 1
         if self._open == 0:
             self._settle(None)
+            _left_behind.sweep()
             if self._profiled is not None:  # here, on another thread than it began: it is asynchronous
                 self._end_profile()
 
     def _settle(self, failure: BaseException | None) -> None:
-        """Ends the work once: with the outputs, or with an error."""
+        """Ends the work once: with the outputs or their error, or with another error while its operations go on."""
         with self._lock:
             if self._ended:
                 return
+            if failure is None and not engine.runs(self.round):
+                failure = self._gone("destroyed")
             if failure is None:
                 failure = self._collect()
+            else:
+                _left_behind.add(self.round, self._handles, self._memory)
             self._failure, self._ended = failure, True
             self._memory = self._finish = None
         if self._future is not None and not self._future.done():
             self._future.complete(self._outputs, failure)
 
     def _collect(self) -> BaseException | None:
-        if not engine.runs(self.round):
-            return self._gone("destroyed")
         try:
             if (failure := engine.wait(self._handles)) is not None:
                 return _translated(failure)
@@ -251,8 +247,47 @@ class _Watched:
             known[0].told(known[1], handle)
 
 
+class _LeftBehind:
+    """Operations whose works ended before them: the engine may use their memory until they end, or the job does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: list[tuple[int, Any, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, round: int, handles: Any, memory: Any) -> None:
+        with self._lock:
+            self._entries.append((round, handles, memory))
+
+    def sweep(self) -> None:
+        """Releases the handles of those that have ended, and their memory."""
+        if not self._entries:
+            return
+        with self._lock:
+            before, self._entries = self._entries, [entry for entry in self._entries if self._keeps(*entry)]
+        del before  # memory is freed without the lock
+
+    def clear(self) -> None:
+        """Forgets them all: the job has ended."""
+        with self._lock:
+            before, self._entries = self._entries, []
+        del before
+
+    @staticmethod
+    def _keeps(round: int, handles: Any, _: Any) -> bool:
+        if not engine.runs(round):
+            return round == engine.round  # the shutdown may still run; a later job has handles of the same numbers
+        poll = abi.library().pl_poll
+        if any(poll(handle) == abi.PENDING for handle in handles):
+            return True
+        engine.release(handles)
+        return False
+
+
 _watched = _Watched()
-_abandoned: list[Any] = []
+_left_behind = _LeftBehind()
 _pools: list[ThreadPoolExecutor] = []
 
 
@@ -262,4 +297,4 @@ def _pool() -> ThreadPoolExecutor:
     return _pools[0]
 
 
-engine.at_shutdown(_abandoned.clear)
+engine.at_shutdown(_left_behind.clear)
