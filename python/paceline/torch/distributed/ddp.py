@@ -101,7 +101,8 @@ def install() -> None:
 
     A hook that the script registers wins, with a warning.
     """
-    init, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
+    init: Any = DistributedDataParallel.__init__
+    forward: Any = DistributedDataParallel.forward
     register: Any = DistributedDataParallel.register_comm_hook
 
     @functools.wraps(init)
