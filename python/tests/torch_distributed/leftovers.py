@@ -22,32 +22,44 @@ def fails(call, *words):
         raise AssertionError(f"no error that says {words}")
 
 
-def receive(group):
-    """A receive into memory of the backend's own, and whether that is still there."""
-    work = dist.irecv(torch.zeros(4, 2).t(), 1, group=group)
-    return work, weakref.ref(work._memory[0].host)
+def receive(group, tag):
+    """A receive into memory of the backend's own, and what is set when that is gone."""
+    work, gone = dist.irecv(torch.zeros(4, 2).t(), 1, group=group, tag=tag), threading.Event()
+    weakref.finalize(work._memory[0].host, gone.set)
+    return work, gone
 
 
-def ends_early(rank, abort):
+def times_out(work, other, group):
+    for each in (work, other):
+        fails(lambda each=each: each.wait(SHORT), "Timed out", "recv")
+
+
+def is_aborted(work, other, group):
+    future, told = work.get_future(), threading.Event()
+    future.add_done_callback(lambda _: told.set())
+    group._get_backend(torch.device("cpu")).abort()
+    assert told.wait(60), "the future waits for the timeout"
+    fails(future.wait, "aborted")
+    assert other.is_completed() and not other.is_success() and "aborted" in str(other.exception())
+    fails(work.wait, "aborted", "recv")
+    fails(lambda: dist.irecv(torch.zeros(1), 1, group=group), "aborted")
+
+
+def ends_early(rank, ends):
     group = dist.new_group([0, 1])
     if rank == 0:
-        work, memory = receive(group)
-        if abort:
-            group._get_backend(torch.device("cpu")).abort()
-            fails(work.wait, "aborted", "recv")
-        else:
-            fails(lambda: work.wait(SHORT), "Timed out", "recv")
-        del work
+        (work, gone), (other, gone_too) = (receive(group, tag) for tag in range(2))
+        ends(work, other, group)
+        del work, other
         gc.collect()
-        assert memory() is not None and len(_left_behind) == 1  # the engine may still write to it
-        gone = threading.Event()
-        weakref.finalize(memory(), gone.set)
+        assert not gone.is_set() and not gone_too.is_set() and len(_left_behind) == 2  # the engine may still write
     dist.barrier()
     if rank == 1:
-        dist.send(torch.ones(2, 4), 0, group=group)
+        for tag in range(2):
+            dist.send(torch.ones(2, 4), 0, group=group, tag=tag)
     dist.barrier()
     if rank == 0:
-        assert gone.wait(60), "the memory is kept after the receive has ended"
+        assert gone.wait(60) and gone_too.wait(60), "the memory is kept after the receives have ended"
         assert len(_left_behind) == 0
 
 
@@ -75,8 +87,8 @@ def main():
     else:
         dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).group.count += 1
     dist.barrier()
-    for abort in (False, True):
-        ends_early(rank, abort)
+    for ends in (times_out, is_aborted):
+        ends_early(rank, ends)
     missed_barriers(rank)
     dist.destroy_process_group()
     print(f"rank {rank} is done\n", end="", flush=True)

@@ -111,13 +111,13 @@ class PacelineBackend(Backend):
 
     def shutdown(self) -> None:
         """Ends the group; the default one leaves the job."""
-        self._group.closed = True
+        self._group.close()
         _alive.discard(self)
         if self._world is not None:
             self._world.leave()
 
     def abort(self) -> None:
-        """Ends the group, and what waits for operations of it, with an error."""
+        """Ends the group, and its works in flight with an error."""
         self.shutdown()
 
     # Reductions

@@ -91,7 +91,7 @@ def backend_of(group: ProcessGroup | None) -> PacelineBackend:
     return backend
 
 
-# Models without a hook so far: they get ours at their first forward pass, unless the script has registered its own.
+# Models without a hook so far: they get ours when their training begins, unless the script has registered its own.
 _waiting: weakref.WeakKeyDictionary[DistributedDataParallel, DDPState] = weakref.WeakKeyDictionary()
 
 
@@ -113,7 +113,8 @@ def install() -> None:
 
     @functools.wraps(forward)
     def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if (state := _waiting.pop(self, None)) is not None:
+        trains = self.training and torch.is_grad_enabled()  # an evaluation before is no reason
+        if trains and (state := _waiting.pop(self, None)) is not None:
             register(self, state, ddp_hook)
         return forward(self, *args, **kwargs)
 

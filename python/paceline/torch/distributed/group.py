@@ -14,6 +14,7 @@ from torch._C import _autograd
 from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.operation import Options, operation
+from paceline.torch.distributed import work
 from paceline.torch.distributed.memory import Memory
 from paceline.torch.distributed.work import PacelineWork
 
@@ -31,7 +32,7 @@ class Group:
         self.size, self.rank = len(ranks), self.ranks.index(engine.rank())
         self.timeout_s = timeout.total_seconds()
         self.count = 0  # calls so far
-        self.closed = False
+        self._closed = threading.Event()
         self.number = 0 if self.size == engine.size() else engine.find_process_set(self.ranks)
         # The engine has the ranks of a set in ascending order: the place there of each rank of the group.
         ascending = sorted(self.ranks)
@@ -123,9 +124,9 @@ class Group:
         tell: bool,
     ) -> PacelineWork:
         what = f"{what} of group {self.name!r} on rank {self.rank}"
-        work = PacelineWork(what, memory, finish, outputs, self.is_closed)
+        started = PacelineWork(what, memory, finish, outputs, self._closed)
         if _autograd._profiler_enabled():
-            work.profile(f"{self.title}:{title}", [m.tensor for m in memory if isinstance(m, Memory)])
+            started.profile(f"{self.title}:{title}", [m.tensor for m in memory if isinstance(m, Memory)])
             tell = True
         array: Any = (abi.Op * len(ops))(*ops) if isinstance(ops, list) else ops
         count = len(ops) if isinstance(ops, list) else 1
@@ -133,9 +134,9 @@ class Group:
             op.timeout_ms, op.at_once = int(1000 * limit), not tell
             if not tell:
                 op.done, op.done_arg = None, None
-        work.start(array, count, tell)
-        return work
+        started.start(array, count, tell)
+        return started
 
-    def is_closed(self) -> bool:
-        """Whether the group was aborted."""
-        return self.closed
+    def close(self) -> None:
+        """Ends the group, and its works in flight with an error."""
+        work.close(self._closed)

@@ -21,6 +21,7 @@ from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 
+_LOOKS = 2  # how many works that ended early one call looks at: more than it can add
 _SLICE_S = 0.1  # how long one wait stays in C, where Ctrl-C and an abort are not seen
 
 
@@ -28,13 +29,19 @@ class PacelineWork(Work):
     """One call of torch.distributed: one or more of the engine's operations.
 
     finish: makes the outputs once all have ended well, given the handles. memory: what the engine uses until then.
-    outputs: what `result()` and the future have. closed: whether the group was aborted.
+    outputs: what `result()` and the future have. closed: set when the group ends.
     """
 
-    def __init__(self, what: str, memory: Any, finish: Callable[[Any], None] | None, outputs: Any, closed: Any) -> None:
+    def __init__(
+        self,
+        what: str,
+        memory: Any,
+        finish: Callable[[Any], None] | None,
+        outputs: Any,
+        closed: threading.Event,
+    ) -> None:
         super().__init__()
         self._what, self._memory, self._finish, self._outputs = what, memory, finish, outputs
-        self._closed = closed
         self._handles: Any = None
         self._open = 0  # operations of which the library has still to tell
         self._lock = threading.Lock()
@@ -42,6 +49,7 @@ class PacelineWork(Work):
         self._failure: BaseException | None = None
         self._future: _Future | None = None
         self._profiled: Any = None
+        self.closed = closed
         self.sender = [-1]  # rank in the group, for a receive that has ended
         self.round = engine.round
 
@@ -54,7 +62,12 @@ class PacelineWork(Work):
             self._open = count
             _watched.add(self, ops)
         try:
-            engine.submit_into(ops, count, self._handles)
+            with self._lock:  # a group that ends meanwhile ends this work too
+                if self.closed.is_set():
+                    raise DistBackendError(
+                        f"{self._what} was called when its process group had been destroyed or aborted"
+                    )
+                engine.submit_into(ops, count, self._handles)
         except BaseException as e:
             if tell:
                 _watched.remove(ops)
@@ -83,8 +96,11 @@ class PacelineWork(Work):
 
     def is_completed(self) -> bool:
         """Whether the operation has ended, successfully or not."""
-        if not self._ended and self._done():
-            self._settle(None)
+        if not self._ended:
+            if self._done():
+                self._settle(None)
+            elif self.closed.is_set():
+                self.abort()
         return self._ended
 
     def is_success(self) -> bool:
@@ -120,6 +136,10 @@ class PacelineWork(Work):
 
     # How it ends
 
+    def abort(self) -> None:
+        """Ends the work with an error, unless it has ended: its group is no more."""
+        self._settle(self._gone("aborted"))
+
     def _await(self, limit: float) -> None:
         """Waits until the work has ended; limit: seconds, 0 for as long as the operations may take."""
         lib, handles, count = abi.library(), self._handles, len(self._handles)
@@ -130,8 +150,8 @@ class PacelineWork(Work):
                 self._settle(DistBackendError(f"{self._what}: Timed out waiting {limit:g} s, as wait() was asked to"))
             elif not engine.runs(self.round):
                 self._settle(self._gone("destroyed"))
-            elif self._closed():
-                self._settle(self._gone("aborted"))
+            elif self.closed.is_set():
+                self.abort()
             elif lib.pl_wait_all(handles, count, max(1, int(1000 * min(left, _SLICE_S)))) != abi.ERR_TIMEOUT:
                 self._settle(None)
 
@@ -155,7 +175,7 @@ class PacelineWork(Work):
         self._open -= 1
         if self._open == 0:
             self._settle(None)
-            _left_behind.sweep()
+            _left_behind.ended(self._handles)
             if self._profiled is not None:  # here, on another thread than it began: it is asynchronous
                 self._end_profile()
 
@@ -241,6 +261,10 @@ class _Watched:
         for op in [ops] if isinstance(ops, abi.Op) else ops:
             self._works.pop(op.done_arg, None)
 
+    def of(self, closed: threading.Event) -> set[PacelineWork]:
+        """Those of a group."""
+        return {work for work, _ in tuple(self._works.values()) if work.closed is closed}
+
     def _told(self, key: int, handle: int, status: int) -> None:
         known = self._works.pop(key, None)
         if known is not None:
@@ -252,38 +276,48 @@ class _LeftBehind:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: list[tuple[int, Any, Any]] = []
+        self._entries: dict[int, tuple[int, Any, Any]] = {}
+        self._over = 0  # the last round that has ended
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, round: int, handles: Any, memory: Any) -> None:
         with self._lock:
-            self._entries.append((round, handles, memory))
+            if round > self._over:
+                self._entries[id(handles)] = round, handles, memory
+
+    def ended(self, handles: Any) -> None:
+        """The library has told that these have ended: their handles are released, and their memory."""
+        if self._entries:
+            with self._lock:
+                entry = self._entries.pop(id(handles), None)
+            if entry is not None:
+                engine.release(handles)
 
     def sweep(self) -> None:
-        """Releases the handles of those that have ended, and their memory."""
-        if not self._entries:
-            return
+        """Looks at a few, in turn: the library tells of the ends of some only."""
+        for _ in range(min(_LOOKS, len(self._entries))):
+            self._look()
+
+    def _look(self) -> None:
         with self._lock:
-            before, self._entries = self._entries, [entry for entry in self._entries if self._keeps(*entry)]
-        del before  # memory is freed without the lock
+            if not self._entries:
+                return
+            key = next(iter(self._entries))
+            round, handles, memory = entry = self._entries.pop(key)
+            if not engine.runs(round) or any(abi.library().pl_poll(h) == abi.PENDING for h in handles):
+                self._entries[key] = entry
+                return
+        engine.release(handles)
+        del memory  # without the lock
 
     def clear(self) -> None:
-        """Forgets them all: the job has ended."""
+        """Forgets them all, and those that come later: the job has ended."""
         with self._lock:
-            before, self._entries = self._entries, []
-        del before
-
-    @staticmethod
-    def _keeps(round: int, handles: Any, _: Any) -> bool:
-        if not engine.runs(round):
-            return round == engine.round  # the shutdown may still run; a later job has handles of the same numbers
-        poll = abi.library().pl_poll
-        if any(poll(handle) == abi.PENDING for handle in handles):
-            return True
-        engine.release(handles)
-        return False
+            self._over = engine.round
+            before, self._entries = self._entries, {}
+        del before  # memory is freed without the lock
 
 
 _watched = _Watched()
@@ -295,6 +329,13 @@ def _pool() -> ThreadPoolExecutor:
     if not _pools:
         _pools.append(ThreadPoolExecutor(max_workers=64, thread_name_prefix="paceline futures"))
     return _pools[0]
+
+
+def close(closed: threading.Event) -> None:
+    """Ends the works of a group with an error: those with a future at once, others when they are asked."""
+    closed.set()
+    for work in _watched.of(closed):
+        work.abort()
 
 
 engine.at_shutdown(_left_behind.clear)
