@@ -190,20 +190,28 @@ func (q *localQueue) report(d *declaration, h wire.Header, iteration wire.Report
 // as a notice of its own.
 func (q *localQueue) finished(t *task, last uint16, err error) {
 	ends := life.Answer
-	var refusal wire.Refusal
 	switch {
-	case err == nil && t.h.Type == wire.TypeReceive:
-		t.o.out.Value = int(last)
-	case errors.As(err, &refusal):
-		t.o.setErr(t.o.refused(int(last), refusal.Match))
 	case err != nil:
-		ends = life.GiveUp
-		if !errors.Is(err, inprocess.ErrCancelled) {
-			t.o.giveUp(err)
-		}
+		ends = t.failed(last, err)
+	case t.h.Type == wire.TypeReceive:
+		t.o.out.Value = int(last)
 	}
 	q.e.observers.answered(t, last)
 	t.happened(ends)
+}
+
+// failed is how the server in this process ends a task with an error. It stands by itself because errors.As takes memory,
+// which an exchange must not.
+func (t *task) failed(last uint16, err error) life.Event {
+	var refusal wire.Refusal
+	if errors.As(err, &refusal) {
+		t.o.setErr(t.o.refused(int(last), refusal.Match))
+		return life.Answer
+	}
+	if !errors.Is(err, inprocess.ErrCancelled) {
+		t.o.giveUp(err)
+	}
+	return life.GiveUp
 }
 
 // condition implements way.
