@@ -16,5 +16,5 @@ const (
 	LevelCopies                              // held.Copies.mu: the reference copies of all values
 	LevelTransfer                            // transfer.Room.mu: what is put until it is got
 	LevelMessages                            // messages.Room.mu: the mailboxes of ranks
-	LevelConn                                // replies.mu: the frames that wait on a connection
+	LevelConn                                // replies.mu: the frames that wait on a connection; cork.mu: the connections that keep them back
 )

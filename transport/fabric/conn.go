@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/unique"
 )
 
@@ -47,15 +48,16 @@ type conn struct {
 	all      bool          // the payloads of tensors have tags
 	patience time.Duration // for a peer that takes nothing
 
-	key            uint64 // of messages to this end
-	reader, writer chan struct{}
-	gone           chan struct{} // closed when Close has done its work
-	delivered      chan struct{} // closed when the peer has all messages, or never will
-	once           sync.Once     // closes delivered
+	key       uint64        // of messages to this end
+	gone      chan struct{} // closed when Close has done its work
+	delivered chan struct{} // closed when the peer has all messages, or never will
+	once      sync.Once     // closes delivered
 
-	mu       sync.Mutex // before device.mu and region.mu
+	mu       lockorder.Mutex
 	peer     uint64     // the number of its endpoint
 	theirs   uint64     // the key of messages to it
+	readable *sync.Cond // something has changed for who reads
+	writable *sync.Cond // something has changed for who writes
 	changed  *sync.Cond // a read of the peer's memory has ended
 	closed   bool       // on this side
 	cause    error      // why it ended
@@ -66,12 +68,13 @@ type conn struct {
 	retrying bool
 
 	// Sending.
-	credit  int     // messages that the peer has room for
-	free    []*slot // for messages
-	returns []*slot // for returns
-	sent    uint64  // messages
-	sources []lent  // what the peer still reads, in order
-	timer   *time.Timer
+	credit  int            // messages that the peer has room for
+	free    []*slot        // for messages
+	returns []*slot        // for returns
+	sent    uint64         // messages
+	sources []lent         // what the peer still reads, in order
+	stirred bool           // something has changed for a sender since it began to wait
+	timer   *time.Timer    // wakes a sender that has waited for the peer's patience
 	pins    runtime.Pinner // of sources
 
 	// Receiving.
@@ -100,32 +103,31 @@ type lent struct {
 func newConn(side net.Conn, d *device, patience time.Duration) *conn {
 	c := &conn{
 		Conn: side, device: d, patience: patience,
-		key: unique.Number(), reader: make(chan struct{}, 1), writer: make(chan struct{}, 1), gone: make(chan struct{}), delivered: make(chan struct{}),
-		credit: credits, timer: time.NewTimer(time.Hour),
-		queue: make([]message, 0, 2*credits), sources: make([]lent, 0, credits), grants: map[uint64]grant{},
+		key: unique.Number(), gone: make(chan struct{}), delivered: make(chan struct{}),
+		credit: credits,
+		queue:  make([]message, 0, 2*credits), sources: make([]lent, 0, credits), grants: map[uint64]grant{},
 	}
-	c.changed = sync.NewCond(&c.mu)
+	c.mu.Place(levelConn, "fabric.conn.mu")
+	c.readable, c.writable, c.changed = sync.NewCond(&c.mu), sync.NewCond(&c.mu), sync.NewCond(&c.mu)
+	c.timer = time.AfterFunc(time.Hour, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.writable.Broadcast()
+	})
+	c.timer.Stop()
 	return c
 }
 
-// sleep waits until something has changed.
-func (c *conn) sleep(change chan struct{}) {
-	c.mu.Unlock()
-	<-change
-	c.mu.Lock()
-}
-
-func wake(change chan struct{}) {
-	select {
-	case change <- struct{}{}:
-	default:
-	}
+// stir has who writes look again.
+func (c *conn) stir() {
+	c.stirred = true
+	c.writable.Broadcast()
 }
 
 // wake has everybody who waits look again.
 func (c *conn) wake() {
-	wake(c.reader)
-	wake(c.writer)
+	c.stir()
+	c.readable.Broadcast()
 	c.changed.Broadcast()
 }
 
@@ -168,7 +170,7 @@ func (c *conn) completed(s *slot, err error) {
 	if err != nil {
 		c.fail(err)
 	}
-	wake(c.writer)
+	c.stir()
 }
 
 // watch reads the side connection until it ends.

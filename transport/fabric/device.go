@@ -11,11 +11,11 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 	"unsafe"
 
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/unique"
 )
 
@@ -28,10 +28,10 @@ type device struct {
 	virtual  bool     // addresses of registered memory are those of the process that has it
 	file     *os.File // to wait for; nil where the provider has none
 
-	up sync.RWMutex        // for all that uses c; down locks it. The innermost lock
+	up lockorder.RWMutex   // for all that uses c; down locks it
 	c  *C.struct_pf_device // nil when it is down
 
-	mu      sync.Mutex       // behind a conn's
+	mu      lockorder.Mutex
 	conns   map[uint64]*conn // by the key of messages to them
 	regions []*region
 	slots   []*slot // by number
@@ -55,6 +55,8 @@ type slot struct {
 // open opens the device of an offer. It is closed when nobody uses it any more.
 func (o offer) open() (*device, error) {
 	d := &device{provider: o.provider, conns: map[uint64]*conn{}}
+	d.up.Place(levelUp, "fabric.device.up")
+	d.mu.Place(levelDevice, "fabric.device.mu")
 	if err := failure("opening "+o.provider, C.pf_open(o.info, &d.c)); err != nil {
 		return nil, err
 	}
@@ -326,7 +328,7 @@ func (d *device) received(s *slot, length int, err error) {
 		c.arrived(s, length)
 		return
 	}
-	_ = d.recycle(s) // of a stranger, or of a connection that has ended
+	_ = d.recycle(s) // of an unknown sender, or of a connection that has ended
 }
 
 // down ends all traffic of all connections: there is no other way to take memory back that a peer holds.

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/unique"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/stream"
@@ -25,7 +26,7 @@ type region struct {
 	x      exposed
 	pins   runtime.Pinner
 
-	mu       sync.Mutex // after a conn's
+	mu       lockorder.Mutex
 	idle     *sync.Cond
 	busy     int // reads into it that are under way
 	released bool
@@ -41,6 +42,7 @@ func (n *network) Register(memory []byte) (transport.Region, error) {
 		return nil, err
 	}
 	r := &region{device: d, memory: memory, number: unique.Number()}
+	r.mu.Place(levelRegion, "fabric.region.mu")
 	r.idle = sync.NewCond(&r.mu)
 	r.pins.Pin(&memory[0])
 	if r.x, err = d.expose(memory); err != nil {

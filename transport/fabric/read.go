@@ -20,7 +20,7 @@ func (c *conn) Read(b []byte) (int, error) {
 		if err := c.readEnd(); err != nil {
 			return 0, err
 		}
-		c.sleep(c.reader)
+		c.readable.Wait()
 	}
 	m := &c.queue[0]
 	if m.kind == kindOffer {
@@ -66,12 +66,12 @@ func (c *conn) readOffer(b []byte) (int, error) {
 	for err = errAgain; errors.Is(err, errAgain) && !c.over; {
 		if err = c.device.read(c.reads, b, into, c.peer, m.address, m.key); errors.Is(err, errAgain) {
 			c.retrySoon()
-			c.sleep(c.reader)
+			c.readable.Wait()
 		}
 	}
 	if err == nil {
 		for c.reading = true; c.reading; {
-			c.sleep(c.reader)
+			c.readable.Wait()
 		}
 		err = c.readErr
 	}
@@ -133,7 +133,7 @@ func (c *conn) settle() {
 func (c *conn) readEnded(err error) {
 	if c.reading {
 		c.reading, c.readErr = false, err
-		wake(c.reader)
+		c.readable.Broadcast()
 		c.changed.Broadcast()
 		c.finished()
 	}
@@ -169,7 +169,7 @@ func (c *conn) arrived(s *slot, length int) {
 		c.startPull()
 	default:
 		c.queue = append(c.queue, m)
-		wake(c.reader)
+		c.readable.Broadcast()
 	}
 	c.finished()
 }
@@ -182,5 +182,5 @@ func (c *conn) returned(m message) {
 		return
 	}
 	c.takeBack(m.sources)
-	wake(c.writer)
+	c.stir()
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"syscall"
+	"time"
 )
 
 // Write implements net.Conn.
@@ -123,6 +124,7 @@ func (c *conn) lending(f func() error) error {
 		}
 		if err != nil && !c.closed { // the peer must not read any more; Close sees to it itself
 			c.fail(err)
+			break
 		}
 		if late := c.pause(); err == nil {
 			err = late
@@ -189,15 +191,15 @@ func (c *conn) writeEnd() error {
 
 // pause waits until something has changed for a sender, for as long as a peer may take nothing.
 func (c *conn) pause() error {
+	until := time.Now().Add(c.patience)
+	c.stirred = false
 	c.timer.Reset(c.patience)
-	c.mu.Unlock()
-	defer c.mu.Lock()
-	select {
-	case <-c.writer:
-		return nil
-	case <-c.timer.C:
+	c.writable.Wait()
+	c.timer.Stop()
+	if !c.stirred && !time.Now().Before(until) {
 		return &net.OpError{Op: "write", Net: Kind, Addr: c.RemoteAddr(), Err: os.ErrDeadlineExceeded}
 	}
+	return nil
 }
 
 // takeBack ends the loan of the first n sources.

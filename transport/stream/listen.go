@@ -80,7 +80,7 @@ type Listener struct {
 	once    sync.Once
 	wg      sync.WaitGroup
 
-	mu       sync.Mutex                // the only lock of the package; a connection's turn is taken with no lock held
+	mu       sync.Mutex                // a connection's turn is taken with no lock held
 	pending  map[net.Conn]struct{}     // not accepted yet, for Close to end; nil after Close
 	unproved *admission.Gate[net.Conn] // those among them that have not proved the secret
 }
