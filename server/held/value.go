@@ -63,8 +63,8 @@ func (v *value) push(q *room.Request) error {
 	}
 	taken := v.add(r, b)
 	v.Round.Pool.Put(lent)
-	if taken && q.Has(wire.FlagNoPull) && q.Reply.Local() {
-		q.Reply.Done(wire.Header{}, nil)
+	if taken && q.Has(wire.FlagNoPull) {
+		q.Reply.Release()
 	}
 	return nil
 }
@@ -271,39 +271,31 @@ func (v *value) deliver(replies []reply) {
 			r.to.Fail(r.err)
 		case r.err != nil:
 			v.refuse(&r.reader, r.err)
-		case r.to.Local():
-			r.to.Done(wire.Header{}, v.fill(r))
 		default:
-			v.send(r)
+			r.to.Deliver(v.header(r), r.bytes, v.fill)
 		}
 	}
 }
 
-func (v *value) send(r *reply) {
+// header is that of an answer.
+func (v *value) header(r *reply) wire.Header {
 	h := wire.Header{
 		Type: wire.TypeResult, DType: v.Type, Tensor: v.ID, Part: v.Number, Iteration: r.h.Iteration, Seq: r.h.Seq,
 		Codec: r.codec, Reference: r.number, Flags: v.AnswerFlags(),
 	}
 	if r.bytes == nil {
 		h.Flags |= wire.FlagEmpty
-		r.to.Confirm(h)
-		return
 	}
-	r.to.Send(h, r.bytes.Bytes, r.bytes)
+	return h
 }
 
 // fill writes an answer to where the worker in this process wants it.
-func (v *value) fill(r *reply) (err error) {
-	if r.bytes == nil {
-		return nil
+func (v *value) fill(h wire.Header, out, result []byte) error {
+	if h.Codec == wire.CodecDeclared {
+		return v.Coding.Decode(v.state.deltas.by, out, result)
 	}
-	if r.codec == wire.CodecDeclared {
-		err = v.Coding.Decode(v.state.deltas.by, r.to.Out, r.bytes.Bytes)
-	} else {
-		copy(r.to.Out, r.bytes.Bytes)
-	}
-	r.bytes.Sent(nil)
-	return err
+	copy(out, result)
+	return nil
 }
 
 // refuse tells one rank, and nobody else, that its operation has failed.

@@ -10,8 +10,8 @@ import (
 )
 
 // Reply is the place for the answer to a request. A rank elsewhere gets a frame, by To. The worker in this process
-// finds the answer in Out when Done is called, with the header that a rank elsewhere gets; that is exactly once, from any goroutine, and only then may the memory of
-// its request be used again. The zero Reply is nobody's.
+// finds the answer in Out when Done is called, with the header that a rank elsewhere gets; that is exactly once, from
+// any goroutine, and only then may the memory of its request be used again. The zero Reply is nobody's.
 type Reply struct {
 	To   Sender
 	Out  []byte
@@ -37,6 +37,27 @@ func (r Reply) Confirm(h wire.Header) {
 		r.To.Send(h, nil, nil)
 	case r.Done != nil:
 		r.Done(h, nil)
+	}
+}
+
+// Release gives the worker in this process the memory of a request back that has no answer.
+func (r Reply) Release() {
+	if r.Done != nil {
+		r.Done(wire.Header{}, nil)
+	}
+}
+
+// Deliver answers with a result that fill writes to Out: without a payload where there is none to share.
+func (r Reply) Deliver(h wire.Header, result *Buffer, fill func(h wire.Header, out, result []byte) error) {
+	switch {
+	case result == nil:
+		r.Confirm(h)
+	case r.To != nil:
+		r.To.Send(h, result.Bytes, result)
+	case r.Done != nil:
+		err := fill(h, r.Out, result.Bytes)
+		result.Sent(nil)
+		r.Done(h, err)
 	}
 }
 

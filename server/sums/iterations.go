@@ -117,7 +117,7 @@ func (n *iterations) arrived(s *slot, q *room.Request) (answers []answer) {
 		answers = n.step(condition.Pull(rank, q.Iteration), answers)
 	case s.reads(rank):
 		s.waiters = append(s.waiters, waiter{rank: rank, to: q.Reply, memory: true})
-	case q.Reply.Local():
+	default:
 		answers = append(answers, answer{to: q.Reply})
 	}
 	answers = n.step(condition.Push(rank, q.Iteration, q.Significance), answers)
@@ -213,9 +213,7 @@ func (n *iterations) total(s *slot, o condition.Output) error {
 func (n *iterations) spoil(iteration uint64, s *slot, err error, answers []answer) []answer {
 	answers = append(answers, answer{refused: err, seq: s.seq})
 	for _, w := range s.waiters {
-		if w.to.Local() {
-			answers = append(answers, answer{to: w.to, gone: true})
-		}
+		answers = append(answers, answer{to: w.to, gone: true})
 	}
 	s.drop()
 	delete(n.slots, iteration)

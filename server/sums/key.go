@@ -243,13 +243,9 @@ func (k *key) deliver(answers []answer) {
 		case a.gone:
 			a.to.Fail(inprocess.ErrCancelled)
 		case a.sum == nil:
-			a.to.Confirm(wire.Header{})
-		case a.to.Local():
-			h, err := k.header(&a), k.fill(a.to.Out, a.sum.Bytes)
-			a.sum.Sent(nil)
-			a.to.Done(h, err)
+			a.to.Release()
 		default:
-			a.to.Send(k.header(&a), a.sum.Bytes, a.sum)
+			a.to.Deliver(k.header(&a), a.sum, k.fill)
 		}
 	}
 	clear(answers)
@@ -274,8 +270,8 @@ func (k *key) header(a *answer) wire.Header {
 	return h
 }
 
-// fill copies a result to where the worker in this process wants it.
-func (k *key) fill(out, result []byte) error {
+// fill writes a result to where the worker in this process wants it.
+func (k *key) fill(_ wire.Header, out, result []byte) error {
 	if k.Coding != nil {
 		return k.Coding.Decode(k.Answers, out, result)
 	}
