@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -11,13 +10,43 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/policy"
+	"github.com/paceline/paceline/internal/limits"
 )
 
 // measured is the setting under which optimizers choose codecs by what they measure; all else is plain then.
 const measured = "auto"
 
 // Compression reads how tensors are to be coded: a setting, rules, or the path of a file with them.
-func Compression(text string) (*policy.Policy, error) { return policy.Load(text, openFile) }
+func Compression(text string) (*policy.Policy, error) {
+	p, _, err := readCompression(text)
+	return p, err
+}
+
+// readCompression also gives what stands in the file whose path the text is, if it is one.
+func readCompression(text string) (p *policy.Policy, content []byte, err error) {
+	p, err = policy.Parse(text)
+	if err == nil || !isPath(text) {
+		return p, nil, err
+	}
+	f, err := os.Open(text)
+	if err != nil {
+		return nil, nil, fmt.Errorf("policy: %w", err)
+	}
+	defer f.Close()
+	content, err = io.ReadAll(io.LimitReader(f, limits.MaxPolicy+1))
+	if err != nil {
+		return nil, nil, fmt.Errorf("policy: %w", err)
+	}
+	if p, err = policy.Parse(string(content)); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", text, err)
+	}
+	return p, content, nil
+}
+
+// isPath distinguishes a path from a setting or rules: it has a slash, or ends in .json.
+func isPath(text string) bool {
+	return !strings.HasPrefix(strings.TrimSpace(text), "[") && (strings.ContainsRune(text, '/') || strings.HasSuffix(text, ".json"))
+}
 
 // checked adds to an error what else may stand where the user names one codec for all tensors.
 func checked(text string, err error) error {
@@ -33,12 +62,10 @@ func jobCompression(text string) (p *policy.Policy, said string, err error) {
 	if text == measured {
 		return nil, text, nil
 	}
-	said = text
-	p, err = policy.Load(text, func(path string) (io.ReadCloser, error) {
-		content, err := os.ReadFile(path)
+	p, content, err := readCompression(text)
+	if said = text; content != nil {
 		said = fmt.Sprintf("a file with SHA-256 %x", sha256.Sum256(content))
-		return io.NopCloser(bytes.NewReader(content)), err
-	})
+	}
 	if err = checked(text, err); err != nil {
 		err = fmt.Errorf("PACELINE_COMPRESSION: %w", err)
 	}
@@ -60,5 +87,3 @@ func CodecInfo(text string) ([]byte, error) {
 	}
 	return json.Marshal(p.Traits())
 }
-
-func openFile(path string) (io.ReadCloser, error) { return os.Open(path) }

@@ -118,7 +118,7 @@ func (b *book) headerOf(r superstep.Report, flags wire.Flags, d *declaration) wi
 // stopOf is what a frame of type stop says.
 func (b *book) stopOf(h *wire.Header, at wire.Stop) superstep.Stop {
 	return superstep.Stop{
-		Rank: b.cfg.Rank, Superstep: h.Iteration, Iteration: at.Last, Thresholds: condition.Adaptive{S: at.S, W: at.W},
+		Rank: b.cfg.Rank, Superstep: h.Iteration, Iteration: at.Last, Thresholds: condition.Thresholds{S: at.S, W: at.W},
 	}
 }
 

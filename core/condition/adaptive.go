@@ -17,12 +17,8 @@ func newAdaptive(a *Arguments) (Model, error) {
 	return a.End(AdaptiveModel(Adaptive{S: s, W: a.Iterations("W", 1)}))
 }
 
-// Adaptive are the two thresholds of the adaptive model, in iterations since the last barrier. Both
-// are at least 1, as the paper counts: S = 1 or W = 1 is BSP among equal workers.
-type Adaptive struct {
-	S uint64 // stale threshold: the lead of the fastest over the slowest at which a barrier is due
-	W uint64 // weak threshold: iterations of the slowest at which a barrier is due
-}
+// Adaptive is the adaptive model by its thresholds among equal workers.
+type Adaptive Thresholds
 
 // Rule implements Supersteps.
 func (a Adaptive) Rule() Rule { return &adaptiveRule{base: a, now: a} }
@@ -31,9 +27,7 @@ func (a Adaptive) Rule() Rule { return &adaptiveRule{base: a, now: a} }
 // rank can lead by S, nor be the slowest with W iterations.
 func (a Adaptive) Asks(iteration uint64) bool { return iteration >= min(a.S, a.W) }
 
-func (a Adaptive) String() string {
-	return fmt.Sprintf("a lead of %d, or the slowest has done %d", a.S, a.W)
-}
+func (a Adaptive) String() string { return Thresholds(a).String() }
 
 // Due reports whether a barrier is due when the live workers have done these numbers of iterations since the last:
 // then each finishes its current iteration, pushes it and waits.
@@ -66,7 +60,7 @@ func (r *adaptiveRule) Due(live []Stride) bool {
 }
 
 // Thresholds implements Rule.
-func (r *adaptiveRule) Thresholds() Adaptive { return r.now }
+func (r *adaptiveRule) Thresholds() Thresholds { return Thresholds(r.now) }
 
 // Thresholds are those for the current workers; a holds those for equal workers.
 //

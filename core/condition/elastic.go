@@ -79,4 +79,4 @@ func (r *elasticRule) Due(live []Stride) bool {
 }
 
 // Thresholds implements Rule: there are none.
-func (*elasticRule) Thresholds() Adaptive { return Adaptive{} }
+func (*elasticRule) Thresholds() Thresholds { return Thresholds{} }

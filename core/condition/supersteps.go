@@ -1,6 +1,9 @@
 package condition
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Supersteps are the models with a barrier at the end of stretches in which workers run freely
 // (adaptive, elastic). Progress counts supersteps there, and a key's machine runs BSP over them: only
@@ -22,7 +25,18 @@ type Rule interface {
 	// late stops with its current iteration.
 	Due(live []Stride) bool
 	// Thresholds are those of the rule's last answer; zeros if it has none.
-	Thresholds() Adaptive
+	Thresholds() Thresholds
+}
+
+// Thresholds say at which progress of the ranks a superstep ends, in iterations since the last barrier. Both are at least
+// 1, as the adaptive model's paper counts: S = 1 or W = 1 is BSP among equal workers.
+type Thresholds struct {
+	S uint64 // stale threshold: the lead of the fastest over the slowest at which a barrier is due
+	W uint64 // weak threshold: iterations of the slowest at which a barrier is due
+}
+
+func (t Thresholds) String() string {
+	return fmt.Sprintf("a lead of %d, or the slowest has done %d", t.S, t.W)
 }
 
 // Stride is the progress of one live rank.

@@ -2,15 +2,12 @@ package membership
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
 )
 
-// View holds the current epoch of a round. The parts of a process read it on every operation: Now is one atomic load.
-type View struct {
-	mu sync.Mutex // held by who makes the next epoch
-	at atomic.Pointer[step]
-}
+// View holds the current epoch of a round. The parts of a process read it on every operation: Now is one atomic load. Of
+// two who make the next epoch at once, the later makes it of the earlier's.
+type View struct{ at atomic.Pointer[step] }
 
 // step is an epoch while it is current.
 type step struct {
@@ -36,54 +33,57 @@ func (v *View) Watch() (*Epoch, <-chan struct{}) {
 
 // Anew makes the current epoch's Anew the current one.
 func (v *View) Anew() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.replace(v.Now().Anew())
+	_ = v.change(func(now *Epoch) (*Epoch, error) { return now.Anew(), nil }) // it has no error to return
 }
 
 // Lose goes on without the members that later has lost and the current epoch has not, and returns them. A node numbers its epochs by
 // itself: it may hear of a loss before all ranks have joined, and another node after.
 func (v *View) Lose(later *Epoch) (lost []Departure, err error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	now := v.Now()
-	var c Change
-	for _, d := range later.gone {
-		if d.Lost && now.Return(d.Member, d.Incarnation) == nil {
-			lost = append(lost, d)
-			c.Lose = append(c.Lose, Loss{d.Member, d.Why})
+	err = v.change(func(now *Epoch) (*Epoch, error) {
+		lost = lost[:0]
+		var c Change
+		for _, d := range later.gone {
+			if d.Lost && now.Return(d.Member, d.Incarnation) == nil {
+				lost = append(lost, d)
+				c.Lose = append(c.Lose, Loss{d.Member, d.Why})
+			}
 		}
-	}
-	if len(lost) == 0 {
-		return nil, nil
-	}
-	next, err := now.Next(c)
-	if err == nil {
-		v.replace(next)
-	}
+		if len(lost) == 0 {
+			return now, nil
+		}
+		return now.Next(c)
+	})
 	return lost, err
-}
-
-func (v *View) replace(next *Epoch) {
-	s := v.at.Swap(&step{next, make(chan struct{})})
-	close(s.over)
 }
 
 // Advance makes a later epoch of the round the current one. A node that was disconnected may skip some.
 func (v *View) Advance(next *Epoch) error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	now := v.Now()
-	switch {
-	case next.Round != now.Round:
-		return fmt.Errorf("epoch %d of round %#x does not follow one of round %#x", next.Number, next.Round, now.Round)
-	case next.Number <= now.Number:
-		return fmt.Errorf("epoch %d does not follow epoch %d", next.Number, now.Number)
-	case next.Origin < now.Origin:
-		return fmt.Errorf("epoch %d counts iterations from epoch %d, epoch %d from epoch %d", next.Number, next.Origin, now.Number, now.Origin)
-	case next.Origin == now.Origin && next.First < now.First:
-		return fmt.Errorf("epoch %d holds from iteration %d, epoch %d from %d", next.Number, next.First, now.Number, now.First)
+	return v.change(func(now *Epoch) (*Epoch, error) {
+		switch {
+		case next.Round != now.Round:
+			return nil, fmt.Errorf("epoch %d of round %#x does not follow one of round %#x", next.Number, next.Round, now.Round)
+		case next.Number <= now.Number:
+			return nil, fmt.Errorf("epoch %d does not follow epoch %d", next.Number, now.Number)
+		case next.Origin < now.Origin:
+			return nil, fmt.Errorf("epoch %d counts iterations from epoch %d, epoch %d from epoch %d", next.Number, next.Origin, now.Number, now.Origin)
+		case next.Origin == now.Origin && next.First < now.First:
+			return nil, fmt.Errorf("epoch %d holds from iteration %d, epoch %d from %d", next.Number, next.First, now.Number, now.First)
+		}
+		return next, nil
+	})
+}
+
+// change makes the epoch that follow gives of the current one the current one. It asks again where somebody was faster.
+func (v *View) change(follow func(now *Epoch) (*Epoch, error)) error {
+	for {
+		s := v.at.Load()
+		next, err := follow(s.epoch)
+		if err != nil || next == s.epoch {
+			return err
+		}
+		if v.at.CompareAndSwap(s, &step{next, make(chan struct{})}) {
+			close(s.over)
+			return nil
+		}
 	}
-	v.replace(next)
-	return nil
 }

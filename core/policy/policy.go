@@ -17,7 +17,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -89,7 +88,7 @@ func parseCodec(text string) (codec.Codec, error) {
 	if len(c.String()) > limits.MaxCodec {
 		return nil, fmt.Errorf("codec %q: %d bytes, limit %d", text, len(c.String()), limits.MaxCodec)
 	}
-	if c.String() == "none" {
+	if c == codec.None() {
 		return nil, nil
 	}
 	return c, nil
@@ -187,36 +186,11 @@ func (r *rule) fits(t *Tensor) bool {
 func (p *Policy) Traits() []codec.Traits {
 	list := make([]codec.Traits, len(p.rules))
 	for i, r := range p.rules {
-		list[i] = codec.Traits{Setting: "none", Unbiased: true, Precise: true}
-		if r.codec != nil {
+		if r.codec == nil {
+			list[i] = codec.TraitsOf(codec.None())
+		} else {
 			list[i] = codec.TraitsOf(r.codec)
 		}
 	}
 	return list
-}
-
-// Load is Parse of a text, or of the file whose path the text is. open opens it.
-func Load(text string, open func(path string) (io.ReadCloser, error)) (*Policy, error) {
-	p, err := Parse(text)
-	if err == nil || !isPath(text) {
-		return p, err
-	}
-	f, err := open(text)
-	if err != nil {
-		return nil, fmt.Errorf("policy: %w", err)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limits.MaxPolicy+1))
-	if err != nil {
-		return nil, fmt.Errorf("policy: %w", err)
-	}
-	if p, err = Parse(string(data)); err != nil {
-		return nil, fmt.Errorf("%s: %w", text, err)
-	}
-	return p, nil
-}
-
-// isPath distinguishes a path from a setting or rules: it has a slash, or ends in .json.
-func isPath(text string) bool {
-	return text[0] != '[' && (strings.ContainsRune(text, '/') || strings.HasSuffix(text, ".json"))
 }

@@ -1,10 +1,6 @@
 package policy_test
 
 import (
-	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -77,31 +73,6 @@ func TestAWrongPolicyIsAnErrorThatNamesTheRule(t *testing.T) {
 		if _, err := policy.Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.60q: %v, want %q", text, err, want)
 		}
-	}
-}
-
-func TestAPolicyMayBeAFile(t *testing.T) {
-	dir := t.TempDir()
-	open := func(path string) (io.ReadCloser, error) { return os.Open(path) }
-	write := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	p, err := policy.Load(write("good.json", rules+"\n"), open)
-	if err != nil || fmt.Sprint(p.Choose(policy.Tensor{Name: "layer1.x", DType: units.Float32, Bytes: 4})) != "fp16" {
-		t.Errorf("%v", err)
-	}
-	if _, err := policy.Load(write("bad.json", `[{}]`), open); err == nil || !strings.Contains(err.Error(), "bad.json: policy, rule 1") {
-		t.Errorf("%v", err)
-	}
-	if _, err := policy.Load(filepath.Join(dir, "none.json"), open); err == nil || !strings.Contains(err.Error(), "none.json") {
-		t.Errorf("%v", err)
-	}
-	if _, err := policy.Load("nonsense", open); err == nil || !strings.Contains(err.Error(), "unknown name") {
-		t.Errorf("%v", err)
 	}
 }
 

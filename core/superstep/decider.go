@@ -25,7 +25,7 @@ type Decider struct {
 	current   int  // ranks that are in it
 	waiting   int  // ranks that wait for an answer
 	decided   bool // where it ends
-	by        condition.Adaptive
+	by        condition.Thresholds
 	stops     []Stop
 }
 
@@ -37,10 +37,10 @@ type place struct {
 
 // Outputs are what a call leads to.
 type Outputs struct {
-	Stops     []Stop             // to send, in this order; overwritten by the next call
-	From, To  condition.Adaptive // thresholds of the decision before and of this one, where they differ
-	Superstep uint64             // that runs now
-	Advanced  bool               // it has begun with this call
+	Stops     []Stop               // to send, in this order; overwritten by the next call
+	From, To  condition.Thresholds // thresholds of the decision before and of this one, where they differ
+	Superstep uint64               // that runs now
+	Advanced  bool                 // it has begun with this call
 }
 
 // NewDecider makes the decider of a group that begins with these ranks.
@@ -179,7 +179,7 @@ func (d *Decider) decide(out *Outputs) {
 	}
 	d.decided = true
 	if by := d.rule.Thresholds(); by != d.by {
-		if out.From == (condition.Adaptive{}) {
+		if out.From == (condition.Thresholds{}) {
 			out.From = d.by
 		}
 		out.To, d.by = by, by

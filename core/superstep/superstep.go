@@ -34,6 +34,6 @@ type Report struct {
 type Stop struct {
 	Rank       int
 	Superstep  uint64
-	Iteration  uint64             // of it, from 1, that is the rank's last; 0: the superstep goes on
-	Thresholds condition.Adaptive // by which that is decided; zeros where the rule has none
+	Iteration  uint64               // of it, from 1, that is the rank's last; 0: the superstep goes on
+	Thresholds condition.Thresholds // by which that is decided; zeros where the rule has none
 }

@@ -25,7 +25,7 @@ type Worker struct {
 	runs   bool          // an iteration has begun
 	took   time.Duration // the one before
 	absent bool          // the rank has not come for longer than others are to wait for it
-	by     condition.Adaptive
+	by     condition.Thresholds
 }
 
 // Verdict is what follows from the end of an iteration, or from the Stop that the rank asked for.
@@ -55,7 +55,7 @@ func (w *Worker) Superstep() uint64 { return w.number }
 func (w *Worker) Iterations() uint64 { return w.done }
 
 // Thresholds are those by which the end of a superstep was decided last; zeros where there are none.
-func (w *Worker) Thresholds() condition.Adaptive { return w.by }
+func (w *Worker) Thresholds() condition.Thresholds { return w.by }
 
 // Stopping reports whether the rank knows where its superstep ends, and is not there yet.
 func (w *Worker) Stopping() bool { return w.stop > 0 }

@@ -46,7 +46,7 @@ class Model:
     @property
     def declared(self) -> str | None:
         """The setting for operations: None for BSP, their default."""
-        return None if self.setting == "bsp" else self.setting
+        return self.setting
 
     @property
     def ahead(self) -> bool:
@@ -84,6 +84,7 @@ class BSP(Model):
     """Bulk synchronous: all ranks wait for each other in every iteration."""
 
     _name = "bsp"
+    declared = None
 
 
 @dataclasses.dataclass(frozen=True)
