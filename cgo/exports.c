@@ -41,9 +41,9 @@ int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles) {
                          : goSubmit((pl_op *)ops, count, handles); /* which says on this thread what is wrong */
 }
 
-int pl_check_sync(const char *sync, uint32_t soft_park, uint32_t accumulate, uint32_t workers) {
+int pl_check_sync(const pl_sync *sync, uint32_t accumulate, uint32_t workers) {
   GUARD;
-  return goCheckSync((char *)sync, soft_park, accumulate, workers);
+  return goCheckSync((pl_sync *)sync, accumulate, workers);
 }
 
 int64_t pl_sync_info(const char *sync, char *buf, uint64_t cap) {

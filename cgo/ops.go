@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/transport/wire"
@@ -49,8 +50,12 @@ func submit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) error {
 }
 
 //export goCheckSync
-func goCheckSync(sync *C.char, softPark, accumulate, workers C.uint32_t) C.int {
-	return status(invalid(node.CheckSync(C.GoString(sync), softPark != 0, accumulate != 0, int(workers))))
+func goCheckSync(sync *C.pl_sync, accumulate, workers C.uint32_t) C.int {
+	o, err := syncOf(sync)
+	if err == nil {
+		err = node.CheckSync(cmp.Or(o.Model, condition.BSP().Name), o.SoftPark, accumulate != 0, int(workers))
+	}
+	return status(invalid(err))
 }
 
 //export goSyncInfo

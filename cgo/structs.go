@@ -164,7 +164,7 @@ func (g *group) opOf(c *C.pl_op, rank int) (worker.Op, error) {
 
 // readOptions reads the operation's options.
 func readOptions(op *worker.Op, c *C.pl_op) error {
-	sync, err := option(c.sync, "pl_sync", C.sizeof_pl_sync)
+	sync, err := syncOf(c.sync)
 	if err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func readOptions(op *worker.Op, c *C.pl_op) error {
 		return fmt.Errorf("use %d is out of bounds", held.use)
 	}
 	op.Declared = options.Declared{
-		Sync:     options.Sync{Model: text(sync.model), SoftPark: sync.soft_park != 0},
+		Sync:     sync,
 		Codec:    text(codec.codec),
 		PullGate: options.Gate{Threshold: float64(gate.threshold), Decay: float64(gate.decay)},
 
@@ -192,6 +192,12 @@ func readOptions(op *worker.Op, c *C.pl_op) error {
 	}
 	op.Held = worker.Held{Use: units.Use(held.use), Significance: float32(held.significance), Group: text(held.group)}
 	return nil
+}
+
+// syncOf reads a synchronisation model.
+func syncOf(c *C.pl_sync) (options.Sync, error) {
+	sync, err := option(c, "pl_sync", C.sizeof_pl_sync)
+	return options.Sync{Model: text(sync.model), SoftPark: sync.soft_park != 0}, err
 }
 
 // writeOutput fills a caller's structure of size bytes.

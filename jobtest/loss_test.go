@@ -190,7 +190,6 @@ func TestASlowReaderIsGivenUp(t *testing.T) {
 		}
 	}()
 	var m runtime.MemStats
-	start := time.Now()
 	errs := j.Outcomes(func(rank int) error {
 		for i := uint64(0); ; i++ {
 			if rank == 0 {
@@ -211,9 +210,6 @@ func TestASlowReaderIsGivenUp(t *testing.T) {
 			}
 		}
 	})
-	if took := time.Since(start); took > 15*time.Second {
-		t.Errorf("it took %v", took)
-	}
 	for _, c := range r.Conns {
 		c.Close()
 	}

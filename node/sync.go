@@ -49,7 +49,8 @@ func SyncInfo(setting string) ([]byte, error) {
 	return json.Marshal(struct {
 		Setting      string `json:"setting"`
 		Held         bool   `json:"held"`
+		Whole        bool   `json:"whole"`
 		Supersteps   bool   `json:"supersteps"`
 		Significance bool   `json:"significance"`
-	}{t.Setting, t.Dataflow == condition.Accumulate, t.Supersteps, t.Significance})
+	}{t.Setting, t.Dataflow == condition.Accumulate, t.Whole, t.Supersteps, t.Significance})
 }

@@ -98,8 +98,8 @@ func (m *Machine) evict(p *peer, why string) {
 	}
 }
 
-// stranger is why a server that registers is one that the job goes on without, nil if it is not.
-func (m *Machine) stranger(session uint64) error {
+// alreadyLost is why a server that registers is one that the job goes on without, nil if it is not.
+func (m *Machine) alreadyLost(session uint64) error {
 	for _, r := range m.rounds {
 		for i := range r.epoch.Servers {
 			var gone *membership.GoneError

@@ -71,7 +71,7 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 		m.form()
 		return
 	}
-	if gone := m.stranger(n.Session); gone != nil {
+	if gone := m.alreadyLost(n.Session); gone != nil {
 		m.refuse(l, c.ID, fmt.Sprintf("%s: %v", name(n), gone))
 		return
 	}

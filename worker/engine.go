@@ -156,8 +156,8 @@ func New(cfg Config) *Engine {
 	if e.epoch().Elastic {
 		e.kept.results = map[keyOf]*result{}
 	}
-	if e.gather.told = e.gather.state(); cfg.Gathering != nil {
-		cfg.Gathering(e.gather.told)
+	if e.gather.reported = e.gather.state(); cfg.Gathering != nil {
+		cfg.Gathering(e.gather.reported)
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.declares.start(e)

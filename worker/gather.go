@@ -3,7 +3,7 @@ package worker
 import "time"
 
 const (
-	// gatherBytes is how many bytes of input are held at most: a batch that large gains nothing from growing. Where a job is
+	// gatherBytes is how many bytes of input are held at most: larger batches bring no gain. Where a job is
 	// crowded that holds from crowdedBytes on, since an exchange beside computing only takes its time.
 	gatherBytes  = 1 << 20
 	crowdedBytes = 16 << 20
@@ -33,10 +33,10 @@ type gather struct {
 	underWay int  // operations that have left and not ended
 	spare    []*operation
 
-	told  Gathering
-	since time.Time   // the first of them was held
-	timer *time.Timer // nil before the first
-	timed bool        // the timer runs
+	reported Gathering
+	since    time.Time   // the first of them was held
+	timer    *time.Timer // nil before the first
+	timed    bool        // the timer runs
 }
 
 // Gathering is what becomes of sums that are submitted.
@@ -154,11 +154,11 @@ func (e *Engine) kick(waits bool) {
 func (e *Engine) holding() {
 	g := &e.gather
 	is := g.state()
-	if is == g.told {
+	if is == g.reported {
 		return
 	}
-	news := is.Held && !g.told.Held
-	g.told = is
+	news := is.Held && !g.reported.Held
+	g.reported = is
 	if e.cfg.Gathering != nil {
 		e.cfg.Gathering(is)
 	}
@@ -181,7 +181,7 @@ func (e *Engine) overdue() {
 	g.timed = false
 	var ops []*operation
 	switch left := gatherFor - time.Since(g.since); {
-	case !g.told.Held:
+	case !g.reported.Held:
 	case left > 0:
 		g.timed = true
 		g.timer.Reset(left)

@@ -82,9 +82,9 @@ func TestAnOperationThatIsAwaitedTakesAllThatIsHeldWithIt(t *testing.T) {
 // A program may wait for its operations by other means than Flush.
 func TestWhatIsHeldLeavesInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told []Gathering
+		var reports []Gathering
 		view := membership.NewView(&membership.Epoch{})
-		e := New(Config{Membership: view, Crowded: true, Gathering: func(g Gathering) { told = append(told, g) }})
+		e := New(Config{Membership: view, Crowded: true, Gathering: func(g Gathering) { reports = append(reports, g) }})
 		defer e.end(ErrShutdown)
 		o := heldSum(4)
 		o.e, o.err = e, ErrInvalid // which ends it when it is launched
@@ -101,8 +101,8 @@ func TestWhatIsHeldLeavesInTime(t *testing.T) {
 		if ended < gatherFor/2 || ended > 2*gatherFor {
 			t.Errorf("it left after %v, want about %v", ended, gatherFor)
 		}
-		if want := (Gathering{Bytes: crowdedBytes}); len(told) != 3 || !told[1].Held || told[2] != want {
-			t.Errorf("told %+v, want at last %+v", told, want)
+		if want := (Gathering{Bytes: crowdedBytes}); len(reports) != 3 || !reports[1].Held || reports[2] != want {
+			t.Errorf("reports %+v, want at last %+v", reports, want)
 		}
 	})
 }

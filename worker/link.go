@@ -80,9 +80,10 @@ func (l *link) greet() error {
 
 // abandon closes a connection that is being opened. The server hears why, lest it takes the end for the loss of this rank.
 func (l *link) abandon() {
-	var b bytebufferpool.ByteBuffer
+	b := bytebufferpool.Get()
+	defer bytebufferpool.Put(b)
 	lost, rank := l.p.e.loss(), uint16(l.p.e.cfg.Rank)
-	if lost != nil && wire.AppendJSON(&b, wire.Header{Type: wire.TypeLost, Rank: rank}, lost) == nil {
+	if lost != nil && wire.AppendJSON(b, wire.Header{Type: wire.TypeLost, Rank: rank}, lost) == nil {
 		_, _, _ = l.conn.TrySend(net.Buffers{b.B}) // a peer that does not read hears no reason
 	}
 	_ = l.conn.Close()

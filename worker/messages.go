@@ -11,7 +11,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// A message from one rank to another is two operations that nobody declares: a send and a receive. They meet in the mailbox
+// A message from one rank to another is two operations that nobody declares: a send and a receive. They are matched in the mailbox
 // of the receiving rank (server/messages), which is on the server in its process where there is one. A send ends when its
 // message has been received.
 //

@@ -22,7 +22,7 @@ type Op struct {
 	ReduceOp            units.ReduceOp
 	Set                 wire.ProcessSet // ID and global ranks
 	Root                int             // broadcast: global rank that has the data; send: that gets it; receive: that sends it, or AnyRank
-	Tag                 uint64          // send, receive: only those with the same tag meet
+	Tag                 uint64          // send, receive: only those with the same tag match
 	Timeout             time.Duration   // after which the operation is given up; 0 for never
 	Priority            int             // higher goes first
 	Shape               []int64         // of the input; the caller's again when Submit returns

@@ -23,6 +23,7 @@ type Traits struct {
 	Setting      string   // in the form that Parse makes the same model of
 	Ahead        bool     // a rank may run ahead of the slowest
 	Dataflow     Dataflow // that a tensor is declared with; Accumulate wherever a rank may run ahead
+	Whole        bool     // no iteration closes without every live rank's push
 	Supersteps   bool     // ranks run freely between barriers
 	Significance bool     // pushes carry their significance
 	Tuned        bool     // the pull condition moves while training runs
@@ -40,7 +41,7 @@ func Properties(setting string) (Traits, error) {
 // Traits are the model's properties.
 func (m Model) Traits() Traits {
 	t := Traits{
-		Setting: m.Name, Ahead: m.Ahead(), Dataflow: m.Dataflow, Supersteps: m.Supersteps != nil, Tuned: m.Tuner != nil,
+		Setting: m.Name, Ahead: m.Ahead(), Whole: m.Whole(), Dataflow: m.Dataflow, Supersteps: m.Supersteps != nil, Tuned: m.Tuner != nil,
 		Significance: asksSignificance(m.Pull) || asksSignificance(m.Push),
 	}
 	if t.Ahead {

@@ -28,7 +28,7 @@ func TestTraitsOfEveryModel(t *testing.T) {
 		"expression:significance > 1": {Traits{Ahead: true, Significance: true}, true, 4, none},
 		"expression:;count[V] > 1":    {Traits{Dataflow: Accumulate}, false, 0, 0},
 	} {
-		want.traits.Setting = setting
+		want.traits.Setting, want.traits.Whole = setting, want.whole
 		if want.traits.Ahead {
 			want.traits.Dataflow = Accumulate
 		}

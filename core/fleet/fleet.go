@@ -1,5 +1,5 @@
 // Package fleet decides which processes a job of changing size has, and the rounds that they form: Horovod's elastic
-// training, where processes that survive keep running and meet again in a round of another size.
+// training, where processes that survive keep running and form a round of another size.
 //
 // Machine is pure: the launcher (cmd/paceline/launch) starts and stops the processes, looks for hosts and has the clock.
 // Read machine.go, then rounds.go.

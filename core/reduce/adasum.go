@@ -33,7 +33,7 @@ func Adasum(d units.DType, dst []byte, contributions [][]byte) {
 	}
 }
 
-func adasum(e engine, d units.DType, dst []byte, contributions [][]byte) {
+func adasum(e implementation, d units.DType, dst []byte, contributions [][]byte) {
 	power := 1
 	for power*2 <= len(contributions) {
 		power *= 2

@@ -86,7 +86,7 @@ func TestAdasumFollowsTheFormula(t *testing.T) {
 	}
 }
 
-func TestAdasumIsAlikeOnEveryEngineAndKeepsItsInputs(t *testing.T) {
+func TestAdasumIsAlikeInEveryImplementationAndKeepsItsInputs(t *testing.T) {
 	rng := rand.New(rand.NewPCG(17, 18))
 	for _, d := range []units.DType{units.Float16, units.BFloat16, units.Float32, units.Float64} {
 		for _, n := range []int{1, 2, 5, 7} {
@@ -102,7 +102,7 @@ func TestAdasumIsAlikeOnEveryEngineAndKeepsItsInputs(t *testing.T) {
 			}
 			want := make([]byte, AccBytes(d, len(c[0])))
 			adasum(reference{}, d, want, c)
-			for _, e := range engines() {
+			for _, e := range implementations() {
 				got := make([]byte, len(want))
 				adasum(e, d, got, c)
 				if !bytes.Equal(got, want) {

@@ -10,7 +10,7 @@ import (
 	"github.com/paceline/paceline/internal/units"
 )
 
-// BenchmarkKernels measures every engine, element type and kernel on one core. It goes by the 256 KiB that a server adds at
+// BenchmarkKernels measures every implementation, element type and kernel on one core. It goes by the 256 KiB that a server adds at
 // a time, over a tensor of one such chunk, which stays in the core's cache, and over one of 64 MiB, which does not. A rate counts
 // all bytes that are read and written, as does that of a copy, to which of-memcpy compares it. Each result is compared with the
 // reference's.
@@ -32,7 +32,7 @@ func BenchmarkKernels(b *testing.B) {
 			t := newTensors(d, at.bytes)
 			for _, k := range timed() {
 				t.want = nil
-				for _, e := range engines() {
+				for _, e := range implementations() {
 					b.Run(fmt.Sprintf("%s/%v/%s/%v", at.name, d, k.name, e), func(b *testing.B) {
 						b.ReportMetric(rate(b, k.moved(t), func() { t.each(e, &k) })/memcpy, "of-memcpy")
 						t.check(b, e, &k)
@@ -67,31 +67,31 @@ func newTensors(d units.DType, n int) *tensors {
 	return &tensors{d: d, x: simple(rng, d, n), y: simple(rng, d, n), acc: make([]byte, AccBytes(d, n)), dst: make([]byte, n)}
 }
 
-// kernel is one call of an engine, and how often it reads or writes a tensor and an accumulator.
+// kernel is one call of an implementation, and how often it reads or writes a tensor and an accumulator.
 type kernel struct {
 	name          string
 	tensors, accs int
-	run           func(e engine, t tensors)
+	run           func(e implementation, t tensors)
 }
 
 func (k *kernel) moved(t *tensors) int { return k.tensors*len(t.x) + k.accs*len(t.acc) }
 
 func timed() (all []kernel) {
 	for _, op := range combining[1:] {
-		all = append(all, kernel{op.String(), 1, 2, func(e engine, t tensors) { e.add(op, t.d, t.acc, t.x, 1) }})
+		all = append(all, kernel{op.String(), 1, 2, func(e implementation, t tensors) { e.add(op, t.d, t.acc, t.x, 1) }})
 	}
 	return append(all,
-		kernel{"scaled-add", 1, 2, func(e engine, t tensors) { e.add(units.Sum, t.d, t.acc, t.x, 0.3) }},
-		kernel{"load2", 2, 1, func(e engine, t tensors) { e.load2(units.Sum, t.d, t.acc, t.x, t.y, 1) }},
-		kernel{"load", 1, 1, func(e engine, t tensors) { e.load(t.d, t.acc, t.x, 1) }},
-		kernel{"scaled-load", 1, 1, func(e engine, t tensors) { e.load(t.d, t.acc, t.x, 0.3) }},
-		kernel{"store", 1, 1, func(e engine, t tensors) { e.store(t.d, t.dst, t.acc, 1, 1) }},
-		kernel{"average", 1, 1, func(e engine, t tensors) { e.store(t.d, t.dst, t.acc, 1, 3) }},
+		kernel{"scaled-add", 1, 2, func(e implementation, t tensors) { e.add(units.Sum, t.d, t.acc, t.x, 0.3) }},
+		kernel{"load2", 2, 1, func(e implementation, t tensors) { e.load2(units.Sum, t.d, t.acc, t.x, t.y, 1) }},
+		kernel{"load", 1, 1, func(e implementation, t tensors) { e.load(t.d, t.acc, t.x, 1) }},
+		kernel{"scaled-load", 1, 1, func(e implementation, t tensors) { e.load(t.d, t.acc, t.x, 0.3) }},
+		kernel{"store", 1, 1, func(e implementation, t tensors) { e.store(t.d, t.dst, t.acc, 1, 1) }},
+		kernel{"average", 1, 1, func(e implementation, t tensors) { e.store(t.d, t.dst, t.acc, 1, 3) }},
 	)
 }
 
 // each runs a kernel on each chunk.
-func (t *tensors) each(e engine, k *kernel) {
+func (t *tensors) each(e implementation, k *kernel) {
 	wide := AccBytes(t.d, chunkBytes)
 	for i := range len(t.x) / chunkBytes {
 		piece := func(b []byte, n int) []byte { return b[i*n : (i+1)*n] }
@@ -100,8 +100,8 @@ func (t *tensors) each(e engine, k *kernel) {
 }
 
 // check compares what a run leaves with what the reference leaves.
-func (t *tensors) check(b *testing.B, e engine, k *kernel) {
-	leaves := func(e engine) []byte {
+func (t *tensors) check(b *testing.B, e implementation, k *kernel) {
+	leaves := func(e implementation) []byte {
 		best.load(t.d, t.acc, t.y, 1)
 		t.each(e, k)
 		return append(bytes.Clone(t.acc), t.dst...)

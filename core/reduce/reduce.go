@@ -56,7 +56,7 @@ func Supported(op units.ReduceOp, d units.DType) error {
 func Load(d units.DType, acc, src []byte, prescale float64) {
 	checkLen(d, acc, src)
 	if len(src) > 0 {
-		engineFor(d, len(src), prescale).load(d, acc, src, prescale)
+		implementationFor(d, len(src), prescale).load(d, acc, src, prescale)
 	}
 }
 
@@ -64,7 +64,7 @@ func Load(d units.DType, acc, src []byte, prescale float64) {
 func Add(op units.ReduceOp, d units.DType, acc, src []byte, prescale float64) {
 	checkLen(d, acc, src)
 	if len(src) > 0 {
-		engineFor(d, len(src), prescale).add(op, d, acc, src, prescale)
+		implementationFor(d, len(src), prescale).add(op, d, acc, src, prescale)
 	}
 }
 
@@ -73,7 +73,7 @@ func Load2(op units.ReduceOp, d units.DType, acc, a, b []byte, prescale float64)
 	checkLen(d, acc, a)
 	checkLen(d, acc, b)
 	if len(a) > 0 {
-		engineFor(d, len(a), prescale).load2(op, d, acc, a, b, prescale)
+		implementationFor(d, len(a), prescale).load2(op, d, acc, a, b, prescale)
 	}
 }
 
@@ -82,12 +82,12 @@ func Load2(op units.ReduceOp, d units.DType, acc, a, b []byte, prescale float64)
 func Store(d units.DType, dst, acc []byte, mul, div float64) {
 	checkLen(d, acc, dst)
 	if len(dst) > 0 {
-		engineFor(d, len(dst), 1).store(d, dst, acc, mul, div)
+		implementationFor(d, len(dst), 1).store(d, dst, acc, mul, div)
 	}
 }
 
-// engine is one implementation of the kernels.
-type engine interface {
+// implementation is one implementation of the kernels.
+type implementation interface {
 	load(d units.DType, acc, src []byte, prescale float64)
 	add(op units.ReduceOp, d units.DType, acc, src []byte, prescale float64)
 	load2(op units.ReduceOp, d units.DType, acc, a, b []byte, prescale float64)
@@ -97,14 +97,14 @@ type engine interface {
 	String() string
 }
 
-// best is the fastest engine of this machine.
-var best = func() engine { e := engines(); return e[len(e)-1] }()
+// best is the fastest implementation of this machine.
+var best = func() implementation { e := implementations(); return e[len(e)-1] }()
 
 // inGo is up to how many bytes Go does the work where it needs no memory for it: a call into C wakes Go's monitor thread, if that
 // sleeps, and a context switch takes longer.
 const inGo = 8 << 10
 
-func engineFor(d units.DType, bytes int, prescale float64) engine {
+func implementationFor(d units.DType, bytes int, prescale float64) implementation {
 	if bytes <= inGo && AccType(d) == d && prescale == 1 {
 		return reference{}
 	}

@@ -109,7 +109,7 @@ func TestAverageOfEqualValuesIsThatValue(t *testing.T) {
 
 func TestMinAndMaxGiveNaNWhereEitherSideIs(t *testing.T) {
 	nan := float32(math.NaN())
-	for _, e := range engines() {
+	for _, e := range implementations() {
 		for _, op := range []units.ReduceOp{units.Min, units.Max} {
 			acc, src := raw(t, []float32{nan, 1, 2, nan}), raw(t, []float32{1, nan, 2, nan})
 			e.add(op, units.Float32, acc, src, 1)

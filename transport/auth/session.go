@@ -24,7 +24,7 @@ const keySize = sha256.Size
 
 const _ = uint(keySize - proofSize) // a proof is as long as a key
 
-// transcript is what both ends know of one connection, and nobody else: the secret with both hellos and the binding.
+// transcript is what only the two ends of one connection know: the secret, both hellos and the binding.
 type transcript struct {
 	secret []byte
 	said   string

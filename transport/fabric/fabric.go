@@ -5,7 +5,7 @@
 //
 // A connection is two endpoints (reliable datagrams), each with one peer, and a TCP connection beside them:
 //
-//  1. The side connection comes first. It carries the handshake (package auth), so that nothing is opened for strangers, and then the
+//  1. The side connection comes first. It carries the handshake (package auth), so that nothing is opened for a peer without the secret, and then the
 //     endpoints' names. Afterwards it is silent, and ends with the process at its other end: that is how a killed peer is noticed.
 //     A stopped one is noticed by the beats of package stream, which come by the fabric as all frames do.
 //  2. What is small is copied into messages. Their memory is posted at the receiver, which gives credit for it.

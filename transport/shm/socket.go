@@ -68,7 +68,7 @@ func (l listener) Accept() (net.Conn, error) {
 	return s, nil
 }
 
-// socket is the connection over which two ends meet.
+// socket is the connection over which two ends agree on their shared memory.
 type socket struct {
 	*net.UnixConn
 	peer addr

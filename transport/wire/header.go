@@ -105,9 +105,8 @@ const (
 	// FlagOwnWill on a cancel: the sender abandons the tensor without notice of a failure, so all other
 	// ranks need one.
 	FlagOwnWill
-	// FlagDeclare on a push: the payload is the value that the servers will hold; on a pull: the sender waits
-	// for that value; on a cancel: the sender abandons that declaration, or declares a sum anew because it has
-	// set a state, which fails what others have begun without it.
+	// FlagDeclare marks what is of a declaration: a push with the value that the servers will hold, the pull of a rank
+	// that waits for that value, and a cancel that ends the declaration with all that was begun under it.
 	FlagDeclare
 	// FlagNow on a push or pull of a held value: answer with the current value, whatever the synchronisation
 	// model says.
@@ -117,9 +116,9 @@ const (
 	FlagWithin
 	// FlagLast on a report: the sender's superstep ends with this iteration.
 	FlagLast
-	// FlagEmpty on a push: no payload; it counts like any other and adds zeros. On a result: zeros, or for a held
-	// value the receiver's reference copy. On a report: the sender's superstep ends without another iteration or
-	// push; the frame counts as a push of every partition of the tensor on the server.
+	// FlagEmpty says that there is no payload because nothing has changed: a push adds zeros, and counts like any other; a
+	// result is zeros, or for a held value the receiver's reference copy; a report ends the sender's superstep in place of
+	// such pushes of all partitions of the tensor on the server.
 	FlagEmpty
 	// FlagPlain on a push or pull of a held value: answer with the value itself, however the tensor is coded.
 	FlagPlain
@@ -150,11 +149,11 @@ type Header struct {
 	Tensor       uint32      // number of the declared tensor
 	Part         uint32      // partition of the tensor; (Tensor, Part) is the key
 	Length       uint32      // payload bytes behind the header
-	Iteration    uint64      // progress of the push, per tensor, counted from 0; under models with supersteps, the superstep; messages: the tag
-	Seq          uint64      // earlier uses of the name, whatever the signature: the number of the operation under it; messages: of the rank's sends and receives
-	Rank         uint16      // of the sender; in joined, of the last rank; in the result of a sum, of the rank whose push came last, of a receive, of the rank that sent; in a match, of that at the other end
-	Source       uint16      // transfers: the rank that puts; messages: that sends, or EveryRank
-	Destination  uint16      // transfers: the rank that gets, or EveryRank; messages: that receives
+	Iteration    uint64      // what frames of different ranks have in common that belong together: of a tensor, its exchange (or superstep), from 0; of a message, its tag
+	Seq          uint64      // number of the operation among those of its name, whatever their signatures; messages have no name, and are numbered on each rank
+	Rank         uint16      // the rank that the frame comes from: its sender, or in an answer the rank that made it possible (whose push or join came last, at the message's other end)
+	Source       uint16      // the rank whose payload it is, of a transfer or a message; EveryRank in a receive from any
+	Destination  uint16      // the rank that gets it, or EveryRank
 	Divisor      uint16      // result: how many ranks contributed, joined ones included; an average is divided by it already
 	Offset       uint32      // element of the partition at which the payload begins (restore)
 	Reference    uint32      // held values: number of the rank's reference copy, 0 for none

@@ -12,7 +12,7 @@ import (
 // Ports that are not tried lie below those that systems hand out to outgoing connections.
 const firstPort, ports = 16384, 16384
 
-// rendezvous is where torch.distributed's ranks meet, as torchrun says it: on rank 0's host, whatever the user's
+// rendezvous is the address of torch.distributed's rendezvous, as torchrun says it: on rank 0's host, whatever the user's
 // environment has. The port is free there now, if that is this host; on another one it is any.
 func (j *maker) rendezvous() (map[string]string, error) {
 	host, port := j.workers[0].Host, firstPort+rand.IntN(ports)

@@ -241,7 +241,8 @@ class Engine:
 
     def check_sync(self, sync: str, soft_park: bool, accumulate: bool, workers: int) -> None:
         """Raises ValueError, which says what is allowed, for a model that so many workers cannot run."""
-        self._check(abi.library().pl_check_sync(sync.encode(), soft_park, accumulate, workers))
+        options = abi.Sync(ctypes.sizeof(abi.Sync), soft_park, sync.encode())
+        self._check(abi.library().pl_check_sync(ctypes.byref(options), accumulate, workers))
 
     def sync_info(self, sync: str) -> dict[str, Any]:
         """The properties of a synchronisation model, as pl_sync_info names them.

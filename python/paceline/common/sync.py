@@ -46,12 +46,17 @@ class Model:
     @property
     def declared(self) -> str | None:
         """The setting for operations: None for BSP, their default."""
-        return self.setting
+        return None if self.setting == BSP._name else self.setting
 
     @property
     def ahead(self) -> bool:
         """Whether ranks may run ahead, so that the servers hold the parameters."""
         return engine.sync_info(self.setting)["held"]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every sum has the pushes of all ranks that take part."""
+        return engine.sync_info(self.setting)["whole"]
 
     @property
     def has_supersteps(self) -> bool:
@@ -84,7 +89,6 @@ class BSP(Model):
     """Bulk synchronous: all ranks wait for each other in every iteration."""
 
     _name = "bsp"
-    declared = None
 
 
 @dataclasses.dataclass(frozen=True)

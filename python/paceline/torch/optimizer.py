@@ -127,7 +127,7 @@ def DistributedOptimizer(
             "the servers hold the parameters, such as paceline.SSP(3)"
         )
     check(model, process_set.size(), accumulate=False)
-    if op == Adasum and model.declared is not None:
+    if op == Adasum and not model.whole:
         raise ValueError(f"sync={model.setting}: Adasum needs every rank's step")
     compressor = cast(SupportsCompress, compression)
     if op == Adasum and (engine.size() > 1 or seat.elastic):

@@ -40,7 +40,7 @@ func special(rng *rand.Rand, n int) []float32 {
 }
 
 // compareGrid takes x through encode and decode of e and of the reference.
-func compareGrid(t *testing.T, e engine, name string, g *grid, x, residual []float32, offset int) {
+func compareGrid(t *testing.T, e implementation, name string, g *grid, x, residual []float32, offset int) {
 	t.Helper()
 	k := keys{rand.Uint32(), rand.Uint32()}
 	c := blockwise{grid: *g}
@@ -58,7 +58,7 @@ func compareGrid(t *testing.T, e engine, name string, g *grid, x, residual []flo
 	compareDecoding(t, e, name, g, x, got[:m], offset)
 }
 
-func compareDecoding(t *testing.T, e engine, name string, g *grid, x []float32, message []byte, offset int) {
+func compareDecoding(t *testing.T, e implementation, name string, g *grid, x []float32, message []byte, offset int) {
 	t.Helper()
 	for _, add := range []bool{false, true} {
 		got, want := shifted(raw(x), offset), bytes.Clone(raw(x))
@@ -93,7 +93,7 @@ func differ(a, b []byte) int {
 func TestKernelsEqualTheReferenceForEveryGridAndLength(t *testing.T) {
 	rng := rand.New(rand.NewPCG(21, 22))
 	lengths := []int{1, 7, 8, 9, 17, 63, 65, 100, 511, 513, 1023, 1025, 4097, 8200}
-	for _, e := range engines() {
+	for _, e := range implementations() {
 		t.Run(e.String(), func(t *testing.T) {
 			for name, g := range grids(t) {
 				for _, n := range lengths {
@@ -108,7 +108,7 @@ func TestKernelsEqualTheReferenceForEveryGridAndLength(t *testing.T) {
 
 func TestScansAndSumsEqualTheReference(t *testing.T) {
 	rng := rand.New(rand.NewPCG(23, 24))
-	for _, e := range engines() {
+	for _, e := range implementations() {
 		for _, n := range []int{1, 63, 64, 65, 2047, 2049, 10_000} {
 			for _, threshold := range []uint32{0, math.Float32bits(1), math.Float32bits(9), infinite, magnitude} {
 				compareScan(t, e, special(rng, n), gradient(rng, n), threshold, 64+rng.IntN(n+64))
@@ -117,7 +117,7 @@ func TestScansAndSumsEqualTheReference(t *testing.T) {
 	}
 }
 
-func compareScan(t *testing.T, e engine, x, src []float32, threshold uint32, room int) {
+func compareScan(t *testing.T, e implementation, x, src []float32, threshold uint32, room int) {
 	t.Helper()
 	type outcome struct {
 		stops   []int
@@ -125,7 +125,7 @@ func compareScan(t *testing.T, e engine, x, src []float32, threshold uint32, roo
 		x, v, u []float32
 		most    [2]uint32
 	}
-	run := func(e engine) (o outcome) {
+	run := func(e implementation) (o outcome) {
 		o.x = slices.Clone(x)
 		for from := 0; from < len(x); {
 			c := new(candidates)
@@ -167,7 +167,7 @@ func FuzzKernelsEqualTheReference(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, which, offset uint8, threshold uint32) {
 		name := names[int(which)%len(names)]
 		x := append([]float32(nil), of[float32](data)...)
-		for _, e := range engines()[1:] {
+		for _, e := range implementations()[1:] {
 			compareGrid(t, e, name, all[name], x, nil, int(offset%64))
 			compareGrid(t, e, name, all[name], x, slices.Clone(x), 0)
 			compareDecoding(t, e, name, all[name], x, data, int(offset%64))
@@ -264,7 +264,7 @@ func TestEliasCodesStandAsTheFormatSays(t *testing.T) {
 	if m := g.writeBlock(out, codes, 0.5); !bytes.Equal(out[:m], golden) {
 		t.Errorf("%v is written as % x, want % x", levels, out[:m], golden)
 	}
-	for _, e := range engines() {
+	for _, e := range implementations() {
 		got := make([]float32, len(levels))
 		if f := e.decode(g, raw(got), golden, false); f != sound {
 			t.Errorf("%v: fault %d", e, f)
@@ -336,7 +336,7 @@ func TestLevelsBeyondTheGridAreErrors(t *testing.T) {
 				out := make([]byte, 6+writer.packedBytes(64))
 				m := writer.writeBlock(out, codes, 1)
 				want := map[bool]fault{false: sound, true: badCode}[beyond]
-				for _, e := range engines() {
+				for _, e := range implementations() {
 					if f := e.decode(g, make([]byte, 4*64), out[:m], false); f != want {
 						t.Errorf("%v, %s: level %d of %d is fault %d, want %d", e, coding, level, levels, f, want)
 					}

@@ -29,9 +29,9 @@ type kernels struct {
 	name  string
 }
 
-// engines lists the engines that this machine can run, the fastest last.
-func engines() []engine {
-	all := []engine{reference{}, kernels{C.CODEC_LEVEL_PLAIN, "plain"}}
+// implementations lists the implementations that this machine can run, the fastest last.
+func implementations() []implementation {
+	all := []implementation{reference{}, kernels{C.CODEC_LEVEL_PLAIN, "plain"}}
 	if cpu.X86.HasAVX2 && cpu.X86.HasBMI1 && cpu.X86.HasBMI2 && cpu.X86.HasPOPCNT && C.codec_has_f16c() != 0 {
 		all = append(all, kernels{C.CODEC_LEVEL_AVX2, "avx2"})
 		if cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL {

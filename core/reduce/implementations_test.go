@@ -33,7 +33,7 @@ type input struct {
 }
 
 // run takes a, then b, through every kernel of e, and returns what each left in memory.
-func (c input) run(e engine, offset int) map[string][]byte {
+func (c input) run(e implementation, offset int) map[string][]byte {
 	acc := func() []byte { return shifted(make([]byte, AccBytes(c.d, len(c.a))), offset) }
 	a, b := shifted(c.a, offset), shifted(c.b, offset)
 	loaded, added, both, stored := acc(), acc(), acc(), shifted(make([]byte, len(a)), offset)
@@ -52,7 +52,7 @@ func (c input) run(e engine, offset int) map[string][]byte {
 }
 
 // compare fails the test where e differs from the reference.
-func (c input) compare(t *testing.T, e engine, offset int) {
+func (c input) compare(t *testing.T, e implementation, offset int) {
 	t.Helper()
 	want := c.run(reference{}, 0)
 	for kernel, got := range c.run(e, offset) {
@@ -75,7 +75,7 @@ func TestKernelsEqualTheReferenceForEveryTypeOpAndLength(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	lengths := []int{0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 1023, 1024, 1025, 2500}
 	scales := [][3]float64{{1, 1, 1}, {0.5, 1, 3}, {1 / 3., 0.1, 1}, {1, 2.5, 7}, {1, 1, 8}, {1, 3, 4}}
-	for _, e := range engines() {
+	for _, e := range implementations() {
 		t.Run(e.String(), func(t *testing.T) {
 			for _, d := range reducible() {
 				for _, op := range combining {
@@ -100,13 +100,13 @@ func FuzzKernelsEqualTheReference(f *testing.F) {
 		d := reducible()[int(dtype)%len(reducible())]
 		half := len(data) / 2 / d.Size() * d.Size()
 		c := input{combining[int(op)%len(combining)], d, data[:half], data[half : 2*half], prescale, mul, div}
-		for _, e := range engines() {
+		for _, e := range implementations() {
 			c.compare(t, e, int(offset%64))
 		}
 	})
 }
 
-// An integer's average is the quotient, truncated, although most engines multiply by a reciprocal.
+// An integer's average is the quotient, truncated, although most implementations multiply by a reciprocal.
 func TestAveragesOfIntegersAreQuotients(t *testing.T) {
 	divisors := []int64{1, 2, 3, 5, 7, 11, 48, 49, 100, 127, 128, 255, 256, 1000, 4093, 32767, 65535, 1 << 24, 1<<30 - 1, 1 << 30}
 	for _, d := range []units.DType{units.Uint8, units.Int8, units.Int16, units.Int32} {
@@ -122,7 +122,7 @@ func TestAveragesOfIntegersAreQuotients(t *testing.T) {
 			src := integers(d, values)
 			got, want := make([]byte, len(src)), make([]byte, len(src))
 			reference{}.store(d, want, src, 1, float64(q))
-			for _, e := range engines() {
+			for _, e := range implementations() {
 				e.store(d, got, src, 1, float64(q))
 				if i := differ(d, got, want); i >= 0 {
 					t.Fatalf("%v %v: element %d divided by %d is % x, want % x", e, d, i, q, got[i*d.Size():][:d.Size()], want[i*d.Size():][:d.Size()])
@@ -153,7 +153,7 @@ func TestEverySixteenBitFloatIsConvertedAsByTheReference(t *testing.T) {
 		wide, want := make([]byte, 4<<16), make([]byte, 4<<16)
 		reference{}.load(d, want, src, 1)
 		narrow, nearest := make([]byte, 2<<16), make([]byte, 2<<16)
-		for _, e := range engines() {
+		for _, e := range implementations() {
 			e.load(d, wide, src, 1)
 			if i := differ(units.Float32, wide, want); i >= 0 {
 				t.Fatalf("%v %v: %#x becomes % x, want % x", e, d, i, wide[4*i:4*i+4], want[4*i:4*i+4])
@@ -176,7 +176,7 @@ func TestEverySixteenBitFloatIsConvertedAsByTheReference(t *testing.T) {
 // The destination may be one of the sources where the types are equal.
 func TestDestinationMayBeASource(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
-	for _, e := range engines() {
+	for _, e := range implementations() {
 		for _, d := range reducible() {
 			if AccType(d) != d {
 				continue
@@ -209,7 +209,7 @@ func TestDestinationMayBeASource(t *testing.T) {
 // A 16-bit result may replace the first half of its accumulator.
 func TestStoreNarrowsInPlace(t *testing.T) {
 	rng := rand.New(rand.NewPCG(19, 20))
-	for _, e := range engines() {
+	for _, e := range implementations() {
 		for _, d := range []units.DType{units.Float16, units.BFloat16} {
 			for _, div := range []float64{1, 3} {
 				acc := elements(rng, units.Float32, 5001)

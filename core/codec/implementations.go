@@ -2,8 +2,8 @@ package codec
 
 import "unsafe"
 
-// engine is one implementation of the passes over whole tensors. Callers have checked the lengths.
-type engine interface {
+// implementation is one implementation of the passes over whole tensors. Callers have checked the lengths.
+type implementation interface {
 	// encode is Codec.Encode of a blockwise codec.
 	encode(g *grid, dst, src, residual []byte, k keys) int
 
@@ -33,8 +33,8 @@ const (
 	badCode
 )
 
-// best is the fastest engine of this machine.
-var best = func() engine { e := engines(); return e[len(e)-1] }()
+// best is the fastest implementation of this machine.
+var best = func() implementation { e := implementations(); return e[len(e)-1] }()
 
 // magnitude and infinite are a float32's bits but for the sign, and those of infinity; NaN has more.
 const (

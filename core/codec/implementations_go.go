@@ -1,0 +1,6 @@
+//go:build !cgo
+
+package codec
+
+// implementations lists the implementations of this build: without a C compiler only the reference.
+func implementations() []implementation { return []implementation{reference{}} }
