@@ -230,8 +230,8 @@ int64_t pl_gathers(void);
  * (accumulate 0) or held by the servers (1). Otherwise PL_ERR_INVALID, and pl_last_error() says what is allowed. */
 int pl_check_sync(const pl_sync *sync, uint32_t accumulate, uint32_t workers);
 /* Writes the properties of the synchronisation model that the text names, as JSON: {"setting", "held": ranks may run
- * ahead, so that the servers hold the tensor, "whole": every sum has all ranks' pushes, "supersteps": ranks run freely between barriers, "significance": pushes
- * carry their significance}. Returns the length as pl_info does. */
+ * ahead, so that the servers hold the tensor, "whole": every sum has all ranks' pushes, "supersteps": ranks run freely
+ * between barriers, "significance": pushes carry their significance}. Returns the length as pl_info does. */
 int64_t pl_sync_info(const char *sync, char *buf, uint64_t cap);
 /* PL_OK if the text is a codec, rules, or the path of a file with rules, as in PACELINE_COMPRESSION. Otherwise
  * PL_ERR_INVALID, and pl_last_error() says what is allowed. */
