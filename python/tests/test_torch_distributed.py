@@ -1,6 +1,7 @@
 """The torch.distributed backend, under torchrun and `paceline run`: scripts that import nothing of Paceline."""
 
 import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -43,6 +44,41 @@ def test_memory_outlives_works_that_end_early(port):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_groups_of_every_kind_give_what_gloo_gives(port):
+    """Also under PyTorch's own checks of collectives, where the script names the ranks' meeting place."""
+
+    def groups(backend, *where, **env):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+        return run([*torchrun, SCRIPTS / "groups.py", backend, *where], **env)
+
+    gloo = groups("gloo")
+    assert len(gloo) == 4 * 8
+    assert groups("paceline") == gloo
+    assert groups("paceline", f"tcp://127.0.0.1:{port}", TORCH_DISTRIBUTED_DEBUG="DETAIL") == gloo
+
+
+@pytest.mark.parametrize("first", ["torch", "hvd"])
+def test_what_waits_for_a_rank_that_is_killed_names_it(port, first):
+    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    env = {k: v for k, v in clean_environment().items() if k not in NAMES} | place
+    argv = [sys.executable, SCRIPTS / "killed.py", first]
+    ranks = [
+        subprocess.Popen(argv, env=env | {"RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for r in range(3)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=HANG_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL], outputs
+    for said, errors in outputs[:2]:
+        assert [line.partition(":")[0] for line in said.splitlines()] == ["all_reduce", "recv", "send", "barrier"], (
+            errors
+        )
+        assert all("worker 2" in line for line in said.splitlines()), said
+
+
 def test_training_gives_the_bits_of_gloo(port, tmp_path):
     """DDP, ZeRO, FSDP2, tensor parallel and checkpoints. A sum of two numbers has one result, whatever their order."""
     results = [
@@ -77,6 +113,7 @@ def test_pytorchs_own_tests(tmp_path):
         "-q",
         "-p",
         "no:cacheprovider",
+        "--timeout=600",  # a hang is the failure of a test that has a name; suite.py has its own bound before
         SCRIPTS / "suite.py",
         f"--junitxml={report}",
     ]

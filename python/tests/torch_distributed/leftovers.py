@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from paceline.torch.distributed.work import _left_behind
+from paceline.torch.distributed.left_behind import left_behind
 
 SHORT = timedelta(milliseconds=200)
 
@@ -52,7 +52,7 @@ def ends_early(rank, ends):
         ends(work, other, group)
         del work, other
         gc.collect()
-        assert not gone.is_set() and not gone_too.is_set() and len(_left_behind) == 2  # the engine may still write
+        assert not gone.is_set() and not gone_too.is_set() and len(left_behind) == 2  # the engine may still write
     dist.barrier()
     if rank == 1:
         for tag in range(2):
@@ -60,7 +60,7 @@ def ends_early(rank, ends):
     dist.barrier()
     if rank == 0:
         assert gone.wait(60) and gone_too.wait(60), "the memory is kept after the receives have ended"
-        assert len(_left_behind) == 0
+        assert len(left_behind) == 0
 
 
 def missed_barriers(rank):

@@ -1,9 +1,14 @@
 """PyTorch's own tests of torch.distributed, as its wheel has them, for the backend that BACKEND names.
 
-Run by test_torch_distributed_suite.py, and by hand: BACKEND=gloo WORLD_SIZE=3 TEMP_DIR=/tmp python -m pytest suite.py
+Run by test_torch_distributed.py, and by hand: BACKEND=gloo WORLD_SIZE=3 TEMP_DIR=/tmp python -m pytest suite.py
 With PACELINE_TAKEOVER=gloo the tests of Gloo are those of Paceline. A rank is a fork of this process: a new
 interpreter would need seconds to import PyTorch, for each rank of each test.
 """
+
+import os
+
+# Seconds until a test that hangs fails and its ranks are killed; PyTorch reads it as it is imported.
+os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "120")
 
 import torch
 from torch.testing._internal.common_utils import instantiate_parametrized_tests
@@ -17,6 +22,12 @@ class TestDistributed(TestDistBackend, DistributedTest._DistTestBase):
         super().setUp()
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
         torch.backends.cudnn.flags(enabled=True, allow_tf32=False).__enter__()
+
+    def tearDown(self):
+        for process in self.processes:
+            process.kill()  # those of a test that has hung; the others have ended
+            process.join()
+        super().tearDown()
 
 
 instantiate_parametrized_tests(TestDistributed)

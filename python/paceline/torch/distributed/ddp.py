@@ -17,6 +17,7 @@ from paceline.common import abi, operators
 from paceline.common.compression import Codec, check, codec_of
 from paceline.common.operation import Options, operation
 from paceline.torch.distributed.backend import PacelineBackend
+from paceline.torch.distributed.latest import unwrapped
 from paceline.torch.distributed.memory import Memory, summand_of
 
 _numbers = itertools.count()
@@ -82,7 +83,7 @@ def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.
 def backend_of(group: ProcessGroup | None) -> PacelineBackend:
     """The backend of a process group. Raises ValueError for another's."""
     default = distributed_c10d._get_default_group() if group is None else group
-    backend = default._get_backend(torch.device("cpu"))
+    backend = unwrapped(default._get_backend(torch.device("cpu")))
     if not isinstance(backend, PacelineBackend):
         raise ValueError(
             f'the backend of the process group is {backend.name()}: init_process_group("paceline"), or '

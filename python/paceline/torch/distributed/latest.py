@@ -1,15 +1,16 @@
-"""Gives callers in Python the backend's own work objects.
+"""What PyTorch does not ask backends written in Python: their works, and groups without this rank.
 
 PyTorch wraps the work of a backend written in Python in one that only waits: `is_completed()`, `exception()`,
 `result()` and the source of a receive from anybody would be lost. The methods of ProcessGroup therefore look for the
 work that the backend has just started. PyTorch's own callers in C++, such as DistributedDataParallel, use the wrapper.
+A rank that is not in a group which is split off would crash: PyTorch expects a backend there too.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch._C._distributed_c10d import ProcessGroup
@@ -44,6 +45,11 @@ _METHODS = [
 ]
 
 
+def unwrapped(backend: Any) -> Any:
+    """The backend that TORCH_DISTRIBUTED_DEBUG=DETAIL has wrapped in PyTorch's checks."""
+    return getattr(backend, "wrapped_pg", backend)
+
+
 class _Latest(threading.local):
     work: PacelineWork | None = None
 
@@ -58,11 +64,12 @@ def started(work: PacelineWork) -> PacelineWork:
 
 
 @functools.cache
-def install() -> None:
-    """Has the methods of ProcessGroup return the backend's works."""
+def install(backend: type) -> None:
+    """Has the methods of ProcessGroup return the works of such backends, and split off groups of other ranks."""
     for name in _METHODS:
         if (method := getattr(ProcessGroup, name, None)) is not None:
             setattr(ProcessGroup, name, _returning(method))
+    setattr(ProcessGroup, "split_group", _splitting(ProcessGroup.split_group, backend))  # noqa: B010
 
 
 def _returning(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,5 +79,16 @@ def _returning(method: Callable[..., Any]) -> Callable[..., Any]:
         work = method(self, *args, **kwargs)
         ours, _latest.work = _latest.work, None
         return work if ours is None else ours
+
+    return call
+
+
+def _splitting(method: Callable[..., Any], backend: type) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, new_ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        all_ours = all(isinstance(unwrapped(self._get_backend(device)), backend) for device in self._device_types)
+        if all_ours and self.rank() not in new_ranks:
+            return None
+        return method(self, new_ranks, *args, **kwargs)
 
     return call

@@ -20,8 +20,8 @@ from torch.distributed import DistBackendError
 from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
+from paceline.torch.distributed.left_behind import left_behind
 
-_LOOKS = 2  # how many works that ended early one call looks at: more than it can add
 _SLICE_S = 0.1  # how long one wait stays in C, where Ctrl-C and an abort are not seen
 
 
@@ -55,7 +55,7 @@ class PacelineWork(Work):
 
     def start(self, ops: Any, count: int, tell: bool) -> None:
         """Submits the operations. tell: the library tells of their ends, so that a future may be asked for."""
-        _left_behind.sweep()
+        left_behind.sweep()
         self._handles = (ctypes.c_int32 * count)()
         if tell:
             self._future = _Future()
@@ -175,7 +175,7 @@ class PacelineWork(Work):
         self._open -= 1
         if self._open == 0:
             self._settle(None)
-            _left_behind.ended(self._handles)
+            left_behind.ended(self._handles)
             if self._profiled is not None:  # here, on another thread than it began: it is asynchronous
                 self._end_profile()
 
@@ -189,7 +189,7 @@ class PacelineWork(Work):
             if failure is None:
                 failure = self._collect()
             else:
-                _left_behind.add(self.round, self._handles, self._memory)
+                left_behind.add(self.round, self._handles, self._memory)
             self._failure, self._ended = failure, True
             self._memory = self._finish = None
         if self._future is not None and not self._future.done():
@@ -212,7 +212,8 @@ def _translated(error: BaseException) -> BaseException:
     if not isinstance(error, HorovodInternalError):
         return error
     text = str(error)
-    return DistBackendError(f"Timed out: {text}" if text.endswith(", its timeout") else text)
+    timed_out = text.endswith(", its timeout")
+    return DistBackendError(f"[paceline] Timed out waiting: {text}" if timed_out else text)  # Gloo's words
 
 
 class _Future(torch.futures.Future):  # type: ignore[type-arg]
@@ -271,57 +272,7 @@ class _Watched:
             known[0].told(known[1], handle)
 
 
-class _LeftBehind:
-    """Operations whose works ended before them: the engine may use their memory until they end, or the job does."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entries: dict[int, tuple[int, Any, Any]] = {}
-        self._over = 0  # the last round that has ended
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def add(self, round: int, handles: Any, memory: Any) -> None:
-        with self._lock:
-            if round > self._over:
-                self._entries[id(handles)] = round, handles, memory
-
-    def ended(self, handles: Any) -> None:
-        """The library has told that these have ended: their handles are released, and their memory."""
-        if self._entries:
-            with self._lock:
-                entry = self._entries.pop(id(handles), None)
-            if entry is not None:
-                engine.release(handles)
-
-    def sweep(self) -> None:
-        """Looks at a few, in turn: the library tells of the ends of some only."""
-        for _ in range(min(_LOOKS, len(self._entries))):
-            self._look()
-
-    def _look(self) -> None:
-        with self._lock:
-            if not self._entries:
-                return
-            key = next(iter(self._entries))
-            round, handles, memory = entry = self._entries.pop(key)
-            if not engine.runs(round) or any(abi.library().pl_poll(h) == abi.PENDING for h in handles):
-                self._entries[key] = entry
-                return
-        engine.release(handles)
-        del memory  # without the lock
-
-    def clear(self) -> None:
-        """Forgets them all, and those that come later: the job has ended."""
-        with self._lock:
-            self._over = engine.round
-            before, self._entries = self._entries, {}
-        del before  # memory is freed without the lock
-
-
 _watched = _Watched()
-_left_behind = _LeftBehind()
 _pools: list[ThreadPoolExecutor] = []
 
 
@@ -336,6 +287,3 @@ def close(closed: threading.Event) -> None:
     closed.set()
     for work in _watched.of(closed):
         work.abort()
-
-
-engine.at_shutdown(_left_behind.clear)

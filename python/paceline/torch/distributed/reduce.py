@@ -1,0 +1,174 @@
+"""Reductions of tensors, whole or each rank its part."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.common import abi, operators
+from paceline.torch.distributed.memory import Memory, summand_of
+from paceline.torch.distributed.operations import Operations, Tensors, copied, one_for_each, one_tensor, storing
+from paceline.torch.distributed.reductions import BITWISE, Reduction, reduction_of
+from paceline.torch.distributed.work import PacelineWork
+
+
+class Reductions(Operations):
+    """all_reduce, reduce and reduce_scatter."""
+
+    def allreduce(self, tensors: Tensors, options: Any) -> PacelineWork:
+        """Reduces a tensor of every rank into it."""
+        if tensors[0].is_sparse:
+            return self._sparse(tensors, options)
+        return self._reduce("all_reduce", tensors, options)
+
+    def allreduce_coalesced(self, tensors: Tensors, options: Any) -> PacelineWork:
+        """Reduces several tensors."""
+        return self._reduce("all_reduce", tensors, options, coalesced=True)
+
+    def allreduce_sparse(self, tensors: Tensors, options: Any) -> PacelineWork:
+        """Sums sparse tensors, whose elements are gathered."""
+        return self._sparse(tensors, options)
+
+    def reduce(self, tensors: Tensors, options: Any) -> PacelineWork:
+        """Reduces a tensor of every rank into that of the root; the others' stay as they are."""
+        return self._reduce("reduce", tensors, options, root=options.rootRank)
+
+    def _reduce(
+        self, what: str, tensors: Tensors, options: Any, root: int | None = None, coalesced: bool = False
+    ) -> PacelineWork:
+        if not coalesced:
+            one_tensor(what, tensors)
+        group, how = self._group, reduction_of(options.reduceOp, tensors[0])
+        if how.bitwise is not None:
+            return self._bitwise(what, tensors, how, options, root)
+        memory = [Memory(t) for t in tensors]
+        mine = root is None or root == group.rank
+        outputs = [m.host if mine else torch.empty_like(m.host) for m in memory]
+
+        def one(m: Memory, output: torch.Tensor) -> abi.Op:
+            dtype, count = summand_of(m.tensor)
+            where = m.address(), output.data_ptr()
+            return group.op(abi.ALLREDUCE, (count,), dtype, *where, reduce_op=how.op, prescale=how.prescale)
+
+        def make() -> abi.Op | list[abi.Op]:
+            if not coalesced:
+                return one(memory[0], outputs[0])
+            return [copied(one(m, o)) for m, o in zip(memory, outputs, strict=True)]
+
+        return self._run(what, make, [*memory, *outputs], storing(memory if mine else ()), list(tensors), options)
+
+    def _bitwise(self, what: str, tensors: Tensors, how: Reduction, options: Any, root: int | None) -> PacelineWork:
+        memory = [Memory(t) for t in tensors]
+        assert how.bitwise is not None
+        combine = BITWISE[how.bitwise]
+
+        def finish(handles: Any) -> None:
+            for m, handle in zip(memory, handles, strict=True):
+                parts = self._gathered(handle, m.host)
+                total = parts[0].clone()
+                for part in parts[1:]:
+                    combine(total, part, out=total)
+                if root is None or root == self._group.rank:
+                    m.tensor.detach().copy_(total.view(m.tensor.shape))
+
+        def make() -> list[abi.Op]:
+            return [copied(self._gather_op(m)) for m in memory]
+
+        return self._run(what, make, memory, finish, list(tensors), options)
+
+    def _sparse(self, tensors: Tensors, options: Any) -> PacelineWork:
+        one_tensor("all_reduce", tensors)
+        tensor = tensors[0]
+        if reduction_of(options.reduceOp, tensor).op != operators.Sum:
+            raise ValueError("sparse tensors are reduced by ReduceOp.SUM only")
+        part = tensor.detach().coalesce()
+        indices, values = Memory(part.indices().t().contiguous()), Memory(part.values())
+
+        def finish(handles: Any) -> None:
+            all_indices = self._rows(handles[0], indices.host)
+            all_values = self._rows(handles[1], values.host)
+            parts = (
+                torch.sparse_coo_tensor(i.t(), v, tensor.shape, check_invariants=False)
+                for i, v in zip(all_indices, all_values, strict=True)
+            )
+            with torch.no_grad():  # a detached sparse tensor would keep its own elements
+                tensor.copy_(functools.reduce(torch.add, parts))
+
+        def make() -> list[abi.Op]:
+            return [copied(self._gather_op(m)) for m in (indices, values)]
+
+        return self._run("all_reduce", make, [indices, values], finish, list(tensors), options)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], options: Any) -> PacelineWork:
+        """Reduces a list of tensors, one for each rank, of which this rank gets its own."""
+        one_tensor("reduce_scatter", outputs)
+        parts = one_for_each("reduce_scatter", inputs[0], self._group)
+        sizes = [t.numel() for t in parts]
+        if sizes[self._group.rank] != outputs[0].numel():
+            raise ValueError(
+                f"reduce_scatter: an output of {outputs[0].numel()} elements for {sizes[self._group.rank]}"
+            )
+        if len(set(sizes)) > 1:  # the engine shares rows out evenly
+            whole = torch.cat([t.reshape(-1) for t in parts])
+            return self._scatter_slice(whole, sizes, outputs[0], options)
+        return self._reduce_scatter(
+            "reduce_scatter", [(outputs[0], torch.stack([t.reshape(-1) for t in parts]))], options
+        )
+
+    def _scatter_slice(self, whole: torch.Tensor, sizes: list[int], output: torch.Tensor, options: Any) -> PacelineWork:
+        group, how = self._group, reduction_of(options.reduceOp, whole)
+        if how.bitwise is not None:
+            raise ValueError("reduce_scatter of parts of different sizes takes no bitwise operator")
+        dtype, count = summand_of(whole)
+        begin = sum(sizes[: group.rank])
+
+        def finish(_: Any) -> None:
+            output.detach().copy_(whole[begin : begin + sizes[group.rank]].view(output.shape))
+
+        def make() -> abi.Op:
+            at = whole.data_ptr()
+            return group.op(abi.ALLREDUCE, (count,), dtype, at, at, reduce_op=how.op, prescale=how.prescale)
+
+        return self._run("reduce_scatter", make, [whole], finish, [output], options)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any) -> PacelineWork:
+        """Reduces a tensor of as many equal parts as there are ranks, of which this rank gets its own."""
+        return self._reduce_scatter("reduce_scatter_tensor", [(output, input)], options)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, options: Any) -> PacelineWork:
+        """Several at once."""
+        return self._reduce_scatter("reduce_scatter_tensor", list(zip(outputs, inputs, strict=True)), options)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, what: str, pairs: list[tuple[torch.Tensor, torch.Tensor]], options: Any) -> PacelineWork:
+        group = self._group
+        how = reduction_of(options.reduceOp, pairs[0][1])
+        if how.bitwise is not None:
+            raise ValueError(f"{what} takes no bitwise operator: use all_reduce")
+        memory = []
+        for output, input in pairs:
+            if input.numel() != group.size * output.numel() or input.dtype != output.dtype:
+                raise ValueError(
+                    f"{what}: input of {input.numel()} elements of {input.dtype} for {group.size} outputs of "
+                    f"{output.numel()} elements of {output.dtype}"
+                )
+            memory.append((Memory(output, filled=False), Memory(self._ascending(input))))
+
+        def make() -> list[abi.Op]:
+            ops = []
+            for output, input in memory:
+                dtype, count = summand_of(input.tensor)
+                where = input.address(), output.address()
+                shape = (group.size, count // group.size)
+                ops.append(copied(group.op(abi.REDUCESCATTER, shape, dtype, *where, how.op, prescale=how.prescale)))
+            return ops
+
+        keep = list(itertools.chain.from_iterable(memory))
+        return self._run(what, make, keep, storing([o for o, _ in memory]), [o for o, _ in pairs], options)
