@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -48,6 +49,16 @@ func StartPhasedFleet(t testing.TB, workers, servers int, env ...string) *Fleet 
 	f.address = strings.TrimPrefix(f.Scheduler.Says("listens", Hang), "listens ")
 	f.start(workers, servers, append(env, "PACELINE_SCHEDULER="+f.address, phased+"=1"))
 	return f
+}
+
+// Settings are those by which an observer reaches the fleet's scheduler.
+func (f *Fleet) Settings() settings.Settings {
+	f.t.Helper()
+	s, _, err := settings.FromEnv(map[string]string{"PACELINE_ROLE": "server", "PACELINE_SCHEDULER": f.address, "PACELINE_JOB_SECRET": Secret})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return s
 }
 
 // At waits until all workers, before init the servers too, are at a phase.

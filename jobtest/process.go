@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -79,7 +80,9 @@ func runProcess(role string, reach func(phase string)) error {
 		select {}
 	case "server":
 		reach("init")
-		return node.RunServer(context.Background(), s, "", node.Options{Log: zap.NewNop()})
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		defer stop()
+		return node.RunServer(ctx, s, "", node.Options{Log: zap.NewNop()})
 	}
 	o := node.Options{Log: zap.NewNop()}
 	if s.EmbedScheduler != "" {
@@ -222,6 +225,9 @@ func (p *Process) Release() {
 
 // Stop stops the process until Continue. It keeps its connections.
 func (p *Process) Stop() { p.signal(syscall.SIGSTOP) }
+
+// Terminate tells the process to end.
+func (p *Process) Terminate() { p.signal(syscall.SIGTERM) }
 
 // Continue ends Stop.
 func (p *Process) Continue() { p.signal(syscall.SIGCONT) }

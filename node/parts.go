@@ -88,9 +88,16 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 		listeners.Expect(len(first.Workers) * s.Connections) // its own setting, which is mostly the workers'
 		srv.Begin(first)
 	}
+	wanted := make(chan struct{}, 1)
 	line, err = reach(ctx, log, control.Config{
 		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleServer},
 		Log: log, OnLost: srv.Lost, OnRoster: begin, OnRemoved: srv.RemoveSet,
+		OnDrain: func() {
+			select {
+			case wanted <- struct{}{}:
+			default: // it is known
+			}
+		},
 		Progress: func() wire.Progress { return wire.Progress{Seconds: time.Since(began).Seconds(), Waits: srv.Waits()} },
 	})
 	if err != nil {
@@ -106,11 +113,18 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	if _, err := line.Register(ctx, wire.Register{Node: me, Alike: s.Alike()}); err != nil && ctx.Err() == nil {
 		return err
 	}
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-line.Refused():
-		return line.Err()
+	for {
+		select {
+		case <-ctx.Done():
+			leave(true, srv, line, &s, log)
+			return nil
+		case <-wanted:
+			if leave(false, srv, line, &s, log) {
+				return nil
+			}
+		case <-line.Refused():
+			return line.Err()
+		}
 	}
 }
 

@@ -32,7 +32,11 @@ func (m *Machine) goOn(r *round, lost membership.Loss, who string) (on bool, lac
 		p.Servers = next.Keys.Of(p.ID).Servers
 		r.tensors.placed[k] = p
 	}
-	m.warn("epoch %d: the job goes on without %s, which was lost: %s", next.Number, who, lost.Why)
+	if lost.Drained {
+		m.info("epoch %d: the job goes on without %s, which was drained", next.Number, who)
+	} else {
+		m.warn("epoch %d: the job goes on without %s, which was lost: %s", next.Number, who, lost.Why)
+	}
 	if worker { // it ends, if it still runs
 		m.send(r.workers[lost.Number].line, &wire.Control{Lost: &wire.Lost{Role: wire.RoleWorker, Rank: lost.Number, Round: next.Round, Why: lost.Why}})
 	}
@@ -41,8 +45,8 @@ func (m *Machine) goOn(r *round, lost membership.Loss, who string) (on bool, lac
 }
 
 // loseServer has a round go on without a dedicated server, or end.
-func (m *Machine) loseServer(r *round, index int, who, why string) {
-	on, lack := m.goOn(r, membership.Loss{Member: membership.Member{Role: membership.ServerRole, Number: index}, Why: why}, who)
+func (m *Machine) loseServer(r *round, index int, who, why string, drained bool) {
+	on, lack := m.goOn(r, membership.Loss{Member: membership.Member{Role: membership.ServerRole, Number: index}, Drained: drained, Why: why}, who)
 	if lack != nil {
 		why = fmt.Sprintf("%s (%v)", why, lack)
 	}
@@ -59,7 +63,7 @@ func (m *Machine) accused(r *round, index int, by *peer, why string) {
 	switch {
 	case s.State == membership.Gone:
 	case p == nil:
-		m.loseServer(r, index, fmt.Sprintf("server %d (host %s, pid %d)", index, s.Host, s.PID), why)
+		m.loseServer(r, index, fmt.Sprintf("server %d (host %s, pid %d)", index, s.Host, s.PID), why, false)
 	case p.line == nil:
 		m.lose(p, why)
 	default:
@@ -119,6 +123,7 @@ func (m *Machine) learnLosses(r *round, known *wire.Roster) {
 			m.lose(r.workers[l.Rank], l.Why)
 		case l.Role == wire.RoleServer && l.Rank >= 0 && l.Rank < len(r.epoch.Servers) && r.epoch.Servers[l.Rank].State != membership.Gone:
 			if p := m.sessions[r.epoch.Servers[l.Rank].Incarnation]; p != nil {
+				p.empty = l.Drained
 				m.evict(p, l.Why)
 			}
 		}

@@ -74,6 +74,8 @@ type Machine struct {
 	lastQuery     uint64
 	refusal       string      // why the last worker was refused, for those that wait for it
 	gaveUp        rankset.Set // that came, and wait no longer, for those that still do
+	exit          *exit       // of the server that leaves empty at present; nil for none
+	exits         []request   // of servers that are to, after it
 	launcherRound uint64      // number of the launcher's round that forms; 0 where the job's size stays
 }
 
@@ -138,6 +140,8 @@ func (m *Machine) receive(l *line, c *wire.Control) {
 		m.reports(l, c.Progress)
 	case c.Bye:
 		m.bye(l)
+	case c.Drain != nil:
+		m.drain(l, c)
 	default:
 		m.refuse(l, c.ID, "the request is empty, or of a kind that this scheduler does not know")
 	}
@@ -147,6 +151,7 @@ func (m *Machine) receive(l *line, c *wire.Control) {
 // other nodes have the grace time to reconnect.
 func (m *Machine) closed(l *line, why string) {
 	delete(m.lines, l.id)
+	m.exited(l)
 	p := l.peer
 	if p == nil {
 		return
@@ -169,6 +174,7 @@ func (m *Machine) bye(l *line) {
 	if p := l.peer; p != nil {
 		m.leave(p)
 	}
+	m.exited(l)
 	m.close(l)
 }
 

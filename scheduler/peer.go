@@ -38,6 +38,9 @@ type peer struct {
 
 	accusers map[*peer]string // of a server in an elastic job: workers that have lost it, and why
 	judged   time.Duration    // when it is decided whether it is lost, or they are; 0 where nobody has
+
+	empty    bool      // a server that has left empty
+	drainers []request // who waits for that
 }
 
 // newPeer makes the peer that registers by c on line l.
@@ -114,8 +117,12 @@ func (m *Machine) lose(p *peer, why string) {
 		m.info("%s has gone: %s", name(&p.Node), why)
 		for _, r := range m.rounds {
 			if i := r.server(p.Addresses); i >= 0 {
-				m.loseServer(r, i, name(&p.Node), why)
+				m.loseServer(r, i, name(&p.Node), why, p.empty)
 			}
+		}
+		m.tellDrainers(p, why)
+		if m.exit != nil && m.exit.peer == p && !p.empty {
+			m.endExit()
 		}
 		return
 	}

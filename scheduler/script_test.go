@@ -26,6 +26,7 @@ import (
 //	w0 back                            the client of w0 reconnects with what it knows; more=1: with the first part of it
 //	w0 declare conv/4,4 fc/8#1         tensors: name/bytes of partitions#generation; set=1
 //	w0 add 0,1 at=0; w0 remove 1 at=1  calls on process sets
+//	o0 drain 1; s0 drain; s0 drain holds=1; s0 drain empty=1
 //	w0 forgets; w0 poses as w1         the roster it had; with what w1 knows
 //	w0 lost worker 1 why; w0 bye; w0 breaks; w0 status; w0 status detail; w0 report 3; w0 hello role
 func TestScripts(t *testing.T) {
@@ -169,6 +170,8 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 		m.ID, m.Lost = 0, &wire.Lost{Role: wire.Role(plain[0]), Rank: number(plain[1]), Why: strings.Join(plain[2:], " ")}
 	case "bye":
 		m.ID, m.Bye = 0, true
+	case "drain":
+		m.Drain = &wire.Drain{Server: strings.Join(plain, ""), Holds: args["holds"] != "", Empty: args["empty"] != ""}
 	case "status":
 		m.Status = &wire.StatusReply{Detail: len(plain) > 0}
 	case "report":
@@ -308,6 +311,10 @@ func (a *actor) hear(m *wire.Control) string {
 			}
 		}
 		return text
+	case m.Drain != nil && m.ID == 0:
+		return "leave the job"
+	case m.Drain != nil:
+		return "drain: yes"
 	case m.Progress != nil:
 		a.query = m.Progress.Query
 		return "how far are you?"

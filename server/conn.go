@@ -83,7 +83,7 @@ func (c *conn) serve() {
 // enter makes the connection known to the round.
 func (c *conn) enter() error {
 	c.r.mu.Lock()
-	ended, lost := c.r.ended, c.r.lost
+	ended, lost, farewell := c.r.ended, c.r.lost, c.r.farewell
 	if !ended {
 		c.r.conns[c.rank] = append(c.r.conns[c.rank], c)
 	}
@@ -95,6 +95,9 @@ func (c *conn) enter() error {
 	if lost != nil {
 		c.sendJSON(wire.Header{Type: wire.TypeLost}, lost)
 	}
+	if farewell {
+		c.send(farewellFrame)
+	}
 	return nil
 }
 
@@ -102,7 +105,7 @@ func (c *conn) enter() error {
 func (c *conn) leave(err error) {
 	c.r.mu.Lock()
 	c.r.conns[c.rank] = slices.DeleteFunc(c.r.conns[c.rank], func(other *conn) bool { return other == c })
-	ended, here := c.r.ended, c.r.local
+	ended, here := c.r.ended || c.r.farewell, c.r.local
 	c.r.mu.Unlock()
 	if c.byed || ended {
 		return

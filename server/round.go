@@ -38,6 +38,7 @@ type round struct {
 	lost     *wire.Lost
 	ended    bool
 	removals removals
+	farewell bool // it is empty and has said goodbye, to be read by workers that go on without it
 
 	deserted chan struct{} // closed by desert when every rank has left, or one is lost
 	desert   func()
@@ -50,6 +51,7 @@ type round struct {
 
 	tuners *held.Tuners
 	cork   cork
+	door   door
 }
 
 func newRound(s *Server, first *membership.Epoch) *round {
@@ -142,7 +144,7 @@ func (r *round) tensor(h *wire.Header) (*tensor, error) {
 // serve brings a request to its room. An error is of a peer that does not keep to the protocol.
 func (r *round) serve(q *room.Request) error {
 	if q.Type.OfMessage() || q.Type == wire.TypePiece || q.Type == wire.TypeWithdraw {
-		return r.messages.Serve(q)
+		return r.door.pass(q, func() error { return r.messages.Serve(q) })
 	}
 	t, err := r.tensor(&q.Header)
 	if errors.Is(err, errRemoved) {
@@ -152,6 +154,14 @@ func (r *round) serve(q *room.Request) error {
 	if err != nil {
 		return err
 	}
+	if q.Type == wire.TypePut || q.Type == wire.TypeGet || t.held != nil {
+		return r.door.pass(q, func() error { return r.dispatch(t, q) })
+	}
+	return r.dispatch(t, q)
+}
+
+// dispatch brings a request about a tensor to its room.
+func (r *round) dispatch(t *tensor, q *room.Request) error {
 	switch q.Type {
 	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet:
 		if !t.enter(&q.Header) {

@@ -118,7 +118,7 @@ func (s *Server) Deserted() <-chan struct{} {
 // Holds reports whether the server holds a value of the running round.
 func (s *Server) Holds() bool {
 	r := s.running()
-	return r != nil && slices.ContainsFunc(r.inUse(), func(t *tensor) bool { return t.held != nil && t.held.Holds() })
+	return r != nil && slices.ContainsFunc(r.inUse(), (*tensor).holds)
 }
 
 // Tally is what a server has counted.

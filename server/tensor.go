@@ -68,6 +68,9 @@ func (t *tensor) enter(h *wire.Header) bool {
 	return (h.Flags&wire.FlagHome == 0 || h.Iteration < t.ended.Load() || t.r.arrive(t, h)) && !t.Gone(h.Iteration)
 }
 
+// holds reports whether a value lies here.
+func (t *tensor) holds() bool { return t.held != nil && t.held.Holds() }
+
 // over notes that all ranks came to an operation whose home was lost since: one supplies its result.
 func (t *tensor) over(h *wire.Header) {
 	if h.Flags&wire.FlagHome == 0 {

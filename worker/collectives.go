@@ -176,7 +176,7 @@ func (o *operation) broadcastTasks() []*task {
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
 		t := &task{o: o, server: o.d.placed.Servers[i]}
 		if root {
-			t.h, t.in = o.header(wire.TypePut, i, o.DType), o.Input[from:to]
+			t.h, t.in, t.answer = o.header(wire.TypePut, i, o.DType), o.Input[from:to], o.e.epoch().Elastic
 		} else {
 			t.h, t.out, t.answer = o.header(wire.TypeGet, i, o.DType), o.Output[from:to], true
 		}
@@ -299,7 +299,7 @@ func (o *operation) transfer(tasks []*task, typ wire.Type, src, dst int, data []
 		t := &task{o: o, h: o.header(typ, part, o.DType), server: o.e.transferServer(src, o.d.t.ID, uint32(part))}
 		t.h.Source, t.h.Destination = wire.Route(src, dst)
 		if typ == wire.TypePut {
-			t.in = piece
+			t.in, t.answer = piece, o.e.epoch().Elastic // which may have to be put again
 		} else {
 			t.out, t.answer = piece, true
 		}

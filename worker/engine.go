@@ -214,7 +214,8 @@ func (e *Engine) connect(ctx context.Context) error {
 		}
 		p := newPeer(e, i, server)
 		e.ways[i] = p
-		if p.traffic.lost = server.State == membership.Gone; p.traffic.lost {
+		if server.State == membership.Gone {
+			p.hand()
 			continue
 		}
 		wg.Go(func() {
@@ -353,7 +354,7 @@ func (e *Engine) Follow(later *membership.Epoch) {
 	for _, d := range lost {
 		if d.Role == membership.ServerRole && e.broken == nil {
 			e.starts.Add(1)
-			go e.succeed(d.Number, d.Why)
+			go e.succeed(d.Number, d.Why, d.Drained)
 		}
 	}
 	e.mu.Unlock()

@@ -20,7 +20,8 @@ import (
 //  1. the last result that the rank has of the key, for ranks that have not got it;
 //  2. the push that the rank waits for an answer to, from the memory that it was sent from: an answer is not written there before it is whole.
 //
-// From then on the way to the lost server leads to the heirs.
+// From then on the way to the lost server leads to the heirs. A server that was drained (decision 84) is one that has said goodbye on every
+// connection, behind its last answers: what it has not answered, transfers and messages too, it has dropped, and it is sent to the heirs.
 
 // accuse tells the scheduler that a connection to the server has ended, and waits until the job goes on without the server. It
 // reports whether it does; where nothing is heard of it in time, this rank is cut off.
@@ -54,27 +55,35 @@ func (p *peer) survives(err error) bool {
 	return p.e.epoch().Elastic && p.at.Rank == membership.Dedicated && !errors.Is(err, transport.ErrStopped)
 }
 
-// heir is the way to the heir of a task's key, nil while the server is there.
-func (p *peer) heir(t *task) way {
-	p.mu.Lock()
-	lost := p.traffic.lost
-	p.mu.Unlock()
-	if !lost {
-		return nil
-	}
-	part := t.h.Part
-	if t.o.Kind.Message() { // its mailbox is that of a rank
-		part = uint32(t.h.Destination)
-	}
-	return p.e.ways[p.e.heirOf(t.o.d, part, p.index)]
+// gone reports whether the way leads to the heirs.
+func (p *peer) gone() bool { return p.handed.Load() }
+
+// hand has the way lead to the heirs. The caller holds the lock.
+func (p *peer) hand() {
+	p.traffic.lost = true
+	p.handed.Store(true)
 }
 
+// heir is the way to the heir of a task's key.
+func (p *peer) heir(t *task) way { return p.heirFor(t.o.d, &t.h) }
+
+func (p *peer) heirFor(d *declaration, h *wire.Header) way {
+	part := h.Part
+	if d == asPieces { // its mailbox is that of a rank
+		part = uint32(h.Destination)
+	}
+	return p.e.ways[p.e.heirOf(d, part, p.index)]
+}
+
+// heirOf is the heir of a key among the servers whose keys have not been handed over here: where it is about to go itself, what goes there
+// goes on with all that waits for it, in its order.
 func (e *Engine) heirOf(d *declaration, part uint32, server int) int {
-	return e.epoch().Heir(membership.Name{Set: d.t.ProcessSet, Name: d.t.Name}, int(part), server)
+	there := func(i int) bool { return i != server && !e.ways[i].(*peer).gone() } // the servers of an elastic job are dedicated
+	return e.epoch().HeirAmong(membership.Name{Set: d.t.ProcessSet, Name: d.t.Name}, int(part), server, there)
 }
 
-// succeed gives the heirs of a lost server's keys what they need.
-func (e *Engine) succeed(server int, why string) {
+// succeed gives the heirs of a lost server's keys, or of one that was drained, what they need.
+func (e *Engine) succeed(server int, why string, drained bool) {
 	defer e.starts.Done()
 	select {
 	case <-e.connected:
@@ -84,52 +93,77 @@ func (e *Engine) succeed(server int, why string) {
 	e.turn <- struct{}{} // of one server after the other
 	defer func() { <-e.turn }()
 	p := e.ways[server].(*peer) // a server of an elastic job is dedicated
-	tasks := p.end()
+	if drained {
+		p.hearOut()
+	}
+	p.end()
 	defer e.handBack()
-	gone := e.loseValues(server, fmt.Errorf("%v was lost (%s)", p, why))
+	gone := e.loseValues(server, fmt.Errorf("%v has gone (%s)", p, why))
 	for _, o := range gone {
 		o.giveUp(o.d.lost)
 	}
-	results := e.kept.of(server, func(r *result) int { return e.heirOf(r.d, r.h.Part, server) })
+	results := e.kept.of(server, func(r *result) int { return p.heirFor(r.d, &r.h).(*peer).index })
 	for _, r := range results {
 		e.ways[r.server].(*peer).supply(r)
 	}
 	moved := 0
-	for _, t := range tasks {
-		repeatable := t.h.Type == wire.TypePush && t.o.Kind != units.Accumulate || t.h.Type == wire.TypeState || t.h.Type == wire.TypeRestore
-		switch {
-		case !repeatable:
-			t.o.giveUp(because{ErrUnsupported, fmt.Sprintf("%s on rank %d: %v was lost with it (%s); the same works again, without that server", t.o.what(), e.cfg.Rank, p, why)})
-		case t.begin(life.Again):
-			moved++
-			t.way().push(t)
+	for tasks := p.rest(); len(tasks) > 0; tasks = p.rest() {
+		for _, t := range tasks {
+			switch {
+			case !repeatable(t, drained):
+				t.o.giveUp(because{ErrUnsupported, fmt.Sprintf("%s on rank %d: %v was lost with it (%s); the same works again, without that server", t.o.what(), e.cfg.Rank, p, why)})
+			case t.begin(life.Again):
+				moved++
+				p.heir(t).push(t)
+			}
 		}
 	}
-	e.conditions.fail(fmt.Sprintf("%v was lost meanwhile", p))
+	e.conditions.fail(fmt.Sprintf("%v has gone meanwhile", p))
 	e.joined(-1, 0)
 	e.kick(false)
-	e.cfg.Log.Info("goes on without a server that was lost", zap.Stringer("server", p), zap.Int("results supplied", len(results)), zap.Int("exchanges begun again", moved))
+	e.cfg.Log.Info("goes on without a server", zap.Stringer("server", p), zap.Int("results supplied", len(results)), zap.Int("exchanges begun again", moved))
 }
 
-// end ends the connections to a lost server, and returns what still wants it. From now on the way leads to the heirs.
-func (p *peer) end() []*task {
-	p.mu.Lock()
-	p.traffic.lost = true
-	p.mu.Unlock()
+// repeatable reports whether another server can do what one has left unanswered: where that was drained, all but what is done to a held value.
+func repeatable(t *task, drained bool) bool {
+	switch t.h.Type {
+	case wire.TypePush:
+		return t.o.Kind != units.Accumulate
+	case wire.TypeState, wire.TypeRestore:
+		return true
+	case wire.TypePut, wire.TypeGet, wire.TypeSend, wire.TypeOffer, wire.TypeReceive:
+		return drained
+	}
+	return false
+}
+
+// hearOut waits until a server has said goodbye on every connection, or the connection has ended.
+func (p *peer) hearOut() {
+	for _, l := range p.links {
+		select {
+		case <-l.heard:
+		case <-p.e.ctx.Done():
+		}
+	}
+}
+
+// end ends the connections to a server that has gone.
+func (p *peer) end() {
 	p.close()
 	p.reading.Wait()
 	p.e.mu.Lock()
 	p.e.lent++
 	p.e.mu.Unlock()
+}
+
+// rest takes out what still wants a server that has gone: messages in the order in which they were submitted. Where there is nothing, the
+// way leads to the heirs from now on: what is submitted then does not overtake what was before.
+func (p *peer) rest() []*task {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	seen := map[*task]bool{}
-	var tasks []*task
-	for _, t := range p.traffic.tasks() {
-		if !seen[t] {
-			seen[t] = true
-			tasks = append(tasks, t)
-		}
+	tasks := p.traffic.take()
+	if len(tasks) == 0 {
+		p.hand()
 	}
 	return tasks
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -28,6 +29,8 @@ type link struct {
 	traffic *connTraffic // what uses this connection; guarded by the peer's mutex
 	scratch []byte
 	batch   wire.Batch // that is being read
+	heard   chan struct{}
+	goodbye func() // closes it: the server has said its last word, or the connection has ended
 }
 
 const scratchBytes = transport.BatchBytes
@@ -38,7 +41,8 @@ func (p *peer) dial(ctx context.Context) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &link{p: p, conn: conn, scratch: make([]byte, scratchBytes)}
+	l := &link{p: p, conn: conn, scratch: make([]byte, scratchBytes), heard: make(chan struct{})}
+	l.goodbye = sync.OnceFunc(func() { close(l.heard) })
 	stop := context.AfterFunc(ctx, l.abandon)
 	err = l.greet()
 	if !stop() && err == nil {
@@ -107,6 +111,7 @@ func (l *link) Waiting() bool {
 func (l *link) read() {
 	defer l.p.e.wg.Done()
 	err := l.frames()
+	l.goodbye()
 	_ = l.conn.Close()
 	p := l.p
 	survives := p.survives(err)
@@ -339,6 +344,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		l.p.mu.Lock()
 		l.p.traffic.left = true
 		l.p.mu.Unlock()
+		l.goodbye()
 	default:
 		return fmt.Errorf("%v sends a %v frame", l.p, h.Type)
 	}

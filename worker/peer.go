@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/paceline/paceline/core/membership"
 	life "github.com/paceline/paceline/core/task"
@@ -22,6 +23,7 @@ type peer struct {
 
 	reading sync.WaitGroup // goroutines that read them
 	closed  sync.Once
+	handed  atomic.Bool // traffic.lost, for those who have not the lock
 
 	mu      lockorder.Mutex
 	traffic traffic
@@ -123,13 +125,16 @@ func (t *task) Sent(err error) {
 
 // notSent keeps a task that was not sent until it is known why; at once where the server has left.
 func (p *peer) notSent(t *task) (gone error) {
-	if heir := p.heir(t); heir != nil {
-		return heir.(*peer).notSent(t)
-	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.traffic.unsent = append(p.traffic.unsent, t)
-	return p.traffic.gone
+	lost, gone := p.traffic.lost, p.traffic.gone
+	if !lost {
+		p.traffic.unsent = append(p.traffic.unsent, t)
+	}
+	p.mu.Unlock()
+	if lost {
+		return p.heir(t).(*peer).notSent(t)
+	}
+	return gone
 }
 
 // leave fails what still waits for a server that has left on purpose. A join needs every server.
@@ -173,8 +178,8 @@ func (t *task) answered(err error) {
 
 // forget implements way.
 func (p *peer) forget(t *task) {
-	if heir := p.heir(t); heir != nil {
-		heir.forget(t)
+	if p.gone() {
+		p.heir(t).forget(t)
 		return
 	}
 	p.mu.Lock()
@@ -189,6 +194,10 @@ func (p *peer) cancel(d *declaration, h wire.Header) {
 
 // withdraw implements way.
 func (p *peer) withdraw(h wire.Header, abandon func()) {
+	if p.gone() {
+		p.heirFor(asPieces, &h).withdraw(h, abandon)
+		return
+	}
 	p.mu.Lock()
 	abandon()
 	if len(p.links) > 0 {

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -77,6 +78,7 @@ func (f *traffic) add(t *task) error {
 	}
 	queue := &f.queue
 	switch {
+	case len(f.conns) == 0: // it was lost before it was reached
 	case t.h.Type.OfMessage():
 		queue = &f.conns[0].queue
 	case t.o.Kind == units.Accumulate && len(f.conns) > 1:
@@ -183,6 +185,23 @@ func (f *traffic) tasks() []*task {
 		tasks = append(tasks, c.queue.tasks...)
 	}
 	return tasks
+}
+
+// take takes them out, each once: messages in the order in which they were submitted.
+func (f *traffic) take() []*task {
+	tasks := f.tasks()
+	f.queue.tasks, f.unsent = nil, nil
+	for _, c := range f.conns {
+		c.queue.tasks = nil
+	}
+	clear(f.answers)
+	slices.SortFunc(tasks, func(a, b *task) int { return cmp.Compare(a.o.seq, b.o.seq) })
+	seen := map[*task]bool{}
+	return slices.DeleteFunc(tasks, func(t *task) bool {
+		again := seen[t]
+		seen[t] = true
+		return again
+	})
 }
 
 // reset forgets which tensors were announced to the server.

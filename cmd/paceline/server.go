@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"net"
 
 	"github.com/spf13/cobra"
@@ -14,7 +15,11 @@ func serverCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "server --scheduler host:port",
 		Short: "Run a dedicated server of a job until a signal ends it",
-		Args:  noArguments,
+		Long: `Run a dedicated server of a job until a signal ends it.
+
+The server of an elastic job leaves it empty, so that nothing is lost, and then ends; a second signal ends it at once.
+` + "`paceline drain`" + ` does the same from elsewhere.`,
+		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			s, err := settingsAs("server", fromFlag{"--scheduler", "PACELINE_SCHEDULER", scheduler}, fromFlag{"--shards", "PACELINE_SERVER_SHARDS", positive(shards)})
 			if err != nil {
@@ -28,6 +33,7 @@ func serverCommand() *cobra.Command {
 			}
 			ctx, stop := untilSignal()
 			defer stop()
+			context.AfterFunc(ctx, stop) // a second signal ends it at once
 			return node.RunServer(ctx, s, listen, node.Options{})
 		},
 	}

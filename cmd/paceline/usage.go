@@ -105,7 +105,7 @@ func onlyCommands(c *cobra.Command, args []string) error {
 	}
 	hint := "the commands are " + strings.Join(names, ", ")
 	switch meant := nearest.Meant(args[0], names); {
-	case meant != "":
+	case meant != "" && meant[0] == args[0][0]: // the first letter is mostly right: who wants to train does not mean to drain
 		hint = fmt.Sprintf("did you mean %q?", c.CommandPath()+" "+meant)
 	case !c.HasParent() && filepath.Ext(args[0]) == ".py":
 		hint = fmt.Sprintf("did you mean %q?", "paceline run -np 2 python "+args[0])

@@ -20,10 +20,11 @@ type Change struct {
 	Profiles placement.Profiles
 }
 
-// Loss is a member whose process ended without a goodbye.
+// Loss is a member whose process ended without a goodbye, or a server that has been drained: the keys of both go on at their heirs.
 type Loss struct {
 	Member
-	Why string
+	Drained bool // it has answered all that only it could answer, and said goodbye
+	Why     string
 }
 
 // Departure is a process that has been a member.
@@ -32,6 +33,7 @@ type Departure struct {
 	Incarnation uint64
 	Epoch       uint32 // the first one without it
 	Lost        bool   // it ended without a goodbye
+	Drained     bool   // a server of an elastic job that left empty
 	Why         string
 }
 
@@ -137,7 +139,7 @@ func (e *Epoch) lose(l Loss) {
 			e.Servers[i].State = Gone
 		}
 	}
-	e.depart(Departure{Member: l.Member, Lost: true, Why: l.Why})
+	e.depart(Departure{Member: l.Member, Lost: !l.Drained, Drained: l.Drained, Why: l.Why})
 }
 
 // revive ends the drains of servers that stay, where a loss has left no other server.

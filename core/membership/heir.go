@@ -10,7 +10,12 @@ import (
 // (rendezvous hashing: Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998). So every node finds the same one by
 // itself, whatever it has declared and in whatever order it hears of losses, and a later loss moves the keys of the lost server alone.
 func (e *Epoch) Heir(name Name, part, server int) int {
-	if e.Servers[server].State == Live {
+	return e.HeirAmong(name, part, server, func(i int) bool { return e.Servers[i].State == Live })
+}
+
+// HeirAmong is Heir where some other servers are there: those that a rank has not left yet.
+func (e *Epoch) HeirAmong(name Name, part, server int, there func(server int) bool) int {
+	if there(server) {
 		return server
 	}
 	h := fnv.New64a()
@@ -18,7 +23,7 @@ func (e *Epoch) Heir(name Name, part, server int) int {
 	_, _ = h.Write(binary.LittleEndian.AppendUint64(nil, uint64(name.Set)<<32|uint64(part)))
 	key, heir, most := h.Sum64(), server, uint64(0)
 	for i := range e.Servers {
-		if weight := mix(key ^ mix(uint64(i)+1)); e.Servers[i].State == Live && weight >= most {
+		if weight := mix(key ^ mix(uint64(i)+1)); weight >= most && there(i) {
 			heir, most = i, weight
 		}
 	}

@@ -89,7 +89,7 @@ func (s *schedule) change() error {
 	before := fmt.Sprintf("%+v %+v", e.Workers, e.Servers)
 	c := Change{Workers: s.processes(s.IntN(2), 0.7), Servers: s.processes(s.IntN(2), 1)}
 	for range s.IntN(3) {
-		c.Lose = append(c.Lose, Loss{s.member(e), "chance"})
+		c.Lose = append(c.Lose, Loss{Member: s.member(e), Why: "chance"})
 	}
 	for range s.IntN(2) {
 		c.Drain = append(c.Drain, s.IntN(len(e.Servers)))

@@ -60,7 +60,7 @@ func (s *stage) command(verb string, args []string) []string {
 	case "leave":
 		s.change.Leave = append(s.change.Leave, s.member(args[0]))
 	case "lose":
-		s.change.Lose = append(s.change.Lose, Loss{s.member(args[0]), strings.Join(args[1:], " ")})
+		s.change.Lose = append(s.change.Lose, Loss{Member: s.member(args[0]), Why: strings.Join(args[1:], " ")})
 	case "pushed":
 		for _, n := range args {
 			s.change.Pushed = append(s.change.Pushed, uint64(s.number(n)))

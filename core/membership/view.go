@@ -36,16 +36,16 @@ func (v *View) Anew() {
 	_ = v.change(func(now *Epoch) (*Epoch, error) { return now.Anew(), nil }) // it has no error to return
 }
 
-// Lose goes on without the members that later has lost and the current epoch has not, and returns them. A node numbers its epochs by
+// Lose goes on without the members that later has lost, or drained, and the current epoch has not, and returns them. A node numbers its epochs by
 // itself: it may hear of a loss before all ranks have joined, and another node after.
 func (v *View) Lose(later *Epoch) (lost []Departure, err error) {
 	err = v.change(func(now *Epoch) (*Epoch, error) {
 		lost = lost[:0]
 		var c Change
 		for _, d := range later.gone {
-			if d.Lost && now.Return(d.Member, d.Incarnation) == nil {
+			if (d.Lost || d.Drained) && now.Return(d.Member, d.Incarnation) == nil {
 				lost = append(lost, d)
-				c.Lose = append(c.Lose, Loss{d.Member, d.Why})
+				c.Lose = append(c.Lose, Loss{d.Member, d.Drained, d.Why})
 			}
 		}
 		if len(lost) == 0 {

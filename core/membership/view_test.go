@@ -97,7 +97,7 @@ func TestReadingAViewTakesNoMemory(t *testing.T) {
 func TestAnEpochRemembersSoManyDepartures(t *testing.T) {
 	e := found(t)
 	e.gone = make([]Departure, keptDepartures)
-	next, err := e.Next(Change{Lose: []Loss{{Member{WorkerRole, 1}, "gone"}}})
+	next, err := e.Next(Change{Lose: []Loss{{Member: Member{WorkerRole, 1}, Why: "gone"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -106,14 +106,15 @@ func (x *Room) linger(m *message, r *receive) wire.Outcome {
 func (x *Room) forward(m *message, r *receive, b []byte) {
 	h := r.header(m.from)
 	h.Flags = m.h.Flags & wire.FlagAuthenticated
-	r.reply.To.Send(h, b, &forwarded{room.NewBuffer(x.round.Pool, b), m, x.round.Elastic})
+	x.leaving.Add(1)
+	r.reply.To.Send(h, b, &forwarded{room.NewBuffer(x.round.Pool, b), m, x})
 }
 
 // forwarded is a message on its way to another process.
 type forwarded struct {
 	*room.Buffer
-	m       *message
-	elastic bool
+	m *message
+	x *Room
 }
 
 // Sent implements room.Owner. Where the receiver is lost, and the job with it, the sender hears of that.
@@ -123,9 +124,10 @@ func (f *forwarded) Sent(err error) {
 	if err != nil {
 		match.Outcome = wire.Departed
 	}
-	if err == nil || f.elastic {
+	if err == nil || f.x.round.Elastic {
 		f.m.answer(match)
 	}
+	f.x.leaving.Add(-1)
 }
 
 // ask has the sender of a message bring its bytes, once there is memory for them.

@@ -33,7 +33,8 @@ type Room struct {
 	gone   rankset.Set
 	ended  bool
 
-	moved atomic.Uint64 // bytes that have come in pieces
+	moved   atomic.Uint64 // bytes that have come in pieces
+	leaving atomic.Int64  // messages whose bytes leave for their receiver, after which the sender is answered
 }
 
 // messageID is a message by the count of its sender.
@@ -92,6 +93,18 @@ func (x *Room) Serve(q *room.Request) error {
 }
 
 func (x *Room) size() int { return len(x.round.Membership.Now().Workers) }
+
+// Holds reports whether a message is here, or on its way. What else waits is an end of one that its rank can bring to another server.
+func (x *Room) Holds() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, b := range x.boxes {
+		if b.Holds() {
+			return true
+		}
+	}
+	return len(x.coming) > 0 || x.leaving.Load() > 0
+}
 
 // Moved is how many bytes have come in pieces.
 func (x *Room) Moved() uint64 { return x.moved.Load() }

@@ -4,6 +4,7 @@ package transfer
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/lockorder"
@@ -15,6 +16,8 @@ import (
 // Room keeps the items of one round. An item lives for one iteration only.
 type Room struct {
 	round *room.Round
+
+	begun atomic.Int64 // items that some reader has, and whose operation has not ended for the rank that put them
 
 	mu    lockorder.Mutex
 	items map[itemID]*item
@@ -39,6 +42,10 @@ func New(r *room.Round) *Room {
 	return x
 }
 
+// Holds reports whether some rank has an item that others lack. All else its ranks can bring to another server, where they are told that it has
+// ended: in an elastic job every put is answered.
+func (x *Room) Holds() bool { return x.begun.Load() > 0 }
+
 // Serve takes in a put or a get. An error is of a peer that does not keep to the protocol.
 func (x *Room) Serve(t *room.Tensor, q *room.Request) error {
 	if q.Type == wire.TypePut {
@@ -53,8 +60,8 @@ func (x *Room) put(t *room.Tensor, q *room.Request) error {
 	if src != q.From() || dst != -1 && !t.Members.Has(dst) {
 		return fmt.Errorf("put of %q from rank %d for rank %d, which are not the sender and a rank of %v", t.Name, src, dst, t.Members)
 	}
-	it := &item{h: q.Header, t: t}
-	if q.Reply.Local() || q.Has(wire.FlagHome) {
+	it := &item{h: q.Header, t: t, room: x}
+	if q.Reply.Local() || q.Has(wire.FlagHome) || x.round.Elastic {
 		it.putter = q.Reply
 	}
 	data, ok := q.Payload.InPlace()
@@ -144,7 +151,7 @@ func (x *Room) ask(t *room.Tensor, h *wire.Header, r reader) (it *item, due []re
 	}
 	it = x.items[id]
 	if it == nil {
-		it = &item{t: t}
+		it = &item{t: t, room: x}
 		x.items[id] = it
 	}
 	it.waiting = append(it.waiting, r)

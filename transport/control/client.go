@@ -28,7 +28,7 @@ import (
 
 // Config is what a Client needs. Zero fields have the default in their comment.
 //
-// OnLost, OnRemoved, OnRoster and Progress are called one at a time, in the order of the scheduler's messages; they must
+// OnLost, OnRemoved, OnDrain, OnRoster and Progress are called one at a time, in the order of the scheduler's messages; they must
 // return soon and may not wait for an answer from the same client.
 type Config struct {
 	Transport transport.Transport
@@ -38,6 +38,7 @@ type Config struct {
 	OnLost    func(wire.Lost)         // the job has lost a node, possibly this one
 	Progress  func() wire.Progress    // how far this node is; called as the other two are; nil for a node that takes no part
 	OnRemoved func(wire.RemovedSet)   // every worker has removed a process set; nil for a node that is no dedicated server
+	OnDrain   func()                  // somebody wants this server to leave the job empty; nil for a node that is no dedicated server
 	OnRoster  func(*membership.Epoch) // an epoch of a round that this node is in; each once, the round's first before Register returns; owned by the callee
 }
 
@@ -279,6 +280,8 @@ func (c *Client) dispatch(line *Line, m *wire.Control) {
 		c.tellLost(wire.Lost{Role: c.config.Hello.Role, Rank: c.config.Hello.Rank, Why: m.Error})
 	case m.Lost != nil:
 		c.tellLost(*m.Lost)
+	case m.Drain != nil && request == nil && c.config.OnDrain != nil:
+		c.config.OnDrain()
 	case m.Removed != nil && c.config.OnRemoved != nil:
 		c.config.OnRemoved(*m.Removed)
 	case m.Progress != nil && c.config.Progress != nil:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/paceline/paceline/core/membership"
@@ -152,6 +153,13 @@ func (c *Client) Status(ctx context.Context) (wire.StatusReply, error) {
 		return wire.StatusReply{}, c.unexpected("status")
 	}
 	return *m.Status, nil
+}
+
+// Drain asks that a dedicated server leaves the elastic job empty, and waits until it has left: d.Server is its index or its address. A client
+// need not have registered. A server asks for itself whether it may, and then says that it is empty.
+func (c *Client) Drain(ctx context.Context, d wire.Drain) error {
+	_, err := c.ask(ctx, strings.TrimSpace("drain server "+d.Server), wire.Control{Drain: &d})
+	return err
 }
 
 // Seat asks the launcher of a job of changing size, which has the scheduler. A client need not have registered.

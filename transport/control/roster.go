@@ -52,7 +52,7 @@ func lossOf(l wire.Lost) membership.Loss {
 	if l.Role == wire.RoleServer {
 		m.Role = membership.ServerRole
 	}
-	return membership.Loss{Member: m, Why: l.Why}
+	return membership.Loss{Member: m, Drained: l.Drained, Why: l.Why}
 }
 
 // RosterOf is an epoch as it travels.
@@ -69,7 +69,7 @@ func RosterOf(e *membership.Epoch) wire.Roster {
 		}
 	}
 	for _, d := range e.Departures() {
-		l := wire.Lost{Role: wire.RoleWorker, Rank: d.Number, Why: d.Why}
+		l := wire.Lost{Role: wire.RoleWorker, Rank: d.Number, Drained: d.Drained, Why: d.Why}
 		if d.Role == membership.ServerRole {
 			l.Role = wire.RoleServer
 		}

@@ -160,6 +160,8 @@ type Lost struct {
 	Rank  int    `json:"rank"` // of a worker; index of a server
 	Why   string `json:"why"`
 	Round uint64 `json:"round,omitempty"` // from which it was lost; 0 from a node: its latest round
+	// Drained says that it is no loss: a server of an elastic job that left empty.
+	Drained bool `json:"drained,omitempty"`
 }
 
 // Node is one member of the job.
@@ -181,7 +183,7 @@ type Roster struct {
 	Epoch     uint32 `json:"epoch"`               // its number
 	Placement string `json:"placement,omitempty"` // how keys are placed, as core/placement reads it; "" is its default
 	Elastic   bool   `json:"elastic,omitempty"`   // the job goes on without a lost worker
-	Gone      []Lost `json:"gone,omitempty"`      // members that were lost since the round began, the oldest first
+	Gone      []Lost `json:"gone,omitempty"`      // members that were lost or drained since the round began, the oldest first
 	Workers   []Node `json:"workers"`
 	// Servers in the order of their indices. An embedded server has its worker's rank in Rank and
 	// Role worker; a dedicated one has Role server.
@@ -227,9 +229,17 @@ type Control struct {
 	Lost     *Lost        `json:"lost,omitempty"`     // node → scheduler: I lost this peer; scheduler → node: the job lost it
 	Clock    *Clock       `json:"clock,omitempty"`    // node → scheduler, for timelines; the scheduler answers with its clock
 	Bye      bool         `json:"bye,omitempty"`      // node → scheduler: I leave on purpose
+	Drain    *Drain       `json:"drain,omitempty"`    // observer → scheduler: drain a server, answered when it has left; scheduler → server: you are to leave; server → scheduler: may I, answered when no other is leaving
 	Status   *StatusReply `json:"status,omitempty"`   // asked with one without an answer, by `paceline status`
 	Progress *Progress    `json:"progress,omitempty"` // scheduler → node: how far are you, with the number alone; node → scheduler: so far
 	Seat     *Seat        `json:"seat,omitempty"`     // process of an elastic job → its launcher, which has the scheduler; answered by Seat when there is something to say
+}
+
+// Drain is a dedicated server's way out of an elastic job, on which nothing is lost.
+type Drain struct {
+	Server string `json:"server,omitempty"` // of an observer: its index or its address
+	Holds  bool   `json:"holds,omitempty"`  // of the server: it holds values, which stay where they are
+	Empty  bool   `json:"empty,omitempty"`  // of the server: it has said goodbye to the workers, and reads until they have closed their connections
 }
 
 // Clock compares clocks: Sent is the node's when the question left, which the answer repeats, and Scheduler the scheduler's

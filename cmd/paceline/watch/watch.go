@@ -83,19 +83,33 @@ func (t Target) over() bool {
 }
 
 // ask asks one scheduler for the state of its job.
-func ask(ctx context.Context, s *settings.Settings) (wire.StatusReply, error) {
+func ask(ctx context.Context, s *settings.Settings) (reply wire.StatusReply, err error) {
+	err = observe(ctx, s, func(c *control.Client) error {
+		reply, err = c.Status(ctx)
+		return err
+	})
+	return reply, err
+}
+
+// Drain has a dedicated server leave its elastic job, and waits until it has left. server is its index or its address.
+func Drain(ctx context.Context, s *settings.Settings, server string) error {
+	return observe(ctx, s, func(c *control.Client) error { return c.Drain(ctx, wire.Drain{Server: server}) })
+}
+
+// observe asks a scheduler something, as one who takes no part in its job.
+func observe(ctx context.Context, s *settings.Settings, ask func(*control.Client) error) error {
 	kinds, err := node.Transports(s, zap.NewNop())
 	if err != nil {
-		return wire.StatusReply{}, err
+		return err
 	}
 	client, err := control.Dial(ctx, control.Config{
 		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleObserver},
 	})
 	if err != nil {
-		return wire.StatusReply{}, err
+		return err
 	}
 	defer client.Close()
-	return client.Status(ctx)
+	return ask(client)
 }
 
 // Since adds to each view the rates since a look before.

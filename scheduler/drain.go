@@ -1,0 +1,157 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/address"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// A dedicated server leaves an elastic job empty (decision 84): somebody asks for it, or the server itself was told to end. The server asks
+// whether it may, answers what only it can answer, says goodbye to the workers and that it is empty. Then its keys go on as those of a lost
+// server do, and its line ends when all workers have closed their connections to it. Until then no other one may leave: ranks would be at
+// three servers of a key, and one that is lost could leave its result at one of them alone.
+
+// exit is the way out of a server.
+type exit struct {
+	peer *peer
+	line *line // on which it said that it is empty; nil before
+}
+
+// drain handles the question of an observer, who waits until the server has left, or of the server.
+func (m *Machine) drain(l *line, c *wire.Control) {
+	p := l.peer
+	switch {
+	case p == nil:
+		m.askedToDrain(l, c)
+	case p.Role != wire.RoleServer:
+		m.refuse(l, c.ID, "only a dedicated server can leave so")
+	case c.Drain.Empty:
+		m.emptied(l, c)
+	case c.Drain.Holds:
+		const why = "it holds values, which stay where they are; it leaves when the job has ended"
+		m.refuse(l, c.ID, why)
+		m.tellDrainers(p, why)
+	default:
+		m.exits = append(m.exits, request{l, c})
+		m.nextExit()
+	}
+}
+
+// askedToDrain tells a server that somebody wants it to leave.
+func (m *Machine) askedToDrain(l *line, c *wire.Control) {
+	r, p, err := m.meant(c.Drain.Server)
+	if err == nil {
+		err = m.mayLeave(r, p)
+	}
+	if err != nil {
+		m.refuse(l, c.ID, err.Error())
+		return
+	}
+	p.drainers = append(p.drainers, request{l, c})
+	m.send(p.line, &wire.Control{Drain: &wire.Drain{}})
+}
+
+// nextExit lets the next server leave that is to, if none is leaving.
+func (m *Machine) nextExit() {
+	for m.exit == nil && len(m.exits) > 0 {
+		q := m.exits[0]
+		m.exits = m.exits[1:]
+		p := q.line.peer
+		if m.lines[q.line.id] != q.line || p == nil {
+			continue
+		}
+		r := m.roundOf(q.line, 0)
+		err := fmt.Errorf("%s is in no job that runs", name(&p.Node))
+		if r != nil {
+			err = m.mayLeave(r, p)
+		}
+		if err != nil {
+			m.refuse(q.line, q.msg.ID, err.Error())
+			m.tellDrainers(p, err.Error())
+			continue
+		}
+		m.exit = &exit{peer: p}
+		m.info("%s is being drained", name(&p.Node))
+		m.answer(q.line, q.msg.ID, &wire.Control{Drain: &wire.Drain{}})
+	}
+}
+
+// emptied has the job go on without a server that is empty. A scheduler that was restarted meanwhile has not let it leave.
+func (m *Machine) emptied(l *line, c *wire.Control) {
+	m.exit = &exit{l.peer, l}
+	l.peer.empty = true
+	m.lose(l.peer, "it was drained")
+	m.answer(l, c.ID, &wire.Control{Drain: &wire.Drain{}})
+}
+
+// exited lets the next server leave where the line was that of the last one, which all workers have left.
+func (m *Machine) exited(l *line) {
+	if m.exit != nil && m.exit.line == l {
+		m.endExit()
+	}
+}
+
+func (m *Machine) endExit() {
+	m.exit = nil
+	m.nextExit()
+}
+
+// meant finds the server that somebody means, and its round.
+func (m *Machine) meant(server string) (*round, *peer, error) {
+	if len(m.rounds) == 0 {
+		return nil, nil, errors.New("the job has not started, or is over: there is nothing to drain")
+	}
+	r := m.rounds[len(m.rounds)-1]
+	var there []string
+	for i := range r.epoch.Servers {
+		s := &r.epoch.Servers[i]
+		if s.Rank != membership.Dedicated || s.State == membership.Gone {
+			continue
+		}
+		at := slices.ContainsFunc(s.Addresses, func(a address.Address) bool { return a.At == server })
+		if p := m.serverAt(s.Addresses); p != nil && (at || strconv.Itoa(i) == server) {
+			return r, p, nil
+		}
+		there = append(there, fmt.Sprintf("%d (%v, host %s)", i, s.Addresses, s.Host))
+	}
+	if len(there) == 0 {
+		return nil, nil, errors.New("the job has no dedicated server: those in its workers leave with them")
+	}
+	return nil, nil, fmt.Errorf("the job has no dedicated server %q: it has %s", server, strings.Join(there, ", "))
+}
+
+// mayLeave is why a server cannot leave, nil if it can.
+func (m *Machine) mayLeave(r *round, p *peer) error {
+	others := slices.DeleteFunc(m.serversOf(r), func(other *peer) bool {
+		return other == p || other.line == nil || m.exit != nil && m.exit.peer == other
+	})
+	switch {
+	case !r.epoch.Elastic:
+		return fmt.Errorf("%s cannot be drained: the job is not elastic (paceline run --elastic, PACELINE_ELASTIC=1)", name(&p.Node))
+	case p.line == nil:
+		return fmt.Errorf("%s has no line to the scheduler at present (%s)", name(&p.Node), p.why)
+	case len(others) == 0:
+		return fmt.Errorf("%s is the last server of the job that stays, and cannot be drained", name(&p.Node))
+	}
+	return nil
+}
+
+// tellDrainers answers all who wait for a server to leave.
+func (m *Machine) tellDrainers(p *peer, why string) {
+	for _, q := range p.drainers {
+		switch {
+		case m.lines[q.line.id] != q.line: // who has asked waits no longer
+		case p.empty:
+			m.answer(q.line, q.msg.ID, &wire.Control{Drain: &wire.Drain{}})
+		default:
+			m.refuse(q.line, q.msg.ID, fmt.Sprintf("%s was not drained: %s", name(&p.Node), why))
+		}
+	}
+	p.drainers = nil
+}

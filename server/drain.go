@@ -1,0 +1,117 @@
+package server
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// How a dedicated server leaves an elastic job empty (decision 84). Sums need nothing: what the workers keep for the loss of a server is all
+// that an heir has to have. A transfer that some ranks have and others lack, a message and a held value are here alone. The server goes on as
+// ever until there is none, shuts its door to them, and says goodbye on every connection, behind its last answers. It reads on until the
+// workers close their ends, so that none of those is lost; what it finds behind the door its rank brings to the heir.
+
+// door counts who is served of those that must not be cut off, in one word: so it is shut only where nobody has come since it was looked at.
+type door struct{ word atomic.Uint64 }
+
+const (
+	inside  uint64 = 1       // one who is served now
+	entered uint64 = 1 << 20 // one who has ever come
+	shut    uint64 = 1 << 63
+	within         = entered - 1
+)
+
+// pass serves a request, or drops it where the door is shut.
+func (d *door) pass(q *room.Request, serve func() error) error {
+	for {
+		w := d.word.Load()
+		if w&shut != 0 {
+			return nil // the caller discards the payload
+		}
+		if d.word.CompareAndSwap(w, (w+entered+inside)&^shut) {
+			break
+		}
+	}
+	defer d.word.Add(^uint64(0)) // one less inside
+	return serve()
+}
+
+// shutIf shuts the door if nobody is inside and nothing is held, at one moment.
+func (d *door) shutIf(holds func() bool) bool {
+	w := d.word.Load()
+	return w&within == 0 && !holds() && d.word.CompareAndSwap(w, w|shut)
+}
+
+// Elastic reports whether the running round goes on without a server that leaves.
+func (s *Server) Elastic() bool {
+	r := s.running()
+	return r != nil && r.members.Now().Elastic
+}
+
+// emptyEvery is how often a server that leaves looks whether it is empty.
+const emptyEvery = time.Millisecond
+
+// Drain waits until the running round needs this server for nothing that only it has, and says goodbye to its workers; or
+// until it has none any more.
+func (s *Server) Drain() {
+	r := s.running()
+	if r == nil {
+		return
+	}
+	look := time.NewTicker(emptyEvery)
+	defer look.Stop()
+	for !r.door.shutIf(r.holds) {
+		select {
+		case <-look.C:
+		case <-r.deserted:
+			return
+		}
+		if len(r.connected()) == 0 { // the job has given it up, or is over
+			return
+		}
+	}
+	r.mu.Lock()
+	r.farewell = true
+	r.mu.Unlock()
+	conns := r.connected()
+	for _, c := range conns {
+		c.send(farewellFrame)
+	}
+}
+
+// farewellFrame is a goodbye after which the other end closes the connection.
+var farewellFrame = outbox.Frame{Header: wire.Header{Type: wire.TypeBye}}
+
+// connected are the connections of the workers.
+func (r *round) connected() []*conn {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.Concat(slices.Collect(maps.Values(r.conns))...)
+}
+
+// holds reports whether the round has what only this server has.
+func (r *round) holds() bool {
+	return r.transfer.Holds() || r.messages.Holds() || slices.ContainsFunc(r.inUse(), (*tensor).holds)
+}
+
+// Left waits until the workers have closed their connections, after Drain. The error is that of ctx.
+func (s *Server) Left(ctx context.Context) error {
+	r := s.running()
+	if r == nil {
+		return nil
+	}
+	for _, c := range r.connected() {
+		select {
+		case <-c.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
