@@ -44,6 +44,16 @@ func TestTheStatusSaysHowFarEachRankIsAndWhoIsWaitedFor(t *testing.T) {
 						t.Errorf("rank %d: %+v %+v", rank, n, n.Progress)
 					}
 				}
+				var keys, bytes, served uint64
+				for _, share := range s.Shares {
+					keys, bytes = keys+uint64(share.Keys), bytes+share.Bytes
+				}
+				for _, n := range s.Nodes {
+					served += n.Progress.Served
+				}
+				if pushes := uint64(3*before+2) * size; keys == 0 || bytes < size || served < pushes+3*before*2*size {
+					t.Errorf("%d bytes of %d keys on the servers, which have taken in %d bytes", bytes, keys, served)
+				}
 				if servers := len(s.Nodes) - 3; servers != j.Settings.NumServers {
 					t.Errorf("%d servers: %+v", servers, s.Nodes)
 				}

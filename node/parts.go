@@ -98,7 +98,9 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 			default: // it is known
 			}
 		},
-		Progress: func() wire.Progress { return wire.Progress{Seconds: time.Since(began).Seconds(), Waits: srv.Waits()} },
+		Progress: func() wire.Progress {
+			return wire.Progress{Seconds: time.Since(began).Seconds(), Waits: srv.Waits(), Served: srv.Served()}
+		},
 	})
 	if err != nil {
 		if ctx.Err() != nil { // it was told to end

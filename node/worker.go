@@ -217,7 +217,7 @@ func (w *Worker) progress() (p wire.Progress) {
 		p = w.Engine.Progress()
 	}
 	if w.server != nil {
-		p.Waits = w.server.Waits()
+		p.Waits, p.Served = w.server.Waits(), w.server.Served()
 	}
 	return p
 }

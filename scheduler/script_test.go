@@ -310,6 +310,11 @@ func (a *actor) hear(m *wire.Control) string {
 				text += " " + n.State
 			}
 		}
+		for i, s := range m.Status.Shares {
+			if s.Keys > 0 {
+				text += fmt.Sprintf(", server %d has %d bytes of %d keys", i, s.Bytes, s.Keys)
+			}
+		}
 		return text
 	case m.Drain != nil && m.ID == 0:
 		return "leave the job"

@@ -76,9 +76,21 @@ func (m *Machine) settle(q *query) {
 	}
 	s := m.status()
 	if s.Roster == q.round.roster {
-		s.Nodes = m.progress(q)
+		s.Nodes, s.Shares = m.progress(q), sharesOf(q.round.epoch)
 	}
 	m.answer(q.line, q.id, &wire.Control{Status: s})
+}
+
+// sharesOf counts what each server has of the keys.
+func sharesOf(e *membership.Epoch) []wire.Share {
+	shares := make([]wire.Share, len(e.Servers))
+	for t := range e.Keys.Each() {
+		for part, server := range t.Servers {
+			shares[server].Keys++
+			shares[server].Bytes += uint64(t.Parts[part])
+		}
+	}
+	return shares
 }
 
 // expireQueries answers the queries whose time is over.

@@ -14,6 +14,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -57,6 +58,7 @@ type Server struct {
 	mu     lockorder.Mutex
 	round  *round
 	change chan struct{} // closed and made anew when round changes
+	served atomic.Uint64 // payload bytes that have come
 	conns  map[transport.Conn]struct{}
 	closed bool
 
@@ -120,6 +122,9 @@ func (s *Server) Holds() bool {
 	r := s.running()
 	return r != nil && slices.ContainsFunc(r.inUse(), (*tensor).holds)
 }
+
+// Served is how many payload bytes have come to the server, in all rounds.
+func (s *Server) Served() uint64 { return s.served.Load() }
 
 // Tally is what a server has counted.
 type Tally = room.Tally

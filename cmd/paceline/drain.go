@@ -19,8 +19,8 @@ func drainCommand() *cobra.Command {
 		Long: `Have a dedicated server leave an elastic job, with nothing lost.
 
 The server answers what only it can answer; its keys go on at the other servers, with the same results as without the
-change. Then it ends. The command waits for that. The server is named by its index or by its address, as ` + "`paceline status --json`" + `
-lists them. The last server cannot be drained, nor one that holds values.`,
+change. Then it ends. The command waits for that. The server is named by its index or by its address, as ` + "`paceline servers`" + ` lists
+them. The last server cannot be drained, nor one that holds values.`,
 		Example: `  paceline drain 1
   paceline drain 1 4711
   paceline drain 10.0.0.5:7001 --scheduler host1:7000`,
@@ -39,18 +39,15 @@ lists them. The last server cannot be drained, nor one that holds values.`,
 }
 
 func (j *jobChoice) drain(c *cobra.Command, args []string) error {
-	targets, err := j.targets(args[1:])
+	target, err := j.target(args[1:])
 	if err != nil {
 		return err
-	}
-	if len(targets) > 1 {
-		return fmt.Errorf("%d jobs of this user run on this machine: name one, paceline status lists them", len(targets))
 	}
 	ctx, stop := untilSignal()
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, j.timeout)
 	defer cancel()
-	if err := watch.Drain(ctx, &targets[0].Settings, args[0]); err != nil {
+	if err := watch.Drain(ctx, &target.Settings, args[0]); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(c.OutOrStdout(), "server %s has left the job\n", args[0])

@@ -32,7 +32,7 @@ func execute(args []string) int {
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error { return noEmptyFlags(c) }
 	root.SetVersionTemplate("paceline {{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(runCommand(), schedulerCommand(), serverCommand(), drainCommand(), envCommand(), statusCommand(), topCommand(), infoCommand(), benchCommand(), simCommand(), timelineCommand())
+	root.AddCommand(runCommand(), schedulerCommand(), serverCommand(), drainCommand(), serversCommand(), envCommand(), statusCommand(), topCommand(), infoCommand(), benchCommand(), simCommand(), timelineCommand())
 	root.SetArgs(longFlags(args))
 	command, err := root.ExecuteC()
 	var code exitCode

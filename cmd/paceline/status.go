@@ -132,3 +132,15 @@ func (j *jobChoice) targets(args []string) ([]watch.Target, error) {
 	}
 	return watch.Here(jobs)
 }
+
+// target is the one chosen job.
+func (j *jobChoice) target(args []string) (watch.Target, error) {
+	targets, err := j.targets(args)
+	switch {
+	case err != nil:
+		return watch.Target{}, err
+	case len(targets) > 1:
+		return watch.Target{}, fmt.Errorf("%d jobs of this user run on this machine: name one, paceline status lists them", len(targets))
+	}
+	return targets[0], nil
+}

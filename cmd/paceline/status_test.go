@@ -106,12 +106,14 @@ func TestStatusFindsTheJobsOfThisUser(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	for args, want := range map[string]string{
-		"status 1":                                    "no job 1 of this user runs on this machine; paceline status lists those that do",
-		"status one":                                  `unexpected argument "one"`,
-		"status " + id + " 2":                         `unexpected argument "2"`,
-		"status --timeout 0s":                         "--timeout 0s: allowed is a time above 0",
-		"status --scheduler 127.0.0.1":                `--scheduler "127.0.0.1": allowed is host:port`,
-		"top --scheduler 127.0.0.1:1 " + id:           "by its number or by --scheduler, not by both",
+		"servers":                           "2 jobs of this user run on this machine: name one",
+		"servers " + id:                     "the job has no servers yet: it waits for ",
+		"status 1":                          "no job 1 of this user runs on this machine; paceline status lists those that do",
+		"status one":                        `unexpected argument "one"`,
+		"status " + id + " 2":               `unexpected argument "2"`,
+		"status --timeout 0s":               "--timeout 0s: allowed is a time above 0",
+		"status --scheduler 127.0.0.1":      `--scheduler "127.0.0.1": allowed is host:port`,
+		"top --scheduler 127.0.0.1:1 " + id: "by its number or by --scheduler, not by both",
 		"status --scheduler 127.0.0.1:1 --timeout 1s": "connection refused",
 	} {
 		if r := h.run(strings.Fields(args)...); r.code != 1 || !strings.Contains(r.stderr, want) {
@@ -192,6 +194,11 @@ func TestStatusShowsHowFarRanksAre(t *testing.T) {
 		}
 	}
 	h.run("status").check(t, 0, "rank       host", "")
+	var servers []watch.Server
+	if r := h.run("servers", "--json", "--timeout", "1m"); json.Unmarshal([]byte(r.stdout), &servers) != nil || len(servers) != 2 || servers[0].Keys+servers[1].Keys == 0 || servers[0].Load+servers[1].Load == 0 {
+		t.Fatalf("%+v", r)
+	}
+	h.run("servers", "--timeout", "1m").check(t, 0, "worker 1", "")
 }
 
 // TestTopDrawsUntilQOrCtrlC in a terminal, which is as it was afterwards.

@@ -295,7 +295,14 @@ type StatusReply struct {
 	Roster  *Roster      `json:"roster,omitempty"`
 	Tensors int          `json:"tensors"`
 	Uptime  float64      `json:"uptime_seconds"`
-	Nodes   []NodeStatus `json:"nodes,omitempty"` // the workers by rank, then the dedicated servers by index
+	Nodes   []NodeStatus `json:"nodes,omitempty"`  // the workers by rank, then the dedicated servers by index
+	Shares  []Share      `json:"shares,omitempty"` // of all keys, by the index of the server; of an answer with Detail
+}
+
+// Share is what one server has of the keys that the job has declared.
+type Share struct {
+	Keys  int    `json:"keys"`  // partitions of tensors
+	Bytes uint64 `json:"bytes"` // of these partitions
 }
 
 // NodeStatus is one node of the roster.
@@ -316,6 +323,7 @@ type Progress struct {
 	InFlight   int     `json:"in_flight"`           // that have not
 	Bytes      uint64  `json:"bytes"`               // of the input tensors of those that have ended
 	Sent       uint64  `json:"sent"`                // tensor bytes, as encoded, to servers in other processes
+	Served     uint64  `json:"served,omitempty"`    // payload bytes that the node's server has taken in, from its own process too
 	Waits      []Stall `json:"waits,omitempty"`     // on the node's server, the longest first: at most MaxWaits
 }
 

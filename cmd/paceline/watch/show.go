@@ -155,14 +155,16 @@ func (v *View) waits() (all []wire.Stall) {
 }
 
 // perSecond writes a rate of bytes.
-func perSecond(bytes float64) string {
+func perSecond(bytes float64) string { return size(bytes) + "/s" }
+
+func size(bytes float64) string {
 	for _, unit := range []struct {
 		name string
 		size float64
-	}{{"GB/s", 1e9}, {"MB/s", 1e6}, {"kB/s", 1e3}} {
+	}{{"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}} {
 		if bytes >= unit.size {
 			return fmt.Sprintf("%.3g %s", bytes/unit.size, unit.name)
 		}
 	}
-	return fmt.Sprintf("%.3g B/s", bytes)
+	return fmt.Sprintf("%.3g B", bytes)
 }

@@ -54,13 +54,11 @@ func Look(ctx context.Context, targets []Target, timeout time.Duration) []View {
 }
 
 func (t Target) look(ctx context.Context, timeout time.Duration) View {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
 	v := View{Scheduler: t.Settings.Scheduler}
 	if t.Job != nil {
 		v.ID, v.Started, v.Command, v.Directory = t.Job.ID, &t.Job.Started, strings.Join(t.Job.Command, " "), t.Job.Directory
 	}
-	status, err := ask(ctx, &t.Settings)
+	status, err := Ask(ctx, &t.Settings, timeout)
 	if err != nil {
 		v.Err, v.Error, v.over = err, err.Error(), t.over()
 		if t.Job != nil {
@@ -82,8 +80,10 @@ func (t Target) over() bool {
 	return err == nil && !slices.ContainsFunc(jobs, func(j runfile.Job) bool { return j.ID == t.Job.ID && j.Started.Equal(t.Job.Started) })
 }
 
-// ask asks one scheduler for the state of its job.
-func ask(ctx context.Context, s *settings.Settings) (reply wire.StatusReply, err error) {
+// Ask asks one scheduler for the state of its job.
+func Ask(ctx context.Context, s *settings.Settings, timeout time.Duration) (reply wire.StatusReply, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	err = observe(ctx, s, func(c *control.Client) error {
 		reply, err = c.Status(ctx)
 		return err

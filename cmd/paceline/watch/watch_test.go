@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/runfile"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -123,5 +124,52 @@ func TestAJobThatHasEndedHasNoView(t *testing.T) {
 	file.Remove()
 	if views := Look(ended, targets, time.Minute); len(views) != 0 {
 		t.Error(views)
+	}
+}
+
+// TestTheServersOfAJob with what each has and does: one in a worker, one that has its own process, and those that have gone.
+func TestTheServersOfAJob(t *testing.T) {
+	look := func(seconds float64, served uint64) *wire.StatusReply {
+		at := func(role wire.Role, rank int, host string) wire.Node {
+			return wire.Node{Role: role, Rank: rank, Host: host, PID: 10 + rank, Version: "1.2", Addresses: address.List{{Kind: "tcp", At: host + ":1"}}}
+		}
+		worker, drained, lost, serves := at(wire.RoleWorker, 0, "a"), at(wire.RoleServer, 1, "b"), at(wire.RoleServer, 2, "c"), at(wire.RoleServer, 3, "d")
+		return &wire.StatusReply{
+			State: "running", Shares: []wire.Share{{Keys: 2, Bytes: 3e6}, {}, {}, {Keys: 1, Bytes: 999}},
+			Roster: &wire.Roster{
+				Workers: []wire.Node{worker}, Servers: []wire.Node{worker, drained, lost, serves},
+				Gone: []wire.Lost{{Role: wire.RoleServer, Rank: 1, Drained: true}, {Role: wire.RoleServer, Rank: 2}},
+			},
+			Nodes: []wire.NodeStatus{
+				{Role: wire.RoleWorker, Rank: 0, State: "no answer"}, {Role: wire.RoleServer, Rank: 1, State: "lost"}, {Role: wire.RoleServer, Rank: 2, State: "lost"},
+				{Role: wire.RoleServer, Rank: 3, Progress: &wire.Progress{Seconds: seconds, Served: served}},
+			},
+		}
+	}
+	servers, err := Servers(look(10, 1000), look(12, 5000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	ShowServers(&out, servers)
+	want := `server  process    host  pid  version  keys  bytes  load       at
+0       worker 0   a     10   1.2      2     3 MB   no answer  tcp a:1
+1       dedicated  b     11   1.2      0     0 B    drained    tcp b:1
+2       dedicated  c     12   1.2      0     0 B    lost       tcp c:1
+3       dedicated  d     13   1.2      1     999 B  2 kB/s     tcp d:1
+`
+	if out.String() != want {
+		t.Errorf("got\n%swant\n%s", out.String(), want)
+	}
+	if again, _ := Servers(look(12, 5000), look(1, 10)); again[3].Load != 0 { // another process answers
+		t.Errorf("%+v", again[3])
+	}
+	now := look(1, 1)
+	now.Shares = nil
+	if _, err := Servers(now, now); err == nil || !strings.Contains(err.Error(), "ask again") {
+		t.Error(err)
+	}
+	if _, err := Servers(now, &wire.StatusReply{Waiting: "rank 1 of 2"}); err == nil || err.Error() != "the job has no servers yet: it waits for rank 1 of 2" {
+		t.Error(err)
 	}
 }
