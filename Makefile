@@ -68,11 +68,16 @@ FRAMEWORKS := $(patsubst python/tests/frameworks/test_%.py,%,$(wildcard python/t
 VERSION    ?=
 
 ## make test-frameworks the tests of the other frameworks, each in an environment of its own; make test-jax is one of them
-test-frameworks: $(addprefix test-,$(FRAMEWORKS))
+test-frameworks: $(addprefix test-,$(filter-out libraries,$(FRAMEWORKS)))
 
 .PHONY: $(addprefix test-,$(FRAMEWORKS))
 $(addprefix test-,$(FRAMEWORKS)): test-%: build/%$(addprefix -,$(VERSION))/.installed
 	$(<D)/bin/python -m pytest python/tests/frameworks/test_$*.py
+
+# Not among the frameworks: these bring PyTorch with them, gigabytes.
+## make test-torch-libraries Lightning, Accelerate, Transformers and Ray Train over the torch.distributed backend, beside Gloo
+.PHONY: test-torch-libraries
+test-torch-libraries: test-libraries
 
 ## make test-torch-distributed every test of PyTorch's own for its backends, with Paceline in the place of Gloo
 test-torch-distributed: setup
