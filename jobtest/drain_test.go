@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -45,14 +46,8 @@ func playDrains(t *testing.T, seed uint64) {
 	ranks, servers := 2+random.IntN(3), 2+random.IntN(3)
 	m := jobtest.NewMeans(random, ranks, 1+random.IntN(50000), 60, servers)
 	m.Lost, m.Heirs = nil, true
-	network := transporttest.NewNetwork(transporttest.Options{Latency: time.Millisecond, Bandwidth: 20 << 20, PeerTimeout: 3 * time.Second})
-	t.Cleanup(network.Close)
 	warnings := make(chan string, 1000)
-	j := jobtest.New(t, ranks, jobtest.Dedicated(servers), jobtest.Elastic, jobtest.SmallPartitions, jobtest.Warnings(warnings), jobtest.Transports(func(rank int) *transport.Set {
-		return transport.NewSet(nil, network.Node(nodeName(rank), []byte(jobtest.Secret)))
-	}), jobtest.ServerTransports(func(i int) *transport.Set {
-		return transport.NewSet(nil, network.Node(serverName(i), []byte(jobtest.Secret)))
-	}))
+	j := apart(t, ranks, servers, jobtest.Warnings(warnings))
 	j.Settings.Connections = 1 + random.IntN(2)
 	j.Start()
 	var leaving sync.WaitGroup
@@ -87,6 +82,60 @@ func playDrains(t *testing.T, seed uint64) {
 	for len(warnings) > 0 {
 		t.Errorf("a warning: %s", <-warnings)
 	}
+}
+
+// apart is an elastic job each of whose processes has a host of its own.
+func apart(t *testing.T, ranks, servers int, options ...jobtest.Option) *jobtest.Job {
+	network := transporttest.NewNetwork(transporttest.Options{Latency: time.Millisecond, Bandwidth: 20 << 20, PeerTimeout: 3 * time.Second})
+	t.Cleanup(network.Close)
+	return jobtest.New(t, ranks, append(options, jobtest.Dedicated(servers), jobtest.Elastic, jobtest.SmallPartitions, jobtest.Transports(func(rank int) *transport.Set {
+		return transport.NewSet(nil, network.Node(nodeName(rank), []byte(jobtest.Secret)))
+	}), jobtest.ServerTransports(func(i int) *transport.Set {
+		return transport.NewSet(nil, network.Node(serverName(i), []byte(jobtest.Secret)))
+	}))...)
+}
+
+// TestADrainSuspendsTrainingForAnIterationAtMost and 100 ms, in virtual time: links and waits count, computing does not. A suspension is what the longest
+// iteration takes more than one after the drain.
+func TestADrainSuspendsTrainingForAnIterationAtMost(t *testing.T) {
+	const jobs, ranks, iterations, bytes = 12, 3, 20, 200000
+	var all []time.Duration
+	var usual time.Duration
+	for seed := range uint64(jobs) {
+		synctest.Test(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 15))
+			j := apart(t, ranks, 2)
+			j.Start()
+			at := time.Duration(random.IntN(100)) * time.Millisecond
+			var leaving sync.WaitGroup
+			leaving.Go(func() {
+				time.Sleep(at)
+				j.StopServer(0)
+			})
+			var took []time.Duration
+			j.Each(func(rank int) error {
+				for range iterations {
+					began := time.Now()
+					if err := j.Sums(rank, "gradient", bytes); err != nil {
+						return err
+					}
+					if rank == 0 {
+						took = append(took, time.Since(began))
+					}
+				}
+				return nil
+			})
+			leaving.Wait()
+			usual = took[iterations-1]
+			suspension := slices.Max(took) - usual
+			if suspension > usual+100*time.Millisecond {
+				t.Errorf("seed %d: a server left after %v, and an iteration took %v longer than the %v that it takes afterwards: %v", seed, at, suspension, usual, took)
+			}
+			all = append(all, suspension)
+		})
+	}
+	slices.Sort(all)
+	t.Logf("suspension by the drain of a server, of %d: median %v, p99 %v; an iteration takes %v", jobs, all[jobs/2], all[jobs*99/100], usual)
 }
 
 // exchanges has a rank do what a server carries from rank to rank: broadcasts, allgather, alltoall, and messages of all sizes in a ring.

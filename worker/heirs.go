@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -92,6 +93,7 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 	}
 	e.turn <- struct{}{} // of one server after the other
 	defer func() { <-e.turn }()
+	began := time.Now()
 	p := e.ways[server].(*peer) // a server of an elastic job is dedicated
 	if drained {
 		p.hearOut()
@@ -121,7 +123,7 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 	e.conditions.fail(fmt.Sprintf("%v has gone meanwhile", p))
 	e.joined(-1, 0)
 	e.kick(false)
-	e.cfg.Log.Info("goes on without a server", zap.Stringer("server", p), zap.Int("results supplied", len(results)), zap.Int("exchanges begun again", moved))
+	e.cfg.Log.Info("goes on without a server", zap.Stringer("server", p), zap.Int("results supplied", len(results)), zap.Int("exchanges begun again", moved), zap.Duration("took", time.Since(began)))
 }
 
 // repeatable reports whether another server can do what one has left unanswered: where that was drained, all but what is done to a held value.
