@@ -1,4 +1,4 @@
-"""Training steps by Paceline, by DDP over Gloo, and computing alone, side by side: python bench/step.py --help.
+"""Training steps by Paceline, by DDP over Gloo and over Paceline, and computing alone: python bench/step.py --help.
 
 bench/README.md says what the figures mean.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleet import Fleet, Loopback, Way, answers_in_turns, ratios, report, slowest, spread
 
-WAYS = ("alone", "ddp", "paceline")
+WAYS = ("alone", "ddp", "backend", "paceline")
 MODELS = "digits,small,wide,deep,resnet50,bert"
 COSTS = ("user", "system", "voluntary", "involuntary")
 GARBAGE = ("python_gc", "go_gc", "go_objects")
@@ -21,7 +21,9 @@ PROFILED = 8  # blocks in a profile
 
 def main():
     """Measures what the command line asks for."""
-    parser = argparse.ArgumentParser(description="Training steps by Paceline, DDP over Gloo, and computing alone")
+    parser = argparse.ArgumentParser(
+        description="Training steps by Paceline, DDP over Gloo and over Paceline, and computing alone"
+    )
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default: %(default)s)")
     parser.add_argument("--models", default=MODELS, help="some of: %(default)s")
     parser.add_argument(

@@ -1,6 +1,7 @@
 """One rank of step.py and overlap.py: training steps by Paceline, by DDP over Gloo, and computing alone.
 
-Further ways are "cross", which is Paceline with cross_barrier, and "exchange", Paceline's steps without computing.
+"backend" is DDP over Paceline's backend of torch.distributed. Further ways are "cross", which is Paceline with
+cross_barrier, and "exchange", Paceline's steps without computing.
 commands.py has the protocol. A wrong result ends the rank with an error.
 """
 
@@ -29,8 +30,10 @@ WHOSE = (("", resource.RUSAGE_SELF), ("thread_", resource.RUSAGE_THREAD))
 class Rank:
     """The commands."""
 
-    def __init__(self, rank):
+    def __init__(self, rank, group=None):
+        """group: of Paceline's backend."""
         self.rank = rank
+        self.groups = {"ddp": None, "backend": group}  # None: the default group, which is Gloo's
 
     def prepare(self, model, work, ways):
         """Makes a model, once for each way; all have the same memory for their parameters.
@@ -49,8 +52,8 @@ class Rank:
             for own, common in zip(network.parameters(), self.parameters, strict=True):
                 own.data = common.data
             optimizer = torch.optim.SGD(network.parameters(), LEARNING_RATE)
-            if way == "ddp":
-                network = DistributedDataParallel(network)
+            if way in self.groups:
+                network = DistributedDataParallel(network, process_group=self.groups[way])
             elif way != "alone":
                 named = [(f"{model}.{name}", p) for name, p in network.named_parameters()]
                 optimizer = hvd.DistributedOptimizer(optimizer, named, cross_barrier=way == "cross")
@@ -124,7 +127,7 @@ def begin():
     hvd.init()
     store = "file://" + os.environ["BENCH_STORE"]
     dist.init_process_group("gloo", init_method=store, rank=hvd.rank(), world_size=hvd.size())
-    return Rank(dist.get_rank()), {}, end
+    return Rank(dist.get_rank(), dist.new_group(backend="paceline")), {}, end
 
 
 def end():

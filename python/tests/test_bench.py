@@ -54,7 +54,7 @@ def test_training_steps_beside_ddp(tmp_path):
     assert (digits["tensors"], digits["parameters"]) == (8, 71_754)
     assert (stage["tensors"], stage["parameters"]) == (33, 225_344)
     for result in (digits, stage):
-        assert printed.count(f" {result['model']} ") == len(result["ways"]) == 3
+        assert printed.count(f" {result['model']} ") == len(result["ways"]) == 4
         for way in result["ways"].values():
             assert way["blocks"] >= 5
             check_times(way)
