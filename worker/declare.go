@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -60,7 +61,18 @@ func (q *declareQueue) send(ctx context.Context, e *Engine) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.DeclareTimeout)
 	defer cancel()
+	for i := range q.ask(ctx, e, batch, tensors) {
+		q.ask(ctx, e, batch[i:i+1], tensors[i:i+1])
+	}
+}
+
+// ask declares tensors together. It returns those of several that the scheduler has refused together, for one of them, and
+// which are to be asked for one by one.
+func (q *declareQueue) ask(ctx context.Context, e *Engine, batch []*declaration, tensors []wire.Tensor) (refused []*declaration) {
 	placed, err := e.cfg.Control.Declare(ctx, tensors)
+	if len(batch) > 1 && errors.As(err, new(*control.RefusedError)) {
+		return batch
+	}
 	if err == nil && len(placed) != len(batch) {
 		err = fmt.Errorf("the scheduler placed %d of %d tensors", len(placed), len(batch))
 	}
@@ -79,6 +91,7 @@ func (q *declareQueue) send(ctx context.Context, e *Engine) {
 			e.declared(d, placed[i], nil)
 		}
 	}
+	return nil
 }
 
 // declaring removes from the book what is to be declared.
