@@ -18,13 +18,13 @@ import (
 // overTCP is the backend that every process has.
 func overTCP(s *settings.Settings, log *zap.Logger) (transport.Transport, error) {
 	c := tcp.Config{
-		Secret: s.JobSecret, Integrity: s.Integrity, PeerTimeout: s.PeerTimeout, SendBuffer: int(s.SendBuffer), Congestion: s.Congestion, Shards: 1, Log: log,
+		Secret: s.JobSecret, Integrity: s.Integrity, PeerTimeout: s.PeerTimeout, SendBuffer: int(s.SendBuffer), Congestion: s.Congestion, Sockets: 1, Log: log,
 	}
 	if c.Congestion == "system" {
 		c.Congestion = ""
 	}
 	if s.Role == "server" {
-		c.Shards = s.ServerShards
+		c.Sockets = s.ServerSockets
 	}
 	if s.TLSCert != "" {
 		var err error

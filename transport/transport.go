@@ -13,10 +13,11 @@
 //     holder calls the role's queue and the owners of frames, which take locks of the role.
 //  2. stream.turn, the right to send on a connection, no mutex for the same reason. Nothing is called under it but the byte
 //     stream; nobody acquires it with a lock held.
-//  3. control's locks (control/locks.go), and stream.Listener.mu: a lock each, under which a byte stream is closed at most.
+//  3. control's locks (control/locks.go), stream.Listener.mu, stream.watch.mu and Set.mu: one at a time, under which a byte stream is
+//     closed at most. Client.setTurn, a channel in place of a lock, is held around a collective call on process sets, before them.
 //  4. fabric.conn.mu, then fabric.region.mu or fabric.device.mu, then fabric.device.up: under all of them libfabric is called, and
 //     nothing of a role.
-//  5. transporttest.Network.mu, the one lock of the twin. Nothing is called under it.
+//  5. transporttest's locks, of the twin and of the watch of a test. Nothing is called under them.
 //
 // Only busy is held while code of a role is called.
 package transport

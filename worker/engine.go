@@ -129,7 +129,7 @@ type Engine struct {
 	batches    sync.WaitGroup // that are being launched
 	corked     atomic.Int32   // batches that are being launched: their makers kick the ways
 	connected  chan struct{}  // closed when all servers were reached
-	turn       chan struct{}  // held by who has a lost server's heirs take over
+	turn       chan struct{}  // serialises takeovers by a lost server's heirs
 
 	mu     lockorder.Mutex
 	book          // guarded by mu

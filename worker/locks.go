@@ -15,7 +15,9 @@ import "github.com/paceline/paceline/internal/lockorder"
 //	occupancy.mu      the newest measurement
 //	timeline.mu       the timeline's file
 //
-// Beside them, and to be taken under any of them:
+// Engine.turn comes before all of them: a channel in place of a lock, held while the heirs of one lost server take over.
+//
+// To be taken under any of them:
 //
 //	kept.mu           the last results of an elastic job
 //

@@ -62,6 +62,7 @@ func (o *Op) what() string {
 // registerMessage notes one end of a message.
 func (b *book) registerMessage(op *Op) *operation {
 	o := &operation{Op: *op, d: asPieces, beside: true, epoch: b.epoch().Joins, seq: b.messages.last}
+	o.mu.Place(levelWorker, "operation")
 	o.Shape = nil
 	b.messages.last++
 	b.messages.inFlight++

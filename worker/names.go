@@ -68,6 +68,7 @@ func (b *book) register(op *Op) *operation {
 	if n.spare = nil; o == nil {
 		o = new(operation)
 	}
+	o.mu.Place(levelWorker, "operation")
 	o.Op, o.n, o.epoch = *op, n, b.epoch().Joins
 	before := n.Generation()
 	o.seq, o.err = n.Count()

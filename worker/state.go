@@ -132,6 +132,7 @@ func (b *book) asking(s *stateEntry) *operation {
 	n := b.names[s.nameID]
 	op := Op{Kind: s.d.t.Kind, Name: s.name, Set: wire.ProcessSet{ID: s.set, Ranks: s.d.t.Ranks}}
 	o := &operation{Op: op, n: n, d: s.d, iteration: s.d.next, epoch: b.epoch().Joins, beside: true}
+	o.mu.Place(levelWorker, "operation")
 	o.seq = n.Beside(o, s.d)
 	b.inflight[o] = struct{}{}
 	return o

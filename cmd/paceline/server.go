@@ -11,7 +11,7 @@ import (
 
 func serverCommand() *cobra.Command {
 	var scheduler, listen string
-	var shards int
+	var sockets int
 	c := &cobra.Command{
 		Use:   "server --scheduler host:port",
 		Short: "Run a dedicated server of a job until a signal ends it",
@@ -21,7 +21,7 @@ The server of an elastic job leaves it empty, so that nothing is lost, and then 
 ` + "`paceline drain`" + ` does the same from elsewhere.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
-			s, err := settingsAs("server", fromFlag{"--scheduler", "PACELINE_SCHEDULER", scheduler}, fromFlag{"--shards", "PACELINE_SERVER_SHARDS", positive(shards)})
+			s, err := settingsAs("server", fromFlag{"--scheduler", "PACELINE_SCHEDULER", scheduler}, fromFlag{"--sockets", "PACELINE_SERVER_SOCKETS", positive(sockets)})
 			if err != nil {
 				return err
 			}
@@ -39,6 +39,6 @@ The server of an elastic job leaves it empty, so that nothing is lost, and then 
 	}
 	c.Flags().StringVar(&scheduler, "scheduler", "", "`address` of the scheduler, host:port (default: PACELINE_SCHEDULER)")
 	c.Flags().StringVar(&listen, "listen", "", "`address` to listen at, host:port or :port (default: any port on the interface towards the scheduler)")
-	c.Flags().Var(count{&shards, 1, 1024}, "shards", "`number` of shards (default: one per core)")
+	c.Flags().Var(count{&sockets, 1, 1024}, "sockets", "`number` of sockets that listen on the port (default: one)")
 	return c
 }

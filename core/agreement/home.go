@@ -28,7 +28,7 @@ type Config struct {
 //     fails: what is in the window lacks a rank of its process set that has not joined.
 //  2. No operation in a window waits for a rank that has left, and none is hindered by one that has joined (in an elastic job: or left).
 //  3. A rank is told of a failed operation once, and again only where it brings that operation afterwards: it may
-//     not have been connected when the others were told. (Home remembers the latest maxTold failures of a name.)
+//     not have been connected when the others were told. (Home remembers the latest maxReported failures of a name.)
 //  4. What has failed is not in the window: no operation that ranks were told of, and none of the failed generation
 //     from its first failed count on.
 //  5. Beside its own count a failure ends only operations of its own generation or an older one, from that count
@@ -49,7 +49,7 @@ type name struct {
 	generation uint64              // the latest that a rank brought
 	window     map[uint64]*arrival // by count
 	failed     *failed             // nil while nothing failed
-	told       map[uint64]reason   // counts whose failure every rank was told of
+	reported   map[uint64]reason   // counts whose failure every rank was told of
 }
 
 // arrival is an operation for which some of its ranks have come.
@@ -77,8 +77,8 @@ type reason struct {
 }
 
 const (
-	maxSpare = 256 // arrivals that are kept to be used again
-	maxTold  = 256 // failures of a name that are remembered
+	maxSpare    = 256 // arrivals that are kept to be used again
+	maxReported = 256 // failures of a name that are remembered
 )
 
 // NewHome makes a machine that has heard of nothing.
@@ -87,28 +87,28 @@ func NewHome(c Config) *Home {
 }
 
 // Arrive notes that a rank has started an operation, and reports whether it may go on.
-func (h *Home) Arrive(t *Tensor, rank int, count uint64, now time.Duration) (proceed bool, told []Failure) {
+func (h *Home) Arrive(t *Tensor, rank int, count uint64, now time.Duration) (proceed bool, failures []Failure) {
 	n := h.name(t)
-	proceed, told = h.arrive(n, t, rank, count, now)
+	proceed, failures = h.arrive(n, t, rank, count, now)
 	h.check(t.ID, n)
-	return proceed, told
+	return proceed, failures
 }
 
 func (h *Home) arrive(n *name, t *Tensor, rank int, count uint64, now time.Duration) (bool, []Failure) {
-	if why, ok := n.told[count]; ok {
+	if why, ok := n.reported[count]; ok {
 		return false, []Failure{{Ranks: rankset.Of(rank), Tensor: t, Count: count, Code: why.code, Text: why.text}}
 	}
 	if n.failed.covers(t, count) {
 		return false, h.end(nil, n, t, count, n.failed.reason)
 	}
-	var told []Failure
+	var failures []Failure
 	if t.Generation > n.generation {
 		if n.generation = t.Generation; len(n.window) > 0 {
-			told = h.failWindow(nil, n, 0, t.Generation-1, reason{units.FailUnsupported, earlierFailure(t)})
+			failures = h.failWindow(nil, n, 0, t.Generation-1, reason{units.FailUnsupported, earlierFailure(t)})
 		}
 	}
-	if _, ok := n.told[count]; ok { // just now: others had brought an earlier generation
-		return false, told
+	if _, ok := n.reported[count]; ok { // just now: others had brought an earlier generation
+		return false, failures
 	}
 	a := n.window[count]
 	if a == nil {
@@ -117,12 +117,12 @@ func (h *Home) arrive(n *name, t *Tensor, rank int, count uint64, now time.Durat
 		h.waiting++
 	}
 	if why := h.hindrance(a, t, rank); why.text != "" {
-		return false, h.fail(told, n, t, count, why)
+		return false, h.fail(failures, n, t, count, why)
 	}
 	if h.complete(a) {
 		h.drop(n, count)
 	}
-	return true, told
+	return true, failures
 }
 
 // hindrance counts the rank in, and says why the operation cannot be done then.
@@ -171,9 +171,9 @@ func (h *Home) missing(a *arrival) rankset.Set {
 // Fail ends an operation on every rank for a reason found on this server.
 func (h *Home) Fail(t *Tensor, count uint64, code units.FailureCode, why string) []Failure {
 	n := h.name(t)
-	told := h.fail(nil, n, t, count, reason{code, fmt.Sprintf("%q failed: %s", t.Name, why)})
+	failures := h.fail(nil, n, t, count, reason{code, fmt.Sprintf("%q failed: %s", t.Name, why)})
 	h.check(t.ID, n)
-	return told
+	return failures
 }
 
 // Why a rank cancels.
@@ -191,7 +191,7 @@ const (
 
 // Cancel notes that a rank gives up a tensor from an operation on. It reports whether that is the rank's own
 // affair: of a held value, whose declaration is over, because the others go on.
-func (h *Home) Cancel(t *Tensor, rank int, count uint64, why Why) (alone bool, told []Failure) {
+func (h *Home) Cancel(t *Tensor, rank int, count uint64, why Why) (alone bool, failures []Failure) {
 	n := h.name(t)
 	a := n.window[count]
 	if a != nil && a.t != t {
@@ -201,15 +201,15 @@ func (h *Home) Cancel(t *Tensor, rank int, count uint64, why Why) (alone bool, t
 	case a == nil && t.holds():
 		return true, nil
 	case why == OwnWill:
-		told = h.fail(nil, n, t, count, reason{units.FailUnsupported, fmt.Sprintf("%q was given up by rank %d, which shuts down or has an error of its own", t.Name, rank)})
+		failures = h.fail(nil, n, t, count, reason{units.FailUnsupported, fmt.Sprintf("%q was given up by rank %d, which shuts down or has an error of its own", t.Name, rank)})
 	case a == nil:
 	case why == Anew: // else those that have come would wait for good
-		told = h.fail(nil, n, t, count, reason{units.FailUnsupported, earlierFailure(t)})
+		failures = h.fail(nil, n, t, count, reason{units.FailUnsupported, earlierFailure(t)})
 	default:
 		h.drop(n, count)
 	}
 	h.check(t.ID, n)
-	return false, told
+	return false, failures
 }
 
 // Over notes that all ranks have come to an operation where its home was before.
@@ -250,20 +250,20 @@ func (h *Home) name(t *Tensor) *name {
 
 // fail marks an operation as failed, and with it what the ranks have started under the same generation of the
 // name after it: the ranks' counts of the tensor's iterations no longer agree.
-func (h *Home) fail(told []Failure, n *name, t *Tensor, count uint64, why reason) []Failure {
+func (h *Home) fail(failures []Failure, n *name, t *Tensor, count uint64, why reason) []Failure {
 	switch {
 	case n.failed == nil || t.Generation > n.failed.generation:
 		n.failed = &failed{generation: t.Generation, from: count, reason: why}
 	case t.Generation == n.failed.generation:
 		n.failed.from = min(n.failed.from, count)
 	}
-	told = h.end(told, n, t, count, why)
-	return h.failWindow(told, n, count, t.Generation, why)
+	failures = h.end(failures, n, t, count, why)
+	return h.failWindow(failures, n, count, t.Generation, why)
 }
 
 // failWindow fails what the ranks have started under a name, from a count on and up to a generation: what is of
 // a later one was started in the knowledge of the failure.
-func (h *Home) failWindow(told []Failure, n *name, from, generation uint64, why reason) []Failure {
+func (h *Home) failWindow(failures []Failure, n *name, from, generation uint64, why reason) []Failure {
 	var counts []uint64
 	for count, a := range n.window {
 		if count >= from && a.t.Generation <= generation {
@@ -272,26 +272,26 @@ func (h *Home) failWindow(told []Failure, n *name, from, generation uint64, why 
 	}
 	slices.Sort(counts)
 	for _, count := range counts {
-		told = h.end(told, n, n.window[count].t, count, why)
+		failures = h.end(failures, n, n.window[count].t, count, why)
 	}
-	return told
+	return failures
 }
 
 // end takes a failed operation out of the window, whatever generations its ranks have brought, and tells every rank
 // of the process set, unless they were told.
-func (h *Home) end(told []Failure, n *name, t *Tensor, count uint64, why reason) []Failure {
+func (h *Home) end(failures []Failure, n *name, t *Tensor, count uint64, why reason) []Failure {
 	h.drop(n, count)
-	if _, ok := n.told[count]; ok {
-		return told
+	if _, ok := n.reported[count]; ok {
+		return failures
 	}
-	if n.told == nil {
-		n.told = map[uint64]reason{}
+	if n.reported == nil {
+		n.reported = map[uint64]reason{}
 	}
-	n.told[count] = why
-	if len(n.told) > maxTold {
-		delete(n.told, slices.Min(slices.Collect(maps.Keys(n.told))))
+	n.reported[count] = why
+	if len(n.reported) > maxReported {
+		delete(n.reported, slices.Min(slices.Collect(maps.Keys(n.reported))))
 	}
-	return append(told, Failure{Ranks: t.Ranks, Tensor: t, Count: count, Code: why.code, Text: why.text})
+	return append(failures, Failure{Ranks: t.Ranks, Tensor: t, Count: count, Code: why.code, Text: why.text})
 }
 
 func (h *Home) newArrival(t *Tensor, now time.Duration) *arrival {

@@ -18,7 +18,7 @@ func (h *Home) Left() rankset.Set { return h.left }
 func (h *Home) Latest() int { return h.latest }
 
 // Join notes that a rank has no more data, and reports whether that is every rank now: then Reset follows.
-func (h *Home) Join(rank int) (all bool, told []Failure) {
+func (h *Home) Join(rank int) (all bool, failures []Failure) {
 	if h.cfg.Elastic && h.left.Has(rank) {
 		return false, nil // it was lost meanwhile
 	}
@@ -30,14 +30,14 @@ func (h *Home) Join(rank int) (all bool, told []Failure) {
 			continue
 		}
 		if text := w.a.t.hinderedBy(joined); text != "" {
-			told = h.fail(told, w.n, w.a.t, w.count, reason{units.FailUnsupported, text})
+			failures = h.fail(failures, w.n, w.a.t, w.count, reason{units.FailUnsupported, text})
 		} else if h.complete(w.a) {
 			h.drop(w.n, w.count)
 		}
 	}
-	told = h.failJoins(told)
+	failures = h.failJoins(failures)
 	h.checkAll()
-	return h.allJoined(), told
+	return h.allJoined(), failures
 }
 
 // allJoined reports whether every rank that is left has joined, and some have.
@@ -57,7 +57,7 @@ type Waiting struct {
 
 // Lose notes that a rank of an elastic job has left or was lost. Operations go on without it, but for those that cannot be done
 // then. It reports whether all that are left have joined now: then Reset follows.
-func (h *Home) Lose(rank int) (all bool, told []Failure) {
+func (h *Home) Lose(rank int) (all bool, failures []Failure) {
 	left, joined := h.left.Clone(), h.joined.Clone()
 	left.Add(rank)
 	joined.Remove(rank)
@@ -67,41 +67,41 @@ func (h *Home) Lose(rank int) (all bool, told []Failure) {
 			continue
 		}
 		if text := w.a.t.brokenBy(left.Minus(w.a.ranks)); text != "" {
-			told = h.fail(told, w.n, w.a.t, w.count, reason{units.FailUnsupported, text})
+			failures = h.fail(failures, w.n, w.a.t, w.count, reason{units.FailUnsupported, text})
 		} else if h.complete(w.a) {
 			h.drop(w.n, w.count)
 		}
 	}
 	h.checkAll()
-	return h.allJoined(), told
+	return h.allJoined(), failures
 }
 
 // Leave notes that a rank says goodbye, and fails what waits for it: in the windows, what the caller has found,
 // and the joins of other ranks.
-func (h *Home) Leave(rank int, elsewhere []Waiting) (told []Failure) {
+func (h *Home) Leave(rank int, elsewhere []Waiting) (failures []Failure) {
 	left := h.left.Clone()
 	left.Add(rank)
 	h.left = left
 	for _, w := range elsewhere {
-		told = h.fail(told, h.name(w.Tensor), w.Tensor, w.Count, reason{units.FailUnsupported, hasLeft(w.Tensor, rank)})
+		failures = h.fail(failures, h.name(w.Tensor), w.Tensor, w.Count, reason{units.FailUnsupported, hasLeft(w.Tensor, rank)})
 	}
 	for _, w := range h.pick(func(a *arrival) bool { return a.t.Ranks.Has(rank) && !a.ranks.Has(rank) }) {
 		if w.still() {
-			told = h.fail(told, w.n, w.a.t, w.count, reason{units.FailUnsupported, hasLeft(w.a.t, rank)})
+			failures = h.fail(failures, w.n, w.a.t, w.count, reason{units.FailUnsupported, hasLeft(w.a.t, rank)})
 		}
 	}
-	told = h.failJoins(told)
+	failures = h.failJoins(failures)
 	h.checkAll()
-	return told
+	return failures
 }
 
 // failJoins ends the joins that wait for a rank which has left instead.
-func (h *Home) failJoins(told []Failure) []Failure {
+func (h *Home) failJoins(failures []Failure) []Failure {
 	gone := h.left.Minus(h.joined)
 	if h.joined.Len() == 0 || gone.Len() == 0 || h.cfg.Elastic {
-		return told
+		return failures
 	}
 	joined := h.joined
 	h.joined = rankset.Set{}
-	return append(told, Failure{Ranks: joined, Code: units.FailUnsupported, Text: fmt.Sprintf("%s has shut down without joining", gone.Named())})
+	return append(failures, Failure{Ranks: joined, Code: units.FailUnsupported, Text: fmt.Sprintf("%s has shut down without joining", gone.Named())})
 }

@@ -11,7 +11,7 @@ import (
 
 // Tick finds the operations that have waited too long for ranks: it warns of them, again and again, and ends them
 // in the end.
-func (h *Home) Tick(now time.Duration) (slow []Stall, told []Failure) {
+func (h *Home) Tick(now time.Duration) (slow []Stall, failures []Failure) {
 	for _, w := range h.pick(func(a *arrival) bool { return h.late(a, now) }) {
 		if !w.still() {
 			continue
@@ -20,14 +20,14 @@ func (h *Home) Tick(now time.Duration) (slow []Stall, told []Failure) {
 		waited, missing := now-a.since, h.missing(a)
 		if over(waited, h.cfg.StallShutdown) {
 			text := fmt.Sprintf("%q stalled: %s did not come within %v, while %s waited", a.t.Name, missing.Named(), h.cfg.StallShutdown, a.ranks.Named())
-			told = h.fail(told, w.n, a.t, w.count, reason{units.FailStall, text})
+			failures = h.fail(failures, w.n, a.t, w.count, reason{units.FailStall, text})
 			continue
 		}
 		a.warned = now
 		slow = append(slow, Stall{Ranks: a.ranks.Clone(), Name: a.t.Name, Missing: missing, Waited: waited})
 	}
 	h.checkAll()
-	return slow, told
+	return slow, failures
 }
 
 // Longest are the operations that have waited longest for ranks, at most so many.

@@ -16,7 +16,7 @@ import (
 // Invariants:
 //
 //  1. An iteration is lacking from the first push of it, once a later one has been pushed, until its result is there.
-//  2. The result of a lacking iteration is what a rank supplies that has it. Only where every live rank lacks it, so that nobody can, it is the
+//  2. The result of a lacking iteration is supplied by a rank that has it. Only where every live rank lacks it, so that nobody can, it is the
 //     sum of the pushes that have come.
 type Key struct {
 	lacking map[uint64]rankset.Set // by iteration: who has pushed it, and waits
@@ -37,9 +37,6 @@ func (k *Key) Pushed(rank int, iteration uint64, live rankset.Set) (sum bool) {
 	k.lack(iteration, pushed)
 	return pushed.Covers(live)
 }
-
-// Lacks reports whether an iteration is lacking.
-func (k *Key) Lacks(iteration uint64) bool { _, lacks := k.lacking[iteration]; return lacks }
 
 // By is who lacks an iteration.
 func (k *Key) By(iteration uint64) rankset.Set { return k.lacking[iteration] }

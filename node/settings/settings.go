@@ -44,12 +44,12 @@ type Settings struct {
 	Integrity string `json:"integrity"` // what has authentication tags on connections without TLS: "control", "all", or "" for all between hosts
 
 	// Servers.
-	Servers      string `json:"servers"`       // "embedded", "dedicated" or "both"
-	NumServers   int    `json:"num_servers"`   // dedicated servers that the job waits for; 0: the scheduler's number
-	Placement    string `json:"placement"`     // as core/placement reads it; "": the scheduler's choice
-	Elastic      bool   `json:"elastic"`       // the job goes on without workers and servers that are lost
-	ServerMemory int64  `json:"server_memory"` // bound of a server's buffers; Complete replaces 0 by a share of the machine's memory
-	ServerShards int    `json:"server_shards"` // 0: one per core
+	Servers       string `json:"servers"`        // "embedded", "dedicated" or "both"
+	NumServers    int    `json:"num_servers"`    // dedicated servers that the job waits for; 0: the scheduler's number
+	Placement     string `json:"placement"`      // as core/placement reads it; "": the scheduler's choice
+	Elastic       bool   `json:"elastic"`        // the job goes on without workers and servers that are lost
+	ServerMemory  int64  `json:"server_memory"`  // bound of a server's buffers; Complete replaces 0 by a share of the machine's memory
+	ServerSockets int    `json:"server_sockets"` // that listen; 0: one
 
 	// The path of a gradient.
 	PartitionBytes int64  `json:"partition_bytes"` // 0: the worker chooses by the servers

@@ -107,7 +107,7 @@ func TestWhoAndWhereUnderEachLauncher(t *testing.T) {
 func TestBytePSJobUsesDedicatedServers(t *testing.T) {
 	s := read(t, env{"DMLC_WORKER_ID": "0", "DMLC_NUM_WORKER": "2", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1234", "DMLC_NUM_SERVER": "3",
 		"BYTEPS_PARTITION_BYTES": "4096000", "BYTEPS_SCHEDULING_CREDIT": "4", "BYTEPS_LOG_LEVEL": "WARNING", "BYTEPS_SERVER_ENGINE_THREAD": "8"})
-	if s.Servers != "dedicated" || s.NumServers != 3 || s.PartitionBytes != 4096000 || s.CreditBytes != 4*4096000 || s.LogLevel != "warn" || s.ServerShards != 8 || s.Size != 2 {
+	if s.Servers != "dedicated" || s.NumServers != 3 || s.PartitionBytes != 4096000 || s.CreditBytes != 4*4096000 || s.LogLevel != "warn" || s.ServerSockets != 8 || s.Size != 2 {
 		t.Fatalf("%+v", s)
 	}
 }

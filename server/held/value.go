@@ -16,7 +16,7 @@ import (
 )
 
 // value is one partition of a tensor that the servers hold. What a push brings is read without the lock, and added
-// whole under it; replies leave when it is let go.
+// whole under it; replies are sent after it is released.
 type value struct {
 	*room.Part
 	room  *Room

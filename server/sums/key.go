@@ -14,7 +14,7 @@ import (
 )
 
 // key sums one partition of one tensor. Bytes are read without the lock, and added and answered for under it; answers
-// leave when it is let go.
+// are sent after it is released.
 type key struct {
 	*room.Part
 
@@ -190,7 +190,7 @@ func (k *key) UpdateMembership() {
 	k.deliver(answers)
 }
 
-// Change has a change of conditions be made when its iteration has come.
+// Change schedules a change of conditions for its iteration.
 func (k *key) Change(c room.Change) {
 	k.mu.Lock()
 	k.iterations.changes.Add(c)

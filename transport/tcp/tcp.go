@@ -40,7 +40,7 @@ type Config struct {
 	SendBuffer    int
 	ReceiveBuffer int         // bytes of the kernel's receive buffer; 0 lets the kernel tune it
 	Congestion    string      // congestion control; the system's if "" or refused by the kernel
-	Shards        int         // listening sockets on one port, among which the kernel spreads connections; 0 is 1
+	Sockets       int         // listening sockets on one port, among which the kernel spreads connections; 0 is 1
 	Log           *zap.Logger // refused connections; nil is no log
 }
 
@@ -66,7 +66,7 @@ func (t *network) Kind() string { return Kind }
 
 // Listen implements transport.Transport. Port 0 picks a free one.
 func (t *network) Listen(address string) (transport.Listener, error) {
-	sockets, err := t.listen(address, max(1, t.Shards))
+	sockets, err := t.listen(address, max(1, t.Sockets))
 	if err != nil {
 		return nil, fmt.Errorf("listening on %s: %w", address, err)
 	}

@@ -46,7 +46,7 @@ func TestConformance(t *testing.T) {
 	for name, config := range map[string]Config{
 		"plain":                {},
 		"with tags on all":     {Integrity: "all"},
-		"TLS over two sockets": {TLS: certificate(t), Shards: 2},
+		"TLS over two sockets": {TLS: certificate(t), Sockets: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			transporttest.Conformance(t, transporttest.InRealTime, func(*testing.T) transporttest.Backend { return loopback(config) })

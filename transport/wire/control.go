@@ -19,10 +19,9 @@ type Role string
 
 // Roles.
 const (
-	RoleWorker    Role = "worker"
-	RoleServer    Role = "server"
-	RoleScheduler Role = "scheduler"
-	RoleObserver  Role = "observer" // asks the scheduler for its status and takes no part
+	RoleWorker   Role = "worker"
+	RoleServer   Role = "server"
+	RoleObserver Role = "observer" // asks the scheduler for its status and takes no part
 )
 
 // Hello is the first frame on a connection after authentication.

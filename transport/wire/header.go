@@ -147,9 +147,9 @@ type Header struct {
 	Codec        uint8       // how the payload is encoded: CodecPlain or CodecDeclared
 	Epoch        uint32      // membership epoch that the sender is in
 	Tensor       uint32      // number of the declared tensor
-	Part         uint32      // partition of the tensor; (Tensor, Part) is the key
+	Part         uint32      // which part of the tensor, or of the message, the frame is about; (Tensor, Part) is the key
 	Length       uint32      // payload bytes behind the header
-	Iteration    uint64      // what frames of different ranks have in common that belong together: of a tensor, its exchange (or superstep), from 0; of a message, its tag
+	Iteration    uint64      // by which frames of different ranks belong together: the number of the exchange, or superstep, of a tensor, from 0; the tag of a message
 	Seq          uint64      // number of the operation among those of its name, whatever their signatures; messages have no name, and are numbered on each rank
 	Rank         uint16      // the rank that the frame comes from: its sender, or in an answer the rank that made it possible (whose push or join came last, at the message's other end)
 	Source       uint16      // the rank whose payload it is, of a transfer or a message; EveryRank in a receive from any

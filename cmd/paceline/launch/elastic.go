@@ -332,7 +332,7 @@ func (e *elastic) seat(r *fleet.Round) {
 		hosts, _ = addHost(hosts, m.Host, 1)
 	}
 	e.maker.workers, _ = Assign(hosts, 0)
-	meeting, err := e.maker.rendezvous()
+	address, err := e.maker.rendezvous()
 	if err != nil {
 		e.Say("%v", err) // for scripts that use torch.distributed too
 	}
@@ -343,7 +343,7 @@ func (e *elastic) seat(r *fleet.Round) {
 	for i, m := range r.Members {
 		a := e.waiting[m.Process]
 		delete(e.waiting, m.Process)
-		a.answer(wire.Seat{Process: m.Process, Env: Merge(e.maker.workers[i].Env(), meeting, own), Skip: r.Skip, News: r.News}, nil)
+		a.answer(wire.Seat{Process: m.Process, Env: Merge(e.maker.workers[i].Env(), address, own), Skip: r.Skip, News: r.News}, nil)
 	}
 }
 

@@ -56,11 +56,11 @@ func (j *maker) run() (code int, err error) {
 	}
 	maps.Copy(j.Env, map[string]string{"PACELINE_SCHEDULER": address, "PACELINE_JOB_SECRET": string(j.settings.JobSecret)})
 	if e == nil {
-		meeting, err := j.rendezvous()
+		address, err := j.rendezvous()
 		if err != nil {
 			return 0, err
 		}
-		maps.Copy(j.Env, meeting)
+		maps.Copy(j.Env, address)
 	}
 	maps.DeleteFunc(j.Env, func(name, _ string) bool { return strings.HasPrefix(name, "TORCHELASTIC_") }) // of a torchrun around us
 	for _, name := range []string{"PACELINE_JOB_SECRET_FILE", "PACELINE_ROLE", "DMLC_ROLE", "PACELINE_PORT"} {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -57,8 +56,3 @@ def _check_version() -> None:
             f"the torch.distributed backend of Paceline needs PyTorch 2.15 or newer, and this is {torch.__version__}: "
             "use Horovod's API (import paceline.torch as hvd), which works with PyTorch 2.1 and newer"
         )
-
-
-def taken_over() -> str:
-    """The names that the environment asks to be taken over."""
-    return os.environ.get("PACELINE_TAKEOVER", "")
