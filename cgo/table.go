@@ -52,7 +52,7 @@ type entry struct {
 func (t *table) open(dones []done, opened []*entry) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.book.takeBack()
+	t.book.collect()
 	return t.book.open(dones, opened)
 }
 
@@ -76,7 +76,7 @@ func (t *table) finish(e *entry, out worker.Output, err error) {
 func (t *table) get(h C.int32_t) (*entry, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.book.takeBack()
+	t.book.collect()
 	return t.book.find(int32(h))
 }
 
@@ -84,7 +84,7 @@ func (t *table) get(h C.int32_t) (*entry, error) {
 func (t *table) release(handles []C.int32_t) (err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.book.takeBack()
+	t.book.collect()
 	for _, h := range handles {
 		if failed := t.book.release(int32(h)); err == nil {
 			err = failed
@@ -104,7 +104,7 @@ func (t *table) called(h int32) {
 func (t *table) forget() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.book.takeBack()
+	t.book.collect()
 	for h, e := range t.book.entries {
 		if e.ended && !e.released {
 			_ = t.book.release(h) // it is one that may be released
@@ -183,8 +183,8 @@ func (b *book) release(h int32) error {
 	return nil
 }
 
-// takeBack releases the handles that callers have released without entering Go.
-func (b *book) takeBack() {
+// collect releases the handles that callers have released without entering Go.
+func (b *book) collect() {
 	for h := range releasedHandles {
 		_ = b.release(h) // it is one that may be released
 	}

@@ -169,7 +169,7 @@ func trainMeans(j *Job, rank, elements, steps, servers int) error {
 	return nil
 }
 
-// Heard takes in what a rank has printed, and reports whether it is not the last line, whose number is the longest step in seconds.
+// Heard reads what a rank has printed, and reports whether it is not the last line, whose number is the longest step in seconds.
 func (m *Means) Heard(rank int, line string) (longest float64, more bool, err error) {
 	words := strings.Fields(line)
 	if len(words) < 2 || words[0] != "mean" && words[0] != "done" {

@@ -115,7 +115,7 @@ func (m *Machine) alreadyLost(session uint64) error {
 	return nil
 }
 
-// learnLosses takes in what a node of a restored round knows of its losses.
+// learnLosses records what a node of a restored round knows of its losses.
 func (m *Machine) learnLosses(r *round, known *wire.Roster) {
 	for _, l := range known.Gone {
 		switch {

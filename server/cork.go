@@ -42,7 +42,7 @@ func (k *cork) keeps(c *conn) bool {
 }
 
 func (k *cork) release() {
-	kept := k.take()
+	kept := k.empty()
 	if len(kept) == 0 {
 		return
 	}
@@ -55,8 +55,8 @@ func (k *cork) release() {
 	k.mu.Unlock()
 }
 
-// take gives everything that was kept, also for others who hold the cork.
-func (k *cork) take() []*conn {
+// empty gives everything that was kept, also for others who hold the cork.
+func (k *cork) empty() []*conn {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.holders.Add(-1)

@@ -50,7 +50,7 @@ func (s *Server) Local(rank int, notices Notices) (*Local, error) {
 // Announce tells of a tensor before its first use.
 func (l *Local) Announce(t *wire.Tensor) error { return l.r.announce(t) }
 
-// Serve takes in a request: in is what a push, put or restore brings, out is where the answer of a push, pull, get or
+// Serve handles a request: in is what a push, put or restore brings, out is where the answer of a push, pull, get or
 // state belongs. What is coded (CodecDeclared) is not kept: its memory may be used again when Serve returns.
 func (l *Local) Serve(h wire.Header, in, out []byte, done func(answer wire.Header, err error)) {
 	q := l.requests.Get().(*room.Request)

@@ -75,7 +75,7 @@ func newRound(s *Server, first *membership.Epoch) *round {
 // all is the ranks of the round that were not lost.
 func (r *round) all() rankset.Set { return r.members.Now().Live() }
 
-// announce takes in a tensor that a rank is about to use.
+// announce accepts a tensor that a rank is about to use.
 func (r *round) announce(t *wire.Tensor) error {
 	if err := t.Check(); err != nil {
 		return err

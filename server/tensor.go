@@ -31,7 +31,7 @@ type tensor struct {
 // keys is the room of a tensor's keys, which sums them or holds their values. What one rank puts for others is in the
 // round's transfer room.
 type keys interface {
-	// Serve takes in a request. An error is of a peer that does not keep to the protocol.
+	// Serve handles a request. An error is of a peer that does not keep to the protocol.
 	Serve(q *room.Request) error
 	// UpdateMembership says that it has changed who takes part.
 	UpdateMembership()
@@ -46,7 +46,7 @@ type keys interface {
 	Tally() room.Tally
 }
 
-// newTensor takes in what a rank says of a tensor.
+// newTensor reads what a rank says of a tensor.
 func newTensor(r *round, t *wire.Tensor) (*tensor, error) {
 	n := &tensor{r: r, signature: t.Signature()}
 	var err error

@@ -163,7 +163,7 @@ func (p *peer) end() {
 func (p *peer) rest() []*task {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	tasks := p.traffic.take()
+	tasks := p.traffic.empty()
 	if len(tasks) == 0 {
 		p.hand()
 	}

@@ -149,7 +149,7 @@ func (o *operation) sendPieces() {
 	o.run(tasks, nil)
 }
 
-// matched takes in what has become of a message, or of a receive that got none. The error is that of the operation.
+// matched records what has become of a message, or of a receive that got none. The error is that of the operation.
 func (t *task) matched(rank int, m wire.Match) error {
 	sends := t.o.Kind == units.Send
 	switch {

@@ -187,8 +187,8 @@ func (f *traffic) tasks() []*task {
 	return tasks
 }
 
-// take takes them out, each once: messages in the order in which they were submitted.
-func (f *traffic) take() []*task {
+// empty removes and returns them, each once: messages in the order in which they were submitted.
+func (f *traffic) empty() []*task {
 	tasks := f.tasks()
 	f.queue.tasks, f.unsent = nil, nil
 	for _, c := range f.conns {

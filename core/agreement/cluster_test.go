@@ -242,7 +242,7 @@ func (c *cluster) giveUp(w *worker, o *operation, why Why) {
 	w.uses.End(o.count)
 }
 
-// serve has the home take in the next frame of a rank.
+// serve has the home handle the next frame of a rank.
 func (c *cluster) serve(w *worker) { c.take(w, 0) }
 
 // take is serve with a frame that may have overtaken others.
@@ -325,7 +325,7 @@ func (c *cluster) iterationsDiffer(count uint64, ranks rankset.Set) bool {
 	return len(iters) > 1
 }
 
-// hear has a rank take in what the home told it.
+// hear has a rank handle what the home told it.
 func (c *cluster) hear(w *worker) {
 	f := w.in[0]
 	w.in = w.in[1:]

@@ -40,8 +40,8 @@ func TestTranscripts(t *testing.T) {
 //
 //	ranks N             a new job
 //	start RANK SHAPE    a rank begins its next operation; the arrival waits to be sent
-//	send RANK [AT]      the home takes in what the rank has sent, or what has overtaken that many frames of it
-//	hear RANK           the rank takes in what the home has told it
+//	send RANK [AT]      the home handles what the rank has sent, or what has overtaken that many frames of it
+//	hear RANK           the rank handles what the home has told it
 //	give-up RANK COUNT  by its own will
 //	rest                everything that waits is moved, until nothing does; then all operations must have ended
 func TestTranscriptsOfBothHalves(t *testing.T) {

@@ -41,7 +41,7 @@ func New(t *room.Tensor, copies *Copies, tuners *Tuners) *Room {
 	return x
 }
 
-// Serve takes in a request. An error is of a peer that does not keep to the protocol.
+// Serve handles a request. An error is of a peer that does not keep to the protocol.
 func (x *Room) Serve(q *room.Request) error {
 	if q.Type != wire.TypePush && q.Type != wire.TypePull {
 		return fmt.Errorf("%v of %q, a value that servers hold", q.Type, x.t.Name)

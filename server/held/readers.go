@@ -195,8 +195,8 @@ func (s *readers) answer(due func(*reader) bool, replies []reply) []reply {
 	return replies
 }
 
-// takeOut takes readers out that are not answered.
-func (s *readers) takeOut(which func(*reader) bool) (taken []reader) {
+// remove takes readers out that are not answered.
+func (s *readers) remove(which func(*reader) bool) (taken []reader) {
 	kept := s.waiting[:0]
 	for i := range s.waiting {
 		if r := &s.waiting[i]; which(r) {
@@ -209,7 +209,7 @@ func (s *readers) takeOut(which func(*reader) bool) (taken []reader) {
 	return taken
 }
 
-// live takes in who still takes part.
+// live updates who takes part.
 func (s *readers) live(live rankset.Set) []reply {
 	if live.Len() == 0 {
 		return nil
@@ -244,7 +244,7 @@ func (s *readers) waits() (since time.Time, missing rankset.Set, ok bool) {
 // stalled finds the readers of whom a warning is due, and takes those out that have waited too long.
 func (s *readers) stalled(now time.Time) (missing rankset.Set, slow, ended []reader) {
 	warning, shutdown := s.Round.StallWarning, s.Round.StallShutdown
-	ended = s.takeOut(func(r *reader) bool {
+	ended = s.remove(func(r *reader) bool {
 		switch waited := now.Sub(r.since); {
 		case r.has(wire.FlagDeclare):
 		case shutdown > 0 && waited >= shutdown:

@@ -43,7 +43,7 @@ func newValue(x *Room, part uint32) (*value, error) {
 	return v, nil
 }
 
-// push takes in a difference, or the root's value. It is added when it is whole, because only then the machine says
+// push accepts a difference, or the root's value. It is added when it is whole, because only then the machine says
 // whether it counts.
 func (v *value) push(q *room.Request) error {
 	if err := v.Fits(q); err != nil {
@@ -216,7 +216,7 @@ func (v *value) forget(rank int, seq uint64) []reader {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.state.deltas.forget(func(r int) bool { return r == rank })
-	return v.state.takeOut(func(r *reader) bool { return r.rank == rank && r.h.Seq <= seq })
+	return v.state.remove(func(r *reader) bool { return r.rank == rank && r.h.Seq <= seq })
 }
 
 func (v *value) holds() bool {

@@ -71,7 +71,7 @@ func New(r *room.Round) *Room {
 	return x
 }
 
-// Serve takes in a frame of a message. An error is of a peer that does not keep to the protocol.
+// Serve handles a frame of a message. An error is of a peer that does not keep to the protocol.
 func (x *Room) Serve(q *room.Request) error {
 	here := q.Source
 	if q.Type == wire.TypeReceive || q.Type == wire.TypeWithdraw && q.Destination == q.Rank {
@@ -247,7 +247,7 @@ func (x *Room) receive(q *room.Request) error {
 		r.answer(mailbox.Any, wire.Match{Outcome: wire.NoMemory, Room: r.bytes})
 		return nil
 	}
-	switch m, fate := x.take(r); fate {
+	switch m, fate := x.match(r); fate {
 	case mailbox.Matched:
 		return x.deliver(m, r, &m.data)
 	case mailbox.Gone:
@@ -256,8 +256,8 @@ func (x *Room) receive(q *room.Request) error {
 	return nil
 }
 
-// take finds the message that a receive takes now, or has it wait.
-func (x *Room) take(r *receive) (m *message, fate mailbox.Fate) {
+// match finds the message that a receive takes now, or has it wait.
+func (x *Room) match(r *receive) (m *message, fate mailbox.Fate) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	m, fate = x.box(int(r.h.Destination)).Receive(sourceOf(&r.h), r.h.Iteration, r.h.Seq, r)

@@ -41,7 +41,7 @@ func (t *Tensor) AnswerFlags() wire.Flags {
 	return 0
 }
 
-// NewTensor takes in what a rank says of a tensor, as far as the rooms can serve it.
+// NewTensor reads what a rank says of a tensor, as far as the rooms can serve it.
 func NewTensor(t *wire.Tensor, r *Round, s Shell) (*Tensor, error) {
 	n := &Tensor{Tensor: *t, Round: r, Shell: s, Members: rankset.Of(t.Ranks...), Type: t.DType, Reduce: t.Op, Model: r.Model}
 	n.cancelled.Store(math.MaxUint64)
@@ -124,7 +124,7 @@ func (t *Tensor) OutOfMemory(h *wire.Header, err error) {
 	t.Shell.Drop(h.Iteration)
 }
 
-// setCodec takes in how the tensor is coded.
+// setCodec sets how the tensor is coded.
 func (t *Tensor) setCodec() error {
 	c, err := codec.Parse(t.Codec)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 
 // What a key does in an elastic job that has come from a lost server: core/handover decides.
 
-// supply takes in the result of an iteration that a lost server gave to a rank.
+// supply accepts the result of an iteration that a lost server gave to a rank.
 func (k *key) supply(q *room.Request) error {
 	if err := k.supplies(q); err != nil {
 		return err

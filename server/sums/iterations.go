@@ -252,7 +252,7 @@ func (n *iterations) release(iteration uint64, s *slot) {
 	n.spare = s
 }
 
-// live takes in who still takes part.
+// live updates who takes part.
 func (n *iterations) live(live rankset.Set) []answer {
 	if live.Len() == 0 {
 		return nil

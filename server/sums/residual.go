@@ -29,7 +29,7 @@ func (k *key) state(q *room.Request) error {
 	return nil
 }
 
-// restore takes in a piece of a key's residual, as a checkpoint has it. The rank waits for the answer before it
+// restore accepts a piece of a key's residual, as a checkpoint has it. The rank waits for the answer before it
 // pushes, so that the first sum that its push closes is encoded with the residual.
 func (k *key) restore(q *room.Request) error {
 	err := k.coded(q)

@@ -87,7 +87,7 @@ func (s *slot) add(i, rank int, b []byte) {
 	}
 }
 
-// lend takes in the local worker's push, which is added where others have been. The rest is added together with the
+// lend accepts the local worker's push, which is added where others have been. The rest is added together with the
 // first of them, in one pass.
 func (s *slot) lend(rank int, tensor []byte) {
 	s.local = lent{rank, tensor}

@@ -23,7 +23,7 @@ func New(t *room.Tensor) *Room {
 	return &Room{t: t, Partitions: room.NewPartitions(func(part uint32) (*key, error) { return newKey(t, part) })}
 }
 
-// Serve takes in a request. An error is of a peer that does not keep to the protocol.
+// Serve handles a request. An error is of a peer that does not keep to the protocol.
 func (x *Room) Serve(q *room.Request) error {
 	if q.Type == wire.TypePull {
 		return fmt.Errorf("pull of %q, which is no value that servers hold", x.t.Name)

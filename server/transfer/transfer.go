@@ -46,7 +46,7 @@ func New(r *room.Round) *Room {
 // ended: in an elastic job every put is answered.
 func (x *Room) Holds() bool { return x.begun.Load() > 0 }
 
-// Serve takes in a put or a get. An error is of a peer that does not keep to the protocol.
+// Serve handles a put or a get. An error is of a peer that does not keep to the protocol.
 func (x *Room) Serve(t *room.Tensor, q *room.Request) error {
 	if q.Type == wire.TypePut {
 		return x.put(t, q)

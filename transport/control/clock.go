@@ -15,7 +15,7 @@ type clock struct {
 // askClock asks for the scheduler's clock.
 func askClock() *wire.Control { return &wire.Control{Clock: &wire.Clock{Sent: time.Now().UnixNano()}} }
 
-// heard takes in an answer. A trip counts for a percent more with each later one, since clocks drift.
+// heard accounts for an answer. A trip counts for a percent more with each later one, since clocks drift.
 func (c *clock) heard(a *wire.Clock, now int64) {
 	trip := now - a.Sent
 	if trip < 0 || a.Scheduler == 0 {

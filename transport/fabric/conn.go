@@ -257,7 +257,7 @@ func (c *conn) end() {
 		return
 	}
 	c.over = true
-	c.takeBack(len(c.sources))
+	c.endLoans(len(c.sources))
 	if c.reading || c.pull.region != nil {
 		time.AfterFunc(c.patience, func() {
 			c.mu.Lock()

@@ -181,6 +181,6 @@ func (c *conn) returned(m message) {
 		c.fail(fmt.Errorf("the peer returns %d messages and %d offers, more than it got", m.messages, m.sources))
 		return
 	}
-	c.takeBack(m.sources)
+	c.endLoans(m.sources)
 	c.stir()
 }

@@ -202,8 +202,8 @@ func (c *conn) pause() error {
 	return nil
 }
 
-// takeBack ends the loan of the first n sources.
-func (c *conn) takeBack(n int) {
+// endLoans ends the loan of the first n sources.
+func (c *conn) endLoans(n int) {
 	for _, s := range c.sources[:n] {
 		if s.own {
 			s.hide()
