@@ -10,6 +10,8 @@ FUZZ_TIME ?= 5s
 # Of fuzz-long: how many inputs in all, and the most seconds it may take.
 FUZZ_INPUTS    ?= 100000000
 FUZZ_LONG_TIME ?= 21600
+# Of soak: how many jobs.
+ROUNDS ?= 1000
 BENCH     ?=
 
 VENV := .venv
@@ -28,7 +30,7 @@ SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null)
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-go test-fuzz fuzz-long test-python test-torch-distributed test-frameworks bench bench-step chart bench-builds bench-links bench-overlap results wheel lint format clean
+.PHONY: help setup train test test-go test-fuzz soak fuzz-long test-python test-torch-distributed test-frameworks bench bench-step chart bench-builds bench-links bench-overlap results wheel lint format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -50,10 +52,15 @@ test-go: $(VENV)/.tools
 	go vet -tags invariants ./...
 	go test -race -tags invariants -timeout 60m ./jobtest ./...
 	go test ./core/condition -run RandomSchedules -schedules 1000000
+	go test ./jobtest -run ComeToGrief -upheavals 50 -parallel 8
 	go test -run 'Garbage|NoMemory|Allocat' ./jobtest ./server/sums ./transport/fabric ./core/agreement ./core/condition ./core/codec
 
 test-fuzz: $(VENV)/.tools
 	.ci/fuzz $(FUZZ_TIME)
+
+## make soak         processes of elastic jobs are killed, stopped and cut off at random moments: $ROUNDS jobs, and how long the others paused
+soak: $(VENV)/.tools
+	go test ./jobtest -run ComeToGrief -upheavals $(ROUNDS) -parallel 8 -timeout 3h -v | grep -v '^ *=== '
 
 ## make fuzz-long    fuzz targets in turns of a minute: $FUZZ_INPUTS inputs in all, for $FUZZ_LONG_TIME seconds at most
 fuzz-long: $(VENV)/.tools

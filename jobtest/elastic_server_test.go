@@ -3,7 +3,6 @@ package jobtest_test
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -238,62 +237,4 @@ func TestCodedSumsGoOnWithoutALostServer(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestKilledServersOfAnElasticJobHoldNobody: servers, and workers beside them, are killed or stopped at random steps, some at once; all others end well,
-// with the same bits as the reference that has the same members.
-func TestKilledServersOfAnElasticJobHoldNobody(t *testing.T) {
-	var pauses []float64
-	for seed := range uint64(3) {
-		if race && seed > 0 {
-			break
-		}
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			random := rand.New(rand.NewPCG(seed, 13))
-			ranks, servers := 3+random.IntN(2), 2+random.IntN(2)
-			m := jobtest.NewMeans(random, ranks, 20000+random.IntN(60000), 80, servers)
-			m.Lost, m.Heirs = m.Lost[:random.IntN(2)], true
-			f := jobtest.LaunchFleet(t, ranks, servers, append(m.Env(), "PACELINE_PEER_TIMEOUT=2")...)
-			var victims []*jobtest.Process
-			for _, i := range random.Perm(servers)[:1+random.IntN(servers-1)] {
-				victims = append(victims, f.Servers[i])
-			}
-			for _, rank := range m.Lost {
-				victims = append(victims, f.Workers[rank])
-			}
-			random.Shuffle(len(victims), func(i, k int) { victims[i], victims[k] = victims[k], victims[i] })
-			stops := random.IntN(4) == 0 // the first of them, for good
-			due := 1 + random.IntN(20)
-			for rank, w := range f.Workers {
-				for more := !slices.Contains(m.Lost, rank); more; {
-					for len(victims) > 0 && len(m.Results[rank]) >= due { // by the first survivor's steps
-						if v := victims[0]; stops {
-							v.Stop()
-						} else {
-							v.Kill()
-						}
-						stops, victims = false, victims[1:]
-						due += random.IntN(2) * random.IntN(20) // or at once
-					}
-					line, ok := w.Line(jobtest.Hang)
-					if !ok {
-						t.Fatalf("rank %d ended without a word, without ranks %v", rank, m.Lost)
-					}
-					longest, goesOn, err := m.Heard(rank, line)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if more = goesOn; !more {
-						pauses = append(pauses, longest)
-					}
-				}
-			}
-			if err := m.Check(); err != nil {
-				t.Errorf("%d ranks, without ranks %v: %v", ranks, m.Lost, err)
-			}
-		})
-	}
-	if slices.Sort(pauses); len(pauses) > 0 {
-		t.Logf("the longest step of each survivor: median %.3f s, most %.3f s", pauses[len(pauses)/2], pauses[len(pauses)-1])
-	}
 }

@@ -20,6 +20,8 @@ type Fleet struct {
 	Workers   []*Process // by rank; nil for one that the test has ended
 
 	t       testing.TB
+	before  []string // what starts the scheduler's process elsewhere than here
+	env     []string
 	address string // of the scheduler
 }
 
@@ -34,9 +36,8 @@ func StartFleet(t testing.TB, workers, servers int, env ...string) *Fleet {
 // LaunchFleet is StartFleet without the wait.
 func LaunchFleet(t testing.TB, workers, servers int, env ...string) *Fleet {
 	t.Helper()
-	f := &Fleet{t: t}
-	f.Scheduler = startProcess(t, nil, "scheduler", append(env, listenAt+"=127.0.0.1:0")...)
-	f.address = strings.TrimPrefix(f.Scheduler.Says("listens", Hang), "listens ")
+	f := &Fleet{t: t, env: env}
+	f.startScheduler("127.0.0.1:0")
 	f.start(workers, servers, append(env, "PACELINE_SCHEDULER="+f.address))
 	return f
 }
@@ -44,9 +45,8 @@ func LaunchFleet(t testing.TB, workers, servers int, env ...string) *Fleet {
 // StartPhasedFleet starts a job whose nodes wait at each phase, the first time before init.
 func StartPhasedFleet(t testing.TB, workers, servers int, env ...string) *Fleet {
 	t.Helper()
-	f := &Fleet{t: t}
-	f.Scheduler = startProcess(t, nil, "scheduler", append(env, listenAt+"=127.0.0.1:0")...)
-	f.address = strings.TrimPrefix(f.Scheduler.Says("listens", Hang), "listens ")
+	f := &Fleet{t: t, env: env}
+	f.startScheduler("127.0.0.1:0")
 	f.start(workers, servers, append(env, "PACELINE_SCHEDULER="+f.address, phased+"=1"))
 	return f
 }
@@ -119,8 +119,13 @@ func (f *Fleet) start(workers, servers int, common []string) {
 func (f *Fleet) RestartScheduler() {
 	f.t.Helper()
 	f.Scheduler.Kill()
-	f.Scheduler = startProcess(f.t, nil, "scheduler", listenAt+"="+f.address)
-	f.Scheduler.Says("listens", Hang)
+	f.startScheduler(f.address)
+}
+
+func (f *Fleet) startScheduler(address string) {
+	f.t.Helper()
+	f.Scheduler = startProcess(f.t, f.before, "scheduler", append(slices.Clone(f.env), listenAt+"="+address)...)
+	f.address = strings.TrimPrefix(f.Scheduler.Says("listens", Hang), "listens ")
 }
 
 // Steps waits until every worker has made progress.

@@ -1,10 +1,12 @@
 package jobtest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"strings"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 )
@@ -20,19 +22,29 @@ func (h *Hosts) host(i int) string { return fmt.Sprint(h.name, "-", i) }
 
 func (h *Hosts) hub() string { return h.name + "-hub" }
 
+// CanMakeHosts is why MakeHosts skips its test, nil where it does not.
+var CanMakeHosts = sync.OnceValue(func() error {
+	if os.Geteuid() != 0 {
+		return errors.New("network namespaces need root")
+	}
+	if _, err := exec.LookPath("ip"); err != nil {
+		return errors.New("network namespaces need the command ip, from the package iproute2")
+	}
+	name := fmt.Sprintf("pl-%d", os.Getpid())
+	if out, err := exec.Command("ip", "netns", "add", name).CombinedOutput(); err != nil {
+		return fmt.Errorf("no network namespaces here: %s", out)
+	}
+	return exec.Command("ip", "netns", "del", name).Run()
+})
+
 // MakeHosts makes n hosts, and removes them with the test.
 func MakeHosts(t testing.TB, n int) *Hosts {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
-	if _, err := exec.LookPath("ip"); err != nil {
-		t.Skip("network namespaces need the command ip, from the package iproute2")
+	if why := CanMakeHosts(); why != nil {
+		t.Skip(why)
 	}
 	h := &Hosts{t, fmt.Sprintf("pl-%d-%d", os.Getpid(), time.Now().UnixNano()%1e6)}
-	if out, err := exec.Command("ip", "netns", "add", h.hub()).CombinedOutput(); err != nil {
-		t.Skipf("no network namespaces here: %s", out)
-	}
+	h.ip("netns", "add", h.hub())
 	t.Cleanup(func() { h.ip("netns", "del", h.hub()) })
 	h.ip("-n", h.hub(), "link", "add", "br0", "type", "bridge")
 	h.ip("-n", h.hub(), "addr", "add", "10.97.0.254/24", "dev", "br0")
@@ -63,18 +75,26 @@ func (h *Hosts) inside(namespace string) []string { return []string{"ip", "netns
 // Unplug takes the link of a host down. No process is told.
 func (h *Hosts) Unplug(i int) { h.ip("-n", h.hub(), "link", "set", fmt.Sprint("port", i), "down") }
 
-// Fleet starts a job of one worker on each of n hosts and a server on each of the next. The scheduler
-// is at the switch. Peers are lost after 3 s of silence.
+// Replug ends Unplug.
+func (h *Hosts) Replug(i int) { h.ip("-n", h.hub(), "link", "set", fmt.Sprint("port", i), "up") }
+
+// hostTimeout is how long the peers of a job over several hosts may be silent.
+const hostTimeout = 3 * time.Second
+
+// Fleet starts a job of one worker on each of n hosts and a server on each of the next, and waits until it trains. The scheduler is at the switch.
 func (h *Hosts) Fleet(n, servers int) *Fleet {
 	h.t.Helper()
-	f := &Fleet{t: h.t}
-	const timeouts = "PACELINE_PEER_TIMEOUT=3s"
-	f.Scheduler = startProcess(h.t, h.inside(h.hub()), "scheduler", listenAt+"=10.97.0.254:0", timeouts)
-	f.address = strings.TrimPrefix(f.Scheduler.Says("listens", Hang), "listens ")
-	common := []string{timeouts, "PACELINE_SCHEDULER=" + f.address, fmt.Sprint("PACELINE_SIZE=", n), fmt.Sprint("PACELINE_NUM_SERVERS=", servers)}
-	if servers > 0 {
-		common = append(common, "PACELINE_SERVERS=both")
-	}
+	f := h.Launch(n, servers, "PACELINE_SERVERS=both")
+	f.Steps()
+	return f
+}
+
+// Launch is Fleet without the wait.
+func (h *Hosts) Launch(n, servers int, env ...string) *Fleet {
+	h.t.Helper()
+	f := &Fleet{t: h.t, before: h.inside(h.hub()), env: append(env, fmt.Sprint("PACELINE_PEER_TIMEOUT=", hostTimeout))}
+	f.startScheduler("10.97.0.254:0")
+	common := append(slices.Clone(f.env), "PACELINE_SCHEDULER="+f.address, fmt.Sprint("PACELINE_SIZE=", n), fmt.Sprint("PACELINE_NUM_SERVERS=", servers))
 	for i := range servers {
 		f.Servers = append(f.Servers, startProcess(h.t, h.inside(h.host(n+i)), "server", append(common, "PACELINE_HOST="+h.host(n+i))...))
 	}
@@ -82,6 +102,5 @@ func (h *Hosts) Fleet(n, servers int) *Fleet {
 		f.Workers = append(f.Workers, startProcess(h.t, h.inside(h.host(rank)), "worker",
 			append(common, fmt.Sprint("PACELINE_RANK=", rank), "PACELINE_HOST="+h.host(rank))...))
 	}
-	f.Steps()
 	return f
 }

@@ -3,6 +3,7 @@ package jobtest
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -210,9 +211,7 @@ func startProcess(t testing.TB, before []string, role string, env ...string) *Pr
 
 // Kill ends the process at once, without a goodbye.
 func (p *Process) Kill() {
-	if err := p.cmd.Process.Kill(); err != nil {
-		p.t.Error(err)
-	}
+	p.signal(syscall.SIGKILL)
 	<-p.ended
 }
 
@@ -233,7 +232,7 @@ func (p *Process) Terminate() { p.signal(syscall.SIGTERM) }
 func (p *Process) Continue() { p.signal(syscall.SIGCONT) }
 
 func (p *Process) signal(s syscall.Signal) {
-	if err := p.cmd.Process.Signal(s); err != nil {
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		p.t.Error(err)
 	}
 }
@@ -268,6 +267,9 @@ func (p *Process) Line(within time.Duration) (line string, ok bool) {
 		return "", false
 	}
 }
+
+// Backlog is how many lines the process has printed that Line has not returned.
+func (p *Process) Backlog() int { return len(p.lines) }
 
 // Failure is the error that the process ends with, "" where it ends well.
 func (p *Process) Failure(within time.Duration) string {

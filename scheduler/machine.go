@@ -68,6 +68,7 @@ type Machine struct {
 	forming       []*peer          // workers that wait for the next round, in the order in which they came
 	pool          []*peer          // dedicated servers, in the order in which they came
 	rounds        []*round         // that have workers left, oldest first
+	over          []uint64         // numbers of rounds that have ended, the latest last: who was lost may come back later
 	next          uint64           // number of the next round
 	dedicated     int              // servers that the last round waited for
 	queries       []*query         // for reports that have not all come

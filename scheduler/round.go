@@ -101,6 +101,7 @@ func (m *Machine) shrunk(r *round) {
 		m.release(p)
 	}
 	m.rounds = slices.DeleteFunc(m.rounds, func(q *round) bool { return q == r })
+	m.over = append(m.over[max(len(m.over)+1-limits.MaxRoundsOver, 0):], r.epoch.Round)
 	m.info("the round of %d workers is over", len(r.workers))
 }
 
@@ -156,6 +157,10 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 // restore handles a worker of a round that this scheduler does not know.
 func (m *Machine) restore(l *line, c *wire.Control) {
 	n, known := &c.Register.Node, &c.Register.Known.Roster
+	if slices.Contains(m.over, known.Round) {
+		m.refuse(l, c.ID, fmt.Sprintf("%s comes back too late: the others have gone on without it, and ended", name(n)))
+		return
+	}
 	if !slices.ContainsFunc(m.rounds, func(r *round) bool { return r.epoch.Round == known.Round }) {
 		var r *round
 		e, err := control.EpochOf(known)

@@ -79,6 +79,8 @@ const (
 	MaxRunFile = 64 << 10
 	// MaxQueries bounds the observers who wait for the status of a job at the same time.
 	MaxQueries = 64
+	// MaxRoundsOver is how many rounds a scheduler remembers that have ended.
+	MaxRoundsOver = 1024
 	// MaxHandles bounds the operations that one worker can have in flight.
 	MaxHandles = 1 << 20
 	// MaxBatched bounds the number of frames in a batch.

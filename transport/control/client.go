@@ -231,6 +231,9 @@ func (c *Client) adopt(line *Line) bool {
 		c.resume = c.lastID
 		first = append(first, &wire.Control{ID: c.resume, Register: &r})
 	}
+	for _, l := range c.memory.lost {
+		first = append(first, &wire.Control{Lost: &l})
+	}
 	for _, id := range slices.Sorted(maps.Keys(c.pending)) {
 		first = append(first, c.pending[id].message(id))
 	}

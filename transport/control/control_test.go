@@ -11,6 +11,8 @@ import (
 	"github.com/valyala/bytebufferpool"
 	"go.uber.org/goleak"
 
+	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
@@ -87,6 +89,64 @@ func TestARequestIsRepeatedOnTheNextLineAndKeepsItsDeadline(t *testing.T) {
 		if got, err := c.Status(ctx); err != nil || got.State != "forming" {
 			t.Errorf("status: %v, %v", got, err)
 		}
+		c.Close()
+		<-served
+	})
+}
+
+// TestALossIsReportedOnEveryLineUntilAnEpochIsWithoutThePeer: the line may break before the scheduler has read the report.
+func TestALossIsReportedOnEveryLineUntilAnEpochIsWithoutThePeer(t *testing.T) {
+	pair(t, func(t *testing.T, l transport.Listener, node transport.Transport, _ *transporttest.Network) {
+		roster := wire.Roster{Round: 7, Elastic: true, Workers: []wire.Node{{Role: wire.RoleWorker, Session: 1}}, Servers: []wire.Node{
+			{Role: wire.RoleServer, Session: 2, Addresses: address.List{{Kind: "tcp", At: "a:1"}}}, {Role: wire.RoleServer, Rank: 1, Session: 3, Addresses: address.List{{Kind: "tcp", At: "b:1"}}},
+		}}
+		gone := wire.Lost{Role: wire.RoleServer, Rank: 1, Why: "it ended our connection"}
+		epochs := make(chan *membership.Epoch, 2)
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			conn := accept(t, l)
+			Send(conn, wire.TypeControl, wire.Control{ID: next(t, conn).ID, Roster: &roster})
+			for range 2 { // what arrives is lost with the line, and comes again
+				if m := next(t, conn); m.Lost == nil || *m.Lost != gone {
+					t.Errorf("want the loss, got %+v", m)
+				}
+				conn.Close()
+				conn = accept(t, l)
+				if m := next(t, conn); m.Register == nil {
+					t.Errorf("want a registration, got %+v", m)
+				}
+			}
+			if m := next(t, conn); m.Lost == nil || *m.Lost != gone {
+				t.Errorf("want the loss again, got %+v", m)
+			}
+			without := roster
+			without.Epoch, without.Gone = 1, []wire.Lost{gone}
+			Send(conn, wire.TypeControl, wire.Control{Roster: &without})
+			<-epochs
+			conn.Close()
+			conn = accept(t, l)
+			if m := next(t, conn); m.Register == nil {
+				t.Errorf("want a registration, got %+v", m)
+			}
+			if m := next(t, conn); !m.Bye {
+				t.Errorf("want a goodbye, got %+v", m)
+			}
+			conn.Close()
+		}()
+		c, err := Dial(t.Context(), Config{Transport: node, Address: "scheduler:1", OnRoster: func(e *membership.Epoch) {
+			if e.Number > 0 {
+				epochs <- e
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Register(t.Context(), wire.Register{Node: roster.Workers[0]}); err != nil {
+			t.Fatal(err)
+		}
+		c.ReportLost(gone)
+		time.Sleep(time.Minute) // virtual
 		c.Close()
 		<-served
 	})

@@ -16,7 +16,8 @@ type memory struct {
 	roster   *wire.Roster          // of the latest epoch
 	tensors  map[string][]declared // by process set and name
 	sets     map[uint32]wire.ProcessSet
-	calls    uint64 // on process sets, answered or given up
+	calls    uint64      // on process sets, answered or given up
+	lost     []wire.Lost // what this node has reported, until an epoch is without it: the line may have broken before
 }
 
 type declared struct {
@@ -32,7 +33,11 @@ func newMemory() memory {
 // request is nil where it was given up meanwhile, or where there was none.
 func (k *memory) learn(r *request, m *wire.Control) (fresh bool) {
 	if m.Roster != nil && (k.roster == nil || k.roster.Round != m.Roster.Round || k.roster.Epoch != m.Roster.Epoch) {
+		if k.roster == nil || k.roster.Round != m.Roster.Round {
+			k.lost = nil
+		}
 		k.roster = m.Roster
+		k.lost = slices.DeleteFunc(k.lost, func(l wire.Lost) bool { return slices.ContainsFunc(k.roster.Gone, l.Same) })
 		fresh = true
 	}
 	if r == nil {
@@ -65,6 +70,13 @@ func (k *memory) declared(t wire.Tensor, p wire.Placed) {
 	k.tensors[key] = append(slices.DeleteFunc(k.tensors[key], func(d declared) bool {
 		return d.placed.ID == p.ID || d.tensor.Generation < t.Generation
 	}), declared{t, p})
+}
+
+// reports adds a loss that this node reports.
+func (k *memory) reports(l wire.Lost) {
+	if !slices.ContainsFunc(k.lost, l.Same) {
+		k.lost = append(k.lost, l)
+	}
 }
 
 func (k *memory) removed(set uint32) {

@@ -174,9 +174,14 @@ func (c *Client) Seat(ctx context.Context, s wire.Seat) (wire.Seat, error) {
 	return *m.Seat, nil
 }
 
-// ReportLost tells the scheduler that this node has lost a peer; it tells all others. Without a
-// line the report is dropped: the scheduler detects the loss itself.
-func (c *Client) ReportLost(lost wire.Lost) { c.push(&wire.Control{Lost: &lost}) }
+// ReportLost tells the scheduler that this node has lost a peer; it tells all others. Where the line breaks, the next one has the
+// report too, until an epoch is without the peer: the scheduler may see no fault of the peer by itself.
+func (c *Client) ReportLost(lost wire.Lost) {
+	c.mu.Lock()
+	c.memory.reports(lost)
+	c.mu.Unlock()
+	c.push(&wire.Control{Lost: &lost})
+}
 
 // push sends a message that has no answer, where there is a line.
 func (c *Client) push(m *wire.Control) {

@@ -163,6 +163,9 @@ type Lost struct {
 	Drained bool `json:"drained,omitempty"`
 }
 
+// Same reports whether two losses are of one peer.
+func (l Lost) Same(other Lost) bool { return l.Role == other.Role && l.Rank == other.Rank }
+
 // Node is one member of the job.
 type Node struct {
 	Role      Role         `json:"role"`
