@@ -8,10 +8,12 @@ import hashlib
 import sys
 import time
 
-import keras
+import tensorflow as tf
 from tensorflow_digits import digits, network
 
 import paceline.keras as hvd
+
+keras = tf.keras  # Keras 2 or 3, as TensorFlow has it
 
 
 def main():

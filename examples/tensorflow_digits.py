@@ -64,7 +64,7 @@ def main():
         with tf.GradientTape() as tape:
             loss = loss_of(y, model(x, training=True))
         gradients = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))  # noqa: B905, which tf.function of TensorFlow 2.12 lacks
         return loss
 
     steps = len(images) // (args.batch_size * hvd.size())

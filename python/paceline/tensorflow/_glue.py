@@ -66,4 +66,12 @@ def _let_run_in_any_order() -> None:
         auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = frozenset(known) | frozenset(ours)
 
 
+def _keep_from_autograph() -> None:
+    """Has tf.function call this package as it is: rewriting its code into graphs would only cost time."""
+    from tensorflow.python.autograph.core import config
+
+    config.CONVERSION_RULES = (config.DoNotConvert("paceline"), *config.CONVERSION_RULES)
+
+
 _let_run_in_any_order()
+_keep_from_autograph()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -10,25 +11,39 @@ from paceline.common.engine import engine
 from paceline.common.operators import Sum
 from paceline.tensorflow.mpi_ops import allreduce
 
+# Keras 3 calls _moments(inputs, mask), Keras 2 _moments(inputs, reduction_axes, keep_dims, mask=None).
+_takes_masks_alone = "reduction_axes" not in inspect.signature(tf.keras.layers.BatchNormalization._moments).parameters
+
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """keras.layers.BatchNormalization with the statistics of all ranks' batches together.
 
-    The batches may have different sizes. Masks and `renorm` are not taken: ValueError.
+    The batches may have different sizes. Masks, `renorm` and several axes are not
+    taken: ValueError.
     """
 
-    def _moments(self, inputs: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        if options.get("renorm") or options.get("virtual_batch_size"):
+            raise ValueError("SyncBatchNormalization takes no renorm and no virtual_batch_size")
+        if not _takes_masks_alone:
+            options["fused"] = False  # a kernel that computes the moments of this rank's batch
+        super().__init__(*args, **options)
+
+    def _moments(self, inputs: Any, *how: Any, **options: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        mask = options.get("mask", how[0] if how and _takes_masks_alone else None)
         if not engine.is_initialized() or engine.size() == 1:
-            return super()._moments(inputs, mask)
+            return super()._moments(inputs, *how, **options)
         if mask is not None:
             raise ValueError("SyncBatchNormalization takes no mask")
         x = tf.cast(inputs, tf.float32) if inputs.dtype in (tf.float16, tf.bfloat16) else tf.convert_to_tensor(inputs)
-        axes = [i for i in range(x.shape.rank) if i != self.axis % x.shape.rank]
-        values = tf.cast(tf.size(x) / tf.shape(x)[self.axis], x.dtype)
+        (axis,) = self.axis if isinstance(self.axis, (list, tuple)) else [self.axis]
+        axis %= x.shape.rank
+        axes = [i for i in range(x.shape.rank) if i != axis]
+        values = tf.cast(tf.size(x) / tf.shape(x)[axis], x.dtype)
         total = allreduce(tf.concat([[values], tf.reduce_sum(x, axes)], 0), op=Sum)
         mean = total[1:] / total[0]
         shape = [1] * x.shape.rank
-        shape[self.axis] = x.shape[self.axis]
+        shape[axis] = x.shape[axis]
         squares = tf.reduce_sum(tf.square(x - tf.reshape(mean, shape)), axes)
         variance = allreduce(squares, op=Sum) / total[0]
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)

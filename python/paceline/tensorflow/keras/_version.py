@@ -1,15 +1,57 @@
-"""Checks the installed Keras, at import."""
+"""Keras as TensorFlow hands it on, of either generation: what the rest of the package need not tell apart."""
 
 from __future__ import annotations
 
-import keras
+from collections.abc import Iterable
+from typing import Any
 
-if int(keras.__version__.partition(".")[0]) < 3:
-    raise ImportError(
-        f"paceline.keras cannot use Keras {keras.__version__}: it needs Keras 3, "
-        "which comes with TensorFlow 2.16 and newer"
-    )
-if keras.backend.backend() != "tensorflow":
+import tensorflow as tf
+
+keras = tf.keras
+
+VERSION = str(getattr(keras, "__version__", tf.__version__))
+SUPPORTED = "Keras 2.12 to 2.15 with TensorFlow of the same numbers, and Keras 3 with TensorFlow 2.16 and newer"
+
+# Keras 2 has optimizers of two kinds, and Keras 3 one.
+KERAS_3 = int(VERSION.partition(".")[0]) >= 3
+
+
+def _optimizers() -> tuple[type, ...]:
+    known = [keras.optimizers.Optimizer]
+    if not KERAS_3:
+        known.append(keras.optimizers.legacy.Optimizer)
+    for kind in known:
+        if not hasattr(kind, "apply" if KERAS_3 else "apply_gradients"):
+            raise AttributeError(f"{kind.__name__} applies its gradients in another way")
+    return tuple(known)
+
+
+try:
+    OPTIMIZERS = _optimizers()
+except AttributeError as e:
+    raise ImportError(f"paceline.keras cannot use Keras {VERSION}: {e}. It is made for {SUPPORTED}") from None
+if KERAS_3 and keras.backend.backend() != "tensorflow":
     raise ImportError(
         f"paceline.keras cannot use Keras's backend {keras.backend.backend()!r}: set KERAS_BACKEND=tensorflow"
     )
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer: its iterations, learning rate and slots, as far as they exist."""
+    if optimizer is None:
+        return []
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+def build(optimizer: Any, variables: Iterable[Any]) -> None:
+    """Makes an optimizer's slots for the variables, unless it has them. Also within tf.function."""
+    if KERAS_3:
+        if not optimizer.built:
+            optimizer.build(list(variables))
+        return
+    with tf.init_scope():
+        if isinstance(optimizer, OPTIMIZERS[1]):
+            optimizer._create_all_weights(list(variables))
+        elif not getattr(optimizer, "_built", False):
+            optimizer.build(list(variables))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from paceline.common.engine import engine
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.tensorflow.functions import broadcast_variables
+from paceline.tensorflow.keras._version import build, keras, variables_of
 from paceline.tensorflow.mpi_ops import allreduce
 
 
@@ -30,9 +29,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """Broadcasts if the model is built."""
         self.broadcast_done = False
         if self.model.built:
-            optimizer = self.model.optimizer
-            if optimizer is not None and not optimizer.built:
-                optimizer.build(self.model.trainable_variables)
+            if self.model.optimizer is not None:
+                build(self.model.optimizer, self.model.trainable_variables)
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -41,8 +39,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        optimizer = self.model.optimizer
-        variables = [*self.model.variables, *(optimizer.variables if optimizer is not None else ())]
+        variables = [*self.model.variables, *variables_of(self.model.optimizer)]
         unique = {id(v): v for v in variables if id(v) not in self._local}
         broadcast_variables(unique.values(), self.root_rank)
         self.broadcast_done = True
@@ -68,7 +65,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     multiplier: a number, or a function of the epoch. staircase: once per epoch; otherwise before each batch, and the
     function gets fractions of epochs. steps_per_epoch: batches of an epoch, where Keras does not know.
-    momentum_correction: Horovod's, without effect: Keras 3's momentum is a constant of the compiled step.
+    momentum_correction: Horovod's, without effect: Keras's momentum is a constant of the compiled step.
     """
 
     def __init__(

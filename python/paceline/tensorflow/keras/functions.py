@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from paceline.common.operators import Average
 from paceline.tensorflow import mpi_ops
 from paceline.tensorflow.compression import Compression
+from paceline.tensorflow.keras._version import KERAS_3, keras
 from paceline.tensorflow.keras.optimizer import DistributedOptimizer
 
 
@@ -69,5 +69,6 @@ def load_model(
     model = keras.models.load_model(filepath, custom_objects=known)
     if getattr(model, "optimizer", None) is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
-        model.jit_compile = False
+        if KERAS_3:
+            model.jit_compile = False
     return model

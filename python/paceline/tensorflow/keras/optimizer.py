@@ -1,38 +1,52 @@
-"""DistributedOptimizer for Keras 3."""
+"""DistributedOptimizer for Keras."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-import keras
-from keras.src.trainers import trainer
 
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.tensorflow.compression import Compression
 from paceline.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from paceline.tensorflow.gradients import Reduction, local_variables
+from paceline.tensorflow.keras._version import KERAS_3, OPTIMIZERS, VERSION, build, variables_of
 
 
 class Distributed:
-    """Stands before the wrapped optimizer's class."""
+    """Stands before the wrapped optimizer's class. Its kinds override what applies gradients in their Keras."""
 
     _paceline_reduction: Reduction
     _paceline_passes: LocalGradientAggregationHelper | None
 
+    def _paceline_apply(self, grads: Sequence[Any], variables: Sequence[Any], apply: Callable[[Any], Any]) -> Any:
+        """Reduces the gradients over all ranks, and applies them."""
+        if self._paceline_passes is None:
+            return apply(self._paceline_reduction(grads, variables))
+        build(self, variables)  # here, because a branch of tf.cond makes no variables
+        reduced = self._paceline_passes.compute_gradients(grads, variables)
+        return self._paceline_passes.apply_gradients(lambda: apply(reduced), self)
+
+
+class _OfKeras3(Distributed):
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Reduces the gradients over all ranks, and applies them."""
-        given = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
-        variables = list(given)
-        if self._paceline_passes is None:
-            return super().apply(self._paceline_reduction(grads, variables), trainable_variables)  # type: ignore[misc]
-        if not self.built:  # type: ignore[has-type]
-            self.build(variables)  # type: ignore[attr-defined]
-            self.built = True
-        reduced = self._paceline_passes.compute_gradients(grads, variables)
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
         apply = super().apply  # type: ignore[misc]
-        return self._paceline_passes.apply_gradients(lambda: apply(reduced, trainable_variables), self)
+        return self._paceline_apply(grads, list(variables), lambda reduced: apply(reduced, trainable_variables))
+
+
+class _OfKeras2(Distributed):
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
+        """Reduces the gradients over all ranks, and applies them."""
+        pairs = list(grads_and_vars)
+        variables = [v for _, v in pairs]
+        apply = super().apply_gradients  # type: ignore[misc]
+        return self._paceline_apply(
+            [g for g, _ in pairs],
+            variables,
+            lambda reduced: apply(list(zip(reduced, variables, strict=True)), *args, **kwargs),
+        )
 
 
 def DistributedOptimizer(
@@ -65,24 +79,44 @@ def DistributedOptimizer(
     if isinstance(optimizer, Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     kind = type(optimizer)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ValueError(f"expected an optimizer of Keras 3, got {kind.__module__}.{kind.__name__}")
+    if not isinstance(optimizer, OPTIMIZERS):
+        raise ValueError(f"expected an optimizer of Keras {VERSION}, got {kind.__module__}.{kind.__name__}")
     reduction = Reduction(
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
         scale_local_gradients,
     )  # fmt: skip
-    derived: Any = type(kind.__name__, (Distributed, kind), {"__module__": kind.__module__})
-    wrapped = derived.from_config(optimizer.get_config() | ({"name": name} if name else {}))
-    if optimizer.built:
-        wrapped.build(optimizer._trainable_variables)
-        for to, value in zip(wrapped.variables, optimizer.variables, strict=True):
-            to.assign(value)
+    wrapped = _wrapped_3(optimizer, name) if KERAS_3 else _wrapped_2(optimizer, name)
     wrapped._paceline_reduction = reduction
     wrapped._paceline_passes = None
     if backward_passes_per_step != 1:
         wrapped._paceline_passes = LocalGradientAggregationHelper(
             backward_passes_per_step, reduction, sparse_as_dense, average_aggregated_gradients
         )
+    return wrapped
+
+
+def _derived(base: type, kind: type) -> Any:
+    return type(kind.__name__, (base, kind), {"__module__": kind.__module__})
+
+
+def _wrapped_3(optimizer: Any, name: str | None) -> Any:
+    """An optimizer of Keras 3: its trackers belong to the object, so there is another one, with the same state."""
+    derived = _derived(_OfKeras3, type(optimizer))
+    wrapped = derived.from_config(optimizer.get_config() | ({"name": name} if name else {}))
+    if optimizer.built:
+        wrapped.build(optimizer._trainable_variables)
+        for to, value in zip(variables_of(wrapped), variables_of(optimizer), strict=True):
+            to.assign(value)
+    return wrapped
+
+
+def _wrapped_2(optimizer: Any, name: str | None) -> Any:
+    """An optimizer of Keras 2, which shares its state with the given one."""
+    derived = _derived(_OfKeras2, type(optimizer))
+    wrapped = object.__new__(derived)
+    wrapped.__dict__.update(optimizer.__dict__)
+    if name:
+        wrapped._name = name
     return wrapped
 
 
@@ -93,12 +127,22 @@ def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = 
     return wrapped
 
 
-_model_supports_jit = trainer.model_supports_jit
+def _keep_from_xla() -> None:
+    """Keras 3's choice for jit_compile="auto": not with a DistributedOptimizer. Keras 2 compiles only when told so."""
+    from keras.src.trainers import trainer
+
+    supports = trainer.model_supports_jit
+
+    def supports_jit(model: Any) -> bool:
+        return not isinstance(getattr(model, "optimizer", None), Distributed) and supports(model)
+
+    trainer.model_supports_jit = supports_jit
 
 
-def _supports_jit(model: Any) -> bool:
-    """Keras's choice for jit_compile="auto": not with a DistributedOptimizer."""
-    return not isinstance(getattr(model, "optimizer", None), Distributed) and _model_supports_jit(model)
-
-
-trainer.model_supports_jit = _supports_jit
+if KERAS_3:
+    try:
+        _keep_from_xla()
+    except (ImportError, AttributeError) as e:
+        raise ImportError(
+            f"paceline.keras cannot use Keras {VERSION}, whose models choose XLA in another way: {e}"
+        ) from None

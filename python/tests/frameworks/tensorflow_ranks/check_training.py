@@ -1,12 +1,14 @@
 """Training with the tape and with Keras: the numbers are those of one process with the batches of all ranks."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import paceline.keras as hvd_keras
 import paceline.tensorflow as hvd
+
+keras = tf.keras
+KERAS_3 = hasattr(keras.optimizers.Optimizer, "apply")
 
 STEPS, ROWS = 6, 8
 
@@ -35,7 +37,7 @@ def by_tape(model, optimizer, data, wrap=lambda tape: tape, graph=True):
         with tf.GradientTape() as tape:
             loss = LOSS(y, model(x, training=True))
         gradients = wrap(tape).gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))  # noqa: B905, which tf.function of TensorFlow 2.12 lacks
 
     step = tf.function(step) if graph else step
     for x, y in data:
@@ -154,6 +156,23 @@ def test_codecs_train(rank, size, compression):
     assert_same_on_all_ranks(trained)
 
 
+@pytest.mark.skipif(KERAS_3, reason="Keras 3 has one kind of optimizers")
+@pytest.mark.parametrize("passes", [1, 2])
+def test_legacy_optimizers_of_keras_2(rank, size, passes):
+    legacy = keras.optimizers.legacy
+    wanted = fit(compiled(legacy.Adam(0.01)), batches(size), rows=ROWS * size)
+    optimizer = hvd_keras.DistributedOptimizer(
+        legacy.Adam(0.01), backward_passes_per_step=passes, average_aggregated_gradients=True
+    )
+    model = compiled(optimizer)
+    broadcast = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    trained = fit(model, part(batches(size), rank, passes), [broadcast], rows=ROWS // passes)
+    if passes == 1:
+        assert_equal(trained, wanted, 1e-5)
+    assert_same_on_all_ranks(trained)
+    assert int(optimizer.iterations) == passes * STEPS
+
+
 def test_metrics_are_averages_of_the_ranks(rank, size):
     logs = {"loss": rank + 1.0, "accuracy": 0.5, "text": "kept"}
     hvd_keras.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
@@ -195,7 +214,7 @@ def test_batch_normalisation_over_all_ranks(rank, size):
         return y.numpy(), tape.gradient(loss, x).numpy(), layer.moving_mean.numpy(), layer.moving_variance.numpy()
 
     start = sum(counts[:rank])
-    y, grad, mean, variance = outcome(keras.layers.BatchNormalization(), x, weights)
+    y, grad, mean, variance = outcome(keras.layers.BatchNormalization(**({} if KERAS_3 else {"fused": False})), x, weights)
     ours = outcome(hvd.SyncBatchNormalization(), mine, weights[start:][: counts[rank]])
     for a, b in zip(ours, (y[start:][: counts[rank]], grad[start:][: counts[rank]], mean, variance), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
@@ -206,7 +225,7 @@ def test_a_model_is_saved_and_loaded_with_its_optimizer(rank, size, tmp_path):
     fit(model, part(batches(size), rank))
     model.save(tmp_path / "model.keras")
     again = hvd_keras.load_model(tmp_path / "model.keras")
-    assert type(again.optimizer).__mro__[1].__name__ == "Distributed"
+    assert "Distributed" in [kind.__name__ for kind in type(again.optimizer).__mro__]
     assert int(again.optimizer.iterations) == STEPS
     assert_equal(fit(again, part(batches(size), rank)), fit(model, part(batches(size), rank)), 1e-6)
     assert keras.models.load_model(tmp_path / "model.keras").optimizer.__class__ is keras.optimizers.Adam
@@ -220,5 +239,5 @@ def test_wrong_arguments():
         hvd.DistributedOptimizer(keras.optimizers.Adam(), sync="ssp:3")
     with pytest.raises(ValueError, match="gradient_predivide_factor"):
         hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
-    with pytest.raises(ValueError, match="optimizer of Keras 3"):
+    with pytest.raises(ValueError, match="optimizer of Keras"):
         hvd_keras.DistributedOptimizer("adam")
