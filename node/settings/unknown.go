@@ -10,7 +10,7 @@ import (
 )
 
 // Variables that the Python package reads, and those by which a launcher whose job changes its size speaks to it.
-var elsewhere = []string{"PACELINE_LIBRARY", "PACELINE_TAKEOVER", "PACELINE_ELASTIC_PROCESS", "PACELINE_ELASTIC_ROUND", "PACELINE_ELASTIC_TIMEOUT"}
+var elsewhere = []string{"PACELINE_LIBRARY", "PACELINE_TAKEOVER", "PACELINE_TENSORFLOW_SYNC", "PACELINE_ELASTIC_PROCESS", "PACELINE_ELASTIC_ROUND", "PACELINE_ELASTIC_TIMEOUT"}
 
 // Variables of the other systems that do not affect how a job runs: their launchers set them for themselves,
 // their builds read them, or they ask for what always holds (process sets can always be added after init).

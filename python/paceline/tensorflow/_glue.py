@@ -23,7 +23,7 @@ from paceline.common import glue
 from paceline.common.util import is_version_greater_equal_than
 
 _MINIMUM = "2.12.0"
-_TESTED = "2.21"
+_TESTED = "2.12, 2.15 and 2.21"
 
 
 def _unusable(why: object) -> ImportError:

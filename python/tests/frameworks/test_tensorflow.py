@@ -1,12 +1,15 @@
-"""paceline.tensorflow and paceline.keras on real ranks. Each rank runs pytest on the checks of tensorflow_ranks."""
+"""paceline.tensorflow and paceline.keras on real ranks, which run the checks of tensorflow_ranks, and bad input."""
 
+import os
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
-from jobs import HANG_S, clean_environment, reserved_port
+from jobs import HANG_S, Job, clean_environment, reserved_port
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed here: make test-tensorflow")
 
@@ -14,22 +17,38 @@ TESTS = Path(__file__).parents[1]
 CHECKS = sorted((TESTS / "frameworks" / "tensorflow_ranks").glob("check_*.py"))
 
 
-def paceline_run(*argv, ranks=2, **env):
-    """The output of `paceline run -np RANKS ARGV...`, which succeeds."""
+SETTINGS = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "PACELINE_START_TIMEOUT": "180",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+def run(*argv, **env):
+    """(exit status, output) of a command."""
     with reserved_port() as port:
         done = subprocess.run(
-            ["paceline", "run", "-np", str(ranks), *map(str, argv)],
-            env=clean_environment()
-            | {"PACELINE_PORT": str(port), "TF_CPP_MIN_LOG_LEVEL": "2", "PACELINE_START_TIMEOUT": "180"}
-            | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-            | env,
-            capture_output=True,
+            [*map(str, argv)],
+            env=clean_environment() | SETTINGS | {"PACELINE_PORT": str(port)} | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=HANG_S,
             check=False,
         )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
-    return done.stdout
+    return done.returncode, done.stdout
+
+
+def paceline_run(*argv, ranks=2, **env):
+    """The output of `paceline run -np RANKS ARGV...`, which succeeds."""
+    code, said = run("paceline", "run", "-np", ranks, *argv, **env)
+    assert code == 0, said[-12000:]
+    return said
+
+
+def python(code, **env):
+    return run(sys.executable, "-c", textwrap.dedent(code), **env)
 
 
 @pytest.mark.parametrize("file", CHECKS, ids=[c.stem for c in CHECKS])
@@ -105,3 +124,204 @@ def test_every_name_of_horovod_is_there():
     assert [n for n in core + tensorflow if not hasattr(paceline.tensorflow, n)] == []
     assert [n for n in core + keras if not hasattr(paceline.keras, n)] == []
     assert [n for n in callbacks if not hasattr(paceline.keras.callbacks, n)] == []
+
+
+# Bad input
+
+
+def test_an_old_version_is_an_import_error_that_names_what_is_supported():
+    code, said = python("""
+        import tensorflow as tf
+        tf.__version__ = "2.11.1"
+        import paceline.tensorflow
+    """)
+    assert code == 1 and "cannot use TensorFlow 2.11.1: it is too old. It needs 2.12.0 or newer" in said, said
+
+
+def test_keras_with_another_backend_is_an_import_error():
+    import tensorflow as tf
+
+    if not hasattr(tf.keras.optimizers.Optimizer, "apply"):
+        pytest.skip("Keras 2 has TensorFlow alone")
+    code, said = python("""
+        import keras
+        keras.backend.backend = lambda: "jax"
+        import paceline.keras
+    """)
+    assert code == 1 and "set KERAS_BACKEND=tensorflow" in said, said
+
+
+def test_without_tensorflow_the_import_says_what_to_install():
+    code, said = python("import sys; sys.modules['tensorflow'] = None; import paceline.tensorflow")
+    assert code == 1 and "pip install 'paceline[tensorflow]'" in said, said
+
+
+def test_a_function_that_a_release_lacks_is_an_import_error_that_names_it(tmp_path):
+    """A framework library with one function of TensorFlow's C interface."""
+    source, library = tmp_path / "few.c", tmp_path / "libtensorflow_framework.so.2"
+    source.write_text("void *TF_NewStatus(void) { return 0; }")
+    cc = shlex.split(os.environ.get("CC", "cc"))
+    subprocess.run([*cc, "-shared", "-fPIC", "-Wl,-soname," + library.name, source, "-o", library], check=True)
+    code, said = python(f"""
+        import ctypes, sys, types
+        ctypes.CDLL({str(library)!r})
+        tf = types.ModuleType("tensorflow")
+        tf.__version__, tf.load_op_library = "2.99.0", ctypes.CDLL
+        tf.errors = types.SimpleNamespace(OpError=OSError)
+        sys.modules["tensorflow"] = tf
+        import paceline.tensorflow
+    """)
+    assert code == 1 and "cannot use TensorFlow 2.99.0: the function TF_DeleteStatus is missing" in said, said
+    assert "tested with 2.12" in said, said
+
+
+def test_what_has_no_kernel_is_an_error_that_names_the_operation():
+    code, said = python("""
+        import tensorflow as tf
+        import paceline.tensorflow as hvd
+        hvd.init()
+        for call in (
+            lambda: tf.function(lambda: hvd.allreduce(tf.ones([2])), jit_compile=True)(),
+            lambda: hvd.allreduce(tf.constant(["text"])),
+            lambda: hvd.allreduce(tf.constant([True])),
+        ):
+            try:
+                call()
+            except (tf.errors.OpError, ValueError) as e:
+                print(type(e).__name__, e)
+            else:
+                print("no error")
+        tf.config.set_soft_device_placement(False)
+        try:
+            with tf.device("GPU:0"):
+                hvd.allreduce(tf.ones([2]))
+        except (tf.errors.InvalidArgumentError, RuntimeError) as e:
+            print("device:", e)
+    """)
+    assert code == 0 and "no error" not in said, said
+    assert "PacelineExchange" in said and "cast it first" in said and "device:" in said, said
+
+
+def test_operations_before_init_are_an_error():
+    code, said = python("import tensorflow as tf, paceline.tensorflow as hvd; hvd.allreduce(tf.ones([2]))")
+    assert code == 1 and "call hvd.init() first" in said, said
+
+
+def test_torch_and_tensorflow_in_one_process():
+    """PyTorch may be that of the development's environment: the one of this test seldom has both."""
+    of_development = TESTS.parents[1] / ".venv/lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    code = f"""
+        import sys
+        import tensorflow as tf
+        sys.path.append({str(of_development)!r})
+        try:
+            import torch
+        except ImportError as e:
+            print("cannot import torch:", e)
+            raise SystemExit(0)
+        import paceline.tensorflow as tvd
+        import paceline.torch as hvd
+        hvd.init()
+        assert tvd.size() == 2
+        total = tf.function(lambda x: tvd.allreduce(x, op=tvd.Sum))
+        for i in range(20):
+            assert torch.equal(hvd.allreduce(torch.ones(3) * i, op=hvd.Sum), torch.full([3], 2.0 * i))
+            assert (total(tf.ones([3]) * i).numpy() == 2.0 * i).all()
+        tvd.shutdown()
+        assert not hvd.is_initialized()
+        print("both work")
+    """
+    said = paceline_run(sys.executable, "-c", textwrap.dedent(code))
+    if "cannot import torch" in said:
+        pytest.skip(said)
+    assert said.count("both work") == 2, said
+
+
+# The end of a process
+
+
+ENDS = """
+import os, signal, sys, threading
+import tensorflow as tf
+import paceline.tensorflow as hvd
+
+what = sys.argv[1]
+tf.config.experimental.set_synchronous_execution(what != "eagerly in flight")
+hvd.init()
+rank = hvd.rank()
+
+
+@tf.function
+def many(x):
+    return tf.add_n([hvd.allreduce(x * i, op=hvd.Sum, name=f"in flight.{i}") for i in range(8)])
+
+
+def wait():
+    try:
+        many(tf.ones([4]))
+    except tf.errors.UnknownError as e:
+        print("failed:", "in flight." in str(e) or "init" in str(e), flush=True)
+
+
+@tf.function
+def broken(x):
+    sums = [hvd.allreduce(x * i, op=hvd.Sum, name=f"broken.{i}") for i in range(8)]
+    smaller = tf.debugging.Assert(tf.reduce_sum(x) < (0.0 if rank == 0 else 99.0), ["not smaller"])
+    with tf.control_dependencies([smaller]):
+        return tf.add_n(sums) + hvd.allreduce(tf.identity(x), name="in flight.late")
+
+
+many(tf.ones([4]))
+hvd.barrier()
+if what == "a thread waits when the program ends" and rank == 0:
+    threading.Thread(target=wait, daemon=True).start()
+elif what == "a thread waits at shutdown" and rank == 0:
+    thread = threading.Thread(target=wait)
+    thread.start()
+    hvd.shutdown()
+    thread.join()
+elif what == "a rank ends" and rank == 0:
+    wait()
+elif what == "a rank is killed":
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait()
+elif what == "an exception in a graph":
+    try:
+        broken(tf.ones([4]))
+    except tf.errors.InvalidArgumentError as e:
+        print("failed:", "not smaller" in str(e), flush=True)
+    except tf.errors.UnknownError as e:
+        print("failed:", "in flight.late" in str(e), flush=True)
+elif what == "eagerly in flight" and rank == 0:
+    hvd.allreduce(tf.ones([4]), name="in flight.eagerly")
+print("ends", flush=True)
+"""
+FAILING = {
+    "a thread waits when the program ends": [],
+    "a thread waits at shutdown": [0],
+    "a rank ends": [0],
+    "a rank is killed": [0],
+    "an exception in a graph": [0, 1],
+    "eagerly in flight": [],
+}
+
+
+WAITING = ["a thread waits at shutdown", "an exception in a graph"]
+
+
+@pytest.mark.parametrize(
+    ("what", "sync"),
+    [(what, "0") for what in FAILING] + [(what, "1") for what in WAITING],
+    ids=list(FAILING) + [f"{what}, in kernels that wait" for what in WAITING],
+)
+def test_a_process_ends_whatever_is_in_flight(what, sync, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ENDS)
+    with Job(2, [script, what], tmp_path, fresh=True, **SETTINGS, PACELINE_TENSORFLOW_SYNC=sync) as job:
+        if what == "a rank is killed":
+            job._killed.add(1)  # by itself
+        ended = job.wait()
+    survivors = [0] if what == "a rank is killed" else [0, 1]
+    assert all(ended[r].status == 0 and "ends" in ended[r].output for r in survivors), ended
+    assert [r for r in range(2) if "failed: True" in ended[r].output] in (FAILING[what], FAILING[what] + [1]), ended

@@ -214,7 +214,9 @@ def test_batch_normalisation_over_all_ranks(rank, size):
         return y.numpy(), tape.gradient(loss, x).numpy(), layer.moving_mean.numpy(), layer.moving_variance.numpy()
 
     start = sum(counts[:rank])
-    y, grad, mean, variance = outcome(keras.layers.BatchNormalization(**({} if KERAS_3 else {"fused": False})), x, weights)
+    y, grad, mean, variance = outcome(
+        keras.layers.BatchNormalization(**({} if KERAS_3 else {"fused": False})), x, weights
+    )
     ours = outcome(hvd.SyncBatchNormalization(), mine, weights[start:][: counts[rank]])
     for a, b in zip(ours, (y[start:][: counts[rank]], grad[start:][: counts[rank]], mean, variance), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
