@@ -80,6 +80,14 @@ def test_training_steps_over_slow_links(tmp_path):
     assert printed.count("DDP over Gloo") == printed.count("cross_barrier") == 1
 
 
+def test_the_overhead_of_a_framework(tmp_path):
+    argv = ["paceline", "run", "-np", "2", sys.executable, BENCH / "overhead.py", "torch"]
+    printed, report = run([*argv, "--operations", "64", "--rounds", "1"], tmp_path / "overhead.json")
+    assert "torch, 2 ranks, 1024 elements" in printed
+    assert set(report) == {"C interface", "addition", "allreduce_async_ and synchronize"}
+    assert all(us > 0 for way in report.values() for us in way.values())
+
+
 def test_a_step_that_differs_from_the_other_ways_ends_the_benchmark(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     import step_rank
