@@ -79,6 +79,13 @@ static xla_error *failure(const xla_api *api, int code, const char *message) {
   return api->error_create(&create);
 }
 
+/* The engine's error, with the name that it has outside of programs, by which elastic training knows it. */
+static xla_error *engine_failure(const xla_api *api, const char *message) {
+  char named[4200];
+  snprintf(named, sizeof named, "HorovodInternalError: %s", message);
+  return failure(api, XLA_INTERNAL, named);
+}
+
 static uint32_t dtype_of(int xla) {
   static const uint32_t known[] = {
       [1] = PL_BOOL + 1,  [2] = PL_INT8 + 1,     [3] = PL_INT16 + 1,    [4] = PL_INT32 + 1,    [5] = PL_INT64 + 1,
@@ -138,7 +145,7 @@ static void finish(call *c) {
   xla_future_call end = {offsetof(xla_future_call, error), NULL, c->future, NULL};
   if (failed) {
     end.size = sizeof end;
-    end.error = failure(c->api, XLA_INTERNAL, message);
+    end.error = engine_failure(c->api, message);
   }
   const xla_api *api = c->api;
   free(c);
@@ -325,7 +332,7 @@ EXPORT xla_error *pl_jax_collective(xla_call *frame) {
     leave(c);
     return NULL;
   }
-  xla_future_call end = {sizeof end, NULL, c->future, failure(frame->api, XLA_INTERNAL, engine.last_error())};
+  xla_future_call end = {sizeof end, NULL, c->future, engine_failure(frame->api, engine.last_error())};
   free(c);
   return frame->api->future_set_error(&end);
 }

@@ -27,11 +27,13 @@ typedef struct on_complete {
 typedef struct call {
   on_complete complete;
   void *input, *output; /* MXNet's handles of the arrays, owned; NULL where there is none */
-  char *name, *model, *codec_text;
+  char *name, *model, *codec_text, *group;
   int64_t shape[MAX_DIMS];
   pl_op op;
   pl_sync sync;
   pl_codec codec;
+  pl_gate pull_gate;
+  pl_held held;
 } call;
 
 static struct {
@@ -75,6 +77,7 @@ static void forget(void *param) {
   free(c->name);
   free(c->model);
   free(c->codec_text);
+  free(c->group);
   free(c);
 }
 
@@ -138,6 +141,16 @@ static bool copy(call *c, const pl_op *op) {
     c->codec = *op->codec;
     c->codec.codec = c->codec_text;
     c->op.codec = &c->codec;
+  }
+  if (op->pull_gate) {
+    c->pull_gate = *op->pull_gate;
+    c->op.pull_gate = &c->pull_gate;
+  }
+  if (op->held) {
+    if (!own(op->held->group, &c->group)) return false;
+    c->held = *op->held;
+    c->held.group = c->group;
+    c->op.held = &c->held;
   }
   c->op.done = ended;
   c->op.done_arg = c;

@@ -19,6 +19,7 @@ _glue.check_version(_jax)
 
 from paceline.common import core as _core  # noqa: E402
 from paceline.common.core import *  # noqa: E402
+from paceline.jax import elastic  # noqa: E402
 from paceline.jax._ops import (  # noqa: E402
     allgather,
     allreduce,
@@ -39,7 +40,7 @@ from paceline.jax.optimizer import DistributedState, distributed_optimizer  # no
 __all__ = [
     "allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall", "reducescatter",
     "grouped_reducescatter", "barrier", "join", "allgather_object", "broadcast_object", "broadcast_parameters",
-    "distributed_optimizer", "DistributedState", "Compression",
+    "distributed_optimizer", "DistributedState", "Compression", "elastic",
 ]
 # fmt: on
 __all__ += _core.__all__

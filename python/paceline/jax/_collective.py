@@ -20,7 +20,6 @@ import numpy as np
 
 from paceline.common import abi
 from paceline.common.engine import engine
-from paceline.common.exceptions import HorovodInternalError
 from paceline.common.operation import DEFAULTS, Options, c_text
 from paceline.common.operators import Adasum
 from paceline.jax import _glue, _host
@@ -56,6 +55,8 @@ class Call:
     priorities: tuple[int, ...] = ()  # none: 0 for all
     options: Options = DEFAULTS
     use: int = 0  # of held values
+    significance: float = 0.0  # of held values, outside of programs
+    group: str | None = None  # of held values, outside of programs
     gated: bool = False  # the first array says which tensors are zeros, that are not sent
 
     def unnamed(self, count: int) -> Call:
@@ -114,7 +115,8 @@ def _run(*arrays: Any, call: Call) -> list[Any]:
     settle()
     results = _host.run(call, [np.asarray(a) for a in arrays])
     tensors = arrays[call.gated :]
-    return [jax.device_put(r, a.sharding) for r, a in zip(results, tensors, strict=True)]
+    places = [getattr(a, "sharding", None) for a in tensors]  # an array of NumPy has none
+    return [jax.device_put(r, place) for r, place in zip(results, places, strict=True)]
 
 
 @collective_p.def_effectful_abstract_eval
@@ -133,7 +135,7 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
 
         def run(*arrays: Any) -> Any:
             if job not in (0, _job):
-                raise HorovodInternalError(
+                raise ValueError(
                     "the program was compiled for an earlier job, whose size or process sets it has: compile it again"
                 )
             return tuple(_host.run(call, [np.asarray(a) for a in arrays]))

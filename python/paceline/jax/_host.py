@@ -65,7 +65,7 @@ def run(call: Call, arrays: Sequence[Array], splits: Sequence[int] | None = None
             postscale=call.postscale,
             name=call.names[i],
             options=call.options,
-            held=Held(call.use) if call.kind == abi.ACCUMULATE else None,
+            held=Held(call.use, call.significance, call.group) if call.kind == abi.ACCUMULATE else None,
             empty=bool(empty[i]),
         )
         for i, (source, target) in enumerate(zip(sources, targets, strict=True))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import collections
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from paceline.common import abi
 from paceline.common import compression as codecs
+from paceline.common.codec_tuning import resolved
 from paceline.common.compression import CompressionArgument
 from paceline.common.engine import engine
 from paceline.common.operation import How, Options
@@ -19,7 +20,9 @@ from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check, model_of
 from paceline.jax._collective import collective
-from paceline.jax._ops import arrays_of, barrier, call_of, reduction
+from paceline.jax._holding import Holding
+from paceline.jax._ops import arrays_of, reduction
+from paceline.jax._state import DistributedState, Tree, byte_sizes, flags_of, is_traced, offer, paths, with_gate
 from paceline.jax.compression import Compression
 
 try:
@@ -27,20 +30,7 @@ try:
 except ModuleNotFoundError:
     optax = None
 
-Tree = Any
-
-# How many optimizers hold their parameters on the servers, by generation of the engine: their numbers in names.
-_holding: collections.Counter[int] = collections.Counter()
-
-
-class DistributedState(NamedTuple):
-    """The state: the wrapped optimizer's, and what this rank keeps. The latter differs between ranks."""
-
-    inner: Any
-    passes: Any = None  # since the last step
-    accumulated: Any = None  # gradients of these passes
-    iteration: Any = None  # of the gate, from 1
-    withheld: Any = None  # by the gate
+__all__ = ["DistributedState", "distributed_optimizer"]
 
 
 def distributed_optimizer(
@@ -61,7 +51,8 @@ def distributed_optimizer(
     first with the highest priority. Every rank makes the same optimizers in the same order.
 
     compression: hvd.Compression.fp16 or a compressor of your own, or a codec of the engine, such as
-        hvd.Compression.topk(0.01) or "int8". Default: PACELINE_COMPRESSION, else none.
+        hvd.Compression.topk(0.01), "int8" or hvd.Compression.auto(), which measures in `init`. Default:
+        PACELINE_COMPRESSION, else none.
     backward_passes_per_step: how many calls of `update` add gradients up before one reduces them and steps. The others
         return updates of zero.
     op: Average, Sum, Min, Max or Product.
@@ -70,7 +61,9 @@ def distributed_optimizer(
     sync: the synchronisation model, such as paceline.SSP(3) or "ssp:3". Default: PACELINE_SYNC, else BSP. Under a model
         that lets ranks run ahead, the servers hold the parameters and each rank steps with its own gradients: the
         servers add the change, divided by the number of ranks for Average, and the rank continues with the sum of all
-        ranks' changes. `update` then needs params. At the end `agree` gives all ranks the same parameters.
+        ranks' changes. `update` then needs params. At the end `agree` gives all ranks the same parameters. Models that
+        decide between iterations (adaptive, ElasticBSP, cached SSP, and those that use the significance) need `init`
+        and `update` outside of jax.jit; the gradients may be jitted.
     gate: paceline.Significance(...): a rank sends only significant changes; the others add up in the state until they
         are. `update` then needs params.
     pull_gate: the same for pulls, under a model that lets ranks run ahead.
@@ -93,30 +86,22 @@ def distributed_optimizer(
         raise ValueError(f"gate={gate!r}: give paceline.Significance(...), with op=Average or Sum")
     Significance.check("pull_gate", pull_gate)
     codec = codecs.codec_of(compression)
-    if codec is None and compression is Compression.none and engine.is_initialized():
-        codec = codecs.codec_of("auto") if engine.setting("compression") == "auto" else None
-    if isinstance(codec, codecs.Auto):
-        raise ValueError("Compression.auto() measures in PyTorch's DistributedOptimizer: name a codec, such as 'int8'")
+    if compression is Compression.none and engine.is_initialized() and engine.setting("compression") == "auto":
+        codec = codecs.codec_of("auto")
     if codec is not None:
         codecs.check(codec)
         compression = Compression.none
-    text = None if codec is None else codec.text
+    optimizer = optax.with_extra_args_support(optimizer)
     model = model_of(sync)
-    kind: _Reducing | _Holding
+    kind: _Reducing | Holding
     if model.ahead:
         if op not in (Average, Sum) or gradient_predivide_factor != 1.0 or compression is not Compression.none:
             raise ValueError(
                 f"sync={model.setting}: ranks exchange what their steps did, so that only op=Average or Sum, "
                 "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
             )
-        if model.has_supersteps or model.asks_significance or model.alone:
-            raise ValueError(
-                f"sync={model.setting}: this model decides between iterations, which a jitted program does not see; "
-                "use paceline.SSP, ASP, PSSP, DSPS or an Expression"
-            )
         check(model, process_set.size(), accumulate=True)
-        options = Options(model.exchanged, model.soft_park, text, pull_gate)
-        kind = _Holding(optimizer, name, op, process_set, options, gate)
+        kind = Holding(optimizer, name, op, process_set, model, codec, gate, pull_gate)
     else:
         if pull_gate is not None:
             raise ValueError(
@@ -125,26 +110,41 @@ def distributed_optimizer(
             )
         check(model, process_set.size(), accumulate=False)
         factor = gradient_predivide_factor
-        how = How(op, 1.0 / factor, factor, process_set, Options(sync=model.declared, codec=text))
-        kind = _Reducing(optimizer, name, how, compression, gate)
+        how = How(op, 1.0 / factor, factor, process_set, Options(sync=model.declared))
+        kind = _Reducing(optimizer, name, how, compression, codec, gate)
     return _transformation(kind, backward_passes_per_step)
 
 
 class _Reducing:
     """Ranks wait for each other: gradients are reduced before each step."""
 
-    def __init__(self, optimizer: Any, name: str, how: How, compressor: Any, gate: Significance | None) -> None:
-        self._optimizer, self._name, self._how = optax.with_extra_args_support(optimizer), name, how
-        self._compressor, self._gate = compressor, gate
+    def __init__(
+        self,
+        optimizer: Any,
+        name: str,
+        how: How,
+        compressor: Any,
+        codec: codecs.Codec | None,
+        gate: Significance | None,
+    ) -> None:
+        self._optimizer, self._name, self._how = optimizer, name, how
+        self._compressor, self._codec, self._gate = compressor, codec, gate
+        if not isinstance(codec, codecs.Auto):
+            self._code([])
+
+    def _code(self, sizes: Sequence[int]) -> None:
+        text = resolved(self._codec, sizes, self._how.process_set)
+        self._how = self._how._replace(options=dataclasses.replace(self._how.options, codec=text))
 
     def init(self, params: Tree) -> DistributedState:
+        self._code(byte_sizes(params))
         state = DistributedState(self._optimizer.init(params))
-        return state if self._gate is None else _with_gate(state, params)
+        return state if self._gate is None else with_gate(state, params)
 
     def step(self, grads: Tree, state: DistributedState, params: Tree, extra: Any) -> tuple[Tree, DistributedState]:
         empty = None
         if self._gate is not None:
-            grads, empty, state = _offer(self._gate, grads, state, params)
+            grads, empty, state = offer(self._gate, grads, state, params)
         reduced = self._reduce(grads, empty)
         updates, inner = self._optimizer.update(reduced, state.inner, params, **extra)
         return updates, state._replace(inner=inner)
@@ -154,11 +154,11 @@ class _Reducing:
         compressed = [self._compressor.compress(a) for a in arrays]
         call = reduction(
             self._how,
-            [f"allreduce.{self._name}{path}" for path in _paths(grads)],
+            [f"allreduce.{self._name}{path}" for path in paths(grads)],
             priorities=tuple(-i for i in range(len(arrays))),
             gated=empty is not None,
         )
-        results = collective(call, [*_flags(empty), *(a for a, _ in compressed)])
+        results = collective(call, [*flags_of(empty), *(a for a, _ in compressed)])
         restored = [self._compressor.decompress(r, ctx) for r, (_, ctx) in zip(results, compressed, strict=True)]
         return jax.tree_util.tree_unflatten(structure, restored)
 
@@ -167,71 +167,7 @@ class _Reducing:
         return params
 
 
-class _Holding:
-    """Ranks may run ahead: each steps alone, and the servers hold the parameters."""
-
-    def __init__(
-        self,
-        optimizer: Any,
-        name: str,
-        op: int,
-        process_set: ProcessSet,
-        options: Options,
-        gate: Significance | None,
-    ) -> None:
-        self._optimizer, self._name, self._op = optax.with_extra_args_support(optimizer), name, op
-        self._process_set, self._options, self._gate = process_set, options, gate
-        _holding[engine.generation] += 1
-        number = _holding[engine.generation]
-        self._prefix = "value." if number == 1 else f"value{number}."
-
-    def _use(self, params: Tree, use: int, arrays: Sequence[Any], **fields: Any) -> Tree:
-        """An operation on the held parameters: their new values."""
-        names = [f"{self._prefix}{self._name}{path}" for path in _paths(params)]
-        root = min(self._process_set.ranks or [0])
-        call = call_of(
-            abi.ACCUMULATE,
-            names,
-            self._process_set,
-            op=self._op,
-            root=root,
-            options=self._options,
-            use=use,
-            priorities=tuple(-i for i in range(len(names))),
-            **fields,
-        )
-        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(params), collective(call, arrays))
-
-    def init(self, params: Tree) -> DistributedState:
-        arrays, _ = arrays_of(params, abi.ACCUMULATE, "distributed_optimizer")
-        self._use(params, abi.DECLARE, arrays)
-        state = DistributedState(self._optimizer.init(params))
-        return state if self._gate is None else _with_gate(state, params)
-
-    def step(self, grads: Tree, state: DistributedState, params: Tree, extra: Any) -> tuple[Tree, DistributedState]:
-        if params is None:
-            raise ValueError("where the servers hold the parameters, update needs them: update(grads, state, params)")
-        changes, inner = self._optimizer.update(grads, state.inner, params, **extra)
-        state, empty = state._replace(inner=inner), None
-        if self._gate is not None:
-            changes, empty, state = _offer(self._gate, changes, state, params)
-        flags = _flags(empty)
-        arrays = [*flags, *jax.tree_util.tree_leaves(changes)]
-        values = self._use(params, abi.ADD | abi.READ, arrays, gated=bool(flags))
-        if self._gate is not None:
-            values = jax.tree_util.tree_map(jnp.add, values, state.withheld)
-        return jax.tree_util.tree_map(jnp.subtract, values, params), state
-
-    def agree(self, params: Tree) -> Tree:
-        """The sum of all ranks' changes, which is the same on all ranks. Every rank calls it, at the same place."""
-        arrays, _ = arrays_of(params, abi.ACCUMULATE, "agree")
-        barrier(self._process_set)  # after all ranks' own changes
-        values = self._use(params, abi.READ_NOW | abi.EXACT, arrays)
-        barrier(self._process_set)  # no rank continues before all have read
-        return values
-
-
-def _transformation(kind: _Reducing | _Holding, passes: int) -> Any:
+def _transformation(kind: _Reducing | Holding, passes: int) -> Any:
     """The optax transformation, with `passes` calls of update for a step."""
 
     def init(params: Tree) -> DistributedState:
@@ -255,6 +191,8 @@ def _transformation(kind: _Reducing | _Holding, passes: int) -> Any:
         def keep(_: None) -> tuple[Tree, DistributedState]:
             return jax.tree_util.tree_map(jnp.zeros_like, grads), state._replace(passes=done, accumulated=total)
 
+        if not is_traced((grads, done)):
+            return step(None) if done == passes else keep(None)
         return jax.lax.cond(done == passes, step, keep, None)
 
     return _distributed_transformation()(init, update, kind.agree)
@@ -272,44 +210,3 @@ def _distributed_transformation() -> Callable[..., Any]:
         return made
 
     return make
-
-
-# Gates
-
-
-def _with_gate(state: DistributedState, params: Tree) -> DistributedState:
-    zeros = jax.tree_util.tree_map(jnp.zeros_like, params)
-    return state._replace(iteration=jnp.ones((), jnp.int32), withheld=zeros)
-
-
-def _offer(
-    gate: Significance, changes: Tree, state: DistributedState, params: Tree
-) -> tuple[Tree, jax.Array, DistributedState]:
-    """The changes plus what was withheld; which of them are too small, so that they are withheld; the new state.
-
-    Changes that are not finite are always sent.
-    """
-    if params is None:
-        raise ValueError("with a gate, update needs the parameters: update(grads, state, params)")
-    threshold = gate.threshold / state.iteration.astype(jnp.float32) ** gate.decay
-    total = jax.tree_util.tree_map(jnp.add, changes, state.withheld)
-    small = jax.tree_util.tree_map(lambda t, p: _norm(t) < threshold * _norm(p), total, params)
-    withheld = jax.tree_util.tree_map(lambda s, t: jnp.where(s, t, jnp.zeros_like(t)), small, total)
-    empty = jnp.stack(jax.tree_util.tree_leaves(small)).astype(jnp.uint8)
-    return total, empty, state._replace(iteration=state.iteration + 1, withheld=withheld)
-
-
-def _norm(array: jax.Array) -> jax.Array:
-    return jnp.linalg.norm(array.astype(jnp.promote_types(array.dtype, jnp.float32)).ravel())
-
-
-def _flags(empty: jax.Array | None) -> list[jax.Array]:
-    return [] if empty is None else [empty]
-
-
-def _paths(tree: Tree) -> list[str]:
-    """The place of each array in its pytree, such as "layers.0.kernel"."""
-    return [
-        ".".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path) or "params"
-        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
-    ]

@@ -32,7 +32,8 @@ from paceline.common.compression import codec_of
 from paceline.common.engine import engine
 from paceline.common.exceptions import NotInitializedError
 from paceline.common.handles import start, synchronize
-from paceline.common.operation import How, Options, operation
+from paceline.common.held import Use
+from paceline.common.operation import Held, How, Options, operation
 from paceline.common.operators import Adasum, Average, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.common.sync import model_of
@@ -48,7 +49,7 @@ _DTYPES = {
     np.dtype(np.float64): abi.FLOAT64,
     np.dtype(np.bool_): abi.BOOL,
 }
-_REDUCES = (abi.ALLREDUCE, abi.REDUCESCATTER)
+_REDUCES = (abi.ALLREDUCE, abi.REDUCESCATTER, abi.ACCUMULATE)
 _CPUS = ("cpu", "cpu_pinned", "cpu_shared")
 
 # Operations without a name have one of these each, in turn, so that many can be in flight.
@@ -95,8 +96,21 @@ def _check(kind: int, tensor: Any) -> int:
     return number
 
 
-def _exchange(kind: int, tensor: Any, output: Any, label: str, priority: int, how: How, root: int = 0) -> None:
-    """Has MXNet's engine run an operation into output, which may be the array itself."""
+def _exchange(
+    kind: int,
+    tensor: Any,
+    output: Any,
+    label: str,
+    priority: int,
+    how: How,
+    root: int = 0,
+    held: Held | None = None,
+    empty: bool = False,
+) -> None:
+    """Has MXNet's engine run an operation into output, which may be the array itself.
+
+    held: of an operation on a held value. empty: zeros take the array's place, and are not sent.
+    """
     if not engine.is_initialized():
         raise NotInitializedError
     dtype = _check(kind, tensor)
@@ -105,17 +119,30 @@ def _exchange(kind: int, tensor: Any, output: Any, label: str, priority: int, ho
     if tensor.context.device_type not in _CPUS:
         here = tensor.as_in_context(mx.cpu())
         result = here if output is tensor else mx.nd.empty(output.shape, dtype=output.dtype)
-        _exchange(kind, here, result, label, priority, how, root)
+        _exchange(kind, here, result, label, priority, how, root, held, empty)
         result.copyto(output)
         return
     if naive or not tensor.size:
-        output[:] = _wait(kind, tensor, label, priority, how, root)
+        output[:] = _wait(kind, tensor, label, priority, how, root, held=held, empty=empty)
         return
     fields = how.fields() if kind in _REDUCES else {"process_set": process_set_number(how.process_set)}
-    op = operation(kind, dtype, tensor.shape, 0, 0, root=root, priority=priority, name=label, **fields)
+    fields |= {"root": root, "priority": priority, "name": label, "held": held, "empty": empty}
+    op = operation(kind, dtype, tensor.shape, 0, 0, **fields)
     source = None if output is tensor else tensor.handle
     if push(op, source, output.handle, _order(label)) != 0:
         raise MXNetError(f"{label}: MXNet's engine has not taken the operation")
+
+
+def reduce_(tensor: Any, label: str, priority: int, how: How, empty: bool) -> None:
+    """As `allreduce_`, with zeros in the array's place, which are not sent, if empty."""
+    _exchange(abi.ALLREDUCE, tensor, tensor, label, priority, how, empty=empty)
+
+
+def run_held(use: Use, how: How) -> None:
+    """Has MXNet's engine run an operation on a parameter that the servers hold."""
+    tensor = use.parameter if use.change is None else use.change
+    empty = use.change is None and bool(use.held.use & abi.ADD)
+    _exchange(abi.ACCUMULATE, tensor, use.parameter, use.name, use.priority, how, use.root, use.held, empty)
 
 
 def _wait(
@@ -126,22 +153,21 @@ def _wait(
     how: How,
     root: int = 0,
     splits: Sequence[int] | None = None,
+    held: Held | None = None,
+    empty: bool = False,
 ) -> Any:
     """Runs an operation on a copy, waits, and returns the result; for alltoall with the rows received."""
     dtype = _check(kind, tensor)
     source = np.ascontiguousarray(tensor.asnumpy()).reshape(tensor.shape)
     target = None if kind in (abi.ALLGATHER, abi.ALLTOALL) else np.empty(_result_shape(kind, tensor, how), source.dtype)
     fields = how.fields() if kind in _REDUCES else {"process_set": process_set_number(how.process_set)}
+    fields |= {"root": root, "priority": priority, "name": label, "held": held, "empty": empty, "splits": splits}
     op = operation(
         kind,
         dtype,
         source.shape,
         source.ctypes.data if source.size else 0,
         target.ctypes.data if target is not None and target.size else 0,
-        root=root,
-        priority=priority,
-        splits=splits,
-        name=label,
         **fields,
     )
 
@@ -174,8 +200,8 @@ def _options(compression: Any, sync: Any) -> Options:
     model = model_of(sync)
     if model.ahead:
         raise ValueError(
-            f"sync={model.setting}: for MXNet the servers hold no parameters, so ranks cannot run ahead; models that "
-            "reduce gradients are BSP and DropStragglers"
+            f"sync={model.setting}: under this model the servers hold parameters, which is DistributedTrainer's; "
+            "models that reduce arrays are BSP and DropStragglers"
         )
     return Options(sync=model.declared, codec=getattr(codec, "text", None))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import warnings
 from collections.abc import Mapping
@@ -9,41 +10,20 @@ from typing import Any
 
 import mxnet as mx
 
-from paceline.common.compression import split
-from paceline.common.operators import Average
-from paceline.common.process_sets import ProcessSet, global_process_set, place_in
+from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.common.significance import Significance
+from paceline.common.sync import Model
+from paceline.mxnet._exchange import Exchange, Gradient, significance
 from paceline.mxnet.compression import Compression
-from paceline.mxnet.mpi_ops import allreduce_, broadcast_
-
-
-class _Reduction:
-    """Averages gradients over the ranks of a set, each into its own array."""
-
-    def __init__(self, compression: Any, predivide: float, process_set: ProcessSet, sync: Any) -> None:
-        self.compressor, options = split(compression)
-        self.process_set = process_set
-        codec = options.codec
-        self.how: dict[str, Any] = {"prescale_factor": 1 / predivide, "postscale_factor": predivide, "op": Average}
-        self.how |= {"process_set": process_set, "compression": codec, "sync": sync}
-
-    def __call__(self, gradient: Any, name: str, priority: int) -> None:
-        """Has the gradient be that of all ranks; on a rank outside of the set, and in a set of one, nothing."""
-        rank, size = place_in(self.process_set)
-        if rank < 0 or size == 1:
-            return
-        dense = gradient if gradient.stype == "default" else gradient.tostype("default")
-        compressed, context = self.compressor.compress(dense)
-        allreduce_(compressed, None, name, priority, **self.how)
-        result = self.compressor.decompress(compressed, context)
-        if result is not gradient:
-            (result if gradient.stype == "default" else result.tostype(gradient.stype)).copyto(gradient)
+from paceline.mxnet.mpi_ops import broadcast_
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):
     """Wraps an optimizer so that each gradient is averaged over the ranks before it is applied.
 
-    gradient_predivide_factor: splits the division, before and after the sum. num_groups: Horovod's, without effect, as
-    the engine batches what is ready. process_set: others only update. compression, sync: as `DistributedTrainer`.
+    For what calls `update` of an optimizer itself, such as `Module`; Gluon has `DistributedTrainer`, whose arguments
+    and errors these are. Cached SSP, models with supersteps (adaptive, ElasticBSP), and those that use the significance
+    of all gradients together, need a trainer, which knows where an iteration ends.
     """
 
     def __init__(
@@ -53,14 +33,22 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
         compression: Any = Compression.none,
-        sync: Any = None,
+        sync: Model | str | None = None,
+        gate: Significance | None = None,
+        pull_gate: Significance | None = None,
     ) -> None:
-        reduction = _Reduction(compression, gradient_predivide_factor, process_set, sync)
-        self.__setstate__({"_optimizer": optimizer, "_reduction": reduction})
+        exchange = Exchange(compression, gradient_predivide_factor, process_set, sync, gate, pull_gate)
+        model = exchange.model
+        if model.ahead and (model.has_supersteps or model.asks_significance or model.alone):
+            raise ValueError(
+                f"sync={model.setting}: this model decides between iterations, of which an optimizer sees parameters "
+                "alone; use DistributedTrainer, or paceline.SSP, ASP, PSSP, DSPS or an Expression"
+            )
+        self.__setstate__({"_optimizer": optimizer, "_exchange": exchange, "_seen": set()})
 
     # Everything else is the wrapped optimizer's: Trainer and Module read and set attributes such as rescale_grad.
     def __getattr__(self, item: str) -> Any:
-        if item in ("_optimizer", "_reduction"):  # of an object that is being unpickled
+        if item in ("_optimizer", "_exchange", "_seen"):  # of an object that is being unpickled
             raise AttributeError(item)
         return getattr(self._optimizer, item)
 
@@ -81,20 +69,37 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         """The wrapped optimizer's."""
         return self._optimizer.create_state_multi_precision(index, weight)
 
-    def _reduce(self, index: Any, grad: Any) -> None:
-        pairs = zip(index, grad, strict=True) if isinstance(index, tuple | list) else [(index, grad)]
-        for i, gradient in pairs:
-            self._reduction(gradient, f"optimizer.{i}", -i if isinstance(i, int) else 0)
+    def _apply(self, update: Any, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """One update, of a parameter or of a list of them, with what the ranks exchange."""
+        several = isinstance(index, tuple | list)
+        triples = list(zip(index, weight, grad, strict=True)) if several else [(index, weight, grad)]
+        gradients = [Gradient(f"optimizer.{i}", g, w, -i if isinstance(i, int) else 0) for i, w, g in triples]
+        held = self._exchange.held
+        if held is not None:
+            weights = {g.name: g.weight for g in gradients}
+            before = held.begin(weights)
+            update(index, weight, grad, state)
+            held.end(weights, before)
+            return
+        names = {g.name for g in gradients}
+        if names & self._seen:  # a new iteration
+            self._exchange.clock()
+            self._seen.clear()
+        self._seen.update(names)
+        self._exchange.reduce(gradients, self._optimizer.rescale_grad)
+        update(index, weight, grad, state)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Averages the gradient, or those of a list of indices, and updates."""
-        self._reduce(index, grad)
-        self._optimizer.update(index, weight, grad, state)
+        self._apply(self._optimizer.update, index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """As `update`."""
-        self._reduce(index, grad)
-        self._optimizer.update_multi_precision(index, weight, grad, state)
+        self._apply(self._optimizer.update_multi_precision, index, weight, grad, state)
+
+    def agree(self) -> None:
+        """As `DistributedTrainer.agree`."""
+        self._exchange.agree()
 
     def set_learning_rate(self, lr: float) -> None:
         """The wrapped optimizer's."""
@@ -112,9 +117,24 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 class DistributedTrainer(mx.gluon.Trainer):
     """A Gluon trainer whose `step` averages the gradients over the ranks of a process set.
 
-    params, optimizer, optimizer_params: those of mxnet.gluon.Trainer. compression: a Compressor or a codec of the
-    engine. gradient_predivide_factor: splits the division, before and after the sum. prefix: tells several trainers of
-    a program apart. num_groups: Horovod's, without effect. sync: a synchronisation model.
+    params, optimizer, optimizer_params: those of mxnet.gluon.Trainer.
+    compression: hvd.Compression.fp16 or a Compressor of your own, or a codec of the engine, such as
+        hvd.Compression.topk(0.01), "int8" or hvd.Compression.auto(). Default: PACELINE_COMPRESSION, else none.
+    gradient_predivide_factor f: gradients are multiplied by 1/f before the sum and by f/size after it.
+    prefix: tells several trainers of a program apart. num_groups: Horovod's, without effect.
+    process_set: the ranks that share their gradients; the others step alone.
+    sync: the synchronisation model, such as paceline.SSP(3) or "ssp:3". Default: PACELINE_SYNC, else BSP. Under a model
+        that lets ranks run ahead, the servers hold the parameters and each rank steps with its own gradients: the
+        servers add the change, divided by the number of ranks, and the rank continues with the sum of all ranks'
+        changes. At the end `agree` gives all ranks the same parameters.
+    gate: paceline.Significance(...): a rank sends only significant changes; the others add up on it until they are.
+        Gradients are compared as `step` rescales them, by the batch size.
+    pull_gate: the same for pulls, under a model that lets ranks run ahead.
+
+    Gates and models that use the significance wait for the gradients; nothing else waits in `step`.
+
+    Raises ValueError for a gradient_predivide_factor, a codec, a gate or a model that cannot be, and in `step` for
+    parameters that the servers cannot hold: on several devices, or sparse.
     """
 
     def __init__(
@@ -127,7 +147,9 @@ class DistributedTrainer(mx.gluon.Trainer):
         prefix: str | None = None,
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
-        sync: Any = None,
+        sync: Model | str | None = None,
+        gate: Significance | None = None,
+        pull_gate: Significance | None = None,
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             warnings.warn(
@@ -139,12 +161,41 @@ class DistributedTrainer(mx.gluon.Trainer):
             params = [params[key] for key in sorted(params.keys())]
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         self._prefix = prefix or ""
-        self._reduction = _Reduction(compression, gradient_predivide_factor, process_set, sync)
+        sizes = [math.prod(p.shape) * 4 for p in self._params if p.shape and min(p.shape) > 0]
+        self._exchange = Exchange(compression, gradient_predivide_factor, process_set, sync, gate, pull_gate, sizes)
+
+    def _gradients(self) -> list[Gradient]:
+        """Of parameters on several devices the first one's."""
+        trained = [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
+        return [Gradient(f"{self._prefix}{i}", p.list_grad()[0], p.list_data()[0], -i) for i, p in trained]
 
     def _allreduce_grads(self) -> None:
-        for i, param in enumerate(self._params):
-            if param.grad_req != "null":
-                self._reduction(param.list_grad()[0], f"{self._prefix}{i}", -i)
+        self._exchange.reduce(self._gradients(), self._optimizer.rescale_grad)
+        self._exchange.clock()
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        held = self._exchange.held
+        if held is None:
+            super()._update(ignore_stale_grad)
+            return
+        gradients = self._gradients()
+        for p in self._params:
+            if p.grad_req != "null" and (p._stype != "default" or len(p.list_data()) != 1):
+                raise ValueError(f"{p.name} is sparse or on several devices: the servers hold dense ones of one device")
+        weights = {g.name: g.weight for g in gradients}
+        asks = self._exchange.model.asks_significance
+        moved = significance(gradients, self._optimizer.rescale_grad) if asks else 0.0
+        before = held.begin(weights)
+        super()._update(ignore_stale_grad)
+        held.end(weights, before, moved)
+
+    def agree(self) -> None:
+        """Waits for all ranks, then gives them the same parameters: the sum of all their changes.
+
+        Every rank calls it, at the end of training or before a checkpoint, under models that let ranks run ahead; under
+        others the parameters are the same anyhow. Changes that a gate withholds are not in it.
+        """
+        self._exchange.agree()
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from paceline.common.codec_tuning import resolved
 from paceline.common.compression import Codec
 from paceline.common.engine import engine
 from paceline.common.handles import synchronize
@@ -17,12 +18,11 @@ from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check
-from paceline.torch._codec_tuning import resolved
 from paceline.torch._distributed import Distributed, hooked
 from paceline.torch._gate import Gate
 from paceline.torch._ops import barrier
 from paceline.torch._ops_async import allreduce_async_, start_group
-from paceline.torch._parameters import parameter_names
+from paceline.torch._parameters import byte_sizes, parameter_names
 from paceline.torch.values import Value
 
 # How often a name was declared, by (generation of the engine, process set, name). Ranks declare in the same order.
@@ -62,7 +62,7 @@ class HeldOptimizer(Distributed):
         self._distributed = bool(process_set.included()) and place_in(process_set)[1] > 1
         if self._distributed:
             check(model, process_set.size(), accumulate=True)
-            text = resolved(codec, self.param_groups, process_set)
+            text = resolved(codec, byte_sizes(self.param_groups), process_set)
             self._options = Options(model.exchanged, model.soft_park, text, pull_gate)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

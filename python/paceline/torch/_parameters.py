@@ -38,6 +38,11 @@ def parameter_names(
     return names
 
 
+def byte_sizes(param_groups: Sequence[dict[str, Any]]) -> list[int]:
+    """The bytes of each parameter."""
+    return [p.numel() * p.element_size() for group in param_groups for p in group["params"]]
+
+
 def empty_sparse(p: torch.Tensor) -> torch.Tensor:
     """A sparse gradient without elements, of whole rows, as embeddings have."""
     indices = torch.empty(1, 0, dtype=torch.int64, device=p.device)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from paceline.common.codec_tuning import resolved
 from paceline.common.compression import Codec, NoneCompressor, SupportsCompress
 from paceline.common.engine import engine
 from paceline.common.handles import synchronize
@@ -18,14 +19,13 @@ from paceline.common.process_sets import ProcessSet
 from paceline.common.seat import seat
 from paceline.common.significance import Significance
 from paceline.common.util import split_list
-from paceline.torch._codec_tuning import resolved
 from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
 from paceline.torch._gradient_hooks import Gradient, GradientHooks
 from paceline.torch._memory import is_direct
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
-from paceline.torch._parameters import empty_sparse
+from paceline.torch._parameters import byte_sizes, empty_sparse
 from paceline.torch._prepared import Batch, Prepared
 
 
@@ -63,7 +63,8 @@ class ReducingOptimizer(GradientHooks):
             self._group_of.update(dict.fromkeys(group, group))
         self._distributed = process_set.included() and (engine.size() > 1 or seat.elastic)
         if self._distributed:
-            self._options = Options(sync=sync, codec=resolved(codec, self.param_groups, process_set))
+            text = resolved(codec, byte_sizes(self.param_groups), process_set)
+            self._options = Options(sync=sync, codec=text)
             self._watch_all()
             self._batch = Batch(len(self._passes_left))
         # Drop-stragglers and others let a rank be steps behind, for which a check would wait.

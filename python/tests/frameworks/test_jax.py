@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from elastic_runs import Elastic, end_alike
 from jobs import HANG_S, Job, clean_environment
 
 jax = pytest.importorskip("jax", reason="JAX is not installed here: make test-jax")
@@ -60,6 +61,24 @@ def test_the_example_learns_the_digits_on_two_workers():
     assert float(re.search(r"test accuracy: (\d+\.\d+)%", said)[1]) > 95
     assert re.search(r"throughput: +[\d,]+ images/s over 2 workers", said)
     assert "parameters:    identical on all workers" in said
+
+
+def test_an_elastic_training_goes_on_when_a_rank_is_killed_and_hosts_come(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:3\n")
+    script = [sys.executable, str(TESTS / "frameworks" / "jax_elastic_job.py"), str(tmp_path)]
+    flags = ("--min-np", "2", "--max-np", "3", "--host-discovery-script", f"cat {hosts}")
+    with Elastic(tmp_path, *flags, script=script, JAX_PLATFORMS="cpu") as job:
+        (first,) = job.wait(lambda: job.rounds(3))
+        job.kill(next(m for m in first if m["rank"] == 0))
+        members = job.wait(lambda: job.rounds(2))[0]
+        assert sorted(m["rank"] for m in members) == [0, 1] and all(m["resets"] == 1 for m in members)
+        hosts.with_name("new").write_text("localhost:3\n127.0.0.1:1\n")
+        hosts.with_name("new").replace(hosts)
+        job.wait(lambda: [r for r in job.rounds(3) if any(m["process"] > 2 for m in r)])
+        assert job.finish() == 0, job.text()
+    end_alike(job, 3)
+    assert "going back to what was committed last" in job.text()
 
 
 BLOCKS = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs/jax.md").read_text(), re.M | re.S)

@@ -325,8 +325,8 @@ def test_compressors_of_ones_own_go_on_working():
 
 
 def test_auto_chooses_alike_on_all_ranks():
+    from paceline.common.codec_tuning import chosen
     from paceline.common.process_sets import global_process_set
-    from paceline.torch._codec_tuning import chosen
 
     codec = chosen(hvd.Compression.auto(candidates=["fp16", hvd.Compression.int8()]), [1 << 18], global_process_set)
     rules = json.loads(codec.text)

@@ -1,5 +1,7 @@
 """distributed_optimizer: real training, equal to one process with all ranks' batches."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -128,11 +130,58 @@ def test_codecs(compression, rank, size):
     assert loss_of(ours, images, labels) < 0.9 * loss_of(start, images, labels)
 
 
-def test_a_codecs_state_goes_into_a_checkpoint(rank, size):
-    state = paceline.compression_state()
+@pytest.mark.parametrize("gate", [None, paceline.Significance(0.05, decay=0.25)], ids=["no gate", "gate"])
+@pytest.mark.parametrize(("sync", "compression"), [("bsp", "topk:0.05"), ("bsp", "none"), ("ssp:0", "none")])
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(sync, compression, gate, rank):
+    """Parameters, the optimizer's state, which has what a gate withholds, and the codecs' are what is needed."""
+    name = f"resumed {sync} {compression} {gate}."
+
+    def go(optimizer, params, state, start, end):
+        for step in range(start, end):
+            grads = np.random.default_rng(100 * step + rank).integers(-8, 9, 4096).astype(np.float32) / 16
+            updates, state = optimizer.update({"w": grads}, state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    def made():
+        return hvd.distributed_optimizer(optax.sgd(0.125), compression, sync=sync, gate=gate, name=name)
+
+    params = {"w": jnp.ones(4096)}
+    whole = made()
+    middle, state = go(whole, params, whole.init(params), 0, 5)
+    middle = whole.agree(middle)
+    kept = paceline.compression_state()
+    want = whole.agree(go(whole, middle, state, 5, 10)[0])
     hvd.barrier()
-    paceline.load_compression_state(state)
+    resumed = made()
+    fresh = resumed.init(middle)
+    paceline.load_compression_state(kept)
+    assert paceline.compression_state() == kept
+    assert jax.tree_util.tree_structure(fresh) == jax.tree_util.tree_structure(state)
+    ours = resumed.agree(go(resumed, middle, state, 5, 10)[0])
+    assert np.array_equal(ours["w"], want["w"])
     hvd.barrier()
+
+
+def test_auto_measures_in_init(rank, size):
+    auto = hvd.Compression.auto(candidates=["fp16"])
+    optimizer = hvd.distributed_optimizer(optax.sgd(0.1), compression=auto, name="auto.")
+    ours, _ = train(optimizer, new_parameters(dtype=np.float32), rank, size)
+    assert_identical(ours)
+    assert differences(ours, alone(optax.sgd(0.1), size, dtype=np.float32)) < 1e-2
+
+
+def test_the_timeline_has_the_names_of_parameters(tmp_path_factory, rank, size):
+    path = tmp_path_factory.mktemp("timeline") / "trace.json"
+    hvd.start_timeline(str(path))
+    train(hvd.distributed_optimizer(optax.sgd(0.1), name="seen."), new_parameters(), rank, size)
+    train(hvd.distributed_optimizer(optax.sgd(0.1), name="seen.", sync="ssp:1"), new_parameters(), rank, size)
+    hvd.barrier()
+    hvd.stop_timeline()
+    own = path if rank == 0 else path.with_name(f"trace.{rank}.json")
+    rows = {e["args"]["name"] for e in json.loads(own.read_text()) if e["name"] == "thread_name"}
+    assert any(row.startswith("allreduce.seen.hidden.w") for row in rows), rows
+    assert any(row.startswith("value") and "seen.hidden.w" in row for row in rows), rows
 
 
 def test_a_gate_withholds_and_adds_up(rank, size):
@@ -162,6 +211,28 @@ def test_synchronisation_models(sync, rank, size):
     assert loss_of(common, images, labels) < 0.9 * loss_of(start, images, labels)
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize(
+    "sync", ["adaptive:3,3", "elastic:5", paceline.SSP(2, cached=True), paceline.DynamicPSSP(2)], ids=str
+)
+def test_models_that_decide_between_iterations_outside_of_programs(sync, passes, rank, size):
+    """Only the gradients are jitted."""
+    optimizer = hvd.distributed_optimizer(optax.sgd(0.25 / passes), sync=sync, backward_passes_per_step=passes)
+    start = hvd.broadcast_parameters(new_parameters(seed=rank, dtype=np.float32))
+    images, labels = digits()
+    params, state = start, optimizer.init(start)
+    gradient = jax.jit(jax.grad(loss_of))
+    for i in range(2 * STEPS + 1):
+        own = slice((i * size + rank) * EACH, (i * size + rank + 1) * EACH)
+        updates, state = optimizer.update(gradient(params, images[own].astype(np.float32), labels[own]), state, params)
+        params = optax.apply_updates(params, updates)
+    common = optimizer.agree(params)
+    assert_identical(common)
+    assert loss_of(common, images, labels) < 0.9 * loss_of(start, images, labels)
+    with pytest.raises(ValueError, match="a jitted program does not see"):
+        jax.jit(optimizer.update)(params, state, params)
+
+
 def test_ssp_0_equals_one_process(rank, size, x64):
     """Each rank's step of plain SGD is linear, so that the mean of the ranks' steps is the step of the mean."""
     optimizer = hvd.distributed_optimizer(optax.sgd(0.1), sync="ssp:0")
@@ -185,9 +256,7 @@ def test_gates_where_the_servers_hold_the_parameters(rank, size):
         ({"op": hvd.Adasum}, "Adasum"),
         ({"op": 77}, "no reduction operator"),
         ({"compression": "nonsense"}, "nonsense"),
-        ({"compression": "auto"}, "auto"),
         ({"sync": "nonsense"}, "nonsense"),
-        ({"sync": "adaptive:3,3"}, "a jitted program does not see"),
         ({"sync": "ssp:2", "op": hvd.Max}, "op=Average or Sum"),
         ({"pull_gate": paceline.Significance(0.1)}, "pull_gate"),
         ({"gate": 0.1}, "Significance"),

@@ -1,6 +1,7 @@
 """DistributedTrainer and DistributedOptimizer: the result is that of one process with the batches of all ranks."""
 
 import copy
+import json
 import pickle
 import warnings
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 
+import paceline
 import paceline.mxnet as hvd
 
 
@@ -132,3 +134,192 @@ def test_gradients_of_an_embedding():
     expected[: hvd.size()] -= 1 / hvd.size()
     expected[9] -= 1
     np.testing.assert_allclose(table.weight.data().asnumpy(), expected, rtol=1e-5)
+
+
+def lean(trainer_of, steps=40):
+    """The trainer after steps towards what is best on every rank, the parameter, and its best value."""
+    weight = gluon.Parameter("weight", shape=(2000,))
+    weight.initialize(mx.init.Zero())
+    trainer = trainer_of([weight])
+    best = np.random.default_rng(0).normal(size=2000)
+    steepness = np.random.default_rng(hvd.rank()).uniform(0.5, 1.5, 2000)
+    target, steepness = mx.nd.array(best), mx.nd.array(steepness)
+    for _ in range(steps):
+        with autograd.record():
+            loss = (steepness * (weight.data() - target) ** 2).sum() / 2
+        loss.backward()
+        trainer.step(1)
+    return trainer, weight, best
+
+
+def identical(array):
+    mine = array.asnumpy()
+    return all((mine == other).all() for other in hvd.allgather_object(mine))
+
+
+AHEAD = ["ssp:2", paceline.SSP(2, cached=True), paceline.ASP(), "pssp:2,0.5", "dsps:1,3", paceline.DynamicPSSP(2)]
+
+
+@pytest.mark.parametrize("sync", [*AHEAD, "adaptive:3,3", "elastic:5", paceline.Expression("lead < 2")], ids=str)
+def test_models_that_let_ranks_run_ahead_end_at_the_same_parameters(sync):
+    trainer, weight, best = lean(
+        lambda p: hvd.DistributedTrainer(p, "sgd", {"learning_rate": 0.1}, sync=sync, prefix=f"ahead {sync}.")
+    )
+    trainer.agree()
+    assert identical(weight.data())
+    np.testing.assert_allclose(weight.data().asnumpy(), best, atol=0.25)
+
+
+def test_ssp_0_equals_one_process_with_all_batches():
+    """Each rank's step of plain SGD is linear, so that the mean of the ranks' steps is the step of the mean."""
+    options = {"learning_rate": 0.5}
+    net, alone = network(1), network(1)
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", options, sync="ssp:0", prefix="ssp 0.")
+    single = gluon.Trainer(alone.collect_params(), "sgd", options, kvstore=None)
+    for step in range(5):
+        every = batches(step)
+        backward(net, every[hvd.rank()])
+        trainer.step(6)
+        backward(alone, mx.nd.concat(*every, dim=0))
+        single.step(6 * hvd.size())
+    trainer.agree()
+    alike(values(net), values(alone))
+
+
+def test_ranks_begin_with_the_lowest_ranks_parameters():
+    net = network(30 + hvd.rank())
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.0}, sync="ssp:1", prefix="begin.")
+    backward(net, batches(0)[0])
+    trainer.step(6)
+    alike(values(net), values(network(30)))
+
+
+def test_an_optimizer_whose_ranks_run_ahead():
+    wrapped = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.1), sync="ssp:1", compression="int8")
+    _, weight, best = lean(lambda p: gluon.Trainer(p, wrapped, kvstore=None))
+    wrapped.agree()
+    assert identical(weight.data())
+    np.testing.assert_allclose(weight.data().asnumpy(), best, atol=0.25)
+
+
+@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16, "topk:0.2"], ids=str)
+@pytest.mark.parametrize("sync", ["bsp", "ssp:1", "elastic:3"])
+def test_what_does_not_matter_is_held_back_until_it_does(sync, compression):
+    if sync != "bsp" and compression is hvd.Compression.fp16:
+        return
+    gate = paceline.Significance(0.02, decay=0.25)
+    options, name = {"learning_rate": 0.1}, f"gated {sync} {compression}."
+    trainer, weight, best = lean(
+        lambda p: hvd.DistributedTrainer(p, "sgd", options, compression, prefix=name, sync=sync, gate=gate), 120
+    )
+    trainer.agree()
+    assert identical(weight.data())
+    np.testing.assert_allclose(weight.data().asnumpy(), best, atol=0.25)
+
+
+def test_a_gate_withholds_and_adds_up():
+    weight = gluon.Parameter("weight", shape=(2000,))
+    weight.initialize(mx.init.One())
+    gate = paceline.Significance(0.5)
+    trainer = hvd.DistributedTrainer([weight], "sgd", {"learning_rate": 1.0}, prefix="adds up.", gate=gate)
+    seen = []
+    for _ in range(4):  # 0.2, 0.4 and then 0.6 of the weights
+        with autograd.record():
+            loss = (weight.data() * 0.2 * 8).sum()
+        loss.backward()
+        trainer.step(8)
+        seen.append(round(float(weight.data()[0].asscalar()), 5))
+        weight.data()[:] = 1
+    assert seen == [1, 1, 0.4, 1]
+
+
+def test_a_gate_on_pulls():
+    gate = paceline.Significance(0.01)
+    trainer, weight, best = lean(
+        lambda p: hvd.DistributedTrainer(
+            p, "sgd", {"learning_rate": 0.1}, sync="ssp:1", gate=gate, pull_gate=gate, prefix="pulls."
+        )
+    )
+    trainer.agree()
+    assert identical(weight.data())
+    np.testing.assert_allclose(weight.data().asnumpy(), best, atol=0.25)
+
+
+@pytest.mark.parametrize("gate", [None, paceline.Significance(0.05, decay=0.25)], ids=["no gate", "gate"])
+@pytest.mark.parametrize(("sync", "compression"), [("bsp", "topk:0.05"), ("bsp", "none"), ("ssp:0", "none")])
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(sync, compression, gate):
+    def script():
+        weight = gluon.Parameter("weight", shape=(4096,))
+        weight.initialize(mx.init.One())
+        return weight, hvd.DistributedTrainer(
+            [weight],
+            "sgd",
+            {"learning_rate": 0.125},
+            compression,
+            prefix=f"resumed {sync} {compression} {gate}.",
+            sync=sync,
+            gate=gate,
+        )
+
+    def go(weight, trainer, start, end):
+        for step in range(start, end):
+            gradient = mx.nd.array(np.random.default_rng(100 * step + hvd.rank()).integers(-8, 9, 4096) / 16)
+            with autograd.record():
+                loss = (weight.data() * gradient).sum()
+            loss.backward()
+            trainer.step(1)
+        trainer.agree()
+        return weight.data().asnumpy()
+
+    weight, trainer = script()
+    kept, state = go(weight, trainer, 0, 5), paceline.compression_state()
+    want = go(weight, trainer, 5, 10)
+    hvd.allreduce(mx.nd.zeros((1,))).asnumpy()
+    weight, trainer = script()
+    weight.data()[:] = mx.nd.array(kept)
+    paceline.load_compression_state(state)
+    assert paceline.compression_state() == state
+    np.testing.assert_array_equal(go(weight, trainer, 5, 10), want)
+
+
+def test_auto_measures_when_the_trainer_is_made():
+    options = {"learning_rate": 0.5, "momentum": 0.9}
+    auto = hvd.Compression.auto(candidates=["fp16"])
+    alike(*train(lambda p: hvd.DistributedTrainer(p, "sgd", options, auto, prefix="auto.")), tolerance=0.05)
+
+
+def test_the_timeline_has_the_names_of_the_trainer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("timeline") / "trace.json"
+    hvd.start_timeline(str(path))
+    lean(lambda p: hvd.DistributedTrainer(p, "sgd", {"learning_rate": 0.1}, prefix="seen."), 3)
+    lean(lambda p: hvd.DistributedTrainer(p, "sgd", {"learning_rate": 0.1}, prefix="seen.", sync="ssp:1"), 3)
+    mx.nd.waitall()
+    hvd.stop_timeline()
+    own = path if hvd.rank() == 0 else path.with_name(f"trace.{hvd.rank()}.json")
+    rows = {e["args"]["name"] for e in json.loads(own.read_text()) if e["name"] == "thread_name"}
+    assert any(row.startswith("seen.0") for row in rows) and any(row.startswith("value.seen.0") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gradient_predivide_factor": 0.0}, "above 0"),
+        ({"compression": "nonsense"}, "nonsense"),
+        ({"compression": 5}, "compression=5"),
+        ({"sync": "nonsense"}, "nonsense"),
+        ({"sync": "drop-stragglers:99"}, "99 workers of"),
+        ({"sync": "ssp:2", "gradient_predivide_factor": 2.0}, "gradient_predivide_factor=1"),
+        ({"sync": "ssp:2", "compression": hvd.Compression.fp16}, "engine's codecs"),
+        ({"pull_gate": paceline.Significance(0.1)}, "pull_gate"),
+        ({"gate": 0.1}, "Significance"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_a_value_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        hvd.DistributedTrainer(network(3).collect_params(), "sgd", **arguments)
+
+
+def test_an_optimizer_alone_sees_no_iterations():
+    with pytest.raises(ValueError, match="use DistributedTrainer"):
+        hvd.DistributedOptimizer(mx.optimizer.SGD(), sync="adaptive:3,3")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import array
+import functools
 import json
+import random
 import time
 from collections.abc import Sequence
-from typing import Any
 
-import torch
-
+from paceline.common import abi
 from paceline.common.compression import Auto, Codec
-from paceline.common.handles import synchronize
-from paceline.common.operation import How, Options
+from paceline.common.handles import start, synchronize
+from paceline.common.operation import How, Options, operation
 from paceline.common.operators import Average, Max
-from paceline.common.process_sets import ProcessSet
-from paceline.torch._ops import barrier
-from paceline.torch._ops_async import reduction, start_group, start_one
+from paceline.common.process_sets import ProcessSet, place_in, process_set_number
 
 SMALLEST, LARGEST, STEP = 4 << 10, 4 << 20, 4  # bytes of the measured tensors; larger ones are cut into such partitions
 AT_ONCE = 1 << 20  # bytes in flight together: small tensors overlap, as in training
@@ -46,34 +45,47 @@ def chosen(auto: Auto, sizes: Sequence[int], process_set: ProcessSet) -> Codec:
     return Codec(json.dumps([*rules, {"codec": codec}]))
 
 
-def resolved(codec: Codec | None, groups: Sequence[dict[str, Any]], process_set: ProcessSet) -> str | None:
-    """The codec's text; for Auto the rules that are measured for an optimizer's groups; None for the job's setting.
+def resolved(codec: Codec | None, sizes: Sequence[int], process_set: ProcessSet) -> str | None:
+    """The codec's text; for Auto the rules that are measured for tensors of so many bytes; None for the job's setting.
 
     Called when an optimizer is made, which every rank does: a rank without data may join before its first gradient.
     """
-    if not isinstance(codec, Auto):
+    if not isinstance(codec, Auto) or place_in(process_set)[0] < 0:
         return None if codec is None else codec.text
-    sizes = [p.numel() * p.element_size() for group in groups for p in group["params"]]
     return chosen(codec, sizes, process_set).text
 
 
 def _times(candidates: Sequence[str], size: int, process_set: ProcessSet) -> list[float]:
     """Each candidate's seconds for AT_ONCE bytes of tensors of a size, on the slowest rank; the best of REPEATS."""
-    # Leaves the program's random numbers and its default device alone.
-    numbers = torch.Generator().manual_seed(size)
-    tensors = [
-        torch.randn(size // 4, generator=numbers, device="cpu", dtype=torch.float32) * 1e-3
-        for _ in range(max(AT_ONCE // size, 1))
-    ]
-    best = torch.full([len(candidates)], torch.inf, dtype=torch.float64, device="cpu")
+    numbers, each = _numbers(), size // 4
+    tensors = [numbers[k * each : (k + 1) * each] for k in range(AT_ONCE // size)] or [numbers * (size // AT_ONCE)]
+    best = array.array("d", [float("inf")] * len(candidates))
     for _ in range(REPEATS):
         for i, candidate in enumerate(candidates):
             options = Options(codec=json.dumps([{"min_bytes": 0, "codec": candidate}]))
             how = How(Average, process_set=process_set, options=options)
-            parts = [reduction(t, False, f"auto.{size}.{k}.{candidate}", how) for k, t in enumerate(tensors)]
-            barrier(process_set)
+            barrier = operation(abi.BARRIER, abi.UINT8, (0,), 0, 0, process_set=process_set_number(process_set))
+            synchronize(start([barrier], lambda _: None))
             began = time.perf_counter()
-            synchronize(start_group(parts))
-            best[i] = min(float(best[i]), time.perf_counter() - began)
-    how = How(Max, process_set=process_set)
-    return synchronize(start_one(reduction(best, False, f"auto.{size}", how))).tolist()
+            _reduce(tensors, [f"auto.{size}.{k}.{candidate}" for k in range(len(tensors))], how)
+            best[i] = min(best[i], time.perf_counter() - began)
+    _reduce([best], [f"auto.{size}"], How(Max, process_set=process_set))
+    return best.tolist()
+
+
+@functools.cache
+def _numbers() -> array.array[float]:
+    """AT_ONCE bytes of numbers like those of gradients, the same on all ranks."""
+    draw = random.Random(0).gauss
+    return array.array("f", (draw(0, 1e-3) for _ in range(AT_ONCE // 4)))
+
+
+def _reduce(tensors: Sequence[array.array[float]], names: Sequence[str], how: How) -> None:
+    """Reduces in place, and waits."""
+    dtypes = {"f": abi.FLOAT32, "d": abi.FLOAT64}
+    ops = []
+    for tensor, name in zip(tensors, names, strict=True):
+        address, length = tensor.buffer_info()
+        dtype = dtypes[tensor.typecode]
+        ops.append(operation(abi.ALLREDUCE, dtype, (length,), address, address, name=name, **how.fields()))
+    synchronize(start(ops, lambda _: tensors))

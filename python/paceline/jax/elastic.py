@@ -1,0 +1,55 @@
+"""Elastic training for JAX: `@hvd.elastic.run`, and a state of pytrees, as Horovod has them for other frameworks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from paceline.common.basics import init, rank, shutdown
+from paceline.common.elastic import ObjectState, State, run_fn
+from paceline.common.exceptions import HorovodInternalError
+from paceline.jax.functions import broadcast_object
+
+__all__ = ["JaxState", "ObjectState", "State", "run", "run_fn"]
+
+_Result = TypeVar("_Result")
+
+
+class JaxState(ObjectState):
+    """A state of pytrees and other objects: each keyword argument is an attribute, such as params, opt_state and step.
+
+    JAX's arrays do not change, so that a training assigns the attributes: `state.params = new_params`. They keep their
+    values, types and places. What cloudpickle cannot send is no part of a state.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(broadcast_object, rank, **kwargs)
+
+
+def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Decorates a training function, whose first argument is a state, so that it goes on after a change of its ranks.
+
+    The function is called again after each change, with the state that was committed last (a rank is lost) or as it is
+    (ranks join or leave); see `paceline.common.elastic.run_fn`. Start the job by `paceline run --min-np`. A loss that a
+    jitted function reports, as jax.errors.JaxRuntimeError, counts as well. Make functions that are jitted within it:
+    one with an allgather, an alltoall, a reducescatter or a process set belongs to the ranks that it was compiled for.
+    """
+
+    @functools.wraps(func)
+    def translated(*args: Any, **kwargs: Any) -> _Result:
+        try:
+            return func(*args, **kwargs)
+        except jax.errors.JaxRuntimeError as e:
+            if HorovodInternalError.__name__ in str(e):
+                raise HorovodInternalError(str(e)) from e
+            raise
+
+    return run_fn(translated, _reset)
+
+
+def _reset() -> None:
+    shutdown()
+    init()
