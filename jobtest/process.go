@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -222,8 +223,26 @@ func (p *Process) Release() {
 	}
 }
 
-// Stop stops the process until Continue. It keeps its connections.
-func (p *Process) Stop() { p.signal(syscall.SIGSTOP) }
+// Stop stops the process until Continue. It keeps its connections. It waits until no thread runs: on a crowded machine some go
+// on until another one has seen the signal.
+func (p *Process) Stop() {
+	p.signal(syscall.SIGSTOP)
+	for p.runs() {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// runs reports whether a thread of the process is neither stopped nor over.
+func (p *Process) runs() bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
+	for _, t := range threads {
+		stat, err := os.ReadFile(t)
+		if _, after, ok := strings.Cut(string(stat), ") "); err == nil && ok && !strings.ContainsRune("TZX", rune(after[0])) {
+			return true
+		}
+	}
+	return false
+}
 
 // Terminate tells the process to end.
 func (p *Process) Terminate() { p.signal(syscall.SIGTERM) }

@@ -118,6 +118,19 @@ def wait_until_printed(job: Job, text: str) -> None:
         time.sleep(0.02)
 
 
+def stop(pid: int) -> None:
+    """Sends SIGSTOP, and waits until no thread runs: on a crowded machine some go on until another has seen it."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + HANG_S
+    while any(_state(thread) != "T" for thread in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(0.01)
+
+
+def _state(thread: Path) -> str:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
     """A port of this machine that only a server which is told it gets: the system gives it to nobody meanwhile.

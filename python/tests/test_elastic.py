@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -195,6 +197,94 @@ print("rank", hvd.rank(), "trained", flush=True)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("trained") == 2, done.stdout + done.stderr
+
+
+class Agent:
+    """torchrun on one of one to two hosts, whose first runs the rendezvous."""
+
+    def __init__(self, number: int, port: int, *script: str) -> None:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]
+        command += ["--max-restarts", "20", "--rdzv-id", "elastic", "--rdzv-backend", "c10d"]
+        command += ["--rdzv-endpoint", f"localhost:{port}", "--monitor-interval", "0.1"]
+        # An agent whose process has gone is not waited for longer than on a crowded machine one may be busy.
+        conf = f"is_host={number == 0},last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=10"
+        # With a shared store PyTorch publishes the address of rank 0 in the first round alone.
+        own = {"OMP_NUM_THREADS": "1", "PACELINE_START_TIMEOUT": "180", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        self.lines = []
+        self.process = subprocess.Popen(
+            [*command, "--rdzv-conf", conf, *script],
+            env=clean_environment() | own,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    def waits_for(self, pattern: str) -> re.Match:
+        """The latest line that has the pattern, once there is one."""
+        deadline = time.monotonic() + HANG_S
+        while True:
+            for line in reversed(list(self.lines)):
+                if found := re.search(pattern, line):
+                    return found
+            assert self.process.poll() is None and time.monotonic() < deadline, "".join(self.lines)
+            time.sleep(0.1)
+
+    def ends(self) -> int:
+        """Its exit code."""
+        code = self.process.wait(HANG_S)
+        self.reader.join()
+        return code
+
+
+def test_torchrun_changes_the_number_of_hosts(tmp_path, port):
+    """--nnodes 1:2: a second host comes, is killed and comes again; the ranks start anew and load what was saved."""
+    path, stop = tmp_path / "train.py", tmp_path / "stop"
+    path.write_text("""
+import os, sys, time, torch, paceline.torch as hvd
+saved, stop = sys.argv[1:]
+hvd.init()
+step, sizes = torch.load(saved) if os.path.exists(saved) else (0, [])
+state = hvd.elastic.TorchState(step=step, sizes=[*sizes, hvd.size()])
+@hvd.elastic.run
+def train(state):
+    print("begins of", hvd.size(), "as", os.getpid(), flush=True)
+    while not hvd.broadcast_object(os.path.exists(stop), name="stop"):
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+        state.step += 1
+        state.commit()
+        if hvd.rank() == 0:
+            torch.save((state.step, state.sizes), saved + ".new")
+            os.replace(saved + ".new", saved)
+        time.sleep(0.02)
+train(state)
+print("trained", state.step, state.sizes, flush=True)
+""")
+    script = [str(path), str(tmp_path / "saved"), str(stop)]
+    agents = [Agent(0, port, *script)]
+    try:
+        agents[0].waits_for("begins of 1 as")
+        agents.append(Agent(1, port, *script))
+        rank = agents[1].waits_for(r"begins of 2 as (\d+)")
+        agents[1].process.kill()  # torchrun's processes are not in its group
+        os.kill(int(rank[1]), signal.SIGKILL)
+        while agents[0].waits_for(r"begins of (\d) as")[1] != "1":
+            time.sleep(0.1)
+        agents.append(Agent(2, port, *script))
+        agents[2].waits_for("begins of 2 as")
+        stop.touch()
+        assert [agents[0].ends(), agents[2].ends()] == [0, 0], "".join(agents[0].lines + agents[2].lines)
+        sizes = [int(n) for n in agents[0].waits_for(r"trained \d+ \[(.*)\]")[1].split(", ")]
+        assert sizes[0] == 1 and sizes[-1] == 2 and 1 in sizes[sizes.index(2) :], sizes
+    finally:
+        for agent in agents:
+            agent.process.terminate()  # it ends its rank
+            agent.ends()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from jobs import Job, script, wait_until_printed
+from jobs import Job, script, stop, wait_until_printed
 
 
 def test_an_exception_on_one_rank_ends_the_others_with_its_name(tmp_path):
@@ -135,7 +135,10 @@ def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(how,
     env = {"PACELINE_JOB_SECRET": secret, "PACELINE_SCHEDULER": address, "PACELINE_START_TIMEOUT": "12"}
     with subprocess.Popen(command, env=os.environ | env) as scheduler, Job(2, code, tmp_path, **env) as job:
         wait_until_printed(job, "ready")
-        scheduler.send_signal(how)
+        if how == signal.SIGSTOP:
+            stop(scheduler.pid)
+        else:
+            scheduler.send_signal(how)
         gone.touch()
         job.succeed()
         scheduler.kill()
