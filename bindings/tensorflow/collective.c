@@ -9,8 +9,10 @@
  *
  * Operations: PacelineExchange has outputs of its inputs' shapes (allreduce, broadcast), into the input's memory where
  * nobody else uses it. PacelineGather has outputs of other lengths (allgather, reducescatter), PacelineAlltoall also
- * the rows from each rank. Attributes: `numbers` as below, `label` the name without which operations match by their
- * order, `codec` and `sync` of the tensors.
+ * the rows from each rank. PacelineChange sends changes that gates may withhold (allreduce) and those of values that
+ * the servers hold (accumulate); it has inputs of its own before the tensors, FLAGS. Attributes: `numbers` as below,
+ * `label` the name without which operations match by their order, of PacelineChange a line for each tensor, `codec` and
+ * `sync` of the tensors.
  */
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -26,13 +28,38 @@
 TF_FUNCTIONS(DECLARE)
 TF_ASYNC_FUNCTIONS(DECLARE)
 
-/* PRESCALE and POSTSCALE have the bits of a double; RANK and SIZE are those in the process set. */
-enum { KIND, REDUCE_OP, PROCESS_SET, ROOT, PRIORITY, AT_ONCE, RANK, SIZE, PRESCALE, POSTSCALE, NUMBERS };
+/* PRESCALE, POSTSCALE, THRESHOLD and DECAY have the bits of a double; RANK and SIZE are those in the process set. ROUND
+ * and GENERATION are those for which the operation is made, 0 for any. */
+enum {
+  KIND,
+  REDUCE_OP,
+  PROCESS_SET,
+  ROOT,
+  PRIORITY,
+  AT_ONCE,
+  RANK,
+  SIZE,
+  PRESCALE,
+  POSTSCALE,
+  ROUND,
+  GENERATION,
+  USE, /* of held values, and those below */
+  SOFT_PARK,
+  THRESHOLD,
+  DECAY,
+  NUMBERS
+};
+
+/* The inputs before the tensors: for each tensor 1 if it is zeros, which are not sent; |gradient| / |weights|; whether
+ * the superstep continues. */
+enum { EMPTY, SIGNIFICANCE, WITHIN, FLAGS };
+
 enum { MAX_DIMS = 254 }; /* TensorFlow's own limit */
 
 typedef struct kernel {
   int64_t numbers[NUMBERS];
   char *label, *codec, *sync; /* "": none */
+  int flags; /* inputs before the tensors */
 } kernel;
 
 typedef struct member { /* a tensor of a call */
@@ -53,6 +80,8 @@ typedef struct call {
   pl_op *ops;
   int32_t *handles;
   int64_t *splits;
+  pl_held held;
+  uint8_t *empty;
   const kernel *kernel;
   bool async;
   char error[1024];
@@ -62,6 +91,13 @@ typedef struct call {
 
 static char load_error[256]; /* why the operations are not registered */
 static bool async;
+static atomic_llong round_now, generation_now;
+
+/* The job of this process, which counts inits, and its generation, which counts joins too; 0 for none. */
+EXPORT void pl_tensorflow_set_job(int64_t number, int64_t generation) {
+  atomic_store(&round_now, number);
+  atomic_store(&generation_now, generation);
+}
 
 /* The engine's library as dlopen has returned it. Returns 0, or -1 if it lacks a function. */
 EXPORT int pl_tensorflow_bind(void *library) { return engine_bind(library); }
@@ -141,6 +177,7 @@ static void finish(call *c) {
   bool calls = c->async;
   if (!calls) sem_destroy(&c->ended);
   free(c->splits);
+  free(c->empty);
   free(c->handles);
   free(c->ops);
   free(c);
@@ -172,7 +209,7 @@ static void ended(void *arg, int32_t handle, int32_t status) {
 static void *output_of(call *c, member *m, int index, TF_Status *status) {
   pl_op *op = &c->ops[index];
   const int64_t *numbers = c->kernel->numbers;
-  if (op->kind != PL_ALLREDUCE && op->kind != PL_BROADCAST && op->kind != PL_REDUCESCATTER) return NULL;
+  if (op->kind == PL_ALLGATHER || op->kind == PL_ALLTOALL) return NULL;
   TF_Tensor *output;
   if (op->kind == PL_REDUCESCATTER) {
     int64_t shape[MAX_DIMS], elements = 1;
@@ -183,13 +220,19 @@ static void *output_of(call *c, member *m, int index, TF_Status *status) {
     output =
         TF_AllocateOutput(c->ctx, index, m->type, shape, (int)op->ndim, (size_t)elements * sizes[op->dtype], status);
   } else {
-    int forwarded;
-    output = TF_ForwardInputOrAllocateOutput(c->ctx, &index, 1, index, m->shape, (int)op->ndim, &forwarded, status);
+    int forwarded, input = c->kernel->flags + index;
+    output = TF_ForwardInputOrAllocateOutput(c->ctx, &input, 1, index, m->shape, (int)op->ndim, &forwarded, status);
   }
   if (!output) return NULL;
   void *data = TF_TensorData(output);
   TF_DeleteTensor(output);
   return data;
+}
+
+/* A line of a text, in memory of its own. */
+static char *line_of(const char *text, int line) {
+  for (; line > 0 && *text; text++) line -= *text == '\n';
+  return strndup(text, strcspn(text, "\n"));
 }
 
 /* Makes the operation of an input. Returns whether it can be submitted. */
@@ -198,7 +241,7 @@ static bool prepare(call *c, int index, TF_Status *status) {
   pl_op *op = &c->ops[index];
   const int64_t *numbers = c->kernel->numbers;
   TF_Tensor *input = NULL;
-  TF_GetInput(c->ctx, index, &input, status);
+  TF_GetInput(c->ctx, c->kernel->flags + index, &input, status);
   if (TF_GetCode(status) != TF_OK) return false;
   m->call = c;
   m->handle = -1;
@@ -217,17 +260,22 @@ static bool prepare(call *c, int index, TF_Status *status) {
                 .reduce_op = (uint32_t)numbers[REDUCE_OP],
                 .process_set = (uint32_t)numbers[PROCESS_SET],
                 .root = (int32_t)numbers[ROOT],
-                .priority = (int32_t)numbers[PRIORITY],
+                .priority = (int32_t)numbers[PRIORITY] - (c->kernel->flags ? index : 0),
                 .ndim = (uint32_t)dims,
                 .shape = m->shape,
                 .input = data,
                 .prescale = number_of(numbers[PRESCALE]),
                 .postscale = number_of(numbers[POSTSCALE]),
+                .held = numbers[KIND] == PL_ACCUMULATE ? &c->held : NULL,
+                .empty = c->empty && c->empty[index],
                 .done = ended,
                 .done_arg = m};
   op->output = output_of(c, m, index, status);
   if (TF_GetCode(status) != TF_OK) return false;
-  if (c->kernel->label[0]) {
+  if (c->kernel->flags) {
+    m->name = line_of(c->kernel->label, index);
+    op->name = m->name;
+  } else if (c->kernel->label[0]) {
     size_t room = strlen(c->kernel->label) + 12;
     m->name = malloc(room);
     snprintf(m->name, room, c->count > 1 ? "%s.%d" : "%s", c->kernel->label, index);
@@ -252,26 +300,74 @@ static bool splits_of(call *c, TF_Status *status) {
   return true;
 }
 
+/* The inputs of PacelineChange before its tensors. */
+static bool flags_of(call *c, TF_Status *status) {
+  static const size_t widths[FLAGS] = {1, sizeof(float), 1};
+  TF_Tensor *inputs[FLAGS] = {NULL, NULL, NULL};
+  bool ready = true;
+  for (int i = 0; i < FLAGS && ready; i++) {
+    size_t bytes = widths[i] * (i == EMPTY ? (size_t)c->count : 1);
+    TF_GetInput(c->ctx, i, &inputs[i], status);
+    ready = TF_GetCode(status) == TF_OK;
+    if (ready && TF_TensorByteSize(inputs[i]) != bytes) {
+      TF_SetStatus(status, TF_INVALID_ARGUMENT, "the flags of PacelineChange are one for each tensor, and two scalars");
+      ready = false;
+    }
+  }
+  if (ready) {
+    const int64_t *numbers = c->kernel->numbers;
+    bool within = *(const uint8_t *)TF_TensorData(inputs[WITHIN]) != 0;
+    c->empty = malloc((size_t)c->count + 1);
+    memcpy(c->empty, TF_TensorData(inputs[EMPTY]), (size_t)c->count);
+    c->held.use = within ? PL_ADD | PL_READ_NOW | PL_WITHIN : (uint32_t)numbers[USE];
+    memcpy(&c->held.significance, TF_TensorData(inputs[SIGNIFICANCE]), sizeof(float));
+  }
+  for (int i = 0; i < FLAGS; i++) {
+    if (inputs[i]) TF_DeleteTensor(inputs[i]);
+  }
+  return ready;
+}
+
+/* Whether the operation is made for this process's job. */
+static bool current(const kernel *k, TF_Status *status) {
+  int64_t number = k->numbers[ROUND], generation = k->numbers[GENERATION];
+  if ((number == 0 || number == atomic_load(&round_now)) &&
+      (generation == 0 || generation == atomic_load(&generation_now)))
+    return true;
+  TF_SetStatus(status, TF_INVALID_ARGUMENT,
+               "the function was traced for an earlier job, or before a join, whose size, process sets or held "
+               "parameters it has: make the tf.function anew; for model.fit set model.train_function = None");
+  return false;
+}
+
 static call *start(const kernel *k, TF_Context *ctx, void *done) {
   bool alltoall = k->numbers[KIND] == PL_ALLTOALL;
-  int count = alltoall ? 1 : TF_NumInputs(ctx);
+  int count = alltoall ? 1 : TF_NumInputs(ctx) - k->flags;
   call *c = calloc(1, sizeof *c + sizeof(member) * (size_t)count);
-  *c = (call){.ctx = ctx, .count = count, .kernel = k, .async = done != NULL};
+  *c = (call){.ctx = ctx,
+              .count = count,
+              .kernel = k,
+              .async = done != NULL,
+              .held = {.size = sizeof(pl_held), .use = PL_READ}};
   c->ops = calloc((size_t)count + 1, sizeof *c->ops);
   c->handles = calloc((size_t)count + 1, sizeof *c->handles);
   atomic_init(&c->left, count + 1);
   if (done) c->done = function_move(done);
   else sem_init(&c->ended, 0, 0);
-  pl_sync sync = {.size = sizeof sync, .model = k->sync};
+  pl_sync sync = {.size = sizeof sync, .soft_park = (uint32_t)k->numbers[SOFT_PARK], .model = k->sync};
+  pl_gate gate = {
+      .size = sizeof gate, .threshold = number_of(k->numbers[THRESHOLD]), .decay = number_of(k->numbers[DECAY])};
   pl_codec codec = {.size = sizeof codec, .codec = k->codec};
   TF_Status *status = TF_NewStatus();
   bool ready = engine.submit != NULL;
   if (!ready) TF_SetStatus(status, TF_UNKNOWN, "the glue has no engine");
   for (int i = 0; i < count; i++) c->members[i].handle = -1;
+  ready = ready && current(k, status) && (!k->flags || flags_of(c, status));
   for (int i = 0; ready && i < count; i++) {
     ready = prepare(c, i, status);
     c->ops[i].sync = k->sync[0] ? &sync : NULL;
     c->ops[i].codec = k->codec[0] ? &codec : NULL;
+    c->ops[i].pull_gate = gate.threshold > 0 ? &gate : NULL;
   }
   ready = ready && (!alltoall || splits_of(c, status));
   if (!ready) fail(c, TF_GetCode(status), TF_Message(status));
@@ -307,17 +403,22 @@ static char *string_of(TF_Construction *ctx, const char *attribute, TF_Status *s
   return text;
 }
 
-static void *create(TF_Construction *ctx) {
+static void *created(TF_Construction *ctx, int flags) {
   kernel *k = calloc(1, sizeof *k);
   TF_Status *status = TF_NewStatus();
   TF_OpKernelConstruction_GetAttrInt64List(ctx, "numbers", k->numbers, NUMBERS, status);
   k->label = string_of(ctx, "label", status);
   k->codec = string_of(ctx, "codec", status);
   k->sync = string_of(ctx, "sync", status);
+  k->flags = flags;
   if (TF_GetCode(status) != TF_OK) TF_OpKernelConstruction_Failure(ctx, status);
   TF_DeleteStatus(status);
   return k;
 }
+
+static void *create(TF_Construction *ctx) { return created(ctx, 0); }
+
+static void *create_change(TF_Construction *ctx) { return created(ctx, FLAGS); }
 
 static void destroy(void *k) {
   free(((kernel *)k)->label);
@@ -326,20 +427,24 @@ static void destroy(void *k) {
   free(k);
 }
 
-static void same_shapes(TF_Inference *ctx, TF_Status *status) {
+static void shapes_after(TF_Inference *ctx, int flags, TF_Status *status) {
   TF_Shape *shape = TF_NewShapeHandle();
   int64_t count = TF_ShapeInferenceContextNumInputs(ctx);
-  for (int i = 0; i < count && TF_GetCode(status) == TF_OK; i++) {
+  for (int i = flags; i < count && TF_GetCode(status) == TF_OK; i++) {
     TF_ShapeInferenceContextGetInput(ctx, i, shape, status);
-    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(ctx, i, shape, status);
+    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(ctx, i - flags, shape, status);
   }
   TF_DeleteShapeHandle(shape);
 }
 
+static void same_shapes(TF_Inference *ctx, TF_Status *status) { shapes_after(ctx, 0, status); }
+
+static void changed_shapes(TF_Inference *ctx, TF_Status *status) { shapes_after(ctx, FLAGS, status); }
+
 static void other_shapes(TF_Inference *ctx, TF_Status *status) { TF_ShapeInferenceContextSetUnknownShape(ctx, status); }
 
 static bool registered(const char *op, const char *const *inputs, const char *const *outputs, const char *type,
-                       void (*shapes)(TF_Inference *, TF_Status *)) {
+                       void (*shapes)(TF_Inference *, TF_Status *), TF_Create create) {
   TF_Status *status = TF_NewStatus();
   TF_Definition *definition = TF_NewOpDefinitionBuilder(op);
   TF_OpDefinitionBuilderAddAttr(definition, type);
@@ -381,8 +486,10 @@ __attribute__((constructor)) static void load(void) {
   async = !(wait && wait[0] && strcmp(wait, "0") != 0) && TF_NewAsyncKernelBuilder && TF_RunAsyncOpKernelDoneCallback &&
           function_layout_known(TF_RunAsyncOpKernelDoneCallback);
   const char *tensors[] = {"tensors: T", NULL}, *results[] = {"results: T", NULL};
+  const char *changes[] = {"empty: uint8", "significance: float", "within: bool", "tensors: T", NULL};
   const char *parts[] = {"tensor: T", "splits: int64", NULL}, *received[] = {"result: T", "received: int64", NULL};
-  (void)(registered("PacelineExchange", tensors, results, "T: list(type)", same_shapes) &&
-         registered("PacelineGather", tensors, results, "T: list(type)", other_shapes) &&
-         registered("PacelineAlltoall", parts, received, "T: type", other_shapes));
+  (void)(registered("PacelineExchange", tensors, results, "T: list(type)", same_shapes, create) &&
+         registered("PacelineChange", changes, results, "T: list(type)", changed_shapes, create_change) &&
+         registered("PacelineGather", tensors, results, "T: list(type)", other_shapes, create) &&
+         registered("PacelineAlltoall", parts, received, "T: type", other_shapes, create));
 }

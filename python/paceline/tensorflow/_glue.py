@@ -20,6 +20,7 @@ except ModuleNotFoundError as e:
     ) from None
 
 from paceline.common import glue
+from paceline.common.engine import engine
 from paceline.common.util import is_version_greater_equal_than
 
 _MINIMUM = "2.12.0"
@@ -33,7 +34,7 @@ def _unusable(why: object) -> ImportError:
     )
 
 
-def _load() -> tuple[Any, bool]:
+def _load() -> tuple[Any, Any, bool]:
     if not is_version_greater_equal_than(tf.__version__, _MINIMUM):
         raise _unusable("it is too old")
     try:
@@ -44,12 +45,22 @@ def _load() -> tuple[Any, bool]:
     native.pl_tensorflow_load_error.restype = ctypes.c_char_p
     if why := native.pl_tensorflow_load_error():
         raise _unusable(why.decode())
-    return operations, bool(native.pl_tensorflow_async())
+    native.pl_tensorflow_set_job.argtypes = [ctypes.c_int64, ctypes.c_int64]
+    return operations, native, bool(native.pl_tensorflow_async())
 
 
-# ops: the operations PacelineExchange, PacelineGather and PacelineAlltoall. asynchronous: whether they leave
-# TensorFlow's threads while they wait for other ranks.
-ops, asynchronous = _load()
+# ops: the operations PacelineExchange, PacelineChange, PacelineGather and PacelineAlltoall. asynchronous: whether they
+# leave TensorFlow's threads while they wait for other ranks.
+ops, _native, asynchronous = _load()
+
+
+def job() -> tuple[int, int]:
+    """(round, generation) of this process's job, by which functions that were traced for another are refused."""
+    _native.pl_tensorflow_set_job(engine.round, engine.generation)
+    return engine.round, engine.generation
+
+
+engine.at_shutdown(lambda: _native.pl_tensorflow_set_job(0, 0))
 
 
 def _let_run_in_any_order() -> None:
@@ -62,7 +73,7 @@ def _let_run_in_any_order() -> None:
 
     known = getattr(auto_control_deps, "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS", None)
     if asynchronous and known is not None:
-        ours = ("PacelineExchange", "PacelineGather", "PacelineAlltoall")
+        ours = ("PacelineExchange", "PacelineChange", "PacelineGather", "PacelineAlltoall")
         auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = frozenset(known) | frozenset(ours)
 
 

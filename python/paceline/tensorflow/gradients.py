@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,29 +12,33 @@ import tensorflow as tf
 from paceline.common import compression as codecs
 from paceline.common.engine import engine
 from paceline.common.operation import How, Options
-from paceline.common.operators import Average
-from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.common.operators import Average, Sum
+from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
+from paceline.common.significance import Significance
 from paceline.common.sync import check, model_of
 from paceline.common.util import split_list
+from paceline.tensorflow._gate import gate_of
 from paceline.tensorflow._glue import asynchronous
 from paceline.tensorflow.compression import Compression
-from paceline.tensorflow.mpi_ops import reduce_dense, reduce_sparse
+from paceline.tensorflow.mpi_ops import exchange_changes, reduce_dense, reduce_sparse
 
-_numbers = itertools.count()
+_numbers: collections.Counter[int] = collections.Counter()  # by round of the engine
 
 
 def _name_of(variable: Any) -> str | None:
     """The name of a variable's gradient on all ranks, which is the same in each step. None for what has no identity.
 
-    Variables are numbered in the order in which their gradients are first reduced.
+    Variables are numbered in the order in which their gradients are first reduced in a job, so that a rank that joins
+    later, with fewer models behind it, has the same numbers.
     """
-    number = getattr(variable, "_paceline_number", None)
-    if number is None:
-        number = next(_numbers)
+    of, number = getattr(variable, "_paceline_number", (None, 0))
+    if of != engine.round:
+        number = _numbers[engine.round]
         try:
-            variable._paceline_number = number
+            variable._paceline_number = engine.round, number
         except AttributeError:
             return None
+        _numbers[engine.round] += 1
     label = str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
     return f"gradient.{number}.{label.partition(':')[0]}"
 
@@ -51,6 +55,7 @@ class Reduction:
     process_set: ProcessSet = global_process_set
     sync: Any = None
     scale_local_gradients: bool = True
+    gate: Significance | None = None
     local_variables: list[Any] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -66,9 +71,11 @@ class Reduction:
         model = model_of(self.sync)
         if model.ahead:
             raise ValueError(
-                f"sync={model.setting}: for TensorFlow the servers hold no parameters, so ranks cannot run ahead; "
-                "models that reduce gradients are BSP and DropStragglers"
+                f"sync={model.setting}: ranks that run ahead exchange parameters, which a tape and optimizers of "
+                "TensorFlow 1 do not change: wrap an optimizer of Keras by hvd.DistributedOptimizer"
             )
+        if self.gate is not None and (not isinstance(self.gate, Significance) or self.op not in (Average, Sum)):
+            raise ValueError(f"gate={self.gate!r}: give paceline.Significance(...), with op=Average or Sum")
         check(model, self.process_set.size(), accumulate=False)
         self._sync = model.declared
 
@@ -84,6 +91,8 @@ class Reduction:
                 size = self.process_set.size() or 1
                 reduced[i] = grad / size if self.scale_local_gradients and self.op == Average else grad
             elif isinstance(grad, tf.IndexedSlices) and not self.sparse_as_dense:
+                if self.gate is not None:
+                    raise ValueError("gate= is for dense gradients: give sparse_as_dense=True")
                 reduced[i] = reduce_sparse(grad, _name_of(variable), self._how(), self.compression)
             else:
                 dense.append(i)
@@ -92,9 +101,26 @@ class Reduction:
             if len(group) > 1 and (first := _name_of(variables[group[0]])):
                 name = f"{first}.group{len(group)}"
             values = [tf.convert_to_tensor(reduced[i]) for i in group]
-            for i, value in zip(group, reduce_dense(values, name, self._how(), self.compression), strict=True):
+            if self.gate is None:
+                results = reduce_dense(values, name, self._how(), self.compression)
+            else:
+                results = self._gated(self.gate, values, [variables[i] for i in group])
+            for i, value in zip(group, results, strict=True):
                 reduced[i] = value
         return reduced
+
+    def _gated(self, rule: Significance, values: list[tf.Tensor], variables: list[Any]) -> list[tf.Tensor]:
+        """Reduces what is significant of the gradients, together with what was withheld before."""
+        how = self._how()
+        number = process_set_number(self.process_set)
+        names = [_name_of(v) for v in variables]
+        gates = [gate_of(v, n, rule, number, g) for v, n, g in zip(variables, names, values, strict=True)]
+        offered = [g.offer(value, v) for g, value, v in zip(gates, values, variables, strict=True)]
+        empty = tf.cast(tf.stack([small for _, small in offered]), tf.uint8)
+        compressor, _ = codecs.split(self.compression)
+        given = [compressor.compress(total) for total, _ in offered]
+        reduced = exchange_changes([t for t, _ in given], [str(n) for n in names], how, empty)
+        return [compressor.decompress(t, ctx) for t, (_, ctx) in zip(reduced, given, strict=True)]
 
     def _how(self) -> How:
         factor = self.gradient_predivide_factor
@@ -145,6 +171,7 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     sync: Any = None,
+    gate: Significance | None = None,
 ) -> Any:
     """Wraps a tape so that its `gradient` returns the gradients of all ranks.
 
@@ -157,11 +184,13 @@ def DistributedGradientTape(
     groups: number of groups, or lists of variables, that are reduced together. num_groups: deprecated, as a number.
     scale_local_gradients: divide the gradients of variables that `register_local_source` names by the number of ranks.
     sync: a synchronisation model that reduces gradients, such as paceline.DropStragglers(3). Default: PACELINE_SYNC.
+    gate: paceline.Significance(...): a rank sends only significant gradients; the others add up on it until they are.
+        The sources are variables. What is withheld is part of paceline.compression_state().
     device_dense, device_sparse: Horovod's, without effect.
     """
     reduction = Reduction(
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
-        scale_local_gradients,
+        scale_local_gradients, gate,
     )  # fmt: skip
     kind = type(gradtape)
     tape: Any = object.__new__(type(kind.__name__, (_DistributedTape, kind), {"__module__": __name__}))

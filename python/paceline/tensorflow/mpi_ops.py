@@ -35,9 +35,10 @@ from paceline.common.handles import start, synchronize, watch
 from paceline.common.operation import DEFAULTS, How, Options, operation
 from paceline.common.operators import Adasum, Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
+from paceline.common.seat import seat
 from paceline.common.util import gpu_available as _gpu_available
 from paceline.common.util import num_rank_is_power_2
-from paceline.tensorflow._glue import asynchronous, ops
+from paceline.tensorflow._glue import asynchronous, job, ops
 from paceline.tensorflow.compression import Compression
 
 # fmt: off
@@ -54,6 +55,7 @@ handle_average_backwards_compatibility = operator_of
 
 # The attribute `numbers`, as bindings/tensorflow/collective.c reads it.
 _KIND, _REDUCE_OP, _PROCESS_SET, _ROOT, _PRIORITY, _AT_ONCE, _RANK, _SIZE, _PRESCALE, _POSTSCALE = range(10)
+_ROUND, _GENERATION, _USE, _SOFT_PARK, _THRESHOLD, _DECAY, _COUNT = range(10, 17)
 
 
 def _bits(number: float) -> int:
@@ -70,7 +72,15 @@ def _numbers(kind: int, how: How, root: int = 0) -> list[int]:
     number, (rank, size) = process_set_number(how.process_set), place_in(how.process_set)
     if how.op == Adasum and number != 0:
         raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
-    return [kind, how.op, number, root, 0, 0, rank, size, _bits(how.prescale), _bits(how.postscale)]
+    numbers = [kind, how.op, number, root, 0, 0, rank, size, _bits(how.prescale), _bits(how.postscale)]
+    numbers += [0] * (_COUNT - len(numbers))
+    return _of_this_job(numbers) if number or kind == abi.REDUCESCATTER else numbers
+
+
+def _of_this_job(numbers: list[int]) -> list[int]:
+    """Has a graph be refused in another job: its size or sets are part of it."""
+    numbers[_ROUND], _ = job()
+    return numbers
 
 
 def _label(kind: str, name: str | None) -> str:
@@ -137,12 +147,51 @@ def _alltoall(
 def _among(numbers: Sequence[int], kind: int) -> list[int]:
     """An allgather, or an allreduce by Average, among the same ranks."""
     one = _bits(1.0)
-    return [kind, Average, numbers[_PROCESS_SET], 0, 0, 0, numbers[_RANK], numbers[_SIZE], one, one]
+    among = [kind, Average, numbers[_PROCESS_SET], 0, 0, 0, numbers[_RANK], numbers[_SIZE], one, one]
+    return _of_this_job(among + [0] * (_COUNT - len(among)))
 
 
 def _dense(op: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
     outputs = op.outputs
     return [tf.zeros_like(o) if g is None else tf.convert_to_tensor(g) for o, g in zip(outputs, grads, strict=True)]
+
+
+def exchange_changes(
+    tensors: Sequence[tf.Tensor],
+    names: Sequence[str],
+    how: How,
+    empty: tf.Tensor,
+    significance: tf.Tensor | None = None,
+    within: tf.Tensor | None = None,
+) -> list[tf.Tensor]:
+    """Reduces changes that a gate may withhold, or adds them to values that the servers hold and reads these.
+
+    empty: uint8 for each tensor, 1 for what is withheld. significance, within: of held values, float32 and bool; None
+    for tensors that are reduced.
+    """
+    held, options = significance is not None, how.options
+    numbers = _of_this_job(_numbers(abi.ACCUMULATE if held else abi.ALLREDUCE, how))
+    if held:
+        _, numbers[_GENERATION] = job()
+        numbers[_USE], numbers[_SOFT_PARK] = abi.ADD | abi.READ, int(options.soft_park)
+    if options.pull_gate is not None:
+        numbers[_THRESHOLD], numbers[_DECAY] = _bits(options.pull_gate.threshold), _bits(options.pull_gate.decay)
+    numbers[_AT_ONCE] = 1
+    try:
+        return list(
+            ops.paceline_change(
+                numbers=numbers,
+                label="\n".join(names),
+                codec=options.codec or "",
+                sync=options.sync or "",
+                empty=empty,
+                significance=tf.zeros([]) if significance is None else significance,
+                within=tf.constant(False) if within is None else within,
+                tensors=list(tensors),
+            )
+        )
+    except tf.errors.UnknownError as e:
+        raise HorovodInternalError(e.message) from None
 
 
 @tf.RegisterGradient("PacelineExchange")
@@ -197,8 +246,10 @@ def reduce_sparse(slices: tf.IndexedSlices, name: str | None, how: How, compress
     compressor, _ = split(compression)
     values, ctx = compressor.compress(slices.values)
     numbers = _numbers(abi.ALLGATHER, How(0, process_set=how.process_set))
-    values, indices = _gather([values, slices.indices], numbers, name, DEFAULTS)
-    factor = how.prescale * how.postscale / (numbers[_SIZE] if how.op == Average else 1)
+    counted = [tf.ones([1])] if seat.elastic else []  # a graph may run in jobs of several sizes
+    values, indices, *counted = _gather([values, slices.indices, *counted], numbers, name, DEFAULTS)
+    size = tf.size(counted[0]) if counted else numbers[_SIZE]
+    factor = tf.cast(how.prescale * how.postscale, tf.float64) / tf.cast(size if how.op == Average else 1, tf.float64)
     values = compressor.decompress(values, ctx)
     return tf.IndexedSlices(values * tf.cast(factor, values.dtype), indices, dense_shape=slices.dense_shape)
 

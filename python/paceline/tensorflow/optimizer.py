@@ -42,6 +42,8 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     sync: Any = None,
+    gate: Any = None,
+    pull_gate: Any = None,
 ) -> Any:
     """Wraps an optimizer so that gradients are reduced over all ranks before they are applied.
 
@@ -67,9 +69,11 @@ def DistributedOptimizer(
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
             sync=sync,
+            gate=gate,
+            pull_gate=pull_gate,
         )
-    if backward_passes_per_step != 1:
-        raise ValueError("backward_passes_per_step works with optimizers of Keras only")
+    if backward_passes_per_step != 1 or gate is not None or pull_gate is not None:
+        raise ValueError("backward_passes_per_step, gate and pull_gate work with optimizers of Keras only")
     reduction = Reduction(
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
         scale_local_gradients,

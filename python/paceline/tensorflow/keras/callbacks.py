@@ -28,6 +28,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts if the model is built."""
         self.broadcast_done = False
+        holding = getattr(self.model.optimizer, "_paceline_holding", None)
+        if holding is not None and holding.outdated:
+            self.model.train_function = None
         if self.model.built:
             if self.model.optimizer is not None:
                 build(self.model.optimizer, self.model.trainable_variables)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from paceline.common.operators import Average
+from paceline.common import compression as codecs
+from paceline.common.operators import Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.common.significance import Significance
+from paceline.common.sync import model_of
+from paceline.tensorflow._held import Holding
 from paceline.tensorflow.compression import Compression
 from paceline.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from paceline.tensorflow.gradients import Reduction, local_variables
@@ -17,12 +21,25 @@ class Distributed:
     """Stands before the wrapped optimizer's class. Its kinds override what applies gradients in their Keras."""
 
     _paceline_reduction: Reduction
+    _paceline_holding: Holding | None
     _paceline_passes: LocalGradientAggregationHelper | None
+
+    def agree(self) -> None:
+        """Gives all ranks the same parameters: the sum of all their changes. Every rank calls it, after training.
+
+        Where ranks may not run ahead they have the same parameters already.
+        """
+        if self._paceline_holding is not None:
+            self._paceline_holding.agree()
 
     def _paceline_apply(self, grads: Sequence[Any], variables: Sequence[Any], apply: Callable[[Any], Any]) -> Any:
         """Reduces the gradients over all ranks, and applies them."""
+        holding = self._paceline_holding
+        if holding is not None:
+            build(self, variables)
+            step, apply = apply, lambda given: holding.apply(given, variables, step)
         if self._paceline_passes is None:
-            return apply(self._paceline_reduction(grads, variables))
+            return apply(grads if holding is not None else self._paceline_reduction(grads, variables))
         build(self, variables)  # here, because a branch of tf.cond makes no variables
         reduced = self._paceline_passes.compute_gradients(grads, variables)
         return self._paceline_passes.apply_gradients(lambda: apply(reduced), self)
@@ -65,6 +82,8 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     sync: Any = None,
+    gate: Significance | None = None,
+    pull_gate: Significance | None = None,
 ) -> Any:
     """Wraps a Keras optimizer so that gradients are reduced over all ranks before they are applied.
 
@@ -74,23 +93,60 @@ def DistributedOptimizer(
 
     backward_passes_per_step: the number of passes whose gradients add up before they are reduced; divided by it with
     average_aggregated_gradients. `iterations` counts passes. The other arguments are those of
-    `paceline.tensorflow.DistributedGradientTape`.
+    `paceline.tensorflow.DistributedGradientTape`, and:
+
+    sync: the synchronisation model, such as paceline.SSP(3) or "ssp:3". Default: PACELINE_SYNC, else BSP. Under a model
+        that lets ranks run ahead, the servers hold the parameters and each rank steps with its own gradients: the
+        servers add the change, divided by the number of ranks for Average, and the rank continues with the sum of all
+        ranks' changes. At the end `agree()` of the optimizer gives all ranks the same parameters.
+    pull_gate: a gate for pulls, under such a model: a rank keeps the parameters that it read last, and is sent nothing,
+        as long as all ranks' steps have changed less than that share of them.
+
+    Raises ValueError for what is no optimizer of Keras or wrapped already, and for arguments that do not go together.
     """
     if isinstance(optimizer, Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     kind = type(optimizer)
     if not isinstance(optimizer, OPTIMIZERS):
         raise ValueError(f"expected an optimizer of Keras {VERSION}, got {kind.__module__}.{kind.__name__}")
-    reduction = Reduction(
-        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
-        scale_local_gradients,
-    )  # fmt: skip
+    model = model_of(sync)
+    Significance.check("gate", gate)
+    Significance.check("pull_gate", pull_gate)
+    codec = codecs.codec_of(compression)
+    if isinstance(codec, codecs.Auto):
+        raise ValueError("Compression.auto() measures with PyTorch's gradients only: name a codec")
+    holding: Holding | None = None
+    if model.ahead:
+        plain = compression is Compression.none or codec is not None
+        if not plain or gradient_predivide_factor != 1.0 or op not in (Average, Sum):
+            raise ValueError(
+                f"sync={model.setting}: ranks exchange what their steps did, so that only op=Average or Sum, "
+                "gradient_predivide_factor=1, Compression.none and the engine's codecs are possible"
+            )
+        if codec is not None:
+            codecs.check(codec)
+        holding = Holding(model, op, process_set, None if codec is None else codec.text, gate, pull_gate)
+        reduction = Reduction(sync="bsp", process_set=process_set)  # what no rank does
+    elif pull_gate is not None:
+        raise ValueError(
+            f"pull_gate={pull_gate!r} with sync={model.setting}: each step needs its sums; give a model under which "
+            "the servers hold the parameters, such as paceline.SSP(3)"
+        )
+    else:
+        reduction = Reduction(
+            compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
+            scale_local_gradients, gate,
+        )  # fmt: skip
     wrapped = _wrapped_3(optimizer, name) if KERAS_3 else _wrapped_2(optimizer, name)
     wrapped._paceline_reduction = reduction
+    wrapped._paceline_holding = holding
     wrapped._paceline_passes = None
     if backward_passes_per_step != 1:
         wrapped._paceline_passes = LocalGradientAggregationHelper(
-            backward_passes_per_step, reduction, sparse_as_dense, average_aggregated_gradients
+            backward_passes_per_step,
+            reduction if holding is None else lambda grads, _: grads,
+            sparse_as_dense or holding is not None,
+            average_aggregated_gradients,
         )
     return wrapped
 
@@ -123,6 +179,8 @@ def _wrapped_2(optimizer: Any, name: str | None) -> Any:
 def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = None, **options: Any) -> Any:
     """DistributedOptimizer that leaves the gradients of `local_layers`' variables to this rank."""
     wrapped = DistributedOptimizer(optimizer, *args, **options)
+    if wrapped._paceline_holding is not None:
+        raise ValueError("ranks that run ahead share all parameters: give no local_layers, or sync=paceline.BSP()")
     wrapped._paceline_reduction.local_variables.extend(local_variables(local_layers))
     return wrapped
 

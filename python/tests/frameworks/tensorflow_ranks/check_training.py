@@ -237,8 +237,6 @@ def test_wrong_arguments():
     adam = hvd_keras.DistributedOptimizer(keras.optimizers.Adam())
     with pytest.raises(ValueError, match="already"):
         hvd_keras.DistributedOptimizer(adam)
-    with pytest.raises(ValueError, match="run ahead"):
-        hvd.DistributedOptimizer(keras.optimizers.Adam(), sync="ssp:3")
     with pytest.raises(ValueError, match="gradient_predivide_factor"):
         hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
     with pytest.raises(ValueError, match="optimizer of Keras"):

@@ -1,0 +1,132 @@
+"""The changes that a rank withholds under `gate=`."""
+
+from __future__ import annotations
+
+import io
+import json
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from paceline.common import checkpoint
+from paceline.common.significance import Significance
+
+# (process set, name of the tensor) -> (iteration of the gate, withheld change)
+_State = dict[tuple[int, str], tuple[int, Any]]
+
+
+class Gate:
+    """Withholds changes of one tensor that are not significant, and adds them up.
+
+    Its state is variables, so that a tf.function which is traced once changes it in each call.
+    """
+
+    def __init__(self, rule: Significance, key: tuple[int, str], like: tf.Tensor) -> None:
+        self._rule = rule
+        with tf.init_scope():
+            self.iteration = tf.Variable(1, dtype=tf.int64, trainable=False)
+            self.withheld = tf.Variable(tf.zeros(like.shape, like.dtype), trainable=False)
+        _gates.add(key, self)
+
+    def offer(self, contribution: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """(the contribution plus what was withheld, whether that is too small, so that it is withheld).
+
+        Changes that are not finite are never too small. Ends an iteration of the gate.
+        """
+        threshold = self._rule.threshold / tf.cast(self.iteration, tf.float32) ** self._rule.decay
+        total = contribution + self.withheld
+        small = _norm(total) < tf.cast(threshold, _wide(total.dtype)) * _norm(tf.cast(weights, total.dtype))
+        self.withheld.assign(tf.where(small, total, tf.zeros_like(total)))
+        self.iteration.assign_add(1)
+        return total, small
+
+    def clear(self) -> None:
+        """Drops what is withheld."""
+        self.withheld.assign(tf.zeros_like(self.withheld))
+
+
+def gate_of(variable: Any, name: str | None, rule: Significance, process_set: int, like: tf.Tensor) -> Gate:
+    """The gate of a variable's gradient, which lives as long as the variable does. Raises ValueError for others."""
+    if name is None or not tf.compat.v1.executing_eagerly_outside_functions():
+        raise ValueError("gate=: gates are for the gradients of variables, eagerly and in tf.function")
+    if not like.shape.is_fully_defined() or not like.dtype.is_floating:
+        raise ValueError(f"gate=: {name!r} has type {like.dtype.name} and shape {like.shape}; give one of numbers")
+    gates: dict[int, tuple[Significance, Gate]] = variable.__dict__.setdefault("_paceline_gates", {})
+    if process_set not in gates or gates[process_set][0] != rule:
+        gates[process_set] = rule, Gate(rule, (process_set, name), like)
+    return gates[process_set][1]
+
+
+def _wide(dtype: tf.DType) -> tf.DType:
+    """In float16 the norm of many elements is infinite."""
+    return dtype if dtype == tf.float64 else tf.float32
+
+
+def _norm(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.norm(tf.cast(tensor, _wide(tensor.dtype)))
+
+
+class _Gates:
+    """All gates of this process, as a part of its checkpoint.
+
+    Its bytes: an NPZ archive with "names", JSON of (process set, name) in order, "iterations", and what each withholds.
+    A loaded state waits here until its gate exists.
+    """
+
+    def __init__(self) -> None:
+        self._gates: weakref.WeakValueDictionary[tuple[int, str], Gate] = weakref.WeakValueDictionary()
+        self._unclaimed: _State = {}
+
+    def add(self, key: tuple[int, str], gate: Gate) -> None:
+        self._gates[key] = gate
+        self._claim()
+
+    def _claim(self) -> None:
+        with tf.init_scope():
+            for key, gate in list(self._gates.items()):
+                iteration, withheld = self._unclaimed.pop(key, (1, None))
+                if withheld is not None and withheld.shape == tuple(gate.withheld.shape):
+                    gate.iteration.assign(iteration)
+                    gate.withheld.assign(tf.cast(withheld, gate.withheld.dtype))
+
+    def state(self) -> bytes:
+        """The state of all gates."""
+        state = dict(self._unclaimed)
+        for key, gate in self._gates.items():
+            wide = tf.cast(gate.withheld, _wide(gate.withheld.dtype))
+            state[key] = int(gate.iteration), wide.numpy()
+        if not state:
+            return b""
+        buffer = io.BytesIO()
+        keys = sorted(state)
+        arrays = {str(i): state[key][1] for i, key in enumerate(keys)}
+        np.savez(buffer, names=json.dumps(keys), iterations=np.array([state[k][0] for k in keys], np.int64), **arrays)
+        return buffer.getvalue()
+
+    def reader(self, state: bytes) -> Callable[[], None]:
+        loaded: _State = {}
+        try:
+            if state:
+                archive = np.load(io.BytesIO(state), allow_pickle=False)
+                names = json.loads(str(archive["names"]))
+                for i, (number, name) in enumerate(names):
+                    loaded[int(number), str(name)] = int(archive["iterations"][i]), archive[str(i)]
+        except Exception as e:  # NumPy raises KeyError, zipfile's errors and others for broken bytes
+            raise ValueError("these bytes are not what gates hold back") from e
+
+        def restore() -> None:
+            self._unclaimed = loaded
+            for key, gate in list(self._gates.items()):
+                if key not in loaded:
+                    gate.iteration.assign(1)
+                    gate.clear()
+            self._claim()
+
+        return restore
+
+
+_gates = _Gates()
+checkpoint.register("tensorflow.gates", _gates)
