@@ -4,14 +4,10 @@ from __future__ import annotations
 
 _ELASTIC = "start a script that uses hvd.elastic by `paceline run --min-np`"
 _FRAMEWORK = "the APIs are those for PyTorch, TensorFlow and Keras, such as import horovod.torch, or paceline.torch"
-_RESTART = "states of TensorFlow and Keras do not exist yet: save checkpoints, and start the job again"
 _CLUSTER = "start workers with `paceline run`, torchrun, mpirun or srun, or a function on this host with horovod.run"
 
 _INSTEAD = {
     "runner.elastic": _ELASTIC,
-    "tensorflow.elastic": _RESTART,
-    "tensorflow.keras.elastic": _RESTART,
-    "keras.elastic": _RESTART,
     "tensorflow.data": "tf.data loads in the background with Dataset.prefetch",
     "mxnet": _FRAMEWORK,
     "spark": _CLUSTER,

@@ -12,6 +12,7 @@ from paceline.tensorflow import _glue as _glue  # checks TensorFlow before anyth
 from paceline.common import core as _core
 from paceline.common.core import *
 from paceline.common.util import check_extension as check_extension
+from paceline.tensorflow import elastic as elastic
 from paceline.tensorflow import mpi_ops as _mpi_ops
 from paceline.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -41,5 +42,6 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
+    "elastic",
 ]
 __all__ += _core.__all__ + _mpi_ops.__all__

@@ -69,6 +69,13 @@ class LocalGradientAggregationHelper:
             result[i] = grad
         return result
 
+    def reset(self) -> None:
+        """Drops what was added up since the last reduction."""
+        if self.counter is not None:
+            self.counter.assign(0)
+            for s in self._sums:
+                s.assign(tf.zeros_like(s))
+
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Applies the gradients after the last pass; before, counts the iteration only."""
 

@@ -409,6 +409,7 @@ def join(device: int = -1) -> int:
     """
     _eagerly("join")
     handle = engine.submit_join()
+    job()  # a new generation
     return synchronize(watch([handle], lambda: engine.result(handle)[2]))
 
 

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from elastic_runs import Elastic, end_alike
 from jobs import HANG_S, Job, clean_environment, reserved_port
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed here: make test-tensorflow")
@@ -81,13 +82,10 @@ import paceline.tensorflow
 assert horovod.tensorflow is paceline.tensorflow
 horovod.tensorflow.init()
 assert horovod.tensorflow.size() == 2 and float(horovod.keras.allreduce(horovod.keras.rank() * 2.0)) == 1.0
-for part in ("horovod.tensorflow.elastic", "horovod.keras.elastic"):
-    try:
-        __import__(part)
-    except ImportError as e:
-        assert "checkpoints" in str(e), e
-    else:
-        raise SystemExit(part)
+from horovod.tensorflow.elastic import TensorFlowKerasState, TensorFlowState, run
+from horovod.keras.elastic import KerasState, CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
+import horovod.tensorflow.keras.elastic
+assert issubclass(KerasState, TensorFlowKerasState) and horovod.tensorflow.elastic.run is run
 """
     paceline_run("--horovod", sys.executable, "-c", code)
 
@@ -325,3 +323,29 @@ def test_a_process_ends_whatever_is_in_flight(what, sync, tmp_path):
     survivors = [0] if what == "a rank is killed" else [0, 1]
     assert all(ended[r].status == 0 and "ends" in ended[r].output for r in survivors), ended
     assert [r for r in range(2) if "failed: True" in ended[r].output] in (FAILING[what], FAILING[what] + [1]), ended
+
+
+# Elastic training
+
+ELASTIC = Path(__file__).with_name("tensorflow_elastic_job.py")
+
+
+@pytest.mark.parametrize("by", ["tape", "fit"])
+def test_the_others_go_on_from_the_last_commit_and_a_later_host_joins(by, tmp_path):
+    hosts, script = tmp_path / "hosts", tmp_path / "discover.sh"
+    hosts.write_text("localhost:3\n")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    flags = ["--min-np", "2", "--max-np", "4", "--host-discovery-script", str(script), "--horovod"]
+    flags += ["--blacklist-cooldown-range", "0.2", "1"]
+    command = [sys.executable, "-X", "faulthandler", str(ELASTIC), str(tmp_path), by]
+    with Elastic(tmp_path, *flags, script=command, **SETTINGS) as job:
+        (first,) = job.wait(lambda: job.rounds(3))
+        hosts.write_text("localhost:2\n")
+        job.kill(next(m for m in first if m["rank"] == 0))
+        members = job.wait(lambda: [r for r in job.rounds(2) if all(m["step"] > 0 for m in r)])[0]
+        assert all(m["resets"] >= 1 for m in members), members
+        hosts.write_text("localhost:4\n")
+        job.wait(lambda: job.rounds(4))
+        assert job.finish() == 0, job.text()
+    end_alike(job, 4)

@@ -17,6 +17,7 @@ from paceline.tensorflow.functions import broadcast_global_variables as broadcas
 from paceline.tensorflow.functions import broadcast_object as broadcast_object
 from paceline.tensorflow.functions import broadcast_variables as broadcast_variables
 from paceline.tensorflow.keras import callbacks as callbacks
+from paceline.tensorflow.keras import elastic as elastic
 from paceline.tensorflow.keras.functions import allgather, allreduce, broadcast, load_model, reducescatter
 from paceline.tensorflow.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from paceline.tensorflow.mpi_ops import Compression
@@ -34,6 +35,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "elastic",
     "load_model",
     "reducescatter",
 ]
