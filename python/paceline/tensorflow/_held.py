@@ -100,7 +100,7 @@ class Holding:
         if self._model.has_supersteps:
             with tf.control_dependencies(values):
                 number = process_set_number(self._process_set)
-                _call(lambda: engine.begin_iteration(number, group) or False)
+                _call(lambda: _began(number, group))
 
     def _ends_iteration(self, group: str) -> tf.Tensor:
         """Ends an iteration when it runs. Whether the superstep continues."""
@@ -147,8 +147,9 @@ class Holding:
         self._variables += new
         if self._model.alone:
             self._kept = [tf.Variable(tf.zeros_like(_value(v)), trainable=False) for v in new]
-        for variable in new if self._gate is not None else ():
-            gate_of(variable, self._names[id(variable)], self._gate, number, _value(variable)).clear()
+        if self._gate is not None:
+            for variable in new:
+                gate_of(variable, self._names[id(variable)], self._gate, number, _value(variable)).clear()
 
     def _host(
         self, variables: Sequence[Any], held: Held, given: Sequence[Any] | None = None, empty: bool = False
@@ -208,6 +209,11 @@ class Holding:
     def outdated(self) -> bool:
         """Whether what was traced is of an earlier job, or from before a join."""
         return self._generation not in (-1, engine.generation)
+
+
+def _began(number: int, group: str) -> bool:
+    engine.begin_iteration(number, group)
+    return True
 
 
 def _value(variable: Any) -> tf.Tensor:

@@ -267,10 +267,19 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Reduces a tensor over all ranks and returns a new tensor of the same shape and type.
+    """Reduces a tensor over all ranks and returns a new tensor of the same shape and type. Carries gradients.
 
-    tf.IndexedSlices are gathered instead: the result has the slices of all ranks, divided by their number for Average.
+    tensor: a dense tensor of numbers, of any shape, the same on all ranks. tf.IndexedSlices are gathered instead: the
+        result has the slices of all ranks, divided by their number for Average.
+    op: hvd.Average (default), Sum, Adasum, Min, Max or Product. average: deprecated, True for Average, False for Sum.
+    prescale_factor, postscale_factor: multiply each rank's tensor, and the result.
     compression: hvd.Compression.fp16 or a Compressor of your own, or a codec of the engine ("topk:0.01").
+    name: identifies the operation on all ranks; by default its place in the graph, or the order of eager operations.
+    process_set: the ranks that take part. device_dense, device_sparse, ignore_name_scope: Horovod's, without effect.
+
+    Raises ValueError for wrong arguments, tf.errors.InvalidArgumentError for a type that cannot be reduced. Where ranks
+    gave other shapes or types, one gave nothing in time or a peer is lost: HorovodInternalError eagerly, and
+    tf.errors.UnknownError with the same message in a graph.
     """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
@@ -291,7 +300,11 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Reduces several tensors over all ranks together and returns a list of new tensors."""
+    """Reduces several tensors over all ranks together and returns a list of new tensors. Carries gradients.
+
+    tensors: dense tensors of any shapes and types, as many on all ranks. The other arguments and the errors are those
+    of `allreduce`; NotImplementedError for tf.IndexedSlices.
+    """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     if any(isinstance(t, tf.IndexedSlices) for t in tensors):
         raise NotImplementedError("grouped_allreduce takes dense tensors: reduce tf.IndexedSlices by allreduce")
@@ -304,9 +317,13 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Concatenates all ranks' tensors along the first dimension, in rank order.
+    """Concatenates all ranks' tensors along the first dimension, in rank order. Carries gradients.
 
-    The first dimension may differ between ranks, the others may not.
+    tensor: of shape [rows, ...]. Rows may differ between ranks and may be none; the other dimensions and the type may
+        not. The result has shape [sum of rows, ...]; its first dimension is unknown in a graph.
+    name, process_set: as of `allreduce`. ignore_name_scope: Horovod's, without effect.
+
+    Raises ValueError for a tensor without dimensions; otherwise as `allreduce` does.
     """
     return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
 
@@ -317,7 +334,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Allgathers several tensors together and returns a list of new tensors."""
+    """Allgathers several tensors together and returns a list of new tensors. See `allgather`."""
     numbers = _numbers(abi.ALLGATHER, How(0, process_set=process_set))
     return _gather([tf.convert_to_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
 
@@ -325,7 +342,7 @@ def grouped_allgather(
 def grouped_broadcast(
     tensors: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[tf.Tensor]:
-    """Broadcasts several tensors together and returns a list of new tensors."""
+    """Broadcasts several tensors together and returns a list of new tensors. See `broadcast`."""
     numbers = _numbers(abi.BROADCAST, How(0, process_set=process_set), root_rank)
     return _exchange([tf.convert_to_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
 
@@ -337,7 +354,13 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Returns a new tensor with root_rank's values."""
+    """Returns a new tensor with root_rank's values. Carries gradients, which arrive at the root.
+
+    tensor: of any shape and type (bool too), the same on all ranks; the others' values are ignored.
+    root_rank: a rank of the job, also with a process_set. name, process_set: as of `allreduce`.
+
+    Raises as `allreduce` does, tf.errors.InvalidArgumentError also for a root that is not in the set.
+    """
     return grouped_broadcast([tensor], root_rank, name, process_set)[0]
 
 
@@ -350,7 +373,13 @@ def alltoall(
 ) -> Any:
     """Sends slices of the first dimension to each rank and returns the slices received, in rank order.
 
-    splits: rows for each rank of the set, None for equal parts. With splits the result is (tensor, received_splits).
+    tensor: of shape [rows, ...]; all dimensions but the first are the same on all ranks. Carries gradients.
+    splits: integers, rows for each rank of the set; None for equal parts of a number of rows that the size divides.
+        With splits the result is (tensor, received_splits), and received_splits has splits' type and shape [size].
+    name, process_set: as of `allreduce`.
+
+    Raises ValueError for a tensor without dimensions or splits that are no integers, tf.errors.InvalidArgumentError for
+    splits that do not fit; otherwise as `allreduce` does.
     """
     numbers = _numbers(abi.ALLTOALL, How(0, process_set=process_set))
     tensor = tf.convert_to_tensor(tensor)
@@ -377,9 +406,13 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Reduces a tensor over all ranks and returns this rank's part of its rows.
+    """Reduces a tensor over all ranks and returns this rank's part of its rows. Carries gradients.
 
-    Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more.
+    tensor: of shape [rows, ...], the same on all ranks. Rows are shared evenly; if their number is no multiple of the
+        ranks', the lower ranks get one more. The other arguments are those of `allreduce`.
+
+    Raises ValueError for a tensor without dimensions; otherwise as `allreduce` does. A graph that was traced for a job
+    of another size is refused: tf.errors.InvalidArgumentError.
     """
     how = How(op, prescale_factor, postscale_factor, process_set)
     return reduce_dense([tensor], name, how, compression, abi.REDUCESCATTER)[0]
@@ -396,7 +429,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Reducescatters several tensors together and returns a list of new tensors."""
+    """Reducescatters several tensors together and returns a list of new tensors. See `reducescatter`."""
     how = How(op, prescale_factor, postscale_factor, process_set)
     return reduce_dense(tensors, name, how, compression, abi.REDUCESCATTER) if tensors else []
 

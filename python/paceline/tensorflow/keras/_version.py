@@ -16,8 +16,8 @@ SUPPORTED = "Keras 2.12 to 2.15 with TensorFlow of the same numbers, and Keras 3
 KERAS_3 = int(VERSION.partition(".")[0]) >= 3
 
 
-def _optimizers() -> tuple[type, ...]:
-    known = [keras.optimizers.Optimizer]
+def _optimizers() -> tuple[Any, ...]:
+    known: list[Any] = [keras.optimizers.Optimizer]
     if not KERAS_3:
         known.append(keras.optimizers.legacy.Optimizer)
     for kind in known:

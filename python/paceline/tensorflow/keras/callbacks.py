@@ -30,7 +30,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self.broadcast_done = False
         holding = getattr(self.model.optimizer, "_paceline_holding", None)
         if holding is not None and holding.outdated:
-            self.model.train_function = None
+            self.model.make_train_function(force=True)
         if self.model.built:
             if self.model.optimizer is not None:
                 build(self.model.optimizer, self.model.trainable_variables)

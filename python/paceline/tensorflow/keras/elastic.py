@@ -51,9 +51,9 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     The call of fit says how many batches are left: steps_per_epoch=total - state.batch.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Any) -> None:
         super().__init__()
-        self.state: Any = state
+        self.state = state
         self.steps_per_epoch: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -79,10 +79,10 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 class UpdateEpochStateCallback(keras.callbacks.Callback):
     """Keeps the number of epochs that are done in `state.epoch`, over all calls of fit, which count from 0."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Any) -> None:
         super().__init__()
-        self.state: Any = state
-        self.initial_epoch = self.state.epoch
+        self.state = state
+        self.initial_epoch: int = self.state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Counts from the state's epoch."""
