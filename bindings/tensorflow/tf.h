@@ -71,4 +71,8 @@ typedef void (*TF_Delete)(void *);
   F(TF_Kernel *, TF_NewAsyncKernelBuilder, (const char *, const char *, TF_Create, TF_ComputeAsync, TF_Delete)) \
   F(void, TF_RunAsyncOpKernelDoneCallback, (void *))
 
+#define TF_DECLARE(result, name, arguments) extern result(*name) arguments;
+TF_FUNCTIONS(TF_DECLARE)
+TF_ASYNC_FUNCTIONS(TF_DECLARE)
+
 #endif

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.common import checkpoint
+from paceline.common.engine import engine
 from paceline.common.significance import Significance
 
 # (process set, name of the tensor) -> (iteration of the gate, withheld change)
@@ -45,12 +46,14 @@ class Gate:
 
     def clear(self) -> None:
         """Drops what is withheld."""
-        self.withheld.assign(tf.zeros_like(self.withheld))
+        with tf.init_scope():
+            self.withheld.assign(tf.zeros_like(self.withheld))
 
 
 def gate_of(variable: Any, name: str | None, rule: Significance, process_set: int, like: tf.Tensor) -> Gate:
     """The gate of a variable's gradient, which lives as long as the variable does. Raises ValueError for others."""
-    if name is None or not tf.compat.v1.executing_eagerly_outside_functions():
+    passing = isinstance(variable, tf.Tensor) and not isinstance(variable, tf.Variable)
+    if name is None or passing or not tf.compat.v1.executing_eagerly_outside_functions():
         raise ValueError("gate=: gates are for the gradients of variables, eagerly and in tf.function")
     if not like.shape.is_fully_defined() or not like.dtype.is_floating:
         raise ValueError(f"gate=: {name!r} has type {like.dtype.name} and shape {like.shape}; give one of numbers")
@@ -83,6 +86,11 @@ class _Gates:
     def add(self, key: tuple[int, str], gate: Gate) -> None:
         self._gates[key] = gate
         self._claim()
+
+    def clear(self) -> None:
+        """Drops what all gates withhold: it belongs to the steps of a job that has ended."""
+        for gate in list(self._gates.values()):
+            gate.clear()
 
     def _claim(self) -> None:
         with tf.init_scope():
@@ -130,3 +138,4 @@ class _Gates:
 
 _gates = _Gates()
 checkpoint.register("tensorflow.gates", _gates)
+engine.at_shutdown(_gates.clear)

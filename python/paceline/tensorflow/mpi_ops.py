@@ -170,9 +170,9 @@ def exchange_changes(
     for tensors that are reduced.
     """
     held, options = significance is not None, how.options
-    numbers = _of_this_job(_numbers(abi.ACCUMULATE if held else abi.ALLREDUCE, how))
+    numbers = _numbers(abi.ACCUMULATE if held else abi.ALLREDUCE, how)
     if held:
-        _, numbers[_GENERATION] = job()
+        numbers[_ROUND], numbers[_GENERATION] = job()
         numbers[_USE], numbers[_SOFT_PARK] = abi.ADD | abi.READ, int(options.soft_park)
     if options.pull_gate is not None:
         numbers[_THRESHOLD], numbers[_DECAY] = _bits(options.pull_gate.threshold), _bits(options.pull_gate.decay)

@@ -39,6 +39,13 @@ def say(what):
     sys.stdout.flush()
 
 
+class State(hvd_keras.elastic.KerasState):
+    def commit(self):
+        super().commit()
+        if self.step == COMMIT_EVERY:
+            say("committed")
+
+
 def stops():
     return hvd.broadcast_object(stop.exists(), name="stop")
 
@@ -85,9 +92,9 @@ def train(state):
 resets = []
 if by_fit:
     model.compile(hvd_keras.DistributedOptimizer(optimizer), "mse")
-    state = hvd_keras.elastic.KerasState(model, step=0, batch=0, epoch=0)
+    state = State(model, step=0, batch=0, epoch=0)
 else:
-    state = hvd.elastic.TensorFlowKerasState(model, optimizer, step=0)
+    state = State(model, optimizer, step=0)
 state.register_reset_callbacks([lambda: resets.append(hvd.size())])
 train(state)
 if by_fit:

@@ -52,9 +52,14 @@ def python(code, **env):
     return run(sys.executable, "-c", textwrap.dedent(code), **env)
 
 
-@pytest.mark.parametrize("file", CHECKS, ids=[c.stem for c in CHECKS])
-def test_every_rank_passes(file, tmp_path):
-    paceline_run(sys.executable, TESTS / "ranks" / "run.py", tmp_path, "-x", "-q", "-p", "no:cacheprovider", file)
+# Training on 4 ranks takes minutes on two cores, and differs from 2 in nothing but the size.
+SIZES = [(check, 2) for check in CHECKS] + [(check, 4) for check in CHECKS if check.stem != "check_training"]
+
+
+@pytest.mark.parametrize(("file", "size"), SIZES, ids=[f"{c.stem} on {n}" for c, n in SIZES])
+def test_every_rank_passes(file, size, tmp_path):
+    argv = [TESTS / "ranks" / "run.py", tmp_path, "-x", "-q", "-p", "no:cacheprovider", file]
+    paceline_run(sys.executable, *argv, ranks=size)
 
 
 def test_kernels_that_wait_do_not_block_each_other(tmp_path):
@@ -341,6 +346,7 @@ def test_the_others_go_on_from_the_last_commit_and_a_later_host_joins(by, tmp_pa
     command = [sys.executable, "-X", "faulthandler", str(ELASTIC), str(tmp_path), by]
     with Elastic(tmp_path, *flags, script=command, **SETTINGS) as job:
         (first,) = job.wait(lambda: job.rounds(3))
+        job.wait(lambda: len({m["rank"] for m in job.said("committed")}) == 3)
         hosts.write_text("localhost:2\n")
         job.kill(next(m for m in first if m["rank"] == 0))
         members = job.wait(lambda: [r for r in job.rounds(2) if all(m["step"] > 0 for m in r)])[0]

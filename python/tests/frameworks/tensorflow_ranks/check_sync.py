@@ -164,5 +164,8 @@ def test_wrong_arguments():
         hvd_keras.DistributedOptimizer(sgd(), sync="ssp:1", compression=hvd.Compression.fp16)
     with pytest.raises(ValueError, match="wrap an optimizer of Keras"):
         hvd.DistributedGradientTape(tf.GradientTape(), sync="ssp:1")
-    with pytest.raises(ValueError, match="variables"):
-        on_the_tape(False, gate=paceline.Significance(0.1))(tf.constant([1.0]), tf.constant([1.0]))
+    with tf.GradientTape() as tape:
+        tape.watch(x := tf.constant([1.0]))
+        y = x * x
+    with pytest.raises(ValueError, match="gradients of variables"):
+        hvd.DistributedGradientTape(tape, gate=paceline.Significance(0.1)).gradient(y, x)
