@@ -131,10 +131,46 @@ def mxnet_ways(elements: int, together: int) -> Iterator[tuple[str, Run]]:
     yield "allreduce_", waiting(lambda i, array: hvd.allreduce_(array, name=f"mxnet.{i}"))
 
 
+def tensorflow_ways(elements: int, together: int) -> Iterator[tuple[str, Run]]:
+    """TensorFlow: eagerly, in a function with so many operations, in a loop of one function, and as one group."""
+    import tensorflow as tf
+
+    import paceline.tensorflow as hvd
+
+    xs = [tf.ones([elements]) for _ in range(together)]
+
+    def one_by_one(function: Callable[[Any], Any]) -> Run:
+        return lambda count: [function(x) for x in xs[:count]]
+
+    def in_a_function(function: Callable[[Any], Any]) -> Run:
+        traced = tf.function(lambda given: [function(x) for x in given])
+        return lambda count: traced(xs[:count])
+
+    def in_a_loop(function: Callable[[Any], Any]) -> Run:
+        @tf.function
+        def loop(x: Any, count: Any) -> Any:
+            return tf.while_loop(lambda i, _: i < count, lambda i, x: (i + 1, function(x)), (0, x))
+
+        return lambda count: loop(xs[0], tf.constant(count))
+
+    def grouped(function: Callable[[Any], Any]) -> Run:
+        return lambda count: function(xs[:count])
+
+    yield "addition, eagerly", one_by_one(lambda x: x + 1)
+    yield "eagerly", one_by_one(hvd.allreduce)
+    yield "additions in a function", in_a_function(lambda x: x + 1)
+    yield "in a function", in_a_function(hvd.allreduce)
+    yield "addition in a function's loop", in_a_loop(lambda x: x + 1)
+    yield "in a function's loop", in_a_loop(hvd.allreduce)
+    yield "grouped, eagerly", grouped(hvd.grouped_allreduce)
+    yield "grouped in a function", grouped(tf.function(hvd.grouped_allreduce))
+
+
 # By name: the ways of a framework, each with its name. `together` is the most that a way starts at once.
 FRAMEWORKS: dict[str, Callable[[int, int], Iterator[tuple[str, Run]]]] = {
     "jax": jax_ways,
     "mxnet": mxnet_ways,
+    "tensorflow": tensorflow_ways,
     "torch": torch_ways,
 }
 

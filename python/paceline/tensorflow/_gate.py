@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import json
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from paceline.common import checkpoint
 from paceline.common.engine import engine
+from paceline.common.gate import State, dump, load
 from paceline.common.significance import Significance
-
-# (process set, name of the tensor) -> (iteration of the gate, withheld change)
-_State = dict[tuple[int, str], tuple[int, Any]]
 
 
 class Gate:
@@ -75,13 +70,12 @@ def _norm(tensor: tf.Tensor) -> tf.Tensor:
 class _Gates:
     """All gates of this process, as a part of its checkpoint.
 
-    Its bytes: an NPZ archive with "names", JSON of (process set, name) in order, "iterations", and what each withholds.
     A loaded state waits here until its gate exists.
     """
 
     def __init__(self) -> None:
         self._gates: weakref.WeakValueDictionary[tuple[int, str], Gate] = weakref.WeakValueDictionary()
-        self._unclaimed: _State = {}
+        self._unclaimed: State = {}
 
     def add(self, key: tuple[int, str], gate: Gate) -> None:
         self._gates[key] = gate
@@ -106,22 +100,14 @@ class _Gates:
         for key, gate in self._gates.items():
             wide = tf.cast(gate.withheld, _wide(gate.withheld.dtype))
             state[key] = int(gate.iteration), wide.numpy()
-        if not state:
-            return b""
-        buffer = io.BytesIO()
-        keys = sorted(state)
-        arrays = {str(i): state[key][1] for i, key in enumerate(keys)}
-        np.savez(buffer, names=json.dumps(keys), iterations=np.array([state[k][0] for k in keys], np.int64), **arrays)
-        return buffer.getvalue()
+        return dump(dict(sorted(state.items()))) if state else b""
 
     def reader(self, state: bytes) -> Callable[[], None]:
-        loaded: _State = {}
         try:
-            if state:
-                archive = np.load(io.BytesIO(state), allow_pickle=False)
-                names = json.loads(str(archive["names"]))
-                for i, (number, name) in enumerate(names):
-                    loaded[int(number), str(name)] = int(archive["iterations"][i]), archive[str(i)]
+            loaded: State = load(state) if state else {}
+            for (number, name), (iteration, _) in loaded.items():
+                if [type(number), type(name), type(iteration)] != [int, str, int] or iteration < 1:
+                    raise TypeError
         except Exception as e:  # NumPy raises KeyError, zipfile's errors and others for broken bytes
             raise ValueError("these bytes are not what gates hold back") from e
 
