@@ -4,9 +4,9 @@
  * PacelineExchange has outputs of its inputs' shapes (allreduce, broadcast), into the input's memory where
  * nobody else uses it. PacelineGather has outputs of other lengths (allgather, reducescatter), PacelineAlltoall also
  * the rows from each rank. PacelineChange sends changes that gates may withhold (allreduce) and those of values that
- * the servers hold (accumulate); it has inputs of its own before the tensors, FLAGS. Attributes: `numbers` as in kernel.h,
- * `label` the name without which operations match by their order, of PacelineChange a line for each tensor, `codec` and
- * `sync` of the tensors.
+ * the servers hold (accumulate); it has inputs of its own before the tensors, FLAGS. Attributes: `numbers` as in
+ * kernel.h, `label` the name without which operations match by their order, of PacelineChange a line for each tensor,
+ * `codec` and `sync` of the tensors.
  */
 #include <dlfcn.h>
 #include <stdio.h>
