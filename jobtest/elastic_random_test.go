@@ -37,21 +37,29 @@ func TestElasticJobsUnderRandomLosses(t *testing.T) {
 
 func playLosses(t *testing.T, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 11))
-	ranks, servers := 2+random.IntN(4), 1+random.IntN(4)
+	ranks, dedicated := 2+random.IntN(4), 1+random.IntN(4)
+	where, servers := jobtest.Dedicated(dedicated), dedicated
+	embedded := random.IntN(2) == 0
+	switch {
+	case embedded && random.IntN(2) == 0:
+		where, dedicated, servers = jobtest.Embedded, 0, ranks
+	case embedded:
+		where, servers = jobtest.Both(dedicated), ranks+dedicated
+	}
 	m := jobtest.NewMeans(random, ranks, 1+random.IntN(50000), 60, servers)
-	gone := random.Perm(servers)[:random.IntN(servers)]
-	m.Heirs = len(gone) > 0
+	gone := random.Perm(dedicated)[:random.IntN(max(dedicated, 1))]
+	m.Heirs = embedded || len(gone) > 0
 	network := transporttest.NewNetwork(transporttest.Options{Latency: time.Millisecond, Bandwidth: 20 << 20, PeerTimeout: 3 * time.Second})
 	t.Cleanup(network.Close)
-	j := jobtest.New(t, m.Ranks, jobtest.Dedicated(servers), jobtest.Elastic, jobtest.SmallPartitions, jobtest.Transports(func(rank int) *transport.Set {
+	j := jobtest.New(t, m.Ranks, where, jobtest.Elastic, jobtest.SmallPartitions, jobtest.Transports(func(rank int) *transport.Set {
 		return transport.NewSet(nil, network.Node(nodeName(rank), []byte(jobtest.Secret)))
 	}), jobtest.ServerTransports(func(i int) *transport.Set {
 		return transport.NewSet(nil, network.Node(serverName(i), []byte(jobtest.Secret)))
 	}))
 	j.Settings.Connections = 1 + random.IntN(2)
-	revived(t, network, servers)
+	revived(t, network, dedicated)
 	j.Start()
-	if err := network.Script(losses(random, m, servers) + serverLosses(random, m, gone)); err != nil {
+	if err := network.Script(losses(random, m, dedicated, embedded) + serverLosses(random, m, gone)); err != nil {
 		t.Fatal(err)
 	}
 	errs := j.Outcomes(func(rank int) error { return m.Train(j, rank) })
@@ -63,29 +71,42 @@ func playLosses(t *testing.T, seed uint64) {
 				t.Errorf("rank %d, which is lost, ends with %v", rank, err)
 			}
 		case err != nil:
-			t.Errorf("rank %d of %d, without ranks %v and servers %v of %d: %v", rank, m.Ranks, m.Lost, gone, servers, err)
+			t.Errorf("rank %d of %d, without ranks %v and servers %v of %d, embedded ones: %v: %v", rank, m.Ranks, m.Lost, gone, dedicated, embedded, err)
 		}
 	}
 	if t.Failed() {
 		return
 	}
 	if err := m.Check(); err != nil {
-		t.Errorf("%d ranks, without ranks %v and servers %v of %d: %v", m.Ranks, m.Lost, gone, servers, err)
+		t.Errorf("%d ranks, without ranks %v and servers %v of %d, embedded ones: %v: %v", m.Ranks, m.Lost, gone, dedicated, embedded, err)
 	}
 }
 
 // losses is a script by which the lost ranks are lost.
-func losses(random *rand.Rand, m *jobtest.Means, servers int) string {
+func losses(random *rand.Rand, m *jobtest.Means, servers int, embedded bool) string {
 	var script strings.Builder
 	for _, rank := range m.Lost {
 		at := time.Duration(random.IntN(1000)) * time.Millisecond
+		peers := []string{} // that it has connections with, and whose loss of one of them is its own
+		for i := range servers {
+			peers = append(peers, serverName(i))
+		}
 		links := func(what string) {
-			for i := range servers {
-				fmt.Fprintf(&script, "at %v worker%d<->server%d %s\n", at, rank, i, what)
+			for _, peer := range peers {
+				fmt.Fprintf(&script, "at %v worker%d<->%s %s\n", at, rank, peer, what)
+			}
+			for other := range m.Ranks {
+				if embedded && other != rank {
+					fmt.Fprintf(&script, "at %v worker%d<->worker%d %s\n", at, rank, other, what)
+				}
 			}
 			fmt.Fprintf(&script, "at %v worker%d<->servers %s\n", at, rank, what)
 		}
-		switch random.IntN(6) {
+		how := random.IntN(6)
+		if len(peers) == 0 && (how == 3 || how == 4) {
+			how = 0
+		}
+		switch how {
 		case 0:
 			links("cut")
 		case 1:
@@ -93,11 +114,11 @@ func losses(random *rand.Rand, m *jobtest.Means, servers int) string {
 		case 2:
 			links("freeze")
 		case 3: // one of its connections, in the middle of a frame
-			fmt.Fprintf(&script, "after %d worker%d->server%d cut\n", random.IntN(10*4*m.Elements), rank, random.IntN(servers))
+			fmt.Fprintf(&script, "after %d worker%d->%s cut\n", random.IntN(10*4*m.Elements), rank, peers[random.IntN(len(peers))])
 		case 5: // it may come back in time, or find that it was given up
 			fmt.Fprintf(&script, "at %v worker%d stop\nat %v worker%d continue\n", at, rank, at+time.Duration(random.IntN(10000))*time.Millisecond, rank)
 		case 4:
-			fmt.Fprintf(&script, "after %d server%d->worker%d reset\n", random.IntN(10*4*m.Elements), random.IntN(servers), rank)
+			fmt.Fprintf(&script, "after %d %s->worker%d reset\n", random.IntN(10*4*m.Elements), peers[random.IntN(len(peers))], rank)
 		}
 	}
 	return script.String()

@@ -26,7 +26,7 @@ func Both(servers int) Option {
 	return func(j *Job) { j.Settings.Servers, j.Settings.NumServers = "both", servers }
 }
 
-// Elastic has the job go on without workers and servers that are lost; it needs Dedicated.
+// Elastic has the job go on without workers and servers that are lost.
 var Elastic = With(func(s *settings.Settings) { s.Elastic = true })
 
 // With changes settings of all processes.

@@ -112,7 +112,7 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	w.cut()
 	w.makeEngine(w.engineConfig(kinds, o))
 	var local worker.Local
-	if w.server != nil {
+	if w.server != nil && !s.Elastic { // there it is one among others, from which keys come and to which they go (decision 87)
 		l, err := w.server.Local(s.Rank, w.Engine)
 		if err != nil {
 			return nil, err
@@ -140,7 +140,7 @@ func (w *Worker) listen(kinds *transport.Set) error {
 		return err
 	}
 	w.listeners.Expect(s.Size * s.Connections)
-	w.server = newServer(&w.Settings, w.log, func(l wire.Lost) { w.Control.ReportLost(l) })
+	w.server = newServer(&w.Settings, s.Rank, w.log, func(l wire.Lost) { w.Control.ReportLost(l) })
 	serve(w.server, w.listeners, w.log)
 	return nil
 }
@@ -313,7 +313,7 @@ func (w *Worker) RemoveSet(ctx context.Context, id uint32) error {
 }
 
 // Shutdown leaves the job. The server of this process stays until all other workers have left too, or a
-// deadline has passed. There is no deadline while it holds a value: the others continue to train with it, each at
+// deadline has passed. There is no deadline while it holds a value, nor in an elastic job: the others continue to train with it, each at
 // its own pace, and the loss of one is detected.
 func (w *Worker) Shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout+w.Settings.PeerTimeout)
@@ -325,7 +325,8 @@ func (w *Worker) Shutdown() {
 		select {
 		case <-deserted:
 		case <-ctx.Done():
-			if w.server.Holds() {
+			if w.server.Holds() || w.Settings.Elastic {
+				w.log.Info("this rank's server stays until the other workers have left")
 				<-deserted
 			} else {
 				w.log.Info("other workers have not left; this rank's server leaves after the timeout")

@@ -11,11 +11,11 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// goOn begins the epoch without a member that was lost, and reports whether the job goes on: it is elastic, no key was in a lost
-// worker's process, and somebody is left to train and to serve. The error says what the job lacks.
+// goOn begins the epoch without a member that was lost, and without the server in its process, and reports whether the job goes on: it is
+// elastic, and somebody is left to train and to serve. The error says what the job lacks.
 func (m *Machine) goOn(r *round, lost membership.Loss, who string) (on bool, lack error) {
 	worker := lost.Role == membership.WorkerRole
-	if !r.epoch.Elastic || worker && r.epoch.Embedded(lost.Number) >= 0 || len(r.in(present))+len(r.in(absent)) == 0 {
+	if !r.epoch.Elastic || len(r.in(present))+len(r.in(absent)) == 0 {
 		return false, nil
 	}
 	next, err := r.epoch.Next(membership.Change{Lose: []membership.Loss{lost}})
@@ -55,15 +55,24 @@ func (m *Machine) loseServer(r *round, index int, who, why string, drained bool)
 	}
 }
 
-// accused handles the word of a worker of an elastic job that it has lost a dedicated server. If the server's own line is broken too, it
-// is lost; else one of the two cannot reach the other, and it is judged after the grace time which.
-func (m *Machine) accused(r *round, index int, by *peer, why string) {
+// accusedServer handles the word of a worker of an elastic job that it has lost a dedicated server.
+func (m *Machine) accusedServer(r *round, index int, by *peer, why string) {
 	s := &r.epoch.Servers[index]
 	p := m.sessions[s.Incarnation]
 	switch {
 	case s.State == membership.Gone:
 	case p == nil:
 		m.loseServer(r, index, fmt.Sprintf("server %d (host %s, pid %d)", index, s.Host, s.PID), why, false)
+	default:
+		m.accused(p, by, why)
+	}
+}
+
+// accused handles the word of a worker of an elastic job, or of the server in its process, that it has lost another process with a server.
+// If that one's own line is broken too, it is lost; else one of the two cannot reach the other, and it is judged after the grace time which.
+func (m *Machine) accused(p, by *peer, why string) {
+	switch {
+	case p.state == lost || p.state == left:
 	case p.line == nil:
 		m.lose(p, why)
 	default:
@@ -74,14 +83,17 @@ func (m *Machine) accused(r *round, index int, by *peer, why string) {
 	}
 }
 
-// judge decides on a server that runs and that some workers have lost: where they are more than half of those that train they go on
+// judge decides on a process that runs and that some workers have lost: where they are more than half of those that train they go on
 // without it, else the job goes on without them.
 func (m *Machine) judge(p *peer) {
 	accusers := p.accusers
 	p.accusers, p.judged = nil, 0
 	maps.DeleteFunc(accusers, func(w *peer, _ string) bool { return w.state != present })
+	if p.state != present {
+		return
+	}
 	for _, r := range m.rounds {
-		if r.server(p.Addresses) >= 0 && 2*len(accusers) > len(r.in(present)) {
+		if (r == p.round || r.server(p.Addresses) >= 0) && 2*len(accusers) > len(r.in(present)) {
 			for _, why := range accusers {
 				m.evict(p, why)
 				return
@@ -93,7 +105,7 @@ func (m *Machine) judge(p *peer) {
 	}
 }
 
-// evict has the job lose a server that may run. It hears why when its client comes back.
+// evict has the job lose a process that may run. It hears why when its client comes back.
 func (m *Machine) evict(p *peer, why string) {
 	line := p.line
 	m.lose(p, why)

@@ -198,8 +198,11 @@ func (m *Machine) expire() {
 	}
 	for _, r := range slices.Clone(m.rounds) {
 		for _, p := range r.workers {
-			if m.due(p.lostAt) {
+			switch {
+			case m.due(p.lostAt):
 				m.lose(p, p.why)
+			case m.due(p.judged):
+				m.judge(p)
 			}
 		}
 		m.expireCalls(r)

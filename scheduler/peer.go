@@ -36,7 +36,7 @@ type peer struct {
 	lostAt time.Duration // its line is broken: when the job has lost it; 0 otherwise
 	why    string        // its line broke because of this
 
-	accusers map[*peer]string // of a server in an elastic job: workers that have lost it, and why
+	accusers map[*peer]string // of a process with a server in an elastic job: workers that have lost it, and why
 	judged   time.Duration    // when it is decided whether it is lost, or they are; 0 where nobody has
 
 	empty    bool      // a server that has left empty
@@ -147,7 +147,7 @@ func (m *Machine) reported(l *line, gone wire.Lost) {
 		}
 		s := &r.epoch.Servers[gone.Rank]
 		if s.Rank == membership.Dedicated && r.epoch.Elastic {
-			m.accused(r, gone.Rank, l.peer, gone.Why+by)
+			m.accusedServer(r, gone.Rank, l.peer, gone.Why+by)
 			return
 		}
 		if s.Rank == membership.Dedicated {
@@ -157,8 +157,13 @@ func (m *Machine) reported(l *line, gone wire.Lost) {
 		}
 		gone.Rank = s.Rank // an embedded server is lost with its worker
 	}
-	if gone.Rank >= 0 && gone.Rank < len(r.workers) {
-		m.lose(r.workers[gone.Rank], gone.Why+by)
+	if gone.Rank < 0 || gone.Rank >= len(r.workers) {
+		return
+	}
+	if p := r.workers[gone.Rank]; r.epoch.Elastic && l.peer.Role == wire.RoleWorker && l.peer != p {
+		m.accused(p, l.peer, gone.Why+by)
+	} else {
+		m.lose(p, gone.Why+by)
 	}
 }
 

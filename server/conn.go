@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport"
@@ -105,15 +106,15 @@ func (c *conn) enter() error {
 func (c *conn) leave(err error) {
 	c.r.mu.Lock()
 	c.r.conns[c.rank] = slices.DeleteFunc(c.r.conns[c.rank], func(other *conn) bool { return other == c })
-	ended, here := c.r.ended || c.r.farewell, c.r.local
+	ended, here := c.r.ended || c.r.farewell, c.r.s.cfg.Rank
 	c.r.mu.Unlock()
 	if c.byed || ended {
 		return
 	}
 	lost := wire.Lost{Role: wire.RoleWorker, Rank: c.rank, Why: fmt.Sprintf("its connection from %v ended: %v", c.tc.RemoteAddr(), err)}
 	switch stopped := errors.Is(err, transport.ErrStopped); {
-	case stopped && here != nil: // not the other rank
-		lost.Rank, lost.Why = here.rank, fmt.Sprintf("rank %d has ended its connection from %v: %v", c.rank, c.tc.RemoteAddr(), err)
+	case stopped && here != membership.Dedicated: // not the other rank
+		lost.Rank, lost.Why = here, fmt.Sprintf("rank %d has ended its connection from %v: %v", c.rank, c.tc.RemoteAddr(), err)
 	case errors.Is(err, io.EOF) && !stopped:
 		lost.Why = fmt.Sprintf("its connection from %v was closed without a goodbye", c.tc.RemoteAddr())
 	}

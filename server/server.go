@@ -33,6 +33,7 @@ import (
 
 // Config says how a server works.
 type Config struct {
+	Rank          int // of the worker in whose process it is, or membership.Dedicated
 	Log           *zap.Logger
 	Memory        int64         // bound on the bytes held for tensors
 	Fusion        int           // payloads of up to this many bytes travel together

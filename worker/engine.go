@@ -165,7 +165,7 @@ func New(cfg Config) *Engine {
 }
 
 // Start connects to every server of the job. local is the server in this process, nil if there is
-// none. After an error the engine is ended.
+// none or it is reached as the others are, as in an elastic job. After an error the engine is ended.
 func (e *Engine) Start(ctx context.Context, local Local) error {
 	e.mu.Lock()
 	err := e.broken // a peer was lost before
@@ -350,11 +350,12 @@ func (e *Engine) Lost(l wire.Lost) {
 // servers say, which wait for those ranks no longer, and those which inherit the keys of those servers.
 func (e *Engine) Follow(later *membership.Epoch) {
 	e.mu.Lock()
+	before := e.epoch()
 	lost, err := e.cfg.Membership.Lose(later)
 	for _, d := range lost {
-		if d.Role == membership.ServerRole && e.broken == nil {
+		if i := before.ServerOf(d.Member); i >= 0 && e.broken == nil {
 			e.starts.Add(1)
-			go e.succeed(d.Number, d.Why, d.Drained)
+			go e.succeed(i, d.Why, d.Drained)
 		}
 	}
 	e.mu.Unlock()

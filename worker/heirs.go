@@ -15,7 +15,7 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// What a worker of an elastic job does when a dedicated server is lost (decision 80). It tells the scheduler, which begins the epoch without
+// What a worker of an elastic job does when a server is lost, alone or with the worker in its process (decisions 80 and 087). It tells the scheduler, which begins the epoch without
 // the server. Then each key of the server has an heir, which every node finds by itself (membership.Epoch.Heir), and which gets from every rank
 //
 //  1. the last result that the rank has of the key, for ranks that have not got it;
@@ -53,7 +53,7 @@ func (p *peer) there() bool {
 
 // survives reports whether the job may go on without the server, where a connection to it has ended with an error.
 func (p *peer) survives(err error) bool {
-	return p.e.epoch().Elastic && p.at.Rank == membership.Dedicated && !errors.Is(err, transport.ErrStopped)
+	return p.e.epoch().Elastic && !errors.Is(err, transport.ErrStopped)
 }
 
 // gone reports whether the way leads to the heirs.
@@ -79,7 +79,7 @@ func (p *peer) heirFor(d *declaration, h *wire.Header) way {
 // heirOf is the heir of a key among the servers whose keys have not been handed over here: where it is about to go itself, what goes there
 // goes on with all that waits for it, in its order.
 func (e *Engine) heirOf(d *declaration, part uint32, server int) int {
-	there := func(i int) bool { return i != server && !e.ways[i].(*peer).gone() } // the servers of an elastic job are dedicated
+	there := func(i int) bool { return i != server && !e.ways[i].(*peer).gone() } // in an elastic job every way is a peer
 	return e.epoch().HeirAmong(membership.Name{Set: d.t.ProcessSet, Name: d.t.Name}, int(part), server, there)
 }
 
@@ -94,7 +94,7 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 	e.turn <- struct{}{} // of one server after the other
 	defer func() { <-e.turn }()
 	began := time.Now()
-	p := e.ways[server].(*peer) // a server of an elastic job is dedicated
+	p := e.ways[server].(*peer) // as every way of an elastic job
 	if drained {
 		p.hearOut()
 	}

@@ -219,6 +219,14 @@ func (e *Epoch) Embedded(rank int) int {
 	return slices.IndexFunc(e.Servers, func(s Server) bool { return s.Rank == rank && s.State != Gone })
 }
 
+// ServerOf is the index of the server that goes with a member: itself, or the one in the worker's process; -1 where there is none.
+func (e *Epoch) ServerOf(m Member) int {
+	if m.Role == ServerRole {
+		return m.Number
+	}
+	return e.Embedded(m.Number)
+}
+
 // Mixed reports whether some servers have processes of their own.
 func (e *Epoch) Mixed() bool {
 	return slices.ContainsFunc(e.Servers, func(s Server) bool { return s.Rank == Dedicated && s.State != Gone })

@@ -115,9 +115,6 @@ func agree(s *Settings) error {
 	if (s.TLSCert == "") != (s.TLSKey == "") || s.TLSCert != "" && s.TLSCA == "" {
 		return errors.New("TLS needs all of PACELINE_TLS_CERT, PACELINE_TLS_KEY and PACELINE_TLS_CA")
 	}
-	if s.Role == "worker" && s.Elastic && s.Servers != "dedicated" {
-		return errors.New("PACELINE_ELASTIC=1 needs PACELINE_SERVERS=dedicated (paceline run --servers HOSTS): a worker that is lost must not take keys with it")
-	}
 	if s.StallShutdown > 0 && s.StallShutdown < s.StallWarning {
 		s.StallWarning = s.StallShutdown // Horovod's scripts set only the shutdown
 	}

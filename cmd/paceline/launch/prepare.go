@@ -151,9 +151,6 @@ func (j *maker) settle() error {
 	if err := node.CheckSettings(&s, len(j.workers), j.away() != ""); err != nil {
 		return err
 	}
-	if s.Elastic && s.Servers != "dedicated" {
-		return errors.New("an elastic job (PACELINE_ELASTIC=1) needs dedicated servers: name their hosts with --servers, for example --servers localhost")
-	}
 	err = s.Complete()
 	j.settings = s
 	return err
