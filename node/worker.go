@@ -320,13 +320,16 @@ func (w *Worker) Shutdown() {
 	defer cancel()
 	lost := errors.Is(w.Engine.Err(), worker.ErrPeerLost)
 	w.Engine.Shutdown(ctx)
-	if w.server != nil && !lost {
+	switch {
+	case w.server == nil || lost:
+	case w.Settings.Elastic:
+		w.server.Outlast()
+	default:
 		deserted := w.server.Deserted()
 		select {
 		case <-deserted:
 		case <-ctx.Done():
-			if w.server.Holds() || w.Settings.Elastic {
-				w.log.Info("this rank's server stays until the other workers have left")
+			if w.server.Holds() {
 				<-deserted
 			} else {
 				w.log.Info("other workers have not left; this rank's server leaves after the timeout")

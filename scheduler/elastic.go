@@ -68,7 +68,7 @@ func (m *Machine) accusedServer(r *round, index int, by *peer, why string) {
 	}
 }
 
-// accused handles the word of a worker of an elastic job, or of the server in its process, that it has lost another process with a server.
+// accused handles the word of a worker of an elastic job, or of the server in its process, that it has lost another process.
 // If that one's own line is broken too, it is lost; else one of the two cannot reach the other, and it is judged after the grace time which.
 func (m *Machine) accused(p, by *peer, why string) {
 	switch {

@@ -160,7 +160,7 @@ func (m *Machine) reported(l *line, gone wire.Lost) {
 	if gone.Rank < 0 || gone.Rank >= len(r.workers) {
 		return
 	}
-	if p := r.workers[gone.Rank]; r.epoch.Elastic && l.peer.Role == wire.RoleWorker && l.peer != p {
+	if p := r.workers[gone.Rank]; r.epoch.Elastic && l.peer != p && l.peer.Role == wire.RoleWorker && r.epoch.Embedded(l.peer.Rank) >= 0 {
 		m.accused(p, l.peer, gone.Why+by)
 	} else {
 		m.lose(p, gone.Why+by)

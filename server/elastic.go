@@ -14,7 +14,7 @@ import (
 )
 
 // What a server does in an elastic job when a rank has gone: the others go on without it. What it has pushed whole counts, and every
-// key closes when all who are left have pushed. No key moves, because none was in the rank's process.
+// key closes when all who are left have pushed. The keys of a server that has gone with the rank come here by their first pushes.
 
 // follow goes on in a later epoch of the round, without the ranks that it has lost.
 func (r *round) follow(e *membership.Epoch) {
@@ -60,6 +60,26 @@ func (r *round) without(rank int) {
 		return
 	}
 	r.updateMembership()
+}
+
+// outlastEvery is how often a server whose own worker has left looks whether another one needs it.
+const outlastEvery = 100 * time.Millisecond
+
+// Outlast waits until no worker needs the server in the running round: all have left, or none has a connection to it any more.
+func (s *Server) Outlast() {
+	r := s.running()
+	if r == nil {
+		return
+	}
+	look := time.NewTicker(outlastEvery)
+	defer look.Stop()
+	for len(r.connected()) > 0 {
+		select {
+		case <-look.C:
+		case <-r.deserted:
+			return
+		}
+	}
 }
 
 // dismiss closes the connections of a lost rank, which hears why if it still runs.

@@ -29,7 +29,7 @@ var settingFlags = []horovodFlag{
 	{"stall-check-warning-time-seconds", "seconds", "PACELINE_STALL_WARNING", nil, "warn of a tensor that waits for ranks after this time"},
 	{"stall-check-shutdown-time-seconds", "seconds", "PACELINE_STALL_SHUTDOWN", nil, "end it with an error after this time; 0 for never"},
 	{"log-level", "level", "PACELINE_LOG_LEVEL", nil, "what is logged: debug, info, warn, error, fatal"},
-	{"elastic", "", "PACELINE_ELASTIC", nil, "go on without ranks and servers that are lost; needs --servers"},
+	{"elastic", "", "PACELINE_ELASTIC", nil, "go on without ranks and servers that are lost"},
 	{"num-servers", "n", "PACELINE_NUM_SERVERS", nil, "dedicated servers that run already and belong to the job"},
 	{"remote-shell", "command", "PACELINE_REMOTE_SHELL", nil, "how to reach other hosts; {host} stands for the host (default ssh)"},
 }

@@ -118,7 +118,7 @@ var table = []row{
 	{"PACELINE_PLACEMENT", nil, "", policy(func(s *Settings) *string { return &s.Placement }),
 		"How tensors are cut and placed on servers (docs/placement.md). By default the scheduler's choice, largest-first."},
 	{"PACELINE_ELASTIC", nil, "0", among(nodes, boolean(func(s *Settings) *bool { return &s.Elastic })),
-		"The job goes on without workers and servers that are lost (docs/elastic.md). It needs dedicated servers."},
+		"The job goes on without workers and servers that are lost (docs/elastic.md)."},
 	{"PACELINE_PARTITION_BYTES", same("BYTEPS_PARTITION_BYTES"), "", among(workers, size(func(s *Settings) *int64 { return &s.PartitionBytes }, limits.MinPartition, limits.MaxPartition)),
 		"Larger tensors are cut into partitions of this size. By default 4 MiB, and 256 KiB with dedicated servers."},
 	{"PACELINE_FUSION_BYTES", []synonym{{"HOROVOD_FUSION_THRESHOLD", atMost(limits.MaxBatch)}}, "64KiB", size(func(s *Settings) *int64 { return &s.FusionBytes }, 0, limits.MaxBatch),

@@ -446,3 +446,34 @@ def test_without_an_elastic_launcher_the_error_goes_to_the_caller(alone):
     assert run_fn(train, lambda: calls.append("again"))(state) == "trained"
     assert calls == [2, "again", "reset", 5]
     assert re.search("hosts", str(HostsUpdatedInterrupt())) and HostsUpdatedInterrupt(True).skip_sync
+
+
+KILLED_ONE_AFTER_THE_OTHER = """
+    import os, signal
+    import torch
+    import paceline.torch as hvd
+
+    hvd.init()
+    rank, order = hvd.rank(), [1, 0, 3]
+    for step in range(40):
+        ones = hvd.allreduce(torch.ones(300_000), name="x", op=hvd.Sum)
+        mean = hvd.allreduce(torch.full((10,), 2.0), name="y", op=hvd.Average)
+        live = 4 - step // 10
+        remade = step % 10 == 9 and ones[0] == live - 1  # without the one that alone had got it, and was lost
+        assert (ones[0] == live or remade) and torch.equal(ones, ones[0].expand(300_000)), (step, ones)
+        assert torch.equal(mean, torch.full((10,), 2.0)), (step, mean)
+        if step % 10 == 9 and rank == dict(enumerate(order)).get(step // 10):
+            os.kill(os.getpid(), signal.SIGKILL)
+    print("done", rank)
+"""
+
+
+def test_ranks_with_the_servers_in_them_are_killed_until_one_is_left(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(KILLED_ONE_AFTER_THE_OTHER))
+    with Elastic(tmp_path, "-np", "4", "--elastic", script=[sys.executable, str(script)]) as job:
+        job.process.wait(HANG_S)
+        job.reader.join()
+        output = "".join(job.lines)
+        assert job.process.returncode == 0, output
+        assert "done 2" in output and "the job ended well; it lost rank 1 on localhost, rank 0 on localhost, rank 3 on localhost" in output, output
