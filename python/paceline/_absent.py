@@ -13,7 +13,6 @@ _INSTEAD = {
     "spark": _CLUSTER,
     "ray": _CLUSTER,
     "runner": _CLUSTER,
-    "data": "torch.utils.data.DataLoader loads in the background with num_workers",
 }
 
 

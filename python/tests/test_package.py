@@ -157,7 +157,6 @@ ABSENT = {
     "horovod.mxnet": "pip install 'paceline[mxnet]'",
     "horovod.spark": "paceline run",
     "horovod.ray": "paceline run",
-    "horovod.data": "torch.utils.data.DataLoader",
     "horovod.nonsense": "No module named 'horovod.nonsense'",
 }
 
@@ -177,6 +176,61 @@ def test_what_paceline_lacks_is_an_error_that_says_what_to_use(as_horovod):
     for text, (name, hint) in zip(said, ABSENT.items(), strict=True):
         assert "Paceline" in text or "paceline" in text, text
         assert name.split(".")[1 if name.startswith("horovod.") else 0] in text and hint in text, text
+
+
+def test_data_loaders_of_horovod_load_ahead_in_a_thread(as_horovod):
+    python("""
+        import threading
+        from horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
+        import horovod.data
+        assert horovod.data.BaseDataLoader is BaseDataLoader
+
+        class Numbers(BaseDataLoader):
+            def __init__(self, n):
+                self.n, self.loaded, self.full = n, 0, threading.Event()
+            def __len__(self):
+                return self.n
+            def _iterate(self):
+                for i in range(self.n):
+                    if i == 13:
+                        raise OSError("unreadable")
+                    self.loaded += 1
+                    if self.loaded == 4:
+                        self.full.set()
+                    yield i
+            def _process_batch(self, batch):
+                return batch, threading.current_thread() is threading.main_thread()
+
+        class Ahead(AsyncDataLoaderMixin, Numbers):
+            pass
+
+        for size in (0, 1, 3):
+            loader = Ahead(size, 10)
+            for epoch in range(2):
+                assert list(loader) == list(Numbers(10)) == [(i, True) for i in range(10)]
+        assert len(loader) == 10
+
+        loader = Ahead(3, 10)
+        batches = iter(loader)
+        assert next(batches) == (0, True)
+        assert loader.full.wait(60), "it does not load ahead"
+        assert list(loader)[0] == (0, True), "a new epoch begins anew"
+        next(iter(loader))
+        loader.close_async_loader()
+        for broken in (Ahead(0, 20), Ahead(3, 20)):
+            try:
+                list(broken)
+                raise SystemExit("the error of the loader was lost")
+            except OSError as e:
+                assert "unreadable" in str(e)
+        for call in (lambda: Ahead(-1, 10), lambda: len(BaseDataLoader()), lambda: list(BaseDataLoader())):
+            try:
+                call()
+                raise SystemExit("no error")
+            except (ValueError, NotImplementedError) as e:
+                assert "async_loader_queue_size" in str(e) or "define it" in str(e)
+        assert [t.name for t in threading.enumerate() if t.name == "data loader"] == []
+    """)
 
 
 def test_without_pytorch_the_error_says_what_to_install(as_horovod):
