@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,10 @@ class Holding:
         self._age: Any = None  # iterations since the last exchange, and the changes since then, with a cached model
         self._kept: list[Any] = []
         self._exchanges: Any = None
+
+    def set_codec(self, text: str | None) -> None:
+        """Has the parameters coded, before they are declared."""
+        self._options = dataclasses.replace(self._options, codec=text)
 
     def apply(self, grads: Sequence[Any], variables: Sequence[Any], apply: Callable[[Any], Any]) -> Any:
         """Makes the wrapped optimizer's step by `apply(grads)` and exchanges the changes. Returns what it returns."""

@@ -65,7 +65,7 @@ class Reduction:
             raise ValueError("gradient_predivide_factor works with op=hvd.Average only")
         codec = codecs.codec_of(self.compression)
         if isinstance(codec, codecs.Auto):
-            raise ValueError("Compression.auto() measures with PyTorch's gradients only: name a codec")
+            raise ValueError("Compression.auto() is DistributedOptimizer's, of Keras: it measures with the first step")
         if codec is not None:
             codecs.check(codec)
         model = model_of(self.sync)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from paceline.common import compression as codecs
+from paceline.common.codec_tuning import resolved
+from paceline.common.engine import engine
 from paceline.common.operators import Average, Sum
 from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.common.seat import seat
 from paceline.common.significance import Significance
 from paceline.common.sync import model_of
 from paceline.tensorflow._held import Holding
@@ -23,6 +28,7 @@ class Distributed:
     _paceline_reduction: Reduction
     _paceline_holding: Holding | None
     _paceline_passes: LocalGradientAggregationHelper | None
+    _paceline_auto: codecs.Auto | None  # a codec to measure
 
     def agree(self) -> None:
         """Gives all ranks the same parameters: the sum of all their changes. Every rank calls it, after training.
@@ -35,6 +41,8 @@ class Distributed:
     def _paceline_apply(self, grads: Sequence[Any], variables: Sequence[Any], apply: Callable[[Any], Any]) -> Any:
         """Reduces the gradients over all ranks, and applies them."""
         holding = self._paceline_holding
+        if self._paceline_auto is not None:
+            self._paceline_measure(self._paceline_auto, variables)
         if holding is not None:
             build(self, variables)
             step, apply = apply, lambda given: holding.apply(given, variables, step)
@@ -43,6 +51,17 @@ class Distributed:
         build(self, variables)  # here, because a branch of tf.cond makes no variables
         reduced = self._paceline_passes.compute_gradients(grads, variables)
         return self._paceline_passes.apply_gradients(lambda: apply(reduced), self)
+
+    def _paceline_measure(self, auto: codecs.Auto, variables: Sequence[Any]) -> None:
+        """Chooses the codec by measurement, with the first step, which all ranks make."""
+        process_set, self._paceline_auto = self._paceline_reduction.process_set, None
+        if process_set.included():
+            values = [tf.convert_to_tensor(v) for v in variables]
+            text = resolved(auto, [v.shape.num_elements() * v.dtype.size for v in values], process_set)
+            if self._paceline_holding is not None:
+                self._paceline_holding.set_codec(text)
+            else:
+                self._paceline_reduction.compression = codecs.Codec(text or "none")
 
 
 class _OfKeras3(Distributed):
@@ -99,6 +118,7 @@ def DistributedOptimizer(
         that lets ranks run ahead, the servers hold the parameters and each rank steps with its own gradients: the
         servers add the change, divided by the number of ranks for Average, and the rank continues with the sum of all
         ranks' changes. At the end `agree()` of the optimizer gives all ranks the same parameters.
+    compression: also hvd.Compression.auto(), which measures with the first step; not in an elastic job.
     pull_gate: a gate for pulls, under such a model: a rank keeps the parameters that it read last, and is sent nothing,
         as long as all ranks' steps have changed less than that share of them.
 
@@ -113,8 +133,14 @@ def DistributedOptimizer(
     Significance.check("gate", gate)
     Significance.check("pull_gate", pull_gate)
     codec = codecs.codec_of(compression)
-    if isinstance(codec, codecs.Auto):
-        raise ValueError("Compression.auto() measures with PyTorch's gradients only: name a codec")
+    if compression is Compression.none and engine.is_initialized() and engine.setting("compression") == "auto":
+        codec = codecs.codec_of("auto")
+    auto = codec if isinstance(codec, codecs.Auto) else None
+    if auto is not None and seat.elastic:
+        raise ValueError("Compression.auto() in an elastic job: a rank that joins would measure alone; name a codec")
+    if auto is not None:
+        codecs.check(auto)
+        compression, codec = Compression.none, None
     holding: Holding | None = None
     if model.ahead:
         plain = compression is Compression.none or codec is not None
@@ -140,6 +166,7 @@ def DistributedOptimizer(
     wrapped = _wrapped_3(optimizer, name) if KERAS_3 else _wrapped_2(optimizer, name)
     wrapped._paceline_reduction = reduction
     wrapped._paceline_holding = holding
+    wrapped._paceline_auto = auto
     wrapped._paceline_passes = None
     if backward_passes_per_step != 1:
         wrapped._paceline_passes = LocalGradientAggregationHelper(

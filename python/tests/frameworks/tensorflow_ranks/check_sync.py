@@ -112,6 +112,12 @@ def test_ranks_run_ahead_with_gates_and_codecs(rank, size):
     trains(rank, size, sync="ssp:2", gate=gate, backward_passes_per_step=2)
 
 
+@pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
+def test_a_codec_that_is_measured_is_the_same_on_all_ranks(rank, size, sync):
+    auto = hvd.Compression.auto(candidates=["fp16", "int8"])
+    trains(rank, size, sync=sync, compression=auto)
+
+
 def trains(rank, size, **options):
     optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.Adam(0.01), **options)
     net = compiled(optimizer)
