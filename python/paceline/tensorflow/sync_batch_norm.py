@@ -36,8 +36,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         if mask is not None:
             raise ValueError("SyncBatchNormalization takes no mask")
         x = tf.cast(inputs, tf.float32) if inputs.dtype in (tf.float16, tf.bfloat16) else tf.convert_to_tensor(inputs)
-        (axis,) = self.axis if isinstance(self.axis, (list, tuple)) else [self.axis]
-        axis %= x.shape.rank
+        given = list(self.axis) if isinstance(self.axis, (list, tuple)) else [self.axis]
+        if len(given) != 1:
+            raise ValueError(f"SyncBatchNormalization takes one axis, not {given}")
+        axis = given[0] % x.shape.rank
         axes = [i for i in range(x.shape.rank) if i != axis]
         values = tf.cast(tf.size(x) / tf.shape(x)[axis], x.dtype)
         total = allreduce(tf.concat([[values], tf.reduce_sum(x, axes)], 0), op=Sum)

@@ -76,6 +76,12 @@ def test_example_learns_and_ranks_hold_the_same_parameters(example):
     assert accuracy > 90 and "identical" in said and "DIFFERENT" not in said, said
 
 
+def test_the_overhead_of_operations():
+    argv = [TESTS.parents[1] / "bench" / "overhead.py", "tensorflow", "--operations", "8", "--together", "4"]
+    said = paceline_run(sys.executable, *argv, "--rounds", "1")
+    assert "tensorflow, 2 ranks" in said and "grouped in a function" in said, said
+
+
 def test_scripts_for_horovod_run_unedited():
     code = """
 import horovod.tensorflow, horovod.keras, horovod.tensorflow.keras, horovod.tensorflow.mpi_ops
