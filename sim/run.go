@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/core/superstep"
 )
 
@@ -34,8 +35,8 @@ type run struct {
 	servers []server
 	gates   []*gate // by key, or the scheduler's alone
 	decider *decider
-	size    []int64         // of each key
-	spent   []time.Duration // of each rank's exchange of each key so far, where they are observed
+	size    []int64              // of each key
+	timed   []placement.Exchange // of each rank and key, where they are observed
 	result  Result
 	finish  int  // workers that have done their iterations
 	over    bool // no iteration begins any more and time has stopped
@@ -125,7 +126,7 @@ func newRun(s Scenario) (*run, error) {
 		r.size = append(r.size, s.bytes(key))
 	}
 	if s.Observe != nil {
-		r.spent = make([]time.Duration, s.Workers*s.keys())
+		r.timed = make([]placement.Exchange, s.Workers*s.keys())
 	}
 	return r, nil
 }
@@ -221,8 +222,8 @@ func (r *run) arrive(rank, key int) {
 	tail := r.now + r.Bandwidth.hold(r.size[key]) // the last byte has come over the worker's link
 	server := r.server(key)
 	through := r.servers[server].in.occupy(r.now, r.link(server).hold(r.size[key]))
-	if r.spent != nil {
-		r.spent[rank*len(r.size)+key] = -r.now
+	if e := r.observed(rank, key); e != nil {
+		*e = placement.Exchange{Bytes: uint64(r.size[key]), Begun: r.now}
 	}
 	r.queue.add(max(tail, through), whole, rank, key)
 	if key+1 < len(r.size) {
@@ -232,10 +233,11 @@ func (r *run) arrive(rank, key int) {
 
 // process has a server's processor handle a complete push.
 func (r *run) process(rank, key int) error {
-	if r.ServerCost == 0 {
+	cost := r.cost(r.server(key), r.size[key])
+	if cost == 0 {
 		return r.received(rank, key)
 	}
-	r.queue.add(r.servers[r.server(key)].processor.occupy(r.now, r.ServerCost), handled, rank, key)
+	r.queue.add(r.servers[r.server(key)].processor.occupy(r.now, cost), handled, rank, key)
 	return nil
 }
 
@@ -244,8 +246,8 @@ func (r *run) received(rank, key int) error {
 	w := &r.workers[rank]
 	w.arrived = r.now
 	w.coming--
-	if r.spent != nil {
-		r.spent[rank*len(r.size)+key] += r.now
+	if e := r.observed(rank, key); e != nil {
+		e.Wait = -r.now
 	}
 	if r.Barrier == Overlap {
 		return r.exchange(key, rank)
@@ -334,10 +336,10 @@ func (r *run) release(k int, ranks ...int) {
 func (r *run) answer(rank, key int) {
 	server := &r.servers[r.server(key)]
 	out := &server.out
-	start := max(server.processor.occupy(r.now, r.ServerCost), out.free)
+	start := max(server.processor.occupy(r.now, r.cost(r.server(key), r.size[key])), out.free)
 	out.occupy(start, r.link(r.server(key)).hold(r.size[key]))
-	if r.spent != nil {
-		r.spent[rank*len(r.size)+key] -= r.now
+	if e := r.observed(rank, key); e != nil {
+		e.Wait += r.now
 	}
 	r.queue.add(start+r.Latency, answered, rank, key)
 }
@@ -347,12 +349,21 @@ func (r *run) receive(rank, key int) {
 	w := &r.workers[rank]
 	tail := max(r.now+r.link(r.server(key)).hold(r.size[key]), w.in.occupy(r.now, r.Bandwidth.hold(r.size[key])))
 	w.ready = max(w.ready, tail)
-	if r.spent != nil {
-		r.Observe(rank, key, r.spent[rank*len(r.size)+key]+tail)
+	if e := r.observed(rank, key); e != nil {
+		e.Ended = tail
+		r.Observe(rank, key, *e)
 	}
 	if w.missing--; w.missing == 0 {
 		r.queue.add(w.ready, complete, rank, 0)
 	}
+}
+
+// observed is the exchange of a rank's key so far; nil where nobody observes.
+func (r *run) observed(rank, key int) *placement.Exchange {
+	if r.timed == nil {
+		return nil
+	}
+	return &r.timed[rank*len(r.size)+key]
 }
 
 // complete ends an iteration, and begins the next if there is one.

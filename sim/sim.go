@@ -8,8 +8,8 @@
 // message occupies a link for its bytes over the link's bandwidth, first come first served, and is complete
 // when it has passed the links at both ends and the latency between them. Sending and receiving are
 // independent, the network between the links has unlimited capacity, and a message without payload takes
-// only the latency. Each server has one processor, which spends a given time on every message with a payload, one after
-// the other.
+// only the latency. Each server has one processor, which spends a given time on every message with a payload, and on each of its
+// bytes, one after the other.
 package sim
 
 import (
@@ -80,10 +80,13 @@ type Scenario struct {
 	Latency         time.Duration // one way
 	ServerCost      time.Duration // of a server's one processor for a key, when it is whole and again when it is answered
 
+	// ServerProcessors is how fast each server's processor handles the bytes of a key, besides ServerCost; nil is without limit.
+	ServerProcessors []Bandwidth
+
 	Seed uint64 // of the computing times
 
-	// Observe, where it is set, gets the time of each exchange of a key, without the wait for other workers' pushes.
-	Observe func(rank, key int, took time.Duration)
+	// Observe, where it is set, gets each exchange of a key, as its worker can time it.
+	Observe func(rank, key int, e placement.Exchange)
 }
 
 // Key is one of a layout: workers push keys in its order. Without a layout the bytes are shared by all keys equally, and the
@@ -134,8 +137,8 @@ func (s Scenario) Check() error {
 }
 
 func (s Scenario) checkLayout() error {
-	if s.ServerLinks != nil && len(s.ServerLinks) != s.Servers {
-		return fmt.Errorf("%d links are given for %d servers", len(s.ServerLinks), s.Servers)
+	if s.ServerLinks != nil && len(s.ServerLinks) != s.Servers || s.ServerProcessors != nil && len(s.ServerProcessors) != s.Servers {
+		return fmt.Errorf("%d links and %d processors are given for %d servers, allowed are as many as servers, or none", len(s.ServerLinks), len(s.ServerProcessors), s.Servers)
 	}
 	for i, k := range s.Layout {
 		if k.Server < 0 || k.Server >= s.Servers || k.Bytes < 0 || k.Bytes > MaxBytes {
@@ -167,6 +170,14 @@ func (s Scenario) link(server int) Bandwidth {
 		return s.ServerLinks[server]
 	}
 	return s.ServerBandwidth
+}
+
+// cost is how long a server's processor has work with a key, each way.
+func (s Scenario) cost(server int, bytes int64) time.Duration {
+	if s.ServerProcessors == nil {
+		return s.ServerCost
+	}
+	return s.ServerCost + s.ServerProcessors[server].hold(bytes)
 }
 
 // bytes is the size of a key: without a layout an equal share, to the byte.

@@ -14,6 +14,7 @@ import (
 	"github.com/paceline/paceline/internal/nearest"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/sim"
+	"github.com/paceline/paceline/sim/shapes"
 )
 
 // placementOptions are the flags of `paceline bench placement`.
@@ -43,7 +44,7 @@ virtual time, on links of one bandwidth. The bound is that of an exchange whose 
 	o.plan.Workers, o.plan.Servers = 8, 8
 	addRanks(f, count{&o.plan.Workers, 1, sim.MaxWorkers}, "`number` of workers")
 	f.Var(count{&o.plan.Servers, 1, sim.MaxServers}, "servers", "`number` of dedicated servers")
-	names := each.Of(bench.Shapes(), func(s bench.Shape) string { return s.Name })
+	names := each.Of(shapes.All(), func(s shapes.Shape) string { return s.Name })
 	f.StringSliceVar(&o.models, "models", names, "`models`")
 	f.StringSliceVar(&o.plan.Placements, "placements", placement.Names(), "`placements`, as PACELINE_PLACEMENT takes them")
 	f.StringVar(&o.bandwidth, "bandwidth", "10Gbit", "`bandwidth` of each link, each way")
@@ -54,14 +55,10 @@ virtual time, on links of one bandwidth. The bound is that of an exchange whose 
 }
 
 func (o *placementOptions) run(c *cobra.Command) error {
-	shapes := map[string]bench.Shape{}
-	var names []string
-	for _, s := range bench.Shapes() {
-		shapes[s.Name], names = s, append(names, s.Name)
-	}
 	for _, name := range o.models {
-		s, known := shapes[name]
+		s, known := shapes.Named(name)
 		if !known {
+			names := each.Of(shapes.All(), func(s shapes.Shape) string { return s.Name })
 			return fmt.Errorf("--models %q: did you mean %q? Allowed are %s", name, nearest.Of(name, names), strings.Join(names, ", "))
 		}
 		o.plan.Shapes = append(o.plan.Shapes, s)

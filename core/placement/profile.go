@@ -2,9 +2,9 @@ package placement
 
 import "math"
 
-// Exchange time is profiled as in PSLD, section 4.1: a worker measures the exchange of each partition with its server, from the
-// first byte of the push to the last byte of the answer but without the wait for other workers' pushes, which
-// would spoil every server's profile; fits a line; and reports it.
+// Exchange time is profiled as in PSLD, section 4.1: a worker measures for how long each server is busy with it in an iteration
+// (Meter), without the wait for other workers' pushes, which would spoil every server's profile; fits a line to times and bytes; and
+// reports it.
 
 // Line is the time of an exchange with a server by its bytes: Alpha seconds for each, and Beta seconds besides.
 type Line struct{ Alpha, Beta float64 }
@@ -15,7 +15,7 @@ func (l Line) At(bytes float64) float64 { return l.Alpha*bytes + l.Beta }
 // Fit collects one worker's exchanges with one server. The zero value is empty.
 type Fit struct{ n, x, y, xx, xy, yy float64 }
 
-// Add adds an exchange.
+// Add adds the bytes and the busy time of an iteration.
 func (f *Fit) Add(bytes, seconds float64) {
 	f.n++
 	f.x += bytes

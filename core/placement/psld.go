@@ -36,12 +36,30 @@ func newPSLD(a *Arguments) Strategy {
 	return s
 }
 
-// judge is stage 1 and 2 of figure 8. A superior set is looked for only where a straggler exists.
+// judge is stage 1 and 2 of figure 8. Besides a straggler, a superior server whose keys take far less time than another's asks for a
+// remap: it has recovered, and the paper does not say what gives it keys again.
 func (p psld) judge(s Situation) Verdict {
-	if s.variation() <= p.trigger {
-		return Verdict{}
+	superior := s.superior()
+	if s.variation() > p.trigger {
+		return Verdict{Remap: true, Grow: float64(len(superior)) < p.scale*float64(s.Initial)}
 	}
-	return Verdict{Remap: true, Grow: float64(len(s.superior())) < p.scale*float64(s.Initial)}
+	return Verdict{Remap: s.unevenness(superior) > p.trigger}
+}
+
+// unevenness is (longest - shortest) / shortest of the predicted times of measured servers at their loads; 0 where fewer than two are.
+func (s *Situation) unevenness(servers []int) float64 {
+	loads := s.loads()
+	shortest, longest := math.Inf(1), 0.
+	for _, r := range servers {
+		if s.Profiles.has(r) {
+			t, _ := s.Profiles.predict(r, loads[r])
+			shortest, longest = min(shortest, t), max(longest, t)
+		}
+	}
+	if longest <= shortest {
+		return 0
+	}
+	return (longest - shortest) / shortest
 }
 
 // superior is Algorithm 1: the servers of which none is worse, with 90 % of confidence, than one that is

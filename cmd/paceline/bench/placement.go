@@ -9,11 +9,12 @@ import (
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/sim"
+	"github.com/paceline/paceline/sim/shapes"
 )
 
 // PlacementPlan describes a comparison of placements over dedicated servers.
 type PlacementPlan struct {
-	Shapes         []Shape
+	Shapes         []shapes.Shape
 	Placements     []string
 	Workers        int
 	Servers        int
@@ -56,8 +57,12 @@ func ComparePlacements(p PlacementPlan) (PlacementReport, error) {
 	return r, nil
 }
 
-func (p PlacementPlan) compare(shape Shape, name string) (PlacementRow, error) {
-	layout, err := p.layout(shape, name)
+func (p PlacementPlan) compare(shape shapes.Shape, name string) (PlacementRow, error) {
+	policy, err := placement.Parse(name)
+	if err != nil {
+		return PlacementRow{}, err
+	}
+	layout, err := sim.Layout(policy, shape.Elements, p.Servers, p.Servers, p.PartitionBytes)
 	if err != nil {
 		return PlacementRow{}, err
 	}
@@ -80,30 +85,6 @@ func (p PlacementPlan) compare(shape Shape, name string) (PlacementRow, error) {
 		Bandwidth: p.Bandwidth, ServerBandwidth: p.Bandwidth, Latency: p.Latency})
 	row.Exchange = 1000 * result.Seconds
 	return row, err
-}
-
-// layout is the keys of a model in the order in which a worker pushes them.
-func (p PlacementPlan) layout(shape Shape, name string) ([]sim.Key, error) {
-	policy, err := placement.Parse(name)
-	if err != nil {
-		return nil, err
-	}
-	placer, err := policy.Over(placement.Even(p.Servers))
-	if err != nil {
-		return nil, err
-	}
-	loads := make([]placement.Load, len(shape.Elements))
-	for i, n := range shape.Elements {
-		loads[i] = placement.Load{Number: uint32(i), Parts: policy.Cut(4*uint64(n), 4, p.PartitionBytes, p.Servers, nil), Home: placement.Free}
-	}
-	placed := placer.Place(loads)
-	var layout []sim.Key
-	for i := len(loads) - 1; i >= 0; i-- {
-		for part, server := range placed[i] {
-			layout = append(layout, sim.Key{Server: server, Bytes: int64(loads[i].Parts[part])})
-		}
-	}
-	return layout, nil
 }
 
 // Show prints the report as a table.

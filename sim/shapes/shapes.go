@@ -1,4 +1,5 @@
-package bench
+// Package shapes is the tensors of common models, which placements and simulations are compared on.
+package shapes
 
 import "slices"
 
@@ -16,12 +17,22 @@ func (s Shape) Parameters() (sum int) {
 	return sum
 }
 
-// Shapes are the models of `paceline bench placement`, made from the definitions in the papers that introduce them.
-func Shapes() []Shape {
+// All are the models, made from the definitions in the papers that introduce them.
+func All() []Shape {
 	return []Shape{
-		{"resnet50", resnet(3, 4, 6, 3)}, {"resnet56", resnet56()}, {"resnet152", resnet(3, 8, 36, 3)}, {"googlenet", googlenet()},
+		{"alexnet", alexnet()}, {"resnet50", resnet(3, 4, 6, 3)}, {"resnet56", resnet56()}, {"resnet152", resnet(3, 8, 36, 3)}, {"googlenet", googlenet()},
 		{"inception-v4", inceptionV4()}, {"vgg16", vgg16()}, {"bert-base", bertBase()},
 	}
+}
+
+// Named finds a shape of All.
+func Named(name string) (Shape, bool) {
+	all := All()
+	i := slices.IndexFunc(all, func(s Shape) bool { return s.Name == name })
+	if i < 0 {
+		return Shape{}, false
+	}
+	return all[i], true
 }
 
 // layers collects the tensors of a model.
@@ -59,6 +70,20 @@ func resnet(blocks ...int) []int {
 		}
 	}
 	l.biased(in, 1000)
+	return l
+}
+
+// alexnet is that of Krizhevsky et al. 2012 on one GPU, without the groups of its convolutions (Krizhevsky 2014).
+func alexnet() []int {
+	var l layers
+	l.biased(11*11*3, 64)
+	l.biased(5*5*64, 192)
+	l.biased(3*3*192, 384)
+	l.biased(3*3*384, 256)
+	l.biased(3*3*256, 256)
+	l.biased(6*6*256, 4096)
+	l.biased(4096, 4096)
+	l.biased(4096, 1000)
 	return l
 }
 
