@@ -30,7 +30,7 @@ SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null)
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-go test-fuzz soak fuzz-long test-python test-torch-distributed test-frameworks bench bench-step chart bench-builds bench-links bench-overlap results wheel lint format clean
+.PHONY: help setup train test test-go test-fuzz soak fuzz-long test-python test-torch-distributed test-frameworks bench bench-step chart bench-builds bench-links bench-placement bench-overlap results wheel lint format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -110,6 +110,10 @@ bench-builds: setup
 ## make bench-links  the same over links of 1 Gbit/s between network namespaces; needs root
 bench-links: setup
 	python bench/links.py $(BENCH)
+
+## make bench-placement placements over links of 1 Gbit/s between network namespaces; needs root
+bench-placement: setup
+	python bench/placement.py $(BENCH)
 
 ## make bench-overlap training steps over links of 1 Gbit/s, with and without cross_barrier, beside DDP; needs root
 bench-overlap: setup

@@ -108,7 +108,7 @@ class Rank:
         self.mine, self.sum, self.every = every[system.rank], sum(every), every
         self.room = torch.empty(0)
         self.resnet = [torch.empty(n) for n in shapes.RESNET50]
-        self.flat = None
+        self.flat, self.models = None, {}
 
     def allreduce(self, bytes, in_a_row):
         """`in_a_row` tensors of `bytes`, one after the other."""
@@ -164,6 +164,12 @@ class Rank:
         if way == "tensors":
             return self._timed(self.resnet, lambda: self.system.sums(self.resnet, "resnet50"))
         return self._timed(self.resnet, lambda: self._buckets())
+
+    def gradients(self, model):
+        """A model's gradients, the last layer's first, each by itself."""
+        if model not in self.models:
+            self.models[model] = [torch.empty(n) for n in shapes.GRADIENTS[model]]
+        return self._timed(self.models[model], lambda: self.system.sums(self.models[model], model))
 
     def idle(self, seconds):
         """Does nothing for some seconds. Answers with the CPU time."""
@@ -225,4 +231,4 @@ def begin():
 
 
 if __name__ == "__main__":
-    obey(begin, ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "resnet50", "idle"))
+    obey(begin, ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "resnet50", "gradients", "idle"))

@@ -50,9 +50,8 @@ type Job struct {
 	Boundary time.Duration // of the newest iteration: from when the first worker has ended it until the last one has
 
 	profiles placement.Profiles
-	meters   []placement.Meter // of the newest iteration, by server and rank
-	fits     []placement.Fit   // since the newest look, by server and rank
-	initial  int               // number of servers at the beginning
+	fits     []placement.Fit // since the newest look, by server and rank
+	initial  int             // number of servers at the beginning
 	looked   time.Duration
 	played   played
 }

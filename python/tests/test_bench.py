@@ -66,6 +66,18 @@ def test_training_steps_beside_ddp(tmp_path):
 
 
 @pytest.mark.skipif(hosts.available() is not None, reason=str(hosts.available()))
+def test_placements_over_slow_links(tmp_path):
+    argv = [sys.executable, BENCH / "placement.py", "--placements", "largest-first,mxnet", "--models", "googlenet"]
+    printed, report = run([*argv, "--servers", "2", "--duration", "0.1"], tmp_path / "placement.json")
+    assert (report["workers"], report["servers"]) == (2, 2)
+    assert [result["placement"] for result in report["results"]] == ["largest-first", "mxnet"]
+    for result in report["results"]:
+        assert (result["model"], result["bytes"]) == ("googlenet", 4 * 6_998_552)
+        check_times(result)
+        assert result["placement"] in printed
+
+
+@pytest.mark.skipif(hosts.available() is not None, reason=str(hosts.available()))
 def test_training_steps_over_slow_links(tmp_path):
     argv = [sys.executable, BENCH / "overlap.py", "--ranks", "2", "--model", "digits", "--computing", "0.5"]
     printed, report = run([*argv, "--duration", "0.1", "--steps", "2"], tmp_path / "overlap.json")

@@ -1,4 +1,4 @@
-// Package papers repeats the experiments of the papers on synchronisation models in virtual time, and
+// Package papers repeats the experiments of the papers on synchronisation models and on placement in virtual time, and
 // writes the results beside the papers' figures. Only shapes compare: the papers describe their machines in a few
 // words, so each experiment names its model of them.
 package papers
@@ -69,6 +69,8 @@ func (l Lab) Write(dir string) error {
 	results := map[string]map[string]any{}
 	for name, experiment := range map[string]func() (section, error){
 		"models": l.models, "bounds": l.bounds, "parking": l.parking, "overlap": l.overlap, "elastic": l.elastic, "adaptive": l.adaptive, "scale": l.scale,
+		"oneStraggler": l.oneStraggler, "slowLinks": l.slowLinks, "slowProcessors": l.slowProcessors, "moreStragglers": l.moreStragglers,
+		"scalingOut": l.scalingOut, "transient": l.transient, "sensitivity": l.sensitivity, "suspension": l.suspension,
 	} {
 		s, err := experiment()
 		if err != nil {

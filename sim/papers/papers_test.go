@@ -41,8 +41,8 @@ func TestPageIsWrittenBetweenItsMarks(t *testing.T) {
 			t.Errorf("%s is on no page", c)
 		}
 	}
-	if len(charts) != 7 {
-		t.Errorf("%d charts, want 7", len(charts))
+	if len(charts) != 15 {
+		t.Errorf("%d charts, want 15", len(charts))
 	}
 }
 
