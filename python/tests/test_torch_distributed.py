@@ -57,6 +57,19 @@ def test_groups_of_every_kind_give_what_gloo_gives(port):
     assert groups("paceline", f"tcp://127.0.0.1:{port}", TORCH_DISTRIBUTED_DEBUG="DETAIL") == gloo
 
 
+def test_compiled_models_have_the_bits_that_gloo_gives():
+    def trained(*arguments):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        digests = run([*torchrun, SCRIPTS / "compiled.py", *arguments])
+        assert len(digests) == 2 and len(set(digests)) == 1, digests
+        return digests[0]
+
+    gloo = trained("gloo", "around", "destroy")
+    assert trained("paceline", "around", "destroy") == gloo
+    assert trained("paceline", "within", "leave") == gloo
+    assert trained("hvd", "optimizer", "leave") == gloo
+
+
 @pytest.mark.parametrize("first", ["torch", "hvd"])
 def test_what_waits_for_a_rank_that_is_killed_names_it(port, first):
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}

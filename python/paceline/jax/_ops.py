@@ -151,7 +151,10 @@ def allreduce(
 ) -> Tree:
     """Reduces an array, or each array of a pytree, over all ranks. The result has the same shapes and types.
 
-    Backward reduces the gradients in the same way. Raises HorovodInternalError for Adasum of integers.
+    Backward reduces the gradients in the same way. Adasum of integers is an error.
+
+    Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
+    JaxRuntimeError) if ranks gave different shapes, types or operations, or a rank is lost.
     """
     compressor, options = split(compression)
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set, options)
@@ -176,7 +179,11 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tree:
-    """Reduces the arrays of a list, or of another pytree, together: `allreduce`, under Horovod's name for it."""
+    """Reduces the arrays of a list, or of another pytree, together: `allreduce`, with its shapes, by Horovod's name.
+
+    Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
+    JaxRuntimeError) if ranks gave different shapes, types or operations, or a rank is lost.
+    """
     return allreduce(tensors, average, name, compression, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -218,8 +225,11 @@ def _gathered(call: Call, arrays: Sequence[Any]) -> tuple[Any, ...]:
 def allgather(tensor: Tree, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tree:
     """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    Outside of jax.jit the first dimension may differ between ranks; the others may not. Backward averages the gradients
-    over the ranks, and cuts them to this rank's rows.
+    Outside of jax.jit the first dimension of the shape may differ between ranks; the others may not. Backward averages
+    the gradients over the ranks, and cuts them to this rank's rows.
+
+    Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
+    JaxRuntimeError) if ranks gave different shapes, types or operations, or a rank is lost.
     """
 
     def run(arrays: list[jax.Array]) -> Sequence[Any]:
@@ -229,7 +239,11 @@ def allgather(tensor: Tree, name: str | None = None, process_set: ProcessSet = g
 
 
 def grouped_allgather(tensors: Tree, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tree:
-    """Allgathers the arrays of a list, or of another pytree, together."""
+    """Allgathers the arrays of a list, or of another pytree, together; shapes as for `allgather`.
+
+    Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
+    JaxRuntimeError) if ranks gave different shapes, types or operations, or a rank is lost.
+    """
     return allgather(tensors, name, process_set)
 
 
@@ -261,6 +275,9 @@ def broadcast(
     """Returns root_rank's array, or its arrays of a pytree. Shapes and types are the same on all ranks.
 
     Backward gives the root the average of the gradients, and the others zeros.
+
+    Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
+    JaxRuntimeError) if ranks gave different shapes, types or operations, or a rank is lost.
     """
 
     def run(arrays: list[jax.Array]) -> Sequence[Any]:
@@ -329,7 +346,11 @@ def alltoall(
     """Sends slices of an array's first dimension to each rank and returns the slices received, in rank order.
 
     splits: rows for each rank of the set; None for equal parts. With splits, which jax.jit does not allow, the result
-    is (array, rows received from each rank). Backward sends the gradients of the rows back.
+    is (array, rows received from each rank). Only the first dimension of the shape may differ between ranks. Backward
+    sends the gradients of the rows back.
+
+    Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
+    JaxRuntimeError) if ranks gave different shapes, types or operations, or a rank is lost.
     """
     if splits is None:
 
@@ -412,8 +433,11 @@ def reducescatter(
 ) -> Tree:
     """Reduces an array, or each array of a pytree, over all ranks and returns this rank's part of its rows.
 
-    Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more. Backward gathers
-    all ranks' gradients. Raises HorovodInternalError for Adasum.
+    Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more. Shapes are the
+    same on all ranks. Backward gathers all ranks' gradients. Adasum is an error.
+
+    Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
+    JaxRuntimeError) if ranks gave different shapes, types or operations, or a rank is lost.
     """
     if operator_of(op, None) == Adasum:
         raise HorovodInternalError("reducescatter takes Average, Sum, Min, Max or Product, not Adasum")
@@ -439,7 +463,11 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tree:
-    """Reducescatters the arrays of a list, or of another pytree, together."""
+    """Reducescatters the arrays of a list, or of another pytree, together; shapes as for `reducescatter`.
+
+    Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
+    JaxRuntimeError) if ranks gave different shapes, types or operations, or a rank is lost.
+    """
     return reducescatter(tensors, name, compression, op, process_set, prescale_factor, postscale_factor)
 
 

@@ -6,11 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import jax
-
 from paceline.common.basics import init, rank, shutdown
 from paceline.common.elastic import ObjectState, State, run_fn
-from paceline.common.exceptions import HorovodInternalError
+from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.jax.functions import broadcast_object
 
 __all__ = ["JaxState", "ObjectState", "State", "run", "run_fn"]
@@ -42,10 +40,11 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
     def translated(*args: Any, **kwargs: Any) -> _Result:
         try:
             return func(*args, **kwargs)
-        except jax.errors.JaxRuntimeError as e:
-            if HorovodInternalError.__name__ in str(e):
-                raise HorovodInternalError(str(e)) from e
-            raise
+        except RuntimeError as e:  # JaxRuntimeError, which JAX 0.4 has by another name
+            ours = isinstance(e, HorovodInternalError | HostsUpdatedInterrupt)
+            if ours or HorovodInternalError.__name__ not in str(e):
+                raise
+            raise HorovodInternalError(str(e)) from e
 
     return run_fn(translated, _reset)
 

@@ -218,7 +218,11 @@ def allreduce(
     compression: Any = None,
     sync: Any = None,
 ) -> Any:
-    """Returns a new array, the reduction of all ranks' arrays, which have one shape and type."""
+    """Returns a new array, the reduction of all ranks' arrays, of the same shape and type as each. Does not wait.
+
+    Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
+    different shapes, types or operators, or a rank is lost.
+    """
     args = (name, priority, prescale_factor, postscale_factor, process_set, op, compression, sync)
     return grouped_allreduce([tensor], average, *args)[0]
 
@@ -235,7 +239,11 @@ def allreduce_(
     compression: Any = None,
     sync: Any = None,
 ) -> Any:
-    """As `allreduce`, into the array itself, which it returns."""
+    """As `allreduce`, into the array itself, which it returns: its shape and type are the same on all ranks.
+
+    Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
+    different shapes, types or operators, or a rank is lost.
+    """
     args = (name, priority, prescale_factor, postscale_factor, process_set, op, compression, sync)
     return grouped_allreduce_([tensor], average, *args)[0]
 
@@ -252,7 +260,11 @@ def grouped_allreduce(
     compression: Any = None,
     sync: Any = None,
 ) -> list[Any]:
-    """Returns a list of new arrays, the reductions of several. Each begins when its array is ready."""
+    """Returns a list of new arrays of the same shapes, the reductions of several. Each begins when its array is ready.
+
+    Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
+    different shapes, types or operators, or a rank is lost.
+    """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set, _options(compression, sync))
     return _reduce(tensors, [mx.nd.empty(t.shape, t.context, t.dtype) for t in tensors], name, priority, how)
 
@@ -269,7 +281,11 @@ def grouped_allreduce_(
     compression: Any = None,
     sync: Any = None,
 ) -> list[Any]:
-    """As `grouped_allreduce`, into the arrays themselves, which it returns."""
+    """As `grouped_allreduce`, into the arrays themselves, which it returns: shapes are the same on all ranks.
+
+    Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
+    different shapes, types or operators, or a rank is lost.
+    """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set, _options(compression, sync))
     return _reduce(tensors, list(tensors), name, priority, how)
 
@@ -289,14 +305,22 @@ def _labels(kind: str, name: str | None, count: int) -> list[str]:
 def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Returns the ranks' arrays one after the other along the first dimension, in which they may differ. Waits."""
+    """Returns the ranks' arrays one after the other along the first dimension, in which alone shapes may differ. Waits.
+
+    Raises ValueError for wrong arguments, types and sparse arrays; HorovodInternalError if the arrays' other dimensions
+    or types differ between ranks, or a rank is lost.
+    """
     return _wait(abi.ALLGATHER, tensor, _label("allgather", name), priority, How(Average, process_set=process_set))
 
 
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """`allgather` of several arrays."""
+    """`allgather` of several arrays: a list, each of the shape that its allgather has. Waits for each.
+
+    Raises ValueError for wrong arguments, types and sparse arrays; HorovodInternalError if the arrays' other dimensions
+    or types differ between ranks, or a rank is lost.
+    """
     return [
         allgather(t, label, priority, process_set)
         for t, label in zip(tensors, _labels("allgather", name, len(tensors)), strict=True)
@@ -310,7 +334,11 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns a new array, root_rank's."""
+    """Returns a new array, root_rank's, whose shape and type each rank's array has. Does not wait.
+
+    Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
+    different shapes, types or operators, or a rank is lost.
+    """
     output = mx.nd.empty(tensor.shape, tensor.context, tensor.dtype)
     how = How(Average, process_set=process_set)
     _exchange(abi.BROADCAST, tensor, output, _label("broadcast", name), priority, how, root_rank)
@@ -324,7 +352,11 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """As `broadcast`, into the array itself, which it returns."""
+    """As `broadcast`, into the array itself, which it returns: its shape and type are the same on all ranks.
+
+    Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
+    different shapes, types or operators, or a rank is lost.
+    """
     how = How(Average, process_set=process_set)
     _exchange(abi.BROADCAST, tensor, tensor, _label("broadcast", name), priority, how, root_rank)
     return tensor
@@ -340,7 +372,10 @@ def alltoall(
     """Sends each rank some rows, and returns those received, in rank order. Waits.
 
     splits: rows for each rank, an NDArray or a list; None: equal parts. With it the result is a pair, with the rows
-    received from each rank, an int32 array.
+    received from each rank, an int32 array. Only the first dimension of the shape may differ between ranks.
+
+    Raises ValueError for wrong arguments, types and sparse arrays; HorovodInternalError if the arrays' other dimensions
+    or types differ between ranks, or a rank is lost.
     """
     if isinstance(splits, mx.nd.NDArray):
         splits = splits.asnumpy().tolist()
@@ -363,7 +398,11 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Returns this rank's rows of the reduction: a part of equal size, the first ranks one row more."""
+    """Returns this rank's rows of the reduction of arrays of one shape: as many each, the first ranks one more.
+
+    Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
+    different shapes, types or operators, or a rank is lost.
+    """
     args = (op, name, priority, process_set, prescale_factor, postscale_factor)
     return grouped_reducescatter([tensor], *args)[0]
 
@@ -378,6 +417,11 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Any]:
     """`reducescatter` of several arrays."""
+    """`reducescatter` of several arrays: a list, each of the shape that its reducescatter has. Does not wait.
+
+    Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
+    different shapes, types or operators, or a rank is lost.
+    """
     how = How(operator_of(op, None), prescale_factor, postscale_factor, process_set)
     outputs = []
     for tensor, label in zip(tensors, _labels("reducescatter", name, len(tensors)), strict=True):

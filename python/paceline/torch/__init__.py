@@ -7,11 +7,17 @@ Names, arguments, defaults and results are those of horovod.torch 0.28.1. In add
 from __future__ import annotations
 
 try:
-    import torch as _torch  # noqa: F401
+    import torch as _torch
 except ModuleNotFoundError as e:
     if e.name != "torch":
         raise
     raise ModuleNotFoundError("PyTorch is not installed; pip install 'paceline[torch]'", name="torch") from None
+
+if not hasattr(_torch.Tensor, "register_post_accumulate_grad_hook"):
+    raise ImportError(
+        f"PyTorch {_torch.__version__} is too old for paceline.torch, which needs 2.1 and is tested with 2.15: "
+        "pip install --upgrade 'paceline[torch]'"
+    )
 
 from paceline.common import core as _core
 from paceline.common.core import *

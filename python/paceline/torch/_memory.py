@@ -37,6 +37,10 @@ def dtype_number(tensor: torch.Tensor, *, reduces: bool = False) -> int:
             f"a {kind} tensor has no dense memory: send its parts, or make it dense; for sparse COO tensors there is "
             "sparse_allreduce_async"
         )
+    if tensor.is_meta:
+        raise ValueError(
+            "a tensor on device meta has no elements to send: tensors are on the CPU, or can be copied to it"
+        )
     number = _NUMBERS.get(tensor.dtype)
     if number is None or (reduces and number == abi.BOOL):
         raise ValueError(

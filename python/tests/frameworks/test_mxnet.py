@@ -107,8 +107,16 @@ def test_every_name_of_horovod_is_there():
     [
         ("import sys; sys.modules['mxnet'] = None", "pip install 'paceline[mxnet]'"),
         ("import mxnet; mxnet.__version__ = '2.0.0'", "does not know MXNet 2.0.0. paceline.mxnet is tested with"),
+        (
+            "import ctypes, mxnet.base; mxnet.base._LIB = ctypes.CDLL('libm.so.6')",
+            "MXNet 1.9.1 has no MXEnginePushAsyncND. paceline.mxnet is tested with MXNet 1.9.1",
+        ),
+        (
+            "import numpy; numpy.__deprecated_attrs__.pop('bool', None)",
+            "MXNet cannot be imported: module 'numpy' has no attribute 'bool'. paceline.mxnet is tested with MXNet",
+        ),
     ],
-    ids=["missing", "unknown version"],
+    ids=["missing", "unknown version", "without a symbol", "a new NumPy"],
 )
 def test_an_unusable_mxnet_is_an_import_error_that_says_what_to_do(before, error):
     code, said = run(sys.executable, "-c", f"{before}\nimport paceline.mxnet")
@@ -118,3 +126,13 @@ def test_an_unusable_mxnet_is_an_import_error_that_says_what_to_do(before, error
 def test_an_operation_before_init_is_an_error():
     code, said = run(sys.executable, "-c", "import mxnet as mx, paceline.mxnet as h; h.allreduce_(mx.nd.ones(3))")
     assert code == 1 and "call hvd.init() first" in said, said
+
+
+def test_every_operation_says_what_it_takes_and_what_goes_wrong():
+    import paceline.mxnet as hvd
+
+    operations = [n for n in hvd.__all__ if n.rstrip("_").endswith(("reduce", "gather", "cast", "alltoall", "scatter"))]
+    assert len(operations) == 11
+    for name in operations:
+        said = getattr(hvd, name).__doc__
+        assert "shape" in said and "Raises" in said, name
