@@ -6,6 +6,7 @@ TensorFlow opens the glue first, because it notices what is registered while it 
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 try:
@@ -46,6 +47,11 @@ def _load() -> tuple[Any, Any, bool]:
     if why := native.pl_tensorflow_load_error():
         raise _unusable(why.decode())
     native.pl_tensorflow_set_job.argtypes = [ctypes.c_int64, ctypes.c_int64]
+    try:
+        tf.keras.layers  # noqa: B018, which imports Keras
+    except ImportError as e:
+        backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+        raise _unusable(f"{e} Keras's backend is {backend}: set KERAS_BACKEND=tensorflow") from None
     return operations, native, bool(native.pl_tensorflow_async())
 
 

@@ -52,8 +52,8 @@ def python(code, **env):
     return run(sys.executable, "-c", textwrap.dedent(code), **env)
 
 
-# Training on 4 ranks takes minutes on two cores, and differs from 2 in nothing but the size.
-SIZES = [(check, 2) for check in CHECKS] + [(check, 4) for check in CHECKS if check.stem != "check_training"]
+# Training on 4 ranks takes many minutes on two cores.
+SIZES = [(check, 2) for check in CHECKS] + [(check, 4) for check in CHECKS if check.stem == "check_collectives"]
 
 
 @pytest.mark.parametrize(("file", "size"), SIZES, ids=[f"{c.stem} on {n}" for c, n in SIZES])
@@ -152,11 +152,7 @@ def test_keras_with_another_backend_is_an_import_error():
 
     if not hasattr(tf.keras.optimizers.Optimizer, "apply"):
         pytest.skip("Keras 2 has TensorFlow alone")
-    code, said = python("""
-        import keras
-        keras.backend.backend = lambda: "jax"
-        import paceline.keras
-    """)
+    code, said = python("import paceline.keras", KERAS_BACKEND="numpy")
     assert code == 1 and "set KERAS_BACKEND=tensorflow" in said, said
 
 
