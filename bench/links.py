@@ -28,21 +28,28 @@ def unavailable():
 
 
 class Hosts(hosts.Hosts):
-    """Hosts for the ranks of a Fleet, whose links carry `rate` in each direction."""
+    """Hosts for the ranks of a Fleet, whose links carry `rate` in each direction.
 
-    def __init__(self, number, rate, folder):
+    ranks, per_host: so many ranks share hosts, so many on each; every other process has a host of its own.
+    """
+
+    def __init__(self, number, rate, folder, ranks=0, per_host=1):
         super().__init__([f"host{i}" for i in range(number)], folder)
         self.rate, self.address = rate, f"{hosts.NETWORK}.1"
+        self.ranks, self.per_host = ranks, per_host
 
     def command(self, host, script):
         """As in the base class; the host may also be a number and the script a list of words."""
         if isinstance(host, int):
+            if host < self.ranks:
+                host -= host % self.per_host
             host, script = self.names[host], "exec " + shlex.join(script)
         return super().command(host, script)
 
     def environment(self, rank, size):
         """The variables that name a rank's host and interface."""
-        return {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "eth0", "PACELINE_INTERFACE": "eth0"}
+        place = {"LOCAL_RANK": str(rank % self.per_host), "LOCAL_WORLD_SIZE": str(self.per_host)}
+        return place | {"GLOO_SOCKET_IFNAME": "eth0", "PACELINE_INTERFACE": "eth0"}
 
     def _make(self):
         super()._make()
@@ -57,13 +64,13 @@ class Hosts(hosts.Hosts):
 
 
 class Streams:
-    """Plain TCP from the first host to the second."""
+    """Plain TCP from the first host to the last."""
 
     def __init__(self, where):
         self.where = where
 
     def __enter__(self):
-        command = self.where.command(1, [sys.executable, str(STREAM), "listen"])
+        command = self.where.command(len(self.where.names) - 1, [sys.executable, str(STREAM), "listen"])
         self.listener = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.port = int(self.listener.stdout.readline())
         return self
@@ -74,7 +81,7 @@ class Streams:
 
     def gbit_per_s(self, bytes=64 << 20):
         """The rate of one stream."""
-        address = f"{hosts.NETWORK}.2"
+        address = f"{hosts.NETWORK}.{len(self.where.names)}"
         argv = [sys.executable, str(STREAM), address, str(self.port), str(bytes)]
         subprocess.run(self.where.command(0, argv), check=True)
         seconds, total = self.listener.stdout.readline().split()
@@ -85,10 +92,13 @@ def share_of_stream(fleet):
     """The maximum rate of gradients per worker, as a share of a stream's rate.
 
     With embedded servers all ranks together send and receive (n-1)/n of their gradients twice, as workers and servers,
-    on the same links. Dedicated servers receive and send n gradients on k links, each worker one on its own link.
+    on the same links. Dedicated servers receive and send n gradients on k links, each worker one on its own link, or
+    each host one where its workers sum first.
     """
     if fleet.servers:
-        return min(1, fleet.servers / fleet.size)
+        per_host = fleet.where.per_host
+        alike = per_host if fleet.settings.get("PACELINE_HOST_SUMS") != "0" else 1  # ranks that share one tensor
+        return min(alike / per_host, alike * fleet.servers / fleet.size)
     return fleet.size / (2 * (fleet.size - 1))
 
 
@@ -99,6 +109,9 @@ def main():
     parser.add_argument("--rate", default="1gbit", help="of each link in each direction (default: %(default)s)")
     parser.add_argument("--systems", default="embedded2,embedded4,dedicated4,gloo2,gloo4",
                         help="what to compare, with its number of workers (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--per-host", type=int, default=1,
+                        help="workers on each host, beside as many servers as hosts; all systems then have as many "
+                        "workers; plain4 is dedicated4 with PACELINE_HOST_SUMS=0 (default: %(default)s)")  # fmt: skip
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for Paceline")
     parser.add_argument("--duration", type=float, default=40, help="seconds for each size (default: %(default)s)")
     parser.add_argument("--json", help="file for the results")
@@ -107,16 +120,20 @@ def main():
         print(f"skipped: {why}")
         return
     systems = {label: (label.rstrip("0123456789"), int(label[-1])) for label in options.systems.split(",")}
-    number = max(2 * n if kind == "dedicated" else max(n, 2) for kind, n in systems.values())
+    number = max(2 * n if kind in ("dedicated", "plain") else max(n, 2) for kind, n in systems.values())
     settings = dict(s.split("=", 1) for s in options.set)
+    ranks = max(n for _, n in systems.values()) if options.per_host > 1 else 0
     with contextlib.ExitStack() as stack:
-        where = stack.enter_context(Hosts(number, options.rate, stack.enter_context(tempfile.TemporaryDirectory())))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        where = stack.enter_context(Hosts(number, options.rate, folder, ranks, options.per_host))
         streams = stack.enter_context(Streams(where))
         before = streams.gbit_per_s()
         fleets = {}
         for label, (kind, n) in systems.items():
             system = "gloo" if kind == "gloo" else "paceline"
-            fleets[label] = stack.enter_context(Fleet(system, n, where, n if kind == "dedicated" else 0, **settings))
+            own = settings | ({"PACELINE_HOST_SUMS": "0"} if kind == "plain" else {})
+            servers = n // options.per_host if kind in ("dedicated", "plain") else 0
+            fleets[label] = stack.enter_context(Fleet(system, n, where, servers, **own))
         results = []
         for bytes in map(parse_size, options.sizes.split(",")):
             seconds = take_turns(fleets, options.duration, 1, "allreduce", bytes=bytes, in_a_row=1)
@@ -125,7 +142,8 @@ def main():
         print(f"one TCP stream: {before:.3f} Gbit/s before, {after:.3f} after")
         versions = next(iter(fleets.values())).versions
         stream = {"before_gbit_per_s": before, "after_gbit_per_s": after}
-        report("links", versions, results, options.json, rate=options.rate, settings=settings, stream=stream)
+        run = {"rate": options.rate, "per_host": options.per_host, "settings": settings, "stream": stream}
+        report("links", versions, results, options.json, **run)
 
 
 def line(fleet, label, bytes, seconds, stream):

@@ -156,10 +156,10 @@ func TestEveryCollectiveEqualsTheReference(t *testing.T) {
 	places := []struct {
 		name   string
 		option jobtest.Option
-	}{{"embedded", jobtest.Embedded}, {"dedicated", jobtest.Dedicated(2)}, {"both", jobtest.Both(1)}}
+	}{{"embedded", jobtest.Embedded}, {"dedicated", jobtest.Dedicated(2)}, {"both", jobtest.Both(1)}, {"pairs", jobtest.Pairs(2)}}
 	for _, n := range []int{1, 2, 3, 4, 8} {
 		for i, place := range places {
-			if race && (n == 1 || n == 8 || i != n%3) {
+			if race && (n == 1 || n == 8 || i != n%4) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%d ranks %s", n, place.name), func(t *testing.T) {
@@ -277,12 +277,14 @@ func TestLargeTensors(t *testing.T) {
 
 // TestRanksEndBitIdentical sums numbers whose sum depends on the order of additions.
 func TestRanksEndBitIdentical(t *testing.T) {
-	j := jobtest.Start(t, 4, jobtest.SmallPartitions)
-	for i := range 20 {
-		results := sumOfRandoms(j, fmt.Sprint("x", i%3), 50000)
-		for rank, r := range results {
-			if !bytes.Equal(r, results[0]) {
-				t.Fatalf("ranks 0 and %d got different bits", rank)
+	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Pairs(2)} {
+		j := jobtest.Start(t, 4, jobtest.SmallPartitions, place)
+		for i := range 20 {
+			results := sumOfRandoms(j, fmt.Sprint("x", i%3), 50000)
+			for rank, r := range results {
+				if !bytes.Equal(r, results[0]) {
+					t.Fatalf("ranks 0 and %d got different bits", rank)
+				}
 			}
 		}
 	}

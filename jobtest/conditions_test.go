@@ -35,7 +35,7 @@ func waits(t *testing.T, j *jobtest.Job, v *jobtest.Held) chan jobtest.Result {
 }
 
 func TestConditionsChangeAtTheIterationThatAllServersAgreeOn(t *testing.T) {
-	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2)} {
+	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2), "pairs": jobtest.Pairs(2)} {
 		t.Run(place, func(t *testing.T) {
 			jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
 				j := jobtest.Start(t, 2, network, jobtest.SmallPartitions, option)

@@ -96,7 +96,7 @@ func newDisorder(t *testing.T, seed uint64) *disorder {
 	d := &disorder{seed: seed, network: network, draws: map[string]*rand.Rand{}, all: map[wire.Type]time.Duration{}, starving: map[int]bool{}}
 	d.watch = &transporttest.Watch{Hold: d.hold, Read: func(wire.Type) {}}
 	random := d.random("job")
-	places := []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(1), jobtest.Dedicated(2), jobtest.Both(1)}
+	places := []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(1), jobtest.Dedicated(2), jobtest.Both(1), jobtest.Pairs(1), jobtest.Pairs(2)}
 	d.Job = jobtest.New(t, 2+random.IntN(3), jobtest.SmallPartitions, places[random.IntN(len(places))],
 		jobtest.Stalls(warnsAfter, stallsAfter), jobtest.With(repeatable), jobtest.With(func(s *settings.Settings) {
 			s.Connections = 1 + random.IntN(3)

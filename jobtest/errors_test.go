@@ -34,7 +34,7 @@ var mismatches = []struct {
 // TestRanksThatDisagreeAllGetAnError also goes on after each error, under the same name, with other
 // operations in flight all the time.
 func TestRanksThatDisagreeAllGetAnError(t *testing.T) {
-	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
+	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2), jobtest.Pairs(2)} {
 		j := jobtest.Start(t, 3, jobtest.SmallPartitions, place)
 		for _, m := range mismatches {
 			for range 3 {

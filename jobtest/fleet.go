@@ -111,9 +111,16 @@ func (f *Fleet) start(workers, servers int, common []string) {
 		f.Servers = append(f.Servers, startProcess(t, nil, "server", common...))
 	}
 	for rank := range workers {
-		f.Workers = append(f.Workers, startProcess(t, nil, "worker", append(common, fmt.Sprint("PACELINE_RANK=", rank))...))
+		env := append(slices.Clone(common), fmt.Sprint("PACELINE_RANK=", rank))
+		if slices.Contains(common, InPairs) {
+			env = append(env, "PACELINE_HOST="+pairOf(rank))
+		}
+		f.Workers = append(f.Workers, startProcess(t, nil, "worker", env...))
 	}
 }
+
+// InPairs has two workers of a fleet on each host, and none beside the servers.
+const InPairs = "PACELINE_TEST_IN_PAIRS=1"
 
 // RestartScheduler kills the scheduler and starts another at its address.
 func (f *Fleet) RestartScheduler() {

@@ -40,6 +40,7 @@ type Job struct {
 	Workers   []*node.Worker           // by rank; nil where none runs or the test itself plays the rank
 	Alloc     func(rank, n int) []byte // memory for outputs whose size only a worker's engine knows; nil for Go's
 
+	host        func(rank int) string         // of a worker; nil for one host
 	over        func(rank int) *transport.Set // of a worker; -1: of servers and the scheduler
 	overServer  func(i int) *transport.Set    // of a dedicated server; nil for over
 	stopServers []func()                      // each ends one dedicated server
@@ -145,6 +146,9 @@ func (j *Job) Start(ranks ...int) {
 func (j *Job) StartRank(rank int) (err error) {
 	mine := j.Settings
 	mine.Rank, mine.LocalRank, mine.LocalSize = rank, rank, mine.Size
+	if j.host != nil {
+		mine.Host, mine.LocalRank, mine.LocalSize = j.host(rank), -1, -1
+	}
 	o := node.Options{Log: j.Log, Transports: j.over(rank)}
 	if j.Alloc != nil {
 		o.Alloc = func(n int) []byte { return j.Alloc(rank, n) }

@@ -15,7 +15,7 @@ import (
 // TestJoinWithUnevenData gives every rank another number of tensors, after which it joins. Sums go on among the remaining
 // ranks, and all agree on the last one. Several times in one job.
 func TestJoinWithUnevenData(t *testing.T) {
-	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
+	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2), jobtest.Pairs(2)} {
 		j := jobtest.Start(t, 4, jobtest.SmallPartitions, place)
 		for round := range 4 {
 			steps := func(rank int) int { return 2 + (rank+round)%4*3 }
@@ -123,7 +123,7 @@ func TestAJoinedRankSubmitsNothing(t *testing.T) {
 // A rank that shuts down without joining fails the joins of the others, before or after it; they go on among
 // themselves.
 func TestJoinEndsWhenAnotherRankShutsDownInstead(t *testing.T) {
-	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
+	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2), jobtest.Pairs(2)} {
 		for _, late := range []bool{false, true} {
 			j := jobtest.Start(t, 3, place, jobtest.SmallPartitions)
 			j.Works("x", 1000)

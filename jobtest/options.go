@@ -1,6 +1,7 @@
 package jobtest
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +32,19 @@ var Elastic = With(func(s *settings.Settings) { s.Elastic = true })
 
 // With changes settings of all processes.
 func With(change func(*settings.Settings)) Option { return func(j *Job) { change(&j.Settings) } }
+
+// OnHosts gives each worker the name of its host; the servers' is another.
+func OnHosts(of func(rank int) string) Option { return func(j *Job) { j.host = of } }
+
+// Pairs has n dedicated servers, and two workers on each of the other hosts: these sum among themselves first.
+func Pairs(servers int) Option {
+	return func(j *Job) {
+		Dedicated(servers)(j)
+		OnHosts(pairOf)(j)
+	}
+}
+
+func pairOf(rank int) string { return fmt.Sprint("pair-", rank/2) }
 
 // SmallPartitions cuts tensors into as many partitions as possible.
 var SmallPartitions = With(func(s *settings.Settings) { s.PartitionBytes = Partition })

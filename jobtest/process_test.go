@@ -27,6 +27,17 @@ func TestAKilledWorkerIsAnErrorOnEverySurvivorWithinSeconds(t *testing.T) {
 	}
 }
 
+// TestAKilledRepresentativeIsAnErrorOnEverySurvivor kills a rank that pushes sums of its host: its neighbour and the other host's
+// ranks hear of it alike.
+func TestAKilledRepresentativeIsAnErrorOnEverySurvivor(t *testing.T) {
+	for killed := range 4 - 3*b2i(race) {
+		f := jobtest.StartFleet(t, 4, 1, jobtest.InPairs)
+		f.Workers[killed].Kill()
+		f.Workers[killed] = nil
+		f.Fails(5*time.Second, fmt.Sprintf("worker %d", killed))
+	}
+}
+
 func TestAKilledServerIsAnErrorOnEveryWorkerWithinSeconds(t *testing.T) {
 	f := jobtest.StartFleet(t, 3, 2)
 	f.Servers[1].Kill()

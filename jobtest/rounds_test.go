@@ -42,7 +42,7 @@ func TestRoundsFollowEachOther(t *testing.T) {
 
 // TestOthersGetAnErrorThatNamesTheRankThatShutsDown while they wait for it, at once.
 func TestOthersGetAnErrorThatNamesTheRankThatShutsDown(t *testing.T) {
-	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
+	for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2), jobtest.Pairs(2)} {
 		j := jobtest.Start(t, 3, jobtest.SmallPartitions, place)
 		waiting := make(chan []error, 1)
 		others := j.First(2)

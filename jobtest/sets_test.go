@@ -18,7 +18,7 @@ import (
 // A process set is removed while a rank of it waits for another in operations of every way: they end with an error that says
 // so, later ones are refused, and the same ranks have a new set with the same names.
 func TestARemovedProcessSetEndsItsOperations(t *testing.T) {
-	for name, place := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2)} {
+	for name, place := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2), "pairs": jobtest.Pairs(2)} {
 		t.Run(name, func(t *testing.T) {
 			j := jobtest.Start(t, 3, place, jobtest.SmallPartitions)
 			set := j.AddSet([]int{0, 1})

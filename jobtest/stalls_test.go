@@ -50,7 +50,7 @@ func TestRanksThatDoNotComeAreNamedInAWarning(t *testing.T) {
 
 func TestAfterTheStallTimeEveryRankGetsAnErrorTheLateOneToo(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
-		for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2)} {
+		for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2), jobtest.Pairs(2)} {
 			j := jobtest.Start(t, 3, network, jobtest.Stalls(20*time.Millisecond, 200*time.Millisecond), jobtest.SmallPartitions, place)
 			for _, kind := range []units.Kind{units.Allreduce, units.Broadcast, units.Alltoall, units.Reducescatter} {
 				for late := range 3 {

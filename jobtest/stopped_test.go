@@ -33,6 +33,10 @@ var targets = map[string]target{
 		f := jobtest.StartFleet(t, 3, 2, timeouts...)
 		return f, f.Workers[2], "worker 2"
 	},
+	"a representative of its host": func(t *testing.T) (*jobtest.Fleet, *jobtest.Process, string) {
+		f := jobtest.StartFleet(t, 4, 1, append([]string{jobtest.InPairs}, timeouts...)...)
+		return f, f.Workers[1], "worker 1"
+	},
 	"a dedicated server": func(t *testing.T) (*jobtest.Fleet, *jobtest.Process, string) {
 		f := jobtest.StartFleet(t, 2, 2, timeouts...)
 		return f, f.Servers[1], "server "

@@ -40,10 +40,10 @@ func Logger(level, role string, rank int) (*zap.Logger, error) {
 	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(c), zapcore.Lock(os.Stderr), l)).Named(who), nil
 }
 
-func newServer(s *settings.Settings, rank int, log *zap.Logger, lost func(wire.Lost)) *server.Server {
+func newServer(s *settings.Settings, rank int, log *zap.Logger, lost func(wire.Lost), host *server.Host) *server.Server {
 	return server.New(server.Config{
 		Rank: rank, Log: log, Memory: s.ServerMemory, Fusion: int(s.FusionBytes), RankOrder: s.SumInRankOrder, Seed: uint64(s.Seed),
-		StallWarning: s.StallWarning, StallShutdown: s.StallShutdown, Model: condition.BSP(), OnLost: lost,
+		StallWarning: s.StallWarning, StallShutdown: s.StallShutdown, Model: condition.BSP(), OnLost: lost, Host: host,
 	})
 }
 
@@ -81,7 +81,7 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	}
 	var line *control.Client
 	began := time.Now()
-	srv := newServer(&s, membership.Dedicated, log, func(l wire.Lost) { line.ReportLost(l) })
+	srv := newServer(&s, membership.Dedicated, log, func(l wire.Lost) { line.ReportLost(l) }, nil)
 	defer srv.Close()
 	defer listeners.Close()
 	begin := func(first *membership.Epoch) {

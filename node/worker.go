@@ -46,10 +46,11 @@ type Worker struct {
 	policy      *policy.Policy
 	compression string // what the others must have too
 	server      *server.Server
+	uplink      *worker.Uplink // of a server that sums for this host; else nil
 	listeners   transport.Listeners
 	profiles    *profiles
 
-	mu      sync.Mutex
+	mu      sync.Mutex // also behind which server changes
 	early   *wire.Lost // a node that was lost before there was an Engine to tell
 	started bool       // the Engine has
 }
@@ -101,7 +102,7 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	if w.profiles, err = openProfiles(&s, o.Log); err != nil {
 		return nil, err
 	}
-	if s.Servers != "dedicated" {
+	if s.Servers != "dedicated" || w.offersHostSums() {
 		if err := w.listen(kinds); err != nil {
 			return nil, err
 		}
@@ -110,10 +111,18 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 		return nil, err
 	}
 	w.cut()
+	if w.uplink != nil && w.Membership.Now().HostSums().Of(s.Rank) == nil {
+		w.closeServer()
+	}
 	w.makeEngine(w.engineConfig(kinds, o))
 	var local worker.Local
 	if w.server != nil && !s.Elastic { // there it is one among others, from which keys come and to which they go (decision 87)
-		l, err := w.server.Local(s.Rank, w.Engine)
+		var notices server.Notices = w.Engine
+		if w.uplink != nil {
+			w.uplink.Attach(w.Engine)
+			notices = worker.HostNotices{Engine: w.Engine}
+		}
+		l, err := w.server.Local(s.Rank, notices)
 		if err != nil {
 			return nil, err
 		}
@@ -129,6 +138,23 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	return w, nil
 }
 
+// offersHostSums reports whether this process holds a server that sums for its host, should that have more workers and no server
+// of the job.
+func (w *Worker) offersHostSums() bool {
+	s := &w.Settings
+	return s.HostSums && s.Servers == "dedicated" && !s.Elastic && s.Size > 1 && s.LocalSize != 1
+}
+
+// closeServer ends the server that this process holds.
+func (w *Worker) closeServer() {
+	w.mu.Lock()
+	server := w.server
+	w.server, w.uplink = nil, nil
+	w.mu.Unlock()
+	w.listeners.Close()
+	server.Close()
+}
+
 // listen opens the server that this process holds.
 func (w *Worker) listen(kinds *transport.Set) error {
 	s := &w.Settings
@@ -140,7 +166,12 @@ func (w *Worker) listen(kinds *transport.Set) error {
 		return err
 	}
 	w.listeners.Expect(s.Size * s.Connections)
-	w.server = newServer(&w.Settings, s.Rank, w.log, func(l wire.Lost) { w.Control.ReportLost(l) })
+	var sums *server.Host
+	if s.Servers == "dedicated" {
+		w.uplink = worker.NewUplink()
+		sums = &server.Host{Rank: s.Rank, Uplink: w.uplink}
+	}
+	w.server = newServer(&w.Settings, s.Rank, w.log, func(l wire.Lost) { w.Control.ReportLost(l) }, sums)
 	serve(w.server, w.listeners, w.log)
 	return nil
 }
@@ -156,7 +187,7 @@ func (w *Worker) register(ctx context.Context, tr transport.Transport, address s
 	}
 	me := wire.Node{
 		Role: wire.RoleWorker, Rank: s.Rank, LocalRank: s.LocalRank, LocalSize: s.LocalSize,
-		Host: s.Host, PID: os.Getpid(), Addresses: w.listeners.Addresses(), Version: version.String(),
+		Host: s.Host, PID: os.Getpid(), Addresses: w.listeners.Addresses(), HostSums: w.uplink != nil, Version: version.String(),
 	}
 	alike := s.Alike()
 	alike["PACELINE_COMPRESSION"] = w.compression
@@ -170,15 +201,15 @@ func (w *Worker) register(ctx context.Context, tr transport.Transport, address s
 // begin is called with the round's first epoch, before Register returns, and then with each that follows: from the first on others
 // connect.
 func (w *Worker) begin(e *membership.Epoch) {
-	if w.server != nil {
-		w.server.Begin(e)
-	}
 	w.mu.Lock()
-	engine := w.Engine
+	engine, server := w.Engine, w.server
 	if w.Membership == nil {
 		w.Membership = membership.NewView(e)
 	}
 	w.mu.Unlock()
+	if server != nil {
+		server.Begin(e)
+	}
 	if engine != nil {
 		engine.Follow(e)
 	} else if _, err := w.Membership.Lose(e); err != nil {
@@ -211,13 +242,13 @@ func (w *Worker) lost(l wire.Lost) {
 // progress is what the scheduler hears when somebody asks for the state of the job.
 func (w *Worker) progress() (p wire.Progress) {
 	w.mu.Lock()
-	started := w.started
+	started, server := w.started, w.server
 	w.mu.Unlock()
 	if started {
 		p = w.Engine.Progress()
 	}
-	if w.server != nil {
-		p.Waits, p.Served = w.server.Waits(), w.server.Served()
+	if server != nil {
+		p.Waits, p.Served = server.Waits(), server.Served()
 	}
 	return p
 }
@@ -345,8 +376,7 @@ func (w *Worker) close() {
 		w.Engine.Shutdown(context.Background())
 	}
 	if w.server != nil {
-		w.listeners.Close()
-		w.server.Close()
+		w.closeServer()
 	}
 	if w.Control != nil {
 		_ = w.Control.Close()

@@ -77,6 +77,9 @@ func changesOf(w *wire.Condition) (changes []room.Change, check func(*tensor) er
 		if t.Model.Supersteps != nil {
 			return fmt.Errorf("tensor %q has supersteps under %s, so that its conditions stay", t.Name, t.Model.Name)
 		}
+		if len(t.Hosts) > 0 {
+			return fmt.Errorf("tensor %q is summed on the hosts first, so that its conditions stay: declare it under bsp, or set PACELINE_HOST_SUMS=0", t.Name)
+		}
 		m := condition.Model{Name: w.Pull, Pull: pull.Pull, Tuner: pull.Tuner, Push: push.Push}
 		if err := m.Check(t.Dataflow()); err != nil {
 			return fmt.Errorf("tensor %q: %w", t.Name, err)

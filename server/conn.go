@@ -199,7 +199,7 @@ func (c *conn) handle(q *room.Request) error {
 	h, p := &q.Header, &q.Payload
 	switch h.Type {
 	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet, wire.TypeState, wire.TypeRestore,
-		wire.TypeSend, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypeWithdraw, wire.TypeSupply:
+		wire.TypeSend, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypeWithdraw, wire.TypeSupply, wire.TypeUse:
 		if err := c.r.serve(q); err != nil {
 			return err
 		}
@@ -210,7 +210,10 @@ func (c *conn) handle(q *room.Request) error {
 		c.r.cancel(h)
 		return nil
 	case wire.TypeJoin:
-		if c.onAll(c.r.joins) {
+		switch {
+		case h.Flags&wire.FlagOwnWill != 0 && c.r.settings.Hosts.Uplink != nil:
+			c.r.takeBack()
+		case c.onAll(c.r.joins):
 			c.r.join(c.rank)
 		}
 		return nil

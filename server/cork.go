@@ -15,8 +15,11 @@ type cork struct {
 
 	mu    lockorder.Mutex
 	kept  []*conn
+	up    kicker  // sums were handed on to it; else nil
 	spare []*conn // an empty list
 }
+
+type kicker interface{ Kick() }
 
 func (k *cork) hold() {
 	k.mu.Lock()
@@ -41,8 +44,25 @@ func (k *cork) keeps(c *conn) bool {
 	return true
 }
 
+// keepsUplink is keeps for sums of a host that were handed on.
+func (k *cork) keepsUplink(up kicker) bool {
+	if k.holders.Load() == 0 {
+		return false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.holders.Load() == 0 {
+		return false
+	}
+	k.up = up
+	return true
+}
+
 func (k *cork) release() {
-	kept := k.empty()
+	kept, up := k.empty()
+	if up != nil {
+		up.Kick()
+	}
 	if len(kept) == 0 {
 		return
 	}
@@ -56,16 +76,16 @@ func (k *cork) release() {
 }
 
 // empty gives everything that was kept, also for others who hold the cork.
-func (k *cork) empty() []*conn {
+func (k *cork) empty() (kept []*conn, up kicker) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.holders.Add(-1)
-	kept := k.kept
+	kept, up, k.up = k.kept, k.up, nil
 	if len(kept) > 0 {
 		k.kept, k.spare = k.spare, nil
 	}
 	for _, c := range kept {
 		c.corked = false
 	}
-	return kept
+	return kept, up
 }

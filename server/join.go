@@ -13,15 +13,63 @@ import (
 // zeros. When every rank has joined, all tensors are forgotten, because the ranks have used them
 // unequally often, and everybody is told; the next use declares them anew.
 func (r *round) join(rank int) {
+	if r.joinsFail() {
+		return
+	}
 	var all bool
 	var failed []agreement.Failure
 	r.names.step(func(h *agreement.Home) { all, failed = h.Join(rank) })
 	r.tell(failed)
-	if all {
+	switch {
+	case all && r.settings.Hosts.Uplink != nil:
+		r.hostJoined(func(h *hostJoin) { h.here = true })
+	case all:
 		r.allJoined(rank)
-		return
+	default:
+		r.updateMembership()
 	}
-	r.updateMembership()
+}
+
+// hostJoin is what a server that sums for its host knows of a join of the whole job.
+type hostJoin struct {
+	here   bool // every rank of the host has joined
+	job    bool // every rank of the job has, as the worker in this process has heard
+	last   int  // of them
+	failed bool // a rank has left without joining, so that no more joins succeed
+}
+
+func (r *round) joinsFail() bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.joining.failed
+}
+
+// hostJoined notes one of these, and begins anew with both: the servers of the job hear of joins that this one does not, and
+// what is on its way to this one may be late.
+func (r *round) hostJoined(note func(*hostJoin)) {
+	r.mu.Lock()
+	note(&r.joining)
+	is := r.joining
+	if is.here && is.job {
+		r.joining = hostJoin{}
+	}
+	r.mu.Unlock()
+	if is.here && is.job {
+		r.allJoined(is.last)
+	}
+}
+
+// takeBack notes, as a rank has heard from the servers of the job, that joins fail because a rank has left without joining: all
+// ranks of the host go on.
+func (r *round) takeBack() {
+	r.mu.Lock()
+	again := r.joining.failed
+	r.joining = hostJoin{failed: true}
+	r.mu.Unlock()
+	if !again {
+		r.names.step((*agreement.Home).TakeBack)
+		r.updateMembership()
+	}
 }
 
 // bye notes that a rank leaves on purpose. What others still want from it fails, unless the job is elastic.
@@ -45,6 +93,9 @@ func (r *round) bye(rank int) {
 	r.names.step(func(h *agreement.Home) { failed = h.Leave(rank, waiting) })
 	if r.leftRanks().Covers(r.all()) {
 		r.desert()
+	}
+	if r.settings.Hosts.Uplink != nil { // the servers of the job say so, which know of every use
+		return
 	}
 	r.tell(failed)
 	if slices.ContainsFunc(failed, agreement.Failure.OfJoin) || slices.ContainsFunc(tensors, func(t *tensor) bool { return t.Held() }) {

@@ -94,6 +94,14 @@ func (l *Local) Moved() uint64 { return l.r.messages.Moved() }
 // Join says that the local worker has no more data.
 func (l *Local) Join() { l.r.join(l.rank) }
 
+// TakeBack says that joins fail, to a server that sums for its host.
+func (l *Local) TakeBack() { l.r.takeBack() }
+
+// AllJoined says that every rank of the job has joined, to a server that sums for its host.
+func (l *Local) AllJoined(last int) {
+	l.r.hostJoined(func(h *hostJoin) { h.job, h.last = true, last })
+}
+
 // Bye says that the local worker leaves.
 func (l *Local) Bye() { l.r.bye(l.rank) }
 

@@ -35,6 +35,7 @@ type round struct {
 	local    *Local          // of the worker in this process, if any
 	byes     map[int]int     // connections of a rank on which it said goodbye
 	joins    map[int]int     // connections of a rank on which it said that it joins
+	joining  hostJoin        // of a server that sums for its host
 	lost     *wire.Lost
 	ended    bool
 	removals removals
@@ -64,6 +65,10 @@ func newRound(s *Server, first *membership.Epoch) *round {
 		Pool: s.pool, Log: s.cfg.Log, RankOrder: s.cfg.RankOrder, Seed: s.cfg.Seed, Model: s.cfg.Model,
 		Elastic: first.Elastic, StallWarning: s.cfg.StallWarning, StallShutdown: s.cfg.StallShutdown, Membership: r.members,
 	}
+	r.settings.Hosts.Sums = first.HostSums()
+	if here := s.cfg.Host; here != nil {
+		r.settings.Hosts.Here, r.settings.Hosts.Uplink, r.settings.Hosts.Kick = rankset.Of(r.settings.Hosts.Sums.Of(here.Rank)...), here.Uplink, r.kickUplink
+	}
 	r.mu.Place(room.LevelRound, "round.mu")
 	r.cork.mu.Place(room.LevelConn, "cork.mu")
 	r.transfer = transfer.New(&r.settings)
@@ -72,8 +77,20 @@ func newRound(s *Server, first *membership.Epoch) *round {
 	return r
 }
 
-// all is the ranks of the round that were not lost.
-func (r *round) all() rankset.Set { return r.members.Now().Live() }
+// all is the ranks of the round that were not lost; of a server that sums for its host, those there.
+func (r *round) all() rankset.Set {
+	if r.settings.Hosts.Uplink != nil {
+		return r.settings.Hosts.Here
+	}
+	return r.members.Now().Live()
+}
+
+// kickUplink has sums that were handed on leave, with the release of the cork if somebody holds it.
+func (r *round) kickUplink() {
+	if !r.cork.keepsUplink(r.settings.Hosts.Uplink) {
+		r.settings.Hosts.Uplink.Kick()
+	}
+}
 
 // announce accepts a tensor that a rank is about to use.
 func (r *round) announce(t *wire.Tensor) error {
@@ -169,6 +186,9 @@ func (r *round) dispatch(t *tensor, q *room.Request) error {
 			q.Reply.Fail(inprocess.ErrCancelled)
 			return nil
 		}
+	case wire.TypeUse:
+		t.enter(&q.Header)
+		return nil
 	case wire.TypeSupply:
 		t.over(&q.Header)
 	}

@@ -42,8 +42,16 @@ type Config struct {
 	StallWarning  time.Duration // tell waiting ranks whom they wait for; 0 for never
 	StallShutdown time.Duration // end an operation that waits this long; 0 for never
 	Model         condition.Model
+	// Sums has a server sum for the workers of this rank's host alone, and hand the sums on; nil for a server of the job.
+	Host *Host
 	// OnLost is called when a worker's connection ends without a goodbye.
 	OnLost func(wire.Lost)
+}
+
+// Host is whose host a server sums for.
+type Host struct {
+	Rank   int // of the worker in this process
+	Uplink room.Uplink
 }
 
 // roundWait bounds how long a connection of a round that this server has not heard of yet may wait for

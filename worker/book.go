@@ -35,6 +35,8 @@ type book struct {
 	warned     map[string]time.Time    // when a server or this rank last warned of a stall
 	over       over                    // operations that have ended
 	kept       kept                    // has a lock of its own
+	host       []int                   // the ranks of this host, where they sum among themselves first; else nil
+	climbs     map[*operation]struct{} // sums of this host under way
 	broken     error                   // why the engine accepts no more operations
 	lost       *wire.Lost
 }
@@ -43,6 +45,7 @@ func newBook(cfg *Config) book {
 	return book{
 		cfg: cfg, names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, seen: map[nameID]struct{}{}, leaders: map[uint32]*declaration{},
 		warned: map[string]time.Time{}, policies: map[string]*policy.Policy{}, removed: map[uint32]struct{}{},
+		host: cfg.Membership.Now().HostSums().Of(cfg.Rank), climbs: map[*operation]struct{}{},
 	}
 }
 

@@ -74,10 +74,14 @@ func (o *operation) header(typ wire.Type, part int, dtype units.DType) wire.Head
 
 // reduceTasks pushes every partition of in and pulls each result into out.
 func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
-	if n := len(o.d.t.Parts); len(o.room) != n {
+	n := len(o.d.t.Parts)
+	if o.d.host != nil {
+		n++
+	}
+	if len(o.room) != n {
 		o.room, o.list = make([]task, n), make([]*task, n)
 	}
-	for i := range o.room {
+	for i := range o.d.t.Parts {
 		t := &o.room[i]
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
 		*t = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.placed.Servers[i], out: out[from:to], answer: true, finished: t.finished}
@@ -85,7 +89,11 @@ func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
 		t.give(in, from, to)
 		o.list[i] = t
 	}
-	o.room[0].h.Flags |= wire.FlagHome
+	if o.d.host != nil {
+		o.onHost()
+	} else {
+		o.room[0].h.Flags |= wire.FlagHome
+	}
 	return o.list
 }
 

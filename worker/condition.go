@@ -59,16 +59,17 @@ func (c *conditions) fail(why string) {
 // runs. All their keys change over when they have closed as many iterations as any rank has pushed of any of
 // them by now. If one of them cannot take the conditions, none changes. It returns that number.
 func (e *Engine) SetCondition(ctx context.Context, servers []int, w wire.Condition) (at uint64, err error) {
+	there := len(e.epoch().Servers)
 	for _, s := range servers {
-		if s < 0 || s >= len(e.ways) {
-			return 0, fmt.Errorf("%w: server %d, the job has %d", ErrInvalid, s, len(e.ways))
+		if s < 0 || s >= there {
+			return 0, fmt.Errorf("%w: server %d, the job has %d", ErrInvalid, s, there)
 		}
 		if !e.epoch().Has(membership.Member{Role: membership.ServerRole, Number: s}) {
 			return 0, fmt.Errorf("%w: server %d, which the job has lost", ErrInvalid, s)
 		}
 	}
 	if len(servers) == 0 {
-		for i := range e.ways {
+		for i := range there {
 			if e.epoch().Has(membership.Member{Role: membership.ServerRole, Number: i}) {
 				servers = append(servers, i)
 			}

@@ -107,7 +107,7 @@ func (e *Engine) declaring() (batch []*declaration, tensors []wire.Tensor) {
 }
 
 func (e *Engine) knownServers(servers []int) bool {
-	return !slices.ContainsFunc(servers, func(s int) bool { return s < 0 || s >= len(e.ways) })
+	return !slices.ContainsFunc(servers, func(s int) bool { return s < 0 || s >= len(e.epoch().Servers) })
 }
 
 // declared lets the operations go that waited for the declaration.
@@ -123,6 +123,9 @@ func (e *Engine) declared(d *declaration, p wire.Placed, err error) {
 		}
 	} else {
 		d.t.ID = p.ID
+		if d.host != nil {
+			d.t.Servers = p.Servers
+		}
 		d.placed, d.state = e.place(d, p), declareDone
 		e.lead(d)
 	}

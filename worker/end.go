@@ -69,12 +69,12 @@ func (e *Engine) explain(o *operation, err error) error {
 	return fmt.Errorf("%s on rank %d: %w", o.what(), e.cfg.Rank, err)
 }
 
-// operations are those in flight. They are lent, and never handed back: the engine ends.
+// operations are those in flight, and the sums of this host. They are lent, and never handed back: the engine ends.
 func (e *Engine) operations() []*operation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lent++
-	return slices.Collect(maps.Keys(e.inflight))
+	return slices.AppendSeq(slices.Collect(maps.Keys(e.inflight)), maps.Keys(e.climbs))
 }
 
 // Shutdown says goodbye to the servers and ends what is in flight. It waits for that until ctx ends.

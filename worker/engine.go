@@ -82,6 +82,9 @@ type Local interface {
 	// Moved is how many bytes of messages have come in pieces.
 	Moved() uint64
 	Join()
+	// TakeBack says that joins fail, and AllJoined that every rank of the job has joined: to a server that sums for its host.
+	TakeBack()
+	AllJoined(last int)
 	Bye()
 	Lost(wire.Lost)
 }
@@ -112,7 +115,8 @@ type Config struct {
 // Engine is one worker's engine for one round of the job.
 type Engine struct {
 	cfg        Config
-	ways       []way // by server index; nil before Start
+	ways       []way // by server index, then those that sum for this host; nil before Start
+	hosting    Local // the server in this process, where it sums for this host; else nil
 	encoder    *encoder
 	observers  observers
 	timeline   atomic.Pointer[timeline] // the one that is being written
@@ -144,8 +148,9 @@ func New(cfg Config) *Engine {
 	if cfg.LoadPolicy == nil {
 		cfg.LoadPolicy = policy.Parse
 	}
-	e := &Engine{cfg: cfg, ways: make([]way, len(cfg.Membership.Now().Servers)), ended: make(chan struct{}), connected: make(chan struct{}), turn: make(chan struct{}, 1), origin: time.Now()}
+	e := &Engine{cfg: cfg, ended: make(chan struct{}), connected: make(chan struct{}), turn: make(chan struct{}, 1), origin: time.Now()}
 	e.book = newBook(&e.cfg)
+	e.ways = make([]way, len(e.servers()))
 	e.gather.crowded = cfg.Crowded
 	e.mu.Place(levelWorker, "Engine")
 	e.conditions.mu.Place(levelWorker, "conditions")
@@ -194,6 +199,9 @@ func (e *Engine) start(ctx context.Context, local Local) error {
 	defer context.AfterFunc(e.ctx, cancel)()
 	if local != nil {
 		index := e.epoch().Embedded(e.cfg.Rank)
+		if len(e.host) > 0 {
+			index, e.hosting = e.hostServer(e.cfg.Rank), local
+		}
 		e.ways[index] = newLocalQueue(e, index, local)
 	}
 	if err := e.connect(ctx); err != nil {
@@ -205,7 +213,7 @@ func (e *Engine) start(ctx context.Context, local Local) error {
 
 // connect opens the connections to all servers at the same time.
 func (e *Engine) connect(ctx context.Context) error {
-	servers := e.epoch().Servers
+	servers := e.servers()
 	errs := make([]error, len(servers))
 	var wg sync.WaitGroup
 	for i, server := range servers {

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/paceline/paceline/core/membership"
@@ -11,6 +12,9 @@ import (
 type joinState struct {
 	done    func(Output, error)
 	sent    bool
+	told    bool        // every server has been
+	failed  error       // meanwhile; nil for not
+	passed  bool        // the server in this process, which sums for its host, knows that all have joined
 	replies map[int]int // servers that say that all have joined, and who was the last
 }
 
@@ -46,11 +50,28 @@ func (j *joinState) send(e *Engine) {
 	if sent {
 		return
 	}
+	var gone error
 	for _, w := range e.ways {
-		if gone := w.join(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint16(e.cfg.Rank)}); gone != nil {
-			e.failJoin(gone)
-			return
+		if gone = w.join(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint16(e.cfg.Rank)}); gone != nil {
+			break
 		}
+	}
+	e.mu.Lock()
+	j.told = true
+	failed := cmp.Or(j.failed, gone)
+	e.mu.Unlock()
+	if failed != nil {
+		e.failJoin(failed)
+	}
+}
+
+// takeJoinBack tells the servers that sum for this host that a join has failed. Those of the job know it.
+func (e *Engine) takeJoinBack() {
+	if len(e.host) == 0 || e.Err() != nil {
+		return
+	}
+	for _, w := range e.ways[len(e.epoch().Servers):] {
+		_ = w.join(wire.Header{Type: wire.TypeJoin, Flags: wire.FlagOwnWill, Epoch: e.epoch().Joins, Rank: uint16(e.cfg.Rank)}) // one that has left ends the engine
 	}
 }
 
@@ -68,12 +89,17 @@ func (e *Engine) joined(server, last int) {
 	if server >= 0 {
 		j.replies[server] = last
 	}
-	first := -1
-	for i := range e.epoch().Servers {
-		if _, said := j.replies[i]; e.epoch().Servers[i].State == membership.Gone {
+	first, all := -1, len(e.epoch().Servers)
+	for i := range e.ways {
+		if _, said := j.replies[i]; i < all && e.epoch().Servers[i].State == membership.Gone {
 			continue
 		} else if !said {
+			pass := i >= all && !j.passed && e.hosting != nil
+			j.passed = j.passed || pass
 			e.mu.Unlock()
+			if pass {
+				e.hosting.AllJoined(j.replies[first])
+			}
 			return
 		}
 		if first < 0 {
@@ -90,13 +116,22 @@ func (e *Engine) joined(server, last int) {
 	j.done(Output{Value: j.replies[first]}, nil)
 }
 
-// failJoin ends a join that is under way.
+// failJoin ends a join that is under way, behind the telling of it: what this rank begins next comes to every server behind that.
 func (e *Engine) failJoin(err error) {
 	e.mu.Lock()
 	j := e.joining
-	e.joining = nil
-	e.mu.Unlock()
-	if j != nil {
-		j.done(Output{}, fmt.Errorf("join on rank %d: %w", e.cfg.Rank, err))
+	if j != nil && j.sent && !j.told {
+		j.failed = cmp.Or(j.failed, err)
+		j = nil
+	} else {
+		e.joining = nil
 	}
+	e.mu.Unlock()
+	if j == nil {
+		return
+	}
+	if j.told {
+		e.takeJoinBack()
+	}
+	j.done(Output{}, fmt.Errorf("join on rank %d: %w", e.cfg.Rank, err))
 }

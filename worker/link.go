@@ -184,7 +184,7 @@ func (l *link) frames() error {
 			if err := transport.ReadBatch(l.conn, &h, &l.batch, l.scratch); err != nil {
 				return err
 			}
-			if err := l.batch.Frames(l.frame); err != nil {
+			if err := l.frameBatch(); err != nil {
 				return err
 			}
 			continue
@@ -201,6 +201,15 @@ func (l *link) frames() error {
 			return err
 		}
 	}
+}
+
+// frameBatch handles the frames of a batch. What the server in this process answers to other ranks of the host leaves together.
+func (l *link) frameBatch() error {
+	if server := l.p.e.hosting; server != nil {
+		server.Hold()
+		defer server.Release()
+	}
+	return l.batch.Frames(l.frame)
 }
 
 // result reads an answer straight into the tensor.
@@ -273,6 +282,9 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte, lent bool) (kept b
 	if t.h.Type == wire.TypeReceive {
 		t.o.out.Value = int(h.Rank)
 	}
+	if c := t.o.climb; c != nil {
+		c.answer = *h
+	}
 	l.p.e.observers.answered(t, h.Rank)
 	t.answered(nil)
 	return kept
@@ -322,6 +334,9 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		}
 		l.window(w.Consumed)
 	case wire.TypeFail:
+		if e.ofHost(l.p.index) {
+			return notice(h, payload, e.failedHere)
+		}
 		return notice(h, payload, e.Failed)
 	case wire.TypeStall:
 		return notice(h, payload, e.Stalled)

@@ -224,8 +224,12 @@ func (q *localQueue) condition(w wire.Condition) error {
 func (q *localQueue) left() uint64 { return q.server.Moved() }
 
 // join implements way.
-func (q *localQueue) join(wire.Header) error {
-	q.server.Join()
+func (q *localQueue) join(h wire.Header) error {
+	if h.Flags&wire.FlagOwnWill != 0 {
+		q.server.TakeBack()
+	} else {
+		q.server.Join()
+	}
 	return nil
 }
 

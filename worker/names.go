@@ -45,6 +45,9 @@ type declaration struct {
 	waiting []*operation // until it is declared
 	lost    error        // of a held value: why it is no more
 
+	host     []int // ranks of this host that sum it among themselves first; nil for none
+	priority int   // of its last use
+
 	group     string // of a held value: the first of those that are stepped together; "" without supersteps
 	superstep *steps // of the first
 }
@@ -83,7 +86,7 @@ func (b *book) register(op *Op) *operation {
 	}
 	o.d = b.declare(n, o)
 	n.Begin(o.seq, o, o.d)
-	o.iteration = o.d.count(o)
+	o.iteration, o.d.priority = o.d.count(o), op.Priority
 	if o.Shape = o.d.t.Shape; len(o.Shape) < len(op.Shape) {
 		o.Shape = slices.Clone(op.Shape)
 	}
@@ -157,6 +160,7 @@ func (b *book) declare(n *nameState, o *operation) *declaration {
 			b.restore(nameID{o.Set.ID, o.name()}, d)
 		}
 	}
+	b.sumOnHost(d)
 	n.decls = append(n.decls, d)
 	n.last = d
 	b.undeclared = append(b.undeclared, d)

@@ -27,6 +27,7 @@ type operation struct {
 	deferred  bool         // it waits for its declaration, or for operations before it
 	held      bool         // it waits for operations of its name before it; guarded by the engine's lock
 	gathered  bool         // it is, or was, held for a batch
+	climb     *climb       // that it is; else nil
 	beside    bool         // it is no use of the name, but a question to servers, which no other rank knows of
 
 	pending atomic.Int32
@@ -117,6 +118,10 @@ func (o *operation) complete() {
 }
 
 func (o *operation) finish() {
+	if o.climb != nil {
+		o.climb.finish()
+		return
+	}
 	if o.timer != nil {
 		o.timer.Stop()
 	}
@@ -192,5 +197,15 @@ func (o *operation) informServers(ownWill bool) {
 	if o.Kind == units.Accumulate && o.Use == units.Declare {
 		h.Flags |= wire.FlagDeclare
 	}
-	o.e.each(func(w way) { w.cancel(o.d, h) })
+	for i, w := range o.e.ways {
+		switch {
+		case w == nil:
+		case !o.e.ofHost(i):
+			w.cancel(o.d, h)
+		case o.d.host != nil: // the home server tells the others
+			heard := h
+			heard.Flags &^= wire.FlagOwnWill
+			w.cancel(o.d, heard)
+		}
+	}
 }

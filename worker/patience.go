@@ -31,7 +31,7 @@ func (e *Engine) look() {
 		if len(waits) == 0 {
 			continue
 		}
-		waited, warn, end := o.wait.Look(e.cfg.Patience, progress, e.warnedOf(o), time.Since(e.origin))
+		waited, warn, end := o.wait.Look(o.patience(), progress, e.warnedOf(o), time.Since(e.origin))
 		switch {
 		case end && o.Kind.Message():
 			o.giveUp(because{ErrStall, fmt.Sprintf("%s on rank %d stalled: it has waited %v for %s, longer than PACELINE_STALL_SHUTDOWN (%v)",

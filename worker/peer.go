@@ -40,6 +40,9 @@ func newPeer(e *Engine, index int, at membership.Server) *peer {
 
 func (p *peer) String() string {
 	where := fmt.Sprintf("server %d", p.index)
+	if p.e.ofHost(p.index) {
+		return fmt.Sprintf("the host's sums in worker %d (at %v)", p.at.Rank, p.at.Addresses)
+	}
 	if p.at.Rank != membership.Dedicated {
 		where = fmt.Sprintf("worker %d", p.at.Rank)
 	}

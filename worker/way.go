@@ -32,7 +32,7 @@ type way interface {
 	condition(w wire.Condition) error
 	// left is the number of tensor bytes that have left for the server.
 	left() uint64
-	// join tells, behind all that was pushed, that this rank has no more data. The error is that of a server that has left.
+	// join tells, behind all that was pushed, that this rank has no more data, or takes that back. The error is that of a server that has left.
 	join(h wire.Header) error
 	// reset forgets which tensors were announced to the server.
 	reset()

@@ -40,6 +40,12 @@ func (h *Home) Join(rank int) (all bool, failures []Failure) {
 	return h.allJoined(), failures
 }
 
+// TakeBack notes that the joins so far have failed at the servers of the job.
+func (h *Home) TakeBack() {
+	h.joined = rankset.Set{}
+	h.checkAll()
+}
+
 // allJoined reports whether every rank that is left has joined, and some have.
 func (h *Home) allJoined() bool {
 	all := h.cfg.All

@@ -205,7 +205,7 @@ func (e *Epoch) joinWorker(n Node) {
 		e.Workers = append(e.Workers, Worker{})
 	}
 	e.Workers[rank] = Worker{Node: n}
-	if len(n.Addresses) > 0 {
+	if len(n.Addresses) > 0 && !n.HostSums {
 		e.joinServer(n, rank)
 	}
 }

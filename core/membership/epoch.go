@@ -57,6 +57,7 @@ type Node struct {
 	LocalRank   int    // of a worker, among those of its host
 	LocalSize   int
 	Addresses   address.List // of the server that it holds; none if it holds none
+	HostSums    bool         // that server has no keys: it sums what the workers of its host push (HostSums)
 }
 
 // State is the state of a member.
@@ -113,7 +114,7 @@ func Found(round uint64, policy string, workers, dedicated []Node) (*Epoch, erro
 	e := &Epoch{Round: round, Policy: policy}
 	for rank, n := range workers {
 		e.Workers = append(e.Workers, Worker{Node: n})
-		if len(n.Addresses) > 0 {
+		if len(n.Addresses) > 0 && !n.HostSums {
 			e.Servers = append(e.Servers, Server{Node: n, Rank: rank})
 		}
 	}

@@ -46,6 +46,7 @@ type Settings struct {
 	// Servers.
 	Servers       string `json:"servers"`        // "embedded", "dedicated" or "both"
 	NumServers    int    `json:"num_servers"`    // dedicated servers that the job waits for; 0: the scheduler's number
+	HostSums      bool   `json:"host_sums"`      // workers of one host with all servers elsewhere sum among themselves first
 	Placement     string `json:"placement"`      // as core/placement reads it; "": the scheduler's choice
 	Elastic       bool   `json:"elastic"`        // the job goes on without workers and servers that are lost
 	ServerMemory  int64  `json:"server_memory"`  // bound of a server's buffers; Complete replaces 0 by a share of the machine's memory

@@ -115,6 +115,8 @@ var table = []row{
 		"Where gradients are summed: in the workers, in processes started by `paceline server`, or in both."},
 	{"PACELINE_NUM_SERVERS", same("DMLC_NUM_SERVER"), "0", integer(func(s *Settings) *int { return &s.NumServers }, 0, limits.MaxServers),
 		"Dedicated servers to wait for; 0 leaves it to the scheduler."},
+	{"PACELINE_HOST_SUMS", nil, "1", boolean(func(s *Settings) *bool { return &s.HostSums }),
+		"Several workers of one host, where all servers are on others, sum among themselves first: each byte crosses the host's link once in each direction. Plain sums under BSP alone, and not in elastic jobs."},
 	{"PACELINE_PLACEMENT", nil, "", policy(func(s *Settings) *string { return &s.Placement }),
 		"How tensors are cut and placed on servers (docs/placement.md). By default the scheduler's choice, largest-first."},
 	{"PACELINE_ELASTIC", nil, "0", among(nodes, boolean(func(s *Settings) *bool { return &s.Elastic })),

@@ -22,7 +22,8 @@ func NewPart(t *Tensor, number uint32) (*Part, *condition.Machine, error) {
 	if number >= uint32(len(t.Parts)) {
 		return nil, nil, fmt.Errorf("partition %d of %q, which has %d", number, t.Name, len(t.Parts))
 	}
-	c := condition.Config{Live: t.Live(), Model: t.Model, Dataflow: t.Dataflow()}
+	p := &Part{Tensor: t, Number: number, Bytes: int(t.Parts[number]), Coding: newCoding(t, number)}
+	c := condition.Config{Live: p.Live(), Model: t.Model, Dataflow: t.Dataflow()}
 	if t.Sync.SoftPark {
 		c.Parking = condition.SoftBarrier
 	}
@@ -30,7 +31,7 @@ func NewPart(t *Tensor, number uint32) (*Part, *condition.Machine, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
-	return &Part{Tensor: t, Number: number, Bytes: int(t.Parts[number]), Coding: newCoding(t, number)}, m, nil
+	return p, m, nil
 }
 
 // Fits checks what a push says of its payload, before memory is taken for it.

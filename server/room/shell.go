@@ -9,6 +9,7 @@ import (
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
@@ -45,6 +46,7 @@ type Round struct {
 	StallWarning  time.Duration
 	StallShutdown time.Duration
 	Membership    *membership.View
+	Hosts         Hosts
 }
 
 // WaitingBytes is what a server's memory limit is charged with for each request that waits: what is noted of it, and of
@@ -62,6 +64,10 @@ func (e MemoryError) Error() string {
 func CodeOf(err error) units.FailureCode {
 	if errors.As(err, new(MemoryError)) {
 		return units.FailMemory
+	}
+	var above inprocess.Failure
+	if errors.As(err, &above) {
+		return above.Code
 	}
 	return units.FailUnsupported
 }

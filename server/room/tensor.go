@@ -8,6 +8,7 @@ import (
 
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/options"
@@ -29,8 +30,10 @@ type Tensor struct {
 	Answers codec.Codec    // of the sums that are sent back
 	Whole   bool           // contributions are kept apart until the last has come
 	Model   condition.Model
+	Hosts   membership.HostSums // that push one sum each; of a server that sums for its host: none
 
-	cancelled atomic.Uint64 // iterations from here on were given up
+	push      func(h wire.Header, sum []byte, done func(answer wire.Header, err error)) (abandon func()) // Uplink's; nil where sums stay here
+	cancelled atomic.Uint64                                                                              // iterations from here on were given up
 }
 
 // AnswerFlags are the flags of every answer with bytes of the tensor.
@@ -64,6 +67,7 @@ func NewTensor(t *wire.Tensor, r *Round, s Shell) (*Tensor, error) {
 	if err := n.check(); err != nil {
 		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
+	n.setHosts()
 	return n, nil
 }
 

@@ -40,7 +40,8 @@ func (n *iterations) encode(s *slot, iteration uint64) error {
 	if err != nil {
 		return err
 	}
-	reduce.Store(units.Float32, s.acc, s.acc, n.Prescale*n.Postscale, s.divide())
+	mul, div := s.Rescale(s.divisor)
+	reduce.Store(units.Float32, s.acc, s.acc, n.Prescale*mul, div)
 	message, err := n.Coding.Encode(n.Answers, s.acc, residual, n.Coding.At(n.before+iteration, 0))
 	if err != nil {
 		return err

@@ -44,6 +44,7 @@ type answer struct {
 	last      int // the rank that the sum waited for longest
 	sum       *room.Buffer
 
+	up      *slot  // instead of an answer: the sum of a host, which goes on
 	gone    bool   // the iteration of a local waiter was given up
 	refused error  // instead of an answer: why the push was not taken, or there is no sum
 	seq     uint64 // of the operation that is answered or refused
@@ -173,6 +174,7 @@ func (n *iterations) close(o condition.Output, answers []answer) []answer {
 	}
 	s.closed = true
 	// Averages divide by the ranks that have joined too.
+	o.Contributors = n.Behind(o.Contributors)
 	s.divisor = uint32(len(n.Ranks) - n.Members.Without(n.Zeros(), o.Contributors))
 	if err := n.total(s, o); err != nil {
 		return n.spoil(o.Progress, s, err, answers)
@@ -185,6 +187,10 @@ func (n *iterations) close(o condition.Output, answers []answer) []answer {
 	})
 	s.absent.Copy(n.machine.Live())
 	s.absent.Subtract(o.Contributors)
+	if n.Up() {
+		s.up.begun = true
+		return append(answers, answer{up: s, iteration: o.Progress})
+	}
 	n.release(o.Progress, s)
 	if n.Round.Elastic {
 		n.passed(o.Progress)
@@ -198,6 +204,9 @@ func (n *iterations) total(s *slot, o condition.Output) error {
 	switch {
 	case err != nil:
 		return err
+	case empty && n.Up(): // the memory is for the answer
+		s.acc, s.result, s.up.empty = nil, room.NewBuffer(n.Round.Pool, s.acc[:s.Bytes]), true
+		return nil
 	case empty:
 		n.Round.Pool.Put(s.acc)
 		s.acc, s.result = nil, room.NewBuffer(n.Round.Pool, nil)
@@ -224,7 +233,7 @@ func (n *iterations) spoil(iteration uint64, s *slot, err error, answers []answe
 // answer takes a waiter out of its slot; its reply is due.
 func (n *iterations) answer(o condition.Output, answers []answer) []answer {
 	s := n.slots[o.Progress]
-	if s == nil {
+	if s == nil || s.up.begun {
 		return answers
 	}
 	for i, w := range s.waiters {
@@ -242,7 +251,7 @@ func (n *iterations) answer(o condition.Output, answers []answer) []answer {
 
 // release frees a slot that is closed and answered to everybody who will ask.
 func (n *iterations) release(iteration uint64, s *slot) {
-	if !s.closed || s.owed > 0 || s.absent.Len() > 0 {
+	if !s.closed || s.up.begun || s.owed > 0 || s.absent.Len() > 0 {
 		return
 	}
 	delete(n.slots, iteration)
@@ -270,23 +279,27 @@ func (n *iterations) live(live rankset.Set) []answer {
 	return answers
 }
 
-// cancel gives up the slots from an iteration on, and returns who waited.
-func (n *iterations) cancel(from uint64) (dropped []waiter) {
+// cancel gives up the slots from an iteration on, and returns who waited, and what is to be abandoned.
+func (n *iterations) cancel(from uint64) (dropped []waiter, abandon []func()) {
 	for i, s := range n.slots {
 		if i < from {
 			continue
 		}
 		dropped = append(dropped, s.waiters...)
-		if s.closed {
+		switch {
+		case s.up.abandon != nil:
+			abandon = append(abandon, s.up.abandon)
+		case s.up.begun: // it is about to leave, and will be abandoned then
+		case s.closed:
 			s.result.Sent(nil)
-		} else {
+		default:
 			s.drop()
 		}
 		delete(n.slots, i)
 	}
 	n.inherited.GiveUp(from)
 	n.trim()
-	return dropped
+	return dropped, abandon
 }
 
 // waitsFor lists the operations that wait for a rank.

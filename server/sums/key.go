@@ -26,6 +26,9 @@ func newKey(t *room.Tensor, part uint32) (*key, error) {
 	if t.Kind.HasRoot() {
 		return nil, fmt.Errorf("%q is a %v, which sums nothing", t.Name, t.Kind)
 	}
+	if t.Round.Hosts.Uplink != nil && !t.Up() {
+		return nil, fmt.Errorf("%q is not summed by host", t.Name)
+	}
 	p, m, err := room.NewPart(t, part)
 	if err != nil {
 		return nil, err
@@ -202,8 +205,11 @@ func (k *key) Change(c room.Change) {
 // cancel gives up the slots from an iteration on. Local operations end with err.
 func (k *key) cancel(from uint64, err error) {
 	k.mu.Lock()
-	dropped := k.iterations.cancel(from)
+	dropped, abandon := k.iterations.cancel(from)
 	k.mu.Unlock()
+	for _, f := range abandon {
+		f()
+	}
 	for _, w := range dropped {
 		w.to.Fail(err)
 	}
@@ -236,6 +242,8 @@ func (k *key) deliver(answers []answer) {
 	}
 	for _, a := range answers {
 		switch {
+		case a.up != nil:
+			k.climb(a.up, a.iteration)
 		case a.kept != nil:
 			k.Round.Log.Warn("conditions stay", zap.String("tensor", k.Name), zap.Error(a.kept))
 		case a.refused != nil:

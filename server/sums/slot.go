@@ -31,6 +31,7 @@ type slot struct {
 	closed  bool
 	divisor uint32
 	result  *room.Buffer
+	up      climb // of a sum of a host
 }
 
 type chunk struct{ from rankset.Set }
@@ -74,12 +75,12 @@ func (s *slot) add(i, rank int, b []byte) {
 	c, l, acc := &s.chunks[i], &s.local, s.accChunk(i)
 	switch {
 	case c.from.Len() > 0:
-		reduce.Add(s.Reduce, s.Type, acc, b, s.Prescale)
+		reduce.Add(s.Reduce, s.Type, acc, b, s.Scale(rank))
 	case l.tensor != nil && l.rank != rank:
 		reduce.Load2(s.Reduce, s.Type, acc, s.chunkOf(l.tensor, i), b, s.Prescale)
 		c.from.Add(l.rank)
 	default:
-		reduce.Load(s.Type, acc, b, s.Prescale)
+		reduce.Load(s.Type, acc, b, s.Scale(rank))
 	}
 	c.from.Add(rank)
 	if l.tensor != nil && c.from.Add(l.rank) {
@@ -172,13 +173,14 @@ func (s *slot) nothing(contributors rankset.Set) bool {
 // combine makes the sum of the contributors' whole contributions, in rank order.
 func (s *slot) combine(contributors rankset.Set) {
 	var parts [][]byte
+	var scales []float64
 	for _, rank := range s.Ranks {
 		b, ok := s.contributions[rank]
 		if s.reads(rank) {
 			b, ok = s.local.tensor, true
 		}
 		if ok && contributors.Has(rank) {
-			parts = append(parts, b)
+			parts, scales = append(parts, b), append(scales, s.Scale(rank))
 		}
 	}
 	switch {
@@ -191,9 +193,9 @@ func (s *slot) combine(contributors rankset.Set) {
 	default:
 		for i, b := range parts {
 			if i == 0 {
-				reduce.Load(s.Type, s.acc, b, s.Prescale)
+				reduce.Load(s.Type, s.acc, b, scales[i])
 			} else {
-				reduce.Add(s.Reduce, s.Type, s.acc, b, s.Prescale)
+				reduce.Add(s.Reduce, s.Type, s.acc, b, scales[i])
 			}
 		}
 	}
@@ -215,16 +217,9 @@ func (s *slot) fillEmpty() {
 // store scales the sum and narrows it to the tensor's type: that is the result.
 func (s *slot) store() {
 	s.result = room.NewBuffer(s.Round.Pool, s.acc[:s.Bytes])
-	reduce.Store(s.Type, s.result.Bytes, s.acc, s.Postscale, s.divide())
+	mul, div := s.Rescale(s.divisor)
+	reduce.Store(s.Type, s.result.Bytes, s.acc, mul, div)
 	s.acc = nil
-}
-
-// divide is what the sum is divided by.
-func (s *slot) divide() float64 {
-	if s.Reduce == units.Average {
-		return float64(s.divisor)
-	}
-	return 1
 }
 
 // drop lets the memory of an iteration go that has no result.

@@ -82,13 +82,13 @@ func RosterOf(e *membership.Epoch) wire.Roster {
 func NodeOf(n *wire.Node) membership.Node {
 	return membership.Node{
 		Incarnation: n.Session, Host: n.Host, PID: n.PID, Version: n.Version,
-		LocalRank: n.LocalRank, LocalSize: n.LocalSize, Addresses: n.Addresses,
+		LocalRank: n.LocalRank, LocalSize: n.LocalSize, Addresses: n.Addresses, HostSums: n.HostSums,
 	}
 }
 
 func wireNode(role wire.Role, rank int, n membership.Node) wire.Node {
 	return wire.Node{
 		Role: role, Rank: rank, Session: n.Incarnation, Host: n.Host, PID: n.PID, Version: n.Version,
-		LocalRank: n.LocalRank, LocalSize: n.LocalSize, Addresses: n.Addresses,
+		LocalRank: n.LocalRank, LocalSize: n.LocalSize, Addresses: n.Addresses, HostSums: n.HostSums,
 	}
 }

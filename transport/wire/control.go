@@ -50,6 +50,7 @@ type Tensor struct {
 	Postscale        float64        `json:"postscale"`
 	Generation       uint64         `json:"generation,omitempty"` // rises with each failure of the name on every rank, so that its keys start anew
 	Parts            []uint32       `json:"parts"`                // bytes of each partition
+	Servers          []int          `json:"servers,omitempty"`    // of each partition, for a server that pushes sums of its host there; else none
 	options.Declared `json:"options,omitzero"`
 }
 
@@ -75,6 +76,12 @@ func (t *Tensor) Signature() string {
 		s += fmt.Sprintf(" prescale %g postscale %g", t.Prescale, t.Postscale)
 	}
 	return s + t.Declared.Signature()
+}
+
+// SumsOnHosts reports whether hosts with several ranks may push one sum of the tensor: where sums are only added up to larger
+// ones, and no model or codec treats ranks one by one.
+func (t *Tensor) SumsOnHosts() bool {
+	return t.Kind == units.Allreduce && t.Op != units.Adasum && t.Codec == "" && t.Sync.Model == ""
 }
 
 // Check reports the first thing about t that is out of bounds.
@@ -103,6 +110,8 @@ func (t *Tensor) Check() error {
 		return fmt.Errorf("tensor %q: root %d is no rank from 0 to %d", t.Name, t.Root, limits.MaxRanks-1)
 	case len(t.Parts) == 0 || len(t.Parts) > limits.MaxParts:
 		return fmt.Errorf("tensor %q: %d partitions, allowed are 1 to %d", t.Name, len(t.Parts), limits.MaxParts)
+	case len(t.Servers) > 0 && len(t.Servers) != len(t.Parts) || slices.ContainsFunc(t.Servers, func(s int) bool { return s < 0 || s >= limits.MaxServers }):
+		return fmt.Errorf("tensor %q: %d partitions on servers %v", t.Name, len(t.Parts), t.Servers)
 	case total > limits.MaxTensor:
 		return fmt.Errorf("tensor %q: %d bytes, limit %d", t.Name, total, int64(limits.MaxTensor))
 	case len(t.Ranks) == 0 || len(t.Ranks) > limits.MaxRanks:
@@ -175,6 +184,7 @@ type Node struct {
 	Host      string       `json:"host"`                // name of the machine, for people and for cross ranks
 	PID       int          `json:"pid,omitempty"`       // for messages
 	Addresses address.List `json:"addresses,omitempty"` // of the server that this node holds; none if it holds none
+	HostSums  bool         `json:"host_sums,omitempty"` // that server sums what the workers of its host push, and has no keys
 	Version   string       `json:"version,omitempty"`   // release of the node
 	Session   uint64       `json:"session,omitempty"`   // random number of the process, its incarnation; the same after a reconnection to the scheduler
 }

@@ -59,12 +59,13 @@ const (
 	TypePiece                     // worker → server: a piece of an offered message; Part is its number
 	TypeWithdraw                  // worker → server: the sender gives up the message, or the receive, that has this Seq
 	TypeSupply                    // worker → server: the last result of a key that a lost server had, for ranks that have not got it
+	TypeUse                       // worker → server: with FlagHome, the sender uses the name; what it brings comes with the sum of its host
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
 	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore", "beat", "data",
-	"send", "offer", "receive", "match", "piece", "withdraw", "supply"}
+	"send", "offer", "receive", "match", "piece", "withdraw", "supply", "use"}
 
 // Types are all frame types.
 func Types() []Type {
@@ -81,7 +82,7 @@ func (t Type) String() string { return units.Text(typeNames[:], "type", t) }
 // another.
 func (t Type) OfEpoch() bool {
 	return t == TypePush || t == TypePull || t == TypePut || t == TypeGet || t == TypeCancel || t == TypeJoin || t == TypeReport ||
-		t == TypeState || t == TypeRestore || t == TypeSupply
+		t == TypeState || t == TypeRestore || t == TypeSupply || t == TypeUse
 }
 
 // TakesCredit reports whether the payload of a frame is one that the receiver reports as consumed (Window).
@@ -103,7 +104,7 @@ const (
 	// FlagNoPull on a push: the sender does not want the result (reducescatter).
 	FlagNoPull
 	// FlagOwnWill on a cancel: the sender abandons the tensor without notice of a failure, so all other
-	// ranks need one.
+	// ranks need one. On a join, to a server that sums for its host: the join before it has failed.
 	FlagOwnWill
 	// FlagDeclare marks what is of a declaration: a push with the value that the servers will hold, the pull of a rank
 	// that waits for that value, and a cancel that ends the declaration with all that was begun under it.

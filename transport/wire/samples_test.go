@@ -117,5 +117,6 @@ var samples = []sample{
 	{"piece", Header{Type: TypePiece, DType: units.Uint8, Part: 15, Rank: 1, Iteration: 7, Seq: 5, Source: 1, Destination: 2}, []byte("abc")},
 	{"withdraw", Header{Type: TypeWithdraw, Rank: 1, Iteration: 7, Seq: 5, Source: 1, Destination: 2}, nil},
 	{"supply", Header{Type: TypeSupply, Flags: FlagHome, DType: units.Float32, Epoch: 1, Tensor: 3, Part: 1, Iteration: 5, Seq: 6, Rank: 1, Divisor: 2}, []byte{0, 0, 0x80, 0x3f}},
+	{"use", Header{Type: TypeUse, Flags: FlagHome, DType: units.Float32, Epoch: 1, Tensor: 3, Iteration: 5, Seq: 6, Rank: 1}, nil},
 	{"condition: reply", Header{Type: TypeCondition}, ConditionReply{ID: 1, Keys: 2, Pushed: 7}},
 }

@@ -1,0 +1,90 @@
+package room
+
+import (
+	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/core/reduce"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Uplink is how a server that sums for the workers of its host reaches the servers of the job: through the worker in its
+// process. A room calls it without holding a lock.
+type Uplink interface {
+	// Open gives what pushes sums of a tensor, in memory that the answer replaces. done is called exactly once, from any
+	// goroutine, and only then may the memory be used again; abandon asks for that to be soon, and does nothing behind it.
+	Open(t *wire.Tensor) (push func(h wire.Header, sum []byte, done func(answer wire.Header, err error)) (abandon func()))
+	// Kick has what was pushed leave.
+	Kick()
+}
+
+// Hosts is what a round knows of sums of hosts.
+type Hosts struct {
+	Sums   membership.HostSums // all of the job
+	Here   rankset.Set         // a server that sums for its host: the ranks there
+	Uplink Uplink              // of such a server; else nil
+	Kick   func()              // of the uplink, when what is being served has been
+}
+
+// Live are those who push the partition where the tensor's live ranks take part.
+func (p *Part) Live() rankset.Set { return p.Hosts.Pushing(p.Tensor.Live(), p.ID, p.Number) }
+
+// Behind is whom these pushes are of.
+func (p *Part) Behind(pushed rankset.Set) rankset.Set {
+	return p.Hosts.Behind(pushed, p.ID, p.Number)
+}
+
+// Up reports whether the partition's sums are those of one host, and go on to its server.
+func (t *Tensor) Up() bool { return t.push != nil }
+
+// Push sends a sum of a host on, as Uplink has it.
+func (t *Tensor) Push(h wire.Header, sum []byte, done func(answer wire.Header, err error)) (abandon func()) {
+	return t.push(h, sum, done)
+}
+
+// Scale is what the push of a rank is multiplied by: one that is the sum of a host has been scaled there. Where the elements
+// of an average are narrower than their sums it is the host's mean instead, which overflows no more than they do.
+func (t *Tensor) Scale(rank int) float64 {
+	if len(t.Hosts) == 0 {
+		return t.Prescale
+	}
+	ranks := t.Hosts.Of(rank)
+	switch {
+	case ranks == nil:
+		return t.Prescale
+	case t.means():
+		return float64(len(ranks))
+	}
+	return 1
+}
+
+// Rescale is what a sum is multiplied by and divided by, where it is of so many ranks.
+func (t *Tensor) Rescale(divisor uint32) (mul, div float64) {
+	switch {
+	case !t.Up() && t.Reduce == units.Average:
+		return t.Postscale, float64(divisor)
+	case !t.Up():
+		return t.Postscale, 1
+	case t.means():
+		return 1, float64(t.Members.Len())
+	}
+	return 1, 1
+}
+
+func (t *Tensor) means() bool { return t.Reduce == units.Average && reduce.AccType(t.Type) != t.Type }
+
+// setHosts finds how sums of hosts concern the tensor.
+func (t *Tensor) setHosts() {
+	hosts := &t.Round.Hosts
+	if !t.SumsOnHosts() {
+		return
+	}
+	if hosts.Uplink == nil {
+		t.Hosts = hosts.Sums.Among(t.Members)
+		return
+	}
+	t.Members = t.Members.Overlap(hosts.Here)
+	if len(t.Servers) > 0 && t.Members.Len() > 1 {
+		t.push = hosts.Uplink.Open(&t.Tensor)
+	}
+}
