@@ -27,6 +27,9 @@ def main():
     parser.add_argument("--duration", type=float, default=30, help="seconds for each model (default: %(default)s)")
     parser.add_argument("--json", help="file for the results")
     options = parser.parse_args()
+    models = options.models.split(",")
+    if unknown := [m for m in models if m not in shapes.GRADIENTS]:
+        parser.error(f"--models {unknown[0]!r}: allowed are {', '.join(shapes.GRADIENTS)}")
     if why := unavailable():
         print(f"skipped: {why}")
         return
@@ -42,7 +45,7 @@ def main():
             for name in options.placements.split(",")
         }
         results = []
-        for model in options.models.split(","):
+        for model in models:
             seconds = take_turns(fleets, options.duration, 1, "gradients", model=model)
             results += [line(model, name, options, values, before) for name, values in seconds.items()]
         after = streams.gbit_per_s()
