@@ -20,6 +20,7 @@ import (
 // of pseudo-random numbers.
 type Means struct {
 	Ranks, Elements, Steps int
+	Servers                int // over which tensors are cut
 	Lost                   []int
 	Heirs                  bool         // servers are lost too: what a lost rank alone had got may be made anew without it, after which it has pushed
 	Results                [][][]uint64 // by rank and step: a hash of each partition; nil for a rank that was lost
@@ -47,7 +48,7 @@ func (m *Means) input(rank, step int) []byte {
 // NewMeans draws a run.
 func NewMeans(random *rand.Rand, ranks, elements, steps, servers int) *Means {
 	return &Means{
-		Ranks: ranks, Elements: elements, Steps: steps, Lost: random.Perm(ranks)[:1+random.IntN(ranks-1)],
+		Ranks: ranks, Elements: elements, Steps: steps, Servers: servers, Lost: random.Perm(ranks)[:1+random.IntN(ranks-1)],
 		Results: make([][][]uint64, ranks), cuts: cutsOf(elements, servers),
 	}
 }
@@ -166,7 +167,7 @@ func (m *Means) of(ranks []int, step, part int) uint64 {
 	return hashes(out, []int{0, len(out)})[0]
 }
 
-// meansOf names the variable with the elements and the steps of a run whose rank a process plays.
+// meansOf names the variable with the elements, the steps and the servers of a run whose rank a process plays.
 const meansOf = "PACELINE_TEST_MEANS"
 
 // trainMeans plays a rank in a process of its own, and prints what it gets.
@@ -211,5 +212,5 @@ func (m *Means) Heard(rank int, line string) (longest float64, more bool, err er
 
 // Env is the environment of the processes that play the run.
 func (m *Means) Env() []string {
-	return []string{"PACELINE_ELASTIC=1", fmt.Sprint("PACELINE_PARTITION_BYTES=", Partition), fmt.Sprintf("%s=%d %d", meansOf, m.Elements, m.Steps)}
+	return []string{"PACELINE_ELASTIC=1", fmt.Sprint("PACELINE_PARTITION_BYTES=", Partition), fmt.Sprintf("%s=%d %d %d", meansOf, m.Elements, m.Steps, m.Servers)}
 }

@@ -147,11 +147,11 @@ func train(w *node.Worker) error {
 	rank := w.Settings.Rank
 	j.Workers[rank] = w
 	if text := os.Getenv(meansOf); text != "" {
-		var elements, steps int
-		if _, err := fmt.Sscan(text, &elements, &steps); err != nil {
+		var elements, steps, servers int
+		if _, err := fmt.Sscan(text, &elements, &steps, &servers); err != nil {
 			return err
 		}
-		return trainMeans(j, rank, elements, steps, w.Settings.NumServers)
+		return trainMeans(j, rank, elements, steps, servers)
 	}
 	for step := 1; ; step++ {
 		for _, n := range []int{10, 100000} {

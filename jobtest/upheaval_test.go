@@ -44,7 +44,7 @@ type event struct {
 // An upheaval is a run of an elastic job on hosts of their own, and what happens to it.
 type upheaval struct {
 	*jobtest.Means
-	servers int
+	servers int     // dedicated ones; 0: each worker has one
 	events  []event // in their order
 	backs   bool    // what was stopped or cut off comes back after it was given up
 }
@@ -57,8 +57,12 @@ const hold = 300 * time.Millisecond
 // drawUpheaval never takes the last worker or the last server. Links are cut only where the job has some.
 func drawUpheaval(seed uint64, links bool) *upheaval {
 	random := rand.New(rand.NewPCG(seed, 14))
-	ranks, servers := 2+random.IntN(3), 1+random.IntN(3)
-	u := &upheaval{Means: jobtest.NewMeans(random, ranks, 20000+random.IntN(60000), upheavalSteps, servers), servers: servers, backs: random.IntN(2) == 0}
+	ranks, servers := 2+random.IntN(3), random.IntN(4)
+	over := servers
+	if servers == 0 {
+		over = ranks
+	}
+	u := &upheaval{Means: jobtest.NewMeans(random, ranks, 20000+random.IntN(60000), upheavalSteps, over), servers: servers, backs: random.IntN(2) == 0}
 	u.Heirs, u.Lost = true, u.Lost[:random.IntN(len(u.Lost)+1)]
 	add := func(host int, of ...grief) {
 		what := of[random.IntN(len(of))]
@@ -76,11 +80,15 @@ func drawUpheaval(seed uint64, links bool) *upheaval {
 	for _, rank := range u.Lost {
 		add(rank, sigkill, sigkill, sigstop, longCut)
 	}
-	order := random.Perm(servers)
-	for _, i := range order[1+random.IntN(servers):] {
-		add(ranks+i, drain, drain, sigkill, sigkill, sigstop, longCut)
+	briefly := []int{random.IntN(ranks)}
+	if servers > 0 {
+		order := random.Perm(servers)
+		for _, i := range order[1+random.IntN(servers):] {
+			add(ranks+i, drain, drain, sigkill, sigkill, sigstop, longCut)
+		}
+		briefly = append(briefly, ranks+order[0])
 	}
-	for _, host := range []int{random.IntN(ranks), ranks + order[0]} {
+	for _, host := range briefly {
 		if !slices.Contains(u.Lost, host) && random.IntN(2) == 0 {
 			add(host, shortStop, shortCut)
 		}
@@ -154,7 +162,11 @@ func TestProcessesComeToGriefAtRandomMoments(t *testing.T) {
 func (u *upheaval) play(t *testing.T) (longest []float64) {
 	var h *jobtest.Hosts
 	var f *jobtest.Fleet
-	if env := append(u.Env(), "PACELINE_SERVERS=dedicated", "PACELINE_PEER_TIMEOUT=3s"); jobtest.CanMakeHosts() == nil {
+	place := "dedicated"
+	if u.servers == 0 {
+		place = "embedded"
+	}
+	if env := append(u.Env(), "PACELINE_SERVERS="+place, "PACELINE_PEER_TIMEOUT=3s"); jobtest.CanMakeHosts() == nil {
 		h = jobtest.MakeHosts(t, u.Ranks+u.servers)
 		f = h.Launch(u.Ranks, u.servers, env...)
 	} else {
