@@ -212,7 +212,7 @@ func (w *Worker) begin(e *membership.Epoch) {
 	}
 	if engine != nil {
 		engine.Follow(e)
-	} else if _, err := w.Membership.Lose(e); err != nil {
+	} else if _, _, err := w.Membership.Follow(e); err != nil {
 		w.log.Error("an epoch that cannot follow", zap.Error(err))
 	}
 }

@@ -18,7 +18,7 @@ import (
 
 // follow goes on in a later epoch of the round, without the ranks that it has lost.
 func (r *round) follow(e *membership.Epoch) {
-	lost, err := r.members.Lose(e)
+	_, lost, err := r.members.Follow(e)
 	if err != nil {
 		r.s.cfg.Log.Error("an epoch that cannot follow", zap.Uint32("epoch", e.Number), zap.Error(err))
 		return

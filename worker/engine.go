@@ -359,7 +359,7 @@ func (e *Engine) Lost(l wire.Lost) {
 func (e *Engine) Follow(later *membership.Epoch) {
 	e.mu.Lock()
 	before := e.epoch()
-	lost, err := e.cfg.Membership.Lose(later)
+	_, lost, err := e.cfg.Membership.Follow(later)
 	for _, d := range lost {
 		if i := before.ServerOf(d.Member); i >= 0 && e.broken == nil {
 			e.starts.Add(1)
@@ -404,5 +404,5 @@ func (e *Engine) transferServer(src int, tensor, part uint32) int {
 	if own := epoch.Embedded(src); own >= 0 {
 		return own
 	}
-	return (int(tensor) + src + int(part)) % len(epoch.Servers)
+	return (int(tensor) + src + int(part)) % epoch.Founders()
 }

@@ -82,7 +82,7 @@ func (e *Engine) mailbox(rank int) int {
 	if own := epoch.Embedded(rank); own >= 0 {
 		return own
 	}
-	return rank % len(epoch.Servers)
+	return rank % epoch.Founders() // the same for all ranks, whoever has heard of a join
 }
 
 // letter is a task of a message with what its frames have in common.

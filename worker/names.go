@@ -215,7 +215,7 @@ func (b *book) describe(n *nameState, o *operation) wire.Tensor {
 // parts cuts the operation into partitions.
 func (b *book) parts(o *Op) []uint32 {
 	n := len(o.Set.Ranks)
-	servers := len(b.epoch().Servers)
+	servers := b.epoch().Founders()                // ranks hear of a join at different moments, and have to cut alike
 	policy, _ := placement.Parse(b.epoch().Policy) // one that is unknown here has no say in how tensors are cut
 	size := o.DType.Size()
 	bytes, err := o.bytes()

@@ -10,7 +10,7 @@ import (
 // Change is what has happened to a job's members since an epoch began.
 type Change struct {
 	Workers []Node   // that join; each gets the least free rank
-	Servers []Node   // dedicated ones that join; each gets the least free index
+	Servers []Node   // dedicated ones that join; each gets the least free index, and in an elastic job the next one
 	Drain   []int    // indices of servers whose keys move to others
 	Leave   []Member // that leave on purpose; a server has to be drained before
 	Lose    []Loss
@@ -25,6 +25,9 @@ type Loss struct {
 	Member
 	Drained bool // it has answered all that only it could answer, and said goodbye
 	Why     string
+	// Among is how many servers had ever been in the job by then, where another node says it: those that joined later are no heirs of the
+	// member's keys. 0: as many as the epoch has.
+	Among int
 }
 
 // Departure is a process that has been a member.
@@ -34,6 +37,7 @@ type Departure struct {
 	Epoch       uint32 // the first one without it
 	Lost        bool   // it ended without a goodbye
 	Drained     bool   // a server of an elastic job that left empty
+	Among       int    // how many servers had ever been in the job: its heirs are among them
 	Why         string
 }
 
@@ -80,7 +84,7 @@ func (e *Epoch) firstAfter(pushed []uint64) uint64 {
 // ranks have joined, in Horovod's sense, and have used their tensors unequally often.
 func (e *Epoch) Anew() *Epoch {
 	return &Epoch{
-		Round: e.Round, Number: e.Number + 1, Origin: e.Number + 1, Joins: e.Joins + 1, Policy: e.Policy, Elastic: e.Elastic, initial: e.initial,
+		Round: e.Round, Number: e.Number + 1, Origin: e.Number + 1, Joins: e.Joins + 1, Policy: e.Policy, Elastic: e.Elastic, added: e.added,
 		Workers: e.Workers, Servers: e.Servers, gone: e.gone,
 	}
 }
@@ -89,7 +93,7 @@ func (e *Epoch) Anew() *Epoch {
 // keep their server, unless the policy remaps. An error names the part of the change that is impossible; the epoch then stays current.
 func (e *Epoch) Next(c Change) (*Epoch, error) {
 	next := &Epoch{
-		Round: e.Round, Number: e.Number + 1, First: e.firstAfter(c.Pushed), Origin: e.Origin, Joins: e.Joins, Policy: e.Policy, Elastic: e.Elastic, initial: e.initial,
+		Round: e.Round, Number: e.Number + 1, First: e.firstAfter(c.Pushed), Origin: e.Origin, Joins: e.Joins, Policy: e.Policy, Elastic: e.Elastic, added: e.added,
 		Workers: slices.Clone(e.Workers), Servers: slices.Clone(e.Servers), gone: slices.Clone(e.gone),
 	}
 	for _, l := range c.Lose {
@@ -112,6 +116,9 @@ func (e *Epoch) Next(c Change) (*Epoch, error) {
 		if err := next.leave(m); err != nil {
 			return nil, err
 		}
+	}
+	if err := next.check(); e.Elastic && err != nil {
+		return nil, err // who joins now inherits nothing of those that have gone
 	}
 	for _, n := range c.Workers {
 		next.joinWorker(n)
@@ -139,7 +146,7 @@ func (e *Epoch) lose(l Loss) {
 			e.Servers[i].State = Gone
 		}
 	}
-	e.depart(Departure{Member: l.Member, Lost: !l.Drained, Drained: l.Drained, Why: l.Why})
+	e.depart(Departure{Member: l.Member, Lost: !l.Drained, Drained: l.Drained, Among: l.Among, Why: l.Why})
 }
 
 // revive ends the drains of servers that stay, where a loss has left no other server.
@@ -186,6 +193,9 @@ func (e *Epoch) leave(m Member) error {
 // depart frees the place of a process and records its departure.
 func (e *Epoch) depart(d Departure) {
 	d.Incarnation, d.Epoch = e.Node(d.Member).Incarnation, e.Number
+	if d.Among == 0 {
+		d.Among = len(e.Servers)
+	}
 	if d.Role == ServerRole {
 		e.Servers[d.Number].State = Gone
 	} else {
@@ -210,12 +220,13 @@ func (e *Epoch) joinWorker(n Node) {
 	}
 }
 
-// joinServer gives a server the least free index.
+// joinServer gives a server the least free index; in an elastic job, whose nodes remember which server a key was on, one that no other has had.
 func (e *Epoch) joinServer(n Node, rank int) {
 	index := slices.IndexFunc(e.Servers, func(s Server) bool { return s.State == Gone })
-	if index < 0 {
+	if index < 0 || e.Elastic {
 		index = len(e.Servers)
 		e.Servers = append(e.Servers, Server{})
+		e.added++
 	}
 	e.Servers[index] = Server{Node: n, Rank: rank}
 }

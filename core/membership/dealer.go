@@ -141,8 +141,8 @@ func (d *Dealer) deal(loads []load) [][]int {
 	return servers
 }
 
-// inherit copies the keys of the epoch before. Those whose server is no longer live are placed again: in an elastic job that has lost
-// it, on their heirs, which every node finds by itself; where the servers or what is known of them have changed, a policy that remaps decides on all keys.
+// inherit copies the keys of the epoch before. Those whose server is no longer live are placed again: in an elastic job on their heirs,
+// which every node finds by itself; where the servers or what is known of them have changed, a policy that remaps decides on all keys.
 func (e *Epoch) inherit(before *Epoch, c Change) error {
 	d, err := NewDealer(e)
 	if err != nil {
@@ -152,7 +152,7 @@ func (e *Epoch) inherit(before *Epoch, c Change) error {
 		return e.Servers[s].State == Live && e.Servers[s].Incarnation == before.Servers[s].Incarnation
 	}
 	switch {
-	case e.Elastic && len(c.Lose) > 0:
+	case e.Elastic:
 		for _, t := range before.Keys.all() {
 			d.Learn(e.Inherited(t))
 		}

@@ -42,9 +42,12 @@ type Epoch struct {
 	Servers []Server // by index
 	Keys    Keys     // which of them has what has been declared
 
-	gone    []Departure // oldest first, the last keptDepartures
-	initial int         // number of servers that the round began with
+	gone  []Departure // oldest first, the last keptDepartures
+	added int         // servers that have joined since the round began, at indices that no other has had
 }
+
+// Founders is how many servers the round began with: in an elastic job those that joined later have the indices from it on.
+func (e *Epoch) Founders() int { return len(e.Servers) - e.added }
 
 // Node is one process: a worker, with a server in it or without, or a dedicated server.
 type Node struct {
@@ -124,7 +127,6 @@ func Found(round uint64, policy string, workers, dedicated []Node) (*Epoch, erro
 	if len(e.Servers) == 0 && len(workers) > 0 {
 		return nil, errors.New("the job has no server: no worker carries one (PACELINE_SERVERS=embedded or both) and no dedicated one was started (paceline server)")
 	}
-	e.initial = len(e.Servers)
 	if err := e.check(); err != nil {
 		return nil, err
 	}

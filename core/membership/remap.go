@@ -56,7 +56,7 @@ func blocksOf(e *Epoch, stays func(server int) bool) blocks {
 
 // situation is what the policy knows of the epoch.
 func (e *Epoch) situation(b blocks, profiles placement.Profiles) placement.Situation {
-	return placement.Situation{Blocks: b.list, Weights: e.Weights(), Profiles: profiles, Initial: e.initial, Seed: e.Round + uint64(e.Number)}
+	return placement.Situation{Blocks: b.list, Weights: e.Weights(), Profiles: profiles, Initial: e.Founders(), Seed: e.Round + uint64(e.Number)}
 }
 
 // Judge is what the profiles of the servers ask for: a change with these profiles, or one more server.

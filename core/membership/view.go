@@ -36,24 +36,34 @@ func (v *View) Anew() {
 	_ = v.change(func(now *Epoch) (*Epoch, error) { return now.Anew(), nil }) // it has no error to return
 }
 
-// Lose goes on without the members that later has lost, or drained, and the current epoch has not, and returns them. A node numbers its epochs by
-// itself: it may hear of a loss before all ranks have joined, and another node after.
-func (v *View) Lose(later *Epoch) (lost []Departure, err error) {
-	err = v.change(func(now *Epoch) (*Epoch, error) {
-		lost = lost[:0]
-		var c Change
-		for _, d := range later.gone {
-			if (d.Lost || d.Drained) && now.Return(d.Member, d.Incarnation) == nil {
-				lost = append(lost, d)
-				c.Lose = append(c.Lose, Loss{d.Member, d.Drained, d.Why})
+// Follow goes on as a later epoch of an elastic job does: with the servers that have joined, and without the members that were lost or
+// drained. It returns those that the current epoch has not, or has still. A node numbers its epochs by itself: it may hear of a change before
+// all ranks have joined, in Horovod's sense, and another node after.
+func (v *View) Follow(later *Epoch) (joined []int, lost []Departure, err error) {
+	err = v.change(func(now *Epoch) (next *Epoch, err error) {
+		joined, lost, next = nil, nil, now
+		var join, lose Change
+		for i := len(now.Servers); i < len(later.Servers) && later.Elastic; i++ {
+			joined = append(joined, i)
+			join.Servers = append(join.Servers, later.Servers[i].Node)
+		}
+		if len(joined) > 0 {
+			if next, err = now.Next(join); err != nil {
+				return nil, err
 			}
 		}
-		if len(lost) == 0 {
-			return now, nil
+		for _, d := range later.gone {
+			if (d.Lost || d.Drained) && next.Return(d.Member, d.Incarnation) == nil {
+				lost = append(lost, d)
+				lose.Lose = append(lose.Lose, Loss{d.Member, d.Drained, d.Why, d.Among})
+			}
 		}
-		return now.Next(c)
+		if len(lost) > 0 {
+			next, err = next.Next(lose)
+		}
+		return next, err
 	})
-	return lost, err
+	return joined, lost, err
 }
 
 // Advance makes a later epoch of the round the current one. A node that was disconnected may skip some.

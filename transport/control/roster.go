@@ -21,12 +21,19 @@ func EpochOf(r *wire.Roster) (*membership.Epoch, error) {
 		}
 		workers[rank] = NodeOf(&n)
 	}
-	var dedicated []membership.Node
+	founders := len(r.Servers) - r.Joined
+	if r.Joined < 0 || founders < 0 || r.Joined > 0 && !r.Elastic {
+		return nil, fmt.Errorf("%d of %d servers have joined (elastic: %v)", r.Joined, len(r.Servers), r.Elastic)
+	}
+	var dedicated, joined []membership.Node
 	for i, n := range r.Servers {
 		if err := n.Addresses.Check(); err != nil {
 			return nil, fmt.Errorf("server %d has %w", i, err)
 		}
-		if n.Role == wire.RoleServer {
+		switch {
+		case i >= founders:
+			joined = append(joined, NodeOf(&n))
+		case n.Role == wire.RoleServer:
 			dedicated = append(dedicated, NodeOf(&n))
 		}
 	}
@@ -34,10 +41,15 @@ func EpochOf(r *wire.Roster) (*membership.Epoch, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !slices.EqualFunc(r.Servers, e.Servers, func(n wire.Node, s membership.Server) bool { return n.Session == s.Incarnation }) {
+	if !slices.EqualFunc(r.Servers[:founders], e.Servers, func(n wire.Node, s membership.Server) bool { return n.Session == s.Incarnation }) {
 		return nil, fmt.Errorf("%d servers are not in their order", len(r.Servers))
 	}
 	e.Elastic = r.Elastic
+	if len(joined) > 0 {
+		if e, err = e.Next(membership.Change{Servers: joined}); err != nil {
+			return nil, err
+		}
+	}
 	if len(r.Gone) > 0 {
 		if e, err = e.Next(membership.Change{Lose: each.Of(r.Gone, lossOf)}); err != nil {
 			return nil, err
@@ -52,7 +64,7 @@ func lossOf(l wire.Lost) membership.Loss {
 	if l.Role == wire.RoleServer {
 		m.Role = membership.ServerRole
 	}
-	return membership.Loss{Member: m, Drained: l.Drained, Why: l.Why}
+	return membership.Loss{Member: m, Drained: l.Drained, Why: l.Why, Among: l.Among}
 }
 
 // RosterOf is an epoch as it travels.
@@ -68,10 +80,14 @@ func RosterOf(e *membership.Epoch) wire.Roster {
 			r.Servers[i] = wireNode(wire.RoleWorker, s.Rank, s.Node)
 		}
 	}
+	r.Joined = len(e.Servers) - e.Founders()
 	for _, d := range e.Departures() {
 		l := wire.Lost{Role: wire.RoleWorker, Rank: d.Number, Drained: d.Drained, Why: d.Why}
 		if d.Role == membership.ServerRole {
 			l.Role = wire.RoleServer
+		}
+		if r.Joined > 0 {
+			l.Among = d.Among
 		}
 		r.Gone = append(r.Gone, l)
 	}

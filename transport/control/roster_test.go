@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -29,6 +30,41 @@ func TestARosterIsAnEpochAndBack(t *testing.T) {
 	}
 }
 
+// A node that comes late, or a scheduler that was restarted, has the keys where the others have them: what server 1 had went on before server 2 came.
+func TestARosterSaysWhoHasJoinedAndWhen(t *testing.T) {
+	server := func(i int) membership.Node {
+		return membership.Node{Incarnation: uint64(10 + i), Addresses: address.List{{Kind: "tcp", At: "c:" + string(rune('1'+i))}}}
+	}
+	e, err := membership.Found(7, "round-robin", []membership.Node{{Incarnation: 1}}, []membership.Node{server(1), server(0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Elastic = true
+	lose := func(i int) membership.Change {
+		return membership.Change{Lose: []membership.Loss{{Member: membership.Member{Role: membership.ServerRole, Number: i}, Why: "gone"}}}
+	}
+	join := func(i int) membership.Change { return membership.Change{Servers: []membership.Node{server(i)}} }
+	for _, c := range []membership.Change{join(2), lose(1), join(4), join(3), lose(2)} { // the addresses of those that join are in no order
+		if e, err = e.Next(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := RosterOf(e)
+	back, err := EpochOf(&r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := RosterOf(back); !reflect.DeepEqual(again, r) {
+		t.Errorf("got %+v\nwant %+v", again, r)
+	}
+	for part := range 100 {
+		name := membership.Name{Name: "x"}
+		if here, there := back.Heir(name, part, 1), e.Heir(name, part, 1); here != there {
+			t.Errorf("partition %d is on server %d, and on %d where every change was seen", part, here, there)
+		}
+	}
+}
+
 func TestARosterThatCannotBeIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(*wire.Roster)
@@ -44,6 +80,9 @@ func TestARosterThatCannotBeIsRefused(t *testing.T) {
 		"bad address":     {func(r *wire.Roster) { r.Servers[1].Addresses = make(address.List, 1) }, "server 1 has address"},
 		"bad at a worker": {func(r *wire.Roster) { r.Workers[0].Addresses = make(address.List, 1) }, "worker 0 has address"},
 		"servers swapped": {func(r *wire.Roster) { r.Servers[0], r.Servers[1] = r.Servers[1], r.Servers[0] }, "not in their order"},
+		"joins of more":   {func(r *wire.Roster) { r.Elastic, r.Joined = true, 3 }, "3 of 2 servers have joined"},
+		"joins of none":   {func(r *wire.Roster) { r.Elastic, r.Joined = true, -1 }, "-1 of 2 servers have joined"},
+		"joins, static":   {func(r *wire.Roster) { r.Joined = 1 }, "(elastic: false)"},
 		"a server less":   {func(r *wire.Roster) { r.Servers = r.Servers[1:] }, "not in their order"},
 	} {
 		r := sampleRoster()

@@ -170,6 +170,8 @@ type Lost struct {
 	Round uint64 `json:"round,omitempty"` // from which it was lost; 0 from a node: its latest round
 	// Drained says that it is no loss: a server of an elastic job that left empty.
 	Drained bool `json:"drained,omitempty"`
+	// Among is how many servers an elastic job had ever had by then, in a roster to which some have been added: the heirs are among them.
+	Among int `json:"among,omitempty"`
 }
 
 // Same reports whether two losses are of one peer.
@@ -189,7 +191,7 @@ type Node struct {
 	Session   uint64       `json:"session,omitempty"`   // random number of the process, its incarnation; the same after a reconnection to the scheduler
 }
 
-// Roster is an epoch of a round (core/membership), the same on every node: the first one's members, and who of them has gone.
+// Roster is an epoch of a round (core/membership), the same on every node: its members, those that have joined included, and who of them has gone.
 type Roster struct {
 	Round     uint64 `json:"round"`               // one init to shutdown of all workers; random start, never reused
 	Epoch     uint32 `json:"epoch"`               // its number
@@ -200,6 +202,7 @@ type Roster struct {
 	// Servers in the order of their indices. An embedded server has its worker's rank in Rank and
 	// Role worker; a dedicated one has Role server.
 	Servers []Node `json:"servers"`
+	Joined  int    `json:"joined,omitempty"` // how many of them, the last, have joined since the round began
 }
 
 // Placed is the scheduler's answer to a declaration: the tensor's number and the server of each partition.
