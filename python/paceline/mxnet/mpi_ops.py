@@ -416,7 +416,6 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """`reducescatter` of several arrays."""
     """`reducescatter` of several arrays: a list, each of the shape that its reducescatter has. Does not wait.
 
     Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
