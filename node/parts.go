@@ -85,7 +85,7 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	defer srv.Close()
 	defer listeners.Close()
 	begin := func(first *membership.Epoch) {
-		listeners.Expect(len(first.Workers) * s.Connections) // its own setting, which is mostly the workers'
+		listeners.Expect(len(first.Workers) * connections(&s)) // its own setting, which is mostly the workers'
 		srv.Begin(first)
 	}
 	wanted := make(chan struct{}, 1)

@@ -49,6 +49,7 @@ type Worker struct {
 	uplink      *worker.Uplink // of a server that sums for this host; else nil
 	listeners   transport.Listeners
 	profiles    *profiles
+	trials      *os.File // the log of autotuning; nil for none
 
 	mu      sync.Mutex // also behind which server changes
 	early   *wire.Lost // a node that was lost before there was an Engine to tell
@@ -100,6 +101,9 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 		return nil, fmt.Errorf("%w: %w", worker.ErrInvalid, err)
 	}
 	if w.profiles, err = openProfiles(&s, o.Log); err != nil {
+		return nil, err
+	}
+	if err := w.openTrials(); err != nil {
 		return nil, err
 	}
 	if s.Servers != "dedicated" || w.offersHostSums() {
@@ -165,7 +169,7 @@ func (w *Worker) listen(kinds *transport.Set) error {
 	if w.listeners, err = kinds.Listen(net.JoinHostPort(host, "0")); err != nil {
 		return err
 	}
-	w.listeners.Expect(s.Size * s.Connections)
+	w.listeners.Expect(s.Size * connections(s))
 	var sums *server.Host
 	if s.Servers == "dedicated" {
 		w.uplink = worker.NewUplink()
@@ -278,7 +282,7 @@ func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 		Rank: s.Rank, Membership: w.Membership, Transports: kinds, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
 		DeclareTimeout: s.StartTimeout, Patience: agreement.Patience{Warning: s.StallWarning, Shutdown: s.StallShutdown, Margin: stream.Silence(s.PeerTimeout) + time.Second}, Log: w.log, Alloc: o.Alloc,
-		Crowded: o.Gathering != nil && w.Crowded(), Gathering: o.Gathering,
+		Tuning: w.tuning(), Crowded: o.Gathering != nil && w.Crowded(), Gathering: o.Gathering,
 		Policy: w.policy, LoadPolicy: Compression, Seed: uint64(s.Seed),
 	}
 }
@@ -372,6 +376,7 @@ func (w *Worker) Shutdown() {
 
 func (w *Worker) close() {
 	defer w.profiles.close()
+	defer w.trials.Close() // nil gives an error that nobody needs
 	if w.Engine != nil {
 		w.Engine.Shutdown(context.Background())
 	}

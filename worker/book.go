@@ -37,6 +37,7 @@ type book struct {
 	kept       kept                    // has a lock of its own
 	host       []int                   // the ranks of this host, where they sum among themselves first; else nil
 	climbs     map[*operation]struct{} // sums of this host under way
+	tuner      *tuner                  // nil for none
 	broken     error                   // why the engine accepts no more operations
 	lost       *wire.Lost
 }
@@ -44,7 +45,7 @@ type book struct {
 func newBook(cfg *Config) book {
 	return book{
 		cfg: cfg, names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, seen: map[nameID]struct{}{}, leaders: map[uint32]*declaration{},
-		warned: map[string]time.Time{}, policies: map[string]*policy.Policy{}, removed: map[uint32]struct{}{},
+		warned: map[string]time.Time{}, policies: map[string]*policy.Policy{}, removed: map[uint32]struct{}{}, tuner: newTuner(cfg),
 		host: cfg.Membership.Now().HostSums().Of(cfg.Rank), climbs: map[*operation]struct{}{},
 	}
 }
@@ -127,5 +128,5 @@ func (b *book) checkSync(op *Op) error {
 // declares reports whether the operation's signature has a declaration.
 func (b *book) declares(op *Op) bool {
 	n := b.names[nameID{op.Set.ID, op.name()}]
-	return n != nil && b.find(n, op) != nil
+	return n != nil && b.find(n, op, 0) != nil
 }

@@ -13,7 +13,7 @@
 //  7. With the last task the next stage begins, or Done is called (operation.go).
 //
 // Beside that: supersteps (superstep.go), changes of conditions (condition.go), joins (join.go), the state of coded
-// tensors (state.go, statebytes.go, residuals.go), observers (observer.go) with the timeline (timeline.go), and how an
+// tensors (state.go, statebytes.go, residuals.go), the search for better settings (tuner.go), observers (observer.go) with the timeline (timeline.go), and how an
 // engine ends (end.go); how long it waits for servers (patience.go); messages between two ranks (messages.go). All locks and their order stand in locks.go.
 package worker
 
@@ -104,6 +104,7 @@ type Config struct {
 	Patience       agreement.Patience // with servers' answers
 	Log            *zap.Logger
 	Alloc          func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
+	Tuning         *Tuning            // nil for none
 	Crowded        bool               // the job's processes have no core to spare, and all servers are among them
 	Gathering      func(Gathering)    // told what becomes of operations that are submitted, by whoever calls Flush; or nil. Must not call back
 
@@ -114,26 +115,28 @@ type Config struct {
 
 // Engine is one worker's engine for one round of the job.
 type Engine struct {
-	cfg        Config
-	ways       []way // by server index, then those that sum for this host; nil before Start
-	hosting    Local // the server in this process, where it sums for this host; else nil
-	encoder    *encoder
-	observers  observers
-	timeline   atomic.Pointer[timeline] // the one that is being written
-	wg         sync.WaitGroup           // link readers
-	starts     sync.WaitGroup           // a Start that is under way, and watch
-	cancel     func()                   // ends it
-	ctx        context.Context          // of it
-	settle     sync.Once
-	declares   declareQueue
-	conditions conditions
-	busy       occupancy
-	origin     time.Time      // from which the machines' times count
-	ended      chan struct{}  // closed when everything in flight has been settled after an end
-	batches    sync.WaitGroup // that are being launched
-	corked     atomic.Int32   // batches that are being launched: their makers kick the ways
-	connected  chan struct{}  // closed when all servers were reached
-	turn       chan struct{}  // serialises takeovers by a lost server's heirs
+	cfg         Config
+	ways        []way // by server index, then those that sum for this host; nil before Start
+	hosting     Local // the server in this process, where it sums for this host; else nil
+	encoder     *encoder
+	observers   observers
+	timeline    atomic.Pointer[timeline] // the one that is being written
+	wg          sync.WaitGroup           // link readers
+	starts      sync.WaitGroup           // a Start that is under way, and watch
+	cancel      func()                   // ends it
+	ctx         context.Context          // of it
+	settle      sync.Once
+	declares    declareQueue
+	conditions  conditions
+	busy        occupancy
+	opens       int            // connections to each server
+	leastCredit int64          // that a search may choose
+	origin      time.Time      // from which the machines' times count
+	ended       chan struct{}  // closed when everything in flight has been settled after an end
+	batches     sync.WaitGroup // that are being launched
+	corked      atomic.Int32   // batches that are being launched: their makers kick the ways
+	connected   chan struct{}  // closed when all servers were reached
+	turn        chan struct{}  // serialises takeovers by a lost server's heirs
 
 	mu     lockorder.Mutex
 	book          // guarded by mu
@@ -150,6 +153,10 @@ func New(cfg Config) *Engine {
 	}
 	e := &Engine{cfg: cfg, ended: make(chan struct{}), connected: make(chan struct{}), turn: make(chan struct{}, 1), origin: time.Now()}
 	e.book = newBook(&e.cfg)
+	e.opens, e.leastCredit = cfg.Conns, cfg.Credit
+	if e.tuner != nil {
+		e.opens, e.leastCredit = e.tuner.bounds()
+	}
 	e.ways = make([]way, len(e.servers()))
 	e.gather.crowded = cfg.Crowded
 	e.mu.Place(levelWorker, "Engine")
@@ -248,6 +255,11 @@ func (e *Engine) Submit(ops []Op) error {
 	for i := range ops {
 		if err := ops[i].check(e.cfg.Rank); err != nil {
 			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
+	}
+	if e.cfg.Tuning != nil {
+		if err := e.pace(ops); err != nil {
+			return err
 		}
 	}
 	started, due, stopping, err := e.submit(ops)

@@ -110,8 +110,16 @@ func (e *Engine) joined(server, last int) {
 	e.cfg.Membership.Anew()
 	e.names = map[nameID]*nameState{}
 	e.disband()
+	anew := e.tuner
+	if anew != nil {
+		anew = searching(anew.cfg)
+		e.tuner = anew
+	}
 	e.mu.Unlock()
 	e.each(way.reset)
+	if anew != nil {
+		e.tune(anew.cfg.Start)
+	}
 	e.kept.reset()
 	j.done(Output{Value: j.replies[first]}, nil)
 }

@@ -58,8 +58,9 @@ func (p *peer) dial(ctx context.Context) (*link, error) {
 
 func (l *link) greet() error {
 	cfg := &l.p.e.cfg
-	window := max(cfg.Credit/int64(4*cfg.Conns), 1) // what no connection has reported yet is a quarter of the credit at most
-	hello := wire.Hello{Role: wire.RoleWorker, Round: cfg.Membership.Now().Round, Rank: cfg.Rank, Conns: cfg.Conns, Window: uint64(window)}
+	conns := l.p.e.opens
+	window := max(l.p.e.leastCredit/int64(4*conns), 1) // what no connection has reported yet is a quarter of the credit at most
+	hello := wire.Hello{Role: wire.RoleWorker, Round: cfg.Membership.Now().Round, Rank: cfg.Rank, Conns: conns, Window: uint64(window)}
 	if err := control.Send(l.conn, wire.TypeHello, hello); err != nil {
 		return err
 	}

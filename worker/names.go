@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -33,6 +34,7 @@ type nameState struct {
 type declaration struct {
 	t       wire.Tensor
 	asked   string             // codec, as the last operation named it
+	cut     int                // partition size, as the last operation of a search wanted it; 0 before
 	coding  *coding            // nil for plain
 	unnamed bool               // its iterations are anybody's, and in no state
 	before  uint64             // iterations before the declaration, as a state had them
@@ -146,14 +148,19 @@ func (d *declaration) count(o *operation) uint64 {
 
 // declare finds the declaration of an operation's signature, or makes it.
 func (b *book) declare(n *nameState, o *operation) *declaration {
-	if d := b.find(n, &o.Op); d != nil {
+	cut := b.cut(&o.Op, o.seq)
+	if d := b.find(n, &o.Op, cut); d != nil {
 		n.last = d
 		return d
 	}
-	d := &declaration{t: b.describe(n, o), asked: o.Codec, group: o.Group, unnamed: o.Name == "", placed: new(membership.Tensor)}
+	c := b.codecOf(&o.Op)
+	if c != nil {
+		cut = 0
+	}
+	d := &declaration{t: b.describe(n, o, cut), asked: o.Codec, cut: cut, group: o.Group, unnamed: o.Name == "", placed: new(membership.Tensor)}
 	d.offsets = offsetsOf(d.t.Parts)
 	d.t.Codec = ""
-	if c := b.codecOf(&o.Op); c != nil {
+	if c != nil {
 		d.t.Codec = c.String()
 		d.coding = newCoding(c, &d.t)
 		if !d.unnamed {
@@ -168,13 +175,13 @@ func (b *book) declare(n *nameState, o *operation) *declaration {
 }
 
 // find looks for the declaration of an operation's signature. Operations may name one codec by different
-// texts.
-func (b *book) find(n *nameState, op *Op) *declaration {
-	if d := n.last; d != nil && d.asked == op.Codec && d.matches(op) {
+// texts, and be cut otherwise while a search runs.
+func (b *book) find(n *nameState, op *Op, cut int) *declaration {
+	if d := n.last; d != nil && d.asked == op.Codec && d.matches(op) && b.cutAlike(d, op, cut) {
 		return d
 	}
 	for _, d := range n.decls {
-		if d.matches(op) && (d.asked == op.Codec || d.t.Codec == b.codecText(op)) {
+		if d.matches(op) && (d.asked == op.Codec || d.t.Codec == b.codecText(op)) && b.cutAlike(d, op, cut) {
 			d.asked = op.Codec
 			return d
 		}
@@ -199,7 +206,7 @@ func (o *Op) commonShape() []int64 {
 }
 
 // describe makes what is declared of an operation.
-func (b *book) describe(n *nameState, o *operation) wire.Tensor {
+func (b *book) describe(n *nameState, o *operation, cut int) wire.Tensor {
 	t := wire.Tensor{
 		Name: o.name(), Kind: o.Kind, Op: o.ReduceOp, DType: o.DType, Shape: slices.Clone(o.commonShape()), Root: o.Root,
 		ProcessSet: o.Set.ID, Ranks: o.Set.Ranks, Prescale: o.Prescale, Postscale: o.Postscale, Generation: n.Generation(),
@@ -208,12 +215,13 @@ func (b *book) describe(n *nameState, o *operation) wire.Tensor {
 	if o.Kind != units.Broadcast && o.Kind != units.Accumulate {
 		t.Root = 0
 	}
-	t.Parts = b.parts(&o.Op)
+	t.Parts = b.parts(&o.Op, cut)
 	return t
 }
 
-// parts cuts the operation into partitions.
-func (b *book) parts(o *Op) []uint32 {
+// parts cuts the operation into partitions of a size, 0 for the job's.
+func (b *book) parts(o *Op, cut int) []uint32 {
+	cut = cmp.Or(cut, b.cfg.PartitionBytes)
 	n := len(o.Set.Ranks)
 	servers := b.epoch().Founders()                // ranks hear of a join at different moments, and have to cut alike
 	policy, _ := placement.Parse(b.epoch().Policy) // one that is unknown here has no say in how tensors are cut
@@ -233,12 +241,12 @@ func (b *book) parts(o *Op) []uint32 {
 			from, _ := placement.Rows(o.Shape[0], n, i)
 			cuts = append(cuts, from*o.rowBytes())
 		}
-		return policy.Cut(uint64(bytes), size, b.cfg.PartitionBytes, servers, cuts)
+		return policy.Cut(uint64(bytes), size, cut, servers, cuts)
 	default:
 		if o.ReduceOp == units.Adasum && o.Kind == units.Allreduce {
 			return []uint32{uint32(bytes)}
 		}
-		return policy.Cut(uint64(bytes), size, b.cfg.PartitionBytes, servers, nil)
+		return policy.Cut(uint64(bytes), size, cut, servers, nil)
 	}
 }
 

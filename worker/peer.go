@@ -32,7 +32,7 @@ type peer struct {
 func newPeer(e *Engine, index int, at membership.Server) *peer {
 	p := &peer{
 		e: e, index: index, at: at,
-		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, answers: map[answerID]*task{}, elastic: e.epoch().Elastic},
+		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, active: e.cfg.Conns, answers: map[answerID]*task{}, elastic: e.epoch().Elastic},
 	}
 	p.mu.Place(levelWorker, "peer")
 	return p
@@ -51,7 +51,7 @@ func (p *peer) String() string {
 
 // connect opens all connections to the server.
 func (p *peer) connect(ctx context.Context) error {
-	for range p.e.cfg.Conns {
+	for range p.e.opens {
 		l, err := p.dial(ctx)
 		if err != nil {
 			return fmt.Errorf("rank %d cannot reach %v: %w", p.e.cfg.Rank, p, err)

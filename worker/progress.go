@@ -12,6 +12,7 @@ func (e *Engine) Progress() wire.Progress {
 	e.mu.Lock()
 	p.Operations, p.Bytes, p.InFlight = e.over.operations, e.over.bytes, len(e.inflight)
 	p.Tensor, p.Iteration = e.busiest()
+	p.Tuning = e.tuner.progress()
 	e.mu.Unlock()
 	e.each(func(w way) {
 		p.Sent += w.left()
@@ -27,10 +28,14 @@ type over struct{ operations, bytes uint64 }
 func (b *book) busiest() (name string, uses uint64) {
 	var most uint64
 	for id, n := range b.names {
+		var used, moved uint64 // a search cuts a name in several ways
 		for _, d := range n.decls {
-			if moved := d.next * uint64(d.offsets[len(d.t.Parts)]); !d.unnamed && (moved > most || moved == most && d.next > uses) {
-				name, uses, most = id.name, d.next, moved
+			if !d.unnamed {
+				used, moved = used+d.next, moved+d.next*uint64(d.offsets[len(d.t.Parts)])
 			}
+		}
+		if moved > most || moved == most && used > uses {
+			name, uses, most = id.name, used, moved
 		}
 	}
 	return name, uses

@@ -21,13 +21,15 @@ import (
 //     behind more than that.
 //  2. On each connection a tensor's announcement leaves before everything else about the tensor.
 //  3. What a rank does with one partition of a held value uses one connection, so that a read does not overtake the
-//     push before it, and how it begins or ends messages the first, so that these keep their order; all else uses any.
+//     push before it, and how it begins or ends messages the first, so that these keep their order; all else uses any of
+//     the first active ones.
 type traffic struct {
 	rank     int
 	credit   int64
 	inFlight int64
 	queue    taskQueue // of what may use any connection
 	conns    []*connTraffic
+	active   int // connections that what may use any uses; 0: all
 	answers  map[answerID]*task
 	unsent   []*task // that a broken connection did not send
 	left     bool    // the server said goodbye
@@ -38,6 +40,7 @@ type traffic struct {
 
 // connTraffic is what uses one connection.
 type connTraffic struct {
+	index     int
 	control   []outbox.Frame // go before all tasks
 	announced map[uint32]struct{}
 	queue     taskQueue // of what must use this connection
@@ -60,7 +63,7 @@ func idOf(h *wire.Header) answerID {
 
 // open adds a connection.
 func (f *traffic) open() *connTraffic {
-	c := &connTraffic{announced: map[uint32]struct{}{}}
+	c := &connTraffic{index: len(f.conns), announced: map[uint32]struct{}{}}
 	f.conns = append(f.conns, c)
 	return c
 }
@@ -126,7 +129,11 @@ func (f *traffic) ready(c *connTraffic) (*task, *taskQueue) {
 	if f.inFlight >= f.credit {
 		return nil, nil
 	}
-	shared, own := f.queue.peek(), c.queue.peek()
+	own := c.queue.peek()
+	if f.active > 0 && c.index >= f.active {
+		return own, &c.queue
+	}
+	shared := f.queue.peek()
 	if own.before(shared) {
 		return own, &c.queue
 	}

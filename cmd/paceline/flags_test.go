@@ -44,6 +44,10 @@ func TestFlagsBecomeSettings(t *testing.T) {
 		"--stall-check-shutdown-time-seconds 9":   "map[PACELINE_STALL_SHUTDOWN:9]",
 		"--log-level WARNING":                     "map[PACELINE_LOG_LEVEL:WARNING]",
 		"--timeline-filename t --start-timeout 3": "map[PACELINE_START_TIMEOUT:3 PACELINE_TIMELINE:t]",
+		"--autotune --autotune-log-file a.csv":    "map[PACELINE_AUTOTUNE:true PACELINE_AUTOTUNE_LOG:a.csv]",
+		"--autotune-steps-per-sample 5":           "map[PACELINE_AUTOTUNE_STEPS_PER_SAMPLE:5]",
+		"--autotune-warmup-samples 2":             "map[PACELINE_AUTOTUNE_WARMUP_SAMPLES:2]",
+		"--no-autotune --autotune":                "map[PACELINE_AUTOTUNE:0]",
 		"--gloo --cycle-time-ms 3":                "map[]",
 		"--no-timeline-mark-cycles":               "map[]",
 	} {
@@ -139,12 +143,12 @@ logging:
 		t.Fatal(err)
 	}
 	env, err := settingsOf(flags)
-	want := "map[PACELINE_FUSION_BYTES:262144 PACELINE_LOG_LEVEL:INFO PACELINE_STALL_SHUTDOWN:240 PACELINE_STALL_WARNING:0 PACELINE_TIMELINE:mine.json]"
+	want := "map[PACELINE_AUTOTUNE:true PACELINE_AUTOTUNE_LOG:a.txt PACELINE_FUSION_BYTES:262144 PACELINE_LOG_LEVEL:INFO PACELINE_STALL_SHUTDOWN:240 PACELINE_STALL_WARNING:0 PACELINE_TIMELINE:mine.json]"
 	if err != nil || fmt.Sprint(env) != want {
 		t.Fatal(env, err)
 	}
 	names := given(flags, idleFlags)
-	if !slices.Contains(names, "--gloo") || !slices.Contains(names, "--autotune-log-file") || !slices.Contains(names, "--log-hide-timestamp") || !slices.Contains(names, "--timeline-mark-cycles") {
+	if !slices.Contains(names, "--gloo") || !slices.Contains(names, "--log-hide-timestamp") || !slices.Contains(names, "--timeline-mark-cycles") {
 		t.Fatal(names)
 	}
 }

@@ -64,6 +64,10 @@ type Settings struct {
 	Congestion     string `json:"congestion"`      // TCP's congestion control, or "system"
 	Sync           string `json:"sync"`
 	Parking        string `json:"parking"`
+	Autotune       bool   `json:"autotune"`        // while training runs, ranks search for the four of these numbers that are fastest
+	AutotuneLog    string `json:"autotune_log"`    // path of the log of its trials, which rank 0 writes; "" for none
+	AutotuneWarmup int    `json:"autotune_warmup"` // trials that are not measured
+	AutotuneSteps  int    `json:"autotune_steps"`  // of a trial
 	SumInRankOrder bool   `json:"sum_in_rank_order"`
 	Compression    string `json:"compression"` // a codec, rules or the path of a file with them (core/policy); "" for plain
 	Seed           int    `json:"seed"`        // of the random numbers that codecs draw

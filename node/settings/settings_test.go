@@ -125,6 +125,9 @@ func TestHorovodSettingsAreHonoured(t *testing.T) {
 	if len(warnings) != 1 || !strings.Contains(warnings[0], "HOROVOD_FUSION_THRESHOLD=67108864") {
 		t.Fatal(warnings)
 	}
+	if s := read(t, env{"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a.csv", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "7"}); !s.Autotune || s.AutotuneLog != "a.csv" || s.AutotuneSteps != 7 || s.AutotuneWarmup != 3 {
+		t.Fatal(s.Autotune, s.AutotuneLog, s.AutotuneSteps, s.AutotuneWarmup)
+	}
 	if s := read(t, env{"HOROVOD_STALL_CHECK_DISABLE": "1"}); s.StallWarning != 0 {
 		t.Fatal(s.StallWarning)
 	}
@@ -137,9 +140,9 @@ func TestHorovodSettingsAreHonoured(t *testing.T) {
 }
 
 func TestVariablesWithoutEffectAreNamedOnce(t *testing.T) {
-	_, warnings, err := FromEnv(env{"HOROVOD_CYCLE_TIME": "1", "HOROVOD_AUTOTUNE": "1", "HOROVOD_TIMELINE_MARK_CYCLES": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1", "BYTEPS_ENABLE_ASYNC": "1", "PACELINE_PARTITION_BYTE": "1", "HOME": "/"})
+	_, warnings, err := FromEnv(env{"HOROVOD_CYCLE_TIME": "1", "HOROVOD_TIMELINE_MARK_CYCLES": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1", "BYTEPS_ENABLE_ASYNC": "1", "PACELINE_PARTITION_BYTE": "1", "HOME": "/"})
 	want := []string{"PACELINE_PARTITION_BYTE is set, but there is no such setting: did you mean PACELINE_PARTITION_BYTES?",
-		"these variables are set and have no effect here: BYTEPS_ENABLE_ASYNC, HOROVOD_AUTOTUNE, HOROVOD_CYCLE_TIME, HOROVOD_TIMELINE_MARK_CYCLES"}
+		"these variables are set and have no effect here: BYTEPS_ENABLE_ASYNC, HOROVOD_CYCLE_TIME, HOROVOD_TIMELINE_MARK_CYCLES"}
 	if err != nil || strings.Join(warnings, "\n") != strings.Join(want, "\n") {
 		t.Fatal(warnings, err)
 	}
@@ -353,7 +356,7 @@ func TestWhatMustAgreeIsInTheTable(t *testing.T) {
 	if got := names(env{"PACELINE_ROLE": "server", "PACELINE_SCHEDULER": "127.0.0.1:7000"}); got != everywhere {
 		t.Errorf("a server states %s, want %s", got, everywhere)
 	}
-	want := "PACELINE_CHECK_PARAMETERS PACELINE_COMPRESSION PACELINE_ELASTIC PACELINE_PARKING PACELINE_PARTITION_BYTES PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER PACELINE_SYNC"
+	want := "PACELINE_AUTOTUNE PACELINE_AUTOTUNE_STEPS_PER_SAMPLE PACELINE_AUTOTUNE_WARMUP_SAMPLES PACELINE_CHECK_PARAMETERS PACELINE_COMPRESSION PACELINE_ELASTIC PACELINE_PARKING PACELINE_PARTITION_BYTES PACELINE_PEER_TIMEOUT PACELINE_SEED PACELINE_SUM_IN_RANK_ORDER PACELINE_SYNC"
 	if got := names(env{}); got != want {
 		t.Errorf("a worker states %s, want %s", got, want)
 	}

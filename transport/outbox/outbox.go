@@ -54,7 +54,7 @@ const LastWords = time.Second
 type Outbox struct {
 	conn   transport.Conn
 	queue  Queue
-	fusion int
+	fusion atomic.Int32
 	busy   atomic.Bool // somebody is sending; guards all fields below
 	wake   chan struct{}
 	quit   chan struct{}
@@ -72,12 +72,16 @@ type Outbox struct {
 // together. fail is called once, from any goroutine, if sending fails.
 func New(conn transport.Conn, queue Queue, fusion int, fail func(error)) *Outbox {
 	o := &Outbox{
-		conn: conn, queue: queue, fusion: min(fusion, limits.MaxBatch/2), fail: fail,
+		conn: conn, queue: queue, fail: fail,
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}),
 	}
+	o.Fuse(fusion)
 	go o.run()
 	return o
 }
+
+// Fuse has frames with payloads of up to so many bytes travel together from now on.
+func (o *Outbox) Fuse(bytes int) { o.fusion.Store(int32(min(bytes, limits.MaxBatch/2))) }
 
 // Kick says that a frame was queued. It never waits for the peer.
 func (o *Outbox) Kick() { o.kick(inlineMax, inlineRounds) }
@@ -198,8 +202,9 @@ func (o *Outbox) fill(maxFirst int) bool {
 	}
 	o.frames = append(o.frames, f)
 	total := len(f.Payload)
-	for len(f.Payload) <= o.fusion && len(o.frames) < limits.MaxBatched && total <= limits.MaxBatch {
-		if f, ok = o.queue.Pop(min(o.fusion, maxFirst, limits.MaxBatch-total)); !ok {
+	fusion := int(o.fusion.Load())
+	for len(f.Payload) <= fusion && len(o.frames) < limits.MaxBatched && total <= limits.MaxBatch {
+		if f, ok = o.queue.Pop(min(fusion, maxFirst, limits.MaxBatch-total)); !ok {
 			break
 		}
 		o.frames = append(o.frames, f)

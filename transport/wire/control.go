@@ -339,7 +339,15 @@ type Progress struct {
 	Bytes      uint64  `json:"bytes"`               // of the input tensors of those that have ended
 	Sent       uint64  `json:"sent"`                // tensor bytes, as encoded, to servers in other processes
 	Served     uint64  `json:"served,omitempty"`    // payload bytes that the node's server has taken in, from its own process too
+	Tuning     *Tuning `json:"tuning,omitempty"`    // nil where no search runs (PACELINE_AUTOTUNE)
 	Waits      []Stall `json:"waits,omitempty"`     // on the node's server, the longest first: at most MaxWaits
+}
+
+// Tuning is how far a worker's search for better settings is.
+type Tuning struct {
+	Phase    string  `json:"phase"`    // "end" when it is over
+	Settings string  `json:"settings"` // the best so far, as variables with values; at the end those that are kept
+	Speedup  float64 `json:"speedup"`  // of these by the job's own, as the end has measured it; 1 before
 }
 
 // MaxWaits bounds the waits that one node's progress names.
@@ -366,6 +374,9 @@ func (c *Control) cutTexts() {
 	}
 	if p := c.Progress; p != nil {
 		p.Tensor = cut(p.Tensor)
+		if p.Tuning != nil {
+			p.Tuning.Phase, p.Tuning.Settings = cut(p.Tuning.Phase), cut(p.Tuning.Settings)
+		}
 		p.Waits = p.Waits[:min(len(p.Waits), MaxWaits)]
 		for i := range p.Waits {
 			w := &p.Waits[i]

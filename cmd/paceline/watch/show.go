@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/paceline/paceline/core/tuning"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -70,6 +71,9 @@ func (v *View) Show(out io.Writer, ranks int) {
 	if r := v.slowest(); r != nil && r.Behind > oneStep {
 		fmt.Fprintf(out, "slowest: rank %d on %s, %d behind\n", r.Rank, r.Host, r.Behind)
 	}
+	if text := v.tuning(); text != "" {
+		fmt.Fprintln(out, text)
+	}
 	for _, w := range v.waits() {
 		fmt.Fprintf(out, "%q has waited %.1f s for %s\n", w.Name, w.Seconds, rankset.Of(w.Missing...).Named())
 	}
@@ -120,6 +124,22 @@ func (v *View) Line() string {
 		line += fmt.Sprintf("; rank %d: %s", v.Ranks[i].Rank, v.Ranks[i].State)
 	}
 	return line
+}
+
+// tuning says how far the search for better settings is, "" where none runs. All ranks search alike: one speaks for all.
+func (v *View) tuning() string {
+	for _, r := range v.Ranks {
+		if r.progress == nil || r.progress.Tuning == nil {
+			continue
+		}
+		switch t := r.progress.Tuning; t.Phase {
+		case tuning.Ended:
+			return fmt.Sprintf("autotuning has ended, %.2f times as fast as with the settings before:\n%s", t.Speedup, t.Settings)
+		default:
+			return fmt.Sprintf("autotuning tries %s; the best so far:\n%s", t.Phase, t.Settings)
+		}
+	}
+	return ""
 }
 
 func (v *View) up() time.Duration {

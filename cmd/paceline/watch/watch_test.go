@@ -53,6 +53,21 @@ slowest: rank 2 on host, 5 behind
 	}
 }
 
+// TestASearchIsShownWithItsSettings, which can be copied.
+func TestASearchIsShownWithItsSettings(t *testing.T) {
+	v := view(10, 100)
+	for phase, want := range map[string]string{
+		"credit": "autotuning tries credit; the best so far:\nA=1 B=2\n",
+		"end":    "autotuning has ended, 1.25 times as fast as with the settings before:\nA=1 B=2\n",
+	} {
+		v.Nodes[0].Progress.Tuning = &wire.Tuning{Phase: phase, Settings: "A=1 B=2", Speedup: 1.25}
+		v.Ranks = ranksOf(v.StatusReply)
+		if got := text(v, 0); !strings.Contains(got, want) {
+			t.Error(got)
+		}
+	}
+}
+
 // TestRanksOfInterestComeFirstWhereThereIsNoRoom: those that do not answer, then those that are behind.
 func TestRanksOfInterestComeFirstWhereThereIsNoRoom(t *testing.T) {
 	v := view(10, 100)
