@@ -12,6 +12,8 @@ FUZZ_INPUTS    ?= 100000000
 FUZZ_LONG_TIME ?= 21600
 # Of soak: how many jobs.
 ROUNDS ?= 1000
+# Of schedules: how many of each kind.
+SCHEDULES ?= 1000000
 BENCH     ?=
 
 VENV := .venv
@@ -30,7 +32,7 @@ SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null)
 C_FILES   = $(shell git ls-files '*.c' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-go test-fuzz soak fuzz-long test-python test-torch-distributed test-frameworks bench bench-step chart bench-builds bench-links bench-placement bench-overlap results wheel lint format clean
+.PHONY: help setup train test test-go test-fuzz schedules soak fuzz-long test-python test-torch-distributed test-frameworks bench bench-step chart bench-builds bench-links bench-placement bench-overlap bench-losses results wheel lint format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -52,11 +54,16 @@ test-go: $(VENV)/.tools
 	go vet -tags invariants ./...
 	go test -race -tags invariants -timeout 60m ./jobtest ./...
 	go test ./core/condition -run RandomSchedules -schedules 1000000
+	go test -tags invariants ./core/handover -run RandomJobs -schedules 100000
 	go test ./jobtest -run ComeToGrief -upheavals 50 -parallel 8
 	go test -run 'Garbage|NoMemory|Allocat' ./jobtest ./server/sums ./transport/fabric ./core/agreement ./core/condition ./core/codec
 
 test-fuzz: $(VENV)/.tools
 	.ci/fuzz $(FUZZ_TIME)
+
+## make schedules    the core's machines and whole elastic jobs of them in random schedules: $SCHEDULES of each
+schedules: $(VENV)/.tools
+	go test -tags invariants ./core/handover ./core/condition ./core/task -run Random -schedules $(SCHEDULES) -timeout 2h
 
 ## make soak         processes of elastic jobs are killed, stopped and cut off at random moments: $ROUNDS jobs, and how long the others paused
 soak: $(VENV)/.tools
@@ -118,6 +125,10 @@ bench-placement: setup
 ## make bench-overlap training steps over links of 1 Gbit/s, with and without cross_barrier, beside DDP; needs root
 bench-overlap: setup
 	python bench/overlap.py $(BENCH)
+
+## make bench-losses trains digits in peace, and again while a worker and a server are killed each ten seconds and others join (10 minutes)
+bench-losses: setup
+	python bench/losses.py $(BENCH)
 
 ## make results      docs/results.md: the papers' experiments in virtual time, synchronisation models and codecs in real time
 results: setup

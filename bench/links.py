@@ -30,11 +30,13 @@ def unavailable():
 class Hosts(hosts.Hosts):
     """Hosts for the ranks of a Fleet, whose links carry `rate` in each direction.
 
-    ranks, per_host: so many ranks share hosts, so many on each; every other process has a host of its own.
+    ranks, per_host: so many ranks share hosts, so many on each; every other process has a host of its own. rates: of
+    the links of some hosts, by number.
     """
 
-    def __init__(self, number, rate, folder, ranks=0, per_host=1):
+    def __init__(self, number, rate, folder, ranks=0, per_host=1, rates=None):
         super().__init__([f"host{i}" for i in range(number)], folder)
+        self.rates = rates or {}
         self.rate, self.address = rate, f"{hosts.NETWORK}.1"
         self.ranks, self.per_host = ranks, per_host
 
@@ -54,11 +56,12 @@ class Hosts(hosts.Hosts):
     def _make(self):
         super()._make()
         for number, name in enumerate(self.names, 1):
-            self._limit(self._namespace(name), "eth0")
-            self._limit(self._switch, f"port{number}")
+            rate = self.rates.get(number - 1, self.rate)
+            self._limit(self._namespace(name), "eth0", rate)
+            self._limit(self._switch, f"port{number}", rate)
 
-    def _limit(self, space, device):
-        bucket = f"tbf rate {self.rate} burst {BURST} latency {QUEUE}"
+    def _limit(self, space, device, rate):
+        bucket = f"tbf rate {rate} burst {BURST} latency {QUEUE}"
         command = ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", device, "root", *bucket.split()]
         subprocess.run(command, check=True)
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import page
 from fleet import Fleet, Loopback, Way, in_a_row, parse_size, ratios, report, show_size, spread, take_turns
 
-RESNET50 = "resnet50"
+RESNET50, MANY = "resnet50", "500x4kB"
+ARENA = "paceline, arena"
 COLLECTIVES = ("broadcast", "allgather", "alltoall", "reducescatter")
 OTHERS = [f"{kind}:{size}" for kind in COLLECTIVES for size in ("4KiB", "1MiB", "64MiB")]
-EXCHANGES = ",".join(["4KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB", RESNET50, *OTHERS])
+EXCHANGES = ",".join(["4KiB,64KiB,1MiB,4MiB,16MiB,64MiB,256MiB", RESNET50, MANY, *OTHERS])
 BUCKETS = "gloo, 25 MiB buckets"
 
 
@@ -22,8 +23,8 @@ def main():
     parser = argparse.ArgumentParser(description="Collectives by Paceline and its peers, side by side")
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default: %(default)s)")
     what = (
-        f"bytes of the float32 tensor, behind the collective's name where it is no allreduce, or {RESNET50} for its "
-        "161 gradients (default: %(default)s)"
+        f"bytes of the float32 tensor, behind the collective's name where it is no allreduce, {RESNET50} for its 161 "
+        f"gradients, or {MANY} for so many tensors at once (default: %(default)s)"
     )
     parser.add_argument("--sizes", default=EXCHANGES, help=what)
     parser.add_argument("--horovod", metavar="PYTHON", help="interpreter that imports Horovod, which is measured too")
@@ -61,12 +62,16 @@ def measure(ranks, options):
         for what in options.sizes.split(","):
             if what == RESNET50:
                 ways = {label: Way(fleet, "tensors") for label, fleet in fleets.items()}
-                ways[BUCKETS] = Way(fleets["gloo"], "buckets")
+                ways |= {ARENA: Way(fleets["paceline"], "arena"), BUCKETS: Way(fleets["gloo"], "buckets")}
                 seconds[what] = take_turns(ways, options.duration, 1, "resnet50")
+            elif what == MANY:
+                ways = fleets | {ARENA: Way(fleets["paceline"], "arena")}
+                seconds[what] = take_turns(ways, options.duration, 1, "many", count=500, bytes=4000)
             else:
                 kind, bytes = parse(what)
                 row = in_a_row(bytes)
-                seconds[what] = take_turns(fleets, options.duration, row, kind, bytes=bytes, in_a_row=row)
+                ways = fleets | ({ARENA: Way(fleets["paceline"], "arena")} if kind == "allreduce" else {})
+                seconds[what] = take_turns(ways, options.duration, row, kind, bytes=bytes, in_a_row=row)
         idle = {label: idle_cpu(fleet, options.idle) for label, fleet in fleets.items()} if options.idle else {}
         return seconds, idle, {label: fleet.versions for label, fleet in fleets.items()}
 
@@ -84,8 +89,8 @@ def idle_cpu(fleet, seconds):
 
 def summed(ranks, what, rounds):
     """Prints and returns the result of one exchange over all rounds."""
-    kind, bytes = ("allreduce", None) if what == RESNET50 else parse(what)
-    label = "ResNet-50" if bytes is None else show_size(bytes)
+    kind, bytes = ("allreduce", None) if what in (RESNET50, MANY) else parse(what)
+    label = {RESNET50: "ResNet-50", MANY: "500 x 4 kB"}[what] if bytes is None else show_size(bytes)
     result = {"ranks": ranks, "collective": kind, "exchange": label, "bytes": bytes, "rounds": len(rounds), "ways": {}}
     ours = [s for one in rounds for s in one["paceline"]]
     for way in rounds[0]:
@@ -108,7 +113,7 @@ def chart(results):
     for result in results:
         if "ways" not in result:
             continue
-        what = "gradients of ResNet-50" if result["bytes"] is None else f"one tensor of {result['exchange']}"
+        what = f"{'one tensor' if result['bytes'] else 'gradients'} of {result['exchange']}"
         ours = f"{result['ways']['paceline']['median_ms']:.3g} ms"
         rows = [(label, way["ratio"]["median"]) for label, way in result["ways"].items()]
         if result["collective"] != "allreduce":

@@ -23,6 +23,8 @@ def main():
     parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--servers", type=int, default=3, help="dedicated ones (default: %(default)s)")
     parser.add_argument("--rate", default="1gbit", help="of each link in each direction (default: %(default)s)")
+    parser.add_argument("--straggler", metavar="RATE", help="of the first server's link; keys may leave it")
+    parser.add_argument("--settle", type=float, default=0, help="seconds before the measurement (default: %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for Paceline")
     parser.add_argument("--duration", type=float, default=30, help="seconds for each model (default: %(default)s)")
     parser.add_argument("--json", help="file for the results")
@@ -37,7 +39,11 @@ def main():
     workers, servers = options.workers, options.servers
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        where = stack.enter_context(Hosts(max(2, workers + servers), options.rate, folder))
+        rates = {}
+        if options.straggler:  # keys move in elastic jobs
+            rates = {workers: options.straggler}
+            settings = {"PACELINE_ELASTIC": "1", "PACELINE_PLACEMENT_PERIOD": "1s"} | settings
+        where = stack.enter_context(Hosts(max(2, workers + servers), options.rate, folder, rates=rates))
         streams = stack.enter_context(Streams(where))
         before = streams.gbit_per_s()
         fleets = {
@@ -46,14 +52,16 @@ def main():
         }
         results = []
         for model in models:
+            if options.settle:
+                take_turns(fleets, options.settle, 1, "gradients", model=model)
             seconds = take_turns(fleets, options.duration, 1, "gradients", model=model)
             results += [line(model, name, options, values, before) for name, values in seconds.items()]
         after = streams.gbit_per_s()
         print(f"one TCP stream: {before:.3f} Gbit/s before, {after:.3f} after")
         stream = {"before_gbit_per_s": before, "after_gbit_per_s": after}
         versions = next(iter(fleets.values())).versions
-        report("placement", versions, results, options.json, rate=options.rate, workers=workers, servers=servers,
-               settings=settings, stream=stream)  # fmt: skip
+        report("placement", versions, results, options.json, rate=options.rate, straggler=options.straggler,
+               workers=workers, servers=servers, settings=settings, stream=stream)  # fmt: skip
 
 
 def line(model, placement, options, seconds, stream):

@@ -106,15 +106,13 @@ class Rank:
         place = torch.arange(PERIOD)
         every = [((place * 7 + place // 13 + rank * 3) % 4).float() for rank in range(system.size)]
         self.mine, self.sum, self.every = every[system.rank], sum(every), every
-        self.room = torch.empty(0)
+        self.rooms = {}
         self.resnet = [torch.empty(n) for n in shapes.RESNET50]
         self.flat, self.models = None, {}
 
-    def allreduce(self, bytes, in_a_row):
-        """`in_a_row` tensors of `bytes`, one after the other."""
-        if self.room.numel() * 4 < bytes * in_a_row:
-            self.room = torch.empty(bytes * in_a_row // 4)
-        tensors = list(self.room[: bytes * in_a_row // 4].split(bytes // 4))
+    def allreduce(self, bytes, in_a_row, way=None):
+        """`in_a_row` tensors of `bytes`, one after the other. way: "arena" has them in Paceline's."""
+        tensors = list(self._room(way, bytes * in_a_row // 4).split(bytes // 4))
         return self._timed(tensors, lambda: [self.system.sum(t, f"bench/{bytes}") for t in tensors])
 
     def broadcast(self, bytes, in_a_row):
@@ -159,8 +157,21 @@ class Rank:
                 sys.exit(f"rank {self.system.rank}: {kind} {i} of {bytes} bytes has a wrong result")
         return {"seconds": seconds}
 
+    def many(self, count, bytes, way=None):
+        """`count` tensors of `bytes` at once."""
+        tensors = list(self._room(way, count * bytes // 4).split(bytes // 4))
+        return self._timed(tensors, lambda: self.system.sums(tensors, f"many/{bytes}"))
+
+    def _room(self, way, elements):
+        if self.rooms.get(way, torch.empty(0)).numel() < elements:
+            self.rooms[way] = self.system.hvd.zeros_in_arena(elements) if way == "arena" else torch.empty(elements)
+        return self.rooms[way][:elements]
+
     def resnet50(self, way):
         """ResNet-50's gradients, the last layer's first: each by itself, or copied to and from buckets as DDP does."""
+        if way == "arena":
+            tensors = list(self._room(way, sum(shapes.RESNET50)).split(shapes.RESNET50))
+            return self._timed(tensors, lambda: self.system.sums(tensors, "resnet50"))
         if way == "tensors":
             return self._timed(self.resnet, lambda: self.system.sums(self.resnet, "resnet50"))
         return self._timed(self.resnet, lambda: self._buckets())
@@ -231,4 +242,7 @@ def begin():
 
 
 if __name__ == "__main__":
-    obey(begin, ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter", "resnet50", "gradients", "idle"))
+    obey(
+        begin,
+        ("allreduce", "many", "broadcast", "allgather", "alltoall", "reducescatter", "resnet50", "gradients", "idle"),
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleet import Fleet, Loopback, Way, answers_in_turns, ratios, report, slowest, spread
 
-WAYS = ("alone", "ddp", "backend", "paceline")
+WAYS = ("alone", "ddp", "backend", "paceline", "arena")
 MODELS = "digits,small,wide,deep,resnet50,bert"
 COSTS = ("user", "system", "voluntary", "involuntary")
 GARBAGE = ("python_gc", "go_gc", "go_objects")

@@ -1,7 +1,7 @@
 """One rank of step.py and overlap.py: training steps by Paceline, by DDP over Gloo, and computing alone.
 
-"backend" is DDP over Paceline's backend of torch.distributed. Further ways are "cross", which is Paceline with
-cross_barrier, and "exchange", Paceline's steps without computing.
+"backend" is DDP over Paceline's backend of torch.distributed, "arena" is Paceline with gradients_in_arena. Further ways
+are "cross", with cross_barrier, and "exchange", Paceline's steps without computing.
 commands.py has the protocol. A wrong result ends the rank with an error.
 """
 
@@ -56,7 +56,9 @@ class Rank:
                 network = DistributedDataParallel(network, process_group=self.groups[way])
             elif way != "alone":
                 named = [(f"{model}.{name}", p) for name, p in network.named_parameters()]
-                optimizer = hvd.DistributedOptimizer(optimizer, named, cross_barrier=way == "cross")
+                optimizer = hvd.DistributedOptimizer(
+                    optimizer, named, cross_barrier=way == "cross", gradients_in_arena=way == "arena"
+                )
             self.ways[way] = network, optimizer
         return {"tensors": len(self.parameters), "parameters": self.begin.numel()}
 

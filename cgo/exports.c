@@ -41,6 +41,13 @@ int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles) {
                          : goSubmit((pl_op *)ops, count, handles); /* which says on this thread what is wrong */
 }
 
+void *pl_arena_alloc(uint64_t bytes) { return pl_in_child() ? 0 : goArenaAlloc(bytes); }
+
+int pl_arena_free(void *memory) {
+  GUARD;
+  return goArenaFree(memory);
+}
+
 int pl_check_sync(const pl_sync *sync, uint32_t accumulate, uint32_t workers) {
   GUARD;
   return goCheckSync((pl_sync *)sync, accumulate, workers);

@@ -22,6 +22,8 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"go.uber.org/zap"
+
 	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
@@ -29,6 +31,7 @@ import (
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport/control"
+	"github.com/paceline/paceline/transport/shm"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
@@ -42,6 +45,7 @@ var process struct {
 	sets      map[uint32][]int
 	warnings  []string
 	scheduler *node.Scheduler            // embedded in rank 0, of the last round that had one
+	arena     *shm.Arena                 // nil before the first use, and where the machine has none
 	embedded  map[string]*node.Scheduler // those that were started, by address and secret; they live as long as the process, across rounds
 	table     table
 	texts     texts
@@ -66,7 +70,7 @@ func goInit(text *C.char) C.int {
 	}
 	var in settingsJSON
 	if err := json.Unmarshal([]byte(C.GoString(text)), &in); err != nil {
-		return status(fmt.Errorf("%w: settings: %w", worker.ErrInvalid, err))
+		return status(invalid(fmt.Errorf("settings: %w", err)))
 	}
 	return status(start(in))
 }
@@ -91,7 +95,7 @@ func start(in settingsJSON) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	o := node.Options{Scheduler: s.Scheduler, Log: log, Alloc: alloc, Gathering: gathering}
+	o := node.Options{Scheduler: s.Scheduler, Log: log, Alloc: alloc, Gathering: gathering, Arena: arena(log)}
 	if s.EmbedScheduler != "" {
 		if err := embed(s); err != nil {
 			return err
@@ -172,6 +176,41 @@ func started(in settingsJSON, s settings.Settings) error {
 		return process.worker.Engine.StartTimeline(s.Timeline)
 	}
 	return nil
+}
+
+// arena is this process's, for another round; nil for none.
+func arena(log *zap.Logger) *shm.Arena {
+	var err error
+	if process.arena == nil {
+		process.arena, err = shm.NewArena()
+	} else {
+		err = process.arena.Renew()
+	}
+	if err != nil {
+		log.Debug("no memory is lent to the servers of this host", zap.Error(err))
+		return nil
+	}
+	return process.arena
+}
+
+//export goArenaAlloc
+func goArenaAlloc(bytes C.uint64_t) unsafe.Pointer {
+	process.Lock()
+	defer process.Unlock()
+	if process.arena == nil || uint64(bytes) > limits.Arena {
+		return nil
+	}
+	return unsafe.Pointer(unsafe.SliceData(process.arena.Alloc(int(bytes))))
+}
+
+//export goArenaFree
+func goArenaFree(memory unsafe.Pointer) C.int {
+	process.Lock()
+	defer process.Unlock()
+	if process.arena == nil || !process.arena.Free(memory) {
+		return status(fmt.Errorf("%w: %p is no memory of pl_arena_alloc", worker.ErrInvalid, memory))
+	}
+	return C.PL_OK
 }
 
 //export goShutdown
@@ -314,7 +353,7 @@ func invalid(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%w: %w", worker.ErrInvalid, err)
+	return worker.Invalid(err)
 }
 
 // status is PL_OK, or that of an error, whose message it sets for pl_last_error.

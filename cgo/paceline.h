@@ -226,6 +226,11 @@ int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles);
  * collect operations of so many bytes, and submit them as one group before it waits, which costs less than one by one.
  */
 int64_t pl_gathers(void);
+/* Zeros in this process's arena, memory that it lends to the servers of its host, from the first pl_init on; NULL where
+ * there is none, as without shared memory, or where it is full. A sum whose input and output lie there is made in
+ * place, and not copied. Such memory stays where it is, and pl_arena_free takes it back when no operation uses it. */
+void *pl_arena_alloc(uint64_t bytes);
+int pl_arena_free(void *memory);
 /* PL_OK if these options name a synchronisation model that so many workers can run on a tensor that is reduced
  * (accumulate 0) or held by the servers (1). Otherwise PL_ERR_INVALID, and pl_last_error() says what is allowed. */
 int pl_check_sync(const pl_sync *sync, uint32_t accumulate, uint32_t workers);

@@ -16,7 +16,6 @@ import (
 	"github.com/paceline/paceline/cmd/paceline/watch"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
-	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
@@ -86,35 +85,60 @@ func playDrains(t *testing.T, seed uint64) {
 
 // apart is an elastic job each of whose processes has a host of its own.
 func apart(t *testing.T, ranks, servers int, options ...jobtest.Option) *jobtest.Job {
-	network := transporttest.NewNetwork(transporttest.Options{Latency: time.Millisecond, Bandwidth: 20 << 20, PeerTimeout: 3 * time.Second})
-	t.Cleanup(network.Close)
-	return jobtest.New(t, ranks, append(options, jobtest.Dedicated(servers), jobtest.Elastic, jobtest.SmallPartitions, jobtest.Transports(func(rank int) *transport.Set {
-		return transport.NewSet(nil, network.Node(nodeName(rank), []byte(jobtest.Secret)))
-	}), jobtest.ServerTransports(func(i int) *transport.Set {
-		return transport.NewSet(nil, network.Node(serverName(i), []byte(jobtest.Secret)))
-	}))...)
+	j, _ := apartOn(t, ranks, jobtest.Dedicated(servers), options...)
+	return j
 }
 
-// TestADrainSuspendsTrainingForAnIterationAtMost and 100 ms, in virtual time: links and waits count, computing does not. A suspension is what the longest
-// iteration takes more than one after the drain.
+// apartOn has its servers where an option says, and gives its network too.
+func apartOn(t *testing.T, ranks int, where jobtest.Option, options ...jobtest.Option) (*jobtest.Job, *transporttest.Network) {
+	network := transporttest.NewNetwork(transporttest.Options{Latency: time.Millisecond, Bandwidth: 20 << 20, PeerTimeout: 3 * time.Second})
+	t.Cleanup(network.Close)
+	return jobtest.New(t, ranks, append(options, where, jobtest.Elastic, jobtest.SmallPartitions, eachOn(network))...), network
+}
+
+// TestADrainSuspendsTrainingForAnIterationAtMost and 100 ms.
 func TestADrainSuspendsTrainingForAnIterationAtMost(t *testing.T) {
+	suspended(t, "the drain of a server", func(j *jobtest.Job) { j.StopServer(0) }, func(*testing.T, []int) {})
+}
+
+// TestAServerThatJoinsTakesItsShareOfTheKeysInUse has no iteration take more than one more, and 100 ms.
+func TestAServerThatJoinsTakesItsShareOfTheKeysInUse(t *testing.T) {
+	suspended(t, "a server that joins", (*jobtest.Job).StartServer, func(t *testing.T, servers []int) {
+		count := map[int]int{}
+		for _, s := range servers {
+			count[s]++
+		}
+		if share := len(servers) / 3; count[2] < share || count[2] > share+1 {
+			t.Errorf("partitions by server in the end: %v, of %d", count, len(servers))
+		}
+	})
+}
+
+// suspended trains in virtual time: links and waits count, computing does not. A suspension by a change of servers is what the longest iteration takes more than one
+// after the change. check gets the servers of all partitions in the last iteration.
+func suspended(t *testing.T, by string, change func(*jobtest.Job), check func(t *testing.T, servers []int)) {
 	const jobs, ranks, iterations, bytes = 12, 3, 20, 200000
 	var all []time.Duration
 	var usual time.Duration
+	told := 0
 	for seed := range uint64(jobs) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 15))
 			j := apart(t, ranks, 2)
 			j.Start()
 			at := time.Duration(random.IntN(100)) * time.Millisecond
-			var leaving sync.WaitGroup
-			leaving.Go(func() {
+			var changing sync.WaitGroup
+			changing.Go(func() {
 				time.Sleep(at)
-				j.StopServer(0)
+				change(j)
 			})
 			var took []time.Duration
+			var last pushedTo
 			j.Each(func(rank int) error {
-				for range iterations {
+				for i := range iterations {
+					if rank == 0 && i == iterations-1 {
+						j.Workers[rank].Engine.Observe(&last)
+					}
 					began := time.Now()
 					if err := j.Sums(rank, "gradient", bytes); err != nil {
 						return err
@@ -125,17 +149,73 @@ func TestADrainSuspendsTrainingForAnIterationAtMost(t *testing.T) {
 				}
 				return nil
 			})
-			leaving.Wait()
+			changing.Wait()
 			usual = took[iterations-1]
 			suspension := slices.Max(took) - usual
 			if suspension > usual+100*time.Millisecond {
-				t.Errorf("seed %d: a server left after %v, and an iteration took %v longer than the %v that it takes afterwards: %v", seed, at, suspension, usual, took)
+				t.Errorf("seed %d: %s after %v, and an iteration took %v longer than the %v that it takes afterwards: %v", seed, by, at, suspension, usual, took)
+			}
+			check(t, last.servers)
+			for _, w := range j.Workers {
+				if s := w.Engine.Progress().Suspension; s != nil && (s.Epoch == 0 || s.Last <= 0 || s.Worst < s.Last || s.Worst > (usual+100*time.Millisecond).Seconds()) {
+					t.Errorf("seed %d: a suspension by %s of %+v", seed, by, s)
+				} else if s != nil {
+					told++
+				}
 			}
 			all = append(all, suspension)
 		})
 	}
+	if told == 0 {
+		t.Errorf("no worker tells of a suspension by %s", by)
+	}
 	slices.Sort(all)
-	t.Logf("suspension by the drain of a server, of %d: median %v, p99 %v; an iteration takes %v", jobs, all[jobs/2], all[jobs*99/100], usual)
+	t.Logf("suspension by %s, of %d: median %v, p99 %v; an iteration takes %v", by, jobs, all[jobs/2], all[jobs*99/100], usual)
+}
+
+// TestARankThatHearsLateOfAMoveHoldsUpNobodyForLonger: the scheduler's word that keys have been moved reaches one rank two seconds after their servers, which send away
+// what that rank pushes meanwhile.
+func TestARankThatHearsLateOfAMoveHoldsUpNobodyForLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j, network := apartOn(t, 2, jobtest.Dedicated(2))
+		j.Start()
+		j.Works("gradient", 200000)
+		if err := network.Script("at 0s servers->worker1 freeze\nat 2s servers->worker1 thaw"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+		j.StartServer()
+		const iterations = 30
+		var last pushedTo
+		began := time.Now()
+		j.Each(func(rank int) error {
+			for i := range iterations {
+				if rank == 1 && i == iterations-1 {
+					j.Workers[rank].Engine.Observe(&last)
+				}
+				if err := j.Sums(rank, "gradient", 200000); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if took := time.Since(began); took < 2*time.Second || took > 4*time.Second {
+			t.Errorf("%d iterations took %v, want the two seconds that rank 1 had to wait, and little more", iterations, took)
+		}
+		if !slices.Contains(last.servers, 2) {
+			t.Errorf("in the end rank 1 pushes to servers %v, want the one that has joined among them", last.servers)
+		}
+	})
+}
+
+// pushedTo notes the servers that an engine's exchanges are with.
+type pushedTo struct{ servers []int }
+
+// Ended implements worker.Observer.
+func (p *pushedTo) Ended(_ worker.Observed, exchanges []worker.Exchange, _ error) {
+	for _, x := range exchanges {
+		p.servers = append(p.servers, x.Server)
+	}
 }
 
 // exchanges has a rank do what a server carries from rank to rank: broadcasts, allgather, alltoall, and messages of all sizes in a ring.
@@ -216,12 +296,6 @@ func TestADrainThatIsImpossible(t *testing.T) {
 			j.Start()
 			j.Works("x", 100)
 			ask(t, j, "7", `no dedicated server "7"`, "it has 0 (", "1 (")
-			j.Each(func(rank int) error {
-				_, err := j.Declare(rank, "v", "bsp", 50000)
-				return err
-			})
-			ask(t, j, "0", "holds values")
-			j.Works("x", 100)
 		})
 	})
 	t.Run("the last", func(t *testing.T) {
@@ -267,7 +341,7 @@ func TestAServerOfAStaticJobDoesNotWaitForItsValues(t *testing.T) {
 func TestDrainedServersOfProcessesHoldNobody(t *testing.T) {
 	f := jobtest.StartFleet(t, 2, 3, "PACELINE_ELASTIC=1")
 	f.Servers[1].Terminate()
-	if err := f.Servers[1].Failure(jobtest.Hang); err != "" {
+	if err := f.Servers[1].Failure(); err != "" {
 		t.Error(err)
 	}
 	f.Steps()

@@ -180,21 +180,17 @@ func TestTwoRanksThatCannotReachEachOther(t *testing.T) {
 	}
 }
 
-// What a lost worker's server alone has ends with an error, as that of another lost server; all else goes on, of every kind.
-func TestWhatAWorkersServerTakesWithIt(t *testing.T) {
+// TestAllKindsGoOnWithoutAWorkerAndTheServerInIt: held values with supersteps too.
+func TestAllKindsGoOnWithoutAWorkerAndTheServerInIt(t *testing.T) {
 	carried(t, 3, func(t *testing.T, j *jobtest.Job, fault func(string)) {
-		values := make([]*jobtest.Held, 3)
+		values := make([]*jobtest.Group, 3)
 		j.Each(func(rank int) (err error) {
-			values[rank], err = j.Declare(rank, "v", "bsp", 100000)
+			values[rank], err = j.Group(rank, "v", "adaptive:1,1", 2, 100000)
 			return err
 		})
 		fault(killed(3, 2))
 		j.Leave(2) // it plays no part any more
-		for rank, err := range j.Outcomes(func(rank int) error { return values[rank].Use(units.Add|units.Read, 1) })[:2] {
-			if err == nil || !strings.Contains(err.Error(), `the held value "v" is lost`) {
-				t.Errorf("rank %d: %v", rank, err)
-			}
-		}
+		j.Each(func(rank int) error { return values[rank].Step(1) })
 		j.Each(func(rank int) error {
 			v, err := j.Declare(rank, "another", "bsp", 50000)
 			if err == nil {

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/jobtest"
-	"github.com/paceline/paceline/transport"
-	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -37,25 +35,11 @@ func TestElasticJobsUnderRandomLosses(t *testing.T) {
 
 func playLosses(t *testing.T, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 11))
-	ranks, dedicated := 2+random.IntN(4), 1+random.IntN(4)
-	where, servers := jobtest.Dedicated(dedicated), dedicated
-	embedded := random.IntN(2) == 0
-	switch {
-	case embedded && random.IntN(2) == 0:
-		where, dedicated, servers = jobtest.Embedded, 0, ranks
-	case embedded:
-		where, servers = jobtest.Both(dedicated), ranks+dedicated
-	}
+	ranks, dedicated, servers, where, embedded := places(random)
 	m := jobtest.NewMeans(random, ranks, 1+random.IntN(50000), 60, servers)
 	gone := random.Perm(dedicated)[:random.IntN(max(dedicated, 1))]
 	m.Heirs = embedded || len(gone) > 0
-	network := transporttest.NewNetwork(transporttest.Options{Latency: time.Millisecond, Bandwidth: 20 << 20, PeerTimeout: 3 * time.Second})
-	t.Cleanup(network.Close)
-	j := jobtest.New(t, m.Ranks, where, jobtest.Elastic, jobtest.SmallPartitions, jobtest.Transports(func(rank int) *transport.Set {
-		return transport.NewSet(nil, network.Node(nodeName(rank), []byte(jobtest.Secret)))
-	}), jobtest.ServerTransports(func(i int) *transport.Set {
-		return transport.NewSet(nil, network.Node(serverName(i), []byte(jobtest.Secret)))
-	}))
+	j, network := apartOn(t, m.Ranks, where)
 	j.Settings.Connections = 1 + random.IntN(2)
 	revived(t, network, dedicated)
 	j.Start()
@@ -80,6 +64,20 @@ func playLosses(t *testing.T, seed uint64) {
 	if err := m.Check(); err != nil {
 		t.Errorf("%d ranks, without ranks %v and servers %v of %d, embedded ones: %v: %v", m.Ranks, m.Lost, gone, dedicated, embedded, err)
 	}
+}
+
+// places draws how many ranks a job has, and its servers: in processes of their own, in the workers, or both.
+func places(random *rand.Rand) (ranks, dedicated, servers int, where jobtest.Option, embedded bool) {
+	ranks, dedicated = 2+random.IntN(4), 1+random.IntN(4)
+	where, servers = jobtest.Dedicated(dedicated), dedicated
+	embedded = random.IntN(2) == 0
+	switch {
+	case embedded && random.IntN(2) == 0:
+		where, dedicated, servers = jobtest.Embedded, 0, ranks
+	case embedded:
+		where, servers = jobtest.Both(dedicated), ranks+dedicated
+	}
+	return ranks, dedicated, servers, where, embedded
 }
 
 // losses is a script by which the lost ranks are lost.

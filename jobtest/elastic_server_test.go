@@ -22,12 +22,7 @@ func served(t *testing.T, ranks, servers int, play func(t *testing.T, j *jobtest
 	synctest.Test(t, func(t *testing.T) {
 		network := transporttest.NewNetwork(transporttest.Options{PeerTimeout: 3 * time.Second})
 		t.Cleanup(network.Close)
-		over := func(name string) *transport.Set {
-			return transport.NewSet(nil, network.Node(name, []byte(jobtest.Secret)))
-		}
-		j := jobtest.Start(t, ranks, jobtest.Dedicated(servers), jobtest.Elastic, jobtest.SmallPartitions,
-			jobtest.Transports(func(rank int) *transport.Set { return over(nodeName(rank)) }),
-			jobtest.ServerTransports(func(i int) *transport.Set { return over(serverName(i)) }))
+		j := jobtest.Start(t, ranks, jobtest.Dedicated(servers), jobtest.Elastic, jobtest.SmallPartitions, eachOn(network))
 		revived(t, network, servers)
 		play(t, j, func(i int) {
 			if err := network.Script(fmt.Sprintf("at 0s %s stop\n", serverName(i)) + cutOff(ranks, i, 0, "reset")); err != nil {
@@ -38,6 +33,17 @@ func served(t *testing.T, ranks, servers int, play func(t *testing.T, j *jobtest
 }
 
 func serverName(i int) string { return fmt.Sprint("server", i) }
+
+// eachOn has each worker and each dedicated server be a node of its own in a network.
+func eachOn(network *transporttest.Network) jobtest.Option {
+	named := func(name string) *transport.Set {
+		return transport.NewSet(nil, network.Node(name, []byte(jobtest.Secret)))
+	}
+	return func(j *jobtest.Job) {
+		jobtest.Transports(func(rank int) *transport.Set { return named(nodeName(rank)) })(j)
+		jobtest.ServerTransports(func(i int) *transport.Set { return named(serverName(i)) })(j)
+	}
+}
 
 // revived has the servers that a test has stopped go on at its end.
 func revived(t *testing.T, network *transporttest.Network, servers int) {
@@ -132,32 +138,50 @@ func works(j *jobtest.Job) {
 	})
 }
 
-// TestWhatALostServerTakesWithIt: transfers in flight and held values end with an error that says so, and the job goes on.
-func TestWhatALostServerTakesWithIt(t *testing.T) {
-	served(t, 2, 2, func(t *testing.T, j *jobtest.Job, kill func(i int)) {
-		values := make([]*jobtest.Held, 2)
-		j.Each(func(rank int) (err error) {
-			values[rank], err = j.Declare(rank, "v", "bsp", 50000)
-			return err
+// TestSuperstepsGoOnWithoutTheServerThatDecides: the server is lost in the middle of a superstep, in which one rank has asked it whether to go on.
+func TestSuperstepsGoOnWithoutTheServerThatDecides(t *testing.T) {
+	for _, model := range []string{"adaptive:1,1", "adaptive:3,2", "elastic:2"} {
+		t.Run(model, func(t *testing.T) {
+			served(t, 3, 2, func(t *testing.T, j *jobtest.Job, kill func(i int)) {
+				const steps = 30
+				j.Each(func(rank int) error {
+					g, err := j.Group(rank, "v", model, 2, 50000)
+					for i := 0; i < steps && err == nil; i++ {
+						if i == 10 && rank == 0 { // the others have gone on as far as they may
+							time.Sleep(10 * time.Millisecond)
+							kill(0)
+						}
+						err = g.Step(1)
+					}
+					if err == nil {
+						err = j.Sums(rank, "all have added", 5)
+					}
+					for _, v := range g.Values {
+						if err == nil {
+							err = v.Use(units.ReadNow, 0)
+						}
+						if err == nil {
+							err = v.Is(10 + 3*steps)
+						}
+					}
+					return err
+				})
+				works(j)
+			})
 		})
-		kill(0)
-		for rank, err := range j.Outcomes(func(rank int) error {
-			if rank == 0 {
-				time.Sleep(10 * time.Millisecond)
-			}
-			return values[rank].Use(units.Add|units.Read, 1)
-		}) {
-			if !errors.Is(err, worker.ErrUnsupported) || !strings.Contains(err.Error(), `the held value "v" is lost`) || !strings.Contains(err.Error(), "server 0") {
+	}
+}
+
+// TestAValueThatNobodyCanReadIsRefused when it is declared: it could not go on without its server.
+func TestAValueThatNobodyCanReadIsRefused(t *testing.T) {
+	served(t, 2, 2, func(t *testing.T, j *jobtest.Job, _ func(i int)) {
+		for rank := range 2 {
+			op := j.Held(rank, "v", "ssp:2", 5).Op(units.Declare, 1)
+			op.Prescale, op.Postscale = 1, 0
+			if _, err := j.Do(rank, op); !errors.Is(err, worker.ErrInvalid) || !strings.Contains(err.Error(), "postscale of 0") {
 				t.Errorf("rank %d: %v", rank, err)
 			}
 		}
-		j.Each(func(rank int) error {
-			v, err := j.Declare(rank, "another", "bsp", 50000)
-			if err == nil {
-				err = v.Use(units.Add|units.Read, 1)
-			}
-			return err
-		})
 		works(j)
 	})
 }

@@ -28,9 +28,7 @@ func elastically(t *testing.T, servers int, play func(t *testing.T, j *jobtest.J
 // vanish ends a rank as SIGKILL does, when what it has sent has arrived.
 func vanish(r *jobtest.Raw) {
 	synctest.Wait()
-	for _, c := range r.Conns {
-		c.Close()
-	}
+	r.Vanish()
 }
 
 // sums has the two ranks that are left sum n ones, and checks what each partition counts.

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/worker"
@@ -23,6 +22,10 @@ type Fleet struct {
 	before  []string // what starts the scheduler's process elsewhere than here
 	env     []string
 	address string // of the scheduler
+
+	serversFind string // the variable by which dedicated servers find a scheduler that is in rank 0
+	other       string // at which MoveScheduler starts the next one
+	startServer func() *Process
 }
 
 // StartFleet starts a job of processes on this host, and waits until it trains.
@@ -51,6 +54,36 @@ func StartPhasedFleet(t testing.TB, workers, servers int, env ...string) *Fleet 
 	return f
 }
 
+// StartFleetOfTwoAddresses is StartFleet with a scheduler that MoveScheduler moves.
+func StartFleetOfTwoAddresses(t testing.TB, workers, servers int, env ...string) *Fleet {
+	t.Helper()
+	f := &Fleet{t: t, env: env, address: freeAddress(t), other: freeAddress(t)}
+	both := f.other + "," + f.address // nodes that start find the second
+	f.startScheduler(f.address)
+	f.start(workers, servers, append(env, "PACELINE_SCHEDULER="+both))
+	f.Steps()
+	return f
+}
+
+// MoveScheduler starts a scheduler at the other address, after the end of the one that runs.
+func (f *Fleet) MoveScheduler(end func(*Process)) {
+	f.t.Helper()
+	end(f.Scheduler)
+	f.address, f.other = f.other, f.address
+	f.startScheduler(f.address)
+}
+
+// freeAddress is one of this host at which nobody listens.
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
 // Settings are those by which an observer reaches the fleet's scheduler.
 func (f *Fleet) Settings() settings.Settings {
 	f.t.Helper()
@@ -65,7 +98,7 @@ func (f *Fleet) Settings() settings.Settings {
 func (f *Fleet) At(phase string) {
 	f.t.Helper()
 	for _, p := range f.waiting(phase) {
-		p.Says("at "+phase, Hang)
+		p.Says("at " + phase)
 	}
 }
 
@@ -88,15 +121,18 @@ func (f *Fleet) waiting(phase string) []*Process {
 // StartFleetOfWorkers is StartFleet with the scheduler in rank 0, as launchers other than Paceline's own start a job.
 func StartFleetOfWorkers(t testing.TB, workers int, env ...string) *Fleet {
 	t.Helper()
-	f := &Fleet{t: t}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	l.Close()
-	f.start(workers, 0, append(env, fmt.Sprint("PACELINE_PORT=", port), fmt.Sprint("PACELINE_LOCAL_SIZE=", workers)))
+	f := LaunchFleetOfWorkers(t, workers, 0, env...)
 	f.Steps()
+	return f
+}
+
+// LaunchFleetOfWorkers is StartFleetOfWorkers without the wait, and with dedicated servers.
+func LaunchFleetOfWorkers(t testing.TB, workers, servers int, env ...string) *Fleet {
+	t.Helper()
+	address := freeAddress(t)
+	_, port, _ := net.SplitHostPort(address)
+	f := &Fleet{t: t, serversFind: "PACELINE_SCHEDULER=" + address}
+	f.start(workers, servers, append(env, "MASTER_ADDR=127.0.0.1", "PACELINE_PORT="+port))
 	return f
 }
 
@@ -107,8 +143,9 @@ func (f *Fleet) start(workers, servers int, common []string) {
 	if servers > 0 {
 		common = append(common, "PACELINE_SERVERS=dedicated")
 	}
+	f.startServer = func() *Process { return startProcess(t, nil, "server", append(slices.Clone(common), f.serversFind)...) }
 	for range servers {
-		f.Servers = append(f.Servers, startProcess(t, nil, "server", common...))
+		f.AddServer()
 	}
 	for rank := range workers {
 		env := append(slices.Clone(common), fmt.Sprint("PACELINE_RANK=", rank))
@@ -118,6 +155,9 @@ func (f *Fleet) start(workers, servers int, common []string) {
 		f.Workers = append(f.Workers, startProcess(t, nil, "worker", env...))
 	}
 }
+
+// AddServer starts one more dedicated server, of Hosts on the next host.
+func (f *Fleet) AddServer() { f.Servers = append(f.Servers, f.startServer()) }
 
 // InPairs has two workers of a fleet on each host, and none beside the servers.
 const InPairs = "PACELINE_TEST_IN_PAIRS=1"
@@ -132,25 +172,25 @@ func (f *Fleet) RestartScheduler() {
 func (f *Fleet) startScheduler(address string) {
 	f.t.Helper()
 	f.Scheduler = startProcess(f.t, f.before, "scheduler", append(slices.Clone(f.env), listenAt+"="+address)...)
-	f.address = strings.TrimPrefix(f.Scheduler.Says("listens", Hang), "listens ")
+	f.address = strings.TrimPrefix(f.Scheduler.Says("listens"), "listens ")
 }
 
 // Steps waits until every worker has made progress.
 func (f *Fleet) Steps() {
 	f.t.Helper()
 	for _, w := range f.Workers {
-		w.Says("step", Hang)
+		w.Says("step")
 	}
 }
 
 // Fails waits until all workers that are left have ended with an error that names a node.
-func (f *Fleet) Fails(within time.Duration, node string) {
+func (f *Fleet) Fails(node string) {
 	f.t.Helper()
 	var wg sync.WaitGroup
 	for rank, w := range f.Workers {
 		if w != nil {
 			wg.Go(func() {
-				if err := w.Failure(within); !strings.Contains(err, worker.ErrPeerLost.Error()) || !strings.Contains(err, node) {
+				if err := w.Failure(); !strings.Contains(err, worker.ErrPeerLost.Error()) || !strings.Contains(err, node) {
 					f.t.Errorf("rank %d: %q, want %s lost", rank, err, node)
 				}
 			})

@@ -17,9 +17,16 @@ func TestAnExchangeLeavesNoGarbage(t *testing.T) {
 	if race || invariant.On {
 		t.Skip("the checks of these builds take memory")
 	}
-	for _, c := range []struct{ ranks, tensors, floats int }{{2, 122, 1 << 10}, {2, 4, 2 << 20}, {4, 122, 1 << 10}} {
-		t.Run(fmt.Sprintf("%d ranks, %d tensors of %d", c.ranks, c.tensors, c.floats), func(t *testing.T) {
-			j := jobtest.Start(t, c.ranks)
+	for _, c := range []struct {
+		ranks, tensors, floats int
+		place                  jobtest.Option
+		where                  string
+	}{
+		{2, 122, 1 << 10, jobtest.Embedded, "embedded"}, {2, 4, 2 << 20, jobtest.Embedded, "embedded"}, {4, 122, 1 << 10, jobtest.Embedded, "embedded"},
+		{4, 122, 8 << 10, jobtest.Pairs(2), "summed by host"}, {4, 4, 1 << 19, jobtest.Pairs(1), "summed by host"},
+	} {
+		t.Run(fmt.Sprintf("%d ranks, %d tensors of %d, %s", c.ranks, c.tensors, c.floats, c.where), func(t *testing.T) {
+			j := jobtest.Start(t, c.ranks, c.place)
 			steps := make([]func(), c.ranks)
 			for rank := range steps {
 				steps[rank] = stepOf(j, rank, c.tensors, c.floats)

@@ -21,9 +21,9 @@ func (j *Job) Group(rank int, name, model string, values, n int) (*Group, error)
 	ops := make([]worker.Op, values)
 	for i := range ops {
 		v := j.Held(rank, fmt.Sprint(name, i), model, n)
+		v.Group = name + "0"
 		g.Values = append(g.Values, v)
 		ops[i] = v.Op(units.Declare, 10)
-		ops[i].Group = name + "0"
 	}
 	err := g.do(ops)
 	return g, err
@@ -31,14 +31,9 @@ func (j *Job) Group(rank int, name, model string, values, n int) (*Group, error)
 
 // Step adds x to every value and reads it, as it is within a superstep, or at its barrier.
 func (g *Group) Step(x float32) error {
-	engine, name := g.j.Workers[g.Rank].Engine, g.Values[0].Name
-	last, err := engine.EndIteration(0, name)
+	use, err := g.Values[0].ends()
 	if err != nil {
 		return err
-	}
-	use := units.Add | units.ReadNow | units.Within
-	if last {
-		use = units.Add | units.Read
 	}
 	ops := make([]worker.Op, len(g.Values))
 	for i, v := range g.Values {
@@ -47,8 +42,19 @@ func (g *Group) Step(x float32) error {
 	if err := g.do(ops); err != nil {
 		return err
 	}
-	return engine.BeginIteration(0, name)
+	return g.Values[0].begins()
 }
+
+// ends ends an iteration, and says how its values are used then: within a superstep, or at its barrier.
+func (v *Held) ends() (units.Use, error) {
+	last, err := v.j.Workers[v.Rank].Engine.EndIteration(0, v.Group)
+	if last {
+		return units.Add | units.Read, err
+	}
+	return units.Add | units.ReadNow | units.Within, err
+}
+
+func (v *Held) begins() error { return v.j.Workers[v.Rank].Engine.BeginIteration(0, v.Group) }
 
 func (g *Group) do(ops []worker.Op) error {
 	done, err := g.j.Submit(g.Rank, ops...)

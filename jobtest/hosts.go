@@ -78,6 +78,15 @@ func (h *Hosts) Unplug(i int) { h.ip("-n", h.hub(), "link", "set", fmt.Sprint("p
 // Replug ends Unplug.
 func (h *Hosts) Replug(i int) { h.ip("-n", h.hub(), "link", "set", fmt.Sprint("port", i), "up") }
 
+// Part takes some hosts from the switch to another one: they reach each other, and nobody else.
+func (h *Hosts) Part(hosts ...int) {
+	h.ip("-n", h.hub(), "link", "add", "br1", "type", "bridge")
+	h.ip("-n", h.hub(), "link", "set", "br1", "up")
+	for _, i := range hosts {
+		h.ip("-n", h.hub(), "link", "set", fmt.Sprint("port", i), "master", "br1")
+	}
+}
+
 // hostTimeout is how long the peers of a job over several hosts may be silent.
 const hostTimeout = 3 * time.Second
 
@@ -94,13 +103,42 @@ func (h *Hosts) Launch(n, servers int, env ...string) *Fleet {
 	h.t.Helper()
 	f := &Fleet{t: h.t, before: h.inside(h.hub()), env: append(env, fmt.Sprint("PACELINE_PEER_TIMEOUT=", hostTimeout))}
 	f.startScheduler("10.97.0.254:0")
-	common := append(slices.Clone(f.env), "PACELINE_SCHEDULER="+f.address, fmt.Sprint("PACELINE_SIZE=", n), fmt.Sprint("PACELINE_NUM_SERVERS=", servers))
-	for i := range servers {
-		f.Servers = append(f.Servers, startProcess(h.t, h.inside(h.host(n+i)), "server", append(common, "PACELINE_HOST="+h.host(n+i))...))
+	h.start(f, n, servers, f.address, "PACELINE_SCHEDULER="+f.address)
+	return f
+}
+
+// LaunchOfWorkers is Launch with the scheduler in rank 0, as launchers other than Paceline's own start a job.
+func (h *Hosts) LaunchOfWorkers(n, servers int, env ...string) *Fleet {
+	h.t.Helper()
+	f := &Fleet{t: h.t, env: append(env, fmt.Sprint("PACELINE_PEER_TIMEOUT=", hostTimeout))}
+	h.start(f, n, servers, "10.97.0.1:7000", "MASTER_ADDR=10.97.0.1", "PACELINE_PORT=7000")
+	return f
+}
+
+// LaunchOfTwoAddresses is Launch with a scheduler on host a, that may also be on host b.
+func (h *Hosts) LaunchOfTwoAddresses(n, servers, a, b int, env ...string) *Fleet {
+	h.t.Helper()
+	address := func(host int) string { return fmt.Sprintf("10.97.0.%d:7000", host+1) }
+	f := &Fleet{t: h.t, before: h.inside(h.host(a)), env: append(env, fmt.Sprint("PACELINE_PEER_TIMEOUT=", hostTimeout)), other: address(b)}
+	f.startScheduler(address(a))
+	f.before = h.inside(h.host(b)) // of the next one
+	both := address(a) + "," + address(b)
+	h.start(f, n, servers, both, "PACELINE_SCHEDULER="+both)
+	return f
+}
+
+// start starts the nodes: servers find the scheduler at an address, workers as their environment says.
+func (h *Hosts) start(f *Fleet, n, servers int, scheduler string, ofWorkers ...string) {
+	common := append(slices.Clone(f.env), fmt.Sprint("PACELINE_SIZE=", n), fmt.Sprint("PACELINE_NUM_SERVERS=", servers))
+	f.startServer = func() *Process {
+		host := h.host(n + len(f.Servers))
+		return startProcess(h.t, h.inside(host), "server", append(slices.Clone(common), "PACELINE_SCHEDULER="+scheduler, "PACELINE_HOST="+host)...)
+	}
+	for range servers {
+		f.AddServer()
 	}
 	for rank := range n {
 		f.Workers = append(f.Workers, startProcess(h.t, h.inside(h.host(rank)), "worker",
-			append(common, fmt.Sprint("PACELINE_RANK=", rank), "PACELINE_HOST="+h.host(rank))...))
+			slices.Concat(common, ofWorkers, []string{fmt.Sprint("PACELINE_RANK=", rank), "PACELINE_HOST=" + h.host(rank)})...))
 	}
-	return f
 }

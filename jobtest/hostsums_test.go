@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
@@ -85,11 +88,11 @@ func hostname(t *testing.T) string {
 func TestHalfPrecisionAveragesDoNotOverflowOnTheWay(t *testing.T) {
 	j := jobtest.Start(t, 3, jobtest.Pairs(1))
 	var in []byte
-	for range 1000 {
+	for range 10000 {
 		in = jobtest.AppendElement(in, units.Float16, 60000)
 	}
 	j.Each(func(rank int) error {
-		op := worker.Op{Kind: units.Allreduce, DType: units.Float16, ReduceOp: units.Average, Shape: []int64{1000}, Input: bytes.Clone(in),
+		op := worker.Op{Kind: units.Allreduce, DType: units.Float16, ReduceOp: units.Average, Shape: []int64{10000}, Input: bytes.Clone(in),
 			Output: make([]byte, len(in)), Name: "x", Prescale: 0.5, Postscale: 2}
 		if _, err := j.Do(rank, op); err != nil {
 			return err
@@ -122,10 +125,55 @@ func TestSumsOfHostsInRankOrderRepeatBitForBit(t *testing.T) {
 
 func TestConditionsOfSumsOfHostsStay(t *testing.T) {
 	j := jobtest.Start(t, 4, jobtest.Pairs(1))
-	j.Works("x", 1000)
+	j.Works("x", 20000)
 	_, err := j.Workers[0].Engine.SetCondition(t.Context(), nil, wire.Condition{Names: []string{"x"}, Push: "drop-stragglers:3"})
 	if err == nil || !strings.Contains(err.Error(), "PACELINE_HOST_SUMS=0") {
 		t.Errorf("%v, want an error that says what to set", err)
 	}
-	j.Works("x", 1000)
+	j.Works("x", 20000)
+}
+
+// lastRanks notes for which rank the exchanges of an engine's sums waited.
+type lastRanks struct {
+	mu   sync.Mutex
+	last []int
+}
+
+// Ended implements worker.Observer.
+func (w *lastRanks) Ended(_ worker.Observed, exchanges []worker.Exchange, _ error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, x := range exchanges {
+		if x.Type == wire.TypePush {
+			w.last = append(w.last, x.Last)
+		}
+	}
+}
+
+// TestObserversHearWhichRankASumWaitedForBehindItsHost has each rank come last in turn: on its own host and on the other one the
+// exchanges are said to have waited for that rank, not for the one that pushes the sum of its host.
+func TestObserversHearWhichRankASumWaitedForBehindItsHost(t *testing.T) {
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		j := jobtest.Start(t, 4, network, jobtest.Pairs(1), jobtest.SmallPartitions)
+		const partitions = 4
+		j.Works("x", partitions*jobtest.Partition)
+		for late := range 4 {
+			var seen [4]lastRanks
+			for rank, w := range j.Workers {
+				w.Engine.Observe(&seen[rank])
+			}
+			j.Each(func(rank int) error {
+				if rank == late {
+					time.Sleep(time.Second)
+				}
+				return j.Sums(rank, "x", partitions*jobtest.Partition)
+			})
+			for rank, w := range j.Workers {
+				w.Engine.Unobserve(&seen[rank])
+				if want := slices.Repeat([]int{late}, partitions); !slices.Equal(seen[rank].last, want) {
+					t.Errorf("rank %d is late: rank %d hears that its exchanges waited for %v, want %v", late, rank, seen[rank].last, want)
+				}
+			}
+		}
+	})
 }

@@ -98,29 +98,34 @@ func (j *Job) StartScheduler(listen string) {
 }
 
 func (j *Job) startServers() {
-	for i := range j.Settings.NumServers {
-		kinds := j.over(-1)
-		if j.overServer != nil {
-			kinds = j.overServer(i)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		ended := make(chan struct{})
-		s := j.Settings
-		s.Role = "server"
-		go func() {
-			defer close(ended)
-			err := node.RunServer(ctx, s, "", node.Options{Log: j.ServerLog, Transports: kinds})
-			if givenUp := new(*control.RefusedError); s.Elastic && errors.As(err, givenUp) { // it was lost, and came back
-				return
-			}
-			if err != nil && !errors.Is(err, context.Canceled) {
-				j.T.Errorf("dedicated server: %v", err)
-			}
-		}()
-		stop := func() { cancel(); <-ended }
-		j.stopServers = append(j.stopServers, stop)
-		j.T.Cleanup(stop)
+	for range j.Settings.NumServers {
+		j.StartServer()
 	}
+}
+
+// StartServer starts one more dedicated server.
+func (j *Job) StartServer() {
+	kinds := j.over(-1)
+	if j.overServer != nil {
+		kinds = j.overServer(len(j.stopServers))
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	s := j.Settings
+	s.Role = "server"
+	go func() {
+		defer close(ended)
+		err := node.RunServer(ctx, s, "", node.Options{Log: j.ServerLog, Transports: kinds})
+		if givenUp := new(*control.RefusedError); s.Elastic && errors.As(err, givenUp) { // it was lost, and came back
+			return
+		}
+		if err != nil && !errors.Is(err, context.Canceled) {
+			j.T.Errorf("dedicated server: %v", err)
+		}
+	}()
+	stop := func() { cancel(); <-ended }
+	j.stopServers = append(j.stopServers, stop)
+	j.T.Cleanup(stop)
 }
 
 // Start starts the workers of the given ranks; without any, those of all.

@@ -6,9 +6,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -152,6 +154,52 @@ func TestJoinEndsWhenAnotherRankShutsDownInstead(t *testing.T) {
 				op.Set = pair
 				_, err := others.Do(rank, op)
 				return err
+			})
+		}
+	}
+}
+
+// TestARankIsToldOfASumThatWasMadeWithoutIt: a rank joins, another of its process set sums without it, and its join fails then, because a
+// third one shuts down instead. What it brings to that sum afterwards is an error on it, and the next sum is of both again.
+func TestARankIsToldOfASumThatWasMadeWithoutIt(t *testing.T) {
+	for name, place := range map[string]jobtest.Option{"dedicated": jobtest.Dedicated(2), "summed by host": jobtest.Pairs(2)} {
+		for _, wide := range []int{10, 200000} {
+			t.Run(fmt.Sprint(name, " ", wide), func(t *testing.T) {
+				jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+					j := jobtest.Start(t, 3, place, network, jobtest.SmallPartitions)
+					j.Works("x", wide)
+					set := j.AddSet([]int{0, 1})
+					j.Works("y", 1)
+					joined := make(chan error, 1)
+					if err := j.Workers[1].Engine.Join(func(_ worker.Output, err error) { joined <- err }); err != nil {
+						t.Fatal(err)
+					}
+					synctest.Wait()
+					sum := func(rank int) (float32, error) {
+						op := jobtest.Sum("of two", wide)
+						op.Set = set
+						_, err := j.Do(rank, op)
+						return float32(op.Output[0]), err
+					}
+					if got, err := sum(0); err != nil || got != 1 {
+						t.Fatalf("the sum without the joined rank: %v, %v, want 1", got, err)
+					}
+					j.Leave(2)
+					if err := <-joined; !errors.Is(err, worker.ErrUnsupported) || !strings.Contains(err.Error(), "rank 2 has shut down") {
+						t.Fatalf("the join: %v", err)
+					}
+					if _, err := sum(1); !errors.Is(err, worker.ErrUnsupported) || !strings.Contains(err.Error(), "summed without that rank") {
+						t.Fatalf("the rank that was left out: %v", err)
+					}
+					synctest.Wait() // the other has heard of it, too
+					others := j.First(2)
+					others.Each(func(rank int) error {
+						if got, err := sum(rank); err != nil || got != 2 {
+							return fmt.Errorf("the next sum: %v, %w, want 2", got, err)
+						}
+						return nil
+					})
+				})
 			})
 		}
 	}

@@ -22,6 +22,7 @@ type Means struct {
 	Ranks, Elements, Steps int
 	Servers                int // over which tensors are cut
 	Lost                   []int
+	Value                  string       // the synchronisation model of a held value that processes use beside; "" for none
 	Heirs                  bool         // servers are lost too: what a lost rank alone had got may be made anew without it, after which it has pushed
 	Results                [][][]uint64 // by rank and step: a hash of each partition; nil for a rank that was lost
 
@@ -167,16 +168,25 @@ func (m *Means) of(ranks []int, step, part int) uint64 {
 	return hashes(out, []int{0, len(out)})[0]
 }
 
-// meansOf names the variable with the elements, the steps and the servers of a run whose rank a process plays.
+// meansOf names the variable with the elements, the steps, the servers and the value of a run whose rank a process plays.
 const meansOf = "PACELINE_TEST_MEANS"
 
-// trainMeans plays a rank in a process of its own, and prints what it gets.
-func trainMeans(j *Job, rank, elements, steps, servers int) error {
+// trainMeans plays a rank in a process of its own, and prints what it gets. Of a value it checks what it reads.
+func trainMeans(j *Job, rank, elements, steps, servers int, model string) error {
 	var longest time.Duration
 	cuts := cutsOf(elements, servers)
+	value := j.Shares(rank, "value", model, elements)
+	if model != "" {
+		if err := value.Use(units.Declare, 10); err != nil {
+			return err
+		}
+	}
 	for step := range steps {
 		began := time.Now()
 		got, err := meanOf(j, rank, elements, step, cuts)
+		if err == nil && model != "" {
+			err = value.Play([]units.Use{units.Add | units.Read, units.Add, units.Add | units.ReadNow}[step%3])
+		}
 		if err != nil {
 			return err
 		}
@@ -212,5 +222,5 @@ func (m *Means) Heard(rank int, line string) (longest float64, more bool, err er
 
 // Env is the environment of the processes that play the run.
 func (m *Means) Env() []string {
-	return []string{"PACELINE_ELASTIC=1", fmt.Sprint("PACELINE_PARTITION_BYTES=", Partition), fmt.Sprintf("%s=%d %d %d", meansOf, m.Elements, m.Steps, m.Servers)}
+	return []string{"PACELINE_ELASTIC=1", fmt.Sprint("PACELINE_PARTITION_BYTES=", Partition), fmt.Sprintf("%s=%d %d %d %q", meansOf, m.Elements, m.Steps, m.Servers, m.Value)}
 }

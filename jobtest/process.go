@@ -74,7 +74,7 @@ func runProcess(role string, reach func(phase string)) error {
 	}
 	switch role {
 	case "scheduler":
-		sched, err := node.StartScheduler(s, os.Getenv(listenAt), node.Options{Log: zap.NewNop()})
+		sched, err := node.StartScheduler(s, os.Getenv(listenAt), node.Options{Log: processLog(role, s.Rank)})
 		if err != nil {
 			return err
 		}
@@ -84,9 +84,9 @@ func runProcess(role string, reach func(phase string)) error {
 		reach("init")
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
-		return node.RunServer(ctx, s, "", node.Options{Log: zap.NewNop()})
+		return node.RunServer(ctx, s, "", node.Options{Log: processLog(role, s.Rank)})
 	}
-	o := node.Options{Log: zap.NewNop()}
+	o := node.Options{Log: processLog(role, s.Rank)}
 	if s.EmbedScheduler != "" {
 		sched, err := node.StartScheduler(s, s.EmbedScheduler, o)
 		if err != nil {
@@ -104,6 +104,16 @@ func runProcess(role string, reach func(phase string)) error {
 	}
 	defer w.Shutdown()
 	return train(w)
+}
+
+// processLog is silent, but for those who look for a fault with PACELINE_LOG_LEVEL.
+func processLog(role string, rank int) *zap.Logger {
+	if level := os.Getenv("PACELINE_LOG_LEVEL"); level != "" {
+		if log, err := node.Logger(level, role, rank); err == nil {
+			return log
+		}
+	}
+	return zap.NewNop()
 }
 
 // pass is the rest of a worker's life in phases.
@@ -126,7 +136,7 @@ func pass(w *node.Worker, reach func(phase string)) error {
 func processSettings(role string) (settings.Settings, error) {
 	env := map[string]string{"PACELINE_ROLE": role}
 	for _, v := range os.Environ() {
-		if name, value, _ := strings.Cut(v, "="); strings.HasPrefix(name, "PACELINE_") && !strings.HasPrefix(name, "PACELINE_TEST_") {
+		if name, value, _ := strings.Cut(v, "="); (name == "MASTER_ADDR" || strings.HasPrefix(name, "PACELINE_")) && !strings.HasPrefix(name, "PACELINE_TEST_") {
 			env[name] = value
 		}
 	}
@@ -148,10 +158,11 @@ func train(w *node.Worker) error {
 	j.Workers[rank] = w
 	if text := os.Getenv(meansOf); text != "" {
 		var elements, steps, servers int
-		if _, err := fmt.Sscan(text, &elements, &steps, &servers); err != nil {
+		var model string
+		if _, err := fmt.Sscanf(text, "%d %d %d %q", &elements, &steps, &servers, &model); err != nil {
 			return err
 		}
-		return trainMeans(j, rank, elements, steps, servers)
+		return trainMeans(j, rank, elements, steps, servers, model)
 	}
 	for step := 1; ; step++ {
 		for _, n := range []int{10, 100000} {
@@ -257,9 +268,9 @@ func (p *Process) signal(s syscall.Signal) {
 }
 
 // Says waits for a line that begins with a word, and returns it.
-func (p *Process) Says(word string, within time.Duration) string {
+func (p *Process) Says(word string) string {
 	p.t.Helper()
-	timeout := time.After(within)
+	timeout := time.After(Hang)
 	for {
 		select {
 		case line, ok := <-p.lines:
@@ -270,19 +281,19 @@ func (p *Process) Says(word string, within time.Duration) string {
 				p.t.Fatalf("%s ended: %s", p.name, line)
 			}
 		case <-timeout:
-			p.t.Fatalf("%s did not say %q within %v", p.name, word, within)
+			p.t.Fatalf("%s did not say %q within %v", p.name, word, Hang)
 		}
 	}
 }
 
 // Line is the next line that the process prints; not ok at its end.
-func (p *Process) Line(within time.Duration) (line string, ok bool) {
+func (p *Process) Line() (line string, ok bool) {
 	p.t.Helper()
 	select {
 	case line, ok = <-p.lines:
 		return line, ok
-	case <-time.After(within):
-		p.t.Fatalf("%s said nothing within %v", p.name, within)
+	case <-time.After(Hang):
+		p.t.Fatalf("%s said nothing within %v", p.name, Hang)
 		return "", false
 	}
 }
@@ -291,8 +302,8 @@ func (p *Process) Line(within time.Duration) (line string, ok bool) {
 func (p *Process) Backlog() int { return len(p.lines) }
 
 // Failure is the error that the process ends with, "" where it ends well.
-func (p *Process) Failure(within time.Duration) string {
-	timeout := time.After(within)
+func (p *Process) Failure() string {
+	timeout := time.After(Hang)
 	for {
 		select {
 		case line, ok := <-p.lines:
@@ -300,7 +311,7 @@ func (p *Process) Failure(within time.Duration) string {
 				return line
 			}
 		case <-timeout:
-			return fmt.Sprintf("nothing within %v", within)
+			return fmt.Sprintf("nothing within %v", Hang)
 		}
 	}
 }

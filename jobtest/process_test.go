@@ -3,7 +3,6 @@ package jobtest_test
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/paceline/paceline/jobtest"
 )
@@ -11,17 +10,20 @@ import (
 // The tests in this file start the nodes of a job as processes of their own (this test's binary again)
 // and kill them.
 
-func TestAKilledWorkerIsAnErrorOnEverySurvivorWithinSeconds(t *testing.T) {
+// unseen is a peer timeout that no test reaches: it is the end of the connection that tells of a loss, however crowded the machine.
+const unseen = "PACELINE_PEER_TIMEOUT=1h"
+
+func TestAKilledWorkerIsAnErrorOnEverySurvivor(t *testing.T) {
 	for _, servers := range []int{0, 2} {
 		for killed := range 3 {
 			if race && killed != servers/2 {
 				continue
 			}
 			t.Run(fmt.Sprintf("rank %d with %d dedicated servers", killed, servers), func(t *testing.T) {
-				f := jobtest.StartFleet(t, 3, servers)
+				f := jobtest.StartFleet(t, 3, servers, unseen)
 				f.Workers[killed].Kill()
 				f.Workers[killed] = nil
-				f.Fails(5*time.Second, fmt.Sprintf("worker %d", killed))
+				f.Fails(fmt.Sprintf("worker %d", killed))
 			})
 		}
 	}
@@ -31,17 +33,17 @@ func TestAKilledWorkerIsAnErrorOnEverySurvivorWithinSeconds(t *testing.T) {
 // ranks hear of it alike.
 func TestAKilledRepresentativeIsAnErrorOnEverySurvivor(t *testing.T) {
 	for killed := range 4 - 3*b2i(race) {
-		f := jobtest.StartFleet(t, 4, 1, jobtest.InPairs)
+		f := jobtest.StartFleet(t, 4, 1, jobtest.InPairs, unseen)
 		f.Workers[killed].Kill()
 		f.Workers[killed] = nil
-		f.Fails(5*time.Second, fmt.Sprintf("worker %d", killed))
+		f.Fails(fmt.Sprintf("worker %d", killed))
 	}
 }
 
-func TestAKilledServerIsAnErrorOnEveryWorkerWithinSeconds(t *testing.T) {
-	f := jobtest.StartFleet(t, 3, 2)
+func TestAKilledServerIsAnErrorOnEveryWorker(t *testing.T) {
+	f := jobtest.StartFleet(t, 3, 2, unseen)
 	f.Servers[1].Kill()
-	f.Fails(5*time.Second, "server ")
+	f.Fails("server ")
 }
 
 func TestAKilledSchedulerIsNotNoticed(t *testing.T) {

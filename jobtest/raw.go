@@ -24,7 +24,40 @@ type Raw struct {
 	Epoch   *membership.Epoch
 	Conns   []transport.Conn // one to each server
 
-	t testing.TB
+	t    testing.TB
+	line *lineOf
+}
+
+// lineOf is the transport of the line to the scheduler, which ends with its process.
+type lineOf struct {
+	transport.Transport
+	mu    sync.Mutex
+	conn  transport.Conn
+	ended bool
+}
+
+// Dial implements transport.Transport.
+func (l *lineOf) Dial(ctx context.Context, address string) (transport.Conn, error) {
+	conn, err := l.Transport.Dial(ctx, address)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil && l.ended {
+		conn.Close()
+		return nil, net.ErrClosed
+	}
+	l.conn = conn
+	return conn, err
+}
+
+// Vanish ends all connections as SIGKILL does, the line to the scheduler too.
+func (r *Raw) Vanish() {
+	for _, c := range r.Conns {
+		c.Close()
+	}
+	r.line.mu.Lock()
+	defer r.line.mu.Unlock()
+	r.line.ended = true
+	r.line.conn.Close()
 }
 
 // StartBeside starts all ranks but the last, which is the test's own.
@@ -45,7 +78,8 @@ func (r *Raw) join(s settings.Settings, transports *transport.Set) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), Hang)
 	defer cancel()
 	var err error
-	r.Control, err = control.Dial(ctx, control.Config{Transport: transports.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleWorker, Rank: r.Rank}})
+	r.line = &lineOf{Transport: transports.Required()}
+	r.Control, err = control.Dial(ctx, control.Config{Transport: r.line, Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleWorker, Rank: r.Rank}})
 	if err != nil {
 		r.t.Error(err)
 		return

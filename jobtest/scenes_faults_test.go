@@ -32,6 +32,24 @@ func (a *act) disagreement() error {
 	return a.Sums(a.rank, name, 3*jobtest.Partition)
 }
 
+// undeclared has a rank bring what the scheduler refuses.
+func (a *act) undeclared() error {
+	name := []string{"x", ""}[a.shared.IntN(2)]
+	odd := a.shared.IntN(len(a.Workers))
+	for range 1 + a.shared.IntN(3) {
+		op := jobtest.Sum(name, 2*jobtest.Partition+1) // which no other scene declares
+		if a.rank == odd {
+			op.Set = a.All()
+			op.Set.Ranks = append(op.Set.Ranks, len(op.Set.Ranks))
+		}
+		if _, err := a.Do(a.rank, op); err == nil || !says(err.Error(), "could not be declared on rank "+fmt.Sprint(odd), "process set 0 has ranks") {
+			return fmt.Errorf("rank %d brings what is refused: %w, want its error", odd, err)
+		}
+		a.pause()
+	}
+	return a.Sums(a.rank, name, 3*jobtest.Partition)
+}
+
 // noMemory has a rank give up an operation that the others would do.
 func (a *act) noMemory() error {
 	short := a.shared.IntN(len(a.Workers))

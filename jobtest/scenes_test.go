@@ -24,7 +24,7 @@ type scene struct {
 
 var scenes = []scene{
 	{"sums", (*act).sums}, {"collectives", (*act).collectives}, {"values", (*act).values}, {"supersteps", (*act).supersteps},
-	{"disagreement", (*act).disagreement}, {"no memory", (*act).noMemory}, {"state", (*act).state}, {"join", (*act).join},
+	{"disagreement", (*act).disagreement}, {"undeclared", (*act).undeclared}, {"no memory", (*act).noMemory}, {"state", (*act).state}, {"join", (*act).join},
 	{"join in a superstep", (*act).joinInASuperstep}, {"absent rank", (*act).absentRank},
 	{"process set", (*act).processSet}, {"condition", (*act).condition}, {"scheduler restarts", (*act).schedulerRestarts},
 	{"slow rank", (*act).slowRank}, {"stalled rank", (*act).stalledRank}, {"messages", (*act).messages},

@@ -141,6 +141,30 @@ func TestAPauseOfOneRankRaisesThresholdsForThatIterationAlone(t *testing.T) {
 	})
 }
 
+// algorithms.md section 3, with our rule: a rank that takes three times as long raises both thresholds to three times.
+func TestASlowRankRaisesThresholds(t *testing.T) {
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		j := jobtest.Start(t, 3, network, jobtest.SmallPartitions)
+		j.Each(func(rank int) error {
+			g, err := j.Group(rank, "value", "adaptive:2,3", 2, 5)
+			for where := (worker.Superstep{}); where.Superstep < 8 && err == nil; {
+				computing := 100 * time.Millisecond
+				if rank == 1 {
+					computing *= 3
+				}
+				time.Sleep(computing)
+				err = g.Step(1)
+				where = j.Workers[rank].Engine.Supersteps()[0]
+				if where.Superstep > 2 && (where.S != 6 || where.W != 9) { // before, the slow rank has not been measured
+					return fmt.Errorf("rank %d is at %+v, and one rank of its job is three times as slow: want s of 6 and w of 9", rank, where)
+				}
+			}
+			j.Leave(rank)
+			return err
+		})
+	})
+}
+
 func TestARankThatLeavesHoldsNobodyAtABarrier(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
 		for _, model := range []string{"adaptive:1,1", "elastic:2"} {

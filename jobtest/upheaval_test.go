@@ -22,7 +22,8 @@ var (
 type grief int
 
 const (
-	drain        grief = iota // SIGTERM of a server
+	newServer    grief = iota // no grief: another server comes
+	drain                     // SIGTERM of one
 	sigkill                   //
 	shortStop                 // SIGSTOP, and SIGCONT before it is given up
 	shortCut                  // its link down, and up again before it is given up
@@ -32,7 +33,7 @@ const (
 	griefs                    // how many there are
 )
 
-var griefNames = [griefs]string{"drained", "killed", "stopped for a while", "cut off for a while", "scheduler restarted", "stopped", "cut off"}
+var griefNames = [griefs]string{"comes", "drained", "killed", "stopped for a while", "cut off for a while", "scheduler restarted", "stopped", "cut off"}
 
 // An event is one of them. Several can be at once, and a process has at most one.
 type event struct {
@@ -45,7 +46,9 @@ type event struct {
 type upheaval struct {
 	*jobtest.Means
 	servers int     // dedicated ones; 0: each worker has one
+	more    int     // that come while it trains
 	events  []event // in their order
+	moves   bool    // the scheduler is in rank 0, and goes on in others
 	backs   bool    // what was stopped or cut off comes back after it was given up
 }
 
@@ -64,6 +67,7 @@ func drawUpheaval(seed uint64, links bool) *upheaval {
 	}
 	u := &upheaval{Means: jobtest.NewMeans(random, ranks, 20000+random.IntN(60000), upheavalSteps, over), servers: servers, backs: random.IntN(2) == 0}
 	u.Heirs, u.Lost = true, u.Lost[:random.IntN(len(u.Lost)+1)]
+	u.moves = random.IntN(2) == 0
 	add := func(host int, of ...grief) {
 		what := of[random.IntN(len(of))]
 		switch {
@@ -77,8 +81,15 @@ func drawUpheaval(seed uint64, links bool) *upheaval {
 			u.events[n-1].step = u.events[n-2].step // at once
 		}
 	}
-	for _, rank := range u.Lost {
-		add(rank, sigkill, sigkill, sigstop, longCut)
+	silent := 0
+	for i, rank := range u.Lost {
+		if killed := len(u.Lost) - silent - 1; u.moves && ranks-killed <= 2*(silent+1) { // the others would not be most
+			add(rank, sigkill)
+			continue
+		}
+		if add(rank, sigkill, sigkill, sigstop, longCut); u.events[i].what != sigkill {
+			silent++
+		}
 	}
 	briefly := []int{random.IntN(ranks)}
 	if servers > 0 {
@@ -93,8 +104,23 @@ func drawUpheaval(seed uint64, links bool) *upheaval {
 			add(host, shortStop, shortCut)
 		}
 	}
-	if random.IntN(3) == 0 {
+	if !u.moves && random.IntN(3) == 0 {
 		add(-1, newScheduler)
+	}
+	if random.IntN(2) == 0 {
+		u.more = 1 + random.IntN(2)
+	}
+	step := 1
+	for i := range u.more {
+		host := ranks + servers + i
+		step += random.IntN(upheavalSteps / 5)
+		u.events = append(u.events, event{newServer, host, step})
+		if servers > 0 && random.IntN(2) == 0 {
+			u.events = append(u.events, event{[]grief{drain, sigkill, sigstop}[random.IntN(3)], host, step + 1 + random.IntN(upheavalSteps/4)})
+		}
+	}
+	if random.IntN(2) == 0 {
+		u.Value = []string{"bsp", "ssp:2", "asp"}[random.IntN(3)]
 	}
 	slices.SortStableFunc(u.events, func(a, b event) int { return a.step - b.step })
 	return u
@@ -103,6 +129,12 @@ func drawUpheaval(seed uint64, links bool) *upheaval {
 func (u *upheaval) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d workers, %d servers", u.Ranks, u.servers)
+	if u.Value != "" {
+		fmt.Fprintf(&b, ", a value under %s", u.Value)
+	}
+	if u.moves {
+		b.WriteString(", the scheduler in worker 0")
+	}
 	for _, e := range u.events {
 		fmt.Fprintf(&b, "; after step %d ", e.step)
 		switch {
@@ -125,8 +157,8 @@ func (u *upheaval) worst() (worst grief) {
 }
 
 // TestProcessesComeToGriefAtRandomMoments: workers and servers of an elastic job are killed, stopped, cut from the network or told to leave at random steps,
-// several at once or while others pause and the scheduler is restarted. All others end well, with the same bits as the reference that has the same
-// members; who was given up and comes back ends with an error.
+// several at once or while others pause and the scheduler is restarted, and servers come. All others end well, with the same bits as the reference that has the same
+// members, and find what they add to held values there once; who was given up and comes back ends with an error.
 func TestProcessesComeToGriefAtRandomMoments(t *testing.T) {
 	n := *upheavals
 	if race {
@@ -166,27 +198,34 @@ func (u *upheaval) play(t *testing.T) (longest []float64) {
 	if u.servers == 0 {
 		place = "embedded"
 	}
-	if env := append(u.Env(), "PACELINE_SERVERS="+place, "PACELINE_PEER_TIMEOUT=3s"); jobtest.CanMakeHosts() == nil {
-		h = jobtest.MakeHosts(t, u.Ranks+u.servers)
+	env := append(u.Env(), "PACELINE_SERVERS="+place, "PACELINE_PEER_TIMEOUT=3s")
+	if jobtest.CanMakeHosts() == nil {
+		h = jobtest.MakeHosts(t, u.Ranks+u.servers+u.more)
+	}
+	switch {
+	case h != nil && u.moves:
+		f = h.LaunchOfWorkers(u.Ranks, u.servers, env...)
+	case h != nil:
 		f = h.Launch(u.Ranks, u.servers, env...)
-	} else {
+	case u.moves:
+		f = jobtest.LaunchFleetOfWorkers(t, u.Ranks, u.servers, env...)
+	default:
 		f = jobtest.LaunchFleet(t, u.Ranks, u.servers, env...)
 	}
-	all := slices.Concat(f.Workers, f.Servers)
 	events := u.events
 	var returns []event // at a step of the first survivor, which it reaches only without the victim
 	happen := func(survivor *jobtest.Process, step int) {
 		for len(events) > 0 && events[0].step <= step {
 			e := events[0]
 			events = events[1:]
-			befall(f, h, all, e)
+			befall(f, h, e)
 			if u.backs && (e.what == sigstop || e.what == longCut) {
 				time.Sleep(hold) // its last step is printed
 				returns = append(returns, event{e.what, e.host, step + survivor.Backlog() + 5})
 			}
 		}
 		for len(returns) > 0 && returns[0].step <= step {
-			comeBack(t, h, all, u.Ranks, returns[0])
+			comeBack(t, f, h, returns[0])
 			returns = returns[1:]
 		}
 	}
@@ -196,7 +235,7 @@ func (u *upheaval) play(t *testing.T) (longest []float64) {
 			continue
 		}
 		for more := true; more; {
-			line, ok := w.Line(jobtest.Hang)
+			line, ok := w.Line()
 			if !ok {
 				t.Fatalf("%v: rank %d ended without a word", u, rank)
 			}
@@ -219,8 +258,11 @@ func (u *upheaval) play(t *testing.T) (longest []float64) {
 }
 
 // befall has an event happen.
-func befall(f *jobtest.Fleet, h *jobtest.Hosts, all []*jobtest.Process, e event) {
+func befall(f *jobtest.Fleet, h *jobtest.Hosts, e event) {
+	all := slices.Concat(f.Workers, f.Servers)
 	switch e.what {
+	case newServer:
+		f.AddServer()
 	case shortStop:
 		all[e.host].Stop()
 		time.Sleep(hold)
@@ -243,16 +285,17 @@ func befall(f *jobtest.Fleet, h *jobtest.Hosts, all []*jobtest.Process, e event)
 }
 
 // comeBack has a process that was given up go on.
-func comeBack(t *testing.T, h *jobtest.Hosts, all []*jobtest.Process, workers int, e event) {
+func comeBack(t *testing.T, f *jobtest.Fleet, h *jobtest.Hosts, e event) {
+	all := slices.Concat(f.Workers, f.Servers)
 	if e.what == longCut {
 		h.Replug(e.host)
 	} else {
 		all[e.host].Continue()
 	}
-	if e.host >= workers { // where the job has ended already, a server waits for the next
+	if e.host >= len(f.Workers) { // where the job has ended already, a server waits for the next
 		return
 	}
-	if err := all[e.host].Failure(jobtest.Hang); !strings.HasPrefix(err, "error:") {
+	if err := all[e.host].Failure(); !strings.HasPrefix(err, "error:") {
 		t.Errorf("host %d came back, and ended with %q", e.host, err)
 	}
 }

@@ -18,6 +18,8 @@ type Held struct {
 	Soft bool      // delayed pulls park in the soft-barrier order
 	Now  []float32 // what was read last
 
+	Group string // the first value of those with which it steps; "" without supersteps
+
 	j *Job
 }
 
@@ -59,6 +61,7 @@ func (v *Held) Op(use units.Use, x float32) worker.Op {
 		Kind: units.Accumulate, DType: units.Float32, ReduceOp: units.Sum, Shape: []int64{int64(len(v.Now))}, Name: v.Name,
 		Declared: options.Declared{Sync: options.Sync{Model: v.Sync, SoftPark: v.Soft}}, Held: worker.Held{Use: use},
 	}
+	op.Group = v.Group
 	if use&units.Add != 0 || use == units.Declare && v.Rank == op.Root {
 		for range v.Now {
 			op.Input = binary.NativeEndian.AppendUint32(op.Input, math.Float32bits(x))

@@ -19,6 +19,7 @@ func TestAServerWithoutASchedulerSaysWhatItWaitsFor(t *testing.T) {
 		j := jobtest.New(t, 1, network, jobtest.Warnings(said))
 		address := j.Scheduler.Address
 		j.Scheduler.Close()
+		synctest.Wait() // until nobody listens there
 
 		s := j.Settings
 		s.Role, s.Scheduler = "server", address

@@ -21,14 +21,9 @@ func leave(told bool, srv *server.Server, line *control.Client, s *settings.Sett
 	if over(srv) || !srv.Elastic() {
 		return false
 	}
-	if told && srv.Holds() {
-		log.Warn("the server holds values, which stay where they are: it ends with the job, or at once with a second signal")
-		_ = srv.Left(context.Background()) // without an end there is no error
-		return false
-	}
 	ask, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
-	if err := line.Drain(ask, wire.Drain{Holds: srv.Holds()}); err != nil {
+	if err := line.Drain(ask, wire.Drain{}); err != nil {
 		if !over(srv) {
 			log.Warn("the server cannot leave the job empty", zap.Error(err), zap.Bool("ends all the same", told))
 		}

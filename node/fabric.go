@@ -6,10 +6,11 @@ import (
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/fabric"
+	"github.com/paceline/paceline/transport/shm"
 )
 
 // overFabric is the backend over adapters with remote memory access.
-func overFabric(s *settings.Settings, log *zap.Logger) (transport.Transport, error) {
+func overFabric(s *settings.Settings, _ *shm.Arena, log *zap.Logger) (transport.Transport, error) {
 	if !wants(s, fabric.Kind) {
 		return nil, nil
 	}

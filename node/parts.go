@@ -90,7 +90,7 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	}
 	wanted := make(chan struct{}, 1)
 	line, err = reach(ctx, log, control.Config{
-		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleServer},
+		Transport: kinds.Required(), Address: s.Scheduler, Attempt: s.PeerTimeout / 2, Hello: wire.Hello{Role: wire.RoleServer},
 		Log: log, OnLost: srv.Lost, OnRoster: begin, OnRemoved: srv.RemoveSet,
 		OnDrain: func() {
 			select {
@@ -112,7 +112,7 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	serve(srv, listeners, log)
 	log.Info("server listens", zap.Stringer("addresses", listeners.Addresses()), zap.String("scheduler", s.Scheduler))
 	me := wire.Node{Role: wire.RoleServer, Host: s.Host, PID: os.Getpid(), Addresses: listeners.Addresses(), Version: version.String()}
-	if _, err := line.Register(ctx, wire.Register{Node: me, Alike: s.Alike()}); err != nil && ctx.Err() == nil {
+	if _, err := line.Register(ctx, wire.Register{Node: me, Elastic: s.Elastic, Alike: s.Alike()}); err != nil && ctx.Err() == nil {
 		return err
 	}
 	for {
@@ -163,7 +163,8 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 	if err := o.complete(&s, "scheduler", -1); err != nil {
 		return nil, err
 	}
-	sched, err := scheduler.New(scheduler.Settings{LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats}, o.Log)
+	sched, err := scheduler.New(scheduler.Settings{LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats,
+		Standby: o.standby, Dial: o.Transports.Required().Dial}, o.Log)
 	if err != nil {
 		return nil, err
 	}

@@ -28,7 +28,7 @@ func AskSeat(ctx context.Context, env map[string]string, ask wire.Seat) (wire.Se
 		return wire.Seat{}, err
 	}
 	client, err := control.Dial(ctx, control.Config{
-		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleObserver},
+		Transport: kinds.Required(), Address: s.Scheduler, Attempt: s.PeerTimeout / 2, Hello: wire.Hello{Role: wire.RoleObserver},
 	})
 	if err != nil {
 		return wire.Seat{}, err

@@ -9,10 +9,10 @@ import (
 )
 
 // overSharedMemory is the backend between processes of one host.
-func overSharedMemory(s *settings.Settings, log *zap.Logger) (transport.Transport, error) {
+func overSharedMemory(s *settings.Settings, arena *shm.Arena, log *zap.Logger) (transport.Transport, error) {
 	if !wants(s, shm.Kind) {
 		return nil, nil
 	}
-	t, err := shm.New(shm.Config{Secret: s.JobSecret, PeerTimeout: s.PeerTimeout, Ring: int(s.ShmRing), Log: log})
+	t, err := shm.New(shm.Config{Secret: s.JobSecret, PeerTimeout: s.PeerTimeout, Ring: int(s.ShmRing), Arena: arena, Log: log})
 	return optional(s, log, shm.Kind, "no shared memory between the processes of this host: they use TCP, too", t, err)
 }

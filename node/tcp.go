@@ -12,11 +12,12 @@ import (
 	"github.com/paceline/paceline/internal/secret"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/shm"
 	"github.com/paceline/paceline/transport/tcp"
 )
 
 // overTCP is the backend that every process has.
-func overTCP(s *settings.Settings, log *zap.Logger) (transport.Transport, error) {
+func overTCP(s *settings.Settings, _ *shm.Arena, log *zap.Logger) (transport.Transport, error) {
 	c := tcp.Config{
 		Secret: s.JobSecret, Integrity: s.Integrity, PeerTimeout: s.PeerTimeout, SendBuffer: int(s.SendBuffer), Congestion: s.Congestion, Sockets: 1, Log: log,
 	}

@@ -12,7 +12,7 @@ import (
 
 // backend makes the transport of one kind as the settings say. It returns nil where the settings exclude the kind, for
 // example an unencrypted one where they ask for TLS, or where the machine does not have it.
-type backend func(s *settings.Settings, log *zap.Logger) (transport.Transport, error)
+type backend func(s *settings.Settings, arena *shm.Arena, log *zap.Logger) (transport.Transport, error)
 
 // backends are the kinds of transport, in a process's order of preference. The last is the one that every process has.
 var backends = []backend{overSharedMemory, overFabric, overTCP}
@@ -36,11 +36,15 @@ func optional(s *settings.Settings, log *zap.Logger, kind, instead string, t tra
 	return t, nil
 }
 
-// Transports makes the transports of a process.
+// Transports makes the transports of a process that lends no memory.
 func Transports(s *settings.Settings, log *zap.Logger) (*transport.Set, error) {
+	return transports(s, nil, log)
+}
+
+func transports(s *settings.Settings, arena *shm.Arena, log *zap.Logger) (*transport.Set, error) {
 	var kinds []transport.Transport
 	for _, b := range backends {
-		t, err := b(s, log)
+		t, err := b(s, arena, log)
 		if err != nil {
 			return nil, err
 		}

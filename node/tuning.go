@@ -29,7 +29,7 @@ func (w *Worker) openTrials() (err error) {
 		_, err = w.trials.WriteString(worker.TuningHeader)
 	}
 	if err != nil {
-		return fmt.Errorf("%w: PACELINE_AUTOTUNE_LOG: %w", worker.ErrInvalid, err)
+		return worker.Invalid(fmt.Errorf("PACELINE_AUTOTUNE_LOG: %w", err))
 	}
 	return nil
 }

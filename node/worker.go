@@ -25,6 +25,7 @@ import (
 	"github.com/paceline/paceline/server"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
+	"github.com/paceline/paceline/transport/shm"
 	"github.com/paceline/paceline/transport/stream"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
@@ -50,6 +51,7 @@ type Worker struct {
 	listeners   transport.Listeners
 	profiles    *profiles
 	trials      *os.File // the log of autotuning; nil for none
+	standby     *standby // of the scheduler; nil for none
 
 	mu      sync.Mutex // also behind which server changes
 	early   *wire.Lost // a node that was lost before there was an Engine to tell
@@ -65,6 +67,8 @@ type Options struct {
 	Log        *zap.Logger                             // nil for the Logger of the process's role
 	Seats      func(wire.Seat, func(wire.Seat, error)) // a scheduler's: of a launcher whose job changes its size; else nil
 	Transports *transport.Set                          // nil for those that the settings ask for
+	Arena      *shm.Arena                              // a worker's: memory that it lends the servers of its host; nil for none
+	standby    bool                                    // a scheduler's: it waits for its Lead
 }
 
 // complete fills in what is nil.
@@ -75,7 +79,7 @@ func (o *Options) complete(s *settings.Settings, role string, rank int) (err err
 		}
 	}
 	if o.Transports == nil {
-		o.Transports, err = Transports(s, o.Log)
+		o.Transports, err = transports(s, o.Arena, o.Log)
 	}
 	return err
 }
@@ -95,10 +99,10 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 		}
 	}()
 	if err := checkSync(&s, s.Size); err != nil {
-		return nil, fmt.Errorf("%w: %w", worker.ErrInvalid, err)
+		return nil, worker.Invalid(err)
 	}
 	if w.policy, w.compression, err = jobCompression(s.Compression); err != nil {
-		return nil, fmt.Errorf("%w: %w", worker.ErrInvalid, err)
+		return nil, worker.Invalid(err)
 	}
 	if w.profiles, err = openProfiles(&s, o.Log); err != nil {
 		return nil, err
@@ -108,6 +112,15 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	}
 	if s.Servers != "dedicated" || w.offersHostSums() {
 		if err := w.listen(kinds); err != nil {
+			return nil, err
+		}
+	}
+	if s.Standby {
+		running := ""
+		if s.EmbedScheduler != "" {
+			running = o.Scheduler
+		}
+		if w.standby, err = openStandby(&s, running, kinds, o.Log); err != nil {
 			return nil, err
 		}
 	}
@@ -182,16 +195,20 @@ func (w *Worker) listen(kinds *transport.Set) error {
 
 func (w *Worker) register(ctx context.Context, tr transport.Transport, address string) (err error) {
 	s := &w.Settings
-	w.Control, err = control.Dial(ctx, control.Config{
-		Transport: tr, Address: address, Hello: wire.Hello{Role: wire.RoleWorker, Rank: s.Rank},
+	config := control.Config{
+		Transport: tr, Address: address, Attempt: s.PeerTimeout / 2, Hello: wire.Hello{Role: wire.RoleWorker, Rank: s.Rank},
 		Log: w.log, OnLost: w.lost, OnRoster: w.begin, Progress: w.progress,
-	})
+	}
+	if w.standby != nil {
+		config.Lead = w.standby.lead
+	}
+	w.Control, err = control.Dial(ctx, config)
 	if err != nil {
 		return fmt.Errorf("rank %d: %w", s.Rank, err)
 	}
 	me := wire.Node{
 		Role: wire.RoleWorker, Rank: s.Rank, LocalRank: s.LocalRank, LocalSize: s.LocalSize,
-		Host: s.Host, PID: os.Getpid(), Addresses: w.listeners.Addresses(), HostSums: w.uplink != nil, Version: version.String(),
+		Host: s.Host, PID: os.Getpid(), Addresses: w.listeners.Addresses(), Standby: w.standby.at(), HostSums: w.uplink != nil, Version: version.String(),
 	}
 	alike := s.Alike()
 	alike["PACELINE_COMPRESSION"] = w.compression
@@ -216,7 +233,7 @@ func (w *Worker) begin(e *membership.Epoch) {
 	}
 	if engine != nil {
 		engine.Follow(e)
-	} else if _, _, err := w.Membership.Follow(e); err != nil {
+	} else if _, err := w.Membership.Follow(e); err != nil {
 		w.log.Error("an epoch that cannot follow", zap.Error(err))
 	}
 }
@@ -282,7 +299,7 @@ func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 		Rank: s.Rank, Membership: w.Membership, Transports: kinds, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
 		DeclareTimeout: s.StartTimeout, Patience: agreement.Patience{Warning: s.StallWarning, Shutdown: s.StallShutdown, Margin: stream.Silence(s.PeerTimeout) + time.Second}, Log: w.log, Alloc: o.Alloc,
-		Tuning: w.tuning(), Crowded: o.Gathering != nil && w.Crowded(), Gathering: o.Gathering,
+		Profiles: s.PlacementPeriod, Tuning: w.tuning(), Crowded: o.Gathering != nil && w.Crowded(), Gathering: o.Gathering,
 		Policy: w.policy, LoadPolicy: Compression, Seed: uint64(s.Seed),
 	}
 }
@@ -386,4 +403,5 @@ func (w *Worker) close() {
 	if w.Control != nil {
 		_ = w.Control.Close()
 	}
+	w.standby.close() // after the goodbye: one that is refused before has ended without
 }

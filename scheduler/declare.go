@@ -6,8 +6,11 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/paceline/paceline/core/codec"
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -41,7 +44,22 @@ func newTensors(d *membership.Dealer) tensors {
 func nameOf(t *wire.Tensor) membership.Name { return membership.Name{Set: t.ProcessSet, Name: t.Name} }
 
 func memberOf(t *wire.Tensor, p wire.Placed) *membership.Tensor {
-	return &membership.Tensor{Number: p.ID, Name: nameOf(t), Parts: t.Parts, Servers: p.Servers}
+	return &membership.Tensor{Number: p.ID, Name: nameOf(t), Parts: t.Parts, Servers: p.Servers, Fixed: !moves(t)}
+}
+
+// moves reports whether the keys of a tensor can go on at another server while their own lives: those of sums that every rank gets. Of all others the server
+// has what nobody else has.
+func moves(t *wire.Tensor) bool {
+	if t.Kind != units.Allreduce && t.Kind != units.Reducescatter {
+		return false
+	}
+	if t.Codec != "" {
+		if c, err := codec.Parse(t.Codec); err != nil || c.Answer().ResidualBytes(1) > 0 {
+			return false
+		}
+	}
+	model, err := condition.Parse(t.Sync.Model)
+	return t.Sync.Model == "" || err == nil && model.Whole()
 }
 
 func keyOf(t *wire.Tensor) tensorKey {

@@ -33,10 +33,6 @@ func (m *Machine) drain(l *line, c *wire.Control) {
 		m.refuse(l, c.ID, "only a dedicated server can leave so")
 	case c.Drain.Empty:
 		m.emptied(l, c)
-	case c.Drain.Holds:
-		const why = "it holds values, which stay where they are; it leaves when the job has ended"
-		m.refuse(l, c.ID, why)
-		m.tellDrainers(p, why)
 	default:
 		m.exits = append(m.exits, request{l, c})
 		m.nextExit()
@@ -86,7 +82,7 @@ func (m *Machine) nextExit() {
 func (m *Machine) emptied(l *line, c *wire.Control) {
 	m.exit = &exit{l.peer, l}
 	l.peer.empty = true
-	m.lose(l.peer, "it was drained")
+	m.declareLost(l.peer, "it was drained")
 	m.answer(l, c.ID, &wire.Control{Drain: &wire.Drain{}})
 }
 

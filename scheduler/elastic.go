@@ -3,10 +3,11 @@ package scheduler
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/core/placement"
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -18,19 +19,12 @@ func (m *Machine) goOn(r *round, lost membership.Loss, who string) (on bool, lac
 	if !r.epoch.Elastic || len(r.in(present))+len(r.in(absent)) == 0 {
 		return false, nil
 	}
-	next, err := r.epoch.Next(membership.Change{Lose: []membership.Loss{lost}})
+	next, err := r.epoch.Next(membership.Change{Lose: []membership.Loss{lost}, Remap: r.remaps()})
 	if err != nil {
 		return false, err
 	}
-	dealer, err := membership.NewDealer(next)
-	if err != nil {
+	if err := r.enter(next); err != nil {
 		return false, err
-	}
-	roster := control.RosterOf(next)
-	r.epoch, r.roster, r.tensors.dealer = next, &roster, dealer
-	for k, p := range r.tensors.placed {
-		p.Servers = next.Keys.Of(p.ID).Servers
-		r.tensors.placed[k] = p
 	}
 	if lost.Drained {
 		m.info("epoch %d: the job goes on without %s, which was drained", next.Number, who)
@@ -44,9 +38,102 @@ func (m *Machine) goOn(r *round, lost membership.Loss, who string) (on bool, lac
 	return true, nil
 }
 
+// remaps reports whether the policy decides on all keys when members change. A restored round may not know all of them yet.
+func (r *round) remaps() bool {
+	policy, err := placement.Parse(r.epoch.Policy)
+	return err == nil && policy.Remaps() && !r.learning
+}
+
+// enter goes on in the next epoch.
+func (r *round) enter(next *membership.Epoch) error {
+	dealer, err := membership.NewDealer(next)
+	if err != nil {
+		return err
+	}
+	roster := control.RosterOf(next)
+	r.epoch, r.roster, r.tensors.dealer = next, &roster, dealer
+	for k, p := range r.tensors.placed {
+		p.Servers = next.Keys.Of(p.ID).Servers
+		r.tensors.placed[k] = p
+	}
+	return nil
+}
+
+// takeIn has the running rounds of an elastic job go on with the servers that have come since (decision 86). A restored round waits until its workers have said
+// whom they know.
+func (m *Machine) takeIn() {
+	if len(m.rounds) == 0 {
+		return
+	}
+	r := m.rounds[len(m.rounds)-1]
+	if !r.epoch.Elastic || r.learning || len(r.in(left)) > 0 { // the next round takes them
+		return
+	}
+	for _, p := range m.ready() {
+		if r.server(p.Addresses) >= 0 {
+			continue
+		}
+		before := r.epoch
+		next, err := before.Next(membership.Change{Servers: []membership.Node{control.NodeOf(&p.Node)}, Remap: true})
+		if err == nil {
+			err = r.enter(next)
+		}
+		if err != nil {
+			m.warn("%s cannot join the job: %v", name(&p.Node), err)
+			continue
+		}
+		m.info("epoch %d: %s has joined the job; %d of the keys in use move", next.Number, name(&p.Node), len(membership.Moves(before, next)))
+		m.seat(p, r)
+		m.broadcast(r, &wire.Control{Roster: r.roster})
+	}
+}
+
+// rosterFor is the roster as a node is to know it. To a server that has joined a rank may never have said goodbye.
+func (r *round) rosterFor(p *peer) *wire.Roster {
+	if p.Role != wire.RoleServer || r.server(p.Addresses) < r.epoch.Founders() {
+		return r.roster
+	}
+	roster := *r.roster
+	roster.Left = r.in(left)
+	return &roster
+}
+
+// tellLeft tells the servers that have joined who has said goodbye.
+func (m *Machine) tellLeft(r *round) {
+	for _, p := range m.serversOf(r) {
+		if roster := r.rosterFor(p); len(roster.Left) > 0 {
+			m.send(p.line, &wire.Control{Roster: roster})
+		}
+	}
+}
+
+// learnJoins has a restored round have the servers that a node knows to have joined it.
+func (m *Machine) learnJoins(r *round, known *wire.Roster) {
+	have, moved := len(r.epoch.Servers), control.MovedOf(known)
+	same := func(n wire.Node, s membership.Server) bool { return n.Session == s.Incarnation }
+	if !r.epoch.Elastic || len(known.Servers) < have || !slices.EqualFunc(known.Servers[:have], r.epoch.Servers, same) {
+		return
+	}
+	if len(known.Servers) == have && moved.Times() <= r.epoch.Moved().Times() {
+		return
+	}
+	next, err := r.epoch.Next(membership.Change{Servers: each.Of(known.Servers[have:], func(n wire.Node) membership.Node { return control.NodeOf(&n) }), Moved: moved})
+	if err == nil {
+		err = r.enter(next)
+	}
+	if err != nil {
+		m.warn("a node comes back with servers that cannot have joined, or keys that cannot have moved: %v", err)
+		return
+	}
+	m.awaitServers(r, have)
+	m.broadcast(r, &wire.Control{Roster: r.roster})
+}
+
 // loseServer has a round go on without a dedicated server, or end.
-func (m *Machine) loseServer(r *round, index int, who, why string, drained bool) {
-	on, lack := m.goOn(r, membership.Loss{Member: membership.Member{Role: membership.ServerRole, Number: index}, Drained: drained, Why: why}, who)
+func (m *Machine) loseServer(r *round, index int, who string, l membership.Loss) {
+	l.Member = membership.Member{Role: membership.ServerRole, Number: index}
+	why := l.Why
+	on, lack := m.goOn(r, l, who)
 	if lack != nil {
 		why = fmt.Sprintf("%s (%v)", why, lack)
 	}
@@ -62,53 +149,72 @@ func (m *Machine) accusedServer(r *round, index int, by *peer, why string) {
 	switch {
 	case s.State == membership.Gone:
 	case p == nil:
-		m.loseServer(r, index, fmt.Sprintf("server %d (host %s, pid %d)", index, s.Host, s.PID), why, false)
+		m.loseServer(r, index, fmt.Sprintf("server %d (host %s, pid %d)", index, s.Host, s.PID), membership.Loss{Why: why})
 	default:
 		m.accused(p, by, why)
 	}
 }
 
-// accused handles the word of a worker of an elastic job, or of the server in its process, that it has lost another process.
+// accuser is a process that has lost another one, and why.
+type accuser struct {
+	peer *peer
+	why  string
+}
+
+// accused handles the word of a process of an elastic job that it has lost another one.
 // If that one's own line is broken too, it is lost; else one of the two cannot reach the other, and it is judged after the grace time which.
 func (m *Machine) accused(p, by *peer, why string) {
 	switch {
 	case p.state == lost || p.state == left:
 	case p.line == nil:
+		m.hurry(p, why)
 		m.lose(p, why)
 	default:
 		if p.accusers == nil {
-			p.accusers, p.judged = map[*peer]string{}, m.at(m.now+m.settings.Grace)
+			p.judged = m.at(m.now + m.settings.Grace)
 		}
-		p.accusers[by] = why
+		if i := slices.IndexFunc(p.accusers, func(a accuser) bool { return a.peer == by }); i >= 0 {
+			p.accusers[i].why = why
+		} else {
+			p.accusers = append(p.accusers, accuser{by, why})
+		}
+		m.probe(p)
 	}
 }
 
 // judge decides on a process that runs and that some workers have lost: where they are more than half of those that train they go on
-// without it, else the job goes on without them.
+// without it, else the job goes on without them. The word of dedicated servers counts if they are there still, and no worker says otherwise: a server that was stopped
+// and goes on finds that its workers have closed their connections, and is lost itself.
 func (m *Machine) judge(p *peer) {
 	accusers := p.accusers
 	p.accusers, p.judged = nil, 0
-	maps.DeleteFunc(accusers, func(w *peer, _ string) bool { return w.state != present })
-	if p.state != present {
+	accusers = slices.DeleteFunc(accusers, func(a accuser) bool { return a.peer.state != present })
+	if p.state != present || len(accusers) == 0 {
+		return
+	}
+	first := accusers[0]
+	accusers = slices.DeleteFunc(accusers, func(a accuser) bool { return a.peer.Role == wire.RoleServer })
+	if len(accusers) == 0 {
+		m.lose(p, first.why)
 		return
 	}
 	for _, r := range m.rounds {
 		if (r == p.round || r.server(p.Addresses) >= 0) && 2*len(accusers) > len(r.in(present)) {
-			for _, why := range accusers {
+			if why := accusers[0].why; !m.undecided(p, why) {
 				m.evict(p, why)
-				return
 			}
+			return
 		}
 	}
-	for w, why := range accusers {
-		m.lose(w, why)
+	for _, a := range accusers {
+		m.lose(a.peer, a.why)
 	}
 }
 
 // evict has the job lose a process that may run. It hears why when its client comes back.
 func (m *Machine) evict(p *peer, why string) {
 	line := p.line
-	m.lose(p, why)
+	m.declareLost(p, why)
 	if line != nil {
 		m.close(line)
 	}
@@ -132,10 +238,11 @@ func (m *Machine) learnLosses(r *round, known *wire.Roster) {
 	for _, l := range known.Gone {
 		switch {
 		case l.Role == wire.RoleWorker && l.Rank >= 0 && l.Rank < len(r.workers):
-			m.lose(r.workers[l.Rank], l.Why)
+			r.workers[l.Rank].among = l.Among
+			m.declareLost(r.workers[l.Rank], l.Why)
 		case l.Role == wire.RoleServer && l.Rank >= 0 && l.Rank < len(r.epoch.Servers) && r.epoch.Servers[l.Rank].State != membership.Gone:
 			if p := m.sessions[r.epoch.Servers[l.Rank].Incarnation]; p != nil {
-				p.empty = l.Drained
+				p.empty, p.among = l.Drained, l.Among
 				m.evict(p, l.Why)
 			}
 		}

@@ -26,6 +26,8 @@ func (m *Machine) register(l *line, c *wire.Control) {
 		m.refuse(l, c.ID, fmt.Sprintf("a node that said hello as %s registers as %s", l.hello.Role, r.Node.Role))
 	case r.Node.Session == 0:
 		m.refuse(l, c.ID, "the registration has no session number")
+	case len(r.Node.Standby) > limits.MaxAddress:
+		m.refuse(l, c.ID, fmt.Sprintf("the registration has an address of %d bytes, limit %d", len(r.Node.Standby), limits.MaxAddress))
 	case r.Node.Addresses.Check() != nil:
 		m.refuse(l, c.ID, fmt.Sprintf("the registration has %v", r.Node.Addresses.Check()))
 	case l.peer != nil && l.peer != p:
@@ -76,7 +78,7 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 		return
 	}
 	if there := m.serverAt(n.Addresses); there != nil && there.line == nil {
-		m.lose(there, "another process has its address now")
+		m.declareLost(there, "another process has its address now")
 	}
 	if why := m.objectionToServer(c.Register); why != "" {
 		m.refuse(l, c.ID, why)
@@ -84,6 +86,7 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 	}
 	m.pool = append(m.pool, m.newPeer(l, c))
 	m.form()
+	m.takeIn()
 }
 
 // advance refuses the workers that wait for an earlier round of the launcher.
@@ -108,6 +111,10 @@ func (m *Machine) form() {
 		return
 	}
 	dedicated, servers := m.expectedServers(), m.ready()
+	elastic := m.says(isElastic).wants.Elastic
+	if elastic && m.launcherRound > 1 { // it goes on with those that are left, and others may join
+		dedicated = min(dedicated, 1)
+	}
 	if len(servers) < dedicated {
 		return
 	}
@@ -120,7 +127,7 @@ func (m *Machine) form() {
 	if len(m.forming) < workers {
 		return
 	}
-	if dedicated > 0 {
+	if dedicated > 0 && !elastic {
 		for _, p := range servers[dedicated:] {
 			m.refuse(p.line, p.asked, tooManyServers(servers[:dedicated]))
 			m.forget(p)
@@ -160,7 +167,7 @@ func (m *Machine) start(r *round, servers []*peer) {
 
 // seat sends a node the roster of its round.
 func (m *Machine) seat(p *peer, r *round) {
-	m.answer(p.line, p.asked, &wire.Control{Roster: r.roster})
+	m.answer(p.line, p.asked, &wire.Control{Roster: r.rosterFor(p)})
 	p.asked, p.until = 0, 0
 }
 
@@ -275,7 +282,7 @@ func (m *Machine) disagreement(r *wire.Register) string {
 	if p := m.says(knowsPlacement); differ(p.wants.Placement, r.Placement) {
 		return two("the placement", p, p.wants.Placement, r.Placement)
 	}
-	if why := m.unlike(r); why != "" {
+	if why := unlike(r, slices.Concat(m.forming, m.ready())); why != "" {
 		return why
 	}
 	for _, p := range m.forming {
@@ -287,8 +294,8 @@ func (m *Machine) disagreement(r *wire.Register) string {
 }
 
 // unlike is the first setting of which a new node and one that has registered state different values.
-func (m *Machine) unlike(r *wire.Register) string {
-	for _, p := range slices.Concat(m.forming, m.ready()) {
+func unlike(r *wire.Register, among []*peer) string {
+	for _, p := range among {
 		for _, setting := range slices.Sorted(maps.Keys(r.Alike)) {
 			if x, stated := p.wants.Alike[setting]; stated && x != r.Alike[setting] {
 				return fmt.Sprintf("%s has to be the same everywhere: it is %q on %s and %q on %s",
@@ -309,17 +316,37 @@ func (m *Machine) objectionToServer(r *wire.Register) string {
 		return "a dedicated server registers with the address at which workers reach it; this one has none"
 	case there != nil:
 		return fmt.Sprintf("two servers have the same address: %s and %s", name(&there.Node), name(n))
-	case dedicated > 0 && len(ready) >= dedicated:
-		return tooManyServers(ready[:dedicated])
+	case dedicated > 0 && len(ready) >= dedicated && !m.elastic(r):
+		return tooManyServers(ready[:dedicated]) + "; an elastic job (paceline run --elastic, PACELINE_ELASTIC=1) takes in more, also while it runs"
 	case len(m.pool) >= limits.MaxServers:
 		return fmt.Sprintf("the job has %d servers, which is the limit", limits.MaxServers)
 	}
-	return cmp.Or(m.unlike(r), m.otherRelease(n))
+	if m.elastic(r) { // a newer binary takes over from an older one: the handshake compares the versions of the protocol
+		return unlike(r, slices.Concat(m.forming, ready, m.training()))
+	}
+	return cmp.Or(unlike(r, slices.Concat(m.forming, ready)), m.otherRelease(n))
+}
+
+// elastic reports whether a node that registers says, or others do, that the job is elastic.
+func (m *Machine) elastic(r *wire.Register) bool {
+	return r.Elastic || m.says(isElastic).wants.Elastic || len(m.training()) > 0
+}
+
+// training are the workers of an elastic job that runs.
+func (m *Machine) training() []*peer {
+	if len(m.rounds) == 0 || !m.rounds[len(m.rounds)-1].epoch.Elastic {
+		return nil
+	}
+	return m.rounds[len(m.rounds)-1].workers
 }
 
 // otherRelease compares a node's release with that of the nodes that have registered, which all have the same.
 func (m *Machine) otherRelease(n *wire.Node) string {
-	for _, here := range [][]*peer{m.forming, m.ready()} {
+	servers := m.ready()
+	if m.says(isElastic).wants.Elastic {
+		servers = nil
+	}
+	for _, here := range [][]*peer{m.forming, servers} {
 		if len(here) > 0 && here[0].Version != n.Version {
 			p := &here[0].Node
 			return fmt.Sprintf("%s runs release %q, %s runs %q: install the same release everywhere", name(n), n.Version, name(p), p.Version)

@@ -2,33 +2,38 @@ package scheduler
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
 )
 
 // Line numbers one connection of a node. Numbers start at 1 and are never used twice.
 type Line uint64
 
-// Input is one event. Exactly one of Hello, Message, Closed and Advance is set, or none where only time has passed.
+// Input is one event. Exactly one of Hello, Message, Closed, Advance and Ended is set, or none where only time has passed.
 type Input struct {
 	Now     time.Duration // since the scheduler started; never falls
 	Line    Line
 	Hello   *wire.Hello   // the line has opened
 	Message *wire.Control // a message came on it; the machine keeps parts of it
 	Closed  string        // the line has ended, and why
+	Ended   uint64        // the process of that session has ended, as a probe says
 	Advance uint64        // the launcher goes on to its round of that number: workers that join an earlier one are refused
 }
 
-// Output is one thing to do: a message to send, a line to close after what was sent on it before,
+// Output is one thing to do: a message to send, a line to close after what was sent on it before, a process to probe,
 // or something to log.
 type Output struct {
 	Line    Line
 	Message *wire.Control // shared with other outputs: not to be changed
 	Close   bool
+	Probe   uint64 // session of a process: Ended, if its host refuses a connection to Address
+	Address string
 	Log     string
 	Warn    bool // the log line is a warning
 }
@@ -46,6 +51,10 @@ type Settings struct {
 	// Seats is a launcher's, whose job changes its size: it gets what processes ask it, and answers now or later, once.
 	// The machine does not use it. nil: such questions are refused.
 	Seats func(ask wire.Seat, answer func(wire.Seat, error))
+
+	// The shell's. The machine does not use them.
+	Standby bool                                                  // it serves nobody until Lead
+	Dial    func(context.Context, string) (transport.Conn, error) // for probes; nil: there are none
 }
 
 // Machine is the whole policy of the scheduler: the members of a round of the job, the placement of keys,
@@ -100,6 +109,8 @@ func (m *Machine) Step(in Input) []Output {
 	switch {
 	case in.Hello != nil:
 		m.open(in.Line, *in.Hello)
+	case in.Ended != 0:
+		m.ended(in.Ended)
 	case in.Advance != 0:
 		m.advance(in.Advance)
 	case l == nil: // time, or a message on a line that was closed here
@@ -139,6 +150,8 @@ func (m *Machine) receive(l *line, c *wire.Control) {
 		m.asked(l, c)
 	case c.Progress != nil:
 		m.reports(l, c.Progress)
+	case c.Profile != nil:
+		m.profiled(l, c.Profile)
 	case c.Bye:
 		m.bye(l)
 	case c.Drain != nil:
@@ -163,8 +176,11 @@ func (m *Machine) closed(l *line, why string) {
 		m.giveUp(p)
 	case p.state == present || p.state == absent: // an absent one has sent only a part of what it knows
 		p.why = why
-		p.lostAt = m.at(m.now + m.settings.Grace)
-		if len(p.accusers) > 0 {
+		p.lostAt = m.at(m.now + m.grace(p))
+		m.probe(p)
+		if len(p.accusers) > 0 { // they were right
+			p.accusers, p.judged = nil, 0
+			m.hurry(p, why)
 			m.lose(p, why)
 		}
 	}
@@ -259,7 +275,7 @@ func (m *Machine) attach(l *line, p *peer) {
 		old.peer = nil
 		m.close(old)
 	}
-	p.line, l.peer, p.lostAt = l, p, 0
+	p.line, l.peer, p.lostAt, p.waited, p.why = l, p, 0, false, ""
 }
 
 func (m *Machine) close(l *line) {

@@ -82,6 +82,12 @@ func TestNumbersThatLeaveNoneForOthersAreNotLearned(t *testing.T) {
 	if r.sets.next != 1 {
 		t.Errorf("the next set has number %d, want 1", r.sets.next)
 	}
+	for last, next := range map[uint32]uint32{math.MaxUint32: 1, 4: 5} { // of sets that were removed
+		m.learn(r, &wire.Known{LastSet: last})
+		if r.sets.next < next || last > limits.MaxNumber && r.sets.next > 5 {
+			t.Errorf("after set %d the next one has number %d", last, r.sets.next)
+		}
+	}
 	r.tensors.last = limits.MaxNumber
 	tensor.Name = "y"
 	if _, err := r.tensors.declare([]wire.Tensor{tensor}); err == nil || !strings.Contains(err.Error(), "used up the numbers") {

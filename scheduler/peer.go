@@ -34,12 +34,15 @@ type peer struct {
 	until time.Duration // when the request is answered with an error, 0 never
 
 	lostAt time.Duration // its line is broken: when the job has lost it; 0 otherwise
+	waited bool          // longer than that, because this scheduler could not decide it
+	led    bool          // it had the scheduler before this one, and fell silent
 	why    string        // its line broke because of this
 
-	accusers map[*peer]string // of a process with a server in an elastic job: workers that have lost it, and why
-	judged   time.Duration    // when it is decided whether it is lost, or they are; 0 where nobody has
+	accusers []accuser     // of a process of an elastic job: others that have lost it
+	judged   time.Duration // when it is decided whether it is lost, or they are; 0 where nobody has
 
 	empty    bool      // a server that has left empty
+	among    int       // of one that was lost before the scheduler was restarted: membership.Loss.Among
 	drainers []request // who waits for that
 }
 
@@ -92,7 +95,7 @@ func (m *Machine) release(p *peer) {
 func (m *Machine) leave(p *peer) {
 	switch {
 	case p.Role == wire.RoleServer:
-		m.lose(p, "it was stopped")
+		m.declareLost(p, "it was stopped")
 	case p.round == nil:
 		m.giveUp(p)
 	case p.state == lost:
@@ -101,13 +104,22 @@ func (m *Machine) leave(p *peer) {
 		r := p.round
 		p.state, p.lostAt = left, 0
 		m.release(p)
+		r.profiles.forget(p.Rank)
+		m.tellLeft(r)
 		m.failCalls(r, p.Rank, fmt.Sprintf("rank %d has left the job", p.Rank))
 		m.shrunk(r)
 	}
 }
 
-// lose declares p lost. All nodes of its rounds hear of it: they end for it, or go on without it.
+// lose declares p lost, where this scheduler may decide that.
 func (m *Machine) lose(p *peer, why string) {
+	if !m.undecided(p, why) {
+		m.declareLost(p, why)
+	}
+}
+
+// declareLost declares p lost. All nodes of its rounds hear of it: they end for it, or go on without it.
+func (m *Machine) declareLost(p *peer, why string) {
 	if p.state == lost || p.state == left {
 		return
 	}
@@ -117,7 +129,7 @@ func (m *Machine) lose(p *peer, why string) {
 		m.info("%s has gone: %s", name(&p.Node), why)
 		for _, r := range m.rounds {
 			if i := r.server(p.Addresses); i >= 0 {
-				m.loseServer(r, i, name(&p.Node), why, p.empty)
+				m.loseServer(r, i, name(&p.Node), membership.Loss{Drained: p.empty, Why: why, Among: p.among})
 			}
 		}
 		m.tellDrainers(p, why)
@@ -126,9 +138,10 @@ func (m *Machine) lose(p *peer, why string) {
 		}
 		return
 	}
-	if on, _ := m.goOn(p.round, membership.Loss{Member: membership.Member{Role: membership.WorkerRole, Number: p.Rank}, Why: why}, name(&p.Node)); !on {
+	if on, _ := m.goOn(p.round, membership.Loss{Member: membership.Member{Role: membership.WorkerRole, Number: p.Rank}, Why: why, Among: p.among}, name(&p.Node)); !on {
 		m.tell(p.round, name(&p.Node), wire.Lost{Role: wire.RoleWorker, Rank: p.Rank, Why: why})
 	}
+	p.round.profiles.forget(p.Rank)
 	m.failCalls(p.round, p.Rank, fmt.Sprintf("%s was lost: %s", name(&p.Node), why))
 	m.shrunk(p.round)
 }
@@ -160,9 +173,12 @@ func (m *Machine) reported(l *line, gone wire.Lost) {
 	if gone.Rank < 0 || gone.Rank >= len(r.workers) {
 		return
 	}
-	if p := r.workers[gone.Rank]; r.epoch.Elastic && l.peer != p && l.peer.Role == wire.RoleWorker && r.epoch.Embedded(l.peer.Rank) >= 0 {
+	switch p := r.workers[gone.Rank]; {
+	case r.epoch.Elastic && l.peer != p && (l.peer.Role == wire.RoleServer || r.epoch.Embedded(l.peer.Rank) >= 0):
 		m.accused(p, l.peer, gone.Why+by)
-	} else {
+	case r.moves() && p.line != nil && l.peer != p:
+		m.suspect(p, gone.Why+by)
+	default:
 		m.lose(p, gone.Why+by)
 	}
 }

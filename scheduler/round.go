@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
@@ -18,10 +19,12 @@ type round struct {
 	roster   *wire.Roster       // the epoch as it travels; shared, not to be changed
 	workers  []*peer            // by rank
 	told     map[wire.Lost]bool // losses that all nodes were told of, without their reason
+	parted   bool               // its workers were told that it cannot go on here
 	learning bool               // restored: some workers are absent still
 	held     []request          // that wait until these have reconnected
 	tensors  tensors
 	sets     sets
+	profiles profiles
 }
 
 // request is a message that is not answered yet.
@@ -88,6 +91,7 @@ func (m *Machine) shrunk(r *round) {
 	if r.learning && len(r.in(absent)) == 0 {
 		held := r.held
 		r.learning, r.held = false, nil
+		m.takeIn()
 		for _, q := range held {
 			if m.lines[q.line.id] == q.line {
 				m.ask(q.line, q.msg)
@@ -138,6 +142,8 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 	}
 	m.attach(l, p)
 	if r.Known != nil {
+		p.round.learnSilence(r.Known.Silent)
+		m.learnJoins(p.round, &r.Known.Roster)
 		m.learnLosses(p.round, &r.Known.Roster)
 	}
 	if p.state == absent {
@@ -197,8 +203,7 @@ func (m *Machine) expect(r *round) {
 	m.info("a round of %d workers is back: learning what it knows", len(r.workers))
 	m.rounds = append(m.rounds, r)
 	r.learning = true
-	due := m.at(m.now + m.settings.LostAfter)
-	why := fmt.Sprintf("did not come back within %s after the scheduler was restarted", seconds(m.settings.LostAfter))
+	due, why := m.comingBack()
 	for rank, n := range r.roster.Workers {
 		p := m.sessions[n.Session]
 		if i := slices.Index(m.forming, p); p != nil && i >= 0 {
@@ -212,9 +217,23 @@ func (m *Machine) expect(r *round) {
 			p.state, p.lostAt, p.why = lost, 0, "it was lost before the scheduler was restarted"
 		}
 		r.workers[rank], p.round = p, r
+		if p.state == absent && r.moves() {
+			m.probe(p)
+		}
 	}
+	m.awaitServers(r, 0)
+}
+
+// comingBack is until when nodes of a restored round have time to come back, and why one is lost that does not.
+func (m *Machine) comingBack() (due time.Duration, why string) {
+	return m.at(m.now + m.settings.LostAfter), fmt.Sprintf("did not come back within %s after the scheduler was restarted", seconds(m.settings.LostAfter))
+}
+
+// awaitServers expects the servers of a restored round, from an index on.
+func (m *Machine) awaitServers(r *round, from int) {
+	due, why := m.comingBack()
 	for i, n := range r.roster.Servers {
-		if n.Role != wire.RoleServer || r.epoch.Servers[i].State == membership.Gone {
+		if i < from || n.Role != wire.RoleServer || r.epoch.Servers[i].State == membership.Gone {
 			continue
 		}
 		if p := m.serverAt(n.Addresses); p != nil {

@@ -9,12 +9,14 @@ package scheduler
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -41,6 +43,12 @@ type Scheduler struct {
 
 	seats func(wire.Seat, func(wire.Seat, error))
 	last  atomic.Uint64 // number of the last line
+	leads atomic.Bool   // it serves nodes; a standby from Lead on
+
+	probe  func(context.Context, string) (transport.Conn, error)
+	wait   time.Duration   // bound of a probe
+	probes context.Context // of all, until Close
+	end    context.CancelFunc
 }
 
 // event is an input of the machine; line is set with a hello.
@@ -56,8 +64,10 @@ func New(settings Settings, log *zap.Logger) (*Scheduler, error) {
 	}
 	s := &Scheduler{
 		log: cmp.Or(log, zap.NewNop()), events: make(chan event), quit: make(chan struct{}),
-		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{}, seats: settings.Seats,
+		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{}, seats: settings.Seats, probe: settings.Dial, wait: cmp.Or(settings.LostAfter, 10*time.Second) / 2,
 	}
+	s.probes, s.end = context.WithCancel(context.Background())
+	s.leads.Store(!settings.Standby)
 	s.mu.Place(levelDoors, "scheduler.mu")
 	settings.FirstRound = unique.Number()>>1 + 1
 	machine := NewMachine(settings)
@@ -93,6 +103,7 @@ func (s *Scheduler) Close() error {
 	s.hold(func() {
 		s.closed = true
 		close(s.quit)
+		s.end()
 		for l := range s.listeners {
 			open = append(open, l)
 		}
@@ -125,6 +136,9 @@ func (s *Scheduler) greet(conn transport.Conn) {
 	hello, err := control.ReadHello(conn)
 	if err != nil {
 		s.log.Warn("closed a connection that does not begin with a node's hello", zap.Stringer("peer", conn.RemoteAddr()), zap.Error(err))
+		return
+	}
+	if !s.leads.Load() {
 		return
 	}
 	line := control.NewLine(conn)
@@ -161,6 +175,34 @@ func (s *Scheduler) seat(line *control.Line, m *wire.Control) {
 	})
 }
 
+// Lead has a standby serve nodes, and reports whether it has not done so before.
+func (s *Scheduler) Lead() (first bool) { return s.leads.CompareAndSwap(false, true) }
+
+// look finds out whether the process that listens at an address has ended. One that does not answer may run.
+func (s *Scheduler) look(session uint64, address string) {
+	ctx, cancel := context.WithTimeout(s.probes, s.wait)
+	defer cancel()
+	for {
+		conn, err := s.probe(transport.Once(ctx), address)
+		switch {
+		case err == nil:
+			conn.Close()
+			return
+		case errors.Is(err, syscall.ECONNREFUSED):
+			s.tell(event{Input: Input{Ended: session}})
+			return
+		}
+		select { // it may be about to end: its connections do first
+		case <-time.After(probePause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// probePause is between attempts to reach a process that may be about to end.
+const probePause = 20 * time.Millisecond
+
 // Advance has workers that join an earlier round of the launcher be refused.
 func (s *Scheduler) Advance(to uint64) { s.tell(event{Input: Input{Advance: to}}) }
 
@@ -177,6 +219,7 @@ func (s *Scheduler) tell(e event) bool {
 // loop runs the machine: one input after the other, and the passing of time.
 func (s *Scheduler) loop(machine *Machine) {
 	start := time.Now()
+	clock := clock{patience: s.wait / 4}
 	lines := map[Line]*control.Line{}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -191,13 +234,13 @@ func (s *Scheduler) loop(machine *Machine) {
 		if e.line != nil {
 			lines[e.Line] = e.line
 		}
-		e.Now = time.Since(start)
+		e.Now = clock.now(time.Since(start), machine)
 		s.do(machine.Step(e.Input), lines)
 		if e.Closed != "" {
 			delete(lines, e.Line)
 		}
 		if at, ok := machine.Deadline(); ok {
-			timer.Reset(at - time.Since(start))
+			timer.Reset(at - clock.now(time.Since(start), machine))
 		} else {
 			timer.Stop()
 		}
@@ -212,6 +255,10 @@ func (s *Scheduler) do(outputs []Output, lines map[Line]*control.Line) {
 			s.log.Warn(o.Log)
 		case o.Log != "":
 			s.log.Info(o.Log)
+		case o.Probe != 0:
+			if s.probe != nil {
+				s.hold(func() { s.work.Go(func() { s.look(o.Probe, o.Address) }) })
+			}
 		case line == nil: // it has ended meanwhile
 		case o.Close:
 			line.Finish()

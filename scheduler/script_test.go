@@ -2,6 +2,8 @@ package scheduler
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,10 +25,12 @@ import (
 //	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, elastic, launcher, timeout, version, pid, session
 //	                              sync: its PACELINE_SYNC
 //	s0 register server host:port       a dedicated server
-//	w0 back                            the client of w0 reconnects with what it knows; more=1: with the first part of it
+//	w0 back                            the client of w0 reconnects with what it knows; more=1: with the first part of it; silent=host:port: where the scheduler fell silent
 //	w0 declare conv/4,4 fc/8#1         tensors: name/bytes of partitions#generation; set=1
+//	w0 measures 0=100 1=10             so many MB/s from and to each server
 //	w0 add 0,1 at=0; w0 remove 1 at=1  calls on process sets
-//	o0 drain 1; s0 drain; s0 drain holds=1; s0 drain empty=1
+//	w0 register worker 0 … standby=host:port; w0 ended: a probe says so
+//	o0 drain 1; s0 drain; s0 drain empty=1
 //	w0 forgets; w0 poses as w1         the roster it had; with what w1 knows
 //	w0 lost worker 1 why; w0 bye; w0 breaks; w0 status; w0 status detail; w0 report 3; w0 hello role
 func TestScripts(t *testing.T) {
@@ -133,6 +137,9 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 		s.open(a, wire.RoleWorker)
 		r := a.register
 		r.Known, m.Register = &a.known, &r
+	case "ended":
+		s.step(Input{Ended: a.register.Node.Session})
+		return nil
 	case "hello":
 		s.open(a, wire.Role(plain[0]))
 		return nil
@@ -152,7 +159,7 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 		r, k := a.register, a.known
 		r.More = args["more"] != ""
 		if k.Roster.Round != 0 {
-			r.Known = &k
+			r.Known, k.Silent = &k, args["silent"]
 		}
 		m.Register = &r
 	case "declare":
@@ -171,11 +178,18 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 	case "bye":
 		m.ID, m.Bye = 0, true
 	case "drain":
-		m.Drain = &wire.Drain{Server: strings.Join(plain, ""), Holds: args["holds"] != "", Empty: args["empty"] != ""}
+		m.Drain = &wire.Drain{Server: strings.Join(plain, ""), Empty: args["empty"] != ""}
 	case "status":
 		m.Status = &wire.StatusReply{Detail: len(plain) > 0}
 	case "report":
 		m.ID, m.Progress = 0, &wire.Progress{Query: a.query, Iteration: uint64(number(plain[0]))}
+	case "measures": // SERVER=MB/s
+		report := &wire.Profile{Round: a.known.Roster.Round}
+		for _, server := range slices.Sorted(maps.Keys(args)) {
+			mbs, _ := strconv.ParseFloat(args[server], 64)
+			report.Servers = append(report.Servers, wire.Sample{Server: number(server), Alpha: 1e-6 / mbs, Bytes: 1e9, Seconds: 1e3 / mbs})
+		}
+		m.ID, m.Profile = 0, report
 	case "nonsense":
 	default:
 		return fmt.Errorf("unknown verb %q", verb)
@@ -204,7 +218,7 @@ func registration(a *actor, id uint64, plain []string, args map[string]string) w
 	if v, ok := args["version"]; ok {
 		n.Version = v
 	}
-	n.Session = 1000 + id
+	n.Session, n.Standby = 1000+id, args["standby"]
 	r := wire.Register{Node: n, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"], Elastic: args["elastic"] != "", LauncherRound: uint64(number(args["launcher"]))}
 	for word, setting := range map[string]string{"sync": "PACELINE_SYNC", "in-rank-order": "PACELINE_SUM_IN_RANK_ORDER"} {
 		if v, ok := args[word]; ok {
@@ -253,6 +267,8 @@ func (s *stage) step(in Input) {
 		switch a := s.byLine[o.Line]; {
 		case o.Log != "":
 			s.said = append(s.said, "log: "+o.Log)
+		case o.Probe != 0:
+			s.said = append(s.said, "probe of "+o.Address)
 		case o.Close:
 			s.said = append(s.said, a.name+": closed")
 		default:
@@ -314,6 +330,12 @@ func (a *actor) hear(m *wire.Control) string {
 			if s.Keys > 0 {
 				text += fmt.Sprintf(", server %d has %d bytes of %d keys", i, s.Bytes, s.Keys)
 			}
+		}
+		for i, p := range m.Status.Profiles {
+			text += fmt.Sprintf(", server %d has %.4g MB/s by %d workers, %.3g ± %.1g s", i, p.Speed/1e6, p.Workers, p.Seconds, p.Error)
+		}
+		if v := m.Status.Verdict; v != nil {
+			text += fmt.Sprintf(", %s: remap %v, grow %v, ratio %.3g", v.Placement, v.Remap, v.Grow, v.Ratio)
 		}
 		return text
 	case m.Drain != nil && m.ID == 0:

@@ -236,6 +236,9 @@ func (s *sets) learn(known *wire.Known, workers int) {
 		}
 		s.next = max(s.next, p.ID+1)
 	}
+	if known.LastSet <= limits.MaxNumber { // else a bad message
+		s.next = max(s.next, known.LastSet+1)
+	}
 }
 
 // sameCall reports whether two workers ask for the same. The order of ranks does not matter.

@@ -312,13 +312,9 @@ func TestAConnectionThatEndsWithoutGoodbyeIsALoss(t *testing.T) {
 		if _, err := c.Register(timeout(t), registerWorker(0, 2)); err != nil {
 			t.Fatal(err)
 		}
-		start := time.Now()
 		raw.Close()
 		if l := <-losses; l.Role != wire.RoleWorker || l.Rank != 1 || !strings.Contains(l.Why, "the connection ended without a goodbye") {
 			t.Fatalf("heard %+v", l)
-		}
-		if took := time.Since(start); took > 5*time.Second {
-			t.Fatalf("heard of it after %v", took)
 		}
 	})
 }

@@ -77,6 +77,7 @@ func (m *Machine) settle(q *query) {
 	s := m.status()
 	if s.Roster == q.round.roster {
 		s.Nodes, s.Shares = m.progress(q), sharesOf(q.round.epoch)
+		s.Profiles, s.Verdict = q.round.profiles.shown(s.Shares), q.round.profiles.verdict
 	}
 	m.answer(q.line, q.id, &wire.Control{Status: s})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -42,7 +43,8 @@ type conn struct {
 	scratch  []byte
 	consumed uint64
 	reported uint64
-	byed     bool // the worker said goodbye on this connection
+	byed     bool          // the worker said goodbye on this connection
+	joins    atomic.Uint32 // how often all ranks had joined, as the worker knows
 
 	replies replies
 	corked  bool // it is to be kicked at a release; guarded by the cork's lock
@@ -61,6 +63,7 @@ func readHello(tc transport.Conn) (wire.Hello, error) {
 
 func newConn(r *round, tc transport.Conn, hello wire.Hello) *conn {
 	c := &conn{r: r, tc: tc, rank: hello.Rank, conns: hello.Conns, step: windowStep, scratch: make([]byte, max(room.ChunkBytes, transport.BatchBytes)), done: make(chan struct{})}
+	c.joins.Store(hello.Joins)
 	c.replies.mu.Place(room.LevelConn, "replies.mu")
 	if hello.Window > 0 {
 		c.step = min(hello.Window, windowStep)
@@ -83,8 +86,9 @@ func (c *conn) serve() {
 
 // enter makes the connection known to the round.
 func (c *conn) enter() error {
+	c.r.reach(c.joins.Load(), c.rank)
 	c.r.mu.Lock()
-	ended, lost, farewell := c.r.ended, c.r.lost, c.r.farewell
+	ended, lost, farewell, first := c.r.ended, c.r.lost, c.r.farewell, len(c.r.conns[c.rank]) == 0
 	if !ended {
 		c.r.conns[c.rank] = append(c.r.conns[c.rank], c)
 	}
@@ -98,6 +102,9 @@ func (c *conn) enter() error {
 	}
 	if farewell {
 		c.send(farewellFrame)
+	}
+	if first && c.r.settings.Elastic {
+		c.joined(c.r.members.Now().Joins, c.rank)
 	}
 	return nil
 }
@@ -113,7 +120,9 @@ func (c *conn) leave(err error) {
 	}
 	lost := wire.Lost{Role: wire.RoleWorker, Rank: c.rank, Why: fmt.Sprintf("its connection from %v ended: %v", c.tc.RemoteAddr(), err)}
 	switch stopped := errors.Is(err, transport.ErrStopped); {
-	case stopped && here != membership.Dedicated: // not the other rank
+	case stopped && here == membership.Dedicated && !c.r.settings.Elastic: // not the rank; in an elastic job the scheduler hears from the others too
+		lost = wire.Lost{Role: wire.RoleServer, Rank: c.r.settings.Here, Why: fmt.Sprintf("it has ended its connection from %v: %v", c.tc.RemoteAddr(), err)}
+	case stopped && here != membership.Dedicated:
 		lost.Rank, lost.Why = here, fmt.Sprintf("rank %d has ended its connection from %v: %v", c.rank, c.tc.RemoteAddr(), err)
 	case errors.Is(err, io.EOF) && !stopped:
 		lost.Why = fmt.Sprintf("its connection from %v was closed without a goodbye", c.tc.RemoteAddr())
@@ -197,9 +206,12 @@ func (c *conn) refuse(q *room.Request) error {
 // handle handles a frame of the present epoch.
 func (c *conn) handle(q *room.Request) error {
 	h, p := &q.Header, &q.Payload
+	if h.Type == wire.TypePush && q.Has(wire.FlagInPlace) {
+		return c.inPlace(q)
+	}
 	switch h.Type {
 	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet, wire.TypeState, wire.TypeRestore,
-		wire.TypeSend, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypeWithdraw, wire.TypeSupply, wire.TypeUse:
+		wire.TypeSend, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypeWithdraw, wire.TypeSupply, wire.TypeUse, wire.TypeCover:
 		if err := c.r.serve(q); err != nil {
 			return err
 		}
@@ -209,6 +221,12 @@ func (c *conn) handle(q *room.Request) error {
 	case wire.TypeCancel:
 		c.r.cancel(h)
 		return nil
+	case wire.TypeFail:
+		var f wire.Failure
+		if err := decode(h, p, &f); err != nil {
+			return err
+		}
+		return c.r.undeclared(c.rank, &f)
 	case wire.TypeJoin:
 		switch {
 		case h.Flags&wire.FlagOwnWill != 0 && c.r.settings.Hosts.Uplink != nil:

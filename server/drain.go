@@ -97,7 +97,7 @@ func (r *round) connected() []*conn {
 
 // holds reports whether the round has what only this server has.
 func (r *round) holds() bool {
-	return r.transfer.Holds() || r.messages.Holds() || slices.ContainsFunc(r.inUse(), (*tensor).holds)
+	return r.transfer.Holds() || r.messages.Holds()
 }
 
 // Left waits until the workers have closed their connections, after Drain. The error is that of ctx.

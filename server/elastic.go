@@ -8,6 +8,7 @@ import (
 
 	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
@@ -18,18 +19,38 @@ import (
 
 // follow goes on in a later epoch of the round, without the ranks that it has lost.
 func (r *round) follow(e *membership.Epoch) {
-	_, lost, err := r.members.Follow(e)
+	news, err := r.members.Follow(e)
 	if err != nil {
 		r.s.cfg.Log.Error("an epoch that cannot follow", zap.Uint32("epoch", e.Number), zap.Error(err))
 		return
 	}
-	for _, d := range lost {
+	if news.Moved {
+		r.updateMembership() // keys that are elsewhere now send away what waits for them
+	}
+	for _, d := range news.Lost {
 		if d.Role != membership.WorkerRole {
 			continue
 		}
 		r.s.cfg.Log.Info("goes on without a rank that was lost", zap.Int("rank", d.Number), zap.Uint32("epoch", e.Number), zap.String("why", d.Why))
 		r.without(d.Number)
 		r.dismiss(d)
+	}
+	r.leftBefore(e)
+}
+
+// leftBefore goes on without ranks that were lost, or may have said goodbye, before this server joined the job.
+func (r *round) leftBefore(e *membership.Epoch) {
+	there := e.Live().Minus(e.Left)
+	for _, rank := range rankset.Range(len(e.Workers)).Minus(there).Minus(r.leftRanks()).Ranks() {
+		r.without(rank)
+	}
+}
+
+// reach begins anew as a rank already has: where this server joined the job late, that had heard of the last rank's join and this one had not. Every rank that is
+// not as far waits for this server's word.
+func (r *round) reach(joins uint32, rank int) {
+	if r.settings.Elastic && r.members.Now().Joins < joins {
+		r.anew(rank, func() { r.members.Reach(joins) })
 	}
 }
 

@@ -249,6 +249,9 @@ func summedType(t *wire.Tensor) units.DType {
 func operation(b [6]byte) (conn int, frame []byte) {
 	types := []wire.Type{wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePush, wire.TypePut, wire.TypeGet, wire.TypePull,
 		wire.TypeCancel, wire.TypeJoin, wire.TypeBye, wire.TypeAnnounce, wire.TypeCondition, wire.TypeReport, wire.TypeState, wire.TypeRestore}
+	if b[0]&15 == 0 && b[4] < 16 {
+		types[0] = wire.TypeFail
+	}
 	if b[0]&15 == 15 {
 		return int(b[1] % 4), messageFrame(b)
 	}
@@ -287,6 +290,8 @@ func operation(b [6]byte) (conn int, frame []byte) {
 		h.DType, h.Offset, payload = units.Float32, uint32(b[4]%16), make([]byte, b[5])
 	case wire.TypeAnnounce:
 		payload, _ = json.Marshal(&t)
+	case wire.TypeFail:
+		payload, _ = json.Marshal(wire.Failure{Name: t.Name, ProcessSet: t.ProcessSet, Generation: t.Generation, Seq: h.Seq, Text: "undeclared", Ranks: t.Ranks[:len(t.Ranks)-int(b[5]%2)]})
 	case wire.TypePull:
 		h.Reference, h.Before = uint32(b[5]>>6), uint32(b[5]>>6)
 	case wire.TypeReport:

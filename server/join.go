@@ -19,6 +19,9 @@ func (r *round) join(rank int) {
 	var all bool
 	var failed []agreement.Failure
 	r.names.step(func(h *agreement.Home) { all, failed = h.Join(rank) })
+	if slices.ContainsFunc(failed, agreement.Failure.OfJoin) { // before these ranks hear of it and push again
+		r.updateMembership()
+	}
 	r.tell(failed)
 	switch {
 	case all && r.settings.Hosts.Uplink != nil:
@@ -63,13 +66,10 @@ func (r *round) hostJoined(note func(*hostJoin)) {
 // ranks of the host go on.
 func (r *round) takeBack() {
 	r.mu.Lock()
-	again := r.joining.failed
 	r.joining = hostJoin{failed: true}
 	r.mu.Unlock()
-	if !again {
-		r.names.step((*agreement.Home).TakeBack)
-		r.updateMembership()
-	}
+	r.names.step((*agreement.Home).TakeBack)
+	r.updateMembership() // on each connection: what comes behind this there finds its rank back
 }
 
 // bye notes that a rank leaves on purpose. What others still want from it fails, unless the job is elastic.
@@ -97,8 +97,11 @@ func (r *round) bye(rank int) {
 	if r.settings.Hosts.Uplink != nil { // the servers of the job say so, which know of every use
 		return
 	}
+	if slices.ContainsFunc(failed, agreement.Failure.OfJoin) { // before these ranks hear of it and push again
+		r.updateMembership()
+	}
 	r.tell(failed)
-	if slices.ContainsFunc(failed, agreement.Failure.OfJoin) || slices.ContainsFunc(tensors, func(t *tensor) bool { return t.Held() }) {
+	if slices.ContainsFunc(tensors, func(t *tensor) bool { return t.Held() }) {
 		r.updateMembership()
 	}
 }
@@ -113,10 +116,22 @@ func (r *round) updateMembership() {
 // allJoined starts anew, in the next epoch, and tells everybody who came last. The epoch begins before the tensors are
 // forgotten: what a rank sent before it heard of the last join, such as the report of a superstep that the joins have
 // ended, is then of an earlier epoch and not about an unknown tensor.
-func (r *round) allJoined(last int) {
-	r.members.Anew()
+func (r *round) allJoined(last int) { r.anew(last, r.members.Anew) }
+
+func (r *round) anew(last int, next func()) {
+	next()
 	r.dropTensors(inprocess.ErrCancelled)
-	r.names.step((*agreement.Home).Reset)
-	joined := outbox.Frame{Header: wire.Header{Type: wire.TypeJoined, Rank: uint16(last)}}
-	r.notify(r.all(), func(c *conn) { c.send(joined) }, func(n Notices) { n.Joined(last) })
+	r.names.reset()
+	joins := r.members.Now().Joins
+	r.notify(r.all(), func(c *conn) { c.joined(joins, last) }, func(n Notices) { n.Joined(last) })
+}
+
+// joined tells a rank, once, that all ranks had joined so often, if it does not know.
+func (c *conn) joined(joins uint32, last int) {
+	for knows := c.joins.Load(); knows < joins; knows = c.joins.Load() {
+		if c.joins.CompareAndSwap(knows, joins) {
+			c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeJoined, Rank: uint16(last)}})
+			return
+		}
+	}
 }

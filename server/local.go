@@ -88,6 +88,9 @@ func (l *Local) Cancel(h wire.Header) {
 	l.r.cancel(&h)
 }
 
+// Undeclared gives up an operation whose tensor the worker has not declared.
+func (l *Local) Undeclared(f wire.Failure) error { return l.r.undeclared(l.rank, &f) }
+
 // Moved is how many bytes of messages have come in pieces.
 func (l *Local) Moved() uint64 { return l.r.messages.Moved() }
 

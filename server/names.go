@@ -1,6 +1,8 @@
 package server
 
 import (
+	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +28,7 @@ type names struct {
 	home *agreement.Home
 
 	charged int // operations in the home's windows that the memory limit is charged with
+	noted   int // bytes that it is charged with for failures of tensors that nobody need have announced
 
 	joined, left atomic.Pointer[rankset.Set] // the home's, for readers without mu
 }
@@ -52,6 +55,15 @@ func (n *names) step(decide func(*agreement.Home)) {
 func (n *names) settle() {
 	n.pool.Refund((n.charged - n.home.Waiting()) * room.WaitingBytes)
 	n.charged = n.home.Waiting()
+}
+
+// reset forgets all names.
+func (n *names) reset() {
+	n.step(func(h *agreement.Home) {
+		h.Reset()
+		n.pool.Refund(n.noted)
+		n.noted = 0
+	})
 }
 
 // joinedRanks are the ranks that have joined, leftRanks those that have said goodbye, or that an elastic job has lost. The sets are shared: do not
@@ -113,6 +125,30 @@ func (r *round) cancel(h *wire.Header) {
 		return
 	}
 	r.drop(t, h.Iteration)
+}
+
+// undeclared notes that a rank gives up an operation whose tensor it has not declared. It does not know the name's home and tells every
+// server, each of which tells all ranks, or those that come later. An error is of a peer that does not keep to the protocol, or of memory.
+func (r *round) undeclared(rank int, f *wire.Failure) error {
+	if err := f.Check(); err != nil {
+		return err
+	}
+	if !slices.Contains(f.Ranks, rank) {
+		return fmt.Errorf("failure of %q from rank %d, which is not in its process set %v", f.Name, rank, f.Ranks)
+	}
+	n := &r.names
+	cost := room.WaitingBytes + len(f.Name) + len(f.Text) + 8*len(f.Ranks)
+	if err := n.pool.Charge(cost); err != nil {
+		return fmt.Errorf("failure of %q: %w", f.Name, room.MemoryError{Err: err})
+	}
+	t := &agreement.Tensor{ID: agreement.ID{Set: f.ProcessSet, Name: f.Name}, Generation: f.Generation, Ranks: rankset.Of(f.Ranks...)}
+	var failed []agreement.Failure
+	n.step(func(home *agreement.Home) {
+		n.noted += cost
+		failed = home.Undeclared(t, f.Seq, f.Code, f.Text)
+	})
+	r.tell(failed)
+	return nil
 }
 
 // drop lets go of everything held for a tensor from an iteration on.

@@ -10,7 +10,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/limits"
@@ -63,7 +62,7 @@ func newRound(s *Server, first *membership.Epoch) *round {
 	r.desert = sync.OnceFunc(func() { close(r.deserted) })
 	r.settings = room.Round{
 		Pool: s.pool, Log: s.cfg.Log, RankOrder: s.cfg.RankOrder, Seed: s.cfg.Seed, Model: s.cfg.Model,
-		Elastic: first.Elastic, StallWarning: s.cfg.StallWarning, StallShutdown: s.cfg.StallShutdown, Membership: r.members,
+		Elastic: first.Elastic, StallWarning: s.cfg.StallWarning, StallShutdown: s.cfg.StallShutdown, Membership: r.members, Here: first.Here,
 	}
 	r.settings.Hosts.Sums = first.HostSums()
 	if here := s.cfg.Host; here != nil {
@@ -180,6 +179,10 @@ func (r *round) serve(q *room.Request) error {
 
 // dispatch brings a request about a tensor to its room.
 func (r *round) dispatch(t *tensor, q *room.Request) error {
+	if t.held == nil && (q.Type == wire.TypePush || q.Type == wire.TypeSupply) && t.Elsewhere(q.Part) {
+		q.Moved()
+		return nil // the caller discards the payload
+	}
 	switch q.Type {
 	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet:
 		if !t.enter(&q.Header) {
@@ -191,6 +194,9 @@ func (r *round) dispatch(t *tensor, q *room.Request) error {
 		return nil
 	case wire.TypeSupply:
 		t.over(&q.Header)
+	}
+	if t.held != nil && q.Has(wire.FlagInPlace) {
+		return fmt.Errorf("%v of %q, a value that the servers hold, does not travel in place", q.Type, t.Name)
 	}
 	if t.Authenticated && !q.Has(wire.FlagAuthenticated) && (q.Type == wire.TypePush || q.Type == wire.TypePut || q.Type == wire.TypeSupply) {
 		return fmt.Errorf("%v of %q, which is declared as authenticated, without authentication tags", q.Type, t.Name)
@@ -285,7 +291,7 @@ func (r *round) end() {
 	}
 	r.dropTensors(errRoundOver)
 	r.messages.End(errRoundOver)
-	r.names.step(func(h *agreement.Home) { h.Reset() })
+	r.names.reset()
 }
 
 // dropTensors forgets every tensor; local operations in flight end with err.

@@ -95,7 +95,9 @@ func (s *Server) Begin(first *membership.Epoch) {
 		r.follow(first)
 		return
 	}
-	s.swap(newRound(s, first))
+	r := newRound(s, first)
+	r.leftBefore(first)
+	s.swap(r)
 	s.cfg.Log.Debug("round begins", zap.Uint64("round", first.Round), zap.Int("workers", len(first.Workers)))
 }
 

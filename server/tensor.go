@@ -68,7 +68,7 @@ func (t *tensor) enter(h *wire.Header) bool {
 	return (h.Flags&wire.FlagHome == 0 || h.Iteration < t.ended.Load() || t.r.arrive(t, h)) && !t.Gone(h.Iteration)
 }
 
-// holds reports whether a value lies here.
+// holds reports whether a held value lies here.
 func (t *tensor) holds() bool { return t.held != nil && t.held.Holds() }
 
 // over notes that all ranks came to an operation whose home was lost since: one supplies its result.
@@ -108,6 +108,11 @@ func (t *tensor) Refuse(rank int, seq uint64, code units.FailureCode, text strin
 
 // Drop implements room.Shell.
 func (t *tensor) Drop(iteration uint64) { t.r.drop(t, iteration) }
+
+// Forget implements room.Shell.
+func (t *tensor) Forget(seq uint64) {
+	t.r.names.step(func(home *agreement.Home) { home.Over(t.agreed, seq) })
+}
 
 // Warn implements room.Shell.
 func (t *tensor) Warn(rank int, missing rankset.Set, waited time.Duration) {

@@ -155,10 +155,11 @@ func (j *Job) look() error {
 	}
 	j.fits = j.fits[:0]
 	verdict := j.Policy.Judge(j.situation())
-	if verdict.Grow && len(j.Servers) < j.Most {
+	grows := verdict.Grow && len(j.Servers) < j.Most
+	if grows {
 		j.Servers = append(slices.Clone(j.Servers), j.Newcomer)
 	}
-	if !verdict.Remap || !j.Policy.Remaps() {
+	if !verdict.Remap && !grows || !j.Policy.Remaps() {
 		return nil
 	}
 	return j.remap()

@@ -84,6 +84,30 @@ func TestPSLDSettlesAfterStragglersRecover(t *testing.T) {
 	}
 }
 
+// While a straggler stays, keys settle: after the first looks none moves.
+func TestKeysSettleWhileStragglersStay(t *testing.T) {
+	for _, slow := range []int{1, 2, 4} {
+		for seed := range uint64(10) {
+			for _, setting := range []string{"psld", "psld:0", "proportional"} {
+				j := stragglers(t, setting, slow)
+				j.Scenario.Seed = seed
+				j.mustIterate(t, 8)
+				settled, layout := j.Remaps, slices.Clone(j.Scenario.Layout)
+				j.mustIterate(t, 30)
+				if settled == 0 || j.Remaps != settled {
+					moved := 0
+					for i, k := range j.Scenario.Layout {
+						if k.Server != layout[i].Server {
+							moved++
+						}
+					}
+					t.Errorf("%s, %d slow, seed %d: %d remaps in 8 iterations, %d in 30 more, which have left %d keys elsewhere", setting, slow, seed, settled, j.Remaps-settled, moved)
+				}
+			}
+		}
+	}
+}
+
 // copied is the job at its beginning with other servers.
 func (j *Job) copied(slow int) *Job {
 	return &Job{Scenario: j.Scenario, Policy: j.Policy, Servers: links(len(j.Servers), slow)}

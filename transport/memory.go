@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"net"
+	"unsafe"
 
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -50,4 +51,34 @@ type OneSided interface {
 	// their order: whoever reads a frame that was sent after WriteTo returned finds the bytes in its memory. No byte
 	// is no write. It consumes the slice itself, as net.Buffers does.
 	WriteTo(t wire.Token, at int, buffers net.Buffers) error
+}
+
+// Lender is what a Conn is if its ends may lend each other memory, because they are processes of one host: what lies there is read and
+// written in place, and does not travel. The memory is the lender's: it hears by frames when the borrower is done with a part.
+type Lender interface {
+	// Lends is the memory of this process that the peer has mapped whole; nil for none.
+	Lends() Arena
+	// Borrow is a part of what the peer lends. It may be used until Return, also behind the end of the connection. A part that is not
+	// there is an error.
+	Borrow(offset, length uint64) ([]byte, error)
+	// Return ends one Borrow.
+	Return()
+}
+
+// Arena is memory of a process that it lends as a whole.
+type Arena interface {
+	// Memory is all of it; its addresses never change.
+	Memory() []byte
+	// Alloc gives zeros, whole pages; nil where there is no room.
+	Alloc(bytes int) []byte
+	// Free gives back what Alloc gave, and reports whether there is such memory. No peer uses it any more.
+	Free(at unsafe.Pointer) bool
+}
+
+// Lends is what this process lends the peer of a connection; nil for nothing.
+func Lends(c Conn) Arena {
+	if l, ok := c.(Lender); ok {
+		return l.Lends()
+	}
+	return nil
 }

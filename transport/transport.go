@@ -84,6 +84,14 @@ type Transport interface {
 	Dial(ctx context.Context, address string) (Conn, error)
 }
 
+// Once is a context in which Dial makes one attempt: a peer that is not there yet is an error.
+func Once(ctx context.Context) context.Context { return context.WithValue(ctx, once{}, true) }
+
+// IsOnce reports whether a context is of Once.
+func IsOnce(ctx context.Context) bool { return ctx.Value(once{}) != nil }
+
+type once struct{}
+
 // ErrStopped is wrapped by errors of a connection that ends when this process runs again after more than a peer timeout in
 // which it did not: it was the peer of all others that they have given up.
 var ErrStopped = errors.New("this process itself did not run")

@@ -34,6 +34,7 @@ type book struct {
 	leaders    map[uint32]*declaration // first values of groups with supersteps, by tensor
 	warned     map[string]time.Time    // when a server or this rank last warned of a stall
 	over       over                    // operations that have ended
+	suspension *wire.Suspension        // nil before an exchange had to begin again
 	kept       kept                    // has a lock of its own
 	host       []int                   // the ranks of this host, where they sum among themselves first; else nil
 	climbs     map[*operation]struct{} // sums of this host under way
@@ -98,6 +99,9 @@ func (b *book) admit(ops []Op) error {
 func (b *book) checkValue(op *Op) error {
 	if op.Kind != units.Accumulate {
 		return nil
+	}
+	if op.Postscale == 0 && b.epoch().Elastic {
+		return fmt.Errorf("%w: %q on rank %d has a postscale of 0: nothing is read of such a value, which in an elastic job goes on from what ranks have read", ErrInvalid, op.Name, b.cfg.Rank)
 	}
 	known := b.declares(op)
 	if !known && op.Use != units.Declare {

@@ -68,6 +68,9 @@ func (t *task) arrives(h *wire.Header, from fmt.Stringer) error {
 	if h.Codec != wire.CodecPlain || t.o.d.coding != nil && t.o.Kind != units.Accumulate {
 		return fmt.Errorf("%v answers partition %d of %q in encoding %d, where that is declared as %q", from, h.Part, t.o.name(), h.Codec, t.o.d.t.Codec)
 	}
+	if (t.placed || t.staged) && h.Flags&wire.FlagInPlace != 0 && h.Length == 0 {
+		return nil
+	}
 	if int(h.Length) != len(t.out) {
 		return fmt.Errorf("%v answers partition %d of %q with %d bytes, want %d", from, h.Part, t.o.name(), h.Length, len(t.out))
 	}

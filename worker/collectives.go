@@ -24,11 +24,6 @@ func (o *operation) first() {
 	case units.Broadcast:
 		o.run(o.broadcastTasks(), nil)
 	case units.Accumulate:
-		if err := o.e.lostValue(o.d); err != nil {
-			o.giveUp(err)
-			o.finish()
-			return
-		}
 		o.run(o.valueTasks(), nil)
 	case units.Send:
 		o.send()
@@ -84,7 +79,7 @@ func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
 	for i := range o.d.t.Parts {
 		t := &o.room[i]
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
-		*t = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.placed.Servers[i], out: out[from:to], answer: true, finished: t.finished}
+		*t = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.server(i), out: out[from:to], answer: true, finished: t.finished}
 		t.h.Before = o.d.had()
 		t.give(in, from, to)
 		o.list[i] = t
@@ -115,7 +110,7 @@ func (o *operation) scatterTasks() []*task {
 	tasks := make([]*task, len(o.d.t.Parts))
 	for i := range tasks {
 		a, b := o.d.offsets[i], o.d.offsets[i+1]
-		t := &task{o: o, h: o.header(wire.TypePush, i, o.DType), server: o.d.placed.Servers[i]}
+		t := &task{o: o, h: o.header(wire.TypePush, i, o.DType), server: o.d.server(i)}
 		t.h.Before = o.d.had()
 		t.give(o.Input, a, b)
 		switch {
@@ -145,9 +140,13 @@ func (o *operation) valueTasks() []*task {
 		if o.d.coding != nil {
 			t.h.Reference = o.d.coding.parts[i].number
 		}
-		if o.Use != units.Add {
+		switch {
+		case o.Use != units.Add:
 			t.out, t.answer = o.Output[from:to], true
-		} else {
+		case o.e.epoch().Elastic: // this rank keeps what the value is then
+			t.out, t.answer = make([]byte, to-from), true
+			t.h.Flags |= wire.FlagNow
+		default:
 			t.h.Flags |= wire.FlagNoPull
 		}
 		if o.Use == units.Declare {

@@ -105,7 +105,7 @@ func (e *Engine) ask(ctx context.Context, servers []int, w wire.Condition) ([]wi
 	w.ID, answers = e.conditions.open(len(servers))
 	defer e.conditions.close(w.ID)
 	for _, s := range servers {
-		if err := e.ways[s].condition(w); err != nil {
+		if err := e.wayTo(s).condition(w); err != nil {
 			return nil, err
 		}
 	}

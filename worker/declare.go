@@ -81,6 +81,9 @@ func (q *declareQueue) ask(ctx context.Context, e *Engine, batch []*declaration,
 	} else if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", ErrStall, err)
 	}
+	if err == nil {
+		e.met() // it may have placed them on servers that have joined just now
+	}
 	for i, d := range batch {
 		switch {
 		case err != nil:
@@ -110,16 +113,22 @@ func (e *Engine) knownServers(servers []int) bool {
 	return !slices.ContainsFunc(servers, func(s int) bool { return s < 0 || s >= len(e.epoch().Servers) })
 }
 
-// declared lets the operations go that waited for the declaration.
+// declared lets the operations go that waited for the declaration. Other ranks that have declared theirs hear that this one has not, but
+// where they know it otherwise: from the end of this engine, or the removal of the process set.
 func (e *Engine) declared(d *declaration, p wire.Placed, err error) {
+	fail := (*operation).giveUp
 	e.mu.Lock()
+	if e.broken != nil {
+		fail = (*operation).fail
+	}
 	if err != nil {
 		d.state, d.err = declareFailed, fmt.Errorf("%q could not be declared on rank %d: %w", d.t.Name, e.cfg.Rank, err)
 		if _, removed := e.removed[d.t.ProcessSet]; removed && e.broken == nil {
+			fail = (*operation).fail
 			d.err = e.removal(d.t.Kind, d.t.Name, d.t.ProcessSet, d.t.Ranks)
 		}
-		for _, o := range d.waiting {
-			o.n.drop(d)
+		if n := e.names[nameID{d.t.ProcessSet, d.t.Name}]; n != nil {
+			n.drop(d)
 		}
 	} else {
 		d.t.ID = p.ID
@@ -134,7 +143,7 @@ func (e *Engine) declared(d *declaration, p wire.Placed, err error) {
 	e.mu.Unlock()
 	for _, o := range waiting {
 		if d.err != nil {
-			o.fail(d.err)
+			fail(o, d.err)
 		}
 		o.launch()
 	}

@@ -78,6 +78,15 @@ func newEncoder(e *Engine) *encoder {
 	return n
 }
 
+// reach adds the lanes of servers that have joined.
+func (n *encoder) reach(servers int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if more := servers - len(n.lanes); more > 0 {
+		n.lanes = append(n.lanes, make(lanes, more)...)
+	}
+}
+
 // push queues a task. The first ones start the goroutines.
 func (n *encoder) push(t *task) {
 	n.mu.Lock()

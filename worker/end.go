@@ -35,7 +35,10 @@ func (e *Engine) end(err error) {
 			}
 			e.batches.Wait()
 			e.encoder.close()
-			e.failJoin(err)
+			if s := e.staging; s != nil {
+				s.Release() // but what a server may still write
+			}
+			e.joinFails(-1, err)
 			e.StopTimeline()
 			close(e.ended)
 		}()

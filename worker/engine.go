@@ -13,7 +13,7 @@
 //  7. With the last task the next stage begins, or Done is called (operation.go).
 //
 // Beside that: supersteps (superstep.go), changes of conditions (condition.go), joins (join.go), the state of coded
-// tensors (state.go, statebytes.go, residuals.go), the search for better settings (tuner.go), observers (observer.go) with the timeline (timeline.go), and how an
+// tensors (state.go, statebytes.go, residuals.go), the search for better settings (tuner.go), observers (observer.go) with the timeline (timeline.go), how fast servers are (profile.go), and how an
 // engine ends (end.go); how long it waits for servers (patience.go); messages between two ranks (messages.go). All locks and their order stand in locks.go.
 package worker
 
@@ -31,6 +31,7 @@ import (
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
@@ -57,12 +58,17 @@ type because struct {
 func (b because) Error() string { return b.text }
 func (b because) Unwrap() error { return b.kind }
 
+// Invalid makes an error about what was given that is no operation, as a setting, an ErrInvalid with the same text.
+func Invalid(err error) error { return because{ErrInvalid, err.Error()} }
+
 // Control is the engine's line to the scheduler.
 type Control interface {
 	Declare(ctx context.Context, tensors []wire.Tensor) ([]wire.Placed, error)
 	// RemoveSet removes a process set, when every worker of the job has asked for it.
 	RemoveSet(ctx context.Context, id uint32) error
 	ReportLost(wire.Lost)
+	// ReportProfile says what this rank has measured of servers; where no line is, it is dropped.
+	ReportProfile(wire.Profile)
 	// Clock is how far the scheduler's clock is ahead of this host's, and how uncertain that is; false before the first beat.
 	Clock() (ahead, uncertain time.Duration, known bool)
 }
@@ -79,6 +85,7 @@ type Local interface {
 	Condition(wire.Condition) wire.ConditionReply
 	Report(h wire.Header, iteration wire.Report) error
 	Cancel(h wire.Header)
+	Undeclared(f wire.Failure) error
 	// Moved is how many bytes of messages have come in pieces.
 	Moved() uint64
 	Join()
@@ -102,6 +109,7 @@ type Config struct {
 	Conns          int // connections to each server
 	DeclareTimeout time.Duration
 	Patience       agreement.Patience // with servers' answers
+	Profiles       time.Duration      // between two reports of how fast servers are; 0 for none
 	Log            *zap.Logger
 	Alloc          func(n int) []byte // memory for outputs whose size only the engine knows; nil for Go's
 	Tuning         *Tuning            // nil for none
@@ -116,13 +124,15 @@ type Config struct {
 // Engine is one worker's engine for one round of the job.
 type Engine struct {
 	cfg         Config
-	ways        []way // by server index, then those that sum for this host; nil before Start
-	hosting     Local // the server in this process, where it sums for this host; else nil
+	paths       atomic.Pointer[[]way] // by server index, then those that sum for this host (way.go); never written to
+	hosting     Local                 // the server in this process, where it sums for this host; else nil
 	encoder     *encoder
+	staging     *mempool.Pool // nil where no server has mapped the arena
 	observers   observers
+	profiler    *profiler                // nil where nobody asks
 	timeline    atomic.Pointer[timeline] // the one that is being written
 	wg          sync.WaitGroup           // link readers
-	starts      sync.WaitGroup           // a Start that is under way, and watch
+	starts      sync.WaitGroup           // a Start that is under way, watch and reports
 	cancel      func()                   // ends it
 	ctx         context.Context          // of it
 	settle      sync.Once
@@ -141,6 +151,8 @@ type Engine struct {
 	mu     lockorder.Mutex
 	book          // guarded by mu
 	gather gather // guarded by mu
+
+	meeting map[int]chan struct{} // servers that have joined and are not reached yet; guarded by mu
 }
 
 // New makes an engine. It accepts notices from now on, and operations after Start.
@@ -151,18 +163,20 @@ func New(cfg Config) *Engine {
 	if cfg.LoadPolicy == nil {
 		cfg.LoadPolicy = policy.Parse
 	}
-	e := &Engine{cfg: cfg, ended: make(chan struct{}), connected: make(chan struct{}), turn: make(chan struct{}, 1), origin: time.Now()}
+	e := &Engine{cfg: cfg, ended: make(chan struct{}), connected: make(chan struct{}), meeting: map[int]chan struct{}{}, turn: make(chan struct{}, 1), origin: time.Now()}
 	e.book = newBook(&e.cfg)
 	e.opens, e.leastCredit = cfg.Conns, cfg.Credit
 	if e.tuner != nil {
 		e.opens, e.leastCredit = e.tuner.bounds()
 	}
-	e.ways = make([]way, len(e.servers()))
+	ways := make([]way, len(e.servers()))
+	e.paths.Store(&ways)
 	e.gather.crowded = cfg.Crowded
 	e.mu.Place(levelWorker, "Engine")
 	e.conditions.mu.Place(levelWorker, "conditions")
 	e.busy.mu.Place(levelWorker, "occupancy")
 	e.encoder = newEncoder(e)
+	e.profiler = newProfiler(e)
 	e.kept.pool = e.encoder.pool
 	e.kept.mu.Place(levelKept, "kept")
 	if e.epoch().Elastic {
@@ -209,12 +223,15 @@ func (e *Engine) start(ctx context.Context, local Local) error {
 		if len(e.host) > 0 {
 			index, e.hosting = e.hostServer(e.cfg.Rank), local
 		}
-		e.ways[index] = newLocalQueue(e, index, local)
+		e.setWay(index, newLocalQueue(e, index, local))
 	}
 	if err := e.connect(ctx); err != nil {
 		return err
 	}
 	e.starts.Go(e.watch)
+	if e.profiler != nil {
+		e.starts.Go(e.reports)
+	}
 	return nil
 }
 
@@ -224,11 +241,11 @@ func (e *Engine) connect(ctx context.Context) error {
 	errs := make([]error, len(servers))
 	var wg sync.WaitGroup
 	for i, server := range servers {
-		if e.ways[i] != nil {
+		if e.wayTo(i) != nil {
 			continue
 		}
 		p := newPeer(e, i, server)
-		e.ways[i] = p
+		e.setWay(i, p)
 		if server.State == membership.Gone {
 			p.hand()
 			continue
@@ -304,11 +321,14 @@ func (e *Engine) submit(ops []Op) (started, due []*operation, stopping bool, err
 	return started, e.leaving(e.gather.due()), e.stopping(), nil
 }
 
-// Failed ends an operation that cannot be done on any rank; the server says so.
-func (e *Engine) Failed(f wire.Failure) {
+// Failed ends an operation that cannot be done on any rank; the server in this process says so.
+func (e *Engine) Failed(f wire.Failure) { e.failedAt(e.epoch().Embedded(e.cfg.Rank), f) }
+
+// failedAt is Failed from any server.
+func (e *Engine) failedAt(server int, f wire.Failure) {
 	err := error(because{failureKind(f.Code), f.Text})
 	if f.Name == "" {
-		e.failJoin(err)
+		e.joinFails(server, err)
 		return
 	}
 	e.failed(f, err)
@@ -366,25 +386,50 @@ func (e *Engine) Lost(l wire.Lost) {
 	e.end(fmt.Errorf("%w: %s %d%s is gone: %s", ErrPeerLost, l.Role, l.Rank, e.hostOf(l), l.Why))
 }
 
-// Follow goes on in a later epoch of the round, without the ranks and servers that an elastic job has lost. Operations in flight end as the
+// Follow goes on in a later epoch of the round, without the ranks and servers that an elastic job has lost, and with servers that have joined it. Operations in flight end as the
 // servers say, which wait for those ranks no longer, and those which inherit the keys of those servers.
 func (e *Engine) Follow(later *membership.Epoch) {
 	e.mu.Lock()
 	before := e.epoch()
-	_, lost, err := e.cfg.Membership.Follow(later)
-	for _, d := range lost {
-		if i := before.ServerOf(d.Member); i >= 0 && e.broken == nil {
-			e.starts.Add(1)
-			go e.succeed(i, d.Why, d.Drained)
+	news, err := e.cfg.Membership.Follow(later)
+	joined, lost := news.Joined, news.Lost
+	for _, i := range joined {
+		met := make(chan struct{})
+		if e.beside(func() { e.meet(i, met) }) {
+			e.meeting[i] = met
 		}
+	}
+	for _, d := range lost {
+		if i := before.ServerOf(d.Member); i >= 0 {
+			e.beside(func() { e.succeed(i, d.Why, d.Drained) })
+		}
+	}
+	if news.Moved {
+		e.beside(e.bring)
 	}
 	e.mu.Unlock()
 	if err != nil {
 		e.cfg.Log.Error("an epoch that cannot follow", zap.Uint32("epoch", later.Number), zap.Error(err))
 	}
+	for _, i := range joined {
+		e.cfg.Log.Info("a server has joined the job", zap.Int("server", i), zap.Uint32("epoch", later.Number))
+	}
 	for _, d := range lost {
 		e.cfg.Log.Info("the job goes on without "+d.String(), zap.Uint32("epoch", later.Number), zap.String("why", d.Why))
 	}
+}
+
+// beside has something be done beside what the engine does, which waits for it at its end. It reports false where the engine has ended. The caller holds the lock.
+func (e *Engine) beside(f func()) bool {
+	if e.broken != nil {
+		return false
+	}
+	e.starts.Add(1)
+	go func() {
+		defer e.starts.Done()
+		f()
+	}()
+	return true
 }
 
 func (e *Engine) hostOf(l wire.Lost) string {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -182,6 +183,30 @@ func TestARefusedFrameWithoutAnAnswerEndsItsOperation(t *testing.T) {
 	if n := logged.FilterMessageSnippet("refused what this rank sent").Len(); n != 1 {
 		t.Errorf("%d lines are logged of what was refused when its operation had ended: %v", n, logged.All())
 	}
+}
+
+// A connection that ends in the middle of an answer says least of why: what is known of the loss a moment later is the
+// operation's error, as of those that had no answer yet.
+func TestAnAnswerThatBreaksOffFailsForTheReasonOfTheLoss(t *testing.T) {
+	perform(t, 1, 1, nil, func(th *theatre) {
+		s := th.servers[0]
+		go func() {
+			_ = s.frames(s.conns[0], func(h wire.Header, payload []byte) {
+				if h.Type != wire.TypePush {
+					return
+				}
+				h.Type, h.Flags = wire.TypeResult, 0
+				answer := wire.AppendFrame(nil, h, payload)
+				_ = s.conns[0].Send(net.Buffers{answer[:len(answer)-len(payload)/2]})
+				_ = s.conns[0].Close()
+			})
+		}()
+		done := th.sum("half", partBytes)
+		th.engine.Flush(true)
+		synctest.Wait()
+		th.engine.Lost(wire.Lost{Role: wire.RoleWorker, Rank: 1, Why: "its host burns"})
+		th.wantEnd(done, worker.ErrPeerLost, `"half"`, "on rank 0", "worker 1", "its host burns")
+	})
 }
 
 // Operations without a name are one name's: some are under way, the rest wait in their order, so that a server holds no more

@@ -42,6 +42,8 @@ func (n *numbering) RemoveSet(context.Context, uint32) error { return nil }
 
 func (n *numbering) ReportLost(wire.Lost) {}
 
+func (n *numbering) ReportProfile(wire.Profile) {}
+
 func (n *numbering) Clock() (time.Duration, time.Duration, bool) { return 0, 0, false }
 
 // FuzzServer has a server that knows the secret send any bytes at all over two connections, while

@@ -18,7 +18,7 @@ import (
 // What a worker of an elastic job does when a server is lost, alone or with the worker in its process (decisions 80 and 087). It tells the scheduler, which begins the epoch without
 // the server. Then each key of the server has an heir, which every node finds by itself (membership.Epoch.Heir), and which gets from every rank
 //
-//  1. the last result that the rank has of the key, for ranks that have not got it;
+//  1. the last result that the rank has of the key, for ranks that have not got it; of a held value (decision 100) the newest that it has, with what that covers;
 //  2. the push that the rank waits for an answer to, from the memory that it was sent from: an answer is not written there before it is whole.
 //
 // From then on the way to the lost server leads to the heirs. A server that was drained (decision 84) is one that has said goodbye on every
@@ -73,40 +73,50 @@ func (p *peer) heirFor(d *declaration, h *wire.Header) way {
 	if d == asPieces { // its mailbox is that of a rank
 		part = uint32(h.Destination)
 	}
-	return p.e.ways[p.e.heirOf(d, part, p.index)]
+	return p.e.wayTo(p.e.heirOf(d, part, p.index))
 }
 
 // heirOf is the heir of a key among the servers whose keys have not been handed over here: where it is about to go itself, what goes there
 // goes on with all that waits for it, in its order.
 func (e *Engine) heirOf(d *declaration, part uint32, server int) int {
-	there := func(i int) bool { return i != server && !e.ways[i].(*peer).gone() } // in an elastic job every way is a peer
-	return e.epoch().HeirAmong(membership.Name{Set: d.t.ProcessSet, Name: d.t.Name}, int(part), server, there)
+	there := func(i int) bool { return i != server && e.serves(i) }
+	key := d.key(part)
+	to := e.epoch().HeirAmong(key, server, there)
+	if e.wayTo(to) == nil { // it has been moved to one that is not reached yet: where it was before sends it there
+		key.Number = 0
+		to = e.epoch().HeirAmong(key, server, there)
+	}
+	return to
 }
 
 // succeed gives the heirs of a lost server's keys, or of one that was drained, what they need.
 func (e *Engine) succeed(server int, why string, drained bool) {
-	defer e.starts.Done()
 	select {
 	case <-e.connected:
 	case <-e.ctx.Done():
 		return
 	}
+	if e.met(); e.ctx.Err() != nil { // its heirs may have joined just now
+		return
+	}
 	e.turn <- struct{}{} // of one server after the other
 	defer func() { <-e.turn }()
 	began := time.Now()
-	p := e.ways[server].(*peer) // as every way of an elastic job
+	p := e.wayTo(server).(*peer) // as every way of an elastic job
 	if drained {
 		p.hearOut()
 	}
 	p.end()
 	defer e.handBack()
-	gone := e.loseValues(server, fmt.Errorf("%v has gone (%s)", p, why))
-	for _, o := range gone {
-		o.giveUp(o.d.lost)
-	}
-	results := e.kept.of(server, func(r *result) int { return p.heirFor(r.d, &r.h).(*peer).index })
+	e.loseResiduals(server)
+	results := e.kept.moved(func(r *result) int {
+		if r.server != server {
+			return r.server
+		}
+		return p.heirFor(r.d, &r.h).(*peer).index
+	})
 	for _, r := range results {
-		e.ways[r.server].(*peer).supply(r)
+		e.wayTo(r.server).(*peer).supply(r)
 	}
 	moved := 0
 	for tasks := p.rest(); len(tasks) > 0; tasks = p.rest() {
@@ -115,23 +125,23 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 			case !repeatable(t, drained):
 				t.o.giveUp(because{ErrUnsupported, fmt.Sprintf("%s on rank %d: %v was lost with it (%s); the same works again, without that server", t.o.what(), e.cfg.Rank, p, why)})
 			case t.begin(life.Again):
+				t.halt()
 				moved++
 				p.heir(t).push(t)
 			}
 		}
 	}
+	e.again(results)
 	e.conditions.fail(fmt.Sprintf("%v has gone meanwhile", p))
 	e.joined(-1, 0)
 	e.kick(false)
 	e.cfg.Log.Info("goes on without a server", zap.Stringer("server", p), zap.Int("results supplied", len(results)), zap.Int("exchanges begun again", moved), zap.Duration("took", time.Since(began)))
 }
 
-// repeatable reports whether another server can do what one has left unanswered: where that was drained, all but what is done to a held value.
+// repeatable reports whether another server can do what one has left unanswered: where that was drained, all.
 func repeatable(t *task, drained bool) bool {
 	switch t.h.Type {
-	case wire.TypePush:
-		return t.o.Kind != units.Accumulate
-	case wire.TypeState, wire.TypeRestore:
+	case wire.TypePush, wire.TypePull, wire.TypeState, wire.TypeRestore:
 		return true
 	case wire.TypePut, wire.TypeGet, wire.TypeSend, wire.TypeOffer, wire.TypeReceive:
 		return drained
@@ -149,8 +159,12 @@ func (p *peer) hearOut() {
 	}
 }
 
-// end ends the connections to a server that has gone.
+// end ends the connections to a server that has gone. From now on they take no task, not even to refuse it: while they do, it cannot
+// begin again, and rest would pass it over.
 func (p *peer) end() {
+	p.mu.Lock()
+	p.traffic.ended = true
+	p.mu.Unlock()
 	p.close()
 	p.reading.Wait()
 	p.e.mu.Lock()
@@ -170,61 +184,40 @@ func (p *peer) rest() []*task {
 	return tasks
 }
 
-// supply sends the heir of a key a result of it.
+// supply sends the heir of a key a result of it, on the connection on which what is done to a held value follows.
 func (p *peer) supply(r *result) {
-	p.onFirst(func(c *connTraffic) { p.traffic.behind(c, r.d, r.frame()) })
+	p.on(r.h.Tensor+r.h.Part, func(c *connTraffic) {
+		for _, f := range r.frames() {
+			p.traffic.behind(c, r.d, f)
+		}
+	})
 }
 
 // breakOff keeps a task whose answer has not come whole.
 func (p *peer) breakOff(t *task) {
+	t.halt()
 	p.mu.Lock()
 	p.traffic.unsent = append(p.traffic.unsent, t)
 	p.mu.Unlock()
 	t.happened(life.BreakOff)
 }
 
-// loseValues marks the held values of which a part was on a lost server, and returns what is in flight with them. It says how many residuals
-// were there: the next answers are sent without what earlier ones lacked.
-func (e *Engine) loseValues(server int, why error) (gone []*operation) {
+// loseResiduals says how many residuals were on a lost server: the next answers are sent without what earlier ones lacked. Of held values that is the
+// difference to what the ranks have.
+func (e *Engine) loseResiduals(server int) {
 	residuals := 0
 	e.mu.Lock()
-	epoch := e.epoch()
-	for id, n := range e.names {
+	for _, n := range e.names {
 		for _, d := range n.decls {
 			for part, s := range d.placed.Servers {
-				switch there := epoch.Has(membership.Member{Role: membership.ServerRole, Number: s}); {
-				case d.t.Kind != units.Accumulate && s == server && d.coding != nil && d.coding.answerBytes(part) > 0:
+				if s == server && d.coding != nil && (d.coding.follow || d.t.Kind != units.Accumulate && d.coding.answerBytes(part) > 0) {
 					residuals++
-				case d.t.Kind == units.Accumulate && !there && d.lost == nil:
-					d.lost = fmt.Errorf("%w: partition %d of the held value %q is lost on rank %d: %w; declare it under another name, from what this rank has read of it", ErrUnsupported, part, id.name, e.cfg.Rank, why)
-					e.drop(d)
 				}
 			}
-		}
-	}
-	for o := range e.inflight {
-		if o.d != nil && o.d.lost != nil {
-			gone = append(gone, o)
 		}
 	}
 	e.mu.Unlock()
 	if residuals > 0 {
 		e.cfg.Log.Warn("residuals of coded tensors are lost with a server: their next answers come without what earlier ones lacked", zap.Int("partitions", residuals), zap.Int("server", server))
 	}
-	return gone
-}
-
-// drop ends the supersteps of a group whose first value is lost.
-func (b *book) drop(d *declaration) {
-	if d.superstep != nil && b.leaders[d.t.ID] == d {
-		close(d.superstep.answer)
-		delete(b.leaders, d.t.ID)
-	}
-}
-
-// lostValue is why a held value cannot be used any more.
-func (e *Engine) lostValue(d *declaration) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return d.lost
 }

@@ -44,7 +44,7 @@ func (b *book) sumOnHost(d *declaration) {
 			d.host = append(d.host, rank)
 		}
 	}
-	if len(d.host) < 2 {
+	if !membership.SumFirst(len(d.host), d.t.Bytes()) {
 		d.host = nil
 	}
 }
@@ -70,13 +70,17 @@ func (o *operation) patience() agreement.Patience {
 	return p
 }
 
-// climb is a sum of this host on its way to its server. It is no operation of this rank.
+// climb takes sums of this host to their server, one after the other, as operations that are no use of this rank's.
+//
+// Its operation is used again for the next sum: whoever gives up a sum on its way drops the climb.
 type climb struct {
 	operation
 	only   task
 	tasks  [1]*task
 	answer wire.Header
 	back   func(wire.Header, error)
+
+	begun, ended bool // guarded by the engine's lock: a sum is on its way; there will be no more
 }
 
 // Uplink is the engine as the server in this process uses it, which sums for this host.
@@ -91,46 +95,34 @@ func (u *Uplink) Attach(e *Engine) { u.e = e }
 // Kick has what was pushed leave.
 func (u *Uplink) Kick() {
 	for i := range u.e.epoch().Servers {
-		u.e.ways[i].kick(false)
+		u.e.wayTo(i).kick(false)
 	}
 }
 
-// Open gives what pushes sums of a tensor.
-func (u *Uplink) Open(t *wire.Tensor) func(wire.Header, []byte, func(wire.Header, error)) (abandon func()) {
+// Open makes climbs of a tensor's sums. A sum's memory is its answer's.
+func (u *Uplink) Open(t *wire.Tensor) func(back func(wire.Header, error)) (push func(wire.Header, []byte), abandon func()) {
 	d := &declaration{t: *t, placed: &membership.Tensor{Servers: t.Servers}}
-	return func(h wire.Header, sum []byte, done func(wire.Header, error)) func() {
-		return u.e.climb(d, h, sum, done)
+	return func(back func(wire.Header, error)) (func(wire.Header, []byte), func()) {
+		c := &climb{back: back}
+		return func(h wire.Header, sum []byte) { c.push(u.e, d, h, sum) }, func() { c.giveUp(u.e) }
 	}
 }
 
-// climb pushes a sum of this host, in memory that the answer replaces.
-func (e *Engine) climb(d *declaration, h wire.Header, sum []byte, done func(wire.Header, error)) (abandon func()) {
-	c := &climb{back: done}
-	o := &c.operation
-	o.mu.Place(levelWorker, "operation")
-	o.e, o.d, o.beside, o.climb, o.seq, o.iteration = e, d, true, c, h.Seq, h.Iteration
-	o.Op = Op{Kind: d.t.Kind, DType: d.t.DType, ReduceOp: d.t.Op, Name: d.t.Name, Set: wire.ProcessSet{ID: d.t.ProcessSet, Ranks: d.t.Ranks}, Declared: d.t.Declared}
-	t := &c.only
+// push sends a sum on its way, in memory that the answer replaces.
+func (c *climb) push(e *Engine, d *declaration, h wire.Header, sum []byte) {
+	if !c.enter(e, d, &h) {
+		c.back(wire.Header{}, inprocess.ErrCancelled)
+		return
+	}
+	o, t := &c.operation, &c.only
+	h.Rank, h.Epoch = uint16(e.cfg.Rank), o.epoch
 	*t = task{o: o, h: h, server: d.placed.Servers[h.Part], out: sum, answer: true}
 	if t.in = sum; h.Flags&wire.FlagEmpty != 0 {
 		t.in = nil
 	}
-	t.h.Rank = uint16(e.cfg.Rank)
-	e.mu.Lock()
-	err := e.broken
-	t.h.Epoch, o.epoch = e.epoch().Joins, e.epoch().Joins
-	o.Priority = e.priorityOf(d)
-	if err == nil {
-		e.climbs[o] = struct{}{}
-	}
-	e.mu.Unlock()
-	if err != nil {
-		done(wire.Header{}, inprocess.ErrCancelled)
-		return func() {}
-	}
 	t.start()
 	o.mu.Lock()
-	failed := o.err != nil // the engine has ended since
+	failed := o.err != nil // it was given up since, or the engine has ended
 	o.pending.Store(1)
 	if !failed {
 		c.tasks[0] = t
@@ -142,7 +134,23 @@ func (e *Engine) climb(d *declaration, h wire.Header, sum []byte, done func(wire
 		t.way().push(t)
 	}
 	o.complete()
-	return c.abandon
+}
+
+// enter puts the operation into the book, unless the engine has ended, or the climb.
+func (c *climb) enter(e *Engine, d *declaration, h *wire.Header) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c.ended || e.broken != nil {
+		return false
+	}
+	c.begun = true
+	o := &c.operation
+	*o = operation{e: e, d: d, beside: true, climb: c, seq: h.Seq, iteration: h.Iteration, epoch: e.epoch().Joins}
+	o.mu.Place(levelWorker, "operation")
+	o.Op = Op{Kind: d.t.Kind, DType: d.t.DType, ReduceOp: d.t.Op, Name: d.t.Name, Set: wire.ProcessSet{ID: d.t.ProcessSet, Ranks: d.t.Ranks}, Declared: d.t.Declared}
+	o.Priority = e.priorityOf(d)
+	e.climbs[o] = struct{}{}
+	return true
 }
 
 // priorityOf is the priority with which this rank has used a tensor last.
@@ -157,19 +165,29 @@ func (b *book) priorityOf(d *declaration) int {
 	return 0
 }
 
-func (c *climb) abandon() { c.operation.fail(inprocess.ErrCancelled) }
+// giveUp ends the climb, and the sum that is on its way.
+func (c *climb) giveUp(e *Engine) {
+	e.mu.Lock()
+	begun := c.begun
+	c.ended = true
+	e.mu.Unlock()
+	if begun {
+		c.operation.fail(inprocess.ErrCancelled)
+	}
+}
 
 // finish hands the answer to the server in this process.
 func (c *climb) finish() {
 	o := &c.operation
 	o.mu.Lock()
-	err := o.err
+	err, e := o.err, o.e
 	o.tasks, o.abandoned = nil, true
 	o.mu.Unlock()
-	o.e.mu.Lock()
-	delete(o.e.climbs, o)
-	broken := o.e.broken
-	o.e.mu.Unlock()
+	e.mu.Lock()
+	delete(e.climbs, o)
+	c.begun = false
+	broken := e.broken
+	e.mu.Unlock()
 	switch {
 	case err == nil || errors.Is(err, inprocess.ErrCancelled):
 	case broken != nil:
@@ -203,11 +221,10 @@ func (n HostNotices) Joined(last int) { n.joined(n.hostServer(n.cfg.Rank), last)
 func (n HostNotices) Failed(f wire.Failure) { n.failedHere(f) }
 
 func (e *Engine) failedHere(f wire.Failure) {
-	err := error(because{failureKind(f.Code), f.Text})
-	if f.Name == "" {
-		e.failJoin(err)
+	if f.Name == "" { // a join, which the servers of the job fail too
 		return
 	}
+	err := error(because{failureKind(f.Code), f.Text})
 	e.mu.Lock()
 	v := e.nameFailed(f, err)
 	e.lent++

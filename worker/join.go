@@ -8,14 +8,16 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// joinState is a join under way: this rank has no more data and waits until all have joined.
+// joinState is a join under way: this rank has no more data and waits until all have joined, or until every server has failed it.
 type joinState struct {
 	done    func(Output, error)
 	sent    bool
-	told    bool        // every server has been
-	failed  error       // meanwhile; nil for not
-	passed  bool        // the server in this process, which sums for its host, knows that all have joined
-	replies map[int]int // servers that say that all have joined, and who was the last
+	told    bool             // every server has been
+	failed  error            // why it fails; nil for not
+	refused map[int]struct{} // servers that have failed it
+	over    bool             // it fails, whatever other servers say
+	passed  bool             // the server in this process, which sums for its host, knows that all have joined
+	replies map[int]int      // servers that say that all have joined, and who was the last
 }
 
 // Join says that this rank has no more data. When every rank has joined, done is called with the last
@@ -30,7 +32,7 @@ func (e *Engine) Join(done func(Output, error)) error {
 		e.mu.Unlock()
 		return fmt.Errorf("%w: this rank has joined already and waits for the others", ErrInvalid)
 	}
-	j := &joinState{done: done, replies: map[int]int{}}
+	j := &joinState{done: done, refused: map[int]struct{}{}, replies: map[int]int{}}
 	e.joining = j
 	idle := len(e.inflight) == e.messages.inFlight
 	e.mu.Unlock()
@@ -44,25 +46,27 @@ func (e *Engine) Join(done func(Output, error)) error {
 // send tells all servers, once, on every connection: it must not overtake what was pushed on another.
 func (j *joinState) send(e *Engine) {
 	e.mu.Lock()
-	sent, epoch := j.sent, e.epoch().Joins
+	sent, epoch, ways := j.sent, e.epoch().Joins, e.ways() // a server that is reached later is told then (meet)
 	j.sent = true
 	e.mu.Unlock()
 	if sent {
 		return
 	}
-	var gone error
-	for _, w := range e.ways {
-		if gone = w.join(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint16(e.cfg.Rank)}); gone != nil {
-			break
+	for _, w := range ways {
+		if w == nil {
+			continue
+		}
+		if gone := w.join(wire.Header{Type: wire.TypeJoin, Epoch: epoch, Rank: uint16(e.cfg.Rank)}); gone != nil {
+			e.mu.Lock()
+			j.failed = cmp.Or(j.failed, gone)
+			e.mu.Unlock()
 		}
 	}
 	e.mu.Lock()
 	j.told = true
-	failed := cmp.Or(j.failed, gone)
+	over := e.failedJoin()
 	e.mu.Unlock()
-	if failed != nil {
-		e.failJoin(failed)
-	}
+	over.end(e)
 }
 
 // takeJoinBack tells the servers that sum for this host that a join has failed. Those of the job know it.
@@ -70,7 +74,7 @@ func (e *Engine) takeJoinBack() {
 	if len(e.host) == 0 || e.Err() != nil {
 		return
 	}
-	for _, w := range e.ways[len(e.epoch().Servers):] {
+	for _, w := range e.ways()[len(e.epoch().Servers):] {
 		_ = w.join(wire.Header{Type: wire.TypeJoin, Flags: wire.FlagOwnWill, Epoch: e.epoch().Joins, Rank: uint16(e.cfg.Rank)}) // one that has left ends the engine
 	}
 }
@@ -89,8 +93,14 @@ func (e *Engine) joined(server, last int) {
 	if server >= 0 {
 		j.replies[server] = last
 	}
+	if j.failed != nil {
+		over := e.failedJoin()
+		e.mu.Unlock()
+		over.end(e)
+		return
+	}
 	first, all := -1, len(e.epoch().Servers)
-	for i := range e.ways {
+	for i := range max(all, len(e.ways())) {
 		if _, said := j.replies[i]; i < all && e.epoch().Servers[i].State == membership.Gone {
 			continue
 		} else if !said {
@@ -124,22 +134,44 @@ func (e *Engine) joined(server, last int) {
 	j.done(Output{Value: j.replies[first]}, nil)
 }
 
-// failJoin ends a join that is under way, behind the telling of it: what this rank begins next comes to every server behind that.
-func (e *Engine) failJoin(err error) {
+// joinFails notes that a server fails a join that is under way. Every server does when a rank leaves without joining, and the join ends
+// behind the last: what this rank begins next finds it back everywhere. Without a server (-1) it ends at once.
+func (e *Engine) joinFails(server int, err error) {
 	e.mu.Lock()
-	j := e.joining
-	if j != nil && j.sent && !j.told {
-		j.failed = cmp.Or(j.failed, err)
-		j = nil
-	} else {
-		e.joining = nil
+	if j := e.joining; j != nil {
+		j.failed, j.over = cmp.Or(j.failed, err), j.over || server < 0
+		j.refused[server] = struct{}{}
 	}
+	over := e.failedJoin()
 	e.mu.Unlock()
+	over.end(e)
+}
+
+// failedJoin takes a join out that has failed, when all have been told of it and it is over.
+func (b *book) failedJoin() *joinState {
+	j := b.joining
+	if j == nil || j.failed == nil || j.sent && !j.told {
+		return nil
+	}
+	servers := b.epoch().Servers
+	for i := range servers {
+		_, refused := j.refused[i]
+		_, replied := j.replies[i]
+		if !j.over && !refused && !replied && servers[i].State != membership.Gone {
+			return nil
+		}
+	}
+	b.joining = nil
+	return j
+}
+
+// end is of a join that has failed, or of none.
+func (j *joinState) end(e *Engine) {
 	if j == nil {
 		return
 	}
 	if j.told {
 		e.takeJoinBack()
 	}
-	j.done(Output{}, fmt.Errorf("join on rank %d: %w", e.cfg.Rank, err))
+	j.done(Output{}, fmt.Errorf("join on rank %d: %w", e.cfg.Rank, j.failed))
 }

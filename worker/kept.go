@@ -1,6 +1,9 @@
 package worker
 
 import (
+	"fmt"
+	"math"
+
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/units"
@@ -9,7 +12,8 @@ import (
 )
 
 // kept is the last result of each key of an elastic job, as it came: when its server is lost, a rank that has not got it gets it from this
-// one. The next result of the key replaces it: then every rank has pushed since, so every rank had it.
+// one. The next result of the key replaces it: then every rank has pushed since, so every rank had it. Of a held value it is the newest that this
+// rank has, with what that covers: every answer comes after this rank's own push, so that nothing else of this rank is needed but what waits for an answer.
 type kept struct {
 	pool *mempool.Pool
 
@@ -23,18 +27,24 @@ type keyOf struct{ tensor, part uint32 }
 type result struct {
 	d       *declaration
 	h       wire.Header // of the frame that supplies it
+	cover   []byte      // of a held value: wire.Cover
 	server  int         // from which it came
 	message []byte
 	lent    bool // a frame that has not left reads it
+
+	sentBack int // how often a server has sent it away
 }
 
 // keeps reports whether the answer to a task is kept.
 func (k *kept) keeps(t *task) bool {
-	return k.results != nil && t.h.Type == wire.TypePush && t.o.Kind != units.Accumulate
+	return k.results != nil && (t.h.Type == wire.TypePush || t.o.Kind == units.Accumulate && t.h.Type == wire.TypePull)
 }
 
 // keep keeps the answer of a server to a task. Where message is not lent it is copied; else its memory is the keeper's.
 func (k *kept) keep(t *task, h *wire.Header, server int, message []byte, lent bool) error {
+	if t.o.Kind == units.Accumulate && t.cover == nil {
+		return fmt.Errorf("partition %d of %q on rank %d: server %d answers without saying what the value covers", h.Part, t.o.name(), t.h.Rank, server)
+	}
 	if !lent && len(message) > 0 {
 		b, err := k.pool.Get(len(message))
 		if err != nil {
@@ -50,10 +60,27 @@ func (k *kept) keep(t *task, h *wire.Header, server int, message []byte, lent bo
 	id := keyOf{h.Tensor, h.Part}
 	k.mu.Lock()
 	before := k.results[id]
+	if t.o.Kind == units.Accumulate {
+		r.ofValue(t, before)
+	}
 	k.results[id] = r
 	k.mu.Unlock()
 	k.release(before)
 	return nil
+}
+
+// ofValue makes it the newest of a held value. What the home server of the name has to know is that its declaration is over.
+func (r *result) ofValue(t *task, before *result) {
+	r.cover = t.cover
+	h := &r.h
+	h.Flags, h.Codec, h.Divisor = h.Flags&wire.FlagAuthenticated, wire.CodecPlain, 0
+	h.Iteration, h.Seq, h.Before = 0, t.h.Seq, t.o.d.had()
+	switch {
+	case t.h.Flags&wire.FlagDeclare != 0:
+		h.Flags |= t.h.Flags & wire.FlagHome
+	case before != nil:
+		h.Seq, h.Flags = before.h.Seq, h.Flags|before.h.Flags&wire.FlagHome
+	}
 }
 
 // release gives the memory of a result back, unless a frame reads it.
@@ -63,17 +90,55 @@ func (k *kept) release(r *result) {
 	}
 }
 
-// of are the results that came from a server, as if they came from the heirs of their keys, and lent for good.
-func (k *kept) of(server int, heir func(r *result) int) (all []*result) {
+// moved are the results of keys that are not where they came from any more, as if they came from where they are now, and lent for good.
+func (k *kept) moved(place func(r *result) int) (all []*result) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, r := range k.results {
-		if r.server == server {
-			r.lent, r.server = true, heir(r)
+		if to := place(r); to != r.server {
+			r.lent, r.server = true, to
 			all = append(all, r)
 		}
 	}
 	return all
+}
+
+// pushed is how many iterations of a held value its newest answer says that a rank has pushed; none where it has not come.
+func (k *kept) pushed(id keyOf, rank int) uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var c wire.Cover
+	if r := k.results[id]; r == nil || c.Decode(r.cover) != nil { // it was decoded when it came
+		return math.MaxUint64
+	}
+	for _, of := range c.Ranks {
+		if int(of.Rank) == rank {
+			return of.Pushed
+		}
+	}
+	return 0
+}
+
+// sentBack is the result of an iteration that was supplied to a server, if it is still the last one of its key, and how often one has sent it back.
+func (k *kept) sentBack(id keyOf, server int, iteration uint64) (r *result, times int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if r := k.results[id]; r != nil && r.lent && r.server == server && r.h.Iteration == iteration {
+		r.sentBack++
+		return r, r.sentBack
+	}
+	return nil, 0
+}
+
+// relocate notes that a result is supplied to another server than before, and reports whether it still is the last one of its key.
+func (k *kept) relocate(r *result, from, to int) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	last := k.results[keyOf{r.h.Tensor, r.h.Part}] == r && r.server == from
+	if last {
+		r.server = to
+	}
+	return last
 }
 
 // forget forgets the results of a tensor that is declared anew.
@@ -101,5 +166,13 @@ func (k *kept) reset() {
 	clear(k.results)
 }
 
-// frame supplies a result.
-func (r *result) frame() outbox.Frame { return outbox.Frame{Header: r.h, Payload: r.message} }
+// frames supply a result.
+func (r *result) frames() []outbox.Frame {
+	frame := outbox.Frame{Header: r.h, Payload: r.message}
+	if r.cover == nil {
+		return []outbox.Frame{frame}
+	}
+	h := r.h
+	h.Type, h.Flags, h.DType = wire.TypeCover, 0, 0
+	return []outbox.Frame{{Header: h, Payload: r.cover}, frame}
+}

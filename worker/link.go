@@ -15,6 +15,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/membership"
+	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/outbox"
@@ -60,7 +62,7 @@ func (l *link) greet() error {
 	cfg := &l.p.e.cfg
 	conns := l.p.e.opens
 	window := max(l.p.e.leastCredit/int64(4*conns), 1) // what no connection has reported yet is a quarter of the credit at most
-	hello := wire.Hello{Role: wire.RoleWorker, Round: cfg.Membership.Now().Round, Rank: cfg.Rank, Conns: conns, Window: uint64(window)}
+	hello := wire.Hello{Role: wire.RoleWorker, Round: cfg.Membership.Now().Round, Rank: cfg.Rank, Conns: conns, Window: uint64(window), Joins: cfg.Membership.Now().Joins}
 	if err := control.Send(l.conn, wire.TypeHello, hello); err != nil {
 		return err
 	}
@@ -97,8 +99,15 @@ func (l *link) abandon() {
 // Pop implements outbox.Queue.
 func (l *link) Pop(limit int) (outbox.Frame, bool) {
 	l.p.mu.Lock()
-	defer l.p.mu.Unlock()
-	return l.p.traffic.next(l.traffic, limit)
+	f, s, ok := l.p.traffic.next(l.traffic, limit)
+	if ok {
+		l.p.e.profiler.moved(&f)
+	}
+	l.p.mu.Unlock()
+	if s != nil {
+		copy(s.memory, f.Owner.(*task).in)
+	}
+	return f, ok
 }
 
 // Waiting implements outbox.Queue.
@@ -114,6 +123,7 @@ func (l *link) read() {
 	err := l.frames()
 	l.goodbye()
 	_ = l.conn.Close()
+	l.p.releaseAll()
 	p := l.p
 	survives := p.survives(err)
 	if p.e.Err() != nil || !survives && p.hearsWhy(err) {
@@ -227,12 +237,8 @@ func (l *link) result(h *wire.Header) error {
 	if err == nil {
 		err = l.conn.ReadPayload(into)
 	}
-	if err != nil && l.p.survives(err) {
+	if err != nil { // what the operation fails for, if it does, is found where the connection ends
 		l.p.breakOff(t)
-		return err
-	}
-	if err != nil {
-		t.answered(l.p.e.explain(t.o, l.p.e.lossOf(l.p.index, err)))
 		return err
 	}
 	if kept := l.finish(t, h, into, lent != nil); !kept {
@@ -258,6 +264,10 @@ func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
 // was. A message that cannot be read ends the operation on every rank.
 func (l *link) finish(t *task, h *wire.Header, answer []byte, lent bool) (kept bool) {
 	t.stamp(received)
+	l.p.e.profiler.answered(t, l.p.index, h)
+	if !t.halted.IsZero() {
+		l.p.e.resumed(time.Since(t.halted) - h.Waited())
+	}
 	keeper := &l.p.e.kept
 	keeps := keeper.keeps(t)
 	var err error
@@ -266,14 +276,23 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte, lent bool) (kept b
 		err = t.decode(h, answer, l.p)
 	case h.Flags&wire.FlagEmpty != 0:
 		clear(t.out)
-	case keeps:
-		copy(t.out, answer)
-	case k != nil && k.follow:
-		k.start(h, answer)
+	default:
+		if keeps {
+			copy(t.out, answer)
+		}
+		if k != nil && k.follow {
+			k.start(h, answer)
+		}
+	}
+	if t.o.Kind == units.Accumulate && h.Codec != wire.CodecPlain {
+		answer, lent = t.out, false
 	}
 	if err == nil && keeps {
 		err = keeper.keep(t, h, l.p.index, answer, lent)
 		kept = err == nil && lent
+		if l.p.e.epoch().Elsewhere(t.o.d.key(h.Part), l.p.index) { // it has not heard yet that the key has been moved
+			defer l.p.e.bringLater()
+		}
 	}
 	if err != nil {
 		t.o.giveUp(err)
@@ -328,6 +347,8 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 			e.observers.answered(t, h.Rank)
 			t.answered(t.matched(int(h.Rank), m))
 		}
+	case wire.TypeCover:
+		return l.p.covers(h, payload)
 	case wire.TypeWindow:
 		var w wire.Window
 		if err := w.Decode(payload); err != nil {
@@ -338,7 +359,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		if e.ofHost(l.p.index) {
 			return notice(h, payload, e.failedHere)
 		}
-		return notice(h, payload, e.Failed)
+		return notice(h, payload, func(f wire.Failure) { e.failedAt(l.p.index, f) })
 	case wire.TypeStall:
 		return notice(h, payload, e.Stalled)
 	case wire.TypeLost:
@@ -355,6 +376,12 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		e.joined(l.p.index, int(h.Rank))
 	case wire.TypeEpoch:
 		l.wrongEpoch(h)
+	case wire.TypeMoved:
+		l.p.moved(h)
+	case wire.TypeReleased:
+		if t := l.p.awaiting(h); t != nil { // why there is no answer comes, or has come, as a failure of its name
+			t.happened(life.GiveUp)
+		}
 	case wire.TypeBye:
 		e.cfg.Log.Debug("server leaves", zap.Stringer("server", l.p))
 		l.p.mu.Lock()

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"go.uber.org/zap"
+
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/lockorder"
@@ -169,6 +171,13 @@ func (q *localQueue) forget(*task) {}
 func (q *localQueue) cancel(d *declaration, h wire.Header) {
 	if q.announce(&d.t) == nil {
 		q.server.Cancel(h)
+	}
+}
+
+// undeclared implements way.
+func (q *localQueue) undeclared(_ wire.Header, f wire.Failure) {
+	if err := q.server.Undeclared(f); err != nil {
+		q.e.cfg.Log.Warn("the server of this rank does not tell the others of a failure", zap.String("tensor", f.Name), zap.Error(err))
 	}
 }
 

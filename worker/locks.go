@@ -14,6 +14,7 @@ import "github.com/paceline/paceline/internal/lockorder"
 //	conditions.mu     changes of conditions that wait for replies
 //	occupancy.mu      the newest measurement
 //	timeline.mu       the timeline's file
+//	profiler.mu       what was measured of servers
 //
 // Engine.turn comes before all of them: a channel in place of a lock, held while the heirs of one lost server take over.
 //

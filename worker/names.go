@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/membership"
@@ -33,19 +34,19 @@ type nameState struct {
 // declaration is one signature of a name.
 type declaration struct {
 	t       wire.Tensor
-	asked   string             // codec, as the last operation named it
-	cut     int                // partition size, as the last operation of a search wanted it; 0 before
-	coding  *coding            // nil for plain
-	unnamed bool               // its iterations are anybody's, and in no state
-	before  uint64             // iterations before the declaration, as a state had them
-	pieces  []piece            // of servers' residuals that a state had; until the first operation
-	placed  *membership.Tensor // without servers until it is declared
-	offsets []int64            // of each partition
+	asked   string                // codec, as the last operation named it
+	cut     int                   // partition size, as the last operation of a search wanted it; 0 before
+	coding  *coding               // nil for plain
+	unnamed bool                  // its iterations are anybody's, and in no state
+	before  uint64                // iterations before the declaration, as a state had them
+	pieces  []piece               // of servers' residuals that a state had; until the first operation
+	placed  *membership.Tensor    // without servers until it is declared
+	moved   atomic.Pointer[[]int] // the servers, where some partitions have been moved since
+	offsets []int64               // of each partition
 	state   declareState
 	err     error
 	next    uint64       // iteration of the next operation; of a held value the next push
 	waiting []*operation // until it is declared
-	lost    error        // of a held value: why it is no more
 
 	host     []int // ranks of this host that sum it among themselves first; nil for none
 	priority int   // of its last use
@@ -117,6 +118,20 @@ func (d *declaration) await(o *operation) bool {
 	}
 	d.waiting = append(d.waiting, o)
 	return true
+}
+
+// stopAwaiting has an operation wait for its declaration no longer, and reports whether it did.
+func (e *Engine) stopAwaiting(o *operation) bool {
+	if o.d == nil {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	i := slices.Index(o.d.waiting, o)
+	if i >= 0 {
+		o.d.waiting = slices.Delete(o.d.waiting, i, i+1)
+	}
+	return i >= 0
 }
 
 // nameOf finds or makes the state of a name.

@@ -150,9 +150,9 @@ func (o *operation) setErr(err error) {
 func (o *operation) fail(err error) { o.abandon(err, false) }
 
 // giveUp is fail for a reason of this rank's own: the servers tell the other ranks. What this rank begins from here on under
-// the name is declared anew, as theirs will be. (Of a held value the others go on.)
+// the name is declared anew, as theirs will be. (Of a held value that is declared the others go on.)
 func (o *operation) giveUp(err error) {
-	if o.abandon(err, true) && o.d != nil && !o.beside && o.Kind != units.Accumulate {
+	if o.abandon(err, true) && o.d != nil && !o.beside && (o.Kind != units.Accumulate || o.tensor() == 0) {
 		o.e.failed(wire.Failure{Name: o.name(), ProcessSet: o.Set.ID, Generation: o.d.t.Generation, Seq: o.seq}, err)
 	}
 }
@@ -176,6 +176,9 @@ func (o *operation) abandon(err error, ownWill bool) bool {
 	for _, t := range tasks {
 		t.happened(life.Abandon)
 	}
+	if o.e.stopAwaiting(o) {
+		o.launch() // which only ends it
+	}
 	return true
 }
 
@@ -187,7 +190,13 @@ func (o *operation) informServers(ownWill bool) {
 	o.e.mu.Lock()
 	id, held := o.d.t.ID, o.held
 	o.e.mu.Unlock()
-	if id == 0 || held { // no server knows of it, or only by those before it, which fail too
+	switch {
+	case held: // servers know only of those before it, which fail too
+		return
+	case id == 0:
+		if ownWill {
+			o.undeclared()
+		}
 		return
 	}
 	h := wire.Header{Type: wire.TypeCancel, Epoch: o.epoch, Rank: uint16(o.e.cfg.Rank), Tensor: id, Iteration: o.iteration, Seq: o.seq}
@@ -197,7 +206,7 @@ func (o *operation) informServers(ownWill bool) {
 	if o.Kind == units.Accumulate && o.Use == units.Declare {
 		h.Flags |= wire.FlagDeclare
 	}
-	for i, w := range o.e.ways {
+	for i, w := range o.e.ways() {
 		switch {
 		case w == nil:
 		case !o.e.ofHost(i):
@@ -206,6 +215,30 @@ func (o *operation) informServers(ownWill bool) {
 			heard := h
 			heard.Flags &^= wire.FlagOwnWill
 			w.cancel(o.d, heard)
+		}
+	}
+}
+
+// tensor is the number of its tensor, 0 before it is declared.
+func (o *operation) tensor() uint32 {
+	o.e.mu.Lock()
+	defer o.e.mu.Unlock()
+	return o.d.t.ID
+}
+
+// undeclared tells all servers that this rank gives the operation up and has not declared its tensor, and so does not know the
+// name's home, where others that have declared theirs wait.
+func (o *operation) undeclared() {
+	o.mu.Lock()
+	err := o.err
+	o.mu.Unlock()
+	f := wire.Failure{
+		Code: codeOf(err), Name: o.name(), ProcessSet: o.Set.ID, Generation: o.d.t.Generation, Seq: o.seq, Text: err.Error(), Ranks: o.d.t.Ranks,
+	}
+	h := wire.Header{Type: wire.TypeFail, Epoch: o.epoch, Rank: uint16(o.e.cfg.Rank), Seq: o.seq}
+	for i, w := range o.e.ways() {
+		if w != nil && !o.e.ofHost(i) {
+			w.undeclared(h, f)
 		}
 	}
 }

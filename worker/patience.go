@@ -21,9 +21,11 @@ func (e *Engine) watch() {
 // look warns of operations that wait long for servers, and gives up those that wait too long. One that waits for its
 // declaration has the deadline of that, and one that is held back those of the operations before it.
 func (e *Engine) look() {
-	left := make([]uint64, len(e.ways))
-	for i, w := range e.ways {
-		left[i] = w.left()
+	left := make([]uint64, len(e.epoch().Servers)+len(e.host))
+	for i, w := range e.ways() {
+		if w != nil {
+			left[i] = w.left()
+		}
 	}
 	defer e.handBack()
 	for _, o := range e.operations() {
@@ -94,7 +96,9 @@ func (o *operation) standing(left []uint64) (progress uint64, waits []*task) {
 		}
 		waits = append(waits, t)
 		if !s.Left() || o.Kind == units.Receive {
-			progress += left[t.server]
+			if t.server < len(left) { // else it has joined since
+				progress += left[t.server]
+			}
 		}
 	}
 	return progress, waits

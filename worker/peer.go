@@ -4,12 +4,17 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
+
+	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/membership"
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -32,7 +37,7 @@ type peer struct {
 func newPeer(e *Engine, index int, at membership.Server) *peer {
 	p := &peer{
 		e: e, index: index, at: at,
-		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, active: e.cfg.Conns, answers: map[answerID]*task{}, elastic: e.epoch().Elastic},
+		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, active: e.cfg.Conns, answers: map[answerID]*task{}, stages: map[answerID]*stage{}, elastic: e.epoch().Elastic},
 	}
 	p.mu.Place(levelWorker, "peer")
 	return p
@@ -58,8 +63,14 @@ func (p *peer) connect(ctx context.Context) error {
 		}
 		p.mu.Lock()
 		l.traffic = p.traffic.open()
+		if arena := transport.Lends(l.conn); len(p.links) == 0 || arena == nil {
+			p.traffic.arena = arena
+		}
 		p.links = append(p.links, l)
 		p.mu.Unlock()
+	}
+	if arena := p.traffic.arena; arena != nil {
+		p.traffic.staging = p.e.stageIn(arena)
 	}
 	p.e.wg.Add(len(p.links))
 	for _, l := range p.links {
@@ -75,6 +86,8 @@ func (p *peer) mode(t *task) life.Mode {
 		return 0
 	case p.traffic.elastic:
 		return life.Answered | life.Retained
+	case p.lend(t):
+		return life.Answered | life.Lent
 	}
 	return life.Answered
 }
@@ -95,6 +108,60 @@ func (p *peer) push(t *task) {
 	}
 	if gone != nil {
 		t.o.fail(gone)
+	}
+}
+
+// lend has a sum stay where it is, if the server has mapped that memory. In an elastic job it might be needed again.
+func (p *peer) lend(t *task) bool {
+	if p.traffic.arena == nil || p.traffic.elastic || !t.lendable() {
+		return false
+	}
+	memory := p.traffic.arena.Memory()
+	in, ok := within(memory, t.in)
+	out, too := within(memory, t.out)
+	if !ok || !too {
+		return false
+	}
+	at := wire.Place{Input: in, Output: out, Length: uint64(len(t.in))}
+	t.placed, t.in = true, at.Append(t.place[:0])
+	t.h.Flags |= wire.FlagInPlace
+	return true
+}
+
+// within is the offset of b in memory that it may be a part of.
+func within(memory, b []byte) (offset uint64, ok bool) {
+	if len(memory) == 0 || len(b) == 0 {
+		return 0, false
+	}
+	offset = uint64(uintptr(unsafe.Pointer(&b[0])) - uintptr(unsafe.Pointer(&memory[0])))
+	return offset, offset+uint64(len(b)) <= uint64(len(memory)) && offset < uint64(len(memory))
+}
+
+// releaseAll ends what the server has of this rank's memory, because a connection to it has ended.
+func (p *peer) releaseAll() {
+	p.mu.Lock()
+	p.traffic.broken = true
+	p.mu.Unlock()
+	p.releaseLate()
+}
+
+// releaseLate is releaseAll again, if that was, for what has failed to leave since.
+func (p *peer) releaseLate() {
+	p.mu.Lock()
+	if !p.traffic.broken {
+		p.mu.Unlock()
+		return
+	}
+	var tasks []*task
+	for id, t := range p.traffic.answers {
+		if t.placed && life.State(t.state.Load()).Left() {
+			delete(p.traffic.answers, id)
+			tasks = append(tasks, t)
+		}
+	}
+	p.mu.Unlock()
+	for _, t := range tasks {
+		t.happened(life.GiveUp)
 	}
 }
 
@@ -119,8 +186,12 @@ func (t *task) Sent(err error) {
 		t.happened(life.Sent)
 		return
 	}
-	gone := t.way().(*peer).notSent(t)
+	p := t.way().(*peer)
+	gone := p.notSent(t)
 	t.happened(life.SendFailed)
+	if t.placed {
+		p.releaseLate()
+	}
 	if gone != nil {
 		t.o.fail(gone)
 	}
@@ -140,7 +211,8 @@ func (p *peer) notSent(t *task) (gone error) {
 	return gone
 }
 
-// leave fails what still waits for a server that has left on purpose. A join needs every server.
+// leave fails what still waits for a server that has left on purpose. A join needs every server; where the rank of this one has left, the
+// others fail it too.
 func (p *peer) leave(err error) {
 	p.mu.Lock()
 	p.traffic.gone = err
@@ -149,23 +221,36 @@ func (p *peer) leave(err error) {
 	for _, t := range tasks {
 		t.o.fail(err)
 	}
-	p.e.failJoin(err)
-}
-
-// lossOf says of a connection's error which server it was to.
-func (e *Engine) lossOf(server int, err error) error {
-	if broken := e.Err(); broken != nil {
-		return broken
+	server := p.index
+	if p.at.Rank == membership.Dedicated || p.traffic.elastic {
+		server = -1
 	}
-	return fmt.Errorf("%w: %v: %w", ErrPeerLost, e.ways[server], err)
+	p.e.joinFails(server, err)
 }
 
 // awaiting finds the task that an answer belongs to; nil if nobody waits for it any more. Its memory is
 // the caller's to write until answered.
 func (p *peer) awaiting(h *wire.Header) *task {
 	p.mu.Lock()
+	t, s := p.traffic.answered(h)
+	p.mu.Unlock()
+	if s != nil {
+		p.unstage(s, h, t)
+	}
+	return t
+}
+
+// covers notes what the held value covers that an answer is about to bring.
+func (p *peer) covers(h *wire.Header, cover []byte) error {
+	if err := new(wire.Cover).Decode(cover); err != nil {
+		return err
+	}
+	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.traffic.answered(h)
+	if t := p.traffic.answers[idOf(h)]; t != nil {
+		t.cover = slices.Clone(cover)
+	}
+	return nil
 }
 
 // answered says that the task's answer has been read, or why not. What it was sent from is not asked for again.
@@ -195,6 +280,16 @@ func (p *peer) cancel(d *declaration, h wire.Header) {
 	p.onFirst(func(c *connTraffic) { p.traffic.behind(c, d, outbox.Frame{Header: h}) })
 }
 
+// undeclared implements way.
+func (p *peer) undeclared(h wire.Header, f wire.Failure) {
+	frame, err := outbox.JSON(h, f)
+	if err != nil {
+		p.e.cfg.Log.Error("the other ranks are not told of a failure", zap.String("tensor", f.Name), zap.Error(err))
+		return
+	}
+	p.control(frame)
+}
+
 // withdraw implements way.
 func (p *peer) withdraw(h wire.Header, abandon func()) {
 	if p.gone() {
@@ -213,11 +308,14 @@ func (p *peer) withdraw(h wire.Header, abandon func()) {
 
 // report implements way.
 func (p *peer) report(d *declaration, h wire.Header, iteration wire.Report) error {
+	if p.gone() {
+		return p.heirFor(d, &h).report(d, h, iteration)
+	}
 	f := outbox.Frame{Header: h}
 	if h.Flags&wire.FlagEmpty == 0 {
 		f = outbox.Encoded(h, iteration)
 	}
-	p.onFirst(func(c *connTraffic) { p.traffic.behind(c, d, f) })
+	p.on(h.Tensor+h.Part, func(c *connTraffic) { p.traffic.behind(c, d, f) }) // behind what is supplied of it
 	return nil
 }
 
@@ -236,19 +334,23 @@ func (p *peer) control(f outbox.Frame) {
 }
 
 // onFirst queues something on the first connection, if there is one.
-func (p *peer) onFirst(queue func(*connTraffic)) {
+func (p *peer) onFirst(queue func(*connTraffic)) { p.on(0, queue) }
+
+// on queues something on the connection of a number, if there is one.
+func (p *peer) on(number uint32, queue func(*connTraffic)) {
 	p.mu.Lock()
 	links := p.links
 	if p.traffic.lost {
 		links = nil
 	}
-	if len(links) > 0 {
-		queue(links[0].traffic)
+	if len(links) == 0 {
+		p.mu.Unlock()
+		return
 	}
+	l := links[number%uint32(len(links))]
+	queue(l.traffic)
 	p.mu.Unlock()
-	if len(links) > 0 {
-		links[0].out.Kick()
-	}
+	l.out.Kick()
 }
 
 // left implements way.

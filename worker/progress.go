@@ -13,6 +13,10 @@ func (e *Engine) Progress() wire.Progress {
 	p.Operations, p.Bytes, p.InFlight = e.over.operations, e.over.bytes, len(e.inflight)
 	p.Tensor, p.Iteration = e.busiest()
 	p.Tuning = e.tuner.progress()
+	if e.suspension != nil {
+		suspension := *e.suspension
+		p.Suspension = &suspension
+	}
 	e.mu.Unlock()
 	e.each(func(w way) {
 		p.Sent += w.left()

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -57,7 +58,7 @@ func TestAnswersKeepOneTensorAtMost(t *testing.T) { // else pieces of the tensor
 	}
 }
 
-// served is an engine whose server the test plays, after one operation on the coded tensor 1, "w" of 4096 elements.
+// served is, in virtual time, an engine whose server the test plays, after one operation on the coded tensor 1, "w" of 4096 elements.
 func served(t *testing.T, patience time.Duration) (*Engine, []transport.Conn) {
 	network := transporttest.NewNetwork(transporttest.Options{})
 	t.Cleanup(network.Close)
@@ -122,57 +123,61 @@ func answer(t *testing.T, c transport.Conn, h wire.Header, payload []byte, done 
 const asked = 1 << 63
 
 func TestTheServersPartOfAStateIsWhatTheServerSays(t *testing.T) {
-	const n = 4096
-	e, conns := served(t, 10*time.Second)
-	size, err := e.State(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	residual := bytes.Repeat([]byte{0, 0, 0x80, 0x3f}, n)
-	for i, payload := range [][]byte{residual, nil} { // an empty answer is zeros
-		state, done := make([]byte, size), make(chan error, 1)
-		go func() {
-			_, err := e.State(state)
-			done <- err
-		}()
-		answer(t, conns[0], wire.Header{Type: wire.TypeResult, Tensor: 1, Seq: asked + uint64(i)}, payload, done)
-		want := make([]byte, 4*n)
-		copy(want, payload)
-		if !bytes.Equal(state[size-4*n:], want) {
-			t.Errorf("with %d bytes from the server, the state has other ones", len(payload))
+	synctest.Test(t, func(t *testing.T) {
+		const n = 4096
+		e, conns := served(t, 10*time.Second)
+		size, err := e.State(nil)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
+		residual := bytes.Repeat([]byte{0, 0, 0x80, 0x3f}, n)
+		for i, payload := range [][]byte{residual, nil} { // an empty answer is zeros
+			state, done := make([]byte, size), make(chan error, 1)
+			go func() {
+				_, err := e.State(state)
+				done <- err
+			}()
+			answer(t, conns[0], wire.Header{Type: wire.TypeResult, Tensor: 1, Seq: asked + uint64(i)}, payload, done)
+			want := make([]byte, 4*n)
+			copy(want, payload)
+			if !bytes.Equal(state[size-4*n:], want) {
+				t.Errorf("with %d bytes from the server, the state has other ones", len(payload))
+			}
+		}
+	})
 }
 
 func TestAServerThatDoesNotGiveItsStateIsNamed(t *testing.T) {
-	e, _ := served(t, 100*time.Millisecond)
-	size, err := e.State(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err = e.State(make([]byte, size)); !errors.Is(err, ErrStall) || !strings.Contains(err.Error(), `"w"`) || !strings.Contains(err.Error(), "rank 0") {
-		t.Errorf("from a server that is silent: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := served(t, 100*time.Millisecond)
+		size, err := e.State(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = e.State(make([]byte, size)); !errors.Is(err, ErrStall) || !strings.Contains(err.Error(), `"w"`) || !strings.Contains(err.Error(), "rank 0") {
+			t.Errorf("from a server that is silent: %v", err)
+		}
 
-	e, conns := served(t, 10*time.Second)
-	done := make(chan error, 1)
-	go func() {
-		_, err := e.State(make([]byte, size))
-		done <- err
-	}()
-	var got error
-	for got == nil {
-		_ = conns[0].Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeResult, Tensor: 1, Seq: asked}, make([]byte, 300<<10))})
-		select {
-		case got = <-done:
-		case <-time.After(time.Millisecond):
+		e, conns := served(t, 10*time.Second)
+		done := make(chan error, 1)
+		go func() {
+			_, err := e.State(make([]byte, size))
+			done <- err
+		}()
+		var got error
+		for got == nil {
+			_ = conns[0].Send(net.Buffers{wire.AppendFrame(nil, wire.Header{Type: wire.TypeResult, Tensor: 1, Seq: asked}, make([]byte, 300<<10))})
+			select {
+			case got = <-done:
+			case <-time.After(time.Millisecond):
+			}
 		}
-	}
-	for _, text := range []string{`"w"`, "host gamma", "307200 bytes", "want 16384"} {
-		if !strings.Contains(got.Error(), text) {
-			t.Errorf("from a server that says too much: %v, want %q", got, text)
+		for _, text := range []string{`"w"`, "host gamma", "307200 bytes", "want 16384"} {
+			if !strings.Contains(got.Error(), text) {
+				t.Errorf("from a server that says too much: %v, want %q", got, text)
+			}
 		}
-	}
+	})
 }
 
 // FuzzState sets any bytes. State returns an accepted state unchanged; no input panics, or has memory allocated for

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/superstep"
 	"github.com/paceline/paceline/internal/lockorder"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -40,7 +42,7 @@ func (b *book) leader(set uint32, name string) (*declaration, error) {
 	if n := b.names[nameID{set, name}]; n != nil {
 		for _, d := range n.decls {
 			if d.superstep != nil {
-				return d, d.lost
+				return d, nil
 			}
 		}
 	}
@@ -77,9 +79,7 @@ func (e *Engine) EndIteration(set uint32, name string) (last bool, err error) {
 	}
 	select {
 	case last, ok := <-s.answer:
-		if err := e.lostValue(d); !ok && err != nil {
-			return false, err
-		} else if !ok {
+		if !ok {
 			return false, fmt.Errorf("%w: all ranks have joined while rank %d ended an iteration with %q", ErrInvalid, e.cfg.Rank, name)
 		}
 		return last, nil
@@ -167,7 +167,7 @@ func (e *Engine) absent(s *steps, number uint64) bool {
 // report sends the end of an iteration to a server of the value, and before it, where this rank has not sent the
 // value's announcement there, that one: what announces it may still wait for credit.
 func (e *Engine) report(d *declaration, server int, h wire.Header, iteration wire.Report) {
-	if err := e.ways[server].report(d, h, iteration); err != nil {
+	if err := e.wayTo(server).report(d, h, iteration); err != nil {
 		e.cfg.Log.Error(fmt.Sprintf("rank %d's own server does not take the end of an iteration: %v", e.cfg.Rank, err))
 	}
 }
@@ -206,11 +206,6 @@ func (b *book) stopping() bool {
 // at the barrier, and this rank, in an operation of another kind, perhaps for them; or it is absent. That the rank goes on all the
 // same does no harm: it is in the next superstep then.
 func (e *Engine) excuse() {
-	type sent struct {
-		d      *declaration
-		server int
-		h      wire.Header
-	}
 	var frames []sent
 	e.mu.Lock()
 	for _, d := range e.leaders {
@@ -225,20 +220,82 @@ func (e *Engine) excuse() {
 		r := s.Excuse()
 		for _, m := range members {
 			m.next++
-			for server, home := range m.homes(m == d) {
-				flags := wire.Flags(0)
-				if home {
-					flags = wire.FlagHome
-				}
-				frames = append(frames, sent{m, server, e.headerOf(r, flags, m)})
+			for part := range m.placed.Servers {
+				frames = append(frames, sent{m, e.excuseOf(r, m, uint32(part), m == d)})
 			}
 		}
 		s.expect(time.Since(e.origin), e.late)
 	}
 	e.mu.Unlock()
 	for _, f := range frames {
-		e.report(f.d, f.server, f.h, wire.Report{})
+		e.report(f.d, f.d.placed.Servers[f.h.Part], f.h, wire.Report{})
 	}
+}
+
+// sent is a report on its way.
+type sent struct {
+	d *declaration
+	h wire.Header
+}
+
+// excuseOf says of one partition that this rank has ended a superstep without it; of the first one of a group's leader to the decider too.
+func (b *book) excuseOf(r superstep.Report, d *declaration, part uint32, leads bool) wire.Header {
+	var flags wire.Flags
+	if leads && part == 0 {
+		flags = wire.FlagHome
+	}
+	h := b.headerOf(r, flags, d)
+	h.Part = part
+	return h
+}
+
+// again says at the heirs of a lost server what it may have been told without an answer: which supersteps this rank has ended without its values, and to the
+// decider where the rank is. The server's keys have been handed over, so that what is reported from now on goes to the heirs.
+func (e *Engine) again(results []*result) {
+	busy := e.busy.sample()
+	for _, r := range results {
+		part := r.h.Part
+		e.mu.Lock()
+		next, open := r.d.next, e.opened(r.d)
+		if !e.stepped(r.d) {
+			next = 0
+		}
+		var where *superstep.Report
+		if part == 0 && r.d.superstep != nil && e.leaders[r.d.t.ID] == r.d {
+			again := r.d.superstep.Again()
+			where = &again
+		}
+		e.mu.Unlock()
+		for i := e.kept.pushed(keyOf{r.h.Tensor, part}, e.cfg.Rank); i < next; i++ {
+			if i != open {
+				excuse := superstep.Report{Rank: e.cfg.Rank, Superstep: i, Last: true, Empty: true}
+				e.report(r.d, r.server, e.excuseOf(excuse, r.d, part, false), wire.Report{})
+			}
+		}
+		if where != nil {
+			e.report(r.d, r.server, e.headerOf(*where, wire.FlagHome, r.d), wire.Report{Iteration: where.Iteration, Interval: where.Interval, Occupancy: busy})
+		}
+	}
+}
+
+// stepped reports whether a value has supersteps.
+func (b *book) stepped(d *declaration) bool {
+	for _, leader := range b.leaders {
+		if d.follows(leader) {
+			return true
+		}
+	}
+	return false
+}
+
+// opened is the superstep that a push under way ends; none where there is no such push.
+func (b *book) opened(d *declaration) (superstep uint64) {
+	for o := range b.inflight {
+		if o.d == d && o.Use&units.Add != 0 && o.Use&units.Within == 0 {
+			return o.iteration
+		}
+	}
+	return math.MaxUint64
 }
 
 // elsewhere reports whether this rank is in an operation on something else than a group's values.
@@ -261,15 +318,6 @@ func (b *book) members(leader *declaration) (members []*declaration) {
 		}
 	}
 	return members
-}
-
-// homes are the servers that hold partitions of a value; true marks that of the first one of a group's leader.
-func (d *declaration) homes(leads bool) map[int]bool {
-	homes := map[int]bool{}
-	for part, server := range d.placed.Servers {
-		homes[server] = homes[server] || leads && part == 0
-	}
-	return homes
 }
 
 // Supersteps tells where this rank is under each model with supersteps.

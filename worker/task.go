@@ -2,6 +2,7 @@ package worker
 
 import (
 	"sync/atomic"
+	"time"
 
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/transport/wire"
@@ -10,19 +11,27 @@ import (
 // task moves one partition between this worker and one server. It is its operation's until it is queued; from then on
 // in and message belong to whoever has begun to encode or to move it, and out to whoever reads its answer.
 type task struct {
-	o       *operation
-	h       wire.Header
-	server  int
-	in      []byte // what leaves
-	out     []byte // where the answer goes
-	answer  bool   // whether there is one
-	encode  bool   // in has to be encoded first
-	message []byte // memory that in lies in, for the encoder to have back
-	ahead   int64  // of it, what counts as not having left; guarded by the encoder's lock
+	o         *operation
+	h         wire.Header
+	server    int
+	sentBack  int          // how often a server has sent it away
+	elsewhere atomic.Int32 // the server that it was sent to instead, plus one; 0: none
+	in        []byte       // what leaves
+	out       []byte       // where the answer goes
+	answer    bool         // whether there is one
+	encode    bool         // in has to be encoded first
+	placed    bool         // in says where the input lies, in memory that the server has mapped
+	place     [wire.PlaceSize]byte
+	staged    bool   // what has left says where a copy of the input lies
+	message   []byte // memory that in lies in, for the encoder to have back
+	cover     []byte // of a held value in an elastic job: what the answer covers
+	ahead     int64  // of it, what counts as not having left; guarded by the encoder's lock
 
 	state  atomic.Uint32 // life.State: several goroutines step it, each where something happens
 	order  uint64        // of its coming, for the queue that it is in
 	stamps *stamps       // nil where nobody observes
+	begun  time.Time     // when it went to its connection, for the profiler
+	halted time.Time     // when its server turned out to be lost, drained or without its key; zero for never
 
 	finished func(answer wire.Header, err error) // for the server in this process; nil before the first use
 }
@@ -35,7 +44,12 @@ func (t *task) start() {
 	}
 }
 
-func (t *task) way() way { return t.o.e.ways[t.server] }
+func (t *task) way() way {
+	if n := t.elsewhere.Load(); n > 0 {
+		return t.o.e.wayTo(int(n) - 1)
+	}
+	return t.o.e.wayTo(t.server)
+}
 
 // step tells the task's machine what happens.
 func (t *task) step(e life.Event) life.Effects {

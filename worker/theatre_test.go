@@ -163,6 +163,9 @@ func (th *theatre) Clock() (ahead, uncertain time.Duration, known bool) {
 // RemoveSet implements worker.Control.
 func (th *theatre) RemoveSet(context.Context, uint32) error { return nil }
 
+// ReportProfile implements worker.Control.
+func (th *theatre) ReportProfile(wire.Profile) {}
+
 // ReportLost implements worker.Control.
 func (th *theatre) ReportLost(l wire.Lost) { th.lost <- l }
 

@@ -6,7 +6,9 @@ import (
 	"slices"
 
 	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -31,11 +33,16 @@ type traffic struct {
 	conns    []*connTraffic
 	active   int // connections that what may use any uses; 0: all
 	answers  map[answerID]*task
+	arena    transport.Arena // memory of this process that the server has mapped, on every connection; nil for none
+	staging  *mempool.Pool   // what of that partitions are staged in; nil for none
+	stages   map[answerID]*stage
 	unsent   []*task // that a broken connection did not send
 	left     bool    // the server said goodbye
 	gone     error   // it has closed since; what still wants it fails
+	broken   bool    // a connection has ended: what fails to leave has not been lent
 	elastic  bool    // the job goes on where a server is lost
-	lost     bool    // this one is
+	ended    bool    // its connections have: tasks wait for its heirs
+	lost     bool    // they go to its heirs
 }
 
 // connTraffic is what uses one connection.
@@ -85,7 +92,7 @@ func (f *traffic) add(t *task) error {
 	case t.h.Type.OfMessage():
 		queue = &f.conns[0].queue
 	case t.o.Kind == units.Accumulate && len(f.conns) > 1:
-		queue = &f.conns[(t.h.Tensor+t.h.Part)%uint32(len(f.conns))].queue
+		queue = &f.conns[(t.h.Tensor+t.h.Part)%uint32(len(f.conns))].queue // as what is supplied of it
 	}
 	queue.push(t)
 	return nil
@@ -93,40 +100,47 @@ func (f *traffic) add(t *task) error {
 
 // next is the frame to leave on a connection, if its payload is of at most limit bytes: control frames first, then
 // the most urgent task, before its tensor's first use the announcement.
-func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, bool) {
+//
+// What is staged has to be copied there before the frame leaves.
+func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, *stage, bool) {
 	if len(c.control) > 0 {
 		if len(c.control[0].Payload) > limit {
-			return outbox.Frame{}, false
+			return outbox.Frame{}, nil, false
 		}
 		frame := c.control[0]
 		c.control = c.control[1:]
-		return frame, true
+		return frame, nil, true
 	}
 	for {
 		t, queue := f.ready(c)
 		if t == nil || len(t.in) > limit {
-			return outbox.Frame{}, false
+			return outbox.Frame{}, nil, false
 		}
 		if _, announced := c.announced[t.h.Tensor]; !announced && t.o.d != asPieces {
 			frame := announcement(&t.o.d.t, f.rank)
 			if len(frame.Payload) > limit {
 				frame.Owner.Sent(nil)
-				return outbox.Frame{}, false
+				return outbox.Frame{}, nil, false
 			}
 			c.announced[t.h.Tensor] = struct{}{}
-			return frame, true
+			return frame, nil, true
 		}
 		if queue.pop(life.Move) {
-			f.inFlight += int64(len(t.in))
-			c.sent += uint64(len(t.in))
-			return outbox.Frame{Header: t.h, Payload: t.in, Owner: t}, true
+			frame := outbox.Frame{Header: t.h, Payload: t.in, Owner: t}
+			s := f.stage(t)
+			if s != nil {
+				frame = s.frame(t)
+			}
+			f.inFlight += int64(len(frame.Payload))
+			c.sent += uint64(len(frame.Payload))
+			return frame, s, true
 		}
 	}
 }
 
 // ready is the most urgent task that may leave on a connection now, with its queue; nil if there is none.
 func (f *traffic) ready(c *connTraffic) (*task, *taskQueue) {
-	if f.inFlight >= f.credit {
+	if f.ended || f.inFlight >= f.credit {
 		return nil, nil
 	}
 	own := c.queue.peek()
@@ -154,19 +168,20 @@ func (f *traffic) consumed(c *connTraffic, bytes uint64) {
 	}
 }
 
-// answered is the task that an answer belongs to; nil if nobody waits for it any more. Whoever gets it writes its
-// memory.
-func (f *traffic) answered(h *wire.Header) *task {
+// answered is the task that an answer belongs to, nil if nobody waits for it any more, and what was staged for it. Whoever gets it
+// writes its memory.
+func (f *traffic) answered(h *wire.Header) (*task, *stage) {
 	id := idOf(h)
-	t := f.answers[id]
+	t, s := f.answers[id], f.stages[id]
+	delete(f.stages, id)
 	if t == nil {
-		return nil
+		return nil, s
 	}
 	delete(f.answers, id)
-	if !t.begin(life.Arrive) {
-		return nil
+	if !t.placed && !t.begin(life.Arrive) { // what is lent has been the server's to write since it left
+		return nil, s
 	}
-	return t
+	return t, s
 }
 
 // forget drops what is awaited for a task.

@@ -20,7 +20,8 @@ type sending struct {
 }
 
 func newSending(credit int64, conns int) *sending {
-	s := &sending{traffic: traffic{credit: credit, answers: map[answerID]*task{}}, e: &Engine{ways: []way{&peer{}}}}
+	s := &sending{traffic: traffic{credit: credit, answers: map[answerID]*task{}}, e: &Engine{}}
+	s.e.setWay(0, &peer{})
 	for range conns {
 		s.open()
 	}
@@ -42,7 +43,7 @@ func (s *sending) queued(t *testing.T, kind units.Kind, priority, tensor, bytes 
 // leaves pops all frames that a connection may send, as text: "announce 1", "push 1".
 func (s *sending) leaves(conn, limit int) string {
 	var names []string
-	for f, ok := s.next(s.conns[conn], limit); ok; f, ok = s.next(s.conns[conn], limit) {
+	for f, _, ok := s.next(s.conns[conn], limit); ok; f, _, ok = s.next(s.conns[conn], limit) {
 		names = append(names, fmt.Sprint(f.Type, " ", f.Tensor))
 	}
 	return strings.Join(names, ", ")
@@ -66,10 +67,12 @@ func TestTheMostUrgentTaskLeavesFirstBehindItsAnnouncement(t *testing.T) {
 	if got, want := s.leaves(1, 1000), "announce 30, push 30"; got != want {
 		t.Errorf("left: %s, want: %s", got, want)
 	}
-	if got := s.answered(&big.h); got != big {
-		t.Error("the answer belongs to no task")
+	for i, want := range []*task{big, nil} {
+		if got, _ := s.answered(&big.h); got != want {
+			t.Errorf("answer %d belongs to %v, want %v", i, got, want)
+		}
 	}
-	if s.answered(&big.h) != nil || s.answered(&abandoned.h) != nil {
+	if got, _ := s.answered(&abandoned.h); got != nil {
 		t.Error("an answer that nobody waits for belongs to a task")
 	}
 }
@@ -111,6 +114,23 @@ func TestAServerThatIsGone(t *testing.T) {
 
 // TestCreditUnderRandomSchedules has tasks queued, sent, abandoned and consumed in random order. Bytes in flight are those
 // sent and not consumed; they exceed the credit by one task at most, and in the end everything is sent.
+// TestATaskWaitsForTheHeirWhereTheConnectionsHaveEnded: a sender that took it now might not have said that it failed before the heir is found, and then nobody sends it.
+func TestATaskWaitsForTheHeirWhereTheConnectionsHaveEnded(t *testing.T) {
+	s := newSending(1<<20, 1)
+	s.elastic, s.ended = true, true
+	waits := s.queued(t, units.Allreduce, 0, 1, 100)
+	if s.waiting(s.conns[0]) {
+		t.Error("a task waits for a connection that has ended")
+	}
+	s.conns[0].control = append(s.conns[0].control, outbox.Frame{Header: wire.Header{Type: wire.TypeBye}})
+	if got := s.leaves(0, 1000); got != "bye 0" {
+		t.Errorf("left: %s, want only what is refused without harm", got)
+	}
+	if left := s.empty(); len(left) != 1 || left[0] != waits {
+		t.Errorf("%d tasks are left for the heir, want 1", len(left))
+	}
+}
+
 func TestCreditUnderRandomSchedules(t *testing.T) {
 	const credit, most = 1000, 400
 	for seed := range uint64(500) {

@@ -25,6 +25,8 @@ type way interface {
 	// behind the tensor's announcement: a server leaves a cancel of an unknown tensor alone, and would keep what comes after.
 	cancel(d *declaration, h wire.Header)
 	report(d *declaration, h wire.Header, iteration wire.Report) error
+	// undeclared tells that this rank gives up an operation whose tensor it has not declared.
+	undeclared(h wire.Header, f wire.Failure)
 	// withdraw tells that this rank gives up one end of a message, whose tasks are abandoned in between: what was sent of them
 	// goes before, and nothing after.
 	withdraw(h wire.Header, abandon func())
@@ -44,9 +46,36 @@ type way interface {
 	close()
 }
 
+// ways are all ways of this rank, by server index; nil to one that is not reached yet.
+func (e *Engine) ways() []way {
+	if ways := e.paths.Load(); ways != nil {
+		return *ways
+	}
+	return nil
+}
+
+// wayTo is the way to a server, nil while it is not reached.
+func (e *Engine) wayTo(server int) way {
+	if ways := e.ways(); server < len(ways) {
+		return ways[server]
+	}
+	return nil
+}
+
+// setWay adds a way. It reports whether this rank's join has been sent on all others.
+func (e *Engine) setWay(server int, w way) (joins bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	ways := make([]way, max(len(e.ways()), server+1))
+	copy(ways, e.ways())
+	ways[server] = w
+	e.paths.Store(&ways)
+	return e.joining != nil && e.joining.sent
+}
+
 // each calls f for every server that can be reached.
 func (e *Engine) each(f func(way)) {
-	for _, w := range e.ways {
+	for _, w := range e.ways() {
 		if w != nil { // it has been started
 			f(w)
 		}

@@ -2,12 +2,13 @@
  * paceline.jax in XLA programs: one handler submits the operations of a custom call to the engine and returns a future,
  * so that no thread of XLA waits for other ranks.
  *
- *  1. pl_jax_collective (a thread of XLA) makes a call of the frame, submits it as one group, and returns.
- *  2. ended (the engine's thread) counts; the last operation hands the call to a finisher.
- *  3. finish (a finisher) copies what the engine has allocated, releases the handles, and completes the future.
+ *  1. pl_jax_collective (a thread of XLA) makes a call of the frame, hands it to a finisher, and returns.
+ *  2. finish (a finisher) submits the call as one group and waits for it, copies what the engine has allocated,
+ * releases the handles, and completes the future.
  *
  * XLA continues the program on the thread that completes a future, and may wait there for the next collective. A
- * finisher is therefore a thread of its own, and there is always one that waits for nothing else.
+ * finisher is therefore a thread of its own, and there is always one that waits for nothing else. Calls do not overtake
+ * each other, because XLA makes one when the one before it has ended: their tokens say so.
  *
  * Operands: a token, with `gated` a flag per tensor (1: this rank's tensor is zeros, which are not sent), the tensors.
  * Results: a token, the tensors. Attributes: `numbers` and `scales` as in the enumerations below, and `text`, which has
@@ -45,7 +46,6 @@ typedef struct call {
   const xla_api *api;
   xla_future *future;
   uint32_t count;
-  uint32_t left; /* operations that have not ended, and one while they are submitted */
   int32_t *handles;
   pl_op *ops;
   struct member *members;
@@ -56,8 +56,6 @@ typedef struct call {
 } call;
 
 typedef struct member { /* a tensor of a call */
-  call *call;
-  int32_t status;
   void *data; /* of the result */
   uint64_t bytes;
 } member;
@@ -129,27 +127,35 @@ static int fetch(call *c, uint32_t i, char *message, size_t room) {
   return -1;
 }
 
-static void finish(call *c) {
-  char message[4096] = "";
-  bool failed = false;
+/* Writes the message of a failure, and returns whether there is one. */
+static bool failed(call *c, char *message, size_t room) {
+  if (engine.submit(c->ops, c->count, c->handles) != PL_OK) {
+    snprintf(message, room, "%s", engine.last_error());
+    return true;
+  }
+  int status = engine.wait_all(c->handles, c->count, -1); /* of the first that failed; the engine bounds the wait */
+  bool failed = status != PL_OK, said = false;
   for (uint32_t i = 0; i < c->count; i++) {
-    if (!failed && c->members[i].status != PL_OK) {
-      failed = true;
-      if (engine.error(c->handles[i], message, sizeof message) <= 0 || !*message)
-        snprintf(message, sizeof message, "the engine failed with status %d", (int)c->members[i].status);
-    }
+    if (status != PL_OK && !said) said = engine.error(c->handles[i], message, room) > 0;
     if (!failed && (c->ops[i].kind == PL_ALLGATHER || c->ops[i].kind == PL_ALLTOALL))
-      failed = fetch(c, i, message, sizeof message) != 0;
+      failed = fetch(c, i, message, room) != 0;
     engine.release(c->handles[i]);
   }
+  if (status != PL_OK && !said) snprintf(message, room, "the engine failed with status %d", status);
+  return failed;
+}
+
+static void finish(call *c) {
+  char message[4096];
   xla_future_call end = {offsetof(xla_future_call, error), NULL, c->future, NULL};
-  if (failed) {
+  bool fails = failed(c, message, sizeof message);
+  if (fails) {
     end.size = sizeof end;
     end.error = engine_failure(c->api, message);
   }
   const xla_api *api = c->api;
   free(c);
-  failed ? api->future_set_error(&end) : api->future_set_available(&end);
+  fails ? api->future_set_error(&end) : api->future_set_available(&end);
 }
 
 static void *finisher(void *unused) {
@@ -186,17 +192,6 @@ static void hand_over(call *c) {
   pthread_mutex_unlock(&finishers.lock);
   if (start) start_finisher(); /* without a new thread, the call waits for one of the others */
   pthread_cond_signal(&finishers.more);
-}
-
-static void leave(call *c) {
-  if (__atomic_sub_fetch(&c->left, 1, __ATOMIC_ACQ_REL) == 0) hand_over(c);
-}
-
-static void ended(void *arg, int32_t handle, int32_t status) {
-  (void)handle;
-  member *m = arg;
-  m->status = status;
-  leave(m->call);
 }
 
 static const void *attribute(const xla_call *frame, const char *name, int type) {
@@ -252,7 +247,6 @@ static call *read_call(const xla_call *frame, const char **reason) {
   }
   c->api = frame->api;
   c->count = (uint32_t)count;
-  c->left = c->count + 1;
   c->ops = (pl_op *)(c + 1);
   c->members = (member *)(c->ops + count);
   c->handles = (int32_t *)(c->members + count);
@@ -279,14 +273,12 @@ static call *read_call(const xla_call *frame, const char **reason) {
     op->postscale = scales[POSTSCALE];
     op->name = cut(&rest, &room, own[NAME_LENGTH]);
     op->empty = empty != NULL && empty[i];
-    op->done = ended;
-    op->done_arg = &c->members[i];
     if (op->dtype == UNKNOWN || dtype_of(results[i]->dtype) != op->dtype) {
       free(c);
       *reason = "a tensor of a type that the engine does not have";
       return NULL;
     }
-    c->members[i] = (member){c, PL_PENDING, results[i]->data, bytes_of(results[i])};
+    c->members[i] = (member){results[i]->data, bytes_of(results[i])};
   }
   c->ops[count - 1].at_once = 1; /* the program waits for it before its next collective */
   c->sync = (pl_sync){sizeof c->sync, (uint32_t)numbers[SOFT_PARK], cut(&rest, &room, numbers[SYNC_LENGTH])};
@@ -328,11 +320,6 @@ EXPORT xla_error *pl_jax_collective(xla_call *frame) {
     return error;
   }
   frame->future = c->future = create.future;
-  if (engine.submit(c->ops, c->count, c->handles) == PL_OK) {
-    leave(c);
-    return NULL;
-  }
-  xla_future_call end = {sizeof end, NULL, c->future, engine_failure(frame->api, engine.last_error())};
-  free(c);
-  return frame->api->future_set_error(&end);
+  hand_over(c);
+  return NULL;
 }

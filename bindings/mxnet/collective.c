@@ -2,11 +2,13 @@
  * paceline.mxnet in MXNet's dependency engine: an operation is pushed with the arrays that it reads and writes, so that
  * it begins when they are ready and what uses its result waits for its end, and no thread waits for other ranks.
  *
- *  1. pl_mxnet_push (the program's thread) copies the operation and has MXNet's engine call run.
- *  2. run (a thread of MXNet) submits it to Paceline's engine and returns.
- *  3. ended (a thread of Paceline's engine) completes it in MXNet's. An error becomes MXNet's, which is raised where
- * the program waits for the result.
- *  4. MXNet's engine frees it (forget), also where it has not called run because an argument had failed.
+ *  1. pl_mxnet_push (the program's thread) copies the operation, has it join the line of its name, and has MXNet's
+ * engine call run.
+ *  2. run (a thread of MXNet) posts it to Paceline's engine when it is the first of its line, and returns.
+ *  3. ended (a thread of Paceline's engine) has it leave its line, and completes it in MXNet's engine. An error becomes
+ * MXNet's, which is raised where the program waits for the result.
+ *  4. MXNet's engine frees it (forget). Where it has not called run, because an argument had failed, the other ranks'
+ * operations fail too: see withdraw.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,6 +17,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "post.h"
 
 enum { MAX_DIMS = 32 };
 
@@ -25,6 +28,11 @@ typedef struct on_complete {
 } on_complete;
 
 typedef struct call {
+  post post; /* the first member: a post is its call */
+  struct call *next; /* in its line */
+  bool waits;     /* it is in a line */
+  bool ready;     /* to be posted, when it is the first of its name */
+  bool withdrawn; /* MXNet's engine no longer knows it */
   on_complete complete;
   void *input, *output; /* MXNet's handles of the arrays, owned; NULL where there is none */
   char *name, *model, *codec_text, *group;
@@ -70,10 +78,71 @@ EXPORT const char *pl_mxnet_use(void *library) {
   return NULL;
 }
 
-static void forget(void *param) {
-  call *c = param;
+/* The lines: calls that have not ended, in the order in which they were pushed, by a hash of their name. Those of one
+ * name and process set run one after the other, whatever their ends. A line of MXNet's engine, an array that all of
+ * them write, would hand the error of one on to those behind it. */
+enum { LINES = 1024 };
+static pthread_mutex_t lines_lock = PTHREAD_MUTEX_INITIALIZER;
+static call *lines[LINES];
+
+/* In a child after fork() MXNet's engine has no operations. */
+static void lines_in_child(void) { pthread_mutex_init(&lines_lock, NULL); }
+
+__attribute__((constructor)) static void lines_on_load(void) { pthread_atfork(NULL, NULL, lines_in_child); }
+
+static call **line_of(const call *c) {
+  uint32_t hash = 2166136261u; /* FNV-1a */
+  for (const char *at = c->name; *at; at++) hash = (hash ^ (uint8_t)*at) * 16777619u;
+  return &lines[hash % LINES];
+}
+
+/* The earliest call of the name and process set of c, or NULL. */
+static call *first_like(const call *c) {
+  call *at = *line_of(c);
+  while (at && (at->op.process_set != c->op.process_set || strcmp(at->name, c->name))) at = at->next;
+  return at;
+}
+
+static void join(call *c) {
+  pthread_mutex_lock(&lines_lock);
+  call **at = line_of(c);
+  while (*at) at = &(*at)->next;
+  *at = c;
+  c->waits = true;
+  pthread_mutex_unlock(&lines_lock);
+}
+
+/* The call's arrays are ready: it begins, now or when those before it have ended. */
+static void begin(call *c) {
+  pthread_mutex_lock(&lines_lock);
+  c->ready = first_like(c) != c;
+  bool drain = !c->ready && post_add(&c->post);
+  pthread_mutex_unlock(&lines_lock);
+  if (drain) post_drain();
+}
+
+/* The call has ended: the next of its name begins, if it is ready. */
+static void leave(call *c) {
+  pthread_mutex_lock(&lines_lock);
+  call **at = line_of(c);
+  while (*at != c) at = &(*at)->next;
+  *at = c->next;
+  c->waits = false;
+  call *next = first_like(c);
+  bool drain = next && next->ready && post_add(&next->post);
+  if (next) next->ready = false;
+  pthread_mutex_unlock(&lines_lock);
+  if (drain) post_drain();
+}
+
+static void free_arrays(call *c) {
   if (c->input) mxnet.free(c->input);
   if (c->output) mxnet.free(c->output);
+  c->input = c->output = NULL;
+}
+
+static void discard(call *c) {
+  free_arrays(c);
   free(c->name);
   free(c->model);
   free(c->codec_text);
@@ -81,22 +150,20 @@ static void forget(void *param) {
   free(c);
 }
 
-static int64_t failed; /* operations */
-
-EXPORT int64_t pl_mxnet_failures(void) { return __atomic_load_n(&failed, __ATOMIC_SEQ_CST); }
-
-/* Completes the operation, which is gone then. */
+/* Ends the call, which is gone then. */
 static void complete(call *c, const char *failure) {
   on_complete to = c->complete;
-  if (!failure) {
+  leave(c);
+  if (c->withdrawn) {
+    discard(c);
+  } else if (failure) {
+    void *error[8]; /* larger than any std::runtime_error */
+    mxnet.make_error(error, failure);
+    to.callback(to.engine, to.param, error); /* which copies it */
+    mxnet.end_error(error);
+  } else {
     to.callback(to.engine, to.param, NULL);
-    return;
   }
-  __atomic_add_fetch(&failed, 1, __ATOMIC_SEQ_CST); /* before the program can hear of it */
-  void *error[8]; /* larger than any std::runtime_error */
-  mxnet.make_error(error, failure);
-  to.callback(to.engine, to.param, error); /* which copies it */
-  mxnet.end_error(error);
 }
 
 static void ended(void *arg, int32_t handle, int32_t status) {
@@ -106,19 +173,50 @@ static void ended(void *arg, int32_t handle, int32_t status) {
   complete(arg, status == PL_OK ? NULL : message[0] ? message : "the operation failed");
 }
 
+static void refused(post *p, int status, const char *message) {
+  (void)status;
+  complete((call *)p, message);
+}
+
 static void run(void *context, void *completes, void *param) {
   (void)context;
   call *c = param;
   memcpy(&c->complete, completes, sizeof c->complete);
   void *input = NULL, *output = NULL;
-  int32_t handle;
   if ((c->input && mxnet.data(c->input, &input)) || (c->output && mxnet.data(c->output, &output))) {
     complete(c, mxnet.last_error());
     return;
   }
   c->op.input = c->input ? input : output;
   c->op.output = output;
-  if (engine.submit(&c->op, 1, &handle) != PL_OK) complete(c, engine.last_error());
+  begin(c);
+}
+
+/* Of a call that MXNet has not run: it takes its turn as a barrier, with which the other ranks' operations disagree, so
+ * that they fail instead of waiting for this rank's, or taking its next one of the name for it. */
+static void withdraw(call *c) {
+  free_arrays(c);
+  c->withdrawn = true;
+  c->shape[0] = 0;
+  c->op = (pl_op){
+      .size = sizeof(pl_op),
+      .kind = PL_BARRIER,
+      .process_set = c->op.process_set,
+      .ndim = 1,
+      .shape = c->shape,
+      .prescale = 1,
+      .postscale = 1,
+      .name = c->name,
+      .done = ended,
+      .done_arg = c,
+  };
+  begin(c);
+}
+
+static void forget(void *param) {
+  call *c = param;
+  if (c->waits) withdraw(c);
+  else discard(c);
 }
 
 /* Copies a text, if there is one. Returns whether there was memory. */
@@ -154,6 +252,7 @@ static bool copy(call *c, const pl_op *op) {
   }
   c->op.done = ended;
   c->op.done_arg = c;
+  c->post = (post){NULL, &c->op, 1, refused};
   return true;
 }
 
@@ -165,19 +264,19 @@ static int hold(void *array, void **held) {
 }
 
 /* Pushes an operation without its memory, which is that of input and output; they are the same array where input is
- * NULL. order is an array that the operation waits for as if it wrote it, so that operations of one name have the order
- * of their pushes. Returns 0, or -1. */
-EXPORT int pl_mxnet_push(const pl_op *op, void *input, void *output, void *order) {
+ * NULL. Operations of one name run in the order of their pushes. Returns 0, or -1. */
+EXPORT int pl_mxnet_push(const pl_op *op, void *input, void *output) {
   call *c = calloc(1, sizeof *c);
   if (!c) return -1;
   struct {
     int32_t type, id;
   } cpu = {1, 0};
   int prioritized = 3; /* FnProperty::kCPUPrioritized: run waits for nothing, and other ranks wait for it */
-  void *reads[] = {input}, *writes[] = {output, order};
+  void *reads[] = {input}, *writes[] = {output};
   if (op->ndim > MAX_DIMS || !copy(c, op) || hold(input, &c->input) || hold(output, &c->output)) {
-    forget(c);
+    discard(c);
     return -1;
   }
-  return mxnet.push(run, c, forget, &cpu, reads, input != NULL, writes, 2, &prioritized, op->priority, c->name, false);
+  join(c);
+  return mxnet.push(run, c, forget, &cpu, reads, input != NULL, writes, 1, &prioritized, op->priority, c->name, false);
 }

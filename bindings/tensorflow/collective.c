@@ -1,7 +1,7 @@
 /*
  * paceline.tensorflow's operations: kernels that submit their tensors to the engine as one group.
  *
- *  1. start (a thread of TensorFlow) makes a call of the kernel's inputs, submits it and returns.
+ *  1. start (a thread of TensorFlow) makes a call of the kernel's inputs, posts it and returns.
  *  2. ended (the engine's thread) keeps each result; the last one finishes the call.
  *  3. finish sets the outputs, and calls TensorFlow's done, which hands what is ready to TensorFlow's threads.
  *
@@ -16,6 +16,7 @@
 #include "engine.h"
 #include "function.h"
 #include "kernel.h"
+#include "post.h"
 #include "tf.h"
 
 enum { MAX_DIMS = 254 }; /* TensorFlow's own limit */
@@ -30,14 +31,17 @@ typedef struct member { /* a tensor of a call */
 } member;
 
 typedef struct call {
+  post post; /* the first member: a post is its call */
   TF_Context *ctx;
   function done;
   sem_t ended; /* without `done` */
   atomic_int left; /* operations that have not ended, and one while they are submitted */
   int count;
   pl_op *ops;
-  int32_t *handles;
   int64_t *splits;
+  pl_sync sync;
+  pl_gate gate;
+  pl_codec codec;
   pl_held held;
   uint8_t *empty;
   const kernel *kernel;
@@ -128,7 +132,6 @@ static void finish(call *c) {
   if (!calls) sem_destroy(&c->ended);
   free(c->splits);
   free(c->empty);
-  free(c->handles);
   free(c->ops);
   free(c);
   if (calls) function_end(&done);
@@ -152,6 +155,14 @@ static void ended(void *arg, int32_t handle, int32_t status) {
     m->out.size = sizeof m->out;
     engine.result(handle, &m->out);
   }
+  leave(c);
+}
+
+static void refused(post *p, int status, const char *message) {
+  call *c = (call *)p;
+  bool wrong = status == PL_ERR_INVALID || status == PL_ERR_DUPLICATE;
+  fail(c, wrong ? TF_INVALID_ARGUMENT : TF_UNKNOWN, message && message[0] ? message : "the engine is not initialized");
+  atomic_fetch_sub(&c->left, c->count - 1);
   leave(c);
 }
 
@@ -298,16 +309,16 @@ static call *start(const kernel *k, TF_Context *ctx, void *done) {
               .count = count,
               .kernel = k,
               .async = done != NULL,
+              .sync = {.size = sizeof(pl_sync), .soft_park = (uint32_t)k->numbers[SOFT_PARK], .model = k->sync},
+              .gate = {.size = sizeof(pl_gate),
+                       .threshold = number_of(k->numbers[THRESHOLD]),
+                       .decay = number_of(k->numbers[DECAY])},
+              .codec = {.size = sizeof(pl_codec), .codec = k->codec},
               .held = {.size = sizeof(pl_held), .use = PL_READ}};
   c->ops = calloc((size_t)count + 1, sizeof *c->ops);
-  c->handles = calloc((size_t)count + 1, sizeof *c->handles);
   atomic_init(&c->left, count + 1);
   if (done) c->done = function_move(done);
   else sem_init(&c->ended, 0, 0);
-  pl_sync sync = {.size = sizeof sync, .soft_park = (uint32_t)k->numbers[SOFT_PARK], .model = k->sync};
-  pl_gate gate = {
-      .size = sizeof gate, .threshold = number_of(k->numbers[THRESHOLD]), .decay = number_of(k->numbers[DECAY])};
-  pl_codec codec = {.size = sizeof codec, .codec = k->codec};
   TF_Status *status = TF_NewStatus();
   bool ready = engine.submit != NULL;
   if (!ready) TF_SetStatus(status, TF_UNKNOWN, "the glue has no engine");
@@ -315,22 +326,17 @@ static call *start(const kernel *k, TF_Context *ctx, void *done) {
   ready = ready && current(k, status) && (!k->flags || flags_of(c, status));
   for (int i = 0; ready && i < count; i++) {
     ready = prepare(c, i, status);
-    c->ops[i].sync = k->sync[0] ? &sync : NULL;
-    c->ops[i].codec = k->codec[0] ? &codec : NULL;
-    c->ops[i].pull_gate = gate.threshold > 0 ? &gate : NULL;
+    c->ops[i].sync = k->sync[0] ? &c->sync : NULL;
+    c->ops[i].codec = k->codec[0] ? &c->codec : NULL;
+    c->ops[i].pull_gate = c->gate.threshold > 0 ? &c->gate : NULL;
   }
   ready = ready && (!alltoall || splits_of(c, status));
   if (!ready) fail(c, TF_GetCode(status), TF_Message(status));
   TF_DeleteStatus(status);
   if (count) c->ops[count - 1].at_once = (uint32_t)k->numbers[AT_ONCE];
-  int submitted = ready && count ? engine.submit(c->ops, (uint32_t)count, c->handles) : -1;
-  if (ready && count && submitted < 0) {
-    const char *message = engine.last_error();
-    bool wrong = submitted == PL_ERR_INVALID || submitted == PL_ERR_DUPLICATE;
-    fail(c, wrong ? TF_INVALID_ARGUMENT : TF_UNKNOWN,
-         message && message[0] ? message : "the engine is not initialized");
-  }
-  if (submitted < 0) atomic_fetch_sub(&c->left, count);
+  c->post = (post){NULL, c->ops, (uint32_t)count, refused};
+  if (ready && count) post_submit(&c->post);
+  else atomic_fetch_sub(&c->left, count);
   leave(c);
   return c;
 }

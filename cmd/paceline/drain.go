@@ -20,7 +20,7 @@ func drainCommand() *cobra.Command {
 
 The server answers what only it can answer; its keys go on at the other servers, with the same results as without the
 change. Then it ends. The command waits for that. The server is named by its index or by its address, as ` + "`paceline servers`" + ` lists
-them. The last server cannot be drained, nor one that holds values.`,
+them. The last server cannot be drained.`,
 		Example: `  paceline drain 1
   paceline drain 1 4711
   paceline drain 10.0.0.5:7001 --scheduler host1:7000`,

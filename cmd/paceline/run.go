@@ -44,7 +44,7 @@ new secret.`,
 	f.StringVarP(&o.Hosts, "hosts", "H", "", "`hosts` and their slots: host1:2,host2:4")
 	f.StringVar(&o.HostFile, "hostfile", "", "`file` with a host on each line: host1 slots=2")
 	f.StringVar(&o.Servers, "servers", "", "`hosts` on which to start dedicated servers: host3,host4:7001 (with a port)")
-	f.StringVar(&o.Scheduler, "scheduler", "", "`address` of a running scheduler, host:port")
+	f.StringVar(&o.Scheduler, "scheduler", "", "`address` of a running scheduler, host:port, or several at which it may be started again, separated by commas")
 	f.StringVar(&o.Listen, "listen", "", "`address` at which the launcher's own scheduler listens, host:port")
 	f.Var(count{&o.MasterPort, 1, 65535}, "master-port", "`port` of torch.distributed's store on the host of rank 0 (default: a free one), for scripts that use it too")
 	f.BoolVar(&o.horovod, "horovod", false, "let 'import horovod' find Paceline")

@@ -37,7 +37,7 @@ The server of an elastic job leaves it empty, so that nothing is lost, and then 
 			return node.RunServer(ctx, s, listen, node.Options{})
 		},
 	}
-	c.Flags().StringVar(&scheduler, "scheduler", "", "`address` of the scheduler, host:port (default: PACELINE_SCHEDULER)")
+	c.Flags().StringVar(&scheduler, "scheduler", "", "`address` of the scheduler, host:port, or several at which it may be started again, separated by commas (default: PACELINE_SCHEDULER)")
 	c.Flags().StringVar(&listen, "listen", "", "`address` to listen at, host:port or :port (default: any port on the interface towards the scheduler)")
 	c.Flags().Var(count{&sockets, 1, 1024}, "sockets", "`number` of sockets that listen on the port (default: one)")
 	return c

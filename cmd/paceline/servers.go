@@ -16,8 +16,9 @@ func serversCommand() *cobra.Command {
 		Use:   "servers [job]",
 		Short: "List the servers of a job with what each has and does",
 		Long: `List the servers of a job, those in its workers and the dedicated ones, with what each has and does: its keys, which are partitions
-of tensors, the bytes of these, and the bytes that come to it per second, measured over a second. The dedicated servers that have gone
-are listed too.`,
+of tensors, the bytes of these, and the bytes that come to it per second, measured over a second; with what its workers have measured:
+the speed of an exchange with one of them, and how long one of all its bytes takes, with the standard error. The dedicated servers that
+have gone are listed too.`,
 		Example: `  paceline servers
   paceline servers 4711 --json
   paceline servers --scheduler host1:7000`,
@@ -57,5 +58,5 @@ func (j *jobChoice) servers(c *cobra.Command, args []string, output *jsonSwitch)
 	if err != nil {
 		return err
 	}
-	return output.show(c, servers, func(out io.Writer) { watch.ShowServers(out, servers) })
+	return output.show(c, servers, func(out io.Writer) { watch.ShowServers(out, servers, &now) })
 }

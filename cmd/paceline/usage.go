@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -69,6 +70,9 @@ func (v counts) Set(text string) error {
 // alsoRanks are other names that people give the flag -np.
 var alsoRanks = []string{"num-proc", "ranks", "workers"}
 
+// likeRanks are the names of torchrun's flag, which counts the ranks of one host.
+var likeRanks = []string{"nproc", "nproc-per-node", "nproc_per_node"}
+
 // addRanks adds the flag for the number of ranks, which has one name in all commands: -np, --np or -n. What else people
 // write means the same.
 func addRanks(flags *pflag.FlagSet, value pflag.Value, usage string) {
@@ -86,10 +90,15 @@ func noArguments(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	if f := c.Flags().Lookup("json"); f != nil && f.Changed && f.Value.String() == toTerminal {
-		return fmt.Errorf("unexpected argument %q: to write the JSON to that file, give --json=%s", args[0], args[0])
+	return cmp.Or(namesFile(c, args[0]), fmt.Errorf("unexpected argument %q", args[0]))
+}
+
+// namesFile is an error about a word that is probably the file for the JSON; nil where none is asked for.
+func namesFile(c *cobra.Command, word string) error {
+	if f := c.Flags().Lookup("json"); f == nil || !f.Changed || f.Value.String() != toTerminal {
+		return nil
 	}
-	return fmt.Errorf("unexpected argument %q", args[0])
+	return fmt.Errorf("unexpected argument %q: to write the JSON to that file, give --json=%s", word, word)
 }
 
 // onlyCommands refuses words that are none of the command's own commands.
@@ -102,6 +111,9 @@ func onlyCommands(c *cobra.Command, args []string) error {
 		if !sub.Hidden {
 			names = append(names, sub.Name())
 		}
+	}
+	if err := namesFile(c, args[0]); err != nil {
+		return err
 	}
 	hint := "the commands are " + strings.Join(names, ", ")
 	switch meant := nearest.Meant(args[0], names); {
@@ -147,10 +159,14 @@ func unknownFlag(c *cobra.Command, e *pflag.NotExistError) error {
 		}
 	})
 	if c.Flags().Lookup("np") != nil {
-		names = append(names, alsoRanks...)
+		names = slices.Concat(names, alsoRanks, likeRanks)
 	}
 	hint := c.CommandPath() + " --help lists the flags"
-	if meant := nearest.Meant(word, names); meant != "" {
+	meant := nearest.Meant(word, names)
+	if slices.Contains(likeRanks, meant) {
+		meant = "np"
+	}
+	if meant != "" {
 		hint = fmt.Sprintf("did you mean %s?", flagName(c.Flags().Lookup(meant)))
 	}
 	return fmt.Errorf("there is no flag %s: %s", given, hint)

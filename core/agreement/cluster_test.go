@@ -37,6 +37,7 @@ type frame struct {
 	o      *operation // arrival, or cancel for why
 	cancel bool
 	why    Why
+	never  bool     // it is a cancel of what was not declared
 	failed *Failure // to a rank: a failure, or the result of a count
 	count  uint64
 	join   bool
@@ -228,11 +229,13 @@ func (c *cluster) giveUp(w *worker, o *operation, why Why) {
 		return
 	}
 	o.cancels, o.ended = true, true
+	never := false
 	c.note("rank %d: %d ends, %s", w.rank, o.count, map[Why]string{Heard: "as it heard", OwnWill: "by its own will"}[why])
 	if !o.sent && c.rng != nil && c.rng.IntN(2) == 0 { // it has not begun to leave
 		w.out = slices.DeleteFunc(w.out, func(f frame) bool { return f.o == o })
+		never = why == OwnWill && c.rng.IntN(2) == 0
 	}
-	w.out = append(w.out, frame{o: o, cancel: true, why: why})
+	w.out = append(w.out, frame{o: o, cancel: true, why: why, never: never})
 	if early := c.rng != nil && c.rng.IntN(2) == 0; early { // its memory is free at once
 		w.uses.End(o.count)
 	}
@@ -261,6 +264,8 @@ func (c *cluster) take(w *worker, at int) {
 		}
 	case f.bye:
 		c.tell(c.home.Leave(w.rank, nil))
+	case f.never:
+		c.tell(c.home.Undeclared(&Tensor{ID: f.o.t.ID, Generation: f.o.t.Generation, Ranks: c.all}, f.o.count, units.FailStall, "undeclared"))
 	case f.cancel:
 		_, told := c.home.Cancel(f.o.t, w.rank, f.o.count, f.why)
 		c.tell(told)

@@ -176,6 +176,15 @@ func (h *Home) Fail(t *Tensor, count uint64, code units.FailureCode, why string)
 	return failures
 }
 
+// Undeclared notes that a rank gives up an operation whose tensor it has not declared, and ends it on every rank. Of the tensor it
+// knows the name, the generation and the ranks.
+func (h *Home) Undeclared(t *Tensor, count uint64, code units.FailureCode, text string) []Failure {
+	n := h.name(t)
+	failures := h.fail(nil, n, t, count, reason{code, text})
+	h.check(t.ID, n)
+	return failures
+}
+
 // Why a rank cancels.
 type Why uint8
 
@@ -212,7 +221,7 @@ func (h *Home) Cancel(t *Tensor, rank int, count uint64, why Why) (alone bool, f
 	return false, failures
 }
 
-// Over notes that all ranks have come to an operation where its home was before.
+// Over notes that all ranks have come to an operation where its home was before, or that they come to it where its home is now.
 func (h *Home) Over(t *Tensor, count uint64) {
 	n := h.name(t)
 	if a := n.window[count]; a != nil && a.t == t {

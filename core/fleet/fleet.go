@@ -22,6 +22,7 @@ type Settings struct {
 	Timeout         time.Duration    // how long the job may be without a round
 	Start           time.Duration    // how long a round or a change waits for a process that starts
 	Cooldown        [2]time.Duration // how long a host gets no new process after its first failure, and at most; 0 for good
+	GoesOn          bool             // a round goes on without members that are lost, until one of the others asks for the next
 	Warning         time.Duration    // a change of hosts that no rank has looked for after this time is worth a warning
 }
 
@@ -53,7 +54,7 @@ type Output struct {
 	Stop    *Stop    // end a process
 	Round   *Round   // give these processes, which have asked, their places
 	Dismiss *Dismiss // answer a process that has asked: it has no place
-	Broken  uint64   // the round of this number comes to nothing, or to an end: processes that still join it must ask again
+	Broken  uint64   // the round of this number has lost a member or comes to an end: processes that still join it must ask again
 	News    *News    // tell the running processes
 	Say     string   // tell the user
 	Fail    string   // end the job as failed, for this reason

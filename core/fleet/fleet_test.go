@@ -16,7 +16,7 @@ import (
 
 // TestTranscripts plays the scripts in testdata:
 //
-//	fleet first=2 min=1 max=4 limit=3 cooldown=10s,40s   a new fleet, with a timeout of 60 s, 20 s for starts and a warning after 30 s
+//	fleet first=2 min=1 max=4 limit=3 cooldown=10s,40s goes-on   a new fleet, with a timeout of 60 s, 20 s for starts and a warning after 30 s
 //	hosts a:2 b:1           the hosts that there are now; "hosts" alone: none
 //	ask 0 1                 processes ask; with "state" at the end they have the state, with "skip" they need nobody else's
 //	end 1                   processes fail; with "ok" at the end they have come to the end
@@ -119,6 +119,8 @@ func settingsOf(t *testing.T, words []string) Settings {
 			s.Max = number(t, value)
 		case "limit":
 			s.ResetLimit = number(t, value)
+		case "goes-on":
+			s.GoesOn = true
 		case "cooldown":
 			low, high, _ := strings.Cut(value, ",")
 			s.Cooldown = [2]time.Duration{span(t, low), span(t, high)}
@@ -167,7 +169,7 @@ type actor struct {
 
 func newSchedule(seed uint64) *schedule {
 	r := rand.New(rand.NewPCG(seed, 1))
-	settings := Settings{First: 1 + r.IntN(3), Min: 1, Timeout: time.Minute, Start: 20 * time.Second}
+	settings := Settings{First: 1 + r.IntN(3), Min: 1, Timeout: time.Minute, Start: 20 * time.Second, GoesOn: r.IntN(2) == 0}
 	settings.Max = settings.First + r.IntN(3)
 	if r.IntN(3) > 0 {
 		settings.Cooldown = [2]time.Duration{time.Second, 4 * time.Second}

@@ -28,7 +28,8 @@ type Machine struct {
 	next      int              // number of the next process
 
 	round    uint64
-	broken   bool // the round has lost a member, or one has asked again; true before the first
+	closed   bool // nobody joins the round any more: it has lost a member, or one has asked again; true before the first
+	broken   bool // nor does it go on
 	trained  bool // a process has had the state
 	finished bool // a process has come to the end of the training
 	failed   bool
@@ -58,7 +59,7 @@ type process struct {
 
 // NewMachine makes a machine without hosts.
 func NewMachine(s Settings) *Machine {
-	return &Machine{settings: s, blocked: map[string]*block{}, processes: map[int]*process{}, broken: true}
+	return &Machine{settings: s, blocked: map[string]*block{}, processes: map[int]*process{}, closed: true, broken: true}
 }
 
 // Step takes one input and returns what has to be done, in order.
@@ -95,7 +96,7 @@ func (m *Machine) asks(a *Ask) {
 	p.asked, p.state = a, a.State
 	m.trained = m.trained || a.State
 	if p.rank >= 0 {
-		m.breaks()
+		m.breaks(true)
 	}
 }
 
@@ -106,7 +107,7 @@ func (m *Machine) ended(e *Ended) {
 	}
 	delete(m.processes, e.Process)
 	if p.rank >= 0 {
-		m.breaks()
+		m.breaks(!m.settings.GoesOn)
 	}
 	switch {
 	case p.going:
@@ -124,12 +125,13 @@ func (m *Machine) ended(e *Ended) {
 	}
 }
 
-// breaks ends the current round.
-func (m *Machine) breaks() {
-	if !m.broken {
-		m.broken = true
+// breaks closes the current round to those who still join it, and ends it unless the others go on.
+func (m *Machine) breaks(ends bool) {
+	if !m.closed {
+		m.closed = true
 		m.out = append(m.out, Output{Broken: m.round})
 	}
+	m.broken = m.broken || ends
 }
 
 // block has a host get no new process for a while, twice as long after each failure.

@@ -64,7 +64,7 @@ func (m *Machine) seat(waiting []*process) {
 		r.Skip = r.Skip && p.state && p.asked.Skip
 		p.rank, p.seated, p.asked = i, true, nil
 	}
-	m.broken, m.told = false, ""
+	m.closed, m.broken, m.told = false, false, ""
 	m.out = append(m.out, Output{Round: r})
 }
 

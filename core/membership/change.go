@@ -18,6 +18,10 @@ type Change struct {
 
 	// Profiles are those of the servers by index, where they ask for a remap, or are known when members change.
 	Profiles placement.Profiles
+	// Remap has keys of an elastic job move from servers that stay: as the policy decides, or else so that all have equal bytes.
+	Remap bool
+	// Moved are the moves of an elastic job as another node knows them, where they are later than the epoch's.
+	Moved Moved
 }
 
 // Loss is a member whose process ended without a goodbye, or a server that has been drained: the keys of both go on at their heirs.
@@ -85,7 +89,7 @@ func (e *Epoch) firstAfter(pushed []uint64) uint64 {
 func (e *Epoch) Anew() *Epoch {
 	return &Epoch{
 		Round: e.Round, Number: e.Number + 1, Origin: e.Number + 1, Joins: e.Joins + 1, Policy: e.Policy, Elastic: e.Elastic, added: e.added,
-		Workers: e.Workers, Servers: e.Servers, gone: e.gone,
+		Workers: e.Workers, Servers: e.Servers, gone: e.gone, moved: e.moved, Here: e.Here,
 	}
 }
 
@@ -94,7 +98,7 @@ func (e *Epoch) Anew() *Epoch {
 func (e *Epoch) Next(c Change) (*Epoch, error) {
 	next := &Epoch{
 		Round: e.Round, Number: e.Number + 1, First: e.firstAfter(c.Pushed), Origin: e.Origin, Joins: e.Joins, Policy: e.Policy, Elastic: e.Elastic, added: e.added,
-		Workers: slices.Clone(e.Workers), Servers: slices.Clone(e.Servers), gone: slices.Clone(e.gone),
+		Workers: slices.Clone(e.Workers), Servers: slices.Clone(e.Servers), gone: slices.Clone(e.gone), moved: e.moved, Here: e.Here,
 	}
 	for _, l := range c.Lose {
 		if !e.Has(l.Member) {
@@ -127,6 +131,9 @@ func (e *Epoch) Next(c Change) (*Epoch, error) {
 		next.joinServer(n, Dedicated)
 	}
 	err := next.check()
+	if err == nil {
+		err = next.follow(c.Moved)
+	}
 	if err == nil {
 		err = next.inherit(e, c)
 	}

@@ -152,12 +152,14 @@ func (e *Epoch) inherit(before *Epoch, c Change) error {
 		return e.Servers[s].State == Live && e.Servers[s].Incarnation == before.Servers[s].Incarnation
 	}
 	switch {
+	case e.Elastic && c.Remap:
+		err = d.move(each.Of(before.Keys.all(), e.Inherited), c.Profiles)
 	case e.Elastic:
 		for _, t := range before.Keys.all() {
 			d.Learn(e.Inherited(t))
 		}
 	case d.policy.Remaps() && (c.Profiles != nil || !maps.Equal(before.live(), e.live())):
-		err = d.remap(before, c.Profiles, stays)
+		err = d.remap(before.Keys.all(), c.Profiles, stays)
 	default:
 		d.replace(before, stays)
 	}

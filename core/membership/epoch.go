@@ -37,6 +37,9 @@ type Epoch struct {
 	Policy string // how keys are placed, as placement.Parse reads it
 	// Elastic says that the job goes on without a member that is lost; else its loss ends the job.
 	Elastic bool
+	// Left are ranks that have said goodbye: known to a server that has joined, which may not have heard it of them.
+	Left rankset.Set
+	Here int // index of the server in this process, -1 where there is none
 
 	Workers []Worker // by rank
 	Servers []Server // by index
@@ -44,6 +47,7 @@ type Epoch struct {
 
 	gone  []Departure // oldest first, the last keptDepartures
 	added int         // servers that have joined since the round began, at indices that no other has had
+	moved Moved
 }
 
 // Founders is how many servers the round began with: in an elastic job those that joined later have the indices from it on.
@@ -60,6 +64,7 @@ type Node struct {
 	LocalRank   int    // of a worker, among those of its host
 	LocalSize   int
 	Addresses   address.List // of the server that it holds; none if it holds none
+	Standby     string       // where a worker of an elastic job is asked for the scheduler when that is missed; "" where it stays in its place
 	HostSums    bool         // that server has no keys: it sums what the workers of its host push (HostSums)
 }
 

@@ -10,14 +10,18 @@ import (
 // that stayed when its own departed (rendezvous hashing: Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998); where
 // that has departed later, its heir. So every node finds the same one by itself, whatever it has declared and in whatever order it hears of
 // losses and joins, and a later loss moves the keys of the lost server alone. A server that joined after a departure inherits nothing of it.
-func (e *Epoch) Heir(name Name, part, server int) int {
-	return e.HeirAmong(name, part, server, func(i int) bool { return e.Servers[i].State == Live })
+// Of a key that the scheduler has moved it is the server of the last move, or its heir.
+func (e *Epoch) Heir(k Key, server int) int {
+	return e.HeirAmong(k, server, func(i int) bool { return e.Servers[i].State == Live })
 }
 
 // HeirAmong is Heir where some other servers are there: those that a rank has not left yet.
-func (e *Epoch) HeirAmong(name Name, part, server int, there func(server int) bool) int {
+func (e *Epoch) HeirAmong(k Key, server int, there func(server int) bool) int {
+	if to, moved := e.moved.to[place{k.Number, k.Part}]; moved {
+		server = to
+	}
 	for !there(server) {
-		next := e.successor(name, part, server)
+		next := e.successor(k.Name, k.Part, server)
 		if next == server {
 			break
 		}
@@ -73,7 +77,7 @@ func mix(x uint64) uint64 {
 func (e *Epoch) Inherited(t *Tensor) *Tensor {
 	servers := slices.Clone(t.Servers)
 	for part, s := range servers {
-		servers[part] = e.Heir(t.Name, part, s)
+		servers[part] = e.Heir(t.key(part), s)
 	}
 	if slices.Equal(servers, t.Servers) {
 		return t

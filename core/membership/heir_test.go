@@ -15,7 +15,7 @@ func TestHeirsDoNotDependOnTheOrderOfLosses(t *testing.T) {
 	e := &Epoch{Servers: make([]Server, servers)}
 	heirs := func() (all []int) {
 		for key := range keys {
-			all = append(all, e.Heir(Name{Set: 1, Name: fmt.Sprint("tensor ", key/3)}, key%3, key%servers))
+			all = append(all, e.Heir(Key{Name: Name{Set: 1, Name: fmt.Sprint("tensor ", key/3)}, Part: key % 3}, key%servers))
 		}
 		return all
 	}

@@ -35,20 +35,28 @@ func (e *Epoch) HostSums() HostSums {
 			all[i] = append(all[i], rank)
 		}
 	}
-	return all.several()
+	return slices.DeleteFunc(all, func(ranks []int) bool { return len(ranks) < 2 })
 }
 
-func (h HostSums) several() HostSums {
-	return slices.DeleteFunc(h, func(ranks []int) bool { return len(ranks) < 2 })
+// leastSpared is what a sum of a host spares its link in each direction, in bytes: where it is less, the way over another process takes
+// longer. On links of 1 Gbit/s that is so below 24 KiB; it is fewer, because small tensors that travel together share that way.
+const leastSpared = 16 << 10
+
+// SumFirst reports whether so many ranks of one host sum a tensor of these bytes first.
+func SumFirst(ranks int, bytes int64) bool {
+	return ranks > 1 && bytes >= leastSpared/int64(ranks-1)
 }
 
-// Among is what is left where only some ranks take part: each host's among them.
-func (h HostSums) Among(members rankset.Set) HostSums {
+// Among is what is left for a tensor of these bytes where only some ranks take part: each host's among them.
+func (h HostSums) Among(members rankset.Set, bytes int64) HostSums {
 	var among HostSums
 	for _, ranks := range h {
-		among = append(among, slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return !members.Has(rank) }))
+		ranks = slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return !members.Has(rank) })
+		if SumFirst(len(ranks), bytes) {
+			among = append(among, ranks)
+		}
 	}
-	return among.several()
+	return among
 }
 
 // Of is the ranks of a rank's host, nil where it pushes for itself.
@@ -85,19 +93,14 @@ func (h HostSums) Pushing(live rankset.Set, tensor, part uint32) rankset.Set {
 	return pushing
 }
 
-// Behind is whom pushes of a partition are of: with a representative its whole host.
-func (h HostSums) Behind(pushed rankset.Set, tensor, part uint32) rankset.Set {
-	if len(h) == 0 {
-		return pushed
-	}
-	behind := pushed.Clone()
+// AddBehind adds whom pushes of a partition are of: with a representative its whole host.
+func (h HostSums) AddBehind(pushed *rankset.Set, tensor, part uint32) {
 	for _, ranks := range h {
-		if !behind.Has(Representative(ranks, tensor, part)) {
+		if !pushed.Has(Representative(ranks, tensor, part)) {
 			continue
 		}
 		for _, rank := range ranks {
-			behind.Add(rank)
+			pushed.Add(rank)
 		}
 	}
-	return behind
 }

@@ -60,13 +60,26 @@ func TestOneRankPushesForItsHost(t *testing.T) {
 		{[]int{5}, []int{5}, []int{5}},
 	} {
 		pushing := h.Pushing(rankset.Of(c.live...), 6, 1)
-		behind := h.Behind(pushing, 6, 1)
+		behind := pushing.Clone()
+		h.AddBehind(&behind, 6, 1)
 		if !slices.Equal(pushing.Ranks(), c.pushing) || !slices.Equal(behind.Ranks(), c.behind) {
 			t.Errorf("live %v: %v push for %v, want %v for %v", c.live, pushing, behind, c.pushing, c.behind)
 		}
 	}
-	if among := h.Among(rankset.Of(0, 1, 4)); !slices.EqualFunc(among, HostSums{{1, 4}}, slices.Equal) {
-		t.Errorf("among ranks 0, 1 and 4: %v", among)
+	for _, c := range []struct {
+		bytes int64
+		ranks []int
+		want  HostSums
+	}{
+		{16 << 10, []int{0, 1, 4}, HostSums{{1, 4}}},
+		{16<<10 - 1, []int{0, 1, 4}, nil}, // little is spared
+		{8 << 10, []int{0, 1, 2, 3, 4}, HostSums{{1, 3, 4}}},
+		{0, []int{0, 1, 2, 3, 4}, nil},
+		{1 << 40, []int{0, 1}, nil},
+	} {
+		if among := h.Among(rankset.Of(c.ranks...), c.bytes); !slices.EqualFunc(among, c.want, slices.Equal) {
+			t.Errorf("%d bytes among %v: %v, want %v", c.bytes, c.ranks, among, c.want)
+		}
 	}
 	counts := map[int]int{}
 	for part := range uint32(9) {

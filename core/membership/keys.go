@@ -16,6 +16,20 @@ type Tensor struct {
 	Parts   []uint32 // bytes of each partition
 	Servers []int    // index of the server of each; that of partition 0 is the home server of the name
 	Near    bool     // its servers are near to its bytes, and a remap leaves them
+	Fixed   bool     // they have more of it than sums of iterations, which an elastic job cannot move
+}
+
+// stays reports whether a remap leaves a partition on its server, if that stays.
+func (t *Tensor) stays() bool { return t.Near || t.Fixed }
+
+// key is one partition of the tensor.
+func (t *Tensor) key(part int) Key { return Key{t.Name, t.Number, part} }
+
+// Key is one partition of a tensor.
+type Key struct {
+	Name   Name
+	Number uint32 // of the tensor
+	Part   int
 }
 
 // Name is what all ranks call a tensor. Tensors of one name have one home server, which detects ranks that use it

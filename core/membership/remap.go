@@ -17,12 +17,11 @@ type blocks struct {
 // pinned is the number of no block: the partition keeps its server.
 const pinned = -1
 
-// blocksOf lists the keys of an epoch as blocks. Tensors that are near to their bytes keep the servers that stay.
-func blocksOf(e *Epoch, stays func(server int) bool) blocks {
+// blocksOf lists the keys of tensors as blocks. Some tensors keep the servers that stay.
+func blocksOf(tensors []*Tensor, stays func(server int) bool) blocks {
 	b := blocks{first: map[Name]int{}, at: map[uint32][]int{}}
-	tensors := e.Keys.all()
 	for _, t := range tensors {
-		if t.Near && stays(t.Servers[0]) {
+		if t.stays() && stays(t.Servers[0]) {
 			b.first[t.Name] = pinned
 		}
 	}
@@ -36,7 +35,7 @@ func blocksOf(e *Epoch, stays func(server int) bool) blocks {
 					b.list[first].Bytes += uint64(t.Parts[0])
 				}
 				continue
-			case part > 0 && t.Near && stays(s):
+			case part > 0 && t.stays() && stays(s):
 				at[part] = pinned
 				continue
 			case part == 0:
@@ -65,18 +64,18 @@ func (e *Epoch) Judge(profiles placement.Profiles) (placement.Verdict, error) {
 	if err != nil {
 		return placement.Verdict{}, err
 	}
-	b := blocksOf(e, func(s int) bool { return e.Servers[s].State == Live })
+	b := blocksOf(e.Keys.all(), func(s int) bool { return e.Servers[s].State == Live })
 	return policy.Judge(e.situation(b, profiles)), nil
 }
 
 // remap has the policy decide on the keys of the epoch before.
-func (d *Dealer) remap(before *Epoch, profiles placement.Profiles, stays func(server int) bool) error {
-	b := blocksOf(before, stays)
+func (d *Dealer) remap(tensors []*Tensor, profiles placement.Profiles, stays func(server int) bool) error {
+	b := blocksOf(tensors, stays)
 	servers, err := d.policy.Remap(d.epoch.situation(b, profiles))
 	if err != nil {
 		return err
 	}
-	for _, t := range before.Keys.all() {
+	for _, t := range tensors {
 		now := slices.Clone(t.Servers)
 		for part, block := range b.at[t.Number] {
 			if block != pinned {

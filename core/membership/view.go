@@ -36,34 +36,56 @@ func (v *View) Anew() {
 	_ = v.change(func(now *Epoch) (*Epoch, error) { return now.Anew(), nil }) // it has no error to return
 }
 
-// Follow goes on as a later epoch of an elastic job does: with the servers that have joined, and without the members that were lost or
-// drained. It returns those that the current epoch has not, or has still. A node numbers its epochs by itself: it may hear of a change before
+// Reach is Anew where other nodes are later already, which had been joined so often.
+func (v *View) Reach(joins uint32) {
+	_ = v.change(func(now *Epoch) (*Epoch, error) { // it has no error to return
+		if now.Joins >= joins {
+			return now, nil
+		}
+		next := now.Anew()
+		next.Joins = joins
+		return next, nil
+	})
+}
+
+// News is what a node has not known of a later epoch of an elastic job.
+type News struct {
+	Joined []int // servers
+	Lost   []Departure
+	Moved  bool // keys have been moved from servers that stay
+}
+
+// Follow goes on as a later epoch of an elastic job does: with the servers that have joined, without the members that were lost or
+// drained, and with the keys where they have been moved. A node numbers its epochs by itself: it may hear of a change before
 // all ranks have joined, in Horovod's sense, and another node after.
-func (v *View) Follow(later *Epoch) (joined []int, lost []Departure, err error) {
+func (v *View) Follow(later *Epoch) (news News, err error) {
 	err = v.change(func(now *Epoch) (next *Epoch, err error) {
-		joined, lost, next = nil, nil, now
+		news, next = News{}, now
 		var join, lose Change
 		for i := len(now.Servers); i < len(later.Servers) && later.Elastic; i++ {
-			joined = append(joined, i)
+			news.Joined = append(news.Joined, i)
 			join.Servers = append(join.Servers, later.Servers[i].Node)
 		}
-		if len(joined) > 0 {
+		if news.Moved = later.moved.times > now.moved.times; news.Moved {
+			join.Moved = later.moved
+		}
+		if len(news.Joined) > 0 || news.Moved {
 			if next, err = now.Next(join); err != nil {
 				return nil, err
 			}
 		}
 		for _, d := range later.gone {
 			if (d.Lost || d.Drained) && next.Return(d.Member, d.Incarnation) == nil {
-				lost = append(lost, d)
+				news.Lost = append(news.Lost, d)
 				lose.Lose = append(lose.Lose, Loss{d.Member, d.Drained, d.Why, d.Among})
 			}
 		}
-		if len(lost) > 0 {
+		if len(news.Lost) > 0 {
 			next, err = next.Next(lose)
 		}
 		return next, err
 	})
-	return joined, lost, err
+	return news, err
 }
 
 // Advance makes a later epoch of the round the current one. A node that was disconnected may skip some.

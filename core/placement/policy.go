@@ -144,13 +144,19 @@ func (p Policy) Over(weights []float64) (Placer, error) {
 // Remaps reports whether the policy decides on every key when an epoch begins, and not only on those without a server.
 func (p Policy) Remaps() bool { return p.strategy.Remap != nil }
 
-// Remap finds the server of every block. Only for a policy that Remaps.
+// Remap finds the server of every block. A policy that does not decide that gives all equal bytes, with as few moves as that takes (EPS).
 func (p Policy) Remap(s Situation) ([]int, error) {
 	if err := checkWeights(s.Weights); err != nil {
 		return nil, err
 	}
+	if p.strategy.Remap == nil {
+		return s.even(s.Weights), nil
+	}
 	return p.strategy.Remap(s), nil
 }
+
+// Judges reports whether the policy asks for anything by the profiles of the servers.
+func (p Policy) Judges() bool { return p.strategy.Judge != nil }
 
 // Judge says what the profiles of the servers ask for while members stay.
 func (p Policy) Judge(s Situation) Verdict {

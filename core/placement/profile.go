@@ -1,6 +1,9 @@
 package placement
 
-import "math"
+import (
+	"fmt"
+	"math"
+)
 
 // Exchange time is profiled as in PSLD, section 4.1: a worker measures for how long each server is busy with it in an iteration
 // (Meter), without the wait for other workers' pushes, which would spoil every server's profile; fits a line to times and bytes; and
@@ -33,6 +36,30 @@ type Sample struct {
 	Error   float64 // standard error of a predicted time, in seconds, by the distances from the line
 }
 
+// Bounds of what a worker may say of a server.
+const (
+	mostBytes   = 1 << 60
+	mostSeconds = 1e6
+)
+
+// Check finds a sample that no exchange can have: a number that is none, is negative or beyond all bounds.
+func (s Sample) Check() error {
+	for _, x := range []struct {
+		what  string
+		value float64
+		least float64
+		most  float64
+	}{
+		{"alpha", s.Alpha, 0, mostSeconds}, {"beta", s.Beta, 0, mostSeconds}, {"error", s.Error, 0, mostSeconds},
+		{"bytes", s.Bytes, 1, mostBytes}, {"seconds", s.Seconds, 1e-9, mostSeconds},
+	} {
+		if !(x.value >= x.least && x.value <= x.most) {
+			return fmt.Errorf("%s %v, allowed are %g to %g", x.what, x.value, x.least, x.most)
+		}
+	}
+	return nil
+}
+
 // Sample is the line of least squares; false without exchanges. A line that falls, or that begins below 0, comes
 // from noise or from sizes that are all alike: then time is proportional to bytes.
 func (f *Fit) Sample() (Sample, bool) {
@@ -59,9 +86,9 @@ func (f *Fit) Sample() (Sample, bool) {
 // Profile is what workers have reported of one server: a sample of each.
 type Profile []Sample
 
-// predict is the mean of the time of an exchange of these bytes over all workers, and its standard error. Where one
+// Predict is the mean of the time, in seconds, of an exchange of these bytes over all workers, and its standard error. Where one
 // worker alone has reported, the error is that of its line.
-func (p Profile) predict(bytes float64) (mean, sem float64) {
+func (p Profile) Predict(bytes float64) (mean, sem float64) {
 	n := float64(len(p))
 	for _, s := range p {
 		mean += s.At(bytes) / n
@@ -76,8 +103,8 @@ func (p Profile) predict(bytes float64) (mean, sem float64) {
 	return mean, math.Sqrt(off / (n - 1) / n)
 }
 
-// speed is the bytes that a server exchanges in a second with a worker: bytes over communication time (section 2.3).
-func (p Profile) speed() float64 {
+// Speed is the bytes that a server exchanges in a second with a worker: bytes over communication time (section 2.3).
+func (p Profile) Speed() float64 {
 	var bytes, seconds float64
 	for _, s := range p {
 		bytes += s.Bytes
@@ -99,12 +126,12 @@ func (p Profiles) has(server int) bool { return server < len(p) && len(p[server]
 // been measured, all take a second for a gigabyte.
 func (p Profiles) predict(server int, bytes float64) (mean, sem float64) {
 	if p.has(server) {
-		return p[server].predict(bytes)
+		return p[server].Predict(bytes)
 	}
 	var known float64
 	for _, q := range p {
 		if len(q) > 0 {
-			m, e := q.predict(bytes)
+			m, e := q.Predict(bytes)
 			mean, sem, known = mean+m, sem+e, known+1
 		}
 	}
@@ -121,7 +148,7 @@ func (p Profiles) Speeds(n int) []float64 {
 	var sum, known float64
 	for s := range speeds {
 		if p.has(s) {
-			speeds[s] = p[s].speed()
+			speeds[s] = p[s].Speed()
 			sum, known = sum+speeds[s], known+1
 		}
 	}
@@ -142,7 +169,7 @@ func (s *Situation) variation() float64 {
 	var best, worst float64
 	for i, w := range s.Weights {
 		if w > 0 && s.Profiles.has(i) {
-			v := s.Profiles[i].speed()
+			v := s.Profiles[i].Speed()
 			best = max(best, v)
 			if worst == 0 || v < worst {
 				worst = v

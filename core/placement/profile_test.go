@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -233,5 +234,29 @@ func TestProportionalSharesFollowSpeeds(t *testing.T) {
 	}
 	if got, want := s.loads(), []float64{400 * mib, 400 * mib, 40 * mib}; !slices.Equal(got, want) {
 		t.Errorf("loads %v, want %v", got, want)
+	}
+}
+
+func TestASampleThatNoExchangeCanHaveIsRefused(t *testing.T) {
+	good := Sample{Line: Line{Alpha: 1e-9, Beta: 1e-3}, Bytes: 1e6, Seconds: 0.5, Error: 1e-4}
+	if err := good.Check(); err != nil {
+		t.Error(err)
+	}
+	for _, x := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 1e300} {
+		for what, set := range map[string]func(s *Sample){
+			"alpha": func(s *Sample) { s.Alpha = x }, "beta": func(s *Sample) { s.Beta = x }, "bytes": func(s *Sample) { s.Bytes = x },
+			"seconds": func(s *Sample) { s.Seconds = x }, "error": func(s *Sample) { s.Error = x },
+		} {
+			bad := good
+			set(&bad)
+			if err := bad.Check(); err == nil || !strings.Contains(err.Error(), what) {
+				t.Errorf("%s %v: error %v", what, x, err)
+			}
+		}
+	}
+	for _, none := range []Sample{{Line: good.Line, Seconds: 1}, {Line: good.Line, Bytes: 1}} {
+		if none.Check() == nil {
+			t.Errorf("%+v is taken", none)
+		}
 	}
 }

@@ -36,14 +36,39 @@ func newPSLD(a *Arguments) Strategy {
 	return s
 }
 
-// judge is stage 1 and 2 of figure 8. Besides a straggler, a superior server whose keys take far less time than another's asks for a
-// remap: it has recovered, and the paper does not say what gives it keys again.
+// judge is stage 1 and 2 of figure 8. A straggler asks for a remap while it has more than exploration gives it: the paper asks for one at every look, so that
+// keys never settle while a straggler stays. Besides, a superior server whose keys take far less time than another's asks for one: it has recovered, and the paper
+// does not say what gives it keys again.
 func (p psld) judge(s Situation) Verdict {
 	superior := s.superior()
-	if s.variation() > p.trigger {
-		return Verdict{Remap: true, Grow: float64(len(superior)) < p.scale*float64(s.Initial)}
+	straggles := s.variation() > p.trigger
+	return Verdict{
+		Remap: straggles && s.burdened(p.trigger, superior, p.epsilon) || s.unevenness(superior) > p.trigger,
+		Grow:  straggles && float64(len(superior)) < p.scale*float64(s.Initial),
 	}
-	return Verdict{Remap: s.unevenness(superior) > p.trigger}
+}
+
+// burdened reports whether stragglers have more than twice what exploration gives them in the mean, and one block: servers that are not superior, and slower
+// than the fastest by the trigger.
+func (s *Situation) burdened(trigger float64, superior []int, epsilon float64) bool {
+	var fastest, have float64
+	all, slow, loads := weighted(s.Weights), 0, s.loads()
+	for _, r := range all {
+		if s.Profiles.has(r) {
+			fastest = max(fastest, s.Profiles[r].Speed())
+		}
+	}
+	for _, r := range all {
+		if s.Profiles.has(r) && !slices.Contains(superior, r) && fastest > (1+trigger)*s.Profiles[r].Speed() {
+			slow++
+			have += loads[r]
+		}
+	}
+	most := uint64(0)
+	for _, b := range s.Blocks {
+		most = max(most, b.Bytes)
+	}
+	return have > 2*epsilon*s.bytes()*float64(slow)/float64(len(all))+float64(most)*min(1, epsilon*float64(len(s.Blocks)))
 }
 
 // unevenness is (longest - shortest) / shortest of the predicted times of measured servers at their loads; 0 where fewer than two are.
@@ -102,7 +127,29 @@ func (p psld) assign(s Situation) []int {
 		e.load[servers[i]] += float64(b.Bytes)
 		e.assigned += float64(b.Bytes)
 	}
+	if p.epsilon*float64(len(s.Blocks)) >= 1 {
+		e.measureAll(all, servers)
+	}
 	return servers
+}
+
+// measureAll gives each server a block that chance has left without: keys settle while a straggler stays (judge), and only a server with a key is seen to recover.
+func (e *exploit) measureAll(all, servers []int) {
+	smallest := largest(len(e.Blocks), func(i int) uint64 { return e.Blocks[i].Bytes })
+	slices.Reverse(smallest)
+	for _, r := range all {
+		if e.load[r] > 0 {
+			continue
+		}
+		for _, i := range smallest {
+			if bytes := float64(e.Blocks[i].Bytes); e.load[servers[i]] > bytes {
+				e.load[servers[i]] -= bytes
+				e.load[r] += bytes
+				servers[i] = r
+				break
+			}
+		}
+	}
 }
 
 // exploit is what Algorithm 2 knows.

@@ -11,11 +11,14 @@ import (
 
 // Decider says where supersteps end, for one group of values. It is not safe for concurrent use.
 //
+// One that takes the place of another, which is lost, begins like any other and learns from each rank where that is (Worker.Again).
+//
 // Invariants, checked after every call in builds with the tag "invariants":
 //
 //  1. The superstep is the least that a live rank is in, and current ranks are in it; the others have ended it.
 //  2. No rank that is in the superstep waits for an answer.
 //  3. Once the end of the superstep is decided, every live rank that is in it has been sent its stop.
+//  4. It is decided where a rank has ended it.
 type Decider struct {
 	rule    condition.Rule
 	strides []condition.Stride // of the live ranks, in rising order
@@ -54,13 +57,13 @@ func NewDecider(model condition.Supersteps, live rankset.Set) *Decider {
 // Superstep is the number of supersteps that all live ranks have ended.
 func (d *Decider) Superstep() uint64 { return d.superstep }
 
-// Hear takes a report. One of a rank that does not take part, or of a superstep that its rank has ended, counts for
-// nothing.
+// Hear takes a report. One of a rank that does not take part, of a superstep that its rank has ended, or of an iteration
+// that has been heard of counts for nothing.
 func (d *Decider) Hear(in Report, at time.Duration) Outputs {
 	d.stops = d.stops[:0]
 	i := d.find(in.Rank)
 	switch {
-	case i < 0 || in.Superstep > d.superstep+1: // further than any rank comes without a Stop
+	case i < 0:
 		if in.Asks {
 			d.stops = append(d.stops, Stop{Rank: in.Rank, Superstep: in.Superstep})
 		}
@@ -68,15 +71,18 @@ func (d *Decider) Hear(in Report, at time.Duration) Outputs {
 	case in.Superstep < d.places[i].superstep:
 		return Outputs{Superstep: d.superstep}
 	}
-	if in.Superstep > d.places[i].superstep { // it has overtaken the report that ends the superstep before
+	if in.Superstep > d.places[i].superstep { // it has overtaken the report that ends the superstep before, or that went to another decider
 		d.move(i, in.Superstep)
 	}
 	s := &d.strides[i]
+	if in.Iteration <= s.Done && !in.Empty {
+		return d.proceed()
+	}
 	if !in.Empty {
 		if s.Done > 0 {
 			s.Gap = max(at-s.At, 1)
 		}
-		s.Done = max(s.Done, in.Iteration)
+		s.Done = in.Iteration
 		s.Pushed, s.At, s.Interval, s.Occupancy = s.Pushed+1, at, in.Interval, in.Occupancy
 	}
 	if in.Last {
@@ -172,8 +178,12 @@ func (d *Decider) advance(out *Outputs) {
 	d.decided, out.Advanced = false, true
 }
 
-// decide has the rule say where the superstep ends, if it can.
+// decide has the rule say where the superstep ends, if it can. A rank that has ended it without this decider's word has that of one which is lost: then
+// the others end it with their next iteration.
 func (d *Decider) decide(out *Outputs) {
+	if d.current < len(d.strides) {
+		d.decided = true
+	}
 	if d.decided || !d.rule.Due(d.strides) {
 		return
 	}
@@ -228,5 +238,6 @@ func (d *Decider) check() {
 		invariant.Check(!s.Waits, "2: rank %d waits for an answer in superstep %d", s.Rank, d.superstep)
 		invariant.Check(p.told == d.decided, "3: rank %d is told %t where superstep %d ends, decided %t", s.Rank, p.told, d.superstep, d.decided)
 	}
+	invariant.Check(d.decided || current == len(d.strides), "4: %d of %d ranks are in superstep %d, whose end is not decided", current, len(d.strides), d.superstep)
 	invariant.Check(current == d.current && waiting == d.waiting && (current > 0 || len(d.strides) == 0), "1: %d ranks in superstep %d and %d wait, of %d and %d", current, d.superstep, waiting, d.current, d.waiting)
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // TestRandomSchedules drives a decider and its workers through frames that are late and overtake each other, ranks
-// that are excused, leave, pause and come late. Invariants:
+// that are excused, leave, pause and come late, while the decider may be lost. Invariants:
 //
 //  1. Every live rank ends every superstep once, and no barrier falls without it.
 //  2. Nobody waits for ever: not for a rank that was excused or has left, nor for an answer.
@@ -29,6 +29,7 @@ type schedule struct {
 	rng      *rand.Rand
 	now      time.Duration
 	model    string
+	parsed   condition.Model
 	bound    uint64 // on the lead among equals; 0 for none
 	alike    bool   // nothing makes ranks differ
 	decider  *superstep.Decider
@@ -47,6 +48,7 @@ type actor struct {
 	barrier  bool
 	pushed   uint64 // supersteps that it has ended: counted by the barrier
 	excused  bool   // from this superstep or the one before
+	unheard  bool   // what it says goes to a decider that is lost
 }
 
 func newSchedule(seed uint64) *schedule {
@@ -63,7 +65,7 @@ func newSchedule(seed uint64) *schedule {
 	if err != nil {
 		panic(err)
 	}
-	s.decider = superstep.NewDecider(m.Supersteps, s.live)
+	s.parsed, s.decider = m, superstep.NewDecider(m.Supersteps, s.live)
 	for rank := range s.live.Len() {
 		a := actor{Worker: superstep.NewWorker(m.Supersteps, rank), interval: 10 * time.Millisecond}
 		if !s.alike {
@@ -85,22 +87,24 @@ func (s *schedule) run() error {
 		rank := s.live.Ranks()[s.rng.IntN(s.live.Len())]
 		a := &s.ranks[rank]
 		var err error
-		switch k := s.rng.IntN(60); {
+		switch k := s.rng.IntN(61); {
 		case k < 30 && len(s.frames) > 0:
 			i := s.rng.IntN(len(s.frames))
 			f := s.frames[i]
 			s.frames = append(s.frames[:i], s.frames[i+1:]...)
 			err = f()
 		case k < 56:
-			s.end(a, rank)
+			s.end(a)
 		case k < 58 && a.Stopping():
-			s.excuse(a, rank)
+			s.excuse(a)
 		case k == 58 && s.live.Len() > 1 && s.rng.IntN(20) == 0:
 			s.live = s.live.Clone()
 			s.live.Remove(rank)
 			err = s.tell(s.decider.Live(s.live))
 		case k == 59:
 			a.Begin(s.now) // a pause before the iteration
+		case k == 60 && s.rng.IntN(10) == 0:
+			s.lose()
 		}
 		if err == nil {
 			err = s.fall()
@@ -115,8 +119,35 @@ func (s *schedule) run() error {
 	return nil
 }
 
+// lose puts another decider in the place of the one that is lost, with all that was under way to it and from it. Each rank says where it is when it hears of
+// that; until then nothing that it says reaches anybody, and nothing reaches it.
+func (s *schedule) lose() {
+	s.decider = superstep.NewDecider(s.parsed.Supersteps, s.live)
+	s.frames = nil
+	for _, rank := range s.live.Ranks() {
+		s.ranks[rank].unheard = true
+		s.frames = append(s.frames, func() error {
+			a := &s.ranks[rank]
+			a.unheard = false
+			again := a.Again()
+			if s.rng.IntN(2) == 0 { // what it says of its newest iteration may come after that
+				s.frames = append(s.frames, func() error { return s.tell(s.decider.Hear(again, s.now)) })
+			}
+			s.frames = append(s.frames, func() error { return s.tell(s.decider.Hear(again, s.now)) })
+			return nil
+		})
+	}
+}
+
+// say puts a rank's report under way.
+func (s *schedule) say(a *actor, report superstep.Report) {
+	if !a.unheard {
+		s.frames = append(s.frames, func() error { return s.tell(s.decider.Hear(report, s.now)) })
+	}
+}
+
 // end ends an iteration of a rank that computes.
-func (s *schedule) end(a *actor, rank int) {
+func (s *schedule) end(a *actor) {
 	if a.asks || a.barrier {
 		return
 	}
@@ -128,7 +159,7 @@ func (s *schedule) end(a *actor, rank int) {
 	report, verdict := a.End(at)
 	a.asks = verdict == superstep.Asked
 	s.proceed(a, verdict)
-	s.frames = append(s.frames, func() error { return s.tell(s.decider.Hear(report, s.now)) })
+	s.say(a, report)
 }
 
 // proceed has a rank do what a verdict says.
@@ -144,11 +175,11 @@ func (s *schedule) proceed(a *actor, verdict superstep.Verdict) {
 }
 
 // excuse ends a rank's superstep without it.
-func (s *schedule) excuse(a *actor, rank int) {
+func (s *schedule) excuse(a *actor) {
 	report := a.Excuse()
 	a.pushed++
 	a.excused = true
-	s.frames = append(s.frames, func() error { return s.tell(s.decider.Hear(report, s.now)) })
+	s.say(a, report)
 }
 
 // tell puts the decider's words under way.
@@ -210,6 +241,22 @@ func (s *schedule) lead() error {
 		}
 	}
 	return nil
+}
+
+// A rank may wait at a barrier that a lost decider has decided on, for another that has not heard of it and does nothing: the next decider tells that one.
+func TestTheNextDeciderTellsWhoHasNotHeardOfABarrier(t *testing.T) {
+	for _, setting := range []string{"adaptive:3,3", "elastic:15"} {
+		m, err := condition.Parse(setting)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := superstep.NewDecider(m.Supersteps, rankset.Range(2))
+		d.Hear(superstep.Report{Rank: 1, Superstep: 5, Iteration: 1}, 0)
+		out := d.Hear(superstep.Report{Rank: 0, Superstep: 6}, time.Millisecond)
+		if len(out.Stops) != 1 || out.Stops[0].Rank != 1 || out.Stops[0].Superstep != 5 || out.Stops[0].Iteration != 2 {
+			t.Errorf("%s: %+v, want that superstep 5 ends with rank 1's iteration 2", setting, out.Stops)
+		}
+	}
 }
 
 // A decider allocates nothing in steady state.

@@ -125,6 +125,14 @@ func (w *Worker) Excuse() Report {
 	return r
 }
 
+// Again says where the rank is to a decider that takes the place of another, which is lost. It stands for all that the rank has reported, and repeats its
+// question.
+func (w *Worker) Again() Report {
+	r := w.report()
+	r.Interval, r.Asks = w.took, w.asking
+	return r
+}
+
 // Late reports whether the rank takes longer for an iteration than others at the barrier are to wait, while its
 // superstep's end is known: it may have done all that it was to do, or write a checkpoint. If not, again is after
 // how long to ask once more.

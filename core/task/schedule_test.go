@@ -11,7 +11,7 @@ import (
 
 // TestEveryReachableStateKeepsTheInvariants walks through all states that events can lead to.
 func TestEveryReachableStateKeepsTheInvariants(t *testing.T) {
-	for m := range Answered | Retained + 1 {
+	for m := range Answered | Retained | Lent + 1 {
 		seen := map[State]bool{New(m): true}
 		for left := []State{New(m)}; len(left) > 0; left = left[1:] {
 			for e := range Events {
@@ -38,8 +38,10 @@ func possible(s State, e Event) bool {
 		return s.stage() == encoding
 	case Sent, SendFailed:
 		return s.stage() == moving
-	case Answer, GiveUp, BreakOff:
+	case Answer, GiveUp:
 		return s.reply() == arriving
+	case BreakOff:
+		return s.reply() == arriving && s&lent == 0
 	}
 	return true
 }
@@ -61,10 +63,12 @@ func broken(was State, e Event, is State, out Effects) string {
 		return "3: settled before it is sent and answered"
 	case is&abandoned == 0 && is&settled == 0 && is.stage() == sent && (is.reply() == none || is.reply() == arrived):
 		return "3: not settled, though sent and answered"
+	case is&lent != 0 && (is.stage() == moving || is.stage() == sent) && is.reply() == awaited:
+		return "4: lent, and in nobody's use"
 	case was&abandoned != 0 && e <= Again && out&Refused == 0:
-		return "4: an abandoned task begins something"
+		return "5: an abandoned task begins something"
 	case is&abandoned != 0 && !used && is&(settled|released) != settled|released:
-		return "4: an abandoned task that nobody uses is not settled and released"
+		return "5: an abandoned task that nobody uses is not settled and released"
 	}
 	return ""
 }
@@ -82,7 +86,7 @@ func TestRandomSchedules(t *testing.T) {
 
 // schedule lives one task's life, and says what is wrong with it.
 func schedule(random *rand.Rand) (fault string) {
-	m := Mode(random.IntN(int(Answered|Retained) + 1))
+	m := Mode(random.IntN(int(Answered|Retained|Lent) + 1))
 	s := New(m)
 	count := map[Effects]int{}
 	step := func(e Event) bool {

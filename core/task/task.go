@@ -24,7 +24,8 @@ import (
 //  2. The memory that a task is sent from is released once, and not while it is read. Where it is retained, that is
 //     not before the server has confirmed that the push counts, or the task is abandoned.
 //  3. A task that is not abandoned settles when it is sent and its answer, if one is due, has arrived.
-//  4. An abandoned task begins nothing new, and is settled and released as soon as nobody uses its memory.
+//  4. Memory that is lent is in use from when it moves until the answer has arrived or is missing.
+//  5. An abandoned task begins nothing new, and is settled and released as soon as nobody uses its memory.
 type State uint32
 
 // The low bits of a State are its stage, above them lie the answer and the marks.
@@ -38,6 +39,7 @@ const (
 	abandoned
 	settled
 	released
+	lent
 )
 
 // stage is how far a task has come on its way to the server.
@@ -73,6 +75,8 @@ const (
 	Answered Mode = 1 << iota
 	// Retained tasks keep the memory that they were sent from until Confirmed.
 	Retained
+	// Lent tasks, which are answered, give their server all of their memory from when they leave until it answers or gives them up.
+	Lent
 )
 
 // New is the state of a task that was just made.
@@ -83,6 +87,9 @@ func New(m Mode) State {
 	}
 	if m&Retained != 0 {
 		s |= retained
+	}
+	if m&Lent != 0 {
+		s |= lent
 	}
 	return s
 }
@@ -154,7 +161,11 @@ func (s State) follow(e Event) (next State, ok bool) {
 	case Queue:
 		return s.withStage(queued), begins && (s.stage() == declared || s.stage() == encoded)
 	case Move:
-		return s.withStage(moving), begins && s.stage() == queued
+		ok = begins && s.stage() == queued
+		if s&lent != 0 && s.reply() == awaited {
+			s = s.withReply(arriving)
+		}
+		return s.withStage(moving), ok
 	case Arrive:
 		return s.withReply(arriving), begins && s.reply() == awaited && s.stage() >= queued
 	case Again:
@@ -226,7 +237,7 @@ func (s State) withReply(to reply) State { return s&^replyMask | State(to)<<repl
 var (
 	stages  = [...]string{"declared", "encoding", "encoded", "queued", "moving", "sent", "failed"}
 	replies = [...]string{"", "awaited", "arriving", "arrived", "missing"}
-	marks   = [...]string{"retained", "confirmed", "abandoned", "settled", "released"}
+	marks   = [...]string{"retained", "confirmed", "abandoned", "settled", "released", "lent"}
 	names   = [Events]string{"encode", "queue", "move", "arrive", "again", "encoded", "encode-failed", "sent", "send-failed", "answer", "give-up", "break-off", "confirm", "abandon"}
 	effects = [...]string{"refused", "forget", "release", "settle"}
 )

@@ -26,6 +26,10 @@ const (
 	MaxRing = 64 << 20
 	// MaxShared is beyond which bytes of shared memory a listener's new connections have smaller rings, MinRing at least.
 	MaxShared = 256 << 20
+	// Arena is the addresses of a process's arena, of which servers of its host map all.
+	Arena = 64 << 30
+	// MaxStaged bounds what a worker's arena holds of tensors that are on their way to servers of its host and do not lie there.
+	MaxStaged = 64 << 20
 	// MaxTensor bounds one tensor on one rank.
 	MaxTensor = 1 << 40
 	// MaxName bounds the name of a tensor.
@@ -56,6 +60,8 @@ const (
 	MaxServers = 1 << 14
 	// MaxAddresses bounds the kinds of transport by which one server is reached.
 	MaxAddresses = 8
+	// MaxSchedulers bounds the addresses at which a scheduler is looked for.
+	MaxSchedulers = 8
 	// MaxDims bounds the number of dimensions of a tensor.
 	MaxDims = 64
 	// MaxTensors bounds how many (name, signature) pairs a job can declare.
@@ -79,6 +85,8 @@ const (
 	MaxRunFile = 64 << 10
 	// MaxQueries bounds the observers who wait for the status of a job at the same time.
 	MaxQueries = 64
+	// MaxSamples bounds the workers whose measurements of one server are kept: the mean of so many is exact enough.
+	MaxSamples = 256
 	// MaxRoundsOver is how many rounds a scheduler remembers that have ended.
 	MaxRoundsOver = 1024
 	// MaxHandles bounds the operations that one worker can have in flight.

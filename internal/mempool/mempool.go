@@ -26,6 +26,10 @@ type Pool struct {
 	// reports whether there were any. The callers of Get may hold locks of their own.
 	Evict func() bool
 
+	// Make and Drop, if set before the first use, replace Go's memory: Make gives nil where there is none.
+	Make func(bytes int) []byte
+	Drop func(b []byte)
+
 	mu   sync.Mutex
 	lent int64
 	kept int64
@@ -65,8 +69,22 @@ func (p *Pool) Spare(n int) ([]byte, error) {
 		return nil, fmt.Errorf("%d bytes requested, %d of %d in use", n, p.lent, p.limit)
 	}
 	p.trim(p.limit - p.lent - size)
+	b, err := p.make(int(size))
+	if err != nil {
+		return nil, err
+	}
 	p.lent += size
-	return make([]byte, n, size), nil
+	return b[:n], nil
+}
+
+func (p *Pool) make(size int) ([]byte, error) {
+	if p.Make == nil {
+		return make([]byte, size), nil
+	}
+	if b := p.Make(size); b != nil {
+		return b, nil
+	}
+	return nil, fmt.Errorf("no memory of %d bytes is left", size)
 }
 
 // Put takes back what Get lent.
@@ -131,6 +149,9 @@ func (p *Pool) trim(bound int64) {
 	for class := wideClass; class >= minClass && p.kept > bound; class-- {
 		for len(p.free[class]) > 0 && p.kept > bound {
 			last := len(p.free[class]) - 1
+			if p.Drop != nil {
+				p.Drop(p.free[class][last])
+			}
 			p.free[class][last] = nil
 			p.free[class] = p.free[class][:last]
 			p.kept -= 1 << class

@@ -141,11 +141,27 @@ func loopback(field func(*Settings) *string) kind {
 }
 
 func address(field func(*Settings) *string) kind {
-	return words(field, "is host:port, such as 10.0.0.1:7000", func(v string) (string, error) {
-		host, port, err := net.SplitHostPort(v)
-		_, e := strconv.ParseUint(port, 10, 16)
-		return v, allowedIf(err == nil && host != "" && e == nil)
+	return words(field, "is host:port, such as 10.0.0.1:7000", func(v string) (string, error) { return v, allowedIf(isAddress(v)) })
+}
+
+// addresses is a list of different addresses, separated by commas.
+func addresses(field func(*Settings) *string, most int) kind {
+	allowed := fmt.Sprintf("is host:port, such as 10.0.0.1:7000, or up to %d of them, separated by commas", most)
+	return words(field, allowed, func(v string) (string, error) {
+		all := strings.Split(v, ",")
+		for i, a := range all {
+			if all[i] = strings.TrimSpace(a); !isAddress(all[i]) || slices.Contains(all[:i], all[i]) {
+				return "", errNotAllowed
+			}
+		}
+		return strings.Join(all, ","), allowedIf(len(all) <= most)
 	})
+}
+
+func isAddress(v string) bool {
+	host, port, err := net.SplitHostPort(v)
+	_, e := strconv.ParseUint(port, 10, 16)
+	return err == nil && host != "" && e == nil
 }
 
 func integer(field func(*Settings) *int, low, high int) kind {

@@ -80,7 +80,8 @@ func (s *Settings) ListenHost() (string, error) {
 	case s.Local:
 		return iface.Loopback, nil
 	}
-	host, _, err := net.SplitHostPort(s.Scheduler)
+	first, _, _ := strings.Cut(s.Scheduler, ",")
+	host, _, err := net.SplitHostPort(first)
 	if err != nil {
 		return "", err
 	}

@@ -20,11 +20,14 @@ func rendezvous(s *Settings, env map[string]string) error {
 	}
 	switch {
 	case s.Scheduler != "":
-		host, port, _ := net.SplitHostPort(s.Scheduler)
-		if port == "0" && s.Role != "scheduler" {
-			return fmt.Errorf("%s=%q: port 0 is no port to find the scheduler at", s.from("PACELINE_SCHEDULER"), s.Scheduler)
+		s.Local = true
+		for at := range strings.SplitSeq(s.Scheduler, ",") {
+			host, port, _ := net.SplitHostPort(at)
+			if port == "0" && s.Role != "scheduler" {
+				return fmt.Errorf("%s=%q: port 0 is no port to find the scheduler at", s.from("PACELINE_SCHEDULER"), s.Scheduler)
+			}
+			s.Local = s.Local && iface.IsLoopback(host) // no other host could reach it
 		}
-		s.Local = iface.IsLoopback(host) // no other host could reach it
 	case s.Role != "worker":
 		return fmt.Errorf("a %s needs the scheduler's address: set PACELINE_SCHEDULER=host:port", s.Role)
 	case s.Size == 1 && s.Servers == "embedded":
@@ -35,6 +38,7 @@ func rendezvous(s *Settings, env map[string]string) error {
 			return err
 		}
 	}
+	s.Standby = s.Elastic && s.Role == "worker" && s.Size > 1 && (strings.Contains(s.Scheduler, ",") || s.From["PACELINE_SCHEDULER"] == "")
 	return trust(s, env)
 }
 
@@ -149,6 +153,10 @@ func trust(s *Settings, env map[string]string) error {
 		return nil
 	case !s.Local:
 		return fmt.Errorf("this job may reach over several hosts (the scheduler is at %s), so it needs a secret: set PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE to the same on every host, or start it with `paceline run`",
+			s.Scheduler)
+	}
+	if strings.Contains(s.Scheduler, ",") {
+		return fmt.Errorf("a job that looks for its scheduler at several addresses (%s) needs a secret: set PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE to the same on all nodes",
 			s.Scheduler)
 	}
 	s.SecretDir = secret.RunDir(env["XDG_RUNTIME_DIR"])

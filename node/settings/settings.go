@@ -26,8 +26,9 @@ type Settings struct {
 	Launcher     string `json:"launcher"`                // whose variables gave the rank: "paceline", "torchrun", ...; "" for none
 
 	// The rendezvous of the job.
-	Scheduler      string `json:"scheduler"`       // host:port to dial; "" for this process's own, whose port is known once it listens
+	Scheduler      string `json:"scheduler"`       // host:port to dial, or several, separated by commas; "" for this process's own, whose port is known once it listens
 	EmbedScheduler string `json:"embed_scheduler"` // host:port of the scheduler that this process runs; "" if another does. Complete makes the host an address to bind to
+	Standby        bool   `json:"standby"`         // a worker's: the scheduler may move while the job runs
 	Port           int    `json:"port"`            // of a scheduler in rank 0; 0 for a derived one
 	Local          bool   `json:"local"`           // every rank is on this host: listeners bind to loopback
 	Interface      string `json:"interface"`       // name or address to bind to and to be reached at; "" for the interface towards the scheduler
@@ -44,13 +45,14 @@ type Settings struct {
 	Integrity string `json:"integrity"` // what has authentication tags on connections without TLS: "control", "all", or "" for all between hosts
 
 	// Servers.
-	Servers       string `json:"servers"`        // "embedded", "dedicated" or "both"
-	NumServers    int    `json:"num_servers"`    // dedicated servers that the job waits for; 0: the scheduler's number
-	HostSums      bool   `json:"host_sums"`      // workers of one host with all servers elsewhere sum among themselves first
-	Placement     string `json:"placement"`      // as core/placement reads it; "": the scheduler's choice
-	Elastic       bool   `json:"elastic"`        // the job goes on without workers and servers that are lost
-	ServerMemory  int64  `json:"server_memory"`  // bound of a server's buffers; Complete replaces 0 by a share of the machine's memory
-	ServerSockets int    `json:"server_sockets"` // that listen; 0: one
+	Servers         string        `json:"servers"`          // "embedded", "dedicated" or "both"
+	NumServers      int           `json:"num_servers"`      // dedicated servers that the job waits for; 0: the scheduler's number
+	HostSums        bool          `json:"host_sums"`        // workers of one host with all servers elsewhere sum among themselves first
+	Placement       string        `json:"placement"`        // as core/placement reads it; "": the scheduler's choice
+	PlacementPeriod time.Duration `json:"placement_period"` // between two reports of how fast servers are; 0: none
+	Elastic         bool          `json:"elastic"`          // the job goes on without workers and servers that are lost
+	ServerMemory    int64         `json:"server_memory"`    // bound of a server's buffers; Complete replaces 0 by a share of the machine's memory
+	ServerSockets   int           `json:"server_sockets"`   // that listen; 0: one
 
 	// The path of a gradient.
 	PartitionBytes int64  `json:"partition_bytes"` // 0: the worker chooses by the servers

@@ -104,6 +104,37 @@ func TestWhoAndWhereUnderEachLauncher(t *testing.T) {
 	}
 }
 
+func TestTheSchedulerMayBeAtSeveralAddresses(t *testing.T) {
+	secret := env{"PACELINE_SIZE": "2", "PACELINE_RANK": "0", "PACELINE_JOB_SECRET": testSecret}
+	with := func(schedulers string) env {
+		e := maps.Clone(secret)
+		e["PACELINE_SCHEDULER"] = schedulers
+		return e
+	}
+	if s := read(t, with("127.0.0.1:7000, 127.0.0.1:7001")); s.Scheduler != "127.0.0.1:7000,127.0.0.1:7001" || !s.Local {
+		t.Errorf("scheduler %q local %v", s.Scheduler, s.Local)
+	}
+	if s := read(t, with("127.0.0.1:7000,a:1")); s.Local {
+		t.Error("a job with a scheduler on another host is local")
+	}
+	for bad, want := range map[string]string{
+		"a:1,":                            "up to 8 of them, separated by commas",
+		"a:1,b":                           "up to 8",
+		"a:1,a:1":                         "up to 8",
+		"a:1,b:0":                         "port 0",
+		strings.Repeat("a:1,", 8) + "b:1": "up to 8",
+	} {
+		if _, _, err := FromEnv(with(bad)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", bad, err, want)
+		}
+	}
+	local := with("127.0.0.1:7000,127.0.0.1:7001")
+	delete(local, "PACELINE_JOB_SECRET")
+	if _, _, err := FromEnv(local); err == nil || !strings.Contains(err.Error(), "PACELINE_JOB_SECRET") {
+		t.Errorf("without a secret: %v", err)
+	}
+}
+
 func TestBytePSJobUsesDedicatedServers(t *testing.T) {
 	s := read(t, env{"DMLC_WORKER_ID": "0", "DMLC_NUM_WORKER": "2", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1234", "DMLC_NUM_SERVER": "3",
 		"BYTEPS_PARTITION_BYTES": "4096000", "BYTEPS_SCHEDULING_CREDIT": "4", "BYTEPS_LOG_LEVEL": "WARNING", "BYTEPS_SERVER_ENGINE_THREAD": "8"})

@@ -17,12 +17,13 @@ TORCH = Path(__file__).with_name("elastic_job.py")
 class Elastic:
     """`paceline run` of a script. The end of the with block kills what still runs."""
 
-    def __init__(self, directory: Path, *flags: str, script: list[str] | None = None, **env: str) -> None:
+    def __init__(self, directory: Path, *flags: str, script: list[str] | None = None, within=list, **env: str) -> None:
+        """within gives the command line that runs another one, elsewhere than here."""
         self.directory, self.lines = directory, []
-        own = {"OMP_NUM_THREADS": "1", "PACELINE_START_TIMEOUT": "180"}
+        own = {"OMP_NUM_THREADS": "1"}
         command = script or [sys.executable, "-X", "faulthandler", str(TORCH), str(directory)]
         self.process = subprocess.Popen(
-            ["paceline", "run", *flags, *command],
+            within(["paceline", "run", *flags, *command]),
             env=clean_environment() | own | env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -84,3 +85,9 @@ def end_alike(job, size):
     ends = job.said("end")
     assert len(ends) == size and {e["size"] for e in ends} == {size}, job.text()
     assert len({(e["digest"], e["step"]) for e in ends}) == 1, ends
+
+
+def replace(path: Path, text: str) -> None:
+    """Replaces a file at once, so that nobody reads a part."""
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").rename(path)

@@ -5,8 +5,11 @@ Each has an address and a host name that the others resolve, and no other networ
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 NETWORK = "10.77.0"  # not visible outside the namespaces
@@ -22,7 +25,10 @@ def available():
 
 
 class Hosts:
-    """Makes the named hosts and removes them at the end of the `with`. folder: for the remote shell."""
+    """Makes the named hosts and removes them at the end of the `with`. folder: for the remote shell.
+
+    Within it SIGTERM and SIGHUP end the process by SystemExit, so that they are removed then too.
+    """
 
     def __init__(self, names, folder):
         self.names = list(names)
@@ -30,6 +36,9 @@ class Hosts:
         self._switch = self._namespace("switch")
 
     def __enter__(self):
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():  # no other may
+            self._before = {number: signal.signal(number, _ends) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
             self._make()
         except BaseException:
@@ -38,9 +47,13 @@ class Hosts:
         return self
 
     def __exit__(self, *_):
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
         for name in [*self.names, "switch"]:
             subprocess.run(["ip", "netns", "del", self._namespace(name)], check=False, stderr=subprocess.DEVNULL)
             shutil.rmtree(f"/etc/netns/{self._namespace(name)}", ignore_errors=True)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def command(self, host, script):
         """The command line that runs a shell script on the host, with this process's environment."""
@@ -64,6 +77,10 @@ class Hosts:
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         return str(program)
 
+    def unplug(self, host):
+        """Takes the host's link down. Nobody is told."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{self.names.index(host) + 1}", "down")
+
     def _namespace(self, name):
         return f"paceline-{os.getpid()}-{name}"
 
@@ -85,6 +102,10 @@ class Hosts:
             _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
             _run("ip", "-n", space, "link", "set", "eth0", "up")
             _run("ip", "-n", space, "link", "set", "lo", "up")
+
+
+def _ends(number, _):
+    sys.exit(128 + number)
 
 
 def _run(*command):

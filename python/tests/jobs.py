@@ -7,6 +7,7 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import re
 import runpy
 import secrets
 import signal
@@ -27,6 +28,13 @@ import pytest
 # start and to end.
 HANG_S = 900
 _GRACE_S = 120  # how long the other ranks may continue after one has failed
+
+
+def example(module: str) -> str:
+    """The example of the README that imports the module."""
+    blocks = re.findall(r"^```py\n(.*?)^```$", (Path(__file__).parents[2] / "README.md").read_text(), re.M | re.S)
+    (found,) = [block for block in blocks if f"import {module} as hvd\n" in block]
+    return found
 
 
 @dataclass
@@ -55,7 +63,6 @@ class Job:
             "MASTER_ADDR": "127.0.0.1",
             "PACELINE_PORT": str(self._held.enter_context(reserved_port())),
             "PACELINE_JOB_SECRET": secrets.token_hex(16),
-            "PACELINE_START_TIMEOUT": "180",  # eight ranks that import torch on two cores take long
         }
         start = _Fresh if fresh else _Copy
         self.processes = [
@@ -109,12 +116,23 @@ def script(code: str) -> list[str]:
     return ["-c", imports + textwrap.dedent(code)]
 
 
-def wait_until_printed(job: Job, text: str) -> None:
-    """Waits until every rank has printed the text. Fails if a rank ends before."""
+def wait_until_printed(job: Job, text: str, ranks: Sequence[int] | None = None) -> None:
+    """Waits until the ranks, every one by default, have printed the text. Fails if a rank ends before."""
     deadline = time.monotonic() + HANG_S
-    while not all(text in path.read_text() for path in job.outputs):
+    asked = job.outputs if ranks is None else [job.outputs[rank] for rank in ranks]
+    while not all(text in path.read_text() for path in asked):
         assert time.monotonic() < deadline, [path.read_text() for path in job.outputs]
         assert all(p.poll() is None for p in job.processes), [path.read_text() for path in job.outputs]
+        time.sleep(0.02)
+
+
+def wait_until_listens(port: int, process: subprocess.Popen) -> None:
+    """Waits until the process listens at the port of this machine. Fails if it ends before."""
+    deadline = time.monotonic() + HANG_S
+    while True:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+        assert process.poll() is None and time.monotonic() < deadline, f"nobody listens at port {port}"
         time.sleep(0.02)
 
 
@@ -215,7 +233,9 @@ def _run(argv: list[str], env: Mapping[str, str], output: Path) -> None:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without the variables of other jobs."""
-    prefixes = ("PACELINE_", "HOROVOD_", "DMLC_", "BYTEPS_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
+    """The environment without the variables of other jobs, with time for ranks that import torch beside other load."""
+    others = ("PACELINE_", "HOROVOD_", "DMLC_", "BYTEPS_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
+    places = ("RANK", "LOCAL_", "WORLD_", "MASTER_")
     kept = ("PACELINE_LIBRARY",)
-    return {k: v for k, v in os.environ.items() if k in kept or not k.startswith(prefixes)}
+    clean = {k: v for k, v in os.environ.items() if k in kept or not k.startswith(others + places)}
+    return clean | {"PACELINE_START_TIMEOUT": "180"}

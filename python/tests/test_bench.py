@@ -1,8 +1,10 @@
 """The benchmarks run, check their results, and write what bench/README.md says. Speeds are not checked."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import hosts
@@ -18,8 +20,26 @@ def run(argv, file):
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         printed, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, printed + errors
-    assert not list(Path("/run/netns").glob(f"paceline-{process.pid}-*"))
+    assert not list(NAMESPACES.glob(f"paceline-{process.pid}-*"))
     return printed, json.loads(file.read_text())
+
+
+NAMESPACES = Path("/run/netns")
+
+
+@pytest.mark.skipif(bool(hosts.available()), reason=str(hosts.available()))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("script", ["links.py", "overlap.py"])
+def test_a_benchmark_that_is_told_to_end_leaves_no_namespace(script, number):
+    with subprocess.Popen([sys.executable, BENCH / script], stdout=subprocess.PIPE, text=True) as process:
+        begun = time.monotonic()
+        while not list(NAMESPACES.glob(f"paceline-{process.pid}-host*")):
+            assert process.poll() is None and time.monotonic() - begun < HANG_S, "no namespace"
+            time.sleep(0.01)
+        process.send_signal(number)
+        assert process.wait(HANG_S) == 128 + number
+    assert not list(NAMESPACES.glob(f"paceline-{process.pid}-*"))
+    assert not list(Path("/etc/netns").glob(f"paceline-{process.pid}-*"))
 
 
 def check_times(times):
@@ -27,23 +47,25 @@ def check_times(times):
 
 
 def test_allreduce_beside_gloo(tmp_path):
-    argv = [sys.executable, BENCH / "peers.py", "--ranks", "2", "--sizes", "4KiB,300000,resnet50"]
+    argv = [sys.executable, BENCH / "peers.py", "--ranks", "2", "--sizes", "4KiB,300000,resnet50,500x4kB"]
     argv += ["--duration", "0.2", "--idle", "0.1", "--chart", tmp_path / "chart.svg"]
     printed, report = run(argv, tmp_path / "peers.json")
     assert "4 KiB" in printed
-    small, odd, resnet50, idle = report["results"]
+    small, odd, resnet50, many, idle = report["results"]
     assert (small["bytes"], odd["bytes"], resnet50["bytes"], small["ranks"]) == (4096, 300000, None, 2)
     for result in (small, odd):
-        assert set(result["ways"]) == {"paceline", "gloo"}
-    assert set(resnet50["ways"]) == {"paceline", "gloo", "gloo, 25 MiB buckets"}
-    for result in (small, odd, resnet50):
+        assert set(result["ways"]) == {"paceline", "paceline, arena", "gloo"}
+    assert set(resnet50["ways"]) == {"paceline", "paceline, arena", "gloo", "gloo, 25 MiB buckets"}
+    assert set(many["ways"]) == {"paceline", "paceline, arena", "gloo"}
+    for result in (small, odd, resnet50, many):
         for way in result["ways"].values():
             assert way["repetitions"] >= 5
             check_times(way)
             assert way["ratio"]["p10"] <= way["ratio"]["median"] <= way["ratio"]["p90"]
             assert len(way["ratio"]["rounds"]) == 1
     assert set(idle["cpu_seconds"]) == {"paceline", "gloo"}
-    assert (tmp_path / "chart.svg").read_text().count("<rect") == 1 + 2 + 2 + 3  # the background, a bar for each way
+    bars = (tmp_path / "chart.svg").read_text().count("<rect")
+    assert bars == 1 + 3 + 3 + 4 + 3  # the background, a bar for each way
 
 
 def test_training_steps_beside_ddp(tmp_path):
@@ -54,7 +76,7 @@ def test_training_steps_beside_ddp(tmp_path):
     assert (digits["tensors"], digits["parameters"]) == (8, 71_754)
     assert (stage["tensors"], stage["parameters"]) == (33, 225_344)
     for result in (digits, stage):
-        assert printed.count(f" {result['model']} ") == len(result["ways"]) == 4
+        assert printed.count(f" {result['model']} ") == len(result["ways"]) == 5
         for way in result["ways"].values():
             assert way["blocks"] >= 5
             check_times(way)
@@ -175,9 +197,9 @@ def test_codecs_over_slow_links(tmp_path):
             few = found[model, rate, "topk:0.01 SSP(5) wait-free"]
             assert [r["seed"] for r in plain["runs"]] == [0]
             assert alone["sent_mb"]["max"] < 0.01
-            # A worker sends half of its gradient, and as a server half of the sum, and headers.
-            assert plain["sent_mb"]["median"] == pytest.approx(parameters * 4e-6, rel=0.1)
-            assert half["sent_mb"]["median"] == pytest.approx(parameters * 2e-6, rel=0.1)
+            # A worker sends half of its gradient, and as a server half of the sum, and headers, the more the slower.
+            assert plain["sent_mb"]["median"] == pytest.approx(parameters * 4e-6, rel=0.2)
+            assert half["sent_mb"]["median"] == pytest.approx(parameters * 2e-6, rel=0.2)
             assert few["sent_mb"]["median"] < 0.2 * plain["sent_mb"]["median"]
             for result in (plain, half):
                 assert 0 < result["accuracy"]["median"] <= 1

@@ -123,7 +123,7 @@ if optimizer is not plain:
         optimizer.step()
     if hasattr(optimizer, "agree"):
         optimizer.agree()
-    ranks = hvd.allgather(model.weight.detach().flatten()[None])
+    ranks = hvd.allgather(next(model.parameters()).detach().flatten()[None])
     assert torch.equal(ranks[0], ranks[1]), "the ranks' parameters differ"
 hvd.shutdown()
 """

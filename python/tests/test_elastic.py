@@ -1,8 +1,10 @@
 """hvd.elastic: real jobs whose ranks are killed, added and removed while they train, and the parts alone."""
 
+import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,10 +14,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import hosts
 import pytest
 import torch
-from elastic_runs import Elastic, end_alike
-from jobs import HANG_S, clean_environment
+from elastic_runs import Elastic, end_alike, replace
+from jobs import HANG_S, Job, clean_environment
 
 import paceline.torch as hvd
 from paceline.common.elastic import ObjectState, run_fn
@@ -46,28 +49,34 @@ def test_a_replacement_gets_the_state_and_is_not_rank_0(tmp_path):
     end_alike(job, 2)
 
 
+def test_a_job_that_went_on_without_a_rank_takes_its_replacement_in(tmp_path):
+    flags = ["-np", "3", "--min-np", "2", "--max-np", "3", "--elastic", "--blacklist-cooldown-range", "0.2", "1"]
+    with Elastic(tmp_path, *flags) as job:
+        (first,) = job.wait(lambda: job.rounds(3))
+        job.kill(next(m for m in first if m["rank"] == 1))
+        members = job.wait(lambda: [r for r in job.rounds(3) if any(m["process"] == 3 for m in r)])[0]
+        assert {m["process"]: m["resets"] for m in members} == {0: 1, 2: 1, 3: 0}, members
+        assert not job.rounds(2), job.text()  # no rollback
+        assert job.finish() == 0, job.text()
+    end_alike(job, 3)
+
+
 def test_hosts_that_are_found_later_join_and_those_that_go_end(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:2\n")
     flags = ("--min-np", "1", "--max-np", "3", "--host-discovery-script", f"cat {hosts}")
     with Elastic(tmp_path, *flags) as job:
         job.wait(lambda: job.rounds(2))
-        write(hosts, "127.0.0.1:2\nlocalhost:2\n")
+        replace(hosts, "127.0.0.1:2\nlocalhost:2\n")
         members = job.wait(lambda: job.rounds(3))[0]
         assert next(m for m in members if m["process"] == 2)["rank"] == 2, members
-        write(hosts, "localhost\n")
+        replace(hosts, "localhost\n")
         (last,) = job.wait(lambda: job.rounds(1))[0]
         assert last["process"] == 0 and last["step"] > 0
         assert job.finish() == 0, job.text()
     end_alike(job, 1)
     assert "going back" not in job.text() and "without process" not in job.text(), job.text()
     assert "process 1 on localhost ends: localhost has no slot for it any more" in job.text()
-
-
-def write(path, text):
-    """Replaces a file at once, so that nobody reads a part."""
-    path.with_suffix(".new").write_text(text)
-    path.with_suffix(".new").rename(path)
 
 
 def test_a_host_where_a_process_failed_gets_no_new_one(tmp_path):
@@ -79,6 +88,34 @@ def test_a_host_where_a_process_failed_gets_no_new_one(tmp_path):
         assert job.finish() == 0, job.text()
     end_alike(job, 1)
     assert "127.0.0.3 gets no new process any more" in job.text()
+
+
+@pytest.mark.skipif(hosts.available() is not None, reason=str(hosts.available()))
+def test_other_hosts_join_fail_and_are_cut_off(tmp_path):
+    """The launcher knows of one host alone at first, its own."""
+    found = tmp_path / "hosts"
+    found.write_text("one:1\n")
+    flags = ["--min-np", "1", "--max-np", "4", "--host-discovery-script", f"cat {found}"]
+    with hosts.Hosts(["one", "two", "three"], tmp_path) as network:
+        env = {"PACELINE_REMOTE_SHELL": network.remote_shell(), "PACELINE_PEER_TIMEOUT": "5"}
+        env["within"] = lambda command: network.command("one", "exec " + shlex.join(command))
+        with Elastic(tmp_path, *flags, "--network-interfaces", "eth0", **env) as job:
+            job.wait(lambda: job.rounds(1))
+            replace(found, "one:1\ntwo:1\nthree:2\n")
+            members = job.wait(lambda: job.rounds(4))[0]
+            assert {m["host"] for m in members} == {"one", "two", "three"}, members
+            job.kill(next(m for m in members if m["host"] == "two"))
+            members = job.wait(lambda: job.rounds(3))[0]
+            assert [m["host"] for m in sorted(members, key=lambda m: m["rank"])].count("three") == 2, members
+            network.unplug("three")
+            for m in members:
+                if m["host"] == "three":
+                    job.kill(m)  # the launcher would wait for the elastic timeout, but `one` has to notice the cut
+            (last,) = job.wait(lambda: job.rounds(1)[1:])[0]
+            assert last["host"] == "one"
+            assert job.finish() == 0, job.text()
+    end_alike(job, 1)
+    assert "two gets no new process any more" in job.text()
 
 
 def test_the_reset_limit_ends_the_job(tmp_path):
@@ -103,7 +140,7 @@ def test_a_script_that_never_commits_is_warned_of(tmp_path):
     flags = ("--min-np", "1", "--host-discovery-script", f"cat {hosts}")
     with Elastic(tmp_path, *flags, JOB_COMMITS="no", PACELINE_STALL_WARNING="0.1") as job:
         job.wait(lambda: job.rounds(1))
-        write(hosts, "localhost:2\n")
+        replace(hosts, "localhost:2\n")
         job.wait(lambda: "waits until the ranks call state.commit()" in job.text())
         (tmp_path / "stop").touch()
         assert job.ended() == 0, job.text()
@@ -457,7 +494,7 @@ KILLED_ONE_AFTER_THE_OTHER = """
     rank, order = hvd.rank(), [1, 0, 3]
     for step in range(40):
         ones = hvd.allreduce(torch.ones(300_000), name="x", op=hvd.Sum)
-        mean = hvd.allreduce(torch.full((10,), 2.0), name="y", op=hvd.Average)
+        mean = hvd.allreduce(torch.full((10,), 2.0), name=f"y{step // 5}", op=hvd.Average)
         live = 4 - step // 10
         remade = step % 10 == 9 and ones[0] == live - 1  # without the one that alone had got it, and was lost
         assert (ones[0] == live or remade) and torch.equal(ones, ones[0].expand(300_000)), (step, ones)
@@ -478,3 +515,77 @@ def test_ranks_with_the_servers_in_them_are_killed_until_one_is_left(tmp_path):
         assert job.process.returncode == 0, output
         assert "done 2" in output, output
         assert "it lost rank 1 on localhost, rank 0 on localhost, rank 3 on localhost" in output, output
+
+
+def test_the_scheduler_goes_on_in_others_when_rank_0_is_killed(tmp_path):
+    """Where a launcher other than Paceline's own has started the ranks, rank 0 runs it. Rank 1 is gone by then."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(KILLED_ONE_AFTER_THE_OTHER))
+    with Job(4, [script], tmp_path, PACELINE_ELASTIC="1") as job:
+        ended = job.wait()
+    assert [e.status for e in ended] == [-9, -9, 0, -9], ended
+    assert "done 2" in ended[2].output and "the scheduler is gone: it goes on in this process" in ended[2].output
+
+
+REPLACED = """
+    import torch
+
+    import paceline.torch as hvd
+
+    hvd.init()
+    for step in range(1_000_000):
+        ones = hvd.allreduce(torch.ones(50_000), name="x", op=hvd.Sum)
+        new = hvd.allreduce(torch.ones(3), name=f"{step // 100}", op=hvd.Sum)
+        assert torch.equal(ones, torch.full((50_000,), 2.0)) and new.tolist() == [2.0] * 3, (step, ones, new)
+        if step % 50 == 0:
+            print("step", step, flush=True)
+            if hvd.broadcast_object(input() if hvd.rank() == 0 else None, 0, name="stop") == "stop":
+                break
+    print("joined", hvd.join())
+"""
+
+
+def test_each_server_is_replaced_while_training_runs(tmp_path, port):
+    """The rolling upgrade of docs/elastic.md."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(REPLACED).replace("input()", f"open({str(tmp_path / 'what')!r}).read()"))
+    (tmp_path / "what").write_text("go on")
+    secret = {"PACELINE_JOB_SECRET": "of a test of upgrades", "PACELINE_ELASTIC": "1"}
+    flags = ["-np", "2", "--elastic", "--listen", f"127.0.0.1:{port}", "--num-servers", "2"]
+
+    def server():
+        command = ["paceline", "server", "--scheduler", f"127.0.0.1:{port}"]
+        return subprocess.Popen(command, env=clean_environment() | secret)
+
+    servers = []
+    try:
+        with Elastic(tmp_path, *flags, script=[sys.executable, str(script)], **secret) as job:
+            servers = [server(), server()]
+
+            def steps():
+                seen = len(job.lines)
+                job.wait(lambda: sum("step" in line for line in job.lines[seen:]) > 4)
+
+            steps()
+            for old in servers[:]:
+                new = server()
+                servers.append(new)
+                job.wait(lambda pid=new.pid: pid in listed(port, secret))
+                steps()
+                old.send_signal(signal.SIGTERM)
+                assert old.wait(HANG_S) == 0
+                steps()
+            (tmp_path / "what").write_text("stop")
+            assert job.ended() == 0, job.text()
+            assert job.text().count("joined") == 2, job.text()
+    finally:
+        for s in servers:
+            s.kill()
+            s.wait()
+
+
+def listed(port, secret):
+    """The processes of the servers that `paceline servers` lists."""
+    command = ["paceline", "servers", "--json", "--scheduler", f"127.0.0.1:{port}"]
+    shown = subprocess.run(command, env=clean_environment() | secret, capture_output=True, text=True, check=True)
+    return [server["pid"] for server in json.loads(shown.stdout)]

@@ -1,13 +1,11 @@
 """Workers that another launcher started find their job through the environment."""
 
-import os
 import secrets
 import subprocess
 import sys
 
 import pytest
-
-SECONDS = 120
+from jobs import HANG_S, clean_environment
 
 # Torch's own process group beside ours: MASTER_PORT belongs to its store.
 SCRIPT = """
@@ -29,9 +27,9 @@ print("done on " + hvd.__name__ + chr(10), end="", flush=True)  # in one piece, 
 """
 
 
-def clean_environment():
-    strange = ("PACELINE_", "HOROVOD_", "OMPI_", "SLURM_", "PMI", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC")
-    return {k: v for k, v in os.environ.items() if not k.startswith(strange)} | {"OMP_NUM_THREADS": "1"}
+def environment():
+    """That of the tests' jobs."""
+    return clean_environment() | {"OMP_NUM_THREADS": "1"}
 
 
 def script(tmp_path, with_torch, horovod=False):
@@ -45,10 +43,10 @@ def test_torchrun_needs_nothing_else(tmp_path, port):
     run = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
         + [str(script(tmp_path, True))],
-        env=clean_environment(),
+        env=environment(),
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_S,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("done on") == 2
@@ -65,10 +63,10 @@ def test_torchrun_starts_a_script_that_imports_horovod(tmp_path, port):
     run = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
         + [str(script(tmp_path, False, horovod=True))],
-        env=as_horovod(clean_environment()),
+        env=as_horovod(environment()),
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_S,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("done on paceline.torch") == 2
@@ -97,7 +95,7 @@ LAUNCHERS = {
 def test_other_launchers_name_the_scheduler(launcher, tmp_path, port):
     secret = secrets.token_hex(16)
     address = f"127.0.0.1:{port}"
-    env = as_horovod(clean_environment()) | {"PACELINE_JOB_SECRET": secret, "PACELINE_SCHEDULER": address}
+    env = as_horovod(environment()) | {"PACELINE_JOB_SECRET": secret, "PACELINE_SCHEDULER": address}
     scheduler = subprocess.Popen(["paceline", "scheduler", "--listen", address], env=env)
     try:
         ranks = [
@@ -111,11 +109,11 @@ def test_other_launchers_name_the_scheduler(launcher, tmp_path, port):
             for rank in range(2)
         ]
         for rank in ranks:
-            output, _ = rank.communicate(timeout=SECONDS)
+            output, _ = rank.communicate(timeout=HANG_S)
             assert rank.returncode == 0 and "done on" in output, output
     finally:
         scheduler.terminate()
-        scheduler.wait(SECONDS)
+        scheduler.wait(HANG_S)
 
 
 # Rank 0 looks at its own job from outside, as a user in another terminal does.
@@ -156,10 +154,10 @@ def test_a_job_of_another_launcher_is_found_until_it_ends(tmp_path, port):
             str(port),
             str(path),
         ],
-        env=clean_environment() | private,
+        env=environment() | private,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_S,
     )
     assert run.returncode == 0 and run.stdout.count("done") == 2, run.stdout + run.stderr
 
@@ -177,10 +175,10 @@ def test_a_healthy_job_prints_nothing_but_what_is_wrong_with_its_environment_and
     path.write_text(QUIET)
     run = subprocess.run(
         ["paceline", "run", "-np", "2", sys.executable, str(path)],
-        env=clean_environment() | ({variable: "bsp"} if variable else {}),
+        env=environment() | ({variable: "bsp"} if variable else {}),
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_S,
     )
     assert run.returncode == 0 and run.stdout == "", run.stdout + run.stderr
     if variable is None:

@@ -94,14 +94,13 @@ def test_ctrl_c_breaks_off_a_wait_at_once(waits_in, tmp_path):
             time.sleep(1000)  # until Ctrl-C
         {wait[waits_in]}
     """)
-    with Job(2, code, tmp_path, fresh=True) as job:
+    # Who waits for its end instead waits for longer than the test does.
+    with Job(2, code, tmp_path, fresh=True, PACELINE_START_TIMEOUT=str(2 * HANG_S)) as job:
         wait_until_printed(job, "ready" if waits_in == "init" else "initialized")
         time.sleep(0.3)  # into the wait
         for process in job.processes:
             process.send_signal(signal.SIGINT)
-        pressed = time.monotonic()
         ended = job.wait()
-        assert time.monotonic() - pressed < 150, "it waited for its end: the start timeout is 180 s"
     for end in ended:
         assert "KeyboardInterrupt" in end.output and "Fatal" not in end.output, end.output
         assert end.status in (1, 130, -signal.SIGINT)
@@ -230,7 +229,7 @@ def test_a_wrong_setting_is_shown_at_the_users_call_alone(tmp_path):
     env = os.environ | {"PACELINE_SYNC": "sps:3"}
     run = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, timeout=HANG_S)
     assert run.returncode == 1
-    assert 'PACELINE_SYNC: unknown synchronisation model "sps:3", did you mean "ssp"?' in run.stderr
+    assert 'ValueError: PACELINE_SYNC: unknown synchronisation model "sps:3", did you mean "ssp"?' in run.stderr
     assert run.stderr.count("File ") == 2 and "engine.py" not in run.stderr, run.stderr  # its call, and init()
 
 

@@ -155,6 +155,8 @@ ABSENT = {
     "horovod.tensorflow.keras": "pip install 'paceline[tensorflow]'",
     "horovod.keras": "pip install 'paceline[tensorflow]'",
     "horovod.mxnet": "pip install 'paceline[mxnet]'",
+    "horovod.run": "from horovod.runner import run",
+    "horovod.torch.mpi_lib_v2": "horovod.torch.mpi_ops",
     "horovod.spark": "paceline run",
     "horovod.ray": "paceline run",
     "horovod.nonsense": "No module named 'horovod.nonsense'",
@@ -213,7 +215,7 @@ def test_data_loaders_of_horovod_load_ahead_in_a_thread(as_horovod):
         loader = Ahead(3, 10)
         batches = iter(loader)
         assert next(batches) == (0, True)
-        assert loader.full.wait(60), "it does not load ahead"
+        assert loader.full.wait(600), "it does not load ahead"
         assert list(loader)[0] == (0, True), "a new epoch begins anew"
         next(iter(loader))
         loader.close_async_loader()

@@ -31,7 +31,7 @@ def fail_on_rank_1():
 
 def test_the_error_has_the_traceback_of_the_rank_that_failed(tmp_path):
     with pytest.raises(RuntimeError, match="rank 1 failed") as caught:
-        run(fail_on_rank_1, num_proc=2, output_filename=str(tmp_path / "out"), hosts="localhost:2", start_timeout=60)
+        run(fail_on_rank_1, num_proc=2, output_filename=str(tmp_path / "out"), hosts="localhost:2", start_timeout=600)
     assert "KeyError: 'the reason'" in str(caught.value) and "in fail_on_rank_1" in str(caught.value)
     assert "the reason" in (tmp_path / "out" / "rank.1" / "stderr").read_text()
 

@@ -8,13 +8,16 @@ import socket
 import threading
 
 import pytest
-from jobs import Job
+from jobs import HANG_S, Job
 
 SCRIPT = """
-import os
-if os.environ["RANK"] == "1":
-    os.environ["PACELINE_PORT"] = os.environ["RELAY_PORT"]  # as where the network leads it astray
+import os, socket, time
 import paceline.torch as hvd
+if os.environ["RANK"] == "1":
+    while socket.socket().connect_ex(("127.0.0.1", int(os.environ["PACELINE_PORT"]))):
+        time.sleep(0.02)  # rank 0 has not begun to listen
+    os.environ["PACELINE_PORT"] = os.environ["RELAY_PORT"]  # as where the network leads it astray
+    os.environ["PACELINE_START_TIMEOUT"] = "20"  # it tries to reach the scheduler for that long
 hvd.init()
 for i in range(10):
     lists = hvd.allgather_object(["x" * 1000, hvd.rank()], name=f"all{i}")
@@ -119,11 +122,12 @@ def test_a_relay_that_rewrites_the_roster_and_pickles_gets_nothing_run(relays, t
     script.write_text(SCRIPT)
     scheduler.target = port
     env = {"PACELINE_PORT": str(port), "RELAY_PORT": str(scheduler.port), "PACELINE_INTEGRITY": integrity}
-    env["PACELINE_START_TIMEOUT"] = "20"  # rank 1 tries to reach the scheduler for that long
     with Job(2, [script], tmp_path, **env) as job:
+        job.processes[1].wait(HANG_S)
+        job.kill(0)  # it waits for rank 1
         ended = job.wait()
     assert not ran.exists(), "rank 1 ran the relay's command"
-    assert scheduler.changed, "the relay met no roster"
+    assert scheduler.changed, f"the relay met no roster: {ended}"
     assert ended[1].status != 0
     assert "integrity check failed" in ended[1].output, ended[1].output[-2000:]
     assert f"127.0.0.1:{scheduler.port}" in ended[1].output, "the error names no peer"

@@ -1,14 +1,15 @@
 package held
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/superstep"
+	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -29,10 +30,14 @@ func (x *Room) Report(h *wire.Header, iteration wire.Report) error {
 	if x.t.Model.Supersteps == nil {
 		return fmt.Errorf("%q has no supersteps: its model is %s", x.t.Name, x.t.Model.Name)
 	}
-	if h.Flags&wire.FlagEmpty != 0 { // it counts for the push with which the rank would have ended its superstep
-		for _, v := range x.All() {
-			v.deliver(v.step(condition.Push(int(h.Rank), h.Iteration, 0)))
+	if h.Flags&wire.FlagEmpty != 0 {
+		v, err := x.Part(h.Part)
+		if errors.Is(err, inprocess.ErrCancelled) {
+			return nil
+		} else if err != nil {
+			return err
 		}
+		v.excuse(int(h.Rank), h.Iteration)
 	}
 	if h.Flags&wire.FlagHome != 0 {
 		x.deciding().hear(superstep.Report{

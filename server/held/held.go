@@ -3,7 +3,7 @@
 //
 // Reading order: held.go (a tensor's values), value.go (a request's way, under the value's lock), readers.go (what the
 // machine decides), contents.go (the bytes), deltas.go (how coded values are read), uses.go (who uses a copy), copies.go (the reference copies of all
-// values), decider.go (supersteps), tuner.go (conditions that follow the workers).
+// values), decider.go (supersteps), tuner.go (conditions that follow the workers), inherited.go (values of servers that are lost).
 package held
 
 import (
@@ -43,7 +43,10 @@ func New(t *room.Tensor, copies *Copies, tuners *Tuners) *Room {
 
 // Serve handles a request. An error is of a peer that does not keep to the protocol.
 func (x *Room) Serve(q *room.Request) error {
-	if q.Type != wire.TypePush && q.Type != wire.TypePull {
+	switch {
+	case q.Type == wire.TypePush || q.Type == wire.TypePull:
+	case (q.Type == wire.TypeCover || q.Type == wire.TypeSupply) && x.t.Carried():
+	default:
 		return fmt.Errorf("%v of %q, a value that servers hold", q.Type, x.t.Name)
 	}
 	v, err := x.Part(q.Part)
@@ -53,8 +56,13 @@ func (x *Room) Serve(q *room.Request) error {
 	} else if err != nil {
 		return err
 	}
-	if q.Type == wire.TypePush {
+	switch q.Type {
+	case wire.TypePush:
 		return v.push(q)
+	case wire.TypeCover:
+		return v.covers(q)
+	case wire.TypeSupply:
+		return v.supply(q)
 	}
 	v.pull(q)
 	return nil
@@ -91,6 +99,7 @@ func (x *Room) Forget(rank int, seq uint64, failed bool) {
 			v.cancel(inprocess.ErrCancelled)
 		}
 		for _, r := range v.forget(rank, seq) {
+			r.drop(v.Round.Pool)
 			r.to.Fail(inprocess.ErrCancelled)
 		}
 	}
@@ -133,6 +142,7 @@ func (x *Room) CheckStalls(now time.Time) {
 		x.t.Shell.Warn(r.rank, missing, now.Sub(r.since))
 	}
 	for _, r := range ended {
+		r.drop(x.t.Round.Pool)
 		most.refuse(&r, stallError{missing, x.t.Round.StallShutdown})
 	}
 }

@@ -23,6 +23,8 @@ type readers struct {
 	declared rankset.Set // ranks that wait for that, or have it
 	before   uint64      // coded: iterations that the tensor had before it was declared, as the rank says that knows of most
 	waiting  []reader
+
+	inherited *inherited // of an elastic job's value; else nil
 }
 
 // reader is a rank that waits for the value.
@@ -32,6 +34,8 @@ type reader struct {
 	h      wire.Header // of its push or pull
 	since  time.Time
 	warned time.Time
+	early  bool   // it waits for the value to begin, or to go on here
+	brings []byte // its push then, lent
 }
 
 func (r *reader) has(f wire.Flags) bool { return r.h.Flags&f != 0 }
@@ -40,7 +44,9 @@ func (r *reader) has(f wire.Flags) bool { return r.h.Flags&f != 0 }
 type reply struct {
 	reader
 	answer
-	err error // instead of the value; ErrCancelled for what its rank has given up itself
+	waited time.Duration
+	covers []byte // what the value has in it; nil where nobody asks
+	err    error  // instead of the value; ErrCancelled for what its rank has given up itself
 }
 
 // push adds what a rank brings, and reports whether it was taken.
@@ -52,7 +58,11 @@ func (s *readers) push(r *reader, b []byte) (replies []reply, taken bool) {
 			s.sum(b, 1/s.unit()) // the root's value
 		}
 		return s.declare(r), true
+	case s.inherited.waits():
+		return s.comeEarly(r, b), false
+	case s.inherited.has(r): // its rank waits for the answer of the server that has added it
 	case r.has(wire.FlagWithin):
+		s.inherited.decided(r)
 		if err := s.add(r, b); err != nil {
 			return []reply{{reader: *r, err: err}}, false
 		}
@@ -69,8 +79,11 @@ func (s *readers) push(r *reader, b []byte) (replies []reply, taken bool) {
 
 // pull asks for the value.
 func (s *readers) pull(r *reader) []reply {
-	if r.has(wire.FlagDeclare) {
+	switch {
+	case r.has(wire.FlagDeclare):
 		return s.declare(r)
+	case s.inherited.waits():
+		return s.comeEarly(r, nil)
 	}
 	return s.ask(r, nil)
 }
@@ -79,6 +92,7 @@ func (s *readers) pull(r *reader) []reply {
 // found out before anyone goes on.
 func (s *readers) declare(r *reader) []reply {
 	s.declared.Add(r.rank)
+	s.inherited.came(r.rank)
 	s.before = max(s.before, uint64(r.h.Before))
 	if err := s.wait(r); err != nil {
 		return []reply{{reader: *r, err: err}}
@@ -102,10 +116,15 @@ func (s *readers) keep(kept []reader) {
 }
 
 // opened reports whether every rank has come for the root's value.
-func (s *readers) opened() bool { return s.known && s.declared.Covers(s.machine.Live()) }
+func (s *readers) opened() bool {
+	return s.inherited.begun() || s.known && s.declared.Covers(s.machine.Live())
+}
 
 // open answers those who wait for the root's value.
 func (s *readers) open(replies []reply) []reply {
+	if s.inherited.waits() {
+		return s.begin(replies)
+	}
 	if !s.opened() {
 		return replies
 	}
@@ -132,6 +151,7 @@ func (s *readers) step(in condition.Input, r *reader, b []byte, replies []reply)
 	for _, o := range s.outputs {
 		switch o.Kind {
 		case condition.Admit:
+			s.inherited.decided(r)
 			if r == nil { // its rank is elsewhere, and adds nothing
 				continue
 			}
@@ -139,6 +159,8 @@ func (s *readers) step(in condition.Input, r *reader, b []byte, replies []reply)
 				taken = false
 				replies = append(replies, reply{reader: *r, err: err})
 			}
+		case condition.Drop, condition.Duplicate:
+			s.inherited.decided(r)
 		case condition.Answer:
 			replies = s.answer(func(w *reader) bool {
 				return w.rank == o.Rank && w.h.Iteration == o.Progress && !w.has(wire.FlagDeclare|wire.FlagNow)
@@ -151,6 +173,17 @@ func (s *readers) step(in condition.Input, r *reader, b []byte, replies []reply)
 		}
 	}
 	return s.turn(replies), taken
+}
+
+// excuse is a push of a rank that does not come, and adds nothing.
+func (s *readers) excuse(rank int, superstep uint64) []reply {
+	push := condition.Push(rank, superstep, 0)
+	if s.inherited.waits() {
+		s.inherited.excused = append(s.inherited.excused, push)
+		return nil
+	}
+	replies, _ := s.step(push, nil, nil, nil)
+	return replies
 }
 
 // change has a change of conditions be made when its iteration has come.
@@ -188,8 +221,9 @@ func (s *readers) answer(due func(*reader) bool, replies []reply) []reply {
 			kept = append(kept, *r)
 			continue
 		}
+		waited := time.Since(r.since)
 		a, err := s.read(r, s.before+s.machine.V())
-		replies = append(replies, reply{reader: *r, answer: a, err: err})
+		replies = append(replies, reply{reader: *r, answer: a, covers: s.covering(), waited: waited, err: err})
 	}
 	s.keep(kept)
 	return replies
@@ -224,6 +258,7 @@ func (s *readers) live(live rankset.Set) []reply {
 func (s *readers) cancel() (dropped []reader) {
 	dropped, s.over = s.waiting, true
 	s.keep(nil)
+	s.release()
 	s.drop()
 	return dropped
 }
@@ -238,7 +273,15 @@ func (s *readers) waits() (since time.Time, missing rankset.Set, ok bool) {
 	if !ok {
 		return since, missing, false
 	}
-	return since, s.machine.Missing(s.machine.V()), true
+	return since, s.missing(), true
+}
+
+// missing are the ranks for which readers wait.
+func (s *readers) missing() rankset.Set {
+	if s.inherited.waits() {
+		return s.inherited.handed.Missing(s.Lost())
+	}
+	return s.machine.Missing(s.machine.V())
 }
 
 // stalled finds the readers of whom a warning is due, and takes those out that have waited too long.
@@ -255,5 +298,5 @@ func (s *readers) stalled(now time.Time) (missing rankset.Set, slow, ended []rea
 		}
 		return false
 	})
-	return s.machine.Missing(s.machine.V()), slow, ended
+	return s.missing(), slow, ended
 }

@@ -36,6 +36,9 @@ func newValue(x *Room, part uint32) (*value, error) {
 		return nil, err
 	}
 	v := &value{Part: p, room: x, state: readers{contents: newContents(p, x.copies), machine: m}}
+	if x.t.Carried() {
+		v.state.inherited = &inherited{}
+	}
 	v.mu.Place(room.LevelKey, "held.value.mu")
 	tuner := x.tuners.of(p.Model, p.Round.Log)
 	v.tuner.Store(tuner)
@@ -134,6 +137,10 @@ func (v *value) orphaned() {
 	}
 	v.mu.Lock()
 	var seqs []uint64
+	if v.state.inherited.waits() && !v.state.declared.Covers(v.state.machine.Live()) {
+		v.mu.Unlock()
+		return // another rank may have it from a lost server
+	}
 	for i := range v.state.waiting {
 		if r := &v.state.waiting[i]; r.has(wire.FlagDeclare) && !v.state.known {
 			seqs = append(seqs, r.h.Seq)
@@ -145,12 +152,12 @@ func (v *value) orphaned() {
 	}
 }
 
-// step drives the machine for nobody who waits, and returns what is to be delivered.
-func (v *value) step(in condition.Input) []reply {
+// excuse counts a superstep for the push with which a rank would have ended it.
+func (v *value) excuse(rank int, superstep uint64) {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	replies, _ := v.state.step(in, nil, nil, nil)
-	return replies
+	replies := v.state.excuse(rank, superstep)
+	v.mu.Unlock()
+	v.deliver(replies)
 }
 
 // Change makes a change of conditions. It hands the value over to the tuner of the model whose pull condition it gets,
@@ -201,6 +208,7 @@ func (v *value) cancel(err error) {
 	v.mu.Unlock()
 	v.tuner.Load().release(v)
 	for _, r := range dropped {
+		r.drop(v.Round.Pool)
 		r.to.Fail(err)
 	}
 }
@@ -272,6 +280,9 @@ func (v *value) deliver(replies []reply) {
 		case r.err != nil:
 			v.refuse(&r.reader, r.err)
 		default:
+			if r.covers != nil && r.to.To != nil {
+				r.to.To.Send(v.coverHeader(r), r.covers, nil)
+			}
 			r.to.Deliver(v.header(r), r.bytes, v.fill)
 		}
 	}
@@ -281,7 +292,7 @@ func (v *value) deliver(replies []reply) {
 func (v *value) header(r *reply) wire.Header {
 	h := wire.Header{
 		Type: wire.TypeResult, DType: v.Type, Tensor: v.ID, Part: v.Number, Iteration: r.h.Iteration, Seq: r.h.Seq,
-		Codec: r.codec, Reference: r.number, Flags: v.AnswerFlags(),
+		Codec: r.codec, Reference: r.number, Flags: v.AnswerFlags(), Wait: wire.WaitOf(r.waited),
 	}
 	if r.bytes == nil {
 		h.Flags |= wire.FlagEmpty

@@ -1,6 +1,8 @@
 package room
 
 import (
+	"slices"
+
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/rankset"
@@ -9,14 +11,18 @@ import (
 )
 
 // Uplink is how a server that sums for the workers of its host reaches the servers of the job: through the worker in its
-// process. A room calls it without holding a lock.
+// process. A room calls it without holding a lock, but for Open and what that gives.
 type Uplink interface {
-	// Open gives what pushes sums of a tensor, in memory that the answer replaces. done is called exactly once, from any
-	// goroutine, and only then may the memory be used again; abandon asks for that to be soon, and does nothing behind it.
-	Open(t *wire.Tensor) (push func(h wire.Header, sum []byte, done func(answer wire.Header, err error)) (abandon func()))
+	// Open gives what makes climbs of a tensor's sums. It takes no lock.
+	Open(t *wire.Tensor) Climbs
 	// Kick has what was pushed leave.
 	Kick()
 }
+
+// Climbs makes a climb, which takes sums to the key's server and back, one after the other. push sends one, in memory that the answer
+// replaces; back is called exactly once for it, from any goroutine, and only then may the memory be used again. abandon asks for that to be
+// soon, and is the climb's end: what is pushed behind it comes back at once.
+type Climbs = func(back func(answer wire.Header, err error)) (push func(h wire.Header, sum []byte), abandon func())
 
 // Hosts is what a round knows of sums of hosts.
 type Hosts struct {
@@ -29,17 +35,25 @@ type Hosts struct {
 // Live are those who push the partition where the tensor's live ranks take part.
 func (p *Part) Live() rankset.Set { return p.Hosts.Pushing(p.Tensor.Live(), p.ID, p.Number) }
 
-// Behind is whom these pushes are of.
-func (p *Part) Behind(pushed rankset.Set) rankset.Set {
-	return p.Hosts.Behind(pushed, p.ID, p.Number)
+// Behind is whom these pushes are of, in memory that is lent.
+func (p *Part) Behind(pushed rankset.Set, lent *rankset.Set) rankset.Set {
+	if len(p.Hosts) == 0 {
+		return pushed
+	}
+	lent.Copy(pushed)
+	p.Hosts.AddBehind(lent, p.ID, p.Number)
+	return *lent
 }
 
 // Up reports whether the partition's sums are those of one host, and go on to its server.
-func (t *Tensor) Up() bool { return t.push != nil }
+func (t *Tensor) Up() bool { return t.Climbs != nil }
 
-// Push sends a sum of a host on, as Uplink has it.
-func (t *Tensor) Push(h wire.Header, sum []byte, done func(answer wire.Header, err error)) (abandon func()) {
-	return t.push(h, sum, done)
+// Completed is the rank that a push waited for: of the sum of a host the one that came last there.
+func (t *Tensor) Completed(q *Request) int {
+	if slices.Contains(t.Hosts.Of(q.From()), int(q.Source)) {
+		return int(q.Source)
+	}
+	return q.From()
 }
 
 // Scale is what the push of a rank is multiplied by: one that is the sum of a host has been scaled there. Where the elements
@@ -80,11 +94,11 @@ func (t *Tensor) setHosts() {
 		return
 	}
 	if hosts.Uplink == nil {
-		t.Hosts = hosts.Sums.Among(t.Members)
+		t.Hosts = hosts.Sums.Among(t.Members, t.Bytes())
 		return
 	}
 	t.Members = t.Members.Overlap(hosts.Here)
-	if len(t.Servers) > 0 && t.Members.Len() > 1 {
-		t.push = hosts.Uplink.Open(&t.Tensor)
+	if len(t.Servers) > 0 && membership.SumFirst(t.Members.Len(), t.Bytes()) {
+		t.Climbs = hosts.Uplink.Open(&t.Tensor)
 	}
 }

@@ -23,15 +23,20 @@ func NewPart(t *Tensor, number uint32) (*Part, *condition.Machine, error) {
 		return nil, nil, fmt.Errorf("partition %d of %q, which has %d", number, t.Name, len(t.Parts))
 	}
 	p := &Part{Tensor: t, Number: number, Bytes: int(t.Parts[number]), Coding: newCoding(t, number)}
-	c := condition.Config{Live: p.Live(), Model: t.Model, Dataflow: t.Dataflow()}
-	if t.Sync.SoftPark {
-		c.Parking = condition.SoftBarrier
-	}
-	m, err := condition.New(c)
+	m, err := condition.New(p.Conditions())
 	if err != nil {
 		return nil, nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
 	return p, m, nil
+}
+
+// Conditions are those that the tensor is declared with, for those who push the partition now.
+func (p *Part) Conditions() condition.Config {
+	c := condition.Config{Live: p.Live(), Model: p.Model, Dataflow: p.Dataflow()}
+	if p.Sync.SoftPark {
+		c.Parking = condition.SoftBarrier
+	}
+	return c
 }
 
 // Fits checks what a push says of its payload, before memory is taken for it.

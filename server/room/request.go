@@ -19,5 +19,12 @@ type Request struct {
 // From is the rank that asks.
 func (q *Request) From() int { return int(q.Rank) }
 
+// Moved answers that the partition has been moved to another server.
+func (q *Request) Moved() {
+	h := q.Header
+	h.Type, h.Flags, h.Length = wire.TypeMoved, 0, 0
+	q.Reply.Confirm(h)
+}
+
 // Has reports whether the header has a flag.
 func (q *Request) Has(f wire.Flags) bool { return q.Flags&f != 0 }

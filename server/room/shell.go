@@ -29,6 +29,8 @@ type Shell interface {
 	Refuse(rank int, seq uint64, code units.FailureCode, text string)
 	// Drop lets go of what is held for the tensor from an iteration on.
 	Drop(iteration uint64)
+	// Forget takes back that a rank has come to an operation, by its count, of a key that has been moved from here.
+	Forget(seq uint64)
 	// Warn tells a rank, for its log, whom its operation waits for.
 	Warn(rank int, missing rankset.Set, waited time.Duration)
 	// Stop tells a rank where its superstep ends.
@@ -46,6 +48,7 @@ type Round struct {
 	StallWarning  time.Duration
 	StallShutdown time.Duration
 	Membership    *membership.View
+	Here          int // index of this server
 	Hosts         Hosts
 }
 

@@ -31,9 +31,9 @@ type Tensor struct {
 	Whole   bool           // contributions are kept apart until the last has come
 	Model   condition.Model
 	Hosts   membership.HostSums // that push one sum each; of a server that sums for its host: none
+	Climbs  Climbs              // the uplink's; nil where sums stay here
 
-	push      func(h wire.Header, sum []byte, done func(answer wire.Header, err error)) (abandon func()) // Uplink's; nil where sums stay here
-	cancelled atomic.Uint64                                                                              // iterations from here on were given up
+	cancelled atomic.Uint64 // iterations from here on were given up
 }
 
 // AnswerFlags are the flags of every answer with bytes of the tensor.
@@ -74,12 +74,22 @@ func NewTensor(t *wire.Tensor, r *Round, s Shell) (*Tensor, error) {
 // Held reports whether the servers hold a value of the tensor, rather than sum its iterations.
 func (t *Tensor) Held() bool { return t.Kind == units.Accumulate }
 
+// Carried reports whether the tensor is a held value that goes on where its server leaves the job.
+func (t *Tensor) Carried() bool {
+	return t.Held() && t.Round.Elastic
+}
+
 // Dataflow is the papers' name for that.
 func (t *Tensor) Dataflow() condition.Dataflow {
 	if t.Held() {
 		return condition.Accumulate
 	}
 	return condition.Aggregate
+}
+
+// Elsewhere reports whether a partition has been moved to another server, which lives.
+func (t *Tensor) Elsewhere(part uint32) bool {
+	return t.Round.Elastic && t.Round.Membership.Now().Elsewhere(membership.Key{Name: membership.Name{Set: t.ProcessSet, Name: t.Name}, Number: t.ID, Part: int(part)}, t.Round.Here)
 }
 
 // Live are those of the tensor's ranks that still take part. A sum needs what every rank has to give,
@@ -184,6 +194,9 @@ func (t *Tensor) checkHeld() error {
 	}
 	if t.Held() && t.Reduce != units.Sum && t.Reduce != units.Average {
 		return fmt.Errorf("a held value takes Sum or Average, not %v", t.Reduce)
+	}
+	if t.Carried() && t.Postscale == 0 {
+		return errors.New("a held value of an elastic job has a postscale of 0, so that it cannot go on from what ranks read")
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package sums
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/internal/rankset"
@@ -23,12 +24,19 @@ func (k *key) supply(q *room.Request) error {
 		return k.unread(q, err)
 	}
 	k.mu.Lock()
-	answers, kept := k.iterations.supplied(q, b)
+	away, answers := k.iterations.elsewhere()
+	kept := false
+	if !away {
+		answers, kept = k.iterations.supplied(q, b)
+	}
 	k.mu.Unlock()
 	if !kept {
 		k.Round.Pool.Put(b)
 	}
 	k.deliver(answers)
+	if away {
+		q.Moved()
+	}
 	return nil
 }
 
@@ -55,11 +63,9 @@ func (n *iterations) reach(iteration uint64) error {
 	if iteration <= n.machine.V() {
 		return nil
 	}
-	m, err := condition.New(condition.Config{Start: iteration, Live: n.machine.Live(), Model: n.Model, Dataflow: n.Dataflow()})
-	if err != nil {
+	if err := n.start(iteration); err != nil {
 		return err
 	}
-	n.machine = m
 	for i, s := range n.slots {
 		if i < iteration && !s.closed {
 			n.inherited.Reached(i, s.came)
@@ -68,10 +74,19 @@ func (n *iterations) reach(iteration uint64) error {
 	return nil
 }
 
+// start has the machine begin anew at an iteration.
+func (n *iterations) start(iteration uint64) error {
+	m, err := condition.New(condition.Config{Start: iteration, Live: n.machine.Live(), Model: n.Model, Dataflow: n.Dataflow()})
+	if err == nil {
+		n.machine = m
+	}
+	return err
+}
+
 // lacks answers a push of an iteration that is closed elsewhere when its result is here.
 func (n *iterations) lacks(s *slot, q *room.Request, answers []answer) []answer {
 	s.owed++
-	s.waiters = append(s.waiters, waiter{rank: q.From(), seq: q.Seq, to: q.Reply})
+	s.waiters = append(s.waiters, waiter{rank: q.From(), seq: q.Seq, to: q.Reply, came: n.now})
 	if n.inherited.Pushed(q.From(), q.Iteration, n.machine.Live()) {
 		answers = n.sum(q.Iteration, answers)
 	}
@@ -122,6 +137,7 @@ func (n *iterations) supplied(q *room.Request, result []byte) (answers []answer,
 	}
 	s.closed, s.divisor, s.last = true, uint32(q.Divisor), q.From()
 	s.result = room.NewBuffer(n.Round.Pool, result)
+	s.supplied, s.supplier = true, waiter{rank: q.From(), seq: q.Seq, to: q.Reply}
 	s.absent = n.machine.Live().Minus(rankset.Of(q.From()))
 	for _, w := range s.waiters {
 		s.absent.Remove(w.rank)
@@ -132,6 +148,7 @@ func (n *iterations) supplied(q *room.Request, result []byte) (answers []answer,
 		}
 	}
 	n.inherited.Found(q.Iteration)
+	n.now = time.Now()
 	answers = n.answerAll(q.Iteration, s, nil)
 	n.release(q.Iteration, s)
 	return answers, true

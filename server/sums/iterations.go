@@ -2,9 +2,11 @@ package sums
 
 import (
 	"slices"
+	"time"
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/handover"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -16,13 +18,20 @@ type iterations struct {
 	*room.Part
 	machine *condition.Machine
 	outputs []condition.Output
-	answers []answer // an empty list, while none are being sent
+	answers []answer  // an empty list, while none are being sent
+	now     time.Time // of the event that is handled: what it sets free has waited for it
 	changes room.Changes
 
-	inherited handover.Key // iterations before the open one that a lost server has closed
+	epoch     *membership.Epoch // in which elsewhere has looked last
+	away      bool              // what it has found
+	inherited handover.Key      // iterations before the open one that a lost server has closed
+
+	climbOf func(*slot) (push func(wire.Header, []byte), abandon func()) // the key's, for sums of a host
 
 	slots map[uint64]*slot // iterations that are open, or closed and not yet answered to all
 	spare *slot
+
+	behind rankset.Set // close's, of an iteration
 
 	before   uint64       // coded: iterations that the tensor had before it was declared, as the rank says that knows of most
 	residual *room.Buffer // coded: of the answers; nil before the first
@@ -32,8 +41,10 @@ type iterations struct {
 type waiter struct {
 	rank   int
 	seq    uint64 // of its request
+	source uint16 // as its request has it
 	to     room.Reply
-	memory bool // it gets none, and waits only until its tensor is not read any more
+	came   time.Time // when its push had arrived
+	memory bool      // it gets none, and waits only until its tensor is not read any more
 }
 
 // answer is a reply that is due.
@@ -43,16 +54,20 @@ type answer struct {
 	divisor   uint32
 	last      int // the rank that the sum waited for longest
 	sum       *room.Buffer
+	placed    bool // it lies where it belongs
 
 	up      *slot  // instead of an answer: the sum of a host, which goes on
 	gone    bool   // the iteration of a local waiter was given up
+	moved   bool   // instead of an answer: the key is at another server now
 	refused error  // instead of an answer: why the push was not taken, or there is no sum
 	seq     uint64 // of the operation that is answered or refused
-	kept    error  // instead of an answer: why a change of conditions came too late for those who still take part
+	source  uint16
+	wait    time.Duration // of the answer for other ranks
+	kept    error         // instead of an answer: why a change of conditions came too late for those who still take part
 }
 
-// open finds or makes the slot for a push that begins to arrive; nil if the push does not count,
-// because its iteration is closed or its rank has begun it before.
+// open finds or makes the slot for a push that begins to arrive; nil if the push does not count, because its iteration is
+// given up, was closed without waiting for its rank, or its rank has begun it before.
 func (n *iterations) open(q *room.Request) (*slot, error) {
 	if n.Coding != nil {
 		n.before = max(n.before, uint64(q.Before))
@@ -63,7 +78,10 @@ func (n *iterations) open(q *room.Request) (*slot, error) {
 		}
 	}
 	if s := n.slots[q.Iteration]; s != nil {
-		if s.closed || !s.started.Add(q.From()) {
+		switch {
+		case s.closed && !s.started.Has(q.From()) && !s.absent.Has(q.From()):
+			return nil, errLeftOut
+		case s.closed || !s.started.Add(q.From()):
 			return nil, nil
 		}
 		return s, nil
@@ -74,7 +92,7 @@ func (n *iterations) open(q *room.Request) (*slot, error) {
 	if q.Iteration < n.machine.V() { // closed, by a server that is lost if the job is elastic
 		switch {
 		case !n.Round.Elastic:
-			return nil, nil
+			return nil, errLeftOut
 		case !n.Model.Whole():
 			return nil, errStraggler
 		}
@@ -99,11 +117,11 @@ func (n *iterations) accepts(s *slot, iteration uint64) bool {
 
 // arrived counts a push that has arrived whole.
 func (n *iterations) arrived(s *slot, q *room.Request) (answers []answer) {
-	answers, n.answers = n.answers, nil
+	answers, n.answers, n.now = n.answers, nil, time.Now()
 	rank := q.From()
 	s.absent.Remove(rank)
 	if !s.closed {
-		s.last = rank
+		s.last = n.Completed(q)
 	}
 	if n.Round.Elastic && !s.closed {
 		if q.Iteration < n.machine.V() {
@@ -114,9 +132,9 @@ func (n *iterations) arrived(s *slot, q *room.Request) (answers []answer) {
 	switch {
 	case !q.Has(wire.FlagNoPull):
 		s.owed++
-		s.waiters = append(s.waiters, waiter{rank: rank, seq: q.Seq, to: q.Reply})
+		s.waiters = append(s.waiters, waiter{rank: rank, seq: q.Seq, source: q.Source, to: q.Reply, came: n.now})
 		answers = n.step(condition.Pull(rank, q.Iteration), answers)
-	case s.reads(rank):
+	case s.lentBy(rank) != nil:
 		s.waiters = append(s.waiters, waiter{rank: rank, to: q.Reply, memory: true})
 	default:
 		answers = append(answers, answer{to: q.Reply})
@@ -174,8 +192,10 @@ func (n *iterations) close(o condition.Output, answers []answer) []answer {
 	}
 	s.closed = true
 	// Averages divide by the ranks that have joined too.
-	o.Contributors = n.Behind(o.Contributors)
+	o.Contributors = n.Behind(o.Contributors, &n.behind)
 	s.divisor = uint32(len(n.Ranks) - n.Members.Without(n.Zeros(), o.Contributors))
+	s.absent.Copy(n.machine.Live())
+	s.absent.Subtract(o.Contributors)
 	if err := n.total(s, o); err != nil {
 		return n.spoil(o.Progress, s, err, answers)
 	}
@@ -185,10 +205,11 @@ func (n *iterations) close(o condition.Output, answers []answer) []answer {
 		}
 		return w.memory
 	})
-	s.absent.Copy(n.machine.Live())
-	s.absent.Subtract(o.Contributors)
 	if n.Up() {
-		s.up.begun = true
+		if s.up.push == nil {
+			s.up.push, s.up.abandon = n.climbOf(s)
+		}
+		s.up.begun, s.up.iteration = true, o.Progress
 		return append(answers, answer{up: s, iteration: o.Progress})
 	}
 	n.release(o.Progress, s)
@@ -200,6 +221,10 @@ func (n *iterations) close(o condition.Output, answers []answer) []answer {
 
 // total makes the result of what the contributors brought.
 func (n *iterations) total(s *slot, o condition.Output) error {
+	if s.inPlace(o.Contributors) {
+		s.storeInPlace()
+		return nil
+	}
 	empty, err := s.finish(o.Contributors)
 	switch {
 	case err != nil:
@@ -241,7 +266,7 @@ func (n *iterations) answer(o condition.Output, answers []answer) []answer {
 			continue
 		}
 		s.waiters = append(s.waiters[:i], s.waiters[i+1:]...)
-		answers = append(answers, answer{to: w.to, seq: w.seq, iteration: o.Progress, divisor: s.divisor, last: s.last, sum: s.result.Share()})
+		answers = append(answers, answer{to: w.to, seq: w.seq, source: w.source, iteration: o.Progress, divisor: s.divisor, last: s.last, sum: s.result.Share(), placed: s.placed, wait: n.now.Sub(w.came)})
 		s.owed--
 		n.release(o.Progress, s)
 		break
@@ -266,6 +291,7 @@ func (n *iterations) live(live rankset.Set) []answer {
 	if live.Len() == 0 {
 		return nil
 	}
+	n.now = time.Now()
 	answers := n.step(condition.Live(live), nil)
 	for _, iteration := range n.inherited.Live(live) {
 		answers = n.sum(iteration, answers)
@@ -287,9 +313,8 @@ func (n *iterations) cancel(from uint64) (dropped []waiter, abandon []func()) {
 		}
 		dropped = append(dropped, s.waiters...)
 		switch {
-		case s.up.abandon != nil:
+		case s.up.begun: // it has left, or is about to
 			abandon = append(abandon, s.up.abandon)
-		case s.up.begun: // it is about to leave, and will be abandoned then
 		case s.closed:
 			s.result.Sent(nil)
 		default:

@@ -3,6 +3,7 @@ package sums
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -34,6 +35,7 @@ func newKey(t *room.Tensor, part uint32) (*key, error) {
 		return nil, err
 	}
 	k := &key{Part: p, iterations: iterations{Part: p, machine: m, slots: map[uint64]*slot{}}}
+	k.iterations.climbOf = k.climbOf
 	k.mu.Place(room.LevelKey, "sums.key.mu")
 	return k, nil
 }
@@ -45,10 +47,14 @@ func (k *key) push(q *room.Request) error {
 		return err
 	}
 	s, err := k.open(q)
-	if errors.Is(err, errStraggler) {
+	switch {
+	case errors.Is(err, errElsewhere):
+		return k.sendAway(q)
+	case errors.Is(err, errStraggler):
 		return k.refuse(q)
-	}
-	if err != nil {
+	case errors.Is(err, errLeftOut):
+		return k.leftOut(q)
+	case err != nil:
 		return k.unopened(q, err)
 	}
 	if s == nil {
@@ -73,6 +79,12 @@ func (k *key) push(q *room.Request) error {
 
 func (k *key) open(q *room.Request) (*slot, error) {
 	k.mu.Lock()
+	away, answers := k.iterations.elsewhere()
+	if away {
+		k.mu.Unlock()
+		k.deliver(answers)
+		return nil, errElsewhere
+	}
 	defer k.mu.Unlock()
 	return k.iterations.open(q)
 }
@@ -154,7 +166,7 @@ func (k *key) arrived(s *slot, q *room.Request) {
 	k.mu.Lock()
 	if k.iterations.slots[q.Iteration] != s {
 		k.mu.Unlock()
-		q.Reply.Fail(inprocess.ErrCancelled)
+		k.comeTooLate(q)
 		return
 	}
 	if tensor, ok := q.Payload.InPlace(); ok && !s.closed {
@@ -175,7 +187,11 @@ func (k *key) late(q *room.Request) error {
 	s := k.iterations.slots[q.Iteration]
 	if s == nil || !s.closed || !s.absent.Has(q.From()) {
 		k.mu.Unlock()
-		q.Reply.Fail(inprocess.ErrCancelled)
+		if s == nil {
+			k.comeTooLate(q)
+		} else {
+			q.Reply.Fail(inprocess.ErrCancelled)
+		}
 		return nil
 	}
 	answers := k.iterations.arrived(s, q)
@@ -184,11 +200,26 @@ func (k *key) late(q *room.Request) error {
 	return nil
 }
 
+// errLeftOut is of a push whose iteration was closed when its rank had joined. The join has failed since: another rank left instead.
+var errLeftOut = errors.New("it was summed without this rank")
+
+// leftOut ends the operation of such a push. The others have its result, and hear of it: what they have begun behind it does not match.
+func (k *key) leftOut(q *room.Request) error {
+	if err := q.Payload.Discard(); err != nil {
+		return err
+	}
+	k.Shell.Fail(q.Seq, units.FailUnsupported, fmt.Sprintf("rank %d brings it after it was summed without that rank, which had joined; its join has failed since", q.From()))
+	k.Shell.Drop(q.Iteration)
+	q.Reply.Fail(inprocess.ErrCancelled)
+	return nil
+}
+
 // UpdateMembership gives the machine the ranks that still take part. They are found under the lock, so that no older set
 // replaces a newer one.
 func (k *key) UpdateMembership() {
 	k.mu.Lock()
-	answers := k.iterations.live(k.Live())
+	_, answers := k.iterations.elsewhere()
+	answers = append(answers, k.iterations.live(k.Live())...) // also where the key is elsewhere: it may come back
 	k.mu.Unlock()
 	k.deliver(answers)
 }
@@ -196,6 +227,7 @@ func (k *key) UpdateMembership() {
 // Change schedules a change of conditions for its iteration.
 func (k *key) Change(c room.Change) {
 	k.mu.Lock()
+	k.iterations.now = time.Now()
 	k.iterations.changes.Add(c)
 	answers := k.iterations.turn(nil)
 	k.mu.Unlock()
@@ -243,15 +275,21 @@ func (k *key) deliver(answers []answer) {
 	for _, a := range answers {
 		switch {
 		case a.up != nil:
-			k.climb(a.up, a.iteration)
+			k.climb(a.up)
 		case a.kept != nil:
 			k.Round.Log.Warn("conditions stay", zap.String("tensor", k.Name), zap.Error(a.kept))
 		case a.refused != nil:
 			k.Shell.Fail(a.seq, room.CodeOf(a.refused), a.refused.Error())
+		case a.moved:
+			k.moved(&a)
 		case a.gone:
 			a.to.Fail(inprocess.ErrCancelled)
 		case a.sum == nil:
 			a.to.Release()
+		case a.placed:
+			h := k.header(&a)
+			a.sum.Sent(nil)
+			a.to.Done(h, nil)
 		default:
 			a.to.Deliver(k.header(&a), a.sum, k.fill)
 		}
@@ -266,13 +304,13 @@ func (k *key) deliver(answers []answer) {
 func (k *key) header(a *answer) wire.Header {
 	h := wire.Header{
 		Type: wire.TypeResult, DType: k.Type, Tensor: k.ID, Part: k.Number, Iteration: a.iteration, Seq: a.seq,
-		Rank: uint16(a.last), Divisor: uint16(a.divisor),
+		Rank: uint16(a.last), Source: a.source, Divisor: uint16(a.divisor), Wait: wire.WaitOf(a.wait),
 	}
 	if k.Coding != nil {
 		h.Codec = wire.CodecDeclared
 	}
 	h.Flags = k.AnswerFlags()
-	if k.Bytes > 0 && len(a.sum.Bytes) == 0 {
+	if k.Bytes > 0 && len(a.sum.Bytes) == 0 && !a.placed {
 		h.Flags |= wire.FlagEmpty
 	}
 	return h

@@ -19,7 +19,7 @@ type slot struct {
 	acc           []byte
 	chunks        []chunk
 	contributions map[int][]byte // whole tensors: by rank, lent; only then
-	local         lent           // the push of the worker in this process
+	lent          []lent         // pushes that are read where they lie: of the worker in this process, and of ranks that lend their memory
 	waiters       []waiter
 	owed          int         // ranks that will still be answered
 	started       rankset.Set // ranks whose push has begun to arrive
@@ -31,12 +31,16 @@ type slot struct {
 	closed  bool
 	divisor uint32
 	result  *room.Buffer
+	placed  bool  // the result lies where it belongs on every rank, and not in the buffer
 	up      climb // of a sum of a host
+
+	supplied bool
+	supplier waiter // of the result
 }
 
 type chunk struct{ from rankset.Set }
 
-// lent is a tensor that is read where it lies, when it is needed; nil where there is none.
+// lent is a tensor that is read where it lies, when it is needed.
 type lent struct {
 	rank   int
 	tensor []byte
@@ -70,50 +74,63 @@ func (s *slot) begin(seq uint64) error {
 	return nil
 }
 
-// add adds one whole chunk of a rank, and with it the local worker's if that waits.
+// add adds one whole chunk of a rank, and with it those that are lent and wait.
 func (s *slot) add(i, rank int, b []byte) {
-	c, l, acc := &s.chunks[i], &s.local, s.accChunk(i)
+	c, acc := &s.chunks[i], s.accChunk(i)
 	switch {
 	case c.from.Len() > 0:
 		reduce.Add(s.Reduce, s.Type, acc, b, s.Scale(rank))
-	case l.tensor != nil && l.rank != rank:
-		reduce.Load2(s.Reduce, s.Type, acc, s.chunkOf(l.tensor, i), b, s.Prescale)
-		c.from.Add(l.rank)
+	case len(s.lent) > 0:
+		reduce.Load2(s.Reduce, s.Type, acc, s.chunkOf(s.lent[0].tensor, i), b, s.Prescale)
+		c.from.Add(s.lent[0].rank)
 	default:
 		reduce.Load(s.Type, acc, b, s.Scale(rank))
 	}
 	c.from.Add(rank)
-	if l.tensor != nil && c.from.Add(l.rank) {
-		reduce.Add(s.Reduce, s.Type, acc, s.chunkOf(l.tensor, i), s.Prescale)
+	s.addLent(i, acc)
+}
+
+// addLent adds to a chunk what is lent and is not in it.
+func (s *slot) addLent(i int, acc []byte) {
+	c := &s.chunks[i]
+	if c.from.Len() == 0 {
+		if first := s.lent[0]; len(s.lent) > 1 {
+			reduce.Load2(s.Reduce, s.Type, acc, s.chunkOf(first.tensor, i), s.chunkOf(s.lent[1].tensor, i), s.Prescale)
+			c.from.Add(s.lent[1].rank)
+		} else {
+			reduce.Load(s.Type, acc, s.chunkOf(first.tensor, i), s.Prescale)
+		}
+		c.from.Add(s.lent[0].rank)
+	}
+	for _, l := range s.lent {
+		if c.from.Add(l.rank) {
+			reduce.Add(s.Reduce, s.Type, acc, s.chunkOf(l.tensor, i), s.Prescale)
+		}
 	}
 }
 
-// lend accepts the local worker's push, which is added where others have been. The rest is added together with the
+// lend accepts a push that is lent, which is added where others have been. The rest is added together with the
 // first of them, in one pass.
 func (s *slot) lend(rank int, tensor []byte) {
-	s.local = lent{rank, tensor}
-	if !s.Whole {
-		s.addLocal(false)
+	s.lent = append(s.lent, lent{rank, tensor})
+	if s.Whole {
+		return
+	}
+	for i := range s.chunks {
+		if s.chunks[i].from.Len() > 0 {
+			s.addLent(i, s.accChunk(i))
+		}
 	}
 }
 
-// reads reports whether the rank's own tensor is still needed.
-func (s *slot) reads(rank int) bool { return s.local.tensor != nil && s.local.rank == rank }
-
-// addLocal adds the local worker's push where others have been added, or everywhere.
-func (s *slot) addLocal(all bool) {
-	for i := range s.chunks {
-		c := &s.chunks[i]
-		if c.from.Has(s.local.rank) || c.from.Len() == 0 && !all {
-			continue
+// lentBy is what a rank lends, nil for nothing.
+func (s *slot) lentBy(rank int) []byte {
+	for _, l := range s.lent {
+		if l.rank == rank {
+			return l.tensor
 		}
-		if c.from.Len() == 0 {
-			reduce.Load(s.Type, s.accChunk(i), s.chunkOf(s.local.tensor, i), s.Prescale)
-		} else {
-			reduce.Add(s.Reduce, s.Type, s.accChunk(i), s.chunkOf(s.local.tensor, i), s.Prescale)
-		}
-		c.from.Add(s.local.rank)
 	}
+	return nil
 }
 
 func (s *slot) chunkOf(b []byte, i int) []byte {
@@ -137,18 +154,25 @@ func (s *slot) finish(contributors rankset.Set) (empty bool, err error) {
 		s.combine(contributors)
 		s.addZeros(contributors)
 		return false, nil
-	case s.local.tensor != nil:
-		s.addLocal(true)
+	case len(s.lent) > 0:
+		for i := range s.chunks {
+			s.addLent(i, s.accChunk(i))
+		}
 	}
 	s.fillEmpty()
 	s.addZeros(contributors)
 	return false, err
 }
 
-// addZeros reduces the zeros of ranks that have joined, which change a minimum, a maximum and a product.
-func (s *slot) addZeros(contributors rankset.Set) {
+// zerosMatter reports whether there are zeros of ranks that have joined, which change a minimum, a maximum and a product.
+func (s *slot) zerosMatter(contributors rankset.Set) bool {
 	matter := s.Reduce == units.Min || s.Reduce == units.Max || s.Reduce == units.Product
-	if !matter || s.Zeros().Minus(contributors).Len() == 0 {
+	return matter && s.Zeros().Minus(contributors).Len() > 0
+}
+
+// addZeros reduces them.
+func (s *slot) addZeros(contributors rankset.Set) {
+	if !s.zerosMatter(contributors) {
 		return
 	}
 	for i := range s.chunks {
@@ -159,7 +183,7 @@ func (s *slot) addZeros(contributors rankset.Set) {
 // nothing reports whether the answer is zeros that need not be sent: all that has come is empty, and no residual is
 // kept of earlier answers.
 func (s *slot) nothing(contributors rankset.Set) bool {
-	if s.Bytes == 0 || s.Coding != nil || s.local.tensor != nil {
+	if s.Bytes == 0 || s.Coding != nil || len(s.lent) > 0 {
 		return false
 	}
 	for rank := range s.contributions {
@@ -176,8 +200,8 @@ func (s *slot) combine(contributors rankset.Set) {
 	var scales []float64
 	for _, rank := range s.Ranks {
 		b, ok := s.contributions[rank]
-		if s.reads(rank) {
-			b, ok = s.local.tensor, true
+		if tensor := s.lentBy(rank); tensor != nil {
+			b, ok = tensor, true
 		}
 		if ok && contributors.Has(rank) {
 			parts, scales = append(parts, b), append(scales, s.Scale(rank))
@@ -222,6 +246,33 @@ func (s *slot) store() {
 	s.acc = nil
 }
 
+// inPlace reports whether the sum can be written to its ranks where it belongs: all that has come is lent, and all who brought it wait
+// for it now.
+func (s *slot) inPlace(contributors rankset.Set) bool {
+	if len(s.lent) == 0 || len(s.lent) != len(s.waiters) || s.Whole || s.Coding != nil || s.Up() || s.Round.Elastic ||
+		s.absent.Len() > 0 || s.zerosMatter(contributors) {
+		return false
+	}
+	return !slices.ContainsFunc(s.chunks, func(c chunk) bool { return c.from.Len() > 0 }) &&
+		!slices.ContainsFunc(s.waiters, func(w waiter) bool { return w.memory || len(w.to.Out) != s.Bytes })
+}
+
+// storeInPlace makes the sum chunk by chunk, so that each is in the core's cache until it is where it belongs.
+func (s *slot) storeInPlace() {
+	mul, div := s.Rescale(s.divisor)
+	for i := range s.chunks {
+		bytes := len(s.chunkOf(s.lent[0].tensor, i))
+		acc := s.acc[:reduce.AccBytes(s.Type, bytes)]
+		s.addLent(i, acc)
+		reduce.Store(s.Type, acc[:bytes], acc, mul, div)
+		for _, w := range s.waiters {
+			copy(s.chunkOf(w.to.Out, i), acc[:bytes])
+		}
+	}
+	s.Round.Pool.Put(s.acc)
+	s.acc, s.result, s.placed = nil, room.NewBuffer(s.Round.Pool, nil), true
+}
+
 // drop lets the memory of an iteration go that has no result.
 func (s *slot) drop() {
 	s.Round.Pool.Put(s.acc)
@@ -243,5 +294,6 @@ func (s *slot) reset() {
 	s.started.Reset()
 	s.came.Reset()
 	s.absent.Reset()
-	*s = slot{Part: s.Part, chunks: s.chunks, waiters: s.waiters[:0], started: s.started, came: s.came, absent: s.absent}
+	clear(s.lent)
+	*s = slot{Part: s.Part, chunks: s.chunks, lent: s.lent[:0], waiters: s.waiters[:0], started: s.started, came: s.came, absent: s.absent, up: climb{push: s.up.push, abandon: s.up.abandon}}
 }

@@ -357,3 +357,55 @@ func TestWithoutMemoryForAKeptMessageThePushIsAnsweredOnce(t *testing.T) {
 		t.Errorf("%q", said)
 	}
 }
+
+// lends has a rank of another process lend its tensor, where the answer belongs too. It returns the memory, and how the push ends.
+func (p *play) lends(rank int, iteration uint64, value float32) (memory []byte, answers *[]error) {
+	memory, answers = roomtest.Floats(n, value), new([]error)
+	q := &room.Request{
+		Header:  wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float32, Rank: uint16(rank), Iteration: iteration},
+		Payload: room.Lasting(memory),
+		Reply:   room.Reply{Out: memory, Done: func(_ wire.Header, err error) { *answers = append(*answers, err) }},
+	}
+	if err := p.room.Serve(q); err != nil {
+		p.Error(err)
+	}
+	return memory, answers
+}
+
+func TestWhatSeveralRanksLendIsSummedWithTheOthers(t *testing.T) {
+	for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 2, 0}} {
+		for lending := range 1 << 3 {
+			p := newPlay(t, nil)
+			var lent [][]byte
+			var ends []*[]error
+			for _, rank := range order {
+				if lending>>rank&1 == 0 {
+					p.push(rank, 0, 0, float32(rank+1))
+					continue
+				}
+				memory, answers := p.lends(rank, 0, float32(rank+1))
+				lent, ends = append(lent, memory), append(ends, answers)
+			}
+			for i, memory := range lent {
+				if values := units32(memory); slices.Min(values) != 6 || slices.Max(values) != 6 || len(*ends[i]) != 1 || (*ends[i])[0] != nil {
+					t.Errorf("%v, of whom %b lend: %v, %v", order, lending, values[:2], *ends[i])
+				}
+			}
+			for rank := range p.ranks {
+				if lending>>rank&1 == 0 {
+					p.gets(rank, 6, 3)
+				}
+			}
+		}
+	}
+}
+
+func TestWhatIsLentComesBackWithACancel(t *testing.T) {
+	p := newPlay(t, nil)
+	memory, answers := p.lends(0, 0, 1)
+	p.lends(1, 0, 2)
+	p.cancel(0)
+	if len(*answers) != 1 || (*answers)[0] == nil || units32(memory)[0] != 1 {
+		t.Errorf("%v, memory %v", *answers, units32(memory)[:2])
+	}
+}

@@ -41,12 +41,9 @@ func serve(rw io.ReadWriter) error {
 	return err
 }
 
-// pipe is a connection that ends with the test, and after a second at the latest.
+// pipe is a connection that ends with the test.
 func pipe(t *testing.T) (a, b net.Conn) {
 	a, b = net.Pipe()
-	deadline := time.Now().Add(time.Second)
-	a.SetDeadline(deadline)
-	b.SetDeadline(deadline)
 	t.Cleanup(func() { a.Close(); b.Close() })
 	return a, b
 }

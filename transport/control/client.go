@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"time"
 
@@ -32,7 +33,9 @@ import (
 // return soon and may not wait for an answer from the same client.
 type Config struct {
 	Transport transport.Transport
-	Address   string                  // of the scheduler, host:port
+	Address   string                  // of the scheduler, host:port; several at which it may be are separated by commas
+	Attempt   time.Duration           // bound of an attempt to reach one of several places; 5 s
+	Lead      func()                  // the scheduler goes on in this process, at the standby that it has registered; nil for a node that has none
 	Hello     wire.Hello              // role and rank of this node
 	Log       *zap.Logger             // nil: no log
 	OnLost    func(wire.Lost)         // the job has lost a node, possibly this one
@@ -56,8 +59,9 @@ type Client struct {
 	setTurn chan struct{} // held during a call on process sets, which are ordered
 
 	mu      lockorder.Mutex
-	line    *Line // nil while there is none
-	broken  error // why there is none, and since when
+	at      string // where the scheduler of this line is, or of the last one
+	line    *Line  // nil while there is none
+	broken  error  // why there is none, and since when
 	since   time.Time
 	closing bool
 	refused error // the scheduler has refused this node: every request fails
@@ -85,33 +89,18 @@ func (e *RefusedError) Error() string {
 // Dial connects to the scheduler, which may start later: it tries until ctx ends.
 func Dial(ctx context.Context, config Config) (*Client, error) {
 	config.Log = cmp.Or(config.Log, zap.NewNop())
-	conn, err := connect(ctx, &config)
-	if err != nil {
-		return nil, fmt.Errorf("no line to the scheduler: %w", err)
-	}
 	c := &Client{
 		config: config, session: unique.Number() | 1, memory: newMemory(),
 		ended: make(chan struct{}), setTurn: make(chan struct{}, 1), pending: map[uint64]*request{},
 	}
 	c.mu.Place(levelClient, "control.Client.mu")
+	conn, err := c.find(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("no line to the scheduler: %w", err)
+	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	go c.run(c.open(conn))
 	return c, nil
-}
-
-// connect makes a connection and says hello on it. A scheduler that dies between the two is dialled
-// again at once: Dial tries until ctx ends.
-func connect(ctx context.Context, config *Config) (transport.Conn, error) {
-	for {
-		conn, err := config.Transport.Dial(ctx, config.Address)
-		if err != nil {
-			return nil, err
-		}
-		if err = Send(conn, wire.TypeHello, config.Hello); err == nil {
-			return conn, nil
-		}
-		conn.Close()
-	}
 }
 
 // Close says goodbye and ends the line. Requests in flight fail with ErrClosed. It waits at most
@@ -157,11 +146,16 @@ func (c *Client) run(line *Line) {
 	for {
 		start := time.Now()
 		why := line.Run(func(m *wire.Control) { c.dispatch(line, m) })
+		c.mu.Lock()
+		if c.memory.silent = ""; errors.Is(why, os.ErrDeadlineExceeded) {
+			c.memory.silent = cmp.Or(c.at, c.config.Address)
+		}
+		c.mu.Unlock()
 		if !c.lost(why) {
 			return
 		}
 		c.config.Log.Warn("the line to the scheduler is broken; training goes on, trying again",
-			zap.String("scheduler", c.config.Address), zap.Error(why))
+			zap.String("scheduler", c.at), zap.Error(why))
 		pause = min(2*pause, lastPause)
 		if time.Since(start) > lastPause {
 			pause = firstPause // the line was stable: reconnect soon
@@ -171,7 +165,7 @@ func (c *Client) run(line *Line) {
 			return
 		}
 		line = c.open(conn)
-		c.config.Log.Info("the line to the scheduler is back", zap.String("scheduler", c.config.Address))
+		c.config.Log.Info("the line to the scheduler is back", zap.String("scheduler", c.at))
 	}
 }
 
@@ -194,7 +188,7 @@ func (c *Client) redial(pause time.Duration) transport.Conn {
 		case <-c.ctx.Done():
 			return nil
 		}
-		conn, err := connect(c.ctx, &c.config)
+		conn, err := c.look(c.ctx)
 		if err == nil {
 			return conn
 		}
@@ -292,7 +286,7 @@ func (c *Client) dispatch(line *Line, m *wire.Control) {
 		p.Query = m.Progress.Query
 		line.Push(&wire.Control{Progress: &p})
 	case fresh && c.config.OnRoster != nil:
-		if e, err := EpochOf(m.Roster); err == nil {
+		if e, err := c.epochOf(m.Roster); err == nil {
 			c.config.OnRoster(e)
 		} else {
 			c.config.Log.Error("the scheduler sent an invalid roster", zap.Error(err))
@@ -301,6 +295,15 @@ func (c *Client) dispatch(line *Line, m *wire.Control) {
 	if request != nil {
 		request.answer <- m
 	}
+}
+
+// epochOf makes an epoch of its roster, as this node sees it.
+func (c *Client) epochOf(r *wire.Roster) (*membership.Epoch, error) {
+	e, err := EpochOf(r)
+	if err == nil {
+		e.Here = slices.IndexFunc(e.Servers, func(s membership.Server) bool { return s.Incarnation == c.session })
+	}
+	return e, err
 }
 
 func (c *Client) tellLost(lost wire.Lost) {

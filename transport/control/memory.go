@@ -17,6 +17,8 @@ type memory struct {
 	tensors  map[string][]declared // by process set and name
 	sets     map[uint32]wire.ProcessSet
 	calls    uint64      // on process sets, answered or given up
+	lastSet  uint32      // the greatest number of one: what is removed is not used again
+	silent   string      // wire.Known.Silent
 	lost     []wire.Lost // what this node has reported, until an epoch is without it: the line may have broken before
 }
 
@@ -47,6 +49,9 @@ func (k *memory) learn(r *request, m *wire.Control) (fresh bool) {
 		for i, t := range r.msg.Declare {
 			k.declared(t, m.Placed[i])
 		}
+	}
+	if m.Set != nil {
+		k.lastSet = max(k.lastSet, m.Set.ID)
 	}
 	switch {
 	case m.Set == nil:
@@ -94,7 +99,7 @@ func (k *memory) registers() []wire.Register {
 	for _, key := range slices.Sorted(maps.Keys(k.tensors)) {
 		all = append(all, k.tensors[key]...)
 	}
-	known := &wire.Known{Roster: *k.roster, SetCalls: k.calls}
+	known := &wire.Known{Roster: *k.roster, SetCalls: k.calls, LastSet: k.lastSet, Silent: k.silent}
 	for _, id := range slices.Sorted(maps.Keys(k.sets)) {
 		known.Sets = append(known.Sets, k.sets[id])
 	}
@@ -105,7 +110,7 @@ func (k *memory) registers() []wire.Register {
 	for _, d := range all {
 		if size += sizeOf(&d.tensor); size > budget {
 			parts[len(parts)-1].More = true
-			known = &wire.Known{Roster: *k.roster, SetCalls: k.calls}
+			known = &wire.Known{Roster: *k.roster, SetCalls: k.calls, LastSet: k.lastSet, Silent: k.silent}
 			r.Known, size = known, 0
 			parts = append(parts, r)
 		}

@@ -53,7 +53,7 @@ func (c *Client) Register(ctx context.Context, r wire.Register) (*membership.Epo
 	if m.Roster == nil {
 		return nil, c.unexpected("register")
 	}
-	e, err := EpochOf(m.Roster)
+	e, err := c.epochOf(m.Roster)
 	if err != nil {
 		return nil, fmt.Errorf("register: the roster of the scheduler at %s is invalid: %w", c.config.Address, err)
 	}
@@ -182,6 +182,9 @@ func (c *Client) ReportLost(lost wire.Lost) {
 	c.mu.Unlock()
 	c.push(&wire.Control{Lost: &lost})
 }
+
+// ReportProfile tells the scheduler what this worker has measured of servers. Where the line is broken, the next report has to do.
+func (c *Client) ReportProfile(p wire.Profile) { c.push(&wire.Control{Profile: &p}) }
 
 // push sends a message that has no answer, where there is a line.
 func (c *Client) push(m *wire.Control) {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/each"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -18,6 +19,9 @@ func EpochOf(r *wire.Roster) (*membership.Epoch, error) {
 		}
 		if err := n.Addresses.Check(); err != nil {
 			return nil, fmt.Errorf("worker %d has %w", rank, err)
+		}
+		if len(n.Standby) > limits.MaxAddress {
+			return nil, fmt.Errorf("worker %d has an address of %d bytes, limit %d", rank, len(n.Standby), limits.MaxAddress)
 		}
 		workers[rank] = NodeOf(&n)
 	}
@@ -55,7 +59,18 @@ func EpochOf(r *wire.Roster) (*membership.Epoch, error) {
 			return nil, err
 		}
 	}
+	if len(r.Moved) > 0 {
+		if e, err = e.Next(membership.Change{Moved: MovedOf(r)}); err != nil {
+			return nil, err
+		}
+	}
 	e.Number = r.Epoch
+	for _, rank := range r.Left {
+		if rank < 0 || rank >= len(r.Workers) {
+			return nil, fmt.Errorf("rank %d of %d has left", rank, len(r.Workers))
+		}
+		e.Left.Add(rank)
+	}
 	return e, nil
 }
 
@@ -65,6 +80,13 @@ func lossOf(l wire.Lost) membership.Loss {
 		m.Role = membership.ServerRole
 	}
 	return membership.Loss{Member: m, Drained: l.Drained, Why: l.Why, Among: l.Among}
+}
+
+// MovedOf are the moves in a roster.
+func MovedOf(r *wire.Roster) membership.Moved {
+	return membership.MovedBy(r.Moves, each.Of(r.Moved, func(k wire.MovedKey) membership.Move {
+		return membership.Move{Number: uint32(k[0]), Part: k[1], To: k[2]}
+	}))
 }
 
 // RosterOf is an epoch as it travels.
@@ -91,6 +113,11 @@ func RosterOf(e *membership.Epoch) wire.Roster {
 		}
 		r.Gone = append(r.Gone, l)
 	}
+	moved := e.Moved()
+	r.Moves = moved.Times()
+	for _, m := range moved.All() {
+		r.Moved = append(r.Moved, wire.MovedKey{int(m.Number), m.Part, m.To})
+	}
 	return r
 }
 
@@ -98,13 +125,13 @@ func RosterOf(e *membership.Epoch) wire.Roster {
 func NodeOf(n *wire.Node) membership.Node {
 	return membership.Node{
 		Incarnation: n.Session, Host: n.Host, PID: n.PID, Version: n.Version,
-		LocalRank: n.LocalRank, LocalSize: n.LocalSize, Addresses: n.Addresses, HostSums: n.HostSums,
+		LocalRank: n.LocalRank, LocalSize: n.LocalSize, Addresses: n.Addresses, Standby: n.Standby, HostSums: n.HostSums,
 	}
 }
 
 func wireNode(role wire.Role, rank int, n membership.Node) wire.Node {
 	return wire.Node{
 		Role: role, Rank: rank, Session: n.Incarnation, Host: n.Host, PID: n.PID, Version: n.Version,
-		LocalRank: n.LocalRank, LocalSize: n.LocalSize, Addresses: n.Addresses, HostSums: n.HostSums,
+		LocalRank: n.LocalRank, LocalSize: n.LocalSize, Addresses: n.Addresses, Standby: n.Standby, HostSums: n.HostSums,
 	}
 }

@@ -59,7 +59,7 @@ func TestARosterSaysWhoHasJoinedAndWhen(t *testing.T) {
 	}
 	for part := range 100 {
 		name := membership.Name{Name: "x"}
-		if here, there := back.Heir(name, part, 1), e.Heir(name, part, 1); here != there {
+		if here, there := back.Heir(membership.Key{Name: name, Part: part}, 1), e.Heir(membership.Key{Name: name, Part: part}, 1); here != there {
 			t.Errorf("partition %d is on server %d, and on %d where every change was seen", part, here, there)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/stream"
 )
 
@@ -21,14 +22,17 @@ type conn struct {
 	reads    *waiter
 	sends    *waiter
 	patience time.Duration // for a peer that takes nothing
+	lends    *Arena        // the arena of this process, which the peer has mapped; else nil
+	borrowed *borrowed     // that of the peer; nil for none
 
 	over  atomic.Bool  // the peer is gone, or this end is closed
 	ended atomic.Bool  // this end is closed
 	users atomic.Int32 // of the shared memory: the goroutines in it, the one that watches the socket, and one until Close
 }
 
-func newConn(s *socket, g *segment, patience time.Duration) *conn {
-	c := &conn{socket: s, shared: g, patience: patience}
+// start takes the segment into use.
+func (c *conn) start() {
+	g := c.shared
 	mine, theirs, first := g.bells[:dialerReads], g.bells[dialerReads:], 0
 	if !g.made {
 		mine, theirs, first = theirs, mine, 1
@@ -40,8 +44,26 @@ func newConn(s *socket, g *segment, patience time.Duration) *conn {
 	mine[0], mine[1] = -1, -1 // the waiters own them
 	c.users.Store(2)
 	go c.watch()
-	return c
 }
+
+// Lends implements transport.Lender.
+func (c *conn) Lends() transport.Arena {
+	if c.lends == nil {
+		return nil
+	}
+	return c.lends
+}
+
+// Borrow implements transport.Lender.
+func (c *conn) Borrow(offset, length uint64) ([]byte, error) {
+	if c.borrowed == nil {
+		return nil, errors.New("the peer lends no memory")
+	}
+	return c.borrowed.take(offset, length)
+}
+
+// Return implements transport.Lender.
+func (c *conn) Return() { c.borrowed.leave() }
 
 // watch waits for the end of the socket, which is that of the peer or of this end. Then nobody waits any more.
 func (c *conn) watch() {
@@ -159,4 +181,5 @@ func (c *conn) leave() {
 	c.reads.file.Close()
 	c.sends.file.Close()
 	c.shared.close()
+	c.borrowed.leave()
 }

@@ -95,22 +95,32 @@ func openSegment(files []int) (*segment, error) {
 // enter checks the memory and maps it.
 func (g *segment) enter() error {
 	var file unix.Stat_t
-	var system unix.Statfs_t
-	has, err := unix.FcntlInt(uintptr(g.file), unix.F_GET_SEALS, 0)
-	if err = errors.Join(err, unix.Fstat(g.file, &file), unix.Fstatfs(g.file, &system)); err != nil {
+	err := errors.Join(sealed(g.file), unix.Fstat(g.file, &file))
+	if err != nil {
 		return err
 	}
 	ring := (file.Size - pageBytes) / 2
+	if ring < limits.MinRing || ring > limits.MaxRing || ring&(ring-1) != 0 || file.Size != pageBytes+2*ring {
+		return fmt.Errorf("the memory has %d bytes, want two rings of a power of two from %d to %d", file.Size, limits.MinRing, limits.MaxRing)
+	}
+	g.memory, err = unix.Mmap(g.file, 0, int(file.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	return err
+}
+
+// sealed checks that memory stays as large as it is, and can be touched.
+func sealed(file int) error {
+	var system unix.Statfs_t
+	has, err := unix.FcntlInt(uintptr(file), unix.F_GET_SEALS, 0)
+	if err = errors.Join(err, unix.Fstatfs(file, &system)); err != nil {
+		return err
+	}
 	switch {
 	case has&seals != seals:
 		return fmt.Errorf("the memory has the seals %#x, want %#x", has, seals)
 	case system.Type != unix.TMPFS_MAGIC: // huge pages may be missing when they are touched
 		return fmt.Errorf("the memory is of the file system %#x, want tmpfs", system.Type)
-	case ring < limits.MinRing || ring > limits.MaxRing || ring&(ring-1) != 0 || file.Size != pageBytes+2*ring:
-		return fmt.Errorf("the memory has %d bytes, want two rings of a power of two from %d to %d", file.Size, limits.MinRing, limits.MaxRing)
 	}
-	g.memory, err = unix.Mmap(g.file, 0, int(file.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	return err
+	return nil
 }
 
 // files are the descriptors, as they are passed.

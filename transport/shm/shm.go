@@ -39,8 +39,9 @@ type Config struct {
 	PeerTimeout      time.Duration // how long a peer may be stopped, as stream.Config has it; 0 is 10 s
 	// Ring is how many bytes can lie between a sender and a reader, at most limits.MaxRing; it is rounded up to a power of two,
 	// at least limits.MinRing. Where many connections share limits.MaxShared, new ones have less.
-	Ring int
-	Log  *zap.Logger // refused connections; nil is no log
+	Ring  int
+	Arena *Arena      // passed to each peer that this process connects to; nil for none
+	Log   *zap.Logger // refused connections; nil is no log
 }
 
 // New makes the transport. It is an error where the machine does not have what it needs: memory files with seals, doorbells,
@@ -55,7 +56,7 @@ func New(config Config) (transport.Transport, error) {
 		return nil, err
 	}
 	trial.close()
-	t := &network{host: host, ring: 1 << bits.Len(uint(max(config.Ring, limits.MinRing)-1))}
+	t := &network{host: host, arena: config.Arena, ring: 1 << bits.Len(uint(max(config.Ring, limits.MinRing)-1))}
 	t.stream = stream.Config{
 		Secret: config.Secret, HandshakeTimeout: config.HandshakeTimeout, PeerTimeout: config.PeerTimeout, Log: config.Log,
 		Secure: protected, Carrier: t.carry,
@@ -67,6 +68,7 @@ type network struct {
 	stream stream.Config
 	host   string
 	ring   int
+	arena  *Arena
 	lent   atomic.Int64 // bytes of the segments that this end has made
 }
 
@@ -116,51 +118,57 @@ func (t *network) carry(nc net.Conn, _ *auth.Session, accepted bool) (net.Conn, 
 	if err != nil {
 		return nil, err
 	}
-	var shared *segment
+	c := &conn{socket: s, patience: stream.Silence(t.stream.PeerTimeout)}
 	if accepted {
-		shared, err = t.offer(s)
+		c.shared, c.borrowed, err = t.offer(s)
 	} else {
-		shared, err = accept(s)
+		c.shared, c.lends, err = t.accept(s)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("sharing memory with %v: %w", s.peer, err)
 	}
-	return newConn(s, shared, stream.Silence(t.stream.PeerTimeout)), nil
+	c.start()
+	return c, nil
 }
 
-// offer makes a segment and has the peer map it.
-func (t *network) offer(s *socket) (*segment, error) {
+// offer makes a segment and has the peer map it. The peer's arena is nil where it has none, or this process no room for it.
+func (t *network) offer(s *socket) (*segment, *borrowed, error) {
 	size := t.ring
 	for size > limits.MinRing && t.lent.Load()+int64(2*size) > limits.MaxShared {
 		size /= 2
 	}
 	g, err := newSegment(size)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	t.lent.Add(int64(len(g.memory)))
 	g.closed = func() { t.lent.Add(-int64(len(g.memory))) }
-	if err := s.pass(g.files()); err != nil {
+	arena, err := s.exchange(g.files())
+	if err != nil {
 		g.close()
-		return nil, err
+		return nil, nil, err
 	}
 	g.forget()
-	return g, nil
+	return g, arena, nil
 }
 
-// accept maps the segment that the peer has made.
-func accept(s *socket) (*segment, error) {
-	files, err := s.passed()
+// accept maps the segment that the peer has made, and passes the arena. It returns that where the peer has mapped it.
+func (t *network) accept(s *socket) (*segment, *Arena, error) {
+	files, err := s.passed(numFiles, numFiles)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	g, err := openSegment(files)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := s.confirm(); err != nil {
+	mapped, err := s.confirm(t.arena.lend())
+	if err != nil {
 		g.close()
-		return nil, err
+		return nil, nil, err
 	}
-	return g, nil
+	if !mapped {
+		return g, nil, nil
+	}
+	return g, t.arena, nil
 }

@@ -100,25 +100,56 @@ func (s *socket) ofOneUser() error {
 // numFiles is how many descriptors are passed: the memory's, and those of the doorbells.
 const numFiles = 1 + numBells
 
-// pass passes descriptors to the peer and waits until it has confirmed them.
-func (s *socket) pass(files []int) error {
-	if _, _, err := s.WriteMsgUnix([]byte{numFiles}, unix.UnixRights(files...), nil); err != nil {
-		return err
+// exchange passes descriptors to the peer, waits until it has confirmed them, and tells it whether its arena, which may come with
+// that, is mapped here.
+func (s *socket) exchange(files []int) (*borrowed, error) {
+	if err := s.pass(files...); err != nil {
+		return nil, err
 	}
-	_, err := io.ReadFull(s, make([]byte, 1))
+	theirs, err := s.passed(0, 1)
+	if err != nil {
+		return nil, err
+	}
+	if len(theirs) == 0 {
+		return nil, nil
+	}
+	arena, _ := borrow(theirs[0]) // without it everything travels
+	said := byte(0)
+	if arena != nil {
+		said = 1
+	}
+	if _, err = s.Write([]byte{said}); err != nil {
+		arena.leave()
+		return nil, err
+	}
+	return arena, nil
+}
+
+// pass passes descriptors to the peer.
+func (s *socket) pass(files ...int) error {
+	_, _, err := s.WriteMsgUnix([]byte{byte(len(files))}, unix.UnixRights(files...), nil)
 	return err
 }
 
-// confirm tells the peer that this end uses what was passed.
-func (s *socket) confirm() error {
-	_, err := s.Write([]byte{numFiles})
-	return err
+// confirm tells the peer that this end uses what was passed, and passes it a file, unless that is -1. It reports whether the peer
+// has mapped that.
+func (s *socket) confirm(file int) (mapped bool, err error) {
+	if file < 0 {
+		_, err = s.Write([]byte{0})
+		return false, err
+	}
+	if err = s.pass(file); err != nil {
+		return false, err
+	}
+	said := make([]byte, 1)
+	_, err = io.ReadFull(s, said)
+	return said[0] == 1, err
 }
 
-// passed is what the peer has passed; the caller closes it.
-func (s *socket) passed() ([]int, error) {
-	said, control := make([]byte, 1), make([]byte, unix.CmsgSpace(4*numFiles))
-	_, n, flags, _, err := s.ReadMsgUnix(said, control)
+// passed is what the peer has passed, so many descriptors; the caller closes them.
+func (s *socket) passed(least, most int) ([]int, error) {
+	said, control := make([]byte, 1), make([]byte, unix.CmsgSpace(4*most))
+	got, n, flags, _, err := s.ReadMsgUnix(said, control)
 	if err != nil {
 		return nil, err
 	}
@@ -128,8 +159,11 @@ func (s *socket) passed() ([]int, error) {
 		some, bad := unix.ParseUnixRights(&messages[i])
 		files, err = append(files, some...), errors.Join(err, bad)
 	}
-	if err == nil && (len(files) != numFiles || flags&unix.MSG_CTRUNC != 0) {
-		err = fmt.Errorf("the peer passed %d descriptors, want %d", len(files), numFiles)
+	if err == nil && got == 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	if err == nil && (len(files) < least || len(files) > most || flags&unix.MSG_CTRUNC != 0) {
+		err = fmt.Errorf("the peer passed %d descriptors, want %d to %d", len(files), least, most)
 	}
 	if err != nil {
 		closeAll(files)

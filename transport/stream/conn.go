@@ -278,6 +278,25 @@ func inside(err error) error {
 	return err
 }
 
+// Lends implements transport.Lender, as do Borrow and Return, where the stream does.
+func (c *Conn) Lends() transport.Arena {
+	if l, ok := c.nc.(transport.Lender); ok {
+		return l.Lends()
+	}
+	return nil
+}
+
+// Borrow implements transport.Lender.
+func (c *Conn) Borrow(offset, length uint64) ([]byte, error) {
+	if l, ok := c.nc.(transport.Lender); ok {
+		return l.Borrow(offset, length)
+	}
+	return nil, errors.New("this kind of connection lends no memory")
+}
+
+// Return implements transport.Lender.
+func (c *Conn) Return() { c.nc.(transport.Lender).Return() }
+
 // RemoteAddr implements transport.Conn.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 

@@ -26,12 +26,15 @@ const (
 )
 
 // Dial connects and authenticates. The peer may start later, or be starting again: until ctx ends
-// Dial retries, unless the address is unusable or the answer comes from a peer without the secret.
+// Dial retries, unless the address is unusable, the answer comes from a peer without the secret, or ctx is of transport.Once.
 func (c Config) Dial(ctx context.Context, address string, connect func(context.Context) (net.Conn, error)) (transport.Conn, error) {
 	c = c.WithDefaults()
 	start := time.Now()
 	var last error // the last reason other than ctx itself
 	pause, patience := firstPause, min(firstConnect, c.HandshakeTimeout)
+	if transport.IsOnce(ctx) {
+		patience = c.HandshakeTimeout
+	}
 	for attempts := 1; ; attempts++ {
 		conn, err := c.dialOnce(ctx, address, patience, connect)
 		if err == nil {
@@ -39,7 +42,7 @@ func (c Config) Dial(ctx context.Context, address string, connect func(context.C
 		}
 		over := expired(ctx)
 		switch {
-		case !over && final(err):
+		case !over && final(err), transport.IsOnce(ctx):
 			return nil, fmt.Errorf("connecting to %s: %w", address, err)
 		case !over || last == nil || errors.Is(err, syscall.ECONNREFUSED):
 			last = err // an answer of the peer's host counts whenever it comes

@@ -113,7 +113,7 @@ func TestAPeerWhoseHostFallsSilentIsNoticedOnBothSides(t *testing.T) {
 			t.Errorf("error %v, want one that the peer does not answer", err)
 		}
 	}
-	if took := time.Since(start); took > 15*time.Second {
+	if took := time.Since(start); took > time.Minute { // the kernel's own patience is many
 		t.Errorf("it took %v", took)
 	}
 }

@@ -63,7 +63,7 @@ func Conformance(t *testing.T, within Within, make func(t *testing.T) Backend) {
 
 const (
 	// patience is the timeout of what should happen, so that a test fails instead of hanging.
-	patience = 20 * time.Second
+	patience = 2 * time.Minute
 	// soon is the limit of what is expected to time out.
 	soon = time.Second
 )

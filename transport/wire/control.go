@@ -33,6 +33,7 @@ type Hello struct {
 	// Window is the number of consumed tensor bytes after which the server sends a Window, which returns credit; 0 for
 	// the server's choice.
 	Window uint64 `json:"window,omitempty"`
+	Joins  uint32 `json:"joins,omitempty"` // how often all ranks had joined, in Horovod's sense: a server that has joined the job has not counted
 }
 
 // Tensor describes one declared tensor: all that a server needs to know to hold its keys.
@@ -84,14 +85,21 @@ func (t *Tensor) SumsOnHosts() bool {
 	return t.Kind == units.Allreduce && t.Op != units.Adasum && t.Codec == "" && t.Sync.Model == ""
 }
 
+// Bytes is the size of all partitions.
+func (t *Tensor) Bytes() (total int64) {
+	for _, n := range t.Parts {
+		total += int64(n)
+	}
+	return total
+}
+
 // Check reports the first thing about t that is out of bounds.
 func (t *Tensor) Check() error {
 	if err := name.Check(t.Name); err != nil {
 		return fmt.Errorf("tensor with %w", err)
 	}
-	var total int64
+	total := t.Bytes()
 	for _, n := range t.Parts {
-		total += int64(n)
 		if n > limits.MaxPayload {
 			return fmt.Errorf("tensor %q: partition of %d bytes, limit %d", t.Name, n, limits.MaxPayload)
 		}
@@ -114,12 +122,18 @@ func (t *Tensor) Check() error {
 		return fmt.Errorf("tensor %q: %d partitions on servers %v", t.Name, len(t.Parts), t.Servers)
 	case total > limits.MaxTensor:
 		return fmt.Errorf("tensor %q: %d bytes, limit %d", t.Name, total, int64(limits.MaxTensor))
-	case len(t.Ranks) == 0 || len(t.Ranks) > limits.MaxRanks:
-		return fmt.Errorf("tensor %q: %d ranks, allowed are 1 to %d", t.Name, len(t.Ranks), limits.MaxRanks)
 	}
-	for i, r := range t.Ranks {
-		if r < 0 || r >= limits.MaxRanks || i > 0 && r <= t.Ranks[i-1] {
-			return fmt.Errorf("tensor %q: rank %d at place %d of its ranks: want rising numbers under %d", t.Name, r, i, limits.MaxRanks)
+	return checkRanks(t.Name, t.Ranks)
+}
+
+// checkRanks reports the first thing that is out of bounds about the ranks of a tensor's process set.
+func checkRanks(tensor string, ranks []int) error {
+	if len(ranks) == 0 || len(ranks) > limits.MaxRanks {
+		return fmt.Errorf("tensor %q: %d ranks, allowed are 1 to %d", tensor, len(ranks), limits.MaxRanks)
+	}
+	for i, r := range ranks {
+		if r < 0 || r >= limits.MaxRanks || i > 0 && r <= ranks[i-1] {
+			return fmt.Errorf("tensor %q: rank %d at place %d of its ranks: want rising numbers under %d", tensor, r, i, limits.MaxRanks)
 		}
 	}
 	return nil
@@ -132,7 +146,16 @@ type Failure struct {
 	ProcessSet uint32            `json:"process_set"`
 	Generation uint64            `json:"generation"`
 	Seq        uint64            `json:"seq"`
-	Text       string            `json:"text"` // names the tensor, the ranks and the signature of each
+	Text       string            `json:"text"`            // names the tensor, the ranks and the signature of each
+	Ranks      []int             `json:"ranks,omitempty"` // worker → server: those of the process set, rising
+}
+
+// Check reports the first thing about what a worker says of an operation that is out of bounds.
+func (f *Failure) Check() error {
+	if err := name.Check(f.Name); err != nil {
+		return fmt.Errorf("failure of a tensor with %w", err)
+	}
+	return checkRanks(f.Name, f.Ranks)
 }
 
 // Condition changes the synchronisation model of tensors in use. Every server concerned gets it twice: first with Try, to
@@ -188,7 +211,9 @@ type Node struct {
 	Addresses address.List `json:"addresses,omitempty"` // of the server that this node holds; none if it holds none
 	HostSums  bool         `json:"host_sums,omitempty"` // that server sums what the workers of its host push, and has no keys
 	Version   string       `json:"version,omitempty"`   // release of the node
-	Session   uint64       `json:"session,omitempty"`   // random number of the process, its incarnation; the same after a reconnection to the scheduler
+	// Standby is where a worker of an elastic job is asked for the scheduler when that is missed, host:port; "" where the scheduler stays in its place.
+	Standby string `json:"standby,omitempty"`
+	Session uint64 `json:"session,omitempty"` // random number of the process, its incarnation; the same after a reconnection to the scheduler
 }
 
 // Roster is an epoch of a round (core/membership), the same on every node: its members, those that have joined included, and who of them has gone.
@@ -203,7 +228,14 @@ type Roster struct {
 	// Role worker; a dedicated one has Role server.
 	Servers []Node `json:"servers"`
 	Joined  int    `json:"joined,omitempty"` // how many of them, the last, have joined since the round began
+	Left    []int  `json:"left,omitempty"`   // to a server that has joined: ranks that have said goodbye
+	// Moved are the keys of an elastic job that were moved from servers that stayed, Moves how often keys were.
+	Moved []MovedKey `json:"moved,omitempty"`
+	Moves uint32     `json:"moves,omitempty"`
 }
+
+// MovedKey is the number of a tensor, one of its partitions, and the index of the server to which that was moved last.
+type MovedKey [3]int
 
 // Placed is the scheduler's answer to a declaration: the tensor's number and the server of each partition.
 type Placed struct {
@@ -247,14 +279,32 @@ type Control struct {
 	Drain    *Drain       `json:"drain,omitempty"`    // observer → scheduler: drain a server, answered when it has left; scheduler → server: you are to leave; server → scheduler: may I, answered when no other is leaving
 	Status   *StatusReply `json:"status,omitempty"`   // asked with one without an answer, by `paceline status`
 	Progress *Progress    `json:"progress,omitempty"` // scheduler → node: how far are you, with the number alone; node → scheduler: so far
+	Profile  *Profile     `json:"profile,omitempty"`  // worker → scheduler: so fast are the servers
 	Seat     *Seat        `json:"seat,omitempty"`     // process of an elastic job → its launcher, which has the scheduler; answered by Seat when there is something to say
 }
 
 // Drain is a dedicated server's way out of an elastic job, on which nothing is lost.
 type Drain struct {
 	Server string `json:"server,omitempty"` // of an observer: its index or its address
-	Holds  bool   `json:"holds,omitempty"`  // of the server: it holds values, which stay where they are
 	Empty  bool   `json:"empty,omitempty"`  // of the server: it has said goodbye to the workers, and reads until they have closed their connections
+}
+
+// Profile is what a worker has measured of servers since its report before (PSLD section 4.1): of those with which it has exchanged
+// tensors over a connection.
+type Profile struct {
+	Round   uint64   `json:"round"`
+	Servers []Sample `json:"servers"`
+}
+
+// Sample is the line that a worker has fitted to its exchanges with one server, without the wait for other workers, and what that was
+// fitted to.
+type Sample struct {
+	Server  int     `json:"server"`        // its index
+	Alpha   float64 `json:"alpha"`         // seconds for each byte
+	Beta    float64 `json:"beta"`          // seconds of an exchange besides
+	Bytes   float64 `json:"bytes"`         // exchanged
+	Seconds float64 `json:"seconds"`       // of all these exchanges together
+	Error   float64 `json:"error_seconds"` // standard error of a predicted time
 }
 
 // Clock compares clocks: Sent is the node's when the question left, which the answer repeats, and Scheduler the scheduler's
@@ -287,6 +337,8 @@ type Known struct {
 	Placed   []Placed     `json:"placed,omitempty"` // beside Tensors
 	Sets     []ProcessSet `json:"sets,omitempty"`
 	SetCalls uint64       `json:"set_calls,omitempty"` // AddSet and RemoveID that were answered
+	Silent   string       `json:"silent,omitempty"`    // where the scheduler was to which this node's line ended because nothing was heard of it; "" where it was closed
+	LastSet  uint32       `json:"last_set,omitempty"`  // the greatest number of a process set that this node has heard of, also of one that is removed
 }
 
 // Seat is what a process of a job of changing size asks its launcher, and the answer.
@@ -312,6 +364,25 @@ type StatusReply struct {
 	Uptime  float64      `json:"uptime_seconds"`
 	Nodes   []NodeStatus `json:"nodes,omitempty"`  // the workers by rank, then the dedicated servers by index
 	Shares  []Share      `json:"shares,omitempty"` // of all keys, by the index of the server; of an answer with Detail
+
+	Profiles []ServerProfile `json:"profiles,omitempty"` // beside Shares, where workers have measured servers
+	Verdict  *Verdict        `json:"verdict,omitempty"`  // of a placement that judges by these profiles, nil before the first one
+}
+
+// ServerProfile is what workers have measured of one server: the means over them.
+type ServerProfile struct {
+	Workers int     `json:"workers"`          // how many have
+	Speed   float64 `json:"bytes_per_second"` // of an exchange with one worker
+	Seconds float64 `json:"seconds"`          // predicted for a worker's exchange of all bytes that the server has
+	Error   float64 `json:"error_seconds"`    // standard error of that
+}
+
+// Verdict is what a placement asks for by the profiles of the servers.
+type Verdict struct {
+	Placement string  `json:"placement"`
+	Remap     bool    `json:"remap"` // keys should move from slow servers to others
+	Grow      bool    `json:"grow"`  // too few servers are fast: one more is wanted
+	Ratio     float64 `json:"ratio"` // of the fastest server's speed to the slowest one's, of those that take keys
 }
 
 // Share is what one server has of the keys that the job has declared.
@@ -339,8 +410,18 @@ type Progress struct {
 	Bytes      uint64  `json:"bytes"`               // of the input tensors of those that have ended
 	Sent       uint64  `json:"sent"`                // tensor bytes, as encoded, to servers in other processes
 	Served     uint64  `json:"served,omitempty"`    // payload bytes that the node's server has taken in, from its own process too
-	Tuning     *Tuning `json:"tuning,omitempty"`    // nil where no search runs (PACELINE_AUTOTUNE)
-	Waits      []Stall `json:"waits,omitempty"`     // on the node's server, the longest first: at most MaxWaits
+	// Suspension is for how long the job's changes of servers have suspended this worker; nil for none.
+	Suspension *Suspension `json:"suspension,omitempty"`
+	Tuning     *Tuning     `json:"tuning,omitempty"` // nil where no search runs (PACELINE_AUTOTUNE)
+	Waits      []Stall     `json:"waits,omitempty"`  // on the node's server, the longest first: at most MaxWaits
+}
+
+// Suspension is the longest wait of an exchange that was begun again at another server, from the end of its first attempt to its answer and without the wait
+// for other workers' pushes: in the newest epoch with such exchanges, and in all.
+type Suspension struct {
+	Epoch uint32  `json:"epoch"`
+	Last  float64 `json:"last_seconds"`
+	Worst float64 `json:"worst_seconds"`
 }
 
 // Tuning is how far a worker's search for better settings is.

@@ -8,13 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 )
 
 // Version is the version of the frame format. Peers of different versions refuse each other.
-const Version = 4
+const Version = 5
 
 // HeaderSize is the length of an encoded header in bytes.
 const HeaderSize = 64
@@ -35,7 +36,7 @@ const (
 	TypePut                       // worker → server: one partition that others will get (broadcast, allgather, alltoall); with FlagHome answered by an empty result when all have it
 	TypeGet                       // worker → server: asks for a partition that another rank puts
 	TypeWindow                    // server → worker: Window
-	TypeFail                      // server → worker: JSON Failure, one operation of one tensor failed on every rank
+	TypeFail                      // server → worker: JSON Failure, one operation of one tensor failed on every rank; worker → server: the sender gives up an operation whose tensor it has not declared
 	TypeCancel                    // worker → server: the sender abandons this tensor; forget its keys
 	TypeJoin                      // worker → server: the sender has no more data (Horovod's join)
 	TypeJoined                    // server → worker: every rank has joined; Rank = the last one
@@ -58,14 +59,17 @@ const (
 	TypeMatch                     // server → worker: Match, the answer to a send, an offer, the last piece of one, or a receive that has no result
 	TypePiece                     // worker → server: a piece of an offered message; Part is its number
 	TypeWithdraw                  // worker → server: the sender gives up the message, or the receive, that has this Seq
-	TypeSupply                    // worker → server: the last result of a key that a lost server had, for ranks that have not got it
+	TypeSupply                    // worker → server: the last result of a key that a lost server had, for ranks that have not got it; of a held value the newest that the rank has, after its cover
 	TypeUse                       // worker → server: with FlagHome, the sender uses the name; what it brings comes with the sum of its host
+	TypeMoved                     // server → worker: the push or supply that it identifies, as an answer does, is for another server: its key has been moved
+	TypeCover                     // worker ↔ server: Cover of the held value in the result or supply after it
+	TypeReleased                  // server → worker: the push that it identifies, with FlagInPlace, has no answer, and its memory is the worker's again
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
 	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore", "beat", "data",
-	"send", "offer", "receive", "match", "piece", "withdraw", "supply", "use"}
+	"send", "offer", "receive", "match", "piece", "withdraw", "supply", "use", "moved", "cover", "released"}
 
 // Types are all frame types.
 func Types() []Type {
@@ -81,8 +85,8 @@ func (t Type) String() string { return units.Text(typeNames[:], "type", t) }
 // OfEpoch reports whether a frame of the type belongs to one membership epoch and has no meaning in
 // another.
 func (t Type) OfEpoch() bool {
-	return t == TypePush || t == TypePull || t == TypePut || t == TypeGet || t == TypeCancel || t == TypeJoin || t == TypeReport ||
-		t == TypeState || t == TypeRestore || t == TypeSupply || t == TypeUse
+	return t == TypePush || t == TypePull || t == TypePut || t == TypeGet || t == TypeCancel || t == TypeFail || t == TypeJoin || t == TypeReport ||
+		t == TypeState || t == TypeRestore || t == TypeSupply || t == TypeUse || t == TypeCover
 }
 
 // TakesCredit reports whether the payload of a frame is one that the receiver reports as consumed (Window).
@@ -119,7 +123,7 @@ const (
 	FlagLast
 	// FlagEmpty says that there is no payload because nothing has changed: a push adds zeros, and counts like any other; a
 	// result is zeros, or for a held value the receiver's reference copy; a report ends the sender's superstep in place of
-	// such pushes of all partitions of the tensor on the server.
+	// such a push of the partition.
 	FlagEmpty
 	// FlagPlain on a push or pull of a held value: answer with the value itself, however the tensor is coded.
 	FlagPlain
@@ -128,8 +132,11 @@ const (
 	// FlagAuthenticated on a push, put or result: the payload has authentication tags (Tagged) whatever the setting, because
 	// the receiver interprets it, as Python objects are unpickled.
 	FlagAuthenticated
+	// FlagInPlace on a push: the payload is a Place, where the tensor lies in the memory that the sender lends, and where the answer
+	// belongs. On a result: the answer has been written there.
+	FlagInPlace
 	knownFlags = FlagHome | FlagNoPull | FlagOwnWill | FlagDeclare | FlagNow | FlagWithin | FlagLast | FlagEmpty | FlagPlain | FlagAsk |
-		FlagAuthenticated
+		FlagAuthenticated | FlagInPlace
 )
 
 // Values of a header's Codec.
@@ -153,14 +160,21 @@ type Header struct {
 	Iteration    uint64      // by which frames of different ranks belong together: the number of the exchange, or superstep, of a tensor, from 0; the tag of a message
 	Seq          uint64      // number of the operation among those of its name, whatever their signatures; messages have no name, and are numbered on each rank
 	Rank         uint16      // the rank that the frame comes from: its sender, or in an answer the rank that made it possible (whose push or join came last, at the message's other end)
-	Source       uint16      // the rank whose payload it is, of a transfer or a message; EveryRank in a receive from any
+	Source       uint16      // the rank whose payload it is, of a transfer or a message; EveryRank in a receive from any; of a host's sum the rank that came to it last
 	Destination  uint16      // the rank that gets it, or EveryRank
 	Divisor      uint16      // result: how many ranks contributed, joined ones included; an average is divided by it already
 	Offset       uint32      // element of the partition at which the payload begins (restore)
 	Reference    uint32      // held values: number of the rank's reference copy, 0 for none
-	Before       uint32      // iterations of a coded tensor before its declaration, from a checkpoint
+	Before       uint32      // iterations of a coded tensor before its declaration, from a checkpoint; not of a result
+	Wait         uint32      // result of a push or a pull: microseconds for which the answer waited here for other ranks (WaitOf), in the place of Before
 	Significance float32     // push: |g|/|w|, for the models that ask for it; 0 where not computed
 }
+
+// WaitOf is a wait as headers tell it: a longer one than an hour or so is told as the longest.
+func WaitOf(d time.Duration) uint32 { return uint32(min(max(0, d.Microseconds()), math.MaxUint32)) }
+
+// Waited is the header's wait.
+func (h *Header) Waited() time.Duration { return time.Duration(h.Wait) * time.Microsecond }
 
 // EveryRank is the destination of a transfer to all ranks, and the source of a receive from any.
 const EveryRank = math.MaxUint16
@@ -205,7 +219,9 @@ func (h *Header) Append(b []byte) []byte {
 	le.PutUint16(e[46:], h.Divisor)
 	le.PutUint32(e[48:], h.Offset)
 	le.PutUint32(e[52:], h.Reference)
-	le.PutUint32(e[56:], h.Before)
+	if le.PutUint32(e[56:], h.Before); h.Type == TypeResult { // which has none
+		le.PutUint32(e[56:], h.Wait)
+	}
 	le.PutUint32(e[60:], math.Float32bits(h.Significance))
 	return append(b, e[:]...)
 }
@@ -242,6 +258,9 @@ func (h *Header) Decode(b []byte) error {
 		Reference:    le.Uint32(b[52:]),
 		Before:       le.Uint32(b[56:]),
 		Significance: math.Float32frombits(le.Uint32(b[60:])),
+	}
+	if h.Type == TypeResult {
+		h.Wait, h.Before = h.Before, 0
 	}
 	return h.check()
 }
@@ -287,6 +306,8 @@ func (t Type) maxPayload() uint32 {
 		return matchSize
 	case TypeStop:
 		return stopSize
+	case TypeCover:
+		return coverSize + limits.MaxRanks*coveredSize
 	case TypeHello, TypeAnnounce, TypeFail, TypeStall, TypeLost, TypeControl, TypeCondition:
 		return limits.MaxControl
 	default:

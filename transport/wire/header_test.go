@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
@@ -61,7 +62,12 @@ func TestHeadersComeBackAsTheyWere(t *testing.T) {
 			Part: random.Uint32N(limits.MaxParts), Rank: uint16(random.Uint32N(limits.MaxRanks)),
 			Length:    uint32(random.Uint64N(uint64(typ.maxPayload()) + 1)),
 			Iteration: random.Uint64(), Seq: random.Uint64(), Source: uint16(random.Uint32()), Destination: uint16(random.Uint32()),
-			Divisor: uint16(random.Uint32()), Offset: random.Uint32(), Reference: random.Uint32(), Before: random.Uint32(), Significance: random.Float32(),
+			Divisor: uint16(random.Uint32()), Offset: random.Uint32(), Reference: random.Uint32(), Significance: random.Float32(),
+		}
+		if typ == TypeResult {
+			want.Wait = random.Uint32()
+		} else {
+			want.Before = random.Uint32()
 		}
 		var got Header
 		if err := got.Decode(want.Append(nil)); err != nil || got != want {
@@ -134,4 +140,12 @@ func FuzzHeader(f *testing.F) {
 			t.Fatalf("%x came back as %x", b[:HeaderSize], again)
 		}
 	})
+}
+
+func TestAWaitThatIsTooLongIsToldAsTheLongest(t *testing.T) {
+	for d, want := range map[time.Duration]uint32{-time.Second: 0, 0: 0, 1500: 1, time.Hour: 3_600_000_000, 100 * time.Hour: math.MaxUint32} {
+		if got := WaitOf(d); got != want {
+			t.Errorf("%v travels as %d, want %d", d, got, want)
+		}
+	}
 }

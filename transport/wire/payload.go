@@ -41,6 +41,12 @@ type Receive struct {
 	Bytes uint64 // at most limits.MaxTensor
 }
 
+// Place is where a partition lies in the memory that its rank lends.
+type Place struct {
+	Input, Output uint64 // offsets in bytes
+	Length        uint64 // bytes of either
+}
+
 // Match is what becomes of a message or of a receive.
 type Match struct {
 	Outcome Outcome
@@ -77,6 +83,9 @@ const (
 	offerSize   = 16
 	receiveSize = 8
 	matchSize   = 24
+
+	// PlaceSize is the length of an encoded Place.
+	PlaceSize = 24
 )
 
 // Append appends the encoded payload to b.
@@ -108,6 +117,12 @@ func (s Stop) Append(b []byte) []byte { return appendWords(b, s.Last, s.S, s.W) 
 
 // Decode reads the payload.
 func (s *Stop) Decode(b []byte) error { return words(TypeStop, b, &s.Last, &s.S, &s.W) }
+
+// Append appends the encoded payload to b.
+func (p Place) Append(b []byte) []byte { return appendWords(b, p.Input, p.Output, p.Length) }
+
+// Decode reads the payload.
+func (p *Place) Decode(b []byte) error { return words(TypePush, b, &p.Input, &p.Output, &p.Length) }
 
 // Append appends the encoded payload to b.
 func (o Offer) Append(b []byte) []byte { return appendWords(b, o.Bytes, o.Step) }

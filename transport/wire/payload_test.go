@@ -86,10 +86,24 @@ func FuzzFixed(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		for _, p := range []decoder{&Window{}, &Report{}, &Stop{}, &Offer{}, &Receive{}, &Match{}} {
+		for _, p := range []decoder{&Window{}, &Report{}, &Stop{}, &Offer{}, &Receive{}, &Match{}, &Place{}, &Cover{}} {
 			if p.Decode(b) == nil && !bytes.Equal(p.Append(nil), b) {
 				t.Fatalf("%x came back as %+v", b, p)
 			}
 		}
 	})
+}
+
+func TestAPlaceComesBackAsItWas(t *testing.T) {
+	want := Place{1 << 20, 1 << 35, 4096}
+	b := want.Append(nil)
+	var got Place
+	if err := got.Decode(b); err != nil || got != want || len(b) != PlaceSize {
+		t.Errorf("%+v of %d bytes, error %v, want %+v", got, len(b), err, want)
+	}
+	for _, wrong := range [][]byte{nil, b[:PlaceSize-1], append(b, 0)} {
+		if got.Decode(wrong) == nil {
+			t.Errorf("a place of %d bytes is taken", len(wrong))
+		}
+	}
 }

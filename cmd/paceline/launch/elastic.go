@@ -129,7 +129,7 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (int, error) {
 	e.began = time.Now()
 	e.machine = fleet.NewMachine(fleet.Settings{
 		First: e.maker.Processes, Min: o.Min, Max: o.Max, ResetLimit: o.ResetLimit, Timeout: o.Timeout,
-		Start: job.Start, Cooldown: o.Cooldown, Warning: e.maker.settings.StallWarning,
+		Start: job.Start, Cooldown: o.Cooldown, GoesOn: e.maker.settings.Elastic, Warning: e.maker.settings.StallWarning,
 	})
 	e.start(signals) // of the dedicated servers
 	found, stop := o.watch(e.maker.hosts, e.Say)

@@ -161,8 +161,8 @@ func TestRemoteShellCommandLines(t *testing.T) {
 		shell Shell
 		want  string
 	}{
-		{Shell{Template: "ssh", Timeout: 3e9}, "[ssh -o BatchMode=yes -o ConnectTimeout=3 h]"},
-		{Shell{Template: "/usr/bin/ssh -4", Port: 22, Identity: "key", Timeout: 3e9}, "[/usr/bin/ssh -4 -o BatchMode=yes -o ConnectTimeout=3 -p 22 -i key h]"},
+		{Shell{Template: "ssh", Timeout: 3e9}, "[ssh -o BatchMode=yes -o ConnectTimeout=3 -o ServerAliveInterval=10 -o ServerAliveCountMax=3 h]"},
+		{Shell{Template: "/usr/bin/ssh -4", Port: 22, Identity: "key", Timeout: 3e9}, "[/usr/bin/ssh -4 -o BatchMode=yes -o ConnectTimeout=3 -o ServerAliveInterval=10 -o ServerAliveCountMax=3 -p 22 -i key h]"},
 		{Shell{Template: "ip netns exec {host}"}, "[ip netns exec h]"},
 		{Shell{Template: `env 'A=b c' X="{host}"`}, "[env A=b c X=h]"},
 	} {

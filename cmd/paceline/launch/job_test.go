@@ -130,9 +130,16 @@ func TestFirstFailingRankGivesTheExitCodeAndTheOthersAreStopped(t *testing.T) {
 }
 
 func TestOthersMayEndByThemselvesAfterAFailure(t *testing.T) {
-	b := newBench(t, nil, "exit 3", "sleep 0.2; echo found out; exit 9")
+	heard := filepath.Join(t.TempDir(), "heard")
+	b := newBench(t, nil, "exit 3", "until [ -e "+heard+" ]; do sleep 0.02; done; echo found out; exit 9")
 	b.job.Peers = time.Minute
-	if code := b.run(); code != 3 || b.stdout.String() != "[1]<stdout>:found out\n" || !strings.Contains(b.said.String(), ") ended with exit code 9 too\n") {
+	code := make(chan int, 1)
+	go func() { code <- b.run() }()
+	b.said.wait(t, ") ended with exit code 3;")
+	if err := os.WriteFile(heard, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code := <-code; code != 3 || b.stdout.String() != "[1]<stdout>:found out\n" || !strings.Contains(b.said.String(), ") ended with exit code 9 too\n") {
 		t.Fatal(code, b.stdout.String(), b.said.String())
 	}
 }
@@ -246,9 +253,9 @@ func TestWhatARankLeavesBehindIsEnded(t *testing.T) {
 }
 
 func TestServersEndWithTheWorkers(t *testing.T) {
-	b := newBench(t, nil, "echo work", "trap 'echo stopped; exit 0' TERM; echo serving; while :; do sleep 0.05; done")
+	serves := filepath.Join(t.TempDir(), "serves")
+	b := newBench(t, nil, "until [ -e "+serves+" ]; do sleep 0.02; done", "trap 'echo stopped; exit 0' TERM; : > "+serves+"; while :; do sleep 0.05; done")
 	b.job.Workers, b.job.Servers = b.job.Workers[:1], b.job.Workers[1:]
-	b.job.Workers[0].Command = []string{"sh", "-c", "sleep 0.3"}
 	b.job.Stop = time.Minute
 	if code := b.run(); code != 0 || b.said.String() != "" || !strings.Contains(b.stdout.String(), "stopped") {
 		t.Fatal(code, b.said.String(), b.stdout.String())
@@ -394,6 +401,7 @@ func TestAVerboseLaunchSaysWhereTheJobIsAndHowFar(t *testing.T) {
 }
 
 func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
+	const later = "until [ -e $said ]; do sleep 0.02; done; " // when the job has said something
 	for name, c := range map[string]struct {
 		commands []string
 		code     int
@@ -402,15 +410,23 @@ func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
 	}{
 		"one is killed":   {[]string{"sleep 0.3; echo well", "kill -9 $$", "true"}, 0, []string{"rank 1 on here (pid ", "(SIGKILL, which also is what the kernel sends when memory runs out); the job goes on without it\n", "the job ended well; it lost rank 1 on here\n"}, nil},
 		"the last fails":  {[]string{"true", "sleep 0.3; exit 3"}, 0, []string{"ended with exit code 3; the job goes on without it", "it lost rank 1 on here\n"}, nil},
-		"none ends well":  {[]string{"exit 4", "sleep 0.3; exit 3"}, 3, []string{"ended with exit code 4; the job goes on without it", "ended with exit code 3\n"}, nil},
+		"none ends well":  {[]string{"exit 4", later + "exit 3"}, 3, []string{"ended with exit code 4; the job goes on without it", "ended with exit code 3\n"}, nil},
 		"nobody is lost":  {[]string{"true", "true"}, 0, nil, nil},
-		"a server ends":   {[]string{"sleep 1; echo well", "sleep 1"}, 0, []string{"server 0 on here (pid ", "(SIGKILL, which also is what the kernel sends when memory runs out); the job goes on without it\n", "the job ended well; it lost server 0 on here\n"}, []string{"kill -9 $$", "sleep 60"}},
+		"a server ends":   {[]string{later + "echo well", later}, 0, []string{"server 0 on here (pid ", "(SIGKILL, which also is what the kernel sends when memory runs out); the job goes on without it\n", "the job ended well; it lost server 0 on here\n"}, []string{"kill -9 $$", "sleep 60"}},
 		"the last server": {[]string{"sleep 60", "sleep 60"}, 3, []string{"server 0 on here (pid ", "ended with exit code 3; the others (2) are given"}, []string{"sleep 0.5; exit 3"}},
 		"it never starts": {[]string{"sleep 60", ""}, 127, []string{"cannot be started"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, nil, c.commands...)
 			b.job.Elastic = true
+			file, say := filepath.Join(t.TempDir(), "said"), b.job.Say
+			b.job.Workers[0].Env["said"] = file // of all workers
+			b.job.Say = func(format string, args ...any) {
+				say(format, args...)
+				if err := os.WriteFile(file, nil, 0o600); err != nil {
+					t.Error(err)
+				}
+			}
 			if c.servers != nil {
 				s := newBench(t, nil, c.servers...)
 				for i, task := range s.job.Workers {

@@ -17,7 +17,10 @@ type Shell struct {
 	Timeout  time.Duration
 }
 
-// For is the command line of the shell on a host. ssh gets the option that disables prompts.
+// keepAlive has ssh end when its host is silent for 30 s: processes of an elastic job that were lost with their host do not hold its end.
+var keepAlive = []string{"-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"}
+
+// For is the command line of the shell on a host. ssh gets the option that disables prompts, and ends with its host.
 func (s Shell) For(host string) ([]string, error) {
 	argv, err := splitWords(s.Template)
 	if err != nil {
@@ -25,6 +28,7 @@ func (s Shell) For(host string) ([]string, error) {
 	}
 	if filepath.Base(argv[0]) == "ssh" {
 		argv = append(argv, "-o", "BatchMode=yes", "-o", fmt.Sprintf("ConnectTimeout=%d", max(1, int(s.Timeout.Seconds()))))
+		argv = append(argv, keepAlive...)
 		if s.Port > 0 {
 			argv = append(argv, "-p", strconv.Itoa(s.Port))
 		}

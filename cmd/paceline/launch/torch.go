@@ -40,7 +40,7 @@ func (j *maker) rendezvous() (map[string]string, error) {
 func (j *maker) ownAddress() (string, error) {
 	away := j.away()
 	switch names := j.Env["PACELINE_INTERFACE"]; {
-	case away == "":
+	case away == "" && (j.Elastic == nil || names == ""): // elsewhere hosts may come later
 		return iface.Loopback, nil
 	case names != "":
 		host, err := iface.Address(names)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/paceline/paceline/core/tuning"
 	"github.com/paceline/paceline/internal/rankset"
@@ -37,9 +38,15 @@ func Show(out io.Writer, views []View, ranks int) {
 	table.Flush()
 }
 
+// line is a command in one line, without what would be for the terminal.
+func line(command string) string {
+	return strings.Join(strings.FieldsFunc(command, func(c rune) bool { return unicode.IsSpace(c) || !unicode.IsPrint(c) }), " ")
+}
+
 // short cuts a command for a list.
 func short(command string) string {
 	const most = 60
+	command = line(command)
 	if letters := []rune(command); len(letters) > most {
 		return string(letters[:most]) + "..."
 	}
@@ -49,7 +56,7 @@ func short(command string) string {
 // Show writes the job down in full.
 func (v *View) Show(out io.Writer, ranks int) {
 	if v.ID != 0 {
-		fmt.Fprintf(out, "job %d: %s\n", v.ID, v.Command)
+		fmt.Fprintf(out, "job %d: %s\n", v.ID, line(v.Command))
 	}
 	if v.Error != "" {
 		fmt.Fprintf(out, "scheduler %s: %s\n", v.Scheduler, v.Error)

@@ -103,7 +103,7 @@ func observe(ctx context.Context, s *settings.Settings, ask func(*control.Client
 		return err
 	}
 	client, err := control.Dial(ctx, control.Config{
-		Transport: kinds.Required(), Address: s.Scheduler, Hello: wire.Hello{Role: wire.RoleObserver},
+		Transport: kinds.Required(), Address: s.Scheduler, Attempt: s.PeerTimeout / 2, Hello: wire.Hello{Role: wire.RoleObserver},
 	})
 	if err != nil {
 		return err

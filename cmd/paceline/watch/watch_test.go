@@ -53,6 +53,18 @@ slowest: rank 2 on host, 5 behind
 	}
 }
 
+// TestACommandOfSeveralLinesIsShownInOne: what python -c is given, and no escape sequence of it.
+func TestACommandOfSeveralLinesIsShownInOne(t *testing.T) {
+	v := view(10, 100)
+	v.Command = "python -c \nimport torch\n\tprint(\x1b[2J)\n"
+	for _, views := range [][]View{{v}, {v, v}} {
+		var s strings.Builder
+		if Show(&s, views, 0); !strings.Contains(s.String(), "python -c import torch print( [2J)\n") {
+			t.Error(s.String())
+		}
+	}
+}
+
 // TestASearchIsShownWithItsSettings, which can be copied.
 func TestASearchIsShownWithItsSettings(t *testing.T) {
 	v := view(10, 100)
@@ -155,6 +167,7 @@ func TestTheServersOfAJob(t *testing.T) {
 				Workers: []wire.Node{worker}, Servers: []wire.Node{worker, drained, lost, serves},
 				Gone: []wire.Lost{{Role: wire.RoleServer, Rank: 1, Drained: true}, {Role: wire.RoleServer, Rank: 2}},
 			},
+			Profiles: []wire.ServerProfile{{}, {}, {}, {Workers: 2, Speed: 118e6, Seconds: 0.0351, Error: 0.0004}},
 			Nodes: []wire.NodeStatus{
 				{Role: wire.RoleWorker, Rank: 0, State: "no answer"}, {Role: wire.RoleServer, Rank: 1, State: "lost"}, {Role: wire.RoleServer, Rank: 2, State: "lost"},
 				{Role: wire.RoleServer, Rank: 3, Progress: &wire.Progress{Seconds: seconds, Served: served}},
@@ -166,12 +179,19 @@ func TestTheServersOfAJob(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	ShowServers(&out, servers)
-	want := `server  process    host  pid  version  keys  bytes  load       at
-0       worker 0   a     10   1.2      2     3 MB   no answer  tcp a:1
-1       dedicated  b     11   1.2      0     0 B    drained    tcp b:1
-2       dedicated  c     12   1.2      0     0 B    lost       tcp c:1
-3       dedicated  d     13   1.2      1     999 B  2 kB/s     tcp d:1
+	ShowServers(&out, servers, &wire.StatusReply{Verdict: &wire.Verdict{Placement: "psld:0", Remap: true, Ratio: 9.81}, Nodes: []wire.NodeStatus{
+		{Progress: &wire.Progress{Suspension: &wire.Suspension{Epoch: 2, Last: 0.0123, Worst: 0.0456}}}, {},
+		{Progress: &wire.Progress{Suspension: &wire.Suspension{Epoch: 1, Last: 0.5, Worst: 0.05}}},
+	}})
+	want := `server  process    host  pid  version  keys  bytes  load       speed     exchange       at
+0       worker 0   a     10   1.2      2     3 MB   no answer  -         -              tcp a:1
+1       dedicated  b     11   1.2      0     0 B    drained    -         -              tcp b:1
+2       dedicated  c     12   1.2      0     0 B    lost       -         -              tcp c:1
+3       dedicated  d     13   1.2      1     999 B  2 kB/s     118 MB/s  35.1 ± 0.4 ms  tcp d:1
+
+the placement psld:0 asks for: to move keys to faster servers; the fastest server is 9.81 times as fast as the slowest
+
+changes of servers have suspended workers for up to 12.3 ms in epoch 2, 50 ms at most
 `
 	if out.String() != want {
 		t.Errorf("got\n%swant\n%s", out.String(), want)

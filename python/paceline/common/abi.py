@@ -112,6 +112,8 @@ _PROTOTYPES = {
     "pl_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_uint64]),
     "pl_submit": (ctypes.c_int, [ctypes.POINTER(Op), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32)]),
     "pl_gathers": (ctypes.c_int64, []),
+    "pl_arena_alloc": (ctypes.c_void_p, [ctypes.c_uint64]),
+    "pl_arena_free": (ctypes.c_int, [ctypes.c_void_p]),
     "pl_check_sync": (ctypes.c_int, [ctypes.POINTER(Sync), ctypes.c_uint32, ctypes.c_uint32]),
     "pl_sync_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]),
     "pl_check_codec": (ctypes.c_int, [ctypes.c_char_p]),

@@ -10,6 +10,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, cast
 
 from paceline.common import abi
@@ -48,6 +49,7 @@ class Engine:
         self._before_wait: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._before_rest: list[Callable[[], None]] = []
         self._at_shutdown: list[Callable[[], None]] = []
+        self._around_exit: list[Callable[[], AbstractContextManager[None]]] = []
 
     # The job
 
@@ -129,8 +131,16 @@ class Engine:
         """Has `call` be called at the end of each shutdown, when no operation uses memory any more."""
         self._at_shutdown.append(call)
 
+    def around_exit(self, context: Callable[[], AbstractContextManager[None]]) -> None:
+        """Has the shutdown of a process that ends without one happen within the context."""
+        self._around_exit.append(context)
+
     def _shutdown_at_exit(self) -> None:
-        if self._job is not None and self._pid == os.getpid():
+        if self._job is None or self._pid != os.getpid():
+            return
+        with ExitStack() as stack:
+            for context in self._around_exit:
+                stack.enter_context(context())
             self._job = None
             abi.library().pl_shutdown()
 
@@ -337,6 +347,16 @@ class Engine:
             memory = (ctypes.c_char * out.bytes).from_address(out.data)
             weakref.finalize(memory, lib.pl_free, out.data).atexit = False
         return memory, out.rows[: out.nrows] if out.nrows else [], out.value
+
+    def arena(self, count: int) -> Any:
+        """So many zeros that the servers of this host use in place, freed with the last reference; else None."""
+        lib = abi.library()
+        at = lib.pl_arena_alloc(count)
+        if not at:
+            return None
+        memory = (ctypes.c_char * count).from_address(at)
+        weakref.finalize(memory, lib.pl_arena_free, at).atexit = False
+        return memory
 
     def release(self, handles: Sequence[int]) -> None:
         """Releases the handles of operations that have ended."""

@@ -10,8 +10,12 @@ returns a future (bindings/jax). On other devices, and where XLA has no futures,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -149,8 +153,21 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
             ctx.avals_out,
             has_side_effect=True,
         )
+        _drop_descriptor(token)
     ctx.set_tokens_out(TokenSet({_effect: token}))
     return results
+
+
+def _drop_descriptor(token: Any) -> None:
+    """Empties the configuration of a callback on the CPU, a number that stands in its first operand too.
+
+    Some passes of XLA in jaxlib 0.4.31 read every instruction's configuration as JSON, and abort at a number.
+    """
+    call = token.owner
+    if call.name == "stablehlo.get_tuple_element":
+        call = call.operands[0].owner
+    if call.name == "stablehlo.custom_call" and call.attributes["call_target_name"].value == "xla_python_cpu_callback":
+        call.attributes["backend_config"] = ir.StringAttr.get("")
 
 
 def _lower_to_handler(ctx: Any, token: Any, operands: Sequence[Any], call: Call) -> tuple[Any, Sequence[Any]]:
@@ -231,11 +248,44 @@ def _job_of(call: Call) -> int:
 
 
 def _forget() -> None:
-    """After a shutdown: the next job may have another size, and other numbers of process sets."""
+    """After a shutdown: the next job may have another size, and other numbers of process sets.
+
+    Waits for the programs that are still in flight, whose operations have failed: a Python callback which is in one
+    when the interpreter ends would abort the process.
+    """
     global _job
     _job += 1
     _glue.set_job(_job)
-    dispatch.runtime_tokens.clear()
+    _drain()
+
+
+def _drain() -> Exception | None:
+    """Waits for the programs that are in flight. Returns what one of them has failed with."""
+    tokens, failure = dispatch.runtime_tokens, None
+    for token in [*tokens.current_tokens.values(), *tokens.output_runtime_tokens.values()]:
+        try:
+            token.block_until_ready()
+        except Exception as e:
+            failure = e
+    tokens.clear()
+    return failure
+
+
+@contextlib.contextmanager
+def _around_exit() -> Iterator[None]:
+    """A script that ends without shutdown: JAX waits for its programs, and so the job lasts as long.
+
+    Not where an exception ends it: then other ranks may wait for what comes no more. Ctrl-C ends the wait.
+    """
+    ends_well, token = not hasattr(sys, "last_value"), dispatch.runtime_tokens.current_tokens.get(_effect)
+    with contextlib.suppress(KeyboardInterrupt):
+        while ends_well and token is not None and not token._buf.is_ready():
+            time.sleep(0.002)
+    yield
+    if (failure := _drain()) is not None and ends_well:
+        message = f"a program in flight at the end of the process failed: {failure}"
+        warnings.warn(message, stacklevel=1)
 
 
 engine.at_shutdown(_forget)
+engine.around_exit(_around_exit)

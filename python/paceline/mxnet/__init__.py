@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from paceline.common import core as _core
 from paceline.common.core import *
-from paceline.common.objects import allgather_object, broadcast_object
 from paceline.common.util import split_list
 from paceline.mxnet import _glue  # noqa: F401
 from paceline.mxnet.compression import Compression
+from paceline.mxnet.functions import allgather_object, broadcast_object
 from paceline.mxnet.mpi_ops import (
     allgather,
     allreduce,

@@ -28,15 +28,13 @@ def _load() -> Any:
         raise ImportError(f"paceline.mxnet does not know MXNet {mxnet.__version__}. {_NEEDS}")
     native = glue.bind("mxnet")
     native.pl_mxnet_use.argtypes, native.pl_mxnet_use.restype = [ctypes.c_void_p], ctypes.c_char_p
-    native.pl_mxnet_push.argtypes = [ctypes.POINTER(abi.Op), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    native.pl_mxnet_failures.restype = ctypes.c_int64
+    native.pl_mxnet_push.argtypes = [ctypes.POINTER(abi.Op), ctypes.c_void_p, ctypes.c_void_p]
     if missing := native.pl_mxnet_use(_LIB._handle):
         raise ImportError(f"MXNet {mxnet.__version__} has no {missing.decode()}. {_NEEDS}")
     return native
 
 
-_native = _load()
-push, failures = _native.pl_mxnet_push, _native.pl_mxnet_failures
+push = _load().pl_mxnet_push
 
 # MXNet's engine for debugging runs each operation when it is pushed, and none that ends later.
 naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"

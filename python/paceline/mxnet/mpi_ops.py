@@ -29,6 +29,7 @@ from mxnet.base import MXNetError
 
 from paceline.common import abi
 from paceline.common.compression import codec_of
+from paceline.common.core import *
 from paceline.common.engine import engine
 from paceline.common.exceptions import NotInitializedError
 from paceline.common.handles import start, synchronize
@@ -37,7 +38,7 @@ from paceline.common.operation import Held, How, Options, operation
 from paceline.common.operators import Adasum, Average, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.common.sync import model_of
-from paceline.mxnet._glue import failures, naive, push
+from paceline.mxnet._glue import naive, push
 
 _DTYPES = {
     np.dtype(np.uint8): abi.UINT8,
@@ -55,25 +56,6 @@ _CPUS = ("cpu", "cpu_pinned", "cpu_shared")
 # Operations without a name have one of these each, in turn, so that many can be in flight.
 _UNNAMED = 64
 _counts = {kind: itertools.count() for kind in ("allreduce", "broadcast", "reducescatter", "allgather", "alltoall")}
-
-# By name: what each operation of the name waits for, so that they have the order of the program on every rank. A failed
-# operation's fails what waits for it, so that there are new ones then.
-_orders: dict[str, Any] = {}
-_MOST = 1 << 14  # names
-_failures = 0
-
-
-def _order(label: str) -> Any:
-    global _failures
-    if (now := failures()) != _failures:
-        _failures = now
-        _orders.clear()
-    if len(_orders) >= _MOST:
-        mx.nd.waitall()
-        _orders.clear()
-    if label not in _orders:
-        _orders[label] = mx.nd.zeros((1,))
-    return _orders[label].handle
 
 
 def _label(kind: str, name: str | None) -> str:
@@ -129,7 +111,7 @@ def _exchange(
     fields |= {"root": root, "priority": priority, "name": label, "held": held, "empty": empty}
     op = operation(kind, dtype, tensor.shape, 0, 0, **fields)
     source = None if output is tensor else tensor.handle
-    if push(op, source, output.handle, _order(label)) != 0:
+    if push(op, source, output.handle) != 0:
         raise MXNetError(f"{label}: MXNet's engine has not taken the operation")
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from paceline.tensorflow import _glue as _glue  # checks TensorFlow before anything else uses it
 
 # isort: split
-from paceline.common import core as _core
-from paceline.common.core import *
 from paceline.common.util import check_extension as check_extension
 from paceline.tensorflow import elastic as elastic
 from paceline.tensorflow import mpi_ops as _mpi_ops
@@ -44,4 +42,4 @@ __all__ = [
     "broadcast_variables",
     "elastic",
 ]
-__all__ += _core.__all__ + _mpi_ops.__all__
+__all__ += _mpi_ops.__all__

@@ -18,8 +18,10 @@ def broadcast_(
 ) -> list[Any]:
     """Gives variables root_rank's values, and returns them. Those of TensorFlow and of Keras may be mixed.
 
-    Every rank calls it with the same variables in the same order. In a graph of TensorFlow 1 it
-    returns the assignments.
+    variables: of any shapes and types; every rank has the same ones, in the same order. In a graph of TensorFlow 1 it
+        returns the assignments.
+
+    Raises as `broadcast` does.
     """
     targets = list(variables)
     values = grouped_broadcast([tf.convert_to_tensor(v) for v in targets], root_rank, name, process_set)

@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from paceline.common import abi
+from paceline.common import abi, core
 from paceline.common.compression import split
+from paceline.common.core import *
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError, NotInitializedError
 from paceline.common.handles import start, synchronize, watch
@@ -50,6 +51,7 @@ __all__ = [
     "check_num_rank_power_of_2", "gpu_available", "handle_average_backwards_compatibility",
 ]
 # fmt: on
+__all__ += core.__all__
 
 handle_average_backwards_compatibility = operator_of
 
@@ -302,8 +304,9 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduces several tensors over all ranks together and returns a list of new tensors. Carries gradients.
 
-    tensors: dense tensors of any shapes and types, as many on all ranks. The other arguments and the errors are those
-    of `allreduce`; NotImplementedError for tf.IndexedSlices.
+    tensors: dense tensors of any shapes and types, as many on all ranks. The other arguments are those of `allreduce`.
+
+    Raises what `allreduce` raises, and NotImplementedError for tf.IndexedSlices.
     """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     if any(isinstance(t, tf.IndexedSlices) for t in tensors):
@@ -334,7 +337,10 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Allgathers several tensors together and returns a list of new tensors. See `allgather`."""
+    """Allgathers several tensors together and returns a list of new tensors. Carries gradients.
+
+    Shapes and arguments as of `allgather`. Raises what that raises.
+    """
     numbers = _numbers(abi.ALLGATHER, How(0, process_set=process_set))
     return _gather([tf.convert_to_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
 
@@ -429,7 +435,10 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """Reducescatters several tensors together and returns a list of new tensors. See `reducescatter`."""
+    """Reducescatters several tensors together and returns a list of new tensors. Carries gradients.
+
+    Shapes and arguments as of `reducescatter`. Raises what that raises.
+    """
     how = How(op, prescale_factor, postscale_factor, process_set)
     return reduce_dense(tensors, name, how, compression, abi.REDUCESCATTER) if tensors else []
 

@@ -24,6 +24,7 @@ from paceline.common.core import *
 from paceline.common.util import check_extension as check_extension
 from paceline.torch import elastic
 from paceline.torch import mpi_ops as _mpi_ops
+from paceline.torch._arena import zeros_in_arena
 from paceline.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from paceline.torch.mpi_ops import *
 from paceline.torch.optimizer import DistributedOptimizer
@@ -40,5 +41,6 @@ __all__ = [
     "broadcast_parameters",
     "declare",
     "elastic",
+    "zeros_in_arena",
 ]
 __all__ += _core.__all__ + _mpi_ops.__all__

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 
@@ -31,22 +31,9 @@ _RECIPE = (
 )
 
 
-class Gradient(NamedTuple):
-    """A gradient as backward has made it."""
-
-    tensor: torch.Tensor | None
-    version: int  # autograd's count of changes; the engine writes into the memory without it
-
-    @classmethod
-    def of(cls, p: torch.Tensor) -> Gradient:
-        """The parameter's gradient now."""
-        grad = p.grad
-        return cls(grad, -1 if grad is None or grad.is_inference() else grad._version)
-
-    def is_that_of(self, p: torch.Tensor) -> bool:
-        """Whether the parameter's gradient is this one, unchanged."""
-        now = self.of(p)
-        return now.tensor is self.tensor and now.version == self.version
+def version_of(grad: torch.Tensor | None) -> int:
+    """Autograd's count of a gradient's changes; the engine writes into the memory without it."""
+    return -1 if grad is None or grad.is_inference() else grad._version
 
 
 class GradientHooks(Distributed):
@@ -71,7 +58,8 @@ class GradientHooks(Distributed):
         self._passes_left: dict[torch.Tensor, int] = {}
         self._priority: dict[torch.Tensor, int] = {}
         self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
-        self._made: dict[torch.Tensor, Gradient] = {}  # since the last step, and not to be changed
+        # by parameter: its gradient since the last step, not to be changed, and the gradient's version
+        self._made: dict[torch.Tensor, tuple[torch.Tensor | None, int]] = {}
         self._stepping = threading.Lock()  # backward has a thread for each device
 
     def _watch_all(self) -> None:
@@ -97,7 +85,7 @@ class GradientHooks(Distributed):
         self._passes_left[p] -= 1
         if self._passes_left[p] == 0:
             self._reduce(p)
-            self._made[p] = Gradient.of(p)
+            self._made[p] = p.grad, version_of(p.grad)
 
     def _reduce(self, p: torch.Tensor) -> None:
         raise NotImplementedError
@@ -157,12 +145,12 @@ class GradientHooks(Distributed):
         changed = self._changed()
         self._made = {}
         waits, self._in_flight = self._in_flight, {}
-        for p, wait in waits.items():
+        for wait in dict.fromkeys(waits.values()):  # many gradients have the same
             try:
                 wait()
             except (RuntimeError, ValueError) as e:
                 failure = failure or e
-            self._passes_left[p] = self.backward_passes_per_step
+        self._passes_left.update(dict.fromkeys(waits, self.backward_passes_per_step))
         if failure is not None:
             raise failure
         if changed:
@@ -171,8 +159,11 @@ class GradientHooks(Distributed):
 
     def _changed(self) -> list[str]:
         """The names of the parameters whose gradients in flight the program has changed."""
-        made = self._made
-        return [name for p, name in self._parameter_names.items() if p in made and not made[p].is_that_of(p)]
+        changed = set()
+        for p, (tensor, version) in self._made.items():
+            if p.grad is not tensor or version_of(tensor) != version:
+                changed.add(p)
+        return [name for p, name in self._parameter_names.items() if p in changed] if changed else []
 
     def check_unscaling(self) -> None:
         """Raises RuntimeError if GradScaler would change gradients in flight."""

@@ -70,7 +70,18 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduces a tensor over all ranks and returns a new tensor of the same shape and type. Carries gradients."""
+    """Reduces a tensor over all ranks and returns a new tensor of the same shape and type. Carries gradients.
+
+    tensor: of any shape and type of numbers, the same on all ranks; on a GPU it travels through host memory.
+    op: hvd.Average (default), Sum, Adasum, Min, Max or Product. average: deprecated, True for Average, False for Sum.
+    prescale_factor, postscale_factor: multiply each rank's tensor, and the result.
+    compression: hvd.Compression.fp16 or a Compressor of your own, or a codec of the engine ("topk:0.01").
+    name: identifies the operation on all ranks; unnamed operations match in the order of their submission.
+    process_set: the ranks that take part.
+
+    Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
+    operations, if one gave nothing in time or a peer is lost.
+    """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     return _compressed(HorovodAllreduce, [(tensor, name)], how, compression)[0]
 
@@ -84,7 +95,11 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduces a tensor over all ranks into itself and returns it."""
+    """Reduces a tensor over all ranks into itself and returns it. Its shape and type are the same on all ranks.
+
+    Arguments as of `allreduce`. Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks
+    gave different shapes, types or operations, if one gave nothing in time or a peer is lost.
+    """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     return synchronize(start_one(reduction(tensor, True, name, how), at_once=True))
 
@@ -99,7 +114,14 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduces several tensors over all ranks together and returns a list of new tensors. Carries gradients."""
+    """Reduces several tensors over all ranks together and returns a list of new tensors. Carries gradients.
+
+    tensors: of any shapes and types, the same on all ranks; the results have them too. The other arguments are those of
+        `allreduce`; a name is that of the group.
+
+    Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
+    operations, if one gave nothing in time or a peer is lost.
+    """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     return _compressed(HorovodAllreduce, named(tensors, name), how, compression)
 
@@ -113,7 +135,12 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
-    """Reduces several tensors over all ranks into themselves and returns a tuple of them."""
+    """Reduces several tensors over all ranks into themselves and returns a tuple of them.
+
+    Shapes and types are the same on all ranks. Arguments as of `grouped_allreduce`. Raises ValueError for wrong
+    arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or operations, if one gave
+    nothing in time or a peer is lost.
+    """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     parts = [reduction(t, True, n, how) for t, n in named(tensors, name)]
     return synchronize(start_group(parts, at_once=True))
@@ -149,7 +176,12 @@ def allgather(
 ) -> torch.Tensor:
     """Concatenates all ranks' tensors along the first dimension, in rank order. Carries gradients.
 
-    The first dimension may differ between ranks, the others may not.
+    tensor: of shape [rows, ...]. Rows may differ between ranks and may be none; the other dimensions and the type may
+        not. The result has shape [sum of rows, ...].
+    name, process_set: as of `allreduce`.
+
+    Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
+    operations, if one gave nothing in time or a peer is lost.
     """
     return HorovodAllgather.apply([name], process_set, tensor)[0]
 
@@ -157,7 +189,11 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
-    """Allgathers several tensors together and returns a tuple of new tensors. Carries gradients."""
+    """Allgathers several tensors together and returns a tuple of new tensors. Carries gradients.
+
+    Shapes and arguments as of `allgather`. Raises ValueError for wrong arguments; HorovodInternalError, on every rank,
+    if ranks gave different shapes, types or operations, if one gave nothing in time or a peer is lost.
+    """
     members = named(tensors, name)
     return HorovodAllgather.apply([n for _, n in members], process_set, *[t for t, _ in members])
 
@@ -180,14 +216,25 @@ class HorovodBroadcast(torch.autograd.Function):
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Returns a new tensor with root_rank's values. Carries gradients."""
+    """Returns a new tensor with root_rank's values. Carries gradients, which arrive at the root.
+
+    tensor: of any shape and type, the same on all ranks; the others' values are ignored.
+    root_rank: a rank of the job, also with a process_set. name, process_set: as of `allreduce`.
+
+    Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
+    operations, if one gave nothing in time or a peer is lost.
+    """
     return HorovodBroadcast.apply(tensor, root_rank, name, process_set)
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Fills the tensor with root_rank's values and returns it."""
+    """Fills the tensor with root_rank's values and returns it. Its shape and type are the same on all ranks.
+
+    Arguments as of `broadcast`. Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks
+    gave different shapes, types or operations, if one gave nothing in time or a peer is lost.
+    """
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
 
@@ -236,8 +283,13 @@ def alltoall(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Sends slices of the first dimension to each rank and returns the slices received, in rank order.
 
-    splits: rows for each rank of the set, None for equal parts. With splits the result is (tensor, received_splits).
-    Carries gradients.
+    tensor: of shape [rows, ...]; all dimensions but the first are the same on all ranks. Carries gradients.
+    splits: rows for each rank of the set, integers; None for equal parts of a number of rows that the size divides.
+        With splits the result is (tensor, received_splits), and received_splits has shape [size].
+    name, process_set: as of `allreduce`.
+
+    Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
+    operations, if one gave nothing in time or a peer is lost.
     """
     return HorovodAlltoall.apply(tensor, splits, name, process_set)
 
@@ -270,7 +322,11 @@ def reducescatter(
 ) -> torch.Tensor:
     """Reduces a tensor over all ranks and returns this rank's part of its rows. Carries gradients.
 
-    Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more.
+    tensor: of shape [rows, ...], the same on all ranks. Rows are shared evenly; if their number is no multiple of the
+        ranks', the lower ranks get one more. The other arguments are those of `allreduce`.
+
+    Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
+    operations, if one gave nothing in time or a peer is lost.
     """
     how = How(op, prescale_factor, postscale_factor, process_set)
     return _compressed(HorovodReducescatter, [(tensor, name)], how, compression)[0]
@@ -285,7 +341,11 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Reducescatters several tensors together and returns a list of new tensors. Carries gradients."""
+    """Reducescatters several tensors together and returns a list of new tensors. Carries gradients.
+
+    Shapes and arguments as of `reducescatter`. Raises ValueError for wrong arguments; HorovodInternalError, on every
+    rank, if ranks gave different shapes, types or operations, if one gave nothing in time or a peer is lost.
+    """
     how = How(op, prescale_factor, postscale_factor, process_set)
     return _compressed(HorovodReducescatter, named(tensors, name), how, compression)
 

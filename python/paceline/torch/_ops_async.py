@@ -105,7 +105,11 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts a reduction over all ranks. Returns a handle; its output is a new tensor of the same shape."""
+    """Starts a reduction over all ranks. Returns a handle; its output is a new tensor of the same shape.
+
+    Arguments as of `allreduce`. Raises ValueError for wrong arguments; `synchronize` raises HorovodInternalError, as
+    for `allreduce`.
+    """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     return start_one(reduction(tensor, False, name, how))
 
@@ -119,7 +123,11 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts a reduction into the tensor itself. Returns a handle; do not use the tensor before the operation ends."""
+    """Starts a reduction into the tensor itself. Returns a handle; do not use the tensor before the operation ends.
+
+    Shape and arguments as of `allreduce`. Raises ValueError for wrong arguments; `synchronize` raises
+    HorovodInternalError, as for `allreduce`.
+    """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     return start_one(reduction(tensor, True, name, how))
 
@@ -133,7 +141,11 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts reductions of several tensors together. Returns one handle; its output is a tuple of new tensors."""
+    """Starts reductions of several tensors together. Returns one handle; its output is a tuple of new tensors.
+
+    Shapes and arguments as of `grouped_allreduce`. Raises ValueError for wrong arguments; `synchronize` raises
+    HorovodInternalError, as for `allreduce`.
+    """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     return start_group([reduction(t, False, n, how) for t, n in named(tensors, name)])
 
@@ -147,7 +159,11 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts reductions into several tensors together. Returns one handle; its output is a tuple of the tensors."""
+    """Starts reductions into several tensors together. Returns one handle; its output is a tuple of the tensors.
+
+    Shapes and arguments as of `grouped_allreduce`. Raises ValueError for wrong arguments; `synchronize` raises
+    HorovodInternalError, as for `allreduce`.
+    """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     return start_group([reduction(t, True, n, how) for t, n in named(tensors, name)])
 
@@ -157,8 +173,10 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Starts a reduction of a sparse COO tensor: indices and values are gathered from all ranks.
 
-    Returns a function, as Horovod does: calling it waits and returns the uncoalesced sparse result, in which equal
-    indices add up. op is Average or Sum; others raise NotImplementedError.
+    Returns a function, as Horovod does: calling it waits and returns the uncoalesced sparse result of the same shape,
+    in which equal indices add up. op is Average or Sum.
+
+    Raises NotImplementedError for other operators; the function raises HorovodInternalError, as `allgather` does.
     """
     if op not in (Average, Sum):
         raise NotImplementedError("sparse tensors are reduced by Average or Sum only")
@@ -194,9 +212,10 @@ def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, o
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Starts the concatenation of all ranks' tensors along the first dimension, which may differ between ranks.
+    """Starts the concatenation of all ranks' tensors along the first dimension. Returns a handle.
 
-    Returns a handle; its output has the ranks' rows in rank order.
+    Its output has the ranks' rows in rank order, in the shape that `allgather` describes with the arguments. Raises
+    ValueError for wrong arguments; `synchronize` raises HorovodInternalError, as for `allgather`.
     """
     return start_one(gathering(tensor, name, process_set))
 
@@ -204,7 +223,11 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 def grouped_allgather_async(
     tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Starts several allgathers together. Returns one handle; its output is a tuple of tensors."""
+    """Starts several allgathers together. Returns one handle; its output is a tuple of tensors.
+
+    Shapes and arguments as of `allgather`. Raises ValueError for wrong arguments; `synchronize` raises
+    HorovodInternalError, as for `allgather`.
+    """
     return start_group([gathering(t, n, process_set) for t, n in named(tensors, name)])
 
 
@@ -225,14 +248,22 @@ def broadcasting(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Starts a broadcast from root_rank. Returns a handle; its output is a new tensor."""
+    """Starts a broadcast from root_rank. Returns a handle; its output is a new tensor.
+
+    Shape and arguments as of `broadcast`. Raises ValueError for wrong arguments; `synchronize` raises
+    HorovodInternalError, as for `broadcast`.
+    """
     return start_one(broadcasting(tensor, False, root_rank, name, process_set))
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Starts a broadcast from root_rank into the tensor itself. Returns a handle."""
+    """Starts a broadcast from root_rank into the tensor itself. Returns a handle.
+
+    Shape and arguments as of `broadcast`. Raises ValueError for wrong arguments; `synchronize` raises
+    HorovodInternalError, as for `broadcast`.
+    """
     return start_one(broadcasting(tensor, True, root_rank, name, process_set))
 
 
@@ -242,11 +273,14 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts sending slices of the first dimension to each rank.
+    """Starts sending slices of the first dimension to each rank. Returns a handle.
 
+    tensor: of shape [rows, ...]; all dimensions but the first are the same on all ranks.
     splits: how many rows go to each rank of the set, in rank order (a tensor or a list of integers); None for equal
-    parts. Returns a handle; its output is (rows of all ranks in rank order, rows received from each rank). The latter
-    has the type of splits if that is a tensor, else int32. Raises ValueError if the rows cannot be split so.
+        parts. The output is (rows of all ranks in rank order, rows received from each rank). The latter has the type of
+        splits if that is a tensor, else int32.
+
+    Raises ValueError if the rows cannot be split so; `synchronize` raises HorovodInternalError, as for `alltoall`.
     """
     dtype, number = dtype_number(tensor), process_set_number(process_set)
     if tensor.dim() == 0:
@@ -304,10 +338,10 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Starts a reduction of which each rank gets its part of the rows.
+    """Starts a reduction of which each rank gets its part of the rows. Returns a handle; they are its output.
 
-    Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more. Returns a
-    handle; its output is this rank's rows.
+    Shapes and arguments as of `reducescatter`. Raises ValueError for wrong arguments; `synchronize` raises
+    HorovodInternalError, as for `reducescatter`.
     """
     return start_one(scattering(tensor, name, How(op, prescale_factor, postscale_factor, process_set)))
 
@@ -320,6 +354,10 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Starts several reducescatters together. Returns one handle; its output is a tuple of tensors."""
+    """Starts several reducescatters together. Returns one handle; its output is a tuple of tensors.
+
+    Shapes and arguments as of `reducescatter`. Raises ValueError for wrong arguments; `synchronize` raises
+    HorovodInternalError, as for `reducescatter`.
+    """
     how = How(op, prescale_factor, postscale_factor, process_set)
     return start_group([scattering(t, n, how) for t, n in named(tensors, name)])

@@ -11,7 +11,8 @@ import torch
 from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
-from paceline.torch._memory import is_direct
+
+_strided = torch.strided
 
 
 class Prepared:
@@ -26,16 +27,17 @@ class Prepared:
         """Whether the operation fits the gradient: its type, its shape, and memory that the engine can use."""
         return (
             grad.dtype is self._dtype
+            and grad.layout is _strided
             and grad.shape == self._shape
-            and grad.layout is torch.strided
-            and is_direct(grad)
+            and grad.is_cpu
+            and grad.is_contiguous()
+            and not grad.is_neg()
             and self._round == engine.round
         )
 
-    def of(self, grad: torch.Tensor) -> abi.Op:
-        """The operation on a gradient that it takes, whose memory the caller keeps until the operation has ended."""
-        self._op.input = self._op.output = grad.data_ptr()
-        return self._op
+    def put(self, op: abi.Op) -> None:
+        """Makes the operation of another place that of the parameter, but for the memory."""
+        ctypes.memmove(ctypes.byref(op), ctypes.byref(self._op), ctypes.sizeof(op))
 
 
 class Batch:
@@ -49,7 +51,12 @@ class Batch:
     def __init__(self, room: int) -> None:
         self._lock = threading.Lock()
         self._ops = (abi.Op * room)()
+        self._places = list(self._ops)  # the same memory
+        self._prepared: list[Prepared | None] = [
+            None
+        ] * room  # whose operation is at a place, as backward repeats its order
         self._handles = (ctypes.c_int32 * room)()
+        self._gathers = abi.library().pl_gathers
         self._begin()
         engine.before_wait(self.submit)
 
@@ -70,12 +77,16 @@ class Batch:
                 _in_flight.add(self)
             if self._submitted == self._collected:
                 torch.autograd.Variable._execution_engine.queue_callback(self.submit)  # at the end of backward
-            self._ops[self._collected] = prepared.of(grad)
+            place = self._collected
+            op = self._places[place]
+            if self._prepared[place] is not prepared:
+                prepared.put(op)
+                self._prepared[place] = prepared
+            op.input = op.output = grad.data_ptr()  # the memory is kept below until the operation has ended
             self._started.append(grad)
-            self._collected += 1
+            self._collected = place + 1
             self._bytes += grad.nbytes
-            place = len(self._started) - 1
-            if self._bytes >= abi.library().pl_gathers():
+            if self._bytes >= self._gathers():
                 self._submit(at_once=False)
             return place
 
@@ -86,7 +97,8 @@ class Batch:
                 self._submit(at_once=True)
 
     def _submit(self, at_once: bool) -> None:
-        self._ops[self._collected - 1].at_once = at_once
+        last = self._places[self._collected - 1]
+        last.at_once = at_once
         first, count, self._bytes = self._submitted, self._collected - self._submitted, 0
         try:
             engine.submit_into(
@@ -97,6 +109,7 @@ class Batch:
             self._submitted += count
         except BaseException as e:
             self._failure, self._collected = self._failure or e, first
+        last.at_once = False
 
     def wait(self) -> None:
         """Waits until all have ended. Raises what went wrong first; HorovodInternalError where a reduction failed."""

@@ -19,9 +19,10 @@ from paceline.common.process_sets import ProcessSet
 from paceline.common.seat import seat
 from paceline.common.significance import Significance
 from paceline.common.util import split_list
+from paceline.torch._arena import gradients_in_arena
 from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
-from paceline.torch._gradient_hooks import Gradient, GradientHooks
+from paceline.torch._gradient_hooks import GradientHooks, version_of
 from paceline.torch._memory import is_direct
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
@@ -46,6 +47,7 @@ class ReducingOptimizer(GradientHooks):
         sync: str | None = None,
         codec: Codec | None = None,
         gate: Significance | None = None,
+        in_arena: bool = False,
     ) -> None:
         self._adopt(optimizer, named_parameters, compression, backward_passes_per_step)
         self._gate = None if gate is None else Gate(gate, self._parameter_names, process_set)
@@ -67,6 +69,10 @@ class ReducingOptimizer(GradientHooks):
             self._options = Options(sync=sync, codec=text)
             self._watch_all()
             self._batch = Batch(len(self._passes_left))
+        plain = compression is NoneCompressor and codec is None and gate is None
+        self._in_arena = in_arena and plain and self._distributed and not seat.elastic
+        self._places: dict[torch.Tensor, torch.Tensor] = {}  # of gradients in the arena, by parameter
+        self._find_places()
         # Drop-stragglers and others let a rank be steps behind, for which a check would wait.
         self._check = ParameterCheck(process_set) if self._distributed and sync is None else None
 
@@ -79,6 +85,17 @@ class ReducingOptimizer(GradientHooks):
         if self._distributed:
             self._watch(group)
             self._batch = Batch(len(self._passes_left))
+            self._find_places()
+
+    def _find_places(self) -> None:
+        if self._in_arena:
+            self._places |= gradients_in_arena(p for p in self._passes_left if p not in self._places)
+
+    def _move(self, p: torch.Tensor) -> None:
+        """Moves a gradient to its place in the arena, where it stays until zero_grad drops it."""
+        place, grad = self._places.get(p), p.grad
+        if place is not None and grad is not None and grad is not place and not grad.is_sparse:
+            p.grad = place.copy_(grad)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Loads options and state; drops reductions in flight."""
@@ -92,13 +109,15 @@ class ReducingOptimizer(GradientHooks):
 
     def _gradient_ready(self, p: torch.Tensor) -> None:
         """Starts the reduction of a gradient, with little work where it is like that of the last step."""
+        if self._places and self._passes_left[p] == 1:
+            self._move(p)
         prepared, grad = self._prepared.get(p), p.grad
         if prepared is None or grad is None or self._passes_left[p] != 1 or not prepared.takes(grad):
             super()._gradient_ready(p)
             return
         self._in_flight[p] = self._wait_of(self._batch.add(prepared, grad))
         self._passes_left[p] = 0
-        self._made[p] = Gradient.of(p)
+        self._made[p] = grad, version_of(grad)
 
     def _wait_of(self, place: int) -> Callable[[], None]:
         """What waits for the gradient at a place of the batch."""
@@ -183,9 +202,8 @@ class ReducingOptimizer(GradientHooks):
         self._synchronized = True
 
     def _start_missing(self) -> None:
-        missing = [p for p in self._passes_left if p not in self._in_flight]
-        if missing:
-            self._start(missing)
+        if len(self._in_flight) < len(self._passes_left):
+            self._start([p for p in self._passes_left if p not in self._in_flight])
         if self._gate is not None:
             self._gate.clock()
 

@@ -47,6 +47,7 @@ def DistributedOptimizer(
     pull_gate: Significance | None = None,
     wait_free: bool = False,
     cross_barrier: bool = False,
+    gradients_in_arena: bool = False,
 ) -> Distributed:
     """Wraps an optimizer so that gradients are reduced over all ranks before it steps.
 
@@ -80,6 +81,9 @@ def DistributedOptimizer(
         after it. state_dict() of the model and of the optimizer, and model.parameters(), wait; `agree` waits for
         everything, before parameters are used or changed otherwise, such as by `model.layer.weight`. The optimizer must
         step each parameter independently.
+    gradients_in_arena: gradients lie in memory that the servers of this host have mapped, and are summed in place: what
+        backward has computed is copied there, and nothing else is. It gains where servers are on this host. No
+        gradient does where nothing is reduced in place: in elastic jobs, with compression or a gate, on other devices.
 
     Raises ValueError for missing or duplicate names, for wrong groups, for an optimizer that is wrapped already, for
     gradient_predivide_factor without op=Average, for a model that cannot run, for wait_free or cross_barrier with a
@@ -149,6 +153,7 @@ def DistributedOptimizer(
         model.declared,
         codec,
         gate,
+        gradients_in_arena,
     )
 
 

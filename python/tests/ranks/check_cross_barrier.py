@@ -3,6 +3,8 @@
 import copy
 import gc
 import pickle
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -408,14 +410,15 @@ def test_shutdown_ends_the_last_step_and_a_dropped_optimizer_has_made_it():
         assert torch.equal(a, b)
 
 
-def test_a_lost_peer_is_an_error_in_the_next_forward_and_nothing_waits_then():
+def test_a_lost_peer_is_an_error_in_the_next_forward_and_nothing_waits_then(rank, size, tmp_path):
+    folder = Path(hvd.broadcast_object(str(tmp_path), root_rank=0))
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = optimizer_of(model, OPTIMIZERS["sgd"], "lost", True)
     for _ in range(3):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
     optimizer.agree()
-    if hvd.rank() == 0:
+    if rank == 0:
         hvd.shutdown()
     else:
         model(torch.ones(1, 4)).sum().backward()
@@ -423,6 +426,9 @@ def test_a_lost_peer_is_an_error_in_the_next_forward_and_nothing_waits_then():
         with pytest.raises(hvd.HorovodInternalError, match=r"lost [01]\.(weight|bias).* rank 0 has shut down"):
             model(torch.ones(1, 4))
         assert not _cross_barrier._unsettled and not optimizer._steps
+        (folder / str(rank)).touch()
+        while not all((folder / str(other)).exists() for other in range(1, size)):
+            time.sleep(0.01)  # else a rank that comes late may hear of this one's shutdown first
         hvd.shutdown()
     hvd.init(process_sets="dynamic", settings=IN_ORDER)
 

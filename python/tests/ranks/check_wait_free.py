@@ -1,7 +1,6 @@
 """DistributedOptimizer(wait_free=True): the same training as without it, sent while backward runs."""
 
 import copy
-import time
 
 import pytest
 import torch
@@ -206,8 +205,7 @@ def test_differences_are_sent_before_step_and_parameters_change_in_it():
         hvd.barrier()  # the others have its change by then
         optimizer.step()
     else:
-        deadline = time.monotonic() + 30
-        while (weight == 0).all() and time.monotonic() < deadline:
+        while (weight == 0).all():
             iterate(0.0)
         hvd.barrier()
     assert (weight == -1).all()

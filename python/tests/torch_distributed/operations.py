@@ -96,9 +96,32 @@ def transfers(rank):
     x = [torch.empty(1), torch.empty(2)]
     dist.all_to_all(x, [torch.full((rank + 1,), float(to)) for to in range(2)])
     same(x[0], torch.full((1,), float(rank))), same(x[1], torch.full((2,), float(rank)))
-    objects = [None, None]
-    dist.all_gather_object(objects, {"rank": rank})
-    assert objects == [{"rank": 0}, {"rank": 1}]
+
+
+def objects(rank):
+    """What PyTorch unpickles is authenticated on every connection."""
+    from paceline.torch.distributed.group import Group, abi
+
+    begun, plain = [], Group.op
+
+    def op(self, *arguments, **options):
+        begun.append(plain(self, *arguments, **options))
+        return begun[-1]
+
+    Group.op = op
+    everybody, scattered, told = [None, None], [None], [{"rank": rank}]
+    dist.all_gather_object(everybody, {"rank": rank})
+    assert everybody == [{"rank": 0}, {"rank": 1}]
+    dist.gather_object("mine", [None, None] if rank == 0 else None)
+    dist.scatter_object_list(scattered, ["for 0", "for 1"])
+    assert scattered == [f"for {rank}"]
+    dist.broadcast_object_list(told, src=1)
+    assert told == [{"rank": 1}]
+    if hasattr(dist, "send_object_list"):
+        dist.send_object_list(told, 1) if rank == 0 else dist.recv_object_list(told, 0)
+    Group.op = plain
+    moved = [op for op in begun if op.dtype == abi.UINT8]
+    assert len({op.kind for op in moved}) > 2 and all(op.authenticated for op in moved), [op.kind for op in moved]
 
 
 def messages(rank):
@@ -153,7 +176,7 @@ def main():
         work = dist.barrier(async_op=True)
         work.wait()
         assert type(work).__name__ == "PacelineWork", type(work)
-        for check in (reductions, transfers, messages, groups, works_and_failures):
+        for check in (reductions, transfers, objects, messages, groups, works_and_failures):
             check(rank)
         dist.destroy_process_group()
     print(f"rank {rank} is done\n", end="", flush=True)

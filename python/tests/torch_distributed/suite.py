@@ -8,7 +8,7 @@ interpreter would need seconds to import PyTorch, for each rank of each test.
 import os
 
 # Seconds until a test that hangs fails and its ranks are killed; PyTorch reads it as it is imported.
-os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "120")
+os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "600")
 
 import torch
 from torch.testing._internal.common_utils import instantiate_parametrized_tests

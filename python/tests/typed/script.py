@@ -97,6 +97,8 @@ def objects(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     hvd.broadcast_parameters(model.named_parameters(), 0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     epoch: int = hvd.broadcast_object(3, root_rank=0, name="epoch")
+    lent: torch.Tensor = hvd.zeros_in_arena(2, 3, dtype=torch.float16)
+    print(lent)
     everyones: list[int] = hvd.allgather_object(epoch)
     print(everyones)
 

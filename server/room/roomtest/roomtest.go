@@ -98,6 +98,9 @@ func (s *Shell) Refuse(rank int, seq uint64, _ units.FailureCode, text string) {
 	s.note("refuse %d of rank %d: %s", seq, rank, text)
 }
 
+// Forget implements room.Shell.
+func (s *Shell) Forget(seq uint64) { s.note("forget %d", seq) }
+
 // Drop implements room.Shell.
 func (s *Shell) Drop(iteration uint64) {
 	s.note("drop from %d", iteration)

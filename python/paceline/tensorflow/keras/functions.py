@@ -24,7 +24,14 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Reduces a value, such as a number or an array, over all ranks. Returns a number or a NumPy array."""
+    """Reduces a value over all ranks. Returns a number, or a NumPy array of the value's shape.
+
+    value: a number, an array or a tensor, of the same shape and type on all ranks. The other arguments are those of
+        paceline.tensorflow.allreduce.
+
+    Raises as paceline.tensorflow.allreduce does: HorovodInternalError, on every rank, if ranks gave different shapes or
+    types, one gave nothing in time or a peer is lost.
+    """
     return _plain(
         mpi_ops.allreduce(
             tf.convert_to_tensor(value),
@@ -39,17 +46,34 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Concatenates all ranks' arrays along the first dimension."""
+    """Concatenates all ranks' arrays along the first dimension, in rank order. Returns a NumPy array.
+
+    value: of shape [rows, ...], in which rows may differ between ranks.
+
+    Raises as paceline.tensorflow.allgather does: HorovodInternalError, on every rank, if ranks gave different shapes or
+    types, one gave nothing in time or a peer is lost.
+    """
     return _plain(mpi_ops.allgather(tf.convert_to_tensor(value), name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Returns root_rank's value."""
+    """Returns root_rank's value: a number, or a NumPy array of its shape, which the other ranks' values have too.
+
+    Raises as paceline.tensorflow.broadcast does: HorovodInternalError, on every rank, if ranks gave different shapes or
+    types, one gave nothing in time or a peer is lost.
+    """
     return _plain(mpi_ops.broadcast(tf.convert_to_tensor(value), root_rank, name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """Reduces an array over all ranks and returns this rank's part of its rows."""
+    """Reduces an array over all ranks and returns this rank's part of its rows, a NumPy array.
+
+    value: of shape [rows, ...], the same on all ranks. If the number of rows is no multiple of the ranks', the lower
+        ranks get one more.
+
+    Raises as paceline.tensorflow.reducescatter does: HorovodInternalError, on every rank, if ranks gave different
+    shapes or types, one gave nothing in time or a peer is lost.
+    """
     return _plain(mpi_ops.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
 
 

@@ -20,6 +20,9 @@ from paceline.torch.distributed.work import PacelineWork
 
 # The job's codecs are for gradients (ddp.py): what else a script sums is exact.
 _PLAIN = Options(codec="none")
+# PyTorch pickles objects to tensors of uint8, so what only moves such tensors is authenticated on every connection.
+_BYTES = Options(codec="none", authenticated=True)
+_MOVES = (abi.BROADCAST, abi.ALLGATHER, abi.ALLTOALL, abi.SEND, abi.RECEIVE)
 # How many operations a group keeps to start them again: those of a training step, and more.
 _PREPARED = 1024
 
@@ -71,7 +74,7 @@ class Group:
                 root=root if root == abi.ANY_RANK else self.ranks[root],
                 prescale=prescale,
                 splits=splits,
-                options=_PLAIN,
+                options=_BYTES if dtype == abi.UINT8 and kind in _MOVES else _PLAIN,
             )
             if kind in (abi.SEND, abi.RECEIVE):
                 op.tag = self._tag | tag & 0xFFFFFFFF

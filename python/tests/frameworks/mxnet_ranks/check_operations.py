@@ -167,6 +167,36 @@ def test_a_failed_operation_raises_where_its_result_is_used_and_leaves_the_job_u
     same(hvd.allreduce(mx.nd.ones((3,)), name="disagree"), np.ones(3))
 
 
+def test_an_operation_has_no_part_in_the_failure_of_another_of_its_name():
+    first = hvd.allreduce(mx.nd.ones((hvd.rank() + 2,)), name="twice")
+    second = hvd.allreduce(mx.nd.ones((3,)), op=hvd.Sum, name="twice")
+    same(second, np.full(3, hvd.size()))
+    with pytest.raises(mx.base.MXNetError, match="ranks disagree about"):
+        first.asnumpy()
+
+
+def test_an_input_that_has_failed_on_one_rank_fails_the_operation_on_all():
+    failing = hvd.rank() == hvd.size() - 1
+    given = mx.nd.random.normal(0, -1 if failing else 1, (3,))  # the engine finds out that no deviation is negative
+    results = [hvd.allreduce(a, op=hvd.Sum, name="failed input") for a in (given, mx.nd.ones((3,)))]
+    with pytest.raises(mx.base.MXNetError, match="scale" if failing else "ranks disagree about"):
+        results[0].asnumpy()
+    same(results[1], np.full(3, hvd.size()))
+
+
+def test_operations_that_are_refused_fail_alone_among_many():
+    """The threads of MXNet submit them together."""
+    arrays = [mx.nd.full((4,), i) for i in range(40)]
+    for i, array in enumerate(arrays):
+        hvd.allreduce_(array, op=hvd.Sum, name=f"among many {i}" + "x" * (5000 if i % 7 == 3 else 0))
+    for i, array in enumerate(arrays):
+        if i % 7 == 3:
+            with pytest.raises(mx.base.MXNetError, match=r"a name of 50\d\d bytes"):
+                array.asnumpy()
+        else:
+            same(array, np.full(4, i * hvd.size()))
+
+
 def test_a_failure_that_nobody_reads_leaves_the_name_usable():
     hvd.allreduce(mx.nd.ones((hvd.rank() + 2,)), name="unread")
     with pytest.raises(mx.base.MXNetError, match="ranks disagree"):

@@ -1,0 +1,232 @@
+package jobtest_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/shm"
+	"github.com/paceline/paceline/transport/tcp"
+	"github.com/paceline/paceline/transport/wire"
+	"github.com/paceline/paceline/worker"
+)
+
+// lending starts a job over shared memory of which the first ranks, so many, have arenas. The last rank may be elsewhere: it reaches
+// the others by TCP.
+func lending(t *testing.T, ranks, lenders int, elsewhere bool, options ...jobtest.Option) (j *jobtest.Job, arenas []*shm.Arena) {
+	arenas = make([]*shm.Arena, ranks)
+	for rank := range lenders {
+		var err error
+		if arenas[rank], err = shm.NewArena(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	over := func(rank int) *transport.Set {
+		common := tcp.New(tcp.Config{Secret: []byte(jobtest.Secret)})
+		if elsewhere && rank == ranks-1 {
+			return transport.NewSet(nil, common)
+		}
+		config := shm.Config{Secret: []byte(jobtest.Secret), Ring: 512 << 10}
+		if rank >= 0 {
+			config.Arena = arenas[rank]
+		}
+		near, err := shm.New(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return transport.NewSet(zap.NewNop(), near, common)
+	}
+	return jobtest.Start(t, ranks, append(options, jobtest.SmallPartitions, jobtest.Transports(over))...), arenas
+}
+
+// sumsIn has every rank sum n float32, in its arena if it has one, and checks the results.
+func sumsIn(j *jobtest.Job, arenas []*shm.Arena, name string, n int, of units.ReduceOp, dtype units.DType) {
+	j.T.Helper()
+	j.Each(func(rank int) error {
+		in := slices.Repeat(jobtest.Elements(dtype, []float64{float64(rank + 1)}), n)
+		memory := in
+		if arenas[rank] != nil {
+			memory = arenas[rank].Alloc(len(in))
+			defer arenas[rank].Free(unsafe.Pointer(&memory[0]))
+			copy(memory, in)
+		}
+		op := worker.Op{Kind: units.Allreduce, DType: dtype, ReduceOp: of, Shape: []int64{int64(n)}, Input: memory, Output: memory, Name: name}
+		if _, err := j.Do(rank, op); err != nil {
+			return err
+		}
+		ranks := float64(len(j.Workers))
+		want := map[units.ReduceOp]float64{units.Sum: ranks * (ranks + 1) / 2, units.Average: (ranks + 1) / 2, units.Max: ranks, units.Adasum: jobtest.Numbers(dtype, memory)[0]}[of]
+		for i, got := range jobtest.Numbers(dtype, memory) {
+			if got != want {
+				return fmt.Errorf("element %d of %q is %v, want %v", i, name, got, want)
+			}
+		}
+		return nil
+	})
+}
+
+func TestSumsOfLentMemoryDoNotTravel(t *testing.T) {
+	const n = 300_000
+	for name, servers := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2)} {
+		t.Run(name, func(t *testing.T) {
+			j, arenas := lending(t, 3, 3, false, servers)
+			for range 3 {
+				for _, of := range []units.ReduceOp{units.Sum, units.Average, units.Max, units.Adasum} {
+					sumsIn(j, arenas, fmt.Sprint(of), n, of, units.Float32)
+				}
+				sumsIn(j, arenas, "half", n, units.Average, units.Float16)
+				sumsIn(j, arenas, "small", 1, units.Sum, units.Float64)
+			}
+			for rank, w := range j.Workers {
+				if sent := w.Engine.Progress().Sent; sent > n {
+					t.Errorf("rank %d has sent %d bytes of tensors", rank, sent)
+				}
+			}
+		})
+	}
+}
+
+func TestRanksThatLendSumWithOthers(t *testing.T) {
+	for lenders := range 3 {
+		for _, elsewhere := range []bool{false, true} {
+			t.Run(fmt.Sprint(lenders, " of 3 lend, one elsewhere ", elsewhere), func(t *testing.T) {
+				j, arenas := lending(t, 3, lenders, elsewhere)
+				for range 3 {
+					j.Works("elsewhere", 100_000) // of no arena
+					sumsIn(j, arenas, "sum", 100_000, units.Sum, units.Float32)
+					sumsIn(j, arenas, "half", 100_000, units.Average, units.Float16)
+				}
+			})
+		}
+	}
+}
+
+// An operation on lent memory that ranks disagree about ends on all of them, and nobody writes there afterwards.
+func TestLentMemoryComesBackFromSumsThatFail(t *testing.T) {
+	j, arenas := lending(t, 3, 3, false)
+	for round := range 20 {
+		for rank, err := range j.Outcomes(func(rank int) error {
+			n := 100_000
+			if rank == round%3 {
+				n = 90_000
+			}
+			memory := arenas[rank].Alloc(4 * n)
+			defer arenas[rank].Free(unsafe.Pointer(&memory[0]))
+			op := jobtest.Float32s(units.Allreduce, "x", int64(n))
+			op.Input, op.Output = memory, memory
+			_, err := j.Do(rank, op)
+			for i := range memory {
+				memory[i] = 7
+			}
+			sum := jobtest.Float32s(units.Allreduce, "behind", 10)
+			if _, err := j.Do(rank, sum); err != nil {
+				return err
+			}
+			if i := slices.IndexFunc(memory, func(b byte) bool { return b != 7 }); i >= 0 {
+				return fmt.Errorf("byte %d was written after the operation had failed", i)
+			}
+			return err
+		}) {
+			if !errors.Is(err, worker.ErrMismatch) {
+				t.Fatalf("rank %d: %v, want a mismatch", rank, err)
+			}
+		}
+		sumsIn(j, arenas, "x", 100_000, units.Sum, units.Float32)
+	}
+}
+
+// A rank whose sum in place will never be complete, because another is gone, gets its memory back with the error.
+func TestSumsInPlaceEndWhereARankIsLost(t *testing.T) {
+	j, arenas := lending(t, 3, 3, false)
+	memory := make([][]byte, 3)
+	results := make([]chan jobtest.Result, 3)
+	for rank := range 2 {
+		memory[rank] = arenas[rank].Alloc(4 << 20)
+		op := jobtest.Float32s(units.Allreduce, "x", 1<<20)
+		op.Input, op.Output = memory[rank], memory[rank]
+		submitted, err := j.Submit(rank, op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		results[rank] = submitted[0]
+	}
+	j.Workers[2].Engine.Lost(wire.Lost{Role: wire.RoleWorker, Rank: 2, Why: "of a test"})
+	for rank := range 2 {
+		if _, err := jobtest.Await(results[rank], rank, "x"); !errors.Is(err, worker.ErrPeerLost) {
+			t.Errorf("rank %d: %v, want that of a lost peer", rank, err)
+		}
+	}
+}
+
+// Sums of ordinary memory lie in the arena while they are on their way (decision 103), and no longer than the job.
+func TestOrdinaryMemoryIsStagedInTheArena(t *testing.T) {
+	const n = 320 << 10 // whole partitions
+	for name, servers := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2)} {
+		t.Run(name, func(t *testing.T) {
+			j, arenas := lending(t, 3, 3, false, servers)
+			ordinary := make([]*shm.Arena, 3)
+			for round := range 3 {
+				for _, of := range []units.ReduceOp{units.Sum, units.Average, units.Max, units.Adasum} {
+					sumsIn(j, ordinary, fmt.Sprint(of), n, of, units.Float32)
+				}
+				sumsIn(j, ordinary, "half", n, units.Average, units.Float16)
+				sumsIn(j, ordinary, "small", 1, units.Sum, units.Float64)
+				for rank, err := range j.Outcomes(func(rank int) error { // which fails
+					_, err := j.Do(rank, jobtest.Float32s(units.Allreduce, "x", int64(n+rank*round)))
+					return err
+				}) {
+					if (round > 0) != errors.Is(err, worker.ErrMismatch) {
+						t.Errorf("rank %d: %v", rank, err)
+					}
+				}
+			}
+			for rank, w := range j.Workers {
+				if sent := w.Engine.Progress().Sent; sent > n {
+					t.Errorf("rank %d has sent %d bytes of tensors", rank, sent)
+				}
+			}
+			j.Shutdown()
+			for rank, a := range arenas {
+				if a.Alloc(limits.Arena) == nil {
+					t.Errorf("the arena of rank %d still holds something", rank)
+				}
+			}
+		})
+	}
+}
+
+// Ranks that begin with different tensors, of more bytes than may be staged, do not wait for each other's room.
+func TestNobodyWaitsForRoomToStage(t *testing.T) {
+	const tensors, n = 24, 1 << 20 // float32
+	if tensors*4*n < limits.MaxStaged*5/4 {
+		t.Fatal("everything has room")
+	}
+	j, _ := lending(t, 2, 2, false, jobtest.Dedicated(1))
+	j.Each(func(rank int) error {
+		results := make([]chan jobtest.Result, tensors)
+		for i := range tensors {
+			if rank == 1 {
+				i = tensors - 1 - i
+			}
+			submitted, err := j.Submit(rank, jobtest.Float32s(units.Allreduce, fmt.Sprint(i), n))
+			if err != nil {
+				return err
+			}
+			results[i] = submitted[0]
+		}
+		for i, r := range results {
+			if _, err := jobtest.Await(r, rank, fmt.Sprint(i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,190 @@
+package jobtest_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/node"
+)
+
+var (
+	rollings    = flag.Int("rollings", 8, "how many seeds TestServersAreReplacedWhileTrainingRuns runs")
+	rollingSeed = flag.Uint64("rolling", 0, "the first of them: a seed that failed")
+)
+
+// TestServersAreReplacedWhileTrainingRuns plays jobs that servers join at any time while others leave, until none is left of those that the job began with. No operation fails, and all give what they give without that, bit for bit.
+func TestServersAreReplacedWhileTrainingRuns(t *testing.T) {
+	for seed := *rollingSeed; seed < *rollingSeed+uint64(*rollings); seed++ {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { playRolling(t, seed) })
+			if t.Failed() {
+				t.Logf("again: go test -tags invariants ./jobtest -run TestServersAreReplacedWhile -rolling %d -rollings 1", seed)
+			}
+		})
+	}
+}
+
+func playRolling(t *testing.T, seed uint64) {
+	random := rand.New(rand.NewPCG(seed, 16))
+	ranks, servers, more := 2+random.IntN(3), 1+random.IntN(3), 1+random.IntN(3)
+	m := jobtest.NewMeans(random, ranks, 1+random.IntN(50000), 60, servers)
+	m.Lost, m.Heirs = nil, true
+	j := apart(t, ranks, servers)
+	j.Settings.Connections = 1 + random.IntN(2)
+	j.Start()
+	pauses := make([]time.Duration, servers+more)
+	for i := range pauses {
+		pauses[i] = time.Duration(random.IntN(300)) * time.Millisecond
+	}
+	var moving sync.WaitGroup
+	moving.Go(func() { // in virtual time
+		for i := range max(servers, more) {
+			if i < more {
+				time.Sleep(pauses[i])
+				j.StartServer()
+			}
+			if i < servers {
+				time.Sleep(pauses[more+i])
+				j.StopServer(i)
+			}
+		}
+	})
+	errs := j.Outcomes(func(rank int) error {
+		others := make(chan error)
+		go func() { others <- exchanges(j, rank, 25) }()
+		err := m.Train(j, rank)
+		if other := <-others; err == nil {
+			err = other
+		}
+		if err == nil { // new names, on whatever server there is by then
+			moving.Wait()
+			for i := range 8 {
+				if err := j.Sums(rank, fmt.Sprint("new ", i), 3000); err != nil {
+					return err
+				}
+			}
+		}
+		return err
+	})
+	for rank, err := range errs {
+		if err != nil {
+			t.Errorf("rank %d of %d, with %d servers and %d more: %v", rank, ranks, servers, more, err)
+		}
+	}
+	if t.Failed() {
+		return
+	}
+	if err := m.Check(); err != nil {
+		t.Errorf("%d ranks, %d servers and %d more: %v", ranks, servers, more, err)
+	}
+}
+
+// TestAJoinEndsWhereAServerHasComeInTheMiddleOfIt: a server that has never heard of the ranks that have joined, in Horovod's sense, holds up nobody, and serves what
+// comes behind.
+func TestAJoinEndsWhereAServerHasComeInTheMiddleOfIt(t *testing.T) {
+	for _, before := range []int{0, 1} { // joins of all, before the server comes
+		synctest.Test(t, func(t *testing.T) {
+			const ranks = 3
+			j := apart(t, ranks, 1)
+			j.Start()
+			for range before {
+				j.Each(func(rank int) error { _, err := j.Join(rank); return err })
+			}
+			begun := make(chan struct{})
+			j.Each(func(rank int) error {
+				switch rank {
+				case 0:
+					go func() {
+						time.Sleep(500 * time.Millisecond)
+						j.StartServer()
+						time.Sleep(time.Second)
+						close(begun)
+					}()
+				case 1:
+					<-begun
+					for i := range 8 { // some on the new server, with the zeros of those that have joined
+						if _, err := j.Do(rank, jobtest.Float32s(units.Allreduce, fmt.Sprint("late ", i), 1, 5000)); err != nil {
+							return err
+						}
+					}
+				}
+				if last, err := j.Join(rank); err != nil || last != 1 {
+					return fmt.Errorf("the join ends with %d, %w", last, err)
+				}
+				for i := range 8 {
+					if err := j.Sums(rank, fmt.Sprint("late ", i), 3000); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestARankThatHasLeftIsNotWaitedForByAServerThatComes(t *testing.T) {
+	for _, first := range []bool{true, false} { // the rank leaves, or the server comes
+		synctest.Test(t, func(t *testing.T) {
+			j := apart(t, 3, 1)
+			j.Start()
+			come := func() {
+				j.StartServer()
+				time.Sleep(time.Second)
+			}
+			if !first {
+				come()
+			}
+			<-j.Leave(2)
+			if first {
+				come()
+			}
+			time.Sleep(time.Second)
+			if first { // such a server joins the next round
+				return
+			}
+			j.Settings.NumServers = 1
+			errs := make(chan error, 2)
+			for rank := range 2 {
+				go func() {
+					for i := range 8 {
+						if _, err := j.Do(rank, jobtest.Float32s(units.Allreduce, fmt.Sprint("x ", i), 1, 5000)); err != nil {
+							errs <- err
+							return
+						}
+					}
+					errs <- nil
+				}()
+			}
+			for range 2 {
+				if err := <-errs; err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// TestAServerWithAnotherSecretDoesNotJoin: it hears why, and the job goes on.
+func TestAServerWithAnotherSecretDoesNotJoin(t *testing.T) {
+	j := jobtest.Start(t, 2, jobtest.Dedicated(1), jobtest.Elastic)
+	j.Works("x", 10000)
+	s := j.Settings
+	s.Role, s.JobSecret = "server", []byte("another secret, not that of the job")
+	ctx, cancel := context.WithTimeout(t.Context(), jobtest.Hang)
+	defer cancel()
+	if err := node.RunServer(ctx, s, "", node.Options{Log: zap.NewNop()}); err == nil || !strings.Contains(err.Error(), "secret") {
+		t.Errorf("%v, want an error that names the secret", err)
+	}
+	j.Works("x", 10000)
+}

@@ -1,0 +1,139 @@
+package scheduler
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Where workers hold standbys of the scheduler, a round may have two schedulers for some time: on both sides of a network that is parted, or after one
+// was stopped, was given up and goes on. Only one of them may decide that a node is lost.
+//
+// A scheduler declares a node lost that is silent if more than half of the round's live workers have a line to it, or half of them with the lowest live rank.
+// It waits longer than the lines that one fault breaks take to end, so that it counts none of them as whole.
+// A process whose host refuses a connection to its standby has ended: it is lost at once, and counts for no side, unless it had the scheduler and fell silent before. Without the majority the round
+// ends on this side, with an error on every worker, after the time in which nodes may come back.
+
+// moves reports whether another scheduler may have the round.
+func (r *round) moves() bool {
+	return r.epoch.Elastic && slices.ContainsFunc(r.roster.Workers, func(n wire.Node) bool { return n.Standby != "" })
+}
+
+// poll counts the live workers of a round, and those of them that are here.
+func (r *round) poll() (here, live int, rules bool) {
+	lowest := false
+	for _, p := range r.workers {
+		if p.state != present && p.state != absent {
+			continue
+		}
+		is := p.state == present && p.line != nil
+		if live++; live == 1 {
+			lowest = is
+		}
+		if is {
+			here++
+		}
+	}
+	return here, live, 2*here > live || 2*here == live && lowest
+}
+
+// roundThatMoves is the round of a node that another scheduler may have, nil for none.
+func (m *Machine) roundThatMoves(p *peer) *round {
+	for _, r := range m.rounds {
+		if r.moves() && (p.round == r || p.Role == wire.RoleServer && r.server(p.Addresses) >= 0) {
+			return r
+		}
+	}
+	return nil
+}
+
+// grace is how long a node may have no line.
+func (m *Machine) grace(p *peer) time.Duration {
+	if m.roundThatMoves(p) != nil {
+		return max(m.settings.Grace, m.settling())
+	}
+	return m.settings.Grace
+}
+
+// settling is how long after the first of them all lines have ended that one fault has made silent: two sweeps of stream's watch.
+func (m *Machine) settling() time.Duration { return m.settings.LostAfter / 4 }
+
+// hurry shortens the time in which a node may come back that has no line, and that others have lost too.
+func (m *Machine) hurry(p *peer, why string) {
+	if r := m.roundThatMoves(p); r != nil {
+		if _, _, rules := r.poll(); rules && p.lostAt > m.now+m.settling() {
+			p.why, p.lostAt = why, m.at(m.now+m.settling())
+		}
+	}
+}
+
+// probe asks whether the process of a worker has ended.
+func (m *Machine) probe(p *peer) {
+	if p.Standby != "" && p.Role == wire.RoleWorker {
+		m.out = append(m.out, Output{Probe: p.Session, Address: p.Standby})
+	}
+}
+
+// learnSilence notes which worker had the scheduler of a restored round that has fallen silent: in rank 0, where it was not at a standby. It may have gone on without those
+// who come here, and have ended with the job: that its process has ended later says nothing.
+func (r *round) learnSilence(at string) {
+	if at == "" || !r.moves() {
+		return
+	}
+	led := slices.IndexFunc(r.workers, func(p *peer) bool { return p.Standby == at })
+	r.workers[max(led, 0)].led = true
+}
+
+// ended handles the answer that a process has ended.
+func (m *Machine) ended(session uint64) {
+	p := m.sessions[session]
+	if p == nil || p.round == nil || p.state == lost || p.state == left || p.led && p.state == absent {
+		return
+	}
+	why := "its process has ended"
+	if p.why != "" && p.state == present {
+		why = p.why
+	}
+	m.evict(p, why)
+}
+
+// undecided reports whether this scheduler may not decide, or not yet, that a node is lost.
+func (m *Machine) undecided(p *peer, why string) bool {
+	r := m.roundThatMoves(p)
+	if r == nil || p.state == lost || p.state == left {
+		return false
+	}
+	m.probe(p)
+	here, live, rules := r.poll()
+	switch {
+	case p.line == nil && p.lostAt > m.now: // it may come back until then
+		return true
+	case rules:
+		return false
+	case p.line != nil:
+	case !p.waited:
+		p.waited, p.why, p.lostAt = true, why, m.at(m.now+m.settings.LostAfter)
+	case !r.parted:
+		r.parted = true
+		gone := wire.Lost{Role: p.Role, Rank: p.Rank}
+		if p.Role == wire.RoleServer {
+			gone.Rank = r.server(p.Addresses)
+		}
+		gone.Why = fmt.Sprintf("%s; the job cannot go on here without it, because %d of %d workers have a line to this scheduler, and the others may have another one", why, here, live)
+		m.tell(r, name(&p.Node), gone)
+	}
+	return true
+}
+
+// suspect has a worker with a whole line be lost after the grace time, which somebody has lost.
+func (m *Machine) suspect(p *peer, why string) {
+	if p.state == lost || p.state == left {
+		return
+	}
+	m.probe(p)
+	if p.lostAt == 0 {
+		p.why, p.lostAt = why, m.at(m.now+m.grace(p))
+	}
+}

@@ -1,0 +1,219 @@
+package control
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/paceline/paceline/internal/each"
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/auth"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// Where a node looks for the scheduler. Config.Address has its place, or all at which it may be started. Without a list, the scheduler of an elastic
+// job is in its lowest live rank, at that rank's standby (wire.Node.Standby): nodes ask where it was last, and then the live ranks in their order. The first that answers has the
+// scheduler, or will have it as soon as it misses the scheduler itself. A rank that no lower one answers takes over (Config.Lead), unless a
+// higher one has done so while it was stopped.
+
+// defaultAttempt bounds one attempt to reach a place.
+const defaultAttempt = 5 * time.Second
+
+// searchWidth is at how many places a node asks at the same time.
+const searchWidth = 16
+
+// places are the addresses at which the scheduler may be, in the order in which to ask. Where they are standbys, lead says that this node takes
+// over if nobody answers.
+type places struct {
+	at       []string
+	standbys bool
+	lead     string   // the address of the own standby, "" for none
+	above    []string // the standbys of higher ranks than this one
+}
+
+func (c *Client) places() places {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := places{at: strings.Split(c.config.Address, ",")}
+	if len(p.at) > 1 || c.memory.roster == nil {
+		p.at = c.lastFirst(p.at, p.at)
+		return p
+	}
+	gone := map[int]bool{}
+	for _, l := range c.memory.roster.Gone {
+		gone[l.Rank] = gone[l.Rank] || l.Role == wire.RoleWorker
+	}
+	var at []string
+	lead := ""
+	for rank, n := range c.memory.roster.Workers {
+		switch {
+		case gone[rank] || n.Standby == "":
+		case n.Session == c.session && c.config.Lead != nil:
+			lead, p.at, at = n.Standby, at, nil
+		default:
+			at = append(at, n.Standby)
+		}
+	}
+	switch {
+	case lead != "":
+		return places{c.lastFirst(p.at, slices.Concat(p.at, at)), true, lead, at}
+	case len(at) > 0:
+		return places{c.lastFirst(at, at), true, "", nil}
+	}
+	return p
+}
+
+// lastFirst puts the place of the last line before others, if it is one that can be: who looks for the scheduler too has it there still.
+func (c *Client) lastFirst(at, can []string) []string {
+	if !slices.Contains(can, c.at) {
+		return at
+	}
+	return append([]string{c.at}, slices.DeleteFunc(at, func(a string) bool { return a == c.at })...)
+}
+
+// find makes a connection to the scheduler and says hello on it, until ctx ends.
+func (c *Client) find(ctx context.Context) (transport.Conn, error) {
+	start := time.Now()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		conn, err := c.look(ctx)
+		if err == nil || auth.Refused(err) || ctx.Err() != nil && len(c.places().at) == 1 {
+			return conn, err
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause/2)):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("no success in %v (%w); the last attempts: %w", time.Since(start).Round(time.Millisecond), context.Cause(ctx), err)
+		}
+	}
+}
+
+// look is one search. Where there is one place alone it lasts until the scheduler is there, or ctx ends.
+func (c *Client) look(ctx context.Context) (transport.Conn, error) {
+	p := c.places()
+	if len(p.at) > 1 || p.standbys {
+		return c.search(ctx, p)
+	}
+	for {
+		conn, err := c.config.Transport.Dial(ctx, p.at[0])
+		if err != nil {
+			return nil, err
+		}
+		if err = Send(conn, wire.TypeHello, c.config.Hello); err == nil {
+			c.settle(p.at[0])
+			return conn, nil
+		}
+		conn.Close() // it died between the two
+	}
+}
+
+// settle notes where the scheduler is.
+func (c *Client) settle(at string) {
+	c.mu.Lock()
+	c.at = at
+	c.mu.Unlock()
+}
+
+// errNoScheduler is the error of a place at which a process runs that has no scheduler at present.
+var errNoScheduler = errors.New("a process answers there, without a scheduler at present")
+
+// search asks at several places at the same time, and takes the first in their order: nodes that search at the same time choose the same.
+func (c *Client) search(ctx context.Context, p places) (transport.Conn, error) {
+	conn, failed := c.first(ctx, p.at, errNoScheduler) // a process without one will notice, if the scheduler is gone
+	if p.lead != "" && conn == nil && ctx.Err() == nil && !errors.Is(errors.Join(failed...), errNoScheduler) {
+		if conn, _ = c.first(ctx, p.above, nil); conn == nil {
+			c.config.Lead()
+			var errs []error
+			conn, errs = c.first(ctx, []string{p.lead}, nil)
+			failed = append(failed, errs...)
+		}
+	}
+	if conn != nil {
+		return conn, nil
+	}
+	if !slices.ContainsFunc(failed, func(err error) bool { return !auth.Refused(err) }) {
+		return nil, failed[0]
+	}
+	return nil, fmt.Errorf("no scheduler: %s", strings.Join(each.Of(failed, error.Error), "; "))
+}
+
+// first asks at some places for the scheduler. It returns the first in their order that has it, or what is wrong with each, up to the first that is
+// wrong so that no later one is to be taken.
+func (c *Client) first(ctx context.Context, at []string, last error) (conn transport.Conn, errs []error) {
+	for group := range slices.Chunk(at, searchWidth) {
+		which, conn, failed := c.firstOf(ctx, group, last)
+		errs = append(errs, failed...)
+		switch {
+		case conn != nil:
+			c.settle(group[which])
+			return conn, nil
+		case ctx.Err() != nil, last != nil && errors.Is(errors.Join(failed...), last):
+			return nil, errs
+		}
+	}
+	return nil, errs
+}
+
+// firstOf is first at a few places, at the same time, for at most Config.Attempt.
+func (c *Client) firstOf(ctx context.Context, at []string, last error) (which int, conn transport.Conn, errs []error) {
+	attempt, cancel := context.WithTimeout(transport.Once(ctx), cmp.Or(c.config.Attempt, defaultAttempt))
+	defer cancel()
+	type answer struct {
+		conn transport.Conn
+		err  error
+	}
+	answers := make([]chan answer, len(at))
+	for i := range at {
+		answers[i] = make(chan answer, 1)
+		go func() {
+			conn, err := c.attempt(attempt, at[i])
+			answers[i] <- answer{conn, err}
+		}()
+	}
+	over := false
+	for i := range answers {
+		a := <-answers[i] // each ends soon after the attempt
+		switch {
+		case over && a.err == nil:
+			a.conn.Close()
+		case over:
+		case a.err == nil:
+			which, conn, over = i, a.conn, true
+		default:
+			errs = append(errs, a.err)
+			over = last != nil && errors.Is(a.err, last)
+		}
+		if over {
+			cancel()
+		}
+	}
+	return which, conn, errs
+}
+
+// attempt connects to a place. A scheduler is one that answers: a process may be stopped, or have none.
+func (c *Client) attempt(ctx context.Context, at string) (transport.Conn, error) {
+	conn, err := c.config.Transport.Dial(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	var answer wire.Control
+	if err = Send(conn, wire.TypeHello, c.config.Hello); err == nil {
+		if err = Send(conn, wire.TypeControl, askClock()); err == nil {
+			err = Read(conn, &answer)
+		}
+	}
+	if stop() && err == nil && answer.Clock != nil {
+		return conn, nil
+	}
+	conn.Close()
+	if err == nil {
+		err = net.ErrClosed
+	}
+	return nil, fmt.Errorf("%s: %w (%w)", at, errNoScheduler, err)
+}

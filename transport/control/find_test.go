@@ -1,0 +1,169 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// sites runs a test in virtual time, in which nodes have the names of the addresses at which they listen, all with port 1.
+func sites(t *testing.T, test func(t *testing.T, network *transporttest.Network, listen func(node string, scheduler bool) transport.Listener)) {
+	synctest.Test(t, func(t *testing.T) {
+		network := transporttest.NewNetwork(transporttest.Options{PeerTimeout: 8 * time.Second})
+		defer network.Close()
+		test(t, network, func(node string, scheduler bool) transport.Listener {
+			l, err := network.Node(node, []byte("secret")).Listen(node + ":1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				for {
+					conn, err := l.Accept()
+					if err != nil {
+						return
+					}
+					var m wire.Control
+					if _, err = ReadHello(conn); err == nil && scheduler && Read(conn, &m) == nil && m.Clock != nil {
+						_ = Send(conn, wire.TypeControl, wire.Control{Clock: m.Clock})
+						go func() { // until the client says goodbye
+							for Read(conn, &m) == nil && !m.Bye {
+								continue
+							}
+							conn.Close()
+						}()
+						continue
+					}
+					conn.Close()
+				}
+			}()
+			return l
+		})
+	})
+}
+
+// at dials, and says where the scheduler was found and after what time.
+func at(t *testing.T, network *transporttest.Network, config Config) (c *Client, at string) {
+	t.Helper()
+	start := time.Now()
+	config.Transport = network.Node("node", []byte("secret"))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := Dial(ctx, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, fmt.Sprintf("%s after %v", c.at, time.Since(start).Round(time.Second))
+}
+
+func TestTheFirstAddressWithASchedulerIsTaken(t *testing.T) {
+	sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
+		defer listen("b", true).Close()
+		defer listen("c", true).Close()
+		const all = "a:1,b:1,c:1"
+		c, found := at(t, network, Config{Address: all})
+		c.Close()
+		if found != "b:1 after 0s" {
+			t.Errorf("with the first one down: %s", found)
+		}
+		if err := network.Script("at 0s b stop\n"); err != nil {
+			t.Fatal(err)
+		}
+		c, found = at(t, network, Config{Address: all, Attempt: 3 * time.Second})
+		c.Close()
+		if found != "c:1 after 3s" {
+			t.Errorf("with the second one stopped: %s", found)
+		}
+		if err := network.Script("at 0s b continue\n"); err != nil {
+			t.Fatal(err)
+		}
+		c, found = at(t, network, Config{Address: all})
+		defer c.Close()
+		defer listen("a", true).Close()
+		if p := c.places(); found != "b:1 after 0s" || strings.Join(p.at, ",") != "b:1,a:1,c:1" {
+			t.Errorf("found %s, and asks again at %v; want the last one first", found, p.at)
+		}
+	})
+}
+
+func TestASearchSaysWhatIsWrongWithEachPlace(t *testing.T) {
+	sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
+		defer listen("b", false).Close()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		_, err := Dial(ctx, Config{Transport: network.Node("node", []byte("secret")), Address: "a:1,b:1"})
+		for _, want := range []string{"a:1: connection refused", "b:1: " + errNoScheduler.Error(), "no success in 10s"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v, want %q", err, want)
+			}
+		}
+		again, stop := context.WithTimeout(t.Context(), 10*time.Second)
+		defer stop()
+		_, err = Dial(again, Config{Transport: network.Node("node", []byte("other")), Address: "b:1,b:1"})
+		if err == nil || !strings.Contains(err.Error(), "job secret") {
+			t.Errorf("with another secret: %v", err)
+		}
+	})
+}
+
+// TestARankTakesOverWhenNoLowerOneAnswers: one that runs is waited for, one that has gone is not asked, one that is stopped is given up.
+func TestARankTakesOverWhenNoLowerOneAnswers(t *testing.T) {
+	sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
+		first := listen("a", true)
+		led := 0
+		c, _ := at(t, network, Config{Address: "a:1", Attempt: 2 * time.Second, Lead: func() { led++ }})
+		defer c.Close()
+		roster := &wire.Roster{Workers: make([]wire.Node, 5)}
+		for rank := range roster.Workers {
+			roster.Workers[rank].Standby = string(rune('a'+rank)) + ":1"
+		}
+		roster.Workers[3].Session = c.session
+		roster.Gone = []wire.Lost{{Role: wire.RoleServer, Rank: 0}, {Role: wire.RoleWorker, Rank: 1}}
+		c.mu.Lock()
+		c.memory.roster = roster
+		c.mu.Unlock()
+		if p := c.places(); strings.Join(p.at, ",") != "a:1,c:1" || p.lead != "d:1" || strings.Join(p.above, ",") != "e:1" {
+			t.Fatalf("asks at %v, leads at %q, and then asks at %v", p.at, p.lead, p.above)
+		}
+		look := func() string {
+			start := time.Now()
+			conn, err := c.look(t.Context())
+			if err == nil {
+				conn.Close()
+			}
+			return fmt.Sprintf("%v after %v", err == nil, time.Since(start).Round(time.Second))
+		}
+		if got := look(); got != "true after 0s" || c.at != "a:1" || led != 0 {
+			t.Errorf("the lowest has the scheduler: %s at %s, led %d times", got, c.at, led)
+		}
+		first.Close()
+		next := listen("c", false)
+		defer listen("d", true).Close()
+		if got := look(); got != "false after 0s" || led != 0 {
+			t.Errorf("a lower one runs without a scheduler: %s, led %d times", got, led)
+		}
+		if err := network.Script("at 0s c stop\n"); err != nil {
+			t.Fatal(err)
+		}
+		if got := look(); got != "true after 2s" || c.at != "d:1" || led != 1 {
+			t.Errorf("the lower ones are over and stopped: %s at %s, led %d times", got, c.at, led)
+		}
+		defer listen("e", true).Close()
+		if got := look(); got != "true after 2s" || c.at != "e:1" || led != 1 {
+			t.Errorf("a higher one has taken over: %s at %s, led %d times", got, c.at, led)
+		}
+		if err := network.Script("at 0s c continue\n"); err != nil {
+			t.Fatal(err)
+		}
+		if got := look(); got != "true after 0s" || c.at != "e:1" {
+			t.Errorf("a lower one runs again, and has its line elsewhere: %s at %s", got, c.at)
+		}
+		next.Close()
+	})
+}

@@ -1,0 +1,63 @@
+package worker
+
+import (
+	"context"
+
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// What a worker of an elastic job does when a server has joined it (decision 86). It connects to it beside what it does. What the scheduler places there, and what
+// it inherits, waits until that is done.
+
+// meet connects to a server that has joined. One that cannot be reached is lost, or this rank is, as the scheduler decides.
+func (e *Engine) meet(server int, met chan struct{}) {
+	defer func() {
+		e.mu.Lock()
+		delete(e.meeting, server)
+		e.mu.Unlock()
+		close(met)
+	}()
+	select {
+	case <-e.connected:
+	case <-e.ctx.Done():
+		return
+	}
+	e.encoder.reach(server + 1)
+	if e.wayTo(server) != nil { // it has joined while this rank connected to all
+		return
+	}
+	ctx, cancel := context.WithTimeout(e.ctx, e.cfg.DeclareTimeout)
+	defer cancel()
+	p := newPeer(e, server, e.epoch().Servers[server])
+	if p.there() {
+		switch err := p.connect(ctx); {
+		case err == nil || e.ctx.Err() != nil:
+		case !p.accuse(ctx, err.Error()):
+			p.fail(err, err.Error())
+		}
+	}
+	if joins := e.setWay(server, p); joins {
+		_ = p.join(wire.Header{Type: wire.TypeJoin, Epoch: e.epoch().Joins, Rank: uint16(e.cfg.Rank)}) // one that has left is lost too, and nobody waits for its word
+	}
+	p.kick(false)
+}
+
+// met waits until every server that has joined is reached, or lost.
+func (e *Engine) met() {
+	for {
+		e.mu.Lock()
+		var next chan struct{}
+		for _, next = range e.meeting {
+			break
+		}
+		e.mu.Unlock()
+		if next == nil {
+			return
+		}
+		select {
+		case <-next:
+		case <-e.ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,182 @@
+package worker
+
+import (
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/paceline/paceline/core/membership"
+	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// What a worker of an elastic job does when keys are moved from servers that stay (decision 99). It goes on with the server that it knows until that says, of
+// one push, that the key is elsewhere (TypeMoved). Then it pushes again where the present epoch has the key. When it hears of the epoch it brings the last results
+// of such keys there, for ranks that have not got them; and later what servers answer that have not heard of it yet.
+
+// key is one partition of the tensor.
+func (d *declaration) key(part uint32) membership.Key {
+	return membership.Key{Name: membership.Name{Set: d.t.ProcessSet, Name: d.t.Name}, Number: d.t.ID, Part: int(part)}
+}
+
+// server is where a partition is pushed.
+func (d *declaration) server(part int) int {
+	if servers := d.moved.Load(); servers != nil {
+		return (*servers)[part]
+	}
+	return d.placed.Servers[part]
+}
+
+// move has a partition be pushed to another server from now on.
+func (d *declaration) move(part uint32, server int) {
+	for {
+		was := d.moved.Load()
+		servers := slices.Clone(d.placed.Servers)
+		if was != nil {
+			servers = slices.Clone(*was)
+		}
+		servers[part] = server
+		if d.moved.CompareAndSwap(was, &servers) {
+			return
+		}
+	}
+}
+
+// moved handles the word of a server that the key of a push, or of what this rank has supplied, is elsewhere.
+func (p *peer) moved(h *wire.Header) {
+	t := p.awaiting(h)
+	var r *result
+	times := 0
+	if t == nil {
+		if r, times = p.e.kept.sentBack(keyOf{h.Tensor, h.Part}, p.index, h.Iteration); r == nil {
+			return
+		}
+	}
+	again := func() { p.supplyElsewhere(r, times) }
+	if t != nil {
+		again = func() { p.pushElsewhere(t) }
+	}
+	p.e.mu.Lock()
+	begun := p.e.beside(again)
+	p.e.mu.Unlock()
+	if !begun && t != nil {
+		t.happened(life.BreakOff)
+	}
+}
+
+// pushElsewhere pushes again what a server has sent away. Until it does, the task's answer is under way, and so its memory its own.
+func (p *peer) pushElsewhere(t *task) {
+	t.halt()
+	t.sentBack++
+	to := p.newPlace(t.o.d, t.h.Part, t.sentBack)
+	t.elsewhere.Store(int32(to + 1))
+	t.happened(life.BreakOff)
+	for !t.begin(life.Again) {
+		if s := life.State(t.state.Load()); s.Abandoned() || p.e.ctx.Err() != nil {
+			return
+		}
+		time.Sleep(sentSoon) // the server has read it all, and this end has not noticed yet
+	}
+	if to != p.index {
+		t.o.d.move(t.h.Part, to)
+	}
+	w := p.e.wayTo(to)
+	w.push(t)
+	w.kick(false)
+}
+
+// sentSoon is how often it is looked whether a frame that has been answered has left.
+const sentSoon = 50 * time.Microsecond
+
+// supplyElsewhere supplies again what a server has sent away.
+func (p *peer) supplyElsewhere(r *result, times int) {
+	to := p.newPlace(r.d, r.h.Part, times)
+	if p.e.kept.relocate(r, p.index, to) {
+		if other, reached := p.e.wayTo(to).(*peer); reached {
+			other.supply(r)
+		}
+	}
+}
+
+// askAgain is after how long a server is asked again that has sent a frame away, because it has not heard yet that the key has come back to it; doubled each time, up to
+// limit: it may be this rank that is behind, for as long as there is no scheduler.
+const (
+	askAgain      = 5 * time.Millisecond
+	askAgainLimit = 640 * time.Millisecond
+)
+
+// newPlace waits until this rank has heard where a key is that a server has sent away so many times, and reached it. It is that server where that may be behind this rank.
+func (p *peer) newPlace(d *declaration, part uint32, times int) int {
+	wait := time.NewTimer(min(askAgain<<min(times-1, 10), askAgainLimit))
+	defer wait.Stop()
+	for {
+		_, over := p.e.cfg.Membership.Watch()
+		to := p.e.whereIs(d, part, p.index)
+		if to != p.index {
+			if p.e.met(); p.e.wayTo(to) != nil || p.e.ctx.Err() != nil {
+				return to
+			}
+		}
+		select {
+		case <-over:
+		case <-wait.C:
+			return p.index
+		case <-p.e.ctx.Done():
+			return p.index
+		}
+	}
+}
+
+// whereIs is where a key is that was on a server, among those whose keys have not been handed over here.
+func (e *Engine) whereIs(d *declaration, part uint32, server int) int {
+	return e.epoch().HeirAmong(d.key(part), server, e.serves)
+}
+
+// serves reports whether the keys of a server have not been handed over here. In an elastic job every way is a peer; none leads yet to one that has just joined.
+func (e *Engine) serves(server int) bool {
+	p, reached := e.wayTo(server).(*peer)
+	return !reached || !p.gone()
+}
+
+// bring supplies the last results of keys that have been moved to the servers where they are now.
+func (e *Engine) bring() {
+	began := time.Now()
+	select {
+	case <-e.connected:
+	case <-e.ctx.Done():
+		return
+	}
+	if e.met(); e.ctx.Err() != nil {
+		return
+	}
+	e.turn <- struct{}{} // beside takeovers by heirs
+	defer func() { <-e.turn }()
+	epoch := e.epoch()
+	results := e.kept.moved(func(r *result) int {
+		p, reached := e.wayTo(r.server).(*peer)
+		if !reached || p.gone() || !epoch.Has(membership.Member{Role: membership.ServerRole, Number: r.server}) {
+			return r.server // its heirs get it
+		}
+		to := e.whereIs(r.d, r.h.Part, r.server)
+		if e.wayTo(to) == nil { // the next epoch's already
+			return r.server
+		}
+		return to
+	})
+	for _, r := range results {
+		if p, reached := e.wayTo(r.server).(*peer); reached {
+			p.supply(r)
+		}
+	}
+	if len(results) > 0 {
+		e.cfg.Log.Info("keys go on at other servers", zap.Uint32("epoch", epoch.Number), zap.Int("results supplied", len(results)), zap.Duration("took", time.Since(began)))
+	}
+}
+
+// bringLater starts that, unless the engine ends. The caller holds no lock.
+func (e *Engine) bringLater() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.beside(e.bring)
+}
