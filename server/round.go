@@ -136,7 +136,7 @@ func costOf(t *wire.Tensor) int {
 func (r *round) inUse() []*tensor {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return slices.Collect(maps.Values(r.tensors))
+	return slices.AppendSeq(make([]*tensor, 0, len(r.tensors)), maps.Values(r.tensors))
 }
 
 // tensor finds an announced tensor and checks what a frame says of it.

@@ -77,7 +77,7 @@ func (e *Engine) operations() []*operation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lent++
-	return slices.AppendSeq(slices.Collect(maps.Keys(e.inflight)), maps.Keys(e.climbs))
+	return slices.AppendSeq(slices.AppendSeq(make([]*operation, 0, len(e.inflight)+len(e.climbs)), maps.Keys(e.inflight)), maps.Keys(e.climbs))
 }
 
 // Shutdown says goodbye to the servers and ends what is in flight. It waits for that until ctx ends.

@@ -28,8 +28,10 @@ func (e *Engine) look() {
 		}
 	}
 	defer e.handBack()
+	var waits []*task
 	for _, o := range e.operations() {
-		progress, waits := o.standing(left)
+		var progress uint64
+		progress, waits = o.standing(left, waits[:0])
 		if len(waits) == 0 {
 			continue
 		}
@@ -80,8 +82,9 @@ func (e *Engine) warns(name string) (again bool) {
 }
 
 // standing is how far an operation has come, as a number that changes with it, and the tasks that servers still have to
-// answer. What waits behind others comes further with them.
-func (o *operation) standing(left []uint64) (progress uint64, waits []*task) {
+// answer, appended to waits. What waits behind others comes further with them.
+func (o *operation) standing(left []uint64, waits []*task) (uint64, []*task) {
+	var progress uint64
 	o.mu.Lock()
 	tasks := o.tasks
 	if o.abandoned {
