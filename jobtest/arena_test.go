@@ -12,6 +12,7 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/shm"
 	"github.com/paceline/paceline/transport/tcp"
@@ -200,6 +201,39 @@ func TestOrdinaryMemoryIsStagedInTheArena(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestWhatIsStagedTakesCredit: more is staged in turn than the credit, because servers report what they have handled.
+func TestWhatIsStagedTakesCredit(t *testing.T) {
+	j, _ := lending(t, 2, 2, false, jobtest.Embedded, jobtest.With(func(s *settings.Settings) { s.CreditBytes = 64 << 10 }))
+	for range 3 {
+		sumsIn(j, make([]*shm.Arena, 2), "x", 1<<20, units.Sum, units.Float32)
+	}
+	for rank, w := range j.Workers {
+		if sent := w.Engine.Progress().Sent; sent > 1<<20 {
+			t.Errorf("rank %d has sent %d bytes of tensors", rank, sent)
+		}
+	}
+}
+
+// TestAnEngineThatEndsAbandonsWhatItsServersMayWrite: a rank ends while a sum waits for the other one; memory is free again in the next round.
+func TestAnEngineThatEndsAbandonsWhatItsServersMayWrite(t *testing.T) {
+	j, arenas := lending(t, 2, 2, false, jobtest.Dedicated(1))
+	if _, err := j.Submit(0, jobtest.Float32s(units.Allreduce, "x", 320<<10)); err != nil {
+		t.Fatal(err)
+	}
+	jobtest.Eventually(t, "no partition is staged", func() bool { return arenas[0].Memory()[3] != 0 })
+	j.Workers[0].Engine.Lost(wire.Lost{Role: wire.RoleWorker, Rank: 1, Why: "of a test"})
+	j.Shutdown()
+	if arenas[0].Alloc(limits.Arena) != nil {
+		t.Error("a server may still write there")
+	}
+	if err := arenas[0].Renew(); err != nil {
+		t.Fatal(err)
+	}
+	if arenas[0].Alloc(limits.Arena) == nil {
+		t.Error("the renewed arena still holds something")
 	}
 }
 

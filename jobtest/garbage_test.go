@@ -18,16 +18,24 @@ func TestAnExchangeLeavesNoGarbage(t *testing.T) {
 	if race || invariant.On {
 		t.Skip("the checks of these builds take memory")
 	}
+	start := func(where jobtest.Option) func(*testing.T, int) *jobtest.Job {
+		return func(t *testing.T, ranks int) *jobtest.Job { return jobtest.Start(t, ranks, where) }
+	}
+	staged := func(t *testing.T, ranks int) *jobtest.Job {
+		j, _ := lending(t, ranks, ranks, false, jobtest.Embedded)
+		return j
+	}
 	for _, c := range []struct {
 		ranks, tensors, floats int
-		place                  jobtest.Option
+		start                  func(t *testing.T, ranks int) *jobtest.Job
 		where                  string
 	}{
-		{2, 122, 1 << 10, jobtest.Embedded, "embedded"}, {2, 4, 2 << 20, jobtest.Embedded, "embedded"}, {4, 122, 1 << 10, jobtest.Embedded, "embedded"},
-		{4, 122, 8 << 10, jobtest.Pairs(2), "summed by host"}, {4, 4, 1 << 19, jobtest.Pairs(1), "summed by host"},
+		{2, 122, 1 << 10, start(jobtest.Embedded), "embedded"}, {2, 4, 2 << 20, start(jobtest.Embedded), "embedded"},
+		{4, 122, 1 << 10, start(jobtest.Embedded), "embedded"}, {4, 122, 8 << 10, start(jobtest.Pairs(2)), "summed by host"},
+		{4, 4, 1 << 19, start(jobtest.Pairs(1)), "summed by host"}, {2, 4, 2 << 20, staged, "staged"}, {4, 122, 8 << 10, staged, "staged"},
 	} {
 		t.Run(fmt.Sprintf("%d ranks, %d tensors of %d, %s", c.ranks, c.tensors, c.floats, c.where), func(t *testing.T) {
-			j := jobtest.Start(t, c.ranks, c.place)
+			j := c.start(t, c.ranks)
 			ranks := make([]func(), c.ranks)
 			for rank := range ranks {
 				ranks[rank] = stepOf(j, rank, c.tensors, c.floats)

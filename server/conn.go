@@ -177,13 +177,22 @@ func (c *conn) frame(q *room.Request) error {
 	if int(h.Rank) != c.rank {
 		return fmt.Errorf("it says rank %d", h.Rank)
 	}
+	var at wire.Place
+	weight := uint64(h.Length)
+	if h.Type == wire.TypePush && q.Has(wire.FlagInPlace) {
+		var err error
+		if at, err = placeOf(&q.Payload); err != nil {
+			return err
+		}
+		weight = at.Length
+	}
 	if h.Type.TakesCredit() {
-		defer c.account(h.Length)
+		defer c.account(weight)
 	}
 	if c.ofAnotherEpoch(h) {
 		return c.refuse(q)
 	}
-	err := c.handle(q)
+	err := c.handle(q, at)
 	if err != nil && c.ofAnotherEpoch(h) { // all ranks have joined meanwhile, and the frame's tensor is forgotten
 		return c.refuse(q)
 	}
@@ -203,11 +212,11 @@ func (c *conn) refuse(q *room.Request) error {
 	return q.Payload.Discard()
 }
 
-// handle handles a frame of the present epoch.
-func (c *conn) handle(q *room.Request) error {
+// handle handles a frame of the present epoch. What is in place lies there.
+func (c *conn) handle(q *room.Request, at wire.Place) error {
 	h, p := &q.Header, &q.Payload
 	if h.Type == wire.TypePush && q.Has(wire.FlagInPlace) {
-		return c.inPlace(q)
+		return c.inPlace(q, at)
 	}
 	switch h.Type {
 	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet, wire.TypeState, wire.TypeRestore,
@@ -298,9 +307,10 @@ func (c *conn) onAll(counts map[int]int) bool {
 	return true
 }
 
-// account counts the tensor bytes consumed, and reports them to the worker after each step: they are its credit.
-func (c *conn) account(n uint32) {
-	c.consumed += uint64(n)
+// account counts the tensor bytes consumed, which have travelled or are lent, and reports them to the worker after each step: they are
+// its credit.
+func (c *conn) account(n uint64) {
+	c.consumed += n
 	if c.consumed-c.reported >= c.step {
 		c.reported = c.consumed
 		c.send(outbox.Encoded(wire.Header{Type: wire.TypeWindow}, wire.Window{Consumed: c.consumed}))

@@ -23,9 +23,21 @@ type lent struct {
 // lents are those that are not in use.
 var lents sync.Pool
 
+// placeOf reads where such a push lies.
+func placeOf(p *room.Payload) (at wire.Place, err error) {
+	if p.Len() != wire.PlaceSize {
+		return at, fmt.Errorf("a place of %d bytes, want %d", p.Len(), wire.PlaceSize)
+	}
+	data, err := p.Next(wire.PlaceSize)
+	if err != nil {
+		return at, err
+	}
+	return at, at.Decode(data)
+}
+
 // inPlace serves such a push.
-func (c *conn) inPlace(q *room.Request) error {
-	l, err := c.borrow(q)
+func (c *conn) inPlace(q *room.Request, at wire.Place) error {
+	l, err := c.borrow(q, at)
 	if err != nil {
 		return err
 	}
@@ -38,23 +50,13 @@ func (c *conn) inPlace(q *room.Request) error {
 }
 
 // borrow makes a request one of memory in place.
-func (c *conn) borrow(q *room.Request) (*lent, error) {
+func (c *conn) borrow(q *room.Request, at wire.Place) (*lent, error) {
 	lender, ok := c.tc.(transport.Lender)
 	switch {
 	case !ok:
 		return nil, errors.New("this connection lends no memory")
 	case q.Codec != wire.CodecPlain || q.Has(wire.FlagEmpty) || q.Has(wire.FlagNoPull) || c.r.settings.Elastic:
 		return nil, errors.New("it does not travel in place")
-	case q.Payload.Len() != wire.PlaceSize:
-		return nil, fmt.Errorf("a place of %d bytes, want %d", q.Payload.Len(), wire.PlaceSize)
-	}
-	data, err := q.Payload.Next(wire.PlaceSize)
-	if err != nil {
-		return nil, err
-	}
-	var at wire.Place
-	if err := at.Decode(data); err != nil {
-		return nil, err
 	}
 	in, err := lender.Borrow(at.Input, at.Length)
 	if err != nil {

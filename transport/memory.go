@@ -73,6 +73,8 @@ type Arena interface {
 	Alloc(bytes int) []byte
 	// Free gives back what Alloc gave, and reports whether there is such memory. No peer uses it any more.
 	Free(at unsafe.Pointer) bool
+	// Abandon is Free for memory that a peer may still use. It comes back where the arena is renewed.
+	Abandon(at unsafe.Pointer)
 }
 
 // Lends is what this process lends the peer of a connection; nil for nothing.

@@ -35,9 +35,7 @@ func (e *Engine) end(err error) {
 			}
 			e.batches.Wait()
 			e.encoder.close()
-			if s := e.staging; s != nil {
-				s.Release() // but what a server may still write
-			}
+			e.abandonStaging()
 			e.joinFails(-1, err)
 			e.StopTimeline()
 			close(e.ended)

@@ -358,7 +358,7 @@ func (p *peer) left() (bytes uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.traffic.conns {
-		bytes += c.sent
+		bytes += c.travelled
 	}
 	return bytes
 }

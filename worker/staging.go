@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"sync"
 	"unsafe"
 
 	"github.com/paceline/paceline/internal/limits"
@@ -36,9 +37,12 @@ type stage struct {
 	place  [wire.PlaceSize]byte
 }
 
+// stages are those that are not in use.
+var stages = sync.Pool{New: func() any { return new(stage) }}
+
 // stage makes room for a partition that is about to leave; nil where it travels.
 func (f *traffic) stage(t *task) *stage {
-	if f.arena == nil || f.staging == nil || len(t.in) < stageBytes || !t.lendable() || t.placed {
+	if f.arena == nil || f.staging == nil || f.broken || len(t.in) < stageBytes || !t.lendable() || t.placed {
 		return nil
 	}
 	b, err := f.staging.Spare(len(t.in))
@@ -50,7 +54,8 @@ func (f *traffic) stage(t *task) *stage {
 		f.staging.Put(b)
 		return nil
 	}
-	s := &stage{memory: b}
+	s := stages.Get().(*stage)
+	s.memory = b
 	place := wire.Place{Input: at, Output: at, Length: uint64(len(b))}
 	place.Append(s.place[:0])
 	t.staged = true
@@ -71,6 +76,28 @@ func (p *peer) unstage(s *stage, h *wire.Header, t *task) {
 		copy(t.out, s.memory)
 	}
 	p.traffic.staging.Put(s.memory)
+	s.memory = nil
+	stages.Put(s)
+}
+
+// abandonStaging leaves to the server what it may still write, now that nobody hears from it any more. The rest of the memory goes back.
+func (e *Engine) abandonStaging() {
+	if e.staging == nil {
+		return
+	}
+	e.each(func(w way) {
+		p, ok := w.(*peer)
+		if !ok {
+			return
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for _, s := range p.traffic.stages {
+			p.traffic.arena.Abandon(unsafe.Pointer(unsafe.SliceData(s.memory)))
+		}
+		clear(p.traffic.stages)
+	})
+	e.staging.Release()
 }
 
 // lendable reports whether a task's partition may be summed where it lies, in memory that the server has mapped.

@@ -63,6 +63,14 @@ func (t *task) step(e life.Event) life.Effects {
 	}
 }
 
+// weight is the number of bytes that the server has to handle, wherever they lie.
+func (t *task) weight() int {
+	if t.placed {
+		return len(t.out)
+	}
+	return len(t.in)
+}
+
 // begin says what is about to happen to the task, and reports whether it may. Locks may be held.
 func (t *task) begin(e life.Event) bool { return t.step(e)&life.Refused == 0 }
 

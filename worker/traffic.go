@@ -18,9 +18,9 @@ import (
 //
 // Invariants:
 //
-//  1. inFlight is the number of tensor bytes that have been given to the connections and that the server has not
-//     reported as consumed. No task leaves while it is at the credit or above, so that an urgent one never waits
-//     behind more than that.
+//  1. inFlight is the number of tensor bytes that have been given to the connections, or are lent with what has been, and that the
+//     server has not reported as consumed. No task leaves while it is at the credit or above, so that an urgent one never
+//     waits behind more than that.
 //  2. On each connection a tensor's announcement leaves before everything else about the tensor.
 //  3. What a rank does with one partition of a held value uses one connection, so that a read does not overtake the
 //     push before it, and how it begins or ends messages the first, so that these keep their order; all else uses any of
@@ -33,16 +33,16 @@ type traffic struct {
 	conns    []*connTraffic
 	active   int // connections that what may use any uses; 0: all
 	answers  map[answerID]*task
-	arena    transport.Arena // memory of this process that the server has mapped, on every connection; nil for none
-	staging  *mempool.Pool   // what of that partitions are staged in; nil for none
-	stages   map[answerID]*stage
-	unsent   []*task // that a broken connection did not send
-	left     bool    // the server said goodbye
-	gone     error   // it has closed since; what still wants it fails
-	broken   bool    // a connection has ended: what fails to leave has not been lent
-	elastic  bool    // the job goes on where a server is lost
-	ended    bool    // its connections have: tasks wait for its heirs
-	lost     bool    // they go to its heirs
+	arena    transport.Arena     // memory of this process that the server has mapped, on every connection; nil for none
+	staging  *mempool.Pool       // what of that partitions are staged in; nil for none
+	stages   map[answerID]*stage // what of it the server may write
+	unsent   []*task             // that a broken connection did not send
+	left     bool                // the server said goodbye
+	gone     error               // it has closed since; what still wants it fails
+	broken   bool                // a connection has ended: what fails to leave has not been lent
+	elastic  bool                // the job goes on where a server is lost
+	ended    bool                // its connections have: tasks wait for its heirs
+	lost     bool                // they go to its heirs
 }
 
 // connTraffic is what uses one connection.
@@ -51,7 +51,8 @@ type connTraffic struct {
 	control   []outbox.Frame // go before all tasks
 	announced map[uint32]struct{}
 	queue     taskQueue // of what must use this connection
-	sent      uint64    // tensor bytes given to it
+	travelled uint64    // tensor bytes given to it
+	sent      uint64    // they, and those that what was given to it lends
 	consumed  uint64    // of them, what the server has consumed
 }
 
@@ -131,8 +132,9 @@ func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, *stage, bool) {
 			if s != nil {
 				frame = s.frame(t)
 			}
-			f.inFlight += int64(len(frame.Payload))
-			c.sent += uint64(len(frame.Payload))
+			f.inFlight += int64(t.weight())
+			c.sent += uint64(t.weight())
+			c.travelled += uint64(len(frame.Payload))
 			return frame, s, true
 		}
 	}

@@ -8,8 +8,11 @@ import (
 	"testing"
 
 	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/outbox"
+	"github.com/paceline/paceline/transport/shm"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -112,8 +115,6 @@ func TestAServerThatIsGone(t *testing.T) {
 	}
 }
 
-// TestCreditUnderRandomSchedules has tasks queued, sent, abandoned and consumed in random order. Bytes in flight are those
-// sent and not consumed; they exceed the credit by one task at most, and in the end everything is sent.
 // TestATaskWaitsForTheHeirWhereTheConnectionsHaveEnded: a sender that took it now might not have said that it failed before the heir is found, and then nobody sends it.
 func TestATaskWaitsForTheHeirWhereTheConnectionsHaveEnded(t *testing.T) {
 	s := newSending(1<<20, 1)
@@ -131,6 +132,39 @@ func TestATaskWaitsForTheHeirWhereTheConnectionsHaveEnded(t *testing.T) {
 	}
 }
 
+// TestWhatIsLentTakesCredit: an urgent task never waits behind more than that, whether tensors travel or only where they lie.
+func TestWhatIsLentTakesCredit(t *testing.T) {
+	const bytes = 64 << 10
+	arena, err := shm.NewArena()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, placed := range []bool{false, true} {
+		s := newSending(2*bytes, 1)
+		s.arena, s.staging, s.stages = arena, mempool.New(limits.MaxStaged), map[answerID]*stage{}
+		s.staging.Make = arena.Alloc
+		for tensor := range 4 {
+			k := s.queued(t, units.Allreduce, 0, tensor, bytes)
+			if placed {
+				k.placed, k.out, k.in = true, k.in, k.place[:]
+			}
+		}
+		if got, want := s.leaves(0, bytes), "announce 0, push 0, announce 1, push 1"; got != want {
+			t.Errorf("left: %s, want: %s", got, want)
+		}
+		s.queued(t, units.Allreduce, 1, 9, 100)
+		s.consumed(s.conns[0], bytes)
+		if got, want := s.leaves(0, bytes), "announce 9, push 9, announce 2, push 2"; got != want {
+			t.Errorf("left: %s, want: %s", got, want)
+		}
+		if travelled := s.conns[0].travelled; travelled != 3*wire.PlaceSize+100 {
+			t.Errorf("%d bytes travelled of what is lent", travelled)
+		}
+	}
+}
+
+// TestCreditUnderRandomSchedules has tasks queued, sent, abandoned and consumed in random order. Bytes in flight are those
+// sent and not consumed; they exceed the credit by one task at most, and in the end everything is sent.
 func TestCreditUnderRandomSchedules(t *testing.T) {
 	const credit, most = 1000, 400
 	for seed := range uint64(500) {

@@ -26,7 +26,8 @@ type Pool struct {
 	// reports whether there were any. The callers of Get may hold locks of their own.
 	Evict func() bool
 
-	// Make and Drop, if set before the first use, replace Go's memory: Make gives nil where there is none.
+	// Make and Drop, if set before the first use, replace Go's memory: Make gives nil where there is none. They cost so much that a
+	// larger buffer is lent rather than dropped.
 	Make func(bytes int) []byte
 	Drop func(b []byte)
 
@@ -58,12 +59,13 @@ func (p *Pool) Spare(n int) ([]byte, error) {
 	size := int64(1) << class
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if l := len(p.free[class]); l > 0 {
-		b := p.free[class][l-1]
-		p.free[class] = p.free[class][:l-1]
-		p.kept -= size
-		p.lent += size
-		return b[:n], nil
+	if b := p.keptOf(class, class, n); b != nil {
+		return b, nil
+	}
+	if p.Drop != nil && p.lent+p.kept+size > p.limit {
+		if b := p.keptOf(class+1, wideClass, n); b != nil {
+			return b, nil
+		}
 	}
 	if class > wideClass || p.lent+size > p.limit {
 		return nil, fmt.Errorf("%d bytes requested, %d of %d in use", n, p.lent, p.limit)
@@ -75,6 +77,20 @@ func (p *Pool) Spare(n int) ([]byte, error) {
 	}
 	p.lent += size
 	return b[:n], nil
+}
+
+// keptOf lends n bytes of the smallest buffer that is kept of these classes, nil where there is none.
+func (p *Pool) keptOf(from, to, n int) []byte {
+	for class := from; class <= to; class++ {
+		if l := len(p.free[class]); l > 0 {
+			b := p.free[class][l-1]
+			p.free[class] = p.free[class][:l-1]
+			p.kept -= 1 << class
+			p.lent += 1 << class
+			return b[:n]
+		}
+	}
+	return nil
 }
 
 func (p *Pool) make(size int) ([]byte, error) {

@@ -143,3 +143,34 @@ func TestWhatIsChargedCountsLikeBuffers(t *testing.T) {
 		t.Errorf("%d in use when all is given back", p.Lent())
 	}
 }
+
+// TestMemoryThatIsMadeSettles: buffers of two sizes in turn, each up to the limit, have nothing made or dropped in the long run.
+func TestMemoryThatIsMadeSettles(t *testing.T) {
+	p := New(64 << 10)
+	made, dropped := 0, 0
+	p.Make = func(n int) []byte { made++; return make([]byte, n) }
+	p.Drop = func([]byte) { dropped++ }
+	borrow := func(bytes, times int) {
+		var mine [][]byte
+		for range times {
+			if b, err := p.Spare(bytes); err == nil {
+				mine = append(mine, b)
+			}
+		}
+		for _, b := range mine {
+			p.Put(b)
+		}
+	}
+	step := func() {
+		borrow(4<<10, 16)
+		borrow(32<<10, 2)
+	}
+	for range 10 {
+		step()
+	}
+	settled := made + dropped
+	step()
+	if made+dropped != settled || p.Lent() != 0 || p.kept > 64<<10 {
+		t.Errorf("%d buffers were made and dropped in 10 steps, %d in 11; %d lent, %d kept", settled, made+dropped, p.Lent(), p.kept)
+	}
+}

@@ -24,7 +24,10 @@ type Arena struct {
 	blocks []block // in use, in the order of their places
 }
 
-type block struct{ from, to int }
+type block struct {
+	from, to  int
+	abandoned bool // only a peer may still use it
+}
 
 // NewArena reserves the addresses. It is an error where the machine has no memory files or not enough addresses.
 func NewArena() (*Arena, error) {
@@ -71,7 +74,7 @@ func (a *Arena) Alloc(bytes int) []byte {
 	if limits.Arena-from < size {
 		return nil
 	}
-	a.blocks = slices.Insert(a.blocks, i, block{from, from + size})
+	a.blocks = slices.Insert(a.blocks, i, block{from: from, to: from + size})
 	return a.memory[from:][:bytes:bytes]
 }
 
@@ -79,8 +82,7 @@ func (a *Arena) Alloc(bytes int) []byte {
 func (a *Arena) Free(at unsafe.Pointer) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	from := int(uintptr(at) - uintptr(unsafe.Pointer(&a.memory[0])))
-	i := slices.IndexFunc(a.blocks, func(b block) bool { return b.from == from })
+	i := a.find(at)
 	if i < 0 {
 		return false
 	}
@@ -93,7 +95,22 @@ func (a *Arena) Free(at unsafe.Pointer) bool {
 	return true
 }
 
-// Renew puts another file behind the memory if a peer may have mapped the present one, with the same contents. A server of an earlier round
+// Abandon implements transport.Arena: no other Alloc gets that memory before Renew.
+func (a *Arena) Abandon(at unsafe.Pointer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if i := a.find(at); i >= 0 {
+		a.blocks[i].abandoned = true
+	}
+}
+
+// find is the block that begins at an address and that somebody here uses, -1 for none.
+func (a *Arena) find(at unsafe.Pointer) int {
+	from := int(uintptr(at) - uintptr(unsafe.Pointer(&a.memory[0])))
+	return slices.IndexFunc(a.blocks, func(b block) bool { return b.from == from && !b.abandoned })
+}
+
+// Renew puts another file behind the memory if a peer may have mapped the present one, with the same contents but for what was abandoned. A server of an earlier round
 // that still runs then writes where nobody looks. Nobody connects, or writes into the arena, meanwhile.
 func (a *Arena) Renew() error {
 	a.mu.Lock()
@@ -105,7 +122,8 @@ func (a *Arena) Renew() error {
 	if err != nil {
 		return err
 	}
-	for _, b := range a.blocks {
+	used := slices.DeleteFunc(slices.Clone(a.blocks), func(b block) bool { return b.abandoned })
+	for _, b := range used {
 		for at := b.from; at < b.to && err == nil; {
 			var n int
 			n, err = unix.Pwrite(file, a.memory[at:b.to], int64(at))
@@ -120,7 +138,7 @@ func (a *Arena) Renew() error {
 		return fmt.Errorf("another file for the arena: %w", err)
 	}
 	_ = unix.Close(a.file)
-	a.file, a.lent = file, false
+	a.file, a.lent, a.blocks = file, false, used
 	return nil
 }
 

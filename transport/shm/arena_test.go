@@ -135,6 +135,23 @@ func TestARenewedArenaIsNotItsOldBorrowers(t *testing.T) {
 	}
 }
 
+func TestWhatIsAbandonedComesBackWhereTheArenaIsRenewed(t *testing.T) {
+	a, _, _ := lending(t)
+	late, mine := a.Alloc(1), a.Alloc(pageBytes)
+	copy(late, "late")
+	copy(mine, "kept")
+	a.Abandon(at(late))
+	if again := a.Alloc(1); at(again) == at(late) || a.Free(at(late)) {
+		t.Error("memory that a peer may write was given to another")
+	}
+	if err := a.Renew(); err != nil {
+		t.Fatal(err)
+	}
+	if again := a.Alloc(1); at(again) != at(late) || again[0] != 0 || string(mine[:4]) != "kept" {
+		t.Errorf("the renewed arena holds %q and %q, and gives what was abandoned: %v", again[:4], mine[:4], at(again) == at(late))
+	}
+}
+
 func TestAnArenaThatCouldShrinkIsRefused(t *testing.T) {
 	for want, seal := range map[string]int{"seals": 0, "bytes": seals} {
 		fd, err := unix.MemfdCreate("test", unix.MFD_ALLOW_SEALING)
