@@ -32,7 +32,8 @@ func placeOf(p *room.Payload) (at wire.Place, err error) {
 	if err != nil {
 		return at, err
 	}
-	return at, at.Decode(data)
+	err = at.Decode(data)
+	return at, err
 }
 
 // inPlace serves such a push.
