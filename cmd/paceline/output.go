@@ -22,6 +22,12 @@ func (j *jsonSwitch) add(c *cobra.Command) {
 	c.Flags().Lookup("json").NoOptDefVal = toTerminal
 }
 
+// addAs adds the flag to a command that has more to say about it.
+func (j *jsonSwitch) addAs(c *cobra.Command, usage string) {
+	j.add(c)
+	c.Flags().Lookup("json").Usage = usage
+}
+
 // check finds a file that cannot be written, before there is anything to write.
 func (j *jsonSwitch) check() error {
 	if j.to == "" || j.to == toTerminal {
@@ -54,6 +60,21 @@ func (j *jsonSwitch) write(c *cobra.Command, v any) error {
 		return printJSON(c.OutOrStdout(), v)
 	}
 	return writeJSON(j.to, v)
+}
+
+// stream opens where the switch says, for one object on each line.
+func (j *jsonSwitch) stream(c *cobra.Command) (write func(v any) error, end func() error, err error) {
+	switch j.to {
+	case "":
+		return func(any) error { return nil }, func() error { return nil }, nil
+	case toTerminal:
+		return json.NewEncoder(c.OutOrStdout()).Encode, func() error { return nil }, nil
+	}
+	file, err := os.Create(j.to)
+	if err != nil {
+		return nil, nil, fmt.Errorf("--json: %w", err)
+	}
+	return json.NewEncoder(file).Encode, file.Close, nil
 }
 
 // printJSON writes v as JSON with indentation.

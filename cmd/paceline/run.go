@@ -21,6 +21,7 @@ type runOptions struct {
 	takeover   string
 	configFile string
 	checkBuild bool
+	output     jsonSwitch
 }
 
 func runCommand() *cobra.Command {
@@ -56,6 +57,7 @@ new secret.`,
 	f.StringVar(&o.OutputDir, "output-filename", "", "additional `directory` for the output of each rank: rank.0/stdout, rank.0/stderr, ...")
 	f.BoolVar(&o.Timestamps, "prefix-output-with-timestamp", false, "begin each line of output with the time")
 	f.BoolVar(&o.Verbose, "verbose", false, "show each started process, the address of the scheduler, and each minute how far the job is")
+	o.output.addAs(c, "print how the job went as JSON at its end, and the ranks' standard output to standard error; --json=`FILE` writes it to a file, and the output stays")
 	f.StringVar(&o.configFile, "config-file", "", "`file` with settings, in horovodrun's YAML; flags take precedence")
 	f.BoolVar(&o.checkBuild, "check-build", false, "show the capabilities of this build; also -cb")
 	o.elastic.add(f)
@@ -65,6 +67,9 @@ new secret.`,
 }
 
 func (o *runOptions) run(c *cobra.Command, command []string) error {
+	if o.checkBuild && o.output.to != "" {
+		return errors.New("--check-build has no JSON: paceline info --json has the build")
+	}
 	if o.checkBuild {
 		checkBuild(c.OutOrStdout())
 		return nil
@@ -103,7 +108,20 @@ func (o *runOptions) run(c *cobra.Command, command []string) error {
 		}
 		o.Env["PACELINE_TAKEOVER"] = o.takeover
 	}
-	return byFlags(runJob(o.Options), o.settingFlags(c.Flags()))
+	if err := o.output.check(); err != nil {
+		return err
+	}
+	o.Quiet = !o.output.text()
+	report, err := launch.Run(o.Options)
+	if err != nil {
+		return byFlags(err, o.settingFlags(c.Flags()))
+	}
+	if err := o.output.write(c, report); err != nil && report.Code == 0 {
+		return err
+	} else if err != nil {
+		sayAs(c)("%v", err) // and the ranks' code stays that of the command
+	}
+	return codeOf(report)
 }
 
 // settingFlags are the flags that give settings, by the settings' variables.
@@ -125,11 +143,18 @@ func (o *runOptions) settingFlags(flags *pflag.FlagSet) map[string]string {
 
 // runJob returns a failed worker's exit code.
 func runJob(o launch.Options) error {
-	code, err := launch.Run(o)
-	if err == nil && code != 0 {
-		err = exitCode(code)
+	report, err := launch.Run(o)
+	if err != nil {
+		return err
 	}
-	return err
+	return codeOf(report)
+}
+
+func codeOf(r launch.Report) error {
+	if r.Code != 0 {
+		return exitCode(r.Code)
+	}
+	return nil
 }
 
 // sayAs reports to the user under the name of the command that they gave.

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+
+	"github.com/paceline/paceline/cmd/paceline/launch"
 )
 
 func TestAScriptIsNoProgram(t *testing.T) {
@@ -38,4 +42,65 @@ func TestRunRefusesSettingsThatNoRankWouldTake(t *testing.T) {
 	c := command(t, "run", "-H", "hostA:1,hostB:1", "--network-interfaces", "lo", "--remote-shell", "env -i PATH=/usr/bin:/bin {host}=", "echo", "started")
 	c.Env = append(c.Env, "PACELINE_COMPRESSION=/on/those/hosts/alone")
 	run(t, c).check(t, 0, "started", "")
+}
+
+// TestRunReportsAsJSONHowTheJobWent, with nothing of the ranks on standard output; beside a file all is as without it.
+func TestRunReportsAsJSONHowTheJobWent(t *testing.T) {
+	const fails = `echo out of $PACELINE_RANK; [ "$PACELINE_RANK" = 0 ] || exit 7`
+	check := func(text []byte) {
+		t.Helper()
+		var r launch.Report
+		if err := json.Unmarshal(text, &r); err != nil {
+			t.Fatalf("%v: %q", err, text)
+		}
+		if r.Code != 7 || r.Ranks != 2 || r.Seconds <= 0 || r.Lost == nil || len(r.Lost) != 0 || len(r.Failed) != 1 || r.Error != "" || len(r.Command) != 3 {
+			t.Fatalf("%+v", r)
+		}
+		if f := r.Failed[0]; f.Name != "rank 1" || f.Rank == nil || *f.Rank != 1 || f.Host != "localhost" || f.PID == 0 || f.Code != 7 || f.Why != "ended with exit code 7" {
+			t.Fatalf("%+v", f)
+		}
+	}
+	r := paceline(t, "run", "-np", "2", "--json", "sh", "-c", fails)
+	r.check(t, 7, "", "[1]<stdout>:out of 1\n")
+	check([]byte(r.stdout))
+	c := command(t, "run", "-np", "2", "--json=report", "sh", "-c", fails)
+	r = run(t, c)
+	r.check(t, 7, "[1]<stdout>:out of 1\n", "paceline run: rank 1 on localhost")
+	text, err := os.ReadFile(filepath.Join(c.Dir, "report"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(text)
+	if strings.Contains(r.stdout, "exit_code") || strings.Contains(r.stderr, "<stdout>") {
+		t.Fatalf("%+v", r)
+	}
+	for args, want := range map[string]string{
+		"--json no-such-command":    "", // the word is the command
+		"--json=/no/dir/x true":     "paceline run: --json: open /no/dir/x",
+		"--json --check-build":      "paceline info --json has the build",
+		"--json --hosts a;b true":   "is not the name of a host",
+		"--json --listen none true": `--listen "none": allowed is host:port`,
+	} {
+		r := paceline(t, append([]string{"run"}, strings.Fields(args)...)...)
+		if r.code == 0 || !strings.Contains(r.stderr, want) || (r.stdout == "") != (want != "") {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+}
+
+// TestAnInterruptedRunReportsTheSignal, for no process has failed.
+func TestAnInterruptedRunReportsTheSignal(t *testing.T) {
+	c := command(t, "run", "-np", "1", "--json", "sh", "-c", "trap 'exit 0' INT; echo > ready; while :; do sleep 0.05; done")
+	ready := filepath.Join(c.Dir, "ready")
+	if err := syscall.Mkfifo(ready, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, c, func() {
+		os.ReadFile(ready) // until the rank has written to it
+		c.Process.Signal(syscall.SIGINT)
+	})
+	var report launch.Report
+	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || report.Code != 130 || r.code != 130 || report.Error != "signal 2 (interrupt)" || len(report.Failed) != 0 {
+		t.Fatalf("%+v: %+v, %v", r, report, err)
+	}
 }

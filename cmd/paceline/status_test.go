@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -226,6 +228,88 @@ func TestTopDrawsUntilQOrCtrlC(t *testing.T) {
 			t.Errorf("the terminal was %+v and is %+v, %v", before, after, err)
 		}
 	}
+}
+
+// TestTopWritesALineOfJSONForEachLook, on standard output or to a file, until a signal or the end of the job.
+func TestTopWritesALineOfJSONForEachLook(t *testing.T) {
+	h := newPlace(t)
+	j := h.job("-np", "1")
+	look := func(lines *json.Decoder) snapshot {
+		t.Helper()
+		var s snapshot
+		if err := lines.Decode(&s); err != nil || s.ID != j.Process.Pid || s.State != "forming" || s.Time.IsZero() {
+			t.Fatalf("%+v, %v", s, err)
+		}
+		return s
+	}
+	top := func(args ...string) (c *exec.Cmd, stdout *bufio.Reader) {
+		c = h.command(append([]string{"top"}, args...)...)
+		pipe, err := c.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.start(c)
+		late := time.AfterFunc(time.Minute, func() { c.Process.Signal(syscall.SIGQUIT) })
+		t.Cleanup(func() { late.Stop() })
+		return c, bufio.NewReader(pipe)
+	}
+	c, stdout := top("--json")
+	line, err := stdout.ReadBytes('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := look(json.NewDecoder(bytes.NewReader(line))) // one line, one object
+	if next := look(json.NewDecoder(stdout)); !next.Time.After(first.Time) {
+		t.Error(first.Time, next.Time)
+	}
+	c.Process.Signal(syscall.SIGTERM)
+	if err := c.Wait(); err != nil {
+		t.Error(err)
+	}
+
+	c, stdout = top("--json=lines")
+	text, err := stdout.ReadString('\n')
+	if want := fmt.Sprintf("job %d: ", j.Process.Pid); err != nil || !strings.HasPrefix(text, want) {
+		t.Error(text, err)
+	}
+	j.Process.Kill()
+	j.Wait()
+	if err := c.Wait(); err != nil {
+		t.Error(err)
+	}
+	data, err := os.ReadFile(filepath.Join(c.Dir, "lines"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	look(json.NewDecoder(bytes.NewReader(data)))
+}
+
+// TestDrainReportsAsJSON which server has left which job.
+func TestDrainReportsAsJSON(t *testing.T) {
+	h := newPlace(t)
+	self := filepath.Join(t.TempDir(), "paceline") // by which the launcher starts servers
+	if err := os.WriteFile(self, []byte("#!/bin/sh\nPACELINE_TEST_COMMAND=1 exec \"$SELF\" \"$@\"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c := h.command("run", "-np", "1", "--elastic", "--servers", "localhost,localhost", "paceline", "bench", "allreduce", "--duration", "1h", "--sizes", "64KiB")
+	c.Env = append(c.Env, "PATH="+filepath.Dir(self)+":"+os.Getenv("PATH"))
+	h.start(c)
+	for until := time.Now().Add(time.Minute); ; {
+		var servers []watch.Server
+		r := h.run("servers", "--json", "--timeout", "1m")
+		if json.Unmarshal([]byte(r.stdout), &servers) == nil && len(servers) == 2 {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatalf("%+v", r)
+		}
+	}
+	var result drained
+	r := h.run("drain", "1", "--json")
+	if err := json.Unmarshal([]byte(r.stdout), &result); err != nil || r.code != 0 || result.Server != "1" || result.Job != c.Process.Pid || result.Scheduler == "" || result.Seconds <= 0 {
+		t.Fatalf("%+v: %+v, %v", r, result, err)
+	}
+	h.run("drain", "0", "--json").check(t, 1, "", "is the last server of the job that stays")
 }
 
 // terminal makes a pseudo-terminal.

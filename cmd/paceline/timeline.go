@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -23,6 +24,7 @@ func timelineCommand() *cobra.Command {
 
 func mergeCommand() *cobra.Command {
 	var output string
+	var summary jsonSwitch
 	c := &cobra.Command{
 		Use:   "merge [flags] FILE...",
 		Short: "Put the timelines of several ranks into one, on the scheduler's clock",
@@ -38,51 +40,98 @@ and chrome://tracing show the ranks above each other.
 			return nil
 		},
 		RunE: func(c *cobra.Command, files []string) error {
-			warnings, err := mergeTimelines(output, files)
-			for _, w := range warnings {
+			if output == "-" && !summary.text() {
+				return errors.New("--output - and --json both write to standard output: give --json=FILE")
+			}
+			if err := summary.check(); err != nil {
+				return err
+			}
+			m, err := mergeTimelines(output, files)
+			for _, w := range m.Warnings {
 				fmt.Fprintln(c.ErrOrStderr(), "warning:", w)
 			}
-			return err
+			if err != nil {
+				return err
+			}
+			return summary.write(c, m)
 		},
 	}
+	summary.addAs(c, "print what was merged as JSON; --json=`FILE` writes that to a file")
 	c.Flags().StringVarP(&output, "output", "o", "merged.json", "`FILE` to write; - for standard output")
 	return c
 }
 
-func mergeTimelines(output string, names []string) (warnings []string, err error) {
+// merged is what a merge has put together.
+type merged struct {
+	Output   string       `json:"output"`
+	Events   int          `json:"events"`  // slices of all files
+	Seconds  float64      `json:"seconds"` // from the begin of the first to the end of the last
+	Files    []mergedFile `json:"files"`
+	Warnings []string     `json:"warnings"`
+}
+
+type mergedFile struct {
+	File   string `json:"file"`
+	Rank   int    `json:"rank"`
+	Events int    `json:"events"`
+	Cut    bool   `json:"cut"` // it ends early
+}
+
+func mergeTimelines(output string, names []string) (m merged, err error) {
+	m = merged{Output: output, Files: []mergedFile{}, Warnings: []string{}}
 	var files []trace.File
 	for _, name := range names {
 		f, err := os.Open(name)
 		if err != nil {
-			return nil, err
+			return m, err
 		}
 		events, cut, err := trace.Read(f)
 		f.Close()
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return m, fmt.Errorf("%s: %w", name, err)
 		}
 		if cut {
-			warnings = append(warnings, name+": it ends early, as if its process had been killed")
+			m.Warnings = append(m.Warnings, name+": it ends early, as if its process had been killed")
 		}
+		m.Files = append(m.Files, mergedFile{File: name, Cut: cut})
 		files = append(files, trace.File{Name: name, Events: events})
 	}
 	events, unaligned, err := trace.Merge(files)
-	warnings = append(warnings, unaligned...)
+	m.Warnings = append(m.Warnings, unaligned...)
 	if err != nil {
-		return warnings, err
+		return m, err
+	}
+	for i, f := range files {
+		clock := slices.IndexFunc(f.Events, func(e trace.Event) bool { return e.Name == trace.ClockName }) // Merge wants one
+		m.Files[i].Rank, m.Files[i].Events = f.Events[clock].PID, slicesOf(f.Events)
+	}
+	m.Events = slicesOf(events)
+	for i := range events {
+		if e := &events[i]; e.Phase == trace.Slice {
+			m.Seconds = max(m.Seconds, (e.Time+e.Dur)/1e6) // the earliest is at 0
+		}
 	}
 	to := os.Stdout
 	if output != "-" {
 		if to, err = os.Create(output); err != nil {
-			return warnings, err
+			return m, err
 		}
 		defer func() { err = errors.Join(err, to.Close()) }()
 	}
 	w := trace.NewWriter(to)
 	for i := range events {
 		if err := w.Write(&events[i]); err != nil {
-			return warnings, err
+			return m, err
 		}
 	}
-	return warnings, w.Close()
+	return m, w.Close()
+}
+
+func slicesOf(events []trace.Event) (n int) {
+	for i := range events {
+		if events[i].Phase == trace.Slice {
+			n++
+		}
+	}
+	return n
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,24 +18,35 @@ import (
 
 func topCommand() *cobra.Command {
 	var choice jobChoice
+	var output jsonSwitch
 	c := &cobra.Command{
 		Use:   "top [job]",
 		Short: "Show the same as status, live; q ends it",
 		Long: `Show the same as status, live, until q, Ctrl-C or the end of the job.
 
 Rates are those of the last ten seconds. The ranks that do not answer or are furthest behind come first where the
-terminal has no room for all. Without a terminal the state is printed once.`,
+terminal has no room for all. Without a terminal the state is printed once.
+
+With --json each job's state is one line of JSON each second, with the time, with and without a terminal, until a signal or, of
+jobs on this machine, their end.`,
 		Example: `  paceline top
-  paceline top 4711`,
+  paceline top 4711
+  paceline top --json`,
 		Args: atMostOneJob,
 		RunE: func(c *cobra.Command, args []string) error {
-			if screen, ok := c.OutOrStdout().(*os.File); ok && term.IsTerminal(int(screen.Fd())) {
-				return choice.top(args, screen)
+			screen, _ := c.OutOrStdout().(*os.File)
+			terminal := screen != nil && term.IsTerminal(int(screen.Fd()))
+			switch {
+			case output.to != "" && (!terminal || !output.text()):
+				return choice.record(c, args, &output)
+			case terminal:
+				return choice.top(c, args, screen, &output)
 			}
 			return choice.status(c, args, &jsonSwitch{})
 		},
 	}
 	choice.add(c)
+	output.addAs(c, "print a line of JSON for each job each second in place of the text; --json=`FILE` writes them to a file beside it")
 	return c
 }
 
@@ -45,11 +57,16 @@ const (
 )
 
 // top draws the jobs again and again.
-func (j *jobChoice) top(args []string, screen *os.File) error {
+func (j *jobChoice) top(c *cobra.Command, args []string, screen *os.File, output *jsonSwitch) (err error) {
 	targets, err := j.targets(args)
 	if err != nil {
 		return err
 	}
+	write, end, err := output.stream(c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, end()) }()
 	ctx, stop := untilSignal()
 	defer stop()
 	keys := os.Stdin
@@ -58,33 +75,80 @@ func (j *jobChoice) top(args []string, screen *os.File) error {
 		go func() { readKeys(keys); stop() }()
 	}
 	fmt.Fprint(screen, enterScreen)
-	last, err := j.draw(ctx, args, targets, screen)
+	over, err := j.follow(ctx, args, targets, func(views []watch.View) error {
+		paint(screen, views)
+		return snapshots(views, write)
+	})
 	fmt.Fprint(screen, leaveScreen)
-	fmt.Fprint(screen, last)
+	if over {
+		fmt.Fprint(screen, "the job is over\r\n")
+	}
 	return err
 }
 
-// draw draws until ctx ends or the jobs do, and returns a last word for the terminal.
-func (j *jobChoice) draw(ctx context.Context, args []string, targets []watch.Target, screen *os.File) (last string, err error) {
+// record writes the jobs as JSON, again and again; beside a file the text is printed once.
+func (j *jobChoice) record(c *cobra.Command, args []string, output *jsonSwitch) (err error) {
+	targets, err := j.targets(args)
+	if err != nil {
+		return err
+	}
+	write, end, err := output.stream(c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	ctx, stop := untilSignal()
+	defer stop()
+	shown := !output.text()
+	_, err = j.follow(ctx, args, targets, func(views []watch.View) error {
+		if !shown {
+			shown = true
+			watch.Show(c.OutOrStdout(), views, 0)
+		}
+		return snapshots(views, write)
+	})
+	return err
+}
+
+// snapshot is a job at a time, one line of JSON.
+type snapshot struct {
+	Time time.Time `json:"time"`
+	watch.View
+}
+
+func snapshots(views []watch.View, write func(any) error) error {
+	now := time.Now()
+	for _, v := range views {
+		if err := write(snapshot{now, v}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// follow looks each second until ctx ends or the jobs do, which it reports.
+func (j *jobChoice) follow(ctx context.Context, args []string, targets []watch.Target, show func([]watch.View) error) (over bool, err error) {
 	tick := time.NewTicker(redrawTime)
 	defer tick.Stop()
 	var looks [][]watch.View
 	for {
 		views := watch.Look(ctx, targets, j.patience(len(targets)))
 		if ctx.Err() != nil {
-			return "", nil
+			return false, nil
 		}
 		if looks = append(looks, views); len(looks) > topLooks {
 			looks = looks[1:]
 		}
-		paint(screen, watch.Since(looks[0], views))
+		if err := show(watch.Since(looks[0], views)); err != nil {
+			return false, err
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return "", nil
+			return false, nil
 		}
 		if targets, err = j.targets(args); err != nil {
-			return "the job is over\r\n", nil
+			return true, nil
 		}
 	}
 }

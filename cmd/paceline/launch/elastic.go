@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/fleet"
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/iface"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/node"
@@ -77,7 +78,7 @@ type elastic struct {
 	watching  map[int]ask   // for news
 	news      wire.Seat
 	round     uint64
-	lost      []string
+	ranks     int  // of the last round
 	finished  bool // a process has come to the end of the training
 	late      int  // exit code of one that failed after that
 	over      bool // nothing starts any more
@@ -117,11 +118,11 @@ func (e *elastic) seats() func(wire.Seat, func(wire.Seat, error)) {
 
 // runJob is Job.Run for a job that changes its size. Its exit code is 0 where the processes that were left came to the end of
 // the training, else that of the first that failed.
-func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (int, error) {
+func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 	defer close(e.quit)
 	guard, err := newGuard()
 	if err != nil {
-		return 0, err
+		return Report{}, err
 	}
 	defer guard.close()
 	e.run = newRun(job, guard)
@@ -162,7 +163,7 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (int, error) {
 			e.run.step()
 		}
 	}
-	return e.code, nil
+	return e.report(e.ranks), nil
 }
 
 // usable are the hosts at which processes can run. A scheduler on loopback is reached from this one alone.
@@ -242,9 +243,8 @@ func (e *elastic) ended(x ended) {
 		if e.finished && x.exit.Signal == 0 && x.exit.Code < 128 {
 			e.late = cmp.Or(e.late, x.exit.Code) // not a lost rank, but an error at the end
 		}
-		who := fmt.Sprintf("%s on %s%s", x.task.Name, x.task.Host, pidOf(p))
-		e.Say("%s %v", who, x.exit)
-		e.lost = append(e.lost, who)
+		e.Say("%s on %s%s %v", x.task.Name, x.task.Host, pidOf(p), x.exit)
+		e.lost = append(e.lost, failure(x.task, p, x.exit.Code, x.exit.String()))
 		e.code = cmp.Or(e.code, x.exit.Code)
 	}
 	e.step(fleet.Input{Ended: &fleet.Ended{Process: n, OK: x.exit.Code == 0}})
@@ -297,6 +297,7 @@ func (e *elastic) launch(place fleet.Place) {
 	}
 	if err != nil {
 		e.Say("%v", err)
+		e.lost = append(e.lost, Failure{Name: fmt.Sprintf("process %d", n), Host: place.Host, Code: 127, Why: err.Error()})
 		e.code = cmp.Or(e.code, 127)
 		e.step(fleet.Input{Ended: &fleet.Ended{Process: n}})
 		return
@@ -327,6 +328,7 @@ func (e *elastic) dismiss(d fleet.Dismiss) {
 // seat gives the members of a round their places.
 func (e *elastic) seat(r *fleet.Round) {
 	e.scheduler.Advance(r.Number)
+	e.ranks = len(r.Members)
 	var hosts []Host
 	for _, m := range r.Members {
 		hosts, _ = addHost(hosts, m.Host, 1)
@@ -358,7 +360,7 @@ func (e *elastic) tell(n *fleet.News) {
 // giveUp ends the job as failed.
 func (e *elastic) giveUp(why string) {
 	e.Say("%s", why)
-	e.over = true
+	e.over, e.why = true, why
 	for _, a := range e.waiting {
 		a.answer(wire.Seat{}, errors.New(why))
 	}
@@ -369,7 +371,13 @@ func (e *elastic) giveUp(why string) {
 func (e *elastic) done() {
 	e.over, e.code = true, e.late
 	if len(e.lost) > 0 {
-		e.Say("the training has come to its end without %s", strings.Join(e.lost, ", "))
+		without := each.Of(e.lost, func(f Failure) string {
+			if f.PID == 0 {
+				return f.Name + " on " + f.Host
+			}
+			return fmt.Sprintf("%s on %s (pid %d)", f.Name, f.Host, f.PID)
+		})
+		e.Say("the training has come to its end without %s", strings.Join(without, ", "))
 	}
 	e.plan(step{0, syscall.SIGTERM}, step{e.Job.Stop, syscall.SIGKILL}) // of the servers
 	e.calm = false

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/paceline/paceline/internal/each"
 )
 
 // Job is a set of processes that run together. It ends with its workers; servers are stopped then.
@@ -38,7 +40,9 @@ type run struct {
 	alive map[*Task]*process
 
 	code    int         // exit code of the whole
-	lost    []string    // processes of an elastic job that failed
+	lost    []Failure   // processes without which an elastic job went on
+	failed  []Failure   // processes that ended the job
+	why     string      // what ended it otherwise
 	well    bool        // a worker has ended well
 	calm    bool        // no failure and no request to end
 	urged   bool        // a signal of the user was forwarded
@@ -58,13 +62,13 @@ type step struct {
 	sig   syscall.Signal
 }
 
-// Run starts the job and returns its exit code when every process has ended: that of the first that
+// Run starts the job and returns how it went when every process has ended. The exit code is that of the first that
 // failed; of an elastic job 0, if a worker has ended well. Signals are forwarded; a second one ends everything at once.
-func (j *Job) Run(signals <-chan os.Signal) int {
+func (j *Job) Run(signals <-chan os.Signal) Report {
 	guard, err := newGuard()
 	if err != nil {
 		j.Say("%v", err)
-		return 1
+		return Report{Code: 1, Ranks: len(j.Workers), Lost: []Failure{}, Failed: []Failure{}, Error: err.Error()}
 	}
 	defer guard.close()
 	r := newRun(j, guard)
@@ -84,9 +88,14 @@ func (j *Job) Run(signals <-chan os.Signal) int {
 		}
 	}
 	if r.code == 0 && len(r.lost) > 0 {
-		r.Say("the job ended well; it lost %s", strings.Join(r.lost, ", "))
+		r.Say("the job ended well; it lost %s", strings.Join(each.Of(r.lost, func(f Failure) string { return f.Name + " on " + f.Host }), ", "))
 	}
-	return r.code
+	return r.report(len(j.Workers))
+}
+
+func (r *run) report(ranks int) Report {
+	none := []Failure{} // in JSON a list, not null
+	return Report{Code: r.code, Ranks: ranks, Lost: append(none, r.lost...), Failed: append(none, r.failed...), Error: r.why}
 }
 
 func newRun(j *Job, guard *guard) *run {
@@ -108,6 +117,7 @@ func (r *run) start(signals <-chan os.Signal) {
 			p, err := start(t, func(e Exit) { r.ends <- ended{t, e} })
 			if err != nil {
 				r.Say("%v", err)
+				r.failed = append(r.failed, failure(t, nil, 127, err.Error()))
 				r.fail(127, step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
 				return
 			}
@@ -128,13 +138,15 @@ func (r *run) end(e ended) {
 	case r.stopped:
 	case !r.calm && e.exit.Code != 0:
 		r.Say("%s on %s%s %v too", e.task.Name, e.task.Host, pidOf(p), e.exit)
+		r.failed = append(r.failed, failure(e.task, p, e.exit.Code, e.exit.String()))
 	case !r.calm:
 	case r.Elastic && worker && e.exit.Code != 0 && (r.worksStill() || r.well), r.Elastic && !worker && r.runs(r.Servers):
 		r.Say("%s on %s%s %v; the job goes on without it", e.task.Name, e.task.Host, pidOf(p), e.exit)
-		r.lost = append(r.lost, e.task.Name+" on "+e.task.Host)
+		r.lost = append(r.lost, failure(e.task, p, e.exit.Code, e.exit.String()))
 		r.endServers()
 	case e.exit.Code != 0 || !worker:
 		r.Say("%s on %s%s %v%s", e.task.Name, e.task.Host, pidOf(p), e.exit, r.others())
+		r.failed = append(r.failed, failure(e.task, p, e.exit.Code, e.exit.String()))
 		r.fail(max(e.exit.Code, 1), step{r.Peers, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
 	default:
 		r.endServers()
@@ -184,6 +196,7 @@ func (r *run) interrupt(sig syscall.Signal) {
 	}
 	if r.code == 0 {
 		r.code = 128 + int(sig)
+		r.why = fmt.Sprintf("signal %d (%v)", int(sig), sig)
 	}
 }
 
@@ -191,7 +204,9 @@ func (r *run) interrupt(sig syscall.Signal) {
 func (r *run) late() {
 	for t, p := range r.alive {
 		if r.calm && p.pid.Load() == 0 {
-			r.Say("%s on %s does not run after %v: no answer from %q", t.Name, t.Host, r.Start, p.cmd.Args)
+			why := fmt.Sprintf("does not run after %v: no answer from %q", r.Start, p.cmd.Args)
+			r.Say("%s on %s %s", t.Name, t.Host, why)
+			r.failed = append(r.failed, failure(t, p, 1, why))
 			r.fail(1, step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -84,7 +85,9 @@ func newBench(t *testing.T, shell []string, commands ...string) *bench {
 	return b
 }
 
-func (b *bench) run() int { return b.job.Run(b.signals) }
+func (b *bench) run() int { return b.report().Code }
+
+func (b *bench) report() Report { return b.job.Run(b.signals) }
 
 func TestAJobThatGoesWellPrintsItsOwnOutputAlone(t *testing.T) {
 	inTheSameWay(t, func(t *testing.T, shell []string) {
@@ -384,14 +387,14 @@ func TestAVerboseLaunchSaysWhereTheJobIsAndHowFar(t *testing.T) {
 	}
 	ended := make(chan int, 1)
 	go func() {
-		code, err := Run(Options{
+		report, err := Run(Options{
 			Command: []string{"cat", signals}, Env: map[string]string{"PATH": os.Getenv("PATH")}, Processes: 1, Verbose: true, Every: time.Millisecond,
 			Say: func(format string, args ...any) { fmt.Fprintf(&said, format+"\n", args...) },
 		})
 		if err != nil {
 			t.Error(err)
 		}
-		ended <- code
+		ended <- report.Code
 	}()
 	said.wait(t, "the scheduler is at 127.0.0.1:", fmt.Sprintf("`paceline status %d` shows the job\n", os.Getpid()), "rank 0 on localhost: cat ", "forming, waiting for rank 0 of 1; 0 of 1 workers have come")
 	os.WriteFile(signals, nil, 0)
@@ -407,14 +410,15 @@ func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
 		code     int
 		said     []string
 		servers  []string
+		report   []string
 	}{
-		"one is killed":   {[]string{"sleep 0.3; echo well", "kill -9 $$", "true"}, 0, []string{"rank 1 on here (pid ", "(SIGKILL, which also is what the kernel sends when memory runs out); the job goes on without it\n", "the job ended well; it lost rank 1 on here\n"}, nil},
-		"the last fails":  {[]string{"true", "sleep 0.3; exit 3"}, 0, []string{"ended with exit code 3; the job goes on without it", "it lost rank 1 on here\n"}, nil},
-		"none ends well":  {[]string{"exit 4", later + "exit 3"}, 3, []string{"ended with exit code 4; the job goes on without it", "ended with exit code 3\n"}, nil},
-		"nobody is lost":  {[]string{"true", "true"}, 0, nil, nil},
-		"a server ends":   {[]string{later + "echo well", later}, 0, []string{"server 0 on here (pid ", "(SIGKILL, which also is what the kernel sends when memory runs out); the job goes on without it\n", "the job ended well; it lost server 0 on here\n"}, []string{"kill -9 $$", "sleep 60"}},
-		"the last server": {[]string{"sleep 60", "sleep 60"}, 3, []string{"server 0 on here (pid ", "ended with exit code 3; the others (2) are given"}, []string{"sleep 0.5; exit 3"}},
-		"it never starts": {[]string{"sleep 60", ""}, 127, []string{"cannot be started"}, nil},
+		"one is killed":   {[]string{"sleep 0.3; echo well", "kill -9 $$", "true"}, 0, []string{"rank 1 on here (pid ", "(SIGKILL, which also is what the kernel sends when memory runs out); the job goes on without it\n", "the job ended well; it lost rank 1 on here\n"}, nil, []string{"lost rank 1"}},
+		"the last fails":  {[]string{"true", "sleep 0.3; exit 3"}, 0, []string{"ended with exit code 3; the job goes on without it", "it lost rank 1 on here\n"}, nil, []string{"lost rank 1"}},
+		"none ends well":  {[]string{"exit 4", later + "exit 3"}, 3, []string{"ended with exit code 4; the job goes on without it", "ended with exit code 3\n"}, nil, []string{"lost rank 0", "failed rank 1"}},
+		"nobody is lost":  {[]string{"true", "true"}, 0, nil, nil, nil},
+		"a server ends":   {[]string{later + "echo well", later}, 0, []string{"server 0 on here (pid ", "(SIGKILL, which also is what the kernel sends when memory runs out); the job goes on without it\n", "the job ended well; it lost server 0 on here\n"}, []string{"kill -9 $$", "sleep 60"}, []string{"lost server 0"}},
+		"the last server": {[]string{"sleep 60", "sleep 60"}, 3, []string{"server 0 on here (pid ", "ended with exit code 3; the others (2) are given"}, []string{"sleep 0.5; exit 3"}, []string{"failed server 0"}},
+		"it never starts": {[]string{"sleep 60", ""}, 127, []string{"cannot be started"}, nil, []string{"failed rank 1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, nil, c.commands...)
@@ -437,9 +441,19 @@ func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
 			if c.commands[1] == "" {
 				b.job.Workers[1].Command = []string{"/no/such/command"}
 			}
-			code, said := b.run(), b.said.String()
-			if code != c.code || len(c.said) == 0 && said != "" {
-				t.Fatal(code, said)
+			r, said := b.report(), b.said.String()
+			if r.Code != c.code || len(c.said) == 0 && said != "" {
+				t.Fatal(r.Code, said)
+			}
+			for kind, list := range map[string][]Failure{"lost ": r.Lost, "failed ": r.Failed} {
+				for _, f := range list {
+					if !slices.Contains(c.report, kind+f.Name) || f.Why == "" || f.Code == 0 {
+						t.Errorf("%s%+v is not in %q", kind, f, c.report)
+					}
+				}
+			}
+			if len(r.Lost)+len(r.Failed) != len(c.report) || r.Ranks != len(c.commands) || r.Error != "" {
+				t.Errorf("%+v, want %q", r, c.report)
 			}
 			for _, text := range c.said {
 				if !strings.Contains(said, text) {

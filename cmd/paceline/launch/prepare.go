@@ -31,6 +31,7 @@ type Options struct {
 	SSHIdentity       string
 	OutputDir         string // additional output of each rank; "" for none
 	Timestamps        bool
+	Quiet             bool // nothing of the ranks on standard output: theirs goes to standard error
 	Verbose           bool
 	Every             time.Duration                    // with Verbose: from one line about the job to the next; 0: a minute
 	Elastic           *Elastic                         // the job changes its size; nil: it does not

@@ -15,6 +15,7 @@ import (
 // Task is one process to run.
 type Task struct {
 	Name    string // for people: "rank 3", "the server"
+	Rank    *int   // of a worker whose rank stays
 	Host    string
 	Shell   []string // how to get a shell on the host; nil for a process on this one
 	Dir     string

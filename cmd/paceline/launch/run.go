@@ -24,15 +24,18 @@ import (
 
 // Run starts the job with its scheduler, and waits for its end. It detects errors of the options before it starts
 // anything. The exit code is that of the first worker that failed.
-func Run(o Options) (code int, err error) {
+func Run(o Options) (Report, error) {
+	began := time.Now()
 	j := &maker{Options: o}
 	if err := j.prepare(); err != nil {
-		return 0, err
+		return Report{}, err
 	}
-	return j.run()
+	r, err := j.run()
+	r.Command, r.Seconds = o.Command, time.Since(began).Seconds()
+	return r, err
 }
 
-func (j *maker) run() (code int, err error) {
+func (j *maker) run() (Report, error) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
@@ -45,7 +48,7 @@ func (j *maker) run() (code int, err error) {
 	if j.Scheduler == "" {
 		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: launched, Seats: e.seats()})
 		if err != nil {
-			return 0, err
+			return Report{}, err
 		}
 		defer sched.Close()
 		sched.Publish()
@@ -58,7 +61,7 @@ func (j *maker) run() (code int, err error) {
 	if e == nil {
 		address, err := j.rendezvous()
 		if err != nil {
-			return 0, err
+			return Report{}, err
 		}
 		maps.Copy(j.Env, address)
 	}
@@ -72,7 +75,7 @@ func (j *maker) run() (code int, err error) {
 	defer j.closeFiles()
 	job, err := j.job(address)
 	if err != nil {
-		return 0, err
+		return Report{}, err
 	}
 	if e != nil {
 		return e.runJob(job, signals)
@@ -102,6 +105,9 @@ func (j *maker) narrate(address string) (stop func()) {
 // job makes the processes.
 func (j *maker) job(scheduler string) (*Job, error) {
 	console := &Console{Stdout: os.Stdout, Stderr: os.Stderr, Timestamps: j.Timestamps}
+	if j.Quiet {
+		console.Stdout = os.Stderr
+	}
 	j.console = console
 	job := &Job{Start: j.settings.StartTimeout, Peers: DefaultPeers, Stop: DefaultStop, Say: j.Say, Elastic: j.settings.Elastic}
 	for _, s := range j.servers {
@@ -128,6 +134,7 @@ func (j *maker) job(scheduler string) (*Job, error) {
 		if err := j.streams(console, t, w); err != nil {
 			return nil, err
 		}
+		t.Rank = &w.Rank
 		job.Workers = append(job.Workers, t)
 	}
 	return job, nil
