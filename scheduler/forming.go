@@ -50,14 +50,35 @@ func (m *Machine) registerWorker(l *line, c *wire.Control, p *peer) {
 		m.waits(p, c)
 		return
 	}
-	if why := m.objection(c.Register); why != "" {
+	if why, differs := m.objection(c.Register); why != "" {
 		m.refusal = why
 		m.refuse(l, c.ID, why)
+		if differs && m.needs(c.Register) {
+			m.dismiss(&c.Register.Node, why)
+		}
 		return
 	}
 	m.forming = append(m.forming, m.newPeer(l, c))
 	m.gaveUp.Remove(c.Register.Node.Rank)
 	m.form()
+}
+
+// needs reports whether the round that forms cannot do without a worker: it lacks one of that rank, and has a fixed size. Who comes with a rank that
+// is taken, such as a process that was restarted before the end of the one before it was noticed, or is one too many, holds nobody.
+func (m *Machine) needs(r *wire.Register) bool {
+	taken := slices.ContainsFunc(m.forming, func(p *peer) bool { return p.Rank == r.Node.Rank })
+	within := r.Node.Rank >= 0 && r.Node.Rank < cmp.Or(m.expectedWorkers(), limits.MaxRanks)
+	return within && !taken && !r.Elastic && !m.says(isElastic).wants.Elastic && m.launcherRound == 0
+}
+
+// dismiss ends the wait of all workers for a round that cannot form, because one that it needs disagrees with them. Those that come later begin anew:
+// they cannot be told from a job that was started again, with other settings.
+func (m *Machine) dismiss(disagrees *wire.Node, why string) {
+	for _, p := range slices.Clone(m.forming) {
+		m.refuse(p.line, p.asked, fmt.Sprintf("the job cannot start, because %s was refused: %s", name(disagrees), why))
+		m.forget(p)
+	}
+	m.refusal = why
 }
 
 // registerServer adds a dedicated server to the pool, which serves all further rounds.
@@ -241,35 +262,40 @@ func (m *Machine) serverAt(at address.List) *peer {
 	return nil
 }
 
-// objection is why a worker cannot join the next round, "" if it can.
-func (m *Machine) objection(r *wire.Register) string {
+// objection is why a worker cannot join the next round, "" if it can, and whether it differs from the others in what has to agree.
+func (m *Machine) objection(r *wire.Register) (why string, differs bool) {
 	if r.Workers < 0 || r.Workers > limits.MaxRanks || r.Dedicated < 0 || r.Dedicated > limits.MaxServers {
 		return fmt.Sprintf("%s says the job has %d workers and %d dedicated servers; the limits are %d and %d",
-			name(&r.Node), r.Workers, r.Dedicated, limits.MaxRanks, limits.MaxServers)
+			name(&r.Node), r.Workers, r.Dedicated, limits.MaxRanks, limits.MaxServers), false
 	}
 	if r.LauncherRound != m.launcherRound {
-		return otherRound(r.LauncherRound, m.launcherRound)
+		return otherRound(r.LauncherRound, m.launcherRound), false
 	}
+	if _, err := placement.Parse(r.Placement); err != nil {
+		return err.Error(), false
+	}
+	if why := m.disagreement(r); why != "" {
+		return why, true
+	}
+	for _, p := range m.forming {
+		if p.Rank == r.Node.Rank {
+			return fmt.Sprintf("two workers have the same rank: %s and %s; give each worker its own RANK", name(&p.Node), name(&r.Node)), false
+		}
+	}
+	if workers := cmp.Or(m.expectedWorkers(), r.Workers, limits.MaxRanks); r.Node.Rank < 0 || r.Node.Rank >= workers {
+		return outOfRange(r.Node.Rank, workers), false
+	}
+	return m.otherRelease(&r.Node), true
+}
+
+// disagreement is the first value in which a new worker differs from the scheduler, or from a node that has registered.
+func (m *Machine) disagreement(r *wire.Register) string {
 	if s := m.settings.Workers; s != 0 && r.Workers != 0 && r.Workers != s {
 		return fmt.Sprintf("%s says the job has %d workers, the scheduler was started for %d", name(&r.Node), r.Workers, s)
 	}
 	if s := m.settings.Dedicated; s != 0 && r.Dedicated != 0 && r.Dedicated != s {
 		return fmt.Sprintf("%s waits for %d dedicated servers, the scheduler was started for %d", name(&r.Node), r.Dedicated, s)
 	}
-	if _, err := placement.Parse(r.Placement); err != nil {
-		return err.Error()
-	}
-	if why := m.disagreement(r); why != "" {
-		return why
-	}
-	if workers := cmp.Or(m.expectedWorkers(), r.Workers, limits.MaxRanks); r.Node.Rank < 0 || r.Node.Rank >= workers {
-		return outOfRange(r.Node.Rank, workers)
-	}
-	return m.otherRelease(&r.Node)
-}
-
-// disagreement is the first value in which a new worker and a waiting one differ.
-func (m *Machine) disagreement(r *wire.Register) string {
 	two := func(what string, p *peer, x, y any) string {
 		return fmt.Sprintf("workers disagree on %s: %s says %v, %s says %v", what, name(&p.Node), x, name(&r.Node), y)
 	}
@@ -282,15 +308,7 @@ func (m *Machine) disagreement(r *wire.Register) string {
 	if p := m.says(knowsPlacement); differ(p.wants.Placement, r.Placement) {
 		return two("the placement", p, p.wants.Placement, r.Placement)
 	}
-	if why := unlike(r, slices.Concat(m.forming, m.ready())); why != "" {
-		return why
-	}
-	for _, p := range m.forming {
-		if p.Rank == r.Node.Rank {
-			return fmt.Sprintf("two workers have the same rank: %s and %s; give each worker its own RANK", name(&p.Node), name(&r.Node))
-		}
-	}
-	return ""
+	return unlike(r, slices.Concat(m.forming, m.ready()))
 }
 
 // unlike is the first setting of which a new node and one that has registered state different values.

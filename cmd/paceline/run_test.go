@@ -104,3 +104,23 @@ func TestAnInterruptedRunReportsTheSignal(t *testing.T) {
 		t.Fatalf("%+v: %+v, %v", r, report, err)
 	}
 }
+
+// TestRanksThatWaitHearOfOneThatDisagrees at once, and which rank and setting it is; but not of a process without the job's secret. Rank 1 begins when
+// rank 0 waits for it.
+func TestRanksThatWaitHearOfOneThatDisagrees(t *testing.T) {
+	const (
+		rank   = `export PACELINE_TEST_COMMAND=1; join() { "$SELF" bench allreduce --sizes 4KiB --duration 1ms --idle 0s; }; `
+		first  = `[ "$PACELINE_RANK" = 1 ] || { join; exit; }; `
+		waits  = `until "$SELF" status --timeout 20s 2>&1 | grep -q "waiting for rank 1 of 2"; do sleep 0.05; done; `
+		wrong  = `PACELINE_SEED=5 join`
+		forged = `PACELINE_JOB_SECRET=another-of-16-bytes PACELINE_SEED=5 join; `
+	)
+	r := paceline(t, "run", "-np", "2", "sh", "-c", rank+first+waits+wrong)
+	r.check(t, 1, "", `[1]<stderr>:paceline bench allreduce: rank 1 cannot join the job: register: PACELINE_SEED has to be the same everywhere: it is "0" on rank 0 (`)
+	r.check(t, 1, "", "[0]<stderr>:paceline bench allreduce: rank 0 cannot join the job: register: the job cannot start, because rank 1 (host localhost, pid ")
+	r = paceline(t, "run", "-np", "2", "sh", "-c", rank+first+waits+forged+"join")
+	r.check(t, 0, "", "authentication failed")
+	if strings.Contains(r.stderr, "PACELINE_SEED") || strings.Contains(r.stderr, "[0]") {
+		t.Fatalf("%+v", r)
+	}
+}
