@@ -86,11 +86,11 @@ func TestMessagesOfAnyLengthArriveAsTheyWereSent(t *testing.T) {
 
 // TestMessagesOfOneTagKeepTheirOrder: ten thousand small ones, with longer ones between them, whether the receiver is ahead or behind.
 func TestMessagesOfOneTagKeepTheirOrder(t *testing.T) {
-	count := 10_000
 	for name, ahead := range map[string]bool{"receives first": true, "sends first": false} {
 		t.Run(name, func(t *testing.T) {
 			everywhere(t, 2, func(t *testing.T, j *jobtest.Job) {
-				if j.Settings.Servers != "embedded" {
+				count := 10_000
+				if j.Settings.Servers != "embedded" || race {
 					count = 2000
 				}
 				length := func(i int) int {

@@ -1,9 +1,11 @@
 package jobtest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -79,10 +81,7 @@ func (j *Job) Each(f func(rank int) error) {
 
 // Sum is the allreduce of n bytes under a name, in place: all ones, so that the result counts the ranks.
 func Sum(name string, n int) worker.Op {
-	buf := make([]byte, n)
-	for i := range buf {
-		buf[i] = 1
-	}
+	buf := bytes.Repeat([]byte{1}, n)
 	return worker.Op{Kind: units.Allreduce, DType: units.Uint8, ReduceOp: units.Sum, Shape: []int64{int64(n)}, Input: buf, Output: buf, Name: name}
 }
 
@@ -98,10 +97,9 @@ func (j *Job) Sums(rank int, name string, n int) error {
 	if _, err := j.Do(rank, op); err != nil {
 		return err
 	}
-	for i, v := range op.Output {
-		if int(v) != len(j.Workers) {
-			return fmt.Errorf("element %d of %q is %d, want %d", i, name, v, len(j.Workers))
-		}
+	if want := byte(len(j.Workers)); bytes.Count(op.Output, []byte{want}) != n {
+		i := slices.IndexFunc(op.Output, func(v byte) bool { return v != want })
+		return fmt.Errorf("element %d of %q is %d, want %d", i, name, op.Output[i], want)
 	}
 	return nil
 }
@@ -126,10 +124,7 @@ func Float32s(kind units.Kind, name string, shape ...int64) worker.Op {
 	for _, d := range shape {
 		n *= d
 	}
-	var in []byte
-	for range n {
-		in = AppendElement(in, units.Float32, 1)
-	}
+	in := bytes.Repeat(AppendElement(nil, units.Float32, 1), int(n))
 	op := worker.Op{Kind: kind, DType: units.Float32, ReduceOp: units.Sum, Shape: shape, Input: in, Name: name, Prescale: 1, Postscale: 1}
 	if kind == units.Allreduce || kind == units.Broadcast {
 		op.Output = in
