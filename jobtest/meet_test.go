@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -13,9 +14,14 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node"
+	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/control"
+	"github.com/paceline/paceline/transport/wire"
 )
 
 var (
@@ -33,6 +39,36 @@ func TestServersAreReplacedWhileTrainingRuns(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAServerThatIsLostAsItJoinsHoldsNobody: no rank reaches it before the others hear that it has gone.
+func TestAServerThatIsLostAsItJoinsHoldsNobody(t *testing.T) {
+	j := jobtest.Start(t, 2, jobtest.Dedicated(1), jobtest.Elastic, jobtest.SmallPartitions, jobtest.With(func(s *settings.Settings) { s.StartTimeout = 2 * jobtest.Hang }))
+	j.Works("x", 100000)
+	line, err := control.Dial(t.Context(), control.Config{Transport: j.Transports().Required(), Address: j.Settings.Scheduler, Hello: wire.Hello{Role: wire.RoleServer}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	if err := silent.(*net.TCPListener).SetDeadline(time.Now().Add(jobtest.Hang)); err != nil {
+		t.Fatal(err)
+	}
+	me := wire.Node{Role: wire.RoleServer, Host: "lost", Version: version.String(), Addresses: address.List{{Kind: "tcp", At: silent.Addr().String()}}}
+	if _, err := line.Register(t.Context(), wire.Register{Node: me, Elastic: true, Alike: j.Settings.Alike()}); err != nil {
+		t.Fatal(err)
+	}
+	for range j.Workers { // each has begun to connect
+		if _, err := silent.Accept(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	line.Close()
+	j.Works("x", 100000)
+	j.Works("y", 100000)
 }
 
 func playRolling(t *testing.T, seed uint64) {

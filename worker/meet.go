@@ -26,13 +26,13 @@ func (e *Engine) meet(server int, met chan struct{}) {
 	if e.wayTo(server) != nil { // it has joined while this rank connected to all
 		return
 	}
-	ctx, cancel := context.WithTimeout(e.ctx, e.cfg.DeclareTimeout)
-	defer cancel()
 	p := newPeer(e, server, e.epoch().Servers[server])
+	ctx, cancel := p.whileThere()
+	defer cancel()
 	if p.there() {
 		switch err := p.connect(ctx); {
 		case err == nil || e.ctx.Err() != nil:
-		case !p.accuse(ctx, err.Error()):
+		case !p.accuse(e.ctx, err.Error()):
 			p.fail(err, err.Error())
 		}
 	}
@@ -40,6 +40,26 @@ func (e *Engine) meet(server int, met chan struct{}) {
 		_ = p.join(wire.Header{Type: wire.TypeJoin, Epoch: e.epoch().Joins, Rank: uint16(e.cfg.Rank)}) // one that has left is lost too, and nobody waits for its word
 	}
 	p.kick(false)
+}
+
+// whileThere is the time to reach a server that has joined: it may be lost again before it answers.
+func (p *peer) whileThere() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(p.e.ctx, p.e.cfg.DeclareTimeout)
+	go func() {
+		defer cancel()
+		for {
+			_, over := p.e.cfg.Membership.Watch()
+			if !p.there() {
+				return
+			}
+			select {
+			case <-over:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return ctx, cancel
 }
 
 // met waits until every server that has joined is reached, or lost.

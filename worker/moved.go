@@ -114,7 +114,7 @@ func (p *peer) newPlace(d *declaration, part uint32, times int) int {
 		_, over := p.e.cfg.Membership.Watch()
 		to := p.e.whereIs(d, part, p.index)
 		if to != p.index {
-			if p.e.met(); p.e.wayTo(to) != nil || p.e.ctx.Err() != nil {
+			if p.e.met(); p.e.wayTo(to) != nil {
 				return to
 			}
 		}
