@@ -6,10 +6,12 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
@@ -107,6 +109,55 @@ func TestUnnamedOperationsThatDisagree(t *testing.T) {
 			}
 		}
 		j.Works("", 150000)
+	}
+}
+
+// TestWhatIsBehindAFailureEndsForItsReason: an operation fails on one rank, and with it those that ranks have begun behind it. All of them end with the
+// first reason, on every rank, whichever server and rank each heard of it from.
+func TestWhatIsBehindAFailureEndsForItsReason(t *testing.T) {
+	const behind, odd = 4, 2
+	firsts := []struct {
+		name   string
+		lates  []int // ranks that begin when the others have heard of it; 3 for none
+		reason string
+		first  func(j *jobtest.Job, op *worker.Op)
+	}{
+		{"undeclared", []int{0, 1, 2, 3}, "could not be declared on rank 2: ", func(j *jobtest.Job, op *worker.Op) { op.Set = j.All(); op.Set.Ranks = append(op.Set.Ranks, 3) }},
+		{"timeout", []int{0, 1}, "on rank 2 has waited 1s for that it ends, its timeout", func(_ *jobtest.Job, op *worker.Op) { op.Timeout = time.Second }},
+	}
+	for what, place := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2), "pairs": jobtest.Pairs(2)} {
+		t.Run(what, func(t *testing.T) {
+			jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+				j := jobtest.Start(t, 3, jobtest.SmallPartitions, place, network)
+				for _, f := range firsts {
+					for _, late := range f.lates {
+						j.Each(func(rank int) error {
+							if rank == late {
+								time.Sleep(10 * time.Second)
+							}
+							var ops []worker.Op
+							for range 1 + behind {
+								ops = append(ops, jobtest.Sum("", 2*jobtest.Partition))
+							}
+							if rank == odd {
+								f.first(j, &ops[0])
+							}
+							results, err := j.Submit(rank, ops...)
+							if err != nil {
+								return err
+							}
+							for i, result := range results {
+								if _, err := jobtest.Await(result, rank, "behind"); err == nil || !strings.Contains(err.Error(), f.reason) {
+									t.Errorf("%s, rank %d late: operation %d on rank %d: %v, want %q", f.name, late, i, rank, err, f.reason)
+								}
+							}
+							return nil
+						})
+						j.Works("", 150000)
+					}
+				}
+			})
+		})
 	}
 }
 

@@ -345,7 +345,7 @@ func (e *Engine) failed(f wire.Failure, err error) {
 		o.fail(err)
 	}
 	for _, o := range v.Later {
-		o.giveUp(err)
+		o.goWith(reason{f.Code, f.Text}, err)
 	}
 }
 

@@ -231,6 +231,6 @@ func (e *Engine) failedHere(f wire.Failure) {
 	e.mu.Unlock()
 	defer e.handBack()
 	for _, o := range slices.Concat(v.Failed, v.Later) {
-		o.giveUp(err)
+		o.goWith(reason{f.Code, f.Text}, err)
 	}
 }

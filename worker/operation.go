@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -147,18 +148,41 @@ func (o *operation) setErr(err error) {
 
 // fail gives the operation up for a reason that the other ranks hear of by themselves: the servers are
 // informed, tasks that have not begun are dropped, and those under way are waited for before Done.
-func (o *operation) fail(err error) { o.abandon(err, false) }
+func (o *operation) fail(err error) { o.abandon(err, nil) }
 
 // giveUp is fail for a reason of this rank's own: the servers tell the other ranks. What this rank begins from here on under
 // the name is declared anew, as theirs will be. (Of a held value that is declared the others go on.)
-func (o *operation) giveUp(err error) {
-	if o.abandon(err, true) && o.d != nil && !o.beside && (o.Kind != units.Accumulate || o.tensor() == 0) {
-		o.e.failed(wire.Failure{Name: o.name(), ProcessSet: o.Set.ID, Generation: o.d.t.Generation, Seq: o.seq}, err)
+func (o *operation) giveUp(err error) { o.goWith(o.reason(err), err) }
+
+// goWith is giveUp for what the other ranks are told: a reason of this operation, or the failure of one before it.
+func (o *operation) goWith(told reason, err error) {
+	if o.abandon(err, &told) && o.d != nil && !o.beside && (o.Kind != units.Accumulate || o.tensor() == 0) {
+		o.e.failed(wire.Failure{Code: told.code, Text: told.text, Name: o.name(), ProcessSet: o.Set.ID, Generation: o.d.t.Generation, Seq: o.seq}, err)
 	}
 }
 
+// reason is what the other ranks are told of a failure; without text, what the servers say of this rank.
+type reason struct {
+	code units.FailureCode
+	text string
+}
+
+// reason is what the other ranks hear where this rank gives the operation up. The end of the engine they hear of otherwise, and of a
+// held value that is declared nothing: they go on.
+func (o *operation) reason(err error) reason {
+	switch {
+	case o.d == nil || o.e.Err() != nil:
+		return reason{}
+	case o.tensor() == 0:
+		return reason{codeOf(err), err.Error()}
+	case o.Kind == units.Accumulate:
+		return reason{}
+	}
+	return reason{units.FailUnsupported, fmt.Sprintf("%q was given up by rank %d: %v", o.name(), o.e.cfg.Rank, err)}
+}
+
 // abandon is done once, also where a broken connection has noted its error before; it reports whether this was the time.
-func (o *operation) abandon(err error, ownWill bool) bool {
+func (o *operation) abandon(err error, own *reason) bool {
 	o.setErr(err)
 	o.mu.Lock()
 	again := o.abandoned
@@ -172,7 +196,7 @@ func (o *operation) abandon(err error, ownWill bool) bool {
 		o.withdraw(tasks)
 		return true
 	}
-	o.informServers(ownWill)
+	o.informServers(own)
 	for _, t := range tasks {
 		t.happened(life.Abandon)
 	}
@@ -182,8 +206,9 @@ func (o *operation) abandon(err error, ownWill bool) bool {
 	return true
 }
 
-// informServers cancels the tensor from this iteration on wherever it has keys.
-func (o *operation) informServers(ownWill bool) {
+// informServers cancels the tensor from this iteration on wherever it has keys. Where this rank is the first to give it up, own is the reason for
+// the others, which goes ahead: whoever hears of the operation first, hears why.
+func (o *operation) informServers(own *reason) {
 	if o.d == nil || o.beside {
 		return
 	}
@@ -194,13 +219,16 @@ func (o *operation) informServers(ownWill bool) {
 	case held: // servers know only of those before it, which fail too
 		return
 	case id == 0:
-		if ownWill {
-			o.undeclared()
+		if own != nil {
+			o.tell(*own)
 		}
 		return
 	}
+	if own != nil && own.text != "" && o.Kind != units.Accumulate {
+		o.tell(*own)
+	}
 	h := wire.Header{Type: wire.TypeCancel, Epoch: o.epoch, Rank: uint16(o.e.cfg.Rank), Tensor: id, Iteration: o.iteration, Seq: o.seq}
-	if ownWill {
+	if own != nil {
 		h.Flags = wire.FlagOwnWill
 	}
 	if o.Kind == units.Accumulate && o.Use == units.Declare {
@@ -226,14 +254,16 @@ func (o *operation) tensor() uint32 {
 	return o.d.t.ID
 }
 
-// undeclared tells all servers that this rank gives the operation up and has not declared its tensor, and so does not know the
+// tell tells all servers why this rank gives the operation up. Where it has not declared the tensor it does not know the
 // name's home, where others that have declared theirs wait.
-func (o *operation) undeclared() {
-	o.mu.Lock()
-	err := o.err
-	o.mu.Unlock()
+func (o *operation) tell(why reason) {
+	if why.text == "" {
+		o.mu.Lock()
+		why = reason{codeOf(o.err), o.err.Error()}
+		o.mu.Unlock()
+	}
 	f := wire.Failure{
-		Code: codeOf(err), Name: o.name(), ProcessSet: o.Set.ID, Generation: o.d.t.Generation, Seq: o.seq, Text: err.Error(), Ranks: o.d.t.Ranks,
+		Code: why.code, Name: o.name(), ProcessSet: o.Set.ID, Generation: o.d.t.Generation, Seq: o.seq, Text: why.text, Ranks: o.d.t.Ranks,
 	}
 	h := wire.Header{Type: wire.TypeFail, Epoch: o.epoch, Rank: uint16(o.e.cfg.Rank), Seq: o.seq}
 	for i, w := range o.e.ways() {

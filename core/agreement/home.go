@@ -210,7 +210,11 @@ func (h *Home) Cancel(t *Tensor, rank int, count uint64, why Why) (alone bool, f
 	case a == nil && t.holds():
 		return true, nil
 	case why == OwnWill:
-		failures = h.fail(nil, n, t, count, reason{units.FailUnsupported, fmt.Sprintf("%q was given up by rank %d, which shuts down or has an error of its own", t.Name, rank)})
+		because := reason{units.FailUnsupported, fmt.Sprintf("%q was given up by rank %d, which shuts down or has an error of its own", t.Name, rank)}
+		if n.failed.covers(t, count) { // it goes with the one that failed before it
+			because = n.failed.reason
+		}
+		failures = h.fail(nil, n, t, count, because)
 	case a == nil:
 	case why == Anew: // else those that have come would wait for good
 		failures = h.fail(nil, n, t, count, reason{units.FailUnsupported, earlierFailure(t)})
