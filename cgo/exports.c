@@ -36,6 +36,7 @@ int64_t pl_info(char *buf, uint64_t cap) {
 
 int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles) {
   GUARD;
+  if (count == 1 && ops && handles && pl_leave(ops, handles)) return PL_OK;
   int status = pl_ask(ops, count, handles);
   return status == PL_OK ? status
                          : goSubmit((pl_op *)ops, count, handles); /* which says on this thread what is wrong */

@@ -7,7 +7,10 @@
 #include "paceline.h"
 
 enum {
-  PL_HANDLES = 1 << 20,
+  PL_LEFT = 256, /* operations that callers leave before the engine takes them: 1 MiB of tensors of 4 KiB */
+  PL_LEFT_DIMS = 8,
+  PL_LEFT_NAME = 256, /* bytes, with the NUL */
+  PL_HANDLES = (1 << 20) + PL_LEFT,
   PL_UNANSWERED = INT32_MIN /* no pl_status */
 };
 
@@ -17,7 +20,7 @@ typedef struct pl_handle {
   int32_t before; /* the one released before it, + 1, while the engine has not taken it back */
 } pl_handle;
 
-/* Operations to submit. It lies on the stack of the thread that waits for the answer. */
+/* Operations to submit. It lies on the stack of the thread that waits for the answer, or in a pl_left. */
 typedef struct pl_request {
   struct pl_request *next;
   const pl_op *ops;
@@ -26,7 +29,19 @@ typedef struct pl_request {
   uint32_t ended; /* what pl_shared.ended was before it */
   int32_t waits; /* for the operations too, not for the answer alone */
   int32_t answer; /* pl_status; with it the request may be gone */
+  struct pl_left *left; /* that it lies in; NULL where a thread waits */
 } pl_request;
+
+/* An operation that nobody waits for to be submitted (pl_op.later). The engine gives it its handle before anybody asks;
+ * from then on it is a spare, until a caller takes it out of pl_shared.spares, and the engine's again once it is in
+ * pl_shared.requests. What op points to, but the tensors, is copied behind it. */
+typedef struct pl_left {
+  pl_request request;
+  int32_t handle;
+  pl_op op;
+  int64_t shape[PL_LEFT_DIMS];
+  char name[PL_LEFT_NAME];
+} pl_left;
 
 enum pl_flush { PL_FLUSH = 1, PL_FLUSH_AWAITED = 2 };
 
@@ -49,6 +64,12 @@ struct pl_shared {
   int32_t rung; /* the engine has still to look */
   int32_t flushes; /* enum pl_flush */
   pl_request *requests; /* the latest first */
+  /* Operations that are left: */
+  int32_t leaves; /* callers may leave them */
+  int32_t untaken; /* are left and not submitted yet */
+  uint32_t first, end; /* count the spares that callers have taken, and that the engine has put */
+  int32_t spares[PL_LEFT]; /* from first to end, modulo PL_LEFT, the numbers of entries of left that are free */
+  pl_left left[PL_LEFT];
 };
 
 extern struct pl_shared pl_shared;
@@ -77,6 +98,8 @@ int32_t pl_await(pl_request *r);
 /* doorbell.c: pl_ask submits; where there is no doorbell to ring it returns PL_UNANSWERED, and pl_ask_to_flush 0. The
  * engine answers each request without waiting for anything but its own locks, so these waits have no deadline. */
 int pl_ask(const pl_op *ops, uint32_t count, int32_t *handles);
+/* Leaves one operation for the engine to submit, and gives its handle; 0 where it has to be asked for instead. */
+int pl_leave(const pl_op *op, int32_t *handle);
 int pl_ask_to_flush(int waits);
 
 #endif

@@ -124,6 +124,7 @@ func start(in settingsJSON) error {
 		process.worker = nil
 		return err
 	}
+	mayLeave(!s.Autotune) // a search has submissions wait for other ranks, and those that were left have more behind them
 	return nil
 }
 
@@ -215,6 +216,8 @@ func goArenaFree(memory unsafe.Pointer) C.int {
 
 //export goShutdown
 func goShutdown() C.int {
+	mayLeave(false)
+	takeLeft()
 	process.Lock()
 	w := process.worker
 	process.worker = nil
@@ -222,6 +225,8 @@ func goShutdown() C.int {
 	if w != nil {
 		w.Shutdown()
 	}
+	gathering(worker.Gathering{}) // what other threads have left since ends as what was in flight does
+	takeLeft()
 	withdraw()
 	process.table.calls.wait()
 	return C.PL_OK
@@ -339,8 +344,9 @@ var versionText = C.CString(version.String())
 //export goVersion
 func goVersion() *C.char { return versionText }
 
-// with calls f with the worker and returns the status.
+// with calls f with the worker, after what callers have left, and returns the status.
 func with(f func(*node.Worker) error) C.int {
+	takeLeft()
 	w, err := running()
 	if err == nil {
 		err = f(w)

@@ -21,6 +21,7 @@ import (
 
 //export goSubmit
 func goSubmit(ops *C.pl_op, count C.uint32_t, handles *C.int32_t) C.int {
+	takeLeft() // which this thread may have left before
 	return status(submit(ops, count, handles))
 }
 
@@ -201,7 +202,10 @@ func goRelease(handles *C.int32_t, count C.uint32_t) C.int {
 }
 
 //export goFlush
-func goFlush(waits C.int) { flush(waits != 0) }
+func goFlush(waits C.int) {
+	takeLeft()
+	flush(waits != 0)
+}
 
 func flush(waits bool) {
 	if w, err := running(); err == nil {

@@ -172,6 +172,9 @@ typedef struct pl_op {
   uint64_t tag; /* send, receive: a receive takes messages with the same tag alone */
   int64_t timeout_ms; /* after which the operation ends with PL_ERR_STALL, on all its ranks; 0: never. A message that
                          its receiver takes at the same moment may have arrived */
+  uint32_t later; /* 1: what is wrong with it may be the error that it ends with, not that of pl_submit. Then pl_submit
+                     of one small allreduce need not wait for the engine, which makes many of them cheap one by one */
+  uint32_t reserved;
 } pl_op;
 
 /* The results of a finished operation beyond its output memory. */

@@ -32,15 +32,42 @@ func wake(at unsafe.Pointer) {
 	_, _, _ = unix.RawSyscall(unix.SYS_FUTEX, uintptr(at), wakes|private, math.MaxInt32)
 }
 
-// gathering is told by the engine what becomes of operations.
+// gathering is told by the engine what becomes of operations. Once nothing is held, callers ring for what they leave: what they
+// have left before is taken now (pl_leave says why none is missed). The engine's lock is held, so another goroutine takes it.
 func gathering(g worker.Gathering) {
 	atomic.StoreInt64((*int64)(&shared.gathers), int64(g.Bytes))
 	atomic.StoreInt32(word(&shared.holding), int32(number(g.Held)))
+	if !g.Held && anyLeft() && atomic.SwapInt32(word(&shared.rung), 1) == 0 {
+		go goServe()
+	}
 }
 
-// openHandle is called for one handle at a time.
-func openHandle(h int32) {
-	atomic.StoreInt32(word(&shared.handles[h].state), C.PL_PENDING)
+// anyLeft reports whether callers have left operations that are not submitted yet.
+func anyLeft() bool { return atomic.LoadInt32(word(&shared.untaken)) != 0 }
+
+// taken notes that an operation that was left is submitted, or refused.
+func taken() { atomic.AddInt32(word(&shared.untaken), -1) }
+
+// mayLeave says whether callers may leave operations.
+func mayLeave(may bool) { atomic.StoreInt32(word(&shared.leaves), int32(number(may))) }
+
+// putSpare lets callers leave an operation, by its place among shared.left.
+func putSpare(place int, handle int32) {
+	l := &shared.left[place]
+	l.handle = C.int32_t(handle)
+	end := atomic.LoadUint32(count(&shared.end))
+	atomic.StoreInt32(word(&shared.spares[end%C.PL_LEFT]), int32(place))
+	atomic.StoreUint32(count(&shared.end), end+1)
+}
+
+// placeOf finds where an operation that was left lies.
+func placeOf(l *C.pl_left) int {
+	return int((uintptr(unsafe.Pointer(l)) - uintptr(unsafe.Pointer(&shared.left[0]))) / unsafe.Sizeof(*l))
+}
+
+// openHandle is called for one handle at a time. Its state is to be PL_PENDING, or where it is not given out yet PL_ERR_INVALID.
+func openHandle(h, state int32) {
+	atomic.StoreInt32(word(&shared.handles[h].state), state)
 	if h >= atomic.LoadInt32(word(&shared.used)) {
 		atomic.StoreInt32(word(&shared.used), h+1)
 	}

@@ -56,6 +56,17 @@ func (t *table) open(dones []done, opened []*entry) error {
 	return t.book.open(dones, opened)
 }
 
+// reserve opens the entry of an operation that a caller may leave. Who leaves it gives its handle the state of one in flight.
+func (t *table) reserve() (*entry, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.book.collect()
+	if err := t.book.room(1); err != nil {
+		return nil, err
+	}
+	return t.book.enter(done{}, C.PL_ERR_INVALID), nil
+}
+
 // finish records how an operation ended, then wakes the threads that wait for it.
 func (t *table) finish(e *entry, out worker.Output, err error) {
 	status := C.int32_t(C.PL_OK)
@@ -123,26 +134,40 @@ func (t *table) discard(opened []*entry) {
 }
 
 func (b *book) open(dones []done, opened []*entry) error {
-	if n := len(dones); len(b.free)+C.PL_HANDLES-int(b.next) < n {
+	if err := b.room(len(dones)); err != nil {
+		return err
+	}
+	for i := range opened {
+		opened[i] = b.enter(dones[i], C.PL_PENDING)
+	}
+	return nil
+}
+
+// room finds out whether there are n more handles.
+func (b *book) room(n int) error {
+	if len(b.free)+C.PL_HANDLES-int(b.next) < n {
 		return fmt.Errorf("%w: %d handles are in use; synchronise and release some", worker.ErrMemory, C.PL_HANDLES)
 	}
+	return nil
+}
+
+// enter opens an entry, for which there is room.
+func (b *book) enter(d done, state int32) *entry {
 	if b.entries == nil {
 		b.entries = map[int32]*entry{}
 	}
-	for i := range opened {
-		e := b.entry()
-		if b.next < C.PL_HANDLES && len(b.free) < rested {
-			e.handle = b.next
-			b.next++
-		} else {
-			e.handle = b.free[0]
-			b.free = b.free[1:]
-		}
-		e.done = dones[i]
-		b.entries[e.handle], opened[i] = e, e
-		openHandle(e.handle)
+	e := b.entry()
+	if b.next < C.PL_HANDLES && len(b.free) < rested {
+		e.handle = b.next
+		b.next++
+	} else {
+		e.handle = b.free[0]
+		b.free = b.free[1:]
 	}
-	return nil
+	e.done = d
+	b.entries[e.handle] = e
+	openHandle(e.handle, state)
+	return e
 }
 
 // entry is one that is not in use.

@@ -401,7 +401,9 @@ func (e *Engine) unhold() (ops []*operation) {
 		ops = append(ops, n.held...)
 		n.held = nil
 	}
-	return append(ops, e.gather.stop()...)
+	ops = append(ops, e.gather.stop()...)
+	e.holding()
+	return ops
 }
 
 func (o *operation) String() string { return fmt.Sprintf("%v %q", o.Kind, o.name()) }

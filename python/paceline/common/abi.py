@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import pathlib
+from typing import Any
 
 VERSION = 2  # PL_ABI_VERSION of the header this module was written for
 
@@ -16,6 +17,7 @@ ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, ACCUMULATE, S
 ANY_RANK = -1  # the root of a receive that takes a message of any rank
 DECLARE, ADD, READ, READ_NOW, WITHIN, EXACT = 1, 2, 4, 8, 16, 32  # uses of a held value
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
+ITEM_BYTES = (1, 1, 2, 4, 8, 2, 2, 4, 8, 1)  # by type
 
 
 class Sync(ctypes.Structure):
@@ -85,7 +87,11 @@ class Op(ctypes.Structure):
         ("at_once", ctypes.c_uint32),
         ("tag", ctypes.c_uint64),
         ("timeout_ms", ctypes.c_int64),
+        ("later", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     ]
+
+    again: tuple[Any, Any] | None = None  # what it is known by, and what it is, where it may come again (operation.py)
 
 
 class Output(ctypes.Structure):

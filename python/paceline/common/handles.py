@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from paceline.common.abi import Op
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
+from paceline.common.operation import ended_well
 
 
 class _Pending(NamedTuple):
@@ -32,7 +33,13 @@ def start(ops: Sequence[Op], finish: Callable[[Sequence[int]], Any], at_once: bo
     """
     ops[-1].at_once = at_once
     handles = engine.submit(ops)
-    return watch(handles, lambda: finish(handles))
+
+    def result() -> Any:
+        for op in ops:
+            ended_well(op)
+        return finish(handles)
+
+    return watch(handles, result)
 
 
 def watch(handles: Sequence[int], finish: Callable[[], Any]) -> int:

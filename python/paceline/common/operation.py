@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from paceline.common import abi
+from paceline.common.engine import engine
 from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
 from paceline.common.significance import Significance
 
@@ -68,6 +70,42 @@ class How(NamedTuple):
         return {"reduce_op": op, **scales, "process_set": process_set_number(process_set), "options": options}
 
 
+# Small allreduces that have ended well, by process set and name: what they were. One that comes again is submitted as
+# pl_op.later, since nothing is wrong with it. One that is in flight is not here: using its name twice is an error which
+# the second caller gets at once.
+_repeats: dict[tuple[int, str], tuple[Any, ...]] = {}
+
+_REPEATED_BYTES = 1 << 16  # of larger ones the exchange takes longer than the submission
+_MAX_REPEATS = 1 << 16
+
+
+def _repeats_itself(op: abi.Op, name: str | None, shape: Sequence[int]) -> None:
+    """Has an allreduce be submitted without waiting for the engine where one like it has ended well."""
+    if name is None:
+        return
+    known_by = op.process_set, name
+    before = _repeats.pop(known_by, None)
+    if op.kind == abi.ALLREDUCE and not (op.sync or op.codec or op.authenticated):
+        # A join ends what is known of tensors, and refuses them while it waits.
+        what = engine.generation, op.dtype, tuple(shape), op.reduce_op, op.prescale, op.postscale, op.empty
+        op.later = what == before
+        op.again = known_by, what
+
+
+def ended_well(op: abi.Op) -> None:
+    """Notes that an operation has ended without an error, and may come again."""
+    if op.again is None or not (op.later or _is_small(op)):
+        return
+    if len(_repeats) >= _MAX_REPEATS:
+        _repeats.clear()
+    known_by, what = op.again
+    _repeats[known_by] = what
+
+
+def _is_small(op: abi.Op) -> bool:
+    return math.prod(op.shape[: op.ndim]) * abi.ITEM_BYTES[op.dtype] <= _REPEATED_BYTES
+
+
 def operation(
     kind: int,
     dtype: int,
@@ -110,6 +148,7 @@ def operation(
         empty,
     )
     op.authenticated = options.authenticated
+    _repeats_itself(op, name, shape)
     if splits is not None:
         op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)
     return op
