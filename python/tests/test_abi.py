@@ -70,3 +70,12 @@ def test_requests_at_the_doorbell_are_answered_whoever_closes_it(compiled):
 def test_who_waits_for_many_is_woken_however_late_another_begins_to_wait(compiled):
     run = subprocess.run([compiled("wakeups")], capture_output=True, text=True, timeout=HANG_S)
     assert run.stdout == "all woke up\n", run.stdout + run.stderr
+
+
+def test_no_operation_that_is_left_is_forgotten(compiled):
+    run = subprocess.run([compiled("left")], capture_output=True, text=True, timeout=HANG_S)
+    assert run.stdout == "none was forgotten\n", run.stdout + run.stderr
+
+
+def test_operations_that_are_submitted_later(compiled, port):
+    run(compiled("later"), port)
