@@ -79,15 +79,10 @@ _REPEATED_BYTES = 1 << 16  # of larger ones the exchange takes longer than the s
 _MAX_REPEATS = 1 << 16
 
 
-def _repeats_itself(op: abi.Op, name: str | None, shape: Sequence[int]) -> None:
+def _repeats_itself(op: abi.Op, known_by: tuple[int, str], what: tuple[Any, ...] | None) -> None:
     """Has an allreduce be submitted without waiting for the engine where one like it has ended well."""
-    if name is None:
-        return
-    known_by = op.process_set, name
     before = _repeats.pop(known_by, None)
-    if op.kind == abi.ALLREDUCE and not (op.sync or op.codec or op.authenticated):
-        # A join ends what is known of tensors, and refuses them while it waits.
-        what = engine.generation, op.dtype, tuple(shape), op.reduce_op, op.prescale, op.postscale, op.empty
+    if what is not None:
         op.later = what == before
         op.again = known_by, what
 
@@ -148,7 +143,12 @@ def operation(
         empty,
     )
     op.authenticated = options.authenticated
-    _repeats_itself(op, name, shape)
+    if name is not None:
+        what = None
+        if kind == abi.ALLREDUCE and options is DEFAULTS:
+            # A join, too, begins a generation: it ends what is known of tensors, and refuses them while it waits.
+            what = engine.generation, dtype, tuple(shape), reduce_op, prescale, postscale, empty
+        _repeats_itself(op, (process_set, name), what)
     if splits is not None:
         op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)
     return op
