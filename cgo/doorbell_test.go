@@ -23,7 +23,11 @@ func begin(t *testing.T) {
 		within(t, "the goroutine at the doorbell looks", func() bool { return atomic.LoadInt32(word(&shared.rung)) == 0 })
 	})
 	left.serving.Lock()
-	left.serving.Unlock() //nolint:staticcheck // only to wait
+	bare := len(left.bare)
+	left.serving.Unlock()
+	if bare > 0 {
+		t.Fatalf("%d places without spares", bare)
+	}
 }
 
 // leave does what pl_leave does while the engine holds something, so that nothing rings. It gives the handle.
