@@ -188,7 +188,8 @@ class _Copy:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self._process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its parent has yet to tell
+                os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
