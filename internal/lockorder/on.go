@@ -3,11 +3,10 @@
 package lockorder
 
 import (
-	"bytes"
 	"fmt"
-	"runtime"
-	"strconv"
 	"sync"
+
+	"github.com/petermattis/goid"
 )
 
 // place is a lock's level and name.
@@ -56,14 +55,14 @@ func (m *RWMutex) RUnlock() {
 // held lists the placed locks of each goroutine in the order of acquisition.
 var held = struct {
 	sync.Mutex
-	of map[uint64][]*place
-}{of: map[uint64][]*place{}}
+	of map[int64][]*place
+}{of: map[int64][]*place{}}
 
 func (p *place) acquire() {
 	if p.level == 0 {
 		return
 	}
-	id := goroutine()
+	id := goid.Get()
 	held.Lock()
 	defer held.Unlock()
 	for _, h := range held.of[id] {
@@ -78,7 +77,7 @@ func (p *place) release() {
 	if p.level == 0 {
 		return
 	}
-	id := goroutine()
+	id := goid.Get()
 	held.Lock()
 	defer held.Unlock()
 	locks := held.of[id]
@@ -94,16 +93,4 @@ func (p *place) release() {
 		return
 	}
 	panic(fmt.Sprintf("lock order broken: %s is released by a goroutine that does not hold it", p.name))
-}
-
-// goroutine is the number of the running goroutine, from the head of its stack trace.
-func goroutine() uint64 {
-	var buf [64]byte
-	line := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
-	digits, _, _ := bytes.Cut(line, []byte(" "))
-	id, err := strconv.ParseUint(string(digits), 10, 64)
-	if err != nil {
-		panic("no number of a goroutine in " + string(line))
-	}
-	return id
 }
