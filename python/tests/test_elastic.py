@@ -302,16 +302,25 @@ def train(state):
 train(state)
 print("trained", state.step, state.sizes, flush=True)
 """)
-    script = [str(path), str(tmp_path / "saved"), str(stop)]
+    saved = tmp_path / "saved"
+    script = [str(path), str(saved), str(stop)]
     agents = [Agent(0, port, *script)]
+
+    def waits_for_step_of(size):
+        """Until a step of so many ranks is saved, so that the next ranks load it."""
+        deadline = time.monotonic() + HANG_S
+        while not saved.exists() or torch.load(saved)[1][-1] != size:
+            assert time.monotonic() < deadline, "".join(agents[0].lines)
+            time.sleep(0.1)
+
     try:
-        agents[0].waits_for("begins of 1 as")
+        waits_for_step_of(1)
         agents.append(Agent(1, port, *script))
         rank = agents[1].waits_for(r"begins of 2 as (\d+)")
+        waits_for_step_of(2)
         agents[1].process.kill()  # torchrun's processes are not in its group
         os.kill(int(rank[1]), signal.SIGKILL)
-        while agents[0].waits_for(r"begins of (\d) as")[1] != "1":
-            time.sleep(0.1)
+        waits_for_step_of(1)
         agents.append(Agent(2, port, *script))
         agents[2].waits_for("begins of 2 as")
         stop.touch()
