@@ -101,6 +101,50 @@ func TestARankBoundsItsOwnWaitWhereTheServersCheckNoStalls(t *testing.T) {
 	})
 }
 
+// What may rightly take hours has no deadline: a join, and the end of a rank whose server others need. Each says once that it waits.
+func TestARankThatWaitsForOthersToJoinOrToShutDownSaysSo(t *testing.T) {
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Elastic} {
+			heard := make(chan string, 100)
+			j := jobtest.Start(t, 3, network, place, jobtest.Stalls(4*time.Second, 0), jobtest.Warnings(heard))
+			j.Each(func(rank int) error {
+				time.Sleep(time.Duration(rank) * 2500 * time.Millisecond) // the last joins 5 s behind the first
+				_, err := j.Join(rank)
+				return err
+			})
+			hearsOnce(t, heard, "rank 0 has joined, and has waited 4 s for the other ranks to join")
+			j.Each(func(rank int) error {
+				_, err := j.Declare(rank, "v", "asp", 1)
+				return err
+			})
+			var left []<-chan struct{}
+			for rank := range 3 {
+				left = append(left, j.Leave(rank))
+				time.Sleep(2500 * time.Millisecond)
+			}
+			for _, l := range left {
+				<-l
+			}
+			hearsOnce(t, heard, "rank 0 has shut down, and its server stays for ranks [2], which have not")
+		}
+	})
+}
+
+// hearsOnce checks that one warning has come, and nothing else.
+func hearsOnce(t *testing.T, heard <-chan string, want string) {
+	t.Helper()
+	for range len(heard) {
+		line := <-heard
+		if line != want {
+			t.Errorf("heard %q, want %q", line, want)
+		}
+		want = "no more"
+	}
+	if want != "no more" {
+		t.Errorf("did not hear %q", want)
+	}
+}
+
 // says reports whether a text has all of these in it.
 func says(text string, all ...string) bool {
 	return !slices.ContainsFunc(all, func(part string) bool { return !strings.Contains(text, part) })

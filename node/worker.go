@@ -372,6 +372,9 @@ func (w *Worker) Shutdown() {
 	defer cancel()
 	lost := errors.Is(w.Engine.Err(), worker.ErrPeerLost)
 	w.Engine.Shutdown(ctx)
+	if server := w.server; server != nil && w.Settings.StallWarning > 0 {
+		defer time.AfterFunc(w.Settings.StallWarning, func() { w.stays(server) }).Stop()
+	}
 	switch {
 	case w.server == nil || lost:
 	case w.Settings.Elastic:
@@ -389,6 +392,13 @@ func (w *Worker) Shutdown() {
 		}
 	}
 	w.close()
+}
+
+// stays says why this process has not ended: ranks may train on for hours, or hang.
+func (w *Worker) stays(server *server.Server) {
+	if ranks := server.NeededBy(); len(ranks) > 0 {
+		w.log.Warn(fmt.Sprintf("rank %d has shut down, and its server stays for ranks %v, which have not", w.Settings.Rank, ranks))
+	}
 }
 
 func (w *Worker) close() {

@@ -134,6 +134,15 @@ func (s *Server) Holds() bool {
 	return r != nil && slices.ContainsFunc(r.inUse(), (*tensor).holds)
 }
 
+// NeededBy are the ranks that have not left the running round.
+func (s *Server) NeededBy() []int {
+	r := s.running()
+	if r == nil {
+		return nil
+	}
+	return r.all().Minus(r.leftRanks()).Ranks()
+}
+
 // Served is how many payload bytes have come to the server, in all rounds.
 func (s *Server) Served() uint64 { return s.served.Load() }
 

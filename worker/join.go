@@ -3,6 +3,7 @@ package worker
 import (
 	"cmp"
 	"fmt"
+	"time"
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/transport/wire"
@@ -11,6 +12,8 @@ import (
 // joinState is a join under way: this rank has no more data and waits until all have joined, or until every server has failed it.
 type joinState struct {
 	done    func(Output, error)
+	began   time.Time
+	warned  bool // that it waits
 	sent    bool
 	told    bool             // every server has been
 	failed  error            // why it fails; nil for not
@@ -32,7 +35,7 @@ func (e *Engine) Join(done func(Output, error)) error {
 		e.mu.Unlock()
 		return fmt.Errorf("%w: this rank has joined already and waits for the others", ErrInvalid)
 	}
-	j := &joinState{done: done, refused: map[int]struct{}{}, replies: map[int]int{}}
+	j := &joinState{done: done, began: time.Now(), refused: map[int]struct{}{}, replies: map[int]int{}}
 	e.joining = j
 	idle := len(e.inflight) == e.messages.inFlight
 	e.mu.Unlock()
@@ -41,6 +44,20 @@ func (e *Engine) Join(done func(Output, error)) error {
 	}
 	e.Flush(true)
 	return nil
+}
+
+// waitsForJoin warns once where a join takes long: the others may train on for hours, or hang.
+func (e *Engine) waitsForJoin() {
+	e.mu.Lock()
+	j := e.joining
+	late := j != nil && !j.warned && e.cfg.Patience.Warning > 0 && time.Since(j.began) >= e.cfg.Patience.Warning
+	if late {
+		j.warned = true
+	}
+	e.mu.Unlock()
+	if late {
+		e.cfg.Log.Warn(fmt.Sprintf("rank %d has joined, and has waited %.0f s for the other ranks to join", e.cfg.Rank, time.Since(j.began).Seconds()))
+	}
 }
 
 // send tells all servers, once, on every connection: it must not overtake what was pushed on another.

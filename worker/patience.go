@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -19,7 +20,8 @@ func (e *Engine) watch() {
 }
 
 // look warns of operations that wait long for servers, and gives up those that wait too long. One that waits for its
-// declaration has the deadline of that, and one that is held back those of the operations before it.
+// declaration has the deadline of that, and one that is held back those of the operations before it. A server that then keeps what it was lent is
+// given up itself.
 func (e *Engine) look() {
 	left := make([]uint64, len(e.epoch().Servers)+len(e.host))
 	for i, w := range e.ways() {
@@ -27,16 +29,27 @@ func (e *Engine) look() {
 			left[i] = w.left()
 		}
 	}
+	e.waitsForJoin()
 	defer e.handBack()
 	var waits []*task
 	for _, o := range e.operations() {
 		var progress uint64
-		progress, waits = o.standing(left, waits[:0])
+		var abandoned bool
+		progress, waits, abandoned = o.standing(left, waits[:0])
 		if len(waits) == 0 {
 			continue
 		}
-		waited, warn, end := o.wait.Look(o.patience(), progress, e.warnedOf(o), time.Since(e.origin))
+		patience := o.patience()
+		if abandoned { // servers answer that at once
+			patience.Warning, patience.Shutdown = 0, cmp.Or(patience.Shutdown, e.cfg.DeclareTimeout)
+		}
+		waited, warn, end := o.wait.Look(patience, progress, e.warnedOf(o), time.Since(e.origin))
 		switch {
+		case end && abandoned:
+			if p, ok := waits[0].way().(*peer); ok {
+				p.fail(nil, fmt.Sprintf("it runs, but keeps memory of %q, which rank %d has given up, for %v", o.name(), e.cfg.Rank, waited.Round(time.Millisecond)))
+				return
+			}
 		case end && o.Kind.Message():
 			o.giveUp(because{ErrStall, fmt.Sprintf("%s on rank %d stalled: it has waited %v for %s, longer than PACELINE_STALL_SHUTDOWN (%v)",
 				o.what(), e.cfg.Rank, waited.Round(time.Millisecond), o.waitsFor(), e.cfg.Patience.Shutdown)})
@@ -81,15 +94,11 @@ func (e *Engine) warns(name string) (again bool) {
 	return again
 }
 
-// standing is how far an operation has come, as a number that changes with it, and the tasks that servers still have to
-// answer, appended to waits. What waits behind others comes further with them.
-func (o *operation) standing(left []uint64, waits []*task) (uint64, []*task) {
-	var progress uint64
+// standing is how far an operation has come, as a number that changes with it, the tasks that servers still have to
+// answer, appended to waits, and whether it has been given up. What waits behind others comes further with them.
+func (o *operation) standing(left []uint64, waits []*task) (progress uint64, _ []*task, abandoned bool) {
 	o.mu.Lock()
-	tasks := o.tasks
-	if o.abandoned {
-		tasks = nil
-	}
+	tasks, abandoned := o.tasks, o.abandoned
 	o.mu.Unlock()
 	for _, t := range tasks {
 		s := life.State(t.state.Load())
@@ -104,5 +113,5 @@ func (o *operation) standing(left []uint64, waits []*task) (uint64, []*task) {
 			}
 		}
 	}
-	return progress, waits
+	return progress, waits, abandoned
 }
