@@ -262,6 +262,30 @@ func TestAFrameThatComesWhileTheOutboxClosesIsSettled(t *testing.T) {
 	})
 }
 
+// halted is a connection of a process that is stopped in the middle of a send.
+type halted struct{ transport.Conn }
+
+func (halted) TrySend(net.Buffers) (rest net.Buffers, busy bool, err error) {
+	time.Sleep(time.Minute)
+	return nil, false, nil
+}
+
+// TestTimeGoesOnWhileTheOutboxWaitsForASender: else virtual time stands still for good, and a core is busy.
+func TestTimeGoesOnWhileTheOutboxWaitsForASender(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := &line{}
+		out := outbox.New(halted{}, q, fusion, func(error) {})
+		var o owner
+		q.push(outbox.Frame{Header: wire.Header{Type: wire.TypePush}, Owner: &o})
+		go out.Kick()
+		synctest.Wait()
+		out.Close()
+		if o.told.Load() != 1 || o.failed.Load() != 0 {
+			t.Errorf("the owner was told %d times, %d of them of an error; want 1 and 0", o.told.Load(), o.failed.Load())
+		}
+	})
+}
+
 // swallow is a connection that accepts everything at once.
 type swallow struct{ transport.Conn }
 
