@@ -6,7 +6,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.common.seat import seat
@@ -73,6 +73,12 @@ class State:
 
 class ObjectState(State):
     """A state of Python objects: each keyword argument is an attribute."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)

@@ -175,6 +175,7 @@ def come_and_go(model: torch.nn.Module, optimizer: torch.optim.Optimizer, sample
             sampler.set_epoch(epoch)
             for batch, _ in enumerate(sampler):
                 sampler.record_batch(batch, 1)
+                state.batch += 1
                 state.commit()
                 state.check_host_updates()
         return 0.5
