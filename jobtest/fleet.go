@@ -54,6 +54,12 @@ func StartPhasedFleet(t testing.TB, workers, servers int, env ...string) *Fleet 
 	return f
 }
 
+// StartPhasedFleetOfWorkers is StartPhasedFleet with the scheduler in rank 0.
+func StartPhasedFleetOfWorkers(t testing.TB, workers int, env ...string) *Fleet {
+	t.Helper()
+	return LaunchFleetOfWorkers(t, workers, 0, append(slices.Clone(env), phased+"=1")...)
+}
+
 // StartFleetOfTwoAddresses is StartFleet with a scheduler that MoveScheduler moves.
 func StartFleetOfTwoAddresses(t testing.TB, workers, servers int, env ...string) *Fleet {
 	t.Helper()

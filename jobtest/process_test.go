@@ -29,6 +29,13 @@ func TestAKilledWorkerIsAnErrorOnEverySurvivor(t *testing.T) {
 	}
 }
 
+func TestAKilledRankWithTheSchedulerIsAnErrorOnEverySurvivor(t *testing.T) {
+	f := jobtest.StartFleetOfWorkers(t, 3, unseen)
+	f.Workers[0].Kill()
+	f.Workers[0] = nil
+	f.Fails("worker 0")
+}
+
 // TestAKilledRepresentativeIsAnErrorOnEverySurvivor kills a rank that pushes sums of its host: its neighbour and the other host's
 // ranks hear of it alike.
 func TestAKilledRepresentativeIsAnErrorOnEverySurvivor(t *testing.T) {

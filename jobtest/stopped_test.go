@@ -102,65 +102,92 @@ func TestASchedulerThatIsStoppedIsNotNoticedHoweverLong(t *testing.T) {
 	}
 }
 
-// TestAProcessThatIsStoppedInAPhaseHoldsNobody: the others end in bounded time, with an error that names it or, where they do not
-// need it, well; and so does a worker that runs again.
-func TestAProcessThatIsStoppedInAPhaseHoldsNobody(t *testing.T) {
-	for _, c := range []struct {
-		stopped, phase string
-		servers        int
-		want           string // of the others' error
-	}{
-		{"worker", "init", 0, "rank 1 of 3"},
-		{"server", "init", 2, "1 of 2 servers"},
-		{"scheduler", "init", 0, "127.0.0.1:"},
-		{"worker", "join", 0, "worker 1"},
-		{"server", "join", 2, "server "},
-		{"scheduler", "join", 0, ""},
-		{"worker", "shutdown", 0, ""},
-		{"server", "shutdown", 2, ""},
-		{"scheduler", "shutdown", 0, ""},
-	} {
-		t.Run(c.stopped+" at "+c.phase, func(t *testing.T) {
-			t.Parallel() // their time passes without work
-			env := timeouts
-			if c.phase == "init" { // only there it passes
-				env = append(slices.Clone(timeouts), "PACELINE_START_TIMEOUT=10s")
-			}
-			f := jobtest.StartPhasedFleet(t, 3, c.servers, env...)
-			p := f.Scheduler
-			switch c.stopped {
-			case "worker":
-				p = f.Workers[1]
-			case "server":
-				p = f.Servers[1]
-			}
-			for _, phase := range []string{"init", "join", "shutdown"} {
-				if f.At(phase); phase == c.phase {
-					break
+// TestAProcessThatIsKilledOrStoppedInAPhaseHoldsNobody: the others end in bounded time, with an error that names it or, where they do not
+// need it, well; and so does a worker that runs again. One that is stopped for a while costs nobody anything.
+func TestAProcessThatIsKilledOrStoppedInAPhaseHoldsNobody(t *testing.T) {
+	for _, fate := range []string{"killed", "stopped", "stopped for a while"} {
+		for _, c := range []struct {
+			node, phase string
+			want        string // of the others' error
+		}{
+			{"worker", "init", "rank 1 of 3"},
+			{"rank 0 with the scheduler", "init", "127.0.0.1:"},
+			{"server", "init", "1 of 2 servers"},
+			{"scheduler", "init", "127.0.0.1:"},
+			{"worker", "join", "worker 1"},
+			{"rank 0 with the scheduler", "join", "worker 0"},
+			{"server", "join", "server "},
+			{"scheduler", "join", ""},
+			{"worker", "shutdown", ""},
+			{"rank 0 with the scheduler", "shutdown", ""},
+			{"server", "shutdown", ""},
+			{"scheduler", "shutdown", ""},
+		} {
+			t.Run(fmt.Sprintf("%s %s at %s", c.node, fate, c.phase), func(t *testing.T) {
+				t.Parallel() // their time passes without work
+				env := timeouts
+				if fate == "stopped for a while" {
+					c.want = ""
+				} else if c.phase == "init" { // only there it passes
+					env = append(slices.Clone(timeouts), "PACELINE_START_TIMEOUT=10s")
 				}
-				f.Release(phase, nil)
-			}
-			p.Stop()
-			f.Release(c.phase, p)
-			for rank, w := range f.Workers {
-				switch {
-				case w == p:
-				case c.phase == "join" && c.want == "":
-					w.Says("at shutdown")
-				default:
-					if err := w.Failure(); !strings.Contains(err, c.want) || (err == "") != (c.want == "") {
-						t.Errorf("rank %d: %q, want %q", rank, err, c.want)
+				f, p := phasedFleet(t, c.node, env)
+				for _, phase := range []string{"init", "join", "shutdown"} {
+					if f.At(phase); phase == c.phase {
+						break
+					}
+					f.Release(phase, nil)
+				}
+				if fate == "killed" {
+					p.Kill()
+				} else {
+					p.Stop()
+				}
+				f.Release(c.phase, p)
+				if fate == "stopped for a while" {
+					time.Sleep(timeout / 2) // of real processes: how long it is stopped is what the test is about
+					p.Continue()
+					if p != f.Scheduler && !(c.node == "server" && c.phase != "init") {
+						p.Release()
 					}
 				}
-			}
-			if c.stopped != "worker" {
-				return
-			}
-			p.Continue()
-			p.Release()
-			if err := p.Failure(); strings.HasPrefix(err, "nothing within") {
-				t.Errorf("the worker that was stopped: %s", err)
-			}
-		})
+				for rank, w := range f.Workers {
+					switch {
+					case w == p && fate != "stopped for a while":
+					case c.want != "" || c.phase == "shutdown":
+						if err := w.Failure(); !strings.Contains(err, c.want) || (err == "") != (c.want == "") {
+							t.Errorf("rank %d: %q, want %q", rank, err, c.want)
+						}
+					default:
+						w.Says("at ") // the next phase
+					}
+				}
+				if fate != "stopped" || !slices.Contains(f.Workers, p) {
+					return
+				}
+				p.Continue()
+				p.Release()
+				if err := p.Failure(); strings.HasPrefix(err, "nothing within") {
+					t.Errorf("the worker that was stopped: %s", err)
+				}
+			})
+		}
 	}
+}
+
+// phasedFleet starts a fleet that waits in phases, and gives one of its processes by its role.
+func phasedFleet(t *testing.T, node string, env []string) (f *jobtest.Fleet, p *jobtest.Process) {
+	switch node {
+	case "rank 0 with the scheduler":
+		f = jobtest.StartPhasedFleetOfWorkers(t, 3, env...)
+		return f, f.Workers[0]
+	case "server":
+		f = jobtest.StartPhasedFleet(t, 3, 2, env...)
+		return f, f.Servers[1]
+	}
+	f = jobtest.StartPhasedFleet(t, 3, 0, env...)
+	if node == "scheduler" {
+		return f, f.Scheduler
+	}
+	return f, f.Workers[1]
 }
