@@ -31,7 +31,7 @@ func TestAPolicyMayBeAFile(t *testing.T) {
 	if _, err := node.Compression(filepath.Join(dir, "none.json")); err == nil || !strings.Contains(err.Error(), "none.json") {
 		t.Errorf("%v", err)
 	}
-	if _, err := node.Compression("nonsense"); err == nil || !strings.Contains(err.Error(), "unknown name") {
+	if _, err := node.Compression("nonsense"); err == nil || !strings.Contains(err.Error(), "unknown codec") {
 		t.Errorf("%v", err)
 	}
 }

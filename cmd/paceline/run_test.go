@@ -26,7 +26,7 @@ func TestRunRefusesSettingsThatNoRankWouldTake(t *testing.T) {
 		"PACELINE_SYNC=adaptiv:1,1":       `did you mean "adaptive"?`,
 		"PACELINE_SYNC=ssp:x":             "ssp:S",
 		"PACELINE_SYNC=drop-stragglers:3": "allowed is from 1 to 2",
-		"PACELINE_COMPRESSION=int9":       `unknown name "int9", did you mean "int4"? Known are: bf16, `,
+		"PACELINE_COMPRESSION=int9":       `PACELINE_COMPRESSION: unknown codec "int9", did you mean "int4"? Known are: bf16, `,
 		"PACELINE_COMPRESSION=fp61":       `did you mean "fp16"?`,
 		"PACELINE_COMPRESSION=/no/rules":  "/no/rules",
 		"PACELINE_COMPRESSION=[{}]":       "rule 1",

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/signal"
@@ -26,8 +27,11 @@ Only for jobs whose processes are started separately: ` + "`paceline run`" + ` h
 killed and started again at any time; the job continues.`,
 		Args: noArguments,
 		RunE: func(*cobra.Command, []string) error {
-			if _, port, err := net.SplitHostPort(listen); err != nil || port == "0" {
-				return errors.New("--listen host:port must give the scheduler's address")
+			switch _, port, _ := net.SplitHostPort(listen); {
+			case listen == "":
+				return errors.New("give the address at which nodes find it: --listen host:port")
+			case port == "0":
+				return fmt.Errorf("--listen %q: nodes have to know the port", listen)
 			}
 			s, err := settingsAs("scheduler", fromFlag{"--listen", "PACELINE_SCHEDULER", listen}, fromFlag{"--num-servers", "PACELINE_NUM_SERVERS", numServers})
 			if err != nil {

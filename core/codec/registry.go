@@ -55,7 +55,7 @@ func Parse(setting string) (Codec, error) {
 	name, text, _ := strings.Cut(body, ":")
 	newCodec, ok := makers[name]
 	if !ok {
-		return nil, unknownError(fmt.Sprintf("codec %q: unknown name %q, %s", setting, name, nearest.Known(name, Names())))
+		return nil, unknownError(fmt.Sprintf("unknown codec %q, %s", setting, nearest.Known(name, Names())))
 	}
 	a := parseArguments(text)
 	c := newCodec(a)

@@ -8,7 +8,7 @@ import (
 
 func TestBadSettingsSayWhatIsAllowed(t *testing.T) {
 	for setting, want := range map[string]string{
-		"":                             "unknown name \"\", known are: bf16, dgc, fp16",
+		"":                             "unknown codec \"\", known are: bf16, dgc, fp16",
 		"gzip":                         "known are",
 		"topk:0":                       "value \"0\": allowed are shares over 0 and up to 1",
 		"topk:1.5":                     "allowed are shares over 0 and up to 1",

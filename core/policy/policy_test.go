@@ -61,7 +61,7 @@ func TestAWrongPolicyIsAnErrorThatNamesTheRule(t *testing.T) {
 		"[1]":                                    "rule 1",
 		"[{]":                                    "policy",
 		`[{"codec": 1}]`:                         "rule 1",
-		`[{"codec": "fp16"}, {"codec": "fp17"}]`: "rule 2: codec \"fp17\"",
+		`[{"codec": "fp16"}, {"codec": "fp17"}]`: "rule 2: unknown codec \"fp17\"",
 		`[{"codec": "fp16", "name": "x"}]`:       "unknown field \"name\"",
 		`[{"names": "w"}]`:                       "it names no codec",
 		`[{"names": "[odd", "codec": "fp16"}]`:   "not a pattern",
