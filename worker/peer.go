@@ -44,14 +44,14 @@ func newPeer(e *Engine, index int, at membership.Server) *peer {
 }
 
 func (p *peer) String() string {
-	where := fmt.Sprintf("server %d", p.index)
 	if p.e.ofHost(p.index) {
 		return fmt.Sprintf("the host's sums in worker %d (at %v)", p.at.Rank, p.at.Addresses)
 	}
+	within := ""
 	if p.at.Rank != membership.Dedicated {
-		where = fmt.Sprintf("worker %d", p.at.Rank)
+		within = fmt.Sprintf("in worker %d ", p.at.Rank)
 	}
-	return fmt.Sprintf("server %d (%s on host %s at %v)", p.index, where, p.at.Host, p.at.Addresses)
+	return fmt.Sprintf("server %d (%son host %s at %v)", p.index, within, p.at.Host, p.at.Addresses)
 }
 
 // connect opens all connections to the server.

@@ -23,7 +23,7 @@ func TestConnectionBrokenInMidSendEndsEveryOperation(t *testing.T) {
 		done := th.sum("x", 8*partBytes)
 		synctest.Wait() // nobody reads: both connections are full
 		_ = th.servers[0].conns[0].Close()
-		th.wantEnd(done, worker.ErrPeerLost, `"x"`, "rank 0", "server 0")
+		th.wantEnd(done, worker.ErrPeerLost, `"x"`, "rank 0", "server 0 (on host")
 	})
 }
 
