@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"runtime"
@@ -42,6 +43,7 @@ func main() {}
 var process struct {
 	sync.Mutex
 	worker    *node.Worker
+	place     *settings.Settings // without a worker: what it may expect to join as
 	sets      map[uint32][]int
 	warnings  []string
 	scheduler *node.Scheduler            // embedded in rank 0, of the last round that had one
@@ -59,6 +61,7 @@ type settingsJSON struct {
 	Env         map[string]string `json:"env"`
 	Settings    map[string]any    `json:"settings"`
 	ProcessSets [][]int           `json:"process_sets"`
+	Expect      bool              `json:"expect"`
 }
 
 //export goInit
@@ -92,6 +95,10 @@ func start(in settingsJSON) error {
 		for _, w := range warnings {
 			log.Warn(w)
 		}
+	}
+	if process.place = nil; in.Expect {
+		process.place, process.warnings, process.arena = &s, warnings, arena(log)
+		return nil
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -220,7 +227,7 @@ func goShutdown() C.int {
 	takeLeft()
 	process.Lock()
 	w := process.worker
-	process.worker = nil
+	process.worker, process.place = nil, nil
 	process.Unlock()
 	if w != nil {
 		w.Shutdown()
@@ -253,25 +260,28 @@ func running() (*node.Worker, error) {
 
 //export goInfo
 func goInfo(buf *C.char, room C.uint64_t) C.int64_t {
-	w, err := running()
-	if err != nil {
-		return put(nil, err, buf, room)
-	}
-	s := &w.Settings
 	process.Lock()
+	w, s, warnings := process.worker, process.place, process.warnings
 	sets := []wire.ProcessSet{}
 	for id, ranks := range process.sets {
 		sets = append(sets, wire.ProcessSet{ID: id, Ranks: ranks})
 	}
-	warnings := process.warnings
 	process.Unlock()
-	n := w.Tally()
-	text, err := json.Marshal(map[string]any{
-		"tally":      map[string]uint64{"admitted": n.Admitted, "dropped": n.Dropped, "duplicate": n.Duplicate, "delayed": n.Delayed, "withheld": n.Withheld},
-		"supersteps": w.Engine.Supersteps(), "heap": heap(),
+	info := map[string]any{}
+	switch {
+	case w != nil:
+		s = &w.Settings
+		n := w.Tally()
+		info["tally"] = map[string]uint64{"admitted": n.Admitted, "dropped": n.Dropped, "duplicate": n.Duplicate, "delayed": n.Delayed, "withheld": n.Withheld}
+		info["supersteps"], info["heap"], info["homogeneous"], info["process_sets"] = w.Engine.Supersteps(), heap(), w.Homogeneous, sets
+	case s == nil:
+		return put(nil, errNotInitialized, buf, room)
+	}
+	maps.Copy(info, map[string]any{
 		"rank": s.Rank, "size": s.Size, "local_rank": s.LocalRank, "local_size": s.LocalSize,
-		"cross_rank": s.CrossRank, "cross_size": s.CrossSize, "homogeneous": w.Homogeneous, "process_sets": sets, "settings": s, "warnings": warnings,
+		"cross_rank": s.CrossRank, "cross_size": s.CrossSize, "settings": s, "warnings": warnings,
 	})
+	text, err := json.Marshal(info)
 	return put(text, err, buf, room)
 }
 

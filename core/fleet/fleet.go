@@ -40,6 +40,7 @@ type Ask struct {
 	Process int
 	State   bool // it has the state of the training
 	Skip    bool // its state is that of the others, unless somebody joins
+	Early   bool // it is not ready yet: while a round runs, it only wants to know which place to expect
 }
 
 // Ended is the end of a process.
@@ -53,6 +54,7 @@ type Output struct {
 	Start   *Place   // start a process on a host
 	Stop    *Stop    // end a process
 	Round   *Round   // give these processes, which have asked, their places
+	Expect  *Expect  // answer a process that has asked early
 	Dismiss *Dismiss // answer a process that has asked: it has no place
 	Broken  uint64   // the round of this number has lost a member or comes to an end: processes that still join it must ask again
 	News    *News    // tell the running processes
@@ -81,6 +83,12 @@ type Round struct {
 	Members []Place
 	Skip    bool   // all have the same state
 	News    uint64 // of which the round is the result
+}
+
+// Expect is the round that would begin if everybody asked now. Its members are in the order of their ranks.
+type Expect struct {
+	Process int
+	Members []Place
 }
 
 // Dismiss ends a process's wait.

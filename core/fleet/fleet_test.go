@@ -18,7 +18,7 @@ import (
 //
 //	fleet first=2 min=1 max=4 limit=3 cooldown=10s,40s goes-on   a new fleet, with a timeout of 60 s, 20 s for starts and a warning after 30 s
 //	hosts a:2 b:1           the hosts that there are now; "hosts" alone: none
-//	ask 0 1                 processes ask; with "state" at the end they have the state, with "skip" they need nobody else's
+//	ask 0 1                 processes ask; with "state" at the end they have the state, with "skip" they need nobody else's, with "early" they are not ready
 //	end 1                   processes fail; with "ok" at the end they have come to the end
 //	wait 5s                 time passes, to each deadline on the way
 func TestTranscripts(t *testing.T) {
@@ -53,7 +53,7 @@ func (s *stage) act(words []string) []string {
 		s.step(Input{Found: true, Hosts: hosts})
 	case "ask":
 		for _, n := range numbers {
-			s.step(Input{Ask: &Ask{number(s.t, n), last == "state" || last == "skip", last == "skip"}})
+			s.step(Input{Ask: &Ask{number(s.t, n), last == "state" || last == "skip", last == "skip", last == "early"}})
 		}
 	case "end":
 		for _, n := range numbers {
@@ -95,6 +95,12 @@ func show(o Output) string {
 	case o.Round != nil:
 		text := fmt.Sprintf("round %d, skip=%v, news %d:", o.Round.Number, o.Round.Skip, o.Round.News)
 		for _, p := range o.Round.Members {
+			text += fmt.Sprintf(" %d@%s", p.Process, p.Host)
+		}
+		return text
+	case o.Expect != nil:
+		text := fmt.Sprintf("expect %d:", o.Expect.Process)
+		for _, p := range o.Expect.Members {
 			text += fmt.Sprintf(" %d@%s", p.Process, p.Host)
 		}
 		return text
@@ -158,6 +164,7 @@ type schedule struct {
 	machine *Machine
 	now     time.Duration
 	live    map[int]*actor
+	rounds  int
 	trained bool // somebody has had the state
 	over    bool
 }
@@ -215,7 +222,8 @@ func (s *schedule) settle() error {
 
 func (s *schedule) event() error {
 	all := slices.Sorted(maps.Keys(s.live))
-	switch kind := s.rng.IntN(6); {
+	kind := s.rng.IntN(6)
+	switch {
 	case kind == 0:
 		var hosts []Host
 		for _, name := range []string{"a", "b", "c"} {
@@ -230,7 +238,11 @@ func (s *schedule) event() error {
 	case kind == 2:
 		return s.step(Input{Ended: &Ended{Process: all[s.rng.IntN(len(all))]}})
 	}
-	return s.ask(all[s.rng.IntN(len(all))])
+	n := all[s.rng.IntN(len(all))]
+	if kind == 3 {
+		return s.early(n)
+	}
+	return s.ask(n)
 }
 
 // ask has a process ask, unless it waits already. A member may have got the state in its round.
@@ -242,7 +254,21 @@ func (s *schedule) ask(n int) error {
 	a.asked = true
 	a.state = a.state || a.member && s.rng.IntN(2) == 0
 	s.trained = s.trained || a.state
-	return s.step(Input{Ask: &Ask{n, a.state, false}})
+	return s.step(Input{Ask: &Ask{Process: n, State: a.state}})
+}
+
+// early has a new process ask for the place to expect, which it is told at once where there has been a round.
+func (s *schedule) early(n int) error {
+	a := s.live[n]
+	if a.asked || a.seats > 0 {
+		return nil
+	}
+	a.asked = true
+	err := s.step(Input{Ask: &Ask{Process: n, Early: true}})
+	if s.rounds > 0 && s.live[n] != nil && a.asked {
+		return fmt.Errorf("%d is not told which place to expect", n)
+	}
+	return err
 }
 
 // step gives the machine an input, then the ends of the processes that it stops.
@@ -265,6 +291,11 @@ func (s *schedule) step(in Input) error {
 				if err := s.begin(o.Round); err != nil {
 					return err
 				}
+			case o.Expect != nil:
+				s.live[o.Expect.Process].asked = false
+				if !slices.ContainsFunc(o.Expect.Members, func(p Place) bool { return p.Process == o.Expect.Process }) {
+					return fmt.Errorf("%d is told of a round without it", o.Expect.Process)
+				}
 			}
 			s.over = s.over || o.Fail != "" || o.Done
 		}
@@ -274,6 +305,7 @@ func (s *schedule) step(in Input) error {
 
 // begin checks a round.
 func (s *schedule) begin(r *Round) error {
+	s.rounds++
 	seats := map[int]bool{}
 	for rank, p := range r.Members {
 		a := s.live[p.Process]

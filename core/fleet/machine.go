@@ -93,6 +93,10 @@ func (m *Machine) asks(a *Ask) {
 		m.out = append(m.out, Output{Dismiss: &Dismiss{a.Process, "it does not belong to the job any more"}})
 		return
 	}
+	if a.Early && m.round > 0 {
+		m.out = append(m.out, Output{Expect: &Expect{a.Process, places(m.arrange(m.wanted()))}})
+		return
+	}
 	p.asked, p.state = a, a.State
 	m.trained = m.trained || a.State
 	if p.rank >= 0 {
@@ -190,6 +194,12 @@ func (m *Machine) surplus(order []*process, p *process) bool {
 		}
 	}
 	return before >= m.slots(p.host)
+}
+
+// wanted are the processes that a next round would have if all of them asked now.
+func (m *Machine) wanted() []*process {
+	order := m.sorted()
+	return slices.DeleteFunc(slices.Clone(order), func(p *process) bool { return p.going || m.surplus(order, p) })
 }
 
 func (m *Machine) slots(host string) int {

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/paceline/paceline/internal/each"
 )
 
 // form begins a round when nobody has to be waited for.
@@ -47,25 +49,33 @@ func (m *Machine) bereft(waiting []*process) bool {
 	return none(func(p *process) bool { return p.state }) && (m.trained || m.round > 0 && none(func(p *process) bool { return p.seated }))
 }
 
-// seat gives everybody who waits a rank. The hosts are in the order of their lowest former rank that has the state.
+// seat gives everybody who waits a rank.
 func (m *Machine) seat(waiting []*process) {
-	first := map[string]int{} // of each host, the place of its first process
-	slices.SortStableFunc(waiting, func(a, b *process) int { return cmp.Compare(stateless(a), stateless(b)) })
-	for i, p := range waiting {
-		if _, ok := first[p.host]; !ok {
-			first[p.host] = i
-		}
-	}
-	slices.SortStableFunc(waiting, func(a, b *process) int { return cmp.Compare(first[a.host], first[b.host]) })
 	m.round++
-	r := &Round{Number: m.round, Skip: true, News: m.news}
+	r := &Round{Number: m.round, Members: places(m.arrange(waiting)), Skip: true, News: m.news}
 	for i, p := range waiting {
-		r.Members = append(r.Members, Place{p.number, p.host})
 		r.Skip = r.Skip && p.state && p.asked.Skip
 		p.rank, p.seated, p.asked = i, true, nil
 	}
 	m.closed, m.broken, m.told = false, false, ""
 	m.out = append(m.out, Output{Round: r})
+}
+
+// arrange sorts processes by the ranks that they get. The hosts are in the order of their lowest former rank that has the state.
+func (m *Machine) arrange(processes []*process) []*process {
+	first := map[string]int{} // of each host, the place of its first process
+	slices.SortStableFunc(processes, func(a, b *process) int { return cmp.Compare(stateless(a), stateless(b)) })
+	for i, p := range processes {
+		if _, ok := first[p.host]; !ok {
+			first[p.host] = i
+		}
+	}
+	slices.SortStableFunc(processes, func(a, b *process) int { return cmp.Compare(first[a.host], first[b.host]) })
+	return processes
+}
+
+func places(processes []*process) []Place {
+	return each.Of(processes, func(p *process) Place { return Place{p.number, p.host} })
 }
 
 func stateless(p *process) int {

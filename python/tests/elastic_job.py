@@ -1,6 +1,8 @@
 """A training that goes on as ranks come and go, for test_elastic.py: `elastic_job.py DIRECTORY`.
 
 Each rank writes a line whenever the training function begins and ends. The training ends when DIRECTORY/stop exists.
+JOB_PREPARES: processes that come later wait for DIRECTORY/ready before the training function, and all write a line at
+each commit too. JOB_BEFORE: all take part in a sum before the training function, and in each reset callback.
 """
 
 import hashlib
@@ -8,12 +10,14 @@ import importlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
 
 hvd = importlib.import_module(os.environ.get("JOB_MODULE", "paceline.torch"))
 stop, commits = Path(sys.argv[1]) / "stop", os.environ.get("JOB_COMMITS", "yes") == "yes"
+prepares, before = "JOB_PREPARES" in os.environ, "JOB_BEFORE" in os.environ
 SAMPLES, BATCH, COMMIT_EVERY = 96, 4, 5
 
 hvd.init()
@@ -54,6 +58,8 @@ def train(state):
             if state.step % COMMIT_EVERY == 0 and commits:
                 state.digest = digest()
                 state.commit()
+                if prepares:
+                    say("commit", state)
             if state.step % COMMIT_EVERY == 0 and hvd.broadcast_object(stop.exists(), name="stop"):
                 return
         sampler.set_epoch(sampler.epoch + 1)
@@ -62,5 +68,18 @@ def train(state):
 resets = []
 state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, step=0, digest="")
 state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+
+
+def sum_before():
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name="before") == hvd.size()
+
+
+if prepares and int(os.environ["PACELINE_ELASTIC_PROCESS"]) >= 2:
+    say("prepare", state)
+    while not (stop.parent / "ready").exists():
+        time.sleep(0.02)
+if before:
+    state.register_reset_callbacks([sum_before])
+    sum_before()
 train(state)
 say("end", state)

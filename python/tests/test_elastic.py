@@ -79,6 +79,57 @@ def test_hosts_that_are_found_later_join_and_those_that_go_end(tmp_path):
     assert "process 1 on localhost ends: localhost has no slot for it any more" in job.text()
 
 
+def test_the_others_train_while_a_new_process_prepares_itself(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    flags = ("--min-np", "2", "--max-np", "3", "--host-discovery-script", f"cat {hosts}")
+    with Elastic(tmp_path, *flags, JOB_PREPARES="yes") as job:
+        job.wait(lambda: job.rounds(2))
+        replace(hosts, "localhost:3\n")
+        (new,) = job.wait(lambda: job.said("prepare"))
+        assert (new["rank"], new["size"]) == (2, 3), "it knows its place before it has joined"
+        before = len(job.said("commit"))
+        job.wait(lambda: len(job.said("commit")) > before + 10)
+        assert not job.rounds(3)
+        (tmp_path / "ready").touch()
+        members = job.wait(lambda: job.rounds(3))[0]
+        assert next(m for m in members if m["process"] == 2)["resets"] == 0, members
+        assert job.finish() == 0, job.text()
+    end_alike(job, 3)
+
+
+def test_a_new_process_gets_another_place_than_it_expected(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    flags = ("--min-np", "2", "--max-np", "4", "--host-discovery-script", f"cat {hosts}")
+    with Elastic(tmp_path, *flags, JOB_PREPARES="yes") as job:
+        job.wait(lambda: job.rounds(2))
+        replace(hosts, "localhost:4\n")
+        job.wait(lambda: len(job.said("prepare")) == 2)
+        expected = {m["process"]: m for m in job.said("prepare")}
+        assert (expected[3]["rank"], expected[3]["size"]) == (3, 4), expected
+        job.kill(expected[2])
+        (tmp_path / "ready").touch()
+        members = {m["process"]: m for m in job.wait(lambda: job.rounds(3))[0]}
+        assert members[3]["rank"] == 2 and members[3]["resets"] == 1, members
+        assert members[0]["resets"] == members[1]["resets"] == 1, members
+        assert job.finish() == 0, job.text()
+    end_alike(job, 3)
+
+
+def test_an_operation_before_the_training_function_joins_the_others(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    flags = ("--min-np", "2", "--max-np", "3", "--host-discovery-script", f"cat {hosts}")
+    with Elastic(tmp_path, *flags, JOB_BEFORE="yes") as job:
+        job.wait(lambda: job.rounds(2))
+        replace(hosts, "localhost:3\n")
+        members = job.wait(lambda: job.rounds(3))[0]
+        assert {m["process"]: m["resets"] for m in members} == {0: 1, 1: 1, 2: 0}, members
+        assert job.finish() == 0, job.text()
+    end_alike(job, 3)
+
+
 def test_a_host_where_a_process_failed_gets_no_new_one(tmp_path):
     flags = ("--min-np", "1", "-H", "127.0.0.2:1,127.0.0.3:1", "--max-np", "2")
     with Elastic(tmp_path, *flags) as job:

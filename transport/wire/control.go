@@ -345,6 +345,7 @@ type Known struct {
 type Seat struct {
 	Process int    `json:"process"`           // asked: number that the launcher gave the process
 	Watch   bool   `json:"watch,omitempty"`   // asked: for later news than News, instead of a place in the next round
+	Early   bool   `json:"early,omitempty"`   // asked: while a round runs, only for the place to expect, which nobody waits for; answer: this is one
 	State   bool   `json:"state,omitempty"`   // asked: the process has the state of the training
 	Skip    bool   `json:"skip,omitempty"`    // asked: its state is that of the others, unless somebody joins; answer: all states are the same
 	News    uint64 `json:"news,omitempty"`    // number of the latest news of changed hosts

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -218,7 +219,7 @@ func (e *elastic) asked(a ask) {
 		e.watching[a.Process] = a
 	default:
 		e.waiting[a.Process] = a
-		e.step(fleet.Input{Ask: &fleet.Ask{Process: a.Process, State: a.State, Skip: a.Skip}})
+		e.step(fleet.Input{Ask: &fleet.Ask{Process: a.Process, State: a.State, Skip: a.Skip, Early: a.Early}})
 	}
 }
 
@@ -268,6 +269,8 @@ func (e *elastic) step(in fleet.Input) {
 			e.scheduler.Advance(o.Broken + 1)
 		case o.Round != nil:
 			e.seat(o.Round)
+		case o.Expect != nil:
+			e.expect(o.Expect)
 		case o.News != nil:
 			e.tell(o.News)
 		case o.Say != "":
@@ -329,11 +332,7 @@ func (e *elastic) dismiss(d fleet.Dismiss) {
 func (e *elastic) seat(r *fleet.Round) {
 	e.scheduler.Advance(r.Number)
 	e.ranks = len(r.Members)
-	var hosts []Host
-	for _, m := range r.Members {
-		hosts, _ = addHost(hosts, m.Host, 1)
-	}
-	e.maker.workers, _ = Assign(hosts, 0)
+	e.maker.workers = assign(r.Members)
 	address, err := e.maker.rendezvous()
 	if err != nil {
 		e.Say("%v", err) // for scripts that use torch.distributed too
@@ -347,6 +346,24 @@ func (e *elastic) seat(r *fleet.Round) {
 		delete(e.waiting, m.Process)
 		a.answer(wire.Seat{Process: m.Process, Env: Merge(e.maker.workers[i].Env(), address, own), Skip: r.Skip, News: r.News}, nil)
 	}
+}
+
+// expect tells a process that is not ready yet which place it will probably get.
+func (e *elastic) expect(x *fleet.Expect) {
+	a := e.waiting[x.Process]
+	delete(e.waiting, x.Process)
+	rank := slices.IndexFunc(x.Members, func(p fleet.Place) bool { return p.Process == x.Process })
+	a.answer(wire.Seat{Process: x.Process, Env: assign(x.Members)[rank].Env(), Early: true}, nil)
+}
+
+// assign gives the members of a round, in the order of their ranks, their places.
+func assign(members []fleet.Place) []Worker {
+	var hosts []Host
+	for _, m := range members {
+		hosts, _ = addHost(hosts, m.Host, 1)
+	}
+	workers, _ := Assign(hosts, 0)
+	return workers
 }
 
 func (e *elastic) tell(n *fleet.News) {

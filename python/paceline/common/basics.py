@@ -61,7 +61,8 @@ def init(
         raise e.with_traceback(None) from None
     try:
         _check_ranks(comm)
-        register_process_sets(wanted)
+        if wanted:
+            register_process_sets(wanted)
     except ValueError:
         if not running:
             engine.shutdown()

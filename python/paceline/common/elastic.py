@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.common.seat import seat
 
@@ -115,8 +116,9 @@ def run_fn(func: Callable[..., _Result], reset: Callable[[], None]) -> Callable[
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> _Result:
+        engine.arrive()
         seat.watch()
-        skip_sync, changed = False, False
+        skip_sync, changed = False, seat.moved
         while True:
             try:
                 if changed:

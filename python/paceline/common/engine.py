@@ -50,6 +50,7 @@ class Engine:
         self._before_rest: list[Callable[[], None]] = []
         self._at_shutdown: list[Callable[[], None]] = []
         self._around_exit: list[Callable[[], AbstractContextManager[None]]] = []
+        self._join: Callable[[], None] | None = None  # joins the job whose place this process only expects yet
 
     # The job
 
@@ -78,6 +79,22 @@ class Engine:
         atexit.unregister(self._shutdown_at_exit)
         atexit.register(self._shutdown_at_exit)
 
+    def expect(self, settings: Mapping[str, Any] | None, join: Callable[[], None]) -> None:
+        """Takes the place that the environment names as that of a job which others train in without this process.
+
+        `rank()`, `size()` and the settings are known from now on. What needs other ranks calls join first, which calls
+        `init`. Raises ValueError for wrong settings.
+        """
+        text = json.dumps({"env": _environment(), "settings": dict(settings or {}), "expect": True})
+        self._check(abi.library().pl_init(text.encode()))
+        self._pid, self._job, self._join = os.getpid(), self._info(), join
+
+    def arrive(self) -> None:
+        """Joins the job whose place this process only expects yet."""
+        if self._join is not None:
+            join, self._join, self._job = self._join, None, None
+            join()
+
     def seat(self, process: int, ask: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Asks the launcher of a job that changes its size, as pl_seat says, and waits for the answer.
 
@@ -105,7 +122,7 @@ class Engine:
             self._rest()
         except HorovodInternalError as e:
             warnings.warn(f"shutdown() waited for what was in flight, which failed: {e}", stacklevel=3)
-        self._job = None
+        self._job = self._join = None
         _interruptible(lambda: self._check(abi.library().pl_shutdown()))
         for call in self._at_shutdown:
             call()
@@ -183,9 +200,12 @@ class Engine:
     def _known(self, what: str) -> Any:
         if self._job is None:
             raise NotInitializedError()
+        if what not in self._job:
+            self.arrive()
         return self._job[what]
 
     def _info(self) -> dict[str, Any]:
+        self.arrive()
         lib = abi.library()
         return json.loads(_text(lambda buf, room: self._check(lib.pl_info(buf, room))))
 
@@ -220,6 +240,7 @@ class Engine:
         return self._process_set(abi.library().pl_process_set_find, ranks)
 
     def _process_set(self, ask: Any, ranks: Sequence[int]) -> int:
+        self.arrive()
         number = ctypes.c_uint32()
         members = (ctypes.c_int32 * len(ranks))(*ranks)
         _interruptible(lambda: self._check(ask(members, len(ranks), ctypes.byref(number))))
@@ -280,6 +301,7 @@ class Engine:
 
         Every rank saves its own, at the same place in the program, with no operation in flight.
         """
+        self.arrive()
         self._rest()
         self._submit_collected()
         lib = abi.library()
@@ -287,10 +309,12 @@ class Engine:
 
     def load_compression_state(self, state: bytes) -> None:
         """Restores what `compression_state` returned on this rank, on every rank. Raises ValueError for other bytes."""
+        self.arrive()
         self._check(abi.library().pl_set_state(state, len(state)))
 
     def set_condition(self, change: dict[str, Any]) -> int:
         """Changes synchronisation models while training runs. Returns the iteration from which the change applies."""
+        self.arrive()
         at = ctypes.c_uint64()
         lib, text = abi.library(), json.dumps(change).encode()
         _interruptible(lambda: self._check(lib.pl_set_condition(text, ctypes.byref(at))))
@@ -311,6 +335,7 @@ class Engine:
 
     def submit_join(self) -> int:
         """Reports that this rank has no more data. Returns a handle whose result has as value the last rank to join."""
+        self.arrive()
         self._submit_collected()
         handle = ctypes.c_int32()
         self._check(abi.library().pl_join(None, None, ctypes.byref(handle)))
@@ -375,11 +400,13 @@ class Engine:
         if the file cannot be written.
         """
         self._known("rank")
+        self.arrive()
         self._check(abi.library().pl_timeline_start(os.fsencode(file_path)))
 
     def stop_timeline(self) -> None:
         """Ends the trace and closes its file. Raises ValueError before `init()`."""
         self._known("rank")
+        self.arrive()
         self._check(abi.library().pl_timeline_stop())
 
     def _check(self, status: int) -> int:

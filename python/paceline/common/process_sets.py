@@ -88,7 +88,11 @@ def _ranks_of(process_set: ProcessSet) -> list[int]:
 
 
 def process_set_number(process_set: ProcessSet) -> int:
-    """The number of an operation's process set. Raises ValueError if the set is not registered."""
+    """The number of the process set of an operation, which needs the other ranks from here on.
+
+    Raises ValueError if the set is not registered.
+    """
+    engine.arrive()
     number = getattr(process_set, "process_set_id", None)
     if number is None:
         raise ValueError(

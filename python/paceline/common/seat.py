@@ -27,6 +27,9 @@ class Seat:
         self.has_state = False  # of the training, so that others may get it from here
         self.may_skip = False  # its state is that of the others, unless somebody joins
         self.skip = False  # all ranks of the round have the same state
+        self.moved = False  # the round gave it another place than it was told to expect
+        self._expected: dict[str, str] | None = None  # variables of the place to expect, until the first round
+        self._asked = False
         self._lock = threading.Lock()
         self._news = 0  # the latest that the round knows of
         self._heard = (0, True)  # the latest that came, and whether all since then only remove ranks
@@ -40,21 +43,26 @@ class Seat:
     def join(self, process_sets: Any, settings: Mapping[str, Any] | None) -> None:
         """Takes a place in the launcher's next round, and joins it. Rounds that break before they begin are left.
 
+        A new process, where a round runs, is only told which place to expect: the others train on until it needs them.
         Ends the process, with exit code 0, where there is no place for it: SystemExit.
         """
         for attempt in range(_ATTEMPTS):
-            self._take()
+            if self._take(early=not self._asked and not process_sets):
+                engine.expect(settings, lambda: self.join(process_sets, settings))
+                return
             try:
                 engine.init(process_sets, settings)
+                self._expected = None
                 return
             except HorovodInternalError:
                 if attempt == _ATTEMPTS - 1:
                     raise
                 self.may_skip = False  # others may have been lost
 
-    def _take(self) -> None:
+    def _take(self, early: bool) -> bool:
+        """Asks for a place. Returns whether it is only one to expect, as early asks for."""
         limit = float(os.environ.get("PACELINE_ELASTIC_TIMEOUT", "600"))
-        ask = {"state": self.has_state, "skip": self.may_skip}
+        ask = {"state": self.has_state, "skip": self.may_skip, "early": early}
         try:
             answer = engine.seat(self._process(), ask, 2 * limit + _MARGIN_S)
         except HorovodInternalError as e:
@@ -62,10 +70,17 @@ class Seat:
             raise RuntimeError(f"this process has no place in the job any more: {e}") from None
         if answer.get("why"):
             raise SystemExit(0)
-        os.environ.update(answer["env"])
+        env = answer["env"]
+        os.environ.update(env)
+        self._asked = True
+        if answer.get("early"):
+            self._expected = env
+            return True
+        self.moved = self._expected is not None and not self._expected.items() <= env.items()
         with self._lock:
             self.skip, self.may_skip = bool(answer.get("skip")), False
             self._news = max(self._news, int(answer.get("news", 0)))
+        return False
 
     def watch(self) -> None:
         """Has the launcher tell this process of changed hosts from now on."""
