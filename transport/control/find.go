@@ -159,9 +159,11 @@ func (c *Client) first(ctx context.Context, at []string, last error) (conn trans
 	return nil, errs
 }
 
-// firstOf is first at a few places, at the same time, for at most Config.Attempt.
+// firstOf is first at a few places, at the same time, for at most Config.Attempt. When one has the scheduler, the others have a quarter of that left: a scheduler
+// that goes on elsewhere waits for its nodes about as long as they would wait twice for the place where it was.
 func (c *Client) firstOf(ctx context.Context, at []string, last error) (which int, conn transport.Conn, errs []error) {
-	attempt, cancel := context.WithTimeout(transport.Once(ctx), cmp.Or(c.config.Attempt, defaultAttempt))
+	bound := cmp.Or(c.config.Attempt, defaultAttempt)
+	attempt, cancel := context.WithTimeout(transport.Once(ctx), bound)
 	defer cancel()
 	type answer struct {
 		conn transport.Conn
@@ -172,6 +174,9 @@ func (c *Client) firstOf(ctx context.Context, at []string, last error) (which in
 		answers[i] = make(chan answer, 1)
 		go func() {
 			conn, err := c.attempt(attempt, at[i])
+			if err == nil {
+				time.AfterFunc(bound/4, cancel)
+			}
 			answers[i] <- answer{conn, err}
 		}()
 	}

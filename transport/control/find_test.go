@@ -75,10 +75,10 @@ func TestTheFirstAddressWithASchedulerIsTaken(t *testing.T) {
 		if err := network.Script("at 0s b stop\n"); err != nil {
 			t.Fatal(err)
 		}
-		c, found = at(t, network, Config{Address: all, Attempt: 3 * time.Second})
+		c, found = at(t, network, Config{Address: all, Attempt: 12 * time.Second})
 		c.Close()
 		if found != "c:1 after 3s" {
-			t.Errorf("with the second one stopped: %s", found)
+			t.Errorf("with the second one stopped: %s, want a quarter of the attempt", found)
 		}
 		if err := network.Script("at 0s b continue\n"); err != nil {
 			t.Fatal(err)
@@ -166,4 +166,38 @@ func TestARankTakesOverWhenNoLowerOneAnswers(t *testing.T) {
 		}
 		next.Close()
 	})
+}
+
+// TestANodeFindsASchedulerThatGoesOnElsewhereInTime: at whatever moment that one begins, it has waited for its nodes no longer than the peer timeout, which is two
+// attempts, when a node comes that still waits for the silent place where the scheduler was.
+func TestANodeFindsASchedulerThatGoesOnElsewhereInTime(t *testing.T) {
+	const attempt = 5 * time.Second
+	for begins := time.Millisecond; begins < 3*attempt; begins += 500 * time.Millisecond {
+		sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
+			defer listen("a", true).Close()
+			b := listen("b", false)
+			c, _ := at(t, network, Config{Address: "a:1,b:1", Attempt: attempt})
+			defer c.Close()
+			if err := network.Script("at 0s a stop\n"); err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			time.AfterFunc(begins, func() {
+				b.Close()
+				b = listen("b", true)
+			})
+			conn, err := c.find(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			defer conn.Close()
+			if late := time.Since(start) - begins; late > 2*attempt-attempt/2 {
+				t.Errorf("a scheduler that begins after %v is found %v later", begins, late)
+			}
+			if err := network.Script("at 0s a continue\n"); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
 }
