@@ -207,10 +207,10 @@ int pl_shutdown(void);
 
 /* Asks the launcher of a job that changes its size, before pl_init, for a place in the next round, and waits for the
  * answer. request: JSON object {"env": as for pl_init, "timeout_seconds", "ask": {"process": number that the launcher
- * gave this process, "state": it has the state of the training, "skip": it needs nobody else's, "early": while a round
+ * gave this process, "state": it has the state of the training, "commits": how new that is, "skip": it needs nobody else's, "early": while a round
  * runs, at once the place that it may expect, "watch": not a place, but news of the hosts later than the number
  * "news"}}. Writes JSON: {"env": variables of the place, for pl_init,
- * "early": this is the place to expect: ask again for one, "skip": all have the same state, "news", "removed": by the news processes have to go and none joins, "why": there is
+ * "commits": of rank 0's state, "early": this is the place to expect: ask again for one, "skip": all have the same state, "news", "removed": by the news processes have to go and none joins, "why": there is
  * no place, for this reason}. Returns the length; the answer to one request is not repeated, so buf has room for 64
  * KiB, which is enough. */
 int64_t pl_seat(const char *request, char *buf, uint64_t cap);

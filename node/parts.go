@@ -163,7 +163,7 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 	if err := o.complete(&s, "scheduler", -1); err != nil {
 		return nil, err
 	}
-	sched, err := scheduler.New(scheduler.Settings{LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats,
+	sched, err := scheduler.New(scheduler.Settings{LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats, GivenUp: o.GivenUp,
 		Standby: o.standby, Dial: o.Transports.Required().Dial}, o.Log)
 	if err != nil {
 		return nil, err

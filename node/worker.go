@@ -22,6 +22,7 @@ import (
 	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/version"
 	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/scheduler"
 	"github.com/paceline/paceline/server"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
@@ -66,6 +67,7 @@ type Options struct {
 	Workers    int                                     // a scheduler's: how many workers its process starts; 0: not known
 	Log        *zap.Logger                             // nil for the Logger of the process's role
 	Seats      func(wire.Seat, func(wire.Seat, error)) // a scheduler's: of a launcher whose job changes its size; else nil
+	GivenUp    func(scheduler.GivenUp)                 // a scheduler's: beside Seats
 	Transports *transport.Set                          // nil for those that the settings ask for
 	Arena      *shm.Arena                              // a worker's: memory that it lends the servers of its host; nil for none
 	standby    bool                                    // a scheduler's: it waits for its Lead

@@ -34,8 +34,15 @@ type Output struct {
 	Close   bool
 	Probe   uint64 // session of a process: Ended, if its host refuses a connection to Address
 	Address string
+	GivenUp *GivenUp // for the launcher whose job changes its size
 	Log     string
 	Warn    bool // the log line is a warning
+}
+
+// GivenUp is a worker that a round has lost. Its process may run.
+type GivenUp struct {
+	Round uint64 // by the count of the launcher
+	Rank  int
 }
 
 // Settings of a Machine. Zero fields have the meaning or the default in their comment.
@@ -49,8 +56,9 @@ type Settings struct {
 	LostAfter  time.Duration // how long a restarted scheduler waits for nodes to come back; 10 s
 
 	// Seats is a launcher's, whose job changes its size: it gets what processes ask it, and answers now or later, once.
-	// The machine does not use it. nil: such questions are refused.
-	Seats func(ask wire.Seat, answer func(wire.Seat, error))
+	// GivenUp is called for each loss of a worker, on a goroutine of its own. The machine uses neither. nil: such questions are refused, and nobody is told.
+	Seats   func(ask wire.Seat, answer func(wire.Seat, error))
+	GivenUp func(GivenUp)
 
 	// The shell's. The machine does not use them.
 	Standby bool                                                  // it serves nobody until Lead

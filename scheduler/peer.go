@@ -138,6 +138,9 @@ func (m *Machine) declareLost(p *peer, why string) {
 		}
 		return
 	}
+	if round := p.wants.LauncherRound; round != 0 {
+		m.out = append(m.out, Output{GivenUp: &GivenUp{round, p.Rank}})
+	}
 	if on, _ := m.goOn(p.round, membership.Loss{Member: membership.Member{Role: membership.WorkerRole, Number: p.Rank}, Why: why, Among: p.among}, name(&p.Node)); !on {
 		m.tell(p.round, name(&p.Node), wire.Lost{Role: wire.RoleWorker, Rank: p.Rank, Why: why})
 	}

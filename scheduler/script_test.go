@@ -267,6 +267,8 @@ func (s *stage) step(in Input) {
 		switch a := s.byLine[o.Line]; {
 		case o.Log != "":
 			s.said = append(s.said, "log: "+o.Log)
+		case o.GivenUp != nil:
+			s.said = append(s.said, fmt.Sprintf("round %d of the launcher has given up rank %d", o.GivenUp.Round, o.GivenUp.Rank))
 		case o.Probe != 0:
 			s.said = append(s.said, "probe of "+o.Address)
 		case o.Close:

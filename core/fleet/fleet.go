@@ -22,25 +22,33 @@ type Settings struct {
 	Timeout         time.Duration    // how long the job may be without a round
 	Start           time.Duration    // how long a round or a change waits for a process that starts
 	Cooldown        [2]time.Duration // how long a host gets no new process after its first failure, and at most; 0 for good
-	GoesOn          bool             // a round goes on without members that are lost, until one of the others asks for the next
+	GoesOn          bool             // a round goes on without members that are lost or ask for the next
 	Warning         time.Duration    // a change of hosts that no rank has looked for after this time is worth a warning
 }
 
-// Input is one event. At most one of Hosts with Found, Ask and Ended is set; none where only time has passed.
+// Input is one event. At most one of Hosts with Found, Ask, Lost and Ended is set; none where only time has passed.
 type Input struct {
 	Now   time.Duration // since the job's start; never falls
 	Found bool
 	Hosts []Host // that there are now, in the order in which they get processes
 	Ask   *Ask
+	Lost  *Lost
 	Ended *Ended
 }
 
 // Ask is a process's request for a place in the next round.
 type Ask struct {
 	Process int
-	State   bool // it has the state of the training
-	Skip    bool // its state is that of the others, unless somebody joins
-	Early   bool // it is not ready yet: while a round runs, it only wants to know which place to expect
+	State   bool   // it has the state of the training
+	Commits uint64 // how new that is: one that was lost, and comes back, has less than those that went on
+	Skip    bool   // its state is that of the others, unless somebody joins
+	Early   bool   // it is not ready yet: while a round runs, it only wants to know which place to expect
+}
+
+// Lost is a member that the others of its round have given up. Its process may run, or be stopped.
+type Lost struct {
+	Round uint64
+	Rank  int
 }
 
 // Ended is the end of a process.
@@ -77,10 +85,11 @@ type Stop struct {
 }
 
 // Round is a new round. Its members are in the order of their ranks; those of a host follow each other, and one that has
-// the state comes first, where there is one.
+// the newest state comes first, where there is one.
 type Round struct {
 	Number  uint64
 	Members []Place
+	Commits uint64 // of that state
 	Skip    bool   // all have the same state
 	News    uint64 // of which the round is the result
 }

@@ -18,7 +18,8 @@ import (
 //
 //	fleet first=2 min=1 max=4 limit=3 cooldown=10s,40s goes-on   a new fleet, with a timeout of 60 s, 20 s for starts and a warning after 30 s
 //	hosts a:2 b:1           the hosts that there are now; "hosts" alone: none
-//	ask 0 1                 processes ask; with "state" at the end they have the state, with "skip" they need nobody else's, with "early" they are not ready
+//	ask 0 1                 processes ask; with "state" or "state:3" at the end they have the state, of so many commits, with "skip" they need nobody else's, with "early" they are not ready
+//	lost 2 1                round 2 has given up rank 1
 //	end 1                   processes fail; with "ok" at the end they have come to the end
 //	wait 5s                 time passes, to each deadline on the way
 func TestTranscripts(t *testing.T) {
@@ -53,8 +54,15 @@ func (s *stage) act(words []string) []string {
 		s.step(Input{Found: true, Hosts: hosts})
 	case "ask":
 		for _, n := range numbers {
-			s.step(Input{Ask: &Ask{number(s.t, n), last == "state" || last == "skip", last == "skip", last == "early"}})
+			a := Ask{Process: number(s.t, n), State: last == "skip", Skip: last == "skip", Early: last == "early"}
+			if _, commits, ok := strings.Cut(last, "state"); ok {
+				a.State = true
+				a.Commits, _ = strconv.ParseUint(strings.TrimPrefix(commits, ":"), 10, 64)
+			}
+			s.step(Input{Ask: &a})
 		}
+	case "lost":
+		s.step(Input{Lost: &Lost{uint64(number(s.t, words[1])), number(s.t, words[2])}})
 	case "end":
 		for _, n := range numbers {
 			s.step(Input{Ended: &Ended{number(s.t, n), last == "ok"}})
@@ -172,6 +180,8 @@ type schedule struct {
 type actor struct {
 	asked, state, member bool
 	seats                int // that it has had
+	rank                 int // in the newest of them
+	commits              uint64
 }
 
 func newSchedule(seed uint64) *schedule {
@@ -222,7 +232,7 @@ func (s *schedule) settle() error {
 
 func (s *schedule) event() error {
 	all := slices.Sorted(maps.Keys(s.live))
-	kind := s.rng.IntN(6)
+	kind := s.rng.IntN(7)
 	switch {
 	case kind == 0:
 		var hosts []Host
@@ -235,6 +245,8 @@ func (s *schedule) event() error {
 	case kind == 1 || len(all) == 0:
 		s.now += time.Duration(s.rng.IntN(5000)) * time.Millisecond
 		return s.step(Input{})
+	case kind == 6:
+		return s.lose(s.rng.IntN(4))
 	case kind == 2:
 		return s.step(Input{Ended: &Ended{Process: all[s.rng.IntN(len(all))]}})
 	}
@@ -243,6 +255,16 @@ func (s *schedule) event() error {
 		return s.early(n)
 	}
 	return s.ask(n)
+}
+
+// lose has the others give up a rank, whose process lives. Where they go on without it, nobody waits for it.
+func (s *schedule) lose(rank int) error {
+	for _, a := range s.live {
+		if a.member && a.rank == rank && s.machine.settings.GoesOn {
+			a.member = false
+		}
+	}
+	return s.step(Input{Lost: &Lost{uint64(s.rounds), rank}})
 }
 
 // ask has a process ask, unless it waits already. A member may have got the state in its round.
@@ -254,7 +276,10 @@ func (s *schedule) ask(n int) error {
 	a.asked = true
 	a.state = a.state || a.member && s.rng.IntN(2) == 0
 	s.trained = s.trained || a.state
-	return s.step(Input{Ask: &Ask{Process: n, State: a.state}})
+	if a.state && a.member {
+		a.commits += uint64(s.rng.IntN(3))
+	}
+	return s.step(Input{Ask: &Ask{Process: n, State: a.state, Commits: a.commits}})
 }
 
 // early has a new process ask for the place to expect, which it is told at once where there has been a round.
@@ -314,9 +339,12 @@ func (s *schedule) begin(r *Round) error {
 			return fmt.Errorf("round %d has %d, which waits for none", r.Number, p.Process)
 		case rank == 0 && s.trained && !a.state:
 			return fmt.Errorf("round %d begins with %d, which has no state", r.Number, p.Process)
+		case a.state && a.commits > r.Commits || rank == 0 && a.state && a.commits < r.Commits:
+			return fmt.Errorf("round %d begins with the state of %d commits, and rank %d has one of %d", r.Number, r.Commits, rank, a.commits)
 		}
 		seats[p.Process] = true
 		a.seats++
+		a.rank, a.commits = rank, r.Commits
 	}
 	for n, a := range s.live {
 		if a.member && !a.asked {

@@ -14,7 +14,7 @@ import (
 // Invariants:
 //  1. A process is in at most one place: starting, waiting for a round, or a member of the current one.
 //  2. A round begins only when every live member of the one before has asked.
-//  3. Rank 0 has the state of the training, where any process has it.
+//  3. Rank 0 has the newest state of the training, where any process has one.
 //  4. A job without a round ends at the latest after twice the timeout, unless a round begins.
 type Machine struct {
 	settings Settings
@@ -54,7 +54,8 @@ type process struct {
 	seated bool          // it has been in a round
 	asked  *Ask          // while it waits
 	state  bool
-	going  bool // it was dismissed or stopped: its end is no failure
+	commit uint64 // of the state
+	going  bool   // it was dismissed or stopped: its end is no failure
 }
 
 // NewMachine makes a machine without hosts.
@@ -73,6 +74,8 @@ func (m *Machine) Step(in Input) []Output {
 		m.hosts = slices.Clone(in.Hosts)
 	case in.Ask != nil:
 		m.asks(in.Ask)
+	case in.Lost != nil:
+		m.lost(in.Lost)
 	case in.Ended != nil:
 		m.ended(in.Ended)
 	}
@@ -97,10 +100,20 @@ func (m *Machine) asks(a *Ask) {
 		m.out = append(m.out, Output{Expect: &Expect{a.Process, places(m.arrange(m.wanted()))}})
 		return
 	}
-	p.asked, p.state = a, a.State
+	p.asked, p.state, p.commit = a, a.State, a.Commits
 	m.trained = m.trained || a.State
 	if p.rank >= 0 {
-		m.breaks(true)
+		m.breaks(!m.settings.GoesOn)
+	}
+}
+
+// lost has a member be none any more, where the others go on without it: nobody waits for it, until it asks as one that joins.
+func (m *Machine) lost(l *Lost) {
+	for _, p := range m.processes {
+		if m.settings.GoesOn && l.Round == m.round && p.rank == l.Rank {
+			p.rank = -1
+			m.breaks(false)
+		}
 	}
 }
 

@@ -52,7 +52,8 @@ func (m *Machine) bereft(waiting []*process) bool {
 // seat gives everybody who waits a rank.
 func (m *Machine) seat(waiting []*process) {
 	m.round++
-	r := &Round{Number: m.round, Members: places(m.arrange(waiting)), Skip: true, News: m.news}
+	waiting = m.arrange(waiting)
+	r := &Round{Number: m.round, Members: places(waiting), Commits: waiting[0].commit, Skip: true, News: m.news}
 	for i, p := range waiting {
 		r.Skip = r.Skip && p.state && p.asked.Skip
 		p.rank, p.seated, p.asked = i, true, nil
@@ -61,10 +62,12 @@ func (m *Machine) seat(waiting []*process) {
 	m.out = append(m.out, Output{Round: r})
 }
 
-// arrange sorts processes by the ranks that they get. The hosts are in the order of their lowest former rank that has the state.
+// arrange sorts processes by the ranks that they get. The hosts are in the order of their lowest former rank that has the newest state.
 func (m *Machine) arrange(processes []*process) []*process {
 	first := map[string]int{} // of each host, the place of its first process
-	slices.SortStableFunc(processes, func(a, b *process) int { return cmp.Compare(stateless(a), stateless(b)) })
+	slices.SortStableFunc(processes, func(a, b *process) int {
+		return cmp.Or(cmp.Compare(stateless(a), stateless(b)), cmp.Compare(b.commit, a.commit))
+	})
 	for i, p := range processes {
 		if _, ok := first[p.host]; !ok {
 			first[p.host] = i
@@ -97,7 +100,7 @@ func (m *Machine) tell() {
 			if m.surplus(order, p) {
 				leaves = append(leaves, p.number)
 			}
-		case p.asked != nil && p.rank < 0:
+		case p.asked != nil && (p.rank < 0 || m.settings.GoesOn):
 			joins = append(joins, p.number)
 		case p.asked == nil:
 			starting = m.starts(p) || starting
@@ -124,9 +127,14 @@ func (m *Machine) tell() {
 	}
 }
 
+// runs reports whether somebody trains in the current round.
+func (m *Machine) runs() bool {
+	return !m.broken && slices.ContainsFunc(m.sorted(), func(p *process) bool { return p.rank >= 0 && p.asked == nil && !p.going })
+}
+
 // expire ends what has been without a round for too long: members that do not ask, then the job.
 func (m *Machine) expire() {
-	if m.finished || !m.broken {
+	if m.finished || m.runs() {
 		m.idle = -1
 		return
 	}

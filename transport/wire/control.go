@@ -347,6 +347,7 @@ type Seat struct {
 	Watch   bool   `json:"watch,omitempty"`   // asked: for later news than News, instead of a place in the next round
 	Early   bool   `json:"early,omitempty"`   // asked: while a round runs, only for the place to expect, which nobody waits for; answer: this is one
 	State   bool   `json:"state,omitempty"`   // asked: the process has the state of the training
+	Commits uint64 `json:"commits,omitempty"` // asked: how new that is, counted in commits and changes of the hosts; answer: rank 0's
 	Skip    bool   `json:"skip,omitempty"`    // asked: its state is that of the others, unless somebody joins; answer: all states are the same
 	News    uint64 `json:"news,omitempty"`    // number of the latest news of changed hosts
 	Removed bool   `json:"removed,omitempty"` // answer: by these news some processes have to go, and none joins

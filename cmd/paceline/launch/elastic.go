@@ -18,6 +18,7 @@ import (
 	"github.com/paceline/paceline/internal/iface"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/node"
+	"github.com/paceline/paceline/scheduler"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -74,6 +75,7 @@ type elastic struct {
 	numbers   map[*Task]int
 	tasks     map[int]*Task
 	asks      chan ask
+	losses    chan scheduler.GivenUp
 	quit      chan struct{} // closed at the end of run
 	waiting   map[int]ask   // for a place
 	watching  map[int]ask   // for news
@@ -98,7 +100,7 @@ const watchTime = 20 * time.Second
 
 func newElastic(j *maker) *elastic {
 	return &elastic{
-		maker: j, numbers: map[*Task]int{}, tasks: map[int]*Task{}, asks: make(chan ask), quit: make(chan struct{}),
+		maker: j, numbers: map[*Task]int{}, tasks: map[int]*Task{}, asks: make(chan ask), losses: make(chan scheduler.GivenUp), quit: make(chan struct{}),
 		waiting: map[int]ask{}, watching: map[int]ask{}, refused: map[string]bool{},
 	}
 }
@@ -113,6 +115,19 @@ func (e *elastic) seats() func(wire.Seat, func(wire.Seat, error)) {
 		case e.asks <- ask{s, answer, time.Now()}:
 		case <-e.quit:
 			answer(wire.Seat{}, errors.New("the job has ended"))
+		}
+	}
+}
+
+// givenUp is what the scheduler calls with the workers that a round has lost; nil without an elastic job.
+func (e *elastic) givenUp() func(scheduler.GivenUp) {
+	if e == nil {
+		return nil
+	}
+	return func(g scheduler.GivenUp) {
+		select {
+		case e.losses <- g:
+		case <-e.quit:
 		}
 	}
 }
@@ -154,6 +169,8 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 			e.over = true
 		case a := <-e.asks:
 			e.asked(a)
+		case g := <-e.losses:
+			e.step(fleet.Input{Lost: &fleet.Lost{Round: g.Round, Rank: g.Rank}})
 		case hosts := <-found:
 			e.step(fleet.Input{Found: true, Hosts: e.usable(hosts)})
 		case <-due.C:
@@ -219,7 +236,7 @@ func (e *elastic) asked(a ask) {
 		e.watching[a.Process] = a
 	default:
 		e.waiting[a.Process] = a
-		e.step(fleet.Input{Ask: &fleet.Ask{Process: a.Process, State: a.State, Skip: a.Skip, Early: a.Early}})
+		e.step(fleet.Input{Ask: &fleet.Ask{Process: a.Process, State: a.State, Commits: a.Commits, Skip: a.Skip, Early: a.Early}})
 	}
 }
 
@@ -344,7 +361,7 @@ func (e *elastic) seat(r *fleet.Round) {
 	for i, m := range r.Members {
 		a := e.waiting[m.Process]
 		delete(e.waiting, m.Process)
-		a.answer(wire.Seat{Process: m.Process, Env: Merge(e.maker.workers[i].Env(), address, own), Skip: r.Skip, News: r.News}, nil)
+		a.answer(wire.Seat{Process: m.Process, Env: Merge(e.maker.workers[i].Env(), address, own), Commits: r.Commits, Skip: r.Skip, News: r.News}, nil)
 	}
 }
 

@@ -46,7 +46,7 @@ func (j *maker) run() (Report, error) {
 		e, launched = newElastic(j), 0 // not known
 	}
 	if j.Scheduler == "" {
-		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: launched, Seats: e.seats()})
+		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: launched, Seats: e.seats(), GivenUp: e.givenUp()})
 		if err != nil {
 			return Report{}, err
 		}

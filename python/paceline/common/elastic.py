@@ -46,6 +46,7 @@ class State:
         The copy costs time: commit every few batches, as often as what is lost otherwise is worth it.
         """
         self.save()
+        seat.commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -134,6 +135,7 @@ def run_fn(func: Callable[..., _Result], reset: Callable[[], None]) -> Callable[
                 state.restore()
                 skip_sync = False
             except HostsUpdatedInterrupt as e:
+                seat.commits += 1  # the state may be newer than the last commit
                 skip_sync = e.skip_sync
             seat.may_skip = skip_sync
             reset()

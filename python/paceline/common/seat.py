@@ -25,6 +25,7 @@ class Seat:
 
     def __init__(self) -> None:
         self.has_state = False  # of the training, so that others may get it from here
+        self.commits = 0  # how new that is: one that was lost, and comes back, has less than those that went on
         self.may_skip = False  # its state is that of the others, unless somebody joins
         self.skip = False  # all ranks of the round have the same state
         self.moved = False  # the round gave it another place than it was told to expect
@@ -62,7 +63,7 @@ class Seat:
     def _take(self, early: bool) -> bool:
         """Asks for a place. Returns whether it is only one to expect, as early asks for."""
         limit = float(os.environ.get("PACELINE_ELASTIC_TIMEOUT", "600"))
-        ask = {"state": self.has_state, "skip": self.may_skip, "early": early}
+        ask = {"state": self.has_state, "commits": self.commits, "skip": self.may_skip, "early": early}
         try:
             answer = engine.seat(self._process(), ask, 2 * limit + _MARGIN_S)
         except HorovodInternalError as e:
@@ -79,6 +80,7 @@ class Seat:
         self.moved = self._expected is not None and not self._expected.items() <= env.items()
         with self._lock:
             self.skip, self.may_skip = bool(answer.get("skip")), False
+            self.commits = int(answer.get("commits", 0))
             self._news = max(self._news, int(answer.get("news", 0)))
         return False
 
