@@ -133,7 +133,7 @@ func (m *Machine) mayLeave(r *round, p *peer) error {
 	case p.line == nil:
 		return fmt.Errorf("%s has no line to the scheduler at present (%s)", name(&p.Node), p.why)
 	case len(others) == 0:
-		return fmt.Errorf("%s is the last server of the job that stays, and cannot be drained", name(&p.Node))
+		return fmt.Errorf("%s is the last server of the job that stays, and cannot be drained: start another one first, by paceline server", name(&p.Node))
 	}
 	return nil
 }

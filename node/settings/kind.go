@@ -78,6 +78,9 @@ func within[T cmp.Ordered](low, high T, parse func(string) (T, error)) func(stri
 	}
 }
 
+// argumentError says what is wrong behind a name that is allowed, in place of the row's message.
+type argumentError struct{ error }
+
 func allowedIf(ok bool) error {
 	if !ok {
 		return errNotAllowed
@@ -107,7 +110,11 @@ func choice(field func(*Settings) *string, names ...string) kind {
 func policy(field func(*Settings) *string) kind {
 	k := words(field, "are "+strings.Join(placement.Names(), ", "), func(v string) (string, error) {
 		v = strings.ToLower(v)
+		name, _, _ := strings.Cut(v, ":")
 		_, err := placement.Parse(v)
+		if err != nil && slices.Contains(placement.Names(), name) {
+			err = argumentError{err}
+		}
 		return v, err
 	})
 	k.names = placement.Names()

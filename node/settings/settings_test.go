@@ -187,6 +187,7 @@ func TestBadValuesNameVariableValueAndWhatIsAllowed(t *testing.T) {
 		{env{"PACELINE_PARTITION_BYTES": "12"}, `PACELINE_PARTITION_BYTES="12": allowed are 64 KiB to 256 MiB, as a number of bytes or with KiB, MiB, GiB`},
 		{env{"BYTEPS_PARTITION_BYTES": "many"}, `BYTEPS_PARTITION_BYTES="many": allowed are 64 KiB`},
 		{env{"PACELINE_SERVERS": "some"}, `PACELINE_SERVERS="some": allowed are embedded, dedicated, both`},
+		{env{"PACELINE_PLACEMENT": "psld:2"}, `PACELINE_PLACEMENT: placement "psld:2": EPSILON is "2", allowed`},
 		{env{"PACELINE_PLACEMENT": "psdl:0.2"}, `, psld (did you mean "psld"?)`},
 		{env{"PACELINE_CONNECTIONS": "0"}, `PACELINE_CONNECTIONS="0": allowed are 1 to 64`},
 		{env{"PACELINE_PEER_TIMEOUT": "soon"}, `PACELINE_PEER_TIMEOUT="soon": allowed are 20ms to 24h0m0s`},

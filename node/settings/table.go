@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -196,7 +197,11 @@ func (r *row) read(s *Settings, env map[string]string) (warning string, err erro
 		if !ok {
 			continue
 		}
-		if err := r.kind.parse(s, value); err != nil {
+		err := r.kind.parse(s, value)
+		if wrong := (argumentError{}); errors.As(err, &wrong) {
+			return "", fmt.Errorf("%s: %w", syn.name, wrong.error)
+		}
+		if err != nil {
 			return "", fmt.Errorf("%s=%q: allowed %s%s", syn.name, r.shown(given), r.kind.allowed, r.kind.meant(value))
 		}
 		s.From[r.name] = syn.name
