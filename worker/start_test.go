@@ -23,7 +23,7 @@ func TestConnectionBrokenInMidSendEndsEveryOperation(t *testing.T) {
 		done := th.sum("x", 8*partBytes)
 		synctest.Wait() // nobody reads: both connections are full
 		_ = th.servers[0].conns[0].Close()
-		th.wantEnd(done, worker.ErrPeerLost, `"x"`, "rank 0", "server 0 (on host")
+		th.wantEnd(done, worker.ErrPeerLost, `"x"`, "rank 0", "server 0")
 	})
 }
 
@@ -76,7 +76,7 @@ func TestServerThatHasLeftEndsJoinsAndOperationsOnly(t *testing.T) {
 		s := th.servers[0]
 		s.send(s.conns[0], wire.Header{Type: wire.TypeBye}, nil)
 		_ = s.conns[0].Close()
-		th.wantEnd(done, worker.ErrUnsupported, "server 0", "has shut down")
+		th.wantEnd(done, worker.ErrUnsupported, "server 0 (on host", "has shut down")
 		th.wantEnd(joined, worker.ErrUnsupported, "join on rank 0", "server 0", "has shut down")
 		th.wantEnd(th.sum("y", 2*partBytes), worker.ErrUnsupported, "server 0", "has shut down")
 		if err := th.engine.Err(); err != nil {
