@@ -71,10 +71,11 @@ type Output struct {
 	Done    bool     // the training has come to its end, and with it the last process
 }
 
-// Place is a process on a host.
+// Place is a process on a host. It keeps its slot, and with it what it has there, such as a GPU; the next one gets the lowest that is free.
 type Place struct {
 	Process int
 	Host    string
+	Slot    int
 }
 
 // Stop ends a process, for a reason.

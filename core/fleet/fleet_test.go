@@ -91,7 +91,7 @@ func (s *stage) step(in Input) {
 func show(o Output) string {
 	switch {
 	case o.Start != nil:
-		return fmt.Sprintf("start %d on %s", o.Start.Process, o.Start.Host)
+		return fmt.Sprintf("start %d on %s, slot %d", o.Start.Process, o.Start.Host, o.Start.Slot)
 	case o.Stop != nil:
 		return fmt.Sprintf("stop %d: %s", o.Stop.Process, o.Stop.Why)
 	case o.Dismiss != nil:
@@ -178,6 +178,8 @@ type schedule struct {
 }
 
 type actor struct {
+	host                 string
+	slot                 int
 	asked, state, member bool
 	seats                int // that it has had
 	rank                 int // in the newest of them
@@ -307,7 +309,10 @@ func (s *schedule) step(in Input) error {
 		for _, o := range s.machine.Step(next) {
 			switch {
 			case o.Start != nil:
-				s.live[o.Start.Process] = &actor{}
+				if slices.ContainsFunc(slices.Collect(maps.Values(s.live)), func(a *actor) bool { return a.host == o.Start.Host && a.slot == o.Start.Slot }) {
+					return fmt.Errorf("%d gets slot %d of %s, which another process has", o.Start.Process, o.Start.Slot, o.Start.Host)
+				}
+				s.live[o.Start.Process] = &actor{host: o.Start.Host, slot: o.Start.Slot}
 			case o.Stop != nil:
 				queue = append(queue, Input{Ended: &Ended{Process: o.Stop.Process}})
 			case o.Dismiss != nil:

@@ -49,6 +49,7 @@ type block struct {
 type process struct {
 	number int
 	host   string
+	slot   int
 	since  time.Duration // of its start
 	rank   int           // in the current round, -1 for none
 	seated bool          // it has been in a round
@@ -225,9 +226,10 @@ func (m *Machine) slots(host string) int {
 // start fills the free slots of hosts that are not blocked.
 func (m *Machine) start() {
 	total := 0
-	on := map[string]int{}
+	on, taken := map[string]int{}, map[Place]bool{}
 	for _, p := range m.processes {
 		on[p.host]++ // one that goes has its slot until it has gone
+		taken[Place{Host: p.host, Slot: p.slot}] = true
 		if !p.going {
 			total++
 		}
@@ -236,10 +238,14 @@ func (m *Machine) start() {
 		if b := m.blocked[h.Name]; b != nil && (b.until < 0 || m.due(b.until) == 0) {
 			continue
 		}
-		for ; !m.finished && on[h.Name] < h.Slots && total < m.settings.Max; on[h.Name]++ {
-			m.processes[m.next] = &process{number: m.next, host: h.Name, since: m.now, rank: -1}
-			m.out = append(m.out, Output{Start: &Place{m.next, h.Name}})
+		for slot := 0; !m.finished && on[h.Name] < h.Slots && total < m.settings.Max; slot++ {
+			if taken[Place{Host: h.Name, Slot: slot}] {
+				continue
+			}
+			m.processes[m.next] = &process{number: m.next, host: h.Name, slot: slot, since: m.now, rank: -1}
+			m.out = append(m.out, Output{Start: &Place{m.next, h.Name, slot}})
 			m.next++
+			on[h.Name]++
 			total++
 		}
 	}

@@ -78,7 +78,7 @@ func (m *Machine) arrange(processes []*process) []*process {
 }
 
 func places(processes []*process) []Place {
-	return each.Of(processes, func(p *process) Place { return Place{p.number, p.host} })
+	return each.Of(processes, func(p *process) Place { return Place{p.number, p.host, p.slot} })
 }
 
 func stateless(p *process) int {

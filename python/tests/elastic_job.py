@@ -38,7 +38,8 @@ def digest():
 def say(what, state):
     place = {"process": int(os.environ["PACELINE_ELASTIC_PROCESS"]), "pid": os.getpid(), "resets": len(resets)}
     place["host"] = os.environ["PACELINE_HOST"]
-    place |= {"rank": hvd.rank(), "size": hvd.size(), "step": state.step, "digest": digest()}
+    place |= {"rank": hvd.rank(), "local_rank": hvd.local_rank(), "size": hvd.size()}
+    place |= {"step": state.step, "digest": digest()}
     sys.stdout.write(json.dumps({"what": what} | place) + "\n")
     sys.stdout.flush()
 

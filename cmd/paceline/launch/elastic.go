@@ -373,13 +373,25 @@ func (e *elastic) expect(x *fleet.Expect) {
 	a.answer(wire.Seat{Process: x.Process, Env: assign(x.Members)[rank].Env(), Early: true}, nil)
 }
 
-// assign gives the members of a round, in the order of their ranks, their places.
+// assign gives the members of a round, in the order of their ranks, their places. Local ranks follow the slots: a process that starts where another has ended gets
+// that one's, and the GPU that it has left.
 func assign(members []fleet.Place) []Worker {
 	var hosts []Host
 	for _, m := range members {
 		hosts, _ = addHost(hosts, m.Host, 1)
 	}
 	workers, _ := Assign(hosts, 0)
+	given := slices.Clone(workers)
+	for rank, w := range given {
+		first, local := rank-w.LocalRank, 0 // those of a host follow each other
+		for _, other := range members[first : first+w.LocalSize] {
+			if other.Slot < members[rank].Slot {
+				local++
+			}
+		}
+		from := given[first+local]
+		workers[rank].LocalRank, workers[rank].CrossRank, workers[rank].CrossSize = from.LocalRank, from.CrossRank, from.CrossSize
+	}
 	return workers
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/paceline/paceline/core/fleet"
 )
 
 func TestHostsAreReadAsHorovodAndOpenMPIWriteThem(t *testing.T) {
@@ -146,6 +148,15 @@ func TestWorkerKnowsItsPlaceUnderBothNames(t *testing.T) {
 	}
 	if env["HOROVOD_HOSTNAME"] != "h" || env["PACELINE_HOST"] != "h" {
 		t.Error(env)
+	}
+}
+
+// TestLocalRanksFollowSlots: ranks are in another order where a process has taken the slot of one that was lost, because rank 0 has the state.
+func TestLocalRanksFollowSlots(t *testing.T) {
+	members := []fleet.Place{{Process: 1, Host: "a", Slot: 1}, {Process: 2, Host: "a", Slot: 2}, {Process: 4, Host: "a", Slot: 0}, {Process: 3, Host: "b", Slot: 1}}
+	want := []Worker{{"a", 0, 4, 1, 3, 0, 1}, {"a", 1, 4, 2, 3, 0, 1}, {"a", 2, 4, 0, 3, 0, 2}, {"b", 3, 4, 0, 1, 1, 2}}
+	if got := assign(members); !slices.Equal(got, want) {
+		t.Errorf("%+v\nwant %+v", got, want)
 	}
 }
 
