@@ -13,7 +13,7 @@ import (
 //
 // A scheduler declares a node lost that is silent if more than half of the round's live workers have a line to it, or half of them with the lowest live rank.
 // It waits longer than the lines that one fault breaks take to end, so that it counts none of them as whole.
-// A process whose host refuses a connection to its standby has ended: it is lost at once, and counts for no side, unless it had the scheduler and fell silent before. Without the majority the round
+// A process whose host refuses a connection to its standby, or to a dedicated server, has ended: it is lost at once, and counts for no side, unless it had the scheduler and fell silent before. Without the majority the round
 // ends on this side, with an error on every worker, after the time in which nodes may come back.
 
 // moves reports whether another scheduler may have the round.
@@ -69,10 +69,14 @@ func (m *Machine) hurry(p *peer, why string) {
 	}
 }
 
-// probe asks whether the process of a worker has ended.
+// probe asks whether a process has ended: a worker's by its standby, a dedicated server's by its own listener.
 func (m *Machine) probe(p *peer) {
-	if p.Standby != "" && p.Role == wire.RoleWorker {
-		m.out = append(m.out, Output{Probe: p.Session, Address: p.Standby})
+	at := p.Standby
+	if p.Role == wire.RoleServer && m.roundThatMoves(p) != nil {
+		at, _ = p.Addresses.Of("tcp")
+	}
+	if at != "" {
+		m.out = append(m.out, Output{Probe: p.Session, Address: at})
 	}
 }
 
@@ -89,7 +93,7 @@ func (r *round) learnSilence(at string) {
 // ended handles the answer that a process has ended.
 func (m *Machine) ended(session uint64) {
 	p := m.sessions[session]
-	if p == nil || p.round == nil || p.state == lost || p.state == left || p.led && p.state == absent {
+	if p == nil || m.roundThatMoves(p) == nil || p.state == lost || p.state == left || p.led && p.state == absent {
 		return
 	}
 	why := "its process has ended"

@@ -242,5 +242,6 @@ func (m *Machine) awaitServers(r *round, from int) {
 		}
 		p := &peer{Node: n, state: absent, lostAt: due, why: why}
 		m.pool, m.sessions[n.Session] = append(m.pool, p), p
+		m.probe(p)
 	}
 }
