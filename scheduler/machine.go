@@ -283,7 +283,7 @@ func (m *Machine) attach(l *line, p *peer) {
 		old.peer = nil
 		m.close(old)
 	}
-	p.line, l.peer, p.lostAt, p.waited, p.why = l, p, 0, false, ""
+	p.line, l.peer, p.lostAt, p.waited, p.why, p.missed = l, p, 0, false, "", ""
 }
 
 func (m *Machine) close(l *line) {

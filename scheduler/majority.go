@@ -60,11 +60,22 @@ func (m *Machine) grace(p *peer) time.Duration {
 // settling is how long after the first of them all lines have ended that one fault has made silent: two sweeps of stream's watch.
 func (m *Machine) settling() time.Duration { return m.settings.LostAfter / 4 }
 
-// hurry shortens the time in which a node may come back that has no line, and that others have lost too.
+// hurry shortens the time in which a node may come back that has no line, and that others have lost too. Where this scheduler may not decide yet, hurryAll does it
+// when it may.
 func (m *Machine) hurry(p *peer, why string) {
 	if r := m.roundThatMoves(p); r != nil {
+		p.missed = why
 		if _, _, rules := r.poll(); rules && p.lostAt > m.now+m.settling() {
 			p.why, p.lostAt = why, m.at(m.now+m.settling())
+		}
+	}
+}
+
+// hurryAll is called when the number of workers has changed that have a line, or that live.
+func (m *Machine) hurryAll(r *round) {
+	for _, p := range slices.Concat(r.workers, m.serversOf(r)) {
+		if p.missed != "" && p.line == nil && (p.state == present || p.state == absent) {
+			m.hurry(p, p.missed)
 		}
 	}
 }

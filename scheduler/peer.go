@@ -37,6 +37,7 @@ type peer struct {
 	waited bool          // longer than that, because this scheduler could not decide it
 	led    bool          // it had the scheduler before this one, and fell silent
 	why    string        // its line broke because of this
+	missed string        // others have lost it too, because of this; "" for none since its line broke
 
 	accusers []accuser     // of a process of an elastic job: others that have lost it
 	judged   time.Duration // when it is decided whether it is lost, or they are; 0 where nobody has
@@ -146,6 +147,7 @@ func (m *Machine) declareLost(p *peer, why string) {
 	}
 	p.round.profiles.forget(p.Rank)
 	m.failCalls(p.round, p.Rank, fmt.Sprintf("%s was lost: %s", name(&p.Node), why))
+	m.hurryAll(p.round)
 	m.shrunk(p.round)
 }
 

@@ -155,6 +155,7 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 		}
 	}
 	if !r.More {
+		m.hurryAll(p.round)
 		m.answer(l, c.ID, &wire.Control{Roster: p.round.roster})
 		m.shrunk(p.round)
 	}
