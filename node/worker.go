@@ -59,6 +59,9 @@ type Worker struct {
 	started bool       // the Engine has
 }
 
+// GivenUp is a worker that a round has lost.
+type GivenUp = scheduler.GivenUp
+
 // Options are what a process adds to its settings.
 type Options struct {
 	Scheduler  string                                  // a worker's: address of the scheduler, host:port; Settings.Scheduler where ""
@@ -67,7 +70,7 @@ type Options struct {
 	Workers    int                                     // a scheduler's: how many workers its process starts; 0: not known
 	Log        *zap.Logger                             // nil for the Logger of the process's role
 	Seats      func(wire.Seat, func(wire.Seat, error)) // a scheduler's: of a launcher whose job changes its size; else nil
-	GivenUp    func(scheduler.GivenUp)                 // a scheduler's: beside Seats
+	GivenUp    func(GivenUp)                           // a scheduler's: beside Seats
 	Transports *transport.Set                          // nil for those that the settings ask for
 	Arena      *shm.Arena                              // a worker's: memory that it lends the servers of its host; nil for none
 	standby    bool                                    // a scheduler's: it waits for its Lead

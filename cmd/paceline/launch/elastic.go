@@ -18,7 +18,6 @@ import (
 	"github.com/paceline/paceline/internal/iface"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/node"
-	"github.com/paceline/paceline/scheduler"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -75,7 +74,7 @@ type elastic struct {
 	numbers   map[*Task]int
 	tasks     map[int]*Task
 	asks      chan ask
-	losses    chan scheduler.GivenUp
+	losses    chan node.GivenUp
 	quit      chan struct{} // closed at the end of run
 	waiting   map[int]ask   // for a place
 	watching  map[int]ask   // for news
@@ -100,7 +99,7 @@ const watchTime = 20 * time.Second
 
 func newElastic(j *maker) *elastic {
 	return &elastic{
-		maker: j, numbers: map[*Task]int{}, tasks: map[int]*Task{}, asks: make(chan ask), losses: make(chan scheduler.GivenUp), quit: make(chan struct{}),
+		maker: j, numbers: map[*Task]int{}, tasks: map[int]*Task{}, asks: make(chan ask), losses: make(chan node.GivenUp), quit: make(chan struct{}),
 		waiting: map[int]ask{}, watching: map[int]ask{}, refused: map[string]bool{},
 	}
 }
@@ -120,11 +119,11 @@ func (e *elastic) seats() func(wire.Seat, func(wire.Seat, error)) {
 }
 
 // givenUp is what the scheduler calls with the workers that a round has lost; nil without an elastic job.
-func (e *elastic) givenUp() func(scheduler.GivenUp) {
+func (e *elastic) givenUp() func(node.GivenUp) {
 	if e == nil {
 		return nil
 	}
-	return func(g scheduler.GivenUp) {
+	return func(g node.GivenUp) {
 		select {
 		case e.losses <- g:
 		case <-e.quit:
