@@ -181,17 +181,17 @@ func TestANodeFindsASchedulerThatGoesOnElsewhereInTime(t *testing.T) {
 			if err := network.Script("at 0s a stop\n"); err != nil {
 				t.Fatal(err)
 			}
-			start := time.Now()
+			start, begun := time.Now(), make(chan transport.Listener, 1)
 			time.AfterFunc(begins, func() {
 				b.Close()
-				b = listen("b", true)
+				begun <- listen("b", true)
 			})
 			conn, err := c.find(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer b.Close()
 			defer conn.Close()
+			defer (<-begun).Close()
 			if late := time.Since(start) - begins; late > 2*attempt-attempt/2 {
 				t.Errorf("a scheduler that begins after %v is found %v later", begins, late)
 			}
