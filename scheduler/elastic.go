@@ -32,7 +32,8 @@ func (m *Machine) goOn(r *round, lost membership.Loss, who string) (on bool, lac
 		m.warn("epoch %d: the job goes on without %s, which was lost: %s", next.Number, who, lost.Why)
 	}
 	if worker { // it ends, if it still runs
-		m.send(r.workers[lost.Number].line, &wire.Control{Lost: &wire.Lost{Role: wire.RoleWorker, Rank: lost.Number, Round: next.Round, Why: lost.Why}})
+		p := r.workers[lost.Number]
+		m.send(p.line, &wire.Control{Lost: &wire.Lost{Role: wire.RoleWorker, Rank: lost.Number, Round: next.Round, Why: r.givenUp(p)}})
 	}
 	m.broadcast(r, &wire.Control{Roster: r.roster})
 	return true, nil

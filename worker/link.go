@@ -150,13 +150,14 @@ func (l *link) read() {
 }
 
 // hearsWhy waits a moment for the reason of a server that closed a connection without a goodbye, such as a frame that was changed on
-// its way: nothing can be sent on that connection any more, but the scheduler tells everybody. It reports whether the reason came.
+// its way: nothing can be sent on that connection any more, but the scheduler tells everybody; in an elastic job also a worker that did not run, and that
+// the others have given up, with the epoch. It reports whether the reason came.
 func (p *peer) hearsWhy(err error) bool {
 	closed := slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE}, func(end error) bool { return errors.Is(err, end) })
 	p.mu.Lock()
 	left := p.traffic.left
 	p.mu.Unlock()
-	if !closed || left || errors.Is(err, transport.ErrStopped) {
+	if !closed || left || errors.Is(err, transport.ErrStopped) && !p.e.epoch().Elastic {
 		return false
 	}
 	select {

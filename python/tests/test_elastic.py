@@ -80,6 +80,7 @@ def test_a_worker_that_was_given_up_comes_back_as_one_that_joins(tmp_path):
         assert job.finish() == 0, job.text()
     end_alike(job, 3)
     assert "is stopped: its round ended" not in job.text()
+    assert re.search(r"given up rank 0 .* \(it is no member since epoch \d+, and the others go on without it\)", job.text())
 
 
 def test_hosts_that_are_found_later_join_and_those_that_go_end(tmp_path):
