@@ -197,9 +197,10 @@ const char *pl_last_error(void);
 /* Starts the engine and joins the job. Waits for the other ranks, at most for the start timeout.
  * settings: JSON object {"env": {"NAME": "value", ...}, "settings": {"name": value, ...}, "process_sets": [[0, 1],
  * ...], "expect": with true only the place and the settings are checked and remembered for pl_info, and nothing is
- * joined: for an answer of pl_seat that is early}. env: the variables of the environment that concern Paceline. settings: the same settings by name, "sync" for
- * PACELINE_SYNC and so on, as strings, numbers or booleans; they are checked as the variables are, and override these
- * and those of other systems. An unknown name is an error. A second call while running does nothing. */
+ * joined: for an answer of pl_seat that is early}. env: the variables of the environment that concern Paceline.
+ * settings: the same settings by name, "sync" for PACELINE_SYNC and so on, as strings, numbers or booleans; they are
+ * checked as the variables are, and override these and those of other systems. An unknown name is an error. A second
+ * call while running does nothing. */
 int pl_init(const char *settings);
 /* Leaves the job. Operations in flight end with PL_ERR_SHUTDOWN. Handles stay valid until the next pl_init, which
  * releases them. A call when not running does nothing. */
@@ -207,12 +208,12 @@ int pl_shutdown(void);
 
 /* Asks the launcher of a job that changes its size, before pl_init, for a place in the next round, and waits for the
  * answer. request: JSON object {"env": as for pl_init, "timeout_seconds", "ask": {"process": number that the launcher
- * gave this process, "state": it has the state of the training, "commits": how new that is, "skip": it needs nobody else's, "early": while a round
- * runs, at once the place that it may expect, "watch": not a place, but news of the hosts later than the number
- * "news"}}. Writes JSON: {"env": variables of the place, for pl_init,
- * "commits": of rank 0's state, "early": this is the place to expect: ask again for one, "skip": all have the same state, "news", "removed": by the news processes have to go and none joins, "why": there is
- * no place, for this reason}. Returns the length; the answer to one request is not repeated, so buf has room for 64
- * KiB, which is enough. */
+ * gave this process, "state": it has the state of the training, "commits": how new that is, "skip": it needs nobody
+ * else's, "early": while a round runs, at once the place that it may expect, "watch": not a place, but news of the
+ * hosts later than the number "news"}}. Writes JSON: {"env": variables of the place, for pl_init, "commits": of rank
+ * 0's state, "early": this is the place to expect: ask again for one, "skip": all have the same state, "news",
+ * "removed": by the news processes have to go and none joins, "why": there is no place, for this reason}. Returns the
+ * length; the answer to one request is not repeated, so buf has room for 64 KiB, which is enough. */
 int64_t pl_seat(const char *request, char *buf, uint64_t cap);
 
 /* Writes the state of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",

@@ -45,7 +45,7 @@ def test_a_replacement_gets_the_state_and_is_not_rank_0(tmp_path):
         job.kill(next(m for m in first if m["rank"] == 0))
         members = job.wait(lambda: [r for r in job.rounds(2) if any(m["process"] == 2 for m in r)])[0]
         assert {m["rank"]: m["process"] for m in members} == {0: 1, 1: 2}, members
-        assert {m["process"]: m["local_rank"] for m in members} == {1: 1, 2: 0}, "it has the GPU of the one that is lost"
+        assert {m["process"]: m["local_rank"] for m in members} == {1: 1, 2: 0}, "it has the lost one's GPU"
         assert job.finish() == 0, job.text()
     end_alike(job, 2)
 
