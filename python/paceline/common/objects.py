@@ -24,6 +24,9 @@ def broadcast_object(
 
     The object is pickled by cloudpickle. Only ranks that have the job's secret can send it, and nobody on the way can
     change it (PACELINE_INTEGRITY does not matter).
+
+    Raises ValueError for a wrong root or a process set that is not registered, HorovodInternalError if ranks name
+    different roots, one does not come in time or is lost, and what pickling raises.
     """
     is_root = engine.rank() == root_rank
     payload = cloudpickle.dumps(obj) if is_root else b""
@@ -33,7 +36,11 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Returns the list of all ranks' objects, in rank order. They are pickled by cloudpickle."""
+    """Returns the list of all ranks' objects, in rank order. They are pickled by cloudpickle.
+
+    Raises ValueError for a process set that is not registered, HorovodInternalError if a rank does not come in time or
+    is lost, and what pickling raises.
+    """
     payload = cloudpickle.dumps(obj)
     memory = ctypes.create_string_buffer(payload, len(payload))
     op = operation(

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any, TypeVar
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
-import cloudpickle  # type: ignore[import-untyped]
-import numpy as np
-
-from paceline.common import abi
-from paceline.common.engine import engine
-from paceline.common.operation import Options
+from paceline.common import objects
 from paceline.common.process_sets import ProcessSet, global_process_set
-from paceline.jax import _host
 from paceline.jax._collective import settle
-from paceline.jax._ops import broadcast, call_of
+from paceline.jax._ops import broadcast
 
 Tree = TypeVar("Tree")
-
-# What is unpickled, and its length, is authenticated on every connection.
-_OBJECT = Options(authenticated=True)
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Tree:
@@ -27,6 +21,8 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
 
     JAX's arrays do not change, so that the result takes the argument's place: `params = broadcast_parameters(params)`.
     Shapes and types are the same on all ranks. An empty tree is returned as it is.
+
+    Raises what `broadcast` raises.
     """
     import jax
 
@@ -34,44 +30,16 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
     return broadcast(params, root_rank, "broadcast", process_set) if leaves else params
 
 
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Returns root_rank's object on every rank; the other ranks' obj is ignored.
+def _after_programs(exchange: Callable[Given, Result]) -> Callable[Given, Result]:
+    """The function, which begins when the programs that were started before have ended."""
 
-    The object is pickled by cloudpickle. Only ranks that have the job's secret can send it, and nobody on the way can
-    change it (PACELINE_INTEGRITY does not matter).
-    """
-    settle()
-    is_root = engine.rank() == root_rank
-    payload = _pickled(obj) if is_root else np.empty(0, np.uint8)
-    length = _sent(np.array([payload.size]), root_rank, name and f"{name}.sz", process_set)
-    if not is_root:
-        payload = np.empty(int(length[0]), np.uint8)
-    payload = _sent(payload, root_rank, name and f"{name}.t", process_set)
-    return obj if is_root else _unpickled(payload)
+    @functools.wraps(exchange)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        settle()
+        return exchange(*args, **kwargs)
+
+    return call
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Returns the list of all ranks' objects, in rank order. They are pickled by cloudpickle."""
-    settle()
-    payload = _pickled(obj)
-    lengths = _gathered(np.array([payload.size]), name and f"{name}.sz", process_set)
-    payloads = _gathered(payload, name and f"{name}.t", process_set)
-    return [_unpickled(part) for part in np.split(payloads, np.cumsum(lengths)[:-1])]
-
-
-def _sent(array: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
-    return _host.run(call_of(abi.BROADCAST, [name], process_set, root=root_rank, options=_OBJECT), [array])[0]
-
-
-def _gathered(array: Any, name: str | None, process_set: ProcessSet) -> Any:
-    return _host.run(call_of(abi.ALLGATHER, [name], process_set, options=_OBJECT), [array])[0]
-
-
-def _pickled(obj: Any) -> Any:
-    return np.frombuffer(cloudpickle.dumps(obj), dtype=np.uint8)
-
-
-def _unpickled(payload: Any) -> Any:
-    return cloudpickle.load(io.BytesIO(payload.tobytes()))
+broadcast_object = _after_programs(objects.broadcast_object)
+allgather_object = _after_programs(objects.allgather_object)

@@ -26,7 +26,7 @@ from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 from paceline.common.handles import start, synchronize
-from paceline.common.operation import DEFAULTS, How, Options, operation
+from paceline.common.operation import How, operation
 from paceline.common.operators import Adasum, Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.torch._memory import adopt, dtype_number, host_copy, host_view, is_direct, to_device
@@ -194,7 +194,7 @@ def sparse_allreduce_async(
     return result
 
 
-def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, options: Options = DEFAULTS) -> Part:
+def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Part:
     """An allgather."""
     dtype, number = dtype_number(tensor), process_set_number(process_set)
     if tensor.dim() == 0:
@@ -205,9 +205,7 @@ def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, o
         memory, rows, _ = engine.result(handle)
         return to_device(adopt(memory, source.dtype, (sum(rows), *source.shape[1:])), like=tensor)
 
-    op = operation(
-        abi.ALLGATHER, dtype, tensor.shape, source.data_ptr(), 0, name=name, process_set=number, options=options
-    )
+    op = operation(abi.ALLGATHER, dtype, tensor.shape, source.data_ptr(), 0, name=name, process_set=number)
     return Part(op, (source,), output)
 
 
@@ -232,17 +230,11 @@ def grouped_allgather_async(
 
 
 def broadcasting(
-    tensor: torch.Tensor,
-    in_place: bool,
-    root_rank: int,
-    name: str | None,
-    process_set: ProcessSet,
-    options: Options = DEFAULTS,
+    tensor: torch.Tensor, in_place: bool, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Part:
     """A broadcast."""
     number = process_set_number(process_set)
-    fields = {"root": root_rank, "name": name, "process_set": number, "options": options}
-    return exchange(abi.BROADCAST, tensor, in_place, False, **fields)
+    return exchange(abi.BROADCAST, tensor, in_place, False, root=root_rank, name=name, process_set=number)
 
 
 def broadcast_async(

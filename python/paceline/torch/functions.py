@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 from paceline.common.engine import engine
 from paceline.common.handles import synchronize
-from paceline.common.operation import Options
+from paceline.common.objects import allgather_object as allgather_object
+from paceline.common.objects import broadcast_object as broadcast_object
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.torch._cross_barrier import settle
-from paceline.torch._ops_async import broadcast_async_, broadcasting, gathering, start_one
+from paceline.torch._ops_async import broadcast_async_
 from paceline.torch._parameters import empty_sparse
-
-# What is unpickled, and its length, is authenticated on every connection.
-_OBJECT = Options(authenticated=True)
 
 
 def broadcast_parameters(
@@ -43,40 +39,6 @@ def broadcast_parameters(
     handles = [broadcast_async_(tensor, root_rank, name and f"broadcast.{name}", process_set) for name, tensor in named]
     for handle in handles:
         synchronize(handle)
-
-
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Returns root_rank's object on every rank; the other ranks' obj is ignored.
-
-    The object is pickled by cloudpickle. Only ranks that have the job's secret can send it, and nobody on the way can
-    change it (PACELINE_INTEGRITY does not matter).
-    """
-    is_root = engine.rank() == root_rank
-    payload = _pickled(obj) if is_root else torch.empty(0, dtype=torch.uint8)
-    length = torch.tensor([payload.numel()])
-    synchronize(start_one(broadcasting(length, True, root_rank, name and f"{name}.sz", process_set, _OBJECT)))
-    if not is_root:
-        payload = torch.empty(int(length), dtype=torch.uint8)
-    synchronize(start_one(broadcasting(payload, True, root_rank, name and f"{name}.t", process_set, _OBJECT)))
-    return obj if is_root else _unpickled(payload)
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Returns the list of all ranks' objects, in rank order. They are pickled by cloudpickle."""
-    payload = _pickled(obj)
-    lengths = start_one(gathering(torch.tensor([payload.numel()]), name and f"{name}.sz", process_set, _OBJECT))
-    payloads = start_one(gathering(payload, name and f"{name}.t", process_set, _OBJECT))
-    return [_unpickled(part) for part in synchronize(payloads).split(synchronize(lengths).tolist())]
-
-
-def _pickled(obj: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
-
-
-def _unpickled(payload: torch.Tensor) -> Any:
-    return cloudpickle.load(io.BytesIO(payload.numpy().tobytes()))
 
 
 def broadcast_optimizer_state(
