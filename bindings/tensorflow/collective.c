@@ -23,9 +23,9 @@ enum { MAX_DIMS = 254 }; /* TensorFlow's own limit */
 
 typedef struct member { /* a tensor of a call */
   struct call *call;
-  int64_t shape[MAX_DIMS];
+  int64_t shape[MAX_DIMS + 1]; /* one more where elements travel as their bytes */
   char *name;
-  int type; /* TensorFlow's */
+  int type, dims; /* TensorFlow's */
   int32_t handle, status;
   pl_output out;
 } member;
@@ -62,7 +62,7 @@ EXPORT void pl_tensorflow_set_job(int64_t number, int64_t generation) {
 /* The engine's library as dlopen has returned it. Returns 0, or -1 if it lacks a function. */
 EXPORT int pl_tensorflow_bind(void *library) { return engine_bind(library); }
 
-/* TensorFlow's element type as the engine's, -1 for none. */
+/* TensorFlow's element type as the engine's, -1 for none. Where elements only travel, others than these are bytes. */
 static int dtype_of(int type) {
   static const struct {
     int tf, pl;
@@ -72,6 +72,19 @@ static int dtype_of(int type) {
     if (known[i].tf == type) return known[i].pl;
   }
   return -1;
+}
+
+/* The name of a type that `dtype_of` does not have. */
+static const char *name_of(int type) {
+  static const struct {
+    int type;
+    const char *name;
+  } known[] = {{7, "string"},    {8, "complex64"}, {17, "uint16"}, {18, "complex128"},
+               {20, "resource"}, {21, "variant"},  {22, "uint32"}, {23, "uint64"}};
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+    if (known[i].type == type) return known[i].name;
+  }
+  return "that the engine does not have";
 }
 
 static double number_of(int64_t bits) {
@@ -93,17 +106,16 @@ static void free_tensor(void *data, size_t bytes, void *unused) {
 
 /* An output that the engine has allocated: rows of all ranks. */
 static void give(call *c, member *m, int index, TF_Status *status) {
-  int dims = (int)c->ops[index].ndim;
   int64_t rows = 0;
   for (uint32_t i = 0; i < m->out.nrows; i++) rows += m->out.rows[i];
   m->shape[0] = rows;
   TF_Tensor *tensor;
   if (m->out.data) {
-    tensor = TF_NewTensor(m->type, m->shape, dims, m->out.data, m->out.bytes, free_tensor, NULL);
+    tensor = TF_NewTensor(m->type, m->shape, m->dims, m->out.data, m->out.bytes, free_tensor, NULL);
     m->out.data = NULL;
     TF_SetOutput(c->ctx, index, tensor, status);
   } else {
-    tensor = TF_AllocateOutput(c->ctx, index, m->type, m->shape, dims, 0, status);
+    tensor = TF_AllocateOutput(c->ctx, index, m->type, m->shape, m->dims, 0, status);
   }
   if (tensor) TF_DeleteTensor(tensor);
   if (c->kernel->numbers[KIND] != PL_ALLTOALL || TF_GetCode(status) != TF_OK) return;
@@ -182,7 +194,7 @@ static void *output_of(call *c, member *m, int index, TF_Status *status) {
         TF_AllocateOutput(c->ctx, index, m->type, shape, (int)op->ndim, (size_t)elements * sizes[op->dtype], status);
   } else {
     int forwarded, input = c->kernel->flags + index;
-    output = TF_ForwardInputOrAllocateOutput(c->ctx, &input, 1, index, m->shape, (int)op->ndim, &forwarded, status);
+    output = TF_ForwardInputOrAllocateOutput(c->ctx, &input, 1, index, m->shape, m->dims, &forwarded, status);
   }
   if (!output) return NULL;
   void *data = TF_TensorData(output);
@@ -207,12 +219,21 @@ static bool prepare(call *c, int index, TF_Status *status) {
   m->call = c;
   m->handle = -1;
   m->type = TF_TensorType(input);
-  int dtype = dtype_of(m->type), dims = TF_NumDims(input);
+  int dtype = dtype_of(m->type), dims = m->dims = TF_NumDims(input);
   for (int i = 0; i < dims && i < MAX_DIMS; i++) m->shape[i] = TF_Dim(input, i);
   const void *data = TF_TensorData(input);
   TF_DeleteTensor(input); /* before the output, which may take its memory; the context has its own reference */
-  if (dtype < 0 || dims > MAX_DIMS) {
-    TF_SetStatus(status, TF_INVALID_ARGUMENT, "tensors of this type cannot be sent: cast it first");
+  size_t width = TF_DataTypeSize(m->type);
+  bool moves = numbers[KIND] == PL_ALLGATHER || numbers[KIND] == PL_ALLTOALL || numbers[KIND] == PL_BROADCAST;
+  if (dtype < 0 && moves && width > 0 && dims <= MAX_DIMS) {
+    dtype = PL_UINT8;
+    m->shape[dims++] = (int64_t)width;
+  }
+  if (dtype < 0 || m->dims > MAX_DIMS) {
+    char message[80];
+    snprintf(message, sizeof message, "tensors of type %s cannot be %s: cast it first", name_of(m->type),
+             width > 0 ? "reduced" : "sent");
+    TF_SetStatus(status, TF_INVALID_ARGUMENT, message);
     return false;
   }
   *op = (pl_op){.size = sizeof *op,

@@ -32,6 +32,7 @@ typedef void (*TF_Delete)(void *);
   F(void, TF_SetStatus, (TF_Status *, int, const char *))                                                             \
   F(int, TF_GetCode, (const TF_Status *))                                                                             \
   F(const char *, TF_Message, (const TF_Status *))                                                                    \
+  F(size_t, TF_DataTypeSize, (int))                                                                                   \
   F(int, TF_TensorType, (const TF_Tensor *))                                                                          \
   F(int, TF_NumDims, (const TF_Tensor *))                                                                             \
   F(int64_t, TF_Dim, (const TF_Tensor *, int))                                                                        \

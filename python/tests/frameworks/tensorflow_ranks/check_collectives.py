@@ -7,6 +7,7 @@ import tensorflow as tf
 import paceline.tensorflow as hvd
 
 TYPES = [tf.uint8, tf.int8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64]
+MOVED = [tf.bool, tf.uint16, tf.uint32, tf.uint64, tf.complex64, tf.complex128]
 
 
 def mine(rank, shape=(5, 3), dtype=tf.float32):
@@ -19,6 +20,20 @@ def test_allreduce_sums_every_type(run, rank, size, dtype):
     result = run(lambda: hvd.allreduce(mine(rank, (2, 3), dtype), op=hvd.Sum))
     assert result.dtype == dtype
     np.testing.assert_array_equal(result, tf.add_n([mine(r, (2, 3), dtype) for r in range(size)]))
+
+
+@pytest.mark.parametrize("dtype", MOVED, ids=lambda t: t.name)
+def test_what_cannot_be_reduced_can_be_moved(run, rank, size, dtype):
+    x = mine(rank, (rank + 1, 3), dtype)
+    everyone = np.concatenate([mine(r, (r + 1, 3), dtype) for r in range(size)])
+    np.testing.assert_array_equal(run(lambda: hvd.allgather(x)), everyone)
+    np.testing.assert_array_equal(run(lambda: hvd.broadcast(mine(rank, dtype=dtype), 1)), mine(1, dtype=dtype))
+    assert run(lambda: hvd.broadcast(tf.cast(rank, dtype), 1)).numpy() == tf.cast(1, dtype).numpy()
+    result, received = run(lambda: hvd.alltoall(x, [rank + 1] + [0] * (size - 1)))
+    np.testing.assert_array_equal(result, everyone if rank == 0 else everyone[:0])
+    assert result.dtype == dtype and received.numpy().tolist() == [r + 1 if rank == 0 else 0 for r in range(size)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{dtype.name} .*(not defined|reduced)"):
+        run(lambda: hvd.allreduce(mine(rank, dtype=dtype)))
 
 
 def test_operators_and_factors(run, rank, size):
