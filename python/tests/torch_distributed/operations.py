@@ -165,6 +165,13 @@ def works_and_failures(rank):
         raise AssertionError("ranks of different shapes agree")
     except dist.DistBackendError as e:
         assert "ranks disagree" in str(e) and "[3]" in str(e) and "[4]" in str(e), e
+    for call in (dist.broadcast, dist.reduce, dist.send, dist.recv, dist.gather, dist.scatter):
+        place = {dist.gather: "dst", dist.scatter: "src"}.get(call)
+        try:
+            call(torch.ones(3), **{place: 2}) if place else call(torch.ones(3), 2)
+            raise AssertionError(f"{call.__name__} takes a rank that there is not")
+        except ValueError as e:
+            assert "rank 2 in a group of 2 ranks" in str(e), e
     dist.all_reduce(torch.ones(3))  # the group goes on
 
 

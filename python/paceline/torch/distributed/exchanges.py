@@ -20,7 +20,7 @@ class Exchanges(Operations):
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, options: Any) -> PacelineWork:
         """Gives the root the tensors of all."""
         one_tensor("gather", inputs)
-        group, root, m = self._group, options.rootRank, Memory(inputs[0])
+        group, root, m = self._group, self._peer("gather", options.rootRank), Memory(inputs[0])
         into = one_for_each("gather", outputs[0], group) if root == group.rank else []
         if any(t.numel() != inputs[0].numel() for t in into):
             raise ValueError("gather: outputs of other sizes than the input")
@@ -35,7 +35,7 @@ class Exchanges(Operations):
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], options: Any) -> PacelineWork:
         """Gives each rank its own of the root's tensors."""
         one_tensor("scatter", outputs)
-        group, root = self._group, options.rootRank
+        group, root = self._group, self._peer("scatter", options.rootRank)
         output = outputs[0]
         if root == group.rank:
             parts = one_for_each("scatter", inputs[0], group)

@@ -17,7 +17,7 @@ class Messages(Operations):
     def send(self, tensors: Tensors, to: int, tag: int) -> PacelineWork:
         """Sends a tensor to one rank, which receives it with the same tag."""
         one_tensor("send", tensors)
-        m = Memory(tensors[0])
+        to, m = self._peer("send", to), Memory(tensors[0])
         dtype, count = kind_of(m.host)
 
         def make() -> abi.Op:
@@ -27,7 +27,7 @@ class Messages(Operations):
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> PacelineWork:
         """Receives the next tensor of a rank that has the tag."""
-        return self._receive_message("recv", tensors, source, tag)
+        return self._receive_message("recv", tensors, self._peer("recv", source), tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> PacelineWork:
         """Receives the next tensor of any rank that has the tag; the work has the sender."""

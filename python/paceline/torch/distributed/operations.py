@@ -30,6 +30,12 @@ class Operations:
     def _run(self, what: str, make: Any, memory: Any, finish: Any, outputs: Any, options: Any) -> PacelineWork:
         return latest.started(self._group.run(what, make, memory, finish, outputs, options))
 
+    def _peer(self, what: str, rank: int) -> int:
+        """The rank. Raises ValueError for one that the group does not have."""
+        if not 0 <= rank < self._group.size:
+            raise ValueError(f"{what}: rank {rank} in a group of {self._group.size} ranks")
+        return rank
+
     def _gather_op(self, m: Memory) -> abi.Op:
         dtype, count = kind_of(m.host)
         return self._group.op(abi.ALLGATHER, (count,), dtype, m.address(), 0)

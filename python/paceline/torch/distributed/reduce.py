@@ -35,7 +35,7 @@ class Reductions(Operations):
 
     def reduce(self, tensors: Tensors, options: Any) -> PacelineWork:
         """Reduces a tensor of every rank into that of the root; the others' stay as they are."""
-        return self._reduce("reduce", tensors, options, root=options.rootRank)
+        return self._reduce("reduce", tensors, options, root=self._peer("reduce", options.rootRank))
 
     def _reduce(
         self, what: str, tensors: Tensors, options: Any, root: int | None = None, coalesced: bool = False

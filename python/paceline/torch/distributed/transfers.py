@@ -19,7 +19,7 @@ class Transfers(Operations):
     def broadcast(self, tensors: Tensors, options: Any) -> PacelineWork:
         """Sends the root's tensor to all."""
         one_tensor("broadcast", tensors)
-        group, root, m = self._group, options.rootRank, Memory(tensors[0])
+        group, root, m = self._group, self._peer("broadcast", options.rootRank), Memory(tensors[0])
         dtype, count = kind_of(m.host)
 
         def make() -> abi.Op:
