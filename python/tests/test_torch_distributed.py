@@ -1,6 +1,7 @@
 """The torch.distributed backend, under torchrun and `paceline run`: scripts that import nothing of Paceline."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,14 @@ def test_a_script_that_asks_for_gloo_gets_paceline(port):
 def test_paceline_run_takes_over():
     said = run(["paceline", "run", "-np", "2", "--takeover", "gloo", sys.executable, SCRIPTS / "operations.py", "gloo"])
     assert [line.rpartition("rank")[2] for line in said] == [" 0 is done", " 1 is done"]
+
+
+def test_the_example_learns_the_digits_on_two_workers():
+    example = Path(__file__).parents[2] / "examples" / "ddp.py"
+    said = "\n".join(run(["paceline", "run", "-np", "2", "--takeover", "gloo", sys.executable, example]))
+    assert float(re.search(r"test accuracy: (\d+\.\d+)%", said)[1]) > 95, said
+    assert re.search(r"throughput: +[\d,]+ images/s over 2 workers", said), said
+    assert "identical on all workers" in said and "exchanged by:  paceline" in said, said
 
 
 def test_memory_outlives_works_that_end_early(port):
@@ -103,6 +112,12 @@ def test_training_gives_the_bits_of_gloo(port, tmp_path):
     assert len(results[0]) == 10
     for gloo, paceline in zip(*results, strict=True):
         assert gloo == paceline
+
+
+def test_buckets_are_summed_in_place_and_give_the_bits_of_gloo():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    gloo, paceline = (run([*torchrun, SCRIPTS / "buckets.py", backend]) for backend in ("gloo", "paceline"))
+    assert len(gloo) == 2 * 10 and paceline == gloo
 
 
 INT8 = {"PACELINE_COMPRESSION": "int8"}
