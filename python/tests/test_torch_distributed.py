@@ -129,6 +129,16 @@ def test_codecs_for_distributed_data_parallel(port, way, env):
     assert said == ["alike True learns True"] * 2
 
 
+def test_training_with_a_codec_goes_on_from_a_checkpoint_as_if_it_had_not_ended(tmp_path):
+    def trained(way):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        (digest,) = set(run([*torchrun, SCRIPTS / "checkpoint.py", tmp_path, way]))
+        return digest
+
+    whole = trained("whole")
+    assert trained("resumed") == whole != trained("without")
+
+
 # In `make test`: one of each kind. All in `make test-torch-distributed`.
 SOME = "test_all_reduce_sum or test_all_gather or test_all_to_all or test_broadcast or test_isend or test_gather"
 
