@@ -264,7 +264,9 @@ def test_helpers_of_horovod():
         assert os.environ["PACELINE_TEST_A"] == "1" and "PACELINE_TEST_B" not in os.environ
     assert "PACELINE_TEST_A" not in os.environ
     assert util.extension_available("torch") and not util.extension_available("tensorflow")
-    with pytest.raises(ImportError, match=r"horovod\.mxnet"):
-        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    for framework in ("mxnet", "nonsense"):  # there is no MXNet in this environment
+        with pytest.raises(ImportError, match=rf"horovod\.{framework}"):
+            util.check_extension(f"horovod.{framework}", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+        assert not util.gpu_available(framework)
     assert (util.nccl_built(), util.mpi_built(verbose=True), util.gloo_built()) == (0, False, True)
     assert util.get_average_backwards_compatibility_fun(None)(None, None) == 0

@@ -142,7 +142,10 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a set; every rank calls it. Returns False for the global set and for one that is not registered."""
+    """Removes a set; every rank calls it. Returns False for the global set and for one that is not registered.
+
+    Raises ValueError before `init()`, HorovodInternalError if a rank does not come in time or is lost.
+    """
     number = process_set.process_set_id
     if not number:
         return False

@@ -67,7 +67,7 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether the framework's module, such as "torch", can be imported here."""
-    known = ext_base_name in ("torch", "tensorflow") and util.find_spec(ext_base_name) is not None
+    known = ext_base_name in ("torch", "tensorflow", "mxnet") and util.find_spec(ext_base_name) is not None
     if verbose:
         print(f"paceline.{ext_base_name} {'can' if known else 'cannot'} be imported")
     return known
@@ -91,6 +91,10 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
         import tensorflow as tf
 
         return bool(tf.config.list_physical_devices("GPU"))
+    if ext_base_name == "mxnet":
+        import mxnet as mx
+
+        return mx.context.num_gpus() > 0
     import torch
 
     return torch.cuda.is_available()

@@ -475,7 +475,10 @@ def grouped_reducescatter(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until every rank of the set has called it. Within jax.jit the program waits, at that place."""
+    """Waits until every rank of the set has called it. Within jax.jit the program waits, at that place.
+
+    Raises ValueError for a set that is not registered, HorovodInternalError if a rank does not come in time or is lost.
+    """
     collective(call_of(abi.BARRIER, (None,), process_set), [jnp.zeros((0,), jnp.uint8)])
 
 
@@ -484,6 +487,8 @@ def join(device: int = -1) -> int:
 
     Meanwhile it contributes zeros to the other ranks' reductions, which count in averages as in Horovod. Call it
     outside of jax.jit. device: Horovod's argument for the device of these zeros, without effect.
+
+    Raises HorovodInternalError if a rank is lost, or leaves while others have joined.
     """
     settle()
     handle = engine.submit_join()

@@ -74,6 +74,8 @@ def distributed_optimizer(
     """
     if optax is None:
         raise ImportError("distributed_optimizer wraps optax's optimizers; pip install optax")
+    if not hasattr(optimizer, "update"):
+        raise ValueError(f"distributed_optimizer wraps an optimizer of optax, not {type(optimizer).__name__}")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
     if not gradient_predivide_factor > 0:

@@ -1,4 +1,4 @@
-"""Horovod's API for Keras 3 on TensorFlow: `import paceline.keras as hvd`. See paceline.tensorflow.keras."""
+"""Horovod's API for Keras, `import paceline.keras as hvd`: see paceline.tensorflow.keras."""
 
 from __future__ import annotations
 

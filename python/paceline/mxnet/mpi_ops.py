@@ -175,6 +175,12 @@ def _result_shape(kind: int, tensor: Any, how: How) -> tuple[int, ...]:
     return (share + (rank < over), *tensor.shape[1:])
 
 
+def _new(kind: int, tensor: Any, how: How) -> Any:
+    """An array for the result, where the given one is. Raises ValueError for one that cannot be used."""
+    _check(kind, tensor)
+    return mx.nd.empty(_result_shape(kind, tensor, how), tensor.context, tensor.dtype)
+
+
 def _options(compression: Any, sync: Any) -> Options:
     codec = None if compression is None else codec_of(compression)
     if compression is not None and codec is None:
@@ -248,7 +254,7 @@ def grouped_allreduce(
     different shapes, types or operators, or a rank is lost.
     """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set, _options(compression, sync))
-    return _reduce(tensors, [mx.nd.empty(t.shape, t.context, t.dtype) for t in tensors], name, priority, how)
+    return _reduce(tensors, [_new(abi.ALLREDUCE, t, how) for t in tensors], name, priority, how)
 
 
 def grouped_allreduce_(
@@ -321,8 +327,8 @@ def broadcast(
     Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
     different shapes, types or operators, or a rank is lost.
     """
-    output = mx.nd.empty(tensor.shape, tensor.context, tensor.dtype)
     how = How(Average, process_set=process_set)
+    output = _new(abi.BROADCAST, tensor, how)
     _exchange(abi.BROADCAST, tensor, output, _label("broadcast", name), priority, how, root_rank)
     return output
 
@@ -406,8 +412,7 @@ def grouped_reducescatter(
     how = How(operator_of(op, None), prescale_factor, postscale_factor, process_set)
     outputs = []
     for tensor, label in zip(tensors, _labels("reducescatter", name, len(tensors)), strict=True):
-        _check(abi.REDUCESCATTER, tensor)
-        output = mx.nd.empty(_result_shape(abi.REDUCESCATTER, tensor, how), tensor.context, tensor.dtype)
+        output = _new(abi.REDUCESCATTER, tensor, how)
         _exchange(abi.REDUCESCATTER, tensor, output, label, priority, how)
         outputs.append(output)
     return outputs

@@ -24,6 +24,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     For what calls `update` of an optimizer itself, such as `Module`; Gluon has `DistributedTrainer`, whose arguments
     and errors these are. Cached SSP, models with supersteps (adaptive, ElasticBSP), and those that use the significance
     of all gradients together, need a trainer, which knows where an iteration ends.
+
+    Raises ValueError for what is no optimizer, and for such a model.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         gate: Significance | None = None,
         pull_gate: Significance | None = None,
     ) -> None:
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise ValueError(f"DistributedOptimizer wraps an mx.optimizer.Optimizer, not {type(optimizer).__name__}")
         exchange = Exchange(compression, gradient_predivide_factor, process_set, sync, gate, pull_gate)
         model = exchange.model
         if model.ahead and (model.has_supersteps or model.asks_significance or model.alone):

@@ -37,7 +37,10 @@ def broadcast_variables(
 ) -> Any:
     """Gives variables root_rank's values: `hvd.broadcast_variables(model.variables, root_rank=0)`.
 
-    The result groups the assignments where it runs in a graph. inplace: Horovod's, without effect.
+    variables: of any shapes and types; every rank has the same ones, in the same order. The result groups the
+    assignments where it runs in a graph. inplace: Horovod's, without effect.
+
+    Raises what `broadcast` raises.
     """
     assigned = broadcast_(variables, root_rank, None, process_set)
     return None if tf.executing_eagerly() else tf.group(*[a for a in assigned if tf.is_tensor(a)])
@@ -77,5 +80,8 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """A function of an object that returns root_rank's. session: Horovod's, without effect."""
+    """A function of an object that returns root_rank's. session: Horovod's, without effect.
+
+    Raises what `broadcast_object` raises, when the function is called.
+    """
     return lambda obj: broadcast_object(obj, root_rank, name, process_set)

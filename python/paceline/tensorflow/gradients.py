@@ -187,7 +187,13 @@ def DistributedGradientTape(
     gate: paceline.Significance(...): a rank sends only significant gradients; the others add up on it until they are.
         The sources are variables. What is withheld is part of paceline.compression_state().
     device_dense, device_sparse: Horovod's, without effect.
+
+    Raises ValueError for what is no tape, for gradient_predivide_factor without op=Average, for a model that lets ranks
+    run ahead and for a gate that cannot be used. `gradient` raises what `allreduce` raises, and ValueError for sparse
+    gradients with a gate.
     """
+    if not isinstance(gradtape, tf.GradientTape):
+        raise ValueError(f"DistributedGradientTape wraps a tf.GradientTape, not {type(gradtape).__name__}")
     reduction = Reduction(
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
         scale_local_gradients, gate,
@@ -202,7 +208,10 @@ def DistributedGradientTape(
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape, *args: Any, local_layers: Any = None, **options: Any
 ) -> Any:
-    """DistributedGradientTape that leaves the gradients of `local_layers`' variables to this rank."""
+    """DistributedGradientTape that leaves the gradients of `local_layers`' variables to this rank.
+
+    local_layers: a layer, or layers, that are built. Raises what `DistributedGradientTape` raises.
+    """
     tape = DistributedGradientTape(gradtape, *args, **options)
     for variable in local_variables(local_layers):
         tape.register_local_source(variable)

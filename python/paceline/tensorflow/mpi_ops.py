@@ -446,8 +446,10 @@ def grouped_reducescatter(
 def join(device: int = -1) -> int:
     """Reports that this rank has no more data, and waits until every rank has joined. Returns the last rank to join.
 
-    Meanwhile it contributes zeros to the other ranks' reductions, which count in averages as in Horovod. It runs
-    eagerly only.
+    Meanwhile it contributes zeros to the other ranks' reductions, which count in averages as in Horovod. device:
+    Horovod's argument for the device of these zeros, without effect.
+
+    Raises RuntimeError in a graph, HorovodInternalError if a rank is lost, or leaves while others have joined.
     """
     _eagerly("join")
     handle = engine.submit_join()
@@ -456,7 +458,11 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until every rank of the set has called it. It runs eagerly only."""
+    """Waits until every rank of the set has called it.
+
+    Raises RuntimeError in a graph, ValueError for a set that is not registered, HorovodInternalError if a rank does not
+    come in time or is lost.
+    """
     _eagerly("barrier")
     op = operation(abi.BARRIER, abi.UINT8, (0,), 0, 0, process_set=process_set_number(process_set))
     synchronize(start([op], lambda _: None))
@@ -474,7 +480,11 @@ def _when_run(ask: Callable[[], int], name: str | None) -> tf.Tensor:
 
 
 def _members(process_set_id: int) -> Sequence[int]:
-    return range(engine.size()) if process_set_id == 0 else engine.process_sets()[process_set_id]
+    if process_set_id == 0:
+        return range(engine.size())
+    if (ranks := engine.process_sets().get(process_set_id)) is None:
+        raise ValueError(f"process set {process_set_id} is not registered")
+    return ranks
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:

@@ -51,6 +51,8 @@ def DistributedOptimizer(
     tf.compat.v1.train.Optimizer, for which backward_passes_per_step is 1. The arguments are those of
     `DistributedGradientTape`, and backward_passes_per_step the number of passes whose gradients add up first, divided
     by it with average_aggregated_gradients. use_locking, device_dense, device_sparse: Horovod's, without effect.
+
+    Raises ValueError for what is no optimizer, and for arguments that its kind does not take.
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         from paceline.tensorflow.keras.optimizer import DistributedOptimizer as of_keras

@@ -18,8 +18,8 @@ _takes_masks_alone = "reduction_axes" not in inspect.signature(tf.keras.layers.B
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """keras.layers.BatchNormalization with the statistics of all ranks' batches together.
 
-    The batches may have different sizes. Masks, `renorm` and several axes are not
-    taken: ValueError.
+    Input (N, ..., C), or by `axis` another order: N may differ between ranks. The arguments are those of
+    BatchNormalization. Raises ValueError for `renorm`, `virtual_batch_size`, masks and several axes.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

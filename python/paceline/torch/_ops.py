@@ -355,12 +355,17 @@ def join(device: int = -1) -> int:
 
     Meanwhile it contributes zeros to the other ranks' reductions, which count in averages as in Horovod. device:
     Horovod's argument for the device of these zeros, without effect.
+
+    Raises HorovodInternalError if a rank is lost, or leaves while others have joined.
     """
     handle = engine.submit_join()
     return synchronize(watch([handle], lambda: engine.result(handle)[2]))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until every rank of the set has called it."""
+    """Waits until every rank of the set has called it.
+
+    Raises ValueError for a set that is not registered, HorovodInternalError if a rank does not come in time or is lost.
+    """
     op = operation(abi.BARRIER, abi.UINT8, (0,), 0, 0, process_set=process_set_number(process_set))
     synchronize(start([op], lambda _: None))

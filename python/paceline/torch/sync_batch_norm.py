@@ -20,6 +20,8 @@ class SyncBatchNorm(_BatchNorm):
     input equal those of torch.nn.BatchNorm on the union of the batches; gradients of weight and bias are this rank's
     share, which DistributedOptimizer reduces. Arguments as in Horovod, but CPU tensors are accepted too. In eval mode,
     and with one rank, it is plain batch normalisation.
+
+    Raises ValueError for an input of other shapes, and what `allreduce` raises.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

@@ -1,6 +1,7 @@
-"""Horovod's API for Keras 3 on TensorFlow: `import paceline.keras as hvd`, or paceline.tensorflow.keras.
+"""Horovod's API for Keras: `import paceline.keras as hvd`, or paceline.tensorflow.keras.
 
-Names, arguments, defaults and results are those of horovod.keras 0.28.1.
+Keras is TensorFlow's, `tf.keras`, of version 2 or 3. Names, arguments, defaults and results are those of
+horovod.keras 0.28.1.
 """
 
 from __future__ import annotations

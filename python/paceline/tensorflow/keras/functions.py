@@ -88,7 +88,11 @@ def load_model(
     custom_objects: Mapping[str, Any] | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """keras.models.load_model, with the model's optimizer as a DistributedOptimizer in the state that was saved."""
+    """keras.models.load_model, with the model's optimizer as a DistributedOptimizer in the state that was saved.
+
+    custom_optimizers, custom_objects: what the file names and Keras does not have. compression: as of
+    `DistributedOptimizer`. Raises what keras.models.load_model raises, and ValueError for a wrong compression.
+    """
     known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known)
     if getattr(model, "optimizer", None) is not None:

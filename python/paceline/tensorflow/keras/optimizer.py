@@ -204,7 +204,11 @@ def _wrapped_2(optimizer: Any, name: str | None) -> Any:
 
 
 def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = None, **options: Any) -> Any:
-    """DistributedOptimizer that leaves the gradients of `local_layers`' variables to this rank."""
+    """DistributedOptimizer that leaves the gradients of `local_layers`' variables to this rank.
+
+    local_layers: a layer, or layers, that are built. Raises what `DistributedOptimizer` raises, and ValueError under a
+    synchronisation model that lets ranks run ahead.
+    """
     wrapped = DistributedOptimizer(optimizer, *args, **options)
     if wrapped._paceline_holding is not None:
         raise ValueError("ranks that run ahead share all parameters: give no local_layers, or sync=paceline.BSP()")

@@ -266,3 +266,8 @@ def test_gates_where_the_servers_hold_the_parameters(rank, size):
 def test_wrong_arguments_are_a_value_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         hvd.distributed_optimizer(optax.sgd(0.1), **arguments)
+
+
+def test_what_is_no_optimizer_is_a_value_error():
+    with pytest.raises(ValueError, match="wraps an optimizer of optax, not float"):
+        hvd.distributed_optimizer(0.1)

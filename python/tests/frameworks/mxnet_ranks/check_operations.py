@@ -210,8 +210,9 @@ def test_a_failed_wait_is_horovods_error():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="NDArray is needed"):
-        hvd.allreduce_(np.ones(3))
+    for call in (hvd.allreduce_, hvd.allreduce, hvd.allgather, hvd.reducescatter, lambda x: hvd.broadcast(x, 0)):
+        with pytest.raises(ValueError, match="NDArray is needed"):
+            call(np.ones(3))
     with pytest.raises(ValueError, match="cannot be reduced"):
         hvd.allreduce_(mx.nd.ones((3,), dtype="bool"))
     with pytest.raises(ValueError, match="storage type"):

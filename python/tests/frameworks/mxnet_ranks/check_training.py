@@ -321,5 +321,7 @@ def test_wrong_arguments_are_a_value_error(arguments, message):
 
 
 def test_an_optimizer_alone_sees_no_iterations():
+    with pytest.raises(ValueError, match=r"wraps an mx\.optimizer\.Optimizer, not str"):
+        hvd.DistributedOptimizer("sgd")
     with pytest.raises(ValueError, match="use DistributedTrainer"):
         hvd.DistributedOptimizer(mx.optimizer.SGD(), sync="adaptive:3,3")

@@ -284,3 +284,5 @@ def test_wrong_arguments():
         hvd.allreduce(tf.constant([1 + 2j]))
     with pytest.raises(ValueError, match="integers"):
         hvd.alltoall(tf.ones([2]), [0.5, 1.5])
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="process set 99 is not registered"):
+        hvd.size_op(99)

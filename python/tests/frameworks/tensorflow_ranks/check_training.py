@@ -239,5 +239,7 @@ def test_wrong_arguments():
         hvd_keras.DistributedOptimizer(adam)
     with pytest.raises(ValueError, match="gradient_predivide_factor"):
         hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
+    with pytest.raises(ValueError, match=r"wraps a tf\.GradientTape, not str"):
+        hvd.DistributedGradientTape("tape")
     with pytest.raises(ValueError, match="optimizer of Keras"):
         hvd_keras.DistributedOptimizer("adam")
