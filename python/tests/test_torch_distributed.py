@@ -81,11 +81,11 @@ def test_compiled_models_have_the_bits_that_gloo_gives():
     assert trained("hvd", "optimizer", "leave") == gloo
 
 
-@pytest.mark.parametrize("first", ["torch", "hvd"])
-def test_what_waits_for_a_rank_that_is_killed_names_it(port, first):
+def survivors(port, script, argument):
+    """(what it says, its errors) of ranks 0 and 1 of a script whose rank 2 is killed."""
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     env = clean_environment() | place
-    argv = [sys.executable, SCRIPTS / "killed.py", first]
+    argv = [sys.executable, SCRIPTS / script, argument]
     ranks = [
         subprocess.Popen(argv, env=env | {"RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for r in range(3)
@@ -96,11 +96,22 @@ def test_what_waits_for_a_rank_that_is_killed_names_it(port, first):
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL], outputs
-    for said, errors in outputs[:2]:
+    return outputs[:2]
+
+
+@pytest.mark.parametrize("first", ["torch", "hvd"])
+def test_what_waits_for_a_rank_that_is_killed_names_it(port, first):
+    for said, errors in survivors(port, "killed.py", first):
         assert [line.partition(":")[0] for line in said.splitlines()] == ["all_reduce", "recv", "send", "barrier"], (
             errors
         )
         assert all("worker 2" in line for line in said.splitlines()), said
+
+
+@pytest.mark.parametrize("way", ["plain", "codec", "own"])
+def test_distributed_data_parallel_says_which_rank_was_killed(port, way):
+    for said, errors in survivors(port, "killed_training.py", way):
+        assert said.startswith("step 3: ") and "peer lost: worker 2" in said and said.count("\n") == 1, said + errors
 
 
 def test_training_gives_the_bits_of_gloo(port, tmp_path):

@@ -77,7 +77,9 @@ def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.
         for m in memory:
             m.store()
 
-    return group.start("ddp_hook", ops, memory, finish, bucket.buffer()).get_future()
+    future = group.start("ddp_hook", ops, memory, finish, bucket.buffer()).get_future()
+    # The value of a future that has failed is no tensor; of what follows such a future the reducer gets the error.
+    return torch.futures.Future.then(future, torch.futures.Future.value)
 
 
 def backend_of(group: ProcessGroup | None) -> PacelineBackend:

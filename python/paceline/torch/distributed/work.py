@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._C import _autograd
@@ -129,7 +129,7 @@ class PacelineWork(Work):
                 self.wait()
                 self._future.set_result(self._outputs)
             except BaseException as e:
-                self._future.set_exception(e)
+                self._future.fail(e)
         return self._future
 
     get_future_result = get_future
@@ -216,6 +216,21 @@ def _translated(error: BaseException) -> BaseException:
     return DistBackendError(f"[paceline] Timed out waiting: {text}" if timed_out else text)  # Gloo's words
 
 
+class _Failed:
+    """The value of a future without outputs. DistributedDataParallel looks for tensors in it, and gets the error."""
+
+    def __init__(self, failure: BaseException) -> None:
+        self.failure = failure
+
+    def reraise(self) -> NoReturn:
+        """Raises the error."""
+        raise self.failure
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """PyTorch pickles a value to find its tensors; where it finds none, as in an exception, it crashes."""
+        self.reraise()
+
+
 class _Future(torch.futures.Future):  # type: ignore[type-arg]
     """A future that knows whether somebody chains calls to it: these may wait for other operations."""
 
@@ -240,7 +255,12 @@ class _Future(torch.futures.Future):  # type: ignore[type-arg]
         if failure is None:
             self.set_result(outputs)
         else:
-            self.set_exception(failure)
+            self.fail(failure)
+
+    def fail(self, failure: BaseException) -> None:
+        """As `set_exception`, also for PyTorch's own callers in C++, which read the value."""
+        self._set_unwrap_func(_Failed.reraise)
+        self.set_result(_Failed(failure))
 
 
 class _Watched:
