@@ -17,6 +17,7 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": str(HANG_S),  # beside other load it takes longer than the 30 s that Ray waits
 }
 CLASSES = {"": "ProcessGroupGloo", "gloo": "PacelineBackend"}  # by what is taken over
 
