@@ -49,14 +49,14 @@ test: test-go test-fuzz test-python
 
 # The tag compiles the invariants' checks in (internal/invariant). The limit is for a package that hangs: beside other
 # load the whole jobs (jobtest) take longer than go test's own limit. They come first, because they take as long as all
-# other packages, which run beside them. The last line is what the checks of the first one would take memory for.
+# other packages, which run beside them. The last line is what the checks of the first one would take memory for, or too long.
 test-go: $(VENV)/.tools
 	go vet -tags invariants ./...
 	go test -race -tags invariants -timeout 60m ./jobtest ./...
 	go test ./core/condition -run RandomSchedules -schedules 1000000
 	go test -tags invariants ./core/handover -run RandomJobs -schedules 100000
 	go test ./jobtest -run ComeToGrief -upheavals 50 -parallel 8
-	go test -run 'Garbage|NoMemory|Allocat' ./jobtest ./server/sums ./transport/fabric ./core/agreement ./core/condition ./core/codec
+	go test -run 'Garbage|NoMemory|Allocat|TakesLittleMore' ./jobtest ./server/sums ./transport/fabric ./core/agreement ./core/condition ./core/codec
 
 test-fuzz: $(VENV)/.tools
 	.ci/fuzz $(FUZZ_TIME)

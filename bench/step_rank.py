@@ -62,27 +62,31 @@ class Rank:
             self.ways[way] = network, optimizer
         return {"tensors": len(self.parameters), "parameters": self.begin.numel()}
 
-    def train(self, way, steps):
-        """So many steps from the first parameters. Answers with the seconds, and with what they cost this process."""
+    def train(self, way, steps, before=0):
+        """So many steps from the first parameters. Answers with the seconds, and with what they cost this process.
+
+        before: steps that are made before them and do not count.
+        """
         network, optimizer = self.ways[way]
         _copy(self.begin, self.parameters)
         torch.manual_seed(self.rank)  # dropout
         gc.collect()
         dist.barrier()
-        garbage, costs, began = _garbage(), _costs(WHOSE), time.perf_counter()
-        for i in range(steps):
+        for i in range(before + steps):
+            if i == before:
+                garbage, costs, began = _garbage(), _costs(WHOSE), time.perf_counter()
             inputs, labels = self.batches[i % len(self.batches)]
             optimizer.zero_grad()
             self.loss(network(inputs), labels).backward()
             optimizer.step()
-        if way == "cross":
-            optimizer.agree()
         seconds = time.perf_counter() - began
         costs = {k: v - costs[k] for k, v in _costs(WHOSE[::-1]).items()}
         costs |= {k: v - garbage[k] for k, v in _garbage().items()}
+        if way == "cross":
+            optimizer.agree()
         optimizer.zero_grad()
         if way != "alone":
-            self.check(way, steps)
+            self.check(way, before + steps)
         return {"seconds": seconds} | costs
 
     def check(self, way, steps):

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/paceline/paceline/core/membership"
@@ -30,6 +31,9 @@ func TestPlacesOfWorkers(t *testing.T) {
 		}
 		w.Membership = membership.NewView(epoch)
 		w.place()
+		if w.cut(); (s.PartitionBytes == embeddedPartition) != (strings.Count(c.hosts, "a") == len(c.hosts)) {
+			t.Errorf("rank %d on %s: partitions of %d bytes", c.rank, c.hosts, s.PartitionBytes)
+		}
 		if got := [4]int{s.LocalRank, s.LocalSize, s.CrossRank, s.CrossSize}; got != c.want || w.Homogeneous != c.homogeneous {
 			t.Errorf("rank %d on %s: %v, homogeneous %v", c.rank, c.hosts, got, w.Homogeneous)
 		}

@@ -281,9 +281,11 @@ func (w *Worker) progress() (p wire.Progress) {
 
 // The size of partitions where no setting says it. A server sends its first results when
 // its first partitions are complete. A dedicated server's link sends nothing until then, so small partitions are better;
-// where each link carries pushes and results, it is never idle.
+// where each link carries pushes and results, it is never idle. But an urgent partition waits for the one that is leaving, on its way
+// to the server and back: between hosts that takes long (decision 121).
 const (
 	embeddedPartition  = 4 << 20
+	spreadPartition    = 512 << 10
 	dedicatedPartition = 256 << 10
 )
 
@@ -292,9 +294,13 @@ func (w *Worker) cut() {
 	if w.Settings.PartitionBytes > 0 {
 		return
 	}
-	w.Settings.PartitionBytes = embeddedPartition
-	if w.Membership.Now().Mixed() {
+	switch epoch := w.Membership.Now(); {
+	case epoch.Mixed():
 		w.Settings.PartitionBytes = dedicatedPartition
+	case epoch.Spread():
+		w.Settings.PartitionBytes = spreadPartition
+	default:
+		w.Settings.PartitionBytes = embeddedPartition
 	}
 }
 
@@ -313,8 +319,7 @@ func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 func (w *Worker) Crowded() bool {
 	epoch, here := w.Membership.Now(), w.Settings.Host
 	return len(epoch.Workers) >= runtime.GOMAXPROCS(0) &&
-		!slices.ContainsFunc(epoch.Servers, func(s membership.Server) bool { return s.Host != here }) &&
-		!slices.ContainsFunc(epoch.Workers, func(n membership.Worker) bool { return n.Host != here })
+		!slices.ContainsFunc(epoch.Servers, func(s membership.Server) bool { return s.Host != here }) && !epoch.Spread()
 }
 
 // place fills in the local and cross numbers that the launcher did not give: from the hosts of the

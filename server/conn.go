@@ -137,8 +137,8 @@ func (c *conn) leave(err error) {
 
 func (c *conn) read() error {
 	q := &c.request
-	q.Reply = room.Reply{To: c}
 	for {
+		q.Reply = room.Reply{To: c}
 		if err := c.tc.ReadHeader(&q.Header); err != nil {
 			return err
 		}
@@ -333,13 +333,15 @@ func (c *conn) report(h *wire.Header, p *room.Payload) error {
 }
 
 // Send implements room.Sender.
-func (c *conn) Send(h wire.Header, payload []byte, owner room.Owner) {
-	c.send(outbox.Frame{Header: h, Payload: payload, Owner: owner})
+func (c *conn) Send(h wire.Header, payload []byte, owner room.Owner, priority int) {
+	c.queue(reply{outbox.Frame{Header: h, Payload: payload, Owner: owner}, priority})
 }
 
-// send queues a reply.
-func (c *conn) send(f outbox.Frame) {
-	c.replies.push(f)
+// send queues a frame that is no answer.
+func (c *conn) send(f outbox.Frame) { c.queue(reply{Frame: f}) }
+
+func (c *conn) queue(r reply) {
+	c.replies.push(r)
 	if !c.r.cork.keeps(c) {
 		c.out.Kick()
 	}

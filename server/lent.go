@@ -43,7 +43,6 @@ func (c *conn) inPlace(q *room.Request, at wire.Place) error {
 		return err
 	}
 	err = c.r.serve(q)
-	q.Reply = room.Reply{To: c} // the request serves the next frame too
 	if err != nil {
 		l.leave()
 	}

@@ -204,6 +204,7 @@ func (r *round) dispatch(t *tensor, q *room.Request) error {
 	if q.Type == wire.TypePut || q.Type == wire.TypeGet {
 		return r.transfer.Serve(t.Tensor, q)
 	}
+	q.Reply.Priority = t.Priority
 	return t.keys.Serve(q)
 }
 

@@ -224,7 +224,7 @@ func (o *Op) commonShape() []int64 {
 func (b *book) describe(n *nameState, o *operation, cut int) wire.Tensor {
 	t := wire.Tensor{
 		Name: o.name(), Kind: o.Kind, Op: o.ReduceOp, DType: o.DType, Shape: slices.Clone(o.commonShape()), Root: o.Root,
-		ProcessSet: o.Set.ID, Ranks: o.Set.Ranks, Prescale: o.Prescale, Postscale: o.Postscale, Generation: n.Generation(),
+		ProcessSet: o.Set.ID, Ranks: o.Set.Ranks, Prescale: o.Prescale, Postscale: o.Postscale, Generation: n.Generation(), Priority: o.Priority,
 		Declared: o.Declared,
 	}
 	if o.Kind != units.Broadcast && o.Kind != units.Accumulate {

@@ -240,6 +240,11 @@ func (e *Epoch) Mixed() bool {
 	return slices.ContainsFunc(e.Servers, func(s Server) bool { return s.Rank == Dedicated && s.State != Gone })
 }
 
+// Spread reports whether workers are on several hosts, lost ones among them.
+func (e *Epoch) Spread() bool {
+	return slices.ContainsFunc(e.Workers, func(w Worker) bool { return w.Host != e.Workers[0].Host })
+}
+
 // live is the incarnation of each server that holds keys, by its index.
 func (e *Epoch) live() map[int]uint64 {
 	live := map[int]uint64{}

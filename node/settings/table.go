@@ -125,7 +125,7 @@ var table = []row{
 	{"PACELINE_ELASTIC", nil, "0", among(nodes, boolean(func(s *Settings) *bool { return &s.Elastic })),
 		"The job goes on without workers and servers that are lost (docs/elastic.md)."},
 	{"PACELINE_PARTITION_BYTES", same("BYTEPS_PARTITION_BYTES"), "", among(workers, size(func(s *Settings) *int64 { return &s.PartitionBytes }, limits.MinPartition, limits.MaxPartition)),
-		"Larger tensors are cut into partitions of this size. By default 4 MiB, and 256 KiB with dedicated servers."},
+		"Larger tensors are cut into partitions of this size. By default 4 MiB, with workers on several hosts 512 KiB, and with dedicated servers 256 KiB."},
 	{"PACELINE_FUSION_BYTES", []synonym{{"HOROVOD_FUSION_THRESHOLD", atMost(limits.MaxBatch)}}, "64KiB", size(func(s *Settings) *int64 { return &s.FusionBytes }, 0, limits.MaxBatch),
 		"Small tensors that are ready at the same time share a frame of up to this size; 0 sends each alone. Larger values of Horovod's variable become the upper bound."},
 	{"PACELINE_CREDIT_BYTES", []synonym{{"BYTEPS_SCHEDULING_CREDIT", partitions}}, "16MiB", size(func(s *Settings) *int64 { return &s.CreditBytes }, limits.MinPartition, 1<<40),

@@ -281,7 +281,7 @@ func (v *value) deliver(replies []reply) {
 			v.refuse(&r.reader, r.err)
 		default:
 			if r.covers != nil && r.to.To != nil {
-				r.to.To.Send(v.coverHeader(r), r.covers, nil)
+				r.to.To.Send(v.coverHeader(r), r.covers, nil, r.to.Priority)
 			}
 			r.to.Deliver(v.header(r), r.bytes, v.fill)
 		}

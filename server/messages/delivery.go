@@ -107,7 +107,7 @@ func (x *Room) forward(m *message, r *receive, b []byte) {
 	h := r.header(m.from)
 	h.Flags = m.h.Flags & wire.FlagAuthenticated
 	x.leaving.Add(1)
-	r.reply.To.Send(h, b, &forwarded{room.NewBuffer(x.round.Pool, b), m, x})
+	r.reply.To.Send(h, b, &forwarded{room.NewBuffer(x.round.Pool, b), m, x}, r.reply.Priority)
 }
 
 // forwarded is a message on its way to another process.

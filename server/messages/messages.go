@@ -410,7 +410,7 @@ func (r *receive) header(from int) wire.Header {
 func answer(to room.Reply, h wire.Header, match wire.Match) {
 	switch {
 	case to.To != nil:
-		to.To.Send(h, match.Append(nil), nil)
+		to.To.Send(h, match.Append(nil), nil, to.Priority)
 	case to.Done == nil:
 	case match.Outcome == wire.Delivered:
 		to.Done(h, nil)

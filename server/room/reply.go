@@ -13,15 +13,17 @@ import (
 // finds the answer in Out when Done is called, with the header that a rank elsewhere gets; that is exactly once, from
 // any goroutine, and only then may the memory of its request be used again. The zero Reply is nobody's.
 type Reply struct {
-	To   Sender
-	Out  []byte
-	Done func(answer wire.Header, err error)
+	To       Sender
+	Priority int // of the answer, among those that wait to leave To
+	Out      []byte
+	Done     func(answer wire.Header, err error)
 }
 
 // Sender sends answers to one rank. Many requests may share one, which is free to send their answers together.
 type Sender interface {
-	// Send queues a frame and never waits for the peer. The payload is read until owner, which may be nil, is told.
-	Send(h wire.Header, payload []byte, owner Owner)
+	// Send queues a frame and never waits for the peer. The payload is read until owner, which may be nil, is told. Of results that wait
+	// next to each other those with the highest priority leave first.
+	Send(h wire.Header, payload []byte, owner Owner, priority int)
 }
 
 // Owner is told when the memory of an answer may be used again: it was sent, or err says why not.
@@ -34,7 +36,7 @@ func (r Reply) Local() bool { return r.Done != nil }
 func (r Reply) Confirm(h wire.Header) {
 	switch {
 	case r.To != nil:
-		r.To.Send(h, nil, nil)
+		r.To.Send(h, nil, nil, r.Priority)
 	case r.Done != nil:
 		r.Done(h, nil)
 	}
@@ -53,7 +55,7 @@ func (r Reply) Deliver(h wire.Header, result *Buffer, fill func(h wire.Header, o
 	case result == nil:
 		r.Confirm(h)
 	case r.To != nil:
-		r.To.Send(h, result.Bytes, result)
+		r.To.Send(h, result.Bytes, result, r.Priority)
 	case r.Done != nil:
 		err := fill(h, r.Out, result.Bytes)
 		result.Sent(nil)
@@ -72,7 +74,7 @@ func (r Reply) Fail(err error) {
 func (r Reply) Send(h wire.Header, payload []byte, owner Owner) {
 	switch {
 	case r.To != nil:
-		r.To.Send(h, payload, owner)
+		r.To.Send(h, payload, owner, r.Priority)
 	case r.Done != nil:
 		var err error
 		if copy(r.Out, payload); len(r.Out) != len(payload) {

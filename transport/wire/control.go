@@ -51,6 +51,7 @@ type Tensor struct {
 	Postscale        float64        `json:"postscale"`
 	Generation       uint64         `json:"generation,omitempty"` // rises with each failure of the name on every rank, so that its keys start anew
 	Parts            []uint32       `json:"parts"`                // bytes of each partition
+	Priority         int            `json:"priority,omitempty"`   // at which its results leave a server before others
 	Servers          []int          `json:"servers,omitempty"`    // of each partition, for a server that pushes sums of its host there; else none
 	options.Declared `json:"options,omitzero"`
 }

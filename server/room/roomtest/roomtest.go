@@ -134,7 +134,7 @@ type Rank struct {
 }
 
 // Send implements room.Sender.
-func (r *Rank) Send(h wire.Header, payload []byte, owner room.Owner) {
+func (r *Rank) Send(h wire.Header, payload []byte, owner room.Owner, _ int) {
 	r.Answers = append(r.Answers, Answer{Header: h, Payload: bytes.Clone(payload)})
 	if owner != nil {
 		owner.Sent(nil)
