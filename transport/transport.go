@@ -102,7 +102,7 @@ var ErrAuth = errors.New("authentication failed")
 
 // ErrElsewhere is wrapped by errors of a Dial to an address that this process cannot reach by the kind, because it is of
 // another host.
-var ErrElsewhere = errors.New("the address is of another host or container")
+var ErrElsewhere = errors.New("the address is of another host")
 
 // ErrIntegrity is wrapped by the error that ends a connection on which bytes came that its peer did not send so: changed,
 // repeated, dropped, or in another order.

@@ -21,7 +21,7 @@ type addr string
 func (a addr) Network() string { return Kind }
 func (a addr) String() string  { return string(a) }
 
-// thisHost names what the processes have in common that can share memory: the running kernel, and the network namespace, to
+// thisHost names what the processes have in common that can share memory: the running kernel, a dot, and the network namespace, to
 // which names of sockets belong.
 func thisHost() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -32,8 +32,12 @@ func thisHost() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(append(boot, namespace...))
-	return hex.EncodeToString(sum[:6]), nil
+	return shortened(boot) + "." + shortened(append(boot, namespace...)), nil
+}
+
+func shortened(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:6])
 }
 
 // socket is the unix socket of an address of this host.
@@ -42,8 +46,12 @@ func (t *network) socket(address string) (*net.UnixAddr, error) {
 	if !ok {
 		return nil, &net.AddrError{Err: "a host and a name are needed, with a slash between them", Addr: address}
 	}
-	if host != t.host {
+	kernel, _, _ := strings.Cut(host, ".")
+	switch ours, _, _ := strings.Cut(t.host, "."); {
+	case kernel != ours:
 		return nil, fmt.Errorf("%w (this one is %s)", transport.ErrElsewhere, t.host)
+	case host != t.host:
+		return nil, errors.New("it is in another container of this machine: only processes in one network namespace share memory")
 	}
 	return &net.UnixAddr{Net: "unix", Name: "@paceline/" + name}, nil
 }

@@ -1,0 +1,36 @@
+"""How often training steps wake threads."""
+
+import os
+import resource
+
+import torch
+from torch import nn
+
+import paceline.torch as hvd
+
+LAYERS, STEPS, BLOCKS = 20, 20, 10
+
+
+def test_a_batch_of_gradients_wakes_two_threads_on_each_side(job, size):
+    network = nn.Sequential(*[m for _ in range(LAYERS) for m in (nn.Linear(64, 64), nn.ReLU())])
+    named = [(f"switches.{name}", p) for name, p in network.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), 0.01), named_parameters=named)
+    inputs = torch.ones(4, 64)
+
+    def train():
+        """Context switches of a step, of all threads and of this one, because they had to wait."""
+        before = [resource.getrusage(who).ru_nvcsw for who in (resource.RUSAGE_SELF, resource.RUSAGE_THREAD)]
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            network(inputs).sum().backward()
+            optimizer.step()
+        after = [resource.getrusage(who).ru_nvcsw for who in (resource.RUSAGE_SELF, resource.RUSAGE_THREAD)]
+        return [(b - a) / STEPS for a, b in zip(before, after, strict=True)]
+
+    train()
+    every, training = (min(values) for values in zip(*[train() for _ in range(BLOCKS)], strict=True))
+    # A rank sends a batch to each other rank's server and gets its sums, and its own server does the same for them: two
+    # switches for each, and two for the thread that trains. Where cores are free gradients leave in more batches, as they come.
+    most = 2 + 4 * (size - 1) if len(os.sched_getaffinity(0)) <= size else 2 * LAYERS
+    assert every <= most, f"{every} context switches in a step of {2 * LAYERS} tensors"
+    assert training <= 2, f"{training} of the thread that trains, which waits once"
