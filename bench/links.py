@@ -13,11 +13,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fleet import Fleet, parse_size, report, show_size, spread, take_turns
+import shapes
+from fleet import Fleet, Way, parse_size, report, show_size, spread, take_turns
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "python" / "tests"))
 import hosts
 
+RESNET50 = "resnet50"
 BURST, QUEUE = "128kb", "20ms"  # of the token buckets: two of the kernel's largest segments, a small switch's buffer
 STREAM = Path(__file__).with_name("stream.py")
 
@@ -108,7 +110,9 @@ def share_of_stream(fleet):
 def main():
     """Measures what the command line asks for."""
     parser = argparse.ArgumentParser(description="All-reduce over slow links, in network namespaces")
-    parser.add_argument("--sizes", default="64MiB,256MiB", help="bytes of the float32 tensor (default: %(default)s)")
+    parser.add_argument("--sizes", default="64MiB,256MiB",
+                        help=f"bytes of the float32 tensor, or {RESNET50}: its gradients, for Gloo in DDP's buckets "
+                        "(default: %(default)s)")  # fmt: skip
     parser.add_argument("--rate", default="1gbit", help="of each link in each direction (default: %(default)s)")
     parser.add_argument("--systems", default="embedded2,embedded4,dedicated4,gloo2,gloo4",
                         help="what to compare, with its number of workers (default: %(default)s)")  # fmt: skip
@@ -138,9 +142,15 @@ def main():
             servers = n // options.per_host if kind in ("dedicated", "plain") else 0
             fleets[label] = stack.enter_context(Fleet(system, n, where, servers, **own))
         results = []
-        for bytes in map(parse_size, options.sizes.split(",")):
-            seconds = take_turns(fleets, options.duration, 1, "allreduce", bytes=bytes, in_a_row=1)
-            results += [line(fleets[label], label, bytes, values, before) for label, values in seconds.items()]
+        for size in options.sizes.split(","):
+            if size == RESNET50:
+                ways = {label: Way(f, "buckets" if f.system == "gloo" else "tensors") for label, f in fleets.items()}
+                bytes, seconds = 4 * sum(shapes.RESNET50), take_turns(ways, options.duration, 1, RESNET50)
+            else:
+                bytes = parse_size(size)
+                seconds = take_turns(fleets, options.duration, 1, "allreduce", bytes=bytes, in_a_row=1)
+            shown = show_size(bytes) if size != RESNET50 else "ResNet-50"
+            results += [line(fleets[label], label, shown, bytes, values, before) for label, values in seconds.items()]
         after = streams.gbit_per_s()
         print(f"one TCP stream: {before:.3f} Gbit/s before, {after:.3f} after")
         versions = next(iter(fleets.values())).versions
@@ -149,16 +159,16 @@ def main():
         report("links", versions, results, options.json, **run)
 
 
-def line(fleet, label, bytes, seconds, stream):
-    """Prints and returns the result of one system at one size."""
-    result = {"system": label, "workers": fleet.size, "dedicated_servers": fleet.servers, "bytes": bytes}
-    result |= {"repetitions": len(seconds)} | spread(seconds, "_ms", 1e3)
+def line(fleet, label, exchange, bytes, seconds, stream):
+    """Prints and returns the result of one system and one exchange."""
+    result = {"system": label, "workers": fleet.size, "dedicated_servers": fleet.servers, "exchange": exchange}
+    result |= {"bytes": bytes, "repetitions": len(seconds)} | spread(seconds, "_ms", 1e3)
     result["gbit_per_s"] = bytes * 8e-6 / result["median_ms"]
     result["limit_gbit_per_s"] = stream * share_of_stream(fleet)
     share = result["gbit_per_s"] / result["limit_gbit_per_s"]
     times = f"{result['median_ms']:9.1f} ms ({result['p10_ms']:.1f}-{result['p90_ms']:.1f})"
     rate = f"{result['gbit_per_s']:.3f} Gbit/s of gradient per worker"
-    print(f"{show_size(bytes):>8} {label:>12} {times:>32}  {rate}, {share:.0%} of the limit", flush=True)
+    print(f"{exchange:>9} {label:>12} {times:>32}  {rate}, {share:.0%} of the limit", flush=True)
     return result
 
 

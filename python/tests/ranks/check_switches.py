@@ -30,7 +30,8 @@ def test_a_batch_of_gradients_wakes_two_threads_on_each_side(job, size):
     train()
     every, training = (min(values) for values in zip(*[train() for _ in range(BLOCKS)], strict=True))
     # A rank sends a batch to each other rank's server and gets its sums, and its own server does the same for them: two
-    # switches for each, and two for the thread that trains. Where cores are free gradients leave in more batches, as they come.
+    # switches for each, and two for the thread that trains. Where cores are free gradients leave as they come, in more
+    # batches.
     most = 2 + 4 * (size - 1) if len(os.sched_getaffinity(0)) <= size else 2 * LAYERS
     assert every <= most, f"{every} context switches in a step of {2 * LAYERS} tensors"
     assert training <= 2, f"{training} of the thread that trains, which waits once"
