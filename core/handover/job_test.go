@@ -320,7 +320,7 @@ func (j *elasticJob) declare() error {
 	n := uint32(len(j.tensors) + 1)
 	t := &membership.Tensor{Number: n, Name: membership.Name{Name: fmt.Sprint("t", n)}, Parts: make([]uint32, 1+j.IntN(3))}
 	if j.IntN(2) == 0 {
-		j.leads[n], t.Fixed = uint64(j.IntN(3)), true
+		j.leads[n] = uint64(j.IntN(3))
 	}
 	dealer.Place([]*membership.Tensor{t})
 	declared := *t

@@ -14,6 +14,8 @@ import (
 //   - what survivors read has every push once, and all their own; of two values that were read one has all of the other;
 //   - nobody reads it before those whom the synchronisation model has it wait for have pushed;
 //   - every use ends.
+//
+// Values move too: the old server gives what it has to the ranks, which bring it to the new one.
 
 // use is a worker's side of a held value.
 type use struct {
@@ -47,6 +49,8 @@ type held struct {
 	declared rankset.Set // who has come to declare it
 	waiting  []request   // while it is not open, all that come
 
+	suppliers rankset.Set // who has supplied a value
+
 	machine *condition.Machine
 	reading // as it is now
 	lead    uint64
@@ -79,7 +83,9 @@ func (j *elasticJob) declareValue(w *member, k keyName) error {
 }
 
 func (j *elasticJob) beginUse(w *member, k keyName, x *use) error {
-	x.at = j.heir(w, k, j.tensors[k.tensor-1].Servers[k.part])
+	if len(x.reads) == 0 || w.handed[x.at] { // else where the last one was answered, until that server says that the value is elsewhere
+		x.at = j.heir(w, k, j.tensors[k.tensor-1].Servers[k.part])
+	}
 	x.task = task.New(task.Answered | task.Retained)
 	return j.sendUse(w, k, x)
 }
@@ -111,21 +117,62 @@ func (j *elasticJob) succeedValues(w *member, server int) error {
 		if x == nil {
 			continue
 		}
-		if n := len(x.reads); n > 0 && x.from == server {
-			x.from = j.heir(w, k, server)
-			s, newest := j.servers[x.from], x.reads[n-1]
-			j.postInOrder(inOrder{link{w.rank, s.index}, true, k}, func() error { return j.suppliedValue(s, k, w.rank, newest) })
+		if len(x.reads) > 0 && x.from == server {
+			j.supplyValue(w, k, x)
 		}
 		if x.at != server || x.task.Settled() {
 			continue
 		}
-		if err := x.step(task.Again); err != nil {
-			return fmt.Errorf("rank %d, value %v: %w", w.rank, k, err)
-		}
-		x.at = j.heir(w, k, server)
-		if err := j.sendUse(w, k, x); err != nil {
+		if err := j.useElsewhere(w, k, x); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// supplyValue brings the newest value that a worker has to where the value is.
+func (j *elasticJob) supplyValue(w *member, k keyName, x *use) {
+	x.from = j.heir(w, k, x.from)
+	s, newest := j.servers[x.from], x.reads[len(x.reads)-1]
+	j.postInOrder(inOrder{link{w.rank, s.index}, true, k}, func() error { return j.suppliedValue(s, k, w.rank, newest) })
+}
+
+// useElsewhere begins a use again.
+func (j *elasticJob) useElsewhere(w *member, k keyName, x *use) error {
+	if err := x.step(task.Again); err != nil {
+		return fmt.Errorf("rank %d, value %v: %w", w.rank, k, err)
+	}
+	x.at = j.heir(w, k, x.at)
+	return j.sendUse(w, k, x)
+}
+
+// given is what a server gives a worker of a value that has been moved from it.
+func (j *elasticJob) given(w *member, k keyName, server int, r reading) error {
+	x := w.values[k]
+	if w.dead || w.handed[server] {
+		return nil
+	}
+	if x.from != server || len(x.reads) == 0 {
+		return fmt.Errorf("server %d gives rank %d value %v, of which it has %d from server %d", server, w.rank, k, len(x.reads), x.from)
+	}
+	x.reads = append(x.reads, r)
+	j.supplyValue(w, k, x)
+	return nil
+}
+
+// movedValue is the word of a server that a value is elsewhere, for a use or for what was supplied.
+func (j *elasticJob) movedValue(w *member, k keyName, server int, r request, supply bool) error {
+	x := w.values[k]
+	switch {
+	case w.dead || w.handed[server]:
+	case supply && x.from != server:
+		return fmt.Errorf("server %d sends back what rank %d has supplied of value %v to server %d", server, w.rank, k, x.from)
+	case supply:
+		j.supplyValue(w, k, x)
+	case r != x.next || x.at != server || x.task.Settled():
+		return fmt.Errorf("server %d sends %+v of value %v away; the rank waits for %+v from server %d", server, r, k, x.next, x.at)
+	default:
+		return j.useElsewhere(w, k, x)
 	}
 	return nil
 }
@@ -186,6 +233,10 @@ func (j *elasticJob) used(s *host, k keyName, r request) error {
 	if !s.takes(r.rank) {
 		return nil
 	}
+	if s.view.Now().Elsewhere(j.key(k), s.index) {
+		j.sendBack(s, k, r, false)
+		return nil
+	}
 	h := s.heldOf(k, j.leads[k.tensor])
 	if r.declares {
 		h.handed.Came(r.rank)
@@ -200,10 +251,18 @@ func (j *elasticJob) used(s *host, k keyName, r request) error {
 }
 
 func (j *elasticJob) suppliedValue(s *host, k keyName, rank int, r reading) error {
-	h := s.heldOf(k, j.leads[k.tensor])
-	if !s.takes(rank) || h.open {
+	if !s.takes(rank) {
 		return nil
 	}
+	if s.view.Now().Elsewhere(j.key(k), s.index) {
+		j.sendBack(s, k, request{rank: rank}, true)
+		return nil
+	}
+	h := s.heldOf(k, j.leads[k.tensor])
+	if h.open {
+		return nil
+	}
+	h.suppliers.Add(rank)
 	if h.handed.Supplied(rank, r.cover) {
 		h.pushes = slices.Clone(r.pushes)
 	}
@@ -296,10 +355,39 @@ func (j *elasticJob) answerUse(s *host, k keyName, r request) {
 	}
 }
 
+// leaveValue gives a value away that has been moved to another server: what it is now to every rank that had it, or where it has not begun here what ranks have supplied.
+func (j *elasticJob) leaveValue(s *host, k keyName, live rankset.Set) {
+	h := s.held[k]
+	delete(s.held, k)
+	if h.open {
+		h.cover.Closed = h.machine.V()
+		now := reading{request: request{declares: true}, cover: h.cover.Clone(), pushes: slices.Clone(h.pushes)}
+		for _, r := range h.cover.Ranks {
+			if w := j.workers[r.Rank]; live.Has(r.Rank) {
+				j.postInOrder(inOrder{link{w.rank, s.index}, false, k}, func() error { return j.given(w, k, s.index, now) })
+			}
+		}
+	} else {
+		for _, rank := range h.suppliers.Ranks() {
+			j.sendBack(s, k, request{rank: rank}, true)
+		}
+	}
+	for _, r := range h.waiting {
+		j.sendBack(s, k, r, false)
+	}
+}
+
+func (j *elasticJob) sendBack(s *host, k keyName, r request, supply bool) {
+	w := j.workers[r.rank]
+	j.postInOrder(inOrder{link{r.rank, s.index}, false, k}, func() error { return j.movedValue(w, k, s.index, r, supply) })
+}
+
 func (j *elasticJob) liveValues(s *host, live rankset.Set) error {
 	for _, k := range j.keyNames() {
 		switch h := s.held[k]; {
 		case h == nil:
+		case s.view.Now().Elsewhere(j.key(k), s.index):
+			j.leaveValue(s, k, live)
 		case !h.open:
 			if err := j.openValue(s, k); err != nil {
 				return err
