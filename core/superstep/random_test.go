@@ -13,7 +13,7 @@ import (
 )
 
 // TestRandomSchedules drives a decider and its workers through frames that are late and overtake each other, ranks
-// that are excused, leave, pause and come late, while the decider may be lost. Invariants:
+// that are excused, leave, pause and come late, while the decider may be lost, or another take its place. Invariants:
 //
 //  1. Every live rank ends every superstep once, and no barrier falls without it.
 //  2. Nobody waits for ever: not for a rank that was excused or has left, nor for an answer.
@@ -33,6 +33,7 @@ type schedule struct {
 	bound    uint64 // on the lead among equals; 0 for none
 	alike    bool   // nothing makes ranks differ
 	decider  *superstep.Decider
+	number   int // of the decider
 	live     rankset.Set
 	ranks    []actor
 	frames   []func() error // under way, to arrive in any order
@@ -48,7 +49,7 @@ type actor struct {
 	barrier  bool
 	pushed   uint64 // supersteps that it has ended: counted by the barrier
 	excused  bool   // from this superstep or the one before
-	unheard  bool   // what it says goes to a decider that is lost
+	at       int    // the number of the decider that it is with: what it says goes there, and of one before it hears nothing
 }
 
 func newSchedule(seed uint64) *schedule {
@@ -103,8 +104,8 @@ func (s *schedule) run() error {
 			err = s.tell(s.decider.Live(s.live))
 		case k == 59:
 			a.Begin(s.now) // a pause before the iteration
-		case k == 60 && s.rng.IntN(10) == 0:
-			s.lose()
+		case k == 60 && s.rng.IntN(3) == 0:
+			s.replace(s.rng.IntN(2) == 0)
 		}
 		if err == nil {
 			err = s.fall()
@@ -119,21 +120,24 @@ func (s *schedule) run() error {
 	return nil
 }
 
-// lose puts another decider in the place of the one that is lost, with all that was under way to it and from it. Each rank says where it is when it hears of
-// that; until then nothing that it says reaches anybody, and nothing reaches it.
-func (s *schedule) lose() {
+// replace puts another decider in the place of one that is lost, with all that was under way to it and from it, or whose value has been moved. Each rank says where it is
+// when it hears of that; until then nothing that it says reaches anybody.
+func (s *schedule) replace(lost bool) {
 	s.decider = superstep.NewDecider(s.parsed.Supersteps, s.live)
-	s.frames = nil
+	s.number++
+	if lost {
+		s.frames = nil
+	}
+	number := s.number
 	for _, rank := range s.live.Ranks() {
-		s.ranks[rank].unheard = true
 		s.frames = append(s.frames, func() error {
 			a := &s.ranks[rank]
-			a.unheard = false
+			a.at = max(a.at, number)
 			again := a.Again()
 			if s.rng.IntN(2) == 0 { // what it says of its newest iteration may come after that
-				s.frames = append(s.frames, func() error { return s.tell(s.decider.Hear(again, s.now)) })
+				s.say(a, again)
 			}
-			s.frames = append(s.frames, func() error { return s.tell(s.decider.Hear(again, s.now)) })
+			s.say(a, again)
 			return nil
 		})
 	}
@@ -141,9 +145,13 @@ func (s *schedule) lose() {
 
 // say puts a rank's report under way.
 func (s *schedule) say(a *actor, report superstep.Report) {
-	if !a.unheard {
-		s.frames = append(s.frames, func() error { return s.tell(s.decider.Hear(report, s.now)) })
-	}
+	to := a.at
+	s.frames = append(s.frames, func() error {
+		if to != s.number {
+			return nil
+		}
+		return s.tell(s.decider.Hear(report, s.now))
+	})
 }
 
 // end ends an iteration of a rank that computes.
@@ -184,9 +192,13 @@ func (s *schedule) excuse(a *actor) {
 
 // tell puts the decider's words under way.
 func (s *schedule) tell(out superstep.Outputs) error {
+	from := s.number
 	for _, stop := range out.Stops {
 		s.frames = append(s.frames, func() error {
 			a := &s.ranks[stop.Rank]
+			if from < a.at {
+				return nil
+			}
 			verdict := a.Stop(stop, s.now)
 			if verdict == superstep.None {
 				return nil
