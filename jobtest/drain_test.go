@@ -98,26 +98,30 @@ func apartOn(t *testing.T, ranks int, where jobtest.Option, options ...jobtest.O
 
 // TestADrainSuspendsTrainingForAnIterationAtMost and 100 ms.
 func TestADrainSuspendsTrainingForAnIterationAtMost(t *testing.T) {
-	suspended(t, "the drain of a server", func(j *jobtest.Job) { j.StopServer(0) }, func(*testing.T, []int) {})
+	suspended(t, "the drain of a server", func(j *jobtest.Job) { j.StopServer(0) }, func(*testing.T, []int) {}, sumGradient)
 }
 
 // TestAServerThatJoinsTakesItsShareOfTheKeysInUse has no iteration take more than one more, and 100 ms.
 func TestAServerThatJoinsTakesItsShareOfTheKeysInUse(t *testing.T) {
-	suspended(t, "a server that joins", (*jobtest.Job).StartServer, func(t *testing.T, servers []int) {
-		count := map[int]int{}
-		for _, s := range servers {
-			count[s]++
-		}
-		if share := len(servers) / 3; count[2] < share || count[2] > share+1 {
-			t.Errorf("partitions by server in the end: %v, of %d", count, len(servers))
-		}
-	})
+	suspended(t, "a server that joins", (*jobtest.Job).StartServer, takesItsShare, sumGradient)
 }
+
+func takesItsShare(t *testing.T, servers []int) {
+	count := map[int]int{}
+	for _, s := range servers {
+		count[s]++
+	}
+	if share := len(servers) / 3; count[2] < share || count[2] > share+1 {
+		t.Errorf("partitions by server in the end: %v, of %d", count, len(servers))
+	}
+}
+
+func sumGradient(j *jobtest.Job, rank, _ int) error { return j.Sums(rank, "gradient", 200000) }
 
 // suspended trains in virtual time: links and waits count, computing does not. A suspension by a change of servers is what the longest iteration takes more than one
 // after the change. check gets the servers of all partitions in the last iteration.
-func suspended(t *testing.T, by string, change func(*jobtest.Job), check func(t *testing.T, servers []int)) {
-	const jobs, ranks, iterations, bytes = 12, 3, 20, 200000
+func suspended(t *testing.T, by string, change func(*jobtest.Job), check func(t *testing.T, servers []int), step func(j *jobtest.Job, rank, iteration int) error) {
+	const jobs, ranks, iterations = 12, 3, 20
 	var all []time.Duration
 	var usual time.Duration
 	told := 0
@@ -140,14 +144,14 @@ func suspended(t *testing.T, by string, change func(*jobtest.Job), check func(t 
 						j.Workers[rank].Engine.Observe(&last)
 					}
 					began := time.Now()
-					if err := j.Sums(rank, "gradient", bytes); err != nil {
+					if err := step(j, rank, i); err != nil {
 						return err
 					}
 					if rank == 0 {
 						took = append(took, time.Since(began))
 					}
 				}
-				return nil
+				return j.Sums(rank, "end", 1)
 			})
 			changing.Wait()
 			usual = took[iterations-1]

@@ -25,7 +25,7 @@ var (
 )
 
 // TestHeldValuesGoOnUnderRandomLosses plays jobs whose ranks add to held values and read them, while ranks and servers die, break off, fall silent and
-// leave at any time. Every survivor finds all that it has added itself, once, in whatever it reads, and in the end what all have added.
+// leave at any time, and servers join, to which values move. Every survivor finds all that it has added itself, once, in whatever it reads, and in the end what all have added.
 func TestHeldValuesGoOnUnderRandomLosses(t *testing.T) {
 	playManyValues(t, []string{"bsp", "asp", "ssp:2", "dsps:1,5", "pssp:1,0.5", "dynamic-pssp:1,0.9", "expression:lead < 4"})
 }
@@ -90,7 +90,15 @@ func playValues(t *testing.T, seed uint64, models []string) {
 			j.StopServer(i)
 		})
 	}
-	what := fmt.Sprintf("%s, %d ranks without %v, %d servers without %v and, drained, %v, embedded ones: %v", model, ranks, m.Lost, dedicated, gone, drained, embedded)
+	more := random.IntN(3)
+	for range more {
+		at := time.Duration(random.IntN(800)) * time.Millisecond
+		leaving.Go(func() {
+			time.Sleep(at) // virtual
+			j.StartServer()
+		})
+	}
+	what := fmt.Sprintf("%s, %d ranks without %v, %d servers without %v and, drained, %v, embedded ones: %v; %d servers join", model, ranks, m.Lost, dedicated, gone, drained, embedded, more)
 	ended := make([]*jobtest.Shares, ranks)
 	for rank, err := range j.Outcomes(func(rank int) (err error) {
 		ended[rank], err = addShares(j, rank, model, m.Elements, rand.New(rand.NewPCG(seed, uint64(rank))))

@@ -45,6 +45,21 @@ func (g *Group) Step(x float32) error {
 	return g.Values[0].begins()
 }
 
+// Step adds x to a value and reads it; where it is in a group, which is its own, as it is within a superstep, or at its barrier.
+func (v *Held) Step(x float32) error {
+	if v.Group == "" {
+		return v.Use(units.Add|units.Read, x)
+	}
+	use, err := v.ends()
+	if err == nil {
+		err = v.Use(use, x)
+	}
+	if err == nil {
+		err = v.begins()
+	}
+	return err
+}
+
 // ends ends an iteration, and says how its values are used then: within a superstep, or at its barrier.
 func (v *Held) ends() (units.Use, error) {
 	last, err := v.j.Workers[v.Rank].Engine.EndIteration(0, v.Group)

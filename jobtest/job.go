@@ -40,11 +40,13 @@ type Job struct {
 	Workers   []*node.Worker           // by rank; nil where none runs or the test itself plays the rank
 	Alloc     func(rank, n int) []byte // memory for outputs whose size only a worker's engine knows; nil for Go's
 
-	host        func(rank int) string         // of a worker; nil for one host
-	over        func(rank int) *transport.Set // of a worker; -1: of servers and the scheduler
-	overServer  func(i int) *transport.Set    // of a dedicated server; nil for over
-	stopServers []func()                      // each ends one dedicated server
-	leaving     sync.WaitGroup
+	host       func(rank int) string         // of a worker; nil for one host
+	over       func(rank int) *transport.Set // of a worker; -1: of servers and the scheduler
+	overServer func(i int) *transport.Set    // of a dedicated server; nil for over
+	leaving    sync.WaitGroup
+
+	mu          sync.Mutex
+	stopServers []func() // each ends one dedicated server
 }
 
 // Start starts a job of n workers.
@@ -103,8 +105,10 @@ func (j *Job) startServers() {
 	}
 }
 
-// StartServer starts one more dedicated server.
+// StartServer starts one more dedicated server. It may be called from any goroutine, as StopServer.
 func (j *Job) StartServer() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
 	kinds := j.over(-1)
 	if j.overServer != nil {
 		kinds = j.overServer(len(j.stopServers))
@@ -187,7 +191,12 @@ func (j *Job) Leave(rank int) <-chan struct{} {
 }
 
 // StopServer ends a dedicated server.
-func (j *Job) StopServer(i int) { j.stopServers[i]() }
+func (j *Job) StopServer(i int) {
+	j.mu.Lock()
+	stop := j.stopServers[i]
+	j.mu.Unlock()
+	stop()
+}
 
 // First is the job of its first n ranks alone.
 func (j *Job) First(n int) *Job {

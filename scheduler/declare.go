@@ -9,6 +9,7 @@ import (
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
@@ -47,9 +48,12 @@ func memberOf(t *wire.Tensor, p wire.Placed) *membership.Tensor {
 	return &membership.Tensor{Number: p.ID, Name: nameOf(t), Parts: t.Parts, Servers: p.Servers, Fixed: !moves(t)}
 }
 
-// moves reports whether the keys of a tensor can go on at another server while their own lives: those of sums that every rank gets. Of all others the server
-// has what nobody else has.
+// moves reports whether the keys of a tensor can go on at another server while their own lives: those of held values, which a server gives away if a frame can have
+// them, and of sums that every rank gets. Of all others the server has what nobody else has.
 func moves(t *wire.Tensor) bool {
+	if t.Kind == units.Accumulate {
+		return !slices.ContainsFunc(t.Parts, func(n uint32) bool { return reduce.AccBytes(t.DType, int(n)) > limits.MaxPayload })
+	}
 	if t.Kind != units.Allreduce && t.Kind != units.Reducescatter {
 		return false
 	}

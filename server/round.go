@@ -179,7 +179,7 @@ func (r *round) serve(q *room.Request) error {
 
 // dispatch brings a request about a tensor to its room.
 func (r *round) dispatch(t *tensor, q *room.Request) error {
-	if t.held == nil && (q.Type == wire.TypePush || q.Type == wire.TypeSupply) && t.Elsewhere(q.Part) {
+	if (q.Type == wire.TypePush || q.Type == wire.TypePull || q.Type == wire.TypeSupply) && t.Elsewhere(q.Part) {
 		q.Moved()
 		return nil // the caller discards the payload
 	}

@@ -132,7 +132,7 @@ func (o *operation) valueTasks() []*task {
 	tasks := make([]*task, len(o.d.t.Parts))
 	for i := range tasks {
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
-		t := &task{o: o, h: o.header(wire.TypePull, i, o.DType), server: o.d.placed.Servers[i]}
+		t := &task{o: o, h: o.header(wire.TypePull, i, o.DType), server: o.d.server(i)}
 		if o.gives(o.e.cfg.Rank) {
 			t.h.Type = wire.TypePush
 			t.give(o.Input, from, to)

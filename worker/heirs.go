@@ -131,7 +131,7 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 			}
 		}
 	}
-	e.again(results)
+	e.again(results, server)
 	e.conditions.fail(fmt.Sprintf("%v has gone meanwhile", p))
 	e.joined(-1, 0)
 	e.kick(false)
@@ -209,8 +209,8 @@ func (e *Engine) loseResiduals(server int) {
 	e.mu.Lock()
 	for _, n := range e.names {
 		for _, d := range n.decls {
-			for part, s := range d.placed.Servers {
-				if s == server && d.coding != nil && (d.coding.follow || d.t.Kind != units.Accumulate && d.coding.answerBytes(part) > 0) {
+			for part := range d.placed.Servers {
+				if d.server(part) == server && d.coding != nil && (d.coding.follow || d.t.Kind != units.Accumulate && d.coding.answerBytes(part) > 0) {
 					residuals++
 				}
 			}

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"fmt"
+	"maps"
 	"math"
 
 	"github.com/paceline/paceline/internal/lockorder"
@@ -19,6 +20,12 @@ type kept struct {
 
 	mu      lockorder.Mutex
 	results map[keyOf]*result // nil in a job that is not elastic
+	given   map[keyOf]given   // values that servers give away, of which something is still to come
+}
+
+// given is what a server gives of a held value that has been moved to another one.
+type given struct {
+	cover, message []byte // nil for what has not come
 }
 
 type keyOf struct{ tensor, part uint32 }
@@ -30,7 +37,8 @@ type result struct {
 	cover   []byte      // of a held value: wire.Cover
 	server  int         // from which it came
 	message []byte
-	lent    bool // a frame that has not left reads it
+	lent    bool   // a frame that has not left reads it
+	covered uint64 // how many operations of all ranks are in a held value: by that one is newer than another
 
 	sentBack int // how often a server has sent it away
 }
@@ -40,15 +48,16 @@ func (k *kept) keeps(t *task) bool {
 	return k.results != nil && (t.h.Type == wire.TypePush || t.o.Kind == units.Accumulate && t.h.Type == wire.TypePull)
 }
 
-// keep keeps the answer of a server to a task. Where message is not lent it is copied; else its memory is the keeper's.
-func (k *kept) keep(t *task, h *wire.Header, server int, message []byte, lent bool) error {
+// keep keeps the answer of a server to a task. Where message is not lent it is copied; else its memory is the keeper's. A held value that the server has given
+// away before is returned, to be supplied to another.
+func (k *kept) keep(t *task, h *wire.Header, server int, message []byte, lent bool) (given *result, err error) {
 	if t.o.Kind == units.Accumulate && t.cover == nil {
-		return fmt.Errorf("partition %d of %q on rank %d: server %d answers without saying what the value covers", h.Part, t.o.name(), t.h.Rank, server)
+		return nil, fmt.Errorf("partition %d of %q on rank %d: server %d answers without saying what the value covers", h.Part, t.o.name(), t.h.Rank, server)
 	}
 	if !lent && len(message) > 0 {
 		b, err := k.pool.Get(len(message))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		copy(b, message)
 		message = b
@@ -59,19 +68,67 @@ func (k *kept) keep(t *task, h *wire.Header, server int, message []byte, lent bo
 	}}
 	id := keyOf{h.Tensor, h.Part}
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	before := k.results[id]
 	if t.o.Kind == units.Accumulate {
 		r.ofValue(t, before)
+		if before != nil && before.isNewer(r) {
+			r, before = before, r
+		}
 	}
 	k.results[id] = r
-	k.mu.Unlock()
 	k.release(before)
-	return nil
+	return k.settle(id), nil
+}
+
+// covers notes what a held value covers that a server is about to give away.
+func (k *kept) covers(id keyOf, cover []byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.given[id] = given{cover: cover}
+}
+
+// gives takes a held value, and its memory, that a server gives away. It is returned, to be supplied to another, unless the answer comes later that its rank had
+// from that server before.
+func (k *kept) gives(id keyOf, message []byte) *result {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.given[id] = given{k.given[id].cover, message}
+	return k.settle(id)
+}
+
+// settle makes a value that a server has given away the newest of its key.
+func (k *kept) settle(id keyOf) *result {
+	before, g := k.results[id], k.given[id]
+	if before == nil || g.message == nil {
+		return nil
+	}
+	delete(k.given, id)
+	r := &result{d: before.d, h: before.h, server: before.server, cover: g.cover, message: g.message, lent: true, covered: operations(g.cover)}
+	r.h.Codec = wire.CodecSummed
+	k.results[id] = r
+	k.release(before)
+	return r
+}
+
+// operations is how many of all ranks a cover has; it was decoded when it came.
+func operations(cover []byte) (n uint64) {
+	var c wire.Cover
+	_ = c.Decode(cover)
+	for _, r := range c.Ranks {
+		n += r.Next
+	}
+	return n
+}
+
+// isNewer reports whether a held value is newer than another. Of two that cover the same one is, if it was given away: it is exact, and goes on elsewhere.
+func (r *result) isNewer(other *result) bool {
+	return r.covered > other.covered || r.covered == other.covered && r.h.Codec == wire.CodecSummed
 }
 
 // ofValue makes it the newest of a held value. What the home server of the name has to know is that its declaration is over.
 func (r *result) ofValue(t *task, before *result) {
-	r.cover = t.cover
+	r.cover, r.covered = t.cover, operations(t.cover)
 	h := &r.h
 	h.Flags, h.Codec, h.Divisor = h.Flags&wire.FlagAuthenticated, wire.CodecPlain, 0
 	h.Iteration, h.Seq, h.Before = 0, t.h.Seq, t.o.d.had()
@@ -154,6 +211,7 @@ func (k *kept) forget(tensor uint32) {
 			k.release(r)
 		}
 	}
+	maps.DeleteFunc(k.given, func(id keyOf, _ given) bool { return id.tensor == tensor })
 }
 
 // reset forgets every result.
@@ -164,6 +222,7 @@ func (k *kept) reset() {
 		k.release(r)
 	}
 	clear(k.results)
+	clear(k.given)
 }
 
 // frames supply a result.

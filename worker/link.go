@@ -192,6 +192,12 @@ func (l *link) frames() error {
 			}
 			continue
 		}
+		if h.Type == wire.TypeSupply {
+			if err := l.given(&h); err != nil {
+				return err
+			}
+			continue
+		}
 		if h.Type == wire.TypeBatch {
 			if err := transport.ReadBatch(l.conn, &h, &l.batch, l.scratch); err != nil {
 				return err
@@ -248,6 +254,25 @@ func (l *link) result(h *wire.Header) error {
 	return nil
 }
 
+// given reads a held value that the server gives away.
+func (l *link) given(h *wire.Header) error {
+	known, err := l.p.mayGive(h)
+	if err != nil {
+		return err
+	}
+	if !known {
+		return l.discard(int(h.Length))
+	}
+	b, err := l.p.e.encoder.pool.Get(int(h.Length))
+	if err == nil {
+		err = l.conn.ReadPayload(b)
+	}
+	if err == nil {
+		l.p.gives(h, b)
+	}
+	return err
+}
+
 // room is the memory that an answer is read into: the output, or that of a message, perhaps lent. An answer that is kept is no output
 // before it is whole.
 func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
@@ -289,10 +314,14 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte, lent bool) (kept b
 		answer, lent = t.out, false
 	}
 	if err == nil && keeps {
-		err = keeper.keep(t, h, l.p.index, answer, lent)
+		var given *result
+		given, err = keeper.keep(t, h, l.p.index, answer, lent)
 		kept = err == nil && lent
-		if l.p.e.epoch().Elsewhere(t.o.d.key(h.Part), l.p.index) { // it has not heard yet that the key has been moved
-			defer l.p.e.bringLater()
+		switch {
+		case given != nil:
+			l.p.e.later(func() { l.p.supplyElsewhere(given, 1) })
+		case l.p.e.epoch().Elsewhere(t.o.d.key(h.Part), l.p.index): // it has not heard yet that the key has been moved
+			defer l.p.e.later(l.p.e.bring)
 		}
 	}
 	if err != nil {
@@ -350,6 +379,12 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		}
 	case wire.TypeCover:
 		return l.p.covers(h, payload)
+	case wire.TypeSupply:
+		known, err := l.p.mayGive(h)
+		if known {
+			l.p.gives(h, slices.Clone(payload))
+		}
+		return err
 	case wire.TypeWindow:
 		var w wire.Window
 		if err := w.Decode(payload); err != nil {
@@ -370,7 +405,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		if err := at.Decode(payload); err != nil {
 			return err
 		}
-		e.Stopped(*h, at)
+		e.stopped(l.p.index, *h, at)
 	case wire.TypeCondition:
 		return notice(h, payload, e.conditions.reply)
 	case wire.TypeJoined:

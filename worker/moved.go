@@ -1,12 +1,14 @@
 package worker
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/core/reduce"
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -89,13 +91,47 @@ func (p *peer) pushElsewhere(t *task) {
 // sentSoon is how often it is looked whether a frame that has been answered has left.
 const sentSoon = 50 * time.Microsecond
 
-// supplyElsewhere supplies again what a server has sent away.
+// mayGive checks a frame of a server that gives a held value away, and reports whether this rank has the value: it may have been declared anew meanwhile.
+func (p *peer) mayGive(h *wire.Header) (known bool, err error) {
+	p.e.mu.Lock()
+	t := p.e.epoch().Keys.Of(h.Tensor)
+	p.e.mu.Unlock()
+	switch {
+	case !p.traffic.elastic:
+		return false, fmt.Errorf("%v sends a %v frame, in a job that is not elastic", p, h.Type)
+	case t == nil:
+		return false, nil
+	case int(h.Part) >= len(t.Parts) || h.Type == wire.TypeSupply && (h.Codec != wire.CodecSummed || int(h.Length) != reduce.AccBytes(h.DType, int(t.Parts[h.Part]))):
+		return false, fmt.Errorf("%v gives partition %d of tensor %d away with %d bytes in encoding %d", p, h.Part, h.Tensor, h.Length, h.Codec)
+	}
+	return true, nil
+}
+
+// gives takes a held value that the server gives away, to be supplied to another. The memory is the engine's.
+func (p *peer) gives(h *wire.Header, value []byte) {
+	if r := p.e.kept.gives(keyOf{h.Tensor, h.Part}, value); r != nil {
+		p.e.later(func() { p.supplyElsewhere(r, 1) })
+	}
+}
+
+// supplyElsewhere supplies what a server has sent away so many times, or has given away.
 func (p *peer) supplyElsewhere(r *result, times int) {
-	to := p.newPlace(r.d, r.h.Part, times)
-	if p.e.kept.relocate(r, p.index, to) {
-		if other, reached := p.e.wayTo(to).(*peer); reached {
-			other.supply(r)
-		}
+	p.newPlace(r.d, r.h.Part, times)
+	p.e.turn <- struct{}{} // a server that is lost meanwhile is handed over before, and is not where the key is, or after, with what has been supplied to it
+	defer func() { <-p.e.turn }()
+	to := p.e.whereIs(r.d, r.h.Part, p.index)
+	if p.e.wayTo(to) == nil { // one that has joined just now
+		to = p.index
+	}
+	if !p.e.kept.relocate(r, p.index, to) {
+		return
+	}
+	if other, reached := p.e.wayTo(to).(*peer); reached {
+		other.supply(r)
+	}
+	if r.cover != nil {
+		r.d.move(r.h.Part, to)
+		p.e.again([]*result{r}, p.index)
 	}
 }
 
@@ -155,8 +191,8 @@ func (e *Engine) bring() {
 	epoch := e.epoch()
 	results := e.kept.moved(func(r *result) int {
 		p, reached := e.wayTo(r.server).(*peer)
-		if !reached || p.gone() || !epoch.Has(membership.Member{Role: membership.ServerRole, Number: r.server}) {
-			return r.server // its heirs get it
+		if r.cover != nil || !reached || p.gone() || !epoch.Has(membership.Member{Role: membership.ServerRole, Number: r.server}) {
+			return r.server // its heirs get it, or the server that has a held value gives it away
 		}
 		to := e.whereIs(r.d, r.h.Part, r.server)
 		if e.wayTo(to) == nil { // the next epoch's already
@@ -174,9 +210,9 @@ func (e *Engine) bring() {
 	}
 }
 
-// bringLater starts that, unless the engine ends. The caller holds no lock.
-func (e *Engine) bringLater() {
+// later has something be done beside what the engine does, unless that ends. The caller holds no lock.
+func (e *Engine) later(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.beside(e.bring)
+	e.beside(f)
 }

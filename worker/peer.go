@@ -245,6 +245,13 @@ func (p *peer) covers(h *wire.Header, cover []byte) error {
 	if err := new(wire.Cover).Decode(cover); err != nil {
 		return err
 	}
+	if h.Codec == wire.CodecSummed {
+		known, err := p.mayGive(h)
+		if known {
+			p.e.kept.covers(keyOf{h.Tensor, h.Part}, slices.Clone(cover))
+		}
+		return err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if t := p.traffic.answers[idOf(h)]; t != nil {

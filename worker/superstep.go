@@ -22,9 +22,10 @@ import (
 // Invariant: every value of the group has as many iterations that were pushed as the rank has ended supersteps.
 type steps struct {
 	*superstep.Worker
-	answer chan bool   // whether the iteration that asked was the last of its superstep; closed when all ranks have joined
-	late   *time.Timer // looks after the rank's patience whether it has come
-	until  uint64      // the superstep that late is for
+	answer chan bool        // whether the iteration that asked was the last of its superstep; closed when all ranks have joined
+	late   *time.Timer      // looks after the rank's patience whether it has come
+	until  uint64           // the superstep that late is for
+	before map[int]struct{} // servers that decided before the value was moved: their word is late
 }
 
 // Superstep tells where this rank is.
@@ -73,7 +74,7 @@ func (e *Engine) EndIteration(set uint32, name string) (last bool, err error) {
 	h := e.headerOf(r, wire.FlagHome, d)
 	s.expect(time.Since(e.origin), e.late)
 	e.mu.Unlock()
-	e.report(d, d.placed.Servers[0], h, wire.Report{Iteration: r.Iteration, Interval: r.Interval, Occupancy: r.Occupancy})
+	e.report(d, d.server(0), h, wire.Report{Iteration: r.Iteration, Interval: r.Interval, Occupancy: r.Occupancy})
 	if verdict != superstep.Asked {
 		return verdict == superstep.WasLast, nil
 	}
@@ -173,7 +174,9 @@ func (e *Engine) report(d *declaration, server int, h wire.Header, iteration wir
 }
 
 // Stopped is the decider's word where this rank's superstep ends, or that it goes on.
-func (e *Engine) Stopped(h wire.Header, at wire.Stop) {
+func (e *Engine) Stopped(h wire.Header, at wire.Stop) { e.stopped(e.epoch().Here, h, at) }
+
+func (e *Engine) stopped(server int, h wire.Header, at wire.Stop) {
 	e.mu.Lock()
 	d := e.leaders[h.Tensor]
 	if d == nil {
@@ -181,6 +184,10 @@ func (e *Engine) Stopped(h wire.Header, at wire.Stop) {
 		return
 	}
 	s := d.superstep
+	if _, late := s.before[server]; late {
+		e.mu.Unlock()
+		return
+	}
 	if verdict := s.Stop(e.stopOf(&h, at), time.Since(e.origin)); verdict != superstep.None {
 		s.answer <- verdict == superstep.WasLast
 	}
@@ -228,7 +235,7 @@ func (e *Engine) excuse() {
 	}
 	e.mu.Unlock()
 	for _, f := range frames {
-		e.report(f.d, f.d.placed.Servers[f.h.Part], f.h, wire.Report{})
+		e.report(f.d, f.d.server(int(f.h.Part)), f.h, wire.Report{})
 	}
 }
 
@@ -249,12 +256,13 @@ func (b *book) excuseOf(r superstep.Report, d *declaration, part uint32, leads b
 	return h
 }
 
-// again says at the heirs of a lost server what it may have been told without an answer: which supersteps this rank has ended without its values, and to the
-// decider where the rank is. The server's keys have been handed over, so that what is reported from now on goes to the heirs.
-func (e *Engine) again(results []*result) {
+// again says at the heirs of a lost server, or where a value has been moved from a server, what that one may have been told without an answer: which supersteps this
+// rank has ended without its values, and to the decider where the rank is. What is reported from now on goes there too.
+func (e *Engine) again(results []*result, from int) {
 	busy := e.busy.sample()
 	for _, r := range results {
 		part := r.h.Part
+		pushed := e.kept.pushed(keyOf{r.h.Tensor, part}, e.cfg.Rank) // before it is looked what is under way: that may end meanwhile
 		e.mu.Lock()
 		next, open := r.d.next, e.opened(r.d)
 		if !e.stepped(r.d) {
@@ -264,9 +272,11 @@ func (e *Engine) again(results []*result) {
 		if part == 0 && r.d.superstep != nil && e.leaders[r.d.t.ID] == r.d {
 			again := r.d.superstep.Again()
 			where = &again
+			r.d.superstep.before[from] = struct{}{}
+			delete(r.d.superstep.before, r.server)
 		}
 		e.mu.Unlock()
-		for i := e.kept.pushed(keyOf{r.h.Tensor, part}, e.cfg.Rank); i < next; i++ {
+		for i := pushed; i < next; i++ {
 			if i != open {
 				excuse := superstep.Report{Rank: e.cfg.Rank, Superstep: i, Last: true, Empty: true}
 				e.report(r.d, r.server, e.excuseOf(excuse, r.d, part, false), wire.Report{})
@@ -343,7 +353,7 @@ func (b *book) lead(d *declaration) {
 		return
 	}
 	if m, err := condition.Parse(d.t.Sync.Model); err == nil && m.Supersteps != nil {
-		d.superstep = &steps{Worker: superstep.NewWorker(m.Supersteps, b.cfg.Rank), answer: make(chan bool, 1)}
+		d.superstep = &steps{Worker: superstep.NewWorker(m.Supersteps, b.cfg.Rank), answer: make(chan bool, 1), before: map[int]struct{}{}}
 		b.leaders[d.t.ID] = d
 	}
 }

@@ -30,6 +30,9 @@ func (x *Room) Report(h *wire.Header, iteration wire.Report) error {
 	if x.t.Model.Supersteps == nil {
 		return fmt.Errorf("%q has no supersteps: its model is %s", x.t.Name, x.t.Model.Name)
 	}
+	if x.t.Elsewhere(h.Part) {
+		return nil // the rank says it where the value is, when it brings that
+	}
 	if h.Flags&wire.FlagEmpty != 0 {
 		v, err := x.Part(h.Part)
 		if errors.Is(err, inprocess.ErrCancelled) {

@@ -3,7 +3,8 @@
 //
 // Reading order: held.go (a tensor's values), value.go (a request's way, under the value's lock), readers.go (what the
 // machine decides), contents.go (the bytes), deltas.go (how coded values are read), uses.go (who uses a copy), copies.go (the reference copies of all
-// values), decider.go (supersteps), tuner.go (conditions that follow the workers), inherited.go (values of servers that are lost).
+// values), decider.go (supersteps), tuner.go (conditions that follow the workers), inherited.go (values of servers that are lost), moved.go (values that
+// leave).
 package held
 
 import (
@@ -72,6 +73,9 @@ func (x *Room) Serve(q *room.Request) error {
 func (x *Room) UpdateMembership() {
 	x.Partitions.UpdateMembership()
 	x.mu.Lock()
+	if x.t.Elsewhere(0) { // there is another one, which begins anew
+		x.decider = nil
+	}
 	d := x.decider
 	x.mu.Unlock()
 	if d != nil {

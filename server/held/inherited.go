@@ -8,12 +8,13 @@ import (
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/handover"
+	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// How a value of an elastic job goes on here when its server is lost (decision 100): core/handover decides. Every answer says what it covers, so that
+// How a value of an elastic job goes on here when its server is lost (decision 100), or it has been moved from that one (decision 113): core/handover decides. Every answer says what it covers, so that
 // its rank can supply the value to an heir. Here the ranks supply theirs; what they wait for comes behind it, and waits until the newest is known.
 
 // inherited is what a value notes for that. A nil one notes nothing.
@@ -21,8 +22,12 @@ type inherited struct {
 	handed handover.Value
 	covers map[int]handover.Cover // of values that are about to come, by rank
 	newest []byte                 // that was supplied, lent; nil for none
+	summed bool                   // it is in the accumulator's type
 	from   int                    // its rank
-	failed error                  // why it does not go on
+
+	suppliers []reader            // while the value has not begun
+	senders   map[int]room.Sender // by rank: where what it does with the value comes from
+	failed    error               // why it does not go on
 
 	excused []condition.Input // the pushes of ranks that do not come
 
@@ -37,6 +42,13 @@ func (n *inherited) begun() bool { return n != nil && n.open }
 
 // has reports whether a push is in the value.
 func (n *inherited) has(r *reader) bool { return n != nil && n.cover.Has(r.rank, r.h.Seq) }
+
+// uses notes where a rank's requests come from.
+func (n *inherited) uses(r *reader) {
+	if n != nil && r.to.To != nil {
+		n.senders[r.rank] = r.to.To
+	}
+}
 
 // came notes that a rank has come to declare the value.
 func (n *inherited) came(rank int) {
@@ -88,19 +100,26 @@ func (v *value) covers(q *room.Request) error {
 
 // supply takes the newest value that a rank has.
 func (v *value) supply(q *room.Request) error {
-	if n := q.Payload.Len(); n != v.Bytes || q.DType != v.Type || q.Codec != wire.CodecPlain {
-		return fmt.Errorf("%d bytes of %v in encoding %d are no value of partition %d of %q, want %d of %v", n, q.DType, q.Codec, v.Number, v.Name, v.Bytes, v.Type)
+	size := v.Bytes
+	if q.Codec == wire.CodecSummed {
+		size = reduce.AccBytes(v.Type, v.Bytes)
+	}
+	if n := q.Payload.Len(); n != size || q.DType != v.Type || q.Codec == wire.CodecDeclared {
+		return fmt.Errorf("%d bytes of %v in encoding %d are no value of partition %d of %q, want %d of %v", n, q.DType, q.Codec, v.Number, v.Name, size, v.Type)
 	}
 	b, err := q.Payload.Lend(v.Round.Pool)
-	if err == nil {
-		err = v.makeRoom()
-	}
-	var replies []reply
 	v.mu.Lock()
+	away, replies := v.elsewhere()
+	if err == nil && !away && !v.state.over {
+		err = v.state.makeRoom()
+	}
 	switch {
-	case errors.As(err, new(room.MemoryError)):
+	case errors.As(err, new(room.MemoryError)) && !away:
 		v.Round.Pool.Put(b)
 		replies, err = v.state.giveUp(err), nil
+	case away:
+		v.Round.Pool.Put(b)
+		replies, err = append(replies, reply{reader: reader{rank: q.From(), to: q.Reply, h: q.Header}, kind: moves}), nil
 	case err == nil:
 		replies, err = v.state.supply(q, b)
 	}
@@ -132,12 +151,15 @@ func (s *readers) supply(q *room.Request, value []byte) ([]reply, error) {
 		s.Round.Pool.Put(value)
 	default:
 		s.Round.Pool.Put(n.newest)
-		n.newest, n.from = value, rank
+		n.newest, n.summed, n.from = value, q.Codec == wire.CodecSummed, rank
 	}
+	r := reader{rank: rank, to: q.Reply, h: q.Header}
+	n.uses(&r)
 	s.before = max(s.before, uint64(q.Before))
 	if s.over || n.open {
 		return nil, nil
 	}
+	n.suppliers = append(n.suppliers, r)
 	return s.open(nil), nil
 }
 
@@ -178,10 +200,11 @@ func (s *readers) begin(replies []reply) []reply {
 		if err := s.resume(newest); err != nil {
 			return append(replies, s.giveUp(err)...)
 		}
+		replies = append(replies, reply{kind: comes})
 	case !s.known || !s.declared.Covers(s.machine.Live()):
 		return replies
 	}
-	n.open = true
+	n.open, n.suppliers = true, nil
 	for _, push := range n.excused {
 		replies, _ = s.step(push, nil, nil, replies)
 	}
@@ -212,6 +235,9 @@ func (s *readers) resume(newest handover.Cover) error {
 		return err
 	}
 	s.machine = m
+	again := m.Tally() // of pushes that were counted where they came
+	s.past.Admitted -= again.Admitted
+	s.past.Dropped -= again.Dropped
 	n.cover = newest
 	for _, r := range newest.Ranks {
 		s.declared.Add(r.Rank)
@@ -219,12 +245,17 @@ func (s *readers) resume(newest handover.Cover) error {
 	for _, rank := range s.declared.Ranks() {
 		n.cover.Declare(rank)
 	}
-	clear(s.acc)
-	s.sum(n.newest, 1/(s.unit()*s.Postscale))
+	if n.summed {
+		copy(s.acc, n.newest)
+		s.outdate()
+	} else {
+		clear(s.acc)
+		s.sum(n.newest, 1/(s.unit()*s.Postscale))
+	}
 	s.known = true
 	s.Round.Pool.Put(n.newest)
 	n.newest = nil
-	s.Round.Log.Info("a held value goes on without its server, under the conditions that it was declared with", zap.String("tensor", s.Name), zap.Uint32("partition", s.Number),
+	s.Round.Log.Info("a held value goes on here, under the conditions that it was declared with", zap.String("tensor", s.Name), zap.Uint32("partition", s.Number),
 		zap.Int("from the value of rank", n.from), zap.Uint64("iteration", m.V()))
 	return nil
 }

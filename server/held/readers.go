@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -24,7 +25,19 @@ type readers struct {
 	before   uint64      // coded: iterations that the tensor had before it was declared, as the rank says that knows of most
 	waiting  []reader
 
-	inherited *inherited // of an elastic job's value; else nil
+	inherited *inherited        // of an elastic job's value; else nil
+	epoch     *membership.Epoch // in which it has been looked last where the value is
+	away      bool              // what was found: it is at another server
+	past      room.Tally        // counted by machines before this one
+}
+
+// newReaders makes what is behind the lock of a value that has not begun.
+func newReaders(p *room.Part, m *condition.Machine, copies *Copies) readers {
+	s := readers{contents: newContents(p, copies), machine: m}
+	if p.Carried() {
+		s.inherited = &inherited{senders: map[int]room.Sender{}}
+	}
+	return s
 }
 
 // reader is a rank that waits for the value.
@@ -43,14 +56,27 @@ func (r *reader) has(f wire.Flags) bool { return r.h.Flags&f != 0 }
 // reply is what is to be sent.
 type reply struct {
 	reader
+	kind kind
 	answer
 	waited time.Duration
 	covers []byte // what the value has in it; nil where nobody asks
 	err    error  // instead of the value; ErrCancelled for what its rank has given up itself
 }
 
+// kind is what a reply is.
+type kind uint8
+
+const (
+	answers kind = iota
+	moves        // the request is for the server that has the value now
+	gives        // the value, which that server is to have
+	leaves       // to the value's tuner: it is not here any more
+	comes        // or it goes on here
+)
+
 // push adds what a rank brings, and reports whether it was taken.
 func (s *readers) push(r *reader, b []byte) (replies []reply, taken bool) {
+	s.inherited.uses(r)
 	switch {
 	case r.has(wire.FlagDeclare):
 		if !s.known {
@@ -79,6 +105,7 @@ func (s *readers) push(r *reader, b []byte) (replies []reply, taken bool) {
 
 // pull asks for the value.
 func (s *readers) pull(r *reader) []reply {
+	s.inherited.uses(r)
 	switch {
 	case r.has(wire.FlagDeclare):
 		return s.declare(r)
@@ -252,6 +279,17 @@ func (s *readers) live(live rankset.Set) []reply {
 	replies = s.open(replies)
 	s.deltas.forget(func(rank int) bool { return !live.Has(rank) })
 	return replies
+}
+
+// tally is what has been counted.
+func (s *readers) tally() room.Tally {
+	n := s.past
+	now := room.Tally{Tally: s.machine.Tally()}
+	if s.deltas != nil {
+		now.Withheld = s.deltas.withheld
+	}
+	n.Add(now)
+	return n
 }
 
 // cancel gives the value up, and returns who waited.

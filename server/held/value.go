@@ -35,10 +35,7 @@ func newValue(x *Room, part uint32) (*value, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &value{Part: p, room: x, state: readers{contents: newContents(p, x.copies), machine: m}}
-	if x.t.Carried() {
-		v.state.inherited = &inherited{}
-	}
+	v := &value{Part: p, room: x, state: newReaders(p, m, x.copies)}
 	v.mu.Place(room.LevelKey, "held.value.mu")
 	tuner := x.tuners.of(p.Model, p.Round.Log)
 	v.tuner.Store(tuner)
@@ -53,33 +50,20 @@ func (v *value) push(q *room.Request) error {
 		return err
 	}
 	r := &reader{rank: q.From(), to: q.Reply, h: q.Header}
-	err := v.makeRoom()
-	var b, lent []byte
+	b, lent, err := q.Payload.Whole(v.Round.Pool)
+	taken := false
 	if err == nil {
-		b, lent, err = q.Payload.Whole(v.Round.Pool)
+		taken, err = v.add(r, b)
+		v.Round.Pool.Put(lent)
 	}
 	if errors.As(err, new(room.MemoryError)) {
 		v.outOfMemory(r, err)
 		return nil
-	} else if err != nil {
-		return err
 	}
-	taken := v.add(r, b)
-	v.Round.Pool.Put(lent)
 	if taken && q.Has(wire.FlagNoPull) {
 		q.Reply.Release()
 	}
-	return nil
-}
-
-// makeRoom takes the memory for the value.
-func (v *value) makeRoom() error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.state.over {
-		return nil
-	}
-	return v.state.makeRoom()
+	return err
 }
 
 // outOfMemory ends an operation: a declaration on every rank, what comes later on its rank alone, because
@@ -94,15 +78,20 @@ func (v *value) outOfMemory(r *reader, err error) {
 }
 
 // add adds what has arrived whole, if the machine admits it, and answers whom that sets free. It reports
-// whether the push was taken; the reader hears of it if not.
-func (v *value) add(r *reader, b []byte) (taken bool) {
-	var replies []reply
+// whether the push was taken; the reader hears of it if not. An error is that there is no memory for the value.
+func (v *value) add(r *reader, b []byte) (taken bool, err error) {
 	v.mu.Lock()
+	away, replies := v.elsewhere()
 	open := v.state.machine.V()
-	if v.state.over || v.room.gaveUp(r) {
+	switch {
+	case away:
+		replies = append(replies, reply{reader: *r, kind: moves})
+	case v.state.over || v.room.gaveUp(r):
 		replies = append(replies, reply{reader: *r, err: inprocess.ErrCancelled})
-	} else {
-		replies, taken = v.state.push(r, b)
+	default:
+		if err = v.state.makeRoom(); err == nil {
+			replies, taken = v.state.push(r, b)
+		}
 	}
 	closed := v.state.machine.V() > open
 	v.mu.Unlock()
@@ -110,17 +99,20 @@ func (v *value) add(r *reader, b []byte) (taken bool) {
 		v.tuner.Load().pushed(v, r.rank, r.h.Iteration, closed) // before it is answered: what lies between is its interval
 	}
 	v.deliver(replies)
-	return taken
+	return taken, err
 }
 
 // pull asks for the value.
 func (v *value) pull(q *room.Request) {
 	r := &reader{rank: q.From(), to: q.Reply, h: q.Header}
-	var replies []reply
 	v.mu.Lock()
-	if v.state.over || v.room.gaveUp(r) {
+	away, replies := v.elsewhere()
+	switch {
+	case away:
+		replies = append(replies, reply{reader: *r, kind: moves})
+	case v.state.over || v.room.gaveUp(r):
 		replies = append(replies, reply{reader: *r, err: inprocess.ErrCancelled})
-	} else {
+	default:
 		replies = v.state.pull(r)
 	}
 	v.mu.Unlock()
@@ -155,7 +147,10 @@ func (v *value) orphaned() {
 // excuse counts a superstep for the push with which a rank would have ended it.
 func (v *value) excuse(rank int, superstep uint64) {
 	v.mu.Lock()
-	replies := v.state.excuse(rank, superstep)
+	away, replies := v.elsewhere()
+	if !away { // else the rank says so at the other server
+		replies = v.state.excuse(rank, superstep)
+	}
 	v.mu.Unlock()
 	v.deliver(replies)
 }
@@ -192,7 +187,10 @@ func (v *value) retune(pull condition.PullCondition) (replies []reply, ok bool) 
 func (v *value) UpdateMembership() {
 	v.mu.Lock()
 	live := v.Live()
-	replies := v.state.live(live)
+	away, replies := v.elsewhere()
+	if !away {
+		replies = v.state.live(live)
+	}
 	v.mu.Unlock()
 	if live.Len() > 0 {
 		v.tuner.Load().updateMembership(v, live)
@@ -244,11 +242,7 @@ func (v *value) Pushed() uint64 {
 func (v *value) Tally() room.Tally {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	n := room.Tally{Tally: v.state.machine.Tally()}
-	if d := v.state.deltas; d != nil {
-		n.Withheld = d.withheld
-	}
-	return n
+	return v.state.tally()
 }
 
 func (v *value) waiting() int {
@@ -273,6 +267,9 @@ func (v *value) stalled(now time.Time) (missing rankset.Set, slow, ended []reade
 func (v *value) deliver(replies []reply) {
 	for i := range replies {
 		r := &replies[i]
+		if v.left(r) {
+			continue
+		}
 		v.tuner.Load().freed(v, r.rank)
 		switch {
 		case errors.Is(r.err, inprocess.ErrCancelled):

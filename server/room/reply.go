@@ -42,6 +42,12 @@ func (r Reply) Confirm(h wire.Header) {
 	}
 }
 
+// Moved answers a request, of which it repeats the header, that its partition has been moved to another server.
+func (r Reply) Moved(h wire.Header) {
+	h.Type, h.Flags, h.Length = wire.TypeMoved, 0, 0
+	r.Confirm(h)
+}
+
 // Release gives the worker in this process the memory of a request back that has no answer.
 func (r Reply) Release() {
 	if r.Done != nil {

@@ -20,11 +20,7 @@ type Request struct {
 func (q *Request) From() int { return int(q.Rank) }
 
 // Moved answers that the partition has been moved to another server.
-func (q *Request) Moved() {
-	h := q.Header
-	h.Type, h.Flags, h.Length = wire.TypeMoved, 0, 0
-	q.Reply.Confirm(h)
-}
+func (q *Request) Moved() { q.Reply.Moved(q.Header) }
 
 // Has reports whether the header has a flag.
 func (q *Request) Has(f wire.Flags) bool { return q.Flags&f != 0 }

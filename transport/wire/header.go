@@ -15,7 +15,7 @@ import (
 )
 
 // Version is the version of the frame format. Peers of different versions refuse each other.
-const Version = 5
+const Version = 6
 
 // HeaderSize is the length of an encoded header in bytes.
 const HeaderSize = 64
@@ -59,7 +59,7 @@ const (
 	TypeMatch                     // server → worker: Match, the answer to a send, an offer, the last piece of one, or a receive that has no result
 	TypePiece                     // worker → server: a piece of an offered message; Part is its number
 	TypeWithdraw                  // worker → server: the sender gives up the message, or the receive, that has this Seq
-	TypeSupply                    // worker → server: the last result of a key that a lost server had, for ranks that have not got it; of a held value the newest that the rank has, after its cover
+	TypeSupply                    // worker → server: the last result of a key that a lost server had, for ranks that have not got it; of a held value the newest that the rank has, after its cover. Server → worker: a held value that has been moved to another server, after its cover, for the rank to supply it there
 	TypeUse                       // worker → server: with FlagHome, the sender uses the name; what it brings comes with the sum of its host
 	TypeMoved                     // server → worker: the push or supply that it identifies, as an answer does, is for another server: its key has been moved
 	TypeCover                     // worker ↔ server: Cover of the held value in the result or supply after it
@@ -143,6 +143,7 @@ const (
 const (
 	CodecPlain    = 0 // the elements as they are
 	CodecDeclared = 1 // a message of the codec that the tensor was declared with
+	CodecSummed   = 2 // the elements of a held value as servers add to them: a supply's
 )
 
 // Header is the fixed part of every frame. A field has one meaning in all types, and is zero where a type does not use
@@ -152,7 +153,7 @@ type Header struct {
 	Type         Type
 	Flags        Flags
 	DType        units.DType // element type of the payload
-	Codec        uint8       // how the payload is encoded: CodecPlain or CodecDeclared
+	Codec        uint8       // how the payload is encoded: CodecPlain, CodecDeclared or CodecSummed
 	Epoch        uint32      // membership epoch that the sender is in
 	Tensor       uint32      // number of the declared tensor
 	Part         uint32      // which part of the tensor, or of the message, the frame is about; (Tensor, Part) is the key

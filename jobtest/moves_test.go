@@ -1,0 +1,186 @@
+package jobtest_test
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/node/settings"
+)
+
+var (
+	moves    = flag.Int("moves", 8, "how many seeds TestHeldValuesMoveWithNothingLost runs")
+	moveSeed = flag.Uint64("move", 0, "the first of them: a seed that failed")
+)
+
+// movers has the job's dedicated servers note what they say.
+func movers(into **observer.ObservedLogs) jobtest.Option {
+	return func(j *jobtest.Job) {
+		core, logs := observer.New(zap.InfoLevel)
+		j.ServerLog, *into = zap.New(core), logs
+	}
+}
+
+// given is how many partitions of held values have been given away.
+func given(logs *observer.ObservedLogs) int {
+	return logs.FilterMessage("a held value goes on at another server").Len()
+}
+
+// TestHeldValuesMoveWithNothingLost plays jobs whose ranks add to a value of many partitions and read it, while servers join, leave and turn out to be slow, and so partitions
+// move, also while they move. Every rank finds all that it has added itself, once, in whatever it reads, and never less than before; in the end what all have added.
+func TestHeldValuesMoveWithNothingLost(t *testing.T) {
+	all := 0
+	for seed := *moveSeed; seed < *moveSeed+uint64(*moves); seed++ {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { all += playMoves(t, seed) })
+			if t.Failed() {
+				t.Logf("again: go test -tags invariants ./jobtest -run TestHeldValuesMoveWith -move %d -moves 1", seed)
+			}
+		})
+	}
+	if t.Logf("%d partitions moved", all); all < *moves/2 {
+		t.Error("too few for a test")
+	}
+}
+
+func playMoves(t *testing.T, seed uint64) int {
+	random := rand.New(rand.NewPCG(seed, 17))
+	ranks, servers, more := 2+random.IntN(3), 1+random.IntN(3), random.IntN(3)
+	models := []string{"bsp", "asp", "ssp:3", "dsps:1,5", "pssp:1,0.5", "expression:lead < 4", "adaptive:1,1", "adaptive:3,2", "elastic:5"}
+	model, placement := models[random.IntN(len(models))], []string{"largest-first", "eps", "proportional", "psld:0.5", "psld:0.5"}[random.IntN(5)]
+	elements := 60_000 + random.IntN(60_000)
+	if servers == 1 {
+		more++
+	}
+	var logs *observer.ObservedLogs
+	j, network := apartOn(t, ranks, jobtest.Dedicated(servers), movers(&logs), jobtest.With(func(s *settings.Settings) {
+		s.Placement, s.PlacementPeriod, s.Connections = placement, 100*time.Millisecond, 1+random.IntN(2)
+	}))
+	j.Start()
+	var script strings.Builder
+	slow := random.IntN(servers)
+	for rank := range ranks {
+		fmt.Fprintf(&script, "at 0s %s<->%s rate %d\n", nodeName(rank), serverName(slow), 2<<20)
+		fmt.Fprintf(&script, "at 2s %s<->%s rate %d\n", nodeName(rank), serverName(slow), 20<<20)
+	}
+	if err := network.Script(script.String()); err != nil {
+		t.Fatal(err)
+	}
+	var changing sync.WaitGroup
+	later := func(change func()) {
+		at := time.Duration(random.IntN(2000)) * time.Millisecond
+		changing.Go(func() {
+			time.Sleep(at) // virtual
+			change()
+		})
+	}
+	for range more {
+		later(j.StartServer)
+	}
+	for _, i := range random.Perm(servers)[:random.IntN(servers)] {
+		later(func() { j.StopServer(i) })
+	}
+	what := fmt.Sprintf("%s under %s, %d ranks, %d servers and %d more", model, placement, ranks, servers, more)
+	ended := make([]*jobtest.Shares, ranks)
+	for rank, err := range j.Outcomes(func(rank int) (err error) {
+		ended[rank], err = addShares(j, rank, model, elements, rand.New(rand.NewPCG(seed, uint64(rank))))
+		return err
+	}) {
+		if err != nil {
+			t.Errorf("%s: rank %d: %v", what, rank, err)
+		}
+	}
+	changing.Wait()
+	for rank, s := range ended {
+		for other := range ranks {
+			if t.Failed() {
+				break
+			}
+			if err := s.Has(other, sharesAdded); err != nil {
+				t.Errorf("%s: in the end of rank %d: %v", what, rank, err)
+			}
+		}
+	}
+	return given(logs)
+}
+
+// TestHeldValuesMoveToAServerThatJoins, which takes its share of them; no iteration takes more than one more, and 100 ms.
+func TestHeldValuesMoveToAServerThatJoins(t *testing.T) {
+	for _, model := range []string{"ssp:3", "adaptive:3,3"} {
+		t.Run(model, func(t *testing.T) {
+			suspended(t, "a server that joins", (*jobtest.Job).StartServer, takesItsShare, func(j *jobtest.Job, rank, iteration int) error {
+				s := j.Held(rank, "weights", model, 50000)
+				if stepped(model) {
+					s.Group = s.Name
+				}
+				if iteration == 0 {
+					return s.Use(units.Declare, 10)
+				}
+				return s.Step(1)
+			})
+		})
+	}
+}
+
+// TestAMovedValueIsTheSameBits as without the move, also where what ranks have read of it is not exact: its codec leaves much out, or its type is narrower than what
+// servers add.
+func TestAMovedValueIsTheSameBits(t *testing.T) {
+	for _, c := range []struct {
+		codec string
+		dtype units.DType
+		sync  string
+	}{{"topk:0.1", units.Float32, "ssp:2"}, {"randomk:0.25", units.Float64, "bsp"}, {"none+s2", units.BFloat16, "bsp"}, {"", units.Float16, "ssp:2"}} {
+		var ends [2][]float64
+		for move := range ends {
+			synctest.Test(t, func(t *testing.T) {
+				const ranks, iterations, n = 3, 40, 40_000
+				var logs *observer.ObservedLogs
+				j := apart(t, ranks, 1, movers(&logs))
+				j.Start()
+				j.Each(func(rank int) error {
+					v := &codedValue{j: j, rank: rank, name: "v", sync: c.sync, dtype: c.dtype, op: units.Sum, n: n}
+					if c.codec != "" {
+						v.codec = always(c.codec)
+					}
+					if _, err := v.use(units.Declare, slices.Repeat([]float64{2048}, n)); err != nil {
+						return err
+					}
+					for i := range iterations {
+						if rank == 0 && i == iterations/2 && move == 1 {
+							j.StartServer()
+							time.Sleep(time.Second) // virtual
+						}
+						if _, err := v.use(units.Add|units.Read, slices.Repeat([]float64{1}, n)); err != nil {
+							return err
+						}
+					}
+					if err := j.Sums(rank, "end", 1); err != nil {
+						return err
+					}
+					end, err := v.use(units.ReadNow|units.Exact, nil)
+					if rank == 0 {
+						ends[move] = end
+					}
+					return err
+				})
+				if n := given(logs); (n > 0) != (move == 1) {
+					t.Errorf("%d partitions have moved", n)
+				}
+			})
+		}
+		if !slices.Equal(ends[0], ends[1]) {
+			t.Errorf("%q of %v under %s: %g apart", c.codec, c.dtype, c.sync, norm(ends[0], ends[1]))
+		}
+	}
+}
