@@ -17,6 +17,7 @@ import (
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/transporttest"
 )
 
 var (
@@ -133,7 +134,81 @@ func TestHeldValuesMoveToAServerThatJoins(t *testing.T) {
 	}
 }
 
-// TestAMovedValueIsTheSameBits as without the move, also where what ranks have read of it is not exact: its codec leaves much out, or its type is narrower than what
+// TestResidualsMoveWithTheirSums: results are the same bits as without the moves.
+func TestResidualsMoveWithTheirSums(t *testing.T) {
+	joins := func(j *jobtest.Job, _ *transporttest.Network) {
+		j.StartServer()
+		time.Sleep(60 * time.Millisecond) // virtual: an iteration or so
+		j.StartServer()
+	}
+	leaves := func(j *jobtest.Job, _ *transporttest.Network) { j.StopServer(0) }
+	toAndFro := func(j *jobtest.Job, network *transporttest.Network) {
+		for rank := range j.Workers {
+			for i, rates := range [][2]int{{1, 20}, {20, 1}} { // first the one server is slow, then the other
+				for server, rate := range rates {
+					if err := network.Script(fmt.Sprintf("at %ds %s<->%s rate %d", i, nodeName(rank), serverName(server), rate<<20)); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		}
+	}
+	for i, setting := range []string{"topk:0.1", "int4:block=64,feedback=on", "dgc:0.1,momentum=0.9"} {
+		results, moved := codedSums(t, setting, floats[i], nil)
+		if moved {
+			t.Fatal("partitions have moved by themselves")
+		}
+		for how, moves := range map[string]func(*jobtest.Job, *transporttest.Network){"to servers that join": joins, "to and fro": toAndFro, "from a server that leaves": leaves} {
+			again, moved := codedSums(t, setting, floats[i], moves)
+			if !moved && how != "from a server that leaves" { // whose exchanges do not tell of the heir
+				t.Errorf("%s, %s: no partition has moved", setting, how)
+			}
+			for k := range results {
+				if !slices.Equal(results[k], again[k]) {
+					t.Errorf("%s, %s: results of iteration %d are %g apart", setting, how, k, norm(results[k], again[k]))
+				}
+			}
+		}
+	}
+}
+
+// codedSums are the averages of some iterations, while partitions move if they do; moved says whether any has.
+func codedSums(t *testing.T, setting string, dtype units.DType, moves func(*jobtest.Job, *transporttest.Network)) (results [][]float64, moved bool) {
+	const iterations, n = 30, 100_000
+	synctest.Test(t, func(t *testing.T) {
+		period := 300 * time.Millisecond
+		if moves == nil {
+			period = 0
+		}
+		j, network := apartOn(t, 3, jobtest.Dedicated(2), jobtest.With(func(s *settings.Settings) {
+			s.Connections, s.Placement, s.PlacementPeriod = 2, "psld:0.1", period
+		}))
+		j.Start()
+		var all, last pushedTo
+		j.Workers[0].Engine.Observe(&all)
+		for k := range iterations {
+			if k == iterations-1 {
+				j.Workers[0].Engine.Observe(&last)
+			}
+			if k == 3 && moves != nil {
+				go moves(j, network)
+			}
+			time.Sleep(50 * time.Millisecond) // virtual
+			results = append(results, averages(j, "g", always(setting), dtype, func(rank int) []float64 { return jobtest.Normal(n, uint64(k), uint64(rank)) }))
+		}
+		spread := func(servers []int) (n [4]int) {
+			for _, server := range servers {
+				n[server]++
+			}
+			return n
+		}
+		first := spread(all.servers[:len(last.servers)])
+		moved = spread(all.servers) != [4]int{iterations * first[0], iterations * first[1]}
+	})
+	return results, moved
+}
+
+// TestAMovedValueIsTheSameBits as without the move, to a server that joins or from one that leaves, also where what ranks have read of it is not exact: its codec leaves much out, or its type is narrower than what
 // servers add.
 func TestAMovedValueIsTheSameBits(t *testing.T) {
 	for _, c := range []struct {
@@ -141,12 +216,12 @@ func TestAMovedValueIsTheSameBits(t *testing.T) {
 		dtype units.DType
 		sync  string
 	}{{"topk:0.1", units.Float32, "ssp:2"}, {"randomk:0.25", units.Float64, "bsp"}, {"none+s2", units.BFloat16, "bsp"}, {"", units.Float16, "ssp:2"}} {
-		var ends [2][]float64
-		for move := range ends {
+		var ends [3][]float64
+		for move := range ends { // none, to a server that joins, from one that leaves
 			synctest.Test(t, func(t *testing.T) {
-				const ranks, iterations, n = 3, 40, 40_000
+				const ranks, iterations, n = 3, 24, 100_000
 				var logs *observer.ObservedLogs
-				j := apart(t, ranks, 1, movers(&logs))
+				j := apart(t, ranks, 2, movers(&logs))
 				j.Start()
 				j.Each(func(rank int) error {
 					v := &codedValue{j: j, rank: rank, name: "v", sync: c.sync, dtype: c.dtype, op: units.Sum, n: n}
@@ -157,8 +232,8 @@ func TestAMovedValueIsTheSameBits(t *testing.T) {
 						return err
 					}
 					for i := range iterations {
-						if rank == 0 && i == iterations/2 && move == 1 {
-							j.StartServer()
+						if rank == 0 && i == iterations/2 {
+							[]func(){func() {}, j.StartServer, func() { j.StopServer(0) }}[move]()
 							time.Sleep(time.Second) // virtual
 						}
 						if _, err := v.use(units.Add|units.Read, slices.Repeat([]float64{1}, n)); err != nil {
@@ -179,8 +254,10 @@ func TestAMovedValueIsTheSameBits(t *testing.T) {
 				}
 			})
 		}
-		if !slices.Equal(ends[0], ends[1]) {
-			t.Errorf("%q of %v under %s: %g apart", c.codec, c.dtype, c.sync, norm(ends[0], ends[1]))
+		for move := 1; move < len(ends); move++ {
+			if !slices.Equal(ends[0], ends[move]) {
+				t.Errorf("%q of %v under %s, move %d: %g apart", c.codec, c.dtype, c.sync, move, norm(ends[0], ends[move]))
+			}
 		}
 	}
 }

@@ -48,8 +48,8 @@ func memberOf(t *wire.Tensor, p wire.Placed) *membership.Tensor {
 	return &membership.Tensor{Number: p.ID, Name: nameOf(t), Parts: t.Parts, Servers: p.Servers, Fixed: !moves(t)}
 }
 
-// moves reports whether the keys of a tensor can go on at another server while their own lives: those of held values, which a server gives away if a frame can have
-// them, and of sums that every rank gets. Of all others the server has what nobody else has.
+// moves reports whether the keys of a tensor can go on at another server while their own lives: those of held values and of sums that every rank gets, if a frame can
+// have the value, or the residual. Of all others the server has what nobody else has.
 func moves(t *wire.Tensor) bool {
 	if t.Kind == units.Accumulate {
 		return !slices.ContainsFunc(t.Parts, func(n uint32) bool { return reduce.AccBytes(t.DType, int(n)) > limits.MaxPayload })
@@ -58,7 +58,9 @@ func moves(t *wire.Tensor) bool {
 		return false
 	}
 	if t.Codec != "" {
-		if c, err := codec.Parse(t.Codec); err != nil || c.Answer().ResidualBytes(1) > 0 {
+		c, err := codec.Parse(t.Codec)
+		tooMuch := func(n uint32) bool { return c.Answer().ResidualBytes(int(n)/t.DType.Size()) > limits.MaxPayload }
+		if err != nil || slices.ContainsFunc(t.Parts, tooMuch) {
 			return false
 		}
 	}

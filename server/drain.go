@@ -13,8 +13,8 @@ import (
 )
 
 // How a dedicated server leaves an elastic job empty (decision 84). Sums need nothing: what the workers keep for the loss of a server is all
-// that an heir has to have. A transfer that some ranks have and others lack, a message and a held value are here alone. The server goes on as
-// ever until there is none, shuts its door to them, and says goodbye on every connection, behind its last answers. It reads on until the
+// that an heir has to have. A transfer that some ranks have and others lack, and a message are here alone. The server goes on as
+// ever until there is none, shuts its door to them and to held values, gives the ranks what it holds of these and the residuals of its answers (decision 114), and says goodbye on every connection, behind its last answers. It reads on until the
 // workers close their ends, so that none of those is lost; what it finds behind the door its rank brings to the heir.
 
 // door counts who is served of those that must not be cut off, in one word: so it is shut only where nobody has come since it was looked at.
@@ -79,10 +79,22 @@ func (s *Server) Drain() {
 	r.mu.Lock()
 	r.farewell = true
 	r.mu.Unlock()
-	conns := r.connected()
-	for _, c := range conns {
+	for _, t := range r.inUse() {
+		t.keys.Leave(r.sender)
+	}
+	for _, c := range r.connected() {
 		c.send(farewellFrame)
 	}
+}
+
+// sender sends to a rank, on its first connection; nil where it has none.
+func (r *round) sender(rank int) room.Sender {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if conns := r.conns[rank]; len(conns) > 0 {
+		return conns[0]
+	}
+	return nil
 }
 
 // farewellFrame is a goodbye after which the other end closes the connection.

@@ -179,9 +179,11 @@ func (r *round) serve(q *room.Request) error {
 
 // dispatch brings a request about a tensor to its room.
 func (r *round) dispatch(t *tensor, q *room.Request) error {
-	if (q.Type == wire.TypePush || q.Type == wire.TypePull || q.Type == wire.TypeSupply) && t.Elsewhere(q.Part) {
-		q.Moved()
-		return nil // the caller discards the payload
+	switch q.Type {
+	case wire.TypePush, wire.TypePull, wire.TypeSupply, wire.TypeRestore, wire.TypeResidual:
+		if t.Elsewhere(q.Part) {
+			return t.keys.SendAway(q) // the caller discards the payload
+		}
 	}
 	switch q.Type {
 	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet:
@@ -198,7 +200,7 @@ func (r *round) dispatch(t *tensor, q *room.Request) error {
 	if t.held != nil && q.Has(wire.FlagInPlace) {
 		return fmt.Errorf("%v of %q, a value that the servers hold, does not travel in place", q.Type, t.Name)
 	}
-	if t.Authenticated && !q.Has(wire.FlagAuthenticated) && (q.Type == wire.TypePush || q.Type == wire.TypePut || q.Type == wire.TypeSupply) {
+	if t.Authenticated && !q.Has(wire.FlagAuthenticated) && (q.Type == wire.TypePush || q.Type == wire.TypePut || q.Type == wire.TypeSupply || q.Type == wire.TypeResidual) {
 		return fmt.Errorf("%v of %q, which is declared as authenticated, without authentication tags", q.Type, t.Name)
 	}
 	if q.Type == wire.TypePut || q.Type == wire.TypeGet {

@@ -33,6 +33,10 @@ type tensor struct {
 type keys interface {
 	// Serve handles a request. An error is of a peer that does not keep to the protocol.
 	Serve(q *room.Request) error
+	// SendAway sends a request back whose partition has been moved to another server. An error is as Serve's.
+	SendAway(q *room.Request) error
+	// Leave gives what only this server has to the tensor's ranks, by the connections of each, because it is about to leave an elastic job.
+	Leave(to func(rank int) room.Sender)
 	// UpdateMembership says that it has changed who takes part.
 	UpdateMembership()
 	// Cancel gives up every iteration from this one on. Operations of the worker in this process end with err.

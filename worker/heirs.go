@@ -108,7 +108,9 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 	}
 	p.end()
 	defer e.handBack()
-	e.loseResiduals(server)
+	if !drained {
+		e.loseResiduals(server)
+	}
 	results := e.kept.moved(func(r *result) int {
 		if r.server != server {
 			return r.server

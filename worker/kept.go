@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"sync/atomic"
 
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/mempool"
@@ -21,6 +22,15 @@ type kept struct {
 	mu      lockorder.Mutex
 	results map[keyOf]*result // nil in a job that is not elastic
 	given   map[keyOf]given   // values that servers give away, of which something is still to come
+
+	residuals map[keyOf]residual // that this rank carries to where their keys are, ahead of its next pushes
+	carries   atomic.Int32       // how many these are, for those who have not the lock
+}
+
+// residual is that of a key's answers, of a server that has handed it on.
+type residual struct {
+	elements []byte
+	left     int // the server, where it is about to leave, and takes nothing any more; -1 for another
 }
 
 // given is what a server gives of a held value that has been moved to another one.
@@ -95,6 +105,33 @@ func (k *kept) gives(id keyOf, message []byte) *result {
 	defer k.mu.Unlock()
 	k.given[id] = given{k.given[id].cover, message}
 	return k.settle(id)
+}
+
+// carry takes a residual that a server hands on.
+func (k *kept) carry(id keyOf, r residual) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.residuals[id] = r
+	k.carries.Store(int32(len(k.residuals)))
+}
+
+// carried is the residual that this rank carries to a key at a server, nil for none, and from now on no more. It is not ok where that has more bytes than the limit.
+func (k *kept) carried(id keyOf, server, limit int) (elements []byte, ok bool) {
+	if k.carries.Load() == 0 {
+		return nil, true
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	r, carries := k.residuals[id]
+	if !carries || r.left == server {
+		return nil, true
+	}
+	if len(r.elements) > limit {
+		return nil, false
+	}
+	delete(k.residuals, id)
+	k.carries.Store(int32(len(k.residuals)))
+	return r.elements, true
 }
 
 // settle makes a value that a server has given away the newest of its key.
@@ -212,6 +249,8 @@ func (k *kept) forget(tensor uint32) {
 		}
 	}
 	maps.DeleteFunc(k.given, func(id keyOf, _ given) bool { return id.tensor == tensor })
+	maps.DeleteFunc(k.residuals, func(id keyOf, _ residual) bool { return id.tensor == tensor })
+	k.carries.Store(int32(len(k.residuals)))
 }
 
 // reset forgets every result.
@@ -223,6 +262,8 @@ func (k *kept) reset() {
 	}
 	clear(k.results)
 	clear(k.given)
+	clear(k.residuals)
+	k.carries.Store(0)
 }
 
 // frames supply a result.

@@ -192,7 +192,7 @@ func (l *link) frames() error {
 			}
 			continue
 		}
-		if h.Type == wire.TypeSupply {
+		if h.Type == wire.TypeSupply || h.Type == wire.TypeResidual {
 			if err := l.given(&h); err != nil {
 				return err
 			}
@@ -254,7 +254,7 @@ func (l *link) result(h *wire.Header) error {
 	return nil
 }
 
-// given reads a held value that the server gives away.
+// given reads a held value that the server gives away, or a residual that it hands on.
 func (l *link) given(h *wire.Header) error {
 	known, err := l.p.mayGive(h)
 	if err != nil {
@@ -379,7 +379,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		}
 	case wire.TypeCover:
 		return l.p.covers(h, payload)
-	case wire.TypeSupply:
+	case wire.TypeSupply, wire.TypeResidual:
 		known, err := l.p.mayGive(h)
 		if known {
 			l.p.gives(h, slices.Clone(payload))

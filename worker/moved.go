@@ -91,7 +91,8 @@ func (p *peer) pushElsewhere(t *task) {
 // sentSoon is how often it is looked whether a frame that has been answered has left.
 const sentSoon = 50 * time.Microsecond
 
-// mayGive checks a frame of a server that gives a held value away, and reports whether this rank has the value: it may have been declared anew meanwhile.
+// mayGive checks a frame of a server that gives a held value away, or hands a residual on, and reports whether this rank has the tensor: it may have been declared
+// anew meanwhile.
 func (p *peer) mayGive(h *wire.Header) (known bool, err error) {
 	p.e.mu.Lock()
 	t := p.e.epoch().Keys.Of(h.Tensor)
@@ -102,14 +103,23 @@ func (p *peer) mayGive(h *wire.Header) (known bool, err error) {
 	case t == nil:
 		return false, nil
 	case int(h.Part) >= len(t.Parts) || h.Type == wire.TypeSupply && (h.Codec != wire.CodecSummed || int(h.Length) != reduce.AccBytes(h.DType, int(t.Parts[h.Part]))):
-		return false, fmt.Errorf("%v gives partition %d of tensor %d away with %d bytes in encoding %d", p, h.Part, h.Tensor, h.Length, h.Codec)
+		return false, fmt.Errorf("%v gives partition %d of tensor %d away, in a %v frame with %d bytes in encoding %d", p, h.Part, h.Tensor, h.Type, h.Length, h.Codec)
 	}
 	return true, nil
 }
 
-// gives takes a held value that the server gives away, to be supplied to another. The memory is the engine's.
+// gives takes a held value that the server gives away, to be supplied to another, or a residual that it hands on. The memory is the engine's.
 func (p *peer) gives(h *wire.Header, value []byte) {
-	if r := p.e.kept.gives(keyOf{h.Tensor, h.Part}, value); r != nil {
+	leaves := h.Flags&wire.FlagLast != 0
+	if h.Type == wire.TypeResidual {
+		r := residual{value, -1}
+		if leaves {
+			r.left = p.index
+		}
+		p.e.kept.carry(keyOf{h.Tensor, h.Part}, r)
+		return
+	}
+	if r := p.e.kept.gives(keyOf{h.Tensor, h.Part}, value); r != nil && !leaves { // else it is supplied to the heir, as every newest value
 		p.e.later(func() { p.supplyElsewhere(r, 1) })
 	}
 }

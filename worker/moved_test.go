@@ -107,8 +107,13 @@ func (m *moving) gives(server int, operations uint64, value byte) {
 // moves begins the epoch in which the value is on a server.
 func (m *moving) moves(server int) {
 	m.t.Helper()
+	m.movesTensor(1, server)
+}
+
+func (m *moving) movesTensor(number uint32, server int) {
+	m.t.Helper()
 	now := m.members.Now()
-	next, err := now.Next(membership.Change{Moved: membership.MovedBy(now.Moved().Times()+1, []membership.Move{{Number: 1, To: server}})})
+	next, err := now.Next(membership.Change{Moved: membership.MovedBy(now.Moved().Times()+1, []membership.Move{{Number: number, To: server}})})
 	if err == nil {
 		err = m.members.Advance(next)
 	}
@@ -164,6 +169,47 @@ func TestAValueIsBroughtUntilItsServerTakesIt(t *testing.T) {
 		}
 		m.moves(0)
 		m.brings(0, 0, 7)
+	})
+}
+
+// A rank brings the residual that it carries ahead of its next push of the key, but not to the server that leaves.
+func TestAResidualGoesAheadOfAPush(t *testing.T) {
+	move(t, "asp", func(m *moving) {
+		m.answers(m.gets(0, wire.TypePush), 0, 6)
+		m.wantEnd(m.done, nil)
+		sum := func() {
+			err := m.engine.Submit([]worker.Op{{
+				Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{1}, Input: make([]byte, 4), Output: make([]byte, 4),
+				Prescale: 1, Postscale: 1, Name: "g", Declared: options.Declared{Codec: `[{"min_bytes": 0, "codec": "topk:1"}]`}, Done: func(_ worker.Output, err error) { m.done <- err },
+			}})
+			if err != nil {
+				m.t.Fatal(err)
+			}
+		}
+		answer := func(server int, q heard) {
+			h := wire.Header{Type: wire.TypeResult, Tensor: q.Tensor, DType: units.Float32, Codec: q.Codec, Seq: q.Seq, Iteration: q.Iteration}
+			m.servers[server].send(m.servers[server].conns[0], h, q.payload)
+			m.wantEnd(m.done, nil)
+		}
+		residual := func(server int, q heard, flags wire.Flags) {
+			h := wire.Header{Type: wire.TypeResidual, Flags: flags, Tensor: q.Tensor, DType: units.Float32}
+			m.servers[server].send(m.servers[server].conns[0], h, []byte{1, 2, 3, 4})
+		}
+		sum()
+		q := m.gets(0, wire.TypePush, wire.TypeResidual)
+		residual(0, q, 0)
+		m.servers[0].send(m.servers[0].conns[0], wire.Header{Type: wire.TypeMoved, Tensor: q.Tensor, Seq: q.Seq, Iteration: q.Iteration}, nil)
+		m.movesTensor(q.Tensor, 1)
+		if r := m.gets(1, wire.TypeResidual, wire.TypePush); !bytes.Equal(r.payload, []byte{1, 2, 3, 4}) {
+			m.t.Errorf("server 1 gets the residual %v", r.payload)
+		}
+		answer(1, m.gets(1, wire.TypePush, wire.TypeResidual))
+		sum()
+		q = m.gets(1, wire.TypePush, wire.TypeResidual)
+		residual(1, q, wire.FlagLast)
+		answer(1, q)
+		sum()
+		answer(1, m.gets(1, wire.TypePush, wire.TypeResidual))
 	})
 }
 

@@ -37,7 +37,7 @@ type peer struct {
 func newPeer(e *Engine, index int, at membership.Server) *peer {
 	p := &peer{
 		e: e, index: index, at: at,
-		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, active: e.cfg.Conns, answers: map[answerID]*task{}, stages: map[answerID]*stage{}, elastic: e.epoch().Elastic},
+		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, active: e.cfg.Conns, answers: map[answerID]*task{}, stages: map[answerID]*stage{}, elastic: e.epoch().Elastic, kept: &e.kept, server: index},
 	}
 	p.mu.Place(levelWorker, "peer")
 	return p

@@ -302,7 +302,7 @@ func (o *operation) restoring() (tasks []*task) {
 				h := o.header(wire.TypeRestore, i, units.Float32)
 				h.Offset = uint32(from - first)
 				in := p.elements[4*(from-p.first) : 4*(to-p.first)]
-				tasks = append(tasks, &task{o: o, h: h, server: o.d.placed.Servers[i], in: in, answer: true})
+				tasks = append(tasks, &task{o: o, h: h, server: o.d.server(i), in: in, answer: true})
 			}
 			first = end
 		}

@@ -87,7 +87,7 @@ func (s *stateEntry) append(b []byte, o *operation) (_ []byte, tasks []*task) {
 		b = b[:len(b)+n]
 		out := b[len(b)-n:]
 		clear(out)
-		tasks = append(tasks, &task{o: o, h: o.header(wire.TypeState, i, units.Float32), server: s.d.placed.Servers[i], out: out, answer: true})
+		tasks = append(tasks, &task{o: o, h: o.header(wire.TypeState, i, units.Float32), server: s.d.server(i), out: out, answer: true})
 	}
 	return b, tasks
 }

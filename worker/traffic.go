@@ -23,8 +23,8 @@ import (
 //     waits behind more than that.
 //  2. On each connection a tensor's announcement leaves before everything else about the tensor.
 //  3. What a rank does with one partition of a held value uses one connection, so that a read does not overtake the
-//     push before it, and how it begins or ends messages the first, so that these keep their order; all else uses any of
-//     the first active ones.
+//     push before it; in an elastic job so do pushes of one partition of a coded sum, which a residual may go ahead of. How it
+//     begins or ends messages uses the first, so that these keep their order; all else uses any of the first active ones.
 type traffic struct {
 	rank     int
 	credit   int64
@@ -41,6 +41,8 @@ type traffic struct {
 	gone     error               // it has closed since; what still wants it fails
 	broken   bool                // a connection has ended: what fails to leave has not been lent
 	elastic  bool                // the job goes on where a server is lost
+	kept     *kept               // the residuals that go ahead of pushes
+	server   int                 // its index
 	ended    bool                // its connections have: tasks wait for its heirs
 	lost     bool                // they go to its heirs
 }
@@ -92,7 +94,7 @@ func (f *traffic) add(t *task) error {
 	case len(f.conns) == 0: // it was lost before it was reached
 	case t.h.Type.OfMessage():
 		queue = &f.conns[0].queue
-	case t.o.Kind == units.Accumulate && len(f.conns) > 1:
+	case len(f.conns) > 1 && (t.o.Kind == units.Accumulate || f.elastic && t.o.d.coding != nil && t.h.Type == wire.TypePush):
 		queue = &f.conns[(t.h.Tensor+t.h.Part)%uint32(len(f.conns))].queue // as what is supplied of it
 	}
 	queue.push(t)
@@ -100,7 +102,7 @@ func (f *traffic) add(t *task) error {
 }
 
 // next is the frame to leave on a connection, if its payload is of at most limit bytes: control frames first, then
-// the most urgent task, before its tensor's first use the announcement.
+// the most urgent task, before its tensor's first use the announcement, and before its push the residual that this rank carries to its key.
 //
 // What is staged has to be copied there before the frame leaves.
 func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, *stage, bool) {
@@ -126,6 +128,12 @@ func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, *stage, bool) {
 			c.announced[t.h.Tensor] = struct{}{}
 			return frame, nil, true
 		}
+		if residual, ok := f.carried(t, limit); !ok {
+			return outbox.Frame{}, nil, false
+		} else if residual != nil {
+			h := wire.Header{Type: wire.TypeResidual, Flags: t.h.Flags & wire.FlagAuthenticated, DType: units.Float32, Epoch: t.h.Epoch, Tensor: t.h.Tensor, Part: t.h.Part, Seq: t.h.Seq, Iteration: t.h.Iteration, Rank: t.h.Rank}
+			return outbox.Frame{Header: h, Payload: residual}, nil, true
+		}
 		if queue.pop(life.Move) {
 			frame := outbox.Frame{Header: t.h, Payload: t.in, Owner: t}
 			s := f.stage(t)
@@ -138,6 +146,14 @@ func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, *stage, bool) {
 			return frame, s, true
 		}
 	}
+}
+
+// carried is the residual that goes ahead of a task, if it has at most so many bytes; ok where the task may leave.
+func (f *traffic) carried(t *task, limit int) (residual []byte, ok bool) {
+	if !f.elastic || t.h.Type != wire.TypePush {
+		return nil, true
+	}
+	return f.kept.carried(keyOf{t.h.Tensor, t.h.Part}, f.server, limit)
 }
 
 // ready is the most urgent task that may leave on a connection now, with its queue; nil if there is none.

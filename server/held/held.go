@@ -69,6 +69,31 @@ func (x *Room) Serve(q *room.Request) error {
 	return nil
 }
 
+// SendAway sends a request back whose value has been moved to another server.
+func (x *Room) SendAway(q *room.Request) error {
+	q.Moved()
+	return nil
+}
+
+// Leave gives the values that lie here to their ranks, because the server is about to leave. Nobody is served any more.
+func (x *Room) Leave(func(rank int) room.Sender) {
+	for _, v := range x.All() {
+		v.mu.Lock()
+		var replies []reply
+		if v.state.inherited.begun() && !v.state.over {
+			replies = v.state.give(nil)
+		}
+		for _, r := range v.state.cancel() { // who waits asks the heir
+			r.drop(v.Round.Pool)
+		}
+		v.mu.Unlock()
+		for i := range replies {
+			replies[i].leaving = wire.FlagLast
+		}
+		v.deliver(replies)
+	}
+}
+
 // UpdateMembership tells every value, and the decider beside them, who takes part now.
 func (x *Room) UpdateMembership() {
 	x.Partitions.UpdateMembership()

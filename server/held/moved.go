@@ -86,7 +86,7 @@ func (v *value) left(r *reply) bool {
 	case gives:
 		h := wire.Header{Type: wire.TypeCover, Tensor: v.ID, Part: v.Number, Codec: wire.CodecSummed}
 		r.to.To.Send(h, r.covers, nil, r.to.Priority)
-		h.Type, h.Flags, h.DType = wire.TypeSupply, v.AnswerFlags(), v.Type
+		h.Type, h.Flags, h.DType = wire.TypeSupply, v.AnswerFlags()|r.leaving, v.Type
 		r.to.To.Send(h, r.bytes.Bytes, r.bytes, r.to.Priority)
 	default:
 		return false

@@ -2,12 +2,9 @@ package held
 
 import (
 	"bytes"
-	"fmt"
 	"slices"
 	"testing"
 
-	"github.com/paceline/paceline/core/membership"
-	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room/roomtest"
 	"github.com/paceline/paceline/transport/wire"
@@ -16,29 +13,8 @@ import (
 // movable is the server of a value in an elastic job of two servers, of which this is the first.
 func movable(t *testing.T, model string, change func(*wire.Tensor)) *play {
 	p := heir(t, model, change)
-	node := func(i uint64) membership.Node {
-		return membership.Node{Incarnation: i, Addresses: address.List{{Kind: "tcp", At: fmt.Sprint("h:", i)}}}
-	}
-	epoch, err := membership.Found(1, "round-robin", []membership.Node{{Incarnation: 1}, {Incarnation: 2}, {Incarnation: 3}}, []membership.Node{node(4), node(5)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	epoch.Elastic = true
-	p.shell.Round.Membership = membership.NewView(epoch)
+	p.shell.Elastic(t)
 	return p
-}
-
-// moveTo begins an epoch in which the value is on a server.
-func (p *play) moveTo(server int) {
-	p.Helper()
-	now := p.shell.Round.Membership.Now()
-	next, err := now.Next(membership.Change{Moved: membership.MovedBy(now.Moved().Times()+1, []membership.Move{{Number: p.tensor.ID, To: server}})})
-	if err == nil {
-		err = p.shell.Round.Membership.Advance(next)
-	}
-	if err != nil {
-		p.Fatal(err)
-	}
 }
 
 // took checks the types of what a rank has got, in their order, and returns it.
@@ -75,7 +51,7 @@ func TestAValueThatIsMovedIsGivenToEveryRank(t *testing.T) {
 	p.took(0) // it leads by one
 	p.use(1, 1, 20)
 	p.took(1)
-	p.moveTo(1)
+	p.shell.MoveTo(t, 1)
 	p.room.UpdateMembership()
 	want := covers(0, 0, 0)
 	want.Ranks[0], want.Ranks[1] = wire.CoveredPushes{Rank: 0, Next: 2, Pushed: 2}, wire.CoveredPushes{Rank: 1, Next: 2, Pushed: 2}
@@ -107,7 +83,7 @@ func TestWhatAValueHasNotBegunWithIsSentBack(t *testing.T) {
 	p.supply(0, 5, covers(2, 2, 1))
 	p.use(0, 2, 1)
 	p.use(1, 2, 1)
-	p.moveTo(1)
+	p.shell.MoveTo(t, 1)
 	p.room.UpdateMembership()
 	if got := p.took(0, wire.TypeMoved, wire.TypeMoved); got[0].Seq != 0 || got[1].Seq != 2 {
 		t.Errorf("rank 0 gets %+v", got)
@@ -117,7 +93,7 @@ func TestWhatAValueHasNotBegunWithIsSentBack(t *testing.T) {
 
 	q := movable(t, "asp", nil)
 	q.serve(0, wire.Header{Type: wire.TypePush, DType: units.Float32, Flags: wire.FlagDeclare | wire.FlagHome, Seq: 4}, roomtest.Floats(n, 1))
-	q.moveTo(1)
+	q.shell.MoveTo(t, 1)
 	q.room.UpdateMembership()
 	q.took(0, wire.TypeMoved)
 	if said := q.shell.Said(); !slices.Equal(said, []string{"forget 4"}) { // its rank comes to it at the other server
@@ -129,18 +105,37 @@ func TestWhatAValueHasNotBegunWithIsSentBack(t *testing.T) {
 func TestAValueComesBack(t *testing.T) {
 	p := movable(t, "asp", func(w *wire.Tensor) { w.Prescale, w.Postscale = 1, 3 })
 	p.begins()
-	p.moveTo(1)
+	p.shell.MoveTo(t, 1)
 	p.room.UpdateMembership()
 	for rank := range p.ranks {
 		p.took(rank, wire.TypeCover, wire.TypeSupply)
 	}
-	p.moveTo(0)
+	p.shell.MoveTo(t, 0)
 	for rank := range p.ranks {
 		p.serve(rank, wire.Header{Type: wire.TypeCover}, covers(4, 1, 1).Append(nil))
 		p.serve(rank, wire.Header{Type: wire.TypeSupply, DType: units.Float32, Codec: wire.CodecSummed}, roomtest.Floats(n, 7))
 	}
 	p.use(1, 1, 10)
 	p.gets(1, 3*17, wire.Cover{Closed: 1, Ranks: []wire.CoveredPushes{{Rank: 0, Next: 4, Pushed: 4}, {Rank: 1, Next: 2, Pushed: 2}, {Rank: 2, Next: 1, Pushed: 1}}})
+}
+
+// A server that is about to leave gives its values away at once, and takes nothing any more.
+func TestValuesOfAServerThatLeavesAreGiven(t *testing.T) {
+	p := movable(t, "ssp:1", nil)
+	p.begins()
+	p.use(0, 1, 10)
+	p.room.Leave(nil)
+	for rank := range p.ranks {
+		got := p.took(rank, wire.TypeCover, wire.TypeSupply)
+		if !bytes.Equal(got[1].Payload, roomtest.Floats(n, 11)) || got[1].Flags&wire.FlagLast == 0 {
+			t.Errorf("rank %d gets %v", rank, got[1])
+		}
+	}
+	p.use(0, 2, 10)
+	p.use(1, 1, 10)
+	for rank := range p.ranks {
+		p.took(rank)
+	}
 }
 
 // With the first value of a group the decider leaves: what ranks report goes to the one beside the value.
@@ -155,7 +150,7 @@ func TestTheDeciderLeavesWithItsValue(t *testing.T) {
 	}
 	report(0, 0)
 	p.shell.Said()
-	p.moveTo(1)
+	p.shell.MoveTo(t, 1)
 	p.room.UpdateMembership()
 	for rank := range p.ranks {
 		p.took(rank, wire.TypeCover, wire.TypeSupply)
@@ -170,7 +165,7 @@ func TestTheDeciderLeavesWithItsValue(t *testing.T) {
 	if p.room.decider != nil {
 		t.Error("the decider stays behind")
 	}
-	p.moveTo(0)
+	p.shell.MoveTo(t, 0)
 	report(0, 0)
 	if d := p.room.decider; d == nil || d.machine.Superstep() != 0 {
 		t.Errorf("where the value comes back there is the decider %+v", d)

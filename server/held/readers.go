@@ -58,9 +58,10 @@ type reply struct {
 	reader
 	kind kind
 	answer
-	waited time.Duration
-	covers []byte // what the value has in it; nil where nobody asks
-	err    error  // instead of the value; ErrCancelled for what its rank has given up itself
+	waited  time.Duration
+	covers  []byte     // what the value has in it; nil where nobody asks
+	leaving wire.Flags // of what is given: FlagLast where the server is about to leave
+	err     error      // instead of the value; ErrCancelled for what its rank has given up itself
 }
 
 // kind is what a reply is.

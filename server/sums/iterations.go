@@ -24,6 +24,7 @@ type iterations struct {
 
 	epoch     *membership.Epoch // in which elsewhere has looked last
 	away      bool              // what it has found
+	left      bool              // its residual has been given away, because the server is about to leave: nothing is taken any more
 	inherited handover.Key      // iterations before the open one that a lost server has closed
 
 	climbOf func(*slot) (push func(wire.Header, []byte), abandon func()) // the key's, for sums of a host
@@ -56,11 +57,12 @@ type answer struct {
 	sum       *room.Buffer
 	placed    bool // it lies where it belongs
 
-	up      *slot  // instead of an answer: the sum of a host, which goes on
-	gone    bool   // the iteration of a local waiter was given up
-	moved   bool   // instead of an answer: the key is at another server now
-	refused error  // instead of an answer: why the push was not taken, or there is no sum
-	seq     uint64 // of the operation that is answered or refused
+	up      *slot        // instead of an answer: the sum of a host, which goes on
+	gone    bool         // the iteration of a local waiter was given up
+	moved   bool         // instead of an answer: the key is at another server now
+	carries *room.Buffer // of these to one rank that has pushed: the residual; else nil
+	refused error        // instead of an answer: why the push was not taken, or there is no sum
+	seq     uint64       // of the operation that is answered or refused
 	source  uint16
 	wait    time.Duration // of the answer for other ranks
 	kept    error         // instead of an answer: why a change of conditions came too late for those who still take part
@@ -69,6 +71,9 @@ type answer struct {
 // open finds or makes the slot for a push that begins to arrive; nil if the push does not count, because its iteration is
 // given up, was closed without waiting for its rank, or its rank has begun it before.
 func (n *iterations) open(q *room.Request) (*slot, error) {
+	if n.left {
+		return nil, nil
+	}
 	if n.Coding != nil {
 		n.before = max(n.before, uint64(q.Before))
 	}

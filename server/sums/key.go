@@ -49,7 +49,11 @@ func (k *key) push(q *room.Request) error {
 	s, err := k.open(q)
 	switch {
 	case errors.Is(err, errElsewhere):
-		return k.sendAway(q)
+		err := q.Payload.Discard()
+		if err == nil {
+			k.comeTooLate(q)
+		}
+		return err
 	case errors.Is(err, errStraggler):
 		return k.refuse(q)
 	case errors.Is(err, errLeftOut):

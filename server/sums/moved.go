@@ -2,14 +2,18 @@ package sums
 
 import (
 	"errors"
+	"fmt"
 
+	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/inprocess"
+	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
 
 // What a key does in an elastic job that has been moved to another server while this one lives (decision 99): from one moment on it sends away all that comes for
-// it, and what has come and was not answered. A result that a rank has supplied here that rank brings to the other server.
+// it, and what has come and was not answered. A result that a rank has supplied here that rank brings to the other server. The residual of the key's answers goes with
+// the first push that is sent away (decision 114): its rank brings it there before that push, and so before the sum that the push is in.
 
 // errElsewhere is of a push that comes after that moment.
 var errElsewhere = errors.New("the key has been moved to another server")
@@ -33,7 +37,11 @@ func (n *iterations) elsewhere() (away bool, answers []answer) {
 			s.waiters = append(s.waiters, s.supplier)
 		}
 		for _, w := range s.waiters {
-			answers = append(answers, answer{to: w.to, moved: true, iteration: iteration, seq: w.seq, source: w.source})
+			a := answer{to: w.to, moved: true, iteration: iteration, seq: w.seq, source: w.source}
+			if !s.closed {
+				a.carries = n.handOn()
+			}
+			answers = append(answers, a)
 		}
 	}
 	n.cancel(0)
@@ -43,25 +51,119 @@ func (n *iterations) elsewhere() (away bool, answers []answer) {
 	return true, answers
 }
 
+// handOn takes the residual out of a key, nil for none.
+func (n *iterations) handOn() *room.Buffer {
+	residual := n.residual
+	n.residual = nil
+	return residual
+}
+
+// leave empties a key whose answers have a residual, and takes that out.
+func (k *key) leave() *room.Buffer {
+	if k.Coding == nil || k.Answers.ResidualBytes(k.Coding.Elements) == 0 {
+		return nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.iterations.left = true
+	k.iterations.cancel(0)
+	return k.iterations.handOn()
+}
+
+// carry has a rank carry a residual to where the key is.
+func (k *key) carry(residual *room.Buffer, to room.Reply, leaving wire.Flags) {
+	if residual != nil {
+		h := wire.Header{Type: wire.TypeResidual, Flags: k.AnswerFlags() | leaving, DType: units.Float32, Tensor: k.ID, Part: k.Number}
+		to.To.Send(h, residual.Bytes, residual, to.Priority)
+	}
+}
+
 // moved tells a rank that its push, or what it has supplied, is for another server.
 func (k *key) moved(a *answer) {
+	k.carry(a.carries, a.to, 0)
 	if k.Number == 0 {
 		k.Shell.Forget(a.seq)
 	}
 	a.to.Confirm(wire.Header{Type: wire.TypeMoved, Tensor: k.ID, Part: k.Number, Iteration: a.iteration, Seq: a.seq, Source: a.source})
 }
 
-// sendAway does that for a push that has not been taken.
+// sendAway does that for what has not been taken, and of which no home server knows. A residual goes back with its bytes.
 func (k *key) sendAway(q *room.Request) error {
-	if err := q.Payload.Discard(); err != nil {
+	switch q.Type {
+	case wire.TypeResidual:
+		return k.inherit(q)
+	case wire.TypePush:
+		var residual *room.Buffer
+		k.mu.Lock()
+		away, answers := k.iterations.elsewhere()
+		if away {
+			residual = k.iterations.handOn()
+		}
+		k.mu.Unlock()
+		k.deliver(answers)
+		k.carry(residual, q.Reply, 0)
+	}
+	q.Moved()
+	return nil
+}
+
+// inherit adds a residual that a rank has carried from another server.
+func (k *key) inherit(q *room.Request) error {
+	if !k.Round.Elastic {
+		return fmt.Errorf("%v of %q, in a job that is not elastic", q.Type, k.Name)
+	}
+	err := k.coded(q)
+	if err == nil && q.Payload.Len() != k.Answers.ResidualBytes(k.Coding.Elements) {
+		err = fmt.Errorf("%d bytes for the residual of partition %d of %q, want %d", q.Payload.Len(), k.Number, k.Name, k.Answers.ResidualBytes(k.Coding.Elements))
+	}
+	if err != nil {
 		return err
 	}
-	k.comeTooLate(q)
+	b, err := q.Payload.Lend(k.Round.Pool)
+	if err != nil {
+		return k.unread(q, err)
+	}
+	carried := room.NewBuffer(k.Round.Pool, b)
+	k.mu.Lock()
+	away, answers := k.iterations.elsewhere()
+	if !away {
+		err = k.iterations.addResidual(carried)
+	}
+	k.mu.Unlock()
+	k.deliver(answers)
+	if away { // its rank is to carry it on
+		k.carry(carried, q.Reply, 0)
+	} else if err != nil {
+		return k.unread(q, err)
+	}
 	return nil
+}
+
+// addResidual takes over what a residual has, and its memory.
+func (n *iterations) addResidual(carried *room.Buffer) error {
+	if n.residual == nil && !n.GivenUp() {
+		n.residual = carried
+		return nil
+	}
+	defer carried.Sent(nil)
+	if n.GivenUp() {
+		return nil
+	}
+	residual, err := n.ownResidual()
+	if err == nil {
+		reduce.Add(units.Sum, units.Float32, residual, carried.Bytes, 1)
+	}
+	return err
 }
 
 // comeTooLate ends a push whose iteration is not here any more: it was given up, or the key has left while the push arrived.
 func (k *key) comeTooLate(q *room.Request) {
+	k.mu.Lock()
+	left := k.iterations.left
+	k.mu.Unlock()
+	if left { // its rank is about to hear that, and pushes again
+		return
+	}
 	if !k.Round.Elastic || k.Gone(q.Iteration) {
 		q.Reply.Fail(inprocess.ErrCancelled)
 		return
@@ -69,5 +171,5 @@ func (k *key) comeTooLate(q *room.Request) {
 	if k.Number == 0 {
 		k.Shell.Forget(q.Seq)
 	}
-	q.Moved()
+	_ = k.sendAway(q) // of a push it has no error
 }

@@ -39,24 +39,28 @@ func (k *key) restore(q *room.Request) error {
 	if err != nil {
 		return err
 	}
-	for at := 4 * int(q.Offset); q.Payload.Len() > 0; {
-		b, err := q.Payload.Next(min(q.Payload.Len(), room.ChunkBytes))
-		if err == nil {
-			err = k.setResidual(at, b)
-		}
-		if err != nil {
-			return k.unopened(q, err)
-		}
-		at += len(b)
+	b, lent, err := q.Payload.Whole(k.Round.Pool)
+	if err != nil {
+		return k.unopened(q, err)
 	}
-	q.Reply.Confirm(answerTo(&q.Header))
-	return nil
-}
-
-func (k *key) setResidual(at int, piece []byte) error {
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.iterations.setResidual(at, piece)
+	away, answers := k.iterations.elsewhere()
+	left := k.iterations.left
+	if !away && !left {
+		err = k.iterations.setResidual(4*int(q.Offset), b)
+	}
+	k.mu.Unlock()
+	k.Round.Pool.Put(lent)
+	k.deliver(answers)
+	switch {
+	case err != nil:
+		return k.unopened(q, err)
+	case away:
+		q.Moved()
+	case !left: // else its rank is about to hear that, and sends it to the heir
+		q.Reply.Confirm(answerTo(&q.Header))
+	}
+	return nil
 }
 
 func answerTo(h *wire.Header) wire.Header {

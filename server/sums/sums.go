@@ -41,8 +41,32 @@ func (x *Room) Serve(q *room.Request) error {
 		return k.state(q)
 	case wire.TypeRestore:
 		return k.restore(q)
+	case wire.TypeResidual:
+		return k.inherit(q)
 	default:
 		return fmt.Errorf("%v of %q, which is summed", q.Type, x.t.Name)
+	}
+}
+
+// SendAway sends a request back whose key has been moved to another server.
+func (x *Room) SendAway(q *room.Request) error {
+	k, err := x.Part(q.Part)
+	if err != nil {
+		return err
+	}
+	return k.sendAway(q)
+}
+
+// Leave gives the residual of each key to the first rank that is there, because the server is about to leave. Such keys take nothing any more: what has not been
+// answered is pushed at the heir, to which the rank brings the residual.
+func (x *Room) Leave(to func(rank int) room.Sender) {
+	for _, rank := range x.t.Live().Ranks() {
+		if sender := to(rank); sender != nil {
+			for _, k := range x.All() {
+				k.carry(k.leave(), room.Reply{To: sender}, wire.FlagLast)
+			}
+			return
+		}
 	}
 }
 

@@ -1,5 +1,5 @@
 // Package wire defines the frames between the nodes of a job: a fixed header, little-endian and versioned,
-// followed by at most one payload: tensor bytes or a codec's message (push, result, put, restore), JSON, a structure of
+// followed by at most one payload: tensor bytes or a codec's message (push, result, put, restore, residual), JSON, a structure of
 // fixed size (window, report, stop) or the headers and the payloads of further frames (batch, data). The package does no I/O.
 package wire
 
@@ -63,13 +63,14 @@ const (
 	TypeUse                       // worker → server: with FlagHome, the sender uses the name; what it brings comes with the sum of its host
 	TypeMoved                     // server → worker: the push or supply that it identifies, as an answer does, is for another server: its key has been moved
 	TypeCover                     // worker ↔ server: Cover of the held value in the result or supply after it
+	TypeResidual                  // server → worker: the residual of a key's answers, which the receiver brings to the server that the key has been moved to, before it pushes there; worker → server: that
 	TypeReleased                  // server → worker: the push that it identifies, with FlagInPlace, has no answer, and its memory is the worker's again
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
 	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore", "beat", "data",
-	"send", "offer", "receive", "match", "piece", "withdraw", "supply", "use", "moved", "cover", "released"}
+	"send", "offer", "receive", "match", "piece", "withdraw", "supply", "use", "moved", "cover", "residual", "released"}
 
 // Types are all frame types.
 func Types() []Type {
@@ -86,7 +87,7 @@ func (t Type) String() string { return units.Text(typeNames[:], "type", t) }
 // another.
 func (t Type) OfEpoch() bool {
 	return t == TypePush || t == TypePull || t == TypePut || t == TypeGet || t == TypeCancel || t == TypeFail || t == TypeJoin || t == TypeReport ||
-		t == TypeState || t == TypeRestore || t == TypeSupply || t == TypeUse || t == TypeCover
+		t == TypeState || t == TypeRestore || t == TypeSupply || t == TypeUse || t == TypeCover || t == TypeResidual
 }
 
 // TakesCredit reports whether the payload of a frame is one that the receiver reports as consumed (Window).
@@ -119,7 +120,7 @@ const (
 	// FlagWithin on a push of a held value: an iteration within a superstep, which the
 	// synchronisation model does not see.
 	FlagWithin
-	// FlagLast on a report: the sender's superstep ends with this iteration.
+	// FlagLast on a report: the sender's superstep ends with this iteration. On a supply or a residual from a server: it is about to leave.
 	FlagLast
 	// FlagEmpty says that there is no payload because nothing has changed: a push adds zeros, and counts like any other; a
 	// result is zeros, or for a held value the receiver's reference copy; a report ends the sender's superstep in place of
@@ -287,7 +288,7 @@ func (h *Header) check() error {
 // maxPayload is the greatest payload that a frame of type t may have.
 func (t Type) maxPayload() uint32 {
 	switch t {
-	case TypePush, TypePut, TypeResult, TypeRestore, TypePiece, TypeSupply:
+	case TypePush, TypePut, TypeResult, TypeRestore, TypePiece, TypeSupply, TypeResidual:
 		return limits.MaxPayload
 	case TypeSend:
 		return limits.MaxEager

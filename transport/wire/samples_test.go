@@ -125,6 +125,7 @@ var samples = []sample{
 	{"moved", Header{Type: TypeMoved, DType: units.Float32, Epoch: 1, Tensor: 3, Part: 1, Iteration: 6, Seq: 7, Rank: 1}, nil},
 	{"supply", Header{Type: TypeSupply, Flags: FlagHome, DType: units.Float32, Epoch: 1, Tensor: 3, Part: 1, Iteration: 5, Seq: 6, Rank: 1, Divisor: 2}, []byte{0, 0, 0x80, 0x3f}},
 	{"use", Header{Type: TypeUse, Flags: FlagHome, DType: units.Float32, Epoch: 1, Tensor: 3, Iteration: 5, Seq: 6, Rank: 1}, nil},
+	{"residual", Header{Type: TypeResidual, Flags: FlagLast, DType: units.Float32, Epoch: 1, Tensor: 3, Part: 1, Iteration: 5, Seq: 6, Rank: 1}, []byte{0, 0, 0x80, 0x3f}},
 	{"cover", Header{Type: TypeCover, Epoch: 1, Tensor: 3, Part: 1, Iteration: 5, Seq: 6, Rank: 1}, Cover{Closed: 4, Ranks: []CoveredPushes{{0, 7, 5}, {3, 9, 6}}}.Append(nil)},
 	{"condition: reply", Header{Type: TypeCondition}, ConditionReply{ID: 1, Keys: 2, Pushed: 7}},
 }

@@ -29,5 +29,5 @@ func Tagged(header []byte, all bool) (length uint32, tagged bool) {
 
 // CarriesTensor reports whether the payload of a frame of the type is a part of a tensor, or of several.
 func (t Type) CarriesTensor() bool {
-	return t == TypePush || t == TypePut || t == TypeResult || t == TypeRestore || t == TypeSupply || t == TypeData || t == TypeSend || t == TypePiece
+	return t == TypePush || t == TypePut || t == TypeResult || t == TypeRestore || t == TypeSupply || t == TypeResidual || t == TypeData || t == TypeSend || t == TypePiece
 }

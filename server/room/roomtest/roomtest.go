@@ -14,6 +14,7 @@ import (
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
@@ -67,6 +68,36 @@ func (s *Shell) Tensor(t testing.TB, w wire.Tensor) *room.Tensor {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// Elastic has the job be one that servers join and leave: it has two, of which this is the first.
+func (s *Shell) Elastic(t testing.TB) {
+	t.Helper()
+	node := func(i int, addresses ...address.Address) membership.Node {
+		return membership.Node{Incarnation: uint64(i), Host: fmt.Sprint("host", i), Addresses: addresses}
+	}
+	var workers []membership.Node
+	for i := range s.Round.Membership.Now().Workers {
+		workers = append(workers, node(i+1))
+	}
+	epoch, err := membership.Found(1, "round-robin", workers, []membership.Node{node(100, address.Address{Kind: "tcp", At: "h:1"}), node(101, address.Address{Kind: "tcp", At: "h:2"})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	epoch.Elastic, s.Round.Elastic, s.Round.Membership = true, true, membership.NewView(epoch)
+}
+
+// MoveTo begins an epoch in which the first partition of tensor 1 is on a server.
+func (s *Shell) MoveTo(t testing.TB, server int) {
+	t.Helper()
+	now := s.Round.Membership.Now()
+	next, err := now.Next(membership.Change{Moved: membership.MovedBy(now.Moved().Times()+1, []membership.Move{{Number: 1, To: server}})})
+	if err == nil {
+		err = s.Round.Membership.Advance(next)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Said is what the room has asked for since the last call.
