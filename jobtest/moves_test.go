@@ -18,6 +18,7 @@ import (
 	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport/transporttest"
+	"github.com/paceline/paceline/transport/wire"
 )
 
 var (
@@ -259,5 +260,76 @@ func TestAMovedValueIsTheSameBits(t *testing.T) {
 				t.Errorf("%q of %v under %s, move %d: %g apart", c.codec, c.dtype, c.sync, move, norm(ends[0], ends[move]))
 			}
 		}
+	}
+}
+
+// TestConditionsGoWithTheirValues: a model that was changed while training runs holds where the values go on, from the iteration that all servers agreed on.
+func TestConditionsGoWithTheirValues(t *testing.T) {
+	for how, change := range map[string]func(t *testing.T, j *jobtest.Job, network *transporttest.Network){
+		"to a server that joins":     func(_ *testing.T, j *jobtest.Job, _ *transporttest.Network) { j.StartServer() },
+		"from a server that leaves":  func(_ *testing.T, j *jobtest.Job, _ *transporttest.Network) { j.StopServer(0) },
+		"from a server that is lost": func(t *testing.T, _ *jobtest.Job, network *transporttest.Network) { lose(t, network, 2, 0) },
+	} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				j, network := apartOn(t, 2, jobtest.Dedicated(2))
+				j.Start()
+				var values [2][6]*jobtest.Held // of one partition each
+				j.Each(func(rank int) (err error) {
+					for i := range values[rank] {
+						values[rank][i], err = j.Declare(rank, fmt.Sprint("w", i), "asp", 5000)
+						if err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				if at, err := j.Workers[1].Engine.SetCondition(t.Context(), nil, wire.Condition{Names: []string{"w*"}, Pull: "ssp:9"}); err != nil || at != 0 {
+					t.Fatalf("from iteration %d, %v", at, err)
+				}
+				for _, v := range values[0] {
+					ahead(t, v, 3)
+				}
+				at, err := j.Workers[1].Engine.SetCondition(t.Context(), nil, wire.Condition{Names: []string{"w*"}, Pull: "bsp"})
+				if err != nil || at != 3 {
+					t.Fatalf("from iteration %d, %v", at, err)
+				}
+				for _, v := range values[0] {
+					if err := v.Use(units.ReadNow, 0); err != nil { // by which a lost server's heir knows of the change
+						t.Fatal(err)
+					}
+				}
+				change(t, j, network)
+				time.Sleep(20 * time.Second) // virtual, as below
+				for i, v := range values[0] {
+					ahead(t, v, 6) // nine in all, as ssp:9 lets it until rank 1 has pushed three
+					for _, until := range []int{10, 1} {
+						held := waits(t, j, v)
+						for range until {
+							time.Sleep(100 * time.Millisecond)
+							select {
+							case r := <-held:
+								t.Fatalf("value %d: rank 0 does not wait for rank 1: %v", i, r.Err)
+							default:
+							}
+							if err := values[1][i].Use(units.Add, 1); err != nil {
+								t.Fatal(err)
+							}
+						}
+						if _, err := jobtest.Await(held, 0, "w"); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// lose has a server be lost.
+func lose(t *testing.T, network *transporttest.Network, ranks, server int) {
+	t.Helper()
+	if err := network.Script(cutOff(ranks, server, 0, "cut")); err != nil {
+		t.Fatal(err)
 	}
 }

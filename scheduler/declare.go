@@ -6,10 +6,8 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
-	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
@@ -48,21 +46,14 @@ func memberOf(t *wire.Tensor, p wire.Placed) *membership.Tensor {
 	return &membership.Tensor{Number: p.ID, Name: nameOf(t), Parts: t.Parts, Servers: p.Servers, Fixed: !moves(t)}
 }
 
-// moves reports whether the keys of a tensor can go on at another server while their own lives: those of held values and of sums that every rank gets, if a frame can
-// have the value, or the residual. Of all others the server has what nobody else has.
+// moves reports whether the keys of a tensor can go on at another server while their own lives: those of held values, and of sums that every rank gets. Of all others
+// the server has what nobody else has.
 func moves(t *wire.Tensor) bool {
 	if t.Kind == units.Accumulate {
-		return !slices.ContainsFunc(t.Parts, func(n uint32) bool { return reduce.AccBytes(t.DType, int(n)) > limits.MaxPayload })
+		return true
 	}
 	if t.Kind != units.Allreduce && t.Kind != units.Reducescatter {
 		return false
-	}
-	if t.Codec != "" {
-		c, err := codec.Parse(t.Codec)
-		tooMuch := func(n uint32) bool { return c.Answer().ResidualBytes(int(n)/t.DType.Size()) > limits.MaxPayload }
-		if err != nil || slices.ContainsFunc(t.Parts, tooMuch) {
-			return false
-		}
 	}
 	model, err := condition.Parse(t.Sync.Model)
 	return t.Sync.Model == "" || err == nil && model.Whole()

@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/pattern"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -57,18 +58,21 @@ func (r *round) condition(w *wire.Condition) wire.ConditionReply {
 
 // changesOf reads the conditions. check says whether they fit a tensor.
 func changesOf(w *wire.Condition) (changes []room.Change, check func(*tensor) error, err error) {
+	if n := max(len(w.Pull), len(w.Push)); n > limits.MaxSync {
+		return nil, nil, fmt.Errorf("a condition of %d bytes, limit %d", n, limits.MaxSync)
+	}
 	pull, push := condition.BSP(), condition.BSP()
 	if w.Pull != "" {
 		if pull, err = condition.Parse(w.Pull); err != nil {
 			return nil, nil, err
 		}
-		changes = append(changes, room.Change{At: w.At, In: condition.SetPull(pull.Pull), Pull: &pull})
+		changes = append(changes, room.ChangeTo(pull, true, w.At))
 	}
 	if w.Push != "" {
 		if push, err = condition.Parse(w.Push); err != nil {
 			return nil, nil, err
 		}
-		changes = append(changes, room.Change{At: w.At, In: condition.SetPush(push.Push)})
+		changes = append(changes, room.ChangeTo(push, false, w.At))
 	}
 	if pull.Supersteps != nil || push.Supersteps != nil {
 		return nil, nil, fmt.Errorf("%s%s has supersteps, which cannot begin while training runs", w.Pull, w.Push)

@@ -54,6 +54,8 @@ const (
 
 // Counts.
 const (
+	// MaxChanges bounds the changes of conditions that go with a held value to another server.
+	MaxChanges = 16
 	// MaxRanks bounds the number of workers in a job.
 	MaxRanks = 1 << 14
 	// MaxServers bounds the number of servers in a job.

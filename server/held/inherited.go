@@ -1,8 +1,10 @@
 package held
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.uber.org/zap"
 
@@ -20,10 +22,11 @@ import (
 // inherited is what a value notes for that. A nil one notes nothing.
 type inherited struct {
 	handed handover.Value
-	covers map[int]handover.Cover // of values that are about to come, by rank
-	newest []byte                 // that was supplied, lent; nil for none
-	summed bool                   // it is in the accumulator's type
-	from   int                    // its rank
+	covers map[int]announced // of values that are about to come, by rank
+	newest []byte            // that was supplied, lent; nil for none
+	summed bool              // it is in the accumulator's type
+	from   int               // its rank
+	under  []room.Change     // the conditions that it is used under, beside those of the declaration
 
 	suppliers []reader            // while the value has not begun
 	senders   map[int]room.Sender // by rank: where what it does with the value comes from
@@ -33,6 +36,12 @@ type inherited struct {
 
 	open  bool           // the value has begun, or goes on
 	cover handover.Cover // what it has in it
+}
+
+// announced is what is said of a value before it comes.
+type announced struct {
+	cover handover.Cover
+	under []room.Change
 }
 
 // waits reports whether the value has not begun here, nor goes on.
@@ -88,13 +97,21 @@ func (v *value) covers(q *room.Request) error {
 		}
 		cover.Ranks = append(cover.Ranks, handover.Covered{Rank: int(r.Rank), Next: r.Next, Pushed: r.Pushed})
 	}
+	var under []room.Change
+	for _, c := range c.Changes {
+		m, err := condition.Parse(c.Model)
+		if err != nil {
+			return fmt.Errorf("a value of %q under a condition that is none: %w", v.Name, err)
+		}
+		under = append(under, room.ChangeTo(m, c.Pull, c.At))
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	n := v.state.inherited
 	if n.covers == nil {
-		n.covers = map[int]handover.Cover{}
+		n.covers = map[int]announced{}
 	}
-	n.covers[q.From()] = cover
+	n.covers[q.From()] = announced{cover, under}
 	return nil
 }
 
@@ -141,17 +158,17 @@ func (s *readers) giveUp(err error) (replies []reply) {
 // supply takes the newest value that a rank has, and the memory.
 func (s *readers) supply(q *room.Request, value []byte) ([]reply, error) {
 	n, rank := s.inherited, q.From()
-	cover, announced := n.covers[rank]
+	a, known := n.covers[rank]
 	delete(n.covers, rank)
 	switch {
-	case !announced:
+	case !known:
 		s.Round.Pool.Put(value)
 		return nil, fmt.Errorf("rank %d supplies partition %d of %q without saying what it covers", rank, s.Number, s.Name)
-	case s.over || n.open || !n.handed.Supplied(rank, cover):
+	case s.over || n.open || !n.handed.Supplied(rank, a.cover):
 		s.Round.Pool.Put(value)
 	default:
 		s.Round.Pool.Put(n.newest)
-		n.newest, n.summed, n.from = value, q.Codec == wire.CodecSummed, rank
+		n.newest, n.summed, n.from, n.under = value, q.Codec == wire.CodecSummed, rank, a.under
 	}
 	r := reader{rank: rank, to: q.Reply, h: q.Header}
 	n.uses(&r)
@@ -200,7 +217,7 @@ func (s *readers) begin(replies []reply) []reply {
 		if err := s.resume(newest); err != nil {
 			return append(replies, s.giveUp(err)...)
 		}
-		replies = append(replies, reply{kind: comes})
+		replies = append(s.changeAgain(replies), reply{kind: comes, pull: s.pulls()})
 	case !s.known || !s.declared.Covers(s.machine.Live()):
 		return replies
 	}
@@ -255,9 +272,19 @@ func (s *readers) resume(newest handover.Cover) error {
 	s.known = true
 	s.Round.Pool.Put(n.newest)
 	n.newest = nil
-	s.Round.Log.Info("a held value goes on here, under the conditions that it was declared with", zap.String("tensor", s.Name), zap.Uint32("partition", s.Number),
+	s.Round.Log.Info("a held value goes on here", zap.String("tensor", s.Name), zap.Uint32("partition", s.Number),
 		zap.Int("from the value of rank", n.from), zap.Uint64("iteration", m.V()))
 	return nil
+}
+
+// changeAgain makes the changes of conditions that come with the value, and then those that have been made here meanwhile.
+func (s *readers) changeAgain(replies []reply) []reply {
+	here := s.changed
+	s.changed, s.changes = nil, room.Changes{}
+	for _, c := range slices.Concat(s.inherited.under, here) {
+		replies = append(replies, s.change(c)...)
+	}
+	return replies
 }
 
 // release lets the memory go of a value that was given up.
@@ -277,6 +304,10 @@ func (s *readers) covering() []byte {
 	c := wire.Cover{Closed: s.machine.V()}
 	for _, r := range n.cover.Ranks {
 		c.Ranks = append(c.Ranks, wire.CoveredPushes{Rank: uint16(r.Rank), Next: r.Next, Pushed: r.Pushed})
+	}
+	for _, changed := range s.changed {
+		m := cmp.Or(changed.Pull, changed.Push)
+		c.Changes = append(c.Changes, wire.ChangedCondition{At: changed.At, Pull: changed.Pull != nil, Model: m.Name})
 	}
 	return c.Append(nil)
 }

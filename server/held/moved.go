@@ -77,7 +77,11 @@ func (v *value) left(r *reply) bool {
 	case leaves:
 		v.tuner.Swap(v.room.tuners.of(v.Model, v.Round.Log)).release(v)
 	case comes:
-		v.deliver(v.tuner.Load().watch(v))
+		tuner := v.room.tuners.of(r.pull, v.Round.Log)
+		if before := v.tuner.Swap(tuner); before != tuner {
+			before.release(v)
+		}
+		v.deliver(tuner.watch(v))
 	case moves:
 		if r.has(wire.FlagHome) && r.h.Type != wire.TypeSupply {
 			v.Shell.Forget(r.h.Seq)

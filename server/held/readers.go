@@ -1,10 +1,12 @@
 package held
 
 import (
+	"slices"
 	"time"
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -17,7 +19,8 @@ type readers struct {
 	machine *condition.Machine
 	outputs []condition.Output
 	changes room.Changes
-	tuned   uint64 // V from which the conditions of the value's tuner hold
+	changed []room.Change // of them those of the user that hold, or are to
+	tuned   uint64        // V from which the conditions of the value's tuner hold
 
 	over     bool        // it was given up
 	known    bool        // the root's value has come
@@ -59,9 +62,10 @@ type reply struct {
 	kind kind
 	answer
 	waited  time.Duration
-	covers  []byte     // what the value has in it; nil where nobody asks
-	leaving wire.Flags // of what is given: FlagLast where the server is about to leave
-	err     error      // instead of the value; ErrCancelled for what its rank has given up itself
+	covers  []byte          // what the value has in it; nil where nobody asks
+	pull    condition.Model // of what comes: of the tuner that it has
+	leaving wire.Flags      // of what is given: FlagLast where the server is about to leave
+	err     error           // instead of the value; ErrCancelled for what its rank has given up itself
 }
 
 // kind is what a reply is.
@@ -217,10 +221,41 @@ func (s *readers) excuse(rank int, superstep uint64) []reply {
 // change has a change of conditions be made when its iteration has come.
 func (s *readers) change(c room.Change) []reply {
 	s.changes.Add(c)
+	s.note(c)
 	if c.Pull != nil {
 		s.tuned = c.At
 	}
 	return s.turn(nil)
+}
+
+// note notes a change for another server to make, where the value goes on there. Of those that hold the last of each kind counts.
+func (s *readers) note(c room.Change) {
+	s.changed = append(s.changed, c)
+	var holds [2]bool
+	for i := len(s.changed) - 1; i >= 0; i-- {
+		if c := &s.changed[i]; c.At <= s.machine.V() {
+			kind := &holds[0]
+			if c.Pull != nil {
+				kind = &holds[1]
+			}
+			if *kind {
+				s.changed = slices.Delete(s.changed, i, i+1)
+			}
+			*kind = true
+		}
+	}
+	s.changed = s.changed[max(0, len(s.changed)-limits.MaxChanges):]
+}
+
+// pulls is the model whose pull condition the value has, or is to have last.
+func (s *readers) pulls() condition.Model {
+	m := s.Model
+	for _, c := range s.changed {
+		if c.Pull != nil {
+			m = *c.Pull
+		}
+	}
+	return m
 }
 
 // retune sets the pull condition that a tuner has found: from the iteration on from which the tuner's model holds.

@@ -162,10 +162,13 @@ func (v *value) Change(c room.Change) {
 		v.tuner.Swap(nil).release(v)
 	}
 	v.mu.Lock()
-	replies := v.state.change(c)
+	away, replies := v.elsewhere()
+	if !away { // else the server that has it hears of the change too
+		replies = v.state.change(c)
+	}
 	v.mu.Unlock()
 	v.deliver(replies)
-	if c.Pull != nil {
+	if c.Pull != nil && !away {
 		tuner := v.room.tuners.of(*c.Pull, v.Round.Log)
 		v.tuner.Swap(tuner).release(v)
 		v.deliver(tuner.watch(v))

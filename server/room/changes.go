@@ -11,6 +11,15 @@ type Change struct {
 	At   uint64 // V from which it holds
 	In   condition.Input
 	Pull *condition.Model // whose pull condition and tuner it brings; nil for another change
+	Push *condition.Model // whose push condition it brings; nil for another change
+}
+
+// ChangeTo is the change to a model's pull condition, or else to its push condition.
+func ChangeTo(m condition.Model, pull bool, at uint64) Change {
+	if pull {
+		return Change{At: at, In: condition.SetPull(m.Pull), Pull: &m}
+	}
+	return Change{At: at, In: condition.SetPush(m.Push), Push: &m}
 }
 
 // Changes wait for their iteration.

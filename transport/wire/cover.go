@@ -7,10 +7,12 @@ import (
 	"github.com/paceline/paceline/internal/limits"
 )
 
-// Cover says what a held value has in it, of an elastic job: little-endian, the closed iterations, then the ranks.
+// Cover says what a held value has in it, of an elastic job, and under which conditions it is used: little-endian, the closed iterations, the number of ranks, these,
+// then the changes.
 type Cover struct {
-	Closed uint64          // iterations
-	Ranks  []CoveredPushes // in their order, each once
+	Closed  uint64             // iterations
+	Ranks   []CoveredPushes    // in their order, each once
+	Changes []ChangedCondition // in the order in which they were made
 }
 
 // CoveredPushes is what a held value has of a rank that has declared it.
@@ -20,29 +22,48 @@ type CoveredPushes struct {
 	Pushed uint64 // iterations
 }
 
+// ChangedCondition is a pull or push condition that the user has set in the place of that of the declaration.
+type ChangedCondition struct {
+	At    uint64 // closed iterations from which it holds
+	Pull  bool
+	Model string // that it is of
+}
+
 const (
-	coverSize   = 8
+	coverSize   = 8 + 2
 	coveredSize = 2 + 8 + 8
+	changedSize = 8 + 1 + 2 // and the model
 )
 
 // Append appends the encoded payload to b.
 func (c Cover) Append(b []byte) []byte {
 	le := binary.LittleEndian
-	b = le.AppendUint64(b, c.Closed)
+	b = le.AppendUint16(le.AppendUint64(b, c.Closed), uint16(len(c.Ranks)))
 	for _, r := range c.Ranks {
 		b = le.AppendUint64(le.AppendUint64(le.AppendUint16(b, r.Rank), r.Next), r.Pushed)
+	}
+	for _, change := range c.Changes {
+		pull := byte(0)
+		if change.Pull {
+			pull = 1
+		}
+		b = le.AppendUint16(append(le.AppendUint64(b, change.At), pull), uint16(len(change.Model)))
+		b = append(b, change.Model...)
 	}
 	return b
 }
 
 // Decode reads the payload.
 func (c *Cover) Decode(b []byte) error {
-	n := (len(b) - coverSize) / coveredSize
-	if len(b) < coverSize || len(b) != coverSize+n*coveredSize || n > limits.MaxRanks {
-		return fmt.Errorf("bad cover payload of %d bytes, want %d and %d for each rank", len(b), coverSize, coveredSize)
-	}
 	le := binary.LittleEndian
-	c.Closed, c.Ranks = le.Uint64(b), make([]CoveredPushes, n)
+	if len(b) < coverSize {
+		return fmt.Errorf("bad cover payload of %d bytes", len(b))
+	}
+	n := int(le.Uint16(b[8:]))
+	if n > limits.MaxRanks || len(b) < coverSize+n*coveredSize {
+		return fmt.Errorf("bad cover payload of %d bytes, for %d ranks", len(b), n)
+	}
+	*c = Cover{Closed: le.Uint64(b), Ranks: make([]CoveredPushes, n)}
 	for i := range c.Ranks {
 		at := b[coverSize+i*coveredSize:]
 		r := CoveredPushes{Rank: le.Uint16(at), Next: le.Uint64(at[2:]), Pushed: le.Uint64(at[10:])}
@@ -50,6 +71,17 @@ func (c *Cover) Decode(b []byte) error {
 			return fmt.Errorf("bad cover payload: rank %d in place %d", r.Rank, i)
 		}
 		c.Ranks[i] = r
+	}
+	for b = b[coverSize+n*coveredSize:]; len(b) > 0; {
+		if len(b) < changedSize || len(c.Changes) == limits.MaxChanges {
+			return fmt.Errorf("bad cover payload: %d bytes behind %d changes", len(b), len(c.Changes))
+		}
+		size := int(le.Uint16(b[9:]))
+		if b[8] > 1 || size > limits.MaxSync || len(b) < changedSize+size {
+			return fmt.Errorf("bad cover payload: a change to a model of %d bytes, kind %d, in %d", size, b[8], len(b))
+		}
+		c.Changes = append(c.Changes, ChangedCondition{At: le.Uint64(b), Pull: b[8] == 1, Model: string(b[changedSize : changedSize+size])})
+		b = b[changedSize+size:]
 	}
 	return nil
 }

@@ -309,7 +309,7 @@ func (t Type) maxPayload() uint32 {
 	case TypeStop:
 		return stopSize
 	case TypeCover:
-		return coverSize + limits.MaxRanks*coveredSize
+		return coverSize + limits.MaxRanks*coveredSize + limits.MaxChanges*(changedSize+limits.MaxSync)
 	case TypeHello, TypeAnnounce, TypeFail, TypeStall, TypeLost, TypeControl, TypeCondition:
 		return limits.MaxControl
 	default:
