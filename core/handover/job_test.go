@@ -5,7 +5,9 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/rankset"
@@ -23,7 +25,7 @@ import (
 // Some tensors are held values (value_job_test.go).
 func TestRandomJobs(t *testing.T) {
 	schedules.Run(t, schedules.Anew(), 5_000, func(seed uint64) error {
-		j := &elasticJob{Rand: rand.New(rand.NewPCG(seed, 3)), leads: map[uint32]uint64{}, accusers: map[int]*rankset.Set{}, cut: map[link]bool{}, ways: map[inOrder][]func() error{}}
+		j := &elasticJob{Rand: rand.New(rand.NewPCG(seed, 3)), leads: map[uint32]uint64{}, models: map[uint32]condition.Model{}, accusers: map[int]*rankset.Set{}, cut: map[link]bool{}, ways: map[inOrder][]func() error{}}
 		return j.run()
 	})
 }
@@ -34,6 +36,7 @@ type elasticJob struct {
 	now      *membership.Epoch
 	tensors  []*membership.Tensor // as they were declared
 	leads    map[uint32]uint64    // of the tensors that are held values: how far a rank may be ahead
+	models   map[uint32]condition.Model
 	workers  []*member
 	servers  []*host
 	flying   []letter
@@ -42,6 +45,7 @@ type elasticJob struct {
 	ways     map[inOrder][]func() error
 	leaving  *host // the server that was drained last
 	ended    bool  // nobody is left to train or to serve
+	time     time.Duration
 }
 
 type keyName struct {
@@ -320,7 +324,9 @@ func (j *elasticJob) declare() error {
 	n := uint32(len(j.tensors) + 1)
 	t := &membership.Tensor{Number: n, Name: membership.Name{Name: fmt.Sprint("t", n)}, Parts: make([]uint32, 1+j.IntN(3))}
 	if j.IntN(2) == 0 {
-		j.leads[n] = uint64(j.IntN(3))
+		if err := j.synchronise(t); err != nil {
+			return err
+		}
 	}
 	dealer.Place([]*membership.Tensor{t})
 	declared := *t

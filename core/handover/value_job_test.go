@@ -3,8 +3,12 @@ package handover
 import (
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/core/superstep"
 	"github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/rankset"
 )
@@ -12,7 +16,7 @@ import (
 // Held values in the jobs of TestRandomJobs: each rank declares a value, adds to it, and reads it between. Of every value
 //
 //   - what survivors read has every push once, and all their own; of two values that were read one has all of the other;
-//   - nobody reads it before those whom the synchronisation model has it wait for have pushed;
+//   - nobody reads it before those whom the synchronisation model has it wait for have pushed, or under supersteps come to the barrier;
 //   - every use ends.
 //
 // Values move too: the old server gives what it has to the ranks, which bring it to the new one.
@@ -24,7 +28,12 @@ type use struct {
 	reads  []reading // the newest is kept
 	from   int       // the server of that one
 	task   task.State
-	adding int // pushes that are left
+	adding int // pushes that are left; under supersteps these
+
+	steps  *superstep.Worker // nil without supersteps
+	home   int               // the server that its reports go to
+	before map[int]bool      // those that they went to before, whose word is late
+	within int               // pushes within supersteps
 }
 
 // request is a use on its way. The first declares the value, whose root is rank 0.
@@ -32,6 +41,15 @@ type request struct {
 	rank                   int
 	operation, iteration   uint64
 	declares, adds, atOnce bool
+	within                 bool // a superstep
+}
+
+// name is that of a push.
+func (r request) name() string {
+	if r.within {
+		return fmt.Sprintf("%d/w%d", r.rank, r.operation)
+	}
+	return fmt.Sprintf("%d/%d", r.rank, r.iteration)
 }
 
 // reading is a value that was read.
@@ -53,7 +71,19 @@ type held struct {
 
 	machine *condition.Machine
 	reading // as it is now
-	lead    uint64
+	decider *superstep.Decider
+}
+
+// synchronise gives a value a model. One with supersteps has one partition, beside which its decider is.
+func (j *elasticJob) synchronise(t *membership.Tensor) (err error) {
+	if j.IntN(3) == 0 {
+		j.leads[t.Number], t.Parts = 0, t.Parts[:1]
+		j.models[t.Number], err = condition.Parse([]string{"adaptive:1,1", "adaptive:2,3", "elastic:2"}[j.IntN(3)])
+		return err
+	}
+	j.leads[t.Number] = uint64(j.IntN(3))
+	j.models[t.Number] = condition.SSP(j.leads[t.Number])
+	return nil
 }
 
 // inOrder is a way on which messages keep their order; what is lost of them is lost from the end.
@@ -77,7 +107,10 @@ func (j *elasticJob) postInOrder(way inOrder, do func() error) {
 
 // declareValue has a worker begin with a value.
 func (j *elasticJob) declareValue(w *member, k keyName) error {
-	x := &use{adding: length, next: request{rank: w.rank, declares: true}}
+	x := &use{adding: length, next: request{rank: w.rank, declares: true}, before: map[int]bool{}}
+	if m := j.models[k.tensor]; m.Supersteps != nil {
+		x.steps = superstep.NewWorker(m.Supersteps, w.rank)
+	}
 	w.values[k] = x
 	return j.beginUse(w, k, x)
 }
@@ -86,6 +119,7 @@ func (j *elasticJob) beginUse(w *member, k keyName, x *use) error {
 	if len(x.reads) == 0 || w.handed[x.at] { // else where the last one was answered, until that server says that the value is elsewhere
 		x.at = j.heir(w, k, j.tensors[k.tensor-1].Servers[k.part])
 	}
+	x.home = x.at
 	x.task = task.New(task.Answered | task.Retained)
 	return j.sendUse(w, k, x)
 }
@@ -132,9 +166,70 @@ func (j *elasticJob) succeedValues(w *member, server int) error {
 
 // supplyValue brings the newest value that a worker has to where the value is.
 func (j *elasticJob) supplyValue(w *member, k keyName, x *use) {
+	x.before[x.from] = true
 	x.from = j.heir(w, k, x.from)
+	delete(x.before, x.from)
 	s, newest := j.servers[x.from], x.reads[len(x.reads)-1]
 	j.postInOrder(inOrder{link{w.rank, s.index}, true, k}, func() error { return j.suppliedValue(s, k, w.rank, newest) })
+	if x.home = x.from; x.steps != nil {
+		j.reportSteps(w, k, x, x.steps.Again())
+	}
+}
+
+// reportSteps tells the server of a value where the worker is in its supersteps.
+func (j *elasticJob) reportSteps(w *member, k keyName, x *use, r superstep.Report) {
+	if w.handed[x.home] {
+		x.home = j.heir(w, k, x.home)
+	}
+	s := j.servers[x.home]
+	j.postInOrder(inOrder{link{w.rank, s.index}, true, k}, func() error {
+		if !s.takes(w.rank) || s.view.Now().Elsewhere(j.key(k), s.index) {
+			return nil
+		}
+		h := s.heldOf(k)
+		if h.decider == nil {
+			h.decider = superstep.NewDecider(j.models[k.tensor].Supersteps, s.view.Now().Live())
+		}
+		j.stops(s, k, h.decider.Hear(r, j.clock()))
+		return nil
+	})
+}
+
+// clock is a time later than the one before.
+func (j *elasticJob) clock() time.Duration {
+	j.time += time.Millisecond
+	return j.time
+}
+
+// stops are a decider's words on their way.
+func (j *elasticJob) stops(s *host, k keyName, out superstep.Outputs) {
+	for _, stop := range out.Stops {
+		w := j.workers[stop.Rank]
+		j.post(letter{link: link{w.rank, s.index}, do: func() error {
+			x := w.values[k]
+			if w.dead || w.handed[s.index] || x.before[s.index] {
+				return nil
+			}
+			return j.proceed(w, k, x, x.steps.Stop(stop, j.clock()))
+		}})
+	}
+}
+
+// proceed has a worker do what a verdict says: it adds within its superstep, or comes to the barrier.
+func (j *elasticJob) proceed(w *member, k keyName, x *use, verdict superstep.Verdict) error {
+	next := request{rank: w.rank, operation: x.next.operation + 1, iteration: x.steps.Superstep(), adds: true}
+	switch verdict {
+	case superstep.GoesOn:
+		next.within, next.atOnce = true, true
+		x.within++
+	case superstep.WasLast:
+		next.iteration--
+		x.adding--
+	default:
+		return nil
+	}
+	x.next = next
+	return j.beginUse(w, k, x)
 }
 
 // useElsewhere begins a use again.
@@ -143,6 +238,7 @@ func (j *elasticJob) useElsewhere(w *member, k keyName, x *use) error {
 		return fmt.Errorf("rank %d, value %v: %w", w.rank, k, err)
 	}
 	x.at = j.heir(w, k, x.at)
+	x.home = x.at
 	return j.sendUse(w, k, x)
 }
 
@@ -195,6 +291,12 @@ func (j *elasticJob) read(w *member, k keyName, server int, r reading) error {
 	if x.adding == 0 {
 		return nil
 	}
+	if x.steps != nil {
+		x.steps.Begin(j.clock())
+		report, verdict := x.steps.End(j.clock())
+		j.reportSteps(w, k, x, report)
+		return j.proceed(w, k, x, verdict)
+	}
 	pushed := uint64(length - x.adding)
 	next := request{rank: w.rank, operation: x.next.operation + 1, iteration: pushed, adds: j.IntN(3) > 0}
 	switch {
@@ -219,10 +321,10 @@ func (j *elasticJob) keyNames() (all []keyName) {
 	return all
 }
 
-func (s *host) heldOf(k keyName, lead uint64) *held {
+func (s *host) heldOf(k keyName) *held {
 	h := s.held[k]
 	if h == nil {
-		h = &held{lead: lead}
+		h = &held{}
 		s.held[k] = h
 	}
 	return h
@@ -237,7 +339,7 @@ func (j *elasticJob) used(s *host, k keyName, r request) error {
 		j.sendBack(s, k, r, false)
 		return nil
 	}
-	h := s.heldOf(k, j.leads[k.tensor])
+	h := s.heldOf(k)
 	if r.declares {
 		h.handed.Came(r.rank)
 		h.declared.Add(r.rank)
@@ -258,7 +360,7 @@ func (j *elasticJob) suppliedValue(s *host, k keyName, rank int, r reading) erro
 		j.sendBack(s, k, request{rank: rank}, true)
 		return nil
 	}
-	h := s.heldOf(k, j.leads[k.tensor])
+	h := s.heldOf(k)
 	if h.open {
 		return nil
 	}
@@ -286,7 +388,7 @@ func (j *elasticJob) openValue(s *host, k keyName) (err error) {
 			h.cover.Declare(rank)
 		}
 	}
-	h.machine, err = h.cover.Resume(condition.Config{Live: live, Model: condition.SSP(h.lead), Dataflow: condition.Accumulate})
+	h.machine, err = h.cover.Resume(condition.Config{Live: live, Model: j.models[k.tensor], Dataflow: condition.Accumulate})
 	if err != nil {
 		return err
 	}
@@ -305,11 +407,16 @@ func (j *elasticJob) openValue(s *host, k keyName) (err error) {
 
 func (j *elasticJob) serveUse(s *host, k keyName, r request) error {
 	h := s.held[k]
-	if r.adds && !h.cover.Has(r.rank, r.operation) {
+	switch {
+	case !r.adds || h.cover.Has(r.rank, r.operation):
+	case r.within:
+		h.cover.Push(r.rank, r.operation, r.iteration, true)
+		h.pushes = append(h.pushes, r.name())
+	default:
 		h.cover.Push(r.rank, r.operation, r.iteration, false)
 		for _, o := range h.machine.Step(condition.Push(r.rank, r.iteration, 0), nil) {
 			if o.Kind == condition.Admit {
-				h.pushes = append(h.pushes, fmt.Sprintf("%d/%d", r.rank, r.iteration))
+				h.pushes = append(h.pushes, r.name())
 			} else if err := j.decided(s, k, o); err != nil {
 				return err
 			}
@@ -399,6 +506,9 @@ func (j *elasticJob) liveValues(s *host, live rankset.Set) error {
 				}
 			}
 		}
+		if h := s.held[k]; h != nil && h.decider != nil {
+			j.stops(s, k, h.decider.Live(live))
+		}
 	}
 	return nil
 }
@@ -412,6 +522,10 @@ func (j *elasticJob) checkValue(w *member, k keyName, left []*member) error {
 	if x.adding > 0 || !x.task.Settled() {
 		return fmt.Errorf("it waits for %+v from server %d, %v", x.next, x.at, x.task)
 	}
+	last := x.reads[len(x.reads)-1].pushes
+	if n := len(slices.DeleteFunc(slices.Clone(last), func(p string) bool { return !strings.HasPrefix(p, fmt.Sprint(w.rank, "/w")) })); n != x.within {
+		return fmt.Errorf("the last value has %d of %d pushes within supersteps", n, x.within)
+	}
 	for i, r := range x.reads {
 		has := map[string]bool{}
 		for _, p := range r.pushes {
@@ -423,6 +537,8 @@ func (j *elasticJob) checkValue(w *member, k keyName, left []*member) error {
 		for _, o := range left {
 			var due uint64 // pushes of the other one
 			switch {
+			case o == w && r.within:
+				due = r.iteration
 			case o == w && !r.declares && (r.adds || !r.atOnce):
 				due = r.iteration + 1
 			case !r.declares && !r.atOnce && r.iteration+1 > j.leads[k.tensor]:
