@@ -133,7 +133,7 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 			}
 		}
 	}
-	e.again(results, server)
+	e.again(results)
 	e.conditions.fail(fmt.Sprintf("%v has gone meanwhile", p))
 	e.joined(-1, 0)
 	e.kick(false)

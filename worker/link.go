@@ -405,7 +405,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		if err := at.Decode(payload); err != nil {
 			return err
 		}
-		e.stopped(l.p.index, *h, at)
+		e.Stopped(*h, at)
 	case wire.TypeCondition:
 		return notice(h, payload, e.conditions.reply)
 	case wire.TypeJoined:

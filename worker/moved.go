@@ -141,7 +141,7 @@ func (p *peer) supplyElsewhere(r *result, times int) {
 	}
 	if r.cover != nil {
 		r.d.move(r.h.Part, to)
-		p.e.again([]*result{r}, p.index)
+		p.e.again([]*result{r})
 	}
 }
 

@@ -22,10 +22,9 @@ import (
 // Invariant: every value of the group has as many iterations that were pushed as the rank has ended supersteps.
 type steps struct {
 	*superstep.Worker
-	answer chan bool        // whether the iteration that asked was the last of its superstep; closed when all ranks have joined
-	late   *time.Timer      // looks after the rank's patience whether it has come
-	until  uint64           // the superstep that late is for
-	before map[int]struct{} // servers that decided before the value was moved: their word is late
+	answer chan bool   // whether the iteration that asked was the last of its superstep; closed when all ranks have joined
+	late   *time.Timer // looks after the rank's patience whether it has come
+	until  uint64      // the superstep that late is for
 }
 
 // Superstep tells where this rank is.
@@ -119,7 +118,7 @@ func (b *book) headerOf(r superstep.Report, flags wire.Flags, d *declaration) wi
 // stopOf is what a frame of type stop says.
 func (b *book) stopOf(h *wire.Header, at wire.Stop) superstep.Stop {
 	return superstep.Stop{
-		Rank: b.cfg.Rank, Superstep: h.Iteration, Iteration: at.Last, Thresholds: condition.Thresholds{S: at.S, W: at.W},
+		Rank: b.cfg.Rank, Superstep: h.Iteration, Iteration: at.Last, Asked: at.Asked, Thresholds: condition.Thresholds{S: at.S, W: at.W},
 	}
 }
 
@@ -174,9 +173,7 @@ func (e *Engine) report(d *declaration, server int, h wire.Header, iteration wir
 }
 
 // Stopped is the decider's word where this rank's superstep ends, or that it goes on.
-func (e *Engine) Stopped(h wire.Header, at wire.Stop) { e.stopped(e.epoch().Here, h, at) }
-
-func (e *Engine) stopped(server int, h wire.Header, at wire.Stop) {
+func (e *Engine) Stopped(h wire.Header, at wire.Stop) {
 	e.mu.Lock()
 	d := e.leaders[h.Tensor]
 	if d == nil {
@@ -184,10 +181,6 @@ func (e *Engine) stopped(server int, h wire.Header, at wire.Stop) {
 		return
 	}
 	s := d.superstep
-	if _, late := s.before[server]; late {
-		e.mu.Unlock()
-		return
-	}
 	if verdict := s.Stop(e.stopOf(&h, at), time.Since(e.origin)); verdict != superstep.None {
 		s.answer <- verdict == superstep.WasLast
 	}
@@ -258,7 +251,7 @@ func (b *book) excuseOf(r superstep.Report, d *declaration, part uint32, leads b
 
 // again says at the heirs of a lost server, or where a value has been moved from a server, what that one may have been told without an answer: which supersteps this
 // rank has ended without its values, and to the decider where the rank is. What is reported from now on goes there too.
-func (e *Engine) again(results []*result, from int) {
+func (e *Engine) again(results []*result) {
 	busy := e.busy.sample()
 	for _, r := range results {
 		part := r.h.Part
@@ -272,8 +265,6 @@ func (e *Engine) again(results []*result, from int) {
 		if part == 0 && r.d.superstep != nil && e.leaders[r.d.t.ID] == r.d {
 			again := r.d.superstep.Again()
 			where = &again
-			r.d.superstep.before[from] = struct{}{}
-			delete(r.d.superstep.before, r.server)
 		}
 		e.mu.Unlock()
 		for i := pushed; i < next; i++ {
@@ -353,7 +344,7 @@ func (b *book) lead(d *declaration) {
 		return
 	}
 	if m, err := condition.Parse(d.t.Sync.Model); err == nil && m.Supersteps != nil {
-		d.superstep = &steps{Worker: superstep.NewWorker(m.Supersteps, b.cfg.Rank), answer: make(chan bool, 1), before: map[int]struct{}{}}
+		d.superstep = &steps{Worker: superstep.NewWorker(m.Supersteps, b.cfg.Rank), answer: make(chan bool, 1)}
 		b.leaders[d.t.ID] = d
 	}
 }

@@ -32,7 +32,6 @@ type use struct {
 
 	steps  *superstep.Worker // nil without supersteps
 	home   int               // the server that its reports go to
-	before map[int]bool      // those that they went to before, whose word is late
 	within int               // pushes within supersteps
 }
 
@@ -107,7 +106,7 @@ func (j *elasticJob) postInOrder(way inOrder, do func() error) {
 
 // declareValue has a worker begin with a value.
 func (j *elasticJob) declareValue(w *member, k keyName) error {
-	x := &use{adding: length, next: request{rank: w.rank, declares: true}, before: map[int]bool{}}
+	x := &use{adding: length, next: request{rank: w.rank, declares: true}}
 	if m := j.models[k.tensor]; m.Supersteps != nil {
 		x.steps = superstep.NewWorker(m.Supersteps, w.rank)
 	}
@@ -166,9 +165,7 @@ func (j *elasticJob) succeedValues(w *member, server int) error {
 
 // supplyValue brings the newest value that a worker has to where the value is.
 func (j *elasticJob) supplyValue(w *member, k keyName, x *use) {
-	x.before[x.from] = true
 	x.from = j.heir(w, k, x.from)
-	delete(x.before, x.from)
 	s, newest := j.servers[x.from], x.reads[len(x.reads)-1]
 	j.postInOrder(inOrder{link{w.rank, s.index}, true, k}, func() error { return j.suppliedValue(s, k, w.rank, newest) })
 	if x.home = x.from; x.steps != nil {
@@ -207,7 +204,7 @@ func (j *elasticJob) stops(s *host, k keyName, out superstep.Outputs) {
 		w := j.workers[stop.Rank]
 		j.post(letter{link: link{w.rank, s.index}, do: func() error {
 			x := w.values[k]
-			if w.dead || w.handed[s.index] || x.before[s.index] {
+			if w.dead || w.handed[s.index] {
 				return nil
 			}
 			return j.proceed(w, k, x, x.steps.Stop(stop, j.clock()))

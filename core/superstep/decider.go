@@ -65,7 +65,7 @@ func (d *Decider) Hear(in Report, at time.Duration) Outputs {
 	switch {
 	case i < 0:
 		if in.Asks {
-			d.stops = append(d.stops, Stop{Rank: in.Rank, Superstep: in.Superstep})
+			d.stops = append(d.stops, Stop{Rank: in.Rank, Superstep: in.Superstep, Asked: in.Iteration})
 		}
 		return Outputs{Stops: d.stops, Superstep: d.superstep}
 	case in.Superstep < d.places[i].superstep:
@@ -209,7 +209,11 @@ func (d *Decider) tell() {
 		if d.decided && s.Stop == 0 { // it has come since
 			s.Stop = s.Done + 1
 		}
-		d.stops = append(d.stops, Stop{Rank: s.Rank, Superstep: d.superstep, Iteration: s.Stop, Thresholds: d.by})
+		stop := Stop{Rank: s.Rank, Superstep: d.superstep, Iteration: s.Stop, Thresholds: d.by}
+		if s.Waits {
+			stop.Asked = s.Done
+		}
+		d.stops = append(d.stops, stop)
 		p.told = d.decided
 		if !s.Waits {
 			continue

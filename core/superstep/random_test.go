@@ -49,7 +49,7 @@ type actor struct {
 	barrier  bool
 	pushed   uint64 // supersteps that it has ended: counted by the barrier
 	excused  bool   // from this superstep or the one before
-	at       int    // the number of the decider that it is with: what it says goes there, and of one before it hears nothing
+	at       int    // the number of the decider that it is with: what it says goes there
 }
 
 func newSchedule(seed uint64) *schedule {
@@ -192,13 +192,9 @@ func (s *schedule) excuse(a *actor) {
 
 // tell puts the decider's words under way.
 func (s *schedule) tell(out superstep.Outputs) error {
-	from := s.number
 	for _, stop := range out.Stops {
 		s.frames = append(s.frames, func() error {
 			a := &s.ranks[stop.Rank]
-			if from < a.at {
-				return nil
-			}
 			verdict := a.Stop(stop, s.now)
 			if verdict == superstep.None {
 				return nil

@@ -35,5 +35,6 @@ type Stop struct {
 	Rank       int
 	Superstep  uint64
 	Iteration  uint64               // of it, from 1, that is the rank's last; 0: the superstep goes on
+	Asked      uint64               // the iteration at whose end the rank asked, where it waits for an answer; else 0
 	Thresholds condition.Thresholds // by which that is decided; zeros where the rule has none
 }

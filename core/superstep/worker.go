@@ -97,7 +97,7 @@ func (w *Worker) Stop(s Stop, at time.Duration) Verdict {
 			w.early = s
 		}
 		return None
-	case s.Superstep < w.number:
+	case s.Superstep < w.number || s.Iteration == 0 && s.Asked != w.done: // or the answer to an earlier question, which another decider has answered too
 		return None
 	case s.Iteration > 0 && w.stop == 0:
 		w.stop, w.by = s.Iteration, s.Thresholds

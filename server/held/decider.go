@@ -88,6 +88,6 @@ func (d *decider) deliver(out superstep.Outputs) {
 	}
 	for _, s := range out.Stops {
 		h := wire.Header{Type: wire.TypeStop, Tensor: d.t.ID, Iteration: s.Superstep}
-		d.t.Shell.Stop(s.Rank, h, wire.Stop{Last: s.Iteration, S: s.Thresholds.S, W: s.Thresholds.W})
+		d.t.Shell.Stop(s.Rank, h, wire.Stop{Last: s.Iteration, Asked: s.Asked, S: s.Thresholds.S, W: s.Thresholds.W})
 	}
 }

@@ -26,8 +26,9 @@ type Report struct {
 
 // Stop is the decider's answer to a rank: the end of its superstep.
 type Stop struct {
-	Last uint64 // iteration of the receiver in the superstep, from 1; 0: the superstep continues
-	S, W uint64 // the adaptive model's thresholds of this decision
+	Last  uint64 // iteration of the receiver in the superstep, from 1; 0: the superstep continues
+	Asked uint64 // iteration at whose end the receiver asked, where this answers it; else 0
+	S, W  uint64 // the adaptive model's thresholds of this decision
 }
 
 // Offer says how long a message is whose bytes are not with it, and into what pieces they are cut.
@@ -79,7 +80,7 @@ func (r Refusal) Error() string {
 const (
 	windowSize  = 8
 	reportSize  = 24
-	stopSize    = 24
+	stopSize    = 32
 	offerSize   = 16
 	receiveSize = 8
 	matchSize   = 24
@@ -113,10 +114,10 @@ func (r *Report) Decode(b []byte) error {
 }
 
 // Append appends the encoded payload to b.
-func (s Stop) Append(b []byte) []byte { return appendWords(b, s.Last, s.S, s.W) }
+func (s Stop) Append(b []byte) []byte { return appendWords(b, s.Last, s.Asked, s.S, s.W) }
 
 // Decode reads the payload.
-func (s *Stop) Decode(b []byte) error { return words(TypeStop, b, &s.Last, &s.S, &s.W) }
+func (s *Stop) Decode(b []byte) error { return words(TypeStop, b, &s.Last, &s.Asked, &s.S, &s.W) }
 
 // Append appends the encoded payload to b.
 func (p Place) Append(b []byte) []byte { return appendWords(b, p.Input, p.Output, p.Length) }
