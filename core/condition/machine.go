@@ -11,7 +11,7 @@ import (
 
 // MaxLead bounds how many iterations a push may lie ahead of the open one, and so the memory of a
 // machine: MaxLead sets of ranks.
-const MaxLead = 1 << 16
+const MaxLead = limits.MaxLead
 
 // Config is the initial state of a key.
 type Config struct {

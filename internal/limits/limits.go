@@ -56,6 +56,8 @@ const (
 const (
 	// MaxChanges bounds the changes of conditions that go with a held value to another server.
 	MaxChanges = 16
+	// MaxLead bounds how many iterations a push may lie ahead of the open one.
+	MaxLead = 1 << 16
 	// MaxRanks bounds the number of workers in a job.
 	MaxRanks = 1 << 14
 	// MaxServers bounds the number of servers in a job.

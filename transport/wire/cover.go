@@ -70,6 +70,9 @@ func (c *Cover) Decode(b []byte) error {
 		if r.Rank >= limits.MaxRanks || i > 0 && r.Rank <= c.Ranks[i-1].Rank {
 			return fmt.Errorf("bad cover payload: rank %d in place %d", r.Rank, i)
 		}
+		if r.Pushed > c.Closed && r.Pushed-c.Closed > limits.MaxLead {
+			return fmt.Errorf("bad cover payload: %d pushes of rank %d, %d iterations are closed", r.Pushed, r.Rank, c.Closed)
+		}
 		c.Ranks[i] = r
 	}
 	for b = b[coverSize+n*coveredSize:]; len(b) > 0; {

@@ -11,7 +11,7 @@ import (
 
 func TestACoverComesBackAsItWas(t *testing.T) {
 	for _, c := range []Cover{
-		{Ranks: []CoveredPushes{}}, {Closed: 1 << 60, Ranks: []CoveredPushes{{0, 1, 2}, {limits.MaxRanks - 1, 1 << 50, 3}}},
+		{Ranks: []CoveredPushes{}}, {Closed: 1 << 60, Ranks: []CoveredPushes{{0, 1, 2}, {limits.MaxRanks - 1, 1 << 50, 1<<60 + limits.MaxLead}}},
 		{Ranks: []CoveredPushes{{4, 1, 1}}, Changes: []ChangedCondition{{7, true, "ssp:3"}, {1 << 40, false, "drop-stragglers:2"}}},
 	} {
 		var got Cover
@@ -30,6 +30,7 @@ func TestACoverComesBackAsItWas(t *testing.T) {
 func TestCoversThatCannotBeAreRefused(t *testing.T) {
 	for _, bad := range []Cover{
 		{Ranks: []CoveredPushes{{1, 0, 0}, {1, 0, 0}}}, {Ranks: []CoveredPushes{{2, 0, 0}, {1, 0, 0}}}, {Ranks: []CoveredPushes{{limits.MaxRanks, 0, 0}}},
+		{Closed: 5, Ranks: []CoveredPushes{{1, 0, 6 + limits.MaxLead}}},
 		{Changes: make([]ChangedCondition, limits.MaxChanges+1)}, {Changes: []ChangedCondition{{Model: strings.Repeat("x", limits.MaxSync+1)}}},
 	} {
 		if err := new(Cover).Decode(bad.Append(nil)); err == nil {
