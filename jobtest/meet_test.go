@@ -71,6 +71,23 @@ func TestAServerThatIsLostAsItJoinsHoldsNobody(t *testing.T) {
 	j.Works("y", 100000)
 }
 
+// TestAServerThatLeavesAsItJoinsHoldsNobody: ranks have some of their connections to it, which nobody reads.
+func TestAServerThatLeavesAsItJoinsHoldsNobody(t *testing.T) {
+	for at := range 12 {
+		synctest.Test(t, func(t *testing.T) {
+			j := apart(t, 3, 2, jobtest.With(func(s *settings.Settings) { s.Connections = 3 }))
+			j.Start()
+			j.Works("x", 100000)
+			j.StartServer()
+			time.Sleep(time.Duration(at) * 2 * time.Millisecond) // virtual
+			j.StopServer(2)
+			j.Works("x", 100000)
+			j.StopServer(0)
+			j.Works("x", 100000)
+		})
+	}
+}
+
 func playRolling(t *testing.T, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 16))
 	ranks, servers, more := 2+random.IntN(3), 1+random.IntN(3), 1+random.IntN(3)

@@ -59,6 +59,9 @@ func (p *peer) connect(ctx context.Context) error {
 	for range p.e.opens {
 		l, err := p.dial(ctx)
 		if err != nil {
+			for _, l := range p.links {
+				l.goodbye() // nobody reads it
+			}
 			return fmt.Errorf("rank %d cannot reach %v: %w", p.e.cfg.Rank, p, err)
 		}
 		p.mu.Lock()
