@@ -209,6 +209,30 @@ func codedSums(t *testing.T, setting string, dtype units.DType, moves func(*jobt
 	return results, moved
 }
 
+// TestAStateHasTheResidualsOfServersThatHaveLeft: they are at the heirs before anybody pushes again.
+func TestAStateHasTheResidualsOfServersThatHaveLeft(t *testing.T) {
+	var all [2][][]byte
+	for i := range all {
+		synctest.Test(t, func(t *testing.T) {
+			j := apart(t, 3, 2)
+			j.Start()
+			for k := range 3 {
+				averages(j, "g", always("topk:0.1"), units.Float32, func(rank int) []float64 { return jobtest.Normal(50_000, uint64(k), uint64(rank)) })
+			}
+			if i == 1 {
+				j.StopServer(0)
+				time.Sleep(time.Second) // virtual
+			}
+			all[i] = states(j)
+		})
+	}
+	for rank := range all[0] {
+		if string(all[0][rank]) != string(all[1][rank]) {
+			t.Errorf("rank %d has another state than without", rank)
+		}
+	}
+}
+
 // TestAMovedValueIsTheSameBits as without the move, to a server that joins or from one that leaves, also where what ranks have read of it is not exact: its codec leaves much out, or its type is narrower than what
 // servers add.
 func TestAMovedValueIsTheSameBits(t *testing.T) {

@@ -180,7 +180,7 @@ func New(cfg Config) *Engine {
 	e.kept.pool = e.encoder.pool
 	e.kept.mu.Place(levelKept, "kept")
 	if e.epoch().Elastic {
-		e.kept.results, e.kept.given, e.kept.residuals = map[keyOf]*result{}, map[keyOf]given{}, map[keyOf]residual{}
+		e.kept.results, e.kept.given, e.kept.residuals = map[keyOf]*result{}, map[keyOf]given{}, map[keyOf][]residual{}
 	}
 	if e.gather.reported = e.gather.state(); cfg.Gathering != nil {
 		cfg.Gathering(e.gather.reported)

@@ -66,7 +66,22 @@ func (p *peer) hand() {
 }
 
 // heir is the way to the heir of a task's key.
-func (p *peer) heir(t *task) way { return p.heirFor(t.o.d, &t.h) }
+func (p *peer) heir(t *task) way {
+	if t.h.Type == wire.TypePush {
+		return p.e.wayTo(p.e.succeeds(t.o.d, t.h.Part, p.index))
+	}
+	return p.heirFor(t.o.d, &t.h)
+}
+
+// succeeds is the server where this rank knows a key to be from now on that was on a lost one: where the key moves, that server has to say so.
+func (e *Engine) succeeds(d *declaration, part uint32, server int) int {
+	to := d.server(int(part))
+	if to == server || !e.serves(to) {
+		to = e.heirOf(d, part, server)
+		d.move(part, to)
+	}
+	return to
+}
 
 func (p *peer) heirFor(d *declaration, h *wire.Header) way {
 	part := h.Part
@@ -119,6 +134,9 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 	})
 	for _, r := range results {
 		e.wayTo(r.server).(*peer).supply(r)
+	}
+	for _, id := range e.kept.left(server, drained) {
+		e.bringResiduals(id, server)
 	}
 	moved := 0
 	for tasks := p.rest(); len(tasks) > 0; tasks = p.rest() {

@@ -1,9 +1,11 @@
 package worker
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"sync/atomic"
 
 	"github.com/paceline/paceline/internal/lockorder"
@@ -23,14 +25,15 @@ type kept struct {
 	results map[keyOf]*result // nil in a job that is not elastic
 	given   map[keyOf]given   // values that servers give away, of which something is still to come
 
-	residuals map[keyOf]residual // that this rank carries to where their keys are, ahead of its next pushes
-	carries   atomic.Int32       // how many these are, for those who have not the lock
+	residuals map[keyOf][]residual // that this rank carries to where their keys are, ahead of its next pushes
+	carries   atomic.Int32         // of how many keys these are, for those who have not the lock
 }
 
-// residual is that of a key's answers, of a server that has handed it on.
+// residual is that of a key's answers, which a server has handed on. It is kept until another one says that it has it.
 type residual struct {
 	elements []byte
-	left     int // the server, where it is about to leave, and takes nothing any more; -1 for another
+	with     int  // the server that it is on its way to, or has come from where that is about to leave, and takes nothing any more; -1 for none
+	sent     bool // it is on its way
 }
 
 // given is what a server gives of a held value that has been moved to another one.
@@ -100,38 +103,79 @@ func (k *kept) covers(id keyOf, cover []byte) {
 
 // gives takes a held value, and its memory, that a server gives away. It is returned, to be supplied to another, unless the answer comes later that its rank had
 // from that server before.
-func (k *kept) gives(id keyOf, message []byte) *result {
+func (k *kept) gives(id keyOf, message []byte) (*result, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.given[id] = given{k.given[id].cover, message}
-	return k.settle(id)
+	g := k.given[id]
+	if g.cover == nil {
+		return nil, errors.New("it has not said what the value covers")
+	}
+	g.message = message
+	k.given[id] = g
+	return k.settle(id), nil
 }
 
 // carry takes a residual that a server hands on.
 func (k *kept) carry(id keyOf, r residual) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.residuals[id] = r
+	k.hold(id, append(k.residuals[id], r))
+}
+
+// hold notes what is carried to a key.
+func (k *kept) hold(id keyOf, all []residual) {
+	if k.residuals[id] = all; len(all) == 0 {
+		delete(k.residuals, id)
+	}
 	k.carries.Store(int32(len(k.residuals)))
 }
 
-// carried is the residual that this rank carries to a key at a server, nil for none, and from now on no more. It is not ok where that has more bytes than the limit.
+// carried is a residual that leaves for a key at a server now, nil for none. It is not ok where that has more bytes than the limit.
 func (k *kept) carried(id keyOf, server, limit int) (elements []byte, ok bool) {
 	if k.carries.Load() == 0 {
 		return nil, true
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	r, carries := k.residuals[id]
-	if !carries || r.left == server {
-		return nil, true
+	for i := range k.residuals[id] {
+		r := &k.residuals[id][i]
+		if r.sent || r.with == server {
+			continue
+		}
+		if len(r.elements) > limit {
+			return nil, false
+		}
+		r.with, r.sent = server, true
+		return r.elements, true
 	}
-	if len(r.elements) > limit {
-		return nil, false
+	return nil, true
+}
+
+// arrived forgets a residual that was on its way to a server, which has it, or sends it back.
+func (k *kept) arrived(id keyOf, server int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	all := k.residuals[id]
+	if i := slices.IndexFunc(all, func(r residual) bool { return r.sent && r.with == server }); i >= 0 {
+		k.hold(id, slices.Delete(all, i, i+1))
 	}
-	delete(k.residuals, id)
-	k.carries.Store(int32(len(k.residuals)))
-	return r.elements, true
+}
+
+// left are the keys of residuals that a server which has gone has handed on, or has not taken; these are lost with one that was not drained.
+func (k *kept) left(server int, drained bool) (ids []keyOf) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for id, all := range k.residuals {
+		all = slices.DeleteFunc(all, func(r residual) bool { return r.with == server && r.sent && !drained })
+		for i := range all {
+			if r := &all[i]; r.with == server {
+				r.with, r.sent = -1, false
+				ids = append(ids, id)
+			}
+		}
+		k.hold(id, all)
+	}
+	return ids
 }
 
 // settle makes a value that a server has given away the newest of its key.
@@ -249,7 +293,7 @@ func (k *kept) forget(tensor uint32) {
 		}
 	}
 	maps.DeleteFunc(k.given, func(id keyOf, _ given) bool { return id.tensor == tensor })
-	maps.DeleteFunc(k.residuals, func(id keyOf, _ residual) bool { return id.tensor == tensor })
+	maps.DeleteFunc(k.residuals, func(id keyOf, _ []residual) bool { return id.tensor == tensor })
 	k.carries.Store(int32(len(k.residuals)))
 }
 

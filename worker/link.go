@@ -256,11 +256,11 @@ func (l *link) result(h *wire.Header) error {
 
 // given reads a held value that the server gives away, or a residual that it hands on.
 func (l *link) given(h *wire.Header) error {
-	known, err := l.p.mayGive(h)
+	d, err := l.p.givenOf(h)
 	if err != nil {
 		return err
 	}
-	if !known {
+	if d == nil {
 		return l.discard(int(h.Length))
 	}
 	b, err := l.p.e.encoder.pool.Get(int(h.Length))
@@ -268,7 +268,7 @@ func (l *link) given(h *wire.Header) error {
 		err = l.conn.ReadPayload(b)
 	}
 	if err == nil {
-		l.p.gives(h, b)
+		err = l.p.gives(d, h, b)
 	}
 	return err
 }
@@ -380,9 +380,9 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 	case wire.TypeCover:
 		return l.p.covers(h, payload)
 	case wire.TypeSupply, wire.TypeResidual:
-		known, err := l.p.mayGive(h)
-		if known {
-			l.p.gives(h, slices.Clone(payload))
+		d, err := l.p.givenOf(h)
+		if d != nil {
+			err = l.p.gives(d, h, slices.Clone(payload))
 		}
 		return err
 	case wire.TypeWindow:

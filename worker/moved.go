@@ -2,6 +2,7 @@ package worker
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -10,6 +11,8 @@ import (
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/reduce"
 	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/transport/outbox"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -91,36 +94,84 @@ func (p *peer) pushElsewhere(t *task) {
 // sentSoon is how often it is looked whether a frame that has been answered has left.
 const sentSoon = 50 * time.Microsecond
 
-// mayGive checks a frame of a server that gives a held value away, or hands a residual on, and reports whether this rank has the tensor: it may have been declared
-// anew meanwhile.
-func (p *peer) mayGive(h *wire.Header) (known bool, err error) {
-	p.e.mu.Lock()
-	t := p.e.epoch().Keys.Of(h.Tensor)
-	p.e.mu.Unlock()
-	switch {
-	case !p.traffic.elastic:
-		return false, fmt.Errorf("%v sends a %v frame, in a job that is not elastic", p, h.Type)
-	case t == nil:
-		return false, nil
-	case int(h.Part) >= len(t.Parts) || h.Type == wire.TypeSupply && (h.Codec != wire.CodecSummed || int(h.Length) != reduce.AccBytes(h.DType, int(t.Parts[h.Part]))):
-		return false, fmt.Errorf("%v gives partition %d of tensor %d away, in a %v frame with %d bytes in encoding %d", p, h.Part, h.Tensor, h.Type, h.Length, h.Codec)
+// givenOf checks a frame of a server that gives a held value away, or hands a residual on, and finds the tensor; nil where it has been declared anew meanwhile. What
+// passes another server can take.
+func (p *peer) givenOf(h *wire.Header) (*declaration, error) {
+	if !p.traffic.elastic {
+		return nil, fmt.Errorf("%v sends a %v frame, in a job that is not elastic", p, h.Type)
 	}
-	return true, nil
+	p.e.mu.Lock()
+	d := p.e.declarationOf(h.Tensor)
+	p.e.mu.Unlock()
+	if d == nil {
+		return nil, nil
+	}
+	fits := int(h.Part) < len(d.t.Parts)
+	switch {
+	case !fits:
+	case h.Type == wire.TypeResidual:
+		fits = d.coding != nil && (h.Length == 0 || int(h.Length) == d.coding.answerBytes(int(h.Part)))
+	case h.Type == wire.TypeSupply:
+		fits = d.t.Kind == units.Accumulate && h.Codec == wire.CodecSummed && h.DType == d.t.DType && int(h.Length) == reduce.AccBytes(h.DType, int(d.t.Parts[h.Part]))
+	default:
+		fits = d.t.Kind == units.Accumulate
+	}
+	if !fits {
+		return nil, fmt.Errorf("%v gives partition %d of %q away, in a %v frame with %d bytes of %v in encoding %d", p, h.Part, d.t.Name, h.Type, h.Length, h.DType, h.Codec)
+	}
+	return d, nil
 }
 
-// gives takes a held value that the server gives away, to be supplied to another, or a residual that it hands on. The memory is the engine's.
-func (p *peer) gives(h *wire.Header, value []byte) {
-	leaves := h.Flags&wire.FlagLast != 0
+// gives takes a held value that the server gives away, to be supplied to another, or what it says of a residual. The memory is the engine's.
+func (p *peer) gives(d *declaration, h *wire.Header, value []byte) error {
+	id, leaves := keyOf{h.Tensor, h.Part}, h.Flags&wire.FlagLast != 0
 	if h.Type == wire.TypeResidual {
-		r := residual{value, -1}
-		if leaves {
-			r.left = p.index
-		}
-		p.e.kept.carry(keyOf{h.Tensor, h.Part}, r)
+		p.handsOn(id, value, leaves)
+		return nil
+	}
+	r, err := p.e.kept.gives(id, value)
+	if err != nil {
+		return fmt.Errorf("%v gives partition %d of %q away: %w", p, h.Part, d.t.Name, err)
+	}
+	if r != nil && !leaves { // else it is supplied to the heir, as every newest value
+		p.e.later(func() { p.supplyElsewhere(r, 1) })
+	}
+	return nil
+}
+
+// handsOn takes a residual, or where it is empty the word that the server has the one that this rank has brought.
+func (p *peer) handsOn(id keyOf, elements []byte, leaves bool) {
+	r := residual{elements: elements, with: -1}
+	if leaves {
+		r.with = p.index
+	} else { // it has what is on its way there, or sends it back
+		p.e.kept.arrived(id, p.index)
+	}
+	if len(elements) > 0 {
+		p.e.kept.carry(id, r)
+	}
+}
+
+// bringResiduals brings the residuals of a key, of a server that has gone, to its heir, also where this rank pushes nothing next: others do, or ask for the state.
+func (e *Engine) bringResiduals(id keyOf, server int) {
+	e.mu.Lock()
+	d := e.declarationOf(id.tensor)
+	e.mu.Unlock()
+	if d == nil {
 		return
 	}
-	if r := p.e.kept.gives(keyOf{h.Tensor, h.Part}, value); r != nil && !leaves { // else it is supplied to the heir, as every newest value
-		p.e.later(func() { p.supplyElsewhere(r, 1) })
+	to := e.succeeds(d, id.part, server)
+	h := wire.Header{Type: wire.TypeResidual, DType: units.Float32, Epoch: e.epoch().Joins, Tensor: id.tensor, Part: id.part, Rank: uint16(e.cfg.Rank)}
+	if d.t.Authenticated {
+		h.Flags = wire.FlagAuthenticated
+	}
+	p := e.wayTo(to).(*peer)
+	for {
+		residual, _ := e.kept.carried(id, to, math.MaxInt)
+		if residual == nil {
+			return
+		}
+		p.on(id.tensor+id.part, func(c *connTraffic) { p.traffic.behind(c, d, outbox.Frame{Header: h, Payload: residual}) })
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/paceline/paceline/core/membership"
@@ -17,7 +18,7 @@ import (
 type moving struct {
 	*theatre
 	members *membership.View
-	heard   [2]chan heard
+	heard   [3]chan heard
 	done    chan error
 }
 
@@ -27,7 +28,10 @@ type heard struct {
 	payload []byte
 }
 
-func move(t *testing.T, model string, test func(m *moving)) {
+func move(t *testing.T, model string, test func(m *moving)) { moveAmong(t, 2, model, test) }
+
+// moveAmong is move with another number of servers.
+func moveAmong(t *testing.T, servers int, model string, test func(m *moving)) {
 	m := &moving{done: make(chan error, 1)}
 	change := func(c *worker.Config) {
 		epoch := *c.Membership.Now()
@@ -41,7 +45,7 @@ func move(t *testing.T, model string, test func(m *moving)) {
 		m.members = membership.NewView(&epoch)
 		c.Membership = m.members
 	}
-	perform(t, 2, 1, change, func(th *theatre) {
+	perform(t, servers, 1, change, func(th *theatre) {
 		m.theatre = th
 		for i, s := range th.servers {
 			m.heard[i] = make(chan heard, 100)
@@ -172,45 +176,187 @@ func TestAValueIsBroughtUntilItsServerTakesIt(t *testing.T) {
 	})
 }
 
-// A rank brings the residual that it carries ahead of its next push of the key, but not to the server that leaves.
+// sumCoded begins a sum, coded with a residual.
+func (m *moving) sumCoded() {
+	m.t.Helper()
+	err := m.engine.Submit([]worker.Op{{
+		Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{1}, Input: make([]byte, 4), Output: make([]byte, 4),
+		Prescale: 1, Postscale: 1, Name: "g", Declared: options.Declared{Codec: `[{"min_bytes": 0, "codec": "topk:1"}]`}, Done: func(_ worker.Output, err error) { m.done <- err },
+	}})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// about has a server send a frame about the tensor of another frame.
+func (m *moving) about(server int, q heard, h wire.Header, payload []byte) {
+	h.Tensor, h.Seq, h.Iteration = q.Tensor, q.Seq, q.Iteration
+	m.servers[server].send(m.servers[server].conns[0], h, payload)
+}
+
+func (m *moving) sums(server int, q heard) {
+	m.t.Helper()
+	m.about(server, q, wire.Header{Type: wire.TypeResult, DType: units.Float32, Codec: q.Codec}, q.payload)
+	m.wantEnd(m.done, nil)
+}
+
+// handsOn has a server hand a residual on, or say that it has one.
+func (m *moving) handsOn(server int, q heard, flags wire.Flags, residual ...byte) {
+	m.about(server, q, wire.Header{Type: wire.TypeResidual, Flags: flags, DType: units.Float32}, residual)
+}
+
+// carried checks that a server gets a residual before a push.
+func (m *moving) carried(server int, want ...byte) {
+	m.t.Helper()
+	if r := m.gets(server, wire.TypeResidual, wire.TypePush); !bytes.Equal(r.payload, want) {
+		m.t.Errorf("server %d gets the residual %v, want %v", server, r.payload, want)
+	}
+}
+
+// A rank brings the residuals that it carries ahead of its next push of the key, but not to the server that leaves.
 func TestAResidualGoesAheadOfAPush(t *testing.T) {
 	move(t, "asp", func(m *moving) {
 		m.answers(m.gets(0, wire.TypePush), 0, 6)
 		m.wantEnd(m.done, nil)
-		sum := func() {
-			err := m.engine.Submit([]worker.Op{{
-				Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Sum, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{1}, Input: make([]byte, 4), Output: make([]byte, 4),
-				Prescale: 1, Postscale: 1, Name: "g", Declared: options.Declared{Codec: `[{"min_bytes": 0, "codec": "topk:1"}]`}, Done: func(_ worker.Output, err error) { m.done <- err },
-			}})
-			if err != nil {
-				m.t.Fatal(err)
-			}
-		}
-		answer := func(server int, q heard) {
-			h := wire.Header{Type: wire.TypeResult, Tensor: q.Tensor, DType: units.Float32, Codec: q.Codec, Seq: q.Seq, Iteration: q.Iteration}
-			m.servers[server].send(m.servers[server].conns[0], h, q.payload)
-			m.wantEnd(m.done, nil)
-		}
-		residual := func(server int, q heard, flags wire.Flags) {
-			h := wire.Header{Type: wire.TypeResidual, Flags: flags, Tensor: q.Tensor, DType: units.Float32}
-			m.servers[server].send(m.servers[server].conns[0], h, []byte{1, 2, 3, 4})
-		}
-		sum()
+		m.sumCoded()
 		q := m.gets(0, wire.TypePush, wire.TypeResidual)
-		residual(0, q, 0)
-		m.servers[0].send(m.servers[0].conns[0], wire.Header{Type: wire.TypeMoved, Tensor: q.Tensor, Seq: q.Seq, Iteration: q.Iteration}, nil)
+		m.handsOn(0, q, 0, 1, 2, 3, 4)
+		m.handsOn(0, q, 0, 5, 6, 7, 8) // pieces from a checkpoint, which have come behind it
+		m.about(0, q, wire.Header{Type: wire.TypeMoved}, nil)
 		m.movesTensor(q.Tensor, 1)
-		if r := m.gets(1, wire.TypeResidual, wire.TypePush); !bytes.Equal(r.payload, []byte{1, 2, 3, 4}) {
-			m.t.Errorf("server 1 gets the residual %v", r.payload)
-		}
-		answer(1, m.gets(1, wire.TypePush, wire.TypeResidual))
-		sum()
+		m.carried(1, 1, 2, 3, 4)
+		m.carried(1, 5, 6, 7, 8)
+		m.handsOn(1, q, 0)
+		m.handsOn(1, q, 0)
+		m.sums(1, m.gets(1, wire.TypePush))
+		m.sumCoded()
 		q = m.gets(1, wire.TypePush, wire.TypeResidual)
-		residual(1, q, wire.FlagLast)
-		answer(1, q)
-		sum()
-		answer(1, m.gets(1, wire.TypePush, wire.TypeResidual))
+		m.handsOn(1, q, wire.FlagLast, 1, 2, 3, 4)
+		m.sums(1, q)
+		m.sumCoded()
+		m.sums(1, m.gets(1, wire.TypePush, wire.TypeResidual))
 	})
+}
+
+// What a server has handed on that leaves, and what it has not said that it has, its heir gets at once: the next push may be of another rank, or the state be asked for.
+func TestAResidualGoesOnFromAServerThatLeaves(t *testing.T) {
+	for _, c := range []struct{ handed, brought, lost bool }{{handed: true}, {brought: true}, {brought: true, handed: true}, {brought: true, lost: true}} {
+		move(t, "asp", func(m *moving) {
+			m.answers(m.gets(0, wire.TypePush), 0, 6)
+			m.wantEnd(m.done, nil)
+			m.sumCoded()
+			q := m.gets(0, wire.TypePush, wire.TypeResidual)
+			m.movesTensor(q.Tensor, 1)
+			if c.brought {
+				m.handsOn(0, q, 0, 1, 2, 3, 4)
+			}
+			m.about(0, q, wire.Header{Type: wire.TypeMoved}, nil)
+			if c.brought {
+				m.carried(1, 1, 2, 3, 4)
+			}
+			m.gets(1, wire.TypePush)
+			if c.handed {
+				m.handsOn(1, q, wire.FlagLast, 5, 6, 7, 8)
+			}
+			if !c.lost {
+				m.servers[1].send(m.servers[1].conns[0], wire.Header{Type: wire.TypeBye}, nil)
+			}
+			synctest.Wait()
+			m.loses(1, !c.lost)
+			if c.brought && !c.lost {
+				m.carried(0, 1, 2, 3, 4)
+			}
+			if c.handed {
+				m.carried(0, 5, 6, 7, 8)
+			}
+			m.sums(0, m.gets(0, wire.TypePush, wire.TypeResidual))
+		})
+	}
+}
+
+// The heir of a lost server is where this rank pushes, also when the key moves on: what only the heir has it hands on with what it sends away.
+func TestAKeyMovesOnFromItsHeir(t *testing.T) {
+	moveAmong(t, 3, "asp", func(m *moving) {
+		m.answers(m.gets(0, wire.TypePush), 0, 6)
+		m.wantEnd(m.done, nil)
+		m.sumCoded()
+		m.sums(0, m.gets(0, wire.TypePush))
+		m.sumCoded()
+		q := m.gets(0, wire.TypePush)
+		m.loses(0, false)
+		synctest.Wait()
+		heir := 1
+		for len(m.heard[heir]) == 0 {
+			heir++
+		}
+		m.sums(heir, m.gets(heir, wire.TypePush))
+		m.movesTensor(q.Tensor, 3-heir)
+		m.sumCoded()
+		m.sums(heir, m.gets(heir, wire.TypePush))
+	})
+}
+
+// What a server gives away is checked here: what another one cannot take would end the connection to that.
+func TestWhatCannotBeGivenAwayEndsTheConnection(t *testing.T) {
+	value := wire.Header{Type: wire.TypeSupply, DType: units.Float32, Codec: wire.CodecSummed, Tensor: 1}
+	cover := wire.Header{Type: wire.TypeCover, Codec: wire.CodecSummed, Tensor: 1}
+	residual := wire.Header{Type: wire.TypeResidual, DType: units.Float32, Tensor: 2}
+	for what, frame := range map[string]func(m *moving){
+		"a value of another length": func(m *moving) { m.sends(cover, coverOf(0)); m.sends(value, make([]byte, 8)) },
+		"a value of another type": func(m *moving) {
+			m.sends(cover, coverOf(0))
+			h := value
+			h.DType = units.Float16
+			m.sends(h, make([]byte, 8))
+		},
+		"a value as ranks read it": func(m *moving) {
+			m.sends(cover, coverOf(0))
+			h := value
+			h.Codec = wire.CodecPlain
+			m.sends(h, make([]byte, 4))
+		},
+		"a value without its cover":           func(m *moving) { m.sends(value, make([]byte, 4)) },
+		"a value of a sum":                    func(m *moving) { h := value; h.Tensor = 2; m.sends(h, make([]byte, 4)) },
+		"a cover of a sum":                    func(m *moving) { h := cover; h.Tensor = 2; m.sends(h, coverOf(0)) },
+		"a cover of a rank that is no member": func(m *moving) { m.sends(cover, wire.Cover{Ranks: []wire.CoveredPushes{{Rank: 7}}}.Append(nil)) },
+		"a partition that is none":            func(m *moving) { h := residual; h.Part = 1; m.sends(h, make([]byte, 4)) },
+		"a residual of another length":        func(m *moving) { m.sends(residual, make([]byte, 8)) },
+		"a residual of a held value":          func(m *moving) { h := residual; h.Tensor = 1; m.sends(h, make([]byte, 4)) },
+	} {
+		move(t, "asp", func(m *moving) {
+			m.answers(m.gets(0, wire.TypePush), 0, 6)
+			m.wantEnd(m.done, nil)
+			m.sumCoded()
+			m.sums(0, m.gets(0, wire.TypePush))
+			frame(m)
+			synctest.Wait()
+			select {
+			case l := <-m.lost:
+				if l.Rank != 0 {
+					t.Errorf("%s: %+v is lost", what, l)
+				}
+			default:
+				t.Errorf("%s is taken", what)
+			}
+			m.loses(0, false)
+		})
+	}
+}
+
+// sends has the first server send a frame.
+func (m *moving) sends(h wire.Header, payload []byte) {
+	m.servers[0].send(m.servers[0].conns[0], h, payload)
+}
+
+// loses begins the epoch without a server, whose connections end.
+func (m *moving) loses(server int, drained bool) {
+	m.t.Helper()
+	next, err := m.members.Now().Next(membership.Change{Lose: []membership.Loss{{Member: membership.Member{Role: membership.ServerRole, Number: server}, Drained: drained}}})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.engine.Follow(next)
+	m.servers[server].leave()
 }
 
 // Under supersteps the new server hears where the rank is, behind the value. The old one may have answered the rank too: the answer that comes second is to a question of the past.

@@ -204,6 +204,22 @@ func (b *book) find(n *nameState, op *Op, cut int) *declaration {
 	return nil
 }
 
+// declarationOf finds the declaration of a tensor's number; nil where there is none.
+func (b *book) declarationOf(number uint32) *declaration {
+	t := b.epoch().Keys.Of(number)
+	if t == nil {
+		return nil
+	}
+	if n := b.names[nameID{t.Name.Set, t.Name.Name}]; n != nil {
+		for _, d := range n.decls {
+			if d.t.ID == number {
+				return d
+			}
+		}
+	}
+	return nil
+}
+
 // matches reports whether an operation is another use of the declaration, provided that its codec is that.
 func (d *declaration) matches(o *Op) bool {
 	t, declared := &d.t, o.Declared

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
 	life "github.com/paceline/paceline/core/task"
 	"github.com/paceline/paceline/internal/lockorder"
@@ -245,20 +246,41 @@ func (p *peer) awaiting(h *wire.Header) *task {
 
 // covers notes what the held value covers that an answer is about to bring.
 func (p *peer) covers(h *wire.Header, cover []byte) error {
-	if err := new(wire.Cover).Decode(cover); err != nil {
+	var c wire.Cover
+	if err := c.Decode(cover); err != nil {
 		return err
 	}
 	if h.Codec == wire.CodecSummed {
-		known, err := p.mayGive(h)
-		if known {
+		d, err := p.givenOf(h)
+		if d == nil {
+			return err
+		}
+		if err = d.mayCover(&c); err == nil {
 			p.e.kept.covers(keyOf{h.Tensor, h.Part}, slices.Clone(cover))
 		}
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if t := p.traffic.answers[idOf(h)]; t != nil {
-		t.cover = slices.Clone(cover)
+	t := p.traffic.answers[idOf(h)]
+	if t == nil {
+		return nil
+	}
+	t.cover = slices.Clone(cover)
+	return t.o.d.mayCover(&c)
+}
+
+// mayCover reports whether other servers take a value of the tensor that covers this.
+func (d *declaration) mayCover(c *wire.Cover) error {
+	for _, r := range c.Ranks {
+		if _, member := slices.BinarySearch(d.t.Ranks, int(r.Rank)); !member {
+			return fmt.Errorf("a value of %q has pushes of rank %d, which is not in its process set", d.t.Name, r.Rank)
+		}
+	}
+	for _, changed := range c.Changes {
+		if _, err := condition.Parse(changed.Model); err != nil {
+			return fmt.Errorf("a value of %q is under a condition that is none: %w", d.t.Name, err)
+		}
 	}
 	return nil
 }

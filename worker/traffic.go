@@ -102,7 +102,7 @@ func (f *traffic) add(t *task) error {
 }
 
 // next is the frame to leave on a connection, if its payload is of at most limit bytes: control frames first, then
-// the most urgent task, before its tensor's first use the announcement, and before its push the residual that this rank carries to its key.
+// the most urgent task, before its tensor's first use the announcement, and before its push the residuals that this rank carries to its key.
 //
 // What is staged has to be copied there before the frame leaves.
 func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, *stage, bool) {
@@ -128,11 +128,15 @@ func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, *stage, bool) {
 			c.announced[t.h.Tensor] = struct{}{}
 			return frame, nil, true
 		}
-		if residual, ok := f.carried(t, limit); !ok {
-			return outbox.Frame{}, nil, false
-		} else if residual != nil {
-			h := wire.Header{Type: wire.TypeResidual, Flags: t.h.Flags & wire.FlagAuthenticated, DType: units.Float32, Epoch: t.h.Epoch, Tensor: t.h.Tensor, Part: t.h.Part, Seq: t.h.Seq, Iteration: t.h.Iteration, Rank: t.h.Rank}
-			return outbox.Frame{Header: h, Payload: residual}, nil, true
+		if f.elastic && t.h.Type == wire.TypePush {
+			residual, ok := f.kept.carried(keyOf{t.h.Tensor, t.h.Part}, f.server, limit)
+			if !ok {
+				return outbox.Frame{}, nil, false
+			}
+			if residual != nil {
+				h := wire.Header{Type: wire.TypeResidual, Flags: t.h.Flags & wire.FlagAuthenticated, DType: units.Float32, Epoch: t.h.Epoch, Tensor: t.h.Tensor, Part: t.h.Part, Seq: t.h.Seq, Iteration: t.h.Iteration, Rank: t.h.Rank}
+				return outbox.Frame{Header: h, Payload: residual}, nil, true
+			}
 		}
 		if queue.pop(life.Move) {
 			frame := outbox.Frame{Header: t.h, Payload: t.in, Owner: t}
@@ -146,14 +150,6 @@ func (f *traffic) next(c *connTraffic, limit int) (outbox.Frame, *stage, bool) {
 			return frame, s, true
 		}
 	}
-}
-
-// carried is the residual that goes ahead of a task, if it has at most so many bytes; ok where the task may leave.
-func (f *traffic) carried(t *task, limit int) (residual []byte, ok bool) {
-	if !f.elastic || t.h.Type != wire.TypePush {
-		return nil, true
-	}
-	return f.kept.carried(keyOf{t.h.Tensor, t.h.Part}, f.server, limit)
 }
 
 // ready is the most urgent task that may leave on a connection now, with its queue; nil if there is none.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"go.uber.org/zap"
+
 	"github.com/paceline/paceline/core/reduce"
 	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/units"
@@ -73,9 +75,15 @@ func (k *key) leave() *room.Buffer {
 // carry has a rank carry a residual to where the key is.
 func (k *key) carry(residual *room.Buffer, to room.Reply, leaving wire.Flags) {
 	if residual != nil {
-		h := wire.Header{Type: wire.TypeResidual, Flags: k.AnswerFlags() | leaving, DType: units.Float32, Tensor: k.ID, Part: k.Number}
+		h := k.residualHeader()
+		h.Flags = k.AnswerFlags() | leaving
 		to.To.Send(h, residual.Bytes, residual, to.Priority)
 	}
+}
+
+// residualHeader is that of a frame with a residual; without one that says that what its rank has brought is here.
+func (k *key) residualHeader() wire.Header {
+	return wire.Header{Type: wire.TypeResidual, DType: units.Float32, Tensor: k.ID, Part: k.Number}
 }
 
 // moved tells a rank that its push, or what it has supplied, is for another server.
@@ -113,29 +121,43 @@ func (k *key) inherit(q *room.Request) error {
 		return fmt.Errorf("%v of %q, in a job that is not elastic", q.Type, k.Name)
 	}
 	err := k.coded(q)
-	if err == nil && q.Payload.Len() != k.Answers.ResidualBytes(k.Coding.Elements) {
-		err = fmt.Errorf("%d bytes for the residual of partition %d of %q, want %d", q.Payload.Len(), k.Number, k.Name, k.Answers.ResidualBytes(k.Coding.Elements))
-	}
 	if err != nil {
 		return err
 	}
+	if n, want := q.Payload.Len(), k.Answers.ResidualBytes(k.Coding.Elements); n != want || n == 0 {
+		return fmt.Errorf("%d bytes for the residual of partition %d of %q, want %d", n, k.Number, k.Name, want)
+	}
 	b, err := q.Payload.Lend(k.Round.Pool)
 	if err != nil {
-		return k.unread(q, err)
+		return k.withoutResidual(err)
 	}
 	carried := room.NewBuffer(k.Round.Pool, b)
 	k.mu.Lock()
 	away, answers := k.iterations.elsewhere()
-	if !away {
+	left := k.iterations.left
+	if !away && !left {
 		err = k.iterations.addResidual(carried)
 	}
 	k.mu.Unlock()
 	k.deliver(answers)
-	if away { // its rank is to carry it on
+	switch {
+	case away: // its rank is to carry it on
 		k.carry(carried, q.Reply, 0)
-	} else if err != nil {
-		return k.unread(q, err)
+	case left: // its rank is about to hear that, and brings it to the heir
+		carried.Sent(nil)
+	default:
+		q.Reply.Confirm(k.residualHeader())
+		return k.withoutResidual(err)
 	}
+	return nil
+}
+
+// withoutResidual says that there is no memory for a residual that a rank has brought. Another error is returned.
+func (k *key) withoutResidual(err error) error {
+	if !errors.As(err, new(room.MemoryError)) {
+		return err
+	}
+	k.Round.Log.Warn("a residual is lost: the next answer comes without what earlier ones lacked", zap.String("tensor", k.Name), zap.Uint32("partition", k.Number), zap.Error(err))
 	return nil
 }
 

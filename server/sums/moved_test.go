@@ -83,6 +83,9 @@ func TestTheResidualGoesWithOnePush(t *testing.T) {
 func TestACarriedResidualIsAdded(t *testing.T) {
 	p := movable(t)
 	p.serve(1, wire.Header{Type: wire.TypeResidual}, roomtest.Floats(n, 4))
+	if got := p.took(1, wire.TypeResidual); len(got[0].Payload) > 0 {
+		t.Errorf("rank 1 gets %v, not the word that it is here", got[0])
+	}
 	p.residual(7)
 	p.shell.MoveTo(t, 1)
 	p.serve(2, wire.Header{Type: wire.TypeResidual}, roomtest.Floats(n, 5))
@@ -113,6 +116,7 @@ func TestResidualsOfAServerThatLeavesAreCarried(t *testing.T) {
 	p.coded(1, 0)
 	p.coded(2, 0)
 	p.serve(2, wire.Header{Type: wire.TypeRestore}, roomtest.Floats(n, 3))
+	p.serve(2, wire.Header{Type: wire.TypeResidual}, roomtest.Floats(n, 3))
 	for rank := range p.ranks {
 		p.took(rank)
 	}

@@ -63,7 +63,7 @@ const (
 	TypeUse                       // worker → server: with FlagHome, the sender uses the name; what it brings comes with the sum of its host
 	TypeMoved                     // server → worker: the push or supply that it identifies, as an answer does, is for another server: its key has been moved
 	TypeCover                     // worker ↔ server: Cover of the held value in the result or supply after it
-	TypeResidual                  // server → worker: the residual of a key's answers, which the receiver brings to the server that the key has been moved to, before it pushes there; worker → server: that
+	TypeResidual                  // server → worker: the residual of a key's answers, which the receiver brings to where the key is now, before it pushes there, or without a payload the word that it is here; worker → server: that residual
 	TypeReleased                  // server → worker: the push that it identifies, with FlagInPlace, has no answer, and its memory is the worker's again
 	numTypes
 )
