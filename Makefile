@@ -89,6 +89,11 @@ $(addprefix test-,$(FRAMEWORKS)): test-%: build/%$(addprefix -,$(VERSION))/.inst
 	$(<D)/bin/python -m pytest python/tests/frameworks/test_$*.py
 
 # Not among the frameworks: these bring PyTorch with them, gigabytes.
+## make test-torch     Horovod's API for PyTorch, with 2 and 4 ranks, in an environment of its own, for VERSION
+.PHONY: test-torch
+test-torch: build/torch$(addprefix -,$(VERSION))/.installed
+	PATH=$(CURDIR)/$(<D)/bin:$$PATH $(<D)/bin/python -m pytest python/tests/test_ranks.py
+
 ## make test-torch-libraries Lightning, Accelerate, Transformers and Ray Train over the torch.distributed backend, beside Gloo
 .PHONY: test-torch-libraries
 test-torch-libraries: test-libraries
@@ -191,7 +196,7 @@ build/horovod/.installed:
 
 # An environment with a framework, NAME or NAME-VERSION.
 package = $(if $(filter tensorflow,$1),tensorflow-cpu,$1)
-FRAMEWORK_ENVS := $(foreach name,$(FRAMEWORKS),build/$(name)$(addprefix -,$(VERSION)))
+FRAMEWORK_ENVS := $(foreach name,$(FRAMEWORKS) torch,build/$(name)$(addprefix -,$(VERSION)))
 $(addsuffix /.deps,$(FRAMEWORK_ENVS)): build/%/.deps: pyproject.toml
 	.ci/venv $(PYTHON) build/$*
 	.ci/again build/$*/bin/python -m pip install --quiet 'pip>=25.1'

@@ -4,6 +4,8 @@ import torch
 
 import paceline.torch as hvd
 
+RELEASE = tuple(int(number) for number in torch.__version__.split(".")[:2])
+
 
 def net():
     torch.manual_seed(7)
