@@ -54,6 +54,14 @@ static int may_be_left(const pl_op *op) {
   return !op->name || strnlen(op->name, PL_LEFT_NAME) < PL_LEFT_NAME;
 }
 
+/* Whether the operation alone has as many bytes as the engine holds: all that it holds leaves with it. */
+static int is_large(const pl_op *op) {
+  static const double item_bytes[] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1}; /* by pl_dtype */
+  double bytes = op->dtype < sizeof item_bytes / sizeof *item_bytes ? item_bytes[op->dtype] : 1;
+  for (uint32_t i = 0; i < op->ndim; i++) bytes *= (double)op->shape[i];
+  return bytes >= (double)PL_GET(pl_shared.gathers);
+}
+
 /* Takes a spare, NULL where there is none. The engine puts one in the place of another only when that was taken: what
  * is read of a place is another's only if the count has moved, and then the swap fails. */
 static pl_left *spare(void) {
@@ -89,7 +97,7 @@ int pl_leave(const pl_op *op, int32_t *handle) {
   PL_SET(pl_shared.handles[l->handle].state, PL_PENDING);
   PL_ADD(pl_shared.untaken, 1);
   queue(&l->request);
-  if (!PL_GET(pl_shared.holding)) ring(fd);
+  if (!PL_GET(pl_shared.holding) || is_large(op)) ring(fd);
   return 1;
 }
 

@@ -66,7 +66,7 @@ const char *pl_last_error(void) {
   return text ? text : "";
 }
 
-int64_t pl_gathers(void) { return PL_GET(pl_shared.gathers); }
+const int64_t *pl_gathers(void) { return &pl_shared.gathers; }
 
 static void wake(void *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 20, NULL, NULL, 0); }
 

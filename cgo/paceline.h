@@ -227,11 +227,11 @@ int64_t pl_info(char *buf, uint64_t cap);
 /* Submits count operations as one group: all are queued, or none and an error is returned. All have the same size.
  * handles receives count numbers >= 0. */
 int pl_submit(const pl_op *ops, uint32_t count, int32_t *handles);
-/* How many bytes of reductions that are submitted now would be held until earlier ones have ended or somebody waits, so
- * that what becomes ready together travels together; 0 while they would leave at once. A caller that will wait may
- * collect operations of so many bytes, and submit them as one group before it waits, which costs less than one by one.
- */
-int64_t pl_gathers(void);
+/* Points to how many bytes of reductions that are submitted now would be held until earlier ones have ended or somebody
+ * waits, so that what becomes ready together travels together; 0 while they would leave at once. A caller that will
+ * wait may collect operations of so many bytes, and submit them as one group before it waits, which costs less than one
+ * by one. The number changes at any time; the pointer is always the same. */
+const int64_t *pl_gathers(void);
 /* Zeros in this process's arena, memory that it lends to the servers of its host, from the first pl_init on; NULL where
  * there is none, as without shared memory, or where it is full. A sum whose input and output lie there is made in
  * place, and not copied. Such memory stays where it is, and pl_arena_free takes it back when no operation uses it. */
@@ -283,6 +283,8 @@ int pl_result(int32_t handle, pl_output *out);
 int pl_release(int32_t handle);
 /* pl_release of count handles: of all that it can, and returns the error of the first that it cannot. */
 int pl_release_all(const int32_t *handles, uint32_t count);
+/* pl_wait_all, and if that returns PL_OK pl_release_all: for operations without further results. */
+int pl_end_all(const int32_t *handles, uint32_t count, int64_t timeout_ms);
 void pl_free(void *data);
 
 /* The state of coded tensors that a checkpoint needs beside the model: their iterations, this worker's residuals and

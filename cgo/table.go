@@ -26,9 +26,8 @@ const rested = 1 << 16
 
 // book maps handles to entries. Handles are used again in the order of their release.
 type book struct {
-	next    int32   // never used from here on
-	free    []int32 // released, oldest first
-	entries map[int32]*entry
+	free    []int32  // released, oldest first
+	entries []*entry // by handle, nil for those that are released; as many as were ever used
 	spare   []*entry
 }
 
@@ -117,8 +116,8 @@ func (t *table) forget() {
 	defer t.mu.Unlock()
 	t.book.collect()
 	for h, e := range t.book.entries {
-		if e.ended && !e.released {
-			_ = t.book.release(h) // it is one that may be released
+		if e != nil && e.ended && !e.released {
+			_ = t.book.release(int32(h)) // it is one that may be released
 		}
 	}
 }
@@ -145,7 +144,7 @@ func (b *book) open(dones []done, opened []*entry) error {
 
 // room finds out whether there are n more handles.
 func (b *book) room(n int) error {
-	if len(b.free)+C.PL_HANDLES-int(b.next) < n {
+	if len(b.free)+C.PL_HANDLES-len(b.entries) < n {
 		return fmt.Errorf("%w: %d handles are in use; synchronise and release some", worker.ErrMemory, C.PL_HANDLES)
 	}
 	return nil
@@ -153,13 +152,10 @@ func (b *book) room(n int) error {
 
 // enter opens an entry, for which there is room.
 func (b *book) enter(d done, state int32) *entry {
-	if b.entries == nil {
-		b.entries = map[int32]*entry{}
-	}
 	e := b.entry()
-	if b.next < C.PL_HANDLES && len(b.free) < rested {
-		e.handle = b.next
-		b.next++
+	if len(b.entries) < C.PL_HANDLES && len(b.free) < rested {
+		e.handle = int32(len(b.entries))
+		b.entries = append(b.entries, nil)
 	} else {
 		e.handle = b.free[0]
 		b.free = b.free[1:]
@@ -183,8 +179,10 @@ func (b *book) entry() *entry {
 }
 
 func (b *book) find(h int32) (*entry, error) {
-	if e := b.entries[h]; e != nil && e.ended && !e.released {
-		return e, nil
+	if h >= 0 && int(h) < len(b.entries) {
+		if e := b.entries[h]; e != nil && e.ended && !e.released {
+			return e, nil
+		}
 	}
 	return nil, fmt.Errorf("%w: handle %d has no finished operation", worker.ErrInvalid, h)
 }
@@ -224,7 +222,7 @@ func (b *book) called(h int32) {
 
 // reuse makes an entry and its number available to later operations.
 func (b *book) reuse(e *entry) {
-	delete(b.entries, e.handle)
+	b.entries[e.handle] = nil
 	b.free = append(b.free, e.handle)
 	if *e = (entry{end: e.end}); len(b.spare) < spares {
 		b.spare = append(b.spare, e)

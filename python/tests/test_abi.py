@@ -77,5 +77,10 @@ def test_no_operation_that_is_left_is_forgotten(compiled):
     assert run.stdout == "none was forgotten\n", run.stdout + run.stderr
 
 
+def test_a_large_operation_that_is_left_rings(compiled):
+    run = subprocess.run([compiled("large")], capture_output=True, text=True, timeout=HANG_S)
+    assert run.stdout == "large ones ring\n", run.stdout + run.stderr
+
+
 def test_operations_that_are_submitted_later(compiled, port):
     run(compiled("later"), port)

@@ -117,7 +117,7 @@ _PROTOTYPES = {
     "pl_seat": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]),
     "pl_info": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_uint64]),
     "pl_submit": (ctypes.c_int, [ctypes.POINTER(Op), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32)]),
-    "pl_gathers": (ctypes.c_int64, []),
+    "pl_gathers": (ctypes.POINTER(ctypes.c_int64), []),
     "pl_arena_alloc": (ctypes.c_void_p, [ctypes.c_uint64]),
     "pl_arena_free": (ctypes.c_int, [ctypes.c_void_p]),
     "pl_check_sync": (ctypes.c_int, [ctypes.POINTER(Sync), ctypes.c_uint32, ctypes.c_uint32]),
@@ -134,6 +134,7 @@ _PROTOTYPES = {
     "pl_error": (ctypes.c_int64, [ctypes.c_int32, ctypes.c_char_p, ctypes.c_uint64]),
     "pl_result": (ctypes.c_int, [ctypes.c_int32, ctypes.POINTER(Output)]),
     "pl_release": (ctypes.c_int, [ctypes.c_int32]),
+    "pl_end_all": (ctypes.c_int, [ctypes.POINTER(ctypes.c_int32), ctypes.c_uint32, ctypes.c_int64]),
     "pl_release_all": (ctypes.c_int, [ctypes.POINTER(ctypes.c_int32), ctypes.c_uint32]),
     "pl_free": (None, [ctypes.c_void_p]),
     "pl_state": (ctypes.c_int64, [ctypes.c_void_p, ctypes.c_uint64]),
@@ -150,6 +151,10 @@ _PROTOTYPES = {
     "pl_timeline_start": (ctypes.c_int, [ctypes.c_char_p]),
     "pl_timeline_stop": (ctypes.c_int, []),
 }
+
+# These are also attributes of the library without their prefix, and without argument types, whose checks take longer than
+# some of the calls. Their arguments are byref(...) for pointers, c_int64(...) for 64 bits, and numbers.
+_FREQUENT = ("pl_submit", "pl_poll", "pl_wait_all", "pl_end_all", "pl_release_all")
 
 
 def library_path() -> pathlib.Path:
@@ -172,9 +177,16 @@ def library() -> ctypes.CDLL:
     for name, (restype, argtypes) in _PROTOTYPES.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = restype, argtypes
+    for name in _FREQUENT:
+        setattr(lib, name.removeprefix("pl_"), lib[name])
     if lib.pl_abi_version() != VERSION:
         raise ImportError(
             f"{path} speaks version {lib.pl_abi_version()} of Paceline's C interface and this package "
             f"version {VERSION}: install both from the same release"
         )
     return lib
+
+
+def gathers() -> ctypes.c_int64:
+    """The number to which pl_gathers points, which changes."""
+    return library().pl_gathers().contents

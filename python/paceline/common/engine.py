@@ -35,6 +35,9 @@ _ENV_NAMES = frozenset(
 
 # How long one wait stays in C, where Ctrl-C is not seen.
 _WAIT_SLICE_MS = 100
+_WAIT_SLICE = ctypes.c_int64(_WAIT_SLICE_MS)
+
+_One = ctypes.c_int32 * 1
 
 
 class Engine:
@@ -256,13 +259,13 @@ class Engine:
     def submit(self, ops: Sequence[abi.Op]) -> Sequence[int]:
         """Starts the operations as one group, all or none. Returns an array with a handle for each."""
         count = len(ops)
-        handles = (ctypes.c_int32 * count)()
-        self.submit_into(ops[0] if count == 1 else (abi.Op * count)(*ops), count, handles)
+        array, handles = (ops[0], _One()) if count == 1 else ((abi.Op * count)(*ops), (ctypes.c_int32 * count)())
+        self.submit_into(array, count, handles)
         return cast("Sequence[int]", handles)
 
     def submit_into(self, ops: Any, count: int, handles: Any) -> None:
         """Starts operations in an array as one group. Their handles are written to an array of the caller's."""
-        status = abi.library().pl_submit(ops, count, handles)
+        status = abi.library().submit(ctypes.byref(ops), count, ctypes.byref(handles))
         if status < 0:
             self._check(status)
 
@@ -345,18 +348,25 @@ class Engine:
     def ended(self, handle: int) -> bool:
         """Whether the operation has ended, successfully or not."""
         self._submit_collected()
-        return abi.library().pl_poll(handle) != abi.PENDING
+        return abi.library().poll(handle) != abi.PENDING
 
-    def wait(self, handles: Sequence[int]) -> BaseException | None:
-        """Waits until all have ended and returns the first error, if any. Ctrl-C ends the wait."""
+    def wait(self, handles: Sequence[int], release: bool = False) -> BaseException | None:
+        """Waits until all have ended and returns the first error, if any. Ctrl-C ends the wait.
+
+        release: also releases them, those of operations without a result.
+        """
         self._submit_collected()
         lib, array, count = abi.library(), _array(handles), len(handles)
-        while (status := lib.pl_wait_all(array, count, _WAIT_SLICE_MS)) == abi.ERR_TIMEOUT:
+        wait, reference = lib.end_all if release else lib.wait_all, ctypes.byref(array)
+        while (status := wait(reference, count, _WAIT_SLICE)) == abi.ERR_TIMEOUT:
             pass
         if status >= 0:
             return None
-        failed = next((h for h in array if lib.pl_poll(h) == status), None)
-        return _exception(status, _last_error() if failed is None else self._handle_error(failed))
+        failed = next((h for h in array if lib.poll(h) == status), None)
+        failure = _exception(status, _last_error() if failed is None else self._handle_error(failed))
+        if release:
+            self.release(array)
+        return failure
 
     def result(self, handle: int) -> tuple[Any, list[int], int]:
         """(memory, rows, value) of an operation that is done.
@@ -385,7 +395,7 @@ class Engine:
 
     def release(self, handles: Sequence[int]) -> None:
         """Releases the handles of operations that have ended."""
-        abi.library().pl_release_all(_array(handles), len(handles))
+        abi.library().release_all(ctypes.byref(_array(handles)), len(handles))
 
     def _handle_error(self, handle: int) -> str:
         lib = abi.library()

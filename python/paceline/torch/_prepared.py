@@ -56,7 +56,7 @@ class Batch:
             None
         ] * room  # whose operation is at a place, as backward repeats its order
         self._handles = (ctypes.c_int32 * room)()
-        self._gathers = abi.library().pl_gathers
+        self._gathers = abi.gathers()
         self._begin()
         engine.before_wait(self.submit)
 
@@ -86,7 +86,7 @@ class Batch:
             self._started.append(grad)
             self._collected = place + 1
             self._bytes += grad.nbytes
-            if self._bytes >= self._gathers():
+            if self._bytes >= self._gathers.value:
                 self._submit(at_once=False)
             return place
 
@@ -121,8 +121,7 @@ class Batch:
             failure = _over_before()
         else:
             handles: Any = (ctypes.c_int32 * self._submitted).from_buffer(self._handles)
-            failure = engine.wait(handles) if self._submitted else None
-            engine.release(handles)
+            failure = engine.wait(handles, release=True) if self._submitted else None
             failure = self._failure or failure
         with self._lock:
             self._begin()
