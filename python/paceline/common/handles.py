@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from paceline.common.abi import Op
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
-from paceline.common.operation import ended_well
+from paceline.common.operation import Repeat, ended_well
 
 
 class _Pending(NamedTuple):
@@ -18,10 +18,11 @@ class _Pending(NamedTuple):
     round: int
     handles: Sequence[int]
     finish: Callable[[], Any]  # makes the result; keeps the engine's tensors alive
+    releases: bool = False  # the engine's handles as soon as they have ended; else `finish` needs them
 
 
 _numbers = itertools.count()
-_pending: dict[int, _Pending] = {}
+_pending: dict[int, _Pending | Repeat] = {}
 _dropped: set[int] = set()  # that nobody had synchronized at the last shutdown
 
 
@@ -40,6 +41,14 @@ def start(ops: Sequence[Op], finish: Callable[[Sequence[int]], Any], at_once: bo
         return finish(handles)
 
     return watch(handles, result)
+
+
+def start_again(repeat: Repeat, input: int, output: int, memory: Any, result: Any, at_once: bool) -> int:
+    """Submits an operation that repeats and returns its handle. Arguments as of `Repeat.start`."""
+    repeat.start(input, output, memory, result, at_once)
+    number = next(_numbers)
+    _pending[number] = repeat
+    return number
 
 
 def watch(handles: Sequence[int], finish: Callable[[], Any]) -> int:
@@ -76,7 +85,7 @@ def synchronize(handle: int) -> Any:
     if pending is None or not engine.runs(pending.round):
         _pending.pop(handle, None)
         raise HorovodInternalError("the operation was in flight when shutdown() was called")
-    failure = engine.wait(pending.handles)
+    failure = engine.wait(pending.handles, pending.releases)
     if _pending.pop(handle, None) is None:  # another thread has called shutdown()
         raise failure or HorovodInternalError("the operation was not synchronized when shutdown() was called")
     try:
@@ -84,7 +93,8 @@ def synchronize(handle: int) -> Any:
             raise failure
         return pending.finish()
     finally:
-        engine.release(pending.handles)
+        if not pending.releases:
+            engine.release(pending.handles)
 
 
 def _drop() -> None:

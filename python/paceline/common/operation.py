@@ -70,31 +70,66 @@ class How(NamedTuple):
         return {"reduce_op": op, **scales, "process_set": process_set_number(process_set), "options": options}
 
 
-# Small allreduces that have ended well, by process set and name: what they were. One that comes again is submitted as
-# pl_op.later, since nothing is wrong with it. One that is in flight is not here: using its name twice is an error which
-# the second caller gets at once.
-_repeats: dict[tuple[int, str], tuple[Any, ...]] = {}
+class Repeat:
+    """A small allreduce that has ended well, and may be started again under its name with little work.
+
+    It is submitted as pl_op.later, since nothing is wrong with it.
+    """
+
+    __slots__ = ("handles", "known_by", "memory", "op", "ops", "output", "round", "what")
+    releases = True
+
+    round: int
+    handles: Sequence[int]
+    memory: Any
+    output: Any
+
+    def __init__(self, op: abi.Op) -> None:
+        assert op.again is not None
+        self.op, self.ops = op, (op,)
+        self.known_by, self.what = op.again
+        op.later = True
+
+    def start(self, input: int, output: int, memory: Any, result: Any, at_once: bool) -> None:
+        """Submits it with other memory at these addresses. at_once: the caller waits for it next.
+
+        memory: what must live until it has ended. result: what `finish` returns.
+        """
+        op = self.op
+        op.input, op.output, op.at_once = input, output, at_once
+        self.handles, self.round, self.memory, self.output = engine.submit(self.ops), engine.round, memory, result
+
+    def finish(self) -> Any:
+        """Gives the output of one that has ended well, which may come again."""
+        output, self.output, self.memory = self.output, None, None
+        _keep(self)
+        return output
+
+
+# By process set and name. One that is in flight is not here: using its name twice is an error which the second caller
+# gets at once.
+_repeats: dict[tuple[int, str], Repeat] = {}
 
 _REPEATED_BYTES = 1 << 16  # of larger ones the exchange takes longer than the submission
 _MAX_REPEATS = 1 << 16
 
 
-def _repeats_itself(op: abi.Op, known_by: tuple[int, str], what: tuple[Any, ...] | None) -> None:
-    """Has an allreduce be submitted without waiting for the engine where one like it has ended well."""
-    before = _repeats.pop(known_by, None)
-    if what is not None:
-        op.later = what == before
-        op.again = known_by, what
+def repeated(process_set: int, name: str, what: tuple[Any, ...]) -> Repeat | None:
+    """The one of that name, which is to be started now, if it is what it was: see `operation`."""
+    repeat = _repeats.pop((process_set, name), None)
+    return repeat if repeat is not None and repeat.what == what else None
 
 
 def ended_well(op: abi.Op) -> None:
     """Notes that an operation has ended without an error, and may come again."""
-    if op.again is None or not (op.later or _is_small(op)):
-        return
+    if op.again is not None and (op.later or _is_small(op)):
+        _keep(Repeat(op))
+
+
+def _keep(repeat: Repeat) -> None:
     if len(_repeats) >= _MAX_REPEATS:
         _repeats.clear()
-    known_by, what = op.again
-    _repeats[known_by] = what
+    _repeats[repeat.known_by] = repeat
 
 
 def _is_small(op: abi.Op) -> bool:
@@ -144,11 +179,12 @@ def operation(
     )
     op.authenticated = options.authenticated
     if name is not None:
-        what = None
+        # A join, too, begins a generation: it ends what is known of tensors, and refuses them while it waits.
+        what = engine.generation, dtype, tuple(shape), reduce_op, prescale, postscale, priority, empty
+        before = repeated(process_set, name, what)
         if kind == abi.ALLREDUCE and options is DEFAULTS:
-            # A join, too, begins a generation: it ends what is known of tensors, and refuses them while it waits.
-            what = engine.generation, dtype, tuple(shape), reduce_op, prescale, postscale, empty
-        _repeats_itself(op, (process_set, name), what)
+            op.later = before is not None
+            op.again = (process_set, name), what
     if splits is not None:
         op.splits, op.nsplits = _dimensions(tuple(splits)), len(splits)
     return op

@@ -50,6 +50,24 @@ def dtype_number(tensor: torch.Tensor, *, reduces: bool = False) -> int:
     return number
 
 
+_plain = {torch.Tensor, torch.nn.Parameter}
+_strided = torch.strided
+
+
+def number_if_direct(tensor: torch.Tensor) -> int | None:
+    """The engine's number for the element type of an ordinary tensor whose own memory it can use; None for others."""
+    if (
+        type(tensor) in _plain
+        and tensor.is_cpu
+        and tensor.layout is _strided
+        and not tensor.is_nested
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    ):
+        return _NUMBERS.get(tensor.dtype)
+    return None
+
+
 def is_direct(tensor: torch.Tensor) -> bool:
     """Whether the engine can use the tensor's own memory."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()

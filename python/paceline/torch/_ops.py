@@ -27,8 +27,8 @@ from paceline.torch._ops_async import (
     named,
     reduction,
     scattering,
+    start_allreduce,
     start_group,
-    start_one,
 )
 from paceline.torch.compression import Compression
 
@@ -100,8 +100,10 @@ def allreduce_(
     Arguments as of `allreduce`. Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks
     gave different shapes, types or operations, if one gave nothing in time or a peer is lost.
     """
-    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
-    return synchronize(start_one(reduction(tensor, True, name, how), at_once=True))
+    reduce_op = operator_of(op, average)
+    return synchronize(
+        start_allreduce(tensor, True, name, reduce_op, prescale_factor, postscale_factor, process_set, at_once=True)
+    )
 
 
 def grouped_allreduce(

@@ -25,11 +25,11 @@ import torch
 from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
-from paceline.common.handles import start, synchronize
-from paceline.common.operation import How, operation
+from paceline.common.handles import start, start_again, synchronize
+from paceline.common.operation import How, operation, repeated
 from paceline.common.operators import Adasum, Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
-from paceline.torch._memory import adopt, dtype_number, host_copy, host_view, is_direct, to_device
+from paceline.torch._memory import adopt, dtype_number, host_copy, host_view, is_direct, number_if_direct, to_device
 
 # Types of tensors that tell how many rows go to each rank; Horovod takes int32 alone.
 _SPLITS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -110,8 +110,9 @@ def allreduce_async(
     Arguments as of `allreduce`. Raises ValueError for wrong arguments; `synchronize` raises HorovodInternalError, as
     for `allreduce`.
     """
-    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
-    return start_one(reduction(tensor, False, name, how))
+    return start_allreduce(
+        tensor, False, name, operator_of(op, average), prescale_factor, postscale_factor, process_set
+    )
 
 
 def allreduce_async_(
@@ -128,8 +129,29 @@ def allreduce_async_(
     Shape and arguments as of `allreduce`. Raises ValueError for wrong arguments; `synchronize` raises
     HorovodInternalError, as for `allreduce`.
     """
-    how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
-    return start_one(reduction(tensor, True, name, how))
+    return start_allreduce(tensor, True, name, operator_of(op, average), prescale_factor, postscale_factor, process_set)
+
+
+def start_allreduce(
+    tensor: torch.Tensor,
+    in_place: bool,
+    name: str | None,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    at_once: bool = False,
+) -> int:
+    """Starts an allreduce, with little work where it repeats. at_once: the caller waits for it next."""
+    if name is not None and (dtype := number_if_direct(tensor)) is not None:
+        what = engine.generation, dtype, tensor.shape, op, prescale, postscale, 0, False
+        if (repeat := repeated(process_set_number(process_set), name, what)) is not None:
+            memory = tensor.data_ptr()
+            if in_place:
+                return start_again(repeat, memory, memory, tensor, tensor, at_once)
+            output = torch.empty_like(tensor, requires_grad=False)
+            return start_again(repeat, memory, output.data_ptr(), tensor, output, at_once)
+    return start_one(reduction(tensor, in_place, name, How(op, prescale, postscale, process_set)), at_once)
 
 
 def grouped_allreduce_async(

@@ -1,9 +1,11 @@
 """Small allreduces that come again, which are submitted without waiting for the engine (pl_op.later)."""
 
 import threading
+import weakref
 
 import pytest
 import torch
+from torch import nn
 
 import paceline.torch as hvd
 from paceline.common import abi
@@ -33,6 +35,30 @@ def test_what_has_ended_well_is_left(left, rank, size):
         x = torch.full((10,), float(rank + time))
         assert torch.equal(summed(x, "again"), torch.full((10,), sum(range(size)) + float(size * time)))
     assert left == ["again"] * 4
+
+
+def test_each_result_is_its_own(left, size):
+    sums = []
+    for time in range(4):
+        x = nn.Parameter(torch.full((3,), float(time)))
+        sums.append(hvd.synchronize(hvd.allreduce_async(x, name="own", op=hvd.Sum)))
+        seen = weakref.ref(x)
+        del x
+        assert seen() is None, "nobody uses it any more"
+    assert left == ["own"] * 3
+    assert [s.tolist() for s in sums] == [[float(size * time)] * 3 for time in range(4)]
+    assert not any(s.requires_grad for s in sums)
+    seen = weakref.ref(sums.pop())
+    assert seen() is None
+
+
+def test_memory_that_the_engine_cannot_use_repeats_too(left, size):
+    for _ in range(3):
+        x = torch.arange(6.0).view(2, 3).t()
+        assert summed(x, "odd") is x
+        assert x.tolist() == [[0.0, 3.0 * size], [1.0 * size, 4.0 * size], [2.0 * size, 5.0 * size]]
+        summed(torch.ones(3, 2), "odd")
+    assert left == ["odd"] * 5
 
 
 def test_what_is_another_operation_is_submitted(left, size):
