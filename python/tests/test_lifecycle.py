@@ -266,6 +266,45 @@ def test_what_nobody_synchronized_is_released_at_shutdown(tmp_path):
             assert (one.status, one.output.strip()) == (0, "well"), one
 
 
+def test_an_optimizer_goes_on_in_the_next_job(tmp_path):
+    """What its hooks have collected, and what is in flight, ends with the first one."""
+    code = script("""
+        hvd.init()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters())
+        def backward():
+            optimizer.zero_grad()
+            model(torch.full((1, 4), float(hvd.rank()))).sum().backward()
+        def train():
+            for _ in range(3):
+                backward()
+                optimizer.step()
+                assert model[0].bias.grad.equal(model[0].weight.grad.sum(1) * 2 / 4), model[0].weight.grad
+                assert model[1].bias.grad.tolist() == [1.0] * 4
+        for fails in (False, True, False):
+            train()
+            stop = model[0].weight.register_hook(lambda _: 1 / 0) if fails else None
+            try:
+                backward()
+            except ZeroDivisionError:
+                stop.remove()
+            hvd.shutdown()
+            hvd.init()
+            try:
+                optimizer.step()
+                raise SystemExit("a step of an earlier round ended well")
+            except hvd.HorovodInternalError as e:
+                assert "shutdown()" in str(e), e
+        train()
+        hvd.shutdown()
+        print("well")
+    """)
+    with Job(2, code, tmp_path) as job:
+        for one in job.wait():
+            assert (one.status, one.output.strip()) == (0, "well"), one
+
+
 def test_seventy_thousand_operations_without_a_name(tmp_path):
     code = script("""
         hvd.init()

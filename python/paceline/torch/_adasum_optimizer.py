@@ -47,7 +47,7 @@ class AdasumOptimizer(GradientHooks):
             p.grad = torch.zeros_like(p)
         compressed, context = self._compression.compress(self._stepped(p) - p.detach())
         name = f"allreduce.{self._parameter_names[p]}"
-        handle = start_one(reduction(compressed, True, name, How(Adasum), self._priority[p]))
+        handle = start_one(reduction(compressed, True, name, How(Adasum), self._watched[p].priority))
 
         def finish() -> None:
             p.detach().add_(self._compression.decompress(synchronize(handle), context))
@@ -66,7 +66,7 @@ class AdasumOptimizer(GradientHooks):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Combines the steps of all ranks and adds them to the parameters. Returns the closure's loss, if any."""
         loss = closure() if closure is not None else None
-        for p in self._passes_left:
+        for p in self._watched:
             if p not in self._in_flight:
                 self._reduce(p)
         self._finish_all()

@@ -56,7 +56,6 @@ class CrossBarrierOptimizer(ReducingOptimizer):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._steps: dict[torch.Tensor, _Step] = {}  # not made yet, in the order of forward
-        self._unseen: set[torch.Tensor] = set()  # for which nobody has waited since `step`, whether stepped or not
         self._options_then: list[dict[str, Any]] = []
         self._settling = threading.RLock()
         self._waits: dict[nn.Module, list[torch.Tensor]] = {}  # by called module: what its forward waits for
@@ -98,15 +97,20 @@ class CrossBarrierOptimizer(ReducingOptimizer):
         self.agree()
         return super()._compared()
 
-    def _wait_of(self, place: int) -> Callable[[], None]:
-        return Member(self._batch, place)
+    def _backward_begins(self) -> None:
+        self._end_forward()
+        super()._backward_begins()
 
     def _gradient_ready(self, p: torch.Tensor) -> None:
         if p in self._unseen:
             raise RuntimeError(_USED.format(name=self._parameter_names[p]))
-        if self._steps:  # the forward pass is over, and has not called the modules of these
-            self._make(tuple(self._steps))
+        self._end_forward()
         super()._gradient_ready(p)
+
+    def _end_forward(self) -> None:
+        """Makes the steps of parameters whose modules the forward pass, which is over, has not called."""
+        if self._steps:
+            self._make(tuple(self._steps))
 
     def _finish_all(self) -> None:
         try:
@@ -154,9 +158,10 @@ class CrossBarrierOptimizer(ReducingOptimizer):
         ]
         group_of = {p: i for i, group in enumerate(self.param_groups) for p in group["params"]}
         with self._settling:
-            for p in self._passes_left:
+            waits = self._in_flight | {p: Member(self._batch, place) for place, p in enumerate(self._take_reduced())}
+            for p in self._watched:
                 assert p.grad is not None
-                self._steps[p] = _Step(p.grad, self._in_flight[p], group_of[p], p._version)
+                self._steps[p] = _Step(p.grad, waits[p], group_of[p], p._version)
                 p.grad = None
             self._in_flight = {}
             self._unseen = set(self._steps)
@@ -183,7 +188,7 @@ class CrossBarrierOptimizer(ReducingOptimizer):
                 self._settle(waits)
 
     def _own(self, module: nn.Module) -> list[torch.Tensor]:
-        return [p for p in module._parameters.values() if p is not None and p in self._passes_left]
+        return [p for p in module._parameters.values() if p is not None and p in self._watched]
 
     def _learn(self) -> None:
         for module in self._waits:

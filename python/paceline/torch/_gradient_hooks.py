@@ -31,9 +31,28 @@ _RECIPE = (
 )
 
 
+def versions_of(grads: Iterable[torch.Tensor]) -> list[int]:
+    """`version_of` each."""
+    try:
+        return [grad._version for grad in grads]
+    except RuntimeError:  # one is an inference tensor
+        return [version_of(grad) for grad in grads]
+
+
 def version_of(grad: torch.Tensor | None) -> int:
     """Autograd's count of a gradient's changes; the engine writes into the memory without it."""
     return -1 if grad is None or grad.is_inference() else grad._version
+
+
+class Watched:
+    """What an optimizer knows of a parameter with a hook."""
+
+    __slots__ = ("left", "prepared", "priority")
+
+    def __init__(self, left: int, priority: int) -> None:
+        self.left = left  # backward passes before its gradient is exchanged
+        self.priority = priority
+        self.prepared: Any = None  # ReducingOptimizer's
 
 
 class GradientHooks(Distributed):
@@ -55,8 +74,7 @@ class GradientHooks(Distributed):
 
     def _prepare(self, backward_passes_per_step: int) -> None:
         self.backward_passes_per_step = backward_passes_per_step
-        self._passes_left: dict[torch.Tensor, int] = {}
-        self._priority: dict[torch.Tensor, int] = {}
+        self._watched: dict[torch.Tensor, Watched] = {}
         self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
         # by parameter: its gradient since the last step, not to be changed, and the gradient's version
         self._made: dict[torch.Tensor, tuple[torch.Tensor | None, int]] = {}
@@ -70,20 +88,25 @@ class GradientHooks(Distributed):
         """Hooks into backward. The first parameters have the highest priority: forward needs them first."""
         ref = weakref.ref(self)
         for p in params:
-            if p.requires_grad and p not in self._passes_left:
-                self._passes_left[p] = self.backward_passes_per_step
-                self._priority[p] = -len(self._priority)
+            if p.requires_grad and p not in self._watched:
+                watched = self._watched[p] = Watched(self.backward_passes_per_step, -len(self._watched))
                 registered: list[Any] = []
-                registered.append(p.register_post_accumulate_grad_hook(_hook(ref, registered)))  # type: ignore[no-untyped-call]
+                hook = self._hook(watched, _ready(ref, registered))
+                registered.append(p.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def _hook(self, watched: Watched, ready: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+        """The hook on a parameter, which keeps neither it nor the optimizer. ready: has `_gradient_ready` called."""
+        return ready
 
     def _gradient_ready(self, p: torch.Tensor) -> None:
-        if self._passes_left[p] <= 0:
+        watched = self._watched[p]
+        if watched.left <= 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). "
                 "Increase backward_passes_per_step to accumulate gradients locally."
             )
-        self._passes_left[p] -= 1
-        if self._passes_left[p] == 0:
+        watched.left -= 1
+        if watched.left == 0:
             self._reduce(p)
             self._made[p] = p.grad, version_of(p.grad)
 
@@ -144,37 +167,47 @@ class GradientHooks(Distributed):
         failure: RuntimeError | ValueError | None = None
         changed = self._changed()
         self._made = {}
-        waits, self._in_flight = self._in_flight, {}
-        for wait in dict.fromkeys(waits.values()):  # many gradients have the same
+        params, waits = self._take_in_flight()
+        for wait in waits:
             try:
                 wait()
             except (RuntimeError, ValueError) as e:
                 failure = failure or e
-        self._passes_left.update(dict.fromkeys(waits, self.backward_passes_per_step))
+        for p in params:
+            self._watched[p].left = self.backward_passes_per_step
         if failure is not None:
             raise failure
         if changed:
             names = ", ".join(map(repr, changed[:3])) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
             raise RuntimeError(_CHANGED.format(names=names, recipe=self._recipe))
 
+    def _take_in_flight(self) -> tuple[Iterable[torch.Tensor], Iterable[Callable[[], None]]]:
+        """The parameters that are exchanged, which are so no longer, and what waits for them."""
+        taken, self._in_flight = self._in_flight, {}
+        return taken, dict.fromkeys(taken.values())  # many gradients have the same
+
+    def _exchanged(self) -> int:
+        """How many parameters are exchanged."""
+        return len(self._in_flight)
+
     def _changed(self) -> list[str]:
         """The names of the parameters whose gradients in flight the program has changed."""
-        changed = set()
-        for p, (tensor, version) in self._made.items():
-            if p.grad is not tensor or version_of(tensor) != version:
-                changed.add(p)
+        changed = self._changed_params()
         return [name for p, name in self._parameter_names.items() if p in changed] if changed else []
+
+    def _changed_params(self) -> set[torch.Tensor]:
+        return {p for p, (grad, version) in self._made.items() if p.grad is not grad or version_of(grad) != version}
 
     def check_unscaling(self) -> None:
         """Raises RuntimeError if GradScaler would change gradients in flight."""
-        if self._made:
+        if self._made or self._exchanged():
             raise RuntimeError(_UNSCALING.format(recipe=self._recipe))
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets the number of backward passes before each step."""
         self.backward_passes_per_step = passes
-        for p in self._passes_left:
-            self._passes_left[p] = passes
+        for watched in self._watched.values():
+            watched.left = passes
 
     def _drop_in_flight(self) -> None:
         """Forgets the exchanges in flight: nobody waits for their results."""
@@ -184,14 +217,14 @@ class GradientHooks(Distributed):
 
     def _compared(self) -> dict[torch.Tensor, str]:
         """The parameters that are the same on all ranks after each step, with their names."""
-        return {p: self._parameter_names[p] for p in self._passes_left}
+        return {p: self._parameter_names[p] for p in self._watched}
 
     def agree(self) -> None:
         """Does nothing: ranks agree after every step. Under models that let ranks run ahead it waits."""
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clears the gradients. Raises AssertionError while they are being reduced."""
-        if self._in_flight:
+        if self._exchanged():
             raise AssertionError(_EARLY_ZERO_GRAD)
         super().zero_grad(*args, **kwargs)
 
@@ -201,7 +234,7 @@ def options_of(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: (v, v._version if isinstance(v, torch.Tensor) else 0) for k, v in group.items()} for group in groups]
 
 
-def _hook(ref: weakref.ref[GradientHooks], registered: list[Any]) -> Callable[[torch.Tensor], None]:
+def _ready(ref: weakref.ref[GradientHooks], registered: list[Any]) -> Callable[[torch.Tensor], None]:
     """A hook that removes itself when its optimizer no longer exists."""
 
     def hook(p: torch.Tensor) -> None:

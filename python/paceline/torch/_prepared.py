@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
+from paceline.torch._gradient_hooks import Watched
 
 _strided = torch.strided
 
@@ -18,10 +21,11 @@ _strided = torch.strided
 class Prepared:
     """A parameter's reduction, in place, which costs two stores to start again."""
 
-    __slots__ = ("_dtype", "_op", "_round", "_shape")
+    __slots__ = ("_dtype", "_op", "_round", "_shape", "bytes")
 
     def __init__(self, op: abi.Op, grad: torch.Tensor) -> None:
         self._op, self._dtype, self._shape, self._round = op, grad.dtype, grad.shape, engine.round
+        self.bytes = grad.nbytes
 
     def takes(self, grad: torch.Tensor) -> bool:
         """Whether the operation fits the gradient: its type, its shape, and memory that the engine can use."""
@@ -38,68 +42,114 @@ class Prepared:
     def put(self, op: abi.Op) -> None:
         """Makes the operation of another place that of the parameter, but for the memory."""
         ctypes.memmove(ctypes.byref(op), ctypes.byref(self._op), ctypes.sizeof(op))
+        op.later = True  # `Batch.wait` says what is wrong
+
+
+class Collector:
+    """Parameters whose gradients backward has made and nobody has looked at yet.
+
+    What a hook does in backward costs most there, where its code and data are no longer in the processor's cache. So it
+    only leaves its parameter here. They are looked at, all together, when backward ends, when somebody waits, or as
+    soon as they have as many bytes as the engine would hold.
+    """
+
+    __slots__ = ("_begins", "_bytes", "_full", "_gathers", "_idle", "_params", "lock")
+
+    def __init__(self, begins: Callable[[], None], full: Callable[[], None]) -> None:
+        """begins: called before a backward pass leaves its first gradient. full: when the engine would hold no more.
+
+        Both are methods, which are called while their object lives.
+        """
+        self._begins, self._full = weakref.WeakMethod(begins), weakref.WeakMethod(full)
+        self._params: list[torch.Tensor] = []
+        self._bytes = 0
+        self._idle = True  # the next gradient is a backward's first
+        self._gathers = abi.gathers()
+        # Held from taking parameters until their reductions have started, so that who waits finds them under way. A
+        # signal handler may wait too, and finds that its own thread has the lock.
+        self.lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._params)
+
+    def hook(self, watched: Watched, ready: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+        """A hook on a parameter. ready: for gradients of which more is to come, and where no reduction is prepared."""
+        append = self._params.append
+
+        def hook(p: torch.Tensor) -> None:
+            prepared = watched.prepared
+            if prepared is None or watched.left != 1 or (self._idle and not self._begin()):
+                ready(p)
+                return
+            watched.left = 0
+            append(p)
+            self._bytes += prepared.bytes
+            if self._bytes >= self._gathers.value and (full := self._full()) is not None:
+                full()
+
+        return hook
+
+    def _begin(self) -> bool:
+        """Begins a backward pass. False: the optimizer no longer exists, so that `ready` removes the hook."""
+        begins = self._begins()
+        if begins is None:
+            return False
+        begins()
+        self._idle = False
+        return True
+
+    def take(self, last: bool) -> list[torch.Tensor]:
+        """All that are here. last: the next one is a backward's first, as far as is known."""
+        params = self._params[:]
+        del self._params[: len(params)]  # others may be added meanwhile
+        self._bytes, self._idle = 0, last
+        return params
+
+    def forget(self) -> None:
+        """Lets go of all that are here, which would stay for ever: a parameter's hooks are no part of what gc sees."""
+        self._params.clear()
+        self._idle = True
 
 
 class Batch:
     """Prepared reductions in flight, of at most `room` parameters, that are waited for together.
 
-    They are collected while the engine would hold them, until backward ends at most, so that many are submitted by one
-    call. Any thread may submit what is collected, because it waits for other operations. A batch lives, with the memory
-    of its gradients, until somebody has waited for it or the job is over.
+    A batch lives, with the memory of its gradients, until somebody has waited for it or the job is over.
     """
 
     def __init__(self, room: int) -> None:
         self._lock = threading.Lock()
         self._ops = (abi.Op * room)()
         self._places = list(self._ops)  # the same memory
-        self._prepared: list[Prepared | None] = [
-            None
-        ] * room  # whose operation is at a place, as backward repeats its order
+        # Whose operation is at a place, as backward repeats its order.
+        self._prepared: list[Prepared | None] = [None] * room
         self._handles = (ctypes.c_int32 * room)()
-        self._gathers = abi.gathers()
         self._begin()
-        engine.before_wait(self.submit)
 
     def _begin(self) -> None:
         self._started: list[torch.Tensor] = []
-        self._collected = self._submitted = self._bytes = 0
+        self._submitted = 0
         self._round = engine.round
         self._failure: BaseException | None = None
 
-    def add(self, prepared: Prepared, grad: torch.Tensor) -> int:
-        """Starts the reduction of a gradient, now or with later ones. `wait` raises what goes wrong.
-
-        Returns its place in the batch.
-        """
+    def start(self, prepared: Sequence[Prepared], grads: Sequence[torch.Tensor], at_once: bool) -> None:
+        """Starts the reductions of gradients. `wait` raises what goes wrong. at_once: the program waits next."""
         with self._lock:
             if not self._started:
                 self._round = engine.round
                 _in_flight.add(self)
-            if self._submitted == self._collected:
-                torch.autograd.Variable._execution_engine.queue_callback(self.submit)  # at the end of backward
-            place = self._collected
-            op = self._places[place]
-            if self._prepared[place] is not prepared:
-                prepared.put(op)
-                self._prepared[place] = prepared
-            op.input = op.output = grad.data_ptr()  # the memory is kept below until the operation has ended
-            self._started.append(grad)
-            self._collected = place + 1
-            self._bytes += grad.nbytes
-            if self._bytes >= self._gathers.value:
-                self._submit(at_once=False)
-            return place
+            self._started += grads  # the memory is kept until the operations have ended
+            for place, (one, grad) in enumerate(zip(prepared, grads, strict=True), self._submitted):
+                op = self._places[place]
+                if self._prepared[place] is not one:
+                    one.put(op)
+                    self._prepared[place] = one
+                op.input = op.output = grad.data_ptr()
+            self._submit(len(grads), at_once)
 
-    def submit(self) -> None:
-        """Submits what is collected, since backward has ended or somebody waits."""
-        with self._lock:
-            if self._submitted < self._collected and engine.runs(self._round):
-                self._submit(at_once=True)
-
-    def _submit(self, at_once: bool) -> None:
-        last = self._places[self._collected - 1]
+    def _submit(self, count: int, at_once: bool) -> None:
+        first, last = self._submitted, self._places[self._submitted + count - 1]
         last.at_once = at_once
-        first, count, self._bytes = self._submitted, self._collected - self._submitted, 0
         try:
             engine.submit_into(
                 abi.Op.from_buffer(self._ops, first * ctypes.sizeof(abi.Op)),
@@ -108,14 +158,13 @@ class Batch:
             )
             self._submitted += count
         except BaseException as e:
-            self._failure, self._collected = self._failure or e, first
+            self._failure = self._failure or e
         last.at_once = False
 
     def wait(self) -> None:
         """Waits until all have ended. Raises what went wrong first; HorovodInternalError where a reduction failed."""
         if not self._started:  # another call has waited
             return
-        self.submit()
         failure: BaseException | None
         if not engine.runs(self._round):
             failure = _over_before()
@@ -135,8 +184,6 @@ class Batch:
 
     def wait_for(self, place: int) -> None:
         """Waits for one reduction and raises what went wrong; `wait` releases all of them."""
-        if place >= self._submitted:
-            self.submit()
         if self._failure is not None:
             raise self._failure
         if not engine.runs(self._round):
@@ -147,9 +194,9 @@ class Batch:
 
     def drop(self) -> None:
         """Forgets the operations, of which the other ranks have theirs. They are released at shutdown."""
-        self.submit()
         with self._lock:
-            _dropped.append(self._started)
+            if self._started:
+                _dropped.append(self._started)
             self._begin()
 
 

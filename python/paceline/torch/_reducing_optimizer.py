@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,12 +23,12 @@ from paceline.common.util import split_list
 from paceline.torch._arena import gradients_in_arena
 from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
-from paceline.torch._gradient_hooks import GradientHooks, version_of
+from paceline.torch._gradient_hooks import GradientHooks, Watched, versions_of
 from paceline.torch._memory import is_direct
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch._parameters import byte_sizes, empty_sparse
-from paceline.torch._prepared import Batch, Prepared
+from paceline.torch._prepared import Batch, Collector, Prepared
 
 
 class ReducingOptimizer(GradientHooks):
@@ -60,7 +61,13 @@ class ReducingOptimizer(GradientHooks):
         self._sparse: set[torch.Tensor] = set()  # parameters that have had sparse gradients
         self._group_of: dict[torch.Tensor, list[torch.Tensor]] = {}
         self._ready: set[torch.Tensor] = set()  # parameters that wait for the rest of their group
-        self._prepared: dict[torch.Tensor, Prepared] = {}
+        self._collector = Collector(self._backward_begins, self._collected_enough)
+        self._unfit: list[torch.Tensor] = []  # parameters whose gradients are not like those of the last step
+        # What the batch reduces: parameters, their gradients and these gradients' versions, in the order of its places.
+        self._reduced: list[torch.Tensor] = []
+        self._grads: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        self._unseen: set[torch.Tensor] = set()  # parameters whose last step nobody has waited for: of cross_barrier
         for group in _groups(groups, [p for g in self.param_groups for p in g["params"] if p.requires_grad]):
             self._group_of.update(dict.fromkeys(group, group))
         self._distributed = process_set.included() and (engine.size() > 1 or seat.elastic)
@@ -68,7 +75,9 @@ class ReducingOptimizer(GradientHooks):
             text = resolved(codec, byte_sizes(self.param_groups), process_set)
             self._options = Options(sync=sync, codec=text)
             self._watch_all()
-            self._batch = Batch(len(self._passes_left))
+            engine.before_wait(self._start_collected)
+            weakref.finalize(self, self._collector.forget).atexit = False
+        self._batch = Batch(len(self._watched))
         plain = compression is NoneCompressor and codec is None and gate is None
         self._in_arena = in_arena and plain and self._distributed and not seat.elastic
         self._places: dict[torch.Tensor, torch.Tensor] = {}  # of gradients in the arena, by parameter
@@ -84,12 +93,13 @@ class ReducingOptimizer(GradientHooks):
             self._parameter_names.setdefault(p, f"noname.{number}.{place}")
         if self._distributed:
             self._watch(group)
-            self._batch = Batch(len(self._passes_left))
+            self._leave_batch()
+            self._batch = Batch(len(self._watched))
             self._find_places()
 
     def _find_places(self) -> None:
         if self._in_arena:
-            self._places |= gradients_in_arena(p for p in self._passes_left if p not in self._places)
+            self._places |= gradients_in_arena(p for p in self._watched if p not in self._places)
 
     def _move(self, p: torch.Tensor) -> None:
         """Moves a gradient to its place in the arena, where it stays until zero_grad drops it."""
@@ -99,29 +109,94 @@ class ReducingOptimizer(GradientHooks):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Loads options and state; drops reductions in flight."""
+        self._start_collected()
         self._drop_in_flight()
-        if self._distributed:
-            self._batch.drop()
+        self._unfit.clear()
+        self._take_reduced()
+        self._batch.drop()
         self._ready.clear()
         self._synchronized = False
         self._should_synchronize = True
         super().load_state_dict(*args, **kwargs)
 
-    def _gradient_ready(self, p: torch.Tensor) -> None:
-        """Starts the reduction of a gradient, with little work where it is like that of the last step."""
-        if self._places and self._passes_left[p] == 1:
-            self._move(p)
-        prepared, grad = self._prepared.get(p), p.grad
-        if prepared is None or grad is None or self._passes_left[p] != 1 or not prepared.takes(grad):
-            super()._gradient_ready(p)
-            return
-        self._in_flight[p] = self._wait_of(self._batch.add(prepared, grad))
-        self._passes_left[p] = 0
-        self._made[p] = grad, version_of(grad)
+    def _hook(self, watched: Watched, ready: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+        return self._collector.hook(watched, ready)
 
-    def _wait_of(self, place: int) -> Callable[[], None]:
-        """What waits for the gradient at a place of the batch."""
-        return self._batch.wait
+    def _backward_begins(self) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+    def _collected_enough(self) -> None:
+        self._start_collected(last=False)
+        self._start_unfit()
+
+    def _backward_ended(self) -> None:
+        self._start_collected()
+        self._start_unfit()
+
+    def _start_collected(self, last: bool = True) -> None:
+        """Starts the reductions of what hooks have left that is like that of the last step. The rest becomes unfit.
+
+        Any thread may call it, because it waits for other operations. last: backward has ended, as far as is known.
+        """
+        watched, unseen = self._watched, self._unseen
+        with self._collector.lock:
+            reduced, prepared, grads = [], [], []
+            for p in self._collector.take(last):
+                if self._places:
+                    self._move(p)
+                one, grad = watched[p].prepared, p.grad
+                if grad is None or (unseen and p in unseen) or not one.takes(grad):
+                    self._unfit.append(p)
+                    continue
+                reduced.append(p)
+                prepared.append(one)
+                grads.append(grad)
+            if reduced:
+                self._reduced += reduced
+                self._grads += grads
+                self._versions += versions_of(grads)
+                self._batch.start(prepared, grads, at_once=last)
+
+    def _start_unfit(self) -> None:
+        """Has gradients that do not fit what is prepared be reduced as those of the first step are.
+
+        Only backward's thread does that, and the one that steps: they get what is wrong with such gradients.
+        """
+        with self._collector.lock:
+            unfit, self._unfit = self._unfit, []
+        for p in unfit:
+            self._watched[p].left = 1  # all of them first: `step` reduces what is left after an error
+            self._watched[p].prepared = None
+        for p in unfit:
+            self._gradient_ready(p)
+
+    def _gradient_ready(self, p: torch.Tensor) -> None:
+        if self._places and self._watched[p].left == 1:
+            self._move(p)
+        super()._gradient_ready(p)
+
+    def _exchanged(self) -> int:
+        return len(self._in_flight) + len(self._reduced) + len(self._collector) + len(self._unfit)
+
+    def _take_in_flight(self) -> tuple[Iterable[torch.Tensor], Iterable[Callable[[], None]]]:
+        params, waits = super()._take_in_flight()
+        return [*params, *self._take_reduced()], [*waits, self._batch.wait]
+
+    def _leave_batch(self) -> None:
+        """Has reductions in flight be followed without the batch's help."""
+        self._start_collected()
+        self._made.update(zip(self._reduced, zip(self._grads, self._versions, strict=True), strict=True))
+        self._in_flight.update(dict.fromkeys(self._take_reduced(), self._batch.wait))
+
+    def _take_reduced(self) -> list[torch.Tensor]:
+        """The parameters whose gradients the batch reduces, in the order of their places. They are followed no more."""
+        reduced, self._reduced, self._grads, self._versions = self._reduced, [], [], []
+        return reduced
+
+    def _changed_params(self) -> set[torch.Tensor]:
+        changed = super()._changed_params()
+        made = zip(self._reduced, self._grads, self._versions, versions_of(self._grads), strict=True)
+        return changed | {p for p, grad, before, now in made if p.grad is not grad or now != before}
 
     def _reduce(self, p: torch.Tensor) -> None:
         group = self._group_of.get(p, [p])
@@ -157,14 +232,14 @@ class ReducingOptimizer(GradientHooks):
                 grad, empty = (grad, True) if offered is None else (offered, False)
             compressed, context = self._compression.compress(grad)
             name = f"allreduce.{self._parameter_names[p]}"
-            parts.append(reduction(compressed, True, name, how, self._priority[p], empty))
+            parts.append(reduction(compressed, True, name, how, self._watched[p].priority, empty))
             contexts.append(context)
         if len(params) == 1:
             single = start_one(parts[0])
             self._in_flight[params[0][0]] = lambda: self._store(*params[0], synchronize(single), contexts[0])
             p, own = params[0]
             if self._compression is NoneCompressor and self._gate is None and not own.is_sparse and is_direct(own):
-                self._prepared[p] = Prepared(parts[0].op, own)
+                self._watched[p].prepared = Prepared(parts[0].op, own)
             return
         group = start_group(parts)
 
@@ -202,8 +277,10 @@ class ReducingOptimizer(GradientHooks):
         self._synchronized = True
 
     def _start_missing(self) -> None:
-        if len(self._in_flight) < len(self._passes_left):
-            self._start([p for p in self._passes_left if p not in self._in_flight])
+        self._backward_ended()
+        if self._exchanged() < len(self._watched):
+            exchanged = self._in_flight.keys() | set(self._reduced)
+            self._start([p for p in self._watched if p not in exchanged])
         if self._gate is not None:
             self._gate.clock()
 
@@ -230,7 +307,7 @@ class ReducingOptimizer(GradientHooks):
 
     def _step_reduced(self, closure: Callable[[], Any] | None) -> Any:
         if not self._should_synchronize:
-            if self._in_flight or self._ready:
+            if self._exchanged() or self._ready:
                 raise RuntimeError(
                     "optimizer.step() within optimizer.skip_synchronize(), but gradients are being reduced: call "
                     "optimizer.synchronize() first"

@@ -69,7 +69,7 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
         change = self._with_kept(p, difference)
         given = change if self._gate is None else self._gate.offer(p, change, stepped)
         # Adding and reading are one operation, so that SSP(0) reads the result of this iteration and nothing newer.
-        part = self._values[p].using(given, difference, self._priority[p], 0.0)
+        part = self._values[p].using(given, difference, self._watched[p].priority, 0.0)
         failure = None
         try:
             handle = start_one(part)
