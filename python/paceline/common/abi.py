@@ -152,8 +152,8 @@ _PROTOTYPES = {
     "pl_timeline_stop": (ctypes.c_int, []),
 }
 
-# These are also attributes of the library without their prefix, and without argument types, whose checks take longer than
-# some of the calls. Their arguments are byref(...) for pointers, c_int64(...) for 64 bits, and numbers.
+# These are also attributes of the library without their prefix, and without argument types, whose checks take longer
+# than some of the calls. Their arguments are byref(...) for pointers, c_int64(...) for 64 bits, and numbers.
 _FREQUENT = ("pl_submit", "pl_poll", "pl_wait_all", "pl_end_all", "pl_release_all")
 
 
