@@ -153,15 +153,15 @@ def test_a_new_name_without_a_scheduler_ends_with_an_error_and_no_busy_wait(how,
         while not os.path.exists("{gone}"):
             time.sleep(0.01)
         waits, library = [], abi.library()
-        wait_all = library.pl_wait_all
+        wait_all = library.wait_all
 
         def wait(handles, count, timeout_ms):
             begun = time.monotonic()
             status = wait_all(handles, count, timeout_ms)
-            waits.append((status, 1000 * (time.monotonic() - begun), timeout_ms))
+            waits.append((status, 1000 * (time.monotonic() - begun), timeout_ms.value))
             return status
 
-        library.pl_wait_all = wait
+        library.wait_all = wait
         try:
             hvd.allreduce(torch.ones(3), name="new")
             raise SystemExit("a tensor was declared without a scheduler")
