@@ -61,7 +61,7 @@ func playMoves(t *testing.T, seed uint64) int {
 	ranks, servers, more := 2+random.IntN(3), 1+random.IntN(3), random.IntN(3)
 	models := []string{"bsp", "asp", "ssp:3", "dsps:1,5", "pssp:1,0.5", "expression:lead < 4", "adaptive:1,1", "adaptive:3,2", "elastic:5"}
 	model, placement := models[random.IntN(len(models))], []string{"largest-first", "eps", "proportional", "psld:0.5", "psld:0.5"}[random.IntN(5)]
-	elements := 60_000 + random.IntN(60_000)
+	elements := 30_000 + random.IntN(30_000)
 	if servers == 1 {
 		more++
 	}
@@ -175,7 +175,7 @@ func TestResidualsMoveWithTheirSums(t *testing.T) {
 
 // codedSums are the averages of some iterations, while partitions move if they do; moved says whether any has.
 func codedSums(t *testing.T, setting string, dtype units.DType, moves func(*jobtest.Job, *transporttest.Network)) (results [][]float64, moved bool) {
-	const iterations, n = 30, 100_000
+	const iterations, n = 30, 50_000
 	synctest.Test(t, func(t *testing.T) {
 		period := 300 * time.Millisecond
 		if moves == nil {
@@ -244,7 +244,7 @@ func TestAMovedValueIsTheSameBits(t *testing.T) {
 		var ends [3][]float64
 		for move := range ends { // none, to a server that joins, from one that leaves
 			synctest.Test(t, func(t *testing.T) {
-				const ranks, iterations, n = 3, 24, 100_000
+				const ranks, iterations, n = 3, 16, 80_000
 				var logs *observer.ObservedLogs
 				j := apart(t, ranks, 2, movers(&logs))
 				j.Start()
