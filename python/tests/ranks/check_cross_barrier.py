@@ -458,9 +458,9 @@ def test_a_lost_peer_is_an_error_in_the_next_forward_and_nothing_waits_then(rank
     ("make", "options", "text"),
     [
         (torch.optim.LBFGS, {}, "LBFGS, which evaluates the loss again"),
-        (lambda params: torch.optim.SGD(params, differentiable=True), {}, "which is differentiable"),
-        (torch.optim.SGD, {"sync": "ssp:3"}, "servers hold the parameters"),
-        (torch.optim.SGD, {"op": hvd.Adasum}, "combines the ranks' steps"),
+        (lambda params: torch.optim.SGD(params, lr=0.1, differentiable=True), {}, "which is differentiable"),
+        (OPTIMIZERS["sgd"], {"sync": "ssp:3"}, "servers hold the parameters"),
+        (OPTIMIZERS["sgd"], {"op": hvd.Adasum}, "combines the ranks' steps"),
     ],
     ids=["lbfgs", "differentiable", "held", "adasum"],
 )
