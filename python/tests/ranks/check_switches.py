@@ -8,10 +8,11 @@ from torch import nn
 
 import paceline.torch as hvd
 
-LAYERS, STEPS, BLOCKS = 20, 20, 10
+LAYERS, STEPS = 20, 20
+BLOCKS = 60  # of which the quietest counts: beside other programs a step has more batches
 
 
-def test_the_gradients_of_a_step_wake_few_threads(job, size):
+def test_a_batch_of_gradients_wakes_two_threads_on_each_side(job, size):
     network = nn.Sequential(*[m for _ in range(LAYERS) for m in (nn.Linear(64, 64), nn.ReLU())])
     named = [(f"switches.{name}", p) for name, p in network.named_parameters()]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), 0.01), named_parameters=named)
@@ -30,8 +31,8 @@ def test_the_gradients_of_a_step_wake_few_threads(job, size):
     train()
     every, training = (min(values) for values in zip(*[train() for _ in range(BLOCKS)], strict=True))
     # A rank sends a batch to each other rank's server and gets its sums, and its own server does the same for them: two
-    # switches for each, and two for the thread that trains. On a crowded machine the gradients of a step may leave in
-    # two batches; where cores are free they leave as they come, in more.
-    most = 2 * (2 + 4 * (size - 1)) if len(os.sched_getaffinity(0)) <= size else 2 * LAYERS
+    # switches for each, and two for the thread that trains. Where cores are free gradients leave as they come, in more
+    # batches.
+    most = 2 + 4 * (size - 1) if len(os.sched_getaffinity(0)) <= size else 2 * LAYERS
     assert every <= most, f"{every} context switches in a step of {2 * LAYERS} tensors"
     assert training <= 2, f"{training} of the thread that trains, which waits once"
