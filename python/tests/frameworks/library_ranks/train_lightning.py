@@ -3,7 +3,7 @@
 import lightning
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from nets import bits, data, network, say
+from nets import backend, bits, data, network, say
 
 
 class Module(lightning.LightningModule):
@@ -34,3 +34,5 @@ trainer = lightning.Trainer(
 module = Module()
 trainer.fit(module, torch.utils.data.DataLoader(data(), batch_size=16))
 say(trainer.global_rank, float(trainer.callback_metrics["loss"]), bits(module))
+if backend() == "ProcessGroupGloo":  # which may abort at the end of a process that still has it
+    torch.distributed.destroy_process_group()
