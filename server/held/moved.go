@@ -18,23 +18,18 @@ func (v *value) elsewhere() (away bool, replies []reply) {
 	if s.inherited == nil || s.over {
 		return false, nil
 	}
-	now := v.Round.Membership.Now()
-	if now == s.epoch {
-		return s.away, nil
-	}
-	was := s.away
-	s.epoch, s.away = now, v.Elsewhere(v.Number)
-	if !s.away || was {
-		return s.away, nil
+	away, left := s.whereabouts.Look(v.Part)
+	if !left {
+		return away, nil
 	}
 	replies = s.leave()
 	m, err := condition.New(v.Conditions())
 	if err != nil { // it was made by these before
 		m = s.machine
 	}
-	past := s.tally()
+	whereabouts, past := s.whereabouts, s.tally()
 	*s = newReaders(v.Part, m, v.room.copies)
-	s.epoch, s.away, s.past = now, true, past
+	s.whereabouts, s.past = whereabouts, past
 	return true, replies
 }
 

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/condition"
-	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
@@ -28,10 +27,9 @@ type readers struct {
 	before   uint64      // coded: iterations that the tensor had before it was declared, as the rank says that knows of most
 	waiting  []reader
 
-	inherited *inherited        // of an elastic job's value; else nil
-	epoch     *membership.Epoch // in which it has been looked last where the value is
-	away      bool              // what was found: it is at another server
-	past      room.Tally        // counted by machines before this one
+	inherited   *inherited // of an elastic job's value; else nil
+	whereabouts room.Whereabouts
+	past        room.Tally // counted by machines before this one
 }
 
 // newReaders makes what is behind the lock of a value that has not begun.

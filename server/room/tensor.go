@@ -92,6 +92,22 @@ func (t *Tensor) Elsewhere(part uint32) bool {
 	return t.Round.Elastic && t.Round.Membership.Now().Elsewhere(membership.Key{Name: membership.Name{Set: t.ProcessSet, Name: t.Name}, Number: t.ID, Part: int(part)}, t.Round.Here)
 }
 
+// Whereabouts is where a partition of an elastic job was found last. Its owner's lock guards it.
+type Whereabouts struct {
+	epoch *membership.Epoch
+	away  bool
+}
+
+// Look looks where the partition is, if there is a new epoch. left: it was here until then.
+func (w *Whereabouts) Look(p *Part) (away, left bool) {
+	if now := p.Round.Membership.Now(); now != w.epoch {
+		was := w.away
+		w.epoch, w.away = now, p.Elsewhere(p.Number)
+		left = w.away && !was
+	}
+	return w.away, left
+}
+
 // Live are those of the tensor's ranks that still take part. A sum needs what every rank has to give,
 // so that one which left is an error; a held value goes on without it, and so does in an elastic job all that does not split rows.
 func (t *Tensor) Live() rankset.Set {

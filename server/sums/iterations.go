@@ -6,7 +6,6 @@ import (
 
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/handover"
-	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
@@ -22,10 +21,9 @@ type iterations struct {
 	now     time.Time // of the event that is handled: what it sets free has waited for it
 	changes room.Changes
 
-	epoch     *membership.Epoch // in which elsewhere has looked last
-	away      bool              // what it has found
-	left      bool              // its residual has been given away, because the server is about to leave: nothing is taken any more
-	inherited handover.Key      // iterations before the open one that a lost server has closed
+	whereabouts room.Whereabouts
+	left        bool         // its residual has been given away, because the server is about to leave: nothing is taken any more
+	inherited   handover.Key // iterations before the open one that a lost server has closed
 
 	climbOf func(*slot) (push func(wire.Header, []byte), abandon func()) // the key's, for sums of a host
 

@@ -25,14 +25,9 @@ func (n *iterations) elsewhere() (away bool, answers []answer) {
 	if !n.Round.Elastic {
 		return false, nil
 	}
-	now := n.Round.Membership.Now()
-	if now == n.epoch {
-		return n.away, nil
-	}
-	was := n.away
-	n.epoch, n.away = now, n.Elsewhere(n.Number)
-	if !n.away || was {
-		return n.away, nil
+	away, left := n.whereabouts.Look(n.Part)
+	if !left {
+		return away, nil
 	}
 	for iteration, s := range n.slots {
 		if s.supplied {
