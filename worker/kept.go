@@ -38,7 +38,25 @@ type residual struct {
 
 // given is what a server gives of a held value that has been moved to another one.
 type given struct {
-	cover, message []byte // nil for what has not come
+	cover   *cover // nil for what has not come, as the message
+	message []byte
+}
+
+// cover is what a held value has in it, as a server has said. It does not change.
+type cover struct {
+	wire.Cover
+	encoded    []byte
+	operations uint64 // of all ranks: by that one value is newer than another
+}
+
+// readCover decodes a cover, and copies it.
+func readCover(b []byte) (*cover, error) {
+	c := &cover{encoded: slices.Clone(b)}
+	err := c.Decode(b)
+	for _, r := range c.Ranks {
+		c.operations += r.Next
+	}
+	return c, err
 }
 
 type keyOf struct{ tensor, part uint32 }
@@ -47,11 +65,10 @@ type keyOf struct{ tensor, part uint32 }
 type result struct {
 	d       *declaration
 	h       wire.Header // of the frame that supplies it
-	cover   []byte      // of a held value: wire.Cover
+	cover   *cover      // of a held value; else nil
 	server  int         // from which it came
 	message []byte
-	lent    bool   // a frame that has not left reads it
-	covered uint64 // how many operations of all ranks are in a held value: by that one is newer than another
+	lent    bool // a frame that has not left reads it
 
 	sentBack int // how often a server has sent it away
 }
@@ -95,7 +112,7 @@ func (k *kept) keep(t *task, h *wire.Header, server int, message []byte, lent bo
 }
 
 // covers notes what a held value covers that a server is about to give away.
-func (k *kept) covers(id keyOf, cover []byte) {
+func (k *kept) covers(id keyOf, cover *cover) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.given[id] = given{cover: cover}
@@ -185,31 +202,22 @@ func (k *kept) settle(id keyOf) *result {
 		return nil
 	}
 	delete(k.given, id)
-	r := &result{d: before.d, h: before.h, server: before.server, cover: g.cover, message: g.message, lent: true, covered: operations(g.cover)}
+	r := &result{d: before.d, h: before.h, server: before.server, cover: g.cover, message: g.message, lent: true}
 	r.h.Codec = wire.CodecSummed
 	k.results[id] = r
 	k.release(before)
 	return r
 }
 
-// operations is how many of all ranks a cover has; it was decoded when it came.
-func operations(cover []byte) (n uint64) {
-	var c wire.Cover
-	_ = c.Decode(cover)
-	for _, r := range c.Ranks {
-		n += r.Next
-	}
-	return n
-}
-
 // isNewer reports whether a held value is newer than another. Of two that cover the same one is, if it was given away: it is exact, and goes on elsewhere.
 func (r *result) isNewer(other *result) bool {
-	return r.covered > other.covered || r.covered == other.covered && r.h.Codec == wire.CodecSummed
+	mine, theirs := r.cover.operations, other.cover.operations
+	return mine > theirs || mine == theirs && r.h.Codec == wire.CodecSummed
 }
 
 // ofValue makes it the newest of a held value. What the home server of the name has to know is that its declaration is over.
 func (r *result) ofValue(t *task, before *result) {
-	r.cover, r.covered = t.cover, operations(t.cover)
+	r.cover = t.cover
 	h := &r.h
 	h.Flags, h.Codec, h.Divisor = h.Flags&wire.FlagAuthenticated, wire.CodecPlain, 0
 	h.Iteration, h.Seq, h.Before = 0, t.h.Seq, t.o.d.had()
@@ -245,11 +253,11 @@ func (k *kept) moved(place func(r *result) int) (all []*result) {
 func (k *kept) pushed(id keyOf, rank int) uint64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var c wire.Cover
-	if r := k.results[id]; r == nil || c.Decode(r.cover) != nil { // it was decoded when it came
+	r := k.results[id]
+	if r == nil || r.cover == nil {
 		return math.MaxUint64
 	}
-	for _, of := range c.Ranks {
+	for _, of := range r.cover.Ranks {
 		if int(of.Rank) == rank {
 			return of.Pushed
 		}
@@ -318,5 +326,5 @@ func (r *result) frames() []outbox.Frame {
 	}
 	h := r.h
 	h.Type, h.Flags, h.DType = wire.TypeCover, 0, 0
-	return []outbox.Frame{{Header: h, Payload: r.cover}, frame}
+	return []outbox.Frame{{Header: h, Payload: r.cover.encoded}, frame}
 }

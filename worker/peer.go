@@ -245,9 +245,9 @@ func (p *peer) awaiting(h *wire.Header) *task {
 }
 
 // covers notes what the held value covers that an answer is about to bring.
-func (p *peer) covers(h *wire.Header, cover []byte) error {
-	var c wire.Cover
-	if err := c.Decode(cover); err != nil {
+func (p *peer) covers(h *wire.Header, payload []byte) error {
+	c, err := readCover(payload)
+	if err != nil {
 		return err
 	}
 	if h.Codec == wire.CodecSummed {
@@ -255,8 +255,8 @@ func (p *peer) covers(h *wire.Header, cover []byte) error {
 		if d == nil {
 			return err
 		}
-		if err = d.mayCover(&c); err == nil {
-			p.e.kept.covers(keyOf{h.Tensor, h.Part}, slices.Clone(cover))
+		if err = d.mayCover(c); err == nil {
+			p.e.kept.covers(keyOf{h.Tensor, h.Part}, c)
 		}
 		return err
 	}
@@ -266,12 +266,12 @@ func (p *peer) covers(h *wire.Header, cover []byte) error {
 	if t == nil {
 		return nil
 	}
-	t.cover = slices.Clone(cover)
-	return t.o.d.mayCover(&c)
+	t.cover = c
+	return t.o.d.mayCover(c)
 }
 
 // mayCover reports whether other servers take a value of the tensor that covers this.
-func (d *declaration) mayCover(c *wire.Cover) error {
+func (d *declaration) mayCover(c *cover) error {
 	for _, r := range c.Ranks {
 		if _, member := slices.BinarySearch(d.t.Ranks, int(r.Rank)); !member {
 			return fmt.Errorf("a value of %q has pushes of rank %d, which is not in its process set", d.t.Name, r.Rank)

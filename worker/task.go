@@ -24,7 +24,7 @@ type task struct {
 	place     [wire.PlaceSize]byte
 	staged    bool   // what has left says where a copy of the input lies
 	message   []byte // memory that in lies in, for the encoder to have back
-	cover     []byte // of a held value in an elastic job: what the answer covers
+	cover     *cover // of a held value in an elastic job: what the answer covers
 	ahead     int64  // of it, what counts as not having left; guarded by the encoder's lock
 
 	state  atomic.Uint32 // life.State: several goroutines step it, each where something happens
