@@ -99,6 +99,27 @@ func TestAnElasticJobGoesOnWithoutALostWorker(t *testing.T) {
 	}
 }
 
+// TestARankThatWasGivenUpHearsItFromEveryServer, with the epoch since which it is no member: the servers may reach it before the scheduler does.
+func TestARankThatWasGivenUpHearsItFromEveryServer(t *testing.T) {
+	elastically(t, 2, func(t *testing.T, j *jobtest.Job, r *jobtest.Raw) {
+		r.Send(r.Conns[0], []byte(strings.Repeat("garbage", 100)))
+		var h wire.Header
+		var payload []byte
+		for h.Type != wire.TypeLost {
+			if err := r.Conns[1].ReadHeader(&h); err != nil {
+				t.Fatal(err)
+			}
+			payload = make([]byte, h.Length)
+			if err := r.Conns[1].ReadPayload(payload); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want := "(it is no member since epoch 1, and the others go on without it)"; !strings.Contains(string(payload), want) {
+			t.Errorf("it hears %s, want %q", payload, want)
+		}
+	})
+}
+
 // An average divides by who contributed.
 func TestAnAverageDividesByWhoContributed(t *testing.T) {
 	elastically(t, 2, func(t *testing.T, j *jobtest.Job, r *jobtest.Raw) {

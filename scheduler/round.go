@@ -190,12 +190,12 @@ func (m *Machine) restore(l *line, c *wire.Control) {
 
 // givenUp is what a lost worker hears that comes back.
 func (r *round) givenUp(p *peer) string {
-	text := fmt.Sprintf("the job has given up %s: %s", name(&p.Node), p.why)
+	why := p.why
 	var gone *membership.GoneError
 	if errors.As(r.epoch.Return(membership.Member{Role: membership.WorkerRole, Number: p.Rank}, p.Session), &gone) {
-		text += fmt.Sprintf(" (it is no member since epoch %d, and the others go on without it)", gone.Epoch)
+		why = gone.Notice()
 	}
-	return text
+	return fmt.Sprintf("the job has given up %s: %s", name(&p.Node), why)
 }
 
 // expect adds a restored round: its nodes are absent until they reconnect or their time is over. Those that have

@@ -109,7 +109,7 @@ func (r *round) dismiss(d membership.Departure) {
 	conns := append([]*conn(nil), r.conns[d.Number]...)
 	r.mu.RUnlock()
 	for _, c := range conns {
-		c.sendJSON(wire.Header{Type: wire.TypeLost}, wire.Lost{Role: wire.RoleWorker, Rank: d.Number, Why: d.Why})
+		c.sendJSON(wire.Header{Type: wire.TypeLost}, wire.Lost{Role: wire.RoleWorker, Rank: d.Number, Why: d.Notice()})
 		c.goodbye()
 		time.AfterFunc(outbox.LastWords, func() { _ = c.tc.Close() }) // where it reads nothing
 	}

@@ -45,6 +45,11 @@ type Departure struct {
 	Why         string
 }
 
+// Notice is what the process hears if it still runs: why it is no member, and since which epoch.
+func (d Departure) Notice() string {
+	return fmt.Sprintf("%s (it is no member since epoch %d, and the others go on without it)", d.Why, d.Epoch)
+}
+
 // keptDepartures bounds how many of them an epoch remembers.
 const keptDepartures = 1 << 12
 
