@@ -136,7 +136,7 @@ def test_gradients_of_an_embedding():
     np.testing.assert_allclose(table.weight.data().asnumpy(), expected, rtol=1e-5)
 
 
-def lean(trainer_of, steps=40):
+def lean(trainer_of, steps=60):
     """The trainer after steps towards what is best on every rank, the parameter, and its best value."""
     weight = gluon.Parameter("weight", shape=(2000,))
     weight.initialize(mx.init.Zero())
