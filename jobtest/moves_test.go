@@ -19,6 +19,7 @@ import (
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
+	"github.com/paceline/paceline/worker"
 )
 
 var (
@@ -185,24 +186,33 @@ func codedSums(t *testing.T, setting string, dtype units.DType, moves func(*jobt
 			s.Connections, s.Placement, s.PlacementPeriod = 2, "psld:0.1", period
 		}))
 		j.Start()
-		var all, last pushedTo
-		j.Workers[0].Engine.Observe(&all)
+		homes := homes{at: map[uint32]int{}}
+		j.Workers[0].Engine.Observe(&homes)
 		for k := range iterations {
-			if k == iterations-1 {
-				j.Workers[0].Engine.Observe(&last)
-			}
 			if k == 3 && moves != nil {
 				go moves(j, network)
 			}
 			time.Sleep(50 * time.Millisecond) // virtual
 			results = append(results, averages(j, "g", always(setting), dtype, func(rank int) []float64 { return jobtest.Normal(n, uint64(k), uint64(rank)) }))
 		}
-		for servers := range slices.Chunk(all.servers, len(last.servers)) { // of one iteration
-			slices.Sort(servers)
-			moved = moved || !slices.Equal(servers, all.servers[:len(last.servers)])
-		}
+		moved = homes.moved
 	})
 	return results, moved
+}
+
+// homes notes where the partitions of a tensor are, and whether any has moved.
+type homes struct {
+	at    map[uint32]int
+	moved bool
+}
+
+// Ended implements worker.Observer.
+func (h *homes) Ended(_ worker.Observed, exchanges []worker.Exchange, _ error) {
+	for _, x := range exchanges {
+		was, known := h.at[x.Partition]
+		h.moved = h.moved || known && was != x.Server
+		h.at[x.Partition] = x.Server
+	}
 }
 
 // TestAStateHasTheResidualsOfServersThatHaveLeft: they are at the heirs before anybody pushes again.

@@ -18,6 +18,7 @@ type profiles struct {
 	samples []map[int]placement.Sample // by server and rank
 	since   rankset.Set                // ranks that have reported since the placement looked
 	verdict *wire.Verdict              // of the newest look; nil before the first
+	tries   int                        // decisions that have moved nothing
 }
 
 // profiled takes a worker's report in. When all have reported, or one has again, the placement looks at the profiles. A report that cannot
@@ -140,13 +141,14 @@ func (m *Machine) look(r *round) {
 // remap has keys of an elastic job move as the profiles ask for (decision 99 says how). Members stay.
 func (m *Machine) remap(r *round, list placement.Profiles) {
 	before := r.epoch
-	next, err := before.Next(membership.Change{Profiles: list, Remap: true})
+	next, err := before.Next(membership.Change{Profiles: list, Remap: true, Tries: r.profiles.tries})
 	if err != nil {
 		m.warn("keys cannot move: %v", err)
 		return
 	}
 	moves := membership.Moves(before, next)
-	if len(moves) == 0 {
+	if len(moves) == 0 { // a key may stay on a slow server to explore it, but not the same one each time
+		r.profiles.tries++
 		return
 	}
 	if err := r.enter(next); err != nil {

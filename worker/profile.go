@@ -22,13 +22,12 @@ type profiler struct {
 
 // measured is what was measured of one server.
 type measured struct {
-	meter placement.Meter // of the iteration that runs
-	fit   placement.Fit   // to those that have ended since the newest report
-	first keyOf           // the key of the iteration's first exchange: with its next one another iteration begins
-	count int             // exchanges of the iteration
+	meter placement.Meter    // of the iteration that runs
+	fit   placement.Fit      // to those that have ended since the newest report
+	keys  map[keyOf]struct{} // of the iteration's exchanges: with the next one of any of them another iteration begins
 }
 
-// longestIteration bounds the exchanges that count as one iteration, where the first key does not come again.
+// longestIteration bounds the exchanges that count as one iteration, where no key comes again.
 const longestIteration = 4096
 
 func newProfiler(e *Engine) *profiler {
@@ -67,15 +66,16 @@ func (p *profiler) add(server int, key keyOf, x placement.Exchange) {
 		p.servers = append(p.servers, measured{})
 	}
 	m := &p.servers[server]
-	if m.count > 0 && (key == m.first || m.count == longestIteration) {
+	if m.keys == nil {
+		m.keys = map[keyOf]struct{}{}
+	}
+	if _, again := m.keys[key]; again || len(m.keys) == longestIteration {
 		if bytes, seconds, ok := m.meter.End(); ok {
 			m.fit.Add(bytes, seconds)
 		}
-		m.count = 0
+		clear(m.keys)
 	}
-	if m.count++; m.count == 1 {
-		m.first = key
-	}
+	m.keys[key] = struct{}{}
 	m.meter.Add(x)
 }
 

@@ -20,6 +20,8 @@ type Change struct {
 	Profiles placement.Profiles
 	// Remap has keys of an elastic job move from servers that stay: as the policy decides, or else so that all have equal bytes.
 	Remap bool
+	// Tries is how many decisions of the policy have moved nothing: its random choices are others in the next one.
+	Tries int
 	// Moved are the moves of an elastic job as another node knows them, where they are later than the epoch's.
 	Moved Moved
 }

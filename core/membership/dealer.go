@@ -153,13 +153,13 @@ func (e *Epoch) inherit(before *Epoch, c Change) error {
 	}
 	switch {
 	case e.Elastic && c.Remap:
-		err = d.move(each.Of(before.Keys.all(), e.Inherited), c.Profiles)
+		err = d.move(each.Of(before.Keys.all(), e.Inherited), c)
 	case e.Elastic:
 		for _, t := range before.Keys.all() {
 			d.Learn(e.Inherited(t))
 		}
 	case d.policy.Remaps() && (c.Profiles != nil || !maps.Equal(before.live(), e.live())):
-		err = d.remap(before.Keys.all(), c.Profiles, stays)
+		err = d.remap(before.Keys.all(), c, stays)
 	default:
 		d.replace(before, stays)
 	}

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-
-	"github.com/paceline/paceline/core/placement"
 )
 
 // Moved is where the scheduler of an elastic job has moved keys whose servers stayed (decision 99): the last move of each. It never changes;
@@ -67,9 +65,9 @@ func (e *Epoch) follow(m Moved) error {
 }
 
 // move has the policy decide on tensors, which have live servers, and records what moves.
-func (d *Dealer) move(tensors []*Tensor, profiles placement.Profiles) error {
+func (d *Dealer) move(tensors []*Tensor, c Change) error {
 	live := func(s int) bool { return d.epoch.Servers[s].State == Live }
-	if err := d.remap(tensors, profiles, live); err != nil {
+	if err := d.remap(tensors, c, live); err != nil {
 		return err
 	}
 	to := maps.Clone(d.epoch.moved.to)

@@ -54,8 +54,8 @@ func blocksOf(tensors []*Tensor, stays func(server int) bool) blocks {
 }
 
 // situation is what the policy knows of the epoch.
-func (e *Epoch) situation(b blocks, profiles placement.Profiles) placement.Situation {
-	return placement.Situation{Blocks: b.list, Weights: e.Weights(), Profiles: profiles, Initial: e.Founders(), Seed: e.Round + uint64(e.Number)}
+func (e *Epoch) situation(b blocks, profiles placement.Profiles, tries int) placement.Situation {
+	return placement.Situation{Blocks: b.list, Weights: e.Weights(), Profiles: profiles, Initial: e.Founders(), Seed: e.Round + uint64(e.Number) + uint64(tries)}
 }
 
 // Judge is what the profiles of the servers ask for: a change with these profiles, or one more server.
@@ -65,13 +65,13 @@ func (e *Epoch) Judge(profiles placement.Profiles) (placement.Verdict, error) {
 		return placement.Verdict{}, err
 	}
 	b := blocksOf(e.Keys.all(), func(s int) bool { return e.Servers[s].State == Live })
-	return policy.Judge(e.situation(b, profiles)), nil
+	return policy.Judge(e.situation(b, profiles, 0)), nil
 }
 
 // remap has the policy decide on the keys of the epoch before.
-func (d *Dealer) remap(tensors []*Tensor, profiles placement.Profiles, stays func(server int) bool) error {
+func (d *Dealer) remap(tensors []*Tensor, c Change, stays func(server int) bool) error {
 	b := blocksOf(tensors, stays)
-	servers, err := d.policy.Remap(d.epoch.situation(b, profiles))
+	servers, err := d.policy.Remap(d.epoch.situation(b, c.Profiles, c.Tries))
 	if err != nil {
 		return err
 	}
