@@ -29,7 +29,7 @@ const (
 	// Arena is the addresses of a process's arena, of which servers of its host map all.
 	Arena = 64 << 30
 	// MaxStaged bounds what a worker's arena holds of tensors that are on their way to servers of its host and do not lie there.
-	MaxStaged = 64 << 20
+	MaxStaged = 256 << 20
 	// MaxTensor bounds one tensor on one rank.
 	MaxTensor = 1 << 40
 	// MaxName bounds the name of a tensor.
