@@ -186,8 +186,8 @@ func codedSums(t *testing.T, setting string, dtype units.DType, moves func(*jobt
 			s.Connections, s.Placement, s.PlacementPeriod = 2, "psld:0.1", period
 		}))
 		j.Start()
-		homes := homes{at: map[uint32]int{}}
-		j.Workers[0].Engine.Observe(&homes)
+		seen := homes{at: map[uint32]int{}}
+		j.Workers[0].Engine.Observe(&seen)
 		for k := range iterations {
 			if k == 3 && moves != nil {
 				go moves(j, network)
@@ -195,7 +195,7 @@ func codedSums(t *testing.T, setting string, dtype units.DType, moves func(*jobt
 			time.Sleep(50 * time.Millisecond) // virtual
 			results = append(results, averages(j, "g", always(setting), dtype, func(rank int) []float64 { return jobtest.Normal(n, uint64(k), uint64(rank)) }))
 		}
-		moved = homes.moved
+		moved = seen.moved
 	})
 	return results, moved
 }

@@ -63,12 +63,9 @@ func (p *profiler) add(server int, key keyOf, x placement.Exchange) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for server >= len(p.servers) {
-		p.servers = append(p.servers, measured{})
+		p.servers = append(p.servers, measured{keys: map[keyOf]struct{}{}})
 	}
 	m := &p.servers[server]
-	if m.keys == nil {
-		m.keys = map[keyOf]struct{}{}
-	}
 	if _, again := m.keys[key]; again || len(m.keys) == longestIteration {
 		if bytes, seconds, ok := m.meter.End(); ok {
 			m.fit.Add(bytes, seconds)

@@ -53,9 +53,9 @@ func blocksOf(tensors []*Tensor, stays func(server int) bool) blocks {
 	return b
 }
 
-// situation is what the policy knows of the epoch.
-func (e *Epoch) situation(b blocks, profiles placement.Profiles, tries int) placement.Situation {
-	return placement.Situation{Blocks: b.list, Weights: e.Weights(), Profiles: profiles, Initial: e.Founders(), Seed: e.Round + uint64(e.Number) + uint64(tries)}
+// situation is what the policy knows of the epoch for a change.
+func (e *Epoch) situation(b blocks, c Change) placement.Situation {
+	return placement.Situation{Blocks: b.list, Weights: e.Weights(), Profiles: c.Profiles, Initial: e.Founders(), Seed: e.Round + uint64(e.Number) + uint64(c.Tries)}
 }
 
 // Judge is what the profiles of the servers ask for: a change with these profiles, or one more server.
@@ -65,13 +65,13 @@ func (e *Epoch) Judge(profiles placement.Profiles) (placement.Verdict, error) {
 		return placement.Verdict{}, err
 	}
 	b := blocksOf(e.Keys.all(), func(s int) bool { return e.Servers[s].State == Live })
-	return policy.Judge(e.situation(b, profiles, 0)), nil
+	return policy.Judge(e.situation(b, Change{Profiles: profiles})), nil
 }
 
 // remap has the policy decide on the keys of the epoch before.
 func (d *Dealer) remap(tensors []*Tensor, c Change, stays func(server int) bool) error {
 	b := blocksOf(tensors, stays)
-	servers, err := d.policy.Remap(d.epoch.situation(b, c.Profiles, c.Tries))
+	servers, err := d.policy.Remap(d.epoch.situation(b, c))
 	if err != nil {
 		return err
 	}
