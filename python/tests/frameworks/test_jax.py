@@ -108,6 +108,9 @@ if sys.argv[1] == "raises":
     raise ValueError("of the script")
 """
 
+# JAX 0.4.31 runs a program with a Python callback within the call; later ones let the script go on.
+RUN_IN_THE_CALL = jax.__version_info__ <= (0, 4, 31)
+
 
 @pytest.mark.parametrize("what", ["all", "one rank goes on", "raises"])
 def test_a_script_may_end_without_shutdown(what, tmp_path):
@@ -115,10 +118,11 @@ def test_a_script_may_end_without_shutdown(what, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(ENDS)
     code, said = run("paceline", "run", "-np", "2", sys.executable, script, what)
-    assert (code != 0) == (what == "raises") and "Exception ignored" not in said, said
-    fails = what == "one rank goes on"
-    assert said.count("a program in flight at the end of the process failed: ") == fails, said
-    assert ('"at the end" cannot be done: rank 1 has shut down' in said) == fails, said
+    alone = what != "all"
+    warns, raises = alone and not RUN_IN_THE_CALL and what != "raises", alone and RUN_IN_THE_CALL
+    assert (code != 0) == (raises or what == "raises") and "Exception ignored" not in said, said
+    assert said.count("a program in flight at the end of the process failed: ") == warns, said
+    assert ('"at the end" cannot be done: rank 1 has shut down' in said) == (warns or raises), said
 
 
 BLOCKS = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs/jax.md").read_text(), re.M | re.S)
