@@ -21,6 +21,7 @@ type codedValue struct {
 	rank        int
 	name, codec string
 	sync        string
+	gate        options.Gate
 	dtype       units.DType
 	op          units.ReduceOp
 	n           int
@@ -36,7 +37,7 @@ func (v *codedValue) use(use units.Use, x []float64) ([]float64, error) {
 func (v *codedValue) make(use units.Use, x []float64) worker.Op {
 	op := worker.Op{
 		Kind: units.Accumulate, DType: v.dtype, ReduceOp: v.op, Shape: []int64{int64(v.n)}, Name: v.name,
-		Declared: options.Declared{Sync: options.Sync{Model: v.sync}, Codec: v.codec}, Held: worker.Held{Use: use},
+		Declared: options.Declared{Sync: options.Sync{Model: v.sync}, Codec: v.codec, PullGate: v.gate}, Held: worker.Held{Use: use},
 	}
 	switch {
 	case use&units.Add != 0 && x == nil:

@@ -38,7 +38,7 @@ func playLosses(t *testing.T, seed uint64) {
 	ranks, dedicated, servers, where, embedded := places(random)
 	m := jobtest.NewMeans(random, ranks, 1+random.IntN(50000), 60, servers)
 	gone := random.Perm(dedicated)[:random.IntN(max(dedicated, 1))]
-	m.Heirs = embedded || len(gone) > 0
+	m.Heirs, m.Codec = embedded || len(gone) > 0, []string{"", "topk:0.1", "int4:block=64,feedback=on"}[random.IntN(3)]
 	j, network := apartOn(t, m.Ranks, where)
 	j.Settings.Connections = 1 + random.IntN(2)
 	revived(t, network, dedicated)

@@ -23,8 +23,9 @@ type Means struct {
 	Servers                int // over which tensors are cut
 	Lost                   []int
 	Value                  string       // the synchronisation model of a held value that processes use beside; "" for none
+	Codec                  string       // of a sum at each step, whose bits are alike on all; "" for none
 	Heirs                  bool         // servers are lost too: what a lost rank alone had got may be made anew without it, after which it has pushed
-	Results                [][][]uint64 // by rank and step: a hash of each partition; nil for a rank that was lost
+	Results                [][][]uint64 // by rank and step: a hash of each partition, and of the coded sum; nil for a rank that was lost
 
 	cuts   []int // where each partition begins, in bytes, and the end
 	inputs inputs
@@ -67,6 +68,9 @@ func cutsOf(elements, servers int) []int {
 func (m *Means) Train(j *Job, rank int) error {
 	for step := range m.Steps {
 		got, err := meanOf(j, rank, m.Elements, step, m.cuts)
+		if err == nil && m.Codec != "" {
+			got, err = codedSum(j, rank, m.Elements, step, m.Codec, got)
+		}
 		if err != nil {
 			return fmt.Errorf("step %d: %w", step, err)
 		}
@@ -86,6 +90,15 @@ func meanOf(j *Job, rank, elements, step int, cuts []int) ([]uint64, error) {
 	op := worker.Op{Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Average, Shape: []int64{int64(elements)}, Input: in, Output: in, Name: fmt.Sprint("x", step%3)}
 	_, err := j.Do(rank, op)
 	return hashes(in, cuts), err
+}
+
+// codedSum is another sum of what ranks give at a step, whose hash it appends.
+func codedSum(j *Job, rank, elements, step int, codec string, got []uint64) ([]uint64, error) {
+	in := meansInput(elements, rank, step)
+	op := worker.Op{Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Average, Shape: []int64{int64(elements)}, Input: in, Output: in, Name: "coded"}
+	op.Codec = fmt.Sprintf(`[{"min_bytes": 0, "codec": %q}]`, codec)
+	_, err := j.Do(rank, op)
+	return append(got, hashes(in, []int{0, len(in)})...), err
 }
 
 func meansInput(elements, rank, step int) []byte {
@@ -168,11 +181,11 @@ func (m *Means) of(ranks []int, step, part int) uint64 {
 	return hashes(out, []int{0, len(out)})[0]
 }
 
-// meansOf names the variable with the elements, the steps, the servers and the value of a run whose rank a process plays.
+// meansOf names the variable with the elements, the steps, the servers, the value and the codec of a run whose rank a process plays.
 const meansOf = "PACELINE_TEST_MEANS"
 
 // trainMeans plays a rank in a process of its own, and prints what it gets. Of a value it checks what it reads.
-func trainMeans(j *Job, rank, elements, steps, servers int, model string) error {
+func trainMeans(j *Job, rank, elements, steps, servers int, model, codec string) error {
 	var longest time.Duration
 	cuts := cutsOf(elements, servers)
 	value := j.Shares(rank, "value", model, elements)
@@ -184,6 +197,9 @@ func trainMeans(j *Job, rank, elements, steps, servers int, model string) error 
 	for step := range steps {
 		began := time.Now()
 		got, err := meanOf(j, rank, elements, step, cuts)
+		if err == nil && codec != "" {
+			got, err = codedSum(j, rank, elements, step, codec, got)
+		}
 		if err == nil && model != "" {
 			err = value.Play([]units.Use{units.Add | units.Read, units.Add, units.Add | units.ReadNow}[step%3])
 		}
@@ -222,5 +238,5 @@ func (m *Means) Heard(rank int, line string) (longest float64, more bool, err er
 
 // Env is the environment of the processes that play the run.
 func (m *Means) Env() []string {
-	return []string{"PACELINE_ELASTIC=1", fmt.Sprint("PACELINE_PARTITION_BYTES=", Partition), fmt.Sprintf("%s=%d %d %d %q", meansOf, m.Elements, m.Steps, m.Servers, m.Value)}
+	return []string{"PACELINE_ELASTIC=1", fmt.Sprint("PACELINE_PARTITION_BYTES=", Partition), fmt.Sprintf("%s=%d %d %d %q %q", meansOf, m.Elements, m.Steps, m.Servers, m.Value, m.Codec)}
 }

@@ -92,7 +92,7 @@ func playRolling(t *testing.T, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 16))
 	ranks, servers, more := 2+random.IntN(3), 1+random.IntN(3), 1+random.IntN(3)
 	m := jobtest.NewMeans(random, ranks, 1+random.IntN(50000), 60, servers)
-	m.Lost, m.Heirs = nil, true
+	m.Lost, m.Heirs, m.Codec = nil, true, []string{"", "topk:0.1"}[random.IntN(2)]
 	j := apart(t, ranks, servers)
 	j.Settings.Connections = 1 + random.IntN(2)
 	j.Start()

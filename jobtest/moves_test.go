@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
 	"github.com/paceline/paceline/node/settings"
@@ -239,14 +240,18 @@ func TestAStateHasTheResidualsOfServersThatHaveLeft(t *testing.T) {
 	}
 }
 
-// TestAMovedValueIsTheSameBits as without the move, to a server that joins or from one that leaves, also where what ranks have read of it is not exact: its codec leaves much out, or its type is narrower than what
-// servers add.
+// TestAMovedValueIsTheSameBits as without the move, to a server that joins or from one that leaves, also where what ranks have read of it is not exact: its codec leaves much out, its gate holds it back, or its type
+// is narrower than what servers add.
 func TestAMovedValueIsTheSameBits(t *testing.T) {
 	for _, c := range []struct {
 		codec string
 		dtype units.DType
 		sync  string
-	}{{"topk:0.1", units.Float32, "ssp:2"}, {"randomk:0.25", units.Float64, "bsp"}, {"none+s2", units.BFloat16, "bsp"}, {"", units.Float16, "ssp:2"}} {
+		gate  float64
+	}{
+		{"topk:0.1", units.Float32, "ssp:2", 0}, {"randomk:0.25", units.Float64, "bsp", 0}, {"none+s2", units.BFloat16, "bsp", 0}, {"", units.Float16, "ssp:2", 0},
+		{"none", units.Float32, "ssp:2", 0.1}, {"topk:0.1", units.Float32, "bsp", 0.1},
+	} {
 		var ends [3][]float64
 		for move := range ends { // none, to a server that joins, from one that leaves
 			synctest.Test(t, func(t *testing.T) {
@@ -255,7 +260,7 @@ func TestAMovedValueIsTheSameBits(t *testing.T) {
 				j := apart(t, ranks, 2, movers(&logs))
 				j.Start()
 				j.Each(func(rank int) error {
-					v := &codedValue{j: j, rank: rank, name: "v", sync: c.sync, dtype: c.dtype, op: units.Sum, n: n}
+					v := &codedValue{j: j, rank: rank, name: "v", sync: c.sync, gate: options.Gate{Threshold: c.gate}, dtype: c.dtype, op: units.Sum, n: n}
 					if c.codec != "" {
 						v.codec = always(c.codec)
 					}
@@ -287,7 +292,7 @@ func TestAMovedValueIsTheSameBits(t *testing.T) {
 		}
 		for move := 1; move < len(ends); move++ {
 			if !slices.Equal(ends[0], ends[move]) {
-				t.Errorf("%q of %v under %s, move %d: %g apart", c.codec, c.dtype, c.sync, move, norm(ends[0], ends[move]))
+				t.Errorf("%q of %v under %s, gate %g, move %d: %g apart", c.codec, c.dtype, c.sync, c.gate, move, norm(ends[0], ends[move]))
 			}
 		}
 	}

@@ -158,11 +158,11 @@ func train(w *node.Worker) error {
 	j.Workers[rank] = w
 	if text := os.Getenv(meansOf); text != "" {
 		var elements, steps, servers int
-		var model string
-		if _, err := fmt.Sscanf(text, "%d %d %d %q", &elements, &steps, &servers, &model); err != nil {
+		var model, codec string
+		if _, err := fmt.Sscanf(text, "%d %d %d %q %q", &elements, &steps, &servers, &model, &codec); err != nil {
 			return err
 		}
-		return trainMeans(j, rank, elements, steps, servers, model)
+		return trainMeans(j, rank, elements, steps, servers, model, codec)
 	}
 	for step := 1; ; step++ {
 		for _, n := range []int{10, 100000} {

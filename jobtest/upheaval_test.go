@@ -122,6 +122,9 @@ func drawUpheaval(seed uint64, links bool) *upheaval {
 	if random.IntN(2) == 0 {
 		u.Value = []string{"bsp", "ssp:2", "asp"}[random.IntN(3)]
 	}
+	if random.IntN(2) == 0 {
+		u.Codec = []string{"topk:0.1", "int4:block=64,feedback=on", "fp16"}[random.IntN(3)]
+	}
 	slices.SortStableFunc(u.events, func(a, b event) int { return a.step - b.step })
 	return u
 }
@@ -131,6 +134,9 @@ func (u *upheaval) String() string {
 	fmt.Fprintf(&b, "%d workers, %d servers", u.Ranks, u.servers)
 	if u.Value != "" {
 		fmt.Fprintf(&b, ", a value under %s", u.Value)
+	}
+	if u.Codec != "" {
+		fmt.Fprintf(&b, ", sums under %s", u.Codec)
 	}
 	if u.moves {
 		b.WriteString(", the scheduler in worker 0")
