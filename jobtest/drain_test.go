@@ -307,10 +307,20 @@ func TestADrainThatIsImpossible(t *testing.T) {
 			j := jobtest.Start(t, 2, network, jobtest.Dedicated(2), jobtest.Elastic)
 			j.Works("x", 100)
 			ask(t, j, "1")
-			ask(t, j, "1", `no dedicated server "1"`)
+			ask(t, j, "1") // again: it has left
 			ask(t, j, "0", "the last server")
 			j.Works("x", 100)
 			works(j)
+		})
+	})
+	t.Run("lost before", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			j, network := apartOn(t, 2, jobtest.Dedicated(2))
+			j.Start()
+			j.Works("x", 100)
+			lose(t, network, 2, 0)
+			j.Works("x", 100)
+			ask(t, j, "0", "server 0 has gone already", "the others go on without it")
 		})
 	})
 	t.Run("static", func(t *testing.T) {
@@ -358,15 +368,15 @@ func TestDrainedServersOfProcessesHoldNobody(t *testing.T) {
 	}
 	s = f.Settings()
 	left := 0
-	for _, i := range []string{"0", "1", "2"} { // in the order of their addresses: one is not there any more
+	for _, i := range []string{"0", "1", "2"} { // in the order of their addresses: one has left before
 		if err := watch.Drain(ctx, &s, i); err == nil {
 			left++
-		} else if !strings.Contains(err.Error(), "the last server") && !strings.Contains(err.Error(), "no dedicated server") {
+		} else if !strings.Contains(err.Error(), "the last server") {
 			t.Errorf("server %s: %v", i, err)
 		}
 	}
-	if left != 1 {
-		t.Errorf("%d servers were drained of the two that stayed, want one", left)
+	if left != 2 {
+		t.Errorf("%d servers have left of three, want two", left)
 	}
 	f.Steps()
 }

@@ -42,6 +42,10 @@ func (m *Machine) drain(l *line, c *wire.Control) {
 // askedToDrain tells a server that somebody wants it to leave.
 func (m *Machine) askedToDrain(l *line, c *wire.Control) {
 	r, p, err := m.meant(c.Drain.Server)
+	if err == nil && p == nil { // it was drained before: who asks has what he wants
+		m.answer(l, c.ID, &wire.Control{Drain: &wire.Drain{}})
+		return
+	}
 	if err == nil {
 		err = m.mayLeave(r, p)
 	}
@@ -98,23 +102,39 @@ func (m *Machine) endExit() {
 	m.nextExit()
 }
 
-// meant finds the server that somebody means, and its round.
+// meant finds the server that somebody means, and its round; no peer where it was drained.
 func (m *Machine) meant(server string) (*round, *peer, error) {
 	if len(m.rounds) == 0 {
 		return nil, nil, errors.New("the job has not started, or is over: there is nothing to drain")
 	}
 	r := m.rounds[len(m.rounds)-1]
 	var there []string
+	gone := -1
 	for i := range r.epoch.Servers {
 		s := &r.epoch.Servers[i]
-		if s.Rank != membership.Dedicated || s.State == membership.Gone {
+		if s.Rank != membership.Dedicated {
 			continue
 		}
-		at := slices.ContainsFunc(s.Addresses, func(a address.Address) bool { return a.At == server })
-		if p := m.serverAt(s.Addresses); p != nil && (at || strconv.Itoa(i) == server) {
+		means := strconv.Itoa(i) == server || slices.ContainsFunc(s.Addresses, func(a address.Address) bool { return a.At == server })
+		if s.State == membership.Gone {
+			if means {
+				gone = i
+			}
+			continue
+		}
+		if p := m.serverAt(s.Addresses); p != nil && means {
 			return r, p, nil
 		}
 		there = append(there, fmt.Sprintf("%d (%v, host %s)", i, s.Addresses, s.Host))
+	}
+	for _, d := range slices.Backward(r.epoch.Departures()) {
+		if gone < 0 || d.Member != (membership.Member{Role: membership.ServerRole, Number: gone}) {
+			continue
+		}
+		if d.Drained {
+			return r, nil, nil
+		}
+		return nil, nil, fmt.Errorf("%v has gone already: %s", d.Member, d.Notice())
 	}
 	if len(there) == 0 {
 		return nil, nil, errors.New("the job has no dedicated server: those in its workers leave with them")

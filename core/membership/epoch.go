@@ -148,7 +148,7 @@ func (e *Epoch) check() error {
 	case !slices.ContainsFunc(e.Workers, func(w Worker) bool { return w.State == Live }):
 		return errors.New("the job has no worker left")
 	case !slices.ContainsFunc(e.Servers, func(s Server) bool { return s.State == Live }):
-		return errors.New("the job has no server left that can hold keys: start another one first")
+		return errors.New("the job has no server left that can hold keys")
 	}
 	return e.checkIncarnations()
 }

@@ -44,6 +44,11 @@ def say(what, state):
     sys.stdout.flush()
 
 
+def stops():
+    """Whether a rank is told to end; a broadcast would fail where its root is lost."""
+    return bool(hvd.allreduce(torch.tensor(int(stop.exists())), op=hvd.Max, name="stop"))
+
+
 @hvd.elastic.run
 def train(state):
     say("begin", state)
@@ -61,7 +66,7 @@ def train(state):
                 state.commit()
                 if prepares:
                     say("commit", state)
-            if state.step % COMMIT_EVERY == 0 and hvd.broadcast_object(stop.exists(), name="stop"):
+            if state.step % COMMIT_EVERY == 0 and stops():
                 return
         sampler.set_epoch(sampler.epoch + 1)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from paceline.common.objects import greatest
 from paceline.common.seat import seat
 
 _Result = TypeVar("_Result")
@@ -53,9 +54,11 @@ class State:
         """Raises HostsUpdatedInterrupt, on every rank, if ranks wait to join or have to go. Every rank calls it."""
         if not seat.elastic:
             return
-        number, removed = self._bcast_object(seat.news())
+        number, removed = seat.news()
+        # A broadcast would fail where its root is lost.
+        number, others = divmod(greatest(2 * number + (not removed), "paceline.hosts"), 2)
         if number:
-            raise HostsUpdatedInterrupt(skip_sync=removed)
+            raise HostsUpdatedInterrupt(skip_sync=not others)
 
     def save(self) -> None:
         """Saves the state in memory."""

@@ -11,6 +11,7 @@ from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.handles import start, synchronize
 from paceline.common.operation import Options, operation
+from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
 
 # What is unpickled, and its length, is authenticated on every connection.
@@ -63,6 +64,18 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         return parts
 
     return [cloudpickle.loads(part) for part in synchronize(start([op], finish, at_once=True))]
+
+
+def greatest(number: int, name: str) -> int:
+    """Returns the greatest of all ranks' numbers, of 64 bits, on every rank.
+
+    It needs no rank of a given number: in an elastic job it ends well where ranks are lost. Raises
+    HorovodInternalError if one does not come in time.
+    """
+    memory = ctypes.c_int64(number)
+    address = ctypes.addressof(memory)
+    op = operation(abi.ALLREDUCE, abi.INT64, (1,), address, address, reduce_op=Max, name=name, options=_OPTIONS)
+    return synchronize(start([op], lambda _: memory.value, at_once=True))
 
 
 def _sent(payload: bytes, length: int, root_rank: int, name: str | None, process_set: ProcessSet) -> bytes:
