@@ -123,7 +123,7 @@ func TestWhatIsBehindAFailureEndsForItsReason(t *testing.T) {
 		first  func(j *jobtest.Job, op *worker.Op)
 	}{
 		{"undeclared", []int{0, 1, 2, 3}, "could not be declared on rank 2: ", func(j *jobtest.Job, op *worker.Op) { op.Set = j.All(); op.Set.Ranks = append(op.Set.Ranks, 3) }},
-		{"timeout", []int{0, 1}, "on rank 2 has waited 1s for that it ends, its timeout", func(_ *jobtest.Job, op *worker.Op) { op.Timeout = time.Second }},
+		{"timeout", []int{0, 1}, "on rank 2 has waited 1s for its end, its timeout", func(_ *jobtest.Job, op *worker.Op) { op.Timeout = time.Second }},
 	}
 	for what, place := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2), "pairs": jobtest.Pairs(2)} {
 		t.Run(what, func(t *testing.T) {

@@ -68,7 +68,7 @@ func (e *Engine) look() {
 
 // expire ends an operation whose own timeout has passed.
 func (o *operation) expire() {
-	waits := "that it ends"
+	waits := "its end"
 	if o.Kind.Message() {
 		waits = o.waitsFor()
 	}

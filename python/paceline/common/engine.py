@@ -6,11 +6,12 @@ import atexit
 import ctypes
 import json
 import os
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import suppress
 from typing import Any, cast
 
 from paceline.common import abi
@@ -52,7 +53,7 @@ class Engine:
         self._before_wait: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._before_rest: list[Callable[[], None]] = []
         self._at_shutdown: list[Callable[[], None]] = []
-        self._around_exit: list[Callable[[], AbstractContextManager[None]]] = []
+        self._at_exit: list[tuple[Callable[[], Exception | None], Callable[[], Exception | None]]] = []
         self._join: Callable[[], None] | None = None  # joins the job whose place this process only expects yet
 
     # The job
@@ -112,7 +113,7 @@ class Engine:
             length.append(self._check(lib.pl_seat(text, buffer, len(buffer))))
 
         if threading.current_thread() is threading.main_thread():
-            _interruptible(call)
+            interruptible(call)
         else:
             call()
         return json.loads(buffer.raw[: length[0]])
@@ -126,7 +127,7 @@ class Engine:
         except HorovodInternalError as e:
             warnings.warn(f"shutdown() waited for what was in flight, which failed: {e}", stacklevel=3)
         self._job = self._join = None
-        _interruptible(lambda: self._check(abi.library().pl_shutdown()))
+        interruptible(lambda: self._check(abi.library().pl_shutdown()))
         for call in self._at_shutdown:
             call()
 
@@ -151,18 +152,27 @@ class Engine:
         """Has `call` be called at the end of each shutdown, when no operation uses memory any more."""
         self._at_shutdown.append(call)
 
-    def around_exit(self, context: Callable[[], AbstractContextManager[None]]) -> None:
-        """Has the shutdown of a process that ends without one happen within the context."""
-        self._around_exit.append(context)
+    def at_exit(self, finish: Callable[[], Exception | None], drain: Callable[[], Exception | None]) -> None:
+        """For a process that ends without shutdown, where a framework has operations in flight that nobody waits for.
+
+        finish waits for them before the shutdown, not where an exception ends the process: then other ranks may wait
+        for what comes no more. drain ends them after it. Both return what failed; Ctrl-C ends the wait.
+        """
+        self._at_exit.append((finish, drain))
 
     def _shutdown_at_exit(self) -> None:
         if self._job is None or self._pid != os.getpid():
             return
-        with ExitStack() as stack:
-            for context in self._around_exit:
-                stack.enter_context(context())
-            self._job = None
-            abi.library().pl_shutdown()
+        ends_well, failures = not hasattr(sys, "last_value"), []
+        if ends_well:
+            with suppress(KeyboardInterrupt):
+                failures += [finish() for finish, _ in self._at_exit]
+        self._job = None
+        abi.library().pl_shutdown()
+        failures += [drain() for _, drain in self._at_exit]
+        if failure := next(filter(None, failures), None) if ends_well else None:
+            message = f"what was in flight at the end of the process failed: {failure}"
+            warnings.warn(message, stacklevel=1)
 
     def is_initialized(self) -> bool:
         """Whether `init()` has been called and `shutdown()` has not."""
@@ -246,13 +256,13 @@ class Engine:
         self.arrive()
         number = ctypes.c_uint32()
         members = (ctypes.c_int32 * len(ranks))(*ranks)
-        _interruptible(lambda: self._check(ask(members, len(ranks), ctypes.byref(number))))
+        interruptible(lambda: self._check(ask(members, len(ranks), ctypes.byref(number))))
         return number.value
 
     def remove_process_set(self, number: int) -> None:
         """Removes a registered set."""
         lib = abi.library()
-        _interruptible(lambda: self._check(lib.pl_process_set_remove(number)))
+        interruptible(lambda: self._check(lib.pl_process_set_remove(number)))
 
     # Operations
 
@@ -320,7 +330,7 @@ class Engine:
         self.arrive()
         at = ctypes.c_uint64()
         lib, text = abi.library(), json.dumps(change).encode()
-        _interruptible(lambda: self._check(lib.pl_set_condition(text, ctypes.byref(at))))
+        interruptible(lambda: self._check(lib.pl_set_condition(text, ctypes.byref(at))))
         return at.value
 
     def end_iteration(self, process_set: int, group: str) -> bool:
@@ -466,7 +476,7 @@ def _read(read: Callable[[Any, int], int]) -> bytes:
         room = length + 1
 
 
-def _interruptible(call: Callable[[], Any]) -> None:
+def interruptible(call: Callable[[], Any]) -> None:
     """Runs a call that may stay in C for long on a thread of its own, so that the main thread receives Ctrl-C."""
     engine._submit_collected()
     if threading.current_thread() is not threading.main_thread():

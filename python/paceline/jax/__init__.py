@@ -7,7 +7,7 @@ jax.grad and jax.vmap. `distributed_optimizer` wraps an optax optimizer.
 from __future__ import annotations
 
 try:
-    import jax as _jax
+    import jax as _jax  # noqa: F401
 except ModuleNotFoundError as e:
     if e.name != "jax":
         raise
@@ -15,7 +15,7 @@ except ModuleNotFoundError as e:
 
 from paceline.jax import _glue
 
-_glue.check_version(_jax)
+_glue.check_version()
 
 from paceline.common import core as _core  # noqa: E402
 from paceline.common.core import *  # noqa: E402

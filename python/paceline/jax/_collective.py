@@ -10,12 +10,9 @@ returns a future (bindings/jax). On other devices, and where XLA has no futures,
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -35,7 +32,7 @@ try:
     from jax.interpreters import ad, batching
     from jax.interpreters.mlir import TokenSet, dtype_to_ir_type, emit_python_callback, ir, register_lowering
 except (ImportError, AttributeError) as e:
-    raise _glue.unknown_version(jax, e) from e
+    raise _glue.unknown_version(e) from e
 
 Shape = tuple[int, ...]
 
@@ -271,21 +268,12 @@ def _drain() -> Exception | None:
     return failure
 
 
-@contextlib.contextmanager
-def _around_exit() -> Iterator[None]:
-    """A script that ends without shutdown: JAX waits for its programs, and so the job lasts as long.
-
-    Not where an exception ends it: then other ranks may wait for what comes no more. Ctrl-C ends the wait.
-    """
-    ends_well, token = not hasattr(sys, "last_value"), dispatch.runtime_tokens.current_tokens.get(_effect)
-    with contextlib.suppress(KeyboardInterrupt):
-        while ends_well and token is not None and not token._buf.is_ready():
-            time.sleep(0.002)
-    yield
-    if (failure := _drain()) is not None and ends_well:
-        message = f"a program in flight at the end of the process failed: {failure}"
-        warnings.warn(message, stacklevel=1)
+def _finish() -> None:
+    """A script that ends without shutdown: JAX waits for its programs, and so the job lasts as long."""
+    token = dispatch.runtime_tokens.current_tokens.get(_effect)
+    while token is not None and not token._buf.is_ready():
+        time.sleep(0.002)
 
 
 engine.at_shutdown(_forget)
-engine.around_exit(_around_exit)
+engine.at_exit(_finish, _drain)

@@ -8,6 +8,7 @@ import pathlib
 import re
 from typing import Any
 
+import jax
 import jaxlib
 
 from paceline.common import glue
@@ -18,7 +19,7 @@ _TESTED = "0.4.31 to 0.10.2"
 _FUTURES = 1  # the minor version of XLA's FFI that has them first
 
 
-def check_version(jax: Any) -> None:
+def check_version() -> None:
     """Raises ImportError for a JAX that is too old."""
     if jax.__version_info__ < _MINIMUM:
         raise ImportError(
@@ -27,13 +28,20 @@ def check_version(jax: Any) -> None:
         )
 
 
-def unknown_version(jax: Any, e: Exception) -> ImportError:
+def unknown_version(e: Exception) -> ImportError:
     """The error for a JAX that lacks a name which this package uses."""
     return ImportError(
         f"paceline.jax does not know JAX {jax.__version__} ({e}): it is tested with {_TESTED}; install one of these, "
         "or a newer Paceline"
     )
 
+
+try:
+    from jax.ffi import register_ffi_target
+except ModuleNotFoundError:  # JAX 0.4.31 to 0.4.38: those whose XLA has futures know no tokens among results
+    register_ffi_target = None
+except ImportError as e:
+    raise unknown_version(e) from e
 
 _loaded: list[ctypes.CDLL] = []
 
@@ -51,18 +59,13 @@ def has_handler() -> bool:
     Otherwise collectives in programs are Python callbacks, and on devices other than CPUs always.
     """
     minor = _minor_version()
-    if minor < _FUTURES:
+    if minor < _FUTURES or register_ffi_target is None:
         return False
-    try:
-        import jax.ffi as ffi
-    except ModuleNotFoundError:  # JAX 0.4.36 to 0.4.38, whose XLA has futures and knows no tokens among results
-        return False
-
     library = glue.bind("jax")
     library.pl_jax_set_minor(minor)
     library.pl_jax_set_job.argtypes = [ctypes.c_int64]
     _loaded.append(library)
-    ffi.register_ffi_target(TARGET, _capsule(library.pl_jax_collective), platform="cpu")
+    register_ffi_target(TARGET, _capsule(library.pl_jax_collective), platform="cpu")
     return True
 
 

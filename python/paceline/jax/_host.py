@@ -38,7 +38,7 @@ def dtype_number(dtype: Any, *, reduces: bool = False) -> int:
     if number is None or (reduces and number == abi.BOOL):
         raise ValueError(
             f"arrays of type {dtype} cannot be {'reduced' if reduces else 'sent'}: "
-            f"convert it first, for example to {'uint8' if reduces else 'float32'}"
+            f"convert it first, for example to {'float32' if number is None else 'uint8'}"
         )
     return number
 

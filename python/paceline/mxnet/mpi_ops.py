@@ -30,7 +30,7 @@ from mxnet.base import MXNetError
 from paceline.common import abi
 from paceline.common.compression import codec_of
 from paceline.common.core import *
-from paceline.common.engine import engine
+from paceline.common.engine import engine, interruptible
 from paceline.common.exceptions import NotInitializedError
 from paceline.common.handles import start, synchronize
 from paceline.common.held import Use
@@ -416,3 +416,22 @@ def grouped_reducescatter(
         _exchange(abi.REDUCESCATTER, tensor, output, label, priority, how)
         outputs.append(output)
     return outputs
+
+
+def _drain() -> Exception | None:
+    """Waits for what MXNet's engine has in flight. Returns what went wrong there, which MXNet then has raised."""
+    try:
+        mx.nd.waitall()
+    except MXNetError as e:
+        return e
+    return None
+
+
+def _finish() -> Exception | None:
+    """A script that ends without shutdown: what it has pushed is done first, as MXNet does with its own operations."""
+    failures: list[Exception | None] = []
+    interruptible(lambda: failures.append(_drain()))
+    return failures[0]
+
+
+engine.at_exit(_finish, _drain)

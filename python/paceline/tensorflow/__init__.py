@@ -15,7 +15,6 @@ from paceline.tensorflow import mpi_ops as _mpi_ops
 from paceline.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
     allgather_object,
-    broadcast_,
     broadcast_global_variables,
     broadcast_object,
     broadcast_object_fn,
@@ -35,7 +34,6 @@ __all__ = [
     "PartialDistributedGradientTape",
     "SyncBatchNormalization",
     "allgather_object",
-    "broadcast_",
     "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",

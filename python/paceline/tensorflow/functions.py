@@ -10,23 +10,7 @@ import tensorflow as tf
 from paceline.common.objects import allgather_object as allgather_object
 from paceline.common.objects import broadcast_object as broadcast_object
 from paceline.common.process_sets import ProcessSet, global_process_set
-from paceline.tensorflow.mpi_ops import grouped_broadcast
-
-
-def broadcast_(
-    variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
-    """Gives variables root_rank's values, and returns them. Those of TensorFlow and of Keras may be mixed.
-
-    variables: of any shapes and types; every rank has the same ones, in the same order. In a graph of TensorFlow 1 it
-        returns the assignments.
-
-    Raises as `broadcast` does.
-    """
-    targets = list(variables)
-    values = grouped_broadcast([tf.convert_to_tensor(v) for v in targets], root_rank, name, process_set)
-    assigned = [v.assign(value) for v, value in zip(targets, values, strict=True)]
-    return targets if tf.compat.v1.executing_eagerly_outside_functions() else assigned
+from paceline.tensorflow.mpi_ops import broadcast_
 
 
 def broadcast_variables(

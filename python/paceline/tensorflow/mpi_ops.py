@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,8 @@ from paceline.tensorflow.compression import Compression
 # fmt: off
 __all__ = [
     "Compression",
-    "allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall", "reducescatter",
-    "grouped_reducescatter", "join", "barrier",
+    "allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "broadcast_", "alltoall",
+    "reducescatter", "grouped_reducescatter", "join", "barrier",
     "size_op", "rank_op", "local_size_op", "local_rank_op", "process_set_included_op",
     "check_num_rank_power_of_2", "gpu_available", "handle_average_backwards_compatibility",
 ]
@@ -351,6 +351,22 @@ def grouped_broadcast(
     """Broadcasts several tensors together and returns a list of new tensors. See `broadcast`."""
     numbers = _numbers(abi.BROADCAST, How(0, process_set=process_set), root_rank)
     return _exchange([tf.convert_to_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
+
+
+def broadcast_(
+    variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Gives variables root_rank's values, and returns them. Those of TensorFlow and of Keras may be mixed.
+
+    variables: of any shapes and types; every rank has the same ones, in the same order. In a graph of TensorFlow 1 it
+        returns the assignments.
+
+    Raises as `broadcast` does.
+    """
+    targets = list(variables)
+    values = grouped_broadcast([tf.convert_to_tensor(v) for v in targets], root_rank, name, process_set)
+    assigned = [v.assign(value) for v, value in zip(targets, values, strict=True)]
+    return targets if tf.compat.v1.executing_eagerly_outside_functions() else assigned
 
 
 def broadcast(

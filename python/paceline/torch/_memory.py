@@ -45,7 +45,7 @@ def dtype_number(tensor: torch.Tensor, *, reduces: bool = False) -> int:
     if number is None or (reduces and number == abi.BOOL):
         raise ValueError(
             f"tensors of type {tensor.dtype} cannot be {'reduced' if reduces else 'sent'}: "
-            f"convert it first, for example to {'torch.uint8' if reduces else 'torch.float32'}"
+            f"convert it first, for example to {'torch.float32' if number is None else 'torch.uint8'}"
         )
     return number
 

@@ -58,6 +58,39 @@ def test_every_rank_passes(file, size, tmp_path):
     on_ranks(size, *checks(file, tmp_path))
 
 
+ENDS = """
+import sys, time
+import mxnet as mx
+import paceline.mxnet as hvd
+
+hvd.init()
+w = mx.nd.ones((200, 200))
+hvd.allreduce(w, name="at the end").wait_to_read()
+if sys.argv[1] == "all" or hvd.rank() == 0:
+    for _ in range(20 if sys.argv[1] == "all" else 1):
+        w = hvd.allreduce(mx.nd.dot(w, w) / 200, name="at the end")
+else:
+    time.sleep(1.0)  # the other is at its end by now
+if sys.argv[1] == "all" and hvd.rank() == 0:
+    mx.nd.save(sys.argv[2], w)
+if sys.argv[1] == "raises":
+    raise ValueError("of the script")
+"""
+
+
+@pytest.mark.parametrize("what", ["all", "one rank goes on", "raises"])
+def test_a_script_may_end_without_shutdown(what, tmp_path):
+    """What it has pushed is done first, as without Paceline; of what cannot be there is a warning."""
+    script, saved = tmp_path / "script.py", tmp_path / "saved"
+    script.write_text(ENDS)
+    code, said = run("paceline", "run", "-np", "2", sys.executable, script, what, saved)
+    assert (code != 0) == (what == "raises") and "Exception ignored" not in said, said
+    assert saved.exists() == (what == "all") and (not saved.exists() or saved.stat().st_size > 4 * 200 * 200)
+    fails = what == "one rank goes on"
+    assert said.count("what was in flight at the end of the process failed: ") == fails, said
+    assert ('"at the end" cannot be done: rank 1 has shut down' in said) == fails, said
+
+
 def test_the_engine_for_debugging_waits_for_each_operation(tmp_path):
     on_ranks(
         2,

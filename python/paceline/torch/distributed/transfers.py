@@ -57,7 +57,10 @@ class Transfers(Operations):
         for output, input in pairs:
             count = sum(t.numel() for t in output) if isinstance(output, list) else output.numel()
             if count != self._group.size * input.numel():
-                raise ValueError(f"{what}: outputs of {count} elements for {self._group.size} of {input.numel()}")
+                raise ValueError(
+                    f"{what}: outputs of {count} elements together, where {self._group.size} ranks give "
+                    f"{input.numel()} each, {self._group.size * input.numel()} in all"
+                )
             memory.append(Memory(input))
 
         def finish(handles: Any) -> None:
