@@ -26,11 +26,6 @@ var codecs = []string{
 
 var floats = []units.DType{units.Float32, units.Float16, units.BFloat16, units.Float64}
 
-// always codes tensors of any size.
-func always(setting string) string {
-	return fmt.Sprintf(`[{"min_bytes": 0, "codec": %q}]`, setting)
-}
-
 // gradient is the allreduce of a coded tensor.
 func gradient(name, setting string, d units.DType, x []float64) worker.Op {
 	in := jobtest.Elements(d, x)
@@ -95,7 +90,7 @@ func TestCodedSumsAreAlikeOnAllRanks(t *testing.T) {
 						continue
 					}
 					x := func(rank int) []float64 { return jobtest.Normal(n, uint64(n), uint64(rank)) }
-					got := averages(j, fmt.Sprint(setting, d, n), always(setting), d, x)
+					got := averages(j, fmt.Sprint(setting, d, n), jobtest.CodedBy(setting), d, x)
 					want := mean(c.ranks, func(rank int) []float64 { return jobtest.Numbers(d, jobtest.Elements(d, x(rank))) })
 					if off := norm(got, want); strings.HasPrefix(setting, "none") && off > 0.01*math.Sqrt(float64(n)) || off > 30*math.Sqrt(float64(n)) {
 						t.Errorf("%s of %d %v on %d ranks is off by %g", setting, n, d, c.ranks, off)
@@ -217,7 +212,7 @@ func TestACodedRunIsTheSameOverTCPAndInMemory(t *testing.T) {
 
 // Operations other than sums of floating-point numbers are not coded, with any setting.
 func TestWhatIsNotCodedTravelsPlain(t *testing.T) {
-	j := jobtest.Start(t, 2, jobtest.Dedicated(1), jobtest.With(func(s *settings.Settings) { s.Compression = always("onebit") }))
+	j := jobtest.Start(t, 2, jobtest.Dedicated(1), jobtest.With(func(s *settings.Settings) { s.Compression = jobtest.CodedBy("onebit") }))
 	j.Works("integers", 3000)
 	for _, op := range []units.ReduceOp{units.Min, units.Max, units.Product, units.Adasum} {
 		j.Each(func(rank int) error {
@@ -260,7 +255,7 @@ func TestRanksThatDisagreeAboutACodecHearOfIt(t *testing.T) {
 	}
 	// Texts that mean the same are the same.
 	j.Each(func(rank int) error {
-		_, err := j.Do(rank, gradient("v", []string{"int8", always("int8:block=512")}[rank], units.Float32, jobtest.Normal(2000, 1)))
+		_, err := j.Do(rank, gradient("v", []string{"int8", jobtest.CodedBy("int8:block=512")}[rank], units.Float32, jobtest.Normal(2000, 1)))
 		return err
 	})
 	if _, err := j.Do(0, gradient("x", "topk:7", units.Float32, jobtest.Normal(2000, 1))); err == nil || !strings.Contains(err.Error(), "shares over 0") {

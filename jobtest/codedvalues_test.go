@@ -62,7 +62,7 @@ func TestReadersOfCodedValuesComeToTheValue(t *testing.T) {
 				var seen [iterations][ranks][]float64
 				d, op, n := floats[i%4], []units.ReduceOp{units.Sum, units.Average}[i%2], []int{1, 65, jobtest.Partition/4 + 1, 3001}[i%4]
 				j.Each(func(rank int) error {
-					v := &codedValue{j: j, rank: rank, name: setting, codec: always(setting), dtype: d, op: op, n: n}
+					v := &codedValue{j: j, rank: rank, name: setting, codec: jobtest.CodedBy(setting), dtype: d, op: op, n: n}
 					root := jobtest.Numbers(d, jobtest.Elements(d, jobtest.Normal(n, 9)))
 					if got, err := v.use(units.Declare, root); err != nil {
 						return err

@@ -209,7 +209,7 @@ func TestCodedValuesGoOnWithoutALostServer(t *testing.T) {
 			for i, setting := range codecs {
 				var seen [3][]float64
 				j.Each(func(rank int) (err error) {
-					v := &codedValue{j: j, rank: rank, name: setting, codec: always(setting), dtype: floats[i%4], op: units.Sum, n: n}
+					v := &codedValue{j: j, rank: rank, name: setting, codec: jobtest.CodedBy(setting), dtype: floats[i%4], op: units.Sum, n: n}
 					if k == 0 {
 						if _, err := v.use(units.Declare, ones); err != nil {
 							return err

@@ -67,10 +67,7 @@ func cutsOf(elements, servers int) []int {
 // Train has a rank of a job do its part, and notes what it gets.
 func (m *Means) Train(j *Job, rank int) error {
 	for step := range m.Steps {
-		got, err := meanOf(j, rank, m.Elements, step, m.cuts)
-		if err == nil && m.Codec != "" {
-			got, err = codedSum(j, rank, m.Elements, step, m.Codec, got)
-		}
+		got, err := m.step(j, rank, step)
 		if err != nil {
 			return fmt.Errorf("step %d: %w", step, err)
 		}
@@ -84,21 +81,24 @@ func (m *Means) Train(j *Job, rank int) error {
 	return nil
 }
 
-// meanOf is one step of a rank. The names of three in a row differ.
-func meanOf(j *Job, rank, elements, step int, cuts []int) ([]uint64, error) {
-	in := meansInput(elements, rank, step)
-	op := worker.Op{Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Average, Shape: []int64{int64(elements)}, Input: in, Output: in, Name: fmt.Sprint("x", step%3)}
-	_, err := j.Do(rank, op)
-	return hashes(in, cuts), err
+// step is one of a rank: the mean, and the coded sum where there is one. The names of three in a row differ.
+func (m *Means) step(j *Job, rank, step int) ([]uint64, error) {
+	mean, err := m.average(j, rank, step, fmt.Sprint("x", step%3), "")
+	got := hashes(mean, m.cuts)
+	if err == nil && m.Codec != "" {
+		mean, err = m.average(j, rank, step, "coded", CodedBy(m.Codec))
+		got = append(got, hashes(mean, []int{0, len(mean)})...)
+	}
+	return got, err
 }
 
-// codedSum is another sum of what ranks give at a step, whose hash it appends.
-func codedSum(j *Job, rank, elements, step int, codec string, got []uint64) ([]uint64, error) {
-	in := meansInput(elements, rank, step)
-	op := worker.Op{Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Average, Shape: []int64{int64(elements)}, Input: in, Output: in, Name: "coded"}
-	op.Codec = fmt.Sprintf(`[{"min_bytes": 0, "codec": %q}]`, codec)
+// average is that of what ranks give at a step.
+func (m *Means) average(j *Job, rank, step int, name, codec string) ([]byte, error) {
+	in := meansInput(m.Elements, rank, step)
+	op := worker.Op{Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Average, Shape: []int64{int64(m.Elements)}, Input: in, Output: in, Name: name}
+	op.Codec = codec
 	_, err := j.Do(rank, op)
-	return append(got, hashes(in, []int{0, len(in)})...), err
+	return in, err
 }
 
 func meansInput(elements, rank, step int) []byte {
@@ -184,23 +184,26 @@ func (m *Means) of(ranks []int, step, part int) uint64 {
 // meansOf names the variable with the elements, the steps, the servers, the value and the codec of a run whose rank a process plays.
 const meansOf = "PACELINE_TEST_MEANS"
 
-// trainMeans plays a rank in a process of its own, and prints what it gets. Of a value it checks what it reads.
-func trainMeans(j *Job, rank, elements, steps, servers int, model, codec string) error {
+const meansFormat = "%d %d %d %q %q"
+
+// trainMeans plays a rank of the run that the text describes in a process of its own, and prints what it gets. Of a value it checks what it reads.
+func trainMeans(j *Job, rank int, text string) error {
+	var m Means
+	if _, err := fmt.Sscanf(text, meansFormat, &m.Elements, &m.Steps, &m.Servers, &m.Value, &m.Codec); err != nil {
+		return err
+	}
+	m.cuts = cutsOf(m.Elements, m.Servers)
 	var longest time.Duration
-	cuts := cutsOf(elements, servers)
-	value := j.Shares(rank, "value", model, elements)
-	if model != "" {
+	value := j.Shares(rank, "value", m.Value, m.Elements)
+	if m.Value != "" {
 		if err := value.Use(units.Declare, 10); err != nil {
 			return err
 		}
 	}
-	for step := range steps {
+	for step := range m.Steps {
 		began := time.Now()
-		got, err := meanOf(j, rank, elements, step, cuts)
-		if err == nil && codec != "" {
-			got, err = codedSum(j, rank, elements, step, codec, got)
-		}
-		if err == nil && model != "" {
+		got, err := m.step(j, rank, step)
+		if err == nil && m.Value != "" {
 			err = value.Play([]units.Use{units.Add | units.Read, units.Add, units.Add | units.ReadNow}[step%3])
 		}
 		if err != nil {
@@ -238,5 +241,5 @@ func (m *Means) Heard(rank int, line string) (longest float64, more bool, err er
 
 // Env is the environment of the processes that play the run.
 func (m *Means) Env() []string {
-	return []string{"PACELINE_ELASTIC=1", fmt.Sprint("PACELINE_PARTITION_BYTES=", Partition), fmt.Sprintf("%s=%d %d %d %q %q", meansOf, m.Elements, m.Steps, m.Servers, m.Value, m.Codec)}
+	return []string{"PACELINE_ELASTIC=1", fmt.Sprint("PACELINE_PARTITION_BYTES=", Partition), fmt.Sprintf("%s="+meansFormat, meansOf, m.Elements, m.Steps, m.Servers, m.Value, m.Codec)}
 }

@@ -194,7 +194,7 @@ func codedSums(t *testing.T, setting string, dtype units.DType, moves func(*jobt
 				go moves(j, network)
 			}
 			time.Sleep(50 * time.Millisecond) // virtual
-			results = append(results, averages(j, "g", always(setting), dtype, func(rank int) []float64 { return jobtest.Normal(n, uint64(k), uint64(rank)) }))
+			results = append(results, averages(j, "g", jobtest.CodedBy(setting), dtype, func(rank int) []float64 { return jobtest.Normal(n, uint64(k), uint64(rank)) }))
 		}
 		moved = seen.moved
 	})
@@ -224,7 +224,7 @@ func TestAStateHasTheResidualsOfServersThatHaveLeft(t *testing.T) {
 			j := apart(t, 3, 2)
 			j.Start()
 			for k := range 3 {
-				averages(j, "g", always("topk:0.1"), units.Float32, func(rank int) []float64 { return jobtest.Normal(50_000, uint64(k), uint64(rank)) })
+				averages(j, "g", jobtest.CodedBy("topk:0.1"), units.Float32, func(rank int) []float64 { return jobtest.Normal(50_000, uint64(k), uint64(rank)) })
 			}
 			if i == 1 {
 				j.StopServer(0)
@@ -262,7 +262,7 @@ func TestAMovedValueIsTheSameBits(t *testing.T) {
 				j.Each(func(rank int) error {
 					v := &codedValue{j: j, rank: rank, name: "v", sync: c.sync, gate: options.Gate{Threshold: c.gate}, dtype: c.dtype, op: units.Sum, n: n}
 					if c.codec != "" {
-						v.codec = always(c.codec)
+						v.codec = jobtest.CodedBy(c.codec)
 					}
 					if _, err := v.use(units.Declare, slices.Repeat([]float64{2048}, n)); err != nil {
 						return err

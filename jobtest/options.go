@@ -82,3 +82,8 @@ func Virtually(t *testing.T, links transporttest.Options, test func(t *testing.T
 func Stalls(warning, shutdown time.Duration) Option {
 	return With(func(s *settings.Settings) { s.StallWarning, s.StallShutdown = warning, shutdown })
 }
+
+// CodedBy are the rules by which a codec codes each tensor, however small.
+func CodedBy(setting string) string {
+	return fmt.Sprintf(`[{"min_bytes": 0, "codec": %q}]`, setting)
+}

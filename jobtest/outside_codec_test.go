@@ -65,7 +65,7 @@ func TestACodecFromOutsideTrains(t *testing.T) {
 			}
 			before := distance(w, truth)
 			for step := range steps {
-				gradient := averages(j, "w", always("float24"), units.Float32, func(rank int) []float64 {
+				gradient := averages(j, "w", jobtest.CodedBy("float24"), units.Float32, func(rank int) []float64 {
 					return leastSquares(w, truth, data[rank*rows+step%rows])
 				})
 				for i := range w {

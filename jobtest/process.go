@@ -157,12 +157,7 @@ func train(w *node.Worker) error {
 	rank := w.Settings.Rank
 	j.Workers[rank] = w
 	if text := os.Getenv(meansOf); text != "" {
-		var elements, steps, servers int
-		var model, codec string
-		if _, err := fmt.Sscanf(text, "%d %d %d %q %q", &elements, &steps, &servers, &model, &codec); err != nil {
-			return err
-		}
-		return trainMeans(j, rank, elements, steps, servers, model, codec)
+		return trainMeans(j, rank, text)
 	}
 	for step := 1; ; step++ {
 		for _, n := range []int{10, 100000} {

@@ -109,7 +109,7 @@ func (m *Machine) meant(server string) (*round, *peer, error) {
 	}
 	r := m.rounds[len(m.rounds)-1]
 	var there []string
-	gone := -1
+	var gone *membership.GoneError
 	for i := range r.epoch.Servers {
 		s := &r.epoch.Servers[i]
 		if s.Rank != membership.Dedicated {
@@ -118,7 +118,7 @@ func (m *Machine) meant(server string) (*round, *peer, error) {
 		means := strconv.Itoa(i) == server || slices.ContainsFunc(s.Addresses, func(a address.Address) bool { return a.At == server })
 		if s.State == membership.Gone {
 			if means {
-				gone = i
+				errors.As(r.epoch.Return(membership.Member{Role: membership.ServerRole, Number: i}, s.Incarnation), &gone)
 			}
 			continue
 		}
@@ -127,16 +127,12 @@ func (m *Machine) meant(server string) (*round, *peer, error) {
 		}
 		there = append(there, fmt.Sprintf("%d (%v, host %s)", i, s.Addresses, s.Host))
 	}
-	for _, d := range slices.Backward(r.epoch.Departures()) {
-		if gone < 0 || d.Member != (membership.Member{Role: membership.ServerRole, Number: gone}) {
-			continue
-		}
-		if d.Drained {
-			return r, nil, nil
-		}
-		return nil, nil, fmt.Errorf("%v has gone already: %s", d.Member, d.Notice())
-	}
-	if len(there) == 0 {
+	switch {
+	case gone != nil && gone.Drained:
+		return r, nil, nil
+	case gone != nil:
+		return nil, nil, fmt.Errorf("%v has gone already: %s", gone.Member, gone.Notice())
+	case len(there) == 0:
 		return nil, nil, errors.New("the job has no dedicated server: those in its workers leave with them")
 	}
 	return nil, nil, fmt.Errorf("the job has no dedicated server %q: it has %s", server, strings.Join(there, ", "))

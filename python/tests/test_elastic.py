@@ -1,8 +1,7 @@
-"""hvd.elastic: real jobs whose ranks are killed, added and removed while they train, and the parts alone."""
+"""hvd.elastic: real jobs whose ranks are killed, added and removed while they train."""
 
 import json
 import os
-import random
 import re
 import shlex
 import signal
@@ -11,7 +10,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
 import hosts
@@ -19,11 +17,6 @@ import pytest
 import torch
 from elastic_runs import Elastic, end_alike, replace
 from jobs import HANG_S, Job, clean_environment
-
-import paceline.torch as hvd
-from paceline.common.elastic import ObjectState, run_fn
-from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from paceline.common.sampling import Shares, share
 
 
 def test_the_others_go_on_with_what_was_committed_when_a_rank_is_killed(tmp_path):
@@ -427,148 +420,6 @@ def test_wrong_flags(flags, said):
         ["paceline", "run", *flags.split(), "true"], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode not in (0, None) and said in done.stderr, done.stderr
-
-
-# Without processes
-
-
-def test_shares_are_equal_disjoint_and_cover_what_is_not_processed():
-    draw = random.Random(1)
-    for _ in range(200):
-        length, size, epoch = draw.randrange(60), draw.randrange(1, 9), draw.randrange(5)
-        order = Shares(length, True, 7).remaining(epoch, 0)
-        assert sorted(order) == list(range(length)) and order == Shares(length, True, 7).remaining(epoch, 0)
-        done = draw.randrange(length + 9)
-        rest = Shares(length, True, 7).remaining(epoch, done)
-        assert rest == order[done:]
-        parts = [share(rest, rank, size) for rank in range(size)]
-        assert {len(p) for p in parts} == {-(-len(rest) // size)}
-        seen = Counter(i for p in parts for i in p)
-        assert set(seen) == set(rest)
-        assert sum(seen.values()) - len(rest) < size  # no more repeated than it takes
-    assert Shares(5, False, 0).remaining(3, 2) == [2, 3, 4]
-    assert Shares(50, True, 0).remaining(0, 0) != Shares(50, True, 0).remaining(1, 0)
-
-
-def test_what_was_processed_before_a_change_is_not_processed_again():
-    for before, after in ((2, 3), (4, 1), (3, 5)):
-        shares, batch, batches = Shares(100, True, 3), 4, 5
-        whole = shares.remaining(0, 0)
-        first = [share(whole, rank, before)[: batch * batches] for rank in range(before)]
-        rest = shares.remaining(0, batch * batches * before)
-        second = [share(rest, rank, after) for rank in range(after)]
-        done, later = {i for p in first for i in p}, {i for p in second for i in p}
-        assert done | later == set(range(100)) and not done & later
-
-
-@pytest.fixture
-def alone():
-    hvd.init()
-    yield
-    hvd.shutdown()
-
-
-def test_the_sampler_goes_on_after_what_it_has_recorded(alone):
-    sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
-    assert list(sampler) == list(range(10)) and len(sampler) == 10
-    sampler.record_batch(0, 3)
-    assert len(sampler) == 10  # the running epoch keeps its length
-    other = hvd.elastic.ElasticSampler(range(10), shuffle=False)
-    other.load_state_dict(sampler.state_dict())
-    assert list(other) == list(range(3, 10)) and other.remaining_indices == list(range(3, 10))
-    other.set_epoch(1)
-    assert (other.epoch, len(other), other.total_size) == (1, 10, 10)
-    shuffled = hvd.elastic.ElasticSampler(range(10))
-    first = list(shuffled)
-    shuffled.set_epoch(1)
-    assert sorted(first) == list(range(10)) and list(shuffled) != first
-
-
-def test_restore_goes_back_to_the_commit(alone):
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, schedule=schedule, seen=[1], batch=0)
-
-    def step():
-        optimizer.zero_grad()
-        model(torch.ones(2)).sum().backward()
-        optimizer.step()
-        schedule.step()
-
-    step()
-    state.seen.append(2)
-    state.batch = 7
-    state.commit()
-    weight, momentum = model.weight.detach().clone(), [v["momentum_buffer"].clone() for v in optimizer.state.values()]
-    for _ in range(2):  # a second restore finds what was saved unchanged
-        step()
-        state.seen.append(3)
-        state.batch = 9
-        state.restore()
-        assert torch.equal(model.weight, weight) and (state.seen, state.batch) == ([1, 2], 7)
-        assert all(
-            torch.equal(v["momentum_buffer"], m) for v, m in zip(optimizer.state.values(), momentum, strict=True)
-        )
-        assert schedule.last_epoch == 1
-    other = torch.nn.Linear(2, 2)
-    state.model = other
-    assert state.model is other
-    other.weight.data.zero_()
-    state.restore()
-    assert other.weight.abs().sum() > 0
-
-
-def test_handlers_can_be_replaced(alone):
-    class Tracked(list):
-        pass
-
-    class Handler(hvd.elastic.StateHandler):
-        calls = ""
-
-        def save(self):
-            self.calls += "s"
-
-        def restore(self):
-            self.calls += "r"
-
-        def sync(self):
-            self.calls += "y"
-
-    before = hvd.elastic.get_handler_registry()
-    hvd.elastic.set_handler_registry([*before, (Tracked, Handler)])
-    try:
-        state = hvd.elastic.TorchState(tracked=Tracked(), plain=1)
-    finally:
-        hvd.elastic.set_handler_registry(before)
-    state.save()
-    state.restore()
-    state.sync()
-    assert state._handlers["tracked"].calls == "ssry" and state.plain == 1
-
-
-def test_without_an_elastic_launcher_the_error_goes_to_the_caller(alone):
-    state = ObjectState(lambda x: x, hvd.rank, x=1)
-
-    def lose(state):
-        state.x = 2
-        raise HorovodInternalError("lost")
-
-    with pytest.raises(HorovodInternalError, match="lost"):
-        run_fn(lose, lambda: None)(state)
-    calls = []
-
-    def train(state):
-        calls.append(state.x)
-        if len(calls) == 1:
-            state.x = 5
-            raise HostsUpdatedInterrupt()
-        return "trained"
-
-    state.register_reset_callbacks([lambda: calls.append("reset")])
-    assert run_fn(train, lambda: calls.append("again"))(state) == "trained"
-    assert calls == [2, "again", "reset", 5]
-    assert re.search("hosts", str(HostsUpdatedInterrupt())) and HostsUpdatedInterrupt(True).skip_sync
 
 
 KILLED_ONE_AFTER_THE_OTHER = """

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from paceline.common import abi
 from paceline.common.exceptions import HorovodInternalError, NotInitializedError
@@ -39,6 +39,7 @@ _WAIT_SLICE_MS = 100
 _WAIT_SLICE = ctypes.c_int64(_WAIT_SLICE_MS)
 
 _One = ctypes.c_int32 * 1
+_T = TypeVar("_T")
 
 
 class Engine:
@@ -107,16 +108,12 @@ class Engine:
         request = {"env": _environment(), "timeout_seconds": timeout_s, "ask": {"process": process, **ask}}
         buffer = ctypes.create_string_buffer(1 << 16)
         lib, text = abi.library(), json.dumps(request).encode()
-        length: list[int] = []
 
-        def call() -> None:
-            length.append(self._check(lib.pl_seat(text, buffer, len(buffer))))
+        def call() -> int:
+            return self._check(lib.pl_seat(text, buffer, len(buffer)))
 
-        if threading.current_thread() is threading.main_thread():
-            interruptible(call)
-        else:
-            call()
-        return json.loads(buffer.raw[: length[0]])
+        length = interruptible(call) if threading.current_thread() is threading.main_thread() else call()
+        return json.loads(buffer.raw[:length])
 
     def shutdown(self) -> None:
         """Leaves the job. Operations in flight end with HorovodInternalError. Does nothing without a job."""
@@ -170,7 +167,7 @@ class Engine:
         self._job = None
         abi.library().pl_shutdown()
         failures += [drain() for _, drain in self._at_exit]
-        if failure := next(filter(None, failures), None) if ends_well else None:
+        if ends_well and (failure := next(filter(None, failures), None)):
             message = f"what was in flight at the end of the process failed: {failure}"
             warnings.warn(message, stacklevel=1)
 
@@ -476,23 +473,27 @@ def _read(read: Callable[[Any, int], int]) -> bytes:
         room = length + 1
 
 
-def interruptible(call: Callable[[], Any]) -> None:
-    """Runs a call that may stay in C for long on a thread of its own, so that the main thread receives Ctrl-C."""
+def interruptible(call: Callable[[], _T]) -> _T:
+    """Runs a call that may stay in C for long on a thread of its own, so that the main thread receives Ctrl-C.
+
+    Returns and raises what the call does.
+    """
     engine._submit_collected()
     if threading.current_thread() is not threading.main_thread():
-        call()
-        return
-    outcome: list[BaseException] = []
+        return call()
+    results: list[_T] = []
+    failures: list[BaseException] = []
 
     def run() -> None:
         try:
-            call()
+            results.append(call())
         except BaseException as e:
-            outcome.append(e)
+            failures.append(e)
 
     thread = threading.Thread(target=run, name="paceline", daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(_WAIT_SLICE_MS / 1000)
-    if outcome:
-        raise outcome[0]
+    if failures:
+        raise failures[0]
+    return results[0]

@@ -429,9 +429,7 @@ def _drain() -> Exception | None:
 
 def _finish() -> Exception | None:
     """A script that ends without shutdown: what it has pushed is done first, as MXNet does with its own operations."""
-    failures: list[Exception | None] = []
-    interruptible(lambda: failures.append(_drain()))
-    return failures[0]
+    return interruptible(_drain)
 
 
 engine.at_exit(_finish, _drain)
