@@ -123,9 +123,10 @@ func (e *Engine) joined(server, last int) {
 		} else if !said {
 			pass := i >= all && !j.passed && e.hosting != nil
 			j.passed = j.passed || pass
+			cameLast := j.replies[first]
 			e.mu.Unlock()
 			if pass {
-				e.hosting.AllJoined(j.replies[first])
+				e.hosting.AllJoined(cameLast)
 			}
 			return
 		}
