@@ -107,7 +107,7 @@ def main():
     parser = argparse.ArgumentParser(description="training while workers and servers are killed, beside one in peace")
     parser.add_argument("--workers", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--servers", type=int, default=3, help="dedicated ones (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=600, help="(default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=2050, help="(default: %(default)s)")
     parser.add_argument("--every", type=float, default=10, help="seconds from loss to loss (default: %(default)s)")
     parser.add_argument("--tolerance", type=float, default=2, help="percent (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)

@@ -186,7 +186,8 @@ typedef struct pl_output {
   uint32_t nrows; /* entries of rows */
   const int64_t *rows; /* allgather, alltoall: rows received from each rank of the set; valid until pl_release */
   /* A pl_output may end here. */
-  int32_t value; /* join: the last rank that joined; receive: the rank that sent */
+  /* allgather: how many ranks are not lost; join: the last rank that joined; receive: the rank that sent */
+  int32_t value;
   uint32_t reserved;
 } pl_output;
 

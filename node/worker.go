@@ -177,6 +177,13 @@ func (w *Worker) closeServer() {
 	server.Close()
 }
 
+// held is the server that this process holds, or nil.
+func (w *Worker) held() *server.Server {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.server
+}
+
 // listen opens the server that this process holds.
 func (w *Worker) listen(kinds *transport.Set) error {
 	s := &w.Settings
@@ -232,20 +239,23 @@ func (w *Worker) begin(e *membership.Epoch) {
 	if w.Membership == nil {
 		w.Membership = membership.NewView(e)
 	}
+	if engine == nil { // what is made later begins with it
+		if _, err := w.Membership.Follow(e); err != nil {
+			w.log.Error("an epoch that cannot follow", zap.Error(err))
+		}
+	}
 	w.mu.Unlock()
 	if server != nil {
 		server.Begin(e)
 	}
 	if engine != nil {
 		engine.Follow(e)
-	} else if _, err := w.Membership.Follow(e); err != nil {
-		w.log.Error("an epoch that cannot follow", zap.Error(err))
 	}
 }
 
 func (w *Worker) makeEngine(c worker.Config) {
-	engine := worker.New(c)
 	w.mu.Lock()
+	engine := worker.New(c)
 	w.Engine = engine
 	early := w.early
 	w.mu.Unlock()
@@ -356,10 +366,10 @@ func (w *Worker) place() {
 // Tally is what the server in this process has counted in this round: pushes that it admitted and dropped,
 // and pulls that had to wait. It is zero where this process holds no server.
 func (w *Worker) Tally() server.Tally {
-	if w.server == nil {
-		return server.Tally{}
+	if s := w.held(); s != nil {
+		return s.Tally()
 	}
-	return w.server.Tally()
+	return server.Tally{}
 }
 
 // RemoveSet removes a process set, as every worker of the job does. Operations in flight on it end with an error: some of
@@ -368,8 +378,8 @@ func (w *Worker) RemoveSet(ctx context.Context, id uint32) error {
 	if err := w.Engine.RemoveSet(ctx, id); err != nil {
 		return err
 	}
-	if w.server != nil {
-		w.server.RemoveSet(wire.RemovedSet{Round: w.Membership.Now().Round, ID: id})
+	if s := w.held(); s != nil {
+		s.RemoveSet(wire.RemovedSet{Round: w.Membership.Now().Round, ID: id})
 	}
 	return nil
 }

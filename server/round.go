@@ -55,8 +55,10 @@ type round struct {
 }
 
 func newRound(s *Server, first *membership.Epoch) *round {
+	own := *first
+	own.Keys = membership.Keys{} // the engine's in this process, which changes them; a server knows what is declared to it
 	r := &round{
-		s: s, members: membership.NewView(first),
+		s: s, members: membership.NewView(&own),
 		tuners: held.NewTuners(), tensors: map[uint32]*tensor{}, removals: newRemovals(), conns: map[int][]*conn{}, byes: map[int]int{}, joins: map[int]int{}, deserted: make(chan struct{}),
 	}
 	r.desert = sync.OnceFunc(func() { close(r.deserted) })

@@ -80,7 +80,8 @@ func (t *tensor) over(h *wire.Header) {
 	if h.Flags&wire.FlagHome == 0 {
 		return
 	}
-	t.ended.Store(max(t.ended.Load(), h.Iteration+1))
+	for have := t.ended.Load(); have <= h.Iteration && !t.ended.CompareAndSwap(have, h.Iteration+1); have = t.ended.Load() {
+	}
 	t.r.names.step(func(home *agreement.Home) { home.Over(t.agreed, h.Seq) })
 }
 

@@ -31,7 +31,7 @@ func (o *operation) first() {
 		o.receive()
 	case units.Allgather:
 		o.sizes = make([]byte, 8*len(o.Set.Ranks))
-		binary.NativeEndian.PutUint64(o.sizes[8*o.e.member(&o.Op):], uint64(o.Shape[0]))
+		binary.NativeEndian.PutUint64(o.sizes[8*o.e.member(&o.Op):], uint64(o.Shape[0])+1) // 0 is of a rank that is lost
 		o.run(o.reduceTasks(o.sizes, o.sizes, units.Int64), o.gather)
 	case units.Alltoall:
 		o.sizes = make([]byte, 8*len(o.Set.Ranks)*len(o.Set.Ranks))
@@ -198,6 +198,12 @@ func (o *operation) broadcastTasks() []*task {
 // gather is the second stage of allgather: everybody puts its rows and gets those of the others.
 func (o *operation) gather() {
 	rows := o.counts(o.sizes)
+	for i, r := range rows {
+		if r != 0 {
+			rows[i]--
+			o.out.Value++
+		}
+	}
 	me := o.e.member(&o.Op)
 	if rows[me] != o.Shape[0] {
 		o.wrongSizes()

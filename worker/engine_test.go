@@ -58,7 +58,7 @@ func TestFailedAllgatherHandsItsMemoryOver(t *testing.T) {
 				switch h.Type {
 				case wire.TypePush: // the numbers of rows
 					h.Type, h.Flags = wire.TypeResult, 0
-					s.send(s.conns[0], h, binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(nil, 3), 4))
+					s.send(s.conns[0], h, binary.NativeEndian.AppendUint64(binary.NativeEndian.AppendUint64(nil, 3+1), 4+1))
 				case wire.TypeGet:
 					_ = s.conns[0].Close()
 				}

@@ -72,15 +72,20 @@ func (o *operation) patience() agreement.Patience {
 
 // climb takes sums of this host to their server, one after the other, as operations that are no use of this rank's.
 //
-// Its operation is used again for the next sum: whoever gives up a sum on its way drops the climb.
+// Whoever gives up a sum on its way drops the climb.
 type climb struct {
-	operation
-	only   task
-	tasks  [1]*task
-	answer wire.Header
-	back   func(wire.Header, error)
+	*ascent // the last one. The next uses its memory, unless somebody looks at operations without the lock
+	answer  wire.Header
+	back    func(wire.Header, error)
 
 	begun, ended bool // guarded by the engine's lock: a sum is on its way; there will be no more
+}
+
+// ascent is a sum on its way.
+type ascent struct {
+	operation
+	only  task
+	tasks [1]*task
 }
 
 // Uplink is the engine as the server in this process uses it, which sums for this host.
@@ -144,6 +149,9 @@ func (c *climb) enter(e *Engine, d *declaration, h *wire.Header) bool {
 		return false
 	}
 	c.begun = true
+	if c.ascent == nil || e.lent > 0 {
+		c.ascent = new(ascent)
+	}
 	o := &c.operation
 	*o = operation{e: e, d: d, beside: true, climb: c, seq: h.Seq, iteration: h.Iteration, epoch: e.epoch().Joins}
 	o.mu.Place(levelWorker, "operation")
@@ -168,11 +176,11 @@ func (b *book) priorityOf(d *declaration) int {
 // giveUp ends the climb, and the sum that is on its way.
 func (c *climb) giveUp(e *Engine) {
 	e.mu.Lock()
-	begun := c.begun
 	c.ended = true
+	begun, s := c.begun, c.ascent
 	e.mu.Unlock()
 	if begun {
-		c.operation.fail(inprocess.ErrCancelled)
+		s.fail(inprocess.ErrCancelled)
 	}
 }
 

@@ -63,7 +63,7 @@ func (e *Engine) waitsForJoin() {
 // send tells all servers, once, on every connection: it must not overtake what was pushed on another.
 func (j *joinState) send(e *Engine) {
 	e.mu.Lock()
-	sent, epoch, ways := j.sent, e.epoch().Joins, e.ways() // a server that is reached later is told then (meet)
+	sent, epoch, ways := j.sent || e.joining != j, e.epoch().Joins, e.ways() // one that has failed since tells nobody; a server that is reached later is told then (meet)
 	j.sent = true
 	e.mu.Unlock()
 	if sent {

@@ -190,14 +190,14 @@ func (t *task) Sent(err error) {
 		t.happened(life.Sent)
 		return
 	}
-	p := t.way().(*peer)
+	p, o, placed := t.way().(*peer), t.o, t.placed // the task may be used again afterwards
 	gone := p.notSent(t)
 	t.happened(life.SendFailed)
-	if t.placed {
+	if placed {
 		p.releaseLate()
 	}
 	if gone != nil {
-		t.o.fail(gone)
+		o.fail(gone)
 	}
 }
 
@@ -218,6 +218,9 @@ func (p *peer) notSent(t *task) (gone error) {
 // leave fails what still waits for a server that has left on purpose. A join needs every server; where the rank of this one has left, the
 // others fail it too.
 func (p *peer) leave(err error) {
+	p.e.mu.Lock()
+	p.e.lent++
+	p.e.mu.Unlock()
 	p.mu.Lock()
 	p.traffic.gone = err
 	tasks := p.traffic.tasks()
@@ -225,6 +228,7 @@ func (p *peer) leave(err error) {
 	for _, t := range tasks {
 		t.o.fail(err)
 	}
+	p.e.handBack()
 	server := p.index
 	if p.at.Rank == membership.Dedicated || p.traffic.elastic {
 		server = -1

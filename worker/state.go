@@ -191,7 +191,7 @@ func (e *Engine) SetState(state []byte) error {
 		var stay []*declaration
 		for _, d := range n.decls {
 			switch {
-			case d.coding != nil && d.t.Kind != units.Accumulate:
+			case d.coding != nil && d.t.Kind != units.Accumulate && d.state == declareDone:
 				over[d] = wire.Header{Type: wire.TypeCancel, Flags: wire.FlagDeclare, Epoch: e.epoch().Joins, Rank: uint16(e.cfg.Rank), Tensor: d.t.ID, Iteration: d.next, Seq: n.Next()}
 				e.withdraw(d)
 				continue

@@ -436,6 +436,9 @@ KILLED_ONE_AFTER_THE_OTHER = """
         remade = step % 10 == 9 and ones[0] == live - 1  # without the one that alone had got it, and was lost
         assert (ones[0] == live or remade) and torch.equal(ones, ones[0].expand(300_000)), (step, ones)
         assert torch.equal(mean, torch.full((10,), 2.0)), (step, mean)
+        if step % 10 == 5:
+            objects = hvd.allgather_object({"rank": rank})
+            assert objects == [{"rank": r} for r in range(4) if r not in order[: step // 10]], (step, objects)
         if step % 10 == 9 and rank == dict(enumerate(order)).get(step // 10):
             os.kill(os.getpid(), signal.SIGKILL)
     print("done", rank)
@@ -462,6 +465,42 @@ def test_the_scheduler_goes_on_in_others_when_rank_0_is_killed(tmp_path):
         ended = job.wait()
     assert [e.status for e in ended] == [-9, -9, 0, -9], ended
     assert "done 2" in ended[2].output and "the scheduler is gone: it goes on in this process" in ended[2].output
+
+
+WITHOUT_RANK_1 = """
+    import os, signal
+    import torch
+    import paceline.torch as hvd
+
+    hvd.init()
+    rank = hvd.rank()
+    if rank == 1:
+        hvd.allreduce(torch.ones(1), op=hvd.Sum)
+        os.kill(os.getpid(), signal.SIGKILL)
+    while hvd.allreduce(torch.ones(1), op=hvd.Sum) != 2:
+        pass
+
+    x = torch.full((rank + 1, 2), 1.0, requires_grad=True)
+    y = hvd.allgather(x)
+    (y * torch.arange(4.0)[:, None] * (rank + 1)).sum().backward()  # of both ranks' gradients the mean: times 2
+    assert y.shape == (4, 2) and x.grad[:, 0].tolist() == ([0] if rank == 0 else [2, 4, 6]), (y, x.grad)
+
+    for nothing in (False, True):  # a rank without values counts
+        values = torch.empty(0, 2) if nothing and rank else torch.full((1, 2), rank + 2.0)
+        sparse = torch.sparse_coo_tensor(torch.full((1, len(values)), rank), values, (3, 2), check_invariants=True)
+        mean = hvd.sparse_allreduce_async(sparse, "sparse", hvd.Average)().to_dense()
+        assert mean[:, 0].tolist() == [1, 0, 0 if nothing else 2], mean
+    print("done", rank)
+"""
+
+
+def test_gradients_and_sparse_means_are_the_survivors(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(WITHOUT_RANK_1))
+    with Job(3, [script], tmp_path, PACELINE_ELASTIC="1") as job:
+        ended = job.wait()
+    assert [e.status for e in ended] == [0, -9, 0], ended
+    assert "done 0" in ended[0].output and "done 2" in ended[2].output, ended
 
 
 REPLACED = """

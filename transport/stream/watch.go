@@ -85,7 +85,7 @@ func (w *watch) remove(c *Conn) {
 func (w *watch) run(stop <-chan struct{}) {
 	var all []*Conn
 	ticks.Until(stop, max(w.timeout/sweepsPerTimeout, time.Millisecond), func(time.Time) {
-		all = w.begin(all[:0])
+		all = w.begin(stop, all[:0])
 		for _, c := range all {
 			w.sweep(c)
 		}
@@ -93,10 +93,13 @@ func (w *watch) run(stop <-chan struct{}) {
 	})
 }
 
-// begin begins a sweep and lists the connections.
-func (w *watch) begin(into []*Conn) []*Conn {
+// begin begins a sweep and lists the connections: none to a goroutine that another has followed.
+func (w *watch) begin(stop <-chan struct{}, into []*Conn) []*Conn {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.stop != stop {
+		return into
+	}
 	now := time.Now()
 	if late := now.Sub(w.swept); late > w.timeout {
 		w.resumed, w.missed = now, late

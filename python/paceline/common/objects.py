@@ -39,6 +39,8 @@ def broadcast_object(
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Returns the list of all ranks' objects, in rank order. They are pickled by cloudpickle.
 
+    An elastic job's list has none of a lost rank.
+
     Raises ValueError for a process set that is not registered, HorovodInternalError if a rank does not come in time or
     is lost, and what pickling raises.
     """
@@ -63,7 +65,8 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
             at += count
         return parts
 
-    return [cloudpickle.loads(part) for part in synchronize(start([op], finish, at_once=True))]
+    parts = synchronize(start([op], finish, at_once=True))
+    return [cloudpickle.loads(part) for part in parts if part]  # a lost rank has no rows
 
 
 def greatest(number: int, name: str) -> int:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
@@ -205,14 +205,22 @@ def _allgather_backward(call: Call, rows: tuple[int, ...], _: None, grads: tuple
     results = _floating(grads, lambda real: _allreduce(average.unnamed(len(real)), tuple(real)))
     starts = [n * call.place for n in rows]
     if concrete:  # then ranks may differ
-        counts = _host.run(dataclasses.replace(call, names=(None,)).unnamed(1), [np.array([rows])])[0]
-        starts = [int(n) for n in counts[: call.place].sum(axis=0)]
+        own = np.array([(call.place, *rows)])
+        places, counts = np.split(_host.run(dataclasses.replace(call, names=(None,)).unnamed(1), [own])[0], [1], axis=1)
+        _all_came(counts.sum(axis=0), [g.shape[0] for g in grads])
+        starts = [int(n) for n in counts[places[:, 0] < call.place].sum(axis=0)]
     return (
         tuple(
             np.zeros((n, *g.shape[1:]), _float0) if g.dtype == _float0 else g[begin : begin + n]
             for g, begin, n in zip(results, starts, rows, strict=True)
         ),
     )
+
+
+def _all_came(rows: Iterable[int], wanted: Iterable[int]) -> None:
+    """Fails where a rank is missing: what came cannot be told apart then."""
+    if list(rows) != list(wanted):
+        raise HorovodInternalError("a rank was lost between forward and backward of a collective")
 
 
 _allgather.defvjp(lambda call, rows, arrays: (_allgather(call, rows, arrays), None), _allgather_backward)
@@ -414,6 +422,7 @@ def _allgather_shares(call: Call, shares: list[Any], lengths: Sequence[int]) -> 
     ]
     whole = []
     for gathered, n, share in zip(_gathered(call, padded), lengths, even, strict=True):
+        _all_came([gathered.shape[0]], [share * call.size])
         own = [n // call.size + (rank < n % call.size) for rank in range(call.size)]
         whole.append(jnp.concatenate([gathered[r * share : r * share + own[r]] for r in range(call.size)]))
     return whole

@@ -36,7 +36,6 @@ from paceline.common.handles import start, synchronize, watch
 from paceline.common.operation import DEFAULTS, How, Options, operation
 from paceline.common.operators import Adasum, Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
-from paceline.common.seat import seat
 from paceline.common.util import gpu_available as _gpu_available
 from paceline.common.util import num_rank_is_power_2
 from paceline.tensorflow._glue import asynchronous, job, ops
@@ -215,9 +214,17 @@ def _gather_gradient(op: Any, *grads: Any) -> list[Any]:
         return _gather(scaled, _among(numbers, abi.ALLGATHER), None, DEFAULTS)
     averaged = _exchange(_dense(op, grads), _among(numbers, abi.ALLREDUCE), None, DEFAULTS)
     counts = tf.stack([tf.shape(x, out_type=tf.int64)[0] for x in op.inputs])
-    everyone = _gather([counts[tf.newaxis]], numbers, None, DEFAULTS)[0]
-    starts = tf.reduce_sum(everyone[: numbers[_RANK]], axis=0)
+    own = tf.concat([[numbers[_RANK]], counts], axis=0)
+    everyone = _gather([own[tf.newaxis]], numbers, None, DEFAULTS)[0]  # nobody's row is a lost rank's
+    total = tf.stack([tf.shape(g, out_type=tf.int64)[0] for g in averaged])
+    with tf.control_dependencies([_all_came(tf.reduce_sum(everyone[:, 1:], axis=0), total)]):
+        starts = tf.reduce_sum(everyone[everyone[:, 0] < numbers[_RANK]][:, 1:], axis=0)
     return [g[starts[i] : starts[i] + counts[i]] for i, g in enumerate(averaged)]
+
+
+def _all_came(rows: tf.Tensor, wanted: tf.Tensor) -> Any:
+    """Fails where a rank has been lost since forward: what came cannot be told apart then."""
+    return tf.debugging.assert_equal(rows, wanted, "a rank was lost between forward and backward of a collective")
 
 
 @tf.RegisterGradient("PacelineAlltoall")
@@ -248,9 +255,8 @@ def reduce_sparse(slices: tf.IndexedSlices, name: str | None, how: How, compress
     compressor, _ = split(compression)
     values, ctx = compressor.compress(slices.values)
     numbers = _numbers(abi.ALLGATHER, How(0, process_set=how.process_set))
-    counted = [tf.ones([1])] if seat.elastic else []  # a graph may run in jobs of several sizes
-    values, indices, *counted = _gather([values, slices.indices, *counted], numbers, name, DEFAULTS)
-    size = tf.size(counted[0]) if counted else numbers[_SIZE]
+    values, indices, ones = _gather([values, slices.indices, tf.ones([1])], numbers, name, DEFAULTS)
+    size = tf.size(ones)  # of the ranks that are not lost; and a graph may run in jobs of several sizes
     factor = tf.cast(how.prescale * how.postscale, tf.float64) / tf.cast(size if how.op == Average else 1, tf.float64)
     values = compressor.decompress(values, ctx)
     return tf.IndexedSlices(values * tf.cast(factor, values.dtype), indices, dense_shape=slices.dense_shape)

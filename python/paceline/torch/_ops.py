@@ -23,7 +23,7 @@ from paceline.torch._ops_async import (
     alltoall_async,
     broadcast_async,
     broadcast_async_,
-    gathering,
+    gathering_rows,
     named,
     reduction,
     scattering,
@@ -148,29 +148,23 @@ def grouped_allreduce_(
     return synchronize(start_group(parts, at_once=True))
 
 
-def _own_rows(gathered: Sequence[torch.Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[torch.Tensor]:
-    """This rank's rows of tensors that were gathered from all ranks."""
-    rank, size = place_in(process_set)
-    counts = allgather(torch.tensor([rows]), process_set=process_set).view(size, -1)
-    starts = counts[:rank].sum(dim=0).tolist()
-    return [t.narrow(0, begin, n) for t, begin, n in zip(gathered, starts, rows, strict=True)]
-
-
 class HorovodAllgather(torch.autograd.Function):
     """Allgather of several tensors; each gradient is averaged and cut to this rank's rows."""
 
     @staticmethod
     def forward(ctx: Any, names: Sequence[str | None], process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
-        parts = [gathering(t, n, process_set) for t, n in zip(tensors, names, strict=True)]
+        parts = [gathering_rows(t, n, process_set) for t, n in zip(tensors, names, strict=True)]
         gathered = synchronize(start_group(parts))
-        ctx.how = [t.shape[0] for t in tensors], process_set
-        return gathered
+        ctx.how = [g.rows for g in gathered], process_set
+        return tuple(g.tensor for g in gathered)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        rows, process_set = ctx.how
+        rows_of_each, process_set = ctx.how
         averaged = grouped_allreduce(grads, op=Average, process_set=process_set)
-        return None, None, *_own_rows(averaged, rows, process_set)
+        rank, _ = place_in(process_set)
+        mine = [t.narrow(0, sum(rows[:rank]), rows[rank]) for t, rows in zip(averaged, rows_of_each, strict=True)]
+        return None, None, *mine
 
 
 def allgather(

@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
     op: abi.Op
     memory: tuple[torch.Tensor | None, ...]  # must live until the operation ends
-    output: Callable[[int], torch.Tensor | None]  # returns the output, given the handle of the finished operation
+    output: Callable[[int], Any]  # returns the output, given the handle of the finished operation
 
 
 def start_one(part: Part, at_once: bool = False) -> int:
@@ -204,31 +204,52 @@ def sparse_allreduce_async(
         raise NotImplementedError("sparse tensors are reduced by Average or Sum only")
     indices = tensor._indices().t().contiguous()  # one row per element, so that ranks concatenate
     handle = start_group(
-        [gathering(indices, f"{name}.indices", process_set), gathering(tensor._values(), f"{name}.values", process_set)]
+        [
+            gathering(indices, f"{name}.indices", process_set),
+            gathering_rows(tensor._values(), f"{name}.values", process_set),
+        ]
     )
 
     def result() -> torch.Tensor:
-        indices, values = synchronize(handle)
+        indices, (values, _, ranks) = synchronize(handle)
+        if len(indices) != len(values):
+            raise HorovodInternalError(f"a rank was lost while sparse {name!r} was gathered; the same works again")
         if op == Average:
-            values = values / process_set.size()
+            values = values / ranks
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
 
     return result
 
 
+class Gathered(NamedTuple):
+    """What an allgather gives."""
+
+    tensor: torch.Tensor
+    rows: list[int]  # from each rank of the set
+    ranks: int  # of the set that are not lost
+
+
 def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Part:
-    """An allgather."""
+    """An allgather. Its output is the tensor."""
+    return gathering_rows(tensor, name, process_set, lambda gathered: gathered.tensor)
+
+
+def gathering_rows(
+    tensor: torch.Tensor, name: str | None, process_set: ProcessSet, output: Callable[[Gathered], Any] = lambda g: g
+) -> Part:
+    """An allgather. Its output is made of what it gives."""
     dtype, number = dtype_number(tensor), process_set_number(process_set)
     if tensor.dim() == 0:
         raise HorovodInternalError("allgather joins tensors along the first dimension and a 0-dimensional one has none")
     source = host_view(tensor)
 
-    def output(handle: int) -> torch.Tensor:
-        memory, rows, _ = engine.result(handle)
-        return to_device(adopt(memory, source.dtype, (sum(rows), *source.shape[1:])), like=tensor)
+    def result(handle: int) -> Any:
+        memory, rows, ranks = engine.result(handle)
+        whole = to_device(adopt(memory, source.dtype, (sum(rows), *source.shape[1:])), like=tensor)
+        return output(Gathered(whole, rows, ranks))
 
     op = operation(abi.ALLGATHER, dtype, tensor.shape, source.data_ptr(), 0, name=name, process_set=number)
-    return Part(op, (source,), output)
+    return Part(op, (source,), result)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:

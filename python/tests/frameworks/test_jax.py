@@ -81,6 +81,34 @@ def test_an_elastic_training_goes_on_when_a_rank_is_killed_and_hosts_come(tmp_pa
     assert "going back to what was committed last" in job.text()
 
 
+WITHOUT_RANK_1 = """
+import os, signal
+import jax, jax.numpy as jnp
+import paceline.jax as hvd
+
+hvd.init()
+rank = hvd.rank()
+if rank == 1:
+    hvd.allreduce(jnp.ones(1), op=hvd.Sum, name="there").block_until_ready()
+    os.kill(os.getpid(), signal.SIGKILL)
+while hvd.allreduce(jnp.ones(1), op=hvd.Sum, name="there") != 2:
+    pass
+weights = jnp.arange(4.0)[:, None] * (rank + 1.0)
+grad = jax.grad(lambda x: (hvd.allgather(x) * weights).sum())(jnp.ones((rank + 1, 2)))
+assert grad[:, 0].tolist() == ([0] if rank == 0 else [2, 4, 6]), grad
+print("done", rank)
+"""
+
+
+def test_gradients_of_gathers_are_the_survivors(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_RANK_1)
+    with Job(3, [script], tmp_path, fresh=True, JAX_PLATFORMS="cpu", PACELINE_ELASTIC="1") as job:
+        ended = job.wait()
+    assert [e.status for e in ended] == [0, -9, 0], ended
+    assert "done 0" in ended[0].output and "done 2" in ended[2].output, ended
+
+
 ENDS = """
 import sys, time
 import jax, jax.numpy as jnp

@@ -373,6 +373,48 @@ def test_a_process_ends_whatever_is_in_flight(what, sync, tmp_path):
     assert not any("failed: False" in end.output for end in ended), ended
 
 
+# Elastic jobs
+
+WITHOUT_RANK_1 = """
+import os, signal
+import tensorflow as tf
+import paceline.tensorflow as hvd
+
+hvd.init()
+rank = hvd.rank()
+if rank == 1:
+    hvd.allreduce(tf.ones([1]), op=hvd.Sum, name="there")
+    os.kill(os.getpid(), signal.SIGKILL)
+while hvd.allreduce(tf.ones([1]), op=hvd.Sum, name="there") != 2:
+    pass
+
+
+def both():
+    x = tf.ones([rank + 1, 2])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = hvd.allgather(x) * tf.range(4.0)[:, None] * (rank + 1.0)
+    slices = tf.IndexedSlices(tf.fill([1, 2], rank + 2.0), tf.constant([rank]), dense_shape=[3, 2])
+    return tape.gradient(y, x), tf.convert_to_tensor(hvd.allreduce(slices, op=hvd.Average))
+
+
+for run in (both, tf.function(both)):
+    grad, mean = run()
+    assert grad[:, 0].numpy().tolist() == ([0] if rank == 0 else [2, 4, 6]), grad
+    assert mean[:, 0].numpy().tolist() == [1, 0, 2], mean
+print("done", rank)
+"""
+
+
+def test_gradients_and_sparse_means_are_the_survivors(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_RANK_1)
+    with Job(3, [script], tmp_path, fresh=True, **SETTINGS, PACELINE_ELASTIC="1") as job:
+        ended = job.wait()
+    assert [e.status for e in ended] == [0, -9, 0], ended
+    assert "done 0" in ended[0].output and "done 2" in ended[2].output, ended
+
+
 # Elastic training
 
 ELASTIC = Path(__file__).with_name("tensorflow_elastic_job.py")
