@@ -107,8 +107,8 @@ type Dismiss struct {
 	Why     string
 }
 
-// News is a change of the hosts: processes wait to join, or some have to go.
+// News is a change of the processes: some wait to join, some have to go, or rank 0 has been lost.
 type News struct {
 	Number  uint64
-	Removed bool // some have to go, and none waits
+	Removed bool // none waits
 }

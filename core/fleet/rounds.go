@@ -33,11 +33,16 @@ func (m *Machine) form() {
 	case m.bereft(waiting):
 		m.fail("every process that had the state of the training is lost; the %d that are left are new", len(waiting))
 		return
-	case m.settings.ResetLimit > 0 && m.round > uint64(m.settings.ResetLimit):
+	case m.limited():
 		m.fail("the ranks would form a new round after the limit of %d (--reset-limit)", m.settings.ResetLimit)
 		return
 	}
 	m.seat(waiting)
+}
+
+// limited reports whether no more rounds may follow.
+func (m *Machine) limited() bool {
+	return m.settings.ResetLimit > 0 && m.round > uint64(m.settings.ResetLimit)
 }
 
 // starts reports whether a process that has not asked yet is waited for.
@@ -88,15 +93,17 @@ func stateless(p *process) int {
 	return 1
 }
 
-// tell tells the members of a running round, once, that processes wait to join or that some have to go.
+// tell tells the members of a running round, once, that processes wait to join, that some have to go, or that they go on without a
+// rank 0: what a script does on that one alone, such as its checkpoints, nobody would do.
 func (m *Machine) tell() {
 	var joins, leaves []int
-	seated, starting, order := 0, false, m.sorted()
+	seated, headless, starting, order := 0, true, false, m.sorted()
 	for _, p := range order {
 		switch {
 		case p.going:
 		case p.rank >= 0 && p.asked == nil:
 			seated++
+			headless = headless && p.rank > 0
 			if m.surplus(order, p) {
 				leaves = append(leaves, p.number)
 			}
@@ -109,9 +116,10 @@ func (m *Machine) tell() {
 	if starting {
 		joins = nil // all join together
 	}
-	change := fmt.Sprint(joins, leaves)
+	headless = headless && seated >= m.settings.Min && !m.limited() // they form a round at once
+	change := fmt.Sprint(joins, leaves, headless)
 	switch {
-	case m.finished || m.broken || seated == 0 || len(joins)+len(leaves) == 0:
+	case m.finished || m.broken || seated == 0 || len(joins)+len(leaves) == 0 && !headless:
 		return
 	case change != m.told:
 		m.news++
