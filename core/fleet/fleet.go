@@ -107,7 +107,7 @@ type Dismiss struct {
 	Why     string
 }
 
-// News is a change of the processes: some wait to join, some have to go, or rank 0 has been lost.
+// News is a change of the processes: some wait to join, some have to go, or one has been lost.
 type News struct {
 	Number  uint64
 	Removed bool // none waits

@@ -28,6 +28,7 @@ type Machine struct {
 	next      int              // number of the next process
 
 	round    uint64
+	members  int  // that it began with
 	closed   bool // nobody joins the round any more: it has lost a member, or one has asked again; true before the first
 	broken   bool // nor does it go on
 	trained  bool // a process has had the state

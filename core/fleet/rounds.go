@@ -63,7 +63,7 @@ func (m *Machine) seat(waiting []*process) {
 		r.Skip = r.Skip && p.state && p.asked.Skip
 		p.rank, p.seated, p.asked = i, true, nil
 	}
-	m.closed, m.broken, m.told = false, false, ""
+	m.closed, m.broken, m.told, m.members = false, false, "", len(waiting)
 	m.out = append(m.out, Output{Round: r})
 }
 
@@ -93,17 +93,19 @@ func stateless(p *process) int {
 	return 1
 }
 
-// tell tells the members of a running round, once, that processes wait to join, that some have to go, or that they go on without a
-// rank 0: what a script does on that one alone, such as its checkpoints, nobody would do.
+// tell tells the members of a running round, once, that processes wait to join, that some have to go, or that they go on without one that
+// is lost: until they form a round of their own nobody has its share of the samples or, of rank 0, does what a script does on that alone.
 func (m *Machine) tell() {
 	var joins, leaves []int
-	seated, headless, starting, order := 0, true, false, m.sorted()
+	seated, left, starting, order := 0, 0, false, m.sorted()
 	for _, p := range order {
+		if p.rank >= 0 {
+			left++
+		}
 		switch {
 		case p.going:
 		case p.rank >= 0 && p.asked == nil:
 			seated++
-			headless = headless && p.rank > 0
 			if m.surplus(order, p) {
 				leaves = append(leaves, p.number)
 			}
@@ -116,10 +118,10 @@ func (m *Machine) tell() {
 	if starting {
 		joins = nil // all join together
 	}
-	headless = headless && seated >= m.settings.Min && !m.limited() // they form a round at once
-	change := fmt.Sprint(joins, leaves, headless)
+	fewer := left < m.members && left >= m.settings.Min && !m.limited() // they form a round at once
+	change := fmt.Sprint(joins, leaves, fewer)
 	switch {
-	case m.finished || m.broken || seated == 0 || len(joins)+len(leaves) == 0 && !headless:
+	case m.finished || m.broken || seated == 0 || len(joins)+len(leaves) == 0 && !fewer:
 		return
 	case change != m.told:
 		m.news++
