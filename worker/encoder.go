@@ -129,8 +129,8 @@ func (n *encoder) wait() *task {
 func (n *encoder) encode(t *task) error {
 	k := t.o.d.coding
 	p := &k.parts[t.h.Part]
-	if n := k.codec.ResidualBytes(p.elements); n > 0 && p.residual == nil {
-		p.residual = make([]byte, n)
+	if bytes := k.codec.ResidualBytes(p.elements); bytes > 0 && p.residual == nil {
+		p.residual = make([]byte, bytes)
 	}
 	message, err := n.pool.Get(k.codec.MaxEncoded(p.elements))
 	if err != nil {

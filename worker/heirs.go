@@ -187,9 +187,7 @@ func (p *peer) end() {
 	p.mu.Unlock()
 	p.close()
 	p.reading.Wait()
-	p.e.mu.Lock()
-	p.e.lent++
-	p.e.mu.Unlock()
+	p.e.lend()
 }
 
 // rest takes out what still wants a server that has gone: messages in the order in which they were submitted. Where there is nothing, the

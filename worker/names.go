@@ -326,6 +326,13 @@ func (e *Engine) started(tensor uint32, seq uint64) *operation {
 	return nil
 }
 
+// lend begins a loan of operations: none is used again until it is handed back.
+func (e *Engine) lend() {
+	e.mu.Lock()
+	e.lent++
+	e.mu.Unlock()
+}
+
 // handBack ends the loan of operations: those who have taken some from the book look at them no more.
 func (e *Engine) handBack() {
 	e.mu.Lock()

@@ -62,7 +62,7 @@ type Held struct {
 type Output struct {
 	Data  []byte  // allgather, alltoall: rows of all sources in rank order
 	Rows  []int64 // allgather, alltoall: rows from each rank of the set
-	Value int     // allgather: the ranks that gave rows, or none but are not lost; join: the last rank that joined; receive: the rank that sent
+	Value int     // allgather: how many ranks are not lost; join: the last rank that joined; receive: the rank that sent
 }
 
 func (o *Op) name() string {

@@ -218,9 +218,7 @@ func (p *peer) notSent(t *task) (gone error) {
 // leave fails what still waits for a server that has left on purpose. A join needs every server; where the rank of this one has left, the
 // others fail it too.
 func (p *peer) leave(err error) {
-	p.e.mu.Lock()
-	p.e.lent++
-	p.e.mu.Unlock()
+	p.e.lend()
 	p.mu.Lock()
 	p.traffic.gone = err
 	tasks := p.traffic.tasks()

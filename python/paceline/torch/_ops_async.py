@@ -231,25 +231,24 @@ class Gathered(NamedTuple):
 
 def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Part:
     """An allgather. Its output is the tensor."""
-    return gathering_rows(tensor, name, process_set, lambda gathered: gathered.tensor)
+    part = gathering_rows(tensor, name, process_set)
+    return part._replace(output=lambda handle: part.output(handle).tensor)
 
 
-def gathering_rows(
-    tensor: torch.Tensor, name: str | None, process_set: ProcessSet, output: Callable[[Gathered], Any] = lambda g: g
-) -> Part:
-    """An allgather. Its output is made of what it gives."""
+def gathering_rows(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Part:
+    """An allgather. Its output is a Gathered."""
     dtype, number = dtype_number(tensor), process_set_number(process_set)
     if tensor.dim() == 0:
         raise HorovodInternalError("allgather joins tensors along the first dimension and a 0-dimensional one has none")
     source = host_view(tensor)
 
-    def result(handle: int) -> Any:
+    def output(handle: int) -> Gathered:
         memory, rows, ranks = engine.result(handle)
         whole = to_device(adopt(memory, source.dtype, (sum(rows), *source.shape[1:])), like=tensor)
-        return output(Gathered(whole, rows, ranks))
+        return Gathered(whole, rows, ranks)
 
     op = operation(abi.ALLGATHER, dtype, tensor.shape, source.data_ptr(), 0, name=name, process_set=number)
-    return Part(op, (source,), result)
+    return Part(op, (source,), output)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
