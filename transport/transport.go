@@ -48,8 +48,8 @@ type Conn interface {
 	TrySend(buffers net.Buffers) (rest net.Buffers, busy bool, err error)
 
 	// ReadHeader reads the header of the next frame. The payload of the one before must have been
-	// read whole. A header that does not decode ends the connection. io.EOF is the peer's close
-	// between two frames.
+	// read whole. After a header that does not decode nothing more is sent; the reader closes. io.EOF is
+	// the peer's close between two frames.
 	ReadHeader(h *wire.Header) error
 
 	// ReadPayload fills b with the next bytes of the current frame's payload.

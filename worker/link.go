@@ -122,16 +122,18 @@ func (l *link) read() {
 	defer l.p.e.wg.Done()
 	err := l.frames()
 	l.goodbye()
+	p := l.p
+	why := fmt.Sprintf("rank %d lost its connection to %v: %v", p.e.cfg.Rank, p, err)
+	if !p.survives(err) && !p.endedBy(err) && p.e.Err() == nil {
+		p.fail(err, why) // before the server sees the connection close, and takes that for the loss of this rank
+	}
 	_ = l.conn.Close()
 	l.p.releaseAll()
-	p := l.p
 	survives := p.survives(err)
 	if p.e.Err() != nil || !survives && p.hearsWhy(err) {
 		return
 	}
-	p.mu.Lock()
-	left := p.traffic.left
-	p.mu.Unlock()
+	left := p.shutDown()
 	if left && survives && p.accuse(p.e.ctx, "it has shut down") || p.e.Err() != nil {
 		return
 	}
@@ -139,7 +141,6 @@ func (l *link) read() {
 		p.leave(because{ErrUnsupported, fmt.Sprintf("%v has shut down", p)})
 		return
 	}
-	why := fmt.Sprintf("rank %d lost its connection to %v: %v", p.e.cfg.Rank, p, err)
 	if errors.Is(err, io.EOF) && !errors.Is(err, transport.ErrStopped) {
 		why = fmt.Sprintf("its connection to rank %d was closed without a goodbye", p.e.cfg.Rank)
 	}
@@ -149,15 +150,23 @@ func (l *link) read() {
 	p.fail(err, why)
 }
 
+// shutDown reports whether the server has said that it shuts down.
+func (p *peer) shutDown() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.traffic.left
+}
+
+// endedBy reports whether err is the end of a connection that the server closed, and not one that this rank found.
+func (p *peer) endedBy(err error) bool {
+	return p.shutDown() || slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE}, func(end error) bool { return errors.Is(err, end) })
+}
+
 // hearsWhy waits a moment for the reason of a server that closed a connection without a goodbye, such as a frame that was changed on
 // its way: nothing can be sent on that connection any more, but the scheduler tells everybody; in an elastic job also a worker that did not run, and that
 // the others have given up, with the epoch. It reports whether the reason came.
 func (p *peer) hearsWhy(err error) bool {
-	closed := slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE}, func(end error) bool { return errors.Is(err, end) })
-	p.mu.Lock()
-	left := p.traffic.left
-	p.mu.Unlock()
-	if !closed || left || errors.Is(err, transport.ErrStopped) && !p.e.epoch().Elastic {
+	if p.shutDown() || !p.endedBy(err) || errors.Is(err, transport.ErrStopped) && !p.e.epoch().Elastic {
 		return false
 	}
 	select {

@@ -208,10 +208,11 @@ func (c *Conn) readHeader(h *wire.Header) error {
 	return err
 }
 
-// refuse ends a connection with bytes that its peer should not have sent.
+// refuse ends sending on a connection with bytes that its peer should not have sent. It does not close the stream: the
+// reader does, once it has told why, before the peer sees the end and tells its own reason.
 func (c *Conn) refuse(err error) error {
 	err = fmt.Errorf("connection with %s closed: %w", c.peer, err)
-	c.end(err)
+	c.cause.CompareAndSwap(nil, &err)
 	return err
 }
 
