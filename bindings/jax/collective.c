@@ -116,9 +116,19 @@ static int fetch(call *c, uint32_t i, char *message, size_t room) {
     return -1;
   }
   uint64_t expected = c->members[i].bytes;
+  uint32_t lost = output.nrows - (uint32_t)output.value, place = 0; /* of an allgather */
+  while (place < output.nrows && output.rows[place] > 0) place++;
   if (output.bytes == expected && expected > 0) memcpy(c->members[i].data, output.data, expected);
   engine.free(output.data);
   if (output.bytes == expected) return 0;
+  if (c->ops[i].kind == PL_ALLGATHER && lost) {
+    snprintf(message, room,
+             "%s: this elastic job has lost %u of the %u ranks of the process set, with the one at place %u, and the "
+             "compiled program expects rows of all: call it outside of jit, or with a process set of the ranks that "
+             "are left",
+             c->ops[i].name ? c->ops[i].name : "allgather", lost, output.nrows, place);
+    return -1;
+  }
   snprintf(message, room,
            "%s: the ranks' rows have %llu bytes together and the compiled program expects %llu: under jit every rank "
            "gives as many rows as the others; call it outside of jit where ranks differ",

@@ -506,6 +506,55 @@ def test_gradients_and_sparse_means_are_the_survivors(tmp_path):
     assert "done 0" in ended[0].output and "done 2" in ended[2].output, ended
 
 
+WITHOUT_RANK_0 = """
+    import os, signal
+    import torch
+    import paceline, paceline.torch as hvd
+
+    hvd.init()
+    rank = hvd.rank()
+
+    def trained(optimizer, model):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.full((2, 4), rank + 1.0)).sum().backward()
+            optimizer.step()
+        optimizer.agree()
+        parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
+        live = [p for p in hvd.allgather_object(parameters.tolist())]
+        assert all(p == live[0] for p in live), live
+
+    def optimizer_of(model):
+        sgd = torch.optim.SGD(model.parameters(), 0.01)
+        return hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters(), sync=paceline.SSP(2))
+
+    torch.manual_seed(rank)
+    first = torch.nn.Linear(4, 4)
+    optimizer = optimizer_of(first)
+    trained(optimizer, first)
+    if rank == 0:
+        hvd.allreduce(torch.ones(1), op=hvd.Sum)
+        os.kill(os.getpid(), signal.SIGKILL)
+    while hvd.allreduce(torch.ones(1), op=hvd.Sum) != 2:
+        pass
+    trained(optimizer, first)
+    second = torch.nn.Linear(4, 4)
+    trained(optimizer_of(second), second)
+    hvd.join()
+    trained(optimizer, first)  # declares them anew
+    print("done", rank)
+"""
+
+
+def test_servers_hold_parameters_after_the_loss_of_rank_0(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(WITHOUT_RANK_0))
+    with Job(3, [script], tmp_path, PACELINE_ELASTIC="1") as job:
+        ended = job.wait()
+    assert [e.status for e in ended] == [-9, 0, 0], ended
+    assert "done 1" in ended[1].output and "done 2" in ended[2].output, ended
+
+
 REPLACED = """
     import torch
 

@@ -81,11 +81,11 @@ def test_compiled_models_have_the_bits_that_gloo_gives():
     assert trained("hvd", "optimizer", "leave") == gloo
 
 
-def survivors(port, script, argument):
-    """(what it says, its errors) of ranks 0 and 1 of a script whose rank 2 is killed."""
+def survivors(port, script, *arguments, killed=2, **settings):
+    """(what it says, its errors) of the ranks of three, in order, without the one that a script kills."""
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    env = clean_environment() | place
-    argv = [sys.executable, SCRIPTS / script, argument]
+    env = clean_environment() | place | settings
+    argv = [sys.executable, SCRIPTS / script, *arguments]
     ranks = [
         subprocess.Popen(argv, env=env | {"RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for r in range(3)
@@ -95,8 +95,9 @@ def survivors(port, script, argument):
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL], outputs
-    return outputs[:2]
+    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL if r == killed else 0 for r in range(3)], outputs
+    del outputs[killed]
+    return outputs
 
 
 @pytest.mark.parametrize("first", ["torch", "hvd"])
@@ -112,6 +113,14 @@ def test_what_waits_for_a_rank_that_is_killed_names_it(port, first):
 def test_distributed_data_parallel_says_which_rank_was_killed(port, way):
     for said, errors in survivors(port, "killed_training.py", way):
         assert said.startswith("step 3: ") and "peer lost: worker 2" in said and said.count("\n") == 1, said + errors
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("way", ["plain", "codec"])
+def test_elastic_jobs_of_distributed_data_parallel_go_on_with_means_of_those_that_are_left(port, killed, way):
+    settings = {"PACELINE_ELASTIC": "1"} | ({"PACELINE_COMPRESSION": "fp16"} if way == "codec" else {})
+    for said, errors in survivors(port, "lost.py", str(killed), way, killed=killed, **settings):
+        assert "went on" in said, errors
 
 
 def test_training_gives_the_bits_of_gloo(port, tmp_path):

@@ -14,6 +14,7 @@ from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.gate import Arrays, Gate, Gates
 from paceline.common.handles import start, synchronize
+from paceline.common.objects import lowest_left
 from paceline.common.operation import Held, Options, operation
 from paceline.common.process_sets import ProcessSet, process_set_number
 from paceline.common.significance import Significance
@@ -133,6 +134,7 @@ class HeldParameters:
 
     def _declare(self, parameters: Mapping[str, Any]) -> None:
         uses, group = [], None
+        root = lowest_left(self._process_set, f"value.{next(iter(parameters))}") if parameters else 0
         for name, p in parameters.items():
             self._names[name] = name
             value = f"value.{name}"
@@ -143,7 +145,6 @@ class HeldParameters:
             self._values[name] = value, p
             if self._model.has_supersteps and group is None:
                 group = value
-            root = min(self._process_set.ranks or [0])
             uses.append(Use(value, p, p, Held(abi.DECLARE, group=group), root))
         if uses:
             self._framework.exchange(uses, self._op, self._process_set, self._options)

@@ -69,7 +69,17 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     return [cloudpickle.loads(part) for part in parts if part]  # a lost rank has no rows
 
 
-def greatest(number: int, name: str) -> int:
+def lowest_left(process_set: ProcessSet, name: str) -> int:
+    """The lowest rank of a set, in an elastic job of those of its ranks that are left, which then all ask.
+
+    name: the same on all that ask together. Raises HorovodInternalError if one does not come in time.
+    """
+    if engine.setting("elastic"):
+        return -greatest(-engine.rank(), f"{name}.lowest", process_set)
+    return min(process_set.ranks or [0])
+
+
+def greatest(number: int, name: str, process_set: ProcessSet = global_process_set) -> int:
     """Returns the greatest of all ranks' numbers, of 64 bits, on every rank.
 
     It needs no rank of a given number: in an elastic job it ends well where ranks are lost. Raises
@@ -77,7 +87,17 @@ def greatest(number: int, name: str) -> int:
     """
     memory = ctypes.c_int64(number)
     address = ctypes.addressof(memory)
-    op = operation(abi.ALLREDUCE, abi.INT64, (1,), address, address, reduce_op=Max, name=name, options=_OPTIONS)
+    op = operation(
+        abi.ALLREDUCE,
+        abi.INT64,
+        (1,),
+        address,
+        address,
+        reduce_op=Max,
+        name=name,
+        process_set=process_set_number(process_set),
+        options=_OPTIONS,
+    )
     return synchronize(start([op], lambda _: memory.value, at_once=True))
 
 

@@ -13,6 +13,7 @@ from paceline.common import abi
 from paceline.common.codec_tuning import resolved
 from paceline.common.compression import Codec
 from paceline.common.engine import engine
+from paceline.common.objects import lowest_left
 from paceline.common.operation import Options
 from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, process_set_number
@@ -59,13 +60,11 @@ class Holding:
     def _use(self, params: Tree, use: int, arrays: Sequence[Any], **fields: Any) -> Tree:
         """An operation on the held parameters: their new values."""
         names = self._names(params)
-        root = min(self._process_set.ranks or [0])
         call = call_of(
             abi.ACCUMULATE,
             names,
             self._process_set,
             op=self._op,
-            root=root,
             options=self._options,
             use=use,
             priorities=tuple(-i for i in range(len(names))),
@@ -79,7 +78,8 @@ class Holding:
         arrays, _ = arrays_of(params, abi.ACCUMULATE, "distributed_optimizer")
         text = resolved(self._codec, byte_sizes(params), self._process_set)
         self._options = Options(self._model.exchanged, self._model.soft_park, text, self._pull_gate)
-        self._use(params, abi.DECLARE, arrays, group=self._group(params))
+        root = lowest_left(self._process_set, self._names(params)[0]) if arrays else 0
+        self._use(params, abi.DECLARE, arrays, group=self._group(params), root=root)
         self._age, self._kept, self._exchanges = 0, None, 0
         state = DistributedState(self._optimizer.init(params))
         return state if self._gate is None else with_gate(state, params)

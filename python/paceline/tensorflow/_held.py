@@ -13,6 +13,7 @@ import tensorflow as tf
 from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.handles import start, synchronize
+from paceline.common.objects import lowest_left
 from paceline.common.operation import Held, How, Options, operation
 from paceline.common.operators import Average, Max, Sum
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
@@ -148,7 +149,8 @@ class Holding:
                 name = f"{name}.{place}"
             self._names[id(variable)] = name
             group = group or (name if self._model.has_supersteps else None)
-        self._host(new, Held(abi.DECLARE, group=group), given=[_value(v).numpy() for v in new])
+        root = lowest_left(self._process_set, self._names[id(new[0])])
+        self._host(new, Held(abi.DECLARE, group=group), given=[_value(v).numpy() for v in new], root=root)
         self._variables += new
         if self._model.alone:
             self._kept = [tf.Variable(tf.zeros_like(_value(v)), trainable=False) for v in new]
@@ -157,9 +159,17 @@ class Holding:
                 gate_of(variable, self._names[id(variable)], self._gate, number, _value(variable)).clear()
 
     def _host(
-        self, variables: Sequence[Any], held: Held, given: Sequence[Any] | None = None, empty: bool = False
+        self,
+        variables: Sequence[Any],
+        held: Held,
+        given: Sequence[Any] | None = None,
+        empty: bool = False,
+        root: int = 0,
     ) -> None:
-        """An operation on values outside of any graph. Those that are read are stored in the variables."""
+        """An operation on values outside of any graph. Those that are read are stored in the variables.
+
+        root: whose values they are from their declaration on.
+        """
         reads = held.use != abi.ADD
         arrays = [_value(v).numpy() for v in variables] if given is None else given
         sources = [np.array(a, order="C") for a in arrays]
@@ -172,7 +182,7 @@ class Holding:
                 a.ctypes.data if reads and a.size else 0,
                 reduce_op=self._op,
                 process_set=process_set_number(self._process_set),
-                root=min(self._process_set.ranks or [0]),
+                root=root,
                 name=self._names[id(v)],
                 options=self._options,
                 held=held,

@@ -20,7 +20,7 @@ from paceline.common.util import split_list
 from paceline.tensorflow._gate import gate_of
 from paceline.tensorflow._glue import asynchronous
 from paceline.tensorflow.compression import Compression
-from paceline.tensorflow.mpi_ops import exchange_changes, reduce_dense, reduce_sparse
+from paceline.tensorflow.mpi_ops import allreduce, exchange_changes, reduce_dense, reduce_sparse
 
 _numbers: collections.Counter[int] = collections.Counter()  # by round of the engine
 
@@ -41,6 +41,12 @@ def _name_of(variable: Any) -> str | None:
         _numbers[engine.round] += 1
     label = str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
     return f"gradient.{number}.{label.partition(':')[0]}"
+
+
+def _divided(grad: Any, by: Any) -> Any:
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(_divided(grad.values, by), grad.indices, grad.dense_shape)
+    return grad / tf.cast(by, grad.dtype)
 
 
 @dataclasses.dataclass
@@ -84,12 +90,14 @@ class Reduction:
         local = {id(v) for v in self.local_variables}
         reduced = list(grads)
         dense: list[int] = []
+        scales = self.scale_local_gradients and self.op == Average
+        scales &= any(g is not None and id(v) in local for g, v in zip(grads, variables, strict=True))
+        ranks = self._ranks() if scales else 1
         for i, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
             if grad is None:
                 continue
             if id(variable) in local:
-                size = self.process_set.size() or 1
-                reduced[i] = grad / size if self.scale_local_gradients and self.op == Average else grad
+                reduced[i] = _divided(grad, ranks)
             elif isinstance(grad, tf.IndexedSlices) and not self.sparse_as_dense:
                 if self.gate is not None:
                     raise ValueError("gate= is for dense gradients: give sparse_as_dense=True")
@@ -126,6 +134,12 @@ class Reduction:
         factor = self.gradient_predivide_factor
         options = Options(sync=self._sync, codec=getattr(codecs.codec_of(self.compression), "text", None))
         return How(self.op, 1.0 / factor, factor, self.process_set, options)
+
+    def _ranks(self) -> Any:
+        """The number of ranks by which averages divide: in an elastic job those that are left in this step."""
+        if not engine.setting("elastic"):
+            return self.process_set.size() or 1
+        return allreduce(tf.ones([]), op=Sum, process_set=self.process_set)
 
     def _groups(self, dense: list[int], variables: Sequence[Any]) -> Iterable[list[int]]:
         """Places of gradients that are reduced together. By default each is alone where it can start early."""

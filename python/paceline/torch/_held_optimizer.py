@@ -13,6 +13,7 @@ from paceline.common.codec_tuning import resolved
 from paceline.common.compression import Codec
 from paceline.common.engine import engine
 from paceline.common.handles import synchronize
+from paceline.common.objects import lowest_left
 from paceline.common.operation import Options
 from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
@@ -143,7 +144,7 @@ class HeldOptimizer(Distributed):
 
     def _declare(self, params: list[torch.Tensor]) -> None:
         if params:
-            root = min(self.process_set.ranks or [0])
+            root = lowest_left(self.process_set, f"value.{self._parameter_names[params[0]]}")
             parts, group = [], None
             for p in params:
                 name = f"value.{self._parameter_names[p]}"

@@ -96,6 +96,12 @@ while hvd.allreduce(jnp.ones(1), op=hvd.Sum, name="there") != 2:
 weights = jnp.arange(4.0)[:, None] * (rank + 1.0)
 grad = jax.grad(lambda x: (hvd.allgather(x) * weights).sum())(jnp.ones((rank + 1, 2)))
 assert grad[:, 0].tolist() == ([0] if rank == 0 else [2, 4, 6]), grad
+try:
+    jax.jit(hvd.allgather)(jnp.ones((1, 2))).block_until_ready()
+except Exception as error:
+    assert "has lost 1 of the 3 ranks of the process set, with the one at place 1" in str(error), error
+else:
+    raise AssertionError("rows of the lost rank came")
 print("done", rank)
 """
 
@@ -107,6 +113,41 @@ def test_gradients_of_gathers_are_the_survivors(tmp_path):
         ended = job.wait()
     assert [e.status for e in ended] == [0, -9, 0], ended
     assert "done 0" in ended[0].output and "done 2" in ended[2].output, ended
+
+
+WITHOUT_RANK_0 = """
+import os, signal
+import jax, jax.numpy as jnp, numpy as np, optax
+import paceline
+import paceline.jax as hvd
+
+hvd.init()
+rank = hvd.rank()
+if rank == 0:
+    hvd.allreduce(jnp.ones(1), op=hvd.Sum, name="there").block_until_ready()
+    os.kill(os.getpid(), signal.SIGKILL)
+while hvd.allreduce(jnp.ones(1), op=hvd.Sum, name="there") != 2:
+    pass
+optimizer = hvd.distributed_optimizer(optax.sgd(0.1), sync=paceline.SSP(1))
+params = {"w": jnp.full(5, rank + 1.0)}
+state = optimizer.init(params)
+for _ in range(3):
+    updates, state = optimizer.update({"w": jnp.full(5, rank + 1.0)}, state, params)
+    params = optax.apply_updates(params, updates)
+params = optimizer.agree(params)
+weights = hvd.allgather(params["w"][None])
+assert np.array_equal(weights[0], weights[1]), weights
+print("done", rank)
+"""
+
+
+def test_servers_hold_parameters_after_the_loss_of_rank_0(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_RANK_0)
+    with Job(3, [script], tmp_path, fresh=True, JAX_PLATFORMS="cpu", PACELINE_ELASTIC="1") as job:
+        ended = job.wait()
+    assert [e.status for e in ended] == [-9, 0, 0], ended
+    assert "done 1" in ended[1].output and "done 2" in ended[2].output, ended
 
 
 ENDS = """

@@ -398,6 +398,21 @@ def both():
     return tape.gradient(y, x), tf.convert_to_tensor(hvd.allreduce(slices, op=hvd.Average))
 
 
+own, shared = tf.Variable([8.0]), tf.Variable([1.0])
+rows = tf.Variable(tf.ones([3, 2]))
+
+
+def local():
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = own * 3.0 + shared * (rank + 1.0) + tf.reduce_sum(tf.gather(rows, [1]))
+    for source in (own, rows):
+        tape.register_local_source(source)
+    return tape.gradient(loss, [own, shared, rows])
+
+
+for run in (local, tf.function(local)):
+    grads = [tf.convert_to_tensor(g).numpy().tolist() for g in run()]
+    assert grads == [[1.5], [2.0], [[0, 0], [0.5, 0.5], [0, 0]]], grads
 for run in (both, tf.function(both)):
     grad, mean = run()
     assert grad[:, 0].numpy().tolist() == ([0] if rank == 0 else [2, 4, 6]), grad
@@ -413,6 +428,42 @@ def test_gradients_and_sparse_means_are_the_survivors(tmp_path):
         ended = job.wait()
     assert [e.status for e in ended] == [0, -9, 0], ended
     assert "done 0" in ended[0].output and "done 2" in ended[2].output, ended
+
+
+WITHOUT_RANK_0 = """
+import os, signal
+import keras, numpy as np
+import tensorflow as tf
+import paceline
+import paceline.tensorflow as hvd
+import paceline.tensorflow.keras as hvd_keras
+
+hvd.init()
+rank = hvd.rank()
+if rank == 0:
+    hvd.allreduce(tf.ones([1]), op=hvd.Sum, name="there")
+    os.kill(os.getpid(), signal.SIGKILL)
+while hvd.allreduce(tf.ones([1]), op=hvd.Sum, name="there") != 2:
+    pass
+keras.utils.set_random_seed(rank)
+model = keras.Sequential([keras.layers.Dense(2)])
+optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=paceline.SSP(1))
+model.compile(optimizer, "mse", jit_compile=False)
+model.fit(np.full([8, 3], rank + 1.0), np.ones([8, 2]), batch_size=4, epochs=2, verbose=0)
+optimizer.agree()
+weights = hvd.allgather(tf.reshape(model.get_weights()[0], [1, -1]))
+assert tf.reduce_all(weights[0] == weights[1]), weights
+print("done", rank)
+"""
+
+
+def test_servers_hold_parameters_after_the_loss_of_rank_0(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_RANK_0)
+    with Job(3, [script], tmp_path, fresh=True, **SETTINGS, PACELINE_ELASTIC="1") as job:
+        ended = job.wait()
+    assert [e.status for e in ended] == [-9, 0, 0], ended
+    assert "done 1" in ended[1].output and "done 2" in ended[2].output, ended
 
 
 # Elastic training

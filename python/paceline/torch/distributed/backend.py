@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import GroupName
 
 from paceline.common import abi
 from paceline.common.engine import engine
-from paceline.torch.distributed import buckets, latest
+from paceline.torch.distributed import buckets, latest, stand_in
 from paceline.torch.distributed.exchanges import Exchanges
 from paceline.torch.distributed.group import Group
 from paceline.torch.distributed.job import World
@@ -38,6 +38,8 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
         super().__init__(group.rank, group.size)
         self._title, self._store, self._world, self._group, self._timeout = title, store, world, group, timeout
         self._options: Backend.Options | None = None
+        self.spreads = False  # whether broadcasts are as stand_in.spread
+        self.stand_ins: dict[int, int] = {}  # ranks of the group that give what lost ones should
         _alive.add(self)
 
     @classmethod
@@ -48,10 +50,11 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
         latest.install(PacelineBackend)
         buckets.install(PacelineBackend)
         world = None if ranks else World(store, rank, size)
-        if world is not None and engine.setting("compression"):
+        if world is not None and (engine.setting("compression") or engine.setting("elastic")):
             from paceline.torch.distributed import ddp  # only where it is used: it imports DistributedDataParallel
 
             ddp.install()
+            stand_in.install()
         return cls(title, store, world, Group(name, title, ranks or range(size), timeout), timeout)
 
     # The group
@@ -112,6 +115,14 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
     def abort(self) -> None:
         """Ends the group, and its works in flight with an error."""
         self.shutdown()
+
+    # What is done otherwise while `stand_in.spreading` lasts
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], options: Any) -> PacelineWork:
+        """Sends the root's tensor to all."""
+        if self.spreads:
+            return latest.started(stand_in.spread(self, tensors, options.rootRank))
+        return super().broadcast(tensors, options)
 
     # Barriers
 

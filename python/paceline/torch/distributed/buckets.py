@@ -16,12 +16,14 @@ from torch._C._distributed_c10d import Reducer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.torch._arena import zeros_in_arena
+from paceline.torch.distributed import stand_in
 from paceline.torch.distributed.latest import unwrapped
 
 _LEAST = 64 << 10  # bytes: what is smaller gains nothing
 
 _CPU = torch.device("cpu")
-_ours: weakref.WeakSet[Reducer] = weakref.WeakSet()  # reducers that have not made their last buckets
+# Reducers that have not made their last buckets, with the backends of their groups.
+_ours: weakref.WeakKeyDictionary[Reducer, Any] = weakref.WeakKeyDictionary()
 
 
 class _InArena(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -51,20 +53,23 @@ def install(backend: type) -> None:
         *more: Any,
         **options: Any,
     ) -> None:
-        ours = _CPU in process_group._device_types and isinstance(unwrapped(process_group._get_backend(_CPU)), backend)
+        on_cpu = _CPU in process_group._device_types
+        found = unwrapped(process_group._get_backend(_CPU)) if on_cpu else None
+        ours = isinstance(found, backend)
         with _InArena() if ours else contextlib.nullcontext():  # type: ignore[no-untyped-call]
             make(self, params, bucket_indices, per_bucket_size_limits, process_group, *more, **options)
         if ours:
-            _ours.add(self)
+            _ours[self] = found
 
     @functools.wraps(rebuild)
     def rebuilt(self: Reducer) -> bool:
-        if self not in _ours:
+        found = _ours.get(self)
+        if found is None:
             return rebuild(self)
-        with _InArena():  # type: ignore[no-untyped-call]
-            done = rebuild(self)
+        with _InArena(), stand_in.spreading(found):  # type: ignore[no-untyped-call]
+            done = rebuild(self)  # rank 0 broadcasts the order
         if done:
-            _ours.discard(self)
+            del _ours[self]
         return done
 
     setattr(Reducer, "__init__", made)  # noqa: B010

@@ -1,4 +1,8 @@
-"""Paceline's codecs for DistributedDataParallel: a communication hook, and the setting that gives it to every model."""
+"""Communication hooks for DistributedDataParallel: Paceline's codecs, and averages of those that are left.
+
+Settings give one to every model: PACELINE_COMPRESSION, and PACELINE_ELASTIC. PyTorch's reducer without a hook divides by
+the number of ranks that the job began with, before it sums.
+"""
 
 import contextlib
 import functools
@@ -9,12 +13,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import GradBucket
-from torch.distributed import ProcessGroup, distributed_c10d
+from torch._C._distributed_c10d import AllreduceOptions, GradBucket
+from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.common import abi, operators
 from paceline.common.compression import Codec, check, codec_of
+from paceline.common.engine import engine
 from paceline.common.operation import Options, operation
 from paceline.torch.distributed.backend import PacelineBackend
 from paceline.torch.distributed.latest import unwrapped
@@ -82,6 +87,18 @@ def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.
     return torch.futures.Future.then(future, torch.futures.Future.value)
 
 
+def average_hook(backend: PacelineBackend, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages a bucket over the ranks that gave theirs."""
+    options = AllreduceOptions()
+    options.reduceOp, options.asyncOp = ReduceOp.AVG, True
+    future = backend.allreduce([bucket.buffer()], options).get_future()
+    return torch.futures.Future.then(future, _first)
+
+
+def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    return future.value()[0]
+
+
 def backend_of(group: ProcessGroup | None) -> PacelineBackend:
     """The backend of a process group. Raises ValueError for another's."""
     default = distributed_c10d._get_default_group() if group is None else group
@@ -94,15 +111,25 @@ def backend_of(group: ProcessGroup | None) -> PacelineBackend:
     return backend
 
 
-# Models without a hook so far: they get ours when their training begins, unless the script has registered its own.
-_waiting: weakref.WeakKeyDictionary[DistributedDataParallel, DDPState] = weakref.WeakKeyDictionary()
+# Models without a hook so far: they get this state and hook when their training begins, unless the script has registered
+# its own.
+_waiting: weakref.WeakKeyDictionary[DistributedDataParallel, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _hook_of(model: Any) -> tuple[Any, Any] | None:
+    """The state and the hook that the job's settings give a model."""
+    if engine.setting("compression"):
+        return DDPState(None, model.module.named_parameters(), model.process_group), ddp_hook
+    if engine.setting("elastic") and model.mixed_precision is None:  # that brings a hook of PyTorch's own
+        return backend_of(model.process_group), average_hook
+    return None
 
 
 @functools.cache
 def install() -> None:
-    """Gives every DistributedDataParallel that is made from now on the hook, where PACELINE_COMPRESSION asks for it.
+    """Gives every DistributedDataParallel that is made from now on the hook that the settings ask for.
 
-    A hook that the script registers wins, with a warning.
+    A hook that the script registers wins, with a warning where PACELINE_COMPRESSION then has no effect.
     """
     init: Any = DistributedDataParallel.__init__
     forward: Any = DistributedDataParallel.forward
@@ -112,19 +139,20 @@ def install() -> None:
     def wait(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         with contextlib.suppress(ValueError):  # another backend's
-            _waiting[self] = DDPState(None, self.module.named_parameters(), self.process_group)
+            if (waits := _hook_of(self)) is not None:
+                _waiting[self] = waits
 
     @functools.wraps(forward)
     def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         trains = self.training and torch.is_grad_enabled()  # an evaluation before is no reason
-        if trains and (state := _waiting.pop(self, None)) is not None:
-            register(self, state, ddp_hook)
+        if trains and (waits := _waiting.pop(self, None)) is not None:
+            register(self, *waits)
         return forward(self, *args, **kwargs)
 
     def yielding(method: Any) -> Any:
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if _waiting.pop(self, None) is not None:
+            if _waiting.pop(self, (None, None))[1] is ddp_hook:
                 warnings.warn(
                     "PACELINE_COMPRESSION does not apply to a model that has a communication hook of its own: "
                     "unset it, or register paceline.torch.distributed.ddp_hook",

@@ -42,20 +42,34 @@ class Operations:
 
     def _gathered(self, handle: int, like: torch.Tensor) -> list[torch.Tensor]:
         """The elements from each rank of the group, which brings as many as all others."""
-        memory, rows, _ = engine.result(handle)
-        if len(set(rows)) > 1:
-            raise RuntimeError(f"the ranks of the group gave tensors of different sizes: {rows} elements or bytes")
-        parts = flat(memory, like).chunk(self._group.size) if memory is not None else [like.new_empty(0)] * len(rows)
-        return [parts[place] for place in self._group.places]
+        given = self._given(handle, like)
+        if len(given) < self._group.size:
+            lost = sorted(set(range(self._group.size)) - set(given))
+            raise RuntimeError(
+                f"rank {', '.join(map(str, lost))} of group {self._group.name!r} is lost, and what it should give is "
+                "needed: use a group of the ranks that are left (torch.distributed.new_group)"
+            )
+        return list(given.values())
 
-    def _rows(self, handle: int, like: torch.Tensor) -> list[torch.Tensor]:
-        """The rows from each rank of the group; numbers of rows may differ."""
-        memory, counts, _ = engine.result(handle)
+    def _given(self, handle: int, like: torch.Tensor) -> dict[int, torch.Tensor]:
+        """As `_gathered`, from those ranks that an elastic job has not lost."""
+        memory, rows, left = engine.result(handle)
+        if memory is None:
+            return {r: like.new_empty(0) for r in range(self._group.size)}
+        places = [p for p, n in enumerate(rows) if n or left == self._group.size]
+        if len({rows[p] for p in places}) > 1:
+            raise RuntimeError(f"the ranks of the group gave tensors of different sizes: {rows} elements or bytes")
+        parts = dict(zip(places, flat(memory, like).chunk(len(places)), strict=True))
+        return {r: parts[p] for r, p in enumerate(self._group.places) if p in parts}
+
+    def _rows(self, handle: int, like: torch.Tensor) -> tuple[list[torch.Tensor], int]:
+        """The rows from each rank of the group, whose numbers may differ; how many ranks are left."""
+        memory, counts, left = engine.result(handle)
         _, elements = kind_of(like)
         per = (elements * like.element_size()) // like.nbytes if like.nbytes else 1
         sizes = [c * (1 if per else like.element_size()) for c in counts]
         parts = flat(memory, like).split_with_sizes(sizes)
-        return [parts[place].view(-1, *like.shape[1:]) for place in self._group.places]
+        return [parts[place].view(-1, *like.shape[1:]) for place in self._group.places], left
 
     def _ascending(self, whole: torch.Tensor) -> torch.Tensor:
         """Equal parts of a tensor, one for each rank of the group, in the engine's order."""

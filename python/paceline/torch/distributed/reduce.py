@@ -30,7 +30,7 @@ class Reductions(Operations):
         return self._reduce("all_reduce", tensors, options, coalesced=True)
 
     def allreduce_sparse(self, tensors: Tensors, options: Any) -> PacelineWork:
-        """Sums sparse tensors, whose elements are gathered."""
+        """Reduces sparse tensors, whose elements are gathered, by a sum or an average."""
         return self._sparse(tensors, options)
 
     def reduce(self, tensors: Tensors, options: Any) -> PacelineWork:
@@ -68,7 +68,7 @@ class Reductions(Operations):
 
         def finish(handles: Any) -> None:
             for m, handle in zip(memory, handles, strict=True):
-                parts = self._gathered(handle, m.host)
+                parts = list(self._given(handle, m.host).values())
                 total = parts[0].clone()
                 for part in parts[1:]:
                     combine(total, part, out=total)
@@ -83,20 +83,22 @@ class Reductions(Operations):
     def _sparse(self, tensors: Tensors, options: Any) -> PacelineWork:
         one_tensor("all_reduce", tensors)
         tensor = tensors[0]
-        if reduction_of(options.reduceOp, tensor).op != operators.Sum:
-            raise ValueError("sparse tensors are reduced by ReduceOp.SUM only")
+        op = reduction_of(options.reduceOp, tensor).op
+        if op not in (operators.Sum, operators.Average):
+            raise ValueError("sparse tensors are reduced by ReduceOp.SUM and ReduceOp.AVG only")
         part = tensor.detach().coalesce()
         indices, values = Memory(part.indices().t().contiguous()), Memory(part.values())
 
         def finish(handles: Any) -> None:
-            all_indices = self._rows(handles[0], indices.host)
-            all_values = self._rows(handles[1], values.host)
+            all_indices, _ = self._rows(handles[0], indices.host)
+            all_values, left = self._rows(handles[1], values.host)
             parts = (
                 torch.sparse_coo_tensor(i.t(), v, tensor.shape, check_invariants=False)
                 for i, v in zip(all_indices, all_values, strict=True)
             )
             with torch.no_grad():  # a detached sparse tensor would keep its own elements
-                tensor.copy_(functools.reduce(torch.add, parts))
+                total = functools.reduce(torch.add, parts)
+                tensor.copy_(total if op == operators.Sum else total / left)
 
         def make() -> list[abi.Op]:
             return [copied(self._gather_op(m)) for m in (indices, values)]
