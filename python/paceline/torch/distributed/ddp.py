@@ -1,7 +1,7 @@
 """Communication hooks for DistributedDataParallel: Paceline's codecs, and averages of those that are left.
 
-Settings give one to every model: PACELINE_COMPRESSION, and PACELINE_ELASTIC. PyTorch's reducer without a hook divides by
-the number of ranks that the job began with, before it sums.
+Settings give one to every model: PACELINE_COMPRESSION, and PACELINE_ELASTIC. PyTorch's reducer without a hook divides
+by the number of ranks that the job began with, before it sums.
 """
 
 import contextlib
@@ -111,8 +111,8 @@ def backend_of(group: ProcessGroup | None) -> PacelineBackend:
     return backend
 
 
-# Models without a hook so far: they get this state and hook when their training begins, unless the script has registered
-# its own.
+# Models without a hook so far: they get this state and hook when their training begins, unless the script has
+# registered its own.
 _waiting: weakref.WeakKeyDictionary[DistributedDataParallel, tuple[Any, Any]] = weakref.WeakKeyDictionary()
 
 
