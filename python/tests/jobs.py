@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,16 @@ def script(code: str) -> list[str]:
     """The arguments of an interpreter that runs the code, with Paceline as hvd."""
     imports = "import os, sys, time, torch\nimport paceline.torch as hvd\n"
     return ["-c", imports + textwrap.dedent(code)]
+
+
+def goes_on(code: str, tmp_path: Path, killed: int, **settings: Any) -> None:
+    """Runs code on three ranks of an elastic job, one of which kills itself: the others print "done" and their rank."""
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(code))
+    with Job(3, [path], tmp_path, PACELINE_ELASTIC="1", **settings) as job:
+        ended = job.wait()
+    assert [e.status for e in ended] == [-9 if rank == killed else 0 for rank in range(3)], ended
+    assert all(f"done {rank}" in e.output for rank, e in enumerate(ended) if rank != killed), ended
 
 
 def wait_until_printed(job: Job, text: str, ranks: Sequence[int] | None = None) -> None:

@@ -16,7 +16,7 @@ import hosts
 import pytest
 import torch
 from elastic_runs import Elastic, end_alike, replace
-from jobs import HANG_S, Job, clean_environment
+from jobs import HANG_S, Job, clean_environment, goes_on
 
 
 def test_the_others_go_on_with_what_was_committed_when_a_rank_is_killed(tmp_path):
@@ -498,12 +498,7 @@ WITHOUT_RANK_1 = """
 
 
 def test_gradients_and_sparse_means_are_the_survivors(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(WITHOUT_RANK_1))
-    with Job(3, [script], tmp_path, PACELINE_ELASTIC="1") as job:
-        ended = job.wait()
-    assert [e.status for e in ended] == [0, -9, 0], ended
-    assert "done 0" in ended[0].output and "done 2" in ended[2].output, ended
+    goes_on(WITHOUT_RANK_1, tmp_path, killed=1)
 
 
 WITHOUT_RANK_0 = """
@@ -547,12 +542,7 @@ WITHOUT_RANK_0 = """
 
 
 def test_servers_hold_parameters_after_the_loss_of_rank_0(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(WITHOUT_RANK_0))
-    with Job(3, [script], tmp_path, PACELINE_ELASTIC="1") as job:
-        ended = job.wait()
-    assert [e.status for e in ended] == [-9, 0, 0], ended
-    assert "done 1" in ended[1].output and "done 2" in ended[2].output, ended
+    goes_on(WITHOUT_RANK_0, tmp_path, killed=0)
 
 
 REPLACED = """

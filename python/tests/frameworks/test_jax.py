@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from docstrings import check_docstrings
 from elastic_runs import Elastic, end_alike, replace
-from jobs import HANG_S, Job, clean_environment, example
+from jobs import HANG_S, Job, clean_environment, example, goes_on
 
 jax = pytest.importorskip("jax", reason="JAX is not installed here: make test-jax")
 
@@ -107,12 +107,7 @@ print("done", rank)
 
 
 def test_gradients_of_gathers_are_the_survivors(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(WITHOUT_RANK_1)
-    with Job(3, [script], tmp_path, fresh=True, JAX_PLATFORMS="cpu", PACELINE_ELASTIC="1") as job:
-        ended = job.wait()
-    assert [e.status for e in ended] == [0, -9, 0], ended
-    assert "done 0" in ended[0].output and "done 2" in ended[2].output, ended
+    goes_on(WITHOUT_RANK_1, tmp_path, killed=1, fresh=True, JAX_PLATFORMS="cpu")
 
 
 WITHOUT_RANK_0 = """
@@ -142,12 +137,7 @@ print("done", rank)
 
 
 def test_servers_hold_parameters_after_the_loss_of_rank_0(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(WITHOUT_RANK_0)
-    with Job(3, [script], tmp_path, fresh=True, JAX_PLATFORMS="cpu", PACELINE_ELASTIC="1") as job:
-        ended = job.wait()
-    assert [e.status for e in ended] == [-9, 0, 0], ended
-    assert "done 1" in ended[1].output and "done 2" in ended[2].output, ended
+    goes_on(WITHOUT_RANK_0, tmp_path, killed=0, fresh=True, JAX_PLATFORMS="cpu")
 
 
 ENDS = """
