@@ -140,17 +140,23 @@ class Holding:
             return
         if self._variables and (self._model.has_supersteps or self._model.alone):
             raise ValueError(f"sync={self._model.setting}: all variables are stepped together from the first step on")
+        values = [_value(v).numpy() for v in new]
+        for variable, value in zip(new, values, strict=True):
+            if value.shape != variable.shape:
+                raise ValueError(
+                    f"{_label(variable)} has no value yet where the first step is traced: build the model before, by a "
+                    "keras.Input as its first layer or by model.build(input_shape)"
+                )
         number, group = process_set_number(self._process_set), None
         for variable in new:
-            label = str(getattr(variable, "path", None) or getattr(variable, "name", "variable")).partition(":")[0]
-            name = f"value.{label}"
+            name = f"value.{_label(variable)}"
             _declared[engine.generation, number, name] += 1
             if (place := _declared[engine.generation, number, name]) > 1:
                 name = f"{name}.{place}"
             self._names[id(variable)] = name
             group = group or (name if self._model.has_supersteps else None)
         root = lowest_left(self._process_set, self._names[id(new[0])])
-        self._host(new, Held(abi.DECLARE, group=group), given=[_value(v).numpy() for v in new], root=root)
+        self._host(new, Held(abi.DECLARE, group=group), given=values, root=root)
         self._variables += new
         if self._model.alone:
             self._kept = [tf.Variable(tf.zeros_like(_value(v)), trainable=False) for v in new]
@@ -229,6 +235,10 @@ class Holding:
 def _began(number: int, group: str) -> bool:
     engine.begin_iteration(number, group)
     return True
+
+
+def _label(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or getattr(variable, "name", "variable")).partition(":")[0]
 
 
 def _value(variable: Any) -> tf.Tensor:

@@ -441,7 +441,7 @@ if rank == 0:
 while hvd.allreduce(tf.ones([1]), op=hvd.Sum, name="there") != 2:
     pass
 keras.utils.set_random_seed(rank)
-model = keras.Sequential([keras.layers.Dense(2)])
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
 optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=paceline.SSP(1))
 model.compile(optimizer, "mse", jit_compile=False)
 model.fit(np.full([8, 3], rank + 1.0), np.ones([8, 2]), batch_size=4, epochs=2, verbose=0)

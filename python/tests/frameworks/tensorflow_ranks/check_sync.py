@@ -88,6 +88,16 @@ def test_ssp_of_zero_equals_one_process_with_all_batches(rank, size, eagerly):
     assert_same_on_all_ranks(trained)
 
 
+def test_a_model_that_is_not_built_says_what_to_do():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(
+        hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=paceline.SSP(0)), "mse", jit_compile=False
+    )
+    x = np.ones((4, 2), "float32")
+    with pytest.raises(ValueError, match=r"has no value yet .* model\.build"):
+        model.fit(x, x[:, :1], batch_size=2, verbose=0)
+
+
 MODELS = [
     paceline.ASP(),
     paceline.SSP(3, parking="soft-barrier"),
