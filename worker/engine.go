@@ -251,7 +251,9 @@ func (e *Engine) connect(ctx context.Context) error {
 			continue
 		}
 		wg.Go(func() {
-			errs[i] = p.connect(ctx)
+			there, cancel := p.whileThere(ctx)
+			defer cancel()
+			errs[i] = p.connect(there)
 			switch {
 			case errs[i] == nil || errors.Is(ctx.Err(), context.Canceled):
 			case p.survives(errs[i]) && p.accuse(ctx, errs[i].Error()):

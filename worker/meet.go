@@ -27,7 +27,9 @@ func (e *Engine) meet(server int, met chan struct{}) {
 		return
 	}
 	p := newPeer(e, server, e.epoch().Servers[server])
-	ctx, cancel := p.whileThere()
+	ctx, cancel := context.WithTimeout(e.ctx, e.cfg.DeclareTimeout)
+	defer cancel()
+	ctx, cancel = p.whileThere(ctx)
 	defer cancel()
 	if p.there() {
 		switch err := p.connect(ctx); {
@@ -42,9 +44,9 @@ func (e *Engine) meet(server int, met chan struct{}) {
 	p.kick(false)
 }
 
-// whileThere is the time to reach a server that has joined: it may be lost again before it answers.
-func (p *peer) whileThere() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(p.e.ctx, p.e.cfg.DeclareTimeout)
+// whileThere is ctx until the server is no member any more: one of an elastic job may be lost before it answers.
+func (p *peer) whileThere(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer cancel()
 		for {

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
@@ -106,6 +107,44 @@ func TestPeerLostWhileTheEngineConnects(t *testing.T) {
 			t.Errorf("it took %v", took)
 		}
 		silent.leave()
+		th.servers[0].leave()
+		th.engine.Shutdown(t.Context())
+	})
+}
+
+// A server of an elastic job is lost before the engine has reached it: the engine starts without it as soon as it hears so.
+func TestAServerThatIsLostMeanwhileIsNotWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := transporttest.NewNetwork(transporttest.Options{})
+		defer n.Close()
+		var members *membership.View
+		th := newTheatre(t, n, 2, 2, func(c *worker.Config) {
+			epoch := *c.Membership.Now()
+			epoch.Elastic, epoch.Policy = true, "round-robin"
+			for i := range epoch.Workers {
+				epoch.Workers[i].Incarnation, epoch.Servers[i].Incarnation = uint64(i)+1, uint64(i)+11
+			}
+			members = membership.NewView(&epoch)
+			c.Membership = members
+		})
+		th.servers = th.servers[:1] // nobody listens at the other's address
+		go func() {
+			time.Sleep(time.Second)
+			gone := membership.Member{Role: membership.ServerRole, Number: 1}
+			later, err := members.Now().Next(membership.Change{Lose: []membership.Loss{{Member: gone, Why: "its process has ended"}}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			th.engine.Follow(later)
+		}()
+		start := time.Now()
+		if err := th.start(n); err != nil {
+			t.Errorf("start: %v", err)
+		}
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("it took %v", took)
+		}
 		th.servers[0].leave()
 		th.engine.Shutdown(t.Context())
 	})

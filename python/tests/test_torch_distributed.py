@@ -115,6 +115,12 @@ def test_distributed_data_parallel_says_which_rank_was_killed(port, way):
         assert said.startswith("step 3: ") and "peer lost: worker 2" in said and said.count("\n") == 1, said + errors
 
 
+def test_built_in_hooks_and_uneven_inputs_give_gradients_of_gloo():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    gloo, paceline = (sorted(run([*torchrun, SCRIPTS / "hooks.py", backend])) for backend in ("gloo", "paceline"))
+    assert gloo == paceline == ["rank 0 [1.5, 1.5, 1.5, 1.5]", "rank 1 [1.5, 1.5, 1.5, 1.0, 1.0, 1.5, 2.0, 2.0]"]
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 @pytest.mark.parametrize("way", ["plain", "codec"])
 def test_elastic_jobs_of_distributed_data_parallel_go_on_with_means_of_those_that_are_left(port, killed, way):

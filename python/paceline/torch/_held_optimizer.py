@@ -12,6 +12,7 @@ import torch
 from paceline.common.codec_tuning import resolved
 from paceline.common.compression import Codec
 from paceline.common.engine import engine
+from paceline.common.exceptions import HorovodInternalError
 from paceline.common.handles import synchronize
 from paceline.common.objects import lowest_left
 from paceline.common.operation import Options
@@ -145,19 +146,24 @@ class HeldOptimizer(Distributed):
     def _declare(self, params: list[torch.Tensor]) -> None:
         if params:
             root = lowest_left(self.process_set, f"value.{self._parameter_names[params[0]]}")
-            parts, group = [], None
+            parts, values, numbers, group = [], {}, [], None
             for p in params:
                 name = f"value.{self._parameter_names[p]}"
                 number = (engine.generation, process_set_number(self.process_set), name)
                 _declared[number] += 1
+                numbers.append(number)
                 if _declared[number] > 1:  # a parameter of another optimizer has the name
                     name = f"{name}.{_declared[number]}"
-                value = Value(p, name, self.sync, self.op, self.process_set, self._options)
-                self._values[p] = value
+                value = values[p] = Value(p, name, self.sync, self.op, self.process_set, self._options)
                 if self.sync.has_supersteps and group is None:
                     group = name
                 parts.append(value.declaring(p, root, group))
-            synchronize(start_group(parts))
+            try:
+                synchronize(start_group(parts))
+            except HorovodInternalError:  # such as one of the root's loss: the next step declares them again
+                _declared.subtract(numbers)
+                raise
+            self._values.update(values)
             if group is not None:
                 self._groups.append((group, params))
 

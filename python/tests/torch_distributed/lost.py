@@ -1,5 +1,6 @@
 """DistributedDataParallel in an elastic job of three ranks that goes on without one: lost.py VICTIM plain|codec."""
 
+import copy
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ torch.manual_seed(rank)
 dense = torch.nn.Sequential(torch.nn.Linear(4, 300_000), torch.nn.BatchNorm1d(300_000))
 rows = torch.nn.Embedding(10, 3, sparse=True)
 models = [DistributedDataParallel(dense)] + ([] if codec else [DistributedDataParallel(rows)])
+models.append(copy.deepcopy(DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))).eval())  # as in fine-tuning
 
 
 def near(a, b):
@@ -29,6 +31,8 @@ def check_step(ranks):
     (models[0](torch.randn(2, 4)).sum() * (rank + 1) / 2).backward()
     mean = sum(r + 1 for r in ranks) / len(ranks)
     assert near(dense[1].bias.grad, mean), (dense[1].bias.grad[:5], mean)
+    models[-1](torch.full((1, 1), rank + 1.0)).sum().backward()
+    assert near(models[-1].module.weight.grad, mean), (models[-1].module.weight.grad, mean)
     if not codec:
         models[1](torch.tensor([rank])).sum().backward()
         assert rows.weight.grad.to_dense()[:size, 0].tolist() == [

@@ -50,11 +50,13 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
         latest.install(PacelineBackend)
         buckets.install(PacelineBackend)
         world = None if ranks else World(store, rank, size)
-        if world is not None and (engine.setting("compression") or engine.setting("elastic")):
-            from paceline.torch.distributed import ddp  # only where it is used: it imports DistributedDataParallel
+        if world is not None:
+            from paceline.torch.distributed import ddp  # which imports this module
 
-            ddp.install()
-            stand_in.install()
+            ddp.install_builtin()
+            if engine.setting("compression") or engine.setting("elastic"):
+                ddp.install()
+                stand_in.install()
         return cls(title, store, world, Group(name, title, ranks or range(size), timeout), timeout)
 
     # The group

@@ -4,7 +4,6 @@ Settings give one to every model: PACELINE_COMPRESSION, and PACELINE_ELASTIC. Py
 by the number of ranks that the job began with, before it sums.
 """
 
-import contextlib
 import functools
 import itertools
 import warnings
@@ -13,8 +12,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import AllreduceOptions, GradBucket
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    BuiltinCommHookType,
+    GradBucket,
+    Reducer,
+    _register_comm_hook,
+)
 from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.common import abi, operators
@@ -26,6 +32,7 @@ from paceline.torch.distributed.latest import unwrapped
 from paceline.torch.distributed.memory import Memory, summand_of
 
 _numbers = itertools.count()
+_BUILTIN = {BuiltinCommHookType.ALLREDUCE: allreduce_hook, BuiltinCommHookType.FP16_COMPRESS: fp16_compress_hook}
 
 
 class DDPState:
@@ -111,58 +118,94 @@ def backend_of(group: ProcessGroup | None) -> PacelineBackend:
     return backend
 
 
-# Models without a hook so far: they get this state and hook when their training begins, unless the script has
-# registered its own.
-_waiting: weakref.WeakKeyDictionary[DistributedDataParallel, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+class _Ours:
+    """The hook of a model that the settings give it, until the script registers its own: PyTorch takes one hook."""
+
+    def __init__(self, state: Any, hook: Any) -> None:
+        self.state, self.hook = state, hook
 
 
-def _hook_of(model: Any) -> tuple[Any, Any] | None:
-    """The state and the hook that the job's settings give a model."""
-    if engine.setting("compression"):
-        return DDPState(None, model.module.named_parameters(), model.process_group), ddp_hook
-    if engine.setting("elastic") and model.mixed_precision is None:  # that brings a hook of PyTorch's own
-        return backend_of(model.process_group), average_hook
-    return None
+def _call(ours: _Ours, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return ours.hook(ours.state, bucket)
+
+
+# By reducer: a model that is copied or unpickled makes another one, without a hook. None: the script's own.
+_hooks: weakref.WeakKeyDictionary[Reducer, _Ours | None] = weakref.WeakKeyDictionary()
+
+
+def _asks(model: Any, setting: str) -> bool:
+    """Whether a setting of the job is one for this model."""
+    try:
+        backend_of(model.process_group)
+    except ValueError:  # another backend's
+        return False
+    return bool(engine.setting(setting))
+
+
+def _hook_of_settings(model: Any) -> _Ours | None:
+    if _asks(model, "compression"):
+        return _Ours(DDPState(None, model.module.named_parameters(), model.process_group), ddp_hook)
+    return _Ours(backend_of(model.process_group), average_hook) if _asks(model, "elastic") else None
 
 
 @functools.cache
 def install() -> None:
-    """Gives every DistributedDataParallel that is made from now on the hook that the settings ask for.
+    """Gives every DistributedDataParallel that trains from now on the hook that the settings ask for.
 
     A hook that the script registers wins, with a warning where PACELINE_COMPRESSION then has no effect.
     """
-    init: Any = DistributedDataParallel.__init__
     forward: Any = DistributedDataParallel.forward
     register: Any = DistributedDataParallel.register_comm_hook
 
-    @functools.wraps(init)
-    def wait(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        with contextlib.suppress(ValueError):  # another backend's
-            if (waits := _hook_of(self)) is not None:
-                _waiting[self] = waits
-
     @functools.wraps(forward)
     def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        trains = self.training and torch.is_grad_enabled()  # an evaluation before is no reason
-        if trains and (waits := _waiting.pop(self, None)) is not None:
-            register(self, *waits)
+        if torch.is_grad_enabled() and self.reducer not in _hooks:
+            ours = _hooks[self.reducer] = _hook_of_settings(self)
+            if ours is not None:
+                register_ours(self, ours)
         return forward(self, *args, **kwargs)
 
-    def yielding(method: Any) -> Any:
-        @functools.wraps(method)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if _waiting.pop(self, (None, None))[1] is ddp_hook:
-                warnings.warn(
-                    "PACELINE_COMPRESSION does not apply to a model that has a communication hook of its own: "
-                    "unset it, or register paceline.torch.distributed.ddp_hook",
-                    stacklevel=2,
-                )
-            return method(self, *args, **kwargs)
+    def register_ours(model: Any, ours: _Ours) -> None:
+        _register_comm_hook(model.reducer, ours, _call)
+        model._comm_hooks.append((ours.hook, ours.state))
 
-        return call
+    def give_way(model: Any) -> _Ours | None:
+        """Our hook, where one is registered, and the script's wins over it."""
+        if _asks(model, "compression"):
+            warnings.warn(
+                "PACELINE_COMPRESSION does not apply to a model that has a communication hook of its own: "
+                "unset it, or register paceline.torch.distributed.ddp_hook",
+                stacklevel=3,
+            )
+        return _hooks.setdefault(model.reducer, None)
 
-    changed = {"__init__": wait, "forward": begin, "register_comm_hook": yielding(register)}
-    changed["_register_builtin_comm_hook"] = yielding(DistributedDataParallel._register_builtin_comm_hook)
+    @functools.wraps(register)
+    def register_own(self: Any, state: Any, hook: Any) -> None:
+        ours = give_way(self)
+        if ours is None:
+            register(self, state, hook)
+        else:
+            self._check_comm_hook(hook)
+            ours.state, ours.hook = state, hook
+            self._comm_hooks[-1] = hook, state
+
+    changed = {"forward": begin, "register_comm_hook": register_own}
     for name, method in changed.items():
         setattr(DistributedDataParallel, name, method)
+
+
+@functools.cache
+def install_builtin() -> None:
+    """Has PyTorch's built-in hooks be those in Python for our groups: in C++ they know works of C++ alone."""
+    register: Any = DistributedDataParallel._register_builtin_comm_hook
+
+    @functools.wraps(register)
+    def register_in_python(self: Any, comm_hook_type: Any) -> None:
+        try:
+            backend_of(self.process_group)
+        except ValueError:  # another backend's
+            register(self, comm_hook_type)
+        else:
+            self.register_comm_hook(self.process_group, _BUILTIN[comm_hook_type])
+
+    setattr(DistributedDataParallel, "_register_builtin_comm_hook", register_in_python)  # noqa: B010
