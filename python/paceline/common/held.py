@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from paceline.common import abi
 from paceline.common.engine import engine
+from paceline.common.exceptions import HorovodInternalError
 from paceline.common.gate import Arrays, Gate, Gates
 from paceline.common.handles import start, synchronize
 from paceline.common.objects import lowest_left
@@ -133,13 +134,14 @@ class HeldParameters:
                     self._framework.change(p, withheld)
 
     def _declare(self, parameters: Mapping[str, Any]) -> None:
-        uses, group = [], None
+        uses, numbers, group = [], [], None
         root = lowest_left(self._process_set, f"value.{next(iter(parameters))}") if parameters else 0
         for name, p in parameters.items():
             self._names[name] = name
             value = f"value.{name}"
             number = (engine.generation, process_set_number(self._process_set), value)
             _declared[number] += 1
+            numbers.append(number)
             if _declared[number] > 1:  # a parameter of another optimizer has the name
                 value = f"{value}.{_declared[number]}"
             self._values[name] = value, p
@@ -147,8 +149,14 @@ class HeldParameters:
                 group = value
             uses.append(Use(value, p, p, Held(abi.DECLARE, group=group), root))
         if uses:
-            self._framework.exchange(uses, self._op, self._process_set, self._options)
-            self._framework.settle(list(parameters.values()))
+            try:
+                self._framework.exchange(uses, self._op, self._process_set, self._options)
+                self._framework.settle(list(parameters.values()))
+            except HorovodInternalError:  # such as one of the root's loss: the next step declares them again
+                _declared.subtract(numbers)
+                for name in parameters:
+                    del self._names[name], self._values[name]
+                raise
         if group is not None:
             self._groups.append((group, list(parameters)))
 

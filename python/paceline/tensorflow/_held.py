@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from paceline.common import abi
 from paceline.common.engine import engine
+from paceline.common.exceptions import HorovodInternalError
 from paceline.common.handles import start, synchronize
 from paceline.common.objects import lowest_left
 from paceline.common.operation import Held, How, Options, operation
@@ -147,16 +148,23 @@ class Holding:
                     f"{_label(variable)} has no value yet where the first step is traced: build the model before, by a "
                     "keras.Input as its first layer or by model.build(input_shape)"
                 )
-        number, group = process_set_number(self._process_set), None
+        number, numbers, group = process_set_number(self._process_set), [], None
         for variable in new:
             name = f"value.{_label(variable)}"
-            _declared[engine.generation, number, name] += 1
-            if (place := _declared[engine.generation, number, name]) > 1:
+            numbers.append((engine.generation, number, name))
+            _declared[numbers[-1]] += 1
+            if (place := _declared[numbers[-1]]) > 1:
                 name = f"{name}.{place}"
             self._names[id(variable)] = name
             group = group or (name if self._model.has_supersteps else None)
-        root = lowest_left(self._process_set, self._names[id(new[0])])
-        self._host(new, Held(abi.DECLARE, group=group), given=values, root=root)
+        try:
+            root = lowest_left(self._process_set, self._names[id(new[0])])
+            self._host(new, Held(abi.DECLARE, group=group), given=values, root=root)
+        except HorovodInternalError:  # such as one of the root's loss: the next step declares them again
+            _declared.subtract(numbers)
+            for variable in new:
+                del self._names[id(variable)]
+            raise
         self._variables += new
         if self._model.alone:
             self._kept = [tf.Variable(tf.zeros_like(_value(v)), trainable=False) for v in new]
