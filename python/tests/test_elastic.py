@@ -493,6 +493,16 @@ WITHOUT_RANK_1 = """
         sparse = torch.sparse_coo_tensor(torch.full((1, len(values)), rank), values, (3, 2), check_invariants=True)
         mean = hvd.sparse_allreduce_async(sparse, "sparse", hvd.Average)().to_dense()
         assert mean[:, 0].tolist() == [1, 0, 0 if nothing else 2], mean
+
+    torch.manual_seed(0)
+    both, mine = torch.randn(6, 3).requires_grad_(), slice(0, 4) if rank == 0 else slice(4, 6)
+    part = both.detach()[mine].clone().requires_grad_()
+    ours, plain = hvd.SyncBatchNorm(3), torch.nn.BatchNorm1d(3)
+    result, wanted = ours(part), plain(both)
+    (result**3).sum().backward()
+    (wanted**3).sum().backward()
+    pairs = (result, wanted[mine]), (part.grad, both.grad[mine]), (ours.running_var, plain.running_var)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs), pairs
     print("done", rank)
 """
 

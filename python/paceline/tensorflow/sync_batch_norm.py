@@ -42,10 +42,14 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         axis = given[0] % x.shape.rank
         axes = [i for i in range(x.shape.rank) if i != axis]
         values = tf.cast(tf.size(x) / tf.shape(x)[axis], x.dtype)
-        total = allreduce(tf.concat([[values], tf.reduce_sum(x, axes)], 0), op=Sum)
-        mean = total[1:] / total[0]
+        mean = _mean(values, tf.reduce_sum(x, axes))
         shape = [1] * x.shape.rank
         shape[axis] = x.shape[axis]
-        squares = tf.reduce_sum(tf.square(x - tf.reshape(mean, shape)), axes)
-        variance = allreduce(squares, op=Sum) / total[0]
+        variance = _mean(values, tf.reduce_sum(tf.square(x - tf.reshape(mean, shape)), axes))
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
+
+
+def _mean(values: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
+    """The mean of all ranks' values, of each channel. An elastic job may lose ranks from one sum to the next."""
+    total = allreduce(tf.concat([[values], sums], 0), op=Sum)
+    return total[1:] / total[0]

@@ -43,30 +43,51 @@ class SyncBatchNorm(_BatchNorm):
                 momentum = 1.0 / batches.item()
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
-        return _Normalise.apply(input, self.weight, self.bias, mean, torch.rsqrt(var + self.eps), count)
+        return _Normalise.apply(input, self.weight, self.bias, mean, torch.rsqrt(var + self.eps))
 
 
 def _statistics(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Mean and biased variance per channel over all ranks, and the number of values of a channel.
-
-    Each rank sends (count, mean, sum of squared deviations), which combine without cancellation.
-    """
+    """Mean and biased variance per channel over all ranks, and the number of values of a channel."""
     dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
     x = input.detach().to(dtype)
-    channels, values = x.size(1), x.numel() // x.size(1)
-    var, mean = torch.var_mean(x, dim=_all_but_channels(x), unbiased=False) if values else x.new_zeros(2, channels)
-    mine = torch.cat([mean.new_tensor([values]), mean, var * values])
-    all_ranks = synchronize(allgather_async(mine.unsqueeze(0), name="sync_batch_norm.statistics"))
-    counts, means, squares = all_ranks.split([1, channels, channels], dim=1)
-    total = counts.sum().item()
+    mean, var, total = (_by_sums if engine.setting("elastic") else _by_gather)(x, x.numel() // x.size(1))
     if total <= 1:
         raise ValueError(
             f"batch normalisation in training needs more than one value per channel over all ranks, got "
             f"{total:.0f}: this rank's input has shape {tuple(input.shape)}"
         )
+    return mean, var, total
+
+
+def _by_gather(x: torch.Tensor, values: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Each rank sends (count, mean, sum of squared deviations), which combine without cancellation."""
+    channels = x.size(1)
+    var, mean = torch.var_mean(x, dim=_all_but_channels(x), unbiased=False) if values else x.new_zeros(2, channels)
+    mine = torch.cat([mean.new_tensor([values]), mean, var * values])
+    all_ranks = synchronize(allgather_async(mine.unsqueeze(0), name="sync_batch_norm.statistics"))
+    counts, means, squares = all_ranks.split([1, channels, channels], dim=1)
+    total = counts.sum().item()
     mean = (counts * means).sum(0) / total
     squares = (squares + counts * (means - mean).square()).sum(0)
     return mean, squares / total, total
+
+
+def _by_sums(x: torch.Tensor, values: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """The same with one exchange more, which the loss of a server cannot break, unlike a gather."""
+    dims = _all_but_channels(x)
+    mean, _ = _mean_of_all(values, x.sum(dims), "sums")
+    squares = (x - mean.view([1, -1] + [1] * (x.dim() - 2))).square().sum(dims)
+    return mean, *_mean_of_all(values, squares, "squares")
+
+
+def _mean_of_all(values: int, sums: torch.Tensor, name: str) -> tuple[torch.Tensor, float]:
+    """All ranks' sums divided by the number of their values, and that number.
+
+    It travels with each of the sums: an elastic job may lose ranks between them.
+    """
+    mine = torch.cat([sums.new_tensor([values]), sums.flatten()])
+    total = synchronize(allreduce_async(mine, name=f"sync_batch_norm.{name}", op=Sum))
+    return total[1:].view(sums.shape) / total[0], total[0].item()
 
 
 def _all_but_channels(x: torch.Tensor) -> list[int]:
@@ -84,10 +105,8 @@ class _Normalise(torch.autograd.Function):
         bias: torch.Tensor | None,
         mean: torch.Tensor,
         invstd: torch.Tensor,
-        count: float,
     ) -> Any:
         ctx.save_for_backward(input, weight, mean, invstd)
-        ctx.count = count
         shape = [1, -1] + [1] * (input.dim() - 2)
         scale = invstd if weight is None else invstd * weight
         shift = -mean * scale if bias is None else bias - mean * scale
@@ -103,8 +122,8 @@ class _Normalise(torch.autograd.Function):
         grad_bias, grad_weight = dy.sum(dims), (dy * normalised).sum(dims)
         grad_input = None
         if ctx.needs_input_grad[0]:
-            both = torch.stack([grad_bias, grad_weight]) / ctx.count
-            mean_dy, mean_dy_x = synchronize(allreduce_async(both, name="sync_batch_norm.gradients", op=Sum))
+            values = input.numel() // input.size(1)
+            (mean_dy, mean_dy_x), _ = _mean_of_all(values, torch.stack([grad_bias, grad_weight]), "gradients")
             scale = invstd if weight is None else invstd * weight
             grad_input = scale.view(shape) * (dy - mean_dy.view(shape) - normalised * mean_dy_x.view(shape))
             grad_input = grad_input.to(input.dtype)
@@ -114,7 +133,6 @@ class _Normalise(torch.autograd.Function):
             grad_input,
             grad_weight if ctx.needs_input_grad[1] else None,
             grad_bias if ctx.needs_input_grad[2] else None,
-            None,
             None,
             None,
         )
