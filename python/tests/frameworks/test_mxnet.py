@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from docstrings import check_docstrings
-from jobs import HANG_S, clean_environment, example, reserved_port
+from jobs import HANG_S, clean_environment, example, goes_on, reserved_port
 
 pytest.importorskip("mxnet", reason="MXNet is not installed here: make test-mxnet")
 
@@ -191,3 +191,48 @@ def test_every_name_says_what_it_takes_and_what_goes_wrong():
     import paceline.mxnet as hvd
 
     check_docstrings(hvd, operations=11)
+
+
+WITHOUT_RANK_0 = """
+import os, signal
+import mxnet as mx, numpy as np
+from mxnet import autograd, gluon
+import paceline.mxnet as hvd
+
+hvd.init()
+rank = hvd.rank()
+
+
+def trained(sync):
+    mx.random.seed(rank)
+    net = gluon.nn.Dense(1, in_units=3)
+    net.initialize(mx.init.Xavier())
+    before = net.bias.data().asnumpy()
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, sync=sync, prefix=sync)
+    for _ in range(3):
+        with autograd.record():
+            loss = net(mx.nd.ones((1, 3))) * (rank + 1)
+        loss.backward()
+        trainer.step(1)
+    return trainer, net, net.bias.data().asnumpy() - before
+
+
+_, _, moved = trained("bsp")
+np.testing.assert_allclose(moved, -3 * 2.0, rtol=1e-5)  # the mean of 1, 2 and 3
+if rank == 0:
+    hvd.allreduce(mx.nd.ones(1), average=False, name="there").wait_to_read()
+    os.kill(os.getpid(), signal.SIGKILL)
+while hvd.allreduce(mx.nd.ones(1), average=False, name="there").asscalar() != 2:
+    pass
+_, _, moved = trained("bsp")
+np.testing.assert_allclose(moved, -3 * 2.5, rtol=1e-5)
+trainer, net, _ = trained("ssp:1")
+trainer.agree()
+first, second = hvd.allgather_object(net.weight.data().asnumpy())
+assert (first == second).all(), (first, second)
+print("done", rank, flush=True)
+"""
+
+
+def test_training_and_held_parameters_go_on_without_rank_0(tmp_path):
+    goes_on(WITHOUT_RANK_0, tmp_path, killed=0, fresh=True)
