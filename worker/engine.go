@@ -251,12 +251,8 @@ func (e *Engine) connect(ctx context.Context) error {
 			continue
 		}
 		wg.Go(func() {
-			there := ctx
-			if e.epoch().Elastic { // of other jobs, which end with a loss, some servers are no members: a host's, for its sums
-				var cancel context.CancelFunc
-				there, cancel = p.whileThere(ctx)
-				defer cancel()
-			}
+			there, cancel := p.whileThere(ctx)
+			defer cancel()
 			errs[i] = p.connect(there)
 			switch {
 			case errs[i] == nil || errors.Is(ctx.Err(), context.Canceled):

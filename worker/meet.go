@@ -44,9 +44,13 @@ func (e *Engine) meet(server int, met chan struct{}) {
 	p.kick(false)
 }
 
-// whileThere is ctx until the server is no member any more: one of an elastic job may be lost before it answers.
+// whileThere is ctx until the server is no member any more: one of an elastic job may be lost before it answers. Of other jobs, which end
+// with a loss, some servers are no members: a host's, for its sums.
 func (p *peer) whileThere(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
+	if !p.e.epoch().Elastic {
+		return ctx, cancel
+	}
 	go func() {
 		defer cancel()
 		for {

@@ -34,16 +34,8 @@ func move(t *testing.T, model string, test func(m *moving)) { moveAmong(t, 2, mo
 func moveAmong(t *testing.T, servers int, model string, test func(m *moving)) {
 	m := &moving{done: make(chan error, 1)}
 	change := func(c *worker.Config) {
-		epoch := *c.Membership.Now()
-		epoch.Elastic, epoch.Policy = true, "round-robin"
-		for i := range epoch.Workers {
-			epoch.Workers[i].Incarnation = uint64(i) + 1
-		}
-		for i := range epoch.Servers {
-			epoch.Servers[i].Incarnation = uint64(i) + 11
-		}
-		m.members = membership.NewView(&epoch)
-		c.Membership = m.members
+		elastic(c)
+		m.members = c.Membership
 	}
 	perform(t, servers, 1, change, func(th *theatre) {
 		m.theatre = th

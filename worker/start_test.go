@@ -119,17 +119,12 @@ func TestAServerThatIsLostMeanwhileIsNotWaitedFor(t *testing.T) {
 		defer n.Close()
 		var members *membership.View
 		th := newTheatre(t, n, 2, 2, func(c *worker.Config) {
-			epoch := *c.Membership.Now()
-			epoch.Elastic, epoch.Policy = true, "round-robin"
-			for i := range epoch.Workers {
-				epoch.Workers[i].Incarnation, epoch.Servers[i].Incarnation = uint64(i)+1, uint64(i)+11
-			}
-			members = membership.NewView(&epoch)
-			c.Membership = members
+			elastic(c)
+			members = c.Membership
 		})
 		th.servers = th.servers[:1] // nobody listens at the other's address
 		go func() {
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) // of virtual time: the engine connects
 			gone := membership.Member{Role: membership.ServerRole, Number: 1}
 			later, err := members.Now().Next(membership.Change{Lose: []membership.Loss{{Member: gone, Why: "its process has ended"}}})
 			if err != nil {

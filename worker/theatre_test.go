@@ -79,6 +79,19 @@ func newTheatre(t *testing.T, n *transporttest.Network, servers, conns int, chan
 	return th
 }
 
+// elastic makes the job of a configuration an elastic one.
+func elastic(c *worker.Config) {
+	epoch := *c.Membership.Now()
+	epoch.Elastic, epoch.Policy = true, "round-robin"
+	for i := range epoch.Workers {
+		epoch.Workers[i].Incarnation = uint64(i) + 1
+	}
+	for i := range epoch.Servers {
+		epoch.Servers[i].Incarnation = uint64(i) + 11
+	}
+	c.Membership = membership.NewView(&epoch)
+}
+
 // start has every server accept the engine's connections.
 func (th *theatre) start(n *transporttest.Network) error {
 	ctx, cancel := context.WithTimeout(th.t.Context(), time.Minute)

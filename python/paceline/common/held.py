@@ -6,13 +6,12 @@ For frameworks whose parameters are arrays with names that change in place. PyTo
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from paceline.common import abi
+from paceline.common.declaring import declaring
 from paceline.common.engine import engine
-from paceline.common.exceptions import HorovodInternalError
 from paceline.common.gate import Arrays, Gate, Gates
 from paceline.common.handles import start, synchronize
 from paceline.common.objects import lowest_left
@@ -20,9 +19,6 @@ from paceline.common.operation import Held, Options, operation
 from paceline.common.process_sets import ProcessSet, process_set_number
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check
-
-# How often a name was declared, by (generation of the engine, process set, name). Ranks declare in the same order.
-_declared: collections.Counter[tuple[int, int, str]] = collections.Counter()
 
 
 class Use(NamedTuple):
@@ -134,31 +130,21 @@ class HeldParameters:
                     self._framework.change(p, withheld)
 
     def _declare(self, parameters: Mapping[str, Any]) -> None:
-        uses, numbers, group = [], [], None
-        root = lowest_left(self._process_set, f"value.{next(iter(parameters))}") if parameters else 0
+        if not parameters:
+            return
+        with declaring(self._process_set) as name_of:
+            names = {name: name_of(name) for name in parameters}
+            first = next(iter(names.values()))
+            held = Held(abi.DECLARE, group=first if self._model.has_supersteps else None)
+            root = lowest_left(self._process_set, first)
+            uses = [Use(names[name], p, p, held, root) for name, p in parameters.items()]
+            self._framework.exchange(uses, self._op, self._process_set, self._options)
+            self._framework.settle(list(parameters.values()))
         for name, p in parameters.items():
             self._names[name] = name
-            value = f"value.{name}"
-            number = (engine.generation, process_set_number(self._process_set), value)
-            _declared[number] += 1
-            numbers.append(number)
-            if _declared[number] > 1:  # a parameter of another optimizer has the name
-                value = f"{value}.{_declared[number]}"
-            self._values[name] = value, p
-            if self._model.has_supersteps and group is None:
-                group = value
-            uses.append(Use(value, p, p, Held(abi.DECLARE, group=group), root))
-        if uses:
-            try:
-                self._framework.exchange(uses, self._op, self._process_set, self._options)
-                self._framework.settle(list(parameters.values()))
-            except HorovodInternalError:  # such as one of the root's loss: the next step declares them again
-                _declared.subtract(numbers)
-                for name in parameters:
-                    del self._names[name], self._values[name]
-                raise
-        if group is not None:
-            self._groups.append((group, list(parameters)))
+            self._values[name] = names[name], p
+        if held.group is not None:
+            self._groups.append((held.group, list(parameters)))
 
     def _exchange(self, changes: Mapping[str, tuple[int, Any]], significance: float = 0.0) -> None:
         """Operations on the parameters: of each its use, and what it adds."""

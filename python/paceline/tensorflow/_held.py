@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.common import abi
+from paceline.common.declaring import declaring
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 from paceline.common.handles import start, synchronize
@@ -21,12 +21,10 @@ from paceline.common.process_sets import ProcessSet, place_in, process_set_numbe
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check
 from paceline.tensorflow._gate import Gate, gate_of
+from paceline.tensorflow._variables import label_of
 from paceline.tensorflow.mpi_ops import allreduce, barrier, exchange_changes
 
 _TYPES = {tf.float16: abi.FLOAT16, tf.bfloat16: abi.BFLOAT16, tf.float32: abi.FLOAT32, tf.float64: abi.FLOAT64}
-
-# How often a name was declared, by (generation of the engine, process set, name). Ranks declare in the same order.
-_declared: collections.Counter[tuple[int, int, str]] = collections.Counter()
 
 
 class Holding:
@@ -145,30 +143,26 @@ class Holding:
         for variable, value in zip(new, values, strict=True):
             if value.shape != variable.shape:
                 raise ValueError(
-                    f"{_label(variable)} has no value yet where the first step is traced: build the model before, by a "
-                    "keras.Input as its first layer or by model.build(input_shape)"
+                    f"{label_of(variable)} has no value yet where the first step is traced: build the model before, by "
+                    "a keras.Input as its first layer or by model.build(input_shape)"
                 )
-        number, numbers, group = process_set_number(self._process_set), [], None
-        for variable in new:
-            name = f"value.{_label(variable)}"
-            numbers.append((engine.generation, number, name))
-            _declared[numbers[-1]] += 1
-            if (place := _declared[numbers[-1]]) > 1:
-                name = f"{name}.{place}"
-            self._names[id(variable)] = name
-            group = group or (name if self._model.has_supersteps else None)
-        try:
-            root = lowest_left(self._process_set, self._names[id(new[0])])
-            self._host(new, Held(abi.DECLARE, group=group), given=values, root=root)
-        except HorovodInternalError:  # such as one of the root's loss: the next step declares them again
-            _declared.subtract(numbers)
-            for variable in new:
-                del self._names[id(variable)]
-            raise
+        with declaring(self._process_set) as name_of:
+            names = {id(v): name_of(label_of(v)) for v in new}
+            first = names[id(new[0])]
+            held = Held(abi.DECLARE, group=first if self._model.has_supersteps else None)
+            root = lowest_left(self._process_set, first)
+            self._names |= names
+            try:
+                self._host(new, held, given=values, root=root)
+            except HorovodInternalError:
+                for variable in names:
+                    del self._names[variable]
+                raise
         self._variables += new
         if self._model.alone:
             self._kept = [tf.Variable(tf.zeros_like(_value(v)), trainable=False) for v in new]
         if self._gate is not None:
+            number = process_set_number(self._process_set)
             for variable in new:
                 gate_of(variable, self._names[id(variable)], self._gate, number, _value(variable)).clear()
 
@@ -243,10 +237,6 @@ class Holding:
 def _began(number: int, group: str) -> bool:
     engine.begin_iteration(number, group)
     return True
-
-
-def _label(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or getattr(variable, "name", "variable")).partition(":")[0]
 
 
 def _value(variable: Any) -> tf.Tensor:

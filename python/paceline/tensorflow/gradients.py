@@ -19,6 +19,7 @@ from paceline.common.sync import check, model_of
 from paceline.common.util import split_list
 from paceline.tensorflow._gate import gate_of
 from paceline.tensorflow._glue import asynchronous
+from paceline.tensorflow._variables import label_of
 from paceline.tensorflow.compression import Compression
 from paceline.tensorflow.mpi_ops import allreduce, exchange_changes, reduce_dense, reduce_sparse
 
@@ -39,8 +40,7 @@ def _name_of(variable: Any) -> str | None:
         except AttributeError:
             return None
         _numbers[engine.round] += 1
-    label = str(getattr(variable, "path", None) or getattr(variable, "name", "variable"))
-    return f"gradient.{number}.{label.partition(':')[0]}"
+    return f"gradient.{number}.{label_of(variable)}"
 
 
 def _divided(grad: Any, by: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +10,8 @@ import torch
 
 from paceline.common.codec_tuning import resolved
 from paceline.common.compression import Codec
+from paceline.common.declaring import declaring
 from paceline.common.engine import engine
-from paceline.common.exceptions import HorovodInternalError
 from paceline.common.handles import synchronize
 from paceline.common.objects import lowest_left
 from paceline.common.operation import Options
@@ -26,9 +25,6 @@ from paceline.torch._ops import barrier
 from paceline.torch._ops_async import allreduce_async_, start_group
 from paceline.torch._parameters import byte_sizes, parameter_names
 from paceline.torch.values import Value
-
-# How often a name was declared, by (generation of the engine, process set, name). Ranks declare in the same order.
-_declared: collections.Counter[tuple[int, int, str]] = collections.Counter()
 
 
 class HeldOptimizer(Distributed):
@@ -144,28 +140,20 @@ class HeldOptimizer(Distributed):
             self._groups.clear()
 
     def _declare(self, params: list[torch.Tensor]) -> None:
-        if params:
-            root = lowest_left(self.process_set, f"value.{self._parameter_names[params[0]]}")
-            parts, values, numbers, group = [], {}, [], None
-            for p in params:
-                name = f"value.{self._parameter_names[p]}"
-                number = (engine.generation, process_set_number(self.process_set), name)
-                _declared[number] += 1
-                numbers.append(number)
-                if _declared[number] > 1:  # a parameter of another optimizer has the name
-                    name = f"{name}.{_declared[number]}"
-                value = values[p] = Value(p, name, self.sync, self.op, self.process_set, self._options)
-                if self.sync.has_supersteps and group is None:
-                    group = name
-                parts.append(value.declaring(p, root, group))
-            try:
-                synchronize(start_group(parts))
-            except HorovodInternalError:  # such as one of the root's loss: the next step declares them again
-                _declared.subtract(numbers)
-                raise
-            self._values.update(values)
-            if group is not None:
-                self._groups.append((group, params))
+        if not params:
+            return
+        with declaring(self.process_set) as name_of:
+            names = [name_of(self._parameter_names[p]) for p in params]
+            group = names[0] if self.sync.has_supersteps else None
+            root = lowest_left(self.process_set, names[0])
+            values = {
+                p: Value(p, name, self.sync, self.op, self.process_set, self._options)
+                for p, name in zip(params, names, strict=True)
+            }
+            synchronize(start_group([value.declaring(p, root, group) for p, value in values.items()]))
+        self._values.update(values)
+        if group is not None:
+            self._groups.append((group, params))
 
     def _end_iteration(self) -> set[torch.Tensor]:
         """The parameters whose superstep continues: this rank does not wait with these."""

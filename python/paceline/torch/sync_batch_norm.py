@@ -77,17 +77,18 @@ def _by_sums(x: torch.Tensor, values: int) -> tuple[torch.Tensor, torch.Tensor, 
     dims = _all_but_channels(x)
     mean, _ = _mean_of_all(values, x.sum(dims), "sums")
     squares = (x - mean.view([1, -1] + [1] * (x.dim() - 2))).square().sum(dims)
-    return mean, *_mean_of_all(values, squares, "squares")
+    variance, total = _mean_of_all(values, squares, "squares")
+    return mean, variance, total.item()
 
 
-def _mean_of_all(values: int, sums: torch.Tensor, name: str) -> tuple[torch.Tensor, float]:
+def _mean_of_all(values: int, sums: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """All ranks' sums divided by the number of their values, and that number.
 
     It travels with each of the sums: an elastic job may lose ranks between them.
     """
     mine = torch.cat([sums.new_tensor([values]), sums.flatten()])
     total = synchronize(allreduce_async(mine, name=f"sync_batch_norm.{name}", op=Sum))
-    return total[1:].view(sums.shape) / total[0], total[0].item()
+    return total[1:].view(sums.shape) / total[0], total[0]
 
 
 def _all_but_channels(x: torch.Tensor) -> list[int]:

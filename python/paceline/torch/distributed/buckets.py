@@ -20,8 +20,6 @@ from paceline.torch.distributed import stand_in
 from paceline.torch.distributed.latest import unwrapped
 
 _LEAST = 64 << 10  # bytes: what is smaller gains nothing
-# Their works which count the ranks that have not joined: the reducer asks them for a future, which is in Python.
-_forward_works: weakref.WeakKeyDictionary[Reducer, Any] = weakref.WeakKeyDictionary()
 
 _CPU = torch.device("cpu")
 # Reducers that have not made their last buckets, with the backends of their groups.
@@ -43,7 +41,7 @@ class _InArena(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @functools.cache
 def install(backend: type) -> None:
     """Has reducers of groups with such a backend make their buckets in the arena."""
-    make, rebuild, keep = Reducer.__init__, Reducer._rebuild_buckets, Reducer._set_forward_pass_work_handle
+    make, rebuild = Reducer.__init__, Reducer._rebuild_buckets
 
     @functools.wraps(make)
     def made(
@@ -74,11 +72,5 @@ def install(backend: type) -> None:
             del _ours[self]
         return done
 
-    @functools.wraps(keep)
-    def kept(self: Reducer, work: Any, use_static_world_size: bool) -> None:
-        _forward_works[self] = work
-        keep(self, work, use_static_world_size)
-
     setattr(Reducer, "__init__", made)  # noqa: B010
-    setattr(Reducer, "_set_forward_pass_work_handle", kept)  # noqa: B010
     setattr(Reducer, "_rebuild_buckets", rebuilt)  # noqa: B010

@@ -4,6 +4,7 @@ Settings give one to every model: PACELINE_COMPRESSION, and PACELINE_ELASTIC. Py
 by the number of ranks that the job began with, before it sums.
 """
 
+import dataclasses
 import functools
 import itertools
 import warnings
@@ -118,11 +119,12 @@ def backend_of(group: ProcessGroup | None) -> PacelineBackend:
     return backend
 
 
+@dataclasses.dataclass
 class _Ours:
     """The hook of a model that the settings give it, until the script registers its own: PyTorch takes one hook."""
 
-    def __init__(self, state: Any, hook: Any) -> None:
-        self.state, self.hook = state, hook
+    state: Any
+    hook: Any
 
 
 def _call(ours: _Ours, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -133,19 +135,21 @@ def _call(ours: _Ours, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]
 _hooks: weakref.WeakKeyDictionary[Reducer, _Ours | None] = weakref.WeakKeyDictionary()
 
 
-def _asks(model: Any, setting: str) -> bool:
-    """Whether a setting of the job is one for this model."""
+def our_backend(model: Any) -> PacelineBackend | None:
+    """The backend of a model's process group, None where it is another's."""
     try:
-        backend_of(model.process_group)
-    except ValueError:  # another backend's
-        return False
-    return bool(engine.setting(setting))
+        return backend_of(model.process_group)
+    except ValueError:
+        return None
 
 
 def _hook_of_settings(model: Any) -> _Ours | None:
-    if _asks(model, "compression"):
+    backend = our_backend(model)
+    if backend is None:
+        return None
+    if engine.setting("compression"):
         return _Ours(DDPState(None, model.module.named_parameters(), model.process_group), ddp_hook)
-    return _Ours(backend_of(model.process_group), average_hook) if _asks(model, "elastic") else None
+    return _Ours(backend, average_hook) if engine.setting("elastic") else None
 
 
 @functools.cache
@@ -162,26 +166,19 @@ def install() -> None:
         if torch.is_grad_enabled() and self.reducer not in _hooks:
             ours = _hooks[self.reducer] = _hook_of_settings(self)
             if ours is not None:
-                register_ours(self, ours)
+                _register_comm_hook(self.reducer, ours, _call)
+                self._comm_hooks.append((ours.hook, ours.state))
         return forward(self, *args, **kwargs)
-
-    def register_ours(model: Any, ours: _Ours) -> None:
-        _register_comm_hook(model.reducer, ours, _call)
-        model._comm_hooks.append((ours.hook, ours.state))
-
-    def give_way(model: Any) -> _Ours | None:
-        """Our hook, where one is registered, and the script's wins over it."""
-        if _asks(model, "compression"):
-            warnings.warn(
-                "PACELINE_COMPRESSION does not apply to a model that has a communication hook of its own: "
-                "unset it, or register paceline.torch.distributed.ddp_hook",
-                stacklevel=3,
-            )
-        return _hooks.setdefault(model.reducer, None)
 
     @functools.wraps(register)
     def register_own(self: Any, state: Any, hook: Any) -> None:
-        ours = give_way(self)
+        if our_backend(self) is not None and engine.setting("compression"):
+            warnings.warn(
+                "PACELINE_COMPRESSION does not apply to a model that has a communication hook of its own: "
+                "unset it, or register paceline.torch.distributed.ddp_hook",
+                stacklevel=2,
+            )
+        ours = _hooks.setdefault(self.reducer, None)
         if ours is None:
             register(self, state, hook)
         else:
@@ -201,9 +198,7 @@ def install_builtin() -> None:
 
     @functools.wraps(register)
     def register_in_python(self: Any, comm_hook_type: Any) -> None:
-        try:
-            backend_of(self.process_group)
-        except ValueError:  # another backend's
+        if our_backend(self) is None:
             register(self, comm_hook_type)
         else:
             self.register_comm_hook(self.process_group, _BUILTIN[comm_hook_type])

@@ -3,6 +3,7 @@
 PyTorch wraps the work of a backend written in Python in one that only waits: `is_completed()`, `exception()`,
 `result()` and the source of a receive from anybody would be lost. The methods of ProcessGroup therefore look for the
 work that the backend has just started. PyTorch's own callers in C++, such as DistributedDataParallel, use the wrapper.
+A reducer that is given a work keeps the part of it that is in C++, and finds no future when the part in Python is gone.
 A rank that is not in a group which is split off would crash: PyTorch expects a backend there too.
 """
 
@@ -10,10 +11,11 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch._C._distributed_c10d import ProcessGroup
+from torch._C._distributed_c10d import ProcessGroup, Reducer
 
 from paceline.torch.distributed.work import PacelineWork
 
@@ -70,6 +72,20 @@ def install(backend: type) -> None:
         if (method := getattr(ProcessGroup, name, None)) is not None:
             setattr(ProcessGroup, name, _returning(method))
     setattr(ProcessGroup, "split_group", _splitting(ProcessGroup.split_group, backend))  # noqa: B010
+    setattr(Reducer, "_set_forward_pass_work_handle", _keeping(Reducer._set_forward_pass_work_handle))  # noqa: B010
+
+
+# The works that tell reducers how many ranks have not joined.
+_forward_works: weakref.WeakKeyDictionary[Reducer, Any] = weakref.WeakKeyDictionary()
+
+
+def _keeping(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Reducer, work: Any, use_static_world_size: bool) -> None:
+        _forward_works[self] = work
+        method(self, work, use_static_world_size)
+
+    return call
 
 
 def _returning(method: Callable[..., Any]) -> Callable[..., Any]:

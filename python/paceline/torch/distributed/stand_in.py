@@ -66,16 +66,13 @@ def install() -> None:
     """Has models of an elastic job whose groups have our backend take their buffers as by `spread`."""
     from torch.nn.parallel import DistributedDataParallel
 
-    from paceline.torch.distributed.ddp import backend_of
+    from paceline.torch.distributed.ddp import our_backend
 
     broadcast: Any = DistributedDataParallel._default_broadcast_coalesced
 
     @functools.wraps(broadcast)
     def spread_buffers(self: Any, bufs: Any = None, bucket_size: Any = None, authoritative_rank: int = 0) -> None:
-        try:
-            backend = backend_of(self.process_group)
-        except ValueError:  # another backend's
-            backend = None
+        backend = our_backend(self)
         if backend is None or not engine.setting("elastic"):
             broadcast(self, bufs, bucket_size, authoritative_rank)
         elif buffers := list(self.modules_buffers if bufs is None else bufs):
