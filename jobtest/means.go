@@ -1,6 +1,7 @@
 package jobtest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -72,16 +73,11 @@ func (m *Means) Train(j *Job, rank int) error {
 			return fmt.Errorf("step %d: %w", step, err)
 		}
 		m.Results[rank] = append(m.Results[rank], got)
-		if step%10 == 9 { // it ends well, or with an error on all: a rank was lost between its sizes and its rows
-			if _, err := j.Do(rank, Float32s(units.Allgather, "rows", int64(rank), 2)); err != nil && !errors.Is(err, worker.ErrUnsupported) {
-				return fmt.Errorf("step %d: %w", step, err)
-			}
-		}
 	}
 	return nil
 }
 
-// step is one of a rank: the mean, and the coded sum where there is one. The names of three in a row differ.
+// step is one of a rank: the mean, the coded sum where there is one, an allgather and a broadcast. The names of three means in a row differ.
 func (m *Means) step(j *Job, rank, step int) ([]uint64, error) {
 	mean, err := m.average(j, rank, step, fmt.Sprint("x", step%3), "")
 	got := hashes(mean, m.cuts)
@@ -89,7 +85,67 @@ func (m *Means) step(j *Job, rank, step int) ([]uint64, error) {
 		mean, err = m.average(j, rank, step, "coded", CodedBy(m.Codec))
 		got = append(got, hashes(mean, []int{0, len(mean)})...)
 	}
+	if err == nil {
+		var rows uint64
+		rows, err = m.gather(j, rank, step)
+		got = append(got, rows)
+	}
+	if err == nil {
+		var bytes uint64
+		bytes, err = m.broadcast(j, rank, step)
+		got = append(got, bytes)
+	}
 	return got, err
+}
+
+// gather is an allgather of rows of all lengths. Those of a rank are there, or it is lost, and then on all alike: that says the hash.
+func (m *Means) gather(j *Job, rank, step int) (uint64, error) {
+	in := m.bytes(rank, step, step*rank%7)
+	out, err := j.Do(rank, worker.Op{Kind: units.Allgather, DType: units.Uint8, Shape: []int64{int64(len(in))}, Input: in, Name: "rows"})
+	if err != nil {
+		return 0, err
+	}
+	h := fnv.New64a()
+	rest := out.Data
+	for from, n := range out.Rows {
+		want := m.bytes(from, step, step*from%7)
+		if n != int64(len(want)) && (n > 0 || from == rank) || !bytes.Equal(rest[:n], want[:n]) {
+			return 0, fmt.Errorf("an allgather brings %d bytes of rank %d, which gave %d, or others", n, from, len(want))
+		}
+		rest = rest[n:]
+		fmt.Fprintln(h, n)
+	}
+	if len(rest) > 0 {
+		return 0, fmt.Errorf("an allgather brings %d bytes of nobody", len(rest))
+	}
+	return h.Sum64(), nil
+}
+
+// broadcast is one of each rank in turn. All have what it gives, or all an error: zero.
+func (m *Means) broadcast(j *Job, rank, step int) (uint64, error) {
+	root := step % len(j.All().Ranks)
+	want := m.bytes(root, step, 1+step%5)
+	in, out := make([]byte, len(want)), make([]byte, len(want))
+	if rank == root {
+		copy(in, want)
+	}
+	_, err := j.Do(rank, worker.Op{Kind: units.Broadcast, DType: units.Uint8, Root: root, Shape: []int64{int64(len(want))}, Input: in, Output: out, Name: fmt.Sprint("broadcast", step%2)})
+	switch {
+	case errors.Is(err, worker.ErrUnsupported):
+		return 0, nil
+	case err == nil && !bytes.Equal(out, want):
+		err = errors.New("a broadcast brings other bytes")
+	}
+	return 1, err
+}
+
+// bytes are some of a rank's at a step, of a length in sevenths.
+func (m *Means) bytes(rank, step, sevenths int) []byte {
+	b := make([]byte, m.Elements*sevenths/7)
+	for i := range b {
+		b[i] = byte(i ^ i>>8*13 ^ (step*31 + rank*7))
+	}
+	return b
 }
 
 // average is that of what ranks give at a step.

@@ -134,6 +134,9 @@ func (r *Raw) DeclareAs(s settings.Settings, t wire.Tensor, n int) (wire.Tensor,
 	r.t.Helper()
 	t.Shape, t.Ranks, t.Prescale, t.Postscale = []int64{int64(n)}, make([]int, s.Size), 1, 1
 	t.Parts = placement.Cut(uint64(n), 1, int(s.PartitionBytes), len(r.Epoch.Servers), nil)
+	if s.Elastic && t.Kind == units.Broadcast { // with which ranks say that they have it
+		t.Parts = append(t.Parts, 0)
+	}
 	for i := range t.Ranks {
 		t.Ranks[i] = i
 	}
@@ -157,6 +160,9 @@ func (r *Raw) DeclareAs(s settings.Settings, t wire.Tensor, n int) (wire.Tensor,
 func (r *Raw) Push(t *wire.Tensor, part int, iteration uint64) wire.Header {
 	h := r.Header(wire.TypePush)
 	h.Tensor, h.Part, h.Iteration, h.Seq, h.DType, h.Length = t.ID, uint32(part), iteration, iteration, t.DType, t.Parts[part]
+	if t.Kind == units.Broadcast {
+		h.DType = units.Int64
+	}
 	if part == 0 {
 		h.Flags = wire.FlagHome
 	}

@@ -46,13 +46,14 @@ func memberOf(t *wire.Tensor, p wire.Placed) *membership.Tensor {
 	return &membership.Tensor{Number: p.ID, Name: nameOf(t), Parts: t.Parts, Servers: p.Servers, Fixed: !moves(t)}
 }
 
-// moves reports whether the keys of a tensor can go on at another server while their own lives: those of held values, and of sums that every rank gets. Of all others
-// the server has what nobody else has.
+// moves reports whether the keys of a tensor can go on at another server while their own lives: those of held values, and of sums that every rank gets, as broadcasts
+// and allgathers are in an elastic job. Of all others the server has what nobody else has.
 func moves(t *wire.Tensor) bool {
-	if t.Kind == units.Accumulate {
+	switch t.Kind {
+	case units.Accumulate, units.Broadcast, units.Allgather:
 		return true
-	}
-	if t.Kind != units.Allreduce && t.Kind != units.Reducescatter {
+	case units.Allreduce, units.Reducescatter:
+	default:
 		return false
 	}
 	model, err := condition.Parse(t.Sync.Model)

@@ -22,7 +22,11 @@ func (o *operation) first() {
 	case units.Reducescatter:
 		o.run(o.scatterTasks(), nil)
 	case units.Broadcast:
-		o.run(o.broadcastTasks(), nil)
+		if o.e.epoch().Elastic {
+			o.run(o.reduceTasks(o.Input, o.Output, units.Int64), o.confirm)
+		} else {
+			o.run(o.broadcastTasks(), nil)
+		}
 	case units.Accumulate:
 		o.run(o.valueTasks(), nil)
 	case units.Send:
@@ -69,14 +73,15 @@ func (o *operation) header(typ wire.Type, part int, dtype units.DType) wire.Head
 
 // reduceTasks pushes every partition of in and pulls each result into out.
 func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
-	n := len(o.d.t.Parts)
+	parts := len(o.d.t.Parts) - o.later()
+	n := parts
 	if o.d.host != nil {
 		n++
 	}
 	if len(o.room) != n {
 		o.room, o.list = make([]task, n), make([]*task, n)
 	}
-	for i := range o.d.t.Parts {
+	for i := range parts {
 		t := &o.room[i]
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
 		*t = task{o: o, h: o.header(wire.TypePush, i, dtype), server: o.d.server(i), out: out[from:to], answer: true, finished: t.finished}
@@ -94,7 +99,7 @@ func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
 
 // give makes a part of an input what the task brings. The value that is declared goes as it is.
 func (t *task) give(in []byte, from, to int64) {
-	if t.o.Empty {
+	if t.o.Empty || t.o.Kind.HasRoot() && t.o.Root != t.o.e.cfg.Rank {
 		t.h.Flags |= wire.FlagEmpty
 		return
 	}
@@ -215,6 +220,10 @@ func (o *operation) gather() {
 	}
 	if !o.allocate(rows, bytes) {
 		o.finish()
+		return
+	}
+	if o.e.epoch().Elastic {
+		o.gatherRows(bytes)
 		return
 	}
 	var tasks []*task

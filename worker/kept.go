@@ -287,6 +287,21 @@ func (k *kept) relocate(r *result, from, to int) bool {
 	return last
 }
 
+// spend lets the bytes of a tensor's results go that every rank has.
+func (k *kept) spend(tensor uint32) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for id, r := range k.results {
+		if id.tensor == tensor && len(r.message) > 0 {
+			k.release(r)
+			spent := *r
+			spent.message, spent.lent = nil, false
+			spent.h.Flags |= wire.FlagEmpty
+			k.results[id] = &spent
+		}
+	}
+}
+
 // forget forgets the results of a tensor that is declared anew.
 func (k *kept) forget(tensor uint32) {
 	if k.results == nil {

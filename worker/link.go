@@ -124,12 +124,12 @@ func (l *link) read() {
 	l.goodbye()
 	p := l.p
 	why := fmt.Sprintf("rank %d lost its connection to %v: %v", p.e.cfg.Rank, p, err)
-	if !p.survives(err) && !p.endedBy(err) && p.e.Err() == nil {
+	survives := p.survives(err)
+	if !survives && !closedByServer(err) && !p.shutDown() && p.e.Err() == nil {
 		p.fail(err, why) // before the server sees the connection close, and takes that for the loss of this rank
 	}
 	_ = l.conn.Close()
-	l.p.releaseAll()
-	survives := p.survives(err)
+	p.releaseAll()
 	if p.e.Err() != nil || !survives && p.hearsWhy(err) {
 		return
 	}
@@ -157,16 +157,16 @@ func (p *peer) shutDown() bool {
 	return p.traffic.left
 }
 
-// endedBy reports whether err is the end of a connection that the server closed, and not one that this rank found.
-func (p *peer) endedBy(err error) bool {
-	return p.shutDown() || slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE}, func(end error) bool { return errors.Is(err, end) })
+// closedByServer reports whether err is the end of a connection that the server closed, and not one that this rank found.
+func closedByServer(err error) bool {
+	return slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE}, func(end error) bool { return errors.Is(err, end) })
 }
 
 // hearsWhy waits a moment for the reason of a server that closed a connection without a goodbye, such as a frame that was changed on
 // its way: nothing can be sent on that connection any more, but the scheduler tells everybody; in an elastic job also a worker that did not run, and that
 // the others have given up, with the epoch. It reports whether the reason came.
 func (p *peer) hearsWhy(err error) bool {
-	if p.shutDown() || !p.endedBy(err) || errors.Is(err, transport.ErrStopped) && !p.e.epoch().Elastic {
+	if !closedByServer(err) || p.shutDown() || errors.Is(err, transport.ErrStopped) && !p.e.epoch().Elastic {
 		return false
 	}
 	select {
@@ -311,6 +311,8 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte, lent bool) (kept b
 		err = t.decode(h, answer, l.p)
 	case h.Flags&wire.FlagEmpty != 0:
 		clear(t.out)
+	case t.rows != nil:
+		err = t.rows.take(h.Part, answer, l.p)
 	default:
 		if keeps {
 			copy(t.out, answer)

@@ -134,7 +134,7 @@ func (s *observers) answered(t *task, last uint16) {
 		return
 	}
 	x := Exchange{
-		Type: t.h.Type, Partition: t.h.Part, Server: t.server, Iteration: t.h.Iteration, Sent: len(t.in), Received: len(t.out),
+		Type: t.h.Type, Partition: t.h.Part, Server: t.server, Iteration: t.h.Iteration, Sent: len(t.in), Received: t.received(),
 		Last: waitedFor(t, last), Times: t.times(),
 	}
 	t.o.mu.Lock()

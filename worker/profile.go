@@ -46,9 +46,9 @@ func (p *profiler) moved(f *outbox.Frame) {
 	}
 }
 
-// answered counts an exchange whose answer is here. What is empty has had no bytes to move.
+// answered counts an exchange whose answer is here. What is empty has had no bytes to move; of rows each rank has its own number.
 func (p *profiler) answered(t *task, server int, h *wire.Header) {
-	if p == nil || t.h.Type != wire.TypePush && t.h.Type != wire.TypePull || t.h.Flags&wire.FlagDeclare != 0 ||
+	if p == nil || t.rows != nil || t.h.Type != wire.TypePush && t.h.Type != wire.TypePull || t.h.Flags&wire.FlagDeclare != 0 ||
 		(t.h.Flags|h.Flags)&wire.FlagEmpty != 0 || server == p.own || p.e.ofHost(server) {
 		return
 	}

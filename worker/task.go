@@ -25,6 +25,7 @@ type task struct {
 	staged    bool   // what has left says where a copy of the input lies
 	message   []byte // memory that in lies in, for the encoder to have back
 	cover     *cover // of a held value in an elastic job: what the answer covers
+	rows      *rows  // that the answer has pieces of, instead of out; else nil
 	ahead     int64  // of it, what counts as not having left; guarded by the encoder's lock
 
 	state  atomic.Uint32 // life.State: several goroutines step it, each where something happens
@@ -69,6 +70,14 @@ func (t *task) weight() int {
 		return len(t.out)
 	}
 	return len(t.in)
+}
+
+// received is how many bytes the answer may bring.
+func (t *task) received() int {
+	if t.rows != nil {
+		return int(t.rows.most(t.rows.index(t.h.Part)))
+	}
+	return len(t.out)
 }
 
 // begin says what is about to happen to the task, and reports whether it may. Locks may be held.

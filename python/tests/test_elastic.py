@@ -511,6 +511,53 @@ def test_gradients_and_sparse_means_are_the_survivors(tmp_path):
     goes_on(WITHOUT_RANK_1, tmp_path, killed=1)
 
 
+IN_THE_MIDDLE = """
+    import os, random, signal, threading, time
+    import torch
+    import paceline.torch as hvd
+
+    hvd.init()
+    rank, dies = hvd.rank(), {1: 10, 2: 25}
+
+    def die():
+        time.sleep(0.02 * random.random())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for step in range(60):
+        if step == dies.get(rank):
+            threading.Thread(target=die).start()
+        there = [r for r, _ in hvd.allgather_object((rank, step))]
+        given = hvd.allgather(torch.full((rank + 1, 50000), float(rank)), name="rows")[:, ::1000]
+        wanted = [torch.full((r + 1, 50), float(r)) for r in there]
+        left = [torch.full((r + 1, 50), float(r)) for r in there if r in given]
+        assert rank in given and any(torch.equal(given, torch.cat(rows)) for rows in (wanted, left)), given
+        values = torch.ones(rank + 1, 20000)
+        sparse = torch.sparse_coo_tensor(torch.full((1, rank + 1), rank), values, (4, 20000), check_invariants=True)
+        mean = hvd.sparse_allreduce_async(sparse, "sparse", hvd.Average)().to_dense()
+        alive = [r for r in there if mean[r].any()]
+        assert all(torch.equal(mean[r], torch.full((20000,), (r + 1) / len(alive))) for r in alive), (alive, mean)
+        root = 3 * (step % 2)
+        data = hvd.broadcast(torch.full((70000,), step + rank + 0.5), root, name="data")
+        assert torch.equal(data, torch.full((70000,), step + root + 0.5)), data
+        assert hvd.broadcast_object({"step": step, "root": rank}, 3) == {"step": step, "root": 3}
+        # the same on all that are left
+        seen = repr((there, given.tolist(), mean.tolist()))
+        seen = dict(hvd.allgather_object((rank, hash(seen))))
+        assert seen[0] == seen[3], step
+    assert there == [0, 3], there
+    print("done", rank)
+"""
+
+
+def test_allgathers_and_broadcasts_go_on_where_ranks_are_killed_in_the_middle(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(IN_THE_MIDDLE))
+    with Job(4, [script], tmp_path, PACELINE_ELASTIC="1", PYTHONHASHSEED="0") as job:
+        ended = job.wait()
+    assert [e.status for e in ended] == [0, -9, -9, 0], ended
+    assert all(f"done {rank}" in ended[rank].output for rank in (0, 3)), ended
+
+
 WITHOUT_RANK_0 = """
     import os, signal
     import torch
@@ -526,7 +573,7 @@ WITHOUT_RANK_0 = """
             optimizer.step()
         optimizer.agree()
         parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
-        live = [p for p in hvd.allgather_object(parameters.tolist())]
+        live = hvd.allgather_object(parameters.tolist())
         assert all(p == live[0] for p in live), live
 
     def optimizer_of(model):

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -15,6 +16,8 @@ type Part struct {
 	Number uint32
 	Bytes  int     // in the tensor's type
 	Coding *Coding // nil for plain
+
+	Gathers bool // ranks bring what has any length, which is put one behind the other (wire.Rows), and not added
 }
 
 // NewPart finds a partition that a frame names, and makes its machine.
@@ -22,7 +25,7 @@ func NewPart(t *Tensor, number uint32) (*Part, *condition.Machine, error) {
 	if number >= uint32(len(t.Parts)) {
 		return nil, nil, fmt.Errorf("partition %d of %q, which has %d", number, t.Name, len(t.Parts))
 	}
-	p := &Part{Tensor: t, Number: number, Bytes: int(t.Parts[number]), Coding: newCoding(t, number)}
+	p := &Part{Tensor: t, Number: number, Bytes: int(t.Parts[number]), Coding: newCoding(t, number), Gathers: t.gathers(number)}
 	m, err := condition.New(p.Conditions())
 	if err != nil {
 		return nil, nil, fmt.Errorf("tensor %q: %w", t.Name, err)
@@ -39,13 +42,25 @@ func (p *Part) Conditions() condition.Config {
 	return c
 }
 
+// gathers reports whether a partition is one of those in which an allgather of an elastic job moves its rows. The first one has their numbers.
+func (t *Tensor) gathers(number uint32) bool {
+	return t.Round.Elastic && t.Kind == units.Allgather && number > 0
+}
+
 // Fits checks what a push says of its payload, before memory is taken for it.
 func (p *Part) Fits(q *Request) error {
 	n := q.Payload.Len()
+	if p.Kind.HasRoot() && q.Has(wire.FlagEmpty) == (q.From() == p.Root) {
+		return fmt.Errorf("a push of rank %d of %q, a %v of rank %d", q.From(), p.Name, p.Kind, p.Root)
+	}
 	if q.DType == p.Type {
 		switch {
 		case q.Has(wire.FlagEmpty):
 			if n == 0 && !q.Has(wire.FlagDeclare) && q.Codec == wire.CodecPlain && (p.Reduce == units.Sum || p.Reduce == units.Average) {
+				return nil
+			}
+		case p.Gathers:
+			if n <= limits.MaxPayload && q.Codec == wire.CodecPlain {
 				return nil
 			}
 		case p.Coding == nil || p.Held() && q.Has(wire.FlagDeclare):

@@ -47,6 +47,8 @@ func (k *key) supplies(q *room.Request) error {
 	case !k.Round.Elastic || q.DType != k.Type:
 	case q.Has(wire.FlagEmpty):
 		fits = n == 0
+	case k.Gathers:
+		fits = q.Codec == wire.CodecPlain
 	case k.Coding == nil:
 		fits = n == k.Bytes && q.Codec == wire.CodecPlain
 	default:

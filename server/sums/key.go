@@ -24,7 +24,7 @@ type key struct {
 }
 
 func newKey(t *room.Tensor, part uint32) (*key, error) {
-	if t.Kind.HasRoot() {
+	if t.Kind.HasRoot() && !t.Round.Elastic {
 		return nil, fmt.Errorf("%q is a %v, which sums nothing", t.Name, t.Kind)
 	}
 	if t.Round.Hosts.Uplink != nil && !t.Up() {

@@ -60,7 +60,10 @@ func newSlot(p *room.Part) *slot {
 // begin takes the memory of an iteration.
 func (s *slot) begin(seq uint64) error {
 	bytes := reduce.AccBytes(s.Type, s.Bytes)
-	if s.Coding != nil {
+	switch {
+	case s.passes(): // each contribution has its own
+		bytes = 0
+	case s.Coding != nil:
 		bytes = 4 * s.Coding.Elements
 	}
 	acc, err := s.Round.Pool.Get(bytes)
@@ -146,6 +149,8 @@ func (s *slot) accChunk(i int) []byte {
 func (s *slot) finish(contributors rankset.Set) (empty bool, err error) {
 	defer s.dropContributions()
 	switch {
+	case s.passes():
+		return false, s.pass(contributors)
 	case s.nothing(contributors):
 		return true, nil
 	case s.Whole && s.Coding != nil:
@@ -240,6 +245,10 @@ func (s *slot) fillEmpty() {
 
 // store scales the sum and narrows it to the tensor's type: that is the result.
 func (s *slot) store() {
+	if s.passes() {
+		s.result, s.acc = room.NewBuffer(s.Round.Pool, s.acc), nil
+		return
+	}
 	s.result = room.NewBuffer(s.Round.Pool, s.acc[:s.Bytes])
 	mul, div := s.Rescale(s.divisor)
 	reduce.Store(s.Type, s.result.Bytes, s.acc, mul, div)

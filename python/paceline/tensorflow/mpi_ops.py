@@ -255,11 +255,36 @@ def reduce_sparse(slices: tf.IndexedSlices, name: str | None, how: How, compress
     compressor, _ = split(compression)
     values, ctx = compressor.compress(slices.values)
     numbers = _numbers(abi.ALLGATHER, How(0, process_set=how.process_set))
-    values, indices, ones = _gather([values, slices.indices, tf.ones([1])], numbers, name, DEFAULTS)
-    size = tf.size(ones)  # of the ranks that are not lost; and a graph may run in jobs of several sizes
+    if engine.setting("elastic"):
+        values, indices, size = _gather_at_once(values, slices.indices, numbers, name)
+    else:
+        values, indices, ones = _gather([values, slices.indices, tf.ones([1])], numbers, name, DEFAULTS)
+        size = tf.size(ones)  # a graph may run in jobs of several sizes
     factor = tf.cast(how.prescale * how.postscale, tf.float64) / tf.cast(size if how.op == Average else 1, tf.float64)
     values = compressor.decompress(values, ctx)
     return tf.IndexedSlices(values * tf.cast(factor, values.dtype), indices, dense_shape=slices.dense_shape)
+
+
+def _gather_at_once(
+    values: tf.Tensor, indices: tf.Tensor, numbers: Sequence[int], name: str | None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """All ranks' values and indices, and the number of ranks that gave them. A rank that is lost gave all or nothing.
+
+    The bytes of an index and of its values are one row. Each rank gives one more, of index -1, by which it is counted.
+    """
+    shape = tf.shape(values)[1:]
+    indices = tf.concat([tf.constant([-1], indices.dtype), indices], axis=0)
+    values = tf.concat([tf.zeros(tf.concat([[1], shape], axis=0), values.dtype), values], axis=0)
+    width = tf.reduce_prod(shape) * values.dtype.size
+    rows = tf.reshape(tf.bitcast(values, tf.uint8), tf.stack([tf.shape(values)[0], width]))
+    (gathered,) = _gather([tf.concat([tf.bitcast(indices, tf.uint8), rows], axis=1)], numbers, name, DEFAULTS)
+    of_index = indices.dtype.size
+    all_indices = tf.bitcast(gathered[:, :of_index], indices.dtype)
+    data = tf.reshape(gathered[:, of_index:], tf.concat([[-1], shape, [values.dtype.size]], axis=0))
+    counts = all_indices < 0
+    rest = tf.logical_not(counts)
+    all_values = tf.boolean_mask(tf.bitcast(data, values.dtype), rest)
+    return all_values, tf.boolean_mask(all_indices, rest), tf.math.count_nonzero(counts)
 
 
 def allreduce(

@@ -205,15 +205,13 @@ def sparse_allreduce_async(
     indices = tensor._indices().t().contiguous()  # one row per element, so that ranks concatenate
     handle = start_group(
         [
-            gathering(indices, f"{name}.indices", process_set),
+            gathering_rows(indices, f"{name}.indices", process_set),
             gathering_rows(tensor._values(), f"{name}.values", process_set),
         ]
     )
 
     def result() -> torch.Tensor:
-        indices, (values, _, ranks) = synchronize(handle)
-        if len(indices) != len(values):
-            raise HorovodInternalError(f"a rank was lost while sparse {name!r} was gathered; the same works again")
+        indices, values, ranks = of_both(*synchronize(handle))
         if op == Average:
             values = values / ranks
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
@@ -227,6 +225,21 @@ class Gathered(NamedTuple):
     tensor: torch.Tensor
     rows: list[int]  # from each rank of the set
     ranks: int  # of the set that are not lost
+
+
+def of_both(indices: Gathered, values: Gathered) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """The indices and values of those ranks that gave both, and their number. In elastic jobs one may be lost between.
+
+    All ranks that are left have the same of each, and so the same of both.
+    """
+    if indices.rows == values.rows:
+        return indices.tensor, values.tensor, values.ranks
+    gave = [i == v for i, v in zip(indices.rows, values.rows, strict=True)]
+    parts = [
+        torch.cat([part for part, both in zip(g.tensor.split(g.rows), gave, strict=True) if both])
+        for g in (indices, values)
+    ]
+    return parts[0], parts[1], values.ranks - sum(v > 0 for v, both in zip(values.rows, gave, strict=True) if not both)
 
 
 def gathering(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Part:

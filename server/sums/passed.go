@@ -1,0 +1,53 @@
+package sums
+
+import (
+	"fmt"
+
+	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/rankset"
+	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/transport/wire"
+)
+
+// What an elastic job passes on by the way of sums (decision 125), so that it survives what they survive: a broadcast is what its root has brought, and an
+// allgather what each rank has brought, one behind the other.
+
+// passes reports whether contributions are passed on as they are.
+func (s *slot) passes() bool { return s.Gathers || s.Kind.HasRoot() }
+
+// pass has acc be what is passed on.
+func (s *slot) pass(contributors rankset.Set) error {
+	if s.Gathers {
+		return s.gather(contributors)
+	}
+	b, ok := s.contributions[s.Root]
+	if s.Bytes > 0 && !(ok && contributors.Has(s.Root)) {
+		return fmt.Errorf("rank %d has gone before all had what it gives", s.Root)
+	}
+	delete(s.contributions, s.Root)
+	s.acc = b
+	return nil
+}
+
+// gather puts what the contributors have brought one behind the other, in the order of ranks. A rank that is lost has brought nothing.
+func (s *slot) gather(contributors rankset.Set) error {
+	rows := make(wire.Rows, len(s.Ranks))
+	var bytes int64
+	for i, rank := range s.Ranks {
+		if contributors.Has(rank) {
+			rows[i] = s.contributions[rank]
+			bytes += int64(len(rows[i]))
+		}
+	}
+	n := wire.RowsSize(len(rows), bytes)
+	if n > limits.MaxPayload {
+		return fmt.Errorf("the ranks gather %d bytes in partition %d, limit %d", n, s.Number, limits.MaxPayload)
+	}
+	b, err := s.Round.Pool.Get(int(n))
+	if err != nil {
+		return room.MemoryError{Err: err}
+	}
+	rows.Append(b[:0])
+	s.acc = b
+	return nil
+}
