@@ -425,6 +425,49 @@ def test_gradients_and_sparse_means_are_the_survivors(tmp_path):
     goes_on(WITHOUT_RANK_1, tmp_path, killed=1, fresh=True, **SETTINGS)
 
 
+IN_THE_MIDDLE = """
+import os, random, signal, threading, time
+import tensorflow as tf
+import paceline.tensorflow as hvd
+
+hvd.init()
+rank = hvd.rank()
+
+
+def die():
+    time.sleep(0.02 * random.random())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def gathered(step):
+    mine = tf.repeat(rank, rank + 1)
+    slices = tf.IndexedSlices(tf.ones([rank + 1, 100, 100], tf.float16), mine, dense_shape=[3, 100, 100])
+    mean = hvd.allreduce(slices, op=hvd.Average)
+    return mean.indices, mean.values, hvd.broadcast(tf.fill([1000], step + float(rank)), 2)
+
+
+compiled = tf.function(gathered)
+for step in range(40):
+    if step == 20 and rank == 1:
+        threading.Thread(target=die).start()
+    for run in (gathered, compiled):
+        indices, values, data = run(tf.constant(float(step)))
+        alive = sorted(set(indices.numpy().tolist()))
+        assert indices.numpy().tolist() == [r for r in alive for _ in range(r + 1)], indices
+        share = tf.constant(1.0 / len(alive), tf.float16)
+        assert values.shape == (len(indices), 100, 100) and tf.reduce_all(tf.abs(values - share) < 1e-3), values
+        assert tf.reduce_all(data == step + 2.0), data
+        seen = dict(hvd.allgather_object((rank, alive)))
+        assert seen[0] == seen[2], seen
+assert alive == [0, 2], alive
+print("done", rank)
+"""
+
+
+def test_sparse_means_and_broadcasts_go_on_where_a_rank_is_killed_in_the_middle(tmp_path):
+    goes_on(IN_THE_MIDDLE, tmp_path, killed=1, fresh=True, **SETTINGS)
+
+
 WITHOUT_RANK_0 = """
 import os, signal
 import keras, numpy as np
