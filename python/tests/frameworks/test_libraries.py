@@ -3,6 +3,7 @@
 The scripts ask for "gloo": some of the libraries take no name that they do not know.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,8 +43,7 @@ def trained(library, takeover, folder):
         text=True,
         timeout=HANG_S,
     )
-    said = [
-        line.partition(" ") for line in sorted(done.stdout.splitlines()) if line.startswith(tuple(CLASSES.values()))
-    ]
+    # anywhere in a line: a library may write the end of its own line later, behind the other rank's
+    said = sorted(re.findall(f"({'|'.join(CLASSES.values())}) (rank .*)", done.stdout))
     assert done.returncode == 0 and [one[0] for one in said] == [CLASSES[takeover]] * 2, done.stdout + done.stderr
-    return [one[2] for one in said]
+    return [one[1] for one in said]
