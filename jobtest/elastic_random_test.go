@@ -66,6 +66,75 @@ func playLosses(t *testing.T, seed uint64) {
 	}
 }
 
+// TestJoinsUnderRandomLosses: ranks have more data than others, in turn, and join when they have none, while ranks and servers are lost. The others sum the same meanwhile,
+// and all that are left hear the same of who was last.
+func TestJoinsUnderRandomLosses(t *testing.T) {
+	for seed := *elasticSeed; seed < *elasticSeed+uint64(*elastics); seed++ {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { playJoins(t, seed) })
+			if t.Failed() {
+				t.Logf("again: go test -tags invariants ./jobtest -run TestJoinsUnderRandomLosses -elastic %d -elastics 1", seed)
+			}
+		})
+	}
+}
+
+func playJoins(t *testing.T, seed uint64) {
+	const rounds, pause = 30, 3 * time.Millisecond
+	random := rand.New(rand.NewPCG(seed, 17))
+	ranks, dedicated, servers, where, embedded := places(random)
+	m := jobtest.NewMeans(random, ranks, 1+random.IntN(5000), 60, servers)
+	gone := random.Perm(dedicated)[:random.IntN(max(dedicated, 1))]
+	j, network := apartOn(t, ranks, where)
+	revived(t, network, dedicated)
+	j.Start()
+	var script strings.Builder
+	script.WriteString(losses(random, m, dedicated, embedded))
+	for line := range strings.Lines(serverLosses(random, m, gone)) {
+		if !strings.HasSuffix(line, " continue\n") { // where a rank was stopped as well, the one that alone has missed it may be given up instead
+			script.WriteString(line)
+		}
+	}
+	if err := network.Script(script.String()); err != nil {
+		t.Fatal(err)
+	}
+	heard := make([][]string, ranks) // by rank: what it sums, and who is last
+	errs := j.Outcomes(func(rank int) error {
+		for round := range rounds {
+			for i := range (rank + round) % ranks * 3 {
+				time.Sleep(pause)
+				op := jobtest.Sum("x", m.Elements)
+				if _, err := j.Do(rank, op); err != nil {
+					return fmt.Errorf("round %d, sum %d: %w", round, i, err)
+				}
+				heard[rank] = append(heard[rank], fmt.Sprintf("round %d, sum %d: %d", round, i, op.Output[0]))
+			}
+			last, err := j.Join(rank)
+			if err != nil {
+				return fmt.Errorf("round %d, join: %w", round, err)
+			}
+			heard[rank] = append(heard[rank], fmt.Sprintf("round %d, last: %d", round, last))
+		}
+		return nil
+	})
+	said := map[string]string{}
+	for rank, err := range errs {
+		if slices.Contains(m.Lost, rank) {
+			continue
+		}
+		if err != nil {
+			t.Errorf("rank %d of %d, without ranks %v and servers %v of %d, embedded ones: %v: %v", rank, ranks, m.Lost, gone, dedicated, embedded, err)
+		}
+		for _, line := range heard[rank] {
+			what, value, _ := strings.Cut(line, ": ")
+			if other, known := said[what]; known && other != value {
+				t.Errorf("%s is %s on rank %d and %s on another, without ranks %v and servers %v of %d, embedded ones: %v", what, value, rank, other, m.Lost, gone, dedicated, embedded)
+			}
+			said[what] = value
+		}
+	}
+}
+
 // places draws how many ranks a job has, and its servers: in processes of their own, in the workers, or both.
 func places(random *rand.Rand) (ranks, dedicated, servers int, where jobtest.Option, embedded bool) {
 	ranks, dedicated = 2+random.IntN(4), 1+random.IntN(4)
