@@ -103,6 +103,71 @@ func TestAnElasticJobGoesOnWithoutALostServer(t *testing.T) {
 	}
 }
 
+// TestAnAllgatherGoesOnWithoutTheOnlyRankThatHadItsSizes: that rank, and the server that has them, are lost at once, after it has brought rows. The others
+// sum the sizes anew, without it, and find its rows at other servers.
+func TestAnAllgatherGoesOnWithoutTheOnlyRankThatHadItsSizes(t *testing.T) {
+	const ranks, servers = 4, 3
+	for lost := range servers {
+		for _, rows := range []int64{1, 40} { // of the lost rank: as many as the others, or so many that it uses more partitions
+			synctest.Test(t, func(t *testing.T) {
+				network := transporttest.NewNetwork(transporttest.Options{PeerTimeout: 3 * time.Second})
+				t.Cleanup(network.Close)
+				j := jobtest.Start(t, ranks, jobtest.Dedicated(servers), jobtest.Elastic, jobtest.SmallPartitions, eachOn(network))
+				revived(t, network, servers)
+				happen := func(script string) {
+					if err := network.Script(script); err != nil {
+						t.Error(err)
+					}
+				}
+				t.Cleanup(func() { happen("at 0s worker0 continue\n") })
+				gather := func(rank int, want string) error {
+					n := int64(1)
+					if rank == 0 {
+						n = rows
+					}
+					out, err := j.Do(rank, jobtest.Float32s(units.Allgather, "g", n, 5000))
+					if got := fmt.Sprint(out.Rows); err == nil && got != want {
+						err = fmt.Errorf("rows %s, want %s", got, want)
+					}
+					return err
+				}
+				whole := fmt.Sprint([]int64{rows, 1, 1, 1})
+				j.Each(func(rank int) error { return gather(rank, whole) })
+				for rank := 1; rank < ranks; rank++ {
+					happen(fmt.Sprintf("at 0s server%d->%s freeze\n", lost, nodeName(rank)))
+				}
+				for rank, err := range j.Outcomes(func(rank int) error {
+					if rank == 0 {
+						go func() {
+							time.Sleep(20 * time.Millisecond)
+							script := "at 0s worker0 stop\nat 0s worker0<->servers reset\n"
+							for i := range servers {
+								script += fmt.Sprintf("at 0s worker0<->%s reset\n", serverName(i))
+							}
+							happen(script + fmt.Sprintf("at 0s %s stop\n", serverName(lost)) + cutOff(ranks, lost, 0, "reset"))
+						}()
+						return gather(rank, whole)
+					}
+					out, err := j.Do(rank, jobtest.Float32s(units.Allgather, "g", 1, 5000))
+					if got := fmt.Sprint(out.Rows); err == nil && got != whole && got != "[0 1 1 1]" {
+						err = fmt.Errorf("rows %s", got)
+					}
+					for range 3 {
+						if err == nil {
+							err = gather(rank, "[0 1 1 1]")
+						}
+					}
+					return err
+				})[1:] {
+					if err != nil {
+						t.Errorf("server %d and a rank with %d rows lost: rank %d: %v", lost, rows, rank+1, err)
+					}
+				}
+			})
+		}
+	}
+}
+
 // works has all ranks do operations of every kind.
 func works(j *jobtest.Job) {
 	j.T.Helper()

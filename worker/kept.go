@@ -287,12 +287,12 @@ func (k *kept) relocate(r *result, from, to int) bool {
 	return last
 }
 
-// spend lets the bytes of a tensor's results go that every rank has.
-func (k *kept) spend(tensor uint32) {
+// spend lets the bytes of a tensor's results go that every rank has, from a partition on. They stay results: of each key all ranks supply the last, or none.
+func (k *kept) spend(tensor, from uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for id, r := range k.results {
-		if id.tensor == tensor && len(r.message) > 0 {
+		if id.tensor == tensor && id.part >= from && len(r.message) > 0 {
 			k.release(r)
 			spent := *r
 			spent.message, spent.lent = nil, false

@@ -14,7 +14,8 @@ import (
 // supply it where a server is lost. So all ranks that are left have the same, whoever is lost meanwhile.
 //
 // A broadcast has a partition more than its bytes: a rank that pushes that has them. With the answer all have, and nobody keeps them any more. An allgather has rowParts
-// more than its sizes, and uses as many of them as its rows are long. What a lost rank has given one of them and not another is of no use, and no rank takes it.
+// more than its sizes, and uses as many of them as its rows are long. What a lost rank has given one of them and not another is of no use, and no rank takes it; nor what one
+// has given that alone had got the sizes: where their server was lost as well, the others have summed them anew, without it.
 
 // rowParts are the partitions that rows of an allgather travel in: how long they are, is known after the sizes.
 func (b *book) rowParts() []uint32 {
@@ -52,7 +53,7 @@ func (o *operation) confirm() {
 	t.h.Before = o.d.had()
 	t.give(nil, 0, 0)
 	o.run([]*task{t}, func() {
-		o.e.kept.spend(o.d.t.ID)
+		o.e.kept.spend(o.d.t.ID, 0)
 		o.finish()
 	})
 }
@@ -70,10 +71,13 @@ type rows struct {
 func (o *operation) gatherRows(bytes []int64) {
 	step := int64(o.e.cfg.PartitionBytes)
 	x := &rows{o: o, bytes: bytes, at: make([]int64, len(bytes)), lacking: make([]atomic.Bool, len(bytes))}
-	x.parts = int(min((slices.Max(bytes)+step-1)/step, limits.RowParts))
-	for i := range bytes[1:] {
-		x.at[i+1] = x.at[i] + bytes[i]
+	var total int64
+	for i, n := range bytes {
+		x.at[i] = total
+		total += n
 	}
+	x.parts = int(min((total+step-1)/step, limits.RowParts))
+	o.e.kept.spend(o.d.t.ID, 1) // who has brought its sizes has the rows of the allgather before
 	me := o.e.member(&o.Op)
 	tasks := make([]*task, x.parts)
 	for i := range tasks {
@@ -123,7 +127,7 @@ func (x *rows) take(part uint32, answer []byte, from fmt.Stringer) error {
 	for member, piece := range pieces {
 		begin, end := x.piece(member, x.index(part))
 		switch {
-		case err != nil:
+		case err != nil || x.bytes[member] == 0:
 		case int64(len(piece)) == end-begin:
 			copy(x.o.out.Data[x.at[member]+begin:], piece)
 		case len(piece) == 0:

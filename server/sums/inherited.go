@@ -73,6 +73,7 @@ func (n *iterations) reach(iteration uint64) error {
 			n.inherited.Reached(i, s.came)
 		}
 	}
+	n.forgetLost()
 	return nil
 }
 

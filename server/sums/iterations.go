@@ -305,6 +305,7 @@ func (n *iterations) live(live rankset.Set) []answer {
 			n.release(iteration, s)
 		}
 	}
+	n.forgetLost()
 	return answers
 }
 

@@ -15,6 +15,21 @@ import (
 // passes reports whether contributions are passed on as they are.
 func (s *slot) passes() bool { return s.Gathers || s.Kind.HasRoot() }
 
+// forgetLost forgets the rows that only lost ranks have brought, where the others have gone on: these knew other sizes, by which they did not need the key.
+func (n *iterations) forgetLost() {
+	if !n.Gathers {
+		return
+	}
+	live := n.machine.Live()
+	for i, s := range n.slots {
+		if i < n.machine.V() && !s.closed && s.started.Overlap(live).Len() == 0 {
+			s.drop()
+			delete(n.slots, i)
+			n.inherited.Found(i)
+		}
+	}
+}
+
 // pass has acc be what is passed on.
 func (s *slot) pass(contributors rankset.Set) error {
 	if s.Gathers {

@@ -129,6 +129,34 @@ func TestAnAllgatherIsWhatEachRankHasBroughtInTheirOrder(t *testing.T) {
 	}
 }
 
+// What a lost rank alone has brought, because it alone knew of longer rows, is forgotten when the others go on.
+func TestRowsThatOnlyALostRankHasBroughtAreForgotten(t *testing.T) {
+	for _, first := range []bool{false, true} {
+		p := passing(t, units.Allgather)
+		push := wire.Header{Type: wire.TypePush, Part: 1, Iteration: 1}
+		p.pass(0, push, make([]byte, 1<<20))
+		lose := func() {
+			p.shell.HasLeft = rankset.Of(0)
+			p.room.UpdateMembership()
+		}
+		if first {
+			lose()
+		}
+		push.Iteration = 3
+		p.pass(1, push, []byte{1})
+		if !first {
+			lose()
+		}
+		p.pass(2, push, []byte{2})
+		for _, rank := range []int{1, 2} {
+			p.has(rank, wire.Rows{nil, {1}, {2}}.Append(nil))
+		}
+		if lent := p.shell.Round.Pool.Lent(); lent >= 1<<20 {
+			t.Errorf("lost before the others go on: %v: %d bytes are kept", first, lent)
+		}
+	}
+}
+
 func TestWhatIsNoneOfARanksToPassOnIsAnError(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind  units.Kind
