@@ -1,6 +1,7 @@
 package jobtest_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -211,4 +212,39 @@ func TestAllKindsGoOnWithoutAWorkerAndTheServerInIt(t *testing.T) {
 		j.Each(func(rank int) error { _, err := j.Join(rank); return err })
 		j.Each(func(rank int) error { return sumsTo(j, rank, "x", 100000, 2) })
 	})
+}
+
+// TestABroadcastGoesOnWithoutItsRootWhereOneHasIt: the root is lost with the server in its process, which is the operation's home and has answered one rank, and not the other.
+func TestABroadcastGoesOnWithoutItsRootWhereOneHasIt(t *testing.T) {
+	for i := range 10 {
+		carried(t, 3, func(t *testing.T, j *jobtest.Job, fault func(string)) {
+			cast := func(rank int) error {
+				op := jobtest.Float32s(units.Broadcast, fmt.Sprint("b", i), 100)
+				if rank > 0 {
+					clear(op.Output)
+				}
+				_, err := j.Do(rank, op)
+				if err == nil && jobtest.Numbers(units.Float32, op.Output)[99] != 1 {
+					err = errors.New("it has other bytes")
+				}
+				return err
+			}
+			j.Each(cast)
+			fault("at 0s worker0->worker1 freeze\n")
+			for rank, err := range j.Outcomes(func(rank int) error {
+				if rank == 0 {
+					go func() {
+						time.Sleep(20 * time.Millisecond)
+						fault(killed(3, 0))
+					}()
+				}
+				return cast(rank)
+			})[1:] {
+				if err != nil {
+					t.Errorf("rank %d: %v", rank+1, err)
+				}
+			}
+			j.Leave(0)
+		})
+	}
 }

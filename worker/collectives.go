@@ -188,7 +188,7 @@ func (o *operation) broadcastTasks() []*task {
 		from, to := o.d.offsets[i], o.d.offsets[i+1]
 		t := &task{o: o, server: o.d.placed.Servers[i]}
 		if root {
-			t.h, t.in, t.answer = o.header(wire.TypePut, i, o.DType), o.Input[from:to], o.e.epoch().Elastic
+			t.h, t.in = o.header(wire.TypePut, i, o.DType), o.Input[from:to]
 		} else {
 			t.h, t.out, t.answer = o.header(wire.TypeGet, i, o.DType), o.Output[from:to], true
 		}

@@ -288,11 +288,12 @@ func (k *kept) relocate(r *result, from, to int) bool {
 }
 
 // spend lets the bytes of a tensor's results go that every rank has, from a partition on. They stay results: of each key all ranks supply the last, or none.
-func (k *kept) spend(tensor, from uint32) {
+func (k *kept) spend(d *declaration, from int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for id, r := range k.results {
-		if id.tensor == tensor && id.part >= from && len(r.message) > 0 {
+	for part := from; part < len(d.t.Parts); part++ {
+		id := keyOf{d.t.ID, uint32(part)}
+		if r := k.results[id]; r != nil && len(r.message) > 0 {
 			k.release(r)
 			spent := *r
 			spent.message, spent.lent = nil, false

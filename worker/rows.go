@@ -53,7 +53,7 @@ func (o *operation) confirm() {
 	t.h.Before = o.d.had()
 	t.give(nil, 0, 0)
 	o.run([]*task{t}, func() {
-		o.e.kept.spend(o.d.t.ID, 0)
+		o.e.kept.spend(o.d, 0)
 		o.finish()
 	})
 }
@@ -77,7 +77,7 @@ func (o *operation) gatherRows(bytes []int64) {
 		total += n
 	}
 	x.parts = int(min((total+step-1)/step, limits.RowParts))
-	o.e.kept.spend(o.d.t.ID, 1) // who has brought its sizes has the rows of the allgather before
+	o.e.kept.spend(o.d, 1) // who has brought its sizes has the rows of the allgather before
 	me := o.e.member(&o.Op)
 	tasks := make([]*task, x.parts)
 	for i := range tasks {

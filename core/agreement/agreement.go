@@ -88,14 +88,14 @@ func (t *Tensor) hinderedBy(joined rankset.Set) string {
 // holds reports whether the servers hold a value of the tensor, rather than sum its iterations.
 func (t *Tensor) holds() bool { return t.Kind == units.Accumulate }
 
-// brokenBy says why an operation of an elastic job cannot be done without ranks that have gone, "" if it can: nobody else has what a
-// root gives, and ranks split rows among all of them.
+// brokenBy says why an operation of an elastic job cannot be done without ranks that have gone, "" if it can: nobody else has the value that a
+// root declares, and ranks split rows among all of them. What a root broadcasts others may have already: its server finds out.
 func (t *Tensor) brokenBy(gone rankset.Set) string {
 	switch gone = gone.Overlap(t.Ranks); {
 	case gone.Len() == 0:
 	case t.Kind.Splits():
 		return fmt.Sprintf("%q cannot be done: %v needs every rank of its process set, and %s has gone; make a set of the ranks that are left", t.Name, t.Kind, gone.Named())
-	case (t.Kind == units.Broadcast || t.holds()) && gone.Has(t.Root):
+	case t.holds() && gone.Has(t.Root):
 		return fmt.Sprintf("%q cannot be done: its root, rank %d, has gone", t.Name, t.Root)
 	}
 	return ""

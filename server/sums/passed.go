@@ -37,7 +37,7 @@ func (s *slot) pass(contributors rankset.Set) error {
 	}
 	b, ok := s.contributions[s.Root]
 	if s.Bytes > 0 && !(ok && contributors.Has(s.Root)) {
-		return fmt.Errorf("rank %d has gone before all had what it gives", s.Root)
+		return fmt.Errorf("its root, rank %d, has gone before all had what it gives", s.Root)
 	}
 	delete(s.contributions, s.Root)
 	s.acc = b

@@ -89,7 +89,7 @@ func TestABroadcastEndsAlikeOnAllRanksWhereItsRootGoes(t *testing.T) {
 		p.pass(2, push, nil)
 		said := p.shell.Said()
 		switch {
-		case !brought && (len(said) != 1 || !strings.Contains(said[0], "rank 1 has gone before all had what it gives")):
+		case !brought && (len(said) != 1 || !strings.Contains(said[0], "its root, rank 1, has gone before all had what it gives")):
 			t.Errorf("%q", said)
 		case brought:
 			p.has(0, []byte{1, 2, 3, 4})

@@ -280,7 +280,8 @@ def _gather_at_once(
     (gathered,) = _gather([tf.concat([tf.bitcast(indices, tf.uint8), rows], axis=1)], numbers, name, DEFAULTS)
     of_index = indices.dtype.size
     all_indices = tf.bitcast(gathered[:, :of_index], indices.dtype)
-    data = tf.reshape(gathered[:, of_index:], tf.concat([[-1], shape, [values.dtype.size]], axis=0))
+    of_value = [values.dtype.size] if values.dtype.size > 1 else []  # a bitcast to bytes adds no dimension of one
+    data = tf.reshape(gathered[:, of_index:], tf.concat([[tf.shape(gathered)[0]], shape, of_value], axis=0))
     counts = all_indices < 0
     rest = tf.logical_not(counts)
     all_values = tf.boolean_mask(tf.bitcast(data, values.dtype), rest)
