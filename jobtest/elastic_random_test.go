@@ -16,18 +16,23 @@ import (
 )
 
 var (
-	elastics    = flag.Int("elastics", 12, "how many seeds TestElasticJobsUnderRandomLosses runs")
+	elastics    = flag.Int("elastics", 12, "how many seeds TestElasticJobsUnderRandomLosses and TestJoinsUnderRandomLosses run")
 	elasticSeed = flag.Uint64("elastic", 0, "the first of them: a seed that failed")
 )
 
 // TestElasticJobsUnderRandomLosses plays jobs in which ranks die, break off or fall silent at any time: between steps, in the middle of
 // a push, several at once.
 func TestElasticJobsUnderRandomLosses(t *testing.T) {
+	underLosses(t, "TestElasticJobsUnderRandomLosses", playLosses)
+}
+
+// underLosses plays a test's seeds.
+func underLosses(t *testing.T, name string, play func(t *testing.T, seed uint64)) {
 	for seed := *elasticSeed; seed < *elasticSeed+uint64(*elastics); seed++ {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { playLosses(t, seed) })
+			synctest.Test(t, func(t *testing.T) { play(t, seed) })
 			if t.Failed() {
-				t.Logf("again: go test -tags invariants ./jobtest -run TestElasticJobsUnderRandomLosses -elastic %d -elastics 1", seed)
+				t.Logf("again: go test -tags invariants ./jobtest -run %s -elastic %d -elastics 1", name, seed)
 			}
 		})
 	}
@@ -70,14 +75,7 @@ func playLosses(t *testing.T, seed uint64) {
 // TestJoinsUnderRandomLosses: ranks have more data than others, in turn, and join when they have none, while ranks and servers are lost. The others sum the same meanwhile,
 // and all that are left hear the same of who was last.
 func TestJoinsUnderRandomLosses(t *testing.T) {
-	for seed := *elasticSeed; seed < *elasticSeed+uint64(*elastics); seed++ {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { playJoins(t, seed) })
-			if t.Failed() {
-				t.Logf("again: go test -tags invariants ./jobtest -run TestJoinsUnderRandomLosses -elastic %d -elastics 1", seed)
-			}
-		})
-	}
+	underLosses(t, "TestJoinsUnderRandomLosses", playJoins)
 }
 
 func playJoins(t *testing.T, seed uint64) {
