@@ -3,6 +3,8 @@ package jobtest_test
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -88,6 +90,44 @@ func TestKeysSettleWhileASlowServerStays(t *testing.T) {
 			t.Errorf("%s: keys have moved %d times", placement, s.Roster.Epoch)
 		}
 	}
+}
+
+// TestProcessesAreLostWhileKeysLeaveASlowServer: workers and servers, the slow one among them, before its keys move, while they do and afterwards.
+func TestProcessesAreLostWhileKeysLeaveASlowServer(t *testing.T) {
+	underLosses(t, "TestProcessesAreLostWhileKeysLeaveASlowServer", func(t *testing.T, seed uint64) {
+		random := rand.New(rand.NewPCG(seed, 19))
+		m := jobtest.NewMeans(random, measuredRanks, 20000+random.IntN(200000), 40, measuredServers)
+		m.Heirs = true
+		gone := random.Perm(measuredServers)[:random.IntN(measuredServers)]
+		network := transporttest.NewNetwork(transporttest.Options{PeerTimeout: 3 * time.Second, Latency: 100 * time.Microsecond, Bandwidth: measuredLink})
+		t.Cleanup(network.Close)
+		j := jobtest.Start(t, measuredRanks, jobtest.Dedicated(measuredServers), jobtest.Elastic, jobtest.SmallPartitions, eachOn(network),
+			jobtest.With(func(s *settings.Settings) { s.Placement, s.PlacementPeriod = "psld:0", 300*time.Millisecond }))
+		revived(t, network, measuredServers)
+		script := slowLinks(random.IntN(measuredServers), measuredLink/20)
+		for _, rank := range m.Lost {
+			at := time.Duration(random.IntN(6000)) * time.Millisecond
+			for _, peer := range []string{"servers", serverName(0), serverName(1), serverName(2)} {
+				script += fmt.Sprintf("at %v %s<->%s reset\n", at, nodeName(rank), peer)
+			}
+		}
+		for _, i := range gone {
+			script += cutOff(measuredRanks, i, time.Duration(random.IntN(6000))*time.Millisecond, "reset")
+		}
+		if err := network.Script(script); err != nil {
+			t.Fatal(err)
+		}
+		for rank, err := range j.Outcomes(func(rank int) error { return m.Train(j, rank) }) {
+			if lost := slices.Contains(m.Lost, rank); lost {
+				m.Results[rank] = nil
+			} else if err != nil {
+				t.Errorf("rank %d, without ranks %v and servers %v: %v", rank, m.Lost, gone, err)
+			}
+		}
+		if err := m.Check(); err != nil {
+			t.Errorf("without ranks %v and servers %v: %v", m.Lost, gone, err)
+		}
+	})
 }
 
 // TestASlowWorkerIsSeenInNoProfile: the others' exchanges wait for it, by 20 times what the links take.
