@@ -232,13 +232,14 @@ func TestABroadcastGoesOnWithoutItsRootWhereOneHasIt(t *testing.T) {
 			j.Each(cast)
 			fault("at 0s worker0->worker1 freeze\n")
 			for rank, err := range j.Outcomes(func(rank int) error {
-				if rank == 0 {
-					go func() {
-						time.Sleep(20 * time.Millisecond)
-						fault(killed(3, 0))
-					}()
+				if rank > 0 {
+					return cast(rank)
 				}
-				return cast(rank)
+				done := make(chan error, 1)
+				go func() { done <- cast(rank) }()
+				time.Sleep(20 * time.Millisecond)
+				fault(killed(3, 0))
+				return <-done
 			})[1:] {
 				if err != nil {
 					t.Errorf("rank %d: %v", rank+1, err)
