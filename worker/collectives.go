@@ -73,7 +73,7 @@ func (o *operation) header(typ wire.Type, part int, dtype units.DType) wire.Head
 
 // reduceTasks pushes every partition of in and pulls each result into out.
 func (o *operation) reduceTasks(in, out []byte, dtype units.DType) []*task {
-	parts := len(o.d.t.Parts) - o.later()
+	parts := len(o.d.t.Parts) - len(o.e.secondStage(o.Kind))
 	n := parts
 	if o.d.host != nil {
 		n++

@@ -263,9 +263,9 @@ func (b *book) parts(o *Op, cut int) []uint32 {
 	}
 	switch o.Kind {
 	case units.Allgather: // the sizes: one number per rank
-		return append([]uint32{uint32(8 * n)}, b.rowParts()...)
+		return append([]uint32{uint32(8 * n)}, b.secondStage(o.Kind)...)
 	case units.Broadcast:
-		return append(policy.Cut(uint64(bytes), size, cut, servers, nil), b.confirmPart()...)
+		return append(policy.Cut(uint64(bytes), size, cut, servers, nil), b.secondStage(o.Kind)...)
 	case units.Alltoall: // one number per pair of ranks
 		return []uint32{uint32(8 * n * n)}
 	case units.Reducescatter:

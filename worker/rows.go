@@ -13,37 +13,21 @@ import (
 // In an elastic job broadcasts and allgathers go the way of sums (decision 125): each rank pushes what it gives, nothing or its rows, and keeps what all get, to
 // supply it where a server is lost. So all ranks that are left have the same, whoever is lost meanwhile.
 //
-// A broadcast has a partition more than its bytes: a rank that pushes that has them. With the answer all have, and nobody keeps them any more. An allgather has rowParts
-// more than its sizes, and uses as many of them as its rows are long. What a lost rank has given one of them and not another is of no use, and no rank takes it; nor what one
+// A broadcast has a partition more than its bytes: a rank that pushes that has them. With the answer all have, and nobody keeps them any more. An allgather has
+// limits.RowParts more than its sizes, and uses as many of them as its rows are long. What a lost rank has given one of them and not another is of no use, and no rank takes it; nor what one
 // has given that alone had got the sizes: where their server was lost as well, the others have summed them anew, without it.
 
-// rowParts are the partitions that rows of an allgather travel in: how long they are, is known after the sizes.
-func (b *book) rowParts() []uint32 {
-	if !b.epoch().Elastic {
-		return nil
-	}
-	return slices.Repeat([]uint32{8}, limits.RowParts)
-}
-
-// confirmPart is the partition with which ranks say that they have a broadcast.
-func (b *book) confirmPart() []uint32 {
-	if !b.epoch().Elastic {
-		return nil
-	}
-	return []uint32{0}
-}
-
-// later is how many partitions the first stage has nothing to do with.
-func (o *operation) later() int {
+// secondStage are the partitions of the stage behind the first: that with which ranks say that they have a broadcast, or those in which rows travel, whose length is known
+// after the sizes.
+func (b *book) secondStage(kind units.Kind) []uint32 {
 	switch {
-	case !o.e.epoch().Elastic:
-		return 0
-	case o.Kind == units.Broadcast:
-		return 1
-	case o.Kind == units.Allgather:
-		return limits.RowParts
+	case !b.epoch().Elastic:
+	case kind == units.Broadcast:
+		return []uint32{0}
+	case kind == units.Allgather:
+		return slices.Repeat([]uint32{8}, limits.RowParts)
 	}
-	return 0
+	return nil
 }
 
 // confirm is the second stage of a broadcast.
