@@ -237,7 +237,7 @@ func TestABroadcastGoesOnWithoutItsRootWhereOneHasIt(t *testing.T) {
 				}
 				done := make(chan error, 1)
 				go func() { done <- cast(rank) }()
-				time.Sleep(20 * time.Millisecond)
+				time.Sleep(20 * time.Millisecond) // of virtual time: rank 2 has its answer
 				fault(killed(3, 0))
 				return <-done
 			})[1:] {

@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	elastics    = flag.Int("elastics", 12, "how many seeds TestElasticJobsUnderRandomLosses and TestJoinsUnderRandomLosses run")
+	elastics    = flag.Int("elastics", 12, "how many seeds each test of random losses runs")
 	elasticSeed = flag.Uint64("elastic", 0, "the first of them: a seed that failed")
 )
 
@@ -101,7 +101,7 @@ func playJoins(t *testing.T, seed uint64) {
 	errs := j.Outcomes(func(rank int) error {
 		for round := range rounds {
 			for i := range (rank + round) % ranks * 3 {
-				time.Sleep(pause)
+				time.Sleep(pause) // of virtual time: losses come between
 				op := jobtest.Sum("x", m.Elements)
 				if _, err := j.Do(rank, op); err != nil {
 					return fmt.Errorf("round %d, sum %d: %w", round, i, err)

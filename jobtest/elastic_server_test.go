@@ -66,6 +66,15 @@ func cutOff(ranks, server int, at time.Duration, what string) string {
 	return script.String()
 }
 
+// rankCutOff is cutOff of all connections of a rank of a job with dedicated servers.
+func rankCutOff(rank, servers int, at time.Duration, what string) string {
+	script := fmt.Sprintf("at %v %s<->servers %s\n", at, nodeName(rank), what)
+	for i := range servers {
+		script += fmt.Sprintf("at %v %s<->%s %s\n", at, nodeName(rank), serverName(i), what)
+	}
+	return script
+}
+
 // TestAnElasticJobGoesOnWithoutALostServer: operations that are in flight then, and all that follow.
 func TestAnElasticJobGoesOnWithoutALostServer(t *testing.T) {
 	const n = 7 * jobtest.Partition
@@ -139,12 +148,8 @@ func TestAnAllgatherGoesOnWithoutTheOnlyRankThatHadItsSizes(t *testing.T) {
 				for rank, err := range j.Outcomes(func(rank int) error {
 					if rank == 0 {
 						go func() {
-							time.Sleep(20 * time.Millisecond)
-							script := "at 0s worker0 stop\nat 0s worker0<->servers reset\n"
-							for i := range servers {
-								script += fmt.Sprintf("at 0s worker0<->%s reset\n", serverName(i))
-							}
-							happen(script + fmt.Sprintf("at 0s %s stop\n", serverName(lost)) + cutOff(ranks, lost, 0, "reset"))
+							time.Sleep(20 * time.Millisecond) // of virtual time: it has brought its rows
+							happen("at 0s worker0 stop\n" + rankCutOff(0, servers, 0, "reset") + fmt.Sprintf("at 0s %s stop\n", serverName(lost)) + cutOff(ranks, lost, 0, "reset"))
 						}()
 						return gather(rank, whole)
 					}

@@ -106,10 +106,7 @@ func TestProcessesAreLostWhileKeysLeaveASlowServer(t *testing.T) {
 		revived(t, network, measuredServers)
 		script := slowLinks(random.IntN(measuredServers), measuredLink/20)
 		for _, rank := range m.Lost {
-			at := time.Duration(random.IntN(6000)) * time.Millisecond
-			for _, peer := range []string{"servers", serverName(0), serverName(1), serverName(2)} {
-				script += fmt.Sprintf("at %v %s<->%s reset\n", at, nodeName(rank), peer)
-			}
+			script += rankCutOff(rank, measuredServers, time.Duration(random.IntN(6000))*time.Millisecond, "reset")
 		}
 		for _, i := range gone {
 			script += cutOff(measuredRanks, i, time.Duration(random.IntN(6000))*time.Millisecond, "reset")

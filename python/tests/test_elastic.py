@@ -520,7 +520,7 @@ IN_THE_MIDDLE = """
     rank, dies = hvd.rank(), {1: 10, 2: 25}
 
     def die():
-        time.sleep(0.02 * random.random())
+        time.sleep(0.02 * random.random())  # about a step: it comes anywhere in one
         os.kill(os.getpid(), signal.SIGKILL)
 
     for step in range(60):

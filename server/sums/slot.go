@@ -61,7 +61,7 @@ func newSlot(p *room.Part) *slot {
 func (s *slot) begin(seq uint64) error {
 	bytes := reduce.AccBytes(s.Type, s.Bytes)
 	switch {
-	case s.passes(): // each contribution has its own
+	case s.forwards(): // each contribution has its own
 		bytes = 0
 	case s.Coding != nil:
 		bytes = 4 * s.Coding.Elements
@@ -149,8 +149,8 @@ func (s *slot) accChunk(i int) []byte {
 func (s *slot) finish(contributors rankset.Set) (empty bool, err error) {
 	defer s.dropContributions()
 	switch {
-	case s.passes():
-		return false, s.pass(contributors)
+	case s.forwards():
+		return false, s.forward(contributors)
 	case s.nothing(contributors):
 		return true, nil
 	case s.Whole && s.Coding != nil:
@@ -245,7 +245,7 @@ func (s *slot) fillEmpty() {
 
 // store scales the sum and narrows it to the tensor's type: that is the result.
 func (s *slot) store() {
-	if s.passes() {
+	if s.forwards() {
 		s.result, s.acc = room.NewBuffer(s.Round.Pool, s.acc), nil
 		return
 	}

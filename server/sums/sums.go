@@ -2,7 +2,7 @@
 // rank with the same bytes when the key's condition closes the iteration.
 //
 // Reading order: sums.go (a tensor's keys), key.go (a request's way, under the key's lock), iterations.go (what the
-// machine decides), slot.go (the bytes of one iteration), climb.go (sums of one host), coded.go (messages), residual.go (what a checkpoint has).
+// machine decides), slot.go (the bytes of one iteration), forward.go (what is not added), climb.go (sums of one host), coded.go (messages), residual.go (what a checkpoint has).
 package sums
 
 import (

@@ -435,7 +435,7 @@ rank = hvd.rank()
 
 
 def die():
-    time.sleep(0.02 * random.random())
+    time.sleep(0.02 * random.random())  # about a step: it comes anywhere in one
     os.kill(os.getpid(), signal.SIGKILL)
 
 

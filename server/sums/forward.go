@@ -9,11 +9,11 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// What an elastic job passes on by the way of sums (decision 125), so that it survives what they survive: a broadcast is what its root has brought, and an
+// What an elastic job forwards by the way of sums (decision 125), so that it survives what they survive: a broadcast is what its root has brought, and an
 // allgather what each rank has brought, one behind the other.
 
-// passes reports whether contributions are passed on as they are.
-func (s *slot) passes() bool { return s.Gathers || s.Kind.HasRoot() }
+// forwards reports whether contributions are forwarded as they are.
+func (s *slot) forwards() bool { return s.Gathers || s.Kind.HasRoot() }
 
 // forgetLost forgets the rows that only lost ranks have brought, where the others have gone on: these knew other sizes, by which they did not need the key.
 func (n *iterations) forgetLost() {
@@ -30,8 +30,8 @@ func (n *iterations) forgetLost() {
 	}
 }
 
-// pass has acc be what is passed on.
-func (s *slot) pass(contributors rankset.Set) error {
+// forward has acc be what is forwarded.
+func (s *slot) forward(contributors rankset.Set) error {
 	if s.Gathers {
 		return s.gather(contributors)
 	}
