@@ -66,7 +66,7 @@ func TestASlowLinkToAServerIsSeenInItsProfile(t *testing.T) {
 		wantSpeed(t, &s, server, rate)
 	}
 	if v := s.Verdict; v == nil || !v.Remap || v.Grow || v.Ratio < 8 || v.Ratio > 12 {
-		t.Errorf("the verdict is %+v", v)
+		t.Errorf("the verdict is %+v of %+v", v, s.Profiles)
 	}
 }
 
@@ -139,7 +139,7 @@ func TestASlowWorkerIsSeenInNoProfile(t *testing.T) {
 		wantSpeed(t, &s, server, measuredLink)
 	}
 	if v := s.Verdict; v == nil || v.Remap || v.Grow || v.Ratio > 1.3 {
-		t.Errorf("the verdict is %+v", v)
+		t.Errorf("the verdict is %+v of %+v", v, s.Profiles)
 	}
 }
 

@@ -88,7 +88,7 @@ var builders = []builder{
 	{"tensorflow", newTensorFlow},
 	{"optimus", newOptimus},
 	{"proportional:TRIGGER", newProportional},
-	{"psld:EPSILON,RATIO,TRIGGER,SCALE", newPSLD},
+	{"psld:EPSILON,RATIO,TRIGGER,SCALE,MARGIN", newPSLD},
 }
 
 // Register adds a policy to those of Parse: usage is its form in a setting, "mxnet:BOUND", and build makes its strategy

@@ -16,6 +16,8 @@ const confidence = 1.645
 //     Algorithm 1 misses that in two ways. It stops at a lower bound that equals the threshold, so that servers that are exactly
 //     alike exclude each other; and it stops at the first server outside in the order of upper bounds, behind which a less
 //     certain one may overlap with the set. Here the definition holds.
+//   - A server is outside only where it is worse by a margin besides. The bounds say how sure a difference is, not that it matters: among many
+//     workers, or where they all measure the same, one that is a thousandth slower would get nothing.
 //   - Algorithm 1 also ends when no server is left.
 //   - The block at hand counts in S_assigned as it does in S_r; else the first one divides by zero.
 //   - omega is taken once, at the loads before the remap.
@@ -24,13 +26,17 @@ type psld struct {
 	ratio   float64 // theta1 / theta0: what a server's share costs, for its predicted time
 	trigger float64 // variation of speeds above which a straggler exists
 	scale   float64 // part of the first number of servers below which the superior set asks for one more
+	margin  float64 // part by which a predicted time is longer that matters
 }
 
 // newPSLD makes PSLD's strategy: partitions in turn at first, then by the profiles of the servers. EPSILON (0.1) of the
-// partitions explore, RATIO (1) is theta1/theta0, TRIGGER (1) the variation of speeds that asks for a remap, and SCALE (0.5) the
-// part of the first servers below which the superior set asks for one more.
+// partitions explore, RATIO (1) is theta1/theta0, TRIGGER (1) the variation of speeds that asks for a remap, SCALE (0.5) the
+// part of the first servers below which the superior set asks for one more, and MARGIN (0.1) the part by which a server that is not superior is slower.
 func newPSLD(a *Arguments) Strategy {
-	p := psld{epsilon: a.number("EPSILON", 0.1, 1), ratio: a.number("RATIO", 1, 1000), trigger: a.number("TRIGGER", 1, 1000), scale: a.number("SCALE", 0.5, 1)}
+	p := psld{
+		epsilon: a.number("EPSILON", 0.1, 1), ratio: a.number("RATIO", 1, 1000), trigger: a.number("TRIGGER", 1, 1000),
+		scale: a.number("SCALE", 0.5, 1), margin: a.number("MARGIN", 0.1, 1000),
+	}
 	s := newRoundRobin(a)
 	s.Remap, s.Judge = p.assign, p.judge
 	return s
@@ -40,7 +46,7 @@ func newPSLD(a *Arguments) Strategy {
 // keys never settle while a straggler stays. Besides, a superior server whose keys take far less time than another's asks for one: it has recovered, and the paper
 // does not say what gives it keys again.
 func (p psld) judge(s Situation) Verdict {
-	superior := s.superior()
+	superior := s.superior(p.margin)
 	straggles := s.variation() > p.trigger
 	return Verdict{
 		Remap: straggles && s.burdened(p.trigger, superior, p.epsilon) || s.unevenness(superior) > p.trigger,
@@ -87,16 +93,16 @@ func (s *Situation) unevenness(servers []int) float64 {
 	return (longest - shortest) / shortest
 }
 
-// superior is Algorithm 1: the servers of which none is worse, with 90 % of confidence, than one that is
+// superior is Algorithm 1: the servers of which none is worse by the margin, with 90 % of confidence, than one that is
 // in the set. The best is first.
-func (s *Situation) superior() (set []int) {
+func (s *Situation) superior(margin float64) (set []int) {
 	left := weighted(s.Weights)
 	share := s.bytes() / float64(len(left))
 	for threshold := math.Inf(1); ; {
 		best, least := -1, math.Inf(1)
 		for k, r := range left {
 			mean, sem := s.Profiles.predict(r, share)
-			if upper := mean + confidence*sem; mean-confidence*sem <= threshold && upper < least {
+			if upper := mean + confidence*sem; mean-confidence*sem <= (1+margin)*threshold && upper < least {
 				best, least = k, upper
 			}
 		}
@@ -114,7 +120,7 @@ func (s *Situation) superior() (set []int) {
 // assign is Algorithm 3: a block explores with the chance epsilon, and goes to the best superior server otherwise.
 func (p psld) assign(s Situation) []int {
 	rng := rand.New(rand.NewPCG(s.Seed, 0))
-	e := exploit{psld: p, Situation: &s, superior: s.superior(), load: make([]float64, len(s.Weights))}
+	e := exploit{psld: p, Situation: &s, superior: s.superior(p.margin), load: make([]float64, len(s.Weights))}
 	e.omega = e.meanTime()
 	all := weighted(s.Weights)
 	servers := make([]int, len(s.Blocks))

@@ -236,7 +236,7 @@ def of_both(indices: Gathered, values: Gathered) -> tuple[torch.Tensor, torch.Te
         return indices.tensor, values.tensor, values.ranks
     gave = [i == v for i, v in zip(indices.rows, values.rows, strict=True)]
     parts = [
-        torch.cat([part for part, both in zip(g.tensor.split(g.rows), gave, strict=True) if both])
+        torch.cat([part for part, both in zip(torch.split(g.tensor, g.rows), gave, strict=True) if both])
         for g in (indices, values)
     ]
     return parts[0], parts[1], values.ranks - sum(v > 0 for v, both in zip(values.rows, gave, strict=True) if not both)
