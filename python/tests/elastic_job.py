@@ -37,6 +37,7 @@ def digest():
 
 def say(what, state):
     place = {"process": int(os.environ["PACELINE_ELASTIC_PROCESS"]), "pid": os.getpid(), "resets": len(resets)}
+    place["round"] = int(os.environ.get("PACELINE_ELASTIC_ROUND", "0"))  # 0: told only which place to expect
     place["host"] = os.environ["PACELINE_HOST"]
     place |= {"rank": hvd.rank(), "local_rank": hvd.local_rank(), "size": hvd.size()}
     place |= {"step": state.step, "digest": digest()}

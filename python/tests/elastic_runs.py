@@ -61,11 +61,11 @@ class Elastic:
         return found
 
     def rounds(self, size):
-        """The complete rounds of a size: the last said of each process that has begun at the same step and digest."""
+        """The complete rounds of a size: ranks that have begun in one, at the same step and digest."""
         begun = {}
         for line in self.said("begin"):
-            begun.setdefault((line["step"], line["digest"], line["size"]), {})[line["rank"]] = line
-        return [list(ranks.values()) for (_, _, n), ranks in begun.items() if n == size and len(ranks) == size]
+            begun.setdefault((line["round"], line["step"], line["digest"], line["size"]), {})[line["rank"]] = line
+        return [list(ranks.values()) for (*_, n), ranks in begun.items() if n == size and len(ranks) == size]
 
     def kill(self, member):
         os.kill(member["pid"], signal.SIGKILL)

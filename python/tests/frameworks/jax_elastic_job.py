@@ -30,6 +30,7 @@ def digest(state):
 
 def say(what, state):
     place = {"process": int(os.environ["PACELINE_ELASTIC_PROCESS"]), "pid": os.getpid(), "resets": len(resets)}
+    place["round"] = int(os.environ.get("PACELINE_ELASTIC_ROUND", "0"))  # 0: told only which place to expect
     place |= {"rank": hvd.rank(), "size": hvd.size(), "step": state.step, "digest": digest(state)}
     sys.stdout.write(json.dumps({"what": what} | place) + "\n")
     sys.stdout.flush()
