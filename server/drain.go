@@ -109,7 +109,7 @@ func (r *round) connected() []*conn {
 
 // holds reports whether the round has what only this server has.
 func (r *round) holds() bool {
-	return r.transfer.Holds() || r.messages.Holds()
+	return r.messages.Holds()
 }
 
 // Left waits until the workers have closed their connections, after Drain. The error is that of ctx.

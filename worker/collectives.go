@@ -3,7 +3,6 @@ package worker
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/limits"
@@ -243,40 +242,6 @@ func (o *operation) gather() {
 	o.run(tasks, nil)
 }
 
-// exchange is the second stage of alltoall: a piece from everybody to everybody.
-func (o *operation) exchange() {
-	n, me := len(o.Set.Ranks), o.e.member(&o.Op)
-	all := o.counts(o.sizes) // all[i*n+j]: rows from i to j
-	if !slices.Equal(all[me*n:(me+1)*n], o.splits()) {
-		o.wrongSizes()
-		return
-	}
-	rows, bytes := make([]int64, n), make([]int64, n)
-	for i := range n {
-		rows[i] = all[i*n+me]
-		bytes[i] = rows[i] * o.rowBytes()
-	}
-	if !o.allocate(rows, bytes) {
-		o.finish()
-		return
-	}
-	var tasks []*task
-	var in, out int64
-	for i, peer := range o.Set.Ranks {
-		send := o.Input[in : in+all[me*n+i]*o.rowBytes()]
-		receive := o.out.Data[out : out+bytes[i]]
-		in += int64(len(send))
-		out += bytes[i]
-		if i == me {
-			copy(receive, send)
-			continue
-		}
-		tasks = o.transfer(tasks, wire.TypePut, o.e.cfg.Rank, peer, send)
-		tasks = o.transfer(tasks, wire.TypeGet, peer, o.e.cfg.Rank, receive)
-	}
-	o.run(tasks, nil)
-}
-
 // wrongSizes ends an operation of which the server says that this rank brings what it does not: memory
 // must not be sliced by that.
 func (o *operation) wrongSizes() {
@@ -321,7 +286,7 @@ func (o *operation) transfer(tasks []*task, typ wire.Type, src, dst int, data []
 		t := &task{o: o, h: o.header(typ, part, o.DType), server: o.e.transferServer(src, o.d.t.ID, uint32(part))}
 		t.h.Source, t.h.Destination = wire.Route(src, dst)
 		if typ == wire.TypePut {
-			t.in, t.answer = piece, o.e.epoch().Elastic // which may have to be put again
+			t.in = piece
 		} else {
 			t.out, t.answer = piece, true
 		}

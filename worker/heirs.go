@@ -19,7 +19,8 @@ import (
 // the server. Then each key of the server has an heir, which every node finds by itself (membership.Epoch.Heir), and which gets from every rank
 //
 //  1. the last result that the rank has of the key, for ranks that have not got it; of a held value (decision 100) the newest that it has, with what that covers;
-//  2. the push that the rank waits for an answer to, from the memory that it was sent from: an answer is not written there before it is whole.
+//  2. the push that the rank waits for an answer to, from the memory that it was sent from: an answer is not written there before it is whole; and what it has put for
+//     an alltoall, or wants to get, until every rank has all of it.
 //
 // From then on the way to the lost server leads to the heirs. A server that was drained (decision 84) is one that has said goodbye on every
 // connection, behind its last answers: what it has not answered, transfers and messages too, it has dropped, and it is sent to the heirs.
@@ -161,9 +162,9 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 // repeatable reports whether another server can do what one has left unanswered: where that was drained, all.
 func repeatable(t *task, drained bool) bool {
 	switch t.h.Type {
-	case wire.TypePush, wire.TypePull, wire.TypeState, wire.TypeRestore:
+	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet, wire.TypeState, wire.TypeRestore:
 		return true
-	case wire.TypePut, wire.TypeGet, wire.TypeSend, wire.TypeOffer, wire.TypeReceive:
+	case wire.TypeSend, wire.TypeOffer, wire.TypeReceive:
 		return drained
 	}
 	return false

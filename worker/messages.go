@@ -209,7 +209,7 @@ func (o *operation) withdraw(tasks []*task) {
 		}
 	})
 	for i, abandoned := range tasks {
-		abandoned.follow(o, false, effects[i])
+		abandoned.follow(o, false, nil, effects[i])
 	}
 }
 

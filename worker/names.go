@@ -267,7 +267,7 @@ func (b *book) parts(o *Op, cut int) []uint32 {
 	case units.Broadcast:
 		return append(policy.Cut(uint64(bytes), size, cut, servers, nil), b.secondStage(o.Kind)...)
 	case units.Alltoall: // one number per pair of ranks
-		return []uint32{uint32(8 * n * n)}
+		return append([]uint32{uint32(8 * n * n)}, b.secondStage(o.Kind)...)
 	case units.Reducescatter:
 		var cuts []int64
 		for i := 1; i < n; i++ {

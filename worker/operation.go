@@ -82,9 +82,11 @@ func (o *operation) run(tasks []*task, next func()) {
 	o.pending.Store(int32(len(tasks)) + 1)
 	o.mu.Unlock()
 	for _, t := range tasks {
-		if t.encode {
+		switch {
+		case t.later:
+		case t.encode:
 			o.e.encoder.push(t)
-		} else {
+		default:
 			t.way().push(t)
 		}
 	}

@@ -17,12 +17,12 @@ import (
 // limits.RowParts more than its sizes, and uses as many of them as its rows are long. What a lost rank has given one of them and not another is of no use, and no rank takes it; nor what one
 // has given that alone had got the sizes: where their server was lost as well, the others have summed them anew, without it.
 
-// secondStage are the partitions of the stage behind the first: that with which ranks say that they have a broadcast, or those in which rows travel, whose length is known
-// after the sizes.
+// secondStage are the partitions of the stage behind the first: that with which ranks say that they have a broadcast or an alltoall, or those in which rows travel, whose length is
+// known after the sizes.
 func (b *book) secondStage(kind units.Kind) []uint32 {
 	switch {
 	case !b.epoch().Elastic:
-	case kind == units.Broadcast:
+	case kind == units.Broadcast || kind == units.Alltoall:
 		return []uint32{0}
 	case kind == units.Allgather:
 		return slices.Repeat([]uint32{8}, limits.RowParts)
@@ -32,11 +32,7 @@ func (b *book) secondStage(kind units.Kind) []uint32 {
 
 // confirm is the second stage of a broadcast.
 func (o *operation) confirm() {
-	last := len(o.d.t.Parts) - 1
-	t := &task{o: o, h: o.header(wire.TypePush, last, units.Int64), server: o.d.server(last), answer: true}
-	t.h.Before = o.d.had()
-	t.give(nil, 0, 0)
-	o.run([]*task{t}, func() {
+	o.run([]*task{o.hasAll()}, func() {
 		o.e.kept.spend(o.d, 0)
 		o.finish()
 	})

@@ -26,6 +26,8 @@ type task struct {
 	message   []byte // memory that in lies in, for the encoder to have back
 	cover     *cover // of a held value in an elastic job: what the answer covers
 	rows      *rows  // that the answer has pieces of, instead of out; else nil
+	later     bool   // it is queued after the others of its stage
+	settled   func() // is called when it is done with, before its operation goes on; nil for nobody
 	ahead     int64  // of it, what counts as not having left; guarded by the encoder's lock
 
 	state  atomic.Uint32 // life.State: several goroutines step it, each where something happens
@@ -86,12 +88,12 @@ func (t *task) begin(e life.Event) bool { return t.step(e)&life.Refused == 0 }
 // happened says what has happened to the task, and does what follows from it. Behind a step that does not settle the task
 // another goroutine may, and then a task that nothing was encoded for, and that was not abandoned, is used again.
 func (t *task) happened(e life.Event) {
-	o, encode := t.o, t.encode
-	t.follow(o, encode, t.step(e))
+	o, encode, settled := t.o, t.encode, t.settled
+	t.follow(o, encode, settled, t.step(e))
 }
 
 // follow does what follows from a step.
-func (t *task) follow(o *operation, encode bool, effects life.Effects) {
+func (t *task) follow(o *operation, encode bool, settled func(), effects life.Effects) {
 	if effects&life.Forget != 0 { // it was abandoned
 		t.way().forget(t)
 	}
@@ -99,6 +101,9 @@ func (t *task) follow(o *operation, encode bool, effects life.Effects) {
 		o.e.encoder.sent(t)
 	}
 	if effects&life.Settle != 0 {
+		if settled != nil {
+			settled()
+		}
 		o.complete()
 	}
 }

@@ -16,7 +16,6 @@ type item struct {
 	h      wire.Header // of the put
 	data   []byte
 	t      *room.Tensor
-	room   *Room
 	pool   *mempool.Pool // data goes back there; nil where it is the tensor of the worker in this process
 	putter room.Reply    // of who put it, where that wants to know when all have it
 	refs   atomic.Int32
@@ -25,7 +24,6 @@ type item struct {
 	ready   bool
 	readers rankset.Set // that have not asked yet
 	waiting []reader
-	begun   bool  // a reader has it, or gets it now: the others need this item
 	err     error // why the putter's operation ended before all had read
 }
 
@@ -62,10 +60,6 @@ func (it *item) due() (due []reader, last bool) {
 		}
 	}
 	it.waiting = nil
-	if len(due) > 0 && !it.begun {
-		it.begun = true
-		it.room.begun.Add(1)
-	}
 	return due, it.readers.Len() == 0
 }
 
@@ -101,9 +95,6 @@ func (it *item) Sent(error) { it.release(1) }
 func (it *item) release(n int) {
 	if n == 0 || it.refs.Add(-int32(n)) != 0 {
 		return
-	}
-	if it.begun {
-		defer it.room.begun.Add(-1)
 	}
 	if it.pool != nil {
 		it.pool.Put(it.data)

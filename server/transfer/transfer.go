@@ -4,7 +4,6 @@ package transfer
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/lockorder"
@@ -17,14 +16,17 @@ import (
 type Room struct {
 	round *room.Round
 
-	begun atomic.Int64 // items that some reader has, and whose operation has not ended for the rank that put them
-
 	mu    lockorder.Mutex
-	items map[itemID]*item
+	items map[uint32]*tensorItems
+}
+
+// tensorItems are those of one tensor, while there are any.
+type tensorItems struct {
+	newest uint64 // iteration
+	items  map[itemID]*item
 }
 
 type itemID struct {
-	tensor    uint32
 	part      uint32
 	iteration uint64
 	source    uint16
@@ -32,19 +34,15 @@ type itemID struct {
 }
 
 func idOf(h *wire.Header) itemID {
-	return itemID{h.Tensor, h.Part, h.Iteration, h.Source, h.Destination}
+	return itemID{h.Part, h.Iteration, h.Source, h.Destination}
 }
 
 // New makes an empty room.
 func New(r *room.Round) *Room {
-	x := &Room{round: r, items: map[itemID]*item{}}
+	x := &Room{round: r, items: map[uint32]*tensorItems{}}
 	x.mu.Place(room.LevelTransfer, "transfer.Room.mu")
 	return x
 }
-
-// Holds reports whether some rank has an item that others lack. All else its ranks can bring to another server, where they are told that it has
-// ended: in an elastic job every put is answered.
-func (x *Room) Holds() bool { return x.begun.Load() > 0 }
 
 // Serve handles a put or a get. An error is of a peer that does not keep to the protocol.
 func (x *Room) Serve(t *room.Tensor, q *room.Request) error {
@@ -60,8 +58,8 @@ func (x *Room) put(t *room.Tensor, q *room.Request) error {
 	if src != q.From() || dst != -1 && !t.Members.Has(dst) {
 		return fmt.Errorf("put of %q from rank %d for rank %d, which are not the sender and a rank of %v", t.Name, src, dst, t.Members)
 	}
-	it := &item{h: q.Header, t: t, room: x}
-	if q.Reply.Local() || q.Has(wire.FlagHome) || x.round.Elastic {
+	it := &item{h: q.Header, t: t}
+	if q.Reply.Local() || q.Has(wire.FlagHome) {
 		it.putter = q.Reply
 	}
 	data, ok := q.Payload.InPlace()
@@ -91,7 +89,7 @@ func (x *Room) add(t *room.Tensor, it *item) (due []reader, stored bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	it.expect(t)
-	before := x.items[id]
+	before := x.find(t.ID, id)
 	if t.Gone(it.h.Iteration) {
 		it.err = inprocess.ErrCancelled
 	}
@@ -102,8 +100,51 @@ func (x *Room) add(t *room.Tensor, it *item) (due []reader, stored bool) {
 		it.waiting = before.waiting
 	}
 	it.ready = true
-	x.items[id] = it
+	x.file(id, it)
 	return x.serve(id, it), true
+}
+
+// find gives an item, nil for none. The caller holds the lock.
+func (x *Room) find(tensor uint32, id itemID) *item {
+	if of := x.items[tensor]; of != nil {
+		return of.items[id]
+	}
+	return nil
+}
+
+// file adds an item, or takes another for it. The caller holds the lock.
+func (x *Room) file(id itemID, it *item) {
+	of := x.items[it.t.ID]
+	if of == nil {
+		of = &tensorItems{items: map[itemID]*item{}}
+		x.items[it.t.ID] = of
+	}
+	if of.newest < id.iteration {
+		of.newest = id.iteration
+		if x.round.Elastic {
+			x.forgetRead(of)
+		}
+	}
+	of.items[id] = it
+}
+
+// forgetRead forgets what has been put again because a server was lost, for ranks that had it already: a rank that begins an iteration knows that all ranks have what was
+// before (decision 126).
+func (x *Room) forgetRead(of *tensorItems) {
+	for id, it := range of.items {
+		if id.iteration < of.newest && it.ready && len(it.waiting) == 0 {
+			delete(of.items, id)
+			it.release(it.readers.Len())
+		}
+	}
+}
+
+// remove takes an item out. The caller holds the lock.
+func (x *Room) remove(id itemID, it *item) {
+	of := x.items[it.t.ID]
+	if delete(of.items, id); len(of.items) == 0 {
+		delete(x.items, it.t.ID)
+	}
 }
 
 // serve takes out the readers of an item that are due, and the item with the last of them.
@@ -112,7 +153,7 @@ func (x *Room) serve(id itemID, it *item) []reader {
 	due, last := it.due()
 	x.round.Pool.Refund((waited - len(it.waiting)) * room.WaitingBytes)
 	if last {
-		delete(x.items, id)
+		x.remove(id, it)
 	}
 	return due
 }
@@ -149,10 +190,9 @@ func (x *Room) ask(t *room.Tensor, h *wire.Header, r reader) (it *item, due []re
 	if t.Gone(h.Iteration) {
 		return nil, nil, false
 	}
-	it = x.items[id]
-	if it == nil {
-		it = &item{t: t, room: x}
-		x.items[id] = it
+	if it = x.find(t.ID, id); it == nil {
+		it = &item{t: t}
+		x.file(id, it)
 	}
 	it.waiting = append(it.waiting, r)
 	return it, x.serve(id, it), true
@@ -172,13 +212,15 @@ func (x *Room) Lose(rank int) {
 	var freed []ready
 	var failed []missed
 	x.mu.Lock()
-	for id, it := range x.items {
-		switch {
-		case it.ready && it.readers.Remove(rank):
-			freed = append(freed, ready{it, x.serve(id, it)})
-		case !it.ready && int(id.source) == rank:
-			for _, r := range it.waiting {
-				failed = append(failed, missed{it.t, r.seq})
+	for _, of := range x.items {
+		for id, it := range of.items {
+			switch {
+			case it.ready && it.readers.Remove(rank):
+				freed = append(freed, ready{it, x.serve(id, it)})
+			case !it.ready && int(id.source) == rank:
+				for _, r := range it.waiting {
+					failed = append(failed, missed{it.t, r.seq})
+				}
 			}
 		}
 	}
@@ -194,20 +236,22 @@ func (x *Room) Lose(rank int) {
 
 // Cancel forgets a tensor's items from an iteration on; operations of the worker in this process end with err.
 func (x *Room) Cancel(tensor uint32, from uint64, err error) {
-	x.forget(func(id itemID) bool { return id.tensor == tensor && id.iteration >= from }, err)
+	x.forget(func(of uint32, id itemID) bool { return of == tensor && id.iteration >= from }, err)
 }
 
 // End forgets every item.
-func (x *Room) End(err error) { x.forget(func(itemID) bool { return true }, err) }
+func (x *Room) End(err error) { x.forget(func(uint32, itemID) bool { return true }, err) }
 
-func (x *Room) forget(which func(itemID) bool, err error) {
+func (x *Room) forget(which func(tensor uint32, id itemID) bool, err error) {
 	var dropped []*item
 	x.mu.Lock()
-	for id, it := range x.items {
-		if which(id) {
-			it.err = err
-			dropped = append(dropped, it)
-			delete(x.items, id)
+	for tensor, of := range x.items {
+		for id, it := range of.items {
+			if which(tensor, id) {
+				it.err = err
+				dropped = append(dropped, it)
+				x.remove(id, it)
+			}
 		}
 	}
 	x.mu.Unlock()

@@ -94,6 +94,32 @@ func TestAtHomeNobodyIsAnsweredBeforeAllHaveAsked(t *testing.T) {
 	p.has(0, "")
 }
 
+// In an elastic job a rank puts again what was on a lost server, also for one that has it. When a rank begins the next iteration all have what was before.
+func TestWhatIsPutAgainForOneThatHasItStaysUntilTheNextIteration(t *testing.T) {
+	p := newPlay(t)
+	p.shell.Round.Elastic = true
+	at := func(iteration uint64, typ wire.Type, rank, from, to int, payload string) {
+		p.serve(rank, route(wire.Header{Type: typ, Iteration: iteration}, from, to), payload)
+	}
+	at(4, wire.TypePut, 0, 0, 1, "had")
+	at(4, wire.TypePut, 1, 1, 0, "had")
+	one := p.shell.Round.Pool.Lent() / 2
+	at(5, wire.TypeGet, 1, 0, 1, "")
+	if lent := p.shell.Round.Pool.Lent(); lent != room.WaitingBytes {
+		t.Errorf("%d bytes are in use, want those of the get that waits", lent)
+	}
+	at(4, wire.TypePut, 0, 0, 1, "late")
+	at(5, wire.TypePut, 0, 0, 1, "data")
+	p.has(1, "data")
+	if lent := p.shell.Round.Pool.Lent(); lent != one {
+		t.Errorf("%d bytes are in use, want those of one that was late", lent)
+	}
+	at(6, wire.TypePut, 0, 0, 1, "next")
+	at(6, wire.TypeGet, 1, 0, 1, "")
+	p.has(1, "next")
+	p.has(0)
+}
+
 // What the worker in this process puts is read where it lies until the last reader has it.
 func TestTheLocalWorkersTensorIsSentFromWhereItLies(t *testing.T) {
 	p := newPlay(t)
@@ -170,7 +196,7 @@ func TestGetsThatAreNeverPutEndAtTheMemoryLimit(t *testing.T) {
 	for i := range 2 * most {
 		p.serve(1, route(wire.Header{Type: wire.TypeGet, Iteration: uint64(i), Part: uint32(i % 3)}, 0, -1), "")
 	}
-	if n := len(p.room.items); n != most {
+	if n := len(p.room.items[1].items); n != most {
 		t.Errorf("%d items wait, want %d", n, most)
 	}
 	if said := p.shell.Said(); len(said) < 2 || !strings.Contains(said[0], "memory limit is reached") {
