@@ -220,7 +220,7 @@ func (c *conn) handle(q *room.Request, at wire.Place) error {
 	}
 	switch h.Type {
 	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet, wire.TypeState, wire.TypeRestore,
-		wire.TypeSend, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypeWithdraw, wire.TypeSupply, wire.TypeUse, wire.TypeCover, wire.TypeResidual:
+		wire.TypeSend, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypeWithdraw, wire.TypeMatch, wire.TypeSupply, wire.TypeUse, wire.TypeCover, wire.TypeResidual:
 		if err := c.r.serve(q); err != nil {
 			return err
 		}

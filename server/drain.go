@@ -12,19 +12,17 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// How a dedicated server leaves an elastic job empty (decision 84). Sums need nothing: what the workers keep for the loss of a server is all
-// that an heir has to have. A transfer that some ranks have and others lack, and a message are here alone. The server goes on as
-// ever until there is none, shuts its door to them and to held values, gives the ranks what it holds of these and the residuals of its answers (decision 114), and says goodbye on every connection, behind its last answers. It reads on until the
-// workers close their ends, so that none of those is lost; what it finds behind the door its rank brings to the heir.
+// How a dedicated server leaves an elastic job empty (decision 84). Sums, transfers and messages need nothing: what the workers keep for the loss of a server is all
+// that an heir has to have. The server shuts its door to transfers, messages and held values, gives the ranks what it holds of these and the residuals of its answers (decision 114), and
+// says goodbye on every connection, behind its last answers. It reads on until the workers close their ends, so that none of those is lost; what it finds behind the door its
+// rank brings to the heir.
 
-// door counts who is served of those that must not be cut off, in one word: so it is shut only where nobody has come since it was looked at.
+// door counts who is served of those that must not be cut off.
 type door struct{ word atomic.Uint64 }
 
 const (
-	inside  uint64 = 1       // one who is served now
-	entered uint64 = 1 << 20 // one who has ever come
-	shut    uint64 = 1 << 63
-	within         = entered - 1
+	inside uint64 = 1 // one who is served now
+	shut   uint64 = 1 << 63
 )
 
 // pass serves a request, or drops it where the door is shut.
@@ -34,7 +32,7 @@ func (d *door) pass(q *room.Request, serve func() error) error {
 		if w&shut != 0 {
 			return nil // the caller discards the payload
 		}
-		if d.word.CompareAndSwap(w, (w+entered+inside)&^shut) {
+		if d.word.CompareAndSwap(w, w+inside) {
 			break
 		}
 	}
@@ -42,11 +40,8 @@ func (d *door) pass(q *room.Request, serve func() error) error {
 	return serve()
 }
 
-// shutIf shuts the door if nobody is inside and nothing is held, at one moment.
-func (d *door) shutIf(holds func() bool) bool {
-	w := d.word.Load()
-	return w&within == 0 && !holds() && d.word.CompareAndSwap(w, w|shut)
-}
+// shutIfEmpty shuts the door if nobody is inside.
+func (d *door) shutIfEmpty() bool { return d.word.CompareAndSwap(0, shut) }
 
 // Elastic reports whether the running round goes on without a server that leaves.
 func (s *Server) Elastic() bool {
@@ -66,7 +61,7 @@ func (s *Server) Drain() {
 	}
 	look := time.NewTicker(emptyEvery)
 	defer look.Stop()
-	for !r.door.shutIf(r.holds) {
+	for !r.door.shutIfEmpty() {
 		select {
 		case <-look.C:
 		case <-r.deserted:
@@ -105,11 +100,6 @@ func (r *round) connected() []*conn {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return slices.Concat(slices.Collect(maps.Values(r.conns))...)
-}
-
-// holds reports whether the round has what only this server has.
-func (r *round) holds() bool {
-	return r.messages.Holds()
 }
 
 // Left waits until the workers have closed their connections, after Drain. The error is that of ctx.

@@ -311,7 +311,7 @@ func operation(b [6]byte) (conn int, frame []byte) {
 
 // messageFrame is a frame of a message between two ranks.
 func messageFrame(b [6]byte) []byte {
-	types := []wire.Type{wire.TypeSend, wire.TypeReceive, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypePiece, wire.TypeWithdraw, wire.TypeSend}
+	types := []wire.Type{wire.TypeSend, wire.TypeReceive, wire.TypeOffer, wire.TypeReceive, wire.TypePiece, wire.TypePiece, wire.TypeWithdraw, wire.TypeMatch}
 	rank := connRanks[b[1]%4]
 	h := wire.Header{
 		Type: types[b[0]>>4%8], Rank: rank, Source: rank, Destination: uint16(b[2] % 4), Iteration: uint64(b[2] >> 7), Seq: uint64(b[3] % 8), Part: uint32(b[4] % 3),
@@ -324,6 +324,9 @@ func messageFrame(b [6]byte) []byte {
 	case wire.TypeReceive:
 		h.Source, h.Destination = []uint16{0, 1, 2, wire.EveryRank}[b[2]%4], rank
 		payload = wire.Receive{Bytes: size}.Append(nil)
+	case wire.TypeMatch:
+		h.Source, h.Destination = []uint16{0, 1, 2, wire.EveryRank}[b[2]%4], rank
+		payload = wire.Match{Outcome: wire.Outcome(b[5] % 8), Sent: size, Room: size}.Append(nil)
 	case wire.TypeWithdraw:
 		if b[4]%2 == 0 {
 			h.Source, h.Destination = uint16(b[2]%3), rank

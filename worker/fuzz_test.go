@@ -203,17 +203,20 @@ func fuzzedMessages(done chan<- error) (ops []Op) {
 
 // answerOf makes a frame of four bytes: what, of which tensor, partition and route, how long.
 func answerOf(b [4]byte) []byte {
-	types := []wire.Type{wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeFail, wire.TypeStall, wire.TypeJoined, wire.TypeWindow, wire.TypeEpoch, wire.TypeLost, wire.TypeBye, wire.TypeMatch}
+	types := []wire.Type{wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeResult, wire.TypeFail, wire.TypeStall, wire.TypeJoined, wire.TypeWindow, wire.TypeEpoch, wire.TypeLost, wire.TypeBye, wire.TypeMatch, wire.TypeTaken}
 	h := wire.Header{
 		Type: types[int(b[0]&15)%len(types)], Tensor: uint32(b[0]>>4)%13 + 1, Codec: b[2] >> 7, Reference: uint32(b[1] % 2), Part: uint32(b[1] % 4), Seq: uint64(b[1] >> 6 / 3),
 		Source: []uint16{0, 0, 2, 0, 1}[b[2]%5], Destination: []uint16{0, wire.EveryRank, 1, 1, wire.EveryRank}[b[2]%5], Rank: uint16(b[2] % 3),
 	}
-	if h.Type == wire.TypeMatch || b[3]>>5 == 7 { // of a message
+	if h.Type == wire.TypeMatch || h.Type == wire.TypeTaken || b[3]>>5 == 7 { // of a message
 		h.Tensor, h.Part, h.Seq = 0, 0, uint64(b[1]%4)
 		h.Source, h.Destination = []uint16{1, 1, 2, wire.EveryRank}[h.Seq], []uint16{0, 0, 1, 1}[h.Seq]
 	}
 	if h.Type == wire.TypeMatch {
 		return wire.AppendFrame(nil, h, wire.Match{Outcome: wire.Outcome(b[3] % 8), Sent: uint64(b[2])}.Append(nil))
+	}
+	if h.Type == wire.TypeTaken {
+		return wire.AppendFrame(nil, h, wire.Taken{Number: uint64(b[3]), Oldest: uint64(b[2])}.Append(nil))
 	}
 	if h.Type == wire.TypeResult {
 		lengths := []int{6, 2, 3 * 8, 9 * 8, 0, 1, 70 << 10, 12, 25, 19}

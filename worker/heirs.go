@@ -20,7 +20,7 @@ import (
 //
 //  1. the last result that the rank has of the key, for ranks that have not got it; of a held value (decision 100) the newest that it has, with what that covers;
 //  2. the push that the rank waits for an answer to, from the memory that it was sent from: an answer is not written there before it is whole; and what it has put for
-//     an alltoall, or wants to get, until every rank has all of it.
+//     an alltoall, or wants to get, until every rank has all of it; and its ends of messages (taken.go).
 //
 // From then on the way to the lost server leads to the heirs. A server that was drained (decision 84) is one that has said goodbye on every
 // connection, behind its last answers: what it has not answered, transfers and messages too, it has dropped, and it is sent to the heirs.
@@ -139,12 +139,14 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 	for _, id := range e.kept.left(server, drained) {
 		e.bringResiduals(id, server)
 	}
+	p.bringMailbox() // also of one that was drained: what was brought to it when it was the heir of another it may have dropped
 	moved := 0
 	for tasks := p.rest(); len(tasks) > 0; tasks = p.rest() {
 		for _, t := range tasks {
+			t.taken = nil
 			switch {
-			case !repeatable(t, drained):
-				t.o.giveUp(because{ErrUnsupported, fmt.Sprintf("%s on rank %d: %v was lost with it (%s); the same works again, without that server", t.o.what(), e.cfg.Rank, p, why)})
+			case t.h.Type == wire.TypePiece:
+				p.offerAgain(t)
 			case t.begin(life.Again):
 				t.halt()
 				moved++
@@ -157,17 +159,6 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 	e.joined(-1, 0)
 	e.kick(false)
 	e.cfg.Log.Info("goes on without a server", zap.Stringer("server", p), zap.Int("results supplied", len(results)), zap.Int("exchanges begun again", moved), zap.Duration("took", time.Since(began)))
-}
-
-// repeatable reports whether another server can do what one has left unanswered: where that was drained, all.
-func repeatable(t *task, drained bool) bool {
-	switch t.h.Type {
-	case wire.TypePush, wire.TypePull, wire.TypePut, wire.TypeGet, wire.TypeState, wire.TypeRestore:
-		return true
-	case wire.TypeSend, wire.TypeOffer, wire.TypeReceive:
-		return drained
-	}
-	return false
 }
 
 // hearOut waits until a server has said goodbye on every connection, or the connection has ended.

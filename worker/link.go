@@ -342,6 +342,7 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte, lent bool) (kept b
 	}
 	if t.h.Type == wire.TypeReceive {
 		t.o.out.Value = int(h.Rank)
+		l.p.tellSender(t, int(h.Rank), wire.Match{Outcome: wire.Delivered, Sent: uint64(h.Length), Room: uint64(h.Length)})
 	}
 	if c := t.o.climb; c != nil {
 		c.answer = *h
@@ -385,11 +386,14 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 			return err
 		}
 		if t := l.p.awaiting(h); t != nil {
+			l.p.tellSender(t, int(h.Rank), m)
 			e.observers.answered(t, h.Rank)
 			t.answered(t.matched(int(h.Rank), m))
 		}
 	case wire.TypeCover:
 		return l.p.covers(h, payload)
+	case wire.TypeTaken:
+		return l.p.takes(h, payload)
 	case wire.TypeSupply, wire.TypeResidual:
 		d, err := l.p.givenOf(h)
 		if d != nil {

@@ -3,6 +3,7 @@ package worker
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/paceline/paceline/core/mailbox"
 	life "github.com/paceline/paceline/core/task"
@@ -66,14 +67,28 @@ func (b *book) registerMessage(op *Op) *operation {
 	o.Shape = nil
 	b.messages.last++
 	b.messages.inFlight++
+	if o.Kind == units.Send {
+		b.messages.sends = append(b.messages.sends, o.seq)
+		o.behind = uint32(min(o.seq-b.messages.sends[0], math.MaxUint32))
+	}
 	b.inflight[o] = struct{}{}
 	return o
 }
 
-// messages counts the ends of messages of this rank.
+// messages are the ends of messages of this rank.
 type messages struct {
 	last     uint64
 	inFlight int
+	sends    []uint64        // numbers of sends in flight, in order
+	had      map[int][]taken // messages that this rank has had, by the rank that may wait to hear of it
+}
+
+// messageOver forgets one end of a message.
+func (b *book) messageOver(o *operation) {
+	b.messages.inFlight--
+	if at, found := slices.BinarySearch(b.messages.sends, o.seq); found && o.Kind == units.Send {
+		b.messages.sends = slices.Delete(b.messages.sends, at, at+1)
+	}
 }
 
 // mailbox is the server that has the mailbox of a rank.
@@ -94,6 +109,7 @@ func (o *operation) letter(typ wire.Type) *task {
 	t := &task{o: o, server: o.e.mailbox(dst), h: wire.Header{
 		Type: typ, DType: o.DType, Epoch: o.epoch, Rank: uint16(o.e.cfg.Rank), Iteration: o.Tag, Seq: o.seq,
 		Source: uint16(src), Destination: uint16(dst), // AnyRank is EveryRank
+		Before: o.behind,
 	}}
 	if o.Authenticated {
 		t.h.Flags = wire.FlagAuthenticated
@@ -102,14 +118,16 @@ func (o *operation) letter(typ wire.Type) *task {
 }
 
 // send brings a message to its mailbox: whole if it is short or that is in this process, else what is to be known of it.
-func (o *operation) send() {
+func (o *operation) send() { o.foremost(o.sending()) }
+
+func (o *operation) sending() *task {
 	t := o.letter(wire.TypeSend)
 	t.in, t.answer = o.Input, true
 	if _, local := t.way().(*localQueue); !local && len(o.Input) > limits.MaxEager {
 		t.h.Type = wire.TypeOffer
 		t.in = o.offer().Append(nil)
 	}
-	o.foremost(t)
+	return t
 }
 
 // receive asks the rank's own mailbox for a message.

@@ -350,7 +350,7 @@ func (e *Engine) forget(o *operation, again bool) {
 	if o.n != nil {
 		o.n.End(o.seq)
 	} else {
-		e.messages.inFlight--
+		e.messageOver(o)
 	}
 	e.over.operations++
 	e.over.bytes += uint64(len(o.Input))

@@ -43,6 +43,7 @@ type operation struct {
 
 	sizes   []byte // allgather, alltoall: the exchanged numbers of rows
 	out     Output
+	behind  uint32         // send: by how many numbers the oldest one in flight is before it
 	urgency int            // send: the given priority, while the operation has a higher one
 	watched *watched       // nil where nobody observes
 	timer   *time.Timer    // of the operation's own timeout; nil for none

@@ -76,16 +76,6 @@ func (b *Box[M, R]) Put(from int, tag, number uint64, m M) {
 	l.messages[from] = append(l.messages[from], waiting[M]{b.next(), number, m})
 }
 
-// Holds reports whether a message waits.
-func (b *Box[M, R]) Holds() bool {
-	for _, l := range b.tags {
-		if len(l.messages) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
 // Fate is what becomes of a receive.
 type Fate int
 

@@ -58,8 +58,10 @@ func (x *Room) deliver(m *message, r *receive, data *room.Payload) (err error) {
 		x.ask(m, r)
 		return nil
 	}
-	r.answer(m.from, match)
-	m.answer(match)
+	told := x.entrust(m, r)
+	if r.answer(m.from, match); !told {
+		m.answer(match)
+	}
 	return err
 }
 
@@ -102,32 +104,27 @@ func (x *Room) linger(m *message, r *receive) wire.Outcome {
 	return wire.Delivered
 }
 
-// forward sends a receiver in another process the bytes of a message. Its sender is answered when they have left.
+// forward sends a receiver in another process the bytes of a message. Its sender is answered when they have left, or the receiver has them.
 func (x *Room) forward(m *message, r *receive, b []byte) {
 	h := r.header(m.from)
 	h.Flags = m.h.Flags & wire.FlagAuthenticated
-	x.leaving.Add(1)
-	r.reply.To.Send(h, b, &forwarded{room.NewBuffer(x.round.Pool, b), m, x}, r.reply.Priority)
+	told := x.entrust(m, r)
+	r.reply.To.Send(h, b, &forwarded{room.NewBuffer(x.round.Pool, b), m, told}, r.reply.Priority)
 }
 
 // forwarded is a message on its way to another process.
 type forwarded struct {
 	*room.Buffer
-	m *message
-	x *Room
+	m    *message
+	told bool // its sender is, by others
 }
 
 // Sent implements room.Owner. Where the receiver is lost, and the job with it, the sender hears of that.
 func (f *forwarded) Sent(err error) {
 	f.Buffer.Sent(err)
-	match := wire.Match{Outcome: wire.Delivered, Sent: f.m.bytes, Room: f.m.bytes}
-	if err != nil {
-		match.Outcome = wire.Departed
+	if err == nil && !f.told {
+		f.m.answer(wire.Match{Outcome: wire.Delivered, Sent: f.m.bytes, Room: f.m.bytes})
 	}
-	if err == nil || f.x.round.Elastic {
-		f.m.answer(match)
-	}
-	f.x.leaving.Add(-1)
 }
 
 // ask has the sender of a message bring its bytes, once there is memory for them.

@@ -7,7 +7,7 @@
 //  2. Of a longer one the server knows the length alone (offer). When a receive takes it, a match asks the sender for the
 //     bytes, which come in pieces over all connections, straight into the receiver's tensor where that is in this process
 //     (delivery.go).
-//  3. A match tells both ends what has become of the message, so that an error is one at both.
+//  3. A match tells both ends what has become of the message, so that an error is one at both; in an elastic job by the receiver (taken.go).
 package messages
 
 import (
@@ -30,11 +30,12 @@ type Room struct {
 	boxes  map[int]*mailbox.Box[*message, *receive] // by the rank that receives
 	coming map[messageID]*delivery                  // matched, with bytes that are still to come
 	kept   map[pair]int                             // bytes of messages that wait
+	untold map[messageID]*message                   // that their receivers have been answered with, in an elastic job
+	heard  map[messageID]wire.Match                 // what receivers have heard on a lost server, of messages that may come again
 	gone   rankset.Set
 	ended  bool
 
-	moved   atomic.Uint64 // bytes that have come in pieces
-	leaving atomic.Int64  // messages whose bytes leave for their receiver, after which the sender is answered
+	moved atomic.Uint64 // bytes that have come in pieces
 }
 
 // messageID is a message by the count of its sender.
@@ -66,7 +67,10 @@ type receive struct {
 
 // New makes a room without messages.
 func New(r *room.Round) *Room {
-	x := &Room{round: r, boxes: map[int]*mailbox.Box[*message, *receive]{}, coming: map[messageID]*delivery{}, kept: map[pair]int{}}
+	x := &Room{
+		round: r, boxes: map[int]*mailbox.Box[*message, *receive]{}, coming: map[messageID]*delivery{}, kept: map[pair]int{}, untold: map[messageID]*message{},
+		heard: map[messageID]wire.Match{},
+	}
 	x.mu.Place(room.LevelMessages, "messages.Room.mu")
 	return x
 }
@@ -74,7 +78,7 @@ func New(r *room.Round) *Room {
 // Serve handles a frame of a message. An error is of a peer that does not keep to the protocol.
 func (x *Room) Serve(q *room.Request) error {
 	here := q.Source
-	if q.Type == wire.TypeReceive || q.Type == wire.TypeWithdraw && q.Destination == q.Rank {
+	if q.Type == wire.TypeReceive || q.Type == wire.TypeMatch || q.Type == wire.TypeWithdraw && q.Destination == q.Rank {
 		here = q.Destination
 	}
 	if size := x.size(); int(here) != q.From() || int(q.Destination) >= size || int(q.Source) >= size && q.Source != wire.EveryRank {
@@ -87,24 +91,14 @@ func (x *Room) Serve(q *room.Request) error {
 		return x.receive(q)
 	case wire.TypePiece:
 		return x.piece(q)
+	case wire.TypeMatch:
+		return x.taken(q)
 	}
 	x.withdraw(&q.Header)
 	return nil
 }
 
 func (x *Room) size() int { return len(x.round.Membership.Now().Workers) }
-
-// Holds reports whether a message is here, or on its way. What else waits is an end of one that its rank can bring to another server.
-func (x *Room) Holds() bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, b := range x.boxes {
-		if b.Holds() {
-			return true
-		}
-	}
-	return len(x.coming) > 0 || x.leaving.Load() > 0
-}
 
 // Moved is how many bytes have come in pieces.
 func (x *Room) Moved() uint64 { return x.moved.Load() }
@@ -131,48 +125,59 @@ func (x *Room) send(q *room.Request) error {
 		}
 		m.bytes, m.here = m.offer.Bytes, false
 	}
-	if r, matched := x.claim(m); matched {
-		return x.deliver(m, r, &q.Payload)
+	r, answer, fate := x.claim(m)
+	data := &q.Payload
+	if fate == mailbox.Waits {
+		if kept, err := x.keep(m, data); err != nil || !kept {
+			return err
+		}
+		data = &m.data
+		r, answer, fate = x.put(m) // a receive may have come meanwhile
 	}
-	if kept, err := x.keep(m, &q.Payload); err != nil || !kept {
-		return err
-	}
-	switch r, fate := x.put(m); fate {
-	case mailbox.Matched: // with one that has come meanwhile
-		return x.deliver(m, r, &m.data)
+	switch fate {
+	case mailbox.Matched:
+		return x.deliver(m, r, data)
 	case mailbox.Gone:
-		m.answer(wire.Match{Outcome: wire.Departed, Sent: m.bytes})
+		m.answer(answer)
 	}
 	return nil
 }
 
-// claim finds the receive that takes a message now.
-func (x *Room) claim(m *message) (r *receive, matched bool) {
+// claim finds the receive that takes a message now, or the answer that it has without one.
+func (x *Room) claim(m *message) (*receive, wire.Match, mailbox.Fate) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if r, matched = x.box(m.to).Claim(m.from, m.h.Iteration); matched {
-		x.refund(nil, r)
-		x.await(m, r)
+	return x.find(m)
+}
+
+// find is claim. The caller holds the lock.
+func (x *Room) find(m *message) (r *receive, answer wire.Match, fate mailbox.Fate) {
+	if answer, again := x.hasHeard(m); again {
+		x.refund(m, nil)
+		return nil, answer, mailbox.Gone
 	}
-	return r, matched
+	if r, matched := x.box(m.to).Claim(m.from, m.h.Iteration); matched {
+		x.refund(m, r)
+		x.await(m, r)
+		return r, answer, mailbox.Matched
+	}
+	return nil, answer, mailbox.Waits
 }
 
 // put has a message wait, unless a receive takes it by now.
-func (x *Room) put(m *message) (r *receive, fate mailbox.Fate) {
+func (x *Room) put(m *message) (r *receive, answer wire.Match, fate mailbox.Fate) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	r, matched := x.box(m.to).Claim(m.from, m.h.Iteration)
+	r, answer, fate = x.find(m)
 	switch {
-	case matched:
-		x.refund(m, r)
-		x.await(m, r)
-		return r, mailbox.Matched
+	case fate != mailbox.Waits:
 	case x.ended || x.gone.Has(m.to):
 		x.refund(m, nil)
-		return nil, mailbox.Gone
+		return nil, wire.Match{Outcome: wire.Departed, Sent: m.bytes}, mailbox.Gone
+	default:
+		x.box(m.to).Put(m.from, m.h.Iteration, m.number, m)
 	}
-	x.box(m.to).Put(m.from, m.h.Iteration, m.number, m)
-	return nil, mailbox.Waits
+	return r, answer, fate
 }
 
 // keep makes what is to be kept of a message last. Where there is no memory for the bytes they are dropped, and where there
@@ -319,6 +324,7 @@ func (x *Room) Leave(rank int) {
 	}
 	over := x.fail(wire.Departed, func(d *delivery) bool { return d.m.from == rank || d.m.to == rank })
 	x.refundAll(messages, receives)
+	messages = append(messages, x.forget(rank)...)
 	x.mu.Unlock()
 	for _, m := range messages {
 		m.answer(wire.Match{Outcome: wire.Departed, Sent: m.bytes})
@@ -358,6 +364,12 @@ func (x *Room) End(err error) {
 		replies = append(replies, d.m.reply, d.r.reply)
 	}
 	clear(x.coming)
+	for _, m := range x.untold {
+		replies = append(replies, m.reply)
+	}
+	clear(x.untold)
+	x.round.Pool.Refund(len(x.heard) * room.WaitingBytes)
+	clear(x.heard)
 	x.mu.Unlock()
 	for _, r := range replies {
 		r.Fail(err)

@@ -56,7 +56,7 @@ const (
 	TypeSend                      // worker → server: a message of rank Source for rank Destination, whole; answered by a match
 	TypeOffer                     // worker → server: Offer, a message whose bytes stay where they are until a match asks for them
 	TypeReceive                   // worker → server: Receive; rank Destination takes a message of rank Source, or EveryRank for any; answered by the result, whose Rank has sent it, or a match
-	TypeMatch                     // server → worker: Match, the answer to a send, an offer, the last piece of one, or a receive that has no result
+	TypeMatch                     // server → worker: Match, the answer to a send, an offer, the last piece of one, or a receive that has no result; worker → server, in an elastic job: what the receiver of the message has heard of it, for its sender
 	TypePiece                     // worker → server: a piece of an offered message; Part is its number
 	TypeWithdraw                  // worker → server: the sender gives up the message, or the receive, that has this Seq
 	TypeSupply                    // worker → server: the last result of a key that a lost server had, for ranks that have not got it; of a held value the newest that the rank has, after its cover. Server → worker: a held value that has been moved to another server, after its cover, for the rank to supply it there
@@ -65,12 +65,13 @@ const (
 	TypeCover                     // worker ↔ server: Cover of the held value in the result or supply after it
 	TypeResidual                  // server → worker: the residual of a key's answers, which the receiver brings to where the key is now, before it pushes there, or without a payload the word that it is here; worker → server: that residual
 	TypeReleased                  // server → worker: the push that it identifies, with FlagInPlace, has no answer, and its memory is the worker's again
+	TypeTaken                     // server → worker, in an elastic job: Taken, of which message the answer to a receive is that follows
 	numTypes
 )
 
 var typeNames = [numTypes]string{"", "hello", "welcome", "announce", "push", "pull", "result", "put", "get", "window", "fail",
 	"cancel", "join", "joined", "stall", "lost", "batch", "control", "epoch", "bye", "condition", "report", "stop", "state", "restore", "beat", "data",
-	"send", "offer", "receive", "match", "piece", "withdraw", "supply", "use", "moved", "cover", "residual", "released"}
+	"send", "offer", "receive", "match", "piece", "withdraw", "supply", "use", "moved", "cover", "residual", "released", "taken"}
 
 // Types are all frame types.
 func Types() []Type {
@@ -167,7 +168,7 @@ type Header struct {
 	Divisor      uint16      // result: how many ranks contributed, joined ones included; an average is divided by it already
 	Offset       uint32      // element of the partition at which the payload begins (restore)
 	Reference    uint32      // held values: number of the rank's reference copy, 0 for none
-	Before       uint32      // iterations of a coded tensor before its declaration, from a checkpoint; not of a result
+	Before       uint32      // iterations of a coded tensor before its declaration, from a checkpoint; of a message how many numbers the oldest is back that its sender has in flight; not of a result
 	Wait         uint32      // result of a push or a pull: microseconds for which the answer waited here for other ranks (WaitOf), in the place of Before
 	Significance float32     // push: |g|/|w|, for the models that ask for it; 0 where not computed
 }
@@ -306,6 +307,8 @@ func (t Type) maxPayload() uint32 {
 		return receiveSize
 	case TypeMatch:
 		return matchSize
+	case TypeTaken:
+		return takenSize
 	case TypeStop:
 		return stopSize
 	case TypeCover:

@@ -70,6 +70,12 @@ const (
 	outcomes
 )
 
+// Taken is the message that a receive has taken.
+type Taken struct {
+	Number uint64 // that its sender has given it
+	Oldest uint64 // of those that the sender has in flight, when it sent that
+}
+
 // Refusal is a match that ends an operation of the worker in the server's process without success.
 type Refusal struct{ Match }
 
@@ -84,6 +90,7 @@ const (
 	offerSize   = 16
 	receiveSize = 8
 	matchSize   = 24
+	takenSize   = 16
 
 	// PlaceSize is the length of an encoded Place.
 	PlaceSize = 24
@@ -163,6 +170,12 @@ func (r *Receive) Decode(b []byte) error {
 
 // Append appends the encoded payload to b.
 func (m Match) Append(b []byte) []byte { return appendWords(b, uint64(m.Outcome), m.Sent, m.Room) }
+
+// Append appends the encoded payload to b.
+func (t Taken) Append(b []byte) []byte { return appendWords(b, t.Number, t.Oldest) }
+
+// Decode reads the payload.
+func (t *Taken) Decode(b []byte) error { return words(TypeTaken, b, &t.Number, &t.Oldest) }
 
 // Decode reads the payload.
 func (m *Match) Decode(b []byte) error {

@@ -1,0 +1,162 @@
+package jobtest_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/paceline/paceline/internal/units"
+	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/worker"
+)
+
+// TestAlltoallsGoOnWhileServersAreLost at any moment: before a rank puts what it gives, while others get it, when some have it and others not.
+func TestAlltoallsGoOnWhileServersAreLost(t *testing.T) {
+	underLosses(t, "TestAlltoallsGoOnWhileServersAreLost", func(t *testing.T, seed uint64) {
+		const steps, names = 25, 3
+		withoutServers(t, seed, 23, 1+rand.New(rand.NewPCG(seed, 37)).IntN(3*jobtest.Partition), steps, func(j *jobtest.Job, rank, most int) error {
+			for step := range steps {
+				if err := swap(j, rank, step, names, most, seed); err != nil {
+					return fmt.Errorf("step %d: %w", step, err)
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// withoutServers plays a job that loses all dedicated servers but one, or fewer; one may be drained meanwhile. No rank may fail.
+func withoutServers(t *testing.T, seed, stream uint64, most, steps int, play func(j *jobtest.Job, rank, most int) error) {
+	random := rand.New(rand.NewPCG(seed, stream))
+	ranks, servers := 2+random.IntN(4), 2+random.IntN(3)
+	m := jobtest.NewMeans(random, ranks, most, steps, servers)
+	gone := random.Perm(servers)[:random.IntN(servers)]
+	j, network := apartOn(t, ranks, jobtest.Dedicated(servers))
+	j.Settings.Connections = 1 + random.IntN(2)
+	revived(t, network, servers)
+	j.Start()
+	drained := -1
+	if left := random.IntN(servers); len(gone)+2 <= servers && !slices.Contains(gone, left) {
+		drained = left
+	}
+	if err := network.Script(serverLosses(random, m, gone)); err != nil {
+		t.Fatal(err)
+	}
+	for rank, err := range j.Outcomes(func(rank int) error {
+		if rank == 0 && drained >= 0 {
+			j.StopServer(drained)
+		}
+		return play(j, rank, most)
+	}) {
+		if err != nil {
+			t.Errorf("rank %d of %d, without servers %v and %d of %d: %v", rank, ranks, gone, drained, servers, err)
+		}
+	}
+}
+
+// swap has a rank do alltoalls at the same time, of as many bytes for each rank as all know.
+func swap(j *jobtest.Job, rank, step, names, most int, seed uint64) error {
+	ranks := len(j.Workers)
+	var ops []worker.Op
+	for name := range names {
+		op := worker.Op{Kind: units.Alltoall, DType: units.Uint8, Name: fmt.Sprint("a", name)}
+		for to := range ranks {
+			part := swapped(step, name, rank, to, most, seed)
+			op.Input, op.Splits = append(op.Input, part...), append(op.Splits, int64(len(part)))
+		}
+		op.Shape = []int64{int64(len(op.Input))}
+		ops = append(ops, op)
+	}
+	results, err := j.Submit(rank, ops...)
+	if err != nil {
+		return err
+	}
+	for name, done := range results {
+		out, err := jobtest.Await(done, rank, ops[name].Name)
+		if err != nil {
+			return err
+		}
+		var want []byte
+		for from := range ranks {
+			want = append(want, swapped(step, name, from, rank, most, seed)...)
+		}
+		if !bytes.Equal(out.Data, want) {
+			return fmt.Errorf("%s gives %d bytes that are not the %d that were brought", ops[name].Name, len(out.Data), len(want))
+		}
+	}
+	return nil
+}
+
+// swapped is what one rank gives another.
+func swapped(step, name, from, to, most int, seed uint64) []byte {
+	random := rand.New(rand.NewPCG(seed, uint64(((step*16+name)*16+from)*16+to)))
+	return pattern(max(random.IntN(2*most)-most/2, 0), random.Uint64())
+}
+
+// TestMessagesGoOnWhileServersAreLost: each comes once and whole, in the order of its sender and tag, and each end ends, also where the receiver alone knows that it has come.
+func TestMessagesGoOnWhileServersAreLost(t *testing.T) {
+	underLosses(t, "TestMessagesGoOnWhileServersAreLost", func(t *testing.T, seed uint64) {
+		const steps = 20
+		withoutServers(t, seed, 29, 1+rand.New(rand.NewPCG(seed, 31)).IntN(100000), steps, func(j *jobtest.Job, rank, most int) error {
+			for step := range steps {
+				if err := letters(j, rank, step, most, seed); err != nil {
+					return fmt.Errorf("step %d: %w", step, err)
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// letters has a rank send some messages to each other one, and receive theirs, in an order of its own; and one from whoever sends it first.
+func letters(j *jobtest.Job, rank, step, most int, seed uint64) error {
+	const each, anyTag = 3, 99
+	ranks := len(j.Workers)
+	random := rand.New(rand.NewPCG(seed, uint64(step*16+rank)))
+	tag := uint64(step % 2)
+	type end struct {
+		op   worker.Op
+		want func(from int) []byte // of a receive
+	}
+	var queues [][]end // whose order is kept
+	for other := range ranks {
+		if other == rank {
+			continue
+		}
+		var sends, receives []end
+		for i := range each {
+			want := swapped(step, i, other, rank, most, seed)
+			sends = append(sends, end{op: send(other, tag, swapped(step, i, rank, other, most, seed))})
+			receives = append(receives, end{receive(other, tag, make([]byte, len(want))), func(int) []byte { return want }})
+		}
+		queues = append(queues, sends, receives)
+	}
+	next := (rank + 1 + step%(ranks-1)) % ranks
+	queues = append(queues, []end{{op: send(next, anyTag, []byte{byte(step), byte(rank)})}},
+		[]end{{receive(worker.AnyRank, anyTag, make([]byte, 2)), func(from int) []byte { return []byte{byte(step), byte(from)} }}})
+	var ends []end
+	var ops []worker.Op
+	for len(queues) > 0 {
+		i := random.IntN(len(queues))
+		ends, ops = append(ends, queues[i][0]), append(ops, queues[i][0].op)
+		if queues[i] = queues[i][1:]; len(queues[i]) == 0 {
+			queues = slices.Delete(queues, i, i+1)
+		}
+	}
+	results, err := j.Submit(rank, ops...)
+	if err != nil {
+		return err
+	}
+	for i, done := range results {
+		out, err := jobtest.Await(done, rank, fmt.Sprintf("%v, other end %d, tag %d", ops[i].Kind, ops[i].Root, ops[i].Tag))
+		if err != nil {
+			return err
+		}
+		if ends[i].want != nil && !bytes.Equal(ops[i].Output, ends[i].want(out.Value)) {
+			return fmt.Errorf("the message from rank %d with tag %d has other bytes", out.Value, ops[i].Tag)
+		}
+	}
+	return nil
+}
