@@ -56,6 +56,7 @@ test-go: $(VENV)/.tools
 	go test ./core/condition -run RandomSchedules -schedules 1000000
 	go test -tags invariants ./core/handover -run RandomJobs -schedules 100000
 	go test ./jobtest -run ComeToGrief -upheavals 50 -parallel 8
+	go test -tags invariants ./jobtest -run 'Losses|AreLost|NothingLost|AreReplaced'
 	go test -run 'Garbage|NoMemory|Allocat|TakesLittleMore' ./jobtest ./server/sums ./transport/fabric ./core/agreement ./core/condition ./core/codec
 
 test-fuzz: $(VENV)/.tools

@@ -23,7 +23,7 @@ import (
 )
 
 var (
-	drains    = flag.Int("drains", 6, "how many seeds TestServersLeaveAtRandomMomentsWithNothingLost runs")
+	drains    = flag.Int("drains", seeds(6), "how many seeds TestServersLeaveAtRandomMomentsWithNothingLost runs")
 	drainSeed = flag.Uint64("drain", 0, "the first of them: a seed that failed")
 )
 

@@ -16,9 +16,17 @@ import (
 )
 
 var (
-	elastics    = flag.Int("elastics", 12, "how many seeds each test of random losses runs")
+	elastics    = flag.Int("elastics", seeds(12), "how many seeds each test of random losses runs")
 	elasticSeed = flag.Uint64("elastic", 0, "the first of them: a seed that failed")
 )
+
+// seeds is how many seeds a test of whole jobs runs, of so many: a third under the race detector, which takes ten times as long. make test runs them without it too.
+func seeds(n int) int {
+	if race {
+		return n / 3
+	}
+	return n
+}
 
 // TestElasticJobsUnderRandomLosses plays jobs in which ranks die, break off or fall silent at any time: between steps, in the middle of
 // a push, several at once.

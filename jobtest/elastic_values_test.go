@@ -20,7 +20,7 @@ import (
 )
 
 var (
-	elasticValues    = flag.Int("elasticvalues", 12, "how many seeds the tests of held values under random losses run")
+	elasticValues    = flag.Int("elasticvalues", seeds(12), "how many seeds the tests of held values under random losses run")
 	elasticValueSeed = flag.Uint64("elasticvalue", 0, "the first of them: a seed that failed")
 )
 

@@ -25,7 +25,7 @@ import (
 )
 
 var (
-	rollings    = flag.Int("rollings", 8, "how many seeds TestServersAreReplacedWhileTrainingRuns runs")
+	rollings    = flag.Int("rollings", seeds(8), "how many seeds TestServersAreReplacedWhileTrainingRuns runs")
 	rollingSeed = flag.Uint64("rolling", 0, "the first of them: a seed that failed")
 )
 

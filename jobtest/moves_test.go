@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	moves    = flag.Int("moves", 8, "how many seeds TestHeldValuesMoveWithNothingLost runs")
+	moves    = flag.Int("moves", seeds(8), "how many seeds TestHeldValuesMoveWithNothingLost runs")
 	moveSeed = flag.Uint64("move", 0, "the first of them: a seed that failed")
 )
 
