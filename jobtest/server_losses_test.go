@@ -5,10 +5,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
+	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -159,4 +164,126 @@ func letters(j *jobtest.Job, rank, step, most int, seed uint64) error {
 		}
 	}
 	return nil
+}
+
+// TestASenderHearsOfAReceiveThatIsGivenUpAsItsMessageComes, and waits no longer.
+func TestASenderHearsOfAReceiveThatIsGivenUpAsItsMessageComes(t *testing.T) {
+	for _, n := range []int{10, 200000} {
+		synctest.Test(t, func(t *testing.T) {
+			j, network := apartOn(t, 2, jobtest.Dedicated(2))
+			j.Start()
+			op := receive(0, 3, make([]byte, n))
+			op.Timeout = 100 * time.Millisecond
+			received, err := j.Submit(1, op)
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(20 * time.Millisecond)
+			if err := network.Script("at 0s server1->worker1 freeze\nat 500ms server1->worker1 thaw"); err != nil {
+				t.Fatal(err)
+			}
+			sent, err := j.Submit(0, send(1, 3, make([]byte, n)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := jobtest.Await(received[0], 1, "the receive"); err == nil || !strings.Contains(err.Error(), "its timeout") {
+				t.Errorf("the receive ends with %v", err)
+			}
+			select {
+			case r := <-sent[0]:
+				if r.Err == nil || !strings.Contains(r.Err.Error(), "rank 1 has given up its receive") {
+					t.Errorf("the send ends with %v", r.Err)
+				}
+			case <-time.After(20 * time.Second):
+				t.Error("the send waits on")
+			}
+		})
+	}
+}
+
+// TestPiecesGoToTheHeirThatWantsThem, also while what was on the lost server is still being brought there.
+func TestPiecesGoToTheHeirThatWantsThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := transporttest.NewNetwork(transporttest.Options{PeerTimeout: 3 * time.Second}) // no latency: the heir answers at once
+		t.Cleanup(network.Close)
+		j := jobtest.Start(t, 2, jobtest.Dedicated(2), jobtest.Elastic, eachOn(network))
+		revived(t, network, 2)
+		const long, many = 8_000_000, 30_000
+		ops := []worker.Op{send(1, 1, pattern(long, 1))}
+		for i := range many {
+			ops = append(ops, send(1, uint64(100+i), nil)) // which nobody receives
+		}
+		sent, err := j.Submit(0, ops...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+		script := func(text string) {
+			if err := network.Script(text); err != nil {
+				t.Error(err)
+			}
+		}
+		script("at 0s worker0->server1 rate 1000000")
+		time.Sleep(time.Millisecond)
+		got := make([]byte, long)
+		received, err := j.Submit(1, receive(0, 1, got))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second) // the pieces are on their way
+		script("at 0s server1 stop\n" + cutOff(2, 1, 0, "reset"))
+		for i, end := range []chan jobtest.Result{received[0], sent[0]} {
+			select {
+			case r := <-end:
+				if r.Err != nil {
+					t.Errorf("end %d: %v", i, r.Err)
+				}
+			case <-time.After(20 * time.Second):
+				t.Errorf("end %d waits on", i)
+			}
+		}
+		if !bytes.Equal(got, pattern(long, 1)) {
+			t.Error("other bytes")
+		}
+	})
+}
+
+// TestAllRanksThatAreLeftHaveAnAlltoallOrNone: a rank is lost with the server that has told some that all have all, and not others.
+func TestAllRanksThatAreLeftHaveAnAlltoallOrNone(t *testing.T) {
+	const ranks, names = 4, 6
+	for late := 3000; late <= 5500; late += 500 {
+		for name := range names {
+			synctest.Test(t, func(t *testing.T) {
+				network := transporttest.NewNetwork(transporttest.Options{Latency: time.Millisecond, PeerTimeout: 3 * time.Second})
+				t.Cleanup(network.Close)
+				j := jobtest.Start(t, ranks, jobtest.Elastic, jobtest.SmallPartitions, eachOn(network))
+				script := func(text string) {
+					if err := network.Script(text); err != nil {
+						t.Error(err)
+					}
+				}
+				t.Cleanup(func() { script("at 0s worker0 continue") })
+				use := func(rank, name int) error {
+					op := worker.Op{Kind: units.Alltoall, DType: units.Uint8, Name: fmt.Sprint("a", name), Shape: []int64{ranks, 100}, Input: bytes.Repeat(pattern(100, uint64(rank)), ranks)}
+					_, err := j.Do(rank, op)
+					return err
+				}
+				for i := range names { // whose keys are on all servers
+					j.Each(func(rank int) error { return use(rank, i) })
+				}
+				script(fmt.Sprintf("at %dus worker0->worker2 freeze", late))
+				var killing sync.WaitGroup
+				killing.Go(func() {
+					time.Sleep(20 * time.Millisecond)
+					script("at 0s servers->worker1 freeze\nat 0s servers->worker3 freeze\nat 50ms servers->worker1 thaw\nat 50ms servers->worker3 thaw\n")
+					script(killed(ranks, 0))
+				})
+				errs := j.Outcomes(func(rank int) error { return use(rank, name) })[1:]
+				killing.Wait()
+				if (errs[0] == nil) != (errs[1] == nil) || (errs[0] == nil) != (errs[2] == nil) {
+					t.Errorf("a%d, rank 0's word to rank 2 lost from %d µs on: %v", name, late, errs)
+				}
+			})
+		}
+	}
 }

@@ -143,17 +143,21 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 	moved := 0
 	for tasks := p.rest(); len(tasks) > 0; tasks = p.rest() {
 		for _, t := range tasks {
-			t.taken = nil
 			switch {
 			case t.h.Type == wire.TypePiece:
 				p.offerAgain(t)
 			case t.begin(life.Again):
 				t.halt()
 				moved++
-				p.heir(t).push(t)
+				heir := p.heir(t)
+				if t.h.Type.OfMessage() {
+					t.elsewhere.Store(int32(heir.(*peer).index + 1)) // where it is withdrawn
+				}
+				heir.push(t)
 			}
 		}
 	}
+	p.withdrawLate()
 	e.again(results)
 	e.conditions.fail(fmt.Sprintf("%v has gone meanwhile", p))
 	e.joined(-1, 0)

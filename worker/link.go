@@ -243,6 +243,7 @@ func (l *link) frameBatch() error {
 func (l *link) result(h *wire.Header) error {
 	t := l.p.awaiting(h)
 	if t == nil {
+		l.p.tellSender(h, wire.Match{Outcome: wire.Withdrawn})
 		return l.discard(int(h.Length))
 	}
 	if err := t.arrives(h, l.p); err != nil {
@@ -342,7 +343,7 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte, lent bool) (kept b
 	}
 	if t.h.Type == wire.TypeReceive {
 		t.o.out.Value = int(h.Rank)
-		l.p.tellSender(t, int(h.Rank), wire.Match{Outcome: wire.Delivered, Sent: uint64(h.Length), Room: uint64(h.Length)})
+		l.p.tellSender(h, wire.Match{Outcome: wire.Delivered, Sent: uint64(h.Length), Room: uint64(h.Length)})
 	}
 	if c := t.o.climb; c != nil {
 		c.answer = *h
@@ -370,6 +371,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 	case wire.TypeResult:
 		t := l.p.awaiting(h)
 		if t == nil {
+			l.p.tellSender(h, wire.Match{Outcome: wire.Withdrawn})
 			return nil
 		}
 		if err := t.arrives(h, l.p); err != nil {
@@ -385,8 +387,11 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		if err := m.Decode(payload); err != nil {
 			return err
 		}
+		l.p.tellSender(h, m)
 		if t := l.p.awaiting(h); t != nil {
-			l.p.tellSender(t, int(h.Rank), m)
+			if m.Outcome == wire.Wanted {
+				t.elsewhere.Store(int32(l.p.index + 1)) // where the pieces go
+			}
 			e.observers.answered(t, h.Rank)
 			t.answered(t.matched(int(h.Rank), m))
 		}

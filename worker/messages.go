@@ -3,7 +3,6 @@ package worker
 import (
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/paceline/paceline/core/mailbox"
 	life "github.com/paceline/paceline/core/task"
@@ -67,9 +66,8 @@ func (b *book) registerMessage(op *Op) *operation {
 	o.Shape = nil
 	b.messages.last++
 	b.messages.inFlight++
-	if o.Kind == units.Send {
-		b.messages.sends = append(b.messages.sends, o.seq)
-		o.behind = uint32(min(o.seq-b.messages.sends[0], math.MaxUint32))
+	if o.Kind == units.Send && b.epoch().Elastic {
+		o.behind = uint32(min(o.seq-b.messages.sendsTo(o.Root).begin(o.seq), math.MaxUint32))
 	}
 	b.inflight[o] = struct{}{}
 	return o
@@ -79,15 +77,15 @@ func (b *book) registerMessage(op *Op) *operation {
 type messages struct {
 	last     uint64
 	inFlight int
-	sends    []uint64        // numbers of sends in flight, in order
-	had      map[int][]taken // messages that this rank has had, by the rank that may wait to hear of it
+	sends    map[int]*inFlight // in an elastic job: those in flight, by the rank that they are to
+	had      map[int]*had      // and messages that this rank has had, by the rank that may wait to hear of it
 }
 
 // messageOver forgets one end of a message.
 func (b *book) messageOver(o *operation) {
 	b.messages.inFlight--
-	if at, found := slices.BinarySearch(b.messages.sends, o.seq); found && o.Kind == units.Send {
-		b.messages.sends = slices.Delete(b.messages.sends, at, at+1)
+	if o.Kind == units.Send && b.epoch().Elastic {
+		b.messages.sendsTo(o.Root).end(o.seq)
 	}
 }
 
@@ -153,8 +151,8 @@ func (o *operation) offer() wire.Offer {
 	return wire.Offer{Bytes: n, Step: step}
 }
 
-// sendPieces brings the bytes that are wanted. The answer to the first piece is that to all.
-func (o *operation) sendPieces() {
+// sendPieces brings the bytes that are wanted to where they are. The answer to the first piece is that to all.
+func (o *operation) sendPieces(at int32) {
 	o.Priority = o.urgency
 	offer := o.offer()
 	tasks := make([]*task, offer.Pieces())
@@ -162,6 +160,7 @@ func (o *operation) sendPieces() {
 		t := o.letter(wire.TypePiece)
 		from, to := offer.Piece(uint32(i))
 		t.h.Part, t.in, t.answer = uint32(i), o.Input[from:to], i == 0
+		t.elsewhere.Store(at)
 		tasks[i] = t
 	}
 	o.run(tasks, nil)
@@ -174,8 +173,9 @@ func (t *task) matched(rank int, m wire.Match) error {
 	case sends && m.Outcome == wire.Delivered:
 		return nil
 	case sends && m.Outcome == wire.Wanted && t.h.Type != wire.TypePiece && len(t.o.Input) > 0:
+		at := t.elsewhere.Load()
 		t.o.mu.Lock()
-		t.o.next = t.o.sendPieces
+		t.o.next = func() { t.o.sendPieces(at) }
 		t.o.mu.Unlock()
 		return nil
 	}

@@ -131,7 +131,7 @@ func (o *operation) finish() {
 	}
 	o.mu.Lock()
 	err, e, done, out := o.err, o.e, o.Done, o.out
-	again := err == nil && o.timer == nil && !o.abandoned && len(o.room) > 0 && o.d.coding == nil && !o.beside
+	again := err == nil && o.timer == nil && !o.abandoned && len(o.room) > 0 && o.d.coding == nil && !o.beside && o.Kind != units.Alltoall // of which abandoned puts may still be queued
 	o.tasks = nil
 	o.abandoned = true // nothing is left to abandon
 	o.mu.Unlock()

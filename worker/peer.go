@@ -38,7 +38,7 @@ type peer struct {
 func newPeer(e *Engine, index int, at membership.Server) *peer {
 	p := &peer{
 		e: e, index: index, at: at,
-		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, active: e.cfg.Conns, answers: map[answerID]*task{}, stages: map[answerID]*stage{}, elastic: e.epoch().Elastic, kept: &e.kept, server: index},
+		traffic: traffic{rank: e.cfg.Rank, credit: e.cfg.Credit, active: e.cfg.Conns, answers: map[answerID]*task{}, stages: map[answerID]*stage{}, taken: map[answerID]wire.Taken{}, elastic: e.epoch().Elastic, kept: &e.kept, server: index},
 	}
 	p.mu.Place(levelWorker, "peer")
 	return p
@@ -332,7 +332,9 @@ func (p *peer) withdraw(h wire.Header, abandon func()) {
 	}
 	p.mu.Lock()
 	abandon()
-	if len(p.links) > 0 {
+	if p.traffic.ended && !p.traffic.lost {
+		p.traffic.late = append(p.traffic.late, h)
+	} else if len(p.links) > 0 {
 		c := p.links[0].traffic
 		c.control = append(c.control, outbox.Frame{Header: h})
 	}

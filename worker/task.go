@@ -22,14 +22,13 @@ type task struct {
 	encode    bool         // in has to be encoded first
 	placed    bool         // in says where the input lies, in memory that the server has mapped
 	place     [wire.PlaceSize]byte
-	staged    bool        // what has left says where a copy of the input lies
-	message   []byte      // memory that in lies in, for the encoder to have back
-	cover     *cover      // of a held value in an elastic job: what the answer covers
-	rows      *rows       // that the answer has pieces of, instead of out; else nil
-	later     bool        // it is queued after the others of its stage
-	taken     *wire.Taken // the message in the answer to a receive, where its sender is to hear of that
-	settled   func()      // is called when it is done with, before its operation goes on; nil for nobody
-	ahead     int64       // of it, what counts as not having left; guarded by the encoder's lock
+	staged    bool   // what has left says where a copy of the input lies
+	message   []byte // memory that in lies in, for the encoder to have back
+	cover     *cover // of a held value in an elastic job: what the answer covers
+	rows      *rows  // that the answer has pieces of, instead of out; else nil
+	later     bool   // it is queued after the others of its stage
+	settled   func() // is called when it is done with, before its operation goes on; nil for nobody
+	ahead     int64  // of it, what counts as not having left; guarded by the encoder's lock
 
 	state  atomic.Uint32 // life.State: several goroutines step it, each where something happens
 	order  uint64        // of its coming, for the queue that it is in

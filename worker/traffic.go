@@ -33,18 +33,20 @@ type traffic struct {
 	conns    []*connTraffic
 	active   int // connections that what may use any uses; 0: all
 	answers  map[answerID]*task
-	arena    transport.Arena     // memory of this process that the server has mapped, on every connection; nil for none
-	staging  *mempool.Pool       // what of that partitions are staged in; nil for none
-	stages   map[answerID]*stage // what of it the server may write
-	unsent   []*task             // that a broken connection did not send
-	left     bool                // the server said goodbye
-	gone     error               // it has closed since; what still wants it fails
-	broken   bool                // a connection has ended: what fails to leave has not been lent
-	elastic  bool                // the job goes on where a server is lost
-	kept     *kept               // the residuals that go ahead of pushes
-	server   int                 // its index
-	ended    bool                // its connections have: tasks wait for its heirs
-	lost     bool                // they go to its heirs
+	arena    transport.Arena         // memory of this process that the server has mapped, on every connection; nil for none
+	staging  *mempool.Pool           // what of that partitions are staged in; nil for none
+	stages   map[answerID]*stage     // what of it the server may write
+	taken    map[answerID]wire.Taken // of which messages the next answers to receives are, where their senders are to hear of that
+	unsent   []*task                 // that a broken connection did not send
+	left     bool                    // the server said goodbye
+	gone     error                   // it has closed since; what still wants it fails
+	broken   bool                    // a connection has ended: what fails to leave has not been lent
+	elastic  bool                    // the job goes on where a server is lost
+	kept     *kept                   // the residuals that go ahead of pushes
+	server   int                     // its index
+	late     []wire.Header           // ends of messages that were withdrawn since its connections have ended
+	ended    bool                    // its connections have: tasks wait for its heirs
+	lost     bool                    // they go to its heirs
 }
 
 // connTraffic is what uses one connection.
@@ -231,6 +233,7 @@ func (f *traffic) empty() []*task {
 		c.queue.tasks = nil
 	}
 	clear(f.answers)
+	clear(f.taken)
 	slices.SortFunc(tasks, func(a, b *task) int { return cmp.Compare(a.o.seq, b.o.seq) })
 	seen := map[*task]bool{}
 	return slices.DeleteFunc(tasks, func(t *task) bool {

@@ -74,6 +74,8 @@ const (
 	MaxNumber = 1 << 31
 	// MaxParts bounds how many partitions one tensor is cut into.
 	MaxParts = 1 << 20
+	// MaxHeard bounds the messages of lost servers that their receivers have had, which a server keeps until their senders have heard of that.
+	MaxHeard = 1 << 18
 	// RowParts is in how many partitions an allgather of an elastic job travels at most.
 	RowParts = 32
 	// MaxProcessSets bounds how many process sets a job can hold.

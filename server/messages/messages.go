@@ -368,7 +368,6 @@ func (x *Room) End(err error) {
 		replies = append(replies, m.reply)
 	}
 	clear(x.untold)
-	x.round.Pool.Refund(len(x.heard) * room.WaitingBytes)
 	clear(x.heard)
 	x.mu.Unlock()
 	for _, r := range replies {

@@ -2,7 +2,9 @@ package messages
 
 import (
 	"errors"
+	"fmt"
 
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/server/room"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -19,6 +21,7 @@ func (x *Room) entrust(m *message, r *receive) bool {
 	x.mu.Lock()
 	gone := x.ended || x.gone.Has(m.to)
 	if !gone {
+		m.data = room.Payload{} // which has gone, or is not wanted
 		x.untold[m.messageID] = m
 	}
 	x.mu.Unlock()
@@ -63,8 +66,8 @@ func (x *Room) hear(h *wire.Header, match wire.Match) (*message, error) {
 	if _, known := x.heard[id]; known || x.ended || x.gone.Has(id.from) {
 		return nil, nil
 	}
-	if err := x.round.Pool.Charge(room.WaitingBytes); err != nil {
-		return nil, err
+	if len(x.heard) == limits.MaxHeard {
+		return nil, fmt.Errorf("rank %d has had more than %d messages of which their senders have not heard", id.to, limits.MaxHeard)
 	}
 	x.heard[id] = match
 	return nil, nil
@@ -74,7 +77,6 @@ func (x *Room) hear(h *wire.Header, match wire.Match) (*message, error) {
 func (x *Room) hasHeard(m *message) (match wire.Match, again bool) {
 	if match, again = x.heard[m.messageID]; again {
 		delete(x.heard, m.messageID)
-		x.round.Pool.Refund(room.WaitingBytes)
 	}
 	return match, again
 }
@@ -92,7 +94,6 @@ func (x *Room) forget(rank int) (untold []*message) {
 	for id := range x.heard {
 		if id.to == rank || id.from == rank {
 			delete(x.heard, id)
-			x.round.Pool.Refund(room.WaitingBytes)
 		}
 	}
 	return untold

@@ -3,7 +3,7 @@ package messages
 import (
 	"testing"
 
-	"github.com/paceline/paceline/server/room"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -89,22 +89,24 @@ func TestAMessageThatWasReceivedOnALostServerIsNotDeliveredAgain(t *testing.T) {
 	p.send(0, 1, 4, "had")
 	p.hears(0, "1: "+wrongLength)
 	p.say(1, 0, 5, wire.Match{})
-	if lent := p.shell.Round.Pool.Lent(); lent != room.WaitingBytes {
-		t.Errorf("%d bytes are in use, want those of one that the sender knows of", lent)
-	}
 	p.receive(1, 0, 9, 4)
 	p.send(0, 1, 6, "next")
 	p.has(1, 0, 6, "next")
+	if len(p.room.heard) != 1 {
+		t.Errorf("%v is kept, want the one that the sender has not sent again", p.room.heard)
+	}
 	p.room.Leave(0)
+	if len(p.room.heard) != 0 {
+		t.Errorf("%v is kept for a rank that has gone", p.room.heard)
+	}
 	if err := p.serve(1, wire.TypeMatch, wire.EveryRank, 1, 9, 0, 0, 0, wire.Match{}.Append(nil)); err == nil {
 		t.Error("what has become of a message of any rank is taken in")
 	}
 }
 
-// What ranks say of messages that nobody sends ends at the memory limit.
 func TestWhatIsSaidOfMessagesIsBounded(t *testing.T) {
 	p := newElasticPlay(t)
-	for i := range 1 << 20 / room.WaitingBytes {
+	for i := range limits.MaxHeard {
 		p.say(1, 0, i, wire.Match{})
 	}
 	if err := p.serve(1, wire.TypeMatch, 0, 1, 1<<30, 0, 0, 0, wire.Match{}.Append(nil)); err == nil {

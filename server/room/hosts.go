@@ -33,7 +33,13 @@ type Hosts struct {
 }
 
 // Live are those who push the partition where the tensor's live ranks take part.
-func (p *Part) Live() rankset.Set { return p.Hosts.Pushing(p.Tensor.Live(), p.ID, p.Number) }
+func (p *Part) Live() rankset.Set {
+	live := p.Tensor.Live()
+	if p.Confirms() {
+		live = live.Minus(p.Shell.Left())
+	}
+	return p.Hosts.Pushing(live, p.ID, p.Number)
+}
 
 // Behind is whom these pushes are of, in memory that is lent.
 func (p *Part) Behind(pushed rankset.Set, lent *rankset.Set) rankset.Set {

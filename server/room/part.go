@@ -47,6 +47,11 @@ func (t *Tensor) gathers(number uint32) bool {
 	return t.Round.Elastic && t.Kind == units.Allgather && number > 0
 }
 
+// Confirms reports whether the pushes of a partition say only that ranks have all that an alltoall of an elastic job gives them: it does without ranks that have gone.
+func (p *Part) Confirms() bool {
+	return p.Round.Elastic && p.Kind == units.Alltoall && p.Number > 0
+}
+
 // Fits checks what a push says of its payload, before memory is taken for it.
 func (p *Part) Fits(q *Request) error {
 	n := q.Payload.Len()

@@ -80,7 +80,9 @@ func (x *Room) Cancel(from uint64, err error) {
 // WaitsFor lists the counts of the operations that wait for a rank.
 func (x *Room) WaitsFor(rank int) (seqs []uint64) {
 	for _, k := range x.All() {
-		seqs = append(seqs, k.waitsFor(rank)...)
+		if !k.Confirms() {
+			seqs = append(seqs, k.waitsFor(rank)...)
+		}
 	}
 	return seqs
 }
