@@ -100,6 +100,9 @@ func (o *operation) standing(left []uint64, waits []*task) (progress uint64, _ [
 	o.mu.Lock()
 	tasks, abandoned := o.tasks, o.abandoned
 	o.mu.Unlock()
+	if abandoned {
+		progress = 1 << 63 // its tasks may not know yet: servers have from now on to let go, not from when it began
+	}
 	for _, t := range tasks {
 		s := life.State(t.state.Load())
 		progress += uint64(s)

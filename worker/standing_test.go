@@ -1,0 +1,16 @@
+package worker
+
+import "testing"
+
+// TestAnOperationThatIsGivenUpBeginsToWaitAnew, also before its tasks have heard of that: for servers to let go of its memory. It may have waited for them just as long as the
+// others' word took that it is over.
+func TestAnOperationThatIsGivenUpBeginsToWaitAnew(t *testing.T) {
+	o := &operation{}
+	o.mu.Place(levelWorker, "operation")
+	o.tasks = []*task{{o: o}}
+	before, waits, _ := o.standing(nil, nil)
+	o.abandoned = true
+	if after, _, abandoned := o.standing(nil, nil); after == before || len(waits) != 1 || !abandoned {
+		t.Errorf("%d tasks wait, with the progress %d before and %d after, given up %v", len(waits), before, after, abandoned)
+	}
+}
