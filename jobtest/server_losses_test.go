@@ -21,19 +21,13 @@ import (
 func TestAlltoallsGoOnWhileServersAreLost(t *testing.T) {
 	underLosses(t, "TestAlltoallsGoOnWhileServersAreLost", func(t *testing.T, seed uint64) {
 		const steps, names = 25, 3
-		withoutServers(t, seed, 23, 1+rand.New(rand.NewPCG(seed, 37)).IntN(3*jobtest.Partition), steps, func(j *jobtest.Job, rank, most int) error {
-			for step := range steps {
-				if err := swap(j, rank, step, names, most, seed); err != nil {
-					return fmt.Errorf("step %d: %w", step, err)
-				}
-			}
-			return nil
-		})
+		most := 1 + rand.New(rand.NewPCG(seed, 37)).IntN(3*jobtest.Partition)
+		withoutServers(t, seed, 23, most, steps, func(j *jobtest.Job, rank, step int) error { return swap(j, rank, step, names, most, seed) })
 	})
 }
 
 // withoutServers plays a job that loses all dedicated servers but one, or fewer; one may be drained meanwhile. No rank may fail.
-func withoutServers(t *testing.T, seed, stream uint64, most, steps int, play func(j *jobtest.Job, rank, most int) error) {
+func withoutServers(t *testing.T, seed, stream uint64, most, steps int, play func(j *jobtest.Job, rank, step int) error) {
 	random := rand.New(rand.NewPCG(seed, stream))
 	ranks, servers := 2+random.IntN(4), 2+random.IntN(3)
 	m := jobtest.NewMeans(random, ranks, most, steps, servers)
@@ -53,7 +47,12 @@ func withoutServers(t *testing.T, seed, stream uint64, most, steps int, play fun
 		if rank == 0 && drained >= 0 {
 			j.StopServer(drained)
 		}
-		return play(j, rank, most)
+		for step := range steps {
+			if err := play(j, rank, step); err != nil {
+				return fmt.Errorf("step %d: %w", step, err)
+			}
+		}
+		return nil
 	}) {
 		if err != nil {
 			t.Errorf("rank %d of %d, without servers %v and %d of %d: %v", rank, ranks, gone, drained, servers, err)
@@ -104,14 +103,8 @@ func swapped(step, name, from, to, most int, seed uint64) []byte {
 func TestMessagesGoOnWhileServersAreLost(t *testing.T) {
 	underLosses(t, "TestMessagesGoOnWhileServersAreLost", func(t *testing.T, seed uint64) {
 		const steps = 20
-		withoutServers(t, seed, 29, 1+rand.New(rand.NewPCG(seed, 31)).IntN(100000), steps, func(j *jobtest.Job, rank, most int) error {
-			for step := range steps {
-				if err := letters(j, rank, step, most, seed); err != nil {
-					return fmt.Errorf("step %d: %w", step, err)
-				}
-			}
-			return nil
-		})
+		most := 1 + rand.New(rand.NewPCG(seed, 31)).IntN(100000)
+		withoutServers(t, seed, 29, most, steps, func(j *jobtest.Job, rank, step int) error { return letters(j, rank, step, most, seed) })
 	})
 }
 
@@ -178,7 +171,7 @@ func TestASenderHearsOfAReceiveThatIsGivenUpAsItsMessageComes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond) // of virtual time: the server has heard of the receive
 			if err := network.Script("at 0s server1->worker1 freeze\nat 500ms server1->worker1 thaw"); err != nil {
 				t.Fatal(err)
 			}
@@ -217,14 +210,14 @@ func TestPiecesGoToTheHeirThatWantsThem(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond) // of virtual time: all have been offered
 		script := func(text string) {
 			if err := network.Script(text); err != nil {
 				t.Error(err)
 			}
 		}
 		script("at 0s worker0->server1 rate 1000000")
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // the script has begun
 		got := make([]byte, long)
 		received, err := j.Submit(1, receive(0, 1, got))
 		if err != nil {
@@ -274,7 +267,7 @@ func TestAllRanksThatAreLeftHaveAnAlltoallOrNone(t *testing.T) {
 				script(fmt.Sprintf("at %dus worker0->worker2 freeze", late))
 				var killing sync.WaitGroup
 				killing.Go(func() {
-					time.Sleep(20 * time.Millisecond)
+					time.Sleep(20 * time.Millisecond) // of virtual time: ranks 1 and 3 have the last word
 					script("at 0s servers->worker1 freeze\nat 0s servers->worker3 freeze\nat 50ms servers->worker1 thaw\nat 50ms servers->worker3 thaw\n")
 					script(killed(ranks, 0))
 				})

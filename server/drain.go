@@ -49,10 +49,10 @@ func (s *Server) Elastic() bool {
 	return r != nil && r.members.Now().Elastic
 }
 
-// emptyEvery is how often a server that leaves looks whether it is empty.
+// emptyEvery is how often a server that leaves looks whether nobody is inside its door.
 const emptyEvery = time.Millisecond
 
-// Drain waits until the running round needs this server for nothing that only it has, and says goodbye to its workers; or
+// Drain waits until nobody is served that must not be cut off, gives the workers of the running round what only this server has, and says goodbye to them; or it waits
 // until it has none any more.
 func (s *Server) Drain() {
 	r := s.running()

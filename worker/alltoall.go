@@ -67,7 +67,7 @@ func (o *operation) exchangeTillAllHave(puts, gets []*task) {
 		}
 	}
 	for _, t := range puts {
-		t.answer = true
+		t.answer = true // which does not come: so it is known what is to be put again
 	}
 	for _, t := range gets {
 		t.settled = got

@@ -403,7 +403,7 @@ func (e *Engine) Follow(later *membership.Epoch) {
 	}
 	for _, d := range lost {
 		if i := before.ServerOf(d.Member); i >= 0 {
-			e.beside(func() { e.succeed(i, d.Why, d.Drained) })
+			e.beside(func() { e.succeed(i, d.Drained) })
 		}
 	}
 	if news.Moved {

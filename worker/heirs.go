@@ -106,7 +106,7 @@ func (e *Engine) heirOf(d *declaration, part uint32, server int) int {
 }
 
 // succeed gives the heirs of a lost server's keys, or of one that was drained, what they need.
-func (e *Engine) succeed(server int, why string, drained bool) {
+func (e *Engine) succeed(server int, drained bool) {
 	select {
 	case <-e.connected:
 	case <-e.ctx.Done():
@@ -151,7 +151,7 @@ func (e *Engine) succeed(server int, why string, drained bool) {
 				moved++
 				heir := p.heir(t)
 				if t.h.Type.OfMessage() {
-					t.elsewhere.Store(int32(heir.(*peer).index + 1)) // where it is withdrawn
+					t.redirect(heir.(*peer).index) // where it is withdrawn
 				}
 				heir.push(t)
 			}

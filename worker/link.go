@@ -390,7 +390,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		l.p.tellSender(h, m)
 		if t := l.p.awaiting(h); t != nil {
 			if m.Outcome == wire.Wanted {
-				t.elsewhere.Store(int32(l.p.index + 1)) // where the pieces go
+				t.redirect(l.p.index) // where the pieces go
 			}
 			e.observers.answered(t, h.Rank)
 			t.answered(t.matched(int(h.Rank), m))

@@ -75,7 +75,7 @@ func (p *peer) pushElsewhere(t *task) {
 	t.halt()
 	t.sentBack++
 	to := p.newPlace(t.o.d, t.h.Part, t.sentBack)
-	t.elsewhere.Store(int32(to + 1))
+	t.redirect(to)
 	t.happened(life.BreakOff)
 	for !t.begin(life.Again) {
 		if s := life.State(t.state.Load()); s.Abandoned() || p.e.ctx.Err() != nil {

@@ -144,7 +144,7 @@ func (p *peer) offerAgain(piece *task) {
 	o.mu.Lock()
 	o.next = func() {
 		t := o.sending()
-		t.elsewhere.Store(int32(p.heir(t).(*peer).index + 1))
+		t.redirect(p.heir(t).(*peer).index)
 		o.foremost(t)
 	}
 	o.mu.Unlock()

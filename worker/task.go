@@ -47,6 +47,9 @@ func (t *task) start() {
 	}
 }
 
+// redirect has the task go to another server than its own.
+func (t *task) redirect(server int) { t.elsewhere.Store(int32(server + 1)) }
+
 func (t *task) way() way {
 	if n := t.elsewhere.Load(); n > 0 {
 		return t.o.e.wayTo(int(n) - 1)
