@@ -3,6 +3,7 @@ package worker
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/limits"
@@ -11,7 +12,8 @@ import (
 )
 
 // first starts the first stage of the operation. Allgather and alltoall exchange their sizes first, as a
-// sum of vectors in which each rank fills its own part; the others know all sizes beforehand.
+// sum of vectors in which each rank fills its own part; the others know all sizes beforehand. The sum has memory of its
+// own: a server that answers before it was asked writes nothing that is being sent.
 func (o *operation) first() {
 	switch o.Kind {
 	case units.Allreduce:
@@ -35,14 +37,14 @@ func (o *operation) first() {
 	case units.Allgather:
 		o.sizes = make([]byte, 8*len(o.Set.Ranks))
 		binary.NativeEndian.PutUint64(o.sizes[8*o.e.member(&o.Op):], uint64(o.Shape[0])+1) // 0 is of a rank that is lost
-		o.run(o.reduceTasks(o.sizes, o.sizes, units.Int64), o.gather)
+		o.run(o.reduceTasks(slices.Clone(o.sizes), o.sizes, units.Int64), o.gather)
 	case units.Alltoall:
 		o.sizes = make([]byte, 8*len(o.Set.Ranks)*len(o.Set.Ranks))
 		row := 8 * len(o.Set.Ranks) * o.e.member(&o.Op)
 		for i, rows := range o.splits() {
 			binary.NativeEndian.PutUint64(o.sizes[row+8*i:], uint64(rows))
 		}
-		o.run(o.reduceTasks(o.sizes, o.sizes, units.Int64), o.exchange)
+		o.run(o.reduceTasks(slices.Clone(o.sizes), o.sizes, units.Int64), o.exchange)
 	}
 }
 

@@ -9,7 +9,7 @@ from torch import nn
 import paceline.torch as hvd
 
 LAYERS, STEPS = 20, 20
-BLOCKS = 60  # of which the quietest counts: beside other programs a step has more batches
+BLOCKS = 600  # of which one on each rank has to be quiet: beside other programs a step has more batches
 
 
 def test_a_batch_of_gradients_wakes_two_threads_on_each_side(job, size):
@@ -28,11 +28,20 @@ def test_a_batch_of_gradients_wakes_two_threads_on_each_side(job, size):
         after = [resource.getrusage(who).ru_nvcsw for who in (resource.RUSAGE_SELF, resource.RUSAGE_THREAD)]
         return [(b - a) / STEPS for a, b in zip(before, after, strict=True)]
 
-    train()
-    every, training = (min(values) for values in zip(*[train() for _ in range(BLOCKS)], strict=True))
     # A rank sends a batch to each other rank's server and gets its sums, and its own server does the same for them: two
-    # switches for each, and two for the thread that trains. Where cores are free gradients leave as they come, in more
-    # batches.
+    # switches for each, and two for the thread that trains, which waits once. Where cores are free gradients leave as they
+    # come, in more batches.
     most = 2 + 4 * (size - 1) if len(os.sched_getaffinity(0)) <= size else 2 * LAYERS
-    assert every <= most, f"{every} context switches in a step of {2 * LAYERS} tensors"
-    assert training <= 2, f"{training} of the thread that trains, which waits once"
+    train()
+    every, training = [], []
+    for _ in range(BLOCKS):
+        of_every, of_training = train()
+        every.append(of_every)
+        training.append(of_training)
+        quiet = torch.tensor(int(min(every) <= most and min(training) <= 2))
+        if hvd.allreduce(quiet, op=hvd.Min, name="switches.quiet").item():
+            return
+    raise AssertionError(
+        f"at least {min(every)} context switches in a step of {2 * LAYERS} tensors, at most {most} are expected; "
+        f"{min(training)} of the thread that trains, of 2"
+    )
