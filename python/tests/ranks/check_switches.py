@@ -29,8 +29,8 @@ def test_a_batch_of_gradients_wakes_two_threads_on_each_side(job, size):
         return [(b - a) / STEPS for a, b in zip(before, after, strict=True)]
 
     # A rank sends a batch to each other rank's server and gets its sums, and its own server does the same for them: two
-    # switches for each, and two for the thread that trains, which waits once. Where cores are free gradients leave as they
-    # come, in more batches.
+    # switches for each, and two for the thread that trains, which waits once. Where cores are free gradients leave as
+    # they come, in more batches.
     most = 2 + 4 * (size - 1) if len(os.sched_getaffinity(0)) <= size else 2 * LAYERS
     train()
     every, training = [], []
