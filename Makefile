@@ -50,6 +50,8 @@ test: test-go test-fuzz test-python
 # The tag compiles the invariants' checks in (internal/invariant). The limit is for a package that hangs: beside other
 # load the whole jobs (jobtest) take longer than go test's own limit. They come first, because they take as long as all
 # other packages, which run beside them. The last line is what the checks of the first one would take memory for, or too long.
+# The race detector's own memory for a large block is cleared where it lies: mapped anew, it cost more than all else in a job.
+test-go: export GORACE = clear_shadow_mmap_threshold=1073741824
 test-go: $(VENV)/.tools
 	go vet -tags invariants ./...
 	go test -race -tags invariants -timeout 60m ./jobtest ./...

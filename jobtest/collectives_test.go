@@ -313,11 +313,7 @@ func sumOfRandoms(j *jobtest.Job, name string, n int) [][]byte {
 	j.T.Helper()
 	results := make([][]byte, len(j.Workers))
 	j.Each(func(rank int) error {
-		random := rand.New(rand.NewPCG(7, uint64(rank)))
-		var b []byte
-		for range n {
-			b = jobtest.AppendElement(b, units.Float32, random.NormFloat64())
-		}
+		b := jobtest.NormalFloats(n, 7, uint64(rank))
 		results[rank] = b
 		_, err := j.Do(rank, worker.Op{Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Average, Shape: []int64{int64(n)}, Input: b, Output: b, Name: name})
 		return err

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
+	"sync"
 
 	"github.com/paceline/paceline/internal/half"
 	"github.com/paceline/paceline/internal/units"
@@ -11,7 +12,7 @@ import (
 
 // Elements writes numbers as a tensor.
 func Elements(d units.DType, x []float64) []byte {
-	var b []byte
+	b := make([]byte, 0, len(x)*d.Size())
 	for _, v := range x {
 		b = AppendElement(b, d, v)
 	}
@@ -35,6 +36,24 @@ func Normal(n int, seed ...uint64) []float64 {
 		x[i] = random.NormFloat64()
 	}
 	return x
+}
+
+// normal are float32 numbers, twice the same.
+var normal = sync.OnceValue(func() []byte {
+	b := Elements(units.Float32, Normal(1<<17, 1))
+	return append(b, b...)
+})
+
+// NormalFloats is a tensor of n normal float32 numbers that follow from the seed alone. It begins somewhere in the same
+// numbers, which costs next to nothing, also under the race detector.
+func NormalFloats(n int, seed ...uint64) []byte {
+	random := rand.New(rand.NewPCG(seed[0], seed[len(seed)-1]))
+	all := normal()
+	b := make([]byte, 4*n)
+	for left := b; len(left) > 0; {
+		left = left[copy(left, all[4*random.IntN(len(all)/8):]):]
+	}
+	return b
 }
 
 // AppendElement writes v in a type; whole numbers wrap around.

@@ -158,7 +158,7 @@ func (m *Means) average(j *Job, rank, step int, name, codec string) ([]byte, err
 }
 
 func meansInput(elements, rank, step int) []byte {
-	return Elements(units.Float32, Normal(elements, uint64(rank), uint64(step)))
+	return NormalFloats(elements, uint64(rank), uint64(step))
 }
 
 // hashes has one of each partition.

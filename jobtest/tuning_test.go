@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/csv"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -34,11 +33,7 @@ var slow = transporttest.Options{Latency: 5 * time.Millisecond, Bandwidth: 100 <
 // gradients are tensors that differ on each rank and in each step, in the order in which backward makes them.
 func gradients(rank, step int) (ops []worker.Op) {
 	for i, n := range []int{100, 80_000, 1000, 20_000} {
-		random := rand.New(rand.NewPCG(uint64(rank), uint64(step*10+i)))
-		var in []byte
-		for range n {
-			in = jobtest.AppendElement(in, units.Float32, random.NormFloat64())
-		}
+		in := jobtest.NormalFloats(n, uint64(rank), uint64(step*10+i))
 		ops = append(ops, worker.Op{
 			Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Average, Shape: []int64{int64(n)}, Input: in, Output: make([]byte, len(in)),
 			Name: fmt.Sprintf("gradient.%d", i), Priority: i,

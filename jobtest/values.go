@@ -1,6 +1,7 @@
 package jobtest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -63,9 +64,7 @@ func (v *Held) Op(use units.Use, x float32) worker.Op {
 	}
 	op.Group = v.Group
 	if use&units.Add != 0 || use == units.Declare && v.Rank == op.Root {
-		for range v.Now {
-			op.Input = binary.NativeEndian.AppendUint32(op.Input, math.Float32bits(x))
-		}
+		op.Input = bytes.Repeat(binary.NativeEndian.AppendUint32(nil, math.Float32bits(x)), len(v.Now))
 	}
 	if use != units.Add {
 		op.Output = make([]byte, 4*len(v.Now))
