@@ -13,7 +13,9 @@ func TestAJobOverSeveralHosts(t *testing.T) {
 }
 
 func TestAHostThatIsCutOffIsAnErrorOnEveryRankSoon(t *testing.T) {
+	t.Parallel() // its time passes without work
 	t.Run("a worker's", func(t *testing.T) {
+		t.Parallel()
 		h := jobtest.MakeHosts(t, 3)
 		f := h.Fleet(3, 0)
 		h.Unplug(1)
@@ -25,6 +27,7 @@ func TestAHostThatIsCutOffIsAnErrorOnEveryRankSoon(t *testing.T) {
 		}
 	})
 	t.Run("a server's", func(t *testing.T) {
+		t.Parallel()
 		h := jobtest.MakeHosts(t, 3)
 		f := h.Fleet(2, 1)
 		h.Unplug(2)

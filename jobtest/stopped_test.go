@@ -49,11 +49,13 @@ var targets = map[string]target{
 }
 
 func TestAProcessThatIsStoppedForLessThanThePeerTimeoutIsNotLost(t *testing.T) {
+	t.Parallel() // its time passes without work
 	for name, start := range targets {
 		if name == "a worker without a scheduler" {
 			continue // soon needs new names
 		}
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f, p, _ := start(t)
 			for range 2 {
 				p.Stop()
@@ -67,8 +69,10 @@ func TestAProcessThatIsStoppedForLessThanThePeerTimeoutIsNotLost(t *testing.T) {
 }
 
 func TestAProcessThatIsStoppedForLongIsAnErrorOnEverySurvivorAndThenOnItself(t *testing.T) {
+	t.Parallel()
 	for name, start := range targets {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f, p, lost := start(t)
 			p.Stop()
 			for rank, w := range f.Workers {
@@ -89,8 +93,10 @@ func TestAProcessThatIsStoppedForLongIsAnErrorOnEverySurvivorAndThenOnItself(t *
 }
 
 func TestASchedulerThatIsStoppedIsNotNoticedHoweverLong(t *testing.T) {
+	t.Parallel()
 	for _, long := range []time.Duration{timeout / 2, 3 * timeout} {
 		t.Run(fmt.Sprint(long), func(t *testing.T) {
+			t.Parallel()
 			f := jobtest.StartFleet(t, 3, 1, timeouts...)
 			f.Scheduler.Stop()
 			time.Sleep(long) // of real processes: how long it is stopped is what the test is about
@@ -105,6 +111,7 @@ func TestASchedulerThatIsStoppedIsNotNoticedHoweverLong(t *testing.T) {
 // TestAProcessThatIsKilledOrStoppedInAPhaseHoldsNobody: the others end in bounded time, with an error that names it or, where they do not
 // need it, well; and so does a worker that runs again. One that is stopped for a while costs nobody anything.
 func TestAProcessThatIsKilledOrStoppedInAPhaseHoldsNobody(t *testing.T) {
+	t.Parallel()
 	for _, fate := range []string{"killed", "stopped", "stopped for a while"} {
 		for _, c := range []struct {
 			node, phase string
@@ -124,7 +131,7 @@ func TestAProcessThatIsKilledOrStoppedInAPhaseHoldsNobody(t *testing.T) {
 			{"scheduler", "shutdown", ""},
 		} {
 			t.Run(fmt.Sprintf("%s %s at %s", c.node, fate, c.phase), func(t *testing.T) {
-				t.Parallel() // their time passes without work
+				t.Parallel()
 				env := timeouts
 				if fate == "stopped for a while" {
 					c.want = ""

@@ -14,8 +14,10 @@ import (
 
 // TestASchedulerIsStartedAgainAtAnotherAddress: the one before was killed, or runs no more and keeps its connections. Training goes on, with new tensors.
 func TestASchedulerIsStartedAgainAtAnotherAddress(t *testing.T) {
+	t.Parallel() // its time passes without work
 	for _, servers := range []int{0, 2} {
 		t.Run(fmt.Sprintf("%d servers", servers), func(t *testing.T) {
+			t.Parallel()
 			f := jobtest.StartFleetOfTwoAddresses(t, 3, servers, "PACELINE_PEER_TIMEOUT=2s")
 			for range 2 {
 				f.MoveScheduler((*jobtest.Process).Kill)
@@ -34,6 +36,7 @@ func TestASchedulerIsStartedAgainAtAnotherAddress(t *testing.T) {
 // TestTheSchedulerGoesOnInTheLowestLiveRank: rank 0 with the scheduler in it is killed, cut off with its host, or stopped; so is the one that has taken over, at
 // the same time or later. The others end well, with the bits of a run that has the same members.
 func TestTheSchedulerGoesOnInTheLowestLiveRank(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]upheaval{
 		"killed":                       {events: []event{{sigkill, 0, 10}}},
 		"cut off":                      {events: []event{{longCut, 0, 10}}, backs: true},
@@ -78,6 +81,7 @@ func TestAJobThatIsNotElasticEndsWithTheSchedulerInRank0(t *testing.T) {
 // TestOneSideOfAPartedNetworkGoesOn: that with most of the workers, whether it has the scheduler or not. The others end with an error, though they could have
 // a scheduler too, in their lowest rank or at another address.
 func TestOneSideOfAPartedNetworkGoesOn(t *testing.T) {
+	t.Parallel()
 	const ranks, servers = 5, 5
 	for _, c := range []struct {
 		name string

@@ -120,6 +120,7 @@ var frameTests = map[string]func(*bench){
 		var got wire.Header
 		b.wantError(y.ReadHeader(&got), wire.ErrHeader, "limit")
 		b.wantError(y.Send(net.Buffers{{1}}), wire.ErrHeader, "limit")
+		y.Close() // as a reader does once it has told why
 		if err := x.ReadHeader(&got); err == nil {
 			b.Error("the sender of a bad frame was not cut off")
 		}
@@ -132,6 +133,7 @@ var frameTests = map[string]func(*bench){
 		b.expect(y, 1, 0, 10)
 		var got wire.Header
 		b.wantError(y.ReadHeader(&got), wire.ErrHeader, y.RemoteAddr().String())
+		y.Close()
 		if err := x.ReadHeader(&got); err == nil {
 			b.Error("the sender of garbage was not cut off")
 		}
