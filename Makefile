@@ -66,7 +66,7 @@ test-fuzz: $(VENV)/.tools
 
 ## make schedules    the core's machines and whole elastic jobs of them in random schedules: $SCHEDULES of each
 schedules: $(VENV)/.tools
-	go test -tags invariants ./core/handover ./core/condition ./core/task -run Random -schedules $(SCHEDULES) -timeout 2h
+	go test -tags invariants ./core/handover ./core/condition ./core/task ./core/membership ./core/fleet -run Random -schedules $(SCHEDULES) -timeout 2h
 
 ## make soak         processes of elastic jobs are killed, stopped and cut off at random moments: $ROUNDS jobs, and how long the others paused
 soak: $(VENV)/.tools

@@ -112,6 +112,27 @@ func TestAnElasticJobGoesOnWithoutALostServer(t *testing.T) {
 	}
 }
 
+// TestALossThatNoSchedulerDecidesNamesTheMissingScheduler: where none is started again in time, each rank ends, as it says.
+func TestALossThatNoSchedulerDecidesNamesTheMissingScheduler(t *testing.T) {
+	served(t, 2, 2, func(t *testing.T, j *jobtest.Job, kill func(i int)) {
+		const n = 7 * jobtest.Partition
+		j.Works("x", n)
+		j.Scheduler.Close()
+		kill(0)
+		start := time.Now()
+		for rank, err := range j.Outcomes(func(rank int) error { return j.Sums(rank, "x", n) }) {
+			for _, want := range []string{"server 0", "that the job goes on without it has not been heard in 20s", "the scheduler at " + j.Scheduler.Address + ", to which there has been no line for 20"} {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("rank %d: %v, want %q", rank, err, want)
+				}
+			}
+		}
+		if took := time.Since(start); took > 22*time.Second {
+			t.Errorf("after %v", took)
+		}
+	})
+}
+
 // TestAnAllgatherGoesOnWithoutTheOnlyRankThatHadItsSizes: that rank, and the server that has them, are lost at once, after it has brought rows. The others
 // sum the sizes anew, without it, and find its rows at other servers.
 func TestAnAllgatherGoesOnWithoutTheOnlyRankThatHadItsSizes(t *testing.T) {

@@ -18,7 +18,7 @@ const askTime = 30 * time.Second
 // leave has a server leave an elastic job empty, so that nothing is lost, and reports whether it has. told says that it ends in any case.
 // A job of fixed members ends with any of them: its server ends at once, and its workers hear that it has shut down.
 func leave(told bool, srv *server.Server, line *control.Client, s *settings.Settings, log *zap.Logger) bool {
-	if over(srv) || !srv.Elastic() {
+	if over(srv) || !srv.Elastic() || srv.Alone() && line.Broken() { // also where a launcher was stopped, with its scheduler and all workers
 		return false
 	}
 	ask, cancel := context.WithTimeout(context.Background(), askTime)

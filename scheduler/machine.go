@@ -34,15 +34,15 @@ type Output struct {
 	Close   bool
 	Probe   uint64 // session of a process: Ended, if its host refuses a connection to Address
 	Address string
-	GivenUp *GivenUp // for the launcher whose job changes its size
+	GivenUp *GivenUp // for the launcher of a job that goes on
 	Log     string
 	Warn    bool // the log line is a warning
 }
 
-// GivenUp is a worker that a round has lost. Its process may run.
+// GivenUp is a process that a job has lost, and goes on without. It may run.
 type GivenUp struct {
-	Round uint64 // by the count of the launcher
-	Rank  int
+	Round uint64 // of a worker, by the count of a launcher whose job changes its size; 0 under others
+	Node  wire.Node
 }
 
 // Settings of a Machine. Zero fields have the meaning or the default in their comment.
@@ -56,7 +56,8 @@ type Settings struct {
 	LostAfter  time.Duration // how long a restarted scheduler waits for nodes to come back; 10 s
 
 	// Seats is a launcher's, whose job changes its size: it gets what processes ask it, and answers now or later, once.
-	// GivenUp is called for each loss of a worker, on a goroutine of its own. The machine uses neither. nil: such questions are refused, and nobody is told.
+	// GivenUp is that of any job that goes on: it is called for each loss, on a goroutine of its own. The machine uses neither. nil: such questions are
+	// refused, and nobody is told.
 	Seats   func(ask wire.Seat, answer func(wire.Seat, error))
 	GivenUp func(GivenUp)
 

@@ -130,6 +130,9 @@ func (m *Machine) declareLost(p *peer, why string) {
 		m.info("%s has gone: %s", name(&p.Node), why)
 		for _, r := range m.rounds {
 			if i := r.server(p.Addresses); i >= 0 {
+				if r.epoch.Elastic && !p.empty {
+					m.out = append(m.out, Output{GivenUp: &GivenUp{Node: p.Node}})
+				}
 				m.loseServer(r, i, name(&p.Node), membership.Loss{Drained: p.empty, Why: why, Among: p.among})
 			}
 		}
@@ -139,8 +142,8 @@ func (m *Machine) declareLost(p *peer, why string) {
 		}
 		return
 	}
-	if round := p.wants.LauncherRound; round != 0 {
-		m.out = append(m.out, Output{GivenUp: &GivenUp{round, p.Rank}})
+	if round := p.wants.LauncherRound; round != 0 || p.round.epoch.Elastic {
+		m.out = append(m.out, Output{GivenUp: &GivenUp{round, p.Node}})
 	}
 	if on, _ := m.goOn(p.round, membership.Loss{Member: membership.Member{Role: membership.WorkerRole, Number: p.Rank}, Why: why, Among: p.among}, name(&p.Node)); !on {
 		m.tell(p.round, name(&p.Node), wire.Lost{Role: wire.RoleWorker, Rank: p.Rank, Why: why})

@@ -165,7 +165,7 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 func (m *Machine) restore(l *line, c *wire.Control) {
 	n, known := &c.Register.Node, &c.Register.Known.Roster
 	if slices.Contains(m.over, known.Round) {
-		m.refuse(l, c.ID, fmt.Sprintf("%s comes back too late: the others have gone on without it, and ended", name(n)))
+		m.refuse(l, c.ID, fmt.Sprintf("%s comes back too late: the others have gone on without it, and their round is over", name(n)))
 		return
 	}
 	if !slices.ContainsFunc(m.rounds, func(r *round) bool { return r.epoch.Round == known.Round }) {

@@ -45,6 +45,7 @@ type Scheduler struct {
 	givenUp func(GivenUp)
 	last    atomic.Uint64 // number of the last line
 	leads   atomic.Bool   // it serves nodes; a standby from Lead on
+	formed  atomic.Bool   // a node has been told who is in the job
 
 	probe  func(context.Context, string) (transport.Conn, error)
 	wait   time.Duration   // bound of a probe
@@ -135,6 +136,9 @@ func (s *Scheduler) greet(conn transport.Conn) {
 	defer s.hold(func() { delete(s.conns, conn) })
 	defer conn.Close()
 	hello, err := control.ReadHello(conn)
+	if errors.Is(err, io.EOF) { // somebody has looked whether a scheduler is here
+		return
+	}
 	if err != nil {
 		s.log.Warn("closed a connection that does not begin with a node's hello", zap.Stringer("peer", conn.RemoteAddr()), zap.Error(err))
 		return
@@ -268,7 +272,13 @@ func (s *Scheduler) do(outputs []Output, lines map[Line]*control.Line) {
 		case o.Close:
 			line.Finish()
 		default:
+			if o.Message.Roster != nil {
+				s.formed.Store(true)
+			}
 			line.Push(o.Message)
 		}
 	}
 }
+
+// Formed reports whether the job's processes have found each other.
+func (s *Scheduler) Formed() bool { return s.formed.Load() }

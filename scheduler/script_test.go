@@ -268,7 +268,11 @@ func (s *stage) step(in Input) {
 		case o.Log != "":
 			s.said = append(s.said, "log: "+o.Log)
 		case o.GivenUp != nil:
-			s.said = append(s.said, fmt.Sprintf("round %d of the launcher has given up rank %d", o.GivenUp.Round, o.GivenUp.Rank))
+			what := "the job"
+			if o.GivenUp.Round > 0 {
+				what = fmt.Sprintf("round %d of the launcher", o.GivenUp.Round)
+			}
+			s.said = append(s.said, what+" has given up "+name(&o.GivenUp.Node))
 		case o.Probe != 0:
 			s.said = append(s.said, "probe of "+o.Address)
 		case o.Close:

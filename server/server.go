@@ -134,6 +134,12 @@ func (s *Server) Holds() bool {
 	return r != nil && slices.ContainsFunc(r.inUse(), (*tensor).holds)
 }
 
+// Alone reports whether no worker of the running round has a connection to the server.
+func (s *Server) Alone() bool {
+	r := s.running()
+	return r == nil || len(r.connected()) == 0
+}
+
 // NeededBy are the ranks that have not left the running round.
 func (s *Server) NeededBy() []int {
 	r := s.running()

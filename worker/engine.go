@@ -71,6 +71,8 @@ type Control interface {
 	ReportProfile(wire.Profile)
 	// Clock is how far the scheduler's clock is ahead of this host's, and how uncertain that is; false before the first beat.
 	Clock() (ahead, uncertain time.Duration, known bool)
+	// Whom names the scheduler, and says since when and why there is no line to it.
+	Whom() string
 }
 
 // Local is the server in this process, if there is one. The done of each operation is called exactly
@@ -254,10 +256,11 @@ func (e *Engine) connect(ctx context.Context) error {
 			there, cancel := p.whileThere(ctx)
 			defer cancel()
 			errs[i] = p.connect(there)
+			if errs[i] != nil && !errors.Is(ctx.Err(), context.Canceled) && p.survives(errs[i]) {
+				errs[i] = p.accuse(ctx, errs[i])
+			}
 			switch {
-			case errs[i] == nil || errors.Is(ctx.Err(), context.Canceled):
-			case p.survives(errs[i]) && p.accuse(ctx, errs[i].Error()):
-				errs[i] = nil
+			case errs[i] == nil:
 			case ctx.Err() != nil:
 			default:
 				p.fail(errs[i], errs[i].Error()) // the others end for this server too, and not for this rank

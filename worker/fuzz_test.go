@@ -46,6 +46,8 @@ func (n *numbering) ReportProfile(wire.Profile) {}
 
 func (n *numbering) Clock() (time.Duration, time.Duration, bool) { return 0, 0, false }
 
+func (n *numbering) Whom() string { return "the scheduler" }
+
 // FuzzServer has a server that knows the secret send any bytes at all over two connections, while
 // operations wait for it. For every input the engine does not panic, allocates no more memory than it needs, and ends
 // every operation once when the server is gone.

@@ -25,24 +25,25 @@ import (
 // From then on the way to the lost server leads to the heirs. A server that was drained (decision 84) is one that has said goodbye on every
 // connection, behind its last answers: what it has not answered, transfers and messages too, it has dropped, and it is sent to the heirs.
 
-// accuse tells the scheduler that a connection to the server has ended, and waits until the job goes on without the server. It
-// reports whether it does; where nothing is heard of it in time, this rank is cut off.
-func (p *peer) accuse(ctx context.Context, why string) bool {
+// accuse tells the scheduler that a connection to the server has ended, and waits until the job goes on without the server. Where
+// nothing is heard of that in time, this rank is cut off: the error is why, and who has said nothing.
+func (p *peer) accuse(ctx context.Context, why error) error {
 	if p.there() {
-		p.e.cfg.Log.Warn("a server is lost; waiting for the scheduler's word", zap.Stringer("server", p), zap.String("why", why))
-		p.e.cfg.Control.ReportLost(wire.Lost{Role: wire.RoleServer, Rank: p.index, Why: why})
+		p.e.cfg.Log.Warn("a server is lost; waiting for the scheduler's word", zap.Stringer("server", p), zap.Error(why))
+		p.e.cfg.Control.ReportLost(wire.Lost{Role: wire.RoleServer, Rank: p.index, Why: why.Error()})
 	}
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, p.e.cfg.DeclareTimeout)
 	defer cancel()
 	for {
 		_, over := p.e.cfg.Membership.Watch()
 		if !p.there() {
-			return true
+			return nil
 		}
 		select {
 		case <-over:
 		case <-ctx.Done():
-			return false
+			return fmt.Errorf("%w; that the job goes on without it has not been heard in %v from %s", why, time.Since(began).Round(time.Millisecond), p.e.cfg.Control.Whom())
 		}
 	}
 }

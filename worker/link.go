@@ -134,20 +134,25 @@ func (l *link) read() {
 		return
 	}
 	left := p.shutDown()
-	if left && survives && p.accuse(p.e.ctx, "it has shut down") || p.e.Err() != nil {
-		return
-	}
 	if left {
-		p.leave(because{ErrUnsupported, fmt.Sprintf("%v has shut down", p)})
-		return
-	}
-	if errors.Is(err, io.EOF) && !errors.Is(err, transport.ErrStopped) {
+		why = "it has shut down"
+	} else if errors.Is(err, io.EOF) && !errors.Is(err, transport.ErrStopped) {
 		why = fmt.Sprintf("its connection to rank %d was closed without a goodbye", p.e.cfg.Rank)
 	}
-	if survives && p.accuse(p.e.ctx, why) || p.e.Err() != nil {
-		return
+	if survives {
+		late := p.accuse(p.e.ctx, errors.New(why))
+		if late == nil {
+			return
+		}
+		why = late.Error()
 	}
-	p.fail(err, why)
+	switch {
+	case p.e.Err() != nil:
+	case left:
+		p.leave(because{ErrUnsupported, fmt.Sprintf("%v has shut down", p)})
+	default:
+		p.fail(err, why)
+	}
 }
 
 // shutDown reports whether the server has said that it shuts down.

@@ -34,8 +34,10 @@ func (e *Engine) meet(server int, met chan struct{}) {
 	if p.there() {
 		switch err := p.connect(ctx); {
 		case err == nil || e.ctx.Err() != nil:
-		case !p.accuse(e.ctx, err.Error()):
-			p.fail(err, err.Error())
+		default:
+			if err = p.accuse(e.ctx, err); err != nil {
+				p.fail(err, err.Error())
+			}
 		}
 	}
 	if joins := e.setWay(server, p); joins {

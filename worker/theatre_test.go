@@ -173,6 +173,9 @@ func (th *theatre) Clock() (ahead, uncertain time.Duration, known bool) {
 	return time.Second, time.Millisecond, true
 }
 
+// Whom implements worker.Control.
+func (th *theatre) Whom() string { return "the scheduler" }
+
 // RemoveSet implements worker.Control.
 func (th *theatre) RemoveSet(context.Context, uint32) error { return nil }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -59,7 +58,7 @@ func (o *placementOptions) run(c *cobra.Command) error {
 		s, known := shapes.Named(name)
 		if !known {
 			names := each.Of(shapes.All(), func(s shapes.Shape) string { return s.Name })
-			return fmt.Errorf("--models %q: did you mean %q? Allowed are %s", name, nearest.Of(name, names), strings.Join(names, ", "))
+			return fmt.Errorf("--models %q: %s", name, nearest.Known(name, names))
 		}
 		o.plan.Shapes = append(o.plan.Shapes, s)
 	}

@@ -259,10 +259,10 @@ func (s *schedule) event() error {
 	return s.ask(n)
 }
 
-// lose has the others give up a rank, whose process lives. Where they go on without it, nobody waits for it.
+// lose has the others give up a rank, whose process lives. Nobody waits for it.
 func (s *schedule) lose(rank int) error {
 	for _, a := range s.live {
-		if a.member && a.rank == rank && s.machine.settings.GoesOn {
+		if a.member && a.rank == rank && !a.asked {
 			a.member = false
 		}
 	}

@@ -13,7 +13,7 @@ import (
 //
 // Invariants:
 //  1. A process is in at most one place: starting, waiting for a round, or a member of the current one.
-//  2. A round begins only when every live member of the one before has asked.
+//  2. A round begins only when every live member of the one before has asked, or is lost for the others.
 //  3. Rank 0 has the newest state of the training, where any process has one.
 //  4. A job without a round ends at the latest after twice the timeout, unless a round begins.
 type Machine struct {
@@ -109,12 +109,12 @@ func (m *Machine) asks(a *Ask) {
 	}
 }
 
-// lost has a member be none any more, where the others go on without it: nobody waits for it, until it asks as one that joins.
+// lost has a member be none any more: nobody waits for it, until it asks as one that joins.
 func (m *Machine) lost(l *Lost) {
 	for _, p := range m.processes {
-		if m.settings.GoesOn && l.Round == m.round && p.rank == l.Rank {
+		if l.Round == m.round && p.rank == l.Rank && p.asked == nil {
 			p.rank = -1
-			m.breaks(false)
+			m.breaks(!m.settings.GoesOn)
 		}
 	}
 }

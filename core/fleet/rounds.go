@@ -23,10 +23,7 @@ func (m *Machine) form() {
 			starting = m.starts(p) || starting
 		}
 	}
-	need := m.settings.Min
-	if m.round == 0 {
-		need = m.settings.First
-	}
+	need, _ := m.need()
 	switch {
 	case len(waiting) < need || m.round == 0 && starting || m.finished:
 		return
@@ -38,6 +35,14 @@ func (m *Machine) form() {
 		return
 	}
 	m.seat(waiting)
+}
+
+// need is with how many processes a round may begin, and the flag that says it. The first round does without those that have failed before it.
+func (m *Machine) need() (int, string) {
+	if m.round == 0 && len(m.blocked) == 0 && m.settings.First > m.settings.Min {
+		return m.settings.First, "-np"
+	}
+	return m.settings.Min, "--min-np"
 }
 
 // limited reports whether no more rounds may follow.
@@ -56,7 +61,9 @@ func (m *Machine) bereft(waiting []*process) bool {
 
 // seat gives everybody who waits a rank.
 func (m *Machine) seat(waiting []*process) {
-	m.round++
+	if m.round++; m.round == 1 && len(waiting) < m.settings.First {
+		m.say("the training begins with %d processes instead of %d (-np)", len(waiting), m.settings.First)
+	}
 	waiting = m.arrange(waiting)
 	r := &Round{Number: m.round, Members: places(waiting), Commits: waiting[0].commit, Skip: true, News: m.news}
 	for i, p := range waiting {
@@ -167,10 +174,7 @@ func (m *Machine) expire() {
 	if hung > 0 {
 		return
 	}
-	need, flag := m.settings.Min, "--min-np"
-	if m.round == 0 && m.settings.First > m.settings.Min {
-		need, flag = m.settings.First, "-np"
-	}
+	need, flag := m.need()
 	m.fail("after %v %d of %d processes (%s) are there; hosts: %s. Give the job more hosts, a smaller %s or a longer --elastic-timeout",
 		m.settings.Timeout, waiting, need, flag, m.places(), flag)
 }

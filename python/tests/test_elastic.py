@@ -57,6 +57,19 @@ def test_a_job_that_went_on_without_a_rank_takes_its_replacement_in(rank, tmp_pa
     end_alike(job, 3)
 
 
+def test_nobody_waits_for_a_worker_that_stays_frozen(tmp_path):
+    """Without --elastic its round ends, the others form the next, and it is stopped at the end."""
+    (tmp_path / "ready").touch()
+    with Elastic(tmp_path, "-np", "3", "--min-np", "1", JOB_PREPARES="yes", PACELINE_PEER_TIMEOUT="2") as job:
+        (first,) = job.wait(lambda: job.rounds(3))
+        job.wait(lambda: job.said("commit"))
+        os.kill(next(m["pid"] for m in first if m["rank"] == 1), signal.SIGSTOP)
+        (second,) = job.wait(lambda: job.rounds(2))
+        assert {m["process"] for m in second} == {0, 2}, second
+        assert job.finish() == 0, job.text()
+    assert not job.rounds(1), job.text()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_was_given_up_comes_back_as_one_that_joins(rank, tmp_path):
     (tmp_path / "ready").touch()

@@ -1,11 +1,13 @@
 """Elastic jobs: real ranks and servers are killed or replaced while they train, and the others go on alike."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 
+import pytest
 from elastic_runs import Elastic
 from jobs import HANG_S, Job, clean_environment, goes_on
 
@@ -204,13 +206,15 @@ REPLACED = """
 """
 
 
-def test_each_server_is_replaced_while_training_runs(tmp_path, port):
-    """The rolling upgrade of docs/elastic.md."""
+@pytest.mark.parametrize("own", [False, True])
+def test_each_server_is_replaced_while_training_runs(own, tmp_path, port):
+    """The rolling upgrade of docs/elastic.md. The launcher's own servers leave as others do."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(REPLACED).replace("input()", f"open({str(tmp_path / 'what')!r}).read()"))
     (tmp_path / "what").write_text("go on")
     secret = {"PACELINE_JOB_SECRET": "of a test of upgrades", "PACELINE_ELASTIC": "1"}
-    flags = ["-np", "2", "--elastic", "--listen", f"127.0.0.1:{port}", "--num-servers", "2"]
+    flags = ["-np", "2", "--elastic", "--listen", f"127.0.0.1:{port}"]
+    flags += ["--servers", "localhost,localhost"] if own else ["--num-servers", "2"]
 
     def server():
         command = ["paceline", "server", "--scheduler", f"127.0.0.1:{port}"]
@@ -219,24 +223,81 @@ def test_each_server_is_replaced_while_training_runs(tmp_path, port):
     servers = []
     try:
         with Elastic(tmp_path, *flags, script=[sys.executable, str(script)], **secret) as job:
-            servers = [server(), server()]
+            if not own:
+                servers = [server(), server()]
 
             def steps():
                 seen = len(job.lines)
                 job.wait(lambda: sum("step" in line for line in job.lines[seen:]) > 4)
 
             steps()
-            for old in servers[:]:
+            for old in listed(port, secret):
                 new = server()
                 servers.append(new)
                 job.wait(lambda pid=new.pid: pid in listed(port, secret))
                 steps()
-                old.send_signal(signal.SIGTERM)
-                assert old.wait(HANG_S) == 0
+                os.kill(old, signal.SIGTERM)
+                for began in servers:
+                    assert began.pid != old or began.wait(HANG_S) == 0
+                job.wait(lambda pid=old: pid not in listed(port, secret))
                 steps()
             (tmp_path / "what").write_text("stop")
             assert job.ended() == 0, job.text()
             assert job.text().count("joined") == 2, job.text()
+            assert job.text().count("has left; the job goes on without it") == (2 if own else 0), job.text()
+            assert "it lost" not in job.text(), job.text()
+    finally:
+        for s in servers:
+            s.kill()
+            s.wait()
+
+
+STEPS = """
+    import json, os, pathlib, sys, torch
+    import paceline.torch as hvd
+
+    hvd.init()
+    print(json.dumps({"what": "begin", "rank": hvd.rank(), "pid": os.getpid()}), flush=True)
+    x = torch.ones(100_000)
+    for step in range(100_000):
+        hvd.allreduce(x, name="x", op=hvd.Sum)
+        if step % 50 == 0:
+            print("step", step, flush=True)
+        if hvd.allreduce(torch.tensor([float(pathlib.Path(sys.argv[1]).exists())]), op=hvd.Max, name="stop").item():
+            break
+    print("done", hvd.rank())
+"""
+
+
+@pytest.mark.parametrize("what", ["a rank", "a server", "a server from elsewhere"])
+def test_a_process_that_stays_frozen_is_not_waited_for(what, tmp_path, port):
+    """The others train to the end, which then is the job's. A server from elsewhere is not this launcher's to end."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(STEPS))
+    env = {"PACELINE_JOB_SECRET": "of a frozen process", "PACELINE_ELASTIC": "1", "PACELINE_PEER_TIMEOUT": "2"}
+    flags = ["-np", "2", "--elastic", "--listen", f"127.0.0.1:{port}"]
+    flags += ["--servers", "localhost,localhost"] if what != "a rank" else []
+    servers = []
+    try:
+        with Elastic(tmp_path, *flags, script=[sys.executable, str(script), str(tmp_path / "stop")], **env) as job:
+            job.wait(lambda: "step 50" in job.text())
+            if what == "a server from elsewhere":
+                command = ["paceline", "server", "--scheduler", f"127.0.0.1:{port}"]
+                servers.append(subprocess.Popen(command, env=clean_environment() | env))
+                job.wait(lambda: len(listed(port, env)) == 3)
+                frozen = servers[0].pid
+            elif what == "a server":
+                frozen = listed(port, env)[1]
+            else:
+                frozen = next(line["pid"] for line in job.said("begin") if line["rank"] == 1)
+            os.kill(frozen, signal.SIGSTOP)
+            job.wait(lambda: "the job goes on without" in job.text())
+            assert job.finish() == 0, job.text()
+            assert f"done {'0' if what == 'a rank' else '1'}" in job.text(), job.text()
+            whom = {"a rank": "rank 1 on", "a server": "server on"}.get(what, "server at ")
+            assert f"the job ended well; it lost {whom}" in job.text(), job.text()
+            if not servers:
+                assert f"(pid {frozen}) was given up by the others, and had not ended when they had" in job.text()
     finally:
         for s in servers:
             s.kill()
@@ -244,7 +305,7 @@ def test_each_server_is_replaced_while_training_runs(tmp_path, port):
 
 
 def listed(port, secret):
-    """The processes of the servers that `paceline servers` lists."""
+    """The processes of the servers that `paceline servers` lists as there."""
     command = ["paceline", "servers", "--json", "--scheduler", f"127.0.0.1:{port}"]
     shown = subprocess.run(command, env=clean_environment() | secret, capture_output=True, text=True, check=True)
-    return [server["pid"] for server in json.loads(shown.stdout)]
+    return [server["pid"] for server in json.loads(shown.stdout) if "state" not in server]

@@ -38,6 +38,7 @@ type Config struct {
 	Lead      func()                  // the scheduler goes on in this process, at the standby that it has registered; nil for a node that has none
 	Hello     wire.Hello              // role and rank of this node
 	Log       *zap.Logger             // nil: no log
+	Idle      func() bool             // this node is in no job that runs, and misses no scheduler; nil for one that always is
 	OnLost    func(wire.Lost)         // the job has lost a node, possibly this one
 	Progress  func() wire.Progress    // how far this node is; called as the other two are; nil for a node that takes no part
 	OnRemoved func(wire.RemovedSet)   // every worker has removed a process set; nil for a node that is no dedicated server
@@ -154,8 +155,11 @@ func (c *Client) run(line *Line) {
 		if !c.lost(why) {
 			return
 		}
-		c.config.Log.Warn("the line to the scheduler is broken; training goes on, trying again",
-			zap.String("scheduler", c.at), zap.Error(why))
+		if c.config.Idle == nil || !c.config.Idle() {
+			c.config.Log.Warn("the line to the scheduler is broken; training goes on, trying again", zap.String("scheduler", c.at), zap.Error(why))
+		} else {
+			c.config.Log.Info("the scheduler has gone; waiting for the next job", zap.String("scheduler", c.at), zap.Error(why))
+		}
 		pause = min(2*pause, lastPause)
 		if time.Since(start) > lastPause {
 			pause = firstPause // the line was stable: reconnect soon

@@ -218,13 +218,31 @@ func (c *Client) ask(ctx context.Context, name string, m wire.Control) (*wire.Co
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.pending, id)
-		why := ""
-		if c.line == nil {
-			why = fmt.Sprintf(", to which there has been no line for %v (%v)", time.Since(c.since).Round(time.Millisecond), c.broken)
-		}
-		return nil, fmt.Errorf("%s: waited %v for an answer from the scheduler at %s%s: %w",
-			name, time.Since(start).Round(time.Millisecond), c.config.Address, why, ctx.Err())
+		return nil, fmt.Errorf("%s: waited %v for an answer from %s: %w", name, time.Since(start).Round(time.Millisecond), c.whom(), ctx.Err())
 	}
+}
+
+// Broken reports whether there is no line to the scheduler.
+func (c *Client) Broken() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.line == nil
+}
+
+// Whom names the scheduler; where there is no line to it, with since when and why.
+func (c *Client) Whom() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.whom()
+}
+
+// whom is Whom for a caller that holds the lock.
+func (c *Client) whom() string {
+	who := "the scheduler at " + c.config.Address
+	if c.line == nil {
+		who += fmt.Sprintf(", to which there has been no line for %v (%v)", time.Since(c.since).Round(time.Millisecond), c.broken)
+	}
+	return who
 }
 
 // submit gives a request its number and sends it, now or when there is a line again.

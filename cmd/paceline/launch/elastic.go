@@ -74,7 +74,6 @@ type elastic struct {
 	numbers   map[*Task]int
 	tasks     map[int]*Task
 	asks      chan ask
-	losses    chan node.GivenUp
 	quit      chan struct{} // closed at the end of run
 	waiting   map[int]ask   // for a place
 	watching  map[int]ask   // for news
@@ -99,7 +98,7 @@ const watchTime = 20 * time.Second
 
 func newElastic(j *maker) *elastic {
 	return &elastic{
-		maker: j, numbers: map[*Task]int{}, tasks: map[int]*Task{}, asks: make(chan ask), losses: make(chan node.GivenUp), quit: make(chan struct{}),
+		maker: j, numbers: map[*Task]int{}, tasks: map[int]*Task{}, asks: make(chan ask), quit: make(chan struct{}),
 		waiting: map[int]ask{}, watching: map[int]ask{}, refused: map[string]bool{},
 	}
 }
@@ -114,19 +113,6 @@ func (e *elastic) seats() func(wire.Seat, func(wire.Seat, error)) {
 		case e.asks <- ask{s, answer, time.Now()}:
 		case <-e.quit:
 			answer(wire.Seat{}, errors.New("the job has ended"))
-		}
-	}
-}
-
-// givenUp is what the scheduler calls with the workers that a round has lost; nil without an elastic job.
-func (e *elastic) givenUp() func(node.GivenUp) {
-	if e == nil {
-		return nil
-	}
-	return func(g node.GivenUp) {
-		select {
-		case e.losses <- g:
-		case <-e.quit:
 		}
 	}
 }
@@ -168,8 +154,12 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 			e.over = true
 		case a := <-e.asks:
 			e.asked(a)
-		case g := <-e.losses:
-			e.step(fleet.Input{Lost: &fleet.Lost{Round: g.Round, Rank: g.Rank}})
+		case g := <-job.GivenUp:
+			if g.Node.Role == wire.RoleServer {
+				e.goOnWithout(&g.Node)
+				break
+			}
+			e.step(fleet.Input{Lost: &fleet.Lost{Round: g.Round, Rank: g.Node.Rank}})
 		case hosts := <-found:
 			e.step(fleet.Input{Found: true, Hosts: e.usable(hosts)})
 		case <-due.C:
@@ -415,6 +405,7 @@ func (e *elastic) giveUp(why string) {
 // done ends the job well: what failed before was made good by the others.
 func (e *elastic) done() {
 	e.over, e.code = true, e.late
+	e.stopGivenUp()
 	if len(e.lost) > 0 {
 		without := each.Of(e.lost, func(f Failure) string {
 			if f.PID == 0 {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/internal/each"
+	"github.com/paceline/paceline/node"
+	"github.com/paceline/paceline/transport/wire"
 )
 
 // Job is a set of processes that run together. It ends with its workers; servers are stopped then.
@@ -21,7 +23,9 @@ type Job struct {
 	Peers time.Duration // after the first failure, for the others to detect it and end by themselves
 	Stop  time.Duration // from one signal to the next, stronger one
 
-	Elastic bool // the others go on without workers and servers that fail
+	Elastic bool                // the others go on without workers and servers that fail
+	Formed  func() bool         // whether they have found each other, before which nobody can go on; nil: not known
+	GivenUp <-chan node.GivenUp // processes that the others go on without, which may run; nil: not known
 
 	Say func(format string, args ...any) // reports a problem to the user
 }
@@ -41,6 +45,7 @@ type run struct {
 
 	code    int         // exit code of the whole
 	lost    []Failure   // processes without which an elastic job went on
+	givenUp []*Task     // without which the others go on; they may run
 	failed  []Failure   // processes that ended the job
 	why     string      // what ended it otherwise
 	well    bool        // a worker has ended well
@@ -81,6 +86,8 @@ func (j *Job) Run(signals <-chan os.Signal) Report {
 			r.end(e)
 		case sig := <-signals:
 			r.interrupt(sig.(syscall.Signal))
+		case g := <-j.GivenUp:
+			r.goOnWithout(&g.Node)
 		case <-late.C:
 			r.late()
 		case <-r.next.C:
@@ -140,8 +147,14 @@ func (r *run) end(e ended) {
 		r.Say("%s on %s%s %v too", e.task.Name, e.task.Host, pidOf(p), e.exit)
 		r.failed = append(r.failed, failure(e.task, p, e.exit.Code, e.exit.String()))
 	case !r.calm:
-	case r.Elastic && worker && e.exit.Code != 0 && (r.worksStill() || r.well), r.Elastic && !worker && r.runs(r.Servers):
-		r.Say("%s on %s%s %v; the job goes on without it", e.task.Name, e.task.Host, pidOf(p), e.exit)
+	case r.Elastic && !worker && e.exit.Code == 0 && !slices.Contains(r.givenUp, e.task): // it was drained; servers from elsewhere may have its keys
+		r.Say("%s on %s%s has left; the job goes on without it", e.task.Name, e.task.Host, pidOf(p))
+	case r.goesOn(worker, e.exit):
+		provided := ""
+		if !worker && !r.runs(r.Servers) {
+			provided = " if another server has joined"
+		}
+		r.Say("%s on %s%s %v; the job goes on without it%s", e.task.Name, e.task.Host, pidOf(p), e.exit, provided)
 		r.lost = append(r.lost, failure(e.task, p, e.exit.Code, e.exit.String()))
 		r.endServers()
 	case e.exit.Code != 0 || !worker:
@@ -153,15 +166,68 @@ func (r *run) end(e ended) {
 	}
 }
 
-// endServers ends the servers with the last worker.
-func (r *run) endServers() {
-	if !r.worksStill() {
-		r.plan(step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
-		r.calm = false
+// goesOn reports whether the job does without a process that has failed.
+func (r *run) goesOn(worker bool, exit Exit) bool {
+	switch {
+	case !r.Elastic || r.Formed != nil && !r.Formed():
+		return false
+	case worker:
+		return exit.Code != 0 && (r.worksStill() || r.well)
+	}
+	return r.Formed != nil || r.runs(r.Servers) // the scheduler decides it, and the workers end where no server is left
+}
+
+// goOnWithout notes that the others go on without a process. It may be frozen: nobody waits for it where they have ended. A server that was not started here
+// is lost for the report at once; any other process with its end.
+func (r *run) goOnWithout(n *wire.Node) {
+	if !r.calm {
+		return
+	}
+	server := n.Role == wire.RoleServer
+	some := r.Workers
+	if server {
+		some = r.Servers
+	}
+	i := slices.IndexFunc(some, func(t *Task) bool {
+		return !server && t.Rank != nil && *t.Rank == n.Rank || server && r.alive[t] != nil && r.alive[t].pid.Load() == int64(n.PID)
+	})
+	switch {
+	case i >= 0:
+		r.givenUp = append(r.givenUp, some[i])
+	case server && !slices.ContainsFunc(r.lost, func(f Failure) bool { return f.PID == int64(n.PID) }):
+		r.lost = append(r.lost, Failure{Name: fmt.Sprintf("server at %v", n.Addresses), Host: n.Host, PID: int64(n.PID), Why: "was lost"})
+	}
+	if r.well {
+		r.endServers()
 	}
 }
 
-func (r *run) worksStill() bool { return r.runs(r.Workers) }
+// endServers ends the servers with the last worker, and what was given up and has not ended.
+func (r *run) endServers() {
+	if r.worksStill() {
+		return
+	}
+	r.stopGivenUp()
+	r.plan(step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
+	r.calm = false
+}
+
+// stopGivenUp stops what the others went on without and has not ended.
+func (r *run) stopGivenUp() {
+	for _, t := range r.givenUp {
+		if p := r.alive[t]; p != nil {
+			const why = "was given up by the others, and had not ended when they had"
+			r.Say("%s on %s%s %s: it is stopped", t.Name, t.Host, pidOf(p), why)
+			r.lost = append(r.lost, failure(t, p, 128+int(syscall.SIGKILL), why))
+			p.signal(syscall.SIGKILL)
+		}
+	}
+}
+
+// worksStill reports whether a worker runs that was not given up.
+func (r *run) worksStill() bool {
+	return slices.ContainsFunc(r.Workers, func(t *Task) bool { return r.alive[t] != nil && !slices.Contains(r.givenUp, t) })
+}
 
 // runs reports whether one of some processes does.
 func (r *run) runs(some []*Task) bool {

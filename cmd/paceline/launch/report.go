@@ -17,7 +17,7 @@ type Failure struct {
 	Rank *int   `json:"rank,omitempty"` // of a worker whose rank stays
 	Host string `json:"host"`
 	PID  int64  `json:"pid,omitempty"` // 0: it never ran
-	Code int    `json:"exit_code"`
+	Code int    `json:"exit_code"`     // 0 of a server that was not started here: not known
 	Why  string `json:"why"`
 }
 

@@ -45,12 +45,16 @@ func (j *maker) run() (Report, error) {
 	if j.Elastic != nil {
 		e, launched = newElastic(j), 0 // not known
 	}
+	var formed func() bool
+	lost := newLosses()
 	if j.Scheduler == "" {
-		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: launched, Seats: e.seats(), GivenUp: e.givenUp()})
+		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: launched, Seats: e.seats(), GivenUp: lost.tell})
 		if err != nil {
 			return Report{}, err
 		}
+		formed = sched.Formed
 		defer sched.Close()
+		defer lost.close()
 		sched.Publish()
 		address = sched.Address
 		if e != nil {
@@ -77,11 +81,30 @@ func (j *maker) run() (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
+	job.Formed, job.GivenUp = formed, lost.given
 	if e != nil {
 		return e.runJob(job, signals)
 	}
 	return job.Run(signals), nil
 }
+
+// losses are the processes that the scheduler has given up.
+type losses struct {
+	given chan node.GivenUp
+	quit  chan struct{}
+}
+
+func newLosses() *losses { return &losses{make(chan node.GivenUp), make(chan struct{})} }
+
+// tell hands one to the launcher, while it listens.
+func (l *losses) tell(g node.GivenUp) {
+	select {
+	case l.given <- g:
+	case <-l.quit:
+	}
+}
+
+func (l *losses) close() { close(l.quit) }
 
 // narrate says where the job is found, and from time to time how far it is, until the function that it returns is called.
 func (j *maker) narrate(address string) (stop func()) {
