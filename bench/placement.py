@@ -19,7 +19,7 @@ def main():
     parser.add_argument(
         "--placements", default="largest-first,round-robin,mxnet,tensorflow", help="default: %(default)s"
     )
-    parser.add_argument("--models", default="resnet50,googlenet", help="some of: %(default)s")
+    parser.add_argument("--models", help="some of those that `paceline bench shapes` lists (default: all)")
     parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--servers", type=int, default=3, help="dedicated ones (default: %(default)s)")
     parser.add_argument("--rate", default="1gbit", help="of each link in each direction (default: %(default)s)")
@@ -29,9 +29,9 @@ def main():
     parser.add_argument("--duration", type=float, default=30, help="seconds for each model (default: %(default)s)")
     parser.add_argument("--json", help="file for the results")
     options = parser.parse_args()
-    models = options.models.split(",")
-    if unknown := [m for m in models if m not in shapes.GRADIENTS]:
-        parser.error(f"--models {unknown[0]!r}: allowed are {', '.join(shapes.GRADIENTS)}")
+    models = options.models.split(",") if options.models else list(shapes.gradients())
+    if unknown := [m for m in models if m not in shapes.gradients()]:
+        parser.error(f"--models {unknown[0]!r}: allowed are {', '.join(shapes.gradients())}")
     if why := unavailable():
         print(f"skipped: {why}")
         return
@@ -66,13 +66,13 @@ def main():
 
 def line(model, placement, options, seconds, stream):
     """Prints and returns the result of one placement of one model."""
-    bytes = 4 * sum(shapes.GRADIENTS[model])
+    bytes = 4 * sum(shapes.gradients()[model])
     result = {"model": model, "placement": placement, "bytes": bytes, "repetitions": len(seconds)}
     result |= spread(seconds, "_ms", 1e3)
     result["bound_ms"] = bytes * max(1, options.workers / options.servers) * 8e-6 / stream
     times = f"{result['median_ms']:9.1f} ms ({result['p10_ms']:.1f}-{result['p90_ms']:.1f})"
     bound = f"{result['median_ms'] / result['bound_ms']:.2f} of the links' {result['bound_ms']:.1f} ms"
-    print(f"{model:>10} {placement:>15} {times:>32}  {bound}, {len(seconds)} times", flush=True)
+    print(f"{model:>12} {placement:>15} {times:>32}  {bound}, {len(seconds)} times", flush=True)
     return result
 
 

@@ -179,7 +179,7 @@ class Rank:
     def gradients(self, model):
         """A model's gradients, the last layer's first, each by itself."""
         if model not in self.models:
-            self.models[model] = [torch.empty(n) for n in shapes.GRADIENTS[model]]
+            self.models[model] = [torch.empty(n) for n in shapes.gradients()[model]]
         return self._timed(self.models[model], lambda: self.system.sums(self.models[model], model))
 
     def idle(self, seconds):

@@ -4,6 +4,10 @@ A layer is (elements, work): elements of its parameters in the order in which th
 multiplications of its forward pass for one example.
 """
 
+import functools
+import json
+import subprocess
+
 TOKENS = 128  # of an example of BERT
 
 
@@ -44,36 +48,16 @@ def _bert_base():
     return [*layers, linear(width, width, 1)]
 
 
-def _googlenet():
-    """Szegedy et al. 2014, table 1, without the auxiliary classifiers: the elements of each tensor alone."""
-    elements = []
-
-    def biased(inputs, outputs):
-        elements.extend((inputs * outputs, outputs))
-
-    biased(7 * 7 * 3, 64)
-    biased(64, 64)
-    biased(9 * 64, 192)
-    channels = 192
-    for one, reduce3, three, reduce5, five, pool in (
-        (64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64), (192, 96, 208, 16, 48, 64),
-        (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64), (112, 144, 288, 32, 64, 64),
-        (256, 160, 320, 32, 128, 128), (256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128),
-    ):  # fmt: skip
-        for inputs, outputs in (
-            (channels, one), (channels, reduce3), (9 * reduce3, three),
-            (channels, reduce5), (25 * reduce5, five), (channels, pool),
-        ):  # fmt: skip
-            biased(inputs, outputs)
-        channels = one + three + five + pool
-    biased(channels, 1000)
-    return elements
-
-
 RESNET50_LAYERS = _resnet50()
 BERT_BASE_LAYERS = _bert_base()
 RESNET50 = [n for elements, _ in RESNET50_LAYERS for n in elements][::-1]  # in the order of backward: the last first
-GRADIENTS = {"resnet50": RESNET50, "googlenet": _googlenet()[::-1]}
+
+
+@functools.cache
+def gradients():
+    """The elements of each gradient of `paceline bench placement`'s models, in the order of backward."""
+    listed = subprocess.run(["paceline", "bench", "shapes", "--json"], check=True, capture_output=True, text=True)
+    return {shape["model"]: shape["elements"][::-1] for shape in json.loads(listed.stdout)}
 
 
 def buckets(sizes, limit):

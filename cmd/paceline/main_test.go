@@ -135,6 +135,7 @@ func TestRunSaysWhatIsWrongWithItsArguments(t *testing.T) {
 		"run --nproc_per_node 2 true":      "there is no flag --nproc_per_node: did you mean -np?",
 		"run --nproc-per-node=2 true":      "did you mean -np?",
 		"bench codec --json=/no/dir/x":     "--json: open /no/dir/x",
+		"bench placement --models foo":     `--models "foo": known are: alexnet, resnet50`,
 		"bench barrier --duration 3":       "there is no flag --duration",
 		"sim --worker 3":                   "did you mean -np?",
 		"sim --latency soon":               `--latency "soon": allowed is a time with its unit`,

@@ -5,8 +5,8 @@ import "slices"
 
 // Shape is the parameters of a model, in the order of its definition.
 type Shape struct {
-	Name     string
-	Elements []int // of each tensor
+	Name     string `json:"model"`
+	Elements []int  `json:"elements"` // of each tensor
 }
 
 // Parameters is the number of all elements.
