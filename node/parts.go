@@ -118,7 +118,9 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	for {
 		select {
 		case <-ctx.Done():
-			leave(true, srv, line, &s, log)
+			if !leave(true, srv, line, &s, log) && srv.Elastic() && !over(srv) && !srv.Alone() {
+				return errors.New("the server was told to end, and could not leave the job empty: the job has lost it")
+			}
 			return nil
 		case <-wanted:
 			if leave(false, srv, line, &s, log) {
@@ -163,7 +165,7 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 	if err := o.complete(&s, "scheduler", -1); err != nil {
 		return nil, err
 	}
-	sched, err := scheduler.New(scheduler.Settings{LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats, GivenUp: o.GivenUp,
+	sched, err := scheduler.New(scheduler.Settings{LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats, News: o.News,
 		Standby: o.standby, Dial: o.Transports.Required().Dial}, o.Log)
 	if err != nil {
 		return nil, err

@@ -59,8 +59,8 @@ type Worker struct {
 	started bool       // the Engine has
 }
 
-// GivenUp is a process that a job has lost.
-type GivenUp = scheduler.GivenUp
+// News is what a launcher learns of its processes.
+type News = scheduler.News
 
 // Options are what a process adds to its settings.
 type Options struct {
@@ -70,7 +70,7 @@ type Options struct {
 	Workers    int                                     // a scheduler's: how many workers its process starts; 0: not known
 	Log        *zap.Logger                             // nil for the Logger of the process's role
 	Seats      func(wire.Seat, func(wire.Seat, error)) // a scheduler's: of a launcher whose job changes its size; else nil
-	GivenUp    func(GivenUp)                           // a scheduler's: of the launcher of a job that goes on; else nil
+	News       func(News)                              // a scheduler's: of a launcher; else nil
 	Transports *transport.Set                          // nil for those that the settings ask for
 	Arena      *shm.Arena                              // a worker's: memory that it lends the servers of its host; nil for none
 	standby    bool                                    // a scheduler's: it waits for its Lead

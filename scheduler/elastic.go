@@ -130,8 +130,8 @@ func (m *Machine) learnJoins(r *round, known *wire.Roster) {
 	m.broadcast(r, &wire.Control{Roster: r.roster})
 }
 
-// loseServer has a round go on without a dedicated server, or end.
-func (m *Machine) loseServer(r *round, index int, who string, l membership.Loss) {
+// loseServer has a round go on without a dedicated server, or end. It reports whether the round goes on.
+func (m *Machine) loseServer(r *round, index int, who string, l membership.Loss) bool {
 	l.Member = membership.Member{Role: membership.ServerRole, Number: index}
 	why := l.Why
 	on, lack := m.goOn(r, l, who)
@@ -141,6 +141,7 @@ func (m *Machine) loseServer(r *round, index int, who string, l membership.Loss)
 	if !on {
 		m.tell(r, who, wire.Lost{Role: wire.RoleServer, Rank: index, Why: why})
 	}
+	return on
 }
 
 // accusedServer handles the word of a worker of an elastic job that it has lost a dedicated server.

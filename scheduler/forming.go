@@ -184,6 +184,7 @@ func (m *Machine) start(r *round, servers []*peer) {
 	for _, p := range r.workers {
 		m.seat(p, r)
 	}
+	m.out = append(m.out, Output{News: &News{Began: r.in(present)}})
 }
 
 // seat sends a node the roster of its round.

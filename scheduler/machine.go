@@ -34,15 +34,16 @@ type Output struct {
 	Close   bool
 	Probe   uint64 // session of a process: Ended, if its host refuses a connection to Address
 	Address string
-	GivenUp *GivenUp // for the launcher of a job that goes on
+	News    *News // for the launcher
 	Log     string
 	Warn    bool // the log line is a warning
 }
 
-// GivenUp is a process that a job has lost, and goes on without. It may run.
-type GivenUp struct {
-	Round uint64 // of a worker, by the count of a launcher whose job changes its size; 0 under others
-	Node  wire.Node
+// News is what the launcher of a job learns of its processes. One of Lost and Began is set.
+type News struct {
+	Lost  *wire.Node // the others go on without it, or form another round; it may run
+	Round uint64     // that has lost a worker, by the count of a launcher whose job changes its size; 0 under others
+	Began []int      // ranks with which a round begins
 }
 
 // Settings of a Machine. Zero fields have the meaning or the default in their comment.
@@ -56,10 +57,10 @@ type Settings struct {
 	LostAfter  time.Duration // how long a restarted scheduler waits for nodes to come back; 10 s
 
 	// Seats is a launcher's, whose job changes its size: it gets what processes ask it, and answers now or later, once.
-	// GivenUp is that of any job that goes on: it is called for each loss, on a goroutine of its own. The machine uses neither. nil: such questions are
+	// News is any launcher's: it is called for each, in their order, and returns soon. The machine uses neither. nil: such questions are
 	// refused, and nobody is told.
-	Seats   func(ask wire.Seat, answer func(wire.Seat, error))
-	GivenUp func(GivenUp)
+	Seats func(ask wire.Seat, answer func(wire.Seat, error))
+	News  func(News)
 
 	// The shell's. The machine does not use them.
 	Standby bool                                                  // it serves nobody until Lead

@@ -125,16 +125,18 @@ func (m *Machine) declareLost(p *peer, why string) {
 		return
 	}
 	p.state, p.lostAt, p.why = lost, 0, why
+	node := p.Node // for another goroutine
 	if p.Role == wire.RoleServer {
 		m.forget(p)
 		m.info("%s has gone: %s", name(&p.Node), why)
+		goesOn := false
 		for _, r := range m.rounds {
 			if i := r.server(p.Addresses); i >= 0 {
-				if r.epoch.Elastic && !p.empty {
-					m.out = append(m.out, Output{GivenUp: &GivenUp{Node: p.Node}})
-				}
-				m.loseServer(r, i, name(&p.Node), membership.Loss{Drained: p.empty, Why: why, Among: p.among})
+				goesOn = m.loseServer(r, i, name(&p.Node), membership.Loss{Drained: p.empty, Why: why, Among: p.among}) || goesOn
 			}
+		}
+		if goesOn && !p.empty {
+			m.out = append(m.out, Output{News: &News{Lost: &node}})
 		}
 		m.tellDrainers(p, why)
 		if m.exit != nil && m.exit.peer == p && !p.empty {
@@ -143,7 +145,7 @@ func (m *Machine) declareLost(p *peer, why string) {
 		return
 	}
 	if round := p.wants.LauncherRound; round != 0 || p.round.epoch.Elastic {
-		m.out = append(m.out, Output{GivenUp: &GivenUp{round, p.Node}})
+		m.out = append(m.out, Output{News: &News{Lost: &node, Round: round}})
 	}
 	if on, _ := m.goOn(p.round, membership.Loss{Member: membership.Member{Role: membership.WorkerRole, Number: p.Rank}, Why: why, Among: p.among}, name(&p.Node)); !on {
 		m.tell(p.round, name(&p.Node), wire.Lost{Role: wire.RoleWorker, Rank: p.Rank, Why: why})

@@ -41,11 +41,11 @@ type Scheduler struct {
 	conns     map[transport.Conn]bool
 	closed    bool
 
-	seats   func(wire.Seat, func(wire.Seat, error))
-	givenUp func(GivenUp)
-	last    atomic.Uint64 // number of the last line
-	leads   atomic.Bool   // it serves nodes; a standby from Lead on
-	formed  atomic.Bool   // a node has been told who is in the job
+	seats  func(wire.Seat, func(wire.Seat, error))
+	news   func(News)
+	last   atomic.Uint64 // number of the last line
+	leads  atomic.Bool   // it serves nodes; a standby from Lead on
+	formed atomic.Bool   // a node has been told who is in the job
 
 	probe  func(context.Context, string) (transport.Conn, error)
 	wait   time.Duration   // bound of a probe
@@ -66,7 +66,7 @@ func New(settings Settings, log *zap.Logger) (*Scheduler, error) {
 	}
 	s := &Scheduler{
 		log: cmp.Or(log, zap.NewNop()), events: make(chan event), quit: make(chan struct{}),
-		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{}, seats: settings.Seats, givenUp: settings.GivenUp, probe: settings.Dial, wait: cmp.Or(settings.LostAfter, 10*time.Second) / 2,
+		listeners: map[transport.Listener]bool{}, conns: map[transport.Conn]bool{}, seats: settings.Seats, news: settings.News, probe: settings.Dial, wait: cmp.Or(settings.LostAfter, 10*time.Second) / 2,
 	}
 	s.probes, s.end = context.WithCancel(context.Background())
 	s.leads.Store(!settings.Standby)
@@ -260,9 +260,9 @@ func (s *Scheduler) do(outputs []Output, lines map[Line]*control.Line) {
 			s.log.Warn(o.Log)
 		case o.Log != "":
 			s.log.Info(o.Log)
-		case o.GivenUp != nil:
-			if s.givenUp != nil {
-				s.hold(func() { s.work.Go(func() { s.givenUp(*o.GivenUp) }) })
+		case o.News != nil:
+			if s.news != nil {
+				s.news(*o.News)
 			}
 		case o.Probe != 0:
 			if s.probe != nil {

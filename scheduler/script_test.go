@@ -267,12 +267,13 @@ func (s *stage) step(in Input) {
 		switch a := s.byLine[o.Line]; {
 		case o.Log != "":
 			s.said = append(s.said, "log: "+o.Log)
-		case o.GivenUp != nil:
+		case o.News != nil && o.News.Lost != nil:
 			what := "the job"
-			if o.GivenUp.Round > 0 {
-				what = fmt.Sprintf("round %d of the launcher", o.GivenUp.Round)
+			if o.News.Round > 0 {
+				what = fmt.Sprintf("round %d of the launcher", o.News.Round)
 			}
-			s.said = append(s.said, what+" has given up "+name(&o.GivenUp.Node))
+			s.said = append(s.said, what+" has given up "+name(o.News.Lost))
+		case o.News != nil: // the roster that is sent says it
 		case o.Probe != 0:
 			s.said = append(s.said, "probe of "+o.Address)
 		case o.Close:

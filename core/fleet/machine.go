@@ -55,6 +55,7 @@ type process struct {
 	rank   int           // in the current round, -1 for none
 	seated bool          // it has been in a round
 	asked  *Ask          // while it waits
+	lost   time.Duration // when its round lost it, until it asks; -1 if that has not
 	state  bool
 	commit uint64 // of the state
 	going  bool   // it was dismissed or stopped: its end is no failure
@@ -102,7 +103,7 @@ func (m *Machine) asks(a *Ask) {
 		m.out = append(m.out, Output{Expect: &Expect{a.Process, places(m.arrange(m.wanted()))}})
 		return
 	}
-	p.asked, p.state, p.commit = a, a.State, a.Commits
+	p.asked, p.state, p.commit, p.lost = a, a.State, a.Commits, -1
 	m.trained = m.trained || a.State
 	if p.rank >= 0 {
 		m.breaks(!m.settings.GoesOn)
@@ -113,7 +114,7 @@ func (m *Machine) asks(a *Ask) {
 func (m *Machine) lost(l *Lost) {
 	for _, p := range m.processes {
 		if l.Round == m.round && p.rank == l.Rank && p.asked == nil {
-			p.rank = -1
+			p.rank, p.lost = -1, m.now
 			m.breaks(!m.settings.GoesOn)
 		}
 	}
@@ -192,7 +193,7 @@ func (m *Machine) leave() {
 		if p.asked != nil {
 			m.out = append(m.out, Output{Dismiss: &Dismiss{p.number, why}})
 		} else {
-			m.out = append(m.out, Output{Stop: &Stop{p.number, why, false}})
+			m.out = append(m.out, Output{Stop: &Stop{p.number, why, p.lost >= 0}})
 		}
 	}
 }
@@ -214,7 +215,7 @@ func (m *Machine) surplus(order []*process, p *process) bool {
 // wanted are the processes that a next round would have if all of them asked now.
 func (m *Machine) wanted() []*process {
 	order := m.sorted()
-	return slices.DeleteFunc(slices.Clone(order), func(p *process) bool { return p.going || m.surplus(order, p) })
+	return slices.DeleteFunc(slices.Clone(order), func(p *process) bool { return p.going || p.lost >= 0 || m.surplus(order, p) })
 }
 
 func (m *Machine) slots(host string) int {
@@ -243,7 +244,7 @@ func (m *Machine) start() {
 			if taken[Place{Host: h.Name, Slot: slot}] {
 				continue
 			}
-			m.processes[m.next] = &process{number: m.next, host: h.Name, slot: slot, since: m.now, rank: -1}
+			m.processes[m.next] = &process{number: m.next, host: h.Name, slot: slot, since: m.now, rank: -1, lost: -1}
 			m.out = append(m.out, Output{Start: &Place{m.next, h.Name, slot}})
 			m.next++
 			on[h.Name]++

@@ -118,7 +118,7 @@ func (m *Machine) tell() {
 			}
 		case p.asked != nil && (p.rank < 0 || m.settings.GoesOn):
 			joins = append(joins, p.number)
-		case p.asked == nil:
+		case p.asked == nil && p.lost < 0:
 			starting = m.starts(p) || starting
 		}
 	}
@@ -149,8 +149,16 @@ func (m *Machine) runs() bool {
 	return !m.broken && slices.ContainsFunc(m.sorted(), func(p *process) bool { return p.rank >= 0 && p.asked == nil && !p.going })
 }
 
-// expire ends what has been without a round for too long: members that do not ask, then the job.
+// expire ends what has been without a round for too long: processes that do not ask, then the job.
 func (m *Machine) expire() {
+	stopped := 0
+	for _, p := range m.sorted() {
+		if p.lost >= 0 && !p.going && m.due(p.lost+m.settings.Timeout) > 0 {
+			p.lost = m.now
+			m.hung(p, "its round lost it %v ago")
+			stopped++
+		}
+	}
 	if m.finished || m.runs() {
 		m.idle = -1
 		return
@@ -162,11 +170,11 @@ func (m *Machine) expire() {
 		return
 	}
 	m.idle = m.now
-	hung, waiting := 0, 0
+	hung, waiting := stopped, 0
 	for _, p := range m.sorted() {
 		if p.rank >= 0 && p.asked == nil && !p.going {
 			hung++
-			m.out = append(m.out, Output{Stop: &Stop{p.number, fmt.Sprintf("its round ended %v ago, and it does not ask for a place in the next", m.settings.Timeout), true}})
+			m.hung(p, "its round ended %v ago")
 		} else if p.asked != nil && !p.going {
 			waiting++
 		}
@@ -177,4 +185,9 @@ func (m *Machine) expire() {
 	need, flag := m.need()
 	m.fail("after %v %d of %d processes (%s) are there; hosts: %s. Give the job more hosts, a smaller %s or a longer --elastic-timeout",
 		m.settings.Timeout, waiting, need, flag, m.places(), flag)
+}
+
+// hung stops a process that does not ask for a place.
+func (m *Machine) hung(p *process, since string) {
+	m.out = append(m.out, Output{Stop: &Stop{p.number, fmt.Sprintf(since+", and it does not ask for a place in the next", m.settings.Timeout), true}})
 }

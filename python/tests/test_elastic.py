@@ -57,6 +57,24 @@ def test_a_job_that_went_on_without_a_rank_takes_its_replacement_in(rank, tmp_pa
     end_alike(job, 3)
 
 
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_server_of_the_launcher_is_killed(elastic, tmp_path):
+    """With --elastic the others go on at another server; without, the job ends, and says why."""
+    flags = ["-np", "2", "--min-np", "1", "--servers", "localhost,localhost" if elastic else "localhost"]
+    with Elastic(tmp_path, *flags, *(["--elastic"] if elastic else [])) as job:
+        job.wait(lambda: job.rounds(2))
+        threads = Path(f"/proc/{job.process.pid}/task").glob("*/children")
+        children = [child for thread in threads for child in thread.read_text().split()]
+        server = next(p for p in children if b"server" in Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0"))
+        os.kill(int(server), signal.SIGKILL)
+        job.wait(lambda: f"(pid {server}) was killed" in job.text())
+        if elastic:
+            assert job.finish() == 0, job.text()
+        else:
+            assert job.ended() == 137, job.text()
+    assert ("the training has come to its end without server on localhost" in job.text()) == elastic, job.text()
+
+
 def test_nobody_waits_for_a_worker_that_stays_frozen(tmp_path):
     """Without --elastic its round ends, the others form the next, and it is stopped at the end."""
     (tmp_path / "ready").touch()
@@ -68,6 +86,7 @@ def test_nobody_waits_for_a_worker_that_stays_frozen(tmp_path):
         assert {m["process"] for m in second} == {0, 2}, second
         assert job.finish() == 0, job.text()
     assert not job.rounds(1), job.text()
+    assert "the training has come to its end without process 1 on localhost" in job.text(), job.text()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -134,6 +134,7 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 		Start: job.Start, Cooldown: o.Cooldown, GoesOn: e.maker.settings.Elastic, Warning: e.maker.settings.StallWarning,
 	})
 	e.start(signals) // of the dedicated servers
+	e.over = !e.calm
 	found, stop := o.watch(e.maker.hosts, e.Say)
 	defer stop()
 	e.scheduler.Advance(1)
@@ -142,7 +143,7 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 	defer due.Stop()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	for len(e.alive) > 0 || !e.over {
+	for e.goes() {
 		if at, ok := e.machine.Deadline(); ok {
 			due.Reset(max(at-time.Since(e.began), 0))
 		}
@@ -150,16 +151,20 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 		case x := <-e.ends:
 			e.ended(x)
 		case sig := <-signals:
+			if !e.urged {
+				e.code = 0 // of failures that were made good
+			}
 			e.interrupt(sig.(syscall.Signal))
-			e.over = true
 		case a := <-e.asks:
 			e.asked(a)
-		case g := <-job.GivenUp:
-			if g.Node.Role == wire.RoleServer {
-				e.goOnWithout(&g.Node)
-				break
+		case <-job.News.come:
+			for _, n := range job.News.take() {
+				if n.Lost != nil && n.Lost.Role == wire.RoleWorker {
+					e.step(fleet.Input{Lost: &fleet.Lost{Round: n.Round, Rank: n.Lost.Rank}})
+				} else {
+					e.hear(n)
+				}
 			}
-			e.step(fleet.Input{Lost: &fleet.Lost{Round: g.Round, Rank: g.Node.Rank}})
 		case hosts := <-found:
 			e.step(fleet.Input{Found: true, Hosts: e.usable(hosts)})
 		case <-due.C:
@@ -171,6 +176,18 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 		}
 	}
 	return e.report(e.ranks), nil
+}
+
+// goes reports whether the job has processes, or may get some: none any more once something has ended it.
+func (e *elastic) goes() bool {
+	if !e.calm && !e.over {
+		e.over = true
+		for _, a := range e.waiting {
+			a.answer(wire.Seat{}, errors.New("the job ends"))
+		}
+		clear(e.waiting)
+	}
+	return len(e.alive) > 0 || !e.over
 }
 
 // usable are the hosts at which processes can run. A scheduler on loopback is reached from this one alone.
@@ -405,7 +422,7 @@ func (e *elastic) giveUp(why string) {
 // done ends the job well: what failed before was made good by the others.
 func (e *elastic) done() {
 	e.over, e.code = true, e.late
-	e.stopGivenUp()
+	e.stopGivenUp(true)
 	if len(e.lost) > 0 {
 		without := each.Of(e.lost, func(f Failure) string {
 			if f.PID == 0 {

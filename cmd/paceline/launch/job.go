@@ -23,9 +23,9 @@ type Job struct {
 	Peers time.Duration // after the first failure, for the others to detect it and end by themselves
 	Stop  time.Duration // from one signal to the next, stronger one
 
-	Elastic bool                // the others go on without workers and servers that fail
-	Formed  func() bool         // whether they have found each other, before which nobody can go on; nil: not known
-	GivenUp <-chan node.GivenUp // processes that the others go on without, which may run; nil: not known
+	Elastic bool        // the others go on without workers and servers that fail
+	Formed  func() bool // whether they have found each other, before which nobody can go on; nil: not known
+	News    *inbox      // from the scheduler
 
 	Say func(format string, args ...any) // reports a problem to the user
 }
@@ -45,7 +45,7 @@ type run struct {
 
 	code    int         // exit code of the whole
 	lost    []Failure   // processes without which an elastic job went on
-	givenUp []*Task     // without which the others go on; they may run
+	givenUp []*Task     // without which the others go on, until they are in a later round; they may run
 	failed  []Failure   // processes that ended the job
 	why     string      // what ended it otherwise
 	well    bool        // a worker has ended well
@@ -86,8 +86,10 @@ func (j *Job) Run(signals <-chan os.Signal) Report {
 			r.end(e)
 		case sig := <-signals:
 			r.interrupt(sig.(syscall.Signal))
-		case g := <-j.GivenUp:
-			r.goOnWithout(&g.Node)
+		case <-j.News.come:
+			for _, n := range j.News.take() {
+				r.hear(n)
+			}
 		case <-late.C:
 			r.late()
 		case <-r.next.C:
@@ -106,6 +108,9 @@ func (r *run) report(ranks int) Report {
 }
 
 func newRun(j *Job, guard *guard) *run {
+	if j.News == nil {
+		j.News = newInbox()
+	}
 	r := &run{Job: j, guard: guard, ends: make(chan ended), alive: map[*Task]*process{}, calm: true, next: time.NewTimer(0)}
 	r.next.Stop()
 	return r
@@ -147,7 +152,7 @@ func (r *run) end(e ended) {
 		r.Say("%s on %s%s %v too", e.task.Name, e.task.Host, pidOf(p), e.exit)
 		r.failed = append(r.failed, failure(e.task, p, e.exit.Code, e.exit.String()))
 	case !r.calm:
-	case r.Elastic && !worker && e.exit.Code == 0 && !slices.Contains(r.givenUp, e.task): // it was drained; servers from elsewhere may have its keys
+	case r.Elastic && !worker && e.exit.Code == 0 && r.formed(): // it was drained; servers from elsewhere may have its keys
 		r.Say("%s on %s%s has left; the job goes on without it", e.task.Name, e.task.Host, pidOf(p))
 	case r.goesOn(worker, e.exit):
 		provided := ""
@@ -156,7 +161,9 @@ func (r *run) end(e ended) {
 		}
 		r.Say("%s on %s%s %v; the job goes on without it%s", e.task.Name, e.task.Host, pidOf(p), e.exit, provided)
 		r.lost = append(r.lost, failure(e.task, p, e.exit.Code, e.exit.String()))
-		r.endServers()
+		if worker {
+			r.endServers()
+		}
 	case e.exit.Code != 0 || !worker:
 		r.Say("%s on %s%s %v%s", e.task.Name, e.task.Host, pidOf(p), e.exit, r.others())
 		r.failed = append(r.failed, failure(e.task, p, e.exit.Code, e.exit.String()))
@@ -166,10 +173,13 @@ func (r *run) end(e ended) {
 	}
 }
 
+// formed reports whether the processes have found each other, as far as is known.
+func (r *run) formed() bool { return r.Formed == nil || r.Formed() }
+
 // goesOn reports whether the job does without a process that has failed.
 func (r *run) goesOn(worker bool, exit Exit) bool {
 	switch {
-	case !r.Elastic || r.Formed != nil && !r.Formed():
+	case !r.Elastic || !r.formed():
 		return false
 	case worker:
 		return exit.Code != 0 && (r.worksStill() || r.well)
@@ -177,50 +187,73 @@ func (r *run) goesOn(worker bool, exit Exit) bool {
 	return r.Formed != nil || r.runs(r.Servers) // the scheduler decides it, and the workers end where no server is left
 }
 
+// hear handles news of the scheduler.
+func (r *run) hear(n node.News) {
+	switch {
+	case n.Lost != nil && r.calm:
+		r.goOnWithout(n.Lost)
+	case n.Lost == nil && r.calm:
+		r.next.Stop()
+		r.givenUp = slices.DeleteFunc(r.givenUp, func(t *Task) bool { return t.Rank != nil && slices.Contains(n.Began, *t.Rank) })
+	}
+}
+
 // goOnWithout notes that the others go on without a process. It may be frozen: nobody waits for it where they have ended. A server that was not started here
 // is lost for the report at once; any other process with its end.
 func (r *run) goOnWithout(n *wire.Node) {
-	if !r.calm {
+	if n.Role == wire.RoleServer {
+		r.goOnWithoutServer(n)
 		return
 	}
-	server := n.Role == wire.RoleServer
-	some := r.Workers
-	if server {
-		some = r.Servers
+	i := slices.IndexFunc(r.Workers, func(t *Task) bool { return t.Rank != nil && *t.Rank == n.Rank })
+	if i < 0 {
+		return
 	}
-	i := slices.IndexFunc(some, func(t *Task) bool {
-		return !server && t.Rank != nil && *t.Rank == n.Rank || server && r.alive[t] != nil && r.alive[t].pid.Load() == int64(n.PID)
+	r.givenUp = append(r.givenUp, r.Workers[i])
+	r.endServers()
+}
+
+func (r *run) goOnWithoutServer(n *wire.Node) {
+	i := slices.IndexFunc(r.Servers, func(t *Task) bool {
+		return t.Host == n.Host && r.alive[t] != nil && r.alive[t].pid.Load() == int64(n.PID)
 	})
 	switch {
 	case i >= 0:
-		r.givenUp = append(r.givenUp, some[i])
-	case server && !slices.ContainsFunc(r.lost, func(f Failure) bool { return f.PID == int64(n.PID) }):
+		r.givenUp = append(r.givenUp, r.Servers[i])
+	case !slices.ContainsFunc(r.lost, func(f Failure) bool { return f.Host == n.Host && f.PID == int64(n.PID) }):
 		r.lost = append(r.lost, Failure{Name: fmt.Sprintf("server at %v", n.Addresses), Host: n.Host, PID: int64(n.PID), Why: "was lost"})
 	}
-	if r.well {
-		r.endServers()
-	}
 }
 
-// endServers ends the servers with the last worker, and what was given up and has not ended.
+// endServers ends the servers with the last worker. Where those that run were given up, they have the time of Peers to end by themselves.
 func (r *run) endServers() {
-	if r.worksStill() {
-		return
+	switch {
+	case r.worksStill():
+	case r.runs(r.Workers):
+		r.plan(step{r.Peers, syscall.SIGKILL})
+	default:
+		r.plan(step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
+		r.calm = false
 	}
-	r.stopGivenUp()
-	r.plan(step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
-	r.calm = false
 }
 
-// stopGivenUp stops what the others went on without and has not ended.
-func (r *run) stopGivenUp() {
+// stopGivenUp stops what was given up and has not ended: some processes are frozen. Without a worker that ended well the job has failed.
+func (r *run) stopGivenUp(well bool) {
+	const why = "was given up by the others, and had not ended when they had"
 	for _, t := range r.givenUp {
-		if p := r.alive[t]; p != nil {
-			const why = "was given up by the others, and had not ended when they had"
-			r.Say("%s on %s%s %s: it is stopped", t.Name, t.Host, pidOf(p), why)
-			r.lost = append(r.lost, failure(t, p, 128+int(syscall.SIGKILL), why))
-			p.signal(syscall.SIGKILL)
+		p := r.alive[t]
+		if p == nil {
+			continue
 		}
+		r.Say("%s on %s%s %s: it is stopped", t.Name, t.Host, pidOf(p), why)
+		f := failure(t, p, 128+int(syscall.SIGKILL), why)
+		if well {
+			r.lost = append(r.lost, f)
+		} else {
+			r.failed = append(r.failed, f)
+			r.code = f.Code
+		}
+		p.signal(syscall.SIGKILL)
 	}
 }
 
@@ -295,6 +328,10 @@ func (r *run) plan(steps ...step) {
 
 // step does the first of the steps and waits for the next.
 func (r *run) step() {
+	if r.calm {
+		r.stopGivenUp(r.well)
+		r.steps, r.calm = []step{{0, syscall.SIGTERM}, {r.Stop, syscall.SIGKILL}}, false
+	}
 	sig := r.steps[0].sig
 	r.steps, r.stopped = r.steps[1:], true
 	for _, p := range r.alive {

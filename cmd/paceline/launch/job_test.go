@@ -409,7 +409,7 @@ func TestAVerboseLaunchSaysWhereTheJobIsAndHowFar(t *testing.T) {
 
 func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
 	const later = "until [ -e $said ]; do sleep 0.02; done; " // when the job has said something
-	rank1 := node.GivenUp{Node: wire.Node{Role: wire.RoleWorker, Rank: 1}}
+	lost := func(rank int) node.News { return node.News{Lost: &wire.Node{Role: wire.RoleWorker, Rank: rank}} }
 	for name, c := range map[string]struct {
 		commands []string
 		code     int
@@ -429,22 +429,35 @@ func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
 			j.Formed = func() bool { return false }
 		}},
 		"one is frozen": {[]string{"true", "kill -STOP $$"}, 0, []string{"rank 1 on here (pid ", "was given up by the others, and had not ended when they had: it is stopped\n", "the job ended well; it lost rank 1 on here\n"}, nil, []string{"lost rank 1"}, func(j *Job) {
-			given := make(chan node.GivenUp, 1)
-			given <- rank1
-			j.GivenUp = given
+			j.News.tell(lost(1))
 		}},
 		"one is frozen for long": {[]string{"true", "kill -STOP $$"}, 0, []string{"had not ended when they had: it is stopped\n", "it lost rank 1 on here\n"}, nil, []string{"lost rank 1"}, func(j *Job) {
-			given := make(chan node.GivenUp)
-			time.AfterFunc(500*time.Millisecond, func() { given <- rank1 }) // when the other has ended
-			j.GivenUp = given
+			time.AfterFunc(500*time.Millisecond, func() { j.News.tell(lost(1)) }) // when the other has ended
 		}},
-		"a server from elsewhere": {[]string{later, later}, 0, []string{"the job ended well; it lost server at tcp a:1 on a\n"}, nil, []string{"lost server at tcp a:1"}, func(j *Job) {
-			given := make(chan node.GivenUp)
-			go func() {
-				given <- node.GivenUp{Node: wire.Node{Role: wire.RoleServer, Rank: -1, Host: "a", PID: os.Getpid(), Addresses: address.List{{Kind: "tcp", At: "a:1"}}}}
-				j.Say("lost\n")
-			}()
-			j.GivenUp = given
+		"the last is frozen": {[]string{"kill -STOP $$", "exit 3"}, 137, []string{"rank 0 on here (pid ", "had not ended when they had: it is stopped\n"}, nil, []string{"lost rank 1", "failed rank 0"}, func(j *Job) {
+			time.AfterFunc(500*time.Millisecond, func() { j.News.tell(lost(0)) })
+		}},
+		"one fails and is given up": {[]string{"exit 4", later + "sleep 0.2; exit 3"}, 3, []string{"rank 0 on here (pid ", "ended with exit code 4", "ended with exit code 3\n"}, nil, []string{"lost rank 0", "failed rank 1"}, func(j *Job) {
+			j.Peers = time.Minute
+			say := j.Say
+			j.Say = func(format string, args ...any) {
+				say(format, args...)
+				j.News.tell(lost(1)) // its connections have ended; its process is about to
+			}
+		}},
+		"one is woken, and in the next round": {[]string{"true", "sleep 1"}, 0, nil, nil, nil, func(j *Job) {
+			j.News.tell(lost(1))
+			j.News.tell(node.News{Began: []int{0, 1}})
+		}},
+		"a server from elsewhere": {[]string{later, later}, 0, []string{"the job ended well; it lost server at tcp a:1 on a\n"}, []string{"sleep 60"}, []string{"lost server at tcp a:1"}, func(j *Job) {
+			server := func(host string, pid int) node.News {
+				return node.News{Lost: &wire.Node{Role: wire.RoleServer, Rank: -1, Host: host, PID: pid, Addresses: address.List{{Kind: "tcp", At: "a:1"}}}}
+			}
+			j.News.tell(server("a", 7))
+			j.Say("lost\n")
+		}},
+		"a server before it formed": {[]string{"sleep 60", "sleep 60"}, 1, []string{"server 0 on here (pid ", "the others (2) are given"}, []string{"true"}, []string{"failed server 0"}, func(j *Job) {
+			j.Formed = func() bool { return false }
 		}},
 		"it never starts": {[]string{"sleep 60", ""}, 127, []string{"cannot be started"}, nil, []string{"failed rank 1"}, nil},
 	} {
@@ -462,14 +475,14 @@ func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
 			if c.servers != nil {
 				s := newBench(t, nil, c.servers...)
 				for i, task := range s.job.Workers {
-					task.Name = fmt.Sprint("server ", i)
+					task.Name, task.Rank = fmt.Sprint("server ", i), nil
 				}
 				b.job.Servers = s.job.Workers
 			}
 			if c.commands[1] == "" {
 				b.job.Workers[1].Command = []string{"/no/such/command"}
 			}
-			if c.given != nil {
+			if b.job.News = newInbox(); c.given != nil {
 				c.given(&b.job)
 			}
 			r, said := b.report(), b.said.String()
@@ -478,7 +491,7 @@ func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
 			}
 			for kind, list := range map[string][]Failure{"lost ": r.Lost, "failed ": r.Failed} {
 				for _, f := range list {
-					if !slices.Contains(c.report, kind+f.Name) || f.Why == "" || f.Code == 0 && f.Host == "here" {
+					if !slices.Contains(c.report, kind+f.Name) || f.Why == "" || f.Code == 0 && f.Rank != nil {
 						t.Errorf("%s%+v is not in %q", kind, f, c.report)
 					}
 				}
@@ -492,5 +505,19 @@ func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestALostServerIsFoundByHostAndProcess: on another host, or in another container, a process may have the same number.
+func TestALostServerIsFoundByHostAndProcess(t *testing.T) {
+	own := &Task{Name: "server", Host: "here"}
+	r := newRun(&Job{Servers: []*Task{own}, Elastic: true}, nil)
+	r.alive[own] = &process{}
+	r.alive[own].pid.Store(7)
+	for _, host := range []string{"there", "here"} {
+		r.hear(node.News{Lost: &wire.Node{Role: wire.RoleServer, Host: host, PID: 7}})
+	}
+	if len(r.lost) != 1 || r.lost[0].Host != "there" || !slices.Equal(r.givenUp, []*Task{own}) {
+		t.Errorf("lost %v, given up %v", r.lost, r.givenUp)
 	}
 }

@@ -46,15 +46,14 @@ func (j *maker) run() (Report, error) {
 		e, launched = newElastic(j), 0 // not known
 	}
 	var formed func() bool
-	lost := newLosses()
+	news := newInbox()
 	if j.Scheduler == "" {
-		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: launched, Seats: e.seats(), GivenUp: lost.tell})
+		sched, err := node.StartScheduler(j.settings, address, node.Options{Workers: launched, Seats: e.seats(), News: news.tell})
 		if err != nil {
 			return Report{}, err
 		}
 		formed = sched.Formed
 		defer sched.Close()
-		defer lost.close()
 		sched.Publish()
 		address = sched.Address
 		if e != nil {
@@ -81,30 +80,41 @@ func (j *maker) run() (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	job.Formed, job.GivenUp = formed, lost.given
+	job.Formed, job.News = formed, news
 	if e != nil {
 		return e.runJob(job, signals)
 	}
 	return job.Run(signals), nil
 }
 
-// losses are the processes that the scheduler has given up.
-type losses struct {
-	given chan node.GivenUp
-	quit  chan struct{}
+// inbox is what the scheduler has told the launcher, in its order.
+type inbox struct {
+	come chan struct{} // has an element while there is some
+
+	mu   sync.Mutex
+	news []node.News
 }
 
-func newLosses() *losses { return &losses{make(chan node.GivenUp), make(chan struct{})} }
+func newInbox() *inbox { return &inbox{come: make(chan struct{}, 1)} }
 
-// tell hands one to the launcher, while it listens.
-func (l *losses) tell(g node.GivenUp) {
+func (b *inbox) tell(n node.News) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.news = append(b.news, n)
 	select {
-	case l.given <- g:
-	case <-l.quit:
+	case b.come <- struct{}{}:
+	default: // it has one
 	}
 }
 
-func (l *losses) close() { close(l.quit) }
+// take takes all of it.
+func (b *inbox) take() []node.News {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	news := b.news
+	b.news = nil
+	return news
+}
 
 // narrate says where the job is found, and from time to time how far it is, until the function that it returns is called.
 func (j *maker) narrate(address string) (stop func()) {

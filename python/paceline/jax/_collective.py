@@ -139,7 +139,7 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
                 raise ValueError(
                     "the program was compiled for an earlier job, whose size or process sets it has: compile it again"
                 )
-            return tuple(_host.run(call, [np.asarray(a) for a in arrays]))
+            return tuple(_host.run(call, [np.asarray(a) for a in arrays], compiled=True))
 
         results, token, _ = emit_python_callback(
             ctx,

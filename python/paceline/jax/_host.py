@@ -43,8 +43,13 @@ def dtype_number(dtype: Any, *, reduces: bool = False) -> int:
     return number
 
 
-def run(call: Call, arrays: Sequence[Array], splits: Sequence[int] | None = None) -> list[Array]:
-    """Exchanges the arrays and waits for the results. For alltoall with splits also returns the rows received."""
+def run(
+    call: Call, arrays: Sequence[Array], splits: Sequence[int] | None = None, *, compiled: bool = False
+) -> list[Array]:
+    """Exchanges the arrays and waits for the results. For alltoall with splits also returns the rows received.
+
+    Raises ValueError if the call is compiled and the results have other shapes than the program expects.
+    """
     sources = [np.asarray(a, order="C") for a in arrays[call.gated :]]
     empty: Any = arrays[0] if call.gated else [False] * len(sources)
     allocated = call.kind in (abi.ALLGATHER, abi.ALLTOALL)  # by the engine
@@ -75,15 +80,35 @@ def run(call: Call, arrays: Sequence[Array], splits: Sequence[int] | None = None
         if not allocated:
             return [t for t in targets if t is not None]
         fetched = [_fetched(handle, source) for handle, source in zip(handles, sources, strict=True)]
-        return [a for a, _ in fetched] + ([np.array(fetched[0][1], np.int32)] if splits is not None else [])
+        if compiled:
+            for i, (array, rows, ranks) in enumerate(fetched):
+                _expect(call, call.names[i], call.result(sources[i].shape), array, rows, ranks)
+        return [a for a, *_ in fetched] + ([np.array(fetched[0][1], np.int32)] if splits is not None else [])
 
     return synchronize(start(ops, results, at_once=True))
 
 
-def _fetched(handle: int, source: Array) -> tuple[Array, list[int]]:
-    """The rows that the engine has received, and how many come from each rank."""
-    memory, rows, _ = engine.result(handle)
+def _fetched(handle: int, source: Array) -> tuple[Array, list[int], int]:
+    """The rows that the engine has received, how many come from each rank, and from how many ranks of an allgather."""
+    memory, rows, ranks = engine.result(handle)
     shape = (sum(rows), *source.shape[1:])
     if memory is None:
-        return np.empty(shape, source.dtype), rows
-    return np.frombuffer(memory, dtype=source.dtype).reshape(shape), rows
+        return np.empty(shape, source.dtype), rows, ranks
+    return np.frombuffer(memory, dtype=source.dtype).reshape(shape), rows, ranks
+
+
+def _expect(call: Call, name: str | None, shape: tuple[int, ...], array: Array, rows: list[int], ranks: int) -> None:
+    """Raises ValueError where rows of ranks are lacking, or others came than expected, as bindings/jax/collective.c."""
+    if array.shape == shape:
+        return
+    if call.kind == abi.ALLGATHER and ranks < len(rows):
+        raise ValueError(
+            f"{name or 'allgather'}: this elastic job has lost {len(rows) - ranks} of the {len(rows)} ranks of the "
+            f"process set, with the one at place {rows.index(0)}, and the compiled program expects rows of all: call "
+            "it outside of jit, or with a process set of the ranks that are left"
+        )
+    raise ValueError(
+        f"{name or 'the operation'}: the ranks' rows have the shape {array.shape} together and the compiled program "
+        f"expects {shape}: under jit every rank gives as many rows as the others; call it outside of jit where "
+        "ranks differ"
+    )
