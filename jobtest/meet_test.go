@@ -88,6 +88,24 @@ func TestAServerThatLeavesAsItJoinsHoldsNobody(t *testing.T) {
 	}
 }
 
+// TestRanksThatLeaveAsAServerJoinsSayGoodbyeToIt: they do not leave while they connect to it, which would hold up their own end and be a loss to it.
+func TestRanksThatLeaveAsAServerJoinsSayGoodbyeToIt(t *testing.T) {
+	for at := range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			j := apart(t, 3, 2, jobtest.With(func(s *settings.Settings) { s.Connections = 3 }))
+			j.Start()
+			j.Works("x", 100000)
+			j.StartServer()
+			time.Sleep(time.Duration(at) * 500 * time.Microsecond) // virtual
+			start := time.Now()
+			j.Shutdown()
+			if took := time.Since(start); took > time.Second {
+				t.Errorf("left %v after the start of a server: it took %v", time.Duration(at)*500*time.Microsecond, took)
+			}
+		})
+	}
+}
+
 func playRolling(t *testing.T, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 16))
 	ranks, servers, more := 2+random.IntN(3), 1+random.IntN(3), 1+random.IntN(3)

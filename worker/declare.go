@@ -82,7 +82,7 @@ func (q *declareQueue) ask(ctx context.Context, e *Engine, batch []*declaration,
 		err = fmt.Errorf("%w: %w", ErrStall, err)
 	}
 	if err == nil {
-		e.met() // it may have placed them on servers that have joined just now
+		e.met(e.ctx) // it may have placed them on servers that have joined just now
 	}
 	for i, d := range batch {
 		switch {

@@ -97,10 +97,16 @@ func (e *Engine) Shutdown(ctx context.Context) {
 	<-e.ended
 }
 
+// meetTime is how long a worker that leaves connects to servers that are just joining.
+const meetTime = 5 * time.Second
+
 // goodbye tells every server that this worker leaves. The servers close the connections when they have
 // read it: if this end closed one on which a report of theirs is on its way, what is still to be read
 // there would be lost.
 func (e *Engine) goodbye(ctx context.Context) {
+	met, cancel := context.WithTimeout(ctx, meetTime)
+	e.met(met) // a server that is met later would not hear it
+	cancel()
 	e.lastWords(ctx, way.bye)
 	closed := make(chan struct{})
 	go func() {

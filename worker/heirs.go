@@ -113,7 +113,7 @@ func (e *Engine) succeed(server int, drained bool) {
 	case <-e.ctx.Done():
 		return
 	}
-	if e.met(); e.ctx.Err() != nil { // its heirs may have joined just now
+	if e.met(e.ctx); e.ctx.Err() != nil { // its heirs may have joined just now
 		return
 	}
 	e.turn <- struct{}{} // of one server after the other

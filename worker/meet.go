@@ -70,8 +70,8 @@ func (p *peer) whileThere(ctx context.Context) (context.Context, context.CancelF
 	return ctx, cancel
 }
 
-// met waits until every server that has joined is reached, or lost.
-func (e *Engine) met() {
+// met waits until every server that has joined is reached, or lost, or ctx ends.
+func (e *Engine) met(ctx context.Context) {
 	for {
 		e.mu.Lock()
 		var next chan struct{}
@@ -84,7 +84,7 @@ func (e *Engine) met() {
 		}
 		select {
 		case <-next:
-		case <-e.ctx.Done():
+		case <-ctx.Done():
 			return
 		}
 	}

@@ -211,7 +211,7 @@ func (p *peer) newPlace(d *declaration, part uint32, times int) int {
 		_, over := p.e.cfg.Membership.Watch()
 		to := p.e.whereIs(d, part, p.index)
 		if to != p.index {
-			if p.e.met(); p.e.wayTo(to) != nil {
+			if p.e.met(p.e.ctx); p.e.wayTo(to) != nil {
 				return to
 			}
 		}
@@ -244,7 +244,7 @@ func (e *Engine) bring() {
 	case <-e.ctx.Done():
 		return
 	}
-	if e.met(); e.ctx.Err() != nil {
+	if e.met(e.ctx); e.ctx.Err() != nil {
 		return
 	}
 	e.turn <- struct{}{} // beside takeovers by heirs
