@@ -123,7 +123,7 @@ func (j *Job) StartServer() {
 		if givenUp := new(*control.RefusedError); s.Elastic && errors.As(err, givenUp) { // it was lost, and came back
 			return
 		}
-		if err != nil && !errors.Is(err, context.Canceled) {
+		if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, node.ErrNotEmpty) {
 			j.T.Errorf("dedicated server: %v", err)
 		}
 	}()

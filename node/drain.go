@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"go.uber.org/zap"
@@ -14,6 +15,9 @@ import (
 
 // askTime is how long a server that is told to end waits for the scheduler's word that it may leave empty: another may be leaving.
 const askTime = 30 * time.Second
+
+// ErrNotEmpty is the error of a server that was told to end and could not leave an elastic job empty, because it is the last one, for example.
+var ErrNotEmpty = errors.New("the server was told to end, and could not leave the job empty: the job has lost it")
 
 // leave has a server leave an elastic job empty, so that nothing is lost, and reports whether it has. told says that it ends in any case.
 // A job of fixed members ends with any of them: its server ends at once, and its workers hear that it has shut down.

@@ -119,7 +119,7 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 		select {
 		case <-ctx.Done():
 			if !leave(true, srv, line, &s, log) && srv.Elastic() && !over(srv) && !srv.Alone() {
-				return errors.New("the server was told to end, and could not leave the job empty: the job has lost it")
+				return ErrNotEmpty
 			}
 			return nil
 		case <-wanted:
