@@ -217,24 +217,29 @@ func TestWhatIsStagedTakesCredit(t *testing.T) {
 	}
 }
 
-// TestAnEngineThatEndsAbandonsWhatItsServersMayWrite: a rank ends while a sum waits for the other one; memory is free again in the next round.
+// TestAnEngineThatEndsAbandonsWhatItsServersMayWrite: a rank ends while a sum waits for the other one; memory is free again in the next round. Servers that hear of the
+// end first let go of all of it: then the rank ends another time.
 func TestAnEngineThatEndsAbandonsWhatItsServersMayWrite(t *testing.T) {
-	j, arenas := lending(t, 2, 2, false, jobtest.Dedicated(1))
-	if _, err := j.Submit(0, jobtest.Float32s(units.Allreduce, "x", 320<<10)); err != nil {
-		t.Fatal(err)
+	for range 20 {
+		j, arenas := lending(t, 2, 2, false, jobtest.Dedicated(1))
+		if _, err := j.Submit(0, jobtest.Float32s(units.Allreduce, "x", 320<<10)); err != nil {
+			t.Fatal(err)
+		}
+		jobtest.Eventually(t, "no partition is staged", func() bool { return arenas[0].Memory()[3] != 0 })
+		j.Workers[0].Engine.Lost(wire.Lost{Role: wire.RoleWorker, Rank: 1, Why: "of a test"})
+		j.Shutdown()
+		if arenas[0].Alloc(limits.Arena) != nil {
+			continue
+		}
+		if err := arenas[0].Renew(); err != nil {
+			t.Fatal(err)
+		}
+		if arenas[0].Alloc(limits.Arena) == nil {
+			t.Error("the renewed arena still holds something")
+		}
+		return
 	}
-	jobtest.Eventually(t, "no partition is staged", func() bool { return arenas[0].Memory()[3] != 0 })
-	j.Workers[0].Engine.Lost(wire.Lost{Role: wire.RoleWorker, Rank: 1, Why: "of a test"})
-	j.Shutdown()
-	if arenas[0].Alloc(limits.Arena) != nil {
-		t.Error("a server may still write there")
-	}
-	if err := arenas[0].Renew(); err != nil {
-		t.Fatal(err)
-	}
-	if arenas[0].Alloc(limits.Arena) == nil {
-		t.Error("the renewed arena still holds something")
-	}
+	t.Error("nothing is abandoned: a server may still write there")
 }
 
 // Ranks that begin with different tensors, of more bytes than may be staged, do not wait for each other's room.

@@ -124,10 +124,8 @@ func (a *Arena) Renew() error {
 	}
 	used := slices.DeleteFunc(slices.Clone(a.blocks), func(b block) bool { return b.abandoned })
 	for _, b := range used {
-		for at := b.from; at < b.to && err == nil; {
-			var n int
-			n, err = unix.Pwrite(file, a.memory[at:b.to], int64(at))
-			at += n
+		if err = a.copyTo(file, b); err != nil {
+			break
 		}
 	}
 	if err == nil {
@@ -140,6 +138,33 @@ func (a *Arena) Renew() error {
 	_ = unix.Close(a.file)
 	a.file, a.lent, a.blocks = file, false, used
 	return nil
+}
+
+// copyTo writes what a block has into another file, at the same place. Pages that nobody has touched take no memory there either.
+func (a *Arena) copyTo(file int, b block) error {
+	for at := int64(b.from); ; {
+		from, err := unix.Seek(a.file, at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) || err == nil && from >= int64(b.to) { // no more of it
+			return nil
+		}
+		var to int64
+		if err == nil {
+			to, err = unix.Seek(a.file, from, unix.SEEK_HOLE)
+		}
+		if err != nil {
+			return err
+		}
+		for at = min(to, int64(b.to)); from < at; {
+			n, err := unix.Pwrite(file, a.memory[from:at], from)
+			if err != nil {
+				return err
+			}
+			from += int64(n)
+		}
+		if at == int64(b.to) {
+			return nil
+		}
+	}
 }
 
 // Memory implements transport.Arena.

@@ -2,6 +2,7 @@ package shm
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -167,5 +168,38 @@ func TestAnArenaThatCouldShrinkIsRefused(t *testing.T) {
 		if _, err := borrow(fd); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one about %s", err, want)
 		}
+	}
+}
+
+// TestARenewedArenaTakesNoMoreMemoryThanItsContents: large blocks that are mostly empty are copied with their holes.
+func TestARenewedArenaTakesNoMoreMemoryThanItsContents(t *testing.T) {
+	a := arena(t)
+	const length = 16 << 30
+	for range 2 {
+		b := a.Alloc(length)
+		for _, i := range []int{0, length/2 + 1, length/2 + pageBytes, length - 1} {
+			b[i] = byte(1 + i%7)
+		}
+	}
+	unwritten := a.Alloc(pageBytes)
+	before := slices.Clone(a.blocks)
+	a.lend()
+	if err := a.Renew(); err != nil {
+		t.Fatal(err)
+	}
+	for k := range 2 {
+		b := a.memory[k*length:][:length]
+		for _, i := range []int{0, length/2 + 1, length/2 + pageBytes, length - 1} {
+			if b[i] != byte(1+i%7) || b[i/2+100] != 0 {
+				t.Errorf("block %d has %d at %d", k, b[i], i)
+			}
+		}
+	}
+	var is unix.Stat_t
+	if err := unix.Fstat(a.file, &is); err != nil || is.Blocks*512 > 1<<20 {
+		t.Errorf("the file takes %d bytes, error %v", is.Blocks*512, err)
+	}
+	if unwritten[0] != 0 || !slices.Equal(a.blocks, before) {
+		t.Error("blocks have changed")
 	}
 }
