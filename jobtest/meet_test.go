@@ -71,39 +71,40 @@ func TestAServerThatIsLostAsItJoinsHoldsNobody(t *testing.T) {
 	j.Works("y", 100000)
 }
 
-// TestAServerThatLeavesAsItJoinsHoldsNobody: ranks have some of their connections to it, which nobody reads.
-func TestAServerThatLeavesAsItJoinsHoldsNobody(t *testing.T) {
-	for at := range 12 {
+// asOneJoins plays a job many times, each time a little later after the start of a third server.
+func asOneJoins(t *testing.T, times int, step time.Duration, play func(t *testing.T, j *jobtest.Job, since time.Duration)) {
+	for i := range times {
 		synctest.Test(t, func(t *testing.T) {
 			j := apart(t, 3, 2, jobtest.With(func(s *settings.Settings) { s.Connections = 3 }))
 			j.Start()
 			j.Works("x", 100000)
 			j.StartServer()
-			time.Sleep(time.Duration(at) * 2 * time.Millisecond) // virtual
-			j.StopServer(2)
-			j.Works("x", 100000)
-			j.StopServer(0)
-			j.Works("x", 100000)
+			since := time.Duration(i) * step
+			time.Sleep(since) // of virtual time
+			play(t, j, since)
 		})
 	}
 }
 
+// TestAServerThatLeavesAsItJoinsHoldsNobody: ranks have some of their connections to it, which nobody reads.
+func TestAServerThatLeavesAsItJoinsHoldsNobody(t *testing.T) {
+	asOneJoins(t, 12, 2*time.Millisecond, func(_ *testing.T, j *jobtest.Job, _ time.Duration) {
+		j.StopServer(2)
+		j.Works("x", 100000)
+		j.StopServer(0)
+		j.Works("x", 100000)
+	})
+}
+
 // TestRanksThatLeaveAsAServerJoinsSayGoodbyeToIt: they do not leave while they connect to it, which would hold up their own end and be a loss to it.
 func TestRanksThatLeaveAsAServerJoinsSayGoodbyeToIt(t *testing.T) {
-	for at := range 100 {
-		synctest.Test(t, func(t *testing.T) {
-			j := apart(t, 3, 2, jobtest.With(func(s *settings.Settings) { s.Connections = 3 }))
-			j.Start()
-			j.Works("x", 100000)
-			j.StartServer()
-			time.Sleep(time.Duration(at) * 500 * time.Microsecond) // virtual
-			start := time.Now()
-			j.Shutdown()
-			if took := time.Since(start); took > time.Second {
-				t.Errorf("left %v after the start of a server: it took %v", time.Duration(at)*500*time.Microsecond, took)
-			}
-		})
-	}
+	asOneJoins(t, 100, 500*time.Microsecond, func(t *testing.T, j *jobtest.Job, since time.Duration) {
+		start := time.Now()
+		j.Shutdown()
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("left %v after the start of a server: it took %v", since, took)
+		}
+	})
 }
 
 func playRolling(t *testing.T, seed uint64) {

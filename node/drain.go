@@ -59,3 +59,6 @@ func over(srv *server.Server) bool {
 		return false
 	}
 }
+
+// idle reports whether nobody would miss the server: it is in no such round, or no worker of it has a connection to the server.
+func idle(srv *server.Server) bool { return over(srv) || srv.Alone() }

@@ -91,7 +91,7 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	wanted := make(chan struct{}, 1)
 	line, err = reach(ctx, log, control.Config{
 		Transport: kinds.Required(), Address: s.Scheduler, Attempt: s.PeerTimeout / 2, Hello: wire.Hello{Role: wire.RoleServer},
-		Log: log, OnLost: srv.Lost, OnRoster: begin, OnRemoved: srv.RemoveSet, Idle: func() bool { return over(srv) || srv.Alone() },
+		Log: log, OnLost: srv.Lost, OnRoster: begin, OnRemoved: srv.RemoveSet, Idle: func() bool { return idle(srv) },
 		OnDrain: func() {
 			select {
 			case wanted <- struct{}{}:
@@ -118,7 +118,7 @@ func RunServer(ctx context.Context, s settings.Settings, listen string, o Option
 	for {
 		select {
 		case <-ctx.Done():
-			if !leave(true, srv, line, &s, log) && srv.Elastic() && !over(srv) && !srv.Alone() {
+			if !leave(true, srv, line, &s, log) && srv.Elastic() && !idle(srv) {
 				return ErrNotEmpty
 			}
 			return nil

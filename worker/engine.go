@@ -259,10 +259,7 @@ func (e *Engine) connect(ctx context.Context) error {
 			if errs[i] != nil && !errors.Is(ctx.Err(), context.Canceled) && p.survives(errs[i]) {
 				errs[i] = p.accuse(ctx, errs[i])
 			}
-			switch {
-			case errs[i] == nil:
-			case ctx.Err() != nil:
-			default:
+			if errs[i] != nil && ctx.Err() == nil {
 				p.fail(errs[i], errs[i].Error()) // the others end for this server too, and not for this rank
 			}
 		})

@@ -32,10 +32,10 @@ func (e *Engine) meet(server int, met chan struct{}) {
 	ctx, cancel = p.whileThere(ctx)
 	defer cancel()
 	if p.there() {
-		switch err := p.connect(ctx); {
-		case err == nil || e.ctx.Err() != nil:
-		default:
-			if err = p.accuse(e.ctx, err); err != nil {
+		err := p.connect(ctx)
+		if err != nil && e.ctx.Err() == nil {
+			err = p.accuse(e.ctx, err)
+			if err != nil {
 				p.fail(err, err.Error())
 			}
 		}

@@ -142,15 +142,15 @@ func (a *Arena) Renew() error {
 
 // copyTo writes what a block has into another file, at the same place. Pages that nobody has touched take no memory there either.
 func (a *Arena) copyTo(file int, b block) error {
-	for at := int64(b.from); ; {
+	for at := int64(b.from); at < int64(b.to); {
 		from, err := unix.Seek(a.file, at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) || err == nil && from >= int64(b.to) { // no more of it
+		if errors.Is(err, unix.ENXIO) { // no more in the file
 			return nil
 		}
-		var to int64
-		if err == nil {
-			to, err = unix.Seek(a.file, from, unix.SEEK_HOLE)
+		if err != nil {
+			return err
 		}
+		to, err := unix.Seek(a.file, from, unix.SEEK_HOLE)
 		if err != nil {
 			return err
 		}
@@ -161,10 +161,8 @@ func (a *Arena) copyTo(file int, b block) error {
 			}
 			from += int64(n)
 		}
-		if at == int64(b.to) {
-			return nil
-		}
 	}
+	return nil
 }
 
 // Memory implements transport.Arena.

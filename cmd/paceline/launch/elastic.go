@@ -181,13 +181,18 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 // goes reports whether the job has processes, or may get some: none any more once something has ended it.
 func (e *elastic) goes() bool {
 	if !e.calm && !e.over {
-		e.over = true
-		for _, a := range e.waiting {
-			a.answer(wire.Seat{}, errors.New("the job ends"))
-		}
-		clear(e.waiting)
+		e.refuse("the job ends")
 	}
 	return len(e.alive) > 0 || !e.over
+}
+
+// refuse has nothing start any more, and tells those who wait for a place why.
+func (e *elastic) refuse(why string) {
+	e.over = true
+	for _, a := range e.waiting {
+		a.answer(wire.Seat{}, errors.New(why))
+	}
+	clear(e.waiting)
 }
 
 // usable are the hosts at which processes can run. A scheduler on loopback is reached from this one alone.
@@ -412,10 +417,8 @@ func (e *elastic) tell(n *fleet.News) {
 // giveUp ends the job as failed.
 func (e *elastic) giveUp(why string) {
 	e.Say("%s", why)
-	e.over, e.why = true, why
-	for _, a := range e.waiting {
-		a.answer(wire.Seat{}, errors.New(why))
-	}
+	e.why = why
+	e.refuse(why)
 	e.fail(cmp.Or(e.code, 1), step{e.Peers, syscall.SIGTERM}, step{e.Job.Stop, syscall.SIGKILL})
 }
 

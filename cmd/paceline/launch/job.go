@@ -187,12 +187,13 @@ func (r *run) goesOn(worker bool, exit Exit) bool {
 	return r.Formed != nil || r.runs(r.Servers) // the scheduler decides it, and the workers end where no server is left
 }
 
-// hear handles news of the scheduler.
+// hear handles news of the scheduler, as long as nothing ends the job.
 func (r *run) hear(n node.News) {
 	switch {
-	case n.Lost != nil && r.calm:
+	case !r.calm:
+	case n.Lost != nil:
 		r.goOnWithout(n.Lost)
-	case n.Lost == nil && r.calm:
+	default:
 		r.next.Stop()
 		r.givenUp = slices.DeleteFunc(r.givenUp, func(t *Task) bool { return t.Rank != nil && slices.Contains(n.Began, *t.Rank) })
 	}
