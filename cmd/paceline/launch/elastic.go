@@ -149,6 +149,7 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 		}
 		select {
 		case x := <-e.ends:
+			e.News.each(e.hear) // what was told before this end
 			e.ended(x)
 		case sig := <-signals:
 			if !e.urged {
@@ -158,13 +159,7 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 		case a := <-e.asks:
 			e.asked(a)
 		case <-job.News.come:
-			for _, n := range job.News.take() {
-				if n.Lost != nil && n.Lost.Role == wire.RoleWorker {
-					e.step(fleet.Input{Lost: &fleet.Lost{Round: n.Round, Rank: n.Lost.Rank}})
-				} else {
-					e.hear(n)
-				}
-			}
+			e.News.each(e.hear)
 		case hosts := <-found:
 			e.step(fleet.Input{Found: true, Hosts: e.usable(hosts)})
 		case <-due.C:
@@ -248,6 +243,15 @@ func (e *elastic) asked(a ask) {
 	default:
 		e.waiting[a.Process] = a
 		e.step(fleet.Input{Ask: &fleet.Ask{Process: a.Process, State: a.State, Commits: a.Commits, Skip: a.Skip, Early: a.Early}})
+	}
+}
+
+// hear handles news of the scheduler.
+func (e *elastic) hear(n node.News) {
+	if n.Lost != nil && n.Lost.Role == wire.RoleWorker {
+		e.step(fleet.Input{Lost: &fleet.Lost{Round: n.Round, Rank: n.Lost.Rank}})
+	} else {
+		e.run.hear(n)
 	}
 }
 

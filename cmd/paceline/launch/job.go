@@ -83,13 +83,12 @@ func (j *Job) Run(signals <-chan os.Signal) Report {
 	for len(r.alive) > 0 {
 		select {
 		case e := <-r.ends:
+			r.News.each(r.hear) // what was told before this end
 			r.end(e)
 		case sig := <-signals:
 			r.interrupt(sig.(syscall.Signal))
 		case <-j.News.come:
-			for _, n := range j.News.take() {
-				r.hear(n)
-			}
+			r.News.each(r.hear)
 		case <-late.C:
 			r.late()
 		case <-r.next.C:

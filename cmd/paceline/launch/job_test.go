@@ -435,7 +435,11 @@ func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
 			time.AfterFunc(500*time.Millisecond, func() { j.News.tell(lost(1)) }) // when the other has ended
 		}},
 		"the last is frozen": {[]string{"kill -STOP $$", "exit 3"}, 137, []string{"rank 0 on here (pid ", "had not ended when they had: it is stopped\n"}, nil, []string{"lost rank 1", "failed rank 0"}, func(j *Job) {
-			time.AfterFunc(500*time.Millisecond, func() { j.News.tell(lost(0)) })
+			say := j.Say
+			j.Say = func(format string, args ...any) { // that rank 1 has ended
+				say(format, args...)
+				j.News.tell(lost(0))
+			}
 		}},
 		"one fails and is given up": {[]string{"exit 4", later + "sleep 0.2; exit 3"}, 3, []string{"rank 0 on here (pid ", "ended with exit code 4", "ended with exit code 3\n"}, nil, []string{"lost rank 0", "failed rank 1"}, func(j *Job) {
 			j.Peers = time.Minute

@@ -107,13 +107,15 @@ func (b *inbox) tell(n node.News) {
 	}
 }
 
-// take takes all of it.
-func (b *inbox) take() []node.News {
+// each takes all of it.
+func (b *inbox) each(hear func(node.News)) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	news := b.news
 	b.news = nil
-	return news
+	b.mu.Unlock()
+	for _, n := range news {
+		hear(n)
+	}
 }
 
 // narrate says where the job is found, and from time to time how far it is, until the function that it returns is called.
