@@ -236,6 +236,12 @@ def parse_size(text):
     return int(text)
 
 
+def parse_exchange(text):
+    """The collective and the bytes of 64KiB, an allreduce, or broadcast:64KiB."""
+    kind, _, size = text.rpartition(":")
+    return kind or "allreduce", parse_size(size)
+
+
 def show_size(bytes):
     """The inverse of parse_size."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -8,7 +8,7 @@ import contextlib
 from pathlib import Path
 
 import page
-from fleet import Fleet, Loopback, Way, in_a_row, parse_size, ratios, report, show_size, spread, take_turns
+from fleet import Fleet, Loopback, Way, in_a_row, parse_exchange, ratios, report, show_size, spread, take_turns
 
 RESNET50, MANY = "resnet50", "500x4kB"
 ARENA = "paceline, arena"
@@ -68,18 +68,12 @@ def measure(ranks, options):
                 ways = fleets | {ARENA: Way(fleets["paceline"], "arena")}
                 seconds[what] = take_turns(ways, options.duration, 1, "many", count=500, bytes=4000)
             else:
-                kind, bytes = parse(what)
+                kind, bytes = parse_exchange(what)
                 row = in_a_row(bytes)
                 ways = fleets | ({ARENA: Way(fleets["paceline"], "arena")} if kind == "allreduce" else {})
                 seconds[what] = take_turns(ways, options.duration, row, kind, bytes=bytes, in_a_row=row)
         idle = {label: idle_cpu(fleet, options.idle) for label, fleet in fleets.items()} if options.idle else {}
         return seconds, idle, {label: fleet.versions for label, fleet in fleets.items()}
-
-
-def parse(what):
-    """The collective and the bytes of an exchange."""
-    kind, _, size = what.rpartition(":")
-    return kind or "allreduce", parse_size(size)
 
 
 def idle_cpu(fleet, seconds):
@@ -89,7 +83,7 @@ def idle_cpu(fleet, seconds):
 
 def summed(ranks, what, rounds):
     """Prints and returns the result of one exchange over all rounds."""
-    kind, bytes = ("allreduce", None) if what in (RESNET50, MANY) else parse(what)
+    kind, bytes = ("allreduce", None) if what in (RESNET50, MANY) else parse_exchange(what)
     label = {RESNET50: "ResNet-50", MANY: "500 x 4 kB"}[what] if bytes is None else show_size(bytes)
     result = {"ranks": ranks, "collective": kind, "exchange": label, "bytes": bytes, "rounds": len(rounds), "ways": {}}
     ours = [s for one in rounds for s in one["paceline"]]

@@ -133,7 +133,7 @@ func (q *query) of(p *peer, role wire.Role, number int) wire.NodeStatus {
 	return one
 }
 
-var stateNames = map[state]string{absent: "absent", left: "left", lost: "lost"}
+var stateNames = map[state]string{absent: "absent", left: "left", lost: wire.StateLost}
 
 // serversOf are the dedicated servers that serve a round.
 func (m *Machine) serversOf(r *round) []*peer {

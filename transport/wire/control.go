@@ -398,9 +398,12 @@ type Share struct {
 type NodeStatus struct {
 	Role     Role      `json:"role"`
 	Rank     int       `json:"rank"`            // of a worker; index of a server
-	State    string    `json:"state,omitempty"` // "" for a node that has reported; else "no answer", "absent", "left" or "lost"
+	State    string    `json:"state,omitempty"` // "" for a node that has reported; else "no answer", "absent", "left" or StateLost
 	Progress *Progress `json:"progress,omitempty"`
 }
+
+// StateLost is the state of a node that an elastic job goes on without.
+const StateLost = "lost"
 
 // Progress is what a node says of itself when the scheduler asks. A dedicated server counts no operations.
 type Progress struct {

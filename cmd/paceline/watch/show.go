@@ -33,9 +33,23 @@ func Show(out io.Writer, views []View, ranks int) {
 		if r := v.fastest(); r != nil {
 			iteration, rate = fmt.Sprint(r.Iteration), fmt.Sprintf("%.3g", r.Rate)
 		}
-		fmt.Fprintf(table, "%d\t%s\t%d\t%s\t%s\t%v\t%s\n", v.ID, v.State, len(v.Ranks), iteration, rate, v.up(), short(v.Command))
+		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%v\t%s\n", v.ID, v.State, v.size(), iteration, rate, v.up(), short(v.Command))
 	}
 	table.Flush()
+}
+
+// size is the number of ranks that an elastic job has not lost, of how many.
+func (v *View) size() string {
+	lost := 0
+	for _, r := range v.Ranks {
+		if r.State == wire.StateLost {
+			lost++
+		}
+	}
+	if lost == 0 {
+		return fmt.Sprint(len(v.Ranks))
+	}
+	return fmt.Sprintf("%d of %d", len(v.Ranks)-lost, len(v.Ranks))
 }
 
 // line is a command in one line, without what would be for the terminal.

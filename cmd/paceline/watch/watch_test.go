@@ -53,6 +53,18 @@ slowest: rank 2 on host, 5 behind
 	}
 }
 
+// TestAListCountsTheRanksThatAJobHasLost, and not those that only do not answer.
+func TestAListCountsTheRanksThatAJobHasLost(t *testing.T) {
+	v := view(10, 100)
+	v.Nodes[0].Progress, v.Nodes[0].State = nil, "no answer"
+	v.Nodes[1].Progress, v.Nodes[1].State = nil, wire.StateLost
+	v.Ranks = ranksOf(v.StatusReply)
+	var s strings.Builder
+	if Show(&s, []View{v, view(10, 100)}, 0); !strings.Contains(s.String(), "7    running  2 of 3  ") || !strings.Contains(s.String(), "7    running  3       ") {
+		t.Error(s.String())
+	}
+}
+
 // TestACommandOfSeveralLinesIsShownInOne: what python -c is given, and no escape sequence of it.
 func TestACommandOfSeveralLinesIsShownInOne(t *testing.T) {
 	v := view(10, 100)
