@@ -316,19 +316,37 @@ func setOf(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t, ask setRequest) C
 }
 
 func askSet(w *node.Worker, ranks []int, ask setRequest) (wire.ProcessSet, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), w.Settings.StartTimeout)
+	ctx, cancel := w.Engine.Within(w.Settings.StartTimeout)
 	defer cancel()
 	set, err := ask(w.Control, ctx, ranks)
-	return set, invalid(err)
+	return set, ofSets(w, err)
+}
+
+// ofSets is the error of a call on process sets: of its arguments, or of a rank that does not make it.
+func ofSets(w *node.Worker, err error) error {
+	var refused *control.RefusedError
+	switch lost := w.Engine.Err(); {
+	case err == nil:
+		return nil
+	case errors.As(err, &refused) && refused.Missed:
+		return fmt.Errorf("%w on rank %d: %w", worker.ErrStall, w.Settings.Rank, err)
+	case refused != nil:
+		return invalid(err)
+	case lost != nil: // why it was given up says more than that it was
+		return fmt.Errorf("a call on process sets on rank %d: %w", w.Settings.Rank, lost)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w: %w", worker.ErrStall, err)
+	}
+	return invalid(err)
 }
 
 //export goSetRemove
 func goSetRemove(id C.uint32_t) C.int {
 	return with(func(w *node.Worker) error {
-		ctx, cancel := context.WithTimeout(context.Background(), w.Settings.StartTimeout)
+		ctx, cancel := w.Engine.Within(w.Settings.StartTimeout)
 		defer cancel()
 		if err := w.RemoveSet(ctx, uint32(id)); err != nil {
-			return invalid(err)
+			return ofSets(w, err)
 		}
 		process.Lock()
 		delete(process.sets, uint32(id))

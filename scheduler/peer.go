@@ -144,9 +144,7 @@ func (m *Machine) declareLost(p *peer, why string) {
 		}
 		return
 	}
-	if round := p.wants.LauncherRound; round != 0 || p.round.epoch.Elastic {
-		m.out = append(m.out, Output{News: &News{Lost: &node, Round: round}})
-	}
+	m.out = append(m.out, Output{News: &News{Lost: &node, Round: p.wants.LauncherRound}})
 	if on, _ := m.goOn(p.round, membership.Loss{Member: membership.Member{Role: membership.WorkerRole, Number: p.Rank}, Why: why, Among: p.among}, name(&p.Node)); !on {
 		m.tell(p.round, name(&p.Node), wire.Lost{Role: wire.RoleWorker, Rank: p.Rank, Why: why})
 	}

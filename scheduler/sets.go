@@ -78,10 +78,10 @@ func (m *Machine) call(l *line, c *wire.Control) {
 	k.asked[l.peer.Rank] = waiting{request{l, c}, m.now, m.deadline(c)}
 	switch gone := append(r.in(left), r.in(lost)...); {
 	case !sameCall(&k.first, c):
-		m.finish(r, at, refused("ranks disagree on a process set: %s", k.disagreement()))
+		m.finish(r, at, refused("ranks disagree: %s", k.disagreement()))
 	case len(gone) > 0 && !r.epoch.Elastic:
 		slices.Sort(gone)
-		m.finish(r, at, refused("a call on process sets takes all ranks, and %s left the job or was lost", ranksOf(gone)))
+		m.finish(r, at, missed("a call on process sets takes all ranks, and %s left the job or was lost", ranksOf(gone)))
 	default:
 		m.decide(r, at)
 	}
@@ -128,7 +128,7 @@ func (m *Machine) failCalls(r *round, rank int, why string) {
 		if r.epoch.Elastic {
 			m.decide(r, at)
 		} else if _, ok := r.sets.open[at].asked[rank]; !ok {
-			m.finish(r, at, refused("a call on process sets takes all ranks, and %s", why))
+			m.finish(r, at, missed("a call on process sets takes all ranks, and %s", why))
 		}
 	}
 }
@@ -140,7 +140,7 @@ func (m *Machine) expireCalls(r *round) {
 		k := r.sets.open[at]
 		for _, rank := range slices.Sorted(maps.Keys(k.asked)) {
 			if q := k.asked[rank]; m.due(q.until) {
-				m.finish(r, at, refused("rank %d waited %s for %s to %s too", rank, seconds(m.now-q.since), ranksOf(r.awaited(k)), ask(q.msg)))
+				m.finish(r, at, missed("rank %d waited %s for %s to %s too", rank, seconds(m.now-q.since), ranksOf(r.awaited(k)), ask(q.msg)))
 				break
 			}
 		}
@@ -178,22 +178,22 @@ func (r *round) add(wanted []int) wire.Control {
 	s, ranks := &r.sets, slices.Sorted(slices.Values(wanted))
 	for i, rank := range ranks {
 		if rank < 0 || rank >= len(r.workers) {
-			return refused("process set %v: %s", wanted, outOfRange(rank, len(r.workers)))
+			return refused("%s", outOfRange(rank, len(r.workers)))
 		}
 		if r.epoch.Workers[rank].State == membership.Gone {
-			return refused("process set %v: rank %d was lost; name the ranks that are left", wanted, rank)
+			return refused("rank %d was lost; name the ranks that are left", rank)
 		}
 		if i > 0 && rank == ranks[i-1] {
-			return refused("process set %v: rank %d is in it twice", wanted, rank)
+			return refused("rank %d is in it twice", rank)
 		}
 	}
 	id, ok := s.with(ranks)
 	if !ok {
 		if len(s.byID) >= limits.MaxProcessSets {
-			return refused("process set %v: the job has %d sets, which is the limit; remove some", ranks, len(s.byID))
+			return refused("the job has %d sets, which is the limit; remove some", len(s.byID))
 		}
 		if s.next > limits.MaxNumber {
-			return refused("process set %v: the job has used up the numbers of process sets, %d", ranks, limits.MaxNumber)
+			return refused("the job has used up the numbers of process sets, %d", limits.MaxNumber)
 		}
 		id = s.next
 		s.next++
@@ -268,4 +268,11 @@ func ask(c *wire.Control) string {
 
 func refused(format string, args ...any) wire.Control {
 	return wire.Control{Error: fmt.Sprintf(format, args...)}
+}
+
+// missed is the answer to a call for which a rank does not come.
+func missed(format string, args ...any) wire.Control {
+	c := refused(format, args...)
+	c.Missed = true
+	return c
 }

@@ -61,6 +61,11 @@ func (b because) Unwrap() error { return b.kind }
 // Invalid makes an error about what was given that is no operation, as a setting, an ErrInvalid with the same text.
 func Invalid(err error) error { return because{ErrInvalid, err.Error()} }
 
+// Within is a context for what waits for other ranks: it ends with the engine too, whose Err then says why.
+func (e *Engine) Within(limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(e.ctx, limit)
+}
+
 // Control is the engine's line to the scheduler.
 type Control interface {
 	Declare(ctx context.Context, tensors []wire.Tensor) ([]wire.Placed, error)

@@ -219,7 +219,7 @@ def test_a_name_that_one_rank_cannot_declare_is_an_error_on_all_and_works_again(
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["rank 0 with the scheduler", "rank 1"])
-@pytest.mark.parametrize("doing", ["nothing", "allreduce", "broadcast", "allgather", "new names", "ssp"])
+@pytest.mark.parametrize("doing", ["nothing", "allreduce", "broadcast", "allgather", "new names", "process sets", "ssp"])
 def test_a_stopped_rank_is_named_by_every_survivor_and_then_by_itself(rank, doing, tmp_path):
     code = script(f"""
         hvd.init()
@@ -241,6 +241,7 @@ def test_a_stopped_rank_is_named_by_every_survivor_and_then_by_itself(rank, doin
             "broadcast": lambda i: hvd.broadcast(torch.ones(100_000), root_rank={rank}, name="data"),
             "allgather": lambda i: hvd.allgather(torch.ones(3, 1000), name="data"),
             "new names": lambda i: hvd.allreduce(torch.ones(3), name=f"data {{i}}"),
+            "process sets": lambda i: hvd.remove_process_set(hvd.add_process_set([0, 1])),
             "ssp": lambda i: ssp(i),
         }}[{doing!r}]
         try:

@@ -304,6 +304,30 @@ def test_a_process_that_stays_frozen_is_not_waited_for(what, tmp_path, port):
             s.wait()
 
 
+def test_a_frozen_rank_of_a_job_that_is_not_elastic_is_not_waited_for(tmp_path):
+    """The others have caught the error and end well; the job has failed all the same."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent("""
+        import os, signal, torch
+        import paceline.torch as hvd
+
+        hvd.init()
+        hvd.allreduce(torch.ones(2))
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        try:
+            hvd.allreduce(torch.ones(2))
+        except RuntimeError as error:
+            print("caught", error)
+    """))
+    command = ["paceline", "run", "-np", "2", sys.executable, str(script)]
+    env = clean_environment() | {"PACELINE_PEER_TIMEOUT": "2"}
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 128 + signal.SIGKILL, run
+    assert "caught" in run.stdout and "rank 1 on" in run.stderr, run
+    assert "was given up by the others, and had not ended when they had: it is stopped" in run.stderr, run
+
+
 def listed(port, secret):
     """The processes of the servers that `paceline servers` lists as there."""
     command = ["paceline", "servers", "--json", "--scheduler", f"127.0.0.1:{port}"]

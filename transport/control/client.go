@@ -81,6 +81,7 @@ type RefusedError struct {
 	Request string // what was asked, for example "register"
 	Address string // of the scheduler
 	Reason  string // names the nodes and values concerned
+	Missed  bool   // a node does not come that is needed, as when it was lost
 }
 
 func (e *RefusedError) Error() string {
@@ -270,7 +271,7 @@ func (c *Client) dispatch(line *Line, m *wire.Control) {
 	delete(c.pending, m.ID)
 	again := m.ID != 0 && m.ID == c.resume
 	if again && m.Error != "" {
-		c.refused = &RefusedError{"register again", c.config.Address, m.Error}
+		c.refused = &RefusedError{"register again", c.config.Address, m.Error, m.Missed}
 	}
 	fresh := m.Error == "" && c.memory.learn(request, m)
 	c.mu.Unlock()

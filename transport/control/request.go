@@ -211,7 +211,7 @@ func (c *Client) ask(ctx context.Context, name string, m wire.Control) (*wire.Co
 		case m == nil:
 			return nil, fmt.Errorf("%s: %w", name, r.err)
 		case m.Error != "":
-			return nil, &RefusedError{name, c.config.Address, m.Error}
+			return nil, &RefusedError{name, c.config.Address, m.Error, m.Missed}
 		}
 		return m, nil
 	case <-ctx.Done():

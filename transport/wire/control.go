@@ -262,6 +262,7 @@ type RemovedSet struct {
 type Control struct {
 	ID       uint64  `json:"id,omitempty"`
 	Error    string  `json:"error,omitempty"`        // in an answer: the request was refused, and why
+	Missed   bool    `json:"missed,omitempty"`       // beside it: because a node does not come that is needed
 	Wait     float64 `json:"wait_seconds,omitempty"` // in a request: time after which the answer is an error that names the missing nodes; 0 for never
 	Position uint64  `json:"position,omitempty"`     // AddSet, RemoveID: how many such calls this worker made before in the round
 

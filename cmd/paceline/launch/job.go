@@ -45,7 +45,7 @@ type run struct {
 
 	code    int         // exit code of the whole
 	lost    []Failure   // processes without which an elastic job went on
-	givenUp []*Task     // without which the others go on, until they are in a later round; they may run
+	givenUp []*Task     // that the others have given up, until they are in a later round; they may run
 	failed  []Failure   // processes that ended the job
 	why     string      // what ended it otherwise
 	well    bool        // a worker has ended well
@@ -198,7 +198,7 @@ func (r *run) hear(n node.News) {
 	}
 }
 
-// goOnWithout notes that the others go on without a process. It may be frozen: nobody waits for it where they have ended. A server that was not started here
+// goOnWithout notes that the others have given a process up. It may be frozen: nobody waits for it where they have ended. A server that was not started here
 // is lost for the report at once; any other process with its end.
 func (r *run) goOnWithout(n *wire.Node) {
 	if n.Role == wire.RoleServer {
@@ -237,7 +237,7 @@ func (r *run) endServers() {
 	}
 }
 
-// stopGivenUp stops what was given up and has not ended: some processes are frozen. Without a worker that ended well the job has failed.
+// stopGivenUp stops what was given up and has not ended: some processes are frozen. The job has failed, unless it is elastic and a worker has ended well.
 func (r *run) stopGivenUp(well bool) {
 	const why = "was given up by the others, and had not ended when they had"
 	for _, t := range r.givenUp {
@@ -329,7 +329,7 @@ func (r *run) plan(steps ...step) {
 // step does the first of the steps and waits for the next.
 func (r *run) step() {
 	if r.calm {
-		r.stopGivenUp(r.well)
+		r.stopGivenUp(r.well && r.Elastic)
 		r.steps, r.calm = []step{{0, syscall.SIGTERM}, {r.Stop, syscall.SIGKILL}}, false
 	}
 	sig := r.steps[0].sig

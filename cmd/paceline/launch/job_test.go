@@ -512,6 +512,20 @@ func TestAnElasticJobEndsWellWithoutTheRanksThatItLost(t *testing.T) {
 	}
 }
 
+// TestAFrozenRankIsNotWaitedForWhereTheOthersEndWell: their scripts were done, or caught the error.
+func TestAFrozenRankIsNotWaitedForWhereTheOthersEndWell(t *testing.T) {
+	b := newBench(t, nil, "true", "kill -STOP $$")
+	b.job.News = newInbox()
+	b.job.News.tell(node.News{Lost: &wire.Node{Role: wire.RoleWorker, Rank: 1}})
+	r, said := b.report(), b.said.String()
+	if r.Code != 128+int(syscall.SIGKILL) || len(r.Lost) > 0 || len(r.Failed) != 1 || r.Failed[0].Name != "rank 1" {
+		t.Errorf("%+v", r)
+	}
+	if !strings.Contains(said, "was given up by the others, and had not ended when they had: it is stopped\n") {
+		t.Error(said)
+	}
+}
+
 // TestALostServerIsFoundByHostAndProcess: on another host, or in another container, a process may have the same number.
 func TestALostServerIsFoundByHostAndProcess(t *testing.T) {
 	own := &Task{Name: "server", Host: "here"}
