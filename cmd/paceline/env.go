@@ -22,7 +22,7 @@ func envCommand() *cobra.Command {
   torchrun --nproc-per-node 2 train_with_horovod.py
   srun --ntasks 4 python train_with_horovod.py
   mpirun -np 4 -x PYTHONPATH python train_with_horovod.py`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !horovod {
 				return errors.New("say --horovod, for scripts that import horovod")

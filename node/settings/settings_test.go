@@ -172,6 +172,11 @@ func TestHorovodSettingsAreHonoured(t *testing.T) {
 
 func TestVariablesWithoutEffectAreNamedOnce(t *testing.T) {
 	_, warnings, err := FromEnv(env{"HOROVOD_CYCLE_TIME": "1", "HOROVOD_TIMELINE_MARK_CYCLES": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1", "BYTEPS_ENABLE_ASYNC": "1", "PACELINE_PARTITION_BYTE": "1", "HOME": "/"})
+	for word, meant := range map[string]string{"LOG": "PACELINE_LOG_LEVEL", "SECRET": "PACELINE_JOB_SECRET", "TLS": "PACELINE_TLS_CA", "PEER_TIMOUT": "PACELINE_PEER_TIMEOUT"} {
+		if got := unknown(env{"PACELINE_" + word: "1"}); len(got) != 1 || !strings.HasSuffix(got[0], "did you mean "+meant+"?") {
+			t.Errorf("PACELINE_%s: %q", word, got)
+		}
+	}
 	want := []string{"PACELINE_PARTITION_BYTE is set, but there is no such setting: did you mean PACELINE_PARTITION_BYTES?",
 		"these variables are set and have no effect here: BYTEPS_ENABLE_ASYNC, HOROVOD_CYCLE_TIME, HOROVOD_TIMELINE_MARK_CYCLES"}
 	if err != nil || strings.Join(warnings, "\n") != strings.Join(want, "\n") {

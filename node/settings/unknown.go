@@ -58,12 +58,18 @@ func isHarmless(name string) bool {
 	return slices.ContainsFunc(harmless, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// nearestOf is the setting of ours whose name differs from name in the fewest letters.
+// nearestOf is the setting of ours that begins with the words of a name, or has them, or else the one whose name differs in the fewest letters.
 func nearestOf(name string, known map[string]bool) string {
 	var names []string
 	for _, k := range slices.Sorted(maps.Keys(known)) {
 		if strings.HasPrefix(k, ours) {
 			names = append(names, k)
+		}
+	}
+	words := strings.TrimPrefix(name, ours) + "_"
+	for _, start := range []string{ours, "_"} {
+		if i := slices.IndexFunc(names, func(k string) bool { return strings.Contains(k+"_", start+words) }); i >= 0 {
+			return names[i]
 		}
 	}
 	return nearest.Of(name, names)

@@ -219,7 +219,9 @@ def test_a_name_that_one_rank_cannot_declare_is_an_error_on_all_and_works_again(
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=["rank 0 with the scheduler", "rank 1"])
-@pytest.mark.parametrize("doing", ["nothing", "allreduce", "broadcast", "allgather", "new names", "process sets", "ssp"])
+@pytest.mark.parametrize(
+    "doing", ["nothing", "allreduce", "broadcast", "allgather", "new names", "process sets", "ssp"]
+)
 def test_a_stopped_rank_is_named_by_every_survivor_and_then_by_itself(rank, doing, tmp_path):
     code = script(f"""
         hvd.init()

@@ -55,6 +55,13 @@ class Held(ctypes.Structure):
     ]
 
 
+def int32(value: int, what: str) -> int:
+    """The value, which ctypes would cut. Raises ValueError where it has more than 32 bits."""
+    if -(1 << 31) <= value < 1 << 31:
+        return value
+    raise ValueError(f"{what} {value}: it has more than 32 bits")
+
+
 class Op(ctypes.Structure):
     """pl_op: one operation."""
 

@@ -252,7 +252,7 @@ class Engine:
     def _process_set(self, ask: Any, ranks: Sequence[int]) -> int:
         self.arrive()
         number = ctypes.c_uint32()
-        members = (ctypes.c_int32 * len(ranks))(*ranks)
+        members = (ctypes.c_int32 * len(ranks))(*(abi.int32(rank, "rank") for rank in ranks))
         interruptible(lambda: self._check(ask(members, len(ranks), ctypes.byref(number))))
         return number.value
 

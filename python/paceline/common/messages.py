@@ -110,6 +110,7 @@ def _message(
 ) -> Message:
     if not 0 <= tag <= MAX_TAG:
         raise ValueError(f"tag {tag}: allowed are 0 to {MAX_TAG}")
+    peer = abi.int32(peer, "rank")
     op = abi.Op(size=ctypes.sizeof(abi.Op), kind=kind, root=peer, tag=tag, authenticated=authenticated)
     op.ndim, op.shape = 1, (ctypes.c_int64 * 1)(nbytes)
     op.prescale = op.postscale = 1.0

@@ -324,7 +324,7 @@ def reducescatter(
     Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
     operations, if one gave nothing in time or a peer is lost.
     """
-    how = How(op, prescale_factor, postscale_factor, process_set)
+    how = How(operator_of(op, None), prescale_factor, postscale_factor, process_set)
     return _compressed(HorovodReducescatter, [(tensor, name)], how, compression)[0]
 
 
@@ -342,7 +342,7 @@ def grouped_reducescatter(
     Shapes and arguments as of `reducescatter`. Raises ValueError for wrong arguments; HorovodInternalError, on every
     rank, if ranks gave different shapes, types or operations, if one gave nothing in time or a peer is lost.
     """
-    how = How(op, prescale_factor, postscale_factor, process_set)
+    how = How(operator_of(op, None), prescale_factor, postscale_factor, process_set)
     return _compressed(HorovodReducescatter, named(tensors, name), how, compression)
 
 

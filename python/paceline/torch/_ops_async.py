@@ -390,7 +390,8 @@ def reducescatter_async(
     Shapes and arguments as of `reducescatter`. Raises ValueError for wrong arguments; `synchronize` raises
     HorovodInternalError, as for `reducescatter`.
     """
-    return start_one(scattering(tensor, name, How(op, prescale_factor, postscale_factor, process_set)))
+    how = How(operator_of(op, None), prescale_factor, postscale_factor, process_set)
+    return start_one(scattering(tensor, name, how))
 
 
 def grouped_reducescatter_async(
@@ -406,5 +407,5 @@ def grouped_reducescatter_async(
     Shapes and arguments as of `reducescatter`. Raises ValueError for wrong arguments; `synchronize` raises
     HorovodInternalError, as for `reducescatter`.
     """
-    how = How(op, prescale_factor, postscale_factor, process_set)
+    how = How(operator_of(op, None), prescale_factor, postscale_factor, process_set)
     return start_group([scattering(t, n, how) for t, n in named(tensors, name)])

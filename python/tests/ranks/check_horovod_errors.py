@@ -102,6 +102,10 @@ ARGUMENTS = [
     (ValueError, "a ProcessSet is made from", lambda: hvd.ProcessSet(3)),
     (ValueError, "a process set with these ranks", lambda: hvd.add_process_set([0])),
     (ValueError, "", lambda: hvd.add_process_set([hvd.size()])),
+    # C's integers would be cut:
+    (ValueError, "rank 1099511627776", lambda: hvd.add_process_set([2**40])),
+    (ValueError, "root rank 4294967297", lambda: hvd.broadcast(ONES, 2**32 + 1)),
+    (ValueError, "op=17 is no reduction operator", lambda: hvd.reducescatter(ONES, op=17)),
     # TypeError in Horovod:
     (ValueError, "ProcessSet(process_set_id=None", lambda: hvd.allreduce(ONES, process_set=hvd.ProcessSet([0]))),
     (ValueError, 'invalid operation: "allreduce', lambda: hvd.allreduce(ONES, process_set=others())),
