@@ -307,7 +307,8 @@ def test_a_process_that_stays_frozen_is_not_waited_for(what, tmp_path, port):
 def test_a_frozen_rank_of_a_job_that_is_not_elastic_is_not_waited_for(tmp_path):
     """The others have caught the error and end well; the job has failed all the same."""
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent("""
+    script.write_text(
+        textwrap.dedent("""
         import os, signal, torch
         import paceline.torch as hvd
 
@@ -319,7 +320,8 @@ def test_a_frozen_rank_of_a_job_that_is_not_elastic_is_not_waited_for(tmp_path):
             hvd.allreduce(torch.ones(2))
         except RuntimeError as error:
             print("caught", error)
-    """))
+    """)
+    )
     command = ["paceline", "run", "-np", "2", sys.executable, str(script)]
     env = clean_environment() | {"PACELINE_PEER_TIMEOUT": "2"}
     run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
