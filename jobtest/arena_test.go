@@ -96,17 +96,16 @@ func TestSumsOfLentMemoryDoNotTravel(t *testing.T) {
 }
 
 func TestRanksThatLendSumWithOthers(t *testing.T) {
-	for lenders := range 3 {
-		for _, elsewhere := range []bool{false, true} {
-			t.Run(fmt.Sprint(lenders, " of 3 lend, one elsewhere ", elsewhere), func(t *testing.T) {
-				j, arenas := lending(t, 3, lenders, elsewhere)
-				for range 3 {
-					j.Works("elsewhere", 100_000) // of no arena
-					sumsIn(j, arenas, "sum", 100_000, units.Sum, units.Float32)
-					sumsIn(j, arenas, "half", 100_000, units.Average, units.Float16)
-				}
-			})
-		}
+	for i := range 3 * 2 * 2 {
+		lenders, elsewhere, elastic := i/4, i%2 == 1, i/2%2 == 1
+		t.Run(fmt.Sprintf("%d of 3 lend, one elsewhere %v, elastic %v", lenders, elsewhere, elastic), func(t *testing.T) {
+			j, arenas := lending(t, 3, lenders, elsewhere, jobtest.With(func(s *settings.Settings) { s.Elastic = elastic }))
+			for range 3 {
+				j.Works("elsewhere", 100_000) // of no arena
+				sumsIn(j, arenas, "sum", 100_000, units.Sum, units.Float32)
+				sumsIn(j, arenas, "half", 100_000, units.Average, units.Float16)
+			}
+		})
 	}
 }
 
@@ -167,12 +166,15 @@ func TestSumsInPlaceEndWhereARankIsLost(t *testing.T) {
 	}
 }
 
-// Sums of ordinary memory lie in the arena while they are on their way (decision 103), and no longer than the job.
+// Sums of ordinary memory lie in the arena while they are on their way (decision 103), and no longer than the job. So do the answers that an elastic job keeps (decision 129).
 func TestOrdinaryMemoryIsStagedInTheArena(t *testing.T) {
 	const n = 320 << 10 // whole partitions
-	for name, servers := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2)} {
+	for name, options := range map[string][]jobtest.Option{
+		"embedded": {jobtest.Embedded}, "dedicated": {jobtest.Dedicated(2)},
+		"elastic, embedded": {jobtest.Embedded, jobtest.Elastic}, "elastic, dedicated": {jobtest.Dedicated(2), jobtest.Elastic},
+	} {
 		t.Run(name, func(t *testing.T) {
-			j, arenas := lending(t, 3, 3, false, servers)
+			j, arenas := lending(t, 3, 3, false, options...)
 			ordinary := make([]*shm.Arena, 3)
 			for round := range 3 {
 				for _, of := range []units.ReduceOp{units.Sum, units.Average, units.Max, units.Adasum} {
@@ -242,28 +244,49 @@ func TestAnEngineThatEndsAbandonsWhatItsServersMayWrite(t *testing.T) {
 	t.Error("nothing is abandoned: a server may still write there")
 }
 
-// Ranks that begin with different tensors, of more bytes than may be staged, do not wait for each other's room.
+// Ranks that begin with different tensors, of more bytes than may be staged, do not wait for each other's room. In an elastic job the answers that are kept take none.
 func TestNobodyWaitsForRoomToStage(t *testing.T) {
 	const n = 1 << 20 // float32
 	const tensors = limits.MaxStaged * 5 / 4 / (4 * n)
-	j, _ := lending(t, 2, 2, false, jobtest.Dedicated(1))
-	j.Each(func(rank int) error {
-		results := make([]chan jobtest.Result, tensors)
-		for i := range tensors {
-			if rank == 1 {
-				i = tensors - 1 - i
+	for name, options := range map[string][]jobtest.Option{"static": {jobtest.Dedicated(1)}, "elastic": {jobtest.Dedicated(1), jobtest.Elastic}} {
+		t.Run(name, func(t *testing.T) {
+			j, _ := lending(t, 2, 2, false, options...)
+			for range 2 {
+				before := sent(j)
+				j.Each(func(rank int) error { return sumAll(j, rank, tensors, n) })
+				if travelled := sent(j) - before; travelled > 2*4*n*tensors/2 {
+					t.Errorf("%d bytes of tensors have travelled, of %d: there was no room", travelled, 2*4*n*tensors)
+				}
 			}
-			submitted, err := j.Submit(rank, jobtest.Float32s(units.Allreduce, fmt.Sprint(i), n))
-			if err != nil {
-				return err
-			}
-			results[i] = submitted[0]
+		})
+	}
+}
+
+// sumAll sums so many tensors of n float32 at once, rank 1 in the other order.
+func sumAll(j *jobtest.Job, rank, tensors, n int) error {
+	results := make([]chan jobtest.Result, tensors)
+	for i := range tensors {
+		if rank == 1 {
+			i = tensors - 1 - i
 		}
-		for i, r := range results {
-			if _, err := jobtest.Await(r, rank, fmt.Sprint(i)); err != nil {
-				return err
-			}
+		submitted, err := j.Submit(rank, jobtest.Float32s(units.Allreduce, fmt.Sprint(i), int64(n)))
+		if err != nil {
+			return err
 		}
-		return nil
-	})
+		results[i] = submitted[0]
+	}
+	for i, r := range results {
+		if _, err := jobtest.Await(r, rank, fmt.Sprint(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sent is how many bytes of tensors have travelled.
+func sent(j *jobtest.Job) (bytes uint64) {
+	for _, w := range j.Workers {
+		bytes += w.Engine.Progress().Sent
+	}
+	return bytes
 }

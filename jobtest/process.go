@@ -19,6 +19,7 @@ import (
 
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
+	"github.com/paceline/paceline/transport/shm"
 )
 
 // The nodes of a job as processes of their own: the test's binary, started again.
@@ -87,6 +88,9 @@ func runProcess(role string, reach func(phase string)) error {
 		return node.RunServer(ctx, s, "", node.Options{Log: processLog(role, s.Rank)})
 	}
 	o := node.Options{Log: processLog(role, s.Rank)}
+	if o.Arena, err = shm.NewArena(); err != nil {
+		return err
+	}
 	if s.EmbedScheduler != "" {
 		sched, err := node.StartScheduler(s, s.EmbedScheduler, o)
 		if err != nil {

@@ -50,6 +50,7 @@ type upheaval struct {
 	events  []event // in their order
 	moves   bool    // the scheduler is in rank 0, and goes on in others
 	backs   bool    // what was stopped or cut off comes back after it was given up
+	apart   bool    // each process has a host of its own; else they share memory
 }
 
 const upheavalSteps = 60
@@ -57,23 +58,23 @@ const upheavalSteps = 60
 // hold is how long what is short lasts: far less than the peers' timeout, and long enough for everybody to wait.
 const hold = 300 * time.Millisecond
 
-// drawUpheaval never takes the last worker or the last server. Links are cut only where the job has some.
-func drawUpheaval(seed uint64, links bool) *upheaval {
+// drawUpheaval never takes the last worker or the last server. Links are cut only between processes that are apart.
+func drawUpheaval(seed uint64, apart bool) *upheaval {
 	random := rand.New(rand.NewPCG(seed, 14))
 	ranks, servers := 2+random.IntN(3), random.IntN(4)
 	over := servers
 	if servers == 0 {
 		over = ranks
 	}
-	u := &upheaval{Means: jobtest.NewMeans(random, ranks, 20000+random.IntN(60000), upheavalSteps, over), servers: servers, backs: random.IntN(2) == 0}
+	u := &upheaval{Means: jobtest.NewMeans(random, ranks, 20000+random.IntN(60000), upheavalSteps, over), servers: servers, apart: apart, backs: random.IntN(2) == 0}
 	u.Heirs, u.Lost = true, u.Lost[:random.IntN(len(u.Lost)+1)]
 	u.moves = random.IntN(2) == 0
 	add := func(host int, of ...grief) {
 		what := of[random.IntN(len(of))]
 		switch {
-		case what == longCut && !links:
+		case what == longCut && !apart:
 			what = sigstop
-		case what == shortCut && !links:
+		case what == shortCut && !apart:
 			what = shortStop
 		}
 		u.events = append(u.events, event{what, host, 1 + random.IntN(upheavalSteps*3/4)})
@@ -138,6 +139,9 @@ func (u *upheaval) String() string {
 	if u.Codec != "" {
 		fmt.Fprintf(&b, ", sums under %s", u.Codec)
 	}
+	if !u.apart {
+		b.WriteString(", on one host")
+	}
 	if u.moves {
 		b.WriteString(", the scheduler in worker 0")
 	}
@@ -176,7 +180,8 @@ func TestProcessesComeToGriefAtRandomMoments(t *testing.T) {
 		for seed := *upheavalSeed; seed < *upheavalSeed+uint64(n); seed++ {
 			t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 				t.Parallel() // most of the time one waits
-				u := drawUpheaval(seed, jobtest.CanMakeHosts() == nil)
+				together := seed%3 == 2
+				u := drawUpheaval(seed, !together && jobtest.CanMakeHosts() == nil)
 				longest := u.play(t)
 				if t.Failed() {
 					t.Logf("%v; again with -upheavals 1 -upheaval %d", u, seed)
@@ -205,7 +210,7 @@ func (u *upheaval) play(t *testing.T) (longest []float64) {
 		place = "embedded"
 	}
 	env := append(u.Env(), "PACELINE_SERVERS="+place, "PACELINE_PEER_TIMEOUT=3s")
-	if jobtest.CanMakeHosts() == nil {
+	if u.apart {
 		h = jobtest.MakeHosts(t, u.Ranks+u.servers+u.more)
 	}
 	switch {

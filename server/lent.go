@@ -55,7 +55,7 @@ func (c *conn) borrow(q *room.Request, at wire.Place) (*lent, error) {
 	switch {
 	case !ok:
 		return nil, errors.New("this connection lends no memory")
-	case q.Codec != wire.CodecPlain || q.Has(wire.FlagEmpty) || q.Has(wire.FlagNoPull) || c.r.settings.Elastic:
+	case q.Codec != wire.CodecPlain || q.Has(wire.FlagEmpty) || q.Has(wire.FlagNoPull):
 		return nil, errors.New("it does not travel in place")
 	}
 	in, err := lender.Borrow(at.Input, at.Length)
@@ -80,7 +80,11 @@ func (c *conn) borrow(q *room.Request, at wire.Place) (*lent, error) {
 // answer is the end of a request: the answer lies where it belongs, or there is none.
 func (l *lent) answer(answer wire.Header, err error) {
 	c, h := l.c, answer
-	if h.Flags |= wire.FlagInPlace; err != nil || h.Type != wire.TypeResult {
+	switch {
+	case err == nil && h.Type == wire.TypeResult:
+		h.Flags |= wire.FlagInPlace
+	case err == nil && h.Type == wire.TypeMoved:
+	default:
 		h = l.h
 		h.Type, h.Flags, h.Before = wire.TypeReleased, 0, 0
 	}

@@ -184,6 +184,7 @@ func (p *peer) end() {
 	p.mu.Unlock()
 	p.close()
 	p.reading.Wait()
+	p.abandonStages()
 	p.e.lend()
 }
 

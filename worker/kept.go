@@ -68,7 +68,8 @@ type result struct {
 	cover   *cover      // of a held value; else nil
 	server  int         // from which it came
 	message []byte
-	lent    bool // a frame that has not left reads it
+	pool    *mempool.Pool // that the message goes back to
+	lent    bool          // a frame that has not left reads it, in memory of no pool
 
 	sentBack int // how often a server has sent it away
 }
@@ -78,21 +79,24 @@ func (k *kept) keeps(t *task) bool {
 	return k.results != nil && (t.h.Type == wire.TypePush || t.o.Kind == units.Accumulate && t.h.Type == wire.TypePull)
 }
 
-// keep keeps the answer of a server to a task. Where message is not lent it is copied; else its memory is the keeper's. A held value that the server has given
+// keep keeps the answer of a server to a task. A message that a pool has lent is the keeper's, another one is copied. A held value that the server has given
 // away before is returned, to be supplied to another.
-func (k *kept) keep(t *task, h *wire.Header, server int, message []byte, lent bool) (given *result, err error) {
+func (k *kept) keep(t *task, h *wire.Header, server int, message []byte, lender *mempool.Pool) (given *result, err error) {
 	if t.o.Kind == units.Accumulate && t.cover == nil {
 		return nil, fmt.Errorf("partition %d of %q on rank %d: server %d answers without saying what the value covers", h.Part, t.o.name(), t.h.Rank, server)
 	}
-	if !lent && len(message) > 0 {
+	if lender == nil && len(message) > 0 {
 		b, err := k.pool.Get(len(message))
 		if err != nil {
 			return nil, err
 		}
 		copy(b, message)
-		message = b
+		message, lender = b, k.pool
 	}
-	r := &result{d: t.o.d, server: server, message: message, h: wire.Header{
+	if len(message) > 0 {
+		lender.Cede(message)
+	}
+	r := &result{d: t.o.d, server: server, message: message, pool: lender, h: wire.Header{
 		Type: wire.TypeSupply, Flags: h.Flags&(wire.FlagEmpty|wire.FlagAuthenticated) | t.h.Flags&wire.FlagHome, DType: h.DType, Codec: h.Codec,
 		Epoch: t.h.Epoch, Tensor: h.Tensor, Part: h.Part, Iteration: h.Iteration, Seq: h.Seq, Rank: t.h.Rank, Divisor: h.Divisor, Before: t.h.Before,
 	}}
@@ -232,7 +236,7 @@ func (r *result) ofValue(t *task, before *result) {
 // release gives the memory of a result back, unless a frame reads it.
 func (k *kept) release(r *result) {
 	if r != nil && !r.lent && len(r.message) > 0 {
-		k.pool.Put(r.message)
+		r.pool.Regain(r.message)
 	}
 }
 
@@ -242,6 +246,11 @@ func (k *kept) moved(place func(r *result) int) (all []*result) {
 	defer k.mu.Unlock()
 	for _, r := range k.results {
 		if to := place(r); to != r.server {
+			if !r.lent && r.pool != nil && r.pool != k.pool { // of the arena, which would be short of it
+				message := slices.Clone(r.message)
+				k.release(r)
+				r.message = message
+			}
 			r.lent, r.server = true, to
 			all = append(all, r)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/paceline/paceline/core/membership"
 	life "github.com/paceline/paceline/core/task"
+	"github.com/paceline/paceline/internal/mempool"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
@@ -263,7 +264,11 @@ func (l *link) result(h *wire.Header) error {
 		l.p.breakOff(t)
 		return err
 	}
-	if kept := l.finish(t, h, into, lent != nil); !kept {
+	var lender *mempool.Pool
+	if lent != nil {
+		lender = l.p.e.encoder.pool
+	}
+	if kept := l.finish(t, h, into, lender); !kept {
 		l.p.e.encoder.pool.Put(lent)
 	}
 	return nil
@@ -301,10 +306,14 @@ func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
 	return lent, lent, err
 }
 
-// finish ends a task with its answer, which lies in the output already unless it is a message, or is kept: it reports whether lent memory
-// was. A message that cannot be read ends the operation on every rank.
-func (l *link) finish(t *task, h *wire.Header, answer []byte, lent bool) (kept bool) {
+// finish ends a task with its answer, which lies in the output already unless it is a message, or is kept: it reports whether what a pool
+// has lent was. A message that cannot be read ends the operation on every rank.
+func (l *link) finish(t *task, h *wire.Header, answer []byte, lender *mempool.Pool) (kept bool) {
 	t.stamp(received)
+	inPlace := t.sum != nil
+	if inPlace {
+		answer, lender = t.sum, l.p.traffic.staging
+	}
 	l.p.e.profiler.answered(t, l.p.index, h)
 	if !t.halted.IsZero() {
 		l.p.e.resumed(time.Since(t.halted) - h.Waited())
@@ -320,7 +329,7 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte, lent bool) (kept b
 	case t.rows != nil:
 		err = t.rows.take(h.Part, answer, l.p)
 	default:
-		if keeps {
+		if keeps && !inPlace {
 			copy(t.out, answer)
 		}
 		if k != nil && k.follow {
@@ -328,12 +337,15 @@ func (l *link) finish(t *task, h *wire.Header, answer []byte, lent bool) (kept b
 		}
 	}
 	if t.o.Kind == units.Accumulate && h.Codec != wire.CodecPlain {
-		answer, lent = t.out, false
+		answer, lender = t.out, nil
 	}
 	if err == nil && keeps {
 		var given *result
-		given, err = keeper.keep(t, h, l.p.index, answer, lent)
-		kept = err == nil && lent
+		given, err = keeper.keep(t, h, l.p.index, answer, lender)
+		kept = err == nil && lender != nil
+		if kept {
+			t.sum = nil
+		}
 		switch {
 		case given != nil:
 			l.p.e.later(func() { l.p.supplyElsewhere(given, 1) })
@@ -386,7 +398,7 @@ func (l *link) frame(h *wire.Header, payload []byte) error {
 		if h.Codec == wire.CodecPlain {
 			copy(t.out, payload)
 		}
-		l.finish(t, h, payload, false)
+		l.finish(t, h, payload, nil)
 	case wire.TypeMatch:
 		var m wire.Match
 		if err := m.Decode(payload); err != nil {

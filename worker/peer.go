@@ -292,6 +292,10 @@ func (t *task) answered(err error) {
 	if err != nil {
 		t.o.setErr(err)
 	}
+	if t.sum != nil {
+		t.o.e.staging.Put(t.sum)
+		t.sum = nil
+	}
 	if t.encode && t.o.e.epoch().Elastic {
 		t.happened(life.Confirm)
 	}

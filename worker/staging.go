@@ -19,11 +19,11 @@ import (
 // stageBytes is from how many bytes on a partition is staged: two messages for a place cost more than little memory.
 const stageBytes = 32 << 10
 
-// stageIn is the memory for that, one for all servers, as they map the same arena. There is none in an elastic job, where what has left may be needed again.
+// stageIn is the memory for that, one for all servers, as they map the same arena.
 func (e *Engine) stageIn(a transport.Arena) *mempool.Pool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.staging == nil && !e.epoch().Elastic {
+	if e.staging == nil {
 		e.staging = mempool.New(limits.MaxStaged)
 		e.staging.Make = a.Alloc
 		e.staging.Drop = func(b []byte) { a.Free(unsafe.Pointer(unsafe.SliceData(b))) }
@@ -42,6 +42,7 @@ var stages = sync.Pool{New: func() any { return new(stage) }}
 
 // stage makes room for a partition that is about to leave; nil where it travels.
 func (f *traffic) stage(t *task) *stage {
+	t.staged = false
 	if f.arena == nil || f.staging == nil || f.broken || len(t.in) < stageBytes || !t.lendable() || t.placed {
 		return nil
 	}
@@ -70,34 +71,44 @@ func (s *stage) frame(t *task) outbox.Frame {
 	return outbox.Frame{Header: h, Payload: s.place[:], Owner: t}
 }
 
-// unstage ends what is staged for a push that the server is done with, and brings the answer to its task; nil where nobody waits for it.
+// unstage ends what is staged for a push that the server is done with, and brings the answer to its task; nil where nobody waits for it. An answer that is kept stays
+// where it is.
 func (p *peer) unstage(s *stage, h *wire.Header, t *task) {
-	if t != nil && h.Type == wire.TypeResult && h.Flags&wire.FlagInPlace != 0 && h.Flags&wire.FlagEmpty == 0 {
+	answers := t != nil && h.Type == wire.TypeResult && h.Flags&(wire.FlagInPlace|wire.FlagEmpty) == wire.FlagInPlace
+	if answers {
 		copy(t.out, s.memory)
 	}
-	p.traffic.staging.Put(s.memory)
+	if answers && p.e.kept.keeps(t) {
+		t.sum = s.memory
+	} else {
+		p.traffic.staging.Put(s.memory)
+	}
 	s.memory = nil
 	stages.Put(s)
 }
 
-// abandonStaging leaves to the server what it may still write, now that nobody hears from it any more. The rest of the memory goes back.
+// abandonStaging leaves to the servers what they may still write, now that nobody hears from them any more. The rest of the memory goes back.
 func (e *Engine) abandonStaging() {
 	if e.staging == nil {
 		return
 	}
+	e.kept.reset()
 	e.each(func(w way) {
-		p, ok := w.(*peer)
-		if !ok {
-			return
+		if p, ok := w.(*peer); ok {
+			p.abandonStages()
 		}
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		for _, s := range p.traffic.stages {
-			p.traffic.arena.Abandon(unsafe.Pointer(unsafe.SliceData(s.memory)))
-		}
-		clear(p.traffic.stages)
 	})
 	e.staging.Release()
+}
+
+// abandonStages leaves to the server what it may still read and write: in an elastic job a server that one rank has lost may be summing for the others.
+func (p *peer) abandonStages() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.traffic.stages {
+		p.traffic.arena.Abandon(unsafe.Pointer(unsafe.SliceData(s.memory)))
+	}
+	clear(p.traffic.stages)
 }
 
 // lendable reports whether a task's partition may be summed where it lies, in memory that the server has mapped.

@@ -23,6 +23,7 @@ type task struct {
 	placed    bool         // in says where the input lies, in memory that the server has mapped
 	place     [wire.PlaceSize]byte
 	staged    bool   // what has left says where a copy of the input lies
+	sum       []byte // the answer where that was staged, if it is kept
 	message   []byte // memory that in lies in, for the encoder to have back
 	cover     *cover // of a held value in an elastic job: what the answer covers
 	rows      *rows  // that the answer has pieces of, instead of out; else nil

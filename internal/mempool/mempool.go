@@ -108,13 +108,17 @@ func (p *Pool) Put(b []byte) {
 	if cap(b) == 0 {
 		return
 	}
-	size := int64(cap(b))
-	class := classOf(cap(b))
 	p.mu.Lock()
-	p.lent -= size
-	p.kept += size
-	p.free[class] = append(p.free[class], b[:cap(b)])
+	p.lent -= int64(cap(b))
+	p.keep(b)
 	p.mu.Unlock()
+}
+
+// keep notes a buffer for the next borrower.
+func (p *Pool) keep(b []byte) {
+	p.kept += int64(cap(b))
+	class := classOf(cap(b))
+	p.free[class] = append(p.free[class], b[:cap(b)])
 }
 
 // Charge accounts for n bytes that the caller takes from elsewhere: what it notes about those who wait. It fails as Get
@@ -143,6 +147,20 @@ func (p *Pool) charge(n int64) bool {
 func (p *Pool) Refund(n int) {
 	p.mu.Lock()
 	p.lent -= int64(n)
+	p.mu.Unlock()
+}
+
+// Cede ends the account of what Get lent, which is the borrower's to keep from now on, or until Regain.
+func (p *Pool) Cede(b []byte) { p.Refund(cap(b)) }
+
+// Regain takes back what was ceded: it is kept where there is room, else dropped.
+func (p *Pool) Regain(b []byte) {
+	if cap(b) == 0 {
+		return
+	}
+	p.mu.Lock()
+	p.keep(b)
+	p.trim(p.limit - p.lent)
 	p.mu.Unlock()
 }
 

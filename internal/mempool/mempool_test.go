@@ -37,6 +37,25 @@ func TestLimitHoldsAndKeptMemoryGivesWay(t *testing.T) {
 	}
 }
 
+// TestWhatIsCededTakesNoRoom, and comes back where there is some.
+func TestWhatIsCededTakesNoRoom(t *testing.T) {
+	p, dropped := New(64<<10), 0
+	p.Make, p.Drop = func(n int) []byte { return make([]byte, n) }, func([]byte) { dropped++ }
+	a, _ := p.Get(64 << 10)
+	p.Cede(a)
+	b, err := p.Get(64 << 10)
+	if err != nil {
+		t.Fatal("what was ceded takes room:", err)
+	}
+	if p.Regain(a); dropped != 1 || p.kept != 0 || p.Lent() != 64<<10 {
+		t.Errorf("without room: %d dropped, %d kept, %d lent", dropped, p.kept, p.Lent())
+	}
+	p.Cede(b)
+	if p.Regain(b); dropped != 1 || p.kept != 64<<10 || p.Lent() != 0 {
+		t.Errorf("with room: %d dropped, %d kept, %d lent", dropped, p.kept, p.Lent())
+	}
+}
+
 func TestEmptyBuffersCostNothing(t *testing.T) {
 	p := New(0)
 	b, err := p.Get(0)
@@ -70,7 +89,12 @@ func TestTheBooksBalance(t *testing.T) {
 					if b[0] != byte(g) || b[len(b)-1] != byte(g) {
 						t.Error("a buffer was lent twice")
 					}
-					p.Put(b)
+					if random.IntN(2) == 0 {
+						p.Put(b)
+					} else {
+						p.Cede(b)
+						p.Regain(b)
+					}
 				}
 			}
 			for _, b := range mine {

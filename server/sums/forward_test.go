@@ -28,6 +28,20 @@ func passing(t *testing.T, kind units.Kind) *play {
 	return p
 }
 
+// TestWhatIsForwardedIsNotLent: an honest worker does not.
+func TestWhatIsForwardedIsNotLent(t *testing.T) {
+	for _, kind := range []units.Kind{units.Broadcast, units.Allgather} {
+		p := passing(t, kind)
+		q := &room.Request{
+			Header:  wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Int64, Rank: 1},
+			Payload: room.Lasting(make([]byte, 4)), Reply: room.Reply{Done: func(wire.Header, error) {}},
+		}
+		if err := p.room.Serve(q); err == nil {
+			t.Errorf("%v in place is taken", kind)
+		}
+	}
+}
+
 func (p *play) pass(rank int, h wire.Header, payload []byte) {
 	p.Helper()
 	if payload == nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/inprocess"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/server/room"
@@ -176,5 +177,6 @@ func (k *key) refuse(q *room.Request) error {
 		return err
 	}
 	k.Shell.Refuse(q.From(), q.Seq, units.FailUnsupported, fmt.Sprintf("the sum of iteration %d, which was closed without this rank, was lost with its server", q.Iteration))
+	q.Reply.Fail(inprocess.ErrCancelled)
 	return nil
 }

@@ -67,6 +67,10 @@ func TestAResultThatOnlyALostRankHadIsMadeAnew(t *testing.T) {
 func TestAStragglersSumIsLostWithItsServer(t *testing.T) {
 	p := heir(t, "drop-stragglers:2")
 	p.push(0, 5, 0, 1)
+	_, ends := p.lends(1, 3, 1)
+	if said := p.shell.Said(); len(said) != 1 || len(*ends) != 1 || (*ends)[0] == nil {
+		t.Errorf("%q, and what was lent has come back %v", said, *ends)
+	}
 	p.push(2, 3, 0, 1)
 	if said := p.shell.Said(); len(said) != 1 || said[0] != `refuse 0 of rank 2: the sum of iteration 3, which was closed without this rank, was lost with its server` {
 		t.Errorf("%q", said)

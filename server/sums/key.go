@@ -46,6 +46,10 @@ func (k *key) push(q *room.Request) error {
 	if err := k.Fits(q); err != nil {
 		return err
 	}
+	_, inPlace := q.Payload.InPlace()
+	if inPlace && (k.Gathers || k.Kind.HasRoot()) {
+		return fmt.Errorf("a push of %v of %q in place, which is forwarded as it comes", k.Kind, k.Name)
+	}
 	s, err := k.open(q)
 	switch {
 	case errors.Is(err, errElsewhere):
@@ -64,7 +68,6 @@ func (k *key) push(q *room.Request) error {
 	if s == nil {
 		return k.late(q)
 	}
-	_, inPlace := q.Payload.InPlace()
 	switch {
 	case inPlace || q.Has(wire.FlagEmpty): // there is nothing to read
 	case k.Whole:

@@ -1,6 +1,7 @@
 package sums
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/paceline/paceline/core/reduce"
@@ -258,17 +259,20 @@ func (s *slot) store() {
 // inPlace reports whether the sum can be written to its ranks where it belongs: all that has come is lent, and all who brought it wait
 // for it now.
 func (s *slot) inPlace(contributors rankset.Set) bool {
-	if len(s.lent) == 0 || len(s.lent) != len(s.waiters) || s.Whole || s.Coding != nil || s.Up() || s.Round.Elastic ||
-		s.absent.Len() > 0 || s.zerosMatter(contributors) {
+	if len(s.lent) == 0 || len(s.lent) != len(s.waiters) || s.Reduce == units.Adasum || s.Coding != nil || s.Up() ||
+		len(s.contributions) > 0 || s.absent.Len() > 0 || s.zerosMatter(contributors) {
 		return false
 	}
-	return !slices.ContainsFunc(s.chunks, func(c chunk) bool { return c.from.Len() > 0 }) &&
+	return !slices.ContainsFunc(s.lent, func(l lent) bool { return !contributors.Has(l.rank) }) && !slices.ContainsFunc(s.chunks, func(c chunk) bool { return c.from.Len() > 0 }) &&
 		!slices.ContainsFunc(s.waiters, func(w waiter) bool { return w.memory || len(w.to.Out) != s.Bytes })
 }
 
 // storeInPlace makes the sum chunk by chunk, so that each is in the core's cache until it is where it belongs.
 func (s *slot) storeInPlace() {
 	mul, div := s.Rescale(s.divisor)
+	if s.Whole {
+		slices.SortFunc(s.lent, func(a, b lent) int { return cmp.Compare(a.rank, b.rank) })
+	}
 	for i := range s.chunks {
 		bytes := len(s.chunkOf(s.lent[0].tensor, i))
 		acc := s.acc[:reduce.AccBytes(s.Type, bytes)]

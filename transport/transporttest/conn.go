@@ -13,7 +13,9 @@ type conn struct {
 	network       *Network
 	node          string // whose end it is
 	local, remote addr
-	end           *end // behind the network's lock
+	end           *end   // behind the network's lock
+	lends         *arena // of this end's node, which the peer uses
+	borrows       *arena // of the peer's
 }
 
 func (c *conn) Read(b []byte) (int, error) {

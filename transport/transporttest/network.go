@@ -29,6 +29,7 @@ type Options struct {
 	PeerTimeout      time.Duration // how long a link may be frozen before its connections fail; 0 is 10 s
 	Integrity        string        // as in stream.Config: "" has tags on everything, as each node is a host
 	Kind             string        // of transport, for tests of several kinds; "" is "twin"
+	Lends            bool          // nodes lend each other memory (transport.Lender), as processes of one host do
 	Log              *zap.Logger   // nil is no log
 }
 
@@ -44,14 +45,15 @@ type Network struct {
 	Options
 
 	mu      sync.Mutex
-	traffic *traffic // behind mu
+	traffic *traffic          // behind mu
+	arenas  map[string]*arena // by node; behind mu
 }
 
 // NewNetwork makes a network. Close it when the test is done.
 func NewNetwork(o Options) *Network {
 	o.Buffer, o.Kind = cmp.Or(o.Buffer, defaultBuffer), cmp.Or(o.Kind, defaultKind)
 	o.PeerTimeout = cmp.Or(o.PeerTimeout, defaultPeerTimeout)
-	n := &Network{Options: o}
+	n := &Network{Options: o, arenas: map[string]*arena{}}
 	n.traffic = newTraffic(o, func(f func()) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -151,8 +153,9 @@ func (n *Network) Dial(ctx context.Context, node, address string) (net.Conn, err
 	}
 	from := addr{n.Kind, net.JoinHostPort(node, n.traffic.port())}
 	here, far := n.traffic.join(there)
-	l.waiting <- &conn{n, host, l.address, from, far}
-	return &conn{n, node, from, l.address, here}, nil
+	lends := n.arenaOf(node)
+	l.waiting <- &conn{network: n, node: host, local: l.address, remote: from, end: far, borrows: lends}
+	return &conn{network: n, node: node, local: from, remote: l.address, end: here, lends: lends}, nil
 }
 
 // addr is an address of a kind.
