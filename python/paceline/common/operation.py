@@ -93,16 +93,18 @@ class Repeat:
     def start(self, input: int, output: int, memory: Any, result: Any, at_once: bool) -> None:
         """Submits it with other memory at these addresses. at_once: the caller waits for it next.
 
-        memory: what must live until it has ended. result: what `finish` returns.
+        memory: lives until it has ended, and has `check`, which raises RuntimeError if the program took it away.
+        result: what `finish` returns.
         """
         op = self.op
         op.input, op.output, op.at_once = input, output, at_once
         self.handles, self.round, self.memory, self.output = engine.submit(self.ops), engine.round, memory, result
 
     def finish(self) -> Any:
-        """Gives the output of one that has ended well, which may come again."""
-        output, self.output, self.memory = self.output, None, None
+        """Gives the output of one that has ended well, which may come again. Raises RuntimeError as the memory does."""
+        output, memory, self.output, self.memory = self.output, self.memory, None, None
         _keep(self)
+        memory.check()
         return output
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from paceline.common.exceptions import HorovodInternalError
 from paceline.torch._distributed import Distributed
 from paceline.torch._parameters import parameter_names
 
@@ -31,17 +32,23 @@ _RECIPE = (
 )
 
 
-def versions_of(grads: Iterable[torch.Tensor]) -> list[int]:
-    """`version_of` each."""
+def marks_of(grads: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """`mark_of` each."""
     try:
-        return [grad._version for grad in grads]
-    except RuntimeError:  # one is an inference tensor
-        return [version_of(grad) for grad in grads]
+        return [(grad._version, grad.data_ptr()) for grad in grads]
+    except RuntimeError:  # one is an inference tensor, or sparse
+        return [mark_of(grad) for grad in grads]
 
 
-def version_of(grad: torch.Tensor | None) -> int:
-    """Autograd's count of a gradient's changes; the engine writes into the memory without it."""
-    return -1 if grad is None or grad.is_inference() else grad._version
+def mark_of(grad: torch.Tensor | None) -> tuple[int, int]:
+    """What changes with a gradient: autograd's count of changes, and the address, which grad.data = ... changes.
+
+    The engine writes into the memory without either.
+    """
+    if grad is None:
+        return -1, 0
+    version = -1 if grad.is_inference() else grad._version
+    return version, grad.data_ptr() if grad.layout is torch.strided else 0
 
 
 class Watched:
@@ -76,8 +83,8 @@ class GradientHooks(Distributed):
         self.backward_passes_per_step = backward_passes_per_step
         self._watched: dict[torch.Tensor, Watched] = {}
         self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
-        # by parameter: its gradient since the last step, not to be changed, and the gradient's version
-        self._made: dict[torch.Tensor, tuple[torch.Tensor | None, int]] = {}
+        # by parameter: its gradient since the last step, not to be changed, and the gradient's mark
+        self._made: dict[torch.Tensor, tuple[torch.Tensor | None, tuple[int, int]]] = {}
         self._stepping = threading.Lock()  # backward has a thread for each device
 
     def _watch_all(self) -> None:
@@ -108,7 +115,7 @@ class GradientHooks(Distributed):
         watched.left -= 1
         if watched.left == 0:
             self._reduce(p)
-            self._made[p] = p.grad, version_of(p.grad)
+            self._made[p] = p.grad, mark_of(p.grad)
 
     def _reduce(self, p: torch.Tensor) -> None:
         raise NotImplementedError
@@ -175,9 +182,9 @@ class GradientHooks(Distributed):
                 failure = failure or e
         for p in params:
             self._watched[p].left = self.backward_passes_per_step
-        if failure is not None:
+        if failure is not None and (isinstance(failure, HorovodInternalError) or not changed):
             raise failure
-        if changed:
+        if changed:  # which other failures follow from
             names = ", ".join(map(repr, changed[:3])) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
             raise RuntimeError(_CHANGED.format(names=names, recipe=self._recipe))
 
@@ -196,7 +203,7 @@ class GradientHooks(Distributed):
         return [name for p, name in self._parameter_names.items() if p in changed] if changed else []
 
     def _changed_params(self) -> set[torch.Tensor]:
-        return {p for p, (grad, version) in self._made.items() if p.grad is not grad or version_of(grad) != version}
+        return {p for p, (grad, mark) in self._made.items() if p.grad is not grad or mark_of(grad) != mark}
 
     def check_unscaling(self) -> None:
         """Raises RuntimeError if GradScaler would change gradients in flight."""

@@ -84,6 +84,39 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if is_direct(tensor) else host_copy(tensor)
 
 
+_OTHER_MEMORY = (
+    "a tensor got other memory while an operation that uses it was in flight (tensor.data = ..., set_, resize_): "
+    "synchronize the operation's handle before you change its tensor"
+)
+
+
+class Lent:
+    """The memory of a tensor while the engine uses it: it lives as long as this, whatever becomes of the tensor.
+
+    Only a storage that is resized loses it: PyTorch lets nobody forbid that for a while.
+    """
+
+    __slots__ = ("_address", "_owner", "_storage")
+
+    def __init__(self, tensor: torch.Tensor, written: bool) -> None:
+        """written: the result is to be found in the tensor."""
+        self._storage = tensor.untyped_storage()
+        self._owner = tensor if written else self._storage
+        self._address = self._owner.data_ptr()
+
+    def check(self) -> None:
+        """Raises RuntimeError if what was lent was freed meanwhile, or the tensor has not got the result."""
+        if self._owner.data_ptr() != self._address:
+            raise RuntimeError(_OTHER_MEMORY)
+
+
+def lent(source: torch.Tensor, target: torch.Tensor | None = None) -> tuple[Lent, ...]:
+    """What an operation reads, and writes into."""
+    if target is None:
+        return (Lent(source, False),)
+    return (Lent(target, True),) if source is target else (Lent(source, False), Lent(target, True))
+
+
 def to_device(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The host tensor on the device of `like`."""
     return host if like.is_cpu else host.to(like.device, non_blocking=True)

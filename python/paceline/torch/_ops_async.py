@@ -29,7 +29,17 @@ from paceline.common.handles import start, start_again, synchronize
 from paceline.common.operation import How, operation, repeated
 from paceline.common.operators import Adasum, Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
-from paceline.torch._memory import adopt, dtype_number, host_copy, host_view, is_direct, number_if_direct, to_device
+from paceline.torch._memory import (
+    Lent,
+    adopt,
+    dtype_number,
+    host_copy,
+    host_view,
+    is_direct,
+    lent,
+    number_if_direct,
+    to_device,
+)
 
 # Types of tensors that tell how many rows go to each rank; Horovod takes int32 alone.
 _SPLITS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -39,13 +49,19 @@ class Part(NamedTuple):
     """An operation that is ready to start."""
 
     op: abi.Op
-    memory: tuple[torch.Tensor | None, ...]  # must live until the operation ends
+    memory: tuple[Lent, ...]  # that the engine uses until the operation ends
     output: Callable[[int], Any]  # returns the output, given the handle of the finished operation
+
+    def finish(self, handle: int) -> Any:
+        """The output. Raises RuntimeError if the program took the memory away meanwhile."""
+        for memory in self.memory:
+            memory.check()
+        return self.output(handle)
 
 
 def start_one(part: Part, at_once: bool = False) -> int:
     """A handle whose output is one tensor. at_once: the caller waits for it next."""
-    return start([part.op], lambda handles: part.output(handles[0]), at_once)
+    return start([part.op], lambda handles: part.finish(handles[0]), at_once)
 
 
 def start_group(parts: Sequence[Part], at_once: bool = False) -> int:
@@ -54,7 +70,7 @@ def start_group(parts: Sequence[Part], at_once: bool = False) -> int:
         raise ValueError("a grouped operation needs at least one tensor")
     return start(
         [part.op for part in parts],
-        lambda handles: tuple(part.output(h) for part, h in zip(parts, handles, strict=True)),
+        lambda handles: tuple(part.finish(h) for part, h in zip(parts, handles, strict=True)),
         at_once,
     )
 
@@ -81,7 +97,7 @@ def exchange(kind: int, tensor: torch.Tensor, in_place: bool, reduces: bool, **f
         return tensor
 
     op = operation(kind, dtype, tensor.shape, source.data_ptr(), target.data_ptr(), **fields)
-    return Part(op, (source, target), output)
+    return Part(op, lent(source, target), output)
 
 
 def reduction(
@@ -148,9 +164,9 @@ def start_allreduce(
         if (repeat := repeated(process_set_number(process_set), name, what)) is not None:
             memory = tensor.data_ptr()
             if in_place:
-                return start_again(repeat, memory, memory, tensor, tensor, at_once)
+                return start_again(repeat, memory, memory, Lent(tensor, True), tensor, at_once)
             output = torch.empty_like(tensor, requires_grad=False)
-            return start_again(repeat, memory, output.data_ptr(), tensor, output, at_once)
+            return start_again(repeat, memory, output.data_ptr(), Lent(tensor, False), output, at_once)
     return start_one(reduction(tensor, in_place, name, How(op, prescale, postscale, process_set)), at_once)
 
 
@@ -261,7 +277,7 @@ def gathering_rows(tensor: torch.Tensor, name: str | None, process_set: ProcessS
         return Gathered(whole, rows, ranks)
 
     op = operation(abi.ALLGATHER, dtype, tensor.shape, source.data_ptr(), 0, name=name, process_set=number)
-    return Part(op, (source,), output)
+    return Part(op, lent(source), output)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
@@ -335,14 +351,14 @@ def alltoall_async(
     parts = None if splits is None else _integers(splits)
     source = host_view(tensor)
 
-    def output(handles: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        memory, rows, _ = engine.result(handles[0])
+    def output(handle: int) -> tuple[torch.Tensor, torch.Tensor]:
+        memory, rows, _ = engine.result(handle)
         received = adopt(memory, source.dtype, (sum(rows), *source.shape[1:]))
         like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32)
         return to_device(received, like=tensor), torch.tensor(rows, dtype=like.dtype, device=like.device)
 
     op = operation(abi.ALLTOALL, dtype, tensor.shape, source.data_ptr(), 0, splits=parts, name=name, process_set=number)
-    return start([op], output)
+    return start_one(Part(op, lent(source), output))
 
 
 def _integers(splits: Any) -> list[int]:
@@ -374,7 +390,7 @@ def scattering(tensor: torch.Tensor, name: str | None, how: How) -> Part:
     target = torch.empty((share + (rank < over), *tensor.shape[1:]), dtype=tensor.dtype)
     memory = source.data_ptr(), target.data_ptr()
     scatter = operation(abi.REDUCESCATTER, dtype, tensor.shape, *memory, name=name, **fields)
-    return Part(scatter, (source, target), lambda _: to_device(target, like=tensor))
+    return Part(scatter, lent(source, target), lambda _: to_device(target, like=tensor))
 
 
 def reducescatter_async(

@@ -114,7 +114,8 @@ class Collector:
 class Batch:
     """Prepared reductions in flight, of at most `room` parameters, that are waited for together.
 
-    A batch lives, with the memory of its gradients, until somebody has waited for it or the job is over.
+    A batch lives, with the memory of its gradients, whatever becomes of these, until somebody has waited for it or the
+    job is over.
     """
 
     def __init__(self, room: int) -> None:
@@ -127,24 +128,29 @@ class Batch:
         self._begin()
 
     def _begin(self) -> None:
-        self._started: list[torch.Tensor] = []
+        self._started: list[torch.UntypedStorage] = []
         self._submitted = 0
         self._round = engine.round
         self._failure: BaseException | None = None
 
-    def start(self, prepared: Sequence[Prepared], grads: Sequence[torch.Tensor], at_once: bool) -> None:
-        """Starts the reductions of gradients. `wait` raises what goes wrong. at_once: the program waits next."""
+    def start(
+        self, prepared: Sequence[Prepared], grads: Sequence[torch.Tensor], addresses: Sequence[int], at_once: bool
+    ) -> None:
+        """Starts the reductions of gradients at these addresses. `wait` raises what goes wrong.
+
+        at_once: the program waits next.
+        """
         with self._lock:
             if not self._started:
                 self._round = engine.round
                 _in_flight.add(self)
-            self._started += grads  # the memory is kept until the operations have ended
-            for place, (one, grad) in enumerate(zip(prepared, grads, strict=True), self._submitted):
+            self._started += [grad.untyped_storage() for grad in grads]
+            for place, (one, address) in enumerate(zip(prepared, addresses, strict=True), self._submitted):
                 op = self._places[place]
                 if self._prepared[place] is not one:
                     one.put(op)
                     self._prepared[place] = one
-                op.input = op.output = grad.data_ptr()
+                op.input = op.output = address
             self._submit(len(grads), at_once)
 
     def _submit(self, count: int, at_once: bool) -> None:
@@ -222,7 +228,7 @@ def _over_before() -> HorovodInternalError:
 
 
 _in_flight: set[Batch] = set()
-_dropped: list[list[torch.Tensor]] = []  # memory to which the engine may still write
+_dropped: list[list[torch.UntypedStorage]] = []  # memory to which the engine may still write
 
 
 def _over() -> None:

@@ -23,7 +23,7 @@ from paceline.common.util import split_list
 from paceline.torch._arena import gradients_in_arena
 from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
-from paceline.torch._gradient_hooks import GradientHooks, Watched, versions_of
+from paceline.torch._gradient_hooks import GradientHooks, Watched, marks_of
 from paceline.torch._memory import is_direct
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
@@ -63,10 +63,10 @@ class ReducingOptimizer(GradientHooks):
         self._ready: set[torch.Tensor] = set()  # parameters that wait for the rest of their group
         self._collector = Collector(self._backward_begins, self._collected_enough)
         self._unfit: list[torch.Tensor] = []  # parameters whose gradients are not like those of the last step
-        # What the batch reduces: parameters, their gradients and these gradients' versions, in the order of its places.
+        # What the batch reduces: parameters, their gradients and these gradients' marks, in the order of its places.
         self._reduced: list[torch.Tensor] = []
         self._grads: list[torch.Tensor] = []
-        self._versions: list[int] = []
+        self._marks: list[tuple[int, int]] = []
         self._unseen: set[torch.Tensor] = set()  # parameters whose last step nobody has waited for: of cross_barrier
         for group in _groups(groups, [p for g in self.param_groups for p in g["params"] if p.requires_grad]):
             self._group_of.update(dict.fromkeys(group, group))
@@ -154,8 +154,9 @@ class ReducingOptimizer(GradientHooks):
             if reduced:
                 self._reduced += reduced
                 self._grads += grads
-                self._versions += versions_of(grads)
-                self._batch.start(prepared, grads, at_once=last)
+                marks = marks_of(grads)
+                self._marks += marks
+                self._batch.start(prepared, grads, [address for _, address in marks], at_once=last)
 
     def _start_unfit(self) -> None:
         """Has gradients that do not fit what is prepared be reduced as those of the first step are.
@@ -185,17 +186,17 @@ class ReducingOptimizer(GradientHooks):
     def _leave_batch(self) -> None:
         """Has reductions in flight be followed without the batch's help."""
         self._start_collected()
-        self._made.update(zip(self._reduced, zip(self._grads, self._versions, strict=True), strict=True))
+        self._made.update(zip(self._reduced, zip(self._grads, self._marks, strict=True), strict=True))
         self._in_flight.update(dict.fromkeys(self._take_reduced(), self._batch.wait))
 
     def _take_reduced(self) -> list[torch.Tensor]:
         """The parameters whose gradients the batch reduces, in the order of their places. They are followed no more."""
-        reduced, self._reduced, self._grads, self._versions = self._reduced, [], [], []
+        reduced, self._reduced, self._grads, self._marks = self._reduced, [], [], []
         return reduced
 
     def _changed_params(self) -> set[torch.Tensor]:
         changed = super()._changed_params()
-        made = zip(self._reduced, self._grads, self._versions, versions_of(self._grads), strict=True)
+        made = zip(self._reduced, self._grads, self._marks, marks_of(self._grads), strict=True)
         return changed | {p for p, grad, before, now in made if p.grad is not grad or now != before}
 
     def _reduce(self, p: torch.Tensor) -> None:

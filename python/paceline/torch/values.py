@@ -14,7 +14,7 @@ from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check, model_of
-from paceline.torch._memory import dtype_number, host_copy, host_view, is_direct
+from paceline.torch._memory import Lent, dtype_number, host_copy, host_view, is_direct
 from paceline.torch._ops_async import Part, start_one
 from paceline.torch.compression import Compression
 
@@ -106,7 +106,7 @@ class Value:
             **self._fields,
             **fields,
         )
-        return Part(op, (source, room, target), output)
+        return Part(op, tuple(Lent(t, t is room) for t in (source, room) if t is not None), output)
 
     def push(self, difference: torch.Tensor) -> None:
         """Adds to this iteration's change, which `clock` sends. Raises ValueError for another shape or type."""

@@ -17,6 +17,7 @@ CHANGES = {
     "detached": lambda ps: ps[0].grad.detach().add_(1),
     "replaced": lambda ps: setattr(ps[0], "grad", ps[0].grad * 2),
     "dropped": lambda ps: setattr(ps[0], "grad", None),
+    "given other memory": lambda ps: setattr(ps[0].grad, "data", ps[0].grad.data.clamp(-1e-3, 1e-3)),
 }
 KINDS = {
     "plain": {},
@@ -89,6 +90,45 @@ def test_the_recipe_clips_the_average(kind, size):
         assert moved <= 0.01 * 1.001
     for p in model.parameters():
         assert (hvd.allgather(p.detach()[None]) == p).all()
+
+
+def test_the_memory_of_a_tensor_in_flight_lives_until_the_engine_has_ended(size):
+    """Also where the tensor gets other memory: the next tensors of its size do not get what the engine writes to."""
+    if size == 1:
+        return
+    for count in (100, 1_000_000):  # in malloc's arena, and mapped
+        for step in range(4):  # the first ones are not like those before
+            tensors = {n: torch.ones(count) for n in ("data", "set_", "broadcast", "allgather", "alltoall", "input")}
+            handles = [
+                hvd.allreduce_async_(tensors["data"], op=hvd.Sum, name=f"data {count}"),
+                hvd.allreduce_async_(tensors["set_"], op=hvd.Sum, name=f"set {count}"),
+                hvd.broadcast_async_(tensors["broadcast"], 0, name=f"broadcast {count}"),
+                hvd.allgather_async(tensors["allgather"], name=f"allgather {count}"),
+                hvd.alltoall_async(tensors["alltoall"], name=f"alltoall {count}"),
+                hvd.allreduce_async(tensors["input"], op=hvd.Sum, name=f"input {count}"),
+            ]
+            for t in tensors.values():
+                t.data = torch.zeros(count)
+            tensors["set_"].set_()
+            others = [torch.full((count,), -1.0) for _ in range(8)]
+            for handle in handles[:3]:
+                with pytest.raises(RuntimeError, match="got other memory while an operation") as caught:
+                    hvd.synchronize(handle)
+                assert not isinstance(caught.value, hvd.HorovodInternalError)
+            gathered, (exchanged, _), total = map(hvd.synchronize, handles[3:])
+            assert (gathered == 1).all() and (exchanged == 1).all() and (total == size).all(), step
+            assert all((other == -1).all() for other in others)
+
+
+def test_memory_that_a_resized_storage_has_freed_is_an_error(size):
+    """As far as the process lives: an operation that has ended cannot be hurt any more."""
+    t = torch.ones(1000)
+    handle = hvd.allgather_async(t, name="freed")
+    while not hvd.poll(handle):
+        pass
+    t.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="got other memory while an operation"):
+        hvd.synchronize(handle)
 
 
 def test_a_step_without_synchronization_of_what_is_in_flight_is_an_error(size):

@@ -11,9 +11,12 @@ from paceline.torch._memory import _NUMBERS, adopt
 
 
 class Memory:
-    """A tensor's elements in contiguous host memory: its own, or a copy, pinned for one on a CUDA device."""
+    """A tensor's elements in contiguous host memory: its own, or a copy, pinned for one on a CUDA device.
 
-    __slots__ = ("host", "tensor")
+    The memory lives as long as this, also where the tensor gets other memory.
+    """
+
+    __slots__ = ("_storage", "host", "tensor")
 
     def __init__(self, tensor: torch.Tensor, filled: bool = True) -> None:
         self.tensor = tensor
@@ -23,10 +26,11 @@ class Memory:
             )
         if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
             self.host = tensor
-            return
-        self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        if filled:
-            self.host.copy_(tensor.detach())
+        else:
+            self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            if filled:
+                self.host.copy_(tensor.detach())
+        self._storage = self.host.untyped_storage()
 
     def address(self) -> int:
         """Where the elements are."""
