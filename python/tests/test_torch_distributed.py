@@ -55,6 +55,11 @@ def test_memory_outlives_works_that_end_early(port):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_what_callbacks_of_futures_begin_matches_on_all_ranks(port):
+    said = run([*TORCHRUN, port, SCRIPTS / "chains.py"])
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
 def test_groups_of_every_kind_give_what_gloo_gives(port):
     """Also under PyTorch's own checks of collectives, where the script names the ranks' meeting place."""
 

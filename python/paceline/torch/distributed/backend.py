@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import GroupName
 
 from paceline.common import abi
 from paceline.common.engine import engine
-from paceline.torch.distributed import buckets, latest, stand_in
+from paceline.torch.distributed import buckets, callbacks, latest, stand_in
 from paceline.torch.distributed.exchanges import Exchanges
 from paceline.torch.distributed.group import Group
 from paceline.torch.distributed.job import World
@@ -49,6 +49,7 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
         """The backend of a new group. ranks: of the default group, in any order; empty: it is the default one."""
         latest.install(PacelineBackend)
         buckets.install(PacelineBackend)
+        callbacks.install()
         world = None if ranks else World(store, rank, size)
         if world is not None:
             from paceline.torch.distributed import ddp  # which imports this module

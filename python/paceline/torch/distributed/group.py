@@ -1,4 +1,4 @@
-"""A group of ranks: its operations in the engine match in the order of their calls."""
+"""A group of ranks: its operations in the engine match in the order of their calls; those of callbacks, too."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.operation import Options, operation
 from paceline.torch.distributed import work
+from paceline.torch.distributed.callbacks import lane_name
 from paceline.torch.distributed.memory import Memory
 from paceline.torch.distributed.work import PacelineWork
 
@@ -60,7 +61,8 @@ class Group:
         tag: int = 0,
     ) -> abi.Op:
         """An operation of this group. root: a rank of the group, or ANY_RANK."""
-        key = (kind, shape, dtype, reduce_op, root, prescale, tag)
+        lane = lane_name()
+        key = (kind, shape, dtype, reduce_op, root, prescale, tag, lane)
         op = self._prepared.get(key) if splits is None else None
         if op is None:
             op = operation(
@@ -79,7 +81,7 @@ class Group:
             if kind in (abi.SEND, abi.RECEIVE):
                 op.tag = self._tag | tag & 0xFFFFFFFF
             else:
-                op.name, op.sequence = self._sequence, 1
+                op.name, op.sequence = self._sequence + lane.encode(), 1
             if splits is None:
                 if len(self._prepared) >= _PREPARED:
                     self._prepared.clear()
@@ -127,7 +129,7 @@ class Group:
         tell: bool,
     ) -> PacelineWork:
         what = f"{what} of group {self.name!r} on rank {self.rank}"
-        started = PacelineWork(what, memory, finish, outputs, self._closed)
+        started = PacelineWork(what, memory, finish, outputs, self.name, self._closed)
         if _autograd._profiler_enabled():
             started.profile(f"{self.title}:{title}", [m.tensor for m in memory if isinstance(m, Memory)])
             tell = True

@@ -8,9 +8,8 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch._C import _autograd
@@ -20,6 +19,7 @@ from torch.distributed import DistBackendError
 from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
+from paceline.torch.distributed.callbacks import WorkFuture
 from paceline.torch.distributed.left_behind import left_behind
 
 _SLICE_S = 0.1  # how long one wait stays in C, where Ctrl-C and an abort are not seen
@@ -29,7 +29,7 @@ class PacelineWork(Work):
     """One call of torch.distributed: one or more of the engine's operations.
 
     finish: makes the outputs once all have ended well, given the handles. memory: what the engine uses until then.
-    outputs: what `result()` and the future have. closed: set when the group ends.
+    outputs: what `result()` and the future have. group: its name. closed: set when the group ends.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class PacelineWork(Work):
         memory: Any,
         finish: Callable[[Any], None] | None,
         outputs: Any,
+        group: str,
         closed: threading.Event,
     ) -> None:
         super().__init__()
@@ -47,7 +48,8 @@ class PacelineWork(Work):
         self._lock = threading.Lock()
         self._ended = False
         self._failure: BaseException | None = None
-        self._future: _Future | None = None
+        self._future: WorkFuture | None = None
+        self._group = group
         self._profiled: Any = None
         self.closed = closed
         self.sender = [-1]  # rank in the group, for a receive that has ended
@@ -58,7 +60,7 @@ class PacelineWork(Work):
         left_behind.sweep()
         self._handles = (ctypes.c_int32 * count)()
         if tell:
-            self._future = _Future()
+            self._future = WorkFuture(self._group)
             self._open = count
             _watched.add(self, ops)
         try:
@@ -124,7 +126,7 @@ class PacelineWork(Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future whose value are the outputs."""
         if self._future is None:  # the caller waits by itself: async_op=False
-            self._future = _Future()
+            self._future = WorkFuture(self._group)
             try:
                 self.wait()
                 self._future.set_result(self._outputs)
@@ -216,53 +218,6 @@ def _translated(error: BaseException) -> BaseException:
     return DistBackendError(f"[paceline] Timed out waiting: {text}" if timed_out else text)  # Gloo's words
 
 
-class _Failed:
-    """The value of a future without outputs. DistributedDataParallel looks for tensors in it, and gets the error."""
-
-    def __init__(self, failure: BaseException) -> None:
-        self.failure = failure
-
-    def reraise(self) -> NoReturn:
-        """Raises the error."""
-        raise self.failure
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """PyTorch pickles a value to find its tensors; where it finds none, as in an exception, it crashes."""
-        self.reraise()
-
-
-class _Future(torch.futures.Future):  # type: ignore[type-arg]
-    """A future that knows whether somebody chains calls to it: these may wait for other operations."""
-
-    chained = False
-
-    def then(self, callback: Any) -> Any:
-        self.chained = True
-        return super().then(callback)
-
-    def add_done_callback(self, callback: Any) -> None:
-        self.chained = True
-        super().add_done_callback(callback)
-
-    def complete(self, outputs: Any, failure: BaseException | None) -> None:
-        """Completes it, on a thread of its own where that may take long."""
-        if self.chained:
-            _pool().submit(self._complete, outputs, failure)
-        else:
-            self._complete(outputs, failure)
-
-    def _complete(self, outputs: Any, failure: BaseException | None) -> None:
-        if failure is None:
-            self.set_result(outputs)
-        else:
-            self.fail(failure)
-
-    def fail(self, failure: BaseException) -> None:
-        """As `set_exception`, also for PyTorch's own callers in C++, which read the value."""
-        self._set_unwrap_func(_Failed.reraise)
-        self.set_result(_Failed(failure))
-
-
 class _Watched:
     """Works of whose ends the library tells."""
 
@@ -293,13 +248,6 @@ class _Watched:
 
 
 _watched = _Watched()
-_pools: list[ThreadPoolExecutor] = []
-
-
-def _pool() -> ThreadPoolExecutor:
-    if not _pools:
-        _pools.append(ThreadPoolExecutor(max_workers=64, thread_name_prefix="paceline futures"))
-    return _pools[0]
 
 
 def close(closed: threading.Event) -> None:

@@ -1,0 +1,174 @@
+"""What a program chains to the futures of works: callbacks, which may begin operations and wait for them.
+
+Operations of a group match by the order of their calls, and every rank's works end in an order of their own. So that
+what callbacks begin matches too,
+
+1. the callbacks of a group's works run one at a time, in the order in which the program chained them (`then`), on a
+   thread beside the program's: a lane;
+2. what a lane begins is a sequence of its own, beside what the program itself begins meanwhile;
+3. what a callback chains in its turn has the next lane, so that it may wait for that.
+
+By induction the order within each sequence is that of the program, on all ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import torch
+
+_DEEPEST = 8  # lanes that one has begun in another: callbacks that chain themselves for ever stay in the last one
+_then: Any = torch._C.Future.then
+_add_done_callback: Any = torch._C.Future.add_done_callback
+
+_pools: list[ThreadPoolExecutor] = []
+_lanes: dict[tuple[str, Lane | None], Lane] = {}
+_lock = threading.Lock()
+# The groups of the futures that `then` has returned.
+_chained: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+class _Here(threading.local):
+    lane: Lane | None = None  # whose callback this thread runs
+
+
+_here = _Here()
+
+
+def lane_name() -> str:
+    """The name of the lane that the caller is in, which is the same on all ranks; empty outside of callbacks."""
+    return "" if _here.lane is None else _here.lane.name
+
+
+class Lane:
+    """The callbacks of one group's works that one thread of the program, or one lane, has chained."""
+
+    def __init__(self, group: str, within: Lane | None) -> None:
+        self.name: str = f" after {group}{'' if within is None else within.name}"
+        self.depth: int = 1 if within is None else within.depth + 1
+        self._lock = threading.Lock()
+        self._entries: deque[tuple[Any, Any]] = deque()  # futures, and those that are completed after them, in turn
+        self._runs = False
+
+    def add(self, future: Any, turn: Any) -> None:
+        """Has `turn` be completed when the future is, and all that came before."""
+        with self._lock:
+            self._entries.append((future, turn))
+        _add_done_callback(future, lambda _: self._go_on())
+
+    def _go_on(self) -> None:
+        with self._lock:
+            if self._runs or not self._entries or not self._entries[0][0].done():
+                return
+            self._runs = True
+        _pool().submit(self._run)
+
+    def _run(self) -> None:
+        _here.lane = self
+        while True:
+            with self._lock:
+                if not self._entries or not self._entries[0][0].done():
+                    self._runs = False
+                    break
+                turn = self._entries.popleft()[1]
+            turn.set_result(None)
+        _here.lane = None
+
+
+def _lane_of(group: str) -> Lane:
+    within = _here.lane
+    if within is not None and within.depth >= _DEEPEST:
+        return within
+    with _lock:
+        return _lanes.setdefault((group, within), Lane(group, within))
+
+
+def _pool() -> ThreadPoolExecutor:
+    with _lock:
+        if not _pools:
+            _pools.append(ThreadPoolExecutor(max_workers=1024, thread_name_prefix="paceline futures"))
+        return _pools[0]
+
+
+def _chain(future: Any, group: str, callback: Callable[[Any], Any]) -> Any:
+    turn: Any = torch.futures.Future()
+    child = _then(turn, lambda _: callback(future))
+    _chained[child] = group
+    _lane_of(group).add(future, turn)
+    return child
+
+
+def _listen(future: Any, group: str, callback: Callable[[Any], Any]) -> None:
+    turn: Any = torch.futures.Future()
+    _add_done_callback(turn, lambda _: callback(future))
+    _lane_of(group).add(future, turn)
+
+
+@functools.cache
+def install() -> None:
+    """Has futures that `then` returns chain callbacks as the works' own do: PyTorch makes them, of its own class."""
+
+    @functools.wraps(_then)
+    def then(self: Any, callback: Any) -> Any:
+        group = _chained.get(self)
+        return _then(self, callback) if group is None else _chain(self, group, callback)
+
+    @functools.wraps(_add_done_callback)
+    def add_done_callback(self: Any, callback: Any) -> None:
+        group = _chained.get(self)
+        if group is None:
+            _add_done_callback(self, callback)
+        else:
+            _listen(self, group, callback)
+
+    setattr(torch._C.Future, "then", then)  # noqa: B010
+    setattr(torch._C.Future, "add_done_callback", add_done_callback)  # noqa: B010
+
+
+class _Failed:
+    """The value of a future without outputs. DistributedDataParallel looks for tensors in it, and gets the error."""
+
+    def __init__(self, failure: BaseException) -> None:
+        self.failure = failure
+
+    def reraise(self) -> NoReturn:
+        """Raises the error."""
+        raise self.failure
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """PyTorch pickles a value to find its tensors; where it finds none, as in an exception, it crashes."""
+        self.reraise()
+
+
+class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """The future of a work of a group."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__()
+        self._group = group
+
+    def then(self, callback: Any) -> Any:
+        """A future of what the callback returns, which gets this future on its lane."""
+        return _chain(self, self._group, callback)
+
+    def add_done_callback(self, callback: Any) -> None:
+        """Has the callback get this future on its lane."""
+        _listen(self, self._group, callback)
+
+    def complete(self, outputs: Any, failure: BaseException | None) -> None:
+        """Completes it."""
+        if failure is None:
+            self.set_result(outputs)
+        else:
+            self.fail(failure)
+
+    def fail(self, failure: BaseException) -> None:
+        """As `set_exception`, also for PyTorch's own callers in C++, which read the value."""
+        self._set_unwrap_func(_Failed.reraise)
+        self.set_result(_Failed(failure))
