@@ -64,7 +64,12 @@ class DDPState:
 
 
 def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket, each gradient coded as the state says: `model.register_comm_hook(DDPState(...), ddp_hook)`."""
+    """Averages a bucket, each gradient coded as the state says: `model.register_comm_hook(DDPState(...), ddp_hook)`.
+
+    A sparse gradient, which has a bucket of its own, is averaged as it is.
+    """
+    if bucket.buffer().is_sparse:
+        return average_hook(state.backend, bucket)
     group = state.backend.group
     memory = [Memory(g) for g in bucket.gradients()]
     parameters: list[Any] = bucket.parameters()  # torch calls them tensors
