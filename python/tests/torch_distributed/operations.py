@@ -1,5 +1,6 @@
 """Every operation of torch.distributed on two ranks, under torchrun: operations.py BACKEND."""
 
+import re
 import sys
 
 import torch
@@ -19,6 +20,16 @@ def of(rank, dtype=torch.float32, shape=(3, 2)):
 def same(given, wanted):
     assert given.dtype == wanted.dtype and given.shape == wanted.shape, (given, wanted)
     assert torch.equal(given.view(torch.uint8), wanted.view(torch.uint8)), (given, wanted)
+
+
+def refuses(words, call):
+    """The call raises an error with one of these words."""
+    try:
+        call()
+    except (RuntimeError, ValueError) as e:
+        assert re.search(words, str(e)), e
+    else:
+        raise AssertionError(f"no error of {words}")
 
 
 def reductions(rank):
@@ -41,6 +52,18 @@ def reductions(rank):
         x = of(rank, torch.int32)
         dist.all_reduce(x, getattr(dist.ReduceOp, op))
         same(x, result)
+        mine = torch.zeros(2, dtype=torch.int32)
+        dist.reduce_scatter_tensor(mine, of(rank, torch.int32).view(-1)[:4].contiguous(), getattr(dist.ReduceOp, op))
+        same(mine, result.view(-1)[2 * rank : 2 * rank + 2])
+        mine = torch.zeros(1 + rank, dtype=torch.int32)  # of parts of different sizes
+        parts = list(of(rank, torch.int32).view(-1)[:3].split([1, 2]))
+        dist.reduce_scatter(mine, parts, getattr(dist.ReduceOp, op))
+        same(mine, result.view(-1)[rank : 1 + 2 * rank])
+    for op, result in {"BAND": [False, False], "BOR": [True, True], "BXOR": [True, True]}.items():
+        mine = torch.zeros(1, dtype=torch.bool)
+        dist.reduce_scatter_tensor(mine, torch.tensor([rank == 0, rank == 1]), getattr(dist.ReduceOp, op))
+        same(mine, torch.tensor(result[rank : rank + 1]))
+    refuses("AVG|Float", lambda: dist.all_reduce(torch.tensor([True]), dist.ReduceOp.AVG))
     x = of(rank)
     dist.all_reduce(x, dist.ReduceOp.AVG)
     same(x, (of(0) + of(1)) / 2)
@@ -78,6 +101,9 @@ def transfers(rank):
         same(x[0], of(0, dtype)), same(x[1], of(1, dtype))
     x = torch.empty(6, 2)
     dist.all_gather_into_tensor(x, of(rank))
+    strided = torch.zeros(2, 6).t()
+    dist.all_gather_into_tensor(strided, of(rank))
+    same(strided.contiguous(), torch.cat([of(0), of(1)]))
     same(x, torch.cat([of(0), of(1)]))
     x = [torch.empty(3, 2) for _ in range(2)] if rank == 1 else None
     dist.gather(of(rank), x, dst=1)
@@ -130,6 +156,8 @@ def messages(rank):
     later, earlier = torch.empty(3, 2), torch.empty(3, 2)
     dist.recv(later, other, tag=4)
     assert dist.recv(earlier, tag=3) == other
+    refuses("[Tt]ag", lambda: dist.send(of(0), other, tag=-1))
+    refuses("[Tt]ag", lambda: dist.recv(of(0), other, tag=-1))
     same(later, of(4)), same(earlier, of(3))
     for work in sent:
         work.wait()

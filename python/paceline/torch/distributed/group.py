@@ -79,7 +79,7 @@ class Group:
                 options=_BYTES if dtype == abi.UINT8 and kind in _MOVES else _PLAIN,
             )
             if kind in (abi.SEND, abi.RECEIVE):
-                op.tag = self._tag | tag & 0xFFFFFFFF
+                op.tag = self._tag | tag & work.MAX_TAG
             else:
                 op.name, op.sequence = self._sequence + lane.encode(), 1
             if splits is None:

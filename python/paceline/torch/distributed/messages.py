@@ -17,6 +17,7 @@ class Messages(Operations):
     def send(self, tensors: Tensors, to: int, tag: int) -> PacelineWork:
         """Sends a tensor to one rank, which receives it with the same tag."""
         one_tensor("send", tensors)
+        _check_tag("send", tag)
         to, m = self._peer("send", to), Memory(tensors[0])
         dtype, count = kind_of(m.host)
 
@@ -35,6 +36,7 @@ class Messages(Operations):
 
     def _receive_message(self, what: str, tensors: Tensors, source: int, tag: int) -> PacelineWork:
         one_tensor(what, tensors)
+        _check_tag(what, tag)
         m, sender = Memory(tensors[0], filled=False), [source]
         dtype, count = kind_of(m.host)
 
@@ -48,3 +50,8 @@ class Messages(Operations):
         work = self._run(what, make, [m], finish, list(tensors), None)
         work.sender = sender
         return work
+
+
+def _check_tag(what: str, tag: int) -> None:
+    if tag < 0:
+        raise ValueError(f"{what}: tag {tag}: tags are not negative")

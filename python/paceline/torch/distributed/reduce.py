@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.distributed import ReduceOp
 
 from paceline.common import abi, operators
 from paceline.torch.distributed.memory import Memory, summand_of
@@ -64,14 +65,11 @@ class Reductions(Operations):
     def _bitwise(self, what: str, tensors: Tensors, how: Reduction, options: Any, root: int | None) -> PacelineWork:
         memory = [Memory(t) for t in tensors]
         assert how.bitwise is not None
-        combine = BITWISE[how.bitwise]
+        bitwise = how.bitwise
 
         def finish(handles: Any) -> None:
             for m, handle in zip(memory, handles, strict=True):
-                parts = list(self._given(handle, m.host).values())
-                total = parts[0].clone()
-                for part in parts[1:]:
-                    combine(total, part, out=total)
+                total = self._combined(handle, m.host, bitwise)
                 if root is None or root == self._group.rank:
                     m.tensor.detach().copy_(total.view(m.tensor.shape))
 
@@ -79,6 +77,31 @@ class Reductions(Operations):
             return [copied(self._gather_op(m)) for m in memory]
 
         return self._run(what, make, memory, finish, list(tensors), options)
+
+    def _combined(self, handle: int, like: torch.Tensor, bitwise: ReduceOp.RedOpType) -> torch.Tensor:
+        """What a bitwise operator makes of the elements that were gathered."""
+        parts = list(self._given(handle, like).values())
+        total = parts[0].clone()
+        for part in parts[1:]:
+            BITWISE[bitwise](total, part, out=total)
+        return total
+
+    def _scatter_bits(
+        self, what: str, slices: list[tuple[torch.Tensor, torch.Tensor, int]], how: Reduction, options: Any
+    ) -> PacelineWork:
+        """A bitwise reduction of whole tensors, of each of which the output gets the elements from a place on."""
+        assert how.bitwise is not None
+        memory, bitwise = [Memory(whole) for _, whole, _ in slices], how.bitwise
+
+        def finish(handles: Any) -> None:
+            for (output, _, begin), m, handle in zip(slices, memory, handles, strict=True):
+                total = self._combined(handle, m.host, bitwise)
+                output.detach().copy_(total[begin : begin + output.numel()].view(output.shape))
+
+        def make() -> list[abi.Op]:
+            return [copied(self._gather_op(m)) for m in memory]
+
+        return self._run(what, make, memory, finish, [output for output, _, _ in slices], options)
 
     def _sparse(self, tensors: Tensors, options: Any) -> PacelineWork:
         one_tensor("all_reduce", tensors)
@@ -123,10 +146,10 @@ class Reductions(Operations):
 
     def _scatter_slice(self, whole: torch.Tensor, sizes: list[int], output: torch.Tensor, options: Any) -> PacelineWork:
         group, how = self._group, reduction_of(options.reduceOp, whole)
-        if how.bitwise is not None:
-            raise ValueError("reduce_scatter of parts of different sizes takes no bitwise operator")
-        dtype, count = summand_of(whole)
         begin = sum(sizes[: group.rank])
+        if how.bitwise is not None:
+            return self._scatter_bits("reduce_scatter", [(output, whole, begin)], how, options)
+        dtype, count = summand_of(whole)
 
         def finish(_: Any) -> None:
             output.detach().copy_(whole[begin : begin + sizes[group.rank]].view(output.shape))
@@ -152,16 +175,16 @@ class Reductions(Operations):
     def _reduce_scatter(self, what: str, pairs: list[tuple[torch.Tensor, torch.Tensor]], options: Any) -> PacelineWork:
         group = self._group
         how = reduction_of(options.reduceOp, pairs[0][1])
-        if how.bitwise is not None:
-            raise ValueError(f"{what} takes no bitwise operator: use all_reduce")
-        memory = []
         for output, input in pairs:
             if input.numel() != group.size * output.numel() or input.dtype != output.dtype:
                 raise ValueError(
                     f"{what}: input of {input.numel()} elements of {input.dtype} for {group.size} outputs of "
                     f"{output.numel()} elements of {output.dtype}"
                 )
-            memory.append((Memory(output, filled=False), Memory(self._ascending(input))))
+        if how.bitwise is not None:
+            slices = [(output, input, group.rank * output.numel()) for output, input in pairs]
+            return self._scatter_bits(what, slices, how, options)
+        memory = [(Memory(output, filled=False), Memory(self._ascending(input))) for output, input in pairs]
 
         def make() -> list[abi.Op]:
             ops = []

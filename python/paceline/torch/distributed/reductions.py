@@ -45,6 +45,8 @@ def reduction_of(op: ReduceOp, tensor: torch.Tensor) -> Reduction:
     which = op.op if isinstance(op, ReduceOp) else op
     if tensor.dtype is torch.bool and which in _OF_BOOLS:
         return Reduction(_OF_BOOLS[which])
+    if tensor.dtype is torch.bool and which == ReduceOp.AVG:
+        raise ValueError("ReduceOp.AVG is not defined for truth values")
     if which in BITWISE:
         if tensor.is_floating_point() or tensor.is_complex():
             raise ValueError(f"Cannot use ReduceOp.{which.name} with non-integral dtype: {tensor.dtype}")
