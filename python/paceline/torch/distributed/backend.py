@@ -135,6 +135,5 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
 
     def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks which do not come in time."""
-        self._group.count += 1
         timeout = options.timeout if options.timeout >= timedelta(0) else self._timeout
         monitored_barrier(self._store, self._group, timeout, wait_all_ranks)

@@ -23,7 +23,8 @@ from paceline.torch.distributed.work import PacelineWork
 _PLAIN = Options(codec="none")
 # PyTorch pickles objects to tensors of uint8, so what only moves such tensors is authenticated on every connection.
 _BYTES = Options(codec="none", authenticated=True)
-_MOVES = (abi.BROADCAST, abi.ALLGATHER, abi.ALLTOALL, abi.SEND, abi.RECEIVE)
+_MESSAGES = (abi.SEND, abi.RECEIVE)
+_MOVES = (abi.BROADCAST, abi.ALLGATHER, abi.ALLTOALL, *_MESSAGES)
 # How many operations a group keeps to start them again: those of a training step, and more.
 _PREPARED = 1024
 
@@ -36,6 +37,8 @@ class Group:
         self.size, self.rank = len(ranks), self.ranks.index(engine.rank())
         self.timeout_s = timeout.total_seconds()
         self.count = 0  # calls so far
+        self._collectives = 0  # operations of all ranks that the program itself has begun
+        self._barriers = 0, 0  # how many were so at the last monitored barrier, and barriers there before it
         self._closed = threading.Event()
         self.number = 0 if self.size == engine.size() else engine.find_process_set(self.ranks)
         # The engine has the ranks of a set in ascending order: the place there of each rank of the group.
@@ -62,6 +65,8 @@ class Group:
     ) -> abi.Op:
         """An operation of this group. root: a rank of the group, or ANY_RANK."""
         lane = lane_name()
+        if not lane and kind not in _MESSAGES:
+            self._collectives += 1
         key = (kind, shape, dtype, reduce_op, root, prescale, tag, lane)
         op = self._prepared.get(key) if splits is None else None
         if op is None:
@@ -78,7 +83,7 @@ class Group:
                 splits=splits,
                 options=_BYTES if dtype == abi.UINT8 and kind in _MOVES else _PLAIN,
             )
-            if kind in (abi.SEND, abi.RECEIVE):
+            if kind in _MESSAGES:
                 op.tag = self._tag | tag & work.MAX_TAG
             else:
                 op.name, op.sequence = self._sequence + lane.encode(), 1
@@ -141,6 +146,16 @@ class Group:
                 op.done, op.done_arg = None, None
         started.start(array, count, tell)
         return started
+
+    def next_barrier(self) -> str:
+        """Where in the program the next monitored barrier is: after which operation of all ranks, and which one there.
+
+        A rank that has missed one, which therefore failed, has the same place as the others again after an operation.
+        """
+        self.count += 1
+        at, before = self._barriers
+        self._barriers = self._collectives, before + 1 if at == self._collectives else 0
+        return "{}.{}".format(*self._barriers)
 
     def close(self) -> None:
         """Ends the group, and its works in flight with an error."""

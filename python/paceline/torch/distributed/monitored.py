@@ -18,7 +18,7 @@ def monitored_barrier(store: Store, group: Group, timeout: timedelta, wait_all_r
 
     wait_all_ranks: rank 0 waits for all and names all that did not come, instead of the first.
     """
-    prefix = f"monitored/{engine.round}/{group.count}"  # a store may outlive a world
+    prefix = f"monitored/{engine.round}/{group.next_barrier()}"  # a store may outlive a world
     if group.rank > 0:
         store.set(f"{prefix}/{group.rank}", _OK)
         _await_rank_0(store, f"{prefix}/0", group, timeout)
