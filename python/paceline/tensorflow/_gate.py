@@ -52,10 +52,11 @@ def gate_of(variable: Any, name: str | None, rule: Significance, process_set: in
         raise ValueError("gate=: gates are for the gradients of variables, eagerly and in tf.function")
     if not like.shape.is_fully_defined() or not like.dtype.is_floating:
         raise ValueError(f"gate=: {name!r} has type {like.dtype.name} and shape {like.shape}; give one of numbers")
-    gates: dict[int, tuple[Significance, Gate]] = variable.__dict__.setdefault("_paceline_gates", {})
-    if process_set not in gates or gates[process_set][0] != rule:
-        gates[process_set] = rule, Gate(rule, (process_set, name), like)
-    return gates[process_set][1]
+    gates: dict[tuple[int, str], tuple[Significance, Gate]] = variable.__dict__.setdefault("_paceline_gates", {})
+    key = process_set, name
+    if key not in gates or gates[key][0] != rule:
+        gates[key] = rule, Gate(rule, key, like)
+    return gates[key][1]
 
 
 def _wide(dtype: tf.DType) -> tf.DType:

@@ -21,16 +21,17 @@ from paceline.tensorflow._gate import gate_of
 from paceline.tensorflow._glue import asynchronous
 from paceline.tensorflow._variables import label_of
 from paceline.tensorflow.compression import Compression
-from paceline.tensorflow.mpi_ops import allreduce, exchange_changes, reduce_dense, reduce_sparse
+from paceline.tensorflow.mpi_ops import allreduce, exchange_changes, name_of_use, reduce_dense, reduce_sparse
 
 _numbers: collections.Counter[int] = collections.Counter()  # by round of the engine
 
 
-def _name_of(variable: Any) -> str | None:
+def _name_of(variable: Any, group: int = 1, alone: bool = False) -> str | None:
     """The name of a variable's gradient on all ranks, which is the same in each step. None for what has no identity.
 
-    Variables are numbered in the order in which their gradients are first reduced in a job, so that a rank that joins
-    later, with fewer models behind it, has the same numbers.
+    group: how many gradients are reduced together, of which this is the first. Each call is one more use in a graph,
+    which `name_of_use` counts. Variables are numbered in the order in which their gradients are first reduced in a job,
+    so that a rank that joins later, with fewer models behind it, has the same numbers.
     """
     of, number = getattr(variable, "_paceline_number", (None, 0))
     if of != engine.round:
@@ -40,7 +41,8 @@ def _name_of(variable: Any) -> str | None:
         except AttributeError:
             return None
         _numbers[engine.round] += 1
-    return f"gradient.{number}.{label_of(variable)}"
+    name = f"gradient.{number}.{label_of(variable)}"
+    return name_of_use(name if group == 1 else f"{name}.group{group}", alone)
 
 
 def _divided(grad: Any, by: Any) -> Any:
@@ -105,11 +107,9 @@ class Reduction:
             else:
                 dense.append(i)
         for group in self._groups(dense, variables):
-            name = _name_of(variables[group[0]]) if len(group) == 1 else None
-            if len(group) > 1 and (first := _name_of(variables[group[0]])):
-                name = f"{first}.group{len(group)}"
             values = [tf.convert_to_tensor(reduced[i]) for i in group]
             if self.gate is None:
+                name = _name_of(variables[group[0]], len(group))
                 results = reduce_dense(values, name, self._how(), self.compression)
             else:
                 results = self._gated(self.gate, values, [variables[i] for i in group])
@@ -122,7 +122,9 @@ class Reduction:
         how = self._how()
         number = process_set_number(self.process_set)
         names = [_name_of(v) for v in variables]
-        gates = [gate_of(v, n, rule, number, g) for v, n, g in zip(variables, names, values, strict=True)]
+        # TensorFlow traces a function twice where that makes variables, so that gates are numbered in it alone.
+        known = [_name_of(v, alone=True) for v in variables]
+        gates = [gate_of(v, n, rule, number, g) for v, n, g in zip(variables, known, values, strict=True)]
         offered = [g.offer(value, v) for g, value, v in zip(gates, values, variables, strict=True)]
         empty = tf.cast(tf.stack([small for _, small in offered]), tf.uint8)
         compressor, _ = codecs.split(self.compression)

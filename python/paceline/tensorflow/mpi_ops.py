@@ -19,6 +19,7 @@ values, backward averages the ranks' gradients of them.
 
 from __future__ import annotations
 
+import collections
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -96,7 +97,29 @@ def _label(kind: str, name: str | None) -> str:
         # Numbers at the end count everything that this process has traced, which may differ between ranks.
         names.append(re.sub(r"(_\d+)+$", "", getattr(graph, "name", "graph")))
         graph = getattr(graph, "outer_graph", None)
-    return "/".join([*reversed(names), label])
+    return name_of_use("/".join([*reversed(names), label]))
+
+
+def name_of_use(name: str, alone: bool = False) -> str:
+    """The name for one more operation that would have this name in what is being traced: the first one has it.
+
+    Operations in a graph run in any order, so that two of one name would meet each other's on another rank. All ranks
+    trace a program in the same order. A function counts together with those that are traced within it, or alone, and
+    anew each time it is traced. Eager operations run one after the other.
+    """
+    if tf.executing_eagerly():
+        return name
+    graph, within_session = tf.compat.v1.get_default_graph(), not tf.compat.v1.executing_eagerly_outside_functions()
+    while not alone and (outer := getattr(graph, "outer_graph", None)):
+        if not (outer.building_function or within_session):
+            break
+        graph = outer
+    uses = getattr(graph, "_paceline_uses", None)
+    if uses is None:
+        uses = graph._paceline_uses = collections.Counter()
+    uses[name, alone] += 1
+    number = uses[name, alone]
+    return name if number == 1 else f"{name}.use{number}"
 
 
 def _run(operation: Any, kind: str, numbers: Sequence[int], name: str | None, options: Options, **inputs: Any) -> Any:

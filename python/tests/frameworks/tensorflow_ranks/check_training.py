@@ -1,11 +1,15 @@
 """Training with the tape and with Keras: the numbers are those of one process with the batches of all ranks."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import paceline
 import paceline.keras as hvd_keras
 import paceline.tensorflow as hvd
+from paceline.tensorflow._glue import asynchronous
 
 keras = tf.keras
 KERAS_3 = hasattr(keras.optimizers.Optimizer, "apply")
@@ -103,6 +107,84 @@ def test_local_sources_stay_on_their_rank(rank, size):
     grads = tape.gradient(loss, {"shared": shared, "own": own})
     assert float(grads["shared"]) == pytest.approx(np.mean([r + 1 for r in range(size)]))
     assert float(grads["own"]) == pytest.approx((rank + 1) / size)
+
+
+def late(rank, here):
+    """A function of a tensor whose gradient is made late on one rank."""
+
+    def wait(grad):
+        time.sleep(0.4 * (rank == here))
+        return grad
+
+    @tf.custom_gradient
+    def same(x):
+        def backward(grad):
+            waited = tf.numpy_function(wait, [grad], tf.float32, stateful=False)
+            waited.set_shape(grad.shape)
+            return waited
+
+        return tf.identity(x), backward
+
+    return same
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"gate": paceline.Significance(1e-9)}], ids=str)
+@pytest.mark.parametrize("nested", [False, True], ids=["one function", "within another"])
+def test_gradients_of_one_variable_for_two_losses_are_not_mixed(rank, size, options, nested):
+    """They are ready in another order on each rank, and reductions in a graph run in the order in which they are."""
+    if not asynchronous:
+        pytest.skip("kernels that wait run in the program's order")
+    variables = [tf.Variable([1.0]), tf.Variable([2.0])]
+
+    def gradients(factor, on):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(late(rank, on)(v * factor)) for v in variables])
+        return hvd.DistributedGradientTape(tape, **options).gradient(loss, variables)
+
+    def of_two_tapes():
+        functions = [tf.function(gradients), tf.function(gradients)] if nested else [gradients, gradients]
+        return [f(1.0 + 99.0 * on, on) for on, f in enumerate(functions)]
+
+    step = tf.function(of_two_tapes)
+    step.get_concrete_function()
+    for _ in range(2):
+        hvd.barrier()
+        assert [[float(g[0]) for g in grads] for grads in step()] == [[1.0, 1.0], [100.0, 100.0]]
+
+
+def test_a_persistent_tape_gives_gradients_of_several_losses(rank, size):
+    variable = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def step(factor):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [tf.reduce_sum(variable * factor), tf.reduce_sum(variable * 100.0 * factor)]
+        tape = hvd.DistributedGradientTape(tape)
+        return [tape.gradient(loss, variable)[0] for loss in losses]
+
+    for factor in (1.0, 2.0):  # which is traced anew
+        assert [float(g) for g in step(factor)] == [factor, 100.0 * factor]
+
+
+def test_operations_without_names_in_functions_of_one_name_are_not_mixed(rank, size):
+    """Both calls read a variable only, so that TensorFlow runs them in any order."""
+    if not asynchronous:
+        pytest.skip("kernels that wait run in the program's order")
+    variable = tf.Variable([1.0])
+
+    def scaled(factor, on):
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(late(rank, on)(variable * factor))
+            return hvd.allreduce(tape.gradient(loss, variable))
+
+        return step
+
+    both = tf.function(lambda: [scaled(1.0, 0)(), scaled(100.0, 1)()])
+    both.get_concrete_function()
+    hvd.barrier()
+    assert [float(t[0]) for t in both()] == [1.0, 100.0]
 
 
 def compiled(optimizer, **options):
