@@ -207,25 +207,25 @@ def test_data_loaders_of_horovod_load_ahead_in_a_thread(as_horovod):
             pass
 
         for size in (0, 1, 3):
-            loader = Ahead(size, 10)
+            loader = Ahead(size, False, 10)
             for epoch in range(2):
                 assert list(loader) == list(Numbers(10)) == [(i, True) for i in range(10)]
         assert len(loader) == 10
 
-        loader = Ahead(3, 10)
+        loader = Ahead(async_loader_queue_size=3, debug_data_loader=False, n=10)
         batches = iter(loader)
         assert next(batches) == (0, True)
         assert loader.full.wait(600), "it does not load ahead"
         assert list(loader)[0] == (0, True), "a new epoch begins anew"
         next(iter(loader))
         loader.close_async_loader()
-        for broken in (Ahead(0, 20), Ahead(3, 20)):
+        for broken in (Ahead(0, n=20), Ahead(3, n=20)):
             try:
                 list(broken)
                 raise SystemExit("the error of the loader was lost")
             except OSError as e:
                 assert "unreadable" in str(e)
-        for call in (lambda: Ahead(-1, 10), lambda: len(BaseDataLoader()), lambda: list(BaseDataLoader())):
+        for call in (lambda: Ahead(-1, n=10), lambda: len(BaseDataLoader()), lambda: list(BaseDataLoader())):
             try:
                 call()
                 raise SystemExit("no error")

@@ -40,13 +40,17 @@ class AsyncDataLoaderMixin:
 
     It comes before the loader: `class Loader(AsyncDataLoaderMixin, MyLoader)`. Each iteration is an epoch with a thread
     of its own, which ends with it, also where the loop is left early. An error of the loader is raised in the loop.
+    debug_data_loader: Horovod's, without effect.
     """
 
-    def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
         if async_loader_queue_size < 0:
             raise ValueError(f"async_loader_queue_size is {async_loader_queue_size}, allowed is 0 and more")
         super().__init__(*args, **kwargs)
         self.async_loader_queue_size = async_loader_queue_size
+        self.debug_data_loader = debug_data_loader
         self._loading: _Loading | None = None
 
     def __iter__(self) -> Iterator[Any]:

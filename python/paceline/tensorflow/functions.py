@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from paceline.common.objects import allgather_object as allgather_object
-from paceline.common.objects import broadcast_object as broadcast_object
+from paceline.common import objects
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.tensorflow.mpi_ops import broadcast_
 
@@ -58,6 +57,38 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         session.run(self.bcast_op)
 
 
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Returns root_rank's object on every rank; the other ranks' obj is ignored. It is pickled by cloudpickle.
+
+    name: identifies the operation on all ranks, which otherwise match in the order in which they run. process_set: the
+    ranks that take part, the root too. session: Horovod's, without effect.
+
+    Raises ValueError for a wrong root or a process set that is not registered, HorovodInternalError if ranks name
+    different roots, one does not come in time or is lost, and what pickling raises.
+    """
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Returns the list of all ranks' objects, in rank order. They are pickled by cloudpickle.
+
+    name, process_set: as of `broadcast_object`. session: Horovod's, without effect. An elastic job's list has none of a
+    lost rank.
+
+    Raises ValueError for a process set that is not registered, HorovodInternalError if a rank does not come in time or
+    is lost, and what pickling raises.
+    """
+    return objects.allgather_object(obj, name, process_set)
+
+
 def broadcast_object_fn(
     root_rank: int = 0,
     session: Any = None,
@@ -68,4 +99,4 @@ def broadcast_object_fn(
 
     Raises what `broadcast_object` raises, when the function is called.
     """
-    return lambda obj: broadcast_object(obj, root_rank, name, process_set)
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)

@@ -45,6 +45,13 @@ def _name_of(variable: Any, group: int = 1, alone: bool = False) -> str | None:
     return name_of_use(name if group == 1 else f"{name}.group{group}", alone)
 
 
+def ranks_of_averages(process_set: ProcessSet) -> Any:
+    """The number of ranks by which averages divide: in an elastic job those that are left in this step."""
+    if not engine.setting("elastic"):
+        return process_set.size() or 1
+    return allreduce(tf.ones([]), op=Sum, process_set=process_set)
+
+
 def _divided(grad: Any, by: Any) -> Any:
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(_divided(grad.values, by), grad.indices, grad.dense_shape)
@@ -89,16 +96,15 @@ class Reduction:
 
     def __call__(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients of all ranks, in the place of this rank's; None stays."""
-        local = {id(v) for v in self.local_variables}
         reduced = list(grads)
         dense: list[int] = []
         scales = self.scale_local_gradients and self.op == Average
-        scales &= any(g is not None and id(v) in local for g, v in zip(grads, variables, strict=True))
-        ranks = self._ranks() if scales else 1
+        scales &= any(g is not None and self.is_local(v) for g, v in zip(grads, variables, strict=True))
+        ranks = ranks_of_averages(self.process_set) if scales else 1
         for i, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
             if grad is None:
                 continue
-            if id(variable) in local:
+            if self.is_local(variable):
                 reduced[i] = _divided(grad, ranks)
             elif isinstance(grad, tf.IndexedSlices) and not self.sparse_as_dense:
                 if self.gate is not None:
@@ -116,6 +122,11 @@ class Reduction:
             for i, value in zip(group, results, strict=True):
                 reduced[i] = value
         return reduced
+
+    def is_local(self, variable: Any) -> bool:
+        """Whether a variable's gradient is left to this rank. One of Keras 3 wraps one of TensorFlow."""
+        wrapped = getattr(variable, "value", None)
+        return any(v is variable or v is wrapped for v in self.local_variables)
 
     def _gated(self, rule: Significance, values: list[tf.Tensor], variables: list[Any]) -> list[tf.Tensor]:
         """Reduces what is significant of the gradients, together with what was withheld before."""
@@ -137,12 +148,6 @@ class Reduction:
         options = Options(sync=self._sync, codec=getattr(codecs.codec_of(self.compression), "text", None))
         return How(self.op, 1.0 / factor, factor, self.process_set, options)
 
-    def _ranks(self) -> Any:
-        """The number of ranks by which averages divide: in an elastic job those that are left in this step."""
-        if not engine.setting("elastic"):
-            return self.process_set.size() or 1
-        return allreduce(tf.ones([]), op=Sum, process_set=self.process_set)
-
     def _groups(self, dense: list[int], variables: Sequence[Any]) -> Iterable[list[int]]:
         """Places of gradients that are reduced together. By default each is alone where it can start early."""
         if isinstance(self.groups, int) and self.groups > 0:
@@ -162,12 +167,29 @@ class _DistributedTape:
 
     _reduction: Reduction
 
-    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **options: Any) -> Any:
-        """The gradients of all ranks, of the sources' structure."""
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        **options: Any,
+    ) -> Any:
+        """The gradients of all ranks, of the sources' structure. use_generic_names: Horovod's, without effect."""
         grads = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
         flat = tf.nest.flatten(grads)
         reduced = self._reduction(flat, tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(grads, reduced)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Pairs of a source and its gradient: those that are left to this rank, and those of all ranks."""
+        grads = self.gradient(target, sources, output_gradients, use_generic_names)
+        pairs: tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]] = ([], [])
+        for source, grad in zip(sources, grads, strict=True):
+            pairs[not self._reduction.is_local(source)].append((source, grad))
+        return pairs
 
     def register_local_source(self, source: Any) -> None:
         """Leaves a variable's gradient to this rank."""

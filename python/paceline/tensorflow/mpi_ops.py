@@ -501,10 +501,10 @@ def grouped_reducescatter(
     compression: Any = Compression.none,
     op: int = Average,
     process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
+    ignore_name_scope: bool = False,
 ) -> list[tf.Tensor]:
     """Reducescatters several tensors together and returns a list of new tensors. Carries gradients.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +10,7 @@ import tensorflow as tf
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.tensorflow.compression import Compression
+from paceline.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from paceline.tensorflow.gradients import Reduction
 
 
@@ -17,12 +18,30 @@ class _DistributedV1:
     """Stands before the wrapped class, an optimizer of TensorFlow 1."""
 
     _reduction: Reduction
+    _passes: LocalGradientAggregationHelper | None
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable's gradient to this rank."""
+        self._reduction.local_variables.append(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """The gradients of all ranks with their variables."""
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         variables = [v for _, v in pairs]
-        return list(zip(self._reduction([g for g, _ in pairs], variables), variables, strict=True))
+        reduce = self._reduction if self._passes is None else self._passes.compute_gradients
+        return list(zip(reduce([g for g, _ in pairs], variables), variables, strict=True))
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: Any = None
+    ) -> Any:
+        """Applies gradients of `compute_gradients`; of several passes, after the last of them."""
+        pairs, apply = list(grads_and_vars), super().apply_gradients  # type: ignore[misc]
+        if self._passes is None:
+            return apply(pairs, global_step, name)
+        given = self._passes.apply_gradients(
+            lambda: apply(pairs, global_step, name), None, pairs, global_step=global_step
+        )
+        return given if tf.executing_eagerly() else tf.group(given)
 
 
 def DistributedOptimizer(
@@ -48,7 +67,7 @@ def DistributedOptimizer(
     """Wraps an optimizer so that gradients are reduced over all ranks before they are applied.
 
     optimizer: one of Keras, for which this is paceline.keras.DistributedOptimizer, or a
-    tf.compat.v1.train.Optimizer, for which backward_passes_per_step is 1. The arguments are those of
+    tf.compat.v1.train.Optimizer, which takes no gate and no pull_gate. The arguments are those of
     `DistributedGradientTape`, and backward_passes_per_step the number of passes whose gradients add up first, divided
     by it with average_aggregated_gradients. use_locking, device_dense, device_sparse: Horovod's, without effect.
 
@@ -74,8 +93,8 @@ def DistributedOptimizer(
             gate=gate,
             pull_gate=pull_gate,
         )
-    if backward_passes_per_step != 1 or gate is not None or pull_gate is not None:
-        raise ValueError("backward_passes_per_step, gate and pull_gate work with optimizers of Keras only")
+    if gate is not None or pull_gate is not None:
+        raise ValueError("gate and pull_gate work with optimizers of Keras only")
     reduction = Reduction(
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
         scale_local_gradients,
@@ -83,5 +102,9 @@ def DistributedOptimizer(
     kind = type(optimizer)
     wrapped: Any = object.__new__(type(kind.__name__, (_DistributedV1, kind), {"__module__": __name__}))
     wrapped.__dict__.update(optimizer.__dict__)
-    wrapped._reduction = reduction
+    wrapped._reduction, wrapped._passes = reduction, None
+    if backward_passes_per_step != 1:
+        wrapped._passes = LocalGradientAggregationHelper(
+            backward_passes_per_step, reduction, sparse_as_dense, average_aggregated_gradients
+        )
     return wrapped

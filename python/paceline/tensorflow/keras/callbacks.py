@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from paceline.common.engine import engine
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set
@@ -16,14 +18,20 @@ from paceline.tensorflow.mpi_ops import allreduce
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Gives all ranks root_rank's model and optimizer: before training, or after the first batch if that builds them.
 
-    device: Horovod's, without effect. local_variables: variables that keep their values on each rank.
+    device: Horovod's, without effect. local_variables: a variable, or variables, that keep their values on each rank.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.broadcast_done = False
-        self._local = {id(v) for v in local_variables or ()}
+        self._local: list[Any] = []
+        for variable in [local_variables] if hasattr(local_variables, "assign") else local_variables or ():
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable its value on this rank: one of Keras, or the one of TensorFlow that it wraps."""
+        self._local.append(var)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts if the model is built."""
@@ -43,7 +51,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         variables = [*self.model.variables, *variables_of(self.model.optimizer)]
-        unique = {id(v): v for v in variables if id(v) not in self._local}
+        local = {id(v) for v in self._local}
+        unique = {id(v): v for v in variables if not local & {id(v), id(getattr(v, "value", None))}}
         broadcast_variables(unique.values(), self.root_rank)
         self.broadcast_done = True
 
@@ -56,18 +65,24 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self.process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Replaces the numbers in logs."""
-        names = sorted(name for name, value in (logs or {}).items() if isinstance(value, (int, float)))
-        if logs is not None and names:
-            averages = allreduce([float(logs[n]) for n in names], op=Average, process_set=self.process_set)
-            logs.update(zip(names, averages.numpy().tolist(), strict=True))
+        """Replaces the numbers in logs, and the arrays and tensors of numbers."""
+        given = {name: np.asarray(value) for name, value in sorted((logs or {}).items())}
+        given = {name: value for name, value in given.items() if value.dtype.kind in "biuf"}
+        if logs is None or not given:
+            return
+        values = np.concatenate([value.astype(np.float64).reshape(-1) for value in given.values()])
+        averages = allreduce(values, op=Average, process_set=self.process_set).numpy()
+        for name, value in given.items():
+            average, averages = averages[: value.size], averages[value.size :]
+            logs[name] = average.reshape(value.shape) if value.ndim else float(average[0])
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Sets the learning rate to initial_lr times multiplier, from start_epoch up to end_epoch.
 
-    multiplier: a number, or a function of the epoch. staircase: once per epoch; otherwise before each batch, and the
-    function gets fractions of epochs. steps_per_epoch: batches of an epoch, where Keras does not know.
+    multiplier: a function of the epoch, or a number m, which decays exponentially: m ** (epoch - start_epoch).
+    staircase: once per epoch; otherwise before each batch, in fractions of epochs. steps_per_epoch: batches of an
+    epoch, where Keras does not know.
     momentum_correction: Horovod's, without effect: Keras's momentum is a constant of the compiled step.
     """
 
@@ -93,8 +108,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if callable(multiplier):
             self.multiplier: Callable[[float], float] = multiplier
         else:
-            self.staircase = True
-            self.multiplier = lambda epoch: multiplier
+            self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Learns how many batches an epoch has."""
@@ -155,7 +169,28 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """keras.callbacks.ModelCheckpoint that saves only the best model so far."""
+    """keras.callbacks.ModelCheckpoint that saves only the best model so far.
 
-    def __init__(self, filepath: str, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto") -> None:
-        super().__init__(filepath, monitor=monitor, verbose=verbose, save_best_only=True, mode=mode)
+    filepath: where; it may be set later, as an attribute.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        filepath: str = "",
+        save_weights_only: bool = False,
+    ) -> None:
+        path = str(filepath) or ("best.weights.h5" if save_weights_only else "best.keras")
+        super().__init__(
+            path,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = str(filepath)

@@ -87,11 +87,14 @@ def load_model(
     custom_optimizers: Sequence[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     compression: Any = Compression.none,
+    legacy_opts: bool = False,
 ) -> Any:
     """keras.models.load_model, with the model's optimizer as a DistributedOptimizer in the state that was saved.
 
     custom_optimizers, custom_objects: what the file names and Keras does not have. compression: as of
-    `DistributedOptimizer`. Raises what keras.models.load_model raises, and ValueError for a wrong compression.
+    `DistributedOptimizer`. legacy_opts: Horovod's, without effect.
+
+    Raises what keras.models.load_model raises, and ValueError for a wrong compression.
     """
     known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known)

@@ -38,6 +38,17 @@ class Distributed:
         if self._paceline_holding is not None:
             self._paceline_holding.agree()
 
+    def register_local_var(self, var: Any) -> None:
+        """Leaves a variable's gradient to this rank: one of Keras, or the one of TensorFlow that it wraps.
+
+        Raises ValueError under a synchronisation model that lets ranks run ahead.
+        """
+        if self._paceline_holding is not None:
+            raise ValueError(
+                "ranks that run ahead share all parameters: no variable is one rank's, or sync=paceline.BSP()"
+            )
+        self._paceline_reduction.local_variables.append(var)
+
     def _paceline_apply(self, grads: Sequence[Any], variables: Sequence[Any], apply: Callable[[Any], Any]) -> Any:
         """Reduces the gradients over all ranks, and applies them."""
         holding = self._paceline_holding

@@ -261,6 +261,15 @@ def test_metrics_are_averages_of_the_ranks(rank, size):
     assert logs == {"loss": pytest.approx(np.mean(np.arange(size) + 1)), "accuracy": 0.5, "text": "kept"}
 
 
+def test_metrics_of_every_kind_of_number_are_averages(rank, size):
+    mean = np.mean(np.arange(size))
+    logs = {"32": np.float32(rank), "tensor": tf.constant(rank + 1.0), "array": np.array([[rank, 2.0]]), "none": None}
+    hvd_keras.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    array = logs.pop("array")
+    assert array.shape == (1, 2) and array.tolist() == [[mean, 2.0]]
+    assert logs == {"32": mean, "tensor": mean + 1.0, "none": None} and type(logs["32"]) is float
+
+
 def test_learning_rates(rank, size):
     rates = []
 
@@ -272,12 +281,12 @@ def test_learning_rates(rank, size):
     x, y = np.zeros((ROWS * 4, 5), np.float32), np.zeros(ROWS * 4, int)
     callbacks = [
         hvd_keras.callbacks.LearningRateWarmupCallback(0.8, warmup_epochs=2),
-        hvd_keras.callbacks.LearningRateScheduleCallback(0.8, multiplier=0.1, start_epoch=2),
+        hvd_keras.callbacks.LearningRateScheduleCallback(0.8, multiplier=0.1, start_epoch=2),  # decays exponentially
         Note(),
     ]
-    history = model.fit(x, y, batch_size=ROWS, epochs=3, verbose=0, callbacks=callbacks).history
+    history = model.fit(x, y, batch_size=ROWS, epochs=4, verbose=0, callbacks=callbacks).history
     warm = [0.8 / size * ((e + (b + 1) / 4) * (size - 1) / 2 + 1) for e in range(2) for b in range(4)]
-    assert rates == pytest.approx(warm + [0.08] * 4, rel=1e-5) and history["lr"][-1] == pytest.approx(0.08)
+    assert rates == pytest.approx(warm + [0.8] * 4 + [0.08] * 4, rel=1e-5) and history["lr"][-1] == pytest.approx(0.08)
 
 
 def test_batch_normalisation_over_all_ranks(rank, size):
@@ -313,6 +322,91 @@ def test_a_model_is_saved_and_loaded_with_its_optimizer(rank, size, tmp_path):
     assert int(again.optimizer.iterations) == STEPS
     assert_equal(fit(again, part(batches(size), rank)), fit(model, part(batches(size), rank)), 1e-6)
     assert keras.models.load_model(tmp_path / "model.keras").optimizer.__class__ is keras.optimizers.Adam
+
+
+def test_local_variables_of_an_optimizer_stay_on_their_rank(rank, size):
+    shared, own = tf.Variable(1.0), tf.Variable(1.0)
+    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.register_local_var(own)
+    optimizer.apply_gradients([(tf.constant(rank + 1.0), shared), (tf.constant(rank + 1.0), own)])
+    assert float(shared) == pytest.approx(1 - np.mean(np.arange(size) + 1)) and float(own) == 1 - (rank + 1) / size
+
+
+def test_local_variables_keep_their_values_in_a_broadcast(rank, size):
+    model = compiled(keras.optimizers.SGD(0.1))
+    kernel, bias = model.layers[0].weights
+    callback = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=bias.value if KERAS_3 else bias)
+    callback.register_local_var(kernel)
+    callback.set_model(model)
+    model.set_weights([np.full(w.shape, float(rank)) for w in model.get_weights()])
+    callback.on_train_begin()
+    assert [float(np.max(w)) for w in model.get_weights()] == [rank, rank, 0, 0]
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_several_passes_with_an_optimizer_of_tensorflow_1(rank, size, average):
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        shared, own = (v1.get_variable(name, initializer=tf.ones([2])) for name in ("shared", "own"))
+        steps = v1.train.get_or_create_global_step()
+        optimizer = hvd.DistributedOptimizer(
+            v1.train.MomentumOptimizer(1.0, 0.0), backward_passes_per_step=2, average_aggregated_gradients=average
+        )
+        optimizer.register_local_var(own)
+        factor = v1.placeholder(tf.float32, [])
+        train = optimizer.minimize(tf.reduce_sum((shared + own) * factor), global_step=steps)
+        session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+        for done in range(4):
+            session.run(train, {factor: rank + 1.0})
+            sums = 2.0 * ((done + 1) // 2) / (2 if average else 1)
+            want = [1 - sums * np.mean(np.arange(size) + 1)] * 2, [1 - sums * (rank + 1) / size] * 2
+            np.testing.assert_allclose(session.run([shared, own]), want, rtol=1e-6)
+        assert session.run(steps) == 4
+
+
+def test_gradients_are_added_up_by_horovods_arguments(rank, size):
+    shared, own = tf.Variable(1.0), tf.Variable(1.0)
+    helper = hvd.LocalGradientAggregationHelper(
+        backward_passes_per_step=1,
+        allreduce_func=lambda grads, variables: [hvd.allreduce(g, op=hvd.Sum) for g in grads],
+        sparse_as_dense=False,
+        average_aggregated_gradients=True,
+        rank=rank,
+        optimizer_type="optimizer_type_keras",
+        process_set=hvd.global_process_set,
+        scale_local_gradients=True,
+        name="helper",
+    )
+    helper.register_local_var(own)
+    grads = helper.compute_gradients([tf.constant(1.0), None, tf.constant(2.0)], [shared, tf.Variable(0.0), own])
+    assert [g if g is None else float(g) for g in grads] == [size, None, 2 / size]
+
+
+def test_arguments_of_horovod(rank, size, tmp_path):
+    assert hvd.broadcast_object(rank, 1, None, "object") == 1
+    assert hvd.allgather_object(rank, None, "objects") == list(range(size))
+    assert hvd.broadcast_object_fn(1)(rank) == 1
+    with tf.GradientTape(persistent=True) as tape:
+        variables = [tf.Variable(1.0), tf.Variable(2.0)]
+        loss = tf.add_n(variables) * (rank + 1.0)
+    tape = hvd.DistributedGradientTape(tape)
+    mean = np.mean(np.arange(size) + 1)
+    assert [float(g) for g in tape.gradient(loss, variables, use_generic_names=True)] == [mean, mean]
+    tape.register_local_source(variables[1])
+    ((own, grad),), ((shared, mean_grad),) = tape.get_local_and_global_gradients(loss, variables)
+    assert own is variables[1] and shared is variables[0]
+    assert float(grad) == (rank + 1) / size and float(mean_grad) == mean
+    (rows,) = hvd.grouped_reducescatter(
+        [tf.ones([size, 1])], "", hvd.Compression.none, hvd.Sum, hvd.global_process_set, 10.0, 0.5
+    )
+    assert rows.numpy().tolist() == [[5.0 * size]]
+    path = tmp_path / f"{rank}.keras"
+    best = hvd_keras.callbacks.BestModelCheckpoint(monitor="loss", save_freq="epoch")
+    best.filepath = str(path)
+    model = compiled(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    fit(model, batches(size)[:1], [best])
+    assert_equal(hvd_keras.load_model(path, legacy_opts=False).get_weights(), model.get_weights())
+    assert hvd_keras.callbacks.BestModelCheckpoint(filepath=str(path)).filepath == str(path)
 
 
 def test_wrong_arguments():
