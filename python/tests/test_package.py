@@ -180,6 +180,36 @@ def test_what_paceline_lacks_is_an_error_that_says_what_to_use(as_horovod):
         assert name.split(".")[1 if name.startswith("horovod.") else 0] in text and hint in text, text
 
 
+NAMES_THAT_ARE_ABSENT = {
+    "from horovod import spark": "paceline run",
+    "from horovod import ray": "paceline run",
+    "from horovod.torch import mpi_lib_v2": "horovod.torch.mpi_ops",
+    "from horovod.runner import elastic": "--min-np",
+    "from horovod.runner import run_commandline": "paceline run",
+    "from horovod.common.basics import HorovodBasics": "horovod.torch",
+    "from horovod.common.elastic import notification_manager": "by itself",
+}
+
+
+def test_names_that_paceline_lacks_are_errors_that_say_what_to_use(as_horovod):
+    said = python(f"""
+        for statement in {list(NAMES_THAT_ARE_ABSENT)}:
+            try:
+                exec(statement)
+                raise SystemExit(f"no error: {{statement}}")
+            except ImportError as e:
+                print(e)
+        from horovod import runner, torch, common
+        assert runner.run and torch.mpi_ops and not hasattr(torch, "nonsense") and not hasattr(runner, "nonsense")
+        try:
+            from horovod import nonsense
+        except ImportError as e:
+            assert "nonsense" in str(e)
+    """).splitlines()
+    for text, (statement, hint) in zip(said, NAMES_THAT_ARE_ABSENT.items(), strict=True):
+        assert "stands in for Horovod" in text and statement.split()[-1] in text and hint in text, text
+
+
 def test_data_loaders_of_horovod_load_ahead_in_a_thread(as_horovod):
     python("""
         import threading

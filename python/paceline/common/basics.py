@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from paceline._absent import explain_absent_names
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 from paceline.common.process_sets import ProcessSet, register_process_sets
@@ -131,3 +132,6 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """False: nothing is compiled against ROCm."""
     return False
+
+
+explain_absent_names(__name__)

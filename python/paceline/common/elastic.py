@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from paceline._absent import explain_absent_names
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.common.objects import greatest
@@ -146,3 +147,6 @@ def run_fn(func: Callable[..., _Result], reset: Callable[[], None]) -> Callable[
             changed = True
 
     return wrapper
+
+
+explain_absent_names(__name__)

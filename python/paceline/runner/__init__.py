@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from paceline._absent import instead
+from paceline._absent import explain_absent_names, instead
 
 
 def run(
@@ -132,3 +132,6 @@ def _run(call: Callable[[], Any], flags: list[str], python: str) -> list[Any]:
             raise RuntimeError(f"the job ended with exit code {job.returncode}; its output says why")
         results = sorted(Path(directory).glob("result.*"), key=lambda path: int(path.suffix[1:]))
         return [cloudpickle.loads(path.read_bytes()) for path in results]
+
+
+explain_absent_names(__name__)

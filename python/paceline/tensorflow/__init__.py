@@ -9,6 +9,7 @@ from __future__ import annotations
 from paceline.tensorflow import _glue as _glue  # checks TensorFlow before anything else uses it
 
 # isort: split
+from paceline._absent import explain_absent_names as _explain_absent_names
 from paceline.common.util import check_extension as check_extension
 from paceline.tensorflow import elastic as elastic
 from paceline.tensorflow import mpi_ops as _mpi_ops
@@ -41,3 +42,4 @@ __all__ = [
     "elastic",
 ]
 __all__ += _mpi_ops.__all__
+_explain_absent_names(__name__)

@@ -19,6 +19,7 @@ if not hasattr(_torch.Tensor, "register_post_accumulate_grad_hook"):
         "pip install --upgrade 'paceline[torch]'"
     )
 
+from paceline._absent import explain_absent_names as _explain_absent_names
 from paceline.common import core as _core
 from paceline.common.core import *
 from paceline.common.util import check_extension as check_extension
@@ -44,3 +45,4 @@ __all__ = [
     "zeros_in_arena",
 ]
 __all__ += _core.__all__ + _mpi_ops.__all__
+_explain_absent_names(__name__)

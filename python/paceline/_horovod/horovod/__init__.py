@@ -10,7 +10,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 
-from paceline._absent import instead
+from paceline._absent import absence, explain_absent_names
 from paceline.runner import run
 
 __all__ = ["run"]
@@ -34,11 +34,8 @@ class _PacelineModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         except ModuleNotFoundError as e:
             if e.name != name:
                 raise
-            hint = instead(spec.name.removeprefix("horovod."))
             raise ModuleNotFoundError(
-                f"No module named {spec.name!r}: this is Paceline, which stands in for Horovod "
-                f"and does not have this part of it{hint and ': '}{hint}",
-                name=spec.name,
+                f"No module named {spec.name!r}: {absence(spec.name.removeprefix('horovod.'))}", name=spec.name
             ) from None
         spec.loader_state = module.__spec__
         return module
@@ -49,3 +46,4 @@ class _PacelineModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.insert(0, _PacelineModules())
+explain_absent_names("horovod")
