@@ -52,6 +52,15 @@ def ranks_of_averages(process_set: ProcessSet) -> Any:
     return allreduce(tf.ones([]), op=Sum, process_set=process_set)
 
 
+def _in_turn(result: Any) -> list[Any]:
+    """What the next reduction waits for: nothing, or this one where kernels wait in TensorFlow's threads.
+
+    tf.function would order them too, a graph of TensorFlow 1 does not: two ranks whose only thread waits for different
+    tensors would wait for ever.
+    """
+    return [] if asynchronous or tf.executing_eagerly() else [result]
+
+
 def _divided(grad: Any, by: Any) -> Any:
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(_divided(grad.values, by), grad.indices, grad.dense_shape)
@@ -98,6 +107,7 @@ class Reduction:
         """The gradients of all ranks, in the place of this rank's; None stays."""
         reduced = list(grads)
         dense: list[int] = []
+        before: list[Any] = []
         scales = self.scale_local_gradients and self.op == Average
         scales &= any(g is not None and self.is_local(v) for g, v in zip(grads, variables, strict=True))
         ranks = ranks_of_averages(self.process_set) if scales else 1
@@ -109,16 +119,20 @@ class Reduction:
             elif isinstance(grad, tf.IndexedSlices) and not self.sparse_as_dense:
                 if self.gate is not None:
                     raise ValueError("gate= is for dense gradients: give sparse_as_dense=True")
-                reduced[i] = reduce_sparse(grad, _name_of(variable), self._how(), self.compression)
+                with tf.control_dependencies(before):
+                    reduced[i] = reduce_sparse(grad, _name_of(variable), self._how(), self.compression)
+                before = _in_turn(reduced[i])
             else:
                 dense.append(i)
         for group in self._groups(dense, variables):
             values = [tf.convert_to_tensor(reduced[i]) for i in group]
-            if self.gate is None:
-                name = _name_of(variables[group[0]], len(group))
-                results = reduce_dense(values, name, self._how(), self.compression)
-            else:
-                results = self._gated(self.gate, values, [variables[i] for i in group])
+            with tf.control_dependencies(before):
+                if self.gate is None:
+                    name = _name_of(variables[group[0]], len(group))
+                    results = reduce_dense(values, name, self._how(), self.compression)
+                else:
+                    results = self._gated(self.gate, values, [variables[i] for i in group])
+            before = _in_turn(results[0])
             for i, value in zip(group, results, strict=True):
                 reduced[i] = value
         return reduced

@@ -76,6 +76,50 @@ def test_kernels_that_wait_do_not_block_each_other(tmp_path):
     paceline_run(sys.executable, *argv, PACELINE_TENSORFLOW_SYNC="1")
 
 
+GRADIENTS_IN_ANOTHER_ORDER = """
+import tensorflow as tf
+import paceline.tensorflow as hvd
+
+v1 = tf.compat.v1
+hvd.init()
+rank = hvd.rank()
+
+
+@tf.custom_gradient
+def late(x):
+    def backward(grad):
+        y = tf.fill([1000, 1000], grad[0, 0])
+        for _ in range(4):
+            y = tf.linalg.matmul(y, y) * 1e-9
+        return grad + 0 * y[0, 0]
+
+    return tf.identity(x), backward
+
+
+with tf.Graph().as_default():
+    tables = [v1.get_variable(f"table{i}", initializer=tf.ones([6, 2])) for i in range(2)]
+    weights = v1.get_variable("weights", initializer=tf.ones([2]))
+    factor = v1.placeholder(tf.float32, [])
+    rows = [tf.gather(t, [0, 3]) * factor for t in tables]
+    rows[rank] = late(rows[rank])
+    optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
+    train = optimizer.minimize(tf.reduce_sum(tf.add_n(rows)) + tf.reduce_sum(weights * factor))
+    with v1.Session(config=v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)) as session:
+        session.run(v1.global_variables_initializer())
+        for _ in range(3):
+            session.run(train, {factor: 1.0})
+        values = session.run([*tables, weights])
+        assert (values[0][[0, 3]] == -2).all() and (values[1][1] == 1).all() and (values[2] == -2).all(), values
+"""
+
+
+def test_kernels_that_wait_reduce_gradients_in_turn_in_a_graph_of_tensorflow_1(tmp_path):
+    """They are ready in another order on each rank, whose session has one thread."""
+    script = tmp_path / "script.py"
+    script.write_text(GRADIENTS_IN_ANOTHER_ORDER)
+    paceline_run(sys.executable, script, PACELINE_TENSORFLOW_SYNC="1", PACELINE_STALL_SHUTDOWN="60s")
+
+
 @pytest.mark.parametrize("example", ["tensorflow_digits.py", "keras_digits.py"])
 def test_example_learns_and_ranks_hold_the_same_parameters(example):
     said = paceline_run(sys.executable, TESTS.parents[1] / "examples" / example, "--epochs", "6")
