@@ -69,6 +69,9 @@ def job() -> tuple[int, int]:
 engine.at_shutdown(lambda: _native.pl_tensorflow_set_job(0, 0))
 
 
+_OURS = ("PacelineExchange", "PacelineChange", "PacelineGather", "PacelineAlltoall")
+
+
 def _let_run_in_any_order() -> None:
     """Takes the operations out of the order in which tf.function runs stateful operations; each runs nevertheless.
 
@@ -79,8 +82,44 @@ def _let_run_in_any_order() -> None:
 
     known = getattr(auto_control_deps, "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS", None)
     if asynchronous and known is not None:
-        ours = ("PacelineExchange", "PacelineChange", "PacelineGather", "PacelineAlltoall")
-        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = frozenset(known) | frozenset(ours)
+        auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = frozenset(known) | frozenset(_OURS)
+
+
+def _keep_calls_in_order() -> None:
+    """Has calls of functions that have such operations run in the program's order where they share a variable.
+
+    Two calls of one function have the same names. TensorFlow orders calls that change a variable, and lets those run in
+    any order that only read it.
+    """
+    from tensorflow.python.framework import auto_control_deps
+
+    register = getattr(auto_control_deps, "register_acd_resource_resolver", None)
+    if register is None:
+        return
+
+    @register  # type: ignore[untyped-decorator]
+    def as_if_changed(op: Any, reads: Any, writes: Any) -> bool:
+        if op.type != "StatefulPartitionedCall" or not len(reads) or not _has_ours(op):
+            return False
+        writes.update(list(reads))
+        reads.clear()
+        return True
+
+
+def _has_ours(call: Any) -> bool:
+    """Whether a function that is called has operations of ours, or calls one that has."""
+    function = call.graph._get_function(call.get_attr("f").name)
+    graph = getattr(function, "graph", None)
+    if graph is None:  # of a saved model
+        return False
+    known: bool | None = getattr(graph, "_paceline_has_ours", None)
+    if known is None:
+        known = any(
+            op.type in _OURS or (op.type == "StatefulPartitionedCall" and _has_ours(op))
+            for op in graph.get_operations()
+        )
+        graph._paceline_has_ours = known
+    return known
 
 
 def _keep_from_autograph() -> None:
@@ -91,4 +130,5 @@ def _keep_from_autograph() -> None:
 
 
 _let_run_in_any_order()
+_keep_calls_in_order()
 _keep_from_autograph()

@@ -166,6 +166,32 @@ def test_a_persistent_tape_gives_gradients_of_several_losses(rank, size):
         assert [float(g) for g in step(factor)] == [factor, 100.0 * factor]
 
 
+def test_calls_of_one_function_are_not_mixed(rank, size):
+    """Both only read the variable, so that TensorFlow would run them in any order."""
+    variable = tf.Variable([1.0])
+
+    @tf.function
+    def gradient(factor, here):
+        def wait(grad, here):
+            time.sleep(0.4 * (rank == here))
+            return grad
+
+        with tf.GradientTape() as tape:
+            late = tf.numpy_function(wait, [factor, here], tf.float32, stateful=False)
+            late.set_shape([])
+            loss = tf.reduce_sum(variable * late)
+        return hvd.DistributedGradientTape(tape).gradient(loss, variable)
+
+    @tf.function
+    def both():
+        return [gradient(tf.constant(f), tf.constant(here)) for here, f in enumerate((1.0, 100.0))]
+
+    both.get_concrete_function()
+    for _ in range(2):
+        hvd.barrier()
+        assert [float(t[0]) for t in both()] == [1.0, 100.0]
+
+
 def test_operations_without_names_in_functions_of_one_name_are_not_mixed(rank, size):
     """Both calls read a variable only, so that TensorFlow runs them in any order."""
     if not asynchronous:
