@@ -58,7 +58,7 @@ func TestTheSchedulerGoesOnInTheLowestLiveRank(t *testing.T) {
 				over = ranks
 			}
 			u := &c
-			u.Means, u.moves = jobtest.NewMeans(rand.New(rand.NewPCG(1, 2)), ranks, 50000, 60, over), true
+			u.Means, u.moves, u.apart = jobtest.NewMeans(rand.New(rand.NewPCG(1, 2)), ranks, 50000, 60, over), true, jobtest.CanMakeHosts() == nil
 			u.Heirs, u.Lost = true, nil
 			for _, e := range u.events {
 				if e.host < ranks {
