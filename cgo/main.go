@@ -325,17 +325,14 @@ func askSet(w *node.Worker, ranks []int, ask setRequest) (wire.ProcessSet, error
 // ofSets is the error of a call on process sets: of its arguments, or of a rank that does not make it.
 func ofSets(w *node.Worker, err error) error {
 	var refused *control.RefusedError
+	missed := errors.As(err, &refused) && refused.Missed || errors.Is(err, context.DeadlineExceeded)
 	switch lost := w.Engine.Err(); {
 	case err == nil:
 		return nil
-	case errors.As(err, &refused) && refused.Missed:
-		return fmt.Errorf("%w on rank %d: %w", worker.ErrStall, w.Settings.Rank, err)
-	case refused != nil:
-		return invalid(err)
-	case lost != nil: // why it was given up says more than that it was
+	case refused == nil && lost != nil: // why it was given up says more than that it was
 		return fmt.Errorf("a call on process sets on rank %d: %w", w.Settings.Rank, lost)
-	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("%w: %w", worker.ErrStall, err)
+	case missed:
+		return fmt.Errorf("%w on rank %d: %w", worker.ErrStall, w.Settings.Rank, err)
 	}
 	return invalid(err)
 }

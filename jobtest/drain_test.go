@@ -46,7 +46,7 @@ func playDrains(t *testing.T, seed uint64) {
 	m := jobtest.NewMeans(random, ranks, 1+random.IntN(50000), 60, servers)
 	m.Lost, m.Heirs = nil, true
 	warnings := make(chan string, 1000)
-	j, _ := apartIn(t, ranks, transporttest.Options{Lends: seed%2 == 1}, jobtest.Dedicated(servers), jobtest.Warnings(warnings))
+	j, _ := lendingOn(t, ranks, seed%2 == 1, jobtest.Dedicated(servers), jobtest.Warnings(warnings))
 	j.Settings.Connections = 1 + random.IntN(2)
 	j.Start()
 	var leaving sync.WaitGroup
@@ -91,13 +91,12 @@ func apart(t *testing.T, ranks, servers int, options ...jobtest.Option) *jobtest
 
 // apartOn has its servers where an option says, and gives its network too.
 func apartOn(t *testing.T, ranks int, where jobtest.Option, options ...jobtest.Option) (*jobtest.Job, *transporttest.Network) {
-	return apartIn(t, ranks, transporttest.Options{}, where, options...)
+	return lendingOn(t, ranks, false, where, options...)
 }
 
-// apartIn is apartOn where nodes may lend each other memory.
-func apartIn(t *testing.T, ranks int, o transporttest.Options, where jobtest.Option, options ...jobtest.Option) (*jobtest.Job, *transporttest.Network) {
-	o.Latency, o.Bandwidth, o.PeerTimeout = time.Millisecond, 20<<20, 3*time.Second
-	network := transporttest.NewNetwork(o)
+// lendingOn is apartOn, perhaps with hosts that lend each other memory.
+func lendingOn(t *testing.T, ranks int, lends bool, where jobtest.Option, options ...jobtest.Option) (*jobtest.Job, *transporttest.Network) {
+	network := transporttest.NewNetwork(transporttest.Options{Latency: time.Millisecond, Bandwidth: 20 << 20, PeerTimeout: 3 * time.Second, Lends: lends})
 	t.Cleanup(network.Close)
 	return jobtest.New(t, ranks, append(options, where, jobtest.Elastic, jobtest.SmallPartitions, eachOn(network))...), network
 }

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/jobtest"
-	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/worker"
 )
 
@@ -53,7 +52,7 @@ func playLosses(t *testing.T, seed uint64) {
 	m := jobtest.NewMeans(random, ranks, 1+random.IntN(50000), 60, servers)
 	gone := random.Perm(dedicated)[:random.IntN(max(dedicated, 1))]
 	m.Heirs, m.Codec = embedded || len(gone) > 0, []string{"", "topk:0.1", "int4:block=64,feedback=on"}[random.IntN(3)]
-	j, network := apartIn(t, m.Ranks, transporttest.Options{Lends: seed%2 == 1}, where)
+	j, network := lendingOn(t, m.Ranks, seed%2 == 1, where)
 	j.Settings.Connections = 1 + random.IntN(2)
 	revived(t, network, dedicated)
 	j.Start()
@@ -93,7 +92,7 @@ func playJoins(t *testing.T, seed uint64) {
 	ranks, dedicated, servers, where, embedded := places(random)
 	m := jobtest.NewMeans(random, ranks, 1+random.IntN(5000), 60, servers)
 	gone := random.Perm(dedicated)[:random.IntN(max(dedicated, 1))]
-	j, network := apartIn(t, ranks, transporttest.Options{Lends: seed%2 == 1}, where)
+	j, network := lendingOn(t, ranks, seed%2 == 1, where)
 	revived(t, network, dedicated)
 	j.Start()
 	var script strings.Builder

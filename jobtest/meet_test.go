@@ -21,7 +21,6 @@ import (
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport/control"
-	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -113,7 +112,7 @@ func playRolling(t *testing.T, seed uint64) {
 	ranks, servers, more := 2+random.IntN(3), 1+random.IntN(3), 1+random.IntN(3)
 	m := jobtest.NewMeans(random, ranks, 1+random.IntN(50000), 60, servers)
 	m.Lost, m.Heirs, m.Codec = nil, true, []string{"", "topk:0.1"}[random.IntN(2)]
-	j, _ := apartIn(t, ranks, transporttest.Options{Lends: seed%2 == 1}, jobtest.Dedicated(servers))
+	j, _ := lendingOn(t, ranks, seed%2 == 1, jobtest.Dedicated(servers))
 	j.Settings.Connections = 1 + random.IntN(2)
 	j.Start()
 	pauses := make([]time.Duration, servers+more)

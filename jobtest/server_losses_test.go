@@ -32,7 +32,7 @@ func withoutServers(t *testing.T, seed, stream uint64, most, steps int, play fun
 	ranks, servers := 2+random.IntN(4), 2+random.IntN(3)
 	m := jobtest.NewMeans(random, ranks, most, steps, servers)
 	gone := random.Perm(servers)[:random.IntN(servers)]
-	j, network := apartIn(t, ranks, transporttest.Options{Lends: seed%2 == 1}, jobtest.Dedicated(servers))
+	j, network := lendingOn(t, ranks, seed%2 == 1, jobtest.Dedicated(servers))
 	j.Settings.Connections = 1 + random.IntN(2)
 	revived(t, network, servers)
 	j.Start()

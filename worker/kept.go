@@ -246,7 +246,7 @@ func (k *kept) moved(place func(r *result) int) (all []*result) {
 	defer k.mu.Unlock()
 	for _, r := range k.results {
 		if to := place(r); to != r.server {
-			if !r.lent && r.pool != nil && r.pool != k.pool { // of the arena, which would be short of it
+			if !r.lent && r.pool != k.pool { // of the arena, which would be short of it
 				message := slices.Clone(r.message)
 				k.release(r)
 				r.message = message

@@ -256,7 +256,7 @@ func (l *link) result(h *wire.Header) error {
 		t.answered(err)
 		return err
 	}
-	into, lent, err := l.room(t, h)
+	into, lender, err := l.room(t, h)
 	if err == nil {
 		err = l.conn.ReadPayload(into)
 	}
@@ -264,12 +264,8 @@ func (l *link) result(h *wire.Header) error {
 		l.p.breakOff(t)
 		return err
 	}
-	var lender *mempool.Pool
-	if lent != nil {
-		lender = l.p.e.encoder.pool
-	}
-	if kept := l.finish(t, h, into, lender); !kept {
-		l.p.e.encoder.pool.Put(lent)
+	if kept := l.finish(t, h, into, lender); !kept && lender != nil {
+		lender.Put(into)
 	}
 	return nil
 }
@@ -293,17 +289,18 @@ func (l *link) given(h *wire.Header) error {
 	return err
 }
 
-// room is the memory that an answer is read into: the output, or that of a message, perhaps lent. An answer that is kept is no output
-// before it is whole.
-func (l *link) room(t *task, h *wire.Header) (into, lent []byte, err error) {
+// room is the memory that an answer is read into: the output, or that of a message, which a pool may have lent. An answer that is kept is no
+// output before it is whole.
+func (l *link) room(t *task, h *wire.Header) (into []byte, lender *mempool.Pool, err error) {
 	switch {
 	case h.Codec == wire.CodecPlain && !l.p.e.kept.keeps(t):
 		return t.out[:h.Length], nil, nil
 	case int(h.Length) <= len(l.scratch):
 		return l.scratch[:h.Length], nil, nil
 	}
-	lent, err = l.p.e.encoder.pool.Get(int(h.Length))
-	return lent, lent, err
+	lender = l.p.e.encoder.pool
+	into, err = lender.Get(int(h.Length))
+	return into, lender, err
 }
 
 // finish ends a task with its answer, which lies in the output already unless it is a message, or is kept: it reports whether what a pool

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp
 
 from paceline.common import abi, operators
 from paceline.torch.distributed.memory import Memory, summand_of
@@ -44,10 +43,10 @@ class Reductions(Operations):
         if not coalesced:
             one_tensor(what, tensors)
         group, how = self._group, reduction_of(options.reduceOp, tensors[0])
-        if how.bitwise is not None:
-            return self._bitwise(what, tensors, how, options, root)
-        memory = [Memory(t) for t in tensors]
         mine = root is None or root == group.rank
+        if how.bitwise is not None:
+            return self._bitwise(what, [(t, t, 0) for t in tensors], how, options, mine)
+        memory = [Memory(t) for t in tensors]
         outputs = [m.host if mine else torch.empty_like(m.host) for m in memory]
 
         def one(m: Memory, output: torch.Tensor) -> abi.Op:
@@ -62,41 +61,24 @@ class Reductions(Operations):
 
         return self._run(what, make, [*memory, *outputs], storing(memory if mine else ()), list(tensors), options)
 
-    def _bitwise(self, what: str, tensors: Tensors, how: Reduction, options: Any, root: int | None) -> PacelineWork:
-        memory = [Memory(t) for t in tensors]
-        assert how.bitwise is not None
-        bitwise = how.bitwise
-
-        def finish(handles: Any) -> None:
-            for m, handle in zip(memory, handles, strict=True):
-                total = self._combined(handle, m.host, bitwise)
-                if root is None or root == self._group.rank:
-                    m.tensor.detach().copy_(total.view(m.tensor.shape))
-
-        def make() -> list[abi.Op]:
-            return [copied(self._gather_op(m)) for m in memory]
-
-        return self._run(what, make, memory, finish, list(tensors), options)
-
-    def _combined(self, handle: int, like: torch.Tensor, bitwise: ReduceOp.RedOpType) -> torch.Tensor:
-        """What a bitwise operator makes of the elements that were gathered."""
-        parts = list(self._given(handle, like).values())
-        total = parts[0].clone()
-        for part in parts[1:]:
-            BITWISE[bitwise](total, part, out=total)
-        return total
-
-    def _scatter_bits(
-        self, what: str, slices: list[tuple[torch.Tensor, torch.Tensor, int]], how: Reduction, options: Any
+    def _bitwise(
+        self, what: str, slices: list[tuple[torch.Tensor, torch.Tensor, int]], how: Reduction, options: Any, mine: bool
     ) -> PacelineWork:
-        """A bitwise reduction of whole tensors, of each of which the output gets the elements from a place on."""
+        """A bitwise reduction of whole tensors, of each of which the output gets the elements from a place on.
+
+        mine: this rank is one that gets them.
+        """
         assert how.bitwise is not None
-        memory, bitwise = [Memory(whole) for _, whole, _ in slices], how.bitwise
+        memory, combine = [Memory(whole) for _, whole, _ in slices], BITWISE[how.bitwise]
 
         def finish(handles: Any) -> None:
             for (output, _, begin), m, handle in zip(slices, memory, handles, strict=True):
-                total = self._combined(handle, m.host, bitwise)
-                output.detach().copy_(total[begin : begin + output.numel()].view(output.shape))
+                parts = list(self._given(handle, m.host).values())
+                total = parts[0].clone()
+                for part in parts[1:]:
+                    combine(total, part, out=total)
+                if mine:
+                    output.detach().copy_(total[begin : begin + output.numel()].view(output.shape))
 
         def make() -> list[abi.Op]:
             return [copied(self._gather_op(m)) for m in memory]
@@ -148,7 +130,7 @@ class Reductions(Operations):
         group, how = self._group, reduction_of(options.reduceOp, whole)
         begin = sum(sizes[: group.rank])
         if how.bitwise is not None:
-            return self._scatter_bits("reduce_scatter", [(output, whole, begin)], how, options)
+            return self._bitwise("reduce_scatter", [(output, whole, begin)], how, options, True)
         dtype, count = summand_of(whole)
 
         def finish(_: Any) -> None:
@@ -183,7 +165,7 @@ class Reductions(Operations):
                 )
         if how.bitwise is not None:
             slices = [(output, input, group.rank * output.numel()) for output, input in pairs]
-            return self._scatter_bits(what, slices, how, options)
+            return self._bitwise(what, slices, how, options, True)
         memory = [(Memory(output, filled=False), Memory(self._ascending(input))) for output, input in pairs]
 
         def make() -> list[abi.Op]:

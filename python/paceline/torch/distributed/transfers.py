@@ -66,12 +66,15 @@ class Transfers(Operations):
         def finish(handles: Any) -> None:
             for (output, _), m, handle in zip(pairs, memory, handles, strict=True):
                 parts = self._gathered(handle, m.host)
-                if isinstance(output, list) or output.is_contiguous():
-                    outputs = output if isinstance(output, list) else output.detach().view(self._group.size, -1)
-                    for part, into in zip(parts, outputs, strict=True):
-                        into.detach().copy_(part.view(into.shape))
+                if isinstance(output, list):
+                    outputs = output
+                elif output.is_contiguous():
+                    outputs = list(output.detach().view(self._group.size, -1))
                 else:
                     output.detach().copy_(torch.cat([part.reshape(-1) for part in parts]).view(output.shape))
+                    continue
+                for part, into in zip(parts, outputs, strict=True):
+                    into.detach().copy_(part.view(into.shape))
 
         def make() -> list[abi.Op]:
             return [copied(self._gather_op(m)) for m in memory]

@@ -113,7 +113,7 @@ def late(rank, here):
     """A function of a tensor whose gradient is made late on one rank."""
 
     def wait(grad):
-        time.sleep(0.4 * (rank == here))
+        time.sleep(0.4 * (rank == here))  # longer than the others take, so that the order differs between ranks
         return grad
 
     @tf.custom_gradient
@@ -133,7 +133,7 @@ def late(rank, here):
 def test_gradients_of_one_variable_for_two_losses_are_not_mixed(rank, size, options, nested):
     """They are ready in another order on each rank, and reductions in a graph run in the order in which they are."""
     if not asynchronous:
-        pytest.skip("kernels that wait run in the program's order")
+        pytest.skip("kernels that wait run in the program's order")  # so that nothing can be mixed
     variables = [tf.Variable([1.0]), tf.Variable([2.0])]
 
     def gradients(factor, on):
@@ -173,7 +173,7 @@ def test_calls_of_one_function_are_not_mixed(rank, size):
     @tf.function
     def gradient(factor, here):
         def wait(grad, here):
-            time.sleep(0.4 * (rank == here))
+            time.sleep(0.4 * (rank == here))  # as in `late`
             return grad
 
         with tf.GradientTape() as tape:
@@ -195,7 +195,7 @@ def test_calls_of_one_function_are_not_mixed(rank, size):
 def test_operations_without_names_in_functions_of_one_name_are_not_mixed(rank, size):
     """Both calls read a variable only, so that TensorFlow runs them in any order."""
     if not asynchronous:
-        pytest.skip("kernels that wait run in the program's order")
+        pytest.skip("kernels that wait run in the program's order")  # so that nothing can be mixed
     variable = tf.Variable([1.0])
 
     def scaled(factor, on):
