@@ -189,7 +189,7 @@ func (m *Machine) accused(p, by *peer, why string) {
 // and goes on finds that its workers have closed their connections, and is lost itself.
 func (m *Machine) judge(p *peer) {
 	accusers := p.accusers
-	p.accusers, p.judged = nil, 0
+	p.accusers, p.judged, p.silent = nil, 0, false // its line is whole
 	accusers = slices.DeleteFunc(accusers, func(a accuser) bool { return a.peer.state != present })
 	if p.state != present || len(accusers) == 0 {
 		return

@@ -22,6 +22,7 @@ type Input struct {
 	Hello   *wire.Hello   // the line has opened
 	Message *wire.Control // a message came on it; the machine keeps parts of it
 	Closed  string        // the line has ended, and why
+	Silent  bool          // with Closed: because nothing was heard on it for the peer timeout
 	Ended   uint64        // the process of that session has ended, as a probe says
 	Advance uint64        // the launcher goes on to its round of that number: workers that join an earlier one are refused
 }
@@ -127,7 +128,7 @@ func (m *Machine) Step(in Input) []Output {
 	case in.Message != nil:
 		m.receive(l, in.Message)
 	case in.Closed != "":
-		m.closed(l, in.Closed)
+		m.closed(l, in.Closed, in.Silent)
 	}
 	if m.wake != 0 && m.now >= m.wake {
 		m.expire()
@@ -173,7 +174,7 @@ func (m *Machine) receive(l *line, c *wire.Control) {
 
 // closed handles the end of a line without a goodbye. A worker that waits for a round is forgotten;
 // other nodes have the grace time to reconnect.
-func (m *Machine) closed(l *line, why string) {
+func (m *Machine) closed(l *line, why string, silent bool) {
 	delete(m.lines, l.id)
 	m.exited(l)
 	p := l.peer
@@ -185,7 +186,7 @@ func (m *Machine) closed(l *line, why string) {
 	case p.Role == wire.RoleWorker && p.round == nil:
 		m.giveUp(p)
 	case p.state == present || p.state == absent: // an absent one has sent only a part of what it knows
-		p.why = why
+		p.why, p.silent = why, p.silent || silent
 		p.lostAt = m.at(m.now + m.grace(p))
 		m.probe(p)
 		if len(p.accusers) > 0 { // they were right
@@ -285,7 +286,7 @@ func (m *Machine) attach(l *line, p *peer) {
 		old.peer = nil
 		m.close(old)
 	}
-	p.line, l.peer, p.lostAt, p.waited, p.why, p.missed = l, p, 0, false, "", ""
+	p.line, l.peer, p.lostAt, p.waited, p.silent, p.why, p.missed = l, p, 0, false, false, "", ""
 }
 
 func (m *Machine) close(l *line) {

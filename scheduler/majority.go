@@ -13,7 +13,7 @@ import (
 //
 // A scheduler declares a node lost that is silent if more than half of the round's live workers have a line to it, or half of them with the lowest live rank.
 // It waits longer than the lines that one fault breaks take to end, so that it counts none of them as whole.
-// A process whose host refuses a connection to its standby, or to a dedicated server, has ended: it is lost at once, and counts for no side, unless it had the scheduler and fell silent before. Without the majority the round
+// A process whose host refuses a connection to its standby, or to a dedicated server, has ended: it is lost at once, and counts for no side, unless it fell silent before. Without the majority the round
 // ends on this side, with an error on every worker, after the time in which nodes may come back.
 
 // moves reports whether another scheduler may have the round.
@@ -91,20 +91,19 @@ func (m *Machine) probe(p *peer) {
 	}
 }
 
-// learnSilence notes which worker had the scheduler of a restored round that has fallen silent: in rank 0, where it was not at a standby. It may have gone on without those
-// who come here, and have ended with the job: that its process has ended later says nothing.
+// learnSilence notes which worker had the scheduler of a restored round that has fallen silent: in rank 0, where it was not at a standby.
 func (r *round) learnSilence(at string) {
 	if at == "" || !r.moves() {
 		return
 	}
-	led := slices.IndexFunc(r.workers, func(p *peer) bool { return p.Standby == at })
-	r.workers[max(led, 0)].led = true
+	led := r.workers[max(slices.IndexFunc(r.workers, func(p *peer) bool { return p.Standby == at }), 0)]
+	led.silent = led.silent || led.line == nil
 }
 
-// ended handles the answer that a process has ended.
+// ended handles the answer that a process has ended. Of one that fell silent before it says nothing: it may have gone on without those who are here, and have ended with the job.
 func (m *Machine) ended(session uint64) {
 	p := m.sessions[session]
-	if p == nil || m.roundThatMoves(p) == nil || p.state == lost || p.state == left || p.led && p.state == absent {
+	if p == nil || m.roundThatMoves(p) == nil || p.state == lost || p.state == left || p.silent {
 		return
 	}
 	why := "its process has ended"

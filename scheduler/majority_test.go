@@ -32,7 +32,8 @@ type partingEvent struct {
 }
 
 // TestOnlyOneSideOfAPartedNetworkDecides: lines break one after the other, nodes accuse those on the other side, some have ended, in any order. One side goes on
-// without the running workers of the other at most; it is that with most of them, or with half of them and the lowest.
+// without the running workers of the other at most; it is that with most of them, or with half of them and the lowest. That processes of the other side have ended
+// later, with the job, says nothing.
 func TestOnlyOneSideOfAPartedNetworkDecides(t *testing.T) {
 	for seed := range uint64(*partings) {
 		p := newParting(rand.New(rand.NewPCG(seed, 95)))
@@ -94,7 +95,9 @@ func newParting(random *rand.Rand) *parting {
 			p.accuse(random, rank, 0, 0)
 			continue
 		}
-		p.add(within(2400*time.Millisecond), 0, Input{Line: line, Closed: "silent"}) // two sweeps of the watch: a quarter of the timeout
+		silence := within(2400 * time.Millisecond) // two sweeps of the watch: a quarter of the timeout
+		p.add(silence, 0, Input{Line: line, Closed: "silent", Silent: true})
+		p.add(silence+within(30*time.Second), 0, Input{Ended: uint64(rank + 1)})
 		begin := within(6 * time.Second)
 		p.add(begin, 1, Input{Line: line, Hello: &wire.Hello{Role: wire.RoleWorker, Rank: rank}})
 		p.add(begin, 1, Input{Line: line, Message: &wire.Control{ID: 1, Register: &wire.Register{Workers: p.ranks, Elastic: true, Node: p.node(rank), Known: &wire.Known{Roster: *p.roster}}}})
@@ -118,7 +121,10 @@ func (p *parting) accuse(random *rand.Rand, rank, which int, from time.Duration)
 	for other := range p.ranks {
 		if p.here[other] != p.here[rank] && random.IntN(3) > 0 {
 			at := from + time.Duration(random.Int64N(int64(4*time.Second)))
-			p.add(at, which, Input{Line: Line(rank + 1), Message: &wire.Control{Lost: &wire.Lost{Role: wire.RoleWorker, Rank: other, Why: "silent"}}})
+			p.add(at, which, Input{Line: Line(rank + 1), Message: &wire.Control{Lost: &wire.Lost{Role: wire.RoleWorker, Rank: other, Why: "silent", Silent: !p.dead[other]}}})
+			if !p.dead[other] {
+				p.add(at+time.Duration(random.Int64N(int64(30*time.Second))), which, Input{Ended: uint64(other + 1)})
+			}
 		}
 	}
 }

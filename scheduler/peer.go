@@ -35,7 +35,7 @@ type peer struct {
 
 	lostAt time.Duration // its line is broken: when the job has lost it; 0 otherwise
 	waited bool          // longer than that, because this scheduler could not decide it
-	led    bool          // it had the scheduler before this one, and fell silent
+	silent bool          // nothing was heard of it for the peer timeout, by this scheduler or by another node, since it last had a line
 	why    string        // its line broke because of this
 	missed string        // others have lost it too, because of this; "" for none since its line broke
 
@@ -181,7 +181,9 @@ func (m *Machine) reported(l *line, gone wire.Lost) {
 	if gone.Rank < 0 || gone.Rank >= len(r.workers) {
 		return
 	}
-	switch p := r.workers[gone.Rank]; {
+	p := r.workers[gone.Rank]
+	p.silent = p.silent || gone.Silent
+	switch {
 	case r.epoch.Elastic && l.peer != p && (l.peer.Role == wire.RoleServer || r.epoch.Embedded(l.peer.Rank) >= 0):
 		m.accused(p, l.peer, gone.Why+by)
 	case r.moves() && p.line != nil && l.peer != p:

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -162,7 +163,7 @@ func (s *Scheduler) greet(conn transport.Conn) {
 		}
 		s.tell(event{Input: Input{Line: id, Message: m}})
 	})
-	s.tell(event{Input: Input{Line: id, Closed: "the connection ended without a goodbye: " + why.Error()}})
+	s.tell(event{Input: Input{Line: id, Closed: "the connection ended without a goodbye: " + why.Error(), Silent: errors.Is(why, os.ErrDeadlineExceeded)}})
 }
 
 // seat passes what a process asks the launcher on.

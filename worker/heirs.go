@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"go.uber.org/zap"
@@ -30,7 +31,7 @@ import (
 func (p *peer) accuse(ctx context.Context, why error) error {
 	if p.there() {
 		p.e.cfg.Log.Warn("a server is lost; waiting for the scheduler's word", zap.Stringer("server", p), zap.Error(why))
-		p.e.cfg.Control.ReportLost(wire.Lost{Role: wire.RoleServer, Rank: p.index, Why: why.Error()})
+		p.e.cfg.Control.ReportLost(wire.Lost{Role: wire.RoleServer, Rank: p.index, Why: why.Error(), Silent: errors.Is(why, os.ErrDeadlineExceeded)})
 	}
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, p.e.cfg.DeclareTimeout)

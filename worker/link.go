@@ -141,7 +141,7 @@ func (l *link) read() {
 		why = fmt.Sprintf("its connection to rank %d was closed without a goodbye", p.e.cfg.Rank)
 	}
 	if survives {
-		late := p.accuse(p.e.ctx, errors.New(why))
+		late := p.accuse(p.e.ctx, because{err, why})
 		if late == nil {
 			return
 		}
