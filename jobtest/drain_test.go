@@ -318,6 +318,16 @@ func TestADrainThatIsImpossible(t *testing.T) {
 			works(j)
 		})
 	})
+	t.Run("the last, beside those in workers", func(t *testing.T) { // is none
+		jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+			j := jobtest.Start(t, 2, network, jobtest.Both(1), jobtest.Elastic)
+			j.Works("x", 100)
+			j.Works("y", 100)
+			ask(t, j, "2")
+			j.Works("x", 100)
+			j.Works("z", 100)
+		})
+	})
 	t.Run("lost before", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			j, network := apartOn(t, 2, jobtest.Dedicated(2))

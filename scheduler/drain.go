@@ -148,10 +148,17 @@ func (m *Machine) mayLeave(r *round, p *peer) error {
 		return fmt.Errorf("%s cannot be drained: the job is not elastic (paceline run --elastic, PACELINE_ELASTIC=1)", name(&p.Node))
 	case p.line == nil:
 		return fmt.Errorf("%s has no line to the scheduler at present (%s)", name(&p.Node), p.why)
-	case len(others) == 0:
+	case len(others) == 0 && !r.embeds():
 		return fmt.Errorf("%s is the last server of the job that stays, and cannot be drained: start another one first, by paceline server", name(&p.Node))
 	}
 	return nil
+}
+
+// embeds reports whether a worker that is here has a server in its process.
+func (r *round) embeds() bool {
+	return slices.ContainsFunc(r.epoch.Servers, func(s membership.Server) bool {
+		return s.Rank != membership.Dedicated && s.State == membership.Live && r.workers[s.Rank].state == present
+	})
 }
 
 // tellDrainers answers all who wait for a server to leave.

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -163,7 +162,7 @@ func (s *Scheduler) greet(conn transport.Conn) {
 		}
 		s.tell(event{Input: Input{Line: id, Message: m}})
 	})
-	s.tell(event{Input: Input{Line: id, Closed: "the connection ended without a goodbye: " + why.Error(), Silent: errors.Is(why, os.ErrDeadlineExceeded)}})
+	s.tell(event{Input: Input{Line: id, Closed: "the connection ended without a goodbye: " + why.Error(), Silent: transport.Silent(why)}})
 }
 
 // seat passes what a process asks the launcher on.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -119,7 +118,7 @@ func (c *conn) leave(err error) {
 	if c.byed || ended {
 		return
 	}
-	lost := wire.Lost{Role: wire.RoleWorker, Rank: c.rank, Why: fmt.Sprintf("its connection from %v ended: %v", c.tc.RemoteAddr(), err), Silent: errors.Is(err, os.ErrDeadlineExceeded)}
+	lost := wire.Lost{Role: wire.RoleWorker, Rank: c.rank, Why: fmt.Sprintf("its connection from %v ended: %v", c.tc.RemoteAddr(), err), Silent: transport.Silent(err)}
 	switch stopped := errors.Is(err, transport.ErrStopped); {
 	case stopped && here == membership.Dedicated && !c.r.settings.Elastic: // not the rank; in an elastic job the scheduler hears from the others too
 		lost = wire.Lost{Role: wire.RoleServer, Rank: c.r.settings.Here, Why: fmt.Sprintf("it has ended its connection from %v: %v", c.tc.RemoteAddr(), err)}

@@ -26,6 +26,9 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
+	"slices"
+	"syscall"
 
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -91,6 +94,13 @@ func Once(ctx context.Context) context.Context { return context.WithValue(ctx, o
 func IsOnce(ctx context.Context) bool { return ctx.Value(once{}) != nil }
 
 type once struct{}
+
+// Silent reports whether a connection ended, or could not be made, because nothing was heard of the peer: its process is stopped, or its host or the network to it is down.
+// A process that ends closes its connections.
+func Silent(err error) bool {
+	return slices.ContainsFunc([]error{os.ErrDeadlineExceeded, syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN, syscall.ENETDOWN},
+		func(silence error) bool { return errors.Is(err, silence) })
+}
 
 // ErrStopped is wrapped by errors of a connection that ends when this process runs again after more than a peer timeout in
 // which it did not: it was the peer of all others that they have given up.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"go.uber.org/zap"
@@ -31,7 +30,7 @@ import (
 func (p *peer) accuse(ctx context.Context, why error) error {
 	if p.there() {
 		p.e.cfg.Log.Warn("a server is lost; waiting for the scheduler's word", zap.Stringer("server", p), zap.Error(why))
-		p.e.cfg.Control.ReportLost(wire.Lost{Role: wire.RoleServer, Rank: p.index, Why: why.Error(), Silent: errors.Is(why, os.ErrDeadlineExceeded)})
+		p.e.cfg.Control.ReportLost(wire.Lost{Role: wire.RoleServer, Rank: p.index, Why: why.Error(), Silent: transport.Silent(why)})
 	}
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, p.e.cfg.DeclareTimeout)

@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"time"
 
@@ -149,7 +148,7 @@ func (c *Client) run(line *Line) {
 		start := time.Now()
 		why := line.Run(func(m *wire.Control) { c.dispatch(line, m) })
 		c.mu.Lock()
-		if c.memory.silent = ""; errors.Is(why, os.ErrDeadlineExceeded) {
+		if c.memory.silent = ""; transport.Silent(why) && !c.listed() {
 			c.memory.silent = cmp.Or(c.at, c.config.Address)
 		}
 		c.mu.Unlock()

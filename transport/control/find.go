@@ -41,7 +41,7 @@ func (c *Client) places() places {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := places{at: strings.Split(c.config.Address, ",")}
-	if len(p.at) > 1 || c.memory.roster == nil {
+	if c.listed() || c.memory.roster == nil {
 		p.at = c.lastFirst(p.at, p.at)
 		return p
 	}
@@ -68,6 +68,9 @@ func (c *Client) places() places {
 	}
 	return p
 }
+
+// listed reports whether the scheduler is in a process of its own, at one of several addresses.
+func (c *Client) listed() bool { return strings.Contains(c.config.Address, ",") }
 
 // lastFirst puts the place of the last line before others, if it is one that can be: who looks for the scheduler too has it there still.
 func (c *Client) lastFirst(at, can []string) []string {

@@ -92,6 +92,38 @@ func TestTheFirstAddressWithASchedulerIsTaken(t *testing.T) {
 	})
 }
 
+// TestASilentSchedulerIsOneInAWorker: the next scheduler hears where it was, but for one in a process of its own, which trains nothing.
+func TestASilentSchedulerIsOneInAWorker(t *testing.T) {
+	for address, want := range map[string]string{"a:1": "a:1", "a:1,b:1": ""} {
+		sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
+			defer listen("a", true).Close()
+			c, _ := at(t, network, Config{Address: address})
+			defer c.Close()
+			if err := network.Script("at 0s a stop\nat 60s a continue\n"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(30 * time.Second)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.broken == nil || c.memory.silent != want {
+				t.Errorf("the scheduler at %s is silent: %q, want %q; the line: %v", address, c.memory.silent, want, c.broken)
+			}
+		})
+	}
+}
+
+func TestOneSilentConnectionIsEnough(t *testing.T) {
+	var k memory
+	lost := wire.Lost{Role: wire.RoleWorker, Rank: 1}
+	for _, silent := range []bool{false, true, false} {
+		lost.Silent = silent
+		k.reports(lost)
+	}
+	if len(k.lost) != 1 || !k.lost[0].Silent {
+		t.Errorf("a peer with a silent connection is reported as %+v", k.lost)
+	}
+}
+
 func TestASearchSaysWhatIsWrongWithEachPlace(t *testing.T) {
 	sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
 		defer listen("b", false).Close()

@@ -77,11 +77,13 @@ func (k *memory) declared(t wire.Tensor, p wire.Placed) {
 	}), declared{t, p})
 }
 
-// reports adds a loss that this node reports.
+// reports adds a loss that this node reports. Of several connections to one peer the first may end before the silence is known.
 func (k *memory) reports(l wire.Lost) {
-	if !slices.ContainsFunc(k.lost, l.Same) {
-		k.lost = append(k.lost, l)
+	if i := slices.IndexFunc(k.lost, l.Same); i >= 0 {
+		k.lost[i].Silent = k.lost[i].Silent || l.Silent
+		return
 	}
+	k.lost = append(k.lost, l)
 }
 
 func (k *memory) removed(set uint32) {
