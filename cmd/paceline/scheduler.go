@@ -63,7 +63,7 @@ const observer = "observer"
 // fromFlag is a setting that a flag gives in place of its variable; the value is "" where the flag was not given.
 type fromFlag struct{ flag, variable, value string }
 
-// settingsAs reads the environment in a role, with what flags give, and shows the warnings. An error names the flags.
+// settingsAs reads the environment in a role, with what flags give, and shows the warnings if this process is to. An error names the flags.
 func settingsAs(role string, given ...fromFlag) (settings.Settings, error) {
 	env := launch.Merge(launch.Variables(os.Environ()), map[string]string{"PACELINE_ROLE": role})
 	if role == observer {
@@ -80,7 +80,7 @@ func settingsAs(role string, given ...fromFlag) (settings.Settings, error) {
 		return s, byFlags(err, flags)
 	}
 	err = s.Complete()
-	if log, logErr := node.Logger(s.LogLevel, role, -1); logErr == nil {
+	if log, logErr := node.Logger(s.LogLevel, role, -1); logErr == nil && s.Speaks() {
 		for _, w := range warnings {
 			log.Warn(w)
 		}

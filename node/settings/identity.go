@@ -77,6 +77,7 @@ func identify(s *Settings, env map[string]string) error {
 	s.Rank, s.Size = 0, 1
 	s.LocalRank, s.LocalSize, s.CrossRank, s.CrossSize = -1, -1, -1, -1
 	if s.Role != "worker" && s.Role != "" { // "" if the role itself is invalid
+		s.Launched = env["PACELINE_LAUNCHED"] != ""
 		return nil
 	}
 	l, err := launcherOf(env)

@@ -24,6 +24,7 @@ type Settings struct {
 	Host         string `json:"host"`                    // name of this machine for people, equal for its ranks; Complete sets it
 	ElasticRound uint64 `json:"elastic_round,omitempty"` // by the count of a launcher whose job changes its size; 0 under others
 	Launcher     string `json:"launcher"`                // whose variables gave the rank: "paceline", "torchrun", ...; "" for none
+	Launched     bool   `json:"-"`                       // of a server: `paceline run` has started it, beside the workers
 
 	// The rendezvous of the job.
 	Scheduler      string `json:"scheduler"`       // host:port to dial, or several, separated by commas; "" for this process's own, whose port is known once it listens
@@ -129,5 +130,7 @@ func agree(s *Settings) error {
 }
 
 // Speaks reports whether this process shows the warnings about the environment: one rank of each host does, because a
-// launcher gives all of them the same.
-func (s *Settings) Speaks() bool { return s.LocalRank <= 0 }
+// launcher gives all of them the same, and the servers that it starts, too. Where hosts are not known yet, it is rank 0.
+func (s *Settings) Speaks() bool {
+	return !s.Launched && (s.LocalRank == 0 || s.LocalRank < 0 && s.Rank == 0)
+}

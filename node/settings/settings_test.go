@@ -184,6 +184,29 @@ func TestVariablesWithoutEffectAreNamedOnce(t *testing.T) {
 	}
 }
 
+// TestOneProcessOfAHostSpeaks: a server that was started beside the workers does not, but one that was started by hand does.
+func TestOneProcessOfAHostSpeaks(t *testing.T) {
+	for _, c := range []struct {
+		env    env
+		speaks bool
+	}{
+		{nil, true},
+		{env{"PACELINE_RANK": "2", "PACELINE_SIZE": "4", "PACELINE_LOCAL_RANK": "0", "PACELINE_LOCAL_SIZE": "2"}, true},
+		{env{"PACELINE_RANK": "3", "PACELINE_SIZE": "4", "PACELINE_LOCAL_RANK": "1", "PACELINE_LOCAL_SIZE": "2"}, false},
+		{env{"PACELINE_RANK": "0", "PACELINE_SIZE": "4"}, true}, // of which host, nobody knows yet
+		{env{"PACELINE_RANK": "3", "PACELINE_SIZE": "4"}, false},
+		{env{"PACELINE_ROLE": "server"}, true},
+		{env{"PACELINE_ROLE": "server", "PACELINE_LAUNCHED": "1"}, false},
+		{env{"PACELINE_ROLE": "scheduler"}, true},
+	} {
+		full := env{"PACELINE_SCHEDULER": "127.0.0.1:1"}
+		maps.Copy(full, c.env)
+		if s := read(t, full); s.Speaks() != c.speaks {
+			t.Errorf("%v: %v, want %v", c.env, s.Speaks(), c.speaks)
+		}
+	}
+}
+
 func TestBadValuesNameVariableValueAndWhatIsAllowed(t *testing.T) {
 	for _, c := range []struct {
 		env  env

@@ -9,8 +9,11 @@ import (
 	"github.com/paceline/paceline/internal/nearest"
 )
 
-// Variables that the Python package reads, and those by which a launcher whose job changes its size speaks to it.
-var elsewhere = []string{"PACELINE_LIBRARY", "PACELINE_TAKEOVER", "PACELINE_TENSORFLOW_SYNC", "PACELINE_ELASTIC_PROCESS", "PACELINE_ELASTIC_ROUND", "PACELINE_ELASTIC_TIMEOUT"}
+// Variables that the Python package reads, and those by which our launcher speaks to what it starts: to servers, and to processes of a job
+// that changes its size.
+var elsewhere = []string{
+	"PACELINE_LIBRARY", "PACELINE_TAKEOVER", "PACELINE_TENSORFLOW_SYNC", "PACELINE_LAUNCHED", "PACELINE_ELASTIC_PROCESS", "PACELINE_ELASTIC_ROUND", "PACELINE_ELASTIC_TIMEOUT",
+}
 
 // Variables of the other systems that do not affect how a job runs: their launchers set them for themselves,
 // their builds read them, or they ask for what always holds (process sets can always be added after init).

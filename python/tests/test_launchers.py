@@ -169,12 +169,13 @@ hvd.allreduce(torch.ones(1000), name="gradient")
 """
 
 
+@pytest.mark.parametrize("servers", [[], ["--servers", "localhost,localhost"]], ids=["embedded", "dedicated"])
 @pytest.mark.parametrize("variable", [None, "PACELINE_SYNK"])
-def test_a_healthy_job_prints_nothing_but_what_is_wrong_with_its_environment_and_that_once(variable, tmp_path):
+def test_a_healthy_job_prints_nothing_but_what_is_wrong_with_its_environment_and_that_once(variable, servers, tmp_path):
     path = tmp_path / "quiet.py"
     path.write_text(QUIET)
     run = subprocess.run(
-        ["paceline", "run", "-np", "2", sys.executable, str(path)],
+        ["paceline", "run", "-np", "2", *servers, sys.executable, str(path)],
         env=environment() | ({variable: "bsp"} if variable else {}),
         capture_output=True,
         text=True,

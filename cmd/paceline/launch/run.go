@@ -150,7 +150,7 @@ func (j *maker) job(scheduler string) (*Job, error) {
 		if s.port != "" {
 			command = append(command, "--listen", ":"+s.port)
 		}
-		t, err := j.task("server", s.host, command, map[string]string{"PACELINE_HOST": s.host})
+		t, err := j.task("server", s.host, command, map[string]string{"PACELINE_HOST": s.host, "PACELINE_LAUNCHED": "1"})
 		if err != nil {
 			return nil, err
 		}
