@@ -18,11 +18,12 @@ func TestTheStatusSaysHowFarEachRankIsAndWhoIsWaitedFor(t *testing.T) {
 	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2), "both": jobtest.Both(1)} {
 		t.Run(place, func(t *testing.T) {
 			jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
-				const size, before = 30000, 5
+				const size, metric, before = 30000, 300, 5
 				j := jobtest.Start(t, 3, network, jobtest.SmallPartitions, option)
 				for range before {
 					j.Works("gradient", size)
-					j.Works("", 2*size) // unnamed: of no iteration
+					j.Works("", metric) // twice in each step, and moves less
+					j.Works("", metric)
 				}
 				var waiting []chan jobtest.Result
 				submit := func(rank int) {
@@ -40,7 +41,7 @@ func TestTheStatusSaysHowFarEachRankIsAndWhoIsWaitedFor(t *testing.T) {
 				for rank, want := range []uint64{before + 1, before + 1, before} {
 					n := s.Nodes[rank]
 					if p := n.Progress; n.Rank != rank || n.State != "" || p == nil || p.Iteration != want || p.Tensor != "gradient" || p.InFlight != int(want)-before ||
-						p.Operations != 2*before || p.Bytes != before*3*size || p.Sent == 0 {
+						p.Operations != 3*before || p.Bytes != before*(size+2*metric) || p.Sent == 0 {
 						t.Errorf("rank %d: %+v %+v", rank, n, n.Progress)
 					}
 				}
@@ -51,7 +52,7 @@ func TestTheStatusSaysHowFarEachRankIsAndWhoIsWaitedFor(t *testing.T) {
 				for _, n := range s.Nodes {
 					served += n.Progress.Served
 				}
-				if pushes := uint64(3*before+2) * size; keys == 0 || bytes < size || served < pushes+3*before*2*size {
+				if pushes := uint64(3*before+2) * size; keys == 0 || bytes < size || served < pushes+3*before*2*metric {
 					t.Errorf("%d bytes of %d keys on the servers, which have taken in %d bytes", bytes, keys, served)
 				}
 				if servers := len(s.Nodes) - 3; servers != j.Settings.NumServers {
@@ -70,6 +71,25 @@ func TestTheStatusSaysHowFarEachRankIsAndWhoIsWaitedFor(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestUnnamedOperationsHaveIterations too: those that are alike are one tensor, beside which a broadcast at the beginning counts for little.
+func TestUnnamedOperationsHaveIterations(t *testing.T) {
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		const iterations = 7
+		j := jobtest.Start(t, 2, network)
+		j.Works("parameters", 30000)
+		for range iterations {
+			j.Works("", 30000)
+			j.Works("", 20000)
+			j.Works("", 4)
+		}
+		for rank, n := range status(t, j).Nodes {
+			if p := n.Progress; p == nil || p.Iteration != iterations || p.Tensor != "allreduce.noname" {
+				t.Errorf("rank %d: %+v", rank, n.Progress)
+			}
+		}
+	})
 }
 
 // TestTheStatusNamesWhomAHeldValueWaitsFor: under ssp:1 a rank may be one iteration ahead.

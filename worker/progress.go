@@ -27,20 +27,26 @@ func (e *Engine) Progress() wire.Progress {
 // over counts the operations that have ended.
 type over struct{ operations, bytes uint64 }
 
-// busiest is the named tensor that has moved the most bytes, with how often it was used: in training, a gradient or
-// a held value, so that this is the number of the iteration.
+// busiest is the tensor that has moved the most bytes, with how often it was used: in training, a gradient or a held value, so
+// that this is the number of the iteration. Unnamed operations that are alike count as one tensor.
 func (b *book) busiest() (name string, uses uint64) {
 	var most uint64
+	candidate := func(of string, used, moved uint64) {
+		if moved > most || moved == most && used > uses {
+			name, uses, most = of, used, moved
+		}
+	}
 	for id, n := range b.names {
 		var used, moved uint64 // a search cuts a name in several ways
 		for _, d := range n.decls {
-			if !d.unnamed {
-				used, moved = used+d.next, moved+d.next*uint64(d.offsets[len(d.t.Parts)])
+			bytes := d.next * uint64(d.offsets[len(d.t.Parts)])
+			if d.unnamed {
+				candidate(id.name, d.next, bytes)
+			} else {
+				used, moved = used+d.next, moved+bytes
 			}
 		}
-		if moved > most || moved == most && used > uses {
-			name, uses, most = id.name, used, moved
-		}
+		candidate(id.name, used, moved)
 	}
 	return name, uses
 }

@@ -39,7 +39,7 @@ func statusCommand() *cobra.Command {
 
 A job has the number of the process that runs its scheduler: the launcher, or rank 0 under another launcher. One job is
 shown in full, several as a list. The command looks for a second, over which it measures rates. An iteration is a use of
-the named tensor that has moved the most bytes.`,
+the tensor that has moved the most bytes; unnamed operations of one kind, type and shape are one tensor.`,
 		Example: `  paceline status
   paceline status 4711 --json
   paceline status --scheduler host1:7000`,

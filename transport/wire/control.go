@@ -412,8 +412,8 @@ const StateLost = "lost"
 type Progress struct {
 	Query      uint64  `json:"query"`               // number of the question
 	Seconds    float64 `json:"seconds"`             // since the node joined the round, by its own clock
-	Iteration  uint64  `json:"iteration,omitempty"` // how often the named tensor was used that has moved the most bytes
-	Tensor     string  `json:"tensor,omitempty"`    // its name
+	Iteration  uint64  `json:"iteration,omitempty"` // how often the tensor was used that has moved the most bytes; unnamed operations that are alike are one
+	Tensor     string  `json:"tensor,omitempty"`    // its name, or that of unnamed operations
 	Operations uint64  `json:"operations"`          // that have ended
 	InFlight   int     `json:"in_flight"`           // that have not
 	Bytes      uint64  `json:"bytes"`               // of the input tensors of those that have ended
