@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -87,6 +89,9 @@ func (o *runOptions) run(c *cobra.Command, command []string) error {
 	if len(command) == 0 || command[0] == "" {
 		return errors.New("no command to run: paceline run -np 2 python train.py")
 	}
+	if err := namesReport(c, command[0]); err != nil {
+		return err
+	}
 	flagged, err := settingsOf(c.Flags())
 	if err != nil {
 		return err
@@ -122,6 +127,17 @@ func (o *runOptions) run(c *cobra.Command, command []string) error {
 		sayAs(c)("%v", err) // and the ranks' code stays that of the command
 	}
 	return codeOf(report)
+}
+
+// namesReport is an error about a word in the place of the command that is probably the file for the JSON.
+func namesReport(c *cobra.Command, word string) error {
+	if !strings.HasPrefix(filepath.Ext(word), ".json") {
+		return nil
+	}
+	if _, err := exec.LookPath(word); err == nil {
+		return nil
+	}
+	return namesFile(c, word)
 }
 
 // settingFlags are the flags that give settings, by the settings' variables.

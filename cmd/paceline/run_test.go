@@ -76,6 +76,8 @@ func TestRunReportsAsJSONHowTheJobWent(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"--json no-such-command":    "", // the word is the command
+		"--json report.json true":   `unexpected argument "report.json": to write the JSON to that file, give --json=report.json`,
+		"--json -np 2 a/b.json":     "give --json=a/b.json",
 		"--json=/no/dir/x true":     "paceline run: --json: open /no/dir/x",
 		"--json --check-build":      "paceline info --json has the build",
 		"--json --hosts a;b true":   "is not the name of a host",
