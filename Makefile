@@ -105,15 +105,15 @@ test-torch-libraries: test-libraries
 test-torch-distributed: setup
 	TORCH_DISTRIBUTED_TESTS= python -m pytest python/tests/test_torch_distributed.py -k own_tests
 
-## make bench        all-reduce and other collectives against PyTorch's Gloo, side by side; BENCH holds further arguments
+## make bench        all-reduce and other collectives against PyTorch's Gloo, side by side, and build/bench.svg, their chart; BENCH holds further arguments
 bench: setup
-	python bench/peers.py $(BENCH)
+	python bench/peers.py $(if $(wildcard build/horovod/.installed),--horovod build/horovod/bin/python) --chart build/bench.svg $(BENCH)
 
 ## make bench-step   training steps beside PyTorch's DDP over Gloo and beside computing alone, side by side
 bench-step: setup
 	python bench/step.py $(BENCH)
 
-## make chart        docs/results/peers.svg, the README's chart: beside Gloo and Horovod, which it builds (10 minutes, Python 3.11, g++)
+## make chart        docs/results/peers.svg, the README's chart: a short bench beside Gloo and Horovod, which it builds (10 minutes, Python 3.11, g++)
 chart: setup build/horovod/.installed
 	python bench/peers.py --horovod build/horovod/bin/python --sizes 64MiB,resnet50 --rounds 2 --duration 4 --idle 0 \
 	  --json build/peers.json --chart docs/results/peers.svg $(BENCH)

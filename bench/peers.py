@@ -50,6 +50,7 @@ def main():
     report("peers", versions, results, options.json)
     if options.chart:
         options.chart.write_text(chart(results))
+        print(f"the chart is in {options.chart}")
 
 
 def measure(ranks, options):

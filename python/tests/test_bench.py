@@ -50,7 +50,7 @@ def test_allreduce_beside_gloo(tmp_path):
     argv = [sys.executable, BENCH / "peers.py", "--ranks", "2", "--sizes", "4KiB,300000,resnet50,500x4kB"]
     argv += ["--duration", "0.2", "--idle", "0.1", "--chart", tmp_path / "chart.svg"]
     printed, report = run(argv, tmp_path / "peers.json")
-    assert "4 KiB" in printed
+    assert "4 KiB" in printed and f"the chart is in {tmp_path / 'chart.svg'}" in printed
     small, odd, resnet50, many, idle = report["results"]
     assert (small["bytes"], odd["bytes"], resnet50["bytes"], small["ranks"]) == (4096, 300000, None, 2)
     for result in (small, odd):
@@ -66,6 +66,12 @@ def test_allreduce_beside_gloo(tmp_path):
     assert set(idle["cpu_seconds"]) == {"paceline", "gloo"}
     bars = (tmp_path / "chart.svg").read_text().count("<rect")
     assert bars == 1 + 3 + 3 + 4 + 3  # the background, a bar for each way
+
+
+def test_make_bench_ends_with_a_chart():
+    """The README's own is another, which only make chart changes."""
+    dry = subprocess.run(["make", "-n", "bench"], cwd=BENCH.parent, capture_output=True, text=True, check=True)
+    assert "bench/peers.py" in dry.stdout and "--chart build/bench.svg" in dry.stdout
 
 
 def test_training_steps_beside_ddp(tmp_path):
