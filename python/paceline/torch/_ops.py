@@ -76,11 +76,11 @@ def allreduce(
     op: hvd.Average (default), Sum, Adasum, Min, Max or Product. average: deprecated, True for Average, False for Sum.
     prescale_factor, postscale_factor: multiply each rank's tensor, and the result.
     compression: hvd.Compression.fp16 or a Compressor of your own, or a codec of the engine ("topk:0.01").
-    name: identifies the operation on all ranks; unnamed operations match in the order of their submission.
+    name: identifies the operation on all ranks among those of its kind; unnamed ones match in the order of submission.
     process_set: the ranks that take part.
 
     Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
-    operations, if one gave nothing in time or a peer is lost.
+    operators, if one gave nothing in time or a peer is lost.
     """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     return _compressed(HorovodAllreduce, [(tensor, name)], how, compression)[0]
@@ -98,7 +98,7 @@ def allreduce_(
     """Reduces a tensor over all ranks into itself and returns it. Its shape and type are the same on all ranks.
 
     Arguments as of `allreduce`. Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks
-    gave different shapes, types or operations, if one gave nothing in time or a peer is lost.
+    gave different shapes, types or operators, if one gave nothing in time or a peer is lost.
     """
     reduce_op = operator_of(op, average)
     return synchronize(
@@ -122,7 +122,7 @@ def grouped_allreduce(
         `allreduce`; a name is that of the group.
 
     Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
-    operations, if one gave nothing in time or a peer is lost.
+    operators, if one gave nothing in time or a peer is lost.
     """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     return _compressed(HorovodAllreduce, named(tensors, name), how, compression)
@@ -140,7 +140,7 @@ def grouped_allreduce_(
     """Reduces several tensors over all ranks into themselves and returns a tuple of them.
 
     Shapes and types are the same on all ranks. Arguments as of `grouped_allreduce`. Raises ValueError for wrong
-    arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or operations, if one gave
+    arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or operators, if one gave
     nothing in time or a peer is lost.
     """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
@@ -177,7 +177,7 @@ def allgather(
     name, process_set: as of `allreduce`.
 
     Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
-    operations, if one gave nothing in time or a peer is lost.
+    operators, if one gave nothing in time or a peer is lost.
     """
     return HorovodAllgather.apply([name], process_set, tensor)[0]
 
@@ -188,7 +188,7 @@ def grouped_allgather(
     """Allgathers several tensors together and returns a tuple of new tensors. Carries gradients.
 
     Shapes and arguments as of `allgather`. Raises ValueError for wrong arguments; HorovodInternalError, on every rank,
-    if ranks gave different shapes, types or operations, if one gave nothing in time or a peer is lost.
+    if ranks gave different shapes, types or operators, if one gave nothing in time or a peer is lost.
     """
     members = named(tensors, name)
     return HorovodAllgather.apply([n for _, n in members], process_set, *[t for t, _ in members])
@@ -218,7 +218,7 @@ def broadcast(
     root_rank: a rank of the job, also with a process_set. name, process_set: as of `allreduce`.
 
     Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
-    operations, if one gave nothing in time or a peer is lost.
+    operators, if one gave nothing in time or a peer is lost.
     """
     return HorovodBroadcast.apply(tensor, root_rank, name, process_set)
 
@@ -229,7 +229,7 @@ def broadcast_(
     """Fills the tensor with root_rank's values and returns it. Its shape and type are the same on all ranks.
 
     Arguments as of `broadcast`. Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks
-    gave different shapes, types or operations, if one gave nothing in time or a peer is lost.
+    gave different shapes, types or operators, if one gave nothing in time or a peer is lost.
     """
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
@@ -285,7 +285,7 @@ def alltoall(
     name, process_set: as of `allreduce`.
 
     Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
-    operations, if one gave nothing in time or a peer is lost.
+    operators, if one gave nothing in time or a peer is lost.
     """
     return HorovodAlltoall.apply(tensor, splits, name, process_set)
 
@@ -322,7 +322,7 @@ def reducescatter(
         ranks', the lower ranks get one more. The other arguments are those of `allreduce`.
 
     Raises ValueError for wrong arguments; HorovodInternalError, on every rank, if ranks gave different shapes, types or
-    operations, if one gave nothing in time or a peer is lost.
+    operators, if one gave nothing in time or a peer is lost.
     """
     how = How(operator_of(op, None), prescale_factor, postscale_factor, process_set)
     return _compressed(HorovodReducescatter, [(tensor, name)], how, compression)[0]
@@ -340,7 +340,7 @@ def grouped_reducescatter(
     """Reducescatters several tensors together and returns a list of new tensors. Carries gradients.
 
     Shapes and arguments as of `reducescatter`. Raises ValueError for wrong arguments; HorovodInternalError, on every
-    rank, if ranks gave different shapes, types or operations, if one gave nothing in time or a peer is lost.
+    rank, if ranks gave different shapes, types or operators, if one gave nothing in time or a peer is lost.
     """
     how = How(operator_of(op, None), prescale_factor, postscale_factor, process_set)
     return _compressed(HorovodReducescatter, named(tensors, name), how, compression)

@@ -11,7 +11,7 @@ Common arguments
 
 Common errors: ValueError for wrong arguments and for a name that is in flight on this rank; HorovodInternalError for
 what Horovod's background thread finds, such as an operator or a shape that the operation does not take, and from
-`synchronize`, on every rank, if ranks submitted different shapes, types or operations, if one did not submit in time or
+`synchronize`, on every rank, if ranks submitted different shapes, types or operators, if one did not submit in time or
 has joined where its data are needed, or if a peer is lost.
 """
 
@@ -80,7 +80,21 @@ def named(tensors: Iterable[torch.Tensor], name: str | None) -> list[tuple[torch
     return [(tensor, None if name is None else f"{name}.{i}") for i, tensor in enumerate(tensors)]
 
 
-def exchange(kind: int, tensor: torch.Tensor, in_place: bool, reduces: bool, **fields: Any) -> Part:
+# What stands before the names of operations other than allreduces. Horovod has it before each name.
+_KINDS = {
+    abi.ALLGATHER: "allgather",
+    abi.BROADCAST: "broadcast",
+    abi.ALLTOALL: "alltoall",
+    abi.REDUCESCATTER: "reducescatter",
+}
+
+
+def _of_kind(kind: int, name: str | None) -> str | None:
+    """The name for the engine, which knows one in flight at a time: operations of two kinds may have the same name."""
+    return f"{_KINDS[kind]}.{name}" if name and kind in _KINDS else name
+
+
+def exchange(kind: int, tensor: torch.Tensor, in_place: bool, reduces: bool, name: str | None, **fields: Any) -> Part:
     """An operation whose output has the shape of its input: allreduce and broadcast."""
     dtype = dtype_number(tensor, reduces=reduces)
     if is_direct(tensor):
@@ -96,7 +110,8 @@ def exchange(kind: int, tensor: torch.Tensor, in_place: bool, reduces: bool, **f
             tensor.detach().copy_(source, non_blocking=True)
         return tensor
 
-    op = operation(kind, dtype, tensor.shape, source.data_ptr(), target.data_ptr(), **fields)
+    memory = source.data_ptr(), target.data_ptr()
+    op = operation(kind, dtype, tensor.shape, *memory, name=_of_kind(kind, name), **fields)
     return Part(op, lent(source, target), output)
 
 
@@ -109,7 +124,7 @@ def reduction(
     if how.op == Adasum and not tensor.is_floating_point():
         raise HorovodInternalError(f"Adasum combines floating-point tensors, not {tensor.dtype}")
     fields = how.fields()
-    return exchange(abi.ALLREDUCE, tensor, in_place, True, name=name, priority=priority, empty=empty, **fields)
+    return exchange(abi.ALLREDUCE, tensor, in_place, True, name, priority=priority, empty=empty, **fields)
 
 
 def allreduce_async(
@@ -276,6 +291,7 @@ def gathering_rows(tensor: torch.Tensor, name: str | None, process_set: ProcessS
         whole = to_device(adopt(memory, source.dtype, (sum(rows), *source.shape[1:])), like=tensor)
         return Gathered(whole, rows, ranks)
 
+    name = _of_kind(abi.ALLGATHER, name)
     op = operation(abi.ALLGATHER, dtype, tensor.shape, source.data_ptr(), 0, name=name, process_set=number)
     return Part(op, lent(source), output)
 
@@ -305,7 +321,7 @@ def broadcasting(
 ) -> Part:
     """A broadcast."""
     number = process_set_number(process_set)
-    return exchange(abi.BROADCAST, tensor, in_place, False, root=root_rank, name=name, process_set=number)
+    return exchange(abi.BROADCAST, tensor, in_place, False, name, root=root_rank, process_set=number)
 
 
 def broadcast_async(
@@ -357,6 +373,7 @@ def alltoall_async(
         like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32)
         return to_device(received, like=tensor), torch.tensor(rows, dtype=like.dtype, device=like.device)
 
+    name = _of_kind(abi.ALLTOALL, name)
     op = operation(abi.ALLTOALL, dtype, tensor.shape, source.data_ptr(), 0, splits=parts, name=name, process_set=number)
     return start_one(Part(op, lent(source), output))
 
@@ -388,7 +405,7 @@ def scattering(tensor: torch.Tensor, name: str | None, how: How) -> Part:
     rank, size = place_in(how.process_set)
     share, over = divmod(tensor.shape[0], size)
     target = torch.empty((share + (rank < over), *tensor.shape[1:]), dtype=tensor.dtype)
-    memory = source.data_ptr(), target.data_ptr()
+    memory, name = (source.data_ptr(), target.data_ptr()), _of_kind(abi.REDUCESCATTER, name)
     scatter = operation(abi.REDUCESCATTER, dtype, tensor.shape, *memory, name=name, **fields)
     return Part(scatter, lent(source, target), lambda _: to_device(target, like=tensor))
 

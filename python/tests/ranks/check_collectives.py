@@ -1,6 +1,7 @@
 """Every collective against torch on all ranks' tensors, which each rank can compute."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -337,3 +338,44 @@ def test_64_mib(rank, size):
     mine = torch.full((16 << 20,), float(rank))
     hvd.allreduce_(mine, op=hvd.Sum)
     assert torch.equal(mine, torch.full_like(mine, size * (size - 1) / 2))
+
+
+KINDS = {
+    "allreduce": lambda rank, size: hvd.allreduce_async_(torch.full((4,), float(rank)), op=hvd.Sum, name="weights"),
+    "grouped_allreduce": lambda rank, size: hvd.grouped_allreduce_async_([torch.ones(4)], op=hvd.Sum, name="weights"),
+    "broadcast": lambda rank, size: hvd.broadcast_async_(torch.full((5,), float(rank)), size - 1, name="weights"),
+    "allgather": lambda rank, size: hvd.allgather_async(torch.tensor([rank]), name="weights"),
+    "alltoall": lambda rank, size: hvd.alltoall_async(torch.full((size,), rank), name="weights"),
+    "reducescatter": lambda rank, size: hvd.reducescatter_async(torch.ones(size, 2), op=hvd.Sum, name="weights"),
+}
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["asynchronous", "synchronous"])
+def test_operations_of_each_kind_have_names_of_their_own(waits, rank, size):
+    """All of them are in flight together, begun in another order on each rank; and of threads that wait for theirs."""
+    ranks = torch.arange(size)
+    order = list(KINDS)[rank % len(KINDS) :] + list(KINDS)[: rank % len(KINDS)]
+    for _ in range(3):
+        if waits:
+            with ThreadPoolExecutor(len(order)) as threads:
+                ends = [threads.submit(lambda kind: hvd.synchronize(KINDS[kind](rank, size)), kind) for kind in order]
+                got = dict(zip(order, (end.result() for end in ends), strict=True))
+        else:
+            handles = {kind: KINDS[kind](rank, size) for kind in order}
+            got = {kind: hvd.synchronize(handle) for kind, handle in handles.items()}
+        assert torch.equal(got["allreduce"], torch.full((4,), float(ranks.sum())))
+        assert torch.equal(got["grouped_allreduce"][0], torch.full((4,), float(size)))
+        assert torch.equal(got["broadcast"], torch.full((5,), float(size - 1)))
+        assert torch.equal(got["allgather"], ranks)
+        assert torch.equal(got["alltoall"][0], ranks)
+        assert torch.equal(got["reducescatter"], torch.full((1, 2), float(size)))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("grouped_allreduce",)])
+def test_one_kind_has_a_name_once_at_a_time(kind, rank, size):
+    handle = KINDS[kind](rank, size) if rank == 0 else None
+    if rank == 0:
+        with pytest.raises(ValueError, match=r'in flight: "([a-z]+\.)?weights" on rank 0'):
+            KINDS[kind](rank, size)
+    hvd.barrier()
+    hvd.synchronize(KINDS[kind](rank, size) if handle is None else handle)

@@ -42,15 +42,6 @@ def test_mismatched_operators_are_named_on_every_rank(rank):
     assert "bad op" in message and "Min" in message and "Sum" in message
 
 
-def test_mismatched_operations_are_named_on_every_rank(rank):
-    tensor = torch.ones(3)
-    handle = (
-        hvd.broadcast_async(tensor, 0, name="bad kind") if rank == 0 else hvd.allreduce_async(tensor, name="bad kind")
-    )
-    message = failure(handle)
-    assert "bad kind" in message and "broadcast" in message and "allreduce" in message
-
-
 @pytest.mark.parametrize("case", ["root", "shape", "type"])
 def test_mismatched_broadcasts_are_named_on_every_rank(case, rank):
     root = 1 if case == "root" and rank else 0
