@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -45,7 +46,7 @@ var process struct {
 	worker    *node.Worker
 	place     *settings.Settings // without a worker: what it may expect to join as
 	sets      map[uint32][]int
-	warnings  []string
+	warnings  []string                   // of the last init; each is shown once
 	scheduler *node.Scheduler            // embedded in rank 0, of the last round that had one
 	arena     *shm.Arena                 // nil before the first use, and where the machine has none
 	embedded  map[string]*node.Scheduler // those that were started, by address and secret; they live as long as the process, across rounds
@@ -91,8 +92,8 @@ func start(in settingsJSON) error {
 	if err != nil {
 		return invalid(err)
 	}
-	if s.Speaks() {
-		for _, w := range warnings {
+	for _, w := range warnings {
+		if s.Speaks() && !slices.Contains(process.warnings, w) {
 			log.Warn(w)
 		}
 	}

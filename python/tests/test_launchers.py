@@ -166,6 +166,8 @@ QUIET = """
 import torch, paceline.torch as hvd
 hvd.init()
 hvd.allreduce(torch.ones(1000), name="gradient")
+hvd.shutdown()
+hvd.init()
 """
 
 
