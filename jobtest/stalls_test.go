@@ -180,3 +180,39 @@ func outcomes(j *jobtest.Job, kind units.Kind, late int) []error {
 		return err
 	})
 }
+
+// TestATimeoutNamesTheRanksThatDidNotCome on every rank, the late ones too, wherever the home of the name is.
+func TestATimeoutNamesTheRanksThatDidNotCome(t *testing.T) {
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		for what, place := range map[string]jobtest.Option{
+			"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2), "pairs": jobtest.Pairs(2), "elastic": jobtest.Elastic,
+		} {
+			j := jobtest.Start(t, 4, network, jobtest.SmallPartitions, place)
+			for name, late := range map[string][]int{"ranks 1, 3": {1, 3}, "rank 0": {0}} {
+				for _, kind := range []units.Kind{units.Allreduce, units.Broadcast, units.Alltoall, units.Reducescatter} {
+					began := time.Now()
+					for rank, err := range j.Outcomes(func(rank int) error {
+						op := jobtest.Float32s(kind, "x", 30000)
+						op.Timeout = time.Second
+						if kind == units.Reducescatter {
+							op.Output = make([]byte, 4*7500)
+						}
+						if slices.Contains(late, rank) {
+							time.Sleep(2 * time.Second)
+						}
+						_, err := j.Do(rank, op)
+						return err
+					}) {
+						if !errors.Is(err, worker.ErrStall) || !says(err.Error(), fmt.Sprintf(`%v of "x" on rank `, kind), "has waited 1s for its end, its timeout: "+name+" did not come") {
+							t.Errorf("%s: %v without %s: rank %d: %v", what, kind, name, rank, err)
+						}
+					}
+					if took := time.Since(began); took > 2100*time.Millisecond {
+						t.Errorf("%s: %v ended after %v", what, kind, took)
+					}
+					j.Works("x", 200000)
+				}
+			}
+		}
+	})
+}

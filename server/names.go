@@ -128,7 +128,7 @@ func (r *round) cancel(h *wire.Header) {
 }
 
 // undeclared notes that a rank gives up an operation whose tensor it has not declared. It does not know the name's home and tells every
-// server, each of which tells all ranks, or those that come later. An error is of a peer that does not keep to the protocol, or of memory.
+// server, each of which tells all ranks, or those that come later. An operation that is late is told to its home alone. An error is of a peer that does not keep to the protocol, or of memory.
 func (r *round) undeclared(rank int, f *wire.Failure) error {
 	if err := f.Check(); err != nil {
 		return err
@@ -145,7 +145,11 @@ func (r *round) undeclared(rank int, f *wire.Failure) error {
 	var failed []agreement.Failure
 	n.step(func(home *agreement.Home) {
 		n.noted += cost
-		failed = home.Undeclared(t, f.Seq, f.Code, f.Text)
+		if f.Late {
+			failed = home.Expired(t, rank, f.Seq, f.Text)
+		} else {
+			failed = home.Undeclared(t, f.Seq, f.Code, f.Text)
+		}
 	})
 	r.tell(failed)
 	return nil

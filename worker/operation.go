@@ -47,6 +47,7 @@ type operation struct {
 	urgency int            // send: the given priority, while the operation has a higher one
 	watched *watched       // nil where nobody observes
 	timer   *time.Timer    // of the operation's own timeout; nil for none
+	asked   bool           // the timeout has passed, and the home server is asked who did not come
 	wait    agreement.Wait // Engine.look's
 }
 
@@ -250,6 +251,14 @@ func (o *operation) informServers(own *reason) {
 	}
 }
 
+// failure is what a server hears where this rank gives the operation up.
+func (o *operation) failure(why reason) (wire.Header, wire.Failure) {
+	h := wire.Header{Type: wire.TypeFail, Epoch: o.epoch, Rank: uint16(o.e.cfg.Rank), Seq: o.seq}
+	return h, wire.Failure{
+		Code: why.code, Name: o.name(), ProcessSet: o.Set.ID, Generation: o.d.t.Generation, Seq: o.seq, Text: why.text, Ranks: o.d.t.Ranks,
+	}
+}
+
 // tensor is the number of its tensor, 0 before it is declared.
 func (o *operation) tensor() uint32 {
 	o.e.mu.Lock()
@@ -265,10 +274,7 @@ func (o *operation) tell(why reason) {
 		why = reason{codeOf(o.err), o.err.Error()}
 		o.mu.Unlock()
 	}
-	f := wire.Failure{
-		Code: why.code, Name: o.name(), ProcessSet: o.Set.ID, Generation: o.d.t.Generation, Seq: o.seq, Text: why.text, Ranks: o.d.t.Ranks,
-	}
-	h := wire.Header{Type: wire.TypeFail, Epoch: o.epoch, Rank: uint16(o.e.cfg.Rank), Seq: o.seq}
+	h, f := o.failure(why)
 	for i, w := range o.e.ways() {
 		if w != nil && !o.e.ofHost(i) {
 			w.undeclared(h, f)

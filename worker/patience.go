@@ -66,13 +66,50 @@ func (e *Engine) look() {
 	}
 }
 
-// expire ends an operation whose own timeout has passed.
+// answerTime is for how long an operation whose timeout has passed waits for its home server, which usually answers at once.
+const answerTime = time.Second
+
+// expire ends an operation whose own timeout has passed. The home server of its name knows which ranks did not come: it is asked, and
+// ends the operation on every rank, this one too. Where it does not answer, the operation ends without that.
 func (o *operation) expire() {
 	waits := "its end"
 	if o.Kind.Message() {
 		waits = o.waitsFor()
 	}
-	o.giveUp(because{ErrStall, fmt.Sprintf("%s on rank %d has waited %v for %s, its timeout", o.what(), o.e.cfg.Rank, o.Timeout, waits)})
+	err := because{ErrStall, fmt.Sprintf("%s on rank %d has waited %v for %s, its timeout", o.what(), o.e.cfg.Rank, o.Timeout, waits)}
+	if !o.askHome(err.text) {
+		o.giveUp(err)
+	}
+}
+
+// askHome has the home server end the operation on every rank, with the ranks that did not come. It reports false where the operation has no home yet,
+// none any more, or has asked before.
+func (o *operation) askHome(text string) bool {
+	if o.d == nil || o.beside || o.Kind == units.Accumulate {
+		return false
+	}
+	o.mu.Lock()
+	again := o.asked || o.abandoned || o.err != nil
+	o.asked = true
+	o.mu.Unlock()
+	if again {
+		return false
+	}
+	o.e.mu.Lock()
+	known, timer := o.d.t.ID != 0 && !o.held && o.d.state == declareDone, o.timer
+	o.e.mu.Unlock()
+	if !known {
+		return false
+	}
+	home := o.e.wayTo(o.d.server(0))
+	if home == nil {
+		return false
+	}
+	timer.Reset(answerTime)
+	h, f := o.failure(reason{units.FailStall, text})
+	f.Late = true
+	home.undeclared(h, f)
+	return true
 }
 
 // warnedOf is when anybody last warned of an operation's name, negative for never.

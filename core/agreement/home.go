@@ -185,6 +185,16 @@ func (h *Home) Undeclared(t *Tensor, count uint64, code units.FailureCode, text 
 	return failures
 }
 
+// Expired is Undeclared for an operation whose own timeout has passed on a rank: all ranks hear the text, and who did not come.
+func (h *Home) Expired(t *Tensor, rank int, count uint64, text string) []Failure {
+	if a := h.name(t).window[count]; a != nil && a.t.Generation == t.Generation {
+		if missing := h.missing(a).Minus(rankset.Of(rank)); missing.Len() > 0 { // its own frame may be on its way
+			text += fmt.Sprintf(": %s did not come", missing.Named())
+		}
+	}
+	return h.Undeclared(t, count, units.FailStall, text)
+}
+
 // Why a rank cancels.
 type Why uint8
 

@@ -19,7 +19,7 @@ import (
 //	new ranks=0,1,2 [warning=1s] [shutdown=10s]
 //	tensor WORD name=x [generation=0] [kind=allreduce] [shape=[4]] [ranks=0,1] [set=1] [root=0] [enough=2] [coded]
 //	arrive RANK TENSOR COUNT          cancel RANK TENSOR COUNT [own-will|anew]
-//	undeclared TENSOR COUNT WHY...
+//	undeclared TENSOR COUNT WHY...    late RANK TENSOR COUNT WHY...: its own timeout has passed
 //	fail TENSOR COUNT CODE WHY...     wait DURATION: time passes, then the home looks for stalls
 //	join RANK                         leave RANK [TENSOR COUNT]...: what waits for it outside the windows
 //	lose RANK: in an elastic job (new … elastic)
@@ -103,6 +103,8 @@ func (s *stage) act(verb string, args []string) {
 		s.tell(s.h.Fail(s.tensors[args[0]], s.number(args[1]), s.code(args[2]), strings.Join(args[3:], " ")))
 	case "undeclared":
 		s.tell(s.h.Undeclared(s.tensors[args[0]], s.number(args[1]), units.FailStall, strings.Join(args[2:], " ")))
+	case "late":
+		s.tell(s.h.Expired(s.tensors[args[1]], s.rank(args[0]), s.number(args[2]), strings.Join(args[3:], " ")))
 	case "cancel":
 		why := map[string]Why{"own-will": OwnWill, "anew": Anew}[strings.Join(args[3:], "")]
 		alone, told := s.h.Cancel(s.tensors[args[1]], s.rank(args[0]), s.number(args[2]), why)

@@ -51,6 +51,7 @@ def test_the_example_learns_the_digits_on_two_workers():
 
 
 def test_memory_outlives_works_that_end_early(port):
+    """Their errors name the ranks that did not come."""
     said = run([*TORCHRUN, port, SCRIPTS / "leftovers.py"])
     assert said == ["rank 0 is done", "rank 1 is done"]
 

@@ -149,6 +149,7 @@ type Failure struct {
 	Seq        uint64            `json:"seq"`
 	Text       string            `json:"text"`            // names the tensor, the ranks and the signature of each
 	Ranks      []int             `json:"ranks,omitempty"` // worker → server: those of the process set, rising
+	Late       bool              `json:"late,omitempty"`  // worker → server: the operation's own timeout has passed; the server names the ranks that have not come
 }
 
 // Check reports the first thing about what a worker says of an operation that is out of bounds.

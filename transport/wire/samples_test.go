@@ -81,6 +81,8 @@ var samples = []sample{
 		Text: `"layer1.weight": rank 0 brought float32 [10, 4], rank 1 float32 [4]`}},
 	{"fail: undeclared", Header{Type: TypeFail, Epoch: 1, Rank: 1, Seq: 6}, Failure{Code: units.FailStall, Name: "layer1.weight", ProcessSet: 1, Generation: 1, Seq: 6,
 		Text: `"layer1.weight" could not be declared on rank 1`, Ranks: []int{0, 1}}},
+	{"fail: late", Header{Type: TypeFail, Epoch: 1, Rank: 1, Seq: 6}, Failure{Code: units.FailStall, Name: "layer1.weight", ProcessSet: 1, Generation: 1, Seq: 6,
+		Text: `allreduce of "layer1.weight" on rank 1 has waited 2s for its end, its timeout`, Ranks: []int{0, 1}, Late: true}},
 	{"cancel", Header{Type: TypeCancel, Tensor: 2, Rank: 1, Iteration: 5}, nil},
 	{"join", Header{Type: TypeJoin, Rank: 1}, nil},
 	{"joined", Header{Type: TypeJoined, Rank: 3}, nil},

@@ -77,6 +77,21 @@ def missed_barriers(rank):
     dist.monitored_barrier()
 
 
+def missed_operation(rank):
+    """The error of an operation to which a rank does not come in time names it, on all ranks."""
+    group, ones = dist.new_group([0, 1], timeout=timedelta(seconds=3)), torch.ones(2)
+    for comes in (0, 1):
+        if rank == comes:
+            fails(
+                lambda: dist.all_reduce(ones, group=group),
+                "Timed out waiting: ",
+                "on rank 0 has waited 3s for its end, its timeout: rank 1 did not come",
+            )
+        dist.barrier()
+    dist.all_reduce(ones, group=group)
+    assert ones.tolist() == [2, 2], ones
+
+
 def main():
     dist.init_process_group("paceline")
     rank = dist.get_rank()
@@ -91,6 +106,7 @@ def main():
     for ends in (times_out, is_aborted):
         ends_early(rank, ends)
     missed_barriers(rank)
+    missed_operation(rank)
     dist.destroy_process_group()
     print(f"rank {rank} is done\n", end="", flush=True)
 

@@ -217,7 +217,7 @@ def _translated(error: BaseException) -> BaseException:
     if not isinstance(error, HorovodInternalError):
         return error
     text = _GROUPS_TAG.sub(lambda found: f"tag {int(found[1]) & MAX_TAG}", str(error))
-    timed_out = text.endswith(", its timeout")
+    timed_out = ", its timeout" in text
     return DistBackendError(f"[paceline] Timed out waiting: {text}" if timed_out else text)  # Gloo's words
 
 
