@@ -210,6 +210,33 @@ func TestAWrongLengthIsAnErrorAtBothEnds(t *testing.T) {
 	})
 }
 
+// TestTypesThatDoNotFitAreNamedAtBothEnds, where lengths differ, or the receiver may interpret bytes that are no such ones for the sender.
+func TestTypesThatDoNotFitAreNamedAtBothEnds(t *testing.T) {
+	everywhere(t, 2, func(t *testing.T, j *jobtest.Job) {
+		for _, n := range []int{16, 400_000} {
+			for _, room := range []int{n, 2 * n} {
+				errs := j.Outcomes(func(rank int) error {
+					op := send(1, 9, make([]byte, n))
+					op.DType, op.Shape = units.Float32, []int64{int64(n / 4)}
+					if rank == 1 {
+						op = receive(0, 9, make([]byte, room))
+						op.Authenticated = true
+					}
+					_, err := j.Do(rank, op)
+					return err
+				})
+				for rank, err := range errs {
+					sent, asked := fmt.Sprintf("%d bytes (%d of float32)", n, n/4), fmt.Sprintf("%d bytes (%d of uint8)", room, room)
+					if !errors.Is(err, worker.ErrMismatch) || !says(err.Error(), sent, asked, fmt.Sprintf("rank %d", 1-rank), "with tag 9") {
+						t.Errorf("%d bytes for %d, rank %d: %v", n, room, rank, err)
+					}
+				}
+			}
+		}
+		j.Works("a sum beside", 100_000)
+	})
+}
+
 // TestAnEndOfAMessageThatWaitsTooLongIsGivenUp with an error that says for whom, and the next message arrives.
 func TestAnEndOfAMessageThatWaitsTooLongIsGivenUp(t *testing.T) {
 	everywhere(t, 2, func(t *testing.T, j *jobtest.Job) {

@@ -190,15 +190,16 @@ func (o *operation) refused(rank int, m wire.Match) error {
 			other = "every other rank"
 		}
 	}
+	sent, room := lengths(m)
 	because := func(kind error, format string, args ...any) error {
 		return because{kind, fmt.Sprintf("%s on rank %d: %s", o.what(), o.e.cfg.Rank, fmt.Sprintf(format, args...))}
 	}
 	switch m.Outcome {
 	case wire.WrongLength:
 		if receives {
-			return because(ErrMismatch, "there is room for %d bytes, where %s sends %d; the message is dropped", m.Room, other, m.Sent)
+			return because(ErrMismatch, "there is room for %s, where %s sends %s; the message is dropped", room, other, sent)
 		}
-		return because(ErrMismatch, "it has %d bytes, where %s receives %d; it is dropped", m.Sent, other, m.Room)
+		return because(ErrMismatch, "it has %s, where %s receives %s; it is dropped", sent, other, room)
 	case wire.Withdrawn:
 		return because(ErrUnsupported, "%s has given up its %s", other, does)
 	case wire.Departed:
@@ -206,9 +207,27 @@ func (o *operation) refused(rank int, m wire.Match) error {
 	case wire.NoMemory:
 		return because(ErrMemory, "the server that has the mailbox of the receiving rank has no memory for %d bytes: raise PACELINE_SERVER_MEMORY", max(m.Sent, m.Room))
 	case wire.Untagged:
+		switch {
+		case m.SentAs == m.RoomAs:
+		case receives:
+			return because(ErrMismatch, "it is for %s, which a receiver may interpret, and %s sends %s: receive the type that is sent", room, other, sent)
+		default:
+			return because(ErrMismatch, "it has %s, and %s receives %s, which a receiver may interpret: receive the type that is sent", sent, other, room)
+		}
 		return because(ErrMismatch, "its bytes are interpreted by the receiver, and %s does not send them as such (authenticated)", other)
 	}
 	return because(ErrUnsupported, "the server answers with outcome %d", m.Outcome)
+}
+
+// lengths are those of a message and of a receive that do not fit, with what they are elements of, where it is not bytes alone.
+func lengths(m wire.Match) (sent, room string) {
+	of := func(n uint64, d units.DType) string {
+		if m.SentAs == units.Uint8 && m.RoomAs == units.Uint8 {
+			return fmt.Sprintf("%d bytes", n)
+		}
+		return fmt.Sprintf("%d bytes (%d of %v)", n, n/uint64(d.Size()), d)
+	}
+	return of(m.Sent, m.SentAs), of(m.Room, m.RoomAs)
 }
 
 // withdraw abandons the tasks of this end of a message, and tells the mailbox. What the rank submits when it has heard that the

@@ -43,7 +43,7 @@ func TestARankKeepsWhatItHasHadUntilItsSenderHasHeard(t *testing.T) {
 	}
 	m.has(1, taken{7, 9, wire.Match{Outcome: wire.Withdrawn}}, 3) // an older word, which came late
 	m.has(2, taken{7, 0, wire.Match{}}, 0)
-	if got, want := fmt.Sprint(m.had[1].messages), "[{7 4 {0 0 0}} {7 5 {0 0 0}} {7 9 {3 0 0}}]"; got != want {
+	if got, want := fmt.Sprint(m.had[1].messages), "[{7 4 {0 0 0 0 0}} {7 5 {0 0 0 0 0}} {7 9 {3 0 0 0 0}}]"; got != want {
 		t.Errorf("%s is kept, want %s", got, want)
 	}
 	if len(m.had[2].messages) != 1 {

@@ -48,7 +48,7 @@ func fits(m *message, r *receive) wire.Outcome {
 
 // deliver brings a message that was matched to its receiver, or asks for its bytes. The error is that of reading them.
 func (x *Room) deliver(m *message, r *receive, data *room.Payload) (err error) {
-	match := wire.Match{Outcome: fits(m, r), Sent: m.bytes, Room: r.bytes}
+	match := wire.Match{Outcome: fits(m, r), Sent: m.bytes, Room: r.bytes, SentAs: m.h.DType, RoomAs: r.h.DType}
 	switch {
 	case match.Outcome == wire.Delivered && m.here:
 		if match.Outcome, err = x.hand(m, r, data); match.Outcome == wire.Delivered {

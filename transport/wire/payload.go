@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/units"
 )
 
 // Payloads of a fixed size, little-endian as the header is. Each has Append, which appends its encoding, and Decode,
@@ -53,6 +54,9 @@ type Match struct {
 	Outcome Outcome
 	Sent    uint64 // bytes of the message
 	Room    uint64 // bytes of the receive
+
+	// The element types of both, where they do not fit; else those of bytes.
+	SentAs, RoomAs units.DType
 }
 
 // Outcome is the kind of a match.
@@ -169,7 +173,9 @@ func (r *Receive) Decode(b []byte) error {
 }
 
 // Append appends the encoded payload to b.
-func (m Match) Append(b []byte) []byte { return appendWords(b, uint64(m.Outcome), m.Sent, m.Room) }
+func (m Match) Append(b []byte) []byte {
+	return appendWords(b, uint64(m.Outcome)|uint64(m.SentAs)<<8|uint64(m.RoomAs)<<16, m.Sent, m.Room)
+}
 
 // Append appends the encoded payload to b.
 func (t Taken) Append(b []byte) []byte { return appendWords(b, t.Number, t.Oldest) }
@@ -183,8 +189,9 @@ func (m *Match) Decode(b []byte) error {
 	if err := words(TypeMatch, b, &outcome, &m.Sent, &m.Room); err != nil {
 		return err
 	}
-	if m.Outcome = Outcome(outcome); m.Outcome >= outcomes {
-		return fmt.Errorf("bad match payload: outcome %d", outcome)
+	m.Outcome, m.SentAs, m.RoomAs = Outcome(outcome&0xff), units.DType(outcome>>8), units.DType(outcome>>16)
+	if m.Outcome >= outcomes || !m.SentAs.Valid() || !m.RoomAs.Valid() || outcome>>24 != 0 {
+		return fmt.Errorf("bad match payload: outcome %#x", outcome)
 	}
 	return nil
 }

@@ -121,7 +121,7 @@ var samples = []sample{
 	{"send", Header{Type: TypeSend, DType: units.Uint8, Rank: 1, Iteration: 1<<63 | 7, Seq: 4, Source: 1, Destination: 2}, []byte("abc")},
 	{"offer", Header{Type: TypeOffer, DType: units.Uint8, Rank: 1, Iteration: 7, Seq: 5, Source: 1, Destination: 2}, Offer{Bytes: 64 << 20, Step: 4 << 20}},
 	{"receive", Header{Type: TypeReceive, Rank: 2, Iteration: 7, Seq: 6, Source: EveryRank, Destination: 2}, Receive{Bytes: 3}},
-	{"match", Header{Type: TypeMatch, Rank: 2, Iteration: 7, Seq: 5, Source: 1, Destination: 2}, Match{Outcome: WrongLength, Sent: 64 << 20, Room: 3}},
+	{"match", Header{Type: TypeMatch, Rank: 2, Iteration: 7, Seq: 5, Source: 1, Destination: 2}, Match{Outcome: WrongLength, Sent: 64 << 20, Room: 3, SentAs: units.Float32, RoomAs: units.Int8}},
 	{"taken", Header{Type: TypeTaken, Rank: 1, Iteration: 7, Seq: 6, Source: EveryRank, Destination: 2}, Taken{Number: 5, Oldest: 3}},
 	{"piece", Header{Type: TypePiece, DType: units.Uint8, Part: 15, Rank: 1, Iteration: 7, Seq: 5, Source: 1, Destination: 2}, []byte("abc")},
 	{"withdraw", Header{Type: TypeWithdraw, Rank: 1, Iteration: 7, Seq: 5, Source: 1, Destination: 2}, nil},

@@ -92,6 +92,17 @@ def missed_operation(rank):
     assert ones.tolist() == [2, 2], ones
 
 
+def misfits(rank):
+    """A receive of another size or type is an error on both ranks, which says what each has."""
+    sent = torch.zeros(4)
+    for into, room in (
+        (torch.zeros(8), "32 bytes (8 of float32)"),
+        (torch.zeros(2), "8 bytes (2 of float32)"),
+        (torch.zeros(16, dtype=torch.uint8), "16 bytes (16 of uint8)"),
+    ):
+        fails(lambda into=into: dist.recv(into, 0) if rank else dist.send(sent, 1), "16 bytes (4 of float32)", room)
+
+
 def main():
     dist.init_process_group("paceline")
     rank = dist.get_rank()
@@ -107,6 +118,7 @@ def main():
         ends_early(rank, ends)
     missed_barriers(rank)
     missed_operation(rank)
+    misfits(rank)
     dist.destroy_process_group()
     print(f"rank {rank} is done\n", end="", flush=True)
 
