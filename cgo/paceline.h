@@ -70,8 +70,8 @@ typedef enum pl_kind {
   PL_REDUCESCATTER,
   PL_BARRIER,
   PL_ACCUMULATE, /* on a value that the servers hold; pl_held.use says which */
-  PL_SEND, /* a message to one rank: independent of all other operations, not declared, without a name. It is done
-              when the receiver has it */
+  PL_SEND, /* a message to one rank: independent of all other operations, not declared. It is done when the receiver has
+              it. A name is what errors and warnings of this rank say in the place of "tag 7" */
   PL_RECEIVE /* the earliest message of a rank, or of any, that has the tag. Messages of one rank with one tag arrive in
                 their order. Its length must be that of the message: another is PL_ERR_MISMATCH at both ends */
 } pl_kind;

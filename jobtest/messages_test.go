@@ -237,6 +237,30 @@ func TestTypesThatDoNotFitAreNamedAtBothEnds(t *testing.T) {
 	})
 }
 
+// TestAMessageHasTheNameThatItsTagHasForTheCaller in warnings and errors, and meets one without.
+func TestAMessageHasTheNameThatItsTagHasForTheCaller(t *testing.T) {
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		heard := make(chan string, 10)
+		j := jobtest.Start(t, 2, network, jobtest.Stalls(time.Second, 0), jobtest.Warnings(heard))
+		op := receive(1, 7<<32|3, make([]byte, 4))
+		op.Name = "tag 3 of group 'x'"
+		late := op
+		late.Timeout = 25 * time.Second
+		if _, err := j.Do(0, late); err == nil || !says(err.Error(), "receive from rank 1 with tag 3 of group 'x' on rank 0 has waited 25s") {
+			t.Errorf("%v, want the name of the tag", err)
+		}
+		j.Hears(heard, "receive from rank 1 with tag 3 of group 'x' has waited")
+		j.Each(func(rank int) error {
+			end := op
+			if rank == 1 {
+				end = send(0, 7<<32|3, []byte("four"))
+			}
+			_, err := j.Do(rank, end)
+			return err
+		})
+	})
+}
+
 // TestAnEndOfAMessageThatWaitsTooLongIsGivenUp with an error that says for whom, and the next message arrives.
 func TestAnEndOfAMessageThatWaitsTooLongIsGivenUp(t *testing.T) {
 	everywhere(t, 2, func(t *testing.T, j *jobtest.Job) {

@@ -50,13 +50,21 @@ func (o *Op) checkMessage(rank int, bytes int64) error {
 func (o *Op) what() string {
 	switch {
 	case o.Kind == units.Send:
-		return fmt.Sprintf("send to rank %d with tag %d", o.Root, o.Tag)
+		return fmt.Sprintf("send to rank %d with %s", o.Root, o.tag())
 	case o.Kind == units.Receive && o.Root == AnyRank:
-		return fmt.Sprintf("receive from any rank with tag %d", o.Tag)
+		return "receive from any rank with " + o.tag()
 	case o.Kind == units.Receive:
-		return fmt.Sprintf("receive from rank %d with tag %d", o.Root, o.Tag)
+		return fmt.Sprintf("receive from rank %d with %s", o.Root, o.tag())
 	}
 	return fmt.Sprintf("%v of %q", o.Kind, o.name())
+}
+
+// tag is what the caller calls the tag of a message.
+func (o *Op) tag() string {
+	if o.Name != "" {
+		return o.Name
+	}
+	return fmt.Sprintf("tag %d", o.Tag)
 }
 
 // registerMessage notes one end of a message.

@@ -84,7 +84,8 @@ class Group:
                 options=_BYTES if dtype == abi.UINT8 and kind in _MOVES else _PLAIN,
             )
             if kind in _MESSAGES:
-                op.tag = self._tag | tag & work.MAX_TAG
+                op.tag = self._tag | tag
+                op.name = f"tag {tag} of group {self.name!r}".encode()
             else:
                 op.name, op.sequence = self._sequence + lane.encode(), 1
             if splits is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -23,8 +22,6 @@ from paceline.common.exceptions import HorovodInternalError
 from paceline.torch.distributed.callbacks import WorkFuture
 from paceline.torch.distributed.left_behind import left_behind
 
-MAX_TAG = 0xFFFFFFFF  # of the program's; those of the engine have the group in the bits above
-_GROUPS_TAG = re.compile(r"\btag (\d+)")
 _SLICE_S = 0.1  # how long one wait stays in C, where Ctrl-C and an abort are not seen
 
 
@@ -216,7 +213,7 @@ class PacelineWork(Work):
 def _translated(error: BaseException) -> BaseException:
     if not isinstance(error, HorovodInternalError):
         return error
-    text = _GROUPS_TAG.sub(lambda found: f"tag {int(found[1]) & MAX_TAG}", str(error))
+    text = str(error)
     timed_out = ", its timeout" in text
     return DistBackendError(f"[paceline] Timed out waiting: {text}" if timed_out else text)  # Gloo's words
 
