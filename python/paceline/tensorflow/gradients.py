@@ -103,8 +103,15 @@ class Reduction:
         check(model, self.process_set.size(), accumulate=False)
         self._sync = model.declared
 
-    def __call__(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients of all ranks, in the place of this rank's; None stays."""
+    def __call__(self, grads: Sequence[Any], variables: Sequence[Any], generic: bool = False) -> list[Any]:
+        """The gradients of all ranks, in the place of this rank's; None stays.
+
+        generic: a gradient's name is its place, so that it meets those of other functions and branches on other ranks.
+        """
+
+        def name_of(i: int, group: int = 1) -> str | None:
+            return f"grad_{i}" if generic else _name_of(variables[i], group)
+
         reduced = list(grads)
         dense: list[int] = []
         before: list[Any] = []
@@ -120,7 +127,7 @@ class Reduction:
                 if self.gate is not None:
                     raise ValueError("gate= is for dense gradients: give sparse_as_dense=True")
                 with tf.control_dependencies(before):
-                    reduced[i] = reduce_sparse(grad, _name_of(variable), self._how(), self.compression)
+                    reduced[i] = reduce_sparse(grad, name_of(i), self._how(), self.compression)
                 before = _in_turn(reduced[i])
             else:
                 dense.append(i)
@@ -128,10 +135,10 @@ class Reduction:
             values = [tf.convert_to_tensor(reduced[i]) for i in group]
             with tf.control_dependencies(before):
                 if self.gate is None:
-                    name = _name_of(variables[group[0]], len(group))
-                    results = reduce_dense(values, name, self._how(), self.compression)
+                    results = reduce_dense(values, name_of(group[0], len(group)), self._how(), self.compression)
                 else:
-                    results = self._gated(self.gate, values, [variables[i] for i in group])
+                    names = [str(name_of(i)) for i in group]
+                    results = self._gated(self.gate, values, [variables[i] for i in group], names)
             before = _in_turn(results[0])
             for i, value in zip(group, results, strict=True):
                 reduced[i] = value
@@ -142,11 +149,12 @@ class Reduction:
         wrapped = getattr(variable, "value", None)
         return any(v is variable or v is wrapped for v in self.local_variables)
 
-    def _gated(self, rule: Significance, values: list[tf.Tensor], variables: list[Any]) -> list[tf.Tensor]:
+    def _gated(
+        self, rule: Significance, values: list[tf.Tensor], variables: list[Any], names: list[str]
+    ) -> list[tf.Tensor]:
         """Reduces what is significant of the gradients, together with what was withheld before."""
         how = self._how()
         number = process_set_number(self.process_set)
-        names = [_name_of(v) for v in variables]
         # TensorFlow traces a function twice where that makes variables, so that gates are numbered in it alone.
         known = [_name_of(v, alone=True) for v in variables]
         gates = [gate_of(v, n, rule, number, g) for v, n, g in zip(variables, known, values, strict=True)]
@@ -154,7 +162,7 @@ class Reduction:
         empty = tf.cast(tf.stack([small for _, small in offered]), tf.uint8)
         compressor, _ = codecs.split(self.compression)
         given = [compressor.compress(total) for total, _ in offered]
-        reduced = exchange_changes([t for t, _ in given], [str(n) for n in names], how, empty)
+        reduced = exchange_changes([t for t, _ in given], names, how, empty)
         return [compressor.decompress(t, ctx) for t, (_, ctx) in zip(reduced, given, strict=True)]
 
     def _how(self) -> How:
@@ -189,10 +197,14 @@ class _DistributedTape:
         use_generic_names: bool = False,
         **options: Any,
     ) -> Any:
-        """The gradients of all ranks, of the sources' structure. use_generic_names: Horovod's, without effect."""
+        """The gradients of all ranks, of the sources' structure.
+
+        use_generic_names: gradients match by their places among the sources, whichever function or branch of a tf.cond
+            a rank computes them in. A function then has one such call, or orders them by tf.control_dependencies.
+        """
         grads = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
         flat = tf.nest.flatten(grads)
-        reduced = self._reduction(flat, tf.nest.flatten(sources))
+        reduced = self._reduction(flat, tf.nest.flatten(sources), use_generic_names)
         return tf.nest.pack_sequence_as(grads, reduced)
 
     def get_local_and_global_gradients(

@@ -152,6 +152,29 @@ def test_gradients_of_one_variable_for_two_losses_are_not_mixed(rank, size, opti
         assert [[float(g[0]) for g in grads] for grads in step()] == [[1.0, 1.0], [100.0, 100.0]]
 
 
+def test_ranks_in_different_branches_meet_by_generic_names_and_names_that_are_given(rank, size):
+    weights = [tf.Variable([1.0, 2.0]), tf.Variable([3.0]), tf.Variable([4.0])]
+
+    def branch(power):
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_sum(w**power) for w in weights[::2])
+        grads = hvd.DistributedGradientTape(tape).gradient(loss, weights, use_generic_names=True)
+        return grads[0], grads[2], hvd.allreduce(tf.constant(float(power)), op=hvd.Sum, name="of the branches")
+
+    @tf.function
+    def step(first):
+        return tf.cond(first, lambda: branch(2), lambda: branch(1))
+
+    def mean(value):  # rank 0 has the derivative 2 w, the others 1
+        return (2 * value + size - 1) / size
+
+    for _ in range(2):
+        first, last, powers = step(tf.constant(rank == 0))
+        np.testing.assert_allclose(first, [mean(1), mean(2)])
+        np.testing.assert_allclose(last, [mean(4)])
+        assert powers == size + 1
+
+
 def test_a_persistent_tape_gives_gradients_of_several_losses(rank, size):
     variable = tf.Variable([1.0, 2.0])
 
