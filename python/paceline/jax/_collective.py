@@ -81,7 +81,7 @@ class Call:
 class CollectiveEffect(effects.Effect):
     """The effect of an operation on the other ranks."""
 
-    __str__ = lambda _: "Paceline"  # noqa: E731, as JAX has it
+    __str__ = __repr__ = lambda _: "Paceline"
 
 
 _effect = CollectiveEffect()
