@@ -188,6 +188,7 @@ class _DistributedTape:
     """Stands before the wrapped tape's class."""
 
     _reduction: Reduction
+    _local = False  # while TensorFlow asks for the rows of a Jacobian, in a loop whose passes run at the same time
 
     def gradient(
         self,
@@ -203,8 +204,25 @@ class _DistributedTape:
             a rank computes them in. A function then has one such call, or orders them by tf.control_dependencies.
         """
         grads = super().gradient(target, sources, output_gradients, **options)  # type: ignore[misc]
-        flat = tf.nest.flatten(grads)
-        reduced = self._reduction(flat, tf.nest.flatten(sources), use_generic_names)
+        return grads if self._local else self._reduced(grads, sources, use_generic_names)
+
+    def jacobian(self, target: Any, sources: Any, *args: Any, **options: Any) -> Any:
+        """The Jacobians of all ranks, of the sources' structure, which are reduced as gradients are."""
+        return self._reduced(self._of_this_rank("jacobian", target, sources, *args, **options), sources)
+
+    def batch_jacobian(self, target: Any, source: Any, *args: Any, **options: Any) -> Any:
+        """The Jacobian of each row for all ranks, which is reduced as a gradient is."""
+        return self._reduced(self._of_this_rank("batch_jacobian", target, source, *args, **options), source)
+
+    def _of_this_rank(self, method: str, *args: Any, **options: Any) -> Any:
+        self._local = True
+        try:
+            return getattr(super(), method)(*args, **options)
+        finally:
+            self._local = False
+
+    def _reduced(self, grads: Any, sources: Any, generic: bool = False) -> Any:
+        reduced = self._reduction(tf.nest.flatten(grads), tf.nest.flatten(sources), generic)
         return tf.nest.pack_sequence_as(grads, reduced)
 
     def get_local_and_global_gradients(
@@ -258,6 +276,8 @@ def DistributedGradientTape(
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise ValueError(f"DistributedGradientTape wraps a tf.GradientTape, not {type(gradtape).__name__}")
+    if isinstance(gradtape, _DistributedTape):
+        raise ValueError("the tape is a DistributedGradientTape already, whose gradients would be reduced twice")
     reduction = Reduction(
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
         scale_local_gradients, gate,

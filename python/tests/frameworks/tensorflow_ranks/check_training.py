@@ -175,6 +175,30 @@ def test_ranks_in_different_branches_meet_by_generic_names_and_names_that_are_gi
         assert powers == size + 1
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_jacobians_are_those_of_all_ranks(rank, size, graph):
+    variable = tf.Variable([1.0, 2.0])
+    mean = sum(range(1, size + 1)) / size
+
+    def jacobians():
+        with tf.GradientTape(persistent=True) as tape:
+            rows = tf.ones([3, 2]) * tf.convert_to_tensor(variable)
+            tape.watch(rows)
+            squares, doubles = (rank + 1.0) * variable**2, rows * (rank + 1.0)
+        tape = hvd.DistributedGradientTape(tape)
+        return tape.jacobian(squares, variable), tape.batch_jacobian(doubles, rows), tape.gradient(squares, variable)
+
+    whole, each, gradient = (tf.function(jacobians) if graph else jacobians)()
+    np.testing.assert_allclose(whole, mean * np.diag([2.0, 4.0]))
+    np.testing.assert_allclose(each, [mean * np.eye(2)] * 3)
+    np.testing.assert_allclose(gradient, [2 * mean, 4 * mean])
+
+
+def test_a_distributed_tape_is_not_wrapped_again(rank, size):
+    with pytest.raises(ValueError, match="reduced twice"):
+        hvd.DistributedGradientTape(hvd.DistributedGradientTape(tf.GradientTape()))
+
+
 def test_a_persistent_tape_gives_gradients_of_several_losses(rank, size):
     variable = tf.Variable([1.0, 2.0])
 
