@@ -97,8 +97,9 @@ func start(in settingsJSON) error {
 			log.Warn(w)
 		}
 	}
+	process.warnings = warnings
 	if process.place = nil; in.Expect {
-		process.place, process.warnings, process.arena = &s, warnings, arena(log)
+		process.place, process.arena = &s, arena(log)
 		return nil
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -122,7 +123,7 @@ func start(in settingsJSON) error {
 		return err
 	}
 	all := rankset.Range(len(w.Membership.Now().Workers)).Ranks()
-	process.worker, process.warnings = w, warnings
+	process.worker = w
 	crowded := w.Crowded()
 	atomic.StoreInt32(word(&shared.crowded), int32(number(crowded)))
 	share(crowded)

@@ -261,6 +261,34 @@ func TestAMessageHasTheNameThatItsTagHasForTheCaller(t *testing.T) {
 	})
 }
 
+// TestManyReceivesThatWaitAreOneWarning a period, however the caller calls their tags.
+func TestManyReceivesThatWaitAreOneWarning(t *testing.T) {
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		heard := make(chan string, 1000)
+		j := jobtest.Start(t, 2, network, jobtest.Stalls(time.Second, 0), jobtest.Warnings(heard))
+		ends := make([]chan jobtest.Result, 200)
+		for i := range ends {
+			op := receive(1, uint64(i), make([]byte, 4))
+			op.Name = fmt.Sprint("tag ", i, " of group 'x'")
+			done, err := j.Submit(0, op)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ends[i] = done[0]
+		}
+		time.Sleep(30 * time.Second)
+		if n := len(heard); n == 0 || n > 30 {
+			t.Errorf("%d warnings in 30 s", n)
+		}
+		for i := range ends {
+			if _, err := j.Do(1, send(0, uint64(i), []byte("four"))); err != nil {
+				t.Fatal(err)
+			}
+			<-ends[i]
+		}
+	})
+}
+
 // TestAnEndOfAMessageThatWaitsTooLongIsGivenUp with an error that says for whom, and the next message arrives.
 func TestAnEndOfAMessageThatWaitsTooLongIsGivenUp(t *testing.T) {
 	everywhere(t, 2, func(t *testing.T, j *jobtest.Job) {

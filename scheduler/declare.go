@@ -122,11 +122,13 @@ func (t *tensors) declare(all []wire.Tensor) ([]wire.Placed, error) {
 	if uint64(t.last)+uint64(len(fresh)) > limits.MaxNumber {
 		return nil, fmt.Errorf("tensor %q: the job has used up the numbers of tensors, %d; use the same names in every iteration", fresh[0].Name, limits.MaxNumber)
 	}
-	answers := t.place(fresh)
 	placed := make([]wire.Placed, len(all))
-	for i, k := range keys {
+	for i, k := range keys { // before a newer generation in the same batch replaces what is known
 		placed[i] = t.placed[k]
-		if p, ok := answers[k]; ok { // a newer generation in the same batch may have replaced it
+	}
+	answers := t.place(fresh)
+	for i, k := range keys {
+		if p, ok := answers[k]; ok {
 			placed[i] = p
 		}
 	}

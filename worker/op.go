@@ -67,6 +67,7 @@ type Output struct {
 
 func (o *Op) name() string {
 	switch {
+	case o.Kind.Message(): // what it is called is for its texts: a rank may use any number of tags
 	case o.Name != "":
 		return o.Name
 	case o.Sequence != "":

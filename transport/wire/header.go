@@ -15,7 +15,7 @@ import (
 )
 
 // Version is the version of the frame format. Peers of different versions refuse each other.
-const Version = 8
+const Version = 9
 
 // HeaderSize is the length of an encoded header in bytes.
 const HeaderSize = 64
