@@ -34,6 +34,8 @@ def main():
     parser.add_argument("--json", help="file for the results")
     parser.add_argument("--chart", type=Path, help="file for a chart of the results (SVG)")
     options = parser.parse_args()
+    if options.chart:  # before the time that is measured, not after it
+        options.chart.parent.mkdir(parents=True, exist_ok=True)
     results, versions = [], {}
     for ranks in map(int, options.ranks.split(",")):
         rounds = []

@@ -95,7 +95,7 @@ func IsOnce(ctx context.Context) bool { return ctx.Value(once{}) != nil }
 
 type once struct{}
 
-// Silent reports whether a connection ended, or could not be made, because nothing was heard of the peer: its process is stopped, or its host or the network to it is down.
+// Silent reports whether a connection ended because nothing was heard of the peer: its process is stopped, or its host or the network to it is down.
 // A process that ends closes its connections.
 func Silent(err error) bool {
 	return slices.ContainsFunc([]error{os.ErrDeadlineExceeded, syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN, syscall.ENETDOWN},

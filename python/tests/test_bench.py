@@ -48,9 +48,9 @@ def check_times(times):
 
 def test_allreduce_beside_gloo(tmp_path):
     argv = [sys.executable, BENCH / "peers.py", "--ranks", "2", "--sizes", "4KiB,300000,resnet50,500x4kB"]
-    argv += ["--duration", "0.2", "--idle", "0.1", "--chart", tmp_path / "chart.svg"]
+    argv += ["--duration", "0.2", "--idle", "0.1", "--chart", tmp_path / "new" / "chart.svg"]
     printed, report = run(argv, tmp_path / "peers.json")
-    assert "4 KiB" in printed and f"the chart is in {tmp_path / 'chart.svg'}" in printed
+    assert "4 KiB" in printed and f"the chart is in {tmp_path / 'new' / 'chart.svg'}" in printed
     small, odd, resnet50, many, idle = report["results"]
     assert (small["bytes"], odd["bytes"], resnet50["bytes"], small["ranks"]) == (4096, 300000, None, 2)
     for result in (small, odd):
@@ -64,7 +64,7 @@ def test_allreduce_beside_gloo(tmp_path):
             assert way["ratio"]["p10"] <= way["ratio"]["median"] <= way["ratio"]["p90"]
             assert len(way["ratio"]["rounds"]) == 1
     assert set(idle["cpu_seconds"]) == {"paceline", "gloo"}
-    bars = (tmp_path / "chart.svg").read_text().count("<rect")
+    bars = (tmp_path / "new" / "chart.svg").read_text().count("<rect")
     assert bars == 1 + 3 + 3 + 4 + 3  # the background, a bar for each way
 
 
