@@ -48,7 +48,7 @@ var targets = map[string]target{
 	},
 }
 
-func TestAProcessThatIsStoppedForLessThanThePeerTimeoutIsNotLost(t *testing.T) {
+func TestAProcessThatIsStoppedForLessThanPeersBearIsNotLost(t *testing.T) {
 	t.Parallel() // its time passes without work
 	for name, start := range targets {
 		if name == "a worker without a scheduler" {
@@ -59,7 +59,7 @@ func TestAProcessThatIsStoppedForLessThanThePeerTimeoutIsNotLost(t *testing.T) {
 			f, p, _ := start(t)
 			for range 2 {
 				p.Stop()
-				time.Sleep(timeout / 2) // as crowded as the machine may be; in virtual time it is the whole
+				time.Sleep(timeout / 4) // as crowded as the machine may be; in virtual time it is all that peers bear
 				p.Continue()
 				f.Steps()
 				f.Steps()

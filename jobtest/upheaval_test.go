@@ -186,6 +186,9 @@ func TestProcessesComeToGriefAtRandomMoments(t *testing.T) {
 				if t.Failed() {
 					t.Logf("%v; again with -upheavals 1 -upheaval %d", u, seed)
 				}
+				if most := slices.Max(append(longest, 0)); most > timeout.Seconds() {
+					t.Logf("a step took %.3f s, longer than the peer timeout: %v", most, u)
+				}
 				mu.Lock()
 				defer mu.Unlock()
 				pauses[u.worst()] = append(pauses[u.worst()], longest...)
@@ -209,7 +212,7 @@ func (u *upheaval) play(t *testing.T) (longest []float64) {
 	if u.servers == 0 {
 		place = "embedded"
 	}
-	env := append(u.Env(), "PACELINE_SERVERS="+place, "PACELINE_PEER_TIMEOUT=3s")
+	env := append(u.Env(), "PACELINE_SERVERS="+place, "PACELINE_PEER_TIMEOUT="+timeout.String())
 	if u.apart {
 		h = jobtest.MakeHosts(t, u.Ranks+u.servers+u.more)
 	}

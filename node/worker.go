@@ -27,7 +27,6 @@ import (
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/shm"
-	"github.com/paceline/paceline/transport/stream"
 	"github.com/paceline/paceline/transport/wire"
 	"github.com/paceline/paceline/worker"
 )
@@ -319,7 +318,7 @@ func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 	return worker.Config{
 		Rank: s.Rank, Membership: w.Membership, Transports: kinds, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
-		DeclareTimeout: s.StartTimeout, Patience: agreement.Patience{Warning: s.StallWarning, Shutdown: s.StallShutdown, Margin: stream.Silence(s.PeerTimeout) + time.Second}, Log: w.log, Alloc: o.Alloc,
+		DeclareTimeout: s.StartTimeout, Patience: agreement.Patience{Warning: s.StallWarning, Shutdown: s.StallShutdown, Margin: s.PeerTimeout + time.Second}, Log: w.log, Alloc: o.Alloc,
 		Profiles: s.PlacementPeriod, Tuning: w.tuning(), Crowded: o.Gathering != nil && w.Crowded(), Gathering: o.Gathering,
 		Policy: w.policy, LoadPolicy: Compression, Seed: uint64(s.Seed),
 	}

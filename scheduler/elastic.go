@@ -145,7 +145,7 @@ func (m *Machine) loseServer(r *round, index int, who string, l membership.Loss)
 }
 
 // accusedServer handles the word of a worker of an elastic job that it has lost a dedicated server.
-func (m *Machine) accusedServer(r *round, index int, by *peer, why string) {
+func (m *Machine) accusedServer(r *round, index int, by *peer, why string, silent bool) {
 	s := &r.epoch.Servers[index]
 	p := m.sessions[s.Incarnation]
 	switch {
@@ -153,7 +153,7 @@ func (m *Machine) accusedServer(r *round, index int, by *peer, why string) {
 	case p == nil:
 		m.loseServer(r, index, fmt.Sprintf("server %d (host %s, pid %d)", index, s.Host, s.PID), membership.Loss{Why: why})
 	default:
-		m.accused(p, by, why)
+		m.accused(p, by, why, silent)
 	}
 }
 
@@ -164,8 +164,9 @@ type accuser struct {
 }
 
 // accused handles the word of a process of an elastic job that it has lost another one.
-// If that one's own line is broken too, it is lost; else one of the two cannot reach the other, and it is judged after the grace time which.
-func (m *Machine) accused(p, by *peer, why string) {
+// If that one's own line is broken too, it is lost; else one of the two cannot reach the other, and it is judged which, after the time in which
+// all have noticed that one of them is silent, or where its connection was closed, after the grace time.
+func (m *Machine) accused(p, by *peer, why string, silent bool) {
 	switch {
 	case p.state == lost || p.state == left:
 	case p.line == nil:
@@ -173,7 +174,10 @@ func (m *Machine) accused(p, by *peer, why string) {
 		m.lose(p, why)
 	default:
 		if p.accusers == nil {
-			p.judged = m.at(m.now + m.settings.Grace)
+			p.judged = m.at(m.now + max(m.settings.Grace, m.settling(p)))
+		}
+		if silent { // its own line is too within the time, if it is the one
+			p.judged = min(p.judged, m.at(m.now+m.settling(p)*3/2))
 		}
 		if i := slices.IndexFunc(p.accusers, func(a accuser) bool { return a.peer == by }); i >= 0 {
 			p.accusers[i].why = why

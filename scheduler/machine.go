@@ -22,7 +22,7 @@ type Input struct {
 	Hello   *wire.Hello   // the line has opened
 	Message *wire.Control // a message came on it; the machine keeps parts of it
 	Closed  string        // the line has ended, and why
-	Silent  bool          // with Closed: because nothing was heard on it for the peer timeout
+	Silent  bool          // with Closed: because nothing was heard on it
 	Ended   uint64        // the process of that session has ended, as a probe says
 	Advance uint64        // the launcher goes on to its round of that number: workers that join an earlier one are refused
 }

@@ -52,21 +52,27 @@ func (m *Machine) roundThatMoves(p *peer) *round {
 // grace is how long a node may have no line.
 func (m *Machine) grace(p *peer) time.Duration {
 	if m.roundThatMoves(p) != nil {
-		return max(m.settings.Grace, m.settling())
+		return max(m.settings.Grace, m.settling(p))
 	}
 	return m.settings.Grace
 }
 
-// settling is how long after the first of them all lines have ended that one fault has made silent: two sweeps of stream's watch.
-func (m *Machine) settling() time.Duration { return m.settings.LostAfter / 4 }
+// settling is how long after the first of them all lines have ended that the fault has made silent which has struck a node: four sweeps of stream's watch. Where
+// that has ended the scheduler before this one, all lines were made after it.
+func (m *Machine) settling(p *peer) time.Duration {
+	if p.round != nil && p.round.fell == p && m.now < p.round.young {
+		return 0
+	}
+	return m.settings.LostAfter / 8
+}
 
 // hurry shortens the time in which a node may come back that has no line, and that others have lost too. Where this scheduler may not decide yet, hurryAll does it
 // when it may.
 func (m *Machine) hurry(p *peer, why string) {
 	if r := m.roundThatMoves(p); r != nil {
 		p.missed = why
-		if _, _, rules := r.poll(); rules && p.lostAt > m.now+m.settling() {
-			p.why, p.lostAt = why, m.at(m.now+m.settling())
+		if _, _, rules := r.poll(); rules && p.lostAt > m.now+m.settling(p) {
+			p.why, p.lostAt = why, m.at(m.now+m.settling(p))
 		}
 	}
 }
@@ -97,7 +103,9 @@ func (r *round) learnSilence(at string) {
 		return
 	}
 	led := r.workers[max(slices.IndexFunc(r.workers, func(p *peer) bool { return p.Standby == at }), 0)]
-	led.silent = led.silent || led.line == nil
+	if led.line == nil {
+		led.silent, r.fell = true, led
+	}
 }
 
 // ended handles the answer that a process has ended. Of one that fell silent before it says nothing: it may have gone on without those who are here, and have ended with the job.

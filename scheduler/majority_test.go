@@ -95,12 +95,12 @@ func newParting(random *rand.Rand) *parting {
 			p.accuse(random, rank, 0, 0)
 			continue
 		}
-		silence := within(2400 * time.Millisecond) // two sweeps of the watch: a quarter of the timeout
+		silence := within(1200 * time.Millisecond) // four sweeps of the watch: an eighth of the timeout
 		p.add(silence, 0, Input{Line: line, Closed: "silent", Silent: true})
 		p.add(silence+within(30*time.Second), 0, Input{Ended: uint64(rank + 1)})
-		begin := within(6 * time.Second)
+		begin, silent := within(6*time.Second), []string{"", "h0:1"}[random.IntN(2)]
 		p.add(begin, 1, Input{Line: line, Hello: &wire.Hello{Role: wire.RoleWorker, Rank: rank}})
-		p.add(begin, 1, Input{Line: line, Message: &wire.Control{ID: 1, Register: &wire.Register{Workers: p.ranks, Elastic: true, Node: p.node(rank), Known: &wire.Known{Roster: *p.roster}}}})
+		p.add(begin, 1, Input{Line: line, Message: &wire.Control{ID: 1, Register: &wire.Register{Workers: p.ranks, Elastic: true, Node: p.node(rank), Known: &wire.Known{Roster: *p.roster, Silent: silent}}}})
 		p.accuse(random, rank, 1, begin)
 	}
 	slices.SortStableFunc(p.events, func(a, b partingEvent) int { return int(a.at - b.at) })

@@ -35,7 +35,7 @@ type peer struct {
 
 	lostAt time.Duration // its line is broken: when the job has lost it; 0 otherwise
 	waited bool          // longer than that, because this scheduler could not decide it
-	silent bool          // nothing was heard of it for the peer timeout, by this scheduler or by another node, since it last had a line
+	silent bool          // it fell silent, as this scheduler or another node found, since it last had a line
 	why    string        // its line broke because of this
 	missed string        // others have lost it too, because of this; "" for none since its line broke
 
@@ -168,7 +168,7 @@ func (m *Machine) reported(l *line, gone wire.Lost) {
 		}
 		s := &r.epoch.Servers[gone.Rank]
 		if s.Rank == membership.Dedicated && r.epoch.Elastic {
-			m.accusedServer(r, gone.Rank, l.peer, gone.Why+by)
+			m.accusedServer(r, gone.Rank, l.peer, gone.Why+by, gone.Silent)
 			return
 		}
 		if s.Rank == membership.Dedicated {
@@ -185,7 +185,7 @@ func (m *Machine) reported(l *line, gone wire.Lost) {
 	p.silent = p.silent || gone.Silent
 	switch {
 	case r.epoch.Elastic && l.peer != p && (l.peer.Role == wire.RoleServer || r.epoch.Embedded(l.peer.Rank) >= 0):
-		m.accused(p, l.peer, gone.Why+by)
+		m.accused(p, l.peer, gone.Why+by, gone.Silent)
 	case r.moves() && p.line != nil && l.peer != p:
 		m.suspect(p, gone.Why+by)
 	default:

@@ -22,6 +22,8 @@ type round struct {
 	parted   bool               // its workers were told that it cannot go on here
 	learning bool               // restored: some workers are absent still
 	held     []request          // that wait until these have reconnected
+	fell     *peer              // restored: who had the scheduler before and fell silent with it
+	young    time.Duration      // restored: until when all lines are younger than a silence that is noticed
 	tensors  tensors
 	sets     sets
 	profiles profiles
@@ -203,7 +205,7 @@ func (r *round) givenUp(p *peer) string {
 func (m *Machine) expect(r *round) {
 	m.info("a round of %d workers is back: learning what it knows", len(r.workers))
 	m.rounds = append(m.rounds, r)
-	r.learning = true
+	r.learning, r.young = true, m.now+m.settings.LostAfter/2
 	due, why := m.comingBack()
 	for rank, n := range r.roster.Workers {
 		p := m.sessions[n.Session]

@@ -174,7 +174,8 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 	case "remove":
 		m.RemoveID, m.Position = uint32(number(plain[0])), uint64(number(args["at"]))
 	case "lost":
-		m.ID, m.Lost = 0, &wire.Lost{Role: wire.Role(plain[0]), Rank: number(plain[1]), Why: strings.Join(plain[2:], " ")}
+		why := strings.Join(plain[2:], " ")
+		m.ID, m.Lost = 0, &wire.Lost{Role: wire.Role(plain[0]), Rank: number(plain[1]), Why: why, Silent: why == "silent"}
 	case "bye":
 		m.ID, m.Bye = 0, true
 	case "drain":

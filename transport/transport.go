@@ -102,7 +102,7 @@ func Silent(err error) bool {
 		func(silence error) bool { return errors.Is(err, silence) })
 }
 
-// ErrStopped is wrapped by errors of a connection that ends when this process runs again after more than a peer timeout in
+// ErrStopped is wrapped by errors of a connection that ends when this process runs again after a time in
 // which it did not: it was the peer of all others that they have given up.
 var ErrStopped = errors.New("this process itself did not run")
 

@@ -184,6 +184,9 @@ const (
 // redial connects again, after a pause, without end; nil when the client was closed.
 func (c *Client) redial(pause time.Duration) transport.Conn {
 	for refused := false; ; pause = min(2*pause, lastPause) {
+		if c.places().standbys { // who goes on without a scheduler that fell silent waits for those that come
+			pause = min(pause, cmp.Or(c.config.Attempt, defaultAttempt)/16)
+		}
 		if refused {
 			pause = refusedPause
 		}

@@ -161,7 +161,7 @@ func TestALineToASchedulerThatIsStoppedForLongIsMadeAnew(t *testing.T) {
 		defer c.Close()
 		first := accept(t, l)
 		defer first.Close()
-		if err := network.Script("at 0s scheduler stop\nat 8s scheduler continue\nat 10s scheduler stop\nat 30s scheduler continue"); err != nil {
+		if err := network.Script("at 0s scheduler stop\nat 4s scheduler continue\nat 10s scheduler stop\nat 30s scheduler continue"); err != nil {
 			t.Fatal(err)
 		}
 		start := time.Now()

@@ -25,6 +25,9 @@ import (
 // defaultAttempt bounds one attempt to reach a place.
 const defaultAttempt = 5 * time.Second
 
+// silentAttempt is which part of an attempt is for a place that has fallen silent: it would have to answer just now.
+const silentAttempt = 8
+
 // searchWidth is at how many places a node asks at the same time.
 const searchWidth = 16
 
@@ -35,6 +38,7 @@ type places struct {
 	standbys bool
 	lead     string   // the address of the own standby, "" for none
 	above    []string // the standbys of higher ranks than this one
+	silent   []string // those of them that this node has found silent
 }
 
 func (c *Client) places() places {
@@ -60,11 +64,12 @@ func (c *Client) places() places {
 			at = append(at, n.Standby)
 		}
 	}
+	silent := c.memory.silentPlaces()
 	switch {
 	case lead != "":
-		return places{c.lastFirst(p.at, slices.Concat(p.at, at)), true, lead, at}
+		return places{c.lastFirst(p.at, slices.Concat(p.at, at)), true, lead, at, silent}
 	case len(at) > 0:
-		return places{c.lastFirst(at, at), true, "", nil}
+		return places{c.lastFirst(at, at), true, "", nil, silent}
 	}
 	return p
 }
@@ -127,12 +132,12 @@ var errNoScheduler = errors.New("a process answers there, without a scheduler at
 
 // search asks at several places at the same time, and takes the first in their order: nodes that search at the same time choose the same.
 func (c *Client) search(ctx context.Context, p places) (transport.Conn, error) {
-	conn, failed := c.first(ctx, p.at, errNoScheduler) // a process without one will notice, if the scheduler is gone
+	conn, failed := c.first(ctx, p.at, p.silent, errNoScheduler) // a process without one will notice, if the scheduler is gone
 	if p.lead != "" && conn == nil && ctx.Err() == nil && !errors.Is(errors.Join(failed...), errNoScheduler) {
-		if conn, _ = c.first(ctx, p.above, nil); conn == nil {
+		if conn, _ = c.first(ctx, p.above, p.silent, nil); conn == nil {
 			c.config.Lead()
 			var errs []error
-			conn, errs = c.first(ctx, []string{p.lead}, nil)
+			conn, errs = c.first(ctx, []string{p.lead}, nil, nil)
 			failed = append(failed, errs...)
 		}
 	}
@@ -147,9 +152,9 @@ func (c *Client) search(ctx context.Context, p places) (transport.Conn, error) {
 
 // first asks at some places for the scheduler. It returns the first in their order that has it, or what is wrong with each, up to the first that is
 // wrong so that no later one is to be taken.
-func (c *Client) first(ctx context.Context, at []string, last error) (conn transport.Conn, errs []error) {
+func (c *Client) first(ctx context.Context, at, silent []string, last error) (conn transport.Conn, errs []error) {
 	for group := range slices.Chunk(at, searchWidth) {
-		which, conn, failed := c.firstOf(ctx, group, last)
+		which, conn, failed := c.firstOf(ctx, group, silent, last)
 		errs = append(errs, failed...)
 		switch {
 		case conn != nil:
@@ -162,9 +167,9 @@ func (c *Client) first(ctx context.Context, at []string, last error) (conn trans
 	return nil, errs
 }
 
-// firstOf is first at a few places, at the same time, for at most Config.Attempt. When one has the scheduler, the others have a quarter of that left: a scheduler
+// firstOf is first at a few places, at the same time, for at most Config.Attempt, and for less at those that are silent. When one has the scheduler, the others have a quarter of that left: a scheduler
 // that goes on elsewhere waits for its nodes about as long as they would wait twice for the place where it was.
-func (c *Client) firstOf(ctx context.Context, at []string, last error) (which int, conn transport.Conn, errs []error) {
+func (c *Client) firstOf(ctx context.Context, at, silent []string, last error) (which int, conn transport.Conn, errs []error) {
 	bound := cmp.Or(c.config.Attempt, defaultAttempt)
 	attempt, cancel := context.WithTimeout(transport.Once(ctx), bound)
 	defer cancel()
@@ -176,6 +181,12 @@ func (c *Client) firstOf(ctx context.Context, at []string, last error) (which in
 	for i := range at {
 		answers[i] = make(chan answer, 1)
 		go func() {
+			attempt := attempt
+			if slices.Contains(silent, at[i]) {
+				short, cancel := context.WithTimeout(attempt, bound/silentAttempt)
+				defer cancel()
+				attempt = short
+			}
 			conn, err := c.attempt(attempt, at[i])
 			if err == nil {
 				time.AfterFunc(bound/4, cancel)

@@ -124,6 +124,31 @@ func TestOneSilentConnectionIsEnough(t *testing.T) {
 	}
 }
 
+func TestAPlaceIsSilentThatANodeHasFoundSilent(t *testing.T) {
+	k := newMemory()
+	k.roster = &wire.Roster{
+		Workers: []wire.Node{{Standby: "a:1"}, {Standby: "b:1"}, {Standby: "c:1"}, {}},
+		Servers: []wire.Node{{Role: wire.RoleServer}, {Role: wire.RoleWorker, Rank: 2}},
+	}
+	for _, c := range []struct {
+		scheduler string
+		lost      []wire.Lost
+		want      string
+	}{
+		{"", nil, ""},
+		{"b:1", nil, "b:1"},
+		{"scheduler:1", nil, "scheduler:1,a:1"}, // in rank 0
+		{"", []wire.Lost{{Role: wire.RoleWorker, Rank: 0, Silent: true}, {Role: wire.RoleWorker, Rank: 1}}, "a:1"},
+		{"", []wire.Lost{{Role: wire.RoleServer, Rank: 0, Silent: true}, {Role: wire.RoleServer, Rank: 1, Silent: true}}, "c:1"},
+		{"", []wire.Lost{{Role: wire.RoleServer, Rank: 7, Silent: true}}, ""},
+	} {
+		k.silent, k.lost = c.scheduler, c.lost
+		if got := strings.Join(k.silentPlaces(), ","); got != c.want {
+			t.Errorf("with a scheduler silent at %q and %v: %s, want %s", c.scheduler, c.lost, got, c.want)
+		}
+	}
+}
+
 func TestASearchSaysWhatIsWrongWithEachPlace(t *testing.T) {
 	sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
 		defer listen("b", false).Close()
@@ -186,6 +211,16 @@ func TestARankTakesOverWhenNoLowerOneAnswers(t *testing.T) {
 		if got := look(); got != "true after 2s" || c.at != "d:1" || led != 1 {
 			t.Errorf("the lower ones are over and stopped: %s at %s, led %d times", got, c.at, led)
 		}
+		c.mu.Lock()
+		c.memory.reports(wire.Lost{Role: wire.RoleWorker, Rank: 2, Silent: true})
+		c.mu.Unlock()
+		if got := look(); got != "true after 0s" || c.at != "d:1" {
+			t.Errorf("the lower one is stopped, as this node has found: %s at %s", got, c.at)
+		}
+		c.mu.Lock()
+		c.memory.lost = nil
+		c.mu.Unlock()
+		led--
 		defer listen("e", true).Close()
 		if got := look(); got != "true after 2s" || c.at != "e:1" || led != 1 {
 			t.Errorf("a higher one has taken over: %s at %s, led %d times", got, c.at, led)

@@ -86,6 +86,30 @@ func (k *memory) reports(l wire.Lost) {
 	k.lost = append(k.lost, l)
 }
 
+// silentPlaces are the standbys of workers that this node has found silent, and no epoch is without yet: in rank 0 is a scheduler that is at no standby.
+func (k *memory) silentPlaces() (at []string) {
+	for rank, n := range k.roster.Workers {
+		if n.Standby != "" && n.Standby == k.silent || slices.ContainsFunc(k.lost, func(l wire.Lost) bool { return l.Silent && k.worker(l) == rank }) {
+			at = append(at, n.Standby)
+		}
+	}
+	if k.silent != "" && !slices.Contains(at, k.silent) {
+		at = append(at, k.silent, k.roster.Workers[0].Standby)
+	}
+	return at
+}
+
+// worker is the rank of a worker that is lost, or with its server; -1 for a dedicated server.
+func (k *memory) worker(l wire.Lost) int {
+	switch {
+	case l.Role == wire.RoleWorker:
+		return l.Rank
+	case l.Rank >= 0 && l.Rank < len(k.roster.Servers) && k.roster.Servers[l.Rank].Role == wire.RoleWorker:
+		return k.roster.Servers[l.Rank].Rank
+	}
+	return -1
+}
+
 func (k *memory) removed(set uint32) {
 	delete(k.sets, set)
 	maps.DeleteFunc(k.tensors, func(_ string, d []declared) bool { return d[0].tensor.ProcessSet == set })

@@ -35,8 +35,8 @@ const (
 type Config struct {
 	Secret           []byte        // the job secret
 	HandshakeTimeout time.Duration // from the first byte until both ends are known; 0 is 10 s
-	// PeerTimeout is how long a peer may be stopped without the loss of a connection, and whoever is silent for a quarter
-	// longer (Silence) is given up; 0 is 10 s.
+	// PeerTimeout is the time within which a peer that falls silent is given up (Silence), with a margin for what follows of it; one that is stopped for
+	// less than Tolerance is not. 0 is 10 s.
 	PeerTimeout time.Duration
 	Integrity   string      // what has authentication tags where Secure is nil: IntegrityByHost, IntegrityControl or IntegrityAll
 	Log         *zap.Logger // nil: no log

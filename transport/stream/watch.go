@@ -12,37 +12,44 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// Sweeps of a watch. A peer sends at least once in two of its sweeps, and may be stopped for a whole peer timeout in
-// between: more silence than that is a peer that no longer runs.
+// Sweeps of a watch. A peer sends at least once in three of its sweeps, and may be stopped in between: after sweepsOfSilence it is one that no longer runs.
+// One sweep passes before the count begins, and one may pass while a peer that goes on is read. What is left of the timeout after the silence is for what
+// follows: whoever decides hears of it from several sides, and the others go on.
 const (
-	sweepsPerTimeout = 8
-	sweepsOfSilence  = sweepsPerTimeout + 2
+	sweepsPerTimeout = 32
+	sweepsPerBeat    = 2
+	sweepsOfSilence  = 22
 )
 
-// Silence is for how long a peer may be silent that is stopped for a peer timeout.
+// Tolerance is for how long a peer may be stopped that is not given up.
+func Tolerance(peerTimeout time.Duration) time.Duration {
+	return peerTimeout * (sweepsOfSilence - sweepsPerBeat - 2) / sweepsPerTimeout
+}
+
+// Silence is the time after which a peer that has fallen silent is given up on all its connections.
 func Silence(peerTimeout time.Duration) time.Duration {
-	return peerTimeout * sweepsOfSilence / sweepsPerTimeout
+	return peerTimeout * (sweepsOfSilence + 1) / sweepsPerTimeout
 }
 
 // watch notices peers that no longer run, though their host acknowledges what is sent to them: their process is stopped
 // (SIGSTOP, a debugger), or hangs. It shows the peers of its own connections that this process runs. One watch serves
 // all connections of a transport, with one goroutine while there are any.
 //
-//  1. A connection that has sent nothing between two sweeps sends a beat, which the other end's reader passes over.
+//  1. A connection that has sent nothing for sweepsPerBeat sends a beat, which the other end's reader passes over.
 //  2. A connection whose reader waits, and has waited without a byte for sweepsOfSilence, ends. A reader that is busy
 //     with what it has read, however long, does not wait.
 //
 // Silence is counted in sweeps of this process, not by a clock. Time in which this process was stopped itself, or did not
 // get a processor, does not count: after it the peers' beats are read before the next sweep. Where that was longer than
-// peers wait, connections that have ended say so (transport.ErrStopped).
+// peers bear, connections that have ended say so (transport.ErrStopped).
 type watch struct {
-	timeout time.Duration
+	timeout time.Duration // in which a peer that has fallen silent is given up, and the others go on
 
 	mu      sync.Mutex // the connections' turns are not taken under it
 	conns   map[*Conn]struct{}
 	stop    chan struct{} // ends the goroutine; nil while there is no connection
 	swept   time.Time     // begin of the last sweep
-	resumed time.Time     // begin of the last one that came late by more than the timeout
+	resumed time.Time     // begin of the last one that came later than peers bear
 	missed  time.Duration // by how much
 }
 
@@ -53,6 +60,7 @@ type pulse struct {
 
 	// Of the last sweep; the watch's goroutine's alone.
 	lastReads, lastSends uint32
+	idle                 int // sweeps without a send
 	silent               int // sweeps in which the reader has waited without a byte
 }
 
@@ -101,7 +109,7 @@ func (w *watch) begin(stop <-chan struct{}, into []*Conn) []*Conn {
 		return into
 	}
 	now := time.Now()
-	if late := now.Sub(w.swept); late > w.timeout {
+	if late := now.Sub(w.swept); late > Tolerance(w.timeout) {
 		w.resumed, w.missed = now, late
 	}
 	w.swept = now
@@ -111,13 +119,13 @@ func (w *watch) begin(stop <-chan struct{}, into []*Conn) []*Conn {
 	return into
 }
 
-// stopped is for how long this process has not run, until now or shortly before; 0 if that is within what peers wait.
+// stopped is for how long this process has not run, until now or shortly before; 0 if that is within what peers bear.
 func (w *watch) stopped() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
 	switch late := now.Sub(w.swept); {
-	case w.stop != nil && late > w.timeout:
+	case w.stop != nil && late > Tolerance(w.timeout):
 		return late
 	case now.Sub(w.resumed) < w.timeout:
 		return w.missed
@@ -128,8 +136,11 @@ func (w *watch) stopped() time.Duration {
 // sweep looks at one connection.
 func (w *watch) sweep(c *Conn) {
 	p := &c.pulse
-	if sends := p.sends.Load(); sends == p.lastSends {
+	if sends := p.sends.Load(); sends != p.lastSends {
+		p.idle = 0
+	} else if p.idle++; p.idle == sweepsPerBeat {
 		c.beat()
+		p.idle = 0
 	}
 	p.lastSends = p.sends.Load()
 	reads := p.reads.Load()
@@ -138,7 +149,7 @@ func (w *watch) sweep(c *Conn) {
 		return
 	}
 	if p.silent++; p.silent >= sweepsOfSilence {
-		c.end(fmt.Errorf("%s has been silent for %v: its process is stopped, or its host or the network to it is down: %w", c.peer, w.timeout, os.ErrDeadlineExceeded))
+		c.end(fmt.Errorf("%s has been silent for %v: its process is stopped, or its host or the network to it is down: %w", c.peer, w.timeout*sweepsOfSilence/sweepsPerTimeout, os.ErrDeadlineExceeded))
 	}
 }
 

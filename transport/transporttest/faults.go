@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/paceline/paceline/transport/stream"
 )
 
 // fault is one line of a script.
@@ -34,7 +36,7 @@ type fault struct {
 // "after" counts the bytes of all connections on the link from the call of Script on, "write" those of one-sided
 // writes alone, and the connection that sends the last of them is the one that cut, reset and garbage strike; "at", which
 // also starts at the call, has them strike every connection on the link. A link that stays frozen for
-// Options.PeerTimeout ends its connections on both sides.
+// longer than stream.Tolerance ends its connections on both sides.
 func (n *Network) Script(script string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -231,7 +233,7 @@ func (t *traffic) change(p path, f fault) {
 	case f.what == "freeze" && l.thawed == nil:
 		thawed := make(chan struct{})
 		l.thawed = thawed
-		t.after(t.PeerTimeout, func() {
+		t.after(stream.Tolerance(t.PeerTimeout), func() {
 			if l.thawed == thawed { // still the same freeze
 				for _, e := range t.between(p) {
 					e.fail(syscall.ETIMEDOUT)

@@ -26,7 +26,7 @@ type Options struct {
 	Bandwidth        int           // bytes per second, one way, of all connections from one node to another; 0 is no limit
 	Buffer           int           // bytes that one direction of a connection holds between sender and reader; 0 is 64 KiB
 	HandshakeTimeout time.Duration // as in tcp.Config; 0 is 10 s
-	PeerTimeout      time.Duration // how long a link may be frozen before its connections fail; 0 is 10 s
+	PeerTimeout      time.Duration // within which connections over a frozen link fail; 0 is 10 s
 	Integrity        string        // as in stream.Config: "" has tags on everything, as each node is a host
 	Kind             string        // of transport, for tests of several kinds; "" is "twin"
 	Lends            bool          // nodes lend each other memory (transport.Lender), as processes of one host do

@@ -193,7 +193,7 @@ type Lost struct {
 	Rank  int    `json:"rank"` // of a worker; index of a server
 	Why   string `json:"why"`
 	Round uint64 `json:"round,omitempty"` // from which it was lost; 0 from a node: its latest round
-	// Silent says, from a node, that nothing was heard of it for the peer timeout. It may have gone on elsewhere: a process that has ended closes its connections.
+	// Silent says, from a node, that it fell silent. It may have gone on elsewhere: a process that has ended closes its connections.
 	Silent bool `json:"silent,omitempty"`
 	// Drained says that it is no loss: a server of an elastic job that left empty.
 	Drained bool `json:"drained,omitempty"`
