@@ -49,10 +49,17 @@ func (m *Machine) roundThatMoves(p *peer) *round {
 	return nil
 }
 
-// grace is how long a node may have no line.
+// grace is how long a node may have no line, to make another. One that fell silent would have done so before; but its line may be the first that has ended of those that
+// one fault has struck.
 func (m *Machine) grace(p *peer) time.Duration {
-	if m.roundThatMoves(p) != nil {
+	moves := m.roundThatMoves(p) != nil
+	switch {
+	case moves && p.silent:
+		return m.settling(p)
+	case moves:
 		return max(m.settings.Grace, m.settling(p))
+	case p.silent:
+		return min(m.settings.Grace, m.settling(p))
 	}
 	return m.settings.Grace
 }
@@ -156,6 +163,6 @@ func (m *Machine) suspect(p *peer, why string) {
 	}
 	m.probe(p)
 	if p.lostAt == 0 {
-		p.why, p.lostAt = why, m.at(m.now+m.grace(p))
+		p.why, p.lostAt = why, m.at(m.now+max(m.settings.Grace, m.settling(p)))
 	}
 }

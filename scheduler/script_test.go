@@ -32,7 +32,7 @@ import (
 //	w0 register worker 0 … standby=host:port; w0 ended: a probe says so
 //	o0 drain 1; s0 drain; s0 drain empty=1
 //	w0 forgets; w0 poses as w1         the roster it had; with what w1 knows
-//	w0 lost worker 1 why; w0 bye; w0 breaks; w0 status; w0 status detail; w0 report 3; w0 hello role
+//	w0 lost worker 1 why; w0 bye; w0 breaks; w0 breaks silent; w0 status; w0 status detail; w0 report 3; w0 hello role
 func TestScripts(t *testing.T) {
 	transcript.Run(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
 		s := newStage()
@@ -144,7 +144,7 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 		s.open(a, wire.Role(plain[0]))
 		return nil
 	case "breaks":
-		s.step(Input{Line: a.line, Closed: "it broke"})
+		s.step(Input{Line: a.line, Closed: "it broke", Silent: len(plain) > 0})
 		return nil
 	case "register":
 		a.register = registration(a, s.lastID, plain, args)

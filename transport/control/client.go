@@ -232,9 +232,6 @@ func (c *Client) adopt(line *Line) bool {
 		c.resume = c.lastID
 		first = append(first, &wire.Control{ID: c.resume, Register: &r})
 	}
-	for _, l := range c.memory.lost {
-		first = append(first, &wire.Control{Lost: &l})
-	}
 	for _, id := range slices.Sorted(maps.Keys(c.pending)) {
 		first = append(first, c.pending[id].message(id))
 	}
@@ -276,7 +273,14 @@ func (c *Client) dispatch(line *Line, m *wire.Control) {
 		c.refused = &RefusedError{"register again", c.config.Address, m.Error, m.Missed}
 	}
 	fresh := m.Error == "" && c.memory.learn(request, m)
+	var lost []wire.Lost
+	if again && m.Error == "" { // a scheduler that was restarted knows the round of this node now: a dedicated server may have come before any worker
+		lost = slices.Clone(c.memory.lost)
+	}
 	c.mu.Unlock()
+	for _, l := range lost {
+		line.Push(&wire.Control{Lost: &l})
+	}
 	switch {
 	case again && m.Error != "":
 		c.config.Log.Error("the scheduler has refused this node", zap.String("reason", m.Error))
