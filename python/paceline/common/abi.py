@@ -17,7 +17,6 @@ ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER, BARRIER, ACCUMULATE, S
 ANY_RANK = -1  # the root of a receive that takes a message of any rank
 DECLARE, ADD, READ, READ_NOW, WITHIN, EXACT = 1, 2, 4, 8, 16, 32  # uses of a held value
 UINT8, INT8, INT16, INT32, INT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, BOOL = range(10)
-ITEM_BYTES = (1, 1, 2, 4, 8, 2, 2, 4, 8, 1)  # by type
 
 
 class Sync(ctypes.Structure):

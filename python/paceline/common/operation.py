@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -71,7 +70,7 @@ class How(NamedTuple):
 
 
 class Repeat:
-    """A small allreduce that has ended well, and may be started again under its name with little work.
+    """An allreduce that has ended well, and may be started again under its name with little work.
 
     It is submitted as pl_op.later, since nothing is wrong with it.
     """
@@ -112,7 +111,6 @@ class Repeat:
 # gets at once.
 _repeats: dict[tuple[int, str], Repeat] = {}
 
-_REPEATED_BYTES = 1 << 16  # of larger ones the exchange takes longer than the submission
 _MAX_REPEATS = 1 << 16
 
 
@@ -124,7 +122,7 @@ def repeated(process_set: int, name: str, what: tuple[Any, ...]) -> Repeat | Non
 
 def ended_well(op: abi.Op) -> None:
     """Notes that an operation has ended without an error, and may come again."""
-    if op.again is not None and (op.later or _is_small(op)):
+    if op.again is not None:
         _keep(Repeat(op))
 
 
@@ -132,10 +130,6 @@ def _keep(repeat: Repeat) -> None:
     if len(_repeats) >= _MAX_REPEATS:
         _repeats.clear()
     _repeats[repeat.known_by] = repeat
-
-
-def _is_small(op: abi.Op) -> bool:
-    return math.prod(op.shape[: op.ndim]) * abi.ITEM_BYTES[op.dtype] <= _REPEATED_BYTES
 
 
 def operation(

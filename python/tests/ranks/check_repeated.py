@@ -1,4 +1,4 @@
-"""Small allreduces that come again, which are submitted without waiting for the engine (pl_op.later)."""
+"""Allreduces that come again, which are submitted without waiting for the engine (pl_op.later)."""
 
 import threading
 import weakref
@@ -8,9 +8,7 @@ import torch
 from torch import nn
 
 import paceline.torch as hvd
-from paceline.common import abi
 from paceline.common.engine import engine
-from paceline.torch._memory import dtype_number
 
 
 @pytest.fixture
@@ -70,15 +68,25 @@ def test_what_is_another_operation_is_submitted(left, size):
         (torch.ones(2, 2, dtype=torch.float64), {"postscale_factor": 2.0}),
     ):
         assert summed(x, "another", **how)[0].sum() > 0
-    summed(torch.ones(1 << 14), "large")
-    summed(torch.ones((1 << 14) + 1), "larger")
+    summed(torch.ones(4), "before a join")
     assert left == []
-    summed(torch.ones(1 << 14), "large")
-    summed(torch.ones((1 << 14) + 1), "larger")
-    assert left == ["large"]
+    summed(torch.ones(4), "before a join")
+    assert left == ["before a join"]
     hvd.join()
-    summed(torch.ones(1 << 14), "large")
-    assert left == ["large"]
+    summed(torch.ones(4), "before a join")
+    assert left == ["before a join"]
+
+
+@pytest.mark.parametrize("elements", [1, 1 << 14, 1 << 20, 5 << 20])
+def test_of_any_size(left, elements, rank, size):
+    """Several in flight, more than the engine holds together."""
+    wanted = sum(range(size))
+    for time in range(3):
+        sums = [torch.full((elements,), float(rank + i)) for i in range(4)]
+        handles = [hvd.allreduce_async_(x, name=f"{elements}/{i}", op=hvd.Sum) for i, x in enumerate(sums)]
+        for i, handle in enumerate(handles):
+            assert torch.equal(hvd.synchronize(handle), torch.full((elements,), float(wanted + size * i)))
+        assert left == [f"{elements}/{i}" for i in range(4)] * time
 
 
 def test_what_is_in_flight_is_refused_at_once(left, rank, size):
@@ -156,8 +164,3 @@ def test_a_process_set_is_removed_after_what_was_left(left, rank):
                 assert torch.equal(hvd.synchronize(handle), torch.ones(2))
             except hvd.HorovodInternalError as e:  # and not ValueError, since it was submitted before
                 assert "removed while it was in flight" in str(e)
-
-
-def test_the_numbers_of_bytes_are_those_of_the_types():
-    for dtype in (torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        assert abi.ITEM_BYTES[dtype_number(torch.ones(1, dtype=dtype))] == dtype.itemsize
