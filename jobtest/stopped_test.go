@@ -13,9 +13,9 @@ import (
 // The tests in this file stop processes of a job (SIGSTOP): their kernel keeps the connections and goes on acknowledging.
 
 // timeout is the peers' in these tests.
-const timeout = 3 * time.Second
+const timeout = 4 * time.Second
 
-var timeouts = []string{"PACELINE_PEER_TIMEOUT=3s"}
+var timeouts = []string{"PACELINE_PEER_TIMEOUT=" + timeout.String()}
 
 // target starts a job and says which of its processes is stopped, and what the others call it.
 type target func(t *testing.T) (f *jobtest.Fleet, p *jobtest.Process, name string)

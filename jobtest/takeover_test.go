@@ -18,7 +18,7 @@ func TestASchedulerIsStartedAgainAtAnotherAddress(t *testing.T) {
 	for _, servers := range []int{0, 2} {
 		t.Run(fmt.Sprintf("%d servers", servers), func(t *testing.T) {
 			t.Parallel()
-			f := jobtest.StartFleetOfTwoAddresses(t, 3, servers, "PACELINE_PEER_TIMEOUT=2s")
+			f := jobtest.StartFleetOfTwoAddresses(t, 3, servers, "PACELINE_PEER_TIMEOUT=4s")
 			for range 2 {
 				f.MoveScheduler((*jobtest.Process).Kill)
 				for range 3 {

@@ -78,7 +78,7 @@ def test_a_server_of_the_launcher_is_killed(elastic, tmp_path):
 def test_nobody_waits_for_a_worker_that_stays_frozen(tmp_path):
     """Without --elastic its round ends, the others form the next, and it is stopped at the end."""
     (tmp_path / "ready").touch()
-    with Elastic(tmp_path, "-np", "3", "--min-np", "1", JOB_PREPARES="yes", PACELINE_PEER_TIMEOUT="2") as job:
+    with Elastic(tmp_path, "-np", "3", "--min-np", "1", JOB_PREPARES="yes", PACELINE_PEER_TIMEOUT="4") as job:
         (first,) = job.wait(lambda: job.rounds(3))
         job.wait(lambda: job.said("commit"))
         os.kill(next(m["pid"] for m in first if m["rank"] == 1), signal.SIGSTOP)
@@ -93,7 +93,7 @@ def test_nobody_waits_for_a_worker_that_stays_frozen(tmp_path):
 def test_a_worker_that_was_given_up_comes_back_as_one_that_joins(rank, tmp_path):
     (tmp_path / "ready").touch()
     flags = ["-np", "3", "--min-np", "2", "--elastic"]
-    with Elastic(tmp_path, *flags, JOB_PREPARES="yes", PACELINE_PEER_TIMEOUT="2") as job:
+    with Elastic(tmp_path, *flags, JOB_PREPARES="yes", PACELINE_PEER_TIMEOUT="4") as job:
         (first,) = job.wait(lambda: job.rounds(3))
         stopped = next(m for m in first if m["rank"] == rank)
         job.wait(lambda: job.said("commit"))

@@ -274,7 +274,7 @@ def test_a_process_that_stays_frozen_is_not_waited_for(what, tmp_path, port):
     """The others train to the end, which then is the job's. A server from elsewhere is not this launcher's to end."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(STEPS))
-    env = {"PACELINE_JOB_SECRET": "of a frozen process", "PACELINE_ELASTIC": "1", "PACELINE_PEER_TIMEOUT": "2"}
+    env = {"PACELINE_JOB_SECRET": "of a frozen process", "PACELINE_ELASTIC": "1", "PACELINE_PEER_TIMEOUT": "4"}
     flags = ["-np", "2", "--elastic", "--listen", f"127.0.0.1:{port}"]
     flags += ["--servers", "localhost,localhost"] if what != "a rank" else []
     servers = []
@@ -323,7 +323,7 @@ def test_a_frozen_rank_of_a_job_that_is_not_elastic_is_not_waited_for(tmp_path):
     """)
     )
     command = ["paceline", "run", "-np", "2", sys.executable, str(script)]
-    env = clean_environment() | {"PACELINE_PEER_TIMEOUT": "2"}
+    env = clean_environment() | {"PACELINE_PEER_TIMEOUT": "4"}
     run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert run.returncode == 128 + signal.SIGKILL, run
     assert "caught" in run.stdout and "rank 1 on" in run.stderr, run

@@ -87,8 +87,8 @@ def _of_this_job(numbers: list[int]) -> list[int]:
 
 def _label(kind: str, name: str | None) -> str:
     """The operation's name on all ranks, "" for one that matches by its order."""
-    if name is not None:
-        return name
+    if name is not None:  # as Horovod's, whose node has another name then
+        return name_of_use(name, alone=True)
     if tf.executing_eagerly():
         return ""
     graph, names = tf.compat.v1.get_default_graph(), []

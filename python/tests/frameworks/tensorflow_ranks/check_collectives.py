@@ -220,6 +220,24 @@ def test_operations_in_graphs_match_after_one_rank_has_traced_more(rank, size):
         assert total(tf.ones([n])).numpy() >= size
 
 
+def test_one_name_may_be_used_twice_in_a_function(rank, size):
+    """And on either branch of a tf.cond: ranks that take different ones meet under it."""
+
+    @tf.function
+    def both(x, y, first):
+        two = hvd.allreduce(x, name="of two", op=hvd.Sum), hvd.allreduce(y, name="of two", op=hvd.Sum)
+        branch = tf.cond(
+            first,
+            lambda: hvd.allreduce(x, name="of a branch", op=hvd.Sum),
+            lambda: hvd.allreduce(2 * x, name="of a branch", op=hvd.Sum),
+        )
+        return *two, branch
+
+    for _ in range(3):
+        x, y, branch = both(tf.ones(3), tf.ones(3) * 2, tf.constant(rank == 0))
+        assert (x[0], y[0], branch[0]) == (size, 2 * size, 2 * size - 1)
+
+
 def test_codecs(run, rank, size):
     x = tf.random.stateless_normal([4096], [1, rank])
     every = np.mean([tf.random.stateless_normal([4096], [1, r]) for r in range(size)], axis=0)
