@@ -42,8 +42,9 @@ func newTensors(d *membership.Dealer) tensors {
 
 func nameOf(t *wire.Tensor) membership.Name { return membership.Name{Set: t.ProcessSet, Name: t.Name} }
 
+// memberOf is a tensor as a remap moves its keys. Those of broadcasts stay: parameters travel once, and a server that comes is to have its share of what travels in each step.
 func memberOf(t *wire.Tensor, p wire.Placed) *membership.Tensor {
-	return &membership.Tensor{Number: p.ID, Name: nameOf(t), Parts: t.Parts, Servers: p.Servers, Fixed: !moves(t)}
+	return &membership.Tensor{Number: p.ID, Name: nameOf(t), Parts: t.Parts, Servers: p.Servers, Fixed: !moves(t) || t.Kind == units.Broadcast}
 }
 
 // moves reports whether the keys of a tensor can go on at another server while their own lives: those of held values, and of sums that every rank gets, as broadcasts

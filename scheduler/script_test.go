@@ -26,7 +26,7 @@ import (
 //	                              sync: its PACELINE_SYNC
 //	s0 register server host:port       a dedicated server
 //	w0 back                            the client of w0 reconnects with what it knows; more=1: with the first part of it; silent=host:port: where the scheduler fell silent
-//	w0 declare conv/4,4 fc/8#1         tensors: name/bytes of partitions#generation; set=1
+//	w0 declare conv/4,4 fc/8#1         tensors: name/bytes of partitions#generation; set=1; broadcast.x is a broadcast
 //	w0 measures 0=100 1=10             so many MB/s from and to each server
 //	w0 add 0,1 at=0; w0 remove 1 at=1  calls on process sets
 //	w0 register worker 0 … standby=host:port; w0 ended: a probe says so
@@ -236,6 +236,9 @@ func tensor(a *actor, word string, set uint32) wire.Tensor {
 	t := wire.Tensor{
 		Name: name, Kind: units.Allreduce, Op: units.Sum, DType: units.Uint8, Prescale: 1, Postscale: 1,
 		ProcessSet: set, Generation: uint64(number(generation)),
+	}
+	if strings.HasPrefix(name, "broadcast.") {
+		t.Kind = units.Broadcast
 	}
 	for _, n := range numbers(parts) {
 		t.Parts = append(t.Parts, uint32(n))

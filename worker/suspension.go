@@ -3,6 +3,8 @@ package worker
 import (
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -12,6 +14,9 @@ func (t *task) halt() {
 		t.halted = time.Now()
 	}
 }
+
+// suspensionSettles is after how long the first exchange of an epoch that had to begin again stands for all others of it.
+const suspensionSettles = time.Second
 
 // resumed notes that a task has its answer, so long after it was halted.
 func (e *Engine) resumed(after time.Duration) {
@@ -23,7 +28,18 @@ func (e *Engine) resumed(after time.Duration) {
 	s, epoch := e.suspension, e.epoch().Number
 	if s.Epoch != epoch {
 		s.Epoch, s.Last = epoch, 0
+		time.AfterFunc(suspensionSettles, func() { e.logSuspension(epoch) })
 	}
 	s.Last = max(s.Last, after.Seconds())
 	s.Worst = max(s.Worst, s.Last)
+}
+
+// logSuspension says for how long a change of servers has suspended this rank, unless another has followed.
+func (e *Engine) logSuspension(epoch uint32) {
+	e.mu.Lock()
+	s := *e.suspension
+	e.mu.Unlock()
+	if s.Epoch == epoch && e.ctx.Err() == nil {
+		e.cfg.Log.Info("a change of servers has suspended training here", zap.Uint32("epoch", epoch), zap.Duration("for at most", time.Duration(s.Last*float64(time.Second))))
+	}
 }

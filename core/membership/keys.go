@@ -16,7 +16,7 @@ type Tensor struct {
 	Parts   []uint32 // bytes of each partition
 	Servers []int    // index of the server of each; that of partition 0 is the home server of the name
 	Near    bool     // its servers are near to its bytes, and a remap leaves them
-	Fixed   bool     // they have of it what an elastic job cannot move
+	Fixed   bool     // they have of it what an elastic job cannot move, or it is not worth it
 }
 
 // stays reports whether a remap leaves a partition on its server, if that stays.

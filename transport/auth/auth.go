@@ -119,6 +119,9 @@ func (k Keys) Server(rw io.ReadWriter, peer string) (*Session, error) {
 		_, _ = io.WriteString(rw, magic)
 		_, _ = io.CopyN(io.Discard, rw, tlsRecord)
 	}
+	if errors.Is(err, errRelease) { // it finds the same in this node's hello
+		_, _ = rw.Write(mine)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -174,8 +177,8 @@ func readHello(r io.Reader, peer string, mine []byte) ([]byte, error) {
 		return nil, Interrupted(peer, err)
 	}
 	if got := [2]byte(hello[len(magic):]); got != [2]byte{Version, wire.Version} {
-		return nil, fmt.Errorf("%w: %s speaks handshake %d and frames %d, this node %d and %d: install the same release everywhere",
-			transport.ErrAuth, peer, got[0], got[1], Version, wire.Version)
+		return nil, fmt.Errorf("%w: %s %w: it has handshake %d and frames %d, this node %d and %d: install the same release everywhere",
+			transport.ErrAuth, peer, errRelease, got[0], got[1], Version, wire.Version)
 	}
 	if level := hello[len(magic)+2]; level >= byte(numLevels) {
 		return nil, fmt.Errorf("%w: %s asks for integrity level %d, which is not known here", transport.ErrAuth, peer, level)
@@ -201,6 +204,9 @@ var NoTLS = []byte{tlsAlert, 3, 3, 0, 2, 2, 70}
 const EverywhereTLS = "set PACELINE_TLS_CERT, PACELINE_TLS_KEY and PACELINE_TLS_CA on every node, or on none"
 
 var errTLS = errors.New("uses TLS, which this node does not")
+
+// errRelease is the error of a peer whose protocol has another version.
+var errRelease = errors.New("is of another release")
 
 // Plain reports whether the first bytes of a peer are those of this handshake, which come without TLS.
 func Plain(first []byte) bool { return strings.HasPrefix(magic, string(first)) }

@@ -164,6 +164,27 @@ func TestStrangersAreToldApart(t *testing.T) {
 	}
 }
 
+// TestBothSidesHearOfAnotherRelease: the one that is refused would try again otherwise.
+func TestBothSidesHearOfAnotherRelease(t *testing.T) {
+	a, b := pipe(t)
+	go func() { _ = serve(b) }()
+	old := Keys{}.newHello()
+	old[len(magic)+1]++
+	if _, err := a.Write(old); err != nil {
+		t.Fatal(err)
+	}
+	answer := make([]byte, helloSize)
+	if _, err := io.ReadFull(a, answer); err != nil {
+		t.Fatal(err)
+	}
+	answer[len(magic)+1]++ // as the other release reads it
+	_, err := readHello(bytes.NewReader(answer), "server:1", old)
+	wantAuthError(t, err, "server:1 is of another release")
+	if !Refused(err) {
+		t.Errorf("%v is no reason to give up", err)
+	}
+}
+
 func TestASilentPeerMeetsTheDeadline(t *testing.T) {
 	_, b := pipe(t)
 	b.SetDeadline(time.Now().Add(-time.Second))
