@@ -53,6 +53,9 @@ func (r *round) enter(next *membership.Epoch) error {
 	}
 	roster := control.RosterOf(next)
 	r.epoch, r.roster, r.tensors.dealer = next, &roster, dealer
+	for _, rank := range r.in(present) {
+		r.profiles.moving.Add(rank)
+	}
 	for k, p := range r.tensors.placed {
 		p.Servers = next.Keys.Of(p.ID).Servers
 		r.tensors.placed[k] = p

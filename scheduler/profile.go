@@ -19,6 +19,7 @@ type profiles struct {
 	since   rankset.Set                // ranks that have reported since the placement looked
 	verdict *wire.Verdict              // of the newest look; nil before the first
 	tries   int                        // decisions that have moved nothing
+	moving  rankset.Set                // ranks whose next report is of the time in which keys moved
 }
 
 // profiled takes a worker's report in. When all have reported, or one has again, the placement looks at the profiles. A report that cannot
@@ -35,6 +36,10 @@ func (m *Machine) profiled(l *line, report *wire.Profile) {
 	}
 	if err := r.checkProfile(report); err != nil {
 		m.warn("ignored what %s reports of servers: %v", name(&p.Node), err)
+		return
+	}
+	if r.profiles.moving.Has(p.Rank) { // it says little of the servers, and nothing of one that has just come
+		r.profiles.moving.Remove(p.Rank)
 		return
 	}
 	if r.profiles.since.Has(p.Rank) {
