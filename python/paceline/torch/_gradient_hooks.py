@@ -85,6 +85,7 @@ class GradientHooks(Distributed):
         self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
         # by parameter: its gradient since the last step, not to be changed, and the gradient's mark
         self._made: dict[torch.Tensor, tuple[torch.Tensor | None, tuple[int, int]]] = {}
+        self._unfinished: list[Callable[[], None]] = []  # what waits for exchanges: Ctrl-C may leave some of it
         self._stepping = threading.Lock()  # backward has a thread for each device
 
     def _watch_all(self) -> None:
@@ -106,6 +107,7 @@ class GradientHooks(Distributed):
         return ready
 
     def _gradient_ready(self, p: torch.Tensor) -> None:
+        self._finish_interrupted()
         watched = self._watched[p]
         if watched.left <= 0:
             raise AssertionError(
@@ -171,22 +173,34 @@ class GradientHooks(Distributed):
 
     def _finish_all(self) -> None:
         """Waits for every exchange in flight, even if one fails. Raises RuntimeError if a gradient was changed."""
-        failure: RuntimeError | ValueError | None = None
         changed = self._changed()
         self._made = {}
         params, waits = self._take_in_flight()
-        for wait in waits:
-            try:
-                wait()
-            except (RuntimeError, ValueError) as e:
-                failure = failure or e
+        self._unfinished += waits
         for p in params:
             self._watched[p].left = self.backward_passes_per_step
+        failure = self._finish_waits()
         if failure is not None and (isinstance(failure, HorovodInternalError) or not changed):
             raise failure
         if changed:  # which other failures follow from
             names = ", ".join(map(repr, changed[:3])) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
             raise RuntimeError(_CHANGED.format(names=names, recipe=self._recipe))
+
+    def _finish_waits(self) -> RuntimeError | ValueError | None:
+        """Waits for what is unfinished, and returns the first failure."""
+        failure: RuntimeError | ValueError | None = None
+        while self._unfinished:
+            try:
+                self._unfinished[0]()
+            except (RuntimeError, ValueError) as e:
+                failure = failure or e
+            del self._unfinished[0]
+        return failure
+
+    def _finish_interrupted(self) -> None:
+        """Waits for what a wait that was interrupted (Ctrl-C) has left: the engine uses the gradients until then."""
+        if self._unfinished and (failure := self._finish_waits()) is not None:
+            raise failure
 
     def _take_in_flight(self) -> tuple[Iterable[torch.Tensor], Iterable[Callable[[], None]]]:
         """The parameters that are exchanged, which are so no longer, and what waits for them."""
@@ -219,6 +233,7 @@ class GradientHooks(Distributed):
     def _drop_in_flight(self) -> None:
         """Forgets the exchanges in flight: nobody waits for their results."""
         self._in_flight.clear()
+        self._unfinished.clear()
         self._made.clear()
         self.set_backward_passes_per_step(self.backward_passes_per_step)
 
@@ -231,6 +246,7 @@ class GradientHooks(Distributed):
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clears the gradients. Raises AssertionError while they are being reduced."""
+        self._finish_interrupted()
         if self._exchanged():
             raise AssertionError(_EARLY_ZERO_GRAD)
         super().zero_grad(*args, **kwargs)

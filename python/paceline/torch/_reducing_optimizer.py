@@ -123,6 +123,7 @@ class ReducingOptimizer(GradientHooks):
         return self._collector.hook(watched, ready)
 
     def _backward_begins(self) -> None:
+        self._finish_interrupted()
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _collected_enough(self) -> None:
@@ -273,6 +274,7 @@ class ReducingOptimizer(GradientHooks):
         Call it before using gradients, for example to clip or to unscale them, and step within `skip_synchronize`.
         Raises RuntimeError, which names the parameter, if the program has changed a gradient since backward.
         """
+        self._finish_interrupted()
         self._start_missing()
         self._finish_all()
         self._synchronized = True

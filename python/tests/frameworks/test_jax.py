@@ -269,7 +269,7 @@ def test_operations_before_init_are_an_error():
 
 
 def test_a_program_on_several_devices_is_an_error():
-    """As docs/jax.md says: also where all have the whole array; pmap works on one device."""
+    """As docs/jax.md says: also where all have the whole array; pmap works on one device, from JAX 0.8 on."""
     code, said = python(
         """
         import jax, jax.numpy as jnp, numpy as np
@@ -283,12 +283,18 @@ def test_a_program_on_several_devices_is_an_error():
                 jax.block_until_ready(program(hvd.allreduce)(x))
             except ValueError as e:
                 print("said:", e)
-        print("one:", jax.pmap(hvd.allreduce)(jnp.ones((1, 4))))
+        try:
+            print("one:", jax.pmap(hvd.allreduce)(jnp.ones((1, 4))))
+        except ValueError as e:
+            print("one:", e)
         """,
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
     )
-    assert code == 0 and said.count("not supported for more than 1 device: [Paceline]") == 3, said
-    assert "one: [[1. 1. 1. 1.]]" in said, said
+    errors, one = 3, "[[1. 1. 1. 1.]]"
+    if jax.__version_info__ < (0, 8):
+        errors, one = 2, "Ordered effects not supported in `pmap`."
+    assert code == 0 and said.count("not supported for more than 1 device: [Paceline]") == errors, said
+    assert said.count("said:") == 3 and f"one: {one}" in said, said
 
 
 def test_torch_and_jax_in_one_process():

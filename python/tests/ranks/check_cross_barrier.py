@@ -481,3 +481,20 @@ def test_a_step_that_changes_options_of_all_parameters_is_refused():
     with pytest.raises(ValueError, match="cross_barrier: the optimizer's step changes steps of all parameters"):
         optimizer.step()
     hvd.barrier()
+
+
+@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16], ids=["none", "fp16"])
+def test_a_failed_reduction_is_the_error_and_nothing_of_it_stays(rank, compression):
+    model = nn.Module()
+    model.same, model.other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3 + min(rank, 1)))
+    named = [(f"fails {compression.__name__} {name}", p) for name, p in model.named_parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, named, cross_barrier=True, compression=compression)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model.same.sum() + model.other.sum()).backward()
+        with pytest.raises(hvd.HorovodInternalError, match=r"ranks disagree about .* other"):
+            optimizer.step()
+            optimizer.agree()
+        optimizer.agree()
+        assert len(model.state_dict()) == 2

@@ -1,5 +1,9 @@
 """DistributedOptimizer: which gradients it reduces, and to what."""
 
+import os
+import signal
+import threading
+
 import pytest
 import torch
 from nets import batch, loss_of, net, sgd, train_both
@@ -219,3 +223,33 @@ def test_adasum_with_closures_and_missing_gradients(rank):
     assert optimizer.step(closure).item() > 0
     optimizer.zero_grad()
     optimizer.step()
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_steps_follow_one_that_was_interrupted(steps, rank):
+    """Ctrl-C in a notebook, while another rank is late."""
+    model = net()
+    named = [(f"interrupted {steps} {name}", p) for name, p in model.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), named)
+
+    def step():
+        optimizer.zero_grad()
+        loss_of(model, batch(rank)).backward()
+        optimizer.step()
+
+    for _ in range(steps):
+        step()
+    if rank == 0:
+        late = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        late.start()
+        with pytest.raises(KeyboardInterrupt):
+            step()
+        late.join()
+    hvd.barrier()
+    if rank > 0:
+        step()
+    for _ in range(3):
+        step()
+    alone = [p.grad.clone() for p in model.parameters()]
+    for mine, everyones in zip(alone, [hvd.allreduce(g) for g in alone], strict=True):
+        torch.testing.assert_close(mine, everyones)
