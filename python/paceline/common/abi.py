@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import os
 import pathlib
 from typing import Any
@@ -55,7 +56,11 @@ class Held(ctypes.Structure):
 
 
 def int32(value: int, what: str) -> int:
-    """The value, which ctypes would cut. Raises ValueError where it has more than 32 bits."""
+    """The value, which ctypes would cut. Raises ValueError where it is no integer or has more than 32 bits."""
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{what} {value!r}: give an int, not {type(value).__name__}") from None
     if -(1 << 31) <= value < 1 << 31:
         return value
     raise ValueError(f"{what} {value}: it has more than 32 bits")

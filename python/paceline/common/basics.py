@@ -8,7 +8,7 @@ from typing import Any
 from paceline._absent import explain_absent_names
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
-from paceline.common.process_sets import ProcessSet, register_process_sets
+from paceline.common.process_sets import ProcessSet, check_process_set, register_process_sets
 from paceline.common.seat import seat
 
 shutdown = engine.shutdown
@@ -48,6 +48,8 @@ def init(
     if isinstance(process_sets, str) and not dynamic:
         raise ValueError(f'init(process_sets={process_sets!r}): give a list of process sets, or "dynamic"')
     wanted = [] if isinstance(process_sets, str) else list(process_sets or [])
+    for process_set in wanted:
+        check_process_set(process_set)
     running = engine.is_initialized()
     if running and settings:
         raise ValueError(f"init(settings={settings!r}) is too late: the job runs already; call shutdown() first")

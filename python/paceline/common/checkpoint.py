@@ -1,16 +1,19 @@
 """A rank's state in a checkpoint beside the model: the engine's part, and the parts of the frameworks' modules.
 
-Its bytes, for each part: the name's length (4 bytes, little-endian), the name, the part's length (8 bytes), the part.
+Its bytes: _BEGIN, the CRC-32 of what follows (4 bytes, little-endian), then for each part the name's length (4 bytes),
+the name, the part's length (8 bytes) and the part.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from paceline.common.engine import engine
 
+_BEGIN = b"PLstate1"
 _ENGINE = "engine"
 
 
@@ -42,21 +45,30 @@ def compression_state() -> bytes:
     this at the same place with no operation in flight.
     """
     parts = {_ENGINE: engine.compression_state()} | _unclaimed | {name: part.state() for name, part in _parts.items()}
-    return b"".join(
-        struct.pack("<I", len(name)) + name.encode() + struct.pack("<Q", len(part)) + part
-        for name, part in sorted(parts.items())
-        if part
+    return _sealed(
+        [
+            piece
+            for name, part in sorted(parts.items())
+            if part
+            for piece in (struct.pack("<I", len(name)) + name.encode() + struct.pack("<Q", len(part)), part)
+        ]
     )
 
 
-def load_compression_state(state: bytes) -> None:
+def load_compression_state(state: bytes | bytearray | memoryview) -> None:
     """Restores what `compression_state` returned on this rank. Every rank calls it, at the same place.
 
     Call it before or after optimizers are made. In a job that has already trained, call it after a `barrier`: if only
     some ranks restore, the next reductions fail on all ranks. Tensors that the state does not name start at zero.
-    Raises ValueError for other bytes, and then changes nothing.
+    Raises ValueError for other bytes, also where one bit is another, and TypeError for what is not bytes, and then
+    changes nothing.
     """
-    parts = _read(state)
+    if not isinstance(state, (bytes, bytearray, memoryview)):
+        raise TypeError(
+            "state: give the bytes that compression_state() gave, as bytes, bytearray or memoryview, "
+            f"not {type(state).__name__}"
+        )
+    parts = _read(_opened(bytes(state)))
     readers = [part.reader(parts.pop(name, b"")) for name, part in _parts.items()]
     engine.load_compression_state(parts.pop(_ENGINE))
     for restore in readers:
@@ -65,15 +77,38 @@ def load_compression_state(state: bytes) -> None:
     _unclaimed.update(parts)
 
 
-def _read(state: bytes) -> dict[str, bytes]:
+def _sealed(pieces: Sequence[bytes]) -> bytes:
+    """The bytes of a state of these pieces, with their checksum."""
+    checksum = 0
+    for piece in pieces:
+        checksum = zlib.crc32(piece, checksum)
+    return b"".join([_BEGIN, struct.pack("<I", checksum), *pieces])
+
+
+def _opened(state: bytes) -> memoryview:
+    """What has been sealed. Raises ValueError for other bytes."""
+    start = len(_BEGIN) + 4
+    if not state.startswith(_BEGIN) or len(state) < start:
+        raise ValueError(f"these bytes are not what compression_state() gives, which begins with {_BEGIN!r}")
+    (wanted,), content = struct.unpack_from("<I", state, len(_BEGIN)), memoryview(state)[start:]
+    checksum = zlib.crc32(content)
+    if checksum != wanted:
+        raise ValueError(
+            f"what compression_state() gave is damaged: the checksum of the {len(content)} bytes is {checksum:08x}, "
+            f"not {wanted:08x}"
+        )
+    return content
+
+
+def _read(state: memoryview) -> dict[str, bytes]:
     parts, at = {}, 0
     try:
         while at < len(state):
             (length,) = struct.unpack_from("<I", state, at)
-            name = state[at + 4 : at + 4 + length].decode()
+            name = str(state[at + 4 : at + 4 + length], "utf-8")
             at += 4 + length
             (length,) = struct.unpack_from("<Q", state, at)
-            parts[name] = state[at + 8 : at + 8 + length]
+            parts[name] = bytes(state[at + 8 : at + 8 + length])
             at += 8 + length
     except (struct.error, UnicodeDecodeError):
         at = -1

@@ -158,7 +158,7 @@ def operation(
         dtype,
         reduce_op,
         process_set,
-        root and abi.int32(root, "root rank"),
+        abi.int32(root, "root rank"),
         priority and abi.int32(priority, "priority"),
         len(shape),
         _dimensions(tuple(shape)),
@@ -200,7 +200,9 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def c_text(text: str) -> bytes:
-    """The text for C, where a NUL would end it. Raises ValueError for a text that has one, or is not Unicode."""
+    """The text for C, where a NUL would end it. Raises ValueError for what is none, has a NUL or is not Unicode."""
+    if not isinstance(text, str):
+        raise ValueError(f"name={text!r}: a name is a string, not {type(text).__name__}")
     if "\0" in text:
         raise ValueError(f"{text!r} has a NUL character, where a name would end for the engine")
     try:

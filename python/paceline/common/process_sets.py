@@ -87,14 +87,24 @@ def _ranks_of(process_set: ProcessSet) -> list[int]:
     return process_set.ranks or []
 
 
+def check_process_set(given: object) -> None:
+    """Raises ValueError unless it is a ProcessSet."""
+    if not isinstance(given, ProcessSet):
+        raise ValueError(
+            f"process_set={given!r}: give a ProcessSet, such as hvd.add_process_set([0, 1]) returns, "
+            f"not {type(given).__name__}"
+        )
+
+
 def process_set_number(process_set: ProcessSet) -> int:
     """The number of the process set of an operation, which needs the other ranks from here on.
 
-    Raises ValueError if the set is not registered.
+    Raises ValueError if it is no ProcessSet, or not registered.
     """
     engine.arrive()
     number = getattr(process_set, "process_set_id", None)
     if number is None:
+        check_process_set(process_set)
         raise ValueError(
             f"{process_set} is not registered: give it to hvd.init(process_sets=[...]) or to hvd.add_process_set()"
         )
@@ -103,6 +113,7 @@ def process_set_number(process_set: ProcessSet) -> int:
 
 def place_in(process_set: ProcessSet) -> tuple[int, int]:
     """This process's rank in a registered set, -1 if it is not a member, and the set's size."""
+    check_process_set(process_set)
     ranks = _ranks_of(process_set)
     return ranks.index(engine.rank()) if engine.rank() in ranks else -1, len(ranks)
 
@@ -144,8 +155,10 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a set; every rank calls it. Returns False for the global set and for one that is not registered.
 
-    Raises ValueError before `init()`, HorovodInternalError if a rank does not come in time or is lost.
+    Raises ValueError before `init()` and for what is no ProcessSet, HorovodInternalError if a rank does not come in
+    time or is lost.
     """
+    check_process_set(process_set)
     number = process_set.process_set_id
     if not number:
         return False

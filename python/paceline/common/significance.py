@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +23,8 @@ class Significance:
     decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.threshold) and self.threshold >= 0):
-            raise ValueError(f"threshold={self.threshold}: a number of at least 0")
-        if not (math.isfinite(self.decay) and self.decay >= 0):
-            raise ValueError(f"decay={self.decay}: a number of at least 0")
+        _check_number("threshold", self.threshold)
+        _check_number("decay", self.decay)
 
     @classmethod
     def check(cls, argument: str, given: object) -> None:
@@ -36,3 +35,14 @@ class Significance:
     def at(self, iteration: int) -> float:
         """The threshold in an iteration, counted from 1."""
         return self.threshold / iteration**self.decay
+
+
+def _check_number(argument: str, given: Any) -> None:
+    try:
+        fits = math.isfinite(given) and given >= 0
+    except TypeError:
+        fits = False
+    except OverflowError:
+        raise ValueError(f"{argument} is beyond the numbers of a float: give a number of at least 0") from None
+    if not fits:
+        raise ValueError(f"{argument}={given!r}: a number of at least 0")

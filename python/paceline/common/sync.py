@@ -8,7 +8,8 @@ have `parking`: a pull that the model delays waits until its own iteration close
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline.common.engine import engine
@@ -257,6 +258,18 @@ def set_push_condition(condition: Model | str, names: Sequence[str] = (), server
 def _set(which: str, condition: Model | str, names: Sequence[str], servers: Sequence[int]) -> int:
     if isinstance(condition, str):
         condition = Expression(condition) if which == "pull" else Expression("", condition)
+    if not isinstance(condition, Model):
+        example = "lead < 3" if which == "pull" else "count[V] >= N - 1"
+        raise ValueError(
+            f"condition={condition!r}: give a model such as paceline.SSP(3), or a text such as {example!r}"
+        )
     if isinstance(names, str):
         names = [names]
-    return engine.set_condition({which: condition.setting, "names": list(names), "servers": list(servers)})
+    names = list(names) if isinstance(names, Iterable) else names
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'names={names!r}: give patterns of names, such as ["value.*"]')
+    try:
+        indices = [operator.index(server) for server in servers]
+    except TypeError:
+        raise ValueError(f"servers={servers!r}: give indices of servers, such as [0, 1]") from None
+    return engine.set_condition({which: condition.setting, "names": names, "servers": indices})

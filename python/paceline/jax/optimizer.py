@@ -11,12 +11,13 @@ import jax.numpy as jnp
 
 from paceline.common import abi
 from paceline.common import compression as codecs
+from paceline.common.arguments import check_passes
 from paceline.common.codec_tuning import resolved
 from paceline.common.compression import CompressionArgument
 from paceline.common.engine import engine
 from paceline.common.operation import How, Options
 from paceline.common.operators import Adasum, Average, Sum, operator_of
-from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check, model_of
 from paceline.jax._collective import collective
@@ -76,8 +77,8 @@ def distributed_optimizer(
         raise ImportError("distributed_optimizer wraps optax's optimizers; pip install optax")
     if not hasattr(optimizer, "update"):
         raise ValueError(f"distributed_optimizer wraps an optimizer of optax, not {type(optimizer).__name__}")
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
+    check_passes(backward_passes_per_step)
+    check_process_set(process_set)
     if not gradient_predivide_factor > 0:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: a number above 0")
     if gradient_predivide_factor != 1.0 and op != Average:

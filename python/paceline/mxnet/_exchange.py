@@ -13,7 +13,7 @@ from paceline.common.gate import Gate
 from paceline.common.held import HeldParameters
 from paceline.common.operation import How, Options
 from paceline.common.operators import Average
-from paceline.common.process_sets import ProcessSet, place_in
+from paceline.common.process_sets import ProcessSet, check_process_set, place_in
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check, model_of
 from paceline.mxnet._held import arrays, gates
@@ -48,6 +48,7 @@ class Exchange:
     ) -> None:
         if not predivide > 0:
             raise ValueError(f"gradient_predivide_factor={predivide}: a number above 0")
+        check_process_set(process_set)
         Significance.check("gate", gate)
         Significance.check("pull_gate", pull_gate)
         codec = codec_of(compression)

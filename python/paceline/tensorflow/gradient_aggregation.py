@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.common.arguments import check_passes
+from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set
 from paceline.tensorflow.gradients import ranks_of_averages
 
 
@@ -34,8 +35,8 @@ class LocalGradientAggregationHelper:
         scale_local_gradients: bool = True,
         name: str = "",
     ) -> None:
-        if backward_passes_per_step < 1:
-            raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
+        check_passes(backward_passes_per_step)
+        check_process_set(process_set)
         self.backward_passes_per_step = backward_passes_per_step
         self.allreduce_grads = allreduce_func
         self.sparse_as_dense = sparse_as_dense

@@ -13,7 +13,7 @@ from paceline.common import compression as codecs
 from paceline.common.engine import engine
 from paceline.common.operation import How, Options
 from paceline.common.operators import Average, Sum
-from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
+from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set, process_set_number
 from paceline.common.significance import Significance
 from paceline.common.sync import check, model_of
 from paceline.common.util import split_list
@@ -85,6 +85,8 @@ class Reduction:
     def __post_init__(self) -> None:
         if not self.gradient_predivide_factor > 0:
             raise ValueError(f"gradient_predivide_factor={self.gradient_predivide_factor}: a number above 0")
+        check_process_set(self.process_set)
+        _check_groups(self.groups)
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor works with op=hvd.Average only")
         codec = codecs.codec_of(self.compression)
@@ -184,6 +186,27 @@ class Reduction:
         return [dense] if dense else []
 
 
+def groups_of(num_groups: int, groups: Any) -> Any:
+    """The groups that two arguments name, of which num_groups is deprecated."""
+    return groups if groups is not None else num_groups or None
+
+
+def _check_groups(groups: Any) -> None:
+    if groups is None or (isinstance(groups, int) and groups > 0):
+        return
+    if not _is_list(groups) or not all(map(_is_list, groups)):
+        raise ValueError(f"groups={groups!r}: groups must be a positive number or a list of lists of variables")
+    members = [id(v) for group in groups for v in group]
+    if not all(hasattr(v, "dtype") for group in groups for v in group):
+        raise ValueError("groups must consist of variables")
+    if len(set(members)) != len(members):
+        raise ValueError("a variable can appear only once in groups")
+
+
+def _is_list(given: Any) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str)
+
+
 class _DistributedTape:
     """Stands before the wrapped tape's class."""
 
@@ -270,16 +293,16 @@ def DistributedGradientTape(
         The sources are variables. What is withheld is part of paceline.compression_state().
     device_dense, device_sparse: Horovod's, without effect.
 
-    Raises ValueError for what is no tape, for gradient_predivide_factor without op=Average, for a model that lets ranks
-    run ahead and for a gate that cannot be used. `gradient` raises what `allreduce` raises, and ValueError for sparse
-    gradients with a gate.
+    Raises ValueError for what is no tape, for wrong groups, for gradient_predivide_factor without op=Average, for a
+    model that lets ranks run ahead and for a gate that cannot be used. `gradient` raises what `allreduce` raises, and
+    ValueError for sparse gradients with a gate.
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise ValueError(f"DistributedGradientTape wraps a tf.GradientTape, not {type(gradtape).__name__}")
     if isinstance(gradtape, _DistributedTape):
         raise ValueError("the tape is a DistributedGradientTape already, whose gradients would be reduced twice")
     reduction = Reduction(
-        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
+        compression, sparse_as_dense, op, gradient_predivide_factor, groups_of(num_groups, groups), process_set, sync,
         scale_local_gradients, gate,
     )  # fmt: skip
     kind = type(gradtape)

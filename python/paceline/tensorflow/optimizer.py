@@ -11,7 +11,7 @@ from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.tensorflow.compression import Compression
 from paceline.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from paceline.tensorflow.gradients import Reduction
+from paceline.tensorflow.gradients import Reduction, groups_of
 
 
 class _DistributedV1:
@@ -96,7 +96,7 @@ def DistributedOptimizer(
     if gate is not None or pull_gate is not None:
         raise ValueError("gate and pull_gate work with optimizers of Keras only")
     reduction = Reduction(
-        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
+        compression, sparse_as_dense, op, gradient_predivide_factor, groups_of(num_groups, groups), process_set, sync,
         scale_local_gradients,
     )  # fmt: skip
     kind = type(optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
@@ -33,6 +33,16 @@ class Distributed(Wrapped):
     def agree(self) -> None:
         """Gives all ranks the same parameters, under models that let ranks run ahead. Every rank calls it."""
         raise NotImplementedError
+
+    def __reduce_ex__(self, *_: Any) -> NoReturn:
+        """Raises TypeError: hooks and operations in flight belong to this object and to its model's parameters."""
+        raise TypeError(
+            "a DistributedOptimizer cannot be copied or pickled: save its state_dict(), wrap a new optimizer of the "
+            "copied model by DistributedOptimizer, and load the state_dict there"
+        )
+
+    # The wrapped optimizer's class may have its own.
+    __copy__ = __deepcopy__ = __reduce__ = __reduce_ex__
 
 
 Step = TypeVar("Step")

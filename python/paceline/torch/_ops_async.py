@@ -28,7 +28,7 @@ from paceline.common.exceptions import HorovodInternalError
 from paceline.common.handles import start, start_again, synchronize
 from paceline.common.operation import How, operation, repeated
 from paceline.common.operators import Adasum, Average, Sum, operator_of
-from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
+from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set, place_in, process_set_number
 from paceline.torch._memory import (
     Lent,
     adopt,
@@ -119,8 +119,10 @@ def reduction(
     tensor: torch.Tensor, in_place: bool, name: str | None, how: How, priority: int = 0, empty: bool = False
 ) -> Part:
     """An allreduce. empty: this rank contributes zeros, which are not sent, and gets the result in tensor."""
-    if how.op == Adasum and how.process_set.process_set_id != 0:
-        raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
+    if how.op == Adasum:
+        check_process_set(how.process_set)
+        if how.process_set.process_set_id != 0:
+            raise NotImplementedError("Adasum runs over all ranks: it takes no process set")
     if how.op == Adasum and not tensor.is_floating_point():
         raise HorovodInternalError(f"Adasum combines floating-point tensors, not {tensor.dtype}")
     fields = how.fields()

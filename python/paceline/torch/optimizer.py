@@ -9,10 +9,11 @@ from typing import TypeVar, cast
 import torch
 
 from paceline.common import compression as codecs
+from paceline.common.arguments import check_passes
 from paceline.common.compression import CompressionArgument, SupportsCompress
 from paceline.common.engine import engine
 from paceline.common.operators import Adasum, Average, Sum
-from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set
 from paceline.common.seat import seat
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check, model_of
@@ -91,8 +92,8 @@ def DistributedOptimizer(
     """
     if isinstance(optimizer, Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
+    check_passes(backward_passes_per_step)
+    check_process_set(process_set)
     if not gradient_predivide_factor > 0:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: a number above 0")
     if gradient_predivide_factor != 1.0 and op != Average:

@@ -11,7 +11,7 @@ from paceline.common.compression import codec_of, split
 from paceline.common.handles import synchronize
 from paceline.common.operation import Held, Options, operation
 from paceline.common.operators import Average
-from paceline.common.process_sets import ProcessSet, global_process_set, process_set_number
+from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set, process_set_number
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check, model_of
 from paceline.torch._memory import Lent, dtype_number, host_copy, host_view, is_direct
@@ -165,9 +165,13 @@ def declare(
     paceline.Significance(...): a read returns the result of this rank's previous read as long as less than that share
     of the value has changed.
 
-    Raises ValueError for a model that cannot run, a Compressor, which works on tensors, a name that is declared already
-    or a tensor that is not of floating point; HorovodInternalError if ranks disagree.
+    Raises ValueError for a model that cannot run, a Compressor, which works on tensors, a name that is empty, no string
+    or declared already, a root_rank that is no int, or a tensor that is not of floating point; HorovodInternalError if
+    ranks disagree.
     """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"name={name!r}: a value needs a name, a string that is not empty")
+    check_process_set(process_set)
     model = model_of(sync)
     check(model, process_set.size(), accumulate=True)
     if model.has_supersteps:

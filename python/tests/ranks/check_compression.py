@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import struct
+import zlib
 
 import pytest
 import torch
@@ -105,13 +107,42 @@ def test_residuals_go_into_a_checkpoint():
     paceline.load_compression_state(state)
     assert paceline.compression_state() == state
     for wrong in (b"nonsense", state[:-1]):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"compression_state\(\)"):
+            paceline.load_compression_state(wrong)
+    for wrong in (None, state.hex(), list(state[:20]), 3):
+        with pytest.raises(TypeError, match="state: give the bytes"):
             paceline.load_compression_state(wrong)
     assert paceline.compression_state() == state
-    unused = state.replace(b"before", b"behind")
+    for given in (bytearray(state), memoryview(state), memoryview(state + state)[: len(state)]):
+        paceline.load_compression_state(given)
+        assert paceline.compression_state() == state
+    unused = sealed(state.replace(b"before", b"behind"))
     paceline.load_compression_state(unused)
     assert paceline.compression_state() == unused, "what is not used yet is kept for the next checkpoint"
     hvd.barrier()
+
+
+def test_every_bit_of_a_state_that_is_another_is_found():
+    hvd.allreduce(torch.randn(8), name="few residuals", compression="onebit")
+    hvd.barrier()
+    state = paceline.compression_state()
+    broken = bytearray(state)
+    for at in [*range(200), *range(200, len(state), max(1, len(state) // 500))]:
+        for bit in range(8):
+            broken[at] ^= 1 << bit
+            with pytest.raises(ValueError, match="damaged" if at >= 8 else "begins with"):
+                paceline.load_compression_state(broken)
+            broken[at] = state[at]
+    for wrong in (state[:-1], state + b"x", state[:9], state[:8], b"", bytes(len(state)), state[12:]):
+        with pytest.raises(ValueError, match=r"compression_state\(\)"):
+            paceline.load_compression_state(wrong)
+    assert paceline.compression_state() == state
+    hvd.barrier()
+
+
+def sealed(state):
+    """A state that was changed, with the checksum of what it is now."""
+    return state[:8] + struct.pack("<I", zlib.crc32(state[12:])) + state[12:]
 
 
 class Script:
@@ -182,15 +213,15 @@ def test_a_state_that_does_not_fit_a_gate_is_reported():
     if hvd.size() > 1:
         with pytest.warns(UserWarning, match=r"'held' has shape \(3,\).*\(64, 64\)"):
             assert optimizer._gate.withheld(other) is None
-    for broken in (state.replace(b"torch.gates", b"torch.gapes"), state):
+    for broken in (sealed(state.replace(b"torch.gates", b"torch.gapes")), state):
         paceline.load_compression_state(broken)
         assert paceline.compression_state() == broken, "state that no gate uses is kept"
     with pytest.raises(ValueError, match="gates"):
-        paceline.load_compression_state(state[:-40] + bytes(40))
+        paceline.load_compression_state(sealed(state[:-40] + bytes(40)))
     start = state.index(b"torch.gates")
-    for at in range(start, start + 500):  # a broken byte, here pickle's BINGET, is a ValueError or not noticed
+    for at in range(start, start + 500):  # bytes of another program, here pickle's BINGET: a ValueError or not noticed
         with contextlib.suppress(ValueError):
-            paceline.load_compression_state(state[:at] + b"h" + state[at + 1 :])
+            paceline.load_compression_state(sealed(state[:at] + b"h" + state[at + 1 :]))
     paceline.load_compression_state(state)
     assert paceline.compression_state() == state
     hvd.barrier()
@@ -220,9 +251,11 @@ def test_nothing_significant_leaves_parameters_as_they_are():
         optimizer.step()
     assert (parameter == 1).all()
     assert (optimizer._gate.withheld(parameter) == 1.5).all()
-    for wrong in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match="at least 0"):
+    for wrong in (-1.0, float("nan"), "x", None, 10**400, 1j):
+        with pytest.raises(ValueError, match=r"^threshold.*at least 0"):
             paceline.Significance(wrong)
+        with pytest.raises(ValueError, match=r"^decay.*at least 0"):
+            paceline.Significance(0.5, wrong)
     with pytest.raises(ValueError, match="Significance"):
         hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0), gate=0.1)
 

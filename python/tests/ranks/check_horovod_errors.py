@@ -5,6 +5,7 @@ for what its background thread finds. Where Horovod fails by accident (an Attrib
 refuses what works here, a comment says so.
 """
 
+import functools
 import warnings
 
 import pytest
@@ -92,6 +93,8 @@ ARGUMENTS = [
     (ValueError, "groups must consist of tensors", lambda: optimizer(groups=[["weight"]])),
     (ValueError, "a parameter can appear only once", lambda: optimizer(groups=[[ONES], [ONES]])),
     (ValueError, "backward_passes_per_step", lambda: optimizer(backward_passes_per_step=0)),
+    (ValueError, "backward_passes_per_step=1.5: at least 1", lambda: optimizer(backward_passes_per_step=1.5)),
+    (ValueError, "backward_passes_per_step='1': at least 1", lambda: optimizer(backward_passes_per_step="1")),
     (ValueError, "gradient_predivide_factor", lambda: optimizer(op=hvd.Sum, gradient_predivide_factor=2.0)),
     (NotImplementedError, "Adasum", lambda: optimizer(op=hvd.Adasum, process_set=own())),
     (AssertionError, "Skipping synchronization is not supported", lambda: optimizer(op=hvd.Adasum).skip_synchronize()),
@@ -105,9 +108,35 @@ ARGUMENTS = [
     # C's integers would be cut:
     (ValueError, "rank 1099511627776", lambda: hvd.add_process_set([2**40])),
     (ValueError, "root rank 4294967297", lambda: hvd.broadcast(ONES, 2**32 + 1)),
+    (ValueError, "root rank '0': give an int", lambda: hvd.broadcast(ONES, "0")),
+    (ValueError, "root rank None: give an int", lambda: hvd.broadcast(ONES, None)),
+    (ValueError, "name=3: a name is a string", lambda: hvd.allreduce(ONES, name=3)),
     (ValueError, "op=17 is no reduction operator", lambda: hvd.reducescatter(ONES, op=17)),
     # TypeError in Horovod:
     (ValueError, "ProcessSet(process_set_id=None", lambda: hvd.allreduce(ONES, process_set=hvd.ProcessSet([0]))),
+    *[
+        (ValueError, f"process_set={wrong!r}: give a ProcessSet", functools.partial(call, process_set=wrong))
+        for wrong in (5, None)
+        for call in (
+            lambda **to: hvd.allreduce(ONES, **to),
+            lambda **to: hvd.allreduce(ONES, op=hvd.Adasum, **to),
+            lambda **to: hvd.grouped_allreduce([ONES], **to),
+            lambda **to: hvd.allgather(ONES, **to),
+            lambda **to: hvd.broadcast(ONES, 0, **to),
+            lambda **to: hvd.alltoall(ONES, **to),
+            lambda **to: hvd.reducescatter(ONES, **to),
+            lambda **to: hvd.broadcast_parameters({"p": ONES}, 0, **to),
+            lambda **to: hvd.broadcast_object(1, **to),
+            lambda **to: hvd.allgather_object(1, **to),
+            lambda **to: hvd.declare(ONES, "nobody's", **to),
+            lambda **to: optimizer(**to),
+            lambda **to: optimizer(op=hvd.Adasum, **to),
+            lambda **to: optimizer(sync="ssp:1", **to),
+            hvd.barrier,
+            hvd.remove_process_set,
+        )
+    ],
+    (ValueError, "process_set=5: give a ProcessSet", lambda: hvd.init(process_sets=[5])),
     (ValueError, 'invalid operation: "allreduce', lambda: hvd.allreduce(ONES, process_set=others())),
     (ValueError, 'invalid operation: "allgather', lambda: hvd.allgather(ONES, process_set=others())),
     (ValueError, 'invalid operation: "broadcast', lambda: hvd.broadcast(ONES, hvd.rank(), process_set=others())),

@@ -1,13 +1,17 @@
 """DistributedOptimizer as an optimizer of PyTorch: its calls, states and hooks, and what it refuses."""
 
 import contextlib
+import copy
 import gc
+import io
+import pickle
 import warnings
 
 import pytest
 import torch
 from nets import batch, loss_of, net, sgd, train_both
 
+import paceline
 import paceline.torch as hvd
 
 
@@ -148,6 +152,51 @@ def test_passes_can_be_changed():
     for _ in range(2):
         loss_of(model, batch(hvd.rank())).backward()
     optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gate": paceline.Significance(0.1)},
+        {"groups": 2},
+        {"gradients_in_arena": True},
+        {"cross_barrier": True},
+        {"op": hvd.Adasum},
+        {"sync": "ssp:1"},
+        {"sync": "ssp:1", "wait_free": True},
+    ],
+    ids=str,
+)
+def test_an_optimizer_is_not_copied_but_its_state_and_its_model_are(options):
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    named = [(f"copied {options} {n}", p) for n, p in model.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(inner, named, **options)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        loss_of(model, batch(hvd.rank())).backward()
+        optimizer.step()
+
+    step(model, optimizer)
+    step(model, optimizer)
+    file = io.BytesIO()
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps, lambda o: torch.save(o, file), lambda o: copy.deepcopy([o])):
+        with pytest.raises(TypeError, match=r"cannot be copied or pickled: save its state_dict\(\), wrap"):
+            copied(optimizer)
+    optimizer.agree()
+    state = copy.deepcopy(optimizer.state_dict())
+    again = copy.deepcopy(model)
+    pickle.loads(pickle.dumps([state, copy.deepcopy(scheduler.state_dict())]))
+    other = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
+    named = [(f"again {options} {n}", p) for n, p in again.named_parameters()]
+    wrapped = hvd.DistributedOptimizer(other, named, **options)
+    wrapped.load_state_dict(state)
+    step(again, wrapped)
+    wrapped.agree()
+    hvd.barrier()
 
 
 def test_wrong_arguments_are_refused():

@@ -348,6 +348,12 @@ def test_what_does_not_go_with_a_model_is_refused():
         hvd.DistributedOptimizer(
             torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1), sync=paceline.BSP(parking="soft-barrier")
         )
+    for name in (None, "", 3, ["a list"]):
+        with pytest.raises(ValueError, match=r"^name=.*: a value needs a name"):
+            hvd.declare(torch.zeros(2), name, sync="asp")
+    for root in ("0", None, 0.5):
+        with pytest.raises(ValueError, match=r"^root rank .*: give an int"):
+            hvd.declare(torch.zeros(2), "a wrong root", root_rank=root, sync="asp")
     value = hvd.declare(torch.zeros(2), "shapes", sync="asp")
     with pytest.raises(ValueError, match="shape"):
         value.push(torch.zeros(3))
@@ -428,6 +434,17 @@ def test_a_model_changes_while_training_runs():
     with pytest.raises(ValueError, match="declare the tensor as accumulate"):
         hvd.allreduce(torch.zeros(3), name="plain sum")
         paceline.set_pull_condition(paceline.ASP(), names=["plain sum"])
+    for words, wrong in (
+        ("condition=3: give a model", [3]),
+        ("names=7: give patterns", ["lead < 3", 7]),
+        (r"names=\[7\]: give patterns", ["lead < 3", [7]]),
+        ("servers='x': give indices", ["lead < 3", (), "x"]),
+        ("servers=1: give indices", ["lead < 3", (), 1]),
+        (r"servers=\[0.5\]: give indices", ["lead < 3", (), [0.5]]),
+    ):
+        for change in (paceline.set_pull_condition, paceline.set_push_condition):
+            with pytest.raises(ValueError, match=words):
+                change(*wrong)
     with pytest.raises(ValueError, match="no tensor in use"):
         paceline.set_pull_condition(paceline.ASP(), names=["nothing of that name"])
     hvd.barrier()

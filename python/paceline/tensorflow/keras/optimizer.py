@@ -11,14 +11,14 @@ from paceline.common import compression as codecs
 from paceline.common.codec_tuning import resolved
 from paceline.common.engine import engine
 from paceline.common.operators import Average, Sum
-from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set
 from paceline.common.seat import seat
 from paceline.common.significance import Significance
 from paceline.common.sync import model_of
 from paceline.tensorflow._held import Holding
 from paceline.tensorflow.compression import Compression
 from paceline.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from paceline.tensorflow.gradients import Reduction, local_variables
+from paceline.tensorflow.gradients import Reduction, groups_of, local_variables
 from paceline.tensorflow.keras._version import KERAS_3, OPTIMIZERS, VERSION, build, variables_of
 
 
@@ -140,6 +140,7 @@ def DistributedOptimizer(
     kind = type(optimizer)
     if not isinstance(optimizer, OPTIMIZERS):
         raise ValueError(f"expected an optimizer of Keras {VERSION}, got {kind.__module__}.{kind.__name__}")
+    check_process_set(process_set)
     model = model_of(sync)
     Significance.check("gate", gate)
     Significance.check("pull_gate", pull_gate)
@@ -171,8 +172,8 @@ def DistributedOptimizer(
         )
     else:
         reduction = Reduction(
-            compression, sparse_as_dense, op, gradient_predivide_factor, num_groups or groups, process_set, sync,
-            scale_local_gradients, gate,
+            compression, sparse_as_dense, op, gradient_predivide_factor, groups_of(num_groups, groups), process_set,
+            sync, scale_local_gradients, gate,
         )  # fmt: skip
     wrapped = _wrapped_3(optimizer, name) if KERAS_3 else _wrapped_2(optimizer, name)
     wrapped._paceline_reduction = reduction

@@ -280,6 +280,10 @@ def test_the_device_stays(rank):
         (lambda: hvd.alltoall(np.ones(3), splits=[0.5]), "splits must be integers"),
         (lambda: hvd.alltoall(np.ones(2 * hvd.size() + 1)), "give splits"),
         (lambda: hvd.broadcast(1.0, 99), "99"),
+        (lambda: hvd.allreduce(1.0, process_set=5), "process_set=5: give a ProcessSet"),
+        (lambda: hvd.allreduce(1.0, process_set=None), "process_set=None: give a ProcessSet"),
+        (lambda: hvd.broadcast(1.0, 0, process_set=5), "process_set=5: give a ProcessSet"),
+        (lambda: hvd.allreduce(1.0, name=3), "name=3: a name is a string"),
     ],
 )
 def test_wrong_arguments_are_a_value_error(call, message):

@@ -251,6 +251,9 @@ def test_gates_where_the_servers_hold_the_parameters(rank, size):
     ("arguments", "message"),
     [
         ({"backward_passes_per_step": 0}, "at least 1"),
+        ({"backward_passes_per_step": 1.5}, "at least 1"),
+        ({"process_set": 5}, "process_set=5: give a ProcessSet"),
+        ({"process_set": None, "sync": "ssp:2"}, "process_set=None: give a ProcessSet"),
         ({"gradient_predivide_factor": 0.0}, "above 0"),
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "op=hvd.Average only"),
         ({"op": hvd.Adasum}, "Adasum"),

@@ -312,6 +312,7 @@ def test_the_timeline_has_the_names_of_the_trainer(tmp_path_factory):
         ({"sync": "ssp:2", "compression": hvd.Compression.fp16}, "engine's codecs"),
         ({"pull_gate": paceline.Significance(0.1)}, "pull_gate"),
         ({"gate": 0.1}, "Significance"),
+        ({"process_set": 5}, "process_set=5: give a ProcessSet"),
     ],
     ids=str,
 )

@@ -302,5 +302,11 @@ def test_wrong_arguments():
         hvd.allreduce(tf.constant([1 + 2j]))
     with pytest.raises(ValueError, match="integers"):
         hvd.alltoall(tf.ones([2]), [0.5, 1.5])
+    for nobody in (5, None):
+        for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter):
+            with pytest.raises(ValueError, match=f"process_set={nobody}: give a ProcessSet"):
+                call(tf.ones([2]), process_set=nobody)
+        with pytest.raises(ValueError, match=f"process_set={nobody}: give a ProcessSet"):
+            hvd.broadcast(tf.ones([2]), 0, process_set=nobody)
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="process set 99 is not registered"):
         hvd.size_op(99)

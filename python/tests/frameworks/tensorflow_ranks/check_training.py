@@ -493,3 +493,28 @@ def test_wrong_arguments():
         hvd.DistributedGradientTape("tape")
     with pytest.raises(ValueError, match="optimizer of Keras"):
         hvd_keras.DistributedOptimizer("adam")
+    v1, v = tf.compat.v1.train.GradientDescentOptimizer(0.1), tf.Variable(1.0)
+    wraps = (
+        lambda **options: hvd.DistributedGradientTape(tf.GradientTape(), **options),
+        lambda **options: hvd.DistributedOptimizer(v1, **options),
+        lambda **options: hvd_keras.DistributedOptimizer(keras.optimizers.SGD(), **options),
+    )
+    for wrap in wraps:
+        for wrong in ({"num_groups": -1}, {"groups": "x"}, {"groups": 0}, {"groups": [v]}, {"groups": 1.5}):
+            with pytest.raises(ValueError, match="groups must be a positive number or a list of lists of variables"):
+                wrap(**wrong)
+        with pytest.raises(ValueError, match="groups must consist of variables"):
+            wrap(groups=[[3]])
+        with pytest.raises(ValueError, match="only once in groups"):
+            wrap(groups=[[v], [v]])
+        for nobody in (5, None):
+            with pytest.raises(ValueError, match=f"process_set={nobody}: give a ProcessSet"):
+                wrap(process_set=nobody)
+        for right in ({"num_groups": 2}, {"groups": [[v]]}, {"groups": ((v,),)}, {"groups": 1}, {}):
+            wrap(**right)
+    for nobody in (5, None):
+        with pytest.raises(ValueError, match=f"process_set={nobody}: give a ProcessSet"):
+            hvd_keras.DistributedOptimizer(keras.optimizers.SGD(), process_set=nobody, sync="ssp:1")
+    for wrap in wraps[1:]:
+        with pytest.raises(ValueError, match=r"backward_passes_per_step=1\.5: at least 1"):
+            wrap(backward_passes_per_step=1.5)
