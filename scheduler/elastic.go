@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/placement"
@@ -177,10 +178,10 @@ func (m *Machine) accused(p, by *peer, why string, silent bool) {
 		m.lose(p, why)
 	default:
 		if p.accusers == nil {
-			p.judged = m.at(m.now + max(m.settings.Grace, m.settling(p)))
+			p.judged = m.at(m.now + max(m.settings.Grace, m.judging()))
 		}
 		if silent { // its own line is too within the time, if it is the one
-			p.judged = min(p.judged, m.at(m.now+m.settling(p)*3/2))
+			p.judged = min(p.judged, m.at(m.now+m.judging()))
 		}
 		if i := slices.IndexFunc(p.accusers, func(a accuser) bool { return a.peer == by }); i >= 0 {
 			p.accusers[i].why = why
@@ -190,6 +191,9 @@ func (m *Machine) accused(p, by *peer, why string, silent bool) {
 		m.probe(p)
 	}
 }
+
+// judging is the time in which all lines and connections have ended that one fault has made silent, with a sweep of stream's watch to spare.
+func (m *Machine) judging() time.Duration { return m.settings.LostAfter * 6 / 32 }
 
 // judge decides on a process that runs and that some workers have lost: where they are more than half of those that train they go on
 // without it, else the job goes on without them. The word of dedicated servers counts if they are there still, and no worker says otherwise: a server that was stopped

@@ -64,13 +64,13 @@ func (m *Machine) grace(p *peer) time.Duration {
 	return m.settings.Grace
 }
 
-// settling is how long after the first of them all lines have ended that the fault has made silent which has struck a node: four sweeps of stream's watch. Where
-// that has ended the scheduler before this one, all lines were made after it.
+// settling is how long after the first of them all lines have ended that the fault has made silent which has struck a node: three or four sweeps of stream's watch, and one
+// more. Where the fault has ended the scheduler before this one, all lines were made after it.
 func (m *Machine) settling(p *peer) time.Duration {
-	if p.round != nil && p.round.fell == p && m.now < p.round.young {
+	if p.round != nil && p.round.fell == p && p.line == nil && m.now < p.round.young {
 		return 0
 	}
-	return m.settings.LostAfter / 8
+	return m.settings.LostAfter * 5 / 32
 }
 
 // hurry shortens the time in which a node may come back that has no line, and that others have lost too. Where this scheduler may not decide yet, hurryAll does it

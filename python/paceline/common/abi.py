@@ -145,7 +145,6 @@ _PROTOTYPES = {
     "pl_error": (ctypes.c_int64, [ctypes.c_int32, ctypes.c_char_p, ctypes.c_uint64]),
     "pl_result": (ctypes.c_int, [ctypes.c_int32, ctypes.POINTER(Output)]),
     "pl_release": (ctypes.c_int, [ctypes.c_int32]),
-    "pl_end_all": (ctypes.c_int, [ctypes.POINTER(ctypes.c_int32), ctypes.c_uint32, ctypes.c_int64]),
     "pl_release_all": (ctypes.c_int, [ctypes.POINTER(ctypes.c_int32), ctypes.c_uint32]),
     "pl_free": (None, [ctypes.c_void_p]),
     "pl_state": (ctypes.c_int64, [ctypes.c_void_p, ctypes.c_uint64]),
@@ -165,7 +164,7 @@ _PROTOTYPES = {
 
 # These are also attributes of the library without their prefix, and without argument types, whose checks take longer
 # than some of the calls. Their arguments are byref(...) for pointers, c_int64(...) for 64 bits, and numbers.
-_FREQUENT = ("pl_submit", "pl_poll", "pl_wait_all", "pl_end_all", "pl_release_all")
+_FREQUENT = ("pl_submit", "pl_poll", "pl_wait_all", "pl_release_all")
 
 
 def library_path() -> pathlib.Path:

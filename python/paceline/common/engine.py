@@ -357,23 +357,20 @@ class Engine:
         self._submit_collected()
         return abi.library().poll(handle) != abi.PENDING
 
-    def wait(self, handles: Sequence[int], release: bool = False) -> BaseException | None:
+    def wait(self, handles: Sequence[int]) -> BaseException | None:
         """Waits until all have ended and returns the first error, if any. Ctrl-C ends the wait.
 
-        release: also releases them, those of operations without a result.
+        It releases none of them: Ctrl-C may come when C has returned, and then somebody waits again.
         """
         self._submit_collected()
         lib, array, count = abi.library(), _array(handles), len(handles)
-        wait, reference = lib.end_all if release else lib.wait_all, ctypes.byref(array)
-        while (status := wait(reference, count, _WAIT_SLICE)) == abi.ERR_TIMEOUT:
+        reference = ctypes.byref(array)
+        while (status := lib.wait_all(reference, count, _WAIT_SLICE)) == abi.ERR_TIMEOUT:
             pass
         if status >= 0:
             return None
         failed = next((h for h in array if lib.poll(h) == status), None)
-        failure = _exception(status, _last_error() if failed is None else self._handle_error(failed))
-        if release:
-            self.release(array)
-        return failure
+        return _exception(status, _last_error() if failed is None else self._handle_error(failed))
 
     def result(self, handle: int) -> tuple[Any, list[int], int]:
         """(memory, rows, value) of an operation that is done.

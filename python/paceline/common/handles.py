@@ -18,7 +18,6 @@ class _Pending(NamedTuple):
     round: int
     handles: Sequence[int]
     finish: Callable[[], Any]  # makes the result; keeps the engine's tensors alive
-    releases: bool = False  # the engine's handles as soon as they have ended; else `finish` needs them
 
 
 _numbers = itertools.count()
@@ -85,7 +84,8 @@ def synchronize(handle: int) -> Any:
     if pending is None or not engine.runs(pending.round):
         _pending.pop(handle, None)
         raise HorovodInternalError("the operation was in flight when shutdown() was called")
-    failure = engine.wait(pending.handles, pending.releases)
+    handles = pending.handles  # a Repeat has others when it is started again
+    failure = engine.wait(handles)
     if _pending.pop(handle, None) is None:  # another thread has called shutdown()
         raise failure or HorovodInternalError("the operation was not synchronized when shutdown() was called")
     try:
@@ -93,8 +93,7 @@ def synchronize(handle: int) -> Any:
             raise failure
         return pending.finish()
     finally:
-        if not pending.releases:
-            engine.release(pending.handles)
+        engine.release(handles)
 
 
 def _drop() -> None:

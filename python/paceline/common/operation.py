@@ -76,7 +76,6 @@ class Repeat:
     """
 
     __slots__ = ("handles", "known_by", "memory", "op", "ops", "output", "round", "what")
-    releases = True
 
     round: int
     handles: Sequence[int]

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from paceline.common.compression import SupportsCompress
-from paceline.common.handles import synchronize
 from paceline.common.operation import How
 from paceline.common.operators import Adasum
 from paceline.common.process_sets import global_process_set
 from paceline.torch._distributed import hooked
-from paceline.torch._gradient_hooks import GradientHooks
+from paceline.torch._gradient_hooks import GradientHooks, Once
 from paceline.torch._ops_async import reduction, start_one
 from paceline.torch._parameter_check import ParameterCheck
 
@@ -49,10 +48,10 @@ class AdasumOptimizer(GradientHooks):
         name = f"allreduce.{self._parameter_names[p]}"
         handle = start_one(reduction(compressed, True, name, How(Adasum), self._watched[p].priority))
 
-        def finish() -> None:
-            p.detach().add_(self._compression.decompress(synchronize(handle), context))
+        def store(result: torch.Tensor) -> None:
+            p.detach().add_(self._compression.decompress(result, context))
 
-        self._in_flight[p] = finish
+        self._in_flight[p] = Once(handle, store)
 
     def synchronize(self) -> None:
         """Does nothing: `step` combines the ranks' steps."""
@@ -66,9 +65,12 @@ class AdasumOptimizer(GradientHooks):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Combines the steps of all ranks and adds them to the parameters. Returns the closure's loss, if any."""
         loss = closure() if closure is not None else None
-        for p in self._watched:
-            if p not in self._in_flight:
-                self._reduce(p)
-        self._finish_all()
+        if self._unfinished:  # this is a step that was interrupted
+            self._finish_interrupted()
+        else:
+            for p in self._watched:
+                if p not in self._in_flight:
+                    self._reduce(p)
+            self._finish_all()
         self._check.stepped(self._compared)
         return loss

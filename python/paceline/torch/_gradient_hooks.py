@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from paceline.common.exceptions import HorovodInternalError
+from paceline.common.handles import synchronize
 from paceline.torch._distributed import Distributed
 from paceline.torch._parameters import parameter_names
 
@@ -62,6 +63,31 @@ class Watched:
         self.prepared: Any = None  # ReducingOptimizer's
 
 
+class Once:
+    """Waits for an operation and has its result stored, once. Ctrl-C ends one of both, which the next call does."""
+
+    __slots__ = ("_handle", "_result", "_store")
+
+    def __init__(self, handle: int, store: Callable[[Any], None]) -> None:
+        self._handle: int | None = handle
+        self._store: Callable[[Any], None] | None = store
+        self._result: Any = None
+
+    def __call__(self) -> None:
+        """Waits and stores. Raises HorovodInternalError if the operation failed, and then stores nothing."""
+        if self._store is None:
+            return
+        try:
+            if self._handle is not None:
+                self._result = synchronize(self._handle)
+                self._handle = None
+            self._store(self._result)
+        except Exception:
+            self._store = self._result = None
+            raise
+        self._store = self._result = None
+
+
 class GradientHooks(Distributed):
     """Base of these optimizers: a hook on each parameter that counts backward passes and starts its exchange.
 
@@ -86,6 +112,7 @@ class GradientHooks(Distributed):
         # by parameter: its gradient since the last step, not to be changed, and the gradient's mark
         self._made: dict[torch.Tensor, tuple[torch.Tensor | None, tuple[int, int]]] = {}
         self._unfinished: list[Callable[[], None]] = []  # what waits for exchanges: Ctrl-C may leave some of it
+        self._finishing = threading.RLock()
         self._stepping = threading.Lock()  # backward has a thread for each device
 
     def _watch_all(self) -> None:
@@ -189,12 +216,16 @@ class GradientHooks(Distributed):
     def _finish_waits(self) -> RuntimeError | ValueError | None:
         """Waits for what is unfinished, and returns the first failure."""
         failure: RuntimeError | ValueError | None = None
-        while self._unfinished:
-            try:
-                self._unfinished[0]()
-            except (RuntimeError, ValueError) as e:
-                failure = failure or e
-            del self._unfinished[0]
+        with self._finishing:
+            while self._unfinished:
+                try:
+                    self._unfinished[0]()
+                except (RuntimeError, ValueError) as e:
+                    failure = failure or e
+                except Exception:
+                    del self._unfinished[0]
+                    raise
+                del self._unfinished[0]
         return failure
 
     def _finish_interrupted(self) -> None:

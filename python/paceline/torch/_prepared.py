@@ -6,7 +6,6 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -156,31 +155,39 @@ class Batch:
     def _submit(self, count: int, at_once: bool) -> None:
         first, last = self._submitted, self._places[self._submitted + count - 1]
         last.at_once = at_once
+        for place in range(first, first + count):
+            self._handles[place] = _NONE
         try:
             engine.submit_into(
                 abi.Op.from_buffer(self._ops, first * ctypes.sizeof(abi.Op)),
                 count,
                 ctypes.c_int32.from_buffer(self._handles, first * ctypes.sizeof(ctypes.c_int32)),
             )
-            self._submitted += count
         except BaseException as e:
             self._failure = self._failure or e
+        if self._handles[first + count - 1] != _NONE:  # also where Ctrl-C came when they were submitted
+            self._submitted += count
         last.at_once = False
 
     def wait(self) -> None:
         """Waits until all have ended. Raises what went wrong first; HorovodInternalError where a reduction failed."""
         if not self._started:  # another call has waited
             return
+        if self._failure is not None and not isinstance(self._failure, Exception):  # Ctrl-C: the next call waits
+            interrupt, self._failure = self._failure, None
+            raise interrupt
         failure: BaseException | None
+        handles: list[int] = []
         if not engine.runs(self._round):
             failure = _over_before()
         else:
-            handles: Any = (ctypes.c_int32 * self._submitted).from_buffer(self._handles)
-            failure = engine.wait(handles, release=True) if self._submitted else None
+            handles = self._handles[: self._submitted]
+            failure = engine.wait(handles) if handles else None
             failure = self._failure or failure
         with self._lock:
             self._begin()
         _in_flight.discard(self)
+        engine.release(handles)
         if failure is not None:
             raise failure
 
@@ -227,6 +234,7 @@ def _over_before() -> HorovodInternalError:
     return HorovodInternalError("the operation was in flight when shutdown() was called")
 
 
+_NONE = -1  # no handle
 _in_flight: set[Batch] = set()
 _dropped: list[list[torch.UntypedStorage]] = []  # memory to which the engine may still write
 

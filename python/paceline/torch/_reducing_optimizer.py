@@ -13,7 +13,6 @@ import torch
 from paceline.common.codec_tuning import resolved
 from paceline.common.compression import Codec, NoneCompressor, SupportsCompress
 from paceline.common.engine import engine
-from paceline.common.handles import synchronize
 from paceline.common.operation import How, Options
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet
@@ -23,7 +22,7 @@ from paceline.common.util import split_list
 from paceline.torch._arena import gradients_in_arena
 from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
-from paceline.torch._gradient_hooks import GradientHooks, Watched, marks_of
+from paceline.torch._gradient_hooks import GradientHooks, Once, Watched, marks_of
 from paceline.torch._memory import is_direct
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
@@ -238,19 +237,18 @@ class ReducingOptimizer(GradientHooks):
             contexts.append(context)
         if len(params) == 1:
             single = start_one(parts[0])
-            self._in_flight[params[0][0]] = lambda: self._store(*params[0], synchronize(single), contexts[0])
+            self._in_flight[params[0][0]] = Once(single, lambda result: self._store(*params[0], result, contexts[0]))
             p, own = params[0]
             if self._compression is NoneCompressor and self._gate is None and not own.is_sparse and is_direct(own):
                 self._watched[p].prepared = Prepared(parts[0].op, own)
             return
         group = start_group(parts)
 
-        def finish() -> None:  # with the first of them that is waited for
-            if (results := synchronize(group)) is not None:
-                for (p, own), reduced, context in zip(params, results, contexts, strict=True):
-                    self._store(p, own, reduced, context)
+        def store(results: Any) -> None:  # with the first of them that is waited for
+            for (p, own), reduced, context in zip(params, results, contexts, strict=True):
+                self._store(p, own, reduced, context)
 
-        self._in_flight.update(dict.fromkeys((p for p, _ in params), finish))
+        self._in_flight.update(dict.fromkeys((p for p, _ in params), Once(group, store)))
 
     def _start_sparse(self, p: torch.Tensor, grad: torch.Tensor) -> None:
         result = sparse_allreduce_async(grad, f"allreduce.{self._parameter_names[p]}", self.op, self.process_set)
@@ -274,9 +272,11 @@ class ReducingOptimizer(GradientHooks):
         Call it before using gradients, for example to clip or to unscale them, and step within `skip_synchronize`.
         Raises RuntimeError, which names the parameter, if the program has changed a gradient since backward.
         """
+        interrupted = bool(self._unfinished)  # in the midst of this: the gradients are those that are being reduced
         self._finish_interrupted()
-        self._start_missing()
-        self._finish_all()
+        if not interrupted:
+            self._start_missing()
+            self._finish_all()
         self._synchronized = True
 
     def _start_missing(self) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -250,6 +251,22 @@ def test_steps_follow_one_that_was_interrupted(steps, rank):
         step()
     for _ in range(3):
         step()
+    for delay in (0.01, 0.05, 0.1, 0.15):  # the step that was interrupted is ended by another call
+        if rank == 0:
+            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+            optimizer.zero_grad()
+            loss_of(model, batch(rank)).backward()
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step()
+                time.sleep(5)
+            timer.join()
+        hvd.barrier()
+        if rank > 0:
+            step()
+        else:
+            optimizer.step()
+    step()
     alone = [p.grad.clone() for p in model.parameters()]
     for mine, everyones in zip(alone, [hvd.allreduce(g) for g in alone], strict=True):
         torch.testing.assert_close(mine, everyones)
