@@ -181,13 +181,13 @@ func (c *Client) firstOf(ctx context.Context, at, silent []string, last error) (
 	for i := range at {
 		answers[i] = make(chan answer, 1)
 		go func() {
-			attempt := attempt
+			within := bound
 			if slices.Contains(silent, at[i]) {
-				short, cancel := context.WithTimeout(attempt, bound/silentAttempt)
-				defer cancel()
-				attempt = short
+				within /= silentAttempt
 			}
-			conn, err := c.attempt(attempt, at[i])
+			its, done := context.WithTimeout(attempt, within)
+			defer done()
+			conn, err := c.attempt(its, at[i])
 			if err == nil {
 				time.AfterFunc(bound/4, cancel)
 			}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from paceline.common.compression import SupportsCompress
+from paceline.common.handles import synchronize
 from paceline.common.operation import How
 from paceline.common.operators import Adasum
 from paceline.common.process_sets import global_process_set
@@ -51,7 +52,7 @@ class AdasumOptimizer(GradientHooks):
         def store(result: torch.Tensor) -> None:
             p.detach().add_(self._compression.decompress(result, context))
 
-        self._in_flight[p] = Once(handle, store)
+        self._in_flight[p] = Once(lambda: synchronize(handle), store)
 
     def synchronize(self) -> None:
         """Does nothing: `step` combines the ranks' steps."""
@@ -65,9 +66,7 @@ class AdasumOptimizer(GradientHooks):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Combines the steps of all ranks and adds them to the parameters. Returns the closure's loss, if any."""
         loss = closure() if closure is not None else None
-        if self._unfinished:  # this is a step that was interrupted
-            self._finish_interrupted()
-        else:
+        if not self._finish_interrupted():  # else this is the step that was
             for p in self._watched:
                 if p not in self._in_flight:
                     self._reduce(p)

@@ -240,23 +240,13 @@ class CrossBarrierOptimizer(ReducingOptimizer):
             for p in params:
                 step = self._steps[p]
                 p.grad = step.gradient
-                self._wait_once(p)
+                step.wait()
                 if p._version != step.version:
                     raise RuntimeError(_WRITTEN.format(name=self._parameter_names[p]))
             self._step_some([(p, self._steps.pop(p).group) for p in params])
         finally:
             for p, grad in zip(params, before, strict=True):
                 p.grad = grad
-
-    def _wait_once(self, p: torch.Tensor) -> None:
-        """Waits for a gradient, which has no other result when it is waited for again. Ctrl-C ends the wait alone."""
-        step = self._steps[p]
-        try:
-            step.wait()
-        except Exception:
-            self._steps[p] = step._replace(wait=_nothing)
-            raise
-        self._steps[p] = step._replace(wait=_nothing)
 
     def _step_some(self, params: list[tuple[torch.Tensor, int]]) -> None:
         """The wrapped optimizer's step of these parameters, which are given with the numbers of their groups."""
@@ -276,17 +266,13 @@ class CrossBarrierOptimizer(ReducingOptimizer):
 
     def _abandon(self) -> None:
         """Forgets the steps, when the engine no longer uses the memory of their gradients."""
-        for p in list(self._steps):
-            with suppress(Exception):  # the first failure is raised
-                self._wait_once(p)
+        for step in self._steps.values():
+            with suppress(RuntimeError, ValueError):  # the first failure is raised
+                step.wait()
         self._steps.clear()
         self._unseen.clear()
         self._end_batch()
         _unsettled.discard(self)
-
-
-def _nothing() -> None:
-    """Waits for nothing."""
 
 
 _unsettled: set[CrossBarrierOptimizer] = set()  # keeps them until their steps have ended

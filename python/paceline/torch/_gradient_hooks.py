@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 
 from paceline.common.exceptions import HorovodInternalError
-from paceline.common.handles import synchronize
 from paceline.torch._distributed import Distributed
 from paceline.torch._parameters import parameter_names
 
@@ -66,10 +65,11 @@ class Watched:
 class Once:
     """Waits for an operation and has its result stored, once. Ctrl-C ends one of both, which the next call does."""
 
-    __slots__ = ("_handle", "_result", "_store")
+    __slots__ = ("_result", "_store", "_wait")
 
-    def __init__(self, handle: int, store: Callable[[Any], None]) -> None:
-        self._handle: int | None = handle
+    def __init__(self, wait: Callable[[], Any], store: Callable[[Any], None]) -> None:
+        """wait: returns the operation's result, when it is first called."""
+        self._wait: Callable[[], Any] | None = wait
         self._store: Callable[[Any], None] | None = store
         self._result: Any = None
 
@@ -78,9 +78,9 @@ class Once:
         if self._store is None:
             return
         try:
-            if self._handle is not None:
-                self._result = synchronize(self._handle)
-                self._handle = None
+            if self._wait is not None:
+                self._result = self._wait()
+                self._wait = None
             self._store(self._result)
         except Exception:
             self._store = self._result = None
@@ -228,10 +228,16 @@ class GradientHooks(Distributed):
                 del self._unfinished[0]
         return failure
 
-    def _finish_interrupted(self) -> None:
-        """Waits for what a wait that was interrupted (Ctrl-C) has left: the engine uses the gradients until then."""
-        if self._unfinished and (failure := self._finish_waits()) is not None:
+    def _finish_interrupted(self) -> bool:
+        """Waits for what a wait that was interrupted (Ctrl-C) has left: the engine uses the gradients until then.
+
+        Returns whether there was any.
+        """
+        if not self._unfinished:
+            return False
+        if (failure := self._finish_waits()) is not None:
             raise failure
+        return True
 
     def _take_in_flight(self) -> tuple[Iterable[torch.Tensor], Iterable[Callable[[], None]]]:
         """The parameters that are exchanged, which are so no longer, and what waits for them."""

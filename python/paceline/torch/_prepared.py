@@ -6,6 +6,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -155,8 +156,7 @@ class Batch:
     def _submit(self, count: int, at_once: bool) -> None:
         first, last = self._submitted, self._places[self._submitted + count - 1]
         last.at_once = at_once
-        for place in range(first, first + count):
-            self._handles[place] = _NONE
+        self._handles[first + count - 1] = _NONE
         try:
             engine.submit_into(
                 abi.Op.from_buffer(self._ops, first * ctypes.sizeof(abi.Op)),
@@ -173,23 +173,30 @@ class Batch:
         """Waits until all have ended. Raises what went wrong first; HorovodInternalError where a reduction failed."""
         if not self._started:  # another call has waited
             return
-        if self._failure is not None and not isinstance(self._failure, Exception):  # Ctrl-C: the next call waits
-            interrupt, self._failure = self._failure, None
-            raise interrupt
+        self._raise_interrupt()
         failure: BaseException | None
-        handles: list[int] = []
+        handles: Any = None
         if not engine.runs(self._round):
             failure = _over_before()
         else:
-            handles = self._handles[: self._submitted]
-            failure = engine.wait(handles) if handles else None
+            failure = None
+            if self._submitted:
+                handles = (ctypes.c_int32 * self._submitted).from_buffer_copy(self._handles)
+                failure = engine.wait(handles)
             failure = self._failure or failure
         with self._lock:
             self._begin()
         _in_flight.discard(self)
-        engine.release(handles)
+        if handles is not None:
+            engine.release(handles)
         if failure is not None:
             raise failure
+
+    def _raise_interrupt(self) -> None:
+        """Raises Ctrl-C that came during a submission, once: the next call waits."""
+        if self._failure is not None and not isinstance(self._failure, Exception):
+            interrupt, self._failure = self._failure, None
+            raise interrupt
 
     def ended(self, place: int) -> bool:
         """Whether the reduction at a place has ended, successfully or not."""
@@ -197,6 +204,7 @@ class Batch:
 
     def wait_for(self, place: int) -> None:
         """Waits for one reduction and raises what went wrong; `wait` releases all of them."""
+        self._raise_interrupt()
         if self._failure is not None:
             raise self._failure
         if not engine.runs(self._round):

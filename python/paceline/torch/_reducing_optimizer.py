@@ -13,6 +13,7 @@ import torch
 from paceline.common.codec_tuning import resolved
 from paceline.common.compression import Codec, NoneCompressor, SupportsCompress
 from paceline.common.engine import engine
+from paceline.common.handles import synchronize
 from paceline.common.operation import How, Options
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet
@@ -237,7 +238,9 @@ class ReducingOptimizer(GradientHooks):
             contexts.append(context)
         if len(params) == 1:
             single = start_one(parts[0])
-            self._in_flight[params[0][0]] = Once(single, lambda result: self._store(*params[0], result, contexts[0]))
+            self._in_flight[params[0][0]] = Once(
+                lambda: synchronize(single), lambda result: self._store(*params[0], result, contexts[0])
+            )
             p, own = params[0]
             if self._compression is NoneCompressor and self._gate is None and not own.is_sparse and is_direct(own):
                 self._watched[p].prepared = Prepared(parts[0].op, own)
@@ -248,15 +251,15 @@ class ReducingOptimizer(GradientHooks):
             for (p, own), reduced, context in zip(params, results, contexts, strict=True):
                 self._store(p, own, reduced, context)
 
-        self._in_flight.update(dict.fromkeys((p for p, _ in params), Once(group, store)))
+        self._in_flight.update(dict.fromkeys((p for p, _ in params), Once(lambda: synchronize(group), store)))
 
     def _start_sparse(self, p: torch.Tensor, grad: torch.Tensor) -> None:
         result = sparse_allreduce_async(grad, f"allreduce.{self._parameter_names[p]}", self.op, self.process_set)
 
-        def finish() -> None:
-            p.grad = result()
+        def store(grad: torch.Tensor) -> None:
+            p.grad = grad
 
-        self._in_flight[p] = finish
+        self._in_flight[p] = Once(result, store)
 
     def _store(self, p: torch.Tensor, own: torch.Tensor, reduced: torch.Tensor, context: Any) -> None:
         """Stores the result in place of this rank's own gradient."""
@@ -272,9 +275,7 @@ class ReducingOptimizer(GradientHooks):
         Call it before using gradients, for example to clip or to unscale them, and step within `skip_synchronize`.
         Raises RuntimeError, which names the parameter, if the program has changed a gradient since backward.
         """
-        interrupted = bool(self._unfinished)  # in the midst of this: the gradients are those that are being reduced
-        self._finish_interrupted()
-        if not interrupted:
+        if not self._finish_interrupted():  # else this was, and the gradients are those that it has reduced
             self._start_missing()
             self._finish_all()
         self._synchronized = True

@@ -259,7 +259,7 @@ def test_steps_follow_one_that_was_interrupted(steps, rank):
             timer.start()
             with pytest.raises(KeyboardInterrupt):
                 optimizer.step()
-                time.sleep(5)
+                time.sleep(5)  # the signal may come when the step has ended
             timer.join()
         hvd.barrier()
         if rank > 0:
