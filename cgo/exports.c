@@ -107,11 +107,6 @@ int pl_release_all(const int32_t *handles, uint32_t count) {
   return done == count ? PL_OK : goRelease((int32_t *)handles + done, count - done);
 }
 
-int pl_end_all(const int32_t *handles, uint32_t count, int64_t timeout_ms) {
-  int status = pl_wait_all(handles, count, timeout_ms);
-  return status == PL_OK ? pl_release_all(handles, count) : status;
-}
-
 int64_t pl_state(void *buf, uint64_t cap) {
   GUARD_WAITS;
   return goState(buf, cap);

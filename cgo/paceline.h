@@ -284,8 +284,6 @@ int pl_result(int32_t handle, pl_output *out);
 int pl_release(int32_t handle);
 /* pl_release of count handles: of all that it can, and returns the error of the first that it cannot. */
 int pl_release_all(const int32_t *handles, uint32_t count);
-/* pl_wait_all, and if that returns PL_OK pl_release_all: for operations without further results. */
-int pl_end_all(const int32_t *handles, uint32_t count, int64_t timeout_ms);
 void pl_free(void *data);
 
 /* The state of coded tensors that a checkpoint needs beside the model: their iterations, this worker's residuals and

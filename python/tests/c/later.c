@@ -84,8 +84,9 @@ static void order_is_that_of_submission(void) {
     pl_op op = sum(x[i], (float)(i * 3), NULL, i % 5 != 0);
     OK(pl_submit(&op, 1, &handles[i]));
   }
-  OK(pl_end_all(handles, MANY, -1));
+  OK(pl_wait_all(handles, MANY, -1));
   for (int i = 0; i < MANY; i++) check_sum(x[i], (float)(i * 3));
+  OK(pl_release_all(handles, MANY));
   CHECK(pl_release_all(handles, MANY) == PL_ERR_INVALID);
 }
 
@@ -136,7 +137,7 @@ static void nobody_has_to_wait(int rank) {
 
 static void ends_with(int32_t handle, int status, const char *text) {
   char error[512];
-  CHECK(pl_wait(handle, -1) == status && pl_end_all(&handle, 1, -1) == status && pl_poll(handle) == status);
+  CHECK(pl_wait(handle, -1) == status && pl_poll(handle) == status);
   CHECK(pl_error(handle, error, sizeof error) > 0 && strstr(error, text));
   OK(pl_release(handle));
 }
