@@ -75,7 +75,8 @@ func (s *Set) Listen(at string) (Listeners, error) {
 	return all, nil
 }
 
-// Dial connects to a server by the first kind that succeeds, which is the Network of the connection's RemoteAddr.
+// Dial connects to a server by the first kind that succeeds, which is the Network of the connection's RemoteAddr. One that refuses has ended: a server
+// listens before others hear of it.
 func (s *Set) Dial(ctx context.Context, to address.List) (Conn, error) {
 	var failed error
 	var without []address.Address // what did not reach the server
@@ -142,7 +143,7 @@ func (s *Set) dial(ctx context.Context, i int, at string) (Conn, error) {
 		ctx, cancel = context.WithTimeout(ctx, patience)
 		defer cancel()
 	}
-	return s.kinds[i].Dial(ctx, at)
+	return s.kinds[i].Dial(Listening(ctx), at)
 }
 
 // Listeners are the listeners of one process, one of each kind.

@@ -95,6 +95,14 @@ func IsOnce(ctx context.Context) bool { return ctx.Value(once{}) != nil }
 
 type once struct{}
 
+// Listening is a context in which the peer listens, if it has not ended: Dial takes a refused connection for its end, and does not try again.
+func Listening(ctx context.Context) context.Context { return context.WithValue(ctx, listening{}, true) }
+
+// IsListening reports whether a context is of Listening.
+func IsListening(ctx context.Context) bool { return ctx.Value(listening{}) != nil }
+
+type listening struct{}
+
 // Silent reports whether a connection ended because nothing was heard of the peer: its process is stopped, or its host or the network to it is down.
 // A process that ends closes its connections.
 func Silent(err error) bool {

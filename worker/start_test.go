@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
@@ -93,7 +94,10 @@ func TestPeerLostWhileTheEngineConnects(t *testing.T) {
 		defer n.Close()
 		th := newTheatre(t, n, 2, 2, nil)
 		silent := th.servers[1]
-		th.servers = th.servers[:1] // nobody listens at the other's address yet
+		th.servers = th.servers[:1]
+		if err := n.Script("at 0s worker0<->server1 freeze"); err != nil { // the other one does not answer
+			t.Fatal(err)
+		}
 		go func() {
 			time.Sleep(time.Second)
 			th.engine.Lost(wire.Lost{Role: wire.RoleWorker, Rank: 1, Why: "it was killed"})
@@ -122,7 +126,10 @@ func TestAServerThatIsLostMeanwhileIsNotWaitedFor(t *testing.T) {
 			elastic(c)
 			members = c.Membership
 		})
-		th.servers = th.servers[:1] // nobody listens at the other's address
+		th.servers = th.servers[:1]
+		if err := n.Script("at 0s worker0<->server1 freeze"); err != nil { // the other one does not answer
+			t.Fatal(err)
+		}
 		go func() {
 			time.Sleep(time.Second) // of virtual time: the engine connects
 			gone := membership.Member{Role: membership.ServerRole, Number: 1}
@@ -142,6 +149,32 @@ func TestAServerThatIsLostMeanwhileIsNotWaitedFor(t *testing.T) {
 		}
 		th.servers[0].leave()
 		th.engine.Shutdown(t.Context())
+	})
+}
+
+// A server joins an elastic job and ends before the engine has reached it. Its host refuses the connection: the scheduler hears that at once, and need not wait
+// until the server may have come back.
+func TestAServerThatHasJoinedAndEndedIsReportedAtOnce(t *testing.T) {
+	var members *membership.View
+	change := func(c *worker.Config) {
+		elastic(c)
+		members = c.Membership
+	}
+	perform(t, 1, 1, change, func(th *theatre) {
+		start := time.Now()
+		later, err := members.Now().Next(membership.Change{Servers: []membership.Node{{Incarnation: 20, Addresses: address.List{{Kind: "twin", At: "server1:1"}}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		th.engine.Follow(later)
+		select {
+		case l := <-th.lost:
+			if took := time.Since(start); l.Role != wire.RoleServer || l.Rank != 1 || !strings.Contains(l.Why, "connection refused") || took > time.Second {
+				t.Errorf("reported %+v after %v", l, took)
+			}
+		case <-time.After(time.Minute):
+			t.Error("nothing was reported")
+		}
 	})
 }
 

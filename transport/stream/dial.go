@@ -26,7 +26,7 @@ const (
 )
 
 // Dial connects and authenticates. The peer may start later, or be starting again: until ctx ends
-// Dial retries, unless the address is unusable, the answer comes from a peer without the secret, or ctx is of transport.Once.
+// Dial retries, unless the address is unusable, the answer comes from a peer without the secret, ctx is of transport.Once, or the peer has ended (transport.Listening).
 func (c Config) Dial(ctx context.Context, address string, connect func(context.Context) (net.Conn, error)) (transport.Conn, error) {
 	c = c.WithDefaults()
 	start := time.Now()
@@ -42,7 +42,7 @@ func (c Config) Dial(ctx context.Context, address string, connect func(context.C
 		}
 		over := expired(ctx)
 		switch {
-		case !over && final(err), transport.IsOnce(ctx):
+		case !over && final(err), transport.IsOnce(ctx), transport.IsListening(ctx) && errors.Is(err, syscall.ECONNREFUSED):
 			return nil, fmt.Errorf("connecting to %s: %w", address, err)
 		case !over || last == nil || errors.Is(err, syscall.ECONNREFUSED):
 			last = err // an answer of the peer's host counts whenever it comes
