@@ -218,7 +218,7 @@ func TestBadValuesNameVariableValueAndWhatIsAllowed(t *testing.T) {
 		{env{"PACELINE_PLACEMENT": "psld:2"}, `PACELINE_PLACEMENT: placement "psld:2": EPSILON is "2", allowed`},
 		{env{"PACELINE_PLACEMENT": "psdl:0.2"}, `, psld (did you mean "psld"?)`},
 		{env{"PACELINE_CONNECTIONS": "0"}, `PACELINE_CONNECTIONS="0": allowed are 1 to 64`},
-		{env{"PACELINE_PEER_TIMEOUT": "soon"}, `PACELINE_PEER_TIMEOUT="soon": allowed are 20ms to 24h0m0s`},
+		{env{"PACELINE_PEER_TIMEOUT": "soon"}, `PACELINE_PEER_TIMEOUT="soon": allowed are 50ms to 24h0m0s`},
 		{env{"PACELINE_STALL_WARNING": "-1"}, `PACELINE_STALL_WARNING="-1": allowed is a number of seconds`},
 		{env{"PACELINE_STALL_WARNING": "NaN"}, `PACELINE_STALL_WARNING="NaN"`},
 		{env{"PACELINE_SUM_IN_RANK_ORDER": "2"}, `PACELINE_SUM_IN_RANK_ORDER="2": allowed are 1 and 0`},

@@ -174,7 +174,7 @@ var table = []row{
 		"After this time a tensor that waits for ranks is reported with their numbers; 0 for never."},
 	{"PACELINE_STALL_SHUTDOWN", same("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"), "0s", duration(func(s *Settings) *time.Duration { return &s.StallShutdown }, 0, maxTime),
 		"After this time such a tensor ends with an error on every rank; 0 for never. What servers do not answer, though they run, does so a little later."},
-	{"PACELINE_PEER_TIMEOUT", nil, "10s", among(nodes, duration(func(s *Settings) *time.Duration { return &s.PeerTimeout }, 20*time.Millisecond, 24*time.Hour)),
+	{"PACELINE_PEER_TIMEOUT", nil, "10s", among(nodes, duration(func(s *Settings) *time.Duration { return &s.PeerTimeout }, 50*time.Millisecond, 24*time.Hour)),
 		"Within this time a node that falls silent is lost, and in an elastic job the others go on. One that is stopped for half of it is not."},
 	{"PACELINE_LOG_LEVEL", same("HOROVOD_LOG_LEVEL", "BYTEPS_LOG_LEVEL"), "warn", level(func(s *Settings) *string { return &s.LogLevel }),
 		"What is logged."},
