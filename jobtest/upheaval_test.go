@@ -25,15 +25,15 @@ const (
 	newServer    grief = iota // no grief: another server comes
 	drain                     // SIGTERM of one
 	sigkill                   //
+	newScheduler              // the scheduler: SIGKILL, and another at its address
 	shortStop                 // SIGSTOP, and SIGCONT before it is given up
 	shortCut                  // its link down, and up again before it is given up
-	newScheduler              // the scheduler: SIGKILL, and another at its address
 	sigstop                   // for good, or until it was given up
 	longCut                   // the same of its link
 	griefs                    // how many there are
 )
 
-var griefNames = [griefs]string{"comes", "drained", "killed", "stopped for a while", "cut off for a while", "scheduler restarted", "stopped", "cut off"}
+var griefNames = [griefs]string{"comes", "drained", "killed", "scheduler restarted", "stopped for a while", "cut off for a while", "stopped", "cut off"}
 
 // An event is one of them. Several can be at once, and a process has at most one.
 type event struct {

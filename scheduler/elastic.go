@@ -9,6 +9,7 @@ import (
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/each"
+	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -193,7 +194,9 @@ func (m *Machine) accused(p, by *peer, why string, silent bool) {
 }
 
 // judging is the time in which all lines and connections have ended that one fault has made silent, with a sweep of stream's watch to spare.
-func (m *Machine) judging() time.Duration { return m.settings.LostAfter * 6 / 32 }
+func (m *Machine) judging() time.Duration {
+	return m.settings.LostAfter * 6 / transport.SweepsPerTimeout
+}
 
 // judge decides on a process that runs and that some workers have lost: where they are more than half of those that train they go on
 // without it, else the job goes on without them. The word of dedicated servers counts if they are there still, and no worker says otherwise: a server that was stopped

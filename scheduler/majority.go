@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
 )
 
@@ -70,7 +71,7 @@ func (m *Machine) settling(p *peer) time.Duration {
 	if p.round != nil && p.round.fell == p && p.line == nil && m.now < p.round.young {
 		return 0
 	}
-	return m.settings.LostAfter * 5 / 32
+	return m.settings.LostAfter * 5 / transport.SweepsPerTimeout
 }
 
 // hurry shortens the time in which a node may come back that has no line, and that others have lost too. Where this scheduler may not decide yet, hurryAll does it

@@ -103,6 +103,10 @@ func IsListening(ctx context.Context) bool { return ctx.Value(listening{}) != ni
 
 type listening struct{}
 
+// SweepsPerTimeout is how often nodes look for peers that have fallen silent, within the peer timeout. One silence is noticed on different connections in different sweeps:
+// who hears of it from several sides waits as many sweeps as that takes.
+const SweepsPerTimeout = 32
+
 // Silent reports whether a connection ended because nothing was heard of the peer: its process is stopped, or its host or the network to it is down.
 // A process that ends closes its connections.
 func Silent(err error) bool {

@@ -9,26 +9,26 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/internal/ticks"
+	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// Sweeps of a watch. A peer sends at least once in three of its sweeps, and may be stopped in between: after sweepsOfSilence it is one that no longer runs.
+// Sweeps of a watch, of transport.SweepsPerTimeout. A peer sends at least once in three of its sweeps, and may be stopped in between: after sweepsOfSilence it is one that no longer runs.
 // One sweep passes before the count begins, and one may pass while a peer that goes on is read. What is left of the timeout after the silence is for what
 // follows: whoever decides hears of it from several sides, and the others go on.
 const (
-	sweepsPerTimeout = 32
-	sweepsPerBeat    = 2
-	sweepsOfSilence  = 22
+	sweepsPerBeat   = 2
+	sweepsOfSilence = 22
 )
 
 // Tolerance is for how long a peer may be stopped that is not given up.
 func Tolerance(peerTimeout time.Duration) time.Duration {
-	return peerTimeout * (sweepsOfSilence - sweepsPerBeat - 2) / sweepsPerTimeout
+	return peerTimeout * (sweepsOfSilence - sweepsPerBeat - 2) / transport.SweepsPerTimeout
 }
 
 // Silence is the time after which a peer that has fallen silent is given up on all its connections.
 func Silence(peerTimeout time.Duration) time.Duration {
-	return peerTimeout * (sweepsOfSilence + 1) / sweepsPerTimeout
+	return peerTimeout * (sweepsOfSilence + 1) / transport.SweepsPerTimeout
 }
 
 // watch notices peers that no longer run, though their host acknowledges what is sent to them: their process is stopped
@@ -92,7 +92,7 @@ func (w *watch) remove(c *Conn) {
 
 func (w *watch) run(stop <-chan struct{}) {
 	var all []*Conn
-	ticks.Until(stop, max(w.timeout/sweepsPerTimeout, time.Millisecond), func(time.Time) {
+	ticks.Until(stop, max(w.timeout/transport.SweepsPerTimeout, time.Millisecond), func(time.Time) {
 		all = w.begin(stop, all[:0])
 		for _, c := range all {
 			w.sweep(c)
@@ -149,7 +149,7 @@ func (w *watch) sweep(c *Conn) {
 		return
 	}
 	if p.silent++; p.silent >= sweepsOfSilence {
-		c.end(fmt.Errorf("%s has been silent for %v: its process is stopped, or its host or the network to it is down: %w", c.peer, w.timeout*sweepsOfSilence/sweepsPerTimeout, os.ErrDeadlineExceeded))
+		c.end(fmt.Errorf("%s has been silent for %v: its process is stopped, or its host or the network to it is down: %w", c.peer, w.timeout*sweepsOfSilence/transport.SweepsPerTimeout, os.ErrDeadlineExceeded))
 	}
 }
 
