@@ -153,6 +153,9 @@ func (m *Machine) loseServer(r *round, index int, who string, l membership.Loss)
 func (m *Machine) accusedServer(r *round, index int, by *peer, why string, silent bool) {
 	s := &r.epoch.Servers[index]
 	p := m.sessions[s.Incarnation]
+	if p != nil {
+		p.silent = p.silent || silent
+	}
 	switch {
 	case s.State == membership.Gone:
 	case p == nil:

@@ -66,12 +66,15 @@ func (m *Machine) grace(p *peer) time.Duration {
 }
 
 // settling is how long after the first of them all lines have ended that the fault has made silent which has struck a node: three or four sweeps of stream's watch, and one
-// more. Where the fault has ended the scheduler before this one, all lines were made after it.
+// more. Where the fault is older than this scheduler, all lines were made after it: who had the scheduler before is over, and another one would be on its way here, as all are that run.
 func (m *Machine) settling(p *peer) time.Duration {
-	if p.round != nil && p.round.fell == p && p.line == nil && m.now < p.round.young {
-		return 0
+	sweeps := 5
+	if r := m.roundThatMoves(p); r != nil && p.silent && p.state == absent && p.line == nil && m.now < r.young {
+		if sweeps = 2; p == r.fell {
+			sweeps = 0
+		}
 	}
-	return m.settings.LostAfter * 5 / transport.SweepsPerTimeout
+	return m.settings.LostAfter * time.Duration(sweeps) / transport.SweepsPerTimeout
 }
 
 // hurry shortens the time in which a node may come back that has no line, and that others have lost too. Where this scheduler may not decide yet, hurryAll does it

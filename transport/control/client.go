@@ -63,6 +63,7 @@ type Client struct {
 	line    *Line  // nil while there is none
 	broken  error  // why there is none, and since when
 	since   time.Time
+	quiet   bool // that one fell silent, while this process ran
 	closing bool
 	refused error // the scheduler has refused this node: every request fails
 	lastID  uint64
@@ -89,7 +90,7 @@ func (e *RefusedError) Error() string {
 
 // Dial connects to the scheduler, which may start later: it tries until ctx ends.
 func Dial(ctx context.Context, config Config) (*Client, error) {
-	config.Log = cmp.Or(config.Log, zap.NewNop())
+	config.Log, config.Attempt = cmp.Or(config.Log, zap.NewNop()), cmp.Or(config.Attempt, defaultAttempt)
 	c := &Client{
 		config: config, session: unique.Number() | 1, memory: newMemory(),
 		ended: make(chan struct{}), setTurn: make(chan struct{}, 1), pending: map[uint64]*request{},
@@ -148,6 +149,7 @@ func (c *Client) run(line *Line) {
 		start := time.Now()
 		why := line.Run(func(m *wire.Control) { c.dispatch(line, m) })
 		c.mu.Lock()
+		c.quiet = transport.Silent(why) && !errors.Is(why, transport.ErrStopped)
 		if c.memory.silent = ""; transport.Silent(why) && !c.listed() {
 			c.memory.silent = cmp.Or(c.at, c.config.Address)
 		}
@@ -185,7 +187,7 @@ const (
 func (c *Client) redial(pause time.Duration) transport.Conn {
 	for refused := false; ; pause = min(2*pause, lastPause) {
 		if c.places().standbys { // who goes on without a scheduler that fell silent waits for those that come
-			pause = min(pause, cmp.Or(c.config.Attempt, defaultAttempt)/16)
+			pause = min(pause, c.config.Attempt/16)
 		}
 		if refused {
 			pause = refusedPause

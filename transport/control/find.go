@@ -1,7 +1,6 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/internal/each"
+	"github.com/paceline/paceline/internal/ticks"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/auth"
 	"github.com/paceline/paceline/transport/wire"
@@ -25,8 +25,12 @@ import (
 // defaultAttempt bounds one attempt to reach a place.
 const defaultAttempt = 5 * time.Second
 
-// silentAttempt is which part of an attempt is for a place that has fallen silent: it would have to answer just now.
-const silentAttempt = 8
+// Parts of an attempt, that is of half the peer timeout. A place that has fallen silent would have to answer just now. Where the line to the scheduler fell silent, most of the timeout
+// is over, in which all that run have answered others: they do so now.
+const (
+	silentAttempt = 8
+	quietAttempt  = 4
+)
 
 // searchWidth is at how many places a node asks at the same time.
 const searchWidth = 16
@@ -36,15 +40,15 @@ const searchWidth = 16
 type places struct {
 	at       []string
 	standbys bool
-	lead     string   // the address of the own standby, "" for none
-	above    []string // the standbys of higher ranks than this one
-	silent   []string // those of them that this node has found silent
+	lead     string        // the address of the own standby, "" for none
+	above    []string      // the standbys of higher ranks than this one
+	within   time.Duration // in which one has to answer
 }
 
 func (c *Client) places() places {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p := places{at: strings.Split(c.config.Address, ",")}
+	p := places{at: strings.Split(c.config.Address, ","), within: c.config.Attempt}
 	if c.listed() || c.memory.roster == nil {
 		p.at = c.lastFirst(p.at, p.at)
 		return p
@@ -64,14 +68,24 @@ func (c *Client) places() places {
 			at = append(at, n.Standby)
 		}
 	}
-	silent := c.memory.silentPlaces()
+	within := c.config.Attempt
+	if c.quiet {
+		within /= quietAttempt
+	}
 	switch {
 	case lead != "":
-		return places{c.lastFirst(p.at, slices.Concat(p.at, at)), true, lead, at, silent}
+		return places{c.lastFirst(p.at, slices.Concat(p.at, at)), true, lead, at, within}
 	case len(at) > 0:
-		return places{c.lastFirst(at, at), true, "", nil, silent}
+		return places{c.lastFirst(at, at), true, "", nil, within}
 	}
 	return p
+}
+
+// silent reports whether this node has found the process at a place silent.
+func (c *Client) silent(at string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.memory.roster != nil && slices.Contains(c.memory.silentPlaces(), at)
 }
 
 // listed reports whether the scheduler is in a process of its own, at one of several addresses.
@@ -132,12 +146,12 @@ var errNoScheduler = errors.New("a process answers there, without a scheduler at
 
 // search asks at several places at the same time, and takes the first in their order: nodes that search at the same time choose the same.
 func (c *Client) search(ctx context.Context, p places) (transport.Conn, error) {
-	conn, failed := c.first(ctx, p.at, p.silent, errNoScheduler) // a process without one will notice, if the scheduler is gone
+	conn, failed := c.first(ctx, p.at, p.within, errNoScheduler) // a process without one will notice, if the scheduler is gone
 	if p.lead != "" && conn == nil && ctx.Err() == nil && !errors.Is(errors.Join(failed...), errNoScheduler) {
-		if conn, _ = c.first(ctx, p.above, p.silent, nil); conn == nil {
+		if conn, _ = c.first(ctx, p.above, p.within, nil); conn == nil {
 			c.config.Lead()
 			var errs []error
-			conn, errs = c.first(ctx, []string{p.lead}, nil, nil)
+			conn, errs = c.first(ctx, []string{p.lead}, c.config.Attempt, nil)
 			failed = append(failed, errs...)
 		}
 	}
@@ -152,9 +166,9 @@ func (c *Client) search(ctx context.Context, p places) (transport.Conn, error) {
 
 // first asks at some places for the scheduler. It returns the first in their order that has it, or what is wrong with each, up to the first that is
 // wrong so that no later one is to be taken.
-func (c *Client) first(ctx context.Context, at, silent []string, last error) (conn transport.Conn, errs []error) {
+func (c *Client) first(ctx context.Context, at []string, within time.Duration, last error) (conn transport.Conn, errs []error) {
 	for group := range slices.Chunk(at, searchWidth) {
-		which, conn, failed := c.firstOf(ctx, group, silent, last)
+		which, conn, failed := c.firstOf(ctx, group, within, last)
 		errs = append(errs, failed...)
 		switch {
 		case conn != nil:
@@ -167,11 +181,11 @@ func (c *Client) first(ctx context.Context, at, silent []string, last error) (co
 	return nil, errs
 }
 
-// firstOf is first at a few places, at the same time, for at most Config.Attempt, and for less at those that are silent. When one has the scheduler, the others have a quarter of that left: a scheduler
-// that goes on elsewhere waits for its nodes about as long as they would wait twice for the place where it was.
-func (c *Client) firstOf(ctx context.Context, at, silent []string, last error) (which int, conn transport.Conn, errs []error) {
-	bound := cmp.Or(c.config.Attempt, defaultAttempt)
-	attempt, cancel := context.WithTimeout(transport.Once(ctx), bound)
+// firstOf is first at a few places, at the same time, for less at those that are silent, or are found so meanwhile. When one has the scheduler, or is the last to ask, the others have a
+// quarter of an attempt left: a scheduler that goes on elsewhere waits for its nodes about as long as they would wait twice for the place where it was.
+func (c *Client) firstOf(ctx context.Context, at []string, within time.Duration, last error) (which int, conn transport.Conn, errs []error) {
+	whole := c.config.Attempt
+	attempt, cancel := context.WithTimeout(transport.Once(ctx), within)
 	defer cancel()
 	type answer struct {
 		conn transport.Conn
@@ -181,15 +195,16 @@ func (c *Client) firstOf(ctx context.Context, at, silent []string, last error) (
 	for i := range at {
 		answers[i] = make(chan answer, 1)
 		go func() {
-			within := bound
-			if slices.Contains(silent, at[i]) {
-				within /= silentAttempt
-			}
-			its, done := context.WithTimeout(attempt, within)
-			defer done()
+			its, giveUp := context.WithCancel(attempt)
+			defer giveUp()
+			go ticks.Until(its.Done(), whole/silentAttempt, func(time.Time) {
+				if c.silent(at[i]) {
+					giveUp()
+				}
+			})
 			conn, err := c.attempt(its, at[i])
-			if err == nil {
-				time.AfterFunc(bound/4, cancel)
+			if err == nil || last != nil && errors.Is(err, last) {
+				time.AfterFunc(min(whole/4, within/2), cancel)
 			}
 			answers[i] <- answer{conn, err}
 		}()
