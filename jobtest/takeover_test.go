@@ -46,6 +46,7 @@ func TestTheSchedulerGoesOnInTheLowestLiveRank(t *testing.T) {
 		"all but one":                  {events: []event{{sigkill, 0, 10}, {sigkill, 1, 10}, {sigkill, 3, 10}}},
 		"killed, dedicated servers":    {events: []event{{sigkill, 0, 10}}, servers: 2},
 		"stopped, a server killed too": {events: []event{{sigstop, 0, 10}, {sigkill, 4, 10}}, servers: 2},
+		"stopped with a server":        {events: []event{{sigstop, 0, 10}, {sigstop, 4, 10}}, servers: 2, backs: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

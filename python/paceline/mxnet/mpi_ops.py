@@ -20,7 +20,7 @@ Raises ValueError for wrong arguments.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -367,6 +367,8 @@ def alltoall(
     """
     if isinstance(splits, mx.nd.NDArray):
         splits = splits.asnumpy().tolist()
+    if splits is not None and not isinstance(splits, Iterable):
+        raise ValueError(f"splits are numbers of rows, one for each rank, not {splits!r}")
     rows = None if splits is None else list(splits)
     if rows is not None and any(n != int(n) for n in rows):
         raise ValueError(f"splits are numbers of rows, not {rows}")

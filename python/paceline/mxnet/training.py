@@ -10,12 +10,13 @@ from typing import Any
 
 import mxnet as mx
 
+from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, global_process_set
 from paceline.common.significance import Significance
 from paceline.common.sync import Model
 from paceline.mxnet._exchange import Exchange, Gradient, significance
 from paceline.mxnet.compression import Compression
-from paceline.mxnet.mpi_ops import broadcast_
+from paceline.mxnet.mpi_ops import allreduce, broadcast_
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):
@@ -168,6 +169,31 @@ class DistributedTrainer(mx.gluon.Trainer):
         sizes = [math.prod(p.shape) * 4 for p in self._params if p.shape and min(p.shape) > 0]
         self._exchange = Exchange(compression, gradient_predivide_factor, process_set, sync, gate, pull_gate, sizes)
 
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Averages the gradients over the ranks and updates the parameters, as mxnet.gluon.Trainer does on one.
+
+        ignore_stale_grad: parameters that backward has not reached keep their values. One that it has reached on some
+        ranks alone counts as zeros on the others, and all update it. So all ranks pass the same here. (Horovod
+        averages what is left of the step before, and only those ranks update.)
+        """
+        if ignore_stale_grad and self._exchange.is_distributed and self._exchange.held is None:
+            self._count_stale_as_zeros()
+        super().step(batch_size, ignore_stale_grad)
+
+    def _count_stale_as_zeros(self) -> None:
+        trained = [p for p in self._params if p.grad_req != "null"]
+        if not trained:
+            return
+        here = [any(data._fresh_grad for data in p.list_data()) for p in trained]
+        flags = mx.nd.array(here, dtype="uint8")
+        name = f"{self._prefix}fresh gradients"
+        somewhere = allreduce(flags, name=name, op=Max, process_set=self._exchange.process_set).asnumpy()
+        for p, mine, on_any_rank in zip(trained, here, somewhere, strict=True):
+            if on_any_rank and not mine:
+                p.zero_grad()
+                for data in p.list_data():
+                    data._fresh_grad = True
+
     def _gradients(self) -> list[Gradient]:
         """Of parameters on several devices the first one's."""
         trained = [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
@@ -216,6 +242,8 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
         if isinstance(param, mx.nd.NDArray):
             arrays.append((label, param))
             continue
+        if not isinstance(param, mx.gluon.Parameter):
+            raise ValueError(f"params[{name!r}] is an array or a parameter, not {type(param).__name__}")
         try:
             arrays.append((label, param.data()))
         except mx.gluon.parameter.DeferredInitializationError:

@@ -119,6 +119,28 @@ def test_broadcast_of_parameters_there_and_to_come():
     assert arrays["a"].asnumpy().tolist() == [1, 1, 1] and arrays["b"].asnumpy().sum() == 4
     with pytest.raises(ValueError, match="a dict of arrays"):
         hvd.broadcast_parameters([1, 2])
+    with pytest.raises(ValueError, match=r"params\['x'\] is an array or a parameter, not NoneType"):
+        hvd.broadcast_parameters({"x": None})
+
+
+def test_a_parameter_that_some_ranks_have_not_used_counts_as_zeros():
+    used, unused = (gluon.nn.Dense(1, in_units=1, use_bias=False) for _ in range(2))
+    for net in (used, unused):
+        net.initialize(mx.init.Constant(1.0))
+    params = [used.weight, unused.weight]
+    trainer = hvd.DistributedTrainer(params, "sgd", {"learning_rate": 1.0, "wd": 0.5}, prefix="partly used.")
+    expected = 1.0
+    for _ in range(3):
+        if hvd.rank() == 0:
+            with autograd.record():
+                loss = used(mx.nd.ones((1, 1))).sum()
+            loss.backward()
+        trainer.step(1, ignore_stale_grad=True)
+        expected -= 1 / hvd.size() + 0.5 * expected
+        assert used.weight.data().asscalar() == pytest.approx(expected)
+        assert unused.weight.data().asscalar() == 1
+    with pytest.raises(UserWarning, match="has not been updated by backward"):
+        trainer.step(1)
 
 
 def test_gradients_of_an_embedding():
