@@ -66,11 +66,12 @@ func (m *Machine) grace(p *peer) time.Duration {
 }
 
 // settling is how long after the first of them all lines have ended that the fault has made silent which has struck a node: three or four sweeps of stream's watch, and one
-// more. Where the fault is older than this scheduler, all lines were made after it: who had the scheduler before is over, and another one would be on its way here, as all are that run.
+// more. A silence that others notice soon after this scheduler began is older than all its lines: they need not settle. The node has a moment to come, if it runs and they are wrong; not
+// the one that had the scheduler before, since those who come have heard its silence themselves.
 func (m *Machine) settling(p *peer) time.Duration {
 	sweeps := 5
 	if r := m.roundThatMoves(p); r != nil && p.silent && p.state == absent && p.line == nil && m.now < r.young {
-		if sweeps = 2; p == r.fell {
+		if sweeps = 3; p == r.fell {
 			sweeps = 0
 		}
 	}
@@ -119,10 +120,10 @@ func (r *round) learnSilence(at string) {
 	}
 }
 
-// ended handles the answer that a process has ended. Of one that fell silent before it says nothing: it may have gone on without those who are here, and have ended with the job.
+// ended handles the answer that a process has ended. Of a worker that fell silent before it says nothing: it may have gone on without those who are here, and have ended with the job.
 func (m *Machine) ended(session uint64) {
 	p := m.sessions[session]
-	if p == nil || m.roundThatMoves(p) == nil || p.state == lost || p.state == left || p.silent {
+	if p == nil || m.roundThatMoves(p) == nil || p.state == lost || p.state == left || p.silent && p.Role == wire.RoleWorker {
 		return
 	}
 	why := "its process has ended"

@@ -35,7 +35,7 @@ type peer struct {
 
 	lostAt time.Duration // its line is broken: when the job has lost it; 0 otherwise
 	waited bool          // longer than that, because this scheduler could not decide it
-	silent bool          // it fell silent, as this scheduler or another node found, since it last had a line
+	silent bool          // this scheduler or another node has found it silent, since it last came or was judged
 	why    string        // its line broke because of this
 	missed string        // others have lost it too, because of this; "" for none since its line broke
 

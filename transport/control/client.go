@@ -63,7 +63,7 @@ type Client struct {
 	line    *Line  // nil while there is none
 	broken  error  // why there is none, and since when
 	since   time.Time
-	quiet   bool // that one fell silent, while this process ran
+	quick   bool // the next search is a quick one: the last line fell silent, while this process ran
 	closing bool
 	refused error // the scheduler has refused this node: every request fails
 	lastID  uint64
@@ -149,7 +149,7 @@ func (c *Client) run(line *Line) {
 		start := time.Now()
 		why := line.Run(func(m *wire.Control) { c.dispatch(line, m) })
 		c.mu.Lock()
-		c.quiet = transport.Silent(why) && !errors.Is(why, transport.ErrStopped)
+		c.quick = transport.Silent(why) && !errors.Is(why, transport.ErrStopped)
 		if c.memory.silent = ""; transport.Silent(why) && !c.listed() {
 			c.memory.silent = cmp.Or(c.at, c.config.Address)
 		}
@@ -206,7 +206,7 @@ func (c *Client) redial(pause time.Duration) transport.Conn {
 				zap.Duration("next attempt in", refusedPause), zap.Error(err))
 		}
 		c.mu.Lock()
-		c.broken = err
+		c.broken, c.quick = err, false
 		c.mu.Unlock()
 	}
 }

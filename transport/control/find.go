@@ -26,10 +26,11 @@ import (
 const defaultAttempt = 5 * time.Second
 
 // Parts of an attempt, that is of half the peer timeout. A place that has fallen silent would have to answer just now. Where the line to the scheduler fell silent, most of the timeout
-// is over, in which all that run have answered others: they do so now.
+// is over: the first search is a quick one.
 const (
 	silentAttempt = 8
-	quietAttempt  = 4
+	quickAttempt  = 2
+	quickAbove    = 4 // of a higher rank, which has taken over only if this one did not answer it
 )
 
 // searchWidth is at how many places a node asks at the same time.
@@ -42,7 +43,8 @@ type places struct {
 	standbys bool
 	lead     string        // the address of the own standby, "" for none
 	above    []string      // the standbys of higher ranks than this one
-	within   time.Duration // in which one has to answer
+	within   time.Duration // one has to answer
+	higher   time.Duration // the same of those above
 }
 
 func (c *Client) places() places {
@@ -68,15 +70,15 @@ func (c *Client) places() places {
 			at = append(at, n.Standby)
 		}
 	}
-	within := c.config.Attempt
-	if c.quiet {
-		within /= quietAttempt
+	within, higher := c.config.Attempt, c.config.Attempt
+	if c.quick {
+		within, higher = within/quickAttempt, higher/quickAbove
 	}
 	switch {
 	case lead != "":
-		return places{c.lastFirst(p.at, slices.Concat(p.at, at)), true, lead, at, within}
+		return places{c.lastFirst(p.at, slices.Concat(p.at, at)), true, lead, at, within, higher}
 	case len(at) > 0:
-		return places{c.lastFirst(at, at), true, "", nil, within}
+		return places{c.lastFirst(at, at), true, "", nil, within, higher}
 	}
 	return p
 }
@@ -148,7 +150,7 @@ var errNoScheduler = errors.New("a process answers there, without a scheduler at
 func (c *Client) search(ctx context.Context, p places) (transport.Conn, error) {
 	conn, failed := c.first(ctx, p.at, p.within, errNoScheduler) // a process without one will notice, if the scheduler is gone
 	if p.lead != "" && conn == nil && ctx.Err() == nil && !errors.Is(errors.Join(failed...), errNoScheduler) {
-		if conn, _ = c.first(ctx, p.above, p.within, nil); conn == nil {
+		if conn, _ = c.first(ctx, p.above, p.higher, nil); conn == nil {
 			c.config.Lead()
 			var errs []error
 			conn, errs = c.first(ctx, []string{p.lead}, c.config.Attempt, nil)
@@ -181,8 +183,9 @@ func (c *Client) first(ctx context.Context, at []string, within time.Duration, l
 	return nil, errs
 }
 
-// firstOf is first at a few places, at the same time, for less at those that are silent, or are found so meanwhile. When one has the scheduler, or is the last to ask, the others have a
-// quarter of an attempt left: a scheduler that goes on elsewhere waits for its nodes about as long as they would wait twice for the place where it was.
+// firstOf is first at a few places, at the same time, for less at those that are silent, or are found so meanwhile. When one has the scheduler, the others have a quarter of the time
+// left: a scheduler that goes on elsewhere waits for its nodes about as long as they would wait twice for the place where it was. So it is in a quick search where a process answers that
+// has none: another search follows.
 func (c *Client) firstOf(ctx context.Context, at []string, within time.Duration, last error) (which int, conn transport.Conn, errs []error) {
 	whole := c.config.Attempt
 	attempt, cancel := context.WithTimeout(transport.Once(ctx), within)
@@ -203,8 +206,8 @@ func (c *Client) firstOf(ctx context.Context, at []string, within time.Duration,
 				}
 			})
 			conn, err := c.attempt(its, at[i])
-			if err == nil || last != nil && errors.Is(err, last) {
-				time.AfterFunc(min(whole/4, within/2), cancel)
+			if err == nil || within < whole && last != nil && errors.Is(err, last) {
+				time.AfterFunc(within/4, cancel)
 			}
 			answers[i] <- answer{conn, err}
 		}()

@@ -235,6 +235,56 @@ func TestARankTakesOverWhenNoLowerOneAnswers(t *testing.T) {
 	})
 }
 
+// TestTheFirstSearchAfterASilenceIsAQuickOne: most of the peer timeout is over. Where it finds nobody, the next one is not, so that who answers slowly is found.
+func TestTheFirstSearchAfterASilenceIsAQuickOne(t *testing.T) {
+	sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
+		defer listen("z", true).Close() // it keeps its line there
+		led := 0
+		c, _ := at(t, network, Config{Address: "z:1", Attempt: 4 * time.Second, Lead: func() { led++ }})
+		defer c.Close()
+		roster := &wire.Roster{Workers: make([]wire.Node, 4)}
+		for rank := range roster.Workers {
+			roster.Workers[rank].Standby = string(rune('a'+rank)) + ":1"
+		}
+		roster.Workers[2].Session = c.session
+		defer listen("a", false).Close()
+		defer listen("b", false).Close()
+		defer listen("c", true).Close()
+		defer listen("d", false).Close()
+		if err := network.Script("at 0s a stop\nat 0s b stop\nat 0s d stop\nat 100s a continue\nat 100s b continue\nat 100s d continue\n"); err != nil {
+			t.Fatal(err)
+		}
+		look := func(quick bool) time.Duration {
+			c.mu.Lock()
+			c.memory.roster, c.quick = roster, quick
+			c.mu.Unlock()
+			start := time.Now()
+			conn, err := c.look(t.Context())
+			if err != nil || c.at != "c:1" {
+				t.Fatalf("found at %s: %v", c.at, err)
+			}
+			conn.Close()
+			return time.Since(start).Round(100 * time.Millisecond)
+		}
+		if got := look(true); got != 3*time.Second || led != 1 { // half of an attempt for the lower ones, a quarter for the higher one
+			t.Errorf("leads after %v, %d times", got, led)
+		}
+		if got := look(false); got != 8*time.Second || led != 2 {
+			t.Errorf("in another search leads after %v, %d times", got, led)
+		}
+		time.AfterFunc(100*time.Millisecond, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			for _, rank := range []int{0, 1, 3} {
+				c.memory.reports(wire.Lost{Role: wire.RoleWorker, Rank: rank, Silent: true})
+			}
+		})
+		if got := look(true); got != time.Second || led != 3 { // an eighth for each that is found silent meanwhile
+			t.Errorf("with silent ones leads after %v, %d times", got, led)
+		}
+	})
+}
+
 // TestANodeFindsASchedulerThatGoesOnElsewhereInTime: at whatever moment that one begins, it has waited for its nodes no longer than the peer timeout, which is two
 // attempts, when a node comes that still waits for the silent place where the scheduler was.
 func TestANodeFindsASchedulerThatGoesOnElsewhereInTime(t *testing.T) {

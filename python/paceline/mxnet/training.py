@@ -173,8 +173,9 @@ class DistributedTrainer(mx.gluon.Trainer):
         """Averages the gradients over the ranks and updates the parameters, as mxnet.gluon.Trainer does on one.
 
         ignore_stale_grad: parameters that backward has not reached keep their values. One that it has reached on some
-        ranks alone counts as zeros on the others, and all update it. So all ranks pass the same here. (Horovod
-        averages what is left of the step before, and only those ranks update.)
+        ranks alone counts as zeros on the others, and all update it. The ranks exchange which they have: all pass the
+        same here, else they wait for each other. `allreduce_grads` with `update` does not do that, as with Horovod:
+        it averages what is left of the step before, and only ranks that have the gradient update.
         """
         if ignore_stale_grad and self._exchange.is_distributed and self._exchange.held is None:
             self._count_stale_as_zeros()
@@ -184,15 +185,14 @@ class DistributedTrainer(mx.gluon.Trainer):
         trained = [p for p in self._params if p.grad_req != "null"]
         if not trained:
             return
-        here = [any(data._fresh_grad for data in p.list_data()) for p in trained]
+        here = [p.list_data()[0]._fresh_grad for p in trained]  # of the device whose gradient is exchanged
         flags = mx.nd.array(here, dtype="uint8")
         name = f"{self._prefix}fresh gradients"
         somewhere = allreduce(flags, name=name, op=Max, process_set=self._exchange.process_set).asnumpy()
         for p, mine, on_any_rank in zip(trained, here, somewhere, strict=True):
             if on_any_rank and not mine:
-                p.zero_grad()
-                for data in p.list_data():
-                    data._fresh_grad = True
+                mx.nd.zeros_like(p.list_grad()[0], out=p.list_grad()[0])
+                p.list_data()[0]._fresh_grad = True
 
     def _gradients(self) -> list[Gradient]:
         """Of parameters on several devices the first one's."""
