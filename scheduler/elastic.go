@@ -153,14 +153,12 @@ func (m *Machine) loseServer(r *round, index int, who string, l membership.Loss)
 func (m *Machine) accusedServer(r *round, index int, by *peer, why string, silent bool) {
 	s := &r.epoch.Servers[index]
 	p := m.sessions[s.Incarnation]
-	if p != nil {
-		p.silent = p.silent || silent
-	}
 	switch {
 	case s.State == membership.Gone:
 	case p == nil:
 		m.loseServer(r, index, fmt.Sprintf("server %d (host %s, pid %d)", index, s.Host, s.PID), membership.Loss{Why: why})
 	default:
+		p.silent = p.silent || silent
 		m.accused(p, by, why, silent)
 	}
 }
