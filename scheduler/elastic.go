@@ -181,6 +181,8 @@ func (m *Machine) accused(p, by *peer, why string, silent bool) {
 	default:
 		if p.accusers == nil {
 			p.judged = m.at(m.now + max(m.settings.Grace, m.judging()))
+			p.doubted, p.spoke = m.now, false
+			m.send(p.line, &wire.Control{Progress: &wire.Progress{}}) // it answers, if it runs
 		}
 		if silent { // its own line is too within the time, if it is the one
 			p.judged = min(p.judged, m.at(m.now+m.judging()))
@@ -200,12 +202,13 @@ func (m *Machine) judging() time.Duration {
 }
 
 // judge decides on a process that runs and that some workers have lost: where they are more than half of those that train they go on
-// without it, else the job goes on without them. The word of dedicated servers counts if they are there still, and no worker says otherwise: a server that was stopped
-// and goes on finds that its workers have closed their connections, and is lost itself.
+// without it, else the job goes on without them, if it has answered since: a node that was cut off itself shortly before notices a silence before others do. The word of dedicated servers counts if
+// they are there still, and no worker says otherwise: a server that was stopped and goes on finds that its workers have closed their connections, and is lost itself.
 func (m *Machine) judge(p *peer) {
-	accusers := p.accusers
+	all := p.accusers
+	silent := p.silent
 	p.accusers, p.judged, p.silent = nil, 0, false // its line is whole
-	accusers = slices.DeleteFunc(accusers, func(a accuser) bool { return a.peer.state != present })
+	accusers := slices.DeleteFunc(slices.Clone(all), func(a accuser) bool { return a.peer.state != present })
 	if p.state != present || len(accusers) == 0 {
 		return
 	}
@@ -222,6 +225,10 @@ func (m *Machine) judge(p *peer) {
 			}
 			return
 		}
+	}
+	if !p.spoke && m.now < p.doubted+m.settings.LostAfter {
+		p.accusers, p.judged, p.silent = all, m.at(m.now+m.judging()), silent
+		return
 	}
 	for _, a := range accusers {
 		m.lose(a.peer, a.why)

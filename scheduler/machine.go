@@ -150,6 +150,9 @@ func (m *Machine) open(id Line, h wire.Hello) {
 }
 
 func (m *Machine) receive(l *line, c *wire.Control) {
+	if l.peer != nil {
+		l.peer.spoke = true
+	}
 	switch {
 	case c.Register != nil:
 		m.register(l, c)

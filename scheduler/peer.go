@@ -41,6 +41,8 @@ type peer struct {
 
 	accusers []accuser     // of a process of an elastic job: others that have lost it
 	judged   time.Duration // when it is decided whether it is lost, or they are; 0 where nobody has
+	doubted  time.Duration // when the first of them came
+	spoke    bool          // its line has brought a message since
 
 	empty    bool      // a server that has left empty
 	among    int       // of one that was lost before the scheduler was restarted: membership.Loss.Among

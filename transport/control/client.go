@@ -63,7 +63,7 @@ type Client struct {
 	line    *Line  // nil while there is none
 	broken  error  // why there is none, and since when
 	since   time.Time
-	quick   bool // the next search is a quick one: the last line fell silent, while this process ran
+	quick   time.Time // until when searches are quick ones: the last line fell silent, while this process ran
 	closing bool
 	refused error // the scheduler has refused this node: every request fails
 	lastID  uint64
@@ -149,7 +149,9 @@ func (c *Client) run(line *Line) {
 		start := time.Now()
 		why := line.Run(func(m *wire.Control) { c.dispatch(line, m) })
 		c.mu.Lock()
-		c.quick = transport.Silent(why) && !errors.Is(why, transport.ErrStopped)
+		if c.quick = (time.Time{}); transport.Silent(why) && !errors.Is(why, transport.ErrStopped) {
+			c.quick = time.Now().Add(quickSweeps * c.sweep())
+		}
 		if c.memory.silent = ""; transport.Silent(why) && !c.listed() {
 			c.memory.silent = cmp.Or(c.at, c.config.Address)
 		}
@@ -187,7 +189,7 @@ const (
 func (c *Client) redial(pause time.Duration) transport.Conn {
 	for refused := false; ; pause = min(2*pause, lastPause) {
 		if c.places().standbys { // who goes on without a scheduler that fell silent waits for those that come
-			pause = min(pause, c.config.Attempt/16)
+			pause = min(pause, c.sweep())
 		}
 		if refused {
 			pause = refusedPause
@@ -206,7 +208,7 @@ func (c *Client) redial(pause time.Duration) transport.Conn {
 				zap.Duration("next attempt in", refusedPause), zap.Error(err))
 		}
 		c.mu.Lock()
-		c.broken, c.quick = err, false
+		c.broken = err
 		c.mu.Unlock()
 	}
 }

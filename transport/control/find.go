@@ -25,12 +25,14 @@ import (
 // defaultAttempt bounds one attempt to reach a place.
 const defaultAttempt = 5 * time.Second
 
-// Parts of an attempt, that is of half the peer timeout. A place that has fallen silent would have to answer just now. Where the line to the scheduler fell silent, most of the timeout
-// is over: the first search is a quick one.
+// How long a place has to answer, in sweeps of stream's watch (transport.SweepsPerTimeout). That is a whole attempt, half the peer timeout, but not at a place that has fallen silent, which
+// would have to answer just now. And where the line to the scheduler fell silent, most of the timeout is over: for some time searches are quick ones.
 const (
-	silentAttempt = 8
-	quickAttempt  = 2
-	quickAbove    = 4 // of a higher rank, which has taken over only if this one did not answer it
+	sweepsPerAttempt = transport.SweepsPerTimeout / 2
+	silentSweeps     = 1
+	quickSweeps      = 8 // for so long; and so long has a worker whose silence this node would notice, too
+	blindSweeps      = 4 // a worker that this node has no other connection to
+	aboveSweeps      = 3 // a higher rank, which has taken over only if this one did not answer it
 )
 
 // searchWidth is at how many places a node asks at the same time.
@@ -41,16 +43,38 @@ const searchWidth = 16
 type places struct {
 	at       []string
 	standbys bool
-	lead     string        // the address of the own standby, "" for none
-	above    []string      // the standbys of higher ranks than this one
-	within   time.Duration // one has to answer
-	higher   time.Duration // the same of those above
+	lead     string   // the address of the own standby, "" for none
+	above    []string // the standbys of higher ranks than this one
+	blind    []string // those of workers whose silence this node would not notice
+	quick    bool     // the search is a quick one
+}
+
+// sweeps is how long a place has to answer that is not silent.
+func (p places) sweeps(at string) time.Duration {
+	switch {
+	case !p.quick:
+		return sweepsPerAttempt
+	case slices.Contains(p.above, at):
+		return aboveSweeps
+	case slices.Contains(p.blind, at):
+		return blindSweeps
+	}
+	return quickSweeps
+}
+
+// last is how long the others have where one has the scheduler: one that goes on elsewhere waits for its nodes about as long as they would wait twice for the
+// place where it was.
+func (p places) last() time.Duration {
+	if p.quick {
+		return silentSweeps
+	}
+	return sweepsPerAttempt / 4
 }
 
 func (c *Client) places() places {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p := places{at: strings.Split(c.config.Address, ","), within: c.config.Attempt}
+	p := places{at: strings.Split(c.config.Address, ",")}
 	if c.listed() || c.memory.roster == nil {
 		p.at = c.lastFirst(p.at, p.at)
 		return p
@@ -59,7 +83,7 @@ func (c *Client) places() places {
 	for _, l := range c.memory.roster.Gone {
 		gone[l.Rank] = gone[l.Rank] || l.Role == wire.RoleWorker
 	}
-	var at []string
+	var at, blind []string
 	lead := ""
 	for rank, n := range c.memory.roster.Workers {
 		switch {
@@ -68,20 +92,23 @@ func (c *Client) places() places {
 			lead, p.at, at = n.Standby, at, nil
 		default:
 			at = append(at, n.Standby)
+			if len(n.Addresses) == 0 || n.HostSums {
+				blind = append(blind, n.Standby)
+			}
 		}
 	}
-	within, higher := c.config.Attempt, c.config.Attempt
-	if c.quick {
-		within, higher = within/quickAttempt, higher/quickAbove
-	}
+	quick := time.Now().Before(c.quick)
 	switch {
 	case lead != "":
-		return places{c.lastFirst(p.at, slices.Concat(p.at, at)), true, lead, at, within, higher}
+		return places{c.lastFirst(p.at, slices.Concat(p.at, at)), true, lead, at, blind, quick}
 	case len(at) > 0:
-		return places{c.lastFirst(at, at), true, "", nil, within, higher}
+		return places{c.lastFirst(at, at), true, "", nil, blind, quick}
 	}
 	return p
 }
+
+// sweep is the interval of stream's watch.
+func (c *Client) sweep() time.Duration { return c.config.Attempt / sweepsPerAttempt }
 
 // silent reports whether this node has found the process at a place silent.
 func (c *Client) silent(at string) bool {
@@ -148,12 +175,12 @@ var errNoScheduler = errors.New("a process answers there, without a scheduler at
 
 // search asks at several places at the same time, and takes the first in their order: nodes that search at the same time choose the same.
 func (c *Client) search(ctx context.Context, p places) (transport.Conn, error) {
-	conn, failed := c.first(ctx, p.at, p.within, errNoScheduler) // a process without one will notice, if the scheduler is gone
+	conn, failed := c.first(ctx, p, p.at, errNoScheduler) // a process without one will notice, if the scheduler is gone
 	if p.lead != "" && conn == nil && ctx.Err() == nil && !errors.Is(errors.Join(failed...), errNoScheduler) {
-		if conn, _ = c.first(ctx, p.above, p.higher, nil); conn == nil {
+		if conn, _ = c.first(ctx, p, p.above, nil); conn == nil {
 			c.config.Lead()
 			var errs []error
-			conn, errs = c.first(ctx, []string{p.lead}, c.config.Attempt, nil)
+			conn, errs = c.first(ctx, places{}, []string{p.lead}, nil)
 			failed = append(failed, errs...)
 		}
 	}
@@ -168,9 +195,9 @@ func (c *Client) search(ctx context.Context, p places) (transport.Conn, error) {
 
 // first asks at some places for the scheduler. It returns the first in their order that has it, or what is wrong with each, up to the first that is
 // wrong so that no later one is to be taken.
-func (c *Client) first(ctx context.Context, at []string, within time.Duration, last error) (conn transport.Conn, errs []error) {
+func (c *Client) first(ctx context.Context, p places, at []string, last error) (conn transport.Conn, errs []error) {
 	for group := range slices.Chunk(at, searchWidth) {
-		which, conn, failed := c.firstOf(ctx, group, within, last)
+		which, conn, failed := c.firstOf(ctx, p, group, last)
 		errs = append(errs, failed...)
 		switch {
 		case conn != nil:
@@ -183,13 +210,12 @@ func (c *Client) first(ctx context.Context, at []string, within time.Duration, l
 	return nil, errs
 }
 
-// firstOf is first at a few places, at the same time, for less at those that are silent, or are found so meanwhile. When one has the scheduler, the others have a quarter of the time
-// left: a scheduler that goes on elsewhere waits for its nodes about as long as they would wait twice for the place where it was. So it is in a quick search where a process answers that
-// has none: another search follows.
-func (c *Client) firstOf(ctx context.Context, at []string, within time.Duration, last error) (which int, conn transport.Conn, errs []error) {
-	whole := c.config.Attempt
-	attempt, cancel := context.WithTimeout(transport.Once(ctx), within)
+// firstOf is first at a few places, at the same time. When one has the scheduler, the others have a little time left, and none if they are silent. So it is in a quick search where a
+// process answers that has none: another search follows.
+func (c *Client) firstOf(ctx context.Context, p places, at []string, last error) (which int, conn transport.Conn, errs []error) {
+	attempt, cancel := context.WithCancel(transport.Once(ctx))
 	defer cancel()
+	answered, anAnswer := context.WithCancel(attempt)
 	type answer struct {
 		conn transport.Conn
 		err  error
@@ -198,16 +224,22 @@ func (c *Client) firstOf(ctx context.Context, at []string, within time.Duration,
 	for i := range at {
 		answers[i] = make(chan answer, 1)
 		go func() {
-			its, giveUp := context.WithCancel(attempt)
+			its, giveUp := context.WithTimeout(attempt, p.sweeps(at[i])*c.sweep())
 			defer giveUp()
-			go ticks.Until(its.Done(), whole/silentAttempt, func(time.Time) {
+			ifSilent := func() {
 				if c.silent(at[i]) {
 					giveUp()
 				}
-			})
+			}
+			context.AfterFunc(answered, ifSilent)
+			go ticks.Until(its.Done(), silentSweeps*c.sweep(), func(time.Time) { ifSilent() })
 			conn, err := c.attempt(its, at[i])
-			if err == nil || within < whole && last != nil && errors.Is(err, last) {
-				time.AfterFunc(within/4, cancel)
+			none := last != nil && errors.Is(err, last)
+			if err == nil || none {
+				anAnswer()
+			}
+			if err == nil || none && p.quick {
+				time.AfterFunc(p.last()*c.sweep(), cancel)
 			}
 			answers[i] <- answer{conn, err}
 		}()

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
@@ -235,13 +236,14 @@ func TestARankTakesOverWhenNoLowerOneAnswers(t *testing.T) {
 	})
 }
 
-// TestTheFirstSearchAfterASilenceIsAQuickOne: most of the peer timeout is over. Where it finds nobody, the next one is not, so that who answers slowly is found.
-func TestTheFirstSearchAfterASilenceIsAQuickOne(t *testing.T) {
+// TestSearchesAfterASilenceAreQuick: most of the peer timeout is over. They are so for a time alone, so that who answers slowly is found.
+func TestSearchesAfterASilenceAreQuick(t *testing.T) {
 	sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
 		defer listen("z", true).Close() // it keeps its line there
 		led := 0
-		c, _ := at(t, network, Config{Address: "z:1", Attempt: 4 * time.Second, Lead: func() { led++ }})
+		c, _ := at(t, network, Config{Address: "z:1", Attempt: 8 * time.Second, Lead: func() { led++ }})
 		defer c.Close()
+		sweep := c.sweep()
 		roster := &wire.Roster{Workers: make([]wire.Node, 4)}
 		for rank := range roster.Workers {
 			roster.Workers[rank].Standby = string(rune('a'+rank)) + ":1"
@@ -254,9 +256,9 @@ func TestTheFirstSearchAfterASilenceIsAQuickOne(t *testing.T) {
 		if err := network.Script("at 0s a stop\nat 0s b stop\nat 0s d stop\nat 100s a continue\nat 100s b continue\nat 100s d continue\n"); err != nil {
 			t.Fatal(err)
 		}
-		look := func(quick bool) time.Duration {
+		look := func(quick time.Duration) time.Duration {
 			c.mu.Lock()
-			c.memory.roster, c.quick = roster, quick
+			c.memory.roster, c.quick = roster, time.Now().Add(quick)
 			c.mu.Unlock()
 			start := time.Now()
 			conn, err := c.look(t.Context())
@@ -264,23 +266,61 @@ func TestTheFirstSearchAfterASilenceIsAQuickOne(t *testing.T) {
 				t.Fatalf("found at %s: %v", c.at, err)
 			}
 			conn.Close()
-			return time.Since(start).Round(100 * time.Millisecond)
+			return time.Since(start).Round(sweep / 2)
 		}
-		if got := look(true); got != 3*time.Second || led != 1 { // half of an attempt for the lower ones, a quarter for the higher one
-			t.Errorf("leads after %v, %d times", got, led)
+		if got, want := look(sweep), (blindSweeps+aboveSweeps)*sweep; got != want || led != 1 {
+			t.Errorf("leads after %v, %d times; want %v", got, led, want)
 		}
-		if got := look(false); got != 8*time.Second || led != 2 {
-			t.Errorf("in another search leads after %v, %d times", got, led)
+		for i := range roster.Workers {
+			roster.Workers[i].Addresses = address.List{{Kind: "tcp", At: "h:1"}}
 		}
-		time.AfterFunc(100*time.Millisecond, func() {
+		if got, want := look(sweep), (quickSweeps+aboveSweeps)*sweep; got != want || led != 2 {
+			t.Errorf("where it would notice the silence of workers, leads after %v, %d times; want %v", got, led, want)
+		}
+		if got, want := look(0), 2*sweepsPerAttempt*sweep; got != want || led != 3 {
+			t.Errorf("in a later search leads after %v, %d times; want %v", got, led, want)
+		}
+		time.AfterFunc(sweep/2, func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			for _, rank := range []int{0, 1, 3} {
 				c.memory.reports(wire.Lost{Role: wire.RoleWorker, Rank: rank, Silent: true})
 			}
 		})
-		if got := look(true); got != time.Second || led != 3 { // an eighth for each that is found silent meanwhile
-			t.Errorf("with silent ones leads after %v, %d times", got, led)
+		if got, want := look(sweep), 2*silentSweeps*sweep; got != want || led != 4 { // also of those that are found silent meanwhile
+			t.Errorf("with silent ones leads after %v, %d times; want %v", got, led, want)
+		}
+	})
+}
+
+// TestAnAnswerEndsTheWaitForSilentPlaces: one that has the scheduler, or waits for it itself.
+func TestAnAnswerEndsTheWaitForSilentPlaces(t *testing.T) {
+	sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
+		defer listen("z", true).Close()
+		c, _ := at(t, network, Config{Address: "z:1", Attempt: 8 * time.Second})
+		defer c.Close()
+		defer listen("a", false).Close()
+		next := listen("b", false)
+		c.mu.Lock()
+		c.memory.roster = &wire.Roster{Workers: []wire.Node{{Standby: "a:1"}, {Standby: "b:1"}}}
+		c.memory.silent = "a:1"
+		c.mu.Unlock()
+		if err := network.Script("at 0s a stop\nat 60s a continue\n"); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if _, err := c.look(t.Context()); err == nil || !strings.Contains(err.Error(), errNoScheduler.Error()) {
+			t.Errorf("found a scheduler where there is none: %v", err)
+		}
+		next.Close()
+		defer listen("b", true).Close()
+		conn, err := c.look(t.Context())
+		if err != nil || c.at != "b:1" {
+			t.Fatalf("found at %s: %v", c.at, err)
+		}
+		conn.Close()
+		if took := time.Since(start); took >= c.sweep() {
+			t.Errorf("two searches that a process has answered took %v, want less than for a silent place", took)
 		}
 	})
 }

@@ -18,7 +18,7 @@ import (
 // follows: whoever decides hears of it from several sides, and the others go on.
 const (
 	sweepsPerBeat   = 2
-	sweepsOfSilence = 22
+	sweepsOfSilence = 21
 )
 
 // Tolerance is for how long a peer may be stopped that is not given up.

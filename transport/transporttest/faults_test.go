@@ -136,7 +136,7 @@ func TestAPartitionThatHealsInTimeLosesNothing(t *testing.T) {
 	onALink(t, Options{PeerTimeout: 3 * time.Second}, func(w wired) {
 		w.script(`
 			at 0s a<->b freeze
-			at 1.6s a<->b thaw
+			at 1.5s a<->b thaw
 		`)
 		start := time.Now()
 		for _, c := range []transport.Conn{w.a, w.b} {
@@ -144,7 +144,7 @@ func TestAPartitionThatHealsInTimeLosesNothing(t *testing.T) {
 		}
 		w.expect(w.a, 1, 0, 100)
 		w.expect(w.b, 1, 0, 100)
-		if took := time.Since(start); took != 1600*time.Millisecond {
+		if took := time.Since(start); took != 1500*time.Millisecond {
 			t.Errorf("it took %v", took)
 		}
 		time.Sleep(10 * time.Second) // the frost that is over must not strike any more

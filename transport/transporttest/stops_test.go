@@ -67,7 +67,7 @@ func TestAPeerThatIsStoppedForLongIsLostToBothSides(t *testing.T) {
 		time.Sleep(time.Minute + time.Duration(rand.Int64N(int64(peerTimeout))))
 		w.script("at 0s b stop")
 		stopped := time.Now()
-		w.wantError(<-lost[0], os.ErrDeadlineExceeded, "b:7 has been silent for 5.5s: its process is stopped")
+		w.wantError(<-lost[0], os.ErrDeadlineExceeded, "b:7 has been silent for 5.25s: its process is stopped")
 		if took := time.Since(stopped); took < stream.Tolerance(peerTimeout) || took > stream.Silence(peerTimeout) {
 			t.Errorf("it was noticed after %v", took)
 		}
