@@ -216,6 +216,7 @@ func (c *Client) firstOf(ctx context.Context, p places, at []string, last error)
 	attempt, cancel := context.WithCancel(transport.Once(ctx))
 	defer cancel()
 	answered, anAnswer := context.WithCancel(attempt)
+	defer anAnswer()
 	type answer struct {
 		conn transport.Conn
 		err  error
