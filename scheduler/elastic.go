@@ -181,8 +181,9 @@ func (m *Machine) accused(p, by *peer, why string, silent bool) {
 	default:
 		if p.accusers == nil {
 			p.judged = m.at(m.now + max(m.settings.Grace, m.judging()))
-			p.doubted, p.spoke = m.now, false
-			m.send(p.line, &wire.Control{Progress: &wire.Progress{}}) // it answers, if it runs
+			m.lastQuery++
+			p.doubted, p.question, p.postponed = m.now, m.lastQuery, false
+			m.send(p.line, &wire.Control{Progress: &wire.Progress{Query: p.question}}) // it answers, if it runs
 		}
 		if silent { // its own line is too within the time, if it is the one
 			p.judged = min(p.judged, m.at(m.now+m.judging()))
@@ -202,7 +203,7 @@ func (m *Machine) judging() time.Duration {
 }
 
 // judge decides on a process that runs and that some workers have lost: where they are more than half of those that train they go on
-// without it, else the job goes on without them, if it has answered since: a node that was cut off itself shortly before notices a silence before others do. The word of dedicated servers counts if
+// without it, else the job goes on without them, if it has answered since, or has not within the peer timeout: a node that was cut off itself shortly before notices a silence before others do. The word of dedicated servers counts if
 // they are there still, and no worker says otherwise: a server that was stopped and goes on finds that its workers have closed their connections, and is lost itself.
 func (m *Machine) judge(p *peer) {
 	all := p.accusers
@@ -226,12 +227,19 @@ func (m *Machine) judge(p *peer) {
 			return
 		}
 	}
-	if !p.spoke && m.now < p.doubted+m.settings.LostAfter {
-		p.accusers, p.judged, p.silent = all, m.at(m.now+m.judging()), silent
+	if until := p.doubted + m.settings.LostAfter; p.question != 0 && m.now < until {
+		p.accusers, p.judged, p.silent, p.postponed = all, m.at(until), silent, true
 		return
 	}
 	for _, a := range accusers {
 		m.lose(a.peer, a.why)
+	}
+}
+
+// answered notes that a process runs which others may have lost; where its answer alone was missing, it is judged now.
+func (m *Machine) answered(p *peer) {
+	if p.question = 0; p.postponed && p.accusers != nil {
+		p.postponed, p.judged = false, m.at(m.now)
 	}
 }
 

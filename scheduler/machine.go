@@ -150,9 +150,6 @@ func (m *Machine) open(id Line, h wire.Hello) {
 }
 
 func (m *Machine) receive(l *line, c *wire.Control) {
-	if l.peer != nil {
-		l.peer.spoke = true
-	}
 	switch {
 	case c.Register != nil:
 		m.register(l, c)
@@ -290,6 +287,7 @@ func (m *Machine) attach(l *line, p *peer) {
 		m.close(old)
 	}
 	p.line, l.peer, p.lostAt, p.waited, p.silent, p.why, p.missed = l, p, 0, false, false, "", ""
+	m.answered(p)
 }
 
 func (m *Machine) close(l *line) {

@@ -39,10 +39,11 @@ type peer struct {
 	why    string        // its line broke because of this
 	missed string        // others have lost it too, because of this; "" for none since its line broke
 
-	accusers []accuser     // of a process of an elastic job: others that have lost it
-	judged   time.Duration // when it is decided whether it is lost, or they are; 0 where nobody has
-	doubted  time.Duration // when the first of them came
-	spoke    bool          // its line has brought a message since
+	accusers  []accuser     // of a process of an elastic job: others that have lost it
+	judged    time.Duration // when it is decided whether it is lost, or they are; 0 where nobody has
+	doubted   time.Duration // when the first of them came
+	question  uint64        // that it was asked then; 0 when it has answered
+	postponed bool          // it would be decided already, but for the answer
 
 	empty    bool      // a server that has left empty
 	among    int       // of one that was lost before the scheduler was restarted: membership.Loss.Among

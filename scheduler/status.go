@@ -54,6 +54,10 @@ func (m *Machine) asked(l *line, c *wire.Control) {
 
 // reports takes a node's report in, and answers whoever waited for it alone.
 func (m *Machine) reports(l *line, r *wire.Progress) {
+	if p := l.peer; p != nil && p.question != 0 && p.question == r.Query {
+		m.answered(p)
+		return
+	}
 	for _, q := range m.queries {
 		if q.number == r.Query && q.missing[l.peer] {
 			delete(q.missing, l.peer)

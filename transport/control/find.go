@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/paceline/paceline/internal/each"
@@ -29,9 +30,10 @@ const defaultAttempt = 5 * time.Second
 // would have to answer just now. And where the line to the scheduler fell silent, most of the timeout is over: for some time searches are quick ones.
 const (
 	sweepsPerAttempt = transport.SweepsPerTimeout / 2
-	silentSweeps     = 1
+	silentSweeps     = 2
+	lastSweeps       = 4 // the others, where one has the scheduler: one that goes on elsewhere waits for its nodes about as long as they would wait twice for the place where it was
 	quickSweeps      = 8 // for so long; and so long has a worker whose silence this node would notice, too
-	blindSweeps      = 4 // a worker that this node has no other connection to
+	blindSweeps      = 4 // a worker without a server, whose silence other workers do not notice
 	aboveSweeps      = 3 // a higher rank, which has taken over only if this one did not answer it
 )
 
@@ -45,7 +47,7 @@ type places struct {
 	standbys bool
 	lead     string   // the address of the own standby, "" for none
 	above    []string // the standbys of higher ranks than this one
-	blind    []string // those of workers whose silence this node would not notice
+	blind    []string // those of workers without a server
 	quick    bool     // the search is a quick one
 }
 
@@ -62,13 +64,12 @@ func (p places) sweeps(at string) time.Duration {
 	return quickSweeps
 }
 
-// last is how long the others have where one has the scheduler: one that goes on elsewhere waits for its nodes about as long as they would wait twice for the
-// place where it was.
-func (p places) last() time.Duration {
+// silence is how long a place has in sweeps that is silent.
+func (p places) silence() time.Duration {
 	if p.quick {
-		return silentSweeps
+		return silentSweeps / 2
 	}
-	return sweepsPerAttempt / 4
+	return silentSweeps
 }
 
 func (c *Client) places() places {
@@ -210,8 +211,8 @@ func (c *Client) first(ctx context.Context, p places, at []string, last error) (
 	return nil, errs
 }
 
-// firstOf is first at a few places, at the same time. When one has the scheduler, the others have a little time left, and none if they are silent. So it is in a quick search where a
-// process answers that has none: another search follows.
+// firstOf is first at a few places, at the same time. When one has the scheduler, the others have a little time left. So it is in a quick search where a process answers that has none:
+// another search follows. There what is left is less, and least at silent places; but who has completed the handshake of a connection is not stopped, and has its whole time.
 func (c *Client) firstOf(ctx context.Context, p places, at []string, last error) (which int, conn transport.Conn, errs []error) {
 	attempt, cancel := context.WithCancel(transport.Once(ctx))
 	defer cancel()
@@ -227,20 +228,29 @@ func (c *Client) firstOf(ctx context.Context, p places, at []string, last error)
 		go func() {
 			its, giveUp := context.WithTimeout(attempt, p.sweeps(at[i])*c.sweep())
 			defer giveUp()
-			ifSilent := func() {
-				if c.silent(at[i]) {
+			var runs atomic.Bool // a process has made a connection there: it is not stopped
+			unlessItRuns := func() {
+				if !runs.Load() {
 					giveUp()
 				}
 			}
-			context.AfterFunc(answered, ifSilent)
-			go ticks.Until(its.Done(), silentSweeps*c.sweep(), func(time.Time) { ifSilent() })
-			conn, err := c.attempt(its, at[i])
-			none := last != nil && errors.Is(err, last)
-			if err == nil || none {
-				anAnswer()
+			ifSilent := func() {
+				if c.silent(at[i]) {
+					unlessItRuns()
+				}
 			}
-			if err == nil || none && p.quick {
-				time.AfterFunc(p.last()*c.sweep(), cancel)
+			context.AfterFunc(answered, func() {
+				if !p.quick {
+					time.AfterFunc(lastSweeps*c.sweep(), giveUp)
+					return
+				}
+				time.AfterFunc(c.sweep()/4, ifSilent)
+				time.AfterFunc(c.sweep(), unlessItRuns)
+			})
+			go ticks.Until(its.Done(), p.silence()*c.sweep(), func(time.Time) { ifSilent() })
+			conn, err := c.attempt(its, at[i], &runs)
+			if err == nil || p.quick && last != nil && errors.Is(err, last) {
+				anAnswer()
 			}
 			answers[i] <- answer{conn, err}
 		}()
@@ -266,11 +276,12 @@ func (c *Client) firstOf(ctx context.Context, p places, at []string, last error)
 }
 
 // attempt connects to a place. A scheduler is one that answers: a process may be stopped, or have none.
-func (c *Client) attempt(ctx context.Context, at string) (transport.Conn, error) {
+func (c *Client) attempt(ctx context.Context, at string, runs *atomic.Bool) (transport.Conn, error) {
 	conn, err := c.config.Transport.Dial(ctx, at)
 	if err != nil {
 		return nil, err
 	}
+	runs.Store(true)
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	var answer wire.Control
 	if err = Send(conn, wire.TypeHello, c.config.Hello); err == nil {

@@ -173,9 +173,10 @@ func TestASearchSaysWhatIsWrongWithEachPlace(t *testing.T) {
 // TestARankTakesOverWhenNoLowerOneAnswers: one that runs is waited for, one that has gone is not asked, one that is stopped is given up.
 func TestARankTakesOverWhenNoLowerOneAnswers(t *testing.T) {
 	sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
+		defer listen("z", true).Close() // it keeps its line there
 		first := listen("a", true)
 		led := 0
-		c, _ := at(t, network, Config{Address: "a:1", Attempt: 2 * time.Second, Lead: func() { led++ }})
+		c, _ := at(t, network, Config{Address: "z:1", Attempt: 2 * time.Second, Lead: func() { led++ }})
 		defer c.Close()
 		roster := &wire.Roster{Workers: make([]wire.Node, 5)}
 		for rank := range roster.Workers {
@@ -271,9 +272,11 @@ func TestSearchesAfterASilenceAreQuick(t *testing.T) {
 		if got, want := look(sweep), (blindSweeps+aboveSweeps)*sweep; got != want || led != 1 {
 			t.Errorf("leads after %v, %d times; want %v", got, led, want)
 		}
+		c.mu.Lock()
 		for i := range roster.Workers {
 			roster.Workers[i].Addresses = address.List{{Kind: "tcp", At: "h:1"}}
 		}
+		c.mu.Unlock()
 		if got, want := look(sweep), (quickSweeps+aboveSweeps)*sweep; got != want || led != 2 {
 			t.Errorf("where it would notice the silence of workers, leads after %v, %d times; want %v", got, led, want)
 		}
@@ -287,13 +290,13 @@ func TestSearchesAfterASilenceAreQuick(t *testing.T) {
 				c.memory.reports(wire.Lost{Role: wire.RoleWorker, Rank: rank, Silent: true})
 			}
 		})
-		if got, want := look(sweep), 2*silentSweeps*sweep; got != want || led != 4 { // also of those that are found silent meanwhile
+		if got, want := look(sweep), silentSweeps*sweep; got != want || led != 4 { // also of those that are found silent meanwhile
 			t.Errorf("with silent ones leads after %v, %d times; want %v", got, led, want)
 		}
 	})
 }
 
-// TestAnAnswerEndsTheWaitForSilentPlaces: one that has the scheduler, or waits for it itself.
+// TestAnAnswerEndsTheWaitForSilentPlaces: in quick searches, one that has the scheduler, or waits for it itself.
 func TestAnAnswerEndsTheWaitForSilentPlaces(t *testing.T) {
 	sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
 		defer listen("z", true).Close()
@@ -303,7 +306,7 @@ func TestAnAnswerEndsTheWaitForSilentPlaces(t *testing.T) {
 		next := listen("b", false)
 		c.mu.Lock()
 		c.memory.roster = &wire.Roster{Workers: []wire.Node{{Standby: "a:1"}, {Standby: "b:1"}}}
-		c.memory.silent = "a:1"
+		c.memory.silent, c.quick = "a:1", time.Now().Add(quickSweeps*c.sweep())
 		c.mu.Unlock()
 		if err := network.Script("at 0s a stop\nat 60s a continue\n"); err != nil {
 			t.Fatal(err)
@@ -323,6 +326,55 @@ func TestAnAnswerEndsTheWaitForSilentPlaces(t *testing.T) {
 			t.Errorf("two searches that a process has answered took %v, want less than for a silent place", took)
 		}
 	})
+}
+
+// TestASchedulerThatWasSilentAndRunsAgainIsFound: also where others, which have none, answer sooner, and it takes longer than a silent place has.
+func TestASchedulerThatWasSilentAndRunsAgainIsFound(t *testing.T) {
+	for _, late := range []float64{0.1, 1.2, 3} {
+		sites(t, func(t *testing.T, network *transporttest.Network, listen func(string, bool) transport.Listener) {
+			defer listen("z", true).Close()
+			c, _ := at(t, network, Config{Address: "z:1", Attempt: 8 * time.Second})
+			defer c.Close()
+			l, err := network.Node("a", []byte("secret")).Listen("a:1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			go func() {
+				for {
+					conn, err := l.Accept()
+					if err != nil {
+						return
+					}
+					go func() {
+						defer conn.Close()
+						var m wire.Control
+						if _, err := ReadHello(conn); err == nil && Read(conn, &m) == nil {
+							time.Sleep(time.Duration(late * float64(c.sweep())))
+							_ = Send(conn, wire.TypeControl, wire.Control{Clock: m.Clock})
+							_ = Read(conn, &m)
+						}
+					}()
+				}
+			}()
+			defer listen("b", false).Close()
+			c.mu.Lock()
+			c.memory.roster = &wire.Roster{Workers: []wire.Node{{Standby: "a:1"}, {Standby: "b:1"}}}
+			c.memory.silent, c.quick = "a:1", time.Now().Add(quickSweeps*c.sweep())
+			c.mu.Unlock()
+			start := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			conn, err := c.find(ctx)
+			if err != nil {
+				t.Fatalf("%v sweeps late: %v", late, err)
+			}
+			conn.Close()
+			if took, most := time.Since(start), time.Duration((late+0.5)*float64(c.sweep())); took > most {
+				t.Errorf("%v sweeps late, it is found after %v, want %v at most", late, took, most)
+			}
+		})
+	}
 }
 
 // TestANodeFindsASchedulerThatGoesOnElsewhereInTime: at whatever moment that one begins, it has waited for its nodes no longer than the peer timeout, which is two
