@@ -185,6 +185,9 @@ func (m *Machine) accused(p, by *peer, why string, silent bool) {
 			p.doubted, p.question, p.postponed = m.now, m.lastQuery, false
 			m.send(p.line, &wire.Control{Progress: &wire.Progress{Query: p.question}}) // it answers, if it runs
 		}
+		if p.postponed { // these may be most now
+			p.judged = min(p.judged, m.at(m.now+max(m.settings.Grace, m.judging())))
+		}
 		if silent { // its own line is too within the time, if it is the one
 			p.judged = min(p.judged, m.at(m.now+m.judging()))
 		}
@@ -206,10 +209,9 @@ func (m *Machine) judging() time.Duration {
 // without it, else the job goes on without them, if it has answered since, or has not within the peer timeout: a node that was cut off itself shortly before notices a silence before others do. The word of dedicated servers counts if
 // they are there still, and no worker says otherwise: a server that was stopped and goes on finds that its workers have closed their connections, and is lost itself.
 func (m *Machine) judge(p *peer) {
-	all := p.accusers
-	silent := p.silent
+	accusers, silent := p.accusers, p.silent
 	p.accusers, p.judged, p.silent = nil, 0, false // its line is whole
-	accusers := slices.DeleteFunc(slices.Clone(all), func(a accuser) bool { return a.peer.state != present })
+	accusers = slices.DeleteFunc(accusers, func(a accuser) bool { return a.peer.state != present })
 	if p.state != present || len(accusers) == 0 {
 		return
 	}
@@ -228,7 +230,7 @@ func (m *Machine) judge(p *peer) {
 		}
 	}
 	if until := p.doubted + m.settings.LostAfter; p.question != 0 && m.now < until {
-		p.accusers, p.judged, p.silent, p.postponed = all, m.at(until), silent, true
+		p.accusers, p.judged, p.silent, p.postponed = accusers, m.at(until), silent, true
 		return
 	}
 	for _, a := range accusers {
