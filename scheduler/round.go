@@ -225,6 +225,9 @@ func (m *Machine) expect(r *round) {
 		}
 	}
 	m.awaitServers(r, 0)
+	if !r.epoch.Elastic { // it waited for as many as it has, and takes in no more
+		m.dedicated = len(m.serversOf(r))
+	}
 }
 
 // comingBack is until when nodes of a restored round have time to come back, and why one is lost that does not.
