@@ -250,6 +250,16 @@ def test_a_script_that_never_commits_is_warned_of(tmp_path):
         assert job.ended() == 0, job.text()
 
 
+def test_a_loss_says_that_nothing_was_committed(tmp_path):
+    with Elastic(tmp_path, "-np", "2", "--min-np", "1", JOB_COMMITS="no") as job:
+        (first,) = job.wait(lambda: job.rounds(2))
+        job.kill(first[1])
+        job.wait(lambda: job.rounds(1))
+        (tmp_path / "stop").touch()
+        assert job.ended() == 0, job.text()
+    assert "going back to the begin, as nothing was committed: call state.commit() every few batches" in job.text()
+
+
 def test_an_exception_of_one_rank_is_a_lost_rank(tmp_path):
     code = """
         import os, torch, paceline.torch as hvd

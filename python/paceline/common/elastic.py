@@ -135,7 +135,13 @@ def run_fn(func: Callable[..., _Result], reset: Callable[[], None]) -> Callable[
             except HorovodInternalError as e:
                 if not seat.elastic:
                     raise
-                _log.warning("going back to what was committed last: %s", e)
+                if seat.commits:
+                    _log.warning("going back to what was committed last: %s", e)
+                else:
+                    _log.warning(
+                        "going back to the begin, as nothing was committed: call state.commit() every few batches: %s",
+                        e,
+                    )
                 state.restore()
                 skip_sync = False
             except HostsUpdatedInterrupt as e:
