@@ -179,17 +179,17 @@ func (m *Machine) accused(p, by *peer, why string, silent bool) {
 		m.hurry(p, why)
 		m.lose(p, why)
 	default:
-		if p.accusers == nil {
-			p.judged = m.at(m.now + max(m.settings.Grace, m.judging()))
+		judged := m.at(m.now + m.judging()) // its own line is silent too within the time, if it is the one
+		if !silent {
+			judged = m.at(m.now + max(m.settings.Grace, m.judging()))
+		}
+		switch {
+		case p.accusers == nil:
 			m.lastQuery++
-			p.doubted, p.question, p.postponed = m.now, m.lastQuery, false
+			p.judged, p.doubted, p.question, p.postponed = judged, m.now, m.lastQuery, false
 			m.send(p.line, &wire.Control{Progress: &wire.Progress{Query: p.question}}) // it answers, if it runs
-		}
-		if p.postponed { // these may be most now
-			p.judged = min(p.judged, m.at(m.now+max(m.settings.Grace, m.judging())))
-		}
-		if silent { // its own line is too within the time, if it is the one
-			p.judged = min(p.judged, m.at(m.now+m.judging()))
+		case silent, p.postponed: // those who have lost it may be most of them now
+			p.judged = min(p.judged, judged)
 		}
 		if i := slices.IndexFunc(p.accusers, func(a accuser) bool { return a.peer == by }); i >= 0 {
 			p.accusers[i].why = why

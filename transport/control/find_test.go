@@ -24,29 +24,33 @@ func sites(t *testing.T, test func(t *testing.T, network *transporttest.Network,
 			if err != nil {
 				t.Fatal(err)
 			}
-			go func() {
-				for {
-					conn, err := l.Accept()
-					if err != nil {
-						return
-					}
-					var m wire.Control
-					if _, err = ReadHello(conn); err == nil && scheduler && Read(conn, &m) == nil && m.Clock != nil {
-						_ = Send(conn, wire.TypeControl, wire.Control{Clock: m.Clock})
-						go func() { // until the client says goodbye
-							for Read(conn, &m) == nil && !m.Bye {
-								continue
-							}
-							conn.Close()
-						}()
-						continue
-					}
-					conn.Close()
-				}
-			}()
+			go answer(l, scheduler, 0)
 			return l
 		})
 	})
+}
+
+// answer has connections to a listener be answered after some time, as by a scheduler, or closed, as by a process that has none.
+func answer(l transport.Listener, scheduler bool, after time.Duration) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		var m wire.Control
+		if _, err = ReadHello(conn); err != nil || !scheduler || Read(conn, &m) != nil || m.Clock == nil {
+			conn.Close()
+			continue
+		}
+		go func() { // until the client says goodbye
+			time.Sleep(after) // virtual time
+			_ = Send(conn, wire.TypeControl, wire.Control{Clock: m.Clock})
+			for Read(conn, &m) == nil && !m.Bye {
+				continue
+			}
+			conn.Close()
+		}()
+	}
 }
 
 // at dials, and says where the scheduler was found and after what time.
@@ -340,23 +344,7 @@ func TestASchedulerThatWasSilentAndRunsAgainIsFound(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer l.Close()
-			go func() {
-				for {
-					conn, err := l.Accept()
-					if err != nil {
-						return
-					}
-					go func() {
-						defer conn.Close()
-						var m wire.Control
-						if _, err := ReadHello(conn); err == nil && Read(conn, &m) == nil {
-							time.Sleep(time.Duration(late * float64(c.sweep())))
-							_ = Send(conn, wire.TypeControl, wire.Control{Clock: m.Clock})
-							_ = Read(conn, &m)
-						}
-					}()
-				}
-			}()
+			go answer(l, true, time.Duration(late*float64(c.sweep())))
 			defer listen("b", false).Close()
 			c.mu.Lock()
 			c.memory.roster = &wire.Roster{Workers: []wire.Node{{Standby: "a:1"}, {Standby: "b:1"}}}

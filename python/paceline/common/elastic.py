@@ -135,13 +135,8 @@ def run_fn(func: Callable[..., _Result], reset: Callable[[], None]) -> Callable[
             except HorovodInternalError as e:
                 if not seat.elastic:
                     raise
-                if seat.commits:
-                    _log.warning("going back to what was committed last: %s", e)
-                else:
-                    _log.warning(
-                        "going back to the begin, as nothing was committed: call state.commit() every few batches: %s",
-                        e,
-                    )
+                nothing = "" if seat.commits else ", which is nothing; call state.commit() every few batches"
+                _log.warning("going back to what was committed last%s: %s", nothing, e)
                 state.restore()
                 skip_sync = False
             except HostsUpdatedInterrupt as e:

@@ -78,7 +78,7 @@ def test_an_elastic_training_goes_on_when_a_rank_is_killed_and_hosts_come(tmp_pa
         job.wait(lambda: [r for r in job.rounds(3) if any(m["process"] > 2 for m in r)])
         assert job.finish() == 0, job.text()
     end_alike(job, 3)
-    assert "going back to" in job.text()
+    assert "going back to what was committed last" in job.text()
 
 
 WITHOUT_RANK_1 = """
