@@ -32,7 +32,7 @@ def table(head, rows):
 def bars(groups, highlight=None):
     """Horizontal bars as SVG. groups: (title, list of (label, value), format of values); None is never.
 
-    highlight: the label of the bars in a colour of their own.
+    highlight: what the labels of the bars in a colour of their own begin with.
     """
     lines, y = [], 0
     for title, rows, form in groups:
@@ -40,7 +40,7 @@ def bars(groups, highlight=None):
         lines.append(f'<text x="12" y="{y + 22}" font-weight="bold">{html.escape(title)}</text>')
         for i, (label, value) in enumerate(rows):
             top, width = y + 44 + 22 * i, round(400 * (value or 0) / longest, 1)
-            colour = "#d9822b" if label == highlight else "#3b6ea5"
+            colour = "#d9822b" if highlight and label.startswith(highlight) else "#3b6ea5"
             lines += [
                 f'<text x="340" y="{top + 15}" text-anchor="end">{html.escape(label)}</text>',
                 f'<rect x="352" y="{top + 3}" width="{width}" height="14" fill="{colour}"/>',

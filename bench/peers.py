@@ -113,6 +113,7 @@ def chart(results):
         what = f"{'one tensor' if result['bytes'] else 'gradients'} of {result['exchange']}"
         ours = f"{result['ways']['paceline']['median_ms']:.3g} ms"
         rows = [(label, way["ratio"]["median"]) for label, way in result["ways"].items()]
+        rows.sort(key=lambda row: not row[0].startswith("paceline"))  # ours together
         if result["collective"] != "allreduce":
             what = f"{result['collective']}, {what}"
         title = f"{what}, {result['ranks']} ranks (Paceline: {ours})"
