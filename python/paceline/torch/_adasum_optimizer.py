@@ -42,6 +42,11 @@ class AdasumOptimizer(GradientHooks):
         self._watch_all()
         self._check = ParameterCheck(global_process_set)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters; their steps are combined too."""
+        super().add_param_group(param_group)
+        self._watch(self.param_groups[-1]["params"])
+
     def _reduce(self, p: torch.Tensor) -> None:
         if p.grad is None:
             p.grad = torch.zeros_like(p)
@@ -67,9 +72,9 @@ class AdasumOptimizer(GradientHooks):
         """Combines the steps of all ranks and adds them to the parameters. Returns the closure's loss, if any."""
         loss = closure() if closure is not None else None
         if not self._finish_interrupted():  # else this is the step that was
-            for p in self._watched:
-                if p not in self._in_flight:
-                    self._reduce(p)
+            self._watch_unfrozen()
+            for p in self._missing(self._in_flight):
+                self._reduce(p)
             self._finish_all()
         self._check.stepped(self._compared)
         return loss

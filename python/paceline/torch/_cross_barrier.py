@@ -159,7 +159,7 @@ class CrossBarrierOptimizer(ReducingOptimizer):
         group_of = {p: i for i, group in enumerate(self.param_groups) for p in group["params"]}
         with self._settling:
             waits = self._in_flight | {p: Member(self._batch, place) for place, p in enumerate(self._take_reduced())}
-            for p in self._watched:
+            for p in filter(waits.__contains__, self._watched):
                 assert p.grad is not None
                 self._steps[p] = _Step(p.grad, waits[p], group_of[p], p._version)
                 p.grad = None

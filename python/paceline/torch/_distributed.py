@@ -22,6 +22,15 @@ class Distributed(Wrapped):
     `DistributedOptimizer` makes a class of one that is derived from this, and of the wrapped optimizer's.
     """
 
+    _parameter_names: dict[torch.Tensor, str]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, from the next step on, on every rank."""
+        super().add_param_group(param_group)
+        number, group = len(self.param_groups) - 1, self.param_groups[-1]["params"]
+        for place, p in enumerate(group):
+            self._parameter_names.setdefault(p, f"noname.{number}.{place}")
+
     def synchronize(self) -> None:
         """Waits until the gradients are reduced. Call it before using them, and step within `skip_synchronize`."""
         raise NotImplementedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -108,6 +108,7 @@ class GradientHooks(Distributed):
     def _prepare(self, backward_passes_per_step: int) -> None:
         self.backward_passes_per_step = backward_passes_per_step
         self._watched: dict[torch.Tensor, Watched] = {}
+        self._frozen: list[torch.Tensor] = []  # parameters without a hook, which PyTorch would refuse
         self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
         # by parameter: its gradient since the last step, not to be changed, and the gradient's mark
         self._made: dict[torch.Tensor, tuple[torch.Tensor | None, tuple[int, int]]] = {}
@@ -123,11 +124,28 @@ class GradientHooks(Distributed):
         """Hooks into backward. The first parameters have the highest priority: forward needs them first."""
         ref = weakref.ref(self)
         for p in params:
-            if p.requires_grad and p not in self._watched:
+            if not p.requires_grad:
+                self._frozen.append(p)
+            elif p not in self._watched:
                 watched = self._watched[p] = Watched(self.backward_passes_per_step, -len(self._watched))
                 registered: list[Any] = []
                 hook = self._hook(watched, _ready(ref, registered))
                 registered.append(p.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def _watch_unfrozen(self) -> bool:
+        """Hooks into parameters that require gradients only since the last step. Returns whether there are any."""
+        unfrozen = [p for p in self._frozen if p.requires_grad]
+        if unfrozen:
+            self._frozen = [p for p in self._frozen if not p.requires_grad]
+            self._watch(unfrozen)
+        return bool(unfrozen)
+
+    def _missing(self, exchanged: Collection[torch.Tensor]) -> list[torch.Tensor]:
+        """The parameters that are yet to be exchanged: backward has not reached them, but another rank's may have.
+
+        What is frozen and has no gradient has none anywhere, and is left alone, as without us.
+        """
+        return [p for p in self._watched if p not in exchanged and (p.requires_grad or p.grad is not None)]
 
     def _hook(self, watched: Watched, ready: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
         """The hook on a parameter, which keeps neither it nor the optimizer. ready: has `_gradient_ready` called."""

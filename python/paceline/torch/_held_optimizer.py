@@ -63,13 +63,6 @@ class HeldOptimizer(Distributed):
             text = resolved(codec, byte_sizes(self.param_groups), process_set)
             self._options = Options(model.exchanged, model.soft_park, text, pull_gate)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, from the next step on, on every rank."""
-        super().add_param_group(param_group)
-        number, group = len(self.param_groups) - 1, self.param_groups[-1]["params"]
-        for place, p in enumerate(group):
-            self._parameter_names.setdefault(p, f"noname.{number}.{place}")
-
     @hooked
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Makes the wrapped optimizer's step and exchanges the changes of the parameters, or keeps them for later.

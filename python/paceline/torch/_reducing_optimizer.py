@@ -88,14 +88,14 @@ class ReducingOptimizer(GradientHooks):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters; their gradients are reduced too."""
         super().add_param_group(param_group)
-        number, group = len(self.param_groups) - 1, self.param_groups[-1]["params"]
-        for place, p in enumerate(group):
-            self._parameter_names.setdefault(p, f"noname.{number}.{place}")
         if self._distributed:
-            self._watch(group)
-            self._leave_batch()
-            self._batch = Batch(len(self._watched))
-            self._find_places()
+            self._watch(self.param_groups[-1]["params"])
+            self._renew_batch()
+
+    def _renew_batch(self) -> None:
+        self._leave_batch()
+        self._batch = Batch(len(self._watched))
+        self._find_places()
 
     def _find_places(self) -> None:
         if self._in_arena:
@@ -282,9 +282,10 @@ class ReducingOptimizer(GradientHooks):
 
     def _start_missing(self) -> None:
         self._backward_ended()
+        if self._watch_unfrozen():
+            self._renew_batch()
         if self._exchanged() < len(self._watched):
-            exchanged = self._in_flight.keys() | set(self._reduced)
-            self._start([p for p in self._watched if p not in exchanged])
+            self._start(self._missing(self._in_flight.keys() | set(self._reduced)))
         if self._gate is not None:
             self._gate.clock()
 

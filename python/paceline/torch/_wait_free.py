@@ -101,6 +101,7 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
         if not self._distributed:
             return super().step(closure)
         self._hold()
+        self._watch_unfrozen()
         loss = None
         if closure is not None:
             with torch.enable_grad():

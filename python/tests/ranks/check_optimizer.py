@@ -129,6 +129,49 @@ def test_frozen_parameters_are_left_alone():
     assert model[0].weight.grad is None
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"groups": 2}, {"backward_passes_per_step": 2}, {"cross_barrier": True}, {"gradients_in_arena": True}],
+    ids=["plain", "groups", "backward passes", "cross barrier", "in the arena"],
+)
+def test_parameters_may_be_frozen_and_unfrozen(options):
+    """Horovod leaves each rank its own gradient of a parameter that was frozen when it was wrapped."""
+
+    def change(model, step):
+        model[0].requires_grad_(step >= 2)  # from the third step on
+        model[2].bias.requires_grad_(step < 3 or step > 4)  # for two steps: its momentum and decay rest
+
+    def wrap(optimizer, model):
+        wrapped = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+        if options.get("cross_barrier"):
+            wrapped.register_step_post_hook(lambda *_: None)  # so that `step` ends the step
+        return wrapped
+
+    train_both(
+        lambda model: sgd(model, weight_decay=0.1),
+        steps=7,
+        wrap=wrap,
+        passes=options.get("backward_passes_per_step", 1),
+        change=change,
+    )
+
+
+def test_adasum_combines_what_was_unfrozen_or_added(rank):
+    model = net()
+    model[0].requires_grad_(False)
+    model[2].requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(sgd(model[:2]), model.named_parameters(), op=hvd.Adasum)
+    loss_of(model.requires_grad_(True), batch(rank)).backward()
+    optimizer.add_param_group({"params": model[2].parameters()})
+    for step in range(3):
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.step()
+        for p, old in zip(model.parameters(), before, strict=True):
+            assert torch.equal(p, hvd.broadcast(p.detach(), 0)) and not torch.equal(p, old)
+        optimizer.zero_grad()
+        loss_of(model, batch(rank, step)).backward()
+
+
 def test_parameters_added_later_are_reduced_too(rank, size):
     model, later = net(), torch.nn.Parameter(torch.zeros(3))
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
