@@ -161,15 +161,15 @@ def test_adasum_combines_what_was_unfrozen_or_added(rank):
     model[0].requires_grad_(False)
     model[2].requires_grad_(False)
     optimizer = hvd.DistributedOptimizer(sgd(model[:2]), model.named_parameters(), op=hvd.Adasum)
-    loss_of(model.requires_grad_(True), batch(rank)).backward()
+    model.requires_grad_(True)
     optimizer.add_param_group({"params": model[2].parameters()})
     for step in range(3):
+        optimizer.zero_grad()
         before = [p.detach().clone() for p in model.parameters()]
+        loss_of(model, batch(rank, step)).backward()
         optimizer.step()
         for p, old in zip(model.parameters(), before, strict=True):
             assert torch.equal(p, hvd.broadcast(p.detach(), 0)) and not torch.equal(p, old)
-        optimizer.zero_grad()
-        loss_of(model, batch(rank, step)).backward()
 
 
 def test_parameters_added_later_are_reduced_too(rank, size):
