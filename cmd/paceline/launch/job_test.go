@@ -259,6 +259,28 @@ func TestWhatARankLeavesBehindIsEnded(t *testing.T) {
 	})
 }
 
+func TestWhatARankLeavesBehindMayTidyUp(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		left := filepath.Join(t.TempDir(), "left")
+		tidy := "trap '' TERM; touch " + left + "; echo ready; while kill -0 $1 2>/dev/null; do sleep 0.05; done; sleep 0.2; rm " + left
+		b := newBench(t, shell, "sh -c "+Quote(tidy)+" sh $$ & exec sleep 100")
+		code := make(chan int)
+		go func() { code <- b.run() }()
+		b.stdout.wait(t, "ready")
+		b.signals <- syscall.SIGTERM
+		if got := <-code; got != 143 {
+			t.Fatal(got)
+		}
+		for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			if _, err := os.Stat(left); os.IsNotExist(err) {
+				return
+			} else if time.Now().After(until) {
+				t.Fatal("it was killed before it had tidied up")
+			}
+		}
+	})
+}
+
 func TestServersEndWithTheWorkers(t *testing.T) {
 	serves := filepath.Join(t.TempDir(), "serves")
 	b := newBench(t, nil, "until [ -e "+serves+" ]; do sleep 0.02; done", "trap 'echo stopped; exit 0' TERM; : > "+serves+"; while :; do sleep 0.05; done")

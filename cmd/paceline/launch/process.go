@@ -163,11 +163,20 @@ func (p *process) signal(sig syscall.Signal) {
 	syscall.Kill(-p.cmd.Process.Pid, sig)
 }
 
+// tidyTime is how long the processes that remain in the group may tidy up: Python's multiprocessing has one that removes what the others have left in /dev/shm.
+const tidyTime = time.Second
+
 // clean ends the processes that remain in the group.
 func (p *process) clean() {
-	if p.remote == nil {
-		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+	if p.remote != nil { // session does
+		return
 	}
+	group := -p.cmd.Process.Pid
+	err := syscall.Kill(group, syscall.SIGTERM)
+	for until := time.Now().Add(tidyTime); err == nil && time.Now().Before(until); err = syscall.Kill(group, 0) {
+		time.Sleep(5 * time.Millisecond)
+	}
+	syscall.Kill(group, syscall.SIGKILL)
 }
 
 func exitOf(state *os.ProcessState, err error) Exit {
