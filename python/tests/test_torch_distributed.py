@@ -66,6 +66,12 @@ def test_a_barrier_that_a_rank_has_missed_leaves_later_ones_alone(port):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_groups_match_though_ranks_have_made_other_groups_before(port):
+    """With Gloo the next group of all ranks times out: PyTorch's numbers of groups are no longer the same."""
+    said = run([*TORCHRUN, port, SCRIPTS / "numbered.py"])
+    assert sorted(said) == ["rank 0 is done", "rank 1 is done"]
+
+
 def test_groups_of_every_kind_give_what_gloo_gives(port):
     """Also under PyTorch's own checks of collectives, where the script names the ranks' meeting place."""
 
@@ -92,6 +98,12 @@ def test_compiled_models_have_the_bits_that_gloo_gives():
     assert trained("hvd", "optimizer", "leave") == gloo
 
 
+def test_compiled_code_calls_collectives_as_they_are(port):
+    """torch.compile compiled the backend's own code, too, and failed at `reduce`."""
+    gloo, paceline = (run([*TORCHRUN, port, SCRIPTS / "compiled_calls.py", b]) for b in ("gloo", "paceline"))
+    assert paceline == gloo and len(gloo) == 10
+
+
 def survivors(port, script, *arguments, killed=2, **settings):
     """(what it says, its errors) of the ranks of three, in order, without the one that a script kills."""
     place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
@@ -114,9 +126,8 @@ def survivors(port, script, *arguments, killed=2, **settings):
 @pytest.mark.parametrize("first", ["torch", "hvd"])
 def test_what_waits_for_a_rank_that_is_killed_names_it(port, first):
     for said, errors in survivors(port, "killed.py", first):
-        assert [line.partition(":")[0] for line in said.splitlines()] == ["all_reduce", "recv", "send", "barrier"], (
-            errors
-        )
+        calls = ["monitored_barrier", "all_reduce", "recv", "send", "barrier"]
+        assert [line.partition(":")[0] for line in said.splitlines()] == calls, errors
         assert all("worker 2" in line for line in said.splitlines()), said
 
 

@@ -235,6 +235,10 @@ class Engine:
         """
         return self._info()["supersteps"]
 
+    def failure(self) -> str | None:
+        """Why no operation can begin any more, for example a lost rank; None while all is well."""
+        return self._info().get("failure")
+
     # Process sets
 
     def process_sets(self) -> dict[int, list[int]]:

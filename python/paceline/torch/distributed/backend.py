@@ -12,9 +12,10 @@ from torch.distributed.distributed_c10d import GroupName
 
 from paceline.common import abi
 from paceline.common.engine import engine
+from paceline.torch._untraced import untraced
 from paceline.torch.distributed import buckets, callbacks, latest, stand_in
 from paceline.torch.distributed.exchanges import Exchanges
-from paceline.torch.distributed.group import Group
+from paceline.torch.distributed.group import Group, forget
 from paceline.torch.distributed.job import World
 from paceline.torch.distributed.messages import Messages
 from paceline.torch.distributed.monitored import monitored_barrier
@@ -26,6 +27,7 @@ from paceline.torch.distributed.work import PacelineWork
 _alive: set[PacelineBackend] = set()
 
 
+@untraced
 class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
     """The backend of one process group."""
 
@@ -52,6 +54,7 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
         callbacks.install()
         world = None if ranks else World(store, rank, size)
         if world is not None:
+            forget()
             from paceline.torch.distributed import ddp  # which imports this module
 
             ddp.install_builtin()

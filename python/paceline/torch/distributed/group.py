@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -27,10 +28,22 @@ _MESSAGES = (abi.SEND, abi.RECEIVE)
 _MOVES = (abi.BROADCAST, abi.ALLGATHER, abi.ALLTOALL, *_MESSAGES)
 # How many operations a group keeps to start them again: those of a training step, and more.
 _PREPARED = 1024
+# How many groups each process set has had since the default group was made.
+_made: Counter[int] = Counter()
+
+
+def forget() -> None:
+    """Groups are counted anew, on all ranks at the same place: the default group is about to be made."""
+    _made.clear()
 
 
 class Group:
-    """One process group, on this rank. ranks: of the job, in the group's order."""
+    """One process group, on this rank. ranks: of the job, in the group's order.
+
+    name: PyTorch's, for people. Ranks may have different ones for one group: PyTorch numbers the groups that a rank
+    has made, and after some with use_local_synchronization=True these are not as many on all. Members of a group agree
+    on which of the groups of its ranks it is.
+    """
 
     def __init__(self, name: str, title: str, ranks: Sequence[int], timeout: timedelta) -> None:
         self.name, self.title, self.ranks = name, title, list(ranks)
@@ -41,11 +54,13 @@ class Group:
         self._barriers = 0, 0  # how many were so at the last monitored barrier, and barriers there before it
         self._closed = threading.Event()
         self.number = 0 if self.size == engine.size() else engine.find_process_set(self.ranks)
+        self.key = f"{self.number}.{_made[self.number]}"  # the same on all ranks
+        _made[self.number] += 1
         # The engine has the ranks of a set in ascending order: the place there of each rank of the group.
         ascending = sorted(self.ranks)
         self.places = [ascending.index(rank) for rank in self.ranks]
         self.ordered = self.places == list(range(self.size))
-        self._sequence = f"torch.distributed.{name}".encode()
+        self._sequence = f"torch.distributed.{self.key}".encode()
         self._tag = zlib.crc32(self._sequence) << 32  # groups of the same ranks have tags of their own
         self._prepared: dict[Any, abi.Op] = {}
         self._lock = threading.Lock()
@@ -135,7 +150,7 @@ class Group:
         tell: bool,
     ) -> PacelineWork:
         what = f"{what} of group {self.name!r} on rank {self.rank}"
-        started = PacelineWork(what, memory, finish, outputs, self.name, self._closed)
+        started = PacelineWork(what, memory, finish, outputs, self.key, self._closed)
         if _autograd._profiler_enabled():
             started.profile(f"{self.title}:{title}", [m.tensor for m in memory if isinstance(m, Memory)])
             tell = True

@@ -11,6 +11,7 @@ from paceline.common.engine import engine
 from paceline.torch.distributed.group import Group
 
 _OK = "ok"
+_LOOK_S = 0.5  # how often to look whether a rank is lost
 
 
 def monitored_barrier(store: Store, group: Group, timeout: timedelta, wait_all_ranks: bool) -> None:
@@ -29,7 +30,7 @@ def monitored_barrier(store: Store, group: Group, timeout: timedelta, wait_all_r
         raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {milliseconds} ms.")
     for rank in range(1, group.size):
         try:
-            store.wait([f"{prefix}/{rank}"], timedelta(seconds=max(0.01, until - time.monotonic())))
+            _wait(store, f"{prefix}/{rank}", until)
         except RuntimeError:
             missing.append(rank)
             if not wait_all_ranks:
@@ -38,14 +39,30 @@ def monitored_barrier(store: Store, group: Group, timeout: timedelta, wait_all_r
         store.set(f"{prefix}/0", _OK)
         return
     names = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-    text = f"[Rank 0]: {names} failed to pass monitoredBarrier in {milliseconds} ms"
+    lost = engine.failure()
+    text = f"[Rank 0]: {names} failed to pass monitoredBarrier in {milliseconds} ms" + (f": {lost}" if lost else "")
     store.set(f"{prefix}/0", text)
     raise RuntimeError(text)
 
 
+def _wait(store: Store, key: str, until: float) -> None:
+    """Waits for a key. Raises RuntimeError when it is not there in time, the store has gone, or a rank is lost."""
+    while True:
+        began = time.monotonic()
+        try:
+            store.wait([key], timedelta(seconds=max(0.01, min(until - began, _LOOK_S))))
+            return
+        except RuntimeError:
+            ended = time.monotonic()
+            if ended >= until or ended - began < _LOOK_S / 2:  # the store has an error of its own
+                raise
+        if (lost := engine.failure()) is not None:
+            raise RuntimeError(lost)
+
+
 def _await_rank_0(store: Store, key: str, group: Group, timeout: timedelta) -> None:
     try:
-        store.wait([key], timeout)
+        _wait(store, key, time.monotonic() + timeout.total_seconds())
         answer = store.get(key).decode()
     except RuntimeError as e:
         answer = str(e)

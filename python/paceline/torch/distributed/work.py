@@ -19,12 +19,14 @@ from torch.distributed import DistBackendError
 from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
+from paceline.torch._untraced import untraced
 from paceline.torch.distributed.callbacks import WorkFuture
 from paceline.torch.distributed.left_behind import left_behind
 
 _SLICE_S = 0.1  # how long one wait stays in C, where Ctrl-C and an abort are not seen
 
 
+@untraced
 class PacelineWork(Work):
     """One call of torch.distributed: one or more of the engine's operations.
 
