@@ -107,6 +107,7 @@ func (r *run) report(ranks int) Report {
 }
 
 func newRun(j *Job, guard *guard) *run {
+	adopt()
 	if j.News == nil {
 		j.News = newInbox()
 	}

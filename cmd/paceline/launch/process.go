@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Task is one process to run.
@@ -172,11 +174,24 @@ func (p *process) clean() {
 		return
 	}
 	group := -p.cmd.Process.Pid
-	err := syscall.Kill(group, syscall.SIGTERM)
-	for until := time.Now().Add(tidyTime); err == nil && time.Now().Before(until); err = syscall.Kill(group, 0) {
+	syscall.Kill(group, syscall.SIGTERM)
+	for until := time.Now().Add(tidyTime); orphans(group) && time.Now().Before(until); {
 		time.Sleep(5 * time.Millisecond)
 	}
 	syscall.Kill(group, syscall.SIGKILL)
+}
+
+// adopt makes this process the parent of orphans, to see their end: in many containers nobody waits for them, and who has ended remains in its group.
+func adopt() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
+
+// orphans reports whether processes of a group remain, and buries those that have ended.
+func orphans(group int) bool {
+	for {
+		pid, err := syscall.Wait4(group, nil, syscall.WNOHANG, nil)
+		if pid <= 0 && err != syscall.EINTR {
+			return err == nil
+		}
+	}
 }
 
 func exitOf(state *os.ProcessState, err error) Exit {
