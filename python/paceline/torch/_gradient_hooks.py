@@ -109,6 +109,7 @@ class GradientHooks(Distributed):
         self.backward_passes_per_step = backward_passes_per_step
         self._watched: dict[torch.Tensor, Watched] = {}
         self._frozen: list[torch.Tensor] = []  # parameters without a hook, which PyTorch would refuse
+        self._resting: set[torch.Tensor] = set()  # those with one that were frozen before this backward pass
         self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
         # by parameter: its gradient since the last step, not to be changed, and the gradient's mark
         self._made: dict[torch.Tensor, tuple[torch.Tensor | None, tuple[int, int]]] = {}
@@ -143,9 +144,13 @@ class GradientHooks(Distributed):
     def _missing(self, exchanged: Collection[torch.Tensor]) -> list[torch.Tensor]:
         """The parameters that are yet to be exchanged: backward has not reached them, but another rank's may have.
 
-        What is frozen and has no gradient has none anywhere, and is left alone, as without us.
+        What was frozen before backward, and has no gradient, has none anywhere, and is left alone, as without us.
         """
-        return [p for p in self._watched if p not in exchanged and (p.requires_grad or p.grad is not None)]
+        resting = {p for p in self._resting if not p.requires_grad and p.grad is None}
+        return [p for p in self._watched if p not in exchanged and p not in resting]
+
+    def _note_resting(self) -> None:
+        self._resting = {p for p in self._watched if not p.requires_grad}
 
     def _hook(self, watched: Watched, ready: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
         """The hook on a parameter, which keeps neither it nor the optimizer. ready: has `_gradient_ready` called."""
@@ -225,6 +230,7 @@ class GradientHooks(Distributed):
         for p in params:
             self._watched[p].left = self.backward_passes_per_step
         failure = self._finish_waits()
+        self._note_resting()
         if failure is not None and (isinstance(failure, HorovodInternalError) or not changed):
             raise failure
         if changed:  # which other failures follow from
@@ -305,6 +311,10 @@ class GradientHooks(Distributed):
         if self._exchanged():
             raise AssertionError(_EARLY_ZERO_GRAD)
         super().zero_grad(*args, **kwargs)
+        if kwargs.get("set_to_none", args[0] if args else True):
+            self._note_resting()
+        else:  # a frozen parameter is stepped with zeros, as without us
+            self._resting.clear()
 
 
 def options_of(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

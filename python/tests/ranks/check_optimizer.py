@@ -156,6 +156,21 @@ def test_parameters_may_be_frozen_and_unfrozen(options):
     )
 
 
+@pytest.mark.parametrize("options", [{}, {"cross_barrier": True}, {"op": hvd.Adasum}], ids=["plain", "cross", "Adasum"])
+def test_a_parameter_that_is_frozen_after_backward_still_counts_where_that_has_not_reached_it(options, rank):
+    named = [(name, torch.nn.Parameter(torch.ones(3))) for name in ("used", "used by rank 0")]
+    used, odd = (p for _, p in named)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, odd], lr=0.1), named, **options)
+    for _ in range(2):
+        odd.requires_grad_(True)
+        optimizer.zero_grad()
+        (used * rank + (odd if rank == 0 else 0)).sum().backward()
+        odd.requires_grad_(False)
+        optimizer.step()
+    optimizer.agree()
+    assert torch.equal(odd, hvd.broadcast(odd, 0)) and not torch.equal(odd, torch.ones(3))
+
+
 def test_adasum_combines_what_was_unfrozen_or_added(rank):
     model = net()
     model[0].requires_grad_(False)
