@@ -282,7 +282,8 @@ class GradientHooks(Distributed):
 
     def check_unscaling(self) -> None:
         """Raises RuntimeError if GradScaler would change gradients in flight."""
-        if self._made or self._exchanged():
+        unfrozen = any(p.requires_grad and p.grad is not None for p in self._frozen)  # `step` reduces these
+        if self._made or self._exchanged() or unfrozen:
             raise RuntimeError(_UNSCALING.format(recipe=self._recipe))
 
     def set_backward_passes_per_step(self, passes: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import FunctionType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,7 +25,7 @@ def untraced(cls: Class) -> Class:
 
 def _leave(method: FunctionType) -> None:
     method._torchdynamo_disable = True  # type: ignore[attr-defined]  # where compiled code calls it itself
-    frames = getattr(torch._C._dynamo, "eval_frame", None)
+    frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(method.__code__, frames._FrameExecStrategy(skip, skip))

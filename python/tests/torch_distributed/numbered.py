@@ -18,5 +18,6 @@ for _ in range(2):
         dist.send(torch.ones(1), 1, groups[1])
     else:
         dist.recv(torch.ones(1), 0, groups[1])
+    dist.monitored_barrier(groups[2])
     dist.destroy_process_group()
 print(f"rank {rank} is done\n", end="")

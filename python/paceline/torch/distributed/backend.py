@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Backend, ErrorType, Store
-from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.distributed_c10d import GroupName, _get_default_store
 
 from paceline.common import abi
 from paceline.common.engine import engine
@@ -36,9 +36,9 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
     supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = False
     _supports_time_estimate = False
 
-    def __init__(self, title: str, store: Store, world: World | None, group: Group, timeout: timedelta) -> None:
+    def __init__(self, title: str, world: World | None, group: Group, timeout: timedelta) -> None:
         super().__init__(group.rank, group.size)
-        self._title, self._store, self._world, self._group, self._timeout = title, store, world, group, timeout
+        self._title, self._world, self._group, self._timeout = title, world, group, timeout
         self._options: Backend.Options | None = None
         self.spreads = False  # whether broadcasts are as stand_in.spread
         self.stand_ins: dict[int, int] = {}  # ranks of the group that give what lost ones should
@@ -61,7 +61,7 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
             if engine.setting("compression") or engine.setting("elastic"):
                 ddp.install()
                 stand_in.install()
-        return cls(title, store, world, Group(name, title, ranks or range(size), timeout), timeout)
+        return cls(title, world, Group(name, title, ranks or range(size), timeout), timeout)
 
     # The group
 
@@ -90,7 +90,7 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
         members = [self._group.ranks[r] for r in ranks]
         timeout = options._timeout
         group = Group(options.group_name, self._title, members, timeout)
-        return PacelineBackend(self._title, store, None, group, timeout)
+        return PacelineBackend(self._title, None, group, timeout)
 
     def eager_connect_single_device(self, device: torch.device | None) -> None:
         """Nothing: all ranks are connected."""
@@ -139,4 +139,4 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
     def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks which do not come in time."""
         timeout = options.timeout if options.timeout >= timedelta(0) else self._timeout
-        monitored_barrier(self._store, self._group, timeout, wait_all_ranks)
+        monitored_barrier(_get_default_store(), self._group, timeout, wait_all_ranks)

@@ -28,8 +28,8 @@ _MESSAGES = (abi.SEND, abi.RECEIVE)
 _MOVES = (abi.BROADCAST, abi.ALLGATHER, abi.ALLTOALL, *_MESSAGES)
 # How many operations a group keeps to start them again: those of a training step, and more.
 _PREPARED = 1024
-# How many groups each process set has had since the default group was made.
-_made: Counter[int] = Counter()
+# How many groups of the same ranks there were since the default group was made, with those that failed.
+_made: Counter[tuple[int, ...]] = Counter()
 
 
 def forget() -> None:
@@ -49,17 +49,18 @@ class Group:
         self.name, self.title, self.ranks = name, title, list(ranks)
         self.size, self.rank = len(ranks), self.ranks.index(engine.rank())
         self.timeout_s = timeout.total_seconds()
+        # The engine has the ranks of a set in ascending order: the place there of each rank of the group.
+        ascending = sorted(self.ranks)
+        self.places = [ascending.index(rank) for rank in self.ranks]
+        self.ordered = self.places == list(range(self.size))
+        before = _made[tuple(ascending)]
+        _made[tuple(ascending)] += 1
         self.count = 0  # calls so far
         self._collectives = 0  # operations of all ranks that the program itself has begun
         self._barriers = 0, 0  # how many were so at the last monitored barrier, and barriers there before it
         self._closed = threading.Event()
         self.number = 0 if self.size == engine.size() else engine.find_process_set(self.ranks)
-        self.key = f"{self.number}.{_made[self.number]}"  # the same on all ranks
-        _made[self.number] += 1
-        # The engine has the ranks of a set in ascending order: the place there of each rank of the group.
-        ascending = sorted(self.ranks)
-        self.places = [ascending.index(rank) for rank in self.ranks]
-        self.ordered = self.places == list(range(self.size))
+        self.key = f"{self.number}.{before}"  # the same on all ranks
         self._sequence = f"torch.distributed.{self.key}".encode()
         self._tag = zlib.crc32(self._sequence) << 32  # groups of the same ranks have tags of their own
         self._prepared: dict[Any, abi.Op] = {}
