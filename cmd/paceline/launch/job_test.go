@@ -251,34 +251,37 @@ func TestWhatARankLeavesBehindIsEnded(t *testing.T) {
 		if code := b.run(); code != 0 {
 			t.Fatal(code)
 		}
-		pid, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(b.stdout.String(), "[0]<stdout>:")))
-		if err != nil {
-			t.Fatal(b.stdout.String())
-		}
-		gone(t, pid)
+		gone(t, pidIn(t, b))
 	})
 }
 
 func TestWhatARankLeavesBehindMayTidyUp(t *testing.T) {
 	inTheSameWay(t, func(t *testing.T, shell []string) {
 		left := filepath.Join(t.TempDir(), "left")
-		tidy := "trap '' TERM; touch " + left + "; echo ready; while kill -0 $1 2>/dev/null; do sleep 0.05; done; sleep 0.2; rm " + left
+		tidy := "trap '' TERM; touch " + left + "; echo $$; while kill -0 $1 2>/dev/null; do sleep 0.05; done; sleep 0.2; rm " + left
 		b := newBench(t, shell, "sh -c "+Quote(tidy)+" sh $$ & exec sleep 100")
 		code := make(chan int)
 		go func() { code <- b.run() }()
-		b.stdout.wait(t, "ready")
+		b.stdout.wait(t, "[0]<stdout>:")
 		b.signals <- syscall.SIGTERM
 		if got := <-code; got != 143 {
 			t.Fatal(got)
 		}
-		for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-			if _, err := os.Stat(left); os.IsNotExist(err) {
-				return
-			} else if time.Now().After(until) {
-				t.Fatal("it was killed before it had tidied up")
-			}
+		gone(t, pidIn(t, b))
+		if _, err := os.Stat(left); !os.IsNotExist(err) {
+			t.Fatal("it was killed before it had tidied up", err)
 		}
 	})
+}
+
+// pidIn is what a job of one rank has printed, a process's number.
+func pidIn(t *testing.T, b *bench) int {
+	t.Helper()
+	pid, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(b.stdout.String(), "[0]<stdout>:")))
+	if err != nil {
+		t.Fatal(b.stdout.String())
+	}
+	return pid
 }
 
 func TestServersEndWithTheWorkers(t *testing.T) {

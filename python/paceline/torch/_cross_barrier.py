@@ -168,6 +168,7 @@ class CrossBarrierOptimizer(ReducingOptimizer):
             _unsettled.add(self)
         own = [p for p in group_of if p.grad is not None]  # gradients that are not reduced
         self._step_some([(p, group_of[p]) for p in own])
+        self._note_resting()
         self.set_backward_passes_per_step(self.backward_passes_per_step)
 
     # The modules

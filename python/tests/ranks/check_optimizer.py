@@ -156,6 +156,25 @@ def test_parameters_may_be_frozen_and_unfrozen(options):
     )
 
 
+def test_frozen_parameters_rest_with_cross_barrier_as_without(rank):
+    """Also where the model clears the gradients, of which the optimizer does not hear."""
+
+    def trained(**options):
+        model = net()
+        optimizer = sgd(model, weight_decay=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+        for step in range(5):
+            model[2].bias.requires_grad_(step < 1)
+            model.zero_grad()
+            loss_of(model, batch(rank, step)).backward()
+            optimizer.step()
+        optimizer.agree()
+        return [p.detach().clone() for p in model.parameters()]
+
+    for with_it, without in zip(trained(cross_barrier=True), trained(), strict=True):
+        torch.testing.assert_close(with_it, without, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("options", [{}, {"cross_barrier": True}, {"op": hvd.Adasum}], ids=["plain", "cross", "Adasum"])
 def test_a_parameter_that_is_frozen_after_backward_still_counts_where_that_has_not_reached_it(options, rank):
     named = [(name, torch.nn.Parameter(torch.ones(3))) for name in ("used", "used by rank 0")]

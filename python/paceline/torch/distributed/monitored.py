@@ -35,22 +35,10 @@ def monitored_barrier(store: Store, group: Group, timeout: timedelta, wait_all_r
         return
     if timeout <= timedelta(0):
         raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {milliseconds} ms.")
-    missing: list[int] = []
-    text = ""
-    try:
-        for rank in range(1, group.size):
-            if not _came(store, f"{prefix}/{rank}", until):
-                missing.append(rank)
-                if not wait_all_ranks:
-                    break
-    except RuntimeError as e:
-        text = f"[Rank 0]: monitoredBarrier failed while it waited for rank {rank}: {e}"
-    if missing and not text:
-        names = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        text = f"[Rank 0]: {names} failed to pass monitoredBarrier in {milliseconds} ms"
-    store.set(f"{prefix}/0", text or _OK)
-    if text:
-        raise RuntimeError(text)
+    why = _await_others(store, prefix, group.size, until, milliseconds, wait_all_ranks)
+    store.set(f"{prefix}/0", why or _OK)
+    if why:
+        raise RuntimeError(why)
 
 
 def _came(store: Store, key: str, until: float) -> bool:
@@ -67,6 +55,24 @@ def _came(store: Store, key: str, until: float) -> bool:
         time.sleep(min(pause, max(0.0, until - now)))
         pause = min(2 * pause, _LONGEST_PAUSE_S)
     return True
+
+
+def _await_others(store: Store, prefix: str, size: int, until: float, milliseconds: int, wait_all_ranks: bool) -> str:
+    """Why rank 0 has not heard of all others; empty where it has."""
+    missing: list[int] = []
+    for rank in range(1, size):
+        try:
+            came = _came(store, f"{prefix}/{rank}", until)
+        except RuntimeError as e:
+            return f"[Rank 0]: monitoredBarrier failed while it waited for rank {rank}: {e}"
+        if not came:
+            missing.append(rank)
+            if not wait_all_ranks:
+                break
+    if not missing:
+        return ""
+    names = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    return f"[Rank 0]: {names} failed to pass monitoredBarrier in {milliseconds} ms"
 
 
 def _await_rank_0(store: Store, key: str, until: float, milliseconds: int) -> str:
