@@ -8,8 +8,9 @@ from torch import nn
 
 import paceline.torch as hvd
 
-LAYERS, STEPS = 20, 20
-BLOCKS = 600  # of which one on each rank has to be quiet: beside other programs a step has more batches
+LAYERS = 20
+STEPS = 5  # in a block. Where cores are taken away a step has more batches, so that few blocks of many steps are quiet.
+BLOCKS = 2400  # of which one on each rank has to be quiet
 
 
 def test_a_batch_of_gradients_wakes_two_threads_on_each_side(job, size):
