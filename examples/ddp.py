@@ -5,7 +5,6 @@ if the workers' parameters are not identical at the end, bit for bit.
 """
 
 import argparse
-import os
 import sys
 import time
 
@@ -42,8 +41,6 @@ def main():
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1 + rank)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", size))))
 
     train, test = digits()
     sampler = DistributedSampler(train, seed=1)

@@ -6,7 +6,6 @@ at the end, bit for bit.
 
 import argparse
 import hashlib
-import os
 import sys
 import time
 
@@ -89,8 +88,6 @@ def main():
     args = arguments()
     hvd.init()
     torch.manual_seed(args.seed + hvd.rank())
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
 
     train, test = digits()
     sampler = DistributedSampler(train, num_replicas=hvd.size(), rank=hvd.rank(), seed=args.seed)

@@ -76,8 +76,6 @@ def main():
     args = arguments()
     hvd.init()
     torch.manual_seed(args.seed + hvd.rank())
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
 
     train, test = digits()
     sampler = hvd.elastic.ElasticSampler(train, seed=args.seed)

@@ -7,7 +7,6 @@ The data are scikit-learn's digits, so nothing is downloaded.
 """
 
 import argparse
-import os
 
 import torch
 import torch.nn.functional as F
@@ -109,8 +108,6 @@ def main():
 
     hvd.init()
     torch.manual_seed(args.seed)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
     if args.cuda:
         torch.cuda.set_device(hvd.local_rank())
 

@@ -4,7 +4,6 @@ paceline run -np 2 python pytorch_synthetic_benchmark.py --model resnet18 --batc
 """
 
 import argparse
-import os
 import statistics
 import timeit
 
@@ -89,8 +88,6 @@ def log(message):
 def main():
     args = arguments()
     hvd.init()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // hvd.local_size()))
     device = f"cuda:{hvd.local_rank()}" if args.cuda else "cpu"
 
     model = resnet(args.model).to(device)

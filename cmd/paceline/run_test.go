@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -124,5 +126,40 @@ func TestRanksThatWaitHearOfOneThatDisagrees(t *testing.T) {
 	r.check(t, 0, "", "authentication failed")
 	if strings.Contains(r.stderr, "PACELINE_SEED") || strings.Contains(r.stderr, "[0]") {
 		t.Fatalf("%+v", r)
+	}
+}
+
+// TestProcessesOfAHostShareItsCores gives this host six cores, and the others eight.
+func TestProcessesOfAHostShareItsCores(t *testing.T) {
+	bin := t.TempDir()
+	if err := os.WriteFile(bin+"/nproc", []byte("#!/bin/sh\necho 8\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ args, env, want string }{
+		{"-np 1", "", "0: all"},
+		{"-np 2", "", "0: 3,1: 3"},
+		{"-np 4", "", "0: 1,1: 1,2: 1,3: 1"},
+		{"-np 8", "", "0: 1,1: 1,2: 1,3: 1,4: 1,5: 1,6: 1,7: 1"},
+		{"-np 2", "OMP_NUM_THREADS=5", "0: 5,1: 5"},
+		{"--min-np 2 --max-np 3", "", "p: 2"},
+		{"-H there:1", "", "0: all"},
+		{"-H localhost:1,there:3", "", "0: all,1: 2,2: 2,3: 2"},
+		{"-H there:9", "", "0: 1,1: 1,2: 1,3: 1,4: 1,5: 1,6: 1,7: 1,8: 1"},
+		{"-H there:2", "OMP_NUM_THREADS=5", "0: 5,1: 5"},
+	} {
+		args := append([]string{"run", "--network-interfaces", "lo", "--remote-shell", "env -u OMP_NUM_THREADS ON={host}"}, strings.Fields(c.args)...)
+		cmd := command(t, append(args, "sh", "-c", "echo ${PACELINE_RANK-p}: ${OMP_NUM_THREADS-all}")...)
+		cmd.Env = slices.DeleteFunc(cmd.Env, func(v string) bool { return strings.HasPrefix(v, "OMP_NUM_THREADS=") })
+		cmd.Env = append(cmd.Env, "GOMAXPROCS=6", "PATH="+bin+":"+os.Getenv("PATH"), cmp.Or(c.env, "NOTHING="))
+		r := run(t, cmd)
+		var lines []string
+		for line := range strings.Lines(r.stdout) {
+			_, said, _ := strings.Cut(strings.TrimSpace(line), "<stdout>:")
+			lines = append(lines, said)
+		}
+		slices.Sort(lines)
+		if got := strings.Join(slices.Compact(lines), ","); r.code != 0 || got != c.want {
+			t.Errorf("paceline run %s, %s: exit code %d, %q instead of %q\n%s", c.args, c.env, r.code, got, c.want, r.stderr)
+		}
 	}
 }

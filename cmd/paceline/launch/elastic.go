@@ -84,6 +84,7 @@ type elastic struct {
 	late      int  // exit code of one that failed after that
 	over      bool // nothing starts any more
 	refused   map[string]bool
+	slots     map[string]int // of each host, which has at most as many processes
 }
 
 // ask is what a process asks.
@@ -99,7 +100,7 @@ const watchTime = 20 * time.Second
 func newElastic(j *maker) *elastic {
 	return &elastic{
 		maker: j, numbers: map[*Task]int{}, tasks: map[int]*Task{}, asks: make(chan ask), quit: make(chan struct{}),
-		waiting: map[int]ask{}, watching: map[int]ask{}, refused: map[string]bool{},
+		waiting: map[int]ask{}, watching: map[int]ask{}, refused: map[string]bool{}, slots: map[string]int{},
 	}
 }
 
@@ -203,6 +204,7 @@ func (e *elastic) usable(hosts []Host) []fleet.Host {
 			continue
 		}
 		out = append(out, fleet.Host{Name: h.Name, Slots: h.Slots})
+		e.slots[h.Name] = min(h.Slots, e.maker.Elastic.Max)
 	}
 	return out
 }
@@ -322,7 +324,7 @@ func (e *elastic) launch(place fleet.Place) {
 		"PACELINE_HOST": place.Host, "HOROVOD_HOSTNAME": place.Host, "PACELINE_ELASTIC_PROCESS": strconv.Itoa(n),
 		"PACELINE_ELASTIC_TIMEOUT": strconv.FormatFloat(e.maker.Elastic.Timeout.Seconds(), 'f', -1, 64),
 	}
-	t, err := e.maker.task(fmt.Sprintf("process %d", n), place.Host, e.maker.Command, own)
+	t, err := e.maker.task(fmt.Sprintf("process %d", n), place.Host, e.maker.Command, own, e.slots[place.Host])
 	if err == nil {
 		err = e.maker.streams(e.maker.console, t, Worker{Rank: n, Size: 1})
 	}

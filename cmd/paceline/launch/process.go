@@ -23,6 +23,7 @@ type Task struct {
 	Dir     string
 	Env     map[string]string // the whole environment here, the exported part on another host
 	Command []string
+	Sharing int // processes of the job that compute on the host, among them this one; 0 for a server
 	Stdout  *Stream
 	Stderr  *Stream
 }

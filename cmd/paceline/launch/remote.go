@@ -155,6 +155,7 @@ func (t *Task) script(mark string) string {
 	for _, name := range slices.Sorted(maps.Keys(t.Env)) {
 		fmt.Fprintf(&s, "export %s=%s\n", name, Quote(t.Env[name]))
 	}
+	s.WriteString(t.threadsThere())
 	s.WriteString("exec 3<&0\nsetsid sh -c " + Quote(session) + " " + mark)
 	for _, word := range t.Command {
 		s.WriteString(" " + Quote(word))

@@ -150,7 +150,7 @@ func (j *maker) job(scheduler string) (*Job, error) {
 		if s.port != "" {
 			command = append(command, "--listen", ":"+s.port)
 		}
-		t, err := j.task("server", s.host, command, map[string]string{"PACELINE_HOST": s.host, "PACELINE_LAUNCHED": "1"})
+		t, err := j.task("server", s.host, command, map[string]string{"PACELINE_HOST": s.host, "PACELINE_LAUNCHED": "1"}, 0)
 		if err != nil {
 			return nil, err
 		}
@@ -162,7 +162,7 @@ func (j *maker) job(scheduler string) (*Job, error) {
 		workers = nil // which are made as they start
 	}
 	for _, w := range workers {
-		t, err := j.task(fmt.Sprintf("rank %d", w.Rank), w.Host, j.Command, w.Env())
+		t, err := j.task(fmt.Sprintf("rank %d", w.Rank), w.Host, j.Command, w.Env(), w.LocalSize)
 		if err != nil {
 			return nil, err
 		}
@@ -176,13 +176,15 @@ func (j *maker) job(scheduler string) (*Job, error) {
 }
 
 // task is one process: on this host with our whole environment, on another with its portable part.
-func (j *maker) task(name, host string, command []string, own map[string]string) (*Task, error) {
+func (j *maker) task(name, host string, command []string, own map[string]string, sharing int) (*Task, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return nil, err
 	}
-	t := &Task{Name: name, Host: host, Dir: dir, Command: command, Env: Merge(j.Env, own)}
-	if !j.here(host) {
+	t := &Task{Name: name, Host: host, Dir: dir, Command: command, Env: Merge(j.Env, own), Sharing: sharing}
+	if j.here(host) {
+		t.limitThreads()
+	} else {
 		shell := Shell{Template: j.settings.RemoteShell, Port: j.SSHPort, Identity: j.SSHIdentity, Timeout: j.settings.StartTimeout}
 		if t.Shell, err = shell.For(host); err != nil {
 			return nil, err
