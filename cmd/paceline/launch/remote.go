@@ -166,17 +166,17 @@ func (t *Task) script(mark string) string {
 
 // session starts the process in the session that it leads. The watcher belongs to its process group, so
 // that the group's number stays in use as long as the watcher may kill it, but is not a child of the process. What remains has tidyTime.
-const session = `
+var session = fmt.Sprintf(`
 ( {
 	trap "" INT TERM HUP
 	while read -r signal; do kill -s "$signal" -- "-$$"; done
 	kill -s TERM -- "-$$"
-	sleep 1
+	sleep %d
 	kill -s KILL -- "-$$"
 } <&3 >/dev/null 2>&1 & )
 exec 3<&- </dev/null
 echo "$0 $$"
-exec "$@"`
+exec "$@"`, tidyTime/time.Second)
 
 // Quote quotes a word for a shell.
 func Quote(word string) string {
