@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/paceline/paceline/internal/limits"
 )
 
@@ -101,13 +103,20 @@ func private(info fs.FileInfo, user int) error {
 }
 
 // RunDir is the directory for files that the user's processes on this machine share: in the session's run directory
-// (XDG_RUNTIME_DIR) if there is one, else in the directory for temporary files.
+// (XDG_RUNTIME_DIR) if there is one, else in the directory for temporary files. Batch systems and su hand on variables of
+// directories that are gone, or are another user's: these count as none.
 func RunDir(sessionDir string) string {
-	if sessionDir != "" {
+	if writable(sessionDir) {
 		return filepath.Join(sessionDir, "paceline")
 	}
-	return filepath.Join(os.TempDir(), fmt.Sprintf("paceline-%d", os.Getuid()))
+	temporary := os.TempDir()
+	if !writable(temporary) {
+		temporary = "/tmp"
+	}
+	return filepath.Join(temporary, fmt.Sprintf("paceline-%d", os.Getuid()))
 }
+
+func writable(dir string) bool { return dir != "" && unix.Access(dir, unix.W_OK|unix.X_OK) == nil }
 
 // Shared reads the secret in directory dir, which the user's processes on this machine share, and makes it if there is
 // none. Concurrent callers get the same secret: each writes its own to a temporary file and links that to the final

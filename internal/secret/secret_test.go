@@ -2,6 +2,7 @@ package secret
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -119,5 +120,24 @@ func TestDerivedSecretsDifferByPurpose(t *testing.T) {
 	s := New()
 	if bytes.Equal(Derive(s, "a"), Derive(s, "b")) || !bytes.Equal(Derive(s, "a"), Derive(s, "a")) {
 		t.Fatal("derive")
+	}
+}
+
+func TestRunDirectoriesThatCannotBeUsedCountAsNone(t *testing.T) {
+	session, temporary := t.TempDir(), t.TempDir()
+	t.Setenv("TMPDIR", temporary)
+	user := fmt.Sprintf("paceline-%d", os.Getuid())
+	for _, c := range []struct{ dir, want string }{
+		{session, filepath.Join(session, "paceline")},
+		{"", filepath.Join(temporary, user)},
+		{filepath.Join(session, "gone"), filepath.Join(temporary, user)},
+	} {
+		if got := RunDir(c.dir); got != c.want {
+			t.Errorf("%q: %q instead of %q", c.dir, got, c.want)
+		}
+	}
+	t.Setenv("TMPDIR", filepath.Join(temporary, "gone"))
+	if got, want := RunDir(""), "/tmp/"+user; got != want {
+		t.Errorf("%q instead of %q", got, want)
 	}
 }

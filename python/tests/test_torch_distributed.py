@@ -72,6 +72,16 @@ def test_groups_match_though_ranks_have_made_other_groups_before(port):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+@pytest.mark.parametrize(
+    "ours, devices", [("paceline", "paceline"), ("gloo", "gloo"), ("gloo", "cpu:gloo,cuda:another")]
+)
+def test_groups_beside_a_default_group_of_another_backend(ours, devices):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    takeover = {"PACELINE_TAKEOVER": "gloo"} if ours == "gloo" else {}
+    said = run([*torchrun, SCRIPTS / "beside.py", ours, devices], **takeover)
+    assert said == [f"rank {rank} is done" for rank in range(3)]
+
+
 def test_groups_of_every_kind_give_what_gloo_gives(port):
     """Also under PyTorch's own checks of collectives, where the script names the ranks' meeting place."""
 

@@ -200,6 +200,7 @@ def works_and_failures(rank):
             raise AssertionError(f"{call.__name__} takes a rank that there is not")
         except ValueError as e:
             assert "rank 2 in a group of 2 ranks" in str(e), e
+    refuses(r"outputs of \[2, 4\] elements", lambda: dist.all_gather([torch.ones(2), torch.ones(4)], torch.ones(3)))
     dist.all_reduce(torch.ones(3))  # the group goes on
 
 

@@ -11,11 +11,10 @@ from torch._C._distributed_c10d import Backend, ErrorType, Store
 from torch.distributed.distributed_c10d import GroupName, _get_default_store
 
 from paceline.common import abi
-from paceline.common.engine import engine
 from paceline.torch._untraced import untraced
-from paceline.torch.distributed import buckets, callbacks, latest, stand_in
+from paceline.torch.distributed import buckets, callbacks, latest, stand_in, worlds
 from paceline.torch.distributed.exchanges import Exchanges
-from paceline.torch.distributed.group import Group, forget
+from paceline.torch.distributed.group import Group
 from paceline.torch.distributed.job import World
 from paceline.torch.distributed.messages import Messages
 from paceline.torch.distributed.monitored import monitored_barrier
@@ -52,15 +51,11 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
         latest.install(PacelineBackend)
         buckets.install(PacelineBackend)
         callbacks.install()
-        world = None if ranks else World(store, rank, size)
-        if world is not None:
-            forget()
-            from paceline.torch.distributed import ddp  # which imports this module
-
-            ddp.install_builtin()
-            if engine.setting("compression") or engine.setting("elastic"):
-                ddp.install()
-                stand_in.install()
+        if ranks:
+            world = None
+            worlds.beside(ranks, title)
+        else:
+            world = worlds.begin(store, rank, size)
         return cls(title, world, Group(name, title, ranks or range(size), timeout), timeout)
 
     # The group

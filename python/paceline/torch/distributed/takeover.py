@@ -20,7 +20,7 @@ def register() -> None:
     Raises ImportError, with what is supported, under a PyTorch whose backends cannot be written in Python.
     """
     _check_version()
-    Backend.register_backend(NAME, _maker(NAME), extended_api=True, devices=["cpu", "cuda"])
+    _register(NAME)
 
 
 def take_over(names: str) -> None:
@@ -29,8 +29,16 @@ def take_over(names: str) -> None:
     for name in filter(None, (text.strip().lower() for text in names.split(","))):
         if name not in _REPLACEABLE:
             raise ValueError(f"PACELINE_TAKEOVER={names!r}: allowed are {', '.join(_REPLACEABLE)}, separated by commas")
-        # Of a custom type: to backends of Gloo's type PyTorch talks as to its own class.
-        Backend.register_backend(name, _maker(name), extended_api=True, devices=["cpu", "cuda"])
+        _register(name)
+
+
+def _register(name: str) -> None:
+    # Of a custom type: to backends of Gloo's type PyTorch talks as to its own class.
+    Backend.register_backend(name, _maker(name), extended_api=True, devices=["cpu", "cuda"])
+    from paceline.torch.distributed import worlds
+
+    worlds.names.add(name)
+    worlds.install()
 
 
 def _maker(name: str) -> Callable[[Any, Any], Any]:

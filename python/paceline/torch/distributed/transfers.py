@@ -55,11 +55,15 @@ class Transfers(Operations):
     def _all_gather(self, what: str, pairs: list[tuple[Any, torch.Tensor]], options: Any) -> PacelineWork:
         memory = []
         for output, input in pairs:
-            count = sum(t.numel() for t in output) if isinstance(output, list) else output.numel()
-            if count != self._group.size * input.numel():
+            size, each = self._group.size, input.numel()
+            if isinstance(output, list):
+                if any(t.numel() != each for t in output):
+                    counts = [t.numel() for t in output]
+                    raise ValueError(f"{what}: outputs of {counts} elements, where each rank gives {each}")
+            elif output.numel() != size * each:
                 raise ValueError(
-                    f"{what}: outputs of {count} elements together, where {self._group.size} ranks give "
-                    f"{input.numel()} each, {self._group.size * input.numel()} in all"
+                    f"{what}: an output of {output.numel()} elements, where {size} ranks give {each} each, "
+                    f"{size * each} in all"
                 )
             memory.append(Memory(input))
 
