@@ -136,20 +136,24 @@ func TestProcessesOfAHostShareItsCores(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ args, env, want string }{
-		{"-np 1", "", "0: all"},
-		{"-np 2", "", "0: 3,1: 3"},
-		{"-np 4", "", "0: 1,1: 1,2: 1,3: 1"},
-		{"-np 8", "", "0: 1,1: 1,2: 1,3: 1,4: 1,5: 1,6: 1,7: 1"},
-		{"-np 2", "OMP_NUM_THREADS=5", "0: 5,1: 5"},
-		{"--min-np 2 --max-np 3", "", "p: 2"},
-		{"-H there:1", "", "0: all"},
-		{"-H localhost:1,there:3", "", "0: all,1: 2,2: 2,3: 2"},
-		{"-H there:9", "", "0: 1,1: 1,2: 1,3: 1,4: 1,5: 1,6: 1,7: 1,8: 1"},
-		{"-H there:2", "OMP_NUM_THREADS=5", "0: 5,1: 5"},
+		{"-np 1", "", "here all all all"},
+		{"-np 2", "", "here 3 3 3"},
+		{"-np 4", "", "here 1 1 1"},
+		{"-np 8", "", "here 1 1 1"},
+		{"-np 2", "OMP_NUM_THREADS=5", "here 5 3 3"},
+		{"--min-np 2 --max-np 3", "", "here 2 2 2"},
+		{"-H there:1", "", "there all all all"},
+		{"-H localhost:1,there:3", "", "here all all all,there 2 2 2"},
+		{"-H there:9", "", "there 1 1 1"},
+		{"-H there:2", "OMP_NUM_THREADS=5", "there 5 4 4"},
+		{"-H there:2", "NPROC=5", "there 4 4 5"},
 	} {
-		args := append([]string{"run", "--network-interfaces", "lo", "--remote-shell", "env -u OMP_NUM_THREADS ON={host}"}, strings.Fields(c.args)...)
-		cmd := command(t, append(args, "sh", "-c", "echo ${PACELINE_RANK-p}: ${OMP_NUM_THREADS-all}")...)
-		cmd.Env = slices.DeleteFunc(cmd.Env, func(v string) bool { return strings.HasPrefix(v, "OMP_NUM_THREADS=") })
+		args := append([]string{"run", "--network-interfaces", "lo", "--remote-shell", "env -u OMP_NUM_THREADS -u TF_NUM_INTRAOP_THREADS -u NPROC ON={host}"}, strings.Fields(c.args)...)
+		cmd := command(t, append(args, "sh", "-c", "echo ${ON-here} ${OMP_NUM_THREADS-all} ${TF_NUM_INTRAOP_THREADS-all} ${NPROC-all}")...)
+		cmd.Env = slices.DeleteFunc(cmd.Env, func(v string) bool {
+			name, _, _ := strings.Cut(v, "=")
+			return slices.Contains([]string{"OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"}, name)
+		})
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=6", "PATH="+bin+":"+os.Getenv("PATH"), cmp.Or(c.env, "NOTHING="))
 		r := run(t, cmd)
 		var lines []string

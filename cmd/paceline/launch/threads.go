@@ -4,23 +4,35 @@ import (
 	"fmt"
 	"runtime"
 	"strconv"
+	"strings"
 )
 
-// The variable from which frameworks, and the libraries of numbers below them, take how many threads compute. Without it
-// each process has as many as the host has cores, and processes that share the cores wait for threads that do not run.
-const threads = "OMP_NUM_THREADS"
+// The variables from which frameworks take how many threads compute: PyTorch, MXNet and the libraries of numbers below them;
+// TensorFlow; JAX. Without them each process has as many as the host has cores, and processes that share the cores wait for
+// threads that do not run. TensorFlow's other pool (TF_NUM_INTEROP_THREADS) runs operations that may wait for each other.
+var threads = []string{"OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"}
 
 // limitThreads gives a process on this host its part of the cores, unless the user has said how many threads it has.
 func (t *Task) limitThreads() {
-	if _, said := t.Env[threads]; !said && t.Sharing > 1 {
-		t.Env[threads] = strconv.Itoa(max(1, runtime.GOMAXPROCS(0)/t.Sharing)) // of the cores that this process may use
+	if t.Sharing <= 1 {
+		return
+	}
+	for _, name := range threads {
+		if _, said := t.Env[name]; !said {
+			t.Env[name] = strconv.Itoa(max(1, runtime.GOMAXPROCS(0)/t.Sharing)) // of the cores that this process may use
+		}
 	}
 }
 
-// threadsThere is the line of a script that does the same on another host.
+// threadsThere are the lines of a script that do the same on another host. nproc itself reads OMP_NUM_THREADS.
 func (t *Task) threadsThere() string {
 	if t.Sharing <= 1 {
 		return ""
 	}
-	return fmt.Sprintf("[ -n \"${%s+said}\" ] || export %s=$(($(nproc) > %d ? $(nproc) / %d : 1))\n", threads, threads, t.Sharing, t.Sharing)
+	const cores = "$(env -u OMP_NUM_THREADS nproc)"
+	var s strings.Builder
+	for _, name := range threads {
+		fmt.Fprintf(&s, "[ -n \"${%s+said}\" ] || export %s=$((%s > %d ? %s / %d : 1))\n", name, name, cores, t.Sharing, cores, t.Sharing)
+	}
+	return s.String()
 }
