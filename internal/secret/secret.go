@@ -106,7 +106,7 @@ func private(info fs.FileInfo, user int) error {
 // (XDG_RUNTIME_DIR) if there is one, else in the directory for temporary files. Batch systems and su hand on variables of
 // directories that are gone, or are another user's: these count as none.
 func RunDir(sessionDir string) string {
-	if writable(sessionDir) {
+	if info, err := os.Stat(sessionDir); err == nil && writable(sessionDir) && int(info.Sys().(*syscall.Stat_t).Uid) == os.Getuid() {
 		return filepath.Join(sessionDir, "paceline")
 	}
 	temporary := os.TempDir()
@@ -116,7 +116,7 @@ func RunDir(sessionDir string) string {
 	return filepath.Join(temporary, fmt.Sprintf("paceline-%d", os.Getuid()))
 }
 
-func writable(dir string) bool { return dir != "" && unix.Access(dir, unix.W_OK|unix.X_OK) == nil }
+func writable(dir string) bool { return unix.Access(dir, unix.W_OK|unix.X_OK) == nil }
 
 // Shared reads the secret in directory dir, which the user's processes on this machine share, and makes it if there is
 // none. Concurrent callers get the same secret: each writes its own to a temporary file and links that to the final

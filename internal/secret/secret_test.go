@@ -127,7 +127,16 @@ func TestRunDirectoriesThatCannotBeUsedCountAsNone(t *testing.T) {
 	session, temporary := t.TempDir(), t.TempDir()
 	t.Setenv("TMPDIR", temporary)
 	user := fmt.Sprintf("paceline-%d", os.Getuid())
+	others := t.TempDir()
+	if os.Getuid() == 0 { // who may write everywhere
+		if err := os.Chown(others, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+	} else if err := os.Chmod(others, 0o500); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct{ dir, want string }{
+		{others, filepath.Join(temporary, user)},
 		{session, filepath.Join(session, "paceline")},
 		{"", filepath.Join(temporary, user)},
 		{filepath.Join(session, "gone"), filepath.Join(temporary, user)},

@@ -24,15 +24,16 @@ func (t *Task) limitThreads() {
 	}
 }
 
-// threadsThere are the lines of a script that do the same on another host. nproc itself reads OMP_NUM_THREADS.
+// threadsThere are the lines of a script that do the same on another host, if it says how many cores it has.
 func (t *Task) threadsThere() string {
 	if t.Sharing <= 1 {
 		return ""
 	}
-	const cores = "$(env -u OMP_NUM_THREADS nproc)"
 	var s strings.Builder
+	s.WriteString("if paceline_cores=$(env -u OMP_NUM_THREADS nproc 2>/dev/null); then\n") // which nproc itself reads
 	for _, name := range threads {
-		fmt.Fprintf(&s, "[ -n \"${%s+said}\" ] || export %s=$((%s > %d ? %s / %d : 1))\n", name, name, cores, t.Sharing, cores, t.Sharing)
+		fmt.Fprintf(&s, "[ -n \"${%s+said}\" ] || export %s=$((paceline_cores > %d ? paceline_cores / %d : 1))\n", name, name, t.Sharing, t.Sharing)
 	}
+	s.WriteString("fi\n")
 	return s.String()
 }

@@ -1,5 +1,6 @@
 """Groups beside a default group of another backend, as trainings on GPUs have one for tensors in host memory."""
 
+import gc
 import sys
 from datetime import timedelta
 
@@ -7,6 +8,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import Backend
+
+import paceline.torch as hvd
+from paceline.common.engine import engine
 
 ours, devices = sys.argv[1], sys.argv[2]
 Backend.register_backend(
@@ -20,18 +24,33 @@ def total(group):
     return tensor[0].item()
 
 
+def refused(ranks, **how):
+    try:
+        dist.new_group(ranks, backend=devices, **how)
+        raise AssertionError("members alone have begun a world")
+    except dist.DistBackendError as e:
+        assert "Call new_group(backend=" in str(e), e
+
+
 store, rank, size = next(dist.rendezvous("env://"))
-for life in range(2):
+
+
+def begin(life):
     # Gloo finds its peers of an earlier life in a store that it has used before.
-    lives = dist.PrefixStore(f"life {life}", store)
-    dist.init_process_group("another", store=lives, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    if life == 0:
-        try:
-            dist.new_group([rank], backend=devices, use_local_synchronization=True)
-            raise AssertionError("members alone have begun a world")
-        except dist.DistBackendError as e:
-            assert "Call new_group(backend=" in str(e), e
+    own = dist.PrefixStore(f"life {life}", store)
+    dist.init_process_group("another", store=own, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+
+
+held = None
+for life in range(3):
+    begin(life)
+    refused([rank], use_local_synchronization=True)
     if ours == "paceline":  # which is not registered before a rank makes a group
+        for _ in range(2):
+            if rank < 2:
+                refused([0, 1])
+            else:
+                dist.new_group([0, 1], backend=devices)
         whole = dist.new_group(backend=devices)
         pair = dist.new_group([0, 1], backend=devices)
     else:
@@ -45,9 +64,19 @@ for life in range(2):
     backend = whole._get_backend(torch.device("cpu"))
     assert type(backend).__name__ == "PacelineBackend" and backend.getBackendName() == ours, backend
     dist.monitored_barrier(whole)
+    held = None  # of the life before: the engine runs for this one
+    gc.collect()
+    assert total(whole) == int("1" * size)
+    if life == 1:
+        held = dist.group.WORLD
     dist.destroy_process_group()
-    if life == 0:
-        from paceline.common.engine import engine
+    assert engine.is_initialized() == (held is not None)
 
-        assert not engine.is_initialized()
+hvd.init()  # the engine runs on all ranks already
+begin(3)
+pair = dist.new_group([0, 1], backend=devices)
+assert rank == 2 or total(pair) == 11
+dist.destroy_process_group()
+hvd.barrier()
+hvd.shutdown()
 print(f"rank {rank} is done\n", end="")

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Backend
 
+from paceline.torch.distributed import worlds
+
 NAME = "paceline"
 # Backends whose place it can take: those for tensors in host memory.
 _REPLACEABLE = ("gloo",)
@@ -30,15 +32,13 @@ def take_over(names: str) -> None:
         if name not in _REPLACEABLE:
             raise ValueError(f"PACELINE_TAKEOVER={names!r}: allowed are {', '.join(_REPLACEABLE)}, separated by commas")
         _register(name)
+        worlds.install()
 
 
 def _register(name: str) -> None:
     # Of a custom type: to backends of Gloo's type PyTorch talks as to its own class.
     Backend.register_backend(name, _maker(name), extended_api=True, devices=["cpu", "cuda"])
-    from paceline.torch.distributed import worlds
-
     worlds.names.add(name)
-    worlds.install()
 
 
 def _maker(name: str) -> Callable[[Any, Any], Any]:

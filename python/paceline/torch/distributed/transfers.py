@@ -57,9 +57,8 @@ class Transfers(Operations):
         for output, input in pairs:
             size, each = self._group.size, input.numel()
             if isinstance(output, list):
-                if any(t.numel() != each for t in output):
-                    counts = [t.numel() for t in output]
-                    raise ValueError(f"{what}: outputs of {counts} elements, where each rank gives {each}")
+                if (counts := [t.numel() for t in output]) != [each] * size:
+                    raise ValueError(f"{what}: outputs of {counts} elements, where {size} ranks give {each} each")
             elif output.numel() != size * each:
                 raise ValueError(
                     f"{what}: an output of {output.numel()} elements, where {size} ranks give {each} each, "

@@ -23,6 +23,7 @@ def begin(store: Store, rank: int, size: int) -> Any:
     from paceline.common.engine import engine
     from paceline.torch.distributed import ddp, group, job, stand_in
 
+    _leave_earlier()
     world = job.World(store, rank, size)
     group.forget()
     ddp.install_builtin()
@@ -38,11 +39,14 @@ def beside(ranks: Sequence[int], name: str, all_call: bool = False) -> None:
     ranks, name: of the new group's members, and of its backend. all_call: whether all ranks call this, or members only.
     Raises DistBackendError where ranks would be missing.
     """
+    from paceline.common.engine import engine
+
     default = distributed_c10d._get_default_group()
     backend, store = distributed_c10d._world.pg_map[default]
     if default in _worlds or _ours(backend):
         return
-    if not all_call and len(ranks) < default.size():
+    _leave_earlier()
+    if not all_call and len(ranks) < default.size() and not engine.is_initialized():
         raise DistBackendError(
             f"the default group has the backend {str(backend)!r}: all ranks start Paceline's engine together, with the"
             f" first group of backend {name!r}, and this one has ranks {list(ranks)} alone. Call"
@@ -50,6 +54,14 @@ def beside(ranks: Sequence[int], name: str, all_call: bool = False) -> None:
         )
     world = _worlds[default] = begin(store, default.rank(), default.size())
     weakref.finalize(default, world.leave).atexit = False  # the engine ends by itself then
+
+
+def _leave_earlier() -> None:
+    """Leaves the worlds of default groups that were destroyed, to which somebody has kept a reference."""
+    for default, world in list(_worlds.items()):
+        if default not in distributed_c10d._world.pg_map:
+            world.leave()
+            del _worlds[default]
 
 
 @functools.cache
