@@ -135,6 +135,8 @@ func TestProcessesOfAHostShareItsCores(t *testing.T) {
 	if err := os.WriteFile(bin+"/nproc", []byte("#!/bin/sh\necho ${OMP_NUM_THREADS:-8}\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	names := []string{"OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"}
+	there := "env -u " + strings.Join(names, " -u ") + " ON={host}"
 	for _, c := range []struct{ args, env, want string }{
 		{"-np 1", "", "here all all all"},
 		{"-np 2", "", "here 3 3 3"},
@@ -148,11 +150,11 @@ func TestProcessesOfAHostShareItsCores(t *testing.T) {
 		{"-H there:2", "OMP_NUM_THREADS=5", "there 5 4 4"},
 		{"-H there:2", "NPROC=5", "there 4 4 5"},
 	} {
-		args := append([]string{"run", "--network-interfaces", "lo", "--remote-shell", "env -u OMP_NUM_THREADS -u TF_NUM_INTRAOP_THREADS -u NPROC ON={host}"}, strings.Fields(c.args)...)
+		args := append([]string{"run", "--network-interfaces", "lo", "--remote-shell", there}, strings.Fields(c.args)...)
 		cmd := command(t, append(args, "sh", "-c", "echo ${ON-here} ${OMP_NUM_THREADS-all} ${TF_NUM_INTRAOP_THREADS-all} ${NPROC-all}")...)
 		cmd.Env = slices.DeleteFunc(cmd.Env, func(v string) bool {
 			name, _, _ := strings.Cut(v, "=")
-			return slices.Contains([]string{"OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"}, name)
+			return slices.Contains(names, name)
 		})
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=6", "PATH="+bin+":"+os.Getenv("PATH"), cmp.Or(c.env, "NOTHING="))
 		r := run(t, cmd)

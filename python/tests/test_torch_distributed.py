@@ -15,6 +15,11 @@ SCRIPTS = Path(__file__).parent / "torch_distributed"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
 
 
+def standalone(ranks):
+    """torchrun, which finds a port itself."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+
+
 def run(argv, **env):
     done = subprocess.run(
         [*map(str, argv)],
@@ -76,9 +81,8 @@ def test_groups_match_though_ranks_have_made_other_groups_before(port):
     "ours, devices", [("paceline", "paceline"), ("gloo", "gloo"), ("gloo", "cpu:gloo,cuda:another")]
 )
 def test_groups_beside_a_default_group_of_another_backend(ours, devices):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     takeover = {"PACELINE_TAKEOVER": "gloo"} if ours == "gloo" else {}
-    said = run([*torchrun, SCRIPTS / "beside.py", ours, devices], **takeover)
+    said = run([*standalone(3), SCRIPTS / "beside.py", ours, devices], **takeover)
     assert said == [f"rank {rank} is done" for rank in range(3)]
 
 
@@ -86,8 +90,7 @@ def test_groups_of_every_kind_give_what_gloo_gives(port):
     """Also under PyTorch's own checks of collectives, where the script names the ranks' meeting place."""
 
     def groups(backend, *where, **env):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-        return run([*torchrun, SCRIPTS / "groups.py", backend, *where], **env)
+        return run([*standalone(4), SCRIPTS / "groups.py", backend, *where], **env)
 
     gloo = groups("gloo")
     assert len(gloo) == 4 * 8
@@ -97,8 +100,7 @@ def test_groups_of_every_kind_give_what_gloo_gives(port):
 
 def test_compiled_models_have_the_bits_that_gloo_gives():
     def trained(*arguments):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        digests = run([*torchrun, SCRIPTS / "compiled.py", *arguments])
+        digests = run([*standalone(2), SCRIPTS / "compiled.py", *arguments])
         assert len(digests) == 2 and len(set(digests)) == 1, digests
         return digests[0]
 
@@ -148,8 +150,7 @@ def test_distributed_data_parallel_says_which_rank_was_killed(port, way):
 
 
 def test_built_in_hooks_and_uneven_inputs_give_gradients_of_gloo():
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    gloo, paceline = (sorted(run([*torchrun, SCRIPTS / "hooks.py", backend])) for backend in ("gloo", "paceline"))
+    gloo, paceline = (sorted(run([*standalone(2), SCRIPTS / "hooks.py", backend])) for backend in ("gloo", "paceline"))
     assert gloo == paceline == ["rank 0 [1.5, 1.5, 1.5, 1.5]", "rank 1 [1.5, 1.5, 1.5, 1.0, 1.0, 1.5, 2.0, 2.0]"]
 
 
@@ -173,8 +174,7 @@ def test_training_gives_the_bits_of_gloo(port, tmp_path):
 
 
 def test_buckets_are_summed_in_place_and_give_the_bits_of_gloo():
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    gloo, paceline = (run([*torchrun, SCRIPTS / "buckets.py", backend]) for backend in ("gloo", "paceline"))
+    gloo, paceline = (run([*standalone(2), SCRIPTS / "buckets.py", backend]) for backend in ("gloo", "paceline"))
     assert len(gloo) == 2 * 10 and paceline == gloo
 
 
@@ -189,8 +189,7 @@ def test_codecs_for_distributed_data_parallel(port, way, env):
 
 def test_training_with_a_codec_goes_on_from_a_checkpoint_as_if_it_had_not_ended(tmp_path):
     def trained(way):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        (digest,) = set(run([*torchrun, SCRIPTS / "checkpoint.py", tmp_path, way]))
+        (digest,) = set(run([*standalone(2), SCRIPTS / "checkpoint.py", tmp_path, way]))
         return digest
 
     whole = trained("whole")

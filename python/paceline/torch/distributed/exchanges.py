@@ -10,7 +10,7 @@ import torch
 from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.torch.distributed.memory import Memory, flat, kind_of
-from paceline.torch.distributed.operations import Operations, Tensors, one_for_each, one_tensor
+from paceline.torch.distributed.operations import Operations, Tensors, equal_sizes, one_for_each, one_tensor
 from paceline.torch.distributed.work import PacelineWork
 
 
@@ -22,8 +22,7 @@ class Exchanges(Operations):
         one_tensor("gather", inputs)
         group, root, m = self._group, self._peer("gather", options.rootRank), Memory(inputs[0])
         into = one_for_each("gather", outputs[0], group) if root == group.rank else []
-        if any(t.numel() != inputs[0].numel() for t in into):
-            raise ValueError("gather: outputs of other sizes than the input")
+        equal_sizes("gather", "outputs", into, inputs[0].numel())
         dtype, count = kind_of(m.host)
         splits = [count if r == root else 0 for r in range(group.size)]
 
@@ -39,8 +38,7 @@ class Exchanges(Operations):
         output = outputs[0]
         if root == group.rank:
             parts = one_for_each("scatter", inputs[0], group)
-            if any(t.numel() != output.numel() for t in parts):
-                raise ValueError("scatter: inputs of other sizes than the output")
+            equal_sizes("scatter", "inputs", parts, output.numel())
             m = Memory(torch.cat([t.detach().reshape(-1) for t in parts]))
         else:
             m = Memory(output.new_empty(0))

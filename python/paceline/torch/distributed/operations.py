@@ -92,6 +92,12 @@ def one_for_each(what: str, tensors: Tensors, group: Group) -> list[torch.Tensor
     return list(tensors)
 
 
+def equal_sizes(what: str, which: str, tensors: Tensors, each: int) -> None:
+    """Raises ValueError where one of the tensors has not as many elements as each rank gives or gets."""
+    if any(t.numel() != each for t in tensors):
+        raise ValueError(f"{what}: {which} of {[t.numel() for t in tensors]} elements, where each rank has {each}")
+
+
 def storing(memory: Sequence[Memory]) -> Any:
     """What gives tensors that are copied their results; None where none is."""
     copied = [m for m in memory if m.host is not m.tensor]

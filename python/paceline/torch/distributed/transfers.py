@@ -9,7 +9,15 @@ import torch
 
 from paceline.common import abi
 from paceline.torch.distributed.memory import Memory, kind_of
-from paceline.torch.distributed.operations import Operations, Tensors, copied, one_for_each, one_tensor, storing
+from paceline.torch.distributed.operations import (
+    Operations,
+    Tensors,
+    copied,
+    equal_sizes,
+    one_for_each,
+    one_tensor,
+    storing,
+)
 from paceline.torch.distributed.work import PacelineWork
 
 
@@ -31,14 +39,16 @@ class Transfers(Operations):
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, options: Any) -> PacelineWork:
         """Gives every rank the tensors of all."""
         one_tensor("all_gather", inputs)
-        return self._all_gather(
-            "all_gather", [(one_for_each("all_gather", outputs[0], self._group), inputs[0])], options
-        )
+        pair = one_for_each("all_gather", outputs[0], self._group), inputs[0]
+        return self._all_gather("all_gather", [pair], options)
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, options: Any) -> PacelineWork:
         """Several at once; each list of outputs is one rank's."""
-        pairs = [([outputs[i] for outputs in output_lists], t) for i, t in enumerate(inputs)]
-        return self._all_gather("all_gather_coalesced", pairs, options)
+        what = "all_gather_coalesced"
+        pairs = [
+            (one_for_each(what, [outputs[i] for outputs in output_lists], self._group), t) for i, t in enumerate(inputs)
+        ]
+        return self._all_gather(what, pairs, options)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, options: Any) -> PacelineWork:
         """Gives every rank the tensors of all, one after the other in one tensor."""
@@ -57,8 +67,7 @@ class Transfers(Operations):
         for output, input in pairs:
             size, each = self._group.size, input.numel()
             if isinstance(output, list):
-                if (counts := [t.numel() for t in output]) != [each] * size:
-                    raise ValueError(f"{what}: outputs of {counts} elements, where {size} ranks give {each} each")
+                equal_sizes(what, "outputs", output, each)
             elif output.numel() != size * each:
                 raise ValueError(
                     f"{what}: an output of {output.numel()} elements, where {size} ranks give {each} each, "

@@ -6,20 +6,23 @@ import functools
 import inspect
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistBackendError, ProcessGroup, distributed_c10d
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
+if TYPE_CHECKING:
+    from paceline.torch.distributed.job import World
+
 # The names under which the backend is registered.
 names: set[str] = set()
 # The worlds of default groups that have another backend.
-_worlds: weakref.WeakKeyDictionary[ProcessGroup, Any] = weakref.WeakKeyDictionary()
+_worlds: weakref.WeakKeyDictionary[ProcessGroup, World] = weakref.WeakKeyDictionary()
 
 
-def begin(store: Store, rank: int, size: int) -> Any:
-    """The world of a default group (job.World), in which the engine runs. All ranks of the group call this."""
+def begin(store: Store, rank: int, size: int) -> World:
+    """The world of a default group, in which the engine runs. All ranks of the group call this."""
     from paceline.common.engine import engine
     from paceline.torch.distributed import ddp, group, job, stand_in
 
