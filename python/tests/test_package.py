@@ -1,10 +1,12 @@
 """The package itself: importing, its version, and its substitute for the package horovod."""
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import textwrap
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,22 @@ def test_versions_agree():
     assert abi.library().pl_version().decode() == paceline.__version__
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = paceline.nonsense
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.name)
+def test_extras_install_what_an_example_imports(example):
+    extras = {re.split(r"[^\w-]", r)[0] for r in metadata.requires("paceline") or [] if "extra ==" in r}
+    distributions = metadata.packages_distributions()
+    for node in ast.walk(ast.parse(example.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in (
+            {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"paceline"} - {e.stem for e in EXAMPLES}
+        ):
+            assert extras & {name, *distributions.get(name, [])}, f"no extra installs {name}"
 
 
 def test_a_missing_library_is_an_error_that_names_its_path():
