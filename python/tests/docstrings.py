@@ -1,5 +1,8 @@
 """What the docstrings of a framework's module must say."""
 
+import inspect
+import re
+
 # How the names of operations on tensors end, and of what else can fail.
 OPERATIONS = ("reduce", "gather", "cast", "alltoall", "scatter")
 OTHERS = ("join", "barrier", "poll", "synchronize", "declare", "init", "load_model", "Tape", "Trainer")
@@ -8,11 +11,19 @@ OTHERS += ("_process_set", "Optimizer", "_optimizer", "SyncBatchNorm", "SyncBatc
 
 
 def check_docstrings(module, operations):
-    """Every name says which errors it raises, and operations, of which there are so many, the shapes that they take."""
+    """Every name says which errors it raises; operations, of which there are so many, the shapes that they take too.
+
+    Each argument of an operation is in its docstring, or this refers to another operation's.
+    """
     said = {name: getattr(module, name).__doc__ or "" for name in module.__all__}
     kinds = {name: name.rstrip("_").removesuffix("_async") for name in said if name[0].islower()}
     taking = [name for name, kind in kinds.items() if kind.endswith(OPERATIONS)]
     assert len(taking) == operations, taking
     assert [name for name in taking if "shape" not in said[name].lower() and "as of" not in said[name]] == []
+    arguments = {
+        name: set(inspect.signature(getattr(module, name)).parameters) - {"tensor", "tensors"} for name in taking
+    }
+    untold = {name: {a for a in arguments[name] if not re.search(rf"\b{a}\b", said[name])} for name in taking}
+    assert {name: untold[name] for name in taking if untold[name] and not re.search("`[a-z_]+`", said[name])} == {}
     failing = taking + [name for name in said if callable(getattr(module, name)) and name.endswith(OTHERS)]
     assert [name for name in failing if "raises" not in said[name].lower()] == []

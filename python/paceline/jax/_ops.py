@@ -1,16 +1,5 @@
 """The operations: outside of programs, under jax.jit, jax.grad and jax.vmap.
 
-Common arguments
-    tensor: an array, or a pytree of arrays, which are exchanged together. What is no array is converted to one.
-    name: identifies the operation on all ranks; the arrays of a pytree are name.0, name.1 and so on. Operations match
-        in the order of the program, so that a name matters only for errors, the timeline, patterns of settings, and
-        codecs with a residual.
-    op: Average (default), Sum, Adasum, Min, Max, Product. average: deprecated, True for Average and False for Sum.
-    prescale_factor, postscale_factor: multiply each rank's array, and the result.
-    compression: Compression.fp16 or a compressor of your own, or a codec of the engine, such as
-        Compression.topk(0.01) or "int8". Default: PACELINE_COMPRESSION.
-    process_set: the ranks that take part. Roots of broadcasts are global ranks nevertheless.
-
 Every rank starts the same operations in the same order: a jitted function is a part of the program on every rank, or on
 none. In one, shapes are known before it runs: allgather needs the same shape on all ranks, and alltoall equal parts.
 
@@ -151,6 +140,16 @@ def allreduce(
 ) -> Tree:
     """Reduces an array, or each array of a pytree, over all ranks. The result has the same shapes and types.
 
+    tensor: an array, or a pytree of arrays, which are exchanged together. What is no array is converted to one.
+    op: Average (default), Sum, Adasum, Min, Max or Product. average: deprecated, True for Average and False for Sum.
+    prescale_factor, postscale_factor: multiply each rank's array, and the result.
+    compression: Compression.fp16 or a compressor of your own, or a codec of the engine, such as
+        Compression.topk(0.01) or "int8". Default: PACELINE_COMPRESSION.
+    name: identifies the operation on all ranks; the arrays of a pytree are name.0, name.1 and so on. Operations match
+        in the order of the program, so that a name matters only for errors, the timeline, patterns of settings, and
+        codecs with a residual.
+    process_set: the ranks that take part.
+
     Backward reduces the gradients in the same way. Adasum of integers is an error.
 
     Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
@@ -233,8 +232,8 @@ def _gathered(call: Call, arrays: Sequence[Any]) -> tuple[Any, ...]:
 def allgather(tensor: Tree, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tree:
     """Concatenates all ranks' arrays along the first dimension, in rank order.
 
-    Outside of jax.jit the first dimension of the shape may differ between ranks; the others may not. Backward averages
-    the gradients over the ranks, and cuts them to this rank's rows.
+    Arguments are those of `allreduce`. Outside of jax.jit the first dimension of the shape may differ between ranks;
+    the others may not. Backward averages the gradients over the ranks, and cuts them to this rank's rows.
 
     Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
     JaxRuntimeError) if ranks gave different shapes, types or operations, or a rank is lost.
@@ -282,6 +281,7 @@ def broadcast(
 ) -> Tree:
     """Returns root_rank's array, or its arrays of a pytree. Shapes and types are the same on all ranks.
 
+    root_rank: a global rank, within a process set too. The other arguments are those of `allreduce`.
     Backward gives the root the average of the gradients, and the others zeros.
 
     Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
@@ -355,7 +355,7 @@ def alltoall(
 
     splits: rows for each rank of the set; None for equal parts. With splits, which jax.jit does not allow, the result
     is (array, rows received from each rank). Only the first dimension of the shape may differ between ranks. Backward
-    sends the gradients of the rows back.
+    sends the gradients of the rows back. name and process_set are those of `allreduce`.
 
     Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
     JaxRuntimeError) if ranks gave different shapes, types or operations, or a rank is lost.
@@ -443,7 +443,8 @@ def reducescatter(
     """Reduces an array, or each array of a pytree, over all ranks and returns this rank's part of its rows.
 
     Rows are shared evenly; if their number is no multiple of the ranks', the lower ranks get one more. Shapes are the
-    same on all ranks. Backward gathers all ranks' gradients. Adasum is an error.
+    same on all ranks. Backward gathers all ranks' gradients. Adasum is an error. The other arguments are those of
+    `allreduce`.
 
     Raises ValueError for wrong arguments, types and trees without arrays; HorovodInternalError (in a program
     JaxRuntimeError) if ranks gave different shapes, types or operations, or a rank is lost.

@@ -5,16 +5,6 @@ ready, and what uses the result waits for it. An operation that fails raises mxn
 engine's message, as every failed operation of MXNet does. allgather and alltoall, whose results have a shape that no
 rank knows before, wait, and raise HorovodInternalError.
 
-Common arguments
-    tensor: a dense NDArray; one that is not on a CPU is copied to it and back.
-    name: identifies the operation on all ranks. Operations without one match in the order in which ranks call them.
-    op: Average (default), Sum, Adasum, Min, Max, Product. average: deprecated, True for Average and False for Sum.
-    priority: the higher leaves first, as in MXNet.
-    prescale_factor, postscale_factor: multiply each rank's array, and the result.
-    process_set: the ranks that participate. Roots of broadcasts are global ranks nevertheless.
-    compression: a codec of the engine, such as `Compression.int8()`. sync: a synchronisation model. Both for allreduce.
-
-Raises ValueError for wrong arguments.
 """
 
 from __future__ import annotations
@@ -208,6 +198,14 @@ def allreduce(
 ) -> Any:
     """Returns a new array, the reduction of all ranks' arrays, of the same shape and type as each. Does not wait.
 
+    tensor: a dense NDArray; one that is not on a CPU is copied to it and back.
+    op: Average (default), Sum, Adasum, Min, Max or Product. average: deprecated, True for Average and False for Sum.
+    name: identifies the operation on all ranks. Operations without one match in the order in which ranks call them.
+    priority: the higher leaves first, as in MXNet.
+    prescale_factor, postscale_factor: multiply each rank's array, and the result.
+    process_set: the ranks that take part.
+    compression: a codec of the engine, such as `Compression.int8()`. sync: a synchronisation model.
+
     Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
     different shapes, types or operators, or a rank is lost.
     """
@@ -249,6 +247,8 @@ def grouped_allreduce(
     sync: Any = None,
 ) -> list[Any]:
     """Returns a list of new arrays of the same shapes, the reductions of several. Each begins when its array is ready.
+
+    name: the arrays are name.0, name.1 and so on. The other arguments are those of `allreduce`.
 
     Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
     different shapes, types or operators, or a rank is lost.
@@ -295,6 +295,8 @@ def allgather(
 ) -> Any:
     """Returns the ranks' arrays one after the other along the first dimension, in which alone shapes may differ. Waits.
 
+    Arguments are those of `allreduce`.
+
     Raises ValueError for wrong arguments, types and sparse arrays; HorovodInternalError if the arrays' other dimensions
     or types differ between ranks, or a rank is lost.
     """
@@ -323,6 +325,8 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Returns a new array, root_rank's, whose shape and type each rank's array has. Does not wait.
+
+    root_rank: a global rank, within a process set too. The other arguments are those of `allreduce`.
 
     Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
     different shapes, types or operators, or a rank is lost.
@@ -360,7 +364,8 @@ def alltoall(
     """Sends each rank some rows, and returns those received, in rank order. Waits.
 
     splits: rows for each rank, an NDArray or a list; None: equal parts. With it the result is a pair, with the rows
-    received from each rank, an int32 array. Only the first dimension of the shape may differ between ranks.
+    received from each rank, an int32 array. Only the first dimension of the shape may differ between ranks. The other
+    arguments are those of `allreduce`.
 
     Raises ValueError for wrong arguments, types and sparse arrays; HorovodInternalError if the arrays' other dimensions
     or types differ between ranks, or a rank is lost.
@@ -389,6 +394,8 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Any:
     """Returns this rank's rows of the reduction of arrays of one shape: as many each, the first ranks one more.
+
+    Arguments are those of `allreduce`.
 
     Raises ValueError for wrong arguments, types and sparse arrays; MXNetError, where the result is used, if ranks gave
     different shapes, types or operators, or a rank is lost.
