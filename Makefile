@@ -92,10 +92,10 @@ $(addprefix test-,$(FRAMEWORKS)): test-%: build/%$(addprefix -,$(VERSION))/.inst
 	$(<D)/bin/python -m pytest python/tests/frameworks/test_$*.py
 
 # Not among the frameworks: these bring PyTorch with them, gigabytes.
-## make test-torch     Horovod's API for PyTorch, with 2 and 4 ranks, in an environment of its own, for VERSION
+## make test-torch     PyTorch: Horovod's API with 2 and 4 ranks, torch.distributed; in an environment of its own, for VERSION
 .PHONY: test-torch
 test-torch: build/torch$(addprefix -,$(VERSION))/.installed
-	PATH=$(CURDIR)/$(<D)/bin:$$PATH $(<D)/bin/python -m pytest python/tests/test_ranks.py
+	PATH=$(CURDIR)/$(<D)/bin:$$PATH $(<D)/bin/python -m pytest python/tests/test_ranks.py python/tests/test_torch_distributed.py
 
 ## make test-torch-libraries Lightning, Accelerate, Transformers and Ray Train over the torch.distributed backend, beside Gloo
 .PHONY: test-torch-libraries

@@ -61,6 +61,6 @@ def _check_version() -> None:
         Backend, "_ensure_backend_registered"
     ):
         raise ImportError(
-            f"the torch.distributed backend of Paceline needs PyTorch 2.15 or newer, and this is {torch.__version__}: "
+            f"the torch.distributed backend of Paceline needs PyTorch 2.14 or newer, and this is {torch.__version__}: "
             "use Horovod's API (import paceline.torch as hvd), which works with PyTorch 2.1 and newer"
         )
