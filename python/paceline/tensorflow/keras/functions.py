@@ -27,7 +27,7 @@ def allreduce(
     """Reduces a value over all ranks. Returns a number, or a NumPy array of the value's shape.
 
     value: a number, an array or a tensor, of the same shape and type on all ranks. The other arguments are those of
-        paceline.tensorflow.allreduce.
+        `paceline.tensorflow.allreduce`.
 
     Raises as paceline.tensorflow.allreduce does: HorovodInternalError, on every rank, if ranks gave different shapes or
     types, one gave nothing in time or a peer is lost.
@@ -48,7 +48,7 @@ def allreduce(
 def allgather(value: Any, name: str | None = None) -> Any:
     """Concatenates all ranks' arrays along the first dimension, in rank order. Returns a NumPy array.
 
-    value: of shape [rows, ...], in which rows may differ between ranks.
+    value: of shape [rows, ...], in which rows may differ between ranks. name: as of `allreduce`.
 
     Raises as paceline.tensorflow.allgather does: HorovodInternalError, on every rank, if ranks gave different shapes or
     types, one gave nothing in time or a peer is lost.
@@ -58,6 +58,8 @@ def allgather(value: Any, name: str | None = None) -> Any:
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Returns root_rank's value: a number, or a NumPy array of its shape, which the other ranks' values have too.
+
+    value: a number, an array or a tensor. root_rank: a global rank. name: as of `allreduce`.
 
     Raises as paceline.tensorflow.broadcast does: HorovodInternalError, on every rank, if ranks gave different shapes or
     types, one gave nothing in time or a peer is lost.
@@ -69,7 +71,7 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
     """Reduces an array over all ranks and returns this rank's part of its rows, a NumPy array.
 
     value: of shape [rows, ...], the same on all ranks. If the number of rows is no multiple of the ranks', the lower
-        ranks get one more.
+        ranks get one more. name, op: as of `allreduce`.
 
     Raises as paceline.tensorflow.reducescatter does: HorovodInternalError, on every rank, if ranks gave different
     shapes or types, one gave nothing in time or a peer is lost.
