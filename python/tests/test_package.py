@@ -32,6 +32,7 @@ NAMES = [
     "functions", "mpi_ops", "optimizer", "sync_batch_norm",
 ]
 # fmt: on
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
 def python(code, **env):
@@ -62,20 +63,20 @@ def test_versions_agree():
         _ = paceline.nonsense
 
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+def imported(script):
+    """The packages that a script imports."""
+    nodes = list(ast.walk(ast.parse(script.read_text())))
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {module.split(".")[0] for module in modules}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.name)
 def test_extras_install_what_an_example_imports(example):
     extras = {re.split(r"[^\w-]", r)[0] for r in metadata.requires("paceline") or [] if "extra ==" in r}
     distributions = metadata.packages_distributions()
-    for node in ast.walk(ast.parse(example.read_text())):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        for name in (
-            {n.split(".")[0] for n in names} - sys.stdlib_module_names - {"paceline"} - {e.stem for e in EXAMPLES}
-        ):
-            assert extras & {name, *distributions.get(name, [])}, f"no extra installs {name}"
+    others = imported(example) - sys.stdlib_module_names - {"paceline"} - {e.stem for e in EXAMPLES}
+    assert [name for name in others if not extras & {name, *distributions.get(name, [])}] == []
 
 
 def test_a_missing_library_is_an_error_that_names_its_path():

@@ -9,9 +9,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import torch
 from jobs import HANG_S, clean_environment
 
-pytest.importorskip("torch", "2.14", reason="older releases have no backends in Python")
+pytestmark = pytest.mark.skipif(torch.__version__ < (2, 14), reason="older PyTorch has no backends in Python")
 
 SCRIPTS = Path(__file__).parent / "torch_distributed"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
@@ -95,7 +96,7 @@ def test_groups_of_every_kind_give_what_gloo_gives(port):
         return run([*standalone(4), SCRIPTS / "groups.py", backend, *where], **env)
 
     gloo = groups("gloo")
-    assert len(gloo) >= 4 * 6
+    assert len(gloo) == 4 * (8 if torch.__version__ >= (2, 15) else 6)  # 2.14 splits no groups for tensors on the CPU
     assert groups("paceline") == gloo
     assert groups("paceline", f"tcp://127.0.0.1:{port}", TORCH_DISTRIBUTED_DEBUG="DETAIL") == gloo
 

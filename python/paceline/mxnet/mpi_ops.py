@@ -4,7 +4,6 @@ allreduce, broadcast and reducescatter are operations of MXNet's engine: they re
 ready, and what uses the result waits for it. An operation that fails raises mxnet.base.MXNetError there, with the
 engine's message, as every failed operation of MXNet does. allgather and alltoall, whose results have a shape that no
 rank knows before, wait, and raise HorovodInternalError.
-
 """
 
 from __future__ import annotations

@@ -1,13 +1,6 @@
 """The operations. Arguments, defaults and results are Horovod's; they run eagerly and in graphs, and carry gradients.
 
-Common arguments
-    tensor: a dense tf.Tensor, on any device; on others than CPUs TensorFlow copies it. Variables are read.
-    name: identifies the operation on all ranks. Without one, operations in a graph have the name of their place in it,
-        and eager operations match in the order in which ranks run them.
-    op: Average (default), Sum, Adasum, Min, Max, Product. average: deprecated, True for Average and False for Sum.
-    prescale_factor, postscale_factor: multiply each rank's tensor, and the result.
-    process_set: the ranks that participate. Roots of broadcasts are global ranks nevertheless.
-    device_dense, device_sparse, ignore_name_scope: Horovod's, without effect.
+Tensors may be on any device; on others than CPUs TensorFlow copies them. Variables are read.
 
 Common errors: ValueError for wrong arguments, tf.errors.InvalidArgumentError for what the engine refuses. Where ranks
 submitted different shapes, types or operations, if one did not submit in time or a peer is lost:

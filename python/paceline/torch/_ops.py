@@ -1,8 +1,7 @@
 """The operations that wait. Those that return new tensors carry gradients, by Horovod's definitions.
 
 A gradient is that of the losses' average over the ranks: where each rank's loss depends on gathered or broadcast
-values, backward averages the ranks' gradients of them. Arguments, defaults and errors are those of
-paceline.torch._ops_async.
+values, backward averages the ranks' gradients of them. Defaults and errors are those of paceline.torch._ops_async.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """The operations that return a handle. Arguments, defaults and results are Horovod's.
 
-Common arguments
-    tensor: any dense tensor. All but contiguous CPU tensors are copied to host memory and back. In-place forms write
-        the result into it, whatever its strides and device.
-    name: identifies the operation on all ranks, which may submit named operations in different orders. Unnamed
-        operations match in the order of their submission.
-    op: Average (default), Sum, Adasum, Min, Max, Product. average: deprecated, True for Average and False for Sum.
-    prescale_factor, postscale_factor: multiply each rank's tensor, and the result.
-    process_set: the ranks that participate. Roots of broadcasts are global ranks nevertheless.
+All but contiguous CPU tensors are copied to host memory and back. In-place forms write the result into the tensor,
+whatever its strides and device. Ranks may submit named operations in different orders.
 
 Common errors: ValueError for wrong arguments and for a name that is in flight on this rank; HorovodInternalError for
 what Horovod's background thread finds, such as an operator or a shape that the operation does not take, and from
