@@ -12,7 +12,7 @@ import pytest
 import torch
 from jobs import HANG_S, clean_environment
 
-pytestmark = pytest.mark.skipif(torch.__version__ < (2, 14), reason="older PyTorch has no backends in Python")
+pytestmark = pytest.mark.skipif(torch.__version__ < "2.7", reason="older PyTorch has no backends in Python")
 
 SCRIPTS = Path(__file__).parent / "torch_distributed"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
@@ -84,9 +84,33 @@ def test_groups_match_though_ranks_have_made_other_groups_before(port):
     "ours, devices", [("paceline", "paceline"), ("gloo", "gloo"), ("gloo", "cpu:gloo,cuda:another")]
 )
 def test_groups_beside_a_default_group_of_another_backend(ours, devices):
+    if "," in devices and torch.__version__ < "2.14":
+        pytest.skip("a group with Paceline has no other backend")
     takeover = {"PACELINE_TAKEOVER": "gloo"} if ours == "gloo" else {}
     said = run([*standalone(3), SCRIPTS / "beside.py", ours, devices], **takeover)
     assert said == [f"rank {rank} is done" for rank in range(3)]
+
+
+@pytest.mark.skipif(torch.__version__ >= "2.14", reason="groups have a backend for each kind of device")
+def test_groups_with_two_backends_before_pytorch_2_14(port):
+    """Ours alone is their backend. A takeover leaves them, and says so."""
+    begin = (
+        "import paceline.torch.distributed; from torch.distributed import *;"
+        " distributed_c10d.Backend.register_backend('another', ProcessGroupGloo, devices=['cuda']);"
+        f" init_process_group('cpu:%s,cuda:another', init_method='tcp://127.0.0.1:{port}', rank=0, world_size=1);"
+        " print(type(distributed_c10d._get_default_group()).__name__)"
+    )
+    taken, named = (
+        subprocess.run(
+            [sys.executable, "-c", begin % backend],
+            env=clean_environment() | {"PACELINE_TAKEOVER": "gloo"},
+            capture_output=True,
+            text=True,
+        )
+        for backend in ("gloo", "paceline")
+    )
+    assert taken.stdout == "ProcessGroup\n" and "leaves groups with 'cpu:gloo,cuda:another'" in taken.stderr
+    assert named.returncode == 1 and "has no other one: make a group with each" in named.stderr
 
 
 def test_groups_of_every_kind_give_what_gloo_gives(port):
@@ -96,7 +120,7 @@ def test_groups_of_every_kind_give_what_gloo_gives(port):
         return run([*standalone(4), SCRIPTS / "groups.py", backend, *where], **env)
 
     gloo = groups("gloo")
-    assert len(gloo) == 4 * (8 if torch.__version__ >= (2, 15) else 6)  # 2.14 splits no groups for tensors on the CPU
+    assert len(gloo) == 4 * (8 if torch.__version__ >= (2, 15) else 6)  # before, none is split for tensors on the CPU
     assert groups("paceline") == gloo
     assert groups("paceline", f"tcp://127.0.0.1:{port}", TORCH_DISTRIBUTED_DEBUG="DETAIL") == gloo
 
@@ -256,15 +280,12 @@ def said_by(code, **env):
 
 def test_import_torch_loads_nothing_of_paceline():
     code = "import sys, torch; print(sorted(m for m in sys.modules if m.startswith('paceline')))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=clean_environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "['paceline_takeover']"
+    assert said_by(code) == "['paceline_takeover']"
 
 
 @pytest.mark.parametrize("names", ["", "gloo"])
 def test_taking_over_needs_no_import(names):
-    code = "from torch.distributed import Backend, BackendConfig as c; c('gloo'); "
-    code += "print(Backend._plugins['GLOO'].creator_fn.__module__)"
-    ours = "paceline.torch.distributed.takeover"
-    assert said_by(code, PACELINE_TAKEOVER=names) == (ours if names else "torch.distributed.distributed_c10d")
+    code = "import torch, torch.distributed as dist; "
+    code += "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1); "
+    code += "print(type(dist.group.WORLD._get_backend(torch.device('cpu'))).__name__)"
+    assert said_by(code, PACELINE_TAKEOVER=names) == ("PacelineBackend" if names else "ProcessGroupGloo")

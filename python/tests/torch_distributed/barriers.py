@@ -3,6 +3,7 @@
 import re
 from datetime import timedelta
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 

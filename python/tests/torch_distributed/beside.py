@@ -4,6 +4,7 @@ import gc
 import sys
 from datetime import timedelta
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
@@ -62,7 +63,7 @@ for life in range(3):
         assert total(local) == 11
     assert total(whole) == int("1" * size) == total(None)
     backend = whole._get_backend(torch.device("cpu"))
-    assert type(backend).__name__ == "PacelineBackend" and backend.getBackendName() == ours, backend
+    assert type(backend).__name__ == "PacelineBackend" and backend.group.title == ours, backend
     dist.monitored_barrier(whole)
     held = None  # of the life before: the engine runs for this one
     gc.collect()

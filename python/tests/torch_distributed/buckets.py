@@ -4,6 +4,7 @@ import hashlib
 import sys
 import warnings
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -4,6 +4,7 @@ import sys
 import threading
 from datetime import timedelta
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook

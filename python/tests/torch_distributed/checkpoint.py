@@ -8,6 +8,7 @@ import hashlib
 import sys
 from pathlib import Path
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -3,6 +3,7 @@
 import sys
 import warnings
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

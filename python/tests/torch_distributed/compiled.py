@@ -8,6 +8,7 @@ Prints a hash of every bit of the parameters.
 import hashlib
 import sys
 
+import by_name  # noqa: F401
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy

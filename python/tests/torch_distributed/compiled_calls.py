@@ -2,6 +2,7 @@
 
 import sys
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 

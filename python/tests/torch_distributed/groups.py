@@ -3,6 +3,7 @@
 import os
 import sys
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -95,13 +96,13 @@ def every_operation(group):
     return ranks, me, objects, [r if r is None or isinstance(r, list) else r.tolist() for r in results]
 
 
-# PyTorch 2.14 splits no groups for tensors on the CPU, Gloo's neither.
+# PyTorch before 2.15 splits no groups for tensors on the CPU, Gloo's neither.
 SPLITS = [split_in_two, split_off_in_descending_order] if torch.__version__ >= (2, 15) else []
 WAYS = [
     *SPLITS,
+    new_groups_by_their_members_alone,  # before others: after those of some ranks Gloo hangs here before PyTorch 2.14
     new_group_of_some,
     new_group_of_all,
-    new_groups_by_their_members_alone,
     meshes,
     functional_collectives,
     coalesced,
@@ -110,6 +111,8 @@ WAYS = [
 
 def main():
     place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    if sys.argv[2:]:
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # before PyTorch 2.14 no rank makes a store under torchrun
     dist.init_process_group(sys.argv[1], **({"init_method": sys.argv[2], **place} if sys.argv[2:] else {}))
     for way in WAYS:
         print(f"rank {dist.get_rank()} {way.__name__} {way()}\n", end="", flush=True)

@@ -3,6 +3,7 @@
 import os
 import sys
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -6,6 +6,7 @@ import signal
 import sys
 from datetime import timedelta
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

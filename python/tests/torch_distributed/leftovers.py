@@ -5,6 +5,7 @@ import threading
 import weakref
 from datetime import timedelta
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 

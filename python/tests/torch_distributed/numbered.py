@@ -1,5 +1,6 @@
 """Groups after one that its member alone has made, also in a second life of the default group; two ranks."""
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 

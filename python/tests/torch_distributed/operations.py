@@ -3,6 +3,7 @@
 import re
 import sys
 
+import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 
@@ -184,6 +185,25 @@ def groups(rank):
     dist.monitored_barrier()
 
 
+def methods_of_the_group(rank):
+    """Their short forms, too: PyTorch's own functions do not use these."""
+    group, mine, both = dist.group.WORLD, of(rank), [torch.zeros(3, 2), torch.zeros(3, 2)]
+    sum, most, sent = of(rank), of(rank), of(rank)
+    group.allreduce(sum).wait()
+    group.allreduce([most], dist.ReduceOp.MAX).wait()
+    group.broadcast(sent, root=1).wait()
+    group.allgather(both, mine).wait()
+    group.barrier().wait()
+    assert torch.equal(sum, of(0) + of(1)) and torch.equal(most, of(1)) and torch.equal(sent, of(1))
+    assert torch.equal(torch.stack(both), torch.stack([of(0), of(1)]))
+    part, whole, swapped = torch.zeros(3), torch.zeros(3), torch.zeros(2)
+    group.reduce_scatter(part, [torch.ones(3), torch.zeros(3)], op=dist.ReduceOp.SUM).wait()
+    group.scatter(whole, [torch.ones(3), torch.zeros(3)] if rank == 0 else [], 0).wait()
+    group.alltoall_base(swapped, torch.full((2,), float(rank)), [], []).wait()
+    assert part.tolist() == [2.0 * (1 - rank)] * 3 and whole.tolist() == [1.0 - rank] * 3
+    assert swapped.tolist() == [0.0, 1.0]
+
+
 def works_and_failures(rank):
     work = dist.all_reduce(torch.ones(3), async_op=True)
     assert torch.equal(work.get_future().wait()[0], torch.full((3,), 2.0))
@@ -212,7 +232,7 @@ def main():
         work = dist.barrier(async_op=True)
         work.wait()
         assert type(work).__name__ == "PacelineWork", type(work)
-        for check in (reductions, transfers, objects, messages, groups, works_and_failures):
+        for check in (reductions, transfers, objects, messages, groups, methods_of_the_group, works_and_failures):
             check(rank)
         dist.destroy_process_group()
     print(f"rank {rank} is done\n", end="", flush=True)

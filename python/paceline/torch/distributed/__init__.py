@@ -1,15 +1,20 @@
 """The torch.distributed backend "paceline": `torch.distributed.init_process_group("paceline")`.
 
-PyTorch finds it by its name, through the entry point `torch.distributed.backends`; nothing has to be imported. With
-`PACELINE_TAKEOVER=gloo` (`paceline run --takeover gloo`) scripts that ask for "gloo" get it too. `ddp_hook` and
-PACELINE_COMPRESSION give DistributedDataParallel Paceline's codecs.
+PyTorch finds it by its name, through the entry point `torch.distributed.backends`; before 2.14 a script imports this
+module. With `PACELINE_TAKEOVER=gloo` (`paceline run --takeover gloo`) scripts that ask for "gloo" get it too, and
+import nothing. `ddp_hook` and PACELINE_COMPRESSION give DistributedDataParallel Paceline's codecs.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from paceline.torch.distributed import older, takeover
+
 __all__ = ["DDPState", "ddp_hook"]
+
+if older.OLDER:
+    takeover.register()
 
 
 def __getattr__(name: str) -> Any:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import Backend, ErrorType, Store
-from torch.distributed.distributed_c10d import GroupName, _get_default_store
+from torch.distributed.distributed_c10d import _get_default_store
 
 from paceline.common import abi
 from paceline.torch._untraced import untraced
-from paceline.torch.distributed import buckets, callbacks, latest, stand_in, worlds
+from paceline.torch.distributed import buckets, callbacks, latest, older, stand_in, worlds
 from paceline.torch.distributed.exchanges import Exchanges
 from paceline.torch.distributed.group import Group
 from paceline.torch.distributed.job import World
@@ -22,12 +22,17 @@ from paceline.torch.distributed.reduce import Reductions
 from paceline.torch.distributed.transfers import Transfers
 from paceline.torch.distributed.work import PacelineWork
 
+if TYPE_CHECKING or not older.OLDER:
+    Base = Backend
+else:
+    Base = older.PythonGroup
+
 # PyTorch keeps the part of a backend that is in C++, and finds nothing when the part in Python is gone.
 _alive: set[PacelineBackend] = set()
 
 
 @untraced
-class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
+class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Base):
     """The backend of one process group."""
 
     # PyTorch asks a subclass for each of these.
@@ -35,9 +40,9 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
     supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = False
     _supports_time_estimate = False
 
-    def __init__(self, title: str, world: World | None, group: Group, timeout: timedelta) -> None:
+    def __init__(self, world: World | None, group: Group, timeout: timedelta) -> None:
         super().__init__(group.rank, group.size)
-        self._title, self._world, self._group, self._timeout = title, world, group, timeout
+        self._world, self._group, self._timeout = world, group, timeout
         self._options: Backend.Options | None = None
         self.spreads = False  # whether broadcasts are as stand_in.spread
         self.stand_ins: dict[int, int] = {}  # ranks of the group that give what lost ones should
@@ -56,7 +61,7 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
             worlds.beside(ranks, title)
         else:
             world = worlds.begin(store, rank, size)
-        return cls(title, world, Group(name, title, ranks or range(size), timeout), timeout)
+        return cls(world, Group(name, title, ranks or range(size), timeout), timeout)
 
     # The group
 
@@ -67,15 +72,15 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
 
     def getBackendName(self) -> str:
         """The name under which it was registered."""
-        return self._title
+        return "custom" if older.OLDER else self._group.title  # as all groups with backends that are not PyTorch's own
 
     @property
     def options(self) -> Backend.Options:
         """The options that a group which is split off begins with."""
         if self._options is None:
-            self._options = Backend.Options(self._title, self._timeout)
-            self._options.group_name = GroupName(self._group.name)
-            self._options.global_ranks_in_group = self._group.ranks
+            self._options = Backend.Options(self._group.title, self._timeout)
+            options: Any = self._options
+            options.group_name, options.global_ranks_in_group = self._group.name, self._group.ranks
         return self._options
 
     def split(self, store: Store, ranks: Sequence[int], options: Backend.Options) -> PacelineBackend:
@@ -84,8 +89,7 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
             raise RuntimeError(f"rank {self._group.rank} is not among {list(ranks)}: use new_group, which all may call")
         members = [self._group.ranks[r] for r in ranks]
         timeout = options._timeout
-        group = Group(options.group_name, self._title, members, timeout)
-        return PacelineBackend(self._title, None, group, timeout)
+        return PacelineBackend(None, Group(options.group_name, self._group.title, members, timeout), timeout)
 
     def eager_connect_single_device(self, device: torch.device | None) -> None:
         """Nothing: all ranks are connected."""
@@ -133,5 +137,7 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Backend):
 
     def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks which do not come in time."""
-        timeout = options.timeout if options.timeout >= timedelta(0) else self._timeout
+        timeout = options if older.OLDER else options.timeout
+        if timeout is None or timeout < timedelta(0):
+            timeout = self._timeout
         monitored_barrier(_get_default_store(), self._group, timeout, wait_all_ranks)

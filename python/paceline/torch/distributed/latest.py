@@ -68,10 +68,11 @@ def started(work: PacelineWork) -> PacelineWork:
 @functools.cache
 def install(backend: type) -> None:
     """Has the methods of ProcessGroup return the works of such backends, and split off groups of other ranks."""
-    for name in _METHODS:
-        if (method := getattr(ProcessGroup, name, None)) is not None:
-            setattr(ProcessGroup, name, _returning(method))
-    setattr(ProcessGroup, "split_group", _splitting(ProcessGroup.split_group, backend))  # noqa: B010
+    if not issubclass(backend, ProcessGroup):  # before PyTorch 2.14
+        for name in _METHODS:
+            if (method := getattr(ProcessGroup, name, None)) is not None:
+                setattr(ProcessGroup, name, _returning(method))
+        setattr(ProcessGroup, "split_group", _splitting(ProcessGroup.split_group, backend))  # noqa: B010
     setattr(Reducer, "_set_forward_pass_work_handle", _keeping(Reducer._set_forward_pass_work_handle))  # noqa: B010
 
 

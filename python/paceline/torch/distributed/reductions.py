@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
@@ -52,7 +52,8 @@ def reduction_of(op: ReduceOp, tensor: torch.Tensor) -> Reduction:
             raise ValueError(f"Cannot use ReduceOp.{which.name} with non-integral dtype: {tensor.dtype}")
         return Reduction(operators.Sum, bitwise=which)
     if which == ReduceOp.PREMUL_SUM:
-        factor = op.factor
+        pickled: Any = op.__getstate__()  # also before PyTorch 2.14, where it has no attribute for its factor
+        factor = pickled[1]
         return Reduction(operators.Sum, float(factor.item() if isinstance(factor, torch.Tensor) else factor))
     if which not in _OPERATORS:
         raise ValueError(f"{op} is no operator of reductions")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Backend
 
-from paceline.torch.distributed import worlds
+from paceline.torch.distributed import older, worlds
 
 NAME = "paceline"
 # Backends whose place it can take: those for tensors in host memory.
@@ -19,10 +19,13 @@ _REPLACEABLE = ("gloo",)
 def register() -> None:
     """Registers the backend as "paceline". PyTorch calls it when a script names the backend for the first time.
 
-    Raises ImportError, with what is supported, under a PyTorch whose backends cannot be written in Python.
+    Before PyTorch 2.14 the import of paceline.torch.distributed does. Raises ImportError, with what is supported, under
+    a PyTorch where neither backends nor the works of groups can be written in Python.
     """
     _check_version()
     _register(NAME)
+    if older.OLDER:
+        older.install(NAME, worlds.names)
 
 
 def take_over(names: str) -> None:
@@ -31,7 +34,10 @@ def take_over(names: str) -> None:
     for name in filter(None, (text.strip().lower() for text in names.split(","))):
         if name not in _REPLACEABLE:
             raise ValueError(f"PACELINE_TAKEOVER={names!r}: allowed are {', '.join(_REPLACEABLE)}, separated by commas")
-        _register(name)
+        if older.OLDER:
+            worlds.names.add(name)
+        else:
+            _register(name)
         worlds.install()
 
 
@@ -57,10 +63,9 @@ def _maker(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _check_version() -> None:
-    if "allreduce" not in vars(getattr(torch._C._distributed_c10d, "Backend", object)) or not hasattr(
-        Backend, "_ensure_backend_registered"
-    ):
+    # Before 2.7 PyTorch's callers in C++ keep the part of a work that is in C++ alone.
+    if torch.__version__ < "2.7" or not (older.OLDER or "allreduce" in vars(torch._C._distributed_c10d.Backend)):
         raise ImportError(
-            f"the torch.distributed backend of Paceline needs PyTorch 2.14 or newer, and this is {torch.__version__}: "
+            f"the torch.distributed backend of Paceline needs PyTorch 2.7 or newer, and this is {torch.__version__}: "
             "use Horovod's API (import paceline.torch as hvd), which works with PyTorch 2.1 and newer"
         )

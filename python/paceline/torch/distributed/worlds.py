@@ -12,6 +12,8 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import DistBackendError, ProcessGroup, distributed_c10d
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
+from paceline.torch.distributed.older import OLDER
+
 if TYPE_CHECKING:
     from paceline.torch.distributed.job import World
 
@@ -90,4 +92,5 @@ def install() -> None:
 
 def _ours(backend: str) -> bool:
     """Whether our backend is one of those of a group: "gloo", "cpu:gloo,cuda:nccl"."""
-    return not names.isdisjoint(BackendConfig(Backend(backend)).get_device_backend_map().values())
+    backends = set(BackendConfig(Backend(backend)).get_device_backend_map().values())
+    return backends <= names if OLDER else not backends.isdisjoint(names)
