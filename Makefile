@@ -197,14 +197,15 @@ build/horovod/.installed:
 	  build/horovod/bin/python -m pip install --quiet --no-build-isolation horovod==0.28.1
 	@touch $@
 
-# An environment with a framework, NAME or NAME-VERSION.
-package = $(if $(filter tensorflow,$1),tensorflow-cpu,$1)
+# An environment with a framework, NAME or NAME-VERSION. JAX before 0.4.30 does not say that it needs NumPy 1.
+package = $(if $(filter tensorflow,$1),tensorflow-cpu,$(if $(filter jax,$1),jax[cpu],$1))
+beside  = $(if $(filter jax,$1),$(if $(filter 0.4.1% 0.4.2%,$(VERSION)),'numpy<2' 'scipy<1.13'))
 FRAMEWORK_ENVS := $(foreach name,$(FRAMEWORKS) torch,build/$(name)$(addprefix -,$(VERSION)))
 $(addsuffix /.deps,$(FRAMEWORK_ENVS)): build/%/.deps: pyproject.toml
 	.ci/venv $(PYTHON) build/$*
 	.ci/again build/$*/bin/python -m pip install --quiet 'pip>=25.1'
 	.ci/again build/$*/bin/python -m pip install --quiet --resume-retries 10 --group $(firstword $(subst -, ,$*)) \
-	  $(if $(VERSION),'$(call package,$(firstword $(subst -, ,$*)))==$(VERSION).*')
+	  $(if $(VERSION),'$(call package,$(firstword $(subst -, ,$*)))==$(VERSION).*' $(call beside,$(firstword $(subst -, ,$*))))
 	@touch $@
 
 $(addsuffix /.installed,$(FRAMEWORK_ENVS)): build/%/.installed: build/%/.deps build/.wheel

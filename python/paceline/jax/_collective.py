@@ -28,9 +28,13 @@ from paceline.jax import _glue, _host
 try:
     from jax._src import dispatch, effects
     from jax._src.interpreters.mlir import custom_call, token_type
-    from jax.extend.core import Primitive
     from jax.interpreters import ad, batching
     from jax.interpreters.mlir import TokenSet, dtype_to_ir_type, emit_python_callback, ir, register_lowering
+
+    try:
+        from jax.extend.core import Primitive
+    except ImportError:  # JAX 0.4.26 and older
+        from jax.core import Primitive
 except (ImportError, AttributeError) as e:
     raise _glue.unknown_version(e) from e
 
@@ -128,7 +132,10 @@ def _abstract(*arrays: Any, call: Call) -> Any:
 def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     """In a program."""
     token = ctx.tokens_in.get(_effect)
-    if ctx.module_context.platforms == ("cpu",) and _glue.has_handler():
+    several = isinstance(token, (tuple, list))  # of one, in JAX 0.4.26 and older
+    if several:
+        (token,) = token
+    if _glue.has_handler() and ctx.module_context.platforms == ("cpu",):
         _glue.set_job(_job)
         token, results = _lower_to_handler(ctx, token, operands, call)
     else:
@@ -151,7 +158,7 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
             has_side_effect=True,
         )
         _drop_descriptor(token)
-    ctx.set_tokens_out(TokenSet({_effect: token}))
+    ctx.set_tokens_out(TokenSet({_effect: (token,) if several else token}))
     return results
 
 
@@ -271,7 +278,7 @@ def _drain() -> Exception | None:
 def _finish() -> None:
     """A script that ends without shutdown: JAX waits for its programs, and so the job lasts as long."""
     token = dispatch.runtime_tokens.current_tokens.get(_effect)
-    while token is not None and not token._buf.is_ready():
+    while token is not None and not getattr(token, "_buf", token).is_ready():  # an array in JAX 0.4.26 and older
         time.sleep(0.002)  # a wait in C would not see Ctrl-C
 
 

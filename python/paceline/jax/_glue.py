@@ -14,8 +14,8 @@ import jaxlib
 from paceline.common import glue
 
 TARGET = "paceline_collective"
-_MINIMUM = (0, 4, 31)
-_TESTED = "0.4.31 to 0.10.2"
+_MINIMUM = (0, 4, 18)
+_TESTED = "0.4.18 to 0.10.2"
 _FUTURES = 1  # the minor version of XLA's FFI that has them first
 
 
@@ -38,7 +38,7 @@ def unknown_version(e: Exception) -> ImportError:
 
 try:
     from jax.ffi import register_ffi_target
-except ModuleNotFoundError:  # JAX 0.4.31 to 0.4.38: those whose XLA has futures know no tokens among results
+except ModuleNotFoundError:  # JAX before 0.5: those whose XLA has futures know no tokens among results
     register_ffi_target = None
 except ImportError as e:
     raise unknown_version(e) from e

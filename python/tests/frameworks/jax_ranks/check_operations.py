@@ -31,7 +31,7 @@ def same(ours, expected):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0, 4)], ids=str)
 def test_allreduce(mode, dtype, op, shape, rank, size):
-    mine = [a * size if op == "Average" else a for a in everyones(shape, dtype, high=3)]
+    mine = [(a * size).astype(a.dtype) if op == "Average" else a for a in everyones(shape, dtype, high=3)]
     result = mode(lambda x: hvd.allreduce(x, op=getattr(hvd, op)))(mine[rank])
     assert isinstance(result, jax.Array) and result.dtype == mine[0].dtype and result.shape == shape
     same(result, OPS[op](np.stack([np.asarray(m, np.float64) for m in mine]), axis=0))
