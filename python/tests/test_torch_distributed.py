@@ -196,6 +196,9 @@ def test_training_gives_the_bits_of_gloo(port, tmp_path):
         for backend in ("gloo", "paceline")
     ]
     assert len(results[0]) == 10
+    ddp = next(line for line in results[0] if line.startswith("rank 0 ddp")).split(maxsplit=3)[3]
+    if torch.__version__ < "2.12":  # 2.7's Gloo gives FSDP2 sums where it asks for means: then its bits are DDP's
+        results[0] = [re.sub(r"^(rank . (?:fsdp2|checkpoints)) .*", rf"\1 {ddp}", line) for line in results[0]]
     for gloo, paceline in zip(*results, strict=True):
         assert gloo == paceline
 

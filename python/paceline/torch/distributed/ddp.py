@@ -103,7 +103,9 @@ def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.
 def average_hook(backend: PacelineBackend, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket over the ranks that gave theirs."""
     options = AllreduceOptions()
-    options.reduceOp, options.asyncOp = ReduceOp.AVG, True
+    options.reduceOp = ReduceOp.AVG
+    if hasattr(options, "asyncOp"):  # where options say whether somebody asks for a future
+        options.asyncOp = True
     future = backend.allreduce([bucket.buffer()], options).get_future()
     return torch.futures.Future.then(future, _first)
 
