@@ -2,6 +2,7 @@
 
 import re
 import sys
+from datetime import timedelta
 
 import by_name  # noqa: F401
 import torch
@@ -27,7 +28,7 @@ def refuses(words, call):
     """The call raises an error with one of these words."""
     try:
         call()
-    except (RuntimeError, ValueError) as e:
+    except (RuntimeError, TypeError, ValueError) as e:
         assert re.search(words, str(e)), e
     else:
         raise AssertionError(f"no error of {words}")
@@ -175,6 +176,8 @@ def groups(rank):
     order = (first, second) if rank == 0 else (second, first)  # each group has an order of its own
     for work in [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in order]:
         work.wait()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=77), own)
+    assert own._get_backend(torch.device("cpu")).group.timeout_s == 77
     dist.all_reduce(x, group=own)
     same(x, torch.ones(2))
     alone = dist.new_group([1])
@@ -193,14 +196,23 @@ def methods_of_the_group(rank):
     group.allreduce([most], dist.ReduceOp.MAX).wait()
     group.broadcast(sent, root=1).wait()
     group.allgather(both, mine).wait()
-    group.barrier().wait()
+    group.barrier(timeout=timedelta(seconds=60)).wait()
     assert torch.equal(sum, of(0) + of(1)) and torch.equal(most, of(1)) and torch.equal(sent, of(1))
     assert torch.equal(torch.stack(both), torch.stack([of(0), of(1)]))
     part, whole, swapped = torch.zeros(3), torch.zeros(3), torch.zeros(2)
     group.reduce_scatter(part, [torch.ones(3), torch.zeros(3)], op=dist.ReduceOp.SUM).wait()
     group.scatter(whole, [torch.ones(3), torch.zeros(3)] if rank == 0 else [], 0).wait()
     group.alltoall_base(swapped, torch.full((2,), float(rank)), [], []).wait()
-    assert part.tolist() == [2.0 * (1 - rank)] * 3 and whole.tolist() == [1.0 - rank] * 3
+    group.allreduce(tensors=[whole], op=dist.ReduceOp.MAX).wait()
+    group.allgather(input_tensor=mine, output_tensors=both).wait()
+    if rank == 0:
+        group.send([mine], dstRank=1, tag=3).wait()
+    else:
+        group.recv([mine], srcRank=0, tag=3).wait()
+        assert torch.equal(mine, of(0))
+    for wrong in (lambda: group.allreduce(), lambda: group.allreduce([mine], foo=1), lambda: group.barrier(1, 2, 3)):
+        refuses("process group|incompatible", wrong)
+    assert part.tolist() == [2.0 * (1 - rank)] * 3 and whole.tolist() == [1.0] * 3
     assert swapped.tolist() == [0.0, 1.0]
 
 

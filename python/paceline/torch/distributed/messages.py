@@ -14,11 +14,13 @@ from paceline.torch.distributed.work import PacelineWork
 class Messages(Operations):
     """send and recv."""
 
-    def send(self, tensors: Tensors, to: int, tag: int) -> PacelineWork:
+    # dstRank, srcRank: as PyTorch calls them, for callers before 2.14.
+
+    def send(self, tensors: Tensors, dstRank: int, tag: int) -> PacelineWork:
         """Sends a tensor to one rank, which receives it with the same tag."""
         one_tensor("send", tensors)
         _check_tag("send", tag)
-        to, m = self._peer("send", to), Memory(tensors[0])
+        to, m = self._peer("send", dstRank), Memory(tensors[0])
         dtype, count = kind_of(m.host)
 
         def make() -> abi.Op:
@@ -26,9 +28,9 @@ class Messages(Operations):
 
         return self._run("send", make, [m], None, list(tensors), None)
 
-    def recv(self, tensors: Tensors, source: int, tag: int) -> PacelineWork:
+    def recv(self, tensors: Tensors, srcRank: int, tag: int) -> PacelineWork:
         """Receives the next tensor of a rank that has the tag."""
-        return self._receive_message("recv", tensors, self._peer("recv", source), tag)
+        return self._receive_message("recv", tensors, self._peer("recv", srcRank), tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> PacelineWork:
         """Receives the next tensor of any rank that has the tag; the work has the sender."""

@@ -86,13 +86,24 @@ class PythonGroup(c10d.ProcessGroup):
 def _with_options(
     method: Callable[..., Any], lists: bool, tensors: int, make: Any, fields: Sequence[str]
 ) -> Callable[..., Any]:
-    """The method, with the forms of its arguments that ProcessGroup has."""
+    """The method, with the forms of its arguments that ProcessGroup has.
+
+    Tensors have names such as `output`, `output_tensors`, `outputTensor`. Raises TypeError for wrong arguments.
+    """
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, opts: Any = None, **named: Any) -> Any:
-        given, rest = list(args[:tensors]), args[tensors:]
+        names = [n for n in named if n.startswith(("tensor", "output", "input"))]
+        names.sort(key=lambda n: ("split" in n, n.startswith("input")))
+        given, rest = [*args[:tensors], *map(named.pop, names)], [*args[tensors:]]
         if opts is None and rest and isinstance(rest[0], make):
-            opts = rest[0]
+            opts, *rest = rest
+        wrong = rest or named if opts is not None else named.keys() - _NAMED or rest[len(fields) + 1 :]
+        if wrong or len(given) != tensors:
+            raise TypeError(
+                f"{method.__name__} of a process group takes {tensors} arguments for tensors, and then opts, or "
+                f"{', '.join((*fields, 'timeout'))}; it was given {len(given)} and {[*args[tensors:], *named]}"
+            )
         if opts is None:
             opts = make()
             values = dict(zip((*fields, "timeout"), rest, strict=False)) | {_NAMED[n]: v for n, v in named.items()}
@@ -144,15 +155,26 @@ def install(name: str, names: set[str]) -> None:
     setattr(distributed_c10d, "_new_process_group_helper", made)  # noqa: B010
     for module in (distributed_c10d, torch.distributed):
         setattr(module, "monitored_barrier", _monitored_barrier)  # noqa: B010
+    setattr(distributed_c10d, "_set_pg_timeout", _set_timeout)  # noqa: B010
 
 
-_gloos_barrier = distributed_c10d.monitored_barrier
+# What PyTorch does for groups with its own backends alone.
+_their_barrier, _set_their_timeout = distributed_c10d.monitored_barrier, distributed_c10d._set_pg_timeout
 
 
-@functools.wraps(_gloos_barrier)
+@functools.wraps(_their_barrier)
 def _monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
     whole: Any = distributed_c10d._get_default_group() if group is None else group
     if isinstance(whole, PythonGroup) and distributed_c10d.get_backend(group) != Backend.GLOO:
-        whole.monitored_barrier(timeout, wait_all_ranks)  # PyTorch refuses any backend but Gloo
+        whole.monitored_barrier(timeout, wait_all_ranks)
     else:
-        _gloos_barrier(group, timeout, wait_all_ranks)
+        _their_barrier(group, timeout, wait_all_ranks)
+
+
+@functools.wraps(_set_their_timeout)
+def _set_timeout(timeout: timedelta, group: Any = None) -> None:
+    whole: Any = distributed_c10d._get_default_group() if group is None else group
+    if isinstance(whole, PythonGroup):
+        whole.set_timeout(timeout)
+    else:
+        _set_their_timeout(timeout, group)
