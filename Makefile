@@ -198,14 +198,15 @@ build/horovod/.installed:
 	@touch $@
 
 # An environment with a framework, NAME or NAME-VERSION. JAX before 0.4.30 does not say that it needs NumPy 1.
-package = $(if $(filter tensorflow,$1),tensorflow-cpu,$(if $(filter jax,$1),jax[cpu],$1))
-beside  = $(if $(filter jax,$1),$(if $(filter 0.4.1% 0.4.2%,$(VERSION)),'numpy<2' 'scipy<1.13'))
+framework = $(firstword $(subst -, ,$*))
+package   = $(if $(filter tensorflow,$(framework)),tensorflow-cpu,$(if $(filter jax,$(framework)),jax[cpu],$(framework)))
+beside    = $(if $(filter jax,$(framework)),$(if $(filter 0.4.1% 0.4.2%,$(VERSION)),'numpy<2' 'scipy<1.13'))
 FRAMEWORK_ENVS := $(foreach name,$(FRAMEWORKS) torch,build/$(name)$(addprefix -,$(VERSION)))
 $(addsuffix /.deps,$(FRAMEWORK_ENVS)): build/%/.deps: pyproject.toml
 	.ci/venv $(PYTHON) build/$*
 	.ci/again build/$*/bin/python -m pip install --quiet 'pip>=25.1'
-	.ci/again build/$*/bin/python -m pip install --quiet --resume-retries 10 --group $(firstword $(subst -, ,$*)) \
-	  $(if $(VERSION),'$(call package,$(firstword $(subst -, ,$*)))==$(VERSION).*' $(call beside,$(firstword $(subst -, ,$*))))
+	.ci/again build/$*/bin/python -m pip install --quiet --resume-retries 10 --group $(framework) \
+	  $(if $(VERSION),'$(package)==$(VERSION).*' $(beside))
 	@touch $@
 
 $(addsuffix /.installed,$(FRAMEWORK_ENVS)): build/%/.installed: build/%/.deps build/.wheel

@@ -12,7 +12,8 @@ import pytest
 import torch
 from jobs import HANG_S, clean_environment
 
-pytestmark = pytest.mark.skipif(torch.__version__ < "2.7", reason="older PyTorch has no backends in Python")
+# It is an ImportError there (decision 133).
+pytestmark = pytest.mark.skipif(torch.__version__ < "2.7", reason="PyTorch before 2.7 has no backend of Paceline")
 
 SCRIPTS = Path(__file__).parent / "torch_distributed"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
@@ -85,12 +86,13 @@ def test_groups_match_though_ranks_have_made_other_groups_before(port):
 )
 def test_groups_beside_a_default_group_of_another_backend(ours, devices):
     if "," in devices and torch.__version__ < "2.14":
-        pytest.skip("a group with Paceline has no other backend")
+        pytest.skip("a group with Paceline has no other backend")  # what it is instead: the next test
     takeover = {"PACELINE_TAKEOVER": "gloo"} if ours == "gloo" else {}
     said = run([*standalone(3), SCRIPTS / "beside.py", ours, devices], **takeover)
     assert said == [f"rank {rank} is done" for rank in range(3)]
 
 
+# From 2.14 on they are groups with Paceline: the test before.
 @pytest.mark.skipif(torch.__version__ >= "2.14", reason="groups have a backend for each kind of device")
 def test_groups_with_two_backends_before_pytorch_2_14(port):
     """Ours alone is their backend. A takeover leaves them, and says so."""

@@ -64,6 +64,7 @@ for life in range(3):
     assert total(whole) == int("1" * size) == total(None)
     backend = whole._get_backend(torch.device("cpu"))
     assert type(backend).__name__ == "PacelineBackend" and backend.group.title == ours, backend
+    assert backend.getBackendName() == (ours if torch.__version__ >= "2.14" else "custom")
     dist.monitored_barrier(whole)
     held = None  # of the life before: the engine runs for this one
     gc.collect()

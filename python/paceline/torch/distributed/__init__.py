@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.torch.distributed import older, takeover
+from paceline.torch.distributed import names, takeover
 
 __all__ = ["DDPState", "ddp_hook"]
 
-if older.OLDER:
+if names.OLDER:
     takeover.register()
 
 

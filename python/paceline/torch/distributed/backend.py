@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from paceline.common import abi
 from paceline.torch._untraced import untraced
-from paceline.torch.distributed import buckets, callbacks, latest, older, stand_in, worlds
+from paceline.torch.distributed import buckets, callbacks, latest, names, stand_in, worlds
 from paceline.torch.distributed.exchanges import Exchanges
 from paceline.torch.distributed.group import Group
 from paceline.torch.distributed.job import World
@@ -22,10 +22,10 @@ from paceline.torch.distributed.reduce import Reductions
 from paceline.torch.distributed.transfers import Transfers
 from paceline.torch.distributed.work import PacelineWork
 
-if TYPE_CHECKING or not older.OLDER:
+if TYPE_CHECKING or not names.OLDER:
     Base = Backend
 else:
-    Base = older.PythonGroup
+    from paceline.torch.distributed.older import PythonGroup as Base
 
 # PyTorch keeps the part of a backend that is in C++, and finds nothing when the part in Python is gone.
 _alive: set[PacelineBackend] = set()
@@ -72,7 +72,7 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Base):
 
     def getBackendName(self) -> str:
         """The name under which it was registered."""
-        return "custom" if older.OLDER else self._group.title  # as all groups with backends that are not PyTorch's own
+        return self._group.title
 
     @property
     def options(self) -> Backend.Options:
@@ -137,7 +137,5 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Base):
 
     def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks which do not come in time."""
-        timeout = options if older.OLDER else options.timeout
-        if timeout is None or timeout < timedelta(0):
-            timeout = self._timeout
+        timeout = options.timeout if options.timeout >= timedelta(0) else self._timeout
         monitored_barrier(_get_default_store(), self._group, timeout, wait_all_ranks)

@@ -104,8 +104,6 @@ def average_hook(backend: PacelineBackend, bucket: GradBucket) -> torch.futures.
     """Averages a bucket over the ranks that gave theirs."""
     options = AllreduceOptions()
     options.reduceOp = ReduceOp.AVG
-    if hasattr(options, "asyncOp"):  # where options say whether somebody asks for a future
-        options.asyncOp = True
     future = backend.allreduce([bucket.buffer()], options).get_future()
     return torch.futures.Future.then(future, _first)
 

@@ -18,8 +18,8 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
-# Whether this is such a release: newer ones look backends up by their names.
-OLDER = not hasattr(Backend, "_ensure_backend_registered")
+from paceline.torch.distributed import names
+
 _DEVICES = [torch.device("cpu"), torch.device("cuda")]
 
 # Operations whose options PyTorch makes where a caller gives none: how many arguments are tensors, the options, and
@@ -62,6 +62,8 @@ class PythonGroup(c10d.ProcessGroup):
     def __init_subclass__(cls) -> None:
         for name, how in (_OPERATIONS | _SINGLE).items():
             setattr(cls, name, _with_options(getattr(cls, name), name in _OPERATIONS, *how))
+        cls.monitored_barrier = _with_timeout(cls.monitored_barrier)
+        setattr(cls, "getBackendName", lambda _: "custom")  # noqa: B010  # as of groups with plugins from 2.14 on
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -93,13 +95,16 @@ def _with_options(
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, opts: Any = None, **named: Any) -> Any:
-        names = [n for n in named if n.startswith(("tensor", "output", "input"))]
-        names.sort(key=lambda n: ("split" in n, n.startswith("input")))
-        given, rest = [*args[:tensors], *map(named.pop, names)], [*args[tensors:]]
+        by_name = [n for n in named if n.startswith(("tensor", "output", "input"))]
+        by_name.sort(key=lambda n: ("split" in n, n.startswith("input")))
+        given, rest = [*args[:tensors], *map(named.pop, by_name)], [*args[tensors:]]
         if opts is None and rest and isinstance(rest[0], make):
             opts, *rest = rest
-        wrong = rest or named if opts is not None else named.keys() - _NAMED or rest[len(fields) + 1 :]
-        if wrong or len(given) != tensors:
+        if opts is None:
+            unknown = [*(named.keys() - _NAMED), *rest[len(fields) + 1 :]]
+        else:
+            unknown = [*named, *rest]
+        if unknown or len(given) != tensors:
             raise TypeError(
                 f"{method.__name__} of a process group takes {tensors} arguments for tensors, and then opts, or "
                 f"{', '.join((*fields, 'timeout'))}; it was given {len(given)} and {[*args[tensors:], *named]}"
@@ -117,8 +122,21 @@ def _with_options(
     return call
 
 
-def install(name: str, names: set[str]) -> None:
-    """Has groups of other backends get the one of this name, where names has all of a group's at its making.
+def _with_timeout(method: Callable[..., None]) -> Callable[..., None]:
+    """monitored_barrier, whose options PyTorch makes from 2.14 on."""
+
+    @functools.wraps(method)
+    def call(self: Any, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        options = c10d.BarrierOptions()
+        if timeout is not None:
+            options.timeout = timeout
+        method(self, options, wait_all_ranks)
+
+    return call
+
+
+def install() -> None:
+    """Has groups get our backend where all that they ask for are names of ours (`names.ours`) at their making.
 
     PyTorch knows its own backends before it looks at those that were registered.
     """
@@ -129,33 +147,39 @@ def install(name: str, names: set[str]) -> None:
     def made(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
         asked = given.arguments["backend"]
-        devices = BackendConfig(Backend(asked))
-        backends = set(devices.get_device_backend_map().values())
-        if name in backends and len(backends) > 1:
+        backends = names.of_group(asked)
+        others = backends - {names.NAME}
+        if names.NAME in backends and others:
             raise ValueError(
                 f"{str(asked)!r}: before PyTorch 2.14, and this is {torch.__version__}, a group that has the backend "
-                f"{name!r} has no other one: make a group with each"
+                f"{names.NAME!r} has no other one: make a group with each"
             )
-        if backends == {name} or not backends <= names:
-            if not backends.isdisjoint(names - {name}):
-                warnings.warn(
-                    f"PACELINE_TAKEOVER leaves groups with {str(asked)!r} as they are: before PyTorch 2.14, and this "
-                    f"is {torch.__version__}, a group with Paceline has no other backend",
-                    stacklevel=3,
-                )
-            return make(*args, **kwargs)
-        given.arguments["backend"] = name
-        group, store = make(*given.args, **given.kwargs)
-        if store is not None:  # this rank is a member
-            group.group.title = asked
-            world = distributed_c10d._world
-            world.pg_map[group], world.pg_backend_config[group] = (asked, store), str(devices)
-        return group, store
+        if others and others <= names.ours:
+            given.arguments["backend"] = names.NAME
+            group, store = make(*given.args, **given.kwargs)
+            if store is not None:  # this rank is a member
+                group.group.title = asked
+                world = distributed_c10d._world
+                world.pg_map[group], world.pg_backend_config[group] = (asked, store), str(BackendConfig(Backend(asked)))
+            return group, store
+        if others & names.ours:
+            warnings.warn(
+                f"PACELINE_TAKEOVER leaves groups with {str(asked)!r} as they are: before PyTorch 2.14, and this is "
+                f"{torch.__version__}, a group with Paceline has no other backend",
+                stacklevel=3,
+            )
+        return make(*args, **kwargs)
 
     setattr(distributed_c10d, "_new_process_group_helper", made)  # noqa: B010
     for module in (distributed_c10d, torch.distributed):
         setattr(module, "monitored_barrier", _monitored_barrier)  # noqa: B010
     setattr(distributed_c10d, "_set_pg_timeout", _set_timeout)  # noqa: B010
+
+
+def _python_group(group: Any) -> PythonGroup | None:
+    """The group, None for the default one, if it is one of these."""
+    whole: Any = distributed_c10d._get_default_group() if group is None else group
+    return whole if isinstance(whole, PythonGroup) else None
 
 
 # What PyTorch does for groups with its own backends alone.
@@ -164,17 +188,17 @@ _their_barrier, _set_their_timeout = distributed_c10d.monitored_barrier, distrib
 
 @functools.wraps(_their_barrier)
 def _monitored_barrier(group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-    whole: Any = distributed_c10d._get_default_group() if group is None else group
-    if isinstance(whole, PythonGroup) and distributed_c10d.get_backend(group) != Backend.GLOO:
-        whole.monitored_barrier(timeout, wait_all_ranks)
-    else:
+    whole = _python_group(group)
+    if whole is None or distributed_c10d.get_backend(group) == Backend.GLOO:
         _their_barrier(group, timeout, wait_all_ranks)
+    else:
+        whole.monitored_barrier(timeout, wait_all_ranks)
 
 
 @functools.wraps(_set_their_timeout)
 def _set_timeout(timeout: timedelta, group: Any = None) -> None:
-    whole: Any = distributed_c10d._get_default_group() if group is None else group
-    if isinstance(whole, PythonGroup):
-        whole.set_timeout(timeout)
-    else:
+    whole = _python_group(group)
+    if whole is None:
         _set_their_timeout(timeout, group)
+    else:
+        whole.set_timeout(timeout)

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Backend
 
-from paceline.torch.distributed import older, worlds
+from paceline.torch.distributed import names, worlds
 
-NAME = "paceline"
 # Backends whose place it can take: those for tensors in host memory.
 _REPLACEABLE = ("gloo",)
 
@@ -23,19 +22,21 @@ def register() -> None:
     a PyTorch where neither backends nor the works of groups can be written in Python.
     """
     _check_version()
-    _register(NAME)
-    if older.OLDER:
-        older.install(NAME, worlds.names)
+    _register(names.NAME)
+    if names.OLDER:
+        from paceline.torch.distributed import older
+
+        older.install()
 
 
-def take_over(names: str) -> None:
+def take_over(given: str) -> None:
     """Registers the backend under other names, separated by commas: "gloo". Raises ValueError for other names."""
     _check_version()
-    for name in filter(None, (text.strip().lower() for text in names.split(","))):
+    for name in filter(None, (text.strip().lower() for text in given.split(","))):
         if name not in _REPLACEABLE:
-            raise ValueError(f"PACELINE_TAKEOVER={names!r}: allowed are {', '.join(_REPLACEABLE)}, separated by commas")
-        if older.OLDER:
-            worlds.names.add(name)
+            raise ValueError(f"PACELINE_TAKEOVER={given!r}: allowed are {', '.join(_REPLACEABLE)}, separated by commas")
+        if names.OLDER:
+            names.ours.add(name)
         else:
             _register(name)
         worlds.install()
@@ -44,7 +45,7 @@ def take_over(names: str) -> None:
 def _register(name: str) -> None:
     # Of a custom type: to backends of Gloo's type PyTorch talks as to its own class.
     Backend.register_backend(name, _maker(name), extended_api=True, devices=["cpu", "cuda"])
-    worlds.names.add(name)
+    names.ours.add(name)
 
 
 def _maker(name: str) -> Callable[[Any, Any], Any]:
@@ -64,7 +65,7 @@ def _maker(name: str) -> Callable[[Any, Any], Any]:
 
 def _check_version() -> None:
     # Before 2.7 PyTorch's callers in C++ keep the part of a work that is in C++ alone.
-    if torch.__version__ < "2.7" or not (older.OLDER or "allreduce" in vars(torch._C._distributed_c10d.Backend)):
+    if torch.__version__ < "2.7" or not (names.OLDER or "allreduce" in vars(torch._C._distributed_c10d.Backend)):
         raise ImportError(
             f"the torch.distributed backend of Paceline needs PyTorch 2.7 or newer, and this is {torch.__version__}: "
             "use Horovod's API (import paceline.torch as hvd), which works with PyTorch 2.1 and newer"

@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistBackendError, ProcessGroup, distributed_c10d
-from torch.distributed.distributed_c10d import Backend, BackendConfig
 
-from paceline.torch.distributed.older import OLDER
+from paceline.torch.distributed import names
 
 if TYPE_CHECKING:
     from paceline.torch.distributed.job import World
 
-# The names under which the backend is registered.
-names: set[str] = set()
 # The worlds of default groups that have another backend.
 _worlds: weakref.WeakKeyDictionary[ProcessGroup, World] = weakref.WeakKeyDictionary()
 
@@ -48,7 +45,7 @@ def beside(ranks: Sequence[int], name: str, all_call: bool = False) -> None:
 
     default = distributed_c10d._get_default_group()
     backend, store = distributed_c10d._world.pg_map[default]
-    if default in _worlds or _ours(backend):
+    if default in _worlds or names.is_ours(backend):
         return
     _leave_earlier()
     if not all_call and len(ranks) < default.size() and not engine.is_initialized():
@@ -83,14 +80,8 @@ def install() -> None:
         given = signature.bind(*args, **kwargs).arguments
         ranks, backend = given["global_ranks_in_group"], given["backend"]
         # PyTorch numbers groups. Those that only members make (use_local_synchronization=True) have other names.
-        if ranks and str(given["group_name"]).isdigit() and _ours(backend):
+        if ranks and str(given["group_name"]).isdigit() and names.is_ours(backend):
             beside(ranks, backend, all_call=True)
         return make(*args, **kwargs)
 
     setattr(distributed_c10d, "_new_process_group_helper", make_in_world)  # noqa: B010
-
-
-def _ours(backend: str) -> bool:
-    """Whether our backend is one of those of a group: "gloo", "cpu:gloo,cuda:nccl"."""
-    backends = set(BackendConfig(Backend(backend)).get_device_backend_map().values())
-    return backends <= names if OLDER else not backends.isdisjoint(names)
