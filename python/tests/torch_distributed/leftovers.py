@@ -85,7 +85,7 @@ def missed_operation(rank):
         if rank == comes:
             fails(
                 lambda: dist.all_reduce(ones, group=group),
-                "Timed out waiting: ",
+                "Timed out waiting 3s: ",
                 "on rank 0 has waited 3s for its end, its timeout: rank 1 did not come",
             )
         dist.barrier()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from paceline.torch.distributed.callbacks import WorkFuture
 from paceline.torch.distributed.left_behind import left_behind
 
 _SLICE_S = 0.1  # how long one wait stays in C, where Ctrl-C and an abort are not seen
+_TIMED_OUT = re.compile(r"has waited (\S+) for .*, its timeout")  # the engine's words
 
 
 @untraced
@@ -216,8 +218,8 @@ def _translated(error: BaseException) -> BaseException:
     if not isinstance(error, HorovodInternalError):
         return error
     text = str(error)
-    timed_out = ", its timeout" in text
-    return DistBackendError(f"[paceline] Timed out waiting: {text}" if timed_out else text)  # Gloo's words
+    late = _TIMED_OUT.search(text)
+    return DistBackendError(f"[paceline] Timed out waiting {late[1]}: {text}" if late else text)  # Gloo's words
 
 
 class _Watched:
