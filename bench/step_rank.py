@@ -2,7 +2,8 @@
 
 "backend" is DDP over Paceline's backend of torch.distributed, "arena" is Paceline with gradients_in_arena. Further ways
 are "cross", with cross_barrier, and "exchange", Paceline's steps without computing.
-commands.py has the protocol. A wrong result ends the rank with an error.
+commands.py has the protocol. A wrong result ends the rank with an error. Before PyTorch 2.14 the backend is not found
+unless paceline.torch.distributed is imported.
 """
 
 import gc
@@ -18,6 +19,7 @@ from networks import NETWORKS
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch as hvd
+import paceline.torch.distributed  # noqa: F401
 from paceline.common.engine import engine
 
 LEARNING_RATE = 1e-3  # small: training that is not stable makes much of the last bit of a sum
