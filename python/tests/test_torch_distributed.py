@@ -37,17 +37,19 @@ def run(argv, **env):
 
 
 def test_every_operation_under_torchrun(port):
-    said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "paceline"])
+    said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "paceline", "cpu"])
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_a_script_that_asks_for_gloo_gets_paceline(port):
-    said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "gloo"], PACELINE_TAKEOVER="gloo")
+    said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "gloo", "cpu"], PACELINE_TAKEOVER="gloo")
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_paceline_run_takes_over():
-    said = run(["paceline", "run", "-np", "2", "--takeover", "gloo", sys.executable, SCRIPTS / "operations.py", "gloo"])
+    said = run(
+        ["paceline", "run", "-np", "2", "--takeover", "gloo", sys.executable, SCRIPTS / "operations.py", "gloo", "cpu"]
+    )
     assert [line.rpartition("rank")[2] for line in said] == [" 0 is done", " 1 is done"]
 
 
@@ -194,7 +196,10 @@ def test_elastic_jobs_of_distributed_data_parallel_go_on_with_means_of_those_tha
 def test_training_gives_the_bits_of_gloo(port, tmp_path):
     """DDP, ZeRO, FSDP2, tensor parallel and checkpoints. A sum of two numbers has one result, whatever their order."""
     results = [
-        run([*TORCHRUN, port, SCRIPTS / "training.py", backend, tmp_path / backend], PACELINE_SUM_IN_RANK_ORDER="1")
+        run(
+            [*TORCHRUN, port, SCRIPTS / "training.py", backend, tmp_path / backend, "cpu"],
+            PACELINE_SUM_IN_RANK_ORDER="1",
+        )
         for backend in ("gloo", "paceline")
     ]
     assert len(results[0]) == 10
@@ -203,6 +208,17 @@ def test_training_gives_the_bits_of_gloo(port, tmp_path):
         results[0] = [re.sub(r"^(rank . (?:fsdp2|checkpoints)) .*", rf"\1 {ddp}", line) for line in results[0]]
     for gloo, paceline in zip(*results, strict=True):
         assert gloo == paceline
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_operations_and_training_on_a_gpu(port, tmp_path):
+    """Through pinned host memory. The ranks share the first GPU."""
+    said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "paceline", "cuda"])
+    assert said == ["rank 0 is done", "rank 1 is done"]
+    said = run([*TORCHRUN, port, SCRIPTS / "training.py", "paceline", tmp_path, "cuda"])
+    ranks = [{way: bits for _, way, bits in (s[5:].split(" ", 2) for s in said if s[5] == rank)} for rank in "01"]
+    assert len(ranks[0]) == 5 and ranks[0] == ranks[1]
+    assert ranks[0]["ddp"] == ranks[0]["fsdp2"] == ranks[0]["checkpoints"] != ranks[0]["zero"]
 
 
 def test_buckets_are_summed_in_place_and_give_the_bits_of_gloo():

@@ -1,4 +1,4 @@
-"""Every operation of torch.distributed on two ranks, under torchrun: operations.py BACKEND."""
+"""Every operation of torch.distributed on two ranks, under torchrun: operations.py BACKEND DEVICE."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 
-BACKEND = sys.argv[1]
+BACKEND, DEVICE = sys.argv[1:]
 REDUCED = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 REDUCED += [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 SENT = [*REDUCED, torch.bool, torch.uint16, torch.float8_e4m3fn]
@@ -237,6 +237,7 @@ def works_and_failures(rank):
 
 
 def main():
+    torch.set_default_device(DEVICE)
     for _ in range(2):  # a world after another
         dist.init_process_group(BACKEND)
         assert dist.get_backend() == BACKEND and dist.get_world_size() == 2

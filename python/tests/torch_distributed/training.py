@@ -1,4 +1,4 @@
-"""Trains in several ways on two ranks, and prints the results' bits: training.py BACKEND FOLDER."""
+"""Trains in several ways on two ranks, and prints the results' bits: training.py BACKEND FOLDER DEVICE."""
 
 import os
 import sys
@@ -14,6 +14,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+BACKEND, FOLDER, DEVICE = sys.argv[1:]
 STEPS = 5
 
 
@@ -51,7 +52,7 @@ def zero():
 
 
 def fsdp2():
-    model, mesh = network(), init_device_mesh("cpu", (2,))
+    model, mesh = network(), init_device_mesh(DEVICE, (2,))
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
@@ -61,35 +62,35 @@ def fsdp2():
 
 
 def tensor_parallel():
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(DEVICE, (2,))
     model = parallelize_module(network(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     train(model, torch.optim.SGD(model.parameters(), 0.01), same_data=True)
     return bits(model)
 
 
 def checkpoints():
-    model, mesh = network(), init_device_mesh("cpu", (2,))
+    model, mesh = network(), init_device_mesh(DEVICE, (2,))
     fully_shard(model, mesh=mesh)
     train(model, torch.optim.SGD(model.parameters(), 0.01))
     before = bits(model)
-    folder = sys.argv[2]
-    checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder)
+    checkpoint.save({"model": model.state_dict()}, checkpoint_id=FOLDER)
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
     state = {"model": model.state_dict()}
-    checkpoint.load(state, checkpoint_id=folder)
+    checkpoint.load(state, checkpoint_id=FOLDER)
     model.load_state_dict(state["model"])
     assert bits(model) == before
     return before
 
 
 def main():
-    dist.init_process_group(sys.argv[1])
+    torch.set_default_device(DEVICE)
+    dist.init_process_group(BACKEND)
     for way in (ddp, zero, fsdp2, tensor_parallel, checkpoints):
         print(f"rank {dist.get_rank()} {way.__name__} {way()}\n", end="", flush=True)
     dist.destroy_process_group()
-    if sys.argv[1] == "gloo":  # has been seen to abort the process while the interpreter ends
+    if BACKEND == "gloo":  # has been seen to abort the process while the interpreter ends
         os._exit(0)
 
 
