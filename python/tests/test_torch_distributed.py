@@ -41,6 +41,11 @@ def test_every_operation_under_torchrun(port):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_every_operation_with_another_default_device(port):
+    said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "paceline", "cpu", "meta"])
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
 def test_a_script_that_asks_for_gloo_gets_paceline(port):
     said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "gloo", "cpu"], PACELINE_TAKEOVER="gloo")
     assert said == ["rank 0 is done", "rank 1 is done"]

@@ -20,7 +20,7 @@ def zeros_in_arena(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tens
     count = torch.Size(size).numel()
     memory = engine.arena(count * dtype.itemsize)
     if memory is None:
-        return torch.zeros(size, dtype=dtype)
+        return torch.zeros(size, dtype=dtype, device="cpu")
     return torch.frombuffer(memory, dtype=dtype).view(size)
 
 

@@ -199,7 +199,8 @@ class HeldOptimizer(Distributed):
         self._exchanges += 1
         self._push([self._kept.pop(p, None) for p in self._values])  # also if empty: others may wait for this exchange
         self._age = 0
-        most = synchronize(allreduce_async_(torch.tensor(self._exchanges), op=Max, process_set=self.process_set))
+        made = torch.tensor(self._exchanges, device="cpu")
+        most = synchronize(allreduce_async_(made, op=Max, process_set=self.process_set))
         while self._exchanges < most:  # a rank that made more iterations
             self._exchanges += 1
             self._push([None] * len(self._values))

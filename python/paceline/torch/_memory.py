@@ -75,8 +75,12 @@ def is_direct(tensor: torch.Tensor) -> bool:
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous host tensor with the same elements, pinned if the tensor is on a CUDA device."""
-    pinned = tensor.is_cuda
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned).copy_(tensor.detach())
+    return host_room(tensor).copy_(tensor.detach())
+
+
+def host_room(like: torch.Tensor) -> torch.Tensor:
+    """A contiguous host tensor without values, pinned if `like` is on a CUDA device."""
+    return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -122,8 +126,13 @@ def to_device(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return host if like.is_cpu else host.to(like.device, non_blocking=True)
 
 
+def sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A sparse tensor on the device of its values."""
+    return torch.sparse_coo_tensor(indices, values, shape, device=values.device, check_invariants=False)
+
+
 def adopt(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor on memory that the engine allocated (None: no bytes), which is freed with the tensor."""
     if memory is None:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -32,6 +32,7 @@ from paceline.torch._memory import (
     is_direct,
     lent,
     number_if_direct,
+    sparse,
     to_device,
 )
 
@@ -241,7 +242,7 @@ def sparse_allreduce_async(
         indices, values, ranks = of_both(*synchronize(handle))
         if op == Average:
             values = values / ranks
-        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
+        return sparse(indices.t(), values, tensor.shape)
 
     return result
 
@@ -366,7 +367,7 @@ def alltoall_async(
     def output(handle: int) -> tuple[torch.Tensor, torch.Tensor]:
         memory, rows, _ = engine.result(handle)
         received = adopt(memory, source.dtype, (sum(rows), *source.shape[1:]))
-        like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32)
+        like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32, device="cpu")
         return to_device(received, like=tensor), torch.tensor(rows, dtype=like.dtype, device=like.device)
 
     name = _of_kind(abi.ALLTOALL, name)
@@ -400,7 +401,7 @@ def scattering(tensor: torch.Tensor, name: str | None, how: How) -> Part:
     source = host_view(tensor)
     rank, size = place_in(how.process_set)
     share, over = divmod(tensor.shape[0], size)
-    target = torch.empty((share + (rank < over), *tensor.shape[1:]), dtype=tensor.dtype)
+    target = torch.empty((share + (rank < over), *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
     memory, name = (source.data_ptr(), target.data_ptr()), _of_kind(abi.REDUCESCATTER, name)
     scatter = operation(abi.REDUCESCATTER, dtype, tensor.shape, *memory, name=name, **fields)
     return Part(scatter, lent(source, target), lambda _: to_device(target, like=tensor))

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from paceline.torch._memory import sparse
+
 
 def parameter_names(
     param_groups: Sequence[dict[str, Any]], named_parameters: Iterable[Any] | None
@@ -46,4 +48,4 @@ def byte_sizes(param_groups: Sequence[dict[str, Any]]) -> list[int]:
 def empty_sparse(p: torch.Tensor) -> torch.Tensor:
     """A sparse gradient without elements, of whole rows, as embeddings have."""
     indices = torch.empty(1, 0, dtype=torch.int64, device=p.device)
-    return torch.sparse_coo_tensor(indices, p.new_empty(0, *p.shape[1:]), p.shape, check_invariants=False)
+    return sparse(indices, p.new_empty(0, *p.shape[1:]), p.shape)

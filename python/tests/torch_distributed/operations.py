@@ -1,4 +1,7 @@
-"""Every operation of torch.distributed on two ranks, under torchrun: operations.py BACKEND DEVICE."""
+"""Every operation of torch.distributed on two ranks, under torchrun: operations.py BACKEND DEVICE [OTHER].
+
+OTHER: the default device while the backend's own code runs, as a script may have one for what it makes itself.
+"""
 
 import re
 import sys
@@ -8,7 +11,7 @@ import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 
-BACKEND, DEVICE = sys.argv[1:]
+BACKEND, DEVICE, *OTHER = sys.argv[1:]
 REDUCED = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 REDUCED += [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 SENT = [*REDUCED, torch.bool, torch.uint16, torch.float8_e4m3fn]
@@ -236,8 +239,30 @@ def works_and_failures(rank):
     dist.all_reduce(torch.ones(3))  # the group goes on
 
 
+def elsewhere(device):
+    """Has the backend's operations, and the ends of their works, run with another default device."""
+    from paceline.torch.distributed import operations, work
+    from paceline.torch.distributed.backend import PacelineBackend
+
+    def within(method):
+        def call(*args, **kwargs):
+            with torch.device(device):
+                return method(*args, **kwargs)
+
+        return call
+
+    for kind in PacelineBackend.__mro__:
+        if issubclass(kind, operations.Operations):
+            for name, method in vars(kind).items():
+                if callable(method) and not name.startswith("__"):
+                    setattr(kind, name, within(method))
+    work.PacelineWork._collect = within(work.PacelineWork._collect)
+
+
 def main():
     torch.set_default_device(DEVICE)
+    for device in OTHER:
+        elsewhere(device)
     for _ in range(2):  # a world after another
         dist.init_process_group(BACKEND)
         assert dist.get_backend() == BACKEND and dist.get_world_size() == 2

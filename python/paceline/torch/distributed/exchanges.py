@@ -83,7 +83,7 @@ class Exchanges(Operations):
             if output.is_contiguous():
                 self._receive(handles[0], m.host, output.detach().view(-1).split_with_sizes(gets))
             else:
-                into = torch.empty(output.numel(), dtype=output.dtype)
+                into = torch.empty(output.numel(), dtype=output.dtype, device="cpu")
                 self._receive(handles[0], m.host, into.split_with_sizes(gets))
                 output.detach().copy_(into.view(output.shape))
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from paceline.common import abi, operators
+from paceline.torch._memory import sparse
 from paceline.torch.distributed.memory import Memory, summand_of
 from paceline.torch.distributed.operations import Operations, Tensors, copied, one_for_each, one_tensor, storing
 from paceline.torch.distributed.reductions import BITWISE, Reduction, reduction_of
@@ -97,10 +98,7 @@ class Reductions(Operations):
         def finish(handles: Any) -> None:
             all_indices, _ = self._rows(handles[0], indices.host)
             all_values, left = self._rows(handles[1], values.host)
-            parts = (
-                torch.sparse_coo_tensor(i.t(), v, tensor.shape, check_invariants=False)
-                for i, v in zip(all_indices, all_values, strict=True)
-            )
+            parts = (sparse(i.t(), v, tensor.shape) for i, v in zip(all_indices, all_values, strict=True))
             with torch.no_grad():  # a detached sparse tensor would keep its own elements
                 total = functools.reduce(torch.add, parts)
                 tensor.copy_(total if op == operators.Sum else total / left)
@@ -131,16 +129,17 @@ class Reductions(Operations):
         begin = sum(sizes[: group.rank])
         if how.bitwise is not None:
             return self._bitwise("reduce_scatter", [(output, whole, begin)], how, options, True)
+        m = Memory(whole)
         dtype, count = summand_of(whole)
 
         def finish(_: Any) -> None:
-            output.detach().copy_(whole[begin : begin + sizes[group.rank]].view(output.shape))
+            output.detach().copy_(m.host[begin : begin + sizes[group.rank]].view(output.shape))
 
         def make() -> abi.Op:
-            at = whole.data_ptr()
-            return group.op(abi.ALLREDUCE, (count,), dtype, at, at, reduce_op=how.op, prescale=how.prescale)
+            where = m.address(), m.address()
+            return group.op(abi.ALLREDUCE, (count,), dtype, *where, reduce_op=how.op, prescale=how.prescale)
 
-        return self._run("reduce_scatter", make, [whole], finish, [output], options)
+        return self._run("reduce_scatter", make, [m], finish, [output], options)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any) -> PacelineWork:
         """Reduces a tensor of as many equal parts as there are ranks, of which this rank gets its own."""

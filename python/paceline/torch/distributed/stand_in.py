@@ -35,7 +35,7 @@ def spread(backend: PacelineBackend, tensors: Sequence[torch.Tensor], root: int)
         work = _reduce(backend, whole, ReduceOp.SUM)
         if whole[-1]:
             break
-        lowest = torch.tensor([backend.group.rank])
+        lowest = torch.tensor([backend.group.rank], device="cpu")
         _reduce(backend, lowest, ReduceOp.MIN)
         backend.stand_ins[root] = int(lowest)  # on all ranks, which have seen the same sums
     for tensor, values in zip(tensors, whole[:-1].split_with_sizes([part.numel() for part in own]), strict=True):
