@@ -215,6 +215,7 @@ def test_training_gives_the_bits_of_gloo(port, tmp_path):
         assert gloo == paceline
 
 
+# Where there is no GPU, test_every_operation_with_another_default_device shows that copies lie in the host's memory.
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_operations_and_training_on_a_gpu(port, tmp_path):
     """Through pinned host memory. The ranks share the first GPU."""

@@ -9,6 +9,7 @@ import torch
 
 from paceline.common import abi
 from paceline.common.engine import engine
+from paceline.torch._memory import host_room
 from paceline.torch.distributed.memory import Memory, flat, kind_of
 from paceline.torch.distributed.operations import Operations, Tensors, equal_sizes, one_for_each, one_tensor
 from paceline.torch.distributed.work import PacelineWork
@@ -83,9 +84,9 @@ class Exchanges(Operations):
             if output.is_contiguous():
                 self._receive(handles[0], m.host, output.detach().view(-1).split_with_sizes(gets))
             else:
-                into = torch.empty(output.numel(), dtype=output.dtype, device="cpu")
-                self._receive(handles[0], m.host, into.split_with_sizes(gets))
-                output.detach().copy_(into.view(output.shape))
+                into = host_room(output)
+                self._receive(handles[0], m.host, into.view(-1).split_with_sizes(gets))
+                output.detach().copy_(into)
 
         splits = [unit * n for n in gives]
         return self._exchange("all_to_all", m, dtype, count, splits, finish, [output], options)

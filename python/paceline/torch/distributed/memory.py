@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paceline.common import abi
-from paceline.torch._memory import _NUMBERS, adopt, host_room
+from paceline.torch._memory import _NUMBERS, adopt, host_copy, host_room
 
 
 class Memory:
@@ -27,9 +27,7 @@ class Memory:
         if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
             self.host = tensor
         else:
-            self.host = host_room(tensor)
-            if filled:
-                self.host.copy_(tensor.detach())
+            self.host = host_copy(tensor) if filled else host_room(tensor)
         self._storage = self.host.untyped_storage()
 
     def address(self) -> int:
