@@ -29,7 +29,7 @@ GO_TREES := cgo cmd core internal node scheduler server sim transport worker
 SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null) go.mod $(wildcard go.sum) \
             $(shell find python/paceline python/paceline_takeover python/backend -type f -not -path '*/_native/*' -not -name '*.pyc') \
             $(shell find bindings -type f) CMakeLists.txt pyproject.toml README.md
-C_FILES   = $(shell git ls-files '*.c' '*.h')
+C_FILES   = $(shell git ls-files '*.c' '*.cpp' '*.h')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-go test-fuzz schedules soak fuzz-long test-python test-torch-distributed test-frameworks bench bench-step chart bench-builds bench-links bench-placement bench-overlap bench-losses results wheel lint format clean

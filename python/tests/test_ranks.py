@@ -15,10 +15,11 @@ CHECKS = sorted(RANKS.glob("check_*.py"))
 
 @pytest.mark.parametrize("size", [2, 4], ids=["2 ranks", "4 ranks"])
 @pytest.mark.parametrize("file", CHECKS, ids=[c.stem for c in CHECKS])
-def test_every_rank_passes(file, size, tmp_path):
+def test_every_rank_passes(file, size, tmp_path, request):
+    env = request.getfixturevalue("device")[1] if file.stem == "check_device" else {}
     # -x: after a failed check the ranks no longer run the same operations.
     argv = [RANKS / "run.py", tmp_path, "-x", "-q", "-p", "no:cacheprovider", file]
-    with Job(size, argv, tmp_path) as job:
+    with Job(size, argv, tmp_path, **env) as job:
         ended = job.wait()
     problems = []
     for rank, end in enumerate(ended):

@@ -215,16 +215,30 @@ def test_training_gives_the_bits_of_gloo(port, tmp_path):
         assert gloo == paceline
 
 
-# Where there is no GPU, test_every_operation_with_another_default_device shows that copies lie in the host's memory.
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_operations_and_training_on_a_gpu(port, tmp_path):
-    """Through pinned host memory. The ranks share the first GPU."""
-    said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "paceline", "cuda"])
+def test_operations_on_a_device(port, device):
+    """Through pinned host memory. With a GPU, the ranks share the first one."""
+    kind, env = device
+    said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "paceline", kind], **env)
     assert said == ["rank 0 is done", "rank 1 is done"]
-    said = run([*TORCHRUN, port, SCRIPTS / "training.py", "paceline", tmp_path, "cuda"])
-    ranks = [{way: bits for _, way, bits in (s[5:].split(" ", 2) for s in said if s[5] == rank)} for rank in "01"]
-    assert len(ranks[0]) == 5 and ranks[0] == ranks[1]
-    assert ranks[0]["ddp"] == ranks[0]["fsdp2"] == ranks[0]["checkpoints"] != ranks[0]["zero"]
+
+
+def test_operations_on_a_device_keep_the_order_of_streams(port, device):
+    kind, env = device
+    said = run([*TORCHRUN, port, SCRIPTS / "streams.py", kind], **env)
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
+def test_training_on_a_device_gives_the_bits_of_the_cpu(tmp_path, device):
+    """The tests' own device computes as the CPU does; of a GPU's bits the test asks that the ranks have the same."""
+    (kind, env), results = device, {}
+    for where in {kind, "cpu" if kind == "offhost" else kind}:
+        (tmp_path / where).mkdir()
+        said = run([*standalone(2), SCRIPTS / "training.py", "paceline", tmp_path / where, where], **env)
+        ranks = [{way: bits for _, way, bits in (s[5:].split(" ", 2) for s in said if s[5] == r)} for r in "01"]
+        assert len(ranks[0]) == 5 and ranks[0] == ranks[1]
+        assert ranks[0]["ddp"] == ranks[0]["fsdp2"] == ranks[0]["checkpoints"] != ranks[0]["zero"]
+        results[where] = ranks[0]
+    assert len({str(sorted(r.items())) for r in results.values()}) == 1
 
 
 def test_buckets_are_summed_in_place_and_give_the_bits_of_gloo():

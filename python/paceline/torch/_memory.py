@@ -1,8 +1,8 @@
 """The memory of tensors for the engine: dense, in row-major order, on the host.
 
 The engine uses a contiguous CPU tensor in place. A tensor with other strides (such as channels_last) or on another
-device is copied to contiguous host memory, so that ranks need not have the same layout. Copies from and to CUDA devices
-follow the current stream.
+device is copied to contiguous host memory, so that ranks need not have the same layout. Copies from and to a CUDA
+device, or another accelerator of PyTorch, follow the current stream.
 """
 
 from __future__ import annotations
@@ -73,14 +73,23 @@ def is_direct(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
+def accelerator() -> str:
+    """The type of the devices that this PyTorch has beside the CPU, such as "cuda"; "" if it has none."""
+    if not hasattr(torch, "accelerator"):  # before PyTorch 2.6
+        return "cuda"
+    found = torch.accelerator.current_accelerator()
+    return "" if found is None else found.type
+
+
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous host tensor with the same elements, pinned if the tensor is on a CUDA device."""
+    """A contiguous host tensor with the same elements, pinned if the tensor is on an accelerator."""
     return host_room(tensor).copy_(tensor.detach())
 
 
 def host_room(like: torch.Tensor) -> torch.Tensor:
-    """A contiguous host tensor without values, pinned if `like` is on a CUDA device."""
-    return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)
+    """A contiguous host tensor without values, pinned if `like` is on an accelerator."""
+    pinned = not like.is_cpu and like.device.type == accelerator()
+    return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=pinned)
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 BACKEND, DEVICE, *OTHER = sys.argv[1:]
+SPARSE = "cpu" if DEVICE == "offhost" else DEVICE  # it has no sparse tensors
 REDUCED = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 REDUCED += [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 SENT = [*REDUCED, torch.bool, torch.uint16, torch.float8_e4m3fn]
@@ -82,9 +83,9 @@ def reductions(rank):
         x = of(rank)
         dist.reduce(x, root)
         same(x, of(0) + of(1) if rank == root else of(rank))
-    x = torch.sparse_coo_tensor([[rank, rank + 1]], [1.0, 2.0], (4,), check_invariants=True)
+    x = torch.sparse_coo_tensor([[rank, rank + 1]], [1.0, 2.0], (4,), device=SPARSE, check_invariants=True)
     dist.all_reduce(x)
-    same(x.to_dense(), torch.tensor([1.0, 3.0, 2.0, 0.0]))
+    same(x.to_dense(), torch.tensor([1.0, 3.0, 2.0, 0.0], device=SPARSE))
     some = [of(rank), of(rank, shape=(6,))]
     dist.all_reduce_coalesced(some)
     same(some[0], of(0) + of(1))

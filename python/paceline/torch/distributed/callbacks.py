@@ -13,6 +13,7 @@ By induction the order within each sequence is that of the program, on all ranks
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -23,6 +24,8 @@ from typing import Any, NoReturn
 
 import torch
 
+Devices = list[int | str | torch.device]
+
 _DEEPEST = 8  # lanes that one has begun in another: callbacks that chain themselves for ever stay in the last one
 _then: Any = torch._C.Future.then
 _add_done_callback: Any = torch._C.Future.add_done_callback
@@ -30,8 +33,8 @@ _add_done_callback: Any = torch._C.Future.add_done_callback
 _pools: list[ThreadPoolExecutor] = []
 _lanes: dict[tuple[str, Lane | None], Lane] = {}
 _lock = threading.Lock()
-# The groups of the futures that `then` has returned.
-_chained: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+# Of the futures that `then` has returned: their groups, and the devices whose streams they mind.
+_chained: weakref.WeakKeyDictionary[Any, tuple[str, Devices]] = weakref.WeakKeyDictionary()
 
 
 class _Here(threading.local):
@@ -96,18 +99,26 @@ def _pool() -> ThreadPoolExecutor:
         return _pools[0]
 
 
-def _chain(future: Any, group: str, callback: Callable[[Any], Any]) -> Any:
-    turn: Any = torch.futures.Future()
-    child = _then(turn, lambda _: callback(future))
-    _chained[child] = group
+def _chain(future: Any, group: str, devices: Devices, callback: Callable[[Any], Any]) -> Any:
+    turn: Any = torch.futures.Future(devices=devices)
+    child = _then(turn, lambda _: _called(callback, future, devices))
+    _chained[child] = group, devices
     _lane_of(group).add(future, turn)
     return child
 
 
-def _listen(future: Any, group: str, callback: Callable[[Any], Any]) -> None:
-    turn: Any = torch.futures.Future()
-    _add_done_callback(turn, lambda _: callback(future))
+def _listen(future: Any, group: str, devices: Devices, callback: Callable[[Any], Any]) -> None:
+    turn: Any = torch.futures.Future(devices=devices)
+    _add_done_callback(turn, lambda _: _called(callback, future, devices))
     _lane_of(group).add(future, turn)
+
+
+def _called(callback: Callable[[Any], Any], future: Any, devices: Devices) -> Any:
+    """Calls it, in a stream that follows what is queued for the future's values."""
+    if devices:
+        with contextlib.suppress(Exception):  # of a future that has failed: the callback finds out
+            future.wait()
+    return callback(future)
 
 
 @functools.cache
@@ -116,16 +127,16 @@ def install() -> None:
 
     @functools.wraps(_then)
     def then(self: Any, callback: Any) -> Any:
-        group = _chained.get(self)
-        return _then(self, callback) if group is None else _chain(self, group, callback)
+        known = _chained.get(self)
+        return _then(self, callback) if known is None else _chain(self, *known, callback)
 
     @functools.wraps(_add_done_callback)
     def add_done_callback(self: Any, callback: Any) -> None:
-        group = _chained.get(self)
-        if group is None:
+        known = _chained.get(self)
+        if known is None:
             _add_done_callback(self, callback)
         else:
-            _listen(self, group, callback)
+            _listen(self, *known, callback)
 
     setattr(torch._C.Future, "then", then)  # noqa: B010
     setattr(torch._C.Future, "add_done_callback", add_done_callback)  # noqa: B010
@@ -149,17 +160,17 @@ class _Failed:
 class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
     """The future of a work of a group."""
 
-    def __init__(self, group: str) -> None:
-        super().__init__()
-        self._group = group
+    def __init__(self, group: str, devices: Devices) -> None:
+        super().__init__(devices=devices)
+        self._group, self._devices = group, devices
 
     def then(self, callback: Any) -> Any:
         """A future of what the callback returns, which gets this future on its lane."""
-        return _chain(self, self._group, callback)
+        return _chain(self, self._group, self._devices, callback)
 
     def add_done_callback(self, callback: Any) -> None:
         """Has the callback get this future on its lane."""
-        _listen(self, self._group, callback)
+        _listen(self, self._group, self._devices, callback)
 
     def complete(self, outputs: Any, failure: BaseException | None) -> None:
         """Completes it."""

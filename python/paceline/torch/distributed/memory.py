@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from paceline.common import abi
-from paceline.torch._memory import _NUMBERS, adopt, host_copy, host_room
+from paceline.torch._memory import _NUMBERS, accelerator, adopt, host_copy, host_room
 
 
 class Memory:
-    """A tensor's elements in contiguous host memory: its own, or a copy, pinned for one on a CUDA device.
+    """A tensor's elements in contiguous host memory: its own, or a copy, pinned for one on an accelerator.
 
     The memory lives as long as this, also where the tensor gets other memory.
     """
@@ -20,9 +20,10 @@ class Memory:
 
     def __init__(self, tensor: torch.Tensor, filled: bool = True) -> None:
         self.tensor = tensor
-        if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", accelerator()):
+            device = accelerator() or "cuda"
             raise ValueError(
-                f"the backend takes dense tensors on the CPU or a CUDA device, not {tensor.layout} on {tensor.device}"
+                f"the backend takes dense tensors on the CPU or on {device}, not {tensor.layout} on {tensor.device}"
             )
         if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
             self.host = tensor
@@ -38,6 +39,13 @@ class Memory:
         """Gives a tensor that has not this memory the elements that are in it."""
         if self.host is not self.tensor:
             self.tensor.detach().copy_(self.host)
+
+
+def devices_of(outputs: Any) -> set[torch.device]:
+    """The devices beside the CPU of an operation's outputs: a tensor, or lists of tensors."""
+    if isinstance(outputs, torch.Tensor):
+        return set() if outputs.is_cpu else {outputs.device}
+    return set().union(*map(devices_of, outputs))
 
 
 def kind_of(tensor: torch.Tensor) -> tuple[int, int]:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
+from paceline.torch._memory import accelerator
+
 NAME = "paceline"
 # The names under which a script gets the backend.
 ours: set[str] = set()
 # Before PyTorch 2.14 nothing looks a backend up by its name, nor can one be written in Python (older.py).
 OLDER = not hasattr(Backend, "_ensure_backend_registered")
+
+
+def device_types() -> list[str]:
+    """The types of the devices whose tensors the backend takes."""
+    return list(dict.fromkeys(filter(None, ("cpu", "cuda", accelerator()))))
 
 
 def of_group(backend: str) -> set[str]:

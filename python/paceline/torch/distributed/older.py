@@ -20,8 +20,6 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from paceline.torch.distributed import names
 
-_DEVICES = [torch.device("cpu"), torch.device("cuda")]
-
 # Operations whose options PyTorch makes where a caller gives none: how many arguments are tensors, the options, and
 # which of them the short form has after the tensors: `group.broadcast(tensor, root)`.
 _OPERATIONS: dict[str, tuple[int, Any, tuple[str, ...]]] = {
@@ -67,7 +65,7 @@ class PythonGroup(c10d.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return _DEVICES
+        return [torch.device(kind) for kind in names.device_types()]
 
     def _get_backend(self, device: torch.device) -> Any:
         return self

@@ -44,7 +44,7 @@ def take_over(given: str) -> None:
 
 def _register(name: str) -> None:
     # Of a custom type: to backends of Gloo's type PyTorch talks as to its own class.
-    Backend.register_backend(name, _maker(name), extended_api=True, devices=["cpu", "cuda"])
+    Backend.register_backend(name, _maker(name), extended_api=True, devices=names.device_types())
     names.ours.add(name)
 
 

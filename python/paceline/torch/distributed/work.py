@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import math
@@ -23,6 +24,7 @@ from paceline.common.exceptions import HorovodInternalError
 from paceline.torch._untraced import untraced
 from paceline.torch.distributed.callbacks import WorkFuture
 from paceline.torch.distributed.left_behind import left_behind
+from paceline.torch.distributed.memory import devices_of
 
 _SLICE_S = 0.1  # how long one wait stays in C, where Ctrl-C and an abort are not seen
 _TIMED_OUT = re.compile(r"has waited (\S+) for .*, its timeout")  # the engine's words
@@ -47,6 +49,8 @@ class PacelineWork(Work):
     ) -> None:
         super().__init__()
         self._what, self._memory, self._finish, self._outputs = what, memory, finish, outputs
+        # The program's, for what `finish` does, perhaps on another thread.
+        self._streams = [torch.accelerator.current_stream(device) for device in devices_of(outputs)]
         self._handles: Any = None
         self._open = 0  # operations of which the library has still to tell
         self._lock = threading.Lock()
@@ -64,7 +68,7 @@ class PacelineWork(Work):
         left_behind.sweep()
         self._handles = (ctypes.c_int32 * count)()
         if tell:
-            self._future = WorkFuture(self._group)
+            self._future = WorkFuture(self._group, [stream.device for stream in self._streams])
             self._open = count
             _watched.add(self, ops)
         try:
@@ -130,7 +134,7 @@ class PacelineWork(Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future whose value are the outputs."""
         if self._future is None:  # the caller waits by itself: async_op=False
-            self._future = WorkFuture(self._group)
+            self._future = WorkFuture(self._group, [stream.device for stream in self._streams])
             try:
                 self.wait()
                 self._future.set_result(self._outputs)
@@ -206,7 +210,12 @@ class PacelineWork(Work):
             if (failure := engine.wait(self._handles)) is not None:
                 return _translated(failure)
             if self._finish is not None:
-                self._finish(self._handles)
+                with contextlib.ExitStack() as streams:
+                    for stream in self._streams:
+                        streams.enter_context(stream)
+                    self._finish(self._handles)
+                for stream in self._streams:  # whichever stream uses the outputs next
+                    stream.synchronize()
             return None
         except Exception as e:
             return _translated(e)
