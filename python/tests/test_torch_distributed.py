@@ -228,6 +228,13 @@ def test_operations_on_a_device_keep_the_order_of_streams(port, device):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="a group with Paceline has no other backend (decision 133)")
+def test_a_group_that_has_another_backend_for_the_cpu(port, device):
+    kind, env = device
+    said = run([*TORCHRUN, port, SCRIPTS / "mixed.py", kind], **env, PACELINE_COMPRESSION="int8")
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
 def test_training_on_a_device_gives_the_bits_of_the_cpu(tmp_path, device):
     """The tests' own device computes as the CPU does; of a GPU's bits the test asks that the ranks have the same."""
     (kind, env), results = device, {}

@@ -32,6 +32,7 @@ from paceline.torch.distributed.backend import PacelineBackend
 from paceline.torch.distributed.latest import unwrapped
 from paceline.torch.distributed.memory import Memory, summand_of
 
+_CPU = torch.device("cpu")
 _numbers = itertools.count()
 _BUILTIN = {BuiltinCommHookType.ALLREDUCE: allreduce_hook, BuiltinCommHookType.FP16_COMPRESS: fp16_compress_hook}
 
@@ -59,7 +60,7 @@ class DDPState:
             check(codec)
         self.options = Options(codec=None if codec is None else codec.text)
         self.names = {p: name for name, p in named_parameters}
-        self.backend = backend_of(group)
+        self.backend = backend_of(group, next((p.device for p in self.names), _CPU))
         self.prefix = f"ddp.{next(_numbers)}"
 
 
@@ -112,10 +113,10 @@ def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
     return future.value()[0]
 
 
-def backend_of(group: ProcessGroup | None) -> PacelineBackend:
-    """The backend of a process group. Raises ValueError for another's."""
+def backend_of(group: ProcessGroup | None, device: torch.device = _CPU) -> PacelineBackend:
+    """The backend of a process group for tensors on a device. Raises ValueError for another's."""
     default = distributed_c10d._get_default_group() if group is None else group
-    backend = unwrapped(default._get_backend(torch.device("cpu")))
+    backend = unwrapped(default._get_backend(device))
     if not isinstance(backend, PacelineBackend):
         raise ValueError(
             f'the backend of the process group is {backend.name()}: init_process_group("paceline"), or '
@@ -141,10 +142,10 @@ _hooks: weakref.WeakKeyDictionary[Reducer, _Ours | None] = weakref.WeakKeyDictio
 
 
 def our_backend(model: Any) -> PacelineBackend | None:
-    """The backend of a model's process group, None where it is another's."""
+    """The backend of a model's process group for its device, None where it is another's."""
     try:
-        return backend_of(model.process_group)
-    except ValueError:
+        return backend_of(model.process_group, model.device)
+    except (RuntimeError, ValueError):  # PyTorch's is for a device that the group has no backend for
         return None
 
 
