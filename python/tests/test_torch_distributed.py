@@ -238,6 +238,8 @@ def test_a_group_that_has_another_backend_for_the_cpu(port, device):
 def test_training_on_a_device_gives_the_bits_of_the_cpu(tmp_path, device):
     """The tests' own device computes as the CPU does; of a GPU's bits the test asks that the ranks have the same."""
     (kind, env), results = device, {}
+    if kind == "offhost" and torch.__version__ < "2.12":
+        pytest.skip("FSDP2 has operations of its own for devices that it knows, in PyTorch 2.7 at least")
     for where in {kind, "cpu" if kind == "offhost" else kind}:
         (tmp_path / where).mkdir()
         said = run([*standalone(2), SCRIPTS / "training.py", "paceline", tmp_path / where, where], **env)
