@@ -143,9 +143,9 @@ void later(std::function<void()> work) {
 }
 
 void drain(c10::StreamId stream) {
+  std::vector<std::function<void()>> works; // outlives the lock: tensors may need Python's lock to end
   std::lock_guard<std::recursive_mutex> locked(running);
-  auto works = std::move(queues[stream]);
-  queues[stream].clear();
+  works.swap(queues[stream]);
   at::NoGradGuard no_grad;
   for (auto &work : works) work();
 }
