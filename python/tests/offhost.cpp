@@ -22,6 +22,7 @@
 #include <torch/library.h>
 #include <unistd.h>
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -133,7 +134,7 @@ Hooks hooks;
 // Streams
 
 std::recursive_mutex running;    // kernels run one after the other
-std::map<c10::StreamId, std::vector<std::function<void()>>> queues;
+std::map<c10::StreamId, std::deque<std::function<void()>>> queues;
 c10::StreamId newest = 0;
 thread_local c10::StreamId current = 0;
 
@@ -142,19 +143,30 @@ void later(std::function<void()> work) {
   queues[current].push_back(std::move(work));
 }
 
-void drain(c10::StreamId stream) {
-  std::vector<std::function<void()>> works; // outlives the lock: tensors may need Python's lock to end
+thread_local int depth = 0;
+thread_local std::vector<std::function<void()>> done;
+
+// Does what is queued in a stream, or only what is until something has happened.
+void drain(c10::StreamId stream, const bool *happened = nullptr) {
+  std::vector<std::function<void()>> ended; // outlive the lock: tensors may need Python's lock to end
   std::lock_guard<std::recursive_mutex> locked(running);
-  works.swap(queues[stream]);
   at::NoGradGuard no_grad;
-  for (auto &work : works) work();
+  auto &works = queues[stream];
+  depth++;
+  while (!works.empty() && (happened == nullptr || !*happened)) {
+    done.push_back(std::move(works.front()));
+    works.pop_front();
+    auto work = done.back();
+    work();
+  }
+  if (--depth == 0) ended.swap(done);
 }
 
 struct Event {
   c10::StreamId stream;
   std::shared_ptr<bool> happened;
   void wait() const {
-    if (!*happened) drain(stream);
+    if (!*happened) drain(stream, happened.get());
   }
 };
 

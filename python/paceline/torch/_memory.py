@@ -88,7 +88,7 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def host_room(like: torch.Tensor) -> torch.Tensor:
     """A contiguous host tensor without values, pinned if `like` is on an accelerator."""
-    pinned = not like.is_cpu and like.device.type == accelerator()
+    pinned = like.is_cuda or (not like.is_cpu and like.device.type == accelerator())
     return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=pinned)
 
 

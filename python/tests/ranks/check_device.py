@@ -8,6 +8,7 @@ import torch
 
 import paceline
 import paceline.torch as hvd
+from paceline.torch._memory import host_room
 
 
 @pytest.fixture
@@ -71,6 +72,7 @@ def test_strides_and_empty_tensors(device, rank, size):
     assert x.stride() == strides and equal(x, torch.full((2, 3, 4, 4), size * (size - 1) / 2))
     assert hvd.allreduce(torch.empty(0, 3, device=device)).shape == (0, 3)
     assert hvd.allgather(torch.empty(0, 3, device=device)).device == device
+    assert host_room(x).is_pinned() and not host_room(x.cpu()).is_pinned()
 
 
 def net(device):

@@ -96,6 +96,21 @@ def main():
             new = [o.cpu().reshape(-1, SIZE) for o in after]
             expected = torch.tensor(values)[:, None].expand(-1, SIZE).float()
             assert torch.equal(torch.cat([expected[:0], *new]), expected), (which, new)
+    x = rows(rank + 1, strided=True)
+    torch.accelerator.synchronize()
+    with stream:
+        work = dist.all_reduce(x, async_op=True)
+    work.wait()  # and reads it in another stream
+    assert x.cpu().eq(3).all(), x
+    future = dist.all_reduce(x.reshape(-1)[: rank + 1], async_op=True).get_future()
+    for way in (future.wait, future.value, future.then(lambda ended: ended.value()).wait):
+        try:
+            way()
+        except Exception as e:
+            assert isinstance(e, dist.DistBackendError) or way not in (future.wait, future.value), e
+            assert "ranks disagree" in str(e) and "Cannot extract" not in str(e), e
+        else:
+            raise AssertionError("no error of different sizes")
     print(f"rank {rank} is done\n", end="", flush=True)
     dist.destroy_process_group()
 

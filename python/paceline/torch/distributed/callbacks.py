@@ -161,7 +161,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
     """The future of a work of a group."""
 
     def __init__(self, group: str, devices: Devices) -> None:
-        super().__init__(devices=devices)
+        super().__init__()  # without devices: the outputs are there, and PyTorch would look into errors for tensors
         self._group, self._devices = group, devices
 
     def then(self, callback: Any) -> Any:

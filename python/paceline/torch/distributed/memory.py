@@ -20,7 +20,8 @@ class Memory:
 
     def __init__(self, tensor: torch.Tensor, filled: bool = True) -> None:
         self.tensor = tensor
-        if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", accelerator()):
+        known = tensor.is_cpu or tensor.is_cuda or tensor.device.type == accelerator()
+        if tensor.layout is not torch.strided or not known:
             device = accelerator() or "cuda"
             raise ValueError(
                 f"the backend takes dense tensors on the CPU or on {device}, not {tensor.layout} on {tensor.device}"

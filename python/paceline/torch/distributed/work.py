@@ -212,6 +212,7 @@ class PacelineWork(Work):
             if self._finish is not None:
                 with contextlib.ExitStack() as streams:
                     for stream in self._streams:
+                        streams.enter_context(_device_of(stream))
                         streams.enter_context(stream)
                     self._finish(self._handles)
                 for stream in self._streams:  # whichever stream uses the outputs next
@@ -221,6 +222,17 @@ class PacelineWork(Work):
             return _translated(e)
         finally:
             engine.release(self._handles)
+
+
+def _device_of(stream: torch.Stream) -> Any:
+    """Has the stream's device be the thread's within a with block.
+
+    Else the end of the stream's own block sets the thread's, the first GPU, which gives that a context of this process.
+    """
+    if stream.device.type == "cuda":
+        return torch.cuda.device(stream.device)
+    index = getattr(torch.accelerator, "device_index", None)  # not in PyTorch 2.7
+    return contextlib.nullcontext() if index is None else index(stream.device_index)
 
 
 def _translated(error: BaseException) -> BaseException:
