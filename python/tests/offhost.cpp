@@ -22,6 +22,7 @@
 #include <torch/library.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -135,7 +136,7 @@ Hooks hooks;
 
 std::recursive_mutex running;    // kernels run one after the other
 std::map<c10::StreamId, std::deque<std::function<void()>>> queues;
-c10::StreamId newest = 0;
+std::atomic<c10::StreamId> newest = 0;
 thread_local c10::StreamId current = 0;
 
 void later(std::function<void()> work) {
@@ -165,9 +166,7 @@ void drain(c10::StreamId stream, const bool *happened = nullptr) {
 struct Event {
   c10::StreamId stream;
   std::shared_ptr<bool> happened;
-  void wait() const {
-    if (!*happened) drain(stream, happened.get());
-  }
+  void wait() const { drain(stream, happened.get()); }
 };
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -180,10 +179,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   c10::Stream getStream(c10::Device) const override { return stream(current); }
   c10::Stream getDefaultStream(c10::Device) const override { return stream(0); }
-  c10::Stream getNewStream(c10::Device, int) const override {
-    std::lock_guard<std::recursive_mutex> locked(running);
-    return stream(++newest);
-  }
+  c10::Stream getNewStream(c10::Device, int) const override { return stream(++newest); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
   c10::Stream exchangeStream(c10::Stream next) const override {
     auto before = stream(current);
@@ -196,7 +192,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream &stream) const override { drain(stream.id()); }
   void synchronizeDevice(c10::DeviceIndex) const override {
-    std::lock_guard<std::recursive_mutex> locked(running);
     for (c10::StreamId id = 0; id <= newest; id++) drain(id);
   }
   void record(void **event, const c10::Stream &stream, c10::DeviceIndex, c10::EventFlag) const override {
@@ -215,7 +210,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return event == nullptr || *static_cast<Event *>(event)->happened;
   }
   void synchronizeEvent(void *event) const override {
-    std::lock_guard<std::recursive_mutex> locked(running);
     if (event != nullptr) static_cast<Event *>(event)->wait();
   }
   void destroyEvent(void *event, c10::DeviceIndex) const noexcept override { delete static_cast<Event *>(event); }

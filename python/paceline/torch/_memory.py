@@ -81,6 +81,11 @@ def accelerator() -> str:
     return "" if found is None else found.type
 
 
+def on_accelerator(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is on a CUDA device, or on another accelerator that PyTorch has here."""
+    return tensor.is_cuda or (not tensor.is_cpu and tensor.device.type == accelerator())
+
+
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous host tensor with the same elements, pinned if the tensor is on an accelerator."""
     return host_room(tensor).copy_(tensor.detach())
@@ -88,8 +93,7 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def host_room(like: torch.Tensor) -> torch.Tensor:
     """A contiguous host tensor without values, pinned if `like` is on an accelerator."""
-    pinned = like.is_cuda or (not like.is_cpu and like.device.type == accelerator())
-    return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=pinned)
+    return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=on_accelerator(like))
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:

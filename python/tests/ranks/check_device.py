@@ -52,7 +52,7 @@ def test_work_that_is_queued_before_and_after_keeps_its_order(device, rank, size
     for i, (start, values) in enumerate(calls):
         x = torch.full((size, n), rank + 1.0, device=device)
         x = x.t().contiguous().t() if strided else x
-        torch.accelerator.synchronize()
+        torch.accelerator.current_stream().synchronize()
         with torch.Stream(device) as stream:
             if device.type == "cuda":
                 torch.cuda._sleep(100_000_000)  # what follows is still to be done when the operation is asked for
@@ -102,7 +102,7 @@ def test_training(device, rank, size, options, where):
     hvd.broadcast_parameters(model.state_dict(), 0)
     hvd.broadcast_optimizer_state(optimizer, 0)
     each = 24 // size
-    torch.accelerator.synchronize()
+    torch.accelerator.current_stream().synchronize()
     with torch.Stream(device) if where == "own stream" else contextlib.nullcontext():
         train(model, optimizer, device, slice(each * rank, each * (rank + 1)))
         if "sync" in options:

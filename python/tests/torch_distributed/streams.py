@@ -34,7 +34,7 @@ def rows(value, strided):
 def operations(rank, strided):
     """Operations by their names: what starts each, its output, and the value of each row of the output after it."""
     x, y, parts = rows(0, strided), rows(rank + 1, strided), list(rows(0, strided))
-    one, whole, empty = rows(0, strided)[0], rows(rank + 1, False), []
+    one, whole = rows(0, strided)[0], rows(rank + 1, False)
     yield "all_reduce", y, lambda: dist.all_reduce(y, async_op=True), [3, 3]
     y = rows(rank + 1, strided)
     yield "broadcast", y, lambda: dist.broadcast(y, 0, async_op=True), [1, 1]
@@ -53,7 +53,7 @@ def operations(rank, strided):
     yield "all_to_all_single", z, lambda: dist.all_to_all_single(z, whole, async_op=True), [1, 2]
     into = list(rows(0, strided))
     yield "all_to_all", into, lambda: dist.all_to_all(into, list(whole), async_op=True), [1, 2]
-    got = list(rows(0, strided)) if rank == 0 else empty
+    got = list(rows(0, strided)) if rank == 0 else []
     yield "gather", got, lambda: dist.gather(whole[0], got or None, 0, async_op=True), [1, 2][: len(got)]
     part = rows(0, strided)[0]
     given = list(rows(4, False)) if rank == 1 else None
@@ -86,7 +86,7 @@ def main():
             which = f"{name}, {wait.__name__}, strided: {strided}"
             outputs = output if isinstance(output, list) else [output]
             before = [o.cpu() for o in outputs]
-            torch.accelerator.synchronize()
+            torch.accelerator.current_stream().synchronize()
             with stream:
                 seen = [late(o) for o in outputs]
                 after = [late(o) for o in wait(start(), outputs)]
@@ -97,7 +97,7 @@ def main():
             expected = torch.tensor(values)[:, None].expand(-1, SIZE).float()
             assert torch.equal(torch.cat([expected[:0], *new]), expected), (which, new)
     x = rows(rank + 1, strided=True)
-    torch.accelerator.synchronize()
+    torch.accelerator.current_stream().synchronize()
     with stream:
         work = dist.all_reduce(x, async_op=True)
     work.wait()  # and reads it in another stream

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paceline.common import abi
-from paceline.torch._memory import _NUMBERS, accelerator, adopt, host_copy, host_room
+from paceline.torch._memory import _NUMBERS, accelerator, adopt, host_copy, host_room, on_accelerator
 
 
 class Memory:
@@ -20,8 +20,7 @@ class Memory:
 
     def __init__(self, tensor: torch.Tensor, filled: bool = True) -> None:
         self.tensor = tensor
-        known = tensor.is_cpu or tensor.is_cuda or tensor.device.type == accelerator()
-        if tensor.layout is not torch.strided or not known:
+        if tensor.layout is not torch.strided or not (tensor.is_cpu or on_accelerator(tensor)):
             device = accelerator() or "cuda"
             raise ValueError(
                 f"the backend takes dense tensors on the CPU or on {device}, not {tensor.layout} on {tensor.device}"
