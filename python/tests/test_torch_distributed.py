@@ -77,6 +77,11 @@ def test_what_callbacks_of_futures_begin_matches_on_all_ranks(port):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_a_work_that_has_ended_has_its_futures_value(port):
+    said = run([*TORCHRUN, port, SCRIPTS / "ends.py"])
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
 def test_a_barrier_that_a_rank_has_missed_leaves_later_ones_alone(port):
     said = run([*TORCHRUN, port, SCRIPTS / "barriers.py"])
     assert said == ["rank 0 is done", "rank 1 is done"]

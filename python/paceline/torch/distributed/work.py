@@ -96,6 +96,7 @@ class PacelineWork(Work):
             self._await(timeout.total_seconds())
         if self._profiled is not None:
             self._recorded.wait(_SLICE_S)
+        self._meet_future()
         if self._failure is not None:
             raise self._failure
         return True
@@ -111,6 +112,8 @@ class PacelineWork(Work):
                 self._settle(None)
             elif self.closed.is_set():
                 self.abort()
+        if self._ended:
+            self._meet_future()
         return self._ended
 
     def is_success(self) -> bool:
@@ -134,12 +137,13 @@ class PacelineWork(Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future whose value are the outputs."""
         if self._future is None:  # the caller waits by itself: async_op=False
-            self._future = WorkFuture(self._group, [stream.device for stream in self._streams])
+            future = WorkFuture(self._group, [stream.device for stream in self._streams])
             try:
                 self.wait()
-                self._future.set_result(self._outputs)
+                future.set_result(self._outputs)
             except BaseException as e:
-                self._future.fail(e)
+                future.fail(e)
+            self._future = future
         return self._future
 
     get_future_result = get_future
@@ -149,6 +153,15 @@ class PacelineWork(Work):
     def abort(self) -> None:
         """Ends the work with an error, unless it has ended: its group is no more."""
         self._settle(self._gone("aborted"))
+
+    def _meet_future(self) -> None:
+        """Waits for the future of a work that has ended, perhaps on another thread, which completes it next.
+
+        PyTorch's code in C++ reads the future's value after `wait()`, and fails where it is not there.
+        """
+        if self._future is not None and not self._future.done():
+            with contextlib.suppress(Exception):  # the work's own, which the caller gets
+                self._future.wait()
 
     def _await(self, limit: float) -> None:
         """Waits until the work has ended; limit: seconds, 0 for as long as the operations may take."""
