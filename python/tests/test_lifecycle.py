@@ -42,6 +42,24 @@ def test_a_process_alone_is_a_job_of_one(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_the_job_is_left_where_no_thread_can_start():
+    """CPython 3.12 starts none in handlers of atexit."""
+    code = script("""
+        import threading
+
+        def start(self):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        hvd.init()
+        threading.Thread.start = start
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+    """)
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    done = subprocess.run([sys.executable, *code], env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_init_and_shutdown_hundreds_of_times(tmp_path):
     code = script("""
         import threading

@@ -82,6 +82,38 @@ def test_a_work_that_has_ended_has_its_futures_value(port):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_ctrl_c_and_handlers_of_signals_lose_no_memory_and_no_end(port):
+    said = run([*TORCHRUN, port, SCRIPTS / "signals.py"], PYTHONUNBUFFERED="1")
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
+def test_callbacks_that_run_at_the_end_of_the_process_end_first(port):
+    said = run([*TORCHRUN, port, SCRIPTS / "exits.py", "well"])
+    assert said == ["rank 0 has 2.0", "rank 1 has 2.0"]
+
+
+def test_a_callback_does_not_keep_a_process_that_an_exception_ends(port):
+    done = subprocess.run(
+        [*TORCHRUN, str(port), SCRIPTS / "exits.py", "exception"],
+        env=clean_environment() | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert done.returncode != 0 and "the program's error" in done.stderr
+    assert done.stdout.splitlines() == ["rank 0 has an error"], done.stdout + done.stderr[-4000:]
+
+
+def test_names_of_coalesced_operations_live_until_they_are_submitted(port):
+    said = run([*TORCHRUN, port, SCRIPTS / "names.py"], PYTHONMALLOC="debug")  # overwrites what is freed
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
+def test_a_broadcast_in_a_callback_is_one_in_elastic_jobs(port):
+    said = run([*TORCHRUN, port, SCRIPTS / "spreads.py"], PACELINE_ELASTIC="1")
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
 def test_a_barrier_that_a_rank_has_missed_leaves_later_ones_alone(port):
     said = run([*TORCHRUN, port, SCRIPTS / "barriers.py"])
     assert said == ["rank 0 is done", "rank 1 is done"]

@@ -102,6 +102,7 @@ class Op(ctypes.Structure):
         ("reserved", ctypes.c_uint32),
     ]
 
+    origin: Op | None = None  # what it is a copy of
     again: tuple[Any, Any] | None = None  # what it is known by, and what it is, where it may come again (operation.py)
 
 
@@ -165,6 +166,17 @@ _PROTOTYPES = {
 # These are also attributes of the library without their prefix, and without argument types, whose checks take longer
 # than some of the calls. Their arguments are byref(...) for pointers, c_int64(...) for 64 bits, and numbers.
 _FREQUENT = ("pl_submit", "pl_poll", "pl_wait_all", "pl_release_all")
+
+
+NO_HANDLE = -1  # where the library has not written one
+
+
+def no_handles(count: int) -> Any:
+    """An array for the handles of so many operations."""
+    return _One(NO_HANDLE) if count == 1 else (ctypes.c_int32 * count)(*[NO_HANDLE] * count)
+
+
+_One = ctypes.c_int32 * 1
 
 
 def library_path() -> pathlib.Path:

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from paceline.common import abi
 from paceline.common.exceptions import HorovodInternalError, NotInitializedError
@@ -38,7 +38,6 @@ _ENV_NAMES = frozenset(
 _WAIT_SLICE_MS = 100
 _WAIT_SLICE = ctypes.c_int64(_WAIT_SLICE_MS)
 
-_One = ctypes.c_int32 * 1
 _T = TypeVar("_T")
 
 
@@ -81,8 +80,8 @@ class Engine:
         self.generation += 1
         self._pid = os.getpid()
         self._job = self._info()
-        atexit.unregister(self._shutdown_at_exit)
-        atexit.register(self._shutdown_at_exit)
+        atexit.unregister(self.leave_at_exit)
+        atexit.register(self.leave_at_exit)
 
     def expect(self, settings: Mapping[str, Any] | None, join: Callable[[], None]) -> None:
         """Takes the place that the environment names as that of a job which others train in without this process.
@@ -123,8 +122,12 @@ class Engine:
             self._rest()
         except HorovodInternalError as e:
             warnings.warn(f"shutdown() waited for what was in flight, which failed: {e}", stacklevel=3)
-        self._job = self._join = None
-        interruptible(lambda: self._check(abi.library().pl_shutdown()))
+        job, self._job, self._join = self._job, None, None
+        try:
+            interruptible(lambda: self._check(abi.library().pl_shutdown()))
+        except Exception:  # refused, in a function that the library calls: the job goes on
+            self._job = job
+            raise
         for call in self._at_shutdown:
             call()
 
@@ -157,7 +160,8 @@ class Engine:
         """
         self._at_exit.append((finish, drain))
 
-    def _shutdown_at_exit(self) -> None:
+    def leave_at_exit(self) -> None:
+        """Leaves the job as the process ends."""
         if self._job is None or self._pid != os.getpid():
             return
         ends_well, failures = not hasattr(sys, "last_value"), []
@@ -267,15 +271,16 @@ class Engine:
 
     # Operations
 
-    def submit(self, ops: Sequence[abi.Op]) -> Sequence[int]:
-        """Starts the operations as one group, all or none. Returns an array with a handle for each."""
+    def submit(self, ops: Sequence[abi.Op], handles: Any) -> None:
+        """As `submit_into`, for operations that are not in an array."""
         count = len(ops)
-        array, handles = (ops[0], _One()) if count == 1 else ((abi.Op * count)(*ops), (ctypes.c_int32 * count)())
-        self.submit_into(array, count, handles)
-        return cast("Sequence[int]", handles)
+        self.submit_into(ops[0] if count == 1 else (abi.Op * count)(*ops), count, handles)
 
     def submit_into(self, ops: Any, count: int, handles: Any) -> None:
-        """Starts operations in an array as one group. Their handles are written to an array of the caller's."""
+        """Starts operations in an array as one group, all or none. Writes their handles to an array of the caller's.
+
+        Ctrl-C may come when they have started: then there are handles (abi.no_handles), and the memory must stay.
+        """
         status = abi.library().submit(ctypes.byref(ops), count, ctypes.byref(handles))
         if status < 0:
             self._check(status)
@@ -367,6 +372,10 @@ class Engine:
         It releases none of them: Ctrl-C may come when C has returned, and then somebody waits again.
         """
         self._submit_collected()
+        return self.end_of(handles)
+
+    def end_of(self, handles: Sequence[int]) -> BaseException | None:
+        """As `wait`, of operations that end without what optimizers have collected, or have ended."""
         lib, array, count = abi.library(), _array(handles), len(handles)
         reference = ctypes.byref(array)
         while (status := lib.wait_all(reference, count, _WAIT_SLICE)) == abi.ERR_TIMEOUT:
@@ -426,6 +435,10 @@ class Engine:
         self._known("rank")
         self.arrive()
         self._check(abi.library().pl_timeline_stop())
+
+    def last_error(self, status: int) -> BaseException:
+        """What a call on this thread returned a status for."""
+        return _exception(status, _last_error())
 
     def _check(self, status: int) -> int:
         if status < 0:
@@ -492,7 +505,10 @@ def interruptible(call: Callable[[], _T]) -> _T:
             failures.append(e)
 
     thread = threading.Thread(target=run, name="paceline", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # CPython 3.12 starts none where the interpreter ends
+        return call()
     while thread.is_alive():
         thread.join(_WAIT_SLICE_MS / 1000)
     if failures:

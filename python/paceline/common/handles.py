@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from paceline.common import abi
 from paceline.common.abi import Op
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
@@ -32,28 +33,38 @@ def start(ops: Sequence[Op], finish: Callable[[Sequence[int]], Any], at_once: bo
     tensor whose memory the operations use. at_once: the caller waits next.
     """
     ops[-1].at_once = at_once
-    handles = engine.submit(ops)
+    handles = abi.no_handles(len(ops))
 
     def result() -> Any:
         for op in ops:
             ended_well(op)
         return finish(handles)
 
-    return watch(handles, result)
+    return _submit(ops, _Pending(engine.round, handles, result))
 
 
 def start_again(repeat: Repeat, input: int, output: int, memory: Any, result: Any, at_once: bool) -> int:
-    """Submits an operation that repeats and returns its handle. Arguments as of `Repeat.start`."""
-    repeat.start(input, output, memory, result, at_once)
-    number = next(_numbers)
-    _pending[number] = repeat
-    return number
+    """Submits an operation that repeats and returns its handle. Arguments as of `Repeat.begin`."""
+    repeat.begin(input, output, memory, result, at_once)
+    return _submit(repeat.ops, repeat)
 
 
 def watch(handles: Sequence[int], finish: Callable[[], Any]) -> int:
     """Returns a handle for operations that the engine has already started."""
     number = next(_numbers)
     _pending[number] = _Pending(engine.round, handles, finish)
+    return number
+
+
+def _submit(ops: Sequence[Op], pending: _Pending | Repeat) -> int:
+    number = next(_numbers)
+    _pending[number] = pending  # before the engine has them: then Ctrl-C may come
+    try:
+        engine.submit(ops, pending.handles)
+    except BaseException:
+        if pending.handles[0] == abi.NO_HANDLE:
+            del _pending[number]
+        raise
     return number
 
 

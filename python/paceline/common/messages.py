@@ -26,9 +26,15 @@ class Message:
         self._keep = keep
         self._source: int | None = None
         self._error: BaseException | None = None
-        self._handles = engine.submit((op,))
+        self._handles = abi.no_handles(1)
         self._ended = False
-        _in_flight.add(self)
+        _in_flight.add(self)  # before the engine has it: then Ctrl-C may come
+        try:
+            engine.submit_into(op, 1, self._handles)
+        except BaseException:
+            if self._handles[0] == abi.NO_HANDLE:
+                _in_flight.discard(self)
+            raise
 
     def done(self) -> bool:
         """Whether the message has been received, or has failed, so that `wait` will not wait."""

@@ -88,15 +88,16 @@ class Repeat:
         self.known_by, self.what = op.again
         op.later = True
 
-    def start(self, input: int, output: int, memory: Any, result: Any, at_once: bool) -> None:
-        """Submits it with other memory at these addresses. at_once: the caller waits for it next.
+    def begin(self, input: int, output: int, memory: Any, result: Any, at_once: bool) -> None:
+        """Prepares it with other memory at these addresses, to be submitted. at_once: the caller waits for it next.
 
         memory: lives until it has ended, and has `check`, which raises RuntimeError if the program took it away.
         result: what `finish` returns.
         """
         op = self.op
         op.input, op.output, op.at_once = input, output, at_once
-        self.handles, self.round, self.memory, self.output = engine.submit(self.ops), engine.round, memory, result
+        self.handles, self.round = abi.no_handles(1), engine.round
+        self.memory, self.output = memory, result
 
     def finish(self) -> Any:
         """Gives the output of one that has ended well, which may come again. Raises RuntimeError as the memory does."""

@@ -156,7 +156,7 @@ class Batch:
     def _submit(self, count: int, at_once: bool) -> None:
         first, last = self._submitted, self._places[self._submitted + count - 1]
         last.at_once = at_once
-        self._handles[first + count - 1] = _NONE
+        self._handles[first + count - 1] = abi.NO_HANDLE
         try:
             engine.submit_into(
                 abi.Op.from_buffer(self._ops, first * ctypes.sizeof(abi.Op)),
@@ -165,7 +165,7 @@ class Batch:
             )
         except BaseException as e:
             self._failure = self._failure or e
-        if self._handles[first + count - 1] != _NONE:  # also where Ctrl-C came when they were submitted
+        if self._handles[first + count - 1] != abi.NO_HANDLE:  # also where Ctrl-C came when they were submitted
             self._submitted += count
         last.at_once = False
 
@@ -242,7 +242,6 @@ def _over_before() -> HorovodInternalError:
     return HorovodInternalError("the operation was in flight when shutdown() was called")
 
 
-_NONE = -1  # no handle
 _in_flight: set[Batch] = set()
 _dropped: list[list[torch.UntypedStorage]] = []  # memory to which the engine may still write
 

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from datetime import timedelta
 
 import by_name  # noqa: F401
@@ -52,6 +53,25 @@ for how in HOW:
 done, began = threading.Event(), dist.all_reduce(torch.ones(1), async_op=True)
 began.get_future().add_done_callback(lambda _: (dist.barrier(), done.set()))
 assert done.wait(30)
+
+y = torch.full((1000,), 100.0)
+inner = threading.Event()
+
+
+def begin(_):
+    dist.all_reduce(y)
+    inner.set()
+
+
+torch.futures.collect_all([dist.all_reduce(torch.ones(1), async_op=True).get_future()]).then(begin)
+xs = [torch.full((1000,), float(i)) for i in range(20)]
+for x in xs:
+    dist.all_reduce(x)
+    time.sleep(0.01 * rank)
+assert inner.wait(30)
+for i, x in enumerate(xs):
+    assert torch.equal(x, torch.full_like(x, size * i)), (i, x)
+assert torch.equal(y, torch.full_like(y, size * 100)), y
 
 failing = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda _: 1 / 0)
 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Base):
         super().__init__(group.rank, group.size)
         self._world, self._group, self._timeout = world, group, timeout
         self._options: Backend.Options | None = None
-        self.spreads = False  # whether broadcasts are as stand_in.spread
+        self.spreads = -1  # the thread whose broadcasts are as stand_in.spread
         self.stand_ins: dict[int, int] = {}  # ranks of the group that give what lost ones should
         _alive.add(self)
 
@@ -125,7 +126,7 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Base):
 
     def broadcast(self, tensors: Sequence[torch.Tensor], options: Any) -> PacelineWork:
         """Sends the root's tensor to all."""
-        if self.spreads:
+        if self.spreads == threading.get_ident():
             return latest.started(stand_in.spread(self, tensors, options.rootRank))
         return super().broadcast(tensors, options)
 

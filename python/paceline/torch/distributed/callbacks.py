@@ -4,35 +4,42 @@ Operations of a group match by the order of their calls, and every rank's works 
 what callbacks begin matches too,
 
 1. the callbacks of a group's works run one at a time, in the order in which the program chained them (`then`), on a
-   thread beside the program's: a lane;
+   thread beside the program's: a lane. So do those of `collect_all` of their futures;
 2. what a lane begins is a sequence of its own, beside what the program itself begins meanwhile;
 3. what a callback chains in its turn has the next lane, so that it may wait for that.
 
 By induction the order within each sequence is that of the program, on all ranks.
+
+The library's thread, which completes futures, meets no lock here: the program's thread may have it in a signal's
+handler which waits for the library.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import queue
+import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import torch
 
+from paceline.common.engine import engine
+
 Devices = list[int | str | torch.device]
 
+_LOOK_S = 0.005  # how often the end of callbacks is looked for at the process's end
 _DEEPEST = 8  # lanes that one has begun in another: callbacks that chain themselves for ever stay in the last one
 _then: Any = torch._C.Future.then
 _add_done_callback: Any = torch._C.Future.add_done_callback
 
-_pools: list[ThreadPoolExecutor] = []
 _lanes: dict[tuple[str, Lane | None], Lane] = {}
-_lock = threading.Lock()
 # Of the futures that `then` has returned: their groups, and the devices whose streams they mind.
 _chained: weakref.WeakKeyDictionary[Any, tuple[str, Devices]] = weakref.WeakKeyDictionary()
 
@@ -55,48 +62,61 @@ class Lane:
     def __init__(self, group: str, within: Lane | None) -> None:
         self.name: str = f" after {group}{'' if within is None else within.name}"
         self.depth: int = 1 if within is None else within.depth + 1
-        self._lock = threading.Lock()
         self._entries: deque[tuple[Any, Any]] = deque()  # futures, and those that are completed after them, in turn
-        self._runs = False
+        self._looks: queue.SimpleQueue[Any] = queue.SimpleQueue()  # an item for each look at the first entry
+        self._thread: threading.Thread | None = None
+        self._runs = threading.Lock()  # of one thread: Ctrl-C may come when one has begun
+        self._calls = False
 
     def add(self, future: Any, turn: Any) -> None:
         """Has `turn` be completed when the future is, and all that came before."""
-        with self._lock:
-            self._entries.append((future, turn))
-        _add_done_callback(future, lambda _: self._go_on())
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="paceline futures")
+            thread.start()
+            self._thread = thread
+        self._entries.append((future, turn))
+        _add_done_callback(future, self._looks.put)  # in C alone: PyTorch swallows Ctrl-C that comes in a callback
 
-    def _go_on(self) -> None:
-        with self._lock:
-            if self._runs or not self._entries or not self._entries[0][0].done():
-                return
-            self._runs = True
-        _pool().submit(self._run)
+    def works(self) -> bool:
+        """Whether a callback runs, or is about to."""
+        try:
+            return (bool(self._entries) and self._entries[0][0].done()) or self._calls
+        except IndexError:  # the lane has just taken the last entry
+            return True
+
+    def end(self) -> None:
+        """Ends its thread."""
+        self._looks.put(None)
 
     def _run(self) -> None:
         _here.lane = self
-        while True:
-            with self._lock:
-                if not self._entries or not self._entries[0][0].done():
-                    self._runs = False
-                    break
-                turn = self._entries.popleft()[1]
-            turn.set_result(None)
-        _here.lane = None
+        with self._runs:
+            while self._looks.get() is not None:
+                while self._entries and self._entries[0][0].done():
+                    self._calls = True
+                    self._entries.popleft()[1].set_result(None)
+                    self._calls = False
+        self.end()  # another thread, too
 
 
 def _lane_of(group: str) -> Lane:
     within = _here.lane
     if within is not None and within.depth >= _DEEPEST:
         return within
-    with _lock:
-        return _lanes.setdefault((group, within), Lane(group, within))
+    return _lanes.setdefault((group, within), Lane(group, within))
 
 
-def _pool() -> ThreadPoolExecutor:
-    with _lock:
-        if not _pools:
-            _pools.append(ThreadPoolExecutor(max_workers=1024, thread_name_prefix="paceline futures"))
-        return _pools[0]
+def _end_lanes() -> None:
+    """Ends the threads of lanes at the process's end, before Python waits for them: callbacks that run end first.
+
+    Where an exception ends the process, they may wait for what comes no more: then their operations end with the job.
+    """
+    while any(lane.works() for lane in list(_lanes.values())):
+        if hasattr(sys, "last_value"):
+            engine.leave_at_exit()
+        time.sleep(_LOOK_S)
+    for lane in list(_lanes.values()):
+        lane.end()
 
 
 def _chain(future: Any, group: str, devices: Devices, callback: Callable[[Any], Any]) -> Any:
@@ -124,6 +144,7 @@ def _called(callback: Callable[[Any], Any], future: Any, devices: Devices) -> An
 @functools.cache
 def install() -> None:
     """Has futures that `then` returns chain callbacks as the works' own do: PyTorch makes them, of its own class."""
+    collect: Any = torch._C._collect_all
 
     @functools.wraps(_then)
     def then(self: Any, callback: Any) -> Any:
@@ -138,8 +159,24 @@ def install() -> None:
         else:
             _listen(self, *known, callback)
 
+    @functools.wraps(collect)
+    def collect_all(futures: Any) -> Any:
+        collected = collect(futures)
+        known = next((known for f in futures if (known := _known(f)) is not None), None)
+        if known is not None:
+            _chained[collected] = known
+        return collected
+
+    threading._register_atexit(_end_lanes)  # type: ignore[attr-defined]
+    os.register_at_fork(after_in_child=_lanes.clear)  # their threads are not there
+    setattr(torch._C, "_collect_all", collect_all)  # noqa: B010
     setattr(torch._C.Future, "then", then)  # noqa: B010
     setattr(torch._C.Future, "add_done_callback", add_done_callback)  # noqa: B010
+
+
+def _known(future: Any) -> tuple[str, Devices] | None:
+    """The group and the devices of a future of ours."""
+    return (future.group, future.devices) if isinstance(future, WorkFuture) else _chained.get(future)
 
 
 class _Failed:
@@ -162,15 +199,15 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def __init__(self, group: str, devices: Devices) -> None:
         super().__init__()  # without devices: the outputs are there, and PyTorch would look into errors for tensors
-        self._group, self._devices = group, devices
+        self.group, self.devices = group, devices
 
     def then(self, callback: Any) -> Any:
         """A future of what the callback returns, which gets this future on its lane."""
-        return _chain(self, self._group, self._devices, callback)
+        return _chain(self, self.group, self.devices, callback)
 
     def add_done_callback(self, callback: Any) -> None:
         """Has the callback get this future on its lane."""
-        _listen(self, self._group, self._devices, callback)
+        _listen(self, self.group, self.devices, callback)
 
     def complete(self, outputs: Any, failure: BaseException | None) -> None:
         """Completes it."""

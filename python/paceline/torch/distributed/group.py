@@ -64,7 +64,9 @@ class Group:
         self._sequence = f"torch.distributed.{self.key}".encode()
         self._tag = zlib.crc32(self._sequence) << 32  # groups of the same ranks have tags of their own
         self._prepared: dict[Any, abi.Op] = {}
-        self._lock = threading.Lock()
+        # Of who makes operations. A signal's handler may make some while its own thread does.
+        self._lock = threading.RLock()
+        self._makes = False
 
     def op(
         self,
@@ -124,9 +126,16 @@ class Group:
         wait = getattr(options, "timeout", None)
         limit = wait.total_seconds() if wait is not None and wait > timedelta(0) else self.timeout_s
         with self._lock:
-            self.count += 1
-            tell = bool(getattr(options, "asyncOp", True))
-            return self._start(f"{what} number {self.count}", what, make(), memory, finish, outputs, limit, tell)
+            makes, self._makes = self._makes, True
+            prepared = self._prepared
+            if makes:  # those are about to be started
+                self._prepared = {}
+            try:
+                self.count += 1
+                tell = bool(getattr(options, "asyncOp", True))
+                return self._start(f"{what} number {self.count}", what, make(), memory, finish, outputs, limit, tell)
+            finally:
+                self._prepared, self._makes = prepared, makes
 
     def start(
         self,

@@ -113,4 +113,6 @@ def storing(memory: Sequence[Memory]) -> Any:
 
 def copied(op: abi.Op) -> abi.Op:
     """A copy of what the group uses again for its next operation that is alike."""
-    return abi.Op.from_buffer_copy(op)
+    copy = abi.Op.from_buffer_copy(op)
+    copy.origin = op  # which has the text and the shape to which it points
+    return copy

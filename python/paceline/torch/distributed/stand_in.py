@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +54,12 @@ def _reduce(backend: PacelineBackend, tensor: torch.Tensor, op: ReduceOp.RedOpTy
 
 @contextlib.contextmanager
 def spreading(backend: PacelineBackend) -> Iterator[None]:
-    """Has the backend's broadcasts in an elastic job be as `spread`."""
-    backend.spreads = bool(engine.setting("elastic"))
+    """Has the backend's broadcasts that this thread begins in an elastic job be as `spread`."""
+    backend.spreads = threading.get_ident() if engine.setting("elastic") else -1
     try:
         yield
     finally:
-        backend.spreads = False
+        backend.spreads = -1
 
 
 @functools.cache

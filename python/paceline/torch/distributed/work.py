@@ -38,6 +38,8 @@ class PacelineWork(Work):
     outputs: what `result()` and the future have. group: its name. closed: set when the group ends.
     """
 
+    _in_flight = False  # whether the engine may use the memory; also where Ctrl-C has come before __init__
+
     def __init__(
         self,
         what: str,
@@ -53,7 +55,8 @@ class PacelineWork(Work):
         self._streams = [torch.accelerator.current_stream(device) for device in devices_of(outputs)]
         self._handles: Any = None
         self._open = 0  # operations of which the library has still to tell
-        self._lock = threading.Lock()
+        # Of who ends the work. A signal's handler may end it while its own thread does.
+        self._lock = threading.RLock()
         self._ended = False
         self._failure: BaseException | None = None
         self._future: WorkFuture | None = None
@@ -66,22 +69,29 @@ class PacelineWork(Work):
     def start(self, ops: Any, count: int, tell: bool) -> None:
         """Submits the operations. tell: the library tells of their ends, so that a future may be asked for."""
         left_behind.sweep()
-        self._handles = (ctypes.c_int32 * count)()
+        if self.closed.is_set():
+            raise DistBackendError(f"{self._what} was called when its process group had been destroyed or aborted")
+        self._handles = abi.no_handles(count)
         if tell:
             self._future = WorkFuture(self._group, [stream.device for stream in self._streams])
             self._open = count
             _watched.add(self, ops)
+        self._in_flight = True
         try:
-            with self._lock:  # a group that ends meanwhile ends this work too
-                if self.closed.is_set():
-                    raise DistBackendError(
-                        f"{self._what} was called when its process group had been destroyed or aborted"
-                    )
-                engine.submit_into(ops, count, self._handles)
+            engine.submit_into(ops, count, self._handles)
         except BaseException as e:
-            if tell:
-                _watched.remove(ops)
+            if self._handles[0] == abi.NO_HANDLE:  # else the engine has them, and Ctrl-C came then
+                self._in_flight = False
+                if tell:
+                    _watched.remove(ops)
             raise _translated(e) from None
+        if self.closed.is_set():  # a group that ends meanwhile ends this work too
+            self.abort()
+
+    def __del__(self) -> None:
+        """Leaves behind what the engine uses, for example after Ctrl-C: nobody can wait for it any more."""
+        if self._in_flight and self._handles[0] != abi.NO_HANDLE:
+            left_behind.add(self.round, self._handles, self._memory)
 
     def profile(self, title: str, tensors: list[torch.Tensor]) -> None:
         """Has the profiler record the operation until it ends."""
@@ -141,7 +151,7 @@ class PacelineWork(Work):
             try:
                 self.wait()
                 future.set_result(self._outputs)
-            except BaseException as e:
+            except Exception as e:
                 future.fail(e)
             self._future = future
         return self._future
@@ -155,13 +165,17 @@ class PacelineWork(Work):
         self._settle(self._gone("aborted"))
 
     def _meet_future(self) -> None:
-        """Waits for the future of a work that has ended, perhaps on another thread, which completes it next.
+        """Completes the future of a work that has ended, perhaps on another thread, which is about to do so.
 
         PyTorch's code in C++ reads the future's value after `wait()`, and fails where it is not there.
         """
-        if self._future is not None and not self._future.done():
-            with contextlib.suppress(Exception):  # the work's own, which the caller gets
-                self._future.wait()
+        future = self._future
+        if future is not None and not future.done():
+            try:
+                future.complete(self._outputs, self._failure)
+            except RuntimeError:
+                if not future.done():
+                    raise  # else the other thread has
 
     def _await(self, limit: float) -> None:
         """Waits until the work has ended; limit: seconds, 0 for as long as the operations may take."""
@@ -175,8 +189,12 @@ class PacelineWork(Work):
                 self._settle(self._gone("destroyed"))
             elif self.closed.is_set():
                 self.abort()
-            elif lib.pl_wait_all(handles, count, max(1, int(1000 * min(left, _SLICE_S)))) != abi.ERR_TIMEOUT:
-                self._settle(None)
+            else:
+                status = lib.pl_wait_all(handles, count, max(1, int(1000 * min(left, _SLICE_S))))
+                if status == abi.ERR_INVALID and not self._done():
+                    raise engine.last_error(status)  # as in a function that the library calls
+                if status != abi.ERR_TIMEOUT:
+                    self._settle(None)
 
     def _gone(self, why: str) -> BaseException:
         return DistBackendError(f"{self._what} was in flight when its process group was {why}")
@@ -197,30 +215,49 @@ class PacelineWork(Work):
         self._handles[place] = handle
         self._open -= 1
         if self._open == 0:
-            self._settle(None)
-            left_behind.ended(self._handles)
+            # Who has the lock ends the work. That may be a signal's handler which waits for this thread to return.
+            if self._lock.acquire(timeout=_SLICE_S):
+                try:
+                    self._end(None)
+                    self._let_go()
+                finally:
+                    self._lock.release()
+                self._meet_future()
             if self._profiled is not None:  # here, on another thread than it began: it is asynchronous
                 self._end_profile()
 
     def _settle(self, failure: BaseException | None) -> None:
         """Ends the work once: with the outputs or their error, or with another error while its operations go on."""
         with self._lock:
-            if self._ended:
-                return
-            if failure is None and not engine.runs(self.round):
-                failure = self._gone("destroyed")
-            if failure is None:
-                failure = self._collect()
-            else:
-                left_behind.add(self.round, self._handles, self._memory)
-            self._failure, self._ended = failure, True
+            self._end(failure)
+        self._meet_future()
+
+    def _end(self, failure: BaseException | None) -> None:
+        """As `_settle`, with the lock. Ctrl-C may come anywhere: then the next call ends the work."""
+        if self._ended:
+            return
+        if failure is None and not engine.runs(self.round):
+            failure = self._gone("destroyed")
+        collects = failure is None
+        if collects:
+            failure = self._collect()
+        if not self._ended:  # else a signal's handler has ended it meanwhile
+            self._failure = failure
+            self._ended = True
+        if collects:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The engine's operations have ended."""
+        if self._in_flight:
+            self._in_flight = False
+            if engine.runs(self.round):
+                engine.release(self._handles)
             self._memory = self._finish = None
-        if self._future is not None and not self._future.done():
-            self._future.complete(self._outputs, failure)
 
     def _collect(self) -> BaseException | None:
         try:
-            if (failure := engine.wait(self._handles)) is not None:
+            if (failure := engine.end_of(self._handles)) is not None:
                 return _translated(failure)
             if self._finish is not None:
                 with contextlib.ExitStack() as streams:
@@ -233,8 +270,6 @@ class PacelineWork(Work):
             return None
         except Exception as e:
             return _translated(e)
-        finally:
-            engine.release(self._handles)
 
 
 def _device_of(stream: torch.Stream) -> Any:
@@ -277,7 +312,7 @@ class _Watched:
 
     def of(self, closed: threading.Event) -> set[PacelineWork]:
         """Those of a group."""
-        return {work for work, _ in tuple(self._works.values()) if work.closed is closed}
+        return {work for work, _ in list(self._works.values()) if work.closed is closed}
 
     def _told(self, key: int, handle: int, status: int) -> None:
         known = self._works.pop(key, None)

@@ -1,0 +1,45 @@
+"""The process ends while a callback of a future runs: "well", or by an exception that leaves its operation alone."""
+
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import by_name  # noqa: F401
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("paceline", timeout=timedelta(seconds=600))
+rank = dist.get_rank()
+begun = threading.Event()
+
+
+def goes_on(future):
+    """Chains another callback when the main thread has ended."""
+    begun.set()
+    while not threading._SHUTTING_DOWN:
+        time.sleep(0.01)
+    inner = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda f: f.value()[0])
+    print(f"rank {rank} has {inner.wait().item()}\n", end="", flush=True)
+
+
+def waits(future):
+    """Waits for what comes no more."""
+    begun.set()
+    try:
+        dist.all_reduce(torch.ones(1))
+    except dist.DistBackendError:
+        print(f"rank {rank} has an error\n", end="", flush=True)
+
+
+work = dist.all_reduce(torch.ones(4), async_op=True)
+if sys.argv[1] == "well":
+    work.get_future().then(goes_on)
+    begun.wait()
+else:
+    if rank == 0:
+        work.get_future().then(waits)
+        begun.wait()
+        raise RuntimeError("the program's error")
+    work.wait()
+    time.sleep(600)  # torchrun ends it

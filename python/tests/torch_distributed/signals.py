@@ -1,0 +1,200 @@
+"""Signals at the worst moments: Ctrl-C loses no memory and no end of a work, handlers may end the group. Two ranks."""
+
+import collections
+import gc
+import os
+import random
+import signal
+import threading
+import weakref
+from datetime import timedelta
+
+import by_name  # noqa: F401
+import torch
+import torch.distributed as dist
+
+import paceline.torch as hvd
+from paceline.common import abi
+from paceline.torch.distributed import memory
+from paceline.torch.distributed.callbacks import WorkFuture
+
+HANG_S = 600
+LIBRARY = abi.library()
+submit = LIBRARY.submit
+
+
+def blocking(tensor):
+    """The work of an all_reduce whose caller waits next."""
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).allreduce([tensor], options)
+
+
+def once(call, *instead):
+    """A function that receives a signal before its first call on the main thread, or after where `instead` is given."""
+    left = [signal.SIGINT]
+
+    def interrupted(*args, **kwargs):
+        if not instead and left and threading.current_thread() is threading.main_thread():
+            signal.raise_signal(left.pop())
+        result = call(*args, **kwargs)
+        if instead and left:
+            signal.raise_signal(left.pop())  # one that comes while C runs is handled when it has returned
+        return result
+
+    return interrupted
+
+
+class Hosts:
+    """Notes the engine's memory of what is called in a with block, and whether it is gone."""
+
+    def __enter__(self):
+        self.gone = []
+        self._init = memory.Memory.__init__
+
+        def noted(m, *args, **kwargs):
+            self._init(m, *args, **kwargs)
+            gone = threading.Event()
+            weakref.finalize(m.host, gone.set)
+            self.gone.append(gone)
+
+        memory.Memory.__init__ = noted
+        return self
+
+    def __exit__(self, *_):
+        memory.Memory.__init__ = self._init
+
+
+def interrupt(call):
+    """Calls it. Returns whether Ctrl-C came."""
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def memory_of_interrupted_calls(rank, store):
+    """The engine may write until the other rank has come, and not longer is the memory kept."""
+    receives = {
+        "blocking": lambda: dist.broadcast(torch.zeros(4, 2).t(), 1),
+        "asynchronous": lambda: dist.broadcast(torch.zeros(4, 2).t(), 1, async_op=True),
+    }
+    for name, receive in receives.items():
+        if rank == 0:
+            with Hosts() as hosts:
+                LIBRARY.submit = once(submit, "after")
+                assert interrupt(receive), name
+                LIBRARY.submit = submit
+            gc.collect()
+            assert [gone.is_set() for gone in hosts.gone] == [False], name
+            store.set(name, "interrupted")
+        else:
+            store.get(name)
+            dist.broadcast(torch.ones(2, 4), 1)
+        dist.barrier()
+        if rank == 0:
+            dist.all_reduce(torch.ones(1))  # looks at what is left behind
+            dist.all_reduce(torch.ones(1))
+            assert hosts.gone[0].wait(HANG_S), name
+        else:
+            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(torch.ones(1))
+
+
+def memory_of_interrupted_calls_of_hvd(rank, store):
+    for name in "first", "second":  # which is started again
+        tensor = torch.ones(1000)
+        if rank == 0:
+            kept = weakref.ref(tensor.untyped_storage())
+            LIBRARY.submit = once(submit, "after")
+            assert interrupt(lambda tensor=tensor: hvd.allreduce_async_(tensor, name="x"))
+            LIBRARY.submit = submit
+            del tensor
+            gc.collect()
+            assert kept() is not None, name
+            store.set(f"hvd {name}", "interrupted")
+        else:
+            store.get(f"hvd {name}")
+            hvd.allreduce_(tensor, name="x")
+        dist.barrier()
+
+
+def ends_of_interrupted_waits(rank):
+    """A second wait returns, with the outputs, and later callbacks of the group are called."""
+    for make in blocking, lambda tensor: dist.all_reduce(tensor, async_op=True):
+        for place, name in (memory.Memory, "store"), (WorkFuture, "complete"):
+            function = getattr(place, name)
+            for _ in range(10):  # the library's thread may be the first
+                tensor = torch.ones(4, 2).t()
+                setattr(place, name, once(function) if rank == 0 else function)
+                work = make(tensor)
+                if interrupt(work.wait):
+                    work.wait()
+                setattr(place, name, function)
+                assert torch.equal(tensor, torch.full((2, 4), 2.0)), (name, tensor)
+                called = threading.Event()
+                work.get_future().add_done_callback(lambda _, called=called: called.set())
+                assert called.wait(HANG_S), name
+
+
+def signals_at_any_time(rank):
+    """Handlers that raise, while works are started and waited for."""
+
+    armed = []
+
+    def ends(*_):
+        if armed:
+            armed.clear()
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, ends)
+    seen = collections.Counter()
+    for i in range(400):
+        tensor = torch.ones(100, 64).t()
+        work = dist.all_reduce(tensor, async_op=True) if i % 2 else blocking(tensor)
+        if rank == 0:
+
+            def wait(work=work):
+                armed.append(True)
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(5e-6, 6e-4))
+                work.wait()
+                armed.clear()
+
+            seen[interrupt(wait)] += 1
+        work.wait()
+        assert tensor[0, 0] == 2, (i, tensor)
+    assert rank or seen[True], "no signal has come in time"
+
+
+def leaves_in_a_handler(rank):
+    """As on SIGTERM: the group is destroyed within a call of its own."""
+
+    def leave(*_):
+        dist.destroy_process_group()
+        print(f"rank {rank} is done\n", end="", flush=True)
+        os._exit(0)
+
+    signal.signal(signal.SIGINT, leave)
+    LIBRARY.submit = once(submit, "after")
+    while True:
+        for work in [dist.all_reduce(torch.ones(200), async_op=True) for _ in range(8)]:
+            try:
+                work.wait()
+            except dist.DistBackendError:
+                return  # the other rank has left; here the signal comes in the next call
+
+
+def main():
+    dist.init_process_group("paceline", timeout=timedelta(seconds=HANG_S))
+    hvd.init()
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    memory_of_interrupted_calls(rank, store)
+    memory_of_interrupted_calls_of_hvd(rank, store)
+    ends_of_interrupted_waits(rank)
+    signals_at_any_time(rank)
+    leaves_in_a_handler(rank)
+
+
+if __name__ == "__main__":
+    main()
