@@ -44,6 +44,7 @@ def main():
     )
     seconds = time.perf_counter() - started
 
+    model.optimizer.agree()  # under models that let ranks run ahead, gives all the same parameters
     _, accuracy = model.evaluate(test_images, test_labels, verbose=0)
     digest = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
     same = digest == hvd.broadcast_object(digest, root_rank=0)

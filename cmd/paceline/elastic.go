@@ -24,7 +24,7 @@ func (e *elasticFlags) add(f *pflag.FlagSet) {
 	f.VarP(count{&e.Max, 1, limits.MaxRanks}, "max-np", "", "greatest `number` of processes (default: every slot)")
 	f.StringVar(&e.Script, "host-discovery-script", "", "`command` that prints the hosts, one a line as host or host:slots; it runs each second")
 	f.VarP(count{&e.Slots, 1, limits.MaxRanks}, "slots-per-host", "", "`slots` of a host that the script prints without (default: 1)")
-	f.Var(seconds{&e.Timeout}, "elastic-timeout", "how long the job may be without --min-np processes, in `seconds` (default: 600)")
+	f.Var(seconds{&e.Timeout}, "elastic-timeout", "how long the job may be without --min-np processes, in `seconds`")
 	f.VarP(count{&e.ResetLimit, 1, limits.MaxRanks}, "reset-limit", "", "end the job if the processes change more often than this `number`")
 	f.StringVar(&e.cooldown, "blacklist-cooldown-range", "", "`seconds` for which a host gets no new process after its first failure there, and at most: 10 100 (default: for good)")
 	for long, name := range map[string]string{"min-num-proc": "min-np", "max-num-proc": "max-np"} {

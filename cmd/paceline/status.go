@@ -78,7 +78,7 @@ func (j *jobChoice) status(c *cobra.Command, args []string, output *jsonSwitch) 
 	patience, over := j.patience(len(targets)), time.After(rateTime)
 	views := watch.Look(ctx, targets, patience)
 	if len(targets) == 1 && len(views) == 1 && views[0].Err != nil {
-		return views[0].Err
+		return views[0].Silence()
 	}
 	select {
 	case <-over:

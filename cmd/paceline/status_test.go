@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -133,6 +134,10 @@ func TestAJobThatDoesNotAnswerHasARowOfWhatIsKnown(t *testing.T) {
 	t.Cleanup(func() { stopped.Signal(syscall.SIGCONT) })
 	r := h.run("status")
 	if row := fmt.Sprintf(`(?m)^%d +no answer +- +- +- +[0-9ms]+ +\S+ run -np 1 sh`, stopped.Pid); r.code != 0 || !regexp.MustCompile(row).MatchString(r.stdout) {
+		t.Errorf("%+v", r)
+	}
+	r = h.run("status", "--timeout", "500ms", strconv.Itoa(stopped.Pid))
+	if want := fmt.Sprintf(`^paceline status: job %d, which began [0-9ms]+ ago \(\S+ run -np 1 sh.*\), does not answer: `, stopped.Pid); r.code != 1 || !regexp.MustCompile(want).MatchString(r.stderr) {
 		t.Errorf("%+v", r)
 	}
 	for _, c := range []struct {

@@ -167,6 +167,14 @@ func (v *View) up() time.Duration {
 	return time.Duration(v.Uptime * float64(time.Second)).Round(time.Second)
 }
 
+// Silence is the error of a job that has not answered, with what is known of it.
+func (v *View) Silence() error {
+	if v.Command == "" {
+		return v.Err
+	}
+	return fmt.Errorf("job %d, which began %v ago (%s), does not answer: %w", v.ID, v.up(), short(v.Command), v.Err)
+}
+
 // stateOf is what is to be said of a dedicated server, by its index.
 func (v *View) stateOf(server int) string {
 	for _, n := range v.Nodes {

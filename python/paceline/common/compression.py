@@ -232,6 +232,8 @@ def codec_of(compression: Any) -> Codec | None:
         return Codecs.auto()
     if isinstance(compression, str):
         return Codec(compression or "none")
+    if isinstance(name := getattr(compression, "__name__", None), str) and getattr(Codecs, name, None) is compression:
+        raise ValueError(f"compression=hvd.Compression.{name}: codecs are called, hvd.Compression.{name}(...)")
     if hasattr(compression, "compress") and hasattr(compression, "decompress"):
         return None
     raise ValueError(

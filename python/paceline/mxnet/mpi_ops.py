@@ -26,7 +26,7 @@ from paceline.common.held import Use
 from paceline.common.operation import Held, How, Options, operation
 from paceline.common.operators import Adasum, Average, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
-from paceline.common.sync import model_of
+from paceline.common.sync import BSP, model_of
 from paceline.mxnet._glue import naive, push
 
 _DTYPES = {
@@ -174,7 +174,7 @@ def _options(compression: Any, sync: Any) -> Options:
     codec = None if compression is None else codec_of(compression)
     if compression is not None and codec is None:
         raise ValueError("compression= takes a codec of the engine here, such as Compression.int8()")
-    model = model_of(sync)
+    model = BSP() if sync is None else model_of(sync)  # PACELINE_SYNC is the optimizers'
     if model.ahead:
         raise ValueError(
             f"sync={model.setting}: under this model the servers hold parameters, which is DistributedTrainer's; "

@@ -108,6 +108,11 @@ def test_the_example_learns_the_digits_on_two_workers():
     assert "parameters:    identical on all workers" in said
 
 
+def test_ranks_of_the_example_may_run_ahead():
+    said = on_ranks(2, sys.executable, "examples/mxnet_digits.py", "--epochs", "2", PACELINE_SYNC="ssp:3")
+    assert "parameters:    identical on all workers" in said
+
+
 def test_the_five_lines_of_the_readme(tmp_path):
     before = """
 import mxnet as mx

@@ -127,6 +127,12 @@ def test_example_learns_and_ranks_hold_the_same_parameters(example):
     assert accuracy > 90 and "identical" in said and "DIFFERENT" not in said, said
 
 
+def test_ranks_of_the_example_of_keras_may_run_ahead():
+    argv = sys.executable, TESTS.parents[1] / "examples" / "keras_digits.py", "--epochs", "2"
+    said = paceline_run(*argv, PACELINE_SYNC="ssp:3")
+    assert "identical" in said and "DIFFERENT" not in said, said
+
+
 FIVE_LINES_BEFORE = """
 import tensorflow as tf
 model = tf.keras.Sequential([tf.keras.layers.Dense(3)])

@@ -424,6 +424,8 @@ def test_what_does_not_go_together_is_refused():
     parameter = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(ValueError, match="Adasum"):
         hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1), compression="int8", op=hvd.Adasum)
+    with pytest.raises(ValueError, match=r"codecs are called, hvd\.Compression\.int8\(\.\.\.\)"):
+        hvd.allreduce(torch.zeros(2), compression=hvd.Compression.int8)
     with pytest.raises(ValueError, match=r"auto\(\) is DistributedOptimizer's"):
         hvd.allreduce(torch.zeros(2), compression=hvd.Compression.auto())
     with pytest.raises(ValueError, match="the engine's codecs only"):
