@@ -16,9 +16,9 @@ def left(monkeypatch):
     """The names of operations that were submitted so, in their order."""
     names, submit = [], engine.submit
 
-    def spy(ops):
+    def spy(ops, handles):
         names.extend(op.name.decode() for op in ops if op.later and not op.at_once and len(ops) == 1)
-        return submit(ops)
+        return submit(ops, handles)
 
     monkeypatch.setattr(engine, "submit", spy)
     return names
