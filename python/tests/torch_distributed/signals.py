@@ -26,7 +26,8 @@ submit = LIBRARY.submit
 def blocking(tensor):
     """The work of an all_reduce whose caller waits next."""
     options = dist.AllreduceOptions()
-    options.asyncOp = False
+    if hasattr(options, "asyncOp"):  # not in PyTorch 2.7
+        options.asyncOp = False
     return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).allreduce([tensor], options)
 
 
