@@ -34,6 +34,7 @@ from paceline.common.engine import engine
 
 Devices = list[int | str | torch.device]
 
+_IDLE_S = 10.0  # after which a lane's thread ends
 _LOOK_S = 0.005  # how often the end of callbacks is looked for at the process's end
 _DEEPEST = 8  # lanes that one has begun in another: callbacks that chain themselves for ever stay in the last one
 _then: Any = torch._C.Future.then
@@ -64,17 +65,20 @@ class Lane:
         self.depth: int = 1 if within is None else within.depth + 1
         self._entries: deque[tuple[Any, Any]] = deque()  # futures, and those that are completed after them, in turn
         self._looks: queue.SimpleQueue[Any] = queue.SimpleQueue()  # an item for each look at the first entry
-        self._thread: threading.Thread | None = None
-        self._runs = threading.Lock()  # of one thread: Ctrl-C may come when one has begun
+        self._has_thread = False  # which ends when it has had nothing to do for a while
+        self._runs = threading.Lock()  # of one thread: there may be another for a moment
         self._calls = False
 
     def add(self, future: Any, turn: Any) -> None:
         """Has `turn` be completed when the future is, and all that came before."""
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="paceline futures")
-            thread.start()
-            self._thread = thread
         self._entries.append((future, turn))
+        if not self._has_thread:
+            try:
+                self._has_thread = True
+                threading.Thread(target=self._run, name="paceline futures").start()
+            except BaseException:
+                self._has_thread = False
+                raise
         _add_done_callback(future, self._looks.put)  # in C alone: PyTorch swallows Ctrl-C that comes in a callback
 
     def works(self) -> bool:
@@ -91,12 +95,23 @@ class Lane:
     def _run(self) -> None:
         _here.lane = self
         with self._runs:
-            while self._looks.get() is not None:
+            while not self._idles():
                 while self._entries and self._entries[0][0].done():
                     self._calls = True
                     self._entries.popleft()[1].set_result(None)
                     self._calls = False
+
+    def _idles(self) -> bool:
+        """Waits for a look. Returns whether the thread ends instead."""
+        try:
+            if self._looks.get(timeout=_IDLE_S) is not None:
+                return False
+        except queue.Empty:
+            if not self._entries:
+                self._has_thread = False
+            return not self._entries  # one that has come meanwhile counts on this thread
         self.end()  # another thread, too
+        return True
 
 
 def _lane_of(group: str) -> Lane:
