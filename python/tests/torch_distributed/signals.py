@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 import weakref
 from datetime import timedelta
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 import paceline.torch as hvd
 from paceline.common import abi
-from paceline.torch.distributed import memory
+from paceline.torch.distributed import exchanges, memory, operations
 from paceline.torch.distributed.callbacks import WorkFuture
 
 HANG_S = 600
@@ -139,6 +140,48 @@ def ends_of_interrupted_waits(rank):
                 assert called.wait(HANG_S), name
 
 
+def ends_of_waits_that_a_slow_handler_interrupts(rank):
+    """The library's thread has left the end to the one that waited, and the future gets its value all the same."""
+
+    def slow(*_):
+        time.sleep(0.3)
+        raise KeyboardInterrupt
+
+    before, store = signal.signal(signal.SIGINT, slow), memory.Memory.store
+    for _ in range(10):
+        tensor = torch.ones(4, 2).t()
+        work = dist.all_reduce(tensor, async_op=True)
+        memory.Memory.store = once(store) if rank == 0 else store
+        interrupt(work.wait)
+        memory.Memory.store = store
+        future, called = work.get_future(), threading.Event()
+        future.add_done_callback(lambda _, called=called: called.set())
+        assert called.wait(HANG_S)
+        assert torch.equal(tensor, torch.full((2, 4), 2.0)), tensor
+    signal.signal(signal.SIGINT, before)
+
+
+def outputs_that_are_fetched_once(rank):
+    """Where Ctrl-C comes when they are: the error says so."""
+    parts = [torch.zeros(3), torch.zeros(3)]
+    options = torch._C._distributed_c10d.AllgatherOptions()
+    if not hasattr(options, "asyncOp"):  # in PyTorch 2.7 the library's thread may be the first
+        return
+    options.asyncOp = False
+    flat = exchanges.flat
+    exchanges.flat = operations.flat = once(flat) if rank == 0 else flat
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    work = backend.allgather([parts], [torch.ones(3)], options)
+    assert interrupt(work.wait) == (rank == 0)
+    if rank == 0:
+        try:
+            work.wait()
+            raise AssertionError("the outputs came again")
+        except dist.DistBackendError as e:
+            assert "all_gather" in str(e) and "interrupted when its outputs were made" in str(e), e
+    exchanges.flat = operations.flat = flat
+
+
 def signals_at_any_time(rank):
     """Handlers that raise, while works are started and waited for."""
 
@@ -193,6 +236,8 @@ def main():
     memory_of_interrupted_calls(rank, store)
     memory_of_interrupted_calls_of_hvd(rank, store)
     ends_of_interrupted_waits(rank)
+    ends_of_waits_that_a_slow_handler_interrupts(rank)
+    outputs_that_are_fetched_once(rank)
     signals_at_any_time(rank)
     leaves_in_a_handler(rank)
 

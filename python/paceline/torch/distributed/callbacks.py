@@ -71,15 +71,20 @@ class Lane:
 
     def add(self, future: Any, turn: Any) -> None:
         """Has `turn` be completed when the future is, and all that came before."""
-        self._entries.append((future, turn))
-        if not self._has_thread:
-            try:
-                self._has_thread = True
-                threading.Thread(target=self._run, name="paceline futures").start()
-            except BaseException:
-                self._has_thread = False
-                raise
-        _add_done_callback(future, self._looks.put)  # in C alone: PyTorch swallows Ctrl-C that comes in a callback
+        try:
+            self._entries.append((future, turn))
+            if not self._has_thread:
+                self._begin()
+        finally:  # also after Ctrl-C: others come behind it
+            _add_done_callback(future, self._looks.put)  # in C alone: PyTorch swallows Ctrl-C that comes in a callback
+
+    def _begin(self) -> None:
+        try:
+            self._has_thread = True
+            threading.Thread(target=self._run, name="paceline futures").start()
+        except BaseException:
+            self._has_thread = False
+            raise
 
     def works(self) -> bool:
         """Whether a callback runs, or is about to."""

@@ -55,6 +55,8 @@ class PacelineWork(Work):
         self._streams = [torch.accelerator.current_stream(device) for device in devices_of(outputs)]
         self._handles: Any = None
         self._open = 0  # operations of which the library has still to tell
+        self._is_left = False  # by the library's thread to the one that ends it now
+        self._finishes = False  # or has been interrupted when it did
         # Of who ends the work. A signal's handler may end it while its own thread does.
         self._lock = threading.RLock()
         self._ended = False
@@ -216,7 +218,8 @@ class PacelineWork(Work):
         self._open -= 1
         if self._open == 0:
             # Who has the lock ends the work. That may be a signal's handler which waits for this thread to return.
-            if self._lock.acquire(timeout=_SLICE_S):
+            self._is_left = not self._lock.acquire(timeout=_SLICE_S)
+            if not self._is_left:
                 try:
                     self._end(None)
                     self._let_go()
@@ -228,8 +231,13 @@ class PacelineWork(Work):
 
     def _settle(self, failure: BaseException | None) -> None:
         """Ends the work once: with the outputs or their error, or with another error while its operations go on."""
-        with self._lock:
-            self._end(failure)
+        try:
+            with self._lock:
+                self._end(failure)
+        except BaseException:
+            if self._is_left:  # the library's thread does not come again
+                self._settle(None)
+            raise
         self._meet_future()
 
     def _end(self, failure: BaseException | None) -> None:
@@ -256,10 +264,12 @@ class PacelineWork(Work):
             self._memory = self._finish = None
 
     def _collect(self) -> BaseException | None:
+        again = self._finishes
         try:
             if (failure := engine.end_of(self._handles)) is not None:
                 return _translated(failure)
             if self._finish is not None:
+                self._finishes = True
                 with contextlib.ExitStack() as streams:
                     for stream in self._streams:
                         streams.enter_context(_device_of(stream))
@@ -269,6 +279,8 @@ class PacelineWork(Work):
                     stream.synchronize()
             return None
         except Exception as e:
+            if again:  # what the engine allocates is fetched once
+                return DistBackendError(f"{self._what} was interrupted when its outputs were made: {e}")
             return _translated(e)
 
 
