@@ -1,5 +1,6 @@
 """The process ends while a callback of a future runs: "well", or by an exception that leaves its operation alone."""
 
+import atexit
 import sys
 import threading
 import time
@@ -32,8 +33,28 @@ def waits(future):
         print(f"rank {rank} has an error\n", end="", flush=True)
 
 
+def last():
+    print(f"rank {rank} at last {chained()}\n", end="", flush=True)
+
+
+def chained():
+    return dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda f: f.value()[0].item()).wait()
+
+
+def train():
+    for _ in range(10):
+        time.sleep(0.05)
+        chained()
+    print(f"rank {rank} has trained\n", end="", flush=True)
+
+
 work = dist.all_reduce(torch.ones(4), async_op=True)
-if sys.argv[1] == "well":
+if sys.argv[1] == "thread":
+    chained()
+    if sys.version_info < (3, 12):  # which starts no thread there
+        atexit.register(last)
+    threading.Thread(target=train).start()
+elif sys.argv[1] == "well":
     work.get_future().then(goes_on)
     begun.wait()
 else:

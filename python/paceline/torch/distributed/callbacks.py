@@ -35,6 +35,7 @@ from paceline.common.engine import engine
 Devices = list[int | str | torch.device]
 
 _IDLE_S = 10.0  # after which a lane's thread ends
+_NAME = "paceline futures"
 _LOOK_S = 0.005  # how often the end of callbacks is looked for at the process's end
 _DEEPEST = 8  # lanes that one has begun in another: callbacks that chain themselves for ever stay in the last one
 _then: Any = torch._C.Future.then
@@ -81,7 +82,7 @@ class Lane:
     def _begin(self) -> None:
         try:
             self._has_thread = True
-            threading.Thread(target=self._run, name="paceline futures").start()
+            threading.Thread(target=self._run, name=_NAME).start()
         except BaseException:
             self._has_thread = False
             raise
@@ -95,7 +96,8 @@ class Lane:
 
     def end(self) -> None:
         """Ends its thread."""
-        self._looks.put(None)
+        if self._has_thread:
+            self._looks.put(None)
 
     def _run(self) -> None:
         _here.lane = self
@@ -109,14 +111,14 @@ class Lane:
     def _idles(self) -> bool:
         """Waits for a look. Returns whether the thread ends instead."""
         try:
-            if self._looks.get(timeout=_IDLE_S) is not None:
-                return False
+            ends = self._looks.get(timeout=_IDLE_S) is None
         except queue.Empty:
             if not self._entries:
                 self._has_thread = False
             return not self._entries  # one that has come meanwhile counts on this thread
-        self.end()  # another thread, too
-        return True
+        if ends:
+            self._has_thread = False
+        return ends
 
 
 def _lane_of(group: str) -> Lane:
@@ -127,16 +129,22 @@ def _lane_of(group: str) -> Lane:
 
 
 def _end_lanes() -> None:
-    """Ends the threads of lanes at the process's end, before Python waits for them: callbacks that run end first.
+    """Ends the threads of lanes at the process's end, before Python waits for them: others end first.
 
     Where an exception ends the process, they may wait for what comes no more: then their operations end with the job.
     """
+    while others := [t for t in threading.enumerate() if _is_waited_for(t)]:
+        others[0].join()
     while any(lane.works() for lane in list(_lanes.values())):
         if hasattr(sys, "last_value"):
             engine.leave_at_exit()
         time.sleep(_LOOK_S)
     for lane in list(_lanes.values()):
         lane.end()
+
+
+def _is_waited_for(thread: threading.Thread) -> bool:
+    return not thread.daemon and thread.name != _NAME and thread is not threading.main_thread()
 
 
 def _chain(future: Any, group: str, devices: Devices, callback: Callable[[Any], Any]) -> Any:
@@ -187,7 +195,8 @@ def install() -> None:
             _chained[collected] = known
         return collected
 
-    threading._register_atexit(_end_lanes)  # type: ignore[attr-defined]
+    exits: list[Any] = threading._threading_atexits  # type: ignore[attr-defined]
+    exits.insert(0, _end_lanes)  # is called last: threads of pools have ended then
     os.register_at_fork(after_in_child=_lanes.clear)  # their threads are not there
     setattr(torch._C, "_collect_all", collect_all)  # noqa: B010
     setattr(torch._C.Future, "then", then)  # noqa: B010
