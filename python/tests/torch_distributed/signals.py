@@ -1,10 +1,13 @@
 """Signals at the worst moments: Ctrl-C loses no memory and no end of a work, handlers may end the group. Two ranks."""
 
 import collections
+import dis
 import gc
+import itertools
 import os
 import random
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -17,6 +20,7 @@ import torch.distributed as dist
 import paceline.torch as hvd
 from paceline.common import abi
 from paceline.torch.distributed import exchanges, memory, operations
+from paceline.torch.distributed import work as work_module
 from paceline.torch.distributed.callbacks import WorkFuture
 
 HANG_S = 600
@@ -182,6 +186,62 @@ def outputs_that_are_fetched_once(rank):
     exchanges.flat = operations.flat = flat
 
 
+class Place:
+    """Ctrl-C at the n-th place in the package's code at which Python handles signals."""
+
+    AFTER = "RESUME", "CALL", "CALL_KW", "CALL_FUNCTION", "CALL_FUNCTION_KW", "CALL_FUNCTION_EX", "CALL_METHOD"
+
+    def __init__(self, n):
+        self.left, self.where, self._last = n, None, {}
+
+    def __call__(self, frame, event, _):
+        if f"{os.sep}paceline{os.sep}" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            before, self._last[frame] = self._last.get(frame), dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            self.left -= before in self.AFTER
+            if self.left == 0 and self.where is None:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self
+
+    def interrupts(self, call):
+        """Calls it. Returns whether there was such a place."""
+        sys.settrace(self)
+        try:
+            call()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        return self.where is not None
+
+
+def calls_that_are_interrupted_at_each_place(rank):
+    """They leave no work behind."""
+    alone = dist.new_group([0])
+    for call in (
+        ()
+        if rank
+        else (
+            lambda: dist.all_reduce(torch.ones(3, 2).t(), group=alone, async_op=True),
+            lambda: dist.all_reduce(torch.ones(3, 2).t(), group=alone),
+            lambda: dist.broadcast(torch.ones(3, 2).t(), 0, group=alone, async_op=True).wait(),
+        )
+    ):
+        for n in itertools.count(1):
+            place = Place(n)
+            if not place.interrupts(call):
+                assert n > 20, n
+                break
+            until = time.monotonic() + HANG_S
+            while work_module._watched._works:
+                assert time.monotonic() < until, f"a work is kept, interrupted at {place.where}"
+                time.sleep(0.001)
+    dist.barrier()
+
+
 def signals_at_any_time(rank):
     """Handlers that raise, while works are started and waited for."""
 
@@ -238,6 +298,7 @@ def main():
     ends_of_interrupted_waits(rank)
     ends_of_waits_that_a_slow_handler_interrupts(rank)
     outputs_that_are_fetched_once(rank)
+    calls_that_are_interrupted_at_each_place(rank)
     signals_at_any_time(rank)
     leaves_in_a_handler(rank)
 

@@ -74,18 +74,17 @@ class PacelineWork(Work):
         if self.closed.is_set():
             raise DistBackendError(f"{self._what} was called when its process group had been destroyed or aborted")
         self._handles = abi.no_handles(count)
-        if tell:
-            self._future = WorkFuture(self._group, [stream.device for stream in self._streams])
-            self._open = count
-            _watched.add(self, ops)
-        self._in_flight = True
         try:
+            if tell:
+                self._future = WorkFuture(self._group, [stream.device for stream in self._streams])
+                self._open = count
+                _watched.add(self, ops)
+            self._in_flight = True
             engine.submit_into(ops, count, self._handles)
         except BaseException as e:
             if self._handles[0] == abi.NO_HANDLE:  # else the engine has them, and Ctrl-C came then
                 self._in_flight = False
-                if tell:
-                    _watched.remove(ops)
+                _watched.remove(self)
             raise _translated(e) from None
         if self.closed.is_set():  # a group that ends meanwhile ends this work too
             self.abort()
@@ -318,9 +317,10 @@ class _Watched:
             op.done, op.done_arg = self._address, key
             self._works[key] = work, place
 
-    def remove(self, ops: Any) -> None:
-        for op in [ops] if isinstance(ops, abi.Op) else ops:
-            self._works.pop(op.done_arg, None)
+    def remove(self, work: PacelineWork) -> None:
+        for key, (watched, _) in list(self._works.items()):
+            if watched is work:
+                self._works.pop(key, None)
 
     def of(self, closed: threading.Event) -> set[PacelineWork]:
         """Those of a group."""
