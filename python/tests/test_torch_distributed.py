@@ -99,9 +99,10 @@ def test_threads_and_handlers_of_atexit_chain_callbacks_when_main_has_ended(port
     assert said == sorted(trained + last)
 
 
-def test_a_callback_does_not_keep_a_process_that_an_exception_ends(port):
+@pytest.mark.parametrize("how", ["exception", "exit"])
+def test_a_callback_does_not_keep_a_process_that_an_error_ends(how, port):
     done = subprocess.run(
-        [*TORCHRUN, str(port), SCRIPTS / "exits.py", "exception"],
+        [*TORCHRUN, str(port), SCRIPTS / "exits.py", how],
         env=clean_environment() | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

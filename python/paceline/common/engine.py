@@ -38,6 +38,8 @@ _ENV_NAMES = frozenset(
 _WAIT_SLICE_MS = 100
 _WAIT_SLICE = ctypes.c_int64(_WAIT_SLICE_MS)
 
+_NOT_YET = 2**32 - 1  # rows of an output that has not been fetched
+
 _T = TypeVar("_T")
 
 
@@ -50,6 +52,7 @@ class Engine:
         self.generation = 0  # counts inits and joins, each of which empties the servers
         self._sync_info: dict[str, dict[str, Any]] = {}
         self.round = 0  # counts inits, so that a handle of an earlier round is recognised
+        self._fetched: dict[int, _Fetched] = {}  # by handle
         self._before_wait: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._before_rest: list[Callable[[], None]] = []
         self._at_shutdown: list[Callable[[], None]] = []
@@ -128,6 +131,7 @@ class Engine:
         except Exception:  # refused, in a function that the library calls: the job goes on
             self._job = job
             raise
+        self._fetched.clear()
         for call in self._at_shutdown:
             call()
 
@@ -389,15 +393,20 @@ class Engine:
         """(memory, rows, value) of an operation that is done.
 
         memory: the bytes that the engine allocated (allgather, alltoall), as a ctypes array that frees them with its
-        last reference, or None where there are none. rows: the number of rows from each rank of the set.
+        last reference, or None where there are none. rows: the number of rows from each rank of the set. The same again
+        until the handle is released.
         """
-        out = abi.Output(size=ctypes.sizeof(abi.Output))
-        lib = abi.library()
-        self._check(lib.pl_result(handle, ctypes.byref(out)))
+        fetched = self._fetched.get(handle) or self._fetched.setdefault(handle, _Fetched())
+        out = fetched.out
+        if out.nrows == _NOT_YET:
+            status = abi.library().pl_result(handle, ctypes.byref(out))
+            if out.nrows == _NOT_YET:  # else a signal's handler may have come between
+                del self._fetched[handle]
+                self._check(status)
         memory = None
         if out.data:
             memory = (ctypes.c_char * out.bytes).from_address(out.data)
-            weakref.finalize(memory, lib.pl_free, out.data).atexit = False
+            memory.fetched = fetched
         return memory, out.rows[: out.nrows] if out.nrows else [], out.value
 
     def arena(self, count: int) -> Any:
@@ -412,6 +421,9 @@ class Engine:
 
     def release(self, handles: Sequence[int]) -> None:
         """Releases the handles of operations that have ended."""
+        if self._fetched:
+            for handle in handles:
+                self._fetched.pop(handle, None)
         abi.library().release_all(ctypes.byref(_array(handles)), len(handles))
 
     def _handle_error(self, handle: int) -> str:
@@ -447,6 +459,19 @@ class Engine:
 
 
 engine = Engine()
+
+
+class _Fetched:
+    """What an operation's output is written to, and who frees it. The engine gives it once; Ctrl-C may come then."""
+
+    def __init__(self) -> None:
+        self.out = abi.Output(size=ctypes.sizeof(abi.Output), nrows=_NOT_YET)
+        weakref.finalize(self, _free, self.out).atexit = False
+
+
+def _free(out: abi.Output) -> None:
+    if out.data:
+        abi.library().pl_free(out.data)
 
 
 def _environment() -> dict[str, str]:

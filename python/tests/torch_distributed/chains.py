@@ -73,6 +73,26 @@ for i, x in enumerate(xs):
     assert torch.equal(x, torch.full_like(x, size * i)), (i, x)
 assert torch.equal(y, torch.full_like(y, size * 100)), y
 
+p, both = torch.futures.Future(), threading.Event()  # p: completed by a callback that is chained later
+futures = [dist.all_reduce(torch.ones(1), async_op=True).get_future(), p]
+torch.futures.collect_all(futures).then(begin).add_done_callback(lambda _: both.set())
+y = torch.full((1000,), 10.0)
+dist.all_reduce(torch.ones(1), async_op=True).get_future().add_done_callback(lambda _: p.set_result(1))
+dist.all_reduce(x := torch.ones(1000))
+assert both.wait(30)
+assert torch.equal(y, torch.full_like(y, size * 10)) and torch.equal(x, torch.full_like(x, size)), (x, y)
+
+late, told = torch.zeros(1), threading.Event()
+if rank == 0:  # a message that comes late holds up no other callback
+    dist.irecv(late, 1).get_future().add_done_callback(lambda _: told.set())
+dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda _: None).wait()
+if rank == 0:
+    dist.barrier()
+    assert told.wait(30) and late[0] == 1
+else:
+    dist.barrier()
+    dist.send(torch.ones(1), 0)
+
 failing = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda _: 1 / 0)
 try:
     failing.then(lambda f: f.value()).wait()

@@ -1,4 +1,4 @@
-"""The process ends while a callback of a future runs: "well", or by an exception that leaves its operation alone."""
+"""The process ends while a callback runs: well, or by an error that leaves the callback's operation alone."""
 
 import atexit
 import sys
@@ -61,6 +61,8 @@ else:
     if rank == 0:
         work.get_future().then(waits)
         begun.wait()
+        if sys.argv[1] == "exit":
+            sys.exit("the program's error")
         raise RuntimeError("the program's error")
     work.wait()
     time.sleep(600)  # torchrun ends it

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from paceline.torch.distributed import group
 
 dist.init_process_group("paceline", timeout=timedelta(seconds=60))
-prepared = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).group._prepared
+prepared = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).group._making.prepared
 for n in range(1, group._PREPARED):
     if len(prepared) >= group._PREPARED - 20:
         break

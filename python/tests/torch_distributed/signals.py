@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 import paceline.torch as hvd
 from paceline.common import abi
-from paceline.torch.distributed import exchanges, memory, operations
+from paceline.common.engine import engine
+from paceline.torch.distributed import exchanges, latest, memory, operations
 from paceline.torch.distributed import work as work_module
 from paceline.torch.distributed.callbacks import WorkFuture
 
@@ -165,8 +166,8 @@ def ends_of_waits_that_a_slow_handler_interrupts(rank):
     signal.signal(signal.SIGINT, before)
 
 
-def outputs_that_are_fetched_once(rank):
-    """Where Ctrl-C comes when they are: the error says so."""
+def outputs_of_interrupted_ends(rank):
+    """They come again, though the engine gives what it has allocated once."""
     parts = [torch.zeros(3), torch.zeros(3)]
     options = torch._C._distributed_c10d.AllgatherOptions()
     if not hasattr(options, "asyncOp"):  # in PyTorch 2.7 the library's thread may be the first
@@ -177,13 +178,61 @@ def outputs_that_are_fetched_once(rank):
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     work = backend.allgather([parts], [torch.ones(3)], options)
     assert interrupt(work.wait) == (rank == 0)
-    if rank == 0:
-        try:
-            work.wait()
-            raise AssertionError("the outputs came again")
-        except dist.DistBackendError as e:
-            assert "all_gather" in str(e) and "interrupted when its outputs were made" in str(e), e
+    work.wait()
+    assert all(torch.equal(part, torch.ones(3)) for part in parts), parts
     exchanges.flat = operations.flat = flat
+
+
+def handlers_that_wait_within_ends(rank):
+    """Both have the outputs: the handler's wait, and the one that it has come into."""
+    result, works = engine.result, []
+    signal.signal(signal.SIGINT, lambda *_: [work.wait() for work in works])
+    for place in "before", "after":
+        for receives in True, False:
+            for _ in range(20):
+                x, given = torch.zeros(4), torch.full((4,), 3.0)
+                sends = dist.isend(given, 1 - rank)
+                engine.result = once(result, *["after"] * (place == "after"))
+                work = dist.irecv(x, 1 - rank) if receives else dist.all_to_all_single(x, given, async_op=True)
+                works.append(work)
+                work.wait()
+                engine.result = result
+                works.clear()
+                sends.wait() if receives else dist.recv(torch.zeros(4), 1 - rank)
+                assert torch.equal(x, given), (place, receives, x)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def handlers_that_call_within_calls(alone):
+    """The program's work is its own: it completes."""
+    signal.signal(signal.SIGINT, lambda *_: dist.all_reduce(torch.ones(2), group=alone))
+    started = latest.started
+    latest.started = once(started, "after")
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    until = time.monotonic() + HANG_S
+    while not work.is_completed():
+        assert time.monotonic() < until
+    latest.started = started
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def handlers_that_wait_for_callbacks_within_calls(alone):
+    """A callback begins an operation while the handler waits for it, within a call of its own group."""
+    for _ in range(3):
+        future = dist.all_reduce(torch.ones(2), group=alone, async_op=True).get_future()
+        ready = threading.Event()
+
+        def begin(_, ready=ready):
+            ready.wait()
+            return dist.all_reduce(torch.ones(3), group=alone, async_op=True)
+
+        begun = future.then(begin)
+        signal.signal(signal.SIGINT, lambda *_, ready=ready, begun=begun: (ready.set(), begun.wait()))
+        LIBRARY.submit = once(submit, "after")
+        dist.all_reduce(torch.ones(8), group=alone)
+        LIBRARY.submit = submit
+        assert begun.done()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Place:
@@ -218,17 +267,12 @@ class Place:
         return self.where is not None
 
 
-def calls_that_are_interrupted_at_each_place(rank):
+def calls_that_are_interrupted_at_each_place(rank, alone):
     """They leave no work behind."""
-    alone = dist.new_group([0])
     for call in (
-        ()
-        if rank
-        else (
-            lambda: dist.all_reduce(torch.ones(3, 2).t(), group=alone, async_op=True),
-            lambda: dist.all_reduce(torch.ones(3, 2).t(), group=alone),
-            lambda: dist.broadcast(torch.ones(3, 2).t(), 0, group=alone, async_op=True).wait(),
-        )
+        lambda: dist.all_reduce(torch.ones(3, 2).t(), group=alone, async_op=True),
+        lambda: dist.all_reduce(torch.ones(3, 2).t(), group=alone),
+        lambda: dist.broadcast(torch.ones(3, 2).t(), rank, group=alone, async_op=True).wait(),
     ):
         for n in itertools.count(1):
             place = Place(n)
@@ -297,8 +341,12 @@ def main():
     memory_of_interrupted_calls_of_hvd(rank, store)
     ends_of_interrupted_waits(rank)
     ends_of_waits_that_a_slow_handler_interrupts(rank)
-    outputs_that_are_fetched_once(rank)
-    calls_that_are_interrupted_at_each_place(rank)
+    outputs_of_interrupted_ends(rank)
+    handlers_that_wait_within_ends(rank)
+    alone = [dist.new_group([i]) for i in range(2)][rank]
+    handlers_that_call_within_calls(alone)
+    handlers_that_wait_for_callbacks_within_calls(alone)
+    calls_that_are_interrupted_at_each_place(rank, alone)
     signals_at_any_time(rank)
     leaves_in_a_handler(rank)
 

@@ -6,7 +6,9 @@ what callbacks begin matches too,
 1. the callbacks of a group's works run one at a time, in the order in which the program chained them (`then`), on a
    thread beside the program's: a lane. So do those of `collect_all` of their futures;
 2. what a lane begins is a sequence of its own, beside what the program itself begins meanwhile;
-3. what a callback chains in its turn has the next lane, so that it may wait for that.
+3. what a callback chains in its turn has the next lane, so that it may wait for that;
+4. where `collect_all` is given futures that are not of works, whoever completes these may be a callback that is chained
+   later: the future of it has a lane of its own.
 
 By induction the order within each sequence is that of the program, on all ranks.
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import queue
 import sys
@@ -26,7 +29,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -37,33 +40,23 @@ Devices = list[int | str | torch.device]
 _IDLE_S = 10.0  # after which a lane's thread ends
 _NAME = "paceline futures"
 _LOOK_S = 0.005  # how often the end of callbacks is looked for at the process's end
+_PATIENCE_S = 10.0  # how long one may take there, before the job is left
 _DEEPEST = 8  # lanes that one has begun in another: callbacks that chain themselves for ever stay in the last one
 _then: Any = torch._C.Future.then
 _add_done_callback: Any = torch._C.Future.add_done_callback
 
-_lanes: dict[tuple[str, Lane | None], Lane] = {}
-# Of the futures that `then` has returned: their groups, and the devices whose streams they mind.
-_chained: weakref.WeakKeyDictionary[Any, tuple[str, Devices]] = weakref.WeakKeyDictionary()
-
-
-class _Here(threading.local):
-    lane: Lane | None = None  # whose callback this thread runs
-
-
-_here = _Here()
-
-
-def lane_name() -> str:
-    """The name of the lane that the caller is in, which is the same on all ranks; empty outside of callbacks."""
-    return "" if _here.lane is None else _here.lane.name
-
 
 class Lane:
-    """The callbacks of one group's works that one thread of the program, or one lane, has chained."""
+    """The callbacks of one group's works that the program, or one lane, has chained."""
+
+    calls = 0  # that have ended, of all lanes
 
     def __init__(self, group: str, within: Lane | None) -> None:
-        self.name: str = f" after {group}{'' if within is None else within.name}"
-        self.depth: int = 1 if within is None else within.depth + 1
+        self.name: str = "" if within is None else f" after {group}{within.name}"
+        self.depth: int = 0 if within is None else within.depth + 1
+        self.within = within
+        self.lanes: dict[str, Lane] = {}  # of what its callbacks chain, by group
+        self.numbers = itertools.count(1)  # of those that one future has alone
         self._entries: deque[tuple[Any, Any]] = deque()  # futures, and those that are completed after them, in turn
         self._looks: queue.SimpleQueue[Any] = queue.SimpleQueue()  # an item for each look at the first entry
         self._has_thread = False  # which ends when it has had nothing to do for a while
@@ -80,11 +73,14 @@ class Lane:
             _add_done_callback(future, self._looks.put)  # in C alone: PyTorch swallows Ctrl-C that comes in a callback
 
     def _begin(self) -> None:
+        thread = threading.Thread(target=self._run, name=_NAME)
         try:
             self._has_thread = True
-            threading.Thread(target=self._run, name=_NAME).start()
+            _running[thread] = self
+            thread.start()
         except BaseException:
             self._has_thread = False
+            del _running[thread]
             raise
 
     def works(self) -> bool:
@@ -107,6 +103,8 @@ class Lane:
                     self._calls = True
                     self._entries.popleft()[1].set_result(None)
                     self._calls = False
+                    Lane.calls += 1
+        del _running[threading.current_thread()]
 
     def _idles(self) -> bool:
         """Waits for a look. Returns whether the thread ends instead."""
@@ -121,25 +119,59 @@ class Lane:
         return ends
 
 
-def _lane_of(group: str) -> Lane:
+_program = Lane("", None)
+_running: dict[threading.Thread, Lane] = {}
+
+
+class _Here(threading.local):
+    lane = _program  # whose callback this thread runs
+
+
+_here = _Here()
+
+
+class Known(NamedTuple):
+    """How callbacks are chained to a future: by whose works, and minding the streams of which devices."""
+
+    group: str
+    devices: Devices
+    alone: Lane | None = None  # its own
+
+
+# Those that `then` and `collect_all` have returned.
+_chained: weakref.WeakKeyDictionary[Any, Known] = weakref.WeakKeyDictionary()
+
+
+def lane_name() -> str:
+    """The name of the lane that the caller is in, which is the same on all ranks; empty outside of callbacks."""
+    return _here.lane.name
+
+
+def _lane_of(known: Known) -> Lane:
     within = _here.lane
-    if within is not None and within.depth >= _DEEPEST:
+    if known.alone is not None and known.alone.within is within:
+        return known.alone
+    if within.depth >= _DEEPEST:
         return within
-    return _lanes.setdefault((group, within), Lane(group, within))
+    return within.lanes.setdefault(known.group, Lane(known.group, within))
 
 
 def _end_lanes() -> None:
     """Ends the threads of lanes at the process's end, before Python waits for them: others end first.
 
-    Where an exception ends the process, they may wait for what comes no more: then their operations end with the job.
+    Where an exception ends the process, or sys.exit, they may wait for what comes no more: then their operations end
+    with the job.
     """
     while others := [t for t in threading.enumerate() if _is_waited_for(t)]:
         others[0].join()
-    while any(lane.works() for lane in list(_lanes.values())):
-        if hasattr(sys, "last_value"):
+    calls, until = Lane.calls, time.monotonic() + _PATIENCE_S
+    while any(lane.works() for lane in list(_running.values())):
+        if calls != Lane.calls:
+            calls, until = Lane.calls, time.monotonic() + _PATIENCE_S
+        if hasattr(sys, "last_value") or time.monotonic() > until:
             engine.leave_at_exit()
         time.sleep(_LOOK_S)
-    for lane in list(_lanes.values()):
+    for lane in list(_running.values()):
         lane.end()
 
 
@@ -147,18 +179,18 @@ def _is_waited_for(thread: threading.Thread) -> bool:
     return not thread.daemon and thread.name != _NAME and thread is not threading.main_thread()
 
 
-def _chain(future: Any, group: str, devices: Devices, callback: Callable[[Any], Any]) -> Any:
-    turn: Any = torch.futures.Future(devices=devices)
-    child = _then(turn, lambda _: _called(callback, future, devices))
-    _chained[child] = group, devices
-    _lane_of(group).add(future, turn)
+def _chain(future: Any, known: Known, callback: Callable[[Any], Any]) -> Any:
+    turn: Any = torch.futures.Future(devices=known.devices)
+    child = _then(turn, lambda _: _called(callback, future, known.devices))
+    _chained[child] = known
+    _lane_of(known).add(future, turn)
     return child
 
 
-def _listen(future: Any, group: str, devices: Devices, callback: Callable[[Any], Any]) -> None:
-    turn: Any = torch.futures.Future(devices=devices)
-    _add_done_callback(turn, lambda _: _called(callback, future, devices))
-    _lane_of(group).add(future, turn)
+def _listen(future: Any, known: Known, callback: Callable[[Any], Any]) -> None:
+    turn: Any = torch.futures.Future(devices=known.devices)
+    _add_done_callback(turn, lambda _: _called(callback, future, known.devices))
+    _lane_of(known).add(future, turn)
 
 
 def _called(callback: Callable[[Any], Any], future: Any, devices: Devices) -> Any:
@@ -177,7 +209,7 @@ def install() -> None:
     @functools.wraps(_then)
     def then(self: Any, callback: Any) -> Any:
         known = _chained.get(self)
-        return _then(self, callback) if known is None else _chain(self, *known, callback)
+        return _then(self, callback) if known is None else _chain(self, known, callback)
 
     @functools.wraps(_add_done_callback)
     def add_done_callback(self: Any, callback: Any) -> None:
@@ -185,27 +217,36 @@ def install() -> None:
         if known is None:
             _add_done_callback(self, callback)
         else:
-            _listen(self, *known, callback)
+            _listen(self, known, callback)
 
     @functools.wraps(collect)
     def collect_all(futures: Any) -> Any:
-        collected = collect(futures)
-        known = next((known for f in futures if (known := _known(f)) is not None), None)
+        collected, all_known = collect(futures), [_known(f) for f in futures]
+        known = next(filter(None, all_known), None)
         if known is not None:
-            _chained[collected] = known
+            _chained[collected] = known if all(all_known) else _alone(known)
         return collected
 
     exits: list[Any] = threading._threading_atexits  # type: ignore[attr-defined]
     exits.insert(0, _end_lanes)  # is called last: threads of pools have ended then
-    os.register_at_fork(after_in_child=_lanes.clear)  # their threads are not there
+    os.register_at_fork(after_in_child=_forget)  # their threads are not there
     setattr(torch._C, "_collect_all", collect_all)  # noqa: B010
     setattr(torch._C.Future, "then", then)  # noqa: B010
     setattr(torch._C.Future, "add_done_callback", add_done_callback)  # noqa: B010
 
 
-def _known(future: Any) -> tuple[str, Devices] | None:
-    """The group and the devices of a future of ours."""
-    return (future.group, future.devices) if isinstance(future, WorkFuture) else _chained.get(future)
+def _forget() -> None:
+    _program.lanes.clear()
+    _running.clear()
+
+
+def _known(future: Any) -> Known | None:
+    return future.known if isinstance(future, WorkFuture) else _chained.get(future)
+
+
+def _alone(known: Known) -> Known:
+    within = _here.lane
+    return known._replace(alone=Lane(f"collected {next(within.numbers)} of {known.group}", within))
 
 
 class _Failed:
@@ -228,15 +269,15 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def __init__(self, group: str, devices: Devices) -> None:
         super().__init__()  # without devices: the outputs are there, and PyTorch would look into errors for tensors
-        self.group, self.devices = group, devices
+        self.known = Known(group, devices)
 
     def then(self, callback: Any) -> Any:
         """A future of what the callback returns, which gets this future on its lane."""
-        return _chain(self, self.group, self.devices, callback)
+        return _chain(self, self.known, callback)
 
     def add_done_callback(self, callback: Any) -> None:
         """Has the callback get this future on its lane."""
-        _listen(self, self.group, self.devices, callback)
+        _listen(self, self.known, callback)
 
     def complete(self, outputs: Any, failure: BaseException | None) -> None:
         """Completes it."""

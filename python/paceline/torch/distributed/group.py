@@ -37,6 +37,17 @@ def forget() -> None:
     _made.clear()
 
 
+class _Making(threading.local):
+    """What one thread makes a group's operations with.
+
+    A lock would be held where a signal's handler runs, which may wait for another thread that makes some.
+    """
+
+    def __init__(self) -> None:
+        self.prepared: dict[Any, abi.Op] = {}
+        self.active = False  # a handler may make some while its own thread does
+
+
 class Group:
     """One process group, on this rank. ranks: of the job, in the group's order.
 
@@ -61,12 +72,10 @@ class Group:
         self._closed = threading.Event()
         self.number = 0 if self.size == engine.size() else engine.find_process_set(self.ranks)
         self.key = f"{self.number}.{before}"  # the same on all ranks
+        self._of_messages = f"messages of {self.key}"
         self._sequence = f"torch.distributed.{self.key}".encode()
         self._tag = zlib.crc32(self._sequence) << 32  # groups of the same ranks have tags of their own
-        self._prepared: dict[Any, abi.Op] = {}
-        # Of who makes operations. A signal's handler may make some while its own thread does.
-        self._lock = threading.RLock()
-        self._makes = False
+        self._making = _Making()
 
     def op(
         self,
@@ -82,11 +91,11 @@ class Group:
         tag: int = 0,
     ) -> abi.Op:
         """An operation of this group. root: a rank of the group, or ANY_RANK."""
-        lane = lane_name()
+        lane, prepared = lane_name(), self._making.prepared
         if not lane and kind not in _MESSAGES:
             self._collectives += 1
         key = (kind, shape, dtype, reduce_op, root, prescale, tag, lane)
-        op = self._prepared.get(key) if splits is None else None
+        op = prepared.get(key) if splits is None else None
         if op is None:
             op = operation(
                 kind,
@@ -107,9 +116,9 @@ class Group:
             else:
                 op.name, op.sequence = self._sequence + lane.encode(), 1
             if splits is None:
-                if len(self._prepared) >= _PREPARED:
-                    self._prepared.clear()
-                self._prepared[key] = op
+                if len(prepared) >= _PREPARED:
+                    prepared.clear()
+                prepared[key] = op
         op.input, op.output = input or None, output or None
         return op
 
@@ -122,20 +131,20 @@ class Group:
         outputs: Any,
         options: Any,
     ) -> PacelineWork:
-        """Starts a call. make: its operations, which it makes while nobody else of this group does."""
+        """Starts a call. make: its operations."""
         wait = getattr(options, "timeout", None)
         limit = wait.total_seconds() if wait is not None and wait > timedelta(0) else self.timeout_s
-        with self._lock:
-            makes, self._makes = self._makes, True
-            prepared = self._prepared
-            if makes:  # those are about to be started
-                self._prepared = {}
-            try:
-                self.count += 1
-                tell = bool(getattr(options, "asyncOp", True))
-                return self._start(f"{what} number {self.count}", what, make(), memory, finish, outputs, limit, tell)
-            finally:
-                self._prepared, self._makes = prepared, makes
+        making = self._making
+        active, prepared = making.active, making.prepared
+        try:
+            making.active = True
+            if active:  # those are about to be started
+                making.prepared = {}
+            self.count += 1
+            tell = bool(getattr(options, "asyncOp", True))
+            return self._start(f"{what} number {self.count}", what, make(), memory, finish, outputs, limit, tell)
+        finally:
+            making.prepared, making.active = prepared, active
 
     def start(
         self,
@@ -160,7 +169,9 @@ class Group:
         tell: bool,
     ) -> PacelineWork:
         what = f"{what} of group {self.name!r} on rank {self.rank}"
-        started = PacelineWork(what, memory, finish, outputs, self.key, self._closed)
+        # Messages match whatever their order, and may come late: no other callback waits for theirs.
+        callbacks = self._of_messages if isinstance(ops, abi.Op) and ops.kind in _MESSAGES else self.key
+        started = PacelineWork(what, memory, finish, outputs, callbacks, self._closed)
         if _autograd._profiler_enabled():
             started.profile(f"{self.title}:{title}", [m.tensor for m in memory if isinstance(m, Memory)])
             tell = True

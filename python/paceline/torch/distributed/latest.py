@@ -52,16 +52,20 @@ def unwrapped(backend: Any) -> Any:
     return getattr(backend, "wrapped_pg", backend)
 
 
-class _Latest(threading.local):
-    work: PacelineWork | None = None
+class _Calls(threading.local):
+    """The works that a thread's calls have started, of which a signal's handler makes one within another."""
+
+    def __init__(self) -> None:
+        self.works: list[PacelineWork | None] = []
 
 
-_latest = _Latest()
+_calls = _Calls()
 
 
 def started(work: PacelineWork) -> PacelineWork:
     """Notes the work that this thread's call has started."""
-    _latest.work = work
+    if _calls.works:
+        _calls.works[-1] = work
     return work
 
 
@@ -92,9 +96,12 @@ def _keeping(method: Callable[..., Any]) -> Callable[..., Any]:
 def _returning(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _latest.work = None
-        work = method(self, *args, **kwargs)
-        ours, _latest.work = _latest.work, None
+        works = _calls.works
+        works.append(None)
+        try:
+            work = method(self, *args, **kwargs)
+        finally:
+            ours = works.pop()
         return work if ours is None else ours
 
     return call

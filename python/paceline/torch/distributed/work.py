@@ -35,7 +35,8 @@ class PacelineWork(Work):
     """One call of torch.distributed: one or more of the engine's operations.
 
     finish: makes the outputs once all have ended well, given the handles. memory: what the engine uses until then.
-    outputs: what `result()` and the future have. group: its name. closed: set when the group ends.
+    outputs: what `result()` and the future have. group: whose callbacks its own are in turn with. closed: set when the
+    group ends.
     """
 
     _in_flight = False  # whether the engine may use the memory; also where Ctrl-C has come before __init__
@@ -56,7 +57,7 @@ class PacelineWork(Work):
         self._handles: Any = None
         self._open = 0  # operations of which the library has still to tell
         self._is_left = False  # by the library's thread to the one that ends it now
-        self._finishes = False  # or has been interrupted when it did
+        self._collects = False
         # Of who ends the work. A signal's handler may end it while its own thread does.
         self._lock = threading.RLock()
         self._ended = False
@@ -217,9 +218,10 @@ class PacelineWork(Work):
         self._open -= 1
         if self._open == 0:
             # Who has the lock ends the work. That may be a signal's handler which waits for this thread to return.
-            self._is_left = not self._lock.acquire(timeout=_SLICE_S)
-            if not self._is_left:
+            self._is_left = True
+            if self._lock.acquire(timeout=_SLICE_S):
                 try:
+                    self._is_left = False
                     self._end(None)
                     self._let_go()
                 finally:
@@ -245,13 +247,17 @@ class PacelineWork(Work):
             return
         if failure is None and not engine.runs(self.round):
             failure = self._gone("destroyed")
-        collects = failure is None
+        within, collects = self._collects, failure is None
         if collects:
-            failure = self._collect()
+            try:
+                self._collects = True
+                failure = self._collect()
+            finally:
+                self._collects = within
         if not self._ended:  # else a signal's handler has ended it meanwhile
             self._failure = failure
             self._ended = True
-        if collects:
+        if collects and not within:  # else a handler does, and what it has interrupted still uses them
             self._let_go()
 
     def _let_go(self) -> None:
@@ -263,12 +269,10 @@ class PacelineWork(Work):
             self._memory = self._finish = None
 
     def _collect(self) -> BaseException | None:
-        again = self._finishes
         try:
             if (failure := engine.end_of(self._handles)) is not None:
                 return _translated(failure)
             if self._finish is not None:
-                self._finishes = True
                 with contextlib.ExitStack() as streams:
                     for stream in self._streams:
                         streams.enter_context(_device_of(stream))
@@ -278,8 +282,6 @@ class PacelineWork(Work):
                     stream.synchronize()
             return None
         except Exception as e:
-            if again:  # what the engine allocates is fetched once
-                return DistBackendError(f"{self._what} was interrupted when its outputs were made: {e}")
             return _translated(e)
 
 
