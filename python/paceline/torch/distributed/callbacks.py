@@ -6,9 +6,7 @@ what callbacks begin matches too,
 1. the callbacks of a group's works run one at a time, in the order in which the program chained them (`then`), on a
    thread beside the program's: a lane. So do those of `collect_all` of their futures;
 2. what a lane begins is a sequence of its own, beside what the program itself begins meanwhile;
-3. what a callback chains in its turn has the next lane, so that it may wait for that;
-4. where `collect_all` is given futures that are not of works, whoever completes these may be a callback that is chained
-   later: the future of it has a lane of its own.
+3. what a callback chains in its turn has the next lane, so that it may wait for that.
 
 By induction the order within each sequence is that of the program, on all ranks.
 
@@ -20,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import queue
 import sys
@@ -54,9 +51,7 @@ class Lane:
     def __init__(self, group: str, within: Lane | None) -> None:
         self.name: str = "" if within is None else f" after {group}{within.name}"
         self.depth: int = 0 if within is None else within.depth + 1
-        self.within = within
         self.lanes: dict[str, Lane] = {}  # of what its callbacks chain, by group
-        self.numbers = itertools.count(1)  # of those that one future has alone
         self._entries: deque[tuple[Any, Any]] = deque()  # futures, and those that are completed after them, in turn
         self._looks: queue.SimpleQueue[Any] = queue.SimpleQueue()  # an item for each look at the first entry
         self._has_thread = False  # which ends when it has had nothing to do for a while
@@ -79,8 +74,9 @@ class Lane:
             _running[thread] = self
             thread.start()
         except BaseException:
-            self._has_thread = False
-            del _running[thread]
+            if not thread.is_alive():  # else Ctrl-C has come when it had begun
+                self._has_thread = False
+                _running.pop(thread, None)
             raise
 
     def works(self) -> bool:
@@ -104,7 +100,7 @@ class Lane:
                     self._entries.popleft()[1].set_result(None)
                     self._calls = False
                     Lane.calls += 1
-        del _running[threading.current_thread()]
+        _running.pop(threading.current_thread(), None)
 
     def _idles(self) -> bool:
         """Waits for a look. Returns whether the thread ends instead."""
@@ -135,7 +131,6 @@ class Known(NamedTuple):
 
     group: str
     devices: Devices
-    alone: Lane | None = None  # its own
 
 
 # Those that `then` and `collect_all` have returned.
@@ -149,8 +144,6 @@ def lane_name() -> str:
 
 def _lane_of(known: Known) -> Lane:
     within = _here.lane
-    if known.alone is not None and known.alone.within is within:
-        return known.alone
     if within.depth >= _DEEPEST:
         return within
     return within.lanes.setdefault(known.group, Lane(known.group, within))
@@ -221,10 +214,10 @@ def install() -> None:
 
     @functools.wraps(collect)
     def collect_all(futures: Any) -> Any:
-        collected, all_known = collect(futures), [_known(f) for f in futures]
-        known = next(filter(None, all_known), None)
+        collected = collect(futures)
+        known = next((known for f in futures if (known := _known(f)) is not None), None)
         if known is not None:
-            _chained[collected] = known if all(all_known) else _alone(known)
+            _chained[collected] = known
         return collected
 
     exits: list[Any] = threading._threading_atexits  # type: ignore[attr-defined]
@@ -242,11 +235,6 @@ def _forget() -> None:
 
 def _known(future: Any) -> Known | None:
     return future.known if isinstance(future, WorkFuture) else _chained.get(future)
-
-
-def _alone(known: Known) -> Known:
-    within = _here.lane
-    return known._replace(alone=Lane(f"collected {next(within.numbers)} of {known.group}", within))
 
 
 class _Failed:
