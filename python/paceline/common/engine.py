@@ -401,7 +401,7 @@ class Engine:
         if out.nrows == _NOT_YET:
             status = abi.library().pl_result(handle, ctypes.byref(out))
             if out.nrows == _NOT_YET:  # else a signal's handler may have come between
-                del self._fetched[handle]
+                self._fetched.pop(handle, None)  # the handler's may have failed, too
                 self._check(status)
         memory = None
         if out.data:

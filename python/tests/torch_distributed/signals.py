@@ -52,6 +52,14 @@ def once(call, *instead):
     return interrupted
 
 
+def eventually(holds, otherwise):
+    """Waits until it holds."""
+    until = time.monotonic() + HANG_S
+    while not holds():
+        assert time.monotonic() < until, otherwise
+        time.sleep(0.001)  # nobody tells of it: how often it is looked at
+
+
 class Hosts:
     """Notes the engine's memory of what is called in a with block, and whether it is gone."""
 
@@ -209,9 +217,7 @@ def handlers_that_call_within_calls(alone):
     started = latest.started
     latest.started = once(started, "after")
     work = dist.all_reduce(torch.ones(4), async_op=True)
-    until = time.monotonic() + HANG_S
-    while not work.is_completed():
-        assert time.monotonic() < until
+    eventually(work.is_completed, "the program has another work")
     latest.started = started
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -279,10 +285,7 @@ def calls_that_are_interrupted_at_each_place(rank, alone):
             if not place.interrupts(call):
                 assert n > 20, n
                 break
-            until = time.monotonic() + HANG_S
-            while work_module._watched._works:
-                assert time.monotonic() < until, f"a work is kept, interrupted at {place.where}"
-                time.sleep(0.001)
+            eventually(lambda: not work_module._watched._works, f"a work is kept, interrupted at {place.where}")
     dist.barrier()
 
 

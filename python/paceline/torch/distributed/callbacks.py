@@ -142,11 +142,11 @@ def lane_name() -> str:
     return _here.lane.name
 
 
-def _lane_of(known: Known) -> Lane:
+def _lane_of(group: str) -> Lane:
     within = _here.lane
     if within.depth >= _DEEPEST:
         return within
-    return within.lanes.setdefault(known.group, Lane(known.group, within))
+    return within.lanes.get(group) or within.lanes.setdefault(group, Lane(group, within))
 
 
 def _end_lanes() -> None:
@@ -176,14 +176,14 @@ def _chain(future: Any, known: Known, callback: Callable[[Any], Any]) -> Any:
     turn: Any = torch.futures.Future(devices=known.devices)
     child = _then(turn, lambda _: _called(callback, future, known.devices))
     _chained[child] = known
-    _lane_of(known).add(future, turn)
+    _lane_of(known.group).add(future, turn)
     return child
 
 
 def _listen(future: Any, known: Known, callback: Callable[[Any], Any]) -> None:
     turn: Any = torch.futures.Future(devices=known.devices)
     _add_done_callback(turn, lambda _: _called(callback, future, known.devices))
-    _lane_of(known).add(future, turn)
+    _lane_of(known.group).add(future, turn)
 
 
 def _called(callback: Callable[[Any], Any], future: Any, devices: Devices) -> Any:

@@ -57,7 +57,7 @@ class PacelineWork(Work):
         self._handles: Any = None
         self._open = 0  # operations of which the library has still to tell
         self._is_left = False  # by the library's thread to the one that ends it now
-        self._collects = False
+        self._collects = False  # somebody makes the outputs: the thread, or one of its handlers
         # Of who ends the work. A signal's handler may end it while its own thread does.
         self._lock = threading.RLock()
         self._ended = False
