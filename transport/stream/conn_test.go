@@ -88,3 +88,22 @@ func TestFramesTakeNoMemory(t *testing.T) {
 		t.Errorf("%v allocations to read a frame and send one", n)
 	}
 }
+
+// eager is a script that takes every write at once.
+type eager struct{ *script }
+
+func (e eager) TryWrite(buffers net.Buffers) (n int, err error) {
+	e.writes++
+	for _, b := range buffers {
+		n += len(b)
+	}
+	return n, nil
+}
+
+func TestBeatsTakeNoMemory(t *testing.T) {
+	s := eager{&script{}}
+	c := newConn(s, &auth.Session{})
+	if n := testing.AllocsPerRun(100, c.beat); n > 0 || s.writes != 101 {
+		t.Errorf("%v allocations for each of %d beats, want none for 101", n, s.writes)
+	}
+}

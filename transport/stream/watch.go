@@ -60,8 +60,10 @@ type pulse struct {
 
 	// Of the last sweep; the watch's goroutine's alone.
 	lastReads, lastSends uint32
-	idle                 int // sweeps without a send
-	silent               int // sweeps in which the reader has waited without a byte
+	idle                 int         // sweeps without a send
+	silent               int         // sweeps in which the reader has waited without a byte
+	frame                []byte      // a beat
+	beats                net.Buffers // for the frame: what is sent is taken out
 }
 
 func newWatch(timeout time.Duration) *watch {
@@ -155,9 +157,15 @@ func (w *watch) sweep(c *Conn) {
 
 // beat shows the peer that this process runs, unless another sender does so.
 func (c *Conn) beat() {
-	h := wire.Header{Type: wire.TypeBeat}
-	rest, busy, err := c.TrySend(net.Buffers{h.Append(nil)})
+	p := &c.pulse
+	if p.frame == nil {
+		h := wire.Header{Type: wire.TypeBeat}
+		p.frame, p.beats = h.Append(nil), make(net.Buffers, 1)
+	}
+	p.beats[0] = p.frame
+	rest, busy, err := c.TrySend(p.beats)
 	if err == nil && !busy && len(rest) > 0 { // a stream that cannot write without waiting, or a peer that does not read
+		p.frame, p.beats = nil, nil // that sender's now, and its address means the rest
 		go func() { _ = c.Send(rest) }()
 	}
 }
