@@ -16,6 +16,7 @@ handler which waits for the library.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -168,6 +169,17 @@ def _end_lanes() -> None:
         lane.end()
 
 
+def _join_lanes() -> None:
+    """Ends the threads of lanes that handlers of atexit have begun, which Python does not wait for.
+
+    When the interpreter is gone, a thread in PyTorch's C++, for example one that has just completed what such a handler
+    waited for, would abort the process.
+    """
+    for thread, lane in list(_running.items()):
+        lane.end()
+        thread.join(_PATIENCE_S)
+
+
 def _is_waited_for(thread: threading.Thread) -> bool:
     return not thread.daemon and thread.name != _NAME and thread is not threading.main_thread()
 
@@ -222,6 +234,7 @@ def install() -> None:
 
     exits: list[Any] = threading._threading_atexits  # type: ignore[attr-defined]
     exits.insert(0, _end_lanes)  # is called last: threads of pools have ended then
+    atexit.register(_join_lanes)
     os.register_at_fork(after_in_child=_forget)  # their threads are not there
     setattr(torch._C, "_collect_all", collect_all)  # noqa: B010
     setattr(torch._C.Future, "then", then)  # noqa: B010
