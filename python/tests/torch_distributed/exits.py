@@ -43,6 +43,11 @@ def nobody_waits(future):
     """Still runs when the last handler of atexit has returned."""
     begun.set()
     time.sleep(0.5)
+    future.then(ends)
+
+
+def ends(future):
+    time.sleep(0.5)
     print(f"rank {rank} has ended\n", end="", flush=True)
 
 

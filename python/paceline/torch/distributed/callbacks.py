@@ -158,26 +158,52 @@ def _end_lanes() -> None:
     """
     while others := [t for t in threading.enumerate() if _is_waited_for(t)]:
         others[0].join()
-    calls, until = Lane.calls, time.monotonic() + _PATIENCE_S
+    patience = _Patience()
     while any(lane.works() for lane in list(_running.values())):
-        if calls != Lane.calls:
-            calls, until = Lane.calls, time.monotonic() + _PATIENCE_S
-        if hasattr(sys, "last_value") or time.monotonic() > until:
+        if hasattr(sys, "last_value") or patience.is_over():
             engine.leave_at_exit()
         time.sleep(_LOOK_S)
     for lane in list(_running.values()):
         lane.end()
 
 
-def _join_lanes() -> None:
+def _end_last_lanes() -> None:
     """Ends the threads of lanes that handlers of atexit have begun, which Python does not wait for.
 
     When the interpreter is gone, a thread in PyTorch's C++, for example one that has just completed what such a handler
     waited for, would abort the process.
     """
-    for thread, lane in list(_running.items()):
-        lane.end()
-        thread.join(_PATIENCE_S)
+    with contextlib.suppress(KeyboardInterrupt):
+        if not _threads_end() and engine.is_initialized():
+            engine.leave_at_exit()
+            _threads_end()
+
+
+def _threads_end() -> bool:
+    """Waits until the threads of lanes have ended, also of those that callbacks begin meanwhile."""
+    patience, told = _Patience(), set()
+    while _running and not patience.is_over():
+        for thread, lane in list(_running.items()):
+            if thread not in told and not lane.works():
+                told.add(thread)
+                lane.end()
+        time.sleep(_LOOK_S)
+    return not _running
+
+
+class _Patience:
+    """Is over when no callback has ended for a while."""
+
+    def __init__(self) -> None:
+        self._renew()
+
+    def _renew(self) -> None:
+        self._calls, self._until = Lane.calls, time.monotonic() + _PATIENCE_S
+
+    def is_over(self) -> bool:
+        if self._calls != Lane.calls:
+            self._renew()
+        return time.monotonic() > self._until
 
 
 def _is_waited_for(thread: threading.Thread) -> bool:
@@ -234,7 +260,7 @@ def install() -> None:
 
     exits: list[Any] = threading._threading_atexits  # type: ignore[attr-defined]
     exits.insert(0, _end_lanes)  # is called last: threads of pools have ended then
-    atexit.register(_join_lanes)
+    atexit.register(_end_last_lanes)
     os.register_at_fork(after_in_child=_forget)  # their threads are not there
     setattr(torch._C, "_collect_all", collect_all)  # noqa: B010
     setattr(torch._C.Future, "then", then)  # noqa: B010
