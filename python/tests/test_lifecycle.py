@@ -93,6 +93,34 @@ def test_nothing_is_printed_and_exit_without_shutdown_is_clean(tmp_path):
         assert job.succeed() == ["", "", ""]
 
 
+def test_an_object_with_a_call_before_waits_ends_with_its_class_without_a_word():
+    """At the end of the interpreter an optimizer ends together with its class."""
+    code = script("""
+        import gc
+        from paceline.common.engine import engine
+
+        def register():
+            class Collects:
+                pass
+
+            Collects.instance = Collects()  # before the method: so the collector comes to it first
+
+            def start(self):
+                pass
+
+            Collects.start = start
+            engine.before_wait(Collects.instance.start)
+
+        register()
+        gc.collect()
+        hvd.init()
+        hvd.barrier()
+    """)
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    done = subprocess.run([sys.executable, *code], env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("waits_in", ["an operation", "init", "a barrier", "join"])
 def test_ctrl_c_breaks_off_a_wait_at_once(waits_in, tmp_path):
     wait = {

@@ -137,10 +137,12 @@ class Engine:
 
     def before_wait(self, call: Callable[[], None]) -> None:
         """Has a method be called before each wait, as long as its object lives: it submits what it has collected."""
-        self._before_wait.append(weakref.WeakMethod(call, self._before_wait.remove))
+        # Those whose objects have ended go here, not in a callback: WeakMethod fails where the class ends with it.
+        alive = [ref for ref in self._before_wait if ref() is not None]
+        self._before_wait = [*alive, weakref.WeakMethod(call)]
 
     def _submit_collected(self) -> None:
-        for ref in tuple(self._before_wait):  # a reference removes itself when its object ends
+        for ref in self._before_wait:
             if (call := ref()) is not None:
                 call()
 
