@@ -14,9 +14,17 @@ import paceline.torch as hvd
 from paceline.common.engine import engine
 
 ours, devices = sys.argv[1], sys.argv[2]
-Backend.register_backend(
-    "another", lambda store, rank, size, limit: ProcessGroupGloo(store, rank, size, limit), devices=["cpu", "cuda"]
-)
+# PyTorch keeps one of a group's two registered backends. The other would close its connections while peers still make
+# theirs, which then fail.
+kept = []
+
+
+def another(store, rank, size, limit):
+    kept.append(ProcessGroupGloo(store, rank, size, limit))
+    return kept[-1]
+
+
+Backend.register_backend("another", another, devices=["cpu", "cuda"])
 
 
 def total(group):
