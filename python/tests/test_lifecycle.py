@@ -10,6 +10,13 @@ import pytest
 from jobs import HANG_S, Job, script, wait_until_printed
 
 
+def ends_well_alone(code):
+    """Runs it in a process that no launcher started, which prints nothing."""
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    done = subprocess.run([sys.executable, *code], env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_process_alone_is_a_job_of_one(tmp_path):
     code = script("""
         for ask in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size,
@@ -37,9 +44,7 @@ def test_a_process_alone_is_a_job_of_one(tmp_path):
         hvd.shutdown()
         assert not hvd.is_initialized()
     """)
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    done = subprocess.run([sys.executable, *code], env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    ends_well_alone(code)
 
 
 def test_the_job_is_left_where_no_thread_can_start():
@@ -55,9 +60,7 @@ def test_the_job_is_left_where_no_thread_can_start():
         hvd.shutdown()
         assert not hvd.is_initialized()
     """)
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    done = subprocess.run([sys.executable, *code], env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    ends_well_alone(code)
 
 
 def test_init_and_shutdown_hundreds_of_times(tmp_path):
@@ -116,9 +119,7 @@ def test_an_object_with_a_call_before_waits_ends_with_its_class_without_a_word()
         hvd.init()
         hvd.barrier()
     """)
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    done = subprocess.run([sys.executable, *code], env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    ends_well_alone(code)
 
 
 @pytest.mark.parametrize("waits_in", ["an operation", "init", "a barrier", "join"])

@@ -42,12 +42,12 @@ def last():
 def nobody_waits(future):
     """Still runs when the last handler of atexit has returned."""
     begun.set()
-    time.sleep(0.5)
+    time.sleep(0.5)  # for the handler to return
     future.then(ends)
 
 
 def ends(future):
-    time.sleep(0.5)
+    time.sleep(0.5)  # for the end of the process, if it did not wait for this too
     print(f"rank {rank} has ended\n", end="", flush=True)
 
 

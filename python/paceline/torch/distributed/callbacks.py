@@ -187,7 +187,7 @@ def _threads_end() -> bool:
             if thread not in told and not lane.works():
                 told.add(thread)
                 lane.end()
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # not a join of one: others may begin and end meanwhile, and renew the patience
     return not _running
 
 
