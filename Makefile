@@ -44,8 +44,8 @@ setup: $(VENV)/.installed
 train: setup
 	paceline run -np 2 python examples/digits.py
 
-## make test         every test: Go with the race detector, fuzz targets for $FUZZ_TIME each, Python
-test: test-go test-fuzz test-python
+## make test         every test: Python, Go with the race detector, fuzz targets for $FUZZ_TIME each
+test: test-python test-go test-fuzz
 
 # The tag compiles the invariants' checks in (internal/invariant). The limit is for a package that hangs: beside other
 # load the whole jobs (jobtest) take longer than go test's own limit. They come first, because they take as long as all

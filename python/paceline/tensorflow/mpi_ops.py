@@ -252,12 +252,21 @@ def _alltoall_gradient(op: Any, grad: Any, _: Any) -> list[Any]:
     return [tf.concat([back, rest], axis=0), None]
 
 
+def _dense_tensor(value: Any) -> tf.Tensor:
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(
+            f"a {type(value).__name__} cannot be exchanged: give its parts, or what its to_tensor() or "
+            "tf.sparse.to_dense() returns"
+        )
+    return tf.convert_to_tensor(value)
+
+
 def reduce_dense(
     tensors: Sequence[tf.Tensor], name: str | None, how: How, compression: Any, kind: int = abi.ALLREDUCE
 ) -> list[tf.Tensor]:
     """Reduces dense tensors as one group: an allreduce, or a reducescatter."""
     compressor, options = split(compression)
-    given = [compressor.compress(tf.convert_to_tensor(t)) for t in tensors]
+    given = [compressor.compress(_dense_tensor(t)) for t in tensors]
     run = _exchange if kind == abi.ALLREDUCE else _gather
     options = options if how.options is DEFAULTS else how.options
     reduced = run([t for t, _ in given], _numbers(kind, how), name, options)
@@ -327,9 +336,9 @@ def allreduce(
     name: identifies the operation on all ranks; by default its place in the graph, or the order of eager operations.
     process_set: the ranks that take part. device_dense, device_sparse, ignore_name_scope: Horovod's, without effect.
 
-    Raises ValueError for wrong arguments, tf.errors.InvalidArgumentError for a type that cannot be reduced. Where ranks
-    gave other shapes or types, one gave nothing in time or a peer is lost: HorovodInternalError eagerly, and
-    tf.errors.UnknownError with the same message in a graph.
+    Raises TypeError for a tf.RaggedTensor or tf.SparseTensor, ValueError for other wrong arguments,
+    tf.errors.InvalidArgumentError for a type that cannot be reduced. Where ranks gave other shapes or types, one gave
+    nothing in time or a peer is lost: HorovodInternalError eagerly, tf.errors.UnknownError with it in a graph.
     """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
@@ -390,7 +399,7 @@ def grouped_allgather(
     Shapes and arguments as of `allgather`. Raises what that raises.
     """
     numbers = _numbers(abi.ALLGATHER, How(0, process_set=process_set))
-    return _gather([tf.convert_to_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
+    return _gather([_dense_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
 
 
 def grouped_broadcast(
@@ -398,7 +407,7 @@ def grouped_broadcast(
 ) -> list[tf.Tensor]:
     """Broadcasts several tensors together and returns a list of new tensors. See `broadcast`."""
     numbers = _numbers(abi.BROADCAST, How(0, process_set=process_set), root_rank)
-    return _exchange([tf.convert_to_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
+    return _exchange([_dense_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
 
 
 def broadcast_(
@@ -452,7 +461,7 @@ def alltoall(
     splits that do not fit; otherwise as `allreduce` does.
     """
     numbers = _numbers(abi.ALLTOALL, How(0, process_set=process_set))
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = _dense_tensor(tensor)
     if tensor.shape.rank == 0:
         raise ValueError("alltoall shares out the first dimension and a 0-dimensional tensor has none")
     if splits is None:

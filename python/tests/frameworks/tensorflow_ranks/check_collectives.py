@@ -176,6 +176,15 @@ def test_indexed_slices_are_gathered(run, rank, size):
     np.testing.assert_allclose(run(dense), want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("operation", [hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter])
+def test_ragged_and_sparse_tensors_are_refused(run, operation):
+    for tensor in tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense([[1.0, 0.0]]):
+        with pytest.raises(TypeError, match=f"{type(tensor).__name__} cannot be exchanged.*to_dense"):
+            run(lambda tensor=tensor: operation(tensor))
+    with pytest.raises(TypeError, match="RaggedTensor cannot be exchanged"):
+        run(lambda: hvd.broadcast(tf.ragged.constant([[1.0], []]), root_rank=0))
+
+
 def test_process_sets(run, rank, size):
     evens = hvd.add_process_set(range(0, size, 2))
     try:
