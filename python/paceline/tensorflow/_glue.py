@@ -25,7 +25,7 @@ from paceline.common.engine import engine
 from paceline.common.util import is_version_greater_equal_than
 
 _MINIMUM = "2.12.0"
-_TESTED = "2.12, 2.15 to 2.19, and 2.21"
+_TESTED = "2.12 to 2.21"
 
 
 def _unusable(why: object) -> ImportError:
