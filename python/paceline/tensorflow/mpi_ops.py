@@ -252,7 +252,8 @@ def _alltoall_gradient(op: Any, grad: Any, _: Any) -> list[Any]:
     return [tf.concat([back, rest], axis=0), None]
 
 
-def _dense_tensor(value: Any) -> tf.Tensor:
+def dense_tensor(value: Any) -> tf.Tensor:
+    """The value as a tensor, tf.IndexedSlices too. Raises TypeError for a tf.RaggedTensor or tf.SparseTensor."""
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
             f"a {type(value).__name__} cannot be exchanged: give its parts, or what its to_tensor() or "
@@ -266,7 +267,7 @@ def reduce_dense(
 ) -> list[tf.Tensor]:
     """Reduces dense tensors as one group: an allreduce, or a reducescatter."""
     compressor, options = split(compression)
-    given = [compressor.compress(_dense_tensor(t)) for t in tensors]
+    given = [compressor.compress(dense_tensor(t)) for t in tensors]
     run = _exchange if kind == abi.ALLREDUCE else _gather
     options = options if how.options is DEFAULTS else how.options
     reduced = run([t for t, _ in given], _numbers(kind, how), name, options)
@@ -399,7 +400,7 @@ def grouped_allgather(
     Shapes and arguments as of `allgather`. Raises what that raises.
     """
     numbers = _numbers(abi.ALLGATHER, How(0, process_set=process_set))
-    return _gather([_dense_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
+    return _gather([dense_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
 
 
 def grouped_broadcast(
@@ -407,7 +408,7 @@ def grouped_broadcast(
 ) -> list[tf.Tensor]:
     """Broadcasts several tensors together and returns a list of new tensors. See `broadcast`."""
     numbers = _numbers(abi.BROADCAST, How(0, process_set=process_set), root_rank)
-    return _exchange([_dense_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
+    return _exchange([dense_tensor(t) for t in tensors], numbers, name, DEFAULTS) if tensors else []
 
 
 def broadcast_(
@@ -461,7 +462,7 @@ def alltoall(
     splits that do not fit; otherwise as `allreduce` does.
     """
     numbers = _numbers(abi.ALLTOALL, How(0, process_set=process_set))
-    tensor = _dense_tensor(tensor)
+    tensor = dense_tensor(tensor)
     if tensor.shape.rank == 0:
         raise ValueError("alltoall shares out the first dimension and a 0-dimensional tensor has none")
     if splits is None:

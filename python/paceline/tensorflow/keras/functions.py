@@ -34,7 +34,7 @@ def allreduce(
     """
     return _plain(
         mpi_ops.allreduce(
-            tf.convert_to_tensor(value),
+            mpi_ops.dense_tensor(value),
             average,
             compression=compression,
             op=op,
@@ -53,7 +53,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
     Raises as paceline.tensorflow.allgather does: HorovodInternalError, on every rank, if ranks gave different shapes or
     types, one gave nothing in time or a peer is lost.
     """
-    return _plain(mpi_ops.allgather(tf.convert_to_tensor(value), name))
+    return _plain(mpi_ops.allgather(value, name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
@@ -64,7 +64,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     Raises as paceline.tensorflow.broadcast does: HorovodInternalError, on every rank, if ranks gave different shapes or
     types, one gave nothing in time or a peer is lost.
     """
-    return _plain(mpi_ops.broadcast(tf.convert_to_tensor(value), root_rank, name))
+    return _plain(mpi_ops.broadcast(value, root_rank, name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
@@ -76,7 +76,7 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
     Raises as paceline.tensorflow.reducescatter does: HorovodInternalError, on every rank, if ranks gave different
     shapes or types, one gave nothing in time or a peer is lost.
     """
-    return _plain(mpi_ops.reducescatter(tf.convert_to_tensor(value), op=op, name=name))
+    return _plain(mpi_ops.reducescatter(value, op=op, name=name))
 
 
 def _plain(tensor: tf.Tensor) -> Any:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import paceline.keras as hvd_keras
 import paceline.tensorflow as hvd
 
 TYPES = [tf.uint8, tf.int8, tf.int16, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64]
@@ -176,7 +177,10 @@ def test_indexed_slices_are_gathered(run, rank, size):
     np.testing.assert_allclose(run(dense), want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("operation", [hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter])
+REFUSING = [hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd_keras.allreduce, hvd_keras.allgather]
+
+
+@pytest.mark.parametrize("operation", REFUSING)
 def test_ragged_and_sparse_tensors_are_refused(run, operation):
     for tensor in tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense([[1.0, 0.0]]):
         with pytest.raises(TypeError, match=f"{type(tensor).__name__} cannot be exchanged.*to_dense"):
