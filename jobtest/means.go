@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -105,7 +104,7 @@ func (m *Means) gather(j *Job, rank, step int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	h := fnv.New64a()
+	var lengths []byte
 	rest := out.Data
 	for from, n := range out.Rows {
 		want := m.bytes(from, step, step*from%7)
@@ -113,12 +112,12 @@ func (m *Means) gather(j *Job, rank, step int) (uint64, error) {
 			return 0, fmt.Errorf("an allgather brings %d bytes of rank %d, which gave %d, or others", n, from, len(want))
 		}
 		rest = rest[n:]
-		fmt.Fprintln(h, n)
+		lengths = fmt.Appendln(lengths, n)
 	}
 	if len(rest) > 0 {
 		return 0, fmt.Errorf("an allgather brings %d bytes of nobody", len(rest))
 	}
-	return h.Sum64(), nil
+	return hash(lengths), nil
 }
 
 // broadcast is one of each rank in turn. All have what it gives, or all an error: zero.
@@ -140,6 +139,8 @@ func (m *Means) broadcast(j *Job, rank, step int) (uint64, error) {
 }
 
 // bytes are some of a rank's at a step, of a length in sevenths.
+//
+//go:norace
 func (m *Means) bytes(rank, step, sevenths int) []byte {
 	b := make([]byte, m.Elements*sevenths/7)
 	for i := range b {
@@ -164,9 +165,7 @@ func meansInput(elements, rank, step int) []byte {
 // hashes has one of each partition.
 func hashes(b []byte, cuts []int) (all []uint64) {
 	for i, from := range cuts[:len(cuts)-1] {
-		h := fnv.New64a()
-		h.Write(b[from:cuts[i+1]])
-		all = append(all, h.Sum64())
+		all = append(all, hash(b[from:cuts[i+1]]))
 	}
 	return all
 }

@@ -59,6 +59,8 @@ func (c *collective) rowElements() int64 { return max(c.width, 1) }
 func (c *collective) rowBytes() int64    { return c.rowElements() * int64(c.dtype.Size()) }
 
 // value is element i of a member's input.
+//
+//go:norace
 func (c *collective) value(member, i int) float64 {
 	v := (i*7 + member*3 + c.seed) % 31
 	switch {
@@ -77,6 +79,7 @@ func b2i(b bool) int {
 	return 0
 }
 
+//go:norace
 func (c *collective) input(member int) []byte {
 	n := int(c.rows[member] * c.rowElements())
 	b := make([]byte, 0, n*c.dtype.Size())
@@ -208,6 +211,8 @@ func (c *collective) want(member int) []byte {
 
 // reduced is the reduction of all inputs: scaled in the accumulator's type, combined in rank order,
 // scaled again.
+//
+//go:norace
 func (c *collective) reduced() []byte {
 	n := len(c.inputs[0]) / c.dtype.Size()
 	if c.op == units.Adasum {
@@ -231,6 +236,7 @@ func (c *collective) reduced() []byte {
 	return b
 }
 
+//go:norace
 func (c *collective) combine(a, b float64) float64 {
 	var r float64
 	switch c.op {
@@ -250,6 +256,8 @@ func (c *collective) combine(a, b float64) float64 {
 }
 
 // scaled is v·mul/div; integers are truncated towards zero.
+//
+//go:norace
 func (c *collective) scaled(v, mul, div float64) float64 {
 	switch {
 	case !c.dtype.Float():

@@ -46,24 +46,43 @@ func (s *Shares) Step() error {
 func (s *Shares) play(op worker.Op) error {
 	if op.Use&units.Add != 0 {
 		s.Added++
-		for i := s.Rank; i < len(s.Now); i += s.ranks {
-			binary.NativeEndian.PutUint32(op.Input[4*i:], math.Float32bits(1))
-		}
+		s.adds(op.Input)
 	}
 	if _, err := s.j.Do(s.Rank, op); err != nil || op.Output == nil {
 		return err
 	}
 	s.Took(op)
+	if err := s.grows(); err != nil {
+		return err
+	}
+	return s.Has(s.Rank, s.Added)
+}
+
+// adds writes what the rank adds once.
+//
+//go:norace
+func (s *Shares) adds(b []byte) {
+	for i := s.Rank; i < len(s.Now); i += s.ranks {
+		binary.NativeEndian.PutUint32(b[4*i:], math.Float32bits(1))
+	}
+}
+
+// grows reports an element that is less than it was.
+//
+//go:norace
+func (s *Shares) grows() error {
 	for i, x := range s.Now {
 		if x < s.least[i] {
 			return fmt.Errorf("element %d is %g, and was %g", i, x, s.least[i])
 		}
 		s.least[i] = x
 	}
-	return s.Has(s.Rank, s.Added)
+	return nil
 }
 
 // Has reports whether a rank counts so often in what was read last.
+//
+//go:norace
 func (s *Shares) Has(rank, added int) error {
 	for i := rank; i < len(s.Now); i += s.ranks {
 		if s.Now[i] != 10+float32(added) {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"unsafe"
 
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
@@ -51,9 +52,7 @@ func (v *Held) Use(use units.Use, x float32) error {
 
 // Took stores what an operation has read.
 func (v *Held) Took(op worker.Op) {
-	for i := range len(op.Output) / 4 {
-		v.Now[i] = math.Float32frombits(binary.NativeEndian.Uint32(op.Output[4*i:]))
-	}
+	copy(v.Now, unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(op.Output))), len(op.Output)/4))
 }
 
 // Op is the operation of a use.

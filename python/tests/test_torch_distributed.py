@@ -17,11 +17,7 @@ pytestmark = pytest.mark.skipif(torch.__version__ < "2.7", reason="PyTorch befor
 
 SCRIPTS = Path(__file__).parent / "torch_distributed"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
-
-
-def standalone(ranks):
-    """torchrun, which finds a port itself."""
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+STANDALONE = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]  # finds a port itself
 
 
 def run(argv, **env):
@@ -36,13 +32,40 @@ def run(argv, **env):
     return sorted(done.stdout.splitlines())
 
 
+def ended(size, port, script, *arguments, **settings):
+    """(exit status, output, errors) of each rank, started as by torchrun, which imports PyTorch itself too."""
+    sizes = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    env = clean_environment() | sizes | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | settings
+    argv = [sys.executable, "-u", SCRIPTS / script, *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen(argv, env=env | {"RANK": str(r), "LOCAL_RANK": str(r)}, **pipes) for r in range(size)]
+    outputs = []
+    for rank in ranks:
+        try:
+            outputs.append(rank.communicate(timeout=HANG_S))
+        except subprocess.TimeoutExpired:
+            for each in ranks:
+                each.kill()
+            outputs.append(rank.communicate())
+    return [(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=True)]
+
+
+def run_ranks(size, port, script, *arguments, **settings):
+    """What they say, sorted."""
+    ranks = ended(size, port, script, *arguments, **settings)
+    assert [status for status, *_ in ranks] == [0] * size, [
+        (status, said[-2000:], errors[-4000:]) for status, said, errors in ranks
+    ]
+    return sorted(line for _, said, _ in ranks for line in said.splitlines())
+
+
 def test_every_operation_under_torchrun(port):
     said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "paceline", "cpu"])
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_every_operation_with_another_default_device(port):
-    said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "paceline", "cpu", "meta"])
+    said = run_ranks(2, port, "operations.py", "paceline", "cpu", "meta")
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
@@ -68,32 +91,32 @@ def test_the_example_learns_the_digits_on_two_workers():
 
 def test_memory_outlives_works_that_end_early(port):
     """Their errors name the ranks that did not come."""
-    said = run([*TORCHRUN, port, SCRIPTS / "leftovers.py"])
+    said = run_ranks(2, port, "leftovers.py")
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_what_callbacks_of_futures_begin_matches_on_all_ranks(port):
-    said = run([*TORCHRUN, port, SCRIPTS / "chains.py"])
+    said = run_ranks(2, port, "chains.py")
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_a_work_that_has_ended_has_its_futures_value(port):
-    said = run([*TORCHRUN, port, SCRIPTS / "ends.py"])
+    said = run_ranks(2, port, "ends.py")
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_ctrl_c_and_handlers_of_signals_lose_no_memory_and_no_end(port):
-    said = run([*TORCHRUN, port, SCRIPTS / "signals.py"], PYTHONUNBUFFERED="1")
+    said = run_ranks(2, port, "signals.py")
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_callbacks_that_run_at_the_end_of_the_process_end_first(port):
-    said = run([*TORCHRUN, port, SCRIPTS / "exits.py", "well"])
+    said = run_ranks(2, port, "exits.py", "well")
     assert said == ["rank 0 has 2.0", "rank 1 has 2.0"]
 
 
 def test_threads_and_handlers_of_atexit_chain_callbacks_when_main_has_ended(port):
-    said = run([*TORCHRUN, port, SCRIPTS / "exits.py", "thread"])
+    said = run_ranks(2, port, "exits.py", "thread")
     trained = ["rank 0 has trained", "rank 1 has trained"]
     last = ["rank 0 at last 2.0", "rank 1 at last 2.0", "rank 0 has ended", "rank 1 has ended"]
     assert said == sorted(trained + (last if sys.version_info < (3, 12) else []))
@@ -113,34 +136,34 @@ def test_a_callback_does_not_keep_a_process_that_an_error_ends(how, port):
 
 
 def test_names_of_coalesced_operations_live_until_they_are_submitted(port):
-    said = run([*TORCHRUN, port, SCRIPTS / "names.py"], PYTHONMALLOC="debug")  # overwrites what is freed
+    said = run_ranks(2, port, "names.py", PYTHONMALLOC="debug")  # overwrites what is freed
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_a_broadcast_in_a_callback_is_one_in_elastic_jobs(port):
-    said = run([*TORCHRUN, port, SCRIPTS / "spreads.py"], PACELINE_ELASTIC="1")
+    said = run_ranks(2, port, "spreads.py", PACELINE_ELASTIC="1")
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_a_barrier_that_a_rank_has_missed_leaves_later_ones_alone(port):
-    said = run([*TORCHRUN, port, SCRIPTS / "barriers.py"])
+    said = run_ranks(2, port, "barriers.py")
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_groups_match_though_ranks_have_made_other_groups_before(port):
     """With Gloo the next group of all ranks times out: PyTorch's numbers of groups are no longer the same."""
-    said = run([*TORCHRUN, port, SCRIPTS / "numbered.py"])
+    said = run_ranks(2, port, "numbered.py")
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 @pytest.mark.parametrize(
     "ours, devices", [("paceline", "paceline"), ("gloo", "gloo"), ("gloo", "cpu:gloo,cuda:another")]
 )
-def test_groups_beside_a_default_group_of_another_backend(ours, devices):
+def test_groups_beside_a_default_group_of_another_backend(port, ours, devices):
     if "," in devices and torch.__version__ < "2.14":
         pytest.skip("a group with Paceline has no other backend")  # what it is instead: the next test
     takeover = {"PACELINE_TAKEOVER": "gloo"} if ours == "gloo" else {}
-    said = run([*standalone(3), SCRIPTS / "beside.py", ours, devices], **takeover)
+    said = run_ranks(3, port, "beside.py", ours, devices, **takeover)
     assert said == [f"rank {rank} is done" for rank in range(3)]
 
 
@@ -171,7 +194,7 @@ def test_groups_of_every_kind_give_what_gloo_gives(port):
     """Also under PyTorch's own checks of collectives, where the script names the ranks' meeting place."""
 
     def groups(backend, *where, **env):
-        return run([*standalone(4), SCRIPTS / "groups.py", backend, *where], **env)
+        return run([*STANDALONE, "4", SCRIPTS / "groups.py", backend, *where], **env)
 
     gloo = groups("gloo")
     assert len(gloo) == 4 * (8 if torch.__version__ >= (2, 15) else 6)  # before, none is split for tensors on the CPU
@@ -179,9 +202,9 @@ def test_groups_of_every_kind_give_what_gloo_gives(port):
     assert groups("paceline", f"tcp://127.0.0.1:{port}", TORCH_DISTRIBUTED_DEBUG="DETAIL") == gloo
 
 
-def test_compiled_models_have_the_bits_that_gloo_gives():
+def test_compiled_models_have_the_bits_that_gloo_gives(port):
     def trained(*arguments):
-        digests = run([*standalone(2), SCRIPTS / "compiled.py", *arguments])
+        digests = run_ranks(2, port, "compiled.py", *arguments)
         assert len(digests) == 2 and len(set(digests)) == 1, digests
         return digests[0]
 
@@ -193,27 +216,15 @@ def test_compiled_models_have_the_bits_that_gloo_gives():
 
 def test_compiled_code_calls_collectives_as_they_are(port):
     """torch.compile compiled the backend's own code, too, and failed at `reduce`."""
-    gloo, paceline = (run([*TORCHRUN, port, SCRIPTS / "compiled_calls.py", b]) for b in ("gloo", "paceline"))
+    gloo, paceline = (run_ranks(2, port, "compiled_calls.py", b) for b in ("gloo", "paceline"))
     assert paceline == gloo and len(gloo) == 10
 
 
 def survivors(port, script, *arguments, killed=2, **settings):
     """(what it says, its errors) of the ranks of three, in order, without the one that a script kills."""
-    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    env = clean_environment() | place | settings
-    argv = [sys.executable, SCRIPTS / script, *arguments]
-    ranks = [
-        subprocess.Popen(argv, env=env | {"RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for r in range(3)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=HANG_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL if r == killed else 0 for r in range(3)], outputs
-    del outputs[killed]
-    return outputs
+    ranks = ended(3, port, script, *arguments, **settings)
+    assert [status for status, *_ in ranks] == [-signal.SIGKILL if r == killed else 0 for r in range(3)], ranks
+    return [(said, errors) for r, (_, said, errors) in enumerate(ranks) if r != killed]
 
 
 @pytest.mark.parametrize("first", ["torch", "hvd"])
@@ -230,8 +241,8 @@ def test_distributed_data_parallel_says_which_rank_was_killed(port, way):
         assert said.startswith("step 3: ") and "peer lost: worker 2" in said and said.count("\n") == 1, said + errors
 
 
-def test_built_in_hooks_and_uneven_inputs_give_gradients_of_gloo():
-    gloo, paceline = (sorted(run([*standalone(2), SCRIPTS / "hooks.py", backend])) for backend in ("gloo", "paceline"))
+def test_built_in_hooks_and_uneven_inputs_give_gradients_of_gloo(port):
+    gloo, paceline = (run_ranks(2, port, "hooks.py", backend) for backend in ("gloo", "paceline"))
     assert gloo == paceline == ["rank 0 [1.5, 1.5, 1.5, 1.5]", "rank 1 [1.5, 1.5, 1.5, 1.0, 1.0, 1.5, 2.0, 2.0]"]
 
 
@@ -246,10 +257,7 @@ def test_elastic_jobs_of_distributed_data_parallel_go_on_with_means_of_those_tha
 def test_training_gives_the_bits_of_gloo(port, tmp_path):
     """DDP, ZeRO, FSDP2, tensor parallel and checkpoints. A sum of two numbers has one result, whatever their order."""
     results = [
-        run(
-            [*TORCHRUN, port, SCRIPTS / "training.py", backend, tmp_path / backend, "cpu"],
-            PACELINE_SUM_IN_RANK_ORDER="1",
-        )
+        run_ranks(2, port, "training.py", backend, tmp_path / backend, "cpu", PACELINE_SUM_IN_RANK_ORDER="1")
         for backend in ("gloo", "paceline")
     ]
     assert len(results[0]) == 10
@@ -263,31 +271,31 @@ def test_training_gives_the_bits_of_gloo(port, tmp_path):
 def test_operations_on_a_device(port, device):
     """Through pinned host memory. With a GPU, the ranks share the first one."""
     kind, env = device
-    said = run([*TORCHRUN, port, SCRIPTS / "operations.py", "paceline", kind], **env)
+    said = run_ranks(2, port, "operations.py", "paceline", kind, **env)
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 def test_operations_on_a_device_keep_the_order_of_streams(port, device):
     kind, env = device
-    said = run([*TORCHRUN, port, SCRIPTS / "streams.py", kind], **env)
+    said = run_ranks(2, port, "streams.py", kind, **env)
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="a group with Paceline has no other backend (decision 133)")
 def test_a_group_that_has_another_backend_for_the_cpu(port, device):
     kind, env = device
-    said = run([*TORCHRUN, port, SCRIPTS / "mixed.py", kind], **env, PACELINE_COMPRESSION="int8")
+    said = run_ranks(2, port, "mixed.py", kind, **env, PACELINE_COMPRESSION="int8")
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
-def test_training_on_a_device_gives_the_bits_of_the_cpu(tmp_path, device):
+def test_training_on_a_device_gives_the_bits_of_the_cpu(port, tmp_path, device):
     """The tests' own device computes as the CPU does; of a GPU's bits the test asks that the ranks have the same."""
     (kind, env), results = device, []
     if kind == "offhost" and torch.__version__ < "2.12":
         pytest.skip("FSDP2 has operations of its own for devices that it knows, in PyTorch 2.7 at least")
     for where in ("cpu", kind) if kind == "offhost" else (kind,):
         (tmp_path / where).mkdir()
-        said = run([*standalone(2), SCRIPTS / "training.py", "paceline", tmp_path / where, where], **env)
+        said = run_ranks(2, port, "training.py", "paceline", tmp_path / where, where, **env)
         ranks = [{way: bits for _, way, bits in (s[5:].split(" ", 2) for s in said if s[5] == r)} for r in "01"]
         assert len(ranks[0]) == 5 and ranks[0] == ranks[1]
         assert ranks[0]["ddp"] == ranks[0]["fsdp2"] == ranks[0]["checkpoints"] != ranks[0]["zero"]
@@ -295,8 +303,8 @@ def test_training_on_a_device_gives_the_bits_of_the_cpu(tmp_path, device):
     assert results[0] == results[-1]
 
 
-def test_buckets_are_summed_in_place_and_give_the_bits_of_gloo():
-    gloo, paceline = (run([*standalone(2), SCRIPTS / "buckets.py", backend]) for backend in ("gloo", "paceline"))
+def test_buckets_are_summed_in_place_and_give_the_bits_of_gloo(port):
+    gloo, paceline = (run_ranks(2, port, "buckets.py", backend) for backend in ("gloo", "paceline"))
     assert len(gloo) == 2 * 10 and paceline == gloo
 
 
@@ -305,13 +313,13 @@ INT8 = {"PACELINE_COMPRESSION": "int8"}
 
 @pytest.mark.parametrize(("way", "env"), [("hook", {}), ("setting", INT8), ("own", INT8)])
 def test_codecs_for_distributed_data_parallel(port, way, env):
-    said = run([*TORCHRUN, port, SCRIPTS / "codec.py", way], **env)
+    said = run_ranks(2, port, "codec.py", way, **env)
     assert said == ["alike True learns True"] * 2
 
 
-def test_training_with_a_codec_goes_on_from_a_checkpoint_as_if_it_had_not_ended(tmp_path):
+def test_training_with_a_codec_goes_on_from_a_checkpoint_as_if_it_had_not_ended(port, tmp_path):
     def trained(way):
-        (digest,) = set(run([*standalone(2), SCRIPTS / "checkpoint.py", tmp_path, way]))
+        (digest,) = set(run_ranks(2, port, "checkpoint.py", tmp_path, way))
         return digest
 
     whole = trained("whole")
