@@ -32,7 +32,7 @@ SOURCES  := $(shell find $(GO_TREES) -type f -not -name '*_test.go' 2>/dev/null)
 C_FILES   = $(shell git ls-files '*.c' '*.cpp' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-go test-fuzz schedules soak fuzz-long test-python test-torch-distributed test-frameworks bench bench-step chart bench-builds bench-links bench-placement bench-overlap bench-losses results wheel lint format clean
+.PHONY: help setup environments train test test-go test-fuzz schedules soak fuzz-long test-python test-torch-distributed test-frameworks bench bench-step chart bench-builds bench-links bench-placement bench-overlap bench-losses results wheel lint format clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -89,7 +89,10 @@ FRAMEWORKS := $(patsubst python/tests/frameworks/test_%.py,%,$(wildcard python/t
 VERSION    ?=
 
 ## make test-frameworks the tests of the other frameworks, each in an environment of its own; make test-jax is one of them
-test-frameworks: $(addprefix test-,$(filter-out libraries,$(FRAMEWORKS)))
+test-frameworks: test-tensorflow $(addprefix test-,$(filter-out libraries,$(FRAMEWORKS))) # the longest first
+
+# What test and test-frameworks install.
+environments: setup $(patsubst %,build/%/.deps,$(filter-out libraries,$(FRAMEWORKS)))
 
 .PHONY: $(addprefix test-,$(FRAMEWORKS))
 $(addprefix test-,$(FRAMEWORKS)): test-%: build/%$(addprefix -,$(VERSION))/.installed
