@@ -55,8 +55,6 @@ test: test-python test-go test-fuzz
 # The race detector's own memory for a large block is cleared where it lies: mapped anew, it cost more than all else in a job.
 test-go: ALONE := /paceline/(core|sim)\b
 test-go: export GORACE = clear_shadow_mmap_threshold=1073741824
-# The first line is all of vet; go test would look at parts of it again for each way to build.
-test-go test-fuzz: export GOFLAGS += -vet=off
 test-go: $(VENV)/.tools
 	go vet -tags invariants ./...
 	go test -race -tags invariants -timeout 60m -parallel 4 ./jobtest ./core/membership $$(go list ./... | grep -vE '$(ALONE)')

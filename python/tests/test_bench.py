@@ -86,8 +86,7 @@ def test_training_steps_beside_ddp(tmp_path):
         for way in result["ways"].values():
             assert way["blocks"] >= 5
             check_times(way)
-            # The thread's is read a moment after the process's, of which it may be all.
-            assert 0 < way["training"]["cpu_ms"] <= 1.05 * way["all"]["cpu_ms"]
+            assert 0 < way["training"]["cpu_ms"] <= way["all"]["cpu_ms"]
             assert way["all"]["voluntary"] >= way["training"]["voluntary"] >= 0
             assert 0 <= way["go_gc"] < 10 and 0 <= way["python_gc"] < 10
         assert result["ways"]["ddp"]["ratio"]["median"] == 1
