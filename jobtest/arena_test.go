@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 	"unsafe"
 
 	"go.uber.org/zap"
@@ -71,6 +72,54 @@ func sumsIn(j *jobtest.Job, arenas []*shm.Arena, name string, n int, of units.Re
 		}
 		return nil
 	})
+}
+
+// TestPushesOfHostsAreScaledAsTheyAreBesideMemoryThatIsLent has a rank on the server's host, which lends, beside a host that sums first and pushes
+// its mean (float16) or a sum that has been scaled.
+func TestPushesOfHostsAreScaledAsTheyAreBesideMemoryThatIsLent(t *testing.T) {
+	hosts := jobtest.OnHosts(func(rank int) string {
+		if rank == 0 {
+			return hostname(t)
+		}
+		return "pair"
+	})
+	j, arenas := lending(t, 3, 1, false, jobtest.Dedicated(1), hosts)
+	for _, c := range []struct {
+		dtype    units.DType
+		op       units.ReduceOp
+		prescale float64
+		want     float64
+	}{
+		{units.Float16, units.Average, 1, 3},
+		{units.Float16, units.Average, 0.5, 1.5},
+		{units.Float32, units.Sum, 0.5, 4.5},
+		{units.Float32, units.Average, 0.5, 1.5},
+		{units.Float32, units.Max, 2, 12},
+	} {
+		const n = 100_000
+		lends := make(chan struct{})
+		j.Each(func(rank int) error {
+			in := slices.Repeat(jobtest.Elements(c.dtype, []float64{[]float64{1, 2, 6}[rank]}), n)
+			if rank == 0 {
+				memory := arenas[0].Alloc(len(in))
+				defer arenas[0].Free(unsafe.Pointer(&memory[0]))
+				copy(memory, in)
+				in = memory
+				time.AfterFunc(100*time.Millisecond, func() { close(lends) }) // the others' come later
+			} else {
+				<-lends
+			}
+			op := worker.Op{Kind: units.Allreduce, DType: c.dtype, ReduceOp: c.op, Shape: []int64{n}, Input: in, Output: in,
+				Name: fmt.Sprint(c), Prescale: c.prescale, Postscale: 1}
+			if _, err := j.Do(rank, op); err != nil {
+				return err
+			}
+			if got := slices.Compact(jobtest.Numbers(c.dtype, in)); !slices.Equal(got, []float64{c.want}) {
+				return fmt.Errorf("%v %v with prescale %v: %v, want %v", c.op, c.dtype, c.prescale, got, c.want)
+			}
+			return nil
+		})
+	}
 }
 
 func TestSumsOfLentMemoryDoNotTravel(t *testing.T) {

@@ -2,7 +2,7 @@ package jobtest_test
 
 import (
 	"bytes"
-	"encoding/binary"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -83,25 +83,37 @@ func hostname(t *testing.T) string {
 	return s.Host
 }
 
-// TestHalfPrecisionAveragesDoNotOverflowOnTheWay averages numbers whose sum over a host is no float16, with scales, and where
-// hosts have different numbers of ranks.
-func TestHalfPrecisionAveragesDoNotOverflowOnTheWay(t *testing.T) {
-	j := jobtest.Start(t, 3, jobtest.Pairs(1))
-	var in []byte
-	for range 10000 {
-		in = jobtest.AppendElement(in, units.Float16, 60000)
+// TestHalfPrecisionDoesNotOverflowOnTheWay reduces numbers whose sum or product over a host is no float16, with scales, and where
+// hosts have different numbers of ranks..
+func TestHalfPrecisionDoesNotOverflowOnTheWay(t *testing.T) {
+	const n = 10000
+	j := jobtest.Start(t, 5, jobtest.Dedicated(1), jobtest.OnHosts(func(rank int) string { return fmt.Sprint("host-", rank/3) })) // of three, and of two
+	for _, c := range []struct {
+		op                  units.ReduceOp
+		prescale, postscale float64
+		in                  []float64
+		want                float64
+	}{
+		{units.Average, 0.5, 2, []float64{60000, 60000, 60000, 60000, 60000}, 60000},
+		{units.Average, 1, 1, []float64{1, 2, 2, 0, 0}, 1},
+		{units.Sum, 1, 0.25, []float64{49152, 49152, 49152, 24576, 24576}, 49152},
+		{units.Sum, 1, 1, []float64{57344, 57344, 57344, -57344, -57344}, 57344},
+		{units.Sum, 1, 1, []float64{1, 1, 2, 3, 6}, 13},
+		{units.Product, 1, 1, []float64{400, 400, 1, 0.25, 0.25}, 10000},
+	} {
+		j.Each(func(rank int) error {
+			in := slices.Repeat(jobtest.Elements(units.Float16, c.in[rank:rank+1]), n)
+			op := worker.Op{Kind: units.Allreduce, DType: units.Float16, ReduceOp: c.op, Shape: []int64{n}, Input: in, Output: in,
+				Name: fmt.Sprint(c), Prescale: c.prescale, Postscale: c.postscale}
+			if _, err := j.Do(rank, op); err != nil {
+				return err
+			}
+			if got := slices.Compact(jobtest.Numbers(units.Float16, in)); !slices.Equal(got, []float64{c.want}) {
+				return fmt.Errorf("%v of %v, scaled by %v and %v: %v, want %v", c.op, c.in, c.prescale, c.postscale, got, c.want)
+			}
+			return nil
+		})
 	}
-	j.Each(func(rank int) error {
-		op := worker.Op{Kind: units.Allreduce, DType: units.Float16, ReduceOp: units.Average, Shape: []int64{10000}, Input: bytes.Clone(in),
-			Output: make([]byte, len(in)), Name: "x", Prescale: 0.5, Postscale: 2}
-		if _, err := j.Do(rank, op); err != nil {
-			return err
-		}
-		if !bytes.Equal(op.Output, in) {
-			t.Errorf("rank %d: the average of equal numbers is %#04x, want %#04x", rank, binary.NativeEndian.Uint16(op.Output), binary.NativeEndian.Uint16(in))
-		}
-		return nil
-	})
 }
 
 // TestSumsOfHostsInRankOrderRepeatBitForBit is of one arrangement: sums of hosts are added in another order than ranks one by one.

@@ -1,6 +1,7 @@
 package room
 
 import (
+	"math/bits"
 	"slices"
 
 	"github.com/paceline/paceline/core/membership"
@@ -62,8 +63,8 @@ func (t *Tensor) Completed(q *Request) int {
 	return q.From()
 }
 
-// Scale is what the push of a rank is multiplied by: one that is the sum of a host has been scaled there. Where the elements
-// of an average are narrower than their sums it is the host's mean instead, which overflows no more than they do.
+// Scale is what the push of a rank is multiplied by: one that is the sum of a host has been scaled there, and where elements are narrower
+// than their sums also spread.
 func (t *Tensor) Scale(rank int) float64 {
 	if len(t.Hosts) == 0 {
 		return t.Prescale
@@ -72,8 +73,8 @@ func (t *Tensor) Scale(rank int) float64 {
 	switch {
 	case ranks == nil:
 		return t.Prescale
-	case t.means():
-		return float64(len(ranks))
+	case t.spreads():
+		return spread(len(ranks))
 	}
 	return 1
 }
@@ -85,13 +86,19 @@ func (t *Tensor) Rescale(divisor uint32) (mul, div float64) {
 		return t.Postscale, float64(divisor)
 	case !t.Up():
 		return t.Postscale, 1
-	case t.means():
-		return 1, float64(t.Members.Len())
+	case t.spreads():
+		return 1, spread(t.Members.Len())
 	}
 	return 1, 1
 }
 
-func (t *Tensor) means() bool { return t.Reduce == units.Average && reduce.AccType(t.Type) != t.Type }
+// spreads reports whether the sum of a host leaves it divided by spread.
+func (t *Tensor) spreads() bool {
+	return (t.Reduce == units.Average || t.Reduce == units.Sum) && reduce.AccType(t.Type) != t.Type
+}
+
+// spread is the least power of two that is not less than the ranks of a host. Their sum, divided by it, overflows no more than they do, and keeps its digits.
+func spread(ranks int) float64 { return float64(uint64(1) << bits.Len(uint(ranks-1))) }
 
 // setHosts finds how sums of hosts concern the tensor.
 func (t *Tensor) setHosts() {

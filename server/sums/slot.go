@@ -45,6 +45,7 @@ type chunk struct{ from rankset.Set }
 type lent struct {
 	rank   int
 	tensor []byte
+	scale  float64
 }
 
 // zeros is a chunk of a rank that has joined.
@@ -80,15 +81,15 @@ func (s *slot) begin(seq uint64) error {
 
 // add adds one whole chunk of a rank, and with it those that are lent and wait.
 func (s *slot) add(i, rank int, b []byte) {
-	c, acc := &s.chunks[i], s.accChunk(i)
+	c, acc, scale := &s.chunks[i], s.accChunk(i), s.Scale(rank)
 	switch {
 	case c.from.Len() > 0:
-		reduce.Add(s.Reduce, s.Type, acc, b, s.Scale(rank))
-	case len(s.lent) > 0:
-		reduce.Load2(s.Reduce, s.Type, acc, s.chunkOf(s.lent[0].tensor, i), b, s.Prescale)
+		reduce.Add(s.Reduce, s.Type, acc, b, scale)
+	case len(s.lent) > 0 && s.lent[0].scale == scale:
+		reduce.Load2(s.Reduce, s.Type, acc, s.chunkOf(s.lent[0].tensor, i), b, scale)
 		c.from.Add(s.lent[0].rank)
 	default:
-		reduce.Load(s.Type, acc, b, s.Scale(rank))
+		reduce.Load(s.Type, acc, b, scale)
 	}
 	c.from.Add(rank)
 	s.addLent(i, acc)
@@ -98,17 +99,17 @@ func (s *slot) add(i, rank int, b []byte) {
 func (s *slot) addLent(i int, acc []byte) {
 	c := &s.chunks[i]
 	if c.from.Len() == 0 {
-		if first := s.lent[0]; len(s.lent) > 1 {
-			reduce.Load2(s.Reduce, s.Type, acc, s.chunkOf(first.tensor, i), s.chunkOf(s.lent[1].tensor, i), s.Prescale)
+		if first := s.lent[0]; len(s.lent) > 1 && s.lent[1].scale == first.scale {
+			reduce.Load2(s.Reduce, s.Type, acc, s.chunkOf(first.tensor, i), s.chunkOf(s.lent[1].tensor, i), first.scale)
 			c.from.Add(s.lent[1].rank)
 		} else {
-			reduce.Load(s.Type, acc, s.chunkOf(first.tensor, i), s.Prescale)
+			reduce.Load(s.Type, acc, s.chunkOf(first.tensor, i), first.scale)
 		}
 		c.from.Add(s.lent[0].rank)
 	}
 	for _, l := range s.lent {
 		if c.from.Add(l.rank) {
-			reduce.Add(s.Reduce, s.Type, acc, s.chunkOf(l.tensor, i), s.Prescale)
+			reduce.Add(s.Reduce, s.Type, acc, s.chunkOf(l.tensor, i), l.scale)
 		}
 	}
 }
@@ -116,7 +117,7 @@ func (s *slot) addLent(i int, acc []byte) {
 // lend accepts a push that is lent, which is added where others have been. The rest is added together with the
 // first of them, in one pass.
 func (s *slot) lend(rank int, tensor []byte) {
-	s.lent = append(s.lent, lent{rank, tensor})
+	s.lent = append(s.lent, lent{rank, tensor, s.Scale(rank)})
 	if s.Whole {
 		return
 	}

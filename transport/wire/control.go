@@ -81,9 +81,10 @@ func (t *Tensor) Signature() string {
 }
 
 // SumsOnHosts reports whether hosts with several ranks may push one sum of the tensor: where sums are only added up to larger
-// ones, and no model or codec treats ranks one by one.
+// ones, no model or codec treats ranks one by one, and what comes of a part fits the type if the elements do.
 func (t *Tensor) SumsOnHosts() bool {
-	return t.Kind == units.Allreduce && t.Op != units.Adasum && t.Codec == "" && t.Sync.Model == ""
+	overflows := t.Op == units.Product && t.DType.Float() && t.DType.Size() == 2
+	return t.Kind == units.Allreduce && t.Op != units.Adasum && !overflows && t.Codec == "" && t.Sync.Model == ""
 }
 
 // Bytes is the size of all partitions.
