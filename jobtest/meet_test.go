@@ -2,6 +2,7 @@ package jobtest_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -22,6 +23,7 @@ import (
 	"github.com/paceline/paceline/node/settings"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
+	"github.com/paceline/paceline/worker"
 )
 
 var (
@@ -43,6 +45,46 @@ func TestServersAreReplacedWhileTrainingRuns(t *testing.T) {
 
 // TestAServerThatIsLostAsItJoinsHoldsNobody: no rank reaches it before the others hear that it has gone.
 func TestAServerThatIsLostAsItJoinsHoldsNobody(t *testing.T) {
+	j, line := joinsUnreached(t)
+	line.Close()
+	j.Works("x", 100000)
+	j.Works("y", 100000)
+}
+
+// TestConditionsAreChangedOnlyWhereEveryServerIsReached: one that has joined is waited for until the deadline.
+func TestConditionsAreChangedOnlyWhereEveryServerIsReached(t *testing.T) {
+	j, line := joinsUnreached(t)
+	w := wire.Condition{Names: []string{"x"}, Pull: "bsp"}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := j.Workers[0].Engine.SetCondition(ctx, nil, w); !errors.Is(err, worker.ErrStall) || !strings.Contains(err.Error(), "server 1") {
+		t.Errorf("%v, want an error that names the server", err)
+	}
+	line.Close()
+	j.Works("y", 100000)
+	if _, err := j.Workers[0].Engine.SetCondition(t.Context(), nil, w); err != nil {
+		t.Error(err)
+	}
+	j.Works("x", 100000)
+}
+
+// TestAnEngineEndsAtOnceThoughItDeclaresWhileAServerJoins: operations fail when the reason is there, and not when the server was to be reached at the latest.
+func TestAnEngineEndsAtOnceThoughItDeclaresWhileAServerJoins(t *testing.T) {
+	j, line := joinsUnreached(t)
+	defer line.Close()
+	results, err := j.Submit(0, jobtest.Float32s(units.Allreduce, "new", 1000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond) // the scheduler answers meanwhile
+	j.Workers[0].Engine.Lost(wire.Lost{Role: wire.RoleWorker, Rank: 1, Why: "of this test"})
+	if _, err := jobtest.Await(results[0], 0, "new"); !errors.Is(err, worker.ErrPeerLost) {
+		t.Error(err)
+	}
+}
+
+// joinsUnreached is a job of two ranks and a server that another one has joined, which accepts connections and says nothing. It is lost when its line to the scheduler ends.
+func joinsUnreached(t *testing.T) (*jobtest.Job, *control.Client) {
 	j := jobtest.Start(t, 2, jobtest.Dedicated(1), jobtest.Elastic, jobtest.SmallPartitions, jobtest.With(func(s *settings.Settings) { s.StartTimeout = 2 * jobtest.Hang }))
 	j.Works("x", 100000)
 	line, err := control.Dial(t.Context(), control.Config{Transport: j.Transports().Required(), Address: j.Settings.Scheduler, Hello: wire.Hello{Role: wire.RoleServer}})
@@ -53,7 +95,7 @@ func TestAServerThatIsLostAsItJoinsHoldsNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer silent.Close()
+	t.Cleanup(func() { silent.Close() })
 	if err := silent.(*net.TCPListener).SetDeadline(time.Now().Add(jobtest.Hang)); err != nil {
 		t.Fatal(err)
 	}
@@ -66,9 +108,7 @@ func TestAServerThatIsLostAsItJoinsHoldsNobody(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	line.Close()
-	j.Works("x", 100000)
-	j.Works("y", 100000)
+	return j, line
 }
 
 // asOneJoins plays a job many times, each time a little later after the start of a third server.

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -104,8 +105,13 @@ func (e *Engine) ask(ctx context.Context, servers []int, w wire.Condition) ([]wi
 	var answers chan wire.ConditionReply
 	w.ID, answers = e.conditions.open(len(servers))
 	defer e.conditions.close(w.ID)
+	e.met(ctx) // one may have joined just now
 	for _, s := range servers {
-		if err := e.wayTo(s).condition(w); err != nil {
+		to := e.wayTo(s)
+		if to == nil {
+			return nil, cmp.Or(e.Err(), fmt.Errorf("%w: server %d, which has joined, is not reached within %v", ErrStall, s, e.cfg.DeclareTimeout))
+		}
+		if err := to.condition(w); err != nil {
 			return nil, err
 		}
 	}

@@ -59,30 +59,31 @@ func (q *declareQueue) send(ctx context.Context, e *Engine) {
 	if len(batch) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, e.cfg.DeclareTimeout)
+	asking, cancel := context.WithTimeout(ctx, e.cfg.DeclareTimeout)
 	defer cancel()
-	for i := range q.ask(ctx, e, batch, tensors) {
-		q.ask(ctx, e, batch[i:i+1], tensors[i:i+1])
+	for i := range q.ask(ctx, asking, e, batch, tensors) {
+		q.ask(ctx, asking, e, batch[i:i+1], tensors[i:i+1])
 	}
 }
 
-// ask declares tensors together. It returns those of several that the scheduler has refused together, for one of them, and
+// ask declares tensors together; ctx ends with the queue, asking at the deadline. It returns those of several that the scheduler has refused together, for one of them, and
 // which are to be asked for one by one.
-func (q *declareQueue) ask(ctx context.Context, e *Engine, batch []*declaration, tensors []wire.Tensor) (refused []*declaration) {
-	placed, err := e.cfg.Control.Declare(ctx, tensors)
+func (q *declareQueue) ask(ctx, asking context.Context, e *Engine, batch []*declaration, tensors []wire.Tensor) (refused []*declaration) {
+	placed, err := e.cfg.Control.Declare(asking, tensors)
 	if len(batch) > 1 && errors.As(err, new(*control.RefusedError)) {
 		return batch
 	}
 	if err == nil && len(placed) != len(batch) {
 		err = fmt.Errorf("the scheduler placed %d of %d tensors", len(placed), len(batch))
 	}
+	if err == nil {
+		e.met(ctx) // it may have placed them on servers that have joined just now
+		err = ctx.Err()
+	}
 	if broken := e.Err(); err != nil && broken != nil {
 		err = broken // why the request was given up says more than that it was
 	} else if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", ErrStall, err)
-	}
-	if err == nil {
-		e.met(e.ctx) // it may have placed them on servers that have joined just now
 	}
 	for i, d := range batch {
 		switch {

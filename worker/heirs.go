@@ -184,6 +184,9 @@ func (p *peer) end() {
 	p.mu.Unlock()
 	p.close()
 	p.reading.Wait()
+	for _, l := range p.links { // the peer stays, as the way to its heirs
+		l.scratch, l.batch = nil, wire.Batch{}
+	}
 	p.abandonStages()
 	p.e.lend()
 }

@@ -173,7 +173,7 @@ func (x *Room) piece(q *room.Request) error {
 		return nil
 	}
 	from, to := d.m.offer.Piece(q.Part)
-	wrong := from == to || int(to-from) != q.Payload.Len() || d.came[q.Part] || d.into == nil || d.m.h.Flags&^q.Flags&wire.FlagAuthenticated != 0
+	wrong := d.into == nil || from == to || int(to-from) != q.Payload.Len() || d.came[q.Part] || d.m.h.Flags&^q.Flags&wire.FlagAuthenticated != 0
 	if !wrong {
 		d.came[q.Part] = true
 		d.writing++

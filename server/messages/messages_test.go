@@ -3,6 +3,7 @@ package messages
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -164,6 +165,27 @@ func TestPiecesThatAreNotToComeEndTheConnection(t *testing.T) {
 	p.must(p.piece(0, 2, 5, 1, "of nothing"))
 	p.must(p.piece(0, 2, 5, 0, "of nothing"))
 	p.hears(0, "2: "+wanted, "2: "+withdrawn)
+}
+
+// breaksOff is a connection that ends amid a payload.
+type breaksOff struct{}
+
+func (breaksOff) ReadPayload([]byte) error { return io.ErrUnexpectedEOF }
+
+func TestAMessageThatHasBrokenOffTakesNoPieces(t *testing.T) {
+	p := newPlay(t, 1<<20)
+	p.receive(2, 0, 1, 4)
+	q := p.ranks[0].Request(wire.Header{Type: wire.TypeSend, Iteration: 7, Seq: 1, Source: 0, Destination: 2}, nil, 0)
+	q.Payload = room.Stream(breaksOff{}, make([]byte, 4), 4)
+	if err := p.room.Serve(q); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Error(err)
+	}
+	if p.piece(0, 2, 1, 0, "text") == nil {
+		t.Error("a piece of a message that was sent whole is served")
+	}
+	p.hears(2)
+	p.room.Leave(0)
+	p.hears(2, "0: "+departed)
 }
 
 // What is kept of one rank for another is bounded: the bytes of further messages come again when they are wanted.

@@ -68,15 +68,19 @@ func connect(t testing.TB, config Config) (dialed, accepted transport.Conn) {
 }
 
 func TestAPeerThatTakesNothingIsNoticedAfterThePeerTimeout(t *testing.T) {
-	x, y := connect(t, Config{PeerTimeout: time.Second, SendBuffer: 64 << 10, ReceiveBuffer: 64 << 10})
-	h := wire.Header{Type: wire.TypePush, Length: 8 << 20}
-	start := time.Now()
-	err := x.Send(net.Buffers{h.Append(nil), make([]byte, h.Length)})
-	if !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), y.RemoteAddr().Network()) {
-		t.Errorf("error %v, want a timeout", err)
-	}
-	if took := time.Since(start); took > time.Minute { // the kernel's own patience is many
-		t.Errorf("it took %v", took)
+	for name, tls := range map[string]*tls.Config{"plain": nil, "TLS": certificate(t)} {
+		t.Run(name, func(t *testing.T) {
+			x, y := connect(t, Config{PeerTimeout: time.Second, SendBuffer: 64 << 10, ReceiveBuffer: 64 << 10, TLS: tls})
+			h := wire.Header{Type: wire.TypePush, Length: 8 << 20}
+			start := time.Now()
+			err := x.Send(net.Buffers{h.Append(nil), make([]byte, h.Length)})
+			if !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), y.RemoteAddr().Network()) {
+				t.Errorf("error %v, want a timeout", err)
+			}
+			if took := time.Since(start); took > time.Minute { // the kernel's own patience is many
+				t.Errorf("it took %v", took)
+			}
+		})
 	}
 }
 
