@@ -330,7 +330,10 @@ func (e *elastic) launch(place fleet.Place) {
 	}
 	var p *process
 	if err == nil {
-		p, err = start(t, func(x Exit) { e.ends <- ended{t, x} })
+		if p, err = start(t, func(x Exit) { e.ends <- ended{t, x} }); err != nil {
+			t.Stdout.Close()
+			t.Stderr.Close()
+		}
 	}
 	if err != nil {
 		e.Say("%v", err)

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -325,6 +326,27 @@ func TestARemoteShellThatTalksALotIsShown(t *testing.T) {
 	b := newBench(t, []string{"sh", "-c", "seq 100000 >&2; exit 9"}, "true")
 	if code := b.run(); code != 9 || !strings.Contains(b.said.String(), "exit code 9: 1") && !strings.Contains(b.stderr.String(), "[0]<stderr>:1\n") {
 		t.Fatal(code, b.said.String(), len(b.stderr.String()))
+	}
+}
+
+// TestSignalsReachARemoteProcessWhoseOutputNobodyReads: the console takes no output, like a pipe to a pager.
+func TestSignalsReachARemoteProcessWhoseOutputNobodyReads(t *testing.T) {
+	b := newBench(t, []string{"env"}, `echo $$ > pid; echo more; sleep 100`)
+	read, blocked := io.Pipe()
+	b.job.Workers[0].Stdout = (&Console{Stdout: blocked}).Stream("0", false, nil)
+	ended := make(chan int, 1)
+	go func() { ended <- b.run() }()
+	io.ReadFull(read, make([]byte, 1)) // the console is at the rest of the line
+	b.signals <- syscall.SIGINT
+	written, err := os.ReadFile(filepath.Join(b.job.Workers[0].Dir, "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(written)))
+	gone(t, pid)
+	read.Close()
+	if code := <-ended; code != 128+int(syscall.SIGINT) {
+		t.Error(code)
 	}
 }
 

@@ -20,7 +20,7 @@ type Console struct {
 type Stream struct {
 	console *Console
 	out     io.Writer
-	file    io.Writer // or nil
+	file    io.WriteCloser // or nil
 	prefix  string
 	held    []byte // the beginning of a line that has not ended yet
 	inLine  bool   // the line's beginning was too long to hold and was written
@@ -30,7 +30,7 @@ type Stream struct {
 const maxHeld = 64 << 10
 
 // Stream makes the stream of a process's stdout or stderr, with the prefix "[label]<stdout>:".
-func (c *Console) Stream(label string, stderr bool, file io.Writer) *Stream {
+func (c *Console) Stream(label string, stderr bool, file io.WriteCloser) *Stream {
 	if stderr {
 		return &Stream{console: c, out: c.Stderr, file: file, prefix: "[" + label + "]<stderr>:"}
 	}
@@ -54,12 +54,24 @@ func (s *Stream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush writes the rest of an unfinished line, and ends it.
-func (s *Stream) Flush() {
-	if len(s.held) == 0 && !s.inLine {
+// Close writes the rest of an unfinished line, ends it, and closes the file.
+func (s *Stream) Close() {
+	s.end("")
+	if s.file == nil {
 		return
 	}
-	lines := append(s.begin(nil), s.held...)
+	if err := s.file.Close(); err != nil {
+		s.end(err.Error())
+	}
+	s.file = nil
+}
+
+// end ends a line with what is held and some more, if there is any.
+func (s *Stream) end(more string) {
+	if len(s.held) == 0 && !s.inLine && more == "" {
+		return
+	}
+	lines := append(append(s.begin(nil), s.held...), more...)
 	s.held, s.inLine = nil, false
 	s.write(append(lines, '\n'))
 }

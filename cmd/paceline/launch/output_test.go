@@ -14,18 +14,30 @@ func TestEveryLineHasItsPrefixHoweverItComes(t *testing.T) {
 	want := "[0]<stdout>:one\n[0]<stdout>:two\r\n[0]<stdout>:10%\r[0]<stdout>:20%\r[0]<stdout>:done\n[0]<stdout>:\n[0]<stdout>:no end\n"
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 100 {
-		var out, file bytes.Buffer
+		var out bytes.Buffer
+		var file closable
 		s := (&Console{Stdout: &out}).Stream("0", false, &file)
 		for rest := text; rest != ""; {
 			n := 1 + random.IntN(len(rest))
 			s.Write([]byte(rest[:n]))
 			rest = rest[n:]
 		}
-		s.Flush()
-		if out.String() != want || file.String() != text {
-			t.Fatalf("%q, file %q", out.String(), file.String())
+		s.Close()
+		if out.String() != want || file.String() != text || !file.closed {
+			t.Fatalf("%q, file %q, closed: %v", out.String(), file.String(), file.closed)
 		}
 	}
+}
+
+// closable is a file.
+type closable struct {
+	bytes.Buffer
+	closed bool
+}
+
+func (c *closable) Close() error {
+	c.closed = true
+	return nil
 }
 
 func TestALongLineHasOnePrefix(t *testing.T) {
@@ -34,7 +46,7 @@ func TestALongLineHasOnePrefix(t *testing.T) {
 	long := strings.Repeat("x", 3*maxHeld/2)
 	fmt.Fprint(s, long)
 	fmt.Fprint(s, long, "\nnext\n")
-	s.Flush()
+	s.Close()
 	if out.String() != "[3]<stderr>:"+long+long+"\n[3]<stderr>:next\n" {
 		t.Fatal(len(out.String()))
 	}

@@ -48,7 +48,6 @@ type maker struct {
 	servers  []serverPlace
 	settings settings.Settings // of the launcher, as the scheduler
 	console  *Console
-	files    []*os.File // output files
 }
 
 // serverPlace is the place of a dedicated server.

@@ -100,8 +100,8 @@ func start(t *Task, ended func(Exit)) (*process, error) {
 		if p.remote != nil {
 			exit = p.remote.end(exit)
 		}
-		t.Stdout.Flush()
-		t.Stderr.Flush()
+		t.Stdout.Close()
+		t.Stderr.Close()
 		ended(exit)
 	}()
 	return p, nil

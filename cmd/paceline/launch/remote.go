@@ -29,9 +29,12 @@ type remote struct {
 	mark  string        // the line that announces the running process, with its pid
 	runs  func(pid int64)
 
-	mu     sync.Mutex
+	signals sync.Mutex // ending, and what is sent to words
+	ending  bool
+
+	// Held while output is written, which lasts as long as whoever reads it likes: signals go on meanwhile.
+	output sync.Mutex
 	begun  bool
-	ending bool
 	stdout []byte // until the mark has come
 	stderr []byte
 }
@@ -61,8 +64,8 @@ func (r *remote) begin() {
 
 // signal forwards a signal. SIGKILL ends the shell's input, and the shell itself if that has no effect.
 func (r *remote) signal(sig syscall.Signal) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.signals.Lock()
+	defer r.signals.Unlock()
 	switch {
 	case r.ending:
 	case sig != syscall.SIGKILL:
@@ -94,8 +97,8 @@ func signalName(sig syscall.Signal) string {
 func (r *remote) end(shell Exit) Exit {
 	close(r.over)
 	r.signal(syscall.SIGKILL) // ends begin's goroutine
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.output.Lock()
+	defer r.output.Unlock()
 	if r.begun {
 		return shell
 	}
@@ -112,8 +115,8 @@ func (r *remote) outputs() (stdout, stderr io.Writer) {
 type remoteStdout struct{ *remote }
 
 func (r remoteStdout) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.output.Lock()
+	defer r.output.Unlock()
 	if r.begun {
 		return r.task.Stdout.Write(p)
 	}
@@ -135,8 +138,8 @@ type remoteStderr struct{ *remote }
 
 // Write holds the output before the mark, up to a bound: beyond it, the user sees the output as it arrives.
 func (r remoteStderr) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.output.Lock()
+	defer r.output.Unlock()
 	if !r.begun && len(r.stderr)+len(p) <= maxHeld {
 		r.stderr = append(r.stderr, p...)
 		return len(p), nil

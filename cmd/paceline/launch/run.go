@@ -75,7 +75,6 @@ func (j *maker) run() (Report, error) {
 	if j.Verbose {
 		defer j.narrate(address)()
 	}
-	defer j.closeFiles()
 	job, err := j.job(address)
 	if err != nil {
 		return Report{}, err
@@ -210,7 +209,7 @@ func withoutAddresses(list string) string {
 
 // streams gives a worker's output its prefix and, on request, its files.
 func (j *maker) streams(console *Console, t *Task, w Worker) error {
-	var files [2]io.Writer // nil for none
+	var files [2]io.WriteCloser // nil for none
 	label := strconv.Itoa(w.Rank)
 	if j.OutputDir != "" {
 		digits := len(strconv.Itoa(w.Size - 1))
@@ -223,17 +222,9 @@ func (j *maker) streams(console *Console, t *Task, w Worker) error {
 			if err != nil {
 				return err
 			}
-			files[i], j.files = file, append(j.files, file)
+			files[i] = file
 		}
 	}
 	t.Stdout, t.Stderr = console.Stream(label, false, files[0]), console.Stream(label, true, files[1])
 	return nil
-}
-
-func (j *maker) closeFiles() {
-	for _, f := range j.files {
-		if err := f.Close(); err != nil {
-			j.Say("%v", err)
-		}
-	}
 }
