@@ -8,8 +8,9 @@ rank knows before, wait, and raise HorovodInternalError.
 
 from __future__ import annotations
 
+import collections
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -44,11 +45,14 @@ _CPUS = ("cpu", "cpu_pinned", "cpu_shared")
 
 # Operations without a name have one of these each, in turn, so that many can be in flight.
 _UNNAMED = 64
-_counts = {kind: itertools.count() for kind in ("allreduce", "broadcast", "reducescatter", "allgather", "alltoall")}
+_counts: collections.defaultdict[tuple[str, int], Iterator[int]] = collections.defaultdict(itertools.count)
 
 
-def _label(kind: str, name: str | None) -> str:
-    return name if name is not None else f"mxnet.{kind}.{next(_counts[kind]) % _UNNAMED}"
+def _label(kind: str, name: str | None, process_set: ProcessSet) -> str:
+    if name is not None:
+        return name
+    # Only the set's ranks count its operations.
+    return f"mxnet.{kind}.{next(_counts[kind, process_set_number(process_set)]) % _UNNAMED}"
 
 
 def _check(kind: int, tensor: Any) -> int:
@@ -278,14 +282,15 @@ def grouped_allreduce_(
 
 
 def _reduce(tensors: Sequence[Any], outputs: list[Any], name: str | None, priority: int, how: How) -> list[Any]:
-    for tensor, output, label in zip(tensors, outputs, _labels("allreduce", name, len(outputs)), strict=True):
+    labels = _labels("allreduce", name, len(outputs), how.process_set)
+    for tensor, output, label in zip(tensors, outputs, labels, strict=True):
         _exchange(abi.ALLREDUCE, tensor, output, label, priority, how)
     return outputs
 
 
-def _labels(kind: str, name: str | None, count: int) -> list[str]:
+def _labels(kind: str, name: str | None, count: int, process_set: ProcessSet) -> list[str]:
     if name is None or count == 1:
-        return [_label(kind, name) for _ in range(count)]
+        return [_label(kind, name, process_set) for _ in range(count)]
     return [f"{name}.{i}" for i in range(count)]
 
 
@@ -299,7 +304,8 @@ def allgather(
     Raises ValueError for wrong arguments, types and sparse arrays; HorovodInternalError if the arrays' other dimensions
     or types differ between ranks, or a rank is lost.
     """
-    return _wait(abi.ALLGATHER, tensor, _label("allgather", name), priority, How(Average, process_set=process_set))
+    label = _label("allgather", name, process_set)
+    return _wait(abi.ALLGATHER, tensor, label, priority, How(Average, process_set=process_set))
 
 
 def grouped_allgather(
@@ -312,7 +318,7 @@ def grouped_allgather(
     """
     return [
         allgather(t, label, priority, process_set)
-        for t, label in zip(tensors, _labels("allgather", name, len(tensors)), strict=True)
+        for t, label in zip(tensors, _labels("allgather", name, len(tensors), process_set), strict=True)
     ]
 
 
@@ -332,7 +338,7 @@ def broadcast(
     """
     how = How(Average, process_set=process_set)
     output = _new(abi.BROADCAST, tensor, how)
-    _exchange(abi.BROADCAST, tensor, output, _label("broadcast", name), priority, how, root_rank)
+    _exchange(abi.BROADCAST, tensor, output, _label("broadcast", name, process_set), priority, how, root_rank)
     return output
 
 
@@ -349,7 +355,7 @@ def broadcast_(
     different shapes, types or operators, or a rank is lost.
     """
     how = How(Average, process_set=process_set)
-    _exchange(abi.BROADCAST, tensor, tensor, _label("broadcast", name), priority, how, root_rank)
+    _exchange(abi.BROADCAST, tensor, tensor, _label("broadcast", name, process_set), priority, how, root_rank)
     return tensor
 
 
@@ -377,9 +383,8 @@ def alltoall(
     if rows is not None and any(n != int(n) for n in rows):
         raise ValueError(f"splits are numbers of rows, not {rows}")
     how = How(Average, process_set=process_set)
-    received = _wait(
-        abi.ALLTOALL, tensor, _label("alltoall", name), priority, how, splits=rows and [int(n) for n in rows]
-    )
+    label = _label("alltoall", name, process_set)
+    received = _wait(abi.ALLTOALL, tensor, label, priority, how, splits=rows and [int(n) for n in rows])
     return received if rows is not None else received[0]
 
 
@@ -419,7 +424,7 @@ def grouped_reducescatter(
     """
     how = How(operator_of(op, None), prescale_factor, postscale_factor, process_set)
     outputs = []
-    for tensor, label in zip(tensors, _labels("reducescatter", name, len(tensors)), strict=True):
+    for tensor, label in zip(tensors, _labels("reducescatter", name, len(tensors), process_set), strict=True):
         output = _new(abi.REDUCESCATTER, tensor, how)
         _exchange(abi.REDUCESCATTER, tensor, output, label, priority, how)
         outputs.append(output)

@@ -23,26 +23,30 @@ from paceline.tensorflow._variables import label_of
 from paceline.tensorflow.compression import Compression
 from paceline.tensorflow.mpi_ops import allreduce, exchange_changes, name_of_use, reduce_dense, reduce_sparse
 
-_numbers: collections.Counter[int] = collections.Counter()  # by round of the engine
+_numbers: collections.Counter[tuple[int, int]] = collections.Counter()  # by round of the engine, and process set
 
 
-def _name_of(variable: Any, group: int = 1, alone: bool = False) -> str | None:
+def _name_of(variable: Any, among: int, group: int = 1, alone: bool = False) -> str | None:
     """The name of a variable's gradient on all ranks, which is the same in each step. None for what has no identity.
 
-    group: how many gradients are reduced together, of which this is the first. Each call is one more use in a graph,
-    which `name_of_use` counts. Variables are numbered in the order in which their gradients are first reduced in a job,
-    so that a rank that joins later, with fewer models behind it, has the same numbers.
+    among: the process set. group: how many gradients are reduced together, of which this is the first. Each call is one
+    more use in a graph, which `name_of_use` counts. Variables are numbered in the order in which their gradients are
+    first reduced in a job, among these ranks, so that a rank that joins later, with fewer models behind it, has the
+    same numbers.
     """
-    of, number = getattr(variable, "_paceline_number", (None, 0))
-    if of != engine.round:
-        number = _numbers[engine.round]
+    numbers = getattr(variable, "_paceline_numbers", None)
+    if numbers is None:
         try:
-            variable._paceline_number = engine.round, number
+            numbers = variable._paceline_numbers = {}
         except AttributeError:
             return None
-        _numbers[engine.round] += 1
+    of, number = numbers.get(among, (None, 0))
+    if of != engine.round:
+        number = _numbers[engine.round, among]
+        numbers[among] = engine.round, number
+        _numbers[engine.round, among] += 1
     name = f"gradient.{number}.{label_of(variable)}"
-    return name_of_use(name if group == 1 else f"{name}.group{group}", alone)
+    return name_of_use(name if group == 1 else f"{name}.group{group}", among, alone)
 
 
 def ranks_of_averages(process_set: ProcessSet) -> Any:
@@ -111,8 +115,10 @@ class Reduction:
         generic: a gradient's name is its place, so that it meets those of other functions and branches on other ranks.
         """
 
+        among = process_set_number(self.process_set)
+
         def name_of(i: int, group: int = 1) -> str | None:
-            return f"grad_{i}" if generic else _name_of(variables[i], group)
+            return f"grad_{i}" if generic else _name_of(variables[i], among, group)
 
         reduced = list(grads)
         dense: list[int] = []
@@ -158,7 +164,7 @@ class Reduction:
         how = self._how()
         number = process_set_number(self.process_set)
         # TensorFlow traces a function twice where that makes variables, so that gates are numbered in it alone.
-        known = [_name_of(v, alone=True) for v in variables]
+        known = [_name_of(v, number, alone=True) for v in variables]
         gates = [gate_of(v, n, rule, number, g) for v, n, g in zip(variables, known, values, strict=True)]
         offered = [g.offer(value, v) for g, value, v in zip(gates, values, variables, strict=True)]
         empty = tf.cast(tf.stack([small for _, small in offered]), tf.uint8)

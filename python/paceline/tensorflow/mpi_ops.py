@@ -78,27 +78,27 @@ def _of_this_job(numbers: list[int]) -> list[int]:
     return numbers
 
 
-def _label(kind: str, name: str | None) -> str:
-    """The operation's name on all ranks, "" for one that matches by its order."""
+def _label(kind: str, name: str | None, among: int) -> str:
+    """The operation's name on all ranks of a process set, "" for one that matches by its order."""
     if name is not None:  # as Horovod's, whose node has another name then
-        return name_of_use(name, alone=True)
+        return name_of_use(name, among, alone=True)
     if tf.executing_eagerly():
         return ""
     graph, names = tf.compat.v1.get_default_graph(), []
-    label = graph.unique_name(kind)
+    label = graph.unique_name(f"{kind}Among{among}" if among else kind)
     while graph is not None:
         # Numbers at the end count everything that this process has traced, which may differ between ranks.
         names.append(re.sub(r"(_\d+)+$", "", getattr(graph, "name", "graph")))
         graph = getattr(graph, "outer_graph", None)
-    return name_of_use("/".join([*reversed(names), label]))
+    return name_of_use("/".join([*reversed(names), label]), among)
 
 
-def name_of_use(name: str, alone: bool = False) -> str:
+def name_of_use(name: str, among: int, alone: bool = False) -> str:
     """The name for one more operation that would have this name in what is being traced: the first one has it.
 
     Operations in a graph run in any order, so that two of one name would meet each other's on another rank. All ranks
-    trace a program in the same order. A function counts together with those that are traced within it, or alone, and
-    anew each time it is traced. Eager operations run one after the other.
+    of a process set, `among`, trace its operations in the same order. A function counts together with those that are
+    traced within it, or alone, and anew each time it is traced. Eager operations run one after the other.
     """
     if tf.executing_eagerly():
         return name
@@ -110,15 +110,16 @@ def name_of_use(name: str, alone: bool = False) -> str:
     uses = getattr(graph, "_paceline_uses", None)
     if uses is None:
         uses = graph._paceline_uses = collections.Counter()
-    uses[name, alone] += 1
-    number = uses[name, alone]
+    uses[name, among, alone] += 1
+    number = uses[name, among, alone]
     return name if number == 1 else f"{name}.use{number}"
 
 
 def _run(operation: Any, kind: str, numbers: Sequence[int], name: str | None, options: Options, **inputs: Any) -> Any:
     numbers = list(numbers)
     numbers[_AT_ONCE] = int(tf.executing_eagerly() or not asynchronous)
-    texts = {"label": _label(kind, name), "codec": options.codec or "", "sync": options.sync or ""}
+    label = _label(kind, name, numbers[_PROCESS_SET])
+    texts = {"label": label, "codec": options.codec or "", "sync": options.sync or ""}
     try:
         return operation(numbers=numbers, **texts, **inputs)
     except tf.errors.UnknownError as e:
@@ -287,8 +288,15 @@ def reduce_sparse(slices: tf.IndexedSlices, name: str | None, how: How, compress
         values, indices, ones = _gather([values, slices.indices, tf.ones([1])], numbers, name, DEFAULTS)
         size = tf.size(ones)  # a graph may run in jobs of several sizes
     factor = tf.cast(how.prescale * how.postscale, tf.float64) / tf.cast(size if how.op == Average else 1, tf.float64)
-    values = compressor.decompress(values, ctx)
-    return tf.IndexedSlices(values * tf.cast(factor, values.dtype), indices, dense_shape=slices.dense_shape)
+    values = _scaled(compressor.decompress(values, ctx), factor)
+    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+
+
+def _scaled(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Of the same type. Integers are scaled in float64 and cut towards zero, as the engine's are."""
+    if values.dtype.is_integer:
+        return tf.cast(tf.cast(values, tf.float64) * factor, values.dtype)
+    return values * tf.cast(factor, values.dtype)
 
 
 def _gather_at_once(

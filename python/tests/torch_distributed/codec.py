@@ -12,9 +12,16 @@ dist.init_process_group("paceline")
 torch.manual_seed(0)
 network = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 2))
 model = DistributedDataParallel(network)
+alone = dist.new_group([0])
 if sys.argv[1] == "hook":
     from paceline.torch.distributed import DDPState, ddp_hook
-
+if dist.get_rank() == 0:  # a model that the other rank does not have
+    other = DistributedDataParallel(torch.nn.Linear(64, 2), process_group=alone)
+    if sys.argv[1] == "hook":
+        other.register_comm_hook(DDPState("int8", other.module.named_parameters(), alone), ddp_hook)
+    other(torch.ones(1, 64)).sum().backward()
+    assert other.module.weight.grad.sub(1).abs().max() < 0.01
+if sys.argv[1] == "hook":
     model.register_comm_hook(DDPState("int8", network.named_parameters()), ddp_hook)
 calls = []
 with torch.no_grad():  # an evaluation first

@@ -6,7 +6,6 @@ by the number of ranks that the job began with, before it sums.
 
 import dataclasses
 import functools
-import itertools
 import warnings
 import weakref
 from collections.abc import Iterable
@@ -33,12 +32,11 @@ from paceline.torch.distributed.latest import unwrapped
 from paceline.torch.distributed.memory import Memory, summand_of
 
 _CPU = torch.device("cpu")
-_numbers = itertools.count()
 _BUILTIN = {BuiltinCommHookType.ALLREDUCE: allreduce_hook, BuiltinCommHookType.FP16_COMPRESS: fp16_compress_hook}
 
 
 class DDPState:
-    """The state of `ddp_hook`. Each model has its own, made in the same order on every rank.
+    """The state of `ddp_hook`. Each model has its own, made in the same order on every rank of its group.
 
     compression: a codec, such as hvd.Compression.topk(0.01), a codec's setting, rules, or the path of a file with
         them; None for the job's (PACELINE_COMPRESSION).
@@ -61,7 +59,7 @@ class DDPState:
         self.options = Options(codec=None if codec is None else codec.text)
         self.names = {p: name for name, p in named_parameters}
         self.backend = backend_of(group, next((p.device for p in self.names), _CPU))
-        self.prefix = f"ddp.{next(_numbers)}"
+        self.prefix = self.backend.group.next_model()
 
 
 def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

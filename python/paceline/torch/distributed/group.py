@@ -69,6 +69,7 @@ class Group:
         self.count = 0  # calls so far
         self._collectives = 0  # operations of all ranks that the program itself has begun
         self._barriers = 0, 0  # how many were so at the last monitored barrier, and barriers there before it
+        self._models = 0  # whose gradients a codec's hook averages
         self._closed = threading.Event()
         self.number = 0 if self.size == engine.size() else engine.find_process_set(self.ranks)
         self.key = f"{self.number}.{before}"  # the same on all ranks
@@ -193,6 +194,11 @@ class Group:
         at, before = self._barriers
         self._barriers = self._collectives, before + 1 if at == self._collectives else 0
         return "{}.{}".format(*self._barriers)
+
+    def next_model(self) -> str:
+        """With what the names of one more model's gradients begin on all ranks."""
+        self._models += 1
+        return f"ddp.{self.key}.{self._models}"
 
     def close(self) -> None:
         """Ends the group, and its works in flight with an error."""

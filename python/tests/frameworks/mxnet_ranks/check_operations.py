@@ -140,6 +140,15 @@ def test_process_sets():
     one = hvd.add_process_set([hvd.size() - 1])
     if one.included():
         same(hvd.allreduce(mine(), process_set=one, name="in a set"), mine().asnumpy())
+        for operation in (hvd.allreduce, hvd.allgather, hvd.reducescatter, hvd.alltoall):
+            same(operation(mine((4, 2)), process_set=one), mine((4, 2)).asnumpy())
+        same(hvd.broadcast(mine(), hvd.rank(), process_set=one), mine().asnumpy())
+    rows = (hvd.size(), 2)
+    same(hvd.allreduce(mine(rows), op=hvd.Sum), sum(all_ranks(rows)))
+    same(hvd.allgather(mine(rows)), np.concatenate(all_ranks(rows)))
+    same(hvd.reducescatter(mine(rows), op=hvd.Sum), sum(all_ranks(rows))[hvd.rank()][None])
+    same(hvd.alltoall(mine(rows)), np.stack([array[hvd.rank()] for array in all_ranks(rows)]))
+    same(hvd.broadcast(mine(), 0), mine(of=0).asnumpy())
     hvd.remove_process_set(one)
 
 

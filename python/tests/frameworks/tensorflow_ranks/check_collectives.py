@@ -177,6 +177,14 @@ def test_indexed_slices_are_gathered(run, rank, size):
     np.testing.assert_allclose(run(dense), want, rtol=1e-6)
 
 
+def test_indexed_slices_of_integers_are_cut_towards_zero(run, rank, size):
+    mine = [-2 * size - 1, 2**40 + size]
+    slices = tf.IndexedSlices(tf.constant(mine), tf.constant([rank, rank]), tf.constant([size]))
+    for op, want in (hvd.Average, [-2, mine[1] // size]), (hvd.Sum, mine):
+        result = run(lambda op=op: hvd.allreduce(slices, op=op).values)
+        assert result.dtype == tf.int64 and result.numpy().tolist() == want * size
+
+
 REFUSING = [hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd_keras.allreduce, hvd_keras.allgather]
 
 
@@ -200,6 +208,39 @@ def test_process_sets(run, rank, size):
     finally:
         hvd.remove_process_set(evens)
     assert (hvd.rank_op().numpy(), hvd.size_op().numpy()) == (rank, size)
+
+
+def test_operations_of_a_process_set_leave_those_of_all_ranks_alone(run, rank, size):
+    evens = hvd.add_process_set(range(0, size, 2))
+    variables = [tf.Variable([1.0]), tf.Variable([2.0])]
+
+    def sums():
+        x = mine(rank)
+        for name in (None, "named", None):
+            if evens.included():
+                x = hvd.allreduce(x, op=hvd.Sum, name=name, process_set=evens)
+            x = hvd.allreduce(x, op=hvd.Sum, name=name)
+        return x
+
+    def gradient(variable, process_set):
+        with tf.GradientTape() as tape:
+            loss = variable * variable
+        return hvd.DistributedGradientTape(tape, process_set=process_set).gradient(loss, variable)
+
+    def gradients():
+        own = gradient(variables[0], evens) if evens.included() else tf.constant([2.0])
+        return own, gradient(variables[1], hvd.global_process_set)
+
+    want = [mine(r).numpy() for r in range(size)]
+    for _ in range(3):
+        of_evens = sum(want[::2])
+        want = [sum(of_evens if r % 2 == 0 else want[r] for r in range(size))] * size
+    try:
+        np.testing.assert_allclose(run(sums), want[rank], rtol=1e-6)
+        for _ in range(2):
+            assert [float(g[0]) for g in run(gradients)] == [2.0, 4.0]
+    finally:
+        hvd.remove_process_set(evens)
 
 
 def test_ranks_that_run_operations_in_other_orders_do_not_block(rank, size):
