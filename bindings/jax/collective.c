@@ -249,8 +249,11 @@ static call *read_call(const xla_call *frame, const char **reason) {
     return NULL;
   }
 
-  size_t each = sizeof(pl_op) + sizeof(member) + sizeof(int32_t);
-  call *c = calloc(1, sizeof *c + (size_t)count * each + (size_t)length + (size_t)count + 2);
+  xla_buffer **inputs = frame->inputs.buffers + 1 + !!numbers[GATED], **results = frame->outputs.buffers + 1;
+  size_t each = sizeof(pl_op) + sizeof(member) + sizeof(int32_t), dimensions = 0;
+  for (int64_t i = 0; i < count; i++) dimensions += (size_t)inputs[i]->rank;
+  size_t size = (size_t)count * each + dimensions * sizeof(int64_t) + (size_t)length + (size_t)count + 2;
+  call *c = calloc(1, sizeof *c + size);
   if (c == NULL) {
     *reason = "out of memory";
     return NULL;
@@ -259,11 +262,11 @@ static call *read_call(const xla_call *frame, const char **reason) {
   c->count = (uint32_t)count;
   c->ops = (pl_op *)(c + 1);
   c->members = (member *)(c->ops + count);
-  c->handles = (int32_t *)(c->members + count);
+  int64_t *shape = (int64_t *)(c->members + count); /* XLA's own may end when the handler has returned */
+  c->handles = (int32_t *)(shape + dimensions);
   char *room = (char *)(c->handles + count);
   const char *rest = text->text;
   const uint8_t *empty = numbers[GATED] ? frame->inputs.buffers[1]->data : NULL;
-  xla_buffer **inputs = frame->inputs.buffers + 1 + !!numbers[GATED], **results = frame->outputs.buffers + 1;
   bool allocates = numbers[KIND] == PL_ALLGATHER || numbers[KIND] == PL_ALLTOALL;
   for (int64_t i = 0; i < count; i++) {
     const int64_t *own = numbers + HEADER + PER_TENSOR * i;
@@ -276,7 +279,8 @@ static call *read_call(const xla_call *frame, const char **reason) {
     op->root = (int32_t)numbers[ROOT];
     op->priority = (int32_t)own[PRIORITY];
     op->ndim = (uint32_t)inputs[i]->rank;
-    op->shape = inputs[i]->dims;
+    op->shape = memcpy(shape, inputs[i]->dims, (size_t)inputs[i]->rank * sizeof *shape);
+    shape += inputs[i]->rank;
     op->input = inputs[i]->data;
     op->output = allocates ? NULL : results[i]->data;
     op->prescale = scales[PRESCALE];

@@ -29,7 +29,7 @@ def same(ours, expected):
 @both
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0, 4), (2, 1, 2, 1, 2, 1)], ids=str)
 def test_allreduce(mode, dtype, op, shape, rank, size):
     mine = [(a * size).astype(a.dtype) if op == "Average" else a for a in everyones(shape, dtype, high=3)]
     result = mode(lambda x: hvd.allreduce(x, op=getattr(hvd, op)))(mine[rank])
@@ -251,7 +251,8 @@ def test_process_sets(rank, size):
             same(ours, [rank // 2 + np.mean(range(0, size, 2))])
         with pytest.raises(NotImplementedError, match="Adasum"):
             hvd.allreduce(1.0, op=hvd.Adasum, process_set=evens)
-    hvd.barrier()
+    for mode in MODES:
+        same(mode(lambda x: hvd.allreduce(x, op=hvd.Sum))(1.0), size)
     hvd.remove_process_set(evens)
     with pytest.raises(ValueError, match="not registered"):
         hvd.allreduce(1.0, process_set=evens)
