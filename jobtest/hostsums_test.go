@@ -97,7 +97,7 @@ func TestHalfPrecisionDoesNotOverflowOnTheWay(t *testing.T) {
 		{units.Average, 0.5, 2, []float64{60000, 60000, 60000, 60000, 60000}, 60000},
 		{units.Average, 1, 1, []float64{1, 2, 2, 0, 0}, 1},
 		{units.Sum, 1, 0.25, []float64{49152, 49152, 49152, 24576, 24576}, 49152},
-		{units.Sum, 1, 1, []float64{57344, 57344, 57344, -57344, -57344}, 57344},
+		{units.Sum, 1, 1, []float64{0x3p-24, 0, 0, 0x1p-24, 0}, 0x4p-24},
 		{units.Sum, 1, 1, []float64{1, 1, 2, 3, 6}, 13},
 		{units.Product, 1, 1, []float64{400, 400, 1, 0.25, 0.25}, 10000},
 	} {

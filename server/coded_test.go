@@ -15,6 +15,7 @@ import (
 	"github.com/paceline/paceline/core/codec"
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/half"
 	"github.com/paceline/paceline/internal/options"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
@@ -406,6 +407,54 @@ func TestAValueThatIsNotFiniteInAReferenceCopyIsSentAsItIs(t *testing.T) {
 		h, payload = b.receive(0)
 		if reference = h.Reference; h.Codec != c.codec || (reference > 0) != c.number || !bytes.HasPrefix(payload, c.first) {
 			t.Fatalf("after adding %g: %+v, %x, want %+v", c.added, h, payload, c)
+		}
+	}
+}
+
+// TestADifferenceThatItsCodecCannotSayIsNotSent: a value grows between two reads by more than float16 has.
+func TestADifferenceThatItsCodecCannotSayIsNotSent(t *testing.T) {
+	const n = 64
+	b := newBench(t, 1<<20, false)
+	tensor := coded("fp16", under("asp", declared(1, "w", units.Accumulate, units.Sum, units.Float32, 4*n)))
+	tensor.PullGate, tensor.Prescale, tensor.Postscale = options.Gate{Threshold: 0.01}, 1, 1
+	b.announce(tensor)
+	for rank := range 3 {
+		h := wire.Header{Type: wire.TypePull, Tensor: 1, Flags: wire.FlagDeclare | wire.FlagHome}
+		var payload []byte
+		if rank == 0 {
+			h.Type, h.DType, payload = wire.TypePush, units.Float32, make([]byte, 4*n)
+		}
+		b.send(rank, h, payload)
+	}
+	references := make([]uint32, 3)
+	for rank := range 3 {
+		h, _ := b.receive(rank)
+		references[rank] = h.Reference
+	}
+	iterations := make([]uint64, 3)
+	for _, c := range []struct {
+		rank  int
+		added uint16 // of float16
+		codec uint8  // of the answer
+		first float32
+	}{
+		{1, 0x78e2, wire.CodecDeclared, 40000},
+		{1, 0x78e2, wire.CodecDeclared, 40000}, // more
+		{0, 0x3c00, wire.CodecPlain, 80001},
+		{0, 0x7800, wire.CodecDeclared, 32768}, // more
+	} {
+		h := wire.Header{Type: wire.TypePush, Tensor: 1, DType: units.Float32, Codec: wire.CodecDeclared, Flags: wire.FlagNow, Reference: references[c.rank], Iteration: iterations[c.rank]}
+		b.send(c.rank, h, bytes.Repeat(binary.NativeEndian.AppendUint16(nil, c.added), n))
+		h, payload := b.receive(c.rank)
+		references[c.rank], iterations[c.rank] = h.Reference, iterations[c.rank]+1
+		var first float32
+		if h.Codec == wire.CodecPlain {
+			first = math.Float32frombits(binary.NativeEndian.Uint32(payload))
+		} else {
+			first = half.FromFloat16(binary.NativeEndian.Uint16(payload))
+		}
+		if h.Codec != c.codec || math.Abs(float64(first-c.first)) > 10 {
+			t.Fatalf("rank %d adds %#04x: %+v, %g, want %+v", c.rank, c.added, h, first, c)
 		}
 	}
 }

@@ -280,9 +280,9 @@ func (d *declaration) load(k *saved) {
 	d.coding.load(k.residual)
 }
 
-// had is the number of iterations before the declaration, as it is sent to servers.
+// had is the number of iterations before the declaration, as it is sent to servers; 0 where an earlier state than that has been loaded.
 func (d *declaration) had() uint32 {
-	if d.coding == nil {
+	if d.coding == nil || int64(d.before) < 0 {
 		return 0
 	}
 	return uint32(min(d.before, math.MaxUint32))

@@ -59,6 +59,9 @@ func (p *Pool) Spare(n int) ([]byte, error) {
 	size := int64(1) << class
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if class > wideClass {
+		return nil, fmt.Errorf("%d bytes requested at once, limit %d", n, int64(1)<<wideClass)
+	}
 	if b := p.keptOf(class, class, n); b != nil {
 		return b, nil
 	}
@@ -67,7 +70,7 @@ func (p *Pool) Spare(n int) ([]byte, error) {
 			return b, nil
 		}
 	}
-	if class > wideClass || p.lent+size > p.limit {
+	if p.lent+size > p.limit {
 		return nil, fmt.Errorf("%d bytes requested, %d of %d in use", n, p.lent, p.limit)
 	}
 	p.trim(p.limit - p.lent - size)

@@ -65,6 +65,12 @@ func TestEmptyBuffersCostNothing(t *testing.T) {
 	p.Put(b)
 }
 
+func TestMoreThanTheLargestBufferIsAnError(t *testing.T) {
+	if b, err := New(1 << 40).Get(3 << 30); err == nil {
+		t.Errorf("lends %d bytes", len(b))
+	}
+}
+
 // TestTheBooksBalance borrows and returns from many goroutines: the limit always holds, no buffer has two
 // borrowers, and at the end all are returned.
 func TestTheBooksBalance(t *testing.T) {

@@ -3,6 +3,7 @@
 Each rank writes a line whenever the training function begins and ends. The training ends when DIRECTORY/stop exists.
 JOB_PREPARES: processes that come later wait for DIRECTORY/ready before the training function, and all write a line at
 each commit too. JOB_BEFORE: all take part in a sum before the training function, and in each reset callback.
+JOB_OPTIONS: the optimizer's, in JSON. JOB_METRIC: a sum follows each step.
 """
 
 import hashlib
@@ -24,7 +25,8 @@ hvd.init()
 torch.manual_seed(hvd.rank())
 model = torch.nn.Linear(6, 3)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+options = json.loads(os.environ.get("JOB_OPTIONS", "{}"))
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
 data = torch.utils.data.TensorDataset(torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1)))
 sampler = hvd.elastic.ElasticSampler(data)
 loader = torch.utils.data.DataLoader(data, batch_size=BATCH, sampler=sampler)
@@ -60,6 +62,8 @@ def train(state):
             optimizer.zero_grad()
             model(x).square().sum().backward()
             optimizer.step()
+            if "JOB_METRIC" in os.environ:
+                hvd.allreduce(torch.ones(1), name="metric")
             sampler.record_batch(i, len(x))
             state.step += 1
             if state.step % COMMIT_EVERY == 0 and commits:

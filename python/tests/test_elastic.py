@@ -18,8 +18,9 @@ from elastic_runs import Elastic, end_alike, replace
 from jobs import HANG_S, clean_environment
 
 
-def test_the_others_go_on_with_what_was_committed_when_a_rank_is_killed(tmp_path):
-    with Elastic(tmp_path, "-np", "3", "--min-np", "2") as job:
+@pytest.mark.parametrize("options", [{}, {"JOB_OPTIONS": '{"cross_barrier": true}', "JOB_METRIC": "1"}], ids=str)
+def test_the_others_go_on_with_what_was_committed_when_a_rank_is_killed(options, tmp_path):
+    with Elastic(tmp_path, "-np", "3", "--min-np", "2", **options) as job:
         (first,) = job.wait(lambda: job.rounds(3))
         job.kill(next(m for m in first if m["rank"] == 0))
         members = job.wait(lambda: job.rounds(2))[0]
@@ -130,6 +131,19 @@ def test_hosts_that_are_found_later_join_and_those_that_go_end(tmp_path):
     end_alike(job, 1)
     assert "going back" not in job.text() and "without process" not in job.text(), job.text()
     assert "process 1 on localhost ends: localhost has no slot for it any more" in job.text()
+
+
+def test_a_job_of_one_rank_that_runs_ahead_takes_others_in(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:1\n")
+    flags = ("--min-np", "1", "--max-np", "2", "--host-discovery-script", f"cat {hosts}")
+    with Elastic(tmp_path, *flags, JOB_OPTIONS='{"sync": "ssp:3"}') as job:
+        job.wait(lambda: job.rounds(1))
+        replace(hosts, "localhost:2\n")
+        members = job.wait(lambda: job.rounds(2))[0]
+        assert all(m["step"] > 0 for m in members), members
+        assert job.finish() == 0, job.text()
+    assert "going back" not in job.text(), job.text()
 
 
 def test_the_others_train_while_a_new_process_prepares_itself(tmp_path):

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
+import paceline
 import paceline.torch as hvd
 from paceline.common.elastic import ObjectState, run_fn
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -126,6 +127,14 @@ def test_handlers_can_be_replaced(alone):
     state.restore()
     state.sync()
     assert state._handlers["tracked"].calls == "ssry" and state.plain == 1
+
+
+def test_a_codec_that_ranks_measure_together_is_refused_in_elastic_jobs(alone, monkeypatch):
+    monkeypatch.setenv("PACELINE_ELASTIC_PROCESS", "0")
+    sgd = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    for sync in (None, paceline.SSP(3)):
+        with pytest.raises(ValueError, match="a rank that joins would measure alone; name a codec"):
+            hvd.DistributedOptimizer(sgd, compression=hvd.Compression.auto(), sync=sync)
 
 
 def test_without_an_elastic_launcher_the_error_goes_to_the_caller(alone):

@@ -151,7 +151,10 @@ func (c *contents) delta(from *reference, iteration uint64) (to *delta, err erro
 		}
 		to.next, err = d.add(c.Coding.Elements, func(b []byte) error {
 			copy(b, elements)
-			return d.by.DecodeAdd(b, message)
+			if err := d.by.DecodeAdd(b, message); err != nil {
+				return err
+			}
+			return finite(b)
 		})
 		if err != nil {
 			c.Round.Pool.Put(message)
@@ -197,6 +200,14 @@ func (c *contents) encode(wide []byte, iteration uint64) ([]byte, error) {
 	return c.Coding.Encode(c.deltas.by, wide, residual, c.Coding.At(iteration, c.deltas.version))
 }
 
+// finite refuses what no difference leads away from.
+func finite(elements []byte) error {
+	if size := reduce.Norm(elements); math.IsNaN(size) || math.IsInf(size, 0) {
+		return errNotFinite
+	}
+	return nil
+}
+
 // startAnew notes that a rank gets the value itself, and gives the number of the reference copy that it is; 0 where there
 // is no memory for one, or no difference to it: infinity less infinity is NaN for ever, though the value may be finite
 // again, or in float64 have never been anything else.
@@ -209,10 +220,7 @@ func (c *contents) startAnew(rank int, plain []byte) uint32 {
 	if d.whole == nil {
 		whole, err := d.add(c.Coding.Elements, func(b []byte) error {
 			reduce.Widen(c.Type, b, plain)
-			if size := reduce.Norm(b); math.IsNaN(size) || math.IsInf(size, 0) {
-				return errNotFinite
-			}
-			return nil
+			return finite(b)
 		})
 		if err != nil {
 			d.forgetRank(rank)

@@ -92,12 +92,12 @@ func (t *Tensor) Rescale(divisor uint32) (mul, div float64) {
 	return 1, 1
 }
 
-// spreads reports whether the sum of a host leaves it divided by spread.
-func (t *Tensor) spreads() bool {
-	return (t.Reduce == units.Average || t.Reduce == units.Sum) && reduce.AccType(t.Type) != t.Type
-}
+// spreads reports whether the sum of a host leaves it divided by spread. What an average loses by that at the lower end of the type its own divisor hides;
+// another sum would lose it.
+func (t *Tensor) spreads() bool { return t.Reduce == units.Average && reduce.AccType(t.Type) != t.Type }
 
-// spread is the least power of two that is not less than the ranks of a host. Their sum, divided by it, overflows no more than they do, and keeps its digits.
+// spread is the least power of two that is not less than the ranks of a host. Their sum, divided by it, overflows no more than they do, and above the least
+// normal number keeps its digits.
 func spread(ranks int) float64 { return float64(uint64(1) << bits.Len(uint(ranks-1))) }
 
 // setHosts finds how sums of hosts concern the tensor.

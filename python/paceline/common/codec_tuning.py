@@ -15,6 +15,7 @@ from paceline.common.handles import start, synchronize
 from paceline.common.operation import How, Options, operation
 from paceline.common.operators import Average, Max
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
+from paceline.common.seat import seat
 
 SMALLEST, LARGEST, STEP = 4 << 10, 4 << 20, 4  # bytes of the measured tensors; larger ones are cut into such partitions
 AT_ONCE = 1 << 20  # bytes in flight together: small tensors overlap, as in training
@@ -45,11 +46,19 @@ def chosen(auto: Auto, sizes: Sequence[int], process_set: ProcessSet) -> Codec:
     return Codec(json.dumps([*rules, {"codec": codec}]))
 
 
+def check_stays(codec: Codec | None) -> None:
+    """Raises ValueError for Auto in a job whose ranks come and go."""
+    if isinstance(codec, Auto) and seat.elastic:
+        raise ValueError("Compression.auto() in an elastic job: a rank that joins would measure alone; name a codec")
+
+
 def resolved(codec: Codec | None, sizes: Sequence[int], process_set: ProcessSet) -> str | None:
     """The codec's text; for Auto the rules that are measured for tensors of so many bytes; None for the job's setting.
 
     Called when an optimizer is made, which every rank does: a rank without data may join before its first gradient.
+    Raises ValueError for Auto in an elastic job.
     """
+    check_stays(codec)
     if not isinstance(codec, Auto) or place_in(process_set)[0] < 0:
         return None if codec is None else codec.text
     return chosen(codec, sizes, process_set).text

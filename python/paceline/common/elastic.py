@@ -6,6 +6,7 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline._absent import explain_absent_names
@@ -137,6 +138,8 @@ def run_fn(func: Callable[..., _Result], reset: Callable[[], None]) -> Callable[
                     raise
                 nothing = "" if seat.commits else ", which is nothing; call state.commit() every few batches"
                 _log.warning("going back to what was committed last%s: %s", nothing, e)
+                with suppress(HorovodInternalError):  # for the same loss
+                    engine.rest()
                 state.restore()
                 skip_sync = False
             except HostsUpdatedInterrupt as e:

@@ -122,7 +122,7 @@ class Engine:
         if self._job is None or self._pid != os.getpid():
             return
         try:
-            self._rest()
+            self.rest()
         except HorovodInternalError as e:
             warnings.warn(f"shutdown() waited for what was in flight, which failed: {e}", stacklevel=3)
         job, self._job, self._join = self._job, None, None
@@ -150,7 +150,8 @@ class Engine:
         """Has `call` be called before each shutdown and checkpoint: it waits for what it has in flight."""
         self._before_rest.append(call)
 
-    def _rest(self) -> None:
+    def rest(self) -> None:
+        """Waits for what frameworks have in flight. Raises HorovodInternalError where that fails."""
         for call in self._before_rest:
             call()
 
@@ -327,7 +328,7 @@ class Engine:
         Every rank saves its own, at the same place in the program, with no operation in flight.
         """
         self.arrive()
-        self._rest()
+        self.rest()
         self._submit_collected()
         lib = abi.library()
         return _read(lambda buf, room: self._check(lib.pl_state(buf, room)))

@@ -47,6 +47,11 @@ class AdasumOptimizer(GradientHooks):
         super().add_param_group(param_group)
         self._watch(self.param_groups[-1]["params"])
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Loads options and state; drops steps in flight."""
+        self._drop_in_flight()
+        super().load_state_dict(*args, **kwargs)
+
     def _reduce(self, p: torch.Tensor) -> None:
         if p.grad is None:
             p.grad = torch.zeros_like(p)

@@ -17,6 +17,7 @@ from paceline.common.objects import lowest_left
 from paceline.common.operation import Options
 from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
+from paceline.common.seat import seat
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check
 from paceline.torch._distributed import Distributed, hooked
@@ -57,7 +58,7 @@ class HeldOptimizer(Distributed):
         self._age = 0  # steps since the last exchange
         self._kept: dict[torch.Tensor, torch.Tensor] = {}  # changes since then, which the next exchange sends
         self._exchanges = 0  # since the values were declared
-        self._distributed = bool(process_set.included()) and place_in(process_set)[1] > 1
+        self._distributed = bool(process_set.included()) and (place_in(process_set)[1] > 1 or seat.elastic)
         if self._distributed:
             check(model, process_set.size(), accumulate=True)
             text = resolved(codec, byte_sizes(self.param_groups), process_set)

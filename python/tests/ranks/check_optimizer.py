@@ -206,6 +206,15 @@ def test_adasum_combines_what_was_unfrozen_or_added(rank):
             assert torch.equal(p, hvd.broadcast(p.detach(), 0)) and not torch.equal(p, old)
 
 
+def test_adasum_drops_steps_in_flight_where_a_state_is_loaded(rank):
+    model = net()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), op=hvd.Adasum)
+    loss_of(model, batch(rank)).backward()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+    hvd.barrier()
+
+
 def test_parameters_added_later_are_reduced_too(rank, size):
     model, later = net(), torch.nn.Parameter(torch.zeros(3))
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())

@@ -8,11 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from paceline.common import compression as codecs
-from paceline.common.codec_tuning import resolved
+from paceline.common.codec_tuning import check_stays, resolved
 from paceline.common.engine import engine
 from paceline.common.operators import Average, Sum
 from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set
-from paceline.common.seat import seat
 from paceline.common.significance import Significance
 from paceline.common.sync import model_of
 from paceline.tensorflow._held import Holding
@@ -148,8 +147,7 @@ def DistributedOptimizer(
     if compression is Compression.none and engine.is_initialized() and engine.setting("compression") == "auto":
         codec = codecs.codec_of("auto")
     auto = codec if isinstance(codec, codecs.Auto) else None
-    if auto is not None and seat.elastic:
-        raise ValueError("Compression.auto() in an elastic job: a rank that joins would measure alone; name a codec")
+    check_stays(auto)
     if auto is not None:
         codecs.check(auto)
         compression, codec = Compression.none, None
