@@ -78,12 +78,13 @@ func (h *Hosts) Unplug(i int) { h.ip("-n", h.hub(), "link", "set", fmt.Sprint("p
 // Replug ends Unplug.
 func (h *Hosts) Replug(i int) { h.ip("-n", h.hub(), "link", "set", fmt.Sprint("port", i), "up") }
 
-// Part takes some hosts from the switch to another one: they reach each other, and nobody else.
-func (h *Hosts) Part(hosts ...int) {
+// Part takes some hosts from the switch to another one, with a pause after each: they reach each other, and nobody else.
+func (h *Hosts) Part(pause time.Duration, hosts ...int) {
 	h.ip("-n", h.hub(), "link", "add", "br1", "type", "bridge")
 	h.ip("-n", h.hub(), "link", "set", "br1", "up")
 	for _, i := range hosts {
 		h.ip("-n", h.hub(), "link", "set", fmt.Sprint("port", i), "master", "br1")
+		time.Sleep(pause)
 	}
 }
 

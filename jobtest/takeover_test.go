@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/paceline/paceline/jobtest"
 )
@@ -85,14 +86,17 @@ func TestOneSideOfAPartedNetworkGoesOn(t *testing.T) {
 	t.Parallel()
 	const ranks, servers = 5, 5
 	for _, c := range []struct {
-		name string
-		away []int // from the scheduler's host
-		list bool  // schedulers at two addresses, one on each side
+		name  string
+		away  []int // from the scheduler's host
+		list  bool  // schedulers at two addresses, one on each side
+		pause time.Duration
 	}{
-		{"the scheduler's side", []int{3, 4}, false},
-		{"the other side", []int{2, 3, 4}, false},
-		{"the scheduler's side, another scheduler on the other", []int{3, 4}, true},
-		{"the other side, a new scheduler there", []int{2, 3, 4}, true},
+		{"the scheduler's side", []int{3, 4}, false, 0},
+		{"the other side", []int{2, 3, 4}, false, 0},
+		{"the scheduler's side, another scheduler on the other", []int{3, 4}, true, 0},
+		{"the other side, a new scheduler there", []int{2, 3, 4}, true, 0},
+		{"the other side, piece by piece", []int{2, 3, 4}, false, 600 * time.Millisecond},
+		{"the other side, piece by piece, a new scheduler there", []int{2, 3, 4}, true, 600 * time.Millisecond},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -128,7 +132,7 @@ func TestOneSideOfAPartedNetworkGoesOn(t *testing.T) {
 					}
 					if !parted && len(m.Results[rank]) == 10 {
 						parted = true
-						h.Part(c.away...)
+						h.Part(c.pause, c.away...)
 						if c.list {
 							f.MoveScheduler(func(*jobtest.Process) {}) // both run
 						}

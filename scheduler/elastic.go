@@ -38,6 +38,7 @@ func (m *Machine) goOn(r *round, lost membership.Loss, who string) (on bool, lac
 		m.send(p.line, &wire.Control{Lost: &wire.Lost{Role: wire.RoleWorker, Rank: lost.Number, Round: next.Round, Why: r.givenUp(p)}})
 	}
 	m.broadcast(r, &wire.Control{Roster: r.roster})
+	m.askWhoKnows(r)
 	return true, nil
 }
 
@@ -273,6 +274,9 @@ func (m *Machine) learnLosses(r *round, known *wire.Roster) {
 		switch {
 		case l.Role == wire.RoleWorker && l.Rank >= 0 && l.Rank < len(r.workers):
 			r.workers[l.Rank].among = l.Among
+			if r.workers[l.Rank].state != lost { // another scheduler has decided it
+				r.voters.Remove(l.Rank)
+			}
 			m.declareLost(r.workers[l.Rank], l.Why)
 		case l.Role == wire.RoleServer && l.Rank >= 0 && l.Rank < len(r.epoch.Servers) && r.epoch.Servers[l.Rank].State != membership.Gone:
 			if p := m.sessions[r.epoch.Servers[l.Rank].Incarnation]; p != nil {

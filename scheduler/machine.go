@@ -287,6 +287,7 @@ func (m *Machine) attach(l *line, p *peer) {
 		m.close(old)
 	}
 	p.line, l.peer, p.lostAt, p.waited, p.silent, p.why, p.missed = l, p, 0, false, false, "", ""
+	p.asksFor, p.askedFor = 0, 0
 	m.answered(p)
 }
 

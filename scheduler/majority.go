@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -12,7 +13,9 @@ import (
 // Where workers hold standbys of the scheduler, a round may have two schedulers for some time: on both sides of a network that is parted, or after one
 // was stopped, was given up and goes on. Only one of them may decide that a node is lost.
 //
-// A scheduler declares a node lost that is silent if more than half of the round's live workers have a line to it, or half of them with the lowest live rank.
+// A scheduler declares a node lost that is silent if more than half of the workers that vote have a line to it, or half of them with the lowest that votes. These are the
+// live ones of the last epoch that as many of the voters before have said to know. Else a network that falls apart piece by piece could have both sides go on: this one with most of
+// those whom it has left, the other with most of those who have not heard of that.
 // It waits longer than the lines that one fault breaks take to end, so that it counts none of them as whole.
 // A process whose host refuses a connection to its standby, or to a dedicated server, has ended: it is lost at once, and counts for no side, unless it fell silent before. Without the majority the round
 // ends on this side, with an error on every worker, after the time in which nodes may come back.
@@ -22,22 +25,51 @@ func (r *round) moves() bool {
 	return r.epoch.Elastic && slices.ContainsFunc(r.roster.Workers, func(n wire.Node) bool { return n.Standby != "" })
 }
 
-// poll counts the live workers of a round, and those of them that are here.
-func (r *round) poll() (here, live int, rules bool) {
+// poll counts the workers of a round that vote, and those of them that are here.
+func (r *round) poll() (here, all int, rules bool) {
+	return r.vote(func(p *peer) bool { return p.line != nil })
+}
+
+// vote counts the workers of a round that vote, and those of them that are there and for it.
+func (r *round) vote(is func(*peer) bool) (yes, all int, rules bool) {
 	lowest := false
-	for _, p := range r.workers {
-		if p.state != present && p.state != absent {
+	for rank, p := range r.workers {
+		if !r.voters.Has(rank) {
 			continue
 		}
-		is := p.state == present && p.line != nil
-		if live++; live == 1 {
-			lowest = is
+		votes := p.state == present && is(p)
+		if all++; all == 1 {
+			lowest = votes
 		}
-		if is {
-			here++
+		if votes {
+			yes++
 		}
 	}
-	return here, live, 2*here > live || 2*here == live && lowest
+	return yes, all, 2*yes > all || 2*yes == all && lowest
+}
+
+// askWhoKnows asks the workers of a round that moves whether they know its epoch. A client answers in turn, when it has the roster that was sent before.
+func (m *Machine) askWhoKnows(r *round) {
+	if !r.moves() || r.voters.Len() == len(r.in(present))+len(r.in(absent)) {
+		return
+	}
+	for _, p := range r.workers {
+		if p.state == present && p.line != nil && p.asksFor != r.epoch.Number {
+			m.lastQuery++
+			p.asksFor, p.askedFor = r.epoch.Number, m.lastQuery
+			m.send(p.line, &wire.Control{Progress: &wire.Progress{Query: p.askedFor}})
+		}
+	}
+}
+
+// saysItKnows notes the answer. When enough voters know the epoch, its live workers vote.
+func (m *Machine) saysItKnows(p *peer) {
+	p.knows, p.askedFor = p.asksFor, 0
+	r := p.round
+	if _, _, enough := r.vote(func(p *peer) bool { return p.knows == r.epoch.Number }); enough {
+		r.voters = rankset.Of(slices.Concat(r.in(present), r.in(absent))...)
+		m.hurryAll(r)
+	}
 }
 
 // roundThatMoves is the round of a node that another scheduler may have, nil for none.
@@ -125,6 +157,9 @@ func (m *Machine) ended(session uint64) {
 	p := m.sessions[session]
 	if p == nil || m.roundThatMoves(p) == nil || p.state == lost || p.state == left || p.silent && p.Role == wire.RoleWorker {
 		return
+	}
+	if p.Role == wire.RoleWorker {
+		p.round.voters.Remove(p.Rank)
 	}
 	why := "its process has ended"
 	if p.why != "" && p.state == present {

@@ -45,6 +45,10 @@ type peer struct {
 	question  uint64        // that it was asked then; 0 when it has answered
 	postponed bool          // it would be decided already, but for the answer
 
+	knows    uint32 // the latest epoch that it has said to know, of a worker that votes
+	asksFor  uint32 // the one that it was asked about last on its line, by the question of that number
+	askedFor uint64
+
 	empty    bool      // a server that has left empty
 	among    int       // of one that was lost before the scheduler was restarted: membership.Loss.Among
 	drainers []request // who waits for that
@@ -107,6 +111,7 @@ func (m *Machine) leave(p *peer) {
 	default:
 		r := p.round
 		p.state, p.lostAt = left, 0
+		r.voters.Remove(p.Rank)
 		m.release(p)
 		r.profiles.forget(p.Rank)
 		m.tellLeft(r)

@@ -9,6 +9,7 @@ import (
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/address"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/transport/control"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -20,6 +21,7 @@ type round struct {
 	workers  []*peer            // by rank
 	told     map[wire.Lost]bool // losses that all nodes were told of, without their reason
 	parted   bool               // its workers were told that it cannot go on here
+	voters   rankset.Set        // workers that decide who is lost (majority.go)
 	learning bool               // restored: some workers are absent still
 	held     []request          // that wait until these have reconnected
 	fell     *peer              // restored: who had the scheduler before and fell silent with it
@@ -41,10 +43,16 @@ func newRound(e *membership.Epoch) (*round, error) {
 		return nil, err
 	}
 	roster := control.RosterOf(e)
-	return &round{
+	r := &round{
 		epoch: e, roster: &roster, told: map[wire.Lost]bool{}, workers: make([]*peer, len(e.Workers)),
 		tensors: newTensors(dealer), sets: newSets(len(e.Workers)),
-	}, nil
+	}
+	for rank := range e.Workers {
+		if e.Workers[rank].State != membership.Gone {
+			r.voters.Add(rank)
+		}
+	}
+	return r, nil
 }
 
 // server is the index of the dedicated server at some addresses, -1 if it is not in the round.
@@ -159,6 +167,7 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 	if !r.More {
 		m.hurryAll(p.round)
 		m.answer(l, c.ID, &wire.Control{Roster: p.round.roster})
+		m.askWhoKnows(p.round)
 		m.shrunk(p.round)
 	}
 }

@@ -58,6 +58,10 @@ func (m *Machine) reports(l *line, r *wire.Progress) {
 		m.answered(p)
 		return
 	}
+	if p := l.peer; p != nil && p.askedFor != 0 && p.askedFor == r.Query {
+		m.saysItKnows(p)
+		return
+	}
 	for _, q := range m.queries {
 		if q.number == r.Query && q.missing[l.peer] {
 			delete(q.missing, l.peer)
