@@ -60,6 +60,9 @@ func TestConditionsAreChangedOnlyWhereEveryServerIsReached(t *testing.T) {
 	if _, err := j.Workers[0].Engine.SetCondition(ctx, nil, w); !errors.Is(err, worker.ErrStall) || !strings.Contains(err.Error(), "server 1") {
 		t.Errorf("%v, want an error that names the server", err)
 	}
+	if _, err := j.Workers[0].Engine.SetCondition(t.Context(), []int{0}, w); err != nil {
+		t.Errorf("of another server: %v", err)
+	}
 	line.Close()
 	j.Works("y", 100000)
 	if _, err := j.Workers[0].Engine.SetCondition(t.Context(), nil, w); err != nil {

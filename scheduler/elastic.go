@@ -38,7 +38,10 @@ func (m *Machine) goOn(r *round, lost membership.Loss, who string) (on bool, lac
 		m.send(p.line, &wire.Control{Lost: &wire.Lost{Role: wire.RoleWorker, Rank: lost.Number, Round: next.Round, Why: r.givenUp(p)}})
 	}
 	m.broadcast(r, &wire.Control{Roster: r.roster})
-	m.askWhoKnows(r)
+	if worker {
+		r.lastLoss = next.Number
+		m.askWhoKnows(r)
+	}
 	return true, nil
 }
 

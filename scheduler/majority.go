@@ -62,11 +62,15 @@ func (m *Machine) askWhoKnows(r *round) {
 	}
 }
 
-// saysItKnows notes the answer. When enough voters know the epoch, its live workers vote.
+// saysItKnows notes the answer. When enough voters know of the last loss, the live workers vote.
 func (m *Machine) saysItKnows(p *peer) {
 	p.knows, p.askedFor = p.asksFor, 0
-	r := p.round
-	if _, _, enough := r.vote(func(p *peer) bool { return p.knows == r.epoch.Number }); enough {
+	m.settleVoters(p.round)
+}
+
+// settleVoters is called when more workers know an epoch, or fewer vote.
+func (m *Machine) settleVoters(r *round) {
+	if _, _, enough := r.vote(func(p *peer) bool { return p.knows >= r.lastLoss }); enough && r.moves() {
 		r.voters = rankset.Of(slices.Concat(r.in(present), r.in(absent))...)
 		m.hurryAll(r)
 	}
@@ -121,7 +125,7 @@ func (m *Machine) hurry(p *peer, why string) {
 	}
 }
 
-// hurryAll is called when the number of workers has changed that have a line, or that live.
+// hurryAll is called when the number of workers has changed that have a line, or that vote.
 func (m *Machine) hurryAll(r *round) {
 	for _, p := range slices.Concat(r.workers, m.serversOf(r)) {
 		if p.missed != "" && p.line == nil && (p.state == present || p.state == absent) {

@@ -111,7 +111,9 @@ func (m *Machine) leave(p *peer) {
 	default:
 		r := p.round
 		p.state, p.lostAt = left, 0
-		r.voters.Remove(p.Rank)
+		if r.voters.Remove(p.Rank) {
+			m.settleVoters(r)
+		}
 		m.release(p)
 		r.profiles.forget(p.Rank)
 		m.tellLeft(r)

@@ -22,6 +22,7 @@ type round struct {
 	told     map[wire.Lost]bool // losses that all nodes were told of, without their reason
 	parted   bool               // its workers were told that it cannot go on here
 	voters   rankset.Set        // workers that decide who is lost (majority.go)
+	lastLoss uint32             // the epoch that began with the last loss of a worker
 	learning bool               // restored: some workers are absent still
 	held     []request          // that wait until these have reconnected
 	fell     *peer              // restored: who had the scheduler before and fell silent with it

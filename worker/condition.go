@@ -105,11 +105,14 @@ func (e *Engine) ask(ctx context.Context, servers []int, w wire.Condition) ([]wi
 	var answers chan wire.ConditionReply
 	w.ID, answers = e.conditions.open(len(servers))
 	defer e.conditions.close(w.ID)
-	e.met(ctx) // one may have joined just now
 	for _, s := range servers {
 		to := e.wayTo(s)
+		if to == nil { // it has joined just now
+			e.met(ctx)
+			to = e.wayTo(s)
+		}
 		if to == nil {
-			return nil, cmp.Or(e.Err(), fmt.Errorf("%w: server %d, which has joined, is not reached within %v", ErrStall, s, e.cfg.DeclareTimeout))
+			return nil, cmp.Or(e.Err(), fmt.Errorf("%w: server %d, which has joined, is not reached yet", ErrStall, s))
 		}
 		if err := to.condition(w); err != nil {
 			return nil, err

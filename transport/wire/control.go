@@ -84,7 +84,7 @@ func (t *Tensor) Signature() string {
 // SumsOnHosts reports whether hosts with several ranks may push one sum of the tensor: where sums are only added up to larger
 // ones, no model or codec treats ranks one by one, and nothing is scaled down afterwards that may not fit the type before.
 func (t *Tensor) SumsOnHosts() bool {
-	overflows := t.DType == units.Float16 && (t.Op == units.Product || t.Op == units.Sum && math.Abs(t.Postscale) < 1)
+	overflows := t.DType == units.Float16 && (t.Op == units.Product || math.Abs(t.Postscale) < 1)
 	return t.Kind == units.Allreduce && t.Op != units.Adasum && !overflows && t.Codec == "" && t.Sync.Model == ""
 }
 

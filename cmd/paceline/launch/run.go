@@ -220,6 +220,9 @@ func (j *maker) streams(console *Console, t *Task, w Worker) error {
 		for i, name := range []string{"stdout", "stderr"} {
 			file, err := os.Create(filepath.Join(dir, name))
 			if err != nil {
+				if files[0] != nil {
+					files[0].Close()
+				}
 				return err
 			}
 			files[i] = file

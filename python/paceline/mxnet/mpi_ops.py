@@ -45,14 +45,15 @@ _CPUS = ("cpu", "cpu_pinned", "cpu_shared")
 
 # Operations without a name have one of these each, in turn, so that many can be in flight.
 _UNNAMED = 64
-_counts: collections.defaultdict[tuple[str, int], Iterator[int]] = collections.defaultdict(itertools.count)
+_counts: collections.defaultdict[tuple[int, int, str], Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 def _label(kind: str, name: str | None, process_set: ProcessSet) -> str:
     if name is not None:
         return name
-    # Only the set's ranks count its operations.
-    return f"mxnet.{kind}.{next(_counts[kind, process_set_number(process_set)]) % _UNNAMED}"
+    # Only the set's ranks count its operations, those that join later too.
+    counts = _counts[engine.round, process_set_number(process_set), kind]
+    return f"mxnet.{kind}.{next(counts) % _UNNAMED}"
 
 
 def _check(kind: int, tensor: Any) -> int:

@@ -287,8 +287,11 @@ def reduce_sparse(slices: tf.IndexedSlices, name: str | None, how: How, compress
     else:
         values, indices, ones = _gather([values, slices.indices, tf.ones([1])], numbers, name, DEFAULTS)
         size = tf.size(ones)  # a graph may run in jobs of several sizes
-    factor = tf.cast(how.prescale * how.postscale, tf.float64) / tf.cast(size if how.op == Average else 1, tf.float64)
-    values = _scaled(compressor.decompress(values, ctx), factor)
+    values, scale = compressor.decompress(values, ctx), how.prescale * how.postscale
+    if how.op == Average:
+        values = _scaled(values, tf.cast(scale, tf.float64) / tf.cast(size, tf.float64))
+    elif scale != 1:
+        values = _scaled(values, tf.cast(scale, tf.float64))
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from paceline.common.engine import engine
+from paceline.common.exceptions import HorovodInternalError
 from paceline.torch._gradient_hooks import options_of
 from paceline.torch._prepared import Member
 from paceline.torch._reducing_optimizer import ReducingOptimizer
@@ -280,9 +281,15 @@ _unsettled: set[CrossBarrierOptimizer] = set()  # keeps them until their steps h
 
 
 def settle() -> None:
-    """Ends the last steps of all optimizers."""
+    """Ends the last steps of all optimizers, even if one fails."""
+    failure = None
     for optimizer in tuple(_unsettled):
-        optimizer.agree()
+        try:
+            optimizer.agree()
+        except HorovodInternalError as e:
+            failure = failure or e
+    if failure is not None:
+        raise failure
 
 
 def check(optimizer: torch.optim.Optimizer) -> None:

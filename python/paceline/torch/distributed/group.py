@@ -30,6 +30,8 @@ _MOVES = (abi.BROADCAST, abi.ALLGATHER, abi.ALLTOALL, *_MESSAGES)
 _PREPARED = 1024
 # How many groups of the same ranks there were since the default group was made, with those that failed.
 _made: Counter[tuple[int, ...]] = Counter()
+# How many models have a codec's hook, by round of the engine and process set.
+_models: Counter[tuple[int, int]] = Counter()
 
 
 def forget() -> None:
@@ -69,7 +71,6 @@ class Group:
         self.count = 0  # calls so far
         self._collectives = 0  # operations of all ranks that the program itself has begun
         self._barriers = 0, 0  # how many were so at the last monitored barrier, and barriers there before it
-        self._models = 0  # whose gradients a codec's hook averages
         self._closed = threading.Event()
         self.number = 0 if self.size == engine.size() else engine.find_process_set(self.ranks)
         self.key = f"{self.number}.{before}"  # the same on all ranks
@@ -197,8 +198,8 @@ class Group:
 
     def next_model(self) -> str:
         """With what the names of one more model's gradients begin on all ranks."""
-        self._models += 1
-        return f"ddp.{self.key}.{self._models}"
+        _models[engine.round, self.number] += 1
+        return f"ddp.{_models[engine.round, self.number]}"
 
     def close(self) -> None:
         """Ends the group, and its works in flight with an error."""

@@ -178,9 +178,9 @@ def test_indexed_slices_are_gathered(run, rank, size):
 
 
 def test_indexed_slices_of_integers_are_cut_towards_zero(run, rank, size):
-    mine = [-2 * size - 1, 2**40 + size]
+    mine = [-2 * size - 1, 2**60 + size]
     slices = tf.IndexedSlices(tf.constant(mine), tf.constant([rank, rank]), tf.constant([size]))
-    for op, want in (hvd.Average, [-2, mine[1] // size]), (hvd.Sum, mine):
+    for op, want in (hvd.Average, [-2, 2**60 // size]), (hvd.Sum, mine):
         result = run(lambda op=op: hvd.allreduce(slices, op=op).values)
         assert result.dtype == tf.int64 and result.numpy().tolist() == want * size
 
