@@ -312,4 +312,5 @@ def test_slow_links(tmp_path):
     assert [r["system"] for r in report["results"]] == ["embedded2", "dedicated2", "gloo2"]
     for result in report["results"]:
         check_times(result)
-        assert 0 < result["gbit_per_s"] < 1
+        # The links pass a burst at once.
+        assert 0 < result["gbit_per_s"] < (1 << 20) / ((1 << 20) - (128 << 10))
