@@ -82,15 +82,12 @@ func drawUpheaval(seed uint64, apart bool) *upheaval {
 			u.events[n-1].step = u.events[n-2].step // at once
 		}
 	}
-	silent := 0
-	for i, rank := range u.Lost {
-		if killed := len(u.Lost) - silent - 1; u.moves && ranks-killed <= 2*(silent+1) { // the others would not be most
+	for _, rank := range u.Lost {
+		if u.moves && 2*(ranks-len(u.Lost)) <= ranks { // the others would not be most, so all have to have ended
 			add(rank, sigkill)
 			continue
 		}
-		if add(rank, sigkill, sigkill, sigstop, longCut); u.events[i].what != sigkill {
-			silent++
-		}
+		add(rank, sigkill, sigkill, sigstop, longCut)
 	}
 	briefly := []int{random.IntN(ranks)}
 	if servers > 0 {

@@ -277,9 +277,6 @@ func (m *Machine) learnLosses(r *round, known *wire.Roster) {
 		switch {
 		case l.Role == wire.RoleWorker && l.Rank >= 0 && l.Rank < len(r.workers):
 			r.workers[l.Rank].among = l.Among
-			if r.workers[l.Rank].state != lost { // another scheduler has decided it
-				r.voters.Remove(l.Rank)
-			}
 			m.declareLost(r.workers[l.Rank], l.Why)
 		case l.Role == wire.RoleServer && l.Rank >= 0 && l.Rank < len(r.epoch.Servers) && r.epoch.Servers[l.Rank].State != membership.Gone:
 			if p := m.sessions[r.epoch.Servers[l.Rank].Incarnation]; p != nil {

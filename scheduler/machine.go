@@ -75,7 +75,7 @@ type Settings struct {
 //  1. A line carries at most one peer and a peer is on at most one line.
 //  2. A request is answered once, on the line that it came from; one whose line ended is dropped
 //     (the client repeats it on its next line).
-//  3. Every node of a round is told of a loss at most once.
+//  3. Every node of a round is told of a loss at most once; on a side of a network that cannot go on, again when that has waited again for who came back.
 //  4. While a restored round lacks workers, nothing is declared in it, because they may know of it already.
 type Machine struct {
 	settings Settings
@@ -232,6 +232,9 @@ func (m *Machine) expire() {
 				m.judge(p)
 			}
 		}
+		if m.due(r.settleBy) {
+			m.endUnsettled(r)
+		}
 		m.expireCalls(r)
 	}
 	m.expireQueries()
@@ -286,7 +289,7 @@ func (m *Machine) attach(l *line, p *peer) {
 		old.peer = nil
 		m.close(old)
 	}
-	p.line, l.peer, p.lostAt, p.waited, p.silent, p.why, p.missed = l, p, 0, false, false, "", ""
+	p.line, l.peer, p.lostAt, p.waited, p.told, p.silent, p.why, p.missed = l, p, 0, false, false, false, "", ""
 	p.asksFor, p.askedFor = 0, 0
 	m.answered(p)
 }

@@ -37,6 +37,8 @@ type peer struct {
 	waited bool          // longer than that, because this scheduler could not decide it
 	silent bool          // this scheduler or another node has found it silent, since it last came or was judged
 	why    string        // its line broke because of this
+	over   bool          // its process has ended
+	told   bool          // it was told to end on its line, because this scheduler may not decide that it is lost: a goodbye decides it
 	missed string        // others have lost it too, because of this; "" for none since its line broke
 
 	accusers  []accuser     // of a process of an elastic job: others that have lost it
@@ -108,11 +110,16 @@ func (m *Machine) leave(p *peer) {
 		m.giveUp(p)
 	case p.state == lost:
 		p.line.peer, p.line = nil, nil
+	case p.told:
+		p.line.peer, p.line = nil, nil
+		m.declareLost(p, p.why)
+		m.settleLosses(p.round, []int{p.Rank})
 	default:
 		r := p.round
 		p.state, p.lostAt = left, 0
 		if r.voters.Remove(p.Rank) {
-			m.settleVoters(r)
+			m.settleIfKnown(r)
+			m.tellSomeVotes(r)
 		}
 		m.release(p)
 		r.profiles.forget(p.Rank)

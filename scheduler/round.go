@@ -20,9 +20,10 @@ type round struct {
 	roster   *wire.Roster       // the epoch as it travels; shared, not to be changed
 	workers  []*peer            // by rank
 	told     map[wire.Lost]bool // losses that all nodes were told of, without their reason
-	parted   bool               // its workers were told that it cannot go on here
+	parted   bool               // its workers were told that it cannot go on here, since one came back
 	voters   rankset.Set        // workers that decide who is lost (majority.go)
 	lastLoss uint32             // the epoch that began with the last loss of a worker
+	settleBy time.Duration      // when it ends here unless enough voters know of all losses by then; 0 if they do, or it has
 	learning bool               // restored: some workers are absent still
 	held     []request          // that wait until these have reconnected
 	fell     *peer              // restored: who had the scheduler before and fell silent with it
@@ -46,12 +47,7 @@ func newRound(e *membership.Epoch) (*round, error) {
 	roster := control.RosterOf(e)
 	r := &round{
 		epoch: e, roster: &roster, told: map[wire.Lost]bool{}, workers: make([]*peer, len(e.Workers)),
-		tensors: newTensors(dealer), sets: newSets(len(e.Workers)),
-	}
-	for rank := range e.Workers {
-		if e.Workers[rank].State != membership.Gone {
-			r.voters.Add(rank)
-		}
+		tensors: newTensors(dealer), sets: newSets(len(e.Workers)), voters: rankset.Range(len(e.Workers)), lastLoss: e.Number,
 	}
 	return r, nil
 }
@@ -112,6 +108,7 @@ func (m *Machine) shrunk(r *round) {
 	if len(r.in(present))+len(r.in(absent)) > 0 {
 		return
 	}
+	r.settleBy = 0
 	for _, p := range r.workers {
 		m.release(p)
 	}
@@ -154,6 +151,7 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 	m.attach(l, p)
 	if r.Known != nil {
 		p.round.learnSilence(r.Known.Silent)
+		m.learnVotes(p.round, &r.Known.Votes)
 		m.learnJoins(p.round, &r.Known.Roster)
 		m.learnLosses(p.round, &r.Known.Roster)
 	}
@@ -162,12 +160,14 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 			m.learn(p.round, r.Known)
 		}
 		if !r.More {
-			p.state = present
+			p.state, p.over = present, false
 		}
 	}
 	if !r.More {
 		m.hurryAll(p.round)
+		m.tellVotes(p.round, p)
 		m.answer(l, c.ID, &wire.Control{Roster: p.round.roster})
+		m.reopen(p.round)
 		m.askWhoKnows(p.round)
 		m.shrunk(p.round)
 	}

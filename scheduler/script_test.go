@@ -353,6 +353,9 @@ func (a *actor) hear(m *wire.Control) string {
 		return "leave the job"
 	case m.Drain != nil:
 		return "drain: yes"
+	case m.Votes != nil:
+		a.known.Votes = *m.Votes
+		return fmt.Sprintf("settled %v, ended %v", m.Votes.Settled, m.Votes.Ended)
 	case m.Progress != nil:
 		a.query = m.Progress.Query
 		return "how far are you?"

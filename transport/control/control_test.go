@@ -316,3 +316,23 @@ func TestMemoryForgetsWhatTheSchedulerForgot(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestMemoryKnowsWhoVotes for a scheduler that takes over, until a new round begins.
+func TestMemoryKnowsWhoVotes(t *testing.T) {
+	k := newMemory()
+	for _, c := range []struct {
+		message wire.Control
+		want    string
+	}{
+		{wire.Control{Roster: &wire.Roster{Round: 1}}, "{[] []}"},
+		{wire.Control{Votes: &wire.Votes{Ended: []int{2}}}, "{[] [2]}"},
+		{wire.Control{Roster: &wire.Roster{Round: 1, Epoch: 1}}, "{[] [2]}"},
+		{wire.Control{Votes: &wire.Votes{Settled: []int{2}, Ended: []int{2}}}, "{[2] [2]}"},
+		{wire.Control{Roster: &wire.Roster{Round: 2}}, "{[] []}"},
+	} {
+		k.learn(nil, &c.message)
+		if got := fmt.Sprint(k.registers()[0].Known.Votes); got != c.want {
+			t.Errorf("after %+v: %s, want %s", c.message, got, c.want)
+		}
+	}
+}

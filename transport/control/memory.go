@@ -16,9 +16,10 @@ type memory struct {
 	roster   *wire.Roster          // of the latest epoch
 	tensors  map[string][]declared // by process set and name
 	sets     map[uint32]wire.ProcessSet
-	calls    uint64      // on process sets, answered or given up
-	lastSet  uint32      // the greatest number of one: what is removed is not used again
-	silent   string      // wire.Known.Silent
+	calls    uint64 // on process sets, answered or given up
+	lastSet  uint32 // the greatest number of one: what is removed is not used again
+	silent   string // wire.Known.Silent
+	votes    wire.Votes
 	lost     []wire.Lost // what this node has reported, until an epoch is without it: the line may have broken before
 }
 
@@ -36,11 +37,14 @@ func newMemory() memory {
 func (k *memory) learn(r *request, m *wire.Control) (fresh bool) {
 	if m.Roster != nil && (k.roster == nil || k.roster.Round != m.Roster.Round || k.roster.Epoch != m.Roster.Epoch) {
 		if k.roster == nil || k.roster.Round != m.Roster.Round {
-			k.lost = nil
+			k.lost, k.votes = nil, wire.Votes{}
 		}
 		k.roster = m.Roster
 		k.lost = slices.DeleteFunc(k.lost, func(l wire.Lost) bool { return slices.ContainsFunc(k.roster.Gone, l.Same) })
 		fresh = true
+	}
+	if m.Votes != nil {
+		k.votes = *m.Votes
 	}
 	if r == nil {
 		return fresh
@@ -125,7 +129,7 @@ func (k *memory) registers() []wire.Register {
 	for _, key := range slices.Sorted(maps.Keys(k.tensors)) {
 		all = append(all, k.tensors[key]...)
 	}
-	known := &wire.Known{Roster: *k.roster, SetCalls: k.calls, LastSet: k.lastSet, Silent: k.silent}
+	known := &wire.Known{Roster: *k.roster, SetCalls: k.calls, LastSet: k.lastSet, Silent: k.silent, Votes: k.votes}
 	for _, id := range slices.Sorted(maps.Keys(k.sets)) {
 		known.Sets = append(known.Sets, k.sets[id])
 	}

@@ -280,6 +280,7 @@ type Control struct {
 	FindSet  []int        `json:"find_set,omitempty"`  // worker → scheduler: this worker alone asks; answered by Set at once
 	Set      *ProcessSet  `json:"set,omitempty"`
 	Removed  *RemovedSet  `json:"removed,omitempty"`  // scheduler → dedicated server: every worker has removed this set
+	Votes    *Votes       `json:"votes,omitempty"`    // scheduler → worker of an elastic job, for a scheduler that takes over
 	Lost     *Lost        `json:"lost,omitempty"`     // node → scheduler: I lost this peer; scheduler → node: the job lost it
 	Clock    *Clock       `json:"clock,omitempty"`    // node → scheduler, for timelines; the scheduler answers with its clock
 	Bye      bool         `json:"bye,omitempty"`      // node → scheduler: I leave on purpose
@@ -337,6 +338,12 @@ type Register struct {
 	More          bool   `json:"more,omitempty"` // Known continues in the sender's next register; only the last one is answered
 }
 
+// Votes says which workers of an elastic job decide on losses.
+type Votes struct {
+	Settled []int `json:"settled,omitempty"` // ranks that vote no more: enough voters know of their loss, or they have left
+	Ended   []int `json:"ended,omitempty"`   // ranks whose processes have ended: they are on no side of a network
+}
+
 // Known is a node's knowledge of the running round, for a restarted scheduler.
 type Known struct {
 	Roster   Roster       `json:"roster"`
@@ -344,8 +351,9 @@ type Known struct {
 	Placed   []Placed     `json:"placed,omitempty"` // beside Tensors
 	Sets     []ProcessSet `json:"sets,omitempty"`
 	SetCalls uint64       `json:"set_calls,omitempty"` // AddSet and RemoveID that were answered
-	Silent   string       `json:"silent,omitempty"`    // where the scheduler was to which this node's line ended because nothing was heard of it; "" where it was closed
-	LastSet  uint32       `json:"last_set,omitempty"`  // the greatest number of a process set that this node has heard of, also of one that is removed
+	Votes    Votes        `json:"votes,omitzero"`
+	Silent   string       `json:"silent,omitempty"`   // where the scheduler was to which this node's line ended because nothing was heard of it; "" where it was closed
+	LastSet  uint32       `json:"last_set,omitempty"` // the greatest number of a process set that this node has heard of, also of one that is removed
 }
 
 // Seat is what a process of a job of changing size asks its launcher, and the answer.
