@@ -267,7 +267,7 @@ func (d *disorder) kills() bool {
 
 // violation reports whether an error is about a frame that its receiver did not expect, and not about a connection.
 func violation(err error) bool {
-	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET} {
+	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNABORTED} {
 		if errors.Is(err, end) {
 			return false
 		}

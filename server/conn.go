@@ -87,6 +87,7 @@ func (c *conn) serve() {
 // enter makes the connection known to the round.
 func (c *conn) enter() error {
 	c.r.reach(c.joins.Load(), c.rank)
+	c.replies.push(reply{Frame: outbox.Frame{Header: wire.Header{Type: wire.TypeWelcome}}}) // before anything that others send, once they find the connection
 	c.r.mu.Lock()
 	ended, lost, farewell, first := c.r.ended, c.r.lost, c.r.farewell, len(c.r.conns[c.rank]) == 0
 	if !ended {
@@ -96,7 +97,7 @@ func (c *conn) enter() error {
 	if ended {
 		return errRoundOver
 	}
-	c.send(outbox.Frame{Header: wire.Header{Type: wire.TypeWelcome}})
+	c.out.Kick()
 	if lost != nil {
 		c.sendJSON(wire.Header{Type: wire.TypeLost}, lost)
 	}

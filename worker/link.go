@@ -165,7 +165,7 @@ func (p *peer) shutDown() bool {
 
 // closedByServer reports whether err is the end of a connection that the server closed, and not one that this rank found: this side is closed after a write that failed.
 func closedByServer(err error) bool {
-	return slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE}, func(end error) bool { return errors.Is(err, end) })
+	return slices.ContainsFunc([]error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.ECONNABORTED, syscall.EPIPE}, func(end error) bool { return errors.Is(err, end) })
 }
 
 // hearsWhy waits a moment for the reason of a server that closed a connection without a goodbye, such as a frame that was changed on

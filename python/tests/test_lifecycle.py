@@ -188,6 +188,31 @@ def test_a_forked_child_gets_a_clear_error_and_data_loaders_work(tmp_path):
         job.succeed()
 
 
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_children_that_were_forked_do_not_keep_connections_up(tmp_path, transport):
+    """They have the sockets too, as workers of a DataLoader have: a shutdown waited for the peer timeout."""
+    code = script("""
+        import time
+        hvd.init()
+        hvd.allreduce(torch.ones(3))
+        child = os.fork()
+        if child == 0:
+            time.sleep(120)
+            os._exit(0)
+        try:
+            start = time.monotonic()
+            hvd.shutdown()
+            assert (took := time.monotonic() - start) < 20, took
+            hvd.init()
+            hvd.allreduce(torch.ones(3))
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+    """)
+    with Job(2, code, tmp_path, fresh=True, PACELINE_PEER_TIMEOUT="60", PACELINE_TRANSPORT=transport) as job:
+        job.succeed()
+
+
 def test_operations_from_several_threads(tmp_path):
     code = script("""
         import threading

@@ -140,11 +140,22 @@ func (l sides) Accept() (net.Conn, error) {
 
 func (l sides) Addr() net.Addr { return address{l.Listener.Addr()} }
 
+// Unwrap implements stream.Wrapper.
+func (l sides) Unwrap() net.Listener { return l.Listener }
+
 // side is a side connection, whose addresses are those of the transport.
 type side struct{ net.Conn }
 
 func (s side) LocalAddr() net.Addr  { return address{s.Conn.LocalAddr()} }
 func (s side) RemoteAddr() net.Addr { return address{s.Conn.RemoteAddr()} }
+
+// Close ends the stream before it closes the socket, which a child that was forked has too.
+func (s side) Close() error {
+	if c, ok := s.Conn.(*net.TCPConn); ok {
+		_ = c.CloseWrite()
+	}
+	return s.Conn.Close()
+}
 
 type address struct{ net.Addr }
 

@@ -84,6 +84,12 @@ type socket struct {
 
 func (s *socket) RemoteAddr() net.Addr { return s.peer }
 
+// Close ends the stream before it closes the socket, which a child that was forked has too.
+func (s *socket) Close() error {
+	_ = s.CloseWrite()
+	return s.UnixConn.Close()
+}
+
 // credentials are those of the process that has connected, or that listens.
 func (s *socket) credentials() (who *unix.Ucred, err error) {
 	raw, err := s.SyscallConn()

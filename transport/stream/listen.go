@@ -8,7 +8,10 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -154,6 +157,7 @@ func (l *Listener) Close() error {
 	l.once.Do(func() {
 		close(l.done)
 		for _, s := range l.sockets {
+			shut(s)
 			s.Close()
 		}
 		l.mu.Lock()
@@ -167,6 +171,31 @@ func (l *Listener) Close() error {
 	return nil
 }
 
+// Wrapper is a listener around another one.
+type Wrapper interface{ Unwrap() net.Listener }
+
+// shut ends listening before the socket is closed: a child that was forked has it too, and connections to it would be made still. Their end is taken for that of
+// the process (transport.Listening).
+func shut(l net.Listener) {
+	if w, ok := l.(Wrapper); ok {
+		l = w.Unwrap()
+	}
+	if s, ok := l.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+		}
+	}
+}
+
+func (l *Listener) closed() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // serve accepts connections from one socket, without a pause, so that no honest peer waits behind others in the kernel's
 // backlog. A goroutine authenticates each, so that a slow peer does not delay others.
 func (l *Listener) serve(socket net.Listener) {
@@ -174,7 +203,7 @@ func (l *Listener) serve(socket net.Listener) {
 	for {
 		nc, err := socket.Accept()
 		switch {
-		case errors.Is(err, net.ErrClosed):
+		case errors.Is(err, net.ErrClosed), err != nil && l.closed():
 			return
 		case err != nil:
 			l.config.Log.Warn("cannot accept a connection, trying again", zap.Stringer("address", socket.Addr()), zap.Error(err))

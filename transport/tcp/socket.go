@@ -122,6 +122,13 @@ func (s *socket) WriteBuffers(buffers *net.Buffers) error {
 	}
 }
 
+// Close ends the stream before it closes the socket: a child that was forked has the descriptor too, and would keep the connection up for the peer. Where bytes came that
+// nobody has read, the peer may hear of the end first and then of a reset, which Read tells as ECONNABORTED.
+func (s *socket) Close() error {
+	_ = s.CloseWrite()
+	return s.TCPConn.Close()
+}
+
 // TryWrite implements stream.TryWriter by one writev on a socket that does not block.
 func (s *socket) TryWrite(buffers net.Buffers) (int, error) {
 	s.buffers, s.taken, s.err = buffers[:min(len(buffers), maxVector)], 0, nil

@@ -144,6 +144,9 @@ type tuned struct {
 	network *network
 }
 
+// Unwrap implements stream.Wrapper.
+func (l tuned) Unwrap() net.Listener { return l.Listener }
+
 func (l tuned) Accept() (net.Conn, error) {
 	nc, err := l.Listener.Accept()
 	if err != nil {
