@@ -78,10 +78,15 @@ func (m *Machine) declare(l *line, c *wire.Control) {
 			return
 		}
 	}
+	before := len(r.tensors.placed)
 	placed, err := r.tensors.declare(c.Declare)
 	if err != nil {
 		m.refuse(l, c.ID, err.Error())
 		return
+	}
+	if now := len(r.tensors.placed); before < limits.ManyTensors && now >= limits.ManyTensors {
+		m.warn("the job has declared %d tensors, the latest %q: each new name, shape or type needs memory on every node until the end, and %d are the limit; use the same names in every iteration",
+			now, c.Declare[len(c.Declare)-1].Name, limits.MaxTensors)
 	}
 	m.answer(l, c.ID, &wire.Control{Placed: placed})
 }

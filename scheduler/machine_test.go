@@ -94,3 +94,26 @@ func TestNumbersThatLeaveNoneForOthersAreNotLearned(t *testing.T) {
 		t.Errorf("error %v, want one about the numbers", err)
 	}
 }
+
+// TestAJobThatNamesTensorsAnewHearsOfThatOnce, long before it ends at the limit.
+func TestAJobThatNamesTensorsAnewHearsOfThatOnce(t *testing.T) {
+	m := bigJob(t, 1)
+	for batch, want := range []int{0, 1, 0} {
+		all := make([]wire.Tensor, limits.ManyTensors*2/3)
+		for i := range all {
+			all[i] = wire.Tensor{Name: fmt.Sprint("loss.", batch, ".", i), Kind: units.Allreduce, Op: units.Sum, DType: units.Float32, Prescale: 1, Postscale: 1, Shape: []int64{1}, Parts: []uint32{4}, Ranks: []int{0}}
+		}
+		warned := 0
+		for _, o := range m.Step(Input{Line: 1, Message: &wire.Control{ID: uint64(batch + 2), Declare: all}}) {
+			if o.Message != nil && o.Message.Error != "" {
+				t.Fatal(o.Message.Error)
+			}
+			if o.Warn && strings.Contains(o.Log, all[len(all)-1].Name) {
+				warned++
+			}
+		}
+		if warned != want {
+			t.Errorf("batch %d: %d warnings, want %d", batch, warned, want)
+		}
+	}
+}

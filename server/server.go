@@ -86,6 +86,7 @@ func New(cfg Config) *Server {
 	s.pool.Evict = s.copies.Evict
 	s.wg.Add(1)
 	go s.watchStalls()
+	s.wg.Go(func() { ticks.Until(s.quit, mempool.RestPeriod, func(time.Time) { s.pool.Rest() }) })
 	return s
 }
 

@@ -32,6 +32,7 @@ import (
 	"github.com/paceline/paceline/core/policy"
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/mempool"
+	"github.com/paceline/paceline/internal/ticks"
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
@@ -236,6 +237,7 @@ func (e *Engine) start(ctx context.Context, local Local) error {
 		return err
 	}
 	e.starts.Go(e.watch)
+	e.starts.Go(func() { ticks.Until(e.ctx.Done(), mempool.RestPeriod, func(time.Time) { e.encoder.pool.Rest() }) })
 	if e.profiler != nil {
 		e.starts.Go(e.reports)
 	}

@@ -70,6 +70,8 @@ const (
 	MaxDims = 64
 	// MaxTensors bounds how many (name, signature) pairs a job can declare.
 	MaxTensors = 1 << 20
+	// ManyTensors is when the scheduler warns: a program may use new names in each iteration.
+	ManyTensors = 1 << 16
 	// MaxNumber bounds the numbers of tensors and of process sets, of which none is used twice in a round.
 	MaxNumber = 1 << 31
 	// MaxParts bounds how many partitions one tensor is cut into.

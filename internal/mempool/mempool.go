@@ -5,7 +5,9 @@ package mempool
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 	"sync"
+	"time"
 )
 
 const (
@@ -35,6 +37,7 @@ type Pool struct {
 	lent int64
 	kept int64
 	free [wideClass + 1][][]byte
+	idle [wideClass + 1]int // how many of each class have been kept at all times since Rest
 }
 
 // New makes a pool that lends and keeps at most limit bytes in all.
@@ -88,6 +91,7 @@ func (p *Pool) keptOf(from, to, n int) []byte {
 		if l := len(p.free[class]); l > 0 {
 			b := p.free[class][l-1]
 			p.free[class] = p.free[class][:l-1]
+			p.idle[class] = min(p.idle[class], l-1)
 			p.kept -= 1 << class
 			p.lent += 1 << class
 			return b[:n]
@@ -174,6 +178,23 @@ func (p *Pool) Release() {
 	p.mu.Unlock()
 }
 
+// RestPeriod is how often to call Rest.
+const RestPeriod = time.Minute
+
+// Rest frees what nobody has borrowed since the call before: much is needed once, such as when parameters are broadcast.
+func (p *Pool) Rest() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for class := range p.free {
+		n := p.idle[class] // the first ones: the last is lent first
+		for _, b := range p.free[class][:n] {
+			p.freed(b)
+		}
+		p.free[class] = slices.Delete(p.free[class], 0, n)
+		p.idle[class] = len(p.free[class])
+	}
+}
+
 // Lent is the number of bytes in use.
 func (p *Pool) Lent() int64 {
 	p.mu.Lock()
@@ -186,14 +207,20 @@ func (p *Pool) trim(bound int64) {
 	for class := wideClass; class >= minClass && p.kept > bound; class-- {
 		for len(p.free[class]) > 0 && p.kept > bound {
 			last := len(p.free[class]) - 1
-			if p.Drop != nil {
-				p.Drop(p.free[class][last])
-			}
+			p.freed(p.free[class][last])
 			p.free[class][last] = nil
 			p.free[class] = p.free[class][:last]
-			p.kept -= 1 << class
+			p.idle[class] = min(p.idle[class], last)
 		}
 	}
+}
+
+// freed notes that a buffer is kept no longer.
+func (p *Pool) freed(b []byte) {
+	if p.Drop != nil {
+		p.Drop(b)
+	}
+	p.kept -= int64(cap(b))
 }
 
 func classOf(n int) int {

@@ -56,6 +56,37 @@ func TestWhatIsCededTakesNoRoom(t *testing.T) {
 	}
 }
 
+// TestWhatNobodyNeedsForSomeTimeIsFreed, and nothing else: not the buffers that each step borrows.
+func TestWhatNobodyNeedsForSomeTimeIsFreed(t *testing.T) {
+	p := New(1 << 30)
+	take := func(n, bytes int) {
+		var all [][]byte
+		for range n {
+			b, err := p.Get(bytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, b)
+		}
+		for _, b := range all {
+			p.Put(b)
+		}
+	}
+	take(10, 1<<20)
+	take(3, 4<<10)
+	for i, want := range []int64{10<<20 + 12<<10, 2<<20 + 8<<10, 2<<20 + 8<<10} {
+		if p.Rest(); p.kept != want {
+			t.Errorf("after %d calls %d bytes are kept, want %d", i+1, p.kept, want)
+		}
+		take(2, 1<<20) // a step
+		take(2, 4<<10)
+	}
+	p.Rest()
+	if p.Rest(); p.kept != 0 || p.Lent() != 0 {
+		t.Errorf("%d bytes are kept when nobody borrows, %d are lent", p.kept, p.Lent())
+	}
+}
+
 func TestEmptyBuffersCostNothing(t *testing.T) {
 	p := New(0)
 	b, err := p.Get(0)

@@ -13,7 +13,7 @@ import pytest
 from jobs import HANG_S
 
 import paceline
-from paceline.common import abi
+from paceline.common import abi, objects
 from paceline.common.engine import engine
 
 # fmt: off
@@ -106,6 +106,13 @@ def test_the_structures_are_those_of_the_header():
     assert f"#define PL_ABI_VERSION {abi.VERSION}\n" in header
     for function in re.findall(r"\b(pl_\w+)\(", code):
         assert function in abi._PROTOTYPES, function
+
+
+def test_objects_of_any_length_are_few_tensors():
+    """Each length that is broadcast is declared, and stays so until the job ends."""
+    sent = {length: objects._rounded(length) for length in range(1, 1 << 18)}
+    assert all(length <= n <= length + max(length // 8, 63) for length, n in sent.items())
+    assert len(set(sent.values())) < 120
 
 
 def test_properties_of_codecs_and_models_come_from_the_library():

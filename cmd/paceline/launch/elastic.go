@@ -266,6 +266,7 @@ func (e *elastic) ended(x ended) {
 	}
 	p := e.alive[x.task]
 	delete(e.alive, x.task)
+	delete(e.numbers, x.task)
 	delete(e.tasks, n)
 	delete(e.waiting, n)
 	delete(e.watching, n)

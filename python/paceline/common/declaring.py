@@ -22,6 +22,8 @@ def declaring(process_set: ProcessSet) -> Iterator[Callable[[str], str]]:
     as for the loss of its root, gives the names back, and the next step declares the parameters again.
     """
     number, taken = process_set_number(process_set), []
+    for old in [key for key in list(_declared) if key[0] != engine.generation]:
+        _declared.pop(old, None)
 
     def name_of(parameter: str) -> str:
         name = f"value.{parameter}"

@@ -32,8 +32,8 @@ def broadcast_object(
     is_root = engine.rank() == root_rank
     payload = cloudpickle.dumps(obj) if is_root else b""
     length = _sent(len(payload).to_bytes(8, "little"), 8, root_rank, name and f"{name}.sz", process_set)
-    payload = _sent(payload, int.from_bytes(length, "little"), root_rank, name and f"{name}.t", process_set)
-    return obj if is_root else cloudpickle.loads(payload)
+    payload = _sent(payload, _rounded(int.from_bytes(length, "little")), root_rank, name and f"{name}.t", process_set)
+    return obj if is_root else cloudpickle.loads(payload)  # which ends where the pickle does
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -99,6 +99,12 @@ def greatest(number: int, name: str, process_set: ProcessSet = global_process_se
         options=_OPTIONS,
     )
     return synchronize(start([op], lambda _: memory.value, at_once=True))
+
+
+def _rounded(length: int) -> int:
+    """Up by an eighth at most: each length that is sent is declared and stays so."""
+    step = 1 << max(length.bit_length() - 4, 6)
+    return -(-length // step) * step
 
 
 def _sent(payload: bytes, length: int, root_rank: int, name: str | None, process_set: ProcessSet) -> bytes:

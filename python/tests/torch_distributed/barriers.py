@@ -48,5 +48,15 @@ try:
 except RuntimeError as e:
     assert re.search(r"tag 9\b", str(e)), e
 barrier()
+
+# What barriers leave in the store does not grow.
+store = dist.distributed_c10d._get_default_store()
+left = []
+for _ in range(5):
+    barrier()
+    dist.barrier()
+    left.append(store.num_keys())
+    dist.barrier()
+assert len(set(left)) == 1, left
 print(f"rank {rank} is done\n", end="", flush=True)
 dist.destroy_process_group()

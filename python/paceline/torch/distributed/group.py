@@ -71,6 +71,7 @@ class Group:
         self.count = 0  # calls so far
         self._collectives = 0  # operations of all ranks that the program itself has begun
         self._barriers = 0, 0  # how many were so at the last monitored barrier, and barriers there before it
+        self.answered = ""  # rank 0: where its answer at the last monitored barrier is, in the store
         self._closed = threading.Event()
         self.number = 0 if self.size == engine.size() else engine.find_process_set(self.ranks)
         self.key = f"{self.number}.{before}"  # the same on all ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from datetime import timedelta
 
@@ -39,6 +40,10 @@ def monitored_barrier(store: Store, group: Group, timeout: timedelta, wait_all_r
     store.set(f"{prefix}/0", why or _OK)
     if why:
         raise RuntimeError(why)
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # some stores keep all
+        for key in filter(None, [group.answered, *(f"{prefix}/{rank}" for rank in range(1, group.size))]):
+            store.delete_key(key)  # all have come, so all have read the answer before
+    group.answered = f"{prefix}/0"
 
 
 def _came(store: Store, key: str, until: float) -> bool:
