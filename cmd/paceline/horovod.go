@@ -67,8 +67,8 @@ for name in ("torch", "tensorflow", "mxnet", "paceline"): print(int(u.find_spec(
 			answers = strings.Fields(string(text))
 		}
 	}
-	mark := func(yes bool) string {
-		if yes {
+	mark := func(framework int) string {
+		if answers[framework] == "1" && answers[3] == "1" {
 			return "X"
 		}
 		return " "
@@ -77,8 +77,8 @@ for name in ("torch", "tensorflow", "mxnet", "paceline"): print(int(u.find_spec(
 
 Available Frameworks:
     [%s] PyTorch
-    [ ] TensorFlow
-    [ ] MXNet
+    [%s] TensorFlow
+    [%s] MXNet
 
 Available Controllers:
     [X] Paceline
@@ -92,5 +92,5 @@ Available Tensor Operations:
     [ ] CCL
     [ ] MPI
     [ ] Gloo
-`, version.String(), mark(answers[0] == "1" && answers[3] == "1"))
+`, version.String(), mark(0), mark(1), mark(2))
 }

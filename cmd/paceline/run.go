@@ -33,8 +33,8 @@ func runCommand() *cobra.Command {
 		Short: "Run a command as the workers of a job, here or on several hosts",
 		Long: `Run a command as the workers of a job, here or on several hosts.
 
-The flags are horovodrun's. The scheduler runs in the launcher, a server in every worker, and each run has a
-new secret.`,
+The flags are horovodrun's. The scheduler runs in the launcher, and a server in every worker, unless --servers or --num-servers
+is given. Each run has a new secret, unless PACELINE_JOB_SECRET or PACELINE_JOB_SECRET_FILE gives one.`,
 		Example: `  paceline run -np 4 python train.py
   paceline run -np 4 --horovod python train_with_horovod.py
   paceline run -H host1:2,host2:2 --servers host3,host4 python train.py`,

@@ -24,7 +24,7 @@ func topCommand() *cobra.Command {
 		Short: "Show the same as status, live; q ends it",
 		Long: `Show the same as status, live, until q, Ctrl-C or the end of the job.
 
-Rates are those of the last ten seconds. The ranks that do not answer or are furthest behind come first where the
+Rates are those of the last nine seconds. The ranks that do not answer or are furthest behind come first where the
 terminal has no room for all. Without a terminal the state is printed once.
 
 With --json each job's state is one line of JSON each second, with the time, with and without a terminal, until a signal or, of
