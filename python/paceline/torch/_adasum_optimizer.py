@@ -48,8 +48,8 @@ class AdasumOptimizer(GradientHooks):
         self._watch(self.param_groups[-1]["params"])
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Loads options and state; drops steps in flight."""
-        self._drop_in_flight()
+        """Loads options and state; waits for steps in flight and drops them."""
+        self._end_in_flight()
         super().load_state_dict(*args, **kwargs)
 
     def _reduce(self, p: torch.Tensor) -> None:

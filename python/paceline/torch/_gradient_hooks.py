@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import torch
@@ -86,6 +86,13 @@ class Once:
             self._store = self._result = None
             raise
         self._store = self._result = None
+
+    def end(self) -> None:
+        """Waits, and has nothing stored, also if the operation failed."""
+        if self._store is not None and self._wait is not None:
+            with suppress(RuntimeError, ValueError):
+                self._wait()
+        self._wait = self._store = self._result = None
 
 
 class GradientHooks(Distributed):
@@ -291,6 +298,15 @@ class GradientHooks(Distributed):
         self.backward_passes_per_step = passes
         for watched in self._watched.values():
             watched.left = passes
+
+    def _end_in_flight(self) -> None:
+        """Waits for the exchanges in flight, whose names are in use until then, and drops what comes of them."""
+        self._unfinished += self._take_in_flight()[1]
+        with self._finishing:
+            for wait in self._unfinished:
+                with suppress(RuntimeError, ValueError):
+                    (wait.end if isinstance(wait, Once) else wait)()
+        self._drop_in_flight()
 
     def _drop_in_flight(self) -> None:
         """Forgets the exchanges in flight: nobody waits for their results."""

@@ -213,13 +213,6 @@ class Batch:
         if abi.library().pl_poll(handle) != abi.OK and (failure := engine.wait([handle])) is not None:
             raise failure
 
-    def drop(self) -> None:
-        """Forgets the operations, of which the other ranks have theirs. They are released at shutdown."""
-        with self._lock:
-            if self._started:
-                _dropped.append(self._started)
-            self._begin()
-
 
 class Member:
     """One reduction of a batch, which is waited for alone when this is called."""
@@ -243,12 +236,4 @@ def _over_before() -> HorovodInternalError:
 
 
 _in_flight: set[Batch] = set()
-_dropped: list[list[torch.UntypedStorage]] = []  # memory to which the engine may still write
-
-
-def _over() -> None:
-    _in_flight.clear()
-    _dropped.clear()
-
-
-engine.at_shutdown(_over)
+engine.at_shutdown(_in_flight.clear)

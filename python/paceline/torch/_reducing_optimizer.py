@@ -108,12 +108,10 @@ class ReducingOptimizer(GradientHooks):
             p.grad = place.copy_(grad)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Loads options and state; drops reductions in flight."""
+        """Loads options and state; waits for reductions in flight and drops them."""
         self._start_collected()
-        self._drop_in_flight()
+        self._end_in_flight()
         self._unfit.clear()
-        self._take_reduced()
-        self._batch.drop()
         self._ready.clear()
         self._synchronized = False
         self._should_synchronize = True

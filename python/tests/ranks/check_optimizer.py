@@ -215,6 +215,21 @@ def test_adasum_drops_steps_in_flight_where_a_state_is_loaded(rank):
     hvd.barrier()
 
 
+@pytest.mark.parametrize("options", [{}, {"groups": 2}, {"op": hvd.Adasum}], ids=["plain", "groups", "Adasum"])
+def test_backward_can_follow_a_state_that_was_loaded_while_gradients_were_on_their_way(options, rank, size):
+    model = net()
+    optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), **options)
+    for step in range(4):
+        time.sleep(0.05 * (rank == size - 1))  # the others' gradients wait for it
+        loss_of(model, batch(rank, step)).backward()
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.zero_grad()
+    loss_of(model, batch(rank)).backward()
+    optimizer.step()
+    for p in model.parameters():
+        assert torch.equal(p, hvd.broadcast(p.detach(), 0))
+
+
 def test_parameters_added_later_are_reduced_too(rank, size):
     model, later = net(), torch.nn.Parameter(torch.zeros(3))
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
