@@ -74,6 +74,14 @@ struct pl_shared {
 
 extern struct pl_shared pl_shared;
 
+/* The engine's sockets (internal/forked). A child closes them: connections then end with this process. */
+enum { PL_SOCKETS = 4096 };
+extern struct pl_socket {
+  int32_t fd; /* and 1; 0 is a free place */
+  int32_t unused;
+  uint64_t cookie;
+} pl_sockets[PL_SOCKETS];
+
 #define PL_GET(field) __atomic_load_n(&(field), __ATOMIC_SEQ_CST)
 #define PL_SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_SEQ_CST)
 #define PL_SWAP(field, value) __atomic_exchange_n(&(field), value, __ATOMIC_SEQ_CST)

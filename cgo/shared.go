@@ -12,12 +12,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/paceline/paceline/internal/forked"
 	"github.com/paceline/paceline/worker"
 )
 
 // shared is the engine's side of what handles.h describes. Nothing here calls C, and no system call is one that Go's scheduler
 // hears of.
 var shared = &C.pl_shared
+
+func init() {
+	forked.Use(unsafe.Slice((*forked.Socket)(unsafe.Pointer(&C.pl_sockets)), C.PL_SOCKETS))
+}
 
 // request is operations to submit.
 type request = C.pl_request

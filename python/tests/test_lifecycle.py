@@ -213,6 +213,31 @@ def test_children_that_were_forked_do_not_keep_connections_up(tmp_path, transpor
         job.succeed()
 
 
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_a_killed_rank_is_noticed_though_children_that_it_forked_live_on(tmp_path, transport):
+    code = script("""
+        import signal, time
+        hvd.init()
+        hvd.allreduce(torch.ones(3))
+        if hvd.rank() == 1:
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)  # after that the connection ends anyway
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        start = time.monotonic()
+        try:
+            hvd.allreduce(torch.ones(3))
+            raise SystemExit("no error")
+        except hvd.HorovodInternalError as e:
+            assert "worker 1" in str(e), e
+        assert (took := time.monotonic() - start) < 20, took
+    """)
+    with Job(2, code, tmp_path, fresh=True, PACELINE_PEER_TIMEOUT="60", PACELINE_TRANSPORT=transport) as job:
+        ended = job.wait()
+    assert [end.status for end in ended] == [0, -9], ended
+
+
 def test_operations_from_several_threads(tmp_path):
     code = script("""
         import threading

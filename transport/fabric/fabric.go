@@ -28,6 +28,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/paceline/paceline/internal/forked"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/stream"
 )
@@ -123,7 +124,7 @@ func (n *network) Dial(ctx context.Context, address string) (transport.Conn, err
 		if err != nil {
 			return nil, err
 		}
-		return side{nc}, nil
+		return newSide(nc), nil
 	})
 }
 
@@ -135,7 +136,7 @@ func (l sides) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return side{nc}, nil
+	return newSide(nc), nil
 }
 
 func (l sides) Addr() net.Addr { return address{l.Listener.Addr()} }
@@ -146,6 +147,13 @@ func (l sides) Unwrap() net.Listener { return l.Listener }
 // side is a side connection, whose addresses are those of the transport.
 type side struct{ net.Conn }
 
+func newSide(nc net.Conn) side {
+	if c, ok := nc.(*net.TCPConn); ok {
+		forked.Note(c)
+	}
+	return side{nc}
+}
+
 func (s side) LocalAddr() net.Addr  { return address{s.Conn.LocalAddr()} }
 func (s side) RemoteAddr() net.Addr { return address{s.Conn.RemoteAddr()} }
 
@@ -153,6 +161,7 @@ func (s side) RemoteAddr() net.Addr { return address{s.Conn.RemoteAddr()} }
 func (s side) Close() error {
 	if c, ok := s.Conn.(*net.TCPConn); ok {
 		_ = c.CloseWrite()
+		forked.Forget(c)
 	}
 	return s.Conn.Close()
 }

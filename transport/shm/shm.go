@@ -104,7 +104,7 @@ func (t *network) Dial(ctx context.Context, address string) (transport.Conn, err
 		if err != nil {
 			return nil, err
 		}
-		return &socket{nc.(*net.UnixConn), addr(address)}, nil
+		return newSocket(nc.(*net.UnixConn), addr(address)), nil
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/paceline/paceline/internal/forked"
 	"github.com/paceline/paceline/transport"
 )
 
@@ -69,7 +70,7 @@ func (l listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &socket{nc, "a process"}
+	s := newSocket(nc, "a process")
 	if who, err := s.credentials(); err == nil {
 		s.peer = addr(fmt.Sprintf("process %d", who.Pid))
 	}
@@ -82,11 +83,17 @@ type socket struct {
 	peer addr
 }
 
+func newSocket(nc *net.UnixConn, peer addr) *socket {
+	forked.Note(nc)
+	return &socket{nc, peer}
+}
+
 func (s *socket) RemoteAddr() net.Addr { return s.peer }
 
 // Close ends the stream before it closes the socket, which a child that was forked has too.
 func (s *socket) Close() error {
 	_ = s.CloseWrite()
+	forked.Forget(s.UnixConn)
 	return s.UnixConn.Close()
 }
 

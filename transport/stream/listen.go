@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/paceline/paceline/core/admission"
+	"github.com/paceline/paceline/internal/forked"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/auth"
@@ -113,6 +114,9 @@ func (c Config) Listen(sockets ...net.Listener) *Listener {
 		unproved: admission.New[net.Conn](admission.Bounds{Total: limits.MaxUnproved, PerSource: limits.MaxUnprovedPerSource}, rand.IntN),
 	}
 	for _, s := range sockets {
+		if c := socketOf(s); c != nil {
+			forked.Note(c)
+		}
 		l.wg.Go(func() { l.serve(s) })
 	}
 	return l
@@ -177,14 +181,21 @@ type Wrapper interface{ Unwrap() net.Listener }
 // shut ends listening before the socket is closed: a child that was forked has it too, and connections to it would be made still. Their end is taken for that of
 // the process (transport.Listening).
 func shut(l net.Listener) {
-	if w, ok := l.(Wrapper); ok {
-		l = w.Unwrap()
-	}
-	if s, ok := l.(syscall.Conn); ok {
+	if s := socketOf(l); s != nil {
+		forked.Forget(s)
 		if raw, err := s.SyscallConn(); err == nil {
 			_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 		}
 	}
+}
+
+// socketOf is the socket of a listener, nil for none.
+func socketOf(l net.Listener) syscall.Conn {
+	if w, ok := l.(Wrapper); ok {
+		l = w.Unwrap()
+	}
+	s, _ := l.(syscall.Conn)
+	return s
 }
 
 func (l *Listener) closed() bool {

@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/paceline/paceline/internal/forked"
 )
 
 // maxVector is the number of buffers that the kernel accepts in one call (IOV_MAX).
@@ -45,6 +47,7 @@ func newSocket(c *net.TCPConn, patience time.Duration) (*socket, error) {
 	raw, err := c.SyscallConn()
 	s := &socket{TCPConn: c, raw: raw, patience: patience}
 	s.write, s.read = s.writeOnce, s.readOnce
+	forked.Note(c)
 	return s, err
 }
 
@@ -122,10 +125,11 @@ func (s *socket) WriteBuffers(buffers *net.Buffers) error {
 	}
 }
 
-// Close ends the stream before it closes the socket: a child that was forked has the descriptor too, and would keep the connection up for the peer. Where bytes came that
+// Close ends the stream before it closes the socket: a child that was forked has the descriptor too, if it was not listed, and would keep the connection up for the peer. Where bytes came that
 // nobody has read, the peer may hear of the end first and then of a reset, which Read tells as ECONNABORTED.
 func (s *socket) Close() error {
 	_ = s.CloseWrite()
+	forked.Forget(s.TCPConn)
 	return s.TCPConn.Close()
 }
 

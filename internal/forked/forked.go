@@ -1,0 +1,80 @@
+// Package forked lists the sockets of this process, for children that are forked and go on without exec. They have them too: connections to them would not end with this
+// process, and nobody could tell that it has.
+package forked
+
+import (
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Socket is an entry of the table, which a child reads (cgo/handles.c).
+type Socket struct {
+	fd     atomic.Int32 // and 1; 0 is a free place
+	_      int32
+	cookie uint64 // of the kernel: another file may have the descriptor, where nobody has called Forget
+}
+
+var (
+	mu    sync.Mutex
+	table []Socket
+)
+
+// Use has a table be kept, in memory that children can read. Without one nothing is.
+func Use(t []Socket) {
+	mu.Lock()
+	defer mu.Unlock()
+	table = t
+}
+
+// Note lists a socket. Beyond the table's places they are not.
+func Note(c syscall.Conn) {
+	control(c, func(fd int) {
+		cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+		if err != nil {
+			return
+		}
+		at := place(fd)
+		if at == nil {
+			at = place(-1)
+		}
+		if at != nil {
+			at.fd.Store(0)
+			at.cookie = cookie
+			at.fd.Store(int32(fd) + 1)
+		}
+	})
+}
+
+// Forget takes a socket from the list. It is called before the socket is closed.
+func Forget(c syscall.Conn) {
+	control(c, func(fd int) {
+		if at := place(fd); at != nil {
+			at.fd.Store(0)
+		}
+	})
+}
+
+// control calls f with the socket's descriptor, if it is open and there is a table.
+func control(c syscall.Conn, f func(fd int)) {
+	mu.Lock()
+	defer mu.Unlock()
+	if table == nil {
+		return
+	}
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { f(int(fd)) })
+	}
+}
+
+// place is the entry of a descriptor, a free one of -1.
+func place(fd int) *Socket {
+	for i := range table {
+		if table[i].fd.Load() == int32(fd)+1 {
+			return &table[i]
+		}
+	}
+	return nil
+}
