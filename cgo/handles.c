@@ -30,6 +30,7 @@ static pthread_key_t in_done; /* not NULL while the thread is within a pl_done_f
 
 static void in_child(void) {
   PL_SET(forked, 1);
+#ifdef SO_COOKIE
   int before = errno;
   for (int i = 0; i < PL_SOCKETS; i++) {
     int fd = PL_GET(pl_sockets[i].fd) - 1;
@@ -38,6 +39,7 @@ static void in_child(void) {
     if (fd >= 0 && !getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) && cookie == pl_sockets[i].cookie) close(fd);
   }
   errno = before;
+#endif
 }
 
 __attribute__((constructor)) static void on_load(void) {

@@ -78,14 +78,20 @@ func (h *Hosts) Unplug(i int) { h.ip("-n", h.hub(), "link", "set", fmt.Sprint("p
 // Replug ends Unplug.
 func (h *Hosts) Replug(i int) { h.ip("-n", h.hub(), "link", "set", fmt.Sprint("port", i), "up") }
 
-// Part takes some hosts from the switch to another one, with a pause after each: they reach each other, and nobody else.
-func (h *Hosts) Part(pause time.Duration, hosts ...int) {
+// Part takes some hosts from the switch to another one, with a pause between them: they reach each other, and nobody else. It returns for how long the first has not reached the last.
+func (h *Hosts) Part(pause time.Duration, hosts ...int) (took time.Duration) {
 	h.ip("-n", h.hub(), "link", "add", "br1", "type", "bridge")
 	h.ip("-n", h.hub(), "link", "set", "br1", "up")
-	for _, i := range hosts {
+	var began time.Time
+	for n, i := range hosts {
+		if n > 0 {
+			time.Sleep(pause)
+		} else {
+			began = time.Now()
+		}
 		h.ip("-n", h.hub(), "link", "set", fmt.Sprint("port", i), "master", "br1")
-		time.Sleep(pause)
 	}
+	return time.Since(began)
 }
 
 // hostTimeout is how long the peers of a job over several hosts may be silent.

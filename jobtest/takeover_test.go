@@ -132,7 +132,9 @@ func TestOneSideOfAPartedNetworkGoesOn(t *testing.T) {
 					}
 					if !parted && len(m.Results[rank]) == 10 {
 						parted = true
-						h.Part(c.pause, c.away...)
+						if took, most := h.Part(c.pause, c.away...), 1400*time.Millisecond; took > most { // TCP sends again after 0.2, 0.6, 1.4 and 3 s
+							t.Skipf("the first and the last did not reach each other for %v, %v at most: one may have given the other up", took, most)
+						}
 						if c.list {
 							f.MoveScheduler(func(*jobtest.Process) {}) // both run
 						}

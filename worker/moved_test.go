@@ -276,10 +276,16 @@ func TestAKeyMovesOnFromItsHeir(t *testing.T) {
 		m.sumCoded()
 		q := m.gets(0, wire.TypePush)
 		m.loses(0, false)
-		synctest.Wait()
-		heir := 1
-		for len(m.heard[heir]) == 0 {
-			heir++
+		heir := 0
+		for range 1000 {
+			time.Sleep(time.Millisecond) // what is pushed may wait for a batch
+			synctest.Wait()
+			if heir = slices.IndexFunc(m.heard[:], func(h chan heard) bool { return len(h) > 0 }); heir > 0 {
+				break
+			}
+		}
+		if heir < 1 {
+			m.t.Fatalf("server %d hears of it", heir)
 		}
 		m.sums(heir, m.gets(heir, wire.TypePush))
 		m.movesTensor(q.Tensor, 3-heir)

@@ -171,7 +171,7 @@ func (t *network) tune(nc net.Conn) (net.Conn, error) {
 		})
 	}
 	if err != nil {
-		nc.Close()
+		s.Close()
 		return nil, fmt.Errorf("setting up the connection with %v: %w", nc.RemoteAddr(), err)
 	}
 	return s, nil

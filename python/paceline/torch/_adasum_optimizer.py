@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -49,6 +49,9 @@ class AdasumOptimizer(GradientHooks):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Loads options and state; waits for steps in flight and drops them."""
+        with suppress(RuntimeError, ValueError):
+            for p in self._missing(self._in_flight) if self._in_flight else ():  # other ranks may have made these
+                self._reduce(p)
         self._end_in_flight()
         super().load_state_dict(*args, **kwargs)
 

@@ -84,7 +84,7 @@ class CrossBarrierOptimizer(ReducingOptimizer):
         return super().state_dict()
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Ends the last `step`, then loads options and state; drops reductions in flight."""
+        """Ends the last `step`, then loads options and state; waits for reductions in flight and drops them."""
         self.agree()
         super().load_state_dict(*args, **kwargs)
 

@@ -302,6 +302,8 @@ class GradientHooks(Distributed):
     def _end_in_flight(self) -> None:
         """Waits for the exchanges in flight, whose names are in use until then, and drops what comes of them."""
         self._unfinished += self._take_in_flight()[1]
+        self._made.clear()
+        self.set_backward_passes_per_step(self.backward_passes_per_step)
         with self._finishing:
             for wait in self._unfinished:
                 with suppress(RuntimeError, ValueError):

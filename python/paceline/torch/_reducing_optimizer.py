@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -109,12 +109,15 @@ class ReducingOptimizer(GradientHooks):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Loads options and state; waits for reductions in flight and drops them."""
-        self._start_collected()
-        self._end_in_flight()
+        with suppress(RuntimeError, ValueError):
+            self._backward_ended()
+            if self._exchanged() or self._ready:  # other ranks may have made the gradients that are missing here
+                self._start(self._missing(self._in_flight.keys() | set(self._reduced)))
         self._unfit.clear()
         self._ready.clear()
         self._synchronized = False
         self._should_synchronize = True
+        self._end_in_flight()
         super().load_state_dict(*args, **kwargs)
 
     def _hook(self, watched: Watched, ready: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:

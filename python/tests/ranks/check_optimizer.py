@@ -230,6 +230,17 @@ def test_backward_can_follow_a_state_that_was_loaded_while_gradients_were_on_the
         assert torch.equal(p, hvd.broadcast(p.detach(), 0))
 
 
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"op": hvd.Adasum}], ids=["plain", "groups", "Adasum"])
+def test_a_state_can_be_loaded_where_ranks_have_made_different_gradients(options, rank):
+    named = [(name, torch.nn.Parameter(torch.ones(3))) for name in ("of all", "of even ranks", "of odd ranks")]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p for _, p in named], lr=0.1), named, **options)
+    for _ in range(3):
+        (named[0][1] + named[1 + rank % 2][1]).sum().backward()
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.zero_grad()
+    hvd.barrier()
+
+
 def test_parameters_added_later_are_reduced_too(rank, size):
     model, later = net(), torch.nn.Parameter(torch.zeros(3))
     optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
