@@ -57,6 +57,20 @@ func Forget(c syscall.Conn) {
 	})
 }
 
+// Stream is a connection that can be ended before its socket is closed.
+type Stream interface {
+	syscall.Conn
+	CloseWrite() error
+	Close() error
+}
+
+// Close closes a socket that Note lists. The stream ends first, for a child that has the socket because it was not listed when that was forked.
+func Close(c Stream) error {
+	_ = c.CloseWrite()
+	Forget(c)
+	return c.Close()
+}
+
 // control calls f with the socket's descriptor, if it is open and there is a table.
 func control(c syscall.Conn, f func(fd int)) {
 	mu.Lock()

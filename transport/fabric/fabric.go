@@ -157,11 +157,10 @@ func newSide(nc net.Conn) side {
 func (s side) LocalAddr() net.Addr  { return address{s.Conn.LocalAddr()} }
 func (s side) RemoteAddr() net.Addr { return address{s.Conn.RemoteAddr()} }
 
-// Close ends the stream before it closes the socket, which a child that was forked has too.
+// Close implements net.Conn.
 func (s side) Close() error {
 	if c, ok := s.Conn.(*net.TCPConn); ok {
-		_ = c.CloseWrite()
-		forked.Forget(c)
+		return forked.Close(c)
 	}
 	return s.Conn.Close()
 }

@@ -90,12 +90,7 @@ func newSocket(nc *net.UnixConn, peer addr) *socket {
 
 func (s *socket) RemoteAddr() net.Addr { return s.peer }
 
-// Close ends the stream before it closes the socket, which a child that was forked has too.
-func (s *socket) Close() error {
-	_ = s.CloseWrite()
-	forked.Forget(s.UnixConn)
-	return s.UnixConn.Close()
-}
+func (s *socket) Close() error { return forked.Close(s.UnixConn) }
 
 // credentials are those of the process that has connected, or that listens.
 func (s *socket) credentials() (who *unix.Ucred, err error) {

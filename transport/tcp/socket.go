@@ -125,13 +125,8 @@ func (s *socket) WriteBuffers(buffers *net.Buffers) error {
 	}
 }
 
-// Close ends the stream before it closes the socket: a child that was forked has the descriptor too, if it was not listed, and would keep the connection up for the peer. Where bytes came that
-// nobody has read, the peer may hear of the end first and then of a reset, which Read tells as ECONNABORTED.
-func (s *socket) Close() error {
-	_ = s.CloseWrite()
-	forked.Forget(s.TCPConn)
-	return s.TCPConn.Close()
-}
+// Close ends the stream too. Where bytes came that nobody has read, the peer may hear of the end first and then of a reset, which Read tells as ECONNABORTED.
+func (s *socket) Close() error { return forked.Close(s.TCPConn) }
 
 // TryWrite implements stream.TryWriter by one writev on a socket that does not block.
 func (s *socket) TryWrite(buffers net.Buffers) (int, error) {

@@ -302,13 +302,13 @@ class GradientHooks(Distributed):
     def _end_in_flight(self) -> None:
         """Waits for the exchanges in flight, whose names are in use until then, and drops what comes of them."""
         self._unfinished += self._take_in_flight()[1]
-        self._made.clear()
+        self._made.clear()  # before it waits, for Ctrl-C: the next backward waits for what is left then
         self.set_backward_passes_per_step(self.backward_passes_per_step)
         with self._finishing:
             for wait in self._unfinished:
                 with suppress(RuntimeError, ValueError):
                     (wait.end if isinstance(wait, Once) else wait)()
-        self._drop_in_flight()
+            self._unfinished.clear()
 
     def _drop_in_flight(self) -> None:
         """Forgets the exchanges in flight: nobody waits for their results."""
