@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/rankset"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/wire"
@@ -106,13 +107,16 @@ func (r *round) unsettled() []int {
 
 // tellVotes tells workers who votes, for a scheduler that takes over.
 func (m *Machine) tellVotes(r *round, to ...*peer) {
+	if !r.moves() {
+		return
+	}
 	votes := &wire.Votes{Settled: rankset.Range(len(r.workers)).Minus(r.voters).Ranks()}
 	for rank, p := range r.workers {
 		if p.over {
 			votes.Ended = append(votes.Ended, rank)
 		}
 	}
-	if len(votes.Settled)+len(votes.Ended) == 0 || !r.moves() {
+	if len(votes.Settled)+len(votes.Ended) == 0 {
 		return
 	}
 	for _, p := range to {
@@ -125,9 +129,7 @@ func (m *Machine) tellVotes(r *round, to ...*peer) {
 // tellSomeVotes tells as many as hardly are lost at once. At the end of a job all leave, and each would hear of each.
 func (m *Machine) tellSomeVotes(r *round) {
 	there := r.in(present)
-	for _, rank := range there[:min(3, len(there))] {
-		m.tellVotes(r, r.workers[rank])
-	}
+	m.tellVotes(r, each.Of(there[:min(3, len(there))], func(rank int) *peer { return r.workers[rank] })...)
 }
 
 // learnVotes records what a worker of a restored round knows of that.
