@@ -327,17 +327,23 @@ func askSet(w *node.Worker, ranks []int, ask setRequest) (wire.ProcessSet, error
 	return set, ofSets(w, err)
 }
 
-// ofSets is the error of a call on process sets: of its arguments, or of a rank that does not make it.
+// ofSets is the error of a call on process sets: of its arguments, of a rank that does not make it, or of what has ended this engine.
 func ofSets(w *node.Worker, err error) error {
+	return setsError(w.Settings.Rank, w.Engine.Err(), err)
+}
+
+func setsError(rank int, broken, err error) error {
 	var refused *control.RefusedError
-	missed := errors.As(err, &refused) && refused.Missed || errors.Is(err, context.DeadlineExceeded)
-	switch lost := w.Engine.Err(); {
+	missed := errors.As(err, &refused) && refused.Missed
+	switch {
 	case err == nil:
 		return nil
-	case refused == nil && lost != nil: // why it was given up says more than that it was
-		return fmt.Errorf("a call on process sets on rank %d: %w", w.Settings.Rank, lost)
-	case missed:
-		return fmt.Errorf("%w on rank %d: %w", worker.ErrStall, w.Settings.Rank, err)
+	case refused != nil && !missed:
+		return invalid(err)
+	case broken != nil: // the scheduler tells of a loss before it refuses the calls that wait for that rank
+		return fmt.Errorf("a call on process sets on rank %d: %w", rank, broken)
+	case missed, errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w on rank %d: %w", worker.ErrStall, rank, err)
 	}
 	return invalid(err)
 }
