@@ -197,6 +197,51 @@ func TestRunInterruptedEndsWithTheSignalsCode(t *testing.T) {
 	}).check(t, 130, "", "")
 }
 
+// `| tee log` ends at Ctrl-C, and then nobody reads what the ranks still say.
+func TestRanksEndByThemselvesThoughNobodyReadsTheirOutputAnyMore(t *testing.T) {
+	c := command(t, "run", "sh", "-c", "trap 'echo saving; echo saving >&2; sleep 0.3; echo saved > saved; exit 0' INT; echo ready; while :; do sleep 0.05; done")
+	out, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Stdout, c.Stderr = in, in
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	in.Close()
+	late := time.AfterFunc(60*time.Second, func() { c.Process.Kill() })
+	defer late.Stop()
+	if _, err := out.Read(make([]byte, 100)); err != nil {
+		t.Error(err)
+	}
+	out.Close()
+	if err := c.Process.Signal(syscall.SIGINT); err != nil {
+		t.Error(err)
+	}
+	if err := c.Wait(); c.ProcessState.ExitCode() != 130 {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(c.Dir, "saved")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAJobOutlivesItsTerminalUnderNohup(t *testing.T) {
+	c := command(t, "run", "sh", "-c", "echo > ready; until [ -e go ]; do sleep 0.05; done; echo done")
+	c.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$SELF" "$@"`, "sh"}, c.Args[1:]...)
+	c.Path = "/bin/sh"
+	ready := filepath.Join(c.Dir, "ready")
+	if err := syscall.Mkfifo(ready, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, c, func() {
+		os.ReadFile(ready) // until the rank has written to it
+		c.Process.Signal(syscall.SIGHUP)
+		time.Sleep(300 * time.Millisecond) // so that it would have ended the job
+		os.WriteFile(filepath.Join(c.Dir, "go"), nil, 0o600)
+	}).check(t, 0, "done", "")
+}
+
 func TestEveryWorkerReachesTheSchedulerWithTheJobsSecret(t *testing.T) {
 	r := paceline(t, "run", "-np", "2", "sh", "-c", `PACELINE_TEST_COMMAND=1 exec "$SELF" status`)
 	r.check(t, 0, "[1]<stdout>:scheduler 127.0.0.1:", "")

@@ -23,6 +23,7 @@ type runOptions struct {
 	takeover   string
 	configFile string
 	checkBuild bool
+	untilEnd   bool
 	output     jsonSwitch
 }
 
@@ -61,10 +62,12 @@ is given. Each run has a new secret, unless PACELINE_JOB_SECRET or PACELINE_JOB_
 	f.BoolVar(&o.Verbose, "verbose", false, "show each started process, the address of the scheduler, and each minute how far the job is")
 	o.output.addAs(c, "print how the job went as JSON at its end, and the ranks' standard output to standard error; --json=`FILE` writes it to a file, and the output stays")
 	f.StringVar(&o.configFile, "config-file", "", "`file` with settings, in horovodrun's YAML; flags take precedence")
+	f.BoolVar(&o.untilEnd, "until-input-ends", false, "end the job when standard input ends, as at SIGTERM: for programs of whom the job is a part")
 	f.BoolVar(&o.checkBuild, "check-build", false, "show the capabilities of this build; also -cb")
 	o.elastic.add(f)
 	addHorovodFlags(f)
 	f.Lookup("network-interface").Hidden = true
+	f.Lookup("until-input-ends").Hidden = true
 	return c
 }
 
@@ -117,6 +120,9 @@ func (o *runOptions) run(c *cobra.Command, command []string) error {
 		return err
 	}
 	o.Quiet = !o.output.text()
+	if o.untilEnd {
+		o.Until = os.Stdin
+	}
 	report, err := launch.Run(o.Options)
 	if err != nil {
 		return byFlags(err, o.settingFlags(c.Flags()))

@@ -7,11 +7,11 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/paceline/paceline/cmd/paceline/launch"
+	"github.com/paceline/paceline/internal/signals"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/node/settings"
 )
@@ -51,6 +51,7 @@ func runScheduler(s settings.Settings) error {
 		return err
 	}
 	sched.Publish()
+	signals.OutliveReaders()
 	ctx, stop := untilSignal()
 	defer stop()
 	<-ctx.Done()
@@ -89,5 +90,5 @@ func settingsAs(role string, given ...fromFlag) (settings.Settings, error) {
 }
 
 func untilSignal() (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	return signal.NotifyContext(context.Background(), signals.Ending()...)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/paceline/paceline/internal/signals"
 	"github.com/paceline/paceline/node"
 )
 
@@ -31,6 +32,7 @@ The server of an elastic job leaves it empty, so that nothing is lost, and then 
 				}
 				listen = net.JoinHostPort(host, port)
 			}
+			signals.OutliveReaders()
 			ctx, stop := untilSignal()
 			defer stop()
 			context.AfterFunc(ctx, stop) // a second signal ends it at once

@@ -1,8 +1,14 @@
 """Functions in the processes of a job: horovod.run and paceline.runner.run."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
+from jobs import HANG_S
 
 from paceline.runner import run
 
@@ -39,6 +45,44 @@ def test_the_error_has_the_traceback_of_the_rank_that_failed(tmp_path):
 def test_a_job_that_cannot_start():
     with pytest.raises(RuntimeError, match="exit code"):
         run(fail_on_rank_1, num_proc=2, executable="/nowhere/python")
+
+
+PROGRAM = """
+import os, pathlib, sys, time
+from paceline.runner import run
+
+directory = pathlib.Path(sys.argv[1])
+
+def rank():
+    try:
+        (directory / f"pid.{os.environ['PACELINE_RANK']}").write_text(str(os.getpid()))
+        time.sleep(1000)
+    finally:
+        time.sleep(0.5)
+        (directory / f"saved.{os.environ['PACELINE_RANK']}").touch()
+
+run(rank, num_proc=2)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_job_ends_with_the_program_that_runs_it(number, tmp_path):
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + HANG_S
+
+    def wait(until):
+        while not until():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    ranks = [tmp_path / f"pid.{rank}" for rank in range(2)]
+    wait(lambda: all(rank.exists() and rank.read_text() for rank in ranks))
+    program.send_signal(number)
+    wait(lambda: not any(Path(f"/proc/{rank.read_text()}").exists() for rank in ranks))
+    said = program.communicate(timeout=HANG_S)[1]
+    assert program.returncode == -number, said
+    if number == signal.SIGINT:  # at SIGTERM Python ends without more
+        assert all((tmp_path / f"saved.{rank}").exists() for rank in range(2)), said
 
 
 def test_arguments():

@@ -31,8 +31,13 @@ func (e *Elastic) discover(ctx context.Context) ([]Host, error) {
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
 	out, err := cmd.Output()
+	if cmd.Process != nil {
+		e.bury(-cmd.Process.Pid)
+	}
 	var failed *exec.ExitError
 	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return nil, fmt.Errorf("--host-discovery-script %s was interrupted", e.Script)
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("--host-discovery-script %s has not ended after %v", e.Script, discoverTime)
 	case errors.As(err, &failed):
@@ -47,6 +52,11 @@ func (e *Elastic) discover(ctx context.Context) ([]Host, error) {
 		return nil, fmt.Errorf("--host-discovery-script %s: %w", e.Script, err)
 	}
 	return hosts, nil
+}
+
+// bury notes the group of a script that has ended. Of those that remain in such groups this process is the parent (adopt).
+func (e *Elastic) bury(group int) {
+	e.groups = slices.DeleteFunc(append(e.groups, group), func(g int) bool { return !orphans(g) })
 }
 
 // watch runs the script again and again, and sends the hosts whenever they are others, until stop is called. While the

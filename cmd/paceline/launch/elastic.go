@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/iface"
 	"github.com/paceline/paceline/internal/limits"
+	"github.com/paceline/paceline/internal/signals"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -30,6 +32,8 @@ type Elastic struct {
 	ResetLimit int              // rounds after the first; 0 for any number
 	Timeout    time.Duration    // how long the job may be without enough processes
 	Cooldown   [2]time.Duration // how long a host gets no new process after its first failure, and at most; 0 for good
+
+	groups []int // of scripts that have ended, where some may remain
 }
 
 // placeElastic checks the numbers, and finds the hosts from which the job starts.
@@ -47,8 +51,11 @@ func (j *maker) placeElastic(hosts []Host) error {
 	case e.Script != "" && (j.Hosts != "" || j.HostFile != ""):
 		return errors.New("--host-discovery-script finds the hosts: leave --hosts and --hostfile out")
 	case e.Script != "":
+		ctx, stop := signal.NotifyContext(context.Background(), signals.Ending()...)
 		var err error
-		if hosts, err = e.discover(context.Background()); err != nil {
+		hosts, err = e.discover(ctx)
+		stop()
+		if err != nil {
 			return err
 		}
 	case j.Hosts == "" && j.HostFile == "":
@@ -331,7 +338,7 @@ func (e *elastic) launch(place fleet.Place) {
 	}
 	var p *process
 	if err == nil {
-		if p, err = start(t, func(x Exit) { e.ends <- ended{t, x} }); err != nil {
+		if p, err = start(t, e.turns.of(t.Host), func(x Exit) { e.ends <- ended{t, x} }); err != nil {
 			t.Stdout.Close()
 			t.Stderr.Close()
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/core/fleet"
+	"github.com/paceline/paceline/internal/iface"
 )
 
 func TestHostsAreReadAsHorovodAndOpenMPIWriteThem(t *testing.T) {
@@ -89,6 +90,43 @@ func TestDiscovery(t *testing.T) {
 	}
 }
 
+func TestADiscoveryScriptThatIsGivenUpLeavesNothingBehind(t *testing.T) {
+	adopt()
+	e := &Elastic{Script: "sleep 1000 & sleep 1000"}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	if _, err := e.discover(ctx); err == nil || !strings.Contains(err.Error(), "was interrupted") {
+		t.Fatal(err)
+	}
+	e.Script = "echo a"
+	for deadline := time.Now().Add(20 * time.Second); ; { // another process's end cannot be waited for otherwise
+		if _, err := e.discover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if len(e.groups) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("processes of the groups %v are there still", e.groups)
+		}
+	}
+}
+
+// Many machines have their own name at a loopback address, in a form that os.Hostname does not give.
+func TestANameOfThisMachineDoesNotPutTheSchedulerOnLoopback(t *testing.T) {
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own, err := iface.Towards(name); err != nil || !iface.IsLoopback(own) {
+		t.Skipf("%s is at %s (%v) here", name, own, err)
+	}
+	j := maker{Options: Options{Env: map[string]string{}}, hostname: "other", workers: []Worker{{Host: name}}}
+	if own, err := j.ownAddress(); err == nil && iface.IsLoopback(own) {
+		t.Errorf("the others are told %s", own)
+	}
+}
+
 func TestHostsThatCannotBeAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"a:0":          `"0" slots of a host`,
@@ -161,7 +199,7 @@ func TestLocalRanksFollowSlots(t *testing.T) {
 }
 
 func TestOnlyVariablesThatMeanTheSameElsewhereAreExported(t *testing.T) {
-	got := Portable(map[string]string{"PATH": "p", "PYTHONPATH": "q", "HOME": "/", "SSH_AUTH_SOCK": "s", "BASH_FUNC_x%%": "f", "HOROVOD_X": "1", "2BAD": "", "HOSTNAME": "me"})
+	got := Portable(map[string]string{"PATH": "p", "PYTHONPATH": "q", "HOME": "/", "SSH_AUTH_SOCK": "s", "BASH_FUNC_x%%": "f", "HOROVOD_X": "1", "2BAD": "", "HOSTNAME": "me", "UID": "0"})
 	if fmt.Sprint(Lines(got)) != "[HOROVOD_X=1 PATH=p PYTHONPATH=q]" {
 		t.Fatal(got)
 	}

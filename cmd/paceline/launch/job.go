@@ -41,6 +41,7 @@ type run struct {
 	*Job
 	guard *guard
 	ends  chan ended
+	turns turns
 	alive map[*Task]*process
 
 	code    int         // exit code of the whole
@@ -111,7 +112,7 @@ func newRun(j *Job, guard *guard) *run {
 	if j.News == nil {
 		j.News = newInbox()
 	}
-	r := &run{Job: j, guard: guard, ends: make(chan ended), alive: map[*Task]*process{}, calm: true, next: time.NewTimer(0)}
+	r := &run{Job: j, guard: guard, ends: make(chan ended), turns: turns{}, alive: map[*Task]*process{}, calm: true, next: time.NewTimer(0)}
 	r.next.Stop()
 	return r
 }
@@ -126,7 +127,7 @@ func (r *run) start(signals <-chan os.Signal) {
 				return
 			default:
 			}
-			p, err := start(t, func(e Exit) { r.ends <- ended{t, e} })
+			p, err := start(t, r.turns.of(t.Host), func(e Exit) { r.ends <- ended{t, e} })
 			if err != nil {
 				r.Say("%v", err)
 				r.failed = append(r.failed, failure(t, nil, 127, err.Error()))

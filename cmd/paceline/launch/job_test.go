@@ -246,6 +246,61 @@ func TestBigOutputArrivesWhole(t *testing.T) {
 	})
 }
 
+// slow is a console that is not read for a while.
+type slow struct {
+	lines
+	once sync.Once
+}
+
+func (s *slow) Write(p []byte) (int, error) {
+	s.once.Do(func() { time.Sleep(drainTime + drainTime/4) })
+	return s.lines.Write(p)
+}
+
+func TestTheEndOfTheOutputArrivesHoweverSlowlyItIsRead(t *testing.T) {
+	inTheSameWay(t, func(t *testing.T, shell []string) {
+		t.Parallel()
+		b := newBench(t, shell, "seq 15000")
+		var out slow
+		b.job.Workers[0].Stdout = (&Console{Stdout: &out}).Stream("0", false, nil)
+		if code := b.run(); code != 0 || !strings.HasSuffix(out.String(), "[0]<stdout>:15000\n") {
+			t.Fatal(code, len(out.String()))
+		}
+	})
+}
+
+// sshd refuses connections where many have not said who they are (MaxStartups).
+func TestRemoteShellsOfOneHostComeAFewAtATime(t *testing.T) {
+	t.Setenv("DOOR", t.TempDir())
+	door := fmt.Sprintf(`touch $DOOR/$$; [ $(ls $DOOR | wc -l) -le %d ] || exit 255; sleep 0.1; rm $DOOR/$$; exec "$@"`, shellsAtOnce)
+	b := newBench(t, []string{"sh", "-c", door, "ssh"}, slices.Repeat([]string{"echo $$"}, 3*shellsAtOnce)...)
+	if r := b.report(); r.Code != 0 || strings.Count(b.stdout.String(), "\n") != 3*shellsAtOnce {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A signal finds some shells on their way, and others that are not to be started any more.
+func TestInterruptWhileRemoteShellsHaveNoTurnYet(t *testing.T) {
+	b := newBench(t, []string{"sh", "-c", `echo came >&2; exec sleep 1000`}, slices.Repeat([]string{"true"}, 2*shellsAtOnce)...)
+	b.signals <- syscall.SIGINT
+	if code := b.run(); code != 130 {
+		t.Error(code)
+	}
+	b = newBench(t, []string{"sh", "-c", `echo > $DOOR/$$; exec sleep 1000`}, slices.Repeat([]string{"true"}, 2*shellsAtOnce)...)
+	door := t.TempDir()
+	t.Setenv("DOOR", door)
+	come := func() int { there, _ := os.ReadDir(door); return len(there) }
+	go func() {
+		for come() < shellsAtOnce {
+			time.Sleep(5 * time.Millisecond)
+		}
+		b.signals <- syscall.SIGTERM
+	}()
+	if code := b.run(); code != 143 || come() != shellsAtOnce {
+		t.Errorf("code %d, %d shells came", code, come())
+	}
+}
+
 func TestWhatARankLeavesBehindIsEnded(t *testing.T) {
 	inTheSameWay(t, func(t *testing.T, shell []string) {
 		b := newBench(t, shell, "sleep 100 & echo $!")

@@ -106,7 +106,8 @@ func Portable(env map[string]string) map[string]string {
 	return kept
 }
 
-var ofThisHost = []string{"HOSTNAME", "HOST", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "MAIL", "TERM", "DISPLAY", "TMPDIR", "TMP", "TEMP", "LS_COLORS", "WINDOWID", "TTY"}
+var ofThisHost = []string{"HOSTNAME", "HOST", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "MAIL", "TERM", "DISPLAY", "TMPDIR", "TMP", "TEMP", "LS_COLORS", "WINDOWID", "TTY",
+	"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"} // where bash is sh, it ends at an export of one of these
 var ofThisLogin = []string{"SSH_", "XDG_", "DBUS_", "SUDO_", "TMUX", "STY", "SLURM_", "OMPI_", "PMIX_", "PMI_"}
 
 // exportable are the names that a shell can export.

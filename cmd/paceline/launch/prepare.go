@@ -3,13 +3,16 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/iface"
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/secret"
@@ -35,6 +38,7 @@ type Options struct {
 	Verbose           bool
 	Every             time.Duration                    // with Verbose: from one line about the job to the next; 0: a minute
 	Elastic           *Elastic                         // the job changes its size; nil: it does not
+	Until             io.Reader                        // its end ends the job as SIGTERM does: that of whose part the job is; nil for none
 	Say               func(format string, args ...any) // reports to the user
 }
 
@@ -148,7 +152,7 @@ func (j *maker) settle() error {
 	if err != nil {
 		return err
 	}
-	if err := node.CheckSettings(&s, len(j.workers), j.away() != ""); err != nil {
+	if err := node.CheckSettings(&s, len(j.workers), len(j.away()) > 0); err != nil {
 		return err
 	}
 	err = s.Complete()
@@ -169,19 +173,10 @@ func (j *maker) listenAddress() (string, error) {
 	return net.JoinHostPort(host, "0"), err
 }
 
-// away is the first other host of the job; "" if there is none.
-func (j *maker) away() string {
-	for _, w := range j.workers {
-		if !j.here(w.Host) {
-			return w.Host
-		}
-	}
-	for _, s := range j.servers {
-		if !j.here(s.host) {
-			return s.host
-		}
-	}
-	return ""
+// away are the other hosts of the job.
+func (j *maker) away() []string {
+	hosts := append(each.Of(j.workers, func(w Worker) string { return w.Host }), each.Of(j.servers, func(s serverPlace) string { return s.host })...)
+	return slices.Compact(slices.DeleteFunc(hosts, j.here))
 }
 
 func (j *maker) here(host string) bool { return iface.IsLocal(host, j.hostname) }

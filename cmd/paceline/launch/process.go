@@ -64,42 +64,32 @@ type process struct {
 	late      bool // it was given up because it does not run
 }
 
-// start runs the task; ended is called once, after its end and the end of its output.
-func start(t *Task, ended func(Exit)) (*process, error) {
+// start runs the task; ended is called once, after its end and the end of its output. A shell on another host has its turn first.
+func start(t *Task, turns chan struct{}, ended func(Exit)) (*process, error) {
 	p := &process{Task: t, began: time.Now(), safe: make(chan struct{})}
-	stdout, stderr := io.Writer(t.Stdout), io.Writer(t.Stderr)
+	var run func() Exit // waits for the end
 	if t.Shell == nil {
 		p.cmd = t.localCommand()
-	} else {
-		r, err := newRemote(t, p.pid.Store)
+		drain, err := p.run(t.Stdout, t.Stderr)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s on %s cannot be started: %w", t.Name, t.Host, t.noCommand(err))
 		}
-		p.remote, p.cmd = r, r.cmd
-		stdout, stderr = r.outputs()
-	}
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	drain, err := p.run(stdout, stderr)
-	if err != nil {
-		if p.remote == nil {
-			err = t.noCommand(err)
-		}
-		return nil, fmt.Errorf("%s on %s cannot be started: %w", t.Name, t.Host, err)
-	}
-	if p.remote == nil {
 		p.pid.Store(int64(p.cmd.Process.Pid))
+		run = func() Exit { return p.wait(drain) }
 	} else {
+		r := newRemote(t, turns, p.pid.Store)
+		p.remote, p.cmd = r, r.cmd
 		p.guarded()
-		p.remote.begin()
+		run = func() Exit {
+			drain, err := r.start(p)
+			if err != nil {
+				return Exit{Code: 127, Why: err.Error()}
+			}
+			return r.end(p.wait(drain))
+		}
 	}
 	go func() {
-		err := p.cmd.Wait()
-		p.clean()
-		drain()
-		exit := exitOf(p.cmd.ProcessState, err)
-		if p.remote != nil {
-			exit = p.remote.end(exit)
-		}
+		exit := run()
 		t.Stdout.Close()
 		t.Stderr.Close()
 		ended(exit)
@@ -107,9 +97,20 @@ func start(t *Task, ended func(Exit)) (*process, error) {
 	return p, nil
 }
 
+// wait waits for the end of a process and of its output.
+func (p *process) wait(drain func()) Exit {
+	err := p.cmd.Wait()
+	p.clean()
+	drain()
+	return exitOf(p.cmd.ProcessState, err)
+}
+
 // drainTime limits the wait for output after a process's end, in case a descendant outside of its group holds
 // the pipe open.
 const drainTime = 2 * time.Second
+
+// restTime is for the reading of what is there after that.
+const restTime = 50 * time.Millisecond
 
 // run starts the command with pipes for its output. drain waits until they are empty.
 func (p *process) run(stdout, stderr io.Writer) (drain func(), err error) {
@@ -127,6 +128,7 @@ func (p *process) run(stdout, stderr io.Writer) (drain func(), err error) {
 		readers, writers = append(readers, r), append(writers, w)
 	}
 	p.cmd.Stdout, p.cmd.Stderr = writers[0], writers[1]
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := p.cmd.Start(); err != nil {
 		for _, r := range readers {
 			r.Close()
@@ -137,7 +139,9 @@ func (p *process) run(stdout, stderr io.Writer) (drain func(), err error) {
 	for i, to := range []io.Writer{stdout, stderr} {
 		copies.Go(func() {
 			<-p.safe
-			io.Copy(to, readers[i])
+			if _, err := io.Copy(to, readers[i]); errors.Is(err, os.ErrDeadlineExceeded) {
+				rest(to, readers[i])
+			}
 		})
 	}
 	return func() {
@@ -152,6 +156,20 @@ func (p *process) run(stdout, stderr io.Writer) (drain func(), err error) {
 			r.Close()
 		}
 	}, nil
+}
+
+// rest copies what lies in a pipe, which is all that a process has left there that has ended, however slowly its output was read before.
+func rest(to io.Writer, from *os.File) {
+	const most = 1 << 20 // what others may make a pipe hold; a descendant may write on
+	buf := make([]byte, 64<<10)
+	for done := 0; done < most; {
+		from.SetReadDeadline(time.Now().Add(restTime))
+		n, err := from.Read(buf)
+		to.Write(buf[:n])
+		if done += n; err != nil {
+			return
+		}
+	}
 }
 
 // guarded lets the process's output be seen.

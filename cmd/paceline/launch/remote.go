@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -21,15 +22,19 @@ import (
 // process in a session of its own, then reads names of signals to forward to it. When its input ends,
 // because this side closes it or has died, it kills the session.
 type remote struct {
-	task  *Task
-	cmd   *exec.Cmd
-	input io.WriteCloser
-	words chan string   // to write to the input; closing it closes the input
-	over  chan struct{} // closed when the shell has ended
-	mark  string        // the line that announces the running process, with its pid
-	runs  func(pid int64)
+	task     *Task
+	cmd      *exec.Cmd
+	input    io.WriteCloser
+	words    chan string   // to write to the input; closing it closes the input
+	over     chan struct{} // closed when the shell has ended
+	mark     string        // the line that announces the running process, with its pid
+	runs     func(pid int64)
+	turns    chan struct{} // holds an element of each shell of the host that is on its way
+	arrived  func()        // ends its turn
+	unwanted chan struct{} // closed where the shell is not to be started any more
 
-	signals sync.Mutex // ending, and what is sent to words
+	signals sync.Mutex // ending, started, and what is sent to words
+	started bool
 	ending  bool
 
 	// Held while output is written, which lasts as long as whoever reads it likes: signals go on meanwhile.
@@ -42,10 +47,49 @@ type remote struct {
 // patience limits the time of a remote shell between the end of its input and its own end.
 const patience = 3 * time.Second
 
-func newRemote(t *Task, runs func(pid int64)) (*remote, error) {
-	cmd := exec.Command(t.Shell[0], append(slices.Clone(t.Shell[1:]), "sh")...)
-	input, err := cmd.StdinPipe()
-	return &remote{task: t, cmd: cmd, input: input, words: make(chan string, 16), over: make(chan struct{}), mark: "paceline-runs-" + rand.Text(), runs: runs}, err
+// shellsAtOnce bounds the shells of one host that are on their way: from 10 on sshd refuses some (MaxStartups 10:30:100).
+const shellsAtOnce = 8
+
+// turns are those of all hosts.
+type turns map[string]chan struct{}
+
+func (t turns) of(host string) chan struct{} {
+	if t[host] == nil {
+		t[host] = make(chan struct{}, shellsAtOnce)
+	}
+	return t[host]
+}
+
+func newRemote(t *Task, turns chan struct{}, runs func(pid int64)) *remote {
+	return &remote{
+		task: t, cmd: exec.Command(t.Shell[0], append(slices.Clone(t.Shell[1:]), "sh")...), words: make(chan string, 16), over: make(chan struct{}),
+		mark: "paceline-runs-" + rand.Text(), runs: runs, turns: turns, arrived: sync.OnceFunc(func() { <-turns }), unwanted: make(chan struct{}),
+	}
+}
+
+var errNotWanted = errors.New("was not started any more")
+
+// start starts the shell when its turn has come.
+func (r *remote) start(p *process) (drain func(), err error) {
+	select {
+	case r.turns <- struct{}{}:
+	case <-r.unwanted:
+		return nil, errNotWanted
+	}
+	r.signals.Lock()
+	defer r.signals.Unlock()
+	if r.ending {
+		err = errNotWanted
+	} else if r.input, err = r.cmd.StdinPipe(); err == nil {
+		drain, err = p.run(r.outputs())
+	}
+	if err != nil {
+		r.arrived()
+		return nil, err
+	}
+	r.started = true
+	r.begin()
+	return drain, nil
 }
 
 // begin sends the script, and from then on the signals, in the background: a host that does not answer
@@ -68,6 +112,9 @@ func (r *remote) signal(sig syscall.Signal) {
 	defer r.signals.Unlock()
 	switch {
 	case r.ending:
+	case !r.started:
+		r.ending = true
+		close(r.unwanted)
 	case sig != syscall.SIGKILL:
 		select {
 		case r.words <- signalName(sig) + "\n":
@@ -96,6 +143,7 @@ func signalName(sig syscall.Signal) string {
 // end translates the shell's end into that of the process.
 func (r *remote) end(shell Exit) Exit {
 	close(r.over)
+	r.arrived()
 	r.signal(syscall.SIGKILL) // ends begin's goroutine
 	r.output.Lock()
 	defer r.output.Unlock()
@@ -128,6 +176,7 @@ func (r remoteStdout) Write(p []byte) (int, error) {
 	}
 	pid, _ := strconv.ParseInt(string(line), 10, 64)
 	r.runs(pid)
+	r.arrived()
 	r.task.Stdout.Write(rest)
 	r.task.Stderr.Write(r.stderr)
 	r.begun, r.stdout, r.stderr = true, nil, nil

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/paceline/paceline/cmd/paceline/watch"
+	"github.com/paceline/paceline/internal/signals"
 	"github.com/paceline/paceline/internal/ticks"
 	"github.com/paceline/paceline/node"
 )
@@ -36,9 +37,16 @@ func Run(o Options) (Report, error) {
 }
 
 func (j *maker) run() (Report, error) {
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(signals)
+	heard := make(chan os.Signal, 4)
+	signal.Notify(heard, signals.Ending()...)
+	defer signal.Stop(heard)
+	signals.OutliveReaders()
+	if j.Until != nil {
+		go func() {
+			_, _ = io.Copy(io.Discard, j.Until)
+			heard <- syscall.SIGTERM
+		}()
+	}
 	address := j.settings.Scheduler
 	var e *elastic
 	launched := len(j.workers)
@@ -81,9 +89,9 @@ func (j *maker) run() (Report, error) {
 	}
 	job.Formed, job.News = formed, news
 	if e != nil {
-		return e.runJob(job, signals)
+		return e.runJob(job, heard)
 	}
-	return job.Run(signals), nil
+	return job.Run(heard), nil
 }
 
 // inbox is what the scheduler has told the launcher, in its order.

@@ -40,7 +40,7 @@ func (j *maker) rendezvous() (map[string]string, error) {
 func (j *maker) ownAddress() (string, error) {
 	away := j.away()
 	switch names := j.Env["PACELINE_INTERFACE"]; {
-	case away == "" && (j.Elastic == nil || names == ""): // elsewhere hosts may come later
+	case len(away) == 0 && (j.Elastic == nil || names == ""): // elsewhere hosts may come later
 		return iface.Loopback, nil
 	case names != "":
 		host, err := iface.Address(names)
@@ -49,9 +49,14 @@ func (j *maker) ownAddress() (string, error) {
 		}
 		return host, err
 	}
-	host, err := iface.Towards(away)
-	if err != nil {
-		err = fmt.Errorf("%w: give --network-interfaces those of this machine's interfaces or addresses that the hosts can reach", err)
+	for _, host := range away {
+		own, err := iface.Towards(host)
+		if err != nil {
+			return "", fmt.Errorf("%w: give --network-interfaces those of this machine's interfaces or addresses that the hosts can reach", err)
+		}
+		if !iface.IsLoopback(own) {
+			return own, nil
+		} // it is a name of this machine: many have their own at 127.0.1.1 in /etc/hosts
 	}
-	return host, err
+	return iface.Outward()
 }

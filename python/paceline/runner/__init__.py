@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 from paceline._absent import explain_absent_names, instead
+
+_END_S = 20  # more than the launcher gives its ranks
 
 
 def run(
@@ -120,18 +123,38 @@ def _run(call: Callable[[], Any], flags: list[str], python: str) -> list[Any]:
         raise RuntimeError("the command paceline is not on the PATH: install the package into this environment")
     with tempfile.TemporaryDirectory(prefix="paceline-run-") as directory:
         (Path(directory) / "call").write_bytes(cloudpickle.dumps(call))
-        job = subprocess.run(
-            [command, "run", *flags, python, "-m", "paceline.runner", directory],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-            check=False,
+        code = _finish(
+            # Its input ends with this process, however that ends. In a session of its own Ctrl-C reaches it once.
+            subprocess.Popen(
+                [command, "run", "--until-input-ends", *flags, python, "-m", "paceline.runner", directory],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
         )
         failed = min(Path(directory).glob("failed.*"), key=lambda path: path.stat().st_mtime_ns, default=None)
         if failed is not None:
             raise RuntimeError(f"rank {failed.suffix[1:]} failed:\n{failed.read_text()}")
-        if job.returncode:
-            raise RuntimeError(f"the job ended with exit code {job.returncode}; its output says why")
+        if code:
+            raise RuntimeError(f"the job ended with exit code {code}; its output says why")
         results = sorted(Path(directory).glob("result.*"), key=lambda path: int(path.suffix[1:]))
         return [cloudpickle.loads(path.read_bytes()) for path in results]
+
+
+def _finish(job: subprocess.Popen[bytes]) -> int:
+    """Waits for a job's end. At an exception, such as Ctrl-C, its ranks have some seconds to end by themselves."""
+    try:
+        return job.wait()
+    except BaseException as e:
+        job.send_signal(signal.SIGINT if isinstance(e, KeyboardInterrupt) else signal.SIGTERM)
+        try:
+            job.wait(_END_S)
+        finally:
+            job.kill()  # at a second Ctrl-C
+        raise
+    finally:
+        if job.stdin is not None:
+            job.stdin.close()
 
 
 explain_absent_names(__name__)
