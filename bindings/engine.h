@@ -5,6 +5,9 @@
 #define PACELINE_ENGINE_H
 
 #include <dlfcn.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "paceline.h"
 
@@ -33,6 +36,22 @@ static inline int engine_bind(void *library) {
                  engine.free
              ? 0
              : -1;
+}
+
+/* Writes why an operation has failed, as much as there is room for, and returns whether it says anything. */
+static inline bool engine_error(int32_t handle, char *text, size_t room) {
+  int64_t length = engine.error(handle, text, room);
+  if (length <= 0) return false;
+  if ((uint64_t)length < room) return true;
+  char *whole = malloc((size_t)length + 1);
+  if (!whole) return false;
+  engine.error(handle, whole, (uint64_t)length + 1);
+  size_t n = room - 1;
+  while (n > 0 && (whole[n] & 0xC0) == 0x80) n--; /* no part of a character */
+  memcpy(text, whole, n);
+  text[n] = 0;
+  free(whole);
+  return true;
 }
 
 #endif

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -22,6 +23,7 @@ enum { SPINS_NS = 30000, SLEEP_NS = 100000000, ERROR_BYTES = 8192 };
 
 struct pl_shared pl_shared = {.bell = -1};
 struct pl_socket pl_sockets[PL_SOCKETS];
+struct pl_memory pl_memory;
 
 static int forked;
 /* A key, not _Thread_local: Go's libraries use the static TLS block, which is small. */
@@ -30,16 +32,19 @@ static pthread_key_t in_done; /* not NULL while the thread is within a pl_done_f
 
 static void in_child(void) {
   PL_SET(forked, 1);
+  int before = errno, file = PL_GET(pl_memory.file) - 1;
+  if (file >= 0) {
+    mmap(pl_memory.at, pl_memory.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file, 0);
+  }
 #ifdef SO_COOKIE
-  int before = errno;
   for (int i = 0; i < PL_SOCKETS; i++) {
     int fd = PL_GET(pl_sockets[i].fd) - 1;
     uint64_t cookie;
     socklen_t size = sizeof cookie;
     if (fd >= 0 && !getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) && cookie == pl_sockets[i].cookie) close(fd);
   }
-  errno = before;
 #endif
+  errno = before;
 }
 
 __attribute__((constructor)) static void on_load(void) {

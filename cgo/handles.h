@@ -82,6 +82,14 @@ extern struct pl_socket {
   uint64_t cookie;
 } pl_sockets[PL_SOCKETS];
 
+/* The arena, which servers map. A child gets a copy of its own: what it writes is nobody else's. */
+extern struct pl_memory {
+  void *at;
+  uint64_t bytes;
+  int32_t file; /* and 1; 0 for none */
+  int32_t unused;
+} pl_memory;
+
 #define PL_GET(field) __atomic_load_n(&(field), __ATOMIC_SEQ_CST)
 #define PL_SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_SEQ_CST)
 #define PL_SWAP(field, value) __atomic_exchange_n(&(field), value, __ATOMIC_SEQ_CST)

@@ -186,6 +186,10 @@ func goResult(h C.int32_t, out *C.pl_output) C.int {
 		}
 	}
 	f.fetched = true
+	if len(f.out.Data) == 0 && f.out.Data != nil { // the rows of ranks that were lost meanwhile
+		C.pl_free(unsafe.Pointer(unsafe.SliceData(f.out.Data)))
+		f.out.Data = nil
+	}
 	writeOutput(out, size, C.pl_output{
 		data: unsafe.Pointer(unsafe.SliceData(f.out.Data)), bytes: C.uint64_t(len(f.out.Data)),
 		rows: f.crows, nrows: C.uint32_t(n), value: C.int32_t(f.out.Value),

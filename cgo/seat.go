@@ -9,8 +9,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
-	"os/signal"
 	"time"
 
 	"github.com/paceline/paceline/node"
@@ -31,9 +29,8 @@ func goSeat(text *C.char, buf *C.char, room C.uint64_t) C.int64_t {
 	if err := json.Unmarshal([]byte(C.GoString(text)), &in); err != nil {
 		return put(nil, fmt.Errorf("%w: request for a place: %w", worker.ErrInvalid, err), buf, room)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(in.Seconds*float64(time.Second)))
+	// No signal is listened for: it would be taken from the program, which has a thread in here for most of an elastic job.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(in.Seconds*float64(time.Second)))
 	defer cancel()
 	answer, err := node.AskSeat(ctx, in.Env, in.Ask)
 	if err != nil {

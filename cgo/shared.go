@@ -21,7 +21,7 @@ import (
 var shared = &C.pl_shared
 
 func init() {
-	forked.Use(unsafe.Slice((*forked.Socket)(unsafe.Pointer(&C.pl_sockets)), C.PL_SOCKETS))
+	forked.Use(unsafe.Slice((*forked.Socket)(unsafe.Pointer(&C.pl_sockets)), C.PL_SOCKETS), (*forked.Memory)(unsafe.Pointer(&C.pl_memory)))
 }
 
 // request is operations to submit.

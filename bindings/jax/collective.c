@@ -77,8 +77,9 @@ static xla_error *failure(const xla_api *api, int code, const char *message) {
   return api->error_create(&create);
 }
 
-/* The engine's error, with the name that it has outside of programs, by which elastic training knows it. */
-static xla_error *engine_failure(const xla_api *api, const char *message) {
+/* The engine's error. That of a loss has its name outside of programs, by which elastic training knows it. */
+static xla_error *engine_failure(const xla_api *api, int status, const char *message) {
+  if (status == PL_ERR_INVALID || status == PL_ERR_DUPLICATE) return failure(api, XLA_INVALID_ARGUMENT, message);
   char named[4200];
   snprintf(named, sizeof named, "HorovodInternalError: %s", message);
   return failure(api, XLA_INTERNAL, named);
@@ -137,35 +138,40 @@ static int fetch(call *c, uint32_t i, char *message, size_t room) {
   return -1;
 }
 
-/* Writes the message of a failure, and returns whether there is one. */
-static bool failed(call *c, char *message, size_t room) {
-  if (engine.submit(c->ops, c->count, c->handles) != PL_OK) {
+/* Does a call. Returns its status, and writes the message of one that fails. */
+static int perform(call *c, char *message, size_t room) {
+  int status = engine.submit(c->ops, c->count, c->handles);
+  if (status != PL_OK) {
     snprintf(message, room, "%s", engine.last_error());
-    return true;
+    return status;
   }
-  int status = engine.wait_all(c->handles, c->count, -1); /* of the first that failed; the engine bounds the wait */
-  bool failed = status != PL_OK, said = false;
+  status = engine.wait_all(c->handles, c->count, -1); /* of the first that failed; the engine bounds the wait */
+  bool said = false;
   for (uint32_t i = 0; i < c->count; i++) {
-    if (status != PL_OK && !said) said = engine.error(c->handles[i], message, room) > 0;
-    if (!failed && (c->ops[i].kind == PL_ALLGATHER || c->ops[i].kind == PL_ALLTOALL))
-      failed = fetch(c, i, message, room) != 0;
+    bool rows = c->ops[i].kind == PL_ALLGATHER || c->ops[i].kind == PL_ALLTOALL;
+    if (status != PL_OK) {
+      said = said || engine_error(c->handles[i], message, room);
+    } else if (rows && fetch(c, i, message, room) != 0) {
+      status = PL_ERR_MISMATCH;
+      said = true;
+    }
     engine.release(c->handles[i]);
   }
   if (status != PL_OK && !said) snprintf(message, room, "the engine failed with status %d", status);
-  return failed;
+  return status;
 }
 
 static void finish(call *c) {
   char message[4096];
   xla_future_call end = {offsetof(xla_future_call, error), NULL, c->future, NULL};
-  bool fails = failed(c, message, sizeof message);
-  if (fails) {
+  int status = perform(c, message, sizeof message);
+  if (status != PL_OK) {
     end.size = sizeof end;
-    end.error = engine_failure(c->api, message);
+    end.error = engine_failure(c->api, status, message);
   }
   const xla_api *api = c->api;
   free(c);
-  fails ? api->future_set_error(&end) : api->future_set_available(&end);
+  status != PL_OK ? api->future_set_error(&end) : api->future_set_available(&end);
 }
 
 static void *finisher(void *unused) {
@@ -303,7 +309,7 @@ static call *read_call(const xla_call *frame, const char **reason) {
     pl_op *op = &c->ops[i];
     op->sync = c->sync.model || c->sync.soft_park ? &c->sync : NULL;
     op->codec = c->codec.codec ? &c->codec : NULL;
-    op->pull_gate = op->kind == PL_ACCUMULATE && c->gate.threshold > 0 ? &c->gate : NULL;
+    op->pull_gate = op->kind == PL_ACCUMULATE && (c->gate.threshold > 0 || c->gate.decay > 0) ? &c->gate : NULL;
     op->held = op->kind == PL_ACCUMULATE ? &c->held : NULL;
   }
   return c;

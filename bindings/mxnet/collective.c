@@ -167,10 +167,10 @@ static void complete(call *c, const char *failure) {
 }
 
 static void ended(void *arg, int32_t handle, int32_t status) {
-  char message[4096] = "";
-  if (status != PL_OK) engine.error(handle, message, sizeof message);
+  char message[4096];
+  bool said = status != PL_OK && engine_error(handle, message, sizeof message);
   engine.release(handle);
-  complete(arg, status == PL_OK ? NULL : message[0] ? message : "the operation failed");
+  complete(arg, status == PL_OK ? NULL : said ? message : "the operation failed");
 }
 
 static void refused(post *p, int status, const char *message) {

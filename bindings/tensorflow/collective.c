@@ -161,8 +161,8 @@ static void ended(void *arg, int32_t handle, int32_t status) {
   m->handle = handle;
   if (status != PL_OK) {
     char message[sizeof c->error] = "";
-    engine.error(handle, message, sizeof message);
-    fail(c, status == PL_ERR_INVALID ? TF_INVALID_ARGUMENT : TF_UNKNOWN, message[0] ? message : "the operation failed");
+    bool said = engine_error(handle, message, sizeof message);
+    fail(c, status == PL_ERR_INVALID ? TF_INVALID_ARGUMENT : TF_UNKNOWN, said ? message : "the operation failed");
   } else if (!c->ops[m - c->members].output) {
     m->out.size = sizeof m->out;
     engine.result(handle, &m->out);
@@ -349,7 +349,7 @@ static call *start(const kernel *k, TF_Context *ctx, void *done) {
     ready = prepare(c, i, status);
     c->ops[i].sync = k->sync[0] ? &c->sync : NULL;
     c->ops[i].codec = k->codec[0] ? &c->codec : NULL;
-    c->ops[i].pull_gate = c->gate.threshold > 0 ? &c->gate : NULL;
+    c->ops[i].pull_gate = c->gate.threshold > 0 || c->gate.decay > 0 ? &c->gate : NULL;
   }
   ready = ready && (!alltoall || splits_of(c, status));
   if (!ready) fail(c, TF_GetCode(status), TF_Message(status));

@@ -1,11 +1,12 @@
-// Package forked lists the sockets of this process, for children that are forked and go on without exec. They have them too: connections to them would not end with this
-// process, and nobody could tell that it has.
+// Package forked lists what of this process children that are forked, and go on without exec, have too and must not: sockets, for connections to them would not end with this
+// process, and nobody could tell that it has; and memory that is shared with others, which they would write to.
 package forked
 
 import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,16 +18,36 @@ type Socket struct {
 	cookie uint64 // of the kernel: another file may have the descriptor, where nobody has called Forget
 }
 
+// Memory is memory that maps a file, of which a child gets a copy of its own at the same addresses.
+type Memory struct {
+	at    uintptr
+	bytes uint64
+	file  atomic.Int32 // its descriptor and 1; 0 for none
+	_     int32
+}
+
 var (
-	mu    sync.Mutex
-	table []Socket
+	mu     sync.Mutex
+	table  []Socket
+	shared *Memory
 )
 
-// Use has a table be kept, in memory that children can read. Without one nothing is.
-func Use(t []Socket) {
+// Use has a table be kept, and one memory, where children can read them. Without nothing is.
+func Use(t []Socket, m *Memory) {
 	mu.Lock()
 	defer mu.Unlock()
-	table = t
+	table, shared = t, m
+}
+
+// Share notes the memory. A file of -1 is for none, as before the descriptor is closed.
+func Share(memory []byte, file int) {
+	mu.Lock()
+	defer mu.Unlock()
+	if shared != nil {
+		shared.file.Store(0)
+		shared.at, shared.bytes = uintptr(unsafe.Pointer(unsafe.SliceData(memory))), uint64(len(memory))
+		shared.file.Store(int32(file) + 1)
+	}
 }
 
 // Note lists a socket. Beyond the table's places they are not.

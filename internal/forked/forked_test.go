@@ -18,8 +18,8 @@ func TestOpenSocketsAreListed(t *testing.T) {
 	a, b, c := open(), open(), open()
 	Note(a) // without a table
 	places := make([]Socket, 2)
-	Use(places)
-	t.Cleanup(func() { Use(nil) })
+	Use(places, nil)
+	t.Cleanup(func() { Use(nil, nil) })
 	listed := func() (n int) {
 		for i := range places {
 			if places[i].fd.Load() > 0 && places[i].cookie != 0 {

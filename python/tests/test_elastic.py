@@ -295,6 +295,29 @@ def test_an_exception_of_one_rank_is_a_lost_rank(tmp_path):
     assert "ValueError: boom" in job.text() and "[0]<stdout>:trained" in job.text()
 
 
+def test_ctrl_c_reaches_the_program_while_it_listens_for_hosts(tmp_path):
+    """A thread of it waits for the launcher's news in Go, where a listener for signals took them from Python."""
+    code = """
+        import os, signal, time, torch, paceline.torch as hvd
+        hvd.init()
+        @hvd.elastic.run
+        def train(state):
+            hvd.allreduce(torch.ones(3))
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        try:
+            train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, x=1))
+            print("went on")
+        except KeyboardInterrupt:
+            print("saved")
+    """
+    script = [sys.executable, "-c", textwrap.dedent(code)]
+    with Elastic(tmp_path, "-np", "2", "--min-np", "1", script=script) as job:
+        assert job.ended() == 0, job.text()
+    assert job.text().count("<stdout>:saved") == 2, job.text()
+
+
 def test_twenty_rounds_leave_nothing_behind(tmp_path):
     code = """
         import gc, os, torch, paceline.torch as hvd

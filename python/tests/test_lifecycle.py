@@ -188,6 +188,26 @@ def test_a_forked_child_gets_a_clear_error_and_data_loaders_work(tmp_path):
         job.succeed()
 
 
+def test_what_a_forked_child_writes_into_the_arena_is_its_own(tmp_path):
+    """Elsewhere fork copies memory as well. The second round has another file behind the arena."""
+    code = script("""
+        for _ in range(2):
+            hvd.init()
+            x = hvd.zeros_in_arena(1000).fill_(1.5)
+            hvd.allreduce_(x, op=hvd.Sum, name="in the arena")
+            child = os.fork()
+            if child == 0:
+                same = (x == 3).all()
+                x.fill_(-1)
+                os._exit(0 if same and (x == -1).all() else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert (x == 3).all(), x
+            hvd.shutdown()
+    """)
+    with Job(2, code, tmp_path, fresh=True) as job:
+        job.succeed()
+
+
 @pytest.mark.parametrize("transport", ["local", "tcp"])
 def test_children_that_were_forked_do_not_keep_connections_up(tmp_path, transport):
     """They have the sockets too, as workers of a DataLoader have: a shutdown waited for the peer timeout."""

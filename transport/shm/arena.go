@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/paceline/paceline/internal/forked"
 	"github.com/paceline/paceline/internal/limits"
 )
 
@@ -40,6 +41,7 @@ func NewArena() (*Arena, error) {
 		_ = unix.Close(file)
 		return nil, fmt.Errorf("no addresses for an arena of %d bytes: %w", limits.Arena, err)
 	}
+	forked.Share(memory, file)
 	return &Arena{memory: memory, file: file}, nil
 }
 
@@ -129,10 +131,15 @@ func (a *Arena) Renew() error {
 		}
 	}
 	if err == nil {
+		forked.Share(a.memory, -1)
 		_, err = unix.MmapPtr(file, 0, unsafe.Pointer(&a.memory[0]), limits.Arena, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE|unix.MAP_FIXED)
 	}
 	if err != nil {
 		_ = unix.Close(file)
+		file = a.file
+	}
+	forked.Share(a.memory, file)
+	if err != nil {
 		return fmt.Errorf("another file for the arena: %w", err)
 	}
 	_ = unix.Close(a.file)

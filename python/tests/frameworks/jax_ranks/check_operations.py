@@ -297,8 +297,25 @@ def test_ranks_that_disagree_get_an_error_and_go_on(rank, size):
         hvd.allreduce(jnp.ones(2 + rank), name="different")
     with pytest.raises(Exception, match=r'ranks disagree about "different\.jit'):
         jax.block_until_ready(jax.jit(lambda x: hvd.allreduce(x, name="different.jit"))(jnp.ones(2 + rank)))
+    long = "n" * 4090  # the message has more than a program's error holds
+    with pytest.raises(Exception, match=r"HorovodInternalError: ranks disagree about \"nnn"):
+        jax.block_until_ready(jax.jit(lambda x: hvd.allreduce(x, name=long))(jnp.ones(2 + rank)))
     same(hvd.allreduce(2.0), 2.0)
     same(jax.jit(hvd.allreduce)(2.0), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: hvd.broadcast(x, root_rank=hvd.size()), "root"),
+        (lambda x: hvd.allreduce(x, compression="nonsense"), "nonsense"),
+    ],
+)
+def test_wrong_arguments_within_a_program_are_no_loss(call, message):
+    """After a HorovodInternalError elastic training would go back to its last commit and do the same again."""
+    with pytest.raises(Exception, match=message) as failure:
+        jax.block_until_ready(jax.jit(call)(jnp.ones(3)))
+    assert "HorovodInternalError" not in str(failure.value)
 
 
 def test_join(rank, size):

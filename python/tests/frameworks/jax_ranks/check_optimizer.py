@@ -240,9 +240,9 @@ def test_ssp_0_equals_one_process(rank, size, x64):
     assert differences(optimizer.agree(ours), alone(optax.sgd(0.1), size)) < 1e-9
 
 
-def test_gates_where_the_servers_hold_the_parameters(rank, size):
-    gate = paceline.Significance(0.01)
-    optimizer = hvd.distributed_optimizer(optax.sgd(0.5), sync="ssp:1", gate=gate, pull_gate=gate)
+@pytest.mark.parametrize("gate", [paceline.Significance(0.01), paceline.Significance(0.0, decay=0.5)], ids=str)
+def test_gates_where_the_servers_hold_the_parameters(gate, rank, size):
+    optimizer = hvd.distributed_optimizer(optax.sgd(0.5), sync="ssp:1", gate=gate, pull_gate=gate, name=f"{gate}.")
     ours, _ = train(optimizer, new_parameters(dtype=np.float32), rank, size)
     assert_identical(optimizer.agree(ours))
 

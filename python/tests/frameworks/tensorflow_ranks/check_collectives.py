@@ -343,6 +343,8 @@ def test_what_ranks_disagree_about_is_an_error_that_names_it(rank):
         hvd.allreduce(tf.zeros([2 + rank]), name="disagree")
     with pytest.raises(tf.errors.UnknownError, match="disagree"):
         tf.function(lambda: hvd.allreduce(tf.zeros([2 + rank]), name="disagree too"))()
+    with pytest.raises(hvd.HorovodInternalError, match="disagree about"):  # as much of it as there is room for
+        hvd.allreduce(tf.zeros([2 + rank]), name="n" * 4000)
 
 
 def test_wrong_arguments():

@@ -121,6 +121,7 @@ def test_ranks_run_ahead_with_gates_and_codecs(rank, size):
     gate = paceline.Significance(0.001)
     trains(rank, size, sync="ssp:2", gate=gate, pull_gate=gate, compression="fp16")
     trains(rank, size, sync="ssp:2", gate=gate, backward_passes_per_step=2)
+    trains(rank, size, sync="ssp:2", pull_gate=paceline.Significance(0.0, decay=0.5))
 
 
 @pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
