@@ -77,8 +77,9 @@ func (c *blockwise) Answer() Codec { return c }
 // Difference is the codec without a residual. Where rounding to a multiple of the norm or of a few levels is
 // unbiased but noisy, the noise may exceed the difference: int8 or int4 of the same blocks replace it.
 func (c *blockwise) Difference() Codec {
+	noisy := c.kind == kindUniform && (c.norm != normMax || c.levels < int4Levels) || c.kind == kindNatural && c.levels == 1
 	switch {
-	case c.kind != kindUniform || c.norm == normMax && c.levels >= int4Levels:
+	case !noisy:
 		return newBlockwise(c.name, c.grid, false, c.otherwise, c.unbiased, c.parts...)
 	case c.levels >= 10:
 		return newInteger("int8", int8Levels, c.block, false)

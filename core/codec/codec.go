@@ -53,10 +53,10 @@
 // # NaN and infinity
 //
 // Nothing is dropped silently. none, fp16, bf16, topk, threshold and dgc carry NaN and infinity as
-// such (topk and dgc before everything else; at most as many at a time as they send). In codecs with
+// such (topk and dgc before everything else; what is more than they send is left out, not kept). In codecs with
 // a scale per block (int8, int4, qsgd, terngrad, natural, onebit) such an element makes its whole
 // block NaN; so does a scale that float32 does not hold. randomk makes the tensor NaN. The residual of
-// an element sent as NaN or infinity is 0, so that one bad step does not spoil the following ones.
+// an element that is NaN or infinite is 0 after that, so that one bad step does not spoil the following ones.
 //
 // # Wire formats
 //

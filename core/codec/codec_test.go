@@ -263,6 +263,32 @@ func TestWhatIsNotFiniteArrives(t *testing.T) {
 	}
 }
 
+// With a GradScaler whole gradients are infinite now and then: it drops that step, and goes on with a smaller scale.
+func TestOneBadStepDoesNotSpoilTheFollowingOnes(t *testing.T) {
+	const n = 3000
+	for _, setting := range settings {
+		c := mustParse(t, setting)
+		for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
+			x := gradient(rand.New(rand.NewPCG(12, 13)), n)
+			whole := slices.Clone(x)
+			for i := range whole[:n-1] {
+				whole[i] = bad
+			}
+			residual := make([]byte, c.ResidualBytes(n))
+			finite := func(f float32) bool { return f-f == 0 }
+			if v := decoded(t, c, n, encoded(c, whole, residual, Stream{})); !slices.ContainsFunc(v, func(f float32) bool { return !finite(f) }) {
+				t.Errorf("%s: nothing says that the gradient was %v", setting, bad)
+			}
+			for i, f := range decoded(t, c, n, encoded(c, x, residual, Stream{Iteration: 1})) {
+				if !finite(f) {
+					t.Errorf("%s: element %d is %v a step after %v", setting, i, f, bad)
+					break
+				}
+			}
+		}
+	}
+}
+
 func TestExtremeMagnitudesNeitherOverflowNorTurnAround(t *testing.T) {
 	for _, setting := range settings {
 		c := mustParse(t, setting)

@@ -44,6 +44,7 @@ func (c *dgc) Encode(dst, src, residual []byte, s Stream) int {
 	best.momentum(v, u, src, float32(c.m))
 	chosen := c.top(v, nil, c.at(n, s.Iteration))
 	defer c.pool.Put(chosen)
+	forget(chosen.numbers(), v, u)
 	size := writeSparse(dst, v, chosen.numbers(), true)
 	if dst[0] == formDense {
 		clear(u)

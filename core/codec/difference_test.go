@@ -41,7 +41,7 @@ func TestDifferencesLeadToTheTensor(t *testing.T) {
 	for i := range want {
 		want[i] = float32(random.NormFloat64())
 	}
-	for _, name := range append(Names(), "qsgd:levels=1", "qsgd:levels=100", "topk:0.05", "randomk:0.05,feedback=off", "terngrad:block=8192", "onebit:block=8192") {
+	for _, name := range append(Names(), "qsgd:levels=1", "qsgd:levels=100", "natural:levels=1", "topk:0.05", "randomk:0.05,feedback=off", "terngrad:block=8192", "onebit:block=8192") {
 		switch name {
 		case "threshold":
 			name += ":0.01"

@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
@@ -33,23 +34,23 @@ type lossless struct {
 	Codec
 	stage string
 	form  byte
-	enc   *zstd.Encoder // of zstd; both serve many goroutines
-	dec   *zstd.Decoder
 	pool  sync.Pool // of *[]byte: messages of the codec
 }
+
+// zstds are one encoder and one decoder for all tensors: each has memory, up to megabytes, for every goroutine that uses it at a time.
+var zstds = sync.OnceValues(func() (*zstd.Encoder, *zstd.Decoder) {
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false), zstd.WithWindowSize(windowBytes))
+	dec, other := zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0))
+	if err = cmp.Or(err, other); err != nil {
+		panic(fmt.Sprintf("codec: options of zstd: %v", err)) // they are constants
+	}
+	return enc, dec
+})
 
 func newLossless(c Codec, stage string) Codec {
 	l := &lossless{Codec: c, stage: stage, form: formS2}
 	if stage == "zstd" {
 		l.form = formZstd
-		var errs [2]error
-		l.enc, errs[0] = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false), zstd.WithWindowSize(windowBytes))
-		l.dec, errs[1] = zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true))
-		for _, err := range errs {
-			if err != nil {
-				panic(fmt.Sprintf("codec: options of zstd: %v", err)) // they are constants
-			}
-		}
 	}
 	return l
 }
@@ -105,7 +106,8 @@ func (l *lossless) compress(room, message []byte) []byte {
 	if l.form == formS2 {
 		return s2.Encode(room[:cap(room)], message)
 	}
-	return l.enc.EncodeAll(message, room[:0])
+	enc, _ := zstds()
+	return enc.EncodeAll(message, room[:0])
 }
 
 func (l *lossless) Decode(dst, message []byte) error {
@@ -142,7 +144,8 @@ func (l *lossless) decoded(dst, message []byte, next func(dst, message []byte) e
 // expand writes to the capacity of room.
 func (l *lossless) expand(room, message []byte) ([]byte, error) {
 	if l.form == formZstd {
-		return l.dec.DecodeAll(message, room)
+		_, dec := zstds()
+		return dec.DecodeAll(message, room)
 	}
 	size, err := s2.DecodedLen(message)
 	if err != nil {

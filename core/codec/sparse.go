@@ -3,6 +3,7 @@ package codec
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 )
 
 // The forms of a sparse message, its first byte.
@@ -53,6 +54,27 @@ func writeSparse(dst, x []byte, index []uint32, residual feedback) int {
 		index = index[count:]
 	}
 	return at
+}
+
+// forget makes residuals 0 wherever the first of them is not finite, if the message says that something is not: the rest of such a gradient would go out in each of the
+// next messages. index lists what is about to be sent, where that is not all.
+func forget(index []uint32, residual []byte, more ...[]byte) {
+	v := of[float32](residual)
+	finite := func(f float32) bool { return f-f == 0 }
+	if !slices.ContainsFunc(index, func(i uint32) bool { return !finite(v[i]) }) {
+		return
+	}
+	sent := 0
+	for i, f := range v {
+		if sent < len(index) && index[sent] == uint32(i) {
+			sent++
+		} else if !finite(f) {
+			v[i] = 0
+			for _, other := range more {
+				of[float32](other)[i] = 0
+			}
+		}
+	}
 }
 
 // sparseFault checks a message for n elements; it returns the fault, "" if there is none.

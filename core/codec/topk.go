@@ -30,5 +30,8 @@ func (c *topK) Encode(dst, src, residual []byte, s Stream) int {
 	x, add := c.sumIn(src, residual)
 	chosen := c.top(x, add, c.at(n, s.Iteration))
 	defer c.pool.Put(chosen)
+	if c.feedback {
+		forget(chosen.numbers(), x)
+	}
 	return writeSparse(dst, x, chosen.numbers(), c.feedback)
 }

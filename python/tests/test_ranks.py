@@ -16,7 +16,10 @@ CHECKS = sorted(RANKS.glob("check_*.py"))
 @pytest.mark.parametrize("size", [2, 4], ids=["2 ranks", "4 ranks"])
 @pytest.mark.parametrize("file", CHECKS, ids=[c.stem for c in CHECKS])
 def test_every_rank_passes(file, size, tmp_path, request):
-    env = request.getfixturevalue("device")[1] if file.stem == "check_device" else {}
+    passes(file, size, tmp_path, **(request.getfixturevalue("device")[1] if file.stem == "check_device" else {}))
+
+
+def passes(file, size, tmp_path, **env):
     # -x: after a failed check the ranks no longer run the same operations.
     argv = [RANKS / "run.py", tmp_path, "-x", "-q", "-p", "no:cacheprovider", file]
     with Job(size, argv, tmp_path, **env) as job:
@@ -32,3 +35,10 @@ def test_every_rank_passes(file, size, tmp_path, request):
         if not failed and (end.status or not cases):
             problems.append(f"rank {rank} ended with {end.status} after {len(cases)} checks:\n{end.output[-4000:]}")
     assert not problems, "\n\n".join(problems)
+
+
+def test_statistics_of_batches_travel_as_they_are(tmp_path):
+    """They are no gradients, and the number of values travels among them."""
+    rules = tmp_path / "rules.json"
+    rules.write_text('[{"names": ["*sync_batch_norm.*"], "min_bytes": 1, "codec": "int4"}]')
+    passes(RANKS / "check_batch_norm.py", 2, tmp_path, PACELINE_COMPRESSION=str(rules))

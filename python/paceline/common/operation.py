@@ -24,6 +24,10 @@ class Options:
     pull_gate: Significance | None = None  # held values
     authenticated: bool = False  # on every connection: for bytes that receivers unpickle
 
+    def of_gradient(self) -> Options:
+        """Those of the gradient of an operation with these: what is exact stays so on the way back."""
+        return PLAIN if self.codec == PLAIN.codec else DEFAULTS
+
     @functools.cached_property
     def pointers(self) -> tuple[Any, Any, Any]:
         """The structures of options in the order of pl_op, which operations share; None for the defaults."""
@@ -38,6 +42,7 @@ class Options:
 
 
 DEFAULTS = Options()
+PLAIN = Options(codec="none")  # also where the job has a codec: for what is no gradient
 
 
 @dataclasses.dataclass(frozen=True)

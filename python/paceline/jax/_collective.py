@@ -65,8 +65,8 @@ class Call:
     gated: bool = False  # the first array says which tensors are zeros, that are not sent
 
     def unnamed(self, count: int) -> Call:
-        """The same for so many other tensors, without names and coding: for gradients."""
-        return dataclasses.replace(self, names=(None,) * count, options=DEFAULTS)
+        """The same for so many other tensors, without names, and coded as the job says: for gradients."""
+        return dataclasses.replace(self, names=(None,) * count, options=self.options.of_gradient())
 
     def priority(self, place: int) -> int:
         """The priority of a tensor of the group."""

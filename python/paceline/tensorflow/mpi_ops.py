@@ -216,7 +216,8 @@ def exchange_changes(
 def _exchange_gradient(op: Any, *grads: Any) -> list[Any]:
     numbers = op.get_attr("numbers")
     if numbers[_KIND] == abi.ALLREDUCE:
-        return _exchange(_dense(op, grads), numbers, None, DEFAULTS)
+        options = Options(codec=tf.compat.as_str(op.get_attr("codec"))).of_gradient()
+        return _exchange(_dense(op, grads), numbers, None, options)
     averaged = _exchange(_dense(op, grads), _among(numbers, abi.ALLREDUCE), None, DEFAULTS)
     return averaged if engine.rank() == numbers[_ROOT] else [tf.zeros_like(g) for g in averaged]
 

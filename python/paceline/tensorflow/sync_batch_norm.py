@@ -51,5 +51,5 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
 def _mean(values: tf.Tensor, sums: tf.Tensor) -> tf.Tensor:
     """The mean of all ranks' values, of each channel. An elastic job may lose ranks from one sum to the next."""
-    total = allreduce(tf.concat([[values], sums], 0), op=Sum)
+    total = allreduce(tf.concat([[values], sums], 0), op=Sum, compression="none")
     return total[1:] / total[0]

@@ -15,7 +15,7 @@ from paceline.common import abi
 from paceline.common.compression import CompressionArgument, split
 from paceline.common.engine import engine
 from paceline.common.handles import start, synchronize, watch
-from paceline.common.operation import DEFAULTS, How, operation
+from paceline.common.operation import How, operation
 from paceline.common.operators import Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.torch._ops_async import (
@@ -37,7 +37,7 @@ class HorovodAllreduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, names: Sequence[str | None], how: How, *tensors: torch.Tensor) -> Any:
-        ctx.how = how._replace(options=DEFAULTS)
+        ctx.how = how._replace(options=how.options.of_gradient())
         parts = [reduction(t, False, n, how) for t, n in zip(tensors, names, strict=True)]
         return synchronize(start_group(parts, at_once=True))
 

@@ -9,8 +9,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.common.engine import engine
 from paceline.common.handles import synchronize
+from paceline.common.operation import PLAIN, How
 from paceline.common.operators import Sum
-from paceline.torch._ops_async import allgather_async, allreduce_async
+from paceline.torch._ops_async import allgather_async, reduction, start_group
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -87,7 +88,8 @@ def _mean_of_all(values: int, sums: torch.Tensor, name: str) -> tuple[torch.Tens
     It travels with each of the sums: an elastic job may lose ranks between them.
     """
     mine = torch.cat([sums.new_tensor([values]), sums.flatten()])
-    total = synchronize(allreduce_async(mine, name=f"sync_batch_norm.{name}", op=Sum))
+    part = reduction(mine, False, f"sync_batch_norm.{name}", How(Sum, options=PLAIN))
+    (total,) = synchronize(start_group([part], at_once=True))
     return total[1:].view(sums.shape) / total[0], total[0]
 
 

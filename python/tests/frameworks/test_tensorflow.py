@@ -63,6 +63,14 @@ def test_every_rank_passes(file, size, tmp_path):
     paceline_run(sys.executable, *argv, ranks=size)
 
 
+def test_statistics_of_batches_travel_as_they_are(tmp_path):
+    rules = tmp_path / "rules.json"
+    rules.write_text('[{"min_bytes": 1, "codec": "int4"}]')
+    file = TESTS / "frameworks" / "tensorflow_ranks" / "check_training.py"
+    argv = [TESTS / "ranks" / "run.py", tmp_path, "-x", "-q", "-p", "no:cacheprovider", file, "-k", "batch_normal"]
+    paceline_run(sys.executable, *argv, PACELINE_COMPRESSION=str(rules))
+
+
 def test_gates_among_four_ranks(tmp_path):
     file = TESTS / "frameworks" / "tensorflow_ranks" / "check_sync.py"
     argv = [TESTS / "ranks" / "run.py", tmp_path, "-x", "-q", "-p", "no:cacheprovider", file, "-k", "gate"]

@@ -14,14 +14,13 @@ from torch._C import _autograd
 
 from paceline.common import abi
 from paceline.common.engine import engine
-from paceline.common.operation import Options, operation
+from paceline.common.operation import PLAIN, Options, operation
 from paceline.torch.distributed import work
 from paceline.torch.distributed.callbacks import lane_name
 from paceline.torch.distributed.memory import Memory
 from paceline.torch.distributed.work import PacelineWork
 
 # The job's codecs are for gradients (ddp.py): what else a script sums is exact.
-_PLAIN = Options(codec="none")
 # PyTorch pickles objects to tensors of uint8, so what only moves such tensors is authenticated on every connection.
 _BYTES = Options(codec="none", authenticated=True)
 _MESSAGES = (abi.SEND, abi.RECEIVE)
@@ -111,7 +110,7 @@ class Group:
                 root=root if root == abi.ANY_RANK else self.ranks[root],
                 prescale=prescale,
                 splits=splits,
-                options=_BYTES if dtype == abi.UINT8 and kind in _MOVES else _PLAIN,
+                options=_BYTES if dtype == abi.UINT8 and kind in _MOVES else PLAIN,
             )
             if kind in _MESSAGES:
                 op.tag = self._tag | tag
