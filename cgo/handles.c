@@ -34,7 +34,10 @@ static void in_child(void) {
   PL_SET(forked, 1);
   int before = errno, file = PL_GET(pl_memory.file) - 1;
   if (file >= 0) {
-    mmap(pl_memory.at, pl_memory.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file, 0);
+    /* First without writing, of which memory may be limited: where that is refused, a write ends the child alone. */
+    void *at = mmap(pl_memory.at, pl_memory.bytes, PROT_READ, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file, 0);
+    if (at != MAP_FAILED) mprotect(at, pl_memory.bytes, PROT_READ | PROT_WRITE);
+    PL_SET(pl_memory.file, 0); /* fork copies it from now on */
   }
 #ifdef SO_COOKIE
   for (int i = 0; i < PL_SOCKETS; i++) {

@@ -48,6 +48,35 @@ func TestRanksThatDoNotComeAreNamedInAWarning(t *testing.T) {
 	})
 }
 
+func TestTensorsThatWaitForTheSameRanksAreOneWarning(t *testing.T) {
+	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+		heard := make(chan string, 100)
+		j := jobtest.Start(t, 2, network, jobtest.Stalls(50*time.Millisecond, 0), jobtest.Warnings(heard))
+		var ops [2][]worker.Op
+		for i := range 40 {
+			for rank := range ops {
+				ops[rank] = append(ops[rank], jobtest.Sum(fmt.Sprint("tensor ", i), 1000))
+			}
+		}
+		early, err := j.Submit(0, ops[0]...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.Hears(heard, "and 39 more have waited", "for ranks [1], which have not submitted them")
+		late, err := j.Submit(1, ops[1]...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range early {
+			for rank, done := range [][]chan jobtest.Result{early, late} {
+				if _, err := jobtest.Await(done[i], rank, ops[0][i].Name); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
 func TestAfterTheStallTimeEveryRankGetsAnErrorTheLateOneToo(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
 		for _, place := range []jobtest.Option{jobtest.Embedded, jobtest.Dedicated(2), jobtest.Pairs(2)} {

@@ -32,6 +32,7 @@ type book struct {
 	joining    *joinState
 	messages   messages
 	leaders    map[uint32]*declaration // first values of groups with supersteps, by tensor
+	dueOf      map[string]*lateRanks   // by the numbers of the ranks: of whom a warning is due
 	warned     map[string]time.Time    // when a server or this rank last warned of a stall
 	over       over                    // operations that have ended
 	suspension *wire.Suspension        // nil before an exchange had to begin again
@@ -46,7 +47,7 @@ type book struct {
 func newBook(cfg *Config) book {
 	return book{
 		cfg: cfg, names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, seen: map[nameID]struct{}{}, leaders: map[uint32]*declaration{},
-		warned: map[string]time.Time{}, policies: map[string]*policy.Policy{}, removed: map[uint32]struct{}{}, tuner: newTuner(cfg),
+		dueOf: map[string]*lateRanks{}, warned: map[string]time.Time{}, policies: map[string]*policy.Policy{}, removed: map[uint32]struct{}{}, tuner: newTuner(cfg),
 		host: cfg.Membership.Now().HostSums().Of(cfg.Rank), climbs: map[*operation]struct{}{},
 	}
 }

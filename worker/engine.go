@@ -379,7 +379,36 @@ func (e *Engine) Stalled(s wire.Stall) {
 	if again := e.warns(s.Name); again || len(s.Waiting) > 0 && s.Waiting[0] != e.cfg.Rank {
 		return
 	}
-	e.cfg.Log.Warn(fmt.Sprintf("%q has waited %.0f s for ranks %v, which have not submitted it", s.Name, s.Seconds, s.Missing))
+	of := fmt.Sprint(s.Missing)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if one := e.dueOf[of]; one != nil {
+		one.others++
+		return
+	}
+	e.dueOf[of] = &lateRanks{first: s}
+	time.AfterFunc(sameRanks, func() { e.warnOf(of) })
+}
+
+// sameRanks is for how long tensors that wait for the same ranks are gathered into one warning.
+const sameRanks = time.Second
+
+// lateRanks are ranks of which a warning is due: what has waited for them first, and how many others.
+type lateRanks struct {
+	first  wire.Stall
+	others int
+}
+
+func (e *Engine) warnOf(ranks string) {
+	e.mu.Lock()
+	one := e.dueOf[ranks]
+	delete(e.dueOf, ranks)
+	e.mu.Unlock()
+	who, what := "has", "it"
+	if one.others > 0 {
+		who, what = fmt.Sprintf("and %d more have", one.others), "them"
+	}
+	e.cfg.Log.Warn(fmt.Sprintf("%q %s waited %.0f s for ranks %s, which have not submitted %s", one.first.Name, who, one.first.Seconds, ranks, what))
 }
 
 // Lost ends the round on this rank: a peer is gone.

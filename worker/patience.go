@@ -126,8 +126,9 @@ func (e *Engine) warnedOf(o *operation) time.Duration {
 func (e *Engine) warns(name string) (again bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	again = time.Since(e.warned[name]) < sameStall
-	e.warned[name] = time.Now()
+	if again = time.Since(e.warned[name]) < sameStall; !again {
+		e.warned[name] = time.Now()
+	}
 	return again
 }
 

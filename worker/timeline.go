@@ -46,6 +46,7 @@ type traceRow struct {
 
 // StartTimeline begins to write the timeline to path. One that is being written is ended before.
 func (e *Engine) StartTimeline(path string) error {
+	e.StopTimeline() // it may be the same file
 	f, err := os.Create(path)
 	if err != nil {
 		return fmt.Errorf("%w: timeline: %w", ErrInvalid, err)
@@ -81,8 +82,8 @@ func (t *timeline) Ended(o Observed, exchanges []Exchange, err error) {
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.out.f == nil {
-		return // closed meanwhile
+	if t.out.f == nil || o.Submitted.Before(t.start) { // closed meanwhile, or of the timeline before
+		return
 	}
 	own := t.out.lane(o.Name, 0, o.Submitted, now)
 	t.slice(own, o.Kind.String(), o.Submitted, now, args)
@@ -122,13 +123,16 @@ func (t *timeline) exchange(row int, x Exchange) {
 		t.stage(row, wait, s.Moved, s.Answered)
 		return
 	}
-	sent := s.Sent
-	if sent.IsZero() || sent.After(s.Arrived) { // the answer overtook the end of sending
-		sent = s.Arrived
+	sent, arrived := s.Sent, s.Arrived
+	if arrived.IsZero() { // the sum is where the tensor is: nothing has to be received
+		arrived = s.Received
+	}
+	if sent.IsZero() || sent.After(arrived) { // the answer overtook the end of sending
+		sent = arrived
 	}
 	t.stage(row, "send", s.Moved, sent)
-	t.stage(row, wait, sent, s.Arrived)
-	t.stage(row, "receive", s.Arrived, s.Received)
+	t.stage(row, wait, sent, arrived)
+	t.stage(row, "receive", arrived, s.Received)
 	t.stage(row, "decode", s.Received, s.Answered)
 }
 

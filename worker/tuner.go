@@ -54,8 +54,9 @@ type tuner struct {
 	since   time.Time
 	before  int64 // bytes when it began
 
-	asked   bool          // the allreduce has been submitted
-	decided chan struct{} // closed when the running phase has been decided
+	measured bool          // a trial has had a rate
+	asked    bool          // the allreduce has been submitted
+	decided  chan struct{} // closed when the running phase has been decided
 }
 
 // sample is what was measured of one trial.
@@ -92,9 +93,10 @@ func (t *tuner) begin() {
 	t.samples, t.trial, t.asked, t.decided = make([]sample, len(t.search.Trials())), -1, false, make(chan struct{})
 }
 
-// tuned reports whether the tensor of an operation takes part: named sums of all ranks, which wait for all.
+// tuned reports whether the tensor of an operation takes part: named sums of all ranks, which wait for all. None of what is declared to be plain does, as statistics
+// of batches are: one name of those has many uses in a step, and the uses of a name count the steps.
 func (o *Op) tuned() bool {
-	return o.Kind == units.Allreduce && o.Name != "" && o.Name != tuningName && o.Set.ID == 0 && o.ReduceOp != units.Adasum && o.Sync == (options.Sync{})
+	return o.Codec != "none" && o.Kind == units.Allreduce && o.Name != "" && o.Name != tuningName && o.Set.ID == 0 && o.ReduceOp != units.Adasum && o.Sync == (options.Sync{})
 }
 
 // cut is the partition size of an operation with its count; 0 is the job's own. What it asks for is known: pace has waited.
@@ -262,6 +264,7 @@ func (e *Engine) decide(t *tuner, sums []byte, err error) {
 		rates = append(rates, rate)
 	}
 	e.mu.Lock()
+	t.measured = t.measured || slices.Max(append(rates, 0)) > 0
 	phase, trials := t.search.Phase(), t.search.Trials()
 	t.search.Decide(rates)
 	decided, over, best, speedup := t.decided, t.search.Over(), t.search.Best(), t.search.Speedup()
@@ -273,7 +276,9 @@ func (e *Engine) decide(t *tuner, sums []byte, err error) {
 	}
 	if over && current && err == nil {
 		outcome := "nothing was faster than the job's own settings"
-		if best != t.cfg.Start {
+		if !t.measured {
+			outcome = "nothing was measured: a named sum is used more often than the greatest, by whose uses steps are counted"
+		} else if best != t.cfg.Start {
 			outcome = fmt.Sprintf("%.2f times as fast as with the job's own settings", speedup)
 		}
 		e.cfg.Log.Info(fmt.Sprintf("autotuning has ended, %s: %v", outcome, best))

@@ -25,7 +25,7 @@ var settingFlags = []horovodFlag{
 	{"start-timeout", "seconds", "PACELINE_START_TIMEOUT", nil, "how long the ranks wait for each other at the start"},
 	{"fusion-threshold-mb", "MB", "PACELINE_FUSION_BYTES", fusionBytes, "small tensors travel together up to this size; 0 sends each alone"},
 	{"timeline-filename", "file", "PACELINE_TIMELINE", nil, "write a Chrome trace: rank 0 to file.json, rank 1 to file.1.json, and so on"},
-	{"no-stall-check", "", "PACELINE_STALL_WARNING", onlyIf("0"), "never warn of tensors that wait for ranks"},
+	{"no-stall-check", "", "PACELINE_STALL_WARNING", onlyIf("0"), "never warn of tensors that wait for ranks, nor end them"},
 	{"stall-check-warning-time-seconds", "seconds", "PACELINE_STALL_WARNING", nil, "warn of a tensor that waits for ranks after this time"},
 	{"stall-check-shutdown-time-seconds", "seconds", "PACELINE_STALL_SHUTDOWN", nil, "end it with an error after this time; 0 for never"},
 	{"autotune", "", "PACELINE_AUTOTUNE", nil, "search for the fastest partition size, credit, batch and connections while training runs"},
@@ -88,6 +88,9 @@ func settingsOf(flags *pflag.FlagSet) (map[string]string, error) {
 		if value != "" {
 			env[f.setting] = value
 		}
+	}
+	if flags.Lookup("no-stall-check").Value.String() == "true" { // Horovod neither warns then nor ends anything, whatever the times are
+		env["PACELINE_STALL_WARNING"], env["PACELINE_STALL_SHUTDOWN"] = "0", "0"
 	}
 	return env, nil
 }

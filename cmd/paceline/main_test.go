@@ -226,6 +226,18 @@ func TestRanksEndByThemselvesThoughNobodyReadsTheirOutputAnyMore(t *testing.T) {
 	}
 }
 
+func TestASignalWhileHostsAreDiscoveredEndsTheRun(t *testing.T) {
+	c := command(t, "run", "--min-np", "1", "--host-discovery-script", "echo > ready; sleep 1000", "true")
+	ready := filepath.Join(c.Dir, "ready")
+	if err := syscall.Mkfifo(ready, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, c, func() {
+		os.ReadFile(ready) // until the script has written to it
+		c.Process.Signal(syscall.SIGINT)
+	}).check(t, 130, "", "was broken off: signal 2")
+}
+
 func TestAJobOutlivesItsTerminalUnderNohup(t *testing.T) {
 	c := command(t, "run", "sh", "-c", "echo > ready; until [ -e go ]; do sleep 0.05; done; echo done")
 	c.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$SELF" "$@"`, "sh"}, c.Args[1:]...)

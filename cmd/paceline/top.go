@@ -147,6 +147,9 @@ func (j *jobChoice) follow(ctx context.Context, args []string, targets []watch.T
 		case <-ctx.Done():
 			return false, nil
 		}
+		if targets[0].Job == nil { // an address that was given, not one that was found
+			continue
+		}
 		if targets, err = j.targets(args); err != nil {
 			return true, nil
 		}

@@ -3,6 +3,7 @@ package codec
 import (
 	"cmp"
 	"fmt"
+	"runtime"
 	"sync"
 
 	"github.com/klauspost/compress/s2"
@@ -39,8 +40,8 @@ type lossless struct {
 
 // zstds are one encoder and one decoder for all tensors: each has memory, up to megabytes, for every goroutine that uses it at a time.
 var zstds = sync.OnceValues(func() (*zstd.Encoder, *zstd.Decoder) {
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false), zstd.WithWindowSize(windowBytes))
-	dec, other := zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(0))
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false), zstd.WithWindowSize(windowBytes), zstd.WithEncoderConcurrency(runtime.NumCPU()))
+	dec, other := zstd.NewReader(nil, zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderConcurrency(runtime.NumCPU()))
 	if err = cmp.Or(err, other); err != nil {
 		panic(fmt.Sprintf("codec: options of zstd: %v", err)) // they are constants
 	}

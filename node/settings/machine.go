@@ -101,6 +101,15 @@ func TimelinePath(path string, rank int) string {
 	return fmt.Sprintf("%s.%d%s", strings.TrimSuffix(path, ext), rank, ext)
 }
 
+// roundPath is the file of a round of a job that changes its size: trace.json, and trace.round2.json later. What the one before has written stays.
+func roundPath(path string, round uint64) string {
+	if path == "" || round < 2 {
+		return path
+	}
+	ext := filepath.Ext(path)
+	return fmt.Sprintf("%s.round%d%s", strings.TrimSuffix(path, ext), round, ext)
+}
+
 // memoryBytes is the memory of this machine, or of this container if that is less.
 func memoryBytes() int64 {
 	total := int64(4 << 30) // if the system does not say

@@ -111,7 +111,8 @@ func FromEnv(env map[string]string) (Settings, []string, error) {
 	if err := errors.Join(problems...); err != nil {
 		return Settings{}, warnings, err
 	}
-	s.Timeline = TimelinePath(s.Timeline, s.Rank)
+	s.Timeline = TimelinePath(roundPath(s.Timeline, s.ElasticRound), s.Rank)
+	s.AutotuneLog = roundPath(s.AutotuneLog, s.ElasticRound)
 	if err := errors.Join(rendezvous(&s, env), agree(&s)); err != nil {
 		return Settings{}, warnings, err
 	}

@@ -159,7 +159,7 @@ func TestHorovodSettingsAreHonoured(t *testing.T) {
 	if s := read(t, env{"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a.csv", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "7"}); !s.Autotune || s.AutotuneLog != "a.csv" || s.AutotuneSteps != 7 || s.AutotuneWarmup != 3 {
 		t.Fatal(s.Autotune, s.AutotuneLog, s.AutotuneSteps, s.AutotuneWarmup)
 	}
-	if s := read(t, env{"HOROVOD_STALL_CHECK_DISABLE": "1"}); s.StallWarning != 0 {
+	if s := read(t, env{"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "240"}); s.StallWarning != 0 || s.StallShutdown != 0 {
 		t.Fatal(s.StallWarning)
 	}
 	if s := read(t, env{"HOROVOD_STALL_CHECK_DISABLE": "0", "HOROVOD_STALL_CHECK_TIME_SECONDS": "7"}); s.StallWarning != 7*time.Second {
@@ -345,6 +345,10 @@ func TestEachRankHasItsOwnTimeline(t *testing.T) {
 	s := read(t, env{"RANK": "1", "WORLD_SIZE": "2", "PACELINE_SCHEDULER": "127.0.0.1:9", "PACELINE_TIMELINE": "t.json"})
 	if s.Timeline != "t.1.json" {
 		t.Error(s.Timeline)
+	}
+	s = read(t, env{"RANK": "1", "WORLD_SIZE": "2", "PACELINE_SCHEDULER": "127.0.0.1:9", "PACELINE_TIMELINE": "t.json", "PACELINE_AUTOTUNE_LOG": "log", "PACELINE_ELASTIC_ROUND": "3"})
+	if s.Timeline != "t.round3.1.json" || s.AutotuneLog != "log.round3" {
+		t.Error(s.Timeline, s.AutotuneLog)
 	}
 }
 

@@ -172,7 +172,7 @@ var table = []row{
 		"How long init waits for the others."},
 	{"PACELINE_STALL_WARNING", []synonym{{"HOROVOD_STALL_CHECK_DISABLE", ifTrue("0")}, {"HOROVOD_STALL_CHECK_TIME_SECONDS", nil}}, "60s", duration(func(s *Settings) *time.Duration { return &s.StallWarning }, 0, maxTime),
 		"After this time a tensor that waits for ranks is reported with their numbers; 0 for never."},
-	{"PACELINE_STALL_SHUTDOWN", same("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"), "0s", duration(func(s *Settings) *time.Duration { return &s.StallShutdown }, 0, maxTime),
+	{"PACELINE_STALL_SHUTDOWN", []synonym{{"HOROVOD_STALL_CHECK_DISABLE", ifTrue("0")}, {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", nil}}, "0s", duration(func(s *Settings) *time.Duration { return &s.StallShutdown }, 0, maxTime),
 		"After this time such a tensor ends with an error on every rank; 0 for never. What servers do not answer, though they run, does so a little later."},
 	{"PACELINE_PEER_TIMEOUT", nil, "10s", among(nodes, duration(func(s *Settings) *time.Duration { return &s.PeerTimeout }, 50*time.Millisecond, 24*time.Hour)),
 		"Within this time a node that falls silent is lost, and in an elastic job the others go on. One that is stopped for half of it is not."},

@@ -1,13 +1,17 @@
 """A job's life in its processes: init and shutdown, again and again, Ctrl-C, fork and threads."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from jobs import HANG_S, Job, script, wait_until_printed
+
+from paceline.common.engine import _environment
 
 
 def ends_well_alone(code):
@@ -153,6 +157,16 @@ def test_ctrl_c_breaks_off_a_wait_at_once(waits_in, tmp_path):
         assert end.status in (1, 130, -signal.SIGINT)
 
 
+def test_the_variables_of_every_launcher_reach_the_engine(monkeypatch):
+    source = (Path(__file__).parents[2] / "node" / "settings" / "identity.go").read_text()
+    table = source.partition("var launchers = ")[2].partition("\n}")[0]
+    names = set(re.findall(r'"([A-Z_]{4,})"', table))
+    assert {"PACELINE_RANK", "PMI_RANK", "MPI_LOCALRANKID", "SLURM_PROCID"} <= names
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    assert names <= set(_environment())
+
+
 def test_a_forked_child_gets_a_clear_error_and_data_loaders_work(tmp_path):
     code = script("""
         class Numbers(torch.utils.data.Dataset):
@@ -199,7 +213,10 @@ def test_what_a_forked_child_writes_into_the_arena_is_its_own(tmp_path):
             if child == 0:
                 same = (x == 3).all()
                 x.fill_(-1)
-                os._exit(0 if same and (x == -1).all() else 1)
+                grandchild = os.fork()
+                if grandchild == 0:
+                    os._exit(0 if (x == -1).all() else 1)
+                os._exit(os.waitpid(grandchild, 0)[1] or (0 if same and (x == -1).all() else 1))
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert (x == 3).all(), x
             hvd.shutdown()

@@ -18,6 +18,14 @@ def test_timelines_are_traces_that_name_the_tensors(tmp_path):
         hvd.allreduce(torch.ones(5), name="after")
         hvd.start_timeline("{tmp_path}/second.json")
         hvd.allgather(torch.ones(3), name="gathered")
+        for i in range(3):
+            hvd.allreduce_(hvd.zeros_in_arena(1 << 18), name="in the arena")
+        on_its_way = hvd.allreduce_async(torch.ones(5), name="on its way")
+        hvd.start_timeline("{tmp_path}/third.json")
+        hvd.synchronize(on_its_way)
+        hvd.allreduce(torch.ones(1 << 18), name="long" * 100)
+        hvd.start_timeline("{tmp_path}/third.json")  # the same file, which is shorter now
+        hvd.allreduce(torch.ones(5), name="last")
         hvd.stop_timeline()
     """)
     with Job(2, code, tmp_path) as job:
@@ -29,7 +37,12 @@ def test_timelines_are_traces_that_name_the_tensors(tmp_path):
         assert sum(e["ph"] == "X" and "allreduce" in e["name"].lower() for e in events) >= 10
         assert "measured" in text and "before" not in text and "after" not in text
         assert all("ph" in e and "pid" in e for e in events)
-        assert "gathered" in json.dumps(json.loads((tmp_path / f"second.{suffix}").read_text()))
+        second, third = (json.loads((tmp_path / f"{name}.{suffix}").read_text()) for name in ("second", "third"))
+        assert "gathered" in json.dumps(second) and "last" in json.dumps(third) and "long" not in json.dumps(third)
+        assert all(e.get("ts", 0) >= 0 for trace in (second, third) for e in trace)
+        rows = {e["tid"] for e in second if e["ph"] == "M" and e["args"].get("name", "").endswith("in the arena")}
+        waits = [e for e in second if e["tid"] in rows and e["name"].startswith("wait")]
+        assert rows and waits, second
 
 
 def test_the_timeline_variable_traces_a_whole_run(tmp_path):

@@ -230,6 +230,9 @@ func (c *Client) adopt(line *Line) bool {
 		return false
 	}
 	c.line, c.broken = line, nil
+	if c.clock.at != c.at { // another host's
+		c.clock = clock{at: c.at}
+	}
 	first := []*wire.Control{askClock()}
 	for _, r := range c.memory.registers() {
 		c.lastID++

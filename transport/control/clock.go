@@ -8,7 +8,8 @@ import (
 
 // clock compares the scheduler's clock with this host's, by the question whose answer took the shortest time (as NTP does).
 type clock struct {
-	ahead, trip int64 // nanoseconds
+	at          string // the scheduler's address
+	ahead, trip int64  // nanoseconds
 	known       bool
 }
 

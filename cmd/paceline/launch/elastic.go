@@ -2,12 +2,10 @@ package launch
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +16,6 @@ import (
 	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/iface"
 	"github.com/paceline/paceline/internal/limits"
-	"github.com/paceline/paceline/internal/signals"
 	"github.com/paceline/paceline/node"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -32,13 +29,12 @@ type Elastic struct {
 	ResetLimit int              // rounds after the first; 0 for any number
 	Timeout    time.Duration    // how long the job may be without enough processes
 	Cooldown   [2]time.Duration // how long a host gets no new process after its first failure, and at most; 0 for good
-
-	groups []int // of scripts that have ended, where some may remain
 }
 
 // placeElastic checks the numbers, and finds the hosts from which the job starts.
 func (j *maker) placeElastic(hosts []Host) error {
 	e := j.Elastic
+	j.discovery = &discovery{Elastic: e}
 	e.Min = cmp.Or(e.Min, j.Processes, 1)
 	j.Processes = cmp.Or(j.Processes, e.Min)
 	switch {
@@ -51,11 +47,8 @@ func (j *maker) placeElastic(hosts []Host) error {
 	case e.Script != "" && (j.Hosts != "" || j.HostFile != ""):
 		return errors.New("--host-discovery-script finds the hosts: leave --hosts and --hostfile out")
 	case e.Script != "":
-		ctx, stop := signal.NotifyContext(context.Background(), signals.Ending()...)
 		var err error
-		hosts, err = e.discover(ctx)
-		stop()
-		if err != nil {
+		if hosts, err = j.discovery.discoverUntil(j.heard); err != nil {
 			return err
 		}
 	case j.Hosts == "" && j.HostFile == "":
@@ -143,7 +136,7 @@ func (e *elastic) runJob(job *Job, signals <-chan os.Signal) (Report, error) {
 	})
 	e.start(signals) // of the dedicated servers
 	e.over = !e.calm
-	found, stop := o.watch(e.maker.hosts, e.Say)
+	found, stop := e.maker.discovery.watch(e.maker.hosts, e.Say)
 	defer stop()
 	e.scheduler.Advance(1)
 	e.step(fleet.Input{Found: true, Hosts: e.usable(e.maker.hosts)})

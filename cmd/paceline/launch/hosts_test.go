@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -60,7 +61,7 @@ func TestDiscovery(t *testing.T) {
 		}
 	}
 	write("a:2\n")
-	e := &Elastic{Script: "cat " + file}
+	e := &discovery{Elastic: &Elastic{Script: "cat " + file}}
 	first, err := e.discover(t.Context())
 	if err != nil || fmt.Sprint(first) != "[{a 2}]" {
 		t.Fatal(first, err)
@@ -80,22 +81,22 @@ func TestDiscovery(t *testing.T) {
 	if hosts := <-found; fmt.Sprint(hosts) != "[{a 1}]" {
 		t.Fatal(hosts)
 	}
-	if _, err := (&Elastic{Script: "echo broken >&2; exit 3"}).discover(t.Context()); err == nil || !strings.Contains(err.Error(), "exit status 3: broken") {
+	if _, err := (&discovery{Elastic: &Elastic{Script: "echo broken >&2; exit 3"}}).discover(t.Context()); err == nil || !strings.Contains(err.Error(), "exit status 3: broken") {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := (&Elastic{Script: "sleep 1000"}).discover(ctx); err == nil || !strings.Contains(err.Error(), "has not ended") {
+	if _, err := (&discovery{Elastic: &Elastic{Script: "sleep 1000"}}).discover(ctx); err == nil || !strings.Contains(err.Error(), "has not ended") {
 		t.Fatal(err)
 	}
 }
 
 func TestADiscoveryScriptThatIsGivenUpLeavesNothingBehind(t *testing.T) {
 	adopt()
-	e := &Elastic{Script: "sleep 1000 & sleep 1000"}
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(50*time.Millisecond, cancel)
-	if _, err := e.discover(ctx); err == nil || !strings.Contains(err.Error(), "was interrupted") {
+	e := &discovery{Elastic: &Elastic{Script: "sleep 1000 & sleep 1000"}}
+	heard := make(chan os.Signal, 1)
+	time.AfterFunc(50*time.Millisecond, func() { heard <- syscall.SIGTERM })
+	if _, err := e.discoverUntil(heard); err == nil || !strings.Contains(err.Error(), "was broken off: signal 15") {
 		t.Fatal(err)
 	}
 	e.Script = "echo a"

@@ -296,10 +296,16 @@ func (r *run) interrupt(sig syscall.Signal) {
 		r.plan(step{0, syscall.SIGTERM}, step{r.Stop, syscall.SIGKILL})
 	}
 	if r.code == 0 {
-		r.code = 128 + int(sig)
-		r.why = fmt.Sprintf("signal %d (%v)", int(sig), sig)
+		r.code, r.why = interrupted{sig}.code(), interrupted{sig}.Error()
 	}
 }
+
+// interrupted is a job's end by a signal of the user.
+type interrupted struct{ syscall.Signal }
+
+func (i interrupted) code() int { return 128 + int(i.Signal) }
+
+func (i interrupted) Error() string { return fmt.Sprintf("signal %d (%v)", int(i.Signal), i.Signal) }
 
 // late ends the job if a process on another host has not started yet.
 func (r *run) late() {

@@ -45,13 +45,15 @@ type Options struct {
 // maker turns options into a job. Its fields are set in this order.
 type maker struct {
 	Options
+	heard chan os.Signal // of the user
 
-	hostname string
-	workers  []Worker
-	hosts    []Host // from which an elastic job starts
-	servers  []serverPlace
-	settings settings.Settings // of the launcher, as the scheduler
-	console  *Console
+	hostname  string
+	workers   []Worker
+	hosts     []Host // from which an elastic job starts
+	discovery *discovery
+	servers   []serverPlace
+	settings  settings.Settings // of the launcher, as the scheduler
+	console   *Console
 }
 
 // serverPlace is the place of a dedicated server.

@@ -109,9 +109,6 @@ func (p *process) wait(drain func()) Exit {
 // the pipe open.
 const drainTime = 2 * time.Second
 
-// restTime is for the reading of what is there after that.
-const restTime = 50 * time.Millisecond
-
 // run starts the command with pipes for its output. drain waits until they are empty.
 func (p *process) run(stdout, stderr io.Writer) (drain func(), err error) {
 	var readers, writers []*os.File
@@ -160,16 +157,14 @@ func (p *process) run(stdout, stderr io.Writer) (drain func(), err error) {
 
 // rest copies what lies in a pipe, which is all that a process has left there that has ended, however slowly its output was read before.
 func rest(to io.Writer, from *os.File) {
-	const most = 1 << 20 // what others may make a pipe hold; a descendant may write on
-	buf := make([]byte, 64<<10)
-	for done := 0; done < most; {
-		from.SetReadDeadline(time.Now().Add(restTime))
-		n, err := from.Read(buf)
-		to.Write(buf[:n])
-		if done += n; err != nil {
-			return
-		}
+	raw, err := from.SyscallConn()
+	if err != nil {
+		return
 	}
+	there := 0
+	_ = raw.Control(func(fd uintptr) { there, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	from.SetReadDeadline(time.Time{})
+	_, _ = io.CopyN(to, from, int64(there)) // at once, but for the writing: a descendant may go on with the pipe
 }
 
 // guarded lets the process's output be seen.

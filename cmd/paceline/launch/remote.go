@@ -79,13 +79,15 @@ func (r *remote) start(p *process) (drain func(), err error) {
 	r.signals.Lock()
 	defer r.signals.Unlock()
 	if r.ending {
-		err = errNotWanted
-	} else if r.input, err = r.cmd.StdinPipe(); err == nil {
+		r.arrived()
+		return nil, errNotWanted
+	}
+	if r.input, err = r.cmd.StdinPipe(); err == nil {
 		drain, err = p.run(r.outputs())
 	}
 	if err != nil {
 		r.arrived()
-		return nil, err
+		return nil, fmt.Errorf("cannot be started: %w", err)
 	}
 	r.started = true
 	r.begin()

@@ -3,6 +3,7 @@ package launch
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -27,25 +28,31 @@ import (
 // anything. The exit code is that of the first worker that failed.
 func Run(o Options) (Report, error) {
 	began := time.Now()
-	j := &maker{Options: o}
-	if err := j.prepare(); err != nil {
-		return Report{}, err
-	}
+	heard := make(chan os.Signal, 4)
+	signal.Notify(heard, signals.Ending()...)
+	defer signal.Stop(heard)
+	signals.OutliveReaders()
+	j := &maker{Options: o, heard: heard}
 	r, err := j.run()
 	r.Command, r.Seconds = o.Command, time.Since(began).Seconds()
 	return r, err
 }
 
 func (j *maker) run() (Report, error) {
-	heard := make(chan os.Signal, 4)
-	signal.Notify(heard, signals.Ending()...)
-	defer signal.Stop(heard)
-	signals.OutliveReaders()
 	if j.Until != nil {
 		go func() {
 			_, _ = io.Copy(io.Discard, j.Until)
-			heard <- syscall.SIGTERM
+			j.heard <- syscall.SIGTERM
 		}()
+	}
+	err := j.prepare()
+	var cut interrupted
+	if errors.As(err, &cut) {
+		j.Say("%v", err)
+		return Report{Code: cut.code(), Lost: []Failure{}, Failed: []Failure{}, Error: err.Error()}, nil
+	}
+	if err != nil {
+		return Report{}, err
 	}
 	address := j.settings.Scheduler
 	var e *elastic
@@ -89,9 +96,9 @@ func (j *maker) run() (Report, error) {
 	}
 	job.Formed, job.News = formed, news
 	if e != nil {
-		return e.runJob(job, heard)
+		return e.runJob(job, j.heard)
 	}
-	return job.Run(heard), nil
+	return job.Run(j.heard), nil
 }
 
 // inbox is what the scheduler has told the launcher, in its order.

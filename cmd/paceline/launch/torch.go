@@ -58,5 +58,8 @@ func (j *maker) ownAddress() (string, error) {
 			return own, nil
 		} // it is a name of this machine: many have their own at 127.0.1.1 in /etc/hosts
 	}
-	return iface.Outward()
+	if own, err := iface.Outward(); err == nil {
+		return own, nil
+	}
+	return iface.Loopback, nil // there are no others
 }

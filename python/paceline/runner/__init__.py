@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import shutil
@@ -148,9 +149,11 @@ def _finish(job: subprocess.Popen[bytes]) -> int:
     except BaseException as e:
         job.send_signal(signal.SIGINT if isinstance(e, KeyboardInterrupt) else signal.SIGTERM)
         try:
-            job.wait(_END_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(_END_S)
         finally:
             job.kill()  # at a second Ctrl-C
+            job.wait()
         raise
     finally:
         if job.stdin is not None:
