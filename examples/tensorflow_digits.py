@@ -56,7 +56,7 @@ def main():
     model = network()
     optimizer = tf.keras.optimizers.Adam(args.lr * hvd.size() ** 0.5)
     optimizer.build(model.trainable_variables)
-    hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+    hvd.broadcast_variables([*model.weights, *optimizer.variables], root_rank=0)
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     @tf.function

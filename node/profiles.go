@@ -42,7 +42,7 @@ func openProfiles(s *settings.Settings, log *zap.Logger) (*profiles, error) {
 	pages.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	pages.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	p := &profiles{url: "http://" + l.Addr().String() + "/debug/pprof/"}
-	p.http = http.Server{Handler: fromHere(pages), ReadHeaderTimeout: 10 * time.Second}
+	p.http = http.Server{Handler: fromHere(pages), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 10 * time.Second}
 	go func() {
 		if err := p.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			log.Error("the pprof endpoint has stopped", zap.Error(err))

@@ -91,8 +91,8 @@ func changesOf(w *wire.Condition) (changes []room.Change, check func(*tensor) er
 		if err := m.CheckWorkers(len(t.Ranks)); err != nil {
 			return fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
-		if !push.Whole() && !t.Whole && t.Dataflow() == condition.Aggregate {
-			return fmt.Errorf("tensor %q is summed while it arrives, so that no rank can be left out: declare it under drop-stragglers:%d to change its push condition later", t.Name, len(t.Ranks))
+		if !push.Whole() && t.Dataflow() == condition.Aggregate && (!t.Whole || t.Round.Elastic && t.Model.Whole()) {
+			return fmt.Errorf("tensor %q is summed of all ranks, so that no rank can be left out: declare it under drop-stragglers:%d to change its push condition later", t.Name, len(t.Ranks))
 		}
 		return nil
 	}, nil

@@ -10,6 +10,7 @@ package admission
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/paceline/paceline/internal/invariant"
 )
@@ -85,12 +86,20 @@ func (g *Gate[P]) victim(source string) P {
 	return peers[min(g.draw(len(peers)), g.draw(len(peers)))]
 }
 
-// crowded is the source with the most peers; among equals the first by name, so that runs repeat.
-func (g *Gate[P]) crowded() (most string) {
+// crowded is the source with the most peers, of equals a random one: with many addresses of one peer each, nobody is certain to lose.
+func (g *Gate[P]) crowded() string {
+	var most []string
 	for source, peers := range g.sources {
-		if n := len(peers) - len(g.sources[most]); n > 0 || n == 0 && source < most {
-			most = source
+		if n := len(peers); len(most) == 0 || n >= len(g.sources[most[0]]) {
+			if len(most) > 0 && n > len(g.sources[most[0]]) {
+				most = most[:0]
+			}
+			most = append(most, source)
 		}
 	}
-	return most
+	if len(most) < 2 {
+		return strings.Join(most, "")
+	}
+	slices.Sort(most) // so that runs repeat
+	return most[g.draw(len(most))]
 }

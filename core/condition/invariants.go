@@ -22,7 +22,7 @@ func (m *Machine) check(v uint64, out []Output) {
 	}
 	m.checkParked()
 	if len(m.open) > 0 && m.open[0].from.Len() > 0 {
-		invariant.Check(!m.push.Holds(m.view(-1, m.v)), "5: iteration %d is open though %q holds", m.v, m.push)
+		invariant.Check(!m.closes(m.view(-1, m.v)), "5: iteration %d is open though %q holds", m.v, m.push)
 	}
 	fastest, slowest, at := m.fastest, m.slowest, m.atSlowest
 	m.survey()

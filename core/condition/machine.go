@@ -215,7 +215,7 @@ func (m *Machine) stepPull(in Input, out []Output) []Output {
 		o.Err = fmt.Errorf("rank %d pulls iteration %d, but ranks are below %d", in.rank, in.progress, limits.MaxRanks)
 	case m.isParked(in.rank, in.progress):
 		o.Kind = Duplicate
-	case !m.pull.Holds(m.view(in.rank, in.progress)):
+	case !m.goesOn(m.view(in.rank, in.progress)):
 		o.Kind = Park
 		m.park(in.rank, in.progress)
 	}
@@ -224,7 +224,7 @@ func (m *Machine) stepPull(in Input, out []Output) []Output {
 
 // close closes iterations while the push condition holds, and answers the pulls filed under each.
 func (m *Machine) close(v View, out []Output) []Output {
-	for len(m.open) > 0 && m.open[0].from.Len() > 0 && m.push.Holds(v) {
+	for len(m.open) > 0 && m.open[0].from.Len() > 0 && m.closes(v) {
 		closed := m.open[0].from
 		m.open = append(m.open[:0], m.open[1:]...)
 		m.spent = append(m.spent, closed)
@@ -239,11 +239,26 @@ func (m *Machine) close(v View, out []Output) []Output {
 	return out
 }
 
+// closes reports whether the open iteration is closed. Of a sum no rank is left further behind than the sums that are kept for it, whatever the condition: a
+// straggler that lost one would diverge.
+func (m *Machine) closes(v View) bool {
+	return m.push.Holds(v) && (m.dataflow != Aggregate || v.Count(v.V) == v.N || v.V < v.Slowest+limits.MaxKept)
+}
+
+// goesOn reports whether a pull is answered. Where ranks may run ahead none comes further than a push is admitted.
+func (m *Machine) goesOn(v View) bool {
+	return m.pull.Holds(v) && !m.tooFar(v)
+}
+
+func (m *Machine) tooFar(v View) bool {
+	return m.dataflow == Accumulate && v.Progress >= v.V+MaxLead-1
+}
+
 // reexamine evaluates the open iterations and every parked pull again, so that none waits for ever after a
 // change of the membership or a condition.
 func (m *Machine) reexamine(out []Output) []Output {
 	out = m.close(m.view(-1, m.v), out)
-	return m.answer(func(p parkedPull) bool { return m.pull.Holds(m.view(p.rank, p.progress)) }, out)
+	return m.answer(func(p parkedPull) bool { return m.goesOn(m.view(p.rank, p.progress)) }, out)
 }
 
 // answer answers the parked pulls that are due, in their order of arrival.
@@ -263,7 +278,7 @@ func (m *Machine) answer(due func(parkedPull) bool, out []Output) []Output {
 
 func (m *Machine) park(rank int, progress uint64) {
 	filed := m.v
-	if m.parking == Lazy {
+	if m.parking == Lazy && !m.tooFar(m.view(rank, progress)) {
 		filed = max(progress, m.v)
 	}
 	m.parked = append(m.parked, parkedPull{rank, progress, filed})

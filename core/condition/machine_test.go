@@ -1,9 +1,11 @@
 package condition
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/paceline/paceline/internal/invariant"
+	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/internal/rankset"
 )
 
@@ -74,4 +76,61 @@ func bspIteration(t testing.TB, n int) func() {
 	}
 	iteration()
 	return iteration
+}
+
+// A straggler gets the sums that closed without it, as long as they are kept (decision 41): none is left further behind.
+func TestASumClosesWithoutARankForAsLongAsItIsKept(t *testing.T) {
+	push, err := ParsePush("count[V] >= N - 1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for flow, most := range map[Dataflow]uint64{Aggregate: limits.MaxKept, Accumulate: limits.MaxKept + 10} {
+		m, err := New(Config{Live: rankset.Range(3), Model: Model{Name: "late", Pull: Closed{}, Push: push}, Dataflow: flow})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range uint64(limits.MaxKept + 10) {
+			m.Step(Push(0, i, 0), nil)
+			m.Step(Push(1, i, 0), nil)
+		}
+		if m.V() != most {
+			t.Errorf("%v: %d iterations have closed, want %d", flow, m.V(), most)
+		}
+		for i := range uint64(10) {
+			m.Step(Push(2, i, 0), nil)
+		}
+		if m.V() != limits.MaxKept+10 {
+			t.Errorf("%v: %d iterations have closed when the straggler has come closer", flow, m.V())
+		}
+	}
+}
+
+// A push is refused MaxLead iterations ahead, so that a rank waits before, under every model.
+func TestARankWaitsBeforeItsPushWouldBeRefused(t *testing.T) {
+	m, err := New(Config{Live: rankset.Range(2), Model: ASP(), Dataflow: Accumulate})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := func(out []Output) (kinds []OutputKind) {
+		for _, o := range out {
+			kinds = append(kinds, o.Kind)
+		}
+		return kinds
+	}
+	m.Step(Push(0, 0, 0), nil)
+	last := uint64(MaxLead - 1)
+	for i, want := range map[uint64]OutputKind{last - 1: Answer, last: Park} {
+		if got := kinds(m.Step(Push(0, i, 0), nil)); !slices.Equal(got, []OutputKind{Admit}) {
+			t.Errorf("push %d: %v", i, got)
+		}
+		if got := kinds(m.Step(Pull(0, i), nil)); !slices.Equal(got, []OutputKind{want}) {
+			t.Errorf("pull %d: %v, want %v", i, got, want)
+		}
+	}
+	if got := kinds(m.Step(Push(1, 0, 0), nil)); !slices.Equal(got, []OutputKind{Admit, Advance, Answer}) {
+		t.Errorf("the other's push: %v", got)
+	}
+	if got := kinds(m.Step(Push(0, last+1, 0), nil)); !slices.Equal(got, []OutputKind{Admit}) {
+		t.Errorf("push %d: %v", last+1, got)
+	}
 }

@@ -101,6 +101,25 @@ def test_restore_goes_back_to_the_commit(alone):
     assert other.weight.abs().sum() > 0
 
 
+def test_restore_clears_gradients_of_the_step_that_was_lost(alone):
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    state.commit()
+    model(torch.ones(1, 2)).sum().backward()
+    state.restore()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_what_has_no_copy_is_saved_as_others_get_it(alone):
+    loss = (torch.ones(2, requires_grad=True) * 2).sum()
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, loss=loss)
+    state.commit()
+    state.loss = None
+    state.restore()
+    assert state.loss.item() == 4
+
+
 def test_handlers_can_be_replaced(alone):
     class Tracked(list):
         pass

@@ -271,6 +271,25 @@ func TestAValueIsNotMadeAfterItsTensorWasGivenUp(t *testing.T) {
 	p.shell.CheckMemory(t)
 }
 
+// An optimizer that has ended leaves its values on the servers: those of the next are watched then.
+func TestAnotherValueLeadsWhereNobodyPushesTheLead(t *testing.T) {
+	model, err := condition.Parse("dsps:3,15")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, young := new(value), new(value)
+	tuner := &tuner{model: model, machine: condition.NewTuning(model), seen: map[*value]uint64{}, lead: old, members: []*value{old, young}}
+	for step := range 5 {
+		tuner.tune(old, 0, uint64(step), false)
+		if tuner.tune(young, 0, uint64(step), true); tuner.lead != old {
+			t.Fatal("the lead is pushed, and another leads")
+		}
+	}
+	if tuner.tune(young, 0, 5, true); tuner.lead != young {
+		t.Error("nobody pushes the lead, and it stays")
+	}
+}
+
 // A tuner watches a value that ranks push: one that was given up would never have it tune.
 func TestATunerLeavesOutAValueThatWasGivenUp(t *testing.T) {
 	p := newPlay(t, "asp", nil)
@@ -281,7 +300,7 @@ func TestATunerLeavesOutAValueThatWasGivenUp(t *testing.T) {
 	}
 	p.room.Cancel(0, inprocess.ErrCancelled)
 	p.room.Change(room.Change{In: condition.SetPull(model.Pull), Pull: &model})
-	if tuner := p.room.tuners.all[model.Name]; tuner == nil || tuner.lead != nil {
+	if tuner := p.room.tuners.all[tuned{0, model.Name}]; tuner == nil || tuner.lead != nil {
 		t.Errorf("tuner %+v", tuner)
 	}
 }

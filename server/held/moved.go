@@ -70,9 +70,9 @@ func (s *readers) give(replies []reply) []reply {
 func (v *value) left(r *reply) bool {
 	switch r.kind {
 	case leaves:
-		v.tuner.Swap(v.room.tuners.of(v.Model, v.Round.Log)).release(v)
+		v.tuner.Swap(v.room.tuners.of(v.ProcessSet, v.Model, v.Round.Log)).release(v)
 	case comes:
-		tuner := v.room.tuners.of(r.pull, v.Round.Log)
+		tuner := v.room.tuners.of(v.ProcessSet, r.pull, v.Round.Log)
 		if before := v.tuner.Swap(tuner); before != tuner {
 			before.release(v)
 		}

@@ -12,15 +12,20 @@ import (
 	"github.com/paceline/paceline/server/room"
 )
 
-// Tuners are those of one round, by model.
+// Tuners are those of one round, by model and process set.
 type Tuners struct {
 	mu  lockorder.Mutex
-	all map[string]*tuner
+	all map[tuned]*tuner
+}
+
+type tuned struct {
+	set   uint32
+	model string
 }
 
 // NewTuners makes an empty set.
 func NewTuners() *Tuners {
-	s := &Tuners{all: map[string]*tuner{}}
+	s := &Tuners{all: map[tuned]*tuner{}}
 	s.mu.Place(room.LevelTuners, "held.Tuners.mu")
 	return s
 }
@@ -32,24 +37,25 @@ func (s *Tuners) Reset() {
 	clear(s.all)
 }
 
-// of finds or makes the tuner of a model; nil where the model needs none.
-func (s *Tuners) of(m condition.Model, log *zap.Logger) *tuner {
+// of finds or makes the tuner of a model among the ranks of a process set; nil where the model needs none.
+func (s *Tuners) of(set uint32, m condition.Model, log *zap.Logger) *tuner {
 	if m.Tuner == nil {
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := s.all[m.Name]
+	id := tuned{set, m.Name}
+	t := s.all[id]
 	if t == nil {
-		t = &tuner{log: log, model: m, start: time.Now(), machine: condition.NewTuning(m)}
+		t = &tuner{log: log, model: m, start: time.Now(), machine: condition.NewTuning(m), seen: map[*value]uint64{}}
 		t.mu.Place(room.LevelTuner, "held.tuner.mu")
-		s.all[m.Name] = t
+		s.all[id] = t
 	}
 	return t
 }
 
 // tuner is the shell of a model's condition.Tuning, for all its values on this server. It watches one of them, the
-// lead. A nil tuner does nothing.
+// lead; another takes its place where nobody pushes that any more, as after an optimizer's end. A nil tuner does nothing.
 type tuner struct {
 	log   *zap.Logger
 	model condition.Model
@@ -58,6 +64,8 @@ type tuner struct {
 	mu      lockorder.Mutex
 	machine *condition.Tuning
 	lead    *value
+	pushes  uint64            // of the lead
+	seen    map[*value]uint64 // of the others: how many of those there were when it last closed an iteration
 	members []*value
 }
 
@@ -101,8 +109,12 @@ func (t *tuner) tune(v *value, rank int, progress uint64, closed bool) (set []fr
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if v != t.lead {
+		if closed {
+			t.follow(v)
+		}
 		return nil
 	}
+	t.pushes++
 	t.machine.Pushed(rank, progress, time.Since(t.start))
 	if !closed {
 		return nil
@@ -120,6 +132,22 @@ func (t *tuner) tune(v *value, rank int, progress uint64, closed bool) (set []fr
 	return set
 }
 
+// follow notes that a value which is not the lead has closed an iteration. If the lead has not been pushed since it did so before, it takes its place.
+func (t *tuner) follow(v *value) {
+	before, closed := t.seen[v]
+	t.seen[v] = t.pushes
+	if closed && before == t.pushes && slices.Contains(t.members, v) {
+		t.replaceLead(v)
+	}
+}
+
+// replaceLead forgets what is known of the ranks: it counts the iterations of the one before.
+func (t *tuner) replaceLead(v *value) {
+	t.lead = v
+	clear(t.seen)
+	t.machine.Live(rankset.Set{})
+}
+
 // freed notes that a rank has got its answer.
 func (t *tuner) freed(v *value, rank int) {
 	if t == nil {
@@ -132,8 +160,7 @@ func (t *tuner) freed(v *value, rank int) {
 	}
 }
 
-// release stops tuning a value, whose condition the user has set or which was given up. Another becomes the lead, and
-// what is known of the ranks, which counts the iterations of the one before, is forgotten.
+// release stops tuning a value, whose condition the user has set or which was given up. Another becomes the lead.
 func (t *tuner) release(v *value) {
 	if t == nil {
 		return
@@ -141,12 +168,13 @@ func (t *tuner) release(v *value) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.members = slices.DeleteFunc(t.members, func(m *value) bool { return m == v })
+	delete(t.seen, v)
 	if t.lead == v {
-		t.lead = nil
+		var next *value
 		if len(t.members) > 0 {
-			t.lead = t.members[0]
+			next = t.members[0]
 		}
-		t.machine.Live(rankset.Set{})
+		t.replaceLead(next)
 	}
 }
 

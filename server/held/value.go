@@ -37,7 +37,7 @@ func newValue(x *Room, part uint32) (*value, error) {
 	}
 	v := &value{Part: p, room: x, state: newReaders(p, m, x.copies)}
 	v.mu.Place(room.LevelKey, "held.value.mu")
-	tuner := x.tuners.of(p.Model, p.Round.Log)
+	tuner := x.tuners.of(p.ProcessSet, p.Model, p.Round.Log)
 	v.tuner.Store(tuner)
 	tuner.watch(v) // sets nobody free: none waits yet
 	return v, nil
@@ -169,7 +169,7 @@ func (v *value) Change(c room.Change) {
 	v.mu.Unlock()
 	v.deliver(replies)
 	if c.Pull != nil && !away {
-		tuner := v.room.tuners.of(*c.Pull, v.Round.Log)
+		tuner := v.room.tuners.of(v.ProcessSet, *c.Pull, v.Round.Log)
 		v.tuner.Swap(tuner).release(v)
 		v.deliver(tuner.watch(v))
 	}

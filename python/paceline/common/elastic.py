@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import cloudpickle  # type: ignore[import-untyped]
+
 from paceline._absent import explain_absent_names
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -94,7 +96,7 @@ class ObjectState(State):
 
     def save(self) -> None:
         """Saves copies of the attributes."""
-        self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
+        self._saved_state = {name: _copy(getattr(self, name)) for name in self._saved_state}
 
     def restore(self) -> None:
         """Sets the attributes to copies of what was saved."""
@@ -102,13 +104,21 @@ class ObjectState(State):
 
     def _set_attributes(self) -> None:
         for name, value in self._saved_state.items():
-            setattr(self, name, copy.deepcopy(value))
+            setattr(self, name, _copy(value))
 
     def sync(self) -> None:
         """Sets the attributes to rank 0's, and saves them."""
         if self._saved_state:
             self._saved_state = self._bcast_object({name: getattr(self, name) for name in self._saved_state})
             self._set_attributes()
+
+
+def _copy(value: Any) -> Any:
+    """A copy. Of what has none by itself, such as a tensor of a graph, the one that other ranks would get."""
+    try:
+        return copy.deepcopy(value)
+    except (RuntimeError, TypeError):
+        return cloudpickle.loads(cloudpickle.dumps(value))
 
 
 def run_fn(func: Callable[..., _Result], reset: Callable[[], None]) -> Callable[..., _Result]:

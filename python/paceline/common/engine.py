@@ -53,6 +53,7 @@ class Engine:
         self._job: dict[str, Any] | None = None
         self._pid = -1
         self.generation = 0  # counts inits and joins, each of which empties the servers
+        self.last_joined: int | None = None  # the last rank of the round's last join
         self._sync_info: dict[str, dict[str, Any]] = {}
         self.round = 0  # counts inits, so that a handle of an earlier round is recognised
         self._fetched: dict[int, _Fetched] = {}  # by handle
@@ -84,6 +85,7 @@ class Engine:
         self._check(abi.library().pl_init(text.encode()))
         self.round += 1
         self.generation += 1
+        self.last_joined = None
         self._pid = os.getpid()
         self._job = self._info()
         atexit.unregister(self.leave_at_exit)
@@ -370,6 +372,11 @@ class Engine:
         self._check(abi.library().pl_join(None, None, ctypes.byref(handle)))
         self.generation += 1
         return handle.value
+
+    def last_to_join(self, handle: int) -> int:
+        """The result of a join that has ended."""
+        self.last_joined = self.result(handle)[2]
+        return self.last_joined
 
     def ended(self, handle: int) -> bool:
         """Whether the operation has ended, successfully or not."""

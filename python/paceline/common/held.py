@@ -14,7 +14,7 @@ from paceline.common.declaring import declaring
 from paceline.common.engine import engine
 from paceline.common.gate import Arrays, Gate, Gates
 from paceline.common.handles import start, synchronize
-from paceline.common.objects import lowest_left
+from paceline.common.objects import newest
 from paceline.common.operation import Held, Options, operation
 from paceline.common.process_sets import ProcessSet, process_set_number
 from paceline.common.significance import Significance
@@ -115,6 +115,8 @@ class HeldParameters:
         if self._gate is not None:
             sent = {name: self._gate.offer(name, change, parameters[name]) for name, change in changes.items()}
             self._gate.clock()
+        if self._groups:
+            self._framework.settle(list(changes.values()))  # the iteration ends with its changes
         number = process_set_number(self._process_set)
         within = {n for group, names in self._groups if not engine.end_iteration(number, group) for n in names}
         alone, waits = abi.ADD | abi.READ_NOW | abi.WITHIN, abi.ADD | abi.READ
@@ -136,7 +138,7 @@ class HeldParameters:
             names = {name: name_of(name) for name in parameters}
             first = next(iter(names.values()))
             held = Held(abi.DECLARE, group=first if self._model.has_supersteps else None)
-            root = lowest_left(self._process_set, first)
+            root = newest(self._process_set, first)
             uses = [Use(names[name], p, p, held, root) for name, p in parameters.items()]
             self._framework.exchange(uses, self._op, self._process_set, self._options)
             self._framework.settle(list(parameters.values()))

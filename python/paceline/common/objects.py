@@ -69,14 +69,18 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     return [cloudpickle.loads(part) for part in parts if part]  # a lost rank has no rows
 
 
-def lowest_left(process_set: ProcessSet, name: str) -> int:
-    """The lowest rank of a set, in an elastic job of those of its ranks that are left, which then all ask.
+def newest(process_set: ProcessSet, name: str) -> int:
+    """The rank of a set whose parameters are declared: the last to join, or the lowest.
+
+    In an elastic job it is one of those that are left, which then all ask.
 
     name: the same on all that ask together. Raises HorovodInternalError if one does not come in time.
     """
+    last, ranks = engine.last_joined, process_set.ranks or [0]
     if engine.setting("elastic"):
-        return -greatest(-engine.rank(), f"{name}.lowest", process_set)
-    return min(process_set.ranks or [0])
+        lowest = -greatest(1 if engine.rank() == last else -engine.rank(), f"{name}.lowest", process_set)
+        return lowest if last is None or lowest >= 0 else last
+    return last if last in ranks else min(ranks)
 
 
 def greatest(number: int, name: str, process_set: ProcessSet = global_process_set) -> int:

@@ -13,7 +13,7 @@ from paceline.common import abi
 from paceline.common.codec_tuning import resolved
 from paceline.common.compression import Codec
 from paceline.common.engine import engine
-from paceline.common.objects import lowest_left
+from paceline.common.objects import newest
 from paceline.common.operation import Options
 from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, process_set_number
@@ -73,12 +73,12 @@ class Holding:
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(params), collective(call, arrays))
 
     def init(self, params: Tree) -> DistributedState:
-        """Declares the parameters on the servers, with the lowest rank's values."""
+        """Declares the parameters on the servers: the lowest rank's, or after a join those of the last to join."""
         self._check_place(params)
         arrays, _ = arrays_of(params, abi.ACCUMULATE, "distributed_optimizer")
         text = resolved(self._codec, byte_sizes(params), self._process_set)
         self._options = Options(self._model.exchanged, self._model.soft_park, text, self._pull_gate)
-        root = lowest_left(self._process_set, self._names(params)[0]) if arrays else 0
+        root = newest(self._process_set, self._names(params)[0]) if arrays else 0
         self._use(params, abi.DECLARE, arrays, group=self._group(params), root=root)
         self._age, self._kept, self._exchanges = 0, None, 0
         state = DistributedState(self._optimizer.init(params))
@@ -131,6 +131,7 @@ class Holding:
         number = process_set_number(self._process_set)
         use = abi.ADD | abi.READ
         if group is not None:
+            jax.block_until_ready(arrays)  # the iteration ends with its changes
             settle()
             if not engine.end_iteration(number, group):
                 use = abi.ADD | abi.READ_NOW | abi.WITHIN
@@ -155,8 +156,9 @@ class Holding:
         zeros = jax.tree_util.tree_map(jnp.zeros_like, params)
         changes, self._kept, self._age = zeros if self._kept is None else self._kept, None, 0
         self._exchanges += 1
+        # Before the ranks compare: others may wait for this exchange.
+        self._use(params, abi.ADD | abi.READ_NOW, jax.tree_util.tree_leaves(changes))
         most = int(allreduce(jnp.int32(self._exchanges), op=Max, process_set=self._process_set))
-        for _ in range(self._exchanges, most + 1):  # a rank that made more iterations has more of them
-            self._use(params, abi.ADD | abi.READ_NOW, jax.tree_util.tree_leaves(changes))
-            changes = zeros
+        for _ in range(self._exchanges, most):  # of a rank that made more iterations
+            self._use(params, abi.ADD | abi.READ_NOW, jax.tree_util.tree_leaves(zeros))
         self._exchanges = most

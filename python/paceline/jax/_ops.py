@@ -502,4 +502,4 @@ def join(device: int = -1) -> int:
     """
     settle()
     handle = engine.submit_join()
-    return synchronize(watch([handle], lambda: engine.result(handle)[2]))
+    return synchronize(watch([handle], lambda: engine.last_to_join(handle)))

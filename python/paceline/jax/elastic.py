@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
+
 from paceline.common.basics import init, rank, shutdown
 from paceline.common.elastic import ObjectState, State, run_fn
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -25,6 +27,19 @@ class JaxState(ObjectState):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(broadcast_object, rank, **kwargs)
+
+    def save(self) -> None:
+        """Saves copies of the attributes, when they are computed: a loss meanwhile leaves what was saved before."""
+        self._wait()
+        super().save()
+
+    def check_host_updates(self) -> None:
+        """Raises HostsUpdatedInterrupt, on every rank, if ranks wait to join or have to go. Every rank calls it."""
+        self._wait()  # the attributes would lack what is in flight when this rank leaves the job
+        super().check_host_updates()
+
+    def _wait(self) -> None:
+        jax.block_until_ready([getattr(self, name) for name in self._saved_state])
 
 
 def run(func: Callable[..., _Result]) -> Callable[..., _Result]:

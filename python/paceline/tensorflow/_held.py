@@ -14,7 +14,7 @@ from paceline.common.declaring import declaring
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 from paceline.common.handles import start, synchronize
-from paceline.common.objects import lowest_left
+from paceline.common.objects import newest
 from paceline.common.operation import Held, How, Options, operation
 from paceline.common.operators import Average, Max, Sum
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
@@ -22,6 +22,7 @@ from paceline.common.significance import Significance
 from paceline.common.sync import Model, check
 from paceline.tensorflow._gate import Gate, gate_of
 from paceline.tensorflow._variables import label_of
+from paceline.tensorflow.functions import broadcast_variables
 from paceline.tensorflow.mpi_ops import allreduce, barrier, exchange_changes
 
 _TYPES = {tf.float16: abi.FLOAT16, tf.bfloat16: abi.BFLOAT16, tf.float32: abi.FLOAT32, tf.float64: abi.FLOAT64}
@@ -30,8 +31,9 @@ _TYPES = {tf.float16: abi.FLOAT16, tf.bfloat16: abi.BFLOAT16, tf.float32: abi.FL
 class Holding:
     """Steps with this rank's own gradients, adds the changes to the held parameters, and continues with these.
 
-    The first step declares the parameters, with the lowest rank's values, as does the first one after a join or another
-    init. Other changes of parameters between steps are overwritten. A function that was traced before is refused.
+    The first step declares the parameters, with the lowest rank's values, as does the first one after a join (with
+    those of the last rank to join) or another init. Other changes of parameters between steps are overwritten. A
+    function that was traced before is refused.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class Holding:
             names = {id(v): name_of(label_of(v)) for v in new}
             first = names[id(new[0])]
             held = Held(abi.DECLARE, group=first if self._model.has_supersteps else None)
-            root = lowest_left(self._process_set, first)
+            root = newest(self._process_set, first)
             self._names |= names
             try:
                 self._host(new, held, given=values, root=root)
@@ -204,7 +206,12 @@ class Holding:
 
     def agree(self) -> None:
         """Waits for all ranks, then gives them the same parameters: the sum of all their changes."""
-        if self._generation != engine.generation or not self._variables:
+        if not self._variables:
+            return
+        if self._generation != engine.generation:
+            if engine.last_joined is not None:  # nothing is held any more: the last to join has the newest
+                root = newest(self._process_set, self._names[id(self._variables[0])])
+                broadcast_variables(self._variables, root, self._process_set)
             return
         if self._model.alone:
             self._send_kept()

@@ -107,7 +107,7 @@ class TensorFlowKerasState(_VariablesState):
         self.backend = backend
         if self.optimizer is not None:
             build(self.optimizer, model.trainable_variables)
-        super().__init__([*model.variables, *variables_of(self.optimizer)], **kwargs)
+        super().__init__([*model.weights, *variables_of(self.optimizer)], **kwargs)
 
     def restore(self) -> None:
         """Goes back to what was saved last."""

@@ -23,16 +23,17 @@ from paceline.tensorflow._variables import label_of
 from paceline.tensorflow.compression import Compression
 from paceline.tensorflow.mpi_ops import allreduce, exchange_changes, name_of_use, reduce_dense, reduce_sparse
 
-_numbers: collections.Counter[tuple[int, int]] = collections.Counter()  # by round of the engine, and process set
+# By round of the engine, process set and label.
+_numbers: collections.Counter[tuple[int, int, str]] = collections.Counter()
 
 
 def _name_of(variable: Any, among: int, group: int = 1, alone: bool = False) -> str | None:
     """The name of a variable's gradient on all ranks, which is the same in each step. None for what has no identity.
 
     among: the process set. group: how many gradients are reduced together, of which this is the first. Each call is one
-    more use in a graph, which `name_of_use` counts. Variables are numbered in the order in which their gradients are
-    first reduced in a job, among these ranks, so that a rank that joins later, with fewer models behind it, has the
-    same numbers.
+    more use in a graph, which `name_of_use` counts. Variables of one label are numbered in the order in which their
+    gradients are first reduced in a job, among these ranks, so that a rank that joins later, with fewer models behind
+    it, has the same numbers. Other labels do not count: functions that were traced before are not traced again.
     """
     numbers = getattr(variable, "_paceline_numbers", None)
     if numbers is None:
@@ -41,11 +42,12 @@ def _name_of(variable: Any, among: int, group: int = 1, alone: bool = False) -> 
         except AttributeError:
             return None
     of, number = numbers.get(among, (None, 0))
+    label = label_of(variable)
     if of != engine.round:
-        number = _numbers[engine.round, among]
+        number = _numbers[engine.round, among, label]
         numbers[among] = engine.round, number
-        _numbers[engine.round, among] += 1
-    name = f"gradient.{number}.{label_of(variable)}"
+        _numbers[engine.round, among, label] += 1
+    name = f"gradient.{number}.{label}"
     return name_of_use(name if group == 1 else f"{name}.group{group}", among, alone)
 
 

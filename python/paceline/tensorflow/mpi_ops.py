@@ -540,7 +540,7 @@ def join(device: int = -1) -> int:
     _eagerly("join")
     handle = engine.submit_join()
     job()  # a new generation
-    return synchronize(watch([handle], lambda: engine.result(handle)[2]))
+    return synchronize(watch([handle], lambda: engine.last_to_join(handle)))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -13,7 +13,7 @@ from paceline.common.compression import Codec
 from paceline.common.declaring import declaring
 from paceline.common.engine import engine
 from paceline.common.handles import synchronize
-from paceline.common.objects import lowest_left
+from paceline.common.objects import newest
 from paceline.common.operation import Options
 from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
@@ -32,7 +32,8 @@ class HeldOptimizer(Distributed):
     """Steps with this rank's own gradients, adds the change to the held parameters, and continues with these.
 
     The synchronisation model bounds how far ranks may be apart. The first `step` declares the held parameters, with the
-    lowest rank's values. Other changes of parameters between steps are overwritten.
+    lowest rank's values, or after a join with those of the last rank to join. Other changes of parameters between steps
+    are overwritten.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class HeldOptimizer(Distributed):
         if self._gate is not None:
             changes = [self._gate.offer(*change) for change in zip(params, sums, strict=True)]
             self._gate.clock()
+        if self._groups:
+            _wait_until_computed(sums)  # the iteration ends with its changes
         within = self._end_iteration()
         self._exchange(params, changes, pull=True, significance=significance, within=within)
         for group, _ in self._groups:
@@ -139,7 +142,7 @@ class HeldOptimizer(Distributed):
         with declaring(self.process_set) as name_of:
             names = [name_of(self._parameter_names[p]) for p in params]
             group = names[0] if self.sync.has_supersteps else None
-            root = lowest_left(self.process_set, names[0])
+            root = newest(self.process_set, names[0])
             values = {
                 p: Value(p, name, self.sync, self.op, self.process_set, self._options)
                 for p, name in zip(params, names, strict=True)
@@ -187,7 +190,10 @@ class HeldOptimizer(Distributed):
         """
         if not self._distributed:
             return
+        joined = engine.last_joined is not None and self._generation != engine.generation
         self._forget()
+        if joined:
+            self._hold()
         if self.sync.alone:
             self._send_kept()
         self._read()  # after this rank's own changes, so that these have arrived
@@ -228,3 +234,9 @@ def _significance(params: Sequence[torch.Tensor]) -> float:
     gradients = sum(float(p.grad.norm()) ** 2 for p in params if p.grad is not None)
     weights = sum(float(p.detach().norm()) ** 2 for p in params)
     return min((gradients / weights) ** 0.5, 1.0) if weights > 0 else 1.0
+
+
+def _wait_until_computed(tensors: Iterable[torch.Tensor]) -> None:
+    """Waits for the devices that compute while the program goes on."""
+    for tensor in {t.device: t for t in tensors if t.device.type != "cpu"}.values():
+        tensor.flatten()[:1].cpu()

@@ -354,7 +354,7 @@ def join(device: int = -1) -> int:
     Raises HorovodInternalError if a rank is lost, or leaves while others have joined.
     """
     handle = engine.submit_join()
-    return synchronize(watch([handle], lambda: engine.result(handle)[2]))
+    return synchronize(watch([handle], lambda: engine.last_to_join(handle)))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

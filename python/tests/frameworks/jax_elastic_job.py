@@ -24,7 +24,11 @@ optimizer = hvd.distributed_optimizer(optax.adam(0.01))
 
 
 def digest(state):
-    leaves = jax.tree_util.tree_leaves((state.params, state.opt_state))
+    return digest_of((state.params, state.opt_state))
+
+
+def digest_of(trees):
+    leaves = jax.tree_util.tree_leaves(trees)
     return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()[:16]
 
 
@@ -46,21 +50,21 @@ def step(params, opt_state, x):
 @hvd.elastic.run
 def train(state):
     say("begin", state)
-    assert state.digest in ("", digest(state)), "the state is not what was committed"
+    assert state.committed is None or digest_of(state.committed) == digest(state), "the state is not what was committed"
     assert state.step % COMMIT_EVERY == 0, state.step
     while True:
         x = jnp.asarray(np.random.default_rng(100 * state.step + hvd.rank()).normal(size=(4, 6)), jnp.float32)
         state.params, state.opt_state = step(state.params, state.opt_state, x)
         state.step += 1
         if state.step % COMMIT_EVERY == 0:
-            state.digest = digest(state)
+            state.committed = state.params, state.opt_state  # which may be in flight
             state.commit()
             if hvd.broadcast_object(stop.exists(), name="stop"):
                 return
 
 
 resets = []
-state = hvd.elastic.JaxState(params=params, opt_state=optimizer.init(params), step=0, digest="")
+state = hvd.elastic.JaxState(params=params, opt_state=optimizer.init(params), step=0, committed=None)
 state.register_reset_callbacks([lambda: resets.append(hvd.size())])
 train(state)
 say("end", state)

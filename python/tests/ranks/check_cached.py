@@ -108,8 +108,8 @@ def test_a_gate_decides_on_the_kept_sum(wait_free, rank, size, everyone):
 def test_a_join_forgets_what_is_kept_and_the_age(wait_free, rank, size, everyone):
     counter = Counter("join", 3, wait_free)
     counter.step(6)
-    hvd.join()
-    before = hvd.broadcast(counter.weight.detach(), 0)[0].item() if size > 1 else counter.value
+    last = hvd.join()
+    before = hvd.broadcast(counter.weight.detach(), last)[0].item() if size > 1 else counter.value
     counter.step(4)
     assert counter.value == before + 4 * everyone
     hvd.barrier()

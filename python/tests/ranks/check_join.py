@@ -96,3 +96,30 @@ def test_what_every_rank_has_begun_before_a_join_is_done(rank, size):
     hvd.join()
     assert hvd.synchronize(gathered).tolist() == list(range(size))
     assert hvd.synchronize(shared).item() == size - 1
+
+
+@pytest.mark.parametrize("sync", ["ssp:3", "asp"])
+def test_agree_after_a_join_gives_the_parameters_of_the_last_rank(sync, rank, size):
+    """A join empties the servers. Where training goes on instead, it begins with these too."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [(f"joined {sync}", weight)], sync=sync)
+
+    def step(times):
+        for _ in range(times):
+            weight.grad = torch.full((3,), -1.0 - rank)
+            optimizer.step()
+
+    step(3 + rank % 2)
+    last = hvd.join()
+    newest = hvd.broadcast(weight.detach(), last, name="newest")
+    optimizer.agree()
+    assert torch.equal(weight.detach(), newest)
+    step(2)
+    optimizer.agree()
+    assert torch.equal(weight.detach(), newest + 2 * sum(r + 1 for r in range(size)) / size)
+    step(1)
+    last = hvd.join()
+    newest = hvd.broadcast(weight.detach(), last, name="newest")
+    step(1)
+    optimizer.agree()
+    assert torch.equal(weight.detach(), newest + sum(r + 1 for r in range(size)) / size)

@@ -50,7 +50,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        variables = [*self.model.variables, *variables_of(self.model.optimizer)]
+        # Not all variables: in Keras 3 these have the states of random generators, which are each rank's own.
+        variables = [*self.model.weights, *variables_of(self.model.optimizer)]
         local = {id(v) for v in self._local}
         unique = {id(v): v for v in variables if not local & {id(v), id(getattr(v, "value", None))}}
         broadcast_variables(unique.values(), self.root_rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -196,11 +197,21 @@ def _wrapped_3(optimizer: Any, name: str | None) -> Any:
     """An optimizer of Keras 3: its trackers belong to the object, so there is another one, with the same state."""
     derived = _derived(_OfKeras3, type(optimizer))
     wrapped = derived.from_config(optimizer.get_config() | ({"name": name} if name else {}))
+    _copy_exclusions(wrapped, optimizer)
+    if hasattr(optimizer, "inner_optimizer"):  # of a LossScaleOptimizer
+        _copy_exclusions(wrapped.inner_optimizer, optimizer.inner_optimizer)
     if optimizer.built:
         wrapped.build(optimizer._trainable_variables)
         for to, value in zip(variables_of(wrapped), variables_of(optimizer), strict=True):
             to.assign(value)
     return wrapped
+
+
+def _copy_exclusions(to: Any, optimizer: Any) -> None:
+    """What `exclude_from_weight_decay` has set, which is no part of a configuration."""
+    for attribute, value in vars(optimizer).items():
+        if attribute.startswith("_exclude_from_weight_decay"):
+            setattr(to, attribute, copy.copy(value))
 
 
 def _wrapped_2(optimizer: Any, name: str | None) -> Any:

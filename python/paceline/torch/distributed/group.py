@@ -21,8 +21,10 @@ from paceline.torch.distributed.memory import Memory
 from paceline.torch.distributed.work import PacelineWork
 
 # The job's codecs are for gradients (ddp.py): what else a script sums is exact.
-# PyTorch pickles objects to tensors of uint8, so what only moves such tensors is authenticated on every connection.
+# PyTorch pickles objects to tensors of uint8, with their lengths in tensors of int64: what only moves such tensors is
+# authenticated on every connection.
 _BYTES = Options(codec="none", authenticated=True)
+_OF_OBJECTS = (abi.UINT8, abi.INT64)
 _MESSAGES = (abi.SEND, abi.RECEIVE)
 _MOVES = (abi.BROADCAST, abi.ALLGATHER, abi.ALLTOALL, *_MESSAGES)
 # How many operations a group keeps to start them again: those of a training step, and more.
@@ -110,7 +112,7 @@ class Group:
                 root=root if root == abi.ANY_RANK else self.ranks[root],
                 prescale=prescale,
                 splits=splits,
-                options=_BYTES if dtype == abi.UINT8 and kind in _MOVES else PLAIN,
+                options=_BYTES if dtype in _OF_OBJECTS and kind in _MOVES else PLAIN,
             )
             if kind in _MESSAGES:
                 op.tag = self._tag | tag

@@ -70,6 +70,11 @@ class ModelStateHandler(_StateDictHandler):
 class OptimizerStateHandler(_StateDictHandler):
     """Of a torch.optim.Optimizer, or the result of DistributedOptimizer."""
 
+    def restore(self) -> None:
+        """Loads a copy of what was saved, and clears gradients: the step that was lost had no more use of its own."""
+        super().restore()
+        self.value.zero_grad()
+
     def sync(self) -> None:
         """Fills state and options with rank 0's, and saves them."""
         broadcast_optimizer_state(self.value, root_rank=0)

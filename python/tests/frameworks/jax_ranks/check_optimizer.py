@@ -233,6 +233,19 @@ def test_models_that_decide_between_iterations_outside_of_programs(sync, passes,
         jax.jit(optimizer.update)(params, state, params)
 
 
+def test_ranks_agree_after_different_numbers_of_steps_that_are_kept(rank, size):
+    """Rank 0's fourth step is an exchange, for which it waits until the others agree."""
+    optimizer = hvd.distributed_optimizer(optax.sgd(1.0), sync=paceline.SSP(1, cached=True), name="uneven kept.")
+    params = {"w": jnp.zeros(3)}
+    state = optimizer.init(params)
+    for _ in range(4 if rank == 0 else 3):
+        updates, state = optimizer.update({"w": jnp.full(3, -1.0)}, state, params)
+        params = optax.apply_updates(params, updates)
+    ours = optimizer.agree(params)
+    assert_identical(ours)
+    assert np.allclose(ours["w"], (3 * size + 1) / size)
+
+
 def test_ssp_0_equals_one_process(rank, size, x64):
     """Each rank's step of plain SGD is linear, so that the mean of the ranks' steps is the step of the mean."""
     optimizer = hvd.distributed_optimizer(optax.sgd(0.1), sync="ssp:0")

@@ -1,6 +1,7 @@
 """Operations within programs: their order, their effects, and loops, branches and inner programs."""
 
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -138,3 +139,14 @@ def test_programs_of_an_earlier_job_go_on_or_are_refused(rank, size):
         with pytest.raises(Exception, match="compiled for an earlier job"):
             jax.block_until_ready(gathering(jnp.ones(1)))
         assert jax.jit(lambda x: hvd.allgather(x))(jnp.ones(1)).shape == (size,)
+
+
+def test_a_state_is_saved_when_it_is_computed(rank, size):
+    """A loss that comes before leaves what was saved before."""
+    program = jax.jit(lambda x: hvd.allreduce(x @ x, op=hvd.Sum))
+    state = hvd.elastic.JaxState(x=jnp.ones((300, 300)))
+    x = program(state.x)
+    time.sleep(0.5 * rank)
+    state.x = program(x)
+    state.save()
+    assert state._saved_state["x"].is_ready()

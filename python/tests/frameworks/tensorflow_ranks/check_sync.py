@@ -148,7 +148,11 @@ def test_after_a_join_the_parameters_are_declared_anew(rank, size):
     fit(model, part(batches(size), rank))
     optimizer.agree()
     weights = model.get_weights()
-    hvd.join()
+    model.set_weights([w + rank for w in weights])
+    last = hvd.join()
+    optimizer.agree()
+    for ours, before in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_allclose(ours, before + last)
     with pytest.raises(tf.errors.InvalidArgumentError, match="traced for an earlier job"):
         fit(model, part(batches(size), rank))
     model.set_weights(weights)

@@ -10,6 +10,7 @@ import paceline
 import paceline.keras as hvd_keras
 import paceline.tensorflow as hvd
 from paceline.tensorflow._glue import asynchronous
+from paceline.tensorflow.gradients import _name_of
 
 keras = tf.keras
 KERAS_3 = hasattr(keras.optimizers.Optimizer, "apply")
@@ -126,6 +127,41 @@ def late(rank, here):
         return tf.identity(x), backward
 
     return same
+
+
+def test_gradients_have_names_whatever_a_rank_has_traced_before(rank, size):
+    """In an elastic job a rank that has come later traces functions that the others have had for long."""
+    head, base = (tf.Variable(tf.ones(3), name=f"traced {part}") for part in ("head", "base"))
+    if rank == 0:
+        _name_of(head, 0)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(base * (rank + 1.0)) + tf.reduce_sum(head)
+    first, second = hvd.DistributedGradientTape(tape).gradient(loss, [base, head])
+    assert first.numpy().tolist() == [(size + 1) / 2] * 3 and second.numpy().tolist() == [1.0] * 3
+
+
+@pytest.mark.skipif(not KERAS_3, reason="generators are variables in Keras 3")
+def test_a_broadcast_leaves_each_rank_its_random_numbers(rank, size):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5, seed=rank), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    callback = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)
+    callback.set_model(model)
+    callback.on_train_begin()
+    states = hvd.allgather_object([v.numpy().tolist() for v in model.non_trainable_variables])
+    assert states[0] and len({str(state) for state in states}) == size
+    assert len({str(weights) for weights in hvd.allgather_object([w.tolist() for w in model.get_weights()])}) == 1
+
+
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no such optimizers")
+def test_a_wrapped_optimizer_excludes_from_weight_decay_what_was_excluded():
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    for given in (optimizer, keras.optimizers.LossScaleOptimizer(optimizer)):
+        wrapped = hvd_keras.DistributedOptimizer(given)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        inner = getattr(wrapped, "inner_optimizer", wrapped)
+        wrapped.build(model.trainable_variables)
+        assert [inner._use_weight_decay(v) for v in model.trainable_variables] == [True, False]
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"gate": paceline.Significance(1e-9)}], ids=str)
