@@ -33,7 +33,8 @@ type book struct {
 	messages   messages
 	leaders    map[uint32]*declaration // first values of groups with supersteps, by tensor
 	dueOf      map[string]*lateRanks   // by the numbers of the ranks: of whom a warning is due
-	warned     map[string]time.Time    // when a server or this rank last warned of a stall
+	said       map[string]time.Time    // when such a warning was last shown
+	warned     map[string]time.Time    // when a server or this rank last knew of a stall
 	over       over                    // operations that have ended
 	suspension *wire.Suspension        // nil before an exchange had to begin again
 	kept       kept                    // has a lock of its own
@@ -47,7 +48,7 @@ type book struct {
 func newBook(cfg *Config) book {
 	return book{
 		cfg: cfg, names: map[nameID]*nameState{}, inflight: map[*operation]struct{}{}, seen: map[nameID]struct{}{}, leaders: map[uint32]*declaration{},
-		dueOf: map[string]*lateRanks{}, warned: map[string]time.Time{}, policies: map[string]*policy.Policy{}, removed: map[uint32]struct{}{}, tuner: newTuner(cfg),
+		said: map[string]time.Time{}, dueOf: map[string]*lateRanks{}, warned: map[string]time.Time{}, policies: map[string]*policy.Policy{}, removed: map[uint32]struct{}{}, tuner: newTuner(cfg),
 		host: cfg.Membership.Now().HostSums().Of(cfg.Rank), climbs: map[*operation]struct{}{},
 	}
 }

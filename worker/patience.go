@@ -122,12 +122,14 @@ func (e *Engine) warnedOf(o *operation) time.Duration {
 	return -1
 }
 
-// warns notes that a name is warned of, and reports whether it was shortly before.
+// warns notes that somebody knows why an operation waits, and reports whether it was said shortly before. It is said again after a while, however often it is heard.
 func (e *Engine) warns(name string) (again bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if again = time.Since(e.warned[name]) < sameStall; !again {
-		e.warned[name] = time.Now()
+	now := time.Now()
+	e.warned[name] = now
+	if again = now.Sub(e.said[name]) < sameStall; !again {
+		e.said[name] = now
 	}
 	return again
 }

@@ -216,7 +216,8 @@ def test_what_a_forked_child_writes_into_the_arena_is_its_own(tmp_path):
                 grandchild = os.fork()
                 if grandchild == 0:
                     os._exit(0 if (x == -1).all() else 1)
-                os._exit(os.waitpid(grandchild, 0)[1] or (0 if same and (x == -1).all() else 1))
+                status = os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1])
+                os._exit(0 if status == 0 and same and (x == -1).all() else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert (x == 3).all(), x
             hvd.shutdown()

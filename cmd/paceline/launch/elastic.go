@@ -47,6 +47,7 @@ func (j *maker) placeElastic(hosts []Host) error {
 	case e.Script != "" && (j.Hosts != "" || j.HostFile != ""):
 		return errors.New("--host-discovery-script finds the hosts: leave --hosts and --hostfile out")
 	case e.Script != "":
+		j.listen()
 		var err error
 		if hosts, err = j.discovery.discoverUntil(j.heard); err != nil {
 			return err

@@ -28,11 +28,9 @@ import (
 // anything. The exit code is that of the first worker that failed.
 func Run(o Options) (Report, error) {
 	began := time.Now()
-	heard := make(chan os.Signal, 4)
-	signal.Notify(heard, signals.Ending()...)
-	defer signal.Stop(heard)
+	j := &maker{Options: o, heard: make(chan os.Signal, 4)}
+	defer signal.Stop(j.heard)
 	signals.OutliveReaders()
-	j := &maker{Options: o, heard: heard}
 	r, err := j.run()
 	r.Command, r.Seconds = o.Command, time.Since(began).Seconds()
 	return r, err
@@ -46,6 +44,7 @@ func (j *maker) run() (Report, error) {
 		}()
 	}
 	err := j.prepare()
+	j.listen()
 	var cut interrupted
 	if errors.As(err, &cut) {
 		j.Say("%v", err)
@@ -100,6 +99,9 @@ func (j *maker) run() (Report, error) {
 	}
 	return job.Run(j.heard), nil
 }
+
+// listen has signals of the user be heard. Before they end this process: it has started nothing.
+func (j *maker) listen() { signal.Notify(j.heard, signals.Ending()...) }
 
 // inbox is what the scheduler has told the launcher, in its order.
 type inbox struct {

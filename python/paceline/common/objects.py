@@ -78,8 +78,10 @@ def newest(process_set: ProcessSet, name: str) -> int:
     """
     last, ranks = engine.last_joined, process_set.ranks or [0]
     if engine.setting("elastic"):
-        lowest = -greatest(1 if engine.rank() == last else -engine.rank(), f"{name}.lowest", process_set)
-        return lowest if last is None or lowest >= 0 else last
+        # Where servers were lost ranks may take several for the last: all get the greatest of these.
+        rank = engine.rank()
+        found = greatest(rank + 1 if rank == last else -rank, f"{name}.newest", process_set)
+        return found - 1 if found > 0 else -found
     return last if last in ranks else min(ranks)
 
 

@@ -204,14 +204,18 @@ class Holding:
         for variable, value in zip(variables, results if reads else (), strict=reads):
             variable.assign(value)
 
-    def agree(self) -> None:
-        """Waits for all ranks, then gives them the same parameters: the sum of all their changes."""
-        if not self._variables:
+    def agree(self, trained: Sequence[Any] | None) -> None:
+        """Waits for all ranks, then gives them the same parameters: the sum of all their changes.
+
+        trained: the parameters, also of a rank that has made no step; None where they are known from steps alone.
+        """
+        if self._generation != engine.generation and engine.last_joined is not None:
+            # Nothing is held any more: the last to join has the newest.
+            variables = [v for v in trained or self._variables if _value(v).dtype in _TYPES]
+            if variables:
+                broadcast_variables(variables, newest(self._process_set, "paceline.agree"), self._process_set)
             return
-        if self._generation != engine.generation:
-            if engine.last_joined is not None:  # nothing is held any more: the last to join has the newest
-                root = newest(self._process_set, self._names[id(self._variables[0])])
-                broadcast_variables(self._variables, root, self._process_set)
+        if self._generation != engine.generation or not self._variables:
             return
         if self._model.alone:
             self._send_kept()

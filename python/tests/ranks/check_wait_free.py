@@ -340,3 +340,22 @@ def test_optimizers_that_need_all_parameters_are_refused():
 
 def test_under_bsp_it_is_how_gradients_travel_anyway():
     assert_same(*both(OPTIMIZERS["adam"], "bsp", sync=paceline.BSP()))
+
+
+def test_a_state_is_restored_while_changes_are_in_flight():
+    """As an elastic training does whose loss is noticed after backward; its changes end with the round."""
+    weight = nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], lr=1.0), [("restored in flight", weight)], sync="ssp:0", wait_free=True
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+    state = hvd.elastic.TorchState(optimizer=optimizer)
+    optimizer.zero_grad()
+    weight.sum().backward()
+    state.restore()
+    assert weight.grad is None
+    with pytest.raises(RuntimeError, match="changed after backward"):  # here, where the round goes on
+        optimizer.step()

@@ -36,7 +36,7 @@ class Distributed:
         Where ranks may not run ahead they have the same parameters already.
         """
         if self._paceline_holding is not None:
-            self._paceline_holding.agree()
+            self._paceline_holding.agree(getattr(self, "_trainable_variables", None))  # Keras 3's
 
     def register_local_var(self, var: Any) -> None:
         """Leaves a variable's gradient to this rank: one of Keras, or the one of TensorFlow that it wraps.

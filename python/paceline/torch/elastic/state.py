@@ -73,7 +73,7 @@ class OptimizerStateHandler(_StateDictHandler):
     def restore(self) -> None:
         """Loads a copy of what was saved, and clears gradients: the step that was lost had no more use of its own."""
         super().restore()
-        self.value.zero_grad()
+        torch.optim.Optimizer.zero_grad(self.value)  # also where changes are in flight, which end with the round
 
     def sync(self) -> None:
         """Fills state and options with rank 0's, and saves them."""
