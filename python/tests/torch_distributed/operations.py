@@ -5,6 +5,7 @@ OTHER: the default device while the backend's own code runs, as a script may hav
 
 import re
 import sys
+import time
 from datetime import timedelta
 
 import by_name  # noqa: F401
@@ -240,6 +241,34 @@ def works_and_failures(rank):
     dist.all_reduce(torch.ones(3))  # the group goes on
 
 
+def as_gloo(rank):
+    """Ends of works: made by another thread in the mode of the caller's, waited for again, and of the same form."""
+    with torch.inference_mode():
+        outputs = [torch.empty(3, 2) for _ in range(2)]
+        work = dist.all_gather(outputs, of(rank), async_op=True)
+        while not work.get_future().done():  # the library's thread completes it
+            time.sleep(0.01)
+        work.wait()
+    for r, output in enumerate(outputs):
+        same(output, of(r))
+    total = of(rank)
+    if rank == 1:
+        dist.recv(torch.empty(1), 0)
+    work = dist.all_reduce(total, async_op=True)
+    if rank == 0:
+        refuses("Timed out waiting", lambda: work.wait(timedelta(seconds=0.1)), RuntimeError)
+        assert not work.is_completed()
+        dist.send(torch.ones(1), 1)
+    work.wait()
+    same(total, of(0) + of(1))
+    parts = [torch.empty(3, 2) for _ in range(2)] if rank == 0 else None
+    gathered = dist.gather(of(rank), parts, 0, async_op=True).get_future().wait()
+    for r, part in enumerate(gathered):
+        same(part, of(r))
+    assert len(gathered) == (2 if rank == 0 else 0)
+    refuses("outputs are not of", lambda: dist.all_gather_into_tensor(torch.empty(6, 2, dtype=torch.int32), of(rank)))
+
+
 def elsewhere(device):
     """Has the backend's operations, and the ends of their works, run with another default device."""
     from paceline.torch.distributed import operations, work
@@ -271,7 +300,16 @@ def main():
         work = dist.barrier(async_op=True)
         work.wait()
         assert type(work).__name__ == "PacelineWork", type(work)
-        for check in (reductions, transfers, objects, messages, groups, methods_of_the_group, works_and_failures):
+        for check in (
+            reductions,
+            transfers,
+            objects,
+            messages,
+            groups,
+            methods_of_the_group,
+            works_and_failures,
+            as_gloo,
+        ):
             check(rank)
         dist.destroy_process_group()
     print(f"rank {rank} is done\n", end="", flush=True)

@@ -98,6 +98,8 @@ class PacelineBackend(Reductions, Transfers, Exchanges, Messages, Base):
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the time after which operations that are called from now on fail."""
         self._timeout, self._group.timeout_s = timeout, timeout.total_seconds()
+        if self._options is not None:
+            self._options._timeout = timeout
 
     _set_default_timeout = set_timeout
 

@@ -30,7 +30,7 @@ class Exchanges(Operations):
         def finish(handles: Any) -> None:
             self._receive(handles[0], m.host, into)
 
-        return self._exchange("gather", m, dtype, count, splits, finish, [list(into)] if into else [], options)
+        return self._exchange("gather", m, dtype, count, splits, finish, list(into), options)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], options: Any) -> PacelineWork:
         """Gives each rank its own of the root's tensors."""

@@ -174,8 +174,10 @@ class Group:
     ) -> PacelineWork:
         what = f"{what} of group {self.name!r} on rank {self.rank}"
         # Messages match whatever their order, and may come late: no other callback waits for theirs.
-        callbacks = self._of_messages if isinstance(ops, abi.Op) and ops.kind in _MESSAGES else self.key
+        is_message = isinstance(ops, abi.Op) and ops.kind in _MESSAGES
+        callbacks = self._of_messages if is_message else self.key
         started = PacelineWork(what, memory, finish, outputs, callbacks, self._closed)
+        started.is_message = is_message
         if _autograd._profiler_enabled():
             started.profile(f"{self.title}:{title}", [m.tensor for m in memory if isinstance(m, Memory)])
             tell = True

@@ -73,6 +73,8 @@ class Transfers(Operations):
                     f"{what}: an output of {output.numel()} elements, where {size} ranks give {each} each, "
                     f"{size * each} in all"
                 )
+            if any(into.dtype != input.dtype for into in (output if isinstance(output, list) else [output])):
+                raise ValueError(f"{what}: the outputs are not of {input.dtype}, which each rank gives")
             memory.append(Memory(input))
 
         def finish(handles: Any) -> None:

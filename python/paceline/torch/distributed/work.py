@@ -40,6 +40,7 @@ class PacelineWork(Work):
     """
 
     _in_flight = False  # whether the engine may use the memory; also where Ctrl-C has come before __init__
+    is_message = False  # a wait that runs out of time ends it, as with Gloo; a collective may be waited for again
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class PacelineWork(Work):
         self._what, self._memory, self._finish, self._outputs = what, memory, finish, outputs
         # The program's, for what `finish` does, perhaps on another thread.
         self._streams = [torch.accelerator.current_stream(device) for device in devices_of(outputs)]
+        self._infers = torch.is_inference_mode_enabled()
         self._handles: Any = None
         self._open = 0  # operations of which the library has still to tell
         self._is_left = False  # by the library's thread to the one that ends it now
@@ -186,7 +188,10 @@ class PacelineWork(Work):
         while not self._ended:
             left = until - time.monotonic()
             if left <= 0:
-                self._settle(DistBackendError(f"{self._what}: Timed out waiting {limit:g} s, as wait() was asked to"))
+                late = DistBackendError(f"{self._what}: Timed out waiting {limit:g} s, as wait() was asked to")
+                if not self.is_message:
+                    raise late
+                self._settle(late)
             elif not engine.runs(self.round):
                 self._settle(self._gone("destroyed"))
             elif self.closed.is_set():
@@ -273,7 +278,7 @@ class PacelineWork(Work):
             if (failure := engine.end_of(self._handles)) is not None:
                 return _translated(failure)
             if self._finish is not None:
-                with contextlib.ExitStack() as streams:
+                with torch.inference_mode(self._infers), contextlib.ExitStack() as streams:
                     for stream in self._streams:
                         streams.enter_context(_device_of(stream))
                         streams.enter_context(stream)
