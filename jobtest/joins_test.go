@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/paceline/paceline/internal/units"
 	"github.com/paceline/paceline/jobtest"
@@ -99,6 +100,30 @@ func needsAJoinedRank(t *testing.T, j *jobtest.Job, kind units.Kind, name string
 		}
 	}
 	j.Works("x", 1000)
+}
+
+// A reducescatter ends on a rank that has no rows when its own are sent.
+func TestARankMayJoinWhenItsReducescatterHasEnded(t *testing.T) {
+	j := jobtest.Start(t, 3)
+	joined := make(chan struct{})
+	j.Each(func(rank int) error {
+		if rank != 2 {
+			<-joined
+		}
+		op := jobtest.Float32s(units.Reducescatter, "rows", 20_000)
+		op.Shape, op.Output = []int64{2, 10_000}, make([]byte, len(op.Input)/2)
+		if rank == 2 {
+			op.Output = nil
+		}
+		if _, err := j.Do(rank, op); err != nil {
+			return err
+		}
+		if rank == 2 {
+			time.AfterFunc(200*time.Millisecond, func() { close(joined) }) // when the servers know of the join
+		}
+		_, err := j.Join(rank)
+		return err
+	})
 }
 
 func TestAJoinedRankSubmitsNothing(t *testing.T) {

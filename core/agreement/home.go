@@ -148,7 +148,8 @@ func (h *Home) hindrance(a *arrival, t *Tensor, rank int) reason {
 	if h.joined.Has(rank) {
 		return reason{units.FailUnsupported, fmt.Sprintf("%q cannot be done: rank %d has joined", t.Name, rank)}
 	}
-	return reason{units.FailUnsupported, t.hinderedBy(h.joined)}
+	// Who has brought it before joining has given its part: a reducescatter ends on a rank without rows when that is sent.
+	return reason{units.FailUnsupported, t.hinderedBy(h.joined.Minus(a.ranks))}
 }
 
 // complete reports whether every rank has come that can.

@@ -26,7 +26,7 @@ func (h *Home) check(id ID, n *name) {
 		missing := h.missing(a)
 		invariant.Check(missing.Overlap(h.left).Len() == 0, "2: %d of %q waits for %v, of which %v have left", count, id.Name, missing, h.left)
 		invariant.Check(!h.cfg.Elastic || a.t.brokenBy(h.left.Minus(a.ranks)) == "", "2: %d of %q waits, where ranks %v have gone", count, id.Name, h.left)
-		invariant.Check(a.t.hinderedBy(h.joined) == "", "2: %d of %q waits, where ranks %v have joined", count, id.Name, h.joined)
+		invariant.Check(a.t.hinderedBy(h.joined.Minus(a.ranks)) == "", "2: %d of %q waits, where ranks %v have joined", count, id.Name, h.joined)
 		_, reported := n.reported[count]
 		invariant.Check(!reported, "4: %d of %q waits though its failure was told", count, id.Name)
 		invariant.Check(!n.failed.covers(a.t, count), "4: %d of %q waits under generation %d, which has failed", count, id.Name, a.t.Generation)

@@ -29,7 +29,7 @@ func (h *Home) Join(rank int) (all bool, failures []Failure) {
 		if !w.still() {
 			continue
 		}
-		if text := w.a.t.hinderedBy(joined); text != "" {
+		if text := w.a.t.hinderedBy(joined.Minus(w.a.ranks)); text != "" {
 			failures = h.fail(failures, w.n, w.a.t, w.count, reason{units.FailUnsupported, text})
 		} else if h.complete(w.a) {
 			h.drop(w.n, w.count)

@@ -70,19 +70,19 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def newest(process_set: ProcessSet, name: str) -> int:
-    """The rank of a set whose parameters are declared: the last to join, or the lowest.
+    """The rank of a set whose parameters are declared: the last that joined before, or the lowest.
 
-    In an elastic job it is one of those that are left, which then all ask.
+    After a join, and in an elastic job, it is one of those that ask: others may have joined again already, or are lost.
 
     name: the same on all that ask together. Raises HorovodInternalError if one does not come in time.
     """
-    last, ranks = engine.last_joined, process_set.ranks or [0]
-    if engine.setting("elastic"):
-        # Where servers were lost ranks may take several for the last: all get the greatest of these.
-        rank = engine.rank()
-        found = greatest(rank + 1 if rank == last else -rank, f"{name}.newest", process_set)
-        return found - 1 if found > 0 else -found
-    return last if last in ranks else min(ranks)
+    last = engine.last_joined
+    if last is None and not engine.setting("elastic"):
+        return min(process_set.ranks or [0])
+    # Above 0, which ranks give that have joined. Where servers were lost ranks may take several for the last.
+    rank, size = engine.rank(), engine.size()
+    found = greatest(size + 1 + rank if rank == last else size - rank, f"paceline.newest.{name}", process_set)
+    return found - size - 1 if found > size else size - found
 
 
 def greatest(number: int, name: str, process_set: ProcessSet = global_process_set) -> int:
