@@ -209,11 +209,17 @@ class Holding:
 
         trained: the parameters, also of a rank that has made no step; None where they are known from steps alone.
         """
+        if not self._process_set.included() or place_in(self._process_set)[1] == 1:
+            return
         if self._generation != engine.generation and engine.last_joined is not None:
             # Nothing is held any more: the last to join has the newest.
             variables = [v for v in trained or self._variables if _value(v).dtype in _TYPES]
-            if variables:
-                broadcast_variables(variables, newest(self._process_set, "paceline.agree"), self._process_set)
+            if not variables:
+                raise ValueError(
+                    "agree() after join() on a rank that has made no step: build the optimizer before, by "
+                    "optimizer.build(model.trainable_variables), so that it knows the parameters"
+                )
+            broadcast_variables(variables, newest(self._process_set, "paceline.agree"), self._process_set)
             return
         if self._generation != engine.generation or not self._variables:
             return

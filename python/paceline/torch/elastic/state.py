@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paceline.common.elastic import ObjectState
+from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch.elastic.sampler import ElasticSampler
 from paceline.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from paceline.torch.mpi_ops import rank
@@ -73,7 +74,9 @@ class OptimizerStateHandler(_StateDictHandler):
     def restore(self) -> None:
         """Loads a copy of what was saved, and clears gradients: the step that was lost had no more use of its own."""
         super().restore()
-        torch.optim.Optimizer.zero_grad(self.value)  # also where changes are in flight, which end with the round
+        # Also where changes are in flight, which end with the round: without DistributedOptimizer's check.
+        clears: Any = super(GradientHooks, self.value) if isinstance(self.value, GradientHooks) else self.value
+        clears.zero_grad()
 
     def sync(self) -> None:
         """Fills state and options with rank 0's, and saves them."""
