@@ -181,14 +181,19 @@ func TestRunWritesEachRanksOutputToFilesToo(t *testing.T) {
 	}
 }
 
+// fifo makes a pipe in a command's directory: reading it waits until what the command runs has written to it.
+func fifo(t *testing.T, c *exec.Cmd, name string) (path string) {
+	t.Helper()
+	path = filepath.Join(c.Dir, name)
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 func TestRunInterruptedEndsWithTheSignalsCode(t *testing.T) {
 	c := command(t, "run", "-np", "2", "sh", "-c", "trap 'exit 0' INT; echo > ready.$PACELINE_RANK; while :; do sleep 0.05; done")
-	ready := []string{filepath.Join(c.Dir, "ready.0"), filepath.Join(c.Dir, "ready.1")}
-	for _, name := range ready {
-		if err := syscall.Mkfifo(name, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	ready := []string{fifo(t, c, "ready.0"), fifo(t, c, "ready.1")}
 	run(t, c, func() {
 		for _, name := range ready {
 			os.ReadFile(name) // until the rank has written to it
@@ -228,10 +233,7 @@ func TestRanksEndByThemselvesThoughNobodyReadsTheirOutputAnyMore(t *testing.T) {
 
 func TestASignalWhileHostsAreDiscoveredEndsTheRun(t *testing.T) {
 	c := command(t, "run", "--min-np", "1", "--host-discovery-script", "echo > ready; sleep 1000", "true")
-	ready := filepath.Join(c.Dir, "ready")
-	if err := syscall.Mkfifo(ready, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	ready := fifo(t, c, "ready")
 	run(t, c, func() {
 		os.ReadFile(ready) // until the script has written to it
 		c.Process.Signal(syscall.SIGINT)
@@ -242,10 +244,7 @@ func TestAJobOutlivesItsTerminalUnderNohup(t *testing.T) {
 	c := command(t, "run", "sh", "-c", "echo > ready; until [ -e go ]; do sleep 0.05; done; echo done")
 	c.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$SELF" "$@"`, "sh"}, c.Args[1:]...)
 	c.Path = "/bin/sh"
-	ready := filepath.Join(c.Dir, "ready")
-	if err := syscall.Mkfifo(ready, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	ready := fifo(t, c, "ready")
 	run(t, c, func() {
 		os.ReadFile(ready) // until the rank has written to it
 		c.Process.Signal(syscall.SIGHUP)

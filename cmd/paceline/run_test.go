@@ -95,10 +95,7 @@ func TestRunReportsAsJSONHowTheJobWent(t *testing.T) {
 // TestAnInterruptedRunReportsTheSignal, for no process has failed.
 func TestAnInterruptedRunReportsTheSignal(t *testing.T) {
 	c := command(t, "run", "-np", "1", "--json", "sh", "-c", "trap 'exit 0' INT; echo > ready; while :; do sleep 0.05; done")
-	ready := filepath.Join(c.Dir, "ready")
-	if err := syscall.Mkfifo(ready, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	ready := fifo(t, c, "ready")
 	r := run(t, c, func() {
 		os.ReadFile(ready) // until the rank has written to it
 		c.Process.Signal(syscall.SIGINT)

@@ -43,12 +43,7 @@ func (h place) run(args ...string) result {
 func (h place) job(args ...string) *exec.Cmd {
 	h.t.Helper()
 	c := h.command(append([]string{"run"}, args...)...)
-	ready, hold := filepath.Join(c.Dir, "ready"), filepath.Join(c.Dir, "hold")
-	for _, pipe := range []string{ready, hold} {
-		if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-			h.t.Fatal(err)
-		}
-	}
+	ready, hold := fifo(h.t, c, "ready"), fifo(h.t, c, "hold")
 	held, err := os.OpenFile(hold, os.O_RDWR, 0)
 	if err != nil {
 		h.t.Fatal(err)

@@ -10,7 +10,6 @@ package admission
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/paceline/paceline/internal/invariant"
 )
@@ -89,16 +88,17 @@ func (g *Gate[P]) victim(source string) P {
 // crowded is the source with the most peers, of equals a random one: with many addresses of one peer each, nobody is certain to lose.
 func (g *Gate[P]) crowded() string {
 	var most []string
-	for source, peers := range g.sources {
-		if n := len(peers); len(most) == 0 || n >= len(g.sources[most[0]]) {
-			if len(most) > 0 && n > len(g.sources[most[0]]) {
-				most = most[:0]
-			}
+	peers := 0
+	for source, of := range g.sources {
+		if len(of) > peers {
+			most, peers = most[:0], len(of)
+		}
+		if len(of) == peers {
 			most = append(most, source)
 		}
 	}
-	if len(most) < 2 {
-		return strings.Join(most, "")
+	if len(most) == 1 {
+		return most[0]
 	}
 	slices.Sort(most) // so that runs repeat
 	return most[g.draw(len(most))]

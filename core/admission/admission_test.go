@@ -97,3 +97,15 @@ func TestAnHonestPeerMostlyOutlivesTheFloodOfItsOwnAddress(t *testing.T) {
 		}
 	}
 }
+
+func TestAmongAddressesOfOnePeerEachNoneIsCertainToLose(t *testing.T) {
+	for drawn, want := range map[int]string{0: "a", 2: "c", 3: "d"} {
+		g := New[string](Bounds{4, 2}, func(n int) int { return min(drawn, n-1) })
+		for _, peer := range []string{"d", "b", "a", "c"} {
+			g.Arrive(peer, peer)
+		}
+		if dropped, full := g.Arrive("e", "e"); !full || dropped != want {
+			t.Errorf("draw %d: %q makes room, want %q", drawn, dropped, want)
+		}
+	}
+}

@@ -29,13 +29,13 @@ func IsLocal(host, hostname string) bool {
 	if IsLoopback(host) || host == hostname || host == firstLabel(hostname) {
 		return true
 	}
-	own, err := net.InterfaceAddrs()
-	if err != nil {
-		return false
-	}
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
 		return false // an unknown name: the remote shell's configuration resolves it
+	}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
 	}
 	for _, a := range own {
 		if n, ok := a.(*net.IPNet); ok && n.IP.Equal(net.IP(addr.AsSlice())) {

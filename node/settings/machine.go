@@ -97,8 +97,7 @@ func TimelinePath(path string, rank int) string {
 	if path == "" || rank == 0 {
 		return path
 	}
-	ext := filepath.Ext(path)
-	return fmt.Sprintf("%s.%d%s", strings.TrimSuffix(path, ext), rank, ext)
+	return beforeEnding(path, strconv.Itoa(rank))
 }
 
 // roundPath is the file of a round of a job that changes its size: trace.json, and trace.round2.json later. What the one before has written stays.
@@ -106,8 +105,13 @@ func roundPath(path string, round uint64) string {
 	if path == "" || round < 2 {
 		return path
 	}
+	return beforeEnding(path, fmt.Sprint("round", round))
+}
+
+// beforeEnding puts a word before the ending of a file's name: trace.word.json.
+func beforeEnding(path, word string) string {
 	ext := filepath.Ext(path)
-	return fmt.Sprintf("%s.round%d%s", strings.TrimSuffix(path, ext), round, ext)
+	return strings.TrimSuffix(path, ext) + "." + word + ext
 }
 
 // memoryBytes is the memory of this machine, or of this container if that is less.

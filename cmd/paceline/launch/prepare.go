@@ -178,7 +178,7 @@ func (j *maker) listenAddress() (string, error) {
 // away are the other hosts of the job.
 func (j *maker) away() []string {
 	hosts := append(each.Of(j.workers, func(w Worker) string { return w.Host }), each.Of(j.servers, func(s serverPlace) string { return s.host })...)
-	return slices.Compact(slices.DeleteFunc(hosts, j.here))
+	return slices.DeleteFunc(slices.Compact(hosts), j.here) // of a host its workers follow each other
 }
 
 func (j *maker) here(host string) bool { return iface.IsLocal(host, j.hostname) }

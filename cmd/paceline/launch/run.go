@@ -44,7 +44,6 @@ func (j *maker) run() (Report, error) {
 		}()
 	}
 	err := j.prepare()
-	j.listen()
 	var cut interrupted
 	if errors.As(err, &cut) {
 		j.Say("%v", err)
@@ -53,6 +52,7 @@ func (j *maker) run() (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
+	j.listen()
 	address := j.settings.Scheduler
 	var e *elastic
 	launched := len(j.workers)
