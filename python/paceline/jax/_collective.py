@@ -63,6 +63,7 @@ class Call:
     significance: float = 0.0  # of held values, outside of programs
     group: str | None = None  # of held values, outside of programs
     gated: bool = False  # the first array says which tensors are zeros, that are not sent
+    of_job: bool = False  # the program around it has this rank's number
 
     def unnamed(self, count: int) -> Call:
         """The same for so many other tensors, without names, and coded as the job says: for gradients."""
@@ -248,7 +249,8 @@ ad.primitive_jvps[collective_p] = _no_tangents
 
 def _job_of(call: Call) -> int:
     """The job that a program with the call is compiled for; 0 for any, where neither its size nor its sets matter."""
-    return 0 if call.process_set == 0 and call.kind in (abi.ALLREDUCE, abi.BROADCAST, abi.BARRIER) else _job
+    fits = call.process_set == 0 and call.kind in (abi.ALLREDUCE, abi.BROADCAST, abi.BARRIER) and not call.of_job
+    return 0 if fits else _job
 
 
 def _forget() -> None:

@@ -264,7 +264,7 @@ def _broadcast(call: Call, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _broadcast_backward(call: Call, _: None, grads: tuple[Any, ...]) -> tuple[Any]:
     """The root's gradients are the average over the ranks, the others' are zero."""
-    average = dataclasses.replace(call, kind=abi.ALLREDUCE, op=Average, root=0)
+    average = dataclasses.replace(call, kind=abi.ALLREDUCE, op=Average, root=0, of_job=True)
 
     def backward(real: list[Any]) -> Sequence[Any]:
         averaged = _allreduce(average.unnamed(len(real)), tuple(real))

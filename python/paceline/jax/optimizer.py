@@ -17,7 +17,7 @@ from paceline.common.compression import CompressionArgument
 from paceline.common.engine import engine
 from paceline.common.operation import How, Options
 from paceline.common.operators import Adasum, Average, Sum, operator_of
-from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set
+from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set, place_in
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check, model_of
 from paceline.jax._collective import collective
@@ -58,7 +58,7 @@ def distributed_optimizer(
         return updates of zero.
     op: Average, Sum, Min, Max or Product.
     gradient_predivide_factor f: with Average, gradients are multiplied by 1/f before the sum and by f/size after it.
-    process_set: the ranks that share their gradients.
+    process_set: the ranks that share their gradients; the others step with their own.
     sync: the synchronisation model, such as paceline.SSP(3) or "ssp:3". Default: PACELINE_SYNC, else BSP. Under a model
         that lets ranks run ahead, the servers hold the parameters and each rank steps with its own gradients: the
         servers add the change, divided by the number of ranks for Average, and the rank continues with the sum of all
@@ -145,11 +145,12 @@ class _Reducing:
         return state if self._gate is None else with_gate(state, params)
 
     def step(self, grads: Tree, state: DistributedState, params: Tree, extra: Any) -> tuple[Tree, DistributedState]:
-        empty = None
-        if self._gate is not None:
-            grads, empty, state = offer(self._gate, grads, state, params)
-        reduced = self._reduce(grads, empty)
-        updates, inner = self._optimizer.update(reduced, state.inner, params, **extra)
+        if place_in(self._how.process_set)[0] >= 0:  # the other ranks step alone
+            empty = None
+            if self._gate is not None:
+                grads, empty, state = offer(self._gate, grads, state, params)
+            grads = self._reduce(grads, empty)
+        updates, inner = self._optimizer.update(grads, state.inner, params, **extra)
         return updates, state._replace(inner=inner)
 
     def _reduce(self, grads: Tree, empty: jax.Array | None) -> Tree:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from paceline.common.basics import init, rank, shutdown
 from paceline.common.elastic import ObjectState, State, run_fn
 from paceline.common.exceptions import HorovodInternalError
+from paceline.tensorflow._variables import given_to
 from paceline.tensorflow.functions import broadcast_object, broadcast_variables
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run", "run_fn"]
@@ -120,6 +121,6 @@ class TensorFlowKerasState(_VariablesState):
         self._forget_passes()
 
     def _forget_passes(self) -> None:
-        passes = getattr(self.optimizer, "_paceline_passes", None)
+        passes = given_to(self.optimizer, "_paceline_passes")
         if passes is not None:
             passes.reset()

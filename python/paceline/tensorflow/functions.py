@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from paceline.common import objects
 from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.tensorflow._variables import call_it, label_of
 from paceline.tensorflow.mpi_ops import broadcast_
 
 
@@ -23,10 +24,19 @@ def broadcast_variables(
     variables: of any shapes and types; every rank has the same ones, in the same order. The result groups the
     assignments where it runs in a graph. inplace: Horovod's, without effect.
 
+    Eagerly, their gradients have the root's names from then on: a model that one rank has loaded from a file, or made
+    after another one, may have names of its own.
+
     Raises what `broadcast` raises.
     """
-    assigned = broadcast_(variables, root_rank, None, process_set)
-    return None if tf.executing_eagerly() else tf.group(*[a for a in assigned if tf.is_tensor(a)])
+    targets = list(variables)
+    assigned = broadcast_(targets, root_rank, None, process_set)
+    if not tf.executing_eagerly():
+        return tf.group(*[a for a in assigned if tf.is_tensor(a)])
+    labels = broadcast_object([label_of(v) for v in targets], root_rank, process_set=process_set)
+    for variable, label in zip(targets, labels, strict=True):
+        call_it(variable, label)
+    return None
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

@@ -13,7 +13,13 @@ from paceline.common import compression as codecs
 from paceline.common.engine import engine
 from paceline.common.operation import How, Options
 from paceline.common.operators import Average, Sum
-from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set, process_set_number
+from paceline.common.process_sets import (
+    ProcessSet,
+    check_process_set,
+    global_process_set,
+    place_in,
+    process_set_number,
+)
 from paceline.common.significance import Significance
 from paceline.common.sync import check, model_of
 from paceline.common.util import split_list
@@ -21,7 +27,7 @@ from paceline.tensorflow._gate import gate_of
 from paceline.tensorflow._glue import asynchronous
 from paceline.tensorflow._variables import label_of
 from paceline.tensorflow.compression import Compression
-from paceline.tensorflow.mpi_ops import allreduce, exchange_changes, name_of_use, reduce_dense, reduce_sparse
+from paceline.tensorflow.mpi_ops import allreduce, exchange_changes, in_turn, name_of_use, reduce_dense, reduce_sparse
 
 # By round of the engine, process set and label.
 _numbers: collections.Counter[tuple[int, int, str]] = collections.Counter()
@@ -56,15 +62,6 @@ def ranks_of_averages(process_set: ProcessSet) -> Any:
     if not engine.setting("elastic"):
         return process_set.size() or 1
     return allreduce(tf.ones([]), op=Sum, process_set=process_set)
-
-
-def _in_turn(result: Any) -> list[Any]:
-    """What the next reduction waits for: nothing, or this one where kernels wait in TensorFlow's threads.
-
-    tf.function would order them too, a graph of TensorFlow 1 does not: two ranks whose only thread waits for different
-    tensors would wait for ever.
-    """
-    return [] if asynchronous or tf.executing_eagerly() else [result]
 
 
 def _divided(grad: Any, by: Any) -> Any:
@@ -115,9 +112,11 @@ class Reduction:
         """The gradients of all ranks, in the place of this rank's; None stays.
 
         generic: a gradient's name is its place, so that it meets those of other functions and branches on other ranks.
+        A rank that is not in the process set keeps its own.
         """
-
         among = process_set_number(self.process_set)
+        if place_in(self.process_set)[0] < 0:
+            return list(grads)
 
         def name_of(i: int, group: int = 1) -> str | None:
             return f"grad_{i}" if generic else _name_of(variables[i], among, group)
@@ -138,7 +137,7 @@ class Reduction:
                     raise ValueError("gate= is for dense gradients: give sparse_as_dense=True")
                 with tf.control_dependencies(before):
                     reduced[i] = reduce_sparse(grad, name_of(i), self._how(), self.compression)
-                before = _in_turn(reduced[i])
+                before = in_turn(reduced[i])
             else:
                 dense.append(i)
         for group in self._groups(dense, variables):
@@ -149,7 +148,7 @@ class Reduction:
                 else:
                     names = [str(name_of(i)) for i in group]
                     results = self._gated(self.gate, values, [variables[i] for i in group], names)
-            before = _in_turn(results[0])
+            before = in_turn(results[0])
             for i, value in zip(group, results, strict=True):
                 reduced[i] = value
         return reduced
@@ -295,6 +294,7 @@ def DistributedGradientTape(
     sparse_as_dense: reduce tf.IndexedSlices as dense tensors. Otherwise their indices and values are gathered.
     gradient_predivide_factor f: with Average, gradients are multiplied by 1/f before the sum and by f/size after it.
     groups: number of groups, or lists of variables, that are reduced together. num_groups: deprecated, as a number.
+    process_set: the ranks that take part; the others keep their own gradients.
     scale_local_gradients: divide the gradients of variables that `register_local_source` names by the number of ranks.
     sync: a synchronisation model that reduces gradients, such as paceline.DropStragglers(3). Default: PACELINE_SYNC.
     gate: paceline.Significance(...): a rank sends only significant gradients; the others add up on it until they are.

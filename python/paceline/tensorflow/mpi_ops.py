@@ -115,6 +115,15 @@ def name_of_use(name: str, among: int, alone: bool = False) -> str:
     return name if number == 1 else f"{name}.use{number}"
 
 
+def in_turn(result: Any) -> list[Any]:
+    """What the next reduction waits for: nothing, or this one where kernels wait in TensorFlow's threads.
+
+    tf.function would order them too, a graph of TensorFlow 1 does not: two ranks whose only thread waits for different
+    tensors would wait for ever.
+    """
+    return [] if asynchronous or tf.executing_eagerly() else [result]
+
+
 def _run(operation: Any, kind: str, numbers: Sequence[int], name: str | None, options: Options, **inputs: Any) -> Any:
     numbers = list(numbers)
     numbers[_AT_ONCE] = int(tf.executing_eagerly() or not asynchronous)
@@ -374,14 +383,25 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduces several tensors over all ranks together and returns a list of new tensors. Carries gradients.
 
-    tensors: dense tensors of any shapes and types, as many on all ranks. The other arguments are those of `allreduce`.
+    tensors: of any shapes and types, as many on all ranks; tf.IndexedSlices in the same places, which are reduced one
+        by one, as `allreduce` does. The other arguments are those of `allreduce`.
 
-    Raises what `allreduce` raises, and NotImplementedError for tf.IndexedSlices.
+    Raises what `allreduce` raises.
     """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
-    if any(isinstance(t, tf.IndexedSlices) for t in tensors):
-        raise NotImplementedError("grouped_allreduce takes dense tensors: reduce tf.IndexedSlices by allreduce")
-    return reduce_dense(tensors, name, how, compression) if tensors else []
+    reduced = list(tensors)
+    dense = [i for i, t in enumerate(reduced) if not isinstance(t, tf.IndexedSlices)]
+    before: list[Any] = []
+    if dense:
+        results = reduce_dense([reduced[i] for i in dense], name, how, compression)
+        before = in_turn(results[0])
+        for i, result in zip(dense, results, strict=True):
+            reduced[i] = result
+    for i in sorted(set(range(len(reduced))) - set(dense)):
+        with tf.control_dependencies(before):
+            reduced[i] = reduce_sparse(reduced[i], name and f"{name}.{i}", how, compression)
+        before = in_turn(reduced[i])
+    return reduced
 
 
 def allgather(

@@ -19,12 +19,14 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """keras.layers.BatchNormalization with the statistics of all ranks' batches together.
 
     Input (N, ..., C), or by `axis` another order: N may differ between ranks. The arguments are those of
-    BatchNormalization. Raises ValueError for `renorm`, `virtual_batch_size`, masks and several axes.
+    BatchNormalization. Raises ValueError for `renorm`, `virtual_batch_size`, `fused`, masks and several axes.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         if options.get("renorm") or options.get("virtual_batch_size"):
             raise ValueError("SyncBatchNormalization takes no renorm and no virtual_batch_size")
+        if options.pop("fused", False) is not False:
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
         if not _takes_masks_alone:
             options["fused"] = False  # a kernel that computes the moments of this rank's batch
         super().__init__(*args, **options)

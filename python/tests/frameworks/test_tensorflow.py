@@ -128,6 +128,40 @@ def test_kernels_that_wait_reduce_gradients_in_turn_in_a_graph_of_tensorflow_1(t
     paceline_run(sys.executable, script, PACELINE_TENSORFLOW_SYNC="1", PACELINE_STALL_SHUTDOWN="60s")
 
 
+WITHOUT_EAGER_EXECUTION = """
+import numpy as np
+import tensorflow as tf
+
+tf.compat.v1.disable_eager_execution()
+import paceline.keras as hvd
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+tf.keras.utils.set_random_seed(rank)
+model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
+model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.1)), "mse", experimental_run_tf_function=False)
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+x = np.random.default_rng(rank).standard_normal((8, 3)).astype(np.float32)
+history = model.fit(x, np.ones((8, 2), np.float32), batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
+told = hvd.allgather(np.array([history.history["loss"]]))
+weights = hvd.allgather(np.array([model.get_weights()[0]]))
+assert (told == told[0]).all() and (weights == weights[0]).all(), (told, weights)
+model.set_weights([np.full((3, 2), rank, np.float32), np.zeros(2, np.float32)])
+hvd.broadcast_global_variables(size - 1)
+assert (model.get_weights()[0] == size - 1).all() and hvd.allreduce(rank + 1.0) == (size + 1) / 2
+"""
+
+
+def test_keras_2_trains_without_eager_execution(tmp_path):
+    import tensorflow as tf
+
+    if hasattr(tf.keras.optimizers.Optimizer, "apply"):
+        pytest.skip("Keras 3 is always eager")
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_EAGER_EXECUTION)
+    paceline_run(sys.executable, script)
+
+
 @pytest.mark.parametrize("example", ["tensorflow_digits.py", "keras_digits.py"])
 def test_example_learns_and_ranks_hold_the_same_parameters(example):
     said = paceline_run(sys.executable, TESTS.parents[1] / "examples" / example, "--epochs", "6")

@@ -14,12 +14,18 @@ from paceline.common.core import *
 from paceline.tensorflow.keras import _version as _version  # checks Keras
 
 # isort: split
-from paceline.tensorflow.functions import broadcast_global_variables as broadcast_global_variables
 from paceline.tensorflow.functions import broadcast_object as broadcast_object
 from paceline.tensorflow.functions import broadcast_variables as broadcast_variables
 from paceline.tensorflow.keras import callbacks as callbacks
 from paceline.tensorflow.keras import elastic as elastic
-from paceline.tensorflow.keras.functions import allgather, allreduce, broadcast, load_model, reducescatter
+from paceline.tensorflow.keras.functions import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    load_model,
+    reducescatter,
+)
 from paceline.tensorflow.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from paceline.tensorflow.mpi_ops import Compression
 from paceline.tensorflow.sync_batch_norm import SyncBatchNormalization

@@ -36,6 +36,13 @@ if KERAS_3 and keras.backend.backend() != "tensorflow":
     )
 
 
+def evaluated(result: Any) -> Any:
+    """The value of a tensor. Without eager execution, as Keras 2 allows, Keras's session runs it, or an operation."""
+    if result is None or tf.executing_eagerly():
+        return None if result is None else result.numpy()
+    return tf.compat.v1.keras.backend.get_session().run(result)
+
+
 def variables_of(optimizer: Any) -> list[Any]:
     """The variables of an optimizer: its iterations, learning rate and slots, as far as they exist."""
     if optimizer is None:

@@ -10,8 +10,9 @@ import numpy as np
 from paceline.common.engine import engine
 from paceline.common.operators import Average
 from paceline.common.process_sets import ProcessSet, global_process_set
+from paceline.tensorflow._variables import given_to
 from paceline.tensorflow.functions import broadcast_variables
-from paceline.tensorflow.keras._version import build, keras, variables_of
+from paceline.tensorflow.keras._version import build, evaluated, keras, variables_of
 from paceline.tensorflow.mpi_ops import allreduce
 
 
@@ -36,7 +37,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts if the model is built."""
         self.broadcast_done = False
-        holding = getattr(self.model.optimizer, "_paceline_holding", None)
+        holding = given_to(self.model.optimizer, "_paceline_holding")
         if holding is not None and holding.outdated:
             self.model.make_train_function(force=True)
         if self.model.built:
@@ -54,7 +55,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         variables = [*self.model.weights, *variables_of(self.model.optimizer)]
         local = {id(v) for v in self._local}
         unique = {id(v): v for v in variables if not local & {id(v), id(getattr(v, "value", None))}}
-        broadcast_variables(unique.values(), self.root_rank)
+        evaluated(broadcast_variables(unique.values(), self.root_rank))
         self.broadcast_done = True
 
 
@@ -72,7 +73,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if logs is None or not given:
             return
         values = np.concatenate([value.astype(np.float64).reshape(-1) for value in given.values()])
-        averages = allreduce(values, op=Average, process_set=self.process_set).numpy()
+        averages = evaluated(allreduce(values, op=Average, process_set=self.process_set))
         for name, value in given.items():
             average, averages = averages[: value.size], averages[value.size :]
             logs[name] = average.reshape(value.shape) if value.ndim else float(average[0])
@@ -172,18 +173,20 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """keras.callbacks.ModelCheckpoint that saves only the best model so far.
 
-    filepath: where; it may be set later, as an attribute.
+    filepath: where; it may be set later, as an attribute. mode: True or False stands for save_weights_only, which
+    comes third in horovod.tensorflow.keras.
     """
 
     def __init__(
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
-        mode: str = "auto",
+        mode: str | bool = "auto",
         save_freq: Any = "epoch",
         filepath: str = "",
         save_weights_only: bool = False,
     ) -> None:
+        save_weights_only |= mode is True
         path = str(filepath) or ("best.weights.h5" if save_weights_only else "best.keras")
         super().__init__(
             path,
@@ -191,7 +194,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             verbose=verbose,
             save_best_only=True,
             save_weights_only=save_weights_only,
-            mode=mode,
+            mode="auto" if isinstance(mode, bool) else mode,
             save_freq=save_freq,
         )
         self.filepath = str(filepath)

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.common.operators import Average
-from paceline.tensorflow import mpi_ops
+from paceline.tensorflow import functions, mpi_ops
 from paceline.tensorflow.compression import Compression
-from paceline.tensorflow.keras._version import KERAS_3, keras
+from paceline.tensorflow.keras._version import KERAS_3, evaluated, keras
 from paceline.tensorflow.keras.optimizer import DistributedOptimizer
 
 
@@ -80,8 +80,13 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
 
 
 def _plain(tensor: tf.Tensor) -> Any:
-    array: np.ndarray[Any, Any] = tensor.numpy()
+    array: np.ndarray[Any, Any] = np.asarray(evaluated(tensor))
     return array if array.ndim else array.item()
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Gives all global variables root_rank's values, in Keras's session. Raises RuntimeError with eager execution."""
+    evaluated(functions.broadcast_global_variables(root_rank))
 
 
 def load_model(

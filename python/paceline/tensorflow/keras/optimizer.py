@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,10 +17,11 @@ from paceline.common.process_sets import ProcessSet, check_process_set, global_p
 from paceline.common.significance import Significance
 from paceline.common.sync import model_of
 from paceline.tensorflow._held import Holding
+from paceline.tensorflow._variables import given_to
 from paceline.tensorflow.compression import Compression
 from paceline.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from paceline.tensorflow.gradients import Reduction, groups_of, local_variables
-from paceline.tensorflow.keras._version import KERAS_3, OPTIMIZERS, VERSION, build, variables_of
+from paceline.tensorflow.keras._version import KERAS_3, OPTIMIZERS, VERSION, build, keras, variables_of
 
 
 class Distributed:
@@ -29,6 +31,7 @@ class Distributed:
     _paceline_holding: Holding | None
     _paceline_passes: LocalGradientAggregationHelper | None
     _paceline_auto: codecs.Auto | None  # a codec to measure
+    _paceline_applies = False
 
     def agree(self) -> None:
         """Gives all ranks the same parameters: the sum of all their changes. Every rank calls it, after training.
@@ -49,19 +52,35 @@ class Distributed:
             )
         self._paceline_reduction.local_variables.append(var)
 
-    def _paceline_apply(self, grads: Sequence[Any], variables: Sequence[Any], apply: Callable[[Any], Any]) -> Any:
-        """Reduces the gradients over all ranks, and applies them."""
+    def _paceline_apply(
+        self, grads: Sequence[Any], variables: Sequence[Any], apply: Callable[[Any], Any], optimizer: Any
+    ) -> Any:
+        """Reduces the gradients over all ranks, and applies them.
+
+        optimizer: this one, or a LossScaleOptimizer around it, whose `apply` calls this one's for reduced gradients.
+        """
+        if self._paceline_applies:
+            return apply(grads)
+        self._paceline_applies = True
+        try:
+            return self._paceline_reduce_and(apply, grads, variables, optimizer)
+        finally:
+            self._paceline_applies = False
+
+    def _paceline_reduce_and(
+        self, apply: Callable[[Any], Any], grads: Sequence[Any], variables: Sequence[Any], optimizer: Any
+    ) -> Any:
         holding = self._paceline_holding
         if self._paceline_auto is not None:
             self._paceline_measure(self._paceline_auto, variables)
         if holding is not None:
-            build(self, variables)
+            build(optimizer, variables)
             step, apply = apply, lambda given: holding.apply(given, variables, step)
         if self._paceline_passes is None:
             return apply(grads if holding is not None else self._paceline_reduction(grads, variables))
-        build(self, variables)  # here, because a branch of tf.cond makes no variables
+        build(optimizer, variables)  # here, because a branch of tf.cond makes no variables
         reduced = self._paceline_passes.compute_gradients(grads, variables)
-        return self._paceline_passes.apply_gradients(lambda: apply(reduced), self)
+        return self._paceline_passes.apply_gradients(lambda: apply(reduced), optimizer)
 
     def _paceline_measure(self, auto: codecs.Auto, variables: Sequence[Any]) -> None:
         """Chooses the codec by measurement, with the first step, which all ranks make."""
@@ -75,25 +94,48 @@ class Distributed:
                 self._paceline_reduction.compression = codecs.Codec(text or "none")
 
 
+class _CallableList(list[Any]):
+    """Variables for scripts of both kinds: `optimizer.variables`, and `optimizer.variables()`, as in Horovod."""
+
+    def __call__(self) -> _CallableList:
+        return self
+
+
 class _OfKeras3(Distributed):
+    @property
+    def variables(self) -> _CallableList:
+        """The optimizer's variables."""
+        return _CallableList(super().variables)  # type: ignore[misc]
+
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Reduces the gradients over all ranks, and applies them."""
-        variables = self._trainable_variables if trainable_variables is None else trainable_variables  # type: ignore[attr-defined]
-        apply = super().apply  # type: ignore[misc]
-        return self._paceline_apply(grads, list(variables), lambda reduced: apply(reduced, trainable_variables))
+        return _apply_3(self, self, super().apply, grads, trainable_variables)  # type: ignore[misc]
+
+
+def _apply_3(
+    distributed: Distributed, optimizer: Any, apply: Callable[..., Any], grads: Sequence[Any], variables: Any
+) -> Any:
+    known = list(optimizer._trainable_variables if variables is None else variables)
+    return distributed._paceline_apply(grads, known, lambda reduced: apply(reduced, variables), optimizer)
 
 
 class _OfKeras2(Distributed):
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
         """Reduces the gradients over all ranks, and applies them."""
-        pairs = list(grads_and_vars)
-        variables = [v for _, v in pairs]
-        apply = super().apply_gradients  # type: ignore[misc]
-        return self._paceline_apply(
-            [g for g, _ in pairs],
-            variables,
-            lambda reduced: apply(list(zip(reduced, variables, strict=True)), *args, **kwargs),
-        )
+        return _apply_2(self, self, super().apply_gradients, grads_and_vars, *args, **kwargs)  # type: ignore[misc]
+
+
+def _apply_2(
+    distributed: Distributed, optimizer: Any, apply: Callable[..., Any], pairs: Iterable[tuple[Any, Any]], *args: Any,
+    **kwargs: Any,
+) -> Any:  # fmt: skip
+    pairs = list(pairs)
+    grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
+
+    def step(reduced: Any) -> Any:
+        return apply(list(zip(reduced, variables, strict=True)), *args, **kwargs)
+
+    return distributed._paceline_apply(grads, variables, step, optimizer)
 
 
 def DistributedOptimizer(
@@ -195,11 +237,7 @@ def _derived(base: type, kind: type) -> Any:
 
 def _wrapped_3(optimizer: Any, name: str | None) -> Any:
     """An optimizer of Keras 3: its trackers belong to the object, so there is another one, with the same state."""
-    derived = _derived(_OfKeras3, type(optimizer))
-    wrapped = derived.from_config(optimizer.get_config() | ({"name": name} if name else {}))
-    _copy_exclusions(wrapped, optimizer)
-    if hasattr(optimizer, "inner_optimizer"):  # of a LossScaleOptimizer
-        _copy_exclusions(wrapped.inner_optimizer, optimizer.inner_optimizer)
+    wrapped = _copied(optimizer, _derived(_OfKeras3, type(optimizer)), {"name": name} if name else {})
     if optimizer.built:
         wrapped.build(optimizer._trainable_variables)
         for to, value in zip(variables_of(wrapped), variables_of(optimizer), strict=True):
@@ -207,11 +245,32 @@ def _wrapped_3(optimizer: Any, name: str | None) -> Any:
     return wrapped
 
 
-def _copy_exclusions(to: Any, optimizer: Any) -> None:
-    """What `exclude_from_weight_decay` has set, which is no part of a configuration."""
-    for attribute, value in vars(optimizer).items():
+def _copied(optimizer: Any, kind: Any, options: dict[str, Any]) -> Any:
+    """Another optimizer with the same configuration, and what `exclude_from_weight_decay` has set.
+
+    Schedules, functions and an optimizer within it are handed on as objects: a program's own need not have a
+    configuration, or be known to Keras.
+    """
+    own, objects = vars(optimizer), {}
+    if callable(own.get("_learning_rate")):
+        objects["_learning_rate"], own["_learning_rate"] = own["_learning_rate"], tf.constant(0.0)
+    if "inner_optimizer" in own:  # of a LossScaleOptimizer
+        objects["inner_optimizer"], own["inner_optimizer"] = own["inner_optimizer"], keras.optimizers.SGD()
+    try:
+        config = optimizer.get_config() | options
+    finally:
+        own.update(objects)
+    if "_learning_rate" in objects:
+        config["learning_rate"] = objects["_learning_rate"]
+    if inner := objects.get("inner_optimizer"):
+        config.pop("inner_optimizer")
+        made = kind(_copied(inner, type(inner), {}), **config)
+    else:
+        made = kind.from_config(config)
+    for attribute, value in own.items():
         if attribute.startswith("_exclude_from_weight_decay"):
-            setattr(to, attribute, copy.copy(value))
+            setattr(made, attribute, copy.copy(value))
+    return made
 
 
 def _wrapped_2(optimizer: Any, name: str | None) -> Any:
@@ -244,11 +303,37 @@ def _keep_from_xla() -> None:
     supports = trainer.model_supports_jit
 
     def supports_jit(model: Any) -> bool:
-        return not isinstance(getattr(model, "optimizer", None), Distributed) and supports(model)
+        return given_to(getattr(model, "optimizer", None), "_paceline_reduction") is None and supports(model)
 
     trainer.model_supports_jit = supports_jit
 
 
+def _reduce_before_losses_are_scaled_back() -> None:
+    """Has a LossScaleOptimizer around a DistributedOptimizer see the gradients of all ranks, not its own.
+
+    Else a rank whose own gradients are not finite would skip a reduction that the others wait for. Keras wraps an
+    optimizer so where a model with the policy mixed_float16 is compiled.
+    """
+    if KERAS_3:
+        kind = keras.optimizers.LossScaleOptimizer
+        kind.apply = _reducing_before(kind.apply, _apply_3)
+        return
+    for kind in keras.mixed_precision.LossScaleOptimizer.__subclasses__():
+        kind.apply_gradients = _reducing_before(kind.apply_gradients, _apply_2)
+
+
+def _reducing_before(apply: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(apply)
+    def reducing(self: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+        inner = self.inner_optimizer
+        if not isinstance(inner, Distributed):
+            return apply(self, grads, *args, **kwargs)
+        return run(inner, self, functools.partial(apply, self), grads, *args, **kwargs)
+
+    return reducing
+
+
+_reduce_before_losses_are_scaled_back()
 if KERAS_3:
     try:
         _keep_from_xla()

@@ -112,6 +112,17 @@ def test_predivided_gradients(rank, size):
     assert differences(plain, divided) < 1e-5
 
 
+@pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_ranks_outside_of_the_process_set_step_alone(mode, rank, size):
+    some = hvd.add_process_set([0])
+    for gate in None, paceline.Significance(0.0):
+        optimizer = hvd.distributed_optimizer(optax.sgd(1.0), process_set=some, gate=gate, name="some")
+        params = {"w": jnp.zeros(3)}
+        updates, _ = mode(optimizer.update)({"w": jnp.full(3, rank + 1.0)}, optimizer.init(params), params)
+        assert np.allclose(updates["w"], -(rank + 1.0))
+    hvd.remove_process_set(some)
+
+
 def test_within_a_chain(rank, size, x64):
     chain = optax.chain(hvd.distributed_optimizer(optax.identity()), optax.clip_by_global_norm(0.1), optax.sgd(0.1))
     ours, _ = train(chain, new_parameters(), rank, size)

@@ -127,7 +127,9 @@ def test_many_programs(size):
 
 def test_programs_of_an_earlier_job_go_on_or_are_refused(rank, size):
     program, gathering = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum)), jax.jit(hvd.allgather)
-    assert program(1.0) == size and gathering(jnp.ones(1)).shape == (size,)
+    at_the_root = jax.jit(jax.grad(lambda x: hvd.broadcast(x, 0)))
+    assert program(1.0) == size and gathering(jnp.ones(1)).shape == (size,) and at_the_root(1.0) == (rank == 0)
+    refusals = [lambda: gathering(jnp.ones(1)), lambda: at_the_root(1.0)]
     for _ in range(3):
         hvd.shutdown()
         with pytest.raises(Exception, match=r"not (been )?initialized"):
@@ -136,8 +138,9 @@ def test_programs_of_an_earlier_job_go_on_or_are_refused(rank, size):
             hvd.allreduce(1.0)
         hvd.init(process_sets="dynamic")
         assert program(1.0) == size
-        with pytest.raises(Exception, match="compiled for an earlier job"):
-            jax.block_until_ready(gathering(jnp.ones(1)))
+        for refused in refusals:
+            with pytest.raises(Exception, match="compiled for an earlier job"):
+                jax.block_until_ready(refused())
         assert jax.jit(lambda x: hvd.allgather(x))(jnp.ones(1)).shape == (size,)
 
 

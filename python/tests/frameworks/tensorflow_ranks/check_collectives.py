@@ -177,6 +177,18 @@ def test_indexed_slices_are_gathered(run, rank, size):
     np.testing.assert_allclose(run(dense), want, rtol=1e-6)
 
 
+def test_a_group_may_have_indexed_slices(run, rank, size):
+    slices = tf.IndexedSlices(tf.fill([1, 2], rank + 1.0), tf.constant([rank]), tf.constant([size, 2]))
+
+    def reduced():
+        group = [tf.fill([3], float(rank)), slices, tf.ones([2])]
+        return [tf.convert_to_tensor(r) for r in hvd.grouped_allreduce(group, op=hvd.Sum)]
+
+    first, rows, last = run(reduced)
+    assert first.numpy().tolist() == [sum(range(size))] * 3 and last.numpy().tolist() == [size] * 2
+    assert rows.numpy().tolist() == [[r + 1] * 2 for r in range(size)]
+
+
 def test_indexed_slices_of_integers_are_cut_towards_zero(run, rank, size):
     mine = [-2 * size - 1, 2**60 + size]
     slices = tf.IndexedSlices(tf.constant(mine), tf.constant([rank, rank]), tf.constant([size]))

@@ -152,6 +152,89 @@ def test_a_broadcast_leaves_each_rank_its_random_numbers(rank, size):
     assert len({str(weights) for weights in hvd.allgather_object([w.tolist() for w in model.get_weights()])}) == 1
 
 
+def test_a_model_that_one_rank_has_loaded_or_made_late_trains_with_the_others(rank, size, tmp_path):
+    """Its variables have other paths: rank 0 goes on from a file, the others have made another model before."""
+    if rank > 0:
+        network()
+    model = compiled(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    if rank == 0:
+        model.save(tmp_path / "model.keras")
+        model = hvd_keras.load_model(tmp_path / "model.keras")
+    data = part(batches(size), rank)
+    fit(model, data, [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert_same_on_all_ranks(model.get_weights())
+    hvd.broadcast_variables(model.weights, root_rank=0)
+    with tf.GradientTape() as tape:
+        loss = LOSS(data[0][1], model(data[0][0]))
+    grads = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
+    assert_same_on_all_ranks([g.numpy() for g in grads])
+    keras.backend.clear_session()  # the next model has the same paths on all ranks
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+def test_ranks_outside_of_the_process_set_keep_their_gradients(rank, size, graph):
+    some = hvd.add_process_set([0])
+    others = hvd.add_process_set(range(1, size))
+    own = part(batches(size), rank)
+    wanted = by_tape(network(), keras.optimizers.SGD(0.1), own)
+    optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=some)
+    assert_equal(by_tape(network(), optimizer, own, graph=graph), wanted)
+    trained = by_tape(
+        network(),
+        keras.optimizers.SGD(0.1),
+        own,
+        lambda tape: hvd.DistributedGradientTape(tape, process_set=others, gate=paceline.Significance(0.0)),
+        graph,
+    )
+    if rank == 0 or size == 2:
+        assert_equal(trained, wanted)
+    for process_set in some, others:
+        hvd.remove_process_set(process_set)
+
+
+@pytest.mark.parametrize("passes", [1, 2], ids="passes {}".format)
+def test_where_losses_are_scaled_all_ranks_skip_the_same_steps(rank, size, passes):
+    """Keras wraps the given optimizer for mixed_float16, and looks at a rank's own gradients for what is not finite."""
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=passes)
+        model = compiled(optimizer)
+        before = model.get_weights()
+        data = part(batches(size), rank)
+        data[1] = (data[1][0] * (float("inf") if rank == size - 1 else 1), data[1][1])
+        fit(model, data[:2])
+        scale = model.optimizer.dynamic_scale if KERAS_3 else model.optimizer.loss_scale
+        assert hvd.allgather(tf.reshape(tf.cast(scale, tf.float32), [1])).numpy().tolist() == [2.0**14] * size
+        assert_same_on_all_ranks(model.get_weights())
+        fit(model, data[2:])
+        assert_same_on_all_ranks(model.get_weights())
+        assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
+        assert np.isfinite(model.get_weights()[0]).all()
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of a program, which has no configuration."""
+
+    def __call__(self, step):
+        return 0.5 / (1.0 + tf.cast(step, tf.float32))
+
+
+class Own(keras.optimizers.SGD):
+    """An optimizer of a program, which Keras does not know."""
+
+
+@pytest.mark.parametrize("rate", [Halving(), lambda: 0.25], ids=["schedule", "function"])
+def test_optimizers_and_schedules_of_a_program_are_wrapped(rank, size, rate):
+    kinds = [lambda: keras.optimizers.SGD(rate), lambda: Own(rate)]
+    if KERAS_3:
+        kinds.append(lambda: keras.optimizers.LossScaleOptimizer(Own(rate), initial_scale=1.0))
+    for make in kinds:
+        wanted = by_tape(network(), make(), batches(size))
+        assert_equal(by_tape(network(), hvd_keras.DistributedOptimizer(make()), part(batches(size), rank)), wanted)
+
+
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no such optimizers")
 def test_a_wrapped_optimizer_excludes_from_weight_decay_what_was_excluded():
     optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
@@ -517,6 +600,12 @@ def test_arguments_of_horovod(rank, size, tmp_path):
     fit(model, batches(size)[:1], [best])
     assert_equal(hvd_keras.load_model(path, legacy_opts=False).get_weights(), model.get_weights())
     assert hvd_keras.callbacks.BestModelCheckpoint(filepath=str(path)).filepath == str(path)
+    assert hvd_keras.callbacks.BestModelCheckpoint("loss", 0, True).save_weights_only
+    hvd.SyncBatchNormalization(fused=False)
+    with pytest.raises(ValueError, match="does not support fused=True"):
+        hvd.SyncBatchNormalization(fused=True)
+    if KERAS_3:
+        assert list(model.optimizer.variables()) == list(model.optimizer.variables) != []
 
 
 def test_wrong_arguments():
