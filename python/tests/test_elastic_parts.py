@@ -111,6 +111,21 @@ def test_restore_clears_gradients_of_the_step_that_was_lost(alone):
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
 
 
+def test_the_backward_passes_of_a_step_are_counted_anew_among_other_ranks(alone):
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=2
+    )
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    hvd.shutdown()
+    hvd.init()
+    state.on_reset()
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
 def test_what_has_no_copy_is_saved_as_others_get_it(alone):
     loss = (torch.ones(2, requires_grad=True) * 2).sum()
     state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, loss=loss)

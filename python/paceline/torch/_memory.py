@@ -7,6 +7,7 @@ device, or another accelerator of PyTorch, follow the current stream.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -145,7 +146,38 @@ def sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> to
 
 
 def adopt(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor on memory that the engine allocated (None: no bytes), which is freed with the tensor."""
+    """A tensor on memory that the engine allocated (None: no bytes), which is freed with the tensor.
+
+    It is no view, which autograd lets no program change in place where a Function has returned it.
+    """
     if memory is None:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape)  # type: ignore[call-overload]
+
+
+_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def is_shared(storage: torch.UntypedStorage) -> bool:
+    """Whether the memory may be that of several tensors. Old builds of PyTorch without CUDA do not know."""
+    return _use_count is None or _use_count(storage._cdata) != _uses_of_one
+
+
+_uses_of_one = 0
+if _use_count is not None:
+    _alone = torch.empty(1, device="cpu")
+    _uses_of_one = _use_count(_alone.untyped_storage()._cdata)
+
+
+def part(p: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """Copies a gradient that may have the same memory as another parameter's, which a sum in place would change.
+
+    Returns what is the parameter's gradient then. Backward gives two parameters one tensor where they were added
+    through views, as in `a.t() + b.t()`. What the program itself has made a view, as a part of one flat gradient, stays
+    where it is.
+    """
+    usable = type(grad) in _plain and grad.layout is _strided and grad.is_cpu
+    if usable and not grad._is_view() and is_shared(grad.untyped_storage()):
+        p.grad = grad = grad.detach().clone()
+    return grad

@@ -134,9 +134,13 @@ class Batch:
         self._failure: BaseException | None = None
 
     def start(
-        self, prepared: Sequence[Prepared], grads: Sequence[torch.Tensor], addresses: Sequence[int], at_once: bool
+        self,
+        prepared: Sequence[Prepared],
+        storages: Sequence[torch.UntypedStorage],
+        addresses: Sequence[int],
+        at_once: bool,
     ) -> None:
-        """Starts the reductions of gradients at these addresses. `wait` raises what goes wrong.
+        """Starts the reductions of gradients at these addresses, in these storages. `wait` raises what goes wrong.
 
         at_once: the program waits next.
         """
@@ -144,14 +148,14 @@ class Batch:
             if not self._started:
                 self._round = engine.round
                 _in_flight.add(self)
-            self._started += [grad.untyped_storage() for grad in grads]
+            self._started += storages
             for place, (one, address) in enumerate(zip(prepared, addresses, strict=True), self._submitted):
                 op = self._places[place]
                 if self._prepared[place] is not one:
                     one.put(op)
                     self._prepared[place] = one
                 op.input = op.output = address
-            self._submit(len(grads), at_once)
+            self._submit(len(storages), at_once)
 
     def _submit(self, count: int, at_once: bool) -> None:
         first, last = self._submitted, self._places[self._submitted + count - 1]

@@ -24,7 +24,7 @@ from paceline.torch._arena import gradients_in_arena
 from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
 from paceline.torch._gradient_hooks import GradientHooks, Once, Watched, marks_of
-from paceline.torch._memory import is_direct
+from paceline.torch._memory import is_direct, is_shared, part
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
 from paceline.torch._parameters import byte_sizes, empty_sparse
@@ -154,11 +154,16 @@ class ReducingOptimizer(GradientHooks):
                 prepared.append(one)
                 grads.append(grad)
             if reduced:
+                storages = [grad.untyped_storage() for grad in grads]
+                for i, storage in enumerate(storages):
+                    if is_shared(storage):
+                        grads[i] = part(reduced[i], grads[i])
+                        storages[i] = grads[i].untyped_storage()
                 self._reduced += reduced
                 self._grads += grads
                 marks = marks_of(grads)
                 self._marks += marks
-                self._batch.start(prepared, grads, [address for _, address in marks], at_once=last)
+                self._batch.start(prepared, storages, [address for _, address in marks], at_once=last)
 
     def _start_unfit(self) -> None:
         """Has gradients that do not fit what is prepared be reduced as those of the first step are.
@@ -176,6 +181,8 @@ class ReducingOptimizer(GradientHooks):
     def _gradient_ready(self, p: torch.Tensor) -> None:
         if self._places and self._watched[p].left == 1:
             self._move(p)
+        if p.grad is not None:  # also before the last pass: the next one adds to what it finds
+            part(p, p.grad)
         super()._gradient_ready(p)
 
     def _exchanged(self) -> int:
@@ -219,7 +226,7 @@ class ReducingOptimizer(GradientHooks):
             if p.grad.is_sparse and not self.sparse_as_dense:
                 self._start_sparse(p, p.grad)
             else:
-                dense.append((p, p.grad))
+                dense.append((p, p.grad if p in self._made else part(p, p.grad)))
         if dense:
             self._start_dense(dense)
 
@@ -265,10 +272,8 @@ class ReducingOptimizer(GradientHooks):
     def _store(self, p: torch.Tensor, own: torch.Tensor, reduced: torch.Tensor, context: Any) -> None:
         """Stores the result in place of this rank's own gradient."""
         grad = self._compression.decompress(reduced, context)
-        if own.is_sparse:
-            p.grad = grad.to_sparse(own.sparse_dim())
-        elif grad is not own:
-            own.copy_(grad)
+        if grad is not own:
+            own.copy_(grad.to_sparse(own.sparse_dim()) if own.is_sparse else grad)
 
     def synchronize(self) -> None:
         """Waits until every gradient is reduced. Also reduces, as zeros, those that backward has not computed.

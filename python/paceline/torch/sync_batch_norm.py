@@ -117,6 +117,7 @@ class _Normalise(torch.autograd.Function):
         return (input.to(mean.dtype) * scale.view(shape) + shift.view(shape)).to(input.dtype)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable  # a second derivative would lack what the other ranks' batches add
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         input, weight, mean, invstd = ctx.saved_tensors
         dims, shape = _all_but_channels(input), ctx.view

@@ -82,6 +82,14 @@ def test_smaller_types_keep_their_type(dtype, rank, size):
     torch.testing.assert_close(output.float(), expected, rtol=2e-2, atol=2e-2)
 
 
+def test_second_derivatives_are_an_error(rank):
+    layer = hvd.SyncBatchNorm(3)
+    x = torch.rand(4, 3, requires_grad=True)
+    (grad,) = torch.autograd.grad(layer(x).pow(3).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.square().sum().backward()
+
+
 def test_wrong_inputs_are_refused(rank):
     with pytest.raises(ValueError, match="at least 2 dimensions"):
         hvd.SyncBatchNorm(3)(torch.ones(3))

@@ -149,6 +149,22 @@ def test_allgather_takes_unequal_first_dimensions(dtype, inner, rank, size):
     assert torch.equal(result, torch.cat(all_ranks))
 
 
+def test_what_is_gathered_may_be_changed_in_place(rank, size):
+    """As in losses that put this rank's own rows, with their graph, among the others'."""
+    own = torch.full((2, 3), float(rank), requires_grad=True)
+    for gather in hvd.allgather, lambda x: hvd.grouped_allgather([x])[0], hvd.alltoall if size == 2 else hvd.allgather:
+        gathered = gather(own)
+        gathered /= size
+        gathered.sum().backward()
+    with torch.no_grad():
+        gathered = hvd.allgather(own)
+    gathered[2 * rank : 2 * rank + 2] = own
+    waited = hvd.synchronize(hvd.allgather_async(own.detach()))
+    waited[:2] = own
+    assert gathered.requires_grad and waited.requires_grad
+    assert torch.equal(gathered, torch.cat([torch.full((2, 3), float(r)) for r in range(size)]))
+
+
 def test_allgather_of_nothing_at_all():
     assert hvd.allgather(torch.empty(0, 3)).shape == (0, 3)
 

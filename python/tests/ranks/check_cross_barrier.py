@@ -347,6 +347,23 @@ def test_sparse_gradients_are_stepped_like_others():
     both("sparse", read, lambda groups: torch.optim.SGD(groups, lr=0.1), Words)
 
 
+def test_sparse_gradients_of_a_group_are_each_stepped_with_their_sum(rank, size):
+    tables = [nn.Embedding(4, 2, sparse=True) for _ in range(2)]
+    for table in tables:
+        nn.init.zeros_(table.weight)
+    named = [(f"sparse of a group {i}", table.weight) for i, table in enumerate(tables)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([p for _, p in named], lr=1.0), named, sparse_as_dense=True, groups=1, cross_barrier=True
+    )
+    for _ in range(2):
+        (sum(table(torch.tensor([1])).sum() for table in tables) * (rank + 1.0)).backward()
+        optimizer.step()
+        optimizer.agree()
+        optimizer.zero_grad()
+    for table in tables:
+        assert table.weight[1].tolist() == [-(size + 1.0)] * 2 and not table.weight[0].any()
+
+
 def test_gradients_that_are_not_reduced_are_stepped_too():
     def thawed(model, optimizer):
         train(model, optimizer, 2)

@@ -10,6 +10,7 @@ import torch
 from nets import batch, loss_of, net, sgd, train_both
 
 import paceline.torch as hvd
+from paceline.torch import _memory
 
 WRAPPED = {
     "plain": {},
@@ -118,6 +119,59 @@ def test_parameters_without_gradients_on_some_ranks(rank, size):
         torch.testing.assert_close(model["odd"].weight.grad, torch.full((1, 2), 0.5, dtype=torch.float64))
         with optimizer.skip_synchronize():
             optimizer.step()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["PyTorch tells", "it does not"])
+@pytest.mark.parametrize(
+    "options", [{}, {"groups": 1}, {"backward_passes_per_step": 2}, {"gradients_in_arena": True}], ids=str
+)
+def test_parameters_whose_gradients_are_one_tensor_are_each_reduced_once(options, known, monkeypatch, rank, size):
+    """Backward hands one tensor on to both where they were added through views."""
+    if not known:
+        monkeypatch.setattr(_memory, "_use_count", None)
+    named = [(f"of one tensor {i} {options} {known}", torch.nn.Parameter(torch.zeros(700, 400))) for i in range(4)]
+    first, late, second, third = (p for _, p in named)
+    passes = options.get("backward_passes_per_step", 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p for _, p in named], lr=1.0), named, **options)
+    for _ in range(4):
+        optimizer.zero_grad()
+        early = first.t()  # whose backward comes after the others'
+        x = late.square().sum() * 0
+        for _ in range(passes):  # PyTorch alone adds to the one tensor twice in the second
+            loss = ((early + second.t() + third.t()) * torch.full((700, 400), rank + 1.0).t()).sum() + x
+            loss.backward(retain_graph=True)
+        optimizer.step()
+    for p in first, second, third:
+        torch.testing.assert_close(p.detach(), torch.full((700, 400), -4 * passes * (size + 1) / 2))
+
+
+def test_a_rank_that_has_joined_need_not_know_which_parameters_were_frozen(rank, size):
+    """In the step of a new round the others bring them too: an optimizer that is new has not seen when they froze."""
+    model = net()
+
+    def wrapped():
+        return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+
+    def step(optimizer):
+        model.zero_grad()
+        loss_of(model, batch(rank)).backward()
+        optimizer.step()
+
+    optimizer = wrapped()
+    step(optimizer)
+    model[0].requires_grad_(False)
+    for _ in range(2):
+        step(optimizer)
+    hvd.shutdown()
+    hvd.init()
+    if rank == size - 1:
+        model.requires_grad_(True)
+        optimizer = wrapped()
+        model[0].requires_grad_(False)
+    for _ in range(2):
+        step(optimizer)
+    for p in model.parameters():
+        assert torch.equal(p, hvd.broadcast(p, 0))
 
 
 def test_frozen_parameters_are_left_alone():

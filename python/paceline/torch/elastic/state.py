@@ -78,6 +78,11 @@ class OptimizerStateHandler(_StateDictHandler):
         clears: Any = super(GradientHooks, self.value) if isinstance(self.value, GradientHooks) else self.value
         clears.zero_grad()
 
+    def reset(self) -> None:
+        """Counts the backward passes of a step anew: ranks that join have made none of it."""
+        if isinstance(self.value, GradientHooks):
+            self.value.set_backward_passes_per_step(self.value.backward_passes_per_step)
+
     def sync(self) -> None:
         """Fills state and options with rank 0's, and saves them."""
         broadcast_optimizer_state(self.value, root_rank=0)
