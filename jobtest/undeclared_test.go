@@ -115,6 +115,45 @@ func TestAnOperationsOwnTimeoutEndsItBeforeItIsDeclared(t *testing.T) {
 	}
 }
 
+// TestAnOperationsOwnTimeoutEndsItBehindOneThatWaits: on every rank, where a rank has one of them under way at a time, too. The one before it
+// ends as well, with the last rank.
+func TestAnOperationsOwnTimeoutEndsItBehindOneThatWaits(t *testing.T) {
+	for _, place := range append(everyPlace, jobtest.Elastic) {
+		for late := 1; late < 3; late++ {
+			jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
+				j := jobtest.Start(t, 3, network, place, jobtest.SmallPartitions)
+				ended := make(chan struct{})
+				for rank, err := range j.Outcomes(func(rank int) error {
+					first, second := jobtest.Sum("", 3*jobtest.Partition), jobtest.Sum("", 3*jobtest.Partition)
+					switch rank {
+					case 0:
+						second.Timeout = 2 * time.Second
+					case late:
+						<-ended
+					}
+					results, err := j.Submit(rank, first, second)
+					if err != nil {
+						return err
+					}
+					_, err = jobtest.Await(results[1], rank, "the second")
+					if rank == 0 {
+						close(ended)
+					}
+					if _, err := jobtest.Await(results[0], rank, "the first"); err != nil && strings.Contains(err.Error(), "hangs") {
+						return err
+					}
+					return err
+				}) {
+					if !errors.Is(err, worker.ErrStall) || !strings.Contains(err.Error(), `on rank 0 has waited 2s for its end, its timeout`) {
+						t.Errorf("rank %d: %v, want rank 0's timeout", rank, err)
+					}
+				}
+				j.Works("", 1000)
+			})
+		}
+	}
+}
+
 // TestAValueThatOneRankCannotDeclareIsDeclaredAgain: no rank goes on with a value that another one has not.
 func TestAValueThatOneRankCannotDeclareIsDeclaredAgain(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {

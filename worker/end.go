@@ -27,10 +27,11 @@ func (e *Engine) end(err error) {
 			e.passOn()
 			e.each(way.close)
 			e.wg.Wait()
+			held := e.unhold() // first: what fails is looked for among what is held, of which there may be a million
 			for _, o := range e.operations() {
 				o.fail(e.explain(o, err))
 			}
-			for _, o := range e.unhold() {
+			for _, o := range held {
 				o.launch() // which only ends it: it has failed
 			}
 			e.batches.Wait()

@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -250,4 +251,53 @@ func TestOperationsFarAheadWaitInTheWorker(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Where an operation of an elastic job fails, one that waits in the worker for its end fails too. Servers hear of that: a rank that heard of
+// the failure before it began the later one brings that in a later generation, and would wait for this rank.
+func TestServersHearOfAnOperationThatFailsWhileItIsHeld(t *testing.T) {
+	perform(t, 1, 2, elastic, func(th *theatre) {
+		s := th.servers[0]
+		pushed, told := make(chan []byte, 1), make(chan wire.Failure, 1)
+		for _, c := range s.conns {
+			go func() {
+				_ = s.frames(c, func(h wire.Header, payload []byte) {
+					switch h.Type {
+					case wire.TypePush:
+						h.Type, h.Flags = wire.TypeResult, 0
+						pushed <- wire.AppendFrame(nil, h, payload)
+					case wire.TypeFail:
+						var f wire.Failure
+						if err := wire.DecodeJSON(h.Type, payload, &f); err != nil {
+							t.Error(err)
+						}
+						told <- f
+					}
+				})
+			}()
+		}
+		first, second := th.sum("", partBytes), th.sum("", partBytes)
+		th.engine.Flush(true)
+		answer := <-pushed
+		half := len(answer) / 2
+		_ = s.conns[0].Send(net.Buffers{answer[:half]}) // the first one does not end while its answer is read
+		synctest.Wait()
+		failed, err := json.Marshal(wire.Failure{Code: units.FailMismatch, Name: "allreduce.noname", Text: "another shape"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.send(s.conns[1], wire.Header{Type: wire.TypeFail}, failed)
+		th.wantEnd(second, worker.ErrMismatch, "another shape")
+		_ = s.conns[0].Send(net.Buffers{answer[half:]})
+		th.wantEnd(first, worker.ErrMismatch, "another shape")
+		synctest.Wait()
+		select {
+		case f := <-told:
+			if f.Seq != 1 || f.Code != units.FailMismatch || f.Text != "another shape" {
+				t.Errorf("the server hears %+v, want that operation 1 fails with operation 0", f)
+			}
+		default:
+			t.Error("the server does not hear that operation 1 has failed")
+		}
+	})
 }

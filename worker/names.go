@@ -120,16 +120,20 @@ func (d *declaration) await(o *operation) bool {
 	return true
 }
 
-// stopAwaiting has an operation wait for its declaration no longer, and reports whether it did.
+// stopAwaiting has an operation wait no longer for its declaration, or for those of its name before it, and reports whether it did.
 func (e *Engine) stopAwaiting(o *operation) bool {
 	if o.d == nil {
 		return false
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	i := slices.Index(o.d.waiting, o)
+	list := &o.d.waiting
+	if o.held { // and stays so: it is not counted among those under way
+		list = &o.n.held
+	}
+	i := slices.Index(*list, o)
 	if i >= 0 {
-		o.d.waiting = slices.Delete(o.d.waiting, i, i+1)
+		*list = slices.Delete(*list, i, i+1)
 	}
 	return i >= 0
 }

@@ -220,7 +220,10 @@ func (o *operation) informServers(own *reason) {
 	id, held := o.d.t.ID, o.held
 	o.e.mu.Unlock()
 	switch {
-	case held: // servers know only of those before it, which fail too
+	case held: // servers have nothing of it, but a rank may bring it that has heard of a failure before it: in a later generation, which that failure spares
+		if own != nil && own.text != "" {
+			o.tell(*own)
+		}
 		return
 	case id == 0:
 		if own != nil {

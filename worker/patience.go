@@ -96,7 +96,7 @@ func (o *operation) askHome(text string) bool {
 		return false
 	}
 	o.e.mu.Lock()
-	known, timer := o.d.t.ID != 0 && !o.held && o.d.state == declareDone, o.timer
+	known, timer := o.d.t.ID != 0 && o.d.state == declareDone, o.timer
 	o.e.mu.Unlock()
 	if !known {
 		return false
