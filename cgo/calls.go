@@ -31,9 +31,12 @@ type call struct {
 	table  *table
 }
 
+// add wakes who waits for an operation that has a function, and queues that. The lock is held meanwhile: a thread that is woken and shuts
+// down finds the function in the queue, and the function an operation that has ended.
 func (c *calls) add(one call) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	finishHandle(one.handle, int32(one.status))
 	c.queue = append(c.queue, one)
 	if !c.running {
 		c.running = true

@@ -73,12 +73,13 @@ func (t *table) finish(e *entry, out worker.Output, err error) {
 		status = statusOf(err)
 	}
 	t.mu.Lock()
+	defer t.mu.Unlock() // when the handle has its state: no other thread can release it before
 	d, h := e.done, e.handle
 	e.ended, e.out, e.err = true, out, err
-	finishHandle(h, int32(status)) // before another thread can release the handle
-	t.mu.Unlock()
 	if d.call != nil {
 		t.calls.add(call{d, h, status, t})
+	} else {
+		finishHandle(h, int32(status))
 	}
 }
 

@@ -35,6 +35,7 @@ func (e *Engine) end(err error) {
 				o.launch() // which only ends it: it has failed
 			}
 			e.batches.Wait()
+			e.untold.Wait() // those that other threads have begun to end, or are about to launch
 			e.encoder.close()
 			e.abandonStaging()
 			e.joinFails(-1, err)

@@ -152,6 +152,7 @@ type Engine struct {
 	origin      time.Time      // from which the machines' times count
 	ended       chan struct{}  // closed when everything in flight has been settled after an end
 	batches     sync.WaitGroup // that are being launched
+	untold      sync.WaitGroup // operations whose Done has not returned
 	corked      atomic.Int32   // batches that are being launched: their makers kick the ways
 	connected   chan struct{}  // closed when all servers were reached
 	turn        chan struct{}  // serialises takeovers by a lost server's heirs
@@ -310,6 +311,7 @@ func (e *Engine) submit(ops []Op) (started, due []*operation, stopping bool, err
 	if err := e.admit(ops); err != nil {
 		return nil, nil, false, err
 	}
+	e.untold.Add(len(ops))
 	for i := range ops {
 		o := e.register(&ops[i])
 		o.e = e

@@ -301,3 +301,51 @@ func TestServersHearOfAnOperationThatFailsWhileItIsHeld(t *testing.T) {
 		}
 	})
 }
+
+// slow is an observer that holds up the end of an operation.
+type slow struct{ ends, ended chan struct{} }
+
+func (s slow) Ended(worker.Observed, []worker.Exchange, error) {
+	close(s.ends)
+	<-s.ended
+}
+
+// A thread that has submitted an operation may still be about to launch it when another one shuts down, and a timer to end it: Done
+// is called before the shutdown returns.
+func TestShutdownWaitsForOperationsThatOtherThreadsEnd(t *testing.T) {
+	for what, timeout := range map[string]time.Duration{"failed before": 0, "timeout": time.Second} {
+		t.Run(what, func(t *testing.T) {
+			perform(t, 1, 1, nil, func(th *theatre) {
+				s := slow{make(chan struct{}), make(chan struct{})}
+				th.engine.Observe(s)
+				if timeout == 0 {
+					th.engine.Failed(wire.Failure{Name: "x", Text: "it failed on another rank"})
+				}
+				var told atomic.Bool
+				go func() {
+					err := th.engine.Submit([]worker.Op{{
+						Kind: units.Broadcast, DType: units.Uint8, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{8}, Input: make([]byte, 8), Output: make([]byte, 8),
+						Prescale: 1, Postscale: 1, Name: "x", Timeout: timeout, Done: func(worker.Output, error) { told.Store(true) },
+					}})
+					if err != nil {
+						t.Error(err)
+					}
+				}()
+				<-s.ends
+				over := make(chan struct{})
+				go func() {
+					defer close(over)
+					ctx, cancel := context.WithTimeout(th.t.Context(), time.Second)
+					defer cancel()
+					th.engine.Shutdown(ctx)
+					if !told.Load() {
+						t.Error("shut down before the operation's Done")
+					}
+				}()
+				time.Sleep(time.Minute) // virtual: nothing else happens any more
+				close(s.ended)
+				<-over
+			})
+		})
+	}
+}

@@ -274,6 +274,7 @@ func TestSizesThatAreNotThisRanksOwnAreAnError(t *testing.T) {
 	for _, kind := range []units.Kind{units.Allgather, units.Alltoall} {
 		o := &operation{Op: Op{Kind: kind, DType: units.Uint8, Set: wire.ProcessSet{Ranks: []int{0, 1}}, Shape: []int64{4}, Input: make([]byte, 4), Name: "x"}}
 		o.e = New(Config{Membership: membership.NewView(&membership.Epoch{Workers: make([]membership.Worker, 2)})})
+		o.e.untold.Add(1)
 		o.n = &nameState{Uses: agreement.NewUses[*operation, *declaration](0)}
 		var failure error
 		o.Done = func(_ Output, err error) { failure = err }

@@ -93,6 +93,7 @@ func TestWhatIsHeldLeavesInTime(t *testing.T) {
 		o.n = e.nameOf(nameID{})
 		o.Done = func(Output, error) { ended = time.Since(start) }
 		e.mu.Lock()
+		e.untold.Add(1)
 		e.gather.add(o)
 		e.holding()
 		e.mu.Unlock()

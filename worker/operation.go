@@ -139,6 +139,7 @@ func (o *operation) finish() {
 	e.observers.ended(o, err)
 	e.forget(o, again)
 	done(out, err)
+	e.untold.Done()
 }
 
 // setErr notes why the operation fails; the first reason counts.

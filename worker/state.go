@@ -78,6 +78,7 @@ func (e *Engine) State(dst []byte) (int, error) {
 		if s := &entries[i]; len(s.mine) > 0 {
 			o = e.asking(s)
 			o.e = e
+			e.untold.Add(1)
 			ops = append(ops, o)
 		}
 		if b, tasks = entries[i].append(b, o); o != nil {
