@@ -152,7 +152,10 @@ func (e *Engine) pace(ops []Op) error {
 		if wait == nil {
 			return nil
 		}
-		<-wait
+		select {
+		case <-wait:
+		case <-e.ended: // another thread may have been refused the report that it is decided by
+		}
 	}
 }
 
