@@ -23,8 +23,9 @@ func (e *Engine) watch() {
 // declaration has the deadline of that, and one that is held back those of the operations before it. A server that then keeps what it was lent is
 // given up itself.
 func (e *Engine) look() {
-	left := make([]uint64, len(e.epoch().Servers)+len(e.host))
-	for i, w := range e.ways() {
+	ways := e.ways()
+	left := make([]uint64, len(ways))
+	for i, w := range ways {
 		if w != nil {
 			left[i] = w.left()
 		}

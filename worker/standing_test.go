@@ -1,6 +1,10 @@
 package worker
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/paceline/paceline/core/membership"
+)
 
 // TestAnOperationThatIsGivenUpBeginsToWaitAnew, also before its tasks have heard of that: for servers to let go of its memory. It may have waited for them just as long as the
 // others' word took that it is over.
@@ -13,4 +17,12 @@ func TestAnOperationThatIsGivenUpBeginsToWaitAnew(t *testing.T) {
 	if after, _, abandoned := o.standing(nil, nil); after == before || len(waits) != 1 || !abandoned {
 		t.Errorf("%d tasks wait, with the progress %d before and %d after, given up %v", len(waits), before, after, abandoned)
 	}
+}
+
+// TestServersMayJoinWhileOperationsAreLookedAt, more than the epoch had a moment ago.
+func TestServersMayJoinWhileOperationsAreLookedAt(t *testing.T) {
+	e := New(Config{Membership: membership.NewView(&membership.Epoch{Servers: make([]membership.Server, 1)})})
+	e.setWay(1, newPeer(e, 1, membership.Server{}))
+	e.look()
+	e.Shutdown(t.Context())
 }
