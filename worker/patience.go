@@ -47,7 +47,7 @@ func (e *Engine) look() {
 		waited, warn, end := o.wait.Look(patience, progress, e.warnedOf(o), time.Since(e.origin))
 		switch {
 		case end && abandoned:
-			if p, ok := waits[0].way().(*peer); ok {
+			if p, ok := e.wayTo(waits[0].at()).(*peer); ok {
 				p.fail(nil, fmt.Sprintf("it runs, but keeps memory of %q, which rank %d has given up, for %v", o.name(), e.cfg.Rank, waited.Round(time.Millisecond)))
 				return
 			}
@@ -152,8 +152,8 @@ func (o *operation) standing(left []uint64, waits []*task) (progress uint64, _ [
 		}
 		waits = append(waits, t)
 		if !s.Left() || o.Kind == units.Receive {
-			if t.server < len(left) { // else it has joined since
-				progress += left[t.server]
+			if at := t.at(); at < len(left) { // else it has joined since
+				progress += left[at]
 			}
 		}
 	}

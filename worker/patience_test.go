@@ -74,3 +74,22 @@ func TestMemoryThatAServerDoesNotReturnEndsTheRound(t *testing.T) {
 		})
 	}
 }
+
+// What has gone to the heir of a lost server waits for that, and its error names that.
+func TestWhatGoesOnAtAnHeirWaitsForIt(t *testing.T) {
+	m := &moving{}
+	perform(t, 2, 1, func(c *worker.Config) {
+		elastic(c)
+		c.Patience = agreement.Patience{Shutdown: 5 * time.Second, Margin: time.Second}
+		m.members = c.Membership
+	}, func(th *theatre) {
+		m.theatre = th
+		for _, s := range th.servers {
+			go func() { _ = s.frames(s.conns[0], func(wire.Header, []byte) {}) }()
+		}
+		done := th.sum("x", 8)
+		th.engine.Flush(true)
+		m.loses(0, false)
+		th.wantEnd(done, worker.ErrStall, `"x" stalled`, "for server 1 (")
+	})
+}

@@ -9,7 +9,7 @@ import (
 // TestAnOperationThatIsGivenUpBeginsToWaitAnew, also before its tasks have heard of that: for servers to let go of its memory. It may have waited for them just as long as the
 // others' word took that it is over.
 func TestAnOperationThatIsGivenUpBeginsToWaitAnew(t *testing.T) {
-	o := &operation{}
+	o := &operation{e: new(Engine)}
 	o.mu.Place(levelWorker, "operation")
 	o.tasks = []*task{{o: o}}
 	before, waits, _ := o.standing(nil, nil)

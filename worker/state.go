@@ -167,7 +167,7 @@ func (e *Engine) fetch(ops []*operation, tasks [][]*task) error {
 func (e *Engine) serversOf(tasks []*task) string {
 	var names []string
 	for _, t := range tasks {
-		name := e.wayTo(t.server).String()
+		name := e.wayTo(t.at()).String()
 		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}

@@ -58,6 +58,20 @@ func (t *task) way() way {
 	return t.o.e.wayTo(t.server)
 }
 
+// at is the server that the task waits for: the one that it was sent to instead of its own, and the heir of one that has gone.
+func (t *task) at() int {
+	server := t.server
+	if n := t.elsewhere.Load(); n > 0 {
+		server = int(n) - 1
+	}
+	if p, reached := t.o.e.wayTo(server).(*peer); reached && p.gone() {
+		if heir, reached := p.heir(t).(*peer); reached {
+			server = heir.index
+		}
+	}
+	return server
+}
+
 // step tells the task's machine what happens.
 func (t *task) step(e life.Event) life.Effects {
 	t.stamp(e) // before, because whoever sees the step reads the time
