@@ -181,6 +181,32 @@ func TestWhatALostRankLeavesBehind(t *testing.T) {
 	}
 }
 
+// TestAReducescatterEndsWithoutAPartOfALostRank: the operation's home has all that the rank brings there, and another server lacks what it was to bring.
+func TestAReducescatterEndsWithoutAPartOfALostRank(t *testing.T) {
+	const n = 3 * jobtest.Partition
+	for parts := range 4 {
+		elastically(t, 2, func(t *testing.T, j *jobtest.Job, r *jobtest.Raw) {
+			tensor, placed := r.DeclareAs(j.Settings, wire.Tensor{Name: "x", Kind: units.Reducescatter, Op: units.Sum, DType: units.Uint8}, n)
+			for part := range parts {
+				r.Send(r.Conns[placed.Servers[part]], wire.AppendFrame(nil, r.Push(&tensor, part, 0), make([]byte, tensor.Parts[part])))
+			}
+			vanish(r)
+			synctest.Wait()
+			for rank, err := range j.Outcomes(func(rank int) error {
+				op := jobtest.Sum("x", n)
+				op.Kind, op.Output = units.Reducescatter, make([]byte, jobtest.Partition)
+				_, err := j.Do(rank, op)
+				return err
+			})[:2] {
+				if why := "reducescatter needs every rank"; parts < 3 && (!errors.Is(err, worker.ErrUnsupported) || !strings.Contains(err.Error(), why)) || parts == 3 && err != nil {
+					t.Errorf("with %d partitions, rank %d: %v", parts, rank, err)
+				}
+			}
+			sums(j, "after", 100, 2)
+		})
+	}
+}
+
 // A broadcast whose root has announced it, and vanishes with a part of it, ends on every rank alike, whoever has asked for what.
 func TestABroadcastWhoseRootVanishesInTheMiddleEnds(t *testing.T) {
 	const n = 3 * jobtest.Partition

@@ -94,7 +94,7 @@ func (n *iterations) lacks(s *slot, q *room.Request, answers []answer) []answer 
 	if n.inherited.Pushed(q.From(), q.Iteration, n.machine.Live()) {
 		answers = n.sum(q.Iteration, answers)
 	}
-	return answers
+	return n.misses(q.Iteration, s, answers)
 }
 
 // sum closes an iteration that every live rank lacks. A lost rank may have had its result: that is forgotten.

@@ -63,6 +63,58 @@ func TestAResultThatOnlyALostRankHadIsMadeAnew(t *testing.T) {
 	p.gets(2, 1.5, 2)
 }
 
+const needsAll = "rank 1 has gone, and reducescatter needs every rank of its process set"
+
+// TestAReducescatterEndsWithoutAPartOfALostRank: when all who are left have pushed it at the heir, nobody has its result.
+func TestAReducescatterEndsWithoutAPartOfALostRank(t *testing.T) {
+	for name, order := range map[string][]func(p *play){
+		"lost before it is pushed": {func(p *play) { p.lose(1) }, func(p *play) { p.push(0, 4, 0, 1) }, func(p *play) { p.push(2, 4, 0, 1) }},
+		"lost with its result": {
+			func(p *play) { p.push(1, 5, 0, 6) }, func(p *play) { p.push(0, 4, 0, 1) }, func(p *play) { p.push(2, 4, 0, 1) }, func(p *play) { p.lose(1) },
+		},
+		"lost with its result, before others push": {
+			func(p *play) { p.push(1, 5, 0, 6) }, func(p *play) { p.push(0, 4, 0, 1) }, func(p *play) { p.lose(1) }, func(p *play) { p.push(2, 4, 0, 1) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := heir(t, "")
+			p.w.Kind = units.Reducescatter
+			for i, do := range order {
+				if said := p.shell.Said(); len(said) > 0 {
+					t.Errorf("%q after %d of %d", said, i, len(order))
+				}
+				do(p)
+			}
+			if said := p.shell.Said(); len(said) != 1 || said[0] != "fail 0: "+needsAll {
+				t.Errorf("%q", said)
+			}
+		})
+	}
+}
+
+// TestASuppliedReducescatterGoesOnWithoutALostRank: who has the result may come after the one that lacks it.
+func TestASuppliedReducescatterGoesOnWithoutALostRank(t *testing.T) {
+	p := heir(t, "")
+	p.w.Kind = units.Reducescatter
+	p.lose(1)
+	p.push(0, 4, 0, 1)
+	p.waits(0)
+	p.supply(2, 4, 7)
+	p.gets(0, 7, 3)
+	if said := p.shell.Said(); len(said) > 0 {
+		t.Errorf("%q", said)
+	}
+}
+
+// lose has a rank be lost, as the server goes on without it.
+func (p *play) lose(rank int) {
+	p.shell.HasLeft = rankset.Of(rank)
+	for _, seq := range p.room.WaitsFor(rank) {
+		p.shell.Fail(seq, units.FailUnsupported, needsAll)
+	}
+	p.room.UpdateMembership()
+}
+
 // A straggler that a lost server went on without hears that its sum is lost.
 func TestAStragglersSumIsLostWithItsServer(t *testing.T) {
 	p := heir(t, "drop-stragglers:2")

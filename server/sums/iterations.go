@@ -1,6 +1,7 @@
 package sums
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -143,6 +144,7 @@ func (n *iterations) arrived(s *slot, q *room.Request) (answers []answer) {
 		answers = append(answers, answer{to: q.Reply})
 	}
 	answers = n.step(condition.Push(rank, q.Iteration, q.Significance), answers)
+	answers = n.misses(q.Iteration, s, answers)
 	if s.closed && n.slots[q.Iteration] == s {
 		n.release(q.Iteration, s)
 	}
@@ -331,10 +333,34 @@ func (n *iterations) cancel(from uint64) (dropped []waiter, abandon []func()) {
 	return dropped, abandon
 }
 
+// misses fails an iteration that cannot be done without ranks that have gone. Its home server lets it go on where these had come to it: they were lost before they had pushed
+// all partitions.
+func (n *iterations) misses(iteration uint64, s *slot, answers []answer) []answer {
+	if err := n.broken(iteration); err != nil {
+		answers = append(answers, answer{refused: err, seq: s.seq})
+	}
+	return answers
+}
+
+// broken says why an iteration cannot be done, nil if it can. While others than those that have gone have not pushed it here, one of them may have its result to supply.
+func (n *iterations) broken(iteration uint64) error {
+	if !n.Round.Elastic || !n.Kind.Splits() || n.Confirms() {
+		return nil
+	}
+	missing := n.machine.Missing(iteration)
+	if by := n.inherited.By(iteration); by.Len() > 0 {
+		missing = n.machine.Live().Minus(by)
+	}
+	if missing.Len() == 0 || !n.Lost().Covers(missing) {
+		return nil
+	}
+	return fmt.Errorf("%s has gone, and %v needs every rank of its process set", missing.Named(), n.Kind)
+}
+
 // waitsFor lists the operations that wait for a rank.
 func (n *iterations) waitsFor(rank int) (seqs []uint64) {
 	for iteration, s := range n.slots {
-		if n.machine.Missing(iteration).Has(rank) {
+		if n.machine.Missing(iteration).Has(rank) || n.broken(iteration) != nil {
 			seqs = append(seqs, s.seq)
 		}
 	}
