@@ -33,7 +33,10 @@ func (m *Machine) drain(l *line, c *wire.Control) {
 		m.refuse(l, c.ID, "only a dedicated server can leave so")
 	case c.Drain.Empty:
 		m.emptied(l, c)
+	case m.exit != nil && m.exit.peer == p && m.exit.line == nil: // it has not heard that it may, because its line broke or it had given up asking
+		m.answer(l, c.ID, &wire.Control{Drain: &wire.Drain{}})
 	default:
+		m.exits = slices.DeleteFunc(m.exits, func(q request) bool { return q.line == l }) // it waits for the answer to that no longer
 		m.exits = append(m.exits, request{l, c})
 		m.nextExit()
 	}

@@ -117,3 +117,18 @@ func TestAJobThatNamesTensorsAnewHearsOfThatOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestAServerThatAsksAgainToLeaveWaitsOnce: it has given up the request before, and an answer to that would come to nobody.
+func TestAServerThatAsksAgainToLeaveWaitsOnce(t *testing.T) {
+	s := newStage()
+	for _, line := range []string{
+		"s0 register server h:1", "s1 register server h:2", "s2 register server h:3", "w0 register worker 0 of=1 dedicated=3 elastic=1", "s0 drain", "s1 drain", "s1 drain",
+	} {
+		if err := s.act(strings.Fields(line)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if exits := s.machine.exits; len(exits) != 1 || exits[0].msg.ID != s.lastID {
+		t.Errorf("%+v wait, want the last request", exits)
+	}
+}
