@@ -99,7 +99,7 @@ func (m *Machine) registerServer(l *line, c *wire.Control, p *peer) {
 		return
 	}
 	if there := m.serverAt(n.Addresses); there != nil && there.line == nil {
-		m.declareLost(there, "another process has its address now")
+		m.declareLost(there, replaced)
 	}
 	if why := m.objectionToServer(c.Register); why != "" {
 		m.refuse(l, c.ID, why)

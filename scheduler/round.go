@@ -154,6 +154,7 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 		m.learnVotes(p.round, &r.Known.Votes)
 		m.learnJoins(p.round, &r.Known.Roster)
 		m.learnLosses(p.round, &r.Known.Roster)
+		m.loseReplaced(p.round)
 	}
 	if p.state == absent {
 		if r.Known != nil {
@@ -252,7 +253,7 @@ func (m *Machine) awaitServers(r *round, from int) {
 		if i < from || n.Role != wire.RoleServer || r.epoch.Servers[i].State == membership.Gone {
 			continue
 		}
-		if p := m.serverAt(n.Addresses); p != nil {
+		if p := m.sessions[n.Session]; p != nil {
 			m.seat(p, r)
 			continue
 		}
@@ -261,3 +262,15 @@ func (m *Machine) awaitServers(r *round, from int) {
 		m.probe(p)
 	}
 }
+
+// loseReplaced has a restored round go on without servers at whose addresses others were started before a worker came back.
+func (m *Machine) loseReplaced(r *round) {
+	for _, p := range m.serversOf(r) {
+		if p.state == absent && slices.ContainsFunc(m.pool, func(q *peer) bool { return q != p && q.Addresses.Shares(p.Addresses) }) {
+			m.declareLost(p, replaced)
+		}
+	}
+}
+
+// replaced is why such a server is lost.
+const replaced = "another process has its address now"
