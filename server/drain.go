@@ -40,8 +40,11 @@ func (d *door) pass(q *room.Request, serve func() error) error {
 	return serve()
 }
 
-// shutIfEmpty shuts the door if nobody is inside.
-func (d *door) shutIfEmpty() bool { return d.word.CompareAndSwap(0, shut) }
+// close shuts the door. Who is inside may stay: under steady traffic there is no moment at which nobody is.
+func (d *door) close() { d.word.Or(shut) }
+
+// empty reports whether nobody is inside, where it is shut.
+func (d *door) empty() bool { return d.word.Load() == shut }
 
 // Elastic reports whether the running round goes on without a server that leaves.
 func (s *Server) Elastic() bool {
@@ -52,16 +55,17 @@ func (s *Server) Elastic() bool {
 // emptyEvery is how often a server that leaves looks whether nobody is inside its door.
 const emptyEvery = time.Millisecond
 
-// Drain waits until nobody is served that must not be cut off, gives the workers of the running round what only this server has, and says goodbye to them; or it waits
+// Drain shuts the door, waits until nobody is served that must not be cut off, gives the workers of the running round what only this server has, and says goodbye to them; or it waits
 // until it has none any more.
 func (s *Server) Drain() {
 	r := s.running()
 	if r == nil {
 		return
 	}
+	r.door.close()
 	look := time.NewTicker(emptyEvery)
 	defer look.Stop()
-	for !r.door.shutIfEmpty() {
+	for !r.door.empty() {
 		select {
 		case <-look.C:
 		case <-r.deserted:
