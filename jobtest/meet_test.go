@@ -51,6 +51,31 @@ func TestAServerThatIsLostAsItJoinsHoldsNobody(t *testing.T) {
 	j.Works("y", 100000)
 }
 
+// TestAServerThatNobodyReachesAsItJoinsHoldsUpTheJobForThePeerTimeout, and little more: to the scheduler it is there.
+func TestAServerThatNobodyReachesAsItJoinsHoldsUpTheJobForThePeerTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 3 * time.Second
+		j, network := apartOn(t, 2, jobtest.Dedicated(1), jobtest.With(func(s *settings.Settings) { s.StartTimeout, s.PeerTimeout = time.Hour, timeout }))
+		j.Start()
+		j.Works("x", 100000)
+		for rank := range 2 {
+			if err := network.Script(fmt.Sprintf("at 0s %s<->%s freeze", nodeName(rank), serverName(1))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		j.StartServer()
+		time.Sleep(time.Second) // of virtual time: it has joined
+		began := time.Now()
+		for i := range 8 { // some on the new server
+			j.Works(fmt.Sprint("new ", i), 100000)
+		}
+		j.Works("x", 100000)
+		if took := time.Since(began); took > 3*timeout {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
 // TestConditionsAreChangedOnlyWhereEveryServerIsReached: one that has joined is waited for until the deadline.
 func TestConditionsAreChangedOnlyWhereEveryServerIsReached(t *testing.T) {
 	j, line := joinsUnreached(t)

@@ -318,7 +318,7 @@ func (w *Worker) engineConfig(kinds *transport.Set, o Options) worker.Config {
 	return worker.Config{
 		Rank: s.Rank, Membership: w.Membership, Transports: kinds, Control: w.Control,
 		PartitionBytes: int(s.PartitionBytes), Fusion: int(s.FusionBytes), Credit: s.CreditBytes, Conns: s.Connections,
-		DeclareTimeout: s.StartTimeout, Patience: agreement.Patience{Warning: s.StallWarning, Shutdown: s.StallShutdown, Margin: s.PeerTimeout + time.Second}, Log: w.log, Alloc: o.Alloc,
+		DeclareTimeout: s.StartTimeout, PeerTimeout: s.PeerTimeout, Patience: agreement.Patience{Warning: s.StallWarning, Shutdown: s.StallShutdown, Margin: s.PeerTimeout + time.Second}, Log: w.log, Alloc: o.Alloc,
 		Profiles: s.PlacementPeriod, Tuning: w.tuning(), Crowded: o.Gathering != nil && w.Crowded(), Gathering: o.Gathering,
 		Policy: w.policy, LoadPolicy: Compression, Seed: uint64(s.Seed),
 	}

@@ -116,6 +116,7 @@ type Config struct {
 	Credit         int64
 	Conns          int // connections to each server
 	DeclareTimeout time.Duration
+	PeerTimeout    time.Duration      // for a server that joins to be reached
 	Patience       agreement.Patience // with servers' answers
 	Profiles       time.Duration      // between two reports of how fast servers are; 0 for none
 	Log            *zap.Logger

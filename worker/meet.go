@@ -27,7 +27,7 @@ func (e *Engine) meet(server int, met chan struct{}) {
 		return
 	}
 	p := newPeer(e, server, e.epoch().Servers[server])
-	ctx, cancel := context.WithTimeout(e.ctx, e.cfg.DeclareTimeout)
+	ctx, cancel := context.WithTimeout(e.ctx, e.cfg.PeerTimeout) // what moves to it waits, and so does the job
 	defer cancel()
 	ctx, cancel = p.whileThere(ctx)
 	defer cancel()
