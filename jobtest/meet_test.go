@@ -315,6 +315,50 @@ func TestARankThatHasLeftIsNotWaitedForByAServerThatComes(t *testing.T) {
 	}
 }
 
+// TestARankThatHasLeftIsNotWaitedForThoughItsServerStays: by a server that comes, nor by those who agree on a process set.
+func TestARankThatHasLeftIsNotWaitedForThoughItsServerStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j, _ := apartOn(t, 3, jobtest.Embedded)
+		j.Start()
+		j.Works("x", 300000)
+		left := j.Leave(2)
+		time.Sleep(time.Second) // of virtual time: it has said goodbye
+		j.StartServer()
+		time.Sleep(time.Second)
+		for i := range 8 {
+			j.Each(func(rank int) error { return sumsTo(j, rank, "x", 300000, 2) })
+			j.Each(func(rank int) error { return sumsTo(j, rank, fmt.Sprint("new ", i), 10, 2) })
+		}
+		two := &jobtest.Job{T: j.T, Settings: j.Settings, Log: j.Log, Workers: j.Workers[:2]}
+		two.AddSet([]int{0, 1})
+		select {
+		case <-left:
+			t.Error("its server has not stayed")
+		default:
+		}
+	})
+}
+
+// TestARankThatLeavesAsAServerJoinsHoldsNobody: it may have said goodbye to the others before it hears of that one.
+func TestARankThatLeavesAsAServerJoinsHoldsNobody(t *testing.T) {
+	for name, where := range map[string]jobtest.Option{"dedicated": jobtest.Dedicated(1), "embedded": jobtest.Embedded} {
+		t.Run(name, func(t *testing.T) {
+			for i := range 40 {
+				synctest.Test(t, func(t *testing.T) {
+					j, _ := apartOn(t, 3, where)
+					j.Start()
+					j.Works("x", 300000)
+					j.StartServer()
+					time.Sleep(time.Duration(i) * 500 * time.Microsecond) // of virtual time
+					j.Leave(2)
+					time.Sleep(time.Second)
+					j.Each(func(rank int) error { return sumsTo(j, rank, "x", 300000, 2) })
+				})
+			}
+		})
+	}
+}
+
 // TestAServerWithAnotherSecretDoesNotJoin: it hears why, and the job goes on.
 func TestAServerWithAnotherSecretDoesNotJoin(t *testing.T) {
 	j := jobtest.Start(t, 2, jobtest.Dedicated(1), jobtest.Elastic)

@@ -394,6 +394,9 @@ func (w *Worker) Shutdown() {
 	if server := w.server; server != nil && w.Settings.StallWarning > 0 {
 		defer time.AfterFunc(w.Settings.StallWarning, func() { w.stays(server) }).Stop()
 	}
+	if w.server != nil && !lost {
+		w.Control.Farewell()
+	}
 	switch {
 	case w.server == nil || lost:
 	case w.Settings.Elastic:

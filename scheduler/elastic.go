@@ -76,7 +76,7 @@ func (m *Machine) takeIn() {
 		return
 	}
 	r := m.rounds[len(m.rounds)-1]
-	if !r.epoch.Elastic || r.learning || len(r.in(left)) > 0 { // the next round takes them
+	if !r.epoch.Elastic || r.learning || len(r.saidGoodbye()) > 0 { // the next round takes them
 		return
 	}
 	for _, p := range m.ready() {
@@ -104,7 +104,7 @@ func (r *round) rosterFor(p *peer) *wire.Roster {
 		return r.roster
 	}
 	roster := *r.roster
-	roster.Left = r.in(left)
+	roster.Left = r.saidGoodbye()
 	return &roster
 }
 
@@ -226,7 +226,7 @@ func (m *Machine) judge(p *peer) {
 		return
 	}
 	for _, r := range m.rounds {
-		if (r == p.round || r.server(p.Addresses) >= 0) && 2*len(accusers) > len(r.in(present)) {
+		if (r == p.round || r.server(p.Addresses) >= 0) && 2*len(accusers) > len(r.training()) {
 			if why := accusers[0].why; !m.undecided(p, why) {
 				m.evict(p, why)
 			}
@@ -289,5 +289,5 @@ func (m *Machine) learnLosses(r *round, known *wire.Roster) {
 
 // awaited are the ranks that a call on process sets still waits for. In an elastic round nobody waits for those that have gone.
 func (r *round) awaited(k *call) []int {
-	return slices.DeleteFunc(slices.Concat(r.in(present), r.in(absent)), func(rank int) bool { _, asked := k.asked[rank]; return asked })
+	return slices.DeleteFunc(slices.Concat(r.training(), r.in(absent)), func(rank int) bool { _, asked := k.asked[rank]; return asked })
 }

@@ -165,6 +165,8 @@ func (m *Machine) receive(l *line, c *wire.Control) {
 		m.profiled(l, c.Profile)
 	case c.Bye:
 		m.bye(l)
+	case c.Farewell:
+		m.farewell(l)
 	case c.Drain != nil:
 		m.drain(l, c)
 	default:
@@ -204,6 +206,14 @@ func (m *Machine) bye(l *line) {
 	}
 	m.exited(l)
 	m.close(l)
+}
+
+// farewell handles the goodbye of a worker whose process stays for the server in it.
+func (m *Machine) farewell(l *line) {
+	if p := l.peer; p != nil && p.round != nil && p.state == present {
+		p.farewell = true
+		m.without(p)
+	}
 }
 
 // expire does everything that is due.

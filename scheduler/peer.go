@@ -51,6 +51,8 @@ type peer struct {
 	asksFor  uint32 // the one that it was asked about last on its line, by the question of that number
 	askedFor uint64
 
+	farewell bool // a worker that has said goodbye to the servers, and stays for the one in its process
+
 	empty    bool      // a server that has left empty
 	among    int       // of one that was lost before the scheduler was restarted: membership.Loss.Among
 	drainers []request // who waits for that
@@ -122,11 +124,17 @@ func (m *Machine) leave(p *peer) {
 			m.tellSomeVotes(r)
 		}
 		m.release(p)
-		r.profiles.forget(p.Rank)
-		m.tellLeft(r)
-		m.failCalls(r, p.Rank, fmt.Sprintf("rank %d has left the job", p.Rank))
+		m.without(p)
 		m.shrunk(r)
 	}
+}
+
+// without has a round go on without a worker that has said goodbye.
+func (m *Machine) without(p *peer) {
+	r := p.round
+	r.profiles.forget(p.Rank)
+	m.tellLeft(r)
+	m.failCalls(r, p.Rank, fmt.Sprintf("rank %d has left the job", p.Rank))
 }
 
 // lose declares p lost, where this scheduler may decide that.

@@ -46,7 +46,7 @@ func (m *Machine) profiled(l *line, report *wire.Profile) {
 		m.look(r)
 	}
 	r.profiles.take(p.Rank, report.Servers)
-	if r.profiles.since.Len() >= len(r.in(present)) {
+	if r.profiles.since.Len() >= len(r.training()) {
 		m.look(r)
 	}
 }

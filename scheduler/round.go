@@ -60,10 +60,21 @@ func (r *round) server(at address.List) int {
 }
 
 // in lists the ranks whose workers are in a state.
-func (r *round) in(s state) []int {
+func (r *round) in(s state) []int { return r.ranks(func(p *peer) bool { return p.state == s }) }
+
+// training lists those that are here and take part, and saidGoodbye those that do so no longer, whether their processes stay for the servers in them or not.
+func (r *round) training() []int {
+	return r.ranks(func(p *peer) bool { return p.state == present && !p.farewell })
+}
+
+func (r *round) saidGoodbye() []int {
+	return r.ranks(func(p *peer) bool { return p.state == left || p.state == present && p.farewell })
+}
+
+func (r *round) ranks(are func(*peer) bool) []int {
 	var ranks []int
 	for rank, p := range r.workers {
-		if p.state == s {
+		if are(p) {
 			ranks = append(ranks, rank)
 		}
 	}
@@ -155,6 +166,7 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 		m.learnJoins(p.round, &r.Known.Roster)
 		m.learnLosses(p.round, &r.Known.Roster)
 		m.loseReplaced(p.round)
+		p.farewell = p.farewell || r.Known.Farewell
 	}
 	if p.state == absent {
 		if r.Known != nil {
@@ -165,6 +177,9 @@ func (m *Machine) back(l *line, c *wire.Control, p *peer) {
 		}
 	}
 	if !r.More {
+		if p.farewell {
+			m.without(p)
+		}
 		m.hurryAll(p.round)
 		m.tellVotes(p.round, p)
 		m.answer(l, c.ID, &wire.Control{Roster: p.round.roster})

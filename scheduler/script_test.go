@@ -32,7 +32,7 @@ import (
 //	w0 register worker 0 … standby=host:port; w0 ended: a probe says so
 //	o0 drain 1; s0 drain; s0 drain empty=1
 //	w0 forgets; w0 poses as w1         the roster it had; with what w1 knows
-//	w0 lost worker 1 why; w0 bye; w0 breaks; w0 breaks silent; w0 status; w0 status detail; w0 report 3; w0 hello role
+//	w0 lost worker 1 why; w0 farewell; w0 bye; w0 breaks; w0 breaks silent; w0 status; w0 status detail; w0 report 3; w0 hello role
 func TestScripts(t *testing.T) {
 	transcript.Run(t, "testdata/*.txt", func(t *testing.T) func(words []string) []string {
 		s := newStage()
@@ -178,6 +178,8 @@ func (s *stage) say(a *actor, verb string, plain []string, args map[string]strin
 		m.ID, m.Lost = 0, &wire.Lost{Role: wire.Role(plain[0]), Rank: number(plain[1]), Why: why, Silent: why == "silent"}
 	case "bye":
 		m.ID, m.Bye = 0, true
+	case "farewell":
+		m.ID, m.Farewell, a.known.Farewell = 0, true, true
 	case "drain":
 		m.Drain = &wire.Drain{Server: strings.Join(plain, ""), Empty: args["empty"] != ""}
 	case "status":
@@ -302,6 +304,9 @@ func (a *actor) hear(m *wire.Control) string {
 		}
 		for _, g := range m.Roster.Gone {
 			text += fmt.Sprintf(", without %s %d", g.Role, g.Rank)
+		}
+		for _, rank := range m.Roster.Left {
+			text += fmt.Sprintf(", rank %d has left", rank)
 		}
 		if m.Roster.Epoch > 0 {
 			text += fmt.Sprintf(", epoch %d", m.Roster.Epoch)

@@ -76,7 +76,7 @@ func (m *Machine) call(l *line, c *wire.Control) {
 		r.sets.open[at] = k
 	}
 	k.asked[l.peer.Rank] = waiting{request{l, c}, m.now, m.deadline(c)}
-	switch gone := append(r.in(left), r.in(lost)...); {
+	switch gone := append(r.saidGoodbye(), r.in(lost)...); {
 	case !sameCall(&k.first, c):
 		m.finish(r, at, refused("ranks disagree: %s", k.disagreement()))
 	case len(gone) > 0 && !r.epoch.Elastic:

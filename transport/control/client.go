@@ -42,7 +42,7 @@ type Config struct {
 	Progress  func() wire.Progress    // how far this node is; called as the other two are; nil for a node that takes no part
 	OnRemoved func(wire.RemovedSet)   // every worker has removed a process set; nil for a node that is no dedicated server
 	OnDrain   func()                  // somebody wants this server to leave the job empty; nil for a node that is no dedicated server
-	OnRoster  func(*membership.Epoch) // an epoch of a round that this node is in; each once, the round's first before Register returns; owned by the callee
+	OnRoster  func(*membership.Epoch) // an epoch of a round that this node is in; each once, and to a server again when ranks leave; the round's first before Register returns; owned by the callee
 }
 
 // Client is a node's line to the scheduler. Its methods may be called from any goroutine.

@@ -155,6 +155,43 @@ func TestALossIsReportedOnEveryLineUntilAnEpochIsWithoutThePeer(t *testing.T) {
 	})
 }
 
+// TestAFarewellIsSaidOnEveryLine: the one on which it was said may have broken before the scheduler has read it.
+func TestAFarewellIsSaidOnEveryLine(t *testing.T) {
+	pair(t, func(t *testing.T, l transport.Listener, node transport.Transport, _ *transporttest.Network) {
+		roster := wire.Roster{Round: 7, Workers: []wire.Node{{Role: wire.RoleWorker, Session: 1, Addresses: address.List{{Kind: "tcp", At: "a:1"}}}}}
+		roster.Servers = roster.Workers
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			conn := accept(t, l)
+			Send(conn, wire.TypeControl, wire.Control{ID: next(t, conn).ID, Roster: &roster})
+			if m := next(t, conn); !m.Farewell {
+				t.Errorf("want a farewell, got %+v", m)
+			}
+			conn.Close()
+			conn = accept(t, l)
+			if m := next(t, conn); m.Register == nil || !m.Register.Known.Farewell {
+				t.Errorf("want a registration that says farewell, got %+v", m)
+			}
+			if m := next(t, conn); !m.Bye {
+				t.Errorf("want a goodbye, got %+v", m)
+			}
+			conn.Close()
+		}()
+		c, err := Dial(t.Context(), Config{Transport: node, Address: "scheduler:1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Register(t.Context(), wire.Register{Node: roster.Workers[0]}); err != nil {
+			t.Fatal(err)
+		}
+		c.Farewell()
+		time.Sleep(time.Minute) // virtual
+		c.Close()
+		<-served
+	})
+}
+
 func TestALineToASchedulerThatIsStoppedForLongIsMadeAnew(t *testing.T) {
 	pair(t, func(t *testing.T, l transport.Listener, node transport.Transport, network *transporttest.Network) {
 		c, err := Dial(t.Context(), Config{Transport: node, Address: "scheduler:1"})
@@ -314,6 +351,19 @@ func TestMemoryForgetsWhatTheSchedulerForgot(t *testing.T) {
 	call(wire.Control{RemoveID: 3}, wire.ProcessSet{ID: 3})
 	if got := known(); got != "2 calls tensor 3" {
 		t.Error(got)
+	}
+}
+
+// TestARosterWithOthersWhoHaveLeftIsNews, in the same epoch: who leaves begins none.
+func TestARosterWithOthersWhoHaveLeftIsNews(t *testing.T) {
+	k := newMemory()
+	for i, c := range []struct {
+		left  []int
+		fresh bool
+	}{{nil, true}, {nil, false}, {[]int{2}, true}, {[]int{2}, false}, {[]int{1, 2}, true}} {
+		if fresh := k.learn(nil, &wire.Control{Roster: &wire.Roster{Round: 1, Epoch: 1, Left: c.left}}); fresh != c.fresh {
+			t.Errorf("roster %d, ranks %v have left: fresh is %v", i, c.left, fresh)
+		}
 	}
 }
 

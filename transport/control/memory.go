@@ -20,6 +20,7 @@ type memory struct {
 	lastSet  uint32 // the greatest number of one: what is removed is not used again
 	silent   string // wire.Known.Silent
 	votes    wire.Votes
+	farewell bool        // this worker has said goodbye to the servers
 	lost     []wire.Lost // what this node has reported, until an epoch is without it: the line may have broken before
 }
 
@@ -32,12 +33,12 @@ func newMemory() memory {
 	return memory{tensors: map[string][]declared{}, sets: map[uint32]wire.ProcessSet{}}
 }
 
-// learn stores what a message says and reports whether it brought the roster of a new round, or of a later epoch. The
+// learn stores what a message says and reports whether it brought the roster of a new round, or of a later epoch, or with others who have left. The
 // request is nil where it was given up meanwhile, or where there was none.
 func (k *memory) learn(r *request, m *wire.Control) (fresh bool) {
-	if m.Roster != nil && (k.roster == nil || k.roster.Round != m.Roster.Round || k.roster.Epoch != m.Roster.Epoch) {
+	if m.Roster != nil && (k.roster == nil || k.roster.Round != m.Roster.Round || k.roster.Epoch != m.Roster.Epoch || !slices.Equal(k.roster.Left, m.Roster.Left)) {
 		if k.roster == nil || k.roster.Round != m.Roster.Round {
-			k.lost, k.votes = nil, wire.Votes{}
+			k.lost, k.votes, k.farewell = nil, wire.Votes{}, false
 		}
 		k.roster = m.Roster
 		k.lost = slices.DeleteFunc(k.lost, func(l wire.Lost) bool { return slices.ContainsFunc(k.roster.Gone, l.Same) })
@@ -129,7 +130,7 @@ func (k *memory) registers() []wire.Register {
 	for _, key := range slices.Sorted(maps.Keys(k.tensors)) {
 		all = append(all, k.tensors[key]...)
 	}
-	known := &wire.Known{Roster: *k.roster, SetCalls: k.calls, LastSet: k.lastSet, Silent: k.silent, Votes: k.votes}
+	known := &wire.Known{Roster: *k.roster, SetCalls: k.calls, LastSet: k.lastSet, Silent: k.silent, Votes: k.votes, Farewell: k.farewell}
 	for _, id := range slices.Sorted(maps.Keys(k.sets)) {
 		known.Sets = append(known.Sets, k.sets[id])
 	}

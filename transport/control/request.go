@@ -183,6 +183,15 @@ func (c *Client) ReportLost(lost wire.Lost) {
 	c.push(&wire.Control{Lost: &lost})
 }
 
+// Farewell tells the scheduler that this worker has said goodbye to the servers, where its process stays for the one in it: Close says the last goodbye. Where the line
+// breaks, the next one has it too.
+func (c *Client) Farewell() {
+	c.mu.Lock()
+	c.memory.farewell = true
+	c.mu.Unlock()
+	c.push(&wire.Control{Farewell: true})
+}
+
 // ReportProfile tells the scheduler what this worker has measured of servers. Where the line is broken, the next report has to do.
 func (c *Client) ReportProfile(p wire.Profile) { c.push(&wire.Control{Profile: &p}) }
 

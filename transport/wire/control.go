@@ -284,6 +284,7 @@ type Control struct {
 	Lost     *Lost        `json:"lost,omitempty"`     // node → scheduler: I lost this peer; scheduler → node: the job lost it
 	Clock    *Clock       `json:"clock,omitempty"`    // node → scheduler, for timelines; the scheduler answers with its clock
 	Bye      bool         `json:"bye,omitempty"`      // node → scheduler: I leave on purpose
+	Farewell bool         `json:"farewell,omitempty"` // worker → scheduler: I have said goodbye to the servers, and stay for the one in my process
 	Drain    *Drain       `json:"drain,omitempty"`    // observer → scheduler: drain a server, answered when it has left; scheduler → server: you are to leave; server → scheduler: may I, answered when no other is leaving
 	Status   *StatusReply `json:"status,omitempty"`   // asked with one without an answer, by `paceline status`
 	Progress *Progress    `json:"progress,omitempty"` // scheduler → node: how far are you, with the number alone; node → scheduler: so far
@@ -353,6 +354,7 @@ type Known struct {
 	SetCalls uint64       `json:"set_calls,omitempty"` // AddSet and RemoveID that were answered
 	Votes    Votes        `json:"votes,omitzero"`
 	Silent   string       `json:"silent,omitempty"`   // where the scheduler was to which this node's line ended because nothing was heard of it; "" where it was closed
+	Farewell bool         `json:"farewell,omitempty"` // as Control has it
 	LastSet  uint32       `json:"last_set,omitempty"` // the greatest number of a process set that this node has heard of, also of one that is removed
 }
 
