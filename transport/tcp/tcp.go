@@ -155,6 +155,9 @@ func (l tuned) Accept() (net.Conn, error) {
 	return l.network.tune(nc)
 }
 
+// maxKeepIdle is the longest TCP_KEEPIDLE in seconds that Linux accepts.
+const maxKeepIdle = 32767
+
 // tune sets a new connection for low latency and for detection of a lost peer.
 func (t *network) tune(nc net.Conn) (net.Conn, error) {
 	patience := stream.Silence(t.PeerTimeout) // a process that is stopped for the timeout takes nothing meanwhile
@@ -165,7 +168,7 @@ func (t *network) tune(nc net.Conn) (net.Conn, error) {
 			{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
 			{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(patience.Milliseconds())},
 			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
-			{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, max(1, second/2)},
+			{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, min(max(1, second/2), maxKeepIdle)},
 			{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, max(1, second/5)},
 			{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 3},
 		})

@@ -84,6 +84,25 @@ func TestAPeerThatTakesNothingIsNoticedAfterThePeerTimeout(t *testing.T) {
 	}
 }
 
+func TestThePeerTimeoutMayBeADay(t *testing.T) {
+	tcp := New(Config{Secret: []byte("secret"), PeerTimeout: 24 * time.Hour}) // the longest that settings allow
+	l, err := tcp.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	x, err := tcp.Dial(transport.Once(t.Context()), l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	y, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	y.Close()
+}
+
 func TestAnUntrustedCertificateIsRefused(t *testing.T) {
 	l, err := New(Config{Secret: []byte("secret"), TLS: certificate(t)}).Listen("127.0.0.1:0")
 	if err != nil {
