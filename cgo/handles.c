@@ -36,7 +36,10 @@ static void in_child(void) {
   if (file >= 0) {
     /* First without writing, of which memory may be limited: where that is refused, a write ends the child alone. */
     void *at = mmap(pl_memory.at, pl_memory.bytes, PROT_READ, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file, 0);
-    if (at != MAP_FAILED) mprotect(at, pl_memory.bytes, PROT_READ | PROT_WRITE);
+    if (at != MAP_FAILED) {
+      mprotect(at, pl_memory.bytes, PROT_READ | PROT_WRITE);
+      madvise(at, pl_memory.bytes, MADV_DONTDUMP); /* a core dump of the child would fill the parent's file as well */
+    }
     PL_SET(pl_memory.file, 0); /* fork copies it from now on */
   }
 #ifdef SO_COOKIE

@@ -41,6 +41,7 @@ func NewArena() (*Arena, error) {
 		_ = unix.Close(file)
 		return nil, fmt.Errorf("no addresses for an arena of %d bytes: %w", limits.Arena, err)
 	}
+	leaveOutOfDumps(memory)
 	forked.Share(memory, file)
 	return &Arena{memory: memory, file: file}, nil
 }
@@ -60,6 +61,10 @@ func arenaFile() (int, error) {
 	}
 	return file, nil
 }
+
+// leaveOutOfDumps keeps a mapping of an arena out of core dumps. The kernel would write all of a memory file, and takes a page for each hole
+// that it reads: the host's memory would be full before the dump is.
+func leaveOutOfDumps(memory []byte) { _ = unix.Madvise(memory, unix.MADV_DONTDUMP) }
 
 // Alloc gives zeros, whole pages; nil where the arena is full.
 func (a *Arena) Alloc(bytes int) []byte {
@@ -133,6 +138,7 @@ func (a *Arena) Renew() error {
 	if err == nil {
 		forked.Share(a.memory, -1)
 		_, err = unix.MmapPtr(file, 0, unsafe.Pointer(&a.memory[0]), limits.Arena, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE|unix.MAP_FIXED)
+		leaveOutOfDumps(a.memory)
 	}
 	if err != nil {
 		_ = unix.Close(file)
@@ -202,6 +208,7 @@ func borrow(file int) (*borrowed, error) {
 	if err != nil {
 		return nil, fmt.Errorf("no addresses for the peer's arena: %w", err)
 	}
+	leaveOutOfDumps(memory)
 	b := &borrowed{memory: memory}
 	b.users.Store(1)
 	return b, nil

@@ -2,6 +2,8 @@ package shm
 
 import (
 	"bytes"
+	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -134,6 +136,39 @@ func TestARenewedArenaIsNotItsOldBorrowers(t *testing.T) {
 	if now, err := y.(transport.Lender).Borrow(0, 4); err != nil || string(now) != "next" || transport.Lends(x) != a {
 		t.Errorf("the next borrower reads %q, error %v", now, err)
 	}
+}
+
+// A core dump writes what a memory file has no pages for as well, and takes a page for each.
+func TestCoreDumpsLeaveArenasOut(t *testing.T) {
+	a, _, borrower := lending(t)
+	theirs := borrower.(*stream.Conn).NetConn().(*conn).borrowed
+	for name, memory := range map[string][]byte{"the arena": a.memory, "a peer's arena": theirs.memory} {
+		if !outOfDumps(t, memory) {
+			t.Errorf("%s is in core dumps", name)
+		}
+	}
+	if err := a.Renew(); err != nil {
+		t.Fatal(err)
+	}
+	if !outOfDumps(t, a.memory) {
+		t.Error("the arena is in core dumps when it was renewed")
+	}
+}
+
+// outOfDumps looks up the kernel's flags of a mapping: dd is MADV_DONTDUMP.
+func outOfDumps(t *testing.T, memory []byte) bool {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, mapping, found := strings.Cut(string(maps), fmt.Sprintf("\n%x-%x ", uintptr(at(memory)), uintptr(at(memory))+uintptr(len(memory))))
+	_, flags, _ := strings.Cut(mapping, "VmFlags:")
+	flags, _, _ = strings.Cut(flags, "\n")
+	if !found || flags == "" {
+		t.Fatal("no such mapping, or none with flags")
+	}
+	return slices.Contains(strings.Fields(flags), "dd")
 }
 
 func TestWhatIsAbandonedComesBackWhereTheArenaIsRenewed(t *testing.T) {
