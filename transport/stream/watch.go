@@ -151,7 +151,9 @@ func (w *watch) sweep(c *Conn) {
 		return
 	}
 	if p.silent++; p.silent >= sweepsOfSilence {
-		c.end(fmt.Errorf("%s has been silent for %v: its process is stopped, or its host or the network to it is down: %w", c.peer, w.timeout*sweepsOfSilence/transport.SweepsPerTimeout, os.ErrDeadlineExceeded))
+		w.remove(c)
+		// A carrier waits as it closes for what such a peer does not do. The other connections' beats do not wait for that.
+		go c.end(fmt.Errorf("%s has been silent for %v: its process is stopped, or its host or the network to it is down: %w", c.peer, w.timeout*sweepsOfSilence/transport.SweepsPerTimeout, os.ErrDeadlineExceeded))
 	}
 }
 
