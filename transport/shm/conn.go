@@ -126,17 +126,20 @@ func (c *conn) WriteBuffers(buffers *net.Buffers) error {
 	}
 }
 
-// waitForRoom waits until the peer has read half of the ring, or something at the end of the patience.
-func (c *conn) waitForRoom() error {
+// waitForRoom waits until the peer has read half of the ring, or something at the next of the sweeps that the patience has. Time in which
+// this process was stopped counts as one, however long: the peer was perhaps stopped with it, and has to run before it can read.
+func (c *conn) waitForRoom() (err error) {
 	if !c.enter() {
 		return net.ErrClosed
 	}
 	defer c.leave()
-	if err := c.sends.file.SetReadDeadline(time.Now().Add(c.patience)); err != nil {
-		return err
-	}
-	err := c.sends.wait()
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	for range transport.SweepsPerTimeout {
+		if err = c.sends.file.SetReadDeadline(time.Now().Add(c.patience / transport.SweepsPerTimeout)); err != nil {
+			return err
+		}
+		if err = c.sends.wait(); !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
 		if room, bad := c.out.room(); room > 0 || bad != nil {
 			return bad
 		}

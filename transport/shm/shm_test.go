@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/paceline/paceline/internal/limits"
 	"github.com/paceline/paceline/transport"
+	"github.com/paceline/paceline/transport/stream"
 	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -77,6 +79,43 @@ func TestAPeerThatTakesNothingIsNoticedAfterThePeerTimeout(t *testing.T) {
 	h := wire.Header{Type: wire.TypePush, Length: 8 << 20}
 	if err := x.Send(net.Buffers{h.Append(nil), make([]byte, h.Length)}); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("error %v, want one that says it timed out", err)
+	}
+}
+
+// overdue is what a waiter finds after its process was stopped for longer than the patience: the first deadline has passed, before the peer could run.
+type overdue struct {
+	syscall.RawConn
+	once   sync.Once
+	passed chan struct{}
+}
+
+func (o *overdue) Read(f func(fd uintptr) bool) (err error) {
+	o.once.Do(func() {
+		err = os.ErrDeadlineExceeded
+		close(o.passed)
+	})
+	if err != nil {
+		return err
+	}
+	return o.RawConn.Read(f)
+}
+
+func TestAPeerThatWasStoppedWithThisProcessMayStillRead(t *testing.T) {
+	x, y := connect(t, Config{Ring: limits.MinRing})
+	sends := x.(*stream.Conn).NetConn().(*conn).sends
+	late := &overdue{RawConn: sends.raw, passed: make(chan struct{})}
+	sends.raw = late
+	h := wire.Header{Type: wire.TypePush, Length: 8 * limits.MinRing}
+	sent := make(chan error, 1)
+	go func() { sent <- x.Send(net.Buffers{h.Append(nil), make([]byte, h.Length)}) }()
+	<-late.passed
+	go func() {
+		if err := y.ReadHeader(&h); err == nil {
+			_ = y.ReadPayload(make([]byte, h.Length))
+		}
+	}()
+	if err := <-sent; err != nil {
+		t.Error(err)
 	}
 }
 
