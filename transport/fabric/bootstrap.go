@@ -4,6 +4,7 @@ package fabric
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -14,8 +15,9 @@ import (
 	"github.com/paceline/paceline/transport/wire"
 )
 
-// Behind the handshake each end says on the side connection where its endpoint is: the dialer first, which also says when it is
-// ready. What it says has a fixed size and a tag by the keys of the handshake:
+// Behind the handshake each end says on the side connection where its endpoint is, the dialer first. Then a message crosses the fabric in each direction,
+// again the dialer's first. When the dialer has the other it says so on the side connection. What an end says of its endpoint has a fixed size and a tag by
+// the keys of the handshake:
 //
 //	key       8 bytes, random: begins every message to the endpoint, so that those of others are known
 //	protocol  4 bytes, libfabric's number
@@ -26,7 +28,6 @@ const (
 	maxProvider = 64
 	maxName     = 512
 	introSize   = 8 + 4 + 1 + maxProvider + 2 + maxName
-	ready       = 'R'
 )
 
 // intro is what one end says.
@@ -74,13 +75,17 @@ func (n *network) carry(side net.Conn, s *auth.Session, accepted bool) (net.Conn
 	if err := d.join(c); err != nil {
 		return nil, err
 	}
-	if err := c.introduce(s, accepted); err != nil {
+	err = c.introduce(s, accepted)
+	if err == nil {
+		go c.watch() // by whose end meet ends too, at the latest at the deadline of the handshake
+		err = c.meet(accepted)
+	}
+	if err != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.leave()
 		return nil, err
 	}
-	go c.watch()
 	return c, nil
 }
 
@@ -93,14 +98,59 @@ func (c *conn) introduce(s *auth.Session, accepted bool) error {
 	mine, theirs := intro{c.key, c.device.protocol, c.device.provider, name}, intro{}
 	said := mine.append(nil)
 	said = s.Out.Append(said, math.MaxUint64, 0, said) // no frame has this number
-	put := func(b []byte) error { _, err := c.Conn.Write(b); return c.interrupted(err) }
-	say := func() error { return put(said) }
+	say := func() error { _, err := c.Conn.Write(said); return c.interrupted(err) }
 	hear := func() error { return c.hear(s, &theirs) }
 	agree := func() error { return c.agree(&theirs) }
-	steps := []func() error{say, hear, agree, func() error { return put([]byte{ready}) }}
 	if accepted { // a dialer that is of another fabric hears it, too
-		steps = []func() error{hear, say, agree, func() error { _, err := io.ReadFull(c.Conn, make([]byte, 1)); return c.interrupted(err) }}
+		return inTurn(hear, say, agree)
 	}
+	return inTurn(say, hear, agree)
+}
+
+// meet has a message cross the fabric in each direction: that the endpoints' names are known does not say that one leads to the other.
+func (c *conn) meet(accepted bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	met := func() error { return c.await(&c.met) }
+	if accepted {
+		return inTurn(met, c.greet, func() error { return c.await(&c.ready) })
+	}
+	return inTurn(c.greet, met, c.sayReady)
+}
+
+// greet sends the peer's endpoint a return of nothing.
+func (c *conn) greet() error {
+	for {
+		if err := c.sendReturn(); !errors.Is(err, errAgain) {
+			return err
+		}
+		if err := c.writeEnd(); err != nil {
+			return err
+		}
+		c.writable.Wait()
+	}
+}
+
+// await waits for what the peer does.
+func (c *conn) await(done *bool) error {
+	for !*done {
+		if err := c.writeEnd(); err != nil {
+			return err
+		}
+		c.writable.Wait()
+	}
+	return nil
+}
+
+// sayReady tells the listening side that both ends have a message.
+func (c *conn) sayReady() error {
+	c.ready = true
+	_, err := c.Conn.Write([]byte{sideReady})
+	return c.interrupted(err)
+}
+
+// inTurn takes steps until one fails.
+func inTurn(steps ...func() error) error {
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return err

@@ -5,6 +5,7 @@ package fabric
 import (
 	"cmp"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
 	"runtime"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/paceline/paceline/internal/lockorder"
 	"github.com/paceline/paceline/internal/unique"
+	"github.com/paceline/paceline/transport/auth"
 )
 
 const (
@@ -34,10 +36,11 @@ const (
 	lingering = 250 * time.Millisecond
 )
 
-// What the side connection carries: fin and the number of messages that are valid, and the peer's ack that it has these.
+// What the side connection carries behind the names: ready, once and from the dialer; fin and the number of messages that are valid, and the peer's ack that it has these.
 const (
-	sideFin = 'F'
-	sideAck = 'A'
+	sideReady = 'R'
+	sideFin   = 'F'
+	sideAck   = 'A'
 )
 
 // conn is a byte stream over two endpoints, beside a TCP connection that ends with the process that has it. One goroutine
@@ -61,6 +64,8 @@ type conn struct {
 	changed  *sync.Cond // a read of the peer's memory has ended
 	closed   bool       // on this side
 	cause    error      // why it ended
+	met      bool       // a message of the peer's endpoint has come
+	ready    bool       // both ends have one
 	fin      bool       // the peer has closed the connection
 	valid    uint64     // messages that it had sent before
 	over     bool       // nothing is sent or read any more
@@ -184,12 +189,19 @@ func (c *conn) watch() {
 		c.mu.Lock()
 		switch {
 		case err != nil:
-			if !c.fin && !c.closed {
+			switch {
+			case c.fin || c.closed:
+			case !c.ready:
+				c.fail(fmt.Errorf("%w: the fabric has not carried messages both ways: %w", auth.ErrInterrupted, err))
+			default:
 				c.fail(&net.OpError{Op: "read", Net: Kind, Addr: c.RemoteAddr(), Err: syscall.ECONNRESET})
 			}
 			c.settled()
 			c.mu.Unlock()
 			return
+		case said[0] == sideReady:
+			c.ready = true
+			c.stir()
 		case said[0] == sideFin && !c.fin:
 			c.finish(binary.LittleEndian.Uint64(said[1:]))
 		case said[0] == sideAck:

@@ -3,7 +3,9 @@
 package fabric
 
 import (
+	"cmp"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -14,6 +16,7 @@ import (
 	"github.com/paceline/paceline/internal/invariant"
 	"github.com/paceline/paceline/transport"
 	"github.com/paceline/paceline/transport/auth"
+	"github.com/paceline/paceline/transport/tcp"
 	"github.com/paceline/paceline/transport/transporttest"
 	"github.com/paceline/paceline/transport/wire"
 )
@@ -177,6 +180,50 @@ func TestOtherProvidersAreNamed(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the fabric there is "+providers[0]) || !strings.Contains(err.Error(), "PACELINE_FABRIC") {
 		t.Errorf("error %v, want both providers and the setting", err)
 	}
+}
+
+// TestAFabricThatCarriesNothingIsNotChosen: ends that know each other's names may still be out of each other's reach, as where a firewall is between them. It
+// takes real time: nothing says that a message will not come.
+func TestAFabricThatCarriesNothingIsNotChosen(t *testing.T) {
+	config := Config{Provider: providers[0], Secret: []byte("secret")}
+	whole, cut, besides := over(t, config), over(t, config).(*network), tcp.New(tcp.Config{Secret: config.Secret})
+	cut.stream.Carrier = cut.mute
+	for name, ends := range map[string][2]transport.Transport{"dials": {cut, whole}, "listens": {whole, cut}} {
+		l, err := transport.NewSet(nil, ends[1], besides).Listen("127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		byFabric := make(chan error, 1)
+		go func() {
+			_, err := l[0].Accept()
+			byFabric <- err
+		}()
+		x, err := transport.NewSet(nil, ends[0], besides).Dial(t.Context(), l.Addresses())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kind := x.RemoteAddr().Network(); kind != besides.Kind() {
+			t.Errorf("where the end that cannot be reached %s, a connection is over %s", name, kind)
+		}
+		x.Close()
+		l.Close()
+		if err := <-byFabric; !errors.Is(err, net.ErrClosed) {
+			t.Errorf("where the end that cannot be reached %s, the other has accepted a connection over the fabric", name)
+		}
+	}
+}
+
+// mute is a carrier whose messages are lost, because no connection takes those with its key, and which sends none.
+func (n *network) mute(side net.Conn, s *auth.Session, accepted bool) (net.Conn, error) {
+	d, err := n.device()
+	if err != nil {
+		return nil, err
+	}
+	if err := newConn(side, d, n.patience).introduce(s, accepted); err != nil {
+		return nil, err
+	}
+	_, err = io.Copy(io.Discard, side)
+	return nil, cmp.Or(err, io.EOF)
 }
 
 func TestAnIntroductionIsTakenAsItWasSaidOrNotAtAll(t *testing.T) {

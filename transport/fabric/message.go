@@ -17,7 +17,7 @@ const (
 	kindData   kind = iota + 1 // the next bytes of the stream
 	kindOffer                  // the next bytes of the stream lie in the sender's memory: the receiver reads them there
 	kindWrite                  // so do bytes for memory that the receiver has granted
-	kindReturn                 // how many messages were used up, and how many offers and writes were read; costs no credit
+	kindReturn                 // how many messages were used up, and how many offers and writes were read; costs no credit. One of nothing is each end's first message
 )
 
 // A message is 24 bytes, little-endian: the receiver's key, the kind, and a number: for data how many bytes follow,

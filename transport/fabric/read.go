@@ -116,9 +116,15 @@ func (c *conn) settle() {
 	if c.over || len(c.returns) == 0 || c.took == 0 && c.owed < credits/2 {
 		return
 	}
+	_ = c.sendReturn()
+}
+
+// sendReturn returns what is owed, which may be nothing. There is a slot.
+func (c *conn) sendReturn() error {
 	s := c.returns[len(c.returns)-1]
 	head(s.memory, c.theirs, kindReturn, uint64(c.owed)|uint64(c.took)<<32)
-	switch err := c.device.send(s, headSize, c.peer); {
+	err := c.device.send(s, headSize, c.peer)
+	switch {
 	case errors.Is(err, errAgain):
 		c.retrySoon()
 	case err != nil:
@@ -127,6 +133,7 @@ func (c *conn) settle() {
 		c.returns = c.returns[:len(c.returns)-1]
 		c.owed, c.took = 0, 0
 	}
+	return err
 }
 
 // readEnded handles the end of a read for Read.
@@ -174,8 +181,9 @@ func (c *conn) arrived(s *slot, length int) {
 	c.finished()
 }
 
-// returned handles a return.
+// returned handles a return. The first one that the peer sends is of nothing.
 func (c *conn) returned(m message) {
+	c.met = true
 	c.credit += m.messages
 	if m.messages > credits || c.credit > credits || m.sources > len(c.sources) {
 		c.fail(fmt.Errorf("the peer returns %d messages and %d offers, more than it got", m.messages, m.sources))
