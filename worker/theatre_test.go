@@ -70,7 +70,7 @@ func newTheatre(t *testing.T, n *transporttest.Network, servers, conns int, chan
 	}
 	c := worker.Config{
 		Membership: membership.NewView(epoch), Transports: transport.NewSet(nil, n.Node("worker0", []byte("secret"))), Control: th,
-		PartitionBytes: partBytes, Fusion: 1 << 10, Credit: 1 << 20, Conns: conns, DeclareTimeout: time.Minute, Log: zap.NewNop(),
+		PartitionBytes: partBytes, Fusion: 1 << 10, Credit: 1 << 20, Conns: conns, DeclareTimeout: time.Minute, PeerTimeout: 3 * time.Second, Log: zap.NewNop(),
 	}
 	if change != nil {
 		change(&c)
