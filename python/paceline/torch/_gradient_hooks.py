@@ -52,6 +52,17 @@ def mark_of(grad: torch.Tensor | None) -> tuple[int, int]:
     return version, grad.data_ptr() if grad.layout is torch.strided else 0
 
 
+def is_changed(p: torch.Tensor, grad: torch.Tensor | None, before: tuple[int, int], now: tuple[int, int]) -> bool:
+    """Whether the program has changed a parameter's gradient, by its marks.
+
+    The count of changes of a part of one flat gradient is that of all parts, to which backward adds as well.
+    """
+    if p.grad is not grad or grad is None or before == now:
+        return p.grad is not grad
+    in_flat = grad._is_view() and grad._base is not None and grad._base.numel() > grad.numel()
+    return not in_flat or before[1] != now[1]
+
+
 class Watched:
     """What an optimizer knows of a parameter with a hook."""
 
@@ -289,7 +300,7 @@ class GradientHooks(Distributed):
         return [name for p, name in self._parameter_names.items() if p in changed] if changed else []
 
     def _changed_params(self) -> set[torch.Tensor]:
-        return {p for p, (grad, mark) in self._made.items() if p.grad is not grad or mark_of(grad) != mark}
+        return {p for p, (grad, mark) in self._made.items() if is_changed(p, grad, mark, mark_of(grad))}
 
     def check_unscaling(self) -> None:
         """Raises RuntimeError if GradScaler would change gradients in flight."""

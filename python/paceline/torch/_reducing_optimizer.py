@@ -23,7 +23,7 @@ from paceline.common.util import split_list
 from paceline.torch._arena import gradients_in_arena
 from paceline.torch._distributed import hooked
 from paceline.torch._gate import Gate
-from paceline.torch._gradient_hooks import GradientHooks, Once, Watched, marks_of
+from paceline.torch._gradient_hooks import GradientHooks, Once, Watched, is_changed, marks_of
 from paceline.torch._memory import is_direct, is_shared, part
 from paceline.torch._ops_async import reduction, sparse_allreduce_async, start_group, start_one
 from paceline.torch._parameter_check import ParameterCheck
@@ -206,7 +206,7 @@ class ReducingOptimizer(GradientHooks):
     def _changed_params(self) -> set[torch.Tensor]:
         changed = super()._changed_params()
         made = zip(self._reduced, self._grads, self._marks, marks_of(self._grads), strict=True)
-        return changed | {p for p, grad, before, now in made if p.grad is not grad or now != before}
+        return changed | {p for p, grad, before, now in made if is_changed(p, grad, before, now)}
 
     def _reduce(self, p: torch.Tensor) -> None:
         group = self._group_of.get(p, [p])

@@ -145,6 +145,23 @@ def test_parameters_whose_gradients_are_one_tensor_are_each_reduced_once(options
         torch.testing.assert_close(p.detach(), torch.full((700, 400), -4 * passes * (size + 1) / 2))
 
 
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"cross_barrier": True}], ids=str)
+def test_gradients_may_be_parts_of_one_flat_tensor(options, rank, size):
+    named = [(f"of a flat gradient {i} {options}", torch.nn.Parameter(torch.zeros(3))) for i in range(3)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p for _, p in named], lr=1.0), named, **options)
+    flat = torch.zeros(9)
+    for i, (_, p) in enumerate(named):
+        p.grad = flat[3 * i : 3 * i + 3]
+    for _ in range(4):
+        optimizer.zero_grad(set_to_none=False)
+        sum((i + 1) * p.sum() * (rank + 1.0) for i, (_, p) in enumerate(named)).backward()
+        optimizer.synchronize()
+        assert flat.tolist() == [(i + 1) * (size + 1) / 2 for i in range(3) for _ in range(3)]
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.agree()
+
+
 def test_a_rank_that_has_joined_need_not_know_which_parameters_were_frozen(rank, size):
     """In the step of a new round the others bring them too: an optimizer that is new has not seen when they froze."""
     model = net()
