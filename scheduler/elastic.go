@@ -225,8 +225,9 @@ func (m *Machine) judge(p *peer) {
 		m.lose(p, first.why)
 		return
 	}
+	training := len(slices.DeleteFunc(slices.Clone(accusers), func(a accuser) bool { return a.peer.farewell }))
 	for _, r := range m.rounds {
-		if (r == p.round || r.server(p.Addresses) >= 0) && 2*len(accusers) > len(r.training()) {
+		if (r == p.round || r.server(p.Addresses) >= 0) && 2*training > len(r.training()) {
 			if why := accusers[0].why; !m.undecided(p, why) {
 				m.evict(p, why)
 			}

@@ -40,11 +40,14 @@ func (d *door) pass(q *room.Request, serve func() error) error {
 	return serve()
 }
 
-// close shuts the door. Who is inside may stay: under steady traffic there is no moment at which nobody is.
-func (d *door) close() { d.word.Or(shut) }
+// shutIfEmpty shuts the door if nobody is inside.
+func (d *door) shutIfEmpty() bool { return d.word.CompareAndSwap(0, shut) }
 
-// empty reports whether nobody is inside, where it is shut.
-func (d *door) empty() bool { return d.word.Load() == shut }
+// shutOthersOut shuts the door. Who is inside may stay.
+func (d *door) shutOthersOut() { d.word.Or(shut) }
+
+// isEmpty reports whether nobody is inside, where it is shut.
+func (d *door) isEmpty() bool { return d.word.Load() == shut }
 
 // Elastic reports whether the running round goes on without a server that leaves.
 func (s *Server) Elastic() bool {
@@ -52,20 +55,26 @@ func (s *Server) Elastic() bool {
 	return r != nil && r.members.Now().Elastic
 }
 
-// emptyEvery is how often a server that leaves looks whether nobody is inside its door.
-const emptyEvery = time.Millisecond
+const (
+	// emptyEvery is how often a server that leaves looks whether nobody is inside its door.
+	emptyEvery = time.Millisecond
+	// emptyWithin is how many looks it takes while the door is open: nobody is kept out then. Under steady traffic there is no moment at which nobody is inside.
+	emptyWithin = 100
+)
 
-// Drain shuts the door, waits until nobody is served that must not be cut off, gives the workers of the running round what only this server has, and says goodbye to them; or it waits
+// Drain waits until nobody is served that must not be cut off, shuts the door, gives the workers of the running round what only this server has, and says goodbye to them; or it waits
 // until it has none any more.
 func (s *Server) Drain() {
 	r := s.running()
 	if r == nil {
 		return
 	}
-	r.door.close()
 	look := time.NewTicker(emptyEvery)
 	defer look.Stop()
-	for !r.door.empty() {
+	for looks := 1; !r.door.shutIfEmpty() && !r.door.isEmpty(); looks++ {
+		if looks == emptyWithin {
+			r.door.shutOthersOut()
+		}
 		select {
 		case <-look.C:
 		case <-r.deserted:

@@ -31,7 +31,7 @@ func TestADrainEndsUnderSteadyTraffic(t *testing.T) {
 			b.s.Drain()
 		}()
 		synctest.Wait()
-		for i := range 100 {
+		for i := range emptyWithin + 100 {
 			begin(i + 1)
 			synctest.Wait()
 			end(i)
@@ -43,7 +43,7 @@ func TestADrainEndsUnderSteadyTraffic(t *testing.T) {
 		default:
 			t.Error("it does not end")
 		}
-		end(100)
+		end(emptyWithin + 100)
 		if h, _ := b.receive(2); h.Type != wire.TypeBye {
 			t.Errorf("the ranks hear %v, want a goodbye", h.Type)
 		}

@@ -162,7 +162,10 @@ func (r *round) tensor(h *wire.Header) (*tensor, error) {
 // serve brings a request to its room. An error is of a peer that does not keep to the protocol.
 func (r *round) serve(q *room.Request) error {
 	r.s.served.Add(uint64(q.Payload.Len()))
-	if q.Type.OfMessage() || q.Type == wire.TypePiece || q.Type == wire.TypeWithdraw || q.Type == wire.TypeMatch {
+	if q.Type == wire.TypeWithdraw { // the other end hears of it here, whether the door is shut or not
+		return r.messages.Serve(q)
+	}
+	if q.Type.OfMessage() || q.Type == wire.TypePiece || q.Type == wire.TypeMatch {
 		return r.door.pass(q, func() error { return r.messages.Serve(q) })
 	}
 	t, err := r.tensor(&q.Header)

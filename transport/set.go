@@ -17,8 +17,9 @@ import (
 )
 
 // optionalPatience is how long a dial of an optional kind may take before the next kind is tried. A server listens
-// before others hear of it: one that does not answer for so long cannot be reached by that kind.
-const optionalPatience = 2 * time.Second
+// before others hear of it: one that does not answer for so long cannot be reached by that kind. It is long enough for a
+// fabric's first messages on a crowded machine.
+const optionalPatience = 5 * time.Second
 
 // Set is the transports of one process, one of each kind, in its order of preference. The last is required: every
 // process of the job has it, and the scheduler is reached by it. The others are optional.

@@ -39,6 +39,7 @@ func (e *Engine) end(err error) {
 			e.encoder.close()
 			e.abandonStaging()
 			e.joinFails(-1, err)
+			e.untoldJoin.Wait()
 			e.StopTimeline()
 			close(e.ended)
 		}()

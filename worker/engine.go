@@ -154,6 +154,7 @@ type Engine struct {
 	ended       chan struct{}  // closed when everything in flight has been settled after an end
 	batches     sync.WaitGroup // that are being launched
 	untold      sync.WaitGroup // operations whose Done has not returned
+	untoldJoin  sync.WaitGroup // likewise a join
 	corked      atomic.Int32   // batches that are being launched: their makers kick the ways
 	connected   chan struct{}  // closed when all servers were reached
 	turn        chan struct{}  // serialises takeovers by a lost server's heirs

@@ -37,6 +37,7 @@ func (e *Engine) Join(done func(Output, error)) error {
 	}
 	j := &joinState{done: done, began: time.Now(), refused: map[int]struct{}{}, replies: map[int]int{}}
 	e.joining = j
+	e.untoldJoin.Add(1)
 	idle := len(e.inflight) == e.messages.inFlight
 	e.mu.Unlock()
 	if idle { // else the last operation in flight sends it
@@ -150,6 +151,7 @@ func (e *Engine) joined(server, last int) {
 	}
 	e.kept.reset()
 	j.done(Output{Value: j.replies[first]}, nil)
+	e.untoldJoin.Done()
 }
 
 // joinFails notes that a server fails a join that is under way. Every server does when a rank leaves without joining, and the join ends
@@ -192,4 +194,5 @@ func (j *joinState) end(e *Engine) {
 		e.takeJoinBack()
 	}
 	j.done(Output{}, fmt.Errorf("join on rank %d: %w", e.cfg.Rank, j.failed))
+	e.untoldJoin.Done()
 }

@@ -17,7 +17,7 @@ from paceline.common.compression import CompressionArgument
 from paceline.common.engine import engine
 from paceline.common.operation import How, Options
 from paceline.common.operators import Adasum, Average, Sum, operator_of
-from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set, place_in
+from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set, place_in, process_set_number
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check, model_of
 from paceline.jax._collective import collective
@@ -145,6 +145,7 @@ class _Reducing:
         return state if self._gate is None else with_gate(state, params)
 
     def step(self, grads: Tree, state: DistributedState, params: Tree, extra: Any) -> tuple[Tree, DistributedState]:
+        process_set_number(self._how.process_set)  # raises for one that is not registered
         if place_in(self._how.process_set)[0] >= 0:  # the other ranks step alone
             empty = None
             if self._gate is not None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from paceline.common import compression as codecs
 from paceline.common.engine import engine
 from paceline.common.operation import How, Options
-from paceline.common.operators import Average, Sum
+from paceline.common.operators import Average, Min, Sum
 from paceline.common.process_sets import (
     ProcessSet,
     check_process_set,
@@ -68,6 +68,10 @@ def _divided(grad: Any, by: Any) -> Any:
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(_divided(grad.values, by), grad.indices, grad.dense_shape)
     return grad / tf.cast(by, grad.dtype)
+
+
+def _values(grad: Any) -> Any:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
 @dataclasses.dataclass
@@ -152,6 +156,19 @@ class Reduction:
             for i, value in zip(group, results, strict=True):
                 reduced[i] = value
         return reduced
+
+    def not_finite_together(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Has gradients that are left to a rank be not finite where some rank's are not: ranks skip the same steps."""
+        result = list(grads)
+        pairs = enumerate(zip(grads, variables, strict=True))
+        local = [i for i, (g, v) in pairs if g is not None and self.is_local(v)]
+        if not local or place_in(self.process_set)[0] < 0:
+            return result
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(_values(grads[i]))) for i in local])
+        everywhere = allreduce(tf.cast(finite, tf.float32), op=Min, process_set=self.process_set)
+        for i in local:
+            result[i] = _divided(grads[i], everywhere)
+        return result
 
     def is_local(self, variable: Any) -> bool:
         """Whether a variable's gradient is left to this rank. One of Keras 3 wraps one of TensorFlow."""

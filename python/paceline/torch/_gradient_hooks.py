@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
 from paceline.torch._distributed import Distributed
 from paceline.torch._parameters import parameter_names
@@ -59,7 +58,7 @@ def is_changed(p: torch.Tensor, grad: torch.Tensor | None, before: tuple[int, in
     """
     if p.grad is not grad or grad is None or before == now:
         return p.grad is not grad
-    in_flat = grad._is_view() and grad._base is not None and grad._base.numel() > grad.numel()
+    in_flat = grad.layout is torch.strided and grad.untyped_storage().nbytes() > grad.nbytes
     return not in_flat or before[1] != now[1]
 
 
@@ -129,7 +128,6 @@ class GradientHooks(Distributed):
         self._watched: dict[torch.Tensor, Watched] = {}
         self._frozen: list[torch.Tensor] = []  # parameters without a hook, which PyTorch would refuse
         self._resting: set[torch.Tensor] = set()  # those with one that were frozen before this backward pass
-        self._noted = 0  # the engine's round in which that was so
         self._in_flight: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter: waits, stores the result
         # by parameter: its gradient since the last step, not to be changed, and the gradient's mark
         self._made: dict[torch.Tensor, tuple[torch.Tensor | None, tuple[int, int]]] = {}
@@ -164,15 +162,13 @@ class GradientHooks(Distributed):
     def _missing(self, exchanged: Collection[torch.Tensor]) -> list[torch.Tensor]:
         """The parameters that are yet to be exchanged: backward has not reached them, but another rank's may have.
 
-        What was frozen before backward, and has no gradient, has none anywhere, and is left alone, as without us. In a
-        round's first step it is not: ranks that have joined know nothing of it.
+        What was frozen before backward, and has no gradient, has none anywhere, and is left alone, as without us.
         """
-        known = self._resting if self._noted == engine.round else ()
-        resting = {p for p in known if not p.requires_grad and p.grad is None}
+        resting = {p for p in self._resting if not p.requires_grad and p.grad is None}
         return [p for p in self._watched if p not in exchanged and p not in resting]
 
     def _note_resting(self) -> None:
-        self._resting, self._noted = {p for p in self._watched if not p.requires_grad}, engine.round
+        self._resting = {p for p in self._watched if not p.requires_grad}
 
     def _hook(self, watched: Watched, ready: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
         """The hook on a parameter, which keeps neither it nor the optimizer. ready: has `_gradient_ready` called."""

@@ -167,17 +167,20 @@ def is_shared(storage: torch.UntypedStorage) -> bool:
 _uses_of_one = 0
 if _use_count is not None:
     _alone = torch.empty(1, device="cpu")
-    _uses_of_one = _use_count(_alone.untyped_storage()._cdata)
+    _held = _alone.untyped_storage()  # as callers hold it: in some releases that counts
+    _uses_of_one = _use_count(_held._cdata)
 
 
 def part(p: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """Copies a gradient that may have the same memory as another parameter's, which a sum in place would change.
 
     Returns what is the parameter's gradient then. Backward gives two parameters one tensor where they were added
-    through views, as in `a.t() + b.t()`. What the program itself has made a view, as a part of one flat gradient, stays
-    where it is.
+    through views, as in `a.t() + b.t()`. What the program itself has made a part of one flat gradient stays where it
+    is: it is a view, or backward has added to it.
     """
-    usable = type(grad) in _plain and grad.layout is _strided and grad.is_cpu
-    if usable and not grad._is_view() and is_shared(grad.untyped_storage()):
+    if type(grad) not in _plain or grad.layout is not _strided or not grad.is_cpu or grad._is_view():
+        return grad
+    storage = grad.untyped_storage()
+    if is_shared(storage) and (grad.is_inference() or grad._version == 0 or storage.nbytes() == grad.nbytes):
         p.grad = grad = grad.detach().clone()
     return grad

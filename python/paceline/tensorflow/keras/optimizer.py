@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ class Distributed:
     _paceline_holding: Holding | None
     _paceline_passes: LocalGradientAggregationHelper | None
     _paceline_auto: codecs.Auto | None  # a codec to measure
-    _paceline_applies = False
+    _paceline_applies = 0  # the thread in which it does
 
     def agree(self) -> None:
         """Gives all ranks the same parameters: the sum of all their changes. Every rank calls it, after training.
@@ -59,13 +60,13 @@ class Distributed:
 
         optimizer: this one, or a LossScaleOptimizer around it, whose `apply` calls this one's for reduced gradients.
         """
-        if self._paceline_applies:
+        if self._paceline_applies == threading.get_ident():
             return apply(grads)
-        self._paceline_applies = True
+        self._paceline_applies = threading.get_ident()
         try:
             return self._paceline_reduce_and(apply, grads, variables, optimizer)
         finally:
-            self._paceline_applies = False
+            self._paceline_applies = 0
 
     def _paceline_reduce_and(
         self, apply: Callable[[Any], Any], grads: Sequence[Any], variables: Sequence[Any], optimizer: Any
@@ -77,7 +78,11 @@ class Distributed:
             build(optimizer, variables)
             step, apply = apply, lambda given: holding.apply(given, variables, step)
         if self._paceline_passes is None:
-            return apply(grads if holding is not None else self._paceline_reduction(grads, variables))
+            if holding is None:
+                grads = self._paceline_reduction(grads, variables)
+                if hasattr(optimizer, "inner_optimizer"):
+                    grads = self._paceline_reduction.not_finite_together(grads, variables)
+            return apply(grads)
         build(optimizer, variables)  # here, because a branch of tf.cond makes no variables
         reduced = self._paceline_passes.compute_gradients(grads, variables)
         return self._paceline_passes.apply_gradients(lambda: apply(reduced), optimizer)
@@ -113,10 +118,10 @@ class _OfKeras3(Distributed):
 
 
 def _apply_3(
-    distributed: Distributed, optimizer: Any, apply: Callable[..., Any], grads: Sequence[Any], variables: Any
+    distributed: Any, optimizer: Any, apply: Callable[..., Any], grads: Sequence[Any], trainable_variables: Any = None
 ) -> Any:
-    known = list(optimizer._trainable_variables if variables is None else variables)
-    return distributed._paceline_apply(grads, known, lambda reduced: apply(reduced, variables), optimizer)
+    known = list(distributed._trainable_variables if trainable_variables is None else trainable_variables)
+    return distributed._paceline_apply(grads, known, lambda reduced: apply(reduced, trainable_variables), optimizer)
 
 
 class _OfKeras2(Distributed):
@@ -126,10 +131,10 @@ class _OfKeras2(Distributed):
 
 
 def _apply_2(
-    distributed: Distributed, optimizer: Any, apply: Callable[..., Any], pairs: Iterable[tuple[Any, Any]], *args: Any,
-    **kwargs: Any,
+    distributed: Distributed, optimizer: Any, apply: Callable[..., Any], grads_and_vars: Iterable[tuple[Any, Any]],
+    *args: Any, **kwargs: Any,
 ) -> Any:  # fmt: skip
-    pairs = list(pairs)
+    pairs = list(grads_and_vars)
     grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
 
     def step(reduced: Any) -> Any:
@@ -177,7 +182,7 @@ def DistributedOptimizer(
 
     Raises ValueError for what is no optimizer of Keras or wrapped already, and for arguments that do not go together.
     """
-    if isinstance(optimizer, Distributed):
+    if given_to(optimizer, "_paceline_reduction") is not None:
         raise ValueError("the optimizer is a DistributedOptimizer already")
     kind = type(optimizer)
     if not isinstance(optimizer, OPTIMIZERS):
@@ -246,31 +251,46 @@ def _wrapped_3(optimizer: Any, name: str | None) -> Any:
 
 
 def _copied(optimizer: Any, kind: Any, options: dict[str, Any]) -> Any:
-    """Another optimizer with the same configuration, and what `exclude_from_weight_decay` has set.
+    """Another optimizer with the same configuration, and what `exclude_from_weight_decay` has set."""
+    own = vars(optimizer)
+    inner = own["inner_optimizer"] if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
+    try:
+        made = kind.from_config(optimizer.get_config() | options)
+    except Exception:
+        made = _copied_with_objects(optimizer, kind, options, inner)
+    if inner is not None:
+        _copy_exclusions(made.inner_optimizer, inner)
+    _copy_exclusions(made, optimizer)
+    return made
 
-    Schedules, functions and an optimizer within it are handed on as objects: a program's own need not have a
-    configuration, or be known to Keras.
+
+def _copied_with_objects(optimizer: Any, kind: Any, options: dict[str, Any], inner: Any) -> Any:
+    """Hands schedules, functions and the optimizer within it on as objects.
+
+    A program's own need not have a configuration, or be known to Keras.
     """
     own, objects = vars(optimizer), {}
     if callable(own.get("_learning_rate")):
         objects["_learning_rate"], own["_learning_rate"] = own["_learning_rate"], tf.constant(0.0)
-    if "inner_optimizer" in own:  # of a LossScaleOptimizer
-        objects["inner_optimizer"], own["inner_optimizer"] = own["inner_optimizer"], keras.optimizers.SGD()
+    if inner is not None:
+        objects["inner_optimizer"], own["inner_optimizer"] = inner, keras.optimizers.SGD()
     try:
         config = optimizer.get_config() | options
     finally:
         own.update(objects)
-    if "_learning_rate" in objects:
+    if "_learning_rate" in objects and "learning_rate" in config:
         config["learning_rate"] = objects["_learning_rate"]
-    if inner := objects.get("inner_optimizer"):
-        config.pop("inner_optimizer")
-        made = kind(_copied(inner, type(inner), {}), **config)
-    else:
-        made = kind.from_config(config)
-    for attribute, value in own.items():
+    if inner is None:
+        return kind.from_config(config)
+    config.pop("inner_optimizer")
+    return kind(_copied(inner, type(inner), {}), **config)
+
+
+def _copy_exclusions(to: Any, optimizer: Any) -> None:
+    """What `exclude_from_weight_decay` has set, which is no part of a configuration."""
+    for attribute, value in vars(optimizer).items():
         if attribute.startswith("_exclude_from_weight_decay"):
-            setattr(made, attribute, copy.copy(value))
-    return made
+            setattr(to, attribute, copy.copy(value))
 
 
 def _wrapped_2(optimizer: Any, name: str | None) -> Any:
@@ -324,11 +344,11 @@ def _reduce_before_losses_are_scaled_back() -> None:
 
 def _reducing_before(apply: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
-    def reducing(self: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+    def reducing(self: Any, *args: Any, **kwargs: Any) -> Any:
         inner = self.inner_optimizer
         if not isinstance(inner, Distributed):
-            return apply(self, grads, *args, **kwargs)
-        return run(inner, self, functools.partial(apply, self), grads, *args, **kwargs)
+            return apply(self, *args, **kwargs)
+        return run(inner, self, functools.partial(apply, self), *args, **kwargs)
 
     return reducing
 

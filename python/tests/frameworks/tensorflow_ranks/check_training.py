@@ -214,6 +214,42 @@ def test_where_losses_are_scaled_all_ranks_skip_the_same_steps(rank, size, passe
         keras.mixed_precision.set_global_policy("float32")
 
 
+@pytest.mark.parametrize("around", [True, False], ids=["around ours", "within ours"])
+def test_ranks_skip_the_same_steps_where_gradients_are_left_to_a_rank(rank, size, around):
+    kind = keras.optimizers.LossScaleOptimizer if KERAS_3 else keras.mixed_precision.LossScaleOptimizer
+    shared, own = tf.Variable([1.0]), tf.Variable([1.0])
+    optimizer = keras.optimizers.SGD(1.0)
+    if around:
+        inner = hvd_keras.DistributedOptimizer(optimizer)
+        optimizer, registers = kind(inner), inner
+    else:
+        optimizer = registers = hvd_keras.DistributedOptimizer(kind(optimizer))
+    registers.register_local_var(own)
+    optimizer.build([shared, own])
+    bad = tf.constant([float("inf") if rank == size - 1 else 1.0])
+    for grad, steps in (bad, 0), (tf.constant([1.0]), 1):
+        before = shared.numpy().tolist()
+        if KERAS_3:
+            optimizer.apply([tf.constant([1.0]), grad], trainable_variables=[shared, own])
+        else:
+            optimizer.apply_gradients(grads_and_vars=[(tf.constant([1.0]), shared), (grad, own)])
+        assert (shared.numpy().tolist() != before) == steps
+    assert_same_on_all_ranks([shared.numpy()])
+
+
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2 shares the optimizer's state")
+def test_what_an_optimizer_says_of_its_configuration_counts(rank):
+    class Warm(keras.optimizers.SGD):
+        def __init__(self, learning_rate=0.1, **options):
+            super().__init__(keras.optimizers.schedules.PolynomialDecay(learning_rate, 10), **options)
+            self.base = learning_rate
+
+        def get_config(self):
+            return super().get_config() | {"learning_rate": self.base}
+
+    assert float(hvd_keras.DistributedOptimizer(Warm(0.5)).learning_rate) == pytest.approx(0.5)
+
+
 class Halving(keras.optimizers.schedules.LearningRateSchedule):
     """A schedule of a program, which has no configuration."""
 
@@ -610,8 +646,10 @@ def test_arguments_of_horovod(rank, size, tmp_path):
 
 def test_wrong_arguments():
     adam = hvd_keras.DistributedOptimizer(keras.optimizers.Adam())
-    with pytest.raises(ValueError, match="already"):
-        hvd_keras.DistributedOptimizer(adam)
+    kind = keras.optimizers.LossScaleOptimizer if KERAS_3 else keras.mixed_precision.LossScaleOptimizer
+    for wrapped in adam, kind(adam):
+        with pytest.raises(ValueError, match="already"):
+            hvd_keras.DistributedOptimizer(wrapped)
     with pytest.raises(ValueError, match="gradient_predivide_factor"):
         hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
     with pytest.raises(ValueError, match=r"wraps a tf\.GradientTape, not str"):
