@@ -156,7 +156,7 @@ class ReducingOptimizer(GradientHooks):
             if reduced:
                 storages = [grad.untyped_storage() for grad in grads]
                 for i, storage in enumerate(storages):
-                    if is_shared(storage):
+                    if is_shared(storage) and self._places.get(reduced[i]) is not grads[i]:
                         grads[i] = part(reduced[i], grads[i])
                         storages[i] = grads[i].untyped_storage()
                 self._reduced += reduced
