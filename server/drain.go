@@ -40,14 +40,11 @@ func (d *door) pass(q *room.Request, serve func() error) error {
 	return serve()
 }
 
-// shutIfEmpty shuts the door if nobody is inside.
-func (d *door) shutIfEmpty() bool { return d.word.CompareAndSwap(0, shut) }
+// shutIfEmpty shuts the door if nobody is inside, and reports whether nobody is.
+func (d *door) shutIfEmpty() bool { return d.word.CompareAndSwap(0, shut) || d.word.Load() == shut }
 
 // shutOthersOut shuts the door. Who is inside may stay.
 func (d *door) shutOthersOut() { d.word.Or(shut) }
-
-// isEmpty reports whether nobody is inside, where it is shut.
-func (d *door) isEmpty() bool { return d.word.Load() == shut }
 
 // Elastic reports whether the running round goes on without a server that leaves.
 func (s *Server) Elastic() bool {
@@ -71,7 +68,7 @@ func (s *Server) Drain() {
 	}
 	look := time.NewTicker(emptyEvery)
 	defer look.Stop()
-	for looks := 1; !r.door.shutIfEmpty() && !r.door.isEmpty(); looks++ {
+	for looks := 1; !r.door.shutIfEmpty(); looks++ {
 		if looks == emptyWithin {
 			r.door.shutOthersOut()
 		}

@@ -390,6 +390,7 @@ def grouped_allreduce(
     """
     how = How(operator_of(op, average), prescale_factor, postscale_factor, process_set)
     reduced = list(tensors)
+    sparse = [i for i, t in enumerate(reduced) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i, t in enumerate(reduced) if not isinstance(t, tf.IndexedSlices)]
     before: list[Any] = []
     if dense:
@@ -397,7 +398,7 @@ def grouped_allreduce(
         before = in_turn(results[0])
         for i, result in zip(dense, results, strict=True):
             reduced[i] = result
-    for i in sorted(set(range(len(reduced))) - set(dense)):
+    for i in sparse:
         with tf.control_dependencies(before):
             reduced[i] = reduce_sparse(reduced[i], name and f"{name}.{i}", how, compression)
         before = in_turn(reduced[i])

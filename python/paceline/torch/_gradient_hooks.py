@@ -56,8 +56,10 @@ def is_changed(p: torch.Tensor, grad: torch.Tensor | None, before: tuple[int, in
 
     The count of changes of a part of one flat gradient is that of all parts, to which backward adds as well.
     """
-    if p.grad is not grad or grad is None or before == now:
-        return p.grad is not grad
+    if p.grad is not grad:
+        return True
+    if grad is None or before == now:
+        return False
     in_flat = grad.layout is torch.strided and grad.untyped_storage().nbytes() > grad.nbytes
     return not in_flat or before[1] != now[1]
 

@@ -38,8 +38,10 @@ if KERAS_3 and keras.backend.backend() != "tensorflow":
 
 def evaluated(result: Any) -> Any:
     """The value of a tensor. Without eager execution, as Keras 2 allows, Keras's session runs it, or an operation."""
-    if result is None or tf.executing_eagerly():
-        return None if result is None else result.numpy()
+    if result is None:
+        return None
+    if tf.executing_eagerly():
+        return result.numpy()
     return tf.compat.v1.keras.backend.get_session().run(result)
 
 

@@ -64,12 +64,12 @@ class Distributed:
             return apply(grads)
         self._paceline_applies = threading.get_ident()
         try:
-            return self._paceline_reduce_and(apply, grads, variables, optimizer)
+            return self._paceline_reduce_and_apply(grads, variables, apply, optimizer)
         finally:
             self._paceline_applies = 0
 
-    def _paceline_reduce_and(
-        self, apply: Callable[[Any], Any], grads: Sequence[Any], variables: Sequence[Any], optimizer: Any
+    def _paceline_reduce_and_apply(
+        self, grads: Sequence[Any], variables: Sequence[Any], apply: Callable[[Any], Any], optimizer: Any
     ) -> Any:
         holding = self._paceline_holding
         if self._paceline_auto is not None:
@@ -252,8 +252,7 @@ def _wrapped_3(optimizer: Any, name: str | None) -> Any:
 
 def _copied(optimizer: Any, kind: Any, options: dict[str, Any]) -> Any:
     """Another optimizer with the same configuration, and what `exclude_from_weight_decay` has set."""
-    own = vars(optimizer)
-    inner = own["inner_optimizer"] if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
+    inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
     try:
         made = kind.from_config(optimizer.get_config() | options)
     except Exception:
