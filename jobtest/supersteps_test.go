@@ -14,8 +14,8 @@ import (
 	"github.com/paceline/paceline/worker"
 )
 
-// Ranks do unequal numbers of iterations, with a sum in between to which ranks at a barrier have not come (algorithms.md
-// sections 3 and 5: between barriers ranks run freely).
+// Ranks do unequal numbers of iterations, with a sum in between to which ranks at a barrier have not come: under adaptive
+// and ElasticBSP ranks run freely between barriers.
 func TestSupersteps(t *testing.T) {
 	const ranks, values, elements, epochs = 3, 3, jobtest.Partition/2 + 3, 3
 	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(2), "both": jobtest.Both(1)} {
@@ -68,7 +68,7 @@ func TestSupersteps(t *testing.T) {
 	}
 }
 
-// algorithms.md section 3: s = 1 is BSP. A rank whose iteration makes a barrier due stops with that iteration, so that
+// The adaptive paper, section III: s = 1 is BSP. A rank whose iteration makes a barrier due stops with that iteration, so that
 // there are as many supersteps as iterations, and every rank reads what all have added.
 func TestAdaptiveWithThresholdsOfOneIsBSP(t *testing.T) {
 	for place, option := range map[string]jobtest.Option{"embedded": jobtest.Embedded, "dedicated": jobtest.Dedicated(1)} {
@@ -108,7 +108,7 @@ func total(j *jobtest.Job, rank int, n int64) (int64, error) {
 	return int64(binary.NativeEndian.Uint64(op.Output)), nil
 }
 
-// algorithms.md section 3: thresholds follow the ranks while training runs, so that one long iteration does not
+// The adaptive paper, section III: thresholds follow the ranks while training runs, so that one long iteration does not
 // delay the next barrier as if all were long.
 func TestAPauseOfOneRankRaisesThresholdsForThatIterationAlone(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
@@ -141,7 +141,7 @@ func TestAPauseOfOneRankRaisesThresholdsForThatIterationAlone(t *testing.T) {
 	})
 }
 
-// algorithms.md section 3, with our rule: a rank that takes three times as long raises both thresholds to three times.
+// The adaptive paper, section III, with our rule: a rank that takes three times as long raises both thresholds to three times.
 func TestASlowRankRaisesThresholds(t *testing.T) {
 	jobtest.Virtually(t, transporttest.Options{}, func(t *testing.T, network jobtest.Option) {
 		j := jobtest.Start(t, 3, network, jobtest.SmallPartitions)

@@ -129,7 +129,7 @@ func TestLazyParkingDelaysFewerPulls(t *testing.T) {
 	}
 }
 
-// algorithms.md section 5. Intervals are 3, 5 and 7 ms. The slowest's second push at 14 makes the plan:
+// ElasticBSP's paper, section 3. Intervals are 3, 5 and 7 ms. The slowest's second push at 14 makes the plan:
 // of the ends 15 18 21 24, 15 20 25 30 and 21 28 35 42, those at 21, 20 and 21 lie closest. So a superstep
 // has 7 + 4 + 3 iterations in 21 ms, of which one worker waits 1 ms.
 func TestElasticMeetsWherePredicted(t *testing.T) {
@@ -141,7 +141,7 @@ func TestElasticMeetsWherePredicted(t *testing.T) {
 	}
 }
 
-// algorithms.md section 3: with thresholds that follow, workers beside a slow one work instead of waiting.
+// The adaptive paper, section III: with thresholds that follow, workers beside a slow one work instead of waiting.
 func TestAdaptiveWaitsLessThanBSP(t *testing.T) {
 	total := func(s *Scenario) { free(4, 200)(s); s.Until = Total }
 	bsp := mustRun(t, scenario(t, "bsp", "slow:100ms,3,0.05", total))
@@ -151,7 +151,7 @@ func TestAdaptiveWaitsLessThanBSP(t *testing.T) {
 	}
 }
 
-// algorithms.md section 3: s = 1 is BSP. The worker whose iteration makes the barrier due stops with that iteration,
+// The adaptive paper, section III: s = 1 is BSP. The worker whose iteration makes the barrier due stops with that iteration,
 // so that there are as many supersteps as iterations and nobody reads a value that misses a push.
 func TestAdaptiveWithThresholdsOfOneIsBSP(t *testing.T) {
 	for _, latency := range []time.Duration{0, 7 * ms} {
@@ -239,8 +239,7 @@ func randomJob(t *testing.T, seed uint64) {
 	}
 }
 
-// design.md section 8. The machines' own checks look at every rank in every step, so that where they
-// are compiled in a smaller job has to do.
+// The machines' own checks look at every rank in every step, so that where they are compiled in a smaller job has to do.
 func TestTenThousandWorkersAgainstHundredsOfServers(t *testing.T) {
 	workers, servers := MaxWorkers, 200
 	if invariant.On {

@@ -1,4 +1,4 @@
-// Package barrier finds when ElasticBSP's next barrier falls (algorithms.md section 5): it predicts
+// Package barrier finds when ElasticBSP's next barrier falls (its paper's sections 3 and 5): it predicts
 // the ends of the workers' next iterations from their durations, and chooses one end of each worker such that
 // these lie closest together. It is pure: no clock, no I/O.
 package barrier

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// AdaptiveModel is the adaptive model (algorithms.md section 3), with the thresholds that apply
+// AdaptiveModel is the adaptive model (the adaptive paper, section III), with the thresholds that apply
 // among equal workers. The setting is "adaptive:S,W".
 func AdaptiveModel(a Adaptive) Model {
 	return Model{Name: fmt.Sprintf("adaptive:%d,%d", a.S, a.W), Pull: Closed{}, Push: EveryLive{}, Supersteps: a}

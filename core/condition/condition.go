@@ -1,5 +1,5 @@
 // Package condition decides, for one key, when a push counts, when an iteration closes and when a
-// pull is answered. It is FluentPS's server side (algorithms.md section 1) as a pure machine:
+// pull is answered. It is FluentPS's server side (section III) as a pure machine:
 // Step(input) → outputs, with no data, no I/O and no clock. The server's rooms (server/sums, server/held),
 // which hold the bytes, and the simulator drive the same code.
 //

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The default range of s under DSPS: DSSP's (algorithms.md section 1).
+// The default range of s under DSPS: DSSP's. FluentPS gives no rule for s.
 const (
 	DefaultLowStaleness  = 3
 	DefaultHighStaleness = 15

@@ -10,7 +10,7 @@ import (
 // MaxPredictions bounds the iterations of each worker that ElasticBSP looks ahead.
 const MaxPredictions = 10_000
 
-// ElasticModel is ElasticBSP (algorithms.md section 5), which looks r iterations of each worker ahead
+// ElasticModel is ElasticBSP (its paper's section 3), which looks r iterations of each worker ahead
 // for the barrier that makes workers wait least. The setting is "elastic:R".
 func ElasticModel(r int) Model {
 	return Model{Name: fmt.Sprintf("elastic:%d", r), Pull: Closed{}, Push: EveryLive{}, Supersteps: Elastic{r}}

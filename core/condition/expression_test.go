@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Run-time control (algorithms.md section 1): a condition sees progress, V, N, count, the fastest and
+// Run-time control (FluentPS section III-B): a condition sees progress, V, N, count, the fastest and
 // the slowest progress and the significance.
 func TestExpressionSeesTheView(t *testing.T) {
 	v := View{Rank: 1, Progress: 7, V: 5, N: 4, Fastest: 8, Slowest: 5, Significance: 0.25, count: func(i uint64) int { return int(i) - 4 }}

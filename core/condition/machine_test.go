@@ -16,7 +16,7 @@ func TestModelNeedsBothConditions(t *testing.T) {
 }
 
 // A condition sees progress, rank, V, N, count, the fastest and slowest progress and the push's
-// significance (algorithms.md section 1, run-time control).
+// significance (FluentPS section III-B).
 func TestConditionSeesEveryonesProgress(t *testing.T) {
 	spy := &spy{}
 	m, err := New(Config{Live: rankset.Range(3), Model: Model{Name: "spy", Pull: spy, Push: EveryLive{}}, Dataflow: Accumulate})

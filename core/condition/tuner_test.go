@@ -44,7 +44,7 @@ func TestDSPSStaysInItsRange(t *testing.T) {
 	}
 }
 
-// algorithms.md section 3: a barrier is due when the fastest leads by s, or the slowest has done w.
+// The adaptive paper, section III: a barrier is due when the fastest leads by s, or the slowest has done w.
 func TestAdaptiveBarrierIsDueByEitherThreshold(t *testing.T) {
 	a := Adaptive{S: 3, W: 5}
 	for _, c := range []struct {
@@ -59,7 +59,7 @@ func TestAdaptiveBarrierIsDueByEitherThreshold(t *testing.T) {
 	}
 }
 
-// algorithms.md section 3: s rises with the spread of the nodes' speeds or CPU occupancies and falls
+// The adaptive paper, section III: s rises with the spread of the nodes' speeds or CPU occupancies and falls
 // when they are alike.
 func TestAdaptiveThresholdsFollowTheSpread(t *testing.T) {
 	base := Adaptive{S: 3, W: 2}

@@ -1,7 +1,7 @@
 // Package placement cuts tensors into partitions and assigns these to servers. It is pure: the result depends
 // only on the arguments and on earlier placements.
 //
-// It has two goals (algorithms.md sections 1 and 2). Every server holds equal bytes, or a share by its weight:
+// It has two goals. Every server holds equal bytes, or a share by its weight:
 // FluentPS's EPS. And a single tensor uses all servers, but no partition is so small that its header costs more
 // than its bytes: the lesson of the modularized parameter server's uniform split.
 package placement

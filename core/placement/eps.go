@@ -2,7 +2,7 @@ package placement
 
 import "slices"
 
-// newEPS makes FluentPS's elastic parameter slicing (section III-E; algorithms.md section 1): every server has the same bytes,
+// newEPS makes FluentPS's elastic parameter slicing (section III-A): every server has the same bytes,
 // and has them again after every change of the servers. A remap moves no more than it must: what has lost its server,
 // and from the fullest server to the emptiest as long as that makes the two more alike.
 func newEPS(*Arguments) Strategy {

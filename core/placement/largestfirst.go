@@ -1,6 +1,6 @@
 package placement
 
-// newLargestFirst makes the strategy of the modularized parameter server's heuristic (algorithms.md section 2):
+// newLargestFirst makes the strategy of the modularized parameter server's heuristic (Algorithm 2):
 // the largest tensor first, onto the least loaded servers.
 func newLargestFirst(*Arguments) Strategy { return Strategy{Over: largestFirst} }
 

@@ -102,8 +102,8 @@ func Register(usage string, build func(*Arguments) Strategy) {
 	builders = append(builders, b)
 }
 
-// Default is the policy without a setting. In the papers' measurements it is the best and the most stable one
-// on average (algorithms.md, section 2).
+// Default is the policy without a setting. In the modularized parameter server's measurements it is the best and the most
+// stable one on average.
 const Default = "largest-first"
 
 // Names lists the policies that Parse knows.

@@ -9,7 +9,7 @@ import (
 // confidence is the number of standard errors on both sides of a mean that has 90 % of the chance (PSLD section 4.2).
 const confidence = 1.645
 
-// psld is the strategy of "Elastic Parameter Server Load Distribution" (section 4; algorithms.md section 4). It differs from the
+// psld is the strategy of "Elastic Parameter Server Load Distribution" (section 4). It differs from the
 // paper where that says two things, or nothing:
 //
 //   - Section 4.2 defines the superior set: minimal, and every server outside has a lower bound above all upper bounds inside.

@@ -1,8 +1,8 @@
-// Package superstep is both halves of a barrier that falls where a rule says (adaptive and ElasticBSP, algorithms.md
-// sections 3 and 5), as pure machines: a Decider beside the first value of a group, which hears of every rank's
-// iterations and says where each rank's superstep ends, and a Worker on each rank, which reports and stops there.
-// Both take frames late and in any order. The server, the worker and the simulator drive the same code; time is
-// given by the caller, from an origin of its own.
+// Package superstep is both halves of a barrier that falls where a rule says (the adaptive model and ElasticBSP), as pure
+// machines: a Decider beside the first value of a group, which hears of every rank's iterations and says where each
+// rank's superstep ends, and a Worker on each rank, which reports and stops there. Both take frames late and in any
+// order. The server, the worker and the simulator drive the same code; time is given by the caller, from an origin of
+// its own.
 //
 //	Worker  → Decider   Report: an iteration has ended; it is the superstep's last, or the rank asks whether it is
 //	Decider → Worker    Stop: the iteration that is the rank's last; or an answer: the superstep goes on

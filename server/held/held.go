@@ -1,5 +1,5 @@
 // Package held is the server's room for values that the servers hold: ranks add differences to them, and read them as
-// they are when the machine lets them (algorithms.md's dataflow "accumulate").
+// they are when the machine lets them (the dataflow "accumulate" of core/condition).
 //
 // Reading order: held.go (a tensor's values), value.go (a request's way, under the value's lock), readers.go (what the
 // machine decides), contents.go (the bytes), deltas.go (how coded values are read), uses.go (who uses a copy), copies.go (the reference copies of all

@@ -9,7 +9,7 @@ import (
 )
 
 // WarmUp is how long workers have run before the ends of Ends begin. Without it they have hardly drifted
-// apart, and waits are a third below those that the paper prints (algorithms.md section 5).
+// apart, and waits are a third below those that the paper prints (Table 3).
 const WarmUp = 1000 * time.Second
 
 // Ends is the paper's input (section 6.1): for each worker the next predictions ends of iterations whose

@@ -21,7 +21,7 @@ var scans = map[string]func([][]time.Duration) barrier.Choice{
 	"GridScan": gridScanFirst, "FullGridScan": gridScanAll,
 }
 
-// algorithms.md section 5: ZipLine, Opt, OptBS and the naive search agree, the earliest of equal
+// ElasticBSP's paper, section 5: ZipLine, Opt, OptBS and the naive search agree, the earliest of equal
 // windows included; the grid scans are never below them.
 func TestSearchesAgreeWithTheNaiveOne(t *testing.T) {
 	for seed := range uint64(20_000) {
@@ -66,7 +66,7 @@ func small(rng *rand.Rand) [][]time.Duration {
 	return ends
 }
 
-// algorithms.md section 5: FullGridScan is said to be exhaustive, and misses this.
+// ElasticBSP's paper, section 5.1: FullGridScan is said to be exhaustive, and misses this.
 func TestFullGridScanMisses(t *testing.T) {
 	us := func(ms ...float64) (row []time.Duration) {
 		for _, x := range ms {
