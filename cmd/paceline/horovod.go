@@ -60,15 +60,15 @@ func isShim(dir string) bool {
 // checkBuild answers horovodrun's --check-build.
 func checkBuild(out io.Writer) {
 	const has = `import importlib.util as u
-for name in ("torch", "tensorflow", "mxnet", "paceline"): print(int(u.find_spec(name) is not None))`
-	answers := []string{"0", "0", "0", "0"}
+for name in ("torch", "tensorflow", "mxnet", "jax", "paceline"): print(int(u.find_spec(name) is not None))`
+	answers := []string{"0", "0", "0", "0", "0"}
 	if interpreter, err := python(nil); err == nil {
 		if text, err := exec.Command(interpreter, "-c", has).Output(); err == nil {
 			answers = strings.Fields(string(text))
 		}
 	}
 	mark := func(framework int) string {
-		if answers[framework] == "1" && answers[3] == "1" {
+		if answers[framework] == "1" && answers[4] == "1" {
 			return "X"
 		}
 		return " "
@@ -79,6 +79,7 @@ Available Frameworks:
     [%s] PyTorch
     [%s] TensorFlow
     [%s] MXNet
+    [%s] JAX
 
 Available Controllers:
     [X] Paceline
@@ -92,5 +93,5 @@ Available Tensor Operations:
     [ ] CCL
     [ ] MPI
     [ ] Gloo
-`, version.String(), mark(0), mark(1), mark(2))
+`, version.String(), mark(0), mark(1), mark(2), mark(3))
 }
