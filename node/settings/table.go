@@ -151,7 +151,7 @@ var table = []row{
 	{"PACELINE_CONGESTION", nil, "reno", text(func(s *Settings) *string { return &s.Congestion }, "a name, or system"),
 		"TCP's congestion control of Paceline's connections. Many connections share a link, and under bbr they share it unevenly. system keeps the system's default, which is also used where the kernel does not have this one or does not allow it."},
 	{"PACELINE_SYNC", nil, "bsp", among(workers, text(func(s *Settings) *string { return &s.Sync }, "a synchronisation model")),
-		"Synchronisation model of optimizers that are not told another: bsp, asp, ssp:S, dsps:LOW,HIGH, pssp:S,C, dynamic-pssp:S,ALPHA, drop-stragglers:NT, adaptive:S,W, elastic:R, expression:PULL;PUSH."},
+		"Synchronisation model of optimizers that are not told another: bsp, asp, ssp:S, dsps:LOW,HIGH, pssp:S,C,SEED, dynamic-pssp:S,ALPHA,SEED, drop-stragglers:NT, adaptive:S,W, elastic:R, expression:PULL;PUSH."},
 	{"PACELINE_PARKING", nil, "lazy", among(workers, choice(func(s *Settings) *string { return &s.Parking }, "lazy", "soft-barrier")),
 		"How long a delayed pull waits under such a model: until its own iteration is closed, or until the next one is."},
 	{"PACELINE_SUM_IN_RANK_ORDER", nil, "0", among(nodes, boolean(func(s *Settings) *bool { return &s.SumInRankOrder })),
