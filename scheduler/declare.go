@@ -163,7 +163,11 @@ func (t *tensors) place(fresh []wire.Tensor) map[tensorKey]wire.Placed {
 	return answers
 }
 
-// add adds a tensor. A newer generation of a name drops the older ones.
+// keptOlder is how many tensors of a name keep their numbers when a newer generation comes: a rank whose operation has failed goes on, while others are yet to
+// declare what it has left, and bring it to those who have declared it before.
+const keptOlder = 8
+
+// add adds a tensor. A newer generation of a name drops the older ones, but for the latest.
 func (t *tensors) add(f *wire.Tensor, p wire.Placed) {
 	k := keyOf(f)
 	n := t.names[k.Name]
@@ -173,12 +177,11 @@ func (t *tensors) add(f *wire.Tensor, p wire.Placed) {
 	}
 	if f.Generation > n.generation {
 		n.generation = f.Generation
-		n.keys = slices.DeleteFunc(n.keys, func(old tensorKey) bool {
-			if old.generation < f.Generation {
-				t.drop(old)
-			}
-			return old.generation < f.Generation
-		})
+		dropped := max(0, len(n.keys)-keptOlder)
+		for _, old := range n.keys[:dropped] {
+			t.drop(old)
+		}
+		n.keys = slices.Delete(n.keys, 0, dropped)
 	}
 	n.keys = append(n.keys, k)
 	t.placed[k] = p
