@@ -105,10 +105,11 @@ func hasLeft(t *Tensor, rank int) string {
 	return fmt.Sprintf("%q cannot be done: rank %d has shut down", t.Name, rank)
 }
 
-func earlierFailure(t *Tensor) string {
-	text := fmt.Sprintf("%q cannot be done: an operation of that name before it failed", t.Name)
+// earlierFailure is for an operation that some ranks bring, of which these know that the name has failed.
+func earlierFailure(t *Tensor, ranks rankset.Set) string {
+	text := fmt.Sprintf("%q cannot be done: an operation of that name has failed on %s before, whose error says why", t.Name, ranks.Named())
 	if t.Coded {
-		text += ", or only some ranks have loaded a compression state; every rank loads its own, behind a barrier"
+		text += "; or only some ranks have loaded a compression state; every rank loads its own, behind a barrier"
 	}
 	return text
 }

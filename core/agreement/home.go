@@ -104,7 +104,7 @@ func (h *Home) arrive(n *name, t *Tensor, rank int, count uint64, now time.Durat
 	var failures []Failure
 	if t.Generation > n.generation {
 		if n.generation = t.Generation; len(n.window) > 0 {
-			failures = h.failWindow(nil, n, 0, t.Generation-1, reason{units.FailUnsupported, earlierFailure(t)})
+			failures = h.failWindow(nil, n, 0, t.Generation-1, reason{units.FailUnsupported, earlierFailure(t, rankset.Of(rank))})
 		}
 	}
 	if _, ok := n.reported[count]; ok { // just now: others had brought an earlier generation
@@ -130,7 +130,11 @@ func (h *Home) hindrance(a *arrival, t *Tensor, rank int) reason {
 	if a.t != t {
 		a.ranks.Remove(rank)
 		if a.t.Signature == t.Signature { // they differ in the failures of the name that they know of
-			return reason{units.FailUnsupported, earlierFailure(t)}
+			know := rankset.Of(rank)
+			if a.t.Generation > t.Generation {
+				know = a.ranks
+			}
+			return reason{units.FailUnsupported, earlierFailure(t, know)}
 		}
 		return reason{units.FailMismatch, fmt.Sprintf("ranks disagree about %q: %s brought %s, rank %d brought %s",
 			t.Name, a.ranks.Named(), a.t.Signature, rank, t.Signature)}
@@ -228,7 +232,7 @@ func (h *Home) Cancel(t *Tensor, rank int, count uint64, why Why) (alone bool, f
 		failures = h.fail(nil, n, t, count, because)
 	case a == nil:
 	case why == Anew: // else those that have come would wait for good
-		failures = h.fail(nil, n, t, count, reason{units.FailUnsupported, earlierFailure(t)})
+		failures = h.fail(nil, n, t, count, reason{units.FailUnsupported, earlierFailure(t, rankset.Of(rank))})
 	default:
 		h.drop(n, count)
 	}
