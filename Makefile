@@ -20,6 +20,8 @@ VENV := .venv
 PIP  := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 # What downloads is repeated where the link breaks off. One pip at a time, though make builds several targets at once.
 GET  := flock $(VENV)/.lock .ci/again $(PIP) install --resume-retries 10
+# What builds Paceline: all of it has one folder of CMake's.
+BUILD := mkdir -p build && flock build/.lock $(PIP)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 ifeq ($(origin CC)$(shell command -v gcc || command -v clang),default)
 export CC := $(CURDIR)/$(VENV)/bin/python -m ziglang cc
@@ -73,6 +75,8 @@ schedules: $(VENV)/.tools
 	go test -tags invariants ./core/handover ./core/condition ./core/task ./core/membership ./core/fleet -run Random -schedules $(SCHEDULES) -timeout 2h
 
 ## make soak         processes of elastic jobs are killed, stopped and cut off at random moments: $ROUNDS jobs, and how long the others paused; links are cut for root alone
+soak: SHELL := bash
+soak: .SHELLFLAGS := -o pipefail -c
 soak: $(VENV)/.tools
 	go test ./jobtest -run ComeToGrief -upheavals $(ROUNDS) -parallel 8 -timeout 3h -v | grep -v '^ *=== '
 
@@ -223,11 +227,11 @@ $(addsuffix /.installed,$(FRAMEWORK_ENVS)): build/%/.installed: build/%/.deps bu
 build/.wheel: $(VENV)/.tools $(SOURCES)
 	@mkdir -p build && touch $@.new
 	rm -rf build/wheels
-	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheels .
+	$(BUILD) wheel --no-deps --no-build-isolation --wheel-dir build/wheels .
 	@mv $@.new $@
 
 # The stamp is older than the installation, so that a source which changes meanwhile is newer.
 $(VENV)/.installed: $(VENV)/.deps $(SOURCES)
 	@touch $@.new
-	$(PIP) install --no-deps --no-build-isolation --force-reinstall .
+	$(BUILD) install --no-deps --no-build-isolation --force-reinstall .
 	@mv $@.new $@

@@ -102,6 +102,7 @@ def main():
                 state.batch += 1
                 if state.batch % args.commit == 0:
                     state.commit()
+            optimizer.agree()  # under models that let ranks run ahead, gives all the same parameters
             state.epoch, state.batch = state.epoch + 1, 0
             sampler.set_epoch(state.epoch)
             state.commit()

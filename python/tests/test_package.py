@@ -79,7 +79,14 @@ def test_extras_install_what_an_example_imports(example):
     assert [name for name in others if not extras & {name, *distributions.get(name, [])}] == []
 
 
-def test_a_missing_library_is_an_error_that_names_its_path():
+@pytest.mark.parametrize(
+    "path, why",
+    [
+        ("/nowhere/libpaceline.so", "cannot be loaded from /nowhere/libpaceline.so"),
+        ("libc.so.6", "libc.so.6 speaks version none of Paceline's C interface"),
+    ],
+)
+def test_a_library_that_is_missing_or_not_of_this_release_is_an_error_that_names_its_path(path, why):
     out = python(
         """
         import paceline.torch as hvd
@@ -88,9 +95,9 @@ def test_a_missing_library_is_an_error_that_names_its_path():
         except ImportError as e:
             print(e)
     """,
-        PACELINE_LIBRARY="/nowhere/libpaceline.so",
+        PACELINE_LIBRARY=path,
     )
-    assert "cannot be loaded from /nowhere/libpaceline.so" in out and "PACELINE_LIBRARY" in out
+    assert why in out
 
 
 def test_the_structures_are_those_of_the_header():
@@ -275,6 +282,21 @@ def test_data_loaders_of_horovod_load_ahead_in_a_thread(as_horovod):
         assert list(loader)[0] == (0, True), "a new epoch begins anew"
         next(iter(loader))
         loader.close_async_loader()
+
+        class Slow(Ahead):
+            def _iterate(self):
+                yield from range(2)
+                self.waits.set()
+                self.ends.wait(600)
+        slow, rest = Slow(3, n=10), []
+        slow.waits, slow.ends = threading.Event(), threading.Event()
+        consumer = threading.Thread(target=lambda: rest.extend(slow), daemon=True)
+        consumer.start()
+        assert slow.waits.wait(600)
+        threading.Timer(0.1, slow.ends.set).start()
+        slow.close_async_loader()
+        consumer.join(60)
+        assert not consumer.is_alive() and len(rest) == 2, "a consumer in another thread waits for ever"
         for broken in (Ahead(0, n=20), Ahead(3, n=20)):
             try:
                 list(broken)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -45,6 +46,22 @@ def test_the_error_has_the_traceback_of_the_rank_that_failed(tmp_path):
 def test_a_job_that_cannot_start():
     with pytest.raises(RuntimeError, match="exit code"):
         run(fail_on_rank_1, num_proc=2, executable="/nowhere/python")
+
+
+def versions():
+    import threadpoolctl
+
+    return sys.prefix, threadpoolctl.__version__
+
+
+def test_another_interpreter_has_its_own_packages(tmp_path):
+    """An environment with a package of its own, which finds the others in this one."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "threadpoolctl.py").write_text("__version__ = 'its own'")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    python = str(tmp_path / "venv" / "bin" / "python")
+    assert run(versions, num_proc=2, executable=python) == [(str(tmp_path / "venv"), "its own")] * 2
 
 
 PROGRAM = """

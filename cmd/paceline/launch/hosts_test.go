@@ -149,6 +149,16 @@ func TestHostsThatCannotBeAreNamed(t *testing.T) {
 	}
 }
 
+func TestServersAreReadAsHostsAre(t *testing.T) {
+	m := maker{Options: Options{Servers: " host3, host4:7001 ,[::1]", Env: map[string]string{}}}
+	if err := m.placeServers(); err != nil {
+		t.Fatal(err)
+	}
+	if want := []serverPlace{{"host3", ""}, {"host4", "7001"}, {"::1", ""}}; !slices.Equal(m.servers, want) {
+		t.Errorf("%q, want %q", m.servers, want)
+	}
+}
+
 func TestRanksFillHostsInOrder(t *testing.T) {
 	workers, err := Assign([]Host{{"a", 2}, {"b", 1}, {"c", 3}}, 5)
 	if err != nil {

@@ -116,6 +116,7 @@ func (j *maker) place() error {
 func (j *maker) placeServers() error {
 	if j.servers = nil; j.Servers != "" {
 		for item := range strings.SplitSeq(j.Servers, ",") {
+			item = strings.TrimSpace(item)
 			host, port, err := net.SplitHostPort(item)
 			if err != nil {
 				host, port = strings.Trim(item, "[]"), ""

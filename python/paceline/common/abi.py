@@ -196,16 +196,17 @@ def library() -> ctypes.CDLL:
             f"Paceline's native library cannot be loaded from {path}: {e}. Install the wheel, or build "
             "it in a checkout with `make setup`, or point PACELINE_LIBRARY at it."
         ) from e
+    speaks = lib.pl_abi_version() if hasattr(lib, "pl_abi_version") else "none"
+    if speaks != VERSION:
+        raise ImportError(
+            f"{path} speaks version {speaks} of Paceline's C interface and this package version {VERSION}: install "
+            "both from the same release"
+        )
     for name, (restype, argtypes) in _PROTOTYPES.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = restype, argtypes
     for name in _FREQUENT:
         setattr(lib, name.removeprefix("pl_"), lib[name])
-    if lib.pl_abi_version() != VERSION:
-        raise ImportError(
-            f"{path} speaks version {lib.pl_abi_version()} of Paceline's C interface and this package "
-            f"version {VERSION}: install both from the same release"
-        )
     return lib
 
 

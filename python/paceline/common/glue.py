@@ -23,8 +23,9 @@ def bind(framework: str) -> ctypes.CDLL:
         glue = ctypes.CDLL(str(file))
     except OSError as e:
         raise ImportError(f"Paceline's glue for {framework} cannot be loaded from {file}: {e}") from e
-    function = getattr(glue, f"pl_{framework}_bind")
-    function.argtypes = [ctypes.c_void_p]
-    if function(abi.library()._handle) != 0:
+    function = getattr(glue, f"pl_{framework}_bind", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_void_p]
+    if function is None or function(abi.library()._handle) != 0:
         raise ImportError(f"{file} and {abi.library_path()} are not of the same release of Paceline")
     return glue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
@@ -88,11 +89,14 @@ class _Loading:
         try:
             for batch in batches:
                 if not self._put(batch):
-                    return
+                    break
         except BaseException as e:
             self._put(self._END, e)
         else:
             self._put(self._END)
+        if self._closed.is_set():  # a consumer in another thread may wait; not where the queue is full
+            with suppress(queue.Full):
+                self._queue.put_nowait((self._END, None))
 
     def _put(self, batch: Any, error: BaseException | None = None) -> bool:
         """Waits for a place in the queue; False if the epoch was given up."""

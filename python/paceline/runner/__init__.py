@@ -7,6 +7,7 @@ import operator
 import os
 import shutil
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -128,7 +129,7 @@ def _run(call: Callable[[], Any], flags: list[str], python: str) -> list[Any]:
             # Its input ends with this process, however that ends. In a session of its own Ctrl-C reaches it once.
             subprocess.Popen(
                 [command, "run", "--until-input-ends", *flags, python, "-m", "paceline.runner", directory],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(_search_path(python))},
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
@@ -140,6 +141,17 @@ def _run(call: Callable[[], Any], flags: list[str], python: str) -> list[Any]:
             raise RuntimeError(f"the job ended with exit code {code}; its output says why")
         results = sorted(Path(directory).glob("result.*"), key=lambda path: int(path.suffix[1:]))
         return [cloudpickle.loads(path.read_bytes()) for path in results]
+
+
+def _search_path(python: str) -> list[str]:
+    """Where the processes look for modules: where this one does. Another interpreter has its own packages."""
+    paths = [path or os.getcwd() for path in sys.path]
+    if python == sys.executable:
+        return paths
+    library = sysconfig.get_path("stdlib")
+    archive = os.path.join(os.path.dirname(library), "python{}{}.zip".format(*sys.version_info))
+    own = (library, sysconfig.get_path("platstdlib"), archive, *site.getsitepackages(), site.getusersitepackages())
+    return [path for path in paths if not path.startswith(own)]
 
 
 def _finish(job: subprocess.Popen[bytes]) -> int:

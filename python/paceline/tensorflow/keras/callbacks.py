@@ -173,8 +173,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """keras.callbacks.ModelCheckpoint that saves only the best model so far.
 
-    filepath: where; it may be set later, as an attribute. mode: True or False stands for save_weights_only, which
-    comes third in horovod.tensorflow.keras.
+    filepath: where; it may be set later, as an attribute. Positions are those of horovod.keras, or, where the third is
+    True or False, of horovod.tensorflow.keras: monitor, verbose, save_weights_only, mode, save_freq.
     """
 
     def __init__(
@@ -183,10 +183,15 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         verbose: int = 0,
         mode: str | bool = "auto",
         save_freq: Any = "epoch",
-        filepath: str = "",
+        filepath: Any = "",
         save_weights_only: bool = False,
     ) -> None:
-        save_weights_only |= mode is True
+        if isinstance(mode, bool):
+            save_weights_only, mode = mode, "auto"
+            if save_freq in ("auto", "min", "max"):
+                mode, save_freq = save_freq, "epoch"
+            if filepath == "epoch" or isinstance(filepath, int):
+                save_freq, filepath = filepath, ""
         path = str(filepath) or ("best.weights.h5" if save_weights_only else "best.keras")
         super().__init__(
             path,
@@ -194,7 +199,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             verbose=verbose,
             save_best_only=True,
             save_weights_only=save_weights_only,
-            mode="auto" if isinstance(mode, bool) else mode,
+            mode=mode,
             save_freq=save_freq,
         )
         self.filepath = str(filepath)
