@@ -146,6 +146,7 @@ func (e *Engine) pace(ops []Op) error {
 		}
 		if report != nil {
 			if err := e.Submit([]Op{*report}); err != nil {
+				e.decide(t, nil, err) // other threads may wait for it
 				return err
 			}
 		}
@@ -154,7 +155,7 @@ func (e *Engine) pace(ops []Op) error {
 		}
 		select {
 		case <-wait:
-		case <-e.ended: // another thread may have been refused the report that it is decided by
+		case <-e.ended:
 		}
 	}
 }
@@ -334,6 +335,17 @@ func (p *peer) tune(now tuning.Point) {
 		l.out.Fuse(int(now.Fusion))
 	}
 	p.kick(false)
+}
+
+// anew is the search from its beginning. Who waits for a phase of this one that nobody has asked for goes on.
+func (t *tuner) anew() *tuner {
+	if t == nil {
+		return nil
+	}
+	if !t.asked {
+		close(t.decided)
+	}
+	return searching(t.cfg)
 }
 
 // progress is how far the search is, for people; nil for none.
