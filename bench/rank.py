@@ -15,6 +15,7 @@ import torch
 from commands import obey
 
 PERIOD = 4093  # elements after which values repeat: a prime, so that swapped partitions give wrong sums
+MODULUS = 16411  # a prime above the greatest number of ranks: none has the same sum everywhere
 MIB = 1 << 20
 
 
@@ -104,7 +105,7 @@ class Rank:
     def __init__(self, system):
         self.system = system
         place = torch.arange(PERIOD)
-        every = [((place * 7 + place // 13 + rank * 3) % 4).float() for rank in range(system.size)]
+        every = [(_residue(place, rank + 1) - _residue(place, rank)).float() for rank in range(system.size)]
         self.mine, self.sum, self.every = every[system.rank], sum(every), every
         self.rooms = {}
         self.resnet = [torch.empty(n) for n in shapes.RESNET50]
@@ -117,7 +118,7 @@ class Rank:
 
     def broadcast(self, bytes, in_a_row):
         """`in_a_row` tensors of `bytes` from rank 0, one after the other."""
-        return self._collective("broadcast", bytes, in_a_row, bytes, lambda n: _periods(self.every[0], n))
+        return self._collective("broadcast", bytes, in_a_row, bytes, lambda n, i: _periods(self.every[0], n, i))
 
     def allgather(self, bytes, in_a_row):
         """Results of `bytes`, of which each rank has an equal part."""
@@ -127,33 +128,38 @@ class Rank:
             bytes,
             in_a_row,
             part,
-            lambda n: torch.cat([_periods(e, n // self.system.size) for e in self.every]),
+            lambda n, i: torch.cat([_periods(e, n // self.system.size, i) for e in self.every]),
         )
 
     def alltoall(self, bytes, in_a_row):
         """Tensors of `bytes`, of which each rank gets an equal part."""
         return self._collective(
-            "alltoall", bytes, in_a_row, bytes, lambda n: torch.cat([self._part(_periods(e, n)) for e in self.every])
+            "alltoall",
+            bytes,
+            in_a_row,
+            bytes,
+            lambda n, i: torch.cat([self._part(_periods(e, n, i)) for e in self.every]),
         )
 
     def reducescatter(self, bytes, in_a_row):
         """Tensors of `bytes`, of whose sum each rank gets an equal part."""
-        return self._collective("reducescatter", bytes, in_a_row, bytes, lambda n: self._part(_periods(self.sum, n)))
+        return self._collective(
+            "reducescatter", bytes, in_a_row, bytes, lambda n, i: self._part(_periods(self.sum, n, i))
+        )
 
     def _part(self, tensor):
         return tensor.chunk(self.system.size)[self.system.rank]
 
     def _collective(self, kind, bytes, in_a_row, input_bytes, want):
-        """Seconds of `in_a_row` of a kind, whose result for tensors of `bytes` is want(elements)."""
-        tensors = [_periods(self.mine, input_bytes // 4) for _ in range(in_a_row)]
+        """Seconds of `in_a_row` of a kind, whose result i for tensors of `bytes` is want(elements, i)."""
+        tensors = [_periods(self.mine, input_bytes // 4, i) for i in range(in_a_row)]
         do = getattr(self.system, kind)
         self.system.barrier()
         began = time.perf_counter()
         results = [do(t, f"bench/{kind}/{bytes}") for t in tensors]
         seconds = time.perf_counter() - began
-        right = want(bytes // 4)
         for i, result in enumerate(results):
-            if not torch.equal(result, right):
+            if not torch.equal(result, want(bytes // 4, i)):
                 sys.exit(f"rank {self.system.rank}: {kind} {i} of {bytes} bytes has a wrong result")
         return {"seconds": seconds}
 
@@ -202,22 +208,35 @@ class Rank:
                 self.resnet[i].copy_(piece)
 
     def _timed(self, tensors, exchange):
-        for t in tensors:
-            _whole(t).copy_(self.mine)
-            _rest(t).copy_(self.mine[: _rest(t).numel()])
+        for i, t in enumerate(tensors):
+            mine = _from(self.mine, i)
+            _whole(t).copy_(mine)
+            _rest(t).copy_(mine[: _rest(t).numel()])
         self.system.barrier()
         began = time.perf_counter()
         exchange()
         seconds = time.perf_counter() - began
         for i, t in enumerate(tensors):
-            if not ((_whole(t) == self.sum).all() and torch.equal(_rest(t), self.sum[: _rest(t).numel()])):
+            right = _from(self.sum, i)
+            if not ((_whole(t) == right).all() and torch.equal(_rest(t), right[: _rest(t).numel()])):
                 sys.exit(f"rank {self.system.rank}: tensor {i} of {t.numel()} elements has a wrong sum")
         return {"seconds": seconds}
 
 
-def _periods(values, n):
+def _residue(place, rank):
+    """A rank's values are the steps to the next one's, whose sum is one step for any number of ranks: from -3 to 3."""
+    at = place + PERIOD * rank
+    return at * at % MODULUS % 4
+
+
+def _from(values, number):
+    """The period of a tensor of an exchange: each starts at another place."""
+    return values.roll(-number)
+
+
+def _periods(values, n, number):
     """A tensor of n elements that repeats the values."""
-    return values.repeat(n // PERIOD + 1)[:n].clone()
+    return _from(values, number).repeat(n // PERIOD + 1)[:n].clone()
 
 
 def _whole(tensor):

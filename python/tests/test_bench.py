@@ -68,6 +68,73 @@ def test_allreduce_beside_gloo(tmp_path):
     assert bars == 1 + 3 + 3 + 4 + 3  # the background, a bar for each way
 
 
+@pytest.mark.parametrize("kind", ["allreduce", "broadcast", "allgather", "alltoall", "reducescatter"])
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_a_part_in_the_place_of_another_ends_the_benchmark(monkeypatch, size, kind):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import rank
+    import torch
+
+    def whole(values):
+        return values.repeat(elements // values.numel() + 1)[:elements]
+
+    class System:
+        """All results as they must be, or with parts in the places of others: the next rank's, or the next part."""
+
+        rank, wrong = 1, 0
+
+        def __init__(self):
+            self.size = size
+
+        def barrier(self):
+            pass
+
+        def parts(self, values):
+            return list(whole(values).chunk(size))
+
+        def sum(self, tensor, name):
+            tensor.copy_(torch.cat(self.parts(measured.sum)).roll(self.wrong * elements // size))
+
+        def broadcast(self, tensor, name):
+            return whole(measured.every[self.wrong])
+
+        def allgather(self, tensor, name):
+            parts = [whole(e)[: elements // size] for e in measured.every]
+            return torch.cat(parts[self.wrong :] + parts[: self.wrong])
+
+        def alltoall(self, tensor, name):
+            return torch.cat([self.parts(e)[self.rank - self.wrong] for e in measured.every])
+
+        def reducescatter(self, tensor, name):
+            return self.parts(measured.sum)[self.rank - self.wrong]
+
+    elements = size << 14
+    measured = rank.Rank(System())
+    assert getattr(measured, kind)(4 * elements, 1)["seconds"] >= 0
+    System.wrong = 1
+    with pytest.raises(SystemExit, match=r"rank 1: .* wrong"):
+        getattr(measured, kind)(4 * elements, 1)
+
+
+def test_tensors_of_an_exchange_differ(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import rank
+
+    class System:
+        """One rank, whose second tensor comes back as the first."""
+
+        rank, size = 0, 1
+
+        def barrier(self):
+            pass
+
+        def sums(self, tensors, name):
+            tensors[1].copy_(tensors[0])
+
+    with pytest.raises(SystemExit, match="tensor 1 of 1000 elements has a wrong sum"):
+        rank.Rank(System()).many(count=2, bytes=4000)
+
+
 def test_make_bench_ends_with_a_chart():
     """The README's own is another, which only make chart changes."""
     dry = subprocess.run(["make", "-n", "bench"], cwd=BENCH.parent, capture_output=True, text=True, check=True)

@@ -118,8 +118,8 @@ func (r *rank) warmUp(bytes int64) (int, error) {
 // repeat is one repetition; it returns this rank's time.
 func (r *rank) repeat(bytes int64) (time.Duration, error) {
 	tensors := slices.Collect(slices.Chunk(r.room[:bytes*int64(inARow(bytes))], int(bytes)))
-	for _, t := range tensors {
-		r.values.fill(t)
+	for i, t := range tensors {
+		r.values.fill(t, i)
 	}
 	if err := r.do(worker.Op{Kind: units.Barrier, Name: "bench/barrier"}); err != nil {
 		return 0, err
@@ -132,8 +132,8 @@ func (r *rank) repeat(bytes int64) (time.Duration, error) {
 		}
 	}
 	took := time.Since(began)
-	for _, t := range tensors {
-		if err := r.values.check(t); err != nil {
+	for i, t := range tensors {
+		if err := r.values.check(t, i); err != nil {
 			return 0, fmt.Errorf("all-reduce of %s on rank %d: %w", settings.ShowSize(bytes), r.w.Settings.Rank, err)
 		}
 	}

@@ -10,12 +10,15 @@ import (
 	"github.com/paceline/paceline/internal/units"
 )
 
-// period is the number of elements after which the values repeat. It is a prime, so that swapped partitions and
-// chunks are detected.
-const period = 4093
+const (
+	// period is the number of elements after which the values repeat. It is a prime, so that swapped partitions and
+	// chunks are detected.
+	period = 4093
+	// modulus is a prime above limits.MaxRanks: no number of ranks has the same sum everywhere.
+	modulus = 16411
+)
 
-// values are a rank's input and the expected result, a period of each. They are small integers,
-// whose sums every element type holds exactly (bfloat16 up to 85 ranks).
+// values are a rank's input and the expected result, a period of each.
 type values struct{ mine, sum []byte }
 
 // DTypes are the element types that can be measured.
@@ -26,15 +29,21 @@ func DTypes() []units.DType {
 func newValues(d units.DType, rank, ranks int) values {
 	mine, sum := make([]int, period), make([]int, period)
 	for i := range sum {
-		mine[i] = valueOf(i, rank)
-		for r := range ranks {
-			sum[i] += valueOf(i, r)
-		}
+		mine[i], sum[i] = valueOf(i, rank), sumOf(i, ranks)
 	}
 	return values{encode(d, mine), encode(d, sum)}
 }
 
-func valueOf(i, rank int) int { return (i*7 + i/13 + rank*3) % 4 }
+// valueOf is the step from a rank's residue to the next one's, so that the sum over the ranks is one step as well: from
+// -3 to 3 for any number of ranks, which every element type holds.
+func valueOf(i, rank int) int { return residue(i, rank+1) - residue(i, rank) }
+
+func sumOf(i, ranks int) int { return residue(i, ranks) - residue(i, 0) }
+
+func residue(i, rank int) int {
+	at := i + period*rank
+	return at * at % modulus % 4
+}
 
 func encode(d units.DType, v []int) []byte {
 	b := make([]byte, 0, len(v)*8)
@@ -58,18 +67,19 @@ func encode(d units.DType, v []int) []byte {
 	return b
 }
 
-// fill sets the tensor to this rank's input.
-func (v *values) fill(tensor []byte) {
-	for len(tensor) > 0 {
-		tensor = tensor[copy(tensor, v.mine):]
+// fill sets a tensor to this rank's input. Each tensor of an exchange has a number, and starts there in the period.
+func (v *values) fill(tensor []byte, number int) {
+	for from := v.start(number); len(tensor) > 0; from = 0 {
+		tensor = tensor[copy(tensor, v.mine[from:]):]
 	}
 }
 
-// check finds the first wrong element of a result.
-func (v *values) check(result []byte) error {
-	for at := 0; at < len(result); at += len(v.sum) {
-		got := result[at:min(at+len(v.sum), len(result))]
-		want := v.sum[:len(got)]
+// check finds the first wrong element of the result of the tensor with this number.
+func (v *values) check(result []byte, number int) error {
+	from := v.start(number)
+	for at := 0; at < len(result); at, from = at+len(v.sum)-from, 0 {
+		got := result[at:min(at+len(v.sum)-from, len(result))]
+		want := v.sum[from : from+len(got)]
 		if bytes.Equal(got, want) {
 			continue
 		}
@@ -82,3 +92,5 @@ func (v *values) check(result []byte) error {
 	}
 	return nil
 }
+
+func (v *values) start(number int) int { return number % period * (len(v.sum) / period) }

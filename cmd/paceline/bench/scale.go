@@ -161,7 +161,7 @@ func (c *crowd) exchange(bytes int64, tensors int) (took spent, err error) {
 	for rank := range c.workers {
 		for i := range tensors {
 			t := c.rooms[rank][int64(i)*bytes : int64(i+1)*bytes]
-			c.values[rank].fill(t)
+			c.values[rank].fill(t, i)
 			groups[rank] = append(groups[rank], worker.Op{
 				Kind: units.Allreduce, DType: units.Float32, ReduceOp: units.Sum, Name: fmt.Sprintf("scale/%d/%d", bytes, i), Prescale: 1, Postscale: 1,
 				Shape: []int64{bytes / 4}, Input: t, Output: t, Set: c.set, Done: func(_ worker.Output, err error) { ended <- err },
@@ -181,8 +181,8 @@ func (c *crowd) exchange(bytes int64, tensors int) (took spent, err error) {
 	}
 	took = spent{time.Since(began).Seconds(), cpuSeconds()}
 	for rank := range c.workers {
-		for _, op := range groups[rank] {
-			if err := c.values[rank].check(op.Output); err != nil {
+		for i, op := range groups[rank] {
+			if err := c.values[rank].check(op.Output, i); err != nil {
 				return took, fmt.Errorf("rank %d: %w", rank, err)
 			}
 		}
