@@ -1,5 +1,6 @@
 """Starts the ranks of the compared systems, runs them in turns, and summarises their answers."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -44,10 +45,10 @@ class Fleet:
     def __init__(self, system, size, where, servers=0, script=RANK, python=sys.executable, **settings):
         self.system, self.size, self.where, self.servers, self.settings = system, size, where, servers, settings
         self.script, self.python = script, python
-        self.folder = tempfile.mkdtemp(prefix="paceline-bench-")
         self.ranks, self.others, self.versions = [], [], {}
 
     def __enter__(self):
+        self.folder = tempfile.mkdtemp(prefix="paceline-bench-")
         try:
             self._start()
         except BaseException:
@@ -58,7 +59,8 @@ class Fleet:
     def __exit__(self, failed, *_):
         self._signal(signal.SIGCONT)
         for process in self.ranks:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it has ended, with a command unread
+                process.stdin.close()
         _wait(self.ranks, 1 if failed else 30)
         for process in reversed(self.others):  # servers first: they need the scheduler
             process.terminate()
@@ -69,9 +71,12 @@ class Fleet:
         """Sends every rank a command and returns all answers."""
         line = json.dumps({"what": what, **arguments}) + "\n"
         self._signal(signal.SIGCONT)
-        for process in self.ranks:
-            process.stdin.write(line)
-            process.stdin.flush()
+        for rank, process in enumerate(self.ranks):
+            try:
+                process.stdin.write(line)
+                process.stdin.flush()
+            except BrokenPipeError:
+                self._ended(rank)
         answers = self._answers()
         self._signal(signal.SIGSTOP)
         return answers
@@ -84,7 +89,9 @@ class Fleet:
 
     def _start(self):
         port, secret = free_port(), secrets.token_hex(16)
-        common = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS) or k == "PACELINE_LIBRARY"}
+        common = {k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}
+        if "PACELINE_LIBRARY" in os.environ and self.python == sys.executable:  # another has its own build
+            common["PACELINE_LIBRARY"] = os.environ["PACELINE_LIBRARY"]
         common |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "BENCH_STORE": f"{self.folder}/store"}
         common |= {"PACELINE_JOB_SECRET": secret, "MASTER_ADDR": self.where.address, "PACELINE_PORT": str(port)}
         common |= self.settings
@@ -144,8 +151,11 @@ class Fleet:
     def _answers(self):
         lines = [process.stdout.readline() for process in self.ranks]
         if not all(lines):
-            sys.exit(f"{self.system}: rank {lines.index('')} of {self.size} has ended; what it said is above")
+            self._ended(lines.index(""))
         return [json.loads(line) for line in lines]
+
+    def _ended(self, rank):
+        sys.exit(f"{self.system}: rank {rank} of {self.size} has ended; what it said is above")
 
 
 def _wait(processes, seconds):
@@ -189,7 +199,7 @@ def answers_in_turns(fleets, duration_s, what, **arguments):
         for fleet in fleets.values():
             fleet.ask(what, **arguments)
     answers = {label: [] for label in fleets}
-    orders = itertools.cycle(itertools.islice(itertools.permutations(fleets), 24))
+    orders = itertools.cycle(_orders(list(fleets)))
     began = time.monotonic()
     for i in range(1000):
         if i >= 5 and time.monotonic() - began > duration_s:
@@ -197,6 +207,12 @@ def answers_in_turns(fleets, duration_s, what, **arguments):
         for label in next(orders):
             answers[label].append(fleets[label].ask(what, **arguments))
     return answers
+
+
+def _orders(labels):
+    """All rotations, then these backwards: in either half each label is at each place once."""
+    rotations = [labels[i:] + labels[:i] for i in range(len(labels))]
+    return rotations + [order[::-1] for order in rotations]
 
 
 def spread(values, unit, factor=1):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import hosts
@@ -133,6 +134,60 @@ def test_tensors_of_an_exchange_differ(monkeypatch):
 
     with pytest.raises(SystemExit, match="tensor 1 of 1000 elements has a wrong sum"):
         rank.Rank(System()).many(count=2, bytes=4000)
+
+
+@pytest.mark.parametrize("ways", range(1, 7))
+def test_each_way_is_at_each_place_equally_often(monkeypatch, ways):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import fleet
+
+    said = []
+
+    class Recorder:
+        def __init__(self, label):
+            self.label = label
+
+        def ask(self, what):
+            said.append(self.label)
+
+    rounds = 2 * ways * 3
+    monkeypatch.setattr(fleet, "time", types.SimpleNamespace(monotonic=lambda: len(said)))
+    fleet.answers_in_turns({label: Recorder(label) for label in range(ways)}, rounds * ways - 1, "exchange")
+    measured = said[2 * ways :]
+    assert len(measured) == rounds * ways
+    for place in range(ways):
+        assert [measured[place::ways].count(label) for label in range(ways)] == [rounds // ways] * ways
+    assert set(measured[: 5 * ways : ways]) == set(range(min(ways, 5)))  # the least that is measured
+
+
+def test_a_rank_that_dies_between_two_commands_leaves_nothing_behind(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import fleet
+
+    script = tmp_path / "rank.py"
+    script.write_text('import os, sys\nprint("{}", flush=True)\nos.environ["RANK"] == "1" or sys.stdin.read()\n')
+    with (
+        pytest.raises(SystemExit, match="rank 1 of 3 has ended"),
+        fleet.Fleet("gloo", 3, fleet.Loopback(), script=script) as ranks,
+    ):
+        ranks.others.append(subprocess.Popen(["sleep", str(HANG_S)]))
+        ranks.ranks[1].wait(HANG_S)
+        ranks.ask("exchange")
+    assert all(process.poll() is not None for process in ranks.ranks + ranks.others)
+    assert not Path(ranks.folder).exists()
+
+
+def test_the_library_is_for_the_build_of_this_interpreter(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.setenv("PACELINE_LIBRARY", "build/libpaceline.so")
+    import fleet
+
+    script, other = tmp_path / "rank.py", tmp_path / "python"
+    script.write_text('import json, os\nprint(json.dumps({"library": os.environ.get("PACELINE_LIBRARY")}))\n')
+    other.symlink_to(sys.executable)
+    for python, library in ((sys.executable, "build/libpaceline.so"), (str(other), None)):
+        with fleet.Fleet("paceline", 1, fleet.Loopback(), script=script, python=python) as ranks:
+            assert ranks.versions == {"library": library}
 
 
 def test_make_bench_ends_with_a_chart():
