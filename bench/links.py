@@ -45,10 +45,12 @@ class Hosts(hosts.Hosts):
     def command(self, host, script):
         """As in the base class; the host may also be a number and the script a list of words."""
         if isinstance(host, int):
-            if host < self.ranks:
-                host -= host % self.per_host
-            host, script = self.names[host], "exec " + shlex.join(script)
+            host, script = self.names[self.host_of(host)], "exec " + shlex.join(script)
         return super().command(host, script)
+
+    def host_of(self, process):
+        """The number of a process's host, which is that of the first rank on it."""
+        return process - process % self.per_host if process < self.ranks else process
 
     def environment(self, rank, size):
         """The variables that name a rank's host and interface."""
@@ -72,10 +74,10 @@ class Streams:
     """Plain TCP from the first host to the last."""
 
     def __init__(self, where):
-        self.where = where
+        self.where, self.last = where, where.host_of(len(where.names) - 1)
 
     def __enter__(self):
-        command = self.where.command(len(self.where.names) - 1, [sys.executable, str(STREAM), "listen"])
+        command = self.where.command(self.last, [sys.executable, str(STREAM), "listen"])
         self.listener = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.port = int(self.listener.stdout.readline())
         return self
@@ -86,7 +88,7 @@ class Streams:
 
     def gbit_per_s(self, bytes=64 << 20):
         """The rate of one stream."""
-        address = f"{hosts.NETWORK}.{len(self.where.names)}"
+        address = f"{hosts.NETWORK}.{self.last + 1}"
         argv = [sys.executable, str(STREAM), address, str(self.port), str(bytes)]
         subprocess.run(self.where.command(0, argv), check=True)
         seconds, total = self.listener.stdout.readline().split()
@@ -96,15 +98,24 @@ class Streams:
 def share_of_stream(fleet):
     """The maximum rate of gradients per worker, as a share of a stream's rate.
 
-    With embedded servers all ranks together send and receive (n-1)/n of their gradients twice, as workers and servers,
-    on the same links. Dedicated servers receive and send n gradients on k links, each worker one on its own link, or
-    each host one where its workers sum first.
+    With embedded servers each of a host's workers sends to other hosts (n-h)/n of its gradients, where h share a host,
+    and its server as much of sums: both on the host's link. Dedicated servers receive and send n gradients on k links,
+    each worker one on its own link, or each host one where its workers sum first, which needs servers elsewhere. Gloo's
+    ring passes each link once.
     """
+    n, per_host = fleet.size, fleet.where.per_host
+    if fleet.system == "gloo":
+        return n / (2 * (n - 1))
     if fleet.servers:
-        per_host = fleet.where.per_host
         alike = per_host if fleet.settings.get("PACELINE_HOST_SUMS") != "0" else 1  # ranks that share one tensor
-        return min(alike / per_host, alike * fleet.servers / fleet.size)
-    return fleet.size / (2 * (fleet.size - 1))
+        return min(alike / per_host, alike * fleet.servers / n)
+    return n / (2 * per_host * (n - per_host))
+
+
+def parse_system(label):
+    """The kind of system and the number of workers of dedicated4."""
+    kind = label.rstrip("0123456789")
+    return kind, int(label.removeprefix(kind))
 
 
 def main():
@@ -126,7 +137,9 @@ def main():
     if why := unavailable():
         print(f"skipped: {why}")
         return
-    systems = {label: (label.rstrip("0123456789"), int(label[-1])) for label in options.systems.split(",")}
+    systems = {label: parse_system(label) for label in options.systems.split(",")}
+    if alone := [s for s, (kind, n) in systems.items() if kind in ("embedded", "gloo") and n <= options.per_host]:
+        parser.error(f"--systems {alone[0]}: its workers need at least two hosts")
     number = max(2 * n if kind in ("dedicated", "plain") else max(n, 2) for kind, n in systems.values())
     settings = dict(s.split("=", 1) for s in options.set)
     ranks = max(n for _, n in systems.values()) if options.per_host > 1 else 0

@@ -436,3 +436,42 @@ def test_slow_links(tmp_path):
         check_times(result)
         # The links pass a burst at once.
         assert 0 < result["gbit_per_s"] < (1 << 20) / ((1 << 20) - (128 << 10))
+
+
+@pytest.mark.skipif(hosts.available() is not None, reason=str(hosts.available()))
+def test_slow_links_of_two_workers_each(tmp_path):
+    argv = [sys.executable, BENCH / "links.py", "--per-host", "2", "--systems", "embedded4"]
+    _, report = run([*argv, "--sizes", "1MiB", "--duration", "0.1"], tmp_path / "links.json")
+    (result,) = report["results"]
+    assert result["limit_gbit_per_s"] == report["stream"]["before_gbit_per_s"] / 2
+
+
+def test_a_system_of_links_may_have_ten_workers_or_more(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import links
+
+    assert links.parse_system("dedicated4") == ("dedicated", 4)
+    assert links.parse_system("embedded16") == ("embedded", 16)
+
+
+@pytest.mark.parametrize(
+    ("system", "workers", "servers", "per_host", "sums", "share"),
+    [
+        ("paceline", 4, 0, 1, "1", 4 / 6),
+        ("paceline", 4, 0, 2, "1", 1 / 2),  # a host sends half of its two gradients, and its half of the sum twice
+        ("paceline", 6, 0, 2, "1", 6 / 16),
+        ("gloo", 4, 0, 2, "1", 4 / 6),
+        ("paceline", 4, 2, 1, "1", 1 / 2),
+        ("paceline", 4, 2, 2, "1", 1),
+        ("paceline", 4, 2, 2, "0", 1 / 2),
+    ],
+)
+def test_the_limit_of_links_with_several_workers_on_a_host(
+    monkeypatch, system, workers, servers, per_host, sums, share
+):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import links
+    from fleet import Fleet
+
+    where = types.SimpleNamespace(per_host=per_host)
+    assert links.share_of_stream(Fleet(system, workers, where, servers, PACELINE_HOST_SUMS=sums)) == share
