@@ -40,21 +40,28 @@ def gloo_turn(tensor: torch.Tensor, there: torch.Tensor, rank: int) -> None:
         step()
 
 
+def contents(in_a_row: int, bytes_: int, rank: int) -> torch.Tensor:
+    """The messages of a rank, one per row: random, so that each differs from all others and from zeros."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randint(256, (in_a_row, bytes_), dtype=torch.uint8, generator=generator)
+
+
 def measure(bytes_: int, repetitions: int, rank: int) -> dict[str, object]:
     """The times of a message of so many bytes, in seconds."""
     in_a_row = max(1, min(200, (64 << 20) // bytes_ // 8))
-    tensor, there = torch.full((bytes_,), rank, dtype=torch.uint8), torch.zeros(bytes_, dtype=torch.uint8)
+    tensors, wanted = contents(in_a_row, bytes_, rank), contents(in_a_row, bytes_, 1 - rank)
+    there = torch.empty_like(wanted)
     times: dict[str, list[float]] = {"paceline": [], "gloo": []}
     for repetition in range(repetitions + 2):
         for name, turn in (("paceline", paceline_turn), ("gloo", gloo_turn))[:: 1 if repetition % 2 else -1]:
             there.zero_()
             dist.barrier()
             start = time.perf_counter()
-            for _ in range(in_a_row):
-                turn(tensor, there, rank)
+            for tensor, place in zip(tensors, there, strict=True):
+                turn(tensor, place, rank)
             if repetition >= 2:
                 times[name].append((time.perf_counter() - start) / in_a_row / 2)
-            if not torch.all(there == 1 - rank):
+            if not torch.equal(there, wanted):
                 raise RuntimeError(f"{name} brings other bytes")
     ratios = sorted(g / p for g, p in zip(times["gloo"], times["paceline"], strict=True))
     result: dict[str, object] = {"bytes": bytes_, "ratio": statistics.median(ratios)}

@@ -1,5 +1,6 @@
 """The benchmarks run, check their results, and write what bench/README.md says. Speeds are not checked."""
 
+import itertools
 import json
 import signal
 import subprocess
@@ -188,6 +189,29 @@ def test_the_library_is_for_the_build_of_this_interpreter(monkeypatch, tmp_path)
     for python, library in ((sys.executable, "build/libpaceline.so"), (str(other), None)):
         with fleet.Fleet("paceline", 1, fleet.Loopback(), script=script, python=python) as ranks:
             assert ranks.versions == {"library": library}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_messages_that_do_not_come_or_come_twice_end_the_benchmark(monkeypatch, rank):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import messages
+
+    def turn(tensor, there, rank):
+        for message in itertools.islice(come, 1):
+            there.copy_(message)
+
+    monkeypatch.setattr(messages.dist, "barrier", lambda: None)
+    monkeypatch.setattr(messages, "paceline_turn", turn)
+    monkeypatch.setattr(messages, "gloo_turn", turn)
+    others = messages.contents(200, 1 << 10, 1 - rank)
+    come = itertools.cycle(others)
+    assert messages.measure(1 << 10, 2, rank)["bytes"] == 1 << 10
+    come = itertools.cycle([others[0], *others[:-1]])
+    with pytest.raises(RuntimeError, match="brings other bytes"):
+        messages.measure(1 << 10, 2, rank)
+    come = iter(())
+    with pytest.raises(RuntimeError, match="brings other bytes"):
+        messages.measure(1 << 10, 2, rank)
 
 
 def test_make_bench_ends_with_a_chart():
