@@ -11,6 +11,7 @@ import os
 import random
 import re
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -39,14 +40,19 @@ class Job:
         script = [sys.executable, str(SCRIPT), "--epochs", str(epochs)]
         again = ["--elastic", "--blacklist-cooldown-range", "0.5", "0.5"]
         self.command = ["paceline", "run", *np, *again, *place, *script]
-        self.servers, self.lines, self.places = [], [], {}
+        self.servers, self.lines, self.places = (
+            [],
+            [],
+            {},
+        )  # by pid: what stays that process when the number is another's
 
     def __enter__(self):
         self.logs = tempfile.TemporaryFile("w+")
         self.launcher = subprocess.Popen(
             self.command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
         for _ in range(self.count):
             self.start_server()
         return self
@@ -63,7 +69,8 @@ class Job:
         for line in self.launcher.stdout:
             self.lines.append(line)
             if place := PLACE.search(line):
-                self.places[int(place[3])] = int(place[2])
+                with contextlib.suppress(ProcessLookupError):  # killed meanwhile
+                    self.places[int(place[3])] = os.pidfd_open(int(place[3]))
 
     def start_server(self):
         """Starts one more dedicated server."""
@@ -73,13 +80,14 @@ class Job:
         ))  # fmt: skip
 
     def training(self):
-        """The pids of the workers that train, where as many do as the job is to have."""
-        alive = [pid for pid in list(self.places) if Path(f"/proc/{pid}").exists()]
+        """The workers that train, where as many do as the job is to have."""
+        alive = [worker for worker in list(self.places.values()) if not select.select([worker], [], [], 0)[0]]
         return alive if len(alive) == self.workers else []
 
-    def kill(self, dice):
-        """Kills a worker and a server, and starts another server."""
-        os.kill(dice.choice(self.training()), signal.SIGKILL)
+    def kill(self, dice, workers):
+        """Kills one of the workers and a server, and starts another server."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            signal.pidfd_send_signal(dice.choice(workers), signal.SIGKILL)
         victim = dice.choice(self.servers)
         victim.kill()
         victim.wait()
@@ -87,11 +95,12 @@ class Job:
         self.start_server()
 
     def result(self, limit):
-        """Seconds and accuracy of the training, when it has ended."""
+        """The accuracy of the training, when it has ended."""
         try:
             code = self.launcher.wait(limit)
         except subprocess.TimeoutExpired:
             code = "none"
+        self.reader.join(10)  # forever, if a worker that is left had the launcher's output
         text = "".join(self.lines)
         accuracy = ACCURACY.search(text)
         if code != 0 or not accuracy or "identical on all workers" not in text:
@@ -120,13 +129,13 @@ def main():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     job.launcher.wait(options.every)
                     break
-                if job.training():
-                    job.kill(dice)
+                if workers := job.training():
+                    job.kill(dice, workers)
                     losses += 1
                 else:
                     late += 1
             accuracy = job.result(3600)
-        took = time.monotonic() - began
+            took = time.monotonic() - began
         shown.append(accuracy)
         what = f"{losses} workers and {losses} servers killed" if troubled else "in peace"
         waited = f", {late} times a new worker was not there yet" if late else ""

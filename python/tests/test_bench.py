@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import random
 import signal
 import subprocess
 import sys
@@ -499,3 +501,32 @@ def test_the_limit_of_links_with_several_workers_on_a_host(
 
     where = types.SimpleNamespace(per_host=per_host)
     assert links.share_of_stream(Fleet(system, workers, where, servers, PACELINE_HOST_SUMS=sums)) == share
+
+
+def test_losses_reads_what_comes_after_the_launchers_end(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import losses
+
+    job = losses.Job(workers=1, servers=0, epochs=1)
+    job.command = ["sh", "-c", "(sleep 0.5; echo 'test accuracy: 97.50%'; echo identical on all workers) & exit 0"]
+    with job:
+        assert job.result(HANG_S) == 97.5
+
+
+def test_losses_bears_that_a_worker_ends_before_it_is_killed(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import losses
+
+    job = losses.Job(workers=1, servers=0, epochs=1)
+    job.command = ["sh", "-c", f'sleep {HANG_S} & echo "rank 0 of 1 (pid $!) trains"; wait']
+    monkeypatch.setattr(job, "start_server", lambda: None)
+    with job:
+        job.servers.append(subprocess.Popen(["sleep", str(HANG_S)]))
+        begun = time.monotonic()
+        while not (workers := job.training()):
+            assert time.monotonic() - begun < HANG_S, "no worker"
+            time.sleep(0.01)
+        os.kill(*job.places, signal.SIGKILL)
+        job.launcher.wait(HANG_S)
+        assert job.training() == []
+        job.kill(random.Random(1), workers)
