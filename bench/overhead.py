@@ -15,6 +15,7 @@ import ctypes
 import json
 import pathlib
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +27,7 @@ from paceline.common.core import init, rank, shutdown, size
 from paceline.common.engine import engine
 from paceline.common.operation import operation
 
-Run = Callable[[int], Any]  # starts so many operations and waits for them
+Run = Callable[[int], Any]  # starts so many operations, waits for them and returns a list of arrays that they made
 
 
 def arguments() -> argparse.Namespace:
@@ -43,7 +44,7 @@ def arguments() -> argparse.Namespace:
 
 def c_interface(elements: int, together: int) -> Run:
     """Prepared operations, without a framework."""
-    memory = np.ones((together, elements), np.float32)
+    memory = np.full((together, elements), mine(), np.float32)
     ops = [
         operation(abi.ALLREDUCE, abi.FLOAT32, row.shape, row.ctypes.data, row.ctypes.data, name=f"bench.{i}")
         for i, row in enumerate(memory)
@@ -59,7 +60,7 @@ def c_interface(elements: int, together: int) -> Run:
             if (failure := engine.wait(handle)) is not None:
                 raise failure
             engine.release(handle)
-        return memory
+        return memory[:count]
 
     return run
 
@@ -70,14 +71,15 @@ def torch_ways(elements: int, together: int) -> Iterator[tuple[str, Run]]:
 
     import paceline.torch as hvd
 
-    tensors = [torch.ones(elements) for _ in range(together)]
+    tensors, others = ([torch.full((elements,), mine()) for _ in range(together)] for _ in range(2))
 
-    def allreduces(count: int) -> None:
+    def allreduces(count: int) -> Any:
         for handle in [hvd.allreduce_async_(t, name=f"torch.{i}") for i, t in enumerate(tensors[:count])]:
             hvd.synchronize(handle)
+        return tensors[:count]
 
     def additions(count: int) -> None:
-        for t in tensors[:count]:
+        for t in others[:count]:
             t.add_(1)
 
     yield "addition", additions
@@ -91,14 +93,14 @@ def jax_ways(elements: int, together: int) -> Iterator[tuple[str, Run]]:
 
     import paceline.jax as hvd
 
-    x = jnp.ones(elements)
+    x = jnp.full(elements, mine())
 
     def outside(function: Callable[[Any], Any]) -> Run:
         return lambda count: jax.block_until_ready([function(x) for _ in range(count)])
 
     def in_a_loop(function: Callable[[Any], Any]) -> Run:
         loop = jax.jit(lambda x, count: jax.lax.fori_loop(0, count, lambda _, c: function(c), x))
-        return lambda count: jax.block_until_ready(loop(x, count))
+        return lambda count: [jax.block_until_ready(loop(x, count))]
 
     yield "addition, a program of its own", outside(jax.jit(lambda x: x + 1))
     yield "outside of programs", outside(hvd.allreduce)
@@ -113,14 +115,15 @@ def mxnet_ways(elements: int, together: int) -> Iterator[tuple[str, Run]]:
 
     import paceline.mxnet as hvd
 
-    arrays = [mx.nd.ones((elements,)) for _ in range(together)]
-
     def waiting(function: Callable[[int, Any], Any]) -> Run:
-        def run(count: int) -> None:
+        arrays = [mx.nd.full((elements,), mine()) for _ in range(together)]
+
+        def run(count: int) -> Any:
             for i, array in enumerate(arrays[:count]):
                 function(i, array)
             for array in arrays[:count]:
                 array.wait_to_read()
+            return arrays[:count]
 
         return run
 
@@ -137,7 +140,7 @@ def tensorflow_ways(elements: int, together: int) -> Iterator[tuple[str, Run]]:
 
     import paceline.tensorflow as hvd
 
-    xs = [tf.ones([elements]) for _ in range(together)]
+    xs = [tf.fill([elements], mine()) for _ in range(together)]
 
     def one_by_one(function: Callable[[Any], Any]) -> Run:
         return lambda count: [function(x) for x in xs[:count]]
@@ -151,7 +154,7 @@ def tensorflow_ways(elements: int, together: int) -> Iterator[tuple[str, Run]]:
         def loop(x: Any, count: Any) -> Any:
             return tf.while_loop(lambda i, _: i < count, lambda i, x: (i + 1, function(x)), (0, x))
 
-        return lambda count: loop(xs[0], tf.constant(count))
+        return lambda count: loop(xs[0], tf.constant(count))[1:]
 
     def grouped(function: Callable[[Any], Any]) -> Run:
         return lambda count: function(xs[:count])
@@ -175,12 +178,26 @@ FRAMEWORKS: dict[str, Callable[[int, int], Iterator[tuple[str, Run]]]] = {
 }
 
 
+def mine() -> float:
+    """The elements of this rank's arrays. What is averaged in place becomes their average and stays so."""
+    return rank() + 1.0
+
+
+def check(name: str, results: Any) -> None:
+    """Ends this process if a way's results are not the average over the ranks."""
+    for array in results:
+        array = array.asnumpy() if hasattr(array, "asnumpy") else array  # MXNet's
+        if not np.allclose(array, (size() + 1) / 2, rtol=1e-3):
+            sys.exit(f"rank {rank()}: {name} has a wrong result")
+
+
 def barrier() -> None:
     """Waits for all ranks."""
     op = operation(abi.BARRIER, abi.UINT8, (0,), 0, 0)
     handles = (ctypes.c_int32 * 1)()
     engine.submit_into(op, 1, handles)
-    engine.wait(handles)
+    if (failure := engine.wait(handles)) is not None:
+        raise failure
     engine.release(handles)
 
 
@@ -197,8 +214,10 @@ def main() -> None:
                 barrier()
                 wall, cpu = time.perf_counter(), time.process_time()
                 for _ in range(args.operations // count):
-                    run(count)
+                    results = run(count)
                 times = time.perf_counter() - wall, time.process_time() - cpu
+                if not name.startswith("addition"):
+                    check(name, results)
                 for kept, spent in zip(seen.setdefault((name, count), ([], [])), times, strict=True):
                     kept.append(spent / (args.operations // count * count) * 1e6)
     medians = {

@@ -276,6 +276,38 @@ def test_the_overhead_of_a_framework(tmp_path):
     assert all(us > 0 for way in report.values() for us in way.values())
 
 
+def test_a_wrong_average_ends_the_benchmark_of_a_frameworks_overhead(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import numpy as np
+    import overhead
+
+    monkeypatch.setattr(overhead, "size", lambda: 2)
+    monkeypatch.setattr(overhead, "rank", lambda: 0)
+    own, average = np.full(8, overhead.mine(), np.float32), np.full(8, 1.5, np.float32)
+    overhead.check("C interface", [average, average])
+    with pytest.raises(SystemExit, match="rank 0: C interface has a wrong result"):
+        overhead.check("C interface", [average, own])
+
+
+def test_a_barrier_that_fails_ends_the_benchmark_of_a_frameworks_overhead(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import overhead
+
+    class Engine:
+        def submit_into(self, op, count, handles):
+            pass
+
+        def wait(self, handles):
+            return RuntimeError("rank 1 has ended")
+
+        def release(self, handles):
+            pass
+
+    monkeypatch.setattr(overhead, "engine", Engine())
+    with pytest.raises(RuntimeError, match="rank 1 has ended"):
+        overhead.barrier()
+
+
 def test_a_step_that_differs_from_the_other_ways_ends_the_benchmark(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     import step_rank
