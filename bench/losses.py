@@ -40,11 +40,8 @@ class Job:
         script = [sys.executable, str(SCRIPT), "--epochs", str(epochs)]
         again = ["--elastic", "--blacklist-cooldown-range", "0.5", "0.5"]
         self.command = ["paceline", "run", *np, *again, *place, *script]
-        self.servers, self.lines, self.places = (
-            [],
-            [],
-            {},
-        )  # by pid: what stays that process when the number is another's
+        self.servers, self.lines = [], []
+        self.places = {}  # by pid: what stays that process when the number is another's
 
     def __enter__(self):
         self.logs = tempfile.TemporaryFile("w+")
