@@ -210,9 +210,11 @@ def answers_in_turns(fleets, duration_s, what, **arguments):
 
 
 def _orders(labels):
-    """All rotations, then these backwards: in either half each label is at each place once."""
-    rotations = [labels[i:] + labels[:i] for i in range(len(labels))]
-    return rotations + [order[::-1] for order in rotations]
+    """Orders, then these backwards: each is at each place once in either half, and each behind each about as often."""
+    n = len(labels)
+    first = [(k + 1) // 2 * (-1) ** k % n for k in range(n)]
+    orders = [[labels[(place + i) % n] for place in first] for i in range(n)]
+    return orders + [order[::-1] for order in orders]
 
 
 def spread(values, unit, factor=1):

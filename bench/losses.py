@@ -67,7 +67,8 @@ class Job:
             self.lines.append(line)
             if place := PLACE.search(line):
                 with contextlib.suppress(ProcessLookupError):  # killed meanwhile
-                    self.places[int(place[3])] = os.pidfd_open(int(place[3]))
+                    if int(place[3]) not in self.places:
+                        self.places[int(place[3])] = os.pidfd_open(int(place[3]))
 
     def start_server(self):
         """Starts one more dedicated server."""
@@ -78,7 +79,11 @@ class Job:
 
     def training(self):
         """The workers that train, where as many do as the job is to have."""
-        alive = [worker for worker in list(self.places.values()) if not select.select([worker], [], [], 0)[0]]
+        for pid, worker in list(self.places.items()):
+            if select.select([worker], [], [], 0)[0]:
+                del self.places[pid]
+                os.close(worker)
+        alive = list(self.places.values())
         return alive if len(alive) == self.workers else []
 
     def kill(self, dice, workers):

@@ -51,13 +51,14 @@ def measure(bytes_: int, repetitions: int, rank: int) -> dict[str, object]:
     in_a_row = max(1, min(200, (64 << 20) // bytes_ // 8))
     tensors, wanted = contents(in_a_row, bytes_, rank), contents(in_a_row, bytes_, 1 - rank)
     there = torch.empty_like(wanted)
+    rows = list(zip(tensors, there, strict=True))
     times: dict[str, list[float]] = {"paceline": [], "gloo": []}
     for repetition in range(repetitions + 2):
         for name, turn in (("paceline", paceline_turn), ("gloo", gloo_turn))[:: 1 if repetition % 2 else -1]:
             there.zero_()
             dist.barrier()
             start = time.perf_counter()
-            for tensor, place in zip(tensors, there, strict=True):
+            for tensor, place in rows:
                 turn(tensor, place, rank)
             if repetition >= 2:
                 times[name].append((time.perf_counter() - start) / in_a_row / 2)

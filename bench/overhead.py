@@ -11,6 +11,7 @@ overhead shows best.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import pathlib
@@ -179,16 +180,18 @@ FRAMEWORKS: dict[str, Callable[[int, int], Iterator[tuple[str, Run]]]] = {
 
 
 def mine() -> float:
-    """The elements of this rank's arrays. What is averaged in place becomes their average and stays so."""
+    """The elements of this rank's arrays."""
     return rank() + 1.0
 
 
 def check(name: str, results: Any) -> None:
-    """Ends this process if a way's results are not the average over the ranks."""
+    """Ends this process if a way's results are not the average over the ranks. Refills what was averaged in place."""
     for array in results:
-        array = array.asnumpy() if hasattr(array, "asnumpy") else array  # MXNet's
-        if not np.allclose(array, (size() + 1) / 2, rtol=1e-3):
+        values = array.asnumpy() if hasattr(array, "asnumpy") else array  # MXNet's
+        if not np.allclose(values, (size() + 1) / 2, rtol=1e-3):
             sys.exit(f"rank {rank()}: {name} has a wrong result")
+        with contextlib.suppress(TypeError):  # JAX's and TensorFlow's are new ones
+            array[:] = mine()
 
 
 def barrier() -> None:

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/paceline/paceline/core/agreement"
 	"github.com/paceline/paceline/core/condition"
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/internal/limits"
@@ -163,11 +164,8 @@ func (t *tensors) place(fresh []wire.Tensor) map[tensorKey]wire.Placed {
 	return answers
 }
 
-// keptOlder is how many tensors of a name keep their numbers when a newer generation comes: a rank whose operation has failed goes on, while others are yet to
-// declare what it has left, and bring it to those who have declared it before.
-const keptOlder = 8
-
-// add adds a tensor. A newer generation of a name drops the older ones, but for the latest.
+// add adds a tensor. A newer generation of a name drops the older ones, but for the one before: the rank whose operation has failed goes on, while others are yet to
+// declare what it has left, and bring it to those who have declared that already. After a join of all ranks nobody is behind.
 func (t *tensors) add(f *wire.Tensor, p wire.Placed) {
 	k := keyOf(f)
 	n := t.names[k.Name]
@@ -176,12 +174,14 @@ func (t *tensors) add(f *wire.Tensor, p wire.Placed) {
 		t.names[k.Name] = n
 	}
 	if f.Generation > n.generation {
+		n.keys = slices.DeleteFunc(n.keys, func(old tensorKey) bool {
+			over := old.generation < n.generation || !agreement.SameJoin(old.generation, f.Generation)
+			if over {
+				t.drop(old)
+			}
+			return over
+		})
 		n.generation = f.Generation
-		dropped := max(0, len(n.keys)-keptOlder)
-		for _, old := range n.keys[:dropped] {
-			t.drop(old)
-		}
-		n.keys = slices.Delete(n.keys, 0, dropped)
 	}
 	n.keys = append(n.keys, k)
 	t.placed[k] = p
@@ -222,7 +222,7 @@ func (m *Machine) learn(r *round, known *wire.Known) {
 			continue
 		}
 		t.last = max(t.last, p.ID)
-		if n := t.names[k.Name]; n != nil && n.generation > f.Generation {
+		if n := t.names[k.Name]; n != nil && n.generation > f.Generation && !agreement.SameJoin(n.generation, f.Generation) {
 			continue
 		}
 		inherited := r.epoch.Inherited(memberOf(f, p))

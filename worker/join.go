@@ -139,8 +139,11 @@ func (e *Engine) joined(server, last int) {
 	e.cfg.Membership.Anew()
 	e.names = map[nameID]*nameState{}
 	e.disband()
-	e.tuner = e.tuner.anew()
 	anew := e.tuner
+	if anew != nil {
+		anew = searching(anew.cfg)
+		e.tuner = anew
+	}
 	e.mu.Unlock()
 	e.each(way.reset)
 	if anew != nil {

@@ -146,7 +146,9 @@ func (e *Engine) pace(ops []Op) error {
 		}
 		if report != nil {
 			if err := e.Submit([]Op{*report}); err != nil {
-				e.decide(t, nil, err) // other threads may wait for it
+				e.mu.Lock()
+				t.refused()
+				e.mu.Unlock()
 				return err
 			}
 		}
@@ -337,15 +339,11 @@ func (p *peer) tune(now tuning.Point) {
 	p.kick(false)
 }
 
-// anew is the search from its beginning. Who waits for a phase of this one that nobody has asked for goes on.
-func (t *tuner) anew() *tuner {
-	if t == nil {
-		return nil
-	}
-	if !t.asked {
-		close(t.decided)
-	}
-	return searching(t.cfg)
+// refused notes that the engine has not taken the rank's report. Who waits for it is to make one.
+func (t *tuner) refused() {
+	t.asked = false
+	close(t.decided)
+	t.decided = make(chan struct{})
 }
 
 // progress is how far the search is, for people; nil for none.

@@ -9,6 +9,9 @@ import (
 // joinShift keeps the generations before and after a join of all ranks apart: the upper bits are the number of joins.
 const joinShift = 40
 
+// SameJoin reports whether two generations of a name are of the time between the same joins of all ranks.
+func SameJoin(a, b uint64) bool { return a>>joinShift == b>>joinShift }
+
 // beside keeps the counts of what is no operation on a name apart from those of operations.
 const beside = 1 << 63
 
@@ -97,7 +100,7 @@ type Verdict[O any] struct {
 // the failed one gives up: those of the same declaration, or, where the failed one is over on this rank, all that did not know
 // of the failure.
 func (u *Uses[O, D]) Failed(generation, count uint64, err error) (v Verdict[O]) {
-	if generation>>joinShift != uint64(u.joins) {
+	if !SameJoin(generation, u.generation) {
 		return v
 	}
 	if count >= u.next {

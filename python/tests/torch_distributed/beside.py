@@ -5,6 +5,7 @@ import sys
 from datetime import timedelta
 
 import by_name  # noqa: F401
+import lives
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
@@ -41,18 +42,10 @@ def refused(ranks, **how):
         assert "Call new_group(backend=" in str(e), e
 
 
-store, rank, size = next(dist.rendezvous("env://"))
-
-
-def begin(life):
-    # Gloo finds its peers of an earlier life in a store that it has used before.
-    own = dist.PrefixStore(f"life {life}", store)
-    dist.init_process_group("another", store=own, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-
-
 held = None
 for life in range(3):
-    begin(life)
+    lives.begin("another", timeout=timedelta(seconds=60))
+    rank, size = dist.get_rank(), dist.get_world_size()
     refused([rank], use_local_synchronization=True)
     if ours == "paceline":  # which is not registered before a rank makes a group
         for _ in range(2):
@@ -83,7 +76,7 @@ for life in range(3):
     assert engine.is_initialized() == (held is not None)
 
 hvd.init()  # the engine runs on all ranks already
-begin(3)
+lives.begin("another", timeout=timedelta(seconds=60))
 pair = dist.new_group([0, 1], backend=devices)
 assert rank == 2 or total(pair) == 11
 dist.destroy_process_group()

@@ -1,11 +1,12 @@
 """Groups after one that its member alone has made, also in a second life of the default group; two ranks."""
 
 import by_name  # noqa: F401
+import lives
 import torch
 import torch.distributed as dist
 
 for _ in range(2):
-    dist.init_process_group("paceline")
+    lives.begin("paceline")
     rank = dist.get_rank()
     if rank == 0:
         dist.new_group([0], use_local_synchronization=True)

@@ -9,6 +9,7 @@ import time
 from datetime import timedelta
 
 import by_name  # noqa: F401
+import lives
 import torch
 import torch.distributed as dist
 
@@ -294,7 +295,7 @@ def main():
     for device in OTHER:
         elsewhere(device)
     for _ in range(2):  # a world after another
-        dist.init_process_group(BACKEND)
+        lives.begin(BACKEND)
         assert dist.get_backend() == BACKEND and dist.get_world_size() == 2
         rank = dist.get_rank()
         work = dist.barrier(async_op=True)
