@@ -446,6 +446,26 @@ def test_an_optimizer_goes_on_in_the_next_job(tmp_path):
             assert (one.status, one.output.strip()) == (0, "well"), one
 
 
+def test_a_job_ends_though_what_it_waits_for_fails():
+    """An error of the program in what is in flight is raised, behind the end of the job."""
+    code = script("""
+        from paceline.common.engine import engine
+
+        def fails():
+            raise RuntimeError("changed too early")
+
+        hvd.init()
+        engine.before_rest(fails)
+        try:
+            hvd.shutdown()
+        except RuntimeError as e:
+            assert str(e) == "changed too early" and not hvd.is_initialized()
+        else:
+            raise SystemExit("no error")
+    """)
+    ends_well_alone(code)
+
+
 def test_seventy_thousand_operations_without_a_name(tmp_path):
     code = script("""
         hvd.init()

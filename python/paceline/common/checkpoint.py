@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from paceline.common import declaring
 from paceline.common.engine import engine
 
 _BEGIN = b"PLstate1"
@@ -60,6 +61,7 @@ def load_compression_state(state: bytes | bytearray | memoryview) -> None:
 
     Call it before or after optimizers are made. In a job that has already trained, call it after a `barrier`: if only
     some ranks restore, the next reductions fail on all ranks. Tensors that the state does not name start at zero.
+    PyTorch's optimizers that are made in the place of others in the same process have their state if made after it.
     Raises ValueError for other bytes, also where one bit is another, and TypeError for what is not bytes, and then
     changes nothing.
     """
@@ -75,6 +77,7 @@ def load_compression_state(state: bytes | bytearray | memoryview) -> None:
         restore()
     _unclaimed.clear()
     _unclaimed.update(parts)
+    declaring.count_anew()
 
 
 def _sealed(pieces: Sequence[bytes]) -> bytes:

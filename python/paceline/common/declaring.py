@@ -1,10 +1,10 @@
-"""The names under which parameters are declared as values that the servers hold."""
+"""The names under which optimizers declare values that the servers hold, and exchange gradients."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError
@@ -12,6 +12,31 @@ from paceline.common.process_sets import ProcessSet, process_set_number
 
 # How often a name was declared, by (generation of the engine, process set, name). Ranks declare in the same order.
 _declared: collections.Counter[tuple[int, int, str]] = collections.Counter()
+
+
+def own_prefix(process_set: ProcessSet, parameters: Collection[str]) -> str:
+    """A prefix for the names of an optimizer's gradients whose codec keeps what it dropped, by name, for the next one.
+
+    Another optimizer may have the names of parameters, as two models of one class do: it has another prefix. The first
+    one has none. Every rank of the set calls it for each optimizer.
+    """
+    keys = [(engine.generation, process_set_number(process_set), f"allreduce.{name}") for name in parameters]
+    _drop_old()
+    place = 1 + max((_declared[key] for key in keys), default=0)
+    for key in keys:
+        _declared[key] = place
+    return "" if place == 1 else f"#{place}."
+
+
+def count_anew() -> None:
+    """Has the next optimizers have the names of gradients that the first ones had: what has been loaded is for them."""
+    for key in [key for key in list(_declared) if key[2].startswith("allreduce.")]:
+        _declared.pop(key, None)
+
+
+def _drop_old() -> None:
+    for old in [key for key in list(_declared) if key[0] != engine.generation]:
+        _declared.pop(old, None)
 
 
 @contextlib.contextmanager
@@ -22,8 +47,7 @@ def declaring(process_set: ProcessSet) -> Iterator[Callable[[str], str]]:
     as for the loss of its root, gives the names back, and the next step declares the parameters again.
     """
     number, taken = process_set_number(process_set), []
-    for old in [key for key in list(_declared) if key[0] != engine.generation]:
-        _declared.pop(old, None)
+    _drop_old()
 
     def name_of(parameter: str) -> str:
         name = f"value.{parameter}"

@@ -126,10 +126,13 @@ class Engine:
         """Leaves the job. Operations in flight end with HorovodInternalError. Does nothing without a job."""
         if self._job is None or self._pid != os.getpid():
             return
+        failure = None
         try:
             self.rest()
         except HorovodInternalError as e:
             warnings.warn(f"shutdown() waited for what was in flight, which failed: {e}", stacklevel=3)
+        except (RuntimeError, ValueError) as e:  # of the program, which is raised when the job has ended
+            failure = e
         job, self._job, self._join = self._job, None, None
         try:
             interruptible(lambda: self._check(abi.library().pl_shutdown()))
@@ -139,6 +142,8 @@ class Engine:
         self._fetched.clear()
         for call in self._at_shutdown:
             call()
+        if failure is not None:
+            raise failure
 
     def before_wait(self, call: Callable[[], None]) -> None:
         """Has a method be called before each wait, as long as its object lives: it submits what it has collected."""

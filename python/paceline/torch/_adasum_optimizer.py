@@ -14,7 +14,7 @@ from paceline.common.operation import How
 from paceline.common.operators import Adasum
 from paceline.common.process_sets import global_process_set
 from paceline.torch._distributed import hooked
-from paceline.torch._gradient_hooks import GradientHooks, Once
+from paceline.torch._gradient_hooks import GradientHooks, Once, options_of
 from paceline.torch._ops_async import reduction, start_one
 from paceline.torch._parameter_check import ParameterCheck
 
@@ -58,7 +58,9 @@ class AdasumOptimizer(GradientHooks):
     def _reduce(self, p: torch.Tensor) -> None:
         if p.grad is None:
             p.grad = torch.zeros_like(p)
+        before = options_of(self.param_groups)
         compressed, context = self._compression.compress(self._stepped(p) - p.detach())
+        self._check_options(before, "op=hvd.Adasum", "op=hvd.Average")
         name = f"allreduce.{self._parameter_names[p]}"
         handle = start_one(reduction(compressed, True, name, How(Adasum), self._watched[p].priority))
 

@@ -20,7 +20,6 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from paceline.common.engine import engine
-from paceline.common.exceptions import HorovodInternalError
 from paceline.torch._gradient_hooks import options_of
 from paceline.torch._prepared import Member
 from paceline.torch._reducing_optimizer import ReducingOptimizer
@@ -59,7 +58,8 @@ class CrossBarrierOptimizer(ReducingOptimizer):
         self._steps: dict[torch.Tensor, _Step] = {}  # not made yet, in the order of forward
         self._options_then: list[dict[str, Any]] = []
         self._settling = threading.RLock()
-        self._waits: dict[nn.Module, list[torch.Tensor]] = {}  # by called module: what its forward waits for
+        # by called module: what its forward waits for
+        self._waits: weakref.WeakKeyDictionary[nn.Module, list[torch.Tensor]] = weakref.WeakKeyDictionary()
         self._claimed: set[torch.Tensor] = set()
         self._learned = False  # whether all of _waits have what they shall have
         if self._distributed:
@@ -182,7 +182,7 @@ class CrossBarrierOptimizer(ReducingOptimizer):
             waits = self._own(module)
             if training and (waits or module._modules):
                 self._waits[module] = waits
-                self._learned = False
+                self._learned &= not any(map(self._own, module.modules()))
         if self._unseen:
             if not training:  # evaluation may use parameters of modules below without calling these
                 waits = [p for m in module.modules() for p in self._own(m)]
@@ -193,7 +193,7 @@ class CrossBarrierOptimizer(ReducingOptimizer):
         return [p for p in module._parameters.values() if p is not None and p in self._watched]
 
     def _learn(self) -> None:
-        for module in self._waits:
+        for module in list(self._waits):
             self._waits[module] = list(self._needed(module))
         self._claimed = {p for waits in self._waits.values() for p in waits}
         self._learned = True
@@ -262,7 +262,7 @@ class CrossBarrierOptimizer(ReducingOptimizer):
         try:
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(params[0][0].device.type, enabled=False):
                 self._step_unhooked()
-            self._check_options(before, "cross_barrier")
+            self._check_options(before, "cross_barrier", "cross_barrier=False")
         finally:
             self.param_groups = everything
 
@@ -286,7 +286,7 @@ def settle() -> None:
     for optimizer in tuple(_unsettled):
         try:
             optimizer.agree()
-        except HorovodInternalError as e:
+        except (RuntimeError, ValueError) as e:
             failure = failure or e
     if failure is not None:
         raise failure

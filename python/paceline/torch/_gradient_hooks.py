@@ -227,7 +227,7 @@ class GradientHooks(Distributed):
         function = step.__wrapped__ if getattr(step, "hooked", False) else step.__func__
         return function(self, *closure)
 
-    def _check_options(self, before: list[dict[str, Any]], why: str) -> None:
+    def _check_options(self, before: list[dict[str, Any]], why: str, instead: str) -> None:
         """Raises ValueError if a step has changed options, which all parameters of a group share."""
         for old, new in zip(before, options_of(self.param_groups), strict=True):
             changed = [
@@ -238,7 +238,7 @@ class GradientHooks(Distributed):
             if changed:
                 raise ValueError(
                     f"{why}: the optimizer's step changes {', '.join(changed)} of all parameters together, so that "
-                    f"it cannot step them one by one; use {why}=False"
+                    f"it cannot step them one by one; use {instead}"
                 )
 
     def _finish_all(self) -> None:

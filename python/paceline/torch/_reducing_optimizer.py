@@ -12,6 +12,7 @@ import torch
 
 from paceline.common.codec_tuning import resolved
 from paceline.common.compression import Codec, NoneCompressor, SupportsCompress
+from paceline.common.declaring import own_prefix
 from paceline.common.engine import engine
 from paceline.common.handles import synchronize
 from paceline.common.operation import How, Options
@@ -52,6 +53,7 @@ class ReducingOptimizer(GradientHooks):
     ) -> None:
         self._adopt(optimizer, named_parameters, compression, backward_passes_per_step)
         self._gate = None if gate is None else Gate(gate, self._parameter_names, process_set)
+        self._prefix = ""  # of the names of gradients
         self.op = op
         self.gradient_predivide_factor = gradient_predivide_factor
         self.sparse_as_dense = sparse_as_dense
@@ -74,6 +76,8 @@ class ReducingOptimizer(GradientHooks):
         if self._distributed:
             text = resolved(codec, byte_sizes(self.param_groups), process_set)
             self._options = Options(sync=sync, codec=text)
+            if (text or engine.setting("compression") or "none") != "none":
+                self._prefix = own_prefix(process_set, self._parameter_names.values())
             self._watch_all()
             engine.before_wait(self._start_collected)
             weakref.finalize(self, self._collector.forget).atexit = False
@@ -105,6 +109,10 @@ class ReducingOptimizer(GradientHooks):
         """Moves a gradient to its place in the arena, where it stays until zero_grad drops it."""
         place, grad = self._places.get(p), p.grad
         if place is not None and grad is not None and grad is not place and not grad.is_sparse:
+            if (
+                grad.requires_grad
+            ):  # of backward(create_graph=True): else the place would be part of the last step's graph
+                place = self._places[p] = place.detach()
             p.grad = place.copy_(grad)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -230,6 +238,9 @@ class ReducingOptimizer(GradientHooks):
         if dense:
             self._start_dense(dense)
 
+    def _name(self, p: torch.Tensor) -> str:
+        return f"allreduce.{self._prefix}{self._parameter_names[p]}"
+
     def _start_dense(self, params: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         factor = self.gradient_predivide_factor if self.op == Average else 1.0
         how = How(self.op, 1.0 / factor, factor, self.process_set, self._options)
@@ -241,7 +252,7 @@ class ReducingOptimizer(GradientHooks):
                 offered = self._gate.offer(p, grad)
                 grad, empty = (grad, True) if offered is None else (offered, False)
             compressed, context = self._compression.compress(grad)
-            name = f"allreduce.{self._parameter_names[p]}"
+            name = self._name(p)
             parts.append(reduction(compressed, True, name, how, self._watched[p].priority, empty))
             contexts.append(context)
         if len(params) == 1:
@@ -262,7 +273,7 @@ class ReducingOptimizer(GradientHooks):
         self._in_flight.update(dict.fromkeys((p for p, _ in params), Once(lambda: synchronize(group), store)))
 
     def _start_sparse(self, p: torch.Tensor, grad: torch.Tensor) -> None:
-        result = sparse_allreduce_async(grad, f"allreduce.{self._parameter_names[p]}", self.op, self.process_set)
+        result = sparse_allreduce_async(grad, self._name(p), self.op, self.process_set)
 
         def store(grad: torch.Tensor) -> None:
             p.grad = grad

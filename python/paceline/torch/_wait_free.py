@@ -117,5 +117,5 @@ class WaitFreeOptimizer(HeldOptimizer, GradientHooks):
     def _step_own(self, closure: Callable[[], Any] | None) -> Any:
         before = options_of(self.param_groups)
         loss = self._step_unhooked(closure)
-        self._check_options(before, "wait_free")
+        self._check_options(before, "wait_free", "wait_free=False")
         return loss

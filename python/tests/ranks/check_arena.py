@@ -103,3 +103,25 @@ def test_gradients_that_a_program_replaces_are_reduced(rank, size):
 def test_there_is_no_arena_for_more_than_it_has():
     assert engine.arena(1 << 40) is None
     assert engine.arena(0) is None
+
+
+def test_graphs_of_gradients_do_not_grow():
+    """With backward(create_graph=True) a gradient in the arena is part of this step's graph alone."""
+    layer = nn.Linear(300, 300, bias=False)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(layer.parameters(), lr=0.01), [("graph", layer.weight)], gradients_in_arena=True
+    )
+    sizes = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        layer(torch.ones(1, 300)).square().sum().backward(create_graph=True)
+        optimizer.synchronize()
+        seen, left = set(), [layer.weight.grad.grad_fn]
+        while left:
+            if (node := left.pop()) is not None and node not in seen:
+                seen.add(node)
+                left += [before for before, _ in node.next_functions]
+        sizes.append(len(seen))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    assert max(sizes[1:]) == sizes[1], sizes

@@ -10,6 +10,7 @@ import torch
 
 import paceline
 import paceline.torch as hvd
+from paceline.common import declaring
 from paceline.common.engine import engine
 from paceline.torch._gate import Gate
 
@@ -191,6 +192,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended(sync, compres
     if load_first:
         paceline.load_compression_state(state)
         assert paceline.compression_state() == state
+    declaring.count_anew()  # as in a new process
     resumed = script()
     if not load_first:
         paceline.load_compression_state(state)
@@ -430,3 +432,30 @@ def test_what_does_not_go_together_is_refused():
         hvd.allreduce(torch.zeros(2), compression=hvd.Compression.auto())
     with pytest.raises(ValueError, match="the engine's codecs only"):
         hvd.declare(torch.zeros(2), "cast", compression=hvd.Compression.fp16)
+
+
+def test_optimizers_of_parameters_with_the_same_names_keep_what_their_own_gradients_leave():
+    """What topk dropped of one model's gradients does not come with those of another, beside it or after it."""
+    x = torch.linspace(-1, 1, 64 * 64).reshape(64, 64)
+
+    def training(named):
+        layer = torch.nn.Linear(64, 64, bias=False)
+        torch.nn.init.zeros_(layer.weight)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+        names = [("the same", layer.weight)] if named else None
+        return layer, hvd.DistributedOptimizer(optimizer, names, compression=hvd.Compression.topk(0.01))
+
+    def step(layer, optimizer, factor):
+        optimizer.zero_grad()
+        (layer(x).square() * factor + layer(x) * factor).sum().backward()
+        optimizer.step()
+
+    for named in (True, False):
+        (one, its), (other, others) = training(named), training(named)
+        for _ in range(3):
+            step(one, its, 1.0)
+            step(other, others, 0.0)
+        later, its_own = training(named)
+        step(later, its_own, 0.0)
+        assert one.weight.count_nonzero() > 0
+        assert other.weight.count_nonzero() == later.weight.count_nonzero() == 0

@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -515,3 +516,24 @@ def test_a_failed_reduction_is_the_error_and_nothing_of_it_stays(rank, compressi
             optimizer.agree()
         optimizer.agree()
         assert len(model.state_dict()) == 2
+
+
+def test_modules_that_are_gone_are_forgotten():
+    """Also of other models, whose forward passes run beside the training."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), [(f"gone {n}", p) for n, p in model.named_parameters()],
+        cross_barrier=True,
+    )  # fmt: skip
+    gone = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        other = nn.Sequential(nn.Linear(3, 3))
+        other(torch.ones(1, 3))
+        gone.append(weakref.ref(other))
+        del other
+    optimizer.agree()
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 3

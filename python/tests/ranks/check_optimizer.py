@@ -442,3 +442,19 @@ def test_steps_follow_one_that_was_interrupted(steps, rank):
     alone = [p.grad.clone() for p in model.parameters()]
     for mine, everyones in zip(alone, [hvd.allreduce(g) for g in alone], strict=True):
         torch.testing.assert_close(mine, everyones)
+
+
+def test_adasum_refuses_an_optimizer_that_counts_its_steps_in_its_groups():
+    class Counting(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                group["count"] = group.get("count", 0) + 1
+            return super().step(closure)
+
+    layer = torch.nn.Linear(2, 2)
+    named = [(f"counting {name}", p) for name, p in layer.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(Counting(layer.parameters(), lr=0.1), named, op=hvd.Adasum)
+    with pytest.raises(ValueError, match=r"step changes count of all parameters together.*use op=hvd\.Average"):
+        layer(torch.ones(1, 2)).sum().backward()
+    optimizer.zero_grad(set_to_none=True)
