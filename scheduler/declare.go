@@ -86,7 +86,7 @@ func (m *Machine) declare(l *line, c *wire.Control) {
 		return
 	}
 	if now := len(r.tensors.placed); before < limits.ManyTensors && now >= limits.ManyTensors {
-		m.warn("the job has declared %d tensors, the latest %q: each new name, shape or type needs memory on every node until the end, and %d are the limit; use the same names in every iteration",
+		m.warn("the job has declared %d tensors, the latest %q: each new name, shape, type or scale factor needs memory on every node until the end, and %d are the limit; use the same ones in every iteration",
 			now, c.Declare[len(c.Declare)-1].Name, limits.MaxTensors)
 	}
 	m.answer(l, c.ID, &wire.Control{Placed: placed})
