@@ -14,7 +14,7 @@ type grid struct {
 	bits   int     // of a code
 	block  int     // elements
 	elias  bool    // codes are written as Elias' gamma code where that is shorter
-	clip   float64 // normClipped: standard deviations
+	clip   float64 // normClipped: standard deviations from 0
 }
 
 // kind is the rounding of an element to a code.
@@ -35,7 +35,7 @@ const (
 	normMax     norm = iota // greatest magnitude
 	normL2                  // Euclidean norm
 	normMean                // mean magnitude
-	normClipped             // greatest magnitude, at most clip standard deviations
+	normClipped             // greatest magnitude, at most clip standard deviations from 0
 )
 
 // Bounds of the parameters.

@@ -59,15 +59,14 @@ static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 static double norm(const struct codec_kernels *k, const struct codec_grid *g, const codec_float *x, size_t n) {
   uint32_t most = k->absmax(x, n);
   if (most >= INFINITE) return float_of(NOT_A_NUMBER);
-  double peak = float_of(most), m[3];
+  double peak = float_of(most), m[2];
   if (g->norm == CODEC_NORM_MAX) return peak;
   k->moments(x, n, m);
   double count = (double)n;
   if (g->norm == CODEC_NORM_MEAN) return m[0] / count;
-  if (g->norm == CODEC_NORM_L2) return __builtin_sqrt(m[2]);
-  double mean = m[1] / count, square = mean * mean, variance = m[2] / count - square;
-  double bound = g->clip * __builtin_sqrt(variance > 0 ? variance : 0);
-  return bound > 0 && bound < peak ? bound : peak;
+  if (g->norm == CODEC_NORM_L2) return __builtin_sqrt(m[1]);
+  double bound = g->clip * __builtin_sqrt(m[1] / count);
+  return bound < peak ? bound : peak;
 }
 
 /* power rounds up to a power of two; NaN where that is beyond float32. */

@@ -62,7 +62,7 @@ struct codec_kernels {
   void (*leave)(codec_float *r, const codec_float *sent, size_t n); /* r -= sent */
   void (*momentum)(codec_float *v, codec_float *u, const codec_float *x, size_t n, float m); /* u = m·u + x, v += u */
   uint32_t (*absmax)(const codec_float *x, size_t n); /* as bits */
-  void (*moments)(const codec_float *x, size_t n, double out[3]); /* Σ|x|, Σx, Σx² */
+  void (*moments)(const codec_float *x, size_t n, double out[2]); /* Σ|x|, Σx² */
   void (*uniform)(uint16_t *codes, const codec_float *x, size_t n, float inverse, uint32_t levels,
                   struct codec_keys keys, uint32_t base);
   void (*natural)(uint16_t *codes, const codec_float *x, size_t n, float inverse, uint32_t levels,

@@ -205,6 +205,29 @@ func TestUnbiasedCodecsAreRightInTheMean(t *testing.T) {
 	}
 }
 
+// Clipping bounds outliers: elements that are alike have none, whatever their values.
+func TestBlocksOfElementsThatAreAlikeAreNotClipped(t *testing.T) {
+	rng := rand.New(rand.NewPCG(18, 19))
+	for _, setting := range []string{"terngrad", "terngrad:clip=1,block=256"} {
+		c := mustParse(t, setting)
+		for range 200 {
+			x := make([]float32, 1+rng.IntN(4096))
+			value, spread := rng.Float32(), float32(rng.IntN(2))*1e-4
+			given, sent := 0.0, 0.0
+			for i := range x {
+				x[i] = value * (1 + spread*rng.Float32())
+				given += float64(x[i])
+			}
+			for _, f := range decoded(t, c, len(x), encoded(c, x, nil, Stream{})) {
+				sent += float64(f)
+			}
+			if math.Abs(sent-given) > 1e-3*given {
+				t.Fatalf("%s: of %d elements from %v on, whose sum is %v, %v arrived", setting, len(x), value, given, sent)
+			}
+		}
+	}
+}
+
 type moments struct{ sum, squares, most float64 }
 
 func (m *moments) add(d float64) {

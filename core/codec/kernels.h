@@ -98,27 +98,24 @@ TARGET static uint32_t absmax(const f32 *x, size_t n) {
 }
 
 /* Eight partial sums, one per index modulo 8, fix the order of additions for every vector width. */
-TARGET static void moments(const f32 *x, size_t n, double out[3]) {
-  double a[8] = {0}, b[8] = {0}, c[8] = {0};
+TARGET static void moments(const f32 *x, size_t n, double out[2]) {
+  double a[8] = {0}, b[8] = {0};
   size_t i = 0;
   for (; i + 8 <= n; i += 8)
     for (size_t k = 0; k < 8; k++) {
       double v = x[i + k];
       a[k] += __builtin_fabs(v);
-      b[k] += v;
-      c[k] += v * v;
+      b[k] += v * v;
     }
   for (size_t k = 0; i < n; i++, k++) {
     double v = x[i];
     a[k] += __builtin_fabs(v);
-    b[k] += v;
-    c[k] += v * v;
+    b[k] += v * v;
   }
-  out[0] = out[1] = out[2] = 0;
+  out[0] = out[1] = 0;
   for (size_t k = 0; k < 8; k++) {
     out[0] += a[k];
     out[1] += b[k];
-    out[2] += c[k];
   }
 }
 

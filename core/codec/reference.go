@@ -166,19 +166,18 @@ func (g *grid) widen(d []float32, message []byte) {
 // scale is a block's scale, NaN where an element is not finite.
 func (g *grid) scale(x []float32) float64 {
 	most := uint32(0)
-	var sums [8][3]float64 // one per index modulo 8: of |x|, x and x²
+	var sums [8][2]float64 // one per index modulo 8: of |x| and x²
 	for i, f := range x {
 		most = max(most, math.Float32bits(f)&magnitude)
 		v := float64(f)
 		s := &sums[i%8]
 		s[0] += math.Abs(v)
-		s[1] += v
-		s[2] += float64(v * v)
+		s[1] += float64(v * v)
 	}
 	if most >= infinite {
 		return math.NaN()
 	}
-	var m [3]float64
+	var m [2]float64
 	for _, s := range sums {
 		for k := range m {
 			m[k] += s[k]
@@ -187,15 +186,11 @@ func (g *grid) scale(x []float32) float64 {
 	peak, n := float64(math.Float32frombits(most)), float64(len(x))
 	switch g.norm {
 	case normL2:
-		return math.Sqrt(m[2])
+		return math.Sqrt(m[1])
 	case normMean:
 		return m[0] / n
 	case normClipped:
-		mean := m[1] / n
-		bound := g.clip * math.Sqrt(max(m[2]/n-float64(mean*mean), 0))
-		if bound > 0 && bound < peak {
-			return bound
-		}
+		return min(g.clip*math.Sqrt(m[1]/n), peak)
 	}
 	return peak
 }

@@ -138,7 +138,7 @@ class Codecs:
     def terngrad(
         clip: float | None = None, block: int | None = None, feedback: bool | None = None, lossless: str | None = None
     ) -> Codec:
-        """TernGrad: -s, 0 or s, after clipping to `clip` standard deviations (0: none)."""
+        """TernGrad: -s, 0 or s, after clipping to `clip` standard deviations from 0 (0: none)."""
         return _setting("terngrad", clip=clip, block=block, feedback=feedback, lossless=lossless)
 
     @staticmethod
