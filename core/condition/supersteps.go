@@ -43,7 +43,7 @@ func (t Thresholds) String() string {
 type Stride struct {
 	Report
 	Done  uint64        // iterations of the superstep that the rank has ended
-	Gap   time.Duration // between its newest two ends in the superstep; 0 before
+	Gap   time.Duration // of an iteration, by its newest two ends in the superstep; 0 before
 	Waits bool          // it has asked whether iteration Done is its last
 	Ended bool          // it has ended the superstep, and Done counts for the next
 	Stop  uint64        // its last iteration, once decided

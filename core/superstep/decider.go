@@ -80,7 +80,8 @@ func (d *Decider) Hear(in Report, at time.Duration) Outputs {
 	}
 	if !in.Empty {
 		if s.Done > 0 {
-			s.Gap = max(at-s.At, 1)
+			// Another iteration's report may have been overtaken, and the one before may be an answer to a new decider, in the middle of this.
+			s.Gap = max((at-s.At)/time.Duration(in.Iteration-s.Done), in.Interval, 1)
 		}
 		s.Done = in.Iteration
 		s.Pushed, s.At, s.Interval, s.Occupancy = s.Pushed+1, at, in.Interval, in.Occupancy

@@ -3,6 +3,7 @@ package superstep_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -264,6 +265,38 @@ func TestTheNextDeciderTellsWhoHasNotHeardOfABarrier(t *testing.T) {
 		if len(out.Stops) != 1 || out.Stops[0].Rank != 1 || out.Stops[0].Superstep != 5 || out.Stops[0].Iteration != 2 {
 			t.Errorf("%s: %+v, want that superstep 5 ends with rank 1's iteration 2", setting, out.Stops)
 		}
+	}
+}
+
+// A rank's word to a new decider comes in the middle of an iteration: the plan takes that iteration for as long as the rank says it was.
+func TestAPlanAfterTheDecidersLossTakesIterationsForWhole(t *testing.T) {
+	plan(t, []superstep.Report{
+		{Rank: 0, Iteration: 3, Interval: time.Second}, {Rank: 1, Iteration: 3, Interval: time.Second},
+		{Rank: 0, Iteration: 4, Interval: time.Second}, {Rank: 1, Iteration: 4, Interval: time.Second},
+	}, []time.Duration{0, 0, time.Millisecond, 500 * time.Millisecond}, 5, 5)
+}
+
+// A report that comes after the next one counts for nothing, and what went by between those that count were two iterations.
+func TestAPlanDividesTheTimeOfReportsThatWereOvertaken(t *testing.T) {
+	plan(t, []superstep.Report{
+		{Rank: 0, Iteration: 1}, {Rank: 1, Iteration: 1}, {Rank: 0, Iteration: 3}, {Rank: 0, Iteration: 2}, {Rank: 1, Iteration: 2},
+	}, []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond, 200 * time.Millisecond, 200 * time.Millisecond}, 4, 3)
+}
+
+// plan hears reports at their times, and wants the last of them to lead to these ends of two ranks.
+func plan(t *testing.T, reports []superstep.Report, at []time.Duration, ends ...uint64) {
+	t.Helper()
+	m, err := condition.Parse("elastic:240")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := superstep.NewDecider(m.Supersteps, rankset.Range(2))
+	var stops []superstep.Stop
+	for i, r := range reports {
+		stops = slices.Clone(d.Hear(r, at[i]).Stops)
+	}
+	if len(stops) != 2 || stops[0].Iteration != ends[0] || stops[1].Iteration != ends[1] {
+		t.Errorf("%+v, want that it ends with iterations %d", stops, ends)
 	}
 }
 
