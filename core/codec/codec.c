@@ -1,6 +1,8 @@
 /* Composes the kernels block by block, so that the tensor is read once from memory. */
 #include "codec.h"
 
+#include <float.h>
+
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
@@ -52,6 +54,8 @@ int codec_has_f16c(void) {
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
+static double lesser(double a, double b) { return a < b ? a : b; }
+
 #define NOT_A_NUMBER 0x7fc00000u
 #define TINY 0x1p-100 /* below it a block is sent as zeros: reciprocals would overflow */
 
@@ -64,9 +68,8 @@ static double norm(const struct codec_kernels *k, const struct codec_grid *g, co
   k->moments(x, n, m);
   double count = (double)n;
   if (g->norm == CODEC_NORM_MEAN) return m[0] / count;
-  if (g->norm == CODEC_NORM_L2) return __builtin_sqrt(m[1]);
-  double bound = g->clip * __builtin_sqrt(m[1] / count);
-  return bound < peak ? bound : peak;
+  if (g->norm == CODEC_NORM_L2) return lesser(__builtin_sqrt(m[1]), FLT_MAX);
+  return lesser(g->clip * __builtin_sqrt(m[1] / count), peak);
 }
 
 /* power rounds up to a power of two; NaN where that is beyond float32. */
@@ -81,7 +84,11 @@ static float quantise(const struct codec_kernels *k, const struct codec_grid *g,
                       size_t n, struct codec_keys keys, uint32_t base) {
   double scale = norm(k, g, x, n);
   float step = (float)scale;
-  if (g->kind == CODEC_UNIFORM) step = (float)(scale / g->levels);
+  if (g->kind == CODEC_UNIFORM) {
+    step = (float)(scale / g->levels);
+    float most = step * (float)g->levels;
+    if (bits_of(most) == INFINITE) step = float_of(bits_of(step) - 1); /* it was rounded up */
+  }
   if (g->kind == CODEC_NATURAL) step = power(scale);
   if ((bits_of(step) & MAGNITUDE) >= INFINITE) step = float_of(NOT_A_NUMBER);
   if (g->kind == CODEC_SIGN && step == step) {

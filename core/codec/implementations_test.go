@@ -96,6 +96,7 @@ func TestKernelsEqualTheReferenceForEveryGridAndLength(t *testing.T) {
 	for _, e := range implementations() {
 		t.Run(e.String(), func(t *testing.T) {
 			for name, g := range grids(t) {
+				compareGrid(t, e, name, g, []float32{math.MaxFloat32, -math.MaxFloat32, 1}, nil, 0)
 				for _, n := range lengths {
 					compareGrid(t, e, name, g, special(rng, n), nil, 0)
 					compareGrid(t, e, name, g, gradient(rng, n), gradient(rng, n), rng.IntN(64))

@@ -186,7 +186,7 @@ func (g *grid) scale(x []float32) float64 {
 	peak, n := float64(math.Float32frombits(most)), float64(len(x))
 	switch g.norm {
 	case normL2:
-		return math.Sqrt(m[1])
+		return min(math.Sqrt(m[1]), math.MaxFloat32)
 	case normMean:
 		return m[0] / n
 	case normClipped:
@@ -211,6 +211,9 @@ func (g *grid) quantise(codes []uint16, x []float32, k keys, base uint32) float3
 	switch g.kind {
 	case kindUniform:
 		step = float32(scale / float64(g.levels))
+		if most := step * float32(g.levels); math.Float32bits(most) == infinite { // it was rounded up
+			step = math.Float32frombits(math.Float32bits(step) - 1)
+		}
 	case kindNatural:
 		step = power(scale)
 	}
