@@ -26,8 +26,10 @@ func newDSPS(a *Arguments) (Model, error) {
 }
 
 // Range is DSPS's Tuner: the s of Low to High that makes the fastest worker wait least. The papers on
-// DSPS give no rule, so this is DSSP's: the fastest worker has lead k, and s grants it s-k more
-// iterations; at the end of the last it waits for the slowest worker's next push. The prediction assumes their
+// DSPS give no rule, so this is DSSP's: the fastest worker has pushed k iterations more than the slowest, and the
+// pull after s+1 more waits (Within); so s grants it s+1-k more iterations, and at the end of the last it waits for
+// the slowest worker's next push. That is the soft barrier; lazy parking keeps it for longer, until the slowest has
+// pushed as much, and then predictions of that would always favour Low. The prediction assumes their
 // newest intervals. Of values of s with equal waits the smallest wins, and Low if intervals are unknown or no
 // worker leads.
 type Range struct{ Low, High uint64 }
@@ -54,12 +56,12 @@ func (r Range) staleness(reports []Report) uint64 {
 	if fastest.Interval <= 0 || slowest.Interval <= 0 || fastest.Pushed == slowest.Pushed {
 		return r.Low
 	}
-	lead := fastest.Pushed - slowest.Pushed
+	more := fastest.Pushed - slowest.Pushed
 	best, least := r.Low, time.Duration(-1)
 	for s := r.Low; s <= r.High; s++ {
 		end := fastest.At
-		if s > lead {
-			end += time.Duration(s-lead) * fastest.Interval
+		if s+1 > more {
+			end += time.Duration(s+1-more) * fastest.Interval
 		}
 		if wait := untilPush(slowest, end); least < 0 || wait < least {
 			best, least = s, wait
