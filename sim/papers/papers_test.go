@@ -1,6 +1,7 @@
 package papers
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,6 +58,29 @@ func TestPageWithoutMarksIsLeftAlone(t *testing.T) {
 	}
 	if text, _ := os.ReadFile(file); string(text) != "# Mine\n" {
 		t.Errorf("the page is now\n%s", text)
+	}
+}
+
+// What docs/results.md says below figure 13 of PSLD.
+func TestKeysStayWhereProcessorsVaryLittle(t *testing.T) {
+	stay := map[string]bool{"AlexNet 0.5": true, "VGG-16 0.5": true, "ResNet-50 0.5": true, "ResNet-50 0.25": true}
+	for _, m := range []trained{alexnetTrained, resnetTrained, vggTrained} {
+		for _, share := range []float64{0.5, 0.25, 0.1, 0.05} {
+			for _, setting := range []string{bySpeed, exploits, byPSLD} {
+				j, err := Default().job(m, setting, 8, unit, disturbed(share))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for range 7 {
+					if _, err := j.Iterate(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if what := fmt.Sprint(m.name, " ", share); (j.Remaps == 0) != stay[what] {
+					t.Errorf("%s, %s: %d remaps", what, setting, j.Remaps)
+				}
+			}
+		}
 	}
 }
 

@@ -194,6 +194,11 @@ func (l Lab) slowLinks() (section, error) {
 	return s, nil
 }
 
+// disturbed is 8 servers, two of which have this share of their processor.
+func disturbed(share float64) []sim.Server {
+	return servers(8, 2, sim.Server{Link: fast, Processor: sim.Bandwidth(share) * processor})
+}
+
 // slowProcessors is figure 13 of PSLD: two stragglers, by the share of the processor that a program leaves them.
 func (l Lab) slowProcessors() (section, error) {
 	s := section{file: "psld-processors.svg", chart: sim.Chart{Title: "VGG-16, images per second, two of 8 servers with disturbed processors"}}
@@ -202,7 +207,7 @@ func (l Lab) slowProcessors() (section, error) {
 	for _, m := range []trained{alexnetTrained, resnetTrained, vggTrained} {
 		for _, share := range []float64{0.5, 0.25, 0.1, 0.05} {
 			label := fmt.Sprintf("%g %%", 100*share)
-			got, err := l.sweep(&s, m, label, servers(8, 2, sim.Server{Link: fast, Processor: sim.Bandwidth(share) * processor}))
+			got, err := l.sweep(&s, m, label, disturbed(share))
 			if err != nil {
 				return s, err
 			}

@@ -1,6 +1,7 @@
 package papers
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -129,7 +130,7 @@ func (l Lab) transient() (section, error) {
 		bars(&s.chart, names[i], []string{"before", "first 10 s slow", "slow", "first 10 s recovered", "recovered"}, h.speeds)
 	}
 	best, base, strawman, greedy := got[byPSLD].speeds, got[byDefault].speeds, got[bySpeed].speeds, got[exploits].speeds
-	s.figures = map[string]any{"slow": times(best[2] / base[2]), "after": times(best[4] / strawman[4]), "greedy": times(best[4] / greedy[4])}
+	s.figures = map[string]any{"slow": times(best[2] / base[2]), "after": times(best[4] / strawman[4]), "greedy": times(best[4] / greedy[4]), "strawman": percent(strawman[4] / strawman[0])}
 	return s, nil
 }
 
@@ -142,13 +143,14 @@ func (l Lab) sensitivity() (section, error) {
 		label string
 		speed float64
 	}
-	add := func(name string, points []point) {
-		best := slices.MaxFunc(points, func(a, b point) int { return int(1000 * (a.speed - b.speed)) }).speed
+	add := func(name string, points []point) (best point) {
+		best = slices.MaxFunc(points, func(a, b point) int { return cmp.Compare(a.speed, b.speed) })
 		s.chart.Bars = append(s.chart.Bars, sim.Bar{Label: name})
 		for _, p := range points {
-			s.table.row(name, p.label, fmt.Sprintf("%.1f", p.speed), percent(p.speed/best))
+			s.table.row(name, p.label, fmt.Sprintf("%.1f", p.speed), percent(p.speed/best.speed))
 			s.chart.Bars = append(s.chart.Bars, sim.Bar{Label: p.label, Values: []float64{p.speed}, Text: images(p.speed)})
 		}
+		return best
 	}
 	var explored, weighed, cut, grown []point
 	for _, epsilon := range []string{"0", "0.05", "0.1", "0.2", "0.4"} {
@@ -187,7 +189,7 @@ func (l Lab) sensitivity() (section, error) {
 	add("ε", explored)
 	add("θ₁/θ₀", weighed)
 	add("unit", cut)
-	add("threshold of scaling out", grown)
+	s.figures["threshold"] = add("threshold of scaling out", grown).label
 	return s, nil
 }
 
