@@ -15,9 +15,9 @@ import (
 //  2. V rises by one with each advance, and under a push condition of a known number of workers no
 //     iteration closes with fewer.
 //  3. Under a model that bounds it, no worker pushes with a greater lead.
-//  4. A pull is answered at once only if the pull condition holds, and parked only if it does not.
+//  4. A pull is answered at once only if the pull condition holds and the push after it would be admitted, and parked only if not.
 //  5. A parked pull is answered once: when V passes its progress (lazy), at the next advance (soft
-//     barrier), or when a new condition holds for it.
+//     barrier, or where it was too far ahead), or when a new condition holds for it.
 //  6. When a run ends, the machine's parked pulls and its tally equal the ledger's.
 type gate struct {
 	machine *condition.Machine
@@ -138,7 +138,7 @@ func (g *gate) release(o condition.Output, changed bool) error {
 		return fmt.Errorf("%v, which has no pull parked", o)
 	}
 	due := g.v > o.Progress
-	if g.parking == condition.SoftBarrier {
+	if g.parking == condition.SoftBarrier || tooFar(o.Progress, filed-1) {
 		due = g.v == filed
 	}
 	if !due && changed {
@@ -159,9 +159,15 @@ func (g *gate) answer(rank int, progress uint64) {
 	g.answers = append(g.answers, rank)
 }
 
+// tooFar reports whether the push after a pull of this progress would be refused, whatever the condition.
+func tooFar(progress, v uint64) bool { return progress >= v+condition.MaxLead-1 }
+
 // holds evaluates the pull condition. One that is not Narrow may need more than the ledger, which has no sets of
 // ranks: then the result is unknown.
 func (g *gate) holds(rank int, progress uint64) (holds, known bool) {
+	if tooFar(progress, g.v) {
+		return false, true
+	}
 	if c, ok := g.pull.(condition.Narrow); ok && c.Narrow() {
 		return g.pull.Holds(condition.View{Rank: rank, Progress: progress, V: g.v}), true
 	}

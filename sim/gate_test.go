@@ -48,6 +48,25 @@ func TestLedgerNoticesWhatTheMachineMustNotDo(t *testing.T) {
 	}
 }
 
+// Under a model without a bound a worker waits before its push would be refused, and goes on with the next advance.
+func TestLedgerKnowsHowFarAWorkerMayLead(t *testing.T) {
+	g, err := newGate(scenario(t, "asp", "constant:1s", func(s *Scenario) { s.Workers = 2 }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p := range uint64(condition.MaxLead) {
+		if err := g.exchange(0, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if g.waiting != 1 {
+		t.Errorf("%d pulls wait", g.waiting)
+	}
+	if err := g.exchange(1, 0); err != nil || g.waiting != 0 {
+		t.Errorf("%d pulls wait after an advance: %v", g.waiting, err)
+	}
+}
+
 // A pull that is lost, and one that a machine parked unasked, are noticed at the end.
 func TestLedgerNoticesLostPulls(t *testing.T) {
 	g, err := newGate(scenario(t, "bsp", "constant:1s", func(s *Scenario) { s.Workers = 2 }))
