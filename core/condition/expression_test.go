@@ -53,36 +53,39 @@ func TestExpressionNeverKeepsAWorkerForEver(t *testing.T) {
 
 func TestExpressionErrorsSayWhichAndWhatIsAllowed(t *testing.T) {
 	for text, want := range map[string]string{
-		"lead <":                           "column 6: unexpected token EOF: allowed is a comparison",
-		"lag < 3":                          `unknown name "lag": allowed are progress, lead, significance, V, N, count[i], fastest, slowest`,
-		"lead + 3":                         "is a whole number, allowed is a comparison",
-		"lead < true":                      "true is true or false where only a number is allowed",
-		"1 / 0 > 1":                        "divides by 0, which can be zero: allowed is what never is",
-		"1 / lead > 1":                     "divides by lead",
-		"5 % (V - 1) > 1":                  "divides by V - 1",
-		"1 / -V > 1":                       "divides by -V",
-		"1 / min(V, 2) > 1":                "divides by min(V, 2)",
-		"1 / (count[V] * N) > 1":           "divides by count[V] * N",
-		"let x = 1; x > 0":                 "is not part of a condition: allowed are numbers",
-		"[1, 2][V] > 0":                    "is not part of a condition",
-		"any(1..1000000000, # > V)":        "is not part of a condition",
-		`"a" == "b"`:                       "is not part of a condition",
-		"V in 1..2":                        `the operator "in" is not part`,
-		"lead > 1 ? true : 0":              "0 is a whole number where only true or false is allowed",
-		"5 % max(0.5, 1) > 0":              "max(0.5, 1) is a number where only a whole number is allowed",
-		"lead and true":                    "lead is a whole number where only true or false is allowed",
-		"count > 1":                        "write count[V]",
-		"fastest.x > 1":                    "is not part of a condition",
-		"now() > 1":                        "is not part of a condition",
-		"V == nil":                         "is not part of a condition",
-		"count[0.5] > 1":                   "0.5 is a number where only a whole number is allowed",
-		strings.Repeat("V+", 500) + "1> 0": "is 1004 bytes long, allowed are 1000",
+		"lead <":                                 "column 6: unexpected token EOF: allowed is a comparison",
+		"lag < 3":                                `unknown name "lag": allowed are progress, lead, significance, V, N, count[i], fastest, slowest`,
+		"lead + 3":                               "is a whole number, allowed is a comparison",
+		"lead < true":                            "true is true or false where only a number is allowed",
+		"1 / 0 > 1":                              "divides by 0, which can be zero: allowed is what never is",
+		"1 / lead > 1":                           "divides by lead",
+		"5 % (V - 1) > 1":                        "divides by V - 1",
+		"1 / -V > 1":                             "divides by -V",
+		"1 / min(V, 2) > 1":                      "divides by min(V, 2)",
+		"1 / (count[V] * N) > 1":                 "divides by count[V] * N",
+		"V % (4294967296 * 4294967296) == 0":     "divides by 4294967296 * 4294967296, which can be zero",
+		"V % (N * 4611686018427387904) == 0":     "divides by N * 4611686018427387904",
+		"V % (V + 9223372036854775807 + 1) == 0": "divides by V + 9223372036854775807 + 1",
+		"let x = 1; x > 0":                       "is not part of a condition: allowed are numbers",
+		"[1, 2][V] > 0":                          "is not part of a condition",
+		"any(1..1000000000, # > V)":              "is not part of a condition",
+		`"a" == "b"`:                             "is not part of a condition",
+		"V in 1..2":                              `the operator "in" is not part`,
+		"lead > 1 ? true : 0":                    "0 is a whole number where only true or false is allowed",
+		"5 % max(0.5, 1) > 0":                    "max(0.5, 1) is a number where only a whole number is allowed",
+		"lead and true":                          "lead is a whole number where only true or false is allowed",
+		"count > 1":                              "write count[V]",
+		"fastest.x > 1":                          "is not part of a condition",
+		"now() > 1":                              "is not part of a condition",
+		"V == nil":                               "is not part of a condition",
+		"count[0.5] > 1":                         "0.5 is a number where only a whole number is allowed",
+		strings.Repeat("V+", 500) + "1> 0":       "is 1004 bytes long, allowed are 1000",
 	} {
 		if _, err := ParsePull(text); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: got error %v, want one with %q", text, err, want)
 		}
 	}
-	for _, text := range []string{"1/N > 0", "1/(V+1) > 0", "1/-2 < 0", "1/max(lead, 1) > 0", "1/(2*N) > 0", "V % 2 == 0", "1/(abs(lead)+1) > 0", "1/min(N, 2) > 0"} {
+	for _, text := range []string{"1/N > 0", "1/(V+1) > 0", "1/-2 < 0", "1/max(lead, 1) > 0", "1/(2*N) > 0", "V % 2 == 0", "1/(abs(lead)+1) > 0", "1/min(N, 2) > 0", "V % (max(lead, 1) * N) == 0", "1/(-V - 1) < 0", "V % 9223372036854775807 == 0"} {
 		if _, err := ParsePull(text); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}
@@ -94,7 +97,7 @@ func TestExpressionErrorsSayWhichAndWhatIsAllowed(t *testing.T) {
 
 // What compiles does not fail, whatever it is.
 func FuzzExpression(f *testing.F) {
-	for _, text := range []string{"lead < 3", "count[V] >= N - 1", "1/max(V, 1) < 2 || significance > 0.5", "V % 3 == 0 ? true : not (lead > 2)", "-V ** 2 < ceil(1.5)"} {
+	for _, text := range []string{"lead < 3", "count[V] >= N - 1", "1/max(V, 1) < 2 || significance > 0.5", "V % 3 == 0 ? true : not (lead > 2)", "-V ** 2 < ceil(1.5)", "V % (4294967296 * 4294967296) == 0"} {
 		f.Add(text, uint64(3), uint64(2), 4)
 	}
 	f.Fuzz(func(t *testing.T, text string, progress, v uint64, n int) {

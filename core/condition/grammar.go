@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/expr-lang/expr/ast"
+
+	"github.com/paceline/paceline/internal/limits"
 )
 
 // grammar is the part of the library's language that an expression may use: numbers, comparisons and
@@ -183,62 +185,85 @@ func misfit(n ast.Node, got, want kind) error {
 
 // nonZero reports whether a divisor can never be zero.
 func nonZero(node ast.Node) bool {
-	if u, ok := node.(*ast.UnaryNode); ok && u.Operator == "-" {
-		return nonZero(u.Node)
-	}
-	return atLeast(node) > 0
+	s := spanOf(node)
+	return s.low > 0 || s.high < 0
 }
 
-// atLeast is a lower bound of an expression.
-func atLeast(node ast.Node) float64 {
+// span bounds the values of an expression.
+type span struct{ low, high float64 }
+
+// anything is the span of what is not known, and of whole numbers that may wrap around.
+var anything = span{math.Inf(-1), math.Inf(1)}
+
+// iterations is more than any job comes to: thirty years, with a thousand in a second.
+const iterations = 1 << 40
+
+func spanOf(node ast.Node) span {
 	switch n := node.(type) {
 	case *ast.IntegerNode:
-		return float64(n.Value)
+		return span{float64(n.Value), float64(n.Value)}
 	case *ast.FloatNode:
-		return n.Value
+		return span{n.Value, n.Value}
 	case *ast.IdentifierNode:
-		return nameAtLeast(n.Value)
+		return nameSpan(n.Value)
 	case *ast.MemberNode: // count[i]
-		return 0
-	case *ast.BinaryNode:
-		left, right := atLeast(n.Left), atLeast(n.Right)
-		switch {
-		case n.Operator == "+":
-			return left + right
-		case n.Operator == "*" && left >= 0 && right >= 0:
-			return left * right
+		return span{0, limits.MaxRanks}
+	case *ast.UnaryNode:
+		if s := spanOf(n.Node); n.Operator == "-" {
+			return span{-s.high, -s.low}
 		}
+	case *ast.BinaryNode:
+		return operationSpan(n.Operator, spanOf(n.Left), spanOf(n.Right))
 	case *ast.BuiltinNode:
-		return functionAtLeast(n)
+		return functionSpan(n)
 	}
-	return math.Inf(-1)
+	return anything
 }
 
-func nameAtLeast(name string) float64 {
+func nameSpan(name string) span {
 	switch name {
 	case "N":
-		return 1
+		return span{1, limits.MaxRanks}
 	case "progress", "V", "fastest", "slowest":
-		return 0
+		return span{0, iterations}
+	case "lead":
+		return span{-iterations, iterations}
 	}
-	return math.Inf(-1)
+	return anything
 }
 
-func functionAtLeast(n *ast.BuiltinNode) float64 {
-	if len(n.Arguments) == 0 {
-		return math.Inf(-1)
+func operationSpan(operator string, left, right span) span {
+	s := anything
+	switch {
+	case operator == "+":
+		s = span{left.low + right.low, left.high + right.high}
+	case operator == "-":
+		s = span{left.low - right.high, left.high - right.low}
+	case operator == "*" && left.low >= 0 && right.low >= 0:
+		s = span{left.low * right.low, left.high * right.high}
 	}
-	least := make([]float64, len(n.Arguments))
+	if !(s.low >= -1<<62 && s.high <= 1<<62) { // the range of whole numbers, less what rounding hides
+		return anything
+	}
+	return s
+}
+
+func functionSpan(n *ast.BuiltinNode) span {
+	if len(n.Arguments) == 0 {
+		return anything
+	}
+	low, high := make([]float64, len(n.Arguments)), make([]float64, len(n.Arguments))
 	for i, a := range n.Arguments {
-		least[i] = atLeast(a)
+		s := spanOf(a)
+		low[i], high[i] = s.low, s.high
 	}
 	switch n.Name {
 	case "max":
-		return slices.Max(least)
+		return span{slices.Max(low), slices.Max(high)}
 	case "min":
-		return slices.Min(least)
+		return span{slices.Min(low), slices.Min(high)}
 	case "abs":
-		return max(least[0], 0)
+		return span{max(low[0], 0), max(high[0], -low[0])}
 	}
-	return math.Inf(-1)
+	return anything
 }
