@@ -44,7 +44,7 @@ func AddFloat32(d units.DType, acc, src []byte, scale float64) {
 	checkPair(src, acc)
 	to := of[float64](acc)
 	for i, x := range of[float32](src) {
-		to[i] += scale * float64(x)
+		to[i] += float64(scale * float64(x)) // never fused, as in the reference
 	}
 }
 

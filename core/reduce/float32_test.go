@@ -36,3 +36,14 @@ func TestFloatsGoThroughFloat32AndBack(t *testing.T) {
 		}
 	}
 }
+
+// A product is rounded before it is added, also by processors that have an instruction for both at once.
+func TestFloat64SumsAreTheSameOnEveryProcessor(t *testing.T) {
+	acc, src := make([]byte, 8), make([]byte, 4)
+	binary.NativeEndian.PutUint64(acc, math.Float64bits(-1))
+	binary.NativeEndian.PutUint32(src, math.Float32bits(3))
+	reduce.AddFloat32(units.Float64, acc, src, 1./3)
+	if got := math.Float64frombits(binary.NativeEndian.Uint64(acc)); got != 0 {
+		t.Errorf("-1 and a third of 3 is %g", got)
+	}
+}
