@@ -41,10 +41,17 @@ func (k kind) meant(value string) string {
 type sharing uint8
 
 const (
-	own     sharing = iota // each process has its own
-	workers                // all workers
-	nodes                  // all workers and dedicated servers
+	own       sharing = iota // each process has its own
+	searchers                // all workers that autotune: their searches begin with it, and have to take the same steps
+	workers                  // all workers
+	nodes                    // all workers and dedicated servers
 )
+
+// among reports whether a process is one of them.
+func (who sharing) among(s *Settings) bool {
+	worker := s.Role == "worker"
+	return who == nodes || who == workers && worker || who == searchers && worker && s.Autotune
+}
 
 // among is a kind whose values must agree among some processes.
 func among(who sharing, k kind) kind {

@@ -424,6 +424,12 @@ func TestWhatMustAgreeIsInTheTable(t *testing.T) {
 	if got := names(env{}); got != want {
 		t.Errorf("a worker states %s, want %s", got, want)
 	}
+	for _, searched := range []string{"PACELINE_CREDIT_BYTES", "PACELINE_FUSION_BYTES", "PACELINE_CONNECTIONS"} {
+		s := read(t, env{"PACELINE_AUTOTUNE": "1"})
+		if s.Alike()[searched] == "" {
+			t.Errorf("a worker that autotunes does not state %s, with which its search begins", searched)
+		}
+	}
 	s := read(t, env{"PACELINE_SUM_IN_RANK_ORDER": "1", "PACELINE_PARTITION_BYTES": "1MiB"})
 	if a := s.Alike(); a["PACELINE_SUM_IN_RANK_ORDER"] != "true" || a["PACELINE_PARTITION_BYTES"] != "1 MiB" {
 		t.Errorf("stated as %v", a)

@@ -57,7 +57,7 @@ func (s *Settings) Values() []Value {
 func (s *Settings) Alike() map[string]string {
 	list := map[string]string{}
 	for _, r := range table {
-		if r.kind.shared == nodes || r.kind.shared == workers && s.Role == "worker" {
+		if r.kind.shared.among(s) {
 			list[r.name] = r.kind.show(s)
 		}
 	}
@@ -126,11 +126,11 @@ var table = []row{
 		"The job goes on without workers and servers that are lost (docs/elastic.md)."},
 	{"PACELINE_PARTITION_BYTES", same("BYTEPS_PARTITION_BYTES"), "", among(workers, size(func(s *Settings) *int64 { return &s.PartitionBytes }, limits.MinPartition, limits.MaxPartition)),
 		"Larger tensors are cut into partitions of this size. By default 4 MiB, with workers on several hosts 512 KiB, and with dedicated servers 256 KiB."},
-	{"PACELINE_FUSION_BYTES", []synonym{{"HOROVOD_FUSION_THRESHOLD", atMost(limits.MaxBatch)}}, "64KiB", size(func(s *Settings) *int64 { return &s.FusionBytes }, 0, limits.MaxBatch),
+	{"PACELINE_FUSION_BYTES", []synonym{{"HOROVOD_FUSION_THRESHOLD", atMost(limits.MaxBatch)}}, "64KiB", among(searchers, size(func(s *Settings) *int64 { return &s.FusionBytes }, 0, limits.MaxBatch)),
 		"Small tensors that are ready at the same time share a frame of up to this size; 0 sends each alone. Larger values of Horovod's variable become the upper bound."},
-	{"PACELINE_CREDIT_BYTES", []synonym{{"BYTEPS_SCHEDULING_CREDIT", partitions}}, "16MiB", size(func(s *Settings) *int64 { return &s.CreditBytes }, limits.MinPartition, 1<<40),
+	{"PACELINE_CREDIT_BYTES", []synonym{{"BYTEPS_SCHEDULING_CREDIT", partitions}}, "16MiB", among(searchers, size(func(s *Settings) *int64 { return &s.CreditBytes }, limits.MinPartition, 1<<40)),
 		"Bytes in flight to one server. An urgent tensor waits behind at most this many. BytePS counts in partitions."},
-	{"PACELINE_CONNECTIONS", nil, "1", integer(func(s *Settings) *int { return &s.Connections }, 1, limits.MaxConnsPerServer),
+	{"PACELINE_CONNECTIONS", nil, "1", among(searchers, integer(func(s *Settings) *int { return &s.Connections }, 1, limits.MaxConnsPerServer)),
 		"Connections from a worker to each server."},
 	{"PACELINE_AUTOTUNE", same("HOROVOD_AUTOTUNE"), "0", among(workers, boolean(func(s *Settings) *bool { return &s.Autotune })),
 		"Searches for the fastest partition size, credit, batch and connections while training runs, from the values that the job has, and keeps what it finds faster."},
