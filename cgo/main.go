@@ -116,11 +116,8 @@ func start(in settingsJSON) error {
 	answer()
 	share(false)
 	w, err := node.StartWorker(ctx, s, o)
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("%w: %w", errInterrupted, err)
-	}
 	if err != nil {
-		return err
+		return interrupted(ctx, err)
 	}
 	all := rankset.Range(len(w.Membership.Now().Workers)).Ranks()
 	process.worker = w
@@ -128,13 +125,22 @@ func start(in settingsJSON) error {
 	atomic.StoreInt32(word(&shared.crowded), int32(number(crowded)))
 	share(crowded)
 	process.sets = map[uint32][]int{0: all}
-	if err := started(in, s); err != nil {
-		w.Shutdown()
+	if err := started(ctx, in, s); err != nil {
+		log.Error(fmt.Sprintf("rank %d leaves the job, because its init failed: %v", s.Rank, err)) // its server may stay for long
+		w.Leave(ctx)
 		process.worker = nil
-		return err
+		return interrupted(ctx, err)
 	}
 	mayLeave(!s.Autotune) // a search has submissions wait for other ranks, and those that were left have more behind them
 	return nil
+}
+
+// interrupted is the error of what Ctrl-C has ended, if it has.
+func interrupted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", errInterrupted, err)
+	}
+	return err
 }
 
 // embed has the scheduler run that this process is to have. Jobs of one process that follow one another may differ in it.
@@ -174,9 +180,9 @@ func number(b bool) C.int32_t {
 }
 
 // started completes init once the job has formed: process sets and the timeline.
-func started(in settingsJSON, s settings.Settings) error {
+func started(ctx context.Context, in settingsJSON, s settings.Settings) error {
 	for _, ranks := range in.ProcessSets {
-		set, err := askSet(process.worker, ranks, (*control.Client).AddSet)
+		set, err := askSet(ctx, process.worker, ranks, (*control.Client).AddSet)
 		if err != nil {
 			return err
 		}
@@ -308,7 +314,7 @@ func setOf(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t, ask setRequest) C
 		if count > limits.MaxRanks || count > 0 && ranks == nil {
 			return fmt.Errorf("%w: process set of %d ranks at %p, allowed are 1 to %d", worker.ErrInvalid, count, ranks, limits.MaxRanks)
 		}
-		set, err := askSet(w, each.Of(unsafe.Slice(ranks, count), func(r C.int32_t) int { return int(r) }), ask)
+		set, err := askSet(context.Background(), w, each.Of(unsafe.Slice(ranks, count), func(r C.int32_t) int { return int(r) }), ask)
 		if err != nil {
 			return err
 		}
@@ -320,9 +326,10 @@ func setOf(ranks *C.int32_t, count C.uint32_t, id *C.uint32_t, ask setRequest) C
 	})
 }
 
-func askSet(w *node.Worker, ranks []int, ask setRequest) (wire.ProcessSet, error) {
+func askSet(parent context.Context, w *node.Worker, ranks []int, ask setRequest) (wire.ProcessSet, error) {
 	ctx, cancel := w.Engine.Within(w.Settings.StartTimeout)
 	defer cancel()
+	defer context.AfterFunc(parent, cancel)()
 	set, err := ask(w.Control, ctx, ranks)
 	return set, ofSets(w, err)
 }

@@ -114,6 +114,9 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	if err := w.openTrials(); err != nil {
 		return nil, err
 	}
+	if err := tryTimeline(s.Timeline); err != nil {
+		return nil, err
+	}
 	if s.Servers != "dedicated" || w.offersHostSums() {
 		if err := w.listen(kinds); err != nil {
 			return nil, err
@@ -157,6 +160,18 @@ func StartWorker(ctx context.Context, s settings.Settings, o Options) (_ *Worker
 	w.mu.Unlock()
 	w.place()
 	return w, nil
+}
+
+// tryTimeline reports a trace that this process could not write, before others count on its rank.
+func tryTimeline(path string) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return worker.Invalid(fmt.Errorf("PACELINE_TIMELINE: %w", err))
+	}
+	return f.Close()
 }
 
 // offersHostSums reports whether this process holds a server that sums for its host, should that have more workers and no server
@@ -386,8 +401,11 @@ func (w *Worker) RemoveSet(ctx context.Context, id uint32) error {
 // Shutdown leaves the job. The server of this process stays until all other workers have left too, or a
 // deadline has passed. There is no deadline while it holds a value, nor in an elastic job: the others continue to train with it, each at
 // its own pace, and the loss of one is detected.
-func (w *Worker) Shutdown() {
-	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout+w.Settings.PeerTimeout)
+func (w *Worker) Shutdown() { w.Leave(context.Background()) }
+
+// Leave is Shutdown until the end of stay, with which the server of this process leaves too.
+func (w *Worker) Leave(stay context.Context) {
+	ctx, cancel := context.WithTimeout(stay, leaveTimeout+w.Settings.PeerTimeout)
 	defer cancel()
 	lost := errors.Is(w.Engine.Err(), worker.ErrPeerLost)
 	w.Engine.Shutdown(ctx)
@@ -400,14 +418,17 @@ func (w *Worker) Shutdown() {
 	switch {
 	case w.server == nil || lost:
 	case w.Settings.Elastic:
-		w.server.Outlast()
+		w.server.Outlast(stay)
 	default:
 		deserted := w.server.Deserted()
 		select {
 		case <-deserted:
 		case <-ctx.Done():
 			if w.server.Holds() {
-				<-deserted
+				select {
+				case <-deserted:
+				case <-stay.Done():
+				}
 			} else {
 				w.log.Info("other workers have not left; this rank's server leaves after the timeout")
 			}

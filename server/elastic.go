@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -86,8 +87,9 @@ func (r *round) without(rank int) {
 // outlastEvery is how often a server whose own worker has left looks whether another one needs it.
 const outlastEvery = 100 * time.Millisecond
 
-// Outlast waits until no worker needs the server in the running round: all have left, or none has a connection to it any more.
-func (s *Server) Outlast() {
+// Outlast waits until no worker needs the server in the running round: all have left, or none has a connection to it any more. The
+// end of ctx ends the wait.
+func (s *Server) Outlast(ctx context.Context) {
 	r := s.running()
 	if r == nil {
 		return
@@ -98,6 +100,8 @@ func (s *Server) Outlast() {
 		select {
 		case <-look.C:
 		case <-r.deserted:
+			return
+		case <-ctx.Done():
 			return
 		}
 	}
