@@ -64,6 +64,7 @@ class Call:
     group: str | None = None  # of held values, outside of programs
     gated: bool = False  # the first array says which tensors are zeros, that are not sent
     of_job: bool = False  # the program around it has this rank's number
+    job: int = dataclasses.field(default_factory=lambda: _job)  # in which it was traced
 
     def unnamed(self, count: int) -> Call:
         """The same for so many other tensors, without names, and coded as the job says: for gradients."""
@@ -250,19 +251,21 @@ ad.primitive_jvps[collective_p] = _no_tangents
 def _job_of(call: Call) -> int:
     """The job that a program with the call is compiled for; 0 for any, where neither its size nor its sets matter."""
     fits = call.process_set == 0 and call.kind in (abi.ALLREDUCE, abi.BROADCAST, abi.BARRIER) and not call.of_job
-    return 0 if fits else _job
+    return 0 if fits else call.job
 
 
 def _forget() -> None:
     """After a shutdown: the next job may have another size, and other numbers of process sets.
 
     Waits for the programs that are still in flight, whose operations have failed: a Python callback which is in one
-    when the interpreter ends would abort the process.
+    when the interpreter ends would abort the process. JAX finds what it has traced by the function alone, in which this
+    rank's number, the size and the sets are constants by now.
     """
     global _job
     _job += 1
     _glue.set_job(_job)
     _drain()
+    jax.clear_caches()
 
 
 def _drain() -> Exception | None:

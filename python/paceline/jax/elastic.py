@@ -47,9 +47,8 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
 
     The function is called again after each change, with the state that was committed last (a rank is lost) or as it is
     (ranks join or leave); see `paceline.common.elastic.run_fn`. Start the job by `paceline run --min-np`. A loss that a
-    jitted function reports, as jax.errors.JaxRuntimeError, counts as well. Make functions that are jitted within it:
-    one with an allgather, an alltoall, a reducescatter, the gradient of a broadcast or a process set belongs to the
-    ranks that it was compiled for.
+    jitted function reports, as jax.errors.JaxRuntimeError, counts as well. Jitted functions are compiled anew after a
+    change, as their programs may have the ranks in them.
     """
 
     @functools.wraps(func)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import paceline.jax as hvd
+from paceline.common.engine import engine
 
 MANY = 12
 
@@ -126,22 +127,62 @@ def test_many_programs(size):
 
 
 def test_programs_of_an_earlier_job_go_on_or_are_refused(rank, size):
-    program, gathering = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum)), jax.jit(hvd.allgather)
-    at_the_root = jax.jit(jax.grad(lambda x: hvd.broadcast(x, 0)))
-    assert program(1.0) == size and gathering(jnp.ones(1)).shape == (size,) and at_the_root(1.0) == (rank == 0)
-    refusals = [lambda: gathering(jnp.ones(1)), lambda: at_the_root(1.0)]
+    """Those that are kept as they were lowered: jitted functions are compiled anew."""
+    x = jnp.ones(1)
+    program, gathering, at_the_root = (
+        jax.jit(f).lower(x)
+        for f in (
+            lambda x: hvd.allreduce(x, op=hvd.Sum),
+            lambda x: hvd.allgather(x),
+            jax.grad(lambda x: hvd.broadcast(x, 0)[0]),
+        )
+    )
+    assert program.compile()(x) == size
+    assert gathering.compile()(x).shape == (size,)
+    assert at_the_root.compile()(x) == (rank == 0)
     for _ in range(3):
         hvd.shutdown()
         with pytest.raises(Exception, match=r"not (been )?initialized"):
-            jax.block_until_ready(program(1.0))
+            jax.block_until_ready(program.compile()(x))
         with pytest.raises(ValueError, match="not been initialized"):
             hvd.allreduce(1.0)
         hvd.init(process_sets="dynamic")
-        assert program(1.0) == size
-        for refused in refusals:
+        assert program.compile()(x) == size
+        for refused in (gathering, at_the_root):
             with pytest.raises(Exception, match="compiled for an earlier job"):
-                jax.block_until_ready(refused())
-        assert jax.jit(lambda x: hvd.allgather(x))(jnp.ones(1)).shape == (size,)
+                jax.block_until_ready(refused.compile()(x))
+
+
+def test_a_jitted_function_is_compiled_anew_in_the_next_job(size):
+    gathering = jax.jit(hvd.allgather)
+    for _ in range(2):
+        assert gathering(jnp.ones(1)).shape == (size,)
+        assert jax.jit(hvd.allgather)(jnp.ones(1)).shape == (size,)
+        hvd.shutdown()
+        hvd.init(process_sets="dynamic")
+
+
+@jax.jit
+def sent_by_rank_0(x):
+    return hvd.broadcast(x, 0)
+
+
+def test_what_was_traced_in_an_earlier_job_is_no_part_of_a_new_program(rank, size, monkeypatch):
+    """Here the ranks are numbered in the other direction afterwards."""
+    assert jax.jit(jax.grad(lambda x: sent_by_rank_0(x)))(1.0) == (rank == 0)
+    hvd.shutdown()
+    hvd.init(process_sets="dynamic")
+    monkeypatch.setattr(engine, "rank", lambda: size - 1 - rank)
+    assert jax.jit(jax.grad(lambda x: sent_by_rank_0(x)))(1.0) == (rank == size - 1)
+
+
+@pytest.mark.skipif(not hasattr(sent_by_rank_0, "trace"), reason="this JAX lowers what it traces at once")
+def test_what_was_traced_in_an_earlier_job_and_kept_is_refused():
+    kept = jax.jit(jax.grad(sent_by_rank_0)).trace(1.0)
+    hvd.shutdown()
+    hvd.init(process_sets="dynamic")
+    with pytest.raises(Exception, match="compiled for an earlier job"):
+        jax.block_until_ready(kept.lower().compile()(1.0))
 
 
 def test_a_state_is_saved_when_it_is_computed(rank, size):
