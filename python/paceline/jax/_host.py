@@ -44,9 +44,16 @@ def dtype_number(dtype: Any, *, reduces: bool = False) -> int:
 
 
 def run(
-    call: Call, arrays: Sequence[Array], splits: Sequence[int] | None = None, *, compiled: bool = False
+    call: Call,
+    arrays: Sequence[Array],
+    splits: Sequence[int] | None = None,
+    *,
+    with_rows: bool = False,
+    compiled: bool = False,
 ) -> list[Array]:
-    """Exchanges the arrays and waits for the results. For alltoall with splits also returns the rows received.
+    """Exchanges the arrays and waits for the results.
+
+    with_rows: of an allgather or alltoall: after the results come the numbers of rows of each from each rank.
 
     Raises ValueError if the call is compiled and the results have other shapes than the program expects.
     """
@@ -83,7 +90,8 @@ def run(
         if compiled:
             for i, (array, rows, ranks) in enumerate(fetched):
                 _expect(call, call.names[i], call.result(sources[i].shape), array, rows, ranks)
-        return [a for a, *_ in fetched] + ([np.array(fetched[0][1], np.int32)] if splits is not None else [])
+        counts = [np.array(rows, np.int32) for _, rows, _ in fetched] if with_rows else []
+        return [a for a, *_ in fetched] + counts
 
     return synchronize(start(ops, results, at_once=True))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
@@ -191,38 +191,32 @@ def grouped_allreduce(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _allgather(call: Call, rows: tuple[int, ...], arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _allgather_forward(call, rows, arrays)[0]
+
+
+def _allgather_forward(call: Call, rows: tuple[int, ...], arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    """The results, and where this rank's rows begin in each."""
     if any(isinstance(a, jax.core.Tracer) for a in arrays):
-        return tuple(collective(call, arrays))
+        return tuple(collective(call, arrays)), tuple(n * call.place for n in rows)
     settle()  # ranks may have different numbers of rows, which no program can
-    return tuple(map(jnp.asarray, _host.run(call, [np.asarray(a) for a in arrays])))
+    gathered = _host.run(call, [np.asarray(a) for a in arrays], with_rows=True)
+    results, counts = gathered[: len(arrays)], gathered[len(arrays) :]
+    return tuple(map(jnp.asarray, results)), tuple(int(c[: call.place].sum()) for c in counts)
 
 
-def _allgather_backward(call: Call, rows: tuple[int, ...], _: None, grads: tuple[Any, ...]) -> tuple[Any]:
-    """The gradients are averaged and cut to this rank's rows."""
+def _allgather_backward(call: Call, rows: tuple[int, ...], starts: Any, grads: tuple[Any, ...]) -> tuple[Any]:
+    """The gradients are averaged and cut to this rank's rows. In a program of its own its starts are arrays."""
     average = dataclasses.replace(call, kind=abi.ALLREDUCE, op=Average)
-    concrete = not any(isinstance(g, jax.core.Tracer) for g in grads)
     results = _floating(grads, lambda real: _allreduce(average.unnamed(len(real)), tuple(real)))
-    starts = [n * call.place for n in rows]
-    if concrete:  # then ranks may differ
-        own = np.array([(call.place, *rows)])
-        places, counts = np.split(_host.run(dataclasses.replace(call, names=(None,)).unnamed(1), [own])[0], [1], axis=1)
-        _all_came(counts.sum(axis=0), [g.shape[0] for g in grads])
-        starts = [int(n) for n in counts[places[:, 0] < call.place].sum(axis=0)]
     return (
         tuple(
-            np.zeros((n, *g.shape[1:]), _float0) if g.dtype == _float0 else g[begin : begin + n]
+            np.zeros((n, *g.shape[1:]), _float0) if g.dtype == _float0 else jax.lax.dynamic_slice_in_dim(g, begin, n)
             for g, begin, n in zip(results, starts, rows, strict=True)
         ),
     )
 
 
-def _all_came(rows: Iterable[int], wanted: Iterable[int]) -> None:
-    """Fails where a rank is missing: what came cannot be told apart then."""
-    if list(rows) != list(wanted):
-        raise HorovodInternalError("a rank was lost between forward and backward of a collective")
-
-
-_allgather.defvjp(lambda call, rows, arrays: (_allgather(call, rows, arrays), None), _allgather_backward)
+_allgather.defvjp(_allgather_forward, _allgather_backward)
 
 
 def _gathered(call: Call, arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -317,7 +311,7 @@ def _alltoall_by(call: Call, splits: tuple[int, ...], array: Any) -> tuple[Any, 
             "call it outside, or send equal parts (splits=None)"
         )
     settle()
-    received, rows = _host.run(call, [np.asarray(array)], splits)
+    received, rows = _host.run(call, [np.asarray(array)], splits, with_rows=True)
     return jnp.asarray(received), jnp.asarray(rows)
 
 
@@ -422,7 +416,8 @@ def _allgather_shares(call: Call, shares: list[Any], lengths: Sequence[int]) -> 
     ]
     whole = []
     for gathered, n, share in zip(_gathered(call, padded), lengths, even, strict=True):
-        _all_came([gathered.shape[0]], [share * call.size])
+        if gathered.shape[0] != share * call.size:  # what came cannot be told apart then
+            raise HorovodInternalError("a rank was lost between forward and backward of a collective")
         own = [n // call.size + (rank < n % call.size) for rank in range(call.size)]
         whole.append(jnp.concatenate([gathered[r * share : r * share + own[r]] for r in range(call.size)]))
     return whole

@@ -167,6 +167,14 @@ def test_gradient_of_allgather_of_unequal_rows(rank, size):
     same(ours, np.arange(begin, begin + rank + 1) + (size - 1) / 2)
 
 
+def test_gradient_of_allgather_of_unequal_rows_where_only_backward_is_traced(rank, size):
+    begin, total = rank * (rank + 1) // 2, size * (size + 1) // 2
+    _, backward = jax.vjp(hvd.allgather, jnp.ones(rank + 1))
+    (ours,) = jax.jit(backward)(jnp.arange(total, dtype=jnp.float32))
+    same(ours, np.arange(begin, begin + rank + 1))
+    same(jax.jacrev(hvd.allgather)(jnp.ones(rank + 1)), np.eye(total)[:, begin : begin + rank + 1])
+
+
 @both
 def test_gradient_of_broadcast_is_the_roots(mode, rank, size):
     ours = gradient(mode, lambda x: hvd.broadcast(x, 1), jnp.ones(3))
