@@ -23,6 +23,7 @@ from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.operation import DEFAULTS, Options, c_text
 from paceline.common.operators import Adasum
+from paceline.common.process_sets import ProcessSet
 from paceline.jax import _glue, _host
 
 try:
@@ -57,6 +58,7 @@ class Call:
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0
+    declared_by: ProcessSet | None = None  # held values are declared by its newest rank, in place of the root
     priorities: tuple[int, ...] = ()  # none: 0 for all
     options: Options = DEFAULTS
     use: int = 0  # of held values
@@ -137,7 +139,8 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     several = isinstance(token, (tuple, list))  # of one, in JAX 0.4.26 and older
     if several:
         (token,) = token
-    if _glue.has_handler() and ctx.module_context.platforms == ("cpu",):
+    # Who declares is known when the program runs.
+    if _glue.has_handler() and ctx.module_context.platforms == ("cpu",) and call.declared_by is None:
         _glue.set_job(_job)
         token, results = _lower_to_handler(ctx, token, operands, call)
     else:

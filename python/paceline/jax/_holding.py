@@ -13,7 +13,6 @@ from paceline.common import abi
 from paceline.common.codec_tuning import resolved
 from paceline.common.compression import Codec
 from paceline.common.engine import engine
-from paceline.common.objects import newest
 from paceline.common.operation import Options
 from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, process_set_number
@@ -78,8 +77,7 @@ class Holding:
         arrays, _ = arrays_of(params, abi.ACCUMULATE, "distributed_optimizer")
         text = resolved(self._codec, byte_sizes(params), self._process_set)
         self._options = Options(self._model.exchanged, self._model.soft_park, text, self._pull_gate)
-        root = newest(self._process_set, self._names(params)[0]) if arrays else 0
-        self._use(params, abi.DECLARE, arrays, group=self._group(params), root=root)
+        self._use(params, abi.DECLARE, arrays, group=self._group(params), declared_by=self._process_set)
         self._age, self._kept, self._exchanges = 0, None, 0
         state = DistributedState(self._optimizer.init(params))
         return state if self._gate is None else with_gate(state, params)

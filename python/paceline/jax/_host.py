@@ -11,6 +11,7 @@ import numpy as np
 from paceline.common import abi
 from paceline.common.engine import engine
 from paceline.common.handles import start, synchronize
+from paceline.common.objects import newest
 from paceline.common.operation import Held, operation
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def run(
     sources = [np.asarray(a, order="C") for a in arrays[call.gated :]]
     empty: Any = arrays[0] if call.gated else [False] * len(sources)
     allocated = call.kind in (abi.ALLGATHER, abi.ALLTOALL)  # by the engine
+    root = call.root if call.declared_by is None else newest(call.declared_by, call.names[0] or "")
     targets = [None if allocated else np.empty(call.result(a.shape), a.dtype) for a in sources]
     ops = [
         operation(
@@ -70,7 +72,7 @@ def run(
             target.ctypes.data if target is not None and target.size else 0,
             reduce_op=call.op,
             process_set=call.process_set,
-            root=call.root,
+            root=root,
             priority=call.priority(i),
             splits=splits,
             prescale=call.prescale,

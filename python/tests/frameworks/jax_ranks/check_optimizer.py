@@ -264,6 +264,19 @@ def test_ssp_0_equals_one_process(rank, size, x64):
     assert differences(optimizer.agree(ours), alone(optax.sgd(0.1), size)) < 1e-9
 
 
+def test_a_jitted_init_declares_the_parameters_of_the_last_to_join(rank, size):
+    """Though it was compiled before the join."""
+    optimizer = hvd.distributed_optimizer(optax.sgd(1.0), sync="ssp:1", name="joined.")
+    init, params = jax.jit(optimizer.init), {"w": jnp.full(3, rank + 1.0)}
+    init(params)
+    assert np.array_equal(optimizer.agree(params)["w"], np.ones(3))
+    if rank == size - 1:
+        assert hvd.allreduce(1.0, op=hvd.Sum) == 1  # the others have joined
+    assert hvd.join() == size - 1
+    init(params)
+    assert np.array_equal(optimizer.agree(params)["w"], np.full(3, size))
+
+
 @pytest.mark.parametrize("gate", [paceline.Significance(0.01), paceline.Significance(0.0, decay=0.5)], ids=str)
 def test_gates_where_the_servers_hold_the_parameters(gate, rank, size):
     optimizer = hvd.distributed_optimizer(optax.sgd(0.5), sync="ssp:1", gate=gate, pull_gate=gate, name=f"{gate}.")
