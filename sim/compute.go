@@ -25,7 +25,7 @@ type draw struct {
 	iteration uint64
 }
 
-// MaxCompute bounds the parts of a setting, so that no sum of times overflows.
+// MaxCompute bounds the times of a setting.
 const MaxCompute = time.Hour
 
 // distribution is a line of the table of settings.
@@ -126,7 +126,7 @@ func noisy(t time.Duration, sigma float64, rng *rand.Rand) time.Duration {
 func between(low, high time.Duration, x float64) time.Duration { return low + scale(high-low, x) }
 
 func scale(t time.Duration, factor float64) time.Duration {
-	return time.Duration(math.Round(float64(t) * factor))
+	return time.Duration(min(math.Round(float64(t)*factor), float64(forever)))
 }
 
 func timeFrom(a *setting.Arguments, name string, least time.Duration) time.Duration {

@@ -38,7 +38,7 @@ func (b Bandwidth) hold(bytes int64) time.Duration {
 	if b == 0 {
 		return 0
 	}
-	return time.Duration(math.Round(float64(bytes) * 8e9 / float64(b)))
+	return time.Duration(min(math.Round(float64(bytes)*8e9/float64(b)), float64(forever)))
 }
 
 // link is one direction of a link: the time from which it is free.
@@ -47,6 +47,6 @@ type link struct{ free time.Duration }
 // occupy holds the link for a message that arrives now, after the earlier ones, and returns the time of its
 // end.
 func (l *link) occupy(now, hold time.Duration) time.Duration {
-	l.free = max(l.free, now) + hold
+	l.free = min(max(l.free, now)+hold, forever)
 	return l.free
 }

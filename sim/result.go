@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"text/tabwriter"
-	"time"
 )
 
 // Result is what a run measured. Times are virtual; shares are of all workers' time together.
@@ -30,7 +29,7 @@ type Result struct {
 	Supersteps uint64  `json:"supersteps"` // number of barriers, under the models that have them
 	Events     uint64  `json:"events"`     // of the run
 
-	compute, wait, exchange time.Duration
+	compute, wait, exchange float64 // seconds, of all workers together: a time.Duration may be too short
 }
 
 // DelayedShare is the part of the pulls that were delayed.
@@ -49,7 +48,7 @@ func (r *run) summary() Result {
 	all := s.Seconds * float64(r.Workers)
 	if all > 0 {
 		s.Throughput = float64(s.Done) / s.Seconds
-		s.Compute, s.Wait, s.Exchange = s.compute.Seconds()/all, s.wait.Seconds()/all, s.exchange.Seconds()/all
+		s.Compute, s.Wait, s.Exchange = s.compute/all, s.wait/all, s.exchange/all
 		s.Idle = max(0, 1-s.Compute-s.Wait-s.Exchange)
 	}
 	var leads, staleness sum

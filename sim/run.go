@@ -26,6 +26,9 @@ const (
 	tuned                     // the servers get a new pull condition
 )
 
+// forever bounds every time that a run adds, and the time at which it stops, so that no event's time overflows.
+const forever = time.Duration(1 << 60)
+
 // run is a running scenario.
 type run struct {
 	Scenario
@@ -83,6 +86,9 @@ func Run(s Scenario) (Result, error) {
 			return Result{}, r.broken(fmt.Errorf("no event is left, and %d workers of %d are done", r.finish, s.Workers))
 		}
 		e := r.queue.next()
+		if e.at >= forever {
+			return Result{}, fmt.Errorf("%s, seed %d: the run takes more than %.0f years of virtual time: give it fewer iterations or bytes, shorter times or more bandwidth", s.Model.Name, s.Seed, forever.Hours()/24/365)
+		}
 		r.now = e.at
 		r.result.Events++
 		if err := r.handle(e); err != nil {
@@ -175,7 +181,7 @@ func (r *run) endIteration(rank int) {
 	w := &r.workers[rank]
 	w.pushed, w.ready = r.now, 0
 	w.coming, w.missing = len(r.size), len(r.size)
-	r.result.compute += w.interval
+	r.result.compute += w.interval.Seconds()
 	w.interval += w.exchange
 	verdict := superstep.GoesOn
 	if w.steps != nil {
@@ -374,8 +380,8 @@ func (r *run) complete(rank int) {
 		wait = max(0, wait-2*r.Latency) // the report's transfer is not waiting
 	}
 	w.exchange = r.now - w.pushed - wait
-	r.result.wait += wait
-	r.result.exchange += w.exchange
+	r.result.wait += wait.Seconds()
+	r.result.exchange += w.exchange.Seconds()
 	r.result.Done++
 	if w.last {
 		w.superstep, w.last = w.superstep+1, false

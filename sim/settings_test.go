@@ -30,6 +30,32 @@ func TestComputeTimesThatMakeNoSenseAreRefused(t *testing.T) {
 	}
 }
 
+// Times that a setting allows may add up to more than a time.Duration holds.
+func TestRunsThatWouldTakeForEverAreRefused(t *testing.T) {
+	for name, set := range map[string]func(*Scenario){
+		"iterations": func(s *Scenario) { s.Iterations = 3000 },
+		"link":       func(s *Scenario) { s.Bytes, s.Bandwidth = MaxBytes, 1 },
+		"server":     func(s *Scenario) { s.Bytes, s.ServerBandwidth = MaxBytes, 1 },
+	} {
+		s := scenario(t, "asp", "slow:1h,1000", set)
+		if r, err := Run(s); err == nil || !strings.Contains(err.Error(), "more than 37 years of virtual time") {
+			t.Errorf("%s: %v, %+v", name, err, r)
+		}
+	}
+	s := scenario(t, "asp", "constant:1s", func(s *Scenario) { s.Latency = 2 * MaxDelay })
+	if err := s.Check(); err == nil || !strings.Contains(err.Error(), "latency is 2h0m0s and server cost 0s, allowed is 0 to 1h0m0s") {
+		t.Errorf("latency: %v", err)
+	}
+}
+
+// The time of all workers together may be longer than a time.Duration holds.
+func TestSharesOfLongRunsAreRight(t *testing.T) {
+	r := mustRun(t, scenario(t, "asp", "transient:1h,1,1000", func(s *Scenario) { s.Workers, s.Iterations = 100, 26 }))
+	if r.Compute < 0.99 {
+		t.Errorf("computing is %v of the time: %+v", r.Compute, r)
+	}
+}
+
 func TestBandwidthIsRead(t *testing.T) {
 	for text, want := range map[string]Bandwidth{"10Gbit": 10e9, "800Mbit": 800e6, "1.5Kbit": 1500, "unlimited": 0} {
 		got, err := ParseBandwidth(text)

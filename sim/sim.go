@@ -29,6 +29,7 @@ const (
 	MaxIterations = 1_000_000
 	MaxExchanges  = 50_000_000 // workers × keys
 	MaxBytes      = 1 << 40
+	MaxDelay      = time.Hour // latency, or a server's cost
 )
 
 // Barrier selects the decider of when a pull is answered.
@@ -122,8 +123,8 @@ func (s Scenario) Check() error {
 	switch {
 	case s.Bytes < 0 || s.Bytes > MaxBytes:
 		return fmt.Errorf("bytes is %d, allowed is 0 to %d", s.Bytes, int64(MaxBytes))
-	case s.Latency < 0 || s.ServerCost < 0:
-		return fmt.Errorf("latency is %v and server cost %v, allowed is 0 and more", s.Latency, s.ServerCost)
+	case s.Latency < 0 || s.Latency > MaxDelay || s.ServerCost < 0 || s.ServerCost > MaxDelay:
+		return fmt.Errorf("latency is %v and server cost %v, allowed is 0 to %v", s.Latency, s.ServerCost, MaxDelay)
 	case s.Compute.draw == nil:
 		return fmt.Errorf("no compute times are given, allowed are %s", computeUsage())
 	}

@@ -8,6 +8,7 @@ have `parking`: a pull that the model delays waits until its own iteration close
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -234,6 +235,16 @@ def check(model: Model, workers: int | None, accumulate: bool) -> None:
     if workers is None:
         return
     engine.check_sync(model.setting, model.soft_park, accumulate, workers)
+
+
+def significance(gradients: Iterable[float], weights: Iterable[float]) -> float:
+    """|gradients| / |weights|, clipped to [0, 1]: the L2 norms of the arrays are given.
+
+    1 where there is no ratio: without weights, and of what is not finite, so that a training goes on as with others.
+    """
+    whole = math.hypot(*weights)
+    ratio = math.hypot(*gradients) / whole if whole > 0 else math.nan
+    return ratio if ratio < 1 else 1.0
 
 
 def set_pull_condition(condition: Model | str, names: Sequence[str] = (), servers: Sequence[int] = ()) -> int:

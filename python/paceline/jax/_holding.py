@@ -17,7 +17,7 @@ from paceline.common.operation import Options
 from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, process_set_number
 from paceline.common.significance import Significance
-from paceline.common.sync import Model
+from paceline.common.sync import Model, significance
 from paceline.jax._collective import collective, settle
 from paceline.jax._ops import allreduce, arrays_of, barrier, call_of
 from paceline.jax._state import DistributedState, Tree, byte_sizes, flags_of, is_traced, norm, offer, paths, with_gate
@@ -120,8 +120,7 @@ class Holding:
         """|g| / |w| over all parameters, L2, clipped to [0, 1], for models that use it."""
         if not self._model.asks_significance:
             return 0.0
-        steps, weights = (sum(float(norm(a)) ** 2 for a in jax.tree_util.tree_leaves(t)) for t in (grads, params))
-        return min((steps / weights) ** 0.5, 1.0) if weights > 0 else 1.0
+        return significance(*((float(norm(a)) for a in jax.tree_util.tree_leaves(t)) for t in (grads, params)))
 
     def _exchange(self, params: Tree, arrays: Sequence[Any], **fields: Any) -> Tree:
         """Adds the changes, and reads when the model lets this rank continue."""

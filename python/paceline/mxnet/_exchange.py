@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from paceline.common import compression as codecs
+from paceline.common import sync
 from paceline.common.codec_tuning import LARGEST, resolved
 from paceline.common.compression import Auto, Codecs, NoneCompressor, codec_of
 from paceline.common.engine import engine
@@ -137,6 +138,5 @@ class Exchange:
 
 def significance(gradients: Sequence[Gradient], rescale: float) -> float:
     """|g| / |w| over all parameters, L2, clipped to [0, 1]."""
-    steps = sum(arrays.norm(g.gradient) ** 2 for g in gradients) * rescale**2
-    weights = sum(arrays.norm(g.weight) ** 2 for g in gradients)
-    return min((steps / weights) ** 0.5, 1.0) if weights > 0 else 1.0
+    steps = (arrays.norm(g.gradient) * rescale for g in gradients)
+    return sync.significance(steps, (arrays.norm(g.weight) for g in gradients))

@@ -19,7 +19,7 @@ from paceline.common.operators import Max
 from paceline.common.process_sets import ProcessSet, place_in, process_set_number
 from paceline.common.seat import seat
 from paceline.common.significance import Significance
-from paceline.common.sync import Model, check
+from paceline.common.sync import Model, check, significance
 from paceline.torch._distributed import Distributed, hooked
 from paceline.torch._gate import Gate
 from paceline.torch._ops import barrier
@@ -76,7 +76,7 @@ class HeldOptimizer(Distributed):
         params = self._hold()
         before = [p.detach().clone(memory_format=torch.contiguous_format) for p in params]
         loss = self._step_own(closure)
-        significance = _significance(params) if self.sync.asks_significance else 0.0
+        moved = _significance(params) if self.sync.asks_significance else 0.0
         for p, old in zip(params, before, strict=True):
             torch.sub(p.detach(), old, out=old)
         if not self._due():
@@ -92,7 +92,7 @@ class HeldOptimizer(Distributed):
         if self._groups:
             _wait_until_computed(sums)  # the iteration ends with its changes
         within = self._end_iteration()
-        self._exchange(params, changes, pull=True, significance=significance, within=within)
+        self._exchange(params, changes, pull=True, significance=moved, within=within)
         for group, _ in self._groups:
             engine.begin_iteration(process_set_number(self.process_set), group)
         self._age, self._exchanges = 0, self._exchanges + 1
@@ -231,9 +231,8 @@ class HeldOptimizer(Distributed):
 def _significance(params: Sequence[torch.Tensor]) -> float:
     """|g| / |w| over all parameters that require gradients, L2, clipped to [0, 1]."""
     params = [p for p in params if p.requires_grad]
-    gradients = sum(float(p.grad.norm()) ** 2 for p in params if p.grad is not None)
-    weights = sum(float(p.detach().norm()) ** 2 for p in params)
-    return min((gradients / weights) ** 0.5, 1.0) if weights > 0 else 1.0
+    gradients = (float(p.grad.norm()) for p in params if p.grad is not None)
+    return significance(gradients, (float(p.detach().norm()) for p in params))
 
 
 def _wait_until_computed(tensors: Iterable[torch.Tensor]) -> None:
