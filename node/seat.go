@@ -14,7 +14,8 @@ import (
 // AskSeat asks the launcher of a job that changes its size for a place in its next round, or for news of its hosts. The
 // environment names the scheduler and the secret; the process need not be in a round.
 func AskSeat(ctx context.Context, env map[string]string, ask wire.Seat) (wire.Seat, error) {
-	own := maps.Clone(env)
+	own := map[string]string{}
+	maps.Copy(own, env)
 	own["PACELINE_ROLE"] = "server" // which has no rank
 	s, _, err := settings.FromEnv(own)
 	if err != nil {

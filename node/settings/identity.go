@@ -125,6 +125,8 @@ func pick(launchers []launcher, env map[string]string) (*launcher, error) {
 			if env["DMLC_NUM_WORKER"] != "" && (rank || env["DMLC_WORKER_ID"] != "") {
 				return &launchers[i], nil
 			}
+		case l.name == "mpiexec" && env["SLURM_PROCID"] == env[l.rank] && env[l.localRank] == "":
+			// Of srun --mpi=pmi2, which sets these too: its own numbers say more.
 		case rank && size:
 			return &launchers[i], nil
 		case rank && l.sure:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -392,3 +393,14 @@ def test_taking_over_needs_no_import(names):
     code += "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1); "
     code += "print(type(dist.group.WORLD._get_backend(torch.device('cpu'))).__name__)"
     assert said_by(code, PACELINE_TAKEOVER=names) == ("PacelineBackend" if names else "ProcessGroupGloo")
+
+
+@pytest.mark.parametrize("master", ["localhost", "127.0.0.1", ""])
+def test_other_hosts_are_not_told_a_loopback_address(monkeypatch, master):
+    """Kubeflow's operator gives rank 0 MASTER_ADDR=localhost, and the others its service's name."""
+    from paceline.torch.distributed import job
+
+    monkeypatch.setenv("MASTER_ADDR", master)
+    assert job._own_name() == socket.gethostname()
+    monkeypatch.setenv("MASTER_ADDR", "train-master-0")
+    assert job._own_name() == "train-master-0"

@@ -77,7 +77,7 @@ def _rendezvous(store: Store, rank: int, size: int) -> Iterator[dict[str, str]]:
     order = list(dict.fromkeys(hosts))
     with contextlib.ExitStack() as held:
         if rank == 0:
-            host = _LOOPBACK if len(order) == 1 else os.environ.get("MASTER_ADDR") or socket.gethostname()
+            host = _LOOPBACK if len(order) == 1 else _own_name()
             if not _ports:
                 _ports.append(held.enter_context(_reserved_port()))
             store.set(f"{prefix}/scheduler", json.dumps([host, _ports[0]]))
@@ -89,6 +89,12 @@ def _rendezvous(store: Store, rank: int, size: int) -> Iterator[dict[str, str]]:
             "PACELINE_PORT": str(port),
             "MASTER_ADDR": host,
         }
+
+
+def _own_name() -> str:
+    """The name by which other hosts reach this one: MASTER_ADDR, but for what each host calls itself."""
+    name = os.environ.get("MASTER_ADDR", "")
+    return socket.gethostname() if name in ("", "localhost", "::1") or name.startswith("127.") else name
 
 
 def _host() -> str:
