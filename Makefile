@@ -65,7 +65,7 @@ test-go: $(VENV)/.tools
 	go test -tags invariants ./core/handover -run RandomJobs -schedules 100000
 	go test ./jobtest -run ComeToGrief -upheavals 50 -parallel 8
 	go test -tags invariants ./jobtest -run 'Losses|AreLost|NothingLost|AreReplaced'
-	go test -run 'Garbage|NoMemory|Allocat|TakesLittleMore' ./jobtest ./server/sums ./transport/fabric ./core/agreement ./core/condition
+	go test -run 'Garbage|NoMemory|Allocat|TakesLittleMore|MayLead' ./jobtest ./server/sums ./transport/fabric ./core/agreement ./core/condition ./sim
 
 test-fuzz: $(VENV)/.tools
 	.ci/fuzz $(FUZZ_TIME)

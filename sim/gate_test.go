@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/paceline/paceline/core/condition"
+	"github.com/paceline/paceline/internal/invariant"
 )
 
 // A machine that does otherwise than its model says is found out.
@@ -50,6 +51,9 @@ func TestLedgerNoticesWhatTheMachineMustNotDo(t *testing.T) {
 
 // Under a model without a bound a worker waits before its push would be refused, and goes on with the next advance.
 func TestLedgerKnowsHowFarAWorkerMayLead(t *testing.T) {
+	if invariant.On {
+		t.Skip("the invariants' checks take minutes")
+	}
 	g, err := newGate(scenario(t, "asp", "constant:1s", func(s *Scenario) { s.Workers = 2 }))
 	if err != nil {
 		t.Fatal(err)

@@ -68,24 +68,15 @@ func embed(s *Settings, env map[string]string) error {
 	if err != nil {
 		return err
 	}
-	loopback := iface.IsLoopback(host)
-	s.Local = s.LocalSize == s.Size && s.Servers == "embedded" || loopback && !s.spread()
-	switch {
-	case s.Local:
+	s.Local = s.LocalSize == s.Size && s.Servers == "embedded" || iface.IsLoopback(host)
+	if s.Local {
 		host = iface.Loopback
-	case loopback && s.CrossRank > 0:
-		return fmt.Errorf("MASTER_ADDR=%q is this host on each, but rank 0 is on another one than rank %d: set it to the name or address of rank 0's host", host, s.Rank)
 	}
 	s.Scheduler = net.JoinHostPort(host, strconv.Itoa(port))
 	if s.Rank == 0 {
 		s.EmbedScheduler = s.Scheduler
 	}
 	return nil
-}
-
-// spread reports whether the launcher says that the job is on several hosts. Some give rank 0 a MASTER_ADDR of localhost all the same.
-func (s *Settings) spread() bool {
-	return s.LocalSize > 0 && s.LocalSize < s.Size || s.CrossSize > 1
 }
 
 func masterHost(s *Settings, env map[string]string) string {
