@@ -125,8 +125,8 @@ func pick(launchers []launcher, env map[string]string) (*launcher, error) {
 			if env["DMLC_NUM_WORKER"] != "" && (rank || env["DMLC_WORKER_ID"] != "") {
 				return &launchers[i], nil
 			}
-		case l.name == "mpiexec" && env["SLURM_PROCID"] == env[l.rank] && env[l.localRank] == "":
-			// Of srun --mpi=pmi2, which sets these too: its own numbers say more.
+		case size && env[l.localRank] == "" && repeated(l, launchers[i+1:], env) != nil:
+			return repeated(l, launchers[i+1:], env), nil
 		case rank && size:
 			return &launchers[i], nil
 		case rank && l.sure:
@@ -136,6 +136,16 @@ func pick(launchers []launcher, env map[string]string) (*launcher, error) {
 		}
 	}
 	return nil, nil
+}
+
+// repeated is a launcher further on that says the same and more, nil for none: srun --mpi=pmi2 sets mpiexec's rank and size beside its own
+// numbers, and a script may have exported the size alone.
+func repeated(l launcher, others []launcher, env map[string]string) *launcher {
+	other, _ := pick(others, env)
+	if other == nil || env[other.size] != env[l.size] || env[l.rank] != "" && env[other.rank] != env[l.rank] {
+		return nil
+	}
+	return other
 }
 
 // byHosts computes BytePS's ranks: its workers are hosts, with a number of processes on each.
