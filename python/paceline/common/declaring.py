@@ -13,30 +13,27 @@ from paceline.common.process_sets import ProcessSet, process_set_number
 # How often a name was declared, by (generation of the engine, process set, name). Ranks declare in the same order.
 _declared: collections.Counter[tuple[int, int, str]] = collections.Counter()
 
+# How many optimizers with a codec have had a parameter of a name, by (process set, name), in all lives of the engine.
+_reduced: collections.Counter[tuple[int, str]] = collections.Counter()
+
 
 def own_prefix(process_set: ProcessSet, parameters: Collection[str]) -> str:
     """A prefix for the names of an optimizer's gradients whose codec keeps what it dropped, by name, for the next one.
 
     Another optimizer may have the names of parameters, as two models of one class do: it has another prefix. The first
-    one has none. Every rank of the set calls it for each optimizer.
+    one has none. Every rank of the set calls it for each optimizer, from the beginning: not in an elastic job, where a
+    rank that joins has made others than those that were there.
     """
-    keys = [(engine.generation, process_set_number(process_set), f"allreduce.{name}") for name in parameters]
-    _drop_old()
-    place = 1 + max((_declared[key] for key in keys), default=0)
+    keys = [(process_set_number(process_set), name) for name in parameters]
+    place = 1 + max((_reduced[key] for key in keys), default=0)
     for key in keys:
-        _declared[key] = place
+        _reduced[key] = place
     return "" if place == 1 else f"#{place}."
 
 
 def count_anew() -> None:
     """Has the next optimizers have the names of gradients that the first ones had: what has been loaded is for them."""
-    for key in [key for key in list(_declared) if key[2].startswith("allreduce.")]:
-        _declared.pop(key, None)
-
-
-def _drop_old() -> None:
-    for old in [key for key in list(_declared) if key[0] != engine.generation]:
-        _declared.pop(old, None)
+    _reduced.clear()
 
 
 @contextlib.contextmanager
@@ -47,7 +44,8 @@ def declaring(process_set: ProcessSet) -> Iterator[Callable[[str], str]]:
     as for the loss of its root, gives the names back, and the next step declares the parameters again.
     """
     number, taken = process_set_number(process_set), []
-    _drop_old()
+    for old in [key for key in list(_declared) if key[0] != engine.generation]:
+        _declared.pop(old, None)
 
     def name_of(parameter: str) -> str:
         name = f"value.{parameter}"

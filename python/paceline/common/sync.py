@@ -243,7 +243,7 @@ def significance(gradients: Iterable[float], weights: Iterable[float]) -> float:
     1 where there is no ratio: without weights, and of what is not finite, so that a training goes on as with others.
     """
     whole = math.hypot(*weights)
-    ratio = math.hypot(*gradients) / whole if whole > 0 else math.nan
+    ratio = math.hypot(*gradients) / whole if 0 < whole < math.inf else math.nan
     return ratio if ratio < 1 else 1.0
 
 

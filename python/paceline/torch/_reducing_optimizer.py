@@ -76,8 +76,9 @@ class ReducingOptimizer(GradientHooks):
         if self._distributed:
             text = resolved(codec, byte_sizes(self.param_groups), process_set)
             self._options = Options(sync=sync, codec=text)
-            if (text or engine.setting("compression") or "none") != "none":
-                self._prefix = own_prefix(process_set, self._parameter_names.values())
+            if (text or engine.setting("compression") or "none") != "none" and not seat.elastic:
+                own = [self._parameter_names[p] for group in self.param_groups for p in group["params"]]
+                self._prefix = own_prefix(process_set, own)
             self._watch_all()
             engine.before_wait(self._start_collected)
             weakref.finalize(self, self._collector.forget).atexit = False
