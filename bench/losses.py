@@ -41,7 +41,7 @@ class Job:
         again = ["--elastic", "--blacklist-cooldown-range", "0.5", "0.5"]
         self.command = ["paceline", "run", *np, *again, *place, *script]
         self.servers, self.lines = [], []
-        self.places = {}  # by pid: what stays that process when the number is another's
+        self.places = {}  # pidfds of the workers, by pid: a number may become another process's
 
     def __enter__(self):
         self.logs = tempfile.TemporaryFile("w+")

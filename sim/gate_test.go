@@ -52,7 +52,7 @@ func TestLedgerNoticesWhatTheMachineMustNotDo(t *testing.T) {
 // Under a model without a bound a worker waits before its push would be refused, and goes on with the next advance.
 func TestLedgerKnowsHowFarAWorkerMayLead(t *testing.T) {
 	if invariant.On {
-		t.Skip("the invariants' checks take minutes")
+		t.Skip("the invariants' checks take minutes: make test-go runs it without them too")
 	}
 	g, err := newGate(scenario(t, "asp", "constant:1s", func(s *Scenario) { s.Workers = 2 }))
 	if err != nil {

@@ -120,13 +120,14 @@ func launcherOf(env map[string]string) (*launcher, error) {
 func pick(launchers []launcher, env map[string]string) (*launcher, error) {
 	for i, l := range launchers {
 		rank, size := env[l.rank] != "", env[l.size] != ""
+		if other := repeated(l, launchers[i+1:], env); other != nil {
+			return other, nil
+		}
 		switch {
 		case l.name == "byteps":
 			if env["DMLC_NUM_WORKER"] != "" && (rank || env["DMLC_WORKER_ID"] != "") {
 				return &launchers[i], nil
 			}
-		case size && env[l.localRank] == "" && repeated(l, launchers[i+1:], env) != nil:
-			return repeated(l, launchers[i+1:], env), nil
 		case rank && size:
 			return &launchers[i], nil
 		case rank && l.sure:
@@ -141,6 +142,9 @@ func pick(launchers []launcher, env map[string]string) (*launcher, error) {
 // repeated is a launcher further on that says the same and more, nil for none: srun --mpi=pmi2 sets mpiexec's rank and size beside its own
 // numbers, and a script may have exported the size alone.
 func repeated(l launcher, others []launcher, env map[string]string) *launcher {
+	if env[l.size] == "" || env[l.localRank] != "" {
+		return nil
+	}
 	other, _ := pick(others, env)
 	if other == nil || env[other.size] != env[l.size] || env[l.rank] != "" && env[other.rank] != env[l.rank] {
 		return nil

@@ -110,9 +110,8 @@ class ReducingOptimizer(GradientHooks):
         """Moves a gradient to its place in the arena, where it stays until zero_grad drops it."""
         place, grad = self._places.get(p), p.grad
         if place is not None and grad is not None and grad is not place and not grad.is_sparse:
-            if (
-                grad.requires_grad
-            ):  # of backward(create_graph=True): else the place would be part of the last step's graph
+            # Of backward(create_graph=True): the place has been a part of the graph of the step before.
+            if grad.requires_grad:
                 place = self._places[p] = place.detach()
             p.grad = place.copy_(grad)
 
