@@ -14,6 +14,7 @@ from torch import nn
 
 import paceline
 import paceline.torch as hvd
+from paceline.common.declaring import count_anew
 from paceline.common.engine import engine
 from paceline.torch import _cross_barrier
 
@@ -98,7 +99,8 @@ def both(name, train_one, make=OPTIMIZERS["sgd"], model_of=Net, **options):
         results.append([p.detach().clone() for p in model.parameters()] + (extra or []))
         for p in model.parameters():
             assert torch.equal(hvd.broadcast(p.detach(), 0), p)
-        hvd.join()  # so that both have the same names, which codecs' random numbers follow
+        hvd.join()
+        count_anew()  # so that both have the same names, which codecs' random numbers follow
     for i, (a, b) in enumerate(zip(*results, strict=True)):
         assert torch.equal(a, b), (i, (a - b).abs().max())
     return results[1]
