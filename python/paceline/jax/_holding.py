@@ -19,7 +19,7 @@ from paceline.common.process_sets import ProcessSet, process_set_number
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, significance
 from paceline.jax._collective import collective, settle
-from paceline.jax._ops import allreduce, arrays_of, barrier, call_of
+from paceline.jax._ops import allreduce, arrays_of, barrier, call_of, takes_part
 from paceline.jax._state import DistributedState, Tree, byte_sizes, flags_of, is_traced, norm, offer, paths, with_gate
 
 # How many optimizers hold their parameters on the servers, by generation of the engine: their numbers in names.
@@ -27,7 +27,10 @@ _holding: collections.Counter[int] = collections.Counter()
 
 
 class Holding:
-    """Ranks may run ahead: each steps alone, and the servers hold the parameters."""
+    """Ranks may run ahead: each steps alone, and the servers hold the parameters.
+
+    Ranks outside of the process set step alone, and hold nothing.
+    """
 
     def __init__(
         self,
@@ -74,13 +77,17 @@ class Holding:
     def init(self, params: Tree) -> DistributedState:
         """Declares the parameters on the servers: the lowest rank's, or after a join those of the last to join."""
         self._check_place(params)
+        if takes_part(self._process_set):
+            self._declare(params)
+        state = DistributedState(self._optimizer.init(params))
+        return state if self._gate is None else with_gate(state, params)
+
+    def _declare(self, params: Tree) -> None:
         arrays, _ = arrays_of(params, abi.ACCUMULATE, "distributed_optimizer")
         text = resolved(self._codec, byte_sizes(params), self._process_set)
         self._options = Options(self._model.exchanged, self._model.soft_park, text, self._pull_gate)
         self._use(params, abi.DECLARE, arrays, group=self._group(params), declared_by=self._process_set)
         self._age, self._kept, self._exchanges = 0, None, 0
-        state = DistributedState(self._optimizer.init(params))
-        return state if self._gate is None else with_gate(state, params)
 
     def _group(self, params: Tree) -> str | None:
         """The first value of those that are stepped together, under models with supersteps."""
@@ -100,6 +107,8 @@ class Holding:
         self._check_place((grads, params))
         changes, inner = self._optimizer.update(grads, state.inner, params, **extra)
         state, empty = state._replace(inner=inner), None
+        if not takes_part(self._process_set):
+            return changes, state
         sent, self._kept = self._with_kept(changes), None
         if self._age < self._model.alone:
             self._kept, self._age = sent, self._age + 1
@@ -140,6 +149,8 @@ class Holding:
 
     def agree(self, params: Tree) -> Tree:
         """The sum of all ranks' changes, which is the same on all ranks. Every rank calls it, at the same place."""
+        if not takes_part(self._process_set):
+            return params
         arrays, _ = arrays_of(params, abi.ACCUMULATE, "agree")
         if self._model.alone:
             self._send_kept(params)

@@ -54,6 +54,12 @@ def call_of(kind: int, names: Sequence[str | None], process_set: ProcessSet, **f
     return Call(kind, tuple(names), number, max(place, 0), size, **fields)
 
 
+def takes_part(process_set: ProcessSet) -> bool:
+    """Whether this rank is in the set. Raises ValueError for one that is not registered."""
+    process_set_number(process_set)
+    return place_in(process_set)[0] >= 0
+
+
 def names_of(count: int, name: str | None) -> list[str | None]:
     """The names of a group: its name where it has one member."""
     return [None if name is None else name if count == 1 else f"{name}.{i}" for i in range(count)]

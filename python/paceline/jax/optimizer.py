@@ -17,12 +17,12 @@ from paceline.common.compression import CompressionArgument
 from paceline.common.engine import engine
 from paceline.common.operation import How, Options
 from paceline.common.operators import Adasum, Average, Sum, operator_of
-from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set, place_in, process_set_number
+from paceline.common.process_sets import ProcessSet, check_process_set, global_process_set
 from paceline.common.significance import Significance
 from paceline.common.sync import Model, check, model_of
 from paceline.jax._collective import collective
 from paceline.jax._holding import Holding
-from paceline.jax._ops import arrays_of, reduction
+from paceline.jax._ops import arrays_of, reduction, takes_part
 from paceline.jax._state import DistributedState, Tree, byte_sizes, flags_of, is_traced, offer, paths, with_gate
 from paceline.jax.compression import Compression
 
@@ -145,8 +145,7 @@ class _Reducing:
         return state if self._gate is None else with_gate(state, params)
 
     def step(self, grads: Tree, state: DistributedState, params: Tree, extra: Any) -> tuple[Tree, DistributedState]:
-        process_set_number(self._how.process_set)  # raises for one that is not registered
-        if place_in(self._how.process_set)[0] >= 0:  # the other ranks step alone
+        if takes_part(self._how.process_set):  # the other ranks step alone
             empty = None
             if self._gate is not None:
                 grads, empty, state = offer(self._gate, grads, state, params)

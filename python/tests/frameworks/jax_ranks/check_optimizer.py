@@ -123,6 +123,19 @@ def test_ranks_outside_of_the_process_set_step_alone(mode, rank, size):
     hvd.remove_process_set(some)
 
 
+@pytest.mark.parametrize("sync", ["ssp:1", paceline.SSP(1, cached=True), paceline.DynamicPSSP(1)], ids=str)
+def test_ranks_outside_of_the_process_set_step_alone_where_servers_hold_the_parameters(sync, rank):
+    some = hvd.add_process_set([0])
+    for gate in None, paceline.Significance(0.0):
+        optimizer = hvd.distributed_optimizer(optax.sgd(1.0), process_set=some, gate=gate, sync=sync, name=f"{gate}.")
+        params = {"w": jnp.full(3, rank + 1.0)}
+        state = optimizer.init(params)
+        updates, _ = optimizer.update({"w": jnp.full(3, rank + 1.0)}, state, params)
+        ours = optimizer.agree(optax.apply_updates(params, updates))
+        assert np.allclose(ours["w"], 0)
+    hvd.remove_process_set(some)
+
+
 def test_within_a_chain(rank, size, x64):
     chain = optax.chain(hvd.distributed_optimizer(optax.identity()), optax.clip_by_global_norm(0.1), optax.sgd(0.1))
     ours, _ = train(chain, new_parameters(), rank, size)
