@@ -192,12 +192,14 @@ def _transformation(kind: _Reducing | Holding, passes: int) -> Any:
             zeros = jax.tree_util.tree_map(jnp.zeros_like, total)
             return updates, after._replace(passes=jnp.zeros_like(done), accumulated=zeros)
 
-        def keep(_: None) -> tuple[Tree, DistributedState]:
-            return jax.tree_util.tree_map(jnp.zeros_like, grads), state._replace(passes=done, accumulated=total)
+        def keep(like: Tree) -> tuple[Tree, DistributedState]:
+            zeros = jax.tree_util.tree_map(lambda u: jnp.zeros(u.shape, u.dtype), like)
+            return zeros, state._replace(passes=done, accumulated=total)
 
         if not is_traced((grads, done)):
-            return step(None) if done == passes else keep(None)
-        return jax.lax.cond(done == passes, step, keep, None)
+            return step(None) if done == passes else keep(total)
+        updates, _ = jax.eval_shape(step, None)  # the optimizer may give them other types than the gradients'
+        return jax.lax.cond(done == passes, step, lambda _: keep(updates), None)
 
     return _distributed_transformation()(init, update, kind.agree)
 

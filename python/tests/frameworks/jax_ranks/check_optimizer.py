@@ -104,6 +104,20 @@ def test_backward_passes_per_step_add_gradients_up(rank, size, x64):
         assert np.allclose(updates["out"]["w"], expected)
 
 
+@pytest.mark.parametrize("mode", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("sync", ["bsp", "ssp:0"])
+def test_backward_passes_of_gradients_of_another_type_than_the_parameters(sync, mode, rank, size):
+    name = f"of another type {mode.__name__}."
+    optimizer = hvd.distributed_optimizer(optax.sgd(1.0), backward_passes_per_step=2, sync=sync, name=name)
+    params = {"w": jnp.ones(3)}
+    state = optimizer.init(params)
+    update = mode(optimizer.update)
+    for expected in (0, -(size + 1)):
+        updates, state = update({"w": jnp.full(3, rank + 1, jnp.bfloat16)}, state, params)
+        assert updates["w"].dtype == jnp.float32
+        assert np.allclose(updates["w"], expected)
+
+
 def test_predivided_gradients(rank, size):
     plain, divided = (
         train(hvd.distributed_optimizer(optax.sgd(0.1), gradient_predivide_factor=f), new_parameters(), rank, size)[0]
