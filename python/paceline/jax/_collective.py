@@ -123,9 +123,17 @@ def _run(*arrays: Any, call: Call) -> list[Any]:
     """Outside of a program: waits for the results."""
     settle()
     results = _host.run(call, [np.asarray(a) for a in arrays])
-    tensors = arrays[call.gated :]
-    places = [getattr(a, "sharding", None) for a in tensors]  # an array of NumPy has none
-    return [jax.device_put(r, place) for r, place in zip(results, places, strict=True)]
+    return [put_like(a, r) for a, r in zip(arrays[call.gated :], results, strict=True)]
+
+
+def put_like(array: Any, result: Any) -> jax.Array:
+    """The result as an array of JAX, where the tensor lies if that may not be elsewhere.
+
+    Of a tensor on several devices, whose shares are those of its shape, only a result of that shape is.
+    """
+    stays = getattr(array, "_committed", False)  # an array of NumPy is nowhere
+    fits = stays and (result.shape == array.shape or len(array.sharding.device_set) == 1)
+    return jax.device_put(result, array.sharding if fits else None)
 
 
 @collective_p.def_effectful_abstract_eval

@@ -33,7 +33,7 @@ from paceline.common.operation import How, c_text
 from paceline.common.operators import Adasum, Average, Sum, operator_of
 from paceline.common.process_sets import ProcessSet, global_process_set, place_in, process_set_number
 from paceline.jax import _host
-from paceline.jax._collective import BY_ROWS, Call, collective, settle
+from paceline.jax._collective import BY_ROWS, Call, collective, put_like, settle
 from paceline.jax.compression import Compression
 
 Tree = TypeVar("Tree")
@@ -207,7 +207,7 @@ def _allgather_forward(call: Call, rows: tuple[int, ...], arrays: tuple[Any, ...
     settle()  # ranks may have different numbers of rows, which no program can
     gathered = _host.run(call, [np.asarray(a) for a in arrays], with_rows=True)
     results, counts = gathered[: len(arrays)], gathered[len(arrays) :]
-    return tuple(map(jnp.asarray, results)), tuple(int(c[: call.place].sum()) for c in counts)
+    return tuple(map(put_like, arrays, results)), tuple(int(c[: call.place].sum()) for c in counts)
 
 
 def _allgather_backward(call: Call, rows: tuple[int, ...], starts: Any, grads: tuple[Any, ...]) -> tuple[Any]:
@@ -318,7 +318,7 @@ def _alltoall_by(call: Call, splits: tuple[int, ...], array: Any) -> tuple[Any, 
         )
     settle()
     received, rows = _host.run(call, [np.asarray(array)], splits, with_rows=True)
-    return jnp.asarray(received), jnp.asarray(rows)
+    return put_like(array, received), jnp.asarray(rows)
 
 
 def _alltoall_by_forward(call: Call, splits: tuple[int, ...], array: Any) -> tuple[Any, Any]:

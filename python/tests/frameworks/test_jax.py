@@ -363,3 +363,28 @@ def test_arrays_on_several_devices_and_those_that_are_gone():
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
     )
     assert code == 0 and "said: Array has been deleted" in said, said
+
+
+def test_results_outside_of_programs_lie_where_their_arrays_have_to(tmp_path):
+    """What JAX may move stays so, and a result of another shape does not have the shares of its array."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import jax, jax.numpy as jnp, numpy as np
+import paceline.jax as hvd
+
+hvd.init()
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+sharded = jax.device_put(jnp.ones((6, 3)), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d")))
+there = jax.device_put(jnp.ones((2, 3)), jax.devices()[1])
+operations = [hvd.broadcast_parameters, hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter]
+for operation in operations:
+    free = operation(jnp.ones((6, 3)))
+    assert jax.jit(lambda a, b: a.sum() + b.sum())(free, sharded) > 0
+    assert operation(there).devices() == there.devices(), operation
+    assert (np.asarray(operation(sharded)) == 1).all()
+assert hvd.allreduce(sharded).sharding == sharded.sharding
+hvd.shutdown()
+""")
+    flags = "--xla_force_host_platform_device_count=2"
+    code, said = run("paceline", "run", "-np", "2", sys.executable, script, XLA_FLAGS=flags)
+    assert code == 0, said
