@@ -81,9 +81,19 @@ def arrays_of(tree: Any, kind: int, what: str) -> tuple[list[jax.Array], Any]:
 
 def _array(leaf: Any, what: str) -> jax.Array:
     try:
-        return jnp.asarray(leaf)
+        array = jnp.asarray(leaf)
     except TypeError:
         raise ValueError(f"{what} takes arrays, not {type(leaf).__name__}") from None
+    # JAX cuts NumPy's integers of 64 bits without a word.
+    if (
+        isinstance(leaf, np.ndarray | np.generic)
+        and leaf.dtype.kind in "iu"
+        and (leaf.astype(array.dtype) != leaf).any()
+    ):
+        raise ValueError(
+            f"{what} of numbers that do not fit {array.dtype}, which JAX makes of {leaf.dtype}: set jax_enable_x64"
+        )
+    return array
 
 
 def _reduces(kind: int) -> bool:
