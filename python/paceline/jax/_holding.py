@@ -52,6 +52,7 @@ class Holding:
         self._age = 0  # steps since the last exchange
         self._kept: Tree = None  # changes since then, which the next exchange sends
         self._exchanges = 0
+        self._declared: int | None = None  # in which generation of the engine
         _holding[engine.generation] += 1
         number = _holding[engine.generation]
         self._prefix = "value." if number == 1 else f"value{number}."
@@ -78,7 +79,14 @@ class Holding:
         """Declares the parameters on the servers: the lowest rank's, or after a join those of the last to join."""
         self._check_place(params)
         if takes_part(self._process_set):
+            if self._declared == engine.generation:  # programs may have the names of these values
+                raise ValueError(
+                    "init of this optimizer again: the servers hold its parameters already, and ranks go on from "
+                    "these; make another with hvd.distributed_optimizer to begin with new parameters"
+                )
             self._declare(params)
+            if not is_traced(params):
+                self._declared = engine.generation
         state = DistributedState(self._optimizer.init(params))
         return state if self._gate is None else with_gate(state, params)
 

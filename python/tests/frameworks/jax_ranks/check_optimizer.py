@@ -304,6 +304,17 @@ def test_a_jitted_init_declares_the_parameters_of_the_last_to_join(rank, size):
     assert np.array_equal(optimizer.agree(params)["w"], np.full(3, size))
 
 
+def test_a_second_init_says_how_to_begin_anew_where_servers_hold_the_parameters():
+    params = {"w": jnp.ones(3)}
+    for _ in range(2):
+        optimizer = hvd.distributed_optimizer(optax.sgd(1.0), sync="ssp:1", name="again.")
+        jax.eval_shape(optimizer.init, params)
+        optimizer.init(params)
+        with pytest.raises(ValueError, match=r"make another with hvd\.distributed_optimizer"):
+            optimizer.init(params)
+        assert np.array_equal(optimizer.agree(params)["w"], np.ones(3))
+
+
 @pytest.mark.parametrize("gate", [paceline.Significance(0.01), paceline.Significance(0.0, decay=0.5)], ids=str)
 def test_gates_where_the_servers_hold_the_parameters(gate, rank, size):
     optimizer = hvd.distributed_optimizer(optax.sgd(0.5), sync="ssp:1", gate=gate, pull_gate=gate, name=f"{gate}.")
