@@ -42,13 +42,13 @@ func Derive(secret []byte, purpose string) []byte {
 	return []byte(hex.EncodeToString(mac.Sum(nil)))
 }
 
-// ReadFile reads a secret from a private file (ReadPrivate), without the line break at its end.
+// ReadFile reads a secret from a private file (ReadPrivate), without white space around it, as variables lose theirs.
 func ReadFile(path string) ([]byte, error) {
 	secret, err := ReadPrivate(path, limits.MaxSecret+2)
 	if err != nil {
 		return nil, err
 	}
-	secret = bytes.TrimRight(secret, "\r\n")
+	secret = bytes.TrimSpace(secret)
 	if err := Check(secret); err != nil {
 		return nil, fmt.Errorf("%s holds %w", path, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/paceline/paceline/core/placement"
 	"github.com/paceline/paceline/internal/iface"
@@ -205,6 +206,9 @@ func boolean(field func(*Settings) *bool) kind {
 var secretKind = kind{
 	allowed: fmt.Sprintf("are %d to %d bytes", secret.MinBytes, limits.MaxSecret),
 	parse: func(s *Settings, v string) error {
+		if strings.ContainsRune(v, utf8.RuneError) { // which Python's JSON may have made of any other byte
+			return argumentError{errors.New("the secret is no text in UTF-8, and processes would read it differently: encode it (base64), or use PACELINE_JOB_SECRET_FILE")}
+		}
 		s.JobSecret = []byte(v)
 		return secret.Check(s.JobSecret)
 	},

@@ -142,8 +142,8 @@ func jobOf(env map[string]string) string {
 }
 
 // trust finds the source of the job's secret. A local job without one derives it from the user's shared
-// secret and the scheduler's port and, where rank 0 is the scheduler and so all ranks come from one launcher,
-// that launcher's name of the job.
+// secret and the scheduler's port and, where rank 0 is the scheduler and all nodes are ranks, and so come from one
+// launcher, that launcher's name of the job.
 func trust(s *Settings, env map[string]string) error {
 	switch {
 	case len(s.JobSecret) > 0 && s.SecretFile != "":
@@ -166,7 +166,7 @@ func trust(s *Settings, env map[string]string) error {
 	}
 	_, port, _ := net.SplitHostPort(s.Scheduler)
 	s.SecretFor = "port " + port
-	if s.From["PACELINE_SCHEDULER"] == "" && s.Role == "worker" {
+	if s.From["PACELINE_SCHEDULER"] == "" && s.Role == "worker" && s.Servers == "embedded" {
 		s.SecretFor += " " + jobOf(env)
 	}
 	return nil

@@ -83,6 +83,8 @@ func TestWhoAndWhereUnderEachLauncher(t *testing.T) {
 		{"PMI without local numbers in a batch script of Slurm", env{"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "MASTER_ADDR": "localhost", "PACELINE_PORT": "7001"}, "mpiexec", 0, 2, -1, -1, -1, -1, "127.0.0.1:7001", "127.0.0.1:7001", true},
 		{"srun --mpi=pmi2", env{"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "77"}, "srun", 1, 2, 1, 2, 0, 1, "127.0.0.1:*", "", true},
 		{"mpiexec of MPICH in a step of Slurm", env{"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0", "PACELINE_PORT": "7001"}, "mpiexec", 1, 2, 1, 2, -1, -1, "127.0.0.1:7001", "", true},
+		{"srun, with the size that its script has exported", env{"WORLD_SIZE": "2", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "77"}, "srun", 1, 2, 1, 2, 0, 1, "127.0.0.1:*", "", true},
+		{"PMI without local numbers in a batch script of Slurm", env{"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "MASTER_ADDR": "localhost", "PACELINE_PORT": "7001"}, "mpiexec", 0, 2, -1, -1, -1, -1, "127.0.0.1:7001", "127.0.0.1:7001", true},
 		{"an older srun", env{"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "77"}, "srun", 1, 2, 1, 2, 0, -1, "127.0.0.1:*", "", true},
 		{"a batch script of Slurm is no step", env{"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "77"}, "", 0, 1, 0, 1, 0, 1, "", "127.0.0.1:0", true},
 		{"horovodrun", env{"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2", "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1", "PACELINE_SCHEDULER": "127.0.0.1:9"}, "horovodrun", 1, 2, 1, 2, 0, 1, "127.0.0.1:9", "", true},
@@ -163,6 +165,7 @@ func TestHorovodSettingsAreHonoured(t *testing.T) {
 	if s := read(t, env{"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a.csv", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "7"}); !s.Autotune || s.AutotuneLog != "a.csv" || s.AutotuneSteps != 7 || s.AutotuneWarmup != 3 {
 		t.Fatal(s.Autotune, s.AutotuneLog, s.AutotuneSteps, s.AutotuneWarmup)
 	}
+	read(t, env{"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "0"}) // Horovod's for none
 	if s := read(t, env{"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "240"}); s.StallWarning != 0 || s.StallShutdown != 0 {
 		t.Fatal(s.StallWarning)
 	}
@@ -232,6 +235,9 @@ func TestBadValuesNameVariableValueAndWhatIsAllowed(t *testing.T) {
 		{env{"PACELINE_SCHEDULER": "host"}, `PACELINE_SCHEDULER="host": allowed is host:port`},
 		{env{"PACELINE_SCHEDULER": "host:0"}, `PACELINE_SCHEDULER="host:0": port 0`},
 		{env{"PACELINE_JOB_SECRET": "hush"}, `PACELINE_JOB_SECRET="4 bytes": allowed are 16 to 4096 bytes`},
+		{env{"PACELINE_JOB_SECRET": testSecret + "\xff"}, "PACELINE_JOB_SECRET: the secret is no text in UTF-8"},
+		{env{"PACELINE_JOB_SECRET": testSecret + "\ufffd"}, "PACELINE_JOB_SECRET: the secret is no text in UTF-8"}, // of Python
+		{env{"WORLD_SIZE": "4", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, `WORLD_SIZE="4" is set, but RANK is not`},
 		{env{"RANK": "1"}, `RANK="1" is set, but WORLD_SIZE is not: set both or none`},
 		{env{"HOROVOD_SIZE": "2"}, `HOROVOD_SIZE="2" is set, but HOROVOD_RANK is not`},
 		{env{"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 of torchrun in a job of 2: ranks count from 0"},
@@ -303,6 +309,10 @@ func TestRanksOfALocalJobFindTheSameSecretAndOtherJobsAnother(t *testing.T) {
 	if !bytes.Equal(secrets(scheduler), secrets(with(job, env{"PACELINE_SCHEDULER": "127.0.0.1:7000"}))) {
 		t.Fatal("a worker and the scheduler started by hand differ")
 	}
+	server := env{"PACELINE_ROLE": "server", "PACELINE_SCHEDULER": "127.0.0.1:29501", "XDG_RUNTIME_DIR": dir}
+	if !bytes.Equal(secrets(server), secrets(with(job, env{"PACELINE_SERVERS": "dedicated", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}))) {
+		t.Fatal("a worker and a server of a scheduler in rank 0 differ")
+	}
 }
 
 func TestSecretComesFromItsFile(t *testing.T) {
@@ -311,6 +321,11 @@ func TestSecretComesFromItsFile(t *testing.T) {
 	s := read(t, env{"PACELINE_SCHEDULER": "10.0.0.1:7", "PACELINE_JOB_SECRET_FILE": path})
 	if err := s.Complete(); err != nil || string(s.JobSecret) != testSecret {
 		t.Fatal(err)
+	}
+	os.WriteFile(path, []byte(" "+testSecret+" \n"), 0o600)
+	spaced := read(t, env{"PACELINE_SCHEDULER": "10.0.0.1:7", "PACELINE_JOB_SECRET": " " + testSecret + " \n"})
+	if s.JobSecret = nil; s.Complete() != nil || !bytes.Equal(s.JobSecret, spaced.JobSecret) {
+		t.Errorf("a file gives %q, a variable with the same content %q", s.JobSecret, spaced.JobSecret)
 	}
 	os.Chmod(path, 0o640)
 	s.JobSecret = nil
