@@ -1,10 +1,12 @@
 package node
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/paceline/paceline/core/membership"
+	"github.com/paceline/paceline/internal/address"
 )
 
 // TestPlacesOfWorkers by the hosts of all, where the launcher does not say them.
@@ -36,6 +38,42 @@ func TestPlacesOfWorkers(t *testing.T) {
 		}
 		if got := [4]int{s.LocalRank, s.LocalSize, s.CrossRank, s.CrossSize}; got != c.want || w.Homogeneous != c.homogeneous {
 			t.Errorf("rank %d on %s: %v, homogeneous %v", c.rank, c.hosts, got, w.Homogeneous)
+		}
+	}
+}
+
+// TestRanksCutAlikeWhateverEpochTheyBeginWith: a server may join an elastic job, or be lost, after some ranks have begun and before others have.
+func TestRanksCutAlikeWhateverEpochTheyBeginWith(t *testing.T) {
+	server := func(port int) membership.Node {
+		return membership.Node{Incarnation: uint64(port), Addresses: address.List{{Kind: "tcp", At: fmt.Sprint("a:", port)}}}
+	}
+	worker := membership.Node{Incarnation: 9}
+	for what, c := range map[string]struct {
+		workers, dedicated []membership.Node
+		change             membership.Change
+	}{
+		"a server joins those in workers": {[]membership.Node{server(1)}, nil, membership.Change{Servers: []membership.Node{server(2)}}},
+		"a server of its own is lost": {[]membership.Node{worker, server(1)}, []membership.Node{server(2)}, membership.Change{
+			Lose: []membership.Loss{{Member: membership.Member{Role: membership.ServerRole, Number: 1}}},
+		}},
+	} {
+		first, err := membership.Found(1, "", c.workers, c.dedicated)
+		if err != nil {
+			t.Fatal(what, err)
+		}
+		first.Elastic = true
+		second, err := first.Next(c.change)
+		if err != nil {
+			t.Fatal(what, err)
+		}
+		var cuts []int64
+		for _, epoch := range []*membership.Epoch{first, second} {
+			w := &Worker{Membership: membership.NewView(epoch)}
+			w.cut()
+			cuts = append(cuts, w.Settings.PartitionBytes)
+		}
+		if first.Mixed() == second.Mixed() || cuts[0] != cuts[1] {
+			t.Errorf("%s: partitions of %v bytes", what, cuts)
 		}
 	}
 }

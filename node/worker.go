@@ -318,8 +318,10 @@ func (w *Worker) cut() {
 	if w.Settings.PartitionBytes > 0 {
 		return
 	}
-	switch epoch := w.Membership.Now(); {
-	case epoch.Mixed():
+	epoch := w.Membership.Now()
+	founders := epoch.Servers[:epoch.Founders()] // ranks hear of joins and losses at different moments, and have to cut alike
+	switch {
+	case slices.ContainsFunc(founders, func(s membership.Server) bool { return s.Rank == membership.Dedicated }):
 		w.Settings.PartitionBytes = dedicatedPartition
 	case epoch.Spread():
 		w.Settings.PartitionBytes = spreadPartition
