@@ -143,11 +143,17 @@ func interrupted(ctx context.Context, err error) error {
 	return err
 }
 
-// embed has the scheduler run that this process is to have. Jobs of one process that follow one another may differ in it.
+// embed has the scheduler run that this process is to have. Jobs of one process that follow one another may differ in it. What they may differ
+// in, and the scheduler hears from rank 0 as well, is not its own: ranks of the next job may come to it before this one does.
 func embed(s settings.Settings) (err error) {
+	s.NumServers, s.Placement = 0, ""
 	key := s.EmbedScheduler + "\x00" + string(s.JobSecret)
-	if process.scheduler = process.embedded[key]; process.scheduler != nil {
+	if process.scheduler = process.embedded[key]; process.scheduler != nil && process.scheduler.BeatsAs(&s) {
 		return nil
+	}
+	if process.scheduler != nil { // nodes that have come to it find the next one, at the same address
+		delete(process.embedded, key)
+		_ = process.scheduler.Close()
 	}
 	if process.scheduler, err = node.StartScheduler(s, s.EmbedScheduler, node.Options{}); err != nil {
 		return err

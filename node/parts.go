@@ -160,12 +160,21 @@ type Scheduler struct {
 	profiles *profiles     // nil in a worker, which has its own
 }
 
+// BeatsAs reports whether the scheduler's connections have the peer timeout of other settings.
+func (s *Scheduler) BeatsAs(other *settings.Settings) bool {
+	return s.settings.PeerTimeout == other.PeerTimeout
+}
+
 // StartScheduler starts a scheduler at a listening address, whose port may be 0.
 func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, error) {
 	if err := o.complete(&s, "scheduler", -1); err != nil {
 		return nil, err
 	}
-	sched, err := scheduler.New(scheduler.Settings{LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats, News: o.News,
+	var alike map[string]string
+	if s.Role != "worker" { // whose own are compared as rank 0's
+		alike = map[string]string{"PACELINE_PEER_TIMEOUT": s.Alike()["PACELINE_PEER_TIMEOUT"]} // by which it beats
+	}
+	sched, err := scheduler.New(scheduler.Settings{Alike: alike, LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats, News: o.News,
 		Standby: o.standby, Dial: o.Transports.Required().Dial}, o.Log)
 	if err != nil {
 		return nil, err
@@ -173,7 +182,11 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 	l, err := o.Transports.Required().Listen(listen)
 	if err != nil {
 		_ = sched.Close()
-		return nil, fmt.Errorf("the scheduler cannot listen at %s: %w", listen, err)
+		err = fmt.Errorf("the scheduler cannot listen at %s: %w", listen, err)
+		if s.Role == "worker" {
+			err = fmt.Errorf("%w; set PACELINE_PORT, the same on all ranks, to a free port of this host", err)
+		}
+		return nil, err
 	}
 	workers := o.Workers
 	if s.Role == "worker" {

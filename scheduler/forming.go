@@ -309,11 +309,17 @@ func (m *Machine) disagreement(r *wire.Register) string {
 	if p := m.says(knowsPlacement); differ(p.wants.Placement, r.Placement) {
 		return two("the placement", p, p.wants.Placement, r.Placement)
 	}
-	return unlike(r, slices.Concat(m.forming, m.ready()))
+	return m.unlike(r, slices.Concat(m.forming, m.ready()))
 }
 
-// unlike is the first setting of which a new node and one that has registered state different values.
-func unlike(r *wire.Register, among []*peer) string {
+// unlike is the first setting of which a new node, and the scheduler or one that has registered, state different values.
+func (m *Machine) unlike(r *wire.Register, among []*peer) string {
+	for _, setting := range slices.Sorted(maps.Keys(m.settings.Alike)) {
+		if x, stated := r.Alike[setting]; stated && x != m.settings.Alike[setting] {
+			return fmt.Sprintf("%s has to be the same everywhere: it is %q in the scheduler's process and %q on %s",
+				setting, m.settings.Alike[setting], x, name(&r.Node))
+		}
+	}
 	for _, p := range among {
 		for _, setting := range slices.Sorted(maps.Keys(r.Alike)) {
 			if x, stated := p.wants.Alike[setting]; stated && x != r.Alike[setting] {
@@ -341,9 +347,9 @@ func (m *Machine) objectionToServer(r *wire.Register) string {
 		return fmt.Sprintf("the job has %d servers, which is the limit", limits.MaxServers)
 	}
 	if m.elastic(r) { // a newer binary takes over from an older one: the handshake compares the versions of the protocol
-		return unlike(r, slices.Concat(m.forming, ready, m.training()))
+		return m.unlike(r, slices.Concat(m.forming, ready, m.training()))
 	}
-	return cmp.Or(unlike(r, slices.Concat(m.forming, ready)), m.otherRelease(n))
+	return cmp.Or(m.unlike(r, slices.Concat(m.forming, ready)), m.otherRelease(n))
 }
 
 // elastic reports whether a node that registers says, or others do, that the job is elastic.

@@ -20,7 +20,7 @@ import (
 // machine's outputs:
 //
 //	wait 1s                            time passes
-//	restart                            a new scheduler, without knowledge; launched=3: it knows of so many workers
+//	restart                            a new scheduler, without knowledge; launched=3: it knows of so many workers; peer-timeout=10s: its own
 //	advance 2                          the launcher goes on to its round 2
 //	w0 register worker 0 of=2 …        w0's line opens and it registers; of, dedicated, server, placement, elastic, launcher, timeout, version, pid, session
 //	                              sync: its PACELINE_SYNC
@@ -70,13 +70,14 @@ type actor struct {
 
 func newStage() *stage {
 	s := &stage{actors: map[string]*actor{}, byLine: map[Line]*actor{}}
-	s.restart(0)
+	s.restart(Settings{})
 	return s
 }
 
-func (s *stage) restart(launched int) {
+func (s *stage) restart(settings Settings) {
 	s.restarts++
-	s.machine = NewMachine(Settings{FirstRound: 100 * s.restarts, Launched: launched, Grace: time.Second})
+	settings.FirstRound, settings.Grace = 100*s.restarts, time.Second
+	s.machine = NewMachine(settings)
 	s.byLine = map[Line]*actor{}
 	for _, a := range s.actors {
 		a.line = 0
@@ -86,7 +87,16 @@ func (s *stage) restart(launched int) {
 func (s *stage) act(words []string) error {
 	switch words[0] {
 	case "restart":
-		s.restart(number(strings.TrimPrefix(strings.Join(words[1:], ""), "launched=")))
+		var settings Settings
+		for _, w := range words[1:] {
+			switch k, v, _ := strings.Cut(w, "="); k {
+			case "launched":
+				settings.Launched = number(v)
+			case "peer-timeout":
+				settings.Alike = map[string]string{"PACELINE_PEER_TIMEOUT": v}
+			}
+		}
+		s.restart(settings)
 		return nil
 	case "advance":
 		s.step(Input{Advance: uint64(number(words[1]))})
@@ -223,7 +233,7 @@ func registration(a *actor, id uint64, plain []string, args map[string]string) w
 	}
 	n.Session, n.Standby = 1000+id, args["standby"]
 	r := wire.Register{Node: n, Workers: number(args["of"]), Dedicated: number(args["dedicated"]), Placement: args["placement"], Elastic: args["elastic"] != "", LauncherRound: uint64(number(args["launcher"]))}
-	for word, setting := range map[string]string{"sync": "PACELINE_SYNC", "in-rank-order": "PACELINE_SUM_IN_RANK_ORDER"} {
+	for word, setting := range map[string]string{"sync": "PACELINE_SYNC", "in-rank-order": "PACELINE_SUM_IN_RANK_ORDER", "peer-timeout": "PACELINE_PEER_TIMEOUT"} {
 		if v, ok := args[word]; ok {
 			r.Alike = map[string]string{setting: v}
 		}
