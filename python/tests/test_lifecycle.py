@@ -157,6 +157,22 @@ def test_ctrl_c_breaks_off_a_wait_at_once(waits_in, tmp_path):
         assert end.status in (1, 130, -signal.SIGINT)
 
 
+def test_ctrl_c_ends_a_process_that_stays_for_others_after_its_script(tmp_path):
+    code = script("""
+        hvd.init()
+        if hvd.rank() == 1:
+            time.sleep(1000)
+    """)
+    with Job(2, code, tmp_path, fresh=True, PACELINE_ELASTIC="1", PACELINE_STALL_WARNING="500ms") as job:
+        wait_until_printed(job, "its server stays", [0])
+        job.processes[0].send_signal(signal.SIGINT)
+        deadline = time.monotonic() + 60
+        while job.processes[0].poll() is None:
+            assert time.monotonic() < deadline, "it stays"
+            time.sleep(0.02)
+        assert job.processes[0].poll() == -signal.SIGINT
+
+
 def test_the_variables_of_every_launcher_reach_the_engine(monkeypatch):
     source = (Path(__file__).parents[2] / "node" / "settings" / "identity.go").read_text()
     table = source.partition("var launchers = ")[2].partition("\n}")[0]

@@ -6,12 +6,13 @@ import atexit
 import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from paceline.common import abi
@@ -186,7 +187,8 @@ class Engine:
             with suppress(KeyboardInterrupt):
                 failures += [finish() for finish, _ in self._at_exit]
         self._job = None
-        abi.library().pl_shutdown()
+        with _ended_by_ctrl_c():  # the server in this process may stay for others
+            abi.library().pl_shutdown()
         failures += [drain() for _, drain in self._at_exit]
         if ends_well and (failure := next(filter(None, failures), None)):
             message = f"what was in flight at the end of the process failed: {failure}"
@@ -528,6 +530,23 @@ def _read(read: Callable[[Any, int], int]) -> bytes:
         if length < room:
             return bytes(memoryview(buffer)[: max(length, 0)])
         room = length + 1
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Has Ctrl-C end the process, where Python would raise KeyboardInterrupt: for a long call at the process's end.
+
+    There CPython 3.12 starts no thread, which `interruptible` needs.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def interruptible(call: Callable[[], _T]) -> _T:
