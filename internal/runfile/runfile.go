@@ -24,7 +24,8 @@ import (
 
 // Job is one job, as its scheduler's process describes it.
 type Job struct {
-	ID        int               `json:"id"` // pid of the process that runs the scheduler
+	ID        int               `json:"id"`   // pid of the process that runs the scheduler
+	Host      string            `json:"host"` // of it: hosts may share the directory, whose locks they do not see of one another
 	Scheduler string            `json:"scheduler"`
 	Started   time.Time         `json:"started"`
 	Command   []string          `json:"command"` // of that process
@@ -41,9 +42,9 @@ type File struct {
 const prefix = "job-"
 
 // Publish writes the file of a job whose scheduler this process runs. The file appears with its lock: it is written under
-// another name. ID and Started are Publish's to set.
+// another name. ID, Host and Started are Publish's to set.
 func Publish(j Job) (*File, error) {
-	j.ID, j.Started, j.Command = os.Getpid(), time.Now().Round(time.Second), short(j.Command)
+	j.ID, j.Host, j.Started, j.Command = os.Getpid(), host(), time.Now().Round(time.Second), short(j.Command)
 	text, err := json.Marshal(j)
 	if err != nil {
 		return nil, err
@@ -108,7 +109,7 @@ func Dirs() []string {
 	return slices.Compact(dirs)
 }
 
-// read reads the file of a job that runs; nil for a stale one, which it removes.
+// read reads the file of a job that runs on this host; nil for one of another host, and for a stale one, which it removes.
 func read(path string) (*Job, error) {
 	file, err := secret.OpenPrivate(path, syscall.O_NOFOLLOW|syscall.O_NONBLOCK)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -117,18 +118,27 @@ func read(path string) (*Job, error) {
 		return nil, err
 	}
 	defer file.Close()
-	if lock(file, syscall.LOCK_SH) == nil {
-		return nil, os.Remove(path)
-	}
 	text, err := io.ReadAll(io.LimitReader(file, limits.MaxRunFile))
 	if err != nil {
 		return nil, err
 	}
 	j := new(Job)
-	if err := json.Unmarshal(text, j); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	bad := json.Unmarshal(text, j)
+	switch {
+	case bad == nil && j.Host != host():
+		return nil, nil
+	case lock(file, syscall.LOCK_SH) == nil:
+		return nil, os.Remove(path)
+	case bad != nil:
+		return nil, fmt.Errorf("%s: %w", path, bad)
 	}
 	return j, nil
+}
+
+// host is this machine's name, "" where it has none.
+func host() string {
+	name, _ := os.Hostname()
+	return name
 }
 
 func lock(file *os.File, how int) error { return syscall.Flock(int(file.Fd()), how|syscall.LOCK_NB) }

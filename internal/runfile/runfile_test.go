@@ -77,6 +77,27 @@ func TestTheFileOfAKilledProcessIsRemoved(t *testing.T) {
 	}
 }
 
+// TestTheFilesOfOtherHostsAreLeftAlone: a directory that hosts share shows nothing of whether their jobs run.
+func TestTheFilesOfOtherHostsAreLeftAlone(t *testing.T) {
+	dir := room(t)
+	f := publish(t, "a:1")
+	text, err := os.ReadFile(f.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Remove()
+	other := filepath.Join(dir, "job-1-other")
+	if err := os.WriteFile(other, []byte(strings.Replace(string(text), `"host":"`, `"host":"not-`, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := listed(t); len(got) != 0 {
+		t.Error(got)
+	}
+	if _, err := os.Stat(other); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWhatOthersCanTouchIsRefused(t *testing.T) {
 	dir := room(t)
 	f := publish(t, "a:1")
