@@ -66,26 +66,28 @@ func TestExpressionErrorsSayWhichAndWhatIsAllowed(t *testing.T) {
 		"V % (4294967296 * 4294967296) == 0":     "divides by 4294967296 * 4294967296, which can be zero",
 		"V % (N * 4611686018427387904) == 0":     "divides by N * 4611686018427387904",
 		"V % (V + 9223372036854775807 + 1) == 0": "divides by V + 9223372036854775807 + 1",
-		"let x = 1; x > 0":                       "is not part of a condition: allowed are numbers",
-		"[1, 2][V] > 0":                          "is not part of a condition",
-		"any(1..1000000000, # > V)":              "is not part of a condition",
-		`"a" == "b"`:                             "is not part of a condition",
-		"V in 1..2":                              `the operator "in" is not part`,
-		"lead > 1 ? true : 0":                    "0 is a whole number where only true or false is allowed",
-		"5 % max(0.5, 1) > 0":                    "max(0.5, 1) is a number where only a whole number is allowed",
-		"lead and true":                          "lead is a whole number where only true or false is allowed",
-		"count > 1":                              "write count[V]",
-		"fastest.x > 1":                          "is not part of a condition",
-		"now() > 1":                              "is not part of a condition",
-		"V == nil":                               "is not part of a condition",
-		"count[0.5] > 1":                         "0.5 is a number where only a whole number is allowed",
-		strings.Repeat("V+", 500) + "1> 0":       "is 1004 bytes long, allowed are 1000",
+		"V % (9007199254740993 + 2 - 9007199254740995) == 0": "which can be zero",
+		"V % (V*V + 1) == 0":               "divides by V * V + 1",
+		"let x = 1; x > 0":                 "is not part of a condition: allowed are numbers",
+		"[1, 2][V] > 0":                    "is not part of a condition",
+		"any(1..1000000000, # > V)":        "is not part of a condition",
+		`"a" == "b"`:                       "is not part of a condition",
+		"V in 1..2":                        `the operator "in" is not part`,
+		"lead > 1 ? true : 0":              "0 is a whole number where only true or false is allowed",
+		"5 % max(0.5, 1) > 0":              "max(0.5, 1) is a number where only a whole number is allowed",
+		"lead and true":                    "lead is a whole number where only true or false is allowed",
+		"count > 1":                        "write count[V]",
+		"fastest.x > 1":                    "is not part of a condition",
+		"now() > 1":                        "is not part of a condition",
+		"V == nil":                         "is not part of a condition",
+		"count[0.5] > 1":                   "0.5 is a number where only a whole number is allowed",
+		strings.Repeat("V+", 500) + "1> 0": "is 1004 bytes long, allowed are 1000",
 	} {
 		if _, err := ParsePull(text); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: got error %v, want one with %q", text, err, want)
 		}
 	}
-	for _, text := range []string{"1/N > 0", "1/(V+1) > 0", "1/-2 < 0", "1/max(lead, 1) > 0", "1/(2*N) > 0", "V % 2 == 0", "1/(abs(lead)+1) > 0", "1/min(N, 2) > 0", "V % (max(lead, 1) * N) == 0", "1/(-V - 1) < 0", "V % 9223372036854775807 == 0"} {
+	for _, text := range []string{"1/N > 0", "1/(V+1) > 0", "1/-2 < 0", "1/max(lead, 1) > 0", "1/(2*N) > 0", "V % 2 == 0", "1/(abs(lead)+1) > 0", "1/min(N, 2) > 0", "V % (max(lead, 1) * N) == 0", "1/(-V - 1) < 0", "V % 9223372036854775807 == 0", "1/(V*V + 1) < 1", "V % (V*N + 1) == 0"} {
 		if _, err := ParsePull(text); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}

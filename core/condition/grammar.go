@@ -101,7 +101,7 @@ func (g grammar) binary(n *ast.BinaryNode) (kind, error) {
 		return logic, err
 	case !slices.Contains(arithmetic, n.Operator):
 		return "", fmt.Errorf("the operator %q is not part of a condition: allowed are %s", n.Operator, strings.Join(operators, " "))
-	case (n.Operator == "/" || n.Operator == "%") && !nonZero(n.Right):
+	case n.Operator == "/" && !quotients.nonZero(n.Right) || n.Operator == "%" && !remainders.nonZero(n.Right):
 		return "", fmt.Errorf("divides by %s, which can be zero: allowed is what never is, as a number, N, V + 1 or max(x, 1)", n.Right)
 	case n.Operator == "%":
 		return whole, g.want(whole, n.Left, n.Right)
@@ -183,22 +183,32 @@ func misfit(n ast.Node, got, want kind) error {
 	return fmt.Errorf("%s is %s where only %s is allowed", n, got, want)
 }
 
+// bounds finds spans of divisors. It is the greatest result of an operation of which something is known.
+type bounds float64
+
+const (
+	// quotients are decimals: where the divisor has wrapped around to zero they are infinite, and nothing fails.
+	quotients bounds = math.MaxFloat64
+	// remainders by zero fail: whole numbers of which floats are exact neither wrap around nor hide one in rounding.
+	remainders bounds = 1 << 53
+)
+
 // nonZero reports whether a divisor can never be zero.
-func nonZero(node ast.Node) bool {
-	s := spanOf(node)
+func (b bounds) nonZero(node ast.Node) bool {
+	s := b.span(node)
 	return s.low > 0 || s.high < 0
 }
 
 // span bounds the values of an expression.
 type span struct{ low, high float64 }
 
-// anything is the span of what is not known, and of whole numbers that may wrap around.
+// anything is the span of what is not known.
 var anything = span{math.Inf(-1), math.Inf(1)}
 
-// iterations is more than any job comes to: thirty years, with a thousand in a second.
-const iterations = 1 << 40
+// iterations is more than any job comes to: eight years, with a thousand in a second.
+const iterations = 1 << 38
 
-func spanOf(node ast.Node) span {
+func (b bounds) span(node ast.Node) span {
 	switch n := node.(type) {
 	case *ast.IntegerNode:
 		return span{float64(n.Value), float64(n.Value)}
@@ -209,13 +219,13 @@ func spanOf(node ast.Node) span {
 	case *ast.MemberNode: // count[i]
 		return span{0, limits.MaxRanks}
 	case *ast.UnaryNode:
-		if s := spanOf(n.Node); n.Operator == "-" {
+		if s := b.span(n.Node); n.Operator == "-" {
 			return span{-s.high, -s.low}
 		}
 	case *ast.BinaryNode:
-		return operationSpan(n.Operator, spanOf(n.Left), spanOf(n.Right))
+		return b.operation(n.Operator, b.span(n.Left), b.span(n.Right))
 	case *ast.BuiltinNode:
-		return functionSpan(n)
+		return b.function(n)
 	}
 	return anything
 }
@@ -232,7 +242,7 @@ func nameSpan(name string) span {
 	return anything
 }
 
-func operationSpan(operator string, left, right span) span {
+func (b bounds) operation(operator string, left, right span) span {
 	s := anything
 	switch {
 	case operator == "+":
@@ -242,19 +252,19 @@ func operationSpan(operator string, left, right span) span {
 	case operator == "*" && left.low >= 0 && right.low >= 0:
 		s = span{left.low * right.low, left.high * right.high}
 	}
-	if !(s.low >= -1<<62 && s.high <= 1<<62) { // the range of whole numbers, less what rounding hides
+	if !(s.low >= -float64(b) && s.high <= float64(b)) { // or no number
 		return anything
 	}
 	return s
 }
 
-func functionSpan(n *ast.BuiltinNode) span {
+func (b bounds) function(n *ast.BuiltinNode) span {
 	if len(n.Arguments) == 0 {
 		return anything
 	}
 	low, high := make([]float64, len(n.Arguments)), make([]float64, len(n.Arguments))
 	for i, a := range n.Arguments {
-		s := spanOf(a)
+		s := b.span(a)
 		low[i], high[i] = s.low, s.high
 	}
 	switch n.Name {
