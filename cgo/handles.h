@@ -113,7 +113,8 @@ int32_t pl_await(pl_request *r);
 
 /* doorbell.c: pl_ask submits; where there is no doorbell to ring it returns PL_UNANSWERED, and pl_ask_to_flush 0. The
  * engine answers each request without waiting for anything but its own locks, so these waits have no deadline. Under
- * autotuning it waits for other ranks, too, where a phase of the search is not decided: until they come or the job ends. */
+ * autotuning it waits for other ranks, too, where a phase of the search is not decided: until they come or the job
+ * ends. */
 int pl_ask(const pl_op *ops, uint32_t count, int32_t *handles);
 /* Leaves one operation for the engine to submit, and gives its handle; 0 where it has to be asked for instead. */
 int pl_leave(const pl_op *op, int32_t *handle);
