@@ -16,10 +16,12 @@ func TestTheSchedulerOfAProcessServesJobsThatDiffer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		process.scheduler.Close()
+		if process.scheduler != nil {
+			process.scheduler.Close()
+		}
 		process.scheduler, process.embedded = nil, nil
 	})
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	free, err := net.Listen("tcp", "127.0.7.1:0") // from which no other process's connection comes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +40,12 @@ func TestTheSchedulerOfAProcessServesJobsThatDiffer(t *testing.T) {
 		t.Error("a job with dedicated servers and a placement gets another scheduler")
 	}
 	s.PeerTimeout = 2 * time.Minute
-	if embedded() == first {
+	second := embedded()
+	if second == first {
 		t.Error("a job with another peer timeout has the scheduler of the one before")
+	}
+	s.JobSecret = []byte("another secret for this test") // such as one that is derived for another kind of servers
+	if embedded() == second {
+		t.Error("a job with another secret has the scheduler of the one before")
 	}
 }

@@ -49,7 +49,7 @@ var process struct {
 	warnings  []string                   // of the last init; each is shown once
 	scheduler *node.Scheduler            // embedded in rank 0, of the last round that had one
 	arena     *shm.Arena                 // nil before the first use, and where the machine has none
-	embedded  map[string]*node.Scheduler // those that were started, by address and secret; they live as long as the process, across rounds
+	embedded  map[string]*node.Scheduler // those that were started, by address; they live as long as the process, across rounds
 	table     table
 	texts     texts
 }
@@ -147,8 +147,8 @@ func interrupted(ctx context.Context, err error) error {
 // in, and the scheduler hears from rank 0 as well, is not its own: ranks of the next job may come to it before this one does.
 func embed(s settings.Settings) (err error) {
 	s.NumServers, s.Placement = 0, ""
-	key := s.EmbedScheduler + "\x00" + string(s.JobSecret)
-	if process.scheduler = process.embedded[key]; process.scheduler != nil && process.scheduler.BeatsAs(&s) {
+	key := s.EmbedScheduler
+	if process.scheduler = process.embedded[key]; process.scheduler != nil && process.scheduler.Serves(&s) {
 		return nil
 	}
 	if process.scheduler != nil { // nodes that have come to it find the next one, at the same address

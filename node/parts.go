@@ -1,11 +1,13 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -158,11 +160,12 @@ type Scheduler struct {
 	log      *zap.Logger
 	file     *runfile.File // while the job is published
 	profiles *profiles     // nil in a worker, which has its own
+	listener transport.Listener
 }
 
-// BeatsAs reports whether the scheduler's connections have the peer timeout of other settings.
-func (s *Scheduler) BeatsAs(other *settings.Settings) bool {
-	return s.settings.PeerTimeout == other.PeerTimeout
+// Serves reports whether nodes with other settings can be the scheduler's: those with its secret and its peer timeout.
+func (s *Scheduler) Serves(other *settings.Settings) bool {
+	return s.settings.PeerTimeout == other.PeerTimeout && bytes.Equal(s.settings.JobSecret, other.JobSecret)
 }
 
 // StartScheduler starts a scheduler at a listening address, whose port may be 0.
@@ -170,11 +173,11 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 	if err := o.complete(&s, "scheduler", -1); err != nil {
 		return nil, err
 	}
-	var alike map[string]string
-	if s.Role != "worker" { // whose own are compared as rank 0's
-		alike = map[string]string{"PACELINE_PEER_TIMEOUT": s.Alike()["PACELINE_PEER_TIMEOUT"]} // by which it beats
+	own := s.PeerTimeout
+	if s.Role == "worker" { // rank 0, whose settings are compared
+		own = 0
 	}
-	sched, err := scheduler.New(scheduler.Settings{Alike: alike, LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats, News: o.News,
+	sched, err := scheduler.New(scheduler.Settings{PeerTimeout: own, LostAfter: s.PeerTimeout, Launched: o.Workers, Dedicated: s.NumServers, Placement: s.Placement, Seats: o.Seats, News: o.News,
 		Standby: o.standby, Dial: o.Transports.Required().Dial}, o.Log)
 	if err != nil {
 		return nil, err
@@ -183,7 +186,7 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 	if err != nil {
 		_ = sched.Close()
 		err = fmt.Errorf("the scheduler cannot listen at %s: %w", listen, err)
-		if s.Role == "worker" {
+		if s.Role == "worker" && errors.Is(err, syscall.EADDRINUSE) {
 			err = fmt.Errorf("%w; set PACELINE_PORT, the same on all ranks, to a free port of this host", err)
 		}
 		return nil, err
@@ -198,7 +201,7 @@ func StartScheduler(s settings.Settings, listen string, o Options) (*Scheduler, 
 			o.Log.Error("scheduler stopped accepting", zap.Error(err))
 		}
 	}()
-	made := &Scheduler{Scheduler: sched, Address: l.Addr().String(), settings: s, log: o.Log}
+	made := &Scheduler{Scheduler: sched, Address: l.Addr().String(), settings: s, log: o.Log, listener: l}
 	if s.Role == "worker" {
 		return made, nil
 	}

@@ -25,3 +25,22 @@ func TestATakenPortOfTheSchedulerInRank0NamesTheSetting(t *testing.T) {
 		}
 	}
 }
+
+// TestTheAddressOfASchedulerIsFreeWhenItIsClosed, also one that has not begun to accept: the next job of a process listens there.
+func TestTheAddressOfASchedulerIsFreeWhenItIsClosed(t *testing.T) {
+	s, _, err := settings.FromEnv(map[string]string{"PACELINE_JOB_SECRET": "a secret for this test only"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := "127.0.7.2:0" // from which no other process's connection comes
+	for range 100 {
+		sched, err := StartScheduler(s, address, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		address = sched.Address
+		if err := sched.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

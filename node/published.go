@@ -3,6 +3,7 @@ package node
 import (
 	"os"
 	"path/filepath"
+	"unicode/utf8"
 
 	"go.uber.org/zap"
 
@@ -32,17 +33,23 @@ func (s *Scheduler) Withdraw() {
 	}
 }
 
-// Close ends the scheduler.
+// Close ends the scheduler. Another one can listen at its address when Close returns.
 func (s *Scheduler) Close() error {
 	s.Withdraw()
 	s.profiles.close()
-	return s.Scheduler.Close()
+	err := s.Scheduler.Close()
+	_ = s.listener.Close() // which Serve, in its goroutine, may not have seen yet
+	return err
 }
 
 // reachedBy is the environment by which another process of this machine reaches a scheduler.
 func reachedBy(s *settings.Settings, address string) map[string]string {
-	env := map[string]string{"PACELINE_SCHEDULER": address, "PACELINE_JOB_SECRET": string(s.JobSecret)}
-	for name, path := range map[string]string{"PACELINE_TLS_CERT": s.TLSCert, "PACELINE_TLS_KEY": s.TLSKey, "PACELINE_TLS_CA": s.TLSCA} {
+	env := map[string]string{"PACELINE_SCHEDULER": address}
+	file := s.SecretFile
+	if utf8.Valid(s.JobSecret) { // as JSON's text has to be
+		file, env["PACELINE_JOB_SECRET"] = "", string(s.JobSecret)
+	}
+	for name, path := range map[string]string{"PACELINE_JOB_SECRET_FILE": file, "PACELINE_TLS_CERT": s.TLSCert, "PACELINE_TLS_KEY": s.TLSKey, "PACELINE_TLS_CA": s.TLSCA} {
 		if path == "" {
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/paceline/paceline/core/membership"
 	"github.com/paceline/paceline/core/placement"
@@ -312,13 +313,26 @@ func (m *Machine) disagreement(r *wire.Register) string {
 	return m.unlike(r, slices.Concat(m.forming, m.ready()))
 }
 
-// unlike is the first setting of which a new node, and the scheduler or one that has registered, state different values.
+// unlikeTimeouts is the ratio of peer timeouts up to which the ends of a line bear each other's silence. One end sends within three sweeps
+// of its own timeout, and the other waits for 21 of its: idle lines end at seven.
+const unlikeTimeouts = 4
+
+// beatsUnlike refuses a new node whose lines to this process would end whenever nothing is said. What trains already goes on.
+func (m *Machine) beatsUnlike(r *wire.Register) string {
+	const setting = "PACELINE_PEER_TIMEOUT"
+	own := m.settings.PeerTimeout
+	other, err := time.ParseDuration(r.Alike[setting])
+	if own == 0 || err != nil || r.Known != nil || max(own, other) <= unlikeTimeouts*min(own, other) {
+		return ""
+	}
+	return fmt.Sprintf("%s is %v in the scheduler's process and %v on %s, and at most %d times as much is allowed: set it where paceline run or paceline scheduler is started, for all processes",
+		setting, own, other, name(&r.Node), unlikeTimeouts)
+}
+
+// unlike is the first setting of which a new node and one that has registered state different values.
 func (m *Machine) unlike(r *wire.Register, among []*peer) string {
-	for _, setting := range slices.Sorted(maps.Keys(m.settings.Alike)) {
-		if x, stated := r.Alike[setting]; stated && x != m.settings.Alike[setting] {
-			return fmt.Sprintf("%s has to be the same everywhere: it is %q in the scheduler's process and %q on %s",
-				setting, m.settings.Alike[setting], x, name(&r.Node))
-		}
+	if why := m.beatsUnlike(r); why != "" {
+		return why
 	}
 	for _, p := range among {
 		for _, setting := range slices.Sorted(maps.Keys(r.Alike)) {

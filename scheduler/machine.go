@@ -57,7 +57,7 @@ type Settings struct {
 	Grace      time.Duration // from the end of a line to the loss of its node; 3 s
 	LostAfter  time.Duration // how long a restarted scheduler waits for nodes to come back; 10 s
 
-	Alike map[string]string // settings of this process, by name, that those of nodes have to agree with; nil for none
+	PeerTimeout time.Duration // of this process's lines, which that of nodes has to be like; 0: it is compared elsewhere
 
 	// Seats is a launcher's, whose job changes its size: it gets what processes ask it, and answers now or later, once.
 	// News is any launcher's: it is called for each, in their order, and returns soon. The machine uses neither. nil: such questions are

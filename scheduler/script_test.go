@@ -93,7 +93,7 @@ func (s *stage) act(words []string) error {
 			case "launched":
 				settings.Launched = number(v)
 			case "peer-timeout":
-				settings.Alike = map[string]string{"PACELINE_PEER_TIMEOUT": v}
+				settings.PeerTimeout, _ = time.ParseDuration(v)
 			}
 		}
 		s.restart(settings)
