@@ -122,7 +122,7 @@ func (j *jobChoice) targets(args []string) ([]watch.Target, error) {
 	if len(args) > 0 {
 		for _, job := range jobs {
 			if strconv.Itoa(job.ID) == args[0] {
-				return watch.Here([]runfile.Job{job})
+				return watch.Here([]runfile.Job{job}), nil
 			}
 		}
 		return nil, cmp.Or(bad, fmt.Errorf("no job %s of this user runs on this machine; paceline status lists those that do", args[0]))
@@ -130,7 +130,7 @@ func (j *jobChoice) targets(args []string) ([]watch.Target, error) {
 	if len(jobs) == 0 {
 		return nil, cmp.Or(bad, fmt.Errorf("no job of this user runs on this machine (looked in %s); give --scheduler host:port for one elsewhere", strings.Join(runfile.Dirs(), " and ")))
 	}
-	return watch.Here(jobs)
+	return watch.Here(jobs), nil
 }
 
 // target is the one chosen job.

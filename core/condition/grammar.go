@@ -245,6 +245,7 @@ func nameSpan(name string) span {
 func (b bounds) operation(operator string, left, right span) span {
 	s := anything
 	switch {
+	case !b.hold(left) || !b.hold(right):
 	case operator == "+":
 		s = span{left.low + right.low, left.high + right.high}
 	case operator == "-":
@@ -252,11 +253,13 @@ func (b bounds) operation(operator string, left, right span) span {
 	case operator == "*" && left.low >= 0 && right.low >= 0:
 		s = span{left.low * right.low, left.high * right.high}
 	}
-	if !(s.low >= -float64(b) && s.high <= float64(b)) { // or no number
+	if !b.hold(s) {
 		return anything
 	}
 	return s
 }
+
+func (b bounds) hold(s span) bool { return s.low >= -float64(b) && s.high <= float64(b) } // of no number, neither
 
 func (b bounds) function(n *ast.BuiltinNode) span {
 	if len(n.Arguments) == 0 {

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -25,7 +26,8 @@ import (
 // Job is one job, as its scheduler's process describes it.
 type Job struct {
 	ID        int               `json:"id"`   // pid of the process that runs the scheduler
-	Host      string            `json:"host"` // of it: hosts may share the directory, whose locks they do not see of one another
+	Host      string            `json:"host"` // of it, and
+	Boot      string            `json:"boot"` // its kernel's number: hosts may share the directory, whose locks they do not see of one another
 	Scheduler string            `json:"scheduler"`
 	Started   time.Time         `json:"started"`
 	Command   []string          `json:"command"` // of that process
@@ -42,9 +44,9 @@ type File struct {
 const prefix = "job-"
 
 // Publish writes the file of a job whose scheduler this process runs. The file appears with its lock: it is written under
-// another name. ID, Host and Started are Publish's to set.
+// another name. ID, Host, Boot and Started are Publish's to set.
 func Publish(j Job) (*File, error) {
-	j.ID, j.Host, j.Started, j.Command = os.Getpid(), host(), time.Now().Round(time.Second), short(j.Command)
+	j.ID, j.Host, j.Boot, j.Started, j.Command = os.Getpid(), host(), boot(), time.Now().Round(time.Second), short(j.Command)
 	text, err := json.Marshal(j)
 	if err != nil {
 		return nil, err
@@ -125,10 +127,13 @@ func read(path string) (*Job, error) {
 	j := new(Job)
 	bad := json.Unmarshal(text, j)
 	switch {
-	case bad == nil && j.Host != host():
+	case bad == nil && j.Host != host() && j.Boot != boot(): // one host's name may change, and its containers have several
 		return nil, nil
 	case lock(file, syscall.LOCK_SH) == nil:
-		return nil, os.Remove(path)
+		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) { // somebody else has
+			return nil, err
+		}
+		return nil, nil
 	case bad != nil:
 		return nil, fmt.Errorf("%s: %w", path, bad)
 	}
@@ -139,6 +144,12 @@ func read(path string) (*Job, error) {
 func host() string {
 	name, _ := os.Hostname()
 	return name
+}
+
+// boot is the number that the kernel drew when it started, "" where it shows none.
+func boot() string {
+	text, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(text))
 }
 
 func lock(file *os.File, how int) error { return syscall.Flock(int(file.Fd()), how|syscall.LOCK_NB) }

@@ -87,7 +87,7 @@ func TestTheFilesOfOtherHostsAreLeftAlone(t *testing.T) {
 	}
 	f.Remove()
 	other := filepath.Join(dir, "job-1-other")
-	if err := os.WriteFile(other, []byte(strings.Replace(string(text), `"host":"`, `"host":"not-`, 1)), 0o600); err != nil {
+	if err := os.WriteFile(other, []byte(strings.NewReplacer(`"host":"`, `"host":"not-`, `"boot":"`, `"boot":"not-`).Replace(string(text))), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if got := listed(t); len(got) != 0 {

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/paceline/paceline/internal/each"
 	"github.com/paceline/paceline/internal/iface"
@@ -158,9 +159,14 @@ func (j *maker) settle() error {
 	if err := node.CheckSettings(&s, len(j.workers), len(j.away()) > 0); err != nil {
 		return err
 	}
-	err = s.Complete()
+	if err := s.Complete(); err != nil {
+		return err
+	}
+	if !utf8.Valid(s.JobSecret) { // the processes have it in a variable
+		return fmt.Errorf("PACELINE_JOB_SECRET_FILE: the secret in %s is no text in UTF-8, which paceline run needs: encode it (base64)", s.SecretFile)
+	}
 	j.settings = s
-	return err
+	return nil
 }
 
 // listenAddress is the listen address of the launcher's own scheduler: on loopback for a local job, else on the

@@ -82,7 +82,7 @@ func ShowServers(out io.Writer, servers []Server, s *wire.StatusReply) {
 		if p := s.Profile; p != nil {
 			speed, exchange = perSecond(p.Speed), fmt.Sprintf("%.3g ± %.2g ms", 1e3*p.Seconds, 1e3*p.Error)
 		}
-		fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%s\t%d\t%s\t%s\t%s\t%s\t%v\n", s.Index, process, s.Host, s.PID, s.Version, s.Keys, size(float64(s.Bytes)), load, speed, exchange, s.Addresses)
+		fmt.Fprintf(table, "%d\t%s\t%s\t%d\t%s\t%d\t%s\t%s\t%s\t%s\t%v\n", s.Index, process, line(s.Host), s.PID, line(s.Version), s.Keys, size(float64(s.Bytes)), load, speed, exchange, s.Addresses)
 	}
 	table.Flush()
 	for _, text := range []string{asks(s.Verdict), suspensions(s.Nodes)} {

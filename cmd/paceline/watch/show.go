@@ -73,12 +73,12 @@ func (v *View) Show(out io.Writer, ranks int) {
 		fmt.Fprintf(out, "job %d: %s\n", v.ID, line(v.Command))
 	}
 	if v.Error != "" {
-		fmt.Fprintf(out, "scheduler %s: %s\n", v.Scheduler, v.Error)
+		fmt.Fprintf(out, "scheduler %s: %s\n", v.Scheduler, line(v.Error))
 		return
 	}
 	fmt.Fprintf(out, "scheduler %s: %s, up %v, %d tensors\n", v.Scheduler, v.State, v.up(), v.Tensors)
 	if v.Waiting != "" {
-		fmt.Fprintf(out, "waiting for %s\n", v.Waiting)
+		fmt.Fprintf(out, "waiting for %s\n", line(v.Waiting))
 	}
 	if v.Roster == nil {
 		return
@@ -86,11 +86,11 @@ func (v *View) Show(out io.Writer, ranks int) {
 	v.showRanks(out, ranks)
 	for i, n := range v.Roster.Servers {
 		if n.Role == wire.RoleServer {
-			fmt.Fprintf(out, "server %d on %s (pid %d) at %v%s\n", i, n.Host, n.PID, n.Addresses, v.stateOf(i))
+			fmt.Fprintf(out, "server %d on %s (pid %d) at %v%s\n", i, line(n.Host), n.PID, n.Addresses, v.stateOf(i))
 		}
 	}
 	if r := v.slowest(); r != nil && r.Behind > oneStep {
-		fmt.Fprintf(out, "slowest: rank %d on %s, %d behind\n", r.Rank, r.Host, r.Behind)
+		fmt.Fprintf(out, "slowest: rank %d on %s, %d behind\n", r.Rank, line(r.Host), r.Behind)
 	}
 	if text := v.tuning(); text != "" {
 		fmt.Fprintln(out, text)
@@ -113,10 +113,10 @@ func (v *View) showRanks(out io.Writer, most int) {
 	fmt.Fprintln(table, "rank\thost\tpid\titeration\tbehind\tper s\tmean\ttensors\tsent\t")
 	for _, r := range list {
 		if r.State != "" {
-			fmt.Fprintf(table, "%d\t%s\t%d\t%s\t\t\t\t\t\t\n", r.Rank, r.Host, r.PID, r.State)
+			fmt.Fprintf(table, "%d\t%s\t%d\t%s\t\t\t\t\t\t\n", r.Rank, line(r.Host), r.PID, r.State)
 			continue
 		}
-		fmt.Fprintf(table, "%d\t%s\t%d\t%d\t%d\t%.3g\t%.3g\t%s\t%s\t\n", r.Rank, r.Host, r.PID, r.Iteration, r.Behind, r.Rate, r.Average, perSecond(r.Bytes), perSecond(r.Sent))
+		fmt.Fprintf(table, "%d\t%s\t%d\t%d\t%d\t%.3g\t%.3g\t%s\t%s\t\n", r.Rank, line(r.Host), r.PID, r.Iteration, r.Behind, r.Rate, r.Average, perSecond(r.Bytes), perSecond(r.Sent))
 	}
 	table.Flush()
 	if more := len(v.Ranks) - len(list); more > 0 {

@@ -28,7 +28,7 @@ type Rank struct {
 	PID       int     `json:"pid"`
 	State     string  `json:"state,omitempty"` // "" for a worker that has answered
 	Iteration uint64  `json:"iteration"`
-	Behind    uint64  `json:"behind"` // iterations behind the furthest rank
+	Behind    uint64  `json:"behind"` // iterations behind the furthest rank that counts the same tensor
 	Rate      float64 `json:"iterations_per_second"`
 	Average   float64 `json:"average_iterations_per_second"` // since the worker joined
 	Bytes     float64 `json:"bytes_per_second"`              // of the tensors of operations that have ended
@@ -42,7 +42,7 @@ func ranksOf(s wire.StatusReply) (ranks []Rank) {
 	if s.Roster == nil {
 		return nil
 	}
-	var furthest uint64
+	furthest := map[string]uint64{} // by the tensor that is counted
 	for _, n := range s.Nodes {
 		if n.Role != wire.RoleWorker || n.Rank < 0 || n.Rank >= len(s.Roster.Workers) {
 			continue
@@ -51,7 +51,7 @@ func ranksOf(s wire.StatusReply) (ranks []Rank) {
 		r := Rank{Rank: n.Rank, Host: at.Host, PID: at.PID, State: n.State, progress: n.Progress}
 		if p := n.Progress; p != nil {
 			r.Iteration = p.Iteration
-			furthest = max(furthest, p.Iteration)
+			furthest[p.Tensor] = max(furthest[p.Tensor], p.Iteration)
 			if p.Seconds > 0 {
 				r.Average = float64(p.Iteration) / p.Seconds
 				r.Rate = r.Average
@@ -62,7 +62,7 @@ func ranksOf(s wire.StatusReply) (ranks []Rank) {
 	}
 	for i := range ranks {
 		if ranks[i].progress != nil {
-			ranks[i].Behind = furthest - ranks[i].Iteration
+			ranks[i].Behind = furthest[ranks[i].progress.Tensor] - ranks[i].Iteration
 		}
 	}
 	return ranks
@@ -77,7 +77,7 @@ func (v *View) rates(before *View) {
 		}
 		now, then := r.progress, before.Ranks[i].progress
 		seconds := now.Seconds - then.Seconds
-		if seconds <= 0 || now.Iteration < then.Iteration || now.Bytes < then.Bytes || now.Sent < then.Sent { // another round
+		if seconds <= 0 || now.Tensor != then.Tensor || now.Iteration < then.Iteration || now.Bytes < then.Bytes || now.Sent < then.Sent { // another round
 			continue
 		}
 		r.Rate = float64(now.Iteration-then.Iteration) / seconds

@@ -24,21 +24,19 @@ import (
 type Target struct {
 	Settings settings.Settings // by which its scheduler is reached
 	Job      *runfile.Job      // nil where the job was named by its scheduler
+	bad      error             // why Settings is none
 }
 
 // Here is a target for each job of a list.
-func Here(jobs []runfile.Job) ([]Target, error) {
+func Here(jobs []runfile.Job) []Target {
 	targets := make([]Target, len(jobs))
 	for i, j := range jobs {
 		env := maps.Clone(j.Env)
 		env["PACELINE_ROLE"] = "server"
 		s, _, err := settings.FromEnv(env)
-		if err != nil {
-			return nil, err
-		}
-		targets[i] = Target{s, &j}
+		targets[i] = Target{s, &j, err}
 	}
-	return targets, nil
+	return targets
 }
 
 // Look asks the schedulers of all targets at the same time, each for at most some time. A job that has ended meanwhile has
@@ -58,7 +56,11 @@ func (t Target) look(ctx context.Context, timeout time.Duration) View {
 	if t.Job != nil {
 		v.ID, v.Started, v.Command, v.Directory = t.Job.ID, &t.Job.Started, strings.Join(t.Job.Command, " "), t.Job.Directory
 	}
-	status, err := Ask(ctx, &t.Settings, timeout)
+	var status wire.StatusReply
+	err := t.bad
+	if err == nil {
+		status, err = Ask(ctx, &t.Settings, timeout)
+	}
 	if err != nil {
 		v.Err, v.Error, v.over = err, err.Error(), t.over()
 		if t.Job != nil {

@@ -53,6 +53,37 @@ slowest: rank 2 on host, 5 behind
 	}
 }
 
+// TestACountOfAnotherTensorIsNoRate, nor is one rank's behind another's: after a large broadcast gradients overtake it on one rank and then on the next.
+func TestACountOfAnotherTensorIsNoRate(t *testing.T) {
+	before, now := view(10, 1), view(12, 101)
+	for i := range now.Nodes {
+		p := now.Nodes[i].Progress
+		if p.Tensor = "weight"; i == 1 {
+			p.Tensor, p.Iteration = "", 1
+		}
+	}
+	now.Ranks = ranksOf(now.StatusReply)
+	v := Since([]View{before}, []View{now})[0]
+	if got := v.Ranks[0].Rate; got != 101./12 {
+		t.Errorf("rank 0 has a rate of %v, want its mean", got)
+	}
+	if v.Ranks[1].Behind != 0 || v.Ranks[2].Behind != 5 {
+		t.Errorf("behind: %d and %d, want 0 and 5", v.Ranks[1].Behind, v.Ranks[2].Behind)
+	}
+}
+
+// TestAJobThatCannotBeAskedDoesNotHideOthers: its file has an environment that is refused.
+func TestAJobThatCannotBeAskedDoesNotHideOthers(t *testing.T) {
+	jobs := []runfile.Job{{ID: 1, Env: map[string]string{"PACELINE_JOB_SECRET": "short"}}, {ID: 2, Env: map[string]string{"PACELINE_SCHEDULER": "127.0.0.1:1", "PACELINE_JOB_SECRET": "a secret for this test only"}}}
+	targets := Here(jobs)
+	if v := targets[0].look(t.Context(), time.Second); v.ID != 1 || !strings.Contains(v.Error, "PACELINE_JOB_SECRET") {
+		t.Error(v.Error)
+	}
+	if targets[1].Settings.Scheduler != "127.0.0.1:1" {
+		t.Error(targets[1].Settings.Scheduler)
+	}
+}
+
 // TestAListCountsTheRanksThatAJobHasLost, and not those that only do not answer.
 func TestAListCountsTheRanksThatAJobHasLost(t *testing.T) {
 	v := view(10, 100)
@@ -151,10 +182,7 @@ func TestAJobThatHasEndedHasNoView(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	targets, err := Here(jobs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	targets := Here(jobs)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if views := Look(ended, targets, time.Minute); len(views) != 1 || views[0].Err == nil {

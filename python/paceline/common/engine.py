@@ -187,6 +187,9 @@ class Engine:
             with suppress(KeyboardInterrupt):
                 failures += [finish() for finish, _ in self._at_exit]
         self._job = None
+        for stream in sys.stdout, sys.stderr:
+            with suppress(AttributeError, OSError, ValueError):  # None, broken or closed
+                stream.flush()
         with _ended_by_ctrl_c():  # the server in this process may stay for others
             abi.library().pl_shutdown()
         failures += [drain() for _, drain in self._at_exit]
