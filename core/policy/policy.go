@@ -146,6 +146,9 @@ type list []string
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (l *list) UnmarshalJSON(data []byte) error {
+	if string(data) == "null" { // not given
+		return nil
+	}
 	var one string
 	if json.Unmarshal(data, &one) == nil {
 		*l = list{one}
@@ -154,6 +157,9 @@ func (l *list) UnmarshalJSON(data []byte) error {
 	var many []string
 	if err := json.Unmarshal(data, &many); err != nil {
 		return errors.New("names are a pattern or a list of patterns")
+	}
+	if len(many) == 0 {
+		return errors.New("names is an empty list, which matches no tensor: leave it out for all tensors")
 	}
 	*l = many
 	return nil

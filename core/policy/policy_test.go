@@ -56,23 +56,35 @@ func TestTheFirstRuleThatFitsWins(t *testing.T) {
 
 func TestAWrongPolicyIsAnErrorThatNamesTheRule(t *testing.T) {
 	for text, want := range map[string]string{
-		"topk:2":                                 "shares over 0 and up to 1",
-		"nonsense":                               "known are: bf16",
-		"[1]":                                    "rule 1",
-		"[{]":                                    "policy",
-		`[{"codec": 1}]`:                         "rule 1",
-		`[{"codec": "fp16"}, {"codec": "fp17"}]`: "rule 2: unknown codec \"fp17\"",
-		`[{"codec": "fp16", "name": "x"}]`:       "unknown field \"name\"",
-		`[{"names": "w"}]`:                       "it names no codec",
-		`[{"names": "[odd", "codec": "fp16"}]`:   "not a pattern",
-		`[{"names": 7, "codec": "fp16"}]`:        "a pattern or a list",
-		`[{"dtypes": ["int8"], "codec": "fp16"}]`:                                "travel plain",
-		`[{"min_bytes": -1, "codec": "fp16"}]`:                                   "allowed are 0 and more",
+		"topk:2":                                  "shares over 0 and up to 1",
+		"nonsense":                                "known are: bf16",
+		"[1]":                                     "rule 1",
+		"[{]":                                     "policy",
+		`[{"codec": 1}]`:                          "rule 1",
+		`[{"codec": "fp16"}, {"codec": "fp17"}]`:  "rule 2: unknown codec \"fp17\"",
+		`[{"codec": "fp16", "name": "x"}]`:        "unknown field \"name\"",
+		`[{"names": "w"}]`:                        "it names no codec",
+		`[{"names": "[odd", "codec": "fp16"}]`:    "not a pattern",
+		`[{"names": 7, "codec": "fp16"}]`:         "a pattern or a list",
+		`[{"names": [], "codec": "fp16"}]`:        "names is an empty list",
+		`[{"dtypes": ["int8"], "codec": "fp16"}]`: "travel plain",
+		`[{"min_bytes": -1, "codec": "fp16"}]`:    "allowed are 0 and more",
 		strings.Repeat(" ", 9) + "topk:" + strings.Repeat("9", limits.MaxPolicy): "limit",
 	} {
 		if _, err := policy.Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.60q: %v, want %q", text, err, want)
 		}
+	}
+}
+
+// Python's None is a rule's argument that is not given.
+func TestNullIsNotGiven(t *testing.T) {
+	p, err := policy.Parse(`[{"names": null, "min_bytes": null, "codec": "fp16"}]`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Choose(policy.Tensor{Name: "w", DType: units.Float32, Bytes: 1 << 20}) == nil {
+		t.Error("the rule matches nothing")
 	}
 }
 
