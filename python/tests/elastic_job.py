@@ -3,13 +3,16 @@
 Each rank writes a line whenever the training function begins and ends. The training ends when DIRECTORY/stop exists.
 JOB_PREPARES: processes that come later wait for DIRECTORY/ready before the training function, and all write a line at
 each commit too. JOB_BEFORE: all take part in a sum before the training function, and in each reset callback.
-JOB_OPTIONS: the optimizer's, in JSON. JOB_METRIC: a sum follows each step.
+JOB_OPTIONS: the optimizer's, in JSON. JOB_SETTINGS: init's. JOB_METRIC: a sum follows each step. JOB_EVERY: steps for
+each commit. JOB_DIGESTS=no: commits have no digest, whose computation would wait for the step. DIRECTORY/die: rank 0
+of the first round kills itself before step 20.
 """
 
 import hashlib
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,9 +22,9 @@ import torch
 hvd = importlib.import_module(os.environ.get("JOB_MODULE", "paceline.torch"))
 stop, commits = Path(sys.argv[1]) / "stop", os.environ.get("JOB_COMMITS", "yes") == "yes"
 prepares, before = "JOB_PREPARES" in os.environ, "JOB_BEFORE" in os.environ
-SAMPLES, BATCH, COMMIT_EVERY = 96, 4, 5
+SAMPLES, BATCH, COMMIT_EVERY = 96, 4, int(os.environ.get("JOB_EVERY", "5"))
 
-hvd.init()
+hvd.init(settings=json.loads(os.environ.get("JOB_SETTINGS", "null")))
 torch.manual_seed(hvd.rank())
 model = torch.nn.Linear(6, 3)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -57,8 +60,11 @@ def train(state):
     say("begin", state)
     assert state.digest in ("", digest()), "the state is not what was committed"
     assert state.step % COMMIT_EVERY == 0, state.step
+    assert state.seen in ([], [sampler.epoch, sampler.processed_num]), (state.seen, sampler.state_dict())
     while True:
         for i, (x,) in enumerate(loader):
+            if hvd.rank() == 0 and state.step == 20 and not resets and (stop.parent / "die").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
             model(x).square().sum().backward()
             optimizer.step()
@@ -67,7 +73,8 @@ def train(state):
             sampler.record_batch(i, len(x))
             state.step += 1
             if state.step % COMMIT_EVERY == 0 and commits:
-                state.digest = digest()
+                state.digest = digest() if os.environ.get("JOB_DIGESTS") != "no" else ""
+                state.seen = [sampler.epoch, sampler.processed_num]
                 state.commit()
                 if prepares:
                     say("commit", state)
@@ -77,7 +84,7 @@ def train(state):
 
 
 resets = []
-state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, step=0, digest="")
+state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, step=0, digest="", seen=[])
 state.register_reset_callbacks([lambda: resets.append(hvd.size())])
 
 

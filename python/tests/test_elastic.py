@@ -17,12 +17,18 @@ import torch
 from elastic_runs import Elastic, end_alike, replace
 from jobs import HANG_S, clean_environment
 
+CROSS_BARRIER = {"JOB_OPTIONS": '{"cross_barrier": true}'}
+IN_COMMIT = CROSS_BARRIER | {"JOB_EVERY": "1", "JOB_DIGESTS": "no"}  # which is where the loss shows
 
-@pytest.mark.parametrize("options", [{}, {"JOB_OPTIONS": '{"cross_barrier": true}', "JOB_METRIC": "1"}], ids=str)
+
+@pytest.mark.parametrize("options", [{}, CROSS_BARRIER | {"JOB_METRIC": "1"}, IN_COMMIT], ids=str)
 def test_the_others_go_on_with_what_was_committed_when_a_rank_is_killed(options, tmp_path):
+    if options is IN_COMMIT:
+        (tmp_path / "die").touch()
     with Elastic(tmp_path, "-np", "3", "--min-np", "2", **options) as job:
         (first,) = job.wait(lambda: job.rounds(3))
-        job.kill(next(m for m in first if m["rank"] == 0))
+        if options is not IN_COMMIT:
+            job.kill(next(m for m in first if m["rank"] == 0))
         members = job.wait(lambda: job.rounds(2))[0]
         assert sorted(m["rank"] for m in members) == [0, 1] and all(m["resets"] == 1 for m in members)
         assert job.finish() == 0, job.text()
@@ -33,7 +39,7 @@ def test_the_others_go_on_with_what_was_committed_when_a_rank_is_killed(options,
 
 def test_a_replacement_gets_the_state_and_is_not_rank_0(tmp_path):
     flags = ["-np", "2", "--min-np", "2", "--blacklist-cooldown-range", "0.2", "1", "--horovod"]
-    with Elastic(tmp_path, *flags, JOB_MODULE="horovod.torch") as job:
+    with Elastic(tmp_path, *flags, JOB_MODULE="horovod.torch", JOB_SETTINGS='{"compression": "fp16"}') as job:
         (first,) = job.wait(lambda: job.rounds(2))
         job.kill(next(m for m in first if m["rank"] == 0))
         members = job.wait(lambda: [r for r in job.rounds(2) if any(m["process"] == 2 for m in r)])[0]

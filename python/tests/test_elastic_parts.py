@@ -10,8 +10,10 @@ import torch
 import paceline
 import paceline.torch as hvd
 from paceline.common.elastic import ObjectState, run_fn
+from paceline.common.engine import engine
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.common.sampling import Shares, share
+from paceline.common.seat import Seat
 
 
 def test_shares_are_equal_disjoint_and_cover_what_is_not_processed():
@@ -124,6 +126,43 @@ def test_the_backward_passes_of_a_step_are_counted_anew_among_other_ranks(alone)
     for _ in range(2):
         model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
+
+
+def test_a_loss_that_shows_in_a_commit_leaves_what_was_committed_before(alone, monkeypatch):
+    """With cross_barrier the reductions of the last step end there. A sampler before the model was saved anew."""
+    sampler = hvd.elastic.ElasticSampler(range(10))
+    state = hvd.elastic.TorchState(model=torch.nn.Linear(2, 1), sampler=sampler, batch=0)
+    sampler.record_batch(0, 2)
+    state.batch = 1
+
+    def lose():
+        raise HorovodInternalError("a rank is lost")
+
+    monkeypatch.setattr(engine, "_before_rest", [lose])
+    with pytest.raises(HorovodInternalError, match="a rank is lost"):
+        state.commit()
+    state.restore()
+    assert (state.batch, sampler.processed_num) == (0, 0)
+
+
+def test_a_process_is_as_new_as_the_state_that_it_has(monkeypatch):
+    """One that dies between its place and the state of the others must not be taken for one that has it."""
+    asked = []
+
+    def answer(process, ask, timeout):
+        asked.append(ask)
+        return {"env": {}, "commits": 101}
+
+    monkeypatch.setenv("PACELINE_ELASTIC_PROCESS", "1")
+    monkeypatch.setattr(engine, "seat", answer)
+    monkeypatch.setattr(engine, "init", lambda *_: None)
+    seat = Seat()
+    seat._asked, seat.commits = True, 3
+    for _ in range(2):
+        seat.join([], {"compression": "fp16"})
+    seat.synchronised()
+    seat.join([], None)
+    assert [ask["commits"] for ask in asked] == [3, 3, 101]
 
 
 def test_what_has_no_copy_is_saved_as_others_get_it(alone):

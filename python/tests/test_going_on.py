@@ -269,7 +269,7 @@ STEPS = """
 """
 
 
-@pytest.mark.parametrize("what", ["a rank", "a server", "a server from elsewhere"])
+@pytest.mark.parametrize("what", ["a rank", "a server", "a server beside --min-np", "a server from elsewhere"])
 def test_a_process_that_stays_frozen_is_not_waited_for(what, tmp_path, port):
     """The others train to the end, which then is the job's. A server from elsewhere is not this launcher's to end."""
     script = tmp_path / "script.py"
@@ -277,6 +277,7 @@ def test_a_process_that_stays_frozen_is_not_waited_for(what, tmp_path, port):
     env = {"PACELINE_JOB_SECRET": "of a frozen process", "PACELINE_ELASTIC": "1", "PACELINE_PEER_TIMEOUT": "4"}
     flags = ["-np", "2", "--elastic", "--listen", f"127.0.0.1:{port}"]
     flags += ["--servers", "localhost,localhost"] if what != "a rank" else []
+    flags += ["--min-np", "1"] if "min-np" in what else []
     servers = []
     try:
         with Elastic(tmp_path, *flags, script=[sys.executable, str(script), str(tmp_path / "stop")], **env) as job:
@@ -286,7 +287,7 @@ def test_a_process_that_stays_frozen_is_not_waited_for(what, tmp_path, port):
                 servers.append(subprocess.Popen(command, env=clean_environment() | env))
                 job.wait(lambda: len(listed(port, env)) == 3)
                 frozen = servers[0].pid
-            elif what == "a server":
+            elif what.startswith("a server"):
                 frozen = listed(port, env)[1]
             else:
                 frozen = next(line["pid"] for line in job.said("begin") if line["rank"] == 1)
@@ -294,8 +295,9 @@ def test_a_process_that_stays_frozen_is_not_waited_for(what, tmp_path, port):
             job.wait(lambda: "the job goes on without" in job.text())
             assert job.finish() == 0, job.text()
             assert f"done {'0' if what == 'a rank' else '1'}" in job.text(), job.text()
-            whom = {"a rank": "rank 1 on", "a server": "server on"}.get(what, "server at ")
-            assert f"the job ended well; it lost {whom}" in job.text(), job.text()
+            whom = {"a rank": "rank 1 on", "a server from elsewhere": "server at "}.get(what, "server on")
+            ended = "the training has come to its end without" if "min-np" in what else "the job ended well; it lost"
+            assert f"{ended} {whom}" in job.text(), job.text()
             if not servers:
                 assert f"(pid {frozen}) was given up by the others, and had not ended when they had" in job.text()
     finally:

@@ -139,6 +139,13 @@ print("done")
 """
 
 
+def test_a_job_within_a_process_of_an_elastic_one_has_its_own_places(tmp_path):
+    environ = environment() | {"PACELINE_ELASTIC_PROCESS": "3", "PACELINE_ELASTIC_ROUND": "7"}
+    command = ["paceline", "run", "-np", "2", sys.executable, script(tmp_path, False)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0 and done.stdout.count("done on paceline.torch") == 2, done.stdout + done.stderr
+
+
 def test_a_job_of_another_launcher_is_found_until_it_ends(tmp_path, port):
     path = tmp_path / "found.py"
     path.write_text(FOUND)

@@ -100,6 +100,9 @@ func (d *discovery) watch(hosts []Host, say func(string, ...any)) (found <-chan 
 		failure := ""
 		ticks.Until(ctx.Done(), discoverEvery, func(time.Time) {
 			now, err := d.discover(ctx)
+			if err == nil && len(now) == 0 { // a pipe in the script may hide that its first command has failed
+				err = fmt.Errorf("--host-discovery-script %s prints no host", d.Script)
+			}
 			switch {
 			case ctx.Err() != nil:
 			case err != nil:

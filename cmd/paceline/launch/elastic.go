@@ -446,6 +446,6 @@ func (e *elastic) done() {
 		})
 		e.Say("the training has come to its end without %s", strings.Join(without, ", "))
 	}
+	e.calm = false                                                      // what was given up is stopped
 	e.plan(step{0, syscall.SIGTERM}, step{e.Job.Stop, syscall.SIGKILL}) // of the servers
-	e.calm = false
 }

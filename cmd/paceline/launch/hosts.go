@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -68,18 +69,27 @@ func ParseHostFile(r io.Reader) ([]Host, error) {
 	return hosts, lines.Err()
 }
 
-// ParseFound reads what a discovery script prints: on each line a host, "host:2", or "host" with slots that another place says.
+// ParseFound reads what a discovery script prints: on each line a host, "host:2", or "host" with slots that another place says. As with Horovod
+// the last line of a host counts, and "host:0" is none.
 func ParseFound(text string, slots int) ([]Host, error) {
 	hosts := []Host{}
 	for line := range strings.Lines(text) {
 		if line = strings.TrimSpace(line); line == "" {
 			continue
 		}
-		name, n, err := splitSlots(line, slots)
-		if err == nil {
-			hosts, err = addHost(hosts, name, n)
+		line, drained := strings.CutSuffix(line, ":0")
+		if drained && net.ParseIP(line+":0") != nil {
+			line, drained = line+":0", false
 		}
+		name, n, err := splitSlots(line, slots)
 		if err != nil {
+			return nil, err
+		}
+		hosts = slices.DeleteFunc(hosts, func(h Host) bool { return h.Name == name })
+		if drained {
+			continue
+		}
+		if hosts, err = addHost(hosts, name, n); err != nil {
 			return nil, err
 		}
 	}

@@ -38,7 +38,8 @@ func TestWhatADiscoveryScriptPrints(t *testing.T) {
 		"":                       "[]",
 		"a:2\nb\n\n  c:1 \n":     "[{a 2} {b 4} {c 1}]",
 		"fe80::1\n[fe80::2]:3\n": "[{fe80::1 4} {fe80::2 3}]",
-		"a\na:1\n":               "[{a 5}]",
+		"a\nb:0\na:1\n":          "[{a 1}]", // as Horovod reads them
+		"fe80::0\na:0\na:10\n":   "[{fe80::0 4} {a 10}]",
 	} {
 		if got, err := ParseFound(text, 4); err != nil || fmt.Sprint(got) != want {
 			t.Errorf("%q: %v %v", text, got, err)
@@ -75,6 +76,10 @@ func TestDiscovery(t *testing.T) {
 	}
 	write("b;\n")
 	if text := <-said; !strings.Contains(text, "is not the name of a host; the hosts stay as they were") {
+		t.Fatal(text)
+	}
+	write("") // as from a pipe whose first command fails
+	if text := <-said; !strings.Contains(text, "prints no host; the hosts stay as they were") {
 		t.Fatal(text)
 	}
 	write("a\n")

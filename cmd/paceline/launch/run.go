@@ -82,7 +82,9 @@ func (j *maker) run() (Report, error) {
 		}
 		maps.Copy(j.Env, address)
 	}
-	maps.DeleteFunc(j.Env, func(name, _ string) bool { return strings.HasPrefix(name, "TORCHELASTIC_") }) // of a torchrun around us
+	maps.DeleteFunc(j.Env, func(name, _ string) bool { // of a launcher around us
+		return strings.HasPrefix(name, "TORCHELASTIC_") || strings.HasPrefix(name, "PACELINE_ELASTIC_")
+	})
 	for _, name := range []string{"PACELINE_JOB_SECRET_FILE", "PACELINE_ROLE", "DMLC_ROLE", "PACELINE_PORT"} {
 		delete(j.Env, name)
 	}

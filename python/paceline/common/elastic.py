@@ -126,22 +126,23 @@ def run_fn(func: Callable[..., _Result], reset: Callable[[], None]) -> Callable[
 
     Before func is called, and after each change, the state is synchronised. HorovodInternalError, by which the loss
     of a rank is known, restores what was committed last; HostsUpdatedInterrupt keeps the state as it is. reset: leaves
-    the job and joins it again. Without a launcher that gives this process a place in another round,
-    HorovodInternalError goes to the caller, so that torchrun, for example, starts the ranks again.
+    the job and joins it again, with the settings that init was given. Without a launcher that gives this process a
+    place in another round, HorovodInternalError goes to the caller, so that torchrun, for example, starts the ranks
+    again.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> _Result:
         engine.arrive()
         seat.watch()
-        skip_sync, changed = False, seat.moved
+        skip_sync, changed = False, seat.has_moved()
         while True:
             try:
                 if changed:
                     state.on_reset()
                 if not skip_sync:
                     state.sync()
-                seat.has_state = True
+                seat.synchronised()
                 return func(state, *args, **kwargs)
             except HorovodInternalError as e:
                 if not seat.elastic:

@@ -26,6 +26,8 @@ class Seat:
     def __init__(self) -> None:
         self.has_state = False  # of the training, so that others may get it from here
         self.commits = 0  # how new that is: one that was lost, and comes back, has less than those that went on
+        self.settings: Mapping[str, Any] | None = None  # that init was given, for the next rounds
+        self._round_commits = 0  # how new the state is that the ranks of the round get
         self.may_skip = False  # its state is that of the others, unless somebody joins
         self.skip = False  # all ranks of the round have the same state
         self.moved = False  # the round gave it another place than it was told to expect
@@ -47,6 +49,7 @@ class Seat:
         A new process, where a round runs, is only told which place to expect: the others train on until it needs them.
         Ends the process, with exit code 0, where there is no place for it: SystemExit.
         """
+        self.settings = settings
         for attempt in range(_ATTEMPTS):
             if self._take(early=not self._asked and not process_sets):
                 engine.expect(settings, lambda: self.join(process_sets, settings))
@@ -80,9 +83,18 @@ class Seat:
         self.moved = self._expected is not None and not self._expected.items() <= env.items()
         with self._lock:
             self.skip, self.may_skip = bool(answer.get("skip")), False
-            self.commits = int(answer.get("commits", 0))
+            self._round_commits = int(answer.get("commits", 0))
             self._news = max(self._news, int(answer.get("news", 0)))
         return False
+
+    def synchronised(self) -> None:
+        """This process has the round's state."""
+        self.has_state, self.commits = True, self._round_commits
+
+    def has_moved(self) -> bool:
+        """Whether the round gave this process another place than it was told to expect: told once."""
+        moved, self.moved = self.moved, False
+        return moved
 
     def watch(self) -> None:
         """Has the launcher tell this process of changed hosts from now on."""

@@ -11,6 +11,7 @@ import jax
 from paceline.common.basics import init, rank, shutdown
 from paceline.common.elastic import ObjectState, State, run_fn
 from paceline.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from paceline.common.seat import seat
 from paceline.jax.functions import broadcast_object
 
 __all__ = ["JaxState", "ObjectState", "State", "run", "run_fn"]
@@ -66,4 +67,4 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
 
 def _reset() -> None:
     shutdown()
-    init()
+    init(settings=seat.settings)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from paceline.common.basics import init, rank, shutdown
 from paceline.common.elastic import ObjectState, State, run_fn
 from paceline.common.exceptions import HorovodInternalError
+from paceline.common.seat import seat
 from paceline.tensorflow._variables import given_to
 from paceline.tensorflow.functions import broadcast_object, broadcast_variables
 
@@ -44,7 +45,7 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
 
 def _reset() -> None:
     shutdown()
-    init()
+    init(settings=seat.settings)
 
 
 class _VariablesState(ObjectState):

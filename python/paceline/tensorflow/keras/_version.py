@@ -50,7 +50,12 @@ def variables_of(optimizer: Any) -> list[Any]:
     if optimizer is None:
         return []
     variables = optimizer.variables
-    return list(variables() if callable(variables) else variables)
+    found = list(variables() if callable(variables) else variables)
+    if not KERAS_3:  # which keeps options such as the learning rate beside them
+        for o in optimizer, getattr(optimizer, "inner_optimizer", None):
+            options = [getattr(o, "_learning_rate", None), *getattr(o, "_hyper", {}).values()]
+            found += [option for option in options if isinstance(option, tf.Variable)]
+    return list({id(v): v for v in found}.values())
 
 
 def build(optimizer: Any, variables: Iterable[Any]) -> None:

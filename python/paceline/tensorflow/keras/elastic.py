@@ -46,9 +46,10 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Keeps the number of the batch in `state.batch`, 0 at the end of an epoch.
+    """Keeps the number of the last batch in `state.batch`, counted from the begin of fit, and 0 at the end of an epoch.
 
-    The call of fit says how many batches are left: steps_per_epoch=total - state.batch.
+    A fit that goes on after a change begins its epoch anew, unless it is told otherwise. Its steps_per_epoch is for all
+    of its epochs.
     """
 
     def __init__(self, state: Any) -> None:
@@ -77,17 +78,25 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Keeps the number of epochs that are done in `state.epoch`, over all calls of fit, which count from 0."""
+    """Keeps the number of epochs that are done in `state.epoch`, over all calls of fit.
+
+    fit has what is left, `epochs=total - state.epoch`, or counts on: `epochs=total, initial_epoch=state.epoch`.
+    """
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
         self.initial_epoch: int = self.state.epoch
+        self._first: int | None = None  # by fit's count
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Counts from the state's epoch."""
-        self.initial_epoch = self.state.epoch
+        self.initial_epoch, self._first = self.state.epoch, None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes where fit begins to count."""
+        self._first = epoch if self._first is None else self._first
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Counts the epoch."""
-        self.state.epoch = self.initial_epoch + epoch + 1
+        self.state.epoch = self.initial_epoch + epoch - (self._first or 0) + 1

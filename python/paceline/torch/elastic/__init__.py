@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from paceline.common.basics import init, shutdown
 from paceline.common.elastic import ObjectState, State, run_fn
+from paceline.common.seat import seat
 from paceline.torch.elastic.sampler import ElasticSampler
 from paceline.torch.elastic.state import (
     LRSchedulerStateHandler,
@@ -49,4 +50,4 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
 
 def _reset() -> None:
     shutdown()
-    init()
+    init(settings=seat.settings)

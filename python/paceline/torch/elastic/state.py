@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paceline.common.elastic import ObjectState
+from paceline.common.engine import engine
 from paceline.torch._gradient_hooks import GradientHooks
 from paceline.torch.elastic.sampler import ElasticSampler
 from paceline.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -136,7 +137,8 @@ class TorchState(ObjectState):
         super().__init__(broadcast_object, rank, **{n: v for n, v in kwargs.items() if n not in handlers})
 
     def save(self) -> None:
-        """Saves everything in memory."""
+        """Saves everything in memory: a loss that shows in what is in flight leaves what was saved before."""
+        engine.rest()
         for handler in self._handlers.values():
             handler.save()
         super().save()

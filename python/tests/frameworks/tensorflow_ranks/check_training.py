@@ -517,6 +517,34 @@ def test_learning_rates(rank, size):
     assert rates == pytest.approx(warm + [0.8] * 4 + [0.08] * 4, rel=1e-5) and history["lr"][-1] == pytest.approx(0.08)
 
 
+@pytest.mark.parametrize("legacy", [False] if KERAS_3 else [False, True])
+def test_a_rate_that_was_lowered_is_broadcast_and_kept_by_elastic_states(legacy, rank):
+    """A host that joins, or one that has not loaded the root's file, has the rate that its script began with."""
+    kind = keras.optimizers.legacy.SGD if legacy else keras.optimizers.SGD
+    model = compiled(hvd_keras.DistributedOptimizer(kind(0.5 / (rank + 1))))
+    fit(model, part(batches(1), 0), [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0)])
+    rate = model.optimizer.learning_rate
+    assert float(rate) == 0.5
+    state = hvd_keras.elastic.KerasState(model, epoch=0)
+    state.commit()
+    rate.assign(0.125)
+    state.restore()
+    assert float(rate) == 0.5
+    rate.assign(0.25 * (rank + 1))
+    state.sync()
+    assert float(rate) == 0.25
+
+
+def test_epochs_are_counted_over_fits_however_they_count(rank):
+    state = hvd_keras.elastic.KerasState(compiled(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1))), epoch=4)
+    x, y = np.zeros((ROWS, 5), np.float32), np.zeros(ROWS, int)
+    epochs = hvd_keras.elastic.UpdateEpochStateCallback(state)
+    state.model.fit(x, y, epochs=6, initial_epoch=state.epoch, verbose=0, callbacks=[epochs])
+    assert state.epoch == 6
+    state.model.fit(x, y, epochs=2, verbose=0, callbacks=[epochs])
+    assert state.epoch == 8
+
+
 def test_batch_normalisation_over_all_ranks(rank, size):
     random = np.random.default_rng(5)
     x = random.standard_normal((size * 6, 4, 3)).astype(np.float32) * 3 + 1
