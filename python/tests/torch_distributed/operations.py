@@ -92,11 +92,47 @@ def reductions(rank):
     dist.all_reduce_coalesced(some)
     same(some[0], of(0) + of(1))
     same(some[1], of(0, shape=(6,)) + of(1, shape=(6,)))
+    several_types(rank)
     parts = torch.stack([of(rank), 10 * of(rank)])
     for call in (dist.reduce_scatter_tensor, lambda o, i: dist.reduce_scatter(o, list(i))):
         x = torch.empty(3, 2)
         call(x, parts)
         same(x, (of(0) + of(1)) * (1 if rank == 0 else 10))
+
+
+def several_types(rank):
+    """Each tensor of a list is reduced as its type is, whichever comes first.
+
+    PyTorch's functional collectives call the group's methods; its all_reduce_coalesced takes one type only.
+    """
+    whole = dist.group.WORLD
+
+    def reduce(tensors, op=dist.ReduceOp.SUM):
+        options = dist.distributed_c10d.AllreduceCoalescedOptions()
+        options.reduceOp = op
+        whole.allreduce_coalesced(tensors, options).wait()
+
+    for first in (False, True):
+        flags, numbers, floats = torch.tensor([rank == 0, True, False]), of(rank, torch.int32), of(rank)
+        some = [flags, numbers, floats] if first else [floats, numbers, flags]
+        reduce(some)
+        same(flags, torch.tensor([True, True, False]))
+        same(numbers, of(0, torch.int32) + of(1, torch.int32))
+        same(floats, of(0) + of(1))
+        flags, numbers = torch.tensor([rank == 0, True, False]), of(rank, torch.int32)
+        reduce([flags, numbers] if first else [numbers, flags], dist.ReduceOp.BAND)
+        same(flags, torch.tensor([False, True, False]))
+        same(numbers, of(0, torch.int32) & of(1, torch.int32))
+        wholes = [torch.tensor([rank == 0, True]), of(rank).view(-1)[:4].contiguous()]
+        shares = [torch.zeros(1, dtype=torch.bool), torch.zeros(2)]
+        if not first:
+            wholes, shares = wholes[::-1], shares[::-1]
+        whole.reduce_scatter_tensor_coalesced(shares, wholes).wait()
+        flag, share = shares if first else shares[::-1]
+        same(flag, torch.tensor([True]))
+        same(share, (of(0) + of(1)).view(-1)[2 * rank : 2 * rank + 2])
+    some = [torch.tensor([1], dtype=torch.int32), torch.ones(2)]
+    refuses("non-integral", lambda: reduce(some, dist.ReduceOp.BAND))
 
 
 def transfers(rank):

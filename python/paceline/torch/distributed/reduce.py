@@ -13,7 +13,7 @@ from paceline.common import abi, operators
 from paceline.torch._memory import sparse
 from paceline.torch.distributed.memory import Memory, summand_of
 from paceline.torch.distributed.operations import Operations, Tensors, copied, one_for_each, one_tensor, storing
-from paceline.torch.distributed.reductions import BITWISE, Reduction, reduction_of
+from paceline.torch.distributed.reductions import BITWISE, Reduction, reduction_of, reductions_of
 from paceline.torch.distributed.work import PacelineWork
 
 
@@ -43,22 +43,22 @@ class Reductions(Operations):
     ) -> PacelineWork:
         if not coalesced:
             one_tensor(what, tensors)
-        group, how = self._group, reduction_of(options.reduceOp, tensors[0])
+        group, hows = self._group, reductions_of(options.reduceOp, tensors)
         mine = root is None or root == group.rank
-        if how.bitwise is not None:
-            return self._bitwise(what, [(t, t, 0) for t in tensors], how, options, mine)
+        if hows[0].bitwise is not None:
+            return self._bitwise(what, [(t, t, 0) for t in tensors], hows[0], options, mine)
         memory = [Memory(t) for t in tensors]
         outputs = [m.host if mine else torch.empty_like(m.host) for m in memory]
 
-        def one(m: Memory, output: torch.Tensor) -> abi.Op:
+        def one(m: Memory, output: torch.Tensor, how: Reduction) -> abi.Op:
             dtype, count = summand_of(m.tensor)
             where = m.address(), output.data_ptr()
             return group.op(abi.ALLREDUCE, (count,), dtype, *where, reduce_op=how.op, prescale=how.prescale)
 
         def make() -> abi.Op | list[abi.Op]:
             if not coalesced:
-                return one(memory[0], outputs[0])
-            return [copied(one(m, o)) for m, o in zip(memory, outputs, strict=True)]
+                return one(memory[0], outputs[0], hows[0])
+            return [copied(one(*each)) for each in zip(memory, outputs, hows, strict=True)]
 
         return self._run(what, make, [*memory, *outputs], storing(memory if mine else ()), list(tensors), options)
 
@@ -155,21 +155,21 @@ class Reductions(Operations):
 
     def _reduce_scatter(self, what: str, pairs: list[tuple[torch.Tensor, torch.Tensor]], options: Any) -> PacelineWork:
         group = self._group
-        how = reduction_of(options.reduceOp, pairs[0][1])
+        hows = reductions_of(options.reduceOp, [input for _, input in pairs])
         for output, input in pairs:
             if input.numel() != group.size * output.numel() or input.dtype != output.dtype:
                 raise ValueError(
                     f"{what}: input of {input.numel()} elements of {input.dtype} for {group.size} outputs of "
                     f"{output.numel()} elements of {output.dtype}"
                 )
-        if how.bitwise is not None:
+        if hows[0].bitwise is not None:
             slices = [(output, input, group.rank * output.numel()) for output, input in pairs]
-            return self._bitwise(what, slices, how, options, True)
+            return self._bitwise(what, slices, hows[0], options, True)
         memory = [(Memory(output, filled=False), Memory(self._ascending(input))) for output, input in pairs]
 
         def make() -> list[abi.Op]:
             ops = []
-            for output, input in memory:
+            for (output, input), how in zip(memory, hows, strict=True):
                 dtype, count = summand_of(input.tensor)
                 where = input.address(), output.address()
                 shape = (group.size, count // group.size)

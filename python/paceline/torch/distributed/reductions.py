@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,3 +61,10 @@ def reduction_of(op: ReduceOp, tensor: torch.Tensor) -> Reduction:
     if tensor.is_complex() and which not in (ReduceOp.SUM, ReduceOp.AVG):
         raise ValueError(f"ReduceOp.{which.name} is not defined for complex numbers")
     return Reduction(_OPERATORS[which])
+
+
+def reductions_of(op: ReduceOp, tensors: Sequence[torch.Tensor]) -> list[Reduction]:
+    """The reduction of each of several tensors, whose types may differ: all are bitwise, or none."""
+    hows = [reduction_of(op, tensor) for tensor in tensors]
+    bitwise = next((how for how in hows if how.bitwise is not None), None)
+    return hows if bitwise is None else [bitwise] * len(hows)  # of truth values beside integers, too, it is the same
