@@ -88,6 +88,7 @@ def reductions(rank):
     x = torch.sparse_coo_tensor([[rank, rank + 1]], [1.0, 2.0], (4,), device=SPARSE, check_invariants=True)
     dist.all_reduce(x)
     same(x.to_dense(), torch.tensor([1.0, 3.0, 2.0, 0.0], device=SPARSE))
+    sparse_tensors(rank)
     some = [of(rank), of(rank, shape=(6,))]
     dist.all_reduce_coalesced(some)
     same(some[0], of(0) + of(1))
@@ -98,6 +99,19 @@ def reductions(rank):
         x = torch.empty(3, 2)
         call(x, parts)
         same(x, (of(0) + of(1)) * (1 if rank == 0 else 10))
+
+
+def sparse_tensors(rank):
+    """What cannot be computed of the elements that ranks have is an error."""
+
+    def mine(dtype, shape=(4,)):
+        indices, values = [[0]] * len(shape), torch.ones(1, dtype=dtype, device=SPARSE)
+        return torch.sparse_coo_tensor(indices, values, shape, device=SPARSE, check_invariants=True)
+
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR, dist.ReduceOp.MAX):
+        refuses("sparse tensors", lambda op=op: dist.all_reduce(mine(torch.int32), op))
+    factor = torch.distributed._make_nccl_premul_sum(2.0)
+    refuses("sparse tensors", lambda: dist.all_reduce(mine(torch.float32), factor))
 
 
 def several_types(rank):

@@ -16,6 +16,9 @@ from paceline.torch.distributed.operations import Operations, Tensors, copied, o
 from paceline.torch.distributed.reductions import BITWISE, Reduction, reduction_of, reductions_of
 from paceline.torch.distributed.work import PacelineWork
 
+# Those of sparse tensors.
+_SUM, _AVERAGE = Reduction(operators.Sum), Reduction(operators.Average)
+
 
 class Reductions(Operations):
     """all_reduce, reduce and reduce_scatter."""
@@ -89,9 +92,12 @@ class Reductions(Operations):
     def _sparse(self, tensors: Tensors, options: Any) -> PacelineWork:
         one_tensor("all_reduce", tensors)
         tensor = tensors[0]
-        op = reduction_of(options.reduceOp, tensor).op
-        if op not in (operators.Sum, operators.Average):
-            raise ValueError("sparse tensors are reduced by ReduceOp.SUM and ReduceOp.AVG only")
+        how = reduction_of(options.reduceOp, tensor)
+        if how not in (_SUM, _AVERAGE):
+            raise ValueError(
+                f"all_reduce of a sparse tensor of {tensor.dtype}: sparse tensors are reduced by ReduceOp.SUM and "
+                "ReduceOp.AVG only, and not where they are truth values; make it dense for others (to_dense)"
+            )
         part = tensor.detach().coalesce()
         indices, values = Memory(part.indices().t().contiguous()), Memory(part.values())
 
@@ -101,7 +107,7 @@ class Reductions(Operations):
             parts = (sparse(i.t(), v, tensor.shape) for i, v in zip(all_indices, all_values, strict=True))
             with torch.no_grad():  # a detached sparse tensor would keep its own elements
                 total = functools.reduce(torch.add, parts)
-                tensor.copy_(total if op == operators.Sum else total / left)
+                tensor.copy_(total if how == _SUM else total / left)
 
         def make() -> list[abi.Op]:
             return [copied(self._gather_op(m)) for m in (indices, values)]
