@@ -309,9 +309,11 @@ def as_gloo(rank):
     if rank == 0:
         refuses("Timed out waiting", lambda: work.wait(timedelta(seconds=0.1)), RuntimeError)
         assert not work.is_completed()
+        refuses("needs to be completed before", work.result, RuntimeError)
         dist.send(torch.ones(1), 1)
     work.wait()
     same(total, of(0) + of(1))
+    same(work.result()[0], total)
     parts = [torch.empty(3, 2) for _ in range(2)] if rank == 0 else None
     gathered = dist.gather(of(rank), parts, 0, async_op=True).get_future().wait()
     for r, part in enumerate(gathered):

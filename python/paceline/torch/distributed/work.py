@@ -139,7 +139,12 @@ class PacelineWork(Work):
         return self._failure if self.is_completed() else None
 
     def result(self) -> Any:
-        """The outputs of an operation that has ended."""
+        """The outputs of an operation that has ended. Raises RuntimeError before: the engine still writes them."""
+        if not self.is_completed():
+            raise RuntimeError(
+                f"{self._what} has not ended: Work needs to be completed before calling result(). Should call wait() "
+                "before result()."
+            )
         return self._outputs
 
     def source_rank(self) -> int:
