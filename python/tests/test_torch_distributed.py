@@ -151,6 +151,11 @@ def test_a_barrier_that_a_rank_has_missed_leaves_later_ones_alone(port):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_default_groups_in_one_job_have_nothing_of_those_before(port):
+    said = run_ranks(2, port, "shared.py")
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
 def test_groups_match_though_ranks_have_made_other_groups_before(port):
     """With Gloo the next group of all ranks times out: PyTorch's numbers of groups are no longer the same."""
     said = run_ranks(2, port, "numbered.py")

@@ -29,6 +29,8 @@ _MESSAGES = (abi.SEND, abi.RECEIVE)
 _MOVES = (abi.BROADCAST, abi.ALLGATHER, abi.ALLTOALL, *_MESSAGES)
 # How many operations a group keeps to start them again: those of a training step, and more.
 _PREPARED = 1024
+# How many default groups there were in a round of the engine's: several with hvd.init(), one otherwise.
+_defaults: Counter[int] = Counter()
 # How many groups of the same ranks there were since the default group was made, with those that failed.
 _made: Counter[tuple[int, ...]] = Counter()
 # How many models have a codec's hook, by round of the engine and process set.
@@ -36,7 +38,11 @@ _models: Counter[tuple[int, int]] = Counter()
 
 
 def forget() -> None:
-    """Groups are counted anew, on all ranks at the same place: the default group is about to be made."""
+    """Groups are counted anew, on all ranks at the same place: the default group is about to be made.
+
+    What an earlier one has left open in the engine is under its own number.
+    """
+    _defaults[engine.round] += 1
     _made.clear()
 
 
@@ -75,7 +81,7 @@ class Group:
         self.answered = ""  # rank 0: where its answer at the last monitored barrier is, in the store
         self._closed = threading.Event()
         self.number = 0 if self.size == engine.size() else engine.find_process_set(self.ranks)
-        self.key = f"{self.number}.{before}"  # the same on all ranks
+        self.key = f"{_defaults[engine.round]}.{self.number}.{before}"  # the same on all ranks
         self._of_messages = f"messages of {self.key}"
         self._sequence = f"torch.distributed.{self.key}".encode()
         self._tag = zlib.crc32(self._sequence) << 32  # groups of the same ranks have tags of their own
