@@ -288,6 +288,7 @@ func goInfo(buf *C.char, room C.uint64_t) C.int64_t {
 		n := w.Tally()
 		info["tally"] = map[string]uint64{"admitted": n.Admitted, "dropped": n.Dropped, "duplicate": n.Duplicate, "delayed": n.Delayed, "withheld": n.Withheld}
 		info["supersteps"], info["heap"], info["homogeneous"], info["process_sets"] = w.Engine.Supersteps(), heap(), w.Homogeneous, sets
+		info["round"] = w.Membership.Now().Round
 		if lost := w.Engine.Err(); lost != nil {
 			info["failure"] = lost.Error()
 		}

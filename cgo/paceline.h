@@ -218,12 +218,13 @@ int pl_shutdown(void);
 int64_t pl_seat(const char *request, char *buf, uint64_t cap);
 
 /* Writes the state of the job as JSON: {"rank", "size", "local_rank", "local_size", "cross_rank",
- * "cross_size", "homogeneous", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...], "tally":
- * {"admitted", "dropped", "duplicate", "delayed", "withheld"}, "supersteps": [{"value", "model", "superstep",
+ * "cross_size", "homogeneous", "round", "process_sets": [{"id", "ranks"}], "settings": {...}, "warnings": [...],
+ * "tally": {"admitted", "dropped", "duplicate", "delayed", "withheld"}, "supersteps": [{"value", "model", "superstep",
  * "iterations", "s", "w"}], "heap": {"objects", "bytes", "collections"}, "failure": why no operation can begin any
- * more, where there is such a reason}. The tally is that of the server in this process. The heap is what the library
- * has taken from Go's heap, and how often Go's collector has run. Returns the length, or a negative pl_status. If the
- * length is cap or more, nothing is written: call again with more room. */
+ * more, where there is such a reason}. The round is a number that all ranks have between one pl_init and pl_shutdown,
+ * and no other round. The tally is that of the server in this process. The heap is what the library has taken from Go's
+ * heap, and how often Go's collector has run. Returns the length, or a negative pl_status. If the length is cap or
+ * more, nothing is written: call again with more room. */
 int64_t pl_info(char *buf, uint64_t cap);
 
 /* Submits count operations as one group: all are queued, or none and an error is returned. All have the same size.

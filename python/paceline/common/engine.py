@@ -229,6 +229,10 @@ class Engine:
         """The number of hosts that have this local rank. Raises ValueError before `init()`."""
         return self._known("cross_size")
 
+    def job_round(self) -> int:
+        """The job's number of this round: all ranks have it, and no other round. Raises ValueError before `init()`."""
+        return self._known("round")
+
     def is_homogeneous(self) -> bool:
         """Whether every host has as many workers as any other. Raises ValueError before `init()`."""
         return self._known("homogeneous")

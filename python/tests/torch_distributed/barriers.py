@@ -1,5 +1,9 @@
-"""Monitored barriers after one that a rank has missed, and after messages, which not all ranks have; two ranks."""
+"""Monitored barriers after one that a rank has missed, and after messages, which not all ranks have; two ranks.
 
+Rank 0 has had a job of its own before, as a process has that goes on with new ones.
+"""
+
+import os
 import re
 from datetime import timedelta
 
@@ -7,6 +11,9 @@ import by_name  # noqa: F401
 import torch
 import torch.distributed as dist
 
+if os.environ["RANK"] == "0":
+    dist.init_process_group("paceline", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
 dist.init_process_group("paceline", timeout=timedelta(seconds=20))
 rank = dist.get_rank()
 alone = dist.new_group([0])

@@ -22,7 +22,7 @@ def monitored_barrier(store: Store, group: Group, timeout: timedelta, wait_all_r
     store: the default group's. wait_all_ranks: rank 0 waits for all and names all that did not come, instead of the
     first. A rank of the job that is lost ends the wait of all.
     """
-    prefix = f"monitored/{engine.round}/{group.key}/{group.next_barrier()}"  # a store may outlive a world
+    prefix = f"monitored/{engine.job_round():x}/{group.key}/{group.next_barrier()}"  # a store may outlive a world
     milliseconds = round(1000 * timeout.total_seconds())
     until = time.monotonic() + timeout.total_seconds()
     if group.rank > 0:
