@@ -112,6 +112,8 @@ def sparse_tensors(rank):
         refuses("sparse tensors", lambda op=op: dist.all_reduce(mine(torch.int32), op))
     factor = torch.distributed._make_nccl_premul_sum(2.0)
     refuses("sparse tensors", lambda: dist.all_reduce(mine(torch.float32), factor))
+    for shapes in [(4,), (400,)], [(4, 4), (16,)], [(4, 1), (1, 4)]:
+        refuses("Sparse dimensions do not match", lambda s=shapes: dist.all_reduce(mine(torch.float32, s[rank])))
 
 
 def several_types(rank):

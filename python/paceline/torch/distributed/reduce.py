@@ -99,20 +99,22 @@ class Reductions(Operations):
                 "ReduceOp.AVG only, and not where they are truth values; make it dense for others (to_dense)"
             )
         part = tensor.detach().coalesce()
+        shape = Memory(torch.tensor([part.sparse_dim(), *part.shape], device="cpu"))
         indices, values = Memory(part.indices().t().contiguous()), Memory(part.values())
 
         def finish(handles: Any) -> None:
-            all_indices, _ = self._rows(handles[0], indices.host)
-            all_values, left = self._rows(handles[1], values.host)
+            _check_shapes(self._rows(handles[0], shape.host)[0], shape.host)
+            all_indices, _ = self._rows(handles[1], indices.host)
+            all_values, left = self._rows(handles[2], values.host)
             parts = (sparse(i.t(), v, tensor.shape) for i, v in zip(all_indices, all_values, strict=True))
             with torch.no_grad():  # a detached sparse tensor would keep its own elements
                 total = functools.reduce(torch.add, parts)
                 tensor.copy_(total if how == _SUM else total / left)
 
         def make() -> list[abi.Op]:
-            return [copied(self._gather_op(m)) for m in (indices, values)]
+            return [copied(self._gather_op(m)) for m in (shape, indices, values)]
 
-        return self._run("all_reduce", make, [indices, values], finish, list(tensors), options)
+        return self._run("all_reduce", make, [shape, indices, values], finish, list(tensors), options)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], options: Any) -> PacelineWork:
         """Reduces a list of tensors, one for each rank, of which this rank gets its own."""
@@ -184,3 +186,17 @@ class Reductions(Operations):
 
         keep = list(itertools.chain.from_iterable(memory))
         return self._run(what, make, keep, storing([o for o, _ in memory]), [o for o, _ in pairs], options)
+
+
+def _check_shapes(all_shapes: Sequence[torch.Tensor], own: torch.Tensor) -> None:
+    """Raises RuntimeError where a rank's sparse tensor has another shape: one rank's indices are not in another's.
+
+    Each has the number of sparse dimensions before the sizes. Of ranks that are lost there is nothing.
+    """
+    for rank, shape in enumerate(all_shapes):
+        if shape.numel() and not torch.equal(shape, own):
+            theirs, ours = (f"{sizes} ({count} sparse)" for count, *sizes in (shape.tolist(), own.tolist()))
+            raise RuntimeError(
+                f"all_reduce: Sparse dimensions do not match: rank {rank} of the group has a tensor of shape {theirs}, "
+                f"this rank of {ours}: give tensors of one shape on all ranks"
+            )
