@@ -151,6 +151,11 @@ def test_a_barrier_that_a_rank_has_missed_leaves_later_ones_alone(port):
     assert said == ["rank 0 is done", "rank 1 is done"]
 
 
+def test_outputs_may_lie_anywhere_in_their_own_inputs(port):
+    said = run_ranks(2, port, "overlaps.py")
+    assert said == ["rank 0 is done", "rank 1 is done"]
+
+
 def test_default_groups_in_one_job_have_nothing_of_those_before(port):
     said = run_ranks(2, port, "shared.py")
     assert said == ["rank 0 is done", "rank 1 is done"]
