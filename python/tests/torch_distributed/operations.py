@@ -224,6 +224,24 @@ def messages(rank):
         assert work.is_completed()
 
 
+def late_messages(rank):
+    """A wait that runs out of time leaves a message as it is: the next one waits for it."""
+    first, second = torch.zeros(2), torch.zeros(2)
+    if rank == 1:
+        work = dist.irecv(first, 0)
+        refuses("Timed out waiting 0.1 s.* wait.. again", lambda: work.wait(timedelta(seconds=0.1)), RuntimeError)
+        assert not work.is_completed() and work.exception() is None
+        dist.send(torch.ones(1), 0)
+        dist.recv(second, 0)
+        work.wait()
+        assert work.is_success()
+        same(first, torch.ones(2)), same(second, torch.full((2,), 2.0))
+    else:
+        dist.recv(torch.zeros(1), 1)
+        for i in (1.0, 2.0):
+            dist.send(torch.full((2,), i), 1)
+
+
 def groups(rank):
     x = torch.ones(2)
     first, second, own = (
@@ -360,6 +378,7 @@ def main():
             transfers,
             objects,
             messages,
+            late_messages,
             groups,
             methods_of_the_group,
             works_and_failures,

@@ -183,7 +183,6 @@ class Group:
         is_message = isinstance(ops, abi.Op) and ops.kind in _MESSAGES
         callbacks = self._of_messages if is_message else self.key
         started = PacelineWork(what, memory, finish, outputs, callbacks, self._closed)
-        started.is_message = is_message
         if _autograd._profiler_enabled():
             started.profile(f"{self.title}:{title}", [m.tensor for m in memory if isinstance(m, Memory)])
             tell = True

@@ -40,7 +40,6 @@ class PacelineWork(Work):
     """
 
     _in_flight = False  # whether the engine may use the memory; also where Ctrl-C has come before __init__
-    is_message = False  # a wait that runs out of time ends it, as with Gloo; a collective may be waited for again
 
     def __init__(
         self,
@@ -105,7 +104,11 @@ class PacelineWork(Work):
     # What torch.distributed calls
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits until the outputs are there. Raises DistBackendError where the operation fails or takes too long."""
+        """Waits until the outputs are there. Raises DistBackendError where the operation fails or takes too long.
+
+        After a timeout of this wait the operation goes on: the engine may still use its memory. It can be waited for
+        again.
+        """
         if not self._ended:
             self._await(timeout.total_seconds())
         if self._profiled is not None:
@@ -193,11 +196,11 @@ class PacelineWork(Work):
         while not self._ended:
             left = until - time.monotonic()
             if left <= 0:
-                late = DistBackendError(f"{self._what}: Timed out waiting {limit:g} s, as wait() was asked to")
-                if not self.is_message:
-                    raise late
-                self._settle(late)
-            elif not engine.runs(self.round):
+                raise DistBackendError(
+                    f"{self._what}: Timed out waiting {limit:g} s, as wait() was asked to. It goes on: wait() again, "
+                    "and leave its tensors alone until then"
+                )
+            if not engine.runs(self.round):
                 self._settle(self._gone("destroyed"))
             elif self.closed.is_set():
                 self.abort()
