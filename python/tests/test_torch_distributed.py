@@ -7,10 +7,13 @@ import socket
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from jobs import HANG_S, clean_environment
 
 # It is an ImportError there (decision 133).
@@ -80,6 +83,11 @@ def test_paceline_run_takes_over():
         ["paceline", "run", "-np", "2", "--takeover", "gloo", sys.executable, SCRIPTS / "operations.py", "gloo", "cpu"]
     )
     assert [line.rpartition("rank")[2] for line in said] == [" 0 is done", " 1 is done"]
+
+
+def test_a_script_may_number_its_ranks_otherwise_than_paceline_run():
+    said = run(["paceline", "run", "-np", "3", sys.executable, SCRIPTS / "permuted.py"])
+    assert sorted(line[-len("rank 0 is done") :] for line in said) == [f"rank {rank} is done" for rank in range(3)]
 
 
 def test_the_example_learns_the_digits_on_two_workers():
@@ -414,3 +422,23 @@ def test_other_hosts_are_not_told_a_loopback_address(monkeypatch, master):
     assert job._own_name() == socket.gethostname()
     monkeypatch.setenv("MASTER_ADDR", "train-master-0")
     assert job._own_name() == "train-master-0"
+
+
+@pytest.mark.parametrize("placed", [{0, 1, 2}, {0}, set()])
+def test_all_ranks_begin_at_the_launchers_scheduler_or_none(monkeypatch, placed):
+    """When the last one has come: as with Gloo, the store's timeout is for ranks that are late."""
+    from paceline.torch.distributed import job
+
+    begun, store = [], dist.HashStore()
+    store.set_timeout(timedelta(seconds=HANG_S))
+    monkeypatch.setattr(job.engine, "init", lambda settings, environment=None: begun.append(dict(environment or {})))
+    monkeypatch.setattr(job, "_launched", lambda rank, size: rank in placed)
+    monkeypatch.setattr(job, "_ports", [])
+    with ThreadPoolExecutor(3) as ranks:
+        early = [ranks.submit(job._start, store, rank, 3) for rank in (0, 1)]
+        done, _ = wait(early, timeout=0.5, return_when=FIRST_COMPLETED)
+        assert not done and not begun
+        wait([*early, ranks.submit(job._start, store, 2, 3)], timeout=HANG_S)
+    places = [(env.get("PACELINE_SCHEDULER"), env.get("PACELINE_PORT")) for env in begun]
+    assert len(places) == 3 and len(set(places)) == 1, begun
+    assert (places[0] == (None, None)) == (len(placed) == 3), begun

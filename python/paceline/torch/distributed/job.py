@@ -47,9 +47,6 @@ class World:
 
 def _start(store: Store, rank: int, size: int) -> None:
     try:
-        if _launched(rank, size):
-            engine.init(settings={"stall_shutdown": 0})
-            return
         with _rendezvous(store, rank, size) as environment:
             engine.init(settings={"stall_shutdown": 0}, environment=environment)
     except HorovodInternalError as e:
@@ -66,13 +63,17 @@ def _launched(rank: int, size: int) -> bool:
 
 @contextlib.contextmanager
 def _rendezvous(store: Store, rank: int, size: int) -> Iterator[dict[str, str]]:
-    """The variables by which the engine finds its place and rank 0's scheduler.
+    """The variables by which the engine finds its place and rank 0's scheduler, unless a launcher has set them on all.
 
-    A store may outlive a world, so each world has keys of its own.
+    All ranks have come to the store then: the engine's own deadline for its start leaves out how late they are. A store
+    may outlive a world, so each world has keys of its own.
     """
     prefix = f"paceline/{store.add(f'paceline/worlds/{rank}', 1)}"
-    store.set(f"{prefix}/host/{rank}", _host())
-    hosts = [store.get(f"{prefix}/host/{r}").decode() for r in range(size)]
+    store.set(f"{prefix}/rank/{rank}", json.dumps([_launched(rank, size), _host()]))
+    launched, hosts = zip(*(json.loads(store.get(f"{prefix}/rank/{r}")) for r in range(size)), strict=True)
+    if all(launched):
+        yield {}
+        return
     local = [r for r in range(size) if hosts[r] == hosts[rank]]
     order = list(dict.fromkeys(hosts))
     with contextlib.ExitStack() as held:
